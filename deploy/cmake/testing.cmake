@@ -1,0 +1,48 @@
+# mk_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <s>] [ARGS <arg>...] [NO_MAIN])
+#   One GoogleTest binary, one ctest entry. tests/run.sh counts the single cases from the XML that each binary
+#   writes, so there is no discovery step. TIMEOUT is for a plain build (default 120 s); sanitizer presets scale it.
+# mk_add_script_test(<name> COMMAND <command>... [LABELS <label>...] [TIMEOUT <s>])
+#   Any command; counts as one case, passed when it exits 0 and skipped when it exits 77.
+#
+# Labels with a meaning to tests/run.sh are listed in tests/README.md.
+enable_testing()
+set(MK_TEST_RESULTS "${PROJECT_BINARY_DIR}/test-results")
+
+set(mk_test_environment
+    "ASAN_OPTIONS=abort_on_error=0:detect_stack_use_after_return=1:strict_string_checks=1"
+    "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
+    "UBSAN_OPTIONS=print_stacktrace=1"
+    "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp:history_size=4:second_deadlock_stack=1")
+
+function(mk_test_properties name labels timeout)
+  if(NOT timeout)
+    set(timeout 120)
+  endif()
+  math(EXPR timeout "${timeout} * ${MK_TEST_TIMEOUT_SCALE}")
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} SKIP_RETURN_CODE 77
+                       ENVIRONMENT "${mk_test_environment}")
+endfunction()
+
+function(mk_add_test name)
+  cmake_parse_arguments(arg "NO_MAIN" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS" ${ARGN})
+  if(NOT MK_TESTS)
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  if(arg_NO_MAIN)
+    target_link_libraries(${name} PRIVATE ${arg_LIBS} mk::gtest GTest::gmock Threads::Threads)
+  else()
+    target_link_libraries(${name} PRIVATE ${arg_LIBS} mk::gmock_main Threads::Threads)
+  endif()
+  add_test(NAME ${name} COMMAND ${name} ${arg_ARGS} --gtest_output=xml:${MK_TEST_RESULTS}/${name}.xml)
+  mk_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}")
+endfunction()
+
+function(mk_add_script_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "COMMAND;LABELS" ${ARGN})
+  if(NOT MK_TESTS)
+    return()
+  endif()
+  add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  mk_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}")
+endfunction()

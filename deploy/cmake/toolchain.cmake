@@ -1,0 +1,84 @@
+# Language level, compiler cache, linker, sanitizers. Nothing here is specific to one folder.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+include(GNUInstallDirs)
+
+# The include root is the repository: #include "shm/ring.h".
+include_directories("${PROJECT_SOURCE_DIR}")
+
+find_package(Threads REQUIRED)
+
+# ccache: precompiled headers need to be told that a changed mtime or macro order is no change.
+find_program(MK_CCACHE ccache)
+if(MK_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(launcher "${CMAKE_COMMAND}" -E env
+               "CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime" "${MK_CCACHE}")
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+  endif()
+  mk_feature(ccache ON "${MK_CCACHE}")
+else()
+  mk_feature(ccache OFF "not found: every build compiles everything")
+endif()
+
+# mold links in a tenth of GNU ld's time; lld is nearly as quick.
+find_program(MK_MOLD NAMES mold)
+find_program(MK_LLD NAMES ld.lld)
+if(MK_MOLD)
+  add_link_options(-fuse-ld=mold)
+  mk_feature(linker ON "mold")
+elseif(MK_LLD)
+  add_link_options(-fuse-ld=lld)
+  mk_feature(linker ON "lld")
+else()
+  mk_feature(linker ON "the compiler's own (mold and lld not found: links are slower)")
+endif()
+
+# Test time-outs are given for a plain build; sanitizers make everything slower.
+set(MK_TEST_TIMEOUT_SCALE 1)
+if(MK_SANITIZE)
+  if(NOT MK_SANITIZE MATCHES "^(address|undefined|thread)(,(address|undefined|thread))*$")
+    message(FATAL_ERROR "MK_SANITIZE is '${MK_SANITIZE}': it takes address, undefined, thread, or several with commas.")
+  endif()
+  # Never recover: a finding ends the process, so no test passes over one.
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${MK_SANITIZE}>
+                      $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=all>
+                      $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>)
+  add_link_options(-fsanitize=${MK_SANITIZE})
+  add_compile_definitions(MK_SANITIZED=1)
+  set(MK_TEST_TIMEOUT_SCALE 4)
+  mk_feature(sanitizers ON "${MK_SANITIZE}")
+else()
+  mk_feature(sanitizers OFF "presets asan and tsan turn them on")
+endif()
+
+# CUDA, when there is an nvcc. The compiler is set here and the language enabled at the top level, so that
+# every folder may declare .cu sources under if(MK_HAVE_CUDA).
+set(MK_HAVE_CUDA OFF)
+if(MK_CUDA STREQUAL "OFF")
+  mk_feature(cuda OFF "MK_CUDA=OFF")
+else()
+  find_program(MK_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(MK_NVCC)
+    set(CMAKE_CUDA_COMPILER "${MK_NVCC}")
+    set(CMAKE_CUDA_ARCHITECTURES 90a-real)  # -gencode arch=compute_90a,code=sm_90a
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(CMAKE_CUDA_EXTENSIONS OFF)
+    find_package(CUDAToolkit REQUIRED)
+    set(MK_HAVE_CUDA ON)
+    mk_feature(cuda ON "nvcc ${CMAKE_CUDA_COMPILER_VERSION} (${MK_NVCC}), sm_90a")
+  elseif(MK_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MK_CUDA=ON, but no nvcc in PATH, $CUDA_HOME/bin or /usr/local/cuda/bin. "
+                        "Install the CUDA toolkit 13.0, or configure with -DMK_CUDA=AUTO.")
+  else()
+    mk_feature(cuda OFF "no nvcc in PATH or /usr/local/cuda/bin")
+  endif()
+endif()

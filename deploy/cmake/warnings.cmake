@@ -1,0 +1,26 @@
+# Every target links mk_warnings; generated code is exempt by mk_exempt_generated(target).
+add_library(mk_warnings INTERFACE)
+set(cxx_warnings
+    -Wall -Wextra -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-qual -Wvla
+    -Wduplicated-cond -Wlogical-op -Wformat=2 -Wmissing-declarations -Wextra-semi)
+set(c_warnings -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes)
+if(MK_WERROR)
+  list(APPEND cxx_warnings -Werror)
+  list(APPEND c_warnings -Werror)
+endif()
+if(MK_SANITIZE)
+  # GCC sees uninitialised reads in its own instrumentation; -Wtsan speaks of fences, which stay visible.
+  list(APPEND cxx_warnings -Wno-maybe-uninitialized -Wno-error=tsan)
+endif()
+target_compile_options(mk_warnings INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:${cxx_warnings}>"
+  "$<$<COMPILE_LANGUAGE:C>:${c_warnings}>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>")
+if(MK_WERROR)
+  target_compile_options(mk_warnings INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+endif()
+link_libraries(mk_warnings)
+
+function(mk_exempt_generated target)
+  target_compile_options(${target} PRIVATE -w)
+endfunction()
