@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# check_ptxas.sh <build folder>: no CUDA kernel may spill registers or have wgmma serialised. Reads the reports that the
+# build keeps beside each object (deploy/cmake/ptxas_report.sh).
+set -eu
+mapfile -t reports < <(find "$1" -name '*.ptxas' | sort)
+[ ${#reports[@]} -gt 0 ] || { echo "no ptxas report under $1: nothing was compiled" >&2; exit 1; }
+bad=0
+for report in "${reports[@]}"; do
+  # A function's name stands on the line before its figures.
+  spills=$(awk '/Function properties for/ { name = $NF }
+                /bytes spill stores/ && ($5 + $9 > 0) { print name ": " $0 }' "$report" | c++filt)
+  if [ -n "$spills" ]; then
+    echo "$report spills:"
+    echo "$spills"
+    bad=1
+  fi
+  if grep -n 'wgmma' "$report"; then
+    echo "$report: ptxas warns about wgmma"
+    bad=1
+  fi
+done
+echo "${#reports[@]} reports read"
+exit $bad

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The rules of layout that no compiler knows. Prints every breach; exits 1 when there is one.
+set -u
+cd "$(dirname "$0")/.."
+breaches=0
+breach() {
+  echo "$1"
+  breaches=$((breaches + 1))
+}
+mapfile -t files < <(git ls-files --cached --others --exclude-standard | sort -u)
+
+# The top level: nothing but these (dot files aside).
+allowed=" CMakeLists.txt CMakePresets.json LICENSE README.md client daemon deploy kernels proto shm systemd tests "
+for entry in $(printf '%s\n' "${files[@]%%/*}" | sort -u); do
+  case $entry in
+    .*) ;;
+    *) [[ $allowed == *" $entry "* ]] || breach "$entry: not among the top level's entries" ;;
+  esac
+done
+
+# A README.md in every top-level folder and every folder of code. Exempt: folders that are only an include path, and
+# the folders of tests/ that mirror a source folder.
+folders=$(printf '%s\n' "${files[@]}" | grep -E '/.*\.(h|c|cc|cu|cuh|proto|py)$' | xargs -r -n1 dirname | sort -u)
+for folder in client daemon deploy kernels proto shm systemd tests; do
+  [ -d "$folder" ] && folders+=" $folder"
+done
+for folder in $(printf '%s\n' $folders | sort -u); do
+  case $folder in
+    */include | */include/* | proto/mkernel | proto/mkernel/*) continue ;;
+    tests/*) [ -d "${folder#tests/}" ] && continue ;;
+  esac
+  [ -f "$folder/README.md" ] || breach "$folder: no README.md"
+done
+
+# Sources: short enough to read, and headers guarded the one way.
+for file in "${files[@]}"; do
+  [ -f "$file" ] || continue
+  case $file in
+    *.h | *.cuh)
+      [[ $file == client/include/* ]] || grep -q '^#pragma once' "$file" || breach "$file: no #pragma once" ;;
+  esac
+  case $file in
+    *.h | *.c | *.cc | *.cu | *.cuh)
+      lines=$(wc -l <"$file")
+      [ "$lines" -le 500 ] || breach "$file: $lines lines (500 at most: one job per file)" ;;
+  esac
+done
+
+[ $breaches = 0 ] || { echo "$breaches breaches"; exit 1; }

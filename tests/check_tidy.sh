@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# check_tidy.sh <build folder> [jobs] [budget in seconds] [path filter]: clang-tidy 14 on our own translation units, each
+# once. Running out of the budget is a failure: what was not reached is listed, not passed over.
+set -u
+cd "$(dirname "$0")/.."
+build=$(cd "$1" && pwd)
+jobs=${2:-2}
+budget_s=${3:-900}
+filter=${4:-.}
+tool=$(command -v clang-tidy-14 || command -v clang-tidy) || { echo "no clang-tidy" >&2; exit 1; }
+work=$build/tidy
+rm -rf "$work"
+mkdir -p "$work/logs"
+
+# GCC's precompiled headers and GCC-only warnings mean nothing to clang.
+sed -E 's# -include [^ ]*cmake_pch\.hxx##g; s# -(Winvalid-pch|fpch-preprocess|Wduplicated-cond|Wlogical-op|Wno-error=tsan|Wno-maybe-uninitialized|Werror)##g' \
+  "$build/compile_commands.json" >"$work/compile_commands.json"
+sed -n 's/^  "file": "\(.*\)",\{0,1\}$/\1/p' "$work/compile_commands.json" |
+  grep -E "^$PWD/" | grep -vF "$build/" | grep -E '\.(cc|c)$' | grep -E "$filter" | sort -u >"$work/units"
+total=$(wc -l <"$work/units")
+[ "$total" -gt 0 ] || { echo "no translation unit in $build/compile_commands.json matches '$filter'" >&2; exit 1; }
+
+export tool work
+one() {
+  local log
+  log=$work/logs/$(echo "$1" | tr / _).log
+  if nice "$tool" -p "$work" --quiet --extra-arg=-Wno-unknown-warning-option "$1" >"$log" 2>&1; then
+    echo "$1" >>"$work/passed"
+  else
+    echo "$1" >>"$work/failed"
+  fi
+}
+export -f one
+touch "$work/passed" "$work/failed"
+timeout "$budget_s" xargs -a "$work/units" -d '\n' -P "$jobs" -I{} bash -c 'one "$1"' _ {}
+
+while read -r unit; do
+  grep -vE '^[0-9]+ warnings? (generated|treated)|^Suppressed|^Use -header-filter' "$work/logs/$(echo "$unit" | tr / _).log"
+done <"$work/failed"
+ok=$(wc -l <"$work/passed")
+bad=$(wc -l <"$work/failed")
+echo "$ok of $total translation units are clean, $bad are not"
+if [ $((ok + bad)) -lt "$total" ]; then
+  echo "out of time after $budget_s s; not reached:"
+  sort "$work/passed" "$work/failed" | comm -13 - "$work/units"
+fi
+[ "$ok" = "$total" ]

@@ -1,0 +1,228 @@
+#!/usr/bin/env bash
+# Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
+# failed.
+#
+#   bash tests/run.sh [--stage deps,style,unit,cuda,asan,tsan,tidy] [--jobs N] [--label REGEX]
+#
+# deps   install the Debian packages            unit   build the dev preset, run all its tests
+# style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
+# tidy   clang-tidy on our own sources          tsan   the same under the thread sanitizer
+# cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
+#
+# --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
+# MK_TIDY_BUDGET_S bounds clang-tidy (default 900 s).
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+all_stages=deps,style,unit,cuda,asan,tsan,tidy
+stages=$all_stages
+jobs=$(nproc)
+label=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --stage | --stages | --jobs | --label)
+      [ $# -ge 2 ] || { echo "run.sh: $1 needs a value" >&2; exit 2; }
+      case $1 in --jobs) jobs=$2 ;; --label) label=$2 ;; *) stages=$2 ;; esac
+      shift 2 ;;
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
+  esac
+done
+for stage in ${stages//,/ }; do
+  case ,$all_stages, in
+    *,"$stage",*) ;;
+    *) echo "run.sh: no stage '$stage'; there are: ${all_stages//,/ }" >&2; exit 2 ;;
+  esac
+done
+
+build_root=${MK_BUILD_ROOT:-$root/build}
+logs=$build_root/logs
+mkdir -p "$logs"
+passed=0
+failed=0
+skipped=0
+failures=()
+
+# note <passed> <failed> <skipped>: adds to the totals.
+note() {
+  passed=$((passed + $1))
+  failed=$((failed + $2))
+  skipped=$((skipped + $3))
+}
+
+# fail <what> <log>: one failed case, listed again at the end.
+fail() {
+  note 0 1 0
+  failures+=("$1: $2")
+  echo "  FAILED  $1 (log: $2)"
+}
+
+# check <name> <command>...: a command that counts as one case.
+check() {
+  local name=$1 log
+  log=$logs/${name// /-}.log
+  shift
+  if "$@" >"$log" 2>&1; then
+    note 1 0 0
+    echo "  passed  $name"
+  else
+    tail -n 40 "$log"
+    fail "$name" "$log"
+  fi
+}
+
+# build <preset> [<cmake argument>...]: configures and builds, going on after errors so that one broken test does not
+# hide the others. A failure counts as a failed case; success is not a test and counts as nothing.
+build() {
+  local preset=$1 log=$logs/build-$1.log
+  shift
+  if ! cmake --preset "$preset" -B "$build_root/$preset" "$@" >"$log" 2>&1; then
+    tail -n 40 "$log"
+    fail "configure $preset" "$log"
+    return 1
+  fi
+  [ "$preset" != dev ] || sed -n '/^-- mkernel/,$p' "$log" | grep -E '^--   ' | sed 's/^--//'
+  if ! cmake --build "$build_root/$preset" -j "$jobs" -- -k 0 >>"$log" 2>&1; then
+    grep -E -A12 '^FAILED:|error:' "$log" | head -n 80
+    fail "build $preset" "$log"
+    return 1
+  fi
+}
+
+# run_tests <preset> <excluded labels> [<ctest argument>...]: runs ctest and counts single cases: those of the XML that
+# a GoogleTest binary wrote, or the entry itself. An entry that failed with no failed case in its XML (a crash, a
+# time-out, a leak at exit) counts as one failed case.
+run_tests() {
+  local preset=$1 exclude=$2 dir=$build_root/$1 log=$logs/tests-$1${3:+-cuda}.log junit counts name cases
+  shift 2
+  junit=${log%.log}.xml
+  rm -rf "$dir/test-results" "$junit"
+  mkdir -p "$dir/test-results"
+  [ -n "$label" ] && set -- "$@" -L "$label"
+  "${runner[@]}" ctest --test-dir "$dir" -j "$jobs" --output-on-failure --output-junit "$junit" -LE "$exclude" "$@" >"$log" 2>&1
+  if [ ! -s "$junit" ]; then
+    tail -n 20 "$log"
+    fail "ctest $preset" "$log"
+    return
+  fi
+  counts=$logs/counts
+  awk -v results="$dir/test-results" '
+    function attribute(line, key) {
+      return match(line, " " key "=\"[^\"]*\"") ? substr(line, RSTART + length(key) + 3, RLENGTH - length(key) - 4) : ""
+    }
+    function finish(   xml, line, ok, bad, skip, cases, any) {
+      if (name == "") return
+      xml = results "/" name ".xml"
+      while ((getline line < xml) > 0) {
+        if (line ~ /<testsuites /) { any = 1; cases = attribute(line, "tests"); bad = attribute(line, "failures") }
+        if (line ~ /<testsuite /) skip += attribute(line, "skipped") + attribute(line, "disabled")
+      }
+      close(xml)
+      if (any) { ok = cases - bad - skip; if (failing && bad + 0 == 0) bad = 1 }
+      else { ok = bad = skip = 0; if (failing) bad = 1; else if (skipping) skip = 1; else ok = 1 }
+      print name, ok + 0, bad + 0, skip + 0
+      name = ""
+    }
+    /^\t<testcase / {
+      finish(); name = attribute($0, "name"); status = attribute($0, "status")
+      failing = status != "run"; skipping = 0
+    }
+    /^\t\t<skipped message="SKIP_RETURN_CODE/ { failing = 0; skipping = 1 }
+    END { finish() }' "$junit" >"$counts"
+  if [ ! -s "$counts" ]; then
+    fail "ctest $preset ran no test" "$log"
+  fi
+  while read -r name ok bad skip; do
+    note "$ok" "$bad" "$skip"
+    if [ "$bad" != 0 ]; then
+      cases=$(sed -n 's/^\(<testcase\|    <testcase\) name="\([^"]*\)".*classname="\([^"]*\)"[^/]*>$/\3.\2/p' "$dir/test-results/$name.xml" 2>/dev/null | head -n 5 | paste -sd ' ')
+      failures+=("$preset: $name${cases:+ ($cases)}: $log")
+      echo "  FAILED  $name${cases:+: $cases} (log: $log)"
+    fi
+  done <"$counts"
+  awk '{ ok += $2; bad += $3; skip += $4 } END { printf "  %d passed, %d failed, %d skipped in %d binaries and scripts\n", ok, bad, skip, NR }' "$counts"
+  return 0
+}
+
+# TSan of GCC 12 does not start under some kernels' address randomisation; switch it off where that is allowed.
+runner=()
+quiet_addresses() {
+  if setarch "$(uname -m)" -R true 2>/dev/null; then runner=(setarch "$(uname -m)" -R); fi
+}
+
+no_gpu='^(gpu|perf)$'
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then no_gpu='^perf$'; fi
+
+stage_deps() {
+  bash deploy/install-deps.sh || fail "install dependencies" "the lines above"
+}
+
+stage_style() {
+  check "style layout" bash tests/check_style.sh
+  check "style format" bash tests/check_format.sh
+}
+
+stage_unit() {
+  build dev
+  run_tests dev "$no_gpu|^cuda\$"
+  local library
+  library=$(find "$build_root/dev/client" -name 'libmkclient.so.*' -type f 2>/dev/null | head -n 1)
+  if [ -n "$library" ]; then check "client library dependencies" bash tests/check_client_library.sh "$library"; fi
+}
+
+stage_cuda() {
+  if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+    echo "  no nvcc: skipped"
+    return
+  fi
+  if [ ! -d kernels/cuda ]; then
+    echo "  no CUDA kernels yet: skipped"
+    return
+  fi
+  build dev
+  if [ -f kernels/cuda/check_ptxas.sh ]; then
+    check "cuda ptxas" bash kernels/cuda/check_ptxas.sh "$build_root/dev"
+  else
+    check "cuda ptxas" bash tests/check_ptxas.sh "$build_root/dev"
+  fi
+  if ctest --test-dir "$build_root/dev" -N -L '^cuda$' -LE "$no_gpu" 2>/dev/null | grep -q 'Total Tests: [1-9]'; then
+    run_tests dev "$no_gpu" -L '^cuda$'
+  fi
+}
+
+stage_asan() {
+  build asan
+  run_tests asan "$no_gpu|^(noasan|cuda)\$"
+}
+
+stage_tsan() {
+  build tsan
+  quiet_addresses
+  run_tests tsan "$no_gpu|^(notsan|cuda)\$"
+  runner=()
+}
+
+stage_tidy() {
+  [ -f "$build_root/dev/compile_commands.json" ] || build dev
+  check "clang-tidy" bash tests/check_tidy.sh "$build_root/dev" "$jobs" "${MK_TIDY_BUDGET_S:-900}"
+}
+
+started=$SECONDS
+for stage in ${stages//,/ }; do
+  echo "== $stage"
+  stage_started=$SECONDS
+  "stage_$stage"
+  echo "== $stage: $((SECONDS - stage_started)) s"
+done
+
+echo
+if [ ${#failures[@]} -gt 0 ]; then
+  echo "Failures:"
+  printf '  %s\n' "${failures[@]}"
+fi
+echo "Took $((SECONDS - started)) s; skipped $skipped."
+if [ $((passed + failed)) = 0 ]; then
+  echo "Nothing was checked by: $stages"
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
