@@ -1,0 +1,139 @@
+/// \file
+/// ControlLoop runs one ControlPlane on one thread, with real sockets: an epoll loop over the
+/// client listener, the client connections, a queue of closures from other threads, and the tick.
+///
+/// Everything that reaches the control plane does so on that thread. Other threads use `post` and
+/// `run_sync`, proxies `proxy_event`, peer transports the PeerSink.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "daemon/control/control_plane.h"
+#include "daemon/control/peer_transport.h"
+#include "daemon/proxy/proxy.h"
+#include "shm/host/result.h"
+
+namespace mk::daemon {
+
+struct ControlLoopOptions {
+  std::string socket_path;  ///< '@name': abstract namespace
+  std::uint32_t socket_mode = 0666;
+  std::uint32_t clients_max = 256;            ///< connections at once
+  std::uint32_t clients_unattached_max = 64;  ///< of them, connections that have not attached yet
+  std::chrono::milliseconds handshake_timeout{10'000};  ///< from the connection to its Attach
+};
+
+class ControlLoop final : public PeerSink {
+ public:
+  /// Binds the client socket (kAlreadyExists names the daemon that holds it); nothing runs yet, but
+  /// `proxy_event`, `post` and the PeerSink already queue.
+  static Result<std::unique_ptr<ControlLoop>> create(const ControlLoopOptions& options);
+  /// Stops the thread if it runs, without draining.
+  ~ControlLoop() override;
+
+  /// Says what the control plane will be made of: `proxies` (index = rail) outlive it, see `reset`.
+  /// Before `start`.
+  void configure(const ControlOptions& options, std::vector<Proxy*> proxies);
+  /// Starts the thread. `peers` is used until `stop` has returned.
+  Status start(PeerTransport& peers);
+
+  /// Stops accepting attaches, waits until no session is left, at most until `deadline`; then fails
+  /// those that are left (kDraining), gives them a moment to drain, and ends the thread. The
+  /// sockets are closed afterwards.
+  void stop(std::chrono::steady_clock::time_point deadline);
+  /// Destroys the control plane and with it all regions. Only after `stop`, and after the proxies
+  /// have been stopped.
+  void reset();
+
+  /// Runs `fn` on the control thread, later. Dropped when the loop has stopped. From any thread.
+  void post(std::function<void(ControlPlane&)> fn);
+
+  /// Runs `fn` on the control thread and returns what it returned; kUnavailable when the loop does
+  /// not run, kTimeout when it did not get to it. `fn` may run after a timeout: it must own what it
+  /// uses. Not from the control thread.
+  template <class Fn>
+  auto run_sync(Fn fn, std::chrono::milliseconds timeout = std::chrono::seconds(5))
+      -> Result<std::invoke_result_t<Fn&, ControlPlane&>>;
+
+  /// From any thread (the proxies').
+  void proxy_event(std::uint32_t rail, ProxyEvent event);
+
+  // PeerSink
+  void peer_message(NodeId node, PeerMessage message) override;
+  void peer_down(NodeId node, std::string reason) override;
+  /// Valid after `configure`.
+  const PeerHello& hello() const override;
+
+  const std::string& socket_path() const;
+
+ private:
+  class Impl;
+  explicit ControlLoop(std::unique_ptr<Impl> impl);
+  /// Queues `fn`; calls `abandoned` instead when it will never run. Exactly one of the two happens.
+  void submit(std::function<void(ControlPlane&)> fn, std::function<void()> abandoned);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+namespace internal {
+
+/// One run_sync under way; shared, because the caller may give up before the loop gets to it.
+template <class T>
+struct SyncCall {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool abandoned = false;
+  std::optional<T> value;
+};
+
+}  // namespace internal
+
+template <class Fn>
+auto ControlLoop::run_sync(Fn fn, std::chrono::milliseconds timeout)
+    -> Result<std::invoke_result_t<Fn&, ControlPlane&>> {
+  using Value = std::invoke_result_t<Fn&, ControlPlane&>;
+  using Stored = std::conditional_t<std::is_void_v<Value>, bool, Value>;
+  auto call = std::make_shared<internal::SyncCall<Stored>>();
+  submit(
+      [call, fn = std::move(fn)](ControlPlane& plane) mutable {
+        std::optional<Stored> value;
+        if constexpr (std::is_void_v<Value>) {
+          fn(plane);
+          value = true;
+        } else {
+          value = fn(plane);
+        }
+        std::lock_guard lock(call->mutex);
+        call->value = std::move(value);
+        call->changed.notify_all();
+      },
+      [call] {
+        std::lock_guard lock(call->mutex);
+        call->abandoned = true;
+        call->changed.notify_all();
+      });
+  std::unique_lock lock(call->mutex);
+  if (!call->changed.wait_for(lock, timeout,
+                              [&] { return call->abandoned || call->value.has_value(); })) {
+    return fail(ErrorCode::kTimeout, "the control thread did not answer within {} ms",
+                timeout.count());
+  }
+  if (!call->value) return fail(ErrorCode::kUnavailable, "the control thread has stopped");
+  if constexpr (std::is_void_v<Value>) {
+    return {};
+  } else {
+    return std::move(*call->value);
+  }
+}
+
+}  // namespace mk::daemon

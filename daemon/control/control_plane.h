@@ -1,0 +1,124 @@
+/// \file
+/// The control plane: clients, sessions, buffer handles, jobs and their rendezvous, links.
+/// Single-threaded and free of I/O of its own: events come in through the `on_*` calls, effects go
+/// out through ClientPort, PeerTransport and the proxies' mailboxes. control_loop.h runs it on a
+/// thread with real sockets; tests drive it directly.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/control/log.h"
+#include "daemon/control/peer_transport.h"
+#include "daemon/proxy/proxy.h"
+#include "shm/host/protocol.h"
+#include "shm/host/unix_socket.h"
+
+namespace mk::daemon {
+
+using ClientId = std::uint64_t;
+
+/// How the control plane answers clients. Never blocks.
+class ClientPort {
+ public:
+  virtual ~ClientPort() = default;
+  /// Sends a frame; `fds` stay the caller's.
+  virtual void send(ClientId client, std::uint16_t type, std::uint64_t request,
+                    std::span<const std::byte> payload, std::span<const int> fds) = 0;
+  /// Closes the connection after what was sent; no on_client_closed follows.
+  virtual void close(ClientId client) = 0;
+};
+
+struct ControlOptions {
+  NodeId node = 0;
+  std::string version;
+  std::uint64_t generation = 0;  ///< 0: random
+  std::uint32_t sessions_max = 64;
+  std::uint32_t outstanding_max = 256;     ///< per session, commands taken but not completed
+  std::uint64_t registered_bytes_max = 0;  ///< per session; 0: no limit
+  std::uint64_t heartbeat_interval_ns = 100'000'000;
+  LogSink log;  ///< may be empty
+};
+
+/// A copy of the state for people and tools (Admin service). Counters are read as they stand.
+struct QueueInfo {
+  std::uint32_t session_id = 0, lane = 0;
+  std::string job;
+  std::uint32_t rank = 0;
+  std::uint64_t depth = 0;                    ///< committed but not yet taken
+  std::shared_ptr<const SessionStats> stats;  ///< stays valid after the session is gone
+};
+struct SessionInfo {
+  std::uint32_t session_id = 0, slot = 0;
+  std::string job;
+  std::uint32_t rank = 0, world = 1, node_rank = 0, nodes = 1, local_rank = 0, local_size = 1;
+  std::int32_t pid = 0;
+  std::uint32_t uid = 0;
+  std::string state;   ///< "waiting" (for ranks), "up", "failed", "draining"
+  std::string reason;  ///< when failed
+  std::uint32_t buffers = 0;
+  std::uint64_t registered_bytes = 0;
+  std::uint64_t attached_for_ns = 0;
+};
+struct LinkInfo {
+  std::uint32_t rail = 0;
+  NodeId peer = 0;
+  std::string peer_name;
+  std::string fabric;
+  std::string state;  ///< "connecting", "up", "error"
+  std::string reason;
+  std::shared_ptr<const LinkStats> stats;
+};
+struct ControlSnapshot {
+  std::vector<SessionInfo> sessions;
+  std::vector<SessionInfo> recent_failures;  ///< the last 32 sessions that ended with an error
+  std::vector<QueueInfo> queues;
+  std::vector<LinkInfo> links;
+  bool draining = false;
+};
+
+class ControlPlane {
+ public:
+  /// `proxies`: one per rail, index = rail; session of local rank r uses rail r % proxies.size().
+  /// All outlive this.
+  ControlPlane(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
+               std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns);
+  ~ControlPlane();
+
+  void on_client_connected(ClientId client, const shm::PeerCredentials& credentials);
+  void on_client_frame(ClientId client, shm::Frame frame);
+  /// The client hung up or its stream broke: its sessions are fenced, its job's other ranks get
+  /// kPeerLost.
+  void on_client_closed(ClientId client, const std::string& reason);
+
+  /// What this daemon says first on a new stream to a peer.
+  PeerHello hello() const;
+  /// A message from `node`; the first of a stream is PeerHello. An error means: break the stream,
+  /// with this reason.
+  Status on_peer_message(NodeId node, PeerMessage message);
+  /// A stream (either direction) to `node` broke.
+  void on_peer_down(NodeId node, const std::string& reason);
+
+  void on_proxy_event(std::uint32_t rail, ProxyEvent event);
+  /// Heartbeats, rendezvous and exchange deadlines, link reconnection. Call at least every
+  /// heartbeat interval.
+  void on_tick();
+
+  /// Stops accepting attaches (kDraining). `idle` tells when no session is left.
+  void drain();
+  bool idle() const;
+  /// Fails every session (kDraining or kDaemonLost) before the daemon goes.
+  void fail_all(ErrorCode code, const std::string& reason);
+
+  ControlSnapshot snapshot() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk::daemon

@@ -1,0 +1,125 @@
+/// \file
+/// What daemons say to each other, and how the control plane says it: an ordered stream of messages
+/// per pair of daemons. mkerneld carries them over gRPC (proto/mkernel/v1/peer.proto); embedded
+/// daemons and tests within the process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "shm/host/result.h"
+
+namespace mk::daemon {
+
+using NodeId = std::uint32_t;  ///< a daemon's number in the cluster, from its configuration
+using Bytes = std::vector<std::byte>;
+
+/// The first message of a stream: who speaks, and how to reach its rails.
+struct PeerHello {
+  NodeId node = 0;
+  std::uint64_t generation = 0;  ///< differs after every start of that daemon
+  std::uint16_t abi_major = 0;
+  std::uint16_t abi_minor = 0;
+  std::string version;
+  std::string fabric;  ///< Capabilities::name; both sides must agree
+  std::vector<Bytes> rail_addresses;
+};
+
+/// One rank of a node's part of a job.
+struct PeerSession {
+  std::uint32_t rank = 0;
+  std::uint32_t slot = 0;
+  std::uint32_t flag_count = 0;
+  Bytes flags_key;  ///< the fabric's key of its arrival flags
+};
+
+/// A node's part of a job: sent when all its local ranks have attached. `part_id` is random per
+/// part, and every later message about the job carries it, so that a job restarted under the same
+/// name never mixes with its predecessor.
+struct JobPart {
+  std::string job;
+  std::uint64_t part_id = 0;
+  std::uint32_t node_rank = 0;
+  std::uint32_t nodes = 1;
+  std::uint32_t local_size = 1;
+  std::vector<PeerSession> sessions;
+};
+
+/// The sender has connected the rails it needs for the job and holds the parts of all nodes. A job
+/// is up at a node when that node is ready itself and has this from every other one.
+struct JobReady {
+  std::string job;
+  std::uint64_t part_id = 0;
+};
+
+struct RegionAnnounce {
+  std::string job;
+  std::uint64_t part_id = 0;
+  std::uint32_t rank = 0;
+  std::uint16_t handle = 0;
+  std::uint64_t bytes = 0;
+  Bytes key;
+};
+
+struct RegionWithdraw {
+  std::string job;
+  std::uint64_t part_id = 0;
+  std::uint32_t rank = 0;
+  std::uint16_t handle = 0;
+};
+
+struct ExchangePart {
+  std::string job;
+  std::uint64_t part_id = 0;
+  std::uint32_t rank = 0;
+  std::uint64_t sequence = 0;  ///< the rank's exchanges, counted from 0
+  std::string tag;
+  Bytes blob;
+};
+
+/// The part is gone: a rank failed or died (`code` not kOk) or all ranks detached (kOk).
+struct JobLeft {
+  std::string job;
+  std::uint64_t part_id = 0;
+  std::uint32_t rank = 0;  ///< whose failure it was
+  ErrorCode code = ErrorCode::kOk;
+  std::string reason;
+};
+
+using PeerMessage = std::variant<PeerHello, JobPart, JobReady, RegionAnnounce, RegionWithdraw,
+                                 ExchangePart, JobLeft>;
+
+/// Sends messages to other daemons. Called by the control thread; never blocks. Messages to one
+/// node arrive in order or not at all: when a stream breaks, the control plane is told
+/// (on_peer_down) and everything between the two starts anew with PeerHello.
+class PeerTransport {
+ public:
+  virtual ~PeerTransport() = default;
+  /// The other nodes of the cluster, as configured.
+  virtual std::vector<NodeId> nodes() const = 0;
+  /// Queues `message`; kUnavailable when no stream to `node` is up.
+  virtual Status send(NodeId node, const PeerMessage& message) = 0;
+  /// A person's name for the node: "node 1 (10.0.0.2:7171)".
+  virtual std::string describe(NodeId node) const = 0;
+  /// Breaks the stream to `node` because of what came over it; a new one may be tried later, with
+  /// backoff. The sink need not be told, but may be.
+  virtual void disconnect(NodeId node, const std::string& reason) = 0;
+};
+
+/// Where a PeerTransport hands over what it receives. Thread-safe and never blocks: calls are
+/// queued for the control thread in order. For one node they come as PeerHello, other messages,
+/// peer_down, PeerHello, ...: a transport that replaces a stream reports the end of the old one
+/// before it hands over the new one's PeerHello, and nothing of the old one afterwards.
+class PeerSink {
+ public:
+  virtual ~PeerSink() = default;
+  virtual void peer_message(NodeId node, PeerMessage message) = 0;
+  virtual void peer_down(NodeId node, std::string reason) = 0;
+  /// What this daemon says first on every new stream. Constant.
+  virtual const PeerHello& hello() const = 0;
+};
+
+}  // namespace mk::daemon
