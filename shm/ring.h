@@ -1,0 +1,98 @@
+/// \file
+/// The command ring: single producer (one send block), single consumer (one proxy thread). The two
+/// sides are separate plain structs over the same memory; either may live in another process or on
+/// a GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "shm/atomic.h"
+#include "shm/command.h"
+#include "shm/layout.h"
+
+namespace mk::shm {
+
+/// A ring in mapped memory. Copyable; owns nothing.
+struct RingView {
+  CommandSlot* slots = nullptr;
+  LaneControl* control = nullptr;
+  std::uint32_t slot_count_log2 = 0;
+
+  MK_HOST_DEVICE constexpr std::uint64_t slot_count() const { return 1ull << slot_count_log2; }
+  MK_HOST_DEVICE constexpr CommandSlot& slot(std::uint64_t sequence) const {
+    return slots[sequence & (slot_count() - 1)];
+  }
+};
+
+/// The producer's side. Used by one thread at a time; `produced` continues over launches and never
+/// restarts.
+struct RingProducer {
+  RingView ring;
+  std::uint64_t produced = 0;  ///< sequence of the next command
+  std::uint64_t consumed_seen =
+      0;  ///< the last `consumed` read: saves a read of the daemon's line per command
+
+  /// Whether a command can be written now. Reads the daemon's counter only when the cached credits
+  /// are used up.
+  MK_HOST_DEVICE bool has_credit() {
+    if (produced - consumed_seen < ring.slot_count()) return true;
+    // Acquire: the daemon's reads of the slot happened before it counted it as consumed.
+    consumed_seen = load_acquire(&ring.control->consumed);
+    return produced - consumed_seen < ring.slot_count();
+  }
+
+  /// Writes and commits one command; returns false, with nothing written, when the ring is full.
+  MK_HOST_DEVICE bool try_push(const Command& command) {
+    if (!has_credit()) return false;
+    CommandSlot& slot = ring.slot(produced);
+    encode(command, slot.words);
+    // Release: words 0..4, and the payload the command names, are visible before the commit.
+    store_release(&slot.words[kCommitWord], commit_word(produced, ring.slot_count_log2));
+    ++produced;
+    store_relaxed(&ring.control->produced, produced);
+    return true;
+  }
+
+  /// Commands whose source bytes may be reused, counted like `produced`. Acquire: those bytes were
+  /// read before.
+  MK_HOST_DEVICE std::uint64_t completed() const { return load_acquire(&ring.control->completed); }
+};
+
+/// The consumer's side (the daemon). Treats the slots as hostile: it copies a slot once and looks
+/// only at the copy.
+struct RingConsumer {
+  RingView ring;
+  std::uint64_t consumed = 0;   ///< kept here, never read back from shared memory
+  std::uint64_t completed = 0;  ///< likewise
+
+  /// Copies the next command if it is committed. Returns false when the ring is empty. The slot
+  /// stays taken until `publish_consumed`.
+  bool try_take(std::uint64_t words[kCommandWords]) {
+    CommandSlot& slot = ring.slot(consumed);
+    const std::uint64_t commit = load_acquire(&slot.words[kCommitWord]);
+    if ((commit & kParityBit) != lap_parity(consumed, ring.slot_count_log2)) return false;
+    // Relaxed atomic loads: a hostile producer may write these words meanwhile; each is read once
+    // and checked later.
+    for (std::uint32_t i = 0; i < kCommitWord; ++i) words[i] = load_relaxed(&slot.words[i]);
+    words[kCommitWord] = commit;
+    ++consumed;
+    return true;
+  }
+
+  /// Whether `words`, as returned by the last `try_take`, carries that command's own sequence.
+  bool sequence_matches(const std::uint64_t words[kCommandWords]) const {
+    return static_cast<std::uint32_t>(words[kCommitWord]) ==
+           static_cast<std::uint32_t>(consumed - 1);
+  }
+
+  /// Gives the slots of all taken commands back. Release: the copies were made before.
+  void publish_consumed() { store_release(&ring.control->consumed, consumed); }
+
+  /// Counts `count` more commands whose source bytes may be reused, in ring order.
+  void publish_completed(std::uint64_t count) {
+    completed += count;
+    store_release(&ring.control->completed, completed);
+  }
+};
+
+}  // namespace mk::shm
