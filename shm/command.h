@@ -2,11 +2,12 @@
 /// One command: 48 bytes in six 8-byte words, no field across a word. It names buffers by handle,
 /// never by address.
 ///
-///   word 0   opcode 7:0 | reserved 15:8 | peer 31:16 | source handle 47:32 | destination handle
-///   63:48 word 1   source offset 47:0 | reserved 63:48 word 2   destination offset 47:0 | reserved
-///   63:48 word 3   bytes 31:0 | flag index 63:32 word 4   epoch 31:0 | commit time 63:32 (low 32
-///   bits of CLOCK_MONOTONIC nanoseconds, 0 if not taken) word 5   sequence 31:0 | reserved 62:32 |
-///   lap parity 63   (the commit word)
+///   word 0   opcode 7:0, reserved 15:8, peer 31:16, source handle 47:32, destination handle 63:48
+///   word 1   source offset 47:0, reserved 63:48
+///   word 2   destination offset 47:0, reserved 63:48
+///   word 3   bytes 31:0, flag index 63:32
+///   word 4   epoch 31:0, commit time 63:32
+///   word 5   sequence 31:0, reserved 62:32, lap parity 63 (the commit word)
 ///
 /// Reserved bits are zero; the daemon refuses a command in which they are not.
 #pragma once
@@ -19,24 +20,26 @@
 namespace mk::shm {
 
 enum class Opcode : std::uint8_t {
-  kInvalid = 0,  ///< never valid, so that zeroed memory is not a command
-  kWrite = 1,    ///< copy `bytes` from the source to the peer's destination, then show the arrival
-                 ///< flag there
-  kWriteFlag = 2,  ///< no payload: only show the flag at the peer (bank release, barriers)
+  /// Never valid, so that zeroed memory is not a command.
+  kInvalid = 0,
+  /// Copies `bytes` from the source to the peer's destination, then shows the arrival flag there.
+  kWrite = 1,
+  /// No payload: only shows the flag at the peer (bank release, barriers).
+  kWriteFlag = 2,
 };
 
 /// A command's fields, in host form. Offsets and `bytes` are in bytes.
 struct Command {
   Opcode opcode = Opcode::kInvalid;
-  std::uint16_t peer = 0;        ///< the destination's rank in the job; it must be a rail peer
-  std::uint16_t src_handle = 0;  ///< a buffer of the sending session; 0 for kWriteFlag
-  std::uint16_t dst_handle = 0;  ///< a buffer of the receiving session; 0 for kWriteFlag
-  std::uint64_t src_offset = 0;  ///< 48 bits
-  std::uint64_t dst_offset = 0;  ///< 48 bits
-  std::uint32_t bytes = 0;       ///< 1 .. kCommandPayloadBytesMax; 0 for kWriteFlag
-  std::uint32_t flag_index = 0;  ///< an arrival flag of the receiving session
-  std::uint32_t epoch = 0;       ///< the value the flag shows afterwards
-  std::uint32_t commit_time_ns = 0;
+  std::uint16_t peer = 0;            ///< the destination's rank in the job; it must be a rail peer
+  std::uint16_t src_handle = 0;      ///< a buffer of the sending session; 0 for kWriteFlag
+  std::uint16_t dst_handle = 0;      ///< a buffer of the receiving session; 0 for kWriteFlag
+  std::uint64_t src_offset = 0;      ///< 48 bits
+  std::uint64_t dst_offset = 0;      ///< 48 bits
+  std::uint32_t bytes = 0;           ///< 1 .. kCommandPayloadBytesMax; 0 for kWriteFlag
+  std::uint32_t flag_index = 0;      ///< an arrival flag of the receiving session
+  std::uint32_t epoch = 0;           ///< the value the flag shows afterwards
+  std::uint32_t commit_time_ns = 0;  ///< low 32 bits of CLOCK_MONOTONIC, 0 if not taken
 
   friend constexpr bool operator==(const Command&, const Command&) = default;
 };
@@ -51,9 +54,9 @@ inline constexpr std::uint32_t kCommitWord = 5;
 inline constexpr std::uint64_t kParityBit = 1ull << 63;
 inline constexpr std::uint64_t kOffsetMask = (1ull << kOffsetBits) - 1;
 
-/// The parity that a committed slot shows in the lap of `sequence`. Memory starts at zero, so the
-/// first lap is odd: a slot counts as committed when its bit differs from what the lap before left,
-/// and no slot is ever cleared.
+/// The parity that a committed slot shows in the lap of `sequence`: 1 in laps 0, 2, 4, ... and 0 in
+/// laps 1, 3, 5, ... Memory starts at zero, so a slot counts as committed exactly when its bit
+/// differs from what the lap before left, and no slot is ever cleared.
 MK_HOST_DEVICE constexpr std::uint64_t lap_parity(std::uint64_t sequence,
                                                   std::uint32_t slot_count_log2) {
   return ((sequence >> slot_count_log2) & 1) == 0 ? kParityBit : 0;

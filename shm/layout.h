@@ -12,15 +12,15 @@
 
 namespace mk::shm {
 
-inline constexpr std::uint64_t kSegmentMagic =
-    0x314c4e52454b4d1aull;                     // bytes 1a 'M' 'K' 'E' 'R' 'N' 'L' '1'
+/// The bytes 1a 'M' 'K' 'E' 'R' 'N' 'L' '1'.
+inline constexpr std::uint64_t kSegmentMagic = 0x314c4e52454b4d1aull;
 inline constexpr std::uint16_t kAbiMajor = 1;  ///< differs: incompatible
 inline constexpr std::uint16_t kAbiMinor = 0;  ///< grows with compatible additions
 
 /// Feature bits: what the daemon offers in this segment.
 enum Feature : std::uint64_t {
-  kFeatureCommitTime =
-      1u << 0,  ///< the daemon measures commit-to-post latency from word 4 of a command
+  /// The daemon measures commit-to-post latency from word 4 of a command.
+  kFeatureCommitTime = 1u << 0,
 };
 
 inline constexpr std::size_t kCacheLine = 64;
@@ -51,8 +51,7 @@ struct SegmentHeader {
   std::uint64_t reserved2[3];
   // line 2, d: alive and well?
   std::uint64_t heartbeat_ns;  ///< CLOCK_MONOTONIC of the daemon's last beat
-  std::uint32_t error_word;    ///< ErrorCode of the first failure, 0 while well; written after
-                               ///< `reason`, at release
+  std::uint32_t error_word;    ///< ErrorCode of the first failure, 0 while well; after `reason`
   std::uint32_t abort_flag;    ///< non-zero: every wait of this session leaves
   std::uint64_t reserved3[6];
   // line 3, c: what the client says of itself
@@ -72,11 +71,12 @@ static_assert(offsetof(SegmentHeader, reason) == 4 * kCacheLine);
 /// producer keeps its own index on its own side (registers, device memory) and saves it in
 /// `produced` between launches.
 struct LaneControl {
-  alignas(kCacheLine)
-      std::uint64_t consumed;  ///< d: commands taken; their slots are free again (credits)
-  alignas(kCacheLine) std::uint64_t completed;  ///< d: commands whose source bytes may be reused
-  alignas(kCacheLine)
-      std::uint64_t produced;  ///< c: commands committed; the daemon reads it only to report depth
+  /// d: commands taken; their slots are free again (credits).
+  alignas(kCacheLine) std::uint64_t consumed;
+  /// d: commands whose source bytes may be reused.
+  alignas(kCacheLine) std::uint64_t completed;
+  /// c: commands committed; the daemon reads it only to report depth.
+  alignas(kCacheLine) std::uint64_t produced;
 };
 static_assert(sizeof(LaneControl) == 3 * kCacheLine);
 

@@ -45,11 +45,11 @@ inline constexpr std::uint32_t kLocalRanksMax = 16;
 /// Commands of one submission to the NIC.
 inline constexpr std::uint32_t kBatchMax = 8;
 
-/// Strings of the socket protocol and of the header.
+/// Strings of the socket protocol and of the header. Names are versions, buffer names, fabrics and
+/// exchange tags; texts are sentences for people, and longer ones are cut.
 inline constexpr std::size_t kJobNameBytesMax = 128;
-inline constexpr std::size_t kNameBytesMax = 256;  // versions, buffer names, fabrics, exchange tags
-inline constexpr std::size_t kMessageTextBytesMax =
-    8192;  // sentences for people; longer ones are cut
+inline constexpr std::size_t kNameBytesMax = 256;
+inline constexpr std::size_t kMessageTextBytesMax = 8192;
 inline constexpr std::size_t kReasonBytesMax = 512;
 inline constexpr std::size_t kExchangeBlobBytesMax = 64 * 1024;
 inline constexpr std::size_t kMessageBytesMax = 4 * 1024 * 1024;
