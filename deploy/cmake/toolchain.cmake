@@ -88,3 +88,6 @@ else()
     mk_feature(cuda OFF "no nvcc in PATH or /usr/local/cuda/bin")
   endif()
 endif()
+
+# Installed programs find our library beside them; what is built on Debian 12 can be carried in one folder.
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN")
