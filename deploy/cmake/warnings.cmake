@@ -2,7 +2,8 @@
 add_library(mk_warnings INTERFACE)
 set(cxx_warnings
     -Wall -Wextra -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-qual -Wvla
-    -Wduplicated-cond -Wlogical-op -Wformat=2 -Wmissing-declarations -Wextra-semi)
+    -Wduplicated-cond -Wlogical-op -Wformat=2 -Wmissing-declarations -Wextra-semi
+    -Wno-missing-field-initializers)  # {.field = value} leaves the rest at their defaults, on purpose
 set(c_warnings -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes)
 if(MK_WERROR)
   list(APPEND cxx_warnings -Werror)
