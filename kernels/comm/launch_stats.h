@@ -1,0 +1,33 @@
+/// \file
+/// What one launch of one rank did, for people, benchmarks and metrics.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/types.h"
+#include "kernels/comm/wait.h"
+
+namespace mk::kernels {
+
+/// What one role did in a launch. Times are from the start of the launch on this rank.
+struct RoleStats {
+  std::uint32_t blocks = 0;
+  std::uint64_t end_ns = 0;   ///< when its last block was done
+  std::uint64_t wait_ns = 0;  ///< spent in waits, summed over its blocks
+  std::uint64_t waits = 0;    ///< waits that were not over at the first look
+};
+
+struct LaunchStats {
+  std::uint32_t epoch = 0;
+  std::uint32_t m = 0;
+  Mode mode = Mode::kFused;  ///< as run
+  std::uint64_t total_ns = 0;
+  std::uint64_t gemm_ns = 0;  ///< from the start until this rank's last tile was stored
+  std::uint64_t network_bytes = 0;  ///< payload this rank sent to rail peers
+  std::uint64_t commands = 0;       ///< commands it wrote, flag-only ones included
+  RoleStats roles[kRoles] = {};     ///< by Role
+
+  const RoleStats& role(Role role) const { return roles[static_cast<std::uint32_t>(role)]; }
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,160 @@
+/// \file
+/// The one wait of all roles. It ends when its flag shows what was expected, when a stop word is set, or at its deadline;
+/// in the last two cases it records who waited for what and returns false, and the role leaves.
+#pragma once
+
+#include <cstdint>
+
+#include "shm/atomic.h"
+#include "shm/flag.h"
+#include "shm/platform.h"
+
+namespace mk::kernels {
+
+/// What a block does. Operators use those they need.
+enum class Role : std::uint8_t {
+  kCompute = 0,  ///< tiles of this rank
+  kReduce = 1,   ///< sums over the local ranks
+  kSend = 2,     ///< commands to the daemon
+  kReceive = 3,  ///< sums over the nodes, hands out the result
+  kCollect = 4,  ///< sees the result arrive from every owner
+};
+inline constexpr std::uint32_t kRoles = 5;
+
+/// What was waited for. The comment says what a record's two indices mean.
+enum class FlagKind : std::uint8_t {
+  kLaunchRecord = 0,  ///< local rank, -
+  kTileReady = 1,     ///< source's local rank, owned tile
+  kChunkReduced = 2,  ///< chunk, -
+  kOutReady = 3,      ///< owner's local rank, chunk
+  kArrival = 4,       ///< node, chunk
+  kRelease = 5,       ///< node, bank
+  kCredit = 6,        ///< lane, -
+  kCompleted = 7,     ///< lane, -
+  kBlockDone = 8,     ///< role of the other block, its index
+};
+inline constexpr std::uint32_t kFlagKinds = 9;
+
+/// Why a wait ended.
+enum class WaitEnd : std::uint8_t {
+  kReached = 0,
+  kTimeout = 1,       ///< the deadline passed
+  kSessionAbort = 2,  ///< the daemon ended the session
+  kProcessAbort = 3,  ///< this process lost its daemon
+  kPeerFailed = 4,    ///< a local rank's launch failed
+  kStopped = 5,       ///< another block of this launch failed
+};
+
+constexpr const char* name_of(Role role) {
+  constexpr const char* kNames[kRoles] = {"compute", "reduce", "send", "receive", "collect"};
+  return kNames[static_cast<std::uint32_t>(role)];
+}
+constexpr const char* name_of(FlagKind kind) {
+  constexpr const char* kNames[kFlagKinds] = {"launch-record", "tile-ready", "chunk-reduced", "out-ready", "arrival",
+                                              "release",       "credit",     "completed",     "block-done"};
+  return kNames[static_cast<std::uint32_t>(kind)];
+}
+
+/// Who waits for what. `rank` is the one that is behind when the wait takes long, as far as the waiting side can know.
+struct WaitSite {
+  Role role = Role::kCompute;
+  FlagKind kind = FlagKind::kTileReady;
+  std::uint32_t block = 0;  ///< within its role
+  std::uint32_t rank = 0;
+  std::uint32_t index[2] = {};
+  /// How many ranks may stand between the cause and `rank`: 0 if `rank` itself is late, 1 or 2 if it may be waiting in
+  /// turn. Each adds a quarter to the deadline, so that the wait next to the cause gives up first and names it.
+  std::uint32_t hops = 0;
+};
+
+/// The first failed wait of an operator; later ones do not overwrite it.
+struct WaitRecord {
+  std::uint32_t claimed = 0;  ///< 1 once a block writes or has written the rest
+  WaitEnd end = WaitEnd::kReached;
+  WaitSite site;
+  std::uint64_t expected = 0;
+  std::uint64_t seen = 0;
+  std::uint64_t waited_ns = 0;
+};
+
+/// What every wait of a launch looks at besides its flag.
+struct WaitControl {
+  const std::uint32_t* session_abort = nullptr;  ///< null: none
+  const std::uint32_t* process_abort = nullptr;  ///< null: none
+  const std::uint32_t* peer_failed = nullptr;    ///< null: none
+  std::uint32_t* stop = nullptr;                 ///< set by the first block of the launch that fails
+  WaitRecord* record = nullptr;
+  std::uint64_t timeout_ns = 0;
+
+  MK_HOST_DEVICE WaitEnd stop_reason() const {
+    const auto set = [](const std::uint32_t* word) { return word != nullptr && shm::load_acquire(word) != 0; };
+    if (set(session_abort)) return WaitEnd::kSessionAbort;
+    if (set(process_abort)) return WaitEnd::kProcessAbort;
+    if (set(stop)) return WaitEnd::kStopped;
+    if (set(peer_failed)) return WaitEnd::kPeerFailed;
+    return WaitEnd::kReached;
+  }
+};
+
+/// Waits of one block, counted.
+struct WaitTotals {
+  std::uint64_t count = 0;
+  std::uint64_t ns = 0;
+};
+
+/// Records the failure, if it is the launch's first, and stops the launch's other blocks.
+MK_HOST_DEVICE inline void fail_wait(const WaitControl& control, const WaitSite& site, WaitEnd end,
+                                     std::uint64_t expected, std::uint64_t seen, std::uint64_t waited_ns) {
+  if (end != WaitEnd::kStopped && shm::compare_exchange(&control.record->claimed, 0u, 1u)) {
+    WaitRecord& record = *control.record;
+    record.end = end;
+    record.site = site;
+    record.expected = expected;
+    record.seen = seen;
+    record.waited_ns = waited_ns;
+  }
+  // Release: whoever sees the stop word sees the record. (The launching thread reads it after all blocks have ended.)
+  shm::store_release(control.stop, 1u);
+}
+
+/// Waits until `probe(&seen)` answers true. `expected` and `seen` are for the record only. The pacer supplies
+///     std::uint64_t now_ns();               any monotonic clock
+///     bool pause(std::uint32_t attempt);    passes some time, more with each attempt; true: look at the clock now
+template <class Pacer, class Probe>
+MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const WaitSite& site, WaitTotals& totals,
+                               std::uint64_t expected, Probe&& probe) {
+  std::uint64_t seen = 0;
+  if (probe(&seen)) return true;
+  const std::uint64_t start_ns = pacer.now_ns();
+  const std::uint64_t timeout_ns = control.timeout_ns + control.timeout_ns / 4 * site.hops;
+  ++totals.count;
+  for (std::uint32_t attempt = 0;; ++attempt) {
+    const bool look_at_clock = pacer.pause(attempt);
+    const bool late = look_at_clock && pacer.now_ns() - start_ns > timeout_ns;
+    // After the clock: a thread that was not scheduled for long finds the flag before it finds itself late.
+    if (probe(&seen)) {
+      totals.ns += pacer.now_ns() - start_ns;
+      return true;
+    }
+    const WaitEnd end = control.stop_reason();
+    if (end != WaitEnd::kReached || late) {
+      const std::uint64_t waited_ns = pacer.now_ns() - start_ns;
+      totals.ns += waited_ns;
+      fail_wait(control, site, end != WaitEnd::kReached ? end : WaitEnd::kTimeout, expected, seen, waited_ns);
+      return false;
+    }
+  }
+}
+
+/// Waits until the flag shows `epoch` or later; what its writer stored before is visible then.
+template <class Pacer>
+MK_HOST_DEVICE bool wait_flag(Pacer& pacer, const WaitControl& control, const WaitSite& site, WaitTotals& totals,
+                              const std::uint32_t* flag, std::uint32_t epoch) {
+  return wait_until(pacer, control, site, totals, epoch, [&](std::uint64_t* seen) {
+    const std::uint32_t value = shm::load_acquire(flag);
+    *seen = value;
+    return shm::epoch_reached(value, epoch);
+  });
+}
+
+}  // namespace mk::kernels
