@@ -1,0 +1,238 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "client/src/session_impl.h"
+
+namespace mk {
+namespace {
+
+constexpr const char* kDefaultSocket = "/run/mkerneld/client.sock";
+
+Status check(const AttachOptions& o) {
+  if (o.job.empty() || o.job.size() > shm::kJobNameBytesMax) {
+    return fail(ErrorCode::kInvalidArgument, "the job's name must have 1 to {} bytes, not {}",
+                shm::kJobNameBytesMax, o.job.size());
+  }
+  if (o.nodes == 0 || o.local_size == 0 || std::uint64_t{o.nodes} * o.local_size != o.world) {
+    return fail(ErrorCode::kInvalidArgument, "world size {} is not {} nodes times {} local ranks",
+                o.world, o.nodes, o.local_size);
+  }
+  if (o.world > shm::kWorldMax || o.nodes > shm::kNodesMax || o.local_size > shm::kLocalRanksMax) {
+    return fail(ErrorCode::kLimitExceeded,
+                "a job has at most {} ranks on {} nodes with {} ranks each; asked for {}, {}, {}",
+                shm::kWorldMax, shm::kNodesMax, shm::kLocalRanksMax, o.world, o.nodes,
+                o.local_size);
+  }
+  if (o.node_rank >= o.nodes || o.local_rank >= o.local_size ||
+      o.rank != o.node_rank * o.local_size + o.local_rank) {
+    return fail(ErrorCode::kInvalidArgument,
+                "rank {} does not fit node {} of {} and local rank {} of {}: ranks are numbered "
+                "node by node, "
+                "rank = node_rank * local_size + local_rank",
+                o.rank, o.node_rank, o.nodes, o.local_rank, o.local_size);
+  }
+  if (o.lanes == 0 || o.lanes > shm::kLanesMax) {
+    return fail(ErrorCode::kInvalidArgument, "lanes must be 1 to {}, not {}", shm::kLanesMax,
+                o.lanes);
+  }
+  if (o.timeout.count() <= 0 || o.heartbeat_timeout.count() <= 0) {
+    return fail(ErrorCode::kInvalidArgument, "timeouts must be positive");
+  }
+  return {};
+}
+
+std::string socket_of(const AttachOptions& options) {
+  if (!options.socket.empty()) return options.socket;
+  const char* from_environment = std::getenv("MKERNEL_SOCKET");
+  return from_environment != nullptr && *from_environment != '\0' ? from_environment
+                                                                  : kDefaultSocket;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions options) {
+  options.socket = socket_of(options);
+  MK_RETURN_IF_ERROR(check(options));
+  std::shared_ptr<Impl> impl(new Impl(std::move(options)));
+  const AttachOptions& o = impl->options_;
+  MK_ASSIGN_OR_RETURN(impl->connection_,
+                      client::Connection::open(o.socket, std::min(o.timeout, kRequestTimeout)));
+
+  shm::Attach attach;
+  attach.job = o.job;
+  attach.rank = o.rank;
+  attach.world = o.world;
+  attach.node_rank = o.node_rank;
+  attach.nodes = o.nodes;
+  attach.local_rank = o.local_rank;
+  attach.local_size = o.local_size;
+  attach.lane_count = o.lanes;
+  attach.timeout_ms = static_cast<std::uint32_t>(std::min<std::chrono::milliseconds::rep>(
+      o.timeout.count(), std::numeric_limits<std::uint32_t>::max()));
+  std::vector<UniqueFd> fds;
+  MK_ASSIGN_OR_RETURN(const auto reply,
+                      impl->connection_->call<shm::AttachReply>(attach, kRequestTimeout, {}, &fds));
+  if (fds.size() != 1) {
+    return fail(ErrorCode::kProtocol,
+                "the daemon sent {} descriptors with its attach reply instead of 1", fds.size());
+  }
+  MK_ASSIGN_OR_RETURN(auto segment, shm::Segment::map(std::move(fds[0])));
+  if (segment.shape().lane_count < o.lanes) {
+    return fail(ErrorCode::kProtocol, "the daemon gave {} lanes instead of {}",
+                segment.shape().lane_count, o.lanes);
+  }
+  impl->segment_ = std::make_unique<shm::Segment>(std::move(segment));
+  impl->fabric_ = reply.fabric;
+  shm::store_relaxed(&impl->segment_->header().client_pid, static_cast<std::uint64_t>(::getpid()));
+  for (std::uint32_t lane = 0; lane < o.lanes; ++lane) {
+    shm::RingProducer producer;
+    producer.ring = impl->segment_->ring(lane);
+    impl->lanes_.push_back(producer);
+  }
+  impl->connection_->watch_heartbeat(impl->segment_.get(), o.heartbeat_timeout);
+  // The daemon lists the missing ranks when `timeout` is over; give that answer time to arrive.
+  MK_RETURN_IF_ERROR(impl->connection_->wait_job_up(o.timeout + std::chrono::milliseconds{5'000}));
+  return impl;
+}
+
+Session::Impl::~Impl() { (void)detach(); }
+
+Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view name) {
+  if (bytes == 0 || bytes > shm::kBufferBytesMax) {
+    return fail(ErrorCode::kInvalidArgument, "a buffer has 1 to {} bytes, not {}",
+                shm::kBufferBytesMax, bytes);
+  }
+  MK_RETURN_IF_ERROR(status());
+  MK_ASSIGN_OR_RETURN(auto file, shm::BufferFile::create(name, bytes));
+  const int fd = file.fd();
+  MK_ASSIGN_OR_RETURN(const auto reply, connection_->call<shm::RegisterBufferReply>(
+                                            shm::RegisterBuffer{file.bytes(), std::string(name)},
+                                            kRequestTimeout, std::span(&fd, 1)));
+  const Buffer buffer{file.data(), bytes, reply.handle};
+  std::lock_guard lock(mutex_);
+  buffers_.insert_or_assign(reply.handle, std::move(file));
+  return buffer;
+}
+
+Status Session::Impl::free_buffer(const Buffer& buffer) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = buffers_.find(buffer.handle);
+    if (found == buffers_.end() || found->second.data() != buffer.data) {
+      return fail(ErrorCode::kNotFound, "handle {} is not a buffer of this session", buffer.handle);
+    }
+  }
+  auto done = connection_->call<shm::Done>(shm::DeregisterBuffer{buffer.handle}, kRequestTimeout);
+  // Whatever the daemon said, it holds its own mapping: ours can go.
+  std::lock_guard lock(mutex_);
+  buffers_.erase(buffer.handle);
+  if (!done) return propagate(done);
+  return {};
+}
+
+Result<std::vector<std::vector<std::byte>>> Session::Impl::exchange(
+    std::string_view tag, std::span<const std::byte> blob, std::chrono::milliseconds timeout) {
+  if (blob.size() > shm::kExchangeBlobBytesMax) {
+    return fail(ErrorCode::kLimitExceeded, "an exchanged blob has at most {} bytes, not {}",
+                shm::kExchangeBlobBytesMax, blob.size());
+  }
+  MK_RETURN_IF_ERROR(status());
+  shm::Exchange request;
+  request.tag = std::string(tag);
+  request.blob.assign(blob.begin(), blob.end());
+  request.timeout_ms = static_cast<std::uint32_t>(timeout.count());
+  MK_ASSIGN_OR_RETURN(auto reply,
+                      connection_->call<shm::ExchangeReply>(request, timeout + kRequestTimeout));
+  if (reply.blobs.size() != options_.world) {
+    return fail(ErrorCode::kProtocol, "an exchange over {} ranks returned {} blobs", options_.world,
+                reply.blobs.size());
+  }
+  return std::move(reply.blobs);
+}
+
+Status Session::Impl::barrier(std::chrono::milliseconds timeout) {
+  std::string tag;
+  {
+    std::lock_guard lock(mutex_);
+    tag = fmt::format("barrier {}", barriers_++);
+  }
+  MK_ASSIGN_OR_RETURN([[maybe_unused]] const auto blobs, exchange(tag, {}, timeout));
+  return {};
+}
+
+Status Session::Impl::status() const {
+  if (segment_ != nullptr) MK_RETURN_IF_ERROR(segment_->failure());
+  return connection_->status();
+}
+
+Status Session::Impl::detach() {
+  {
+    std::lock_guard lock(mutex_);
+    if (detached_ || connection_ == nullptr) return {};
+    detached_ = true;
+  }
+  connection_->expect_close();
+  const auto done = connection_->call<shm::Done>(shm::Detach{}, kRequestTimeout);
+  if (!done) return propagate(done);
+  return {};
+}
+
+Result<std::uint32_t> Session::Impl::alloc_flags(std::uint32_t count) {
+  MK_ASSIGN_OR_RETURN(const auto reply, connection_->call<shm::AllocFlagsReply>(
+                                            shm::AllocFlags{count}, kRequestTimeout));
+  if (std::uint64_t{reply.base} + count > segment_->shape().flag_count) {
+    return fail(ErrorCode::kProtocol, "the daemon gave flags {} to {} of {}", reply.base,
+                reply.base + count, segment_->shape().flag_count);
+  }
+  return reply.base;
+}
+
+Result<shm::BufferFile> Session::Impl::open_peer_buffer(std::uint32_t local_rank,
+                                                        std::uint16_t handle) {
+  std::vector<UniqueFd> fds;
+  MK_ASSIGN_OR_RETURN(const auto reply,
+                      connection_->call<shm::OpenPeerBufferReply>(
+                          shm::OpenPeerBuffer{local_rank, handle}, kRequestTimeout, {}, &fds));
+  if (fds.size() != 1) {
+    return fail(ErrorCode::kProtocol,
+                "the daemon sent {} descriptors for local rank {}'s buffer {} instead of 1",
+                fds.size(), local_rank, handle);
+  }
+  return shm::BufferFile::map(std::move(fds[0]), reply.bytes);
+}
+
+std::string Session::Impl::next_operator_tag(std::string_view kind) {
+  std::lock_guard lock(mutex_);
+  return fmt::format("{} {}", kind, operators_++);
+}
+
+const char* version() { return MK_VERSION; }
+
+Result<Session> Session::attach(const AttachOptions& options) {
+  MK_ASSIGN_OR_RETURN(auto impl, Impl::attach(options));
+  return Session(std::move(impl));
+}
+
+Session::Session(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Session::Session(Session&&) noexcept = default;
+Session& Session::operator=(Session&&) noexcept = default;
+Session::~Session() = default;
+
+const AttachOptions& Session::options() const { return impl_->options(); }
+const std::string& Session::fabric() const { return impl_->fabric(); }
+Result<Buffer> Session::alloc_buffer(std::uint64_t bytes, std::string_view name) {
+  return impl_->alloc_buffer(bytes, name);
+}
+Status Session::free_buffer(const Buffer& buffer) { return impl_->free_buffer(buffer); }
+Result<std::vector<std::vector<std::byte>>> Session::exchange(std::string_view tag,
+                                                              std::span<const std::byte> blob,
+                                                              std::chrono::milliseconds timeout) {
+  return impl_->exchange(tag, blob, timeout);
+}
+Status Session::barrier(std::chrono::milliseconds timeout) { return impl_->barrier(timeout); }
+Status Session::status() const { return impl_->status(); }
+Status Session::detach() { return impl_->detach(); }
+
+}  // namespace mk

@@ -1,0 +1,66 @@
+/// \file
+/// What a Session holds: the connection, the mapped segment, the lanes' producers and the buffers.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/src/connection.h"
+#include "mkernel/mkernel.h"
+#include "shm/host/buffer_file.h"
+#include "shm/host/segment.h"
+#include "shm/ring.h"
+
+namespace mk {
+
+/// Requests that the daemon answers by itself, without waiting for other ranks.
+inline constexpr std::chrono::milliseconds kRequestTimeout{30'000};
+
+class Session::Impl {
+ public:
+  static Result<std::shared_ptr<Impl>> attach(AttachOptions options);
+  ~Impl();
+
+  Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name);
+  Status free_buffer(const Buffer& buffer);
+  Result<std::vector<std::vector<std::byte>>> exchange(std::string_view tag,
+                                                       std::span<const std::byte> blob,
+                                                       std::chrono::milliseconds timeout);
+  Status barrier(std::chrono::milliseconds timeout);
+  Status status() const;
+  Status detach();
+
+  /// A range of `count` arrival flags (whole granules) for one operator; never given back.
+  Result<std::uint32_t> alloc_flags(std::uint32_t count);
+  /// Maps a local rank's buffer as peer memory.
+  Result<shm::BufferFile> open_peer_buffer(std::uint32_t local_rank, std::uint16_t handle);
+  /// A tag that is the same on all ranks for their n-th operator of `kind`.
+  std::string next_operator_tag(std::string_view kind);
+
+  const AttachOptions& options() const { return options_; }
+  const std::string& fabric() const { return fabric_; }
+  const shm::Segment& segment() const { return *segment_; }
+  std::vector<shm::RingProducer>& lanes() { return lanes_; }
+  const client::Connection& connection() const { return *connection_; }
+
+ private:
+  explicit Impl(AttachOptions options) : options_(std::move(options)) {}
+
+  AttachOptions options_;
+  std::string fabric_;
+  std::unique_ptr<shm::Segment>
+      segment_;  ///< before the connection: its monitor reads the heartbeat in it
+  std::unique_ptr<client::Connection> connection_;
+  std::vector<shm::RingProducer> lanes_;
+  std::mutex mutex_;
+  std::map<std::uint16_t, shm::BufferFile> buffers_;
+  std::uint64_t operators_ = 0;
+  std::uint64_t barriers_ = 0;
+  bool detached_ = false;
+};
+
+}  // namespace mk
