@@ -34,9 +34,11 @@ export -f one
 touch "$work/passed" "$work/failed"
 timeout "$budget_s" xargs -a "$work/units" -d '\n' -P "$jobs" -I{} bash -c 'one "$1"' _ {}
 
-while read -r unit; do
-  grep -vE '^[0-9]+ warnings? (generated|treated)|^Suppressed|^Use -header-filter' "$work/logs/$(echo "$unit" | tr / _).log"
-done <"$work/failed"
+# A finding in a header comes with every unit that includes it: print it once.
+while read -r unit; do cat "$work/logs/$(echo "$unit" | tr / _).log"; done <"$work/failed" |
+  awk '/^[0-9]+ (warnings?|errors?)|^Suppressed|^Use -header-filter|^Found compiler error/ { next }
+       /^[^ ].*:[0-9]+:[0-9]+: (error|warning):/ { show = !seen[$0]++ }
+       show'
 ok=$(wc -l <"$work/passed")
 bad=$(wc -l <"$work/failed")
 echo "$ok of $total translation units are clean, $bad are not"
