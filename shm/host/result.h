@@ -50,5 +50,5 @@ tl::unexpected<Error> fail_errno(int error_number, fmt::format_string<Args...> f
   MK_ASSIGN_OR_RETURN_INNER(MK_CONCAT(mk_result_, __LINE__), declaration, expression)
 #define MK_RETURN_IF_ERROR(expression)                                                \
   do {                                                                                \
-    if (auto mk_status = (expression); !mk_status) return ::mk::propagate(mk_status); \
+    if (auto mk_status_ = (expression); !mk_status_) return ::mk::propagate(mk_status_); \
   } while (false)

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <iterator>
+#include <string>
 
 #include "shm/atomic.h"
 #include "shm/host/memfd.h"
@@ -74,7 +76,8 @@ Result<SegmentLayout> check_header(const SegmentHeader& header, const SegmentSha
   };
   for (const Part& part : parts)
     MK_RETURN_IF_ERROR(check_part(part, header.header_bytes, layout.segment_bytes));
-  std::ranges::sort(parts, {}, &Part::offset);
+  std::sort(std::begin(parts), std::end(parts),
+            [](const Part& a, const Part& b) { return a.offset < b.offset; });
   for (std::size_t i = 1; i < std::size(parts); ++i) {
     const Part& before = parts[i - 1];
     if (parts[i].offset - before.offset < before.bytes) {

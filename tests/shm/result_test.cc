@@ -1,0 +1,76 @@
+// Errors and the macros that pass them on; cutting text.
+#include "shm/host/result.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "shm/host/text.h"
+
+namespace mk {
+namespace {
+
+Result<std::unique_ptr<int>> half(int value) {
+  if (value % 2 != 0) return fail(ErrorCode::kInvalidArgument, "{} is odd", value);
+  return std::make_unique<int>(value / 2);
+}
+
+Result<int> quarter(int value) {
+  MK_ASSIGN_OR_RETURN(const auto once, half(value));
+  MK_ASSIGN_OR_RETURN(auto twice, half(*once));
+  return *twice;
+}
+
+Status check_quarter(int value) {
+  MK_RETURN_IF_ERROR(quarter(value));
+  return {};
+}
+
+TEST(Result, MacrosPassValuesAndErrorsOn) {
+  EXPECT_EQ(quarter(12), 3);
+  EXPECT_EQ(quarter(6).error(), (Error{ErrorCode::kInvalidArgument, "3 is odd"}));
+  EXPECT_TRUE(check_quarter(8));
+  EXPECT_EQ(check_quarter(7).error().message, "7 is odd");
+}
+
+TEST(Result, ErrnoIsNamed) {
+  EXPECT_EQ(errno_text(ENOENT), "No such file or directory (ENOENT)");
+  EXPECT_NE(errno_text(123456).find("123456"), std::string::npos);
+  const Status status = fail_errno(EACCES, "cannot open {}", 7);
+  EXPECT_EQ(status.error(),
+            (Error{ErrorCode::kSystem, "cannot open 7: Permission denied (EACCES)"}));
+}
+
+TEST(Result, EveryCodeHasItsOwnName) {
+  std::set<std::string> names;
+  for (std::uint32_t code = 0; code <= 19; ++code)
+    names.insert(error_code_name(static_cast<ErrorCode>(code)));
+  EXPECT_EQ(names.size(), 20u);
+  EXPECT_EQ(names.count("unknown"), 0u);
+  EXPECT_STREQ(error_code_name(static_cast<ErrorCode>(20)), "unknown");
+}
+
+TEST(ClipUtf8, ShortTextStaysWhole) {
+  EXPECT_EQ(shm::clip_utf8("abc", 3), "abc");
+  EXPECT_EQ(shm::clip_utf8("", 0), "");
+  EXPECT_EQ(shm::clip_utf8("abc", 2), "ab");
+  EXPECT_EQ(shm::clip_utf8("abc", 0), "");
+}
+
+TEST(ClipUtf8, NeverCutsACharacter) {
+  const std::string text = "a\u00e9\u20ac\U0001F600z";  // of 1, 2, 3, 4 and 1 bytes
+  ASSERT_EQ(text.size(), 11u);
+  const std::size_t whole[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 11, 11};
+  for (std::size_t max = 0; max < 13; ++max)
+    EXPECT_EQ(shm::clip_utf8(text, max), text.substr(0, whole[max])) << max;
+}
+
+TEST(ClipUtf8, CutsWhatIsNoUtf8WhereItIs) {
+  EXPECT_EQ(shm::clip_utf8(std::string(20, '\x80'), 10), std::string(10, '\x80'));
+}
+
+}  // namespace
+}  // namespace mk
