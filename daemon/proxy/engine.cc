@@ -1,0 +1,439 @@
+#include "daemon/proxy/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shm/flag.h"
+
+namespace mk::daemon {
+
+Engine::Engine(fabric::Endpoint& endpoint, const ProxyOptions& options,
+               std::function<void(ProxyEvent)> on_event)
+    : endpoint_(endpoint),
+      batch_window_ns_(options.batch_window_ns),
+      clock_(options.clock_ns),
+      on_event_(std::move(on_event)),
+      mailbox_(endpoint.capabilities().link_depth) {
+  parcels_.reserve(Mailbox::kReserved);
+  links_.reserve(2 * shm::kNodesMax);
+  used_links_.reserve(2 * shm::kNodesMax);
+}
+
+bool Engine::pass() {
+  now_ns_ = read_clock();
+  bool worked = read_mail();
+  worked = poll_endpoint() || worked;
+  worked = take_commands() != 0 || worked;
+  worked = finish_links() || worked;
+  if (settle_due_) settle();
+  stats_.passes.add(1);
+  if (worked) stats_.busy_passes.add(1);
+  return worked;
+}
+
+std::optional<std::uint64_t> Engine::next_due_ns() const {
+  std::optional<std::uint64_t> due;
+  for (const LinkQueue* link : used_links_) {
+    if (link->queued() == 0) continue;
+    // A submission that waits for company has its window; one the endpoint did not take waits for
+    // the endpoint.
+    const std::uint64_t link_due = link->oldest_queued_ns() + batch_window_ns_;
+    if (link_due > now_ns_) {
+      due = std::min(due.value_or(link_due), link_due);
+    } else if (posted_ == 0) {
+      return 0;
+    }
+  }
+  if (posted_ != 0) {
+    const std::optional<std::uint64_t> endpoint_due = endpoint_.next_due_ns();
+    if (!endpoint_due) return 0;
+    due = std::min(due.value_or(*endpoint_due), *endpoint_due);
+  }
+  return due;
+}
+
+// -- completions and arrivals
+// ---------------------------------------------------------------------------------------
+
+bool Engine::poll_endpoint() {
+  bool any = false;
+  for (int i = 0; i < kPollsMax; ++i) {
+    const std::size_t count = std::min(endpoint_.poll(events_), events_.size());
+    for (std::size_t k = 0; k < count; ++k) {
+      const fabric::Event& event = events_[k];
+      switch (event.kind) {
+        case fabric::Event::Kind::kCompleted:
+          on_finished(event, false);
+          break;
+        case fabric::Event::Kind::kFailed:
+          on_finished(event, true);
+          break;
+        case fabric::Event::Kind::kArrival:
+          on_arrival(event.immediate);
+          break;
+        case fabric::Event::Kind::kLinkDown:
+          on_link_down(event);
+          break;
+      }
+    }
+    publish_completed();
+    any = any || count != 0;
+    if (count < events_.size()) break;
+  }
+  return any;
+}
+
+void Engine::on_finished(const fabric::Event& event, bool failed) {
+  const Cookie cookie = Cookie::unpack(event.cookie);
+  Session* session = sessions_.find(cookie);
+  Lane* lane = session != nullptr && cookie.lane < session->lanes.size()
+                   ? &session->lanes[cookie.lane]
+                   : nullptr;
+  InFlight* entry = lane != nullptr ? lane->window.find_posted(cookie.sequence) : nullptr;
+  if (entry == nullptr) {
+    // Twice, or after its session: nothing it could stand for is there any more.
+    stats_.bad_completions.add(1);
+    return;
+  }
+  entry->peer->link->on_completion(failed);
+  --posted_;
+  --session->posted;
+  --session->outstanding;
+  settle_due_ = settle_due_ || answers_waiting_ != 0;
+  if (failed) {
+    entry->state = InFlight::State::kGone;
+    fault(*session, ErrorCode::kLinkDown,
+          fmt::format(
+              "the write of lane {}, command {} to rank {} failed ({}): the link to that rank's "
+              "node is in error",
+              cookie.lane, cookie.sequence, entry->peer->rank,
+              error_code_name(event.code == ErrorCode::kOk ? ErrorCode::kLinkDown : event.code)));
+    return;
+  }
+  lane->stats->post_to_completion.record(now_ns_ - std::min(now_ns_, entry->posted_ns));
+  const std::uint32_t in_order = lane->window.complete(*entry);
+  if (in_order == 0) return;
+  if (lane->newly_completed == 0) completed_lanes_[completed_lane_count_++] = lane;
+  lane->newly_completed += in_order;
+}
+
+void Engine::publish_completed() {
+  for (std::size_t i = 0; i < completed_lane_count_; ++i) {
+    Lane& lane = *completed_lanes_[i];
+    lane.consumer.publish_completed(lane.newly_completed);
+    lane.stats->completed.add(lane.newly_completed);
+    lane.newly_completed = 0;
+  }
+  completed_lane_count_ = 0;
+}
+
+void Engine::on_arrival(std::uint32_t immediate) {
+  const SessionSlot slot = shm::immediate_slot(immediate);
+  Session* session = sessions_.find(slot);
+  if (session == nullptr && read_mail()) {
+    // The peer may be quicker than this pass: its write came in after the session was added but
+    // before we looked.
+    session = sessions_.find(slot);
+  }
+  if (session != nullptr && session->arrivals.publish(immediate)) {
+    stats_.arrivals.add(1);
+  } else {
+    stats_.bad_arrivals.add(1);
+  }
+}
+
+void Engine::on_link_down(const fabric::Event& event) {
+  if (event.link >= dead_links_.size()) dead_links_.resize(std::size_t{event.link} + 1);
+  if (dead_links_[event.link]) return;
+  dead_links_[event.link] = true;
+  const ErrorCode code = event.code == ErrorCode::kOk ? ErrorCode::kLinkDown : event.code;
+  const LinkQueue* link = find_link(event.link);
+  for (Session* session : sessions_.all()) {
+    for (const auto& peer : session->bindings.peers()) {
+      if (link == nullptr || peer->link != link) continue;
+      fault(*session, ErrorCode::kLinkDown,
+            fmt::format("the link to rank {}'s node went down ({})", peer->rank,
+                        error_code_name(code)));
+    }
+  }
+  on_event_(LinkDown{event.link, code});
+}
+
+// -- rings
+// ----------------------------------------------------------------------------------------------------------
+
+std::uint32_t Engine::take_commands() {
+  const std::span<Session* const> sessions = sessions_.all();
+  more_expected_ = false;
+  sweep_ended_ = true;
+  std::uint32_t moved = 0;
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    if (moved >= kPassCommandsMax) {
+      sweep_ended_ = false;
+      more_expected_ = true;
+      break;
+    }
+    if (next_session_ >= sessions.size()) next_session_ = 0;
+    Session& session = *sessions[next_session_++];
+    if (!session.fenced) moved += take_from(session);
+  }
+  return moved;
+}
+
+std::uint32_t Engine::take_from(Session& session) {
+  const auto lane_count = static_cast<std::uint32_t>(session.lanes.size());
+  std::uint32_t moved = 0;
+  std::uint32_t index = session.next_lane;
+  for (std::uint32_t i = 0; i < lane_count && !session.fenced; ++i) {
+    Lane& lane = session.lanes[index];
+    index = index + 1 == lane_count ? 0 : index + 1;
+    const std::uint32_t lane_moved = take_turn(session, lane);
+    moved += lane_moved;
+    // The next turn begins behind the last lane that got something, so that none is always too
+    // late.
+    if (lane_moved != 0) session.next_lane = index;
+  }
+  return moved;
+}
+
+std::uint32_t Engine::take_turn(Session& session, Lane& lane) {
+  const std::uint64_t consumed_before = lane.consumer.consumed;
+  std::uint64_t bytes = 0;
+  std::uint32_t moved = 0;
+  while (lane.holds || take_next(session, lane, bytes)) {
+    Peer& peer = *lane.held.peer;
+    LinkQueue& link = *peer.link;
+    if (!link.admits(peer.flow)) {
+      if (link.full()) lane.stats->credit_stalls.add(1);
+      break;
+    }
+    link.push(lane, peer.flow, now_ns_);
+    if (link.full()) post(link);
+    if (++moved == kLaneTurnMax) {
+      more_expected_ = true;
+      break;
+    }
+  }
+  const std::uint64_t taken = lane.consumer.consumed - consumed_before;
+  if (taken != 0) {
+    // The copies were made: the slots are the producer's again, even while a command still waits
+    // here.
+    lane.consumer.publish_consumed();
+    lane.stats->commands.add(taken - (session.fenced ? 1 : 0));
+    lane.stats->bytes.add(bytes);
+  }
+  return moved;
+}
+
+bool Engine::take_next(Session& session, Lane& lane, std::uint64_t& bytes) {
+  if (session.outstanding >= session.outstanding_max || lane.window.full()) {
+    if (lane.ready()) lane.stats->credit_stalls.add(1);
+    return false;
+  }
+  std::uint64_t words[shm::kCommandWords];
+  const std::uint64_t sequence = lane.consumer.consumed;
+  if (!lane.consumer.try_take(words)) return false;
+  const Flaw flaw = check_command(words, sequence, session.bindings, lane.held);
+  if (flaw != Flaw::kNone) [[unlikely]] {
+    fault(session, ErrorCode::kBadCommand,
+          describe_flaw(flaw, lane.index, sequence, words, session.bindings));
+    return false;
+  }
+  const shm::Command& command = lane.held.command;
+  InFlight& entry = lane.window.open();
+  entry.peer = lane.held.peer;
+  entry.src_handle = command.src_handle;
+  entry.dst_handle = command.dst_handle;
+  lane.held_entry = &entry;
+  lane.held_cookie = lane.cookie_base | static_cast<std::uint32_t>(sequence);
+  lane.holds = true;
+  ++session.outstanding;
+  bytes += command.bytes;
+  return true;
+}
+
+// -- links
+// ----------------------------------------------------------------------------------------------------------
+
+std::uint32_t Engine::post(LinkQueue& link) {
+  if (link.refused()) return 0;
+  const std::uint32_t taken = link.post(endpoint_, ++batch_number_, read_clock());
+  posted_ += taken;
+  return taken;
+}
+
+bool Engine::finish_links() {
+  bool worked = false;
+  for (LinkQueue* link : used_links_) {
+    if (link->queued() != 0) {
+      // A partial submission is worth a short wait only when company is on its way, or when the
+      // link has enough to do meanwhile. Otherwise it goes at once.
+      const bool company = more_expected_ || link->in_flight() >= shm::kBatchMax;
+      const bool wait = company && now_ns_ - link->oldest_queued_ns() < batch_window_ns_;
+      if (!wait) worked = post(*link) != 0 || worked;
+    }
+    if (sweep_ended_) worked = link->end_sweep() || worked;
+    link->end_pass();
+    link->publish_stats();
+  }
+  return worked;
+}
+
+LinkQueue& Engine::use_link(fabric::LinkId id, std::unique_ptr<LinkQueue> fresh) {
+  if (id >= links_.size()) links_.resize(std::size_t{id} + 1);
+  if (links_[id] == nullptr) {
+    links_[id] = std::move(fresh);
+    used_links_.push_back(links_[id].get());
+  }
+  ++links_[id]->users;
+  return *links_[id];
+}
+
+void Engine::release_links(const Session& session) {
+  for (const auto& peer : session.bindings.peers()) {
+    LinkQueue* link = peer->link;
+    if (--link->users != 0) continue;
+    std::erase(used_links_, link);
+    links_[link->id()].reset();
+  }
+}
+
+// -- the control thread's messages
+// ----------------------------------------------------------------------------------
+
+bool Engine::read_mail() {
+  if (!mailbox_.take(parcels_)) return false;
+  for (Parcel& parcel : parcels_) {
+    std::visit([&](const auto& message) { on_mail(parcel, message); }, parcel.command);
+  }
+  parcels_.clear();
+  return true;
+}
+
+void Engine::on_mail(Parcel& parcel, const AddSession& add) {
+  if (!sessions_.add(parcel.session)) {
+    on_event_(
+        SessionFault{add.slot, ErrorCode::kInternal,
+                     fmt::format("session slot {} was added while it is in use, or is not below {}",
+                                 add.slot, shm::kSessionsMax)});
+    return;
+  }
+  Session& session = *sessions_.find(add.slot);
+  for (Lane& lane : session.lanes)
+    lane.cookie_base = Cookie{add.slot, session.generation, lane.index, 0}.pack();
+}
+
+void Engine::on_mail(Parcel&, const BindBuffer& bind) {
+  if (Session* session = sessions_.find(bind.slot))
+    session->bindings.buffers.bind(bind.handle, bind.region, bind.bytes);
+}
+
+void Engine::on_mail(Parcel&, const UnbindBuffer& unbind) {
+  Session* session = sessions_.find(unbind.slot);
+  if (session == nullptr) {
+    on_event_(BufferReleased{unbind.slot, unbind.handle});
+    return;
+  }
+  session->bindings.buffers.unbind(unbind.handle);
+  session->unbinding.push_back(unbind);
+  ++answers_waiting_;
+  settle_due_ = true;
+}
+
+void Engine::on_mail(Parcel& parcel, const BindPeer& bind) {
+  Session* session = sessions_.find(bind.slot);
+  if (session == nullptr) return;
+  if (bind.peer_rank >= shm::kWorldMax) {
+    fault(*session, ErrorCode::kInternal,
+          fmt::format("rank {} was bound as a rail peer: ranks are below {}", bind.peer_rank,
+                      shm::kWorldMax));
+    return;
+  }
+  LinkQueue& link = use_link(bind.link, std::move(parcel.link));
+  link.set_stats(bind.link_stats);
+  parcel.peer->link = &link;
+  link.start_flow(parcel.peer->flow, session->weight);
+  session->bindings.bind_peer(std::move(parcel.peer));
+  if (bind.link < dead_links_.size() && dead_links_[bind.link]) {
+    fault(*session, ErrorCode::kLinkDown,
+          fmt::format("the link to rank {}'s node is down", bind.peer_rank));
+  }
+}
+
+void Engine::on_mail(Parcel&, const BindPeerBuffer& bind) {
+  Session* session = sessions_.find(bind.slot);
+  Peer* peer = session != nullptr ? session->bindings.peer(bind.peer_rank) : nullptr;
+  if (peer != nullptr) peer->buffers.bind(bind.handle, bind.region, bind.bytes);
+}
+
+void Engine::on_mail(Parcel&, const UnbindPeerBuffer& unbind) {
+  Session* session = sessions_.find(unbind.slot);
+  if (session == nullptr) {
+    on_event_(PeerBufferReleased{unbind.slot, unbind.peer_rank, unbind.handle});
+    return;
+  }
+  if (Peer* peer = session->bindings.peer(unbind.peer_rank)) peer->buffers.unbind(unbind.handle);
+  session->unbinding_peer.push_back(unbind);
+  ++answers_waiting_;
+  settle_due_ = true;
+}
+
+void Engine::on_mail(Parcel&, const FenceSession& asked) {
+  Session* session = sessions_.find(asked.slot);
+  if (session == nullptr) {
+    on_event_(Drained{asked.slot});
+    return;
+  }
+  fence(*session);
+  if (session->drain_asked) return;
+  session->drain_asked = true;
+  ++answers_waiting_;
+  settle_due_ = true;
+}
+
+// -- the end of a session
+// -------------------------------------------------------------------------------------------
+
+void Engine::fault(Session& session, ErrorCode code, std::string reason) {
+  if (session.fenced) return;
+  fence(session);
+  on_event_(SessionFault{session.slot, code, std::move(reason)});
+}
+
+void Engine::fence(Session& session) {
+  if (session.fenced) return;
+  session.fenced = true;
+  for (Lane& lane : session.lanes) {
+    if (lane.holds) lane.held_entry->state = InFlight::State::kGone;
+    lane.holds = false;
+  }
+  for (const auto& peer : session.bindings.peers()) peer->link->drop(session);
+  settle_due_ = settle_due_ || answers_waiting_ != 0;
+}
+
+void Engine::settle() {
+  settle_due_ = false;
+  for (std::size_t i = sessions_.all().size(); i-- > 0;) {
+    Session& session = *sessions_.all()[i];
+    answers_waiting_ -= static_cast<std::uint32_t>(
+        std::erase_if(session.unbinding, [&](const UnbindBuffer& buffer) {
+          if (session.in_flight(buffer)) return false;
+          on_event_(BufferReleased{buffer.slot, buffer.handle});
+          return true;
+        }));
+    answers_waiting_ -= static_cast<std::uint32_t>(
+        std::erase_if(session.unbinding_peer, [&](const UnbindPeerBuffer& buffer) {
+          if (session.in_flight(buffer)) return false;
+          on_event_(PeerBufferReleased{buffer.slot, buffer.peer_rank, buffer.handle});
+          return true;
+        }));
+    if (!session.drain_asked || session.posted != 0) continue;
+    --answers_waiting_;
+    release_links(session);
+    const SessionSlot slot = session.slot;
+    mailbox_.retire(sessions_.remove(slot));
+    on_event_(Drained{slot});
+  }
+}
+
+}  // namespace mk::daemon

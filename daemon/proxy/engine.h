@@ -1,0 +1,116 @@
+/// \file
+/// One pass of the proxy, without its thread: mailbox, completions and arrivals, rings,
+/// submissions.
+///
+/// A pass never waits and, but for messages of the control thread, never allocates. What it does
+/// per command: one copy out of the ring, the checks of command_validation.h, an entry in the
+/// lane's window, a place in the link's next submission; and, when the completion comes, the way
+/// back from the cookie to the entry.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/fabric/fabric.h"
+#include "daemon/proxy/link_queue.h"
+#include "daemon/proxy/mailbox.h"
+#include "daemon/proxy/proxy.h"
+#include "daemon/proxy/session_table.h"
+
+namespace mk::daemon {
+
+/// Commands of one lane in its turn, and of all lanes before completions are polled again.
+inline constexpr std::uint32_t kLaneTurnMax = 4 * shm::kBatchMax;
+inline constexpr std::uint32_t kPassCommandsMax = 256;
+/// Events of one poll, and polls of one pass.
+inline constexpr std::size_t kPollEvents = 64;
+inline constexpr int kPollsMax = 8;
+
+class Engine {
+ public:
+  Engine(fabric::Endpoint& endpoint, const ProxyOptions& options,
+         std::function<void(ProxyEvent)> on_event);
+
+  /// Control thread.
+  void apply(ProxyCommand command) { mailbox_.put(std::move(command)); }
+
+  /// One pass. Returns whether there was anything to do.
+  bool pass();
+
+  /// The clock at the start of the last pass.
+  std::uint64_t now_ns() const { return now_ns_; }
+
+  /// When the next pass is due although nothing was to do in this one: at once (0), at that time,
+  /// or nullopt when only a ring, the mailbox or a peer can bring work.
+  std::optional<std::uint64_t> next_due_ns() const;
+
+  ProxyStats& stats() { return stats_; }
+  const ProxyStats& stats() const { return stats_; }
+
+ private:
+  std::uint64_t read_clock() const { return clock_ ? clock_() : shm::monotonic_ns(); }
+
+  bool read_mail();
+  void on_mail(Parcel& parcel, const AddSession& add);
+  void on_mail(Parcel& parcel, const BindBuffer& bind);
+  void on_mail(Parcel& parcel, const UnbindBuffer& unbind);
+  void on_mail(Parcel& parcel, const BindPeer& bind);
+  void on_mail(Parcel& parcel, const BindPeerBuffer& bind);
+  void on_mail(Parcel& parcel, const UnbindPeerBuffer& unbind);
+  void on_mail(Parcel& parcel, const FenceSession& fence);
+
+  bool poll_endpoint();
+  void on_finished(const fabric::Event& event, bool failed);
+  void on_arrival(std::uint32_t immediate);
+  void on_link_down(const fabric::Event& event);
+  void publish_completed();
+
+  std::uint32_t take_commands();
+  std::uint32_t take_from(Session& session);
+  std::uint32_t take_turn(Session& session, Lane& lane);
+  bool take_next(Session& session, Lane& lane, std::uint64_t& bytes);
+  std::uint32_t post(LinkQueue& link);
+  bool finish_links();
+
+  LinkQueue* find_link(fabric::LinkId id) const {
+    return id < links_.size() ? links_[id].get() : nullptr;
+  }
+  LinkQueue& use_link(fabric::LinkId id, std::unique_ptr<LinkQueue> fresh);
+  void release_links(const Session& session);
+  void fault(Session& session, ErrorCode code, std::string reason);
+  void fence(Session& session);
+  void settle();
+
+  fabric::Endpoint& endpoint_;
+  const std::uint64_t batch_window_ns_;
+  const std::function<std::uint64_t()> clock_;
+  const std::function<void(ProxyEvent)> on_event_;
+  Mailbox mailbox_;
+  SessionTable sessions_;
+  std::vector<std::unique_ptr<LinkQueue>> links_;  ///< by LinkId
+  std::vector<LinkQueue*> used_links_;
+  std::vector<bool>
+      dead_links_;  ///< by LinkId: reported down; an endpoint does not use a number twice
+
+  std::uint64_t now_ns_ = 0;
+  std::uint64_t batch_number_ = 0;
+  std::uint64_t posted_ = 0;      ///< writes with the fabric
+  std::size_t next_session_ = 0;  ///< where the sweep over the sessions goes on
+  bool sweep_ended_ = true;
+  bool more_expected_ = false;         ///< a lane's turn ended before its ring was empty
+  std::uint32_t answers_waiting_ = 0;  ///< unbinds and fences not yet answered
+  bool settle_due_ = false;
+
+  std::vector<Parcel> parcels_;
+  std::array<fabric::Event, kPollEvents> events_;
+  std::array<Lane*, kPollEvents> completed_lanes_{};
+  std::size_t completed_lane_count_ = 0;
+  ProxyStats stats_;
+};
+
+}  // namespace mk::daemon

@@ -1,0 +1,72 @@
+#include "daemon/proxy/session_table.h"
+
+#include <algorithm>
+
+namespace mk::daemon {
+
+namespace {
+
+/// A lane's window has room for twice the session's outstanding commands: those completed behind a
+/// straggler wait there too.
+std::uint32_t window_capacity(std::uint32_t outstanding_max) {
+  return 2 * std::clamp(outstanding_max, 1u, shm::kRingSlotsMax);
+}
+
+template <class Names>
+bool any_in_flight(const Session& session, Names names) {
+  bool found = false;
+  for (const Lane& lane : session.lanes) {
+    lane.window.for_each(
+        [&](const InFlight& entry) { found = found || (entry.pending() && names(entry)); });
+  }
+  return found;
+}
+
+}  // namespace
+
+Session::Session(const AddSession& added)
+    : slot(added.slot),
+      weight(std::clamp(added.weight, 1u, kWeightMax)),
+      outstanding_max(std::clamp(added.outstanding_max, 1u, shm::kRingSlotsMax)),
+      arrivals(added.segment->flags(), added.segment->shape().flag_count),
+      own_stats_(added.stats == nullptr ? std::make_unique<SessionStats>() : nullptr) {
+  SessionStats& stats = added.stats != nullptr ? *added.stats : *own_stats_;
+  const std::uint32_t lane_count = added.segment->shape().lane_count;
+  lanes.reserve(lane_count);
+  for (std::uint32_t i = 0; i < lane_count; ++i) {
+    lanes.emplace_back(*this, i, added.segment->ring(i), stats.lanes[i],
+                       window_capacity(outstanding_max));
+  }
+  unbinding.reserve(16);
+  unbinding_peer.reserve(16);
+}
+
+bool Session::in_flight(const UnbindBuffer& buffer) const {
+  return any_in_flight(*this,
+                       [&](const InFlight& entry) { return entry.src_handle == buffer.handle; });
+}
+
+bool Session::in_flight(const UnbindPeerBuffer& buffer) const {
+  return any_in_flight(*this, [&](const InFlight& entry) {
+    return entry.peer->rank == buffer.peer_rank && entry.dst_handle == buffer.handle;
+  });
+}
+
+bool SessionTable::add(std::unique_ptr<Session>& session) {
+  const SessionSlot slot = session->slot;
+  if (slot >= shm::kSessionsMax || sessions_[slot] != nullptr) return false;
+  session->generation = ++generations_[slot] & Cookie::kGenerationMask;
+  active_[count_++] = session.get();
+  sessions_[slot] = std::move(session);
+  return true;
+}
+
+std::unique_ptr<Session> SessionTable::remove(SessionSlot slot) {
+  Session* session = find(slot);
+  if (session == nullptr) return nullptr;
+  const auto end = active_.begin() + static_cast<std::ptrdiff_t>(count_);
+  *std::find(active_.begin(), end, session) = active_[--count_];
+  return std::move(sessions_[slot]);
+}
+
+}  // namespace mk::daemon

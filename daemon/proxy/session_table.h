@@ -1,0 +1,115 @@
+/// \file
+/// The sessions one proxy serves, by slot. A session is made and freed by the control thread and
+/// used only by the proxy thread in between.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "daemon/proxy/arrivals.h"
+#include "daemon/proxy/bindings.h"
+#include "daemon/proxy/command_validation.h"
+#include "daemon/proxy/completion_tracker.h"
+#include "daemon/proxy/proxy.h"
+#include "daemon/proxy/stats.h"
+#include "shm/ring.h"
+
+namespace mk::daemon {
+
+struct Session;
+
+/// A session's share; above this it counts as this.
+inline constexpr std::uint32_t kWeightMax = 1u << 16;
+
+/// One command ring, as the proxy works on it.
+struct Lane {
+  Lane(Session& owner, std::uint32_t number, const shm::RingView& ring, LaneStats& lane_stats,
+       std::uint32_t window_capacity)
+      : consumer{ring},
+        session(&owner),
+        stats(&lane_stats),
+        index(number),
+        window(window_capacity) {}
+
+  shm::RingConsumer consumer;
+  Session* session;
+  LaneStats* stats;
+  std::uint32_t index;
+  /// A command was copied and checked but its link had no room, or its session no deficit: `held`
+  /// is the lane's next.
+  bool holds = false;
+  AcceptedCommand held;
+  InFlight* held_entry = nullptr;
+  std::uint64_t held_cookie = 0;
+  std::uint64_t cookie_base = 0;      ///< the lane's cookies but for the sequence
+  std::uint64_t last_batch = 0;       ///< the last submission that held a command of this lane
+  std::uint32_t newly_completed = 0;  ///< done in ring order, not yet published
+  LaneWindow window;
+
+  /// Whether the ring's next command is committed. Reads one word, takes nothing.
+  bool ready() const {
+    const shm::CommandSlot& slot = consumer.ring.slot(consumer.consumed);
+    return ((shm::load_relaxed(&slot.words[shm::kCommitWord]) ^
+             shm::lap_parity(consumer.consumed, consumer.ring.slot_count_log2)) &
+            shm::kParityBit) == 0;
+  }
+};
+
+struct Session {
+  explicit Session(const AddSession& added);
+
+  SessionSlot slot;
+  std::uint32_t generation = 0;
+  bool fenced = false;       ///< takes nothing more
+  bool drain_asked = false;  ///< FenceSession came: answer Drained when `posted` is 0
+  std::uint32_t weight;
+  std::uint32_t outstanding = 0;  ///< taken, not completed
+  std::uint32_t outstanding_max;
+  std::uint32_t posted = 0;     ///< with the fabric
+  std::uint32_t next_lane = 0;  ///< whose turn is first in the next pass
+  std::vector<Lane> lanes;
+  Bindings bindings;
+  ArrivalBoard arrivals;
+  std::vector<UnbindBuffer> unbinding;  ///< not yet answered
+  std::vector<UnbindPeerBuffer> unbinding_peer;
+
+  /// Whether a command that was taken and may still be transferred names the buffer.
+  bool in_flight(const UnbindBuffer& buffer) const;
+  bool in_flight(const UnbindPeerBuffer& buffer) const;
+
+ private:
+  std::unique_ptr<SessionStats> own_stats_;  ///< when the control thread gave none
+};
+
+class SessionTable {
+ public:
+  /// Null when no session has this slot.
+  Session* find(SessionSlot slot) const {
+    return slot < shm::kSessionsMax ? sessions_[slot].get() : nullptr;
+  }
+
+  /// The session a cookie names, if it is still the one that made it.
+  Session* find(const Cookie& cookie) const {
+    Session* session = sessions_[cookie.slot].get();
+    return session != nullptr && session->generation == cookie.generation ? session : nullptr;
+  }
+
+  /// Takes a free slot of the table; false, with `session` untouched, when it is in use or out of
+  /// range.
+  bool add(std::unique_ptr<Session>& session);
+  std::unique_ptr<Session> remove(SessionSlot slot);
+
+  /// All sessions, in no particular order. Invalidated by add and remove.
+  std::span<Session* const> all() const { return {active_.data(), count_}; }
+
+ private:
+  std::array<std::unique_ptr<Session>, shm::kSessionsMax> sessions_;
+  std::array<std::uint32_t, shm::kSessionsMax> generations_{};
+  std::array<Session*, shm::kSessionsMax> active_{};
+  std::size_t count_ = 0;
+};
+
+}  // namespace mk::daemon
