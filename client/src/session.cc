@@ -8,7 +8,7 @@
 namespace mk {
 namespace {
 
-constexpr const char* kDefaultSocket = "/run/mkerneld/client.sock";
+constexpr const char* kDefaultSocket = "/run/mkernel/mkerneld.sock";
 
 Status check(const AttachOptions& o) {
   if (o.job.empty() || o.job.size() > shm::kJobNameBytesMax) {

@@ -41,7 +41,7 @@ MK_EXPORT const char* version();
 /// How a rank finds its daemon and its place in the job. Ranks are node-major: rank = node_rank *
 /// local_size + local_rank.
 struct MK_EXPORT AttachOptions {
-  /// The daemon's client socket; empty: $MKERNEL_SOCKET, else /run/mkerneld/client.sock. '@' names
+  /// The daemon's client socket; empty: $MKERNEL_SOCKET, else /run/mkernel/mkerneld.sock. '@' names
   /// the abstract namespace.
   std::string socket;
   std::string job;  ///< the same on all ranks; one daemon runs one job of a name at a time

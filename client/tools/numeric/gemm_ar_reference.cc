@@ -1,0 +1,94 @@
+#include "client/tools/numeric/gemm_ar_reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace mk::tools {
+namespace {
+
+/// product += a b in float64, one row of C at a time; the inner loop runs along a row of B and C.
+__attribute__((target_clones("avx512f", "avx2", "default"))) void multiply_row(
+    const double* a_row, const double* b, std::uint64_t k, std::uint64_t n,
+    double* __restrict row) {
+  constexpr std::uint64_t kColumns =
+      512;  // of B at a time, so that a block of k rows stays in the cache
+  for (std::uint64_t first = 0; first < n; first += kColumns) {
+    const std::uint64_t last = std::min(n, first + kColumns);
+    for (std::uint64_t i = 0; i < k; ++i) {
+      const double factor = a_row[i];
+      const double* b_row = b + i * n;
+      for (std::uint64_t j = first; j < last; ++j) row[j] += factor * b_row[j];
+    }
+  }
+}
+
+}  // namespace
+
+GemmArReference::GemmArReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes,
+                                 std::uint32_t locals, DataType type)
+    : rows_(rows),
+      n_(n),
+      nodes_(nodes),
+      locals_(locals),
+      type_(type),
+      sum_(rows * n),
+      node_(rows * n),
+      magnitude_p_(rows * n),
+      magnitude_q_(rows * n) {}
+
+void GemmArReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, std::uint64_t k,
+                               double range_a, double range_b) {
+  std::vector<double> wide_b(k * n_);
+  for (std::uint64_t i = 0; i < k * n_; ++i) wide_b[i] = to_float(type_, b[i]);
+  std::vector<double> a_row(k);
+  std::vector<double> product(n_);
+  for (std::uint64_t row = 0; row < rows_; ++row) {
+    for (std::uint64_t i = 0; i < k; ++i) a_row[i] = to_float(type_, a[row * k + i]);
+    std::fill(product.begin(), product.end(), 0.0);
+    multiply_row(a_row.data(), wide_b.data(), k, n_, product.data());
+    for (std::uint64_t j = 0; j < n_; ++j) {
+      node_[row * n_ + j] += product[j];
+      magnitude_p_[row * n_ + j] += std::fabs(product[j]);
+    }
+  }
+  const double ku = static_cast<double>(k) * kUnitRoundoffFp32;
+  accumulation_ += ku / (1 - ku) * static_cast<double>(k) * range_a * range_b;
+  if (++ranks_ % locals_ == 0) close_node();
+}
+
+void GemmArReference::close_node() {
+  for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
+    sum_[i] += node_[i];
+    magnitude_q_[i] += std::fabs(node_[i]);
+    node_[i] = 0;
+  }
+}
+
+double GemmArReference::bound(std::uint64_t i) const {
+  const double v = unit_roundoff(type_);
+  const double first_order =
+      accumulation_ + v * (magnitude_p_[i] + magnitude_q_[i] + std::fabs(sum_[i])) +
+      kUnitRoundoffFp32 * (locals_ * magnitude_p_[i] + nodes_ * magnitude_q_[i]);
+  const double subnormal = type_ == DataType::kF16
+                               ? std::ldexp(1.0, -25) * (nodes_ * locals_ + nodes_ + 1)
+                               : std::ldexp(1.0, -133);
+  return first_order * (1 + 4 * v) + subnormal;
+}
+
+GemmArReference::Comparison GemmArReference::compare(const std::uint16_t* c) const {
+  Comparison result;
+  for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
+    const double error = std::fabs(static_cast<double>(to_float(type_, c[i])) - sum_[i]);
+    const double ratio =
+        std::isnan(error) ? std::numeric_limits<double>::infinity() : error / bound(i);
+    if (!(ratio <= 1)) {
+      if (result.wrong++ == 0) result.first_wrong = i;
+    }
+    result.worst_ratio = std::max(result.worst_ratio, ratio);
+    if (!std::isnan(error)) result.max_error = std::max(result.max_error, error);
+  }
+  return result;
+}
+
+}  // namespace mk::tools

@@ -1,0 +1,15 @@
+/// \file
+/// What machine a figure was taken on.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+namespace mk::bench {
+
+/// CPU model, cores this process may use, memory, kernel, compiler and build type of this program.
+nlohmann::json describe_machine();
+
+/// UTC now, "2026-01-31T12:34:56Z".
+std::string utc_now();
+
+}  // namespace mk::bench
