@@ -1,0 +1,362 @@
+#include "daemon/config/config.h"
+
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "daemon/config/reader.h"
+#include "daemon/config/units.h"
+
+namespace mk::daemon {
+namespace {
+
+constexpr std::size_t kSocketPathBytesMax = 107;
+constexpr std::uint32_t kRailsMax = shm::kLocalRanksMax;
+constexpr std::size_t kFileBytesMax = 1 << 20;
+
+constexpr std::pair<std::string_view, LogFormat> kLogFormats[] = {
+    {"auto", LogFormat::kAuto},
+    {"text", LogFormat::kText},
+    {"json", LogFormat::kJson},
+    {"journald", LogFormat::kJournald}};
+
+// -- one value each; the errors say only what is allowed ------------------------------------------
+
+template <class T, class Parse>
+auto take(T& into, Parse&& parse) {
+  return [&into, parse](std::string_view text) -> Status {
+    auto value = parse(text);
+    if (!value) return propagate(value);
+    into = std::move(*value);
+    return {};
+  };
+}
+
+auto take_duration(std::uint64_t& into) { return take(into, parse_duration_ns); }
+auto take_bandwidth(double& into) { return take(into, parse_bandwidth); }
+auto take_size(std::uint64_t& into) { return take(into, parse_size_bytes); }
+auto take_text(std::string& into, std::size_t bytes_max = 4096) {
+  return [&into, bytes_max](std::string_view text) -> Status {
+    if (text.size() > bytes_max || text.find_first_of(std::string_view("\0\n", 2)) != text.npos) {
+      return fail(ErrorCode::kInvalidArgument, "one line of at most {} bytes is expected",
+                  bytes_max);
+    }
+    into = text;
+    return {};
+  };
+}
+
+auto take_one_of(std::string& into, std::vector<std::string> allowed) {
+  return [&into, allowed = std::move(allowed)](std::string_view text) -> Status {
+    if (std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
+      return fail(ErrorCode::kInvalidArgument, "\"{}\" is not one of \"{}\"", text,
+                  fmt::join(allowed, "\", \""));
+    }
+    into = text;
+    return {};
+  };
+}
+
+auto take_listen(Address& into) {
+  return take(into, [](std::string_view text) { return parse_address(text, true); });
+}
+auto take_peer_address(Address& into) {
+  return take(into, [](std::string_view text) { return parse_address(text, false); });
+}
+
+Status accept_socket(std::string_view text, std::string& into) {
+  if (text.size() < 2 || text.size() > kSocketPathBytesMax || (text[0] != '/' && text[0] != '@')) {
+    return fail(ErrorCode::kInvalidArgument,
+                "an absolute path, or \"@name\", of at most {} bytes is expected",
+                kSocketPathBytesMax);
+  }
+  into = text;
+  return {};
+}
+
+Status accept_mode(std::string_view text, std::uint32_t& into) {
+  std::uint32_t mode = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), mode, 8);
+  if (error != std::errc{} || end != text.data() + text.size() || mode > 0777) {
+    return fail(ErrorCode::kInvalidArgument, "an octal mode such as \"0660\" is expected");
+  }
+  into = mode;
+  return {};
+}
+
+Status accept_log_format(std::string_view text, LogFormat& into) {
+  for (const auto& [name, format] : kLogFormats) {
+    if (name != text) continue;
+    into = format;
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "\"{}\" is not one of \"auto\", \"text\", \"json\", \"journald\"", text);
+}
+
+const std::vector<std::string>& fabric_names() {
+  static const std::vector<std::string> names{"loopback", "ofi", "null"};
+  return names;
+}
+const std::vector<std::string>& log_levels() {
+  static const std::vector<std::string> levels{"debug", "info", "warning", "error"};
+  return levels;
+}
+
+Status accept_node_id(std::string_view text, std::uint32_t& into) {
+  std::uint32_t id = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+  if (error != std::errc{} || end != text.data() + text.size() || id >= shm::kNodesMax) {
+    return fail(ErrorCode::kInvalidArgument, "a node id from 0 to {} is expected",
+                shm::kNodesMax - 1);
+  }
+  into = id;
+  return {};
+}
+
+// -- the file
+// --------------------------------------------------------------------------------------
+
+void read_fabric(Section fabric, Config& config) {
+  fabric.string("name", take_one_of(config.fabric.name, fabric_names()));
+  fabric.integer("rails", 1, kRailsMax, config.fabric.rails);
+  Section loopback = fabric.section("loopback");
+  loopback.string("bandwidth", take_bandwidth(config.fabric.loopback.bandwidth_bytes_per_second));
+  loopback.string("latency", take_duration(config.fabric.loopback.latency_ns));
+  loopback.finish();
+  Section ofi = fabric.section("ofi");
+  ofi.string("provider", take_text(config.fabric.ofi.provider, 64));
+  ofi.string("bind", take_text(config.fabric.ofi.bind, 256));
+  ofi.finish();
+  fabric.finish();
+}
+
+void read_proxy(Section proxy, Config& config) {
+  proxy.integers("cpus", -1, 4095, config.proxy.cpus);
+  proxy.string("batch_window", take_duration(config.proxy.batch_window_ns));
+  proxy.string("spin", take_duration(config.proxy.spin_ns));
+  proxy.string("sleep_max", take_duration(config.proxy.sleep_max_ns));
+  proxy.finish();
+}
+
+void read_limits(Section limits, Config& config) {
+  limits.integer("sessions", 1, shm::kSessionsMax, config.limits.sessions);
+  limits.integer("outstanding", 1, 65'536, config.limits.outstanding);
+  limits.string("registered", take_size(config.limits.registered_bytes));
+  limits.string("drain", take_duration(config.limits.drain_ns));
+  limits.finish();
+}
+
+void read_root(Section root, Config& config) {
+  root.integer("node_id", 0, shm::kNodesMax - 1, config.node_id);
+  root.string("listen", take_listen(config.listen));
+  root.boolean("insecure", config.insecure);
+  Section socket = root.section("socket");
+  socket.string("path",
+                [&](std::string_view text) { return accept_socket(text, config.socket.path); });
+  socket.string("mode",
+                [&](std::string_view text) { return accept_mode(text, config.socket.mode); });
+  socket.finish();
+  root.each("peer", [&](Section& section) {
+    PeerConfig peer;
+    section.require("id");
+    section.require("address");
+    section.integer("id", 0, shm::kNodesMax - 1, peer.id);
+    section.string("address", take_peer_address(peer.address));
+    section.finish();
+    for (const PeerConfig& other : config.peers) {
+      if (other.id == peer.id) {
+        section.refuse_table(fmt::format("node id {} is given to two peers", peer.id));
+      }
+    }
+    config.peers.push_back(std::move(peer));
+  });
+  read_fabric(root.section("fabric"), config);
+  read_proxy(root.section("proxy"), config);
+  read_limits(root.section("limits"), config);
+  root.each("job", [&](Section& section) {
+    JobWeight job;
+    section.require("pattern");
+    section.string("pattern", take_text(job.pattern, shm::kJobNameBytesMax));
+    section.integer("weight", 1, 1000, job.weight);
+    section.finish();
+    config.jobs.push_back(std::move(job));
+  });
+  Section log = root.section("log");
+  log.string("level", take_one_of(config.log.level, log_levels()));
+  log.string("format",
+             [&](std::string_view text) { return accept_log_format(text, config.log.format); });
+  log.finish();
+  Section tls = root.section("tls");
+  tls.string("cert", take_text(config.tls.cert));
+  tls.string("key", take_text(config.tls.key));
+  tls.string("ca", take_text(config.tls.ca));
+  tls.finish();
+  root.finish();
+}
+
+// -- the command line
+// ------------------------------------------------------------------------------
+
+template <class Accept>
+void override_with(const std::optional<std::string>& value, std::string_view flag,
+                   Diagnostics& diagnostics, Accept&& accept) {
+  if (!value) return;
+  const Status status = accept(std::string_view(*value));
+  if (!status) {
+    diagnostics.plain(fmt::format("--{} {}: {}", flag, *value, status.error().message));
+  }
+}
+
+void override_peer(const std::string& text, Config& config, Diagnostics& diagnostics) {
+  const std::size_t equals = text.find('=');
+  PeerConfig peer;
+  Status status = equals == std::string::npos
+                      ? Status(fail(ErrorCode::kInvalidArgument,
+                                    "ID=ADDRESS is expected, such as 1=unix:/run/mkernel/1.sock"))
+                      : accept_node_id(std::string_view(text).substr(0, equals), peer.id);
+  if (status) status = take_peer_address(peer.address)(std::string_view(text).substr(equals + 1));
+  if (!status) {
+    return diagnostics.plain(fmt::format("--peer {}: {}", text, status.error().message));
+  }
+  for (PeerConfig& known : config.peers) {
+    if (known.id != peer.id) continue;
+    known = std::move(peer);
+    return;
+  }
+  config.peers.push_back(std::move(peer));
+}
+
+void apply(const ConfigOverrides& overrides, Config& config, Diagnostics& diagnostics) {
+  override_with(overrides.node_id, "node-id", diagnostics,
+                [&](std::string_view text) { return accept_node_id(text, config.node_id); });
+  override_with(overrides.listen, "listen", diagnostics, take_listen(config.listen));
+  override_with(overrides.socket, "socket", diagnostics,
+                [&](std::string_view text) { return accept_socket(text, config.socket.path); });
+  override_with(overrides.fabric, "fabric", diagnostics,
+                take_one_of(config.fabric.name, fabric_names()));
+  override_with(overrides.link_bandwidth, "link-bandwidth", diagnostics,
+                take_bandwidth(config.fabric.loopback.bandwidth_bytes_per_second));
+  override_with(overrides.link_latency, "link-latency", diagnostics,
+                take_duration(config.fabric.loopback.latency_ns));
+  override_with(overrides.log_level, "log-level", diagnostics,
+                take_one_of(config.log.level, log_levels()));
+  override_with(overrides.log_format, "log-format", diagnostics,
+                [&](std::string_view text) { return accept_log_format(text, config.log.format); });
+  if (overrides.insecure) config.insecure = true;
+  for (const std::string& peer : overrides.peers) override_peer(peer, config, diagnostics);
+}
+
+// -- what needs all of it
+// --------------------------------------------------------------------------
+
+void check_security(const Config& config, Diagnostics& diagnostics) {
+  const int tls_files = !config.tls.cert.empty() + !config.tls.key.empty() + !config.tls.ca.empty();
+  if (tls_files != 0 && tls_files != 3) {
+    diagnostics.plain("tls: cert, key and ca are needed together (mutual TLS)");
+  }
+  if (tls_files == 3 || config.insecure) return;
+  const auto refuse = [&](const std::string& what) {
+    diagnostics.plain(what +
+                      " is reached over the network: give [tls] cert, key and ca, or "
+                      "insecure = true to go without (anybody on that network can then speak to "
+                      "the daemon)");
+  };
+  if (!config.listen.local()) refuse("listen " + config.listen.text());
+  for (const PeerConfig& peer : config.peers) {
+    if (!peer.address.local()) refuse(fmt::format("peer {} {}", peer.id, peer.address.text()));
+  }
+}
+
+void check(const Config& config, Diagnostics& diagnostics) {
+  std::set<std::string> addresses;
+  for (const PeerConfig& peer : config.peers) {
+    if (peer.id == config.node_id) {
+      diagnostics.plain(
+          fmt::format("peer {}: this daemon has node id {} itself", peer.id, config.node_id));
+    }
+    if (!addresses.insert(peer.address.text()).second) {
+      diagnostics.plain(
+          fmt::format("peer {}: another peer has address {}", peer.id, peer.address.text()));
+    }
+  }
+  if (!config.proxy.cpus.empty() && config.proxy.cpus.size() != config.fabric.rails) {
+    diagnostics.plain(fmt::format("proxy.cpus: {} entries for {} rails; one per rail is expected",
+                                  config.proxy.cpus.size(), config.fabric.rails));
+  }
+  if (config.fabric.name == "ofi" && config.fabric.ofi.provider.empty()) {
+    diagnostics.plain("fabric.ofi.provider: must be named when fabric.name is \"ofi\"");
+  }
+  if (config.listen.unix_socket && config.listen.path == config.socket.path) {
+    diagnostics.plain("listen and socket.path must not be the same socket");
+  }
+  check_security(config, diagnostics);
+}
+
+/// Whether `text` matches `pattern` (* and ?), without recursion.
+bool matches(std::string_view pattern, std::string_view text) {
+  std::size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
+      ++p, ++t;
+    } else if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      resume = t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++resume;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+}  // namespace
+
+Result<Config> parse_config(std::string_view text, const std::string& file_name,
+                            const ConfigOverrides& overrides) {
+  Diagnostics diagnostics(file_name);
+  const toml::parse_result parsed = toml::parse(text, file_name);
+  if (!parsed) {
+    // What follows a syntax error is not to be judged.
+    diagnostics.at(parsed.error().source(), std::string(parsed.error().description()));
+    return fail(ErrorCode::kInvalidArgument, "{}", diagnostics.text());
+  }
+  Config config;
+  read_root(Section(&parsed.table(), "", diagnostics), config);
+  apply(overrides, config, diagnostics);
+  if (diagnostics.empty()) check(config, diagnostics);
+  if (!diagnostics.empty()) return fail(ErrorCode::kInvalidArgument, "{}", diagnostics.text());
+  return config;
+}
+
+Result<Config> load_config(const std::string& path, const ConfigOverrides& overrides) {
+  if (path.empty()) return parse_config("", "(no file)", overrides);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    const int error = errno;
+    if (error == ENOENT) return fail(ErrorCode::kNotFound, "config file {} does not exist", path);
+    return fail_errno(error, "cannot open config file {}", path);
+  }
+  std::string text(kFileBytesMax + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad()) return fail_errno(errno, "cannot read config file {}", path);
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > kFileBytesMax) {
+    return fail(ErrorCode::kLimitExceeded, "config file {} is larger than {} bytes", path,
+                kFileBytesMax);
+  }
+  return parse_config(text, path, overrides);
+}
+
+std::uint32_t job_weight(const std::vector<JobWeight>& jobs, std::string_view job) {
+  for (const JobWeight& entry : jobs) {
+    if (matches(entry.pattern, job)) return entry.weight;
+  }
+  return 1;
+}
+
+}  // namespace mk::daemon

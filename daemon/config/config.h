@@ -1,0 +1,107 @@
+/// \file
+/// mkerneld's configuration: a TOML file, then the command line's overrides, then the checks that
+/// need all of it. Default values are those of this struct; deploy/mkerneld.toml.example explains
+/// every key and is tested to parse to exactly them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/config/address.h"
+#include "shm/host/result.h"
+#include "shm/limits.h"
+
+namespace mk::daemon {
+
+enum class LogFormat { kAuto, kText, kJson, kJournald };
+
+struct PeerConfig {
+  std::uint32_t id = 0;
+  Address address;
+};
+
+/// Jobs whose name matches `pattern` (* and ?) share the proxies by `weight`; the first match
+/// counts.
+struct JobWeight {
+  std::string pattern;
+  std::uint32_t weight = 1;
+};
+
+struct Config {
+  std::uint32_t node_id = 0;
+  Address listen{.host = "127.0.0.1", .port = 7171};
+  bool insecure = false;  ///< allow beyond this machine without TLS
+  std::vector<PeerConfig> peers;
+
+  struct {
+    std::string path = "/run/mkernel/mkerneld.sock";  ///< '@name': abstract
+    std::uint32_t mode = 0666;
+  } socket;
+
+  struct {
+    std::string name = "loopback";
+    std::uint32_t rails = 1;
+    struct {
+      double bandwidth_bytes_per_second = 0;  ///< per link; 0: unlimited
+      std::uint64_t latency_ns = 0;
+    } loopback;
+    struct {
+      std::string provider = "tcp";
+      std::string bind;
+    } ofi;
+  } fabric;
+
+  struct {
+    std::vector<std::int64_t> cpus;  ///< by rail, -1: not pinned; empty: none is
+    std::uint64_t batch_window_ns = 2'000;
+    std::uint64_t spin_ns = 50'000;
+    std::uint64_t sleep_max_ns = 500'000;
+  } proxy;
+
+  struct {
+    std::uint32_t sessions = shm::kSessionsMax;
+    std::uint32_t outstanding = 256;          ///< per session
+    std::uint64_t registered_bytes = 0;       ///< per session; 0: unlimited
+    std::uint64_t drain_ns = 10'000'000'000;  ///< how long SIGTERM waits for sessions to end
+  } limits;
+
+  std::vector<JobWeight> jobs;
+
+  struct {
+    std::string level = "info";
+    LogFormat format = LogFormat::kAuto;
+  } log;
+
+  struct {
+    std::string cert, key, ca;  ///< PEM files; all or none
+    bool enabled() const { return !cert.empty(); }
+  } tls;
+};
+
+/// What the command line overrides; empty: not given.
+struct ConfigOverrides {
+  std::optional<std::string> node_id, listen, socket, fabric, link_bandwidth, link_latency,
+      log_level, log_format;
+  bool insecure = false;
+  std::vector<std::string> peers;  ///< "ID=ADDR"; replace the file's peer of that id, or add one
+};
+
+/// Reads `toml`, applies `overrides`, checks. All mistakes are reported at once, one per line of
+/// the error's message (kInvalidArgument): "file:line:column: key: what is wrong and what is
+/// allowed", or "--flag: ..." for overrides.
+Result<Config> parse_config(std::string_view toml, const std::string& file_name,
+                            const ConfigOverrides& overrides);
+/// The same, from a file; kNotFound or kSystem when it can't be read. An empty path is an empty
+/// file.
+Result<Config> load_config(const std::string& path, const ConfigOverrides& overrides);
+
+/// The whole configuration as TOML that parses to the same.
+std::string print_config(const Config& config);
+
+/// The weight of a job by `jobs`; 1 when nothing matches.
+std::uint32_t job_weight(const std::vector<JobWeight>& jobs, std::string_view job);
+
+}  // namespace mk::daemon

@@ -1,0 +1,92 @@
+#include <iterator>
+
+#include "daemon/config/config.h"
+#include "daemon/config/units.h"
+
+namespace mk::daemon {
+namespace {
+
+/// A TOML basic string.
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+std::string_view name_of(LogFormat format) {
+  switch (format) {
+    case LogFormat::kAuto:
+      return "auto";
+    case LogFormat::kText:
+      return "text";
+    case LogFormat::kJson:
+      return "json";
+    case LogFormat::kJournald:
+      return "journald";
+  }
+  return "auto";
+}
+
+}  // namespace
+
+std::string print_config(const Config& config) {
+  std::string text;
+  const auto line = [&text]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
+    text += '\n';
+  };
+  line("node_id = {}", config.node_id);
+  line("listen = {}", quoted(config.listen.text()));
+  line("insecure = {}", config.insecure);
+  line("\n[socket]");
+  line("path = {}", quoted(config.socket.path));
+  line("mode = \"{:04o}\"", config.socket.mode);
+  for (const PeerConfig& peer : config.peers) {
+    line("\n[[peer]]");
+    line("id = {}", peer.id);
+    line("address = {}", quoted(peer.address.text()));
+  }
+  line("\n[fabric]");
+  line("name = {}", quoted(config.fabric.name));
+  line("rails = {}", config.fabric.rails);
+  line("\n[fabric.loopback]");
+  line("bandwidth = {}",
+       quoted(format_bandwidth(config.fabric.loopback.bandwidth_bytes_per_second)));
+  line("latency = {}", quoted(format_duration(config.fabric.loopback.latency_ns)));
+  line("\n[fabric.ofi]");
+  line("provider = {}", quoted(config.fabric.ofi.provider));
+  line("bind = {}", quoted(config.fabric.ofi.bind));
+  line("\n[proxy]");
+  line("cpus = [{}]", fmt::join(config.proxy.cpus, ", "));
+  line("batch_window = {}", quoted(format_duration(config.proxy.batch_window_ns)));
+  line("spin = {}", quoted(format_duration(config.proxy.spin_ns)));
+  line("sleep_max = {}", quoted(format_duration(config.proxy.sleep_max_ns)));
+  line("\n[limits]");
+  line("sessions = {}", config.limits.sessions);
+  line("outstanding = {}", config.limits.outstanding);
+  line("registered = {}", quoted(format_size(config.limits.registered_bytes)));
+  line("drain = {}", quoted(format_duration(config.limits.drain_ns)));
+  for (const JobWeight& job : config.jobs) {
+    line("\n[[job]]");
+    line("pattern = {}", quoted(job.pattern));
+    line("weight = {}", job.weight);
+  }
+  line("\n[log]");
+  line("level = {}", quoted(config.log.level));
+  line("format = {}", quoted(name_of(config.log.format)));
+  line("\n[tls]");
+  line("cert = {}", quoted(config.tls.cert));
+  line("key = {}", quoted(config.tls.key));
+  line("ca = {}", quoted(config.tls.ca));
+  return text;
+}
+
+}  // namespace mk::daemon

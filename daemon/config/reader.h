@@ -1,0 +1,170 @@
+/// \file
+/// Reads a TOML table key by key, collecting every mistake with its place instead of stopping at
+/// the first. Private to daemon/config: it brings all of toml++ with it.
+#pragma once
+
+#define TOML_EXCEPTIONS 0
+#define TOML_ENABLE_FORMATTERS 0
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shm/host/result.h"
+
+namespace mk::daemon {
+
+/// The mistakes of one load, in the order of their places; those without a place come last.
+class Diagnostics {
+ public:
+  explicit Diagnostics(std::string file) : file_(std::move(file)) {}
+
+  void at(const toml::source_region& where, std::string text) {
+    const auto line = static_cast<std::uint64_t>(where.begin.line);
+    const auto column = static_cast<std::uint64_t>(where.begin.column);
+    entries_.push_back(
+        {line << 32 | column, fmt::format("{}:{}:{}: {}", file_, line, column, text)});
+  }
+  /// Of a flag or of the whole; `text` stands alone.
+  void plain(std::string text) { entries_.push_back({UINT64_MAX, std::move(text)}); }
+
+  bool empty() const { return entries_.empty(); }
+  std::string text() {
+    std::stable_sort(entries_.begin(), entries_.end(),
+                     [](const Entry& a, const Entry& b) { return a.place < b.place; });
+    std::string all;
+    for (const Entry& entry : entries_) all += (all.empty() ? "" : "\n") + entry.text;
+    return all;
+  }
+
+ private:
+  struct Entry {
+    std::uint64_t place;
+    std::string text;
+  };
+  std::string file_;
+  std::vector<Entry> entries_;
+};
+
+/// One table. Every key that may occur is asked for once; `finish` refuses the others.
+class Section {
+ public:
+  Section(const toml::table* table, std::string prefix, Diagnostics& diagnostics)
+      : table_(table), prefix_(std::move(prefix)), diagnostics_(diagnostics) {}
+
+  template <class T>
+  void integer(std::string_view key, std::int64_t min, std::int64_t max, T& into) {
+    const toml::node* node = find(key);
+    if (!node) return;
+    const auto* value = node->as_integer();
+    if (!value || value->get() < min || value->get() > max) {
+      return refuse(*node, key, fmt::format("a whole number from {} to {} is expected", min, max));
+    }
+    into = static_cast<T>(value->get());
+  }
+
+  void boolean(std::string_view key, bool& into) {
+    const toml::node* node = find(key);
+    if (!node) return;
+    const auto* value = node->as_boolean();
+    if (!value) return refuse(*node, key, "true or false is expected");
+    into = value->get();
+  }
+
+  /// A string that `accept` (string_view -> Status) takes.
+  template <class Accept>
+  void string(std::string_view key, Accept&& accept) {
+    const toml::node* node = find(key);
+    if (!node) return;
+    const auto* value = node->as_string();
+    if (!value) return refuse(*node, key, "a string in quotes is expected");
+    const Status status = accept(std::string_view(value->get()));
+    if (!status) refuse(*node, key, status.error().message);
+  }
+
+  void integers(std::string_view key, std::int64_t min, std::int64_t max,
+                std::vector<std::int64_t>& into) {
+    const toml::node* node = find(key);
+    if (!node) return;
+    std::vector<std::int64_t> values;
+    bool good = node->is_array();
+    if (good) {
+      for (const toml::node& element : *node->as_array()) {
+        const auto* value = element.as_integer();
+        good = good && value && value->get() >= min && value->get() <= max;
+        if (good) values.push_back(value->get());
+      }
+    }
+    if (!good) {
+      return refuse(*node, key,
+                    fmt::format("a list of whole numbers from {} to {} is expected", min, max));
+    }
+    into = std::move(values);
+  }
+
+  /// A table within; empty when absent.
+  Section section(std::string_view key) {
+    const toml::node* node = find(key);
+    const toml::table* table = node ? node->as_table() : nullptr;
+    if (node && !table) refuse(*node, key, fmt::format("a table is expected: [{}]", path(key)));
+    return Section(table, path(key), diagnostics_);
+  }
+
+  /// `read(Section&)` for each table of [[key]].
+  template <class Read>
+  void each(std::string_view key, Read&& read) {
+    const toml::node* node = find(key);
+    if (!node) return;
+    const toml::array* array = node->as_array();
+    if (!array || !std::all_of(array->begin(), array->end(),
+                               [](const toml::node& element) { return element.is_table(); })) {
+      return refuse(*node, key, fmt::format("a list of tables is expected: [[{}]]", path(key)));
+    }
+    for (const toml::node& element : *array) {
+      Section one(element.as_table(), path(key), diagnostics_);
+      read(one);
+    }
+  }
+
+  /// Whether the key is there; a mistake at the table's place if not.
+  void require(std::string_view key) {
+    if (table_ && !table_->contains(key)) {
+      diagnostics_.at(table_->source(), fmt::format("{} is missing", path(key)));
+    }
+  }
+
+  /// A mistake about the whole table.
+  void refuse_table(std::string_view text) {
+    if (table_) diagnostics_.at(table_->source(), fmt::format("{}: {}", prefix_, text));
+  }
+
+  /// Refuses keys that nobody asked for.
+  void finish();
+
+ private:
+  const toml::node* find(std::string_view key) {
+    known_.emplace_back(key);
+    return table_ ? table_->get(key) : nullptr;
+  }
+  void refuse(const toml::node& node, std::string_view key, std::string_view text) {
+    diagnostics_.at(node.source(), fmt::format("{}: {}", path(key), text));
+  }
+  std::string path(std::string_view key) const {
+    return prefix_.empty() ? std::string(key) : fmt::format("{}.{}", prefix_, key);
+  }
+
+  const toml::table* table_;
+  std::string prefix_;
+  Diagnostics& diagnostics_;
+  std::vector<std::string> known_;
+};
+
+/// The known key that `key` was probably meant to be; empty when none is near.
+std::string nearest_key(std::string_view key, const std::vector<std::string>& known);
+
+}  // namespace mk::daemon
