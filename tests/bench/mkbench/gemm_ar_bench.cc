@@ -9,8 +9,7 @@
 
 #include "client/tools/launch/daemons.h"
 #include "client/tools/launch/process.h"
-#include "client/tools/numeric/random_matrix.h"
-#include "shm/host/segment.h"
+#include "client/tools/launch/ranks.h"
 
 namespace mk::bench {
 namespace {
@@ -30,62 +29,39 @@ std::uint32_t launches_of(const GemmArSpec& spec) {
   return (spec.warmup + spec.iterations) * (spec.modes == "both" ? 2 : 1);
 }
 
-Result<std::vector<tools::Process>> start_ranks(const GemmArSpec& spec,
-                                                const std::vector<std::string>& sockets,
-                                                const std::string& folder) {
-  const std::string job = fmt::format("mkbench-{:x}", tools::mix64(shm::monotonic_ns()));
-  std::vector<tools::Process> ranks;
-  for (std::uint32_t rank = 0; rank < spec.nodes * spec.local; ++rank) {
-    tools::ProcessOptions process;
-    process.name = fmt::format("rank {}", rank);
-    process.report = true;
-    process.output_path = fmt::format("{}/rank{}.log", folder, rank);
-    process.arguments = {"/proc/self/exe", "rank",
-                         "--rank",         std::to_string(rank),
-                         "--socket",       sockets[rank / spec.local],
-                         "--job",          job,
-                         "--spec",         nlohmann::json(spec).dump()};
-    MK_ASSIGN_OR_RETURN(auto started, tools::Process::start(process));
-    ranks.push_back(std::move(started));
-  }
-  return ranks;
+Result<tools::RankSet> start_ranks(const GemmArSpec& spec,
+                                   const std::vector<std::string>& sockets) {
+  const std::string job = tools::unique_job_name("mkbench");
+  return tools::RankSet::start(spec.nodes * spec.local, [&](std::uint32_t rank) {
+    return std::vector<std::string>{"rank",
+                                    "--rank",
+                                    std::to_string(rank),
+                                    "--socket",
+                                    sockets[rank / spec.local],
+                                    "--job",
+                                    job,
+                                    "--spec",
+                                    nlohmann::json(spec).dump()};
+  });
 }
 
-/// The rank that failed first tells the cause; the others only that it is gone. Collects both.
-Error explain_failure(std::vector<tools::Process>& ranks, const std::string& first) {
-  std::string message = first;
-  const auto deadline = Clock::now() + std::chrono::seconds{10};
-  for (tools::Process& rank : ranks) {
-    const Status end = rank.wait(deadline);
-    if (!end) message += fmt::format("\n{}", end.error().message);
-  }
-  return Error{ErrorCode::kInternal, message};
-}
-
-Result<Reports> collect(const GemmArSpec& spec, std::vector<tools::Process>& ranks,
-                        const Progress& progress) {
+Result<Reports> collect(const GemmArSpec& spec, tools::RankSet& ranks, const Progress& progress) {
   Reports reports(launches_of(spec));
   // A launch includes drawing inputs and checking; a rank's own deadlines end it much earlier when
   // something is wrong.
   const auto patience = std::chrono::milliseconds{spec.timeout_ms} * 4;
   for (std::size_t launch = 0; launch < reports.size(); ++launch) {
-    const auto deadline = Clock::now() + patience;
-    for (tools::Process& rank : ranks) {
-      const auto line = rank.read_line(deadline);
-      if (!line || !*line) {
-        return tl::unexpected<Error>(explain_failure(
-            ranks,
-            fmt::format("{} ended during launch {} of {}", rank.name(), launch, reports.size())));
-      }
-      reports[launch].push_back(nlohmann::json::parse(**line).get<LaunchReport>());
+    const std::string what = fmt::format("launch {} of {}", launch + 1, reports.size());
+    MK_ASSIGN_OR_RETURN(const auto lines, ranks.read_lines(patience, what));
+    for (const std::string& line : lines) {
+      const auto json = nlohmann::json::parse(line, nullptr, false);
+      if (json.is_discarded())
+        return fail(ErrorCode::kProtocol, "{}: a rank reported '{}'", what, line);
+      reports[launch].push_back(json.get<LaunchReport>());
     }
-    progress(fmt::format("launch {} of {}", launch + 1, reports.size()));
+    progress(what);
   }
-  const auto deadline = Clock::now() + patience;
-  for (tools::Process& rank : ranks) {
-    const Status end = rank.wait(deadline);
-    if (!end) return tl::unexpected<Error>(explain_failure(ranks, "after the last launch"));
-  }
+  MK_RETURN_IF_ERROR(ranks.finish(patience));
   return reports;
 }
 
@@ -128,8 +104,7 @@ Result<Run> run_world(const GemmArBenchOptions& options, const GemmArSpec& spec,
       admin.push_back(daemons->admin_address(node));
     }
   }
-  MK_ASSIGN_OR_RETURN(const auto folder, tools::TemporaryFolder::create("mkbench"));
-  MK_ASSIGN_OR_RETURN(auto ranks, start_ranks(spec, sockets, folder.path()));
+  MK_ASSIGN_OR_RETURN(auto ranks, start_ranks(spec, sockets));
   Run run;
   auto reports = collect(spec, ranks, progress);
   if (!reports) {
@@ -143,7 +118,7 @@ Result<Run> run_world(const GemmArBenchOptions& options, const GemmArSpec& spec,
   }
   run.reports = std::move(*reports);
   for (const std::string& address : admin) {
-    MK_ASSIGN_OR_RETURN(auto links, links_of(address, folder.path()));
+    MK_ASSIGN_OR_RETURN(auto links, links_of(address, ranks.folder()));
     run.links.push_back(std::move(links));
   }
   if (daemons) MK_RETURN_IF_ERROR(daemons->stop(std::chrono::seconds{20}));
