@@ -72,14 +72,15 @@ check() {
 }
 
 # build <preset> [<cmake argument>...]: configures and builds, going on after errors so that one broken test does not
-# hide the others. A failure counts as a failed case; success is not a test and counts as nothing.
+# hide the others. A failure counts as a failed case; success is not a test and counts as nothing. Returns 1 when the
+# build failed (there may still be tests to run), 2 when there is nothing to run.
 build() {
   local preset=$1 log=$logs/build-$1.log
   shift
   if ! cmake --preset "$preset" -B "$build_root/$preset" "$@" >"$log" 2>&1; then
-    tail -n 40 "$log"
+    sed -n '/CMake Error/,$p' "$log" | head -n 40
     fail "configure $preset" "$log"
-    return 1
+    return 2
   fi
   [ "$preset" != dev ] || sed -n '/^-- mkernel/,$p' "$log" | grep -E '^--   ' | sed 's/^--//'
   if ! cmake --build "$build_root/$preset" -j "$jobs" -- -k 0 >>"$log" 2>&1; then
@@ -163,7 +164,7 @@ stage_style() {
 }
 
 stage_unit() {
-  build dev
+  build dev || [ $? = 1 ] || return
   run_tests dev "$no_gpu|^cuda\$"
   local library
   library=$(find "$build_root/dev/client" -name 'libmkclient.so.*' -type f 2>/dev/null | head -n 1)
@@ -179,7 +180,7 @@ stage_cuda() {
     echo "  no CUDA kernels yet: skipped"
     return
   fi
-  build dev
+  build dev || [ $? = 1 ] || return
   if [ -f kernels/cuda/check_ptxas.sh ]; then
     check "cuda ptxas" bash kernels/cuda/check_ptxas.sh "$build_root/dev"
   else
@@ -191,12 +192,12 @@ stage_cuda() {
 }
 
 stage_asan() {
-  build asan
+  build asan || [ $? = 1 ] || return
   run_tests asan "$no_gpu|^(noasan|cuda)\$"
 }
 
 stage_tsan() {
-  build tsan
+  build tsan || [ $? = 1 ] || return
   quiet_addresses
   run_tests tsan "$no_gpu|^(notsan|cuda)\$"
   runner=()
