@@ -12,10 +12,11 @@ include_directories("${PROJECT_SOURCE_DIR}")
 
 find_package(Threads REQUIRED)
 
-# ccache: precompiled headers need to be told that a changed mtime or macro order is no change.
+# ccache: precompiled headers need to be told that a changed mtime or macro order is no change. NOHASHDIR lets the
+# build folders of one checkout share results.
 find_program(MK_CCACHE ccache)
 if(MK_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(launcher "${CMAKE_COMMAND}" -E env
+  set(launcher "${CMAKE_COMMAND}" -E env CCACHE_NOHASHDIR=1
                "CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime" "${MK_CCACHE}")
   set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
