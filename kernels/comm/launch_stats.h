@@ -22,7 +22,7 @@ struct LaunchStats {
   std::uint32_t m = 0;
   Mode mode = Mode::kFused;  ///< as run
   std::uint64_t total_ns = 0;
-  std::uint64_t gemm_ns = 0;  ///< from the start until this rank's last tile was stored
+  std::uint64_t gemm_ns = 0;        ///< from the start until this rank's last tile was stored
   std::uint64_t network_bytes = 0;  ///< payload this rank sent to rail peers
   std::uint64_t commands = 0;       ///< commands it wrote, flag-only ones included
   RoleStats roles[kRoles] = {};     ///< by Role

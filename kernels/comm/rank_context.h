@@ -1,6 +1,7 @@
 /// \file
-/// What an operator's blocks see of the outside: the local peers' memory, the lanes to the daemon, the arrival flags, and
-/// the words that end a wait. Plain pointers and numbers, filled in by libmkclient; the same struct goes to a CUDA kernel.
+/// What an operator's blocks see of the outside: the local peers' memory, the lanes to the daemon,
+/// the arrival flags, and the words that end a wait. Plain pointers and numbers, filled in by
+/// libmkclient; the same struct goes to a CUDA kernel.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +24,8 @@ struct RailPeer {
 struct RankContext {
   World world;
 
-  /// The operator's workspace of every local rank, mapped here; `workspaces[world.local]` is this rank's own. All have
-  /// the same layout (the operator's WorkspaceLayout).
+  /// The operator's workspace of every local rank, mapped here; `workspaces[world.local]` is this
+  /// rank's own. All have the same layout (the operator's WorkspaceLayout).
   std::byte* workspaces[shm::kLocalRanksMax] = {};
 
   /// This rank's handle of its workspace, known to the daemon as a source.
@@ -32,18 +33,20 @@ struct RankContext {
   /// By node; the entry of this rank's own node is unused.
   RailPeer rail_peers[shm::kNodesMax] = {};
 
-  /// The lanes this operator may use; each is driven by one send block. Their sequences go on from launch to launch, so
-  /// the producers live in the session and are shared by its operators, one launch at a time.
+  /// The lanes this operator may use; each is driven by one send block. Their sequences go on from
+  /// launch to launch, so the producers live in the session and are shared by its operators, one
+  /// launch at a time.
   shm::RingProducer* lanes = nullptr;
   std::uint32_t lane_count = 0;
 
-  /// This rank's arrival flags: word 0 is flag `flag_base` of the session. The operator owns `flag_count` of them.
+  /// This rank's arrival flags: word 0 is flag `flag_base` of the session. The operator owns
+  /// `flag_count` of them.
   std::uint32_t* arrival_flags = nullptr;
   std::uint32_t flag_base = 0;
   std::uint32_t flag_count = 0;
 
-  /// Words that end every wait: the session's abort flag (written by the daemon) and the process's own (written when the
-  /// daemon hangs up). Non-zero: leave.
+  /// Words that end every wait: the session's abort flag (written by the daemon) and the process's
+  /// own (written when the daemon hangs up). Non-zero: leave.
   const std::uint32_t* session_abort = nullptr;
   const std::uint32_t* process_abort = nullptr;
 };

@@ -9,12 +9,14 @@
 
 namespace mk::kernels {
 
-/// Element type of A, B and C, of the partial tiles and of what crosses the network. Sums are always fp32.
+/// Element type of A, B and C, of the partial tiles and of what crosses the network. Sums are
+/// always fp32.
 enum class DType : std::uint8_t { kBf16 = 0, kF16 = 1 };
 
 inline constexpr std::uint32_t kElementBytes = 2;  ///< of either type
 
-/// How B lies in memory: row-major [K,N] (N contiguous), or row-major [N,K] (K contiguous, the usual weight layout).
+/// How B lies in memory: row-major [K,N] (N contiguous), or row-major [N,K] (K contiguous, the
+/// usual weight layout).
 enum class BLayout : std::uint8_t { kKN = 0, kNK = 1 };
 
 /// C[m,n] = A[m,k] B[k,n].
@@ -25,14 +27,16 @@ struct Shape {
   friend constexpr bool operator==(const Shape&, const Shape&) = default;
 };
 
-/// kFused: tiles and chunks go as soon as they can. kUnfused: the same blocks and the same data path, but the collective
-/// starts only when this rank's whole product is done: the baseline.
+/// kFused: tiles and chunks go as soon as they can. kUnfused: the same blocks and the same data
+/// path, but the collective starts only when this rank's whole product is done: the baseline.
 enum class Mode : std::uint8_t { kFused = 0, kUnfused = 1 };
 
 constexpr const char* name_of(DType dtype) { return dtype == DType::kBf16 ? "bf16" : "f16"; }
 constexpr const char* name_of(Mode mode) { return mode == Mode::kFused ? "fused" : "unfused"; }
 
-MK_HOST_DEVICE constexpr std::uint32_t div_up(std::uint32_t a, std::uint32_t b) { return a / b + (a % b != 0); }
+MK_HOST_DEVICE constexpr std::uint32_t div_up(std::uint32_t a, std::uint32_t b) {
+  return a / b + (a % b != 0);
+}
 MK_HOST_DEVICE constexpr std::uint64_t round_up_to(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }

@@ -1,6 +1,7 @@
 /// \file
-/// The one wait of all roles. It ends when its flag shows what was expected, when a stop word is set, or at its deadline;
-/// in the last two cases it records who waited for what and returns false, and the role leaves.
+/// The one wait of all roles. It ends when its flag shows what was expected, when a stop word is
+/// set, or at its deadline; in the last two cases it records who waited for what and returns false,
+/// and the role leaves.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +44,8 @@ enum class WaitEnd : std::uint8_t {
   kProcessAbort = 3,  ///< this process lost its daemon
   kPeerFailed = 4,    ///< a local rank's launch failed
   kStopped = 5,       ///< another block of this launch failed
+  kMismatch =
+      6,  ///< not a wait: `site.rank` launched with m = `seen`, this rank with m = `expected`
 };
 
 constexpr const char* name_of(Role role) {
@@ -50,20 +53,23 @@ constexpr const char* name_of(Role role) {
   return kNames[static_cast<std::uint32_t>(role)];
 }
 constexpr const char* name_of(FlagKind kind) {
-  constexpr const char* kNames[kFlagKinds] = {"launch-record", "tile-ready", "chunk-reduced", "out-ready", "arrival",
-                                              "release",       "credit",     "completed",     "block-done"};
+  constexpr const char* kNames[kFlagKinds] = {"launch-record", "tile-ready", "chunk-reduced",
+                                              "out-ready",     "arrival",    "release",
+                                              "credit",        "completed",  "block-done"};
   return kNames[static_cast<std::uint32_t>(kind)];
 }
 
-/// Who waits for what. `rank` is the one that is behind when the wait takes long, as far as the waiting side can know.
+/// Who waits for what. `rank` is the one that is behind when the wait takes long, as far as the
+/// waiting side can know.
 struct WaitSite {
   Role role = Role::kCompute;
   FlagKind kind = FlagKind::kTileReady;
   std::uint32_t block = 0;  ///< within its role
   std::uint32_t rank = 0;
   std::uint32_t index[2] = {};
-  /// How many ranks may stand between the cause and `rank`: 0 if `rank` itself is late, 1 or 2 if it may be waiting in
-  /// turn. Each adds a quarter to the deadline, so that the wait next to the cause gives up first and names it.
+  /// How many ranks may stand between the cause and `rank`: 0 if `rank` itself is late, 1 or 2 if
+  /// it may be waiting in turn. Each adds a quarter to the deadline, so that the wait next to the
+  /// cause gives up first and names it.
   std::uint32_t hops = 0;
 };
 
@@ -82,12 +88,14 @@ struct WaitControl {
   const std::uint32_t* session_abort = nullptr;  ///< null: none
   const std::uint32_t* process_abort = nullptr;  ///< null: none
   const std::uint32_t* peer_failed = nullptr;    ///< null: none
-  std::uint32_t* stop = nullptr;                 ///< set by the first block of the launch that fails
+  std::uint32_t* stop = nullptr;  ///< set by the first block of the launch that fails
   WaitRecord* record = nullptr;
   std::uint64_t timeout_ns = 0;
 
   MK_HOST_DEVICE WaitEnd stop_reason() const {
-    const auto set = [](const std::uint32_t* word) { return word != nullptr && shm::load_acquire(word) != 0; };
+    const auto set = [](const std::uint32_t* word) {
+      return word != nullptr && shm::load_acquire(word) != 0;
+    };
     if (set(session_abort)) return WaitEnd::kSessionAbort;
     if (set(process_abort)) return WaitEnd::kProcessAbort;
     if (set(stop)) return WaitEnd::kStopped;
@@ -104,7 +112,8 @@ struct WaitTotals {
 
 /// Records the failure, if it is the launch's first, and stops the launch's other blocks.
 MK_HOST_DEVICE inline void fail_wait(const WaitControl& control, const WaitSite& site, WaitEnd end,
-                                     std::uint64_t expected, std::uint64_t seen, std::uint64_t waited_ns) {
+                                     std::uint64_t expected, std::uint64_t seen,
+                                     std::uint64_t waited_ns) {
   if (end != WaitEnd::kStopped && shm::compare_exchange(&control.record->claimed, 0u, 1u)) {
     WaitRecord& record = *control.record;
     record.end = end;
@@ -113,16 +122,19 @@ MK_HOST_DEVICE inline void fail_wait(const WaitControl& control, const WaitSite&
     record.seen = seen;
     record.waited_ns = waited_ns;
   }
-  // Release: whoever sees the stop word sees the record. (The launching thread reads it after all blocks have ended.)
+  // Release: whoever sees the stop word sees the record. (The launching thread reads it after all
+  // blocks have ended.)
   shm::store_release(control.stop, 1u);
 }
 
-/// Waits until `probe(&seen)` answers true. `expected` and `seen` are for the record only. The pacer supplies
+/// Waits until `probe(&seen)` answers true. `expected` and `seen` are for the record only. The
+/// pacer supplies
 ///     std::uint64_t now_ns();               any monotonic clock
-///     bool pause(std::uint32_t attempt);    passes some time, more with each attempt; true: look at the clock now
+///     bool pause(std::uint32_t attempt);    passes some time, more with each attempt; true: look
+///     at the clock now
 template <class Pacer, class Probe>
-MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const WaitSite& site, WaitTotals& totals,
-                               std::uint64_t expected, Probe&& probe) {
+MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const WaitSite& site,
+                               WaitTotals& totals, std::uint64_t expected, Probe&& probe) {
   std::uint64_t seen = 0;
   if (probe(&seen)) return true;
   const std::uint64_t start_ns = pacer.now_ns();
@@ -131,7 +143,8 @@ MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const W
   for (std::uint32_t attempt = 0;; ++attempt) {
     const bool look_at_clock = pacer.pause(attempt);
     const bool late = look_at_clock && pacer.now_ns() - start_ns > timeout_ns;
-    // After the clock: a thread that was not scheduled for long finds the flag before it finds itself late.
+    // After the clock: a thread that was not scheduled for long finds the flag before it finds
+    // itself late.
     if (probe(&seen)) {
       totals.ns += pacer.now_ns() - start_ns;
       return true;
@@ -140,7 +153,8 @@ MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const W
     if (end != WaitEnd::kReached || late) {
       const std::uint64_t waited_ns = pacer.now_ns() - start_ns;
       totals.ns += waited_ns;
-      fail_wait(control, site, end != WaitEnd::kReached ? end : WaitEnd::kTimeout, expected, seen, waited_ns);
+      fail_wait(control, site, end != WaitEnd::kReached ? end : WaitEnd::kTimeout, expected, seen,
+                waited_ns);
       return false;
     }
   }
@@ -148,8 +162,8 @@ MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const W
 
 /// Waits until the flag shows `epoch` or later; what its writer stored before is visible then.
 template <class Pacer>
-MK_HOST_DEVICE bool wait_flag(Pacer& pacer, const WaitControl& control, const WaitSite& site, WaitTotals& totals,
-                              const std::uint32_t* flag, std::uint32_t epoch) {
+MK_HOST_DEVICE bool wait_flag(Pacer& pacer, const WaitControl& control, const WaitSite& site,
+                              WaitTotals& totals, const std::uint32_t* flag, std::uint32_t epoch) {
   return wait_until(pacer, control, site, totals, epoch, [&](std::uint64_t* seen) {
     const std::uint32_t value = shm::load_acquire(flag);
     *seen = value;

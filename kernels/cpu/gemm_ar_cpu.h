@@ -1,6 +1,6 @@
 /// \file
-/// GEMM + AllReduce on the CPU: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and every rank gets C. Blocks are
-/// threads; what they do is kernels/gemm_ar/roles.h.
+/// GEMM + AllReduce on the CPU: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and every
+/// rank gets C. Blocks are threads; what they do is kernels/gemm_ar/roles.h.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,8 @@ struct GemmArCpuOptions {
   std::uint32_t reduce_blocks = 1;   ///< no effect with one local rank
   std::uint32_t send_blocks = 1;     ///< one lane each; no effect with one node
   std::uint32_t receive_blocks = 1;  ///< no effect with one node
-  /// How long one wait may take. Waits for what others derive from third ranks get up to half as much again, so that
-  /// the rank next to the cause reports first.
+  /// How long one wait may take. Waits for what others derive from third ranks get up to half as
+  /// much again, so that the rank next to the cause reports first.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kKN;
 };
@@ -31,36 +31,43 @@ struct GemmArCpuOptions {
 /// One rank's operator. How to make one:
 ///
 ///     auto plan = GemmArPlan::make(world.nodes, world.locals, {m_max, n, k}, dtype, {});
-///     // allocate and exchange: a zeroed workspace of plan->workspace_bytes() bytes, plan->flag_count() arrival flags
+///     // allocate and exchange: a zeroed workspace of plan->workspace_bytes() bytes,
+///     plan->flag_count() arrival flags
 ///     // (zero as well), and compare plan->fingerprint() over all ranks
 ///     auto op = GemmArCpu::create(*plan, k, context, options);
 ///
-/// Not thread-safe: one launch at a time, and one launch at a time over all operators that share the context's lanes.
+/// Not thread-safe: one launch at a time, and one launch at a time over all operators that share
+/// the context's lanes.
 class GemmArCpu {
  public:
-  /// Starts the blocks (threads that sleep between launches). `k` is this rank's own, any ≥ 1. Everything `context`
-  /// points to outlives the operator. Errors: kInvalidArgument for a context that does not fit the plan, kUnsupported
-  /// when oneDNN has no kernel for this machine, kSystem when threads cannot be started.
+  /// Starts the blocks (threads that sleep between launches). `k` is this rank's own, any ≥ 1.
+  /// Everything `context` points to outlives the operator. Errors: kInvalidArgument for a context
+  /// that does not fit the plan, kUnsupported when oneDNN has no kernel for this machine, kSystem
+  /// when threads cannot be started.
   static Result<std::unique_ptr<GemmArCpu>> create(const GemmArPlan& plan, std::uint32_t k,
-                                                   const RankContext& context, const GemmArCpuOptions& options);
+                                                   const RankContext& context,
+                                                   const GemmArCpuOptions& options);
   ~GemmArCpu();
   GemmArCpu(const GemmArCpu&) = delete;
   GemmArCpu& operator=(const GemmArCpu&) = delete;
 
-  /// Runs one launch; returns when this rank has all of C and no block touches memory of the caller any more. All ranks
-  /// launch equally often and with the same `m` (1 ≤ m ≤ the plan's).
+  /// Runs one launch; returns when this rank has all of C and no block touches memory of the caller
+  /// any more. All ranks launch equally often and with the same `m` (1 ≤ m ≤ the plan's).
   ///
-  /// `a`: m rows of k elements, `lda` ≥ k apart; `b`: per BLayout, `ldb` ≥ its contiguous side; `c`: m rows of n
-  /// elements, `ldc` ≥ n apart, or null when `output()` is enough. Leading dimensions are in elements; `a` and `b` may
-  /// not lie in the workspace. `c` is undefined after an error.
+  /// `a`: m rows of k elements, `lda` ≥ k apart; `b`: per BLayout, `ldb` ≥ its contiguous side;
+  /// `c`: m rows of n elements, `ldc` ≥ n apart, or null when `output()` is enough. Leading
+  /// dimensions are in elements; `a` and `b` may not lie in the workspace. `c` is undefined after
+  /// an error.
   ///
-  /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for good: later launches
-  /// answer the same error at once. kTimeout: a wait's deadline passed; kAborted: an abort word was set, or a local rank's
-  /// launch failed; kShapeMismatch: ranks launched with different `m`.
-  Result<LaunchStats> launch(const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb, void* c,
-                             std::uint64_t ldc, std::uint32_t m, Mode mode = Mode::kFused);
+  /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for
+  /// good: later launches answer the same error at once. kTimeout: a wait's deadline passed;
+  /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks
+  /// launched with different `m`.
+  Result<LaunchStats> launch(const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb,
+                             void* c, std::uint64_t ldc, std::uint32_t m, Mode mode = Mode::kFused);
 
-  /// C of the last launch, row-major, `plan().max.n` elements a row, in the workspace; overwritten by the next launch.
+  /// C of the last launch, row-major, `plan().max.n` elements a row, in the workspace; overwritten
+  /// by the next launch.
   const void* output() const;
 
   const GemmArPlan& plan() const;

@@ -1,6 +1,7 @@
 /// \file
-/// What all ranks of a GEMM + AllReduce agree on for the operator's lifetime: shape, tiles, chunks, and where everything
-/// lies in the workspace. Plain numbers; the same struct goes to a CUDA kernel. Per launch: schedule.h.
+/// What all ranks of a GEMM + AllReduce agree on for the operator's lifetime: shape, tiles, chunks,
+/// and where everything lies in the workspace. Plain numbers; the same struct goes to a CUDA
+/// kernel. Per launch: schedule.h.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +21,18 @@ struct GemmArTiling {
 
 /// Byte offsets in every rank's workspace, the same on all ranks. Sized for the largest launch.
 struct GemmArLayout {
-  std::uint64_t failed = 0;         ///< uint32: non-zero once a local rank's launch failed; comm/launch_record.h
+  std::uint64_t failed =
+      0;  ///< uint32: non-zero once a local rank's launch failed; comm/launch_record.h
   std::uint64_t records = 0;        ///< LaunchRecord[2 banks][locals]
   std::uint64_t tile_ready = 0;     ///< uint32[source local][owned_max]
   std::uint64_t chunk_reduced = 0;  ///< uint32[chunks_max]
   std::uint64_t out_ready = 0;      ///< uint32[owner local][chunks_max]
-  std::uint64_t slots = 0;          ///< [source local][slot_region_bytes]: partial tiles, packed; none with one local rank
-  std::uint64_t staging = 0;        ///< [2 banks][bank_bytes]: this node's sums; none with one node
-  std::uint64_t receive = 0;        ///< [2 banks][nodes - 1][bank_bytes]: the rail peers' sums; none with one node
-  std::uint64_t out = 0;            ///< [m][n] row-major: C
+  std::uint64_t slots =
+      0;  ///< [source local][slot_region_bytes]: partial tiles, packed; none with one local rank
+  std::uint64_t staging = 0;  ///< [2 banks][bank_bytes]: this node's sums; none with one node
+  std::uint64_t receive =
+      0;  ///< [2 banks][nodes - 1][bank_bytes]: the rail peers' sums; none with one node
+  std::uint64_t out = 0;  ///< [m][n] row-major: C
   std::uint64_t bytes = 0;
 
   std::uint64_t slot_region_bytes = 0;  ///< owned_max full tiles
@@ -51,8 +55,10 @@ struct GemmArPlan {
   GemmArLayout layout;
 
   /// Checks the arguments and fills in what was left open:
-  ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while an owner has fewer than 16;
-  ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while an owner has fewer than 8; larger than asked for where
+  ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while an owner has fewer
+  ///  than 16;
+  ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while an owner has fewer than 8; larger
+  ///  than asked for where
   ///    the arrival flags of all chunks would exceed kGemmArFlagsMax.
   /// Errors: kInvalidArgument, kLimitExceeded.
   static Result<GemmArPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
@@ -60,8 +66,8 @@ struct GemmArPlan {
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }
-  /// Arrival flags this operator needs in its session, which start out zero and at a multiple of shm::kFlagGranule; 0
-  /// with one node.
+  /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
+  /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const;
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const;

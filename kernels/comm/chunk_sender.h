@@ -1,0 +1,113 @@
+/// \file
+/// A send block's way into its lane: commands with credits, and the question whether sent bytes may
+/// be reused.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/wait.h"
+#include "shm/command.h"
+#include "shm/ring.h"
+
+namespace mk::kernels {
+
+/// Drives lane `lane` for one launch. One thread.
+template <class Pacer>
+class ChunkSender {
+ public:
+  MK_HOST_DEVICE ChunkSender(Pacer& pacer, const WaitControl& control, const RankContext& context,
+                             std::uint32_t lane, WaitTotals& totals)
+      : pacer_(pacer), control_(control), context_(context), totals_(totals), lane_(lane) {}
+
+  /// Asks the daemon to copy `bytes` of this rank's workspace into the rail peer's on `node` and
+  /// then to show `epoch` in flag `flag` of the peer's operator. Everything this thread stored or
+  /// acquired before is visible to the daemon. False: the wait for a free slot failed.
+  MK_HOST_DEVICE bool send_chunk(std::uint32_t node, std::uint64_t source_offset,
+                                 std::uint64_t target_offset, std::uint32_t bytes,
+                                 std::uint32_t flag, std::uint32_t epoch) {
+    shm::Command command = to(node, flag, epoch);
+    command.opcode = shm::Opcode::kWrite;
+    command.src_handle = context_.workspace_handle;
+    command.dst_handle = context_.rail_peers[node].workspace_handle;
+    command.src_offset = source_offset;
+    command.dst_offset = target_offset;
+    command.bytes = bytes;
+    if (!push(command)) return false;
+    payload_bytes_ += bytes;
+    return true;
+  }
+
+  /// Only shows `epoch` in the flag.
+  MK_HOST_DEVICE bool send_flag(std::uint32_t node, std::uint32_t flag, std::uint32_t epoch) {
+    shm::Command command = to(node, flag, epoch);
+    command.opcode = shm::Opcode::kWriteFlag;
+    return push(command);
+  }
+
+  /// Commands this lane has committed since it was made.
+  MK_HOST_DEVICE std::uint64_t produced() const { return context_.lanes[lane_].produced; }
+  /// Of this sender.
+  MK_HOST_DEVICE std::uint64_t commands() const { return commands_; }
+  MK_HOST_DEVICE std::uint64_t payload_bytes() const { return payload_bytes_; }
+
+ private:
+  MK_HOST_DEVICE shm::Command to(std::uint32_t node, std::uint32_t flag,
+                                 std::uint32_t epoch) const {
+    shm::Command command;
+    command.peer = context_.rail_peers[node].rank;
+    command.flag_index = context_.rail_peers[node].flag_base + flag;
+    command.epoch = epoch;
+    return command;
+  }
+
+  MK_HOST_DEVICE bool push(shm::Command command) {
+    shm::RingProducer& ring = context_.lanes[lane_];
+    WaitSite site;
+    site.role = Role::kSend;
+    site.kind = FlagKind::kCredit;
+    site.block = lane_;
+    site.rank = context_.world.rank();
+    site.index[0] = lane_;
+    const std::uint64_t wanted =
+        ring.produced + 1 - ring.ring.slot_count();  // may wrap before the first lap: text only
+    const bool free = wait_until(pacer_, control_, site, totals_, wanted, [&](std::uint64_t* seen) {
+      const bool credit = ring.has_credit();
+      *seen = ring.consumed_seen;
+      return credit;
+    });
+    if (!free) return false;
+    command.commit_time_ns = static_cast<std::uint32_t>(pacer_.now_ns());
+    ring.try_push(command);
+    ++commands_;
+    return true;
+  }
+
+  Pacer& pacer_;
+  const WaitControl& control_;
+  const RankContext& context_;
+  WaitTotals& totals_;
+  std::uint32_t lane_;
+  std::uint64_t commands_ = 0;
+  std::uint64_t payload_bytes_ = 0;
+};
+
+/// Waits until the daemon has read the source bytes of the first `count` commands of lane `lane`.
+/// From any block: it touches nothing but the daemon's counter.
+template <class Pacer>
+MK_HOST_DEVICE bool wait_completed(Pacer& pacer, const WaitControl& control,
+                                   const RankContext& context, Role role, std::uint32_t block,
+                                   std::uint32_t lane, std::uint64_t count, WaitTotals& totals) {
+  WaitSite site;
+  site.role = role;
+  site.kind = FlagKind::kCompleted;
+  site.block = block;
+  site.rank = context.world.rank();
+  site.index[0] = lane;
+  return wait_until(pacer, control, site, totals, count, [&](std::uint64_t* seen) {
+    *seen = context.lanes[lane].completed();
+    return *seen >= count;
+  });
+}
+
+}  // namespace mk::kernels

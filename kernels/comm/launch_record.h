@@ -1,0 +1,35 @@
+/// \file
+/// Ranks tell each other with which `m` they launched: local ranks by a record, rail peers by a
+/// header in front of the first chunk. A mismatch would otherwise be a hang or, worse, a wrong
+/// result.
+#pragma once
+
+#include <cstdint>
+
+#include "shm/atomic.h"
+#include "shm/platform.h"
+
+namespace mk::kernels {
+
+/// One per bank and local rank, in every local rank's workspace; written by that local rank alone.
+/// Two banks: a rank may begin its next launch while a slower one has not looked at this one's
+/// record yet, but not the one after that.
+struct alignas(64) LaunchRecord {
+  std::uint32_t epoch = 0;
+  std::uint32_t m = 0;
+};
+
+/// In front of chunk 0 in staging and receive banks.
+struct alignas(64) BankHeader {
+  std::uint32_t epoch = 0;
+  std::uint32_t m = 0;
+};
+
+MK_HOST_DEVICE inline void publish_record(LaunchRecord* record, std::uint32_t epoch,
+                                          std::uint32_t m) {
+  shm::store_relaxed(&record->m, m);
+  // Release: whoever sees the epoch sees `m`.
+  shm::store_release(&record->epoch, epoch);
+}
+
+}  // namespace mk::kernels

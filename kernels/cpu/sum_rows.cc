@@ -1,0 +1,28 @@
+#include "kernels/cpu/sum_rows.h"
+
+#include <cassert>
+#include <cstring>
+
+namespace mk::kernels {
+
+void sum_rows(const RowMath& math, const SumJob& job) {
+  assert(job.columns <= kTileSideMax && job.source_count >= 1 && job.target_count >= 1);
+  float sums[kTileSideMax];
+  for (std::uint32_t row = 0; row < job.rows; ++row) {
+    const std::uint64_t from = row * job.source_stride;
+    const auto source = [&](std::uint32_t i) {
+      return static_cast<const std::uint16_t*>(job.sources[i]) + from;
+    };
+    math.widen(source(0), sums, job.columns);
+    for (std::uint32_t i = 1; i < job.source_count; ++i) math.add(source(i), sums, job.columns);
+    const std::uint64_t to = row * job.target_stride;
+    auto* first = static_cast<std::uint16_t*>(job.targets[0]) + to;
+    math.narrow(sums, first, job.columns);
+    for (std::uint32_t i = 1; i < job.target_count; ++i) {
+      std::memcpy(static_cast<std::uint16_t*>(job.targets[i]) + to, first,
+                  std::size_t{job.columns} * kElementBytes);
+    }
+  }
+}
+
+}  // namespace mk::kernels

@@ -1,0 +1,192 @@
+/// \file
+/// One launch of GEMM + AllReduce as index arithmetic: which tile when, who owns it, where its
+/// bytes lie, which chunk it belongs to. Compiles for host and device; all ranks of a launch
+/// compute the same.
+///
+/// C is cut into tiles, numbered in bands (see `rect`). Tile t belongs to local rank t mod L of
+/// every node, as its owned tile number t div L: its **owner** sums it and exchanges it with its
+/// rail peers. An owner's chunk c is its owned tiles [c*P, (c+1)*P), P = tiles_per_chunk. Ranks
+/// compute tiles in the order of their numbers, so all owners' first chunks are complete first;
+/// each group of L tiles (one per owner) is walked from another start on each rank, so that no
+/// owner receives from everybody at once.
+///
+/// Network payload of the rank of rail l in one launch, in bytes:
+///     (N - 1) * (kBankHeaderBytes + owned(l) * tile_rows * tile_cols * 2)
+/// which over all rails is about (N - 1) * m * n * 2: each node's sum of each element goes once to
+/// each other node.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/banks.h"
+#include "kernels/comm/types.h"
+#include "kernels/gemm_ar/plan.h"
+#include "shm/platform.h"
+
+namespace mk::kernels {
+
+/// A tile's place in C, in elements.
+struct TileRect {
+  std::uint32_t row = 0;
+  std::uint32_t column = 0;
+  std::uint32_t rows = 0;
+  std::uint32_t columns = 0;
+};
+
+/// Owned tiles [begin, end).
+struct TileRange {
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+
+/// Bytes of a bank.
+struct ByteRange {
+  std::uint64_t begin = 0;
+  std::uint32_t bytes = 0;
+};
+
+class GemmArSchedule {
+ public:
+  MK_HOST_DEVICE GemmArSchedule(const GemmArPlan& plan, std::uint32_t m)
+      : plan_(plan),
+        m_(m),
+        tiles_m_(div_up(m, plan.tile_m)),
+        tiles_n_(div_up(plan.max.n, plan.tile_n)),
+        // Rows and columns are spread evenly over the tiles, so that a launch with small or odd m
+        // sends hardly more than m rows; columns by eights, so that a packed tile's rows stay
+        // 16-byte aligned.
+        tile_rows_(div_up(m, tiles_m_)),
+        tile_cols_(static_cast<std::uint32_t>(round_up_to(div_up(plan.max.n, tiles_n_), 8))) {
+    const std::uint64_t per_chunk = plan.chunk_bytes / slot_bytes();
+    tiles_per_chunk_ = per_chunk == 0 ? 1 : static_cast<std::uint32_t>(per_chunk);
+  }
+
+  MK_HOST_DEVICE std::uint32_t m() const { return m_; }
+  MK_HOST_DEVICE std::uint32_t tiles() const { return tiles_m_ * tiles_n_; }
+  /// Size of every packed tile; the last ones of a row or column of tiles use less of it.
+  MK_HOST_DEVICE std::uint32_t tile_rows() const { return tile_rows_; }
+  MK_HOST_DEVICE std::uint32_t tile_cols() const { return tile_cols_; }
+  MK_HOST_DEVICE std::uint64_t slot_bytes() const {
+    return std::uint64_t{tile_rows_} * tile_cols_ * kElementBytes;
+  }
+  MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_; }
+
+  // --- Tiles
+  // ---------------------------------------------------------------------------------------------------------
+
+  /// Where tile `tile` lies in C. Tiles are numbered in bands of kBandTiles rows of tiles, within a
+  /// band column by column: tiles in work at one time then share rows of A and columns of B.
+  MK_HOST_DEVICE TileRect rect(std::uint32_t tile) const {
+    const std::uint32_t band = tile / (kBandTiles * tiles_n_);
+    const std::uint32_t within = tile - band * kBandTiles * tiles_n_;
+    const std::uint32_t rows_left = tiles_m_ - band * kBandTiles;
+    const std::uint32_t rows = rows_left < kBandTiles ? rows_left : kBandTiles;
+    TileRect rect;
+    rect.row = (band * kBandTiles + within % rows) * tile_rows_;
+    rect.column = within / rows * tile_cols_;
+    rect.rows = m_ - rect.row < tile_rows_ ? m_ - rect.row : tile_rows_;
+    rect.columns = plan_.max.n - rect.column < tile_cols_ ? plan_.max.n - rect.column : tile_cols_;
+    return rect;
+  }
+
+  MK_HOST_DEVICE std::uint32_t owner(std::uint32_t tile) const { return tile % plan_.locals; }
+  MK_HOST_DEVICE std::uint32_t owned_index(std::uint32_t tile) const { return tile / plan_.locals; }
+  MK_HOST_DEVICE std::uint32_t tile_of(std::uint32_t owner, std::uint32_t owned_index) const {
+    return owned_index * plan_.locals + owner;
+  }
+  /// How many tiles local rank `owner` owns; 0 when there are fewer tiles than local ranks.
+  MK_HOST_DEVICE std::uint32_t owned(std::uint32_t owner) const {
+    return owner < tiles() ? div_up(tiles() - owner, plan_.locals) : 0;
+  }
+
+  /// The tile that local rank `local` computes as its `step`-th, 0 ≤ step < tiles().
+  MK_HOST_DEVICE std::uint32_t tile_at(std::uint32_t local, std::uint32_t step) const {
+    const std::uint32_t first = step / plan_.locals * plan_.locals;
+    const std::uint32_t left = tiles() - first;
+    const std::uint32_t group = left < plan_.locals ? left : plan_.locals;
+    return first + (step - first + local) % group;
+  }
+
+  // --- Chunks
+  // --------------------------------------------------------------------------------------------------------
+
+  /// Chunks of an owner; at least one, which then holds only its bank's header.
+  MK_HOST_DEVICE std::uint32_t chunks(std::uint32_t owner) const {
+    const std::uint32_t count = div_up(owned(owner), tiles_per_chunk_);
+    return count == 0 ? 1 : count;
+  }
+  MK_HOST_DEVICE std::uint32_t chunk_of(std::uint32_t owned_index) const {
+    return owned_index / tiles_per_chunk_;
+  }
+  MK_HOST_DEVICE TileRange chunk_tiles(std::uint32_t owner, std::uint32_t chunk) const {
+    TileRange range;
+    range.begin = chunk * tiles_per_chunk_;
+    const std::uint32_t count = owned(owner);
+    range.end = count - range.begin < tiles_per_chunk_ ? count : range.begin + tiles_per_chunk_;
+    return range;
+  }
+  /// What of a bank the chunk's command carries; chunk 0 begins with the header.
+  MK_HOST_DEVICE ByteRange chunk_range(std::uint32_t owner, std::uint32_t chunk) const {
+    const TileRange tiles = chunk_tiles(owner, chunk);
+    ByteRange range;
+    range.begin = chunk == 0 ? 0 : slot_in_bank(tiles.begin);
+    range.bytes = static_cast<std::uint32_t>(slot_in_bank(tiles.end) - range.begin);
+    return range;
+  }
+  /// Payload that the rank of this rail sends in the launch (the formula above).
+  MK_HOST_DEVICE std::uint64_t network_bytes(std::uint32_t local) const {
+    return (plan_.nodes - 1) * (kBankHeaderBytes + owned(local) * slot_bytes());
+  }
+
+  // --- Places in the workspace, as byte offsets
+  // ------------------------------------------------------------------------
+
+  MK_HOST_DEVICE std::uint64_t slot(std::uint32_t source_local, std::uint32_t owned_index) const {
+    return plan_.layout.slots + source_local * plan_.layout.slot_region_bytes +
+           owned_index * slot_bytes();
+  }
+  MK_HOST_DEVICE std::uint64_t slot_in_bank(std::uint32_t owned_index) const {
+    return kBankHeaderBytes + owned_index * slot_bytes();
+  }
+  MK_HOST_DEVICE std::uint64_t staging_bank(std::uint32_t bank) const {
+    return plan_.layout.staging + bank * plan_.layout.bank_bytes;
+  }
+  /// The bank on node `at` that node `from` fills.
+  MK_HOST_DEVICE std::uint64_t receive_bank(std::uint32_t bank, std::uint32_t at,
+                                            std::uint32_t from) const {
+    return plan_.layout.receive +
+           (bank * (plan_.nodes - 1) + peer_index(at, from)) * plan_.layout.bank_bytes;
+  }
+  MK_HOST_DEVICE std::uint64_t out(const TileRect& rect) const {
+    return plan_.layout.out + (std::uint64_t{rect.row} * plan_.max.n + rect.column) * kElementBytes;
+  }
+  MK_HOST_DEVICE std::uint64_t record(std::uint32_t bank, std::uint32_t local) const {
+    return plan_.layout.records + (bank * plan_.locals + local) * 64;
+  }
+  MK_HOST_DEVICE std::uint64_t tile_ready(std::uint32_t source_local,
+                                          std::uint32_t owned_index) const {
+    return plan_.layout.tile_ready +
+           (std::uint64_t{source_local} * plan_.owned_max + owned_index) * 4;
+  }
+  MK_HOST_DEVICE std::uint64_t chunk_reduced(std::uint32_t chunk) const {
+    return plan_.layout.chunk_reduced + std::uint64_t{chunk} * 4;
+  }
+  MK_HOST_DEVICE std::uint64_t out_ready(std::uint32_t owner, std::uint32_t chunk) const {
+    return plan_.layout.out_ready + (std::uint64_t{owner} * plan_.chunks_max + chunk) * 4;
+  }
+
+  MK_HOST_DEVICE FlagMap flags() const { return FlagMap{plan_.nodes, plan_.chunks_max}; }
+
+  static constexpr std::uint32_t kBandTiles = 8;
+
+ private:
+  GemmArPlan plan_;
+  std::uint32_t m_;
+  std::uint32_t tiles_m_;
+  std::uint32_t tiles_n_;
+  std::uint32_t tile_rows_;
+  std::uint32_t tile_cols_;
+  std::uint32_t tiles_per_chunk_ = 1;
+};
+
+}  // namespace mk::kernels
