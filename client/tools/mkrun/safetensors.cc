@@ -1,0 +1,195 @@
+#include "client/tools/mkrun/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "shm/host/unique_fd.h"
+
+namespace mk::tools {
+namespace {
+
+/// The reference implementation's own limit for a header.
+constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
+constexpr std::uint64_t kLengthBytes = 8;
+
+std::string partial_path(const std::string& path) { return path + ".partial"; }
+
+/// A tensor's entry in the header, checked against the bytes of data the file has.
+Result<TensorInfo> parse_tensor(const std::string& path, const std::string& name,
+                                const nlohmann::json& entry, std::uint64_t data_bytes) {
+  const auto wrong = [&](const char* what) {
+    return fail(ErrorCode::kInvalidArgument, "{}: tensor '{}': {}", path, name, what);
+  };
+  if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
+      !entry.contains("shape") || !entry["shape"].is_array() || !entry.contains("data_offsets") ||
+      !entry["data_offsets"].is_array() || entry["data_offsets"].size() != 2) {
+    return wrong("its header entry has no dtype, shape and data_offsets");
+  }
+  TensorInfo tensor;
+  tensor.dtype = entry["dtype"].get<std::string>();
+  for (const auto& side : entry["shape"]) {
+    if (!side.is_number_unsigned()) return wrong("its shape is not a list of whole numbers");
+    tensor.shape.push_back(side.get<std::uint64_t>());
+  }
+  if (!entry["data_offsets"][0].is_number_unsigned() ||
+      !entry["data_offsets"][1].is_number_unsigned()) {
+    return wrong("its data_offsets are not whole numbers");
+  }
+  tensor.begin = entry["data_offsets"][0].get<std::uint64_t>();
+  tensor.end = entry["data_offsets"][1].get<std::uint64_t>();
+  if (tensor.begin > tensor.end) return wrong("its data_offsets end before they begin");
+  if (tensor.end > data_bytes) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: tensor '{}' ends at byte {} of the data, but the file has only {}: it is "
+                "truncated, fetch it again",
+                path, name, tensor.end, data_bytes);
+  }
+  if (const std::uint64_t element = dtype_bytes(tensor.dtype); element != 0) {
+    std::uint64_t bytes = element;
+    for (const std::uint64_t side : tensor.shape) {
+      if (__builtin_mul_overflow(bytes, side, &bytes)) return wrong("its shape overflows");
+    }
+    if (bytes != tensor.end - tensor.begin) return wrong("its shape and its data_offsets disagree");
+  }
+  return tensor;
+}
+
+}  // namespace
+
+std::uint64_t dtype_bytes(const std::string& dtype) {
+  if (dtype == "BF16" || dtype == "F16") return 2;
+  if (dtype == "F32") return 4;
+  return 0;
+}
+
+Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return fail_errno(errno, "cannot open {}", path);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return fail_errno(errno, "cannot stat {}", path);
+  const auto size = static_cast<std::uint64_t>(info.st_size);
+  if (!S_ISREG(info.st_mode) || size < kLengthBytes) {
+    return fail(ErrorCode::kInvalidArgument, "{} is not a safetensors file: it has {} bytes", path,
+                size);
+  }
+  void* mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (mapped == MAP_FAILED) return fail_errno(errno, "cannot map {}", path);
+  SafetensorsFile file(static_cast<const std::byte*>(mapped), size);
+  MK_RETURN_IF_ERROR(file.parse(path));
+  return file;
+}
+
+SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
+    : bytes_(std::exchange(other.bytes_, nullptr)),
+      size_(other.size_),
+      data_offset_(other.data_offset_),
+      tensors_(std::move(other.tensors_)) {}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (bytes_ != nullptr) ::munmap(const_cast<std::byte*>(bytes_), size_);
+}
+
+Status SafetensorsFile::parse(const std::string& path) {
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, bytes_, sizeof(header_bytes));
+  if (header_bytes > kHeaderBytesMax || header_bytes > size_ - kLengthBytes) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{} announces a header of {} bytes but has {} in all: it is truncated or not a "
+                "safetensors file",
+                path, header_bytes, size_);
+  }
+  const char* text = reinterpret_cast<const char*>(bytes_) + kLengthBytes;
+  const auto header = nlohmann::json::parse(text, text + header_bytes, nullptr, false);
+  if (header.is_discarded() || !header.is_object()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: its header is not a JSON object: not a safetensors file", path);
+  }
+  data_offset_ = kLengthBytes + header_bytes;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    MK_ASSIGN_OR_RETURN(auto tensor, parse_tensor(path, name, entry, size_ - data_offset_));
+    tensors_.emplace(name, std::move(tensor));
+  }
+  return {};
+}
+
+Result<TensorInfo> SafetensorsFile::find(const std::string& name) const {
+  if (const auto found = tensors_.find(name); found != tensors_.end()) return found->second;
+  std::string names;
+  std::size_t listed = 0;
+  for (const auto& entry : tensors_) {
+    if (++listed > 20) break;
+    names += (names.empty() ? "" : ", ") + entry.first;
+  }
+  if (tensors_.size() > 20) names += fmt::format(" and {} more", tensors_.size() - 20);
+  return fail(ErrorCode::kNotFound, "no tensor '{}'; there are: {}", name,
+              names.empty() ? "none" : names);
+}
+
+Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path,
+                                                    const std::string& name,
+                                                    const TensorInfo& tensor) {
+  const std::uint64_t bytes = tensor.end - tensor.begin;
+  std::string header =
+      nlohmann::json{
+          {name, {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {0, bytes}}}}}
+          .dump();
+  header.resize((header.size() + 7) / 8 * 8,
+                ' ');  // the format pads with spaces, so that the data is aligned
+  const int fd = ::open(partial_path(path).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return fail_errno(errno, "cannot write {}", partial_path(path));
+  SafetensorsWriter writer(path, fd, bytes);
+  const std::uint64_t length = header.size();
+  MK_RETURN_IF_ERROR(writer.write_all(std::as_bytes(std::span(&length, 1))));
+  MK_RETURN_IF_ERROR(writer.write_all(std::as_bytes(std::span(header))));
+  return writer;
+}
+
+SafetensorsWriter::SafetensorsWriter(std::string path, int fd, std::uint64_t left)
+    : path_(std::move(path)), fd_(fd), left_(left) {}
+
+SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), left_(other.left_) {}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(partial_path(path_).c_str());
+}
+
+Status SafetensorsWriter::write_all(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t wrote = ::write(fd_, bytes.data(), bytes.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return fail_errno(errno, "cannot write {}", partial_path(path_));
+    bytes = bytes.subspan(static_cast<std::size_t>(wrote));
+  }
+  return {};
+}
+
+Status SafetensorsWriter::append(std::span<const std::byte> bytes) {
+  if (bytes.size() > left_) {
+    return fail(ErrorCode::kInternal, "{}: {} bytes more than the tensor has", path_,
+                bytes.size() - left_);
+  }
+  left_ -= bytes.size();
+  return write_all(bytes);
+}
+
+Status SafetensorsWriter::finish() {
+  if (left_ != 0) return fail(ErrorCode::kInternal, "{}: {} bytes are missing", path_, left_);
+  if (::close(std::exchange(fd_, -1)) != 0) return fail_errno(errno, "cannot write {}", path_);
+  if (::rename(partial_path(path_).c_str(), path_.c_str()) != 0) {
+    return fail_errno(errno, "cannot put {} in place", path_);
+  }
+  return {};
+}
+
+}  // namespace mk::tools
