@@ -41,6 +41,9 @@ struct ControlOptions {
   std::uint32_t outstanding_max = 256;     ///< per session, commands taken but not completed
   std::uint64_t registered_bytes_max = 0;  ///< per session; 0: no limit
   std::uint64_t heartbeat_interval_ns = 100'000'000;
+  /// After a rank has detached in order: how long the others of its job have to do so as well,
+  /// before they fail with kPeerLost.
+  std::uint64_t leave_grace_ns = 2'000'000'000;
   LogSink log;  ///< may be empty
 };
 
@@ -80,6 +83,10 @@ struct ControlSnapshot {
   std::vector<LinkInfo> links;
   bool draining = false;
 };
+
+/// What a daemon with these options and proxies says first to its peers. A `generation` of 0
+/// becomes a random one.
+PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> proxies);
 
 class ControlPlane {
  public:

@@ -64,9 +64,11 @@ struct RegionAnnounce {
   Bytes key;
 };
 
+/// The region is going. The receiver stops using it and sends the same message back once nothing of
+/// its own in flight names it: whoever gets one with its own `part_id` may deregister the memory.
 struct RegionWithdraw {
   std::string job;
-  std::uint64_t part_id = 0;
+  std::uint64_t part_id = 0;  ///< of the region's owner, both ways
   std::uint32_t rank = 0;
   std::uint16_t handle = 0;
 };
@@ -80,7 +82,10 @@ struct ExchangePart {
   Bytes blob;
 };
 
-/// The part is gone: a rank failed or died (`code` not kOk) or all ranks detached (kOk).
+/// With `code` not kOk: the job has come to an end at the sender, because of `rank` (any rank of
+/// the job). With kOk: the part is gone, all its ranks have left and nothing of theirs is in
+/// flight, so memory that they could write to may be deregistered. A part sends each at most once,
+/// in this order.
 struct JobLeft {
   std::string job;
   std::uint64_t part_id = 0;

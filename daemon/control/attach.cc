@@ -1,0 +1,193 @@
+#include <algorithm>
+
+#include "daemon/control/control_plane_impl.h"
+#include "shm/layout.h"
+#include "shm/limits.h"
+
+namespace mk::daemon {
+
+namespace {
+
+constexpr std::uint32_t kTimeoutMsMax = 24 * 3600 * 1000;
+
+bool printable(const std::string& name) {
+  return std::ranges::all_of(name, [](char c) { return c > ' ' && c != 0x7f; });
+}
+
+/// The first rule an Attach breaks, as far as it can be seen from it alone.
+Status check_shape(const shm::Attach& a) {
+  constexpr auto kBad = ErrorCode::kInvalidArgument;
+  if (a.job.empty() || a.job.size() > shm::kJobNameBytesMax || !printable(a.job)) {
+    return fail(kBad, "a job name has 1 to {} bytes of printable ASCII without spaces",
+                shm::kJobNameBytesMax);
+  }
+  if (a.nodes == 0 || a.nodes > shm::kNodesMax) {
+    return fail(kBad, "job '{}': {} nodes; 1 to {} are possible", a.job, a.nodes, shm::kNodesMax);
+  }
+  if (a.local_size == 0 || a.local_size > shm::kLocalRanksMax) {
+    return fail(kBad, "job '{}': {} ranks per node; 1 to {} are possible", a.job, a.local_size,
+                shm::kLocalRanksMax);
+  }
+  if (a.world != a.nodes * a.local_size || a.world > shm::kWorldMax) {
+    return fail(kBad,
+                "job '{}': world size {} is not {} nodes of {} ranks, or exceeds {}; every node "
+                "must run the same number of ranks",
+                a.job, a.world, a.nodes, a.local_size, shm::kWorldMax);
+  }
+  if (a.node_rank >= a.nodes || a.local_rank >= a.local_size) {
+    return fail(kBad, "job '{}': node rank {} of {} nodes, local rank {} of {}: out of range",
+                a.job, a.node_rank, a.nodes, a.local_rank, a.local_size);
+  }
+  if (a.rank != a.node_rank * a.local_size + a.local_rank) {
+    return fail(kBad,
+                "job '{}': rank {} is not node rank {} * {} + local rank {}; ranks are numbered "
+                "node by node",
+                a.job, a.rank, a.node_rank, a.local_size, a.local_rank);
+  }
+  if (a.timeout_ms == 0 || a.timeout_ms > kTimeoutMsMax) {
+    return fail(kBad, "job '{}': a rendezvous timeout of {} ms; 1 to {} are possible", a.job,
+                a.timeout_ms, kTimeoutMsMax);
+  }
+  if (!shm::valid({a.lane_count, a.slot_count_log2, a.flag_count})) {
+    return fail(kBad,
+                "job '{}': {} lanes of 2^{} slots and {} flags; possible are 1 to {} lanes of {} "
+                "to {} slots, and {} to {} flags in steps of {}",
+                a.job, a.lane_count, a.slot_count_log2, a.flag_count, shm::kLanesMax,
+                shm::kRingSlotsMin, shm::kRingSlotsMax, shm::kFlagGranule, shm::kFlagsMax,
+                shm::kFlagGranule);
+  }
+  return {};
+}
+
+}  // namespace
+
+void ControlPlane::Impl::attach(Client& client, std::uint64_t request, shm::Attach& message,
+                                shm::Frame&) {
+  auto created = create_session(client, message);
+  if (!created) {
+    log(LogLevel::kWarning, fmt::format("refused an attach: {}", created.error().message),
+        {{"pid", fmt::format("{}", client.credentials.pid)}});
+    reply_error(client.id, request, created.error());
+    return;
+  }
+  Session& session = **created;
+  Job& job = *session.job;
+  const int fds[] = {session.segment.fd()};
+  reply(client.id, request,
+        shm::AttachReply{session.id, session.slot, session.segment.bytes(),
+                         proxy_of(session).endpoint().capabilities().name},
+        fds);
+  log(LogLevel::kInfo,
+      fmt::format("{} attached to job '{}' of {} nodes with {} ranks each", session.describe(),
+                  job.name, job.nodes, job.local_size),
+      session);
+  advance(job);
+}
+
+Status ControlPlane::Impl::check_attach(const shm::Attach& attach) const {
+  MK_RETURN_IF_ERROR(check_shape(attach));
+  if (draining_) {
+    return fail(
+        ErrorCode::kDraining,
+        "this daemon is shutting down and takes no new ranks; attach again when it is back");
+  }
+  if (attach.nodes > peers_.size() + 1) {
+    return fail(ErrorCode::kInvalidArgument,
+                "job '{}' has {} nodes, but this daemon knows {} other daemons; add the missing "
+                "peers to its configuration",
+                attach.job, attach.nodes, peers_.size());
+  }
+  return {};
+}
+
+Status ControlPlane::Impl::check_join(const Job& job, const shm::Attach& attach,
+                                      const Client& client) const {
+  const Session& other = *job.sessions().front();  // a job that is not ending has one
+  if (client.credentials.uid != other.credentials.uid) {
+    return fail(ErrorCode::kPermission,
+                "job '{}' on this node belongs to user {} ({}), and you are user {}; choose "
+                "another job name",
+                job.name, other.credentials.uid, other.describe(), client.credentials.uid);
+  }
+  if (attach.nodes != job.nodes || attach.local_size != job.local_size) {
+    return fail(ErrorCode::kInvalidArgument,
+                "rank {} says that job '{}' has {} nodes of {} ranks; {} says {} nodes of {}; "
+                "choose another job name if these are two jobs",
+                attach.rank, job.name, attach.nodes, attach.local_size, other.describe(), job.nodes,
+                job.local_size);
+  }
+  if (attach.node_rank != job.node_rank) {
+    return fail(ErrorCode::kInvalidArgument,
+                "rank {} of job '{}' says that this is node rank {}; {} says {}", attach.rank,
+                job.name, attach.node_rank, other.describe(), job.node_rank);
+  }
+  if (const Session* holder = job.locals[attach.local_rank]; holder != nullptr) {
+    return fail(ErrorCode::kAlreadyExists, "rank {} of job '{}' is held by process {}", attach.rank,
+                job.name, holder->credentials.pid);
+  }
+  return {};
+}
+
+Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::Attach& attach) {
+  MK_RETURN_IF_ERROR(check_attach(attach));
+  const auto existing = by_name_.find(attach.job);
+  if (existing != by_name_.end()) {
+    MK_RETURN_IF_ERROR(check_join(*existing->second, attach, client));
+  }
+  if (free_slots_.empty()) {
+    return fail(ErrorCode::kLimitExceeded,
+                "this daemon has {} sessions, its limit (sessions that end keep their place until "
+                "nothing of them is in flight); `mkctl session list` shows them",
+                by_slot_.size());
+  }
+  const std::uint32_t slot = free_slots_.front();
+  auto segment =
+      shm::Segment::create({attach.lane_count, attach.slot_count_log2, attach.flag_count},
+                           hello_.generation, next_session_id_, slot, shm::kFeatureCommitTime);
+  if (!segment) return propagate(segment);
+  auto session = std::make_unique<Session>(attach, std::move(*segment));
+  session->id = next_session_id_;
+  session->slot = slot;
+  session->rail = attach.local_rank % static_cast<std::uint32_t>(proxies_.size());
+  session->credentials = client.credentials;
+  session->attached_ns = now_();
+  session->client = client.id;
+  const shm::Segment& memory = session->segment;
+  auto flags = proxy_of(*session).endpoint().register_memory(
+      {.address = reinterpret_cast<std::byte*>(memory.flags()),
+       .bytes = std::uint64_t{attach.flag_count} * sizeof(std::uint32_t),
+       .fd = memory.fd(),
+       .fd_offset = memory.layout().flags_offset});
+  if (!flags) {
+    return fail(flags.error().code, "cannot register the arrival flags of {}: {}",
+                session->describe(), flags.error().message);
+  }
+  session->flags_region = std::move(*flags);
+
+  // Nothing fails from here on.
+  Job* job = nullptr;
+  if (existing != by_name_.end()) {
+    job = existing->second;
+  } else {
+    job = jobs_.emplace_back(std::make_unique<Job>(attach, random_())).get();
+    job->deadline_ns = now_() + std::uint64_t{attach.timeout_ms} * 1'000'000;
+    by_name_.emplace(attach.job, job);
+  }
+  session->job = job;
+  job->locals[attach.local_rank] = session.get();
+  free_slots_.pop_front();
+  by_slot_[slot] = session.get();
+  ++next_session_id_;
+  client.state = Client::State::kAttached;
+  client.session = session.get();
+  shm::store_relaxed(&memory.header().heartbeat_ns, now_());
+  proxy_of(*session).apply(AddSession{.slot = slot,
+                                      .segment = &session->segment,
+                                      .stats = session->stats.get(),
+                                      .outstanding_max = options_.outstanding_max});
+  Session* raw = session.get();
+  sessions_.emplace(raw->id, std::move(session));
+  return raw;
+}
+
+}  // namespace mk::daemon

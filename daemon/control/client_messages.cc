@@ -1,0 +1,367 @@
+#include <sys/resource.h>
+
+#include <algorithm>
+
+#include "daemon/control/control_plane_impl.h"
+#include "shm/layout.h"
+#include "shm/limits.h"
+
+namespace mk::daemon {
+
+namespace {
+
+/// How long a DeregisterBuffer waits for the rail peers' daemons.
+constexpr std::uint64_t kWithdrawTimeoutNs = 30'000'000'000;
+
+std::string state_text(Client::State state) {
+  switch (state) {
+    case Client::State::kConnected:
+      return "before hello";
+    case Client::State::kGreeted:
+      return "before attach";
+    case Client::State::kAttached:
+      return "after attach";
+    case Client::State::kLeaving:
+      return "after detach";
+    case Client::State::kEnded:
+      return "after the session has failed";
+  }
+  return "in an unknown state";
+}
+
+/// Adds what to do about it when the system has refused to pin memory.
+Error explain_registration(Error error, const Session& session, const std::string& name,
+                           std::uint64_t bytes) {
+  error.message = fmt::format("{}: cannot register buffer '{}' of {} bytes: {}", session.describe(),
+                              name, bytes, error.message);
+  const bool no_memory = error.message.find("ENOMEM") != std::string::npos ||
+                         error.message.find("EPERM") != std::string::npos ||
+                         error.message.find("EAGAIN") != std::string::npos;
+  if (error.code != ErrorCode::kSystem || !no_memory) return error;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  const std::string now = limit.rlim_cur == RLIM_INFINITY ? std::string("unlimited")
+                                                          : fmt::format("{} bytes", limit.rlim_cur);
+  error.message += fmt::format(
+      "; the daemon's limit of locked memory is {} (systemd: LimitMEMLOCK=infinity; shell: ulimit "
+      "-l unlimited)",
+      now);
+  return error;
+}
+
+}  // namespace
+
+/// What is allowed when: one row per request. Every other type is a reply, or unknown.
+struct ControlPlane::Impl::Handler {
+  using Run = void (Impl::*)(Client&, shm::Frame&);
+
+  shm::MessageType type;
+  Client::State needs;
+  bool also_ended;  ///< allowed, too, when the session has failed
+  std::size_t fds;
+  Run run;
+};
+
+std::span<const ControlPlane::Impl::Handler> ControlPlane::Impl::handlers() {
+  using enum Client::State;
+  using T = shm::MessageType;
+  static constexpr Handler kHandlers[] = {
+      {T::kHello, kConnected, false, 0, &Impl::run<shm::Hello, &Impl::hello_from>},
+      {T::kAttach, kGreeted, false, 0, &Impl::run<shm::Attach, &Impl::attach>},
+      {T::kRegisterBuffer, kAttached, false, 1,
+       &Impl::run<shm::RegisterBuffer, &Impl::register_buffer>},
+      {T::kDeregisterBuffer, kAttached, false, 0,
+       &Impl::run<shm::DeregisterBuffer, &Impl::deregister_buffer>},
+      {T::kAllocFlags, kAttached, false, 0, &Impl::run<shm::AllocFlags, &Impl::alloc_flags>},
+      {T::kExchange, kAttached, false, 0, &Impl::run<shm::Exchange, &Impl::exchange>},
+      {T::kOpenPeerBuffer, kAttached, false, 0,
+       &Impl::run<shm::OpenPeerBuffer, &Impl::open_peer_buffer>},
+      {T::kDetach, kAttached, true, 0, &Impl::run<shm::Detach, &Impl::detach>},
+  };
+  return kHandlers;
+}
+
+void ControlPlane::Impl::client_frame(ClientId id, shm::Frame frame) {
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;  // closed by us; the rest of its stream does not matter
+  Client& client = found->second;
+  const auto type = static_cast<shm::MessageType>(frame.type);
+  const std::string name = shm::message_type_name(frame.type);
+  const auto handler = std::ranges::find(handlers(), type, &Handler::type);
+  if (handler == handlers().end()) {
+    refuse(client, frame.request, {ErrorCode::kProtocol, fmt::format("{} is no request", name)});
+    return;
+  }
+  if (frame.fds.size() != handler->fds) {
+    refuse(client, frame.request,
+           {ErrorCode::kProtocol, fmt::format("{} came with {} descriptors; it takes {}", name,
+                                              frame.fds.size(), handler->fds)});
+    return;
+  }
+  const bool ended = client.state == Client::State::kEnded;
+  if (client.state == handler->needs || (ended && handler->also_ended)) {
+    (this->*handler->run)(client, frame);
+    return;
+  }
+  if (ended && handler->needs == Client::State::kAttached) {
+    reply_error(id, frame.request, client.failure);
+    return;
+  }
+  const Error error{ErrorCode::kProtocol,
+                    fmt::format("{} came {}", name, state_text(client.state))};
+  if (client.state == Client::State::kConnected) {
+    refuse(client, frame.request, error);  // not one of ours, it seems
+  } else {
+    reply_error(id, frame.request, error);
+  }
+}
+
+template <class Message,
+          void (ControlPlane::Impl::*Method)(Client&, std::uint64_t, Message&, shm::Frame&)>
+void ControlPlane::Impl::run(Client& client, shm::Frame& frame) {
+  auto message = shm::decode_message<Message>(frame.payload);
+  if (!message) {
+    refuse(client, frame.request, message.error());
+    return;
+  }
+  (this->*Method)(client, frame.request, *message, frame);
+}
+
+template <class Message>
+void ControlPlane::Impl::reply(ClientId client, std::uint64_t request, const Message& message,
+                               std::span<const int> fds) {
+  clients_port_.send(client, static_cast<std::uint16_t>(Message::kType), request,
+                     shm::encode_message(message), fds);
+}
+
+void ControlPlane::Impl::reply_error(ClientId client, std::uint64_t request, const Error& error) {
+  reply(client, request, shm::ErrorReply{error.code, error.message});
+}
+
+void ControlPlane::Impl::refuse(Client& client, std::uint64_t request, const Error& error) {
+  const ClientId id = client.id;
+  reply_error(id, request, error);
+  if (client.session != nullptr) {
+    Session& session = *client.session;
+    session.client.reset();
+    fail_session(session, error);
+    fence(session);
+  }
+  log(LogLevel::kWarning, fmt::format("refused a client: {}", error.message),
+      {{"pid", fmt::format("{}", client.credentials.pid)}});
+  clients_.erase(id);
+  clients_port_.close(id);
+}
+
+void ControlPlane::Impl::hello_from(Client& client, std::uint64_t request, shm::Hello& hello,
+                                    shm::Frame&) {
+  if (hello.abi_major != shm::kAbiMajor) {
+    refuse(client, request,
+           {ErrorCode::kAbiMismatch,
+            fmt::format("the client (libmkclient {}) speaks ABI {}.{} and this daemon (mkerneld "
+                        "{}) {}.{}; install the same major version of both",
+                        hello.client_version, hello.abi_major, hello.abi_minor, options_.version,
+                        shm::kAbiMajor, shm::kAbiMinor)});
+    return;
+  }
+  client.state = Client::State::kGreeted;
+  reply(client.id, request,
+        shm::HelloReply{shm::kAbiMajor, shm::kAbiMinor, hello_.generation, options_.version});
+}
+
+void ControlPlane::Impl::register_buffer(Client& client, std::uint64_t request,
+                                         shm::RegisterBuffer& message, shm::Frame& frame) {
+  Session& session = *client.session;
+  auto handle = register_buffer_for(session, message, std::move(frame.fds.front()));
+  if (!handle) {
+    reply_error(client.id, request, handle.error());
+    return;
+  }
+  proxy_of(session).apply(
+      BindBuffer{session.slot, *handle, session.buffers.at(*handle).region.get(), message.bytes});
+  // Answered first: if a peer proves unreachable while we announce, the failure comes after.
+  reply(client.id, request, shm::RegisterBufferReply{*handle});
+  if (session.job->state == JobState::kUp) announce_buffer(session, *handle);
+}
+
+Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
+                                                              shm::RegisterBuffer& message,
+                                                              UniqueFd fd) {
+  if (message.bytes == 0 || message.bytes > shm::kBufferBytesMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: buffer '{}' has {} bytes; a buffer has 1 to {} bytes", session.describe(),
+                message.name, message.bytes, shm::kBufferBytesMax);
+  }
+  const std::uint64_t limit = options_.registered_bytes_max;
+  if (limit != 0 && message.bytes > limit - session.registered_bytes) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: buffer '{}' of {} bytes would exceed the {} bytes a session may register "
+                "(it has {}); raise the daemon's limit or deregister some",
+                session.describe(), message.name, message.bytes, limit, session.registered_bytes);
+  }
+  MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.allocate_handle());
+  auto memory = shm::BufferFile::map(std::move(fd), message.bytes);
+  if (!memory) {
+    return fail(memory.error().code, "{}: buffer '{}': {}", session.describe(), message.name,
+                memory.error().message);
+  }
+  auto region = proxy_of(session).endpoint().register_memory(
+      {.address = memory->data(), .bytes = message.bytes, .fd = memory->fd(), .fd_offset = 0});
+  if (!region) {
+    return tl::unexpected<Error>(
+        explain_registration(region.error(), session, message.name, message.bytes));
+  }
+  session.registered_bytes += message.bytes;
+  session.buffers.emplace(handle, Buffer{.name = std::move(message.name),
+                                         .bytes = message.bytes,
+                                         .memory = std::move(*memory),
+                                         .region = std::move(*region),
+                                         .withdrawal = std::nullopt});
+  return handle;
+}
+
+void ControlPlane::Impl::deregister_buffer(Client& client, std::uint64_t request,
+                                           shm::DeregisterBuffer& message, shm::Frame&) {
+  Session& session = *client.session;
+  const auto found = session.buffers.find(message.handle);
+  if (found == session.buffers.end() || found->second.withdrawal) {
+    reply_error(client.id, request,
+                {ErrorCode::kNotFound, fmt::format("{} has no buffer with handle {}",
+                                                   session.describe(), message.handle)});
+    return;
+  }
+  Job& job = *session.job;
+  BufferWithdrawal& withdrawal = found->second.withdrawal.emplace();
+  withdrawal.request = request;
+  withdrawal.deadline_ns = now_() + kWithdrawTimeoutNs;
+  proxy_of(session).apply(UnbindBuffer{session.slot, message.handle});
+  if (job.state != JobState::kUp) return;  // nobody else knows of it
+  for (const auto& [rank, part] : job.parts) withdrawal.nodes_left.insert(part.node);
+  send_to_job(job, RegionWithdraw{job.name, job.part_id, session.attach.rank, message.handle});
+}
+
+void ControlPlane::Impl::advance_withdrawal(Session& session, std::uint16_t handle) {
+  const auto found = session.buffers.find(handle);
+  if (found == session.buffers.end() || !found->second.withdrawal) return;
+  const BufferWithdrawal& withdrawal = *found->second.withdrawal;
+  if (!withdrawal.proxy_released || !withdrawal.nodes_left.empty()) return;
+  if (session.active() && !withdrawal.answered && session.client) {
+    reply(*session.client, withdrawal.request, shm::Done{});
+  }
+  session.registered_bytes -= found->second.bytes;
+  session.buffers.erase(found);
+}
+
+void ControlPlane::Impl::alloc_flags(Client& client, std::uint64_t request,
+                                     shm::AllocFlags& message, shm::Frame&) {
+  const auto base = client.session->allocate_flags(message.count);
+  if (!base) {
+    reply_error(client.id, request, base.error());
+    return;
+  }
+  reply(client.id, request, shm::AllocFlagsReply{*base});
+}
+
+void ControlPlane::Impl::exchange(Client& client, std::uint64_t request, shm::Exchange& message,
+                                  shm::Frame&) {
+  Session& session = *client.session;
+  Job& job = *session.job;
+  const std::uint64_t deadline_ns = now_() + std::uint64_t{message.timeout_ms} * 1'000'000;
+  const auto number = job.exchange.put_local(session.attach.rank, message.tag, message.blob,
+                                             request, deadline_ns, message.timeout_ms);
+  if (!number) {
+    reply_error(client.id, request, number.error());
+    return;
+  }
+  if (job.nodes > 1) {
+    ExchangePart part{job.name,
+                      job.part_id,
+                      session.attach.rank,
+                      *number,
+                      std::move(message.tag),
+                      std::move(message.blob)};
+    if (job.state == JobState::kUp) {
+      send_to_job(job, part);
+    } else {
+      job.exchange_unsent.push_back(std::move(part));
+    }
+  }
+  answer_exchanges(job);
+}
+
+void ControlPlane::Impl::answer_exchanges(Job& job) {
+  for (const ExchangeTable::Answer& answer : job.exchange.take_due(now_())) {
+    const Session* session = job.session_of(answer.rank);
+    if (session == nullptr || !session->active() || !session->client) continue;
+    if (answer.outcome) {
+      reply(*session->client, answer.request, **answer.outcome);
+    } else {
+      reply_error(*session->client, answer.request, answer.outcome.error());
+    }
+  }
+}
+
+void ControlPlane::Impl::abort_requests(Session& session, const Error& error) {
+  const auto waiting = session.job->exchange.take_waiting(session.attach.rank);
+  if (waiting && session.client) reply_error(*session.client, *waiting, error);
+  for (auto& [handle, buffer] : session.buffers) {
+    if (!buffer.withdrawal || buffer.withdrawal->answered) continue;
+    buffer.withdrawal->answered = true;
+    if (session.client) reply_error(*session.client, buffer.withdrawal->request, error);
+  }
+}
+
+void ControlPlane::Impl::open_peer_buffer(Client& client, std::uint64_t request,
+                                          shm::OpenPeerBuffer& message, shm::Frame&) {
+  const Job& job = *client.session->job;
+  const auto refuse_with = [&](std::string what) {
+    reply_error(client.id, request, {ErrorCode::kNotFound, std::move(what)});
+  };
+  const Session* owner =
+      message.local_rank < job.local_size ? job.locals[message.local_rank] : nullptr;
+  if (owner == nullptr || !owner->active()) {
+    refuse_with(
+        fmt::format("job '{}' has no local rank {} on this node", job.name, message.local_rank));
+    return;
+  }
+  const auto buffer = owner->buffers.find(message.handle);
+  if (buffer == owner->buffers.end() || buffer->second.withdrawal) {
+    refuse_with(fmt::format("local rank {} of job '{}' has no buffer with handle {}",
+                            message.local_rank, job.name, message.handle));
+    return;
+  }
+  const int fds[] = {buffer->second.memory.fd()};
+  reply(client.id, request, shm::OpenPeerBufferReply{buffer->second.bytes}, fds);
+}
+
+void ControlPlane::Impl::detach(Client& client, std::uint64_t request, shm::Detach&, shm::Frame&) {
+  constexpr std::uint64_t kRingsDoneTimeoutNs = 1'000'000'000;
+  if (client.session == nullptr || client.session->state == SessionState::kFailed) {
+    // It is over already; what is left of it needs no client.
+    if (client.session != nullptr) client.session->client.reset();
+    reply(client.id, request, shm::Done{});
+    const ClientId id = client.id;
+    clients_.erase(id);
+    clients_port_.close(id);
+    return;
+  }
+  Session& session = *client.session;
+  Job& job = *session.job;
+  client.state = Client::State::kLeaving;
+  session.state = SessionState::kLeaving;
+  session.detach_request = request;
+  session.leave_deadline_ns = now_() + kRingsDoneTimeoutNs;
+  abort_requests(session, {ErrorCode::kAborted, "the session was detached meanwhile"});
+  log(LogLevel::kInfo, fmt::format("{} of job '{}' detaches", session.describe(), job.name),
+      session);
+  if (job.state == JobState::kUp) {
+    note_leave(job, session.attach.rank, session.describe());
+  } else {
+    const std::string what = "it detached before all ranks had attached";
+    fail_job(job, lost_error(job, session.attach.rank, what),
+             {session.attach.rank, ErrorCode::kPeerLost, what});
+  }
+  if (session.rings_done()) fence(session);
+}
+
+}  // namespace mk::daemon

@@ -1,0 +1,344 @@
+#include "daemon/control/control_plane.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/control/control_plane_impl.h"
+#include "shm/layout.h"
+#include "shm/limits.h"
+
+namespace mk::daemon {
+
+namespace {
+
+/// How long another daemon's part waits for our ranks without being sent again.
+constexpr std::uint64_t kEarlyPartExpiryNs = 120'000'000'000;
+
+std::uint64_t random_word() {
+  std::random_device device;
+  return std::uint64_t{device()} << 32 | device();
+}
+
+std::vector<fabric::Endpoint*> endpoints_of(std::span<Proxy* const> proxies) {
+  std::vector<fabric::Endpoint*> endpoints;
+  for (Proxy* proxy : proxies) endpoints.push_back(&proxy->endpoint());
+  return endpoints;
+}
+
+}  // namespace
+
+PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> proxies) {
+  PeerHello hello;
+  hello.node = options.node;
+  hello.generation = options.generation != 0 ? options.generation : random_word();
+  hello.abi_major = shm::kAbiMajor;
+  hello.abi_minor = shm::kAbiMinor;
+  hello.version = options.version;
+  hello.fabric = proxies.front()->endpoint().capabilities().name;
+  for (Proxy* proxy : proxies) hello.rail_addresses.push_back(proxy->endpoint().address());
+  return hello;
+}
+
+ControlPlane::Impl::Impl(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
+                         std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns)
+    : options_(options),
+      clients_port_(clients),
+      transport_(peers),
+      proxies_(proxies.begin(), proxies.end()),
+      now_(std::move(now_ns)),
+      hello_(make_hello(options, proxies)),
+      random_(random_word()),
+      links_(endpoints_of(proxies)) {
+  for (const NodeId node : transport_.nodes()) peers_[node].down_reason = "never seen";
+  const std::uint32_t slots = std::clamp(options_.sessions_max, 1u, shm::kSessionsMax);
+  by_slot_.resize(slots, nullptr);
+  for (std::uint32_t slot = 0; slot < slots; ++slot) free_slots_.push_back(slot);
+}
+
+void ControlPlane::Impl::client_connected(ClientId id, const shm::PeerCredentials& credentials) {
+  Client& client = clients_[id];
+  client.id = id;
+  client.credentials = credentials;
+}
+
+void ControlPlane::Impl::client_closed(ClientId id, const std::string& reason) {
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  Session* session = found->second.session;
+  clients_.erase(found);
+  if (session == nullptr) return;
+  session->client.reset();
+  fail_session(*session,
+               {ErrorCode::kPeerLost, fmt::format("{} has gone: {}", session->describe(), reason)});
+  fence(*session);  // one that was leaving has nobody left to send for
+}
+
+void ControlPlane::Impl::proxy_event(std::uint32_t rail, ProxyEvent event) {
+  const auto session_at = [&](SessionSlot slot) {
+    Session* session = slot < by_slot_.size() ? by_slot_[slot] : nullptr;
+    return session != nullptr && session->rail == rail ? session : nullptr;
+  };
+  if (const auto* fault = std::get_if<SessionFault>(&event)) {
+    if (Session* session = session_at(fault->slot)) on_session_fault(*session, *fault);
+  } else if (const auto* drained = std::get_if<Drained>(&event)) {
+    if (Session* session = session_at(drained->slot)) on_drained(*session);
+  } else if (const auto* released = std::get_if<BufferReleased>(&event)) {
+    Session* session = session_at(released->slot);
+    if (session == nullptr) return;
+    const auto buffer = session->buffers.find(released->handle);
+    if (buffer == session->buffers.end() || !buffer->second.withdrawal) return;
+    buffer->second.withdrawal->proxy_released = true;
+    advance_withdrawal(*session, released->handle);
+  } else if (const auto* peer = std::get_if<PeerBufferReleased>(&event)) {
+    if (Session* session = session_at(peer->slot)) {
+      release_peer_buffer(*session, peer->peer_rank, peer->handle);
+    }
+  } else if (const auto* down = std::get_if<LinkDown>(&event)) {
+    on_link_down(rail, *down);
+  }
+}
+
+void ControlPlane::Impl::on_session_fault(Session& session, const SessionFault& fault) {
+  const std::string text = fmt::format("{}: {}", session.describe(), fault.reason);
+  if (fault.code == ErrorCode::kLinkDown) {
+    // Not this rank's doing: all ranks get the same error.
+    fail_job(*session.job, {fault.code, fmt::format("job '{}': {}", session.attach.job, text)},
+             {session.attach.rank, fault.code, text});
+  } else {
+    fail_session(session, {fault.code, text});
+  }
+  fence(session);
+}
+
+void ControlPlane::Impl::on_link_down(std::uint32_t rail, const LinkDown& event) {
+  const std::string reason = fmt::format("the network reports {}", error_code_name(event.code));
+  links_.on_error(rail, event.link, reason, now_());
+  for (Job* job : jobs()) {
+    if (job->failed || !job->has_active()) continue;
+    for (const Session* session : job->sessions()) {
+      const auto peer = std::ranges::find_if(session->peers, [&](const auto& entry) {
+        return session->rail == rail && entry.second.link->id == event.link;
+      });
+      if (peer == session->peers.end()) continue;
+      const std::string text = fmt::format("the link of rail {} to {} is in error: {}", rail,
+                                           describe_node(peer->second.node), reason);
+      fail_job(*job, {ErrorCode::kLinkDown, fmt::format("job '{}': {}", job->name, text)},
+               {peer->first, ErrorCode::kLinkDown, text});
+      break;
+    }
+  }
+}
+
+void ControlPlane::Impl::tick() {
+  for (const auto& [id, session] : sessions_) {
+    shm::store_relaxed(&session->segment.header().heartbeat_ns, now_());
+    tick_session(*session);
+  }
+  for (Job* job : jobs()) tick_job(*job);
+  for (auto& [node, peer] : peers_) {
+    std::erase_if(peer.early, [&](const auto& entry) {
+      return now_() - entry.second.received_ns > kEarlyPartExpiryNs;
+    });
+  }
+}
+
+void ControlPlane::Impl::tick_session(Session& session) {
+  if (session.state == SessionState::kLeaving &&
+      (session.rings_done() || now_() >= session.leave_deadline_ns)) {
+    fence(session);
+  }
+  for (auto& [handle, buffer] : session.buffers) {
+    if (!buffer.withdrawal || buffer.withdrawal->answered || !session.client ||
+        now_() < buffer.withdrawal->deadline_ns) {
+      continue;
+    }
+    std::string who = buffer.withdrawal->proxy_released ? "" : " our own transfers";
+    for (const NodeId node : buffer.withdrawal->nodes_left) who += " " + describe_node(node);
+    buffer.withdrawal->answered = true;
+    reply_error(*session.client, buffer.withdrawal->request,
+                {ErrorCode::kTimeout,
+                 fmt::format("buffer '{}' ({}) is still in use by:{}", buffer.name, handle, who)});
+  }
+}
+
+void ControlPlane::Impl::tick_job(Job& job) {
+  if (!job.ending && job.state != JobState::kUp && now_() >= job.deadline_ns) {
+    const Error error = rendezvous_timeout(job);
+    fail_job(job, error, {job.first_local_rank(), error.code, error.message});
+    return;
+  }
+  if (!job.failed && job.leave_deadline_ns && now_() >= *job.leave_deadline_ns &&
+      job.has_active()) {
+    const std::string what = fmt::format("{} detached", job.leaver);
+    fail_job(job, lost_error(job, job.leaver_rank, what),
+             {job.leaver_rank, ErrorCode::kPeerLost, what});
+    return;
+  }
+  if (job.state == JobState::kAnnounced && !job.ending) announce(job);
+  advance(job);
+  if (!job.failed) answer_exchanges(job);
+}
+
+void ControlPlane::Impl::drain() {
+  if (std::exchange(draining_, true)) return;
+  log(LogLevel::kInfo, fmt::format("draining: {} sessions are left", sessions_.size()));
+  for (Job* job : jobs()) {
+    // Its missing ranks cannot attach any more.
+    if (job->state != JobState::kGathering || job->ending) continue;
+    const std::string text =
+        fmt::format("job '{}' cannot come up: the daemon of node {} is shutting down", job->name,
+                    options_.node);
+    fail_job(*job, {ErrorCode::kDraining, text},
+             {job->first_local_rank(), ErrorCode::kDraining, text});
+  }
+}
+
+void ControlPlane::Impl::fail_all(ErrorCode code, const std::string& reason) {
+  for (Job* job : jobs()) {
+    fail_job(*job, {code, fmt::format("job '{}' ends: {}", job->name, reason)},
+             {job->first_local_rank(), code, reason});
+  }
+}
+
+std::vector<Job*> ControlPlane::Impl::jobs() const {
+  std::vector<Job*> all;
+  for (const auto& job : jobs_) all.push_back(job.get());
+  return all;
+}
+
+SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
+  SessionInfo info;
+  info.session_id = session.id;
+  info.slot = session.slot;
+  info.job = session.attach.job;
+  info.rank = session.attach.rank;
+  info.world = session.attach.world;
+  info.node_rank = session.attach.node_rank;
+  info.nodes = session.attach.nodes;
+  info.local_rank = session.attach.local_rank;
+  info.local_size = session.attach.local_size;
+  info.pid = session.credentials.pid;
+  info.uid = session.credentials.uid;
+  switch (session.state) {
+    case SessionState::kWaiting:
+      info.state = "waiting";
+      break;
+    case SessionState::kUp:
+      info.state = "up";
+      break;
+    case SessionState::kLeaving:
+      info.state = "draining";
+      break;
+    case SessionState::kFailed:
+      info.state = "failed";
+      break;
+  }
+  info.reason = session.failure.message;
+  info.buffers = static_cast<std::uint32_t>(session.buffers.size());
+  info.registered_bytes = session.registered_bytes;
+  info.attached_for_ns = now_() - session.attached_ns;
+  return info;
+}
+
+ControlSnapshot ControlPlane::Impl::snapshot() const {
+  ControlSnapshot snapshot;
+  snapshot.draining = draining_;
+  for (const auto& [id, session] : sessions_) {
+    snapshot.sessions.push_back(info_of(*session));
+    for (std::uint32_t lane = 0; lane < session->segment.shape().lane_count; ++lane) {
+      const shm::LaneControl& control = *session->segment.ring(lane).control;
+      QueueInfo& queue = snapshot.queues.emplace_back();
+      queue.session_id = id;
+      queue.lane = lane;
+      queue.job = session->attach.job;
+      queue.rank = session->attach.rank;
+      const std::uint64_t depth =
+          shm::load_relaxed(&control.produced) - shm::load_relaxed(&control.consumed);
+      // `produced` is the client's word, and may lag behind what was taken.
+      const std::uint64_t slots = 1ull << session->segment.shape().slot_count_log2;
+      queue.depth = depth <= slots ? depth : 0;
+      queue.stats = session->stats;
+    }
+  }
+  snapshot.recent_failures.assign(recent_failures_.begin(), recent_failures_.end());
+  snapshot.links = links_.snapshot([this](NodeId node) { return describe_node(node); });
+  return snapshot;
+}
+
+std::string ControlPlane::Impl::describe_node(NodeId node) const {
+  return transport_.describe(node);
+}
+
+void ControlPlane::Impl::log(LogLevel level, std::string message,
+                             std::vector<std::pair<std::string, std::string>> fields) const {
+  if (options_.log) options_.log({level, std::move(message), std::move(fields)});
+}
+
+void ControlPlane::Impl::log(LogLevel level, std::string message, const Session& session) const {
+  log(level, std::move(message),
+      {{"job", session.attach.job},
+       {"rank", fmt::format("{}", session.attach.rank)},
+       {"session", fmt::format("{}", session.id)},
+       {"pid", fmt::format("{}", session.credentials.pid)}});
+}
+
+// -- the public face ------------------------------------------------------------------------------
+
+ControlPlane::ControlPlane(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
+                           std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns)
+    : impl_(std::make_unique<Impl>(options, clients, peers, proxies, std::move(now_ns))) {}
+
+ControlPlane::~ControlPlane() = default;
+
+void ControlPlane::on_client_connected(ClientId client, const shm::PeerCredentials& credentials) {
+  impl_->client_connected(client, credentials);
+}
+
+void ControlPlane::on_client_frame(ClientId client, shm::Frame frame) {
+  impl_->client_frame(client, std::move(frame));
+  impl_->reap();
+}
+
+void ControlPlane::on_client_closed(ClientId client, const std::string& reason) {
+  impl_->client_closed(client, reason);
+  impl_->reap();
+}
+
+PeerHello ControlPlane::hello() const { return impl_->hello(); }
+
+Status ControlPlane::on_peer_message(NodeId node, PeerMessage message) {
+  const Status status = impl_->peer_message(node, std::move(message));
+  impl_->reap();
+  return status;
+}
+
+void ControlPlane::on_peer_down(NodeId node, const std::string& reason) {
+  impl_->peer_down(node, reason);
+  impl_->reap();
+}
+
+void ControlPlane::on_proxy_event(std::uint32_t rail, ProxyEvent event) {
+  impl_->proxy_event(rail, std::move(event));
+  impl_->reap();
+}
+
+void ControlPlane::on_tick() {
+  impl_->tick();
+  impl_->reap();
+}
+
+void ControlPlane::drain() {
+  impl_->drain();
+  impl_->reap();
+}
+
+bool ControlPlane::idle() const { return impl_->idle(); }
+
+void ControlPlane::fail_all(ErrorCode code, const std::string& reason) {
+  impl_->fail_all(code, reason);
+  impl_->reap();
+}
+
+ControlSnapshot ControlPlane::snapshot() const { return impl_->snapshot(); }
+
+}  // namespace mk::daemon

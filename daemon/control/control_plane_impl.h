@@ -1,0 +1,216 @@
+/// \file
+/// The inside of ControlPlane. Its methods are spread over files by subject:
+///
+///   control_plane.cc    the outside: events in, tick, drain, snapshot
+///   client_messages.cc  what a client may ask when, and the requests of an attached session
+///   attach.cc           a rank joins
+///   rendezvous.cc       a job comes up: parts, links, bindings
+///   peer_messages.cc    what other daemons say
+///   teardown.cc         sessions and jobs end, memory and slots come back
+///
+/// Nothing is destroyed in the middle of an event: sessions and jobs are marked, and `reap` takes
+/// them at its end.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/control/control_plane.h"
+#include "daemon/control/job.h"
+#include "daemon/control/link_table.h"
+#include "daemon/control/session.h"
+
+namespace mk::daemon::control {
+
+/// One connection.
+struct Client {
+  enum class State {
+    kConnected,  ///< has not said hello
+    kGreeted,
+    kAttached,  ///< its session is alive
+    kLeaving,   ///< it has asked to detach
+    kEnded,     ///< its session has failed
+  };
+  ClientId id = 0;
+  shm::PeerCredentials credentials;
+  State state = State::kConnected;
+  Session* session = nullptr;  ///< null also when it has failed and is released
+  Error failure;               ///< when kEnded
+};
+
+/// Another daemon.
+struct PeerState {
+  struct EarlyPart {
+    JobPart part;
+    std::uint64_t received_ns = 0;
+  };
+  bool up = false;
+  PeerHello hello;                         ///< while up
+  std::string down_reason;                 ///< while not up
+  std::map<std::string, EarlyPart> early;  ///< by job: parts that no job here has taken yet
+};
+
+}  // namespace mk::daemon::control
+
+namespace mk::daemon {
+
+// The proxy has sessions, too: what is the control plane's own lives in a namespace of its own.
+using namespace control;
+
+class ControlPlane::Impl {
+ public:
+  Impl(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
+       std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns);
+
+  // control_plane.cc
+  void client_connected(ClientId client, const shm::PeerCredentials& credentials);
+  void client_closed(ClientId client, const std::string& reason);
+  void proxy_event(std::uint32_t rail, ProxyEvent event);
+  void tick();
+  void drain();
+  void fail_all(ErrorCode code, const std::string& reason);
+  bool idle() const { return sessions_.empty(); }
+  ControlSnapshot snapshot() const;
+  const PeerHello& hello() const { return hello_; }
+
+  // client_messages.cc
+  void client_frame(ClientId client, shm::Frame frame);
+
+  // peer_messages.cc
+  Status peer_message(NodeId node, PeerMessage message);
+  void peer_down(NodeId node, const std::string& reason);
+
+  /// Destroys what has ended: the last thing every event does.
+  void reap();
+
+ private:
+  // client_messages.cc
+  struct Handler;
+  static std::span<const Handler> handlers();
+  /// Decodes the payload and calls the method; a malformed one ends the connection.
+  template <class Message, void (Impl::*Method)(Client&, std::uint64_t, Message&, shm::Frame&)>
+  void run(Client& client, shm::Frame& frame);
+  void hello_from(Client& client, std::uint64_t request, shm::Hello& hello, shm::Frame&);
+  void register_buffer(Client& client, std::uint64_t request, shm::RegisterBuffer& message,
+                       shm::Frame& frame);
+  Result<std::uint16_t> register_buffer_for(Session& session, shm::RegisterBuffer& message,
+                                            UniqueFd fd);
+  void deregister_buffer(Client& client, std::uint64_t request, shm::DeregisterBuffer& message,
+                         shm::Frame&);
+  void alloc_flags(Client& client, std::uint64_t request, shm::AllocFlags& message, shm::Frame&);
+  void exchange(Client& client, std::uint64_t request, shm::Exchange& message, shm::Frame&);
+  void open_peer_buffer(Client& client, std::uint64_t request, shm::OpenPeerBuffer& message,
+                        shm::Frame&);
+  void detach(Client& client, std::uint64_t request, shm::Detach&, shm::Frame&);
+  void answer_exchanges(Job& job);
+  /// Answers what the session still waits for, since it ends.
+  void abort_requests(Session& session, const Error& error);
+  /// The handle's withdrawal has come a step further: finishes it when nobody is left.
+  void advance_withdrawal(Session& session, std::uint16_t handle);
+  template <class Message>
+  void reply(ClientId client, std::uint64_t request, const Message& message,
+             std::span<const int> fds = {});
+  void reply_error(ClientId client, std::uint64_t request, const Error& error);
+  /// Answers with the error and closes; a session it has fails.
+  void refuse(Client& client, std::uint64_t request, const Error& error);
+
+  // attach.cc
+  void attach(Client& client, std::uint64_t request, shm::Attach& message, shm::Frame&);
+  Status check_attach(const shm::Attach& attach) const;
+  Status check_join(const Job& job, const shm::Attach& attach, const Client& client) const;
+  Result<Session*> create_session(Client& client, const shm::Attach& attach);
+
+  // rendezvous.cc
+  /// Takes the job as far towards kUp as it goes now.
+  void advance(Job& job);
+  void announce(Job& job);
+  /// Takes a part, early or new, into the job; an unfit one fails the job.
+  void take_part(Job& job, NodeId node, const JobPart& part);
+  void take_early_parts(Job& job);
+  bool bind(Job& job);
+  Status bind_session(Session& session, const RemotePart& part, std::shared_ptr<Link> link);
+  void job_up(Job& job);
+  void announce_buffer(Session& session, std::uint16_t handle);
+  /// Sends to every node of the job; a node that cannot be reached fails the job.
+  void send_to_job(Job& job, const PeerMessage& message);
+  Error rendezvous_timeout(const Job& job) const;
+
+  // peer_messages.cc
+  Status on(NodeId node, PeerHello& hello);
+  Status on(NodeId node, JobPart& part);
+  Status on(NodeId node, JobReady& ready);
+  Status on(NodeId node, RegionAnnounce& region);
+  Status on(NodeId node, RegionWithdraw& region);
+  Status on(NodeId node, ExchangePart& exchange);
+  Status on(NodeId node, JobLeft& left);
+  Status check_hello(NodeId node, const PeerHello& hello) const;
+  /// The job that has taken this part of `node`; null when it is unknown (it has ended here).
+  Job* job_with(NodeId node, std::uint64_t part_id, RemotePart*& part);
+  Status bind_peer_buffer(Job& job, const RemotePart& part, const RegionAnnounce& region);
+  void release_peer_buffer(Session& session, std::uint32_t peer_rank, std::uint16_t handle);
+
+  // teardown.cc
+  /// Why a job fails, as told to the others: which rank it was, what happened.
+  struct Cause {
+    std::uint32_t rank = 0;
+    ErrorCode code = ErrorCode::kPeerLost;
+    std::string text;
+  };
+  /// The session's own fault: it gets `error`, the other ranks of its job kPeerLost.
+  void fail_session(Session& session, const Error& error);
+  /// Every active session of the job gets `error`; the other nodes are told `cause`.
+  void fail_job(Job& job, const Error& error, const Cause& cause);
+  /// The error of ranks that lost another one: names rank, node and what happened.
+  Error lost_error(const Job& job, std::uint32_t rank, const std::string& what) const;
+  void end_session(Session& session, const Error& error);
+  /// The job gives up its name.
+  void begin_ending(Job& job);
+  /// A rank of the job has left in order: the others have a while to do so as well.
+  void note_leave(Job& job, std::uint32_t rank, std::string leaver);
+  void fence(Session& session);
+  void on_drained(Session& session);
+  void finish_detach(Session& session);
+  bool releasable(const Session& session) const;
+  void release(Session& session);
+  void record_failure(const Session& session);
+
+  // control_plane.cc
+  void tick_job(Job& job);
+  void tick_session(Session& session);
+  void on_session_fault(Session& session, const SessionFault& fault);
+  void on_link_down(std::uint32_t rail, const LinkDown& event);
+  std::vector<Job*> jobs() const;
+  SessionInfo info_of(const Session& session) const;
+  Proxy& proxy_of(const Session& session) { return *proxies_[session.rail]; }
+  std::string describe_node(NodeId node) const;
+  void log(LogLevel level, std::string message,
+           std::vector<std::pair<std::string, std::string>> fields = {}) const;
+  void log(LogLevel level, std::string message, const Session& session) const;
+
+  const ControlOptions options_;
+  ClientPort& clients_port_;
+  PeerTransport& transport_;
+  const std::vector<Proxy*> proxies_;
+  const std::function<std::uint64_t()> now_;
+  PeerHello hello_;
+  std::mt19937_64 random_;
+  bool draining_ = false;
+  std::uint32_t next_session_id_ = 1;
+
+  LinkTable links_;  ///< before the sessions, whose bindings give links back
+  std::map<ClientId, Client> clients_;
+  std::map<NodeId, PeerState> peers_;                           ///< all configured ones
+  std::vector<std::unique_ptr<Job>> jobs_;                      ///< living and ending
+  std::map<std::string, Job*> by_name_;                         ///< those that are not ending
+  std::map<std::uint32_t, std::unique_ptr<Session>> sessions_;  ///< by id, until released
+  std::vector<Session*> by_slot_;
+  std::deque<std::uint32_t> free_slots_;  ///< the longest free first
+  std::deque<SessionInfo> recent_failures_;
+};
+
+}  // namespace mk::daemon

@@ -1,0 +1,83 @@
+/// \file
+/// One run of a job as this node sees it: its local ranks, the other nodes' parts, and how far the
+/// rendezvous has come. A job that has begun to end gives its name up at once, so that a restart
+/// under the same name is a job of its own and never mixes with it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "daemon/control/exchange.h"
+#include "daemon/control/peer_transport.h"
+#include "daemon/control/session.h"
+
+namespace mk::daemon::control {
+
+/// Another node's part of the job.
+struct RemotePart {
+  NodeId node = 0;
+  JobPart part;
+  bool ready = false;                           ///< its JobReady is in
+  bool gone = false;                            ///< nothing of it can write here any more
+  std::vector<RegionAnnounce> regions_waiting;  ///< announced before our sessions were bound
+};
+
+enum class JobState {
+  kGathering,  ///< local ranks are missing
+  kAnnounced,  ///< all local ranks are here, our part is on its way; others' parts are missing
+  kBound,      ///< all parts are here and bound; others are not ready yet
+  kUp,
+};
+
+struct Job {
+  Job(const shm::Attach& first, std::uint64_t part);
+
+  std::uint32_t world() const { return nodes * local_size; }
+  std::uint32_t first_local_rank() const { return node_rank * local_size; }
+  bool is_local(std::uint32_t rank) const { return rank / local_size == node_rank; }
+  /// The local session of a rank, or null.
+  Session* session_of(std::uint32_t rank) const;
+  std::vector<Session*> sessions() const;
+  bool all_local_here() const;
+  bool has_active() const;
+  /// Whether all sessions that attached have ended and nothing of them is in flight.
+  bool drained() const;
+  /// Whether no rank of another node can write to this node's memory any more.
+  bool remote_gone() const;
+  RemotePart* part_from(NodeId node);
+  /// Our part, as the other daemons get it.
+  JobPart own_part() const;
+  /// Why a part of another node does not fit this job.
+  Status check_part(const JobPart& part) const;
+  /// Ranks without whom it cannot be up: local ones not attached, all of nodes without a part.
+  std::vector<std::uint32_t> missing_ranks() const;
+
+  const std::string name;
+  const std::uint64_t part_id;
+  const std::uint32_t nodes, local_size, node_rank;
+
+  JobState state = JobState::kGathering;
+  std::vector<Session*> locals;               ///< by local rank; null: not attached, or released
+  std::map<std::uint32_t, RemotePart> parts;  ///< by node rank
+  std::set<NodeId> told;                      ///< daemons that have our part
+  std::uint64_t next_announce_ns = 0;
+  std::uint64_t deadline_ns = 0;  ///< of the rendezvous
+  std::uint32_t timeout_ms = 0;
+  ExchangeTable exchange;
+  std::vector<ExchangePart> exchange_unsent;  ///< put before the job was up
+
+  // The end, in the order in which it happens.
+  bool ending = false;                             ///< the name is free; no rank can join
+  std::optional<std::uint64_t> leave_deadline_ns;  ///< a rank left in order: when the others fail
+  std::string leaver;                              ///< which one, for people
+  std::uint32_t leaver_rank = 0;
+  bool failed = false;
+  bool gone_sent = false;                 ///< the others know that our part is gone
+  std::uint64_t release_deadline_ns = 0;  ///< when the memory goes, whatever the others say
+};
+
+}  // namespace mk::daemon::control

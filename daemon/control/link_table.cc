@@ -1,0 +1,89 @@
+#include "daemon/control/link_table.h"
+
+#include <algorithm>
+
+#include "daemon/control/control_plane.h"
+
+namespace mk::daemon::control {
+
+namespace {
+
+constexpr std::uint64_t kBackoffMinNs = 100'000'000;
+constexpr std::uint64_t kBackoffMaxNs = 5'000'000'000;
+
+}  // namespace
+
+LinkTable::LinkTable(std::vector<fabric::Endpoint*> endpoints) : endpoints_(std::move(endpoints)) {}
+
+std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Bytes& address,
+                                     const std::string& peer_name, std::uint64_t now_ns) {
+  Entry& entry = entries_[{rail, peer}];
+  if (entry.link != nullptr || now_ns < entry.next_try_ns) return entry.link;
+  auto id = endpoints_[rail]->connect(address, peer_name);
+  if (!id) {
+    set_error(entry, id.error().message, now_ns);
+    return nullptr;
+  }
+  entry.link = std::make_shared<Link>(*endpoints_[rail], *id, rail, peer, entry.stats);
+  entry.reason.clear();
+  entry.in_error = false;
+  entry.backoff_ns = 0;
+  return entry.link;
+}
+
+std::string LinkTable::reason(std::uint32_t rail, NodeId peer) const {
+  const auto found = entries_.find({rail, peer});
+  return found == entries_.end() ? std::string() : found->second.reason;
+}
+
+void LinkTable::on_error(std::uint32_t rail, fabric::LinkId id, const std::string& reason,
+                         std::uint64_t now_ns) {
+  for (auto& [key, entry] : entries_) {
+    // A link that was replaced meanwhile is nobody's here any more; the sessions still have it.
+    if (key.first == rail && entry.link != nullptr && entry.link->id == id) {
+      set_error(entry, reason, now_ns);
+    }
+  }
+}
+
+void LinkTable::on_peer_down(NodeId peer, const std::string& reason) {
+  for (auto& [key, entry] : entries_) {
+    if (key.second != peer) continue;
+    entry.link.reset();
+    entry.in_error = true;
+    entry.reason = reason;
+    entry.backoff_ns = 0;
+    entry.next_try_ns = 0;
+  }
+}
+
+void LinkTable::set_error(Entry& entry, const std::string& reason, std::uint64_t now_ns) {
+  entry.link.reset();
+  entry.in_error = true;
+  entry.reason = reason;
+  entry.backoff_ns = std::clamp(entry.backoff_ns * 2, kBackoffMinNs, kBackoffMaxNs);
+  entry.next_try_ns = now_ns + entry.backoff_ns;
+}
+
+std::vector<LinkInfo> LinkTable::snapshot(
+    const std::function<std::string(NodeId)>& describe) const {
+  std::vector<LinkInfo> infos;
+  for (const auto& [key, entry] : entries_) {
+    LinkInfo& info = infos.emplace_back();
+    info.rail = key.first;
+    info.peer = key.second;
+    info.peer_name = describe(key.second);
+    info.fabric = endpoints_[key.first]->capabilities().name;
+    info.state = entry.link != nullptr ? "up" : entry.in_error ? "error" : "connecting";
+    info.reason = entry.reason;
+    info.stats = entry.stats;
+  }
+  return infos;
+}
+
+std::size_t LinkTable::up_count() const {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      entries_, [](const auto& entry) { return entry.second.link != nullptr; }));
+}
+
+}  // namespace mk::daemon::control

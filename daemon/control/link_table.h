@@ -1,0 +1,82 @@
+/// \file
+/// The daemon's links to its rail peers' endpoints. They belong to the daemon: jobs share them, and
+/// a link stays up between jobs. One in error is connected anew, with backoff, when somebody wants
+/// it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/control/peer_transport.h"
+#include "daemon/fabric/fabric.h"
+#include "daemon/proxy/stats.h"
+
+namespace mk::daemon {
+struct LinkInfo;
+}
+
+namespace mk::daemon::control {
+
+/// One connection of an endpoint. It is given up when the table and the last session that uses it
+/// have let it go, so that a reconnected link never shares its id with writes of the old one.
+class Link {
+ public:
+  Link(fabric::Endpoint& endpoint, fabric::LinkId link_id, std::uint32_t on_rail, NodeId to,
+       std::shared_ptr<LinkStats> counters)
+      : id(link_id), rail(on_rail), peer(to), stats(std::move(counters)), endpoint_(endpoint) {}
+  ~Link() { endpoint_.disconnect(id); }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  const fabric::LinkId id;
+  const std::uint32_t rail;
+  const NodeId peer;
+  const std::shared_ptr<LinkStats> stats;
+
+ private:
+  fabric::Endpoint& endpoint_;
+};
+
+class LinkTable {
+ public:
+  explicit LinkTable(std::vector<fabric::Endpoint*> endpoints);
+
+  /// The link of `rail` to `peer` at `address`, connected now if it is not and its backoff is over;
+  /// null when it is not up: see `reason`.
+  std::shared_ptr<Link> get(std::uint32_t rail, NodeId peer, const Bytes& address,
+                            const std::string& peer_name, std::uint64_t now_ns);
+  /// Why the link is not up; empty when it is, or was never wanted.
+  std::string reason(std::uint32_t rail, NodeId peer) const;
+
+  /// The endpoint reported link `id` of `rail` to be in error.
+  void on_error(std::uint32_t rail, fabric::LinkId id, const std::string& reason,
+                std::uint64_t now_ns);
+  /// The daemon at the other end is gone: its links are let go, and may be connected at once when
+  /// it is back.
+  void on_peer_down(NodeId peer, const std::string& reason);
+
+  std::vector<LinkInfo> snapshot(const std::function<std::string(NodeId)>& describe) const;
+  std::size_t up_count() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Link> link;  ///< null when not up
+    std::shared_ptr<LinkStats> stats = std::make_shared<LinkStats>();
+    std::string reason = "not tried yet";
+    bool in_error = false;
+    std::uint64_t backoff_ns = 0;
+    std::uint64_t next_try_ns = 0;
+  };
+  static void set_error(Entry& entry, const std::string& reason, std::uint64_t now_ns);
+
+  std::vector<fabric::Endpoint*> endpoints_;
+  std::map<std::pair<std::uint32_t, NodeId>, Entry> entries_;
+};
+
+}  // namespace mk::daemon::control

@@ -1,0 +1,341 @@
+#include <algorithm>
+
+#include "daemon/control/control_plane_impl.h"
+#include "shm/host/text.h"
+#include "shm/layout.h"
+#include "shm/limits.h"
+
+namespace mk::daemon {
+
+namespace {
+
+/// Other daemons are trusted to mean well, not to be right: what they send is checked like all
+/// else.
+constexpr std::size_t kKeyBytesMax = 256;
+constexpr std::size_t kAddressBytesMax = 512;
+/// A daemon has at most this many parts: each has a session.
+constexpr std::size_t kEarlyPartsMax = shm::kSessionsMax;
+
+Status check_part(const JobPart& part) {
+  const auto bad = [&](const std::string& what) {
+    return fail(ErrorCode::kProtocol, "its part of job '{}' {}", part.job, what);
+  };
+  if (part.job.empty() || part.job.size() > shm::kJobNameBytesMax) return bad("has a bad name");
+  if (part.nodes < 2 || part.nodes > shm::kNodesMax || part.local_size == 0 ||
+      part.local_size > shm::kLocalRanksMax || part.node_rank >= part.nodes ||
+      part.nodes * part.local_size > shm::kWorldMax) {
+    return bad(fmt::format("has node rank {} of {} nodes of {} ranks", part.node_rank, part.nodes,
+                           part.local_size));
+  }
+  if (part.sessions.size() != part.local_size) {
+    return bad(fmt::format("has {} sessions", part.sessions.size()));
+  }
+  for (std::uint32_t local = 0; local < part.local_size; ++local) {
+    const PeerSession& session = part.sessions[local];
+    if (session.rank != part.node_rank * part.local_size + local) {
+      return bad(fmt::format("has rank {} at local rank {}", session.rank, local));
+    }
+    if (session.slot >= shm::kSessionsMax || session.flag_count < shm::kFlagGranule ||
+        session.flag_count > shm::kFlagsMax || session.flags_key.size() > kKeyBytesMax) {
+      return bad(fmt::format("has rank {} with slot {}, {} flags, and a key of {} bytes",
+                             session.rank, session.slot, session.flag_count,
+                             session.flags_key.size()));
+    }
+  }
+  return {};
+}
+
+/// What the session has bound for a buffer of a rail peer, or null.
+PeerBuffer* peer_buffer(Session* session, std::uint32_t rank, std::uint16_t handle) {
+  if (session == nullptr) return nullptr;
+  const auto binding = session->peers.find(rank);
+  if (binding == session->peers.end()) return nullptr;
+  const auto buffer = binding->second.buffers.find(handle);
+  return buffer == binding->second.buffers.end() ? nullptr : &buffer->second;
+}
+
+/// The rank must be one of the part's own.
+Status check_owner(const RemotePart& part, std::uint32_t rank, const char* what) {
+  if (rank / part.part.local_size == part.part.node_rank) return {};
+  return fail(ErrorCode::kProtocol, "{} for rank {} of job '{}', which is not on node rank {}",
+              what, rank, part.part.job, part.part.node_rank);
+}
+
+}  // namespace
+
+Status ControlPlane::Impl::peer_message(NodeId node, PeerMessage message) {
+  const auto peer = peers_.find(node);
+  if (peer == peers_.end()) {
+    return fail(ErrorCode::kProtocol, "node {} is not among the configured peers", node);
+  }
+  if (!peer->second.up && !std::holds_alternative<PeerHello>(message)) {
+    return fail(ErrorCode::kProtocol, "{} did not begin with a hello", describe_node(node));
+  }
+  const Status status = std::visit([&](auto& content) { return on(node, content); }, message);
+  if (status) return {};
+  return fail(status.error().code, "{}: {}", describe_node(node), status.error().message);
+}
+
+Status ControlPlane::Impl::check_hello(NodeId node, const PeerHello& hello) const {
+  if (hello.node != node) {
+    return fail(ErrorCode::kInvalidArgument,
+                "it calls itself node {}; its node id and our peer list disagree", hello.node);
+  }
+  if (hello.abi_major != shm::kAbiMajor) {
+    return fail(ErrorCode::kAbiMismatch,
+                "it (mkerneld {}) speaks ABI {}.{} and this daemon (mkerneld {}) {}.{}; install "
+                "the same major version on all nodes",
+                hello.version, hello.abi_major, hello.abi_minor, options_.version, shm::kAbiMajor,
+                shm::kAbiMinor);
+  }
+  if (hello.fabric != hello_.fabric) {
+    return fail(ErrorCode::kInvalidArgument,
+                "it has the fabric '{}' and this daemon '{}'; configure the same on all nodes",
+                hello.fabric, hello_.fabric);
+  }
+  if (hello.rail_addresses.size() != proxies_.size()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "it has {} rails and this daemon {}; configure as many on all nodes",
+                hello.rail_addresses.size(), proxies_.size());
+  }
+  for (const Bytes& address : hello.rail_addresses) {
+    if (address.size() > kAddressBytesMax) {
+      return fail(ErrorCode::kProtocol, "a rail address has {} bytes; at most {}", address.size(),
+                  kAddressBytesMax);
+    }
+  }
+  return {};
+}
+
+Status ControlPlane::Impl::on(NodeId node, PeerHello& hello) {
+  PeerState& peer = peers_.at(node);
+  if (peer.up) peer_down(node, "its stream was replaced by a new one");
+  if (Status fits = check_hello(node, hello); !fits) {
+    peer.down_reason = fits.error().message;
+    return fits;
+  }
+  peer.up = true;
+  peer.hello = std::move(hello);
+  log(LogLevel::kInfo,
+      fmt::format("{} is there, mkerneld {}", describe_node(node), peer.hello.version),
+      {{"node", fmt::format("{}", node)}});
+  for (Job* job : jobs()) {
+    if (job->state == JobState::kAnnounced && !job->ending) announce(*job);
+  }
+  return {};
+}
+
+Status ControlPlane::Impl::on(NodeId node, JobPart& part) {
+  MK_RETURN_IF_ERROR(check_part(part));
+  PeerState& peer = peers_.at(node);
+  const auto current = by_name_.find(part.job);
+  Job* job = current == by_name_.end() ? nullptr : current->second;
+  if (job != nullptr) {
+    const RemotePart* taken = job->part_from(node);
+    if (taken != nullptr && taken->part.part_id == part.part_id) return {};  // sent again
+    if (job->state == JobState::kAnnounced && taken == nullptr) {
+      take_part(*job, node, part);
+      advance(*job);
+      return {};
+    }
+  }
+  // It waits: for our local ranks, or for the job of that name to end here.
+  if (!peer.early.contains(part.job) && peer.early.size() >= kEarlyPartsMax) {
+    return fail(ErrorCode::kProtocol, "it has announced {} jobs at once; at most {}",
+                peer.early.size() + 1, kEarlyPartsMax);
+  }
+  std::string name = part.job;
+  peer.early.insert_or_assign(std::move(name), PeerState::EarlyPart{std::move(part), now_()});
+  return {};
+}
+
+Job* ControlPlane::Impl::job_with(NodeId node, std::uint64_t part_id, RemotePart*& part) {
+  for (const auto& job : jobs_) {
+    part = job->part_from(node);
+    if (part != nullptr && part->part.part_id == part_id) return job.get();
+  }
+  part = nullptr;
+  return nullptr;
+}
+
+Status ControlPlane::Impl::on(NodeId node, JobReady& ready) {
+  RemotePart* part = nullptr;
+  // An unknown part is one whose job has ended here: the sender will hear of it.
+  Job* job = job_with(node, ready.part_id, part);
+  if (job == nullptr) return {};
+  part->ready = true;
+  advance(*job);
+  return {};
+}
+
+Status ControlPlane::Impl::on(NodeId node, RegionAnnounce& region) {
+  RemotePart* part = nullptr;
+  Job* job = job_with(node, region.part_id, part);
+  if (job == nullptr) return {};
+  MK_RETURN_IF_ERROR(check_owner(*part, region.rank, "a buffer"));
+  if (region.handle == shm::kNoHandle || region.handle > shm::kBuffersMax || region.bytes == 0 ||
+      region.bytes > shm::kBufferBytesMax || region.key.size() > kKeyBytesMax) {
+    return fail(ErrorCode::kProtocol,
+                "rank {} of job '{}' has a buffer {} of {} bytes with a key of {} bytes",
+                region.rank, job->name, region.handle, region.bytes, region.key.size());
+  }
+  if (job->state >= JobState::kBound) return bind_peer_buffer(*job, *part, region);
+  if (part->regions_waiting.size() >= std::size_t{job->local_size} * shm::kBuffersMax) {
+    return fail(ErrorCode::kProtocol, "job '{}' has announced {} buffers", job->name,
+                part->regions_waiting.size() + 1);
+  }
+  part->regions_waiting.push_back(std::move(region));
+  return {};
+}
+
+Status ControlPlane::Impl::bind_peer_buffer(Job& job, const RemotePart& part,
+                                            const RegionAnnounce& region) {
+  Session* session = job.locals[region.rank % job.local_size];
+  if (session == nullptr || !session->active() || session->fenced) return {};
+  PeerBinding& binding = session->peers.at(region.rank);
+  if (binding.buffers.contains(region.handle)) {
+    return fail(ErrorCode::kProtocol, "rank {} of job '{}' has two buffers with handle {}",
+                region.rank, job.name, region.handle);
+  }
+  auto imported = proxy_of(*session).endpoint().import_region(binding.link->id, region.key);
+  if (!imported) {
+    fail_session(*session,
+                 {imported.error().code,
+                  fmt::format("cannot reach buffer {} of rank {} on {}: {}", region.handle,
+                              region.rank, describe_node(part.node), imported.error().message)});
+    return {};
+  }
+  PeerBuffer& buffer = binding.buffers[region.handle];
+  buffer.region = std::move(*imported);
+  proxy_of(*session).apply(BindPeerBuffer{.slot = session->slot,
+                                          .peer_rank = static_cast<std::uint16_t>(region.rank),
+                                          .handle = region.handle,
+                                          .region = buffer.region.get(),
+                                          .bytes = region.bytes});
+  return {};
+}
+
+Status ControlPlane::Impl::on(NodeId node, RegionWithdraw& region) {
+  for (const auto& job : jobs_) {
+    if (job->part_id != region.part_id) continue;
+    // Ours has come back.
+    Session* session = job->session_of(region.rank);
+    if (session == nullptr) return {};
+    const auto buffer = session->buffers.find(region.handle);
+    if (buffer == session->buffers.end() || !buffer->second.withdrawal) return {};
+    buffer->second.withdrawal->nodes_left.erase(node);
+    advance_withdrawal(*session, region.handle);
+    return {};
+  }
+  RemotePart* part = nullptr;
+  Job* job = job_with(node, region.part_id, part);
+  if (job == nullptr) return {};
+  MK_RETURN_IF_ERROR(check_owner(*part, region.rank, "a withdrawal"));
+  Session* session = job->locals[region.rank % job->local_size];
+  if (PeerBuffer* buffer = peer_buffer(session, region.rank, region.handle); buffer != nullptr) {
+    if (buffer->withdrawing) return {};
+    buffer->withdrawing = true;
+    if (!session->fenced) {
+      proxy_of(*session).apply(
+          UnbindPeerBuffer{session->slot, static_cast<std::uint16_t>(region.rank), region.handle});
+    }
+    return {};  // sent back when the proxy has let it go
+  }
+  std::erase_if(part->regions_waiting, [&](const RegionAnnounce& waiting) {
+    return waiting.rank == region.rank && waiting.handle == region.handle;
+  });
+  (void)transport_.send(node, region);  // if the stream is down, on_peer_down says so
+  return {};
+}
+
+void ControlPlane::Impl::release_peer_buffer(Session& session, std::uint32_t peer_rank,
+                                             std::uint16_t handle) {
+  const PeerBuffer* buffer = peer_buffer(&session, peer_rank, handle);
+  if (buffer == nullptr || !buffer->withdrawing) return;
+  PeerBinding& binding = session.peers.at(peer_rank);
+  binding.buffers.erase(handle);
+  const RemotePart* part = session.job->part_from(binding.node);
+  (void)transport_.send(binding.node,
+                        RegionWithdraw{session.job->name, part->part.part_id, peer_rank, handle});
+}
+
+Status ControlPlane::Impl::on(NodeId node, ExchangePart& exchange) {
+  RemotePart* part = nullptr;
+  Job* job = job_with(node, exchange.part_id, part);
+  if (job == nullptr || job->failed) return {};
+  MK_RETURN_IF_ERROR(check_owner(*part, exchange.rank, "an exchange"));
+  if (exchange.tag.size() > shm::kNameBytesMax) {
+    return fail(ErrorCode::kProtocol, "an exchange tag of {} bytes", exchange.tag.size());
+  }
+  MK_RETURN_IF_ERROR(job->exchange.put_remote(exchange.rank, exchange.sequence, exchange.tag,
+                                              std::move(exchange.blob)));
+  answer_exchanges(*job);
+  return {};
+}
+
+Status ControlPlane::Impl::on(NodeId node, JobLeft& left) {
+  PeerState& peer = peers_.at(node);
+  std::erase_if(peer.early,
+                [&](const auto& entry) { return entry.second.part.part_id == left.part_id; });
+  RemotePart* part = nullptr;
+  Job* job = job_with(node, left.part_id, part);
+  if (job == nullptr) return {};
+  if (left.rank >= job->world()) {
+    return fail(ErrorCode::kProtocol, "rank {} left job '{}' of {} ranks", left.rank, job->name,
+                job->world());
+  }
+  if (left.code == ErrorCode::kOk) {
+    part->gone = true;
+    if (job->failed || !job->has_active()) return {};
+    if (job->state == JobState::kUp) {
+      note_leave(*job, part->part.node_rank * job->local_size,
+                 fmt::format("all ranks of {}", describe_node(node)));
+      return {};
+    }
+    left.code = ErrorCode::kPeerLost;
+    left.rank = part->part.node_rank * job->local_size;
+    left.reason = "all its ranks detached before all had attached";
+  }
+  const std::string reason(shm::clip_utf8(left.reason, shm::kMessageTextBytesMax));
+  // What concerns the job as a whole before it is up is our ranks' error as much as theirs.
+  const bool whole = job->state != JobState::kUp &&
+                     (left.code == ErrorCode::kTimeout || left.code == ErrorCode::kAlreadyExists ||
+                      left.code == ErrorCode::kInvalidArgument);
+  const Error error =
+      whole ? Error{left.code, fmt::format("{} reports: {}", describe_node(node), reason)}
+            : lost_error(*job, left.rank, reason);
+  fail_job(*job, error, {left.rank, left.code, reason});
+  return {};
+}
+
+void ControlPlane::Impl::peer_down(NodeId node, const std::string& reason) {
+  const auto found = peers_.find(node);
+  if (found == peers_.end()) return;
+  PeerState& peer = found->second;
+  peer.down_reason = reason;
+  if (!peer.up) return;
+  peer.up = false;
+  peer.hello = {};
+  peer.early.clear();
+  log(LogLevel::kWarning, fmt::format("lost {}: {}", describe_node(node), reason),
+      {{"node", fmt::format("{}", node)}});
+  for (Job* job : jobs()) {
+    job->told.erase(node);
+    RemotePart* part = job->part_from(node);
+    if (part == nullptr) continue;
+    if (job->state == JobState::kAnnounced && !job->ending) {
+      // Nothing is bound yet: the daemon may be back, with the part, before the deadline.
+      job->parts.erase(part->part.node_rank);
+      continue;
+    }
+    part->gone = true;
+    const std::uint32_t rank = part->part.node_rank * job->local_size;
+    const std::string what = fmt::format("its daemon cannot be reached: {}", reason);
+    if (job->has_active()) {
+      fail_job(*job, lost_error(*job, rank, what), {rank, ErrorCode::kPeerLost, what});
+    }
+  }
+  links_.on_peer_down(node, reason);
+}
+
+}  // namespace mk::daemon

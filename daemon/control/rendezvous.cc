@@ -1,0 +1,188 @@
+#include <algorithm>
+
+#include "daemon/control/control_plane_impl.h"
+#include "daemon/control/ranks.h"
+
+namespace mk::daemon {
+
+namespace {
+
+/// A part is sent again while its job waits, so that a peer that lost it has it soon.
+constexpr std::uint64_t kAnnounceIntervalNs = 30'000'000'000;
+
+}  // namespace
+
+void ControlPlane::Impl::advance(Job& job) {
+  if (job.ending || !job.all_local_here()) return;
+  if (job.state == JobState::kGathering) {
+    job.state = JobState::kAnnounced;
+    announce(job);
+    take_early_parts(job);
+  }
+  if (job.state == JobState::kAnnounced && !job.ending && job.parts.size() + 1 == job.nodes &&
+      bind(job)) {
+    job.state = JobState::kBound;
+    send_to_job(job, JobReady{job.name, job.part_id});
+  }
+  const bool all_ready =
+      std::ranges::all_of(job.parts, [](const auto& entry) { return entry.second.ready; });
+  if (job.state == JobState::kBound && !job.ending && all_ready) job_up(job);
+}
+
+void ControlPlane::Impl::announce(Job& job) {
+  if (job.nodes == 1) return;
+  const JobPart part = job.own_part();
+  const bool again = now_() >= job.next_announce_ns;
+  for (const auto& [node, peer] : peers_) {
+    if (!peer.up || (job.told.contains(node) && !again)) continue;
+    if (transport_.send(node, part)) job.told.insert(node);
+  }
+  if (again) job.next_announce_ns = now_() + kAnnounceIntervalNs;
+}
+
+void ControlPlane::Impl::take_early_parts(Job& job) {
+  for (auto& [node, peer] : peers_) {
+    const auto early = peer.early.find(job.name);
+    if (early == peer.early.end() || job.ending) continue;
+    const JobPart part = std::move(early->second.part);
+    peer.early.erase(early);
+    take_part(job, node, part);
+  }
+}
+
+void ControlPlane::Impl::take_part(Job& job, NodeId node, const JobPart& part) {
+  Status fits = job.check_part(part);
+  const auto taken = job.parts.find(part.node_rank);
+  if (fits && taken != job.parts.end() && taken->second.node != node) {
+    fits = fail(ErrorCode::kAlreadyExists, "job '{}' has its node rank {} there and on {}",
+                job.name, part.node_rank, describe_node(taken->second.node));
+  }
+  if (!fits) {
+    const std::string text =
+        fmt::format("{} disagrees: {}", describe_node(node), fits.error().message);
+    fail_job(job, {fits.error().code, text}, {job.first_local_rank(), fits.error().code, text});
+    return;
+  }
+  RemotePart remote;
+  remote.node = node;
+  remote.part = part;
+  job.parts[part.node_rank] = std::move(remote);
+}
+
+bool ControlPlane::Impl::bind(Job& job) {
+  // A node that does not have our part yet cannot be ready; its links can wait.
+  for (const auto& [rank, part] : job.parts) {
+    if (!job.told.contains(part.node)) return false;
+  }
+  // All links first: nothing is bound before everything can be.
+  std::map<std::pair<std::uint32_t, NodeId>, std::shared_ptr<Link>> links;
+  bool all_up = true;
+  for (const Session* session : job.sessions()) {
+    for (const auto& [rank, part] : job.parts) {
+      const auto& addresses = peers_.at(part.node).hello.rail_addresses;
+      auto link =
+          links_.get(session->rail, part.node, addresses[session->rail],
+                     fmt::format("{} rail {}", describe_node(part.node), session->rail), now_());
+      all_up = all_up && link != nullptr;
+      links[{session->rail, part.node}] = std::move(link);
+    }
+  }
+  if (!all_up) return false;
+  for (Session* session : job.sessions()) {
+    for (const auto& [rank, part] : job.parts) {
+      const Status bound = bind_session(*session, part, links.at({session->rail, part.node}));
+      if (bound) continue;
+      const std::string text = fmt::format("cannot reach the arrival flags of {}: {}",
+                                           describe_node(part.node), bound.error().message);
+      fail_job(job, {bound.error().code, text}, {session->attach.rank, bound.error().code, text});
+      return false;
+    }
+  }
+  return true;
+}
+
+Status ControlPlane::Impl::bind_session(Session& session, const RemotePart& part,
+                                        std::shared_ptr<Link> link) {
+  const PeerSession& peer = part.part.sessions[session.attach.local_rank];
+  fabric::Endpoint& endpoint = proxy_of(session).endpoint();
+  PeerBinding& binding = session.peers[peer.rank];
+  binding.link = std::move(link);
+  binding.node = part.node;
+  if (endpoint.capabilities().contract == fabric::DeliveryContract::kOrdered) {
+    MK_ASSIGN_OR_RETURN(binding.flags, endpoint.import_region(binding.link->id, peer.flags_key));
+  }
+  proxy_of(session).apply(BindPeer{.slot = session.slot,
+                                   .peer_rank = static_cast<std::uint16_t>(peer.rank),
+                                   .link = binding.link->id,
+                                   .link_stats = binding.link->stats.get(),
+                                   .peer_slot = peer.slot,
+                                   .flags = binding.flags.get(),
+                                   .flag_count = peer.flag_count});
+  return {};
+}
+
+void ControlPlane::Impl::job_up(Job& job) {
+  job.state = JobState::kUp;
+  log(LogLevel::kInfo,
+      fmt::format("job '{}' is up: {} nodes of {} ranks", job.name, job.nodes, job.local_size),
+      {{"job", job.name}});
+  for (Session* session : job.sessions()) {
+    session->state = SessionState::kUp;
+    reply(*session->client, 0, shm::JobUp{});
+  }
+  // What was queued goes in the order that Exchange promises: buffers, then blobs.
+  for (Session* session : job.sessions()) {
+    for (const auto& [handle, buffer] : session->buffers) {
+      if (!buffer.withdrawal) announce_buffer(*session, handle);
+    }
+  }
+  for (const ExchangePart& part : std::exchange(job.exchange_unsent, {})) send_to_job(job, part);
+}
+
+void ControlPlane::Impl::announce_buffer(Session& session, std::uint16_t handle) {
+  const Job& job = *session.job;
+  const Buffer& buffer = session.buffers.at(handle);
+  send_to_job(*session.job, RegionAnnounce{job.name, job.part_id, session.attach.rank, handle,
+                                           buffer.bytes, buffer.region->key()});
+}
+
+void ControlPlane::Impl::send_to_job(Job& job, const PeerMessage& message) {
+  for (const auto& [node_rank, part] : job.parts) {
+    if (part.gone || job.failed) continue;
+    const Status sent = transport_.send(part.node, message);
+    if (sent) continue;
+    const std::uint32_t rank = node_rank * job.local_size;
+    const std::string text =
+        fmt::format("{} cannot be reached: {}", describe_node(part.node), sent.error().message);
+    fail_job(job, lost_error(job, rank, text), {rank, ErrorCode::kPeerLost, text});
+  }
+}
+
+Error ControlPlane::Impl::rendezvous_timeout(const Job& job) const {
+  std::string text = fmt::format("job '{}' did not come up within {} ms", job.name, job.timeout_ms);
+  const std::vector<std::uint32_t> missing = job.missing_ranks();
+  if (!missing.empty()) {
+    text += "; not attached: " + describe_ranks(missing, job.local_size);
+  }
+  for (const auto& [node_rank, part] : job.parts) {
+    if (!part.ready) {
+      text += fmt::format("; {} (node rank {}) is not ready", describe_node(part.node), node_rank);
+    }
+    for (std::uint32_t rail = 0; rail < proxies_.size(); ++rail) {
+      const std::string reason = links_.reason(rail, part.node);
+      if (reason.empty() || job.missing_ranks().size() > 0) continue;
+      text += fmt::format("; rail {} to {} is not connected: {}", rail, describe_node(part.node),
+                          reason);
+    }
+  }
+  if (job.nodes > 1) {
+    for (const auto& [node, peer] : peers_) {
+      if (peer.up) continue;
+      text += fmt::format("; the daemon of {} is not reachable: {}", describe_node(node),
+                          peer.down_reason);
+    }
+  }
+  return {ErrorCode::kTimeout, text};
+}
+
+}  // namespace mk::daemon

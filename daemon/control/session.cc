@@ -1,0 +1,52 @@
+#include "daemon/control/session.h"
+
+#include "shm/atomic.h"
+#include "shm/limits.h"
+
+namespace mk::daemon::control {
+
+bool Session::rings_done() const {
+  for (std::uint32_t lane = 0; lane < segment.shape().lane_count; ++lane) {
+    const shm::RingView ring = segment.ring(lane);
+    // `produced` is the client's word: whatever it says, the wait for this has a deadline.
+    if (shm::load_relaxed(&ring.control->produced) != shm::load_relaxed(&ring.control->completed)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Result<std::uint32_t> Session::allocate_flags(std::uint32_t count) {
+  const std::uint32_t total = segment.shape().flag_count;
+  if (count == 0) {
+    return fail(ErrorCode::kInvalidArgument, "{} asked for 0 flags; at least 1", describe());
+  }
+  const std::uint64_t rounded = shm::round_up(count, shm::kFlagGranule);
+  if (rounded > total - flags_used) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{} asked for {} flags, but {} of its {} are left; attach with more flags (at most "
+                "{})",
+                describe(), count, total - flags_used, total, shm::kFlagsMax);
+  }
+  const std::uint32_t base = flags_used;
+  flags_used += static_cast<std::uint32_t>(rounded);
+  return base;
+}
+
+Result<std::uint16_t> Session::allocate_handle() {
+  for (std::uint32_t tries = 0; tries < shm::kBuffersMax; ++tries) {
+    const std::uint16_t handle = next_handle;
+    next_handle = handle == shm::kBuffersMax ? 1 : static_cast<std::uint16_t>(handle + 1);
+    if (!buffers.contains(handle)) return handle;
+  }
+  return fail(ErrorCode::kLimitExceeded,
+              "{} has {} registered buffers, the most a session may have; deregister some",
+              describe(), buffers.size());
+}
+
+std::string Session::describe() const {
+  return fmt::format("rank {} (node rank {}, pid {})", attach.rank, attach.node_rank,
+                     credentials.pid);
+}
+
+}  // namespace mk::daemon::control

@@ -1,0 +1,110 @@
+/// \file
+/// One rank attached to this daemon: its segment, buffers and flags, and what it may reach at its
+/// rail peers. Plain state with few rules of its own; the control plane decides what happens to it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "daemon/control/control_plane.h"
+#include "daemon/control/link_table.h"
+#include "daemon/fabric/fabric.h"
+#include "daemon/proxy/stats.h"
+#include "shm/host/buffer_file.h"
+#include "shm/host/protocol.h"
+#include "shm/host/result.h"
+#include "shm/host/segment.h"
+#include "shm/host/unix_socket.h"
+
+namespace mk::daemon::control {
+
+struct Job;
+
+/// A DeregisterBuffer under way: answered when our proxy and all rail peers have let the buffer go.
+struct BufferWithdrawal {
+  std::uint64_t request = 0;
+  std::uint64_t deadline_ns = 0;
+  bool proxy_released = false;
+  bool answered = false;        ///< the deadline passed: the client has its error, the wait goes on
+  std::set<NodeId> nodes_left;  ///< those whose daemon has not sent the withdrawal back
+};
+
+/// A buffer the session registered. `region` goes before the memory it names.
+struct Buffer {
+  std::string name;
+  std::uint64_t bytes = 0;
+  shm::BufferFile memory;
+  std::unique_ptr<fabric::LocalRegion> region;
+  std::optional<BufferWithdrawal> withdrawal;
+};
+
+/// A rail peer's buffer that this session may write to.
+struct PeerBuffer {
+  std::unique_ptr<fabric::RemoteRegion> region;
+  bool withdrawing = false;  ///< the owner wants it back; waits for our proxy
+};
+
+/// One rail peer of the session. The regions go before the link they were imported for.
+struct PeerBinding {
+  std::shared_ptr<Link> link;
+  NodeId node = 0;
+  std::unique_ptr<fabric::RemoteRegion> flags;  ///< ordered fabrics only
+  std::map<std::uint16_t, PeerBuffer> buffers;
+};
+
+enum class SessionState {
+  kWaiting,  ///< for the other ranks of its job
+  kUp,
+  kLeaving,  ///< detached; what it committed before is still sent
+  kFailed,
+};
+
+struct Session {
+  Session(const shm::Attach& asked, shm::Segment memory)
+      : attach(asked), segment(std::move(memory)) {}
+
+  /// Whether it takes part in its job.
+  bool active() const { return state == SessionState::kWaiting || state == SessionState::kUp; }
+  /// Whether all that its lanes hold has been sent.
+  bool rings_done() const;
+  /// A new range of arrival flags, rounded up to granules; kLimitExceeded when it does not fit.
+  Result<std::uint32_t> allocate_flags(std::uint32_t count);
+  /// A handle that no buffer has, found in turn so that one comes back as late as possible;
+  /// kLimitExceeded when there is none.
+  Result<std::uint16_t> allocate_handle();
+  /// "rank 3 (node rank 1, pid 77)"
+  std::string describe() const;
+
+  // Fixed at attach.
+  const shm::Attach attach;
+  std::uint32_t id = 0;
+  std::uint32_t slot = 0;
+  std::uint32_t rail = 0;
+  shm::PeerCredentials credentials;
+  std::uint64_t attached_ns = 0;
+  Job* job = nullptr;
+
+  SessionState state = SessionState::kWaiting;
+  Error failure;                   ///< when kFailed
+  std::optional<ClientId> client;  ///< nullopt: the connection is gone
+  bool fenced = false;             ///< the proxy was told
+  bool drained = false;            ///< nothing of it is in flight
+  std::optional<std::uint64_t> detach_request;
+  std::uint64_t leave_deadline_ns = 0;  ///< of kLeaving: when it is fenced with commands left
+
+  // What it holds; destroyed in reverse order.
+  shm::Segment segment;
+  std::shared_ptr<SessionStats> stats = std::make_shared<SessionStats>();
+  std::unique_ptr<fabric::LocalRegion> flags_region;
+  std::map<std::uint16_t, Buffer> buffers;     ///< by handle
+  std::map<std::uint32_t, PeerBinding> peers;  ///< by rank
+  std::uint64_t registered_bytes = 0;
+  std::uint16_t next_handle = 1;
+  std::uint32_t flags_used = 0;
+};
+
+}  // namespace mk::daemon::control

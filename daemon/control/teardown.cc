@@ -1,0 +1,151 @@
+#include <algorithm>
+
+#include "daemon/control/control_plane_impl.h"
+
+namespace mk::daemon {
+
+namespace {
+
+/// When the memory of an ended job goes although another daemon has not said that it is done.
+constexpr std::uint64_t kReleaseTimeoutNs = 10'000'000'000;
+constexpr std::size_t kRecentFailuresMax = 32;
+
+}  // namespace
+
+void ControlPlane::Impl::fail_session(Session& session, const Error& error) {
+  if (!session.active()) return;
+  Job& job = *session.job;
+  // First its own error, then the job's for the others.
+  end_session(session, error);
+  fail_job(job, lost_error(job, session.attach.rank, error.message),
+           {session.attach.rank, error.code, error.message});
+}
+
+void ControlPlane::Impl::fail_job(Job& job, const Error& error, const Cause& cause) {
+  if (job.failed) return;
+  job.failed = true;
+  begin_ending(job);
+  log(LogLevel::kError, fmt::format("job '{}' failed: {}", job.name, error.message),
+      {{"job", job.name}, {"code", error_code_name(error.code)}});
+  for (Session* session : job.sessions()) end_session(*session, error);
+  const ErrorCode code = cause.code == ErrorCode::kOk ? ErrorCode::kInternal : cause.code;
+  for (const NodeId node : job.told) {
+    // A node that cannot be told notices by itself that we are gone.
+    (void)transport_.send(node, JobLeft{job.name, job.part_id, cause.rank, code, cause.text});
+  }
+}
+
+Error ControlPlane::Impl::lost_error(const Job& job, std::uint32_t rank,
+                                     const std::string& what) const {
+  const std::uint32_t node_rank = rank / job.local_size;
+  const auto part = job.parts.find(node_rank);
+  const std::string where = node_rank == job.node_rank
+                                ? fmt::format("this node ({})", options_.node)
+                            : part != job.parts.end() ? describe_node(part->second.node)
+                                                      : fmt::format("node rank {}", node_rank);
+  return {ErrorCode::kPeerLost,
+          fmt::format("job '{}' lost rank {} on {}: {}", job.name, rank, where, what)};
+}
+
+void ControlPlane::Impl::end_session(Session& session, const Error& error) {
+  if (!session.active()) {
+    // One that detaches has no error to see; but nobody takes what it still sends.
+    fence(session);
+    return;
+  }
+  session.state = SessionState::kFailed;
+  session.failure = error;
+  session.segment.publish_failure(error.code, error.message);
+  record_failure(session);
+  abort_requests(session, error);
+  if (session.client) {
+    Client& client = clients_.at(*session.client);
+    client.state = Client::State::kEnded;
+    client.failure = error;
+    reply(*session.client, 0, shm::SessionFailed{error.code, error.message});
+  }
+  fence(session);
+}
+
+void ControlPlane::Impl::begin_ending(Job& job) {
+  if (job.ending) return;
+  job.ending = true;
+  by_name_.erase(job.name);
+}
+
+void ControlPlane::Impl::note_leave(Job& job, std::uint32_t rank, std::string leaver) {
+  begin_ending(job);
+  if (job.leave_deadline_ns) return;
+  job.leave_deadline_ns = now_() + options_.leave_grace_ns;
+  job.leaver = std::move(leaver);
+  job.leaver_rank = rank;
+}
+
+void ControlPlane::Impl::fence(Session& session) {
+  if (session.fenced) return;
+  session.fenced = true;
+  proxy_of(session).apply(FenceSession{session.slot});
+}
+
+void ControlPlane::Impl::on_drained(Session& session) {
+  if (!session.fenced || session.drained) return;
+  session.drained = true;
+  finish_detach(session);
+  Job& job = *session.job;
+  if (!job.ending || job.has_active() || !job.drained() || job.gone_sent) return;
+  job.gone_sent = true;
+  job.release_deadline_ns = now_() + kReleaseTimeoutNs;
+  for (const NodeId node : job.told) {
+    (void)transport_.send(
+        node, JobLeft{job.name, job.part_id, job.first_local_rank(), ErrorCode::kOk, ""});
+  }
+}
+
+void ControlPlane::Impl::finish_detach(Session& session) {
+  if (!session.detach_request || !session.client) return;
+  const ClientId client = *std::exchange(session.client, std::nullopt);
+  reply(client, *session.detach_request, shm::Done{});
+  clients_.erase(client);
+  clients_port_.close(client);
+}
+
+bool ControlPlane::Impl::releasable(const Session& session) const {
+  if (!session.drained) return false;
+  const Job& job = *session.job;
+  return job.remote_gone() || (job.gone_sent && now_() >= job.release_deadline_ns);
+}
+
+void ControlPlane::Impl::release(Session& session) {
+  if (session.client) {
+    // It has failed and its client has not gone yet: that keeps its connection, nothing else.
+    clients_.at(*session.client).session = nullptr;
+  }
+  Job& job = *session.job;
+  if (!job.remote_gone()) {
+    log(LogLevel::kWarning,
+        fmt::format("released the memory of {} of job '{}' although another daemon may still "
+                    "write to it",
+                    session.describe(), job.name),
+        session);
+  }
+  job.locals[session.attach.local_rank] = nullptr;
+  by_slot_[session.slot] = nullptr;
+  free_slots_.push_back(session.slot);
+  sessions_.erase(session.id);
+}
+
+void ControlPlane::Impl::reap() {
+  for (auto next = sessions_.begin(); next != sessions_.end();) {
+    Session& session = *next->second;
+    ++next;
+    if (releasable(session)) release(session);
+  }
+  std::erase_if(jobs_, [](const auto& job) { return job->ending && job->sessions().empty(); });
+}
+
+void ControlPlane::Impl::record_failure(const Session& session) {
+  recent_failures_.push_back(info_of(session));
+  if (recent_failures_.size() > kRecentFailuresMax) recent_failures_.pop_front();
+}
+
+}  // namespace mk::daemon
