@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# check_ptxas.sh [CuTe's include folder]: compiles the hot kernels as the build does and reads ptxas' report. Fails on a
+# spill, a stack frame, wgmma serialised (C7510) or setmaxnreg ignored (C7508); prints each kernel's registers. Needs nvcc,
+# no GPU; about 20 s on two cores. NVCC and NVCC_FLAGS (added at the end) may be set.
+set -u
+cd "$(dirname "$0")/../.."
+include=${1:-${MK_CUTLASS_INCLUDE:-}}
+if [ -z "$include" ]; then
+  include=$(find build*/ -maxdepth 5 -type d -path '*nvidia-cutlass/cutlass_library/source/include' 2>/dev/null | head -n 1)
+fi
+[ -f "$include/cute/arch/mma_sm90_gmma.hpp" ] || { echo "no CuTe headers in '$include': name their folder" >&2; exit 2; }
+nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+units=(kernels/cuda/*_kernels_*.cu tests/gpu/gemm_seams.cu)
+compile() {
+  "$nvcc" -std=c++20 -O3 -DNDEBUG --expt-relaxed-constexpr -I. -isystem "$include" \
+    -gencode arch=compute_90a,code=sm_90a -Xptxas -v ${NVCC_FLAGS:-} -cubin -o "$work/$2.cubin" "$1" >"$work/$2.log" 2>&1 ||
+    echo "$1 does not compile" >>"$work/$2.log.failed"
+}
+for i in "${!units[@]}"; do
+  compile "${units[$i]}" "$i" &
+  [ $((i % 2)) = 1 ] && wait
+done
+wait
+
+bad=0
+for i in "${!units[@]}"; do
+  echo "${units[$i]}"
+  if [ -f "$work/$i.log.failed" ]; then
+    cat "$work/$i.log"
+    bad=1
+    continue
+  fi
+  # One line per kernel: what it is, its registers, its stack and spills; and every line that ptxas adds to the usual ones.
+  c++filt <"$work/$i.log" | awk '
+    /Compiling entry function/ { match($0, /\047.*\047 for/); name = substr($0, RSTART + 1, RLENGTH - 6); kernels++ }
+    /bytes stack frame/ { frame = $0; if ($1 + $5 + $9 > 0) { bad = 1; frame = frame "   <-- SPILLS" } }
+    /Used [0-9]+ registers/ {
+      match($0, /Used [0-9]+/)
+      gsub(/mk::kernels::cuda::|mk::test::|\(anonymous namespace\)::|void |\(int\)|\(mk::kernels::cuda::BLayout\)/, "", name)
+      sub(/>\(.*$/, ">", name)
+      sub(/^ +/, "", frame)
+      printf "  %s registers, %s\n      %s\n", substr($0, RSTART + 5, RLENGTH - 5), frame, name
+    }
+    /\(C7[0-9]+\)|serialized|setmaxnreg/ { print "  " $0; bad = 1 }
+    END { if (!kernels) { print "  no kernel in the report"; bad = 1 }; exit bad }' || bad=1
+done
+[ $bad = 0 ] && echo "no spills, no stack frames, no serialised wgmma" || echo "FAILED"
+exit $bad

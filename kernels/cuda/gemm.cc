@@ -1,0 +1,158 @@
+#include "kernels/cuda/gemm.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/gemm_kernels.h"
+#include "kernels/cuda/tensor_map.h"
+
+namespace mk::kernels::cuda {
+namespace {
+
+constexpr int kBlockK = 64;
+constexpr int kSizeStep = 8;  // two-byte elements in the copy engine's 16 bytes
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+const PlainGemmKernel& kernel_of(DType dtype, BLayout b_layout, GemmVariant variant) {
+  return dtype == DType::kBf16 ? plain_gemm_bf16(b_layout, variant)
+                               : plain_gemm_f16(b_layout, variant);
+}
+
+/// The variant with the least estimated time: waves of tiles times the time of one tile, relative
+/// to the largest tile's, as measured on an H200. Pairs pay where their 256 rows are filled: they
+/// halve what the small tile asks of L2.
+GemmVariant choose_variant(int m, int n, int blocks) {
+  struct Candidate {
+    GemmVariant variant;
+    int block_n;
+    int cluster;
+    double tile_time;
+  };
+  constexpr Candidate kCandidates[] = {{GemmVariant::k128x256, 256, 1, 1.0},
+                                       {GemmVariant::k128x128, 128, 1, 0.54},
+                                       {GemmVariant::k128x128Pair, 128, 2, 0.52},
+                                       {GemmVariant::k128x64, 64, 1, 0.38}};
+  GemmVariant best = GemmVariant::k128x256;
+  double best_time = 0;
+  for (const Candidate& candidate : kCandidates) {
+    const int rows = 128 * candidate.cluster;
+    const int workers = blocks / candidate.cluster;
+    if (workers == 0 || (candidate.cluster > 1 && m <= rows)) continue;
+    const int tiles = ceil_div(m, rows) * ceil_div(n, candidate.block_n);
+    const double time = ceil_div(tiles, workers) * candidate.tile_time;
+    if (best_time == 0 || time < best_time) {
+      best_time = time;
+      best = candidate.variant;
+    }
+  }
+  return best;
+}
+
+Status check_sizes(const GemmProblem& problem) {
+  if (problem.m < 1 || problem.n < 1 || problem.k < 1) {
+    return fail(ErrorCode::kInvalidArgument, "gemm: m {}, n {}, k {} must all be at least 1",
+                problem.m, problem.n, problem.k);
+  }
+  if (problem.n % kSizeStep != 0 || problem.k % kSizeStep != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "gemm: n {} and k {} must be multiples of {} (the copy engine moves 16 bytes at "
+                "least): pad them",
+                problem.n, problem.k, kSizeStep);
+  }
+  return {};
+}
+
+}  // namespace
+
+struct GemmPlan::Parts {
+  const PlainGemmKernel* kernel = nullptr;
+  PlainGemmArguments arguments;
+  int workers = 0;
+};
+
+const char* gemm_variant_name(GemmVariant variant) {
+  switch (variant) {
+    case GemmVariant::kAuto:
+      return "auto";
+    case GemmVariant::k128x64:
+      return "128x64";
+    case GemmVariant::k128x128:
+      return "128x128";
+    case GemmVariant::k128x128Pair:
+      return "128x128x2";
+    case GemmVariant::k128x256:
+      return "128x256";
+  }
+  return "unknown";
+}
+
+int GemmPlan::blocks() const { return parts_->workers * parts_->kernel->cluster; }
+
+Result<GemmPlan> GemmPlan::create(const GemmProblem& problem, const GemmTuning& tuning) {
+  MK_RETURN_IF_ERROR(check_sizes(problem));
+  int device = 0;
+  int major = 0;
+  int sm_count = 0;
+  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
+    return fail(ErrorCode::kUnavailable, "gemm: no CUDA device: {}", cudaGetErrorString(error));
+  }
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+  if (major != 9) {
+    return fail(
+        ErrorCode::kUnsupported,
+        "gemm: device {} has compute capability {}.x; these kernels are for 9.0 (H100, H200)",
+        device, major);
+  }
+
+  GemmPlan plan;
+  const int blocks = tuning.blocks_max > 0 ? std::min(tuning.blocks_max, sm_count) : sm_count;
+  plan.variant_ = tuning.variant != GemmVariant::kAuto
+                      ? tuning.variant
+                      : choose_variant(problem.m, problem.n, blocks);
+  const PlainGemmKernel& kernel = kernel_of(problem.dtype, problem.b_layout, plan.variant_);
+
+  auto parts = std::make_shared<Parts>();
+  parts->kernel = &kernel;
+  PlainGemmArguments& arguments = parts->arguments;
+  const DType dtype = problem.dtype;
+  const bool b_is_nk = problem.b_layout == BLayout::kNK;
+  arguments.a_box_rows = std::min(kernel.block_m, ceil_div(problem.m, 8) * 8);
+  MK_ASSIGN_OR_RETURN(arguments.a, make_tensor_map("A", dtype, problem.a, problem.m, problem.k,
+                                                   problem.k, arguments.a_box_rows, kBlockK));
+  MK_ASSIGN_OR_RETURN(
+      arguments.b, make_tensor_map("B", dtype, problem.b, b_is_nk ? problem.n : problem.k,
+                                   b_is_nk ? problem.k : problem.n, b_is_nk ? problem.k : problem.n,
+                                   kernel.b_box_rows, kernel.b_box_columns));
+  MK_ASSIGN_OR_RETURN(
+      arguments.c, make_tensor_map("C", dtype, problem.c, problem.m, problem.n, problem.n, 64, 64));
+  arguments.k_blocks = ceil_div(problem.k, kBlockK);
+
+  const int worker_rows = kernel.block_m * kernel.cluster;
+  constexpr int kBandRows = 1024;  // 512 to 2048 differ by less than 2% (gemm_bench --sweep)
+  arguments.order.tiles_m = ceil_div(problem.m, worker_rows);
+  arguments.order.tiles_n = ceil_div(problem.n, kernel.block_n);
+  arguments.order.band =
+      std::max(1, (tuning.band_rows > 0 ? tuning.band_rows : kBandRows) / worker_rows);
+  parts->workers = std::min(arguments.order.tiles_m * arguments.order.tiles_n,
+                            std::max(1, blocks / kernel.cluster));
+
+  if (cudaError_t error = kernel.prepare(); error != cudaSuccess) {
+    return fail(ErrorCode::kSystem, "gemm: the device refuses the kernel's shared memory: {}",
+                cudaGetErrorString(error));
+  }
+  plan.parts_ = std::move(parts);
+  return plan;
+}
+
+Status GemmPlan::launch(cudaStream_t stream) const {
+  if (cudaError_t error = parts_->kernel->launch(parts_->arguments, parts_->workers, stream);
+      error != cudaSuccess) {
+    return fail(ErrorCode::kSystem, "gemm: launch of {} failed: {}", gemm_variant_name(variant_),
+                cudaGetErrorString(error));
+  }
+  return {};
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,140 @@
+/// \file
+/// What the GEMM core is compiled for: element type, layout of B, tile, stages, cluster; and what
+/// follows from it (threads, registers, shared memory, the wgmma instruction).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cute/arch/mma_sm90_desc.hpp>
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cuda/gemm_types.h"
+
+namespace mk::kernels::cuda {
+
+/// K elements of one stage: 64 two-byte elements make the 128-byte rows of the widest swizzle.
+inline constexpr int kBlockK = 64;
+
+/// Rows of one math warpgroup, columns of one staged piece of C (64 elements are again a 128-byte
+/// row).
+inline constexpr int kWarpgroupRows = 64;
+inline constexpr int kPieceColumns = 64;
+
+template <class ElementType, BLayout kLayoutOfB, int kTileM, int kTileN, int kStageCount,
+          int kClusterRows>
+struct GemmConfig {
+  using Element = ElementType;  ///< __nv_bfloat16 or __half, of A, B and C
+  static constexpr BLayout kBLayout = kLayoutOfB;
+  static constexpr int kBlockM = kTileM;
+  static constexpr int kBlockN = kTileN;
+  static constexpr int kStages = kStageCount;
+  /// Blocks of a cluster: they work on vertically adjacent tiles, each loads 1/kCluster of B's tile
+  /// for all.
+  static constexpr int kCluster = kClusterRows;
+
+  static constexpr int kMathWarpgroups = kBlockM / kWarpgroupRows;
+  static constexpr int kThreads = 128 * (kMathWarpgroups + 1);
+  static constexpr int kAccumulators = kBlockN / 2;  ///< fp32 registers of one thread
+  static constexpr int kPieces = kBlockN / kPieceColumns;
+  static constexpr int kStagingBuffers = 2;  ///< of one piece each, per math warpgroup
+
+  /// Registers per thread by role: together exactly what a block of 384 threads is given (3 x 168).
+  static constexpr int kIoRegisters = 40;
+  static constexpr int kMathRegisters = 232;
+
+  static constexpr int kABytes = kBlockM * kBlockK * 2;
+  static constexpr int kBBytes = kBlockN * kBlockK * 2;
+  static constexpr int kPieceBytes = kWarpgroupRows * kPieceColumns * 2;
+
+  /// Rows (or columns, for B as [K,N]) of the box of one TMA load of B.
+  static constexpr int kBBox = kBLayout == BLayout::kNK ? kBlockN / kCluster : 64;
+
+  static_assert(kMathWarpgroups == 2, "the register split is made for two");
+  static_assert(kBlockN == 64 || kBlockN == 128 || kBlockN == 256);
+  static_assert(kCluster == 1 || kCluster == 2);
+};
+
+/// Shared memory of one block. The swizzle repeats every 1024 bytes, so every tile starts at a
+/// multiple of that. A barrier's name says what has happened to its slot, and to whom it is news.
+template <class Config, int kStoreWords>
+struct alignas(1024) GemmShared {
+  using Bytes = std::uint8_t;
+  using Barrier = std::uint64_t;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kMath = Config::kMathWarpgroups;
+  static constexpr int kBuffers = Config::kStagingBuffers;
+
+  alignas(1024) Bytes a[kStages][Config::kABytes];
+  alignas(1024) Bytes b[kStages][Config::kBBytes];
+  alignas(1024) Bytes piece[kMath][kBuffers][Config::kPieceBytes];
+
+  Barrier stage_full[kStages];           ///< to math: A and B of this stage have landed
+  Barrier stage_empty[kStages];          ///< to the loads: no math warp of the cluster needs it now
+  Barrier piece_full[kMath][kBuffers];   ///< to the stores: a piece of C is written
+  Barrier piece_empty[kMath][kBuffers];  ///< to math: the copy engine has read it
+
+  alignas(16) std::uint32_t store_words[kStoreWords > 0 ? kStoreWords : 1];  ///< the output store's
+};
+
+/// The wgmma instruction of a configuration: 64 x kBlockN x 16, both operands from shared memory.
+template <class Config>
+struct Wgmma {
+  static constexpr auto kMajorB =
+      Config::kBLayout == BLayout::kNK ? cute::SM90::GMMA::Major::K : cute::SM90::GMMA::Major::MN;
+  static constexpr auto kMajorA = cute::SM90::GMMA::Major::K;
+  static constexpr bool kBf16 = std::is_same_v<typename Config::Element, __nv_bfloat16>;
+
+  template <int kN>
+  static auto select() {
+    namespace gmma = cute::SM90::GMMA;
+    if constexpr (kN == 256) {
+      return std::conditional_t<kBf16, gmma::MMA_64x256x16_F32BF16BF16_SS<kMajorA, kMajorB>,
+                                gmma::MMA_64x256x16_F32F16F16_SS<kMajorA, kMajorB>>{};
+    } else if constexpr (kN == 128) {
+      return std::conditional_t<kBf16, gmma::MMA_64x128x16_F32BF16BF16_SS<kMajorA, kMajorB>,
+                                gmma::MMA_64x128x16_F32F16F16_SS<kMajorA, kMajorB>>{};
+    } else {
+      static_assert(kN == 64);
+      return std::conditional_t<kBf16, gmma::MMA_64x64x16_F32BF16BF16_SS<kMajorA, kMajorB>,
+                                gmma::MMA_64x64x16_F32F16F16_SS<kMajorA, kMajorB>>{};
+    }
+  }
+  using Atom = decltype(select<Config::kBlockN>());
+
+  /// Issues acc (+)= A * B for 16 of K; `keep` false overwrites acc.
+  static __device__ __forceinline__ void issue(std::uint64_t a, std::uint64_t b,
+                                               float (&acc)[Config::kAccumulators], bool keep) {
+    const auto scale = keep ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero;
+    const auto all_of_acc = [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+      Atom::fma(a, b, acc[kIndex]..., scale);
+    };
+    all_of_acc(std::make_index_sequence<Config::kAccumulators>{});
+  }
+
+  /// A shared-memory matrix descriptor with the 128-byte swizzle. Strides in bytes: K-major
+  /// operands repeat their 8-row atom every `stride`; N-major ones repeat their 64-column atom
+  /// every `leading` and their 8-row atom every `stride`.
+  static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address,
+                                                             std::uint32_t leading,
+                                                             std::uint32_t stride) {
+    cute::GmmaDescriptor descriptor;
+    descriptor.bitfield.start_address_ = static_cast<std::uint16_t>(address >> 4);
+    descriptor.bitfield.leading_byte_offset_ = static_cast<std::uint16_t>(leading >> 4);
+    descriptor.bitfield.stride_byte_offset_ = static_cast<std::uint16_t>(stride >> 4);
+    descriptor.bitfield.base_offset_ = 0;
+    descriptor.bitfield.layout_type_ =
+        static_cast<std::uint8_t>(cute::SM90::GMMA::LayoutType::B128);
+    return descriptor.desc_;
+  }
+};
+
+/// Dynamic shared memory of one block, in bytes.
+template <class Config, int kStoreWords>
+inline constexpr std::size_t kGemmSharedBytes = sizeof(GemmShared<Config, kStoreWords>);
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,280 @@
+/// \file
+/// The GEMM core: C = A B, fp32 sums, as one persistent warp-specialised sm_90a kernel that every
+/// operator reuses.
+///
+/// A block has one io warpgroup and two math warpgroups (64 rows of the tile each):
+///
+///     io warp 0     asks the gate, loads A and B by TMA into a ring of stages
+///     math w        multiplies stage by stage (wgmma), writes its rows of C piece by piece to
+///     staging io warp 1+w   hands the pieces of math warpgroup w to the output store
+///
+/// and four sets of barriers between them (GemmShared): stage_full, stage_empty, piece_full,
+/// piece_empty. The math warpgroups wait for each other nowhere: while one writes its half of C the
+/// other keeps the tensor cores busy, and the loads of the next tile run through all of it.
+///
+/// In a cluster of two, the blocks work on tiles one above the other, so they need the same tile of
+/// B: each loads half of it and multicasts that to both. A stage is then free when the math warps
+/// of both blocks have read it.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "kernels/cuda/gemm_config.cuh"
+#include "kernels/cuda/gemm_policies.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/tile.h"
+
+namespace mk::kernels::cuda {
+
+/// The kernel's arguments. Tensor maps must stay in constant memory: pass this as a
+/// __grid_constant__ parameter.
+template <class Order, class Gate, class Store>
+struct GemmParams {
+  CUtensorMap a;   ///< A as [M,K], box a_box_rows x 64, 128-byte swizzle
+  CUtensorMap b;   ///< B as [N,K], box kBBox x 64, or as [K,N], box 64 x 64; 128-byte swizzle
+  int a_box_rows;  ///< kBlockM, or M rounded up to 8 if that is less: no more than C has is loaded
+  int k_blocks;    ///< ceil(K / 64)
+  typename Order::Params order;
+  typename Gate::Params gate;
+  typename Store::Params store;
+};
+
+/// Where one walks a ring of kSlots barriers: the slot and the parity of the phase it is in.
+template <int kSlots>
+struct RingPosition {
+  int slot = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    slot = slot == kSlots - 1 ? 0 : slot + 1;
+    parity ^= slot == 0;
+  }
+};
+
+/// Two sums rounded to nearest even, the first in the low half.
+template <class Element>
+__device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
+  std::uint32_t packed;
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+/// Runs the tiles of worker `worker` of `workers` (a worker is a cluster) in this block. All
+/// threads of the block call it, in a kernel with __launch_bounds__(Config::kThreads, 1) and
+/// kGemmSharedBytes of dynamic shared memory at `shared`.
+template <class Config, class Order, class Gate, class Store>
+__device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& params,
+                                          GemmShared<Config, Store::kSharedWords>& shared,
+                                          int worker, int workers) {
+  using Mma = Wgmma<Config>;
+  using Element = typename Config::Element;
+  constexpr int kStages = Config::kStages;
+  constexpr int kCluster = Config::kCluster;
+  constexpr int kMathWarpgroups = Config::kMathWarpgroups;
+
+  // Warp-uniform values come through a shuffle so that the compiler keeps them in uniform
+  // registers.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
+  const int lane = threadIdx.x % 32;
+  const int cluster_rank = kCluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
+
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(&params.a);
+    ptx::prefetch_tensor_map(&params.b);
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_init(&shared.stage_full[stage], 1);
+      ptx::mbarrier_init(&shared.stage_empty[stage],
+                         kCluster * kMathWarpgroups * 4);  // every math warp arrives
+    }
+    for (int w = 0; w < kMathWarpgroups; ++w) {
+      for (int buffer = 0; buffer < Config::kStagingBuffers; ++buffer) {
+        ptx::mbarrier_init(&shared.piece_full[w][buffer], 4);
+        ptx::mbarrier_init(&shared.piece_empty[w][buffer], 1);
+      }
+    }
+    for (auto& word : shared.store_words) word = 0;
+    ptx::mbarrier_init_fence();
+  }
+  if constexpr (kCluster == 1) {
+    __syncthreads();
+  } else {
+    cute::cluster_sync();
+  }
+
+  Order order(params.order, worker, workers);
+  Tile tile;
+
+  if (warpgroup == kMathWarpgroups) {
+    // ---- io warpgroup ---------------------------------------------------------------------------
+    ptx::registers_shrink<Config::kIoRegisters>();
+
+    if (warp == 0 && cute::elect_one_sync()) {
+      // Loads. Where A's box is short, the rest of the tile in shared memory is stale: it reaches
+      // only rows of the accumulators that lie outside C.
+      const std::uint32_t stage_bytes = params.a_box_rows * 128 + Config::kBBytes;
+      constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+      Gate gate(params.gate);
+      RingPosition<kStages> ring;
+      while (order.next(&tile)) {
+        const int m = tile.m * kCluster + cluster_rank;
+        int ready_until = 0;
+        for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
+          if (k_block >= ready_until) ready_until = gate.wait(m, tile.n, k_block);
+          std::uint64_t* full = &shared.stage_full[ring.slot];
+          ptx::mbarrier_wait(&shared.stage_empty[ring.slot], ring.parity ^ 1);
+          ptx::mbarrier_arrive_expect(full, stage_bytes);
+
+          const int k = k_block * kBlockK;
+          cute::SM90_TMA_LOAD_2D::copy(&params.a, full, kHint, shared.a[ring.slot], k,
+                                       m * Config::kBlockM);
+
+          // B: K-major as one box, N-major as boxes of 64 columns; in a cluster, this block's half
+          // of it, for both.
+          constexpr int kBoxes = Config::kBlockN / kCluster / Config::kBBox;
+          constexpr int kBoxBytes = Config::kBBox * kBlockK * 2;
+#pragma unroll
+          for (int i = 0; i < kBoxes; ++i) {
+            const int box = cluster_rank * kBoxes + i;
+            const int n = tile.n * Config::kBlockN + box * Config::kBBox;
+            std::uint8_t* to = shared.b[ring.slot] + box * kBoxBytes;
+            const int x = Config::kBLayout == BLayout::kNK ? k : n;
+            const int y = Config::kBLayout == BLayout::kNK ? n : k;
+            if constexpr (kCluster == 1) {
+              cute::SM90_TMA_LOAD_2D::copy(&params.b, full, kHint, to, x, y);
+            } else {
+              cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&params.b, full, (1 << kCluster) - 1, kHint,
+                                                     to, x, y);
+            }
+          }
+        }
+      }
+    } else if (warp >= 1 && warp <= kMathWarpgroups && cute::elect_one_sync()) {
+      // Stores of math warpgroup `of`.
+      const int of = warp - 1;
+      Store store(params.store, shared.store_words);
+      RingPosition<Config::kStagingBuffers> ring;
+      while (order.next(&tile)) {
+        const int m = tile.m * kCluster + cluster_rank;
+#pragma unroll 1
+        for (int piece = 0; piece < Config::kPieces; ++piece, ring.advance()) {
+          ptx::mbarrier_wait(&shared.piece_full[of][ring.slot], ring.parity);
+          store.put(Piece{m, tile.n, of * kWarpgroupRows, piece * kPieceColumns,
+                          shared.piece[of][ring.slot]});
+          ptx::bulk_commit();
+          ptx::bulk_wait_read<0>();
+          ptx::mbarrier_arrive(&shared.piece_empty[of][ring.slot]);
+        }
+        store.tile_done(m, tile.n, of);
+      }
+      store.finish();
+      ptx::bulk_wait<0>();
+    }
+    __syncwarp();
+  } else {
+    // ---- math warpgroups ------------------------------------------------------------------------
+    ptx::registers_grow<Config::kMathRegisters>();
+
+    // Descriptors of stage 0; another stage, or another 16 of K, is an addition to the low word's
+    // address field.
+    constexpr bool kBIsNk = Config::kBLayout == BLayout::kNK;
+    constexpr std::uint32_t kAtomBytes = 8 * 128;
+    const std::uint64_t a_base = Mma::descriptor(
+        ptx::shared_address(shared.a[0]) + warpgroup * kWarpgroupRows * 128, 0, kAtomBytes);
+    const std::uint64_t b_base = Mma::descriptor(ptx::shared_address(shared.b[0]),
+                                                 kBIsNk ? 0 : 64 * kBlockK * 2, kAtomBytes);
+    constexpr int kAStepK = 16 * 2 / 16;
+    constexpr int kBStepK = kBIsNk ? 16 * 2 / 16 : 16 * 128 / 16;
+
+    // Tells the loading warps, here and in the cluster, that this warp has read a stage.
+    auto release_stage = [&](int stage) {
+      if constexpr (kCluster == 1) {
+        if (lane == 0) ptx::mbarrier_arrive(&shared.stage_empty[stage]);
+      } else {
+        if (lane < kCluster) ptx::mbarrier_arrive_at(&shared.stage_empty[stage], lane);
+      }
+    };
+
+    // One stmatrix stores two 8-column groups of this warp's 16 rows: lane l gives the address of
+    // row l % 16 of group l / 16. The 16-byte column is swizzled by the row, as the copy engine
+    // expects.
+    const int row = warp * 16 + lane % 16;
+    const int group = lane / 16;
+    const std::uint32_t row_bytes = row * 128;
+
+    RingPosition<kStages> ring;
+    RingPosition<Config::kStagingBuffers> staging;
+    float acc[Config::kAccumulators];
+
+    while (order.next(&tile)) {
+      int last_stage = 0;
+      for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
+        const std::uint64_t a =
+            a_base + static_cast<std::uint64_t>(ring.slot) * (Config::kABytes >> 4);
+        const std::uint64_t b =
+            b_base + static_cast<std::uint64_t>(ring.slot) * (Config::kBBytes >> 4);
+        ptx::mbarrier_wait(&shared.stage_full[ring.slot], ring.parity);
+#pragma unroll
+        for (auto& value : acc) cute::warpgroup_fence_operand(value);
+        cute::warpgroup_arrive();
+#pragma unroll
+        for (int step = 0; step < kBlockK / 16; ++step) {
+          Mma::issue(a + step * kAStepK, b + step * kBStepK, acc, k_block > 0 || step > 0);
+        }
+        cute::warpgroup_commit_batch();
+#pragma unroll
+        for (auto& value : acc) cute::warpgroup_fence_operand(value);
+        // The products just issued keep the tensor cores busy while the stage before them is
+        // released.
+        cute::warpgroup_wait<1>();
+        if (k_block > 0) release_stage(last_stage);
+        last_stage = ring.slot;
+      }
+      cute::warpgroup_wait<0>();
+#pragma unroll
+      for (auto& value : acc) cute::warpgroup_fence_operand(value);
+      release_stage(last_stage);
+
+#pragma unroll
+      for (int piece = 0; piece < Config::kPieces; ++piece, staging.advance()) {
+        ptx::mbarrier_wait(&shared.piece_empty[warpgroup][staging.slot], staging.parity ^ 1);
+        const std::uint32_t to =
+            ptx::shared_address(shared.piece[warpgroup][staging.slot]) + row_bytes;
+#pragma unroll
+        for (int pair = 0; pair < kPieceColumns / 16; ++pair) {
+          const float* v = acc + piece * (kPieceColumns / 2) + pair * 8;
+          const std::uint32_t address = to + (((pair * 2 + group) ^ (row % 8)) << 4);
+          ptx::store_matrices(address, pack_two<Element>(v[0], v[1]), pack_two<Element>(v[2], v[3]),
+                              pack_two<Element>(v[4], v[5]), pack_two<Element>(v[6], v[7]));
+        }
+        ptx::fence_shared_to_async();
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(&shared.piece_full[warpgroup][staging.slot]);
+      }
+    }
+  }
+
+  // A block's shared memory must outlive what the other block of the cluster sends to it.
+  if constexpr (kCluster > 1) {
+    __syncwarp();
+    cute::cluster_sync();
+  }
+}
+
+/// The core as a whole kernel: block b of the grid works as worker b / kCluster.
+template <class Config, class Order, class Gate, class Store>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    gemm_kernel(const __grid_constant__ GemmParams<Order, Gate, Store> params) {
+  extern __shared__ __align__(1024) std::uint8_t dynamic_shared[];
+  auto& shared = *reinterpret_cast<GemmShared<Config, Store::kSharedWords>*>(dynamic_shared);
+  gemm_core<Config>(params, shared, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,39 @@
+/// \file
+/// Launching a kernel built on the GEMM core.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/gemm_core.cuh"
+
+namespace mk::kernels::cuda {
+
+/// Loads the kernel and allows it its shared memory on the current device. Once per device, before
+/// the first launch; for kernels that wait for each other, before the first launch of any of them
+/// (CUDA loads lazily, and waits to do it).
+template <class Config, class Order, class Gate, class Store>
+cudaError_t prepare_gemm() {
+  return cudaFuncSetAttribute(gemm_kernel<Config, Order, Gate, Store>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(kGemmSharedBytes<Config, Store::kSharedWords>));
+}
+
+/// Launches `workers` workers (clusters of Config::kCluster blocks); all of them must fit on the
+/// device at once if a gate or a store of theirs waits for another.
+template <class Config, class Order, class Gate, class Store>
+cudaError_t launch_gemm(const GemmParams<Order, Gate, Store>& params, int workers,
+                        cudaStream_t stream) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Config::kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(workers * Config::kCluster));
+  config.blockDim = dim3(Config::kThreads);
+  config.dynamicSmemBytes = kGemmSharedBytes<Config, Store::kSharedWords>;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, gemm_kernel<Config, Order, Gate, Store>, params);
+}
+
+}  // namespace mk::kernels::cuda

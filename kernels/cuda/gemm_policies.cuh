@@ -1,0 +1,88 @@
+/// \file
+/// The two other seams of the GEMM core beside the tile order (tile.h): when a tile's inputs may be
+/// loaded, and where its output goes. The types here are the plain matrix product's; an operator
+/// supplies its own.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "kernels/cuda/gemm_config.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace mk::kernels::cuda {
+
+/// A **readiness gate** holds back the loads of a tile until its inputs have arrived. One thread of
+/// each block asks.
+///
+///     struct Params;
+///     explicit Gate(const Params&);
+///     int wait(int m, int n, int k_block);
+///
+/// `wait` returns when the inputs of block tile (m, n) from `k_block` on are ready, and answers up
+/// to which k block (exclusive): the core asks again when it gets there. In a cluster each block
+/// asks for what it loads itself, its rows of A and its share of B. A gate that waits must have a
+/// deadline well under ptx::kBlockDeadlineNs; when it passes, the gate records who waited for what
+/// and answers kAllReady from then on, so that the block runs to its end on whatever the memory
+/// holds and nothing hangs (the store must then not announce the result: see there). What was
+/// acquired must be passed on to the copy engine with ptx::fence_acquired_to_async() before `wait`
+/// returns.
+inline constexpr int kAllReady = 0x7fffffff;
+
+/// Inputs that are ready before the launch.
+struct AlwaysReady {
+  struct Params {};
+  __device__ explicit AlwaysReady(const Params&) {}
+  __device__ int wait(int, int, int) { return kAllReady; }
+};
+
+/// A staged piece of an output tile: 64 rows x 64 columns in shared memory, 128-byte rows, 128-byte
+/// swizzle.
+struct Piece {
+  int m;              ///< block tile row
+  int n;              ///< block tile column
+  int row;            ///< first row within the tile: 0 or 64, so row / 64 is the math warpgroup
+  int column;         ///< first column within the tile
+  const void* bytes;  ///< shared memory
+};
+
+/// An **output store** takes the pieces of finished tiles from shared memory to where they belong.
+/// Each math warpgroup has a storing warp, one thread of which calls it; the warpgroup goes on with
+/// the next tile meanwhile.
+///
+///     struct Params;
+///     static constexpr int kSharedWords;            32-bit words of shared memory it wants
+///     Store(const Params&, std::uint32_t* words);   the words are zero at the start of the kernel
+///     void put(const Piece&);                       issues bulk stores; the core commits the group
+///     void tile_done(int m, int n, int warpgroup);  after this warp's last put of the tile
+///     void finish();                                after the last tile; the core then waits
+///
+/// `tile_done` may block: with ptx::bulk_wait<0>() before the release of a flag, as writes to a
+/// peer demand. A tile has two storing warps, one per math warpgroup; both must have waited before
+/// either may release: count them in `words`. The warpgroups may be several tiles apart when K is
+/// short.
+///
+/// StoreToC: one TMA store per piece into row-major C; rows and columns outside C are not written.
+template <class Config>
+struct StoreToC {
+  struct Params {
+    CUtensorMap c;  ///< C as [M,N], box 64 x 64, 128-byte swizzle
+  };
+  static constexpr int kSharedWords = 0;
+
+  __device__ StoreToC(const Params& params, std::uint32_t* /*words*/) : params_(params) {}
+
+  __device__ void put(const Piece& piece) {
+    cute::SM90_TMA_STORE_2D::copy(&params_.c, piece.bytes, piece.n * Config::kBlockN + piece.column,
+                                  piece.m * Config::kBlockM + piece.row);
+  }
+  __device__ void tile_done(int, int, int) {}
+  __device__ void finish() {}
+
+ private:
+  const Params& params_;
+};
+
+}  // namespace mk::kernels::cuda

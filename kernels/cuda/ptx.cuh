@@ -1,0 +1,160 @@
+/// \file
+/// The few sm_90a instructions that CuTe's atoms lack or wrap without a deadline: mbarriers whose
+/// waits end, bulk-store waits, proxy fences, register reallocation, flags. Everything else (wgmma,
+/// TMA, stmatrix, cluster barriers) comes from cute/arch. Each function is one instruction, or a
+/// loop around one.
+#pragma once
+
+#include <cstdint>
+
+namespace mk::kernels::cuda::ptx {
+
+/// The 32-bit address of a shared-memory object, as the instructions below take it.
+__device__ __forceinline__ std::uint32_t shared_address(const void* object) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(object));
+}
+
+/// Nanoseconds of the GPU-wide timer. It ticks coarsely (about a microsecond): for deadlines, not
+/// for measuring.
+__device__ __forceinline__ std::uint64_t now_ns() {
+  std::uint64_t ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+// ---- mbarriers ----------------------------------------------------------------------------------
+
+/// After this long in one wait, a barrier between the warps of a block or cluster counts as our own
+/// bug: the kernel traps rather than hang. Waits for other ranks are a readiness gate's, whose own
+/// deadline must be shorter and does not trap.
+inline constexpr std::uint64_t kBlockDeadlineNs = 60ull * 1000 * 1000 * 1000;
+
+__device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+/// Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+/// Arrives at the same barrier in block `rank` of the cluster (which may be this one). Orders no
+/// memory beyond the block: it announces finished reads, and a release at cluster scope would cost
+/// a fence of the whole GPU (a third of the kernel's speed).
+__device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, std::uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+/// Arrives, and makes the phase wait for `bytes` more from the copy engine.
+__device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t* barrier,
+                                                       std::uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+__device__ __forceinline__ bool mbarrier_try_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// Waits for the end of the phase with this parity; traps after kBlockDeadlineNs.
+__device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  constexpr std::uint32_t kTriesPerLook = 1u << 16;
+  std::uint64_t deadline_ns = 0;
+  for (std::uint32_t tries = 1; !mbarrier_try_wait(barrier, parity); ++tries) {
+    if (tries % kTriesPerLook != 0) continue;
+    const std::uint64_t now = now_ns();
+    if (deadline_ns == 0) deadline_ns = now + kBlockDeadlineNs;
+    if (now > deadline_ns) __trap();
+  }
+}
+
+// ---- bulk stores and proxies --------------------------------------------------------------------
+
+/// Closes the group of bulk stores this thread issued since the last one.
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Waits until at most `kPending` groups of this thread still read shared memory: the others'
+/// source is free again.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// Waits until at most `kPending` groups of this thread are incomplete: the others' writes are
+/// visible to this thread, and may be released to others, also when they went to a peer GPU.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Orders this thread's ordinary shared-memory stores before later reads by the copy engine or the
+/// tensor cores.
+__device__ __forceinline__ void fence_shared_to_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Orders what this thread has acquired (global memory written by others) before its later TMA
+/// loads.
+__device__ __forceinline__ void fence_acquired_to_async() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+/// stmatrix.x4: stores four 8x8 matrices of two-byte elements, two elements of each in a register;
+/// lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(std::uint32_t row_address, std::uint32_t m0,
+                                               std::uint32_t m1, std::uint32_t m2,
+                                               std::uint32_t m3) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+      "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// ---- registers ----------------------------------------------------------------------------------
+
+/// Gives registers back to the block's pool until each thread of the warpgroup has `kRegisters`.
+template <int kRegisters>
+__device__ __forceinline__ void registers_shrink() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/// Takes registers from the block's pool, waiting for them, until each thread of the warpgroup has
+/// `kRegisters`.
+template <int kRegisters>
+__device__ __forceinline__ void registers_grow() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace mk::kernels::cuda::ptx

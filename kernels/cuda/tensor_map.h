@@ -1,0 +1,23 @@
+/// \file
+/// Tensor maps: how the copy engine (TMA) is told about a matrix in global memory.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm_types.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels::cuda {
+
+/// A map of the row-major matrix [rows, columns] of two-byte elements at `base`, rows `row_stride`
+/// elements apart, moved in boxes of box_rows x box_columns with the 128-byte swizzle (so
+/// box_columns is at most 64). Reads outside the matrix give zeros, writes outside are dropped.
+/// `base` may be memory of a peer GPU. Fails with kInvalidArgument, `name` in the message, if base
+/// or row stride is not a multiple of 16 bytes; kUnavailable without a CUDA driver.
+Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* base,
+                                    std::int64_t rows, std::int64_t columns,
+                                    std::int64_t row_stride, int box_rows, int box_columns);
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,61 @@
+/// \file
+/// Tile coordinates and the default tile order. Compiles for host and device, so that an order is
+/// tested on the host.
+#pragma once
+
+#include "shm/platform.h"
+
+namespace mk::kernels::cuda {
+
+/// Which output tile: row and column in units of the configuration's tile.
+struct Tile {
+  int m = 0;
+  int n = 0;
+};
+
+/// A **tile order** tells each worker (a block, or a cluster that works on vertically adjacent
+/// tiles) which tile comes next. The loading warp, the math warpgroups and the storing warps of a
+/// worker each walk their own copy, so the sequence must be a pure function of the parameters and
+/// the worker's index.
+///
+///     struct Params;                                    plain data, among the kernel's arguments
+///     Order(const Params&, int worker, int workers);
+///     bool next(Tile* tile);                            false: no more tiles for this worker
+///
+/// `tile.m` counts rows of whole workers: with clusters of 2, tile.m = 3 stands for the block rows
+/// 6 and 7.
+///
+/// RasterOrder: bands of `band` tile rows, walked column by column, so that the tiles in flight at
+/// one time form a near-square patch of C and share their rows of A and columns of B in L2. Worker
+/// w takes every `workers`-th tile.
+class RasterOrder {
+ public:
+  struct Params {
+    int tiles_m = 0;  ///< rows of worker tiles
+    int tiles_n = 0;  ///< columns of tiles
+    int band = 8;     ///< rows of worker tiles in one band
+  };
+
+  MK_HOST_DEVICE RasterOrder(const Params& params, int worker, int workers)
+      : params_(params), next_(worker), step_(workers) {}
+
+  MK_HOST_DEVICE bool next(Tile* tile) {
+    if (next_ >= params_.tiles_m * params_.tiles_n) return false;
+    const int band_tiles = params_.band * params_.tiles_n;
+    const int first_m = next_ / band_tiles * params_.band;
+    const int within = next_ % band_tiles;
+    const int rows_left = params_.tiles_m - first_m;
+    const int rows = rows_left < params_.band ? rows_left : params_.band;
+    tile->m = first_m + within % rows;
+    tile->n = within / rows;
+    next_ += step_;
+    return true;
+  }
+
+ private:
+  Params params_;
+  int next_;
+  int step_;
+};
+
+}  // namespace mk::kernels::cuda

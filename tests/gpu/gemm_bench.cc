@@ -1,0 +1,313 @@
+/// \file
+/// gemm_bench: our matrix product against cuBLAS, same run, same inputs, every element checked.
+///
+///     gemm_bench [--check] [--speed] [--sweep] [--seconds S] [--json FILE]
+///
+/// --check: odd shapes, both layouts of B, both types, every variant. --speed: the shapes of the
+/// table, ours and cuBLAS by turns, medians. --sweep: speed of each variant and band, to set the
+/// defaults. Exit status 1 if any element of any product is wrong.
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/products.h"
+#include "tests/gpu/race.h"
+
+namespace {
+
+using mk::kernels::cuda::BLayout;
+using mk::kernels::cuda::DType;
+using mk::kernels::cuda::GemmPlan;
+using mk::kernels::cuda::GemmProblem;
+using mk::kernels::cuda::GemmTuning;
+using mk::kernels::cuda::GemmVariant;
+using mk::test::DeviceMemory;
+using mk::test::kVariants;
+using mk::test::Launch;
+using mk::test::launch_or_exit;
+using mk::test::name;
+using mk::test::plans_for;
+using mk::test::race;
+using mk::test::require;
+using mk::test::Sets;
+using mk::test::Shape;
+using mk::test::Timing;
+
+constexpr std::array kSpeedShapes = {Shape{2048, 2048, 2048},  Shape{4096, 4096, 4096},
+                                     Shape{8192, 8192, 8192},  Shape{16384, 8192, 4096},
+                                     Shape{32768, 4096, 4096}, Shape{8192, 4096, 14336},
+                                     Shape{16384, 16384, 2048}};
+constexpr std::array kSmallShapes = {
+    Shape{16, 8192, 8192},  Shape{64, 8192, 8192},   Shape{128, 8192, 8192}, Shape{256, 8192, 8192},
+    Shape{512, 4096, 4096}, Shape{1024, 4096, 4096}, Shape{1024, 7168, 8192}};
+
+struct Options {
+  bool check = false;
+  bool speed = false;
+  bool sweep = false;
+  double seconds = 0.25;  // measured per shape and side
+  std::string json;
+};
+
+/// The vendor's library, in its default mode.
+class Cublas {
+ public:
+  Cublas() {
+    check(cublasCreate(&handle_), "cublasCreate");
+    constexpr std::size_t kWorkspaceBytes =
+        64u << 20;  // more than the 32 MiB cuBLAS recommends on Hopper
+    workspace_.emplace_back(kWorkspaceBytes);
+    check(cublasSetWorkspace(handle_, workspace_[0].data(), kWorkspaceBytes), "cublasSetWorkspace");
+  }
+  ~Cublas() { cublasDestroy(handle_); }
+  Cublas(const Cublas&) = delete;
+  Cublas& operator=(const Cublas&) = delete;
+
+  int version() const {
+    int version = 0;
+    check(cublasGetVersion(handle_, &version), "cublasGetVersion");
+    return version;
+  }
+
+  /// cuBLAS is column-major: it computes C^T = B^T A^T.
+  void run(const GemmProblem& p) const {
+    const float one = 1, zero = 0;
+    const bool nk = p.b_layout == BLayout::kNK;
+    const cudaDataType_t type = p.dtype == DType::kBf16 ? CUDA_R_16BF : CUDA_R_16F;
+    check(cublasGemmEx(handle_, nk ? CUBLAS_OP_T : CUBLAS_OP_N, CUBLAS_OP_N, p.n, p.m, p.k, &one,
+                       p.b, type, nk ? p.k : p.n, p.a, type, p.k, &zero, p.c, type, p.n,
+                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+          "cublasGemmEx");
+  }
+
+ private:
+  static void check(cublasStatus_t status, const char* what) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    fmt::print(stderr, "{}: {}\n", what, cublasGetStatusString(status));
+    std::exit(1);
+  }
+  cublasHandle_t handle_ = nullptr;
+  std::vector<DeviceMemory> workspace_;
+};
+
+struct Row {
+  Shape shape;
+  DType dtype;
+  BLayout layout;
+  std::string variant;
+  Timing ours, theirs;
+  mk::test::Verdict verdict;
+  double flops() const { return 2.0 * shape.m * shape.n * shape.k; }
+  double tflops(const Timing& t) const { return flops() / t.median() / 1e6; }
+  double ratio() const { return theirs.median() / ours.median(); }
+};
+
+Row measure(const Cublas& cublas, Shape shape, DType dtype, BLayout layout, double seconds) {
+  Row row{shape, dtype, layout, "", {}, {}, {}};
+  Sets sets(shape, dtype, layout);
+  const auto plans = plans_for(sets, {});
+  row.variant = mk::kernels::cuda::gemm_variant_name(plans[0].variant());
+  const std::vector<Launch> sides = {
+      [&](int set) { launch_or_exit(plans[static_cast<std::size_t>(set)]); },
+      [&](int set) { cublas.run(sets.problems()[static_cast<std::size_t>(set)]); }};
+  auto timings = race(sides, sets.count(), row.flops(), seconds);
+  row.ours = timings[0];
+  row.theirs = timings[1];
+  sets.poison_outputs();
+  for (std::size_t i = 0; i < plans.size(); ++i) sides[0](static_cast<int>(i));
+  row.verdict = mk::test::judge(sets.problems()[0], 0, shape.m, nullptr);
+  for (std::size_t i = 1; i < plans.size() && row.flops() < 1e11; ++i) {
+    const auto other = mk::test::judge(sets.problems()[i], 0, shape.m, nullptr);
+    row.verdict.worst = std::max(row.verdict.worst, other.worst);
+    row.verdict.error_max = std::max(row.verdict.error_max, other.error_max);
+    row.verdict.bad += other.bad;
+  }
+  return row;
+}
+
+std::string read_command(const char* command) {
+  std::string text;
+  if (FILE* pipe = popen(command, "r")) {
+    char line[256];
+    while (std::fgets(line, sizeof line, pipe) != nullptr) text += line;
+    pclose(pipe);
+  }
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+void write_json(const std::string& path, const std::string& command, const std::vector<Row>& rows,
+                int cublas_version, const mk::test::OddShapes& odd) {
+  FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) {
+    fmt::print(stderr, "cannot write {}\n", path);
+    std::exit(1);
+  }
+  cudaDeviceProp properties{};
+  require(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  int runtime = 0;
+  cudaRuntimeGetVersion(&runtime);
+  fmt::print(file,
+             "{{\n  \"bench\": \"gemm_bench\",\n  \"command\": \"{}\",\n  \"gpu\": \"{}\",\n  "
+             "\"sms\": {},\n",
+             command, properties.name, properties.multiProcessorCount);
+  fmt::print(
+      file,
+      "  \"driver\": \"{}\",\n  \"cuda_runtime\": {},\n  \"cublas\": {},\n  \"date\": \"{}\",\n",
+      read_command("nvidia-smi --query-gpu=driver_version --format=csv,noheader"), runtime,
+      cublas_version, read_command("date -u +%FT%TZ"));
+  fmt::print(file, "  \"inputs\": \"standard normal, fresh seed, sets rotated past L2\",\n");
+  fmt::print(file,
+             "  \"baseline\": \"cublasGemmEx, same run, by turns\",\n  \"odd_shapes\": "
+             "{{\"checked\": {}, \"wrong\": {}}},\n",
+             odd.checked, odd.wrong);
+  fmt::print(file, "  \"rows\": [\n");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Row& r = rows[i];
+    fmt::print(file,
+               "    {{\"m\": {}, \"n\": {}, \"k\": {}, \"type\": \"{}\", \"b\": \"{}\", "
+               "\"variant\": \"{}\", "
+               "\"us\": {{\"median\": {:.2f}, \"min\": {:.2f}, \"max\": {:.2f}, \"samples\": {}}}, "
+               "\"cublas_us\": {{\"median\": {:.2f}, \"min\": {:.2f}, \"max\": {:.2f}}}, "
+               "\"tflops\": {:.1f}, "
+               "\"cublas_tflops\": {:.1f}, \"ratio\": {:.4f}, \"error_max\": {:.4g}, "
+               "\"error_over_bound\": {:.4f}, "
+               "\"wrong_elements\": {}}}{}\n",
+               r.shape.m, r.shape.n, r.shape.k, name(r.dtype), name(r.layout), r.variant,
+               r.ours.median(), r.ours.min(), r.ours.max(), r.ours.us.size(), r.theirs.median(),
+               r.theirs.min(), r.theirs.max(), r.tflops(r.ours), r.tflops(r.theirs), r.ratio(),
+               r.verdict.error_max, r.verdict.worst, r.verdict.bad, i + 1 < rows.size() ? "," : "");
+  }
+  fmt::print(file, "  ]\n}}\n");
+  std::fclose(file);
+}
+
+void sweep(const Cublas& cublas, double seconds) {
+  for (BLayout layout : {BLayout::kNK, BLayout::kKN}) {
+    std::vector<Shape> shapes(kSpeedShapes.begin(), kSpeedShapes.end());
+    if (layout == BLayout::kNK)
+      shapes.insert(shapes.end(), kSmallShapes.begin(), kSmallShapes.end());
+    for (const Shape& shape : shapes) {
+      Sets sets(shape, DType::kBf16, layout);
+      std::vector<std::vector<GemmPlan>> all;
+      std::vector<std::string> names;
+      for (GemmVariant variant : kVariants) {
+        for (int band : {512, 1024, 2048}) {
+          const bool largest_tile = variant == GemmVariant::k128x256;
+          if (band != 1024 && (!largest_tile || shape.m <= 2048)) continue;
+          all.push_back(plans_for(sets, {variant, band, 0}));
+          names.push_back(
+              fmt::format("{}/{}", mk::kernels::cuda::gemm_variant_name(variant), band));
+        }
+      }
+      std::vector<Launch> sides;
+      for (const auto& plans : all) {
+        sides.emplace_back(
+            [&plans](int set) { launch_or_exit(plans[static_cast<std::size_t>(set)]); });
+      }
+      sides.emplace_back(
+          [&](int set) { cublas.run(sets.problems()[static_cast<std::size_t>(set)]); });
+      names.emplace_back("cublas");
+      const double flops = 2.0 * shape.m * shape.n * shape.k;
+      const auto timings = race(sides, sets.count(), flops, seconds);
+      fmt::print("{} {:5} {:5} {:5}", name(layout), shape.m, shape.n, shape.k);
+      for (std::size_t i = 0; i < timings.size(); ++i) {
+        fmt::print("  {} {:.0f}", names[i], flops / timings[i].median() / 1e6);
+      }
+      fmt::print("\n");
+      std::fflush(stdout);
+    }
+  }
+}
+
+void print_rows(const std::vector<Row>& rows) {
+  fmt::print(
+      "{:>6} {:>6} {:>6} type b  variant     us  (min..max)        cublas us (min..max)        "
+      "TFLOPS cublas  "
+      "ratio  error/bound wrong\n",
+      "m", "n", "k");
+  for (const Row& r : rows) {
+    fmt::print(
+        "{:6} {:6} {:6} {:4} {} {:9} {:8.1f} ({:.1f}..{:.1f}) {:8.1f} ({:.1f}..{:.1f}) {:6.1f} "
+        "{:6.1f} {:6.3f} "
+        "{:6.3f} {}\n",
+        r.shape.m, r.shape.n, r.shape.k, name(r.dtype), name(r.layout), r.variant, r.ours.median(),
+        r.ours.min(), r.ours.max(), r.theirs.median(), r.theirs.min(), r.theirs.max(),
+        r.tflops(r.ours), r.tflops(r.theirs), r.ratio(), r.verdict.worst, r.verdict.bad);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  std::string command = "gemm_bench";
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    command += " " + argument;
+    if (argument == "--check") {
+      options.check = true;
+    } else if (argument == "--speed") {
+      options.speed = true;
+    } else if (argument == "--sweep") {
+      options.sweep = true;
+    } else if (argument == "--seconds" && i + 1 < argc) {
+      options.seconds = std::atof(argv[++i]);
+      command += std::string(" ") + argv[i];
+    } else if (argument == "--json" && i + 1 < argc) {
+      options.json = argv[++i];
+    } else {
+      fmt::print(stderr,
+                 "usage: gemm_bench [--check] [--speed] [--sweep] [--seconds S] [--json FILE]\n");
+      return 2;
+    }
+  }
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    fmt::print("gemm_bench: no CUDA device here, nothing measured\n");
+    return 77;
+  }
+  mk::test::OddShapes odd;
+  if (options.check) odd = mk::test::check_odd_shapes();
+  int wrong = odd.wrong;
+  std::fflush(stdout);
+  Cublas cublas;
+  if (options.sweep) sweep(cublas, options.seconds);
+  std::vector<Row> rows;
+  if (options.speed) {
+    for (const Shape& shape : kSpeedShapes) {
+      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kNK, options.seconds));
+    }
+    for (const Shape& shape : kSpeedShapes) {
+      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kKN, options.seconds));
+    }
+    rows.push_back(
+        measure(cublas, Shape{8192, 8192, 8192}, DType::kF16, BLayout::kNK, options.seconds));
+    for (const Shape& shape : kSmallShapes) {
+      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kNK, options.seconds));
+    }
+    print_rows(rows);
+    std::vector<double> target;
+    double lowest = 10;
+    for (std::size_t i = 1; i < kSpeedShapes.size(); ++i) {
+      target.push_back(rows[i].ratio());
+      lowest = std::min(lowest, rows[i].ratio());
+    }
+    std::sort(target.begin(), target.end());
+    fmt::print(
+        "TN bf16: median ratio of the six large shapes {:.3f}, lowest {:.3f}, 2048^3 {:.3f}\n",
+        (target[2] + target[3]) / 2, lowest, rows[0].ratio());
+    for (const Row& row : rows) wrong += row.verdict.right() ? 0 : 1;
+    if (!options.json.empty()) write_json(options.json, command, rows, cublas.version(), odd);
+  }
+  require(cudaDeviceSynchronize(), "end");
+  fmt::print("{} products wrong\n", wrong);
+  return wrong == 0 ? 0 : 1;
+}

@@ -1,0 +1,56 @@
+/// \file
+/// How GPU matrix products are judged: fresh random inputs, poisoned outputs, and a float64
+/// reference kernel that shares nothing with the kernels under test.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/gemm_types.h"
+
+namespace mk::test {
+
+/// Fills `count` two-byte elements with standard normal values drawn from `seed`.
+void fill_normal(void* elements, kernels::cuda::DType dtype, std::int64_t count, std::uint64_t seed,
+                 cudaStream_t stream);
+
+/// Fills `count` two-byte elements with NaN.
+void poison(void* elements, std::int64_t count, cudaStream_t stream);
+
+struct Verdict {
+  double worst = 0;      ///< largest |error| / bound; the product is right when it is at most 1
+  double error_max = 0;  ///< largest |error|
+  std::int64_t bad = 0;  ///< elements over their bound or not finite
+  std::int64_t first_bad = -1;  ///< index (row * n + column) of one of them
+  bool right() const { return bad == 0; }
+};
+
+/// Compares every element of problem.c, rows `row_begin` to `row_end`, with the float64 product of
+/// problem.a and problem.b.
+///
+/// The bound of an element is u |ref| + s 2^-22 (K/16 + 2) sum_k |a||b|, u = 2^-8 for bf16 and
+/// 2^-11 for f16 (rounding of the result), the second term for fp32 sums that add 16 products at a
+/// time and truncate (s = 1.01 of slack).
+Verdict judge(const kernels::cuda::GemmProblem& problem, int row_begin, int row_end,
+              cudaStream_t stream);
+
+/// Ends the process with the call and CUDA's reason unless `error` is cudaSuccess.
+void require(cudaError_t error, const char* what);
+
+/// Device memory that frees itself.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::size_t bytes) { require(cudaMalloc(&data_, bytes), "cudaMalloc"); }
+  ~DeviceMemory() { cudaFree(data_); }
+  DeviceMemory(DeviceMemory&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+}  // namespace mk::test

@@ -1,0 +1,26 @@
+/// \file
+/// Timing several ways to do the same work by turns, so that all meet the same clocks and
+/// temperature.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+namespace mk::test {
+
+/// One way to do the work: launches it on input set `set`.
+using Launch = std::function<void(int set)>;
+
+struct Timing {
+  std::vector<double> us;  ///< per launch, one entry per sample
+  double median() const;
+  double min() const;
+  double max() const;
+};
+
+/// Times the sides by turns: a sample is a few milliseconds of back-to-back launches on the null
+/// stream over the rotating sets. `flops` of one launch sizes the samples; `seconds` of samples per
+/// side.
+std::vector<Timing> race(const std::vector<Launch>& sides, int sets, double flops, double seconds);
+
+}  // namespace mk::test
