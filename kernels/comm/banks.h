@@ -1,7 +1,7 @@
 /// \file
-/// Banks and the arrival flags that go with them. A launch uses bank `epoch & 1` of everything that
-/// crosses the network; launch e may fill a bank only after its reader is done with launch e - 2
-/// and has said so by a release flag.
+/// Banks, and the arrival flags that go with them. A launch uses one of two banks of everything
+/// that crosses the network, in turn; it may fill a bank only after its reader is done with the
+/// bank's last launch and has said so by a release flag.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +12,36 @@
 
 namespace mk::kernels {
 
-inline constexpr std::uint32_t kBanks = 2;
+/// Two let a launch send while a slower rank still reads the last one's. One (for memory's sake, or
+/// to test the releases, which are then all that protects it) works as well. A power of two.
+inline constexpr std::uint32_t kBanksMax = 2;
 
-MK_HOST_DEVICE constexpr std::uint32_t bank_of(std::uint32_t epoch) { return epoch & (kBanks - 1); }
+MK_HOST_DEVICE constexpr std::uint32_t bank_of(std::uint32_t epoch, std::uint32_t banks) {
+  return epoch & (banks - 1);
+}
 
-/// The launch that used the same bank before. Before launch 3 this is not a launch yet; flags,
+/// The launch that used the same bank before. For the first launches this is not a launch; flags,
 /// which start at 0, count as having reached it.
-MK_HOST_DEVICE constexpr std::uint32_t previous_use(std::uint32_t epoch) { return epoch - kBanks; }
+MK_HOST_DEVICE constexpr std::uint32_t previous_use(std::uint32_t epoch, std::uint32_t banks) {
+  return epoch - banks;
+}
 
 /// Where node `from` stands among the nodes - 1 others that node `at` hears of.
 MK_HOST_DEVICE constexpr std::uint32_t peer_index(std::uint32_t at, std::uint32_t from) {
   return from < at ? from : from - 1;
 }
 
-/// The arrival flags of an operator that moves chunks between rail peers, as indices into its flag
-/// range:
+/// The arrival flags, at node `at`, of an operator that moves chunks between rail peers, as indices
+/// into its flag range. Each has one writer, the rank on node `from`:
 ///
-///     arrival(bank, from, chunk)   "chunk has landed in my receive bank"       written for the
-///     sender `from` release(bank, from)          "you may fill my bank at `from` again" written
-///     for the reader `from`
+///  - arrival(bank, at, from, chunk): the chunk has landed in this receive bank;
+///  - release(bank, at, from): its own receive bank may be filled again.
 ///
-/// Each has one writer. The arrivals of one (bank, sender) begin at a granule of their own, because
-/// an unordered fabric rebuilds the epochs of a granule from its recent ones (shm/flag.h): see
-/// refresh_due().
+/// The arrivals of one bank and sender begin at a granule of their own, because an unordered fabric
+/// rebuilds the epochs of a granule from its recent ones (shm/flag.h): see refresh_due().
 struct FlagMap {
   std::uint32_t nodes = 1;
+  std::uint32_t banks = kBanksMax;
   std::uint32_t chunks_max = 0;
 
   MK_HOST_DEVICE constexpr std::uint32_t stride() const {
@@ -48,18 +53,24 @@ struct FlagMap {
   }
   MK_HOST_DEVICE constexpr std::uint32_t release(std::uint32_t bank, std::uint32_t at,
                                                  std::uint32_t from) const {
-    return kBanks * (nodes - 1) * stride() + bank * (nodes - 1) + peer_index(at, from);
+    return banks * (nodes - 1) * stride() + bank * (nodes - 1) + peer_index(at, from);
   }
   MK_HOST_DEVICE constexpr std::uint32_t count() const {
-    return nodes == 1 ? 0 : kBanks * (nodes - 1) * (stride() + 1);
+    return nodes == 1 ? 0 : banks * (nodes - 1) * (stride() + 1);
+  }
+  /// The first chunk of the first granule that a launch of `chunks` chunks does not reach; then
+  /// every kFlagGranule-th up to stride().
+  MK_HOST_DEVICE static constexpr std::uint32_t first_idle_granule(std::uint32_t chunks) {
+    return static_cast<std::uint32_t>(round_up_to(chunks, shm::kFlagGranule));
   }
 };
 
 /// Launches with fewer chunks leave the higher flags alone. So that no granule falls 512 epochs
-/// behind, every 128th use of a bank its sender also shows the epoch in the first flag of each
-/// granule that the launch does not reach.
-MK_HOST_DEVICE constexpr bool refresh_due(std::uint32_t epoch) {
-  return (epoch / kBanks) % 128 == 0;
+/// behind, in every 128th use of a bank the sender also shows the epoch in the first flag of each
+/// granule that the launch does not reach. The receiver releases the bank only after it has seen
+/// these too: otherwise a late one could overtake the next launch's flag and set it back.
+MK_HOST_DEVICE constexpr bool refresh_due(std::uint32_t epoch, std::uint32_t banks) {
+  return (epoch / banks) % 128 == 0;
 }
 
 }  // namespace mk::kernels

@@ -11,6 +11,8 @@
 
 namespace mk::kernels {
 
+inline constexpr std::uint32_t kLaunchRecordBanks = 2;
+
 /// One per bank and local rank, in every local rank's workspace; written by that local rank alone.
 /// Two banks: a rank may begin its next launch while a slower one has not looked at this one's
 /// record yet, but not the one after that.
@@ -24,6 +26,12 @@ struct alignas(64) BankHeader {
   std::uint32_t epoch = 0;
   std::uint32_t m = 0;
 };
+
+/// The record of launch `epoch` by local rank `local`, in an array of [kLaunchRecordBanks][locals].
+MK_HOST_DEVICE constexpr std::uint32_t record_index(std::uint32_t epoch, std::uint32_t locals,
+                                                    std::uint32_t local) {
+  return epoch % kLaunchRecordBanks * locals + local;
+}
 
 MK_HOST_DEVICE inline void publish_record(LaunchRecord* record, std::uint32_t epoch,
                                           std::uint32_t m) {

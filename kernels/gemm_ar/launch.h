@@ -27,7 +27,7 @@ struct GemmArLocal {
       {};  ///< epoch in which the block read its last chunk
   /// Commands in the lane after the bank's last launch: when they are completed, staging may be
   /// overwritten.
-  std::uint64_t sent[kBanks][shm::kLanesMax] = {};
+  std::uint64_t sent[kBanksMax][shm::kLanesMax] = {};
   WaitRecord failure;
 };
 

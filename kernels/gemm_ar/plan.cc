@@ -62,7 +62,8 @@ void choose_chunks(GemmArPlan& plan, const GemmArTiling& tiling) {
   }
   // One granule per sender and bank is the least; with very many nodes that alone may pass
   // kGemmArFlagsMax.
-  while (FlagMap{plan.nodes, count()}.count() > kGemmArFlagsMax && count() > shm::kFlagGranule) {
+  while (FlagMap{plan.nodes, plan.banks, count()}.count() > kGemmArFlagsMax &&
+         count() > shm::kFlagGranule) {
     plan.chunk_bytes =
         static_cast<std::uint32_t>(std::max<std::uint64_t>(plan.chunk_bytes, slot) * 2);
   }
@@ -81,15 +82,15 @@ void lay_out(GemmArPlan& plan) {
   const std::uint64_t locals = plan.locals;
   const std::uint64_t tiles_bytes = plan.owned_max * slot_bytes_max(plan);
   layout.failed = place(64, 64);
-  layout.records = place(kBanks * locals * sizeof(LaunchRecord), 64);
+  layout.records = place(kLaunchRecordBanks * locals * sizeof(LaunchRecord), 64);
   layout.tile_ready = place(locals * plan.owned_max * 4, 64);
   layout.chunk_reduced = place(std::uint64_t{plan.chunks_max} * 4, 64);
   layout.out_ready = place(locals * plan.chunks_max * 4, 64);
   layout.slot_region_bytes = round_up_to(tiles_bytes, 64);
   layout.slots = place(locals > 1 ? locals * layout.slot_region_bytes : 0, kPage);
   layout.bank_bytes = round_up_to(kBankHeaderBytes + tiles_bytes, kPage);
-  layout.staging = place(plan.nodes > 1 ? kBanks * layout.bank_bytes : 0, kPage);
-  layout.receive = place(kBanks * (plan.nodes - 1) * layout.bank_bytes, kPage);
+  layout.staging = place(plan.nodes > 1 ? plan.banks * layout.bank_bytes : 0, kPage);
+  layout.receive = place(std::uint64_t{plan.banks} * (plan.nodes - 1) * layout.bank_bytes, kPage);
   layout.out = place(std::uint64_t{plan.max.m} * plan.max.n * kElementBytes, kPage);
   layout.bytes = round_up_to(layout.bytes, kPage);
 }
@@ -125,11 +126,16 @@ Result<GemmArPlan> GemmArPlan::make(std::uint32_t nodes, std::uint32_t locals, S
                 "gemm_ar: chunks of {} bytes are too large; at most {} (0: chosen)",
                 tiling.chunk_bytes, shm::kCommandPayloadBytesMax / 2);
   }
+  if (tiling.banks > kBanksMax) {
+    return fail(ErrorCode::kInvalidArgument, "gemm_ar: {} banks are not possible; 1 or {} are",
+                tiling.banks, kBanksMax);
+  }
   GemmArPlan plan;
   plan.nodes = nodes;
   plan.locals = locals;
   plan.max = {max.m, max.n, 0};
   plan.dtype = dtype;
+  plan.banks = tiling.banks != 0 ? tiling.banks : kBanksMax;
   choose_tiles(plan, tiling);
   if (tile_count(plan) > kTilesMax) {
     return fail(ErrorCode::kLimitExceeded,
@@ -151,15 +157,15 @@ Result<GemmArPlan> GemmArPlan::make(std::uint32_t nodes, std::uint32_t locals, S
   return plan;
 }
 
-std::uint32_t GemmArPlan::flag_count() const { return FlagMap{nodes, chunks_max}.count(); }
+std::uint32_t GemmArPlan::flag_count() const { return FlagMap{nodes, banks, chunks_max}.count(); }
 
 std::uint64_t GemmArPlan::fingerprint() const {
   // FNV-1a over everything the rest follows from, and the version of the rules by which it follows.
   constexpr std::uint64_t kRules = 1;
   std::uint64_t hash = 0xcbf29ce484222325ull;
   const std::uint64_t parts[] = {
-      kRules,       nodes,  locals, max.m,      max.n, static_cast<std::uint64_t>(dtype),
-      layout.bytes, tile_m, tile_n, chunk_bytes};
+      kRules, nodes,  locals,      max.m, max.n,       static_cast<std::uint64_t>(dtype),
+      tile_m, tile_n, chunk_bytes, banks, layout.bytes};
   for (std::uint64_t part : parts) {
     for (int shift = 0; shift < 64; shift += 8) {
       hash ^= (part >> shift) & 0xff;

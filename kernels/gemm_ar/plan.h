@@ -16,23 +16,22 @@ namespace mk::kernels {
 struct GemmArTiling {
   std::uint32_t tile_m = 0;       ///< rows of a tile, at most; 1 .. 1024
   std::uint32_t tile_n = 0;       ///< columns of a tile, at most; a multiple of 8, 8 .. 1024
-  std::uint32_t chunk_bytes = 0;  ///< payload of a network command, at most (but at least one tile)
+  std::uint32_t chunk_bytes = 0;  ///< payload of a network command, at most (or one tile)
+  std::uint32_t banks = 0;        ///< 1 or 2; comm/banks.h
 };
 
 /// Byte offsets in every rank's workspace, the same on all ranks. Sized for the largest launch.
+/// Slots exist only with several local ranks, staging and receive banks only with several nodes.
 struct GemmArLayout {
-  std::uint64_t failed =
-      0;  ///< uint32: non-zero once a local rank's launch failed; comm/launch_record.h
-  std::uint64_t records = 0;        ///< LaunchRecord[2 banks][locals]
+  std::uint64_t failed = 0;         ///< uint32: 1 + the local node's first rank that failed, or 0
+  std::uint64_t records = 0;        ///< LaunchRecord[kLaunchRecordBanks][locals]
   std::uint64_t tile_ready = 0;     ///< uint32[source local][owned_max]
   std::uint64_t chunk_reduced = 0;  ///< uint32[chunks_max]
   std::uint64_t out_ready = 0;      ///< uint32[owner local][chunks_max]
-  std::uint64_t slots =
-      0;  ///< [source local][slot_region_bytes]: partial tiles, packed; none with one local rank
-  std::uint64_t staging = 0;  ///< [2 banks][bank_bytes]: this node's sums; none with one node
-  std::uint64_t receive =
-      0;  ///< [2 banks][nodes - 1][bank_bytes]: the rail peers' sums; none with one node
-  std::uint64_t out = 0;  ///< [m][n] row-major: C
+  std::uint64_t slots = 0;          ///< [source local][slot_region_bytes]: partial tiles, packed
+  std::uint64_t staging = 0;        ///< [banks][bank_bytes]: this node's sums
+  std::uint64_t receive = 0;        ///< [banks][nodes - 1][bank_bytes]: the rail peers' sums
+  std::uint64_t out = 0;            ///< [m][n] row-major: C
   std::uint64_t bytes = 0;
 
   std::uint64_t slot_region_bytes = 0;  ///< owned_max full tiles
@@ -50,16 +49,16 @@ struct GemmArPlan {
   std::uint32_t tile_m = 0;
   std::uint32_t tile_n = 0;
   std::uint32_t chunk_bytes = 0;
+  std::uint32_t banks = 2;
   std::uint32_t owned_max = 0;   ///< tiles of one owner, at most
   std::uint32_t chunks_max = 0;  ///< chunks of one owner, at most
   GemmArLayout layout;
 
   /// Checks the arguments and fills in what was left open:
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while an owner has fewer
-  ///  than 16;
+  ///    than 16;
   ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while an owner has fewer than 8; larger
-  ///  than asked for where
-  ///    the arrival flags of all chunks would exceed kGemmArFlagsMax.
+  ///    than asked for where the flags of all chunks would exceed kGemmArFlagsMax.
   /// Errors: kInvalidArgument, kLimitExceeded.
   static Result<GemmArPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
                                  const GemmArTiling& tiling);

@@ -2,42 +2,42 @@
 /// What the blocks of GEMM + AllReduce do. Flags, counters and commands are here, once for all
 /// executors; the executor brings the arithmetic and the bulk copies:
 ///
-///     bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride);
-///         computes this rank's partial of the tile and stores it, rounded to the element type;
-///         strides are in elements. False: it cannot, and has noted why.
-///     void sum(const SumJob& job);                    fp32 sums in the order given, rounded once,
-///     stored to all targets void copy_to_c(const TileRect& rect, const void* source, std::uint64_t
-///     source_stride); bool wants_c();                                 whether copy_to_c is to be
-///     called void stores_done();                             everything this block stored is
-///     visible to who acquires its next release void loads_begin(); bulk loads after this see what
-///     this block acquired before std::uint64_t now_ns();  bool pause(std::uint32_t attempt); the
-///     pacer of comm/wait.h
+///     bool multiply(const TileRect&, void* target, uint64_t target_stride);
+///                                    this rank's partial of the tile, rounded to the element type;
+///                                    false: it cannot, and has noted why
+///     void sum(const SumJob&);       comm/sum_job.h
+///     bool wants_c();                whether copy_to_c is to be called
+///     void copy_to_c(const TileRect&, const void* source, uint64_t source_stride);
+///     void stores_done();            all this block stored is visible to who acquires its next
+///                                    release
+///     void loads_begin();            bulk loads from here on see what this block acquired
+///     uint64_t now_ns();             both: the pacer of comm/wait.h
+///     bool pause(uint32_t attempt);
 ///
-/// The way of a tile, with the flag that hands each step to the next (all hold the epoch; each word
-/// has one writer):
+/// Strides are in elements. The way of a tile, with the flag that hands each step to the next (all
+/// hold the epoch; each word has one writer):
 ///
-///     compute   every rank        tile -> slot at its owner tile_ready[source][owned tile] reduce
-///     owner             slots -> sum over local ranks, in rank order -> staging
-///     chunk_reduced[chunk] send      owner             staging -> receive bank of each rail peer
-///     arrival[bank][from][chunk] receive   owner             own staging and receive banks -> sum
-///     in node order -> C of every local rank
-///                                                                                          out_ready[owner][chunk]
-///     collect   every rank        sees all of C arrive, copies it to the caller's
+///     role     on           does                                       then shows
+///     compute  every rank   tile -> slot at its owner                  tile_ready[source][tile]
+///     reduce   owner        slots -> sum over local ranks -> staging   chunk_reduced[chunk]
+///     send     owner        staging -> receive banks of rail peers     arrival[bank][from][chunk]
+///     receive  owner        staging and receive banks -> sum over
+///                           nodes -> C of every local rank             out_ready[owner][chunk]
+///     collect  every rank   C, as it arrives -> the caller's C
 ///
-/// With one node, reduce stores into C itself and there is no send or receive. With one local rank,
-/// compute stores into staging itself and there is no reduce. With both, compute stores into C.
+/// Sums go in rank order and in node order, so every run gives the same bits, on every rank.
+/// With one node, reduce stores into C itself; there is no send and no receive. With one local
+/// rank, compute stores into staging itself; there is no reduce. With both, compute stores into C.
 ///
-/// Why nothing is overwritten too early:
-///  - Slots, C: launch e ends on a rank when all of C is there, so when every owner has read all
-///  slots. A rank's slots and C
-///    are written in e + 1 only by ranks that ended e, and C only with this rank's own tiles of e +
-///    1 summed in.
-///  - Staging bank: filled in e only when the daemon has read what was sent from it in e - 2
-///  (GemmArLocal::sent).
-///  - Receive bank: filled in e only when its reader has released e - 2; it does so at the end of
-///  that launch.
-///  - Launch records: two banks; a rank that begins e + 2 has seen this rank's tiles of e + 1, so
-///  it is done with e.
+/// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
+///  - Slots and C: launch e ends on a rank when all of C is there, so after every owner has read
+///    all its slots. Slots are written in e + 1, by ranks that have ended e; a rank's C is written
+///    in e + 1 only after this rank's own tiles of e + 1 went in.
+///  - Staging bank: written in e after the daemon has read what e - b sent from it
+///    (GemmArLocal::sent).
+///  - Receive bank: written in e after its reader has released e - b.
+///  - Launch records: a rank in launch e + 2 has seen this rank's tiles of e + 1, so this rank is
+///    done with the records of e, whose place those of e + 2 take.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,7 @@ MK_HOST_DEVICE inline void announce_launch(const GemmArLaunch& launch) {
   const World& world = launch.context.world;
   for (std::uint32_t local = 0; local < world.locals; ++local) {
     std::byte* record =
-        launch.context.workspaces[local] + schedule.record(bank_of(launch.epoch), world.local);
+        launch.context.workspaces[local] + schedule.record(launch.epoch, world.local);
     publish_record(reinterpret_cast<LaunchRecord*>(record), launch.epoch, launch.m);
   }
 }
@@ -86,7 +86,7 @@ class GemmArBlock {
         totals_(totals),
         block_(block),
         epoch_(launch.epoch),
-        bank_(bank_of(launch.epoch)) {}
+        bank_(bank_of(launch.epoch, launch.plan.banks)) {}
 
   /// Computes tiles `block`, `block` + compute blocks, ... of this rank's order.
   MK_HOST_DEVICE bool compute() {
@@ -217,8 +217,7 @@ class GemmArBlock {
   }
 
  private:
-  // --- Addresses
-  // -----------------------------------------------------------------------------------------------------
+  // --- Addresses ---
 
   MK_HOST_DEVICE std::byte* at(std::uint32_t local, std::uint64_t offset) const {
     return launch_.context.workspaces[local] + offset;
@@ -253,8 +252,7 @@ class GemmArBlock {
       job.targets[i] = at((world_.local + i) % world_.locals, out);
   }
 
-  // --- Flags
-  // ---------------------------------------------------------------------------------------------------------
+  // --- Flags ---
 
   /// Release: what this block stored before is visible to who sees the epoch.
   MK_HOST_DEVICE void publish(std::uint32_t* flag) {
@@ -346,7 +344,7 @@ class GemmArBlock {
     const std::uint32_t* flag =
         launch_.context.arrival_flags + schedule_.flags().release(bank_, world_.node, node);
     return await(site(FlagKind::kRelease, world_.rail_peer(node), node, bank_, 1), flag,
-                 previous_use(epoch_));
+                 previous_use(epoch_, launch_.plan.banks));
   }
   MK_HOST_DEVICE bool await_product_in_unfused_mode() {
     if (launch_.mode != Mode::kUnfused) return true;
@@ -364,7 +362,7 @@ class GemmArBlock {
   MK_HOST_DEVICE bool check_local_records() {
     for (std::uint32_t local = 0; local < world_.locals; ++local) {
       const auto* record =
-          reinterpret_cast<const LaunchRecord*>(at(world_.local, schedule_.record(bank_, local)));
+          reinterpret_cast<const LaunchRecord*>(at(world_.local, schedule_.record(epoch_, local)));
       const WaitSite where = site(FlagKind::kLaunchRecord, rank_of(local), local, 0, 0);
       if (!await(where, &record->epoch, epoch_) || !check_m(where, shm::load_relaxed(&record->m)))
         return false;
@@ -377,8 +375,7 @@ class GemmArBlock {
     return false;
   }
 
-  // --- Sending
-  // -------------------------------------------------------------------------------------------------------
+  // --- Sending ---
 
   MK_HOST_DEVICE bool send_chunks(ChunkSender<Executor>& sender) {
     const FlagMap flags = schedule_.flags();
@@ -411,17 +408,33 @@ class GemmArBlock {
     header->m = launch_.m;
     executor_.stores_done();
   }
-  /// See refresh_due. No one waits for these flags in this launch: it has no such chunks.
+  /// See refresh_due. This launch has no such chunks.
   MK_HOST_DEVICE bool send_refresh(ChunkSender<Executor>& sender) {
-    if (block_ != 0 || !refresh_due(epoch_)) return true;
+    if (block_ != 0 || !refresh_due(epoch_, launch_.plan.banks)) return true;
     const FlagMap flags = schedule_.flags();
-    const std::uint64_t used = round_up_to(schedule_.chunks(world_.local), shm::kFlagGranule);
-    for (std::uint32_t chunk = static_cast<std::uint32_t>(used); chunk < flags.stride();
-         chunk += shm::kFlagGranule) {
+    for (std::uint32_t chunk = flags.first_idle_granule(schedule_.chunks(world_.local));
+         chunk < flags.stride(); chunk += shm::kFlagGranule) {
       for (std::uint32_t node = 0; node < world_.nodes; ++node) {
         if (node == world_.node) continue;
-        if (!sender.send_flag(node, flags.arrival(bank_, node, world_.node, chunk), epoch_))
+        if (!sender.send_flag(node, flags.arrival(bank_, node, world_.node, chunk), epoch_)) {
           return false;
+        }
+      }
+    }
+    return true;
+  }
+  MK_HOST_DEVICE bool await_refresh() {
+    if (!refresh_due(epoch_, launch_.plan.banks)) return true;
+    const FlagMap flags = schedule_.flags();
+    for (std::uint32_t chunk = flags.first_idle_granule(schedule_.chunks(world_.local));
+         chunk < flags.stride(); chunk += shm::kFlagGranule) {
+      for (std::uint32_t node = 0; node < world_.nodes; ++node) {
+        if (node == world_.node) continue;
+        const std::uint32_t flag = flags.arrival(bank_, world_.node, node, chunk);
+        if (!await(site(FlagKind::kArrival, world_.rail_peer(node), node, chunk, 1),
+                   launch_.context.arrival_flags + flag, epoch_)) {
+          return false;
+        }
       }
     }
     return true;
@@ -436,6 +449,7 @@ class GemmArBlock {
         return false;
       }
     }
+    if (!await_refresh()) return false;
     const FlagMap flags = schedule_.flags();
     for (std::uint32_t i = 1; i < world_.nodes; ++i) {
       const std::uint32_t node = (world_.node + i) % world_.nodes;

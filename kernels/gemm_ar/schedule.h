@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "kernels/comm/banks.h"
+#include "kernels/comm/launch_record.h"
 #include "kernels/comm/types.h"
 #include "kernels/gemm_ar/plan.h"
 #include "shm/platform.h"
@@ -71,8 +72,7 @@ class GemmArSchedule {
   }
   MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_; }
 
-  // --- Tiles
-  // ---------------------------------------------------------------------------------------------------------
+  // --- Tiles ---
 
   /// Where tile `tile` lies in C. Tiles are numbered in bands of kBandTiles rows of tiles, within a
   /// band column by column: tiles in work at one time then share rows of A and columns of B.
@@ -107,8 +107,7 @@ class GemmArSchedule {
     return first + (step - first + local) % group;
   }
 
-  // --- Chunks
-  // --------------------------------------------------------------------------------------------------------
+  // --- Chunks ---
 
   /// Chunks of an owner; at least one, which then holds only its bank's header.
   MK_HOST_DEVICE std::uint32_t chunks(std::uint32_t owner) const {
@@ -138,8 +137,7 @@ class GemmArSchedule {
     return (plan_.nodes - 1) * (kBankHeaderBytes + owned(local) * slot_bytes());
   }
 
-  // --- Places in the workspace, as byte offsets
-  // ------------------------------------------------------------------------
+  // --- Places in the workspace, as byte offsets ---
 
   MK_HOST_DEVICE std::uint64_t slot(std::uint32_t source_local, std::uint32_t owned_index) const {
     return plan_.layout.slots + source_local * plan_.layout.slot_region_bytes +
@@ -160,8 +158,9 @@ class GemmArSchedule {
   MK_HOST_DEVICE std::uint64_t out(const TileRect& rect) const {
     return plan_.layout.out + (std::uint64_t{rect.row} * plan_.max.n + rect.column) * kElementBytes;
   }
-  MK_HOST_DEVICE std::uint64_t record(std::uint32_t bank, std::uint32_t local) const {
-    return plan_.layout.records + (bank * plan_.locals + local) * 64;
+  MK_HOST_DEVICE std::uint64_t record(std::uint32_t epoch, std::uint32_t local) const {
+    return plan_.layout.records +
+           std::uint64_t{record_index(epoch, plan_.locals, local)} * sizeof(LaunchRecord);
   }
   MK_HOST_DEVICE std::uint64_t tile_ready(std::uint32_t source_local,
                                           std::uint32_t owned_index) const {
@@ -175,7 +174,9 @@ class GemmArSchedule {
     return plan_.layout.out_ready + (std::uint64_t{owner} * plan_.chunks_max + chunk) * 4;
   }
 
-  MK_HOST_DEVICE FlagMap flags() const { return FlagMap{plan_.nodes, plan_.chunks_max}; }
+  MK_HOST_DEVICE FlagMap flags() const {
+    return FlagMap{plan_.nodes, plan_.banks, plan_.chunks_max};
+  }
 
   static constexpr std::uint32_t kBandTiles = 8;
 

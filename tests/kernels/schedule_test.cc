@@ -1,0 +1,381 @@
+// The schedule of GEMM+AllReduce, exhaustively for every world of 1-4 nodes x 1-8 local ranks and a
+// set of shapes: tiles, owners, chunks, places and flags are what schedule.h says.
+#include "kernels/gemm_ar/schedule.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/comm/launch_record.h"
+
+namespace mk::kernels {
+namespace {
+
+struct Case {
+  Shape max;
+  GemmArTiling tiling;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {{1, 1, 0}, {}},
+      {{7, 24, 0}, {}},
+      {{64, 64, 0}, {16, 16, 1024, 0}},
+      {{65, 72, 0}, {16, 16, 1024, 0}},  // edges both ways
+      {{129, 40, 0}, {128, 8, 1, 0}},    // smaller m with larger tiles; a chunk per tile
+      {{33, 101, 0}, {8, 32, 3000, 1}},  // n no multiple of 8, chunks of odd size, one bank
+      {{300, 520, 0}, {}},
+      {{70, 8, 0}, {1, 8, 1, 0}},  // more chunks than a granule has flags
+  };
+  return all;
+}
+
+/// Values of m to launch with.
+std::vector<std::uint32_t> launches(std::uint32_t m_max) {
+  std::set<std::uint32_t> all = {1, 2, 3, 7, 8, 16, 17, m_max / 2, m_max - 1, m_max};
+  std::vector<std::uint32_t> fitting;
+  for (std::uint32_t m : all) {
+    if (m >= 1 && m <= m_max) fitting.push_back(m);
+  }
+  return fitting;
+}
+
+/// Calls `check(plan, schedule)` for every world, case and m.
+template <class Check>
+void for_every_launch(Check&& check) {
+  std::uint32_t checked = 0;
+  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
+    for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+      for (const Case& one : cases()) {
+        const auto plan = GemmArPlan::make(nodes, locals, one.max, DType::kBf16, one.tiling);
+        ASSERT_TRUE(plan) << plan.error().message;
+        for (std::uint32_t m : launches(one.max.m)) {
+          SCOPED_TRACE(fmt::format("{} x {} ranks, {} x {}, tiles {} x {}, m = {}", nodes, locals,
+                                   one.max.m, one.max.n, plan->tile_m, plan->tile_n, m));
+          check(*plan, GemmArSchedule(*plan, m));
+          if (::testing::Test::HasFailure()) return;
+          ++checked;
+        }
+      }
+    }
+  }
+  // 32 worlds, 65 values of m over the 8 cases: a loop that ends early shall not look like
+  // success.
+  EXPECT_EQ(checked, 32u * 65u);
+}
+
+TEST(Schedule, TilesCoverEveryElementOnce) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    std::vector<int> covered(std::size_t{schedule.m()} * plan.max.n, 0);
+    for (std::uint32_t tile = 0; tile < schedule.tiles(); ++tile) {
+      const TileRect rect = schedule.rect(tile);
+      ASSERT_GE(rect.rows, 1u);
+      ASSERT_GE(rect.columns, 1u);
+      ASSERT_LE(rect.rows, schedule.tile_rows());
+      ASSERT_LE(rect.columns, schedule.tile_cols());
+      ASSERT_LE(rect.row + rect.rows, schedule.m());
+      ASSERT_LE(rect.column + rect.columns, plan.max.n);
+      for (std::uint32_t i = 0; i < rect.rows; ++i) {
+        for (std::uint32_t j = 0; j < rect.columns; ++j) {
+          ++covered[std::size_t{rect.row + i} * plan.max.n + rect.column + j];
+        }
+      }
+    }
+    for (int count : covered) ASSERT_EQ(count, 1);
+  });
+}
+
+TEST(Schedule, TilesStayWithinTheirLimits) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    EXPECT_LE(schedule.tile_rows(), plan.tile_m);
+    EXPECT_LE(schedule.tile_cols(), plan.tile_n);
+    EXPECT_EQ(schedule.tile_cols() % 8, 0u) << "packed rows are 16-byte aligned";
+  });
+}
+
+// Rows are spread evenly, so a launch sends less than one row of padding per row of tiles.
+TEST(Schedule, PaddingIsLessThanARowAndEightColumnsPerTile) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    const std::uint32_t tiles_m = div_up(schedule.m(), plan.tile_m);
+    const std::uint32_t tiles_n = div_up(plan.max.n, plan.tile_n);
+    EXPECT_LT(tiles_m * schedule.tile_rows() - schedule.m(), tiles_m);
+    EXPECT_LT(tiles_n * schedule.tile_cols() - plan.max.n, tiles_n * 8);
+  });
+}
+
+TEST(Schedule, EveryRankComputesEveryTileOnce) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    for (std::uint32_t local = 0; local < plan.locals; ++local) {
+      std::vector<bool> seen(schedule.tiles(), false);
+      for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
+        const std::uint32_t tile = schedule.tile_at(local, step);
+        ASSERT_LT(tile, schedule.tiles());
+        ASSERT_FALSE(seen[tile]);
+        seen[tile] = true;
+      }
+    }
+  });
+}
+
+// The stated order: groups of one tile per owner in the order of tile numbers (so first chunks are
+// complete first), and in each full group all ranks begin with different owners.
+TEST(Schedule, TheOrderIsChunkMajorAndSpreadsOverOwners) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
+      const bool full_group = step / plan.locals < schedule.tiles() / plan.locals;
+      std::set<std::uint32_t> owners;
+      for (std::uint32_t local = 0; local < plan.locals; ++local) {
+        const std::uint32_t tile = schedule.tile_at(local, step);
+        ASSERT_EQ(schedule.owned_index(tile), step / plan.locals);
+        owners.insert(schedule.owner(tile));
+      }
+      if (full_group) {
+        ASSERT_EQ(owners.size(), plan.locals) << "step " << step;
+      }
+    }
+    for (std::uint32_t owner = 0; owner < plan.locals; ++owner) {
+      std::uint32_t chunk = 0;
+      for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
+        const std::uint32_t tile = schedule.tile_at(0, step);
+        if (schedule.owner(tile) != owner) continue;
+        ASSERT_GE(schedule.chunk_of(schedule.owned_index(tile)), chunk);
+        chunk = schedule.chunk_of(schedule.owned_index(tile));
+      }
+    }
+  });
+}
+
+TEST(Schedule, OwnersAndChunksPartitionTheTiles) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    std::vector<bool> seen(schedule.tiles(), false);
+    for (std::uint32_t owner = 0; owner < plan.locals; ++owner) {
+      ASSERT_LE(schedule.owned(owner), plan.owned_max);
+      ASSERT_GE(schedule.chunks(owner), 1u);
+      ASSERT_LE(schedule.chunks(owner), plan.chunks_max);
+      ASSERT_LE(schedule.chunks(owner), schedule.chunks(0)) << "collect relies on it";
+      // Balanced: no owner has two tiles more than another.
+      ASSERT_LE(schedule.owned(0) - schedule.owned(owner), 1u);
+      std::uint32_t next = 0;
+      for (std::uint32_t chunk = 0; chunk < schedule.chunks(owner); ++chunk) {
+        const TileRange range = schedule.chunk_tiles(owner, chunk);
+        ASSERT_EQ(range.begin, next);
+        ASSERT_TRUE(range.end > range.begin || schedule.owned(owner) == 0);
+        next = range.end;
+        for (std::uint32_t owned = range.begin; owned < range.end; ++owned) {
+          const std::uint32_t tile = schedule.tile_of(owner, owned);
+          ASSERT_LT(tile, schedule.tiles());
+          ASSERT_FALSE(seen[tile]);
+          seen[tile] = true;
+          ASSERT_EQ(schedule.owner(tile), owner);
+          ASSERT_EQ(schedule.owned_index(tile), owned);
+          ASSERT_EQ(schedule.chunk_of(owned), chunk);
+        }
+      }
+      ASSERT_EQ(next, schedule.owned(owner));
+    }
+    for (bool tile : seen) ASSERT_TRUE(tile);
+  });
+}
+
+/// Claims byte ranges; complains of overlaps.
+class Claims {
+ public:
+  void claim(std::uint64_t begin, std::uint64_t bytes, const std::string& what) {
+    if (bytes == 0) return;
+    auto after = ranges_.lower_bound(begin);
+    if (after != ranges_.end()) {
+      EXPECT_LE(begin + bytes, after->first) << what << " runs into " << after->second.what;
+    }
+    if (after != ranges_.begin()) {
+      auto before = std::prev(after);
+      EXPECT_LE(before->first + before->second.bytes, begin)
+          << before->second.what << " runs into " << what;
+    }
+    ranges_[begin] = {bytes, what};
+    end_ = std::max(end_, begin + bytes);
+  }
+  std::uint64_t end() const { return end_; }
+
+ private:
+  struct Range {
+    std::uint64_t bytes;
+    std::string what;
+  };
+  std::map<std::uint64_t, Range> ranges_;
+  std::uint64_t end_ = 0;
+};
+
+TEST(Schedule, PlacesInTheWorkspaceAreDisjointAndInside) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    Claims claims;
+    claims.claim(plan.layout.failed, 4, "failed");
+    for (std::uint32_t local = 0; local < plan.locals; ++local) {
+      for (std::uint32_t epoch = 4; epoch < 6; ++epoch) {
+        claims.claim(schedule.record(epoch, local), sizeof(LaunchRecord), "record");
+      }
+      for (std::uint32_t owned = 0; owned < schedule.owned(0); ++owned) {
+        claims.claim(schedule.tile_ready(local, owned), 4, "tile_ready");
+        if (plan.locals > 1)
+          claims.claim(schedule.slot(local, owned), schedule.slot_bytes(), "slot");
+      }
+      for (std::uint32_t chunk = 0; chunk < schedule.chunks(local); ++chunk) {
+        claims.claim(schedule.out_ready(local, chunk), 4, "out_ready");
+      }
+    }
+    for (std::uint32_t chunk = 0; chunk < schedule.chunks(0); ++chunk) {
+      claims.claim(schedule.chunk_reduced(chunk), 4, "chunk_reduced");
+    }
+    if (plan.nodes > 1) {
+      const std::uint64_t bank_bytes = schedule.slot_in_bank(schedule.owned(0));
+      for (std::uint32_t bank = 0; bank < plan.banks; ++bank) {
+        claims.claim(schedule.staging_bank(bank), bank_bytes, "staging");
+        for (std::uint32_t from = 1; from < plan.nodes; ++from) {
+          claims.claim(schedule.receive_bank(bank, 0, from), bank_bytes, "receive");
+        }
+      }
+    }
+    claims.claim(plan.layout.out, std::uint64_t{plan.max.m} * plan.max.n * kElementBytes, "out");
+    EXPECT_LE(claims.end(), plan.workspace_bytes());
+    EXPECT_EQ(plan.workspace_bytes() % 4096, 0u);
+  });
+}
+
+// Every node's peers have banks of their own, and all nodes agree where a sender's bank lies at its
+// receiver.
+TEST(Schedule, ReceiveBanksAreOnePerSender) {
+  const auto plan = GemmArPlan::make(4, 2, {64, 64, 0}, DType::kBf16, {});
+  ASSERT_TRUE(plan);
+  const GemmArSchedule schedule(*plan, 64);
+  for (std::uint32_t at = 0; at < 4; ++at) {
+    std::set<std::uint64_t> banks;
+    for (std::uint32_t bank = 0; bank < 2; ++bank) {
+      for (std::uint32_t from = 0; from < 4; ++from) {
+        if (from != at) banks.insert(schedule.receive_bank(bank, at, from));
+      }
+    }
+    EXPECT_EQ(banks.size(), 6u);
+    EXPECT_GE(*banks.begin(), plan->layout.receive);
+    EXPECT_LE(*banks.rbegin() + plan->layout.bank_bytes, plan->layout.out);
+  }
+}
+
+TEST(Schedule, ChunksTileTheBankAndTheBytesAreTheFormula) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    std::uint64_t of_all_rails = 0;
+    for (std::uint32_t owner = 0; owner < plan.locals; ++owner) {
+      std::uint64_t next = 0;
+      std::uint64_t sent = 0;
+      for (std::uint32_t chunk = 0; chunk < schedule.chunks(owner); ++chunk) {
+        const ByteRange range = schedule.chunk_range(owner, chunk);
+        ASSERT_EQ(range.begin, next);
+        ASSERT_GT(range.bytes, 0u);
+        ASSERT_LE(range.bytes, std::max<std::uint64_t>(plan.chunk_bytes, schedule.slot_bytes()) +
+                                   kBankHeaderBytes);
+        next += range.bytes;
+        sent += std::uint64_t{range.bytes} * (plan.nodes - 1);
+      }
+      ASSERT_EQ(next, schedule.slot_in_bank(schedule.owned(owner)));
+      ASSERT_LE(next, plan.layout.bank_bytes);
+      ASSERT_EQ(sent, schedule.network_bytes(owner));
+      of_all_rails += sent;
+    }
+    const std::uint64_t elements =
+        std::uint64_t{schedule.tiles()} * schedule.tile_rows() * schedule.tile_cols();
+    ASSERT_EQ(of_all_rails,
+              (plan.nodes - 1) * (plan.locals * kBankHeaderBytes + elements * kElementBytes));
+  });
+}
+
+TEST(Schedule, ArrivalFlagsAreDisjointAndInside) {
+  for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
+    if (plan.nodes == 1) {
+      EXPECT_EQ(plan.flag_count(), 0u);
+      return;
+    }
+    const FlagMap flags = schedule.flags();
+    for (std::uint32_t at = 0; at < plan.nodes; ++at) {
+      std::set<std::uint32_t> seen;
+      std::map<std::uint32_t, std::uint32_t> granule_sender;
+      for (std::uint32_t bank = 0; bank < plan.banks; ++bank) {
+        for (std::uint32_t from = 0; from < plan.nodes; ++from) {
+          if (from == at) continue;
+          for (std::uint32_t chunk = 0; chunk < plan.chunks_max; ++chunk) {
+            const std::uint32_t flag = flags.arrival(bank, at, from, chunk);
+            ASSERT_TRUE(seen.insert(flag).second);
+            const std::uint32_t sender = bank * plan.nodes + from;
+            ASSERT_EQ(granule_sender.emplace(flag / shm::kFlagGranule, sender).first->second,
+                      sender);
+          }
+          ASSERT_TRUE(seen.insert(flags.release(bank, at, from)).second);
+        }
+      }
+      ASSERT_LT(*seen.rbegin(), plan.flag_count());
+    }
+  });
+}
+
+TEST(Plan, ScalesTilesDownForSmallShapes) {
+  const auto large = GemmArPlan::make(2, 2, {1024, 1024, 0}, DType::kBf16, {});
+  const auto small = GemmArPlan::make(2, 2, {128, 256, 0}, DType::kBf16, {});
+  ASSERT_TRUE(large && small);
+  EXPECT_EQ(large->tile_m, 128u);
+  EXPECT_EQ(large->tile_n, 256u);
+  EXPECT_EQ(small->tile_m, 32u);
+  EXPECT_EQ(small->tile_n, 64u);
+  const auto asked = GemmArPlan::make(2, 2, {128, 256, 0}, DType::kBf16, {48, 0, 0, 0});
+  ASSERT_TRUE(asked);
+  EXPECT_EQ(asked->tile_m, 48u);
+}
+
+TEST(Plan, LargeShapesGetLargerChunksInsteadOfMoreFlags) {
+  const auto plan = GemmArPlan::make(4, 1, {65536, 65536, 0}, DType::kBf16, {});
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_LE(plan->flag_count(), kGemmArFlagsMax);
+  EXPECT_GT(plan->chunk_bytes, 256u * 1024);
+  const auto many = GemmArPlan::make(128, 8, {8192, 8192, 0}, DType::kBf16, {});
+  ASSERT_TRUE(many) << many.error().message;
+  EXPECT_LE(many->flag_count(), shm::kFlagsMax);
+}
+
+TEST(Plan, TheFingerprintTellsPlansApart) {
+  std::set<std::uint64_t> seen;
+  for (const GemmArTiling& tiling :
+       {GemmArTiling{}, {48, 0, 0, 0}, {0, 40, 0, 0}, {0, 0, 4096, 0}, {0, 0, 0, 1}}) {
+    for (DType dtype : {DType::kBf16, DType::kF16}) {
+      for (const Shape& shape : {Shape{512, 512, 0}, {513, 512, 0}, {512, 520, 0}}) {
+        EXPECT_TRUE(
+            seen.insert(GemmArPlan::make(2, 4, shape, dtype, tiling)->fingerprint()).second);
+      }
+    }
+  }
+  EXPECT_EQ(GemmArPlan::make(2, 4, {512, 512, 3}, DType::kBf16, {})->fingerprint(),
+            GemmArPlan::make(2, 4, {512, 512, 9}, DType::kBf16, {})->fingerprint())
+      << "k is each rank's own";
+}
+
+void expect_refused(const Result<GemmArPlan>& plan, std::string_view part) {
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(plan.error().message.find(part), std::string::npos) << plan.error().message;
+}
+
+TEST(Plan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
+  const Shape shape{64, 64, 0};
+  expect_refused(GemmArPlan::make(0, 1, shape, DType::kBf16, {}), "0 nodes x 1 local ranks");
+  expect_refused(GemmArPlan::make(1, 17, shape, DType::kBf16, {}), "1 to 16 local ranks");
+  expect_refused(GemmArPlan::make(128, 16, shape, DType::kBf16, {}), "at most 1024 ranks");
+  expect_refused(GemmArPlan::make(1, 1, {0, 64, 0}, DType::kBf16, {}), "m = 0");
+  expect_refused(GemmArPlan::make(1, 1, {64, 1u << 25, 0}, DType::kBf16, {}), "1 to 16777216");
+  expect_refused(GemmArPlan::make(1, 1, shape, static_cast<DType>(9), {}), "neither bf16 nor f16");
+  expect_refused(GemmArPlan::make(1, 1, shape, DType::kBf16, {2048, 0, 0, 0}), "at most 1024");
+  expect_refused(GemmArPlan::make(1, 1, shape, DType::kBf16, {0, 12, 0, 0}), "multiple of 8");
+  expect_refused(GemmArPlan::make(1, 1, shape, DType::kBf16, {0, 0, 1u << 30, 0}), "too large");
+  expect_refused(GemmArPlan::make(1, 1, shape, DType::kBf16, {0, 0, 0, 3}), "3 banks");
+}
+
+}  // namespace
+}  // namespace mk::kernels

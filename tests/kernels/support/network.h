@@ -1,0 +1,96 @@
+/// \file
+/// The daemons and the network of a cluster, as unfriendly as their contract allows: commands wait
+/// for any time, are done in any order, and source bytes are read at the last moment. Data is
+/// always there before its flag.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shm/command.h"
+#include "shm/ring.h"
+#include "tests/kernels/support/cluster.h"
+
+namespace mk::kernels::testing {
+
+struct NetworkOptions {
+  /// Rebuild epochs from the ten bits an immediate has room for, as the proxy of an unordered
+  /// fabric does.
+  bool immediates = false;
+  // What no network does; a test that does not notice is blind.
+  bool complete_early = false;  ///< count commands as completed when they are taken
+  bool drop_one_chunk = false;  ///< show the flag of the first chunk, but move nothing
+};
+
+class Network {
+ public:
+  Network(Cluster& cluster, std::uint64_t seed, const NetworkOptions& options = {});
+
+  /// Whether a command waits in a ring or on the way.
+  bool busy() const;
+  /// Takes a command from some ring, or delivers one that was taken. Returns whether it did.
+  bool step();
+  /// Takes what is in the rings, delivers nothing.
+  bool take_all();
+
+  /// Payload and commands taken from that rank so far.
+  std::uint64_t bytes_of(std::uint32_t rank) const { return bytes_[rank]; }
+  std::uint64_t commands_of(std::uint32_t rank) const { return commands_[rank]; }
+  /// Empty, or the first breach of the contract by a sender (bad handle, out of bounds, a flag that
+  /// went back, ...).
+  const std::string& complaint() const { return complaint_; }
+
+ private:
+  struct Lane {
+    std::uint32_t rank = 0;
+    shm::RingConsumer consumer;
+    std::deque<bool> done;  ///< of the commands taken and not yet completed, in ring order
+    std::uint64_t first_pending = 0;  ///< sequence of done.front()
+  };
+  struct Pending {
+    std::size_t lane = 0;
+    std::uint64_t sequence = 0;
+    shm::Command command;
+  };
+
+  bool take(std::size_t lane);
+  void deliver(std::list<Pending>::iterator which);
+  void complete(const Pending& pending);
+  void check(std::uint32_t rank, const std::uint64_t* words, const shm::Command& command);
+  void complain(std::string text);
+
+  Cluster& cluster_;
+  NetworkOptions options_;
+  std::mt19937_64 random_;
+  std::vector<Lane> lanes_;
+  std::list<Pending> pending_;
+  std::vector<std::uint64_t> bytes_;
+  std::vector<std::uint64_t> commands_;
+  std::vector<std::vector<std::uint32_t>>
+      granule_epochs_;  ///< by rank and granule: the last epoch seen
+  bool dropped_ = false;
+  std::string complaint_;
+};
+
+/// A Network with a thread that drives it, now and then falling asleep.
+class NetworkThread {
+ public:
+  NetworkThread(Cluster& cluster, std::uint64_t seed, const NetworkOptions& options = {});
+  /// Stops at once; what is on the way is lost.
+  ~NetworkThread();
+  /// Ends the thread; the network may then be asked what it saw.
+  Network& stop();
+
+ private:
+  Network network_;
+  std::atomic<bool> quit_{false};
+  std::thread thread_;
+};
+
+}  // namespace mk::kernels::testing

@@ -1,0 +1,121 @@
+#include "tests/kernels/support/reference.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "kernels/cpu/row_math.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+constexpr double kU32 = 0x1p-24;  ///< unit roundoff of fp32
+
+/// The relative error of `steps` roundings to fp32 in a row.
+double gamma(double steps) { return steps * kU32 / (1 - steps * kU32); }
+
+}  // namespace
+
+double to_double(DType dtype, std::uint16_t value) {
+  float wide = 0;
+  row_math_generic(dtype).widen(&value, &wide, 1);
+  return static_cast<double>(wide);
+}
+
+std::uint16_t from_float(DType dtype, float value) {
+  std::uint16_t narrow = 0;
+  row_math_generic(dtype).narrow(&value, &narrow, 1);
+  return narrow;
+}
+
+std::vector<std::uint16_t> random_values(DType dtype, std::size_t count, std::mt19937_64& random) {
+  std::vector<std::uint16_t> values(count);
+  for (std::uint16_t& value : values) {
+    value = from_float(
+        dtype, static_cast<float>(static_cast<std::int64_t>(random() % 2001) - 1000) * 1e-3f);
+  }
+  return values;
+}
+
+Reference::Reference(DType dtype, std::uint32_t nodes, std::uint32_t locals, std::uint32_t m,
+                     std::uint32_t n)
+    : dtype_(dtype),
+      nodes_(nodes),
+      locals_(locals),
+      m_(m),
+      n_(n),
+      node_(std::size_t{m} * n),
+      total_(node_.size()) {}
+
+void Reference::round(Bounded& value) const {
+  const double unit = dtype_ == DType::kBf16 ? 0x1p-8 : 0x1p-11;
+  const double tiny =
+      dtype_ == DType::kBf16 ? 0x1p-134 : 0x1p-25;  // half the spacing of subnormals
+  value.error += unit * (std::abs(value.exact) + value.error) + tiny;
+}
+
+void Reference::add_rank(const std::uint16_t* a, std::uint64_t lda, const std::uint16_t* b,
+                         std::uint64_t ldb, std::uint32_t k, BLayout b_layout) {
+  std::vector<double> wide_b(std::size_t{n_} * k);
+  for (std::uint32_t j = 0; j < n_; ++j) {
+    for (std::uint32_t i = 0; i < k; ++i) {
+      wide_b[std::size_t{j} * k + i] =
+          to_double(dtype_, b_layout == BLayout::kKN ? b[i * ldb + j] : b[j * ldb + i]);
+    }
+  }
+  std::vector<double> wide_a(k);
+  for (std::uint32_t row = 0; row < m_; ++row) {
+    for (std::uint32_t i = 0; i < k; ++i) wide_a[i] = to_double(dtype_, a[row * lda + i]);
+    for (std::uint32_t column = 0; column < n_; ++column) {
+      double dot = 0;
+      double magnitude = 0;
+      for (std::uint32_t i = 0; i < k; ++i) {
+        const double product = wide_a[i] * wide_b[std::size_t{column} * k + i];
+        dot += product;
+        magnitude += std::abs(product);
+      }
+      // A dot product in fp32, in any order; bf16 instructions may flush subnormals at each step.
+      Bounded partial{dot, gamma(k) * magnitude + k * 0x1p-126};
+      round(partial);
+      Sum& node = node_[std::size_t{row} * n_ + column];
+      node.value.exact += partial.exact;
+      node.value.error += partial.error;
+      node.magnitude += std::abs(partial.exact) + partial.error;
+    }
+  }
+  if (++ranks_ % locals_ == 0) close_node();
+}
+
+void Reference::close_node() {
+  for (std::size_t i = 0; i < node_.size(); ++i) {
+    Bounded sum = node_[i].value;
+    sum.error += gamma(locals_ - 1) * node_[i].magnitude;
+    // With one local rank the sum is the rounded partial itself: rounding it again changes nothing.
+    if (locals_ > 1) round(sum);
+    total_[i].value.exact += sum.exact;
+    total_[i].value.error += sum.error;
+    total_[i].magnitude += std::abs(sum.exact) + sum.error;
+    node_[i] = {};
+  }
+}
+
+std::string Reference::check(const std::uint16_t* c, std::uint64_t ldc) const {
+  for (std::uint32_t row = 0; row < m_; ++row) {
+    for (std::uint32_t column = 0; column < n_; ++column) {
+      const Sum& sum = total_[std::size_t{row} * n_ + column];
+      Bounded expected = sum.value;
+      expected.error += gamma(nodes_ - 1) * sum.magnitude;
+      if (nodes_ > 1) round(expected);
+      const double got = to_double(dtype_, c[row * ldc + column]);
+      const double off = std::abs(got - expected.exact);
+      if (!(off <= expected.error)) {
+        return fmt::format("element [{}][{}] is {}, expected {} within {}", row, column, got,
+                           expected.exact, expected.error);
+      }
+      worst_ = std::max(worst_, off / expected.error);
+    }
+  }
+  return {};
+}
+
+}  // namespace mk::kernels::testing
