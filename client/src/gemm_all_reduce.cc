@@ -60,7 +60,7 @@ std::string describe(const kernels::GemmArPlan& plan) {
 
 const char* name_of(DataType type) { return type == DataType::kBf16 ? "bf16" : "f16"; }
 
-class GemmAllReduce::Impl {
+class __attribute__((visibility("hidden"))) GemmAllReduce::Impl {
  public:
   Impl(std::shared_ptr<Session::Impl> session, OperatorMemory memory,
        std::unique_ptr<kernels::GemmArCpu> cpu, const Shape& shape)

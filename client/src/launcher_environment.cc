@@ -115,10 +115,14 @@ Result<AttachOptions> AttachOptions::from_environment() {
                 launcher->name, options.rank, options.node_rank, options.local_rank,
                 options.local_size, node_major);
   }
-  const char* job = text_of("MKERNEL_JOB");
-  if (job == nullptr) job = text_of(launcher->job);
-  options.job = job != nullptr ? job : "default";
-  if (const char* suffix = text_of(launcher->job_suffix)) options.job += fmt::format(".{}", suffix);
+  if (const char* job = text_of("MKERNEL_JOB")) {
+    options.job = job;
+  } else {
+    job = text_of(launcher->job);
+    options.job = job != nullptr ? job : "default";
+    if (const char* suffix = text_of(launcher->job_suffix))
+      options.job += fmt::format(".{}", suffix);
+  }
   return options;
 }
 

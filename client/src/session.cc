@@ -94,10 +94,14 @@ Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions optio
   impl->connection_->watch_heartbeat(impl->segment_.get(), o.heartbeat_timeout);
   // The daemon lists the missing ranks when `timeout` is over; give that answer time to arrive.
   MK_RETURN_IF_ERROR(impl->connection_->wait_job_up(o.timeout + std::chrono::milliseconds{5'000}));
+  impl->attached_ = true;
   return impl;
 }
 
-Session::Impl::~Impl() { (void)detach(); }
+Session::Impl::~Impl() {
+  // Nobody is told about a failed session but by the closed connection.
+  if (attached_ && status()) (void)detach();
+}
 
 Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view name) {
   if (bytes == 0 || bytes > shm::kBufferBytesMax) {
@@ -170,11 +174,12 @@ Status Session::Impl::status() const {
 Status Session::Impl::detach() {
   {
     std::lock_guard lock(mutex_);
-    if (detached_ || connection_ == nullptr) return {};
-    detached_ = true;
+    // A session that never came up has nothing to leave in order: closing the connection says it
+    // all.
+    if (!std::exchange(attached_, false)) return {};
   }
   connection_->expect_close();
-  const auto done = connection_->call<shm::Done>(shm::Detach{}, kRequestTimeout);
+  const auto done = connection_->call<shm::Done>(shm::Detach{}, kDetachTimeout);
   if (!done) return propagate(done);
   return {};
 }

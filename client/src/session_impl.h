@@ -19,8 +19,10 @@ namespace mk {
 
 /// Requests that the daemon answers by itself, without waiting for other ranks.
 inline constexpr std::chrono::milliseconds kRequestTimeout{30'000};
+/// Leaving must not hold a process up for long when the daemon hangs.
+inline constexpr std::chrono::milliseconds kDetachTimeout{5'000};
 
-class Session::Impl {
+class __attribute__((visibility("hidden"))) Session::Impl {
  public:
   static Result<std::shared_ptr<Impl>> attach(AttachOptions options);
   ~Impl();
@@ -60,7 +62,7 @@ class Session::Impl {
   std::map<std::uint16_t, shm::BufferFile> buffers_;
   std::uint64_t operators_ = 0;
   std::uint64_t barriers_ = 0;
-  bool detached_ = false;
+  bool attached_ = false;
 };
 
 }  // namespace mk

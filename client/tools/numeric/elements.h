@@ -39,6 +39,7 @@ inline std::uint16_t float_to_f16(float value) {
   if (std::isnan(value)) return static_cast<std::uint16_t>(sign | 0x7e00u);
   if (magnitude >= 65520.0f)
     return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to infinity
+  if (magnitude == 0) return sign;
   int exponent = 0;
   std::frexp(magnitude, &exponent);  // magnitude = f * 2^exponent, f in [0.5, 1)
   const int scale = exponent < -13 ? 24 : 11 - exponent;  // subnormals have 2^-24 as their unit

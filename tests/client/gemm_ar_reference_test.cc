@@ -1,0 +1,149 @@
+#include "client/tools/numeric/gemm_ar_reference.h"
+
+#include <gtest/gtest.h>
+
+#include "client/tools/numeric/random_matrix.h"
+
+namespace mk::tools {
+namespace {
+
+using Elements = std::vector<std::uint16_t>;
+
+struct Inputs {
+  std::vector<Elements> a, b;
+};
+
+Inputs random_inputs(std::uint32_t ranks, std::uint64_t m, std::uint64_t n, std::uint64_t k,
+                     DataType type) {
+  Inputs inputs;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    Elements a(m * k);
+    Elements b(k * n);
+    RandomMatrix{7, rank * 2, k, type}.rows(0, m, a.data());
+    RandomMatrix{7, rank * 2 + 1, n, type}.rows(0, k, b.data());
+    inputs.a.push_back(std::move(a));
+    inputs.b.push_back(std::move(b));
+  }
+  return inputs;
+}
+
+// The operator's roundings, done one by one as its description says, in the worst allowed order of
+// sums.
+Elements rounded_like_the_operator(const Inputs& in, std::uint32_t nodes, std::uint32_t locals,
+                                   std::uint64_t m, std::uint64_t n, std::uint64_t k,
+                                   DataType type) {
+  Elements c(m * n);
+  for (std::uint64_t i = 0; i < m; ++i) {
+    for (std::uint64_t j = 0; j < n; ++j) {
+      float total = 0;
+      for (std::uint32_t node = 0; node < nodes; ++node) {
+        float sum = 0;
+        for (std::uint32_t local = 0; local < locals; ++local) {
+          const std::uint32_t rank = node * locals + local;
+          float dot = 0;
+          for (std::uint64_t x = 0; x < k; ++x) {
+            dot += to_float(type, in.a[rank][i * k + x]) * to_float(type, in.b[rank][x * n + j]);
+          }
+          sum += to_float(type, from_float(type, dot));
+        }
+        total += to_float(type, from_float(type, sum));
+      }
+      c[i * n + j] = from_float(type, total);
+    }
+  }
+  return c;
+}
+
+class Reference : public testing::TestWithParam<DataType> {
+ protected:
+  static constexpr std::uint32_t kNodes = 2, kLocals = 3;
+  static constexpr std::uint64_t kM = 17, kN = 40, kK = 65;
+
+  void SetUp() override {
+    inputs_ = random_inputs(kNodes * kLocals, kM, kN, kK, GetParam());
+    for (std::uint32_t rank = 0; rank < kNodes * kLocals; ++rank) {
+      reference_.add_rank(inputs_.a[rank].data(), inputs_.b[rank].data(), kK, 1, 1);
+    }
+    c_ = rounded_like_the_operator(inputs_, kNodes, kLocals, kM, kN, kK, GetParam());
+  }
+
+  GemmArReference reference_{kM, kN, kNodes, kLocals, GetParam()};
+  Inputs inputs_;
+  Elements c_;
+};
+
+TEST_P(Reference, IsTheSumOfProducts) {
+  for (std::uint64_t i = 0; i < kM; ++i) {
+    for (std::uint64_t j = 0; j < kN; ++j) {
+      long double sum = 0;
+      for (std::uint32_t rank = 0; rank < kNodes * kLocals; ++rank) {
+        for (std::uint64_t x = 0; x < kK; ++x) {
+          sum += static_cast<long double>(to_float(GetParam(), inputs_.a[rank][i * kK + x])) *
+                 to_float(GetParam(), inputs_.b[rank][x * kN + j]);
+        }
+      }
+      ASSERT_NEAR(static_cast<double>(sum), reference_.expected(i * kN + j), 1e-12);
+    }
+  }
+}
+
+TEST_P(Reference, AcceptsTheOperatorsOwnRoundings) {
+  const auto comparison = reference_.compare(c_.data());
+  EXPECT_EQ(0u, comparison.wrong);
+  EXPECT_GT(comparison.worst_ratio, 0.0);
+  EXPECT_LE(comparison.worst_ratio, 1.0);
+}
+
+TEST_P(Reference, FindsOneElementThatWasNeverWritten) {
+  c_[kN * 3 + 5] = 0xffff;
+  const auto comparison = reference_.compare(c_.data());
+  EXPECT_EQ(1u, comparison.wrong);
+  EXPECT_EQ(kN * 3 + 5, comparison.first_wrong);
+}
+
+TEST_P(Reference, FindsAMissingRank) {
+  for (std::uint32_t lost = 0; lost < kNodes * kLocals; ++lost) {
+    Inputs without = inputs_;
+    std::fill(without.a[lost].begin(), without.a[lost].end(), std::uint16_t{0});
+    const Elements c = rounded_like_the_operator(without, kNodes, kLocals, kM, kN, kK, GetParam());
+    EXPECT_GT(reference_.compare(c.data()).wrong, kM * kN * 8 / 10) << "rank " << lost;
+  }
+}
+
+TEST_P(Reference, FindsZerosAndSwappedRows) {
+  const Elements zeros(kM * kN, 0);
+  EXPECT_GT(reference_.compare(zeros.data()).wrong, kM * kN * 8 / 10);
+  Elements swapped = c_;
+  std::swap_ranges(swapped.begin(), swapped.begin() + kN, swapped.begin() + kN);
+  EXPECT_GT(reference_.compare(swapped.data()).wrong, kN);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Reference, testing::Values(DataType::kBf16, DataType::kF16));
+
+TEST(RandomMatrixRows, AreTheSameFromWhereverOneStarts) {
+  const RandomMatrix matrix{1, 2, 33, DataType::kBf16};
+  Elements all(33 * 20);
+  matrix.rows(0, 20, all.data());
+  for (std::uint64_t first = 0; first < 20; ++first) {
+    Elements row(33);
+    matrix.rows(first, 1, row.data());
+    EXPECT_TRUE(
+        std::equal(row.begin(), row.end(), all.begin() + static_cast<std::ptrdiff_t>(first * 33)));
+  }
+}
+
+TEST(RandomMatrixRows, DifferByStreamAndSeedAndStayInRange) {
+  Elements first(1000);
+  Elements second(1000);
+  Elements third(1000);
+  RandomMatrix{1, 2, 1000, DataType::kBf16}.rows(0, 1, first.data());
+  RandomMatrix{1, 3, 1000, DataType::kBf16}.rows(0, 1, second.data());
+  RandomMatrix{2, 2, 1000, DataType::kBf16}.rows(0, 1, third.data());
+  EXPECT_NE(first, second);
+  EXPECT_NE(first, third);
+  for (const std::uint16_t bits : first)
+    EXPECT_LE(std::fabs(to_float(DataType::kBf16, bits)), 1.0f);
+}
+
+}  // namespace
+}  // namespace mk::tools
