@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <iterator>
@@ -115,12 +116,10 @@ void Network::deliver(std::list<Pending>::iterator which) {
   RankMemory& peer = cluster_.rank(command.peer);
   if (command.opcode == shm::Opcode::kWrite) {
     const RankMemory& own = cluster_.rank(lanes_[pending.lane].rank);
-    const bool drop = options_.drop_one_chunk && !dropped_;
-    if (!drop) {
-      std::memcpy(peer.workspace.get() + command.dst_offset,
-                  own.workspace.get() + command.src_offset, command.bytes);
-    }
-    dropped_ = dropped_ || drop;
+    const bool truncate = options_.truncate_one_chunk && !truncated_;
+    truncated_ = truncated_ || truncate;
+    std::memcpy(peer.workspace.get() + command.dst_offset, own.workspace.get() + command.src_offset,
+                truncate ? std::min<std::uint32_t>(command.bytes, 64) : command.bytes);
   }
   std::uint32_t epoch = command.epoch;
   if (options_.immediates) {

@@ -24,8 +24,8 @@ struct NetworkOptions {
   /// fabric does.
   bool immediates = false;
   // What no network does; a test that does not notice is blind.
-  bool complete_early = false;  ///< count commands as completed when they are taken
-  bool drop_one_chunk = false;  ///< show the flag of the first chunk, but move nothing
+  bool complete_early = false;      ///< count commands as completed when they are taken
+  bool truncate_one_chunk = false;  ///< move only the first 64 bytes (the header) of a chunk
 };
 
 class Network {
@@ -74,7 +74,7 @@ class Network {
   std::vector<std::uint64_t> commands_;
   std::vector<std::vector<std::uint32_t>>
       granule_epochs_;  ///< by rank and granule: the last epoch seen
-  bool dropped_ = false;
+  bool truncated_ = false;
   std::string complaint_;
 };
 
