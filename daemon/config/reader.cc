@@ -41,7 +41,7 @@ void Section::finish() {
     if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
     const std::string nearest = nearest_key(name, known_);
     std::string text = fmt::format("{}: unknown key", path(name));
-    if (!nearest.empty()) text += fmt::format("; did you mean \"{}\"?", nearest);
+    text += nearest.empty() ? "." : fmt::format("; did you mean \"{}\"?", nearest);
     text += fmt::format(" Known here: {}", fmt::join(known_, ", "));
     diagnostics_.at(key.source(), std::move(text));
   }

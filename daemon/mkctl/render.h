@@ -1,0 +1,23 @@
+/// \file
+/// The daemon's answers as text for people. Lines end with a newline.
+#pragma once
+
+#include <string>
+
+#include "proto/mkernel/v1/admin.pb.h"
+
+namespace mk::mkctl {
+
+namespace v1 = ::mkernel::v1;
+
+std::string render(const v1::GetVersionResponse& version, const std::string& own_version);
+std::string render(const v1::GetStatusResponse& status);
+std::string render(const v1::ListSessionsResponse& sessions);
+std::string render(const v1::ListQueuesResponse& queues);
+std::string render(const v1::ListLinksResponse& links);
+
+/// The columns of a sample's line.
+std::string stats_header();
+std::string render(const v1::StatsSample& sample);
+
+}  // namespace mk::mkctl

@@ -1,0 +1,121 @@
+#include "daemon/service/admin_convert.h"
+
+#include <array>
+
+namespace mk::daemon {
+namespace {
+
+using Counts = std::array<std::uint64_t, LatencyHistogram::kBuckets>;
+
+std::uint64_t upper_bound_ns(std::uint32_t bucket) {
+  return LatencyHistogram::lower_bound_ns(bucket + 1);
+}
+
+/// The upper bound of the bucket that holds the value which `percent` of all do not exceed.
+std::uint64_t percentile_ns(const Counts& counts, std::uint64_t total, std::uint64_t percent) {
+  if (total == 0) return 0;
+  const std::uint64_t rank = (total * percent + 99) / 100;  // counted from 1
+  std::uint64_t seen = 0;
+  for (std::uint32_t bucket = 0; bucket < LatencyHistogram::kBuckets; ++bucket) {
+    seen += counts[bucket];
+    if (seen >= rank) return upper_bound_ns(bucket);
+  }
+  return upper_bound_ns(LatencyHistogram::kBuckets - 1);
+}
+
+}  // namespace
+
+void to_proto(const LatencyHistogram& from, bool buckets, v1::LatencyHistogram& to) {
+  Counts counts;  // one reading, so that the percentiles fit the count
+  std::uint64_t total = 0;
+  for (std::uint32_t bucket = 0; bucket < LatencyHistogram::kBuckets; ++bucket) {
+    counts[bucket] = from.count(bucket);
+    total += counts[bucket];
+    if (!buckets || counts[bucket] == 0) continue;
+    v1::LatencyHistogram::Bucket& one = *to.add_buckets();
+    one.set_lower_bound_ns(LatencyHistogram::lower_bound_ns(bucket));
+    one.set_upper_bound_ns(upper_bound_ns(bucket));
+    one.set_count(counts[bucket]);
+  }
+  to.set_count(total);
+  to.set_p50_ns(percentile_ns(counts, total, 50));
+  to.set_p99_ns(percentile_ns(counts, total, 99));
+}
+
+void to_proto(const SessionInfo& from, v1::Session& to) {
+  to.set_session_id(from.session_id);
+  to.set_slot(from.slot);
+  to.set_job(from.job);
+  to.set_rank(from.rank);
+  to.set_world(from.world);
+  to.set_node_rank(from.node_rank);
+  to.set_nodes(from.nodes);
+  to.set_local_rank(from.local_rank);
+  to.set_local_size(from.local_size);
+  to.set_pid(from.pid);
+  to.set_uid(from.uid);
+  to.set_state(from.state);
+  to.set_reason(from.reason);
+  to.set_buffers(from.buffers);
+  to.set_registered_bytes(from.registered_bytes);
+  to.set_attached_for_ns(from.attached_for_ns);
+}
+
+void to_proto(const QueueInfo& from, bool buckets, v1::Queue& to) {
+  to.set_session_id(from.session_id);
+  to.set_lane(from.lane);
+  to.set_job(from.job);
+  to.set_rank(from.rank);
+  to.set_depth(from.depth);
+  if (!from.stats || from.lane >= from.stats->lanes.size()) return;
+  const LaneStats& stats = from.stats->lanes[from.lane];
+  const std::uint64_t commands = stats.commands.value(), batches = stats.batches.value();
+  to.set_commands(commands);
+  to.set_bytes(stats.bytes.value());
+  to.set_batches(batches);
+  if (batches > 0) to.set_mean_batch(static_cast<double>(commands) / static_cast<double>(batches));
+  to.set_completed(stats.completed.value());
+  to.set_credit_stalls(stats.credit_stalls.value());
+  to_proto(stats.commit_to_post, buckets, *to.mutable_commit_to_post());
+  to_proto(stats.post_to_completion, buckets, *to.mutable_post_to_completion());
+}
+
+void to_proto(const LinkInfo& from, v1::Link& to) {
+  to.set_rail(from.rail);
+  to.set_peer(from.peer);
+  to.set_peer_name(from.peer_name);
+  to.set_fabric(from.fabric);
+  to.set_state(from.state);
+  to.set_reason(from.reason);
+  if (!from.stats) return;
+  to.set_messages(from.stats->messages.value());
+  to.set_bytes(from.stats->bytes.value());
+  to.set_batches(from.stats->batches.value());
+  to.set_completed(from.stats->completed.value());
+  to.set_errors(from.stats->errors.value());
+  to.set_outstanding(from.stats->outstanding.value());
+}
+
+void to_proto(const PeerInfo& from, v1::PeerStatus& to) {
+  to.set_node(from.node);
+  to.set_address(from.address);
+  switch (from.state) {
+    case PeerState::kConnecting:
+      to.set_state(v1::PeerStatus::STATE_CONNECTING);
+      break;
+    case PeerState::kWaiting:
+      to.set_state(v1::PeerStatus::STATE_WAITING);
+      break;
+    case PeerState::kUp:
+      to.set_state(v1::PeerStatus::STATE_UP);
+      break;
+  }
+  to.set_reason(from.reason);
+  to.set_version(from.version);
+  to.set_up_for_ns(from.up_for_ns);
+  to.set_messages_sent(from.messages_sent);
+  to.set_messages_received(from.messages_received);
+  to.set_breaks(from.breaks);
+}
+
+}  // namespace mk::daemon

@@ -1,0 +1,47 @@
+/// \file
+/// The Admin service (proto/mkernel/v1/admin.proto): what people and tools may see of a daemon.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "daemon/control/node.h"
+#include "daemon/service/grpc_peer_transport.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace mk::daemon {
+
+/// What does not change while the daemon runs.
+struct AdminInfo {
+  std::string version;
+  std::string listen;
+  std::uint32_t sessions_max = 0;
+};
+
+class AdminService {
+ public:
+  /// Callers of WatchStats at once.
+  static constexpr std::uint32_t kWatchersMax = 16;
+
+  /// `node` and `peers` outlive this.
+  AdminService(Node& node, const GrpcPeerTransport& peers, AdminInfo info);
+  ~AdminService();  ///< after the server's shutdown
+
+  /// To be registered with the server; its calls run on the server's own threads, at most until the
+  /// control thread has answered or 5 s have passed.
+  grpc::Service& service();
+  /// The real address is known only when the server listens.
+  void set_listen(std::string listen);
+  /// Ends all WatchStats calls (UNAVAILABLE) and refuses new ones.
+  void stop();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk::daemon

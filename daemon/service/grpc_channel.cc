@@ -1,0 +1,59 @@
+#include "daemon/service/grpc_channel.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <fstream>
+#include <iterator>
+
+namespace mk::daemon {
+namespace {
+
+Result<std::string> read_pem(const std::string& path, const char* what) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail_errno(errno, "cannot open tls.{} {}", what, path);
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  if (text.find("-----BEGIN") == std::string::npos) {
+    return fail(ErrorCode::kInvalidArgument, "tls.{} {} is not a PEM file", what, path);
+  }
+  return text;
+}
+
+}  // namespace
+
+Result<TlsTexts> read_tls(const std::string& cert, const std::string& key, const std::string& ca) {
+  TlsTexts texts;
+  if (cert.empty() && key.empty() && ca.empty()) return texts;
+  MK_ASSIGN_OR_RETURN(texts.cert, read_pem(cert, "cert"));
+  MK_ASSIGN_OR_RETURN(texts.key, read_pem(key, "key"));
+  MK_ASSIGN_OR_RETURN(texts.ca, read_pem(ca, "ca"));
+  return texts;
+}
+
+std::string grpc_target(const Address& address) {
+  return address.unix_socket ? "unix:" + address.path : "dns:///" + address.text();
+}
+
+std::shared_ptr<grpc::Channel> open_channel(const Address& address, const ChannelOptions& options) {
+  grpc::ChannelArguments arguments;
+  const auto ms = [](std::chrono::milliseconds time) { return static_cast<int>(time.count()); };
+  arguments.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
+  arguments.SetMaxSendMessageSize(kGrpcMessageBytesMax);
+  // The caller paces its calls itself; gRPC's own pause must not be the longer one.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, ms(options.reconnect_min));
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, ms(options.reconnect_min));
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, ms(options.connect_timeout));
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  if (options.keepalive_time.count() > 0) {
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, ms(options.keepalive_time));
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ms(options.keepalive_timeout));
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  }
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+  if (options.tls.enabled() && !address.unix_socket) {
+    credentials = grpc::SslCredentials({options.tls.ca, options.tls.key, options.tls.cert});
+  }
+  return grpc::CreateCustomChannel(grpc_target(address), credentials, arguments);
+}
+
+}  // namespace mk::daemon

@@ -1,0 +1,81 @@
+/// \file
+/// PeerTransport over gRPC (proto/mkernel/v1/peer.proto). One bidirectional stream per pair of
+/// daemons carries both directions, so that a break is one event for both; of a pair, the daemon
+/// with the higher node id calls, and calls again with growing pauses. Both sides must list each
+/// other.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/config/config.h"
+#include "daemon/control/peer_transport.h"
+#include "daemon/service/log.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace mk::daemon {
+
+struct PeerTransportOptions {
+  NodeId node = 0;
+  std::vector<PeerConfig> peers;
+  std::string tls_cert, tls_key, tls_ca;   ///< PEM texts; empty: no TLS. Unix sockets never use TLS
+  std::size_t queue_bytes_max = 64 << 20;  ///< per peer, not yet taken by the network
+  std::chrono::milliseconds backoff_min{100}, backoff_max{5'000};
+  std::chrono::milliseconds hello_timeout{5'000};
+  /// A peer that has not answered a ping for keepalive_time + keepalive_timeout is down.
+  std::chrono::milliseconds keepalive_time{2'000}, keepalive_timeout{3'000};
+};
+
+enum class PeerState {
+  kConnecting,  ///< we call
+  kWaiting,     ///< the peer is the one who calls
+  kUp,
+};
+
+/// For the Admin service.
+struct PeerInfo {
+  NodeId node = 0;
+  std::string address;
+  PeerState state = PeerState::kConnecting;
+  std::string reason;   ///< of the last failure; empty if there was none
+  std::string version;  ///< from the last Hello
+  std::uint64_t up_for_ns = 0;
+  std::uint64_t messages_sent = 0, messages_received = 0;  ///< without Hello
+  std::uint64_t breaks = 0;                                ///< of streams that were up
+};
+
+class GrpcPeerTransport final : public PeerTransport {
+ public:
+  /// `sink` and `logger` outlive this.
+  GrpcPeerTransport(PeerTransportOptions options, PeerSink& sink, Logger& logger);
+  ~GrpcPeerTransport() override;  ///< after `stop` and after the server has been shut down
+
+  /// To be registered with the server before it starts; lives as long as this.
+  grpc::Service& service();
+  /// Begins to call peers and to take calls.
+  void start();
+  /// Sends what is queued (for at most a second), closes all streams, refuses new ones. The sink is
+  /// not used after it. Call it before the server's shutdown. Idempotent.
+  void stop();
+
+  // PeerTransport. Thread-safe, none blocks.
+  std::vector<NodeId> nodes() const override;
+  Status send(NodeId node, const PeerMessage& message) override;
+  std::string describe(NodeId node) const override;
+  void disconnect(NodeId node, const std::string& reason) override;
+
+  std::vector<PeerInfo> peers() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk::daemon

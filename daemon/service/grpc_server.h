@@ -1,0 +1,45 @@
+/// \file
+/// The gRPC server of a daemon: Peer, Admin, health checking and reflection on one address.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "daemon/config/address.h"
+#include "daemon/service/grpc_channel.h"
+#include "daemon/service/log.h"
+#include "shm/host/result.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace mk::daemon {
+
+class GrpcServer {
+ public:
+  /// Listens; calls are served at once, but health says NOT_SERVING until `set_serving`. `services`
+  /// outlive this. An address that another process holds is refused (kAlreadyExists), with the
+  /// holder's pid for a Unix socket; a stale socket file is replaced.
+  static Result<std::unique_ptr<GrpcServer>> listen(const Address& address, const TlsTexts& tls,
+                                                    const std::vector<grpc::Service*>& services);
+  ~GrpcServer();  ///< shuts down at once if it still runs
+
+  /// The address with the real port.
+  const Address& address() const;
+  void set_serving(bool serving);
+  /// Refuses new calls, waits for those under way until `deadline`, then cancels them.
+  void shutdown(std::chrono::system_clock::time_point deadline);
+
+ private:
+  class Impl;
+  explicit GrpcServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// gRPC's own complaints go to `logger` (as debug events; its errors as warnings) instead of
+/// stderr. The logger outlives all of gRPC's threads: call with nullptr before it goes.
+void route_grpc_log(Logger* logger);
+
+}  // namespace mk::daemon

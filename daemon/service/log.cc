@@ -1,0 +1,258 @@
+#include "daemon/service/log.h"
+
+#include <fmt/chrono.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#define SD_JOURNAL_SUPPRESS_LOCATION
+#include <systemd/sd-journal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+
+namespace mk::daemon {
+namespace {
+
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+constexpr std::size_t kBucketsMax = 1024;
+
+std::string_view name_of(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
+  }
+  return "info";
+}
+
+/// syslog's numbers.
+int priority_of(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return 7;
+    case LogLevel::kInfo:
+      return 6;
+    case LogLevel::kWarning:
+      return 4;
+    case LogLevel::kError:
+      return 3;
+  }
+  return 6;
+}
+
+std::string time_text(std::uint64_t unix_time_ns) {
+  const auto seconds = static_cast<std::time_t>(unix_time_ns / 1'000'000'000);
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", fmt::gmtime(seconds),
+                     unix_time_ns / 1'000'000 % 1000);
+}
+
+std::uint64_t now_unix_ns() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::system_clock::now().time_since_epoch())
+                                        .count());
+}
+
+/// Text from outside may hold anything; a line must stay one line and valid UTF-8 is not assumed.
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+/// Bytes of the UTF-8 character at the front of `text`; 0 when it is none.
+std::size_t utf8_bytes(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text[0]);
+  const std::size_t bytes = first < 0x80   ? 1
+                            : first < 0xc2 ? 0
+                            : first < 0xe0 ? 2
+                            : first < 0xf0 ? 3
+                            : first < 0xf5 ? 4
+                                           : 0;
+  if (bytes > text.size()) return 0;
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((static_cast<unsigned char>(text[i]) & 0xc0) != 0x80) return 0;
+  }
+  return bytes;
+}
+
+std::string json_string(std::string_view text) {
+  std::string out = "\"";
+  while (!text.empty()) {
+    const char c = text[0];
+    std::size_t bytes = utf8_bytes(text);
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    } else if (bytes == 0) {
+      out += "\\ufffd";
+    } else {
+      out += text.substr(0, bytes);
+    }
+    text.remove_prefix(std::max<std::size_t>(bytes, 1));
+  }
+  return out + '"';
+}
+
+void write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;  // nowhere left to complain
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+void send_to_journal(const LoggerOptions& options, LogLevel level, std::string_view message,
+                     const Fields& fields) {
+  std::vector<std::string> entries;
+  entries.push_back(fmt::format("MESSAGE={}", message));
+  entries.push_back(fmt::format("PRIORITY={}", priority_of(level)));
+  entries.push_back(fmt::format("SYSLOG_IDENTIFIER={}", options.name));
+  entries.push_back(fmt::format("MKERNEL_NODE={}", options.node));
+  for (const auto& [key, value] : fields) {
+    std::string name = "MKERNEL_" + key;
+    for (char& c : name) {
+      c = std::isalnum(static_cast<unsigned char>(c))
+              ? static_cast<char>(std::toupper(static_cast<unsigned char>(c)))
+              : '_';
+    }
+    entries.push_back(name + "=" + value);
+  }
+  std::vector<iovec> parts;
+  for (std::string& entry : entries) parts.push_back({entry.data(), entry.size()});
+  ::sd_journal_sendv(parts.data(), static_cast<int>(parts.size()));
+}
+
+}  // namespace
+
+LogFormat resolve_log_format(LogFormat format, int fd) {
+  if (format != LogFormat::kAuto) return format;
+  if (const char* stream = std::getenv("JOURNAL_STREAM")) {
+    // "device:inode" of the socket that systemd gave us as stderr; a redirected fd does not match.
+    struct stat status {};
+    unsigned long long device = 0, inode = 0;
+    if (::fstat(fd, &status) == 0 && std::sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
+        device == status.st_dev && inode == status.st_ino) {
+      return LogFormat::kJournald;
+    }
+  }
+  return ::isatty(fd) ? LogFormat::kText : LogFormat::kJson;
+}
+
+LogLevel log_level_of(std::string_view name) {
+  if (name == "debug") return LogLevel::kDebug;
+  if (name == "warning") return LogLevel::kWarning;
+  if (name == "error") return LogLevel::kError;
+  return LogLevel::kInfo;
+}
+
+std::string format_text_line(std::uint64_t unix_time_ns, const LoggerOptions& options,
+                             LogLevel level, std::string_view message, const Fields& fields) {
+  std::string line = fmt::format("{} {:<7} {}[{}] {}", time_text(unix_time_ns), name_of(level),
+                                 options.name, options.node, printable(message));
+  for (const auto& [key, value] : fields) {
+    // What the sentence says already is not repeated for people.
+    if (message.find(value) != std::string_view::npos) continue;
+    line += fmt::format(" {}={}", key, printable(value));
+  }
+  return line;
+}
+
+std::string format_json_line(std::uint64_t unix_time_ns, const LoggerOptions& options,
+                             LogLevel level, std::string_view message, const Fields& fields) {
+  std::string line = fmt::format(
+      R"({{"time":"{}","level":"{}","program":{},"node":{},"message":{})", time_text(unix_time_ns),
+      name_of(level), json_string(options.name), options.node, json_string(message));
+  if (!fields.empty()) {
+    line += ",\"fields\":{";
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      line += fmt::format("{}{}:{}", i ? "," : "", json_string(fields[i].first),
+                          json_string(fields[i].second));
+    }
+    line += '}';
+  }
+  return line + '}';
+}
+
+Logger::Logger(LoggerOptions options)
+    : options_(std::move(options)), format_(resolve_log_format(options_.format, options_.fd)) {}
+
+Logger::~Logger() = default;
+
+void Logger::write(LogLevel level, std::string_view message, const Fields& fields) {
+  if (level >= options_.level) emit(level, message, fields);
+}
+
+void Logger::write_limited(std::string_view kind, LogLevel level, std::string_view message,
+                           const Fields& fields) {
+  if (level < options_.level) return;
+  std::uint64_t held_back = 0;
+  if (!admit(kind, held_back)) return;
+  if (held_back == 0) return emit(level, message, fields);
+  Fields more = fields;
+  more.emplace_back("held_back", std::to_string(held_back));
+  emit(level, fmt::format("{} ({} like it were not logged)", message, held_back), more);
+}
+
+LogSink Logger::sink() {
+  return [this](const LogRecord& record) {
+    if (record.level >= LogLevel::kError) return write(record.level, record.message, record.fields);
+    // Sentences of one origin differ in their ids.
+    std::string kind = record.message.substr(0, 64);
+    kind.erase(std::remove_if(kind.begin(), kind.end(),
+                              [](unsigned char c) { return std::isdigit(c) != 0; }),
+               kind.end());
+    write_limited(kind, record.level, record.message, record.fields);
+  };
+}
+
+bool Logger::admit(std::string_view kind, std::uint64_t& held_back) {
+  const auto now = std::chrono::steady_clock::now();
+  std::lock_guard lock(mutex_);
+  if (buckets_.size() >= kBucketsMax) buckets_.clear();  // kinds made of job names: forget them all
+  const auto [at, fresh] = buckets_.try_emplace(std::string(kind));
+  Bucket& bucket = at->second;
+  if (fresh) {
+    bucket.tokens = options_.burst;
+  } else {
+    bucket.tokens = std::min<double>(
+        options_.burst, bucket.tokens + std::chrono::duration<double>(now - bucket.filled) /
+                                            std::chrono::duration<double>(options_.refill));
+  }
+  bucket.filled = now;
+  if (bucket.tokens < 1) {
+    ++bucket.held_back;
+    return false;
+  }
+  bucket.tokens -= 1;
+  held_back = std::exchange(bucket.held_back, 0);
+  return true;
+}
+
+void Logger::emit(LogLevel level, std::string_view message, const Fields& fields) {
+  if (format_ == LogFormat::kJournald) return send_to_journal(options_, level, message, fields);
+  std::string line = format_ == LogFormat::kJson
+                         ? format_json_line(now_unix_ns(), options_, level, message, fields)
+                         : format_text_line(now_unix_ns(), options_, level, message, fields);
+  line += '\n';
+  write_all(options_.fd, line);  // one write: lines of two threads do not mix
+}
+
+}  // namespace mk::daemon

@@ -1,0 +1,133 @@
+// mkerneld: reads its configuration, starts a Daemon, waits for a signal, stops it.
+//
+// Exit codes: 0 stopped as asked, or the configuration is good; 1 could not start or run; 2 usage
+// or configuration.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "daemon/config/config.h"
+#include "daemon/service/daemon.h"
+#include "daemon/service/grpc_server.h"
+#include "daemon/service/log.h"
+#include "daemon/service/process.h"
+#include "daemon/service/version.h"
+
+namespace mk::daemon {
+namespace {
+
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+
+struct Flags {
+  std::string config;
+  ConfigOverrides overrides;
+  bool check_config = false;
+  int ready_fd = -1;
+  std::string ready_file;
+};
+
+void declare(CLI::App& app, Flags& flags) {
+  ConfigOverrides& over = flags.overrides;
+  app.add_option("--config", flags.config, "Configuration file (TOML); see mkerneld.toml.example")
+      ->envname("MKERNELD_CONFIG");
+  app.add_flag("--check-config", flags.check_config,
+               "Check the configuration, print what is in effect, and exit (0 good, 2 not)");
+  app.add_option("--node-id", over.node_id, "Number of this daemon in the cluster");
+  app.add_option("--listen", over.listen,
+                 "Address for peers and mkctl: HOST:PORT (port 0: any) or unix:/PATH");
+  app.add_option("--socket", over.socket, "Unix socket that clients attach to");
+  app.add_option("--peer", over.peers, "Another daemon, ID=ADDRESS; may be given several times")
+      ->allow_extra_args(false);
+  app.add_option("--fabric", over.fabric, "loopback, ofi or null");
+  app.add_option("--link-bandwidth", over.link_bandwidth, "Pace of a loopback link, e.g. 2GB/s");
+  app.add_option("--link-latency", over.link_latency, "Latency of a loopback link, e.g. 5us");
+  app.add_option("--log-level", over.log_level, "debug, info, warning or error");
+  app.add_option("--log-format", over.log_format, "auto, text, json or journald");
+  app.add_flag("--insecure", over.insecure, "Allow other machines without TLS");
+  app.add_option(
+      "--ready-fd", flags.ready_fd,
+      "When ready, write one line of JSON (node, pid, listen, socket) to this descriptor");
+  app.add_option("--ready-file", flags.ready_file, "The same, to a file");
+  app.set_version_flag("--version", version_text());
+}
+
+int usage(const CLI::ParseError& error, const CLI::App& app) {
+  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+  fmt::print(stderr, "mkerneld: {}\nTry `mkerneld --help`.\n", error.what());
+  return kExitUsage;
+}
+
+Status announce(const Flags& flags, const Config& config, const Daemon& daemon) {
+  const std::string line = ready_line(config.node_id, daemon.listen(), config.socket.path);
+  if (flags.ready_fd >= 0) MK_RETURN_IF_ERROR(write_ready_fd(flags.ready_fd, line));
+  if (!flags.ready_file.empty()) MK_RETURN_IF_ERROR(write_ready_file(flags.ready_file, line));
+  notify_systemd(fmt::format("READY=1\nSTATUS=node {} serving on {} and {}", config.node_id,
+                             daemon.listen(), config.socket.path));
+  return {};
+}
+
+int serve(const Flags& flags, const Config& config, Logger& logger, StopSignals& signals) {
+  prepare_process(logger);
+  const auto fail_with = [&logger](const Error& error) {
+    logger.write(LogLevel::kError, error.message, {{"code", error_code_name(error.code)}});
+    notify_systemd("STATUS=" + error.message);
+    return kExitFailure;
+  };
+  auto daemon = Daemon::start(config, logger);
+  if (!daemon) return fail_with(daemon.error());
+  logger.write(LogLevel::kInfo,
+               fmt::format("mkerneld {} is ready: clients at {}, peers and tools at {}",
+                           version_text(), config.socket.path, (*daemon)->listen()),
+               {{"fabric", config.fabric.name}, {"rails", std::to_string(config.fabric.rails)}});
+  if (const Status status = announce(flags, config, **daemon); !status) {
+    return fail_with(status.error());
+  }
+
+  const std::string signal = signals.wait();
+  notify_systemd("STOPPING=1\nSTATUS=waiting for sessions to end");
+  logger.write(LogLevel::kInfo, fmt::format("{}: stopping; sessions have {:.1f} s to end", signal,
+                                            static_cast<double>(config.limits.drain_ns) * 1e-9));
+  (*daemon)->stop(std::chrono::steady_clock::now() +
+                  std::chrono::nanoseconds(config.limits.drain_ns));
+  daemon->reset();
+  if (!flags.ready_file.empty()) ::unlink(flags.ready_file.c_str());
+  logger.write(LogLevel::kInfo, "stopped");
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("mkerneld: the mkernel daemon of one node", "mkerneld");
+  Flags flags;
+  declare(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return usage(error, app);
+  }
+  const auto config = load_config(flags.config, flags.overrides);
+  if (!config) {
+    fmt::print(stderr, "{}\n", config.error().message);
+    return kExitUsage;
+  }
+  if (flags.check_config) {
+    fmt::print("{}", print_config(*config));
+    return 0;
+  }
+  StopSignals signals;
+  LoggerOptions options;
+  options.level = log_level_of(config->log.level);
+  options.format = config->log.format;
+  options.node = config->node_id;
+  Logger logger(options);
+  route_grpc_log(&logger);
+  const int code = serve(flags, *config, logger, signals);
+  route_grpc_log(nullptr);
+  return code;
+}
+
+}  // namespace
+}  // namespace mk::daemon
+
+int main(int argc, char** argv) { return mk::daemon::run(argc, argv); }

@@ -1,0 +1,261 @@
+#include "daemon/service/peer_convert.h"
+
+#include <algorithm>
+
+#include "shm/limits.h"
+
+namespace mk::daemon {
+namespace {
+
+constexpr std::size_t kKeyBytesMax = 256;      // of a fabric's region key
+constexpr std::size_t kAddressBytesMax = 512;  // of a fabric's endpoint
+constexpr std::uint32_t kPartSessionsMax = shm::kLocalRanksMax;
+
+std::string as_string(const Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+Bytes as_bytes(const std::string& text) {
+  const auto* first = reinterpret_cast<const std::byte*>(text.data());
+  return {first, first + text.size()};
+}
+
+// -- to protobuf
+// -----------------------------------------------------------------------------------
+
+void put(const PeerHello& from, v1::PeerMessage& to) {
+  v1::Hello& hello = *to.mutable_hello();
+  hello.set_node(from.node);
+  hello.set_generation(from.generation);
+  hello.set_abi_major(from.abi_major);
+  hello.set_abi_minor(from.abi_minor);
+  hello.set_version(from.version);
+  hello.set_fabric(from.fabric);
+  for (const Bytes& address : from.rail_addresses) hello.add_rail_addresses(as_string(address));
+}
+
+void put(const JobPart& from, v1::PeerMessage& to) {
+  v1::JobPart& part = *to.mutable_job_part();
+  part.set_job(from.job);
+  part.set_part_id(from.part_id);
+  part.set_node_rank(from.node_rank);
+  part.set_nodes(from.nodes);
+  part.set_local_size(from.local_size);
+  for (const PeerSession& session : from.sessions) {
+    v1::PeerSession& one = *part.add_sessions();
+    one.set_rank(session.rank);
+    one.set_slot(session.slot);
+    one.set_flag_count(session.flag_count);
+    one.set_flags_key(as_string(session.flags_key));
+  }
+}
+
+void put(const JobReady& from, v1::PeerMessage& to) {
+  v1::JobReady& ready = *to.mutable_job_ready();
+  ready.set_job(from.job);
+  ready.set_part_id(from.part_id);
+}
+
+void put(const RegionAnnounce& from, v1::PeerMessage& to) {
+  v1::RegionAnnounce& region = *to.mutable_region_announce();
+  region.set_job(from.job);
+  region.set_part_id(from.part_id);
+  region.set_rank(from.rank);
+  region.set_handle(from.handle);
+  region.set_bytes(from.bytes);
+  region.set_key(as_string(from.key));
+}
+
+void put(const RegionWithdraw& from, v1::PeerMessage& to) {
+  v1::RegionWithdraw& region = *to.mutable_region_withdraw();
+  region.set_job(from.job);
+  region.set_part_id(from.part_id);
+  region.set_rank(from.rank);
+  region.set_handle(from.handle);
+}
+
+void put(const ExchangePart& from, v1::PeerMessage& to) {
+  v1::ExchangePart& part = *to.mutable_exchange_part();
+  part.set_job(from.job);
+  part.set_part_id(from.part_id);
+  part.set_rank(from.rank);
+  part.set_sequence(from.sequence);
+  part.set_tag(from.tag);
+  part.set_blob(as_string(from.blob));
+}
+
+void put(const JobLeft& from, v1::PeerMessage& to) {
+  v1::JobLeft& left = *to.mutable_job_left();
+  left.set_job(from.job);
+  left.set_part_id(from.part_id);
+  left.set_rank(from.rank);
+  left.set_code(static_cast<std::uint32_t>(from.code));
+  left.set_reason(from.reason);
+}
+
+// -- from protobuf
+// ---------------------------------------------------------------------------------
+
+/// Collects the first breach of a limit of one message.
+class Checker {
+ public:
+  explicit Checker(const char* kind) : kind_(kind) {}
+  void at_most(const char* field, std::uint64_t value, std::uint64_t max) {
+    if (value > max && status_) {
+      status_ = fail(ErrorCode::kProtocol, "peer message {}: {} is {}, at most {} is allowed",
+                     kind_, field, value, max);
+    }
+  }
+  void text(const char* field, const std::string& value, std::size_t max) {
+    at_most(field, value.size(), max);
+  }
+  /// The value when it fits 16 bits.
+  std::uint16_t word(const char* field, std::uint32_t value) {
+    at_most(field, value, 0xffff);
+    return static_cast<std::uint16_t>(value);
+  }
+  Result<PeerMessage> result(PeerMessage message) {
+    if (!status_) return propagate(status_);
+    return message;
+  }
+
+ private:
+  const char* kind_;
+  Status status_;
+};
+
+Result<PeerMessage> take(const v1::Hello& from) {
+  Checker check("hello");
+  check.at_most("node", from.node(), shm::kNodesMax - 1);
+  check.text("bytes of version", from.version(), shm::kNameBytesMax);
+  check.text("bytes of fabric", from.fabric(), shm::kNameBytesMax);
+  check.at_most("number of rails", static_cast<std::uint64_t>(from.rail_addresses_size()),
+                shm::kLocalRanksMax);
+  PeerHello hello;
+  hello.node = from.node();
+  hello.generation = from.generation();
+  hello.abi_major = check.word("abi_major", from.abi_major());
+  hello.abi_minor = check.word("abi_minor", from.abi_minor());
+  hello.version = from.version();
+  hello.fabric = from.fabric();
+  for (const std::string& address : from.rail_addresses()) {
+    check.text("bytes of a rail's address", address, kAddressBytesMax);
+    hello.rail_addresses.push_back(as_bytes(address));
+  }
+  return check.result(std::move(hello));
+}
+
+Result<PeerMessage> take(const v1::JobPart& from) {
+  Checker check("job_part");
+  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  check.at_most("node_rank", from.node_rank(), shm::kNodesMax - 1);
+  check.at_most("nodes", from.nodes(), shm::kNodesMax);
+  check.at_most("local_size", from.local_size(), shm::kLocalRanksMax);
+  check.at_most("number of sessions", static_cast<std::uint64_t>(from.sessions_size()),
+                kPartSessionsMax);
+  JobPart part;
+  part.job = from.job();
+  part.part_id = from.part_id();
+  part.node_rank = from.node_rank();
+  part.nodes = from.nodes();
+  part.local_size = from.local_size();
+  for (const v1::PeerSession& one : from.sessions()) {
+    check.at_most("rank", one.rank(), shm::kWorldMax - 1);
+    check.at_most("slot", one.slot(), shm::kSessionsMax - 1);
+    check.at_most("flag_count", one.flag_count(), shm::kFlagsMax);
+    check.text("bytes of flags_key", one.flags_key(), kKeyBytesMax);
+    part.sessions.push_back({one.rank(), one.slot(), one.flag_count(), as_bytes(one.flags_key())});
+  }
+  return check.result(std::move(part));
+}
+
+Result<PeerMessage> take(const v1::JobReady& from) {
+  Checker check("job_ready");
+  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  return check.result(JobReady{from.job(), from.part_id()});
+}
+
+Result<PeerMessage> take(const v1::RegionAnnounce& from) {
+  Checker check("region_announce");
+  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  check.at_most("rank", from.rank(), shm::kWorldMax - 1);
+  check.at_most("bytes", from.bytes(), shm::kBufferBytesMax);
+  check.text("bytes of key", from.key(), kKeyBytesMax);
+  RegionAnnounce region;
+  region.job = from.job();
+  region.part_id = from.part_id();
+  region.rank = from.rank();
+  region.handle = check.word("handle", from.handle());
+  region.bytes = from.bytes();
+  region.key = as_bytes(from.key());
+  return check.result(std::move(region));
+}
+
+Result<PeerMessage> take(const v1::RegionWithdraw& from) {
+  Checker check("region_withdraw");
+  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  check.at_most("rank", from.rank(), shm::kWorldMax - 1);
+  const std::uint16_t handle = check.word("handle", from.handle());
+  return check.result(RegionWithdraw{from.job(), from.part_id(), from.rank(), handle});
+}
+
+Result<PeerMessage> take(const v1::ExchangePart& from) {
+  Checker check("exchange_part");
+  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  check.at_most("rank", from.rank(), shm::kWorldMax - 1);
+  check.text("bytes of tag", from.tag(), shm::kNameBytesMax);
+  check.text("bytes of blob", from.blob(), shm::kExchangeBlobBytesMax);
+  ExchangePart part;
+  part.job = from.job();
+  part.part_id = from.part_id();
+  part.rank = from.rank();
+  part.sequence = from.sequence();
+  part.tag = from.tag();
+  part.blob = as_bytes(from.blob());
+  return check.result(std::move(part));
+}
+
+Result<PeerMessage> take(const v1::JobLeft& from) {
+  Checker check("job_left");
+  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  check.at_most("rank", from.rank(), shm::kWorldMax - 1);
+  check.text("bytes of reason", from.reason(), shm::kMessageTextBytesMax);
+  JobLeft left;
+  left.job = from.job();
+  left.part_id = from.part_id();
+  left.rank = from.rank();
+  left.code = static_cast<ErrorCode>(from.code());  // a newer peer's code is still an error
+  left.reason = from.reason();
+  return check.result(std::move(left));
+}
+
+}  // namespace
+
+v1::PeerMessage to_proto(const PeerMessage& message) {
+  v1::PeerMessage out;
+  std::visit([&out](const auto& kind) { put(kind, out); }, message);
+  return out;
+}
+
+Result<PeerMessage> from_proto(const v1::PeerMessage& message) {
+  switch (message.kind_case()) {
+    case v1::PeerMessage::kHello:
+      return take(message.hello());
+    case v1::PeerMessage::kJobPart:
+      return take(message.job_part());
+    case v1::PeerMessage::kJobReady:
+      return take(message.job_ready());
+    case v1::PeerMessage::kRegionAnnounce:
+      return take(message.region_announce());
+    case v1::PeerMessage::kRegionWithdraw:
+      return take(message.region_withdraw());
+    case v1::PeerMessage::kExchangePart:
+      return take(message.exchange_part());
+    case v1::PeerMessage::kJobLeft:
+      return take(message.job_left());
+    case v1::PeerMessage::KIND_NOT_SET:
+      break;
+  }
+  return fail(ErrorCode::kProtocol, "peer message of a kind that this version does not know");
+}
+
+}  // namespace mk::daemon

@@ -1,0 +1,105 @@
+#include "daemon/service/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "shm/host/unique_fd.h"
+
+namespace mk::daemon {
+namespace {
+
+constexpr rlim_t kLockedBytesWanted = rlim_t{1} << 30;
+
+sigset_t stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, signal);
+  return set;
+}
+
+void leave_at_once(int) {
+  constexpr std::string_view kText = "mkerneld: second signal, stopping at once\n";
+  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText.data(), kText.size());
+  ::_exit(1);
+}
+
+}  // namespace
+
+void prepare_process(Logger& logger) {
+  ::signal(SIGPIPE, SIG_IGN);
+
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+    files.rlim_cur = files.rlim_max;
+    if (::setrlimit(RLIMIT_NOFILE, &files) != 0) {
+      logger.write(LogLevel::kWarning, fmt::format("cannot raise the limit of open files to {}: {}",
+                                                   files.rlim_max, errno_text(errno)));
+    }
+  }
+  rlimit locked{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY &&
+      locked.rlim_cur < kLockedBytesWanted && ::geteuid() != 0) {
+    logger.write(LogLevel::kWarning,
+                 fmt::format("only {} KiB of memory may be locked: RDMA fabrics will refuse larger "
+                             "buffers. Raise it with LimitMEMLOCK=infinity in the unit or "
+                             "`ulimit -l unlimited`",
+                             locked.rlim_cur >> 10));
+  }
+}
+
+StopSignals::StopSignals() {
+  const sigset_t set = stop_signals();
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+std::string StopSignals::wait() {
+  const sigset_t set = stop_signals();
+  int signal = 0;
+  while (::sigwait(&set, &signal) != 0) {
+  }
+  struct sigaction action {};
+  action.sa_handler = leave_at_once;
+  for (const int one : {SIGTERM, SIGINT, SIGHUP}) ::sigaction(one, &action, nullptr);
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  return fmt::format("SIG{}", ::sigabbrev_np(signal));
+}
+
+void notify_systemd(const std::string& lines) { ::sd_notify(0, lines.c_str()); }
+
+std::string ready_line(unsigned node, const std::string& listen, const std::string& socket) {
+  const nlohmann::json line = {
+      {"node", node}, {"pid", ::getpid()}, {"listen", listen}, {"socket", socket}};
+  return line.dump() + "\n";
+}
+
+Status write_ready_fd(int fd, const std::string& line) {
+  const UniqueFd owned(fd);
+  if (::write(fd, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    return fail_errno(errno, "cannot write to --ready-fd {}", fd);
+  }
+  return {};
+}
+
+Status write_ready_file(const std::string& path, const std::string& line) {
+  const std::string draft = fmt::format("{}.{}", path, ::getpid());
+  {
+    const UniqueFd fd(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (!fd.valid() ||
+        ::write(fd.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+      return fail_errno(errno, "cannot write --ready-file {}", draft);
+    }
+  }
+  if (::rename(draft.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(draft.c_str());
+    return fail_errno(error, "cannot write --ready-file {}", path);
+  }
+  return {};
+}
+
+}  // namespace mk::daemon

@@ -1,0 +1,309 @@
+// The configuration: every key good and bad, messages with their places, overrides, the example.
+#include "daemon/config/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace mk::daemon {
+namespace {
+
+using testing::HasSubstr;
+
+std::string error_of(const std::string& toml, const ConfigOverrides& overrides = {}) {
+  const auto config = parse_config(toml, "mk.toml", overrides);
+  if (config) return "(accepted)";
+  EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);
+  return config.error().message;
+}
+
+Config config_of(const std::string& toml, const ConfigOverrides& overrides = {}) {
+  const auto config = parse_config(toml, "mk.toml", overrides);
+  EXPECT_TRUE(config) << (config ? "" : config.error().message);
+  return config.value_or(Config{});
+}
+
+// -- every key ------------------------------------------------------------------------------------
+
+struct GoodCase {
+  const char* toml;
+  const char* printed;  ///< a line of the effective configuration
+};
+class GoodValue : public testing::TestWithParam<GoodCase> {};
+
+TEST_P(GoodValue, IsTakenAndPrinted) {
+  const std::string printed = print_config(config_of(GetParam().toml));
+  EXPECT_THAT("\n" + printed, HasSubstr(std::string("\n") + GetParam().printed + "\n"));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Keys, GoodValue,
+    testing::Values(
+        GoodCase{"node_id = 127", "node_id = 127"},
+        GoodCase{"listen = 'unix:/tmp/peer.sock'", "listen = \"unix:/tmp/peer.sock\""},
+        GoodCase{"listen = '127.0.0.1:0'", "listen = \"127.0.0.1:0\""},
+        GoodCase{"insecure = true", "insecure = true"},
+        GoodCase{"[socket]\npath = '@mk'", "path = \"@mk\""},
+        GoodCase{"[socket]\nmode = '0600'", "mode = \"0600\""},
+        GoodCase{"[[peer]]\nid = 1\naddress = 'localhost:7'", "address = \"localhost:7\""},
+        GoodCase{"[fabric]\nname = 'ofi'", "name = \"ofi\""},
+        GoodCase{"[fabric]\nrails = 16", "rails = 16"},
+        GoodCase{"[fabric.loopback]\nbandwidth = '400Gbit/s'", "bandwidth = \"50GB/s\""},
+        GoodCase{"[fabric.loopback]\nlatency = '5us'", "latency = \"5us\""},
+        GoodCase{"[fabric.ofi]\nprovider = 'efa'", "provider = \"efa\""},
+        GoodCase{"[fabric.ofi]\nbind = 'eth0'", "bind = \"eth0\""},
+        GoodCase{"[proxy]\ncpus = [3]", "cpus = [3]"},
+        GoodCase{"[proxy]\nbatch_window = '0'", "batch_window = \"0s\""},
+        GoodCase{"[proxy]\nspin = '1ms'", "spin = \"1ms\""},
+        GoodCase{"[proxy]\nsleep_max = '2ms'", "sleep_max = \"2ms\""},
+        GoodCase{"[limits]\nsessions = 1", "sessions = 1"},
+        GoodCase{"[limits]\noutstanding = 65536", "outstanding = 65536"},
+        GoodCase{"[limits]\nregistered = '64GiB'", "registered = \"64GiB\""},
+        GoodCase{"[limits]\ndrain = '0'", "drain = \"0s\""},
+        GoodCase{"[[job]]\npattern = 'a*'\nweight = 9", "weight = 9"},
+        GoodCase{"[log]\nlevel = 'debug'", "level = \"debug\""},
+        GoodCase{"[log]\nformat = 'journald'", "format = \"journald\""},
+        GoodCase{"[tls]\ncert='c'\nkey='k'\nca='a \"b\"'", "ca = \"a \\\"b\\\"\""}));
+
+struct BadCase {
+  const char* toml;
+  const char* message;
+};
+class BadValue : public testing::TestWithParam<BadCase> {};
+
+TEST_P(BadValue, IsRefusedWithItsPlace) {
+  EXPECT_EQ(error_of(GetParam().toml), GetParam().message);
+}
+
+constexpr const char* kListenText =
+    "mk.toml:1:10: listen: \"host:port\", \"[ipv6]:port\" or \"unix:/path\" is expected, with a "
+    "port "
+    "of 0 to 65535";
+
+INSTANTIATE_TEST_SUITE_P(
+    Keys, BadValue,
+    testing::Values(
+        BadCase{"node_id = 128", "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected"},
+        BadCase{"node_id = '1'", "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected"},
+        BadCase{"node_id = -1", "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected"},
+        BadCase{"node_id = 1.0", "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected"},
+        BadCase{"listen = 7171", "mk.toml:1:10: listen: a string in quotes is expected"},
+        BadCase{"listen = 'localhost'", kListenText},
+        BadCase{
+            "listen = 'unix:x'",
+            "mk.toml:1:10: listen: the path after \"unix:\" must be absolute and of at most 107 "
+            "bytes"},
+        BadCase{"insecure = 'yes'", "mk.toml:1:12: insecure: true or false is expected"},
+        BadCase{"socket = '/x'", "mk.toml:1:10: socket: a table is expected: [socket]"},
+        BadCase{"[socket]\npath = 'x'",
+                "mk.toml:2:8: socket.path: an absolute path, or \"@name\", of at most 107 bytes is "
+                "expected"},
+        BadCase{"[socket]\nmode = 666", "mk.toml:2:8: socket.mode: a string in quotes is expected"},
+        BadCase{"[socket]\nmode = '888'",
+                "mk.toml:2:8: socket.mode: an octal mode such as \"0660\" is expected"},
+        BadCase{"[socket]\nmode = '1777'",
+                "mk.toml:2:8: socket.mode: an octal mode such as \"0660\" is expected"},
+        BadCase{"peer = 1", "mk.toml:1:8: peer: a list of tables is expected: [[peer]]"},
+        BadCase{"[[peer]]\nid = 1", "mk.toml:1:1: peer.address is missing"},
+        BadCase{"[[peer]]\naddress = 'h:1'\nid = 200",
+                "mk.toml:3:6: peer.id: a whole number from 0 to 127 is expected"},
+        BadCase{"[[peer]]\nid = 1\naddress = 'localhost:0'",
+                "mk.toml:3:11: peer.address: \"host:port\", \"[ipv6]:port\" or \"unix:/path\" is "
+                "expected, with a port of 1 to 65535"},
+        BadCase{"[[peer]]\nid=1\naddress='localhost:1'\n[[peer]]\nid=1\naddress='localhost:2'",
+                "mk.toml:4:1: peer: node id 1 is given to two peers"},
+        BadCase{"[fabric]\nname = 'tcp'",
+                "mk.toml:2:8: fabric.name: \"tcp\" is not one of \"loopback\", \"ofi\", \"null\""},
+        BadCase{"[fabric]\nrails = 0",
+                "mk.toml:2:9: fabric.rails: a whole number from 1 to 16 is expected"},
+        BadCase{"[fabric.loopback]\nbandwidth = 2",
+                "mk.toml:2:13: fabric.loopback.bandwidth: a string in quotes is expected"},
+        BadCase{"[fabric.loopback]\nlatency = '5 minutes'",
+                "mk.toml:2:11: fabric.loopback.latency: a duration such as \"5us\" is expected: a "
+                "number and ns, us, ms or s, at most a day"},
+        BadCase{"[fabric.ofi]\nbind = \"a\\nb\"",
+                "mk.toml:2:8: fabric.ofi.bind: one line of at most 256 bytes is expected"},
+        BadCase{"[proxy]\ncpus = 1",
+                "mk.toml:2:8: proxy.cpus: a list of whole numbers from -1 to 4095 is expected"},
+        BadCase{"[proxy]\ncpus = [0, 'x']",
+                "mk.toml:2:8: proxy.cpus: a list of whole numbers from -1 to 4095 is expected"},
+        BadCase{"[proxy]\ncpus = [0, 1]",
+                "proxy.cpus: 2 entries for 1 rails; one per rail is expected"},
+        BadCase{"[limits]\nsessions = 65",
+                "mk.toml:2:12: limits.sessions: a whole number from 1 to 64 is expected"},
+        BadCase{
+            "[limits]\nregistered = '1'",
+            "mk.toml:2:14: limits.registered: a size such as \"16GiB\" is expected: a number and "
+            "B, KiB, MiB, GiB, TiB, KB, MB, GB or TB, or \"unlimited\""},
+        BadCase{"[[job]]\nweight = 2", "mk.toml:1:1: job.pattern is missing"},
+        BadCase{"[[job]]\npattern = 'x'\nweight = 0",
+                "mk.toml:3:10: job.weight: a whole number from 1 to 1000 is expected"},
+        BadCase{"[log]\nlevel = 'loud'",
+                "mk.toml:2:9: log.level: \"loud\" is not one of \"debug\", \"info\", \"warning\", "
+                "\"error\""},
+        BadCase{"[log]\nformat = 'xml'",
+                "mk.toml:2:10: log.format: \"xml\" is not one of \"auto\", \"text\", \"json\", "
+                "\"journald\""},
+        BadCase{"[tls]\ncert = 'c'", "tls: cert, key and ca are needed together (mutual TLS)"}));
+
+// -- unknown keys, several mistakes, syntax
+// ---------------------------------------------------------
+
+TEST(Config, UnknownKeysNameTheNearestOne) {
+  EXPECT_THAT(error_of("nodeid = 1"),
+              HasSubstr("mk.toml:1:1: nodeid: unknown key; did you mean \"node_id\"? Known here: "
+                        "node_id, listen, insecure, socket, peer, fabric, proxy, limits, job, log, "
+                        "tls"));
+  EXPECT_THAT(error_of("[fabric.loopback]\nbandwitdh = '1GB/s'"),
+              HasSubstr("mk.toml:2:1: fabric.loopback.bandwitdh: unknown key; did you mean "
+                        "\"bandwidth\"?"));
+  EXPECT_THAT(error_of("[[peer]]\nid = 1\naddress = 'localhost:1'\nport = 3"),
+              HasSubstr("mk.toml:4:1: peer.port: unknown key. Known here: id, address"));
+  EXPECT_THAT(error_of("[metrics]\nx = 1"), HasSubstr("mk.toml:1:2: metrics: unknown key"));
+}
+
+TEST(Config, ReportsAllMistakesInTheOrderOfTheFile) {
+  EXPECT_EQ(error_of("node_id = 'a'\n\n[log]\nlevel = 'loud'\n[limits]\nsessions = 0\n",
+                     {.node_id = "x"}),
+            "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected\n"
+            "mk.toml:4:9: log.level: \"loud\" is not one of \"debug\", \"info\", \"warning\", "
+            "\"error\"\n"
+            "mk.toml:6:12: limits.sessions: a whole number from 1 to 64 is expected\n"
+            "--node-id x: a node id from 0 to 127 is expected");
+}
+
+TEST(Config, SyntaxErrorsHaveTheirPlace) {
+  EXPECT_THAT(error_of("node_id = 1\nlisten = \n"), HasSubstr("mk.toml:2:"));
+  EXPECT_THAT(error_of("node_id = 1\nnode_id = 2\n"), HasSubstr("mk.toml:2:"));
+  EXPECT_THAT(error_of(std::string("\0\xff", 2)), HasSubstr("mk.toml:1:"));
+}
+
+// -- what needs all of it
+// ---------------------------------------------------------------------------
+
+TEST(Config, BeyondThisMachineNeedsTlsOrConsent) {
+  EXPECT_THAT(error_of("listen = '0.0.0.0:7171'"),
+              HasSubstr("listen 0.0.0.0:7171 is reached over the network: give [tls] cert, key and "
+                        "ca, or insecure = true"));
+  EXPECT_THAT(error_of("[[peer]]\nid = 1\naddress = '10.0.0.2:7171'"),
+              HasSubstr("peer 1 10.0.0.2:7171 is reached over the network"));
+  EXPECT_TRUE(config_of("listen = '0.0.0.0:1'\ninsecure = true").insecure);
+  EXPECT_TRUE(config_of("listen = '0.0.0.0:1'\n[tls]\ncert='c'\nkey='k'\nca='a'").tls.enabled());
+  EXPECT_TRUE(config_of("listen = '0.0.0.0:1'", {.insecure = true}).insecure);
+}
+
+TEST(Config, ADaemonIsNotItsOwnPeer) {
+  EXPECT_EQ(error_of("node_id = 3\n[[peer]]\nid = 3\naddress = 'localhost:1'"),
+            "peer 3: this daemon has node id 3 itself");
+  EXPECT_EQ(
+      error_of("[[peer]]\nid=1\naddress='localhost:1'\n[[peer]]\nid=2\naddress='localhost:1'"),
+      "peer 2: another peer has address localhost:1");
+  EXPECT_EQ(error_of("listen = 'unix:/x'\n[socket]\npath = '/x'"),
+            "listen and socket.path must not be the same socket");
+}
+
+TEST(Config, JobWeightsByTheFirstPatternThatMatches) {
+  const std::vector<JobWeight> jobs{{"prod-*", 8}, {"*-?", 3}, {"prod-small", 2}, {"", 7}};
+  EXPECT_EQ(job_weight(jobs, "prod-small"), 8u);
+  EXPECT_EQ(job_weight(jobs, "prod-"), 8u);
+  EXPECT_EQ(job_weight(jobs, "a-b-c"), 3u);
+  EXPECT_EQ(job_weight(jobs, "a-b-cd"), 1u);
+  EXPECT_EQ(job_weight(jobs, ""), 7u);
+  EXPECT_EQ(job_weight({{"*a*b*", 2}}, std::string(200, 'a')), 1u);
+  EXPECT_EQ(job_weight({{"*a*b*", 2}}, std::string(200, 'a') + "b"), 2u);
+  EXPECT_EQ(job_weight({}, "x"), 1u);
+}
+
+// -- overrides
+// --------------------------------------------------------------------------------------
+
+TEST(Config, FlagsOverrideTheFile) {
+  ConfigOverrides over;
+  over.node_id = "2";
+  over.listen = "unix:/tmp/2.sock";
+  over.socket = "@two";
+  over.fabric = "null";
+  over.link_bandwidth = "1GB/s";
+  over.link_latency = "1ms";
+  over.log_level = "error";
+  over.log_format = "json";
+  over.peers = {"0=unix:/tmp/0.sock", "1=unix:/tmp/1.sock"};
+  const Config config = config_of(
+      "node_id = 1\n[[peer]]\nid = 0\naddress = 'localhost:9'\n[fabric]\nname='ofi'", over);
+  EXPECT_EQ(config.node_id, 2u);
+  EXPECT_EQ(config.listen.text(), "unix:/tmp/2.sock");
+  EXPECT_EQ(config.socket.path, "@two");
+  EXPECT_EQ(config.fabric.name, "null");
+  EXPECT_EQ(config.fabric.loopback.bandwidth_bytes_per_second, 1e9);
+  EXPECT_EQ(config.fabric.loopback.latency_ns, 1'000'000u);
+  EXPECT_EQ(config.log.level, "error");
+  EXPECT_EQ(config.log.format, LogFormat::kJson);
+  ASSERT_EQ(config.peers.size(), 2u);
+  EXPECT_EQ(config.peers[0].address.text(), "unix:/tmp/0.sock");
+  EXPECT_EQ(config.peers[1].id, 1u);
+}
+
+TEST(Config, BadFlagsAreNamed) {
+  EXPECT_EQ(error_of("", {.node_id = "-1"}), "--node-id -1: a node id from 0 to 127 is expected");
+  EXPECT_THAT(error_of("", {.listen = "x"}), HasSubstr("--listen x: \"host:port\""));
+  EXPECT_THAT(error_of("", {.socket = "x"}), HasSubstr("--socket x: an absolute path"));
+  EXPECT_THAT(error_of("", {.fabric = "x"}), HasSubstr("--fabric x: \"x\" is not one of"));
+  EXPECT_THAT(error_of("", {.link_bandwidth = "x"}), HasSubstr("--link-bandwidth x: a bandwidth"));
+  EXPECT_THAT(error_of("", {.link_latency = "x"}), HasSubstr("--link-latency x: a duration"));
+  EXPECT_THAT(error_of("", {.log_level = "x"}), HasSubstr("--log-level x: \"x\" is not one of"));
+  EXPECT_THAT(error_of("", {.log_format = "x"}), HasSubstr("--log-format x: \"x\" is not one of"));
+  EXPECT_EQ(error_of("", {.peers = {"1"}}),
+            "--peer 1: ID=ADDRESS is expected, such as 1=unix:/run/mkernel/1.sock");
+  EXPECT_THAT(error_of("", {.peers = {"x=localhost:1"}}), HasSubstr("a node id from 0 to 127"));
+  EXPECT_THAT(error_of("", {.peers = {"1=localhost"}}),
+              HasSubstr("--peer 1=localhost: \"host:port"));
+}
+
+// -- files
+// ------------------------------------------------------------------------------------------
+
+TEST(Config, TheExampleIsTheDefaults) {
+  const auto example = load_config(MK_EXAMPLE, {});
+  ASSERT_TRUE(example) << example.error().message;
+  EXPECT_EQ(print_config(*example), print_config(Config{}));
+}
+
+TEST(Config, TheExampleNamesEveryKey) {
+  std::ifstream file(MK_EXAMPLE);
+  std::stringstream text;
+  text << file.rdbuf();
+  Config full;
+  full.peers = {{1, *parse_address("10.0.0.2:7171", false)}};
+  full.jobs = {{"production-*", 4}};
+  std::istringstream printed(print_config(full));
+  for (std::string line; std::getline(printed, line);) {
+    const std::string key = line.substr(0, line.find(" = "));
+    EXPECT_THAT(text.str(), HasSubstr(key)) << "is not in the example";
+  }
+}
+
+TEST(Config, WhatIsPrintedParsesToTheSame) {
+  const std::string all =
+      "node_id = 3\nlisten = '[::1]:9'\ninsecure = true\n[socket]\npath='/x/\"y'\nmode='0600'\n"
+      "[[peer]]\nid=1\naddress='h:1'\n[[peer]]\nid=2\naddress='unix:/p'\n"
+      "[fabric]\nname='ofi'\nrails=2\n[fabric.loopback]\nbandwidth='1.5GB/s'\nlatency='7us'\n"
+      "[fabric.ofi]\nprovider='efa'\nbind='eth1'\n[proxy]\ncpus=[1,-1]\nbatch_window='1us'\n"
+      "spin='2us'\nsleep_max='3us'\n[limits]\nsessions=2\noutstanding=3\nregistered='5MiB'\n"
+      "drain='6s'\n[[job]]\npattern='a'\nweight=2\n[log]\nlevel='error'\nformat='text'\n";
+  const std::string printed = print_config(config_of(all));
+  EXPECT_EQ(print_config(config_of(printed)), printed);
+}
+
+TEST(Config, AMissingFileSaysSo) {
+  const auto config = load_config("/nonexistent/mk.toml", {});
+  ASSERT_FALSE(config);
+  EXPECT_EQ(config.error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(config.error().message, "config file /nonexistent/mk.toml does not exist");
+  EXPECT_FALSE(load_config("/", {}));
+  EXPECT_TRUE(load_config("", {}));
+}
+
+}  // namespace
+}  // namespace mk::daemon

@@ -1,0 +1,200 @@
+// Every peer message survives protobuf, and values out of the ABI's limits are refused.
+#include "daemon/service/peer_convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "shm/limits.h"
+
+namespace mk::daemon {
+namespace {
+
+using testing::HasSubstr;
+
+class Random {
+ public:
+  std::uint64_t word() {
+    // Small values, powers of two and their neighbours are as likely as any.
+    switch (engine_() % 3) {
+      case 0:
+        return engine_() % 4;
+      case 1:
+        return (std::uint64_t{1} << (engine_() % 64)) - engine_() % 2;
+      default:
+        return engine_();
+    }
+  }
+  std::uint32_t below(std::uint64_t limit) { return static_cast<std::uint32_t>(word() % limit); }
+  Bytes bytes(std::size_t max) {
+    Bytes out(engine_() % 3 == 0 ? max : below(max + 1));
+    for (std::byte& one : out) one = static_cast<std::byte>(engine_());
+    return out;
+  }
+  std::string text(std::size_t max) {
+    std::string out(engine_() % 3 == 0 ? max : below(max + 1), 'x');
+    for (char& one : out) one = static_cast<char>(' ' + engine_() % 95);
+    return out;
+  }
+
+ private:
+  std::mt19937_64 engine_{20240917};
+};
+
+PeerMessage random_message(std::size_t kind, Random& r) {
+  const std::string job = r.text(shm::kJobNameBytesMax);
+  const std::uint64_t part_id = r.word();
+  const std::uint32_t rank = r.below(shm::kWorldMax);
+  const auto handle = static_cast<std::uint16_t>(r.word());
+  switch (kind) {
+    case 0: {
+      PeerHello hello{r.below(shm::kNodesMax),
+                      r.word(),
+                      static_cast<std::uint16_t>(r.word()),
+                      static_cast<std::uint16_t>(r.word()),
+                      r.text(shm::kNameBytesMax),
+                      r.text(shm::kNameBytesMax),
+                      {}};
+      for (std::uint32_t i = r.below(shm::kLocalRanksMax + 1); i > 0; --i) {
+        hello.rail_addresses.push_back(r.bytes(512));
+      }
+      return hello;
+    }
+    case 1: {
+      JobPart part{job,
+                   part_id,
+                   r.below(shm::kNodesMax),
+                   r.below(shm::kNodesMax + 1),
+                   r.below(shm::kLocalRanksMax + 1),
+                   {}};
+      for (std::uint32_t i = r.below(shm::kLocalRanksMax + 1); i > 0; --i) {
+        part.sessions.push_back({r.below(shm::kWorldMax), r.below(shm::kSessionsMax),
+                                 r.below(shm::kFlagsMax + 1), r.bytes(256)});
+      }
+      return part;
+    }
+    case 2:
+      return JobReady{job, part_id};
+    case 3:
+      return RegionAnnounce{
+          job, part_id, rank, handle, r.word() % (shm::kBufferBytesMax + 1), r.bytes(256)};
+    case 4:
+      return RegionWithdraw{job, part_id, rank, handle};
+    case 5:
+      return ExchangePart{job,
+                          part_id,
+                          rank,
+                          r.word(),
+                          r.text(shm::kNameBytesMax),
+                          r.bytes(shm::kExchangeBlobBytesMax)};
+    default:
+      return JobLeft{job, part_id, rank, static_cast<ErrorCode>(r.word()),
+                     r.text(shm::kMessageTextBytesMax)};
+  }
+}
+
+// The structs have no operator==; these are all their fields.
+auto fields(const PeerHello& m) {
+  return std::tie(m.node, m.generation, m.abi_major, m.abi_minor, m.version, m.fabric,
+                  m.rail_addresses);
+}
+auto fields(const PeerSession& m) { return std::tie(m.rank, m.slot, m.flag_count, m.flags_key); }
+auto fields(const JobReady& m) { return std::tie(m.job, m.part_id); }
+auto fields(const RegionAnnounce& m) {
+  return std::tie(m.job, m.part_id, m.rank, m.handle, m.bytes, m.key);
+}
+auto fields(const RegionWithdraw& m) { return std::tie(m.job, m.part_id, m.rank, m.handle); }
+auto fields(const ExchangePart& m) {
+  return std::tie(m.job, m.part_id, m.rank, m.sequence, m.tag, m.blob);
+}
+auto fields(const JobLeft& m) { return std::tie(m.job, m.part_id, m.rank, m.code, m.reason); }
+
+template <class Message>
+bool same(const Message& a, const Message& b) {
+  return fields(a) == fields(b);
+}
+bool same(const JobPart& a, const JobPart& b) {
+  return std::tie(a.job, a.part_id, a.node_rank, a.nodes, a.local_size) ==
+             std::tie(b.job, b.part_id, b.node_rank, b.nodes, b.local_size) &&
+         std::equal(
+             a.sessions.begin(), a.sessions.end(), b.sessions.begin(), b.sessions.end(),
+             [](const PeerSession& x, const PeerSession& y) { return fields(x) == fields(y); });
+}
+
+class RoundTrip : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(RoundTrip, KeepsEveryField) {
+  Random random;
+  for (int i = 0; i < 300; ++i) {
+    const PeerMessage message = random_message(GetParam(), random);
+    ASSERT_EQ(message.index(), GetParam());
+    std::string wire;
+    ASSERT_TRUE(to_proto(message).SerializeToString(&wire));
+    v1::PeerMessage parsed;
+    ASSERT_TRUE(parsed.ParseFromString(wire));
+    const auto back = from_proto(parsed);
+    ASSERT_TRUE(back) << back.error().message;
+    ASSERT_EQ(back->index(), message.index());
+    EXPECT_TRUE(std::visit(
+        [&](const auto& kind) { return same(kind, std::get<std::decay_t<decltype(kind)>>(*back)); },
+        message));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(EveryKind, RoundTrip,
+                         testing::Range<std::size_t>(0, std::variant_size_v<PeerMessage>));
+
+TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
+  const auto refused = [](const auto& fill, const char* part_of_message) {
+    v1::PeerMessage message;
+    fill(message);
+    const auto result = from_proto(message);
+    ASSERT_FALSE(result) << part_of_message;
+    EXPECT_EQ(result.error().code, ErrorCode::kProtocol);
+    EXPECT_THAT(result.error().message, HasSubstr(part_of_message));
+  };
+  const std::string long_job(shm::kJobNameBytesMax + 1, 'x');
+  refused([](auto& m) { m.mutable_hello()->set_node(128); }, "hello: node is 128, at most 127");
+  refused([](auto& m) { m.mutable_hello()->set_abi_major(65536); }, "hello: abi_major is 65536");
+  refused([](auto& m) { m.mutable_hello()->set_abi_minor(65536); }, "hello: abi_minor");
+  refused([](auto& m) { m.mutable_hello()->set_version(std::string(257, 'v')); }, "version");
+  refused([](auto& m) { m.mutable_hello()->set_fabric(std::string(257, 'v')); }, "fabric");
+  refused([](auto& m) { m.mutable_hello()->add_rail_addresses(std::string(513, 'a')); },
+          "rail's address is 513");
+  refused(
+      [](auto& m) {
+        for (int i = 0; i < 17; ++i) m.mutable_hello()->add_rail_addresses("");
+      },
+      "number of rails is 17");
+  refused([&](auto& m) { m.mutable_job_part()->set_job(long_job); }, "job_part: bytes of job");
+  refused([](auto& m) { m.mutable_job_part()->set_nodes(129); }, "nodes is 129");
+  refused([](auto& m) { m.mutable_job_part()->set_node_rank(128); }, "node_rank is 128");
+  refused([](auto& m) { m.mutable_job_part()->set_local_size(17); }, "local_size is 17");
+  refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_rank(1024); }, "rank is 1024");
+  refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_slot(64); }, "slot is 64");
+  refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_flag_count(65537); },
+          "flag_count");
+  refused(
+      [](auto& m) { m.mutable_job_part()->add_sessions()->set_flags_key(std::string(257, 'k')); },
+      "flags_key is 257");
+  refused(
+      [](auto& m) {
+        for (int i = 0; i < 17; ++i) m.mutable_job_part()->add_sessions();
+      },
+      "number of sessions is 17");
+  refused([&](auto& m) { m.mutable_job_ready()->set_job(long_job); }, "job_ready: bytes of job");
+  refused([](auto& m) { m.mutable_region_announce()->set_handle(65536); }, "handle is 65536");
+  refused([](auto& m) { m.mutable_region_announce()->set_bytes(shm::kBufferBytesMax + 1); },
+          "region_announce: bytes is");
+  refused([](auto& m) { m.mutable_region_announce()->set_key(std::string(257, 'k')); }, "key");
+  refused([](auto& m) { m.mutable_region_announce()->set_rank(1024); }, "rank");
+  refused([](auto& m) { m.mutable_region_withdraw()->set_handle(65536); }, "handle is 65536");
+  refused([](auto& m) { m.mutable_exchange_part()->set_blob(std::string(65537, 'b')); }, "blob");
+  refused([](auto& m) { m.mutable_exchange_part()->set_tag(std::string(257, 't')); }, "tag");
+  refused([](auto& m) { m.mutable_job_left()->set_reason(std::string(8193, 'r')); }, "reason");
+  refused([](auto& m) { m.mutable_job_left()->set_rank(1024); }, "job_left: rank");
+  refused([](auto&) {}, "of a kind that this version does not know");
+}
+
+}  // namespace
+}  // namespace mk::daemon
