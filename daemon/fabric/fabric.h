@@ -59,6 +59,7 @@ class RemoteRegion {
   virtual ~RemoteRegion() = default;
 };
 
+/// Counts up from 0; an endpoint never uses a number twice.
 using LinkId = std::uint32_t;
 
 /// One transfer. Bounds have been checked against the regions' sizes by the proxy.
@@ -106,6 +107,8 @@ class Endpoint {
   virtual void disconnect(LinkId link) = 0;
   /// Makes a peer's region (its `key()`) a possible destination of `link`.
   virtual Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link, std::span<const std::byte> key) = 0;
+  /// Why a link went down, for logs and status; empty while it is up. Valid until `disconnect`.
+  virtual std::string link_reason(LinkId /*link*/) const { return {}; }
 
   // -- data path ----------------------------------------------------------------------------------------------------
   /// Submits `writes` (at most kBatchMax) as one submission where the network can; returns how many, from the front,
@@ -130,6 +133,8 @@ struct EndpointConfig {
   LinkModel link_model;             ///< loopback
   std::string provider = "tcp";     ///< ofi: libfabric provider
   std::string bind_address;         ///< ofi: local address or interface; empty: the provider's choice
+  std::uint64_t connect_timeout_ns = 5'000'000'000;  ///< how long `connect`, or ofi's first write, waits for the peer
+  std::uint64_t write_timeout_ns = 30'000'000'000;   ///< ofi: a link whose writes make no progress so long is down
 };
 
 /// Opens an endpoint of the configured fabric; kUnsupported (naming the build option or package) when this build lacks it.

@@ -1,0 +1,127 @@
+#include "daemon/fabric/loopback/region.h"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "shm/atomic.h"
+#include "shm/host/memfd.h"
+
+namespace mk::fabric::loopback {
+
+std::shared_ptr<Region> RegionTable::add(const MemoryDescriptor& memory, const Token& token) {
+  auto region = std::make_shared<Region>();
+  region->token = token;
+  region->memory = memory;
+  const std::lock_guard lock(mutex_);
+  region->id = next_++;
+  regions_.emplace(region->id, region);
+  return region;
+}
+
+void RegionTable::remove(Region& region) {
+  {
+    const std::lock_guard lock(mutex_);
+    regions_.erase(region.id);
+  }
+  const std::unique_lock lock(region.lock);
+  region.alive = false;
+}
+
+Result<std::shared_ptr<Region>> RegionTable::find(const Key& key) const {
+  std::shared_ptr<Region> region;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = regions_.find(key.region);
+    if (it != regions_.end()) region = it->second;
+  }
+  // One answer for all, so that guessing a number learns nothing.
+  if (!region || !same_token(region->token, key.token) || region->memory.bytes != key.bytes ||
+      region->memory.fd_offset != key.fd_offset) {
+    return fail(ErrorCode::kPermission,
+                "region {} is not registered under this key: it was deregistered, or the key is not one we gave out",
+                key.region);
+  }
+  return region;
+}
+
+ProcessRegistry& ProcessRegistry::instance() {
+  static ProcessRegistry registry;
+  return registry;
+}
+
+void ProcessRegistry::add(const Token& endpoint, const std::shared_ptr<RegionTable>& table) {
+  const std::lock_guard lock(mutex_);
+  tables_[token_text(endpoint)] = table;
+}
+
+void ProcessRegistry::remove(const Token& endpoint) {
+  const std::lock_guard lock(mutex_);
+  tables_.erase(token_text(endpoint));
+}
+
+std::shared_ptr<RegionTable> ProcessRegistry::find(const Token& endpoint) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = tables_.find(token_text(endpoint));
+  return it == tables_.end() ? nullptr : it->second.lock();
+}
+
+Target::Target(std::shared_ptr<Region> region)
+    : region_(std::move(region)), address_(region_->memory.address), bytes_(region_->memory.bytes) {}
+
+Target::Target(boost::interprocess::mapped_region mapping, std::byte* address, std::uint64_t bytes)
+    : mapping_(std::move(mapping)), address_(address), bytes_(bytes) {}
+
+bool Target::write(std::uint64_t offset, const std::byte* source, std::size_t bytes) const {
+  if (!region_) {
+    std::memcpy(address_ + offset, source, bytes);
+    return true;
+  }
+  const std::shared_lock lock(region_->lock);
+  if (!region_->alive) return false;
+  std::memcpy(address_ + offset, source, bytes);
+  return true;
+}
+
+bool Target::store_flag(std::uint64_t index, std::uint32_t value) const {
+  auto* flag = reinterpret_cast<std::uint32_t*>(address_ + 4 * index);
+  if (!region_) {
+    shm::store_release(flag, value);
+    return true;
+  }
+  const std::shared_lock lock(region_->lock);
+  if (!region_->alive) return false;
+  shm::store_release(flag, value);
+  return true;
+}
+
+Result<std::shared_ptr<Target>> map_target(int fd, const Key& key) {
+  MK_RETURN_IF_ERROR(shm::require_seals(fd, F_SEAL_SHRINK, "the peer's region"));
+  MK_ASSIGN_OR_RETURN(const std::uint64_t file, shm::file_bytes(fd, "the peer's region"));
+  if (key.bytes == 0 || key.bytes > file || key.fd_offset > file - key.bytes) {
+    return fail(ErrorCode::kProtocol, "the peer's region {} claims bytes {}..+{} of a memory file of {} bytes", key.region,
+                key.fd_offset, key.bytes, file);
+  }
+  MK_ASSIGN_OR_RETURN(auto mapping, shm::map_shared(fd, key.fd_offset + key.bytes, "the peer's region"));
+  auto* address = static_cast<std::byte*>(mapping.get_address()) + key.fd_offset;
+  return std::make_shared<Target>(std::move(mapping), address, key.bytes);
+}
+
+LoopbackLocalRegion::LoopbackLocalRegion(std::shared_ptr<RegionTable> table, std::shared_ptr<Region> region,
+                                         const Token& endpoint)
+    : table_(std::move(table)), region_(std::move(region)), endpoint_(endpoint) {}
+
+LoopbackLocalRegion::~LoopbackLocalRegion() { table_->remove(*region_); }
+
+Bytes LoopbackLocalRegion::key() const {
+  Key key;
+  key.endpoint = endpoint_;
+  key.token = region_->token;
+  key.region = region_->id;
+  key.bytes = region_->memory.bytes;
+  key.fd_offset = region_->memory.fd_offset;
+  return to_blob(key);
+}
+
+}  // namespace mk::fabric::loopback

@@ -1,0 +1,68 @@
+/// \file
+/// The service thread of a loopback endpoint: it answers peers that ask for regions, and notices peers that go away.
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "daemon/fabric/loopback/region.h"
+#include "shm/host/unix_socket.h"
+
+namespace mk::fabric::loopback {
+
+/// Messages between loopback endpoints. Hello carries an Address (whom the sender expects), GetRegion a Key. The answer
+/// is Welcome (empty), Region (empty, with the memory file) or Refused (an error code in 4 bytes, then a sentence).
+enum class Message : std::uint16_t { kHello = 1, kWelcome, kGetRegion, kRegion, kRefused };
+
+/// The socket of an endpoint, in the abstract namespace.
+std::string socket_name(const Token& endpoint);
+
+/// Asks over `socket` and waits for the answer; an answer of Refused is returned as the error it carries.
+Result<shm::Frame> ask(shm::FrameSocket& socket, Message question, std::span<const std::byte> payload, Message answer,
+                       std::chrono::steady_clock::time_point deadline);
+
+class Service {
+ public:
+  /// Listens and starts the thread.
+  static Result<std::unique_ptr<Service>> start(const Token& endpoint, std::shared_ptr<RegionTable> regions);
+  /// Ends the thread; every connection closes, by which the peers see that this endpoint is gone.
+  ~Service();
+
+  /// Calls `on_gone` on the service thread, once, when the other end of `fd` hangs up. Unwatch before closing `fd`.
+  std::uint64_t watch(int fd, std::function<void()> on_gone);
+  /// After it returns, the callback neither runs nor will run.
+  void unwatch(std::uint64_t id);
+
+ private:
+  struct Watch {
+    std::uint64_t id;
+    int fd;
+    std::function<void()> on_gone;
+  };
+  Service(const Token& endpoint, std::shared_ptr<RegionTable> regions, shm::FrameListener listener, UniqueFd wake);
+  void run();
+  void accept_all();
+  /// Takes and answers what has arrived; false when the connection is to be closed.
+  bool serve(shm::FrameSocket& peer);
+  Status answer(shm::FrameSocket& peer, const shm::Frame& question);
+  void wake();
+
+  const Token endpoint_;
+  const std::shared_ptr<RegionTable> regions_;
+  shm::FrameListener listener_;
+  UniqueFd wake_;
+  std::atomic<bool> stop_{false};
+  std::mutex watches_mutex_;
+  std::vector<Watch> watches_;
+  std::uint64_t next_watch_ = 1;
+  std::vector<std::unique_ptr<shm::FrameSocket>> peers_;  ///< service thread
+  std::thread thread_;
+};
+
+}  // namespace mk::fabric::loopback

@@ -1,0 +1,218 @@
+#include "daemon/fabric/ofi/link.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace mk::fabric::ofi {
+namespace {
+
+/// A link that has completed writes, has none in flight and yet is told to wait has lost its connection. libfabric would
+/// try for ever to make a new one.
+constexpr std::uint64_t kReconnectNs = 500'000'000;
+constexpr std::size_t kDoorbellBytes = 8;
+
+/// The proxy has checked these bounds; the provider would answer a mistake by ending the connection.
+bool in_bounds(const Write& write) {
+  if (write.bytes == 0) return true;
+  const MemoryDescriptor& source = static_cast<const OfiLocalRegion&>(*write.src).memory();
+  const Key& target = static_cast<const OfiRemoteRegion&>(*write.dst).key();
+  return write.src_offset <= source.bytes && write.bytes <= source.bytes - write.src_offset &&
+         write.dst_offset <= target.bytes && write.bytes <= target.bytes - write.dst_offset;
+}
+
+}  // namespace
+
+Bytes OfiLocalRegion::key() const {
+  Key key;
+  key.endpoint = endpoint_;
+  key.key = wire_key();
+  key.base = wire_base();
+  key.bytes = memory_.bytes;
+  return to_blob(key);
+}
+
+Link::Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name, const OfiLocalRegion& zeros,
+           bool notify_apart, std::uint32_t depth, const Limits& limits)
+    : port_(std::move(port)),
+      peer_(peer),
+      address_(address),
+      peer_name_(std::move(peer_name)),
+      zeros_(zeros),
+      notify_apart_(notify_apart),
+      limits_(limits),
+      operations_(depth),
+      waiting_(depth),
+      done_(depth) {
+  free_.reserve(depth);
+  for (Operation& operation : operations_) {
+    operation.data.operation = &operation;
+    operation.notify.operation = &operation;
+    free_.push_back(&operation);
+  }
+}
+
+std::string Link::reason() const {
+  const std::lock_guard lock(reason_mutex_);
+  return reason_;
+}
+
+std::size_t Link::post(std::span<const Write> writes, std::uint64_t now_ns) {
+  if (!busy()) progress_ns_ = now_ns;
+  std::size_t taken = 0;
+  for (; taken < writes.size() && !free_.empty(); ++taken) {
+    Operation& operation = *free_.back();
+    free_.pop_back();
+    operation.write = writes[taken];
+    operation.in_use = true;
+    operation.data_posted = false;
+    operation.outstanding = 0;
+    if (down_ || !in_bounds(operation.write)) {
+      finish(operation, down_ ? ErrorCode::kLinkDown : ErrorCode::kInvalidArgument);
+      continue;
+    }
+    long rc = -FI_EAGAIN;
+    if (waiting_head_ == waiting_tail_) rc = submit(operation, taken + 1 < writes.size() && !free_.empty());
+    if (rc == -FI_EAGAIN) {
+      waiting_[waiting_tail_++ % waiting_.size()] = &operation;
+    } else if (rc != 0) {
+      close(fmt::format("{}: the provider refused a write: {}", peer_name_, ::fi_strerror(static_cast<int>(-rc))));
+    }
+  }
+  return taken;
+}
+
+long Link::submit(Operation& operation, bool more) {
+  const Write& write = operation.write;
+  const std::uint64_t last = FI_REMOTE_CQ_DATA | (more ? FI_MORE : 0);
+  if (write.bytes > 0 && !operation.data_posted) {
+    const auto& source = static_cast<const OfiLocalRegion&>(*write.src);
+    const Key& target = static_cast<const OfiRemoteRegion&>(*write.dst).key();
+    const long rc = submit_write(source.memory().address + write.src_offset, write.bytes, source.descriptor(),
+                                 target.base + write.dst_offset, target.key, operation, operation.data,
+                                 notify_apart_ ? FI_MORE : last);
+    if (rc != 0) return rc;
+    ++operation.outstanding;
+    ++in_flight_;
+    if (!notify_apart_) return 0;
+    operation.data_posted = true;
+  }
+  const long rc = submit_write(zeros_.memory().address, notify_apart_ ? 0 : kDoorbellBytes, zeros_.descriptor(),
+                               address_.doorbell_base, address_.doorbell_key, operation, operation.notify, last);
+  if (rc != 0) return rc;
+  operation.data_posted = false;
+  ++operation.outstanding;
+  ++in_flight_;
+  return 0;
+}
+
+long Link::submit_write(const void* source, std::size_t bytes, void* descriptor, std::uint64_t target,
+                        std::uint64_t key, const Operation& operation, Context& context, std::uint64_t flags) {
+  const iovec local{const_cast<void*>(source), bytes};
+  const fi_rma_iov remote{target, bytes, key};
+  fi_msg_rma message{};
+  message.msg_iov = &local;
+  message.desc = &descriptor;
+  message.iov_count = 1;
+  message.addr = peer_;
+  message.rma_iov = &remote;
+  message.rma_iov_count = 1;
+  message.context = &context.scratch;
+  message.data = operation.write.immediate;
+  return ::fi_writemsg(port_.endpoint.get(), &message, flags | FI_COMPLETION);
+}
+
+void Link::progress(std::uint64_t now_ns) {
+  if (down_ || !busy()) return;
+  take_completions(now_ns);
+  if (down_) return;
+  retry_waiting();
+  if (down_ || !busy()) return;
+  const bool reconnecting = ever_completed_ && in_flight_ == 0;
+  const std::uint64_t limit = reconnecting      ? std::min(kReconnectNs, limits_.connect_ns)
+                              : ever_completed_ ? limits_.write_ns
+                                                : limits_.connect_ns;
+  if (now_ns - std::min(now_ns, progress_ns_) <= limit) return;
+  const double seconds = static_cast<double>(limit) / 1e9;
+  if (reconnecting) {
+    close(fmt::format("{} closed the connection and accepts no new one", peer_name_));
+  } else if (ever_completed_) {
+    close(fmt::format("{} took no data for {} s", peer_name_, seconds));
+  } else {
+    close(fmt::format("{} did not accept a connection within {} s", peer_name_, seconds));
+  }
+}
+
+void Link::retry_waiting() {
+  while (waiting_head_ != waiting_tail_) {
+    Operation& operation = *waiting_[waiting_head_ % waiting_.size()];
+    const long rc = submit(operation, waiting_tail_ - waiting_head_ > 1);
+    if (rc == -FI_EAGAIN) return;
+    ++waiting_head_;
+    if (rc != 0) {
+      return close(fmt::format("{}: the provider refused a write: {}", peer_name_,
+                               ::fi_strerror(static_cast<int>(-rc))));
+    }
+  }
+}
+
+void Link::take_completions(std::uint64_t now_ns) {
+  std::array<fi_cq_data_entry, 32> entries;
+  const ssize_t count = ::fi_cq_read(port_.completions.get(), entries.data(), entries.size());
+  if (count == -FI_EAGAIN) return;
+  if (count < 0) {
+    return close(fmt::format("{}: {}", peer_name_,
+                             count == -FI_EAVAIL ? read_error() : ::fi_strerror(static_cast<int>(-count))));
+  }
+  progress_ns_ = now_ns;
+  ever_completed_ = true;
+  for (ssize_t i = 0; i < count; ++i) {
+    if (entries[static_cast<std::size_t>(i)].op_context == nullptr) continue;
+    Operation& operation = *static_cast<Context*>(entries[static_cast<std::size_t>(i)].op_context)->operation;
+    --in_flight_;
+    if (--operation.outstanding == 0 && !operation.data_posted) finish(operation, ErrorCode::kOk);
+  }
+}
+
+std::string Link::read_error() {
+  fi_cq_err_entry entry{};
+  if (::fi_cq_readerr(port_.completions.get(), &entry, 0) < 0) return "a write failed, and the provider does not say why";
+  std::array<char, 256> text{};
+  const char* detail =
+      ::fi_cq_strerror(port_.completions.get(), entry.prov_errno, entry.err_data, text.data(), text.size());
+  return fmt::format("a write failed: {} ({}; provider error {})", ::fi_strerror(entry.err),
+                     detail != nullptr ? detail : "no detail", entry.prov_errno);
+}
+
+void Link::finish(Operation& operation, ErrorCode code) {
+  done_[done_tail_++ % done_.size()] = {operation.write.cookie, code, &operation};
+  operation.in_use = false;
+}
+
+std::size_t Link::report(std::span<Event> events) {
+  std::size_t count = 0;
+  while (done_head_ != done_tail_ && count < events.size()) {
+    const Done& done = done_[done_head_++ % done_.size()];
+    events[count++] = {done.code == ErrorCode::kOk ? Event::Kind::kCompleted : Event::Kind::kFailed, id, done.cookie, 0,
+                       done.code};
+    free_.push_back(done.operation);
+  }
+  return count;
+}
+
+void Link::close(const std::string& reason) {
+  if (down_) return;
+  down_ = true;
+  {
+    const std::lock_guard lock(reason_mutex_);
+    reason_ = reason;
+  }
+  port_.close();
+  for (Operation& operation : operations_) {
+    if (operation.in_use) finish(operation, ErrorCode::kLinkDown);
+  }
+  in_flight_ = 0;
+  waiting_head_ = waiting_tail_;
+}
+
+}  // namespace mk::fabric::ofi

@@ -1,0 +1,126 @@
+/// \file
+/// One link of the ofi fabric: an endpoint of libfabric that only sends, to one peer.
+///
+/// Its own, so that giving the link up ends everything that libfabric still has of it: with a shared endpoint, writes to
+/// a peer that hangs would go on reading their sources for as long as the connection lives.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "daemon/fabric/link_table.h"
+#include "daemon/fabric/ofi/domain.h"
+
+namespace mk::fabric::ofi {
+
+class OfiLocalRegion final : public LocalRegion {
+ public:
+  OfiLocalRegion(std::shared_ptr<const Domain> domain, Fid<fid_mr> region, const MemoryDescriptor& memory,
+                 const Token& endpoint)
+      : domain_(std::move(domain)), region_(std::move(region)), memory_(memory), endpoint_(endpoint) {}
+  Bytes key() const override;
+  const MemoryDescriptor& memory() const { return memory_; }
+  void* descriptor() const { return domain_->local_descriptors() ? ::fi_mr_desc(region_.get()) : nullptr; }
+  std::uint64_t wire_key() const { return ::fi_mr_key(region_.get()); }
+  std::uint64_t wire_base() const { return domain_->wire_base(memory_.address); }
+
+ private:
+  std::shared_ptr<const Domain> domain_;
+  Fid<fid_mr> region_;
+  MemoryDescriptor memory_;
+  Token endpoint_;
+};
+
+class OfiRemoteRegion final : public RemoteRegion {
+ public:
+  explicit OfiRemoteRegion(const Key& key) : key_(key) {}
+  const Key& key() const { return key_; }
+
+ private:
+  Key key_;
+};
+
+class Link : public LinkBase {
+ public:
+  struct Limits {
+    std::uint64_t connect_ns;  ///< for the first completion
+    std::uint64_t write_ns;    ///< without any progress
+  };
+  /// `zeros`: eight registered bytes, the source of flag-only writes.
+  Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name, const OfiLocalRegion& zeros,
+       bool notify_apart, std::uint32_t depth, const Limits& limits);
+
+  // -- proxy thread --
+  std::size_t post(std::span<const Write> writes, std::uint64_t now_ns);
+  /// Moves on what waits, takes completions, watches the limits.
+  void progress(std::uint64_t now_ns);
+  std::size_t report(std::span<Event> events);
+  /// Ends the link: libfabric lets go of all memory, and what is outstanding fails.
+  void close(const std::string& reason);
+  bool down() const { return down_; }
+  bool empty() const { return free_.size() == operations_.size(); }
+  bool busy() const { return in_flight_ > 0 || waiting_head_ != waiting_tail_; }
+  bool down_reported = false;
+
+  // -- control thread --
+  const Token& peer_endpoint() const { return address_.endpoint; }
+  const std::string& peer_name() const { return peer_name_; }
+  std::string reason() const;
+
+ private:
+  struct Operation;
+  /// What libfabric gets as context: it may write into the first member until the completion.
+  struct Context {
+    fi_context2 scratch;
+    Operation* operation;
+  };
+  struct Operation {
+    Context data;
+    Context notify;
+    Write write;
+    std::uint32_t outstanding = 0;  ///< completions to come
+    bool in_use = false;
+    bool data_posted = false;       ///< its data went, its notification has not
+  };
+  struct Done {
+    std::uint64_t cookie;
+    ErrorCode code;
+    Operation* operation;
+  };
+
+  /// 0 when the operation is libfabric's, -FI_EAGAIN when it must wait, else an error.
+  long submit(Operation& operation, bool more);
+  long submit_write(const void* source, std::size_t bytes, void* descriptor, std::uint64_t target, std::uint64_t key,
+                    const Operation& operation, Context& context, std::uint64_t flags);
+  void retry_waiting();
+  void take_completions(std::uint64_t now_ns);
+  void finish(Operation& operation, ErrorCode code);
+  std::string read_error();
+
+  Port port_;
+  const fi_addr_t peer_;
+  const Address address_;
+  const std::string peer_name_;
+  const OfiLocalRegion& zeros_;
+  const bool notify_apart_;
+  const Limits limits_;
+
+  // Rings of `depth` entries and free-running counters; nothing is allocated after construction.
+  std::vector<Operation> operations_;
+  std::vector<Operation*> free_;
+  std::vector<Operation*> waiting_;
+  std::size_t waiting_head_ = 0;
+  std::size_t waiting_tail_ = 0;
+  std::vector<Done> done_;
+  std::size_t done_head_ = 0;
+  std::size_t done_tail_ = 0;
+  std::uint32_t in_flight_ = 0;
+  std::uint64_t progress_ns_ = 0;  ///< when the link last got on, or began to be busy
+  bool ever_completed_ = false;
+  bool down_ = false;
+  mutable std::mutex reason_mutex_;
+  std::string reason_;
+};
+
+}  // namespace mk::fabric::ofi

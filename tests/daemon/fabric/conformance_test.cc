@@ -1,0 +1,257 @@
+// What every fabric promises its proxy, whatever the network: data intact, arrivals once and after their data,
+// completions once, back-pressure instead of loss.
+#include <numeric>
+
+#include "tests/daemon/fabric/fabric_fixture.h"
+
+namespace mk::fabric {
+namespace {
+
+class ConformanceTest : public FabricTest {};
+
+TEST_P(ConformanceTest, TransfersOfAnySizeAndAlignmentArriveIntactAndTouchNothingElse) {
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  constexpr std::uint64_t kBytes = 4 << 20;
+  const Memory source = a.memory(kBytes);
+  fill_random({source.data(), kBytes}, 1);
+  const Memory target = b.memory(kBytes);
+  const auto remote = import(a, link, target);
+  std::vector<std::byte> expected(kBytes, kPoison);
+
+  std::mt19937_64 random(2);
+  std::vector<std::uint32_t> sizes = {1, 2, 3, 7, 8, 63, 64, 65, 4095, 4096, 4097, 65536, 262144, 1 << 20, 3 << 20};
+  for (int i = 0; i < 12; ++i) sizes.push_back(1 + static_cast<std::uint32_t>(random() % (1u << (4 + i % 18))));
+  std::uint32_t epoch = 0;
+  for (const std::uint32_t bytes : sizes) {
+    const std::uint64_t from = random() % (kBytes - bytes + 1);
+    const std::uint64_t to = random() % (kBytes - bytes + 1);
+    ++epoch;
+    const Write write = make_write(link, 7, epoch, epoch, source, from, *remote, to, bytes);
+    ASSERT_TRUE(post_all(a, link.id, {&write, 1}, {&a, &b}));
+    ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(7) == epoch && a.completed.contains(epoch); })) << bytes << " bytes";
+    std::memcpy(expected.data() + to, source.data() + from, bytes);
+    ASSERT_EQ(0, std::memcmp(expected.data(), target.data(), kBytes)) << bytes << " bytes from " << from << " to " << to;
+  }
+  EXPECT_TRUE(a.failed.empty());
+  for (const auto& [cookie, count] : a.completed) EXPECT_EQ(count, 1) << cookie;
+  for (const auto& [immediate, count] : b.arrivals) EXPECT_EQ(count, 1) << immediate;
+}
+
+TEST_P(ConformanceTest, ANetworkFlagIsNeverSeenBeforeItsData) {
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  constexpr std::uint32_t kSlots = 8;
+  constexpr std::uint32_t kSlotBytes = 96 * 1024 + 40;
+  constexpr std::uint32_t kRounds = 25;
+  const Memory source = a.memory(kSlots * kRounds * std::uint64_t{kSlotBytes});
+  fill_random({source.data(), source.bytes()}, 3);
+  const Memory target = b.memory(kSlots * kRounds * std::uint64_t{kSlotBytes});
+  const auto remote = import(a, link, target);
+
+  // The receiving proxy looks at the payload in the very moment the flag shows.
+  std::thread receiver([&] {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    std::vector<bool> seen(kSlots * kRounds);
+    std::uint32_t count = 0;
+    while (count < kSlots * kRounds && std::chrono::steady_clock::now() < deadline) {
+      b.poll();
+      for (std::uint32_t i = 0; i < kSlots * kRounds; ++i) {
+        if (seen[i] || b.flag(i) == 0) continue;
+        seen[i] = true;
+        ++count;
+        const std::uint64_t at = i * std::uint64_t{kSlotBytes};
+        ASSERT_EQ(checksum({source.data() + at, kSlotBytes}), checksum({target.data() + at, kSlotBytes})) << i;
+      }
+    }
+    EXPECT_EQ(count, kSlots * kRounds);
+  });
+  for (std::uint32_t round = 0; round < kRounds; ++round) {
+    std::vector<Write> batch;
+    for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+      const std::uint32_t i = round * kSlots + slot;
+      const std::uint64_t at = i * std::uint64_t{kSlotBytes};
+      batch.push_back(make_write(link, i, 1, i, source, at, *remote, at, kSlotBytes));
+    }
+    ASSERT_TRUE(post_all(a, link.id, batch, {&a}));
+  }
+  EXPECT_TRUE(pump({&a}, [&] { return a.completed.size() == kSlots * kRounds; }));
+  receiver.join();
+}
+
+TEST_P(ConformanceTest, AFlagAloneArrives) {
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  for (std::uint32_t epoch = 1; epoch <= 300; ++epoch) {
+    const Write write = make_write(link, epoch % 5, epoch, epoch);
+    ASSERT_TRUE(post_all(a, link.id, {&write, 1}, {&a, &b}));
+    ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(epoch % 5) == epoch; })) << epoch;
+  }
+  EXPECT_TRUE(pump({&a, &b}, [&] { return a.completed.size() == 300; }));
+  EXPECT_EQ(a.total(a.completed), 300u);
+}
+
+TEST_P(ConformanceTest, BatchesOfEverySizeArriveWhole) {
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  const Memory source = a.memory(1 << 20);
+  fill_random({source.data(), source.bytes()}, 4);
+  const Memory target = b.memory(1 << 20);
+  const auto remote = import(a, link, target);
+  std::uint32_t flag = 0;
+  for (std::size_t size = 1; size <= shm::kBatchMax; ++size) {
+    std::vector<Write> batch;
+    const std::uint32_t first = flag;
+    for (std::size_t i = 0; i < size; ++i, ++flag) {
+      const std::uint64_t at = flag * 20'000ull;
+      batch.push_back(i % 3 == 2 ? make_write(link, flag, 1, flag)
+                                 : make_write(link, flag, 1, flag, source, at, *remote, at, 19'999));
+    }
+    ASSERT_TRUE(post_all(a, link.id, batch, {&a, &b}));
+    ASSERT_TRUE(pump({&a, &b}, [&] {
+      for (std::uint32_t i = first; i < flag; ++i) {
+        if (b.flag(i) != 1) return false;
+      }
+      return a.completed.size() == flag;
+    }));
+    for (std::size_t i = 0; i < size; ++i) {
+      if (batch[i].bytes == 0) continue;
+      const std::uint64_t at = batch[i].dst_offset;
+      ASSERT_EQ(0, std::memcmp(source.data() + at, target.data() + at, 19'999));
+      EXPECT_EQ(target.data()[at + 19'999], kPoison);
+    }
+  }
+}
+
+TEST_P(ConformanceTest, BeyondItsDepthALinkPushesBackAndLosesNothing) {
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  const Memory source = a.memory(1 << 20);
+  fill_random({source.data(), source.bytes()}, 5);
+  const Memory target = b.memory(1 << 20);
+  const auto remote = import(a, link, target);
+  const std::uint32_t depth = a.endpoint->capabilities().link_depth;
+  const std::uint32_t count = 3 * depth + 5;
+  ASSERT_LE(count, kTestFlags);
+
+  std::vector<Write> writes;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint64_t at = i * 1024ull % (source.bytes() - 1024);
+    writes.push_back(make_write(link, i, 1, i, source, at, *remote, at, 1024));
+  }
+  std::size_t taken = 0;
+  while (taken < count) {  // without a poll nothing is reported, so no place becomes free
+    const std::size_t now = a.endpoint->post(link.id, std::span(writes).subspan(taken, std::min<std::size_t>(8, count - taken)));
+    if (now == 0) break;
+    taken += now;
+  }
+  EXPECT_EQ(taken, depth);
+  ASSERT_TRUE(post_all(a, link.id, std::span(writes).subspan(taken), {&a, &b}));
+  ASSERT_TRUE(pump({&a, &b}, [&] {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (b.flag(i) != 1) return false;
+    }
+    return a.completed.size() == count;
+  }));
+  EXPECT_EQ(a.total(a.completed), count);
+  EXPECT_TRUE(a.failed.empty());
+}
+
+TEST_P(ConformanceTest, AShortEventSpanDelaysEventsAndLosesNone) {
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink there = join(a, b);
+  const TestLink back = join(b, a);
+  std::vector<Write> out;
+  std::vector<Write> home;
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    out.push_back(make_write(there, i, 1, i));
+    home.push_back(make_write(back, i, 1, 1000 + i));
+  }
+  ASSERT_TRUE(post_all(a, there.id, out, {&a, &b}));
+  ASSERT_TRUE(post_all(b, back.id, home, {&a, &b}));
+  ASSERT_TRUE(pump({}, [&] {
+    a.poll(1);
+    b.poll(1);
+    return a.completed.size() == 100 && b.completed.size() == 100 && a.flag(99) == 1 && b.flag(99) == 1;
+  }));
+}
+
+TEST_P(ConformanceTest, ManyLinksOfOneEndpointAreIndependent) {
+  Node hub(GetParam());
+  Node b(GetParam());
+  Node c(GetParam());
+  constexpr std::uint32_t kLinks = 12;
+  constexpr std::uint32_t kBytes = 70'001;
+  const Memory source = hub.memory(kLinks * std::uint64_t{kBytes});
+  fill_random({source.data(), source.bytes()}, 6);
+  const Memory at_b = b.memory(source.bytes());
+  const Memory at_c = c.memory(source.bytes());
+  std::vector<TestLink> links;
+  std::vector<std::unique_ptr<RemoteRegion>> remotes;
+  for (std::uint32_t i = 0; i < kLinks; ++i) {
+    links.push_back(join(hub, i % 2 == 0 ? b : c));
+    remotes.push_back(import(hub, links[i], i % 2 == 0 ? at_b : at_c));
+  }
+  for (std::uint32_t i = 0; i < kLinks; ++i) {
+    const std::uint64_t at = i * std::uint64_t{kBytes};
+    const Write write = make_write(links[i], i, 1, i, source, at, *remotes[i], at, kBytes);
+    ASSERT_TRUE(post_all(hub, links[i].id, {&write, 1}, {&hub, &b, &c}));
+  }
+  ASSERT_TRUE(pump({&hub, &b, &c}, [&] {
+    for (std::uint32_t i = 0; i < kLinks; ++i) {
+      if ((i % 2 == 0 ? b : c).flag(i) != 1) return false;
+    }
+    return hub.completed.size() == kLinks;
+  }));
+  for (std::uint32_t i = 0; i < kLinks; ++i) {
+    const std::uint64_t at = i * std::uint64_t{kBytes};
+    EXPECT_EQ(0, std::memcmp(source.data() + at, (i % 2 == 0 ? at_b : at_c).data() + at, kBytes));
+    EXPECT_EQ((i % 2 == 0 ? at_c : at_b).data()[at], kPoison);
+  }
+}
+
+TEST_P(ConformanceTest, ControlMayRegisterWhileTheProxyPosts) {
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  const Memory source = a.memory(1 << 20);
+  const Memory target = b.memory(1 << 20);
+  const auto remote = import(a, link, target);
+  constexpr std::uint32_t kWrites = 400;
+  std::atomic<bool> ok{true};
+  std::atomic<bool> receiving{true};
+  std::thread receiver([&] {
+    while (receiving) b.poll();
+  });
+  std::thread proxy([&] {
+    for (std::uint32_t i = 0; i < kWrites; ++i) {
+      const Write write = make_write(link, i, 1, i, source, i * 64ull, *remote, i * 64ull, 20'000);
+      if (!post_all(a, link.id, {&write, 1}, {&a})) ok = false;
+    }
+    if (!pump({&a}, [&] { return a.completed.size() == kWrites; })) ok = false;
+  });
+  for (int i = 0; i < 60; ++i) {
+    const Memory more = a.memory(64 * 1024);
+    EXPECT_FALSE(more.region->key().empty());
+    auto again = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
+    ASSERT_TRUE(again) << again.error().message;
+    EXPECT_TRUE(a.endpoint->import_region(*again, target.region->key()));
+    a.endpoint->disconnect(*again);
+  }
+  proxy.join();
+  receiving = false;
+  receiver.join();
+  EXPECT_TRUE(ok);
+  EXPECT_TRUE(a.failed.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Fabrics, ConformanceTest, testing::ValuesIn(all_setups()), setup_name);
+
+}  // namespace
+}  // namespace mk::fabric

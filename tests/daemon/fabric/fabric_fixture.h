@@ -1,0 +1,228 @@
+/// \file
+/// Two or more endpoints of one fabric in one process, with memory, links and a way to wait; the same for every fabric.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/fabric/fabric.h"
+#include "daemon/fabric/loopback/endpoint.h"
+#include "shm/flag.h"
+#include "shm/host/buffer_file.h"
+
+namespace mk::fabric {
+
+inline constexpr std::uint32_t kTestFlags = 4096;
+inline constexpr std::byte kPoison{0xA5};
+
+/// One way to configure a fabric.
+struct FabricSetup {
+  std::string name;
+  EndpointConfig config;
+  LoopbackOptions loopback;
+
+  Result<std::unique_ptr<Endpoint>> open() const {
+    return config.fabric == "loopback" ? make_loopback_endpoint(config, loopback) : open_endpoint(config);
+  }
+};
+inline void PrintTo(const FabricSetup& setup, std::ostream* out) { *out << setup.name; }
+
+inline std::vector<FabricSetup> all_setups() {
+  std::vector<FabricSetup> setups(3);
+  setups[0].name = "loopback";
+  setups[1].name = "loopback_mapped";  // as between two processes
+  setups[1].loopback.share_process_memory = false;
+  setups[2].name = "loopback_paced";
+  setups[2].config.link_model = {2e9, 20'000};
+  const std::pair<const char*, const char*> providers[] = {
+      {"ofi_tcp", "tcp"}, {"ofi_net", "net"}, {"ofi_shm", "shm"}};
+  for (const auto& [name, provider] : providers) {
+    FabricSetup setup;
+    setup.name = name;
+    setup.config.fabric = "ofi";
+    setup.config.provider = provider;
+    if (setup.config.provider != "shm") setup.config.bind_address = "127.0.0.1";
+    setups.push_back(setup);
+  }
+  return setups;
+}
+
+/// A registered buffer, poisoned.
+struct Memory {
+  shm::BufferFile file;
+  std::unique_ptr<LocalRegion> region;
+
+  std::byte* data() const { return file.data(); }
+  std::uint64_t bytes() const { return file.bytes(); }
+};
+
+/// One endpoint, its flags, and what its polls reported.
+class Node {
+ public:
+  explicit Node(const FabricSetup& setup)
+      : endpoint(open(setup)),
+        ordered(endpoint->capabilities().contract == DeliveryContract::kOrdered),
+        flags(memory(4 * kTestFlags)) {
+    std::memset(flags.data(), 0, flags.bytes());
+  }
+
+  Memory memory(std::uint64_t bytes) const {
+    auto file = shm::BufferFile::create("fabric-test", bytes);
+    if (!file) throw std::runtime_error(file.error().message);
+    std::memset(file->data(), std::to_integer<int>(kPoison), file->bytes());
+    auto region = endpoint->register_memory({file->data(), file->bytes(), file->fd(), 0});
+    if (!region) throw std::runtime_error(region.error().message);
+    return {std::move(*file), std::move(*region)};
+  }
+
+  /// One poll; returns how many events there were. The proxy thread of this node.
+  std::size_t poll(std::size_t events_max = 64) {
+    std::vector<Event> events(events_max);
+    events.resize(endpoint->poll(events));
+    for (const Event& event : events) {
+      switch (event.kind) {
+        case Event::Kind::kCompleted: ++completed[event.cookie]; break;
+        case Event::Kind::kFailed: ++failed[event.cookie]; break;
+        case Event::Kind::kArrival: {
+          ++arrivals[event.immediate];
+          auto& epoch = epochs[shm::immediate_flag(event.immediate)];
+          epoch = shm::immediate_epoch(event.immediate, epoch);
+          break;
+        }
+        case Event::Kind::kLinkDown: ++links_down[event.link]; break;
+      }
+    }
+    return events.size();
+  }
+  /// The epoch that flag `index` shows.
+  std::uint32_t flag(std::uint32_t index) {
+    return ordered ? shm::load_acquire(reinterpret_cast<std::uint32_t*>(flags.data()) + index) : epochs[index];
+  }
+  std::size_t total(const std::map<std::uint64_t, int>& counts) const {
+    std::size_t sum = 0;
+    for (const auto& [cookie, count] : counts) sum += static_cast<std::size_t>(count);
+    return sum;
+  }
+
+  std::unique_ptr<Endpoint> endpoint;
+  bool ordered;
+  Memory flags;
+  std::map<std::uint64_t, int> completed;
+  std::map<std::uint64_t, int> failed;
+  std::map<std::uint32_t, int> arrivals;
+  std::map<std::uint32_t, std::uint32_t> epochs;
+  std::map<LinkId, int> links_down;
+
+ private:
+  static std::unique_ptr<Endpoint> open(const FabricSetup& setup) {
+    auto opened = setup.open();
+    if (!opened) throw std::runtime_error(opened.error().message);
+    return std::move(*opened);
+  }
+};
+
+/// A link of one node to another, with the other's flags imported.
+struct TestLink {
+  LinkId id = 0;
+  std::unique_ptr<RemoteRegion> flags;
+};
+
+inline TestLink join(Node& from, const Node& to, const std::string& name = "node 1 rail 0") {
+  auto id = from.endpoint->connect(to.endpoint->address(), name);
+  if (!id) throw std::runtime_error(id.error().message);
+  auto flags = from.endpoint->import_region(*id, to.flags.region->key());
+  if (!flags) throw std::runtime_error(flags.error().message);
+  return {*id, std::move(*flags)};
+}
+
+inline std::unique_ptr<RemoteRegion> import(Node& from, const TestLink& link, const Memory& memory) {
+  auto region = from.endpoint->import_region(link.id, memory.region->key());
+  if (!region) throw std::runtime_error(region.error().message);
+  return std::move(*region);
+}
+
+/// A write that arrives with `epoch` in flag `flag`.
+inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t epoch, std::uint64_t cookie) {
+  Write write;
+  write.flags = link.flags.get();
+  write.flag_index = flag;
+  write.epoch = epoch;
+  write.immediate = shm::make_immediate(0, flag, epoch);
+  write.cookie = cookie;
+  return write;
+}
+inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t epoch, std::uint64_t cookie,
+                        const Memory& source, std::uint64_t source_offset, const RemoteRegion& target,
+                        std::uint64_t target_offset, std::uint32_t bytes) {
+  Write write = make_write(link, flag, epoch, cookie);
+  write.src = source.region.get();
+  write.src_offset = source_offset;
+  write.dst = &target;
+  write.dst_offset = target_offset;
+  write.bytes = bytes;
+  return write;
+}
+
+/// Polls `nodes` in turn until `done`; false after a generous deadline.
+inline bool pump(std::initializer_list<Node*> nodes, const std::function<bool()>& done,
+                 std::chrono::seconds limit = std::chrono::seconds(60)) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!done()) {
+    for (Node* node : nodes) node->poll();
+    if (std::chrono::steady_clock::now() > deadline) return false;
+  }
+  return true;
+}
+
+/// Posts all of `writes`, polling `nodes` while there is back-pressure.
+inline bool post_all(Node& from, LinkId link, std::span<const Write> writes, std::initializer_list<Node*> nodes) {
+  return pump(nodes, [&] {
+    writes = writes.subspan(from.endpoint->post(link, writes.first(std::min<std::size_t>(writes.size(), 8))));
+    return writes.empty();
+  });
+}
+
+inline void fill_random(std::span<std::byte> bytes, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::size_t i = 0;
+  for (; i + 8 <= bytes.size(); i += 8) {
+    const std::uint64_t word = random();
+    std::memcpy(bytes.data() + i, &word, 8);
+  }
+  for (; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(random());
+}
+
+/// FNV-1a over words: quick, and different for any changed byte.
+inline std::uint64_t checksum(std::span<const std::byte> bytes) {
+  std::uint64_t sum = 14695981039346656037ull ^ bytes.size();
+  std::size_t i = 0;
+  for (; i + 8 <= bytes.size(); i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, 8);
+    sum = (sum ^ word) * 1099511628211ull;
+  }
+  for (; i < bytes.size(); ++i) sum = (sum ^ std::to_integer<std::uint64_t>(bytes[i])) * 1099511628211ull;
+  return sum;
+}
+
+class FabricTest : public testing::TestWithParam<FabricSetup> {
+ protected:
+  void SetUp() override {
+    const auto endpoint = GetParam().open();
+    if (!endpoint && endpoint.error().code == ErrorCode::kUnsupported) GTEST_SKIP() << endpoint.error().message;
+    ASSERT_TRUE(endpoint) << endpoint.error().message;
+  }
+};
+
+inline std::string setup_name(const testing::TestParamInfo<FabricSetup>& info) { return info.param.name; }
+
+}  // namespace mk::fabric
