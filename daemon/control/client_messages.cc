@@ -127,13 +127,6 @@ void ControlPlane::Impl::run(Client& client, shm::Frame& frame) {
   (this->*Method)(client, frame.request, *message, frame);
 }
 
-template <class Message>
-void ControlPlane::Impl::reply(ClientId client, std::uint64_t request, const Message& message,
-                               std::span<const int> fds) {
-  clients_port_.send(client, static_cast<std::uint16_t>(Message::kType), request,
-                     shm::encode_message(message), fds);
-}
-
 void ControlPlane::Impl::reply_error(ClientId client, std::uint64_t request, const Error& error) {
   reply(client, request, shm::ErrorReply{error.code, error.message});
 }

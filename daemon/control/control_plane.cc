@@ -265,6 +265,17 @@ ControlSnapshot ControlPlane::Impl::snapshot() const {
   return snapshot;
 }
 
+ControlCounts ControlPlane::Impl::counts() const {
+  ControlCounts counts;
+  counts.clients = clients_.size();
+  counts.sessions = sessions_.size();
+  counts.jobs = jobs_.size();
+  for (const auto& [node, peer] : peers_) counts.early_parts += peer.early.size();
+  counts.slots_used = by_slot_.size() - free_slots_.size();
+  counts.links_up = links_.up_count();
+  return counts;
+}
+
 std::string ControlPlane::Impl::describe_node(NodeId node) const {
   return transport_.describe(node);
 }
@@ -340,5 +351,6 @@ void ControlPlane::fail_all(ErrorCode code, const std::string& reason) {
 }
 
 ControlSnapshot ControlPlane::snapshot() const { return impl_->snapshot(); }
+ControlCounts ControlPlane::counts() const { return impl_->counts(); }
 
 }  // namespace mk::daemon

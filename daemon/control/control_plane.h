@@ -84,6 +84,18 @@ struct ControlSnapshot {
   bool draining = false;
 };
 
+/// How much the control plane holds: all but `links_up` is zero when nobody is there.
+struct ControlCounts {
+  std::size_t clients = 0;
+  std::size_t sessions = 0;     ///< not yet released
+  std::size_t jobs = 0;         ///< living and ending
+  std::size_t early_parts = 0;  ///< of other nodes, waiting for local ranks
+  std::size_t slots_used = 0;
+  std::size_t links_up = 0;
+
+  friend bool operator==(const ControlCounts&, const ControlCounts&) = default;
+};
+
 /// What a daemon with these options and proxies says first to its peers. A `generation` of 0
 /// becomes a random one.
 PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> proxies);
@@ -122,6 +134,7 @@ class ControlPlane {
   void fail_all(ErrorCode code, const std::string& reason);
 
   ControlSnapshot snapshot() const;
+  ControlCounts counts() const;
 
  private:
   class Impl;

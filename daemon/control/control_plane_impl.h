@@ -76,6 +76,7 @@ class ControlPlane::Impl {
   void fail_all(ErrorCode code, const std::string& reason);
   bool idle() const { return sessions_.empty(); }
   ControlSnapshot snapshot() const;
+  ControlCounts counts() const;
   const PeerHello& hello() const { return hello_; }
 
   // client_messages.cc
@@ -114,7 +115,10 @@ class ControlPlane::Impl {
   void advance_withdrawal(Session& session, std::uint16_t handle);
   template <class Message>
   void reply(ClientId client, std::uint64_t request, const Message& message,
-             std::span<const int> fds = {});
+             std::span<const int> fds = {}) {
+    clients_port_.send(client, static_cast<std::uint16_t>(Message::kType), request,
+                       shm::encode_message(message), fds);
+  }
   void reply_error(ClientId client, std::uint64_t request, const Error& error);
   /// Answers with the error and closes; a session it has fails.
   void refuse(Client& client, std::uint64_t request, const Error& error);

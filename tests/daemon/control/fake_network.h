@@ -1,0 +1,159 @@
+/// \file
+/// A network for single-threaded tests: endpoints of one process that copy at once, count
+/// everything they hand out, and refuse or fail on demand.
+#pragma once
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "daemon/fabric/fabric.h"
+#include "shm/flag.h"
+#include "shm/host/result.h"
+
+namespace mk::daemon::test {
+
+/// What all endpoints of a test share: who may be written to.
+struct FakeMemory {
+  struct Range {
+    std::byte* address;
+    std::uint64_t bytes;
+  };
+  std::map<std::uint64_t, Range> ranges;  ///< by key
+  std::uint64_t next_key = 1;
+};
+
+/// One endpoint's switches and counts, for the test.
+struct FakeNic {
+  fabric::DeliveryContract contract = fabric::DeliveryContract::kOrdered;
+  std::string name = "fake";
+  std::string refuse_register;  ///< the error's text; empty: registers
+  ErrorCode refuse_code = ErrorCode::kSystem;
+  bool refuse_connect = false;
+  bool refuse_import = false;
+  bool hold_completions = false;
+  std::set<fabric::LinkId> break_links;  ///< reported as down by the next poll
+
+  int local_regions = 0;
+  int remote_regions = 0;
+  int links = 0;
+  int connects = 0;
+  int writes = 0;
+  std::vector<fabric::LinkId> connected;  ///< every link ever, in order
+};
+
+class FakeEndpoint final : public fabric::Endpoint {
+ public:
+  FakeEndpoint(std::shared_ptr<FakeMemory> memory, std::shared_ptr<FakeNic> nic)
+      : memory_(std::move(memory)), nic_(std::move(nic)) {
+    capabilities_.name = nic_->name;
+    capabilities_.contract = nic_->contract;
+    capabilities_.link_depth = 64;
+  }
+
+  const fabric::Capabilities& capabilities() const override { return capabilities_; }
+  fabric::Bytes address() const override { return {std::byte{7}}; }
+
+  Result<std::unique_ptr<fabric::LocalRegion>> register_memory(
+      const fabric::MemoryDescriptor& memory) override {
+    if (!nic_->refuse_register.empty()) {
+      return tl::unexpected<Error>(Error{nic_->refuse_code, nic_->refuse_register});
+    }
+    return std::make_unique<Local>(*this, memory);
+  }
+  Result<fabric::LinkId> connect(std::span<const std::byte>, const std::string& peer) override {
+    ++nic_->connects;
+    if (nic_->refuse_connect) return fail(ErrorCode::kUnavailable, "no route to {}", peer);
+    ++nic_->links;
+    nic_->connected.push_back(next_link_);
+    return next_link_++;
+  }
+  void disconnect(fabric::LinkId) override { --nic_->links; }
+  Result<std::unique_ptr<fabric::RemoteRegion>> import_region(
+      fabric::LinkId, std::span<const std::byte> key) override {
+    std::uint64_t number = 0;
+    if (key.size() != sizeof number || nic_->refuse_import) {
+      return fail(ErrorCode::kUnavailable, "no such region");
+    }
+    std::memcpy(&number, key.data(), sizeof number);
+    return std::make_unique<Remote>(*this, number);
+  }
+
+  std::size_t post(fabric::LinkId link, std::span<const fabric::Write> writes) override {
+    for (const fabric::Write& write : writes) {
+      ++nic_->writes;
+      if (write.bytes != 0) {
+        const auto* from = static_cast<const Local*>(write.src);
+        std::byte* to = remote_address(write.dst);
+        if (to != nullptr) {
+          std::memcpy(to + write.dst_offset, from->memory.address + write.src_offset, write.bytes);
+        }
+      }
+      if (write.flags != nullptr) {
+        if (auto* flags = reinterpret_cast<std::uint32_t*>(remote_address(write.flags))) {
+          shm::flag_publish(flags + write.flag_index, write.epoch);
+        }
+      }
+      done_.push_back({fabric::Event::Kind::kCompleted, link, write.cookie, 0, ErrorCode::kOk});
+    }
+    return writes.size();
+  }
+  std::size_t poll(std::span<fabric::Event> events) override {
+    std::size_t count = 0;
+    for (const fabric::LinkId link : std::exchange(nic_->break_links, {})) {
+      if (count == events.size()) break;
+      events[count++] = {fabric::Event::Kind::kLinkDown, link, 0, 0, ErrorCode::kLinkDown};
+    }
+    while (!nic_->hold_completions && !done_.empty() && count < events.size()) {
+      events[count++] = done_.front();
+      done_.pop_front();
+    }
+    return count;
+  }
+
+ private:
+  struct Local final : fabric::LocalRegion {
+    Local(FakeEndpoint& endpoint, const fabric::MemoryDescriptor& described)
+        : owner(endpoint), memory(described), number(endpoint.memory_->next_key++) {
+      owner.memory_->ranges[number] = {memory.address, memory.bytes};
+      ++owner.nic_->local_regions;
+    }
+    ~Local() override {
+      owner.memory_->ranges.erase(number);
+      --owner.nic_->local_regions;
+    }
+    fabric::Bytes key() const override {
+      fabric::Bytes bytes(sizeof number);
+      std::memcpy(bytes.data(), &number, sizeof number);
+      return bytes;
+    }
+    FakeEndpoint& owner;
+    const fabric::MemoryDescriptor memory;
+    const std::uint64_t number;
+  };
+  struct Remote final : fabric::RemoteRegion {
+    Remote(FakeEndpoint& endpoint, std::uint64_t key) : owner(endpoint), number(key) {
+      ++owner.nic_->remote_regions;
+    }
+    ~Remote() override { --owner.nic_->remote_regions; }
+    FakeEndpoint& owner;
+    const std::uint64_t number;
+  };
+
+  std::byte* remote_address(const fabric::RemoteRegion* region) const {
+    const auto found = memory_->ranges.find(static_cast<const Remote*>(region)->number);
+    return found == memory_->ranges.end() ? nullptr : found->second.address;
+  }
+
+  std::shared_ptr<FakeMemory> memory_;
+  std::shared_ptr<FakeNic> nic_;
+  fabric::Capabilities capabilities_;
+  fabric::LinkId next_link_ = 1;
+  std::deque<fabric::Event> done_;
+};
+
+}  // namespace mk::daemon::test
