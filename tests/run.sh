@@ -181,11 +181,7 @@ stage_cuda() {
     return
   fi
   build dev || [ $? = 1 ] || return
-  if [ -f kernels/cuda/check_ptxas.sh ]; then
-    check "cuda ptxas" bash kernels/cuda/check_ptxas.sh "$build_root/dev"
-  else
-    check "cuda ptxas" bash tests/check_ptxas.sh "$build_root/dev"
-  fi
+  check "cuda ptxas" bash tests/check_ptxas.sh "$build_root/dev"
   if ctest --test-dir "$build_root/dev" -N -L '^cuda$' -LE "$no_gpu" 2>/dev/null | grep -q 'Total Tests: [1-9]'; then
     run_tests dev "$no_gpu" -L '^cuda$'
   fi

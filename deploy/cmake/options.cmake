@@ -3,7 +3,7 @@ set(MK_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO (when nvcc is found)
 set(MK_VERBS AUTO CACHE STRING "Build the verbs fabric: AUTO (when libibverbs is found), ON, OFF")
 set(MK_OFI AUTO CACHE STRING "Build the libfabric fabric: AUTO (when libfabric is found), ON, OFF")
 option(MK_TESTS "Build the tests" ON)
-option(MK_BENCH "Build the benchmarks (mkbench and Google Benchmark)" ON)
+option(MK_BENCH "Build the micro-benchmarks (Google Benchmark); mkbench is always built" ON)
 option(MK_WERROR "Treat warnings as errors" ON)
 set(MK_SANITIZE "" CACHE STRING "Sanitizers, comma separated: address, undefined, thread")
 
