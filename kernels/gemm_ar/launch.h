@@ -25,10 +25,15 @@ struct GemmArLocal {
       {};  ///< epoch in which the block stored its last tile
   std::uint32_t receive_done[kGemmArBlocksMax] =
       {};  ///< epoch in which the block read its last chunk
-  /// Commands in the lane after the bank's last launch: when they are completed, staging may be
-  /// overwritten.
-  std::uint64_t sent[kBanksMax][shm::kLanesMax] = {};
+  /// Commands in the lane when it had sent all of a launch: once they are completed, the launch's
+  /// staging bank may be written again. By epoch: while blocks of a launch still read the entry of
+  /// the bank's last use, others already write this launch's.
+  std::uint64_t sent[2 * kBanksMax][shm::kLanesMax] = {};
   WaitRecord failure;
+
+  MK_HOST_DEVICE std::uint64_t* sent_in(std::uint32_t epoch) {
+    return sent[epoch % (2 * kBanksMax)];
+  }
 };
 
 /// Blocks of each role. Ranks may differ in them.

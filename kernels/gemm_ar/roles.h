@@ -34,7 +34,7 @@
 ///    all its slots. Slots are written in e + 1, by ranks that have ended e; a rank's C is written
 ///    in e + 1 only after this rank's own tiles of e + 1 went in.
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
-///    (GemmArLocal::sent).
+///    (GemmArLocal::sent_in).
 ///  - Receive bank: written in e after its reader has released e - b.
 ///  - Launch records: a rank in launch e + 2 has seen this rank's tiles of e + 1, so this rank is
 ///    done with the records of e, whose place those of e + 2 take.
@@ -331,9 +331,10 @@ class GemmArBlock {
   }
   /// The daemon has read everything that launch e - 2 sent from this staging bank.
   MK_HOST_DEVICE bool await_staging_free() {
+    const std::uint64_t* sent = launch_.local->sent_in(previous_use(epoch_, launch_.plan.banks));
     for (std::uint32_t lane = 0; lane < launch_.blocks.send; ++lane) {
       if (!wait_completed(executor_, launch_.control, launch_.context, role_, block_, lane,
-                          launch_.local->sent[bank_][lane], totals_.waits)) {
+                          sent[lane], totals_.waits)) {
         return false;
       }
     }
@@ -399,7 +400,7 @@ class GemmArBlock {
       }
       released = true;
     }
-    launch_.local->sent[bank_][block_] = sender.produced();
+    launch_.local->sent_in(epoch_)[block_] = sender.produced();
     return true;
   }
   MK_HOST_DEVICE void write_header(std::byte* bank) {

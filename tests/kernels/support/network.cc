@@ -129,7 +129,8 @@ void Network::deliver(std::list<Pending>::iterator which) {
   }
   if (epoch != command.epoch) complain(fmt::format("epoch {} arrived as {}", command.epoch, epoch));
   std::uint32_t* flag = &peer.flags[command.flag_index];
-  if (shm::epoch_reached(shm::load_relaxed(flag), epoch)) {
+  if (options_.keep_forged_flags && shm::load_relaxed(flag) == kForged) epoch = kForged;
+  if (epoch != kForged && shm::epoch_reached(shm::load_relaxed(flag), epoch)) {
     complain(fmt::format("flag {} of rank {} would go back to {}", command.flag_index, command.peer,
                          epoch));
   }

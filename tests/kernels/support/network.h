@@ -19,12 +19,16 @@
 
 namespace mk::kernels::testing {
 
+/// A flag that the test has set beyond any epoch.
+inline constexpr std::uint32_t kForged = 1u << 30;
+
 struct NetworkOptions {
   /// Rebuild epochs from the ten bits an immediate has room for, as the proxy of an unordered
   /// fabric does.
   bool immediates = false;
   // What no network does; a test that does not notice is blind.
   bool complete_early = false;      ///< count commands as completed when they are taken
+  bool keep_forged_flags = false;   ///< leave flags alone that the test has set to kForged
   bool truncate_one_chunk = false;  ///< move only the first 64 bytes (the header) of a chunk
 };
 
