@@ -298,6 +298,7 @@ TEST(AttachedSession, RepliesOutOfOrderFindTheirRequests) {
            shm::RegisterBufferReply{static_cast<std::uint16_t>(bytes_of(second) / 4096)});
     answer(socket, first,
            shm::RegisterBufferReply{static_cast<std::uint16_t>(bytes_of(first) / 4096)});
+    answer(socket, expect(socket, shm::MessageType::kDetach), shm::Done{});
     wait_for_close(socket);
   }));
   auto session = attach_to(daemon.options());

@@ -9,10 +9,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// From the folder of a program in the build tree (client/tools/mkrun, tests/bench) to the
-/// daemon's.
-const std::vector<std::string> kDaemonFolders = {"../daemon", "../../daemon", "../../../daemon",
-                                                 "../sbin", "../bin"};
+/// From the folder of a program (installed: the same or ../sbin; build tree: client/tools/mkrun,
+/// tests/bench/mkbench, tests/multiprocess) to the daemon's.
+const std::vector<std::string> kDaemonFolders = {"../sbin", "../../daemon/service",
+                                                 "../../../daemon/service"};
 
 }  // namespace
 

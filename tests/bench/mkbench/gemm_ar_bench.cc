@@ -67,9 +67,7 @@ Result<Reports> collect(const GemmArSpec& spec, tools::RankSet& ranks, const Pro
 
 Result<nlohmann::json> links_of(const std::string& admin_address, const std::string& folder) {
   MK_ASSIGN_OR_RETURN(const std::string mkctl,
-                      tools::find_program("mkctl", {"../daemon/mkctl", "../../daemon/mkctl",
-                                                    "../../../daemon/mkctl", "../daemon",
-                                                    "../../daemon", "../../../daemon", "../bin"}));
+                      tools::find_program("mkctl", {"../../../daemon/mkctl"}));
   tools::ProcessOptions process;
   process.name = "mkctl link list";
   process.output_path = folder + "/links.json";

@@ -1,0 +1,330 @@
+// libmkclient against real engines in this process: every rank is a thread, every node an embedded
+// daemon.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <tuple>
+
+#include "client/embedded/embedded.h"
+#include "client/tools/numeric/gemm_ar_reference.h"
+#include "client/tools/numeric/random_matrix.h"
+#include "mkernel/mkernel.h"
+#include "mkernel/mkernel_c.h"
+
+namespace mk {
+namespace {
+
+using namespace std::chrono_literals;
+using Elements = std::vector<std::uint16_t>;
+
+AttachOptions place(const EmbeddedCluster& cluster, std::uint32_t locals, std::uint32_t rank,
+                    const std::string& job) {
+  AttachOptions options;
+  options.job = job;
+  options.rank = rank;
+  options.nodes = cluster.nodes();
+  options.local_size = locals;
+  options.world = options.nodes * locals;
+  options.node_rank = rank / locals;
+  options.local_rank = rank % locals;
+  options.socket = cluster.socket_path(options.node_rank);
+  options.timeout = 60s;
+  return options;
+}
+
+/// Runs `body(rank)` as one thread per rank.
+void for_ranks(std::uint32_t world, const std::function<void(std::uint32_t)>& body) {
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < world; ++rank) threads.emplace_back(body, rank);
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::unique_ptr<EmbeddedCluster> cluster_of(std::uint32_t nodes,
+                                            const std::string& fabric = "loopback") {
+  EmbeddedOptions options;
+  options.nodes = nodes;
+  options.fabric = fabric;
+  auto cluster = EmbeddedCluster::start(options);
+  EXPECT_TRUE(cluster) << cluster.error().message;
+  return cluster ? std::move(*cluster) : nullptr;
+}
+
+struct Case {
+  std::uint32_t nodes, locals;
+  const char* fabric;
+  DataType type;
+};
+
+class GemmAllReduceWorld : public testing::TestWithParam<Case> {};
+
+// Many launches of changing m in both modes: fresh inputs, poisoned outputs, every element of every
+// rank.
+TEST_P(GemmAllReduceWorld, GivesTheSumOfAllRanksOnAllRanks) {
+  const auto [nodes, locals, fabric, type] = GetParam();
+  const std::uint32_t world = nodes * locals;
+  constexpr std::uint64_t kM = 70, kN = 136, kK = 33;
+  constexpr std::uint32_t kLaunches = 7;
+  const auto cluster = cluster_of(nodes, fabric);
+  ASSERT_NE(nullptr, cluster);
+  const auto matrix = [&, type = type](std::uint32_t launch, std::uint32_t rank, bool b) {
+    return tools::RandomMatrix{99, launch * 1000 + rank * 2 + b, b ? kN : kK, type};
+  };
+  const auto rows_of = [](std::uint32_t launch) { return 1 + launch * 23 % kM; };
+
+  std::vector<std::vector<Elements>> outputs(kLaunches, std::vector<Elements>(world));
+  for_ranks(world, [&, type = type, locals = locals](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, locals, rank, "world"));
+    ASSERT_TRUE(session) << session.error().message;
+    auto op = GemmAllReduce::create(*session, {kM, kN, kK, type});
+    ASSERT_TRUE(op) << op.error().message;
+    for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
+      const std::uint64_t m = rows_of(launch);
+      Elements a(m * kK);
+      Elements b(kK * kN);
+      Elements c(m * kN, 0xffff);
+      matrix(launch, rank, false).rows(0, m, a.data());
+      matrix(launch, rank, true).rows(0, kK, b.data());
+      const auto stats = op->launch(a.data(), b.data(), c.data(), m,
+                                    launch % 3 == 2 ? LaunchMode::kUnfused : LaunchMode::kFused);
+      ASSERT_TRUE(stats) << stats.error().message;
+      EXPECT_EQ(launch + 1, stats->epoch);
+      outputs[launch][rank] = std::move(c);
+    }
+    EXPECT_TRUE(session->barrier());
+  });
+  if (HasFailure()) return;
+  for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
+    const std::uint64_t m = rows_of(launch);
+    tools::GemmArReference reference(m, kN, nodes, locals, type);
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      Elements a(m * kK);
+      Elements b(kK * kN);
+      matrix(launch, rank, false).rows(0, m, a.data());
+      matrix(launch, rank, true).rows(0, kK, b.data());
+      reference.add_rank(a.data(), b.data(), kK, 1, 1);
+    }
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      EXPECT_EQ(outputs[launch][0], outputs[launch][rank])
+          << "launch " << launch << " rank " << rank;
+      EXPECT_EQ(0u, reference.compare(outputs[launch][rank].data()).wrong)
+          << "launch " << launch << " rank " << rank;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, GemmAllReduceWorld,
+                         testing::Values(Case{1, 1, "loopback", DataType::kBf16},
+                                         Case{1, 3, "loopback", DataType::kBf16},
+                                         Case{2, 1, "loopback", DataType::kF16},
+                                         Case{2, 2, "loopback", DataType::kBf16},
+                                         Case{3, 2, "loopback", DataType::kBf16},
+                                         Case{4, 1, "loopback", DataType::kBf16},
+                                         Case{2, 2, "ofi", DataType::kBf16},
+                                         Case{3, 1, "ofi", DataType::kF16}),
+                         [](const auto& test) {
+                           return std::string(test.param.fabric) +
+                                  std::to_string(test.param.nodes) + "x" +
+                                  std::to_string(test.param.locals) + name_of(test.param.type);
+                         });
+
+TEST(Session, ExchangeGathersByRankAndBarriersPass) {
+  const auto cluster = cluster_of(2);
+  for_ranks(4, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 2, rank, "exchange"));
+    ASSERT_TRUE(session) << session.error().message;
+    for (int round = 0; round < 5; ++round) {
+      const std::vector<std::byte> mine(rank * 10, static_cast<std::byte>(rank + round));
+      const auto all = session->exchange("round", mine);
+      ASSERT_TRUE(all) << all.error().message;
+      ASSERT_EQ(4u, all->size());
+      for (std::uint32_t other = 0; other < 4; ++other) {
+        EXPECT_EQ(std::vector<std::byte>(other * 10, static_cast<std::byte>(other + round)),
+                  (*all)[other]);
+      }
+      EXPECT_TRUE(session->barrier());
+    }
+  });
+}
+
+TEST(Session, MissingRanksAreListedAfterTheTimeout) {
+  const auto cluster = cluster_of(2);
+  for_ranks(2, [&](std::uint32_t rank) {
+    AttachOptions options = place(*cluster, 2, rank * 2, "incomplete");  // ranks 0 and 2 of four
+    options.timeout = 500ms;
+    const auto session = Session::attach(options);
+    ASSERT_FALSE(session);
+    EXPECT_EQ(ErrorCode::kTimeout, session.error().code);
+    const std::string own_missing = rank == 0 ? "1" : "3";
+    EXPECT_NE(std::string::npos, session.error().message.find(own_missing))
+        << session.error().message;
+  });
+}
+
+TEST(Session, ADuplicateRankIsRefused) {
+  const auto cluster = cluster_of(1);
+  auto first = Session::attach(place(*cluster, 1, 0, "twice"));
+  ASSERT_TRUE(first);
+  const auto second = Session::attach(place(*cluster, 1, 0, "twice"));
+  ASSERT_FALSE(second);
+  EXPECT_EQ(ErrorCode::kAlreadyExists, second.error().code) << second.error().message;
+  EXPECT_TRUE(first->status());
+}
+
+TEST(Session, TheSameNameCanBeUsedAgainAfterDetach) {
+  const auto cluster = cluster_of(2);
+  for (int round = 0; round < 3; ++round) {
+    for_ranks(2, [&](std::uint32_t rank) {
+      auto session = Session::attach(place(*cluster, 1, rank, "again"));
+      ASSERT_TRUE(session) << session.error().message;
+      EXPECT_TRUE(session->barrier());
+      EXPECT_TRUE(session->detach());
+    });
+  }
+}
+
+TEST(Session, BuffersAreZeroedRegisteredAndFreedOnce) {
+  const auto cluster = cluster_of(1);
+  auto session = Session::attach(place(*cluster, 1, 0, "buffers"));
+  ASSERT_TRUE(session);
+  const auto buffer = session->alloc_buffer(100'000, "test");
+  ASSERT_TRUE(buffer) << buffer.error().message;
+  for (std::uint64_t i = 0; i < buffer->bytes; ++i) ASSERT_EQ(std::byte{0}, buffer->data[i]);
+  EXPECT_TRUE(session->free_buffer(*buffer));
+  EXPECT_EQ(ErrorCode::kNotFound, session->free_buffer(*buffer).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, session->alloc_buffer(0, "none").error().code);
+}
+
+TEST(GemmAllReduceErrors, RanksThatDisagreeAboutTheShapeAreToldSo) {
+  const auto cluster = cluster_of(2);
+  for_ranks(2, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 1, rank, "disagree"));
+    ASSERT_TRUE(session);
+    const auto op =
+        GemmAllReduce::create(*session, {64, rank == 0 ? 64u : 72u, 32, DataType::kBf16});
+    ASSERT_FALSE(op);
+    EXPECT_EQ(ErrorCode::kShapeMismatch, op.error().code);
+    EXPECT_NE(std::string::npos, op.error().message.find("n=64")) << op.error().message;
+    EXPECT_NE(std::string::npos, op.error().message.find("n=72")) << op.error().message;
+  });
+}
+
+TEST(GemmAllReduceErrors, WrongArgumentsChangeNothing) {
+  const auto cluster = cluster_of(1);
+  auto session = Session::attach(place(*cluster, 1, 0, "arguments"));
+  ASSERT_TRUE(session);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, GemmAllReduce::create(*session, {0, 8, 8}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, GemmAllReduce::create(*session, {8, 0, 8}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, GemmAllReduce::create(*session, {8, 8, 0}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument,
+            GemmAllReduce::create(*session, {8, 8, 8, static_cast<DataType>(9)}).error().code);
+  auto op = GemmAllReduce::create(*session, {8, 8, 8});
+  ASSERT_TRUE(op) << op.error().message;
+  const Elements ones(64, 0x3f80);
+  Elements c(64, 0xffff);
+  EXPECT_EQ(ErrorCode::kInvalidArgument,
+            op->launch(ones.data(), ones.data(), c.data(), 9).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument,
+            op->launch(ones.data(), ones.data(), c.data(), 0).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument,
+            op->launch(nullptr, ones.data(), c.data(), 8).error().code);
+  ASSERT_TRUE(op->launch(ones.data(), ones.data(), c.data(), 8));
+  for (const std::uint16_t element : c) EXPECT_EQ(0x4100, element);  // 8.0
+}
+
+TEST(GemmAllReduceErrors, ARankThatLeavesEndsTheOthersLaunchWithItsName) {
+  const auto cluster = cluster_of(2);
+  for_ranks(4, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 2, rank, "leaver"));
+    ASSERT_TRUE(session);
+    GemmAllReduce::Tuning tuning;
+    tuning.wait_timeout = 60s;
+    auto op = GemmAllReduce::create(*session, {64, 64, 32, DataType::kBf16}, tuning);
+    ASSERT_TRUE(op) << op.error().message;
+    if (rank == 3) {
+      EXPECT_TRUE(session->detach());
+      return;
+    }
+    const Elements a(64 * 32, 0x3f80);
+    const auto before = std::chrono::steady_clock::now();
+    const auto stats = op->launch(a.data(), a.data(), nullptr, 64);
+    ASSERT_FALSE(stats);
+    EXPECT_EQ(ErrorCode::kPeerLost, stats.error().code) << stats.error().message;
+    EXPECT_NE(std::string::npos, stats.error().message.find("rank 3")) << stats.error().message;
+    EXPECT_LT(std::chrono::steady_clock::now() - before, 30s)
+        << "far below the wait's own deadline";
+    EXPECT_FALSE(op->launch(a.data(), a.data(), nullptr, 64));
+  });
+}
+
+TEST(GemmAllReduceErrors, ADaemonThatStopsEndsTheLaunch) {
+  const auto cluster = cluster_of(2);
+  std::atomic<int> ready{0};
+  for_ranks(2, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 1, rank, "stopped"));
+    ASSERT_TRUE(session);
+    auto op = GemmAllReduce::create(*session, {64, 64, 32});
+    ASSERT_TRUE(op);
+    const Elements a(64 * 32, 0x3f80);
+    ASSERT_TRUE(op->launch(a.data(), a.data(), nullptr, 64));
+    ASSERT_TRUE(session->barrier());
+    if (rank == 1) {
+      cluster->stop_node(1);
+      EXPECT_FALSE(op->launch(a.data(), a.data(), nullptr, 64));
+      return;
+    }
+    const auto stats = op->launch(a.data(), a.data(), nullptr, 64);
+    ASSERT_FALSE(stats);
+    EXPECT_TRUE(stats.error().code == ErrorCode::kPeerLost ||
+                stats.error().code == ErrorCode::kLinkDown ||
+                stats.error().code == ErrorCode::kDraining)
+        << error_code_name(stats.error().code) << ": " << stats.error().message;
+  });
+}
+
+TEST(CApi, RunsAnOperatorAndReportsErrors) {
+  const auto cluster = cluster_of(1);
+  mk_attach_options options{};
+  mk_session* session = nullptr;
+  EXPECT_EQ(static_cast<mk_status>(ErrorCode::kInvalidArgument),
+            mk_session_attach(&options, &session));
+  EXPECT_NE(std::string::npos, std::string(mk_last_error()).find("struct_bytes"));
+  options.struct_bytes = sizeof(options);
+  options.socket = cluster->socket_path(0).c_str();
+  options.job = "c";
+  options.world = options.nodes = options.local_size = 1;
+  ASSERT_EQ(0, mk_session_attach(&options, &session)) << mk_last_error();
+  EXPECT_STREQ("", mk_last_error());
+  EXPECT_EQ(1u, mk_session_world(session));
+  EXPECT_EQ(0, mk_session_status(session));
+  EXPECT_EQ(0, mk_session_barrier(session, 0));
+
+  mk_gemm_ar_shape shape{};
+  shape.struct_bytes = sizeof(shape);
+  shape.m_max = shape.n = shape.k = 16;
+  shape.dtype = MK_BF16;
+  mk_gemm_ar* op = nullptr;
+  ASSERT_EQ(0, mk_gemm_ar_create(session, &shape, &op)) << mk_last_error();
+  const Elements ones(256, 0x3f80);
+  Elements c(256, 0xffff);
+  mk_launch_stats stats{};
+  stats.struct_bytes = sizeof(stats);
+  ASSERT_EQ(0, mk_gemm_ar_launch(op, ones.data(), ones.data(), c.data(), 16, MK_FUSED, &stats))
+      << mk_last_error();
+  EXPECT_EQ(1u, stats.epoch);
+  for (const std::uint16_t element : c) EXPECT_EQ(0x4180, element);  // 16.0
+  EXPECT_STREQ("invalid-argument",
+               mk_status_name(mk_gemm_ar_launch(op, ones.data(), ones.data(), nullptr, 17, MK_FUSED,
+                                                nullptr)));
+  EXPECT_NE(0, mk_gemm_ar_launch(op, ones.data(), ones.data(), nullptr, 16, 9, nullptr));
+  mk_gemm_ar_destroy(op);
+  EXPECT_EQ(0, mk_session_detach(session));
+  EXPECT_EQ(0, mk_session_detach(nullptr));
+}
+
+}  // namespace
+}  // namespace mk
