@@ -85,10 +85,11 @@ class __attribute__((visibility("hidden"))) GemmAllReduce::Impl {
     if (!stats) {
       // The wait that was cut short says less than what the daemon knows: a rank died, a link
       // broke.
-      const Status session = session_->status();
-      if (!session)
+      const Status session = session_->failure_behind(stats.error());
+      if (!session) {
         return fail(session.error().code, "{} ({})", session.error().message,
                     stats.error().message);
+      }
       return propagate(stats);
     }
     return LaunchStats{

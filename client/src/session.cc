@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <thread>
 
 #include "client/src/session_impl.h"
 
 namespace mk {
 namespace {
+
+/// How much later than its local peers a rank may hear of a failure.
+constexpr std::chrono::milliseconds kFailureNewsTimeout{500};
 
 constexpr const char* kDefaultSocket = "/run/mkernel/mkerneld.sock";
 
@@ -169,6 +173,18 @@ Status Session::Impl::barrier(std::chrono::milliseconds timeout) {
 Status Session::Impl::status() const {
   if (segment_ != nullptr) MK_RETURN_IF_ERROR(segment_->failure());
   return connection_->status();
+}
+
+Status Session::Impl::failure_behind(const Error& launch_error) const {
+  const auto deadline = std::chrono::steady_clock::now() + kFailureNewsTimeout;
+  while (true) {
+    const Status now = status();
+    if (!now || launch_error.code != ErrorCode::kAborted ||
+        std::chrono::steady_clock::now() >= deadline) {
+      return now;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+  }
 }
 
 Status Session::Impl::detach() {

@@ -34,6 +34,10 @@ class __attribute__((visibility("hidden"))) Session::Impl {
                                                        std::chrono::milliseconds timeout);
   Status barrier(std::chrono::milliseconds timeout);
   Status status() const;
+  /// The session's failure that explains why an operator's launch was cut short, if there is one. A
+  /// local rank may hear of it first and end our launch through shared memory: our own word from
+  /// the daemon is then still on its way.
+  Status failure_behind(const Error& launch_error) const;
   Status detach();
 
   /// A range of `count` arrival flags (whole granules) for one operator; never given back.

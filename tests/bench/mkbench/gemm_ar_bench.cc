@@ -185,7 +185,7 @@ Result<std::string> balanced_bandwidth(const GemmArBenchOptions& options,
   if (!(bytes_per_second >= 1)) {
     return fail(ErrorCode::kInvalidArgument, "\"balanced\" needs a network: at least two nodes");
   }
-  return fmt::format("{}MB/s", std::max(1.0, bytes_per_second * 1e-6));
+  return fmt::format("{:.0f}MB/s", std::max(1.0, bytes_per_second * 1e-6));
 }
 
 }  // namespace
