@@ -48,7 +48,7 @@ tl::unexpected<Error> fail_errno(int error_number, fmt::format_string<Args...> f
   declaration = std::move(*temporary)
 #define MK_ASSIGN_OR_RETURN(declaration, expression) \
   MK_ASSIGN_OR_RETURN_INNER(MK_CONCAT(mk_result_, __LINE__), declaration, expression)
-#define MK_RETURN_IF_ERROR(expression)                                                \
-  do {                                                                                \
+#define MK_RETURN_IF_ERROR(expression)                                                   \
+  do {                                                                                   \
     if (auto mk_status_ = (expression); !mk_status_) return ::mk::propagate(mk_status_); \
   } while (false)

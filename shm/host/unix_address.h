@@ -20,9 +20,7 @@ struct UnixAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
 };
 
-inline bool is_abstract(const std::string& path) {
-  return path.starts_with('@');
-}
+inline bool is_abstract(const std::string& path) { return path.starts_with('@'); }
 
 /// A path starting with '@' is a name in the abstract namespace: no file, gone with its last
 /// holder.

@@ -158,7 +158,8 @@ TYPED_TEST(EveryMessage, RoundTrips) {
     const Bytes bytes = encode_message(filled<TypeParam>(seed));
     const auto received = decode_message<TypeParam>(bytes);
     ASSERT_TRUE(received) << received.error().message;
-    // Different messages have different bytes (abi_messages_test.cc), so equal bytes are equal messages.
+    // Different messages have different bytes (abi_messages_test.cc), so equal bytes are equal
+    // messages.
     EXPECT_EQ(encode_message(*received), bytes) << seed;
   }
 }

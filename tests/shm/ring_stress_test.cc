@@ -21,7 +21,6 @@
 namespace mk::shm {
 namespace {
 
-using test::command_of;
 using test::in_seconds;
 using test::TestRing;
 
