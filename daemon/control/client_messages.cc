@@ -192,7 +192,7 @@ Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
                 "(it has {}); raise the daemon's limit or deregister some",
                 session.describe(), message.name, message.bytes, limit, session.registered_bytes);
   }
-  MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.allocate_handle());
+  MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.free_handle());
   auto memory = shm::BufferFile::map(std::move(fd), message.bytes);
   if (!memory) {
     return fail(memory.error().code, "{}: buffer '{}': {}", session.describe(), message.name,
@@ -204,6 +204,7 @@ Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
     return tl::unexpected<Error>(
         explain_registration(region.error(), session, message.name, message.bytes));
   }
+  session.last_handle = handle;
   session.registered_bytes += message.bytes;
   session.buffers.emplace(handle, Buffer{.name = std::move(message.name),
                                          .bytes = message.bytes,

@@ -138,6 +138,7 @@ class ControlPlane::Impl {
   void take_early_parts(Job& job);
   bool bind(Job& job);
   Status bind_session(Session& session, const RemotePart& part, std::shared_ptr<Link> link);
+  void bind_waiting_regions(Job& job);
   void job_up(Job& job);
   void announce_buffer(Session& session, std::uint16_t handle);
   /// Sends to every node of the job; a node that cannot be reached fails the job.

@@ -45,6 +45,11 @@ Status check_part(const JobPart& part) {
   return {};
 }
 
+Status two_buffers(const Job& job, const RegionAnnounce& region) {
+  return fail(ErrorCode::kProtocol, "rank {} of job '{}' has two buffers with handle {}",
+              region.rank, job.name, region.handle);
+}
+
 /// What the session has bound for a buffer of a rail peer, or null.
 PeerBuffer* peer_buffer(Session* session, std::uint32_t rank, std::uint16_t handle) {
   if (session == nullptr) return nullptr;
@@ -180,10 +185,10 @@ Status ControlPlane::Impl::on(NodeId node, RegionAnnounce& region) {
                 region.rank, job->name, region.handle, region.bytes, region.key.size());
   }
   if (job->state >= JobState::kBound) return bind_peer_buffer(*job, *part, region);
-  if (part->regions_waiting.size() >= std::size_t{job->local_size} * shm::kBuffersMax) {
-    return fail(ErrorCode::kProtocol, "job '{}' has announced {} buffers", job->name,
-                part->regions_waiting.size() + 1);
-  }
+  const bool twice = std::ranges::any_of(part->regions_waiting, [&](const RegionAnnounce& other) {
+    return other.rank == region.rank && other.handle == region.handle;
+  });
+  if (twice) return two_buffers(*job, region);
   part->regions_waiting.push_back(std::move(region));
   return {};
 }
@@ -194,8 +199,7 @@ Status ControlPlane::Impl::bind_peer_buffer(Job& job, const RemotePart& part,
   if (session == nullptr || !session->active() || session->fenced) return {};
   PeerBinding& binding = session->peers.at(region.rank);
   if (binding.buffers.contains(region.handle)) {
-    return fail(ErrorCode::kProtocol, "rank {} of job '{}' has two buffers with handle {}",
-                region.rank, job.name, region.handle);
+    return two_buffers(job, region);
   }
   auto imported = proxy_of(*session).endpoint().import_region(binding.link->id, region.key);
   if (!imported) {

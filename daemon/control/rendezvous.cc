@@ -22,6 +22,7 @@ void ControlPlane::Impl::advance(Job& job) {
   if (job.state == JobState::kAnnounced && !job.ending && job.parts.size() + 1 == job.nodes &&
       bind(job)) {
     job.state = JobState::kBound;
+    bind_waiting_regions(job);
     send_to_job(job, JobReady{job.name, job.part_id});
   }
   const bool all_ready =
@@ -119,6 +120,14 @@ Status ControlPlane::Impl::bind_session(Session& session, const RemotePart& part
                                    .flags = binding.flags.get(),
                                    .flag_count = peer.flag_count});
   return {};
+}
+
+void ControlPlane::Impl::bind_waiting_regions(Job& job) {
+  for (auto& [rank, part] : job.parts) {
+    for (const RegionAnnounce& region : std::exchange(part.regions_waiting, {})) {
+      (void)bind_peer_buffer(job, part, region);  // twice the same was refused when it came
+    }
+  }
 }
 
 void ControlPlane::Impl::job_up(Job& job) {

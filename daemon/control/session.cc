@@ -33,10 +33,9 @@ Result<std::uint32_t> Session::allocate_flags(std::uint32_t count) {
   return base;
 }
 
-Result<std::uint16_t> Session::allocate_handle() {
-  for (std::uint32_t tries = 0; tries < shm::kBuffersMax; ++tries) {
-    const std::uint16_t handle = next_handle;
-    next_handle = handle == shm::kBuffersMax ? 1 : static_cast<std::uint16_t>(handle + 1);
+Result<std::uint16_t> Session::free_handle() const {
+  for (std::uint32_t tried = 0; tried < shm::kBuffersMax; ++tried) {
+    const auto handle = static_cast<std::uint16_t>((last_handle + tried) % shm::kBuffersMax + 1);
     if (!buffers.contains(handle)) return handle;
   }
   return fail(ErrorCode::kLimitExceeded,

@@ -75,7 +75,7 @@ struct Session {
   Result<std::uint32_t> allocate_flags(std::uint32_t count);
   /// A handle that no buffer has, found in turn so that one comes back as late as possible;
   /// kLimitExceeded when there is none.
-  Result<std::uint16_t> allocate_handle();
+  Result<std::uint16_t> free_handle() const;
   /// "rank 3 (node rank 1, pid 77)"
   std::string describe() const;
 
@@ -103,7 +103,7 @@ struct Session {
   std::map<std::uint16_t, Buffer> buffers;     ///< by handle
   std::map<std::uint32_t, PeerBinding> peers;  ///< by rank
   std::uint64_t registered_bytes = 0;
-  std::uint16_t next_handle = 1;
+  std::uint16_t last_handle = 0;  ///< given out most recently
   std::uint32_t flags_used = 0;
 };
 
