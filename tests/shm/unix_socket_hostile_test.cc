@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "shm/host/unix_socket.h"
@@ -59,6 +60,20 @@ TEST(FrameSocketFds, EachFrameKeepsItsOwn) {
     for (std::size_t i = 0; i < expected.size(); ++i)
       EXPECT_EQ(number_of(frame->fds[i]), expected[i]);
   }
+}
+
+TEST(FrameSocketFds, AFrameSentInManyPiecesCarriesThemOnce) {
+  const NoFdLeak no_leak;
+  Pair pair;
+  const int fds[] = {0, 1};
+  const Bytes payload = pattern(kMessageBytesMax);
+  std::thread sender(
+      [&] { EXPECT_TRUE(pair.a.send(1, 1, payload, fds, in_seconds(kGenerousSeconds))); });
+  const auto frame = pair.b.receive(in_seconds(kGenerousSeconds));
+  sender.join();
+  ASSERT_TRUE(frame) << frame.error().message;
+  EXPECT_EQ(frame->fds.size(), 2u);
+  EXPECT_EQ(frame->payload, payload);
 }
 
 TEST(FrameSocketFds, TooManyAreRefusedBeforeTheyAreSent) {
