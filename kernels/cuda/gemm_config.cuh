@@ -17,9 +17,6 @@
 
 namespace mk::kernels::cuda {
 
-/// K elements of one stage: 64 two-byte elements make the 128-byte rows of the widest swizzle.
-inline constexpr int kBlockK = 64;
-
 /// Rows of one math warpgroup, columns of one staged piece of C (64 elements are again a 128-byte
 /// row).
 inline constexpr int kWarpgroupRows = 64;
@@ -41,7 +38,8 @@ struct GemmConfig {
   static constexpr int kThreads = 128 * (kMathWarpgroups + 1);
   static constexpr int kAccumulators = kBlockN / 2;  ///< fp32 registers of one thread
   static constexpr int kPieces = kBlockN / kPieceColumns;
-  static constexpr int kStagingBuffers = 2;  ///< of one piece each, per math warpgroup
+  static constexpr int kStagingBuffers =
+      2;  ///< of one piece each, per math warpgroup; used by turns
 
   /// Registers per thread by role: together exactly what a block of 384 threads is given (3 x 168).
   static constexpr int kIoRegisters = 40;

@@ -37,6 +37,7 @@ struct GemmParams {
   CUtensorMap a;   ///< A as [M,K], box a_box_rows x 64, 128-byte swizzle
   CUtensorMap b;   ///< B as [N,K], box kBBox x 64, or as [K,N], box 64 x 64; 128-byte swizzle
   int a_box_rows;  ///< kBlockM, or M rounded up to 8 if that is less: no more than C has is loaded
+  int m_blocks;    ///< ceil(M / kBlockM); a cluster's last tile may lie below it, and is not stored
   int k_blocks;    ///< ceil(K / 64)
   typename Order::Params order;
   typename Gate::Params gate;
@@ -125,9 +126,10 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       RingPosition<kStages> ring;
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
+        const int gated_m = kCluster == 1 ? m : min(m, params.m_blocks - 1);
         int ready_until = 0;
         for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
-          if (k_block >= ready_until) ready_until = gate.wait(m, tile.n, k_block);
+          if (k_block >= ready_until) ready_until = gate.wait(gated_m, tile.n, k_block);
           std::uint64_t* full = &shared.stage_full[ring.slot];
           ptx::mbarrier_wait(&shared.stage_empty[ring.slot], ring.parity ^ 1);
           ptx::mbarrier_arrive_expect(full, stage_bytes);
@@ -163,16 +165,25 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       RingPosition<Config::kStagingBuffers> ring;
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
+        const bool inside = kCluster == 1 || m < params.m_blocks;
+        // A buffer is given back one piece late, so that a piece already waiting is not held up by
+        // the reading of the one before it.
 #pragma unroll 1
         for (int piece = 0; piece < Config::kPieces; ++piece, ring.advance()) {
           ptx::mbarrier_wait(&shared.piece_full[of][ring.slot], ring.parity);
-          store.put(Piece{m, tile.n, of * kWarpgroupRows, piece * kPieceColumns,
-                          shared.piece[of][ring.slot]});
+          if (inside) {
+            store.put(Piece{m, tile.n, of * kWarpgroupRows, piece * kPieceColumns,
+                            shared.piece[of][ring.slot]});
+          }
           ptx::bulk_commit();
-          ptx::bulk_wait_read<0>();
-          ptx::mbarrier_arrive(&shared.piece_empty[of][ring.slot]);
+          if (piece > 0) {
+            ptx::bulk_wait_read<1>();
+            ptx::mbarrier_arrive(&shared.piece_empty[of][ring.slot ^ 1]);
+          }
         }
-        store.tile_done(m, tile.n, of);
+        ptx::bulk_wait_read<0>();
+        ptx::mbarrier_arrive(&shared.piece_empty[of][ring.slot ^ 1]);
+        if (inside) store.tile_done(m, tile.n, of);
       }
       store.finish();
       ptx::bulk_wait<0>();

@@ -13,6 +13,7 @@ cudaError_t launch_plain(const PlainGemmArguments& arguments, int workers, cudaS
   params.a = arguments.a;
   params.b = arguments.b;
   params.a_box_rows = arguments.a_box_rows;
+  params.m_blocks = arguments.m_blocks;
   params.k_blocks = arguments.k_blocks;
   params.order = arguments.order;
   params.store.c = arguments.c;
@@ -37,13 +38,13 @@ const PlainGemmKernel& plain_gemm_variant(GemmVariant variant) {
       return kPlainKernel<GemmConfig<Element, kB, 128, 64, 8, 1>>;
     case GemmVariant::k128x128:
       return kPlainKernel<GemmConfig<Element, kB, 128, 128, 6, 1>>;
-    case GemmVariant::k128x128Pair:
-      return kPlainKernel<GemmConfig<Element, kB, 128, 128, 6, 2>>;
-    case GemmVariant::kAuto:
     case GemmVariant::k128x256:
+      return kPlainKernel<GemmConfig<Element, kB, 128, 256, 4, 1>>;
+    case GemmVariant::kAuto:
+    case GemmVariant::k128x256Pair:
       break;
   }
-  return kPlainKernel<GemmConfig<Element, kB, 128, 256, 4, 1>>;
+  return kPlainKernel<GemmConfig<Element, kB, 128, 256, 4, 2>>;
 }
 
 template <class Element>

@@ -16,6 +16,7 @@ struct PlainGemmArguments {
   CUtensorMap b;
   CUtensorMap c;
   int a_box_rows = 0;
+  int m_blocks = 0;
   int k_blocks = 0;
   RasterOrder::Params order;
 };

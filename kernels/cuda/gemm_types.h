@@ -5,6 +5,9 @@
 
 namespace mk::kernels::cuda {
 
+/// K elements of one stage: 64 two-byte elements make the 128-byte rows of the widest swizzle.
+inline constexpr int kBlockK = 64;
+
 /// Element type of A, B and C; sums are always fp32.
 enum class DType { kBf16, kF16 };
 
@@ -28,6 +31,6 @@ struct GemmProblem {
 
 /// The compiled configurations: tile of a block, and whether two blocks form a cluster that shares
 /// loads of B.
-enum class GemmVariant { kAuto, k128x64, k128x128, k128x128Pair, k128x256 };
+enum class GemmVariant { kAuto, k128x64, k128x128, k128x256, k128x256Pair };
 
 }  // namespace mk::kernels::cuda

@@ -1,22 +1,29 @@
 /// \file
 /// gemm_bench: our matrix product against cuBLAS, same run, same inputs, every element checked.
 ///
-///     gemm_bench [--check] [--speed] [--sweep] [--seconds S] [--json FILE]
+///     gemm_bench [--check] [--speed] [--sweep] [--seams] [--seconds S] [--json FILE]
 ///
 /// --check: odd shapes, both layouts of B, both types, every variant. --speed: the shapes of the
 /// table, ours and cuBLAS by turns, medians. --sweep: speed of each variant and band, to set the
-/// defaults. Exit status 1 if any element of any product is wrong.
+/// defaults.
+/// --seams: what a gate and a store of an operator's kind cost. Exit status 1 if any element of any
+/// product is wrong.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/tensor_map.h"
+#include "tests/gpu/gemm_seams.h"
 #include "tests/gpu/products.h"
 #include "tests/gpu/race.h"
 
@@ -52,6 +59,7 @@ struct Options {
   bool check = false;
   bool speed = false;
   bool sweep = false;
+  bool seams = false;
   double seconds = 0.25;  // measured per shape and side
   std::string json;
 };
@@ -102,15 +110,19 @@ struct Row {
   DType dtype;
   BLayout layout;
   std::string variant;
-  Timing ours, theirs;
+  Timing ours, theirs;              // by turns
+  Timing ours_alone, theirs_alone;  // each long enough to settle at its own clock; may be empty
   mk::test::Verdict verdict;
   double flops() const { return 2.0 * shape.m * shape.n * shape.k; }
   double tflops(const Timing& t) const { return flops() / t.median() / 1e6; }
   double ratio() const { return theirs.median() / ours.median(); }
+  bool alone() const { return !ours_alone.us.empty(); }
+  double ratio_alone() const { return theirs_alone.median() / ours_alone.median(); }
 };
 
-Row measure(const Cublas& cublas, Shape shape, DType dtype, BLayout layout, double seconds) {
-  Row row{shape, dtype, layout, "", {}, {}, {}};
+Row measure(const Cublas& cublas, Shape shape, DType dtype, BLayout layout, double seconds,
+            bool alone) {
+  Row row{shape, dtype, layout, "", {}, {}, {}, {}, {}};
   Sets sets(shape, dtype, layout);
   const auto plans = plans_for(sets, {});
   row.variant = mk::kernels::cuda::gemm_variant_name(plans[0].variant());
@@ -120,6 +132,12 @@ Row measure(const Cublas& cublas, Shape shape, DType dtype, BLayout layout, doub
   auto timings = race(sides, sets.count(), row.flops(), seconds);
   row.ours = timings[0];
   row.theirs = timings[1];
+  if (alone) {
+    constexpr int kRounds = 3;
+    auto endured = mk::test::endure(sides, sets.count(), row.flops(), seconds, kRounds);
+    row.ours_alone = endured[0];
+    row.theirs_alone = endured[1];
+  }
   sets.poison_outputs();
   for (std::size_t i = 0; i < plans.size(); ++i) sides[0](static_cast<int>(i));
   row.verdict = mk::test::judge(sets.problems()[0], 0, shape.m, nullptr);
@@ -145,48 +163,113 @@ std::string read_command(const char* command) {
 
 void write_json(const std::string& path, const std::string& command, const std::vector<Row>& rows,
                 int cublas_version, const mk::test::OddShapes& odd) {
-  FILE* file = std::fopen(path.c_str(), "w");
-  if (file == nullptr) {
-    fmt::print(stderr, "cannot write {}\n", path);
-    std::exit(1);
-  }
+  using Json = nlohmann::ordered_json;
+  const auto rounded = [](double value) { return std::round(value * 1e4) / 1e4; };
+  const auto times = [&](const Timing& t) {
+    return Json{{"median", rounded(t.median())},
+                {"min", rounded(t.min())},
+                {"max", rounded(t.max())},
+                {"samples", t.us.size()}};
+  };
   cudaDeviceProp properties{};
   require(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   int runtime = 0;
   cudaRuntimeGetVersion(&runtime);
-  fmt::print(file,
-             "{{\n  \"bench\": \"gemm_bench\",\n  \"command\": \"{}\",\n  \"gpu\": \"{}\",\n  "
-             "\"sms\": {},\n",
-             command, properties.name, properties.multiProcessorCount);
-  fmt::print(
-      file,
-      "  \"driver\": \"{}\",\n  \"cuda_runtime\": {},\n  \"cublas\": {},\n  \"date\": \"{}\",\n",
-      read_command("nvidia-smi --query-gpu=driver_version --format=csv,noheader"), runtime,
-      cublas_version, read_command("date -u +%FT%TZ"));
-  fmt::print(file, "  \"inputs\": \"standard normal, fresh seed, sets rotated past L2\",\n");
-  fmt::print(file,
-             "  \"baseline\": \"cublasGemmEx, same run, by turns\",\n  \"odd_shapes\": "
-             "{{\"checked\": {}, \"wrong\": {}}},\n",
-             odd.checked, odd.wrong);
-  fmt::print(file, "  \"rows\": [\n");
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Row& r = rows[i];
-    fmt::print(file,
-               "    {{\"m\": {}, \"n\": {}, \"k\": {}, \"type\": \"{}\", \"b\": \"{}\", "
-               "\"variant\": \"{}\", "
-               "\"us\": {{\"median\": {:.2f}, \"min\": {:.2f}, \"max\": {:.2f}, \"samples\": {}}}, "
-               "\"cublas_us\": {{\"median\": {:.2f}, \"min\": {:.2f}, \"max\": {:.2f}}}, "
-               "\"tflops\": {:.1f}, "
-               "\"cublas_tflops\": {:.1f}, \"ratio\": {:.4f}, \"error_max\": {:.4g}, "
-               "\"error_over_bound\": {:.4f}, "
-               "\"wrong_elements\": {}}}{}\n",
-               r.shape.m, r.shape.n, r.shape.k, name(r.dtype), name(r.layout), r.variant,
-               r.ours.median(), r.ours.min(), r.ours.max(), r.ours.us.size(), r.theirs.median(),
-               r.theirs.min(), r.theirs.max(), r.tflops(r.ours), r.tflops(r.theirs), r.ratio(),
-               r.verdict.error_max, r.verdict.worst, r.verdict.bad, i + 1 < rows.size() ? "," : "");
+  Json json = {
+      {"bench", "gemm_bench"},
+      {"command", command},
+      {"date", read_command("date -u +%FT%TZ")},
+      {"gpu", properties.name},
+      {"sms", properties.multiProcessorCount},
+      {"driver", read_command("nvidia-smi --query-gpu=driver_version --format=csv,noheader")},
+      {"cuda_runtime", runtime},
+      {"cublas", cublas_version},
+      {"inputs", "standard normal, fresh seed, input sets rotated past L2"},
+      {"baseline", "cublasGemmEx, same run, by turns, back-to-back launches"},
+      {"check", "every element against float64, bound in tests/gpu/gemm_reference.h"},
+      {"odd_shapes", {{"checked", odd.checked}, {"wrong", odd.wrong}}},
+      {"rows", Json::array()}};
+  for (const Row& r : rows) {
+    json["rows"].push_back({{"m", r.shape.m},
+                            {"n", r.shape.n},
+                            {"k", r.shape.k},
+                            {"type", name(r.dtype)},
+                            {"b", name(r.layout)},
+                            {"variant", r.variant},
+                            {"us", times(r.ours)},
+                            {"cublas_us", times(r.theirs)},
+                            {"tflops", rounded(r.tflops(r.ours))},
+                            {"cublas_tflops", rounded(r.tflops(r.theirs))},
+                            {"ratio", rounded(r.ratio())},
+                            {"error_max", r.verdict.error_max},
+                            {"error_over_bound", rounded(r.verdict.worst)},
+                            {"wrong_elements", r.verdict.bad}});
+    if (r.alone()) {
+      json["rows"].back()["alone"] = {{"tflops", rounded(r.tflops(r.ours_alone))},
+                                      {"cublas_tflops", rounded(r.tflops(r.theirs_alone))},
+                                      {"ratio", rounded(r.ratio_alone())}};
+    }
   }
-  fmt::print(file, "  ]\n}}\n");
-  std::fclose(file);
+  std::ofstream file(path);
+  file << json.dump(1) << "\n";
+  if (!file) {
+    fmt::print(stderr, "cannot write {}\n", path);
+    std::exit(1);
+  }
+}
+
+/// What the seams cost: the plain product, and the one with a gate asked every 8 k blocks (flags
+/// all set) and a store into packed slots that releases a flag per tile.
+void race_seams(const Cublas& cublas, double seconds) {
+  for (const Shape& shape : {kSpeedShapes[2], kSpeedShapes[3], kSpeedShapes[6]}) {
+    Sets sets(shape, DType::kBf16, BLayout::kNK);
+    const GemmProblem& p = sets.problems()[0];
+    const auto plans = plans_for(sets, {GemmVariant::k128x256Pair, 0, 0});
+    mk::test::SeamProduct seam;
+    seam.m = p.m;
+    seam.n = p.n;
+    seam.k = p.k;
+    seam.pair = true;
+    seam.range_k_blocks = 8;
+    seam.epoch = 0x01010101;  // what memset can write
+    seam.deadline_ns = 1'000'000'000;
+    const auto flag_bytes = static_cast<std::size_t>(4 * seam.row_blocks() * seam.ranges());
+    const auto slot_rows =
+        std::int64_t{mk::test::kSeamBlockM} * seam.row_blocks() * seam.tile_columns();
+    const DeviceMemory chunk_flags(flag_bytes), incident(sizeof(mk::test::Incident)),
+        tile_flags(static_cast<std::size_t>(4 * seam.row_blocks() * seam.tile_columns())),
+        slots(static_cast<std::size_t>(slot_rows) * mk::test::kSeamBlockN * 2);
+    require(cudaMemset(chunk_flags.data(), 1, flag_bytes), "flags");
+    require(cudaMemset(incident.data(), 0, sizeof(mk::test::Incident)), "incident");
+    const auto map = [](const char* what, const void* at, std::int64_t rows, int columns,
+                        int box_rows) {
+      auto made = mk::kernels::cuda::make_tensor_map(what, DType::kBf16, at, rows, columns, columns,
+                                                     box_rows, 64);
+      if (!made) {
+        fmt::print(stderr, "{}\n", made.error().message);
+        std::exit(1);
+      }
+      return *made;
+    };
+    seam.a = map("A", p.a, p.m, p.k, mk::test::kSeamBlockM);
+    seam.b = map("B", p.b, p.n, p.k, seam.b_box_rows());
+    seam.slots = map("slots", slots.data(), slot_rows, mk::test::kSeamBlockN, 64);
+    seam.chunk_flags = static_cast<std::uint32_t*>(chunk_flags.data());
+    seam.tile_flags = static_cast<std::uint32_t*>(tile_flags.data());
+    seam.incident = static_cast<mk::test::Incident*>(incident.data());
+    require(mk::test::prepare_seams(), "prepare_seams");
+    const std::vector<Launch> sides = {
+        [&](int) { launch_or_exit(plans[0]); },
+        [&](int) {
+          require(mk::test::launch_seam_product(seam, plans[0].blocks(), nullptr), "seam");
+        },
+        [&](int) { cublas.run(p); }};
+    const double flops = 2.0 * shape.m * shape.n * shape.k;
+    const auto timings = race(sides, 1, flops, seconds);
+    fmt::print("{:5} {:5} {:5} TFLOPS: plain {:.1f}, gate and slots {:.1f}, cublas {:.1f}\n",
+               shape.m, shape.n, shape.k, flops / timings[0].median() / 1e6,
+               flops / timings[1].median() / 1e6, flops / timings[2].median() / 1e6);
+  }
 }
 
 void sweep(const Cublas& cublas, double seconds) {
@@ -199,9 +282,9 @@ void sweep(const Cublas& cublas, double seconds) {
       std::vector<std::vector<GemmPlan>> all;
       std::vector<std::string> names;
       for (GemmVariant variant : kVariants) {
-        for (int band : {512, 1024, 2048}) {
-          const bool largest_tile = variant == GemmVariant::k128x256;
-          if (band != 1024 && (!largest_tile || shape.m <= 2048)) continue;
+        for (int band : {1024, 2048, 4096}) {
+          const bool large_tile = variant >= GemmVariant::k128x256;
+          if (band != 2048 && (!large_tile || shape.m <= 2048)) continue;
           all.push_back(plans_for(sets, {variant, band, 0}));
           names.push_back(
               fmt::format("{}/{}", mk::kernels::cuda::gemm_variant_name(variant), band));
@@ -227,21 +310,31 @@ void sweep(const Cublas& cublas, double seconds) {
   }
 }
 
+std::string times(const Timing& t) {
+  return fmt::format("{:.1f} ({:.1f}..{:.1f})", t.median(), t.min(), t.max());
+}
+
 void print_rows(const std::vector<Row>& rows) {
   fmt::print(
-      "{:>6} {:>6} {:>6} type b  variant     us  (min..max)        cublas us (min..max)        "
-      "TFLOPS cublas  "
-      "ratio  error/bound wrong\n",
-      "m", "n", "k");
+      "     m      n      k type b  tile      us (min..max)              cublas us (min..max)  "
+      "     TFLOPS cublas ratio | alone: TFLOPS cublas ratio | error/bound wrong\n");
   for (const Row& r : rows) {
-    fmt::print(
-        "{:6} {:6} {:6} {:4} {} {:9} {:8.1f} ({:.1f}..{:.1f}) {:8.1f} ({:.1f}..{:.1f}) {:6.1f} "
-        "{:6.1f} {:6.3f} "
-        "{:6.3f} {}\n",
-        r.shape.m, r.shape.n, r.shape.k, name(r.dtype), name(r.layout), r.variant, r.ours.median(),
-        r.ours.min(), r.ours.max(), r.theirs.median(), r.theirs.min(), r.theirs.max(),
-        r.tflops(r.ours), r.tflops(r.theirs), r.ratio(), r.verdict.worst, r.verdict.bad);
+    fmt::print("{:6} {:6} {:6} {:4} {} {:9} {:24} {:24} {:6.1f} {:6.1f} {:.3f} | ", r.shape.m,
+               r.shape.n, r.shape.k, name(r.dtype), name(r.layout), r.variant, times(r.ours),
+               times(r.theirs), r.tflops(r.ours), r.tflops(r.theirs), r.ratio());
+    if (r.alone()) {
+      fmt::print("{:6.1f} {:6.1f} {:.3f} | ", r.tflops(r.ours_alone), r.tflops(r.theirs_alone),
+                 r.ratio_alone());
+    }
+    fmt::print("{:.3f} {}\n", r.verdict.worst, r.verdict.bad);
   }
+}
+
+void print_summary(const char* what, std::vector<double> ratios) {
+  std::sort(ratios.begin(), ratios.end());
+  const std::size_t half = ratios.size() / 2;
+  fmt::print("bf16 NK, six large shapes, {}: median ratio {:.3f}, lowest {:.3f}\n", what,
+             (ratios[half - 1] + ratios[half]) / 2, ratios.front());
 }
 
 }  // namespace
@@ -258,6 +351,8 @@ int main(int argc, char** argv) {
       options.speed = true;
     } else if (argument == "--sweep") {
       options.sweep = true;
+    } else if (argument == "--seams") {
+      options.seams = true;
     } else if (argument == "--seconds" && i + 1 < argc) {
       options.seconds = std::atof(argv[++i]);
       command += std::string(" ") + argv[i];
@@ -265,7 +360,8 @@ int main(int argc, char** argv) {
       options.json = argv[++i];
     } else {
       fmt::print(stderr,
-                 "usage: gemm_bench [--check] [--speed] [--sweep] [--seconds S] [--json FILE]\n");
+                 "usage: gemm_bench [--check] [--speed] [--sweep] [--seams] [--seconds S] "
+                 "[--json FILE]\n");
       return 2;
     }
   }
@@ -280,30 +376,29 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
   Cublas cublas;
   if (options.sweep) sweep(cublas, options.seconds);
+  if (options.seams) race_seams(cublas, options.seconds);
   std::vector<Row> rows;
   if (options.speed) {
     for (const Shape& shape : kSpeedShapes) {
-      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kNK, options.seconds));
+      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kNK, options.seconds, true));
     }
     for (const Shape& shape : kSpeedShapes) {
-      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kKN, options.seconds));
+      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kKN, options.seconds, false));
     }
-    rows.push_back(
-        measure(cublas, Shape{8192, 8192, 8192}, DType::kF16, BLayout::kNK, options.seconds));
+    rows.push_back(measure(cublas, Shape{8192, 8192, 8192}, DType::kF16, BLayout::kNK,
+                           options.seconds, false));
     for (const Shape& shape : kSmallShapes) {
-      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kNK, options.seconds));
+      rows.push_back(measure(cublas, shape, DType::kBf16, BLayout::kNK, options.seconds, false));
     }
     print_rows(rows);
-    std::vector<double> target;
-    double lowest = 10;
+    std::vector<double> by_turns, alone;
     for (std::size_t i = 1; i < kSpeedShapes.size(); ++i) {
-      target.push_back(rows[i].ratio());
-      lowest = std::min(lowest, rows[i].ratio());
+      by_turns.push_back(rows[i].ratio());
+      alone.push_back(rows[i].ratio_alone());
     }
-    std::sort(target.begin(), target.end());
-    fmt::print(
-        "TN bf16: median ratio of the six large shapes {:.3f}, lowest {:.3f}, 2048^3 {:.3f}\n",
-        (target[2] + target[3]) / 2, lowest, rows[0].ratio());
+    print_summary("by turns", by_turns);
+    print_summary("alone", alone);
+    fmt::print("2048^3 by turns: {:.3f}\n", rows[0].ratio());
     for (const Row& row : rows) wrong += row.verdict.right() ? 0 : 1;
     if (!options.json.empty()) write_json(options.json, command, rows, cublas.version(), odd);
   }

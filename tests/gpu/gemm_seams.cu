@@ -9,7 +9,9 @@ namespace mk::test {
 namespace {
 
 namespace mkc = kernels::cuda;
-using Config = mkc::GemmConfig<__nv_bfloat16, mkc::BLayout::kNK, kSeamBlockM, kSeamBlockN, 4, 1>;
+template <int kCluster>
+using Config =
+    mkc::GemmConfig<__nv_bfloat16, mkc::BLayout::kNK, kSeamBlockM, kSeamBlockN, 4, kCluster>;
 
 struct Chunks {
   const std::uint16_t* from;
@@ -73,25 +75,15 @@ __global__ void departures_kernel(Slots s) {
 
 constexpr int kHelperBlocks = 8;
 
-}  // namespace
-
-cudaError_t prepare_seams() {
-  cudaFuncAttributes loaded{};
-  for (const void* kernel : {reinterpret_cast<const void*>(arrivals_kernel),
-                             reinterpret_cast<const void*>(departures_kernel)}) {
-    if (cudaError_t error = cudaFuncGetAttributes(&loaded, kernel); error != cudaSuccess)
-      return error;
-  }
-  return mkc::prepare_gemm<Config, RotatedOrder, ChunkFlagGate, SlotStore<Config>>();
-}
-
-cudaError_t launch_seam_product(const SeamProduct& p, int workers, cudaStream_t stream) {
+template <class Config>
+cudaError_t launch_product(const SeamProduct& p, int blocks, cudaStream_t stream) {
   mkc::GemmParams<RotatedOrder, ChunkFlagGate, SlotStore<Config>> params{};
   params.a = p.a;
   params.b = p.b;
   params.a_box_rows = kSeamBlockM;
+  params.m_blocks = p.row_blocks();
   params.k_blocks = (p.k + mkc::kBlockK - 1) / mkc::kBlockK;
-  params.order.raster = {p.row_blocks(), p.tile_columns(), 4};
+  params.order.raster = {p.worker_rows(), p.tile_columns(), 16 / Config::kCluster};
   params.order.first_m = p.first_m;
   params.gate.flags = p.chunk_flags;
   params.gate.ranges = p.ranges();
@@ -104,8 +96,31 @@ cudaError_t launch_seam_product(const SeamProduct& p, int workers, cudaStream_t 
   params.store.tiles_n = p.tile_columns();
   params.store.epoch = p.epoch;
   params.store.incident = p.incident;
-  return mkc::launch_gemm<Config>(params, std::min(workers, p.row_blocks() * p.tile_columns()),
-                                  stream);
+  const int workers = std::min(blocks / Config::kCluster, p.worker_rows() * p.tile_columns());
+  return mkc::launch_gemm<Config>(params, workers, stream);
+}
+
+template <class Config>
+cudaError_t prepare_product() {
+  return mkc::prepare_gemm<Config, RotatedOrder, ChunkFlagGate, SlotStore<Config>>();
+}
+
+}  // namespace
+
+cudaError_t prepare_seams() {
+  cudaFuncAttributes loaded{};
+  for (const void* kernel : {reinterpret_cast<const void*>(arrivals_kernel),
+                             reinterpret_cast<const void*>(departures_kernel)}) {
+    if (cudaError_t error = cudaFuncGetAttributes(&loaded, kernel); error != cudaSuccess)
+      return error;
+  }
+  if (cudaError_t error = prepare_product<Config<1>>(); error != cudaSuccess) return error;
+  return prepare_product<Config<2>>();
+}
+
+cudaError_t launch_seam_product(const SeamProduct& p, int blocks, cudaStream_t stream) {
+  return p.pair ? launch_product<Config<2>>(p, blocks, stream)
+                : launch_product<Config<1>>(p, blocks, stream);
 }
 
 cudaError_t launch_arrivals(const SeamProduct& p, const void* from, void* to, int skip,

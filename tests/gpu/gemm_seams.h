@@ -30,13 +30,18 @@ struct SeamProduct {
   CUtensorMap b;
   CUtensorMap slots;
   int m = 0, n = 0, k = 0;
-  int first_m = 0;         ///< tile row to begin with
+  bool pair = false;       ///< clusters of two blocks; B's box is then half as high
+  int first_m = 0;         ///< row of tiles (with pairs: of pairs of tiles) to begin with
   int range_k_blocks = 1;  ///< columns of a chunk of A, in units of 64
   std::uint32_t epoch = 0;
   std::uint64_t deadline_ns = 0;
   std::uint32_t* chunk_flags = nullptr;  ///< [row blocks][ranges]
   std::uint32_t* tile_flags = nullptr;   ///< [row blocks][tile columns]
   Incident* incident = nullptr;
+  int worker_blocks() const { return pair ? 2 : 1; }
+  int b_box_rows() const { return kSeamBlockN / worker_blocks(); }
+  /// Rows of what one worker makes at a time.
+  int worker_rows() const { return (row_blocks() + worker_blocks() - 1) / worker_blocks(); }
   int row_blocks() const { return (m + kSeamBlockM - 1) / kSeamBlockM; }
   int tile_columns() const { return (n + kSeamBlockN - 1) / kSeamBlockN; }
   int ranges() const { return ((k + 63) / 64 + range_k_blocks - 1) / range_k_blocks; }
@@ -47,8 +52,8 @@ struct SeamProduct {
 /// of them runs.
 cudaError_t prepare_seams();
 
-/// Launches the product on at most `workers` blocks.
-cudaError_t launch_seam_product(const SeamProduct& product, int workers, cudaStream_t stream);
+/// Launches the product on at most `blocks` blocks.
+cudaError_t launch_seam_product(const SeamProduct& product, int blocks, cudaStream_t stream);
 
 /// Copies A chunk by chunk, in an order drawn from `seed` and with random pauses, and shows the
 /// epoch in each chunk's flag; leaves out row block `skip` (-1: none).

@@ -23,7 +23,7 @@ constexpr int kDepthMax = 1096;
 constexpr int kRowBlocksMax = (kRowsMax + kSeamBlockM - 1) / kSeamBlockM;
 constexpr int kTileColumns = (kColumns + kSeamBlockN - 1) / kSeamBlockN;
 constexpr int kFlagsMax = 4096;
-constexpr int kWorkers = 40;  // several tiles each, and room beside them for the two helpers
+constexpr int kBlocks = 40;  // several tiles each, and room beside them for the two helpers
 constexpr std::uint64_t kPlentyNs = 5'000'000'000;
 
 class GemmSeams : public testing::Test {
@@ -84,15 +84,16 @@ class GemmSeams : public testing::Test {
     poison(c(), std::int64_t{m} * kColumns, nullptr);
     require(cudaDeviceSynchronize(), "inputs");
     SeamProduct product;
-    product.a = *make_tensor_map("A", DType::kBf16, a(), m, k, k, kSeamBlockM, 64);
-    product.b = *make_tensor_map("B", DType::kBf16, b(), kColumns, k, k, kSeamBlockN, 64);
-    product.slots = *make_tensor_map("slots", DType::kBf16, slots(),
-                                     std::int64_t{kRowBlocksMax} * kTileColumns * kSeamBlockM,
-                                     kSeamBlockN, kSeamBlockN, 64, 64);
+    product.pair = random_() % 2 == 0;
     product.m = m;
     product.n = kColumns;
     product.k = k;
-    product.first_m = static_cast<int>(random_() % static_cast<unsigned>(product.row_blocks()));
+    product.a = *make_tensor_map("A", DType::kBf16, a(), m, k, k, kSeamBlockM, 64);
+    product.b = *make_tensor_map("B", DType::kBf16, b(), kColumns, k, k, product.b_box_rows(), 64);
+    product.slots = *make_tensor_map("slots", DType::kBf16, slots(),
+                                     std::int64_t{kRowBlocksMax} * kTileColumns * kSeamBlockM,
+                                     kSeamBlockN, kSeamBlockN, 64, 64);
+    product.first_m = static_cast<int>(random_() % static_cast<unsigned>(product.worker_rows()));
     product.range_k_blocks = 1 + static_cast<int>(random_() % 20);
     product.epoch = epoch;
     product.deadline_ns = kPlentyNs;
@@ -112,7 +113,7 @@ class GemmSeams : public testing::Test {
                                 static_cast<std::uint32_t>(random_() % 1000000), arrivals_),
                 "arrivals");
       } else if (which == 1) {
-        require(launch_seam_product(product, kWorkers, product_), "product");
+        require(launch_seam_product(product, kBlocks, product_), "product");
       } else {
         require(launch_departures(product, slots(), c(), departures_), "departures");
       }

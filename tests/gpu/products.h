@@ -18,7 +18,7 @@ struct Shape {
 
 inline constexpr std::array kVariants = {
     kernels::cuda::GemmVariant::k128x64, kernels::cuda::GemmVariant::k128x128,
-    kernels::cuda::GemmVariant::k128x128Pair, kernels::cuda::GemmVariant::k128x256};
+    kernels::cuda::GemmVariant::k128x256, kernels::cuda::GemmVariant::k128x256Pair};
 
 inline const char* name(kernels::cuda::DType dtype) {
   return dtype == kernels::cuda::DType::kBf16 ? "bf16" : "f16";

@@ -48,4 +48,29 @@ std::vector<Timing> race(const std::vector<Launch>& sides, int sets, double flop
   return timings;
 }
 
+std::vector<Timing> endure(const std::vector<Launch>& sides, int sets, double flops, double seconds,
+                           int rounds) {
+  const int reps = std::max(2, static_cast<int>(seconds / 2 * 1e6 / (flops / 650e6 + 4)));
+  cudaEvent_t begin, end;
+  require(cudaEventCreate(&begin), "cudaEventCreate");
+  require(cudaEventCreate(&end), "cudaEventCreate");
+  std::vector<Timing> timings(sides.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (std::size_t side = 0; side < sides.size(); ++side) {
+      for (int r = 0; r < 2 * reps; ++r) {
+        if (r == reps) require(cudaEventRecord(begin), "cudaEventRecord");
+        sides[side](r % sets);
+      }
+      require(cudaEventRecord(end), "cudaEventRecord");
+      require(cudaEventSynchronize(end), "timed launches");
+      float ms = 0;
+      require(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+      timings[side].us.push_back(ms * 1000.0 / reps);
+    }
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return timings;
+}
+
 }  // namespace mk::test

@@ -23,4 +23,9 @@ struct Timing {
 /// side.
 std::vector<Timing> race(const std::vector<Launch>& sides, int sets, double flops, double seconds);
 
+/// Runs each side alone for `seconds` and times the second half of it, round after round: what a
+/// side reaches at the clock that its own power draw leaves it. One sample per round.
+std::vector<Timing> endure(const std::vector<Launch>& sides, int sets, double flops, double seconds,
+                           int rounds);
+
 }  // namespace mk::test
