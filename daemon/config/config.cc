@@ -104,15 +104,19 @@ const std::vector<std::string>& log_levels() {
   return levels;
 }
 
-Status accept_node_id(std::string_view text, std::uint32_t& into) {
-  std::uint32_t id = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
-  if (error != std::errc{} || end != text.data() + text.size() || id >= shm::kNodesMax) {
-    return fail(ErrorCode::kInvalidArgument, "a node id from 0 to {} is expected",
-                shm::kNodesMax - 1);
+Status accept_number(std::string_view text, const char* what, std::uint32_t min, std::uint32_t max,
+                     std::uint32_t& into) {
+  std::uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size() || number < min || number > max) {
+    return fail(ErrorCode::kInvalidArgument, "{} from {} to {} is expected", what, min, max);
   }
-  into = id;
+  into = number;
   return {};
+}
+
+Status accept_node_id(std::string_view text, std::uint32_t& into) {
+  return accept_number(text, "a node id", 0, shm::kNodesMax - 1, into);
 }
 
 // -- the file
@@ -236,6 +240,9 @@ void apply(const ConfigOverrides& overrides, Config& config, Diagnostics& diagno
                 [&](std::string_view text) { return accept_socket(text, config.socket.path); });
   override_with(overrides.fabric, "fabric", diagnostics,
                 take_one_of(config.fabric.name, fabric_names()));
+  override_with(overrides.rails, "rails", diagnostics, [&](std::string_view text) {
+    return accept_number(text, "a number", 1, kRailsMax, config.fabric.rails);
+  });
   override_with(overrides.link_bandwidth, "link-bandwidth", diagnostics,
                 take_bandwidth(config.fabric.loopback.bandwidth_bytes_per_second));
   override_with(overrides.link_latency, "link-latency", diagnostics,

@@ -83,7 +83,7 @@ struct Config {
 
 /// What the command line overrides; empty: not given.
 struct ConfigOverrides {
-  std::optional<std::string> node_id, listen, socket, fabric, link_bandwidth, link_latency,
+  std::optional<std::string> node_id, listen, socket, fabric, rails, link_bandwidth, link_latency,
       log_level, log_format;
   bool insecure = false;
   std::vector<std::string> peers;  ///< "ID=ADDR"; replace the file's peer of that id, or add one

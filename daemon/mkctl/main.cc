@@ -86,8 +86,13 @@ int explain(const grpc::Status& status, const Target& target) {
   const bool absent = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                       status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
   if (absent) {
-    fmt::print(stderr, "mkctl: no answer from {}: {}\n", target.address.text(),
-               status.error_message());
+    const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    fmt::print(
+        stderr, "mkctl: no answer from {}: {}; is mkerneld running there? (--address)\n",
+        target.address.text(),
+        late ? fmt::format("none within {}", daemon::format_duration(static_cast<std::uint64_t>(
+                                                 target.timeout.count())))
+             : status.error_message());
     return kExitUnreachable;
   }
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {

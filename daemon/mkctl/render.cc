@@ -131,7 +131,7 @@ std::string render(const v1::ListLinksResponse& links) {
 }
 
 std::string stats_header() {
-  return fmt::format("{:<12}  {:>8}  {:>10}  {:>12}  {:>7}  {:>11}  {:>14}  {:>14}\n", "TIME",
+  return fmt::format("{:<12}  {:>8}  {:>10}  {:>12}  {:>7}  {:>11}  {:>15}  {:>14}\n", "TIME",
                      "SESSIONS", "COMMANDS/s", "BYTES/s", "DEPTH", "OUTSTANDING", "COMMIT-POST p99",
                      "POST-DONE p99");
 }

@@ -42,12 +42,13 @@ std::string printable(const std::string& text) {
 std::string Table::text() const {
   const std::size_t columns = header_.size();
   std::vector<std::size_t> widths(columns);
-  std::vector<bool> right(columns, !rows_.empty());
+  std::vector<bool> right(columns, !rows_.empty()), shown(columns, rows_.empty());
   for (std::size_t c = 0; c < columns; ++c) {
     widths[c] = width(header_[c]);
     for (const auto& row : rows_) {
       widths[c] = std::max(widths[c], width(row[c]));
       const bool number = !row[c].empty() && std::isdigit(static_cast<unsigned char>(row[c][0]));
+      shown[c] = shown[c] || !row[c].empty();
       right[c] = right[c] && (number || row[c] == "-");
     }
   }
@@ -55,9 +56,10 @@ std::string Table::text() const {
   const auto line = [&](const std::vector<std::string>& cells) {
     std::string text;
     for (std::size_t c = 0; c < columns; ++c) {
+      if (!shown[c]) continue;
       const std::string cell = printable(cells[c]);
       const std::string pad(widths[c] - width(cell), ' ');
-      if (c > 0) text += "  ";
+      if (!text.empty()) text += "  ";
       text += right[c] ? pad + cell : cell + pad;
     }
     text.erase(text.find_last_not_of(' ') + 1);

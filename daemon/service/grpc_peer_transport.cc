@@ -57,7 +57,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
     PeerStream* stream = nullptr;          ///< calling, or greeted
     std::optional<Clock::time_point> call_at;
     std::chrono::milliseconds backoff{0};
-    bool said = false;  ///< this failure to connect is in the log already
+    bool said = false;  ///< that it can't be reached is in the log already
     PeerInfo info;
   };
   class Service final : public v1::Peer::CallbackService {
@@ -305,8 +305,6 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello) {
   peer.info.version = hello.version;
   peer.info.reason.clear();
   peer.said = false;
-  logger_.write_limited("peer up", LogLevel::kInfo, fmt::format("{} is connected", name(peer)),
-                        {{"peer", std::to_string(stream.node)}, {"version", hello.version}});
   sink_.peer_message(stream.node, std::move(hello));
 }
 
@@ -320,14 +318,11 @@ void GrpcPeerTransport::Impl::detach(PeerStream& stream, const std::string& reas
   const bool steady =
       stream.greeted && now_ns() - stream.since_ns > std::chrono::nanoseconds(kSteadyTime).count();
   if (steady) peer.backoff = std::chrono::milliseconds(0);
-  if (stream.greeted || !peer.said) {
-    const auto level = stream.greeted ? LogLevel::kWarning : LogLevel::kInfo;
-    logger_.write_limited(
-        "peer down", level,
-        fmt::format("{} {}: {}", name(peer),
-                    stream.greeted ? "is disconnected" : "is not reachable yet", reason),
-        {{"peer", std::to_string(stream.node)}});
-    peer.said = true;
+  if (!stream.greeted && !std::exchange(peer.said, true)) {
+    // That a peer came or went is said by the control plane.
+    logger_.write_limited("peer not reachable", LogLevel::kInfo,
+                          fmt::format("{} is not reachable yet: {}", name(peer), reason),
+                          {{"peer", std::to_string(stream.node)}});
   }
   if (stream.greeted) {
     ++peer.info.breaks;
@@ -422,7 +417,9 @@ void GrpcPeerTransport::Impl::on_read(PeerStream& stream, bool ok) {
     stream.ended = true;
     stream.end_of_reads();
     if (stream.calling) return;  // on_done follows, with the peer's reason
-    return end(stream, grpc::StatusCode::OK, "it has closed the connection");
+    return end(stream, grpc::StatusCode::OK,
+               stream.broken() ? "the connection broke, or nothing answers there any more"
+                               : "it has closed the connection");
   }
   auto message = from_proto(stream.incoming);
   if (!message) {

@@ -213,7 +213,6 @@ void Logger::write_limited(std::string_view kind, LogLevel level, std::string_vi
 
 LogSink Logger::sink() {
   return [this](const LogRecord& record) {
-    if (record.level >= LogLevel::kError) return write(record.level, record.message, record.fields);
     // Sentences of one origin differ in their ids.
     std::string kind = record.message.substr(0, 64);
     kind.erase(std::remove_if(kind.begin(), kind.end(),

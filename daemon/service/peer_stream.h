@@ -47,6 +47,8 @@ class PeerStream {
   virtual void cancel() = 0;  ///< the end, at once and without a word
   /// The peer has ended the stream: nothing is written any more, on_done follows.
   virtual void end_of_reads() = 0;
+  /// The called side: whether the stream broke, rather than being closed in order.
+  virtual bool broken() const { return false; }
 
   v1::PeerMessage incoming;
   std::deque<v1::PeerMessage> queue;  ///< front: being written when `writing`
@@ -136,6 +138,7 @@ class CalledStream final : public PeerStream,
     finish(grpc::Status::CANCELLED);
   }
   void end_of_reads() override {}
+  bool broken() const override { return context_.IsCancelled(); }
 
  private:
   void OnReadDone(bool ok) override { owner_.on_read(*this, ok); }

@@ -225,6 +225,7 @@ TEST(Config, FlagsOverrideTheFile) {
   over.listen = "unix:/tmp/2.sock";
   over.socket = "@two";
   over.fabric = "null";
+  over.rails = "2";
   over.link_bandwidth = "1GB/s";
   over.link_latency = "1ms";
   over.log_level = "error";
@@ -236,6 +237,7 @@ TEST(Config, FlagsOverrideTheFile) {
   EXPECT_EQ(config.listen.text(), "unix:/tmp/2.sock");
   EXPECT_EQ(config.socket.path, "@two");
   EXPECT_EQ(config.fabric.name, "null");
+  EXPECT_EQ(config.fabric.rails, 2u);
   EXPECT_EQ(config.fabric.loopback.bandwidth_bytes_per_second, 1e9);
   EXPECT_EQ(config.fabric.loopback.latency_ns, 1'000'000u);
   EXPECT_EQ(config.log.level, "error");
@@ -250,6 +252,7 @@ TEST(Config, BadFlagsAreNamed) {
   EXPECT_THAT(error_of("", {.listen = "x"}), HasSubstr("--listen x: \"host:port\""));
   EXPECT_THAT(error_of("", {.socket = "x"}), HasSubstr("--socket x: an absolute path"));
   EXPECT_THAT(error_of("", {.fabric = "x"}), HasSubstr("--fabric x: \"x\" is not one of"));
+  EXPECT_EQ(error_of("", {.rails = "17"}), "--rails 17: a number from 1 to 16 is expected");
   EXPECT_THAT(error_of("", {.link_bandwidth = "x"}), HasSubstr("--link-bandwidth x: a bandwidth"));
   EXPECT_THAT(error_of("", {.link_latency = "x"}), HasSubstr("--link-latency x: a duration"));
   EXPECT_THAT(error_of("", {.log_level = "x"}), HasSubstr("--log-level x: \"x\" is not one of"));

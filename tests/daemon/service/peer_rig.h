@@ -5,7 +5,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <condition_variable>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,28 +13,9 @@
 
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/grpc_server.h"
+#include "tests/daemon/service/temp_folder.h"
 
 namespace mk::daemon {
-
-inline constexpr auto kPatience = std::chrono::seconds(60);
-
-/// A folder that goes away with its content.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern = "/tmp/mk-service-XXXXXX";
-    if (!::mkdtemp(pattern.data())) std::abort();
-    path_ = pattern;
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  bool empty() const { return std::filesystem::is_empty(path_); }
-
- private:
-  std::string path_;
-};
 
 class RecordingSink final : public PeerSink {
  public:

@@ -1,0 +1,276 @@
+// mkerneld as a process: how it starts, says that it is ready, refuses, and ends.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <nlohmann/json.hpp>
+
+#include "proto/mkernel/v1/admin.grpc.pb.h"
+#include "tests/daemon/service/process_rig.h"
+#include "tests/daemon/service/raw_client.h"
+
+namespace mk::daemon {
+namespace {
+
+namespace v1 = ::mkernel::v1;
+using testing::HasSubstr;
+
+class Mkerneld : public testing::Test {
+ protected:
+  /// A daemon in the folder; `more` may override.
+  std::vector<std::string> command(const std::string& node, std::vector<std::string> more = {}) {
+    std::vector<std::string> all{MK_MKERNELD,
+                                 "--node-id",
+                                 node,
+                                 "--listen",
+                                 "unix:" + (folder / (node + ".peer")),
+                                 "--socket",
+                                 folder / (node + ".sock"),
+                                 "--fabric",
+                                 "null",
+                                 "--ready-file",
+                                 folder / (node + ".ready")};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  std::vector<std::string> command_peer(const std::string& node, const std::string& peer) {
+    return command(node, {"--peer", peer + "=unix:" + (folder / (peer + ".peer"))});
+  }
+  nlohmann::json ready(const std::string& node) {
+    const std::string path = folder / (node + ".ready");
+    if (!eventually([&] { return std::filesystem::exists(path); })) return {};
+    return nlohmann::json::parse(read_file(path));
+  }
+  v1::GetStatusResponse status(const std::string& target) {
+    const auto stub =
+        v1::Admin::NewStub(grpc::CreateChannel(target, grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    v1::GetStatusResponse response;
+    stub->GetStatus(&context, {}, &response);
+    return response;
+  }
+  bool peer_up(const std::string& node) {
+    const auto response = status("unix:" + (folder / (node + ".peer")));
+    return response.peers_size() == 1 && response.peers(0).state() == v1::PeerStatus::STATE_UP;
+  }
+
+  TempFolder folder;
+};
+
+TEST_F(Mkerneld, IsReadyServesAndStopsOnSigterm) {
+  {
+    Program daemon(folder, command("0"));
+    const auto line = ready("0");
+    EXPECT_EQ(line["node"], 0);
+    EXPECT_EQ(line["pid"], daemon.pid());
+    EXPECT_EQ(line["listen"], "unix:" + (folder / "0.peer"));
+    EXPECT_EQ(line["socket"], folder / "0.sock");
+    EXPECT_EQ(status("unix:" + (folder / "0.peer")).health(), v1::GetStatusResponse::HEALTH_OK);
+    daemon.signal(SIGTERM);
+    EXPECT_EQ(daemon.wait(), 0) << daemon.err();
+    EXPECT_THAT(daemon.err(), HasSubstr("is ready"));
+    EXPECT_THAT(daemon.err(), HasSubstr("SIGTERM: stopping"));
+    EXPECT_EQ(daemon.out(), "");
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    EXPECT_THAT(entry.path().string(), HasSubstr(".lock")) << "was left behind";
+  }
+}
+
+TEST_F(Mkerneld, StopsOnSigintToo) {
+  Program daemon(folder, command("0"));
+  ready("0");
+  daemon.signal(SIGINT);
+  EXPECT_EQ(daemon.wait(), 0) << daemon.err();
+}
+
+TEST_F(Mkerneld, TellsTheRealPortThroughAPipe) {
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  Program daemon(folder, {MK_MKERNELD, "--listen", "127.0.0.1:0", "--socket", folder / "s",
+                          "--fabric", "null", "--ready-fd", std::to_string(pipe[1])});
+  ::close(pipe[1]);
+  std::string text;
+  char buffer[512];
+  for (ssize_t n; (n = ::read(pipe[0], buffer, sizeof buffer)) > 0;) {
+    text.append(buffer, static_cast<std::size_t>(n));
+  }
+  ::close(pipe[0]);
+  const auto line = nlohmann::json::parse(text, nullptr, false);
+  ASSERT_FALSE(line.is_discarded()) << text << daemon.err();
+  const std::string listen = line["listen"];
+  EXPECT_THAT(listen, testing::StartsWith("127.0.0.1:"));
+  EXPECT_NE(listen, "127.0.0.1:0");
+  EXPECT_EQ(status(listen).listen(), listen);
+
+  // Nobody shares the port.
+  Program second(folder, {MK_MKERNELD, "--listen", listen, "--socket", folder / "s2", "--fabric",
+                          "null", "--log-format", "text"});
+  EXPECT_EQ(second.wait(), 1);
+  EXPECT_THAT(second.err(), HasSubstr("cannot listen on " + listen + ": another process holds"));
+}
+
+TEST_F(Mkerneld, ASecondOneOnTheSameSocketSaysWhoHoldsIt) {
+  Program first(folder, command("0"));
+  ready("0");
+  Program same_socket(folder, {MK_MKERNELD, "--listen", "unix:" + (folder / "x"), "--socket",
+                               folder / "0.sock", "--fabric", "null"});
+  EXPECT_EQ(same_socket.wait(), 1);
+  EXPECT_THAT(same_socket.err(), HasSubstr("0.sock"));
+  EXPECT_THAT(same_socket.err(), HasSubstr(fmt::format("process {}", first.pid())));
+  Program same_listen(folder, {MK_MKERNELD, "--listen", "unix:" + (folder / "0.peer"), "--socket",
+                               folder / "y.sock", "--fabric", "null"});
+  EXPECT_EQ(same_listen.wait(), 1);
+  EXPECT_THAT(same_listen.err(),
+              HasSubstr(fmt::format("process {} listens there already", first.pid())));
+  // The first one has not noticed.
+  EXPECT_EQ(status("unix:" + (folder / "0.peer")).health(), v1::GetStatusResponse::HEALTH_OK);
+  EXPECT_TRUE(RawClient::attach(folder / "0.sock", "job"));
+}
+
+TEST_F(Mkerneld, ReplacesWhatAKilledOneLeft) {
+  {
+    Program killed(folder, command("0"));
+    ready("0");
+    killed.signal(SIGKILL);
+    EXPECT_EQ(killed.wait(), 128 + SIGKILL);
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "0.sock"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "0.peer"));
+  std::filesystem::remove(folder / "0.ready");
+  Program next(folder, command("0"));
+  ready("0");
+  EXPECT_TRUE(RawClient::attach(folder / "0.sock", "job")) << next.err();
+  EXPECT_EQ(status("unix:" + (folder / "0.peer")).health(), v1::GetStatusResponse::HEALTH_OK);
+  next.signal(SIGTERM);
+  EXPECT_EQ(next.wait(), 0);
+}
+
+TEST_F(Mkerneld, DrainsForAsLongAsConfigured) {
+  std::ofstream(folder / "toml") << "[limits]\ndrain = '300ms'\n";
+  Program daemon(folder, command("0", {"--config", folder / "toml"}));
+  ready("0");
+  auto client = RawClient::attach(folder / "0.sock", "stays");
+  ASSERT_TRUE(client) << client.error().message;
+  daemon.signal(SIGTERM);
+  EXPECT_TRUE(client->wait_for(shm::MessageType::kSessionFailed));
+  EXPECT_EQ(daemon.wait(), 0) << daemon.err();
+}
+
+TEST_F(Mkerneld, ASecondSignalEndsItAtOnce) {
+  std::ofstream(folder / "toml") << "[limits]\ndrain = '3600s'\n";
+  Program daemon(folder, command("0", {"--config", folder / "toml"}));
+  ready("0");
+  auto client = RawClient::attach(folder / "0.sock", "stays");
+  ASSERT_TRUE(client) << client.error().message;
+  daemon.signal(SIGTERM);
+  EXPECT_TRUE(eventually([&] { return daemon.err().find("stopping") != std::string::npos; }));
+  EXPECT_TRUE(daemon.running());
+  // The signal is unblocked just before that line is written.
+  daemon.signal(SIGTERM);
+  EXPECT_EQ(daemon.wait(), 1);
+  EXPECT_THAT(daemon.err(), HasSubstr("second signal"));
+}
+
+TEST_F(Mkerneld, TwoMeetPartAndMeetAgain) {
+  Program one(folder, command_peer("1", "0"));
+  auto zero = std::make_unique<Program>(folder, command_peer("0", "1"));
+  ready("0");
+  ready("1");
+  EXPECT_TRUE(eventually([&] { return peer_up("0") && peer_up("1"); })) << one.err();
+  zero->signal(SIGKILL);
+  zero->wait();
+  EXPECT_TRUE(eventually([&] { return !peer_up("1"); }));
+  zero = std::make_unique<Program>(folder, command_peer("0", "1"));
+  EXPECT_TRUE(eventually([&] { return peer_up("0") && peer_up("1"); })) << one.err();
+}
+
+TEST_F(Mkerneld, NoticesAPeerThatAnswersNoMore) {
+  for (const std::string frozen : {"0", "1"}) {
+    const std::string other = frozen == "0" ? "1" : "0";
+    Program stopped(folder, command_peer(frozen, other));
+    Program observer(folder, command_peer(other, frozen));
+    ready(frozen);
+    ready(other);
+    ASSERT_TRUE(eventually([&] { return peer_up(frozen) && peer_up(other); }));
+    stopped.signal(SIGSTOP);
+    EXPECT_TRUE(eventually([&] { return !peer_up(other); }));
+    stopped.signal(SIGCONT);
+    EXPECT_TRUE(eventually([&] { return peer_up(frozen) && peer_up(other); }));
+    stopped.signal(SIGTERM);
+    observer.signal(SIGTERM);
+    EXPECT_EQ(stopped.wait(), 0);
+    EXPECT_EQ(observer.wait(), 0);
+  }
+}
+
+TEST_F(Mkerneld, ChecksItsConfiguration) {
+  std::ofstream(folder / "good") << "node_id = 5\n[fabric]\nname = 'ofi'\n";
+  Program good(
+      folder, {MK_MKERNELD, "--config", folder / "good", "--check-config", "--fabric", "loopback"});
+  EXPECT_EQ(good.wait(), 0);
+  EXPECT_THAT(good.out(), HasSubstr("node_id = 5\n"));
+  EXPECT_THAT(good.out(), HasSubstr("name = \"loopback\"\n"));
+
+  std::ofstream(folder / "bad") << "nodeid = 5\n[log]\nlevel = 3\n";
+  Program bad(folder, {MK_MKERNELD, "--config", folder / "bad", "--check-config"});
+  EXPECT_EQ(bad.wait(), 2);
+  EXPECT_THAT(bad.err(), HasSubstr((folder / "bad") + ":1:1: nodeid: unknown key; did you mean "
+                                                      "\"node_id\"?"));
+  EXPECT_THAT(bad.err(), HasSubstr((folder / "bad") + ":3:9: log.level: a string in quotes"));
+  EXPECT_EQ(bad.out(), "");
+
+  Program absent(folder, {MK_MKERNELD, "--config", folder / "absent"});
+  EXPECT_EQ(absent.wait(), 2);
+  EXPECT_THAT(absent.err(), HasSubstr("absent does not exist"));
+  Program usage(folder, {MK_MKERNELD, "--nonsense"});
+  EXPECT_EQ(usage.wait(), 2);
+  EXPECT_THAT(usage.err(), HasSubstr("--nonsense"));
+  Program version(folder, {MK_MKERNELD, "--version"});
+  EXPECT_EQ(version.wait(), 0);
+  EXPECT_NE(version.out(), "");
+}
+
+TEST_F(Mkerneld, SaysWhatItCannotOpen) {
+  Program folderless(folder, {MK_MKERNELD, "--listen", "unix:" + (folder / "x"), "--socket",
+                              folder / "absent/s", "--fabric", "null", "--log-format", "text"});
+  EXPECT_EQ(folderless.wait(), 1);
+  EXPECT_THAT(folderless.err(), HasSubstr("absent/s"));
+  Program listen(folder, {MK_MKERNELD, "--listen", "unix:" + (folder / "absent/x"), "--socket",
+                          folder / "s", "--fabric", "null", "--log-format", "text"});
+  EXPECT_EQ(listen.wait(), 1);
+  EXPECT_THAT(listen.err(), HasSubstr("cannot listen on unix:" + (folder / "absent/x")));
+  std::ofstream(folder / "tls") << "[tls]\ncert='/absent.pem'\nkey='/k'\nca='/c'\n";
+  Program tls(folder, command("0", {"--config", folder / "tls", "--log-format", "text"}));
+  EXPECT_EQ(tls.wait(), 1);
+  EXPECT_THAT(tls.err(), HasSubstr("cannot open tls.cert /absent.pem"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "0.sock"));
+}
+
+TEST_F(Mkerneld, NotifiesSystemd) {
+  const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = folder / "notify";
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const timeval patience{60, 0};
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  const auto next = [fd] {
+    char text[1024];
+    const ssize_t n = ::recv(fd, text, sizeof text, 0);
+    return std::string(text, static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+  };
+  Program daemon(folder, command("0"), {"NOTIFY_SOCKET=" + path});
+  EXPECT_THAT(next(), HasSubstr("READY=1\nSTATUS=node 0 serving"));
+  daemon.signal(SIGTERM);
+  EXPECT_THAT(next(), HasSubstr("STOPPING=1"));
+  EXPECT_EQ(daemon.wait(), 0);
+  ::close(fd);
+}
+
+}  // namespace
+}  // namespace mk::daemon
