@@ -149,6 +149,10 @@ void Process::signal(int number) const {
   if (!reaped_) ::kill(pid_, number);
 }
 
+int Process::exit_status() const {
+  return reaped_ && WIFEXITED(wait_status_) ? WEXITSTATUS(wait_status_) : -1;
+}
+
 std::string Process::describe_end() const {
   std::string end = WIFSIGNALED(wait_status_)
                         ? fmt::format("was killed by signal {} ({})", WTERMSIG(wait_status_),

@@ -45,6 +45,8 @@ class Process {
   /// Whether it has ended (and was reaped).
   bool ended();
   void signal(int number) const;
+  /// Its exit status once it has ended; -1 while it runs or when a signal killed it.
+  int exit_status() const;
 
   const std::string& name() const { return options_.name; }
   pid_t pid() const { return pid_; }
