@@ -22,10 +22,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/tensor_map.h"
-#include "tests/gpu/gemm_seams.h"
 #include "tests/gpu/products.h"
 #include "tests/gpu/race.h"
+#include "tests/gpu/seam_run.h"
 
 namespace {
 
@@ -43,6 +42,7 @@ using mk::test::name;
 using mk::test::plans_for;
 using mk::test::race;
 using mk::test::require;
+using mk::test::SeamRun;
 using mk::test::Sets;
 using mk::test::Shape;
 using mk::test::Timing;
@@ -218,57 +218,26 @@ void write_json(const std::string& path, const std::string& command, const std::
   }
 }
 
-/// What the seams cost: the plain product, and the one with a gate asked every 8 k blocks (flags
-/// all set) and a store into packed slots that releases a flag per tile.
-void race_seams(const Cublas& cublas, double seconds) {
+/// What the seams cost: plain, with slots here, and with slots on a second GPU if there is one.
+void race_seams(const Cublas& cublas, double seconds, bool peer) {
+  if (peer) require(cudaDeviceEnablePeerAccess(1, 0), "peer access");
   for (const Shape& shape : {kSpeedShapes[2], kSpeedShapes[3], kSpeedShapes[6]}) {
     Sets sets(shape, DType::kBf16, BLayout::kNK);
     const GemmProblem& p = sets.problems()[0];
     const auto plans = plans_for(sets, {GemmVariant::k128x256Pair, 0, 0});
-    mk::test::SeamProduct seam;
-    seam.m = p.m;
-    seam.n = p.n;
-    seam.k = p.k;
-    seam.pair = true;
-    seam.range_k_blocks = 8;
-    seam.epoch = 0x01010101;  // what memset can write
-    seam.deadline_ns = 1'000'000'000;
-    const auto flag_bytes = static_cast<std::size_t>(4 * seam.row_blocks() * seam.ranges());
-    const auto slot_rows =
-        std::int64_t{mk::test::kSeamBlockM} * seam.row_blocks() * seam.tile_columns();
-    const DeviceMemory chunk_flags(flag_bytes), incident(sizeof(mk::test::Incident)),
-        tile_flags(static_cast<std::size_t>(4 * seam.row_blocks() * seam.tile_columns())),
-        slots(static_cast<std::size_t>(slot_rows) * mk::test::kSeamBlockN * 2);
-    require(cudaMemset(chunk_flags.data(), 1, flag_bytes), "flags");
-    require(cudaMemset(incident.data(), 0, sizeof(mk::test::Incident)), "incident");
-    const auto map = [](const char* what, const void* at, std::int64_t rows, int columns,
-                        int box_rows) {
-      auto made = mk::kernels::cuda::make_tensor_map(what, DType::kBf16, at, rows, columns, columns,
-                                                     box_rows, 64);
-      if (!made) {
-        fmt::print(stderr, "{}\n", made.error().message);
-        std::exit(1);
-      }
-      return *made;
-    };
-    seam.a = map("A", p.a, p.m, p.k, mk::test::kSeamBlockM);
-    seam.b = map("B", p.b, p.n, p.k, seam.b_box_rows());
-    seam.slots = map("slots", slots.data(), slot_rows, mk::test::kSeamBlockN, 64);
-    seam.chunk_flags = static_cast<std::uint32_t*>(chunk_flags.data());
-    seam.tile_flags = static_cast<std::uint32_t*>(tile_flags.data());
-    seam.incident = static_cast<mk::test::Incident*>(incident.data());
-    require(mk::test::prepare_seams(), "prepare_seams");
-    const std::vector<Launch> sides = {
-        [&](int) { launch_or_exit(plans[0]); },
-        [&](int) {
-          require(mk::test::launch_seam_product(seam, plans[0].blocks(), nullptr), "seam");
-        },
-        [&](int) { cublas.run(p); }};
+    const int blocks = plans[0].blocks();
+    const SeamRun here(p, 0);
+    const SeamRun there(p, peer ? 1 : 0);
+    std::vector<Launch> sides = {[&](int) { launch_or_exit(plans[0]); },
+                                 [&](int) { here.launch(blocks); }, [&](int) { cublas.run(p); }};
+    if (peer) sides.emplace_back([&](int) { there.launch(blocks); });
     const double flops = 2.0 * shape.m * shape.n * shape.k;
     const auto timings = race(sides, 1, flops, seconds);
-    fmt::print("{:5} {:5} {:5} TFLOPS: plain {:.1f}, gate and slots {:.1f}, cublas {:.1f}\n",
-               shape.m, shape.n, shape.k, flops / timings[0].median() / 1e6,
-               flops / timings[1].median() / 1e6, flops / timings[2].median() / 1e6);
+    const auto tflops = [&](std::size_t side) { return flops / timings[side].median() / 1e6; };
+    fmt::print("{:5} {:5} {:5} TFLOPS: plain {:.1f}, gate and slots {:.1f}, cublas {:.1f}", shape.m,
+               shape.n, shape.k, tflops(0), tflops(1), tflops(2));
+    if (peer) fmt::print(", gate and slots on a peer {:.1f}", tflops(3));
+    fmt::print("\n");
   }
 }
 
@@ -376,7 +345,7 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
   Cublas cublas;
   if (options.sweep) sweep(cublas, options.seconds);
-  if (options.seams) race_seams(cublas, options.seconds);
+  if (options.seams) race_seams(cublas, options.seconds, devices > 1);
   std::vector<Row> rows;
   if (options.speed) {
     for (const Shape& shape : kSpeedShapes) {

@@ -39,10 +39,18 @@ Verdict judge(const kernels::cuda::GemmProblem& problem, int row_begin, int row_
 /// Ends the process with the call and CUDA's reason unless `error` is cudaSuccess.
 void require(cudaError_t error, const char* what);
 
-/// Device memory that frees itself.
+/// Device memory that frees itself, on the current device or on a given one (which then is current
+/// only during the call).
 class DeviceMemory {
  public:
   explicit DeviceMemory(std::size_t bytes) { require(cudaMalloc(&data_, bytes), "cudaMalloc"); }
+  DeviceMemory(std::size_t bytes, int device) {
+    int current = 0;
+    require(cudaGetDevice(&current), "cudaGetDevice");
+    require(cudaSetDevice(device), "cudaSetDevice");
+    require(cudaMalloc(&data_, bytes), "cudaMalloc");
+    require(cudaSetDevice(current), "cudaSetDevice");
+  }
   ~DeviceMemory() { cudaFree(data_); }
   DeviceMemory(DeviceMemory&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
   DeviceMemory(const DeviceMemory&) = delete;

@@ -47,9 +47,9 @@ struct SeamProduct {
   int ranges() const { return ((k + 63) / 64 + range_k_blocks - 1) / range_k_blocks; }
 };
 
-/// Loads the three kernels below. CUDA loads a kernel at its first launch, and may wait for the
-/// device to be idle to do so: kernels that wait for each other must all be loaded before the first
-/// of them runs.
+/// Loads the three kernels below on the current device. CUDA loads a kernel at its first launch,
+/// and may wait for the device to be idle to do so: kernels that wait for each other must all be
+/// loaded before the first of them runs.
 cudaError_t prepare_seams();
 
 /// Launches the product on at most `blocks` blocks.

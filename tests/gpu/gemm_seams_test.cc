@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/tensor_map.h"
@@ -22,37 +23,64 @@ constexpr int kColumns = 1000;
 constexpr int kDepthMax = 1096;
 constexpr int kRowBlocksMax = (kRowsMax + kSeamBlockM - 1) / kSeamBlockM;
 constexpr int kTileColumns = (kColumns + kSeamBlockN - 1) / kSeamBlockN;
+constexpr std::int64_t kSlots = std::int64_t{kRowBlocksMax} * kTileColumns;
 constexpr int kFlagsMax = 4096;
 constexpr int kBlocks = 40;  // several tiles each, and room beside them for the two helpers
 constexpr std::uint64_t kPlentyNs = 5'000'000'000;
 
-class GemmSeams : public testing::Test {
+/// The parameter is the device that the tiles go to: this one, or a peer over NVLink.
+class GemmSeams : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
-      GTEST_SKIP() << "no CUDA device";
-    for (auto* stream : {&arrivals_, &product_, &departures_}) {
-      ASSERT_EQ(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), cudaSuccess);
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+    if (devices <= GetParam()) GTEST_SKIP() << "needs " << GetParam() + 1 << " CUDA devices";
+    if (GetParam() != 0) {
+      allow_access(0, GetParam());
+      allow_access(GetParam(), 0);
     }
+    require(cudaSetDevice(GetParam()), "cudaSetDevice");
+    require(cudaStreamCreateWithFlags(&departures_, cudaStreamNonBlocking), "stream");
+    require(prepare_seams(), "prepare_seams");
+    require(cudaSetDevice(0), "cudaSetDevice");
+    require(cudaStreamCreateWithFlags(&arrivals_, cudaStreamNonBlocking), "stream");
+    require(cudaStreamCreateWithFlags(&product_, cudaStreamNonBlocking), "stream");
+    require(prepare_seams(), "prepare_seams");
+
     const auto bytes = [](std::int64_t elements) { return static_cast<std::size_t>(elements) * 2; };
-    for (std::size_t size :
-         {bytes(std::int64_t{kRowsMax} * kDepthMax), bytes(std::int64_t{kRowsMax} * kDepthMax),
-          bytes(std::int64_t{kColumns} * kDepthMax),
-          bytes(std::int64_t{kRowBlocksMax} * kTileColumns * kSeamBlockM * kSeamBlockN),
-          bytes(std::int64_t{kRowsMax} * kColumns), std::size_t{kFlagsMax * 4},
-          std::size_t{kFlagsMax * 4}, sizeof(Incident)}) {
-      memory_.emplace_back(size);
-    }
+    constexpr std::int64_t kSlotElements = std::int64_t{kSeamBlockM} * kSeamBlockN;
+    memory_.emplace_back(bytes(std::int64_t{kRowsMax} * kDepthMax));             // source
+    memory_.emplace_back(bytes(std::int64_t{kRowsMax} * kDepthMax));             // a
+    memory_.emplace_back(bytes(std::int64_t{kColumns} * kDepthMax));             // b
+    memory_.emplace_back(bytes(kSlots * kSlotElements), GetParam());             // slots
+    memory_.emplace_back(bytes(std::int64_t{kRowsMax} * kColumns), GetParam());  // c
+    memory_.emplace_back(std::size_t{kFlagsMax * 4});                            // chunk_flags
+    memory_.emplace_back(std::size_t{kFlagsMax * 4}, GetParam());                // tile_flags
+    memory_.emplace_back(sizeof(Incident));                                      // incident
     require(cudaMemset(chunk_flags(), 0, kFlagsMax * 4), "flags");
     require(cudaMemset(tile_flags(), 0, kFlagsMax * 4), "flags");
-    require(prepare_seams(), "prepare_seams");
     clear_incident();
   }
   void TearDown() override {
     for (auto* stream : {arrivals_, product_, departures_}) {
       if (stream != nullptr) cudaStreamDestroy(stream);
     }
+  }
+
+  static void allow_access(int from, int to) {
+    require(cudaSetDevice(from), "cudaSetDevice");
+    const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+      cudaGetLastError();  // clears it
+    } else {
+      require(error, "cudaDeviceEnablePeerAccess");
+    }
+  }
+
+  /// Waits for both devices.
+  void finish(const char* what) {
+    require(cudaStreamSynchronize(departures_), what);
+    require(cudaDeviceSynchronize(), what);
   }
 
   void* source() { return memory_[0].data(); }
@@ -115,10 +143,12 @@ class GemmSeams : public testing::Test {
       } else if (which == 1) {
         require(launch_seam_product(product, kBlocks, product_), "product");
       } else {
+        require(cudaSetDevice(GetParam()), "cudaSetDevice");
         require(launch_departures(product, slots(), c(), departures_), "departures");
+        require(cudaSetDevice(0), "cudaSetDevice");
       }
     }
-    require(cudaDeviceSynchronize(), "launch");
+    finish("launch");
   }
 
   Verdict judge_product(const SeamProduct& product) {
@@ -139,7 +169,7 @@ class GemmSeams : public testing::Test {
   cudaStream_t arrivals_ = nullptr, product_ = nullptr, departures_ = nullptr;
 };
 
-TEST_F(GemmSeams, ProductRunsWhileItsInputArrivesAndItsTilesLeave) {
+TEST_P(GemmSeams, ProductRunsWhileItsInputArrivesAndItsTilesLeave) {
   for (std::uint32_t epoch = 1; epoch <= 60; ++epoch) {
     const int m = 1 + static_cast<int>(random_() % kRowsMax);
     const int k = 8 * (1 + static_cast<int>(random_() % (kDepthMax / 8)));
@@ -152,7 +182,7 @@ TEST_F(GemmSeams, ProductRunsWhileItsInputArrivesAndItsTilesLeave) {
   }
 }
 
-TEST_F(GemmSeams, MissingChunkEndsInAnIncidentThatNamesIt) {
+TEST_P(GemmSeams, MissingChunkEndsInAnIncidentThatNamesIt) {
   // Flags never chosen above: kRowsMax rows, one range, so flag indices are row blocks.
   for (std::uint32_t epoch = 100; epoch < 104; ++epoch) {
     SeamProduct product = make_product(kRowsMax, 512, epoch);
@@ -180,6 +210,10 @@ TEST_F(GemmSeams, MissingChunkEndsInAnIncidentThatNamesIt) {
   EXPECT_EQ(read_incident().code, 0u);
   EXPECT_TRUE(judge_product(product).right());
 }
+
+INSTANTIATE_TEST_SUITE_P(TilesTo, GemmSeams, testing::Values(0, 1), [](const auto& which) {
+  return which.param == 0 ? std::string("ThisDevice") : std::string("APeer");
+});
 
 }  // namespace
 }  // namespace mk::test
