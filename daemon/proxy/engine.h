@@ -37,7 +37,7 @@ class Engine {
          std::function<void(ProxyEvent)> on_event);
 
   /// Control thread.
-  void apply(ProxyCommand command) { mailbox_.put(std::move(command)); }
+  void apply(const ProxyCommand& command) { mailbox_.put(command); }
 
   /// One pass. Returns whether there was anything to do.
   bool pass();
@@ -62,7 +62,7 @@ class Engine {
   void on_mail(Parcel& parcel, const BindPeer& bind);
   void on_mail(Parcel& parcel, const BindPeerBuffer& bind);
   void on_mail(Parcel& parcel, const UnbindPeerBuffer& unbind);
-  void on_mail(Parcel& parcel, const FenceSession& fence);
+  void on_mail(Parcel& parcel, const FenceSession& asked);
 
   bool poll_endpoint();
   void on_finished(const fabric::Event& event, bool failed);

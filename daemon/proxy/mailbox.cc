@@ -18,7 +18,7 @@ std::unique_ptr<Peer> make_peer(const BindPeer& bind) {
 
 }  // namespace
 
-void Mailbox::put(ProxyCommand command) {
+void Mailbox::put(const ProxyCommand& command) {
   Parcel parcel;
   if (const auto* add = std::get_if<AddSession>(&command)) {
     parcel.session = std::make_unique<Session>(*add);
@@ -26,7 +26,7 @@ void Mailbox::put(ProxyCommand command) {
     parcel.peer = make_peer(*bind);
     parcel.link = std::make_unique<LinkQueue>(bind->link, link_depth_);
   }
-  parcel.command = std::move(command);
+  parcel.command = command;
 
   std::vector<std::unique_ptr<Session>> retired;  // freed after the lock is given up
   retired.reserve(retired_.capacity());

@@ -32,7 +32,7 @@ class Mailbox {
   }
 
   /// Control thread.
-  void put(ProxyCommand command);
+  void put(const ProxyCommand& command);
 
   /// Proxy thread: moves everything waiting to the end of `parcels`. Costs one load when there is
   /// nothing.

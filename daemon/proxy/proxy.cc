@@ -18,6 +18,10 @@ namespace mk::daemon {
 
 namespace {
 
+/// A yield costs more than ten polls even when nobody takes it up; a thread with a CPU of its own
+/// would lose its latency to them.
+constexpr std::uint64_t kYieldIntervalNs = 2'000;
+
 void sleep_for(std::uint64_t ns) {
   const timespec duration{static_cast<time_t>(ns / 1'000'000'000),
                           static_cast<long>(ns % 1'000'000'000)};
@@ -96,6 +100,7 @@ class Proxy::Core {
     // The default slack of 50 us would more than double a short sleep.
     ::prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     IdleBackoff backoff(options_.spin_ns, options_.sleep_ns_max);
+    std::uint64_t yielded_ns = 0;
     while (!stopping_.load(std::memory_order_acquire)) {
       if (engine_.pass()) {
         backoff.on_work(engine_.now_ns());
@@ -105,11 +110,12 @@ class Proxy::Core {
       if (sleep_ns != 0) {
         engine_.stats().sleeps.add(1);
         sleep_for(sleep_ns);
-      } else if (options_.cpu >= 0) {
+      } else if (options_.cpu >= 0 || engine_.now_ns() - yielded_ns < kYieldIntervalNs) {
         relax();
       } else {
-        // Not alone on this CPU, for all we know: whoever else can run goes first.
+        // Not pinned, so not alone on this CPU for all we know: whoever else can run goes first.
         ::sched_yield();
+        yielded_ns = engine_.now_ns();
       }
     }
   }
@@ -128,7 +134,7 @@ Proxy::~Proxy() = default;
 
 Status Proxy::start() { return core_->start(); }
 void Proxy::stop() { core_->stop(); }
-void Proxy::apply(ProxyCommand command) { core_->engine().apply(std::move(command)); }
+void Proxy::apply(ProxyCommand command) { core_->engine().apply(command); }
 bool Proxy::step() { return core_->engine().pass(); }
 fabric::Endpoint& Proxy::endpoint() { return core_->endpoint(); }
 const ProxyStats& Proxy::stats() const { return core_->engine().stats(); }

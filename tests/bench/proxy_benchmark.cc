@@ -39,7 +39,7 @@ T or_die(Result<T> result) {
 
 /// A proxy on the null fabric with one session, its buffer, and rail peers on links of their own.
 struct Rig {
-  Rig(std::uint32_t lanes, std::uint32_t peers, ProxyOptions options = {})
+  Rig(std::uint32_t lanes, std::uint32_t peers, const ProxyOptions& options = {})
       : segment(
             or_die(shm::Segment::create({lanes, kSlotCountLog2, shm::kFlagsDefault}, 1, 1, 0, 0))),
         proxy(fabric::make_null_endpoint({}), options, [](ProxyEvent event) {
@@ -179,7 +179,8 @@ BENCHMARK(drain_full_rings)
     ->Args({4, 3})
     ->UseManualTime();
 
-// -- a pass that finds nothing: what a hot proxy adds to a new command's latency --------------------------------------
+// -- a pass that finds nothing: what a hot proxy adds to a new command's latency
+// --------------------------------------
 
 void idle_pass(benchmark::State& state) {
   Rig rig(static_cast<std::uint32_t>(state.range(0)), 1);

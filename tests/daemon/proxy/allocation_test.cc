@@ -72,7 +72,7 @@ void expect_no_allocation(std::unique_ptr<fabric::Endpoint> endpoint) {
   FakeRemoteRegion remote;
   std::vector<LinkStats> link_stats(3);
   std::uint64_t events = 0;
-  Proxy proxy(std::move(endpoint), {}, [&](ProxyEvent) { ++events; });
+  Proxy proxy(std::move(endpoint), {}, [&](const ProxyEvent&) { ++events; });
   for (TestSession* session : {&first, &second}) {
     proxy.apply(AddSession{session->slot, &session->segment, &session->stats,
                            session->shape.outstanding_max, session->shape.weight});
@@ -88,7 +88,7 @@ void expect_no_allocation(std::unique_ptr<fabric::Endpoint> endpoint) {
   for (int pass = 0; pass < 20'000; ++pass) {
     for (TestSession* session : {&first, &second}) {
       for (auto& producer : session->producers) {
-        for (int i = 0; i < 5; ++i) {
+        for (std::uint64_t i = 0; i < 5; ++i) {
           pushed += producer.try_push(
                         write_command(static_cast<std::uint16_t>((producer.produced + i) % 3)))
                         ? 1

@@ -68,7 +68,7 @@ std::vector<std::string> thread_names() {
 
 class ProxyThread : public testing::Test {
  protected:
-  void make(ProxyOptions options = {}) {
+  void make(const ProxyOptions& options = {}) {
     proxy_ = std::make_unique<Proxy>(fabric::make_null_endpoint({}), options,
                                      [this](ProxyEvent event) { log_.add(std::move(event)); });
   }

@@ -1,0 +1,168 @@
+#include "daemon/proxy/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace mk::daemon {
+
+// What changes while the engine runs: the control thread's messages, the links in use, and the end
+// of a session. None of it is on the path of a command.
+
+LinkQueue& Engine::use_link(fabric::LinkId id, std::unique_ptr<LinkQueue> fresh) {
+  if (id >= links_.size()) links_.resize(std::size_t{id} + 1);
+  if (links_[id] == nullptr) {
+    links_[id] = std::move(fresh);
+    used_links_.push_back(links_[id].get());
+  }
+  ++links_[id]->users;
+  return *links_[id];
+}
+
+void Engine::release_links(const Session& session) {
+  for (const auto& peer : session.bindings.peers()) {
+    LinkQueue* link = peer->link;
+    if (--link->users != 0) continue;
+    std::erase(used_links_, link);
+    links_[link->id()].reset();
+  }
+}
+
+// -- the control thread's messages
+// ----------------------------------------------------------------------------------
+
+bool Engine::read_mail() {
+  if (!mailbox_.take(parcels_)) return false;
+  for (Parcel& parcel : parcels_) {
+    std::visit([&](const auto& message) { on_mail(parcel, message); }, parcel.command);
+  }
+  parcels_.clear();
+  return true;
+}
+
+void Engine::on_mail(Parcel& parcel, const AddSession& add) {
+  if (!sessions_.add(parcel.session)) {
+    on_event_(
+        SessionFault{add.slot, ErrorCode::kInternal,
+                     fmt::format("session slot {} was added while it is in use, or is not below {}",
+                                 add.slot, shm::kSessionsMax)});
+    return;
+  }
+  Session& session = *sessions_.find(add.slot);
+  for (Lane& lane : session.lanes)
+    lane.cookie_base = Cookie{add.slot, session.generation, lane.index, 0}.pack();
+}
+
+void Engine::on_mail(Parcel&, const BindBuffer& bind) {
+  if (Session* session = sessions_.find(bind.slot))
+    session->bindings.buffers.bind(bind.handle, bind.region, bind.bytes);
+}
+
+void Engine::on_mail(Parcel&, const UnbindBuffer& unbind) {
+  Session* session = sessions_.find(unbind.slot);
+  if (session == nullptr) {
+    on_event_(BufferReleased{unbind.slot, unbind.handle});
+    return;
+  }
+  session->bindings.buffers.unbind(unbind.handle);
+  session->unbinding.push_back(unbind);
+  ++answers_waiting_;
+  settle_due_ = true;
+}
+
+void Engine::on_mail(Parcel& parcel, const BindPeer& bind) {
+  Session* session = sessions_.find(bind.slot);
+  if (session == nullptr) return;
+  if (bind.peer_rank >= shm::kWorldMax) {
+    fault(*session, ErrorCode::kInternal,
+          fmt::format("rank {} was bound as a rail peer: ranks are below {}", bind.peer_rank,
+                      shm::kWorldMax));
+    return;
+  }
+  LinkQueue& link = use_link(bind.link, std::move(parcel.link));
+  link.set_stats(bind.link_stats);
+  parcel.peer->link = &link;
+  link.start_flow(parcel.peer->flow, session->weight);
+  session->bindings.bind_peer(std::move(parcel.peer));
+  if (bind.link < dead_links_.size() && dead_links_[bind.link]) {
+    fault(*session, ErrorCode::kLinkDown,
+          fmt::format("the link to rank {}'s node is down", bind.peer_rank));
+  }
+}
+
+void Engine::on_mail(Parcel&, const BindPeerBuffer& bind) {
+  Session* session = sessions_.find(bind.slot);
+  Peer* peer = session != nullptr ? session->bindings.peer(bind.peer_rank) : nullptr;
+  if (peer != nullptr) peer->buffers.bind(bind.handle, bind.region, bind.bytes);
+}
+
+void Engine::on_mail(Parcel&, const UnbindPeerBuffer& unbind) {
+  Session* session = sessions_.find(unbind.slot);
+  if (session == nullptr) {
+    on_event_(PeerBufferReleased{unbind.slot, unbind.peer_rank, unbind.handle});
+    return;
+  }
+  if (Peer* peer = session->bindings.peer(unbind.peer_rank)) peer->buffers.unbind(unbind.handle);
+  session->unbinding_peer.push_back(unbind);
+  ++answers_waiting_;
+  settle_due_ = true;
+}
+
+void Engine::on_mail(Parcel&, const FenceSession& asked) {
+  Session* session = sessions_.find(asked.slot);
+  if (session == nullptr) {
+    on_event_(Drained{asked.slot});
+    return;
+  }
+  fence(*session);
+  if (session->drain_asked) return;
+  session->drain_asked = true;
+  ++answers_waiting_;
+  settle_due_ = true;
+}
+
+// -- the end of a session
+// -------------------------------------------------------------------------------------------
+
+void Engine::fault(Session& session, ErrorCode code, std::string reason) {
+  if (session.fenced) return;
+  fence(session);
+  on_event_(SessionFault{session.slot, code, std::move(reason)});
+}
+
+void Engine::fence(Session& session) {
+  if (session.fenced) return;
+  session.fenced = true;
+  for (Lane& lane : session.lanes) {
+    if (lane.holds) lane.held_entry->state = InFlight::State::kGone;
+    lane.holds = false;
+  }
+  for (const auto& peer : session.bindings.peers()) peer->link->drop(session);
+  settle_due_ = settle_due_ || answers_waiting_ != 0;
+}
+
+void Engine::settle() {
+  settle_due_ = false;
+  for (std::size_t i = sessions_.all().size(); i-- > 0;) {
+    Session& session = *sessions_.all()[i];
+    answers_waiting_ -= static_cast<std::uint32_t>(
+        std::erase_if(session.unbinding, [&](const UnbindBuffer& buffer) {
+          if (session.in_flight(buffer)) return false;
+          on_event_(BufferReleased{buffer.slot, buffer.handle});
+          return true;
+        }));
+    answers_waiting_ -= static_cast<std::uint32_t>(
+        std::erase_if(session.unbinding_peer, [&](const UnbindPeerBuffer& buffer) {
+          if (session.in_flight(buffer)) return false;
+          on_event_(PeerBufferReleased{buffer.slot, buffer.peer_rank, buffer.handle});
+          return true;
+        }));
+    if (!session.drain_asked || session.posted != 0) continue;
+    --answers_waiting_;
+    release_links(session);
+    const SessionSlot slot = session.slot;
+    mailbox_.retire(sessions_.remove(slot));
+    on_event_(Drained{slot});
+  }
+}
+
+}  // namespace mk::daemon
