@@ -176,7 +176,7 @@ class GemmArCpu::Impl : public BlockWork {
  public:
   Impl(const GemmArPlan& plan, std::uint32_t k, const RankContext& context,
        const GemmArCpuOptions& options)
-      : k_(k), b_layout_(options.b_layout), math_(row_math(plan.dtype)) {
+      : plan_(plan), k_(k), b_layout_(options.b_layout), math_(row_math(plan.dtype)) {
     launch_.plan = plan;
     launch_.context = context;
     launch_.blocks = {options.compute_blocks, options.reduce_blocks, options.send_blocks,
@@ -194,7 +194,7 @@ class GemmArCpu::Impl : public BlockWork {
   virtual ~Impl() = default;
 
   Status start() {
-    const GemmArPlan& plan = launch_.plan;
+    const GemmArPlan& plan = plan_;
     const GemmArSchedule largest(plan, plan.max.m);
     // Of any launch: smaller ones may have taller tiles.
     const CpuGemm::TileShape tile{std::min(plan.tile_m, plan.max.m), largest.tile_cols()};
@@ -222,7 +222,7 @@ class GemmArCpu::Impl : public BlockWork {
     matrices_ = matrices;
     if (auto prepared = prepare_tiles(); !prepared) return broken_by(prepared.error());
     std::fill(reports_.begin(), reports_.end(), BlockReport{});
-    announce_launch(launch_);
+    gemm_ar::announce_launch(launch_);
     pool_->run(*this);
     const bool completed = std::all_of(reports_.begin(), reports_.end(),
                                        [](const BlockReport& report) { return report.completed; });
@@ -236,31 +236,31 @@ class GemmArCpu::Impl : public BlockWork {
     const bool computes = part.role == Role::kCompute;
     CpuExecutor executor(*gemm_, math_, matrices_, b_layout_, computes ? part.index : 0,
                          computes ? tiles_[part.index].data() : nullptr);
-    GemmArBlock block(executor, launch_, part.index, report.totals);
+    GemmArBlock block(executor, launch_, part.role, part.index, report.totals);
     switch (part.role) {
       case Role::kCompute:
-        report.completed = block.compute();
+        report.completed = gemm_ar::compute(block);
         break;
       case Role::kReduce:
-        report.completed = block.reduce();
+        report.completed = gemm_ar::reduce(block);
         break;
       case Role::kSend:
-        report.completed = block.send();
+        report.completed = gemm_ar::send(block);
         break;
       case Role::kReceive:
-        report.completed = block.receive();
+        report.completed = gemm_ar::receive(block);
         break;
       case Role::kCollect:
         break;
     }
     report.end_ns = CpuPacer::now_ns();
     if (!computes || !report.completed) return;
-    GemmArBlock collector(executor, launch_, part.index, report.collect);
-    report.completed = collector.collect();
+    GemmArBlock collector(executor, launch_, Role::kCollect, part.index, report.collect);
+    report.completed = gemm_ar::collect(collector);
     report.collect_end_ns = CpuPacer::now_ns();
   }
 
-  const GemmArPlan& plan() const { return launch_.plan; }
+  const GemmArPlan& plan() const { return plan_; }
   std::uint32_t epoch() const { return launch_.epoch; }
   const void* output() const {
     return launch_.context.workspaces[launch_.context.world.local] + launch_.plan.layout.out;
@@ -355,6 +355,7 @@ class GemmArCpu::Impl : public BlockWork {
     return stats;
   }
 
+  const GemmArPlan plan_;
   GemmArLaunch launch_;
   GemmArLocal local_;
   std::uint32_t k_;

@@ -9,7 +9,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/wait.h"
-#include "kernels/gemm_ar/plan.h"
+#include "kernels/gemm_ar/geometry.h"
 #include "shm/limits.h"
 
 namespace mk::kernels {
@@ -45,7 +45,7 @@ struct GemmArBlocks {
 };
 
 struct GemmArLaunch {
-  GemmArPlan plan;
+  GemmArGeometry plan;
   RankContext context;
   GemmArBlocks blocks;
   GemmArLocal* local = nullptr;

@@ -8,11 +8,7 @@
 ///     void sum(const SumJob&);       comm/sum_job.h
 ///     bool wants_c();                whether copy_to_c is to be called
 ///     void copy_to_c(const TileRect&, const void* source, uint64_t source_stride);
-///     void stores_done();            all this block stored is visible to who acquires its next
-///                                    release
-///     void loads_begin();            bulk loads from here on see what this block acquired
-///     uint64_t now_ns();             both: the pacer of comm/wait.h
-///     bool pause(uint32_t attempt);
+///     and what comm/block.h asks for
 ///
 /// Strides are in elements. The way of a tile, with the flag that hands each step to the next (all
 /// hold the epoch; each word has one writer):
@@ -42,432 +38,226 @@
 
 #include <cstdint>
 
-#include "kernels/comm/banks.h"
-#include "kernels/comm/chunk_sender.h"
-#include "kernels/comm/launch_record.h"
-#include "kernels/comm/sum_job.h"
-#include "kernels/comm/wait.h"
-#include "kernels/gemm_ar/launch.h"
-#include "kernels/gemm_ar/schedule.h"
-#include "shm/flag.h"
+#include "kernels/gemm_ar/block.h"
 
-namespace mk::kernels {
-
-/// What one block did.
-struct BlockTotals {
-  WaitTotals waits;
-  std::uint64_t commands = 0;
-  std::uint64_t network_bytes = 0;
-};
+namespace mk::kernels::gemm_ar {
 
 /// Tells the local ranks that this rank has begun launch `launch.epoch`, and with which m. Before
 /// any of its blocks.
 MK_HOST_DEVICE inline void announce_launch(const GemmArLaunch& launch) {
   const GemmArSchedule schedule(launch.plan, launch.m);
   const World& world = launch.context.world;
+  const std::uint64_t record = schedule.record(launch.epoch, world.local);
   for (std::uint32_t local = 0; local < world.locals; ++local) {
-    std::byte* record =
-        launch.context.workspaces[local] + schedule.record(launch.epoch, world.local);
-    publish_record(reinterpret_cast<LaunchRecord*>(record), launch.epoch, launch.m);
+    publish_record(reinterpret_cast<LaunchRecord*>(launch.context.workspaces[local] + record),
+                   launch.epoch, launch.m);
   }
 }
 
-/// One block of one launch. Each role returns whether it ran to its end; if not, the launch has
-/// failed, and its first cause is in `launch.local->failure` or with the executor.
+// Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
+// `launch.local->failure` or with the executor.
+
+/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
 template <class Executor>
-class GemmArBlock {
- public:
-  MK_HOST_DEVICE GemmArBlock(Executor& executor, const GemmArLaunch& launch, std::uint32_t block,
-                             BlockTotals& totals)
-      : executor_(executor),
-        launch_(launch),
-        schedule_(launch.plan, launch.m),
-        world_(launch.context.world),
-        totals_(totals),
-        block_(block),
-        epoch_(launch.epoch),
-        bank_(bank_of(launch.epoch, launch.plan.banks)) {}
-
-  /// Computes tiles `block`, `block` + compute blocks, ... of this rank's order.
-  MK_HOST_DEVICE bool compute() {
-    role_ = Role::kCompute;
-    if (world_.locals == 1 && world_.nodes > 1 && !await_staging_free()) return false;
-    for (std::uint32_t step = block_; step < schedule_.tiles(); step += launch_.blocks.compute) {
-      // A product never waits, so it would go on after the launch has failed.
-      if (shm::load_acquire(launch_.control.stop) != 0) return false;
-      const std::uint32_t tile = schedule_.tile_at(world_.local, step);
-      const std::uint32_t owner = schedule_.owner(tile);
-      const std::uint32_t owned = schedule_.owned_index(tile);
-      const TileRect rect = schedule_.rect(tile);
-      std::uint64_t target = schedule_.slot(world_.local, owned);
-      std::uint64_t stride = schedule_.tile_cols();
-      if (world_.locals == 1) {
-        target = world_.nodes > 1 ? staging_slot(owned) : schedule_.out(rect);
-        if (world_.nodes == 1) stride = launch_.plan.max.n;
-      }
-      if (!executor_.multiply(rect, at(owner, target), stride)) {
-        shm::store_release(launch_.control.stop, 1u);
-        return false;
-      }
-      publish(at(owner, schedule_.tile_ready(world_.local, owned)));
+MK_HOST_DEVICE bool compute(GemmArBlock<Executor>& block) {
+  const GemmArSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
+  for (std::uint32_t step = block.index; step < schedule.tiles();
+       step += block.launch.blocks.compute) {
+    if (block.stopped()) return false;
+    const std::uint32_t tile = schedule.tile_at(world.local, step);
+    const std::uint32_t owner = schedule.owner(tile);
+    const std::uint32_t owned = schedule.owned_index(tile);
+    const TileRect rect = schedule.rect(tile);
+    std::byte* target = nullptr;
+    std::uint64_t stride = schedule.tile_cols();
+    if (world.locals > 1) {
+      target = block.at(owner, schedule.slot(world.local, owned));
+    } else if (world.nodes > 1) {
+      target = block.staging_slot(owned);
+    } else {
+      target = block.at(schedule.out(rect));
+      stride = block.launch.plan.max.n;
     }
-    publish(&launch_.local->compute_done[block_]);
-    return true;
-  }
-
-  /// The owner's local sums, chunks `block`, `block` + reduce blocks, ... Only with several local
-  /// ranks.
-  MK_HOST_DEVICE bool reduce() {
-    role_ = Role::kReduce;
-    if (!await_product_in_unfused_mode() || !check_local_records()) return false;
-    if (world_.nodes > 1 && !await_staging_free()) return false;
-    for (std::uint32_t chunk = block_; chunk < schedule_.chunks(world_.local);
-         chunk += launch_.blocks.reduce) {
-      const TileRange tiles = schedule_.chunk_tiles(world_.local, chunk);
-      for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
-        if (!await_tile(owned)) return false;
-        SumJob job = job_for(owned);
-        job.source_count = world_.locals;
-        for (std::uint32_t source = 0; source < world_.locals; ++source) {
-          job.sources[source] = at(world_.local, schedule_.slot(source, owned));
-        }
-        if (world_.nodes > 1) {
-          job.target_count = 1;
-          job.targets[0] = at(world_.local, staging_slot(owned));
-          job.target_stride = schedule_.tile_cols();
-        } else {
-          aim_at_every_c(job, owned);
-        }
-        executor_.sum(job);
-      }
-      if (world_.nodes > 1) {
-        publish(at(world_.local, schedule_.chunk_reduced(chunk)));
-      } else {
-        publish_out_ready(chunk);
-      }
+    if (!block.executor.multiply(rect, target, stride)) {
+      block.stop();
+      return false;
     }
-    return true;
+    block.publish_tile_ready(owner, owned);
   }
+  block.publish(&block.launch.local->compute_done[block.index]);
+  return true;
+}
 
-  /// The owner's way to the network, chunks `block`, `block` + send blocks, ..., through lane
-  /// `block`. Only with several nodes.
-  MK_HOST_DEVICE bool send() {
-    role_ = Role::kSend;
-    if (!await_product_in_unfused_mode()) return false;
-    ChunkSender<Executor> sender(executor_, launch_.control, launch_.context, block_,
-                                 totals_.waits);
-    const bool sent =
-        send_chunks(sender) && send_refresh(sender) && (block_ != 0 || send_releases(sender));
-    totals_.commands += sender.commands();
-    totals_.network_bytes += sender.payload_bytes();
-    return sent;
-  }
-
-  /// The owner's sums over the nodes and the broadcast on its node, chunks `block`, `block` +
-  /// receive blocks, ... Only with several nodes.
-  MK_HOST_DEVICE bool receive() {
-    role_ = Role::kReceive;
-    if (!await_product_in_unfused_mode()) return false;
-    for (std::uint32_t chunk = block_; chunk < schedule_.chunks(world_.local);
-         chunk += launch_.blocks.receive) {
-      if (!await_chunk_reduced(chunk)) return false;
-      for (std::uint32_t node = 0; node < world_.nodes; ++node) {
-        if (node != world_.node && !await_arrival(node, chunk)) return false;
-      }
-      const TileRange tiles = schedule_.chunk_tiles(world_.local, chunk);
-      for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
-        SumJob job = job_for(owned);
-        job.source_count = world_.nodes;
-        for (std::uint32_t node = 0; node < world_.nodes; ++node) {
-          job.sources[node] = at(
-              world_.local, node == world_.node ? staging_slot(owned) : receive_slot(node, owned));
-        }
-        aim_at_every_c(job, owned);
-        executor_.sum(job);
-      }
-      publish_out_ready(chunk);
-    }
-    // Also with no chunk of its own: send block 0 waits for all receive blocks before it releases
-    // the bank.
-    publish(&launch_.local->receive_done[block_]);
-    return true;
-  }
-
-  /// Sees this rank's C become complete, and copies it to the caller's. Every compute block does it
-  /// after its tiles, for every `compute blocks`-th chunk.
-  MK_HOST_DEVICE bool collect() {
-    role_ = Role::kCollect;
-    if (world_.locals > 1 && !check_local_records()) return false;
-    std::uint32_t turn = 0;
-    // Owner 0 has at least as many chunks as any other.
-    for (std::uint32_t chunk = 0; chunk < schedule_.chunks(0); ++chunk) {
-      for (std::uint32_t i = 0; i < world_.locals; ++i) {
-        const std::uint32_t owner = (i + world_.local) % world_.locals;
-        if (chunk >= schedule_.chunks(owner) || turn++ % launch_.blocks.compute != block_) continue;
-        if (!await_out(owner, chunk)) return false;
-        if (!executor_.wants_c()) continue;
-        const TileRange tiles = schedule_.chunk_tiles(owner, chunk);
-        for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
-          const TileRect rect = schedule_.rect(schedule_.tile_of(owner, owned));
-          executor_.copy_to_c(rect, at(world_.local, schedule_.out(rect)), launch_.plan.max.n);
-        }
-      }
-    }
-    return true;
-  }
-
- private:
-  // --- Addresses ---
-
-  MK_HOST_DEVICE std::byte* at(std::uint32_t local, std::uint64_t offset) const {
-    return launch_.context.workspaces[local] + offset;
-  }
-  MK_HOST_DEVICE static std::uint32_t* word(std::byte* address) {
-    return reinterpret_cast<std::uint32_t*>(address);
-  }
-  MK_HOST_DEVICE std::uint64_t staging_slot(std::uint32_t owned) const {
-    return schedule_.staging_bank(bank_) + schedule_.slot_in_bank(owned);
-  }
-  MK_HOST_DEVICE std::uint64_t receive_bank(std::uint32_t from) const {
-    return schedule_.receive_bank(bank_, world_.node, from);
-  }
-  MK_HOST_DEVICE std::uint64_t receive_slot(std::uint32_t from, std::uint32_t owned) const {
-    return receive_bank(from) + schedule_.slot_in_bank(owned);
-  }
-
-  MK_HOST_DEVICE SumJob job_for(std::uint32_t owned) const {
-    const TileRect rect = schedule_.rect(schedule_.tile_of(world_.local, owned));
-    SumJob job;
-    job.source_stride = schedule_.tile_cols();
-    job.rows = rect.rows;
-    job.columns = rect.columns;
-    return job;
-  }
-  MK_HOST_DEVICE void aim_at_every_c(SumJob& job, std::uint32_t owned) const {
-    const std::uint64_t out = schedule_.out(schedule_.rect(schedule_.tile_of(world_.local, owned)));
-    job.target_count = world_.locals;
-    job.target_stride = launch_.plan.max.n;
-    // Own first; then the others, each owner from another start.
-    for (std::uint32_t i = 0; i < world_.locals; ++i)
-      job.targets[i] = at((world_.local + i) % world_.locals, out);
-  }
-
-  // --- Flags ---
-
-  /// Release: what this block stored before is visible to who sees the epoch.
-  MK_HOST_DEVICE void publish(std::uint32_t* flag) {
-    executor_.stores_done();
-    shm::flag_publish(flag, epoch_);
-  }
-  MK_HOST_DEVICE void publish(std::byte* flag) { publish(word(flag)); }
-  MK_HOST_DEVICE void publish_out_ready(std::uint32_t chunk) {
-    executor_.stores_done();
-    for (std::uint32_t local = 0; local < world_.locals; ++local) {
-      shm::flag_publish(word(at(local, schedule_.out_ready(world_.local, chunk))), epoch_);
-    }
-  }
-
-  MK_HOST_DEVICE WaitSite site(FlagKind kind, std::uint32_t rank, std::uint32_t index0,
-                               std::uint32_t index1, std::uint32_t hops) const {
-    WaitSite site;
-    site.role = role_;
-    site.kind = kind;
-    site.block = block_;
-    site.rank = rank;
-    site.index[0] = index0;
-    site.index[1] = index1;
-    site.hops = hops;
-    return site;
-  }
-  MK_HOST_DEVICE bool await(const WaitSite& site, const std::uint32_t* flag, std::uint32_t epoch) {
-    if (!wait_flag(executor_, launch_.control, site, totals_.waits, flag, epoch)) return false;
-    executor_.loads_begin();
-    return true;
-  }
-  MK_HOST_DEVICE std::uint32_t rank_of(std::uint32_t local) const {
-    return world_.node * world_.locals + local;
-  }
-
-  /// The tile's partials of all local ranks are in this owner's slots (one local rank: in staging,
-  /// or in C).
-  MK_HOST_DEVICE bool await_tile(std::uint32_t owned) {
-    for (std::uint32_t source = 0; source < world_.locals; ++source) {
-      const std::byte* flag = at(world_.local, schedule_.tile_ready(source, owned));
-      if (!await(site(FlagKind::kTileReady, rank_of(source), source, owned, 0),
-                 reinterpret_cast<const std::uint32_t*>(flag), epoch_)) {
-        return false;
-      }
-    }
-    return true;
-  }
-  MK_HOST_DEVICE bool await_tiles_of(std::uint32_t chunk) {
-    const TileRange tiles = schedule_.chunk_tiles(world_.local, chunk);
+/// The owner's local sums, chunks `index`, `index` + reduce blocks, ... Only with several local
+/// ranks.
+template <class Executor>
+MK_HOST_DEVICE bool reduce(GemmArBlock<Executor>& block) {
+  const GemmArSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  if (!block.await_turn() || !block.check_local_records()) return false;
+  if (world.nodes > 1 && !block.await_staging_free()) return false;
+  for (std::uint32_t chunk = block.index; chunk < schedule.chunks(world.local);
+       chunk += block.launch.blocks.reduce) {
+    const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
     for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
-      if (!await_tile(owned)) return false;
+      if (!block.await_tile(owned)) return false;
+      SumJob job = block.job_for(owned);
+      job.source_count = world.locals;
+      for (std::uint32_t source = 0; source < world.locals; ++source) {
+        job.sources[source] = block.at(schedule.slot(source, owned));
+      }
+      if (world.nodes > 1) {
+        block.aim_at_staging(job, owned);
+      } else {
+        block.aim_at_every_c(job, owned);
+      }
+      block.executor.sum(job);
     }
-    return true;
+    if (world.nodes > 1) {
+      block.publish_chunk_reduced(chunk);
+    } else {
+      block.publish_out_ready(chunk);
+    }
   }
-  /// This node's sum of the chunk is in staging.
-  MK_HOST_DEVICE bool await_chunk_reduced(std::uint32_t chunk) {
-    if (world_.locals == 1) return await_tiles_of(chunk);
-    return await(site(FlagKind::kChunkReduced, world_.rank(), chunk, 0, 1),
-                 word(at(world_.local, schedule_.chunk_reduced(chunk))), epoch_);
-  }
-  /// The chunk's tiles of C are here.
-  MK_HOST_DEVICE bool await_out(std::uint32_t owner, std::uint32_t chunk) {
-    if (world_.size() == 1) return await_tiles_of(chunk);
-    return await(site(FlagKind::kOutReady, rank_of(owner), owner, chunk, 2),
-                 word(at(world_.local, schedule_.out_ready(owner, chunk))), epoch_);
-  }
-  /// The node's sum of the chunk is in the receive bank, made with the same m.
-  MK_HOST_DEVICE bool await_arrival(std::uint32_t node, std::uint32_t chunk) {
-    const std::uint32_t* flag =
-        launch_.context.arrival_flags + schedule_.flags().arrival(bank_, world_.node, node, chunk);
-    const WaitSite where = site(FlagKind::kArrival, world_.rail_peer(node), node, chunk, 1);
-    if (!await(where, flag, epoch_)) return false;
-    if (chunk != 0) return true;
-    const auto* header = reinterpret_cast<const BankHeader*>(at(world_.local, receive_bank(node)));
-    return check_m(where, header->m);
-  }
-  /// The daemon has read everything that launch e - 2 sent from this staging bank.
-  MK_HOST_DEVICE bool await_staging_free() {
-    const std::uint64_t* sent = launch_.local->sent_in(previous_use(epoch_, launch_.plan.banks));
-    for (std::uint32_t lane = 0; lane < launch_.blocks.send; ++lane) {
-      if (!wait_completed(executor_, launch_.control, launch_.context, role_, block_, lane,
-                          sent[lane], totals_.waits)) {
+  return true;
+}
+
+/// The send role's chunks: each as soon as it is reduced, to every rail peer.
+template <class Executor>
+MK_HOST_DEVICE bool send_chunks(GemmArBlock<Executor>& block, ChunkSender<Executor>& sender) {
+  const GemmArSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  const std::uint64_t staging = schedule.staging_bank(block.bank);
+  bool released = false;
+  for (std::uint32_t chunk = block.index; chunk < schedule.chunks(world.local);
+       chunk += block.launch.blocks.send) {
+    if (!block.await_chunk_reduced(chunk)) return false;
+    if (chunk == 0) {
+      // Who reduced the chunk had waited until the bank was free.
+      auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
+      header->epoch = block.epoch;
+      header->m = block.launch.m;
+      block.executor.stores_done();
+    }
+    const ByteRange range = schedule.chunk_range(world.local, chunk);
+    // Each node starts with the next one, so that no link is everybody's first.
+    for (std::uint32_t i = 1; i < world.nodes; ++i) {
+      const std::uint32_t node = (world.node + i) % world.nodes;
+      if (!released && !block.await_release(node)) return false;
+      if (!sender.send_chunk(
+              node, staging + range.begin,
+              schedule.receive_bank(block.bank, node, world.node) + range.begin, range.bytes,
+              schedule.flags().arrival(block.bank, node, world.node, chunk), block.epoch)) {
         return false;
       }
     }
-    return true;
+    released = true;
   }
-  /// The node's rank of this rail has read everything that launch e - 2 left in its receive bank.
-  MK_HOST_DEVICE bool await_release(std::uint32_t node) {
-    const std::uint32_t* flag =
-        launch_.context.arrival_flags + schedule_.flags().release(bank_, world_.node, node);
-    return await(site(FlagKind::kRelease, world_.rail_peer(node), node, bank_, 1), flag,
-                 previous_use(epoch_, launch_.plan.banks));
+  block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
+  return true;
+}
+
+/// The end of the send role's work, once per rank: tells the rail peers that this rank's receive
+/// banks may be filled again. When a refresh is due (comm/banks.h), first sends its own and sees
+/// the peers'.
+template <class Executor>
+MK_HOST_DEVICE bool send_releases(GemmArBlock<Executor>& block, ChunkSender<Executor>& sender) {
+  const World& world = block.world;
+  const FlagMap flags = block.schedule.flags();
+  const std::uint32_t idle = flags.first_idle_granule(block.schedule.chunks(world.local));
+  const std::uint32_t idle_end = refresh_due(block.epoch, block.banks) ? flags.stride() : idle;
+  for (std::uint32_t chunk = idle; chunk < idle_end; chunk += shm::kFlagGranule) {
+    for (std::uint32_t i = 1; i < world.nodes; ++i) {
+      const std::uint32_t node = (world.node + i) % world.nodes;
+      const std::uint32_t flag = flags.arrival(block.bank, node, world.node, chunk);
+      if (!sender.send_flag(node, flag, block.epoch)) return false;
+    }
   }
-  MK_HOST_DEVICE bool await_product_in_unfused_mode() {
-    if (launch_.mode != Mode::kUnfused) return true;
-    for (std::uint32_t block = 0; block < launch_.blocks.compute; ++block) {
-      if (!await(site(FlagKind::kBlockDone, world_.rank(),
-                      static_cast<std::uint32_t>(Role::kCompute), block, 0),
-                 &launch_.local->compute_done[block], epoch_)) {
-        return false;
+  if (!block.await_all_received()) return false;
+  for (std::uint32_t chunk = idle; chunk < idle_end; chunk += shm::kFlagGranule) {
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      if (node != world.node && !block.await_arrival(node, chunk)) return false;
+    }
+  }
+  for (std::uint32_t i = 1; i < world.nodes; ++i) {
+    const std::uint32_t node = (world.node + i) % world.nodes;
+    const std::uint32_t flag = flags.release(block.bank, node, world.node);
+    if (!sender.send_flag(node, flag, block.epoch)) return false;
+  }
+  return true;
+}
+
+/// The owner's way to the network, chunks `index`, `index` + send blocks, ..., through lane
+/// `index`. Only with several nodes.
+template <class Executor>
+MK_HOST_DEVICE bool send(GemmArBlock<Executor>& block) {
+  if (!block.await_turn()) return false;
+  ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
+                               block.totals.waits);
+  const bool sent =
+      send_chunks(block, sender) && (block.index != 0 || send_releases(block, sender));
+  block.totals.commands += sender.commands();
+  block.totals.network_bytes += sender.payload_bytes();
+  return sent;
+}
+
+/// The owner's sums over the nodes and the broadcast on its node, chunks `index`, `index` + receive
+/// blocks, ... Only with several nodes.
+template <class Executor>
+MK_HOST_DEVICE bool receive(GemmArBlock<Executor>& block) {
+  const GemmArSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  if (!block.await_turn()) return false;
+  for (std::uint32_t chunk = block.index; chunk < schedule.chunks(world.local);
+       chunk += block.launch.blocks.receive) {
+    if (!block.await_chunk_reduced(chunk)) return false;
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      if (node != world.node && !block.await_arrival(node, chunk)) return false;
+    }
+    const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
+    for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
+      SumJob job = block.job_for(owned);
+      job.source_count = world.nodes;
+      for (std::uint32_t node = 0; node < world.nodes; ++node) {
+        job.sources[node] =
+            node == world.node ? block.staging_slot(owned) : block.receive_slot(node, owned);
+      }
+      block.aim_at_every_c(job, owned);
+      block.executor.sum(job);
+    }
+    block.publish_out_ready(chunk);
+  }
+  // Also with no chunk of its own: send block 0 waits for all receive blocks.
+  block.publish(&block.launch.local->receive_done[block.index]);
+  return true;
+}
+
+/// Sees this rank's C become complete, and copies it to the caller's. Every compute block does it
+/// after its tiles, for every `compute blocks`-th chunk.
+template <class Executor>
+MK_HOST_DEVICE bool collect(GemmArBlock<Executor>& block) {
+  const GemmArSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  if (world.locals > 1 && !block.check_local_records()) return false;
+  std::uint32_t turn = 0;
+  // Owner 0 has at least as many chunks as any other.
+  for (std::uint32_t chunk = 0; chunk < schedule.chunks(0); ++chunk) {
+    for (std::uint32_t i = 0; i < world.locals; ++i) {
+      const std::uint32_t owner = (i + world.local) % world.locals;
+      if (chunk >= schedule.chunks(owner) || turn++ % block.launch.blocks.compute != block.index)
+        continue;
+      if (!block.await_out(owner, chunk)) return false;
+      if (!block.executor.wants_c()) continue;
+      const TileRange tiles = schedule.chunk_tiles(owner, chunk);
+      for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
+        const TileRect rect = schedule.rect(schedule.tile_of(owner, owned));
+        block.executor.copy_to_c(rect, block.at(schedule.out(rect)), block.launch.plan.max.n);
       }
     }
-    return true;
   }
+  return true;
+}
 
-  /// Every local rank has begun this launch, with the same m.
-  MK_HOST_DEVICE bool check_local_records() {
-    for (std::uint32_t local = 0; local < world_.locals; ++local) {
-      const auto* record =
-          reinterpret_cast<const LaunchRecord*>(at(world_.local, schedule_.record(epoch_, local)));
-      const WaitSite where = site(FlagKind::kLaunchRecord, rank_of(local), local, 0, 0);
-      if (!await(where, &record->epoch, epoch_) || !check_m(where, shm::load_relaxed(&record->m)))
-        return false;
-    }
-    return true;
-  }
-  MK_HOST_DEVICE bool check_m(const WaitSite& where, std::uint32_t m) {
-    if (m == launch_.m) return true;
-    fail_wait(launch_.control, where, WaitEnd::kMismatch, launch_.m, m, 0);
-    return false;
-  }
-
-  // --- Sending ---
-
-  MK_HOST_DEVICE bool send_chunks(ChunkSender<Executor>& sender) {
-    const FlagMap flags = schedule_.flags();
-    const std::uint64_t staging = schedule_.staging_bank(bank_);
-    bool released = false;
-    for (std::uint32_t chunk = block_; chunk < schedule_.chunks(world_.local);
-         chunk += launch_.blocks.send) {
-      if (!await_chunk_reduced(chunk)) return false;
-      if (chunk == 0) write_header(at(world_.local, staging));
-      const ByteRange range = schedule_.chunk_range(world_.local, chunk);
-      // Each node starts with the next one, so that no link is everybody's first.
-      for (std::uint32_t i = 1; i < world_.nodes; ++i) {
-        const std::uint32_t node = (world_.node + i) % world_.nodes;
-        if (!released && !await_release(node)) return false;
-        if (!sender.send_chunk(node, staging + range.begin,
-                               schedule_.receive_bank(bank_, node, world_.node) + range.begin,
-                               range.bytes, flags.arrival(bank_, node, world_.node, chunk),
-                               epoch_)) {
-          return false;
-        }
-      }
-      released = true;
-    }
-    launch_.local->sent_in(epoch_)[block_] = sender.produced();
-    return true;
-  }
-  MK_HOST_DEVICE void write_header(std::byte* bank) {
-    auto* header = reinterpret_cast<BankHeader*>(bank);
-    header->epoch = epoch_;
-    header->m = launch_.m;
-    executor_.stores_done();
-  }
-  /// See refresh_due. This launch has no such chunks.
-  MK_HOST_DEVICE bool send_refresh(ChunkSender<Executor>& sender) {
-    if (block_ != 0 || !refresh_due(epoch_, launch_.plan.banks)) return true;
-    const FlagMap flags = schedule_.flags();
-    for (std::uint32_t chunk = flags.first_idle_granule(schedule_.chunks(world_.local));
-         chunk < flags.stride(); chunk += shm::kFlagGranule) {
-      for (std::uint32_t node = 0; node < world_.nodes; ++node) {
-        if (node == world_.node) continue;
-        if (!sender.send_flag(node, flags.arrival(bank_, node, world_.node, chunk), epoch_)) {
-          return false;
-        }
-      }
-    }
-    return true;
-  }
-  MK_HOST_DEVICE bool await_refresh() {
-    if (!refresh_due(epoch_, launch_.plan.banks)) return true;
-    const FlagMap flags = schedule_.flags();
-    for (std::uint32_t chunk = flags.first_idle_granule(schedule_.chunks(world_.local));
-         chunk < flags.stride(); chunk += shm::kFlagGranule) {
-      for (std::uint32_t node = 0; node < world_.nodes; ++node) {
-        if (node == world_.node) continue;
-        const std::uint32_t flag = flags.arrival(bank_, world_.node, node, chunk);
-        if (!await(site(FlagKind::kArrival, world_.rail_peer(node), node, chunk, 1),
-                   launch_.context.arrival_flags + flag, epoch_)) {
-          return false;
-        }
-      }
-    }
-    return true;
-  }
-  /// Tells the rail peers that this rank's receive banks may be filled again, once all its receive
-  /// blocks are done.
-  MK_HOST_DEVICE bool send_releases(ChunkSender<Executor>& sender) {
-    for (std::uint32_t block = 0; block < launch_.blocks.receive; ++block) {
-      if (!await(site(FlagKind::kBlockDone, world_.rank(),
-                      static_cast<std::uint32_t>(Role::kReceive), block, 2),
-                 &launch_.local->receive_done[block], epoch_)) {
-        return false;
-      }
-    }
-    if (!await_refresh()) return false;
-    const FlagMap flags = schedule_.flags();
-    for (std::uint32_t i = 1; i < world_.nodes; ++i) {
-      const std::uint32_t node = (world_.node + i) % world_.nodes;
-      if (!sender.send_flag(node, flags.release(bank_, node, world_.node), epoch_)) return false;
-    }
-    return true;
-  }
-
-  Executor& executor_;
-  const GemmArLaunch& launch_;
-  GemmArSchedule schedule_;
-  World world_;
-  BlockTotals& totals_;
-  Role role_ = Role::kCompute;
-  std::uint32_t block_;
-  std::uint32_t epoch_;
-  std::uint32_t bank_;
-};
-
-}  // namespace mk::kernels
+}  // namespace mk::kernels::gemm_ar

@@ -21,7 +21,7 @@
 #include "kernels/comm/banks.h"
 #include "kernels/comm/launch_record.h"
 #include "kernels/comm/types.h"
-#include "kernels/gemm_ar/plan.h"
+#include "kernels/gemm_ar/geometry.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {
@@ -48,7 +48,7 @@ struct ByteRange {
 
 class GemmArSchedule {
  public:
-  MK_HOST_DEVICE GemmArSchedule(const GemmArPlan& plan, std::uint32_t m)
+  MK_HOST_DEVICE GemmArSchedule(const GemmArGeometry& plan, std::uint32_t m)
       : plan_(plan),
         m_(m),
         tiles_m_(div_up(m, plan.tile_m)),
@@ -181,7 +181,7 @@ class GemmArSchedule {
   static constexpr std::uint32_t kBandTiles = 8;
 
  private:
-  GemmArPlan plan_;
+  GemmArGeometry plan_;
   std::uint32_t m_;
   std::uint32_t tiles_m_;
   std::uint32_t tiles_n_;

@@ -13,6 +13,7 @@
 
 #include "kernels/comm/wait_text.h"
 #include "kernels/cpu/sum_rows.h"
+#include "kernels/gemm_ar/plan.h"
 #include "kernels/gemm_ar/roles.h"
 #include "tests/kernels/support/cluster.h"
 #include "tests/kernels/support/fibers.h"
@@ -162,23 +163,28 @@ class Simulation {
     launch.control.timeout_ns = 1000;
 
     std::uint32_t blocks = 0;
-    const auto add = [&](std::uint32_t count, auto&& role) {
+    const auto add = [&](std::uint32_t count, Role role, auto&& run) {
       for (std::uint32_t block = 0; block < count; ++block, ++blocks) {
-        fibers_.add(index, [this, &rank, block, role] { run_block(rank, block, role); });
+        fibers_.add(index, [this, &rank, role, block, run] { run_block(rank, role, block, run); });
       }
     };
     using Block = GemmArBlock<Executor>;
-    add(options_.blocks.compute, [](Block& block) { return block.compute() && block.collect(); });
-    if (options_.locals > 1)
-      add(options_.blocks.reduce, [](Block& block) { return block.reduce(); });
-    if (options_.nodes > 1) add(options_.blocks.send, [](Block& block) { return block.send(); });
-    if (options_.nodes > 1)
-      add(options_.blocks.receive, [](Block& block) { return block.receive(); });
+    add(options_.blocks.compute, Role::kCompute,
+        [](Block& block) { return gemm_ar::compute(block) && gemm_ar::collect(block); });
+    if (options_.locals > 1) {
+      add(options_.blocks.reduce, Role::kReduce,
+          [](Block& block) { return gemm_ar::reduce(block); });
+    }
+    if (options_.nodes > 1) {
+      add(options_.blocks.send, Role::kSend, [](Block& block) { return gemm_ar::send(block); });
+      add(options_.blocks.receive, Role::kReceive,
+          [](Block& block) { return gemm_ar::receive(block); });
+    }
     fibers_.add(index, [this, &rank, blocks] { drive(rank, blocks); });
   }
 
-  template <class Role>
-  void run_block(Rank& rank, std::uint32_t index, const Role& role) {
+  template <class Run>
+  void run_block(Rank& rank, Role role, std::uint32_t index, const Run& run) {
     for (std::uint32_t epoch = 1; epoch <= options_.launches.size(); ++epoch) {
       while (rank.started != epoch) {
         if (!wrong_.empty()) return;
@@ -186,8 +192,8 @@ class Simulation {
       }
       Executor executor(*this, rank);
       BlockTotals totals;
-      GemmArBlock<Executor> block(executor, rank.launch, index, totals);
-      if (!role(block)) fail(rank);
+      GemmArBlock<Executor> block(executor, rank.launch, role, index, totals);
+      if (!run(block)) fail(rank);
       ++rank.blocks_done;
       fibers_.changed();
     }
@@ -205,7 +211,7 @@ class Simulation {
       auto* out = reinterpret_cast<std::uint16_t*>(
           rank.launch.context.workspaces[rank.launch.context.world.local] + plan_.layout.out);
       std::fill(out, out + std::size_t{plan_.max.m} * plan_.max.n, std::uint16_t{0x7fff});
-      announce_launch(rank.launch);
+      gemm_ar::announce_launch(rank.launch);
       rank.started = epoch;
       fibers_.changed();
       const std::uint64_t commands = produced(rank);

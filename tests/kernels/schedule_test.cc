@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/comm/launch_record.h"
+#include "kernels/gemm_ar/plan.h"
 
 namespace mk::kernels {
 namespace {

@@ -1,0 +1,77 @@
+/// \file
+/// One block of one launch, of any operator: what it is, and how it shows and awaits flags.
+/// Operators add what their flags mean (e.g. gemm_ar/block.h); their roles are functions over that.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/wait.h"
+#include "shm/flag.h"
+
+namespace mk::kernels {
+
+/// What one block did.
+struct BlockTotals {
+  WaitTotals waits;
+  std::uint64_t commands = 0;
+  std::uint64_t network_bytes = 0;
+};
+
+/// The executor supplies, besides what the operator's roles ask for:
+///     void stores_done();      all this block stored is visible to who acquires its next release
+///     void loads_begin();      bulk loads from here on see what this block acquired
+///     and the pacer of comm/wait.h
+template <class Executor>
+class Block {
+ public:
+  MK_HOST_DEVICE Block(Executor& executor_in, const WaitControl& control_in, BlockTotals& totals_in,
+                       Role role_in, std::uint32_t index_in, std::uint32_t epoch_in)
+      : executor(executor_in),
+        control(control_in),
+        totals(totals_in),
+        role(role_in),
+        index(index_in),
+        epoch(epoch_in) {}
+
+  Executor& executor;
+  const WaitControl& control;
+  BlockTotals& totals;
+  const Role role;
+  const std::uint32_t index;  ///< within the role
+  const std::uint32_t epoch;
+
+  /// Shows this launch's epoch in the flag. Release: what this block stored before is visible to
+  /// who sees it.
+  MK_HOST_DEVICE void publish(std::uint32_t* flag) {
+    executor.stores_done();
+    shm::flag_publish(flag, epoch);
+  }
+
+  /// Waits until the flag shows `wanted` or later. False: the launch has failed; leave.
+  MK_HOST_DEVICE bool await(const WaitSite& site, const std::uint32_t* flag, std::uint32_t wanted) {
+    if (!wait_flag(executor, control, site, totals.waits, flag, wanted)) return false;
+    executor.loads_begin();
+    return true;
+  }
+
+  /// This block's wait for a flag of that kind; see WaitSite.
+  MK_HOST_DEVICE WaitSite site(FlagKind kind, std::uint32_t rank, std::uint32_t index0,
+                               std::uint32_t index1, std::uint32_t hops) const {
+    WaitSite site;
+    site.role = role;
+    site.kind = kind;
+    site.block = index;
+    site.rank = rank;
+    site.index[0] = index0;
+    site.index[1] = index1;
+    site.hops = hops;
+    return site;
+  }
+
+  /// Whether another block has failed. For stretches of work without a wait.
+  MK_HOST_DEVICE bool stopped() const { return shm::load_acquire(control.stop) != 0; }
+  /// Ends the launch for a reason that the executor has noted.
+  MK_HOST_DEVICE void stop() { shm::store_release(control.stop, 1u); }
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,34 @@
+// Compiles the shared roles for the device, so that they stay device code. What runs there is kernels/cuda.
+#include "kernels/gemm_ar/roles.h"
+
+namespace mk::kernels {
+namespace {
+
+struct NullExecutor {
+  __device__ bool multiply(const TileRect&, void*, std::uint64_t) { return true; }
+  __device__ void sum(const SumJob&) {}
+  __device__ bool wants_c() const { return true; }
+  __device__ void copy_to_c(const TileRect&, const void*, std::uint64_t) {}
+  __device__ void stores_done() {}
+  __device__ void loads_begin() {}
+  __device__ std::uint64_t now_ns() { return 0; }
+  __device__ bool pause(std::uint32_t) { return true; }
+};
+
+}  // namespace
+
+__global__ void run_role(const __grid_constant__ GemmArLaunch launch, Role role, std::uint32_t index) {
+  NullExecutor executor;
+  BlockTotals totals;
+  GemmArBlock block(executor, launch, role, index, totals);
+  gemm_ar::announce_launch(launch);
+  switch (role) {
+    case Role::kCompute: gemm_ar::compute(block); break;
+    case Role::kReduce: gemm_ar::reduce(block); break;
+    case Role::kSend: gemm_ar::send(block); break;
+    case Role::kReceive: gemm_ar::receive(block); break;
+    case Role::kCollect: gemm_ar::collect(block); break;
+  }
+}
+
+}  // namespace mk::kernels
