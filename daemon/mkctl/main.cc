@@ -222,7 +222,10 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    fmt::print(stderr, "mkctl: {}\nTry `mkctl --help`.\n", error.what());
+    const auto rest = app.remaining(true);
+    const bool unknown = dynamic_cast<const CLI::RequiredError*>(&error) && !rest.empty();
+    fmt::print(stderr, "mkctl: {}\nTry `mkctl --help`.\n",
+               unknown ? fmt::format("unknown command \"{}\"", rest.front()) : error.what());
     return kExitUsage;
   }
   auto target = find_target(flags);

@@ -1,0 +1,198 @@
+// mkctl as a program against a real mkerneld, and against nobody.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/daemon/service/process_rig.h"
+#include "tests/daemon/service/raw_client.h"
+
+namespace mk::daemon {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+struct Answer {
+  int code;
+  std::string out, err;
+};
+
+class Mkctl : public testing::Test {
+ protected:
+  Answer run(std::vector<std::string> arguments,
+             const std::vector<std::string>& environment = {"MKCTL_ADDRESS", "MKERNELD_CONFIG"}) {
+    arguments.insert(arguments.begin(), MK_MKCTL);
+    Program program(folder, arguments, environment);
+    const int code = program.wait();
+    return {code, program.out(), program.err()};
+  }
+  Answer ask(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"--address", address, "--timeout", "30s"});
+    return run(std::move(arguments));
+  }
+  nlohmann::json ask_json(std::vector<std::string> arguments) {
+    arguments.push_back("--json");
+    const Answer answer = ask(std::move(arguments));
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    return nlohmann::json::parse(answer.out, nullptr, false);
+  }
+  TempFolder folder;
+  const std::string address = "unix:" + (folder / "peer");
+};
+
+class WithDaemon : public Mkctl {
+ protected:
+  void start(std::vector<std::string> more = {}) {
+    std::vector<std::string> command{MK_MKERNELD, "--listen",      address,
+                                     "--socket",  folder / "sock", "--fabric",
+                                     "null",      "--ready-file",  folder / "ready"};
+    command.insert(command.end(), more.begin(), more.end());
+    daemon = std::make_unique<Program>(folder, command);
+    ASSERT_TRUE(eventually([&] { return std::filesystem::exists(folder / "ready"); }))
+        << daemon->err();
+  }
+  std::unique_ptr<Program> daemon;
+};
+
+TEST_F(WithDaemon, StatusOfAHealthyDaemon) {
+  start();
+  const Answer answer = ask({"status"});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_THAT(answer.out, StartsWith("node 0: ok\n"));
+  EXPECT_THAT(answer.out, HasSubstr("0 of 64 sessions"));
+  const auto json = ask_json({"status"});
+  EXPECT_EQ(json["health"], "ok");
+  EXPECT_EQ(json["pid"], daemon->pid());
+}
+
+TEST_F(WithDaemon, StatusOfADaemonWithoutItsPeerIsOne) {
+  start({"--peer", "1=unix:" + (folder / "absent")});
+  const Answer answer = ask({"status"});
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_THAT(answer.out, StartsWith("node 0: degraded\n"));
+  EXPECT_THAT(answer.out, HasSubstr("node 1 (unix:" + (folder / "absent") + ") is not connected"));
+  const Answer json = ask({"--json", "status"});
+  EXPECT_EQ(json.code, 1);
+  EXPECT_EQ(nlohmann::json::parse(json.out)["health"], "degraded");
+}
+
+TEST_F(WithDaemon, ListsWhatIsThere) {
+  start();
+  EXPECT_EQ(ask({"session", "list"}).out, "no rank is attached\n");
+  EXPECT_EQ(ask_json({"session", "list"})["sessions"].size(), 0u);
+  auto client = RawClient::attach(folder / "sock", "mkctl-test");
+  ASSERT_TRUE(client) << client.error().message;
+  ASSERT_TRUE(client->wait_for(shm::MessageType::kJobUp));
+  EXPECT_THAT(ask({"session", "list"}).out, HasSubstr("mkctl-test"));
+  const auto sessions = ask_json({"session", "list"});
+  EXPECT_EQ(sessions["sessions"][0]["job"], "mkctl-test");
+  EXPECT_EQ(sessions["sessions"][0]["state"], "up");
+  const auto queues = ask_json({"queue", "list"});
+  EXPECT_EQ(queues["queues"][0]["job"], "mkctl-test");
+  EXPECT_EQ(queues["queues"][0]["commands"], 0);
+  EXPECT_THAT(ask({"queue", "list"}).out, HasSubstr("COMMIT-POST"));
+  EXPECT_EQ(ask_json({"link", "list"})["links"].size(), 0u);
+  EXPECT_EQ(ask({"link", "list"}).code, 0);
+}
+
+TEST_F(WithDaemon, WatchesStats) {
+  start();
+  const Answer text = ask({"stats", "--interval", "100ms", "--count", "2"});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_EQ(std::count(text.out.begin(), text.out.end(), '\n'), 3);
+  const Answer lines = ask({"--json", "stats", "--interval", "100ms", "--count", "3"});
+  std::istringstream stream(lines.out);
+  int samples = 0;
+  for (std::string line; std::getline(stream, line); ++samples) {
+    const auto json = nlohmann::json::parse(line);
+    EXPECT_EQ(json["elapsed_ns"] == 0, samples == 0);
+  }
+  EXPECT_EQ(samples, 3);
+  const Answer refused = ask({"stats", "--interval", "1ms", "--count", "1"});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("is allowed"));
+}
+
+TEST_F(WithDaemon, NoticesTheEndOfTheDaemonWhileWatching) {
+  start();
+  Program watch(folder, {MK_MKCTL, "--address", address, "stats", "--interval", "100ms"});
+  EXPECT_TRUE(eventually([&] { return watch.out().find('\n') != std::string::npos; }));
+  daemon->signal(SIGTERM);
+  EXPECT_EQ(watch.wait(), 3);
+  EXPECT_THAT(watch.err(), HasSubstr("no answer from " + address));
+}
+
+TEST_F(WithDaemon, SaysBothVersions) {
+  start();
+  const Answer answer = ask({"version"});
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_THAT(answer.out, HasSubstr("mkerneld 0."));
+  EXPECT_THAT(answer.out, HasSubstr("mkctl 0."));
+  EXPECT_EQ(ask_json({"version"})["abi_major"], shm::kAbiMajor);
+}
+
+TEST_F(WithDaemon, FindsTheDaemonByEnvironmentAndConfiguration) {
+  start();
+  EXPECT_EQ(run({"status"}, {"MKCTL_ADDRESS=" + address}).code, 0);
+  std::ofstream(folder / "toml") << "listen = '" << address << "'\n";
+  EXPECT_EQ(run({"status", "--config", folder / "toml"}).code, 0);
+  EXPECT_EQ(run({"status"}, {"MKCTL_ADDRESS", "MKERNELD_CONFIG=" + (folder / "toml")}).code, 0);
+}
+
+TEST_F(Mkctl, NobodyThereIsThree) {
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"status"},
+                                             {"version"},
+                                             {"session", "list"},
+                                             {"queue", "list"},
+                                             {"link", "list"},
+                                             {"stats", "--count", "1"}}) {
+    const Answer answer = ask(command);
+    EXPECT_EQ(answer.code, 3) << command[0];
+    EXPECT_THAT(answer.err, HasSubstr("no answer from " + address));
+    EXPECT_EQ(answer.out, "");
+  }
+}
+
+TEST_F(WithDaemon, ADaemonThatIsStuckIsThreeWithinTheTimeout) {
+  start();
+  daemon->signal(SIGSTOP);
+  const Answer answer = run({"--address", address, "--timeout", "200ms", "status"});
+  daemon->signal(SIGCONT);
+  EXPECT_EQ(answer.code, 3);
+  EXPECT_THAT(answer.err, HasSubstr("none within 200ms"));
+}
+
+TEST_F(Mkctl, WrongUseIsTwo) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{}, "subcommand"},
+      {{"session"}, "subcommand"},
+      {{"sessions", "list"}, "unknown command \"sessions\""},
+      {{"status", "--nonsense"}, "--nonsense"},
+      {{"--address", "nonsense", "status"}, "--address nonsense: \"host:port\""},
+      {{"--timeout", "x", "status"}, "--timeout: a duration"},
+      {{"stats", "--interval", "x"}, "--interval: a duration"},
+      {{"--config", "/absent", "status"}, "/absent does not exist"},
+      {{"--address", "unix:/x", "--tls-cert", "/absent", "status"}, "cannot open tls.cert"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const Answer answer = run(arguments);
+    EXPECT_EQ(answer.code, 2) << message;
+    EXPECT_THAT(answer.err, HasSubstr(message));
+    EXPECT_EQ(answer.out, "");
+  }
+  std::ofstream(folder / "toml") << "listen = '127.0.0.1:0'\n";
+  const Answer portless = run({"--config", folder / "toml", "status"});
+  EXPECT_EQ(portless.code, 2);
+  EXPECT_THAT(portless.err, HasSubstr("give --address"));
+}
+
+TEST_F(Mkctl, HelpAndVersionAreZero) {
+  EXPECT_EQ(run({"--help"}).code, 0);
+  EXPECT_EQ(run({"--version"}).code, 0);
+  EXPECT_EQ(run({"session", "--help"}).code, 0);
+}
+
+}  // namespace
+}  // namespace mk::daemon
