@@ -39,6 +39,10 @@ class Engine {
   /// Control thread.
   void apply(const ProxyCommand& command) { mailbox_.put(command); }
 
+  /// Proxy thread: sleeps until a message or `wake` comes, at most `ns`.
+  void sleep(std::uint64_t ns) { mailbox_.sleep(ns); }
+  void wake() { mailbox_.wake(); }
+
   /// One pass. Returns whether there was anything to do.
   bool pass();
 

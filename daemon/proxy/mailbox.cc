@@ -1,5 +1,6 @@
 #include "daemon/proxy/mailbox.h"
 
+#include <chrono>
 #include <iterator>
 #include <utility>
 
@@ -30,10 +31,28 @@ void Mailbox::put(const ProxyCommand& command) {
 
   std::vector<std::unique_ptr<Session>> retired;  // freed after the lock is given up
   retired.reserve(retired_.capacity());
-  const std::lock_guard lock(mutex_);
-  retired.swap(retired_);
-  incoming_.push_back(std::move(parcel));
-  waiting_.store(true, std::memory_order_release);
+  {
+    const std::lock_guard lock(mutex_);
+    retired.swap(retired_);
+    incoming_.push_back(std::move(parcel));
+    waiting_.store(true, std::memory_order_release);
+  }
+  changed_.notify_one();
+}
+
+void Mailbox::sleep(std::uint64_t ns) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::nanoseconds(ns),
+                    [&] { return woken_ || !incoming_.empty(); });
+  woken_ = false;
+}
+
+void Mailbox::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    woken_ = true;
+  }
+  changed_.notify_one();
 }
 
 bool Mailbox::take_waiting(std::vector<Parcel>& parcels) {

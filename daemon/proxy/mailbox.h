@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,11 @@ class Mailbox {
     return waiting_.load(std::memory_order_acquire) && take_waiting(parcels);
   }
 
+  /// Proxy thread: waits for mail or `wake`, at most `ns`.
+  void sleep(std::uint64_t ns);
+  /// Any thread: ends a sleep that is under way, or the next one.
+  void wake();
+
   /// Proxy thread: hands a session back, to be freed by the control thread.
   void retire(std::unique_ptr<Session> session);
 
@@ -51,6 +57,8 @@ class Mailbox {
   const std::uint32_t link_depth_;
   std::atomic<bool> waiting_{false};
   std::mutex mutex_;
+  std::condition_variable changed_;
+  bool woken_ = false;
   std::vector<Parcel> incoming_;
   std::vector<std::unique_ptr<Session>> retired_;
 };

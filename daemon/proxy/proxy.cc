@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <ctime>
 #include <system_error>
 #include <utility>
 
@@ -21,13 +20,6 @@ namespace {
 /// A yield costs more than ten polls even when nobody takes it up; a thread with a CPU of its own
 /// would lose its latency to them.
 constexpr std::uint64_t kYieldIntervalNs = 2'000;
-
-void sleep_for(std::uint64_t ns) {
-  const timespec duration{static_cast<time_t>(ns / 1'000'000'000),
-                          static_cast<long>(ns % 1'000'000'000)};
-  // Woken early by a signal: just one pass more.
-  ::clock_nanosleep(CLOCK_MONOTONIC, 0, &duration, nullptr);
-}
 
 void relax() {
 #if defined(__x86_64__)
@@ -87,6 +79,7 @@ class Proxy::Core {
   void stop() {
     if (!thread_.joinable()) return;
     stopping_.store(true, std::memory_order_release);
+    engine_.wake();
     thread_.join();
   }
 
@@ -109,7 +102,7 @@ class Proxy::Core {
       const std::uint64_t sleep_ns = backoff.sleep_ns(engine_.now_ns(), engine_.next_due_ns());
       if (sleep_ns != 0) {
         engine_.stats().sleeps.add(1);
-        sleep_for(sleep_ns);
+        engine_.sleep(sleep_ns);
       } else if (options_.cpu >= 0 || engine_.now_ns() - yielded_ns < kYieldIntervalNs) {
         relax();
       } else {

@@ -114,7 +114,9 @@ struct ProxyOptions {
   int cpu = -1;                           ///< pin to this CPU; -1: do not pin
   std::uint64_t batch_window_ns = 2'000;  ///< a partial batch waits for company at most this long
   std::uint64_t spin_ns = 50'000;  ///< hot polling after the last work, before sleeping polls begin
-  std::uint64_t sleep_ns_max = 500'000;  ///< the longest sleeping poll of an idle thread
+  /// The longest sleeping poll of an idle thread; eight times as long after seconds without work.
+  /// `apply` wakes it.
+  std::uint64_t sleep_ns_max = 500'000;
   /// Every clock reading of the proxy, in ns; empty: CLOCK_MONOTONIC. For tests and simulators that
   /// drive `step`.
   std::function<std::uint64_t()> clock_ns = nullptr;

@@ -24,7 +24,13 @@ TEST_F(Backoff, SleepsAnEighthOfThePauseUpToItsLimit) {
   EXPECT_EQ(backoff_.sleep_ns(kNow + kSpinNs, {}), kSpinNs / 8);
   EXPECT_EQ(backoff_.sleep_ns(kNow + 800'000, {}), 100'000u);
   EXPECT_EQ(backoff_.sleep_ns(kNow + 4'000'000, {}), kSleepNsMax);
-  EXPECT_EQ(backoff_.sleep_ns(kNow + 3'600'000'000'000, {}), kSleepNsMax);
+  EXPECT_EQ(backoff_.sleep_ns(kNow + 500'000'000, {}), kSleepNsMax);
+}
+
+TEST_F(Backoff, SleepsLongerAfterSeconds) {
+  EXPECT_EQ(backoff_.sleep_ns(kNow + 2'048'000'000, {}), 2'000'000u);
+  EXPECT_EQ(backoff_.sleep_ns(kNow + 3'600'000'000'000, {}),
+            IdleBackoff::kLongSleeps * kSleepNsMax);
 }
 
 TEST_F(Backoff, WorkMakesItHotAgain) {

@@ -186,6 +186,26 @@ TEST_F(ProxyThread, CarriesItsNameAndSleepsWhenIdle) {
   EXPECT_THAT(thread_names(), testing::Contains("mk-proxy/3"));
 }
 
+/// Were it not woken, each answer would take an hour.
+TEST_F(ProxyThread, MessagesAndStopWakeASleeper) {
+  ProxyOptions options;
+  options.spin_ns = 0;
+  options.sleep_ns_max = 3'600'000'000'000;
+  // A clock on which the pause before was long enough for the longest sleep.
+  static std::atomic<std::uint64_t> now_ns{1ull << 50};
+  options.clock_ns = [] { return now_ns.load(); };
+  make(options);
+  ASSERT_TRUE(proxy_->start());
+  for (SessionSlot slot = 0; slot < 20; ++slot) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    proxy_->apply(FenceSession{slot});
+    ASSERT_EQ(log_.wait_for<Drained>(slot + 1).size(), slot + 1);
+    now_ns += 1ull << 50;
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  proxy_->stop();
+}
+
 TEST_F(ProxyThread, StartsOnceStopsTwiceAndStartsAgain) {
   TestSession& session = make_session(0, {});
   make();
