@@ -19,7 +19,7 @@ for entry in $(printf '%s\n' "${files[@]%%/*}" | sort -u); do
 done
 
 # A README.md in every top-level folder and every folder of code. Exempt: folders that are only an include path, and
-# the folders of tests/ that mirror a source folder.
+# those under a folder of tests/ that mirrors a source folder.
 folders=$(printf '%s\n' "${files[@]}" | grep -E '/.*\.(h|c|cc|cu|cuh|proto|py)$' | xargs -r -n1 dirname | sort -u)
 for folder in client daemon deploy kernels proto shm systemd tests; do
   [ -d "$folder" ] && folders+=" $folder"
@@ -27,7 +27,9 @@ done
 for folder in $(printf '%s\n' $folders | sort -u); do
   case $folder in
     */include | */include/* | proto/mkernel | proto/mkernel/*) continue ;;
-    tests/*) [ -d "${folder#tests/}" ] && continue ;;
+    tests/*)
+      mirrored=${folder#tests/}
+      [ -d "${mirrored%%/*}" ] && continue ;;
   esac
   [ -f "$folder/README.md" ] || breach "$folder: no README.md"
 done
