@@ -21,7 +21,7 @@ constexpr std::pair<std::string_view, LogFormat> kLogFormats[] = {
     {"json", LogFormat::kJson},
     {"journald", LogFormat::kJournald}};
 
-// -- one value each; the errors say only what is allowed ------------------------------------------
+// -- one value each; the errors say only what is allowed --------------------------------------
 
 template <class T, class Parse>
 auto take(T& into, Parse&& parse) {
@@ -119,8 +119,7 @@ Status accept_node_id(std::string_view text, std::uint32_t& into) {
   return accept_number(text, "a node id", 0, shm::kNodesMax - 1, into);
 }
 
-// -- the file
-// --------------------------------------------------------------------------------------
+// -- the file ---------------------------------------------------------------------------------
 
 void read_fabric(Section fabric, Config& config) {
   fabric.string("name", take_one_of(config.fabric.name, fabric_names()));
@@ -200,8 +199,7 @@ void read_root(Section root, Config& config) {
   root.finish();
 }
 
-// -- the command line
-// ------------------------------------------------------------------------------
+// -- the command line -------------------------------------------------------------------------
 
 template <class Accept>
 void override_with(const std::optional<std::string>& value, std::string_view flag,
@@ -255,8 +253,7 @@ void apply(const ConfigOverrides& overrides, Config& config, Diagnostics& diagno
   for (const std::string& peer : overrides.peers) override_peer(peer, config, diagnostics);
 }
 
-// -- what needs all of it
-// --------------------------------------------------------------------------
+// -- what needs all of it ---------------------------------------------------------------------
 
 void check_security(const Config& config, Diagnostics& diagnostics) {
   const int tls_files = !config.tls.cert.empty() + !config.tls.key.empty() + !config.tls.ca.empty();

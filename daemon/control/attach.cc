@@ -181,10 +181,12 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   client.state = Client::State::kAttached;
   client.session = session.get();
   shm::store_relaxed(&memory.header().heartbeat_ns, now_());
-  proxy_of(*session).apply(AddSession{.slot = slot,
-                                      .segment = &session->segment,
-                                      .stats = session->stats.get(),
-                                      .outstanding_max = options_.outstanding_max});
+  proxy_of(*session).apply(
+      AddSession{.slot = slot,
+                 .segment = &session->segment,
+                 .stats = session->stats.get(),
+                 .outstanding_max = options_.outstanding_max,
+                 .weight = options_.job_weight ? options_.job_weight(job->name) : 1});
   Session* raw = session.get();
   sessions_.emplace(raw->id, std::move(session));
   return raw;

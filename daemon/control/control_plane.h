@@ -44,6 +44,8 @@ struct ControlOptions {
   /// After a rank has detached in order: how long the others of its job have to do so as well,
   /// before they fail with kPeerLost.
   std::uint64_t leave_grace_ns = 2'000'000'000;
+  /// A job's share of the network beside the others', 1 to 1000; empty: 1 for all.
+  std::function<std::uint32_t(const std::string& job)> job_weight;
   LogSink log;  ///< may be empty
 };
 

@@ -109,6 +109,9 @@ class PeerTransport {
   virtual Status send(NodeId node, const PeerMessage& message) = 0;
   /// A person's name for the node: "node 1 (10.0.0.2:7171)".
   virtual std::string describe(NodeId node) const = 0;
+  /// Why no stream to `node` is up, as far as the transport knows: for errors about missing nodes.
+  /// Empty: it knows no more than the last peer_down said.
+  virtual std::string trouble(NodeId) const { return {}; }
   /// Breaks the stream to `node` because of what came over it; a new one may be tried later, with
   /// backoff. The sink need not be told, but may be.
   virtual void disconnect(NodeId node, const std::string& reason) = 0;

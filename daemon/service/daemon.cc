@@ -20,6 +20,9 @@ NodeOptions node_options(const Config& config, Logger& logger) {
   options.control.sessions_max = config.limits.sessions;
   options.control.outstanding_max = config.limits.outstanding;
   options.control.registered_bytes_max = config.limits.registered_bytes;
+  options.control.job_weight = [jobs = config.jobs](const std::string& job) {
+    return job_weight(jobs, job);
+  };
   options.control.log = logger.sink();
   options.loop.socket_path = config.socket.path;
   options.loop.socket_mode = config.socket.mode;

@@ -69,6 +69,7 @@ class GrpcPeerTransport final : public PeerTransport {
   std::vector<NodeId> nodes() const override;
   Status send(NodeId node, const PeerMessage& message) override;
   std::string describe(NodeId node) const override;
+  std::string trouble(NodeId node) const override;
   void disconnect(NodeId node, const std::string& reason) override;
 
   std::vector<PeerInfo> peers() const;

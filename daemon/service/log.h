@@ -45,7 +45,8 @@ class Logger {
   /// client or a peer can cause at will. How many were held back is said with the next one.
   void write_limited(std::string_view kind, LogLevel level, std::string_view message,
                      const std::vector<std::pair<std::string, std::string>>& fields = {});
-  /// For the engine: limited by the sentence with its digits left out, since clients cause most of it.
+  /// For the engine: limited by the sentence with its digits left out, since clients cause most of
+  /// it.
   LogSink sink();
 
  private:

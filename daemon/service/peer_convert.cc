@@ -19,8 +19,7 @@ Bytes as_bytes(const std::string& text) {
   return {first, first + text.size()};
 }
 
-// -- to protobuf
-// -----------------------------------------------------------------------------------
+// -- to protobuf ------------------------------------------------------------------------------
 
 void put(const PeerHello& from, v1::PeerMessage& to) {
   v1::Hello& hello = *to.mutable_hello();
@@ -92,8 +91,7 @@ void put(const JobLeft& from, v1::PeerMessage& to) {
   left.set_reason(from.reason);
 }
 
-// -- from protobuf
-// ---------------------------------------------------------------------------------
+// -- from protobuf ----------------------------------------------------------------------------
 
 /// Collects the first breach of a limit of one message.
 class Checker {

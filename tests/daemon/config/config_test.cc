@@ -25,7 +25,7 @@ Config config_of(const std::string& toml, const ConfigOverrides& overrides = {})
   return config.value_or(Config{});
 }
 
-// -- every key ------------------------------------------------------------------------------------
+// -- every key --------------------------------------------------------------------------------
 
 struct GoodCase {
   const char* toml;
@@ -148,8 +148,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "\"journald\""},
         BadCase{"[tls]\ncert = 'c'", "tls: cert, key and ca are needed together (mutual TLS)"}));
 
-// -- unknown keys, several mistakes, syntax
-// ---------------------------------------------------------
+// -- unknown keys, several mistakes, syntax ---------------------------------------------------
 
 TEST(Config, UnknownKeysNameTheNearestOne) {
   EXPECT_THAT(error_of("nodeid = 1"),
@@ -180,8 +179,7 @@ TEST(Config, SyntaxErrorsHaveTheirPlace) {
   EXPECT_THAT(error_of(std::string("\0\xff", 2)), HasSubstr("mk.toml:1:"));
 }
 
-// -- what needs all of it
-// ---------------------------------------------------------------------------
+// -- what needs all of it ---------------------------------------------------------------------
 
 TEST(Config, BeyondThisMachineNeedsTlsOrConsent) {
   EXPECT_THAT(error_of("listen = '0.0.0.0:7171'"),
@@ -216,8 +214,7 @@ TEST(Config, JobWeightsByTheFirstPatternThatMatches) {
   EXPECT_EQ(job_weight({}, "x"), 1u);
 }
 
-// -- overrides
-// --------------------------------------------------------------------------------------
+// -- overrides --------------------------------------------------------------------------------
 
 TEST(Config, FlagsOverrideTheFile) {
   ConfigOverrides over;
@@ -264,8 +261,7 @@ TEST(Config, BadFlagsAreNamed) {
               HasSubstr("--peer 1=localhost: \"host:port"));
 }
 
-// -- files
-// ------------------------------------------------------------------------------------------
+// -- files ------------------------------------------------------------------------------------
 
 TEST(Config, TheExampleIsTheDefaults) {
   const auto example = load_config(MK_EXAMPLE, {});

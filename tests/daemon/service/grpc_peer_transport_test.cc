@@ -143,12 +143,15 @@ TEST(GrpcPeerTransport, WaitsForAPeerThatIsAbsentAtTheStart) {
   }
   EXPECT_NE(one.transport->peers().at(0).reason, "");
   EXPECT_EQ(one.transport->peers().at(0).state, PeerState::kConnecting);
+  EXPECT_EQ(one.transport->trouble(0), one.transport->peers().at(0).reason);
   PeerRig zero(folder, 0, {1});
+  EXPECT_EQ(zero.transport->trouble(1), "it has not called yet");
   EXPECT_EQ(zero.transport->peers().at(0).state, PeerState::kWaiting);
   zero.start();
   EXPECT_TRUE(zero.sink.until_hello(1));
   EXPECT_TRUE(one.sink.until_hello(0));
   EXPECT_EQ(one.transport->peers().at(0).reason, "");
+  EXPECT_EQ(one.transport->trouble(0), "");
 }
 
 TEST(GrpcPeerTransport, MeetsARestartedPeer) {

@@ -1,0 +1,110 @@
+/// \file
+/// The inside of GrpcPeerTransport, in two files: grpc_peer_transport.cc for what our own threads
+/// call, peer_transport_streams.cc for what happens on streams.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/service/grpc_peer_transport.h"
+#include "daemon/service/peer_stream.h"
+
+namespace mk::daemon {
+
+using PeerClock = std::chrono::steady_clock;
+
+inline std::int64_t peer_clock_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(PeerClock::now().time_since_epoch())
+      .count();
+}
+
+class GrpcPeerTransport::Impl final : public PeerStreamOwner {
+ public:
+  Impl(PeerTransportOptions options, PeerSink& sink, Logger& logger);
+  ~Impl() override { stop(); }
+
+  void start();
+  void stop();
+  Status send(NodeId node, const PeerMessage& message);
+  void disconnect(NodeId node, const std::string& reason);
+  std::vector<NodeId> nodes() const;
+  std::string describe(NodeId node) const;
+  std::string trouble(NodeId node) const;
+  std::vector<PeerInfo> peers() const;
+  grpc::Service& service() { return service_; }
+
+  // PeerStreamOwner, on gRPC's threads.
+  void on_read(PeerStream& stream, bool ok) override;
+  void on_written(PeerStream& stream, bool ok) override;
+  void on_done(PeerStream& stream, const grpc::Status& status) override;
+
+ private:
+  struct Peer {
+    PeerConfig config;
+    std::unique_ptr<v1::Peer::Stub> stub;  ///< null: the peer calls
+    PeerStream* stream = nullptr;          ///< calling, or greeted
+    std::optional<PeerClock::time_point> call_at;
+    std::chrono::milliseconds backoff{0};
+    bool said = false;  ///< that it can't be reached is in the log already
+    PeerInfo info;
+  };
+  class Service final : public v1::Peer::CallbackService {
+   public:
+    explicit Service(Impl& impl) : impl_(impl) {}
+    grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>* Connect(
+        grpc::CallbackServerContext* context) override {
+      return impl_.accept(*context);
+    }
+
+   private:
+    Impl& impl_;
+  };
+
+  grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>* accept(
+      grpc::CallbackServerContext& context);
+
+  // With mutex_ held:
+  void call(Peer& peer);
+  void enqueue(PeerStream& stream, v1::PeerMessage message);
+  void greet(PeerStream& stream, PeerHello hello);
+  /// Why the caller of `stream` may not speak for hello.node; OK when it may.
+  grpc::Status judge_caller(const PeerHello& hello);
+  /// The stream is its peer's no longer: the sink is told when it had been greeted.
+  void detach(PeerStream& stream, const std::string& reason);
+  /// Ends a stream because of what we found out; the called side tells the caller why.
+  void end(PeerStream& stream, grpc::StatusCode code, const std::string& reason);
+  void schedule_call(Peer& peer);
+  /// Calls that are due and callers that never said Hello.
+  void run_timers();
+  bool flushed() const;
+  std::string name(const Peer& peer) const {
+    return fmt::format("node {} ({})", peer.config.id, peer.config.address.text());
+  }
+
+  const PeerTransportOptions options_;
+  PeerSink& sink_;
+  Logger& logger_;
+  Service service_{*this};
+  v1::PeerMessage hello_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  ///< streams_, queues, timers, state
+  std::map<NodeId, Peer> peers_;
+  std::set<PeerStream*> streams_;  ///< all that have not reported on_done
+  enum class State { kNew, kRunning, kStopping, kStopped } state_ = State::kNew;
+  std::minstd_rand random_{std::random_device{}()};
+  std::thread timers_;
+};
+
+}  // namespace mk::daemon

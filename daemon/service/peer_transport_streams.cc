@@ -1,0 +1,252 @@
+#include <algorithm>
+#include <utility>
+
+#include "daemon/service/peer_convert.h"
+#include "daemon/service/peer_transport_impl.h"
+
+namespace mk::daemon {
+namespace {
+
+constexpr auto kSteadyTime = std::chrono::seconds(2);  ///< up so long: the next break is a new one
+constexpr std::size_t kUngreetedMax = 64;
+
+}  // namespace
+
+// -- streams, with mutex_ held ----------------------------------------------------------------
+
+void GrpcPeerTransport::Impl::call(Peer& peer) {
+  peer.call_at.reset();
+  auto* stream = new CallingStream(*peer.stub, *this);  // deletes itself after on_done
+  stream->node = peer.config.id;
+  stream->since_ns = peer_clock_ns();
+  streams_.insert(stream);
+  peer.stream = stream;
+  stream->start_read();
+  enqueue(*stream, hello_);
+  stream->StartCall();
+}
+
+void GrpcPeerTransport::Impl::enqueue(PeerStream& stream, v1::PeerMessage message) {
+  stream.queue_bytes += message.ByteSizeLong();
+  stream.queue.push_back(std::move(message));
+  if (stream.writing) return;
+  stream.writing = true;
+  stream.start_write();
+}
+
+grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerHello& hello) {
+  const auto at = peers_.find(hello.node);
+  if (at == peers_.end()) {
+    return {grpc::StatusCode::PERMISSION_DENIED,
+            fmt::format("node {} does not know node {}: it is not among its configured peers",
+                        options_.node, hello.node)};
+  }
+  Peer& peer = at->second;
+  if (peer.stub) {
+    return {grpc::StatusCode::PERMISSION_DENIED,
+            fmt::format("node {} has the lower id and must wait to be called by node {}",
+                        hello.node, options_.node)};
+  }
+  if (!peer.stream) return grpc::Status::OK;
+  if (peer.stream->generation != hello.generation) {
+    // A restarted peer's old stream ends at once or by keepalive; until then this may be a second
+    // daemon with the same id, which must not take the first one's place.
+    return {grpc::StatusCode::ALREADY_EXISTS,
+            fmt::format("another daemon is connected as node {}; if it is gone, that is noticed "
+                        "within seconds",
+                        hello.node)};
+  }
+  end(*peer.stream, grpc::StatusCode::ABORTED, name(peer) + " has called again");
+  return grpc::Status::OK;
+}
+
+void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello) {
+  if (stream.calling) {
+    if (hello.node != stream.node) {
+      return end(stream, grpc::StatusCode::PERMISSION_DENIED,
+                 fmt::format("{} says that it is node {}: check the peers' ids and addresses",
+                             describe(stream.node), hello.node));
+    }
+  } else {
+    const grpc::Status judged = judge_caller(hello);
+    if (!judged.ok()) {
+      logger_.write_limited("peer refused", LogLevel::kWarning,
+                            fmt::format("refused a peer: {}", judged.error_message()),
+                            {{"peer", std::to_string(hello.node)}});
+      return end(stream, judged.error_code(), judged.error_message());
+    }
+    stream.node = hello.node;
+    peers_.at(hello.node).stream = &stream;
+    enqueue(stream, hello_);
+  }
+  Peer& peer = peers_.at(stream.node);
+  stream.greeted = true;
+  stream.generation = hello.generation;
+  stream.since_ns = peer_clock_ns();
+  peer.info.version = hello.version;
+  peer.info.reason.clear();
+  peer.said = false;
+  sink_.peer_message(stream.node, std::move(hello));
+}
+
+void GrpcPeerTransport::Impl::detach(PeerStream& stream, const std::string& reason) {
+  if (stream.detached) return;
+  stream.detached = true;
+  if (!stream.calling && !stream.greeted) return;  // never was a peer's
+  Peer& peer = peers_.at(stream.node);
+  peer.stream = nullptr;
+  peer.info.reason = reason;
+  const bool steady = stream.greeted && peer_clock_ns() - stream.since_ns >
+                                            std::chrono::nanoseconds(kSteadyTime).count();
+  if (steady) peer.backoff = std::chrono::milliseconds(0);
+  if (!stream.greeted && !std::exchange(peer.said, true)) {
+    // That a peer came or went is said by the control plane.
+    logger_.write_limited("peer not reachable", LogLevel::kInfo,
+                          fmt::format("{} is not reachable yet: {}", name(peer), reason),
+                          {{"peer", std::to_string(stream.node)}});
+  }
+  if (stream.greeted) {
+    ++peer.info.breaks;
+    sink_.peer_down(stream.node, reason);
+  }
+  if (peer.stub) schedule_call(peer);
+}
+
+void GrpcPeerTransport::Impl::end(PeerStream& stream, grpc::StatusCode code,
+                                  const std::string& reason) {
+  detach(stream, reason);
+  if (stream.calling) {
+    stream.cancel();
+  } else {
+    stream.finish(grpc::Status(code, reason));
+  }
+}
+
+void GrpcPeerTransport::Impl::schedule_call(Peer& peer) {
+  if (state_ != State::kRunning) return;
+  peer.backoff = std::clamp(peer.backoff * 2, options_.backoff_min, options_.backoff_max);
+  // Half of it is chance, so that the daemons of a cluster do not call in step.
+  std::uniform_real_distribution<double> jitter(0.5, 1.0);
+  peer.call_at = PeerClock::now() +
+                 std::chrono::duration_cast<PeerClock::duration>(
+                     std::chrono::duration<double, std::milli>(peer.backoff) * jitter(random_));
+  changed_.notify_all();
+}
+
+void GrpcPeerTransport::Impl::run_timers() {
+  std::unique_lock lock(mutex_);
+  while (state_ == State::kRunning) {
+    std::optional<PeerClock::time_point> next;
+    const auto now = PeerClock::now();
+    const auto consider = [&next](PeerClock::time_point at) {
+      next = next ? std::min(*next, at) : at;
+    };
+    for (auto& [node, peer] : peers_) {
+      if (!peer.call_at) continue;
+      if (*peer.call_at <= now) {
+        call(peer);
+      } else {
+        consider(*peer.call_at);
+      }
+    }
+    for (PeerStream* stream : streams_) {
+      if (stream->detached || stream->greeted) continue;
+      const auto due = PeerClock::time_point(std::chrono::nanoseconds(stream->since_ns)) +
+                       options_.hello_timeout;
+      if (due <= now) {
+        end(*stream, grpc::StatusCode::DEADLINE_EXCEEDED,
+            fmt::format("no Hello came within {} ms", options_.hello_timeout.count()));
+      } else {
+        consider(due);
+      }
+    }
+    if (next) {
+      changed_.wait_until(lock, *next);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+// -- gRPC's threads ---------------------------------------------------------------------------
+
+grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>* GrpcPeerTransport::Impl::accept(
+    grpc::CallbackServerContext& context) {
+  std::lock_guard lock(mutex_);
+  auto* stream = new CalledStream(context, *this);  // deletes itself after on_done
+  stream->since_ns = peer_clock_ns();
+  streams_.insert(stream);
+  const auto ungreeted = std::count_if(streams_.begin(), streams_.end(), [](const PeerStream* one) {
+    return !one->calling && !one->greeted;
+  });
+  if (state_ != State::kRunning) {
+    end(*stream, grpc::StatusCode::UNAVAILABLE,
+        fmt::format("node {} is {}", options_.node,
+                    state_ == State::kNew ? "still starting" : "shutting down"));
+  } else if (static_cast<std::size_t>(ungreeted) > kUngreetedMax) {
+    end(*stream, grpc::StatusCode::RESOURCE_EXHAUSTED, "too many callers have not said Hello");
+  } else {
+    stream->start_read();
+  }
+  changed_.notify_all();  // a new Hello deadline
+  return stream;
+}
+
+void GrpcPeerTransport::Impl::on_read(PeerStream& stream, bool ok) {
+  std::lock_guard lock(mutex_);
+  if (stream.detached) return;
+  if (!ok) {
+    stream.ended = true;
+    stream.end_of_reads();
+    if (stream.calling) return;  // on_done follows, with the peer's reason
+    return end(stream, grpc::StatusCode::OK,
+               stream.broken() ? "the connection broke, or nothing answers there any more"
+                               : "it has closed the connection");
+  }
+  auto message = from_proto(stream.incoming);
+  if (!message) {
+    return end(stream, grpc::StatusCode::INVALID_ARGUMENT, message.error().message);
+  }
+  const bool is_hello = std::holds_alternative<PeerHello>(*message);
+  if (is_hello == stream.greeted) {
+    return end(stream, grpc::StatusCode::INVALID_ARGUMENT,
+               is_hello ? "a second Hello on one stream" : "the first message was not Hello");
+  }
+  if (is_hello) {
+    greet(stream, std::move(std::get<PeerHello>(*message)));
+    if (stream.detached) return;
+  } else {
+    ++peers_.at(stream.node).info.messages_received;
+    sink_.peer_message(stream.node, std::move(*message));
+  }
+  stream.incoming.Clear();
+  stream.start_read();
+}
+
+void GrpcPeerTransport::Impl::on_written(PeerStream& stream, bool ok) {
+  std::lock_guard lock(mutex_);
+  stream.writing = false;
+  stream.queue_bytes -= stream.queue.front().ByteSizeLong();
+  stream.queue.pop_front();
+  if (stream.detached) return stream.after_write();
+  if (!ok) {
+    if (!stream.calling) end(stream, grpc::StatusCode::UNAVAILABLE, "the connection broke");
+    return;  // calling: on_done follows, with the reason
+  }
+  if (!stream.queue.empty() && !stream.ended) {
+    stream.writing = true;
+    stream.start_write();
+  } else if (state_ == State::kStopping) {
+    changed_.notify_all();
+  }
+}
+
+void GrpcPeerTransport::Impl::on_done(PeerStream& stream, const grpc::Status& status) {
+  std::lock_guard lock(mutex_);
+  detach(stream,
+         status.error_message().empty() ? "it has closed the connection" : status.error_message());
+  streams_.erase(&stream);
+  changed_.notify_all();
+}
+
+}  // namespace mk::daemon
