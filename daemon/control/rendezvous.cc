@@ -187,8 +187,9 @@ Error ControlPlane::Impl::rendezvous_timeout(const Job& job) const {
   if (job.nodes > 1) {
     for (const auto& [node, peer] : peers_) {
       if (peer.up) continue;
+      const std::string trouble = transport_.trouble(node);
       text += fmt::format("; the daemon of {} is not reachable: {}", describe_node(node),
-                          peer.down_reason);
+                          trouble.empty() ? peer.down_reason : trouble);
     }
   }
   return {ErrorCode::kTimeout, text};
