@@ -27,4 +27,7 @@ const RowMath& row_math_generic(DType dtype);
 /// Null where the machine or the build has none.
 const RowMath* row_math_avx2(DType dtype);
 
+/// What the build has, by DType, whether the machine can run it or not; for row_math_avx2 only.
+extern const RowMath* const kRowMathAvx2[2];
+
 }  // namespace mk::kernels

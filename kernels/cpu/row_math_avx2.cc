@@ -89,15 +89,12 @@ constexpr RowMath kF16{"avx2", widen<F16>, narrow<F16>, add<F16>};
 
 }  // namespace
 
-const RowMath* row_math_avx2(DType dtype) {
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) return nullptr;
-  return dtype == DType::kBf16 ? &kBf16 : &kF16;
-}
+const RowMath* const kRowMathAvx2[2] = {&kBf16, &kF16};
 
 }  // namespace mk::kernels
 #else
 
 namespace mk::kernels {
-const RowMath* row_math_avx2(DType) { return nullptr; }
+const RowMath* const kRowMathAvx2[2] = {nullptr, nullptr};
 }  // namespace mk::kernels
 #endif

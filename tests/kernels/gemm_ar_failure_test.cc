@@ -48,7 +48,9 @@ bool contains(const std::string& text, std::string_view part) {
 }
 
 TEST(GemmArFailure, AMissingRankIsNamed) {
-  GemmArJob job(job_options(2, 2, milliseconds(400)));
+  // Long enough that a quarter of it, by which an indirect wait outlasts a direct one, is more than
+  // a busy machine keeps a thread waiting.
+  GemmArJob job(job_options(2, 2, milliseconds(2000)));
   NetworkThread network(job.cluster(), 1);
   const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
   EXPECT_EQ(errors[2].code, ErrorCode::kTimeout);
@@ -129,7 +131,7 @@ TEST(GemmArFailure, NodesWithDifferentMAreBothNamed) {
 }
 
 TEST(GemmArFailure, AFullRingNamesTheDaemon) {
-  JobOptions options = job_options(2, 1, milliseconds(300));
+  JobOptions options = job_options(2, 1, milliseconds(2000));
   options.slot_count_log2 = 2;
   options.tiling.chunk_bytes = 1;
   GemmArJob job(options);  // no network: nobody takes commands
