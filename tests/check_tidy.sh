@@ -32,7 +32,7 @@ one() {
 }
 export -f one
 touch "$work/passed" "$work/failed"
-timeout "$budget_s" xargs -a "$work/units" -d '\n' -P "$jobs" -I{} bash -c 'one "$1"' _ {}
+timeout --foreground "$budget_s" xargs -a "$work/units" -d '\n' -P "$jobs" -I{} bash -c 'one "$1"' _ {}
 
 # A finding in a header comes with every unit that includes it: print it once.
 while read -r unit; do cat "$work/logs/$(echo "$unit" | tr / _).log"; done <"$work/failed" |
