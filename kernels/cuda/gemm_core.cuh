@@ -53,6 +53,7 @@ struct RingPosition {
     slot = slot == kSlots - 1 ? 0 : slot + 1;
     parity ^= slot == 0;
   }
+  __device__ __forceinline__ int previous() const { return slot == 0 ? kSlots - 1 : slot - 1; }
 };
 
 /// Two sums rounded to nearest even, the first in the low half.
@@ -74,6 +75,8 @@ template <class Config, class Order, class Gate, class Store>
 __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& params,
                                           GemmShared<Config, Store::kSharedWords>& shared,
                                           int worker, int workers) {
+  static_assert(kGemmSharedBytes<Config, Store::kSharedWords> <= kSharedBytesMax,
+                "too many stages or staging buffers");
   using Mma = Wgmma<Config>;
   using Element = typename Config::Element;
   constexpr int kStages = Config::kStages;
@@ -178,11 +181,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           ptx::bulk_commit();
           if (piece > 0) {
             ptx::bulk_wait_read<1>();
-            ptx::mbarrier_arrive(&shared.piece_empty[of][ring.slot ^ 1]);
+            ptx::mbarrier_arrive(&shared.piece_empty[of][ring.previous()]);
           }
         }
         ptx::bulk_wait_read<0>();
-        ptx::mbarrier_arrive(&shared.piece_empty[of][ring.slot ^ 1]);
+        ptx::mbarrier_arrive(&shared.piece_empty[of][ring.previous()]);
         if (inside) store.tile_done(m, tile.n, of);
       }
       store.finish();

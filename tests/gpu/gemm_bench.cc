@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -32,7 +33,6 @@ using mk::kernels::cuda::BLayout;
 using mk::kernels::cuda::DType;
 using mk::kernels::cuda::GemmPlan;
 using mk::kernels::cuda::GemmProblem;
-using mk::kernels::cuda::GemmTuning;
 using mk::kernels::cuda::GemmVariant;
 using mk::test::DeviceMemory;
 using mk::test::kVariants;
@@ -226,17 +226,24 @@ void race_seams(const Cublas& cublas, double seconds, bool peer) {
     const GemmProblem& p = sets.problems()[0];
     const auto plans = plans_for(sets, {GemmVariant::k128x256Pair, 0, 0});
     const int blocks = plans[0].blocks();
-    const SeamRun here(p, 0);
-    const SeamRun there(p, peer ? 1 : 0);
-    std::vector<Launch> sides = {[&](int) { launch_or_exit(plans[0]); },
-                                 [&](int) { here.launch(blocks); }, [&](int) { cublas.run(p); }};
-    if (peer) sides.emplace_back([&](int) { there.launch(blocks); });
+    const int other = peer ? 1 : 0;
+    const SeamRun here(p, 0, false), here_staged(p, 0, true);
+    const SeamRun there(p, other, false), there_staged(p, other, true);
+    std::vector<Launch> sides = {
+        [&](int) { cublas.run(p); }, [&](int) { launch_or_exit(plans[0]); },
+        [&](int) { here.launch(blocks); }, [&](int) { here_staged.launch(blocks); }};
+    if (peer) {
+      sides.emplace_back([&](int) { there.launch(blocks); });
+      sides.emplace_back([&](int) { there_staged.launch(blocks); });
+    }
+    constexpr std::array kNames = {"cublas",          "plain",           "slots",
+                                   "slots, 3 stages", "slots on a peer", "the same, 3 stages"};
     const double flops = 2.0 * shape.m * shape.n * shape.k;
     const auto timings = race(sides, 1, flops, seconds);
-    const auto tflops = [&](std::size_t side) { return flops / timings[side].median() / 1e6; };
-    fmt::print("{:5} {:5} {:5} TFLOPS: plain {:.1f}, gate and slots {:.1f}, cublas {:.1f}", shape.m,
-               shape.n, shape.k, tflops(0), tflops(1), tflops(2));
-    if (peer) fmt::print(", gate and slots on a peer {:.1f}", tflops(3));
+    fmt::print("{:5} {:5} {:5} TFLOPS:", shape.m, shape.n, shape.k);
+    for (std::size_t i = 0; i < timings.size(); ++i) {
+      fmt::print(" {} {:.1f};", kNames[i], flops / timings[i].median() / 1e6);
+    }
     fmt::print("\n");
   }
 }
@@ -306,9 +313,7 @@ void print_summary(const char* what, std::vector<double> ratios) {
              (ratios[half - 1] + ratios[half]) / 2, ratios.front());
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   Options options;
   std::string command = "gemm_bench";
   for (int i = 1; i < argc; ++i) {
@@ -374,4 +379,15 @@ int main(int argc, char** argv) {
   require(cudaDeviceSynchronize(), "end");
   fmt::print("{} products wrong\n", wrong);
   return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gemm_bench: %s\n", error.what());
+    return 1;
+  }
 }

@@ -9,9 +9,9 @@ namespace mk::test {
 namespace {
 
 namespace mkc = kernels::cuda;
-template <int kCluster>
-using Config =
-    mkc::GemmConfig<__nv_bfloat16, mkc::BLayout::kNK, kSeamBlockM, kSeamBlockN, 4, kCluster>;
+template <int kCluster, bool kStaged>
+using Config = mkc::GemmConfig<__nv_bfloat16, mkc::BLayout::kNK, kSeamBlockM, kSeamBlockN,
+                               kStaged ? 3 : 4, kCluster, kStaged ? 4 : 2>;
 
 struct Chunks {
   const std::uint16_t* from;
@@ -96,6 +96,7 @@ cudaError_t launch_product(const SeamProduct& p, int blocks, cudaStream_t stream
   params.store.tiles_n = p.tile_columns();
   params.store.epoch = p.epoch;
   params.store.incident = p.incident;
+  params.store.jitter_ns = p.jitter_ns;
   const int workers = std::min(blocks / Config::kCluster, p.worker_rows() * p.tile_columns());
   return mkc::launch_gemm<Config>(params, workers, stream);
 }
@@ -114,13 +115,20 @@ cudaError_t prepare_seams() {
     if (cudaError_t error = cudaFuncGetAttributes(&loaded, kernel); error != cudaSuccess)
       return error;
   }
-  if (cudaError_t error = prepare_product<Config<1>>(); error != cudaSuccess) return error;
-  return prepare_product<Config<2>>();
+  for (auto* prepare : {prepare_product<Config<1, false>>, prepare_product<Config<2, false>>,
+                        prepare_product<Config<1, true>>, prepare_product<Config<2, true>>}) {
+    if (cudaError_t error = prepare(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t launch_seam_product(const SeamProduct& p, int blocks, cudaStream_t stream) {
-  return p.pair ? launch_product<Config<2>>(p, blocks, stream)
-                : launch_product<Config<1>>(p, blocks, stream);
+  if (p.staged) {
+    return p.pair ? launch_product<Config<2, true>>(p, blocks, stream)
+                  : launch_product<Config<1, true>>(p, blocks, stream);
+  }
+  return p.pair ? launch_product<Config<2, false>>(p, blocks, stream)
+                : launch_product<Config<1, false>>(p, blocks, stream);
 }
 
 cudaError_t launch_arrivals(const SeamProduct& p, const void* from, void* to, int skip,

@@ -31,6 +31,8 @@ struct SeamProduct {
   CUtensorMap slots;
   int m = 0, n = 0, k = 0;
   bool pair = false;       ///< clusters of two blocks; B's box is then half as high
+  bool staged = false;     ///< 3 stages and room for a whole tile of C, for slow ways out
+  unsigned jitter_ns = 0;  ///< hold finished pieces back by up to this long
   int first_m = 0;         ///< row of tiles (with pairs: of pairs of tiles) to begin with
   int range_k_blocks = 1;  ///< columns of a chunk of A, in units of 64
   std::uint32_t epoch = 0;

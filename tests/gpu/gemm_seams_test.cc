@@ -113,6 +113,8 @@ class GemmSeams : public testing::TestWithParam<int> {
     require(cudaDeviceSynchronize(), "inputs");
     SeamProduct product;
     product.pair = random_() % 2 == 0;
+    product.staged = random_() % 2 == 0;
+    product.jitter_ns = random_() % 2 == 0 ? 0 : 20'000;
     product.m = m;
     product.n = kColumns;
     product.k = k;

@@ -101,6 +101,7 @@ class SlotStore {
     int tiles_n;
     std::uint32_t epoch;
     const Incident* incident;
+    unsigned jitter_ns;  ///< hold pieces back by up to this long, to shake the order of things
   };
   static constexpr int kSharedWords = 2;
 
@@ -108,6 +109,10 @@ class SlotStore {
       : params_(params), halves_done_(reinterpret_cast<std::uint64_t*>(words)) {}
 
   __device__ void put(const kernels::cuda::Piece& piece) {
+    if (params_.jitter_ns > 0) {
+      const unsigned mixed = (piece.m * 7919u + piece.n * 104729u + piece.row) * 2654435761u;
+      __nanosleep(mixed / 65536 * params_.jitter_ns / 65536);
+    }
     cute::SM90_TMA_STORE_2D::copy(&params_.slots, piece.bytes, piece.column,
                                   slot(piece.m, piece.n) * Config::kBlockM + piece.row);
   }

@@ -39,7 +39,7 @@ CUtensorMap map(const char* what, const void* at, std::int64_t rows, int columns
 
 }  // namespace
 
-SeamRun::SeamRun(const GemmProblem& p, int device)
+SeamRun::SeamRun(const GemmProblem& p, int device, bool staged)
     : chunk_flags_(kFlagBytes),
       incident_(sizeof(Incident)),
       tile_flags_(kFlagBytes, device),
@@ -48,6 +48,7 @@ SeamRun::SeamRun(const GemmProblem& p, int device)
   constexpr int kFlagByte = 1;
   require(cudaMemset(chunk_flags_.data(), kFlagByte, kFlagBytes), "flags");
   require(cudaMemset(incident_.data(), 0, sizeof(Incident)), "incident");
+  product_.staged = staged;
   product_.epoch = 0x01010101u * kFlagByte;
   product_.deadline_ns = 1'000'000'000;
   product_.a = map("A", p.a, p.m, p.k, kSeamBlockM);

@@ -11,7 +11,7 @@ namespace mk::test {
 /// set, and a store into packed slots on `device` that releases a flag per tile.
 class SeamRun {
  public:
-  SeamRun(const kernels::cuda::GemmProblem& p, int device);
+  SeamRun(const kernels::cuda::GemmProblem& p, int device, bool staged);
   void launch(int blocks) const;
 
  private:

@@ -20,7 +20,8 @@ TEST(RasterOrder, GivesEveryTileToExactlyOneWorker) {
             RasterOrder order({tiles_m, tiles_n, band}, worker, workers);
             for (Tile tile; order.next(&tile);) {
               ASSERT_TRUE(tile.m >= 0 && tile.m < tiles_m && tile.n >= 0 && tile.n < tiles_n);
-              ++seen[static_cast<std::size_t>(tile.m * tiles_n + tile.n)];
+              ++seen[static_cast<std::size_t>(tile.m) * static_cast<std::size_t>(tiles_n) +
+                     static_cast<std::size_t>(tile.n)];
             }
           }
           for (int count : seen)
