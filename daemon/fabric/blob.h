@@ -1,5 +1,6 @@
 /// \file
-/// The small byte strings that endpoints hand to their peers (addresses, region keys), and the random numbers in them.
+/// The small byte strings that endpoints hand to their peers (addresses, region keys), and the
+/// random numbers in them.
 #pragma once
 
 #include <sys/random.h>
@@ -34,7 +35,8 @@ inline Result<Token> make_token() {
 /// Equal, in a time that does not tell where two tokens differ.
 inline bool same_token(const Token& a, const Token& b) {
   std::uint8_t difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference = static_cast<std::uint8_t>(difference | (a[i] ^ b[i]));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    difference = static_cast<std::uint8_t>(difference | (a[i] ^ b[i]));
   return difference == 0;
 }
 
@@ -44,8 +46,8 @@ inline std::string token_text(const Token& token) {
   return text;
 }
 
-/// A plain struct as bytes. Peers run the same byte order (the ABI is little-endian), and a leading `magic` that names
-/// the struct and its version refuses everything else.
+/// A plain struct as bytes. Peers run the same byte order (the ABI is little-endian), and a leading
+/// `magic` that names the struct and its version refuses everything else.
 template <class T>
 Bytes to_blob(const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -1,10 +1,11 @@
 /// \file
-/// The one interface to a network. An Endpoint is one NIC (one rail) of this daemon: it registers memory, connects links
-/// to rail peers' endpoints, takes batches of writes and reports completions and arrivals.
+/// The one interface to a network. An Endpoint is one NIC (one rail) of this daemon: it registers
+/// memory, connects links to rail peers' endpoints, takes batches of writes and reports completions
+/// and arrivals.
 ///
-/// Threads: everything under "control" is called by the control thread and may block briefly; everything under "data
-/// path" is called by the one proxy thread that owns the endpoint, never blocks, never allocates after warm-up and never
-/// throws. The two may run at the same time.
+/// Threads: everything under "control" is called by the control thread and may block briefly;
+/// everything under "data path" is called by the one proxy thread that owns the endpoint, never
+/// blocks, never allocates after warm-up and never throws. The two may run at the same time.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +22,14 @@ namespace mk::fabric {
 
 using Bytes = std::vector<std::byte>;
 
-/// How an arrival becomes visible at the receiver. The engine has one path per contract, not per vendor.
+/// How an arrival becomes visible at the receiver. The engine has one path per contract, not per
+/// vendor.
 enum class DeliveryContract {
-  /// Writes of one link arrive in order: the endpoint writes the data, then the flag word, into the peer's memory.
+  /// Writes of one link arrive in order: the endpoint writes the data, then the flag word, into the
+  /// peer's memory.
   kOrdered,
-  /// No order is assumed: a write carries an immediate, and the receiving proxy publishes the flag on its event.
+  /// No order is assumed: a write carries an immediate, and the receiving proxy publishes the flag
+  /// on its event.
   kUnordered,
 };
 
@@ -36,16 +40,17 @@ struct Capabilities {
   bool device_memory = false;
 };
 
-/// Memory to register: a mapped host range, backed by `fd` (a sealed memfd) where another process may have to map it.
-/// The caller keeps the mapping and the descriptor alive until `deregister`.
+/// Memory to register: a mapped host range, backed by `fd` (a sealed memfd) where another process
+/// may have to map it. The caller keeps the mapping and the descriptor alive until `deregister`.
 struct MemoryDescriptor {
   std::byte* address = nullptr;
   std::uint64_t bytes = 0;
-  int fd = -1;                   ///< -1: anonymous memory; loopback then serves only links within this process
-  std::uint64_t fd_offset = 0;   ///< where `address` lies in `fd`
+  int fd = -1;  ///< -1: anonymous memory; loopback then serves only links within this process
+  std::uint64_t fd_offset = 0;  ///< where `address` lies in `fd`
 };
 
-/// Registered memory of this daemon. Destroying it deregisters: only after no write that names it is in flight.
+/// Registered memory of this daemon. Destroying it deregisters: only after no write that names it
+/// is in flight.
 class LocalRegion {
  public:
   virtual ~LocalRegion() = default;
@@ -68,22 +73,26 @@ struct Write {
   const RemoteRegion* dst = nullptr;  ///< null when bytes == 0
   std::uint64_t src_offset = 0;
   std::uint64_t dst_offset = 0;
-  std::uint32_t bytes = 0;            ///< 0: only the arrival
+  std::uint32_t bytes = 0;  ///< 0: only the arrival
   // Ordered: the 4-byte word `epoch` goes to `flags` at 4 * flag_index, after the data.
   const RemoteRegion* flags = nullptr;
   std::uint32_t flag_index = 0;
   std::uint32_t epoch = 0;
   // Unordered: what the receiving endpoint reports as kArrival.
   std::uint32_t immediate = 0;
-  std::uint64_t cookie = 0;           ///< returned with the completion
+  std::uint64_t cookie = 0;  ///< returned with the completion
 };
 
 struct Event {
   enum class Kind : std::uint8_t {
-    kCompleted,  ///< `cookie`: its source bytes may be reused and its data will arrive
-    kFailed,     ///< `cookie`: it will not arrive (or may have arrived in part)
-    kArrival,    ///< `immediate`: a peer's write is visible in our memory (unordered contract only)
-    kLinkDown,   ///< `link`: in error; every outstanding cookie of it has been or will be reported as kFailed
+    /// `cookie`: its source bytes may be reused and its data will arrive. On a paced link its flag
+    /// may show later, by a
+    /// poll: as long as `next_due_ns` has a value, or until the link or the endpoint is given up.
+    kCompleted,
+    kFailed,    ///< `cookie`: it will not arrive (or may have arrived in part)
+    kArrival,   ///< `immediate`: a peer's write is visible in our memory (unordered contract only)
+    kLinkDown,  ///< `link`: in error; every outstanding cookie of it has been or will be reported
+                ///< as kFailed
   };
   Kind kind = Kind::kCompleted;
   LinkId link = 0;
@@ -96,28 +105,32 @@ class Endpoint {
  public:
   virtual ~Endpoint() = default;
 
-  // -- control ------------------------------------------------------------------------------------------------------
+  // -- control --
   virtual const Capabilities& capabilities() const = 0;
   /// What a peer needs to connect here; travels over the Peer service. At most 512 bytes.
   virtual Bytes address() const = 0;
   virtual Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) = 0;
-  /// Connects to the endpoint that gave out `address`. `peer_name` is for messages ("node 1 rail 0").
-  virtual Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) = 0;
+  /// Connects to the endpoint that gave out `address`. `peer_name` is for messages ("node 1
+  /// rail 0").
+  virtual Result<LinkId> connect(std::span<const std::byte> address,
+                                 const std::string& peer_name) = 0;
   /// Gives the link up; outstanding writes are reported as kFailed by later polls.
   virtual void disconnect(LinkId link) = 0;
   /// Makes a peer's region (its `key()`) a possible destination of `link`.
-  virtual Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link, std::span<const std::byte> key) = 0;
+  virtual Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
+                                                              std::span<const std::byte> key) = 0;
   /// Why a link went down, for logs and status; empty while it is up. Valid until `disconnect`.
   virtual std::string link_reason(LinkId /*link*/) const { return {}; }
 
-  // -- data path ----------------------------------------------------------------------------------------------------
-  /// Submits `writes` (at most kBatchMax) as one submission where the network can; returns how many, from the front,
-  /// were taken. Fewer than all is back-pressure, not an error: try the rest later.
+  // -- data path --
+  /// Submits `writes` (at most kBatchMax) as one submission where the network can; returns how
+  /// many, from the front, were taken. Fewer than all is back-pressure, not an error: try the rest
+  /// later.
   virtual std::size_t post(LinkId link, std::span<const Write> writes) = 0;
   /// Makes progress and reports up to `events.size()` events; returns how many.
   virtual std::size_t poll(std::span<Event> events) = 0;
-  /// When the endpoint next has something to do by itself (paced links), CLOCK_MONOTONIC ns; nullopt: unknown, keep
-  /// polling while writes are in flight. Lets an idle proxy sleep.
+  /// When the endpoint next has something to do by itself (paced links), CLOCK_MONOTONIC ns;
+  /// nullopt: unknown, keep polling while writes are in flight. Lets an idle proxy sleep.
   virtual std::optional<std::uint64_t> next_due_ns() const { return std::nullopt; }
 };
 
@@ -128,16 +141,20 @@ struct LinkModel {
 };
 
 struct EndpointConfig {
-  std::string fabric = "loopback";  ///< "loopback", "ofi", "null" (takes everything, moves nothing: benchmarks)
+  std::string fabric =
+      "loopback";  ///< "loopback", "ofi", "null" (takes everything, moves nothing: benchmarks)
   std::uint32_t rail = 0;
-  LinkModel link_model;             ///< loopback
-  std::string provider = "tcp";     ///< ofi: libfabric provider
-  std::string bind_address;         ///< ofi: local address or interface; empty: the provider's choice
-  std::uint64_t connect_timeout_ns = 5'000'000'000;  ///< how long `connect`, or ofi's first write, waits for the peer
-  std::uint64_t write_timeout_ns = 30'000'000'000;   ///< ofi: a link whose writes make no progress so long is down
+  LinkModel link_model;          ///< loopback
+  std::string provider = "tcp";  ///< ofi: libfabric provider
+  std::string bind_address;      ///< ofi: local address or interface; empty: the provider's choice
+  std::uint64_t connect_timeout_ns =
+      5'000'000'000;  ///< how long `connect`, or ofi's first write, waits for the peer
+  std::uint64_t write_timeout_ns =
+      30'000'000'000;  ///< ofi: a link whose writes make no progress so long is down
 };
 
-/// Opens an endpoint of the configured fabric; kUnsupported (naming the build option or package) when this build lacks it.
+/// Opens an endpoint of the configured fabric; kUnsupported (naming the build option or package)
+/// when this build lacks it.
 Result<std::unique_ptr<Endpoint>> open_endpoint(const EndpointConfig& config);
 
 }  // namespace mk::fabric

@@ -1,10 +1,11 @@
 /// \file
-/// The links of one endpoint, shared between the control thread, which adds and gives them up, and the proxy thread, which
-/// walks them, without a lock on the data path.
+/// The links of one endpoint, shared between the control thread, which adds and gives them up, and
+/// the proxy thread, which walks them, without a lock on the data path.
 ///
-/// The control thread owns the objects; the proxy sees them through atomic slots. A link is given up in two steps:
-/// control asks (`closing`), the proxy reports what is outstanding, empties the slot and says so (`closed`); only then
-/// may control free the object and use its slot again. A link's number is never used again.
+/// The control thread owns the objects; the proxy sees them through atomic slots. A link is given
+/// up in two steps: control asks (`closing`), the proxy reports what is outstanding, empties the
+/// slot and says so (`closed`); only then may control free the object and use its slot again. A
+/// link's number is never used again.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,8 @@ struct LinkBase {
 template <class L>
 class LinkTable {
  public:
-  /// Control thread. Takes the link in under a fresh number and returns it; kLimitExceeded when all slots are in use.
+  /// Control thread. Takes the link in under a fresh number and returns it; kLimitExceeded when all
+  /// slots are in use.
   Result<L*> add(std::unique_ptr<L> link) {
     for (std::uint32_t tries = 0; tries < kLinksMax; ++tries) {
       const LinkId id = next_++;
@@ -39,18 +41,22 @@ class LinkTable {
       slot = std::move(link);
       return slot.get();
     }
-    return fail(ErrorCode::kLimitExceeded, "this endpoint already has {} links: disconnect some first", kLinksMax);
+    return fail(ErrorCode::kLimitExceeded,
+                "this endpoint already has {} links: disconnect some first", kLinksMax);
   }
   /// Control thread. Shows an added link to the proxy.
   void publish(L& link) {
     slots_[link.id % kLinksMax].store(&link, std::memory_order_release);
     const std::uint32_t slots = std::min(link.id + 1, kLinksMax);
-    if (slots > slot_count_.load(std::memory_order_relaxed)) slot_count_.store(slots, std::memory_order_release);
+    if (slots > slot_count_.load(std::memory_order_relaxed))
+      slot_count_.store(slots, std::memory_order_release);
   }
   /// Control thread: the link, or null when there is none of this number or it was given up.
   L* owned(LinkId id) const {
     L* const link = owned_[id % kLinksMax].get();
-    return link != nullptr && link->id == id && !link->closing.load(std::memory_order_relaxed) ? link : nullptr;
+    return link != nullptr && link->id == id && !link->closing.load(std::memory_order_relaxed)
+               ? link
+               : nullptr;
   }
 
   /// Proxy thread: the link, or null.
@@ -74,7 +80,8 @@ class LinkTable {
   LinkId next_ = 0;
 };
 
-/// Writes posted to a link that is gone: taken, and reported as kFailed by the next polls. Proxy thread.
+/// Writes posted to a link that is gone: taken, and reported as kFailed by the next polls. Proxy
+/// thread.
 class OrphanQueue {
  public:
   std::size_t take(LinkId link, std::span<const Write> writes) {

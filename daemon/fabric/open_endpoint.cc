@@ -14,12 +14,13 @@ Result<std::unique_ptr<Endpoint>> open_endpoint(const EndpointConfig& config) {
 #ifdef MK_HAVE_OFI
     return make_ofi_endpoint(config);
 #else
-    return fail(ErrorCode::kUnsupported,
-                "fabric \"ofi\" is not in this build: install libfabric-dev and build with MK_OFI=ON");
+    return fail(
+        ErrorCode::kUnsupported,
+        "fabric \"ofi\" is not in this build: install libfabric-dev and build with MK_OFI=ON");
 #endif
   }
-  return fail(ErrorCode::kInvalidArgument, "there is no fabric \"{}\": it is \"loopback\", \"ofi\" or \"null\"",
-              config.fabric);
+  return fail(ErrorCode::kInvalidArgument,
+              "there is no fabric \"{}\": it is \"loopback\", \"ofi\" or \"null\"", config.fabric);
 }
 
 }  // namespace mk::fabric

@@ -1,7 +1,7 @@
 #include "daemon/fabric/loopback/endpoint.h"
 
-#include <chrono>
 #include <unistd.h>
+#include <chrono>
 #include <utility>
 
 #include "daemon/fabric/loopback/link.h"
@@ -27,6 +27,10 @@ class LoopbackEndpoint final : public Endpoint {
   ~LoopbackEndpoint() override {
     ProcessRegistry::instance().remove(id_);
     service_.reset();  // its thread calls back into the links
+    for (std::uint32_t slot = 0; slot < links_.slot_count(); ++slot) {
+      Link* const link = links_.at(slot);
+      if (link != nullptr && !link->peer_gone) link->queue.fail_all(ErrorCode::kLinkDown, true);
+    }
   }
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -34,7 +38,8 @@ class LoopbackEndpoint final : public Endpoint {
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
   Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) override;
   void disconnect(LinkId link) override;
-  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link, std::span<const std::byte> key) override;
+  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
+                                                      std::span<const std::byte> key) override;
   std::string link_reason(LinkId link) const override;
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
@@ -49,7 +54,8 @@ class LoopbackEndpoint final : public Endpoint {
   std::chrono::steady_clock::time_point deadline() const {
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(config_.connect_timeout_ns);
   }
-  std::size_t poll_link(Link& link, std::uint64_t now, std::uint64_t& budget, std::span<Event> events);
+  std::size_t poll_link(Link& link, std::uint64_t now, std::uint64_t& budget,
+                        std::span<Event> events);
 
   const EndpointConfig config_;
   const LoopbackOptions options_;
@@ -58,7 +64,7 @@ class LoopbackEndpoint final : public Endpoint {
   LinkTable<Link> links_;
   std::unique_ptr<Service> service_;
   const Capabilities capabilities_;
-  OrphanQueue orphans_;         ///< proxy thread
+  OrphanQueue orphans_;           ///< proxy thread
   std::uint32_t first_link_ = 0;  ///< proxy thread: who is polled first, in turn
 };
 
@@ -68,53 +74,63 @@ Bytes LoopbackEndpoint::address() const {
   return to_blob(address);
 }
 
-Result<std::unique_ptr<LocalRegion>> LoopbackEndpoint::register_memory(const MemoryDescriptor& memory) {
+Result<std::unique_ptr<LocalRegion>> LoopbackEndpoint::register_memory(
+    const MemoryDescriptor& memory) {
   if (memory.address == nullptr || memory.bytes == 0) {
     return fail(ErrorCode::kInvalidArgument, "cannot register an empty memory range");
   }
   if (memory.fd >= 0) {
     MK_RETURN_IF_ERROR(shm::require_seals(memory.fd, F_SEAL_SHRINK, "the memory to register"));
-    MK_ASSIGN_OR_RETURN(const std::uint64_t file, shm::file_bytes(memory.fd, "the memory to register"));
+    MK_ASSIGN_OR_RETURN(const std::uint64_t file,
+                        shm::file_bytes(memory.fd, "the memory to register"));
     if (memory.bytes > file || memory.fd_offset > file - memory.bytes) {
-      return fail(ErrorCode::kInvalidArgument, "cannot register bytes {}..+{} of a memory file of {} bytes",
-                  memory.fd_offset, memory.bytes, file);
+      return fail(ErrorCode::kInvalidArgument,
+                  "cannot register bytes {}..+{} of a memory file of {} bytes", memory.fd_offset,
+                  memory.bytes, file);
     }
   }
   MK_ASSIGN_OR_RETURN(const Token token, make_token());
   return std::make_unique<LoopbackLocalRegion>(regions_, regions_->add(memory, token), id_);
 }
 
-Result<LinkId> LoopbackEndpoint::connect(std::span<const std::byte> address, const std::string& peer_name) {
+Result<LinkId> LoopbackEndpoint::connect(std::span<const std::byte> address,
+                                         const std::string& peer_name) {
   const auto peer = from_blob<Address>(address);
   if (!peer) {
     return fail(ErrorCode::kInvalidArgument,
-                "cannot connect to {}: its address is not one of the loopback fabric; is its daemon configured for the "
+                "cannot connect to {}: its address is not one of the loopback fabric; is its "
+                "daemon configured for the "
                 "same fabric, and of the same version?",
                 peer_name);
   }
   const auto until = deadline();
-  auto socket = shm::FrameSocket::connect(socket_name(peer->endpoint),
-                                          std::chrono::milliseconds(config_.connect_timeout_ns / 1'000'000));
+  auto socket =
+      shm::FrameSocket::connect(socket_name(peer->endpoint),
+                                std::chrono::milliseconds(config_.connect_timeout_ns / 1'000'000));
   if (!socket) {
     return fail(socket.error().code,
-                "cannot connect to {}: {}. The loopback fabric joins daemons of one host and network namespace; is that "
+                "cannot connect to {}: {}. The loopback fabric joins daemons of one host and "
+                "network namespace; is that "
                 "daemon still running?",
                 peer_name, socket.error().message);
   }
   MK_ASSIGN_OR_RETURN(const shm::PeerCredentials credentials, socket->credentials());
   if (credentials.uid != ::geteuid()) {
-    return fail(ErrorCode::kPermission, "cannot connect to {}: its daemon runs as user {}, this one as {}", peer_name,
+    return fail(ErrorCode::kPermission,
+                "cannot connect to {}: its daemon runs as user {}, this one as {}", peer_name,
                 credentials.uid, ::geteuid());
   }
-  if (const auto welcome = ask(*socket, Message::kHello, address, Message::kWelcome, until); !welcome) {
-    return fail(welcome.error().code, "cannot connect to {} (process {}): {}", peer_name, credentials.pid,
-                welcome.error().message);
+  if (const auto welcome = ask(*socket, Message::kHello, address, Message::kWelcome, until);
+      !welcome) {
+    return fail(welcome.error().code, "cannot connect to {} (process {}): {}", peer_name,
+                credentials.pid, welcome.error().message);
   }
   auto made = std::make_unique<Link>(config_.link_model, options_.link_depth, std::move(*socket));
   made->peer = peer->endpoint;
   made->peer_name = peer_name;
   MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
-  link->watch = service_->watch(link->socket.fd(), [link] { link->peer_gone.store(true, std::memory_order_release); });
+  link->watch = service_->watch(link->socket.fd(),
+                                [link] { link->peer_gone.store(true, std::memory_order_release); });
   links_.publish(*link);
   return link->id;
 }
@@ -127,26 +143,30 @@ void LoopbackEndpoint::disconnect(LinkId id) {
   link->closing.store(true, std::memory_order_release);
 }
 
-Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::import_region(LinkId id, std::span<const std::byte> bytes) {
+Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::import_region(
+    LinkId id, std::span<const std::byte> bytes) {
   Link* const link = links_.owned(id);
   if (link == nullptr) return fail(ErrorCode::kNotFound, "there is no link {}", id);
   const auto key = from_blob<Key>(bytes);
   if (!key || !same_token(key->endpoint, link->peer)) {
-    return fail(ErrorCode::kInvalidArgument, "the key of {} bytes is not one of a region of {}", bytes.size(),
-                link->peer_name);
+    return fail(ErrorCode::kInvalidArgument, "the key of {} bytes is not one of a region of {}",
+                bytes.size(), link->peer_name);
   }
   if (options_.share_process_memory) {
     if (const auto table = ProcessRegistry::instance().find(key->endpoint)) {
       auto region = table->find(*key);
-      if (!region) return fail(region.error().code, "{}: {}", link->peer_name, region.error().message);
+      if (!region)
+        return fail(region.error().code, "{}: {}", link->peer_name, region.error().message);
       return std::make_unique<LoopbackRemoteRegion>(std::make_shared<Target>(std::move(*region)));
     }
   }
   const auto frame = ask(link->socket, Message::kGetRegion, bytes, Message::kRegion, deadline());
-  if (!frame) return fail(frame.error().code, "cannot get a region of {}: {}", link->peer_name, frame.error().message);
+  if (!frame)
+    return fail(frame.error().code, "cannot get a region of {}: {}", link->peer_name,
+                frame.error().message);
   if (frame->fds.size() != 1) {
-    return fail(ErrorCode::kProtocol, "cannot get a region of {}: it sent {} descriptors", link->peer_name,
-                frame->fds.size());
+    return fail(ErrorCode::kProtocol, "cannot get a region of {}: it sent {} descriptors",
+                link->peer_name, frame->fds.size());
   }
   MK_ASSIGN_OR_RETURN(auto target, map_target(frame->fds[0].get(), *key));
   return std::make_unique<LoopbackRemoteRegion>(std::move(target));
@@ -167,7 +187,8 @@ std::size_t LoopbackEndpoint::post(LinkId id, std::span<const Write> writes) {
   return taken;
 }
 
-std::size_t LoopbackEndpoint::poll_link(Link& link, std::uint64_t now, std::uint64_t& budget, std::span<Event> events) {
+std::size_t LoopbackEndpoint::poll_link(Link& link, std::uint64_t now, std::uint64_t& budget,
+                                        std::span<Event> events) {
   const bool closing = link.closing.load(std::memory_order_acquire);
   const bool gone = link.peer_gone.load(std::memory_order_acquire);
   if (closing || gone) link.queue.fail_all(ErrorCode::kLinkDown, closing && !gone);
@@ -210,16 +231,19 @@ std::optional<std::uint64_t> LoopbackEndpoint::next_due_ns() const {
 }  // namespace
 }  // namespace loopback
 
-Result<std::unique_ptr<Endpoint>> make_loopback_endpoint(const EndpointConfig& config, LoopbackOptions options) {
+Result<std::unique_ptr<Endpoint>> make_loopback_endpoint(const EndpointConfig& config,
+                                                         LoopbackOptions options) {
   if (config.link_model.bytes_per_second < 0 || options.link_depth == 0) {
-    return fail(ErrorCode::kInvalidArgument, "the loopback link's bandwidth is {} bytes/s and its depth {}: neither may be "
-                "negative, and the depth not zero", config.link_model.bytes_per_second, options.link_depth);
+    return fail(ErrorCode::kInvalidArgument,
+                "the loopback link's bandwidth is {} bytes/s and its depth {}: neither may be "
+                "negative, and the depth not zero",
+                config.link_model.bytes_per_second, options.link_depth);
   }
   MK_ASSIGN_OR_RETURN(const Token id, make_token());
   auto regions = std::make_shared<loopback::RegionTable>();
   MK_ASSIGN_OR_RETURN(auto service, loopback::Service::start(id, regions));
-  return std::make_unique<loopback::LoopbackEndpoint>(config, std::move(options), id, std::move(regions),
-                                                      std::move(service));
+  return std::make_unique<loopback::LoopbackEndpoint>(config, std::move(options), id,
+                                                      std::move(regions), std::move(service));
 }
 
 }  // namespace mk::fabric

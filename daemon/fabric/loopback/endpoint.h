@@ -1,5 +1,6 @@
 /// \file
-/// The loopback fabric: nodes of one host, whose daemons share a process or not. Ordered contract. See README.md.
+/// The loopback fabric: nodes of one host, whose daemons share a process or not. Ordered contract.
+/// See README.md.
 #pragma once
 
 #include <functional>
@@ -14,10 +15,12 @@ struct LoopbackOptions {
   /// The link model's clock in ns, monotone; called by the proxy thread. Null: CLOCK_MONOTONIC.
   std::function<std::uint64_t()> now_ns;
   std::uint32_t link_depth = 256;
-  /// Whether regions of this process are written directly. Off: mapped like those of another process.
+  /// Whether regions of this process are written directly. Off: mapped like those of another
+  /// process.
   bool share_process_memory = true;
 };
 
-Result<std::unique_ptr<Endpoint>> make_loopback_endpoint(const EndpointConfig& config, LoopbackOptions options = {});
+Result<std::unique_ptr<Endpoint>> make_loopback_endpoint(const EndpointConfig& config,
+                                                         LoopbackOptions options = {});
 
 }  // namespace mk::fabric

@@ -23,7 +23,8 @@ LinkSchedule::Times LinkSchedule::reserve(std::uint64_t now_ns, std::uint64_t by
   return times;
 }
 
-TransferQueue::TransferQueue(const LinkModel& model, std::uint32_t depth) : schedule_(model), ring_(depth) {}
+TransferQueue::TransferQueue(const LinkModel& model, std::uint32_t depth)
+    : schedule_(model), ring_(depth) {}
 
 bool TransferQueue::post(const Write& write, std::uint64_t now_ns) {
   if (posted_ - std::min(reported_, shown_) == ring_.size()) return false;
@@ -38,20 +39,23 @@ bool TransferQueue::post(const Write& write, std::uint64_t now_ns) {
     ++copied_;
     return true;
   }
-  // The proxy has checked these bounds; a mistake there must not become a write outside a peer's region.
+  // The proxy has checked these bounds; a mistake there must not become a write outside a peer's
+  // region.
   bool valid = true;
   if (write.bytes > 0) {
     const auto& source = static_cast<const LoopbackLocalRegion*>(write.src)->region().memory;
     const auto& target = static_cast<const LoopbackRemoteRegion*>(write.dst)->target();
     valid = write.src_offset <= source.bytes && write.bytes <= source.bytes - write.src_offset &&
-            write.dst_offset <= target->bytes() && write.bytes <= target->bytes() - write.dst_offset;
+            write.dst_offset <= target->bytes() &&
+            write.bytes <= target->bytes() - write.dst_offset;
     transfer.source = source.address + write.src_offset;
     transfer.target = target;
     transfer.offset = write.dst_offset;
   }
   if (write.flags != nullptr) {
     const auto& flags = static_cast<const LoopbackRemoteRegion*>(write.flags)->target();
-    valid = valid && flags->flag_aligned() && (std::uint64_t{write.flag_index} + 1) * 4 <= flags->bytes();
+    valid = valid && flags->flag_aligned() &&
+            (std::uint64_t{write.flag_index} + 1) * 4 <= flags->bytes();
     transfer.flags = flags;
   }
   if (!valid) {
@@ -64,7 +68,8 @@ bool TransferQueue::post(const Write& write, std::uint64_t now_ns) {
 }
 
 void TransferQueue::show(Transfer& transfer) {
-  if (transfer.flags && transfer.code == ErrorCode::kOk) transfer.flags->store_flag(transfer.flag_index, transfer.epoch);
+  if (transfer.flags && transfer.code == ErrorCode::kOk)
+    transfer.flags->store_flag(transfer.flag_index, transfer.epoch);
   transfer.target.reset();
   transfer.flags.reset();
 }
@@ -75,9 +80,12 @@ void TransferQueue::advance(std::uint64_t now_ns, std::uint64_t& budget) {
     if (transfer.times.start_ns > now_ns && !failed()) break;
     if (transfer.code == ErrorCode::kOk && transfer.copied < transfer.bytes) {
       if (budget == 0) break;
-      const auto slice = static_cast<std::uint32_t>(std::min<std::uint64_t>(transfer.bytes - transfer.copied, budget));
-      if (!transfer.target->write(transfer.offset + transfer.copied, transfer.source + transfer.copied, slice)) {
-        transfer.code = ErrorCode::kPeerLost;  // the peer deregistered the memory: only this write fails
+      const auto slice = static_cast<std::uint32_t>(
+          std::min<std::uint64_t>(transfer.bytes - transfer.copied, budget));
+      if (!transfer.target->write(transfer.offset + transfer.copied,
+                                  transfer.source + transfer.copied, slice)) {
+        transfer.code =
+            ErrorCode::kPeerLost;  // the peer deregistered the memory: only this write fails
       }
       transfer.copied += slice;
       budget -= slice;
@@ -85,7 +93,8 @@ void TransferQueue::advance(std::uint64_t now_ns, std::uint64_t& budget) {
     }
     ++copied_;
   }
-  while (shown_ < copied_ && (at(shown_).times.arrival_ns <= now_ns || failed())) show(at(shown_++));
+  while (shown_ < copied_ && (at(shown_).times.arrival_ns <= now_ns || failed()))
+    show(at(shown_++));
 }
 
 std::size_t TransferQueue::report(LinkId link, std::uint64_t now_ns, std::span<Event> events) {
@@ -94,7 +103,8 @@ std::size_t TransferQueue::report(LinkId link, std::uint64_t now_ns, std::span<E
     const Transfer& transfer = at(reported_);
     if (transfer.times.end_ns > now_ns && !failed()) break;
     const bool ok = transfer.code == ErrorCode::kOk;
-    events[count++] = {ok ? Event::Kind::kCompleted : Event::Kind::kFailed, link, transfer.cookie, 0, transfer.code};
+    events[count++] = {ok ? Event::Kind::kCompleted : Event::Kind::kFailed, link, transfer.cookie,
+                       0, transfer.code};
     ++reported_;
   }
   return count;
@@ -104,7 +114,8 @@ void TransferQueue::fail_all(ErrorCode code, bool show_completed) {
   if (failed()) return;
   broken_ = code;
   for (std::uint64_t i = shown_; i < posted_; ++i) {
-    // Copied in full and merely waiting for its time: it will be reported as completed, so it has to be seen.
+    // Copied in full and merely waiting for its time: it will be reported as completed, so it has
+    // to be seen.
     if (i >= copied_ || (i >= reported_ && !show_completed)) at(i).code = code;
   }
   copied_ = posted_;

@@ -1,6 +1,7 @@
 /// \file
-/// One link of the loopback fabric: a bounded ring of transfers and the model that says when each may be copied, may be
-/// completed and must be seen. Knows neither sockets nor threads; the time comes from outside, so that tests own it.
+/// One link of the loopback fabric: a bounded ring of transfers and the model that says when each
+/// may be copied, may be completed and must be seen. Knows neither sockets nor threads; the time
+/// comes from outside, so that tests own it.
 #pragma once
 
 #include <optional>
@@ -16,8 +17,9 @@ namespace mk::fabric::loopback {
 /// Bytes one poll may copy, over all links: what bounds the time a poll takes (about 0.1 ms).
 inline constexpr std::uint64_t kPollBytesMax = 1 << 20;
 
-/// When a write leaves, is gone and arrives. Reservations follow each other on the model's own clock, whatever the times
-/// at which somebody looks: a late poll makes a transfer late, never the ones behind it.
+/// When a write leaves, is gone and arrives. Reservations follow each other on the model's own
+/// clock, whatever the times at which somebody looks: a late poll makes a transfer late, never the
+/// ones behind it.
 class LinkSchedule {
  public:
   struct Times {
@@ -31,7 +33,8 @@ class LinkSchedule {
  private:
   LinkModel model_;
   std::uint64_t free_ns_ = 0;
-  double rest_ns_ = 0;  ///< the fraction of a nanosecond that rounding `free_ns_` left, so that small writes do not drift
+  double rest_ns_ = 0;  ///< the fraction of a nanosecond that rounding `free_ns_` left, so that
+                        ///< small writes do not drift
 };
 
 /// The proxy thread's side of a link; see LinkBase for what else touches it.
@@ -45,8 +48,8 @@ class TransferQueue {
   void advance(std::uint64_t now_ns, std::uint64_t& budget);
   /// Reports what has completed or failed.
   std::size_t report(LinkId link, std::uint64_t now_ns, std::span<Event> events);
-  /// Nothing more is copied; what is outstanding and later posts fail with `code`. With `show`, flags of writes that were
-  /// reported as completed are shown at once.
+  /// Nothing more is copied; what is outstanding and later posts fail with `code`. With `show`,
+  /// flags of writes that were reported as completed are shown at once.
   void fail_all(ErrorCode code, bool show);
   /// When `advance` or `report` next have something to do; nullopt when nothing is in flight.
   std::optional<std::uint64_t> next_due_ns() const;
@@ -71,7 +74,8 @@ class TransferQueue {
   const Transfer& at(std::uint64_t index) const { return ring_[index % ring_.size()]; }
   void show(Transfer& transfer);
 
-  // Counters of transfers: copied_ <= posted_; reported_ and shown_ follow copied_, each at its own time.
+  // Counters of transfers: copied_ <= posted_; reported_ and shown_ follow copied_, each at its own
+  // time.
   LinkSchedule schedule_;
   std::vector<Transfer> ring_;
   std::uint64_t posted_ = 0;
@@ -81,16 +85,17 @@ class TransferQueue {
   ErrorCode broken_ = ErrorCode::kOk;
 };
 
-/// A link: the queue, and the connection by which the control thread asks for regions and death is noticed.
+/// A link: the queue, and the connection by which the control thread asks for regions and death is
+/// noticed.
 struct Link : LinkBase {
   Link(const LinkModel& model, std::uint32_t depth, shm::FrameSocket connected)
       : queue(model, depth), socket(std::move(connected)) {}
 
-  TransferQueue queue;                   ///< proxy thread
-  bool down_reported = false;            ///< proxy thread
-  std::atomic<bool> peer_gone{false};    ///< service thread -> proxy
-  shm::FrameSocket socket;               ///< control thread; the service thread watches it for hang-up
-  std::uint64_t watch = 0;               ///< control thread: the service's watch of `socket`
+  TransferQueue queue;                 ///< proxy thread
+  bool down_reported = false;          ///< proxy thread
+  std::atomic<bool> peer_gone{false};  ///< service thread -> proxy
+  shm::FrameSocket socket;  ///< control thread; the service thread watches it for hang-up
+  std::uint64_t watch = 0;  ///< control thread: the service's watch of `socket`
   Token peer{};
   std::string peer_name;
 };

@@ -40,7 +40,8 @@ Result<std::shared_ptr<Region>> RegionTable::find(const Key& key) const {
   if (!region || !same_token(region->token, key.token) || region->memory.bytes != key.bytes ||
       region->memory.fd_offset != key.fd_offset) {
     return fail(ErrorCode::kPermission,
-                "region {} is not registered under this key: it was deregistered, or the key is not one we gave out",
+                "region {} is not registered under this key: it was deregistered, or the key is "
+                "not one we gave out",
                 key.region);
   }
   return region;
@@ -68,7 +69,9 @@ std::shared_ptr<RegionTable> ProcessRegistry::find(const Token& endpoint) const 
 }
 
 Target::Target(std::shared_ptr<Region> region)
-    : region_(std::move(region)), address_(region_->memory.address), bytes_(region_->memory.bytes) {}
+    : region_(std::move(region)),
+      address_(region_->memory.address),
+      bytes_(region_->memory.bytes) {}
 
 Target::Target(boost::interprocess::mapped_region mapping, std::byte* address, std::uint64_t bytes)
     : mapping_(std::move(mapping)), address_(address), bytes_(bytes) {}
@@ -100,16 +103,18 @@ Result<std::shared_ptr<Target>> map_target(int fd, const Key& key) {
   MK_RETURN_IF_ERROR(shm::require_seals(fd, F_SEAL_SHRINK, "the peer's region"));
   MK_ASSIGN_OR_RETURN(const std::uint64_t file, shm::file_bytes(fd, "the peer's region"));
   if (key.bytes == 0 || key.bytes > file || key.fd_offset > file - key.bytes) {
-    return fail(ErrorCode::kProtocol, "the peer's region {} claims bytes {}..+{} of a memory file of {} bytes", key.region,
-                key.fd_offset, key.bytes, file);
+    return fail(ErrorCode::kProtocol,
+                "the peer's region {} claims bytes {}..+{} of a memory file of {} bytes",
+                key.region, key.fd_offset, key.bytes, file);
   }
-  MK_ASSIGN_OR_RETURN(auto mapping, shm::map_shared(fd, key.fd_offset + key.bytes, "the peer's region"));
+  MK_ASSIGN_OR_RETURN(auto mapping,
+                      shm::map_shared(fd, key.fd_offset + key.bytes, "the peer's region"));
   auto* address = static_cast<std::byte*>(mapping.get_address()) + key.fd_offset;
   return std::make_shared<Target>(std::move(mapping), address, key.bytes);
 }
 
-LoopbackLocalRegion::LoopbackLocalRegion(std::shared_ptr<RegionTable> table, std::shared_ptr<Region> region,
-                                         const Token& endpoint)
+LoopbackLocalRegion::LoopbackLocalRegion(std::shared_ptr<RegionTable> table,
+                                         std::shared_ptr<Region> region, const Token& endpoint)
     : table_(std::move(table)), region_(std::move(region)), endpoint_(endpoint) {}
 
 LoopbackLocalRegion::~LoopbackLocalRegion() { table_->remove(*region_); }

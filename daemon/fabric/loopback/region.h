@@ -1,5 +1,6 @@
 /// \file
-/// Memory of the loopback fabric: what an endpoint has registered, and a peer's region as a link writes to it.
+/// Memory of the loopback fabric: what an endpoint has registered, and a peer's region as a link
+/// writes to it.
 #pragma once
 
 #include <boost/interprocess/mapped_region.hpp>
@@ -31,7 +32,8 @@ struct Key {
 };
 static_assert(sizeof(Key) <= 256 && sizeof(Address) <= 512);
 
-/// One registration. Links of this process write to it directly, under `lock` held shared, for as long as it is alive.
+/// One registration. Links of this process write to it directly, under `lock` held shared, for as
+/// long as it is alive.
 struct Region {
   std::uint64_t id = 0;
   Token token{};
@@ -40,8 +42,8 @@ struct Region {
   bool alive = true;
 };
 
-/// What one endpoint has registered. Used by its control thread, by its service thread and, within one process, by the
-/// control threads of its peers.
+/// What one endpoint has registered. Used by its control thread, by its service thread and, within
+/// one process, by the control threads of its peers.
 class RegionTable {
  public:
   std::shared_ptr<Region> add(const MemoryDescriptor& memory, const Token& token);
@@ -56,7 +58,8 @@ class RegionTable {
   std::uint64_t next_ = 1;
 };
 
-/// The region tables of this process by endpoint, so that daemons in one process need no second mapping.
+/// The region tables of this process by endpoint, so that daemons in one process need no second
+/// mapping.
 class ProcessRegistry {
  public:
   static ProcessRegistry& instance();
@@ -79,7 +82,8 @@ class Target {
 
   /// Copies; false when the region has been deregistered.
   bool write(std::uint64_t offset, const std::byte* source, std::size_t bytes) const;
-  /// Stores one flag after everything this thread wrote before; false when the region has been deregistered.
+  /// Stores one flag after everything this thread wrote before; false when the region has been
+  /// deregistered.
   bool store_flag(std::uint64_t index, std::uint32_t value) const;
   std::uint64_t bytes() const { return bytes_; }
   bool flag_aligned() const { return reinterpret_cast<std::uintptr_t>(address_) % 4 == 0; }
@@ -91,12 +95,14 @@ class Target {
   std::uint64_t bytes_;
 };
 
-/// Maps the region that `key` describes from its memory file. Refuses a file that could shrink under us.
+/// Maps the region that `key` describes from its memory file. Refuses a file that could shrink
+/// under us.
 Result<std::shared_ptr<Target>> map_target(int fd, const Key& key);
 
 class LoopbackLocalRegion final : public LocalRegion {
  public:
-  LoopbackLocalRegion(std::shared_ptr<RegionTable> table, std::shared_ptr<Region> region, const Token& endpoint);
+  LoopbackLocalRegion(std::shared_ptr<RegionTable> table, std::shared_ptr<Region> region,
+                      const Token& endpoint);
   ~LoopbackLocalRegion() override;
   Bytes key() const override;
   const Region& region() const { return *region_; }

@@ -23,17 +23,22 @@ Bytes refusal(const Error& error) {
 
 Error from_refusal(std::span<const std::byte> payload) {
   std::uint32_t code = static_cast<std::uint32_t>(ErrorCode::kProtocol);
-  if (payload.size() < sizeof(code)) return {ErrorCode::kProtocol, "the peer refused, without a reason"};
+  if (payload.size() < sizeof(code))
+    return {ErrorCode::kProtocol, "the peer refused, without a reason"};
   std::memcpy(&code, payload.data(), sizeof(code));
   payload = payload.subspan(sizeof(code));
-  return {static_cast<ErrorCode>(code), std::string(reinterpret_cast<const char*>(payload.data()), payload.size())};
+  return {static_cast<ErrorCode>(code),
+          std::string(reinterpret_cast<const char*>(payload.data()), payload.size())};
 }
 
 }  // namespace
 
-std::string socket_name(const Token& endpoint) { return "@mkernel-loopback-" + token_text(endpoint); }
+std::string socket_name(const Token& endpoint) {
+  return "@mkernel-loopback-" + token_text(endpoint);
+}
 
-Result<shm::Frame> ask(shm::FrameSocket& socket, Message question, std::span<const std::byte> payload, Message answer,
+Result<shm::Frame> ask(shm::FrameSocket& socket, Message question,
+                       std::span<const std::byte> payload, Message answer,
                        std::chrono::steady_clock::time_point deadline) {
   MK_RETURN_IF_ERROR(socket.send(static_cast<std::uint16_t>(question), 1, payload, {}, deadline));
   MK_ASSIGN_OR_RETURN(shm::Frame frame, socket.receive(deadline));
@@ -41,20 +46,27 @@ Result<shm::Frame> ask(shm::FrameSocket& socket, Message question, std::span<con
     return tl::unexpected<Error>(from_refusal(frame.payload));
   }
   if (frame.type != static_cast<std::uint16_t>(answer)) {
-    return fail(ErrorCode::kProtocol, "the peer answered question {} with message {}", static_cast<int>(question),
-                frame.type);
+    return fail(ErrorCode::kProtocol, "the peer answered question {} with message {}",
+                static_cast<int>(question), frame.type);
   }
   return frame;
 }
 
-Service::Service(const Token& endpoint, std::shared_ptr<RegionTable> regions, shm::FrameListener listener, UniqueFd wake)
-    : endpoint_(endpoint), regions_(std::move(regions)), listener_(std::move(listener)), wake_(std::move(wake)) {}
+Service::Service(const Token& endpoint, std::shared_ptr<RegionTable> regions,
+                 shm::FrameListener listener, UniqueFd wake)
+    : endpoint_(endpoint),
+      regions_(std::move(regions)),
+      listener_(std::move(listener)),
+      wake_(std::move(wake)) {}
 
-Result<std::unique_ptr<Service>> Service::start(const Token& endpoint, std::shared_ptr<RegionTable> regions) {
-  MK_ASSIGN_OR_RETURN(shm::FrameListener listener, shm::FrameListener::listen(socket_name(endpoint)));
+Result<std::unique_ptr<Service>> Service::start(const Token& endpoint,
+                                                std::shared_ptr<RegionTable> regions) {
+  MK_ASSIGN_OR_RETURN(shm::FrameListener listener,
+                      shm::FrameListener::listen(socket_name(endpoint)));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return fail_errno(errno, "cannot create the loopback endpoint's eventfd");
-  std::unique_ptr<Service> service(new Service(endpoint, std::move(regions), std::move(listener), std::move(wake)));
+  std::unique_ptr<Service> service(
+      new Service(endpoint, std::move(regions), std::move(listener), std::move(wake)));
   try {
     service->thread_ = std::thread([raw = service.get()] { raw->run(); });
   } catch (const std::system_error& error) {
@@ -100,7 +112,8 @@ void Service::run() {
   while (!stop_.load(std::memory_order_acquire)) {
     fds.assign({{wake_.get(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}});
     for (const auto& peer : peers_) {
-      fds.push_back({peer->fd(), static_cast<short>(POLLIN | (peer->has_queued() ? POLLOUT : 0)), 0});
+      fds.push_back(
+          {peer->fd(), static_cast<short>(POLLIN | (peer->has_queued() ? POLLOUT : 0)), 0});
     }
     watched.clear();
     {
@@ -122,11 +135,13 @@ void Service::run() {
     }
     std::erase(peers_, nullptr);
     {
-      // A watch that was removed meanwhile is not found: its descriptor may be somebody else's by now.
+      // A watch that was removed meanwhile is not found: its descriptor may be somebody else's by
+      // now.
       const std::lock_guard lock(watches_mutex_);
       for (const std::uint64_t id : watched) {
         if (fds[at++].revents == 0) continue;
-        const auto watch = std::find_if(watches_.begin(), watches_.end(), [id](const Watch& w) { return w.id == id; });
+        const auto watch = std::find_if(watches_.begin(), watches_.end(),
+                                        [id](const Watch& w) { return w.id == id; });
         if (watch == watches_.end()) continue;
         watch->on_gone();
         watches_.erase(watch);
@@ -143,7 +158,8 @@ void Service::accept_all() {
     if (!accepted || !*accepted) return;
     shm::FrameSocket peer = std::move(**accepted);
     const auto credentials = peer.credentials();
-    if (!credentials || credentials->uid != ::geteuid() || peers_.size() >= kPeersMax) continue;  // closes it
+    if (!credentials || credentials->uid != ::geteuid() || peers_.size() >= kPeersMax)
+      continue;  // closes it
     peers_.push_back(std::make_unique<shm::FrameSocket>(std::move(peer)));
   }
 }
@@ -159,15 +175,20 @@ bool Service::serve(shm::FrameSocket& peer) {
 }
 
 Status Service::answer(shm::FrameSocket& peer, const shm::Frame& question) {
-  const auto reply = [&](Message type, std::span<const std::byte> payload, std::span<const int> fds) {
+  const auto reply = [&](Message type, std::span<const std::byte> payload,
+                         std::span<const int> fds) {
     return peer.queue_send(static_cast<std::uint16_t>(type), question.request, payload, fds);
   };
-  const auto refuse = [&](const Error& error) { return reply(Message::kRefused, refusal(error), {}); };
+  const auto refuse = [&](const Error& error) {
+    return reply(Message::kRefused, refusal(error), {});
+  };
 
   if (question.type == static_cast<std::uint16_t>(Message::kHello)) {
     const auto expected = from_blob<Address>(question.payload);
     if (!expected || !same_token(expected->endpoint, endpoint_)) {
-      return refuse({ErrorCode::kProtocol, "this is not the loopback endpoint that the peer expects, or another version"});
+      return refuse(
+          {ErrorCode::kProtocol,
+           "this is not the loopback endpoint that the peer expects, or another version"});
     }
     return reply(Message::kWelcome, {}, {});
   }
@@ -184,7 +205,8 @@ Status Service::answer(shm::FrameSocket& peer, const shm::Frame& question) {
     const int fd = (*region)->memory.fd;
     if (fd < 0) {
       return refuse({ErrorCode::kUnsupported,
-                     "the region is not backed by a memory file, so only links within its process can write to it"});
+                     "the region is not backed by a memory file, so only links within its process "
+                     "can write to it"});
     }
     return reply(Message::kRegion, {}, std::span(&fd, 1));
   }

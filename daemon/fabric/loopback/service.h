@@ -1,5 +1,6 @@
 /// \file
-/// The service thread of a loopback endpoint: it answers peers that ask for regions, and notices peers that go away.
+/// The service thread of a loopback endpoint: it answers peers that ask for regions, and notices
+/// peers that go away.
 #pragma once
 
 #include <poll.h>
@@ -16,25 +17,30 @@
 
 namespace mk::fabric::loopback {
 
-/// Messages between loopback endpoints. Hello carries an Address (whom the sender expects), GetRegion a Key. The answer
-/// is Welcome (empty), Region (empty, with the memory file) or Refused (an error code in 4 bytes, then a sentence).
+/// Messages between loopback endpoints. Hello carries an Address (whom the sender expects),
+/// GetRegion a Key. The answer is Welcome (empty), Region (empty, with the memory file) or Refused
+/// (an error code in 4 bytes, then a sentence).
 enum class Message : std::uint16_t { kHello = 1, kWelcome, kGetRegion, kRegion, kRefused };
 
 /// The socket of an endpoint, in the abstract namespace.
 std::string socket_name(const Token& endpoint);
 
-/// Asks over `socket` and waits for the answer; an answer of Refused is returned as the error it carries.
-Result<shm::Frame> ask(shm::FrameSocket& socket, Message question, std::span<const std::byte> payload, Message answer,
+/// Asks over `socket` and waits for the answer; an answer of Refused is returned as the error it
+/// carries.
+Result<shm::Frame> ask(shm::FrameSocket& socket, Message question,
+                       std::span<const std::byte> payload, Message answer,
                        std::chrono::steady_clock::time_point deadline);
 
 class Service {
  public:
   /// Listens and starts the thread.
-  static Result<std::unique_ptr<Service>> start(const Token& endpoint, std::shared_ptr<RegionTable> regions);
+  static Result<std::unique_ptr<Service>> start(const Token& endpoint,
+                                                std::shared_ptr<RegionTable> regions);
   /// Ends the thread; every connection closes, by which the peers see that this endpoint is gone.
   ~Service();
 
-  /// Calls `on_gone` on the service thread, once, when the other end of `fd` hangs up. Unwatch before closing `fd`.
+  /// Calls `on_gone` on the service thread, once, when the other end of `fd` hangs up. Unwatch
+  /// before closing `fd`.
   std::uint64_t watch(int fd, std::function<void()> on_gone);
   /// After it returns, the callback neither runs nor will run.
   void unwatch(std::uint64_t id);
@@ -45,7 +51,8 @@ class Service {
     int fd;
     std::function<void()> on_gone;
   };
-  Service(const Token& endpoint, std::shared_ptr<RegionTable> regions, shm::FrameListener listener, UniqueFd wake);
+  Service(const Token& endpoint, std::shared_ptr<RegionTable> regions, shm::FrameListener listener,
+          UniqueFd wake);
   void run();
   void accept_all();
   /// Takes and answers what has arrived; false when the connection is to be closed.

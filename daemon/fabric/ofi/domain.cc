@@ -14,7 +14,9 @@ namespace {
 constexpr std::uint32_t kApiVersion = FI_VERSION(1, 17);
 constexpr std::uint64_t kAccess = FI_WRITE | FI_REMOTE_WRITE;
 
-std::string version_text(std::uint32_t version) { return fmt::format("{}.{}", FI_MAJOR(version), FI_MINOR(version)); }
+std::string version_text(std::uint32_t version) {
+  return fmt::format("{}.{}", FI_MAJOR(version), FI_MINOR(version));
+}
 
 /// The names of all providers here, for messages.
 std::string provider_names() {
@@ -22,28 +24,33 @@ std::string provider_names() {
   if (::fi_getinfo(kApiVersion, nullptr, nullptr, 0, nullptr, &list) != 0) return "none";
   const Info owned(list);
   std::set<std::string> names;
-  for (const fi_info* info = list; info != nullptr; info = info->next) names.insert(info->fabric_attr->prov_name);
+  for (const fi_info* info = list; info != nullptr; info = info->next)
+    names.insert(info->fabric_attr->prov_name);
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
 Status check_versions(const std::string& provider) {
   const std::uint32_t installed = ::fi_version();
   if (FI_VERSION_LT(installed, kApiVersion)) {
-    return fail(ErrorCode::kUnsupported, "libfabric {} is installed, but the ofi fabric needs {} or later",
+    return fail(ErrorCode::kUnsupported,
+                "libfabric {} is installed, but the ofi fabric needs {} or later",
                 version_text(installed), version_text(kApiVersion));
   }
   if (provider.starts_with("efa") && FI_VERSION_LT(installed, FI_VERSION(1, 20))) {
     return fail(ErrorCode::kUnsupported,
-                "provider efa needs libfabric 1.20 or later, and {} is installed: earlier versions emulate writes with "
-                "messages, which costs a copy and needs the peer's receives; install AWS's efa_installer or a newer "
+                "provider efa needs libfabric 1.20 or later, and {} is installed: earlier versions "
+                "emulate writes with "
+                "messages, which costs a copy and needs the peer's receives; install AWS's "
+                "efa_installer or a newer "
                 "libfabric",
                 version_text(installed));
   }
   return {};
 }
 
-/// An endpoint of the ofi_rxm layer receives 4096 messages of 16 KiB at once, which we never send: 69 MiB and 0.1 s for each
-/// link (measured, 1.17). Only the environment can say so, before libfabric's first use; what the user set stays.
+/// An endpoint of the ofi_rxm layer receives 4096 messages of 16 KiB at once, which we never send:
+/// 69 MiB and 0.1 s for each link (measured, 1.17). Only the environment can say so, before
+/// libfabric's first use; what the user set stays.
 void shrink_message_buffers() {
   static std::once_flag once;
   std::call_once(once, [] { ::setenv("FI_OFI_RXM_BUFFER_SIZE", "512", 0); });
@@ -60,7 +67,8 @@ Info make_hints(const EndpointConfig& config) {
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
   hints->domain_attr->cq_data_size = 4;
-  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  hints->domain_attr->mr_mode =
+      FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
   hints->fabric_attr->prov_name = ::strdup(config.provider.c_str());  // fi_freeinfo frees it
   if (!config.bind_address.empty() && ::if_nametoindex(config.bind_address.c_str()) != 0) {
     hints->domain_attr->name = ::strdup(config.bind_address.c_str());
@@ -77,26 +85,29 @@ Result<std::shared_ptr<Domain>> Domain::open(const EndpointConfig& config) {
   if (!hints) return fail(ErrorCode::kLimitExceeded, "libfabric is out of memory");
   const bool by_address = !config.bind_address.empty() && hints->domain_attr->name == nullptr;
   fi_info* found = nullptr;
-  const int rc = ::fi_getinfo(kApiVersion, by_address ? config.bind_address.c_str() : nullptr, nullptr,
-                              by_address ? FI_SOURCE : 0, hints.get(), &found);
+  const int rc = ::fi_getinfo(kApiVersion, by_address ? config.bind_address.c_str() : nullptr,
+                              nullptr, by_address ? FI_SOURCE : 0, hints.get(), &found);
   if (rc != 0) {
     return fail(ErrorCode::kUnsupported,
-                "libfabric {} has no provider '{}'{} that offers reliable datagrams with remote writes and 4 bytes of "
+                "libfabric {} has no provider '{}'{} that offers reliable datagrams with remote "
+                "writes and 4 bytes of "
                 "immediate data ({}); providers here: {}",
                 version_text(::fi_version()), config.provider,
-                config.bind_address.empty() ? "" : fmt::format(" on '{}'", config.bind_address), ::fi_strerror(-rc),
-                provider_names());
+                config.bind_address.empty() ? "" : fmt::format(" on '{}'", config.bind_address),
+                ::fi_strerror(-rc), provider_names());
   }
   auto domain = std::make_shared<Domain>();
   domain->info_.reset(found);  // the provider's first choice
   const fi_domain_attr& attributes = *found->domain_attr;
   if (attributes.cq_data_size < 4) {
-    return fail(ErrorCode::kUnsupported, "provider {} carries {} bytes of immediate data, but 4 are needed",
+    return fail(ErrorCode::kUnsupported,
+                "provider {} carries {} bytes of immediate data, but 4 are needed",
                 domain->provider(), attributes.cq_data_size);
   }
   if ((attributes.mr_mode & FI_MR_ENDPOINT) != 0 && (attributes.mr_mode & FI_MR_LOCAL) != 0) {
     return fail(ErrorCode::kUnsupported,
-                "provider {} registers memory per endpoint, for sources too (FI_MR_ENDPOINT with FI_MR_LOCAL), and the ofi "
+                "provider {} registers memory per endpoint, for sources too (FI_MR_ENDPOINT with "
+                "FI_MR_LOCAL), and the ofi "
                 "fabric has an endpoint per link",
                 domain->provider());
   }
@@ -107,7 +118,8 @@ Result<std::shared_ptr<Domain>> Domain::open(const EndpointConfig& config) {
   domain->fabric_.reset(fabric);
   fid_domain* opened = nullptr;
   if (const int error = ::fi_domain(fabric, found, &opened, nullptr)) {
-    return fail_fi(error, "cannot open domain {} of provider {}", attributes.name, domain->provider());
+    return fail_fi(error, "cannot open domain {} of provider {}", attributes.name,
+                   domain->provider());
   }
   domain->domain_.reset(opened);
   return domain;
@@ -138,15 +150,18 @@ Result<Port> Domain::open_port(std::size_t depth) const {
     return fail_fi(rc, "provider {} opens no endpoint", provider());
   }
   port.endpoint.reset(endpoint);
-  if (const int rc = ::fi_ep_bind(endpoint, &av->fid, 0)) return fail_fi(rc, "cannot bind the address table");
+  if (const int rc = ::fi_ep_bind(endpoint, &av->fid, 0))
+    return fail_fi(rc, "cannot bind the address table");
   if (const int rc = ::fi_ep_bind(endpoint, &cq->fid, FI_TRANSMIT | FI_RECV)) {
     return fail_fi(rc, "cannot bind the completion queue");
   }
-  if (const int rc = ::fi_enable(endpoint)) return fail_fi(rc, "provider {} does not enable the endpoint", provider());
+  if (const int rc = ::fi_enable(endpoint))
+    return fail_fi(rc, "provider {} does not enable the endpoint", provider());
   return port;
 }
 
-Result<Fid<fid_mr>> Domain::register_memory(std::byte* address, std::uint64_t bytes, fid_ep* bind_to) const {
+Result<Fid<fid_mr>> Domain::register_memory(std::byte* address, std::uint64_t bytes,
+                                            fid_ep* bind_to) const {
   const fi_domain_attr& attributes = *info_->domain_attr;
   int rc = 0;
   for (int tries = 0; tries < 3; ++tries) {
@@ -155,7 +170,8 @@ Result<Fid<fid_mr>> Domain::register_memory(std::byte* address, std::uint64_t by
     if ((attributes.mr_mode & FI_MR_PROV_KEY) == 0) {
       MK_ASSIGN_OR_RETURN(const Token random, make_token());
       std::memcpy(&requested, random.data(), sizeof(requested));
-      if (attributes.mr_key_size < sizeof(requested)) requested &= (std::uint64_t{1} << 8 * attributes.mr_key_size) - 1;
+      if (attributes.mr_key_size < sizeof(requested))
+        requested &= (std::uint64_t{1} << 8 * attributes.mr_key_size) - 1;
     }
     fid_mr* region = nullptr;
     rc = ::fi_mr_reg(domain_.get(), address, bytes, kAccess, 0, requested, 0, &region, nullptr);
@@ -163,17 +179,22 @@ Result<Fid<fid_mr>> Domain::register_memory(std::byte* address, std::uint64_t by
     if (rc != 0) break;
     Fid<fid_mr> owned(region);
     if ((attributes.mr_mode & FI_MR_ENDPOINT) != 0) {
-      if (const int error = ::fi_mr_bind(region, &bind_to->fid, 0)) return fail_fi(error, "cannot bind memory");
+      if (const int error = ::fi_mr_bind(region, &bind_to->fid, 0))
+        return fail_fi(error, "cannot bind memory");
       if (const int error = ::fi_mr_enable(region)) return fail_fi(error, "cannot enable memory");
     }
     return owned;
   }
-  return fail_fi(rc, "provider {} does not register {} bytes (is the memlock limit, `ulimit -l`, large enough?)",
-                 provider(), bytes);
+  return fail_fi(
+      rc,
+      "provider {} does not register {} bytes (is the memlock limit, `ulimit -l`, large enough?)",
+      provider(), bytes);
 }
 
 std::uint64_t Domain::wire_base(const void* address) const {
-  return (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0 ? reinterpret_cast<std::uintptr_t>(address) : 0;
+  return (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0
+             ? reinterpret_cast<std::uintptr_t>(address)
+             : 0;
 }
 
 bool Domain::notify_apart() const {

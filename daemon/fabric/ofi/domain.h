@@ -1,6 +1,6 @@
 /// \file
-/// One opened libfabric device: provider, domain, and what they ask of their users. All objects of an endpoint and all
-/// registered memory hold it.
+/// One opened libfabric device: provider, domain, and what they ask of their users. All objects of
+/// an endpoint and all registered memory hold it.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,8 @@
 
 namespace mk::fabric::ofi {
 
-/// An endpoint of libfabric with the queue and address table it needs. Members close in reverse order.
+/// An endpoint of libfabric with the queue and address table it needs. Members close in reverse
+/// order.
 struct Port {
   Fid<fid_av> addresses;
   Fid<fid_cq> completions;
@@ -29,10 +30,11 @@ struct Address {
   static constexpr std::uint64_t kMagic = 0x31'72'64'61'69'66'6b'6d;  // "mkfiadr1"
   std::uint64_t magic = kMagic;
   Token endpoint{};
-  std::uint64_t doorbell_key = 0;   ///< eight bytes that any peer may write: the target of flag-only writes
+  std::uint64_t doorbell_key =
+      0;  ///< eight bytes that any peer may write: the target of flag-only writes
   std::uint64_t doorbell_base = 0;
   char provider[64] = {};
-  std::uint32_t format = 0;         ///< FI_SOCKADDR_IN, FI_ADDR_STR, ...
+  std::uint32_t format = 0;  ///< FI_SOCKADDR_IN, FI_ADDR_STR, ...
   std::uint32_t name_bytes = 0;
   char name[256] = {};
 };
@@ -51,13 +53,16 @@ static_assert(sizeof(Key) <= 256);
 
 class Domain {
  public:
-  /// Opens the configured provider on the configured address, checking that it can do what the fabric needs.
+  /// Opens the configured provider on the configured address, checking that it can do what the
+  /// fabric needs.
   static Result<std::shared_ptr<Domain>> open(const EndpointConfig& config);
 
   /// A fresh enabled endpoint with its own completion queue of `depth` entries.
   Result<Port> open_port(std::size_t depth) const;
-  /// Registers memory for both directions. `bind_to`: the endpoint that peers write to (FI_MR_ENDPOINT).
-  Result<Fid<fid_mr>> register_memory(std::byte* address, std::uint64_t bytes, fid_ep* bind_to) const;
+  /// Registers memory for both directions. `bind_to`: the endpoint that peers write to
+  /// (FI_MR_ENDPOINT).
+  Result<Fid<fid_mr>> register_memory(std::byte* address, std::uint64_t bytes,
+                                      fid_ep* bind_to) const;
 
   const fi_info& info() const { return *info_; }
   std::string provider() const { return info_->fabric_attr->prov_name; }

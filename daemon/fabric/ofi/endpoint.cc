@@ -14,7 +14,8 @@ namespace ofi {
 namespace {
 
 constexpr std::uint32_t kLinkDepth = 256;
-constexpr std::size_t kArrivalQueue = 4096;  // what the receiving queue holds before libfabric spills to the heap
+constexpr std::size_t kArrivalQueue =
+    4096;  // what the receiving queue holds before libfabric spills to the heap
 
 /// Eight bytes that any peer may write and nobody reads, and eight zeros to write from.
 struct alignas(64) Doorbell {
@@ -34,7 +35,8 @@ class OfiEndpoint final : public Endpoint {
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
   Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) override;
   void disconnect(LinkId link) override;
-  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link, std::span<const std::byte> key) override;
+  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
+                                                      std::span<const std::byte> key) override;
   std::string link_reason(LinkId link) const override;
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
@@ -48,8 +50,8 @@ class OfiEndpoint final : public Endpoint {
   std::size_t poll_links(std::span<Event> events);
   std::size_t poll_arrivals(std::span<Event> events);
 
-  // Declared in the order in which they may be closed backwards: links before the doorbell's registration, memory
-  // before the endpoint it is bound to.
+  // Declared in the order in which they may be closed backwards: links before the doorbell's
+  // registration, memory before the endpoint it is bound to.
   const EndpointConfig config_;
   const std::shared_ptr<const Domain> domain_;
   const Token id_;
@@ -60,19 +62,22 @@ class OfiEndpoint final : public Endpoint {
   std::unique_ptr<OfiLocalRegion> doorbell_target_;
   std::unique_ptr<OfiLocalRegion> doorbell_zeros_;
   LinkTable<Link> links_;
-  OrphanQueue orphans_;          ///< proxy thread
-  std::uint32_t first_link_ = 0;   ///< proxy thread: who is polled first, in turn
-  bool arrivals_first_ = false;    ///< proxy thread
+  OrphanQueue orphans_;           ///< proxy thread
+  std::uint32_t first_link_ = 0;  ///< proxy thread: who is polled first, in turn
+  bool arrivals_first_ = false;   ///< proxy thread
 };
 
 Status OfiEndpoint::open() {
   MK_ASSIGN_OR_RETURN(receiver_, domain_->open_port(kArrivalQueue));
-  MK_ASSIGN_OR_RETURN(doorbell_target_, make_region({doorbell_.target.data(), doorbell_.target.size(), -1, 0}));
-  MK_ASSIGN_OR_RETURN(doorbell_zeros_, make_region({doorbell_.zeros.data(), doorbell_.zeros.size(), -1, 0}));
+  MK_ASSIGN_OR_RETURN(doorbell_target_,
+                      make_region({doorbell_.target.data(), doorbell_.target.size(), -1, 0}));
+  MK_ASSIGN_OR_RETURN(doorbell_zeros_,
+                      make_region({doorbell_.zeros.data(), doorbell_.zeros.size(), -1, 0}));
 
   const std::string provider = domain_->provider();
   const std::size_t depth = std::min<std::size_t>(kLinkDepth, domain_->info().tx_attr->size);
-  capabilities_ = {"ofi:" + provider, DeliveryContract::kUnordered, static_cast<std::uint32_t>(depth), false};
+  capabilities_ = {"ofi:" + provider, DeliveryContract::kUnordered,
+                   static_cast<std::uint32_t>(depth), false};
 
   address_.endpoint = id_;
   address_.doorbell_key = doorbell_target_->wire_key();
@@ -88,8 +93,8 @@ Status OfiEndpoint::open() {
 }
 
 Result<std::unique_ptr<OfiLocalRegion>> OfiEndpoint::make_region(const MemoryDescriptor& memory) {
-  MK_ASSIGN_OR_RETURN(auto region,
-                      domain_->register_memory(memory.address, memory.bytes, receiver_.endpoint.get()));
+  MK_ASSIGN_OR_RETURN(auto region, domain_->register_memory(memory.address, memory.bytes,
+                                                            receiver_.endpoint.get()));
   return std::make_unique<OfiLocalRegion>(domain_, std::move(region), memory, id_);
 }
 
@@ -100,37 +105,45 @@ Result<std::unique_ptr<LocalRegion>> OfiEndpoint::register_memory(const MemoryDe
   return make_region(memory);
 }
 
-Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes, const std::string& peer_name) {
+Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
+                                    const std::string& peer_name) {
   const auto peer = from_blob<Address>(bytes);
-  if (!peer || peer->name_bytes > sizeof(peer->name) || peer->provider[sizeof(peer->provider) - 1] != '\0') {
+  if (!peer || peer->name_bytes > sizeof(peer->name) ||
+      peer->provider[sizeof(peer->provider) - 1] != '\0') {
     return fail(ErrorCode::kInvalidArgument,
-                "cannot connect to {}: its address is not one of the ofi fabric; is its daemon configured for the same "
+                "cannot connect to {}: its address is not one of the ofi fabric; is its daemon "
+                "configured for the same "
                 "fabric, and of the same version?",
                 peer_name);
   }
   if (domain_->provider() != peer->provider || domain_->info().addr_format != peer->format) {
     return fail(ErrorCode::kInvalidArgument,
-                "cannot connect to {}: it uses libfabric's provider '{}' (address format {}), this daemon '{}' ({}); "
+                "cannot connect to {}: it uses libfabric's provider '{}' (address format {}), this "
+                "daemon '{}' ({}); "
                 "configure the same provider, and addresses of one family",
-                peer_name, peer->provider, peer->format, domain_->provider(), domain_->info().addr_format);
+                peer_name, peer->provider, peer->format, domain_->provider(),
+                domain_->info().addr_format);
   }
-  // libfabric connects with the first write and retries for ever, so whether anybody is there is asked for here.
+  // libfabric connects with the first write and retries for ever, so whether anybody is there is
+  // asked for here.
   if (domain_->stream_addresses()) {
     const Status alive = probe_listener({peer->name, peer->name_bytes}, config_.connect_timeout_ns);
     if (!alive) {
-      return fail(alive.error().code, "cannot connect to {}: {}; is its daemon still running?", peer_name,
-                  alive.error().message);
+      return fail(alive.error().code, "cannot connect to {}: {}; is its daemon still running?",
+                  peer_name, alive.error().message);
     }
   }
   MK_ASSIGN_OR_RETURN(Port port, domain_->open_port(2 * std::size_t{capabilities_.link_depth}));
   fi_addr_t to = FI_ADDR_UNSPEC;
-  if (const int rc = ::fi_av_insert(port.addresses.get(), peer->name, 1, &to, 0, nullptr); rc != 1) {
-    return fail_fi(rc < 0 ? rc : -FI_EADDRNOTAVAIL, "cannot connect to {}: provider {} does not take its address",
-                   peer_name, domain_->provider());
+  if (const int rc = ::fi_av_insert(port.addresses.get(), peer->name, 1, &to, 0, nullptr);
+      rc != 1) {
+    return fail_fi(rc < 0 ? rc : -FI_EADDRNOTAVAIL,
+                   "cannot connect to {}: provider {} does not take its address", peer_name,
+                   domain_->provider());
   }
-  auto made = std::make_unique<Link>(std::move(port), to, *peer, peer_name, *doorbell_zeros_, domain_->notify_apart(),
-                                     capabilities_.link_depth,
-                                     Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns});
+  auto made = std::make_unique<Link>(
+      std::move(port), to, *peer, peer_name, *doorbell_zeros_, domain_->notify_apart(),
+      capabilities_.link_depth, Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns});
   MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
   links_.publish(*link);
   return link->id;
@@ -140,13 +153,14 @@ void OfiEndpoint::disconnect(LinkId id) {
   if (Link* const link = links_.owned(id)) link->closing.store(true, std::memory_order_release);
 }
 
-Result<std::unique_ptr<RemoteRegion>> OfiEndpoint::import_region(LinkId id, std::span<const std::byte> bytes) {
+Result<std::unique_ptr<RemoteRegion>> OfiEndpoint::import_region(LinkId id,
+                                                                 std::span<const std::byte> bytes) {
   const Link* const link = links_.owned(id);
   if (link == nullptr) return fail(ErrorCode::kNotFound, "there is no link {}", id);
   const auto key = from_blob<Key>(bytes);
   if (!key || !same_token(key->endpoint, link->peer_endpoint()) || key->bytes == 0) {
-    return fail(ErrorCode::kInvalidArgument, "the key of {} bytes is not one of a region of {}", bytes.size(),
-                link->peer_name());
+    return fail(ErrorCode::kInvalidArgument, "the key of {} bytes is not one of a region of {}",
+                bytes.size(), link->peer_name());
   }
   return std::make_unique<OfiRemoteRegion>(*key);
 }
@@ -189,16 +203,19 @@ std::size_t OfiEndpoint::poll_arrivals(std::span<Event> events) {
   if (room == 0) return 0;
   const ssize_t got = ::fi_cq_read(receiver_.completions.get(), entries.data(), room);
   if (got == -FI_EAVAIL) {
-    // A write that a dying peer left unfinished: its arrival never happened, so there is nothing to tell.
+    // A write that a dying peer left unfinished: its arrival never happened, so there is nothing to
+    // tell.
     fi_cq_err_entry error{};
-    [[maybe_unused]] const ssize_t ignored = ::fi_cq_readerr(receiver_.completions.get(), &error, 0);
+    [[maybe_unused]] const ssize_t ignored =
+        ::fi_cq_readerr(receiver_.completions.get(), &error, 0);
     return 0;
   }
   std::size_t count = 0;
   for (ssize_t i = 0; i < got; ++i) {
     const fi_cq_data_entry& entry = entries[static_cast<std::size_t>(i)];
     if ((entry.flags & FI_REMOTE_CQ_DATA) == 0) continue;
-    events[count++] = {Event::Kind::kArrival, 0, 0, static_cast<std::uint32_t>(entry.data), ErrorCode::kOk};
+    events[count++] = {Event::Kind::kArrival, 0, 0, static_cast<std::uint32_t>(entry.data),
+                       ErrorCode::kOk};
   }
   return count;
 }

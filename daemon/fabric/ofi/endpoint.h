@@ -1,5 +1,6 @@
 /// \file
-/// The ofi fabric: any libfabric provider with remote writes and remote CQ data. Unordered contract. See README.md.
+/// The ofi fabric: any libfabric provider with remote writes and remote CQ data. Unordered
+/// contract. See README.md.
 #pragma once
 
 #include <memory>

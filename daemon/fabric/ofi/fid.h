@@ -19,7 +19,8 @@ namespace mk::fabric::ofi {
 struct FidCloser {
   template <class T>
   void operator()(T* object) const {
-    // Nothing can be done about a refusal here: it means an object was closed before those that use it.
+    // Nothing can be done about a refusal here: it means an object was closed before those that use
+    // it.
     [[maybe_unused]] const int ignored = ::fi_close(&object->fid);
   }
 };
@@ -34,10 +35,10 @@ using Info = std::unique_ptr<fi_info, InfoCloser>;
 /// An Error for a failed libfabric call; `rc` is its negative return value.
 template <class... Args>
 tl::unexpected<Error> fail_fi(long rc, fmt::format_string<Args...> format, Args&&... args) {
-  return tl::unexpected<Error>(
-      Error{rc == -FI_ENOMEM ? ErrorCode::kLimitExceeded : ErrorCode::kUnavailable,
-            fmt::format(format, std::forward<Args>(args)...) +
-                fmt::format(": {} (libfabric error {})", ::fi_strerror(static_cast<int>(-rc)), -rc)});
+  return tl::unexpected<Error>(Error{
+      rc == -FI_ENOMEM ? ErrorCode::kLimitExceeded : ErrorCode::kUnavailable,
+      fmt::format(format, std::forward<Args>(args)...) +
+          fmt::format(": {} (libfabric error {})", ::fi_strerror(static_cast<int>(-rc)), -rc)});
 }
 
 }  // namespace mk::fabric::ofi

@@ -7,12 +7,13 @@
 namespace mk::fabric::ofi {
 namespace {
 
-/// A link that has completed writes, has none in flight and yet is told to wait has lost its connection. libfabric would
-/// try for ever to make a new one.
+/// A link that has completed writes, has none in flight and yet is told to wait has lost its
+/// connection. libfabric would try for ever to make a new one.
 constexpr std::uint64_t kReconnectNs = 500'000'000;
 constexpr std::size_t kDoorbellBytes = 8;
 
-/// The proxy has checked these bounds; the provider would answer a mistake by ending the connection.
+/// The proxy has checked these bounds; the provider would answer a mistake by ending the
+/// connection.
 bool in_bounds(const Write& write) {
   if (write.bytes == 0) return true;
   const MemoryDescriptor& source = static_cast<const OfiLocalRegion&>(*write.src).memory();
@@ -32,8 +33,9 @@ Bytes OfiLocalRegion::key() const {
   return to_blob(key);
 }
 
-Link::Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name, const OfiLocalRegion& zeros,
-           bool notify_apart, std::uint32_t depth, const Limits& limits)
+Link::Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name,
+           const OfiLocalRegion& zeros, bool notify_apart, std::uint32_t depth,
+           const Limits& limits)
     : port_(std::move(port)),
       peer_(peer),
       address_(address),
@@ -72,11 +74,13 @@ std::size_t Link::post(std::span<const Write> writes, std::uint64_t now_ns) {
       continue;
     }
     long rc = -FI_EAGAIN;
-    if (waiting_head_ == waiting_tail_) rc = submit(operation, taken + 1 < writes.size() && !free_.empty());
+    if (waiting_head_ == waiting_tail_)
+      rc = submit(operation, taken + 1 < writes.size() && !free_.empty());
     if (rc == -FI_EAGAIN) {
       waiting_[waiting_tail_++ % waiting_.size()] = &operation;
     } else if (rc != 0) {
-      close(fmt::format("{}: the provider refused a write: {}", peer_name_, ::fi_strerror(static_cast<int>(-rc))));
+      close(fmt::format("{}: the provider refused a write: {}", peer_name_,
+                        ::fi_strerror(static_cast<int>(-rc))));
     }
   }
   return taken;
@@ -88,17 +92,18 @@ long Link::submit(Operation& operation, bool more) {
   if (write.bytes > 0 && !operation.data_posted) {
     const auto& source = static_cast<const OfiLocalRegion&>(*write.src);
     const Key& target = static_cast<const OfiRemoteRegion&>(*write.dst).key();
-    const long rc = submit_write(source.memory().address + write.src_offset, write.bytes, source.descriptor(),
-                                 target.base + write.dst_offset, target.key, operation, operation.data,
-                                 notify_apart_ ? FI_MORE : last);
+    const long rc = submit_write(source.memory().address + write.src_offset, write.bytes,
+                                 source.descriptor(), target.base + write.dst_offset, target.key,
+                                 operation, operation.data, notify_apart_ ? FI_MORE : last);
     if (rc != 0) return rc;
     ++operation.outstanding;
     ++in_flight_;
     if (!notify_apart_) return 0;
     operation.data_posted = true;
   }
-  const long rc = submit_write(zeros_.memory().address, notify_apart_ ? 0 : kDoorbellBytes, zeros_.descriptor(),
-                               address_.doorbell_base, address_.doorbell_key, operation, operation.notify, last);
+  const long rc = submit_write(zeros_.memory().address, notify_apart_ ? 0 : kDoorbellBytes,
+                               zeros_.descriptor(), address_.doorbell_base, address_.doorbell_key,
+                               operation, operation.notify, last);
   if (rc != 0) return rc;
   operation.data_posted = false;
   ++operation.outstanding;
@@ -106,8 +111,9 @@ long Link::submit(Operation& operation, bool more) {
   return 0;
 }
 
-long Link::submit_write(const void* source, std::size_t bytes, void* descriptor, std::uint64_t target,
-                        std::uint64_t key, const Operation& operation, Context& context, std::uint64_t flags) {
+long Link::submit_write(const void* source, std::size_t bytes, void* descriptor,
+                        std::uint64_t target, std::uint64_t key, const Operation& operation,
+                        Context& context, std::uint64_t flags) {
   const iovec local{const_cast<void*>(source), bytes};
   const fi_rma_iov remote{target, bytes, key};
   fi_msg_rma message{};
@@ -161,14 +167,16 @@ void Link::take_completions(std::uint64_t now_ns) {
   const ssize_t count = ::fi_cq_read(port_.completions.get(), entries.data(), entries.size());
   if (count == -FI_EAGAIN) return;
   if (count < 0) {
-    return close(fmt::format("{}: {}", peer_name_,
-                             count == -FI_EAVAIL ? read_error() : ::fi_strerror(static_cast<int>(-count))));
+    return close(
+        fmt::format("{}: {}", peer_name_,
+                    count == -FI_EAVAIL ? read_error() : ::fi_strerror(static_cast<int>(-count))));
   }
   progress_ns_ = now_ns;
   ever_completed_ = true;
   for (ssize_t i = 0; i < count; ++i) {
     if (entries[static_cast<std::size_t>(i)].op_context == nullptr) continue;
-    Operation& operation = *static_cast<Context*>(entries[static_cast<std::size_t>(i)].op_context)->operation;
+    Operation& operation =
+        *static_cast<Context*>(entries[static_cast<std::size_t>(i)].op_context)->operation;
     --in_flight_;
     if (--operation.outstanding == 0 && !operation.data_posted) finish(operation, ErrorCode::kOk);
   }
@@ -176,10 +184,11 @@ void Link::take_completions(std::uint64_t now_ns) {
 
 std::string Link::read_error() {
   fi_cq_err_entry entry{};
-  if (::fi_cq_readerr(port_.completions.get(), &entry, 0) < 0) return "a write failed, and the provider does not say why";
+  if (::fi_cq_readerr(port_.completions.get(), &entry, 0) < 0)
+    return "a write failed, and the provider does not say why";
   std::array<char, 256> text{};
-  const char* detail =
-      ::fi_cq_strerror(port_.completions.get(), entry.prov_errno, entry.err_data, text.data(), text.size());
+  const char* detail = ::fi_cq_strerror(port_.completions.get(), entry.prov_errno, entry.err_data,
+                                        text.data(), text.size());
   return fmt::format("a write failed: {} ({}; provider error {})", ::fi_strerror(entry.err),
                      detail != nullptr ? detail : "no detail", entry.prov_errno);
 }
@@ -193,8 +202,8 @@ std::size_t Link::report(std::span<Event> events) {
   std::size_t count = 0;
   while (done_head_ != done_tail_ && count < events.size()) {
     const Done& done = done_[done_head_++ % done_.size()];
-    events[count++] = {done.code == ErrorCode::kOk ? Event::Kind::kCompleted : Event::Kind::kFailed, id, done.cookie, 0,
-                       done.code};
+    events[count++] = {done.code == ErrorCode::kOk ? Event::Kind::kCompleted : Event::Kind::kFailed,
+                       id, done.cookie, 0, done.code};
     free_.push_back(done.operation);
   }
   return count;

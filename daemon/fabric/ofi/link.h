@@ -1,8 +1,9 @@
 /// \file
 /// One link of the ofi fabric: an endpoint of libfabric that only sends, to one peer.
 ///
-/// Its own, so that giving the link up ends everything that libfabric still has of it: with a shared endpoint, writes to
-/// a peer that hangs would go on reading their sources for as long as the connection lives.
+/// Its own, so that giving the link up ends everything that libfabric still has of it: with a
+/// shared endpoint, writes to a peer that hangs would go on reading their sources for as long as
+/// the connection lives.
 #pragma once
 
 #include <mutex>
@@ -16,12 +17,17 @@ namespace mk::fabric::ofi {
 
 class OfiLocalRegion final : public LocalRegion {
  public:
-  OfiLocalRegion(std::shared_ptr<const Domain> domain, Fid<fid_mr> region, const MemoryDescriptor& memory,
-                 const Token& endpoint)
-      : domain_(std::move(domain)), region_(std::move(region)), memory_(memory), endpoint_(endpoint) {}
+  OfiLocalRegion(std::shared_ptr<const Domain> domain, Fid<fid_mr> region,
+                 const MemoryDescriptor& memory, const Token& endpoint)
+      : domain_(std::move(domain)),
+        region_(std::move(region)),
+        memory_(memory),
+        endpoint_(endpoint) {}
   Bytes key() const override;
   const MemoryDescriptor& memory() const { return memory_; }
-  void* descriptor() const { return domain_->local_descriptors() ? ::fi_mr_desc(region_.get()) : nullptr; }
+  void* descriptor() const {
+    return domain_->local_descriptors() ? ::fi_mr_desc(region_.get()) : nullptr;
+  }
   std::uint64_t wire_key() const { return ::fi_mr_key(region_.get()); }
   std::uint64_t wire_base() const { return domain_->wire_base(memory_.address); }
 
@@ -48,8 +54,8 @@ class Link : public LinkBase {
     std::uint64_t write_ns;    ///< without any progress
   };
   /// `zeros`: eight registered bytes, the source of flag-only writes.
-  Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name, const OfiLocalRegion& zeros,
-       bool notify_apart, std::uint32_t depth, const Limits& limits);
+  Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name,
+       const OfiLocalRegion& zeros, bool notify_apart, std::uint32_t depth, const Limits& limits);
 
   // -- proxy thread --
   std::size_t post(std::span<const Write> writes, std::uint64_t now_ns);
@@ -81,7 +87,7 @@ class Link : public LinkBase {
     Write write;
     std::uint32_t outstanding = 0;  ///< completions to come
     bool in_use = false;
-    bool data_posted = false;       ///< its data went, its notification has not
+    bool data_posted = false;  ///< its data went, its notification has not
   };
   struct Done {
     std::uint64_t cookie;
@@ -91,8 +97,9 @@ class Link : public LinkBase {
 
   /// 0 when the operation is libfabric's, -FI_EAGAIN when it must wait, else an error.
   long submit(Operation& operation, bool more);
-  long submit_write(const void* source, std::size_t bytes, void* descriptor, std::uint64_t target, std::uint64_t key,
-                    const Operation& operation, Context& context, std::uint64_t flags);
+  long submit_write(const void* source, std::size_t bytes, void* descriptor, std::uint64_t target,
+                    std::uint64_t key, const Operation& operation, Context& context,
+                    std::uint64_t flags);
   void retry_waiting();
   void take_completions(std::uint64_t now_ns);
   void finish(Operation& operation, ErrorCode code);

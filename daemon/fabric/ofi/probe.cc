@@ -19,16 +19,20 @@ Status probe_listener(std::span<const char> name, std::uint64_t timeout_ns) {
   std::memcpy(&address, name.data(), name.size());
   const UniqueFd fd(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return fail_errno(errno, "cannot create a socket");
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), static_cast<socklen_t>(name.size())) == 0) return {};
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),
+                static_cast<socklen_t>(name.size())) == 0)
+    return {};
   if (errno != EINPROGRESS) return fail(ErrorCode::kUnavailable, "{}", errno_text(errno));
 
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns);
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd waiting{fd.get(), POLLOUT, 0};
     const int ready = left.count() <= 0 ? 0 : ::poll(&waiting, 1, static_cast<int>(left.count()));
     if (ready == 0) {
-      return fail(ErrorCode::kTimeout, "nobody answered within {} s", static_cast<double>(timeout_ns) / 1e9);
+      return fail(ErrorCode::kTimeout, "nobody answered within {} s",
+                  static_cast<double>(timeout_ns) / 1e9);
     }
     if (ready > 0) break;
     if (errno != EINTR) return fail_errno(errno, "cannot wait for a connection");

@@ -1,5 +1,6 @@
 /// \file
-/// Two or more endpoints of one fabric in one process, with memory, links and a way to wait; the same for every fabric.
+/// Two or more endpoints of one fabric in one process, with memory, links and a way to wait; the
+/// same for every fabric.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +32,8 @@ struct FabricSetup {
   LoopbackOptions loopback;
 
   Result<std::unique_ptr<Endpoint>> open() const {
-    return config.fabric == "loopback" ? make_loopback_endpoint(config, loopback) : open_endpoint(config);
+    return config.fabric == "loopback" ? make_loopback_endpoint(config, loopback)
+                                       : open_endpoint(config);
   }
 };
 inline void PrintTo(const FabricSetup& setup, std::ostream* out) { *out << setup.name; }
@@ -56,7 +58,8 @@ inline std::vector<FabricSetup> all_setups() {
   return setups;
 }
 
-/// Those that notice when a peer is gone: libfabric's shm goes on writing to the memory of an endpoint that ended.
+/// Those that notice when a peer is gone: libfabric's shm goes on writing to the memory of an
+/// endpoint that ended.
 inline std::vector<FabricSetup> setups_that_notice_death() {
   std::vector<FabricSetup> setups = all_setups();
   std::erase_if(setups, [](const FabricSetup& setup) { return setup.name == "ofi_shm"; });
@@ -97,23 +100,33 @@ class Node {
     events.resize(endpoint->poll(events));
     for (const Event& event : events) {
       switch (event.kind) {
-        case Event::Kind::kCompleted: ++completed[event.cookie]; break;
-        case Event::Kind::kFailed: ++failed[event.cookie]; break;
+        case Event::Kind::kCompleted:
+          ++completed[event.cookie];
+          break;
+        case Event::Kind::kFailed:
+          ++failed[event.cookie];
+          break;
         case Event::Kind::kArrival: {
           ++arrivals[event.immediate];
           auto& epoch = epochs[shm::immediate_flag(event.immediate)];
           epoch = shm::immediate_epoch(event.immediate, epoch);
           break;
         }
-        case Event::Kind::kLinkDown: ++links_down[event.link]; break;
+        case Event::Kind::kLinkDown:
+          ++links_down[event.link];
+          break;
       }
     }
     return events.size();
   }
   /// The epoch that flag `index` shows.
   std::uint32_t flag(std::uint32_t index) {
-    return ordered ? shm::load_acquire(reinterpret_cast<std::uint32_t*>(flags.data()) + index) : epochs[index];
+    return ordered ? shm::load_acquire(reinterpret_cast<std::uint32_t*>(flags.data()) + index)
+                   : epochs[index];
   }
+  /// Whether nothing is left to be done by polls: a paced link shows a write's flag some time after
+  /// it is completed.
+  bool settled() const { return !endpoint->next_due_ns().has_value(); }
   std::size_t total(const std::map<std::uint64_t, int>& counts) const {
     std::size_t sum = 0;
     for (const auto& [cookie, count] : counts) sum += static_cast<std::size_t>(count);
@@ -151,14 +164,16 @@ inline TestLink join(Node& from, const Node& to, const std::string& name = "node
   return {*id, std::move(*flags)};
 }
 
-inline std::unique_ptr<RemoteRegion> import(Node& from, const TestLink& link, const Memory& memory) {
+inline std::unique_ptr<RemoteRegion> import(Node& from, const TestLink& link,
+                                            const Memory& memory) {
   auto region = from.endpoint->import_region(link.id, memory.region->key());
   if (!region) throw std::runtime_error(region.error().message);
   return std::move(*region);
 }
 
 /// A write that arrives with `epoch` in flag `flag`.
-inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t epoch, std::uint64_t cookie) {
+inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t epoch,
+                        std::uint64_t cookie) {
   Write write;
   write.flags = link.flags.get();
   write.flag_index = flag;
@@ -167,9 +182,10 @@ inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t 
   write.cookie = cookie;
   return write;
 }
-inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t epoch, std::uint64_t cookie,
-                        const Memory& source, std::uint64_t source_offset, const RemoteRegion& target,
-                        std::uint64_t target_offset, std::uint32_t bytes) {
+inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t epoch,
+                        std::uint64_t cookie, const Memory& source, std::uint64_t source_offset,
+                        const RemoteRegion& target, std::uint64_t target_offset,
+                        std::uint32_t bytes) {
   Write write = make_write(link, flag, epoch, cookie);
   write.src = source.region.get();
   write.src_offset = source_offset;
@@ -191,9 +207,11 @@ inline bool pump(std::initializer_list<Node*> nodes, const std::function<bool()>
 }
 
 /// Posts all of `writes`, polling `nodes` while there is back-pressure.
-inline bool post_all(Node& from, LinkId link, std::span<const Write> writes, std::initializer_list<Node*> nodes) {
+inline bool post_all(Node& from, LinkId link, std::span<const Write> writes,
+                     std::initializer_list<Node*> nodes) {
   return pump(nodes, [&] {
-    writes = writes.subspan(from.endpoint->post(link, writes.first(std::min<std::size_t>(writes.size(), 8))));
+    writes = writes.subspan(
+        from.endpoint->post(link, writes.first(std::min<std::size_t>(writes.size(), 8))));
     return writes.empty();
   });
 }
@@ -217,7 +235,8 @@ inline std::uint64_t checksum(std::span<const std::byte> bytes) {
     std::memcpy(&word, bytes.data() + i, 8);
     sum = (sum ^ word) * 1099511628211ull;
   }
-  for (; i < bytes.size(); ++i) sum = (sum ^ std::to_integer<std::uint64_t>(bytes[i])) * 1099511628211ull;
+  for (; i < bytes.size(); ++i)
+    sum = (sum ^ std::to_integer<std::uint64_t>(bytes[i])) * 1099511628211ull;
   return sum;
 }
 
@@ -225,11 +244,14 @@ class FabricTest : public testing::TestWithParam<FabricSetup> {
  protected:
   void SetUp() override {
     const auto endpoint = GetParam().open();
-    if (!endpoint && endpoint.error().code == ErrorCode::kUnsupported) GTEST_SKIP() << endpoint.error().message;
+    if (!endpoint && endpoint.error().code == ErrorCode::kUnsupported)
+      GTEST_SKIP() << endpoint.error().message;
     ASSERT_TRUE(endpoint) << endpoint.error().message;
   }
 };
 
-inline std::string setup_name(const testing::TestParamInfo<FabricSetup>& info) { return info.param.name; }
+inline std::string setup_name(const testing::TestParamInfo<FabricSetup>& info) {
+  return info.param.name;
+}
 
 }  // namespace mk::fabric

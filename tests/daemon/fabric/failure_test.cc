@@ -40,7 +40,8 @@ TEST_P(FailureTest, RegistrationsAndLinksLeaveNoDescriptorAndNoThreadBehind) {
     a.endpoint->disconnect(link.id);
     for (int i = 0; i < 4; ++i) a.poll();
   };
-  // Closed links are freed when their slot is used again, and a peer's side of a connection when it next looks.
+  // Closed links are freed when their slot is used again, and a peer's side of a connection when it
+  // next looks.
   std::uint32_t epoch = 0;
   for (int i = 0; i < 260; ++i) round(++epoch);
   const std::size_t fds = entries_of("/proc/self/fd");
@@ -108,7 +109,8 @@ TEST_P(FailureTest, AWriteBeyondARegionFailsAlone) {
   const Write within = make_write(link, 1, 1, 2, source, 0, *remote, 0, 200);
   ASSERT_TRUE(post_all(a, link.id, {&beyond, 1}, {&a, &b}));
   ASSERT_TRUE(post_all(a, link.id, {&within, 1}, {&a, &b}));
-  ASSERT_TRUE(pump({&a, &b}, [&] { return a.failed.contains(1) && a.completed.contains(2) && b.flag(1) == 1; }));
+  ASSERT_TRUE(pump(
+      {&a, &b}, [&] { return a.failed.contains(1) && a.completed.contains(2) && b.flag(1) == 1; }));
   EXPECT_EQ(b.flag(0), 0u);
   EXPECT_TRUE(a.links_down.empty());
 }
@@ -119,7 +121,8 @@ TEST_P(FailureTest, AnAddressThatIsNoneIsRefused) {
     const auto link = a.endpoint->connect(address, "node 7 rail 1");
     ASSERT_FALSE(link);
     EXPECT_EQ(link.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_NE(link.error().message.find("node 7 rail 1"), std::string::npos) << link.error().message;
+    EXPECT_NE(link.error().message.find("node 7 rail 1"), std::string::npos)
+        << link.error().message;
   }
 }
 
@@ -134,7 +137,8 @@ TEST_P(FailureTest, AnAddressWhereNobodyIsFailsInTime) {
   }
   const auto link = a.endpoint->connect(address, "node 7 rail 1");
   if (!link) {
-    EXPECT_NE(link.error().message.find("node 7 rail 1"), std::string::npos) << link.error().message;
+    EXPECT_NE(link.error().message.find("node 7 rail 1"), std::string::npos)
+        << link.error().message;
     return;
   }
   // Where there is nothing to ask, the first write tells.
@@ -237,7 +241,8 @@ TEST_P(FailureTest, GivingALinkUpReportsEveryWriteOnce) {
   EXPECT_TRUE(pump({&a, &b}, [&] { return a.failed.contains(999); }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Fabrics, FailureTest, testing::ValuesIn(setups_that_notice_death()), setup_name);
+INSTANTIATE_TEST_SUITE_P(Fabrics, FailureTest, testing::ValuesIn(setups_that_notice_death()),
+                         setup_name);
 
 TEST(OpenEndpointTest, UnknownNamesAreRefusedWithWhatIsAllowed) {
   EndpointConfig config;

@@ -1,4 +1,5 @@
-// The loopback link's model on a clock that the test owns: when data may move, when it is seen, what a late poll costs.
+// The loopback link's model on a clock that the test owns: when data may move, when it is seen,
+// what a late poll costs.
 #include "daemon/fabric/loopback/link.h"
 #include "tests/daemon/fabric/fabric_fixture.h"
 
@@ -150,6 +151,20 @@ TEST_F(LinkModelTest, OnePollCopiesABoundedAmount) {
     a.poll();
   }
   EXPECT_EQ(polls, kBytes / loopback::kPollBytesMax);
+  EXPECT_EQ(b.flag(0), 1u);
+}
+
+TEST_F(LinkModelTest, EndingTheEndpointShowsWhatWasReportedAsCompleted) {
+  const FabricSetup model = setup(kGigabyte, 1'000'000);
+  Node a(model);
+  Node b(model);
+  const TestLink link = join(a, b);
+  const Write write = make_write(link, 0, 1, 1);
+  ASSERT_EQ(a.endpoint->post(link.id, {&write, 1}), 1u);
+  a.poll();
+  ASSERT_EQ(a.completed.size(), 1u);
+  ASSERT_EQ(b.flag(0), 0u);
+  a.endpoint.reset();
   EXPECT_EQ(b.flag(0), 1u);
 }
 

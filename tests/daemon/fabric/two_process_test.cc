@@ -1,5 +1,5 @@
-// Two daemons in two processes: the peer is this program again, started with --peer, talked to over its standard input
-// and output. It verifies what arrives; then it is killed in mid-transfer.
+// Two daemons in two processes: the peer is this program again, started with --peer, talked to over
+// its standard input and output. It verifies what arrives; then it is killed in mid-transfer.
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -38,8 +38,8 @@ FabricSetup setup_named(const std::string& name) {
   throw std::runtime_error("no setup " + name);
 }
 
-/// The peer's program: tells its address and keys, checks every slot when its flag shows, tells the result, then goes on
-/// receiving until somebody kills it (or its deadline passes).
+/// The peer's program: tells its address and keys, checks every slot when its flag shows, tells the
+/// result, then goes on receiving until somebody kills it (or its deadline passes).
 int run_peer(const std::string& name) {
   Node node(setup_named(name));
   const Memory target = node.memory(kSlots * std::uint64_t{kSlotBytes});
@@ -53,7 +53,8 @@ int run_peer(const std::string& name) {
       return 1;
     }
     fill_random(expected, slot);
-    if (std::memcmp(expected.data(), target.data() + slot * std::uint64_t{kSlotBytes}, kSlotBytes) != 0) {
+    if (std::memcmp(expected.data(), target.data() + slot * std::uint64_t{kSlotBytes},
+                    kSlotBytes) != 0) {
       std::cout << "slot " << slot << " is wrong" << std::endl;
       return 1;
     }
@@ -75,7 +76,8 @@ class Peer {
     std::string flag = "--peer";
     std::string argument = name;
     char* const arguments[] = {program.data(), flag.data(), argument.data(), nullptr};
-    if (::posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments, environ) != 0) pid_ = -1;
+    if (::posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments, environ) != 0)
+      pid_ = -1;
     ::posix_spawn_file_actions_destroy(&actions);
     ::close(out[1]);
     from_ = ::fdopen(out[0], "r");
@@ -86,7 +88,8 @@ class Peer {
   }
   std::string line() {
     std::string text;
-    for (int c = std::fgetc(from_); c != EOF && c != '\n'; c = std::fgetc(from_)) text += static_cast<char>(c);
+    for (int c = std::fgetc(from_); c != EOF && c != '\n'; c = std::fgetc(from_))
+      text += static_cast<char>(c);
     return text;
   }
   void kill() {
@@ -127,7 +130,7 @@ TEST_P(TwoProcessTest, DataArrivesIntactAndAKilledPeerBringsTheLinkDown) {
     writes.push_back(make_write(link, slot, 1, slot, source, at, **remote, at, kSlotBytes));
   }
   ASSERT_TRUE(post_all(a, link.id, writes, {&a}));
-  ASSERT_TRUE(pump({&a}, [&] { return a.completed.size() == kSlots; }));
+  ASSERT_TRUE(pump({&a}, [&] { return a.completed.size() == kSlots && a.settled(); }));
   ASSERT_EQ(peer.line(), "intact");
 
   std::uint64_t cookie = 1000;
@@ -147,7 +150,8 @@ TEST_P(TwoProcessTest, DataArrivesIntactAndAKilledPeerBringsTheLinkDown) {
     feed();
     return a.links_down.contains(link.id);
   }));
-  ASSERT_TRUE(pump({&a}, [&] { return a.total(a.completed) + a.total(a.failed) == cookie - 1000 + kSlots; }));
+  ASSERT_TRUE(pump(
+      {&a}, [&] { return a.total(a.completed) + a.total(a.failed) == cookie - 1000 + kSlots; }));
   EXPECT_NE(a.endpoint->link_reason(link.id).find("node 1 rail 0"), std::string::npos);
 }
 
@@ -158,7 +162,8 @@ std::vector<FabricSetup> across_processes() {
   return setups;
 }
 
-INSTANTIATE_TEST_SUITE_P(Fabrics, TwoProcessTest, testing::ValuesIn(across_processes()), setup_name);
+INSTANTIATE_TEST_SUITE_P(Fabrics, TwoProcessTest, testing::ValuesIn(across_processes()),
+                         setup_name);
 
 }  // namespace
 }  // namespace mk::fabric
