@@ -38,8 +38,9 @@ class Writer {
     raw(value.data(), value.size());
   }
   void raw(const void* data, std::size_t size) {
-    const auto* first = static_cast<const std::byte*>(data);
-    out.insert(out.end(), first, first + size);
+    if (size == 0) return;
+    out.resize(out.size() + size);
+    std::memcpy(out.data() + out.size() - size, data, size);
   }
 };
 
