@@ -129,11 +129,16 @@ void ControlPlane::Impl::on_link_down(std::uint32_t rail, const LinkDown& event)
   }
 }
 
-void ControlPlane::Impl::tick() {
+void ControlPlane::Impl::beat() {
+  const std::uint64_t now = now_();
   for (const auto& [id, session] : sessions_) {
-    shm::store_relaxed(&session->segment.header().heartbeat_ns, now_());
-    tick_session(*session);
+    shm::store_relaxed(&session->segment.header().heartbeat_ns, now);
   }
+}
+
+void ControlPlane::Impl::tick() {
+  beat();
+  for (const auto& [id, session] : sessions_) tick_session(*session);
   for (Job* job : jobs()) tick_job(*job);
   for (auto& [node, peer] : peers_) {
     std::erase_if(peer.early, [&](const auto& entry) {

@@ -185,6 +185,8 @@ class ControlPlane::Impl {
   void record_failure(const Session& session);
 
   // control_plane.cc
+  /// Shows every session that we live.
+  void beat();
   void tick_job(Job& job);
   void tick_session(Session& session);
   void on_session_fault(Session& session, const SessionFault& fault);

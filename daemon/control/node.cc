@@ -1,8 +1,16 @@
 #include "daemon/control/node.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace mk::daemon {
+
+namespace {
+
+/// Connecting blocks the control thread, and with it the heartbeats, which clients miss after 5 s.
+constexpr std::uint64_t kConnectTimeoutNsMax = 2'000'000'000;
+
+}  // namespace
 
 class Node::Impl {
  public:
@@ -19,6 +27,8 @@ class Node::Impl {
       RailOptions& rail_options = options_.rails[rail];
       rail_options.endpoint.rail = rail;
       rail_options.proxy.rail = rail;
+      rail_options.endpoint.connect_timeout_ns =
+          std::min(rail_options.endpoint.connect_timeout_ns, kConnectTimeoutNsMax);
       auto endpoint = fabric::open_endpoint(rail_options.endpoint);
       if (!endpoint) {
         return fail(endpoint.error().code, "cannot open rail {}: {}", rail,

@@ -75,20 +75,21 @@ bool ControlPlane::Impl::bind(Job& job) {
   for (const auto& [rank, part] : job.parts) {
     if (!job.told.contains(part.node)) return false;
   }
-  // All links first: nothing is bound before everything can be.
+  // All links first: nothing is bound before everything can be. One that does not come up ends this
+  // try: a connect may block for as long as the endpoint waits, and one such wait per tick is what
+  // the other sessions' heartbeats bear.
   std::map<std::pair<std::uint32_t, NodeId>, std::shared_ptr<Link>> links;
-  bool all_up = true;
   for (const Session* session : job.sessions()) {
     for (const auto& [rank, part] : job.parts) {
-      const auto& addresses = peers_.at(part.node).hello.rail_addresses;
-      auto link =
-          links_.get(session->rail, part.node, addresses[session->rail],
-                     fmt::format("{} rail {}", describe_node(part.node), session->rail), now_());
-      all_up = all_up && link != nullptr;
-      links[{session->rail, part.node}] = std::move(link);
+      auto& link = links[{session->rail, part.node}];
+      if (link != nullptr) continue;
+      beat();
+      link = links_.get(session->rail, part.node,
+                        peers_.at(part.node).hello.rail_addresses[session->rail],
+                        fmt::format("{} rail {}", describe_node(part.node), session->rail), now_());
+      if (link == nullptr) return false;
     }
   }
-  if (!all_up) return false;
   for (Session* session : job.sessions()) {
     for (const auto& [rank, part] : job.parts) {
       const Status bound = bind_session(*session, part, links.at({session->rail, part.node}));
