@@ -161,5 +161,6 @@ void GrpcPeerTransport::disconnect(NodeId node, const std::string& reason) {
   impl_->disconnect(node, reason);
 }
 std::vector<PeerInfo> GrpcPeerTransport::peers() const { return impl_->peers(); }
+std::size_t GrpcPeerTransport::streams() const { return impl_->streams(); }
 
 }  // namespace mk::daemon

@@ -73,6 +73,8 @@ class GrpcPeerTransport final : public PeerTransport {
   void disconnect(NodeId node, const std::string& reason) override;
 
   std::vector<PeerInfo> peers() const;
+  /// Streams that exist, also unauthenticated ones and those winding down.
+  std::size_t streams() const;
 
  private:
   class Impl;

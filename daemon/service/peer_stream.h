@@ -60,7 +60,7 @@ class PeerStream {
   bool detached = false;         ///< no longer its peer's stream: winding down
   NodeId node = 0;               ///< valid when `calling` or `greeted`
   std::uint64_t generation = 0;  ///< of the peer, when `greeted`
-  std::int64_t since_ns = 0;     ///< steady clock: when it began, then when it was greeted
+  std::int64_t since_ns = 0;  ///< steady clock: when it began, then was greeted, then was detached
 };
 
 /// The calling side.

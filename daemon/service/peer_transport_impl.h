@@ -42,6 +42,10 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   std::string describe(NodeId node) const;
   std::string trouble(NodeId node) const;
   std::vector<PeerInfo> peers() const;
+  std::size_t streams() const {
+    std::lock_guard lock(mutex_);
+    return streams_.size();
+  }
   grpc::Service& service() { return service_; }
 
   // PeerStreamOwner, on gRPC's threads.
@@ -85,7 +89,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   /// Ends a stream because of what we found out; the called side tells the caller why.
   void end(PeerStream& stream, grpc::StatusCode code, const std::string& reason);
   void schedule_call(Peer& peer);
-  /// Calls that are due and callers that never said Hello.
+  /// Calls that are due, callers that never said Hello, streams that do not end.
   void run_timers();
   bool flushed() const;
   std::string name(const Peer& peer) const {

@@ -92,13 +92,15 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello) {
 void GrpcPeerTransport::Impl::detach(PeerStream& stream, const std::string& reason) {
   if (stream.detached) return;
   stream.detached = true;
+  const auto up_for = std::chrono::nanoseconds(peer_clock_ns() - stream.since_ns);
+  stream.since_ns = peer_clock_ns();
+  stream.queue.resize(stream.writing ? 1 : 0);     // the rest is not sent any more
+  changed_.notify_all();                           // the deadline of its winding down
   if (!stream.calling && !stream.greeted) return;  // never was a peer's
   Peer& peer = peers_.at(stream.node);
   peer.stream = nullptr;
   peer.info.reason = reason;
-  const bool steady = stream.greeted && peer_clock_ns() - stream.since_ns >
-                                            std::chrono::nanoseconds(kSteadyTime).count();
-  if (steady) peer.backoff = std::chrono::milliseconds(0);
+  if (stream.greeted && up_for > kSteadyTime) peer.backoff = std::chrono::milliseconds(0);
   if (!stream.greeted && !std::exchange(peer.said, true)) {
     // That a peer came or went is said by the control plane.
     logger_.write_limited("peer not reachable", LogLevel::kInfo,
@@ -150,14 +152,17 @@ void GrpcPeerTransport::Impl::run_timers() {
       }
     }
     for (PeerStream* stream : streams_) {
-      if (stream->detached || stream->greeted) continue;
+      if (stream->greeted && !stream->detached) continue;
       const auto due = PeerClock::time_point(std::chrono::nanoseconds(stream->since_ns)) +
                        options_.hello_timeout;
-      if (due <= now) {
+      if (due > now) {
+        consider(due);
+      } else if (stream->detached) {  // its peer does not even take the end of it
+        stream->cancel();
+        stream->since_ns = peer_clock_ns();
+      } else {
         end(*stream, grpc::StatusCode::DEADLINE_EXCEEDED,
             fmt::format("no Hello came within {} ms", options_.hello_timeout.count()));
-      } else {
-        consider(due);
       }
     }
     if (next) {

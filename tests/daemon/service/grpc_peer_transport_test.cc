@@ -4,11 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "proto/mkernel/v1/peer.grpc.pb.h"
 #include "shm/limits.h"
 #include "tests/daemon/service/peer_rig.h"
+#include "tests/daemon/service/process_rig.h"
 
 namespace mk::daemon {
 namespace {
@@ -137,10 +136,7 @@ TEST(GrpcPeerTransport, WaitsForAPeerThatIsAbsentAtTheStart) {
   ASSERT_FALSE(early);
   EXPECT_EQ(early.error().code, ErrorCode::kUnavailable);
   // A few calls fail, and say so, before the peer comes.
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  while (one.transport->peers().at(0).reason.empty() && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  EXPECT_TRUE(eventually([&] { return !one.transport->peers().at(0).reason.empty(); }));
   EXPECT_NE(one.transport->peers().at(0).reason, "");
   EXPECT_EQ(one.transport->peers().at(0).state, PeerState::kConnecting);
   EXPECT_EQ(one.transport->trouble(0), one.transport->peers().at(0).reason);
@@ -184,11 +180,7 @@ TEST(GrpcPeerTransport, RefusesAStranger) {
   PeerRig stranger(folder, 2, {0});
   zero.start();
   stranger.start();
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  while (stranger.transport->peers().at(0).reason.empty() &&
-         std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  EXPECT_TRUE(eventually([&] { return !stranger.transport->peers().at(0).reason.empty(); }));
   EXPECT_EQ(stranger.transport->peers().at(0).reason,
             "node 0 does not know node 2: it is not among its configured peers");
   EXPECT_TRUE(zero.sink.events().empty());
@@ -205,10 +197,7 @@ TEST(GrpcPeerTransport, RefusesASecondDaemonWithTheSameId) {
   std::filesystem::create_symlink(folder / "0.sock", elsewhere / "0.sock");
   PeerRig twin(elsewhere, 1, {0}, 12);
   twin.start();
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  while (twin.transport->peers().at(0).reason.empty() && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  EXPECT_TRUE(eventually([&] { return !twin.transport->peers().at(0).reason.empty(); }));
   EXPECT_THAT(twin.transport->peers().at(0).reason,
               HasSubstr("another daemon is connected as node 1"));
   EXPECT_EQ(zero.transport->peers().at(0).state, PeerState::kUp);
@@ -223,10 +212,7 @@ TEST(GrpcPeerTransport, RefusesAPeerThatIsNotWhoItShouldBe) {
   PeerRig two(folder, 2, {0});
   one.start();
   two.start();
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  while (two.transport->peers().at(0).reason.empty() && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  EXPECT_TRUE(eventually([&] { return !two.transport->peers().at(0).reason.empty(); }));
   EXPECT_THAT(two.transport->peers().at(0).reason,
               HasSubstr("says that it is node 1: check the peers' ids and addresses"));
   EXPECT_TRUE(two.sink.events().empty());
@@ -252,6 +238,28 @@ TEST(GrpcPeerTransport, APeerThatDoesNotReadIsCutOff) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, ErrorCode::kLimitExceeded);
   EXPECT_THAT(zero.sink.until_down(1), HasSubstr("does not take messages"));
+  context.TryCancel();
+}
+
+TEST(GrpcPeerTransport, AStreamWhoseEndIsNotTakenIsCancelled) {
+  TempFolder folder;
+  PeerTransportOptions options;
+  options.hello_timeout = std::chrono::milliseconds(300);
+  PeerRig zero(folder, 0, {1}, 1, options);
+  zero.start();
+  const auto channel =
+      grpc::CreateChannel("unix:" + (folder / "0.sock"), grpc::InsecureChannelCredentials());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  const auto stream = v1::Peer::NewStub(channel)->Connect(&context);
+  v1::PeerMessage hello;
+  hello.mutable_hello()->set_node(1);
+  ASSERT_TRUE(stream->Write(hello));
+  ASSERT_TRUE(zero.sink.until_hello(1));
+  // More than the connection's window: a write stays under way, and the status behind it.
+  for (int i = 0; i < 400; ++i) ASSERT_TRUE(zero.transport->send(1, part(0, 60'000)));
+  zero.transport->disconnect(1, "enough");
+  EXPECT_TRUE(eventually([&] { return zero.transport->streams() == 0; }));
   context.TryCancel();
 }
 
