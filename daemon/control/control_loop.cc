@@ -102,19 +102,19 @@ class ControlLoop::Impl final : public ClientPort {
   void reset() { plane_.reset(); }
 
   void submit(Task task) {
+    std::function<void()> abandoned;
+    bool first = false;
     {
       std::lock_guard lock(mutex_);
       if (accepts_tasks_) {
         tasks_.push_back(std::move(task));
-        task.run = nullptr;
-        if (tasks_.size() > 1) return;  // whoever put the first has woken the loop
+        first = tasks_.size() == 1;
+      } else {
+        abandoned = std::move(task.abandoned);
       }
     }
-    if (task.run == nullptr) {
-      wake();
-    } else if (task.abandoned) {
-      task.abandoned();
-    }
+    if (first) wake();  // whoever put an earlier one has woken the loop
+    if (abandoned) abandoned();
   }
 
   void on_peer_message(ControlPlane& plane, NodeId node, PeerMessage message) {

@@ -180,7 +180,7 @@ Error ControlPlane::Impl::rendezvous_timeout(const Job& job) const {
     }
     for (std::uint32_t rail = 0; rail < proxies_.size(); ++rail) {
       const std::string reason = links_.reason(rail, part.node);
-      if (reason.empty() || job.missing_ranks().size() > 0) continue;
+      if (reason.empty() || !missing.empty()) continue;
       text += fmt::format("; rail {} to {} is not connected: {}", rail, describe_node(part.node),
                           reason);
     }

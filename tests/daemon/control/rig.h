@@ -54,7 +54,7 @@ class TestNode final : public ClientPort, public PeerTransport {
   ClientId connect(std::int32_t pid = 100, std::uint32_t uid = 1000);
   /// Sends a request and returns its number. `fds` are given away.
   template <class Message>
-  std::uint64_t send(ClientId client, const Message& message, std::vector<UniqueFd> fds = {}) {
+  std::uint64_t send(ClientId client, const Message& message, std::vector<UniqueFd>&& fds = {}) {
     return send_raw(client, static_cast<std::uint16_t>(Message::kType),
                     shm::encode_message(message), std::move(fds));
   }
