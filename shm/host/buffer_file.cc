@@ -37,6 +37,7 @@ Result<BufferFile> BufferFile::create(std::string_view name, std::uint64_t bytes
 Result<BufferFile> BufferFile::map(UniqueFd fd, std::uint64_t bytes) {
   MK_RETURN_IF_ERROR(check_bytes(bytes));
   MK_RETURN_IF_ERROR(require_seals(fd.get(), F_SEAL_SHRINK, "the received buffer"));
+  MK_RETURN_IF_ERROR(refuse_huge_pages(fd.get(), "the received buffer"));
   MK_ASSIGN_OR_RETURN(const std::uint64_t actual, file_bytes(fd.get(), "the received buffer"));
   if (actual < bytes) {
     return fail(ErrorCode::kInvalidArgument,

@@ -20,8 +20,8 @@ class BufferFile {
   /// growing. `name` shows in /proc/PID/fd.
   static Result<BufferFile> create(std::string_view name, std::uint64_t bytes);
 
-  /// Maps a received descriptor. Refuses one that could still shrink under us (no F_SEAL_SHRINK) or
-  /// is smaller than `bytes`.
+  /// Maps a received descriptor. Refuses one that could still shrink under us (no F_SEAL_SHRINK),
+  /// is smaller than `bytes`, or is made of huge pages (kUnsupported: not accepted yet).
   static Result<BufferFile> map(UniqueFd fd, std::uint64_t bytes);
 
   std::byte* data() const { return static_cast<std::byte*>(region_.get_address()); }

@@ -1,7 +1,9 @@
 #include "shm/host/memfd.h"
 
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <boost/interprocess/exceptions.hpp>
 #include <cerrno>
@@ -65,6 +67,20 @@ Status require_seals(int fd, int seals, std::string_view what) {
   if (const int missing = seals & ~present; missing != 0) {
     return fail(ErrorCode::kInvalidArgument, "{} is not sealed: {} missing", what,
                 seal_names(missing));
+  }
+  return {};
+}
+
+Status refuse_huge_pages(int fd, std::string_view what) {
+  struct statfs status;
+  if (::fstatfs(fd, &status) != 0) {
+    return fail_errno(errno, "cannot tell the kind of memory of {}", what);
+  }
+  if (status.f_type == HUGETLBFS_MAGIC) {
+    return fail(ErrorCode::kUnsupported,
+                "{} is made of huge pages (MFD_HUGETLB), which are not accepted yet: use an "
+                "ordinary memfd",
+                what);
   }
   return {};
 }

@@ -25,6 +25,10 @@ Status add_seals(int fd, int seals);
 /// with SIGBUS. `what` names it in the error.
 Status require_seals(int fd, int seals, std::string_view what);
 
+/// Refuses hugetlbfs (kUnsupported): a huge page that somebody punches out of the file is taken
+/// from a pool at the next access, and an empty pool is SIGBUS. `what` names the file in the error.
+Status refuse_huge_pages(int fd, std::string_view what);
+
 /// The file's size in bytes.
 Result<std::uint64_t> file_bytes(int fd, std::string_view what);
 

@@ -108,6 +108,27 @@ TEST(BufferFile, MapRefusesWhatIsNoMemory) {
   expect_refused(UniqueFd(pipe_fds[0]), 4096, ErrorCode::kInvalidArgument, "memfd");
 }
 
+TEST(BufferFile, MapRefusesHugePages) {
+  const test::NoFdLeak no_leak;
+  UniqueFd fd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB));
+  if (!fd.valid()) GTEST_SKIP() << "this kernel makes no hugetlb memfd: " << errno_text(errno);
+  ASSERT_EQ(::ftruncate(fd.get(), off_t{1} << 30), 0);  // whole pages, of whatever size; no memory
+  ASSERT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  expect_refused(std::move(fd), 4096, ErrorCode::kUnsupported, "huge pages");
+}
+
+TEST(BufferFile, MapsWhatHasHolesPunchedIntoItLater) {
+  UniqueFd fd = memory(8192, F_SEAL_SHRINK);
+  const UniqueFd peer(::dup(fd.get()));
+  const auto mapped = BufferFile::map(std::move(fd), 8192);
+  ASSERT_TRUE(mapped) << mapped.error().message;
+  mapped->data()[4096] = std::byte{1};
+  ASSERT_EQ(::fallocate(peer.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), 0);
+  EXPECT_EQ(mapped->data()[4096], std::byte{0});
+  mapped->data()[4096] = std::byte{2};
+  EXPECT_EQ(mapped->data()[4096], std::byte{2});
+}
+
 TEST(BufferFile, MapRefusesWhatCannotBeWritten) {
   const test::NoFdLeak no_leak;
   expect_refused(memory(4096, F_SEAL_SHRINK | F_SEAL_WRITE), 4096, ErrorCode::kSystem,
