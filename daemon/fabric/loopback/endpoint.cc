@@ -54,6 +54,8 @@ class LoopbackEndpoint final : public Endpoint {
   std::chrono::steady_clock::time_point deadline() const {
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(config_.connect_timeout_ns);
   }
+  Result<std::shared_ptr<Target>> ask_for_region(Link& link, const Key& key);
+  void give_up(Link& link, const Error& error);
   std::size_t poll_link(Link& link, std::uint64_t now, std::uint64_t& budget,
                         std::span<Event> events);
 
@@ -114,22 +116,24 @@ Result<LinkId> LoopbackEndpoint::connect(std::span<const std::byte> address,
                 "daemon still running?",
                 peer_name, socket.error().message);
   }
-  MK_ASSIGN_OR_RETURN(const shm::PeerCredentials credentials, socket->credentials());
+  Connection connection(std::move(*socket));
+  MK_ASSIGN_OR_RETURN(const shm::PeerCredentials credentials, connection.credentials());
   if (credentials.uid != ::geteuid()) {
     return fail(ErrorCode::kPermission,
                 "cannot connect to {}: its daemon runs as user {}, this one as {}", peer_name,
                 credentials.uid, ::geteuid());
   }
-  if (const auto welcome = ask(*socket, Message::kHello, address, Message::kWelcome, until);
+  if (const auto welcome = connection.ask(Message::kHello, address, Message::kWelcome, until);
       !welcome) {
     return fail(welcome.error().code, "cannot connect to {} (process {}): {}", peer_name,
                 credentials.pid, welcome.error().message);
   }
-  auto made = std::make_unique<Link>(config_.link_model, options_.link_depth, std::move(*socket));
+  auto made =
+      std::make_unique<Link>(config_.link_model, options_.link_depth, std::move(connection));
   made->peer = peer->endpoint;
   made->peer_name = peer_name;
   MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
-  link->watch = service_->watch(link->socket.fd(),
+  link->watch = service_->watch(link->connection.fd(),
                                 [link] { link->peer_gone.store(true, std::memory_order_release); });
   links_.publish(*link);
   return link->id;
@@ -139,7 +143,7 @@ void LoopbackEndpoint::disconnect(LinkId id) {
   Link* const link = links_.owned(id);
   if (link == nullptr) return;
   service_->unwatch(link->watch);
-  link->socket.shutdown();
+  link->connection.close();
   link->closing.store(true, std::memory_order_release);
 }
 
@@ -152,6 +156,10 @@ Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::import_region(
     return fail(ErrorCode::kInvalidArgument, "the key of {} bytes is not one of a region of {}",
                 bytes.size(), link->peer_name);
   }
+  if (!link->up()) {
+    return fail(ErrorCode::kLinkDown, "cannot get a region of {}, its link is down: {}",
+                link->peer_name, link_reason(id));
+  }
   if (options_.share_process_memory) {
     if (const auto table = ProcessRegistry::instance().find(key->endpoint)) {
       auto region = table->find(*key);
@@ -160,21 +168,46 @@ Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::import_region(
       return std::make_unique<LoopbackRemoteRegion>(std::make_shared<Target>(std::move(*region)));
     }
   }
-  const auto frame = ask(link->socket, Message::kGetRegion, bytes, Message::kRegion, deadline());
-  if (!frame)
-    return fail(frame.error().code, "cannot get a region of {}: {}", link->peer_name,
-                frame.error().message);
-  if (frame->fds.size() != 1) {
-    return fail(ErrorCode::kProtocol, "cannot get a region of {}: it sent {} descriptors",
-                link->peer_name, frame->fds.size());
-  }
-  MK_ASSIGN_OR_RETURN(auto target, map_target(frame->fds[0].get(), *key));
+  MK_ASSIGN_OR_RETURN(auto target, ask_for_region(*link, *key));
   return std::make_unique<LoopbackRemoteRegion>(std::move(target));
+}
+
+Result<std::shared_ptr<Target>> LoopbackEndpoint::ask_for_region(Link& link, const Key& key) {
+  const Bytes question = to_blob(key);
+  auto frame = link.connection.ask(Message::kGetRegion, question, Message::kRegion, deadline());
+  if (frame && frame->payload != question) {
+    frame = fail(ErrorCode::kProtocol, "it answered with another region than {}", key.region);
+  } else if (frame && frame->fds.size() != 1) {
+    frame = fail(ErrorCode::kProtocol, "it sent {} descriptors for one region", frame->fds.size());
+  } else if (frame) {
+    return map_target(frame->fds[0].get(), key);
+  } else if (link.connection.usable()) {
+    return fail(frame.error().code, "cannot get a region of {}: {}", link.peer_name,
+                frame.error().message);
+  }
+  give_up(link, frame.error());
+  return fail(frame.error().code, "cannot get a region of {}, its link is down now: {}",
+              link.peer_name, frame.error().message);
+}
+
+void LoopbackEndpoint::give_up(Link& link, const Error& error) {
+  // An answer that comes late or is wrong must never meet another question, and a peer that hangs
+  // may cost the control thread one time-out, not one for every region.
+  service_->unwatch(link.watch);  // it would take our own hanging up for the peer's
+  link.connection.close();
+  if (error.code == ErrorCode::kUnavailable) {
+    link.peer_gone.store(true, std::memory_order_release);
+    return;
+  }
+  link.given_up_reason =
+      fmt::format("{} did not answer as it should: {}", link.peer_name, error.message);
+  link.given_up.store(true, std::memory_order_release);
 }
 
 std::string LoopbackEndpoint::link_reason(LinkId id) const {
   const Link* const link = links_.owned(id);
-  if (link == nullptr || !link->peer_gone.load(std::memory_order_acquire)) return {};
+  if (link == nullptr || link->up()) return {};
+  if (link->given_up.load(std::memory_order_relaxed)) return link->given_up_reason;
   return fmt::format("{} closed its loopback endpoint: its daemon ended or died", link->peer_name);
 }
 
@@ -191,10 +224,11 @@ std::size_t LoopbackEndpoint::poll_link(Link& link, std::uint64_t now, std::uint
                                         std::span<Event> events) {
   const bool closing = link.closing.load(std::memory_order_acquire);
   const bool gone = link.peer_gone.load(std::memory_order_acquire);
-  if (closing || gone) link.queue.fail_all(ErrorCode::kLinkDown, closing && !gone);
+  const bool given_up = link.given_up.load(std::memory_order_acquire);
+  if (closing || gone || given_up) link.queue.fail_all(ErrorCode::kLinkDown, !gone);
   link.queue.advance(now, budget);
   std::size_t count = link.queue.report(link.id, now, events);
-  if (gone && !closing && !link.down_reported && count < events.size()) {
+  if ((gone || given_up) && !closing && !link.down_reported && count < events.size()) {
     link.down_reported = true;
     events[count++] = {Event::Kind::kLinkDown, link.id, 0, 0, ErrorCode::kLinkDown};
   }

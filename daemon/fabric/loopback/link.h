@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "daemon/fabric/link_table.h"
+#include "daemon/fabric/loopback/connection.h"
 #include "daemon/fabric/loopback/region.h"
-#include "shm/host/unix_socket.h"
 
 namespace mk::fabric::loopback {
 
@@ -88,14 +88,21 @@ class TransferQueue {
 /// A link: the queue, and the connection by which the control thread asks for regions and death is
 /// noticed.
 struct Link : LinkBase {
-  Link(const LinkModel& model, std::uint32_t depth, shm::FrameSocket connected)
-      : queue(model, depth), socket(std::move(connected)) {}
+  Link(const LinkModel& model, std::uint32_t depth, Connection connected)
+      : queue(model, depth), connection(std::move(connected)) {}
+
+  /// Control thread: whether `import_region` may still ask.
+  bool up() const {
+    return !peer_gone.load(std::memory_order_acquire) && !given_up.load(std::memory_order_relaxed);
+  }
 
   TransferQueue queue;                 ///< proxy thread
   bool down_reported = false;          ///< proxy thread
-  std::atomic<bool> peer_gone{false};  ///< service thread -> proxy
-  shm::FrameSocket socket;  ///< control thread; the service thread watches it for hang-up
-  std::uint64_t watch = 0;  ///< control thread: the service's watch of `socket`
+  std::atomic<bool> peer_gone{false};  ///< service or control thread -> proxy
+  std::atomic<bool> given_up{false};   ///< control thread -> proxy: the peer cannot be relied upon
+  std::string given_up_reason;         ///< control thread
+  Connection connection;    ///< control thread; the service thread watches it for hang-up
+  std::uint64_t watch = 0;  ///< control thread: the service's watch of `connection`
   Token peer{};
   std::string peer_name;
 };

@@ -10,6 +10,16 @@
 
 namespace mk::fabric::loopback {
 
+Key key_of(const Region& region, const Token& endpoint) {
+  Key key;
+  key.endpoint = endpoint;
+  key.token = region.token;
+  key.region = region.id;
+  key.bytes = region.memory.bytes;
+  key.fd_offset = region.memory.fd_offset;
+  return key;
+}
+
 std::shared_ptr<Region> RegionTable::add(const MemoryDescriptor& memory, const Token& token) {
   auto region = std::make_shared<Region>();
   region->token = token;
@@ -101,6 +111,7 @@ bool Target::store_flag(std::uint64_t index, std::uint32_t value) const {
 
 Result<std::shared_ptr<Target>> map_target(int fd, const Key& key) {
   MK_RETURN_IF_ERROR(shm::require_seals(fd, F_SEAL_SHRINK, "the peer's region"));
+  MK_RETURN_IF_ERROR(shm::refuse_huge_pages(fd, "the peer's region"));
   MK_ASSIGN_OR_RETURN(const std::uint64_t file, shm::file_bytes(fd, "the peer's region"));
   if (key.bytes == 0 || key.bytes > file || key.fd_offset > file - key.bytes) {
     return fail(ErrorCode::kProtocol,
@@ -119,14 +130,6 @@ LoopbackLocalRegion::LoopbackLocalRegion(std::shared_ptr<RegionTable> table,
 
 LoopbackLocalRegion::~LoopbackLocalRegion() { table_->remove(*region_); }
 
-Bytes LoopbackLocalRegion::key() const {
-  Key key;
-  key.endpoint = endpoint_;
-  key.token = region_->token;
-  key.region = region_->id;
-  key.bytes = region_->memory.bytes;
-  key.fd_offset = region_->memory.fd_offset;
-  return to_blob(key);
-}
+Bytes LoopbackLocalRegion::key() const { return to_blob(key_of(*region_, endpoint_)); }
 
 }  // namespace mk::fabric::loopback

@@ -13,9 +13,10 @@
 
 namespace mk::fabric::loopback {
 
-/// An endpoint's address: its identity, which also names its socket.
+/// An endpoint's address: its identity, which also names its socket. The magic's last digit is the
+/// version of the messages as well.
 struct Address {
-  static constexpr std::uint64_t kMagic = 0x31'72'64'61'62'6c'6b'6d;  // "mklbadr1"
+  static constexpr std::uint64_t kMagic = 0x32'72'64'61'62'6c'6b'6d;  // "mklbadr2"
   std::uint64_t magic = kMagic;
   Token endpoint{};
 };
@@ -41,6 +42,9 @@ struct Region {
   mutable std::shared_mutex lock;
   bool alive = true;
 };
+
+/// What `endpoint` gives out for `region`.
+Key key_of(const Region& region, const Token& endpoint);
 
 /// What one endpoint has registered. Used by its control thread, by its service thread and, within
 /// one process, by the control threads of its peers.
@@ -96,7 +100,7 @@ class Target {
 };
 
 /// Maps the region that `key` describes from its memory file. Refuses a file that could shrink
-/// under us.
+/// under us, and huge pages.
 Result<std::shared_ptr<Target>> map_target(int fd, const Key& key);
 
 class LoopbackLocalRegion final : public LocalRegion {

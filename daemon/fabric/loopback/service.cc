@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace mk::fabric::loopback {
@@ -13,44 +12,7 @@ namespace {
 /// Links and region requests of all daemons of this host; more is a leak somewhere.
 constexpr std::size_t kPeersMax = 4096;
 
-Bytes refusal(const Error& error) {
-  Bytes payload(sizeof(std::uint32_t) + error.message.size());
-  const auto code = static_cast<std::uint32_t>(error.code);
-  std::memcpy(payload.data(), &code, sizeof(code));
-  std::memcpy(payload.data() + sizeof(code), error.message.data(), error.message.size());
-  return payload;
-}
-
-Error from_refusal(std::span<const std::byte> payload) {
-  std::uint32_t code = static_cast<std::uint32_t>(ErrorCode::kProtocol);
-  if (payload.size() < sizeof(code))
-    return {ErrorCode::kProtocol, "the peer refused, without a reason"};
-  std::memcpy(&code, payload.data(), sizeof(code));
-  payload = payload.subspan(sizeof(code));
-  return {static_cast<ErrorCode>(code),
-          std::string(reinterpret_cast<const char*>(payload.data()), payload.size())};
-}
-
 }  // namespace
-
-std::string socket_name(const Token& endpoint) {
-  return "@mkernel-loopback-" + token_text(endpoint);
-}
-
-Result<shm::Frame> ask(shm::FrameSocket& socket, Message question,
-                       std::span<const std::byte> payload, Message answer,
-                       std::chrono::steady_clock::time_point deadline) {
-  MK_RETURN_IF_ERROR(socket.send(static_cast<std::uint16_t>(question), 1, payload, {}, deadline));
-  MK_ASSIGN_OR_RETURN(shm::Frame frame, socket.receive(deadline));
-  if (frame.type == static_cast<std::uint16_t>(Message::kRefused)) {
-    return tl::unexpected<Error>(from_refusal(frame.payload));
-  }
-  if (frame.type != static_cast<std::uint16_t>(answer)) {
-    return fail(ErrorCode::kProtocol, "the peer answered question {} with message {}",
-                static_cast<int>(question), frame.type);
-  }
-  return frame;
-}
 
 Service::Service(const Token& endpoint, std::shared_ptr<RegionTable> regions,
                  shm::FrameListener listener, UniqueFd wake)
@@ -208,7 +170,7 @@ Status Service::answer(shm::FrameSocket& peer, const shm::Frame& question) {
                      "the region is not backed by a memory file, so only links within its process "
                      "can write to it"});
     }
-    return reply(Message::kRegion, {}, std::span(&fd, 1));
+    return reply(Message::kRegion, to_blob(key_of(**region, endpoint_)), std::span(&fd, 1));
   }
   return fail(ErrorCode::kProtocol, "unknown message {}", question.type);
 }

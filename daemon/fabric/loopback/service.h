@@ -12,24 +12,11 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/fabric/loopback/connection.h"
 #include "daemon/fabric/loopback/region.h"
 #include "shm/host/unix_socket.h"
 
 namespace mk::fabric::loopback {
-
-/// Messages between loopback endpoints. Hello carries an Address (whom the sender expects),
-/// GetRegion a Key. The answer is Welcome (empty), Region (empty, with the memory file) or Refused
-/// (an error code in 4 bytes, then a sentence).
-enum class Message : std::uint16_t { kHello = 1, kWelcome, kGetRegion, kRegion, kRefused };
-
-/// The socket of an endpoint, in the abstract namespace.
-std::string socket_name(const Token& endpoint);
-
-/// Asks over `socket` and waits for the answer; an answer of Refused is returned as the error it
-/// carries.
-Result<shm::Frame> ask(shm::FrameSocket& socket, Message question,
-                       std::span<const std::byte> payload, Message answer,
-                       std::chrono::steady_clock::time_point deadline);
 
 class Service {
  public:
