@@ -131,7 +131,7 @@ MK_HOST_DEVICE inline void fail_wait(const WaitControl& control, const WaitSite&
 /// pacer supplies
 ///     std::uint64_t now_ns();               any monotonic clock
 ///     bool pause(std::uint32_t attempt);    passes some time, more with each attempt; true: look
-///     at the clock now
+///     at the clock and at the stop words now
 template <class Pacer, class Probe>
 MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const WaitSite& site,
                                WaitTotals& totals, std::uint64_t expected, Probe&& probe) {
@@ -149,7 +149,8 @@ MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const W
       totals.ns += pacer.now_ns() - start_ns;
       return true;
     }
-    const WaitEnd end = control.stop_reason();
+    // Not at every look: on a GPU each of these words costs as much time as the flag itself.
+    const WaitEnd end = look_at_clock ? control.stop_reason() : WaitEnd::kReached;
     if (end != WaitEnd::kReached || late) {
       const std::uint64_t waited_ns = pacer.now_ns() - start_ns;
       totals.ns += waited_ns;

@@ -56,6 +56,18 @@ struct RingPosition {
   __device__ __forceinline__ int previous() const { return slot == 0 ? kSlots - 1 : slot - 1; }
 };
 
+/// The first row and column of a block's tile, in elements. An order whose tiles are no grid of
+/// kBlockM x kBlockN says it itself, by `Tile origin(Tile) const`; such an order works without
+/// clusters.
+template <class Config, class Order>
+__device__ __forceinline__ Tile tile_origin(const Order& order, Tile tile) {
+  if constexpr (requires { order.origin(tile); }) {
+    return order.origin(tile);
+  } else {
+    return {tile.m * Config::kBlockM, tile.n * Config::kBlockN};
+  }
+}
+
 /// Two sums rounded to nearest even, the first in the low half.
 template <class Element>
 __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
@@ -130,6 +142,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
         const int gated_m = kCluster == 1 ? m : min(m, params.m_blocks - 1);
+        const Tile origin = tile_origin<Config>(order, Tile{m, tile.n});
         int ready_until = 0;
         for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
           if (k_block >= ready_until) ready_until = gate.wait(gated_m, tile.n, k_block);
@@ -138,8 +151,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           ptx::mbarrier_arrive_expect(full, stage_bytes);
 
           const int k = k_block * kBlockK;
-          cute::SM90_TMA_LOAD_2D::copy(&params.a, full, kHint, shared.a[ring.slot], k,
-                                       m * Config::kBlockM);
+          cute::SM90_TMA_LOAD_2D::copy(&params.a, full, kHint, shared.a[ring.slot], k, origin.m);
 
           // B: K-major as one box, N-major as boxes of 64 columns; in a cluster, this block's half
           // of it, for both.
@@ -148,7 +160,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
 #pragma unroll
           for (int i = 0; i < kBoxes; ++i) {
             const int box = cluster_rank * kBoxes + i;
-            const int n = tile.n * Config::kBlockN + box * Config::kBBox;
+            const int n = origin.n + box * Config::kBBox;
             std::uint8_t* to = shared.b[ring.slot] + box * kBoxBytes;
             const int x = Config::kBLayout == BLayout::kNK ? k : n;
             const int y = Config::kBLayout == BLayout::kNK ? n : k;

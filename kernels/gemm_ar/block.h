@@ -101,7 +101,14 @@ class GemmArBlock : public Block<Executor> {
   MK_HOST_DEVICE void publish_out_ready(std::uint32_t chunk) {
     executor.stores_done();
     for (std::uint32_t local = 0; local < world.locals; ++local) {
-      shm::flag_publish(word(at(local, schedule.out_ready(world.local, chunk))), epoch);
+      std::uint32_t* flag = word(at(local, schedule.out_ready(world.local, chunk)));
+      // A release costs a fence, on a GPU most of a microsecond: one is enough for all flags.
+      if constexpr (requires { executor.release_fence(); }) {
+        if (local == 0) executor.release_fence();
+        shm::store_relaxed(flag, epoch);
+      } else {
+        shm::flag_publish(flag, epoch);
+      }
     }
   }
 

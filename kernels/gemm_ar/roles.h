@@ -90,36 +90,49 @@ MK_HOST_DEVICE bool compute(GemmArBlock<Executor>& block) {
   return true;
 }
 
-/// The owner's local sums, chunks `index`, `index` + reduce blocks, ... Only with several local
-/// ranks.
+/// The owner's local sums of one chunk.
 template <class Executor>
-MK_HOST_DEVICE bool reduce(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
-  if (!block.await_turn() || !block.check_local_records()) return false;
-  if (world.nodes > 1 && !block.await_staging_free()) return false;
-  for (std::uint32_t chunk = block.index; chunk < schedule.chunks(world.local);
-       chunk += block.launch.blocks.reduce) {
-    const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
-    for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
-      if (!block.await_tile(owned)) return false;
-      SumJob job = block.job_for(owned);
-      job.source_count = world.locals;
-      for (std::uint32_t source = 0; source < world.locals; ++source) {
-        job.sources[source] = block.at(schedule.slot(source, owned));
-      }
-      if (world.nodes > 1) {
-        block.aim_at_staging(job, owned);
-      } else {
-        block.aim_at_every_c(job, owned);
-      }
-      block.executor.sum(job);
+  const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
+  for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
+    if (!block.await_tile(owned)) return false;
+    SumJob job = block.job_for(owned);
+    job.source_count = world.locals;
+    for (std::uint32_t source = 0; source < world.locals; ++source) {
+      job.sources[source] = block.at(schedule.slot(source, owned));
     }
     if (world.nodes > 1) {
-      block.publish_chunk_reduced(chunk);
+      block.aim_at_staging(job, owned);
     } else {
-      block.publish_out_ready(chunk);
+      block.aim_at_every_c(job, owned);
     }
+    block.executor.sum(job);
+  }
+  if (world.nodes > 1) {
+    block.publish_chunk_reduced(chunk);
+  } else {
+    block.publish_out_ready(chunk);
+  }
+  return true;
+}
+
+/// What a block awaits before its first reduce_chunk of a launch.
+template <class Executor>
+MK_HOST_DEVICE bool begin_reduce(GemmArBlock<Executor>& block) {
+  if (!block.await_turn() || !block.check_local_records()) return false;
+  return block.world.nodes == 1 || block.await_staging_free();
+}
+
+/// The owner's local sums, chunks `index`, `index` + reduce blocks, ... Only with several local
+/// ranks. (An executor may deal out the chunks in another way, in the order of their numbers.)
+template <class Executor>
+MK_HOST_DEVICE bool reduce(GemmArBlock<Executor>& block) {
+  if (!begin_reduce(block)) return false;
+  for (std::uint32_t chunk = block.index; chunk < block.schedule.chunks(block.world.local);
+       chunk += block.launch.blocks.reduce) {
+    if (!reduce_chunk(block, chunk)) return false;
   }
   return true;
 }
@@ -241,20 +254,19 @@ MK_HOST_DEVICE bool collect(GemmArBlock<Executor>& block) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (world.locals > 1 && !block.check_local_records()) return false;
-  std::uint32_t turn = 0;
-  // Owner 0 has at least as many chunks as any other.
-  for (std::uint32_t chunk = 0; chunk < schedule.chunks(0); ++chunk) {
-    for (std::uint32_t i = 0; i < world.locals; ++i) {
-      const std::uint32_t owner = (i + world.local) % world.locals;
-      if (chunk >= schedule.chunks(owner) || turn++ % block.launch.blocks.compute != block.index)
-        continue;
-      if (!block.await_out(owner, chunk)) return false;
-      if (!block.executor.wants_c()) continue;
-      const TileRange tiles = schedule.chunk_tiles(owner, chunk);
-      for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
-        const TileRect rect = schedule.rect(schedule.tile_of(owner, owned));
-        block.executor.copy_to_c(rect, block.at(schedule.out(rect)), block.launch.plan.max.n);
-      }
+  // Owner 0 has at least as many chunks as any other. Each turn's chunk is computed, not counted up
+  // to: there may be thousands, and on a GPU one thread does this.
+  const std::uint32_t turns = schedule.chunks(0) * world.locals;
+  for (std::uint32_t turn = block.index; turn < turns; turn += block.launch.blocks.compute) {
+    const std::uint32_t chunk = turn / world.locals;
+    const std::uint32_t owner = (turn % world.locals + world.local) % world.locals;
+    if (chunk >= schedule.chunks(owner)) continue;
+    if (!block.await_out(owner, chunk)) return false;
+    if (!block.executor.wants_c()) continue;
+    const TileRange tiles = schedule.chunk_tiles(owner, chunk);
+    for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
+      const TileRect rect = schedule.rect(schedule.tile_of(owner, owned));
+      block.executor.copy_to_c(rect, block.at(schedule.out(rect)), block.launch.plan.max.n);
     }
   }
   return true;

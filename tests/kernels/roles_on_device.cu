@@ -1,4 +1,5 @@
-// Compiles the shared roles for the device, so that they stay device code. What runs there is kernels/cuda.
+// Compiles the shared roles for the device, so that they stay device code. What runs there is
+// kernels/cuda.
 #include "kernels/gemm_ar/roles.h"
 
 namespace mk::kernels {
@@ -17,17 +18,28 @@ struct NullExecutor {
 
 }  // namespace
 
-__global__ void run_role(const __grid_constant__ GemmArLaunch launch, Role role, std::uint32_t index) {
+__global__ void run_role(const __grid_constant__ GemmArLaunch launch, Role role,
+                         std::uint32_t index) {
   NullExecutor executor;
   BlockTotals totals;
   GemmArBlock block(executor, launch, role, index, totals);
   gemm_ar::announce_launch(launch);
   switch (role) {
-    case Role::kCompute: gemm_ar::compute(block); break;
-    case Role::kReduce: gemm_ar::reduce(block); break;
-    case Role::kSend: gemm_ar::send(block); break;
-    case Role::kReceive: gemm_ar::receive(block); break;
-    case Role::kCollect: gemm_ar::collect(block); break;
+    case Role::kCompute:
+      gemm_ar::compute(block);
+      break;
+    case Role::kReduce:
+      gemm_ar::reduce(block);
+      break;
+    case Role::kSend:
+      gemm_ar::send(block);
+      break;
+    case Role::kReceive:
+      gemm_ar::receive(block);
+      break;
+    case Role::kCollect:
+      gemm_ar::collect(block);
+      break;
   }
 }
 

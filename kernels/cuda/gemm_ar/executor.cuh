@@ -1,0 +1,250 @@
+/// \file
+/// The CUDA executor of the shared roles (gemm_ar/roles.h). Each warpgroup is a block in their
+/// sense, so that one's waits overlap another's sums: its first thread, the **leader**, runs the
+/// role as it stands in roles.h, with its waits and flags; its other three warps are **workers**
+/// and do the sums and copies the leader asks for. Up to two jobs are in flight, so that the leader
+/// looks for the next tile while the workers add up this one.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/sum_job.h"
+#include "kernels/cuda/gemm_ar/launch_arguments.h"
+#include "kernels/cuda/gemm_core.cuh"
+#include "kernels/gemm_ar/schedule.h"
+
+namespace mk::kernels::cuda {
+
+/// Eight elements: what one thread loads or stores at a time.
+using Vector = uint4;
+inline constexpr std::uint32_t kVectorElements = 8;
+
+/// A sum (or, with one source, a copy) of rows; strides and columns in vectors.
+struct VectorJob {
+  const Vector* sources[shm::kLocalRanksMax];
+  Vector* targets[shm::kLocalRanksMax];
+  std::uint32_t source_stride;
+  std::uint32_t target_stride;
+  std::uint32_t source_count;  ///< 0: no more jobs
+  std::uint32_t target_count;
+  std::uint32_t rows;
+  std::uint32_t columns;
+};
+
+/// Threads of a group: a leader's warp and the workers.
+inline constexpr std::uint32_t kGroupThreads = 128;
+inline constexpr std::uint32_t kWorkers = kGroupThreads - 32;
+
+/// Shared memory of a group. A compute block has it where its stages were.
+struct RoleShared {
+  static constexpr std::uint32_t kJobs = 2;
+  std::uint64_t posted[kJobs];  ///< to the workers: the job is written
+  std::uint64_t done[kJobs];    ///< to the leader: every worker warp is done with it
+  VectorJob jobs[kJobs];
+  alignas(16) unsigned char launch[sizeof(GemmArLaunch)];
+  alignas(16) unsigned char block[1024];  ///< the leader's GemmArBlock: too large for registers
+};
+
+template <class Element>
+__device__ __forceinline__ void unpack(std::uint32_t packed, float* low, float* high) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    *low = __uint_as_float(packed << 16);
+    *high = __uint_as_float(packed & 0xffff0000u);
+  } else {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&packed));
+    *low = pair.x;
+    *high = pair.y;
+  }
+}
+
+/// sum += vector, or sum = vector for the first.
+template <class Element>
+__device__ __forceinline__ void add(float (&sum)[8], const Vector& vector, bool first) {
+  const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float low, high;
+    unpack<Element>(words[i], &low, &high);
+    sum[2 * i] = first ? low : sum[2 * i] + low;
+    sum[2 * i + 1] = first ? high : sum[2 * i + 1] + high;
+  }
+}
+
+template <class Element>
+__device__ __forceinline__ Vector rounded(const float (&sum)[8]) {
+  return {pack_two<Element>(sum[0], sum[1]), pack_two<Element>(sum[2], sum[3]),
+          pack_two<Element>(sum[4], sum[5]), pack_two<Element>(sum[6], sum[7])};
+}
+
+/// The sums of vectors first, first + step, ..., kBatch of them: all loads are on their way before
+/// the first is used. Loads and stores go past L1: others on this GPU and its peers write and read
+/// the same lines.
+template <class Element, int kSources, int kBatch>
+__device__ __forceinline__ void sum_vectors(const VectorJob& job, std::uint32_t first,
+                                            std::uint32_t step) {
+  Vector loaded[kBatch][kSources];
+  std::uint32_t row[kBatch], column[kBatch];
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+    const std::uint32_t i = first + b * step;
+    row[b] = i / job.columns;
+    column[b] = i - row[b] * job.columns;
+    const std::uint64_t at = std::uint64_t{row[b]} * job.source_stride + column[b];
+#pragma unroll
+    for (int s = 0; s < kSources; ++s) loaded[b][s] = __ldcg(job.sources[s] + at);
+  }
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+    Vector result = loaded[b][0];
+    if constexpr (kSources > 1) {
+      float sum[8];
+#pragma unroll
+      for (int s = 0; s < kSources; ++s) add<Element>(sum, loaded[b][s], s == 0);
+      result = rounded<Element>(sum);
+    }
+    const std::uint64_t at = std::uint64_t{row[b]} * job.target_stride + column[b];
+#pragma unroll 1
+    for (std::uint32_t t = 0; t < job.target_count; ++t) __stcg(job.targets[t] + at, result);
+  }
+}
+
+/// This thread's share of a job with kSources sources.
+template <class Element, int kSources, int kBatch>
+__device__ __forceinline__ void run_job(const VectorJob& job, std::uint32_t thread,
+                                        std::uint32_t threads) {
+  const std::uint32_t total = job.rows * job.columns;
+  std::uint32_t first = thread;
+#pragma unroll 1
+  for (; first + (kBatch - 1) * threads < total; first += kBatch * threads)
+    sum_vectors<Element, kSources, kBatch>(job, first, threads);
+#pragma unroll 1
+  for (; first < total; first += threads) sum_vectors<Element, kSources, 1>(job, first, threads);
+}
+
+/// The same for any number of sources.
+template <class Element>
+__device__ __forceinline__ void run_any_job(const VectorJob& job, std::uint32_t thread,
+                                            std::uint32_t threads) {
+  const std::uint32_t total = job.rows * job.columns;
+  for (std::uint32_t i = thread; i < total; i += threads) {
+    const std::uint32_t row = i / job.columns;
+    const std::uint32_t column = i - row * job.columns;
+    const std::uint64_t from = std::uint64_t{row} * job.source_stride + column;
+    float sum[8];
+#pragma unroll 1
+    for (std::uint32_t s = 0; s < job.source_count; ++s)
+      add<Element>(sum, __ldcg(job.sources[s] + from), s == 0);
+    const Vector result = rounded<Element>(sum);
+    const std::uint64_t at = std::uint64_t{row} * job.target_stride + column;
+#pragma unroll 1
+    for (std::uint32_t t = 0; t < job.target_count; ++t) __stcg(job.targets[t] + at, result);
+  }
+}
+
+/// A worker thread's life in a role: jobs until the leader says there are no more. It waits without
+/// a deadline of its own, for a leader all of whose waits have one.
+template <class Element>
+__device__ __forceinline__ void work(RoleShared& shared, std::uint32_t thread,
+                                     std::uint32_t threads) {
+  for (std::uint32_t number = 0;; ++number) {
+    const std::uint32_t slot = number % RoleShared::kJobs;
+    while (!ptx::mbarrier_try_wait(&shared.posted[slot], number / RoleShared::kJobs % 2)) {
+    }
+    const VectorJob& job = shared.jobs[slot];
+    switch (job.source_count) {
+      case 0:
+        return;
+      case 1:
+        run_job<Element, 1, 8>(job, thread, threads);
+        break;
+      case 2:
+        run_job<Element, 2, 4>(job, thread, threads);
+        break;
+      case 4:
+        run_job<Element, 4, 4>(job, thread, threads);
+        break;
+      case 8:
+        run_job<Element, 8, 2>(job, thread, threads);
+        break;
+      default:
+        run_any_job<Element>(job, thread, threads);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.done[slot]);
+  }
+}
+
+/// What roles.h asks of an executor, on the leader. Workers' loads and stores are ordered by the
+/// barriers in shared memory, before the leader's release and after its acquire.
+class Leader {
+ public:
+  __device__ Leader(RoleShared& shared, void* c, std::uint64_t ldc)
+      : shared_(shared), c_(static_cast<std::uint16_t*>(c)), ldc_(ldc) {}
+
+  __device__ void sum(const SumJob& job) {
+    VectorJob& to = next_job();
+    for (std::uint32_t s = 0; s < job.source_count; ++s)
+      to.sources[s] = static_cast<const Vector*>(job.sources[s]);
+    for (std::uint32_t t = 0; t < job.target_count; ++t)
+      to.targets[t] = static_cast<Vector*>(job.targets[t]);
+    to.source_count = job.source_count;
+    to.target_count = job.target_count;
+    post(to, job.rows, job.columns, job.source_stride, job.target_stride);
+  }
+  __device__ bool wants_c() const { return c_ != nullptr; }
+  __device__ void copy_to_c(const TileRect& rect, const void* source, std::uint64_t source_stride) {
+    VectorJob& to = next_job();
+    to.sources[0] = static_cast<const Vector*>(source);
+    to.targets[0] = reinterpret_cast<Vector*>(c_ + rect.row * ldc_ + rect.column);
+    to.source_count = 1;
+    to.target_count = 1;
+    post(to, rect.rows, rect.columns, source_stride, ldc_);
+  }
+  /// Waits for all jobs posted.
+  __device__ void stores_done() {
+    const std::uint32_t in_flight = posted_ < RoleShared::kJobs ? posted_ : RoleShared::kJobs;
+    for (std::uint32_t back = in_flight; back > 0; --back) await_done(posted_ - back);
+  }
+  __device__ void loads_begin() {}
+  /// Orders what the group has stored, and what this thread has acquired, before its later stores.
+  static __device__ void release_fence() { __threadfence_system(); }
+  /// After the last job; the workers return.
+  __device__ void finish() {
+    stores_done();
+    VectorJob& to = next_job();
+    to.source_count = 0;
+    ptx::mbarrier_arrive(&shared_.posted[posted_ % RoleShared::kJobs]);
+  }
+
+  static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
+  /// A look at a flag takes most of a microsecond, so there is no need to sleep.
+  static __device__ bool pause(std::uint32_t attempt) {
+    constexpr std::uint32_t kLooksPerClock = 32;
+    return attempt % kLooksPerClock == kLooksPerClock - 1;
+  }
+
+ private:
+  __device__ VectorJob& next_job() {
+    if (posted_ >= RoleShared::kJobs) await_done(posted_ - RoleShared::kJobs);
+    return shared_.jobs[posted_ % RoleShared::kJobs];
+  }
+  __device__ void post(VectorJob& job, std::uint32_t rows, std::uint32_t columns,
+                       std::uint64_t source_stride, std::uint64_t target_stride) {
+    job.rows = rows;
+    job.columns = columns / kVectorElements;
+    job.source_stride = static_cast<std::uint32_t>(source_stride / kVectorElements);
+    job.target_stride = static_cast<std::uint32_t>(target_stride / kVectorElements);
+    ptx::mbarrier_arrive(&shared_.posted[posted_ % RoleShared::kJobs]);
+    ++posted_;
+  }
+  __device__ void await_done(std::uint32_t number) {
+    ptx::mbarrier_wait(&shared_.done[number % RoleShared::kJobs], number / RoleShared::kJobs % 2);
+  }
+
+  RoleShared& shared_;
+  std::uint16_t* c_;
+  std::uint64_t ldc_;
+  std::uint32_t posted_ = 0;
+};
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,91 @@
+/// \file
+/// GEMM + AllReduce on Hopper GPUs: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and
+/// every rank gets C. One launch is one persistent kernel per rank.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "kernels/comm/launch_stats.h"
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/types.h"
+#include "kernels/gemm_ar/plan.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+/// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`.
+struct GemmArCudaOptions {
+  /// Ranks of this process that share the device; each uses at most its share of the SMs, one block
+  /// on each, because all blocks of all ranks must be resident at the same time.
+  std::uint32_t ranks_per_device = 1;
+  std::uint32_t compute_blocks = 0;  ///< 0: what reduce leaves of the share
+  std::uint32_t reduce_blocks = 0;   ///< 0: chosen; no effect with one local rank
+  /// How long one wait may take; see GemmArCpuOptions.
+  std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
+  BLayout b_layout = BLayout::kNK;
+};
+
+/// Tiles that suit the GPU, for GemmArPlan::make: all ranks use the same `blocks` (compute blocks
+/// of one rank).
+GemmArTiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks);
+
+/// One rank's operator, on the device that was current at creation. Not thread-safe, except that
+/// `status()` may be asked from any thread.
+class GemmArCuda {
+ public:
+  /// `context.workspaces` are device addresses that this device can reach: its own memory or a
+  /// peer's, with peer access enabled; zeroed before any rank's first launch. `context`'s abort
+  /// words may be null, in device memory or in pinned host memory. The kernel is loaded here: no
+  /// rank may launch before all ranks of the process have created their operators. (Loading waits
+  /// for the device to be idle.)
+  ///
+  /// Errors: kInvalidArgument; kUnsupported for several nodes, a device that is no Hopper, tiles
+  /// larger than 128 x 256; kLimitExceeded when the blocks do not fit on this rank's share.
+  static Result<std::unique_ptr<GemmArCuda>> create(const GemmArPlan& plan, std::uint32_t k,
+                                                    const RankContext& context,
+                                                    const GemmArCudaOptions& options);
+  ~GemmArCuda();
+  GemmArCuda(const GemmArCuda&) = delete;
+  GemmArCuda& operator=(const GemmArCuda&) = delete;
+
+  /// Puts one launch on the stream and returns at once; may be captured into a graph, which then
+  /// replays it with the same addresses and `m`, each time as a launch of its own. Launches of one
+  /// operator do not overlap. All ranks launch equally often and with the same `m`. Ranks that
+  /// share a device launch on streams of their own.
+  ///
+  /// `a`: m rows of k elements, `lda` apart; `b`: per BLayout, `ldb` apart; `c`: m rows of n
+  /// elements, `ldc` apart, or null when `output()` is enough (and faster). Addresses are
+  /// multiples of 16 bytes, n, k and leading dimensions multiples of 8.
+  ///
+  /// kInvalidArgument changes nothing. A launch that fails while it runs breaks the operator for
+  /// good: it ends, with C undefined, as do all later ones; `status()` and later calls give its
+  /// error.
+  Status launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
+                std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
+                Mode mode = Mode::kFused);
+
+  /// The first failure among the launches that have ended: kTimeout, kAborted, kShapeMismatch,
+  /// kLimitExceeded. Does not wait.
+  Status status() const;
+
+  /// Waits for the stream, then answers what the last launch did, or the first failure.
+  Result<LaunchStats> finish(cudaStream_t stream);
+
+  /// C of the last launch, row-major, `plan().max.n` elements a row, in the workspace; overwritten
+  /// by the next launch of any rank.
+  const void* output() const;
+  const GemmArPlan& plan() const;
+  std::uint32_t compute_blocks() const;
+  std::uint32_t reduce_blocks() const;
+
+ private:
+  class Impl;
+  explicit GemmArCuda(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk::kernels

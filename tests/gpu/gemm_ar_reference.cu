@@ -1,0 +1,248 @@
+#include "tests/gpu/gemm_ar_reference.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/ptx.cuh"
+
+namespace mk::test {
+namespace {
+
+__device__ double to_double(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ double to_double(__half value) { return __half2float(value); }
+
+struct DeviceVerdict {
+  unsigned long long worst_bits;  // of non-negative doubles, which order like their bits
+  unsigned long long error_bits;
+  unsigned long long bad;
+  long long first_bad;
+};
+
+constexpr int kTile = 64;
+constexpr int kStep = 16;
+
+/// Error of `additions` fp32 additions in any order, relative to the sum of magnitudes.
+__device__ double gamma_of(int additions) {
+  return additions * 0x1p-24 / (1 - additions * 0x1p-24);
+}
+
+/// 64 x 64 outputs per block of 256 threads, 4 x 4 per thread, plain float64 multiply-adds, rank by
+/// rank.
+template <class Element>
+__global__ void __launch_bounds__(256)
+    judge_kernel(const GemmArProduct p, const Element* c, int ldc, double unit, double tiny,
+                 DeviceVerdict* verdict) {
+  __shared__ double a_tile[kStep][kTile + 2];
+  __shared__ double b_tile[kStep][kTile + 2];
+  const int m0 = blockIdx.y * kTile;
+  const int n0 = blockIdx.x * kTile;
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+  double total[4][4] = {};       // exact
+  double errors[4][4] = {};      // sum of e_r
+  double magnitudes[4][4] = {};  // sum of |p_r| + e_r
+  for (int rank = 0; rank < p.locals; ++rank) {
+    const auto* a = static_cast<const Element*>(p.a[rank]);
+    const auto* b = static_cast<const Element*>(p.b[rank]);
+    const int k = p.k[rank];
+    const bool b_is_nk = p.b_layout == kernels::BLayout::kNK;
+    double sum[4][4] = {};
+    float magnitude[4][4] = {};
+    for (int k0 = 0; k0 < k; k0 += kStep) {
+      for (int i = threadIdx.x; i < kTile * kStep; i += 256) {
+        const int kk = i % kStep;
+        const int row = i / kStep;
+        a_tile[kk][row] = m0 + row < p.m && k0 + kk < k
+                              ? to_double(a[static_cast<std::int64_t>(m0 + row) * k + k0 + kk])
+                              : 0.0;
+        const int bk = b_is_nk ? kk : i / kTile;
+        const int column = b_is_nk ? row : i % kTile;
+        const std::int64_t at = b_is_nk ? static_cast<std::int64_t>(n0 + column) * k + k0 + bk
+                                        : static_cast<std::int64_t>(k0 + bk) * p.n + n0 + column;
+        b_tile[bk][column] = n0 + column < p.n && k0 + bk < k ? to_double(b[at]) : 0.0;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int kk = 0; kk < kStep; ++kk) {
+        double av[4], bv[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          av[i] = a_tile[kk][ty * 4 + i];
+          bv[i] = b_tile[kk][tx * 4 + i];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            sum[i][j] += av[i] * bv[j];
+            magnitude[i][j] += fabsf(static_cast<float>(av[i]) * static_cast<float>(bv[j]));
+          }
+        }
+      }
+      __syncthreads();
+    }
+    const double dot_unit = 1.01 * 0x1p-22 * (k / 16.0 + 2.0);
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 4; ++j) {
+        const double d = dot_unit * magnitude[i][j] + k * 0x1p-126;
+        const double e = d + unit * (fabs(sum[i][j]) + d) + tiny;
+        total[i][j] += sum[i][j];
+        errors[i][j] += e;
+        magnitudes[i][j] += fabs(sum[i][j]) + e;
+      }
+    }
+  }
+  double worst = 0, error_max = 0;
+  long long bad = 0, first_bad = -1;
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) {
+      const int row = m0 + ty * 4 + i;
+      const int column = n0 + tx * 4 + j;
+      if (row >= p.m || column >= p.n) continue;
+      const double exact = total[i][j];
+      const double node = errors[i][j] + gamma_of(p.locals - 1) * magnitudes[i][j];
+      const double bound = p.locals == 1 ? node : node + unit * (fabs(exact) + node) + tiny;
+      const double error =
+          fabs(to_double(c[static_cast<std::int64_t>(row) * ldc + column]) - exact);
+      if (!(error <= bound)) {  // NaN lands here too
+        ++bad;
+        first_bad = static_cast<long long>(row) * p.n + column;
+      }
+      worst = fmax(worst, isfinite(error) ? error / bound : 1e300);
+      error_max = fmax(error_max, isfinite(error) ? error : 1e300);
+    }
+  }
+  atomicMax(&verdict->worst_bits, static_cast<unsigned long long>(__double_as_longlong(worst)));
+  atomicMax(&verdict->error_bits, static_cast<unsigned long long>(__double_as_longlong(error_max)));
+  if (bad > 0) {
+    atomicAdd(&verdict->bad, static_cast<unsigned long long>(bad));
+    atomicMax(&verdict->first_bad, first_bad);
+  }
+}
+
+__global__ void differences_kernel(const std::uint16_t* x, const std::uint16_t* y,
+                                   std::int64_t count, unsigned long long* different) {
+  unsigned long long mine = 0;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += step) {
+    mine += x[i] != y[i];
+  }
+  if (mine > 0) atomicAdd(different, mine);
+}
+
+__global__ void delay_kernel(std::uint64_t ns) {
+  const std::uint64_t end_ns = kernels::cuda::ptx::now_ns() + ns;
+  while (kernels::cuda::ptx::now_ns() < end_ns) __nanosleep(1000);
+}
+
+__device__ void add_vector(float (&sum)[8], const uint4& vector) {
+  const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[2 * i] += __uint_as_float(words[i] << 16);
+    sum[2 * i + 1] += __uint_as_float(words[i] & 0xffff0000u);
+  }
+}
+
+template <int kRanks>
+__global__ void __launch_bounds__(512)
+    all_reduce_kernel(const AllReduceParts p, std::int64_t count) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += step) {
+    uint4 loaded[kRanks];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) loaded[r] = __ldcs(static_cast<const uint4*>(p.parts[r]) + i);
+    float sum[8] = {};
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) add_vector(sum, loaded[r]);
+    std::uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * w], sum[2 * w + 1]);
+      words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
+    }
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      static_cast<uint4*>(p.outs[r])[i] = {words[0], words[1], words[2], words[3]};
+    }
+  }
+}
+
+double from_bits(unsigned long long bits) {
+  double value;
+  static_assert(sizeof value == sizeof bits);
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+Verdict judge_gemm_ar(const GemmArProduct& product, const void* c, int ldc, cudaStream_t stream) {
+  DeviceMemory memory(sizeof(DeviceVerdict));
+  auto* on_device = static_cast<DeviceVerdict*>(memory.data());
+  DeviceVerdict found{0, 0, 0, -1};
+  require(cudaMemcpyAsync(on_device, &found, sizeof found, cudaMemcpyHostToDevice, stream),
+          "judge: verdict in");
+  const dim3 grid(static_cast<unsigned>((product.n + kTile - 1) / kTile),
+                  static_cast<unsigned>((product.m + kTile - 1) / kTile));
+  if (product.dtype == kernels::DType::kBf16) {
+    judge_kernel<<<grid, 256, 0, stream>>>(product, static_cast<const __nv_bfloat16*>(c), ldc,
+                                           0x1p-8, 0x1p-134, on_device);
+  } else {
+    judge_kernel<<<grid, 256, 0, stream>>>(product, static_cast<const __half*>(c), ldc, 0x1p-11,
+                                           0x1p-25, on_device);
+  }
+  require(cudaGetLastError(), "judge");
+  require(cudaMemcpyAsync(&found, on_device, sizeof found, cudaMemcpyDeviceToHost, stream),
+          "judge: verdict out");
+  require(cudaStreamSynchronize(stream), "judge: wait");
+  Verdict verdict;
+  verdict.worst = from_bits(found.worst_bits);
+  verdict.error_max = from_bits(found.error_bits);
+  verdict.bad = static_cast<std::int64_t>(found.bad);
+  verdict.first_bad = found.first_bad;
+  return verdict;
+}
+
+std::int64_t count_different(const void* x, const void* y, std::int64_t count,
+                             cudaStream_t stream) {
+  DeviceMemory memory(sizeof(unsigned long long));
+  auto* on_device = static_cast<unsigned long long*>(memory.data());
+  unsigned long long found = 0;
+  require(cudaMemsetAsync(on_device, 0, sizeof found, stream), "differences");
+  differences_kernel<<<264, 512, 0, stream>>>(
+      static_cast<const std::uint16_t*>(x), static_cast<const std::uint16_t*>(y), count, on_device);
+  require(cudaGetLastError(), "differences");
+  require(cudaMemcpyAsync(&found, on_device, sizeof found, cudaMemcpyDeviceToHost, stream),
+          "differences");
+  require(cudaStreamSynchronize(stream), "differences");
+  return static_cast<std::int64_t>(found);
+}
+
+void delay(std::uint64_t ns, cudaStream_t stream) {
+  delay_kernel<<<1, 1, 0, stream>>>(ns);
+  require(cudaGetLastError(), "delay");
+}
+
+void all_reduce(const AllReduceParts& parts, std::int64_t count, cudaStream_t stream) {
+  constexpr int kBlocks = 132 * 4;
+  const std::int64_t vectors = count / 8;
+  switch (parts.ranks) {
+    case 2:
+      all_reduce_kernel<2><<<kBlocks, 512, 0, stream>>>(parts, vectors);
+      break;
+    case 4:
+      all_reduce_kernel<4><<<kBlocks, 512, 0, stream>>>(parts, vectors);
+      break;
+    case 8:
+      all_reduce_kernel<8><<<kBlocks, 512, 0, stream>>>(parts, vectors);
+      break;
+    default:
+      require(cudaErrorInvalidValue, "all_reduce: ranks");
+  }
+  require(cudaGetLastError(), "all_reduce");
+}
+
+}  // namespace mk::test

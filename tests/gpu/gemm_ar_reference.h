@@ -1,0 +1,48 @@
+/// \file
+/// How GEMM + AllReduce on GPUs is judged: float64 on the GPU, with a bound for every element.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/comm/types.h"
+#include "shm/limits.h"
+#include "tests/gpu/gemm_reference.h"
+
+namespace mk::test {
+
+/// The product of all ranks of one node; all memory reachable from the current device.
+struct GemmArProduct {
+  kernels::DType dtype = kernels::DType::kBf16;
+  kernels::BLayout b_layout = kernels::BLayout::kNK;
+  int m = 0;
+  int n = 0;
+  int locals = 1;
+  int k[shm::kLocalRanksMax] = {};
+  const void* a[shm::kLocalRanksMax] = {};
+  const void* b[shm::kLocalRanksMax] = {};
+};
+
+/// Compares every element of `c` (rows `ldc` apart) with the float64 sum of products. The bound is
+/// that of kernels/gemm_ar/README.md for one node, with gemm_reference.h's figure for fp32 sums on
+/// tensor cores as the error of a dot product.
+Verdict judge_gemm_ar(const GemmArProduct& product, const void* c, int ldc, cudaStream_t stream);
+
+/// Elements that differ in their bits.
+std::int64_t count_different(const void* x, const void* y, std::int64_t count, cudaStream_t stream);
+
+/// Keeps the stream busy for so long, on one SM.
+void delay(std::uint64_t ns, cudaStream_t stream);
+
+/// What the reduce half of an unfused all-reduce does on one GPU, as one kernel on all of it:
+/// outs[*] = round(parts[0] + parts[1] + ...), `count` bf16 elements (a multiple of 8), every one
+/// of `ranks` parts read once and every out written once.
+struct AllReduceParts {
+  int ranks = 0;
+  const void* parts[shm::kLocalRanksMax] = {};
+  void* outs[shm::kLocalRanksMax] = {};
+};
+void all_reduce(const AllReduceParts& parts, std::int64_t count, cudaStream_t stream);
+
+}  // namespace mk::test
