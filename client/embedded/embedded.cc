@@ -32,6 +32,7 @@ daemon::NodeOptions node_options(const EmbeddedOptions& options, std::uint32_t n
   result.control.node = node;
   result.control.version = "embedded";
   result.loop.socket_path = socket_name(node, cluster);
+  result.loop.same_user_only = true;  // everybody on this machine can see and open the name
   daemon::RailOptions rail;
   rail.endpoint.fabric = options.fabric;
   rail.endpoint.provider = options.provider;

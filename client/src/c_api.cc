@@ -110,8 +110,12 @@ mk_status mk_session_barrier(mk_session* session, uint32_t timeout_ms) {
   });
 }
 
-uint32_t mk_session_rank(const mk_session* session) { return session->session.options().rank; }
-uint32_t mk_session_world(const mk_session* session) { return session->session.options().world; }
+uint32_t mk_session_rank(const mk_session* session) {
+  return session != nullptr ? session->session.options().rank : 0;
+}
+uint32_t mk_session_world(const mk_session* session) {
+  return session != nullptr ? session->session.options().world : 0;
+}
 
 mk_status mk_session_detach(mk_session* session) {
   return guarded([&]() -> mk::Status {

@@ -1,5 +1,6 @@
 #include "client/src/connection.h"
 
+#include <system_error>
 #include <utility>
 
 #include "mkernel/mkernel.h"
@@ -52,7 +53,11 @@ Result<std::unique_ptr<Connection>> Connection::open(const std::string& socket_p
   }
   std::unique_ptr<Connection> connection(new Connection(std::move(socket)));
   connection->next_request_ = kHelloRequest + 1;
-  connection->monitor_thread_ = std::thread([raw = connection.get()] { raw->monitor(); });
+  try {
+    connection->monitor_thread_ = std::thread([raw = connection.get()] { raw->monitor(); });
+  } catch (const std::system_error& error) {
+    return fail_errno(error.code().value(), "cannot start the session's monitor thread");
+  }
   return connection;
 }
 

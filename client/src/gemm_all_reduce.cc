@@ -52,8 +52,9 @@ kernels::GemmArCpuOptions cpu_options(const GemmAllReduce::Tuning& tuning, BLayo
 
 /// What must be equal on all ranks, for people to compare. Each rank's own k is not among it.
 std::string describe(const kernels::GemmArPlan& plan) {
-  return fmt::format("m_max={} n={} dtype={} tiles={}x{} chunk_bytes={}", plan.max.m, plan.max.n,
-                     kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n, plan.chunk_bytes);
+  return fmt::format("m_max={} n={} dtype={} tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
+                     plan.max.m, plan.max.n, kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
+                     plan.chunk_bytes, plan.banks, plan.fingerprint());
 }
 
 }  // namespace

@@ -119,6 +119,8 @@ Result<AttachOptions> AttachOptions::from_environment() {
     options.job = job;
   } else {
     job = text_of(launcher->job);
+    // torchrun says "none" unless it was given an id; its rendezvous port then tells runs apart.
+    if (job != nullptr && std::string_view(job) == "none") job = text_of("MASTER_PORT");
     options.job = job != nullptr ? job : "default";
     if (const char* suffix = text_of(launcher->job_suffix))
       options.job += fmt::format(".{}", suffix);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <thread>
 
 #include "client/src/session_impl.h"
@@ -41,6 +42,12 @@ Status check(const AttachOptions& o) {
     return fail(ErrorCode::kInvalidArgument, "lanes must be 1 to {}, not {}", shm::kLanesMax,
                 o.lanes);
   }
+  if (o.arrival_flags < shm::kFlagGranule || o.arrival_flags > shm::kFlagsMax ||
+      o.arrival_flags % shm::kFlagGranule != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "arrival_flags must be {} to {} in steps of {}, not {}", shm::kFlagGranule,
+                shm::kFlagsMax, shm::kFlagGranule, o.arrival_flags);
+  }
   if (o.timeout.count() <= 0 || o.heartbeat_timeout.count() <= 0) {
     return fail(ErrorCode::kInvalidArgument, "timeouts must be positive");
   }
@@ -73,6 +80,7 @@ Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions optio
   attach.local_rank = o.local_rank;
   attach.local_size = o.local_size;
   attach.lane_count = o.lanes;
+  attach.flag_count = o.arrival_flags;
   attach.timeout_ms = static_cast<std::uint32_t>(std::min<std::chrono::milliseconds::rep>(
       o.timeout.count(), std::numeric_limits<std::uint32_t>::max()));
   std::vector<UniqueFd> fds;
@@ -145,6 +153,10 @@ Result<std::vector<std::vector<std::byte>>> Session::Impl::exchange(
   if (blob.size() > shm::kExchangeBlobBytesMax) {
     return fail(ErrorCode::kLimitExceeded, "an exchanged blob has at most {} bytes, not {}",
                 shm::kExchangeBlobBytesMax, blob.size());
+  }
+  if (timeout.count() <= 0 || timeout.count() > std::numeric_limits<std::int32_t>::max()) {
+    return fail(ErrorCode::kInvalidArgument, "an exchange's timeout must be 1 to {} ms, not {}",
+                std::numeric_limits<std::int32_t>::max(), timeout.count());
   }
   MK_RETURN_IF_ERROR(status());
   shm::Exchange request;

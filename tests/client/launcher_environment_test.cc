@@ -35,7 +35,8 @@ const char* const kAll[] = {"MKERNEL_RANK",
                             "SLURM_NODEID",
                             "SLURM_NNODES",
                             "SLURM_JOB_ID",
-                            "SLURM_STEP_ID"};
+                            "SLURM_STEP_ID",
+                            "MASTER_PORT"};
 
 Result<AttachOptions> options_in(const Variables& variables) {
   for (const char* name : kAll) ::unsetenv(name);
@@ -104,6 +105,13 @@ TEST(LauncherEnvironment, AJobNameOfOnesOwn) {
   Variables named = kTorchrun;
   named["MKERNEL_JOB"] = "chosen";
   expect_rank_five(options_in(named), "chosen");
+}
+
+TEST(LauncherEnvironment, TorchrunWithoutAnIdIsKnownByItsPort) {
+  Variables none = kTorchrun;
+  none["TORCHELASTIC_RUN_ID"] = "none";
+  none["MASTER_PORT"] = "29511";
+  expect_rank_five(options_in(none), "29511");
 }
 
 TEST(LauncherEnvironment, NothingThereSaysHowToStart) {

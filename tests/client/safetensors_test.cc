@@ -105,6 +105,8 @@ TEST_F(Safetensors, WrittenFilesComeBackAndAppearOnlyWhenComplete) {
   ASSERT_TRUE(writer->append(std::as_bytes(std::span(data))));
   EXPECT_FALSE(writer->append(std::as_bytes(std::span(data))));
   ASSERT_TRUE(writer->finish());
+  EXPECT_FALSE(std::filesystem::exists(path("out")));
+  ASSERT_TRUE(SafetensorsWriter::publish(path("out")));
   const auto file = SafetensorsFile::open(path("out"));
   ASSERT_TRUE(file) << file.error().message;
   const auto bytes = file->data(*file->find("y"));

@@ -11,9 +11,10 @@
 /// Threads: a Session may be used by several threads; its collective calls (exchange, barrier,
 /// creating and launching operators) must be made in the same order on all ranks of the job. An
 /// operator is used by one thread at a time, and the operators of one session launch one after the
-/// other. Errors: nothing throws; every call answers mk::Result. A session that failed (a rank
-/// died, the daemon went away, a link broke) stays failed: every later call answers the same error.
-/// Attach anew to go on.
+/// other. Errors: every call answers mk::Result and
+/// nothing throws, but for std::bad_alloc when the process is out of memory. A session that failed
+/// (a rank died, the daemon went away, a link broke) stays failed: every later call answers the
+/// same error. Attach anew to go on.
 #pragma once
 
 #include <chrono>
@@ -53,6 +54,9 @@ struct MK_EXPORT AttachOptions {
   std::uint32_t local_size = 1;
   std::uint32_t lanes =
       2;  ///< command rings: the most send blocks an operator of this session may have
+  /// Arrival flags, which operators take when they are created and never give back; 64 to 65536, in
+  /// steps of 64. A GEMM+AllReduce on N nodes takes about 128 (N - 1), more with many chunks.
+  std::uint32_t arrival_flags = 65'536;
   std::chrono::milliseconds timeout{
       60'000};  ///< for the whole job to come up; the error then lists the missing ranks
   /// The daemon counts as lost when its heartbeat is older than this.

@@ -11,8 +11,7 @@ using Clock = std::chrono::steady_clock;
 
 /// From the folder of a program (installed: the same or ../sbin; build tree: client/tools/mkrun,
 /// tests/bench/mkbench, tests/multiprocess) to the daemon's.
-const std::vector<std::string> kDaemonFolders = {"../sbin", "../../daemon/service",
-                                                 "../../../daemon/service"};
+const std::vector<std::string> kDaemonFolders = {"../sbin", "../../daemon", "../../../daemon"};
 
 }  // namespace
 

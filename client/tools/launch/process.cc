@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -23,6 +24,13 @@ namespace mk::tools {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+volatile std::sig_atomic_t interrupted_by = 0;
+
+Status check_interrupted() {
+  if (interrupted_by == 0) return {};
+  return fail(ErrorCode::kAborted, "interrupted by signal {}", static_cast<int>(interrupted_by));
+}
 
 /// Null-terminated C arrays for execve, pointing into `strings`.
 std::vector<char*> c_array(std::vector<std::string>& strings) {
@@ -116,6 +124,7 @@ Result<std::optional<std::string>> Process::read_line(Clock::time_point deadline
       return line;
     }
     if (!report_.valid()) return std::nullopt;
+    MK_RETURN_IF_ERROR(check_interrupted());
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0)
@@ -166,12 +175,19 @@ std::string Process::describe_end() const {
 
 Status Process::wait(Clock::time_point deadline) {
   while (!reap(false)) {
+    MK_RETURN_IF_ERROR(check_interrupted());
     if (Clock::now() >= deadline)
       return fail(ErrorCode::kTimeout, "{} (pid {}) still runs", name(), pid_);
     std::this_thread::sleep_for(std::chrono::milliseconds{2});
   }
   if (WIFEXITED(wait_status_) && WEXITSTATUS(wait_status_) == 0) return {};
   return fail(ErrorCode::kInternal, "{} {}", name(), describe_end());
+}
+
+void unwind_on_interrupt() {
+  struct sigaction action {};
+  action.sa_handler = [](int number) { interrupted_by = number; };
+  for (const int number : {SIGINT, SIGTERM}) ::sigaction(number, &action, nullptr);
 }
 
 std::string program_folder() {

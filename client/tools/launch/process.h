@@ -64,6 +64,10 @@ class Process {
   std::string buffered_;
 };
 
+/// From now on SIGINT and SIGTERM make `read_line` and `wait` return kAborted, so that a program
+/// unwinds: its children die and its folders go. Call once, early in main.
+void unwind_on_interrupt();
+
 /// The folder of the running program, and a program beside it or in one of the build tree's folders
 /// `relative`; kNotFound lists where it looked.
 std::string program_folder();

@@ -97,8 +97,11 @@ Result<GemmArJob> plan_gemm_ar_job(const GemmArJobOptions& options) {
   return job;
 }
 
-Result<GemmArJobResult> run_gemm_ar_job(const GemmArJobOptions& options, const GemmArJob& job,
-                                        const std::function<void(std::uint64_t)>& progress) {
+namespace {
+
+/// Daemons, ranks, and the finished output as OUT.partial.
+Result<GemmArJobResult> run_ranks(const GemmArJobOptions& options, const GemmArJob& job,
+                                  const std::function<void(std::uint64_t)>& progress) {
   std::optional<DaemonSet> daemons;
   std::vector<std::string> sockets = options.join_sockets;
   if (sockets.empty()) {
@@ -150,6 +153,19 @@ Result<GemmArJobResult> run_gemm_ar_job(const GemmArJobOptions& options, const G
   }
   MK_RETURN_IF_ERROR(ranks.finish(patience));
   if (daemons) MK_RETURN_IF_ERROR(daemons->stop(std::chrono::seconds{20}));
+  return result;
+}
+
+}  // namespace
+
+Result<GemmArJobResult> run_gemm_ar_job(const GemmArJobOptions& options, const GemmArJob& job,
+                                        const std::function<void(std::uint64_t)>& progress) {
+  auto result = run_ranks(options, job, progress);
+  if (!result || result->wrong != 0) {
+    SafetensorsWriter::discard(job.out_file);
+    return result;
+  }
+  MK_RETURN_IF_ERROR(SafetensorsWriter::publish(job.out_file));
   return result;
 }
 

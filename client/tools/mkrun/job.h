@@ -67,8 +67,8 @@ struct GemmArJobResult {
   double worst_ratio = 0;
 };
 
-/// Starts daemons (unless joined) and ranks, and waits for the output file. `progress(rows_done)`
-/// is called as it goes.
+/// Starts daemons (unless joined) and ranks, and waits; the output file appears when all of it is
+/// there and no check failed. `progress(rows_done)` is called as it goes.
 Result<GemmArJobResult> run_gemm_ar_job(const GemmArJobOptions& options, const GemmArJob& job,
                                         const std::function<void(std::uint64_t)>& progress);
 

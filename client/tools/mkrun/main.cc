@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <new>
 #include <string>
 
 #include "client/tools/launch/process.h"
@@ -39,11 +40,17 @@ int gemm_ar_main(const GemmArJobOptions& options) {
              result->launches, static_cast<double>(result->total_ns) * 1e-6,
              static_cast<double>(result->network_bytes) * 1e-6);
   if (options.check) {
-    fmt::print("check: {} of {} elements outside their bound, worst {:.2f} of it\n", result->wrong,
-               result->compared, result->worst_ratio);
+    const std::string worst = result->worst_ratio < 1e29
+                                  ? fmt::format("worst {:.2f} of it", result->worst_ratio)
+                                  : "some are not finite";
+    fmt::print("check: {} of {} elements outside their bound, {}\n", result->wrong,
+               result->compared, worst);
+  }
+  if (result->wrong != 0) {
+    return report_error({ErrorCode::kInternal, "the result is wrong; nothing was written"}, 1);
   }
   fmt::print("wrote {} ('{}')\n", job->out_file, job->out_name);
-  return result->wrong == 0 ? 0 : 1;
+  return 0;
 }
 
 struct RankArguments {
@@ -61,6 +68,7 @@ int rank_main(const RankArguments& arguments) {
 }
 
 int run(int argc, char** argv) {
+  unwind_on_interrupt();
   CLI::App app{"mkrun: mkernel's operators on the tensors of your own safetensors files"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version());
@@ -124,4 +132,11 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace mk::tools
 
-int main(int argc, char** argv) { return mk::tools::run(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return mk::tools::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "mkrun: out of memory\n");
+    return 1;
+  }
+}

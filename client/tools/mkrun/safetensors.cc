@@ -186,10 +186,16 @@ Status SafetensorsWriter::append(std::span<const std::byte> bytes) {
 Status SafetensorsWriter::finish() {
   if (left_ != 0) return fail(ErrorCode::kInternal, "{}: {} bytes are missing", path_, left_);
   if (::close(std::exchange(fd_, -1)) != 0) return fail_errno(errno, "cannot write {}", path_);
-  if (::rename(partial_path(path_).c_str(), path_.c_str()) != 0) {
-    return fail_errno(errno, "cannot put {} in place", path_);
+  return {};
+}
+
+Status SafetensorsWriter::publish(const std::string& path) {
+  if (::rename(partial_path(path).c_str(), path.c_str()) != 0) {
+    return fail_errno(errno, "cannot put {} in place", path);
   }
   return {};
 }
+
+void SafetensorsWriter::discard(const std::string& path) { ::unlink(partial_path(path).c_str()); }
 
 }  // namespace mk::tools

@@ -48,20 +48,24 @@ class SafetensorsFile {
   std::map<std::string, TensorInfo> tensors_;
 };
 
-/// Writes a file with one tensor, piece by piece; it appears under its name only when complete.
+/// Writes a file with one tensor, piece by piece; as PATH.partial; `publish` puts it in place.
 class SafetensorsWriter {
  public:
   static Result<SafetensorsWriter> create(const std::string& path, const std::string& name,
                                           const TensorInfo& tensor);
   SafetensorsWriter(SafetensorsWriter&& other) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
-  /// Removes the unfinished file.
+  /// Removes the file unless it is finished.
   ~SafetensorsWriter();
 
   /// The next bytes of the data.
   Status append(std::span<const std::byte> bytes);
-  /// All bytes are there: puts the file in place.
+  /// All bytes are there: the file stays, still as PATH.partial.
   Status finish();
+  /// Renames a finished file to `path`.
+  static Status publish(const std::string& path);
+  /// Removes PATH.partial, if it is there.
+  static void discard(const std::string& path);
 
  private:
   SafetensorsWriter(std::string path, int fd, std::uint64_t left);

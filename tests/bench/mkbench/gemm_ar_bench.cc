@@ -199,7 +199,7 @@ Result<GemmArBenchResult> run_gemm_ar_bench(const GemmArBenchOptions& options,
   }
   MK_ASSIGN_OR_RETURN(const Run run, run_world(options, options.spec, bandwidth, progress));
   GemmArBenchResult result;
-  result.fabric = options.fabric;
+  result.fabric = run.reports.front().front().fabric;
   result.link_bandwidth = bandwidth;
   result.fused = figures_of(run.reports, true);
   result.unfused = figures_of(run.reports, false);

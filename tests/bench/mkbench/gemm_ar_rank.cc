@@ -111,6 +111,7 @@ Result<LaunchReport> Rank::launch(Session& session, GemmAllReduce& op, std::uint
                                 fused ? LaunchMode::kFused : LaunchMode::kUnfused));
   LaunchReport report;
   report.launch = launch;
+  report.fabric = session.fabric();
   report.fused = fused;
   report.warmup = warmup;
   report.total_ns = stats.total_ns;

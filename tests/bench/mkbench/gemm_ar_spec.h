@@ -28,6 +28,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GemmArSpec, nodes, local, m, n, k, dtype, war
 /// own.
 struct LaunchReport {
   std::uint32_t launch = 0;
+  std::string fabric;  ///< as the daemon names it
   bool fused = true;
   bool warmup = false;
   std::uint64_t total_ns = 0, compute_ns = 0;
@@ -37,8 +38,8 @@ struct LaunchReport {
   std::uint64_t wrong = 0, compared = 0;
   double worst_ratio = 0, max_error = 0;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchReport, launch, fused, warmup, total_ns, compute_ns,
-                                   network_bytes, network_commands, output_hash, verified, wrong,
-                                   compared, worst_ratio, max_error)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchReport, launch, fabric, fused, warmup, total_ns,
+                                   compute_ns, network_bytes, network_commands, output_hash,
+                                   verified, wrong, compared, worst_ratio, max_error)
 
 }  // namespace mk::bench

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
+#include <new>
 #include <string>
 
 #include "client/tools/launch/process.h"
@@ -150,6 +151,7 @@ int gemm_ar_main(const GemmArBenchOptions& options, const std::string& json_path
 }
 
 int run(int argc, char** argv) {
+  tools::unwind_on_interrupt();
   CLI::App app{
       "mkbench: mkernel's operators, timed against their unfused forms and checked element by "
       "element"};
@@ -232,6 +234,14 @@ int run(int argc, char** argv) {
       throw CLI::ValidationError("--join", fmt::format("names {} sockets for {} nodes",
                                                        options.join_sockets.size(), spec.nodes));
     }
+    if (*gemm_ar && !options.join_sockets.empty() &&
+        gemm_ar->count("--fabric") + gemm_ar->count("--rails") +
+                gemm_ar->count("--link-bandwidth") + gemm_ar->count("--link-latency") >
+            0) {
+      throw CLI::ValidationError(
+          "--join",
+          "running daemons have their own fabric, rails and links: leave those flags out");
+    }
     if (*gemm_ar && options.fabric != "loopback" &&
         !(options.link_bandwidth + options.link_latency).empty()) {
       throw CLI::ValidationError("--link-bandwidth", "only the loopback fabric has a link model");
@@ -249,4 +259,12 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace mk::bench
 
-int main(int argc, char** argv) { return mk::bench::run(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return mk::bench::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr,
+               "mkbench: out of memory: the matrices and their float64 reference must fit\n");
+    return 1;
+  }
+}
