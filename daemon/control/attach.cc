@@ -180,7 +180,7 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   ++next_session_id_;
   client.state = Client::State::kAttached;
   client.session = session.get();
-  shm::store_relaxed(&memory.header().heartbeat_ns, now_());
+  session->heartbeat = heartbeats_.add(&memory.header().heartbeat_ns, now_());
   proxy_of(*session).apply(
       AddSession{.slot = slot,
                  .segment = &session->segment,

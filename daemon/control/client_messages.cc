@@ -230,7 +230,9 @@ void ControlPlane::Impl::deregister_buffer(Client& client, std::uint64_t request
   withdrawal.deadline_ns = now_() + kWithdrawTimeoutNs;
   proxy_of(session).apply(UnbindBuffer{session.slot, message.handle});
   if (job.state != JobState::kUp) return;  // nobody else knows of it
-  for (const auto& [rank, part] : job.parts) withdrawal.nodes_left.insert(part.node);
+  for (const auto& [rank, part] : job.parts) {
+    if (!part.gone) withdrawal.nodes_left.insert(part.node);
+  }
   send_to_job(job, RegionWithdraw{job.name, job.part_id, session.attach.rank, message.handle});
 }
 
@@ -293,6 +295,7 @@ void ControlPlane::Impl::answer_exchanges(Job& job) {
       reply_error(*session->client, answer.request, answer.outcome.error());
     }
   }
+  check_leavers(job);
 }
 
 void ControlPlane::Impl::abort_requests(Session& session, const Error& error) {
@@ -350,6 +353,7 @@ void ControlPlane::Impl::detach(Client& client, std::uint64_t request, shm::Deta
       session);
   if (job.state == JobState::kUp) {
     note_leave(job, session.attach.rank, session.describe());
+    check_leavers(job);
   } else {
     const std::string what = "it detached before all ranks had attached";
     fail_job(job, lost_error(job, session.attach.rank, what),

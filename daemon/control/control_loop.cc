@@ -7,38 +7,24 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
 #include <set>
 #include <system_error>
 #include <thread>
 
+#include "daemon/control/connections.h"
 #include "shm/host/segment.h"
 #include "shm/host/unique_fd.h"
 #include "shm/host/unix_socket.h"
 
 namespace mk::daemon {
 
+using control::Connections;
+using control::kListenerToken;
+using control::kWakeToken;
+
 namespace {
 
-constexpr std::uint64_t kWakeToken = 0;
-constexpr std::uint64_t kListenerToken = 1;
-constexpr ClientId kFirstClient = 2;  ///< tokens of clients are their ids
-
-constexpr int kFramesPerTurn = 16;  ///< of one client, before the others have their turn
-constexpr int kAcceptsPerTurn = 16;
-constexpr std::uint64_t kAcceptPauseNs = 200'000'000;     ///< after accept has failed
-constexpr std::uint64_t kCloseTimeoutNs = 2'000'000'000;  ///< to read what we sent before closing
-constexpr std::uint64_t kFailedDrainNs = 2'000'000'000;   ///< for failed sessions at shutdown
-
-struct Connection {
-  shm::FrameSocket socket;
-  bool attached = false;
-  bool closing = false;           ///< no more frames are taken; goes when all is sent
-  bool broken = false;            ///< goes at the end of this turn
-  std::string reason;             ///< why
-  std::uint64_t deadline_ns = 0;  ///< of the handshake, then of closing
-  std::uint32_t interest = 0;     ///< epoll events asked for
-};
+constexpr std::uint64_t kFailedDrainNs = 2'000'000'000;  ///< for failed sessions at shutdown
 
 struct Task {
   std::function<void(ControlPlane&)> run;
@@ -47,16 +33,15 @@ struct Task {
 
 }  // namespace
 
-class ControlLoop::Impl final : public ClientPort {
+class ControlLoop::Impl {
  public:
   Impl(const ControlLoopOptions& options, shm::FrameListener listener, UniqueFd epoll,
        UniqueFd wake)
-      : options_(options),
-        listener_(std::move(listener)),
-        socket_path_(listener_->path()),
+      : socket_path_(listener.path()),
         epoll_(std::move(epoll)),
-        wake_(std::move(wake)) {}
-  ~Impl() override { stop(std::chrono::steady_clock::now(), /*drain=*/false); }
+        wake_(std::move(wake)),
+        connections_(options, std::move(listener), epoll_.get()) {}
+  ~Impl() { stop(std::chrono::steady_clock::now(), /*drain=*/false); }
 
   void configure(const ControlOptions& options, std::vector<Proxy*> proxies) {
     control_ = options;
@@ -67,8 +52,11 @@ class ControlLoop::Impl final : public ClientPort {
 
   Status start(PeerTransport& peers) {
     transport_ = &peers;
-    plane_ = std::make_unique<ControlPlane>(control_, *this, peers, proxies_, shm::monotonic_ns);
+    plane_ =
+        std::make_unique<ControlPlane>(control_, connections_, peers, proxies_, shm::monotonic_ns);
+    connections_.use(*plane_, control_.log);
     try {
+      heart_ = std::thread([this] { beat(); });
       thread_ = std::thread([this] { loop(); });
     } catch (const std::system_error& error) {
       return fail_errno(error.code().value(), "cannot start the control thread");
@@ -85,6 +73,12 @@ class ControlLoop::Impl final : public ClientPort {
     }
     wake();
     if (thread_.joinable()) thread_.join();
+    {
+      std::lock_guard lock(mutex_);
+      heart_stops_ = true;
+    }
+    heart_stopping_.notify_all();
+    if (heart_.joinable()) heart_.join();
     // From here on nobody runs tasks.
     std::vector<Task> left;
     {
@@ -95,8 +89,7 @@ class ControlLoop::Impl final : public ClientPort {
     for (const Task& task : left) {
       if (task.abandoned) task.abandoned();
     }
-    connections_.clear();
-    listener_.reset();
+    connections_.shut();
   }
 
   void reset() { plane_.reset(); }
@@ -134,35 +127,6 @@ class ControlLoop::Impl final : public ClientPort {
     plane.on_peer_down(node, reason);
   }
 
-  // ClientPort
-  void send(ClientId id, std::uint16_t type, std::uint64_t request,
-            std::span<const std::byte> payload, std::span<const int> fds) override {
-    const auto found = connections_.find(id);
-    if (found == connections_.end() || found->second.broken) return;
-    Connection& connection = found->second;
-    if (type == static_cast<std::uint16_t>(shm::MessageType::kAttachReply)) {
-      connection.attached = true;
-    }
-    const Status sent = connection.socket.queue_send(type, request, payload, fds);
-    if (!sent) {
-      break_connection(id, sent.error().message);
-    } else {
-      update_interest(id, connection);
-    }
-  }
-  void close(ClientId id) override {
-    const auto found = connections_.find(id);
-    if (found == connections_.end()) return;
-    Connection& connection = found->second;
-    connection.closing = true;
-    connection.deadline_ns = shm::monotonic_ns() + kCloseTimeoutNs;
-    if (connection.socket.has_queued()) {
-      update_interest(id, connection);
-    } else {
-      break_connection(id, "closed");
-    }
-  }
-
   const PeerHello& hello() const { return hello_; }
   const std::string& socket_path() const { return socket_path_; }
 
@@ -188,15 +152,27 @@ class ControlLoop::Impl final : public ClientPort {
         if (token == kWakeToken) {
           run_tasks();
         } else if (token == kListenerToken) {
-          accept_clients();
+          connections_.accept();
         } else {
-          serve(token, events[i].events);
+          connections_.serve(token, events[i].events);
         }
       }
       if (shm::monotonic_ns() >= next_tick_ns_) tick();
-      sweep();
+      connections_.sweep();
     }
-    for (auto& [id, connection] : connections_) (void)connection.socket.flush();
+    connections_.flush();
+  }
+
+  /// Runs on a thread of its own: the control thread may wait for a peer that does not answer.
+  void beat() {
+    ::pthread_setname_np(::pthread_self(), "mk-heartbeat");
+    const std::chrono::nanoseconds interval(control_.heartbeat_interval_ns);
+    std::unique_lock lock(mutex_);
+    while (!heart_stopping_.wait_for(lock, interval, [this] { return heart_stops_; })) {
+      lock.unlock();
+      plane_->beat();
+      lock.lock();
+    }
   }
 
   void run_tasks() {
@@ -214,21 +190,7 @@ class ControlLoop::Impl final : public ClientPort {
     const std::uint64_t now = shm::monotonic_ns();
     next_tick_ns_ = now + control_.heartbeat_interval_ns;
     plane_->on_tick();
-    if (accept_paused_until_ns_ != 0 && now >= accept_paused_until_ns_) {
-      accept_paused_until_ns_ = 0;
-      watch(EPOLL_CTL_ADD, listener_->fd(), kListenerToken, EPOLLIN);
-    }
-    for (auto& [id, connection] : connections_) {
-      if (connection.broken || now < connection.deadline_ns) continue;
-      if (connection.closing) {
-        break_connection(id, "it did not read what was sent");
-      } else if (!connection.attached) {
-        say(connection, ErrorCode::kTimeout,
-            fmt::format("no attach within {} ms of connecting",
-                        options_.handshake_timeout.count()));
-        break_connection(id, "it did not attach in time");
-      }
-    }
+    connections_.tick(now);
   }
 
   /// Whether the loop is to end; takes the shutdown a step further when one was asked for.
@@ -248,139 +210,15 @@ class ControlLoop::Impl final : public ClientPort {
       if (std::chrono::steady_clock::now() < deadline) return false;
       failed_rest_at_ns_ = shm::monotonic_ns();
       plane_->fail_all(ErrorCode::kDraining, "the daemon is shutting down");
-      sweep();
+      connections_.sweep();
     }
     return plane_->idle() || shm::monotonic_ns() >= *failed_rest_at_ns_ + kFailedDrainNs;
-  }
-
-  void accept_clients() {
-    for (int i = 0; i < kAcceptsPerTurn; ++i) {
-      auto accepted = listener_->try_accept();
-      if (!accepted) {
-        // Typically out of descriptors. The connection stays in the queue and the listener
-        // readable: look away for a while instead of spinning.
-        if (!accept_failing_) log(LogLevel::kError, accepted.error().message);
-        accept_failing_ = true;
-        accept_paused_until_ns_ = shm::monotonic_ns() + kAcceptPauseNs;
-        watch(EPOLL_CTL_DEL, listener_->fd(), kListenerToken, 0);
-        return;
-      }
-      accept_failing_ = false;
-      if (!*accepted) return;
-      admit(std::move(**accepted));
-    }
-  }
-
-  void admit(shm::FrameSocket socket) {
-    Connection connection{.socket = std::move(socket)};
-    const auto credentials = connection.socket.credentials();
-    if (!credentials) {
-      log(LogLevel::kWarning, credentials.error().message);
-      return;
-    }
-    const auto unattached = static_cast<std::uint32_t>(std::ranges::count_if(
-        connections_, [](const auto& entry) { return !entry.second.attached; }));
-    if (connections_.size() >= options_.clients_max ||
-        unattached >= options_.clients_unattached_max) {
-      say(connection, ErrorCode::kLimitExceeded,
-          fmt::format("the daemon has {} connections, {} of them not attached; at most {} and {}",
-                      connections_.size(), unattached, options_.clients_max,
-                      options_.clients_unattached_max));
-      return;
-    }
-    const ClientId id = next_client_++;
-    const int fd = connection.socket.fd();
-    connection.deadline_ns =
-        shm::monotonic_ns() +
-        static_cast<std::uint64_t>(std::chrono::nanoseconds(options_.handshake_timeout).count());
-    connection.interest = EPOLLIN;
-    if (!watch(EPOLL_CTL_ADD, fd, id, EPOLLIN)) return;
-    connections_.emplace(id, std::move(connection));
-    plane_->on_client_connected(id, *credentials);
-  }
-
-  void serve(ClientId id, std::uint32_t events) {
-    const auto found = connections_.find(id);
-    if (found == connections_.end()) return;
-    Connection& connection = found->second;
-    if (connection.broken) return;
-    if ((events & EPOLLOUT) != 0) {
-      if (const Status flushed = connection.socket.flush(); !flushed) {
-        break_connection(id, flushed.error().message);
-        return;
-      }
-      update_interest(id, connection);
-    }
-    if (connection.closing) {
-      if (!connection.socket.has_queued() || (events & (EPOLLHUP | EPOLLERR)) != 0) {
-        break_connection(id, "closed");
-      }
-      return;
-    }
-    for (int i = 0; i < kFramesPerTurn && !connection.closing && !connection.broken; ++i) {
-      auto frame = connection.socket.try_receive();
-      if (!frame) {
-        if (frame.error().code == ErrorCode::kProtocol) {
-          say(connection, frame.error().code, frame.error().message);
-        }
-        break_connection(id, frame.error().message);
-        return;
-      }
-      if (!*frame) return;
-      plane_->on_client_frame(id, std::move(**frame));
-    }
-  }
-
-  /// A last word to a client that the control plane does not know of (any more).
-  static void say(Connection& connection, ErrorCode code, const std::string& message) {
-    const shm::ErrorReply error{code, message};
-    (void)connection.socket.queue_send(static_cast<std::uint16_t>(error.kType), 0,
-                                       shm::encode_message(error), {});
-  }
-
-  /// The connection goes at the end of this turn: the control plane may be in the middle of an
-  /// event that still names it.
-  void break_connection(ClientId id, const std::string& reason) {
-    Connection& connection = connections_.at(id);
-    if (connection.broken) return;
-    connection.broken = true;
-    connection.reason = reason;
-    broken_.push_back(id);
-  }
-
-  void sweep() {
-    while (!broken_.empty()) {
-      const ClientId id = broken_.back();
-      broken_.pop_back();
-      auto node = connections_.extract(id);
-      // Closing means that the control plane has forgotten it.
-      if (!node.mapped().closing) plane_->on_client_closed(id, node.mapped().reason);
-    }
-  }
-
-  void update_interest(ClientId id, Connection& connection) {
-    std::uint32_t interest = connection.closing ? 0u : EPOLLIN;
-    if (connection.socket.has_queued()) interest |= EPOLLOUT;
-    if (interest == connection.interest) return;
-    connection.interest = interest;
-    watch(EPOLL_CTL_MOD, connection.socket.fd(), id, interest);
-  }
-
-  bool watch(int operation, int fd, std::uint64_t token, std::uint32_t events) {
-    epoll_event event{};
-    event.events = events;
-    event.data.u64 = token;
-    if (::epoll_ctl(epoll_.get(), operation, fd, &event) == 0) return true;
-    log(LogLevel::kError, fmt::format("epoll_ctl: {}", errno_text(errno)));
-    return false;
   }
 
   void log(LogLevel level, std::string message) const {
     if (control_.log) control_.log({level, std::move(message), {}});
   }
 
-  const ControlLoopOptions options_;
-  std::optional<shm::FrameListener> listener_;
   const std::string socket_path_;
   const UniqueFd epoll_;
   const UniqueFd wake_;
@@ -393,6 +231,9 @@ class ControlLoop::Impl final : public ClientPort {
   std::chrono::steady_clock::time_point stop_deadline_;
 
   std::thread thread_;
+  std::thread heart_;
+  std::condition_variable heart_stopping_;
+  bool heart_stops_ = false;  ///< under mutex_
 
   // Set before the thread starts, then its own.
   ControlOptions control_;
@@ -402,13 +243,9 @@ class ControlLoop::Impl final : public ClientPort {
   std::unique_ptr<ControlPlane> plane_;
 
   // The control thread's.
-  std::map<ClientId, Connection> connections_;
-  std::vector<ClientId> broken_;
+  Connections connections_;
   std::set<NodeId> refused_;
-  ClientId next_client_ = kFirstClient;
   std::uint64_t next_tick_ns_ = 0;
-  std::uint64_t accept_paused_until_ns_ = 0;
-  bool accept_failing_ = false;
   std::optional<std::uint64_t> failed_rest_at_ns_;
 };
 

@@ -31,6 +31,8 @@ struct ControlLoopOptions {
   std::uint32_t clients_max = 256;            ///< connections at once
   std::uint32_t clients_unattached_max = 64;  ///< of them, connections that have not attached yet
   std::chrono::milliseconds handshake_timeout{10'000};  ///< from the connection to its Attach
+  /// Refuses clients of other users: for sockets that no file's mode protects.
+  bool same_user_only = false;
 };
 
 class ControlLoop final : public PeerSink {

@@ -99,7 +99,11 @@ void ControlPlane::Impl::proxy_event(std::uint32_t rail, ProxyEvent event) {
 }
 
 void ControlPlane::Impl::on_session_fault(Session& session, const SessionFault& fault) {
-  const std::string text = fmt::format("{}: {}", session.describe(), fault.reason);
+  std::string text = fmt::format("{}: {}", session.describe(), fault.reason);
+  const auto peer = fault.peer_rank ? session.peers.find(*fault.peer_rank) : session.peers.end();
+  if (peer != session.peers.end()) {
+    text += fmt::format("; rank {} is on {}", peer->first, describe_node(peer->second.node));
+  }
   if (fault.code == ErrorCode::kLinkDown) {
     // Not this rank's doing: all ranks get the same error.
     fail_job(*session.job, {fault.code, fmt::format("job '{}': {}", session.attach.job, text)},
@@ -129,17 +133,12 @@ void ControlPlane::Impl::on_link_down(std::uint32_t rail, const LinkDown& event)
   }
 }
 
-void ControlPlane::Impl::beat() {
-  const std::uint64_t now = now_();
-  for (const auto& [id, session] : sessions_) {
-    shm::store_relaxed(&session->segment.header().heartbeat_ns, now);
-  }
-}
-
 void ControlPlane::Impl::tick() {
+  heartbeats_.turn(now_());
   beat();
   for (const auto& [id, session] : sessions_) tick_session(*session);
   for (Job* job : jobs()) tick_job(*job);
+  if (!draining_) retry_links();
   for (auto& [node, peer] : peers_) {
     std::erase_if(peer.early, [&](const auto& entry) {
       return now_() - entry.second.received_ns > kEarlyPartExpiryNs;
@@ -172,13 +171,7 @@ void ControlPlane::Impl::tick_job(Job& job) {
     fail_job(job, error, {job.first_local_rank(), error.code, error.message});
     return;
   }
-  if (!job.failed && job.leave_deadline_ns && now_() >= *job.leave_deadline_ns &&
-      job.has_active()) {
-    const std::string what = fmt::format("{} detached", job.leaver);
-    fail_job(job, lost_error(job, job.leaver_rank, what),
-             {job.leaver_rank, ErrorCode::kPeerLost, what});
-    return;
-  }
+  check_leavers(job);
   if (job.state == JobState::kAnnounced && !job.ending) announce(job);
   advance(job);
   if (!job.failed) answer_exchanges(job);
@@ -337,6 +330,8 @@ void ControlPlane::on_proxy_event(std::uint32_t rail, ProxyEvent event) {
   impl_->proxy_event(rail, std::move(event));
   impl_->reap();
 }
+
+void ControlPlane::beat() { impl_->beat(); }
 
 void ControlPlane::on_tick() {
   impl_->tick();

@@ -42,8 +42,9 @@ struct ControlOptions {
   std::uint64_t registered_bytes_max = 0;  ///< per session; 0: no limit
   std::uint64_t heartbeat_interval_ns = 100'000'000;
   /// After a rank has detached in order: how long the others of its job have to do so as well,
-  /// before they fail with kPeerLost.
-  std::uint64_t leave_grace_ns = 2'000'000'000;
+  /// before they fail with kPeerLost. An exchange that the rank cannot join any more fails them at
+  /// once; waits inside an operator are not visible here, so they end by this.
+  std::uint64_t leave_grace_ns = 10'000'000'000;
   /// A job's share of the network beside the others', 1 to 1000; empty: 1 for all.
   std::function<std::uint32_t(const std::string& job)> job_weight;
   LogSink log;  ///< may be empty
@@ -128,6 +129,9 @@ class ControlPlane {
   /// Heartbeats, rendezvous and exchange deadlines, link reconnection. Call at least every
   /// heartbeat interval.
   void on_tick();
+  /// Heartbeats only, and the one call that may come from another thread at any time: they go on
+  /// while an event blocks in a connect, and stop when one has not returned for 30 s.
+  void beat();
 
   /// Stops accepting attaches (kDraining). `idle` tells when no session is left.
   void drain();

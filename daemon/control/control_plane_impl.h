@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "daemon/control/control_plane.h"
+#include "daemon/control/heartbeat.h"
 #include "daemon/control/job.h"
 #include "daemon/control/link_table.h"
 #include "daemon/control/session.h"
@@ -78,6 +79,8 @@ class ControlPlane::Impl {
   ControlSnapshot snapshot() const;
   ControlCounts counts() const;
   const PeerHello& hello() const { return hello_; }
+  /// Thread-safe.
+  void beat() { heartbeats_.beat(now_()); }
 
   // client_messages.cc
   void client_frame(ClientId client, shm::Frame frame);
@@ -86,7 +89,8 @@ class ControlPlane::Impl {
   Status peer_message(NodeId node, PeerMessage message);
   void peer_down(NodeId node, const std::string& reason);
 
-  /// Destroys what has ended: the last thing every event does.
+  /// Destroys what has ended, and notes that the control thread lives: the last thing every event
+  /// does.
   void reap();
 
  private:
@@ -136,6 +140,10 @@ class ControlPlane::Impl {
   /// Takes a part, early or new, into the job; an unfit one fails the job.
   void take_part(Job& job, NodeId node, const JobPart& part);
   void take_early_parts(Job& job);
+  /// The link, connected if it is not; null when that fails. Only to a node that is up.
+  std::shared_ptr<Link> link_to(std::uint32_t rail, NodeId node);
+  /// Connects a link in error that no job waits for.
+  void retry_links();
   bool bind(Job& job);
   Status bind_session(Session& session, const RemotePart& part, std::shared_ptr<Link> link);
   void bind_waiting_regions(Job& job);
@@ -158,6 +166,8 @@ class ControlPlane::Impl {
   Job* job_with(NodeId node, std::uint64_t part_id, RemotePart*& part);
   Status bind_peer_buffer(Job& job, const RemotePart& part, const RegionAnnounce& region);
   void release_peer_buffer(Session& session, std::uint32_t peer_rank, std::uint16_t handle);
+  /// A drained session holds no peer's buffer back.
+  void release_withdrawn(Session& session);
 
   // teardown.cc
   /// Why a job fails, as told to the others: which rank it was, what happened.
@@ -169,14 +179,18 @@ class ControlPlane::Impl {
   /// The session's own fault: it gets `error`, the other ranks of its job kPeerLost.
   void fail_session(Session& session, const Error& error);
   /// Every active session of the job gets `error`; the other nodes are told `cause`.
-  void fail_job(Job& job, const Error& error, const Cause& cause);
+  void fail_job(Job& job, const Error& error, const Cause& cause,
+                LogLevel level = LogLevel::kError);
   /// The error of ranks that lost another one: names rank, node and what happened.
   Error lost_error(const Job& job, std::uint32_t rank, const std::string& what) const;
   void end_session(Session& session, const Error& error);
   /// The job gives up its name.
   void begin_ending(Job& job);
   /// A rank of the job has left in order: the others have a while to do so as well.
-  void note_leave(Job& job, std::uint32_t rank, std::string leaver);
+  void note_leave(Job& job, std::uint32_t rank, const std::string& leaver);
+  /// Fails the job when it cannot go on, or has gone on for too long, without those that left.
+  void check_leavers(Job& job);
+  void miss_leaver(Job& job, std::uint32_t rank, const std::string& need);
   void fence(Session& session);
   void on_drained(Session& session);
   void finish_detach(Session& session);
@@ -185,8 +199,6 @@ class ControlPlane::Impl {
   void record_failure(const Session& session);
 
   // control_plane.cc
-  /// Shows every session that we live.
-  void beat();
   void tick_job(Job& job);
   void tick_session(Session& session);
   void on_session_fault(Session& session, const SessionFault& fault);
@@ -209,7 +221,8 @@ class ControlPlane::Impl {
   bool draining_ = false;
   std::uint32_t next_session_id_ = 1;
 
-  LinkTable links_;  ///< before the sessions, whose bindings give links back
+  HeartbeatTable heartbeats_;  ///< before the sessions, whose words it has
+  LinkTable links_;            ///< before the sessions, whose bindings give links back
   std::map<ClientId, Client> clients_;
   std::map<NodeId, PeerState> peers_;                           ///< all configured ones
   std::vector<std::unique_ptr<Job>> jobs_;                      ///< living and ending

@@ -134,6 +134,11 @@ std::optional<std::uint64_t> ExchangeTable::take_waiting(std::uint32_t rank) {
   return std::nullopt;
 }
 
+const std::string* ExchangeTable::round_without(std::uint32_t rank) const {
+  const std::uint64_t index = next_[rank] - first_;
+  return index < rounds_.size() ? &rounds_[index].tag : nullptr;
+}
+
 Error ExchangeTable::timeout_error(const Round& round, std::uint64_t number,
                                    std::uint32_t timeout_ms) const {
   std::vector<std::uint32_t> missing;

@@ -51,6 +51,9 @@ class ExchangeTable {
   /// Takes the request of a rank that waits, if it does: its session has ended.
   std::optional<std::uint64_t> take_waiting(std::uint32_t rank);
 
+  /// The tag of a round that others have begun and `rank` has not put a blob in; null: none.
+  const std::string* round_without(std::uint32_t rank) const;
+
   std::size_t open_rounds() const { return rounds_.size(); }
 
  private:

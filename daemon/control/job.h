@@ -73,8 +73,8 @@ struct Job {
   // The end, in the order in which it happens.
   bool ending = false;                             ///< the name is free; no rank can join
   std::optional<std::uint64_t> leave_deadline_ns;  ///< a rank left in order: when the others fail
-  std::string leaver;                              ///< which one, for people
-  std::uint32_t leaver_rank = 0;
+  std::map<std::uint32_t, std::string> leavers;    ///< ranks that left in order, for people
+  std::uint32_t first_leaver = 0;
   bool failed = false;
   bool gone_sent = false;                 ///< the others know that our part is gone
   std::uint64_t release_deadline_ns = 0;  ///< when the memory goes, whatever the others say

@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::uint64_t kBackoffMinNs = 100'000'000;
 constexpr std::uint64_t kBackoffMaxNs = 5'000'000'000;
+/// Tries that nobody waits for come so many backoffs later: the control thread may block in them.
+constexpr std::uint64_t kUnaskedFactor = 5;
 
 }  // namespace
 
@@ -63,6 +65,15 @@ void LinkTable::set_error(Entry& entry, const std::string& reason, std::uint64_t
   entry.reason = reason;
   entry.backoff_ns = std::clamp(entry.backoff_ns * 2, kBackoffMinNs, kBackoffMaxNs);
   entry.next_try_ns = now_ns + entry.backoff_ns;
+}
+
+std::optional<std::pair<std::uint32_t, NodeId>> LinkTable::retry_due(
+    std::uint64_t now_ns, const std::function<bool(NodeId)>& reachable) const {
+  for (const auto& [key, entry] : entries_) {
+    if (!entry.in_error || !reachable(key.second)) continue;
+    if (now_ns >= entry.next_try_ns + kUnaskedFactor * entry.backoff_ns) return key;
+  }
+  return std::nullopt;
 }
 
 std::vector<LinkInfo> LinkTable::snapshot(

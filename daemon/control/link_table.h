@@ -1,13 +1,14 @@
 /// \file
 /// The daemon's links to its rail peers' endpoints. They belong to the daemon: jobs share them, and
-/// a link stays up between jobs. One in error is connected anew, with backoff, when somebody wants
-/// it.
+/// a link stays up between jobs. One in error is connected anew, with backoff: by the next job that
+/// wants it, or by itself while the daemon at the other end is there.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -60,6 +61,12 @@ class LinkTable {
   /// The daemon at the other end is gone: its links are let go, and may be connected at once when
   /// it is back.
   void on_peer_down(NodeId peer, const std::string& reason);
+
+  /// A link in error to a peer that is `reachable` and that is to be tried again now although
+  /// nobody asks: for `get`. Later than jobs that wait would try, and one at a time, since a try
+  /// may block.
+  std::optional<std::pair<std::uint32_t, NodeId>> retry_due(
+      std::uint64_t now_ns, const std::function<bool(NodeId)>& reachable) const;
 
   std::vector<LinkInfo> snapshot(const std::function<std::string(NodeId)>& describe) const;
   std::size_t up_count() const;

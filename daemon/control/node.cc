@@ -7,7 +7,7 @@ namespace mk::daemon {
 
 namespace {
 
-/// Connecting blocks the control thread, and with it the heartbeats, which clients miss after 5 s.
+/// Connecting blocks the control thread: clients' requests and other jobs wait for so long.
 constexpr std::uint64_t kConnectTimeoutNsMax = 2'000'000'000;
 
 }  // namespace

@@ -239,11 +239,13 @@ Status ControlPlane::Impl::on(NodeId node, RegionWithdraw& region) {
   if (PeerBuffer* buffer = peer_buffer(session, region.rank, region.handle); buffer != nullptr) {
     if (buffer->withdrawing) return {};
     buffer->withdrawing = true;
-    if (!session->fenced) {
+    if (session->drained) {
+      release_peer_buffer(*session, region.rank, region.handle);
+    } else if (!session->fenced) {
       proxy_of(*session).apply(
           UnbindPeerBuffer{session->slot, static_cast<std::uint16_t>(region.rank), region.handle});
     }
-    return {};  // sent back when the proxy has let it go
+    return {};  // sent back when the proxy has let it go, or the whole session
   }
   std::erase_if(part->regions_waiting, [&](const RegionAnnounce& waiting) {
     return waiting.rank == region.rank && waiting.handle == region.handle;
@@ -261,6 +263,16 @@ void ControlPlane::Impl::release_peer_buffer(Session& session, std::uint32_t pee
   const RemotePart* part = session.job->part_from(binding.node);
   (void)transport_.send(binding.node,
                         RegionWithdraw{session.job->name, part->part.part_id, peer_rank, handle});
+}
+
+void ControlPlane::Impl::release_withdrawn(Session& session) {
+  std::vector<std::pair<std::uint32_t, std::uint16_t>> withdrawn;
+  for (const auto& [rank, binding] : session.peers) {
+    for (const auto& [handle, buffer] : binding.buffers) {
+      if (buffer.withdrawing) withdrawn.emplace_back(rank, handle);
+    }
+  }
+  for (const auto& [rank, handle] : withdrawn) release_peer_buffer(session, rank, handle);
 }
 
 Status ControlPlane::Impl::on(NodeId node, ExchangePart& exchange) {
@@ -290,10 +302,23 @@ Status ControlPlane::Impl::on(NodeId node, JobLeft& left) {
   }
   if (left.code == ErrorCode::kOk) {
     part->gone = true;
+    // It has no use for our buffers any more, and nobody to send them back.
+    for (Session* session : job->sessions()) {
+      std::vector<std::uint16_t> handles;
+      for (auto& [handle, buffer] : session->buffers) {
+        if (buffer.withdrawal && buffer.withdrawal->nodes_left.erase(node) != 0) {
+          handles.push_back(handle);
+        }
+      }
+      for (const std::uint16_t handle : handles) advance_withdrawal(*session, handle);
+    }
     if (job->failed || !job->has_active()) return {};
     if (job->state == JobState::kUp) {
-      note_leave(*job, part->part.node_rank * job->local_size,
-                 fmt::format("all ranks of {}", describe_node(node)));
+      const std::uint32_t first = part->part.node_rank * job->local_size;
+      for (std::uint32_t rank = first; rank < first + job->local_size; ++rank) {
+        note_leave(*job, rank, fmt::format("all ranks of {}", describe_node(node)));
+      }
+      check_leavers(*job);
       return {};
     }
     left.code = ErrorCode::kPeerLost;

@@ -70,6 +70,16 @@ void ControlPlane::Impl::take_part(Job& job, NodeId node, const JobPart& part) {
   job.parts[part.node_rank] = std::move(remote);
 }
 
+std::shared_ptr<Link> ControlPlane::Impl::link_to(std::uint32_t rail, NodeId node) {
+  return links_.get(rail, node, peers_.at(node).hello.rail_addresses[rail],
+                    fmt::format("{} rail {}", describe_node(node), rail), now_());
+}
+
+void ControlPlane::Impl::retry_links() {
+  const auto due = links_.retry_due(now_(), [this](NodeId node) { return peers_.at(node).up; });
+  if (due) (void)link_to(due->first, due->second);
+}
+
 bool ControlPlane::Impl::bind(Job& job) {
   // A node that does not have our part yet cannot be ready; its links can wait.
   for (const auto& [rank, part] : job.parts) {
@@ -77,16 +87,13 @@ bool ControlPlane::Impl::bind(Job& job) {
   }
   // All links first: nothing is bound before everything can be. One that does not come up ends this
   // try: a connect may block for as long as the endpoint waits, and one such wait per tick is what
-  // the other sessions' heartbeats bear.
+  // the other jobs' requests bear.
   std::map<std::pair<std::uint32_t, NodeId>, std::shared_ptr<Link>> links;
   for (const Session* session : job.sessions()) {
     for (const auto& [rank, part] : job.parts) {
       auto& link = links[{session->rail, part.node}];
       if (link != nullptr) continue;
-      beat();
-      link = links_.get(session->rail, part.node,
-                        peers_.at(part.node).hello.rail_addresses[session->rail],
-                        fmt::format("{} rail {}", describe_node(part.node), session->rail), now_());
+      link = link_to(session->rail, part.node);
       if (link == nullptr) return false;
     }
   }
@@ -170,10 +177,24 @@ void ControlPlane::Impl::send_to_job(Job& job, const PeerMessage& message) {
 
 Error ControlPlane::Impl::rendezvous_timeout(const Job& job) const {
   std::string text = fmt::format("job '{}' did not come up within {} ms", job.name, job.timeout_ms);
-  const std::vector<std::uint32_t> missing = job.missing_ranks();
+  std::vector<std::uint32_t> missing = job.missing_ranks();
+  std::string disagreement;
+  for (const auto& [node, peer] : peers_) {
+    const auto early = peer.early.find(job.name);
+    if (early == peer.early.end()) continue;
+    // Not taken, since ranks of ours are missing: perhaps because the two nodes disagree.
+    if (const Status fits = job.check_part(early->second.part); !fits) {
+      disagreement += fmt::format("; {} disagrees: {}", describe_node(node), fits.error().message);
+      continue;
+    }
+    std::erase_if(missing, [&](std::uint32_t rank) {
+      return rank / job.local_size == early->second.part.node_rank;
+    });
+  }
   if (!missing.empty()) {
     text += "; not attached: " + describe_ranks(missing, job.local_size);
   }
+  text += disagreement;
   for (const auto& [node_rank, part] : job.parts) {
     if (!part.ready) {
       text += fmt::format("; {} (node rank {}) is not ready", describe_node(part.node), node_rank);

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "daemon/control/control_plane.h"
+#include "daemon/control/heartbeat.h"
 #include "daemon/control/link_table.h"
 #include "daemon/fabric/fabric.h"
 #include "daemon/proxy/stats.h"
@@ -98,6 +99,7 @@ struct Session {
 
   // What it holds; destroyed in reverse order.
   shm::Segment segment;
+  HeartbeatTable::Entry heartbeat;
   std::shared_ptr<SessionStats> stats = std::make_shared<SessionStats>();
   std::unique_ptr<fabric::LocalRegion> flags_region;
   std::map<std::uint16_t, Buffer> buffers;     ///< by handle

@@ -21,11 +21,12 @@ void ControlPlane::Impl::fail_session(Session& session, const Error& error) {
            {session.attach.rank, error.code, error.message});
 }
 
-void ControlPlane::Impl::fail_job(Job& job, const Error& error, const Cause& cause) {
+void ControlPlane::Impl::fail_job(Job& job, const Error& error, const Cause& cause,
+                                  LogLevel level) {
   if (job.failed) return;
   job.failed = true;
   begin_ending(job);
-  log(LogLevel::kError, fmt::format("job '{}' failed: {}", job.name, error.message),
+  log(level, fmt::format("job '{}' failed: {}", job.name, error.message),
       {{"job", job.name}, {"code", error_code_name(error.code)}});
   for (Session* session : job.sessions()) end_session(*session, error);
   const ErrorCode code = cause.code == ErrorCode::kOk ? ErrorCode::kInternal : cause.code;
@@ -73,12 +74,33 @@ void ControlPlane::Impl::begin_ending(Job& job) {
   by_name_.erase(job.name);
 }
 
-void ControlPlane::Impl::note_leave(Job& job, std::uint32_t rank, std::string leaver) {
+void ControlPlane::Impl::note_leave(Job& job, std::uint32_t rank, const std::string& leaver) {
   begin_ending(job);
+  job.leavers.insert_or_assign(rank, leaver);
   if (job.leave_deadline_ns) return;
   job.leave_deadline_ns = now_() + options_.leave_grace_ns;
-  job.leaver = std::move(leaver);
-  job.leaver_rank = rank;
+  job.first_leaver = rank;
+}
+
+void ControlPlane::Impl::miss_leaver(Job& job, std::uint32_t rank, const std::string& need) {
+  const std::string what = fmt::format("{} detached{}", job.leavers.at(rank), need);
+  fail_job(job, lost_error(job, rank, what), {rank, ErrorCode::kPeerLost, what},
+           LogLevel::kWarning);
+}
+
+void ControlPlane::Impl::check_leavers(Job& job) {
+  if (job.failed || !job.has_active()) return;
+  for (const auto& [rank, leaver] : job.leavers) {
+    const std::string* tag = job.exchange.round_without(rank);
+    if (tag == nullptr) continue;
+    miss_leaver(job, rank, fmt::format(" before the exchange '{}'", *tag));
+    return;
+  }
+  if (job.leave_deadline_ns && now_() >= *job.leave_deadline_ns) {
+    miss_leaver(job, job.first_leaver,
+                fmt::format(", and other ranks of its job were still there {} ms later",
+                            options_.leave_grace_ns / 1'000'000));
+  }
 }
 
 void ControlPlane::Impl::fence(Session& session) {
@@ -90,6 +112,7 @@ void ControlPlane::Impl::fence(Session& session) {
 void ControlPlane::Impl::on_drained(Session& session) {
   if (!session.fenced || session.drained) return;
   session.drained = true;
+  release_withdrawn(session);
   finish_detach(session);
   Job& job = *session.job;
   if (!job.ending || job.has_active() || !job.drained() || job.gone_sent) return;
@@ -135,6 +158,7 @@ void ControlPlane::Impl::release(Session& session) {
 }
 
 void ControlPlane::Impl::reap() {
+  heartbeats_.turn(now_());
   for (auto next = sessions_.begin(); next != sessions_.end();) {
     Session& session = *next->second;
     ++next;

@@ -107,7 +107,8 @@ void Engine::on_finished(const fabric::Event& event, bool failed) {
               "the write of lane {}, command {} to rank {} failed ({}): the link to that rank's "
               "node is in error",
               cookie.lane, cookie.sequence, entry->peer->rank,
-              error_code_name(event.code == ErrorCode::kOk ? ErrorCode::kLinkDown : event.code)));
+              error_code_name(event.code == ErrorCode::kOk ? ErrorCode::kLinkDown : event.code)),
+          entry->peer->rank);
     return;
   }
   lane->stats->post_to_completion.record(now_ns_ - std::min(now_ns_, entry->posted_ns));
@@ -153,7 +154,8 @@ void Engine::on_link_down(const fabric::Event& event) {
       if (link == nullptr || peer->link != link) continue;
       fault(*session, ErrorCode::kLinkDown,
             fmt::format("the link to rank {}'s node went down ({})", peer->rank,
-                        error_code_name(code)));
+                        error_code_name(code)),
+            peer->rank);
     }
   }
   on_event_(LinkDown{event.link, code});

@@ -86,7 +86,8 @@ class Engine {
   }
   LinkQueue& use_link(fabric::LinkId id, std::unique_ptr<LinkQueue> fresh);
   void release_links(const Session& session);
-  void fault(Session& session, ErrorCode code, std::string reason);
+  void fault(Session& session, ErrorCode code, std::string reason,
+             std::optional<std::uint32_t> peer_rank = std::nullopt);
   void fence(Session& session);
   void settle();
 

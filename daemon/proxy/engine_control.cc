@@ -85,7 +85,7 @@ void Engine::on_mail(Parcel& parcel, const BindPeer& bind) {
   session->bindings.bind_peer(std::move(parcel.peer));
   if (bind.link < dead_links_.size() && dead_links_[bind.link]) {
     fault(*session, ErrorCode::kLinkDown,
-          fmt::format("the link to rank {}'s node is down", bind.peer_rank));
+          fmt::format("the link to rank {}'s node is down", bind.peer_rank), bind.peer_rank);
   }
 }
 
@@ -123,10 +123,11 @@ void Engine::on_mail(Parcel&, const FenceSession& asked) {
 // -- the end of a session
 // -------------------------------------------------------------------------------------------
 
-void Engine::fault(Session& session, ErrorCode code, std::string reason) {
+void Engine::fault(Session& session, ErrorCode code, std::string reason,
+                   std::optional<std::uint32_t> peer_rank) {
   if (session.fenced) return;
   fence(session);
-  on_event_(SessionFault{session.slot, code, std::move(reason)});
+  on_event_(SessionFault{session.slot, code, std::move(reason), peer_rank});
 }
 
 void Engine::fence(Session& session) {

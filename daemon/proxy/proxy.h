@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <variant>
@@ -89,6 +90,7 @@ struct SessionFault {
   SessionSlot slot = 0;
   ErrorCode code = ErrorCode::kInternal;
   std::string reason;
+  std::optional<std::uint32_t> peer_rank;  ///< kLinkDown: the rank at the other end of the link
 };
 struct Drained {
   SessionSlot slot = 0;

@@ -203,6 +203,27 @@ TEST_F(Attach, TheHeartbeatBeatsInEverySegment) {
   }
 }
 
+TEST_F(Attach, TheHeartbeatOutlastsALongEventButNotAHang) {
+  const auto clock = std::make_shared<std::uint64_t>(1);
+  TestNode node({}, std::make_shared<FakeMemory>(), clock);
+  const ClientId client = node.attach(rank_of("job", 1, 1, 0));
+  const auto segment = node.segment(client);
+  const auto beat_after = [&](std::uint64_t ms) {
+    *clock += ms * kMillisecond;
+    node.plane->beat();
+    return segment.header().heartbeat_ns;
+  };
+  EXPECT_EQ(beat_after(20'000), 20'000 * kMillisecond + 1);
+  EXPECT_EQ(beat_after(9'000), 29'000 * kMillisecond + 1);
+  EXPECT_EQ(beat_after(2'000), 29'000 * kMillisecond + 1);
+  node.wait(0);
+  EXPECT_EQ(segment.header().heartbeat_ns, 31'000 * kMillisecond + 1);
+  node.hang_up(client);
+  node.step();
+  node.plane->beat();  // its word is gone
+  node.expect_nothing_left();
+}
+
 TEST_F(Attach, ADrainingDaemonTakesNoRanks) {
   TestNode node = make_node();
   const ClientId up = node.attach(rank_of("up", 1, 1, 0));

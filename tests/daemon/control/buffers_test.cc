@@ -190,6 +190,26 @@ TEST_F(Buffers, DeregisterWaitsForTransfersInFlightAndNamesWhoHasThem) {
   cluster.expect_nothing_left();
 }
 
+TEST(BuffersAtTheEnd, DeregisterDoesNotWaitForARailPeerThatHasDetached) {
+  for (const bool detached_first : {true, false}) {
+    TestCluster cluster(2);
+    cluster.connect_all();
+    JobRun job(cluster, "job", 2, 1);
+    job.attach_all();
+    const std::uint16_t handle = cluster.node(0).register_buffer(job.client(0));
+    cluster.settle();
+    job.send(1, shm::Detach{});
+    if (detached_first) cluster.settle();
+    job.send(0, shm::DeregisterBuffer{handle});
+    cluster.settle();
+    EXPECT_TRUE(job.take<shm::Done>(0));
+    job.send(0, shm::Detach{});
+    cluster.settle();
+    EXPECT_TRUE(job.take<shm::Done>(0));
+    cluster.expect_nothing_left();
+  }
+}
+
 TEST_F(Buffers, AHandleIsReusedAsLateAsPossible) {
   JobRun job(cluster, "job", 1, 1);
   job.attach_all();

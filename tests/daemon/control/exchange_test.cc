@@ -130,6 +130,22 @@ TEST(ExchangeTable, EveryWorldsReplyFitsAMessage) {
   }
 }
 
+TEST(Exchange, WhatWouldNotFitTheReplyIsRefusedAtTheRequest) {
+  TestCluster cluster(8);
+  TestNode& node = cluster.node(0);
+  const ClientId client = node.attach(rank_of("job", 8, 16, 0));
+  const std::vector<std::byte> blob(shm::kExchangeBlobBytesMax);  // times 128 ranks: 8 MiB
+  const auto request = node.send(client, shm::Exchange{"big", blob, 60'000});
+  const auto refused = node.take(client, shm::MessageType::kError);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->request, request);
+  EXPECT_EQ(shm::decode_message<shm::ErrorReply>(refused->payload)->code,
+            ErrorCode::kLimitExceeded);
+  EXPECT_FALSE(node.take<shm::SessionFailed>(client));
+  node.send(client, shm::AllocFlags{1});
+  EXPECT_TRUE(node.take<shm::AllocFlagsReply>(client));  // and it goes on
+}
+
 TEST(Exchange, OverDaemons) {
   TestCluster cluster(2);
   cluster.connect_all();

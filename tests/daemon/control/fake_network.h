@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -36,6 +37,7 @@ struct FakeNic {
   bool refuse_connect = false;
   bool refuse_import = false;
   bool hold_completions = false;
+  std::function<void()> on_import;       ///< called by import_region; may block
   std::set<fabric::LinkId> break_links;  ///< reported as down by the next poll
 
   int local_regions = 0;
@@ -75,6 +77,7 @@ class FakeEndpoint final : public fabric::Endpoint {
   void disconnect(fabric::LinkId) override { --nic_->links; }
   Result<std::unique_ptr<fabric::RemoteRegion>> import_region(
       fabric::LinkId, std::span<const std::byte> key) override {
+    if (nic_->on_import) nic_->on_import();
     std::uint64_t number = 0;
     if (key.size() != sizeof number || nic_->refuse_import) {
       return fail(ErrorCode::kUnavailable, "no such region");

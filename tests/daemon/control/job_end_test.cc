@@ -83,7 +83,7 @@ TEST(JobEnd, RanksThatStayAfterOneHasDetachedHearOfIt) {
   job.send(1, shm::Detach{});
   cluster.settle();
   EXPECT_TRUE(job.take<shm::Done>(1));
-  cluster.wait(1'900);
+  cluster.wait(9'900);
   for (const std::uint32_t rank : {0u, 2u, 3u}) EXPECT_FALSE(job.take<shm::SessionFailed>(rank));
   cluster.wait(200);
   for (const std::uint32_t rank : {0u, 2u, 3u}) {
@@ -100,6 +100,51 @@ TEST(JobEnd, RanksThatStayAfterOneHasDetachedHearOfIt) {
   cluster.expect_nothing_left();
 }
 
+TEST(JobEnd, AnExchangeThatADetachedRankCannotJoinFailsAtOnce) {
+  // The one that waits is on the leaver's node, on the other; has begun before, begins after.
+  for (const std::uint32_t waits : {0u, 2u}) {
+    for (const bool before : {true, false}) {
+      SCOPED_TRACE(fmt::format("rank {}, {}", waits, before));
+      TestCluster cluster(2);
+      cluster.connect_all();
+      JobRun job(cluster, "job", 2, 2);
+      job.attach_all();
+      const auto exchange = [&] {
+        job.send(waits, shm::Exchange{"checkpoint", bytes_of("blob"), 60'000});
+        cluster.settle();
+      };
+      if (before) exchange();
+      job.send(1, shm::Detach{});
+      cluster.settle();
+      EXPECT_TRUE(job.take<shm::Done>(1));
+      if (!before) exchange();
+      const auto reply = job.take<shm::ErrorReply>(waits);
+      ASSERT_TRUE(reply);
+      EXPECT_EQ(reply->code, ErrorCode::kPeerLost);
+      EXPECT_THAT(reply->message, AllOf(HasSubstr("lost rank 1 on"), HasSubstr("'checkpoint'")));
+      job.hang_up_all();
+      cluster.expect_nothing_left();
+    }
+  }
+}
+
+TEST(JobEnd, AnExchangeThatIsCompleteWithTheLeaversBlobIsAnswered) {
+  TestCluster cluster(2);
+  cluster.connect_all();
+  JobRun job(cluster, "job", 2, 1);
+  job.attach_all();
+  job.send(0, shm::Exchange{"last", bytes_of("blob"), 60'000});
+  job.send(0, shm::Detach{});  // gives up waiting, but has put
+  cluster.settle();
+  job.send(1, shm::Exchange{"last", bytes_of("blob"), 60'000});
+  cluster.settle();
+  EXPECT_TRUE(job.take<shm::ExchangeReply>(1));
+  job.send(1, shm::Detach{});
+  cluster.settle();
+  EXPECT_TRUE(job.take<shm::Done>(1));
+  cluster.expect_nothing_left();
+}
+
 TEST(JobEnd, AllRanksOfANodeDetach) {
   TestCluster cluster(2);
   cluster.connect_all();
@@ -110,7 +155,7 @@ TEST(JobEnd, AllRanksOfANodeDetach) {
   EXPECT_TRUE(job.take<shm::Done>(0));
   // What the other still writes has somewhere to go until it is gone, too.
   EXPECT_EQ(cluster.node(0).nic->local_regions, 1);
-  cluster.wait(2'100);
+  cluster.wait(10'100);
   const auto failed = job.take<shm::SessionFailed>(1);
   ASSERT_TRUE(failed);
   EXPECT_THAT(failed->message, HasSubstr("node 0"));
@@ -257,6 +302,39 @@ TEST(JobEnd, ALinkInErrorFailsTheJobsThatUseItAndComesBack) {
   cluster.expect_nothing_left();
 }
 
+TEST(JobEnd, LinksComeBackWithTheDaemonAtTheOtherEndAndByThemselves) {
+  TestCluster cluster(2);
+  cluster.connect_all();
+  JobRun job(cluster, "job", 2, 1);
+  job.attach_all();
+  ASSERT_TRUE(job.all_up());
+  const auto states = [&] {
+    return cluster.node(0).plane->snapshot().links.front().state + " " +
+           cluster.node(1).plane->snapshot().links.front().state;
+  };
+  cluster.disconnect(0, 1);
+  job.hang_up_all();
+  cluster.wait(1'000);
+  EXPECT_EQ(states(), "error error");  // nobody to connect to
+  cluster.connect(0, 1);
+  cluster.settle();
+  cluster.wait(200);
+  EXPECT_EQ(states(), "up up");
+  // The network alone, the daemons stay: a while later, and with growing pauses.
+  cluster.node(0).nic->refuse_connect = true;
+  cluster.node(0).nic->break_links = {cluster.node(0).nic->connected.back()};
+  cluster.node(0).nic->connects = 0;
+  cluster.settle();
+  cluster.wait(60'000);
+  EXPECT_EQ(states(), "error up");
+  EXPECT_GE(cluster.node(0).nic->connects, 4);
+  EXPECT_LE(cluster.node(0).nic->connects, 10);
+  cluster.node(0).nic->refuse_connect = false;
+  cluster.wait(31'000);
+  EXPECT_EQ(states(), "up up");
+  cluster.expect_nothing_left();
+}
+
 TEST(JobEnd, ALinkTheNetworkBreaks) {
   TestCluster cluster(2);
   cluster.connect_all();
@@ -268,6 +346,7 @@ TEST(JobEnd, ALinkTheNetworkBreaks) {
   const auto failed = job.take<shm::SessionFailed>(0);
   ASSERT_TRUE(failed);
   EXPECT_EQ(failed->code, ErrorCode::kLinkDown);
+  EXPECT_THAT(failed->message, HasSubstr("rank 1 is on node 1"));
   const auto other = job.take<shm::SessionFailed>(1);
   ASSERT_TRUE(other);
   EXPECT_EQ(other->code, ErrorCode::kPeerLost);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -328,6 +329,32 @@ TEST(Node, RunningOutOfDescriptorsIsSurvived) {
   ASSERT_TRUE(
       socket.send(static_cast<std::uint16_t>(shm::MessageType::kHello), 1, hello, {}, in_time()));
   EXPECT_TRUE(socket.receive(in_time()));
+}
+
+TEST(Node, AnotherUserIsRefusedWhereNoFileModeProtects) {
+  for (const bool same_user_only : {true, false}) {
+    Nodes nodes(1, "loopback",
+                [&](NodeOptions& options) { options.loop.same_user_only = same_user_only; });
+    bool changed = false;
+    std::string answer;
+    std::thread([&] {
+      // The bare system call: of this thread only.
+      changed = ::syscall(SYS_setresuid, -1, 65'534, -1) == 0;
+      if (!changed) return;
+      SocketClient client(nodes[0].socket_path());
+      if (same_user_only) {
+        const auto refused = client.await<shm::ErrorReply>();
+        answer = refused ? refused->message : refused.error().message;
+      } else {
+        EXPECT_TRUE(client.attach(rank_of("x", 1, 1, 0)));
+      }
+    }).join();
+    if (!changed) GTEST_SKIP() << "needs the right to be another user";
+    if (same_user_only) {
+      EXPECT_THAT(answer, HasSubstr("you are user 65534"));
+    }
+    EXPECT_TRUE(SocketClient(nodes[0].socket_path()).attach(rank_of("y", 1, 1, 0)));
+  }
 }
 
 TEST(Node, ASecondOneOnTheSameSocketSaysWhoHoldsIt) {

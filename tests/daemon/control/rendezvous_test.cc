@@ -252,6 +252,26 @@ TEST(Rendezvous, LayoutsThatDisagreeAcrossNodesFailBoth) {
   }
 }
 
+TEST(Rendezvous, LayoutsThatDisagreeWhileRanksAreMissing) {
+  TestCluster cluster(2);
+  cluster.connect_all();
+  const ClientId here = cluster.node(0).attach(rank_of("job", 2, 2, 0));
+  const ClientId there = cluster.node(1).attach(rank_of("job", 2, 1, 1));
+  cluster.settle();
+  EXPECT_FALSE(cluster.node(0).take<shm::SessionFailed>(here));
+  cluster.wait(5'100);
+  const auto failed = cluster.node(0).take<shm::SessionFailed>(here);
+  ASSERT_TRUE(failed);
+  EXPECT_EQ(failed->code, ErrorCode::kTimeout);
+  EXPECT_THAT(failed->message,
+              AllOf(HasSubstr("rank 1 (node rank 0)"), HasSubstr("node 1 disagrees"),
+                    HasSubstr("2 nodes of 1"), HasSubstr("2 nodes of 2")));
+  cluster.node(0).hang_up(here);
+  cluster.node(1).hang_up(there);
+  cluster.settle();
+  cluster.expect_nothing_left();
+}
+
 TEST(Rendezvous, APeersFlagsOutOfReachFailTheJob) {
   TestCluster cluster(2);
   cluster.connect_all();
