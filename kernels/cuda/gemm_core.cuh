@@ -56,17 +56,12 @@ struct RingPosition {
   __device__ __forceinline__ int previous() const { return slot == 0 ? kSlots - 1 : slot - 1; }
 };
 
-/// The first row and column of a block's tile, in elements. An order whose tiles are no grid of
-/// kBlockM x kBlockN says it itself, by `Tile origin(Tile) const`; such an order works without
-/// clusters.
-template <class Config, class Order>
-__device__ __forceinline__ Tile tile_origin(const Order& order, Tile tile) {
-  if constexpr (requires { order.origin(tile); }) {
-    return order.origin(tile);
-  } else {
-    return {tile.m * Config::kBlockM, tile.n * Config::kBlockN};
-  }
-}
+/// Whether the order's tiles are no grid of kBlockM x kBlockN: then `Tile origin(Tile) const` says
+/// their first row and column, in elements. Such an order works without clusters.
+template <class Order>
+inline constexpr bool kHasOrigin = requires(const Order& order, Tile tile) {
+  order.origin(tile);
+};
 
 /// Two sums rounded to nearest even, the first in the low half.
 template <class Element>
@@ -142,7 +137,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
         const int gated_m = kCluster == 1 ? m : min(m, params.m_blocks - 1);
-        const Tile origin = tile_origin<Config>(order, Tile{m, tile.n});
+        Tile origin;
+        if constexpr (kHasOrigin<Order>) origin = order.origin(tile);
         int ready_until = 0;
         for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
           if (k_block >= ready_until) ready_until = gate.wait(gated_m, tile.n, k_block);
@@ -151,7 +147,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           ptx::mbarrier_arrive_expect(full, stage_bytes);
 
           const int k = k_block * kBlockK;
-          cute::SM90_TMA_LOAD_2D::copy(&params.a, full, kHint, shared.a[ring.slot], k, origin.m);
+          cute::SM90_TMA_LOAD_2D::copy(&params.a, full, kHint, shared.a[ring.slot], k,
+                                       kHasOrigin<Order> ? origin.m : m * Config::kBlockM);
 
           // B: K-major as one box, N-major as boxes of 64 columns; in a cluster, this block's half
           // of it, for both.
@@ -160,7 +157,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
 #pragma unroll
           for (int i = 0; i < kBoxes; ++i) {
             const int box = cluster_rank * kBoxes + i;
-            const int n = origin.n + box * Config::kBBox;
+            const int n =
+                (kHasOrigin<Order> ? origin.n : tile.n * Config::kBlockN) + box * Config::kBBox;
             std::uint8_t* to = shared.b[ring.slot] + box * kBoxBytes;
             const int x = Config::kBLayout == BLayout::kNK ? k : n;
             const int y = Config::kBLayout == BLayout::kNK ? n : k;
