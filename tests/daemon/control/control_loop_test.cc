@@ -64,6 +64,7 @@ TEST(ControlLoop, AHungPeerLeavesOtherJobsTheirHeartbeat) {
       }));
     }
     answered.count_down();
+    raw->peer_message(1, JobLeft{"stuck", 77, 1, ErrorCode::kOk, ""});
     EXPECT_TRUE(other.call<shm::AllocFlagsReply>(shm::AllocFlags{1}));
   }
   raw->stop(std::chrono::steady_clock::now());
