@@ -44,8 +44,8 @@ struct GemmConfig {
   static constexpr int kThreads = 128 * (kMathWarpgroups + 1);
   static constexpr int kAccumulators = kBlockN / 2;  ///< fp32 registers of one thread
   static constexpr int kPieces = kBlockN / kPieceColumns;
-  static constexpr int kStagingBuffers =
-      2;  ///< of one piece each, per math warpgroup; used by turns
+  /// Of one piece each, per math warpgroup; used by turns.
+  static constexpr int kStagingBuffers = kStaging;
 
   /// Registers per thread by role: together exactly what a block of 384 threads is given (3 x 168).
   static constexpr int kIoRegisters = 40;
