@@ -133,7 +133,7 @@ void send_to_journal(const LoggerOptions& options, LogLevel level, std::string_v
               ? static_cast<char>(std::toupper(static_cast<unsigned char>(c)))
               : '_';
     }
-    entries.push_back(name + "=" + value);
+    entries.push_back(fmt::format("{}={}", name, value));
   }
   std::vector<iovec> parts;
   for (std::string& entry : entries) parts.push_back({entry.data(), entry.size()});

@@ -27,8 +27,9 @@ class PeerStreamOwner {
   /// `incoming` holds a message when `ok`; otherwise the other side sends no more.
   virtual void on_read(PeerStream& stream, bool ok) = 0;
   virtual void on_written(PeerStream& stream, bool ok) = 0;
-  /// The last report: the stream deletes itself after it. `status` is the peer's word when we
-  /// called.
+  /// The last report: the owner deletes the stream in it. It must not wait for later: the stream
+  /// keeps its channel alive, and gRPC 1.51 crashes when the last channel of the process goes on
+  /// one of its own threads. `status` is the peer's word when we called.
   virtual void on_done(PeerStream& stream, const grpc::Status& status) = 0;
 };
 
@@ -97,10 +98,7 @@ class CallingStream final : public PeerStream,
  private:
   void OnReadDone(bool ok) override { owner_.on_read(*this, ok); }
   void OnWriteDone(bool ok) override { owner_.on_written(*this, ok); }
-  void OnDone(const grpc::Status& status) override {
-    owner_.on_done(*this, status);
-    delete this;
-  }
+  void OnDone(const grpc::Status& status) override { owner_.on_done(*this, status); }
   void release() {
     if (held_) RemoveHold();
     held_ = false;
@@ -143,10 +141,7 @@ class CalledStream final : public PeerStream,
  private:
   void OnReadDone(bool ok) override { owner_.on_read(*this, ok); }
   void OnWriteDone(bool ok) override { owner_.on_written(*this, ok); }
-  void OnDone() override {
-    owner_.on_done(*this, grpc::Status::OK);
-    delete this;
-  }
+  void OnDone() override { owner_.on_done(*this, grpc::Status::OK); }
 
   PeerStreamOwner& owner_;
   grpc::CallbackServerContext& context_;

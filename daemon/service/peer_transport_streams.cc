@@ -16,7 +16,7 @@ constexpr std::size_t kUngreetedMax = 64;
 
 void GrpcPeerTransport::Impl::call(Peer& peer) {
   peer.call_at.reset();
-  auto* stream = new CallingStream(*peer.stub, *this);  // deletes itself after on_done
+  auto* stream = new CallingStream(*peer.stub, *this);  // deleted in on_done
   stream->node = peer.config.id;
   stream->since_ns = peer_clock_ns();
   streams_.insert(stream);
@@ -178,7 +178,7 @@ void GrpcPeerTransport::Impl::run_timers() {
 grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>* GrpcPeerTransport::Impl::accept(
     grpc::CallbackServerContext& context) {
   std::lock_guard lock(mutex_);
-  auto* stream = new CalledStream(context, *this);  // deletes itself after on_done
+  auto* stream = new CalledStream(context, *this);  // deleted in on_done
   stream->since_ns = peer_clock_ns();
   streams_.insert(stream);
   const auto ungreeted = std::count_if(streams_.begin(), streams_.end(), [](const PeerStream* one) {
@@ -251,6 +251,7 @@ void GrpcPeerTransport::Impl::on_done(PeerStream& stream, const grpc::Status& st
   detach(stream,
          status.error_message().empty() ? "it has closed the connection" : status.error_message());
   streams_.erase(&stream);
+  delete &stream;
   changed_.notify_all();
 }
 
