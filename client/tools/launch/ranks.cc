@@ -32,6 +32,7 @@ Result<std::vector<std::string>> RankSet::read_lines(std::chrono::milliseconds p
   std::vector<std::string> lines;
   for (Process& rank : ranks_) {
     auto line = rank.read_line(deadline);
+    if (!line && line.error().code == ErrorCode::kAborted) return propagate(line);
     if (!line)
       return tl::unexpected<Error>(explain(fmt::format("{}: {}", what, line.error().message)));
     if (!*line)
