@@ -7,10 +7,10 @@
 namespace mk::tools {
 namespace {
 
-/// product += a b in float64, one row of C at a time; the inner loop runs along a row of B and C.
-__attribute__((target_clones("avx512f", "avx2", "default"))) void multiply_row(
-    const double* a_row, const double* b, std::uint64_t k, std::uint64_t n,
-    double* __restrict row) {
+/// row += a_row b in float64: one row of C; the inner loop runs along a row of B and C.
+[[gnu::always_inline]] inline void add_product(const double* a_row, const double* b,
+                                               std::uint64_t k, std::uint64_t n,
+                                               double* __restrict row) {
   constexpr std::uint64_t kColumns =
       512;  // of B at a time, so that a block of k rows stays in the cache
   for (std::uint64_t first = 0; first < n; first += kColumns) {
@@ -21,6 +21,28 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void multiply_row(
       for (std::uint64_t j = first; j < last; ++j) row[j] += factor * b_row[j];
     }
   }
+}
+
+// The same loop for three widths of vector. Not target_clones: its resolver runs before the
+// sanitizers' functions can be called.
+using AddProduct = void (*)(const double*, const double*, std::uint64_t, std::uint64_t, double*);
+[[gnu::target("avx512f")]] void add_product_avx512(const double* a_row, const double* b,
+                                                   std::uint64_t k, std::uint64_t n, double* row) {
+  add_product(a_row, b, k, n, row);
+}
+[[gnu::target("avx2")]] void add_product_avx2(const double* a_row, const double* b, std::uint64_t k,
+                                              std::uint64_t n, double* row) {
+  add_product(a_row, b, k, n, row);
+}
+void add_product_plain(const double* a_row, const double* b, std::uint64_t k, std::uint64_t n,
+                       double* row) {
+  add_product(a_row, b, k, n, row);
+}
+
+AddProduct widest_add_product() {
+  if (__builtin_cpu_supports("avx512f")) return add_product_avx512;
+  if (__builtin_cpu_supports("avx2")) return add_product_avx2;
+  return add_product_plain;
 }
 
 }  // namespace
@@ -41,12 +63,13 @@ void GemmArReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, s
                                double range_a, double range_b) {
   std::vector<double> wide_b(k * n_);
   for (std::uint64_t i = 0; i < k * n_; ++i) wide_b[i] = to_float(type_, b[i]);
+  const AddProduct add_row_product = widest_add_product();
   std::vector<double> a_row(k);
   std::vector<double> product(n_);
   for (std::uint64_t row = 0; row < rows_; ++row) {
     for (std::uint64_t i = 0; i < k; ++i) a_row[i] = to_float(type_, a[row * k + i]);
     std::fill(product.begin(), product.end(), 0.0);
-    multiply_row(a_row.data(), wide_b.data(), k, n_, product.data());
+    add_row_product(a_row.data(), wide_b.data(), k, n_, product.data());
     for (std::uint64_t j = 0; j < n_; ++j) {
       node_[row * n_ + j] += product[j];
       magnitude_p_[row * n_ + j] += std::fabs(product[j]);
