@@ -7,8 +7,6 @@
 /// each with fresh inputs and every element of the result checked. It reports lines on descriptor
 /// 3: "attached", "launch N" after each, "done", or "error CODE SENTENCE".
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -26,8 +24,7 @@ using Elements = std::vector<std::uint16_t>;
 constexpr std::uint64_t kM = 96, kN = 128, kK = 64;
 
 void say(const std::string& line) {
-  const std::string text = line + "\n";
-  if (::write(tools::kReportFd, text.data(), text.size()) < 0) std::_Exit(9);
+  if (!tools::report_line(tools::kReportFd, line)) std::_Exit(9);
 }
 
 tools::RandomMatrix matrix(std::uint32_t launch, std::uint32_t rank, bool b) {

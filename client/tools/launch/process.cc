@@ -158,6 +158,18 @@ void Process::signal(int number) const {
   if (!reaped_) ::kill(pid_, number);
 }
 
+Status report_line(int fd, const std::string& line) {
+  const std::string text = line + "\n";
+  std::size_t sent = 0;
+  while (sent < text.size()) {
+    const ssize_t wrote = ::write(fd, text.data() + sent, text.size() - sent);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return fail_errno(errno, "cannot report to the parent");
+    sent += static_cast<std::size_t>(wrote);
+  }
+  return {};
+}
+
 int Process::exit_status() const {
   return reaped_ && WIFEXITED(wait_status_) ? WEXITSTATUS(wait_status_) : -1;
 }

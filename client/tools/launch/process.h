@@ -27,6 +27,9 @@ struct ProcessOptions {
 /// The child's descriptor number of the report pipe.
 inline constexpr int kReportFd = 3;
 
+/// The child's side: writes `line` and a newline to `fd`, normally kReportFd.
+Status report_line(int fd, const std::string& line);
+
 class Process {
  public:
   static Result<Process> start(const ProcessOptions& options);

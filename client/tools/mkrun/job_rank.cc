@@ -1,12 +1,10 @@
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <vector>
 
+#include "client/tools/launch/process.h"
 #include "client/tools/mkrun/job.h"
 #include "client/tools/numeric/elements.h"
 #include "client/tools/numeric/gemm_ar_reference.h"
@@ -48,15 +46,6 @@ double largest(const Elements& elements, DataType type) {
   for (const std::uint16_t bits : elements)
     most = std::max(most, std::fabs(double{to_float(type, bits)}));
   return most;
-}
-
-Status report(int fd, const RowsDone& done) {
-  const std::string line = nlohmann::json(done).dump() + "\n";
-  // A line is far below PIPE_BUF, so one write takes it whole.
-  if (::write(fd, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    return fail_errno(errno, "cannot report to the parent");
-  }
-  return {};
 }
 
 class JobRank {
@@ -161,7 +150,7 @@ Status JobRank::run(const std::string& socket, const std::string& name, int repo
     done.network_bytes = stats.network_bytes;
     if (job_.check) check_rows(first, done.rows, c, done);
     if (writer) MK_RETURN_IF_ERROR(writer->append(std::as_bytes(std::span(c))));
-    MK_RETURN_IF_ERROR(report(report_fd, done));
+    MK_RETURN_IF_ERROR(report_line(report_fd, nlohmann::json(done).dump()));
   }
   MK_RETURN_IF_ERROR(session.barrier(attach.timeout));
   if (writer) MK_RETURN_IF_ERROR(writer->finish());

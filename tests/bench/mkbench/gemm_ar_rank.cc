@@ -1,11 +1,9 @@
 #include "tests/bench/mkbench/gemm_ar_rank.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <vector>
 
+#include "client/tools/launch/process.h"
 #include "client/tools/numeric/gemm_ar_reference.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
@@ -19,18 +17,6 @@ std::uint64_t hash_of(const std::vector<std::uint16_t>& values) {
   std::uint64_t hash = values.size();
   for (const std::uint16_t value : values) hash = tools::mix64(hash ^ value);
   return hash;
-}
-
-Status write_line(int fd, const std::string& line) {
-  const std::string text = line + "\n";
-  std::size_t sent = 0;
-  while (sent < text.size()) {
-    const ssize_t wrote = ::write(fd, text.data() + sent, text.size() - sent);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) return fail_errno(errno, "cannot report to the parent");
-    sent += static_cast<std::size_t>(wrote);
-  }
-  return {};
 }
 
 class Rank {
@@ -93,7 +79,7 @@ Status Rank::run(const std::string& socket, const std::string& job, int report_f
       if (spec_.modes != "both" && (spec_.modes == "fused") != fused) continue;
       MK_ASSIGN_OR_RETURN(const LaunchReport report,
                           launch(session, op, number++, fused, iteration < spec_.warmup));
-      MK_RETURN_IF_ERROR(write_line(report_fd, nlohmann::json(report).dump()));
+      MK_RETURN_IF_ERROR(tools::report_line(report_fd, nlohmann::json(report).dump()));
     }
   }
   MK_RETURN_IF_ERROR(session.barrier());
