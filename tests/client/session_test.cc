@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "client/embedded/embedded.h"
-#include "client/tools/numeric/gemm_ar_reference.h"
+#include "client/tools/numeric/gemm_reference.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
 #include "mkernel/mkernel_c.h"
@@ -100,7 +100,7 @@ TEST_P(GemmAllReduceWorld, GivesTheSumOfAllRanksOnAllRanks) {
   if (HasFailure()) return;
   for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
     const std::uint64_t m = rows_of(launch);
-    tools::GemmArReference reference(m, kN, nodes, locals, type);
+    tools::GemmReference reference(m, kN, nodes, locals, type);
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       Elements a(m * kK);
       Elements b(kK * kN);

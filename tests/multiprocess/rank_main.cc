@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "client/tools/launch/process.h"
-#include "client/tools/numeric/gemm_ar_reference.h"
+#include "client/tools/numeric/gemm_reference.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
 
@@ -32,7 +32,7 @@ tools::RandomMatrix matrix(std::uint32_t launch, std::uint32_t rank, bool b) {
 }
 
 Status check(const AttachOptions& place, std::uint32_t launch, const Elements& c) {
-  tools::GemmArReference reference(kM, kN, place.nodes, place.local_size, DataType::kBf16);
+  tools::GemmReference reference(kM, kN, place.nodes, place.local_size, DataType::kBf16);
   Elements a(kM * kK);
   Elements b(kK * kN);
   for (std::uint32_t rank = 0; rank < place.world; ++rank) {

@@ -7,7 +7,7 @@
 #include "client/tools/launch/process.h"
 #include "client/tools/mkrun/job.h"
 #include "client/tools/numeric/elements.h"
-#include "client/tools/numeric/gemm_ar_reference.h"
+#include "client/tools/numeric/gemm_reference.h"
 #include "mkernel/mkernel.h"
 
 namespace mk::tools {
@@ -91,7 +91,7 @@ void JobRank::check_rows(std::uint64_t first, std::uint64_t rows, const Elements
   const std::uint64_t begin = rows * rank_ / job_.world();
   const std::uint64_t count = rows * (rank_ + 1) / job_.world() - begin;
   if (count == 0) return;
-  GemmArReference reference(count, job_.n, job_.nodes, job_.local, type_);
+  GemmReference reference(count, job_.n, job_.nodes, job_.local, type_);
   for (std::uint32_t rank = 0; rank < job_.world(); ++rank) {
     const std::uint64_t k = job_.k_last(rank) - job_.k_first(rank);
     const Elements a =

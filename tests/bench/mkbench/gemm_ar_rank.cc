@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "client/tools/launch/process.h"
-#include "client/tools/numeric/gemm_ar_reference.h"
+#include "client/tools/numeric/gemm_reference.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
 
@@ -119,7 +119,7 @@ void Rank::verify(LaunchReport& report) const {
   const std::uint32_t world = spec_.nodes * spec_.local;
   const std::uint64_t first = spec_.m * rank_ / world;
   const std::uint64_t rows = spec_.m * (rank_ + 1) / world - first;
-  tools::GemmArReference reference(rows, spec_.n, spec_.nodes, spec_.local, type_);
+  tools::GemmReference reference(rows, spec_.n, spec_.nodes, spec_.local, type_);
   std::vector<std::uint16_t> a(rows * spec_.k);
   std::vector<std::uint16_t> b(spec_.k * spec_.n);
   for (std::uint32_t rank = 0; rank < world; ++rank) {

@@ -1,8 +1,7 @@
-#include "client/tools/numeric/gemm_ar_reference.h"
+#include "client/tools/numeric/gemm_reference.h"
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace mk::tools {
 namespace {
@@ -47,8 +46,8 @@ AddProduct widest_add_product() {
 
 }  // namespace
 
-GemmArReference::GemmArReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes,
-                                 std::uint32_t locals, DataType type)
+GemmReference::GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes,
+                             std::uint32_t locals, DataType type)
     : rows_(rows),
       n_(n),
       nodes_(nodes),
@@ -59,8 +58,8 @@ GemmArReference::GemmArReference(std::uint64_t rows, std::uint64_t n, std::uint3
       magnitude_p_(rows * n),
       magnitude_q_(rows * n) {}
 
-void GemmArReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, std::uint64_t k,
-                               double range_a, double range_b) {
+void GemmReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, std::uint64_t k,
+                             double range_a, double range_b) {
   std::vector<double> wide_b(k * n_);
   for (std::uint64_t i = 0; i < k * n_; ++i) wide_b[i] = to_float(type_, b[i]);
   const AddProduct add_row_product = widest_add_product();
@@ -80,7 +79,7 @@ void GemmArReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, s
   if (++ranks_ % locals_ == 0) close_node();
 }
 
-void GemmArReference::close_node() {
+void GemmReference::close_node() {
   for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
     sum_[i] += node_[i];
     magnitude_q_[i] += std::fabs(node_[i]);
@@ -88,28 +87,26 @@ void GemmArReference::close_node() {
   }
 }
 
-double GemmArReference::bound(std::uint64_t i) const {
+double GemmReference::bound(std::uint64_t i) const {
   const double v = unit_roundoff(type_);
-  const double first_order =
-      accumulation_ + v * (magnitude_p_[i] + magnitude_q_[i] + std::fabs(sum_[i])) +
-      kUnitRoundoffFp32 * (locals_ * magnitude_p_[i] + nodes_ * magnitude_q_[i]);
-  const double subnormal = type_ == DataType::kF16
-                               ? std::ldexp(1.0, -25) * (nodes_ * locals_ + nodes_ + 1)
-                               : std::ldexp(1.0, -133);
-  return first_order * (1 + 4 * v) + subnormal;
+  double first_order = accumulation_ + v * magnitude_p_[i];
+  double roundings = nodes_ * locals_;
+  if (locals_ > 1) {
+    first_order += v * magnitude_q_[i] + kUnitRoundoffFp32 * locals_ * magnitude_p_[i];
+    roundings += nodes_;
+  }
+  if (nodes_ > 1) {
+    first_order += v * std::fabs(sum_[i]) + kUnitRoundoffFp32 * nodes_ * magnitude_q_[i];
+    roundings += 1;
+  }
+  const double half_smallest_unit = std::ldexp(1.0, type_ == DataType::kF16 ? -25 : -134);
+  return first_order * (1 + 4 * v) + half_smallest_unit * roundings;
 }
 
-GemmArReference::Comparison GemmArReference::compare(const std::uint16_t* c) const {
+Comparison GemmReference::compare(const std::uint16_t* c) const {
   Comparison result;
   for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
-    const double error = std::fabs(static_cast<double>(to_float(type_, c[i])) - sum_[i]);
-    const double ratio =
-        std::isnan(error) ? std::numeric_limits<double>::infinity() : error / bound(i);
-    if (!(ratio <= 1)) {
-      if (result.wrong++ == 0) result.first_wrong = i;
-    }
-    result.worst_ratio = std::max(result.worst_ratio, ratio);
-    if (!std::isnan(error)) result.max_error = std::max(result.max_error, error);
+    result.add(i, to_float(type_, c[i]), sum_[i], bound(i));
   }
   return result;
 }

@@ -1,0 +1,61 @@
+/// \file
+/// What a GEMM summed over ranks must give, in float64, with a bound for every element:
+/// GEMM+AllReduce, the rows of a GEMM+ReduceScatter, and, as a world of one rank, AllGather+GEMM or
+/// any single product.
+///
+/// C = sum over nodes n of Q_n, Q_n = sum over n's ranks r of P_r, P_r = A_r B_r. The operator sums
+/// P_r in fp32 (any order; error at most g(K_r) S_r with g(k) = k u / (1 - k u), u = 2^-24, and S_r
+/// = sum |a||b| <= K_r amax bmax: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd
+/// ed., section 3.1), and rounds each P_r to the element type (unit roundoff v = 2^-8 for bf16,
+/// 2^-11 for f16). With L > 1 ranks a node it adds L partials in fp32 and rounds each Q_n; with N >
+/// 1 nodes it adds N node sums in fp32 and rounds C. Hence, to first order,
+///
+///   |error| <= sum_r g(K_r) S_r + v sum_r |P_r|
+///              + [L > 1] (v sum_n |Q_n| + u L sum_r |P_r|)
+///              + [N > 1] (v |C| + u N sum_n |Q_n|)
+///
+/// and the second-order terms, products of the above with v, are covered by a factor of 1 + 4 v.
+/// f16 adds half of its smallest unit, 2^-25, per rounding.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "client/tools/numeric/comparison.h"
+#include "client/tools/numeric/elements.h"
+
+namespace mk::tools {
+
+/// Accumulates the reference rank by rank (node-major order), so that only one rank's inputs are in
+/// memory at a time.
+class GemmReference {
+ public:
+  GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes, std::uint32_t locals,
+                DataType type);
+
+  /// Adds the next rank's product: `a` is rows x k, `b` is k x n, both row-major; all elements lie
+  /// within +-range.
+  void add_rank(const std::uint16_t* a, const std::uint16_t* b, std::uint64_t k, double range_a,
+                double range_b);
+
+  /// After all ranks: compares every element of `c`, rows x n, row-major. Indices count row * n +
+  /// column.
+  Comparison compare(const std::uint16_t* c) const;
+  double expected(std::uint64_t index) const { return sum_[index]; }
+  double bound(std::uint64_t index) const;
+
+ private:
+  void close_node();
+
+  std::uint64_t rows_, n_;
+  std::uint32_t nodes_, locals_;
+  DataType type_;
+  std::uint32_t ranks_ = 0;
+  double accumulation_ = 0;          ///< sum of g(K_r) S_r
+  std::vector<double> sum_;          ///< C
+  std::vector<double> node_;         ///< Q_n of the node being added
+  std::vector<double> magnitude_p_;  ///< sum |P_r|
+  std::vector<double> magnitude_q_;  ///< sum |Q_n|
+};
+
+}  // namespace mk::tools
