@@ -1,0 +1,46 @@
+/// \file
+/// The numbers that all ranks agree on about one gather, for the operator's lifetime: how many rows
+/// of what size, in what chunks, and where they lie in the operator's workspace. plan.h makes them;
+/// the arithmetic over them is schedule.h. Compiles for host and device.
+#pragma once
+
+#include <cstdint>
+
+namespace mk::kernels {
+
+/// How rows reach the ranks of a node.
+enum class GatherKind : std::uint8_t {
+  kBroadcast = 0,  ///< every rank gets a copy of every row
+  kPull = 1,       ///< rows stay with the rank of their rail; the node's ranks read them there
+};
+
+/// The first bytes of every slot: what its origin says of its rows. Network chunk 0.
+struct alignas(64) GatherHeader {
+  std::uint32_t epoch = 0;
+  std::uint32_t m = 0;     ///< with which the origin launched
+  std::uint32_t rows = 0;  ///< how many follow
+};
+inline constexpr std::uint64_t kGatherHeaderBytes = sizeof(GatherHeader);
+
+/// Byte offsets in every rank's workspace, the same on all ranks. A world of one rank has nothing.
+struct GatherLayout {
+  std::uint64_t ready = 0;       ///< uint32[origin rank][chunks_max]
+  std::uint64_t drained = 0;     ///< a line of 64 bytes per local rank; kPull over several nodes
+  std::uint64_t slots = 0;       ///< [banks][slots of a bank][slot_bytes]
+  std::uint64_t slot_bytes = 0;  ///< a GatherHeader, then rows_max rows, packed; whole lines
+};
+
+struct GatherGeometry {
+  std::uint32_t nodes = 1;
+  std::uint32_t locals = 1;
+  GatherKind kind = GatherKind::kBroadcast;
+  std::uint32_t rows_max = 0;  ///< of one rank
+  std::uint32_t row_bytes = 0;
+  std::uint32_t chunk_bytes = 0;  ///< of packed rows, a multiple of 64; rows may straddle chunks
+  std::uint32_t chunks_max = 0;   ///< of one rank, the header's included
+  std::uint32_t banks = 2;        ///< the operator's (Launch::banks)
+  std::uint32_t first_flag = 0;   ///< of this gather, within the operator's arrival flags
+  GatherLayout layout;
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,98 @@
+#include "kernels/gather/plan.h"
+
+#include <algorithm>
+
+#include "kernels/comm/banks.h"
+#include "shm/limits.h"
+
+namespace mk::kernels {
+namespace {
+
+constexpr std::uint64_t kLine = 64;
+constexpr std::uint64_t kChunkRows = 128;
+constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
+constexpr std::uint64_t kChunkBytesMax = 4 * 1024 * 1024;  ///< of those chosen here
+constexpr std::uint64_t kChunksWanted = 4;                 ///< of one rank
+
+static_assert(kGatherHeaderBytes == kLine);
+
+std::uint64_t count_chunks(const GatherGeometry& plan, std::uint64_t chunk_bytes) {
+  const std::uint64_t bytes = std::uint64_t{plan.rows_max} * plan.row_bytes;
+  return (bytes + chunk_bytes - 1) / chunk_bytes;
+}
+
+bool too_many(const GatherGeometry& plan, std::uint64_t chunk_bytes) {
+  const std::uint64_t chunks = 1 + count_chunks(plan, chunk_bytes);
+  if (chunks > kGatherChunksMax) return true;
+  // One granule per sender and bank is the least; with very many nodes that alone may pass
+  // kOperatorFlagsMax.
+  const FlagMap flags{plan.nodes, plan.banks, static_cast<std::uint32_t>(chunks)};
+  return flags.count() > kOperatorFlagsMax && chunks > shm::kFlagGranule;
+}
+
+std::uint64_t choose_chunk_bytes(const GatherGeometry& plan, std::uint32_t asked) {
+  std::uint64_t bytes = asked;
+  if (asked == 0) {
+    bytes = std::clamp(kChunkRows * plan.row_bytes, kChunkBytesMin, kChunkBytesMax);
+    while (count_chunks(plan, bytes) < kChunksWanted && bytes / 2 >= kChunkBytesMin) bytes /= 2;
+  }
+  bytes = round_up_to(bytes, kLine);
+  while (too_many(plan, bytes)) bytes *= 2;
+  return bytes;
+}
+
+}  // namespace
+
+Result<GatherPlan> GatherPlan::make(std::string_view op, std::uint32_t nodes, std::uint32_t locals,
+                                    const GatherShape& shape, GatherKind kind,
+                                    std::uint32_t chunk_bytes, std::uint32_t banks) {
+  MK_RETURN_IF_ERROR(check_world(op, nodes, locals));
+  MK_RETURN_IF_ERROR(check_side(op, "rows of one rank", shape.rows_max));
+  MK_RETURN_IF_ERROR(check_tiling(op, {0, 0, chunk_bytes, banks}));
+  if (shape.row_bytes < 1 || shape.row_bytes > kGatherRowBytesMax) {
+    return fail(ErrorCode::kInvalidArgument, "{}: rows of {} bytes cannot be gathered; 1 to {} can",
+                op, shape.row_bytes, kGatherRowBytesMax);
+  }
+  GatherPlan plan;
+  plan.nodes = nodes;
+  plan.locals = locals;
+  plan.kind = kind;
+  plan.rows_max = shape.rows_max;
+  plan.row_bytes = shape.row_bytes;
+  plan.banks = banks != 0 ? banks : kBanksMax;
+  const std::uint64_t bytes = choose_chunk_bytes(plan, chunk_bytes);
+  if (bytes > shm::kCommandPayloadBytesMax / 2) {
+    return fail(
+        ErrorCode::kLimitExceeded,
+        "{}: {} rows of {} bytes per rank over {} nodes need chunks of {} bytes; at most {}", op,
+        shape.rows_max, shape.row_bytes, nodes, bytes, shm::kCommandPayloadBytesMax / 2);
+  }
+  plan.chunk_bytes = static_cast<std::uint32_t>(bytes);
+  plan.chunks_max = static_cast<std::uint32_t>(1 + count_chunks(plan, bytes));
+  plan.layout.slot_bytes =
+      round_up_to(kGatherHeaderBytes + std::uint64_t{plan.rows_max} * plan.row_bytes, kLine);
+  return plan;
+}
+
+void GatherPlan::place(WorkspaceLayout& workspace, std::uint32_t first) {
+  first_flag = first;
+  const std::uint64_t world = std::uint64_t{nodes} * locals;
+  const bool pulled = kind == GatherKind::kPull && nodes > 1;
+  const std::uint64_t slots = world == 1 ? 0 : kind == GatherKind::kBroadcast ? world : nodes;
+  layout.ready = workspace.place(world == 1 ? 0 : world * chunks_max * 4, kLine);
+  layout.drained = workspace.place(pulled ? locals * kLine : 0, kLine);
+  layout.slots = workspace.place(banks * slots * layout.slot_bytes, kPage);
+}
+
+std::uint32_t GatherPlan::flag_count() const {
+  const FlagMap flags{nodes, banks, chunks_max};
+  return static_cast<std::uint32_t>(round_up_to(flags.count(), shm::kFlagGranule));
+}
+
+std::uint64_t GatherPlan::fingerprint() const {
+  constexpr std::uint64_t kRules = 1;
+  return fingerprint_of({kRules, nodes, locals, static_cast<std::uint64_t>(kind), rows_max,
+                         row_bytes, chunk_bytes, banks, first_flag, layout.slots});
+}
+
+}  // namespace mk::kernels

@@ -1,0 +1,175 @@
+/// \file
+/// One gather as index arithmetic: over which nodes rows travel, in what chunks, where they lie,
+/// which flag says that they are there, and in which order to expect them. Compiles for host and
+/// device.
+///
+/// **The ring.** A rank's shard goes from its node to the next one, from there to the one after,
+/// and so on, always to the rank of the same rail, until all other nodes have it: it crosses to
+/// each node once. Hop h of a shard ends on node (origin + h) mod N. So a rank sends its own shard
+/// (hop 0 there), and forwards, of its rail, those of node - 1, node - 2, ..., all but that of
+/// node + 1, which has come full circle.
+///
+/// **Chunks.** Chunk 0 of a shard is its header; chunk c, from 1 on, holds the bytes
+/// [(c - 1) * chunk_bytes, c * chunk_bytes) of the shard's packed rows. A row may straddle chunks.
+/// A shard without rows has just its header.
+///
+/// Network payload of one rank in one launch, in bytes, with rows(r) the rows of rank r:
+///     sum over the nodes d but node + 1 of (64 + rows(rail peer on d) * row_bytes)
+/// (with one node: 0), in as many commands as these shards have chunks, and one for the release.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/banks.h"
+#include "kernels/comm/tile_grid.h"
+#include "kernels/comm/types.h"
+#include "kernels/comm/world.h"
+#include "kernels/gather/geometry.h"
+#include "shm/platform.h"
+
+namespace mk::kernels {
+
+/// Chunks [begin, end) of a shard.
+struct ChunkRange {
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+
+class GatherSchedule {
+ public:
+  /// As the rank of `world` sees it.
+  MK_HOST_DEVICE GatherSchedule(const GatherGeometry& geometry, const World& world)
+      : geometry_(geometry), world_(world) {}
+
+  MK_HOST_DEVICE const GatherGeometry& geometry() const { return geometry_; }
+  MK_HOST_DEVICE const World& world() const { return world_; }
+
+  // --- The ring ---
+
+  /// The node this rank sends to, and the one it receives from.
+  MK_HOST_DEVICE std::uint32_t successor() const { return (world_.node + 1) % world_.nodes; }
+  MK_HOST_DEVICE std::uint32_t predecessor() const {
+    return (world_.node + world_.nodes - 1) % world_.nodes;
+  }
+  /// The node whose shards come here over `hops` hops; 0: this node.
+  MK_HOST_DEVICE std::uint32_t node_at(std::uint32_t hops) const {
+    return (world_.node + world_.nodes - hops) % world_.nodes;
+  }
+  MK_HOST_DEVICE std::uint32_t hops_from(std::uint32_t origin_node) const {
+    return (world_.node + world_.nodes - origin_node) % world_.nodes;
+  }
+  /// How many shards this rank sends: those of node_at(0) (its own), node_at(1), ..., in this
+  /// order.
+  MK_HOST_DEVICE std::uint32_t shards_sent() const { return world_.nodes - 1; }
+
+  // --- The order in which rows are to be expected here ---
+
+  /// The rank whose rows come as the `position`-th, 0 <= position < world size: this rank, the
+  /// node's others from the next local rank on, then the nodes in the order of their hops, of each
+  /// the rank of this rail first. The L ranks of one node arrive side by side over L rails: a
+  /// consumer takes their chunks in turn (see ag_gemm/schedule.h).
+  MK_HOST_DEVICE std::uint32_t origin_at(std::uint32_t position) const {
+    const std::uint32_t local = (world_.local + position % world_.locals) % world_.locals;
+    return node_at(hops_at(position)) * world_.locals + local;
+  }
+  MK_HOST_DEVICE std::uint32_t hops_at(std::uint32_t position) const {
+    return position / world_.locals;
+  }
+  MK_HOST_DEVICE std::uint32_t node_of(std::uint32_t origin) const {
+    return origin / world_.locals;
+  }
+  /// The local rank, of any node, that the origin's rows come to: its rail.
+  MK_HOST_DEVICE std::uint32_t rail_of(std::uint32_t origin) const {
+    return origin % world_.locals;
+  }
+
+  // --- Chunks of a shard of `rows` rows ---
+
+  MK_HOST_DEVICE std::uint64_t data_bytes(std::uint32_t rows) const {
+    return std::uint64_t{rows} * geometry_.row_bytes;
+  }
+  /// The header's included.
+  MK_HOST_DEVICE std::uint32_t chunks(std::uint32_t rows) const {
+    const std::uint64_t bytes = data_bytes(rows);
+    return 1 +
+           static_cast<std::uint32_t>((bytes + geometry_.chunk_bytes - 1) / geometry_.chunk_bytes);
+  }
+  /// What of a slot the chunk is.
+  MK_HOST_DEVICE ByteRange chunk_range(std::uint32_t rows, std::uint32_t chunk) const {
+    ByteRange range;
+    if (chunk == 0) {
+      range.bytes = kGatherHeaderBytes;
+      return range;
+    }
+    const std::uint64_t begin = std::uint64_t{chunk - 1} * geometry_.chunk_bytes;
+    const std::uint64_t left = data_bytes(rows) - begin;
+    range.begin = kGatherHeaderBytes + begin;
+    range.bytes =
+        left < geometry_.chunk_bytes ? static_cast<std::uint32_t>(left) : geometry_.chunk_bytes;
+    return range;
+  }
+  /// The chunks that hold bytes of rows [begin, end); none when there is no such row.
+  MK_HOST_DEVICE ChunkRange chunks_of_rows(std::uint32_t begin, std::uint32_t end) const {
+    if (begin >= end) return {};
+    return {1 + static_cast<std::uint32_t>(data_bytes(begin) / geometry_.chunk_bytes),
+            1 + static_cast<std::uint32_t>((data_bytes(end) + geometry_.chunk_bytes - 1) /
+                                           geometry_.chunk_bytes)};
+  }
+  /// Payload that this rank sends in a launch (the formula above); `rows_of(rank)`.
+  template <class RowsOf>
+  MK_HOST_DEVICE std::uint64_t network_bytes(RowsOf&& rows_of) const {
+    std::uint64_t bytes = 0;
+    for (std::uint32_t hops = 0; hops < shards_sent(); ++hops) {
+      bytes += kGatherHeaderBytes + data_bytes(rows_of(world_.rail_peer(node_at(hops))));
+    }
+    return bytes;
+  }
+
+  // --- Places, as byte offsets in a workspace ---
+
+  /// Slots of one bank in one workspace: kBroadcast: one per rank; kPull: one per node, for the
+  /// ranks of this workspace's rail.
+  MK_HOST_DEVICE std::uint32_t slots() const {
+    return geometry_.kind == GatherKind::kBroadcast ? world_.size() : world_.nodes;
+  }
+  /// Of the origin's shard; kPull: in the workspace of local rank rail_of(origin) only.
+  MK_HOST_DEVICE std::uint64_t slot(std::uint32_t bank, std::uint32_t origin) const {
+    const std::uint32_t index = geometry_.kind == GatherKind::kBroadcast ? origin : node_of(origin);
+    return geometry_.layout.slots +
+           (std::uint64_t{bank} * slots() + index) * geometry_.layout.slot_bytes;
+  }
+  /// Of the shard's first row; the others follow without gaps.
+  MK_HOST_DEVICE std::uint64_t rows_at(std::uint32_t bank, std::uint32_t origin) const {
+    return slot(bank, origin) + kGatherHeaderBytes;
+  }
+  /// The word that shows, in this workspace, that the chunk may be read on this node.
+  MK_HOST_DEVICE std::uint64_t ready(std::uint32_t origin, std::uint32_t chunk) const {
+    return geometry_.layout.ready + (std::uint64_t{origin} * geometry_.chunks_max + chunk) * 4;
+  }
+  /// The word that shows that the local rank has read what it wanted of its peers' slots (kPull).
+  MK_HOST_DEVICE std::uint64_t drained(std::uint32_t local) const {
+    return geometry_.layout.drained + std::uint64_t{local} * 64;
+  }
+
+  // --- Arrival flags, as indices into the operator's; see FlagMap ---
+
+  /// At node `at`: the chunk of the shard of its rail from `origin_node` has landed. Written by the
+  /// node before `at` in the ring.
+  MK_HOST_DEVICE std::uint32_t arrival(std::uint32_t bank, std::uint32_t at,
+                                       std::uint32_t origin_node, std::uint32_t chunk) const {
+    return geometry_.first_flag + flags().arrival(bank, at, origin_node, chunk);
+  }
+  /// At node `at`: the node after it in the ring has done with the bank. Written by that node.
+  MK_HOST_DEVICE std::uint32_t release(std::uint32_t bank, std::uint32_t at) const {
+    return geometry_.first_flag + flags().release(bank, at, (at + 1) % world_.nodes);
+  }
+  MK_HOST_DEVICE FlagMap flags() const {
+    return FlagMap{world_.nodes, geometry_.banks, geometry_.chunks_max};
+  }
+
+ private:
+  GatherGeometry geometry_;
+  World world_;
+};
+
+}  // namespace mk::kernels
