@@ -70,6 +70,23 @@ class Block {
 
   /// Whether another block has failed. For stretches of work without a wait.
   MK_HOST_DEVICE bool stopped() const { return shm::load_acquire(control.stop) != 0; }
+
+  // --- What this block does when; nothing when nobody asked for it ---
+
+  MK_HOST_DEVICE std::uint64_t span_begin() {
+    return totals.waits.trace == nullptr ? 0 : executor.now_ns();
+  }
+  MK_HOST_DEVICE void span_end(std::uint64_t begin_ns, SpanKind kind, std::uint32_t index0,
+                               std::uint32_t index1, std::uint32_t rank) {
+    if (totals.waits.trace == nullptr) return;
+    totals.waits.trace->add({begin_ns, executor.now_ns(), {index0, index1}, rank, kind});
+  }
+  /// Something without length.
+  MK_HOST_DEVICE void span_mark(SpanKind kind, std::uint32_t index0, std::uint32_t index1,
+                                std::uint32_t rank) {
+    span_end(span_begin(), kind, index0, index1, rank);
+  }
+
   /// Ends the launch for a reason that the executor has noted.
   MK_HOST_DEVICE void stop() { shm::store_release(control.stop, 1u); }
 };

@@ -26,6 +26,7 @@ struct alignas(64) BankHeader {
   std::uint32_t epoch = 0;
   std::uint32_t m = 0;
 };
+inline constexpr std::uint64_t kBankHeaderBytes = sizeof(BankHeader);
 
 /// The record of launch `epoch` by local rank `local`, in an array of [kLaunchRecordBanks][locals].
 MK_HOST_DEVICE constexpr std::uint32_t record_index(std::uint32_t epoch, std::uint32_t locals,

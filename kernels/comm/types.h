@@ -28,7 +28,8 @@ struct Shape {
 };
 
 /// kFused: tiles and chunks go as soon as they can. kUnfused: the same blocks and the same data
-/// path, but the collective starts only when this rank's whole product is done: the baseline.
+/// path, but one after the other: the collective starts only when this rank's whole product is
+/// done, or the product only when the collective is: the baseline.
 enum class Mode : std::uint8_t { kFused = 0, kUnfused = 1 };
 
 constexpr const char* name_of(DType dtype) { return dtype == DType::kBf16 ? "bf16" : "f16"; }

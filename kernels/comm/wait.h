@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/trace.h"
 #include "shm/atomic.h"
 #include "shm/flag.h"
 #include "shm/platform.h"
@@ -19,8 +20,11 @@ enum class Role : std::uint8_t {
   kSend = 2,     ///< commands to the daemon
   kReceive = 3,  ///< sums over the nodes, hands out the result
   kCollect = 4,  ///< sees the result arrive from every owner
+  kShare = 5,    ///< hands this rank's own input to its node and to its send blocks
+  kPlan = 6,     ///< finds out from all ranks' routing what this rank has to compute
+  kPull = 7,     ///< packs the rows that this rank needs
 };
-inline constexpr std::uint32_t kRoles = 5;
+inline constexpr std::uint32_t kRoles = 8;
 
 /// What was waited for. The comment says what a record's two indices mean.
 enum class FlagKind : std::uint8_t {
@@ -33,8 +37,12 @@ enum class FlagKind : std::uint8_t {
   kCredit = 6,        ///< lane, -
   kCompleted = 7,     ///< lane, -
   kBlockDone = 8,     ///< role of the other block, its index
+  kFinished = 9,      ///< local rank, -
+  kRowsReady = 10,    ///< rank whose rows they are, chunk
+  kPlanReady = 11,    ///< -, -
+  kRowsPacked = 12,   ///< row tile, -
 };
-inline constexpr std::uint32_t kFlagKinds = 9;
+inline constexpr std::uint32_t kFlagKinds = 13;
 
 /// Why a wait ended.
 enum class WaitEnd : std::uint8_t {
@@ -49,13 +57,15 @@ enum class WaitEnd : std::uint8_t {
 };
 
 constexpr const char* name_of(Role role) {
-  constexpr const char* kNames[kRoles] = {"compute", "reduce", "send", "receive", "collect"};
+  constexpr const char* kNames[kRoles] = {"compute", "reduce", "send", "receive",
+                                          "collect", "share",  "plan", "pull"};
   return kNames[static_cast<std::uint32_t>(role)];
 }
 constexpr const char* name_of(FlagKind kind) {
-  constexpr const char* kNames[kFlagKinds] = {"launch-record", "tile-ready", "chunk-reduced",
-                                              "out-ready",     "arrival",    "release",
-                                              "credit",        "completed",  "block-done"};
+  constexpr const char* kNames[kFlagKinds] = {
+      "launch-record", "tile-ready", "chunk-reduced", "out-ready",  "arrival",
+      "release",       "credit",     "completed",     "block-done", "finished",
+      "rows-ready",    "plan-ready", "rows-packed"};
   return kNames[static_cast<std::uint32_t>(kind)];
 }
 
@@ -104,10 +114,11 @@ struct WaitControl {
   }
 };
 
-/// Waits of one block, counted.
+/// Waits of one block, counted; and, when there is a log, what the block did when.
 struct WaitTotals {
   std::uint64_t count = 0;
   std::uint64_t ns = 0;
+  TraceLog* trace = nullptr;
 };
 
 /// Records the failure, if it is the launch's first, and stops the launch's other blocks.
@@ -146,7 +157,12 @@ MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const W
     // After the clock: a thread that was not scheduled for long finds the flag before it finds
     // itself late.
     if (probe(&seen)) {
-      totals.ns += pacer.now_ns() - start_ns;
+      const std::uint64_t end_ns = pacer.now_ns();
+      totals.ns += end_ns - start_ns;
+      if (totals.trace != nullptr) {
+        const auto kind = static_cast<std::uint32_t>(site.kind);
+        totals.trace->add({start_ns, end_ns, {kind, site.index[0]}, site.rank, SpanKind::kWait});
+      }
       return true;
     }
     // Not at every look: on a GPU each of these words costs as much time as the flag itself.

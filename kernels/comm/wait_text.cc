@@ -31,6 +31,14 @@ std::string flag_text(const WaitSite& site) {
     case FlagKind::kBlockDone:
       return fmt::format("flag block-done[{} block {}]",
                          i < kRoles ? name_of(static_cast<Role>(i)) : "?", j);
+    case FlagKind::kFinished:
+      return fmt::format("flag finished[local rank {}]", i);
+    case FlagKind::kRowsReady:
+      return fmt::format("flag rows-ready[rank {}][chunk {}]", i, j);
+    case FlagKind::kPlanReady:
+      return "flag plan-ready";
+    case FlagKind::kRowsPacked:
+      return fmt::format("flag rows-packed[row tile {}]", i);
   }
   return "?";
 }

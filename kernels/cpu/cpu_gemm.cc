@@ -116,16 +116,18 @@ class CpuGemm::Impl {
   }
 
   /// Throws dnnl::error.
-  void prepare(std::span<const TileShape> shapes, std::uint64_t lda, std::uint64_t ldb) {
-    lda_ = lda;
+  void prepare(std::span<const TileShape> shapes, std::span<const std::uint64_t> ldas,
+               std::uint64_t ldb) {
     ldb_ = ldb;
     if (primitives_.size() > kPrimitivesMax) primitives_.clear();
     std::size_t scratch_bytes = 0;
     for (const TileShape& shape : shapes) {
-      for (std::uint32_t begin = 0; begin < k_; begin += depth_step()) {
-        const Primitive& primitive =
-            find_or_make(shape, std::min(depth_step(), k_ - begin), begin != 0);
-        scratch_bytes = std::max(scratch_bytes, primitive.scratch.get_size());
+      for (const std::uint64_t lda : ldas) {
+        for (std::uint32_t begin = 0; begin < k_; begin += depth_step()) {
+          const std::uint32_t depth = std::min(depth_step(), k_ - begin);
+          const Primitive& primitive = find_or_make(shape, depth, lda, begin != 0);
+          scratch_bytes = std::max(scratch_bytes, primitive.scratch.get_size());
+        }
       }
     }
     for (Block& block : blocks_) {
@@ -134,17 +136,17 @@ class CpuGemm::Impl {
   }
 
   /// Throws dnnl::error.
-  void multiply(Block& block, TileShape shape, const std::uint16_t* a, const std::uint16_t* b,
-                float* target) {
+  void multiply(Block& block, TileShape shape, const std::uint16_t* a, std::uint64_t lda,
+                const std::uint16_t* b, float* target) {
     for (std::uint32_t begin = 0; begin < k_; begin += depth_step()) {
       const std::uint32_t depth = std::min(depth_step(), k_ - begin);
-      const Primitive& primitive = primitives_.at({key(shape, depth), begin != 0});
+      const Primitive& primitive = primitives_.at({key(shape, depth, lda), begin != 0});
       if (path_ == GemmPath::kNative) {
         execute(block, primitive, a, b, target);
         continue;
       }
       for (std::uint32_t row = 0; row < shape.rows; ++row) {
-        math_.widen(a + row * lda_ + begin, block.a_panel.data() + std::size_t{row} * depth, depth);
+        math_.widen(a + row * lda + begin, block.a_panel.data() + std::size_t{row} * depth, depth);
       }
       // The widened panel keeps B's layout.
       const bool kn = b_layout_ == BLayout::kKN;
@@ -174,14 +176,14 @@ class CpuGemm::Impl {
  private:
   std::uint32_t depth_step() const { return path_ == GemmPath::kNative ? k_ : kPanel; }
 
-  Key key(TileShape shape, std::uint32_t depth) const {
-    if (path_ == GemmPath::kNative) return {shape.rows, shape.columns, depth, lda_, ldb_};
+  Key key(TileShape shape, std::uint32_t depth, std::uint64_t lda) const {
+    if (path_ == GemmPath::kNative) return {shape.rows, shape.columns, depth, lda, ldb_};
     return {shape.rows, shape.columns, depth, depth,
             b_layout_ == BLayout::kKN ? shape.columns : depth};
   }
 
-  const Primitive& find_or_make(TileShape shape, std::uint32_t depth, bool add) {
-    const std::pair<Key, bool> full_key{key(shape, depth), add};
+  const Primitive& find_or_make(TileShape shape, std::uint32_t depth, std::uint64_t lda, bool add) {
+    const std::pair<Key, bool> full_key{key(shape, depth, lda), add};
     const auto found = primitives_.find(full_key);
     if (found != primitives_.end()) return found->second;
     const auto type = path_ == GemmPath::kNative ? memory::data_type::bf16 : memory::data_type::f32;
@@ -210,7 +212,6 @@ class CpuGemm::Impl {
   BLayout b_layout_;
   const RowMath& math_;
   GemmPath path_ = GemmPath::kThroughF32;
-  std::uint64_t lda_ = 0;
   std::uint64_t ldb_ = 0;
   std::map<std::pair<Key, bool>, Primitive> primitives_;
   mutable std::mutex failure_mutex_;
@@ -234,21 +235,22 @@ Result<std::unique_ptr<CpuGemm>> CpuGemm::create(std::uint32_t blocks, TileShape
   }
 }
 
-Status CpuGemm::prepare(std::span<const TileShape> shapes, std::uint64_t lda, std::uint64_t ldb) {
+Status CpuGemm::prepare(std::span<const TileShape> shapes, std::span<const std::uint64_t> ldas,
+                        std::uint64_t ldb) {
   try {
-    impl_->prepare(shapes, lda, ldb);
+    impl_->prepare(shapes, ldas, ldb);
     return {};
   } catch (const dnnl::error& error) {
     return fail(ErrorCode::kInternal,
-                "oneDNN cannot prepare tiles with leading dimensions {} and {}: {}", lda, ldb,
-                error.what());
+                "oneDNN cannot prepare tiles with leading dimensions {} and {}: {}",
+                fmt::join(ldas, " or "), ldb, error.what());
   }
 }
 
 bool CpuGemm::multiply(std::uint32_t block, TileShape shape, const std::uint16_t* a,
-                       const std::uint16_t* b, float* target) {
+                       std::uint64_t lda, const std::uint16_t* b, float* target) {
   try {
-    impl_->multiply(impl_->block(block), shape, a, b, target);
+    impl_->multiply(impl_->block(block), shape, a, lda, b, target);
     return true;
   } catch (const std::exception& error) {
     impl_->note_failure(error.what());

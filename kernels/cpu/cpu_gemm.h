@@ -38,15 +38,16 @@ class CpuGemm {
   CpuGemm(const CpuGemm&) = delete;
   CpuGemm& operator=(const CpuGemm&) = delete;
 
-  /// Makes what tiles of these shapes with these leading dimensions (elements) need; cheap when it
-  /// was made before. While no block multiplies.
-  Status prepare(std::span<const TileShape> shapes, std::uint64_t lda, std::uint64_t ldb);
+  /// Makes what tiles of these shapes need, with A's rows any of `ldas` elements apart and B's
+  /// `ldb`; cheap when it was made before. While no block multiplies.
+  Status prepare(std::span<const TileShape> shapes, std::span<const std::uint64_t> ldas,
+                 std::uint64_t ldb);
 
   /// target[rows][columns], packed, = A[rows][k] B[k][columns]. `a` points to the tile's first row,
-  /// `b` to its first column (BLayout::kNK: its first row). The shape must have been prepared with
-  /// these leading dimensions. Each block calls it on one thread; false if oneDNN failed: see
-  /// `error`.
-  bool multiply(std::uint32_t block, TileShape shape, const std::uint16_t* a,
+  /// `b` to its first column (BLayout::kNK: its first row). The shape, `lda` and B's leading
+  /// dimension are of the last `prepare`. Each block calls it on one thread; false if oneDNN
+  /// failed: see `error`.
+  bool multiply(std::uint32_t block, TileShape shape, const std::uint16_t* a, std::uint64_t lda,
                 const std::uint16_t* b, float* target);
 
   /// The first failure of `multiply`.

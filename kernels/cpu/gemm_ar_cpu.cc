@@ -1,25 +1,17 @@
 #include "kernels/cpu/gemm_ar_cpu.h"
 
-#include <algorithm>
 #include <cstring>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "kernels/comm/wait_text.h"
-#include "kernels/cpu/block_pool.h"
-#include "kernels/cpu/cpu_gemm.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/row_math.h"
 #include "kernels/cpu/sum_rows.h"
+#include "kernels/cpu/tile_gemm.h"
 #include "kernels/gemm_ar/roles.h"
 
 namespace mk::kernels {
 namespace {
-
-/// An operator is good for this many launches: a flag that a launch leaves alone (small m) must
-/// stay less than 2^31 epochs behind.
-constexpr std::uint32_t kLaunchesMax = 0x7fffffffu;
 
 /// The caller's matrices of one launch.
 struct Matrices {
@@ -35,25 +27,14 @@ struct Matrices {
 /// are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:
-  CpuExecutor(CpuGemm& gemm, const RowMath& math, const Matrices& matrices, BLayout b_layout,
-              std::uint32_t compute_block, float* tile)
-      : gemm_(gemm),
-        math_(math),
-        matrices_(matrices),
-        b_layout_(b_layout),
-        block_(compute_block),
-        tile_(tile) {}
+  CpuExecutor(TileGemm& tiles, const RowMath& math, const Matrices& matrices,
+              std::uint32_t compute_block)
+      : tiles_(tiles), math_(math), matrices_(matrices), block_(compute_block) {}
 
   bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride) {
-    const std::uint16_t* a = matrices_.a + rect.row * matrices_.lda;
-    const std::uint16_t* b =
-        matrices_.b + (b_layout_ == BLayout::kKN ? rect.column : rect.column * matrices_.ldb);
-    if (!gemm_.multiply(block_, {rect.rows, rect.columns}, a, b, tile_)) return false;
-    auto* row = static_cast<std::uint16_t*>(target);
-    for (std::uint32_t i = 0; i < rect.rows; ++i, row += target_stride) {
-      math_.narrow(tile_ + std::size_t{i} * rect.columns, row, rect.columns);
-    }
-    return true;
+    return tiles_.multiply(block_, {rect.rows, rect.columns},
+                           matrices_.a + rect.row * matrices_.lda, matrices_.lda, matrices_.b,
+                           rect.column, target, target_stride);
   }
   void sum(const SumJob& job) { sum_rows(math_, job); }
   bool wants_c() const { return matrices_.c != nullptr; }
@@ -68,216 +49,98 @@ class CpuExecutor : public CpuPacer {
   void loads_begin() {}
 
  private:
-  CpuGemm& gemm_;
+  TileGemm& tiles_;
   const RowMath& math_;
   const Matrices& matrices_;
-  BLayout b_layout_;
   std::uint32_t block_;
-  float* tile_;
 };
 
-/// Which role a block of the pool has, and its index within the role: compute blocks first, then
-/// reduce, send, receive.
-struct Part {
-  Role role = Role::kCompute;
-  std::uint32_t index = 0;
-};
-
-std::vector<Part> make_parts(const GemmArBlocks& blocks, const World& world) {
-  std::vector<Part> parts;
-  const auto add = [&](Role role, std::uint32_t count) {
-    for (std::uint32_t i = 0; i < count; ++i) parts.push_back({role, i});
-  };
-  add(Role::kCompute, blocks.compute);
-  if (world.locals > 1) add(Role::kReduce, blocks.reduce);
-  if (world.nodes > 1) add(Role::kSend, blocks.send);
-  if (world.nodes > 1) add(Role::kReceive, blocks.receive);
-  return parts;
+std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
+  std::vector<RoleThread> threads;
+  add_role(threads, Role::kCompute, blocks.compute, Role::kCollect);
+  if (world.locals > 1) add_role(threads, Role::kReduce, blocks.reduce);
+  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+  if (world.nodes > 1) add_role(threads, Role::kReceive, blocks.receive);
+  return threads;
 }
 
-/// One block's account of one launch; written by its thread, read after the launch. On lines of its
-/// own.
-struct alignas(64) BlockReport {
-  BlockTotals totals;
-  BlockTotals collect;  ///< compute blocks: the second part of their work
-  std::uint64_t end_ns = 0;
-  std::uint64_t collect_end_ns = 0;
-  bool completed = false;
-};
-
-Status check_context(const GemmArPlan& plan, const RankContext& context,
-                     const GemmArCpuOptions& options) {
-  const World& world = context.world;
-  if (world.nodes != plan.nodes || world.locals != plan.locals) {
-    return fail(ErrorCode::kInvalidArgument,
-                "gemm_ar: the plan is for {} nodes x {} local ranks, the context for {} x {}",
-                plan.nodes, plan.locals, world.nodes, world.locals);
-  }
-  if (world.node >= world.nodes || world.local >= world.locals) {
-    return fail(ErrorCode::kInvalidArgument,
-                "gemm_ar: node {}, local rank {} is not in a world of {} x {}", world.node,
-                world.local, world.nodes, world.locals);
-  }
-  for (std::uint32_t local = 0; local < world.locals; ++local) {
-    if (context.workspaces[local] == nullptr ||
-        reinterpret_cast<std::uintptr_t>(context.workspaces[local]) % 64 != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "gemm_ar: the workspace of local rank {} is missing or not aligned to 64 bytes",
-                  local);
-    }
-  }
-  if (world.nodes == 1) return {};
-  if (context.lanes == nullptr || context.lane_count < options.send_blocks) {
-    return fail(ErrorCode::kInvalidArgument,
-                "gemm_ar: {} send blocks need as many lanes; the context has {}",
-                options.send_blocks, context.lane_count);
-  }
-  if (context.arrival_flags == nullptr || context.flag_count < plan.flag_count() ||
-      context.flag_base % shm::kFlagGranule != 0) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        "gemm_ar: needs {} arrival flags from a multiple of {} on; the context has {} from {} on",
-        plan.flag_count(), shm::kFlagGranule, context.flag_count, context.flag_base);
-  }
-  for (std::uint32_t node = 0; node < world.nodes; ++node) {
-    if (node == world.node) continue;
-    if (context.rail_peers[node].rank != world.rail_peer(node)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "gemm_ar: the rail peer on node {} is rank {}, the context says {}", node,
-                  world.rail_peer(node), context.rail_peers[node].rank);
-    }
-  }
-  return {};
-}
-
-Status check_options(const GemmArCpuOptions& options) {
-  for (std::uint32_t blocks : {options.compute_blocks, options.reduce_blocks, options.send_blocks,
-                               options.receive_blocks}) {
-    if (blocks < 1 || blocks > kGemmArBlocksMax) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "gemm_ar: {} blocks of one role are not possible; 1 to {} are", blocks,
-                  kGemmArBlocksMax);
-    }
-  }
-  if (options.send_blocks > shm::kLanesMax) {
-    return fail(ErrorCode::kInvalidArgument,
-                "gemm_ar: {} send blocks are too many; a session has at most {} lanes",
-                options.send_blocks, shm::kLanesMax);
-  }
-  if (options.wait_timeout <= std::chrono::nanoseconds::zero()) {
-    return fail(ErrorCode::kInvalidArgument, "gemm_ar: the wait timeout must be more than zero");
-  }
-  return {};
+GemmArLaunch make_launch(const GemmArPlan& plan, const RankContext& context,
+                         const RoleBlocks& blocks) {
+  GemmArLaunch launch;
+  launch.plan = plan;
+  launch.context = context;
+  launch.blocks = blocks;
+  launch.banks = plan.banks;
+  return launch;
 }
 
 }  // namespace
 
-class GemmArCpu::Impl : public BlockWork {
+class GemmArCpu::Impl : private RoleBody {
  public:
   Impl(const GemmArPlan& plan, std::uint32_t k, const RankContext& context,
        const GemmArCpuOptions& options)
-      : plan_(plan), k_(k), b_layout_(options.b_layout), math_(row_math(plan.dtype)) {
-    launch_.plan = plan;
-    launch_.context = context;
-    launch_.blocks = {options.compute_blocks, options.reduce_blocks, options.send_blocks,
-                      options.receive_blocks};
-    launch_.local = &local_;
-    launch_.control.session_abort = context.session_abort;
-    launch_.control.process_abort = context.process_abort;
-    launch_.control.peer_failed = failed_word(context.world.local);
-    launch_.control.stop = &local_.stop;
-    launch_.control.record = &local_.failure;
-    launch_.control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
-    parts_ = make_parts(launch_.blocks, context.world);
-    reports_.resize(parts_.size());
-  }
+      : plan_(plan),
+        k_(k),
+        b_layout_(options.b_layout),
+        math_(row_math(plan.dtype)),
+        launch_(make_launch(plan, context, options.blocks)),
+        runner_("gemm_ar", launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
 
   Status start() {
-    const GemmArPlan& plan = plan_;
-    const GemmArSchedule largest(plan, plan.max.m);
+    const GemmArSchedule largest(plan_, plan_.max.m);
     // Of any launch: smaller ones may have taller tiles.
-    const CpuGemm::TileShape tile{std::min(plan.tile_m, plan.max.m), largest.tile_cols()};
-    MK_ASSIGN_OR_RETURN(gemm_, CpuGemm::create(launch_.blocks.compute,
-                                               {tile.rows, std::min(tile.columns, plan.max.n)}, k_,
-                                               plan.dtype, b_layout_));
-    tiles_.resize(launch_.blocks.compute);
-    for (auto& scratch : tiles_) scratch.resize(std::size_t{tile.rows} * tile.columns);
-    MK_ASSIGN_OR_RETURN(pool_, BlockPool::start(static_cast<std::uint32_t>(parts_.size())));
-    return {};
+    const CpuGemm::TileShape tile{std::min(plan_.tile_m, plan_.max.m), largest.tile_cols()};
+    MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, tile, plan_.max.n, k_,
+                                                 plan_.dtype, b_layout_));
+    return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
 
   Result<LaunchStats> launch(const Matrices& matrices, std::uint32_t m, Mode mode) {
     MK_RETURN_IF_ERROR(check_arguments(matrices, m));
-    if (broken_) return tl::unexpected<Error>(*broken_);
-    if (launch_.epoch == kLaunchesMax) {
-      return fail(ErrorCode::kLimitExceeded,
-                  "gemm_ar: {} launches are all that one operator makes; create a new one",
-                  kLaunchesMax);
-    }
-    const std::uint64_t start_ns = CpuPacer::now_ns();
-    ++launch_.epoch;
-    launch_.m = m;
-    launch_.mode = mode;
+    MK_RETURN_IF_ERROR(runner_.ready());
     matrices_ = matrices;
-    if (auto prepared = prepare_tiles(); !prepared) return broken_by(prepared.error());
-    std::fill(reports_.begin(), reports_.end(), BlockReport{});
-    gemm_ar::announce_launch(launch_);
-    pool_->run(*this);
-    const bool completed = std::all_of(reports_.begin(), reports_.end(),
-                                       [](const BlockReport& report) { return report.completed; });
-    if (!completed) return broken_by(cause());
-    return make_stats(start_ns);
-  }
-
-  void run_block(std::uint32_t index) override {
-    const Part part = parts_[index];
-    BlockReport& report = reports_[index];
-    const bool computes = part.role == Role::kCompute;
-    CpuExecutor executor(*gemm_, math_, matrices_, b_layout_, computes ? part.index : 0,
-                         computes ? tiles_[part.index].data() : nullptr);
-    GemmArBlock block(executor, launch_, part.role, part.index, report.totals);
-    switch (part.role) {
-      case Role::kCompute:
-        report.completed = gemm_ar::compute(block);
-        break;
-      case Role::kReduce:
-        report.completed = gemm_ar::reduce(block);
-        break;
-      case Role::kSend:
-        report.completed = gemm_ar::send(block);
-        break;
-      case Role::kReceive:
-        report.completed = gemm_ar::receive(block);
-        break;
-      case Role::kCollect:
-        break;
-    }
-    report.end_ns = CpuPacer::now_ns();
-    if (!computes || !report.completed) return;
-    GemmArBlock collector(executor, launch_, Role::kCollect, part.index, report.collect);
-    report.completed = gemm_ar::collect(collector);
-    report.collect_end_ns = CpuPacer::now_ns();
+    const TileGrid grid(m, plan_.max.n, plan_.tile_m, plan_.tile_n);
+    const Status prepared = tiles_->prepare({&grid, 1}, {&matrices_.lda, 1}, matrices.ldb);
+    if (!prepared) return runner_.broken_by(prepared.error());
+    return runner_.run(m, mode);
   }
 
   const GemmArPlan& plan() const { return plan_; }
   std::uint32_t epoch() const { return launch_.epoch; }
   const void* output() const {
-    return launch_.context.workspaces[launch_.context.world.local] + launch_.plan.layout.out;
+    return launch_.context.workspaces[launch_.context.world.local] + plan_.layout.out;
   }
+  LaunchRunner& runner() { return runner_; }
 
  private:
-  std::uint32_t* failed_word(std::uint32_t local) const {
-    return reinterpret_cast<std::uint32_t*>(launch_.context.workspaces[local] +
-                                            launch_.plan.layout.failed);
+  bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
+    CpuExecutor executor(*tiles_, math_, matrices_, role == Role::kCompute ? index : 0);
+    GemmArBlock block(executor, launch_, role, index, totals);
+    switch (role) {
+      case Role::kCompute:
+        return gemm_ar::compute(block);
+      case Role::kReduce:
+        return gemm_ar::reduce(block);
+      case Role::kSend:
+        return gemm_ar::send(block);
+      case Role::kReceive:
+        return gemm_ar::receive(block);
+      case Role::kCollect:
+        return gemm_ar::collect(block);
+      default:
+        return true;
+    }
   }
+  Status role_error() const override { return tiles_->error(); }
 
   Status check_arguments(const Matrices& matrices, std::uint32_t m) const {
-    const std::uint32_t n = launch_.plan.max.n;
-    if (m < 1 || m > launch_.plan.max.m) {
+    const std::uint32_t n = plan_.max.n;
+    if (m < 1 || m > plan_.max.m) {
       return fail(ErrorCode::kInvalidArgument,
                   "gemm_ar: m = {} is not in 1 to {}, which the operator was made for", m,
-                  launch_.plan.max.m);
+                  plan_.max.m);
     }
     if (matrices.a == nullptr || matrices.b == nullptr) {
       return fail(ErrorCode::kInvalidArgument, "gemm_ar: {} is null",
@@ -292,82 +155,14 @@ class GemmArCpu::Impl : public BlockWork {
     return {};
   }
 
-  /// Interior tiles, the last column of tiles, the last row, and the corner.
-  Status prepare_tiles() {
-    const GemmArSchedule schedule(launch_.plan, launch_.m);
-    const std::uint32_t n = launch_.plan.max.n;
-    const std::uint32_t last_rows = (launch_.m - 1) % schedule.tile_rows() + 1;
-    const std::uint32_t last_cols = (n - 1) % schedule.tile_cols() + 1;
-    std::vector<CpuGemm::TileShape> shapes;
-    for (std::uint32_t rows : {schedule.tile_rows(), last_rows}) {
-      for (std::uint32_t columns : {schedule.tile_cols(), last_cols}) {
-        const CpuGemm::TileShape shape{rows, columns};
-        if (columns <= n && std::find(shapes.begin(), shapes.end(), shape) == shapes.end())
-          shapes.push_back(shape);
-      }
-    }
-    return gemm_->prepare(shapes, matrices_.lda, matrices_.ldb);
-  }
-
-  Error cause() const {
-    if (local_.failure.claimed != 0) {
-      const World& world = launch_.context.world;
-      return describe(local_.failure, "gemm_ar", launch_.epoch, world,
-                      shm::load_acquire(failed_word(world.local)));
-    }
-    if (auto status = gemm_->error(); !status) return status.error();
-    return describe(local_.failure, "gemm_ar", launch_.epoch, launch_.context.world, 0);
-  }
-
-  /// Keeps the error for later launches, and tells the local ranks, whose waits would otherwise
-  /// last to their deadlines.
-  tl::unexpected<Error> broken_by(const Error& error) {
-    broken_ = error;
-    const World& world = launch_.context.world;
-    for (std::uint32_t local = 0; local < world.locals; ++local) {
-      // The first to fail in the node is the cause; who failed because of it says nothing new.
-      shm::compare_exchange(failed_word(local), 0u, world.rank() + 1);
-    }
-    return tl::unexpected<Error>(error);
-  }
-
-  LaunchStats make_stats(std::uint64_t start_ns) const {
-    LaunchStats stats;
-    stats.epoch = launch_.epoch;
-    stats.m = launch_.m;
-    stats.mode = launch_.mode;
-    const auto account = [&](Role role, const BlockTotals& totals, std::uint64_t end_ns) {
-      RoleStats& of_role = stats.roles[static_cast<std::uint32_t>(role)];
-      ++of_role.blocks;
-      of_role.end_ns = std::max(of_role.end_ns, end_ns - start_ns);
-      of_role.wait_ns += totals.waits.ns;
-      of_role.waits += totals.waits.count;
-      stats.commands += totals.commands;
-      stats.network_bytes += totals.network_bytes;
-    };
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      account(parts_[i].role, reports_[i].totals, reports_[i].end_ns);
-      if (parts_[i].role == Role::kCompute)
-        account(Role::kCollect, reports_[i].collect, reports_[i].collect_end_ns);
-    }
-    stats.gemm_ns = stats.role(Role::kCompute).end_ns;
-    stats.total_ns = CpuPacer::now_ns() - start_ns;
-    return stats;
-  }
-
   const GemmArPlan plan_;
-  GemmArLaunch launch_;
-  GemmArLocal local_;
-  std::uint32_t k_;
-  BLayout b_layout_;
+  const std::uint32_t k_;
+  const BLayout b_layout_;
   const RowMath& math_;
   Matrices matrices_;
-  std::unique_ptr<CpuGemm> gemm_;
-  std::vector<std::vector<float>> tiles_;  ///< by compute block: the tile in fp32
-  std::vector<Part> parts_;
-  std::vector<BlockReport> reports_;
-  std::optional<Error> broken_;
-  std::unique_ptr<BlockPool> pool_;  ///< ends first: its threads use the rest
+  std::unique_ptr<TileGemm> tiles_;
+  GemmArLaunch launch_;
+  LaunchRunner runner_;  ///< ends first: its threads use the rest
 };
 
 GemmArCpu::GemmArCpu(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -376,10 +171,11 @@ GemmArCpu::~GemmArCpu() = default;
 Result<std::unique_ptr<GemmArCpu>> GemmArCpu::create(const GemmArPlan& plan, std::uint32_t k,
                                                      const RankContext& context,
                                                      const GemmArCpuOptions& options) {
-  if (k < 1 || k > 1u << 24)
-    return fail(ErrorCode::kInvalidArgument, "gemm_ar: k = {} is not in 1 to {}", k, 1u << 24);
-  MK_RETURN_IF_ERROR(check_options(options));
-  MK_RETURN_IF_ERROR(check_context(plan, context, options));
+  if (k < 1 || k > kSideMax)
+    return fail(ErrorCode::kInvalidArgument, "gemm_ar: k = {} is not in 1 to {}", k, kSideMax);
+  MK_RETURN_IF_ERROR(check_options("gemm_ar", options));
+  MK_RETURN_IF_ERROR(check_context("gemm_ar", plan.nodes, plan.locals, plan.flag_count(),
+                                   options.blocks.send, context));
   auto impl = std::make_unique<Impl>(plan, k, context, options);
   MK_RETURN_IF_ERROR(impl->start());
   return std::unique_ptr<GemmArCpu>(new GemmArCpu(std::move(impl)));
@@ -397,5 +193,6 @@ Result<LaunchStats> GemmArCpu::launch(const void* a, std::uint64_t lda, const vo
 const void* GemmArCpu::output() const { return impl_->output(); }
 const GemmArPlan& GemmArCpu::plan() const { return impl_->plan(); }
 std::uint32_t GemmArCpu::epoch() const { return impl_->epoch(); }
+LaunchRunner& GemmArCpu::runner() { return impl_->runner(); }
 
 }  // namespace mk::kernels

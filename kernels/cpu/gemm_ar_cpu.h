@@ -3,7 +3,6 @@
 /// rank gets C. Blocks are threads; what they do is kernels/gemm_ar/roles.h.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,20 +10,13 @@
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
+#include "kernels/cpu/launch_runner.h"
 #include "kernels/gemm_ar/plan.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
 
-/// What a rank chooses for itself; ranks may differ. (What they must agree on is GemmArPlan.)
-struct GemmArCpuOptions {
-  std::uint32_t compute_blocks = 1;
-  std::uint32_t reduce_blocks = 1;   ///< no effect with one local rank
-  std::uint32_t send_blocks = 1;     ///< one lane each; no effect with one node
-  std::uint32_t receive_blocks = 1;  ///< no effect with one node
-  /// How long one wait may take. Waits for what others derive from third ranks get up to half as
-  /// much again, so that the rank next to the cause reports first.
-  std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
+struct GemmArCpuOptions : CpuOptions {
   BLayout b_layout = BLayout::kKN;
 };
 
@@ -73,6 +65,8 @@ class GemmArCpu {
   const GemmArPlan& plan() const;
   /// Launches so far: the epoch of the last one.
   std::uint32_t epoch() const;
+  /// For traces.
+  LaunchRunner& runner();
 
  private:
   class Impl;

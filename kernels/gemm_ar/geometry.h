@@ -11,10 +11,9 @@
 namespace mk::kernels {
 
 /// Byte offsets in every rank's workspace, the same on all ranks. Sized for the largest launch.
-/// Slots exist only with several local ranks, staging and receive banks only with several nodes.
+/// A WorkspaceHead is in front. Slots exist only with several local ranks, staging and receive
+/// banks only with several nodes.
 struct GemmArLayout {
-  std::uint64_t failed = 0;         ///< uint32: 1 + the local node's first rank that failed, or 0
-  std::uint64_t records = 0;        ///< LaunchRecord[kLaunchRecordBanks][locals]
   std::uint64_t tile_ready = 0;     ///< uint32[source local][owned_max]
   std::uint64_t chunk_reduced = 0;  ///< uint32[chunks_max]
   std::uint64_t out_ready = 0;      ///< uint32[owner local][chunks_max]
@@ -25,11 +24,8 @@ struct GemmArLayout {
   std::uint64_t bytes = 0;
 
   std::uint64_t slot_region_bytes = 0;  ///< owned_max full tiles
-  std::uint64_t bank_bytes = 0;         ///< kBankHeaderBytes, then owned_max full tiles
+  std::uint64_t bank_bytes = 0;         ///< a BankHeader, then owned_max full tiles
 };
-
-/// A bank begins with a BankHeader: with which `m` its sender launched.
-inline constexpr std::uint64_t kBankHeaderBytes = 64;
 
 struct GemmArGeometry {
   std::uint32_t nodes = 1;

@@ -5,26 +5,22 @@
 
 #include <cstdint>
 
+#include "kernels/comm/plan_tools.h"
 #include "kernels/comm/types.h"
 #include "kernels/gemm_ar/geometry.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
 
-/// 0: chosen from the shape, see GemmArPlan::make.
-struct GemmArTiling {
-  std::uint32_t tile_m = 0;       ///< rows of a tile, at most; 1 .. 1024
-  std::uint32_t tile_n = 0;       ///< columns of a tile, at most; a multiple of 8, 8 .. 1024
-  std::uint32_t chunk_bytes = 0;  ///< payload of a network command, at most (or one tile)
-  std::uint32_t banks = 0;        ///< 1 or 2; comm/banks.h
-};
+/// See GemmArPlan::make for what is chosen.
+using GemmArTiling = Tiling;
 
 struct GemmArPlan : GemmArGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while an owner has fewer
   ///    than 16;
   ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while an owner has fewer than 8; larger
-  ///    than asked for where the flags of all chunks would exceed kGemmArFlagsMax.
+  ///    than asked for where the flags of all chunks would exceed kOperatorFlagsMax.
   /// Errors: kInvalidArgument, kLimitExceeded.
   static Result<GemmArPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
                                  const GemmArTiling& tiling);
@@ -37,8 +33,5 @@ struct GemmArPlan : GemmArGeometry {
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const;
 };
-
-/// Arrival flags one operator takes at most.
-inline constexpr std::uint32_t kGemmArFlagsMax = 4096;
 
 }  // namespace mk::kernels

@@ -30,7 +30,7 @@
 ///    all its slots. Slots are written in e + 1, by ranks that have ended e; a rank's C is written
 ///    in e + 1 only after this rank's own tiles of e + 1 went in.
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
-///    (GemmArLocal::sent_in).
+///    (LocalWords::sent_in).
 ///  - Receive bank: written in e after its reader has released e - b.
 ///  - Launch records: a rank in launch e + 2 has seen this rank's tiles of e + 1, so this rank is
 ///    done with the records of e, whose place those of e + 2 take.
@@ -38,21 +38,10 @@
 
 #include <cstdint>
 
+#include "kernels/comm/exchange.h"
 #include "kernels/gemm_ar/block.h"
 
 namespace mk::kernels::gemm_ar {
-
-/// Tells the local ranks that this rank has begun launch `launch.epoch`, and with which m. Before
-/// any of its blocks.
-MK_HOST_DEVICE inline void announce_launch(const GemmArLaunch& launch) {
-  const GemmArSchedule schedule(launch.plan, launch.m);
-  const World& world = launch.context.world;
-  const std::uint64_t record = schedule.record(launch.epoch, world.local);
-  for (std::uint32_t local = 0; local < world.locals; ++local) {
-    publish_record(reinterpret_cast<LaunchRecord*>(launch.context.workspaces[local] + record),
-                   launch.epoch, launch.m);
-  }
-}
 
 // Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
 // `launch.local->failure` or with the executor.
@@ -80,13 +69,15 @@ MK_HOST_DEVICE bool compute(GemmArBlock<Executor>& block) {
       target = block.at(schedule.out(rect));
       stride = block.launch.plan.max.n;
     }
+    const std::uint64_t begin_ns = block.span_begin();
     if (!block.executor.multiply(rect, target, stride)) {
       block.stop();
       return false;
     }
+    block.span_end(begin_ns, SpanKind::kTile, tile, 0, block.rank_of(owner));
     block.publish_tile_ready(owner, owned);
   }
-  block.publish(&block.launch.local->compute_done[block.index]);
+  block.publish_done();
   return true;
 }
 
@@ -98,6 +89,7 @@ MK_HOST_DEVICE bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chu
   const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
   for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
     if (!block.await_tile(owned)) return false;
+    const std::uint64_t begin_ns = block.span_begin();
     SumJob job = block.job_for(owned);
     job.source_count = world.locals;
     for (std::uint32_t source = 0; source < world.locals; ++source) {
@@ -109,6 +101,7 @@ MK_HOST_DEVICE bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chu
       block.aim_at_every_c(job, owned);
     }
     block.executor.sum(job);
+    block.span_end(begin_ns, SpanKind::kSum, chunk, world.node, world.rank());
   }
   if (world.nodes > 1) {
     block.publish_chunk_reduced(chunk);
@@ -158,47 +151,18 @@ MK_HOST_DEVICE bool send_chunks(GemmArBlock<Executor>& block, ChunkSender<Execut
     // Each node starts with the next one, so that no link is everybody's first.
     for (std::uint32_t i = 1; i < world.nodes; ++i) {
       const std::uint32_t node = (world.node + i) % world.nodes;
-      if (!released && !block.await_release(node)) return false;
+      if (!released && !block.await_release(schedule.flags(), node)) return false;
       if (!sender.send_chunk(
               node, staging + range.begin,
               schedule.receive_bank(block.bank, node, world.node) + range.begin, range.bytes,
               schedule.flags().arrival(block.bank, node, world.node, chunk), block.epoch)) {
         return false;
       }
+      block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
     }
     released = true;
   }
   block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
-  return true;
-}
-
-/// The end of the send role's work, once per rank: tells the rail peers that this rank's receive
-/// banks may be filled again. When a refresh is due (comm/banks.h), first sends its own and sees
-/// the peers'.
-template <class Executor>
-MK_HOST_DEVICE bool send_releases(GemmArBlock<Executor>& block, ChunkSender<Executor>& sender) {
-  const World& world = block.world;
-  const FlagMap flags = block.schedule.flags();
-  const std::uint32_t idle = flags.first_idle_granule(block.schedule.chunks(world.local));
-  const std::uint32_t idle_end = refresh_due(block.epoch, block.banks) ? flags.stride() : idle;
-  for (std::uint32_t chunk = idle; chunk < idle_end; chunk += shm::kFlagGranule) {
-    for (std::uint32_t i = 1; i < world.nodes; ++i) {
-      const std::uint32_t node = (world.node + i) % world.nodes;
-      const std::uint32_t flag = flags.arrival(block.bank, node, world.node, chunk);
-      if (!sender.send_flag(node, flag, block.epoch)) return false;
-    }
-  }
-  if (!block.await_all_received()) return false;
-  for (std::uint32_t chunk = idle; chunk < idle_end; chunk += shm::kFlagGranule) {
-    for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      if (node != world.node && !block.await_arrival(node, chunk)) return false;
-    }
-  }
-  for (std::uint32_t i = 1; i < world.nodes; ++i) {
-    const std::uint32_t node = (world.node + i) % world.nodes;
-    const std::uint32_t flag = flags.release(block.bank, node, world.node);
-    if (!sender.send_flag(node, flag, block.epoch)) return false;
-  }
   return true;
 }
 
@@ -209,8 +173,11 @@ MK_HOST_DEVICE bool send(GemmArBlock<Executor>& block) {
   if (!block.await_turn()) return false;
   ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
                                block.totals.waits);
-  const bool sent =
-      send_chunks(block, sender) && (block.index != 0 || send_releases(block, sender));
+  const std::uint32_t chunks = block.schedule.chunks(block.world.local);
+  const auto every_node = [chunks](std::uint32_t) { return chunks; };
+  const bool sent = send_chunks(block, sender) &&
+                    (block.index != 0 ||
+                     end_exchange(block, sender, block.schedule.flags(), every_node, every_node));
   block.totals.commands += sender.commands();
   block.totals.network_bytes += sender.payload_bytes();
   return sent;
@@ -227,8 +194,11 @@ MK_HOST_DEVICE bool receive(GemmArBlock<Executor>& block) {
        chunk += block.launch.blocks.receive) {
     if (!block.await_chunk_reduced(chunk)) return false;
     for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      if (node != world.node && !block.await_arrival(node, chunk)) return false;
+      if (node == world.node) continue;
+      if (!block.await_arrival(node, chunk)) return false;
+      block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
     }
+    const std::uint64_t begin_ns = block.span_begin();
     const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
     for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
       SumJob job = block.job_for(owned);
@@ -241,9 +211,10 @@ MK_HOST_DEVICE bool receive(GemmArBlock<Executor>& block) {
       block.executor.sum(job);
     }
     block.publish_out_ready(chunk);
+    block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
   }
   // Also with no chunk of its own: send block 0 waits for all receive blocks.
-  block.publish(&block.launch.local->receive_done[block.index]);
+  block.publish_done();
   return true;
 }
 

@@ -3,8 +3,8 @@
 /// bytes lie, which chunk it belongs to. Compiles for host and device; all ranks of a launch
 /// compute the same.
 ///
-/// C is cut into tiles, numbered in bands (see `rect`). Tile t belongs to local rank t mod L of
-/// every node, as its owned tile number t div L: its **owner** sums it and exchanges it with its
+/// C is cut into tiles, numbered in bands (comm/tile_grid.h). Tile t belongs to local rank t mod L
+/// of every node, as its owned tile number t div L: its **owner** sums it and exchanges it with its
 /// rail peers. An owner's chunk c is its owned tiles [c*P, (c+1)*P), P = tiles_per_chunk. Ranks
 /// compute tiles in the order of their numbers, so all owners' first chunks are complete first;
 /// each group of L tiles (one per owner) is walked from another start on each rank, so that no
@@ -20,74 +20,33 @@
 
 #include "kernels/comm/banks.h"
 #include "kernels/comm/launch_record.h"
+#include "kernels/comm/tile_grid.h"
 #include "kernels/comm/types.h"
 #include "kernels/gemm_ar/geometry.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {
 
-/// A tile's place in C, in elements.
-struct TileRect {
-  std::uint32_t row = 0;
-  std::uint32_t column = 0;
-  std::uint32_t rows = 0;
-  std::uint32_t columns = 0;
-};
-
-/// Owned tiles [begin, end).
-struct TileRange {
-  std::uint32_t begin = 0;
-  std::uint32_t end = 0;
-};
-
-/// Bytes of a bank.
-struct ByteRange {
-  std::uint64_t begin = 0;
-  std::uint32_t bytes = 0;
-};
-
 class GemmArSchedule {
  public:
   MK_HOST_DEVICE GemmArSchedule(const GemmArGeometry& plan, std::uint32_t m)
-      : plan_(plan),
-        m_(m),
-        tiles_m_(div_up(m, plan.tile_m)),
-        tiles_n_(div_up(plan.max.n, plan.tile_n)),
-        // Rows and columns are spread evenly over the tiles, so that a launch with small or odd m
-        // sends hardly more than m rows; columns by eights, so that a packed tile's rows stay
-        // 16-byte aligned.
-        tile_rows_(div_up(m, tiles_m_)),
-        tile_cols_(static_cast<std::uint32_t>(round_up_to(div_up(plan.max.n, tiles_n_), 8))) {
+      : plan_(plan), grid_(m, plan.max.n, plan.tile_m, plan.tile_n) {
     const std::uint64_t per_chunk = plan.chunk_bytes / slot_bytes();
     tiles_per_chunk_ = per_chunk == 0 ? 1 : static_cast<std::uint32_t>(per_chunk);
   }
 
-  MK_HOST_DEVICE std::uint32_t m() const { return m_; }
-  MK_HOST_DEVICE std::uint32_t tiles() const { return tiles_m_ * tiles_n_; }
+  MK_HOST_DEVICE std::uint32_t m() const { return grid_.rows(); }
+  MK_HOST_DEVICE std::uint32_t tiles() const { return grid_.tiles(); }
   /// Size of every packed tile; the last ones of a row or column of tiles use less of it.
-  MK_HOST_DEVICE std::uint32_t tile_rows() const { return tile_rows_; }
-  MK_HOST_DEVICE std::uint32_t tile_cols() const { return tile_cols_; }
-  MK_HOST_DEVICE std::uint64_t slot_bytes() const {
-    return std::uint64_t{tile_rows_} * tile_cols_ * kElementBytes;
-  }
+  MK_HOST_DEVICE std::uint32_t tile_rows() const { return grid_.tile_rows(); }
+  MK_HOST_DEVICE std::uint32_t tile_cols() const { return grid_.tile_cols(); }
+  MK_HOST_DEVICE std::uint64_t slot_bytes() const { return grid_.tile_bytes(); }
   MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_; }
 
   // --- Tiles ---
 
-  /// Where tile `tile` lies in C. Tiles are numbered in bands of kBandTiles rows of tiles, within a
-  /// band column by column: tiles in work at one time then share rows of A and columns of B.
-  MK_HOST_DEVICE TileRect rect(std::uint32_t tile) const {
-    const std::uint32_t band = tile / (kBandTiles * tiles_n_);
-    const std::uint32_t within = tile - band * kBandTiles * tiles_n_;
-    const std::uint32_t rows_left = tiles_m_ - band * kBandTiles;
-    const std::uint32_t rows = rows_left < kBandTiles ? rows_left : kBandTiles;
-    TileRect rect;
-    rect.row = (band * kBandTiles + within % rows) * tile_rows_;
-    rect.column = within / rows * tile_cols_;
-    rect.rows = m_ - rect.row < tile_rows_ ? m_ - rect.row : tile_rows_;
-    rect.columns = plan_.max.n - rect.column < tile_cols_ ? plan_.max.n - rect.column : tile_cols_;
-    return rect;
-  }
+  /// Where tile `tile` lies in C.
+  MK_HOST_DEVICE TileRect rect(std::uint32_t tile) const { return grid_.rect(tile); }
 
   MK_HOST_DEVICE std::uint32_t owner(std::uint32_t tile) const { return tile % plan_.locals; }
   MK_HOST_DEVICE std::uint32_t owned_index(std::uint32_t tile) const { return tile / plan_.locals; }
@@ -158,10 +117,6 @@ class GemmArSchedule {
   MK_HOST_DEVICE std::uint64_t out(const TileRect& rect) const {
     return plan_.layout.out + (std::uint64_t{rect.row} * plan_.max.n + rect.column) * kElementBytes;
   }
-  MK_HOST_DEVICE std::uint64_t record(std::uint32_t epoch, std::uint32_t local) const {
-    return plan_.layout.records +
-           std::uint64_t{record_index(epoch, plan_.locals, local)} * sizeof(LaunchRecord);
-  }
   MK_HOST_DEVICE std::uint64_t tile_ready(std::uint32_t source_local,
                                           std::uint32_t owned_index) const {
     return plan_.layout.tile_ready +
@@ -178,15 +133,9 @@ class GemmArSchedule {
     return FlagMap{plan_.nodes, plan_.banks, plan_.chunks_max};
   }
 
-  static constexpr std::uint32_t kBandTiles = 8;
-
  private:
   GemmArGeometry plan_;
-  std::uint32_t m_;
-  std::uint32_t tiles_m_;
-  std::uint32_t tiles_n_;
-  std::uint32_t tile_rows_;
-  std::uint32_t tile_cols_;
+  TileGrid grid_;
   std::uint32_t tiles_per_chunk_ = 1;
 };
 

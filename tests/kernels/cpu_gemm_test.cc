@@ -71,9 +71,10 @@ TEST(CpuGemm, BothPathsTypesAndLayouts) {
                                        name_of((*gemm)->path()), shape.rows, shape.columns, k,
                                        pad));
               const Tile tile = draw(dtype, layout, shape, k, pad, k);
-              ASSERT_TRUE((*gemm)->prepare({&shape, 1}, tile.lda, tile.ldb));
+              ASSERT_TRUE((*gemm)->prepare({&shape, 1}, {&tile.lda, 1}, tile.ldb));
               std::vector<float> got(shape.rows * shape.columns + 1, 42.0f);
-              ASSERT_TRUE((*gemm)->multiply(0, shape, tile.a.data(), tile.b.data(), got.data()));
+              ASSERT_TRUE(
+                  (*gemm)->multiply(0, shape, tile.a.data(), tile.lda, tile.b.data(), got.data()));
               expect_right(dtype, layout, tile, got);
               EXPECT_EQ(got.back(), 42.0f) << "nothing beyond the tile";
               if (HasFatalFailure()) return;
@@ -92,9 +93,9 @@ TEST(CpuGemm, ManyShapesDoNotPileUp) {
     for (std::uint32_t columns = 1; columns <= 64; columns += 7) {
       const CpuGemm::TileShape shape{rows, columns};
       const Tile tile = draw(DType::kBf16, BLayout::kKN, shape, 8, 0, rows * 64 + columns);
-      ASSERT_TRUE((*gemm)->prepare({&shape, 1}, tile.lda, tile.ldb));
+      ASSERT_TRUE((*gemm)->prepare({&shape, 1}, {&tile.lda, 1}, tile.ldb));
       std::vector<float> got(rows * columns);
-      ASSERT_TRUE((*gemm)->multiply(0, shape, tile.a.data(), tile.b.data(), got.data()));
+      ASSERT_TRUE((*gemm)->multiply(0, shape, tile.a.data(), tile.lda, tile.b.data(), got.data()));
       expect_right(DType::kBf16, BLayout::kKN, tile, got);
     }
   }
@@ -106,14 +107,14 @@ TEST(CpuGemm, BlocksMultiplyAtTheSameTimeAndGetTheSameBits) {
   auto gemm = CpuGemm::create(kBlocks, shape, 777, DType::kBf16, BLayout::kNK);
   ASSERT_TRUE(gemm);
   const Tile tile = draw(DType::kBf16, BLayout::kNK, shape, 777, 0, 4);
-  ASSERT_TRUE((*gemm)->prepare({&shape, 1}, tile.lda, tile.ldb));
+  ASSERT_TRUE((*gemm)->prepare({&shape, 1}, {&tile.lda, 1}, tile.ldb));
   std::vector<std::vector<float>> got(kBlocks, std::vector<float>(shape.rows * shape.columns));
   std::vector<std::thread> threads;
   for (std::uint32_t block = 0; block < kBlocks; ++block) {
     threads.emplace_back([&, block] {
       for (int i = 0; i < 20; ++i) {
-        ASSERT_TRUE(
-            (*gemm)->multiply(block, shape, tile.a.data(), tile.b.data(), got[block].data()));
+        ASSERT_TRUE((*gemm)->multiply(block, shape, tile.a.data(), tile.lda, tile.b.data(),
+                                      got[block].data()));
       }
     });
   }

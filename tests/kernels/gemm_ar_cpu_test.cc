@@ -50,10 +50,10 @@ TEST_P(EveryWorld, GivesEveryRankTheSumForChangingM) {
   options.dtype = (nodes() + locals()) % 2 == 0 ? DType::kBf16 : DType::kF16;
   options.tiling = {8, 16, 600, nodes() == 3 ? 1u : 0u};
   const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
-  options.cpu.compute_blocks = blocks();
-  options.cpu.reduce_blocks = blocks();
-  options.cpu.send_blocks = blocks();
-  options.cpu.receive_blocks = blocks();
+  options.cpu.blocks.compute = blocks();
+  options.cpu.blocks.reduce = blocks();
+  options.cpu.blocks.send = blocks();
+  options.cpu.blocks.receive = blocks();
   options.cpu.wait_timeout = std::chrono::seconds(120);
   options.cpu.b_layout = random() % 2 == 0 ? BLayout::kKN : BLayout::kNK;
   options.seed = seed();
@@ -106,7 +106,7 @@ JobOptions two_by_two() {
 TEST(GemmArCpu, RepeatedRunsGiveTheSameBits) {
   JobOptions options = two_by_two();
   options.max.k = 700;
-  options.cpu.compute_blocks = 2;
+  options.cpu.blocks.compute = 2;
   GemmArJob job(options);
   NetworkThread network(job.cluster(), 5);
   std::vector<LaunchPlan> launches;

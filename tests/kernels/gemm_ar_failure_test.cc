@@ -196,10 +196,10 @@ TEST(GemmArFailure, AContextThatDoesNotFitIsRefused) {
   bad.rail_peers[1].rank = 2;
   refused(bad, {}, 16, "rail peer on node 1 is rank 3, the context says 2");
   GemmArCpuOptions options;
-  options.send_blocks = 2;
+  options.blocks.send = 2;
   refused(good, options, 16, "2 send blocks need as many lanes; the context has 1");
   options = {};
-  options.compute_blocks = 0;
+  options.blocks.compute = 0;
   refused(good, options, 16, "0 blocks of one role");
   options = {};
   options.wait_timeout = milliseconds(0);

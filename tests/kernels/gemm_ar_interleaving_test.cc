@@ -33,7 +33,7 @@ struct SimOptions {
   std::uint32_t locals = 1;
   Shape max;
   GemmArTiling tiling;
-  GemmArBlocks blocks;
+  RoleBlocks blocks;
   std::vector<SimLaunch> launches;
   Order order = Order::kRandom;
   std::uint64_t seed = 1;
@@ -84,7 +84,7 @@ class Simulation {
 
  private:
   struct Rank {
-    GemmArLocal local;
+    LocalWords local;
     GemmArLaunch launch;
     std::uint32_t started = 0;  ///< epoch
     std::uint32_t blocks_done = 0;
@@ -155,6 +155,7 @@ class Simulation {
     Rank& rank = *ranks_.back();
     GemmArLaunch& launch = rank.launch;
     launch.plan = plan_;
+    launch.banks = plan_.banks;
     launch.context = cluster_.context(index);
     launch.blocks = options_.blocks;
     launch.local = &rank.local;
@@ -211,7 +212,7 @@ class Simulation {
       auto* out = reinterpret_cast<std::uint16_t*>(
           rank.launch.context.workspaces[rank.launch.context.world.local] + plan_.layout.out);
       std::fill(out, out + std::size_t{plan_.max.m} * plan_.max.n, std::uint16_t{0x7fff});
-      gemm_ar::announce_launch(rank.launch);
+      announce_launch(rank.launch);
       rank.started = epoch;
       fibers_.changed();
       const std::uint64_t commands = produced(rank);
@@ -236,7 +237,7 @@ class Simulation {
   }
   bool product_done(const Rank& rank) const {
     for (std::uint32_t block = 0; block < options_.blocks.compute; ++block) {
-      if (rank.local.compute_done[block] != rank.launch.epoch) return false;
+      if (rank.launch.local->done_by(Role::kCompute)[block] != rank.launch.epoch) return false;
     }
     return true;
   }

@@ -23,7 +23,7 @@ __global__ void run_role(const __grid_constant__ GemmArLaunch launch, Role role,
   NullExecutor executor;
   BlockTotals totals;
   GemmArBlock block(executor, launch, role, index, totals);
-  gemm_ar::announce_launch(launch);
+  announce_launch(launch);
   switch (role) {
     case Role::kCompute:
       gemm_ar::compute(block);
@@ -39,6 +39,8 @@ __global__ void run_role(const __grid_constant__ GemmArLaunch launch, Role role,
       break;
     case Role::kCollect:
       gemm_ar::collect(block);
+      break;
+    default:
       break;
   }
 }

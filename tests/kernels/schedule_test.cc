@@ -1,6 +1,7 @@
 // The schedule of GEMM+AllReduce, exhaustively for every world of 1-4 nodes x 1-8 local ranks and a
 // set of shapes: tiles, owners, chunks, places and flags are what schedule.h says.
 #include "kernels/gemm_ar/schedule.h"
+#include "kernels/comm/workspace_head.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -213,11 +214,13 @@ class Claims {
 TEST(Schedule, PlacesInTheWorkspaceAreDisjointAndInside) {
   for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
     Claims claims;
-    claims.claim(plan.layout.failed, 4, "failed");
+    const WorkspaceHead head{plan.locals};
+    claims.claim(WorkspaceHead::failed(), 4, "failed");
     for (std::uint32_t local = 0; local < plan.locals; ++local) {
       for (std::uint32_t epoch = 4; epoch < 6; ++epoch) {
-        claims.claim(schedule.record(epoch, local), sizeof(LaunchRecord), "record");
+        claims.claim(head.record(epoch, local), sizeof(LaunchRecord), "record");
       }
+      claims.claim(head.finished(local), 4, "finished");
       for (std::uint32_t owned = 0; owned < schedule.owned(0); ++owned) {
         claims.claim(schedule.tile_ready(local, owned), 4, "tile_ready");
         if (plan.locals > 1)
@@ -335,7 +338,7 @@ TEST(Plan, ScalesTilesDownForSmallShapes) {
 TEST(Plan, LargeShapesGetLargerChunksInsteadOfMoreFlags) {
   const auto plan = GemmArPlan::make(4, 1, {65536, 65536, 0}, DType::kBf16, {});
   ASSERT_TRUE(plan) << plan.error().message;
-  EXPECT_LE(plan->flag_count(), kGemmArFlagsMax);
+  EXPECT_LE(plan->flag_count(), kOperatorFlagsMax);
   EXPECT_GT(plan->chunk_bytes, 256u * 1024);
   const auto many = GemmArPlan::make(128, 8, {8192, 8192, 0}, DType::kBf16, {});
   ASSERT_TRUE(many) << many.error().message;

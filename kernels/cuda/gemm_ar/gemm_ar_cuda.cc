@@ -63,8 +63,8 @@ Status check_plan(const GemmArPlan& plan, std::uint32_t k, const RankContext& co
 }
 
 /// Blocks of each role, within this rank's share of the device.
-Result<GemmArBlocks> choose_blocks(const GemmArCudaOptions& options, const World& world,
-                                   std::uint32_t device_blocks) {
+Result<RoleBlocks> choose_blocks(const GemmArCudaOptions& options, const World& world,
+                                 std::uint32_t device_blocks) {
   if (options.ranks_per_device < 1 || options.ranks_per_device > shm::kLocalRanksMax) {
     return fail(ErrorCode::kInvalidArgument,
                 "gemm_ar: {} ranks on one device; 1 to {} are possible", options.ranks_per_device,
@@ -74,21 +74,22 @@ Result<GemmArBlocks> choose_blocks(const GemmArCudaOptions& options, const World
     return fail(ErrorCode::kInvalidArgument, "gemm_ar: the wait timeout must be more than zero");
   const std::uint32_t share = device_blocks / options.ranks_per_device;
   const bool reduces = world.locals > 1;
-  GemmArBlocks blocks{0, 0, 0, 0};
+  RoleBlocks blocks;
+  blocks.reduce = 0;
   if (reduces) {
     blocks.reduce =
         options.reduce_blocks != 0 ? options.reduce_blocks : default_reduce_blocks(share);
   }
   const std::uint32_t rest = share > blocks.reduce ? share - blocks.reduce : 0;
   blocks.compute =
-      options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kGemmArBlocksMax);
-  if (blocks.compute < 1 || blocks.compute > kGemmArBlocksMax || blocks.reduce > kGemmArBlocksMax ||
+      options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kBlocksMax);
+  if (blocks.compute < 1 || blocks.compute > kBlocksMax || blocks.reduce > kBlocksMax ||
       blocks.compute + blocks.reduce > share) {
     return fail(ErrorCode::kLimitExceeded,
                 "gemm_ar: {} compute and {} reduce blocks do not fit: this device holds {} at a "
                 "time, {} ranks share it, so at most {} each (and {} of one role)",
                 blocks.compute, blocks.reduce, device_blocks, options.ranks_per_device, share,
-                kGemmArBlocksMax);
+                kBlocksMax);
   }
   return blocks;
 }
@@ -132,11 +133,13 @@ class GemmArCuda::Impl {
        const GemmArCudaOptions& options)
       : plan_(plan), k_(k), b_layout_(options.b_layout) {
     arguments_.launch.plan = plan;
+    arguments_.launch.banks = plan.banks;
     arguments_.launch.context = context;
     WaitControl& control = arguments_.launch.control;
     control.session_abort = context.session_abort;
     control.process_abort = context.process_abort;
-    control.peer_failed = reinterpret_cast<std::uint32_t*>(own_workspace() + plan.layout.failed);
+    control.peer_failed =
+        reinterpret_cast<std::uint32_t*>(own_workspace() + WorkspaceHead::failed());
     control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
   }
   ~Impl() {
@@ -230,7 +233,7 @@ class GemmArCuda::Impl {
   }
 
   const GemmArPlan& plan() const { return plan_; }
-  const GemmArBlocks& blocks() const { return arguments_.launch.blocks; }
+  const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
   const void* output() const { return own_workspace() + plan_.layout.out; }
 
  private:

@@ -57,14 +57,14 @@ __device__ __forceinline__ void lead(const GemmArParams<Config>& params, RoleSha
     report.tiles_end_ns = ptx::now_ns();
     // The storing warps have waited for their stores, and then the block for them.
     leader.release_fence();
-    shm::store_relaxed(&launch.local->compute_done[blockIdx.x], epoch);
+    shm::store_relaxed(&launch.local->done_by(Role::kCompute)[blockIdx.x], epoch);
   }
   BlockTotals totals;
   bool completed = true;
   if (launch.context.world.locals > 1) {
     const std::uint32_t index = blockIdx.x * kGroups + group;
     auto& block = *new (shared.block) Block(leader, launch, Role::kReduce, index, totals);
-    if (blockIdx.x == launch.blocks.compute && group == 0) gemm_ar::announce_launch(launch);
+    if (blockIdx.x == launch.blocks.compute && group == 0) announce_launch(launch);
     completed = reduce(block, &params.state->chunks_taken);
     if (group == 0) {
       report.sums_end_ns = ptx::now_ns();
@@ -118,16 +118,12 @@ __device__ inline void end_launch(const GemmArLaunch& launch, GemmArDeviceState&
   shm::store_relaxed(&state.blocks_done, 0u);
   shm::store_relaxed(&state.chunks_taken, 0u);
   if (shm::load_acquire(&state.local.stop) != 0 && report->failed == GemmArHostReport::kNone) {
-    const World& world = launch.context.world;
     report->epoch = epoch;
     report->record = state.local.failure;
-    for (std::uint32_t local = 0; local < world.locals; ++local) {
-      auto* word = reinterpret_cast<std::uint32_t*>(launch.context.workspaces[local] +
-                                                    launch.plan.layout.failed);
-      // The first to fail in the node is the cause; who failed because of it says nothing new.
-      shm::compare_exchange(word, 0u, world.rank() + 1);
-      if (local == world.local) report->peer_failed = shm::load_acquire(word);
-    }
+    announce_failure(launch.context);
+    const std::byte* own = launch.context.workspaces[launch.context.world.local];
+    report->peer_failed =
+        shm::load_acquire(reinterpret_cast<const std::uint32_t*>(own + WorkspaceHead::failed()));
     const bool spent = state.local.failure.claimed == 0;
     shm::store_release(&report->failed, spent ? std::uint32_t{GemmArHostReport::kLaunchesSpent}
                                               : std::uint32_t{GemmArHostReport::kWait});

@@ -16,7 +16,7 @@
 namespace mk::kernels::cuda {
 
 /// Thread blocks of one rank, of all roles.
-inline constexpr std::uint32_t kGemmArGridMax = 2 * kGemmArBlocksMax;
+inline constexpr std::uint32_t kGemmArGridMax = 2 * kBlocksMax;
 
 /// One block's account of one launch, in the GPU's own clock.
 struct GemmArBlockReport {
@@ -33,7 +33,7 @@ struct GemmArDeviceState {
   std::uint32_t epoch = 0;         ///< of the last launch that has ended; its last block writes it
   std::uint32_t blocks_done = 0;   ///< of the running launch
   std::uint32_t chunks_taken = 0;  ///< of the running launch, by groups that reduce
-  GemmArLocal local;               ///< `stop` stays set: later launches then end at once
+  LocalWords local;                ///< `stop` stays set: later launches then end at once
   GemmArBlockReport reports[kGemmArGridMax];
 };
 

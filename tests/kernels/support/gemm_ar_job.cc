@@ -19,7 +19,7 @@ GemmArJob::GemmArJob(const JobOptions& options) : options_(options) {
   plan_ = *plan;
   cluster_ = std::make_unique<Cluster>(
       ClusterShape{options.nodes, options.locals, plan_.workspace_bytes(), plan_.flag_count(),
-                   options.cpu.send_blocks, options.slot_count_log2});
+                   options.cpu.blocks.send, options.slot_count_log2});
   for (std::uint32_t rank = 0; rank < cluster_->size(); ++rank) {
     auto op =
         GemmArCpu::create(plan_, options.max.k + rank % 3, cluster_->context(rank), options.cpu);

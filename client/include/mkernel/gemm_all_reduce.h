@@ -1,0 +1,57 @@
+/// \file
+/// GEMM + AllReduce.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "mkernel/session.h"
+#include "mkernel/types.h"
+
+namespace mk {
+
+/// C[M, N] = sum over all ranks r of A_r[M, K] * B_r[K, N]; every rank gets the whole C, bitwise
+/// the same on all ranks and from run to run. Inputs and output bf16 or f16, sums in fp32
+/// (kernels/gemm_ar/README.md has the error bound).
+class MK_EXPORT GemmAllReduce {
+ public:
+  struct Shape {
+    std::uint64_t m_max = 0;  ///< rows of A and C; a launch takes any m from 1 to this
+    std::uint64_t n = 0;      ///< columns of B and C
+    std::uint64_t k = 0;      ///< this rank's share of the inner dimension; ranks may differ
+    DataType dtype = DataType::kBf16;
+    BLayout b_layout = BLayout::kKN;
+  };
+  using Tuning = mk::Tuning;
+
+  /// Collective: all ranks of the job, same shape and tuning (kShapeMismatch names the ranks that
+  /// differ). The operator must not outlive its session.
+  static Result<GemmAllReduce> create(Session& session, const Shape& shape, const Tuning& tuning);
+  static Result<GemmAllReduce> create(Session& session, const Shape& shape);
+
+  GemmAllReduce(GemmAllReduce&&) noexcept;
+  GemmAllReduce& operator=(GemmAllReduce&&) noexcept;
+  ~GemmAllReduce();
+
+  /// Collective, same `m` on all ranks. A: m x k, B: by Shape::b_layout, C: m x n, all dense.
+  /// Blocks until C is complete. `c` may be null: then read `output()`. After an error the operator
+  /// is broken and says so at every call.
+  Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
+                             LaunchMode mode = LaunchMode::kFused);
+  /// The last launch's result, m x n row-major; valid until the next launch. Peers write here
+  /// during a launch only.
+  const void* output() const;
+
+  /// Whether later launches keep what their threads did when; costs a little time.
+  void set_trace(bool on);
+  /// Of the last launch; empty unless traced.
+  std::vector<TraceSpan> trace() const;
+
+ private:
+  class Impl;
+  explicit GemmAllReduce(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk

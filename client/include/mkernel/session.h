@@ -1,0 +1,108 @@
+/// \file
+/// A rank's session with its node's mkerneld: attach, shared buffers, exchange, failure.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shm/host/expected.h"
+
+#if defined(__GNUC__)
+#define MK_EXPORT __attribute__((visibility("default")))
+#else
+#define MK_EXPORT
+#endif
+
+namespace mk {
+
+/// The library's version, "major.minor.patch".
+MK_EXPORT const char* version();
+
+/// How a rank finds its daemon and its place in the job. Ranks are node-major: rank = node_rank *
+/// local_size + local_rank.
+struct MK_EXPORT AttachOptions {
+  /// The daemon's client socket; empty: $MKERNEL_SOCKET, else /run/mkernel/mkerneld.sock. '@' names
+  /// the abstract namespace.
+  std::string socket;
+  std::string job;  ///< the same on all ranks; one daemon runs one job of a name at a time
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+  std::uint32_t node_rank = 0;
+  std::uint32_t nodes = 1;
+  std::uint32_t local_rank = 0;
+  std::uint32_t local_size = 1;
+  std::uint32_t lanes =
+      2;  ///< command rings: the most send blocks an operator of this session may have
+  /// Arrival flags, which operators take when they are created and never give back; 64 to 65536, in
+  /// steps of 64. A GEMM+AllReduce on N nodes takes about 128 (N - 1), more with many chunks.
+  std::uint32_t arrival_flags = 65'536;
+  std::chrono::milliseconds timeout{
+      60'000};  ///< for the whole job to come up; the error then lists the missing ranks
+  /// The daemon counts as lost when its heartbeat is older than this.
+  std::chrono::milliseconds heartbeat_timeout{5'000};
+
+  /// Reads the launcher's environment: MKERNEL_{JOB,RANK,WORLD_SIZE,LOCAL_RANK,LOCAL_SIZE} first,
+  /// then torchrun's, Slurm's and Open MPI's variables. kInvalidArgument says which variable is
+  /// missing or makes no sense.
+  static Result<AttachOptions> from_environment();
+};
+
+/// Memory that the daemon, its NIC and the local ranks can reach. Owned by the session it came
+/// from: freed by `Session::free_buffer` or with the session.
+struct Buffer {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint16_t handle = 0;
+};
+
+/// One rank attached to its daemon. Movable; detaches when destroyed.
+class MK_EXPORT Session {
+ public:
+  /// Attaches and waits until all ranks of the job are attached and their links connected.
+  static Result<Session> attach(const AttachOptions& options);
+
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+  ~Session();
+
+  const AttachOptions& options() const;
+  /// The network between the nodes, e.g. "loopback" or "ofi:tcp;ofi_rxm".
+  const std::string& fabric() const;
+
+  /// Zeroed memory, registered with the daemon. `name` shows in the daemon's listings.
+  Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name);
+  Status free_buffer(const Buffer& buffer);
+
+  /// An all-gather of small blobs (at most 64 KiB each) over the job, by rank. `tag` must be the
+  /// same on all ranks.
+  Result<std::vector<std::vector<std::byte>>> exchange(
+      std::string_view tag, std::span<const std::byte> blob,
+      std::chrono::milliseconds timeout = std::chrono::milliseconds{60'000});
+  /// Returns when every rank of the job has called it.
+  Status barrier(std::chrono::milliseconds timeout = std::chrono::milliseconds{60'000});
+
+  /// Ok while the session is well; else why it failed.
+  Status status() const;
+  /// Leaves the job in an orderly way; the session is unusable afterwards. The destructor does the
+  /// same, silently. The other ranks have 10 s to leave as well, then their sessions fail with
+  /// kPeerLost, naming this rank; an exchange or a barrier without it fails them at once. A rank
+  /// that has work of its own left (a checkpoint) should pass a barrier with the others after it,
+  /// before any of them detaches.
+  Status detach();
+
+  class Impl;
+  /// For the operators of this library.
+  const std::shared_ptr<Impl>& impl() const { return impl_; }
+
+ private:
+  explicit Session(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace mk

@@ -1,0 +1,69 @@
+/// \file
+/// The words all operators share: element types, layouts, modes, what a launch did.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "mkernel/session.h"
+
+namespace mk {
+
+enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2 };
+constexpr std::size_t bytes_of(DataType) { return 2; }
+/// "bf16", "f16".
+MK_EXPORT const char* name_of(DataType type);
+
+/// How B lies in memory.
+enum class BLayout : std::uint32_t {
+  kKN = 0,  ///< row-major K x N
+  kNK = 1,  ///< row-major N x K: the usual layout of a linear layer's weight
+};
+
+/// How a launch is executed.
+enum class LaunchMode : std::uint32_t {
+  kFused = 0,    ///< computation, local exchange and network overlap tile by tile
+  kUnfused = 1,  ///< the whole GEMM first, then the collective: the baseline
+};
+
+/// What a rank may choose of any operator; zero means: the default, chosen from the shape and the
+/// machine. Ranks must agree on tiles and chunks; the rest is each rank's own.
+struct Tuning {
+  std::uint32_t tile_m = 0;
+  std::uint32_t tile_n = 0;
+  std::uint32_t chunk_bytes = 0;  ///< of one network transfer
+  // Threads of each role; of roles that an operator has not, of no effect.
+  std::uint32_t compute_blocks = 0;
+  std::uint32_t reduce_blocks = 0;
+  std::uint32_t send_blocks = 0;  ///< at most AttachOptions::lanes
+  std::uint32_t receive_blocks = 0;
+  std::uint32_t share_blocks = 0;
+  std::uint32_t pull_blocks = 0;
+  std::chrono::milliseconds wait_timeout{30'000};  ///< of every single wait inside a launch
+};
+
+/// What one launch did, on this rank.
+struct LaunchStats {
+  std::uint32_t epoch = 0;
+  LaunchMode mode = LaunchMode::kFused;
+  std::uint64_t total_ns = 0;
+  std::uint64_t compute_ns = 0;        ///< until this rank's last tile was computed
+  std::uint64_t network_bytes = 0;     ///< payload this rank sent
+  std::uint64_t network_commands = 0;  ///< commands this rank wrote, flag-only ones included
+};
+
+/// Something one thread of a launch did, for traces: kernels/comm/trace.h says what `kind`, the
+/// indices and `rank` mean. Times are of CLOCK_MONOTONIC, comparable between ranks of one machine.
+struct TraceSpan {
+  const char* role = "";  ///< "compute", "reduce", "send", "receive", ...
+  std::uint32_t block = 0;
+  const char* kind = "";  ///< "tile", "sum", "copy", "send", "arrival", "wait"
+  std::uint32_t index[2] = {};
+  std::uint32_t rank = 0;
+  std::uint64_t begin_ns = 0;
+  std::uint64_t end_ns = 0;
+};
+
+}  // namespace mk

@@ -1,0 +1,51 @@
+/// \file
+/// How the C ABI answers: statuses, the last error's sentence, structs with a size.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <new>
+
+#include "mkernel/mkernel_c.h"
+#include "mkernel/types.h"
+#include "shm/host/result.h"
+
+struct mk_session {
+  mk::Session session;
+};
+
+namespace mk::c_api {
+
+/// Keeps the sentence for mk_last_error.
+mk_status answer(const Error& error);
+void clear_error();
+
+/// Runs `body`, which returns a Status, and turns its result (or an exception) into a status and a
+/// sentence.
+template <class Body>
+mk_status guarded(Body&& body) noexcept {
+  try {
+    clear_error();
+    const Status status = body();
+    return status ? 0 : answer(status.error());
+  } catch (const std::bad_alloc&) {
+    return answer({ErrorCode::kSystem, "out of memory"});
+  } catch (const std::exception& exception) {
+    return answer({ErrorCode::kInternal, exception.what()});
+  }
+}
+
+/// `name` names what was passed ("mk_gemm_ar_shape"), of which `given` bytes are set.
+Status check_struct(bool present, std::size_t given, std::size_t least, const char* name);
+template <class Struct>
+Status check_struct(const Struct* passed, const char* name) {
+  return check_struct(passed != nullptr, passed != nullptr ? passed->struct_bytes : 0,
+                      sizeof(Struct), name);
+}
+Result<LaunchMode> checked_mode(std::uint32_t mode);
+/// `to` may be null.
+Status fill(mk_launch_stats* to, const LaunchStats& stats);
+/// Before a launch: `to` is null or large enough.
+Status check_stats(const mk_launch_stats* to);
+
+}  // namespace mk::c_api

@@ -1,0 +1,103 @@
+#include "client/src/operator_support.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace mk {
+namespace {
+
+/// Spans of one thread and launch that a trace keeps: 3 MB.
+constexpr std::uint32_t kTraceSpans = 1u << 16;
+
+}  // namespace
+
+const char* name_of(DataType type) { return type == DataType::kBf16 ? "bf16" : "f16"; }
+
+Status check_dimension(std::string_view op, std::string_view name, std::uint64_t value) {
+  constexpr std::uint64_t kMax = std::numeric_limits<std::int32_t>::max();
+  if (value >= 1 && value <= kMax) return {};
+  return fail(ErrorCode::kInvalidArgument, "{} takes {} from 1 to {}; got {}", op, name, kMax,
+              value);
+}
+
+Result<kernels::DType> checked_dtype(std::string_view op, DataType type) {
+  switch (type) {
+    case DataType::kBf16:
+      return kernels::DType::kBf16;
+    case DataType::kF16:
+      return kernels::DType::kF16;
+  }
+  return fail(ErrorCode::kInvalidArgument, "{} computes in bf16 or f16, not in data type {}", op,
+              static_cast<std::uint32_t>(type));
+}
+
+Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout) {
+  switch (layout) {
+    case BLayout::kKN:
+      return kernels::BLayout::kKN;
+    case BLayout::kNK:
+      return kernels::BLayout::kNK;
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}: B's layout {} is neither KN nor NK", op,
+              static_cast<std::uint32_t>(layout));
+}
+
+kernels::Mode kernel_mode(LaunchMode mode) {
+  return mode == LaunchMode::kFused ? kernels::Mode::kFused : kernels::Mode::kUnfused;
+}
+
+kernels::Tiling kernel_tiling(const Tuning& tuning) {
+  kernels::Tiling tiling;
+  tiling.tile_m = tuning.tile_m;
+  tiling.tile_n = tuning.tile_n;
+  tiling.chunk_bytes = tuning.chunk_bytes;
+  return tiling;
+}
+
+kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
+  kernels::CpuOptions options;
+  const auto take = [](std::uint32_t wanted, std::uint32_t& value) {
+    if (wanted != 0) value = wanted;
+  };
+  options.blocks.send = std::min(options.blocks.send, lanes);
+  take(tuning.compute_blocks, options.blocks.compute);
+  take(tuning.reduce_blocks, options.blocks.reduce);
+  take(tuning.send_blocks, options.blocks.send);
+  take(tuning.receive_blocks, options.blocks.receive);
+  take(tuning.share_blocks, options.blocks.share);
+  take(tuning.pull_blocks, options.blocks.pull);
+  options.wait_timeout = tuning.wait_timeout;
+  return options;
+}
+
+Result<LaunchStats> finish_launch(const Session::Impl& session,
+                                  const Result<kernels::LaunchStats>& stats) {
+  if (stats) {
+    const bool fused = stats->mode == kernels::Mode::kFused;
+    return LaunchStats{stats->epoch,         fused ? LaunchMode::kFused : LaunchMode::kUnfused,
+                       stats->total_ns,      stats->gemm_ns,
+                       stats->network_bytes, stats->commands};
+  }
+  const Status failure = session.failure_behind(stats.error());
+  if (failure) return tl::unexpected<Error>(stats.error());
+  return fail(failure.error().code, "{} ({})", failure.error().message, stats.error().message);
+}
+
+void set_trace(kernels::LaunchRunner& runner, bool on) { runner.set_trace(on ? kTraceSpans : 0); }
+
+std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner) {
+  std::vector<TraceSpan> spans;
+  for (const kernels::TraceEvent& event : runner.trace()) {
+    const kernels::TraceSpan& span = event.span;
+    spans.push_back({kernels::name_of(event.role),
+                     event.block,
+                     kernels::name_of(span.kind),
+                     {span.index[0], span.index[1]},
+                     span.rank,
+                     span.begin_ns,
+                     span.end_ns});
+  }
+  return spans;
+}
+
+}  // namespace mk

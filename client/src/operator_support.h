@@ -1,0 +1,37 @@
+/// \file
+/// What every operator class does between its caller and its executor: translates arguments, and
+/// answers what a launch did or what really ended it. `op` names the operator in messages
+/// ("gemm-ar").
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "client/src/session_impl.h"
+#include "kernels/comm/launch_stats.h"
+#include "kernels/comm/plan_tools.h"
+#include "kernels/cpu/launch_runner.h"
+#include "mkernel/types.h"
+
+namespace mk {
+
+/// 1 to 2^31 - 1.
+Status check_dimension(std::string_view op, std::string_view name, std::uint64_t value);
+Result<kernels::DType> checked_dtype(std::string_view op, DataType type);
+Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout);
+
+kernels::Mode kernel_mode(LaunchMode mode);
+kernels::Tiling kernel_tiling(const Tuning& tuning);
+/// `lanes`: of the session.
+kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes);
+
+/// A launch's answer for the caller. The wait that was cut short says less than what the daemon
+/// knows (a rank died, a link broke): then the session's failure comes first.
+Result<LaunchStats> finish_launch(const Session::Impl& session,
+                                  const Result<kernels::LaunchStats>& stats);
+
+void set_trace(kernels::LaunchRunner& runner, bool on);
+std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner);
+
+}  // namespace mk

@@ -1,0 +1,48 @@
+/// \file
+/// The end of a send role's work where every node sends to every other (GEMM + AllReduce, GEMM +
+/// ReduceScatter): the banks' releases, and the refresh of idle flags.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/banks.h"
+#include "kernels/comm/chunk_sender.h"
+#include "kernels/comm/operator_block.h"
+
+namespace mk::kernels {
+
+/// Once per rank and launch, by one send block: tells the rail peers that this rank's receive banks
+/// may be filled again, after all receive blocks have read them. When a refresh is due
+/// (comm/banks.h), first sends its own and sees the peers'. `sent(node)` and `received(node)`: the
+/// chunks of this launch to and from that node.
+template <class Executor, class Sent, class Received>
+MK_HOST_DEVICE bool end_exchange(OperatorBlock<Executor>& block, ChunkSender<Executor>& sender,
+                                 const FlagMap& flags, Sent&& sent, Received&& received) {
+  const World& world = block.world;
+  const bool refresh = refresh_due(block.epoch, block.banks);
+  for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {
+    const std::uint32_t node = (world.node + i) % world.nodes;
+    for (std::uint32_t chunk = FlagMap::first_idle_granule(sent(node)); chunk < flags.stride();
+         chunk += shm::kFlagGranule) {
+      const std::uint32_t flag = flags.arrival(block.bank, node, world.node, chunk);
+      if (!sender.send_flag(node, flag, block.epoch)) return false;
+    }
+  }
+  if (!block.await_blocks(Role::kReceive, block.common.blocks.receive, 2)) return false;
+  for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {
+    const std::uint32_t node = (world.node + i) % world.nodes;
+    for (std::uint32_t chunk = FlagMap::first_idle_granule(received(node)); chunk < flags.stride();
+         chunk += shm::kFlagGranule) {
+      const std::uint32_t flag = flags.arrival(block.bank, world.node, node, chunk);
+      if (!block.await_arrival_flag(node, flag, chunk)) return false;
+    }
+  }
+  for (std::uint32_t i = 1; i < world.nodes; ++i) {
+    const std::uint32_t node = (world.node + i) % world.nodes;
+    const std::uint32_t flag = flags.release(block.bank, node, world.node);
+    if (!sender.send_flag(node, flag, block.epoch)) return false;
+  }
+  return true;
+}
+
+}  // namespace mk::kernels

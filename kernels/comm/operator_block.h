@@ -1,0 +1,143 @@
+/// \file
+/// One block of one launch, with what any operator's blocks see: places in the node's workspaces,
+/// the other ranks' beginnings and ends, arrivals and releases. An operator's block derives from it
+/// and adds what its own flags mean; its roles are functions over that.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/comm/banks.h"
+#include "kernels/comm/block.h"
+#include "kernels/comm/chunk_sender.h"
+#include "kernels/comm/launch.h"
+#include "kernels/comm/workspace_head.h"
+
+namespace mk::kernels {
+
+template <class Executor>
+class OperatorBlock : public Block<Executor> {
+ public:
+  using Block<Executor>::publish;
+  using Block<Executor>::await;
+  using Block<Executor>::site;
+  using Block<Executor>::executor;
+  using Block<Executor>::control;
+  using Block<Executor>::totals;
+  using Block<Executor>::role;
+  using Block<Executor>::index;
+  using Block<Executor>::epoch;
+
+  MK_HOST_DEVICE OperatorBlock(Executor& executor_in, const Launch& launch_in, Role role_in,
+                               std::uint32_t index_in, BlockTotals& totals_in)
+      : Block<Executor>(executor_in, launch_in.control, totals_in, role_in, index_in,
+                        launch_in.epoch),
+        common(launch_in),
+        world(launch_in.context.world),
+        head{launch_in.context.world.locals},
+        banks(launch_in.banks),
+        bank(bank_of(launch_in.epoch, launch_in.banks)) {}
+
+  const Launch& common;  ///< the launch, without the operator's own part
+  const World world;
+  const WorkspaceHead head;
+  const std::uint32_t banks;
+  const std::uint32_t bank;  ///< of this launch
+
+  // --- Places; in this rank's workspace where no other is named ---
+
+  MK_HOST_DEVICE std::byte* at(std::uint32_t local, std::uint64_t offset) const {
+    return common.context.workspaces[local] + offset;
+  }
+  MK_HOST_DEVICE std::byte* at(std::uint64_t offset) const { return at(world.local, offset); }
+  MK_HOST_DEVICE static std::uint32_t* word(std::byte* address) {
+    return reinterpret_cast<std::uint32_t*>(address);
+  }
+  /// The rank of a local rank of this node.
+  MK_HOST_DEVICE std::uint32_t rank_of(std::uint32_t local) const {
+    return world.node * world.locals + local;
+  }
+
+  // --- Shown by this block ---
+
+  /// Shows the epoch in the word at `offset` of every local rank's workspace.
+  MK_HOST_DEVICE void publish_at_every_local(std::uint64_t offset) {
+    executor.stores_done();
+    for (std::uint32_t local = 0; local < world.locals; ++local) {
+      std::uint32_t* flag = word(at(local, offset));
+      // A release costs a fence, on a GPU most of a microsecond: one is enough for all flags.
+      if constexpr (requires { executor.release_fence(); }) {
+        if (local == 0) executor.release_fence();
+        shm::store_relaxed(flag, epoch);
+      } else {
+        shm::flag_publish(flag, epoch);
+      }
+    }
+  }
+  /// This block is done with what await_blocks(role, ...) waits for.
+  MK_HOST_DEVICE void publish_done() { publish(&common.local->done_by(role)[index]); }
+
+  // --- Awaited by this block; false: the launch has failed ---
+
+  /// All `count` blocks of another role of this rank have published that they are done.
+  MK_HOST_DEVICE bool await_blocks(Role other, std::uint32_t count, std::uint32_t hops) {
+    const std::uint32_t* done = common.local->done_by(other);
+    for (std::uint32_t block = 0; block < count; ++block) {
+      const auto other_role = static_cast<std::uint32_t>(other);
+      if (!await(site(FlagKind::kBlockDone, world.rank(), other_role, block, hops), &done[block],
+                 epoch))
+        return false;
+    }
+    return true;
+  }
+  /// Every local rank has begun this launch, with the same m.
+  MK_HOST_DEVICE bool check_local_records() {
+    for (std::uint32_t local = 0; local < world.locals; ++local) {
+      const auto* record = reinterpret_cast<const LaunchRecord*>(at(head.record(epoch, local)));
+      const WaitSite where = site(FlagKind::kLaunchRecord, rank_of(local), local, 0, 0);
+      if (!await(where, &record->epoch, epoch) || !check_m(where, shm::load_relaxed(&record->m)))
+        return false;
+    }
+    return true;
+  }
+  /// The local rank has ended launch `wanted`: it reads nothing of it any more.
+  MK_HOST_DEVICE bool await_finished(std::uint32_t local, std::uint32_t wanted) {
+    return await(site(FlagKind::kFinished, rank_of(local), local, 0, 1),
+                 word(at(head.finished(local))), wanted);
+  }
+  /// Flag `flag` of the operator's range shows this launch: what the rank on `node` (of this rail)
+  /// has sent is here. `index1` names it to people: the chunk.
+  MK_HOST_DEVICE bool await_arrival_flag(std::uint32_t node, std::uint32_t flag,
+                                         std::uint32_t index1) {
+    return await(arrival_site(node, index1), common.context.arrival_flags + flag, epoch);
+  }
+  MK_HOST_DEVICE WaitSite arrival_site(std::uint32_t node, std::uint32_t index1) const {
+    return site(FlagKind::kArrival, world.rail_peer(node), node, index1, 1);
+  }
+  /// The node's rank of this rail has read all that the bank's last launch left there.
+  MK_HOST_DEVICE bool await_release(const FlagMap& flags, std::uint32_t node) {
+    return await(site(FlagKind::kRelease, world.rail_peer(node), node, bank, 1),
+                 common.context.arrival_flags + flags.release(bank, world.node, node),
+                 previous_use(epoch, banks));
+  }
+  /// The daemon has read all that launch `sent_in` sent from this rank's workspace.
+  MK_HOST_DEVICE bool await_sent(std::uint32_t sent_in) {
+    const std::uint64_t* sent = common.local->sent_in(sent_in);
+    for (std::uint32_t lane = 0; lane < common.blocks.send; ++lane) {
+      if (!wait_completed(executor, control, common.context, role, index, lane, sent[lane],
+                          totals.waits))
+        return false;
+    }
+    return true;
+  }
+  /// The bank's source bytes may be written again.
+  MK_HOST_DEVICE bool await_staging_free() { return await_sent(previous_use(epoch, banks)); }
+  /// Fails the launch if the rank of that site launched with another m.
+  MK_HOST_DEVICE bool check_m(const WaitSite& where, std::uint32_t m) {
+    if (m == common.m) return true;
+    fail_wait(control, where, WaitEnd::kMismatch, common.m, m, 0);
+    return false;
+  }
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,92 @@
+/// \file
+/// What every operator's plan does on the host: checks of the world, of tiles and of the context it
+/// is given, the layout of the workspace, and the fingerprint by which ranks compare plans. `op`
+/// names the operator in messages ("gemm_ar").
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+
+#include "kernels/comm/launch.h"
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/types.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+inline constexpr std::uint32_t kSideMax = 1u << 24;  ///< rows and columns of any matrix
+inline constexpr std::uint64_t kPage = 4096;
+/// Arrival flags one operator takes at most, unless its nodes alone need more.
+inline constexpr std::uint32_t kOperatorFlagsMax = 4096;
+/// An operator is good for this many launches: a flag that a launch leaves alone (small m) must
+/// stay less than 2^31 epochs behind.
+inline constexpr std::uint32_t kLaunchesMax = 0x7fffffffu;
+
+/// Payload of a network command, and rows or columns of a tile: what a caller may ask for. 0:
+/// chosen from the shape.
+struct Tiling {
+  std::uint32_t tile_m = 0;       ///< rows of a tile, at most; 1 .. 1024
+  std::uint32_t tile_n = 0;       ///< columns of a tile, at most; a multiple of 8, 8 .. 1024
+  std::uint32_t chunk_bytes = 0;  ///< payload of a network command, at most (or one tile, one row)
+  std::uint32_t banks = 0;        ///< 1 or 2; comm/banks.h
+};
+
+/// Rows and columns of a tile.
+struct TileSides {
+  std::uint32_t rows = 0;
+  std::uint32_t columns = 0;
+};
+
+Status check_world(std::string_view op, std::uint32_t nodes, std::uint32_t locals);
+Status check_dtype(std::string_view op, DType dtype);
+/// `name` is "m", "n", ...; 1 to kSideMax.
+Status check_side(std::string_view op, std::string_view name, std::uint64_t side);
+Status check_tiling(std::string_view op, const Tiling& tiling);
+/// Everything an executor reads of `context` is there and fits a plan for nodes x locals ranks with
+/// `flag_count` arrival flags.
+Status check_context(std::string_view op, std::uint32_t nodes, std::uint32_t locals,
+                     std::uint32_t flag_count, std::uint32_t send_blocks,
+                     const RankContext& context);
+
+/// 128 x 256, or what was asked for; the longer side halved (to 32 x 64 at the least; not what was
+/// asked for) while `tiles(sides)` is less than `wanted`.
+template <class Count>
+TileSides choose_tile_sides(const Tiling& tiling, std::uint64_t wanted, Count&& tiles) {
+  TileSides sides{tiling.tile_m != 0 ? tiling.tile_m : 128,
+                  tiling.tile_n != 0 ? tiling.tile_n : 256};
+  while (tiles(sides) < wanted) {
+    const bool can_m = tiling.tile_m == 0 && sides.rows > 32;
+    const bool can_n = tiling.tile_n == 0 && sides.columns > 64;
+    if (can_n && (sides.columns > sides.rows || !can_m)) {
+      sides.columns /= 2;
+    } else if (can_m) {
+      sides.rows /= 2;
+    } else {
+      break;
+    }
+  }
+  return sides;
+}
+
+/// Deals out a workspace from its head on.
+class WorkspaceLayout {
+ public:
+  explicit WorkspaceLayout(std::uint32_t locals);
+  /// The offset of the next `bytes` bytes.
+  std::uint64_t place(std::uint64_t bytes, std::uint64_t alignment);
+  /// So far, in whole pages.
+  std::uint64_t bytes() const { return round_up_to(end_, kPage); }
+
+ private:
+  std::uint64_t end_;
+};
+
+/// kLimitExceeded when the daemon cannot register that much.
+Status check_workspace(std::string_view op, std::uint64_t bytes);
+
+/// FNV-1a over the numbers from which everything else follows. The first should be the version of
+/// the rules by which it follows.
+std::uint64_t fingerprint_of(std::initializer_list<std::uint64_t> parts);
+
+}  // namespace mk::kernels

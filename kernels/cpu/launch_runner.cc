@@ -1,0 +1,179 @@
+#include "kernels/cpu/launch_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/comm/operator_block.h"
+#include "kernels/comm/plan_tools.h"
+#include "kernels/comm/wait_text.h"
+#include "kernels/comm/workspace_head.h"
+#include "kernels/cpu/pacer.h"
+
+namespace mk::kernels {
+namespace {
+
+/// The launching thread, as a block that only waits.
+struct WaitingExecutor : CpuPacer {
+  void stores_done() {}
+  void loads_begin() {}
+};
+
+}  // namespace
+
+Status check_options(const std::string& op, const CpuOptions& options) {
+  const RoleBlocks& blocks = options.blocks;
+  for (std::uint32_t count :
+       {blocks.compute, blocks.reduce, blocks.send, blocks.receive, blocks.share, blocks.pull}) {
+    if (count >= 1 && count <= kBlocksMax) continue;
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} blocks of one role are not possible; 1 to {} are", op, count, kBlocksMax);
+  }
+  if (blocks.send > shm::kLanesMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} send blocks are too many; a session has at most {} lanes", op, blocks.send,
+                shm::kLanesMax);
+  }
+  if (options.wait_timeout <= std::chrono::nanoseconds::zero())
+    return fail(ErrorCode::kInvalidArgument, "{}: the wait timeout must be more than zero", op);
+  return {};
+}
+
+void add_role(std::vector<RoleThread>& threads, Role role, std::uint32_t count,
+              std::optional<Role> then) {
+  for (std::uint32_t i = 0; i < count; ++i) threads.push_back({role, i, then});
+}
+
+LaunchRunner::LaunchRunner(std::string op, Launch& launch, RoleBody& body,
+                           std::chrono::nanoseconds timeout)
+    : op_(std::move(op)), launch_(launch), body_(body) {
+  const RankContext& context = launch.context;
+  launch.local = &local_;
+  WaitControl& control = launch.control;
+  control.session_abort = context.session_abort;
+  control.process_abort = context.process_abort;
+  control.peer_failed = reinterpret_cast<std::uint32_t*>(context.workspaces[context.world.local] +
+                                                         WorkspaceHead::failed());
+  control.stop = &local_.stop;
+  control.record = &local_.failure;
+  control.timeout_ns = static_cast<std::uint64_t>(timeout.count());
+}
+
+Status LaunchRunner::start(std::vector<RoleThread> threads) {
+  threads_ = std::move(threads);
+  reports_.resize(threads_.size());
+  MK_ASSIGN_OR_RETURN(pool_, BlockPool::start(static_cast<std::uint32_t>(threads_.size())));
+  return {};
+}
+
+Status LaunchRunner::ready() const {
+  if (broken_) return tl::unexpected<Error>(*broken_);
+  if (launch_.epoch < kLaunchesMax) return {};
+  return fail(ErrorCode::kLimitExceeded,
+              "{}: {} launches are all that one operator makes; create a new one", op_,
+              kLaunchesMax);
+}
+
+Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode) {
+  MK_RETURN_IF_ERROR(ready());
+  const std::uint64_t start_ns = CpuPacer::now_ns();
+  ++launch_.epoch;
+  launch_.m = m;
+  launch_.mode = mode;
+  for (Report& report : reports_) {
+    report.completed = false;
+    for (int part = 0; part < 2; ++part) {
+      report.totals[part] = {};
+      report.end_ns[part] = start_ns;
+      report.logs[part] = {report.spans[part].data(),
+                           static_cast<std::uint32_t>(report.spans[part].size()), 0};
+      if (!report.spans[part].empty()) report.totals[part].waits.trace = &report.logs[part];
+    }
+  }
+  if (!await_records_free()) return broken_by(cause());
+  announce_launch(launch_);
+  pool_->run(*this);
+  const bool completed = std::all_of(reports_.begin(), reports_.end(),
+                                     [](const Report& report) { return report.completed; });
+  if (!completed) return broken_by(cause());
+  announce_end(launch_);
+  return make_stats(start_ns);
+}
+
+void LaunchRunner::run_block(std::uint32_t index) {
+  const RoleThread& thread = threads_[index];
+  Report& report = reports_[index];
+  report.completed = body_.run_role(thread.role, thread.index, report.totals[0]);
+  report.end_ns[0] = CpuPacer::now_ns();
+  if (!thread.then || !report.completed) return;
+  report.completed = body_.run_role(*thread.then, thread.index, report.totals[1]);
+  report.end_ns[1] = CpuPacer::now_ns();
+}
+
+bool LaunchRunner::await_records_free() {
+  WaitingExecutor executor;
+  BlockTotals totals;
+  OperatorBlock<WaitingExecutor> block(executor, launch_, Role::kCompute, 0, totals);
+  for (std::uint32_t local = 0; local < launch_.context.world.locals; ++local) {
+    if (!block.await_finished(local, launch_.epoch - kLaunchRecordBanks)) return false;
+  }
+  return true;
+}
+
+Error LaunchRunner::cause() const {
+  if (local_.failure.claimed == 0) {
+    if (Status status = body_.role_error(); !status) return status.error();
+  }
+  return describe(local_.failure, op_, launch_.epoch, launch_.context.world,
+                  shm::load_acquire(launch_.control.peer_failed));
+}
+
+tl::unexpected<Error> LaunchRunner::broken_by(const Error& error) {
+  broken_ = error;
+  announce_failure(launch_.context);
+  return tl::unexpected<Error>(error);
+}
+
+LaunchStats LaunchRunner::make_stats(std::uint64_t start_ns) const {
+  LaunchStats stats;
+  stats.epoch = launch_.epoch;
+  stats.m = launch_.m;
+  stats.mode = launch_.mode;
+  const auto account = [&](Role role, const BlockTotals& totals, std::uint64_t end_ns) {
+    RoleStats& of_role = stats.roles[static_cast<std::uint32_t>(role)];
+    ++of_role.blocks;
+    of_role.end_ns = std::max(of_role.end_ns, end_ns - start_ns);
+    of_role.wait_ns += totals.waits.ns;
+    of_role.waits += totals.waits.count;
+    stats.commands += totals.commands;
+    stats.network_bytes += totals.network_bytes;
+  };
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    const RoleThread& thread = threads_[i];
+    account(thread.role, reports_[i].totals[0], reports_[i].end_ns[0]);
+    if (thread.then) account(*thread.then, reports_[i].totals[1], reports_[i].end_ns[1]);
+  }
+  stats.gemm_ns = stats.role(Role::kCompute).end_ns;
+  stats.total_ns = CpuPacer::now_ns() - start_ns;
+  return stats;
+}
+
+void LaunchRunner::set_trace(std::uint32_t capacity) {
+  for (Report& report : reports_) {
+    for (auto& spans : report.spans) spans.assign(capacity, {});
+  }
+}
+
+std::vector<TraceEvent> LaunchRunner::trace() const {
+  std::vector<TraceEvent> events;
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    for (int part = 0; part < 2; ++part) {
+      const TraceLog& log = reports_[i].logs[part];
+      const Role role = part == 0 ? threads_[i].role : threads_[i].then.value_or(threads_[i].role);
+      for (std::uint32_t span = 0; span < std::min(log.count, log.capacity); ++span)
+        events.push_back({role, threads_[i].index, log.spans[span]});
+    }
+  }
+  return events;
+}
+
+}  // namespace mk::kernels

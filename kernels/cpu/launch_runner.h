@@ -1,0 +1,113 @@
+/// \file
+/// The frame of every operator on the CPU: its blocks as threads, its epochs, what becomes of it
+/// after a failure, and the statistics. The operator brings what a block does.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/comm/block.h"
+#include "kernels/comm/launch.h"
+#include "kernels/comm/launch_stats.h"
+#include "kernels/comm/trace.h"
+#include "kernels/cpu/block_pool.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+/// What a rank chooses for itself, of any operator; ranks may differ. (What they must agree on is
+/// the operator's plan.)
+struct CpuOptions {
+  RoleBlocks blocks;
+  /// How long one wait may take. Waits for what others derive from third ranks get up to half as
+  /// much again, so that the rank next to the cause reports first.
+  std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
+};
+
+/// `op` names the operator. kInvalidArgument.
+Status check_options(const std::string& op, const CpuOptions& options);
+
+/// What the blocks run.
+class RoleBody {
+ public:
+  /// Block `index` of `role`, on its own thread. False: it did not reach its end; why is in
+  /// LocalWords::failure or in `role_error`. Must not throw.
+  virtual bool run_role(Role role, std::uint32_t index, BlockTotals& totals) = 0;
+  /// A failure of the arithmetic, which no wait has recorded.
+  virtual Status role_error() const { return {}; }
+
+ protected:
+  ~RoleBody() = default;
+};
+
+/// A thread of the pool: `index` of `role`, and after it the same index of `then`.
+struct RoleThread {
+  Role role = Role::kCompute;
+  std::uint32_t index = 0;
+  std::optional<Role> then;
+};
+/// Adds threads 0 .. count - 1 of a role.
+void add_role(std::vector<RoleThread>& threads, Role role, std::uint32_t count,
+              std::optional<Role> then = std::nullopt);
+
+/// A span and the block it is of.
+struct TraceEvent {
+  Role role = Role::kCompute;
+  std::uint32_t block = 0;
+  TraceSpan span;
+};
+
+/// Owned by an operator; not thread-safe.
+class LaunchRunner : private BlockWork {
+ public:
+  /// `launch` (with its context and blocks set) and `body` outlive the runner, which fills in
+  /// `launch`'s other common fields.
+  LaunchRunner(std::string op, Launch& launch, RoleBody& body, std::chrono::nanoseconds timeout);
+  virtual ~LaunchRunner() = default;
+
+  /// Starts the threads. Once, before the first launch.
+  Status start(std::vector<RoleThread> threads);
+
+  /// Ok while the operator can launch; else what broke it, or that its launches are spent.
+  Status ready() const;
+  /// The next launch: epoch + 1, all blocks, and back when they have ended. After an error every
+  /// later call answers the same one.
+  Result<LaunchStats> run(std::uint32_t m, Mode mode);
+  /// Breaks the operator for a reason outside the blocks, and tells the local ranks.
+  tl::unexpected<Error> broken_by(const Error& error);
+
+  /// Whether the next launches keep their spans: `capacity` of each block; 0: none.
+  void set_trace(std::uint32_t capacity);
+  /// Of the last launch.
+  std::vector<TraceEvent> trace() const;
+
+ private:
+  /// One thread's account of one launch; read after the launch. On lines of its own.
+  struct alignas(64) Report {
+    BlockTotals totals[2];  ///< of `role`, of `then`
+    std::uint64_t end_ns[2] = {};
+    std::vector<TraceSpan> spans[2];
+    TraceLog logs[2];
+    bool completed = false;
+  };
+
+  void run_block(std::uint32_t index) override;
+  bool await_records_free();
+  Error cause() const;
+  LaunchStats make_stats(std::uint64_t start_ns) const;
+
+  const std::string op_;
+  Launch& launch_;
+  RoleBody& body_;
+  LocalWords local_;
+  std::vector<RoleThread> threads_;
+  std::vector<Report> reports_;
+  std::optional<Error> broken_;
+  std::unique_ptr<BlockPool> pool_;  ///< ends first: its threads use the rest
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,64 @@
+#include "kernels/cpu/tile_gemm.h"
+
+#include <algorithm>
+
+namespace mk::kernels {
+
+Result<std::unique_ptr<TileGemm>> TileGemm::create(std::uint32_t blocks, CpuGemm::TileShape largest,
+                                                   std::uint32_t n, std::uint32_t k, DType dtype,
+                                                   BLayout b_layout) {
+  if (k < 1 || k > 1u << 24)
+    return fail(ErrorCode::kInvalidArgument, "k = {} is not in 1 to {}", k, 1u << 24);
+  std::unique_ptr<TileGemm> tiles(new TileGemm);
+  largest.columns = std::min(largest.columns, n);
+  MK_ASSIGN_OR_RETURN(tiles->gemm_, CpuGemm::create(blocks, largest, k, dtype, b_layout));
+  tiles->math_ = &row_math(dtype);
+  tiles->b_layout_ = b_layout;
+  tiles->n_ = n;
+  tiles->k_ = k;
+  tiles->scratch_.resize(blocks);
+  for (auto& tile : tiles->scratch_) tile.resize(std::size_t{largest.rows} * largest.columns);
+  return tiles;
+}
+
+Status TileGemm::prepare(std::span<const TileGrid> grids, std::span<const std::uint64_t> ldas,
+                         std::uint64_t ldb) {
+  const std::uint32_t b_side = b_layout_ == BLayout::kKN ? n_ : k_;
+  const std::uint64_t lda = *std::min_element(ldas.begin(), ldas.end());
+  if (ldb < b_side || lda < k_) {
+    return fail(ErrorCode::kInvalidArgument,
+                "leading dimensions a {}, b {} are too small; at least {}, {}", lda, ldb, k_,
+                b_side);
+  }
+  ldb_ = ldb;
+  // Interior tiles, the last column of tiles, the last row, and the corner.
+  std::vector<CpuGemm::TileShape> shapes;
+  for (const TileGrid& grid : grids) {
+    if (grid.tiles() == 0) continue;
+    const std::uint32_t last_rows = (grid.rows() - 1) % grid.tile_rows() + 1;
+    const std::uint32_t last_cols = (grid.columns() - 1) % grid.tile_cols() + 1;
+    for (std::uint32_t rows : {grid.tile_rows(), last_rows}) {
+      for (std::uint32_t columns : {grid.tile_cols(), last_cols}) {
+        const CpuGemm::TileShape shape{rows, columns};
+        if (columns <= grid.columns() &&
+            std::find(shapes.begin(), shapes.end(), shape) == shapes.end())
+          shapes.push_back(shape);
+      }
+    }
+  }
+  return gemm_->prepare(shapes, ldas, ldb);
+}
+
+bool TileGemm::multiply(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
+                        std::uint64_t lda, const std::uint16_t* b, std::uint32_t column,
+                        void* target, std::uint64_t target_stride) {
+  const std::uint16_t* first = b + (b_layout_ == BLayout::kKN ? column : column * ldb_);
+  float* tile = scratch_[block].data();
+  if (!gemm_->multiply(block, shape, a, lda, first, tile)) return false;
+  auto* row = static_cast<std::uint16_t*>(target);
+  for (std::uint32_t i = 0; i < shape.rows; ++i, row += target_stride)
+    math_->narrow(tile + std::size_t{i} * shape.columns, row, shape.columns);
+  return true;
+}
+
+}  // namespace mk::kernels

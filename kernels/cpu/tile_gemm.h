@@ -1,0 +1,50 @@
+/// \file
+/// Tiles of a product, rounded to the element type and stored where they belong: CpuGemm with a
+/// scratch tile for each block.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/comm/tile_grid.h"
+#include "kernels/cpu/cpu_gemm.h"
+#include "kernels/cpu/row_math.h"
+
+namespace mk::kernels {
+
+class TileGemm {
+ public:
+  /// For `blocks` threads and tiles of at most `largest`. B has `n` columns.
+  static Result<std::unique_ptr<TileGemm>> create(std::uint32_t blocks, CpuGemm::TileShape largest,
+                                                  std::uint32_t n, std::uint32_t k, DType dtype,
+                                                  BLayout b_layout);
+
+  /// Makes what the tiles of these grids need, with A's rows any of `ldas` elements apart and B's
+  /// `ldb`. While no block multiplies. kInvalidArgument: a leading dimension is too small.
+  Status prepare(std::span<const TileGrid> grids, std::span<const std::uint64_t> ldas,
+                 std::uint64_t ldb);
+
+  /// target[rows][columns] = round(A B), for the columns of `b` from `column` on; `a`: the tile's
+  /// first row. Strides in elements. The shape and leading dimensions are of the last `prepare`.
+  /// Each block on one thread; false if oneDNN failed: see `error`.
+  bool multiply(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
+                std::uint64_t lda, const std::uint16_t* b, std::uint32_t column, void* target,
+                std::uint64_t target_stride);
+
+  Status error() const { return gemm_->error(); }
+
+ private:
+  TileGemm() = default;
+
+  std::unique_ptr<CpuGemm> gemm_;
+  const RowMath* math_ = nullptr;
+  BLayout b_layout_ = BLayout::kKN;
+  std::uint32_t n_ = 0;
+  std::uint32_t k_ = 0;
+  std::uint64_t ldb_ = 0;
+  std::vector<std::vector<float>> scratch_;  ///< by block
+};
+
+}  // namespace mk::kernels
