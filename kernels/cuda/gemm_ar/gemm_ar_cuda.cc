@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/comm/wait_text.h"
+#include "kernels/comm/workspace_head.h"
 #include "kernels/cuda/gemm_ar/launch_arguments.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/gemm_ar/schedule.h"
