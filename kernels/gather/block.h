@@ -1,0 +1,171 @@
+/// \file
+/// One gather as a block of a launch sees it: where rows lie, how it awaits them, and how it shows
+/// that they are there. The roles that bring them are in roles.h.
+///
+/// A consumer (of the operator) reads its own rank's rows where its caller has them. For others:
+///
+///     if (!gather.await_rows(origin, begin, end)) return false;   // rows [begin, end) are here
+///     const std::byte* row = gather.rows(origin) + begin * row_bytes;
+///
+/// It may read until it has told its send block that it is done (see `send` in roles.h). Where the
+/// number of an origin's rows does not follow from m: await_row_count.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/comm/operator_block.h"
+#include "kernels/gather/geometry.h"
+#include "kernels/gather/schedule.h"
+
+namespace mk::kernels {
+
+/// A part of an operator's block. Cheap to make; an operator may have several, of several gathers.
+template <class Executor>
+class GatherBlock {
+ public:
+  /// `own_rows`: of this rank, in this launch.
+  MK_HOST_DEVICE GatherBlock(OperatorBlock<Executor>& block_in, const GatherGeometry& geometry,
+                             std::uint32_t own_rows_in)
+      : block(block_in), schedule(geometry, block_in.world), own_rows(own_rows_in) {}
+
+  OperatorBlock<Executor>& block;
+  const GatherSchedule schedule;
+  const std::uint32_t own_rows;
+
+  // --- Places ---
+
+  /// The origin's slot in the workspace of a local rank. (kPull: rail_of(origin) only.)
+  MK_HOST_DEVICE std::byte* slot(std::uint32_t local, std::uint32_t origin) const {
+    return block.at(local, schedule.slot(block.bank, origin));
+  }
+  /// Where this rank reads the rows of another one, packed.
+  MK_HOST_DEVICE const std::byte* rows(std::uint32_t origin) const {
+    return slot(reads_from(origin), origin) + kGatherHeaderBytes;
+  }
+
+  // --- Awaited by this block; false: the launch has failed ---
+  // This rank's own rows need no waiting: for them all of these answer true at once.
+
+  /// The chunk is where rows(origin) says.
+  MK_HOST_DEVICE bool await_chunk(std::uint32_t origin, std::uint32_t chunk) {
+    if (origin == block.world.rank()) return true;
+    if (arrives_here(origin))
+      return block.await(site(origin, chunk), arrival(origin, chunk), block.epoch);
+    const std::uint32_t* ready = word(schedule.ready(origin, chunk));
+    if (!shm::flag_reached(ready, block.epoch) && schedule.node_of(origin) != block.world.node) {
+      // It comes by way of a local rank: if that one is not even there, it is to be named.
+      const std::uint32_t by = block.rank_of(schedule.rail_of(origin));
+      if (!await_header(by)) return false;
+    }
+    return block.await(site(origin, chunk), ready, block.epoch);
+  }
+  /// The origin has begun this launch, with the same m, and says how many rows it has.
+  MK_HOST_DEVICE bool await_row_count(std::uint32_t origin, std::uint32_t* count) {
+    *count = own_rows;
+    if (origin == block.world.rank()) return true;
+    if (!await_header(origin)) return false;
+    const std::uint32_t said = header(origin)->rows;
+    // All ranks have the same rows_max; nothing a rank says may lead beyond a slot.
+    const std::uint32_t most = schedule.geometry().rows_max;
+    *count = said < most ? said : most;
+    return true;
+  }
+  /// Rows [begin, end) of the origin, who has begun this launch with the same m, are there.
+  MK_HOST_DEVICE bool await_rows(std::uint32_t origin, std::uint32_t begin, std::uint32_t end) {
+    if (!await_header(origin)) return false;
+    const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
+    for (std::uint32_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
+      if (!await_chunk(origin, chunk)) return false;
+    }
+    return true;
+  }
+  /// The origin's header is there, and its m is this launch's.
+  MK_HOST_DEVICE bool await_header(std::uint32_t origin) {
+    if (origin == checked_) return true;
+    if (!await_chunk(origin, 0)) return false;
+    if (origin != block.world.rank() && !block.check_m(site(origin, 0), header(origin)->m))
+      return false;
+    checked_ = origin;
+    return true;
+  }
+  /// Everything of every rank: what an unfused consumer begins with.
+  MK_HOST_DEVICE bool await_all() {
+    for (std::uint32_t position = 1; position < block.world.size(); ++position) {
+      const std::uint32_t origin = schedule.origin_at(position);
+      std::uint32_t count = 0;
+      if (!await_row_count(origin, &count) || !await_rows(origin, 0, count)) return false;
+    }
+    return true;
+  }
+
+  // --- Shown by this block ---
+
+  /// The chunk may be read on this node.
+  MK_HOST_DEVICE void publish_ready(std::uint32_t origin, std::uint32_t chunk) {
+    block.publish_at_every_local(schedule.ready(origin, chunk));
+  }
+
+  // --- For roles.h ---
+
+  /// The share role has brought this chunk of this rank's own rows to its slot here.
+  MK_HOST_DEVICE bool await_shared(std::uint32_t chunk) {
+    const std::uint32_t own = block.world.rank();
+    return block.await(block.site(FlagKind::kRowsReady, own, own, chunk, 2),
+                       word(schedule.ready(own, chunk)), block.epoch);
+  }
+  /// The rank on the next node has done with what the bank's last launch brought it.
+  MK_HOST_DEVICE bool await_release() {
+    const std::uint32_t node = schedule.successor();
+    return block.await(
+        block.site(FlagKind::kRelease, block.world.rail_peer(node), node, block.bank, 1),
+        block.common.context.arrival_flags + schedule.release(block.bank, block.world.node),
+        previous_use(block.epoch, block.banks));
+  }
+  /// No local rank reads or awaits anything of the bank's last launch any more.
+  MK_HOST_DEVICE bool await_bank_free() {
+    for (std::uint32_t i = 1; i < block.world.locals; ++i) {
+      const std::uint32_t local = (block.world.local + i) % block.world.locals;
+      if (!block.await_finished(local, previous_use(block.epoch, block.banks))) return false;
+    }
+    return true;
+  }
+
+ private:
+  /// Waits of ranks far down the ring last a little longer, so that those next to the cause speak
+  /// first; but not much longer, however long the ring.
+  static constexpr std::uint32_t kHopsMax = 4;
+  static constexpr std::uint32_t kNone = 0xffffffffu;
+
+  /// The local rank in whose workspace this rank reads the origin's rows.
+  MK_HOST_DEVICE std::uint32_t reads_from(std::uint32_t origin) const {
+    return schedule.geometry().kind == GatherKind::kPull ? schedule.rail_of(origin)
+                                                         : block.world.local;
+  }
+  /// The network brings the origin's rows to this very rank.
+  MK_HOST_DEVICE bool arrives_here(std::uint32_t origin) const {
+    return schedule.rail_of(origin) == block.world.local;
+  }
+  MK_HOST_DEVICE const GatherHeader* header(std::uint32_t origin) const {
+    return reinterpret_cast<const GatherHeader*>(slot(reads_from(origin), origin));
+  }
+  MK_HOST_DEVICE std::uint32_t* word(std::uint64_t offset) const {
+    return block.word(block.at(offset));
+  }
+  MK_HOST_DEVICE const std::uint32_t* arrival(std::uint32_t origin, std::uint32_t chunk) const {
+    return block.common.context.arrival_flags +
+           schedule.arrival(block.bank, block.world.node, schedule.node_of(origin), chunk);
+  }
+  /// Who is behind when the chunk does not come: its origin, as far as one can know here.
+  MK_HOST_DEVICE WaitSite site(std::uint32_t origin, std::uint32_t chunk) const {
+    const bool here = arrives_here(origin);
+    const std::uint32_t node = schedule.node_of(origin);
+    const std::uint32_t hops = schedule.hops_from(node) - (here ? 1 : 0);
+    return block.site(here ? FlagKind::kArrival : FlagKind::kRowsReady, origin,
+                      here ? node : origin, chunk, hops < kHopsMax ? hops : kHopsMax);
+  }
+
+  std::uint32_t checked_ = kNone;  ///< the origin whose header was checked last
+};
+
+}  // namespace mk::kernels

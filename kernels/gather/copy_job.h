@@ -1,0 +1,91 @@
+/// \file
+/// A bulk copy, as a role asks its executor for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shm/limits.h"
+#include "shm/platform.h"
+
+namespace mk::kernels {
+
+/// `rows` rows of `row_bytes` bytes from `source` to every target. Strides are in bytes.
+struct CopyJob {
+  const std::byte* source = nullptr;
+  std::uint64_t source_stride = 0;
+  std::byte* targets[shm::kLocalRanksMax] = {};
+  std::uint64_t target_stride = 0;
+  std::uint32_t target_count = 0;
+  std::uint32_t rows = 0;
+  std::uint32_t row_bytes = 0;
+
+  MK_HOST_DEVICE void add_target(std::byte* target) { targets[target_count++] = target; }
+};
+
+/// A part of each of this rank's own rows, in the caller's memory.
+struct RowPiece {
+  const std::byte* base = nullptr;  ///< of row 0
+  std::uint64_t stride = 0;         ///< in bytes, from row to row
+  std::uint32_t bytes = 0;
+};
+
+/// This rank's own rows: each is its pieces one after the other, row_bytes in all (K and V of a
+/// token, say).
+struct GatherSource {
+  static constexpr std::uint32_t kPiecesMax = 4;
+  RowPiece pieces[kPiecesMax];
+  std::uint32_t count = 0;
+  std::uint32_t rows = 0;  ///< in this launch
+
+  /// Rows of one piece.
+  MK_HOST_DEVICE static GatherSource of(const void* base, std::uint64_t stride, std::uint32_t bytes,
+                                        std::uint32_t rows) {
+    GatherSource source;
+    source.add(base, stride, bytes);
+    source.rows = rows;
+    return source;
+  }
+  MK_HOST_DEVICE void add(const void* base, std::uint64_t stride, std::uint32_t bytes) {
+    pieces[count++] = {static_cast<const std::byte*>(base), stride, bytes};
+  }
+
+  /// Calls `copy(job)` with the jobs that bring bytes [begin, end) of the packed rows to the
+  /// targets of `job`, which point to where byte `begin` goes.
+  template <class Copy>
+  MK_HOST_DEVICE void copy_packed(std::uint64_t begin, std::uint64_t end, CopyJob job,
+                                  Copy&& copy) const {
+    std::uint64_t row_bytes = 0;
+    for (std::uint32_t i = 0; i < count; ++i) row_bytes += pieces[i].bytes;
+    while (begin < end) {
+      const std::uint64_t row = begin / row_bytes;
+      const std::uint64_t from = begin % row_bytes;
+      // As many whole rows as there are; else the end of a row, or its beginning, or its middle.
+      const std::uint64_t whole = from == 0 ? (end - begin) / row_bytes : 0;
+      const std::uint64_t left = row_bytes - from < end - begin ? row_bytes - from : end - begin;
+      const std::uint64_t to = whole != 0 ? row_bytes : from + left;
+      std::uint64_t piece_at = 0;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        const RowPiece& piece = pieces[i];
+        const std::uint64_t first = from > piece_at ? from : piece_at;
+        const std::uint64_t last = to < piece_at + piece.bytes ? to : piece_at + piece.bytes;
+        if (first < last) {
+          CopyJob part = job;
+          part.source = piece.base + row * piece.stride + (first - piece_at);
+          part.source_stride = piece.stride;
+          part.target_stride = row_bytes;
+          part.rows = whole != 0 ? static_cast<std::uint32_t>(whole) : 1;
+          part.row_bytes = static_cast<std::uint32_t>(last - first);
+          for (std::uint32_t t = 0; t < part.target_count; ++t) part.targets[t] += first - from;
+          copy(part);
+        }
+        piece_at += piece.bytes;
+      }
+      const std::uint64_t done = whole != 0 ? whole * row_bytes : left;
+      for (std::uint32_t t = 0; t < job.target_count; ++t) job.targets[t] += done;
+      begin += done;
+    }
+  }
+};
+
+}  // namespace mk::kernels

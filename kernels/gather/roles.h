@@ -1,0 +1,240 @@
+/// \file
+/// What the blocks of a gather do. Flags and commands are here, once for all operators and
+/// executors; the executor brings the bulk copies:
+///
+///     void copy(const CopyJob&);     gather/copy_job.h
+///     and what comm/block.h asks for
+///
+/// The way of a chunk, with the flag that hands each step to the next (all hold the epoch; each has
+/// one writer):
+///
+///     role     on                   does                              then shows
+///     share    its rank             caller's rows -> own slot (for
+///                                   the network, or for peers to
+///                                   pull), local ranks' slots         ready[origin][chunk] at each
+///     send     its rail's ranks,    slot -> same slot of the rail's
+///              round the ring       rank on the next node             arrival[bank][node][chunk]
+///     receive  its rail's rank on   slot -> local ranks' slots
+///              each other node      (kPull: nothing)                  ready[origin][chunk] at each
+///     consumer every rank           reads the slots
+///
+/// With one node there is no send; with one local rank or one node no receive; with one rank
+/// nothing.
+///
+/// Why nothing waits in a circle: within a launch, a rank's own chunks wait for nobody's of this
+/// launch; a chunk at hop h waits for the same chunk at hop h - 1, and for those that its send and
+/// receive blocks take before it, which are of the same or of fewer hops, in the same order on all
+/// ranks. Between launches: whatever launch e awaits of launch e - b (b: banks) ends without e.
+///
+/// Why nothing is overwritten too early (e: this launch, b = banks):
+///  - A local rank's slot, by share and receive: written after that local rank has ended e - b
+///    (WorkspaceHead::finished).
+///  - This rank's own slot: the same, and the daemon has read what e - b sent
+///    (LocalWords::sent_in).
+///  - Slots that the network writes: written after the successor released e - b. It releases when
+///    its consumers and its receive blocks have read them, its daemon has read what it forwarded,
+///    in a pull all local ranks have drained them, and every chunk has arrived: so that none of e -
+///    b can be late and overwrite one of e, or its flag.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gather/block.h"
+#include "kernels/gather/copy_job.h"
+
+namespace mk::kernels::gather {
+
+// Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
+// LocalWords::failure.
+
+/// Hands out this rank's own rows: chunks `index`, `index` + share blocks, ... Only with several
+/// ranks.
+template <class Executor>
+MK_HOST_DEVICE bool share(GatherBlock<Executor>& gather, const GatherSource& source) {
+  auto& block = gather.block;
+  const World& world = block.world;
+  const GatherGeometry& geometry = gather.schedule.geometry();
+  const bool broadcast = geometry.kind == GatherKind::kBroadcast;
+  const std::uint32_t own = world.rank();
+  if (world.nodes > 1 && !block.await_staging_free()) return false;
+  if (!gather.await_bank_free()) return false;
+  for (std::uint32_t chunk = block.index; chunk < gather.schedule.chunks(gather.own_rows);
+       chunk += block.common.blocks.share) {
+    if (block.stopped()) return false;
+    const std::uint64_t begin_ns = block.span_begin();
+    const ByteRange range = gather.schedule.chunk_range(gather.own_rows, chunk);
+    CopyJob job;
+    if (!broadcast || world.nodes > 1) job.add_target(gather.slot(world.local, own) + range.begin);
+    // Each rank starts with its next, so that nobody is everybody's first.
+    for (std::uint32_t i = 1; broadcast && i < world.locals; ++i)
+      job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
+    if (chunk == 0) {
+      for (std::uint32_t i = 0; i < job.target_count; ++i) {
+        auto* header = reinterpret_cast<GatherHeader*>(job.targets[i]);
+        header->epoch = block.epoch;
+        header->m = block.common.m;
+        header->rows = gather.own_rows;
+      }
+    } else {
+      const std::uint64_t begin = range.begin - kGatherHeaderBytes;
+      source.copy_packed(begin, begin + range.bytes, job,
+                         [&](const CopyJob& part) { block.executor.copy(part); });
+    }
+    gather.publish_ready(own, chunk);
+    block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);
+  }
+  return true;
+}
+
+/// Sends round the ring: chunks `index`, `index` + send blocks, ... of this rank's own shard, and
+/// of its rail's others as they arrive. Only with several nodes.
+template <class Executor>
+MK_HOST_DEVICE bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+  auto& block = gather.block;
+  const World& world = block.world;
+  const GatherSchedule& schedule = gather.schedule;
+  const std::uint32_t to = schedule.successor();
+  bool released = false;
+  for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
+    const std::uint32_t node = schedule.node_at(hops);
+    const std::uint32_t origin = world.rail_peer(node);
+    const std::uint64_t slot = schedule.slot(block.bank, origin);
+    std::uint32_t rows = 0;
+    if (!gather.await_row_count(origin, &rows)) return false;
+    for (std::uint32_t chunk = block.index; chunk < schedule.chunks(rows);
+         chunk += block.common.blocks.send) {
+      if (!(hops == 0 ? gather.await_shared(chunk) : gather.await_chunk(origin, chunk)))
+        return false;
+      if (!released && !gather.await_release()) return false;
+      released = true;
+      const ByteRange range = schedule.chunk_range(rows, chunk);
+      if (!sender.send_chunk(to, slot + range.begin, slot + range.begin, range.bytes,
+                             schedule.arrival(block.bank, to, node, chunk), block.epoch)) {
+        return false;
+      }
+      block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));
+    }
+  }
+  return true;
+}
+
+/// After everything a send block sends in a launch but releases: notes what its lane's bytes may be
+/// reused after.
+template <class Executor>
+MK_HOST_DEVICE void end_shards(OperatorBlock<Executor>& block,
+                               const ChunkSender<Executor>& sender) {
+  block.common.local->sent_in(block.epoch)[block.index] = sender.produced();
+  block.publish_done();
+}
+
+/// Flags of granules that the launch leaves alone, of a shard of `rows` rows (comm/banks.h): calls
+/// `flag(chunk)` for the first of each until it answers false. Nothing when no refresh is due.
+template <class Executor, class Flag>
+MK_HOST_DEVICE bool for_idle_granules(const GatherBlock<Executor>& gather, std::uint32_t rows,
+                                      Flag&& flag) {
+  if (!refresh_due(gather.block.epoch, gather.block.banks)) return true;
+  const FlagMap flags = gather.schedule.flags();
+  for (std::uint32_t chunk = FlagMap::first_idle_granule(gather.schedule.chunks(rows));
+       chunk < flags.stride(); chunk += shm::kFlagGranule) {
+    if (!flag(chunk)) return false;
+  }
+  return true;
+}
+
+/// Once per rank and launch, by one send block, after its end_shards and after this rank's
+/// consumers have read the last row: lets the predecessor fill the bank again.
+template <class Executor>
+MK_HOST_DEVICE bool release(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+  auto& block = gather.block;
+  const World& world = block.world;
+  const GatherSchedule& schedule = gather.schedule;
+  for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
+    const std::uint32_t node = schedule.node_at(hops);
+    std::uint32_t rows = 0;
+    if (!gather.await_row_count(world.rail_peer(node), &rows)) return false;
+    const bool sent = for_idle_granules(gather, rows, [&](std::uint32_t chunk) {
+      const std::uint32_t to = schedule.successor();
+      return sender.send_flag(to, schedule.arrival(block.bank, to, node, chunk), block.epoch);
+    });
+    if (!sent) return false;
+  }
+  for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
+    const std::uint32_t origin = world.rail_peer(schedule.node_at(hops));
+    std::uint32_t rows = 0;
+    if (!gather.await_row_count(origin, &rows) || !gather.await_rows(origin, 0, rows)) return false;
+    if (!for_idle_granules(gather, rows,
+                           [&](std::uint32_t chunk) { return gather.await_chunk(origin, chunk); }))
+      return false;
+  }
+  if (world.locals > 1 && !block.await_blocks(Role::kReceive, block.common.blocks.receive, 2))
+    return false;
+  if (world.nodes > 2) {
+    if (!block.await_blocks(Role::kSend, block.common.blocks.send, 2)) return false;
+    if (!block.await_sent(block.epoch)) return false;
+  }
+  if (schedule.geometry().kind == GatherKind::kPull && world.locals > 1) {
+    block.publish_at_every_local(schedule.drained(world.local));
+    for (std::uint32_t local = 0; local < world.locals; ++local) {
+      if (!block.await(block.site(FlagKind::kFinished, block.rank_of(local), local, 0, 2),
+                       block.word(block.at(schedule.drained(local))), block.epoch))
+        return false;
+    }
+  }
+  const std::uint32_t to = schedule.predecessor();
+  return sender.send_flag(to, schedule.release(block.bank, to), block.epoch);
+}
+
+/// The send role of an operator with one gather. `consumers_done()`: waits until this rank's
+/// consumers have read the last row; false: the launch has failed. (An operator with several
+/// gathers calls send_shards for each, end_shards, and release for each.)
+template <class Executor, class ConsumersDone>
+MK_HOST_DEVICE bool send(GatherBlock<Executor>& gather, ConsumersDone&& consumers_done) {
+  auto& block = gather.block;
+  ChunkSender<Executor> sender(block.executor, block.control, block.common.context, block.index,
+                               block.totals.waits);
+  bool sent = send_shards(gather, sender);
+  if (sent) end_shards(block, sender);
+  if (sent && block.index == 0) sent = consumers_done() && release(gather, sender);
+  block.totals.commands += sender.commands();
+  block.totals.network_bytes += sender.payload_bytes();
+  return sent;
+}
+
+/// Hands out on this node what arrives for this rank's rail: chunks `index`, `index` + receive
+/// blocks, ... of each shard. Only with several nodes and several local ranks.
+template <class Executor>
+MK_HOST_DEVICE bool receive(GatherBlock<Executor>& gather) {
+  auto& block = gather.block;
+  const World& world = block.world;
+  const GatherSchedule& schedule = gather.schedule;
+  if (!gather.await_bank_free()) return false;
+  for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
+    const std::uint32_t node = schedule.node_at(hops);
+    const std::uint32_t origin = world.rail_peer(node);
+    std::uint32_t rows = 0;
+    if (!gather.await_row_count(origin, &rows)) return false;
+    for (std::uint32_t chunk = block.index; chunk < schedule.chunks(rows);
+         chunk += block.common.blocks.receive) {
+      if (!gather.await_chunk(origin, chunk)) return false;
+      block.span_mark(SpanKind::kArrival, chunk, node, origin);
+      if (schedule.geometry().kind == GatherKind::kBroadcast) {
+        const std::uint64_t begin_ns = block.span_begin();
+        const ByteRange range = schedule.chunk_range(rows, chunk);
+        CopyJob job;
+        job.source = gather.slot(world.local, origin) + range.begin;
+        for (std::uint32_t i = 1; i < world.locals; ++i)
+          job.add_target(gather.slot((world.local + i) % world.locals, origin) + range.begin);
+        job.rows = 1;
+        job.row_bytes = range.bytes;
+        block.executor.copy(job);
+        block.span_end(begin_ns, SpanKind::kCopy, chunk, node, origin);
+      }
+      gather.publish_ready(origin, chunk);
+    }
+  }
+  // Also with no chunk of its own: the send block that releases waits for all receive blocks.
+  block.publish_done();
+  return true;
+}
+
+}  // namespace mk::kernels::gather
