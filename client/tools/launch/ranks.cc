@@ -9,7 +9,7 @@ namespace mk::tools {
 using Clock = std::chrono::steady_clock;
 
 Result<RankSet> RankSet::start(
-    std::uint32_t world,
+    std::uint32_t world, const std::string& program,
     const std::function<std::vector<std::string>(std::uint32_t)>& arguments_of) {
   MK_ASSIGN_OR_RETURN(auto folder, TemporaryFolder::create("mkernel-ranks"));
   RankSet set(std::move(folder));
@@ -19,7 +19,8 @@ Result<RankSet> RankSet::start(
     process.report = true;
     process.output_path = fmt::format("{}/rank{}.log", set.folder(), rank);
     process.arguments = arguments_of(rank);
-    process.arguments.insert(process.arguments.begin(), "/proc/self/exe");
+    process.arguments.insert(process.arguments.begin(),
+                             program.empty() ? "/proc/self/exe" : program);
     MK_ASSIGN_OR_RETURN(auto started, Process::start(process));
     set.ranks_.push_back(std::move(started));
   }

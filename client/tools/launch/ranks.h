@@ -1,6 +1,6 @@
 /// \file
-/// The rank processes of one job: this program started again, once per rank, each with a report
-/// pipe.
+/// The rank processes of one job: a program, normally this one again, started once per rank, each
+/// with a report pipe.
 #pragma once
 
 #include <chrono>
@@ -16,10 +16,11 @@ namespace mk::tools {
 
 class RankSet {
  public:
-  /// Starts `world` copies of this program with the arguments that `arguments_of(rank)` gives.
-  /// Their output goes to files in a private folder and shows up in errors.
+  /// Starts `world` copies of `program` (empty: of this program) with the arguments that
+  /// `arguments_of(rank)` gives. Their output goes to files in a private folder and shows up in
+  /// errors.
   static Result<RankSet> start(
-      std::uint32_t world,
+      std::uint32_t world, const std::string& program,
       const std::function<std::vector<std::string>(std::uint32_t)>& arguments_of);
 
   /// The next report line of every rank, by rank. When one ends instead or is late: an error with

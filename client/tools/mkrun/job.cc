@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 
-#include "client/tools/launch/daemons.h"
-#include "client/tools/launch/ranks.h"
+#include "client/tools/launch/local_job.h"
 
 namespace mk::tools {
 namespace {
@@ -102,45 +100,25 @@ namespace {
 /// Daemons, ranks, and the finished output as OUT.partial.
 Result<GemmArJobResult> run_ranks(const GemmArJobOptions& options, const GemmArJob& job,
                                   const std::function<void(std::uint64_t)>& progress) {
-  std::optional<DaemonSet> daemons;
-  std::vector<std::string> sockets = options.join_sockets;
-  if (sockets.empty()) {
-    DaemonSetOptions set;
-    set.nodes = job.nodes;
-    set.fabric = options.fabric;
-    set.link_bandwidth = options.link_bandwidth;
-    set.link_latency = options.link_latency;
-    MK_ASSIGN_OR_RETURN(auto started, DaemonSet::start(set));
-    daemons.emplace(std::move(started));
-    for (std::uint32_t node = 0; node < job.nodes; ++node)
-      sockets.push_back(daemons->client_socket(node));
-  }
-  const std::string name = unique_job_name("mkrun");
-  const std::string text = nlohmann::json(job).dump();
-  MK_ASSIGN_OR_RETURN(auto ranks, RankSet::start(job.world(), [&](std::uint32_t rank) {
-                        return std::vector<std::string>{"rank",
-                                                        "--rank",
-                                                        std::to_string(rank),
-                                                        "--socket",
-                                                        sockets[rank / job.local],
-                                                        "--name",
-                                                        name,
-                                                        "--job",
-                                                        text};
-                      }));
+  LocalJobOptions local;
+  local.name = "mkrun";
+  local.local = job.local;
+  local.daemons.nodes = job.nodes;
+  local.daemons.fabric = options.fabric;
+  local.daemons.link_bandwidth = options.link_bandwidth;
+  local.daemons.link_latency = options.link_latency;
+  local.join_sockets = options.join_sockets;
+  MK_ASSIGN_OR_RETURN(auto ranks, LocalJob::start(local, job));
   GemmArJobResult result;
   // Reading inputs, a launch and its check; every wait inside ends much earlier when something is
   // wrong.
   const auto patience = std::chrono::milliseconds{job.timeout_ms} * 4;
   for (std::uint64_t first = 0; first < job.m; first += job.rows_per_launch) {
     const std::string what = fmt::format("rows {} on", first);
-    MK_ASSIGN_OR_RETURN(const auto lines, ranks.read_lines(patience, what));
+    MK_ASSIGN_OR_RETURN(const auto reports, ranks.read_reports(patience, what));
     std::uint64_t slowest_ns = 0;
-    for (const std::string& line : lines) {
-      const auto json = nlohmann::json::parse(line, nullptr, false);
-      if (json.is_discarded())
-        return fail(ErrorCode::kProtocol, "{}: a rank reported '{}'", what, line);
-      const auto done = json.get<RowsDone>();
+    for (const auto& report : reports) {
+      const auto done = report.get<RowsDone>();
       slowest_ns = std::max(slowest_ns, done.total_ns);
       result.network_bytes += done.network_bytes;
       result.compared += done.compared;
@@ -151,8 +129,8 @@ Result<GemmArJobResult> run_ranks(const GemmArJobOptions& options, const GemmArJ
     result.total_ns += slowest_ns;
     progress(std::min(first + job.rows_per_launch, job.m));
   }
-  MK_RETURN_IF_ERROR(ranks.finish(patience));
-  if (daemons) MK_RETURN_IF_ERROR(daemons->stop(std::chrono::seconds{20}));
+  MK_RETURN_IF_ERROR(ranks.finish_ranks(patience));
+  MK_RETURN_IF_ERROR(ranks.stop_daemons());
   return result;
 }
 

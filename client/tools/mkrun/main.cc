@@ -7,7 +7,10 @@
 #include <CLI/CLI.hpp>
 #include <new>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "client/tools/launch/local_job.h"
 #include "client/tools/launch/process.h"
 #include "client/tools/mkrun/job.h"
 #include "mkernel/mkernel.h"
@@ -53,22 +56,18 @@ int gemm_ar_main(const GemmArJobOptions& options) {
   return 0;
 }
 
-struct RankArguments {
-  std::uint32_t rank = 0;
-  std::string socket, name, job;
-};
-
-int rank_main(const RankArguments& arguments) {
-  const auto json = nlohmann::json::parse(arguments.job, nullptr, false);
-  if (json.is_discarded())
-    return report_error({ErrorCode::kInvalidArgument, "rank: --job is not JSON"}, 2);
-  const Status status = run_gemm_ar_job_rank(json.get<GemmArJob>(), arguments.rank,
-                                             arguments.socket, arguments.name, kReportFd);
+int rank_main(const std::vector<std::string>& words) {
+  const auto arguments = parse_rank_arguments(words);
+  if (!arguments) return report_error(arguments.error(), 2);
+  const Status status = run_gemm_ar_job_rank(arguments->spec.get<GemmArJob>(), arguments->rank,
+                                             arguments->socket, arguments->job, kReportFd);
   return status ? 0 : report_error(status.error(), 1);
 }
 
 int run(int argc, char** argv) {
   unwind_on_interrupt();
+  if (argc > 1 && std::string_view(argv[1]) == kRankCommand)
+    return rank_main({argv + 2, argv + argc});
   CLI::App app{"mkrun: mkernel's operators on the tensors of your own safetensors files"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version());
@@ -109,14 +108,6 @@ int run(int argc, char** argv) {
       ->add_option("--join", options.join_sockets,
                    "client sockets of running daemons, one per node")
       ->delimiter(',');
-
-  RankArguments rank;
-  CLI::App* rank_command =
-      app.add_subcommand("rank", "")->group("");  // what mkrun starts itself with
-  rank_command->add_option("--rank", rank.rank)->required();
-  rank_command->add_option("--socket", rank.socket)->required();
-  rank_command->add_option("--name", rank.name)->required();
-  rank_command->add_option("--job", rank.job)->required();
   try {
     app.parse(argc, argv);
     if (!options.join_sockets.empty() && options.join_sockets.size() != options.nodes) {
@@ -126,7 +117,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  return *rank_command ? rank_main(rank) : gemm_ar_main(options);
+  return gemm_ar_main(options);
 }
 
 }  // namespace

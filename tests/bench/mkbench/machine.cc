@@ -4,9 +4,14 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace mk::bench {
 namespace {
@@ -38,6 +43,27 @@ nlohmann::json describe_machine() {
           {"compiler", __VERSION__},
           {"build_type", MK_BUILD_TYPE},
           {"gpu", "none used"}};
+}
+
+double copy_bytes_per_second() {
+  constexpr std::size_t kBytes = std::size_t{32} << 20;  // well beyond a core's caches
+  constexpr int kCopies = 4;
+  const auto cores = static_cast<std::size_t>(std::max(1, usable_cores()));
+  std::vector<std::vector<char>> from(cores, std::vector<char>(kBytes, 1));
+  std::vector<std::vector<char>> to(cores, std::vector<char>(kBytes, 2));
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::thread> threads;
+  for (std::size_t core = 0; core < cores; ++core) {
+    threads.emplace_back([&, core] {
+      for (int copy = 0; copy < kCopies; ++copy) {
+        from[core][0] = static_cast<char>(copy);  // every copy has something new to bring
+        std::memcpy(to[core].data(), from[core].data(), kBytes);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  return static_cast<double>(kBytes * kCopies * cores) / elapsed.count();
 }
 
 std::string utc_now() {

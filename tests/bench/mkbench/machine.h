@@ -9,6 +9,10 @@ namespace mk::bench {
 /// CPU model, cores this process may use, memory, kernel, compiler and build type of this program.
 nlohmann::json describe_machine();
 
+/// How many bytes per second this machine copies from memory to memory with all the cores this
+/// process may use, measured for about a tenth of a second.
+double copy_bytes_per_second();
+
 /// UTC now, "2026-01-31T12:34:56Z".
 std::string utc_now();
 

@@ -1,0 +1,13 @@
+/// \file
+/// The operators' cases; one file each.
+#pragma once
+
+#include <memory>
+
+#include "tests/bench/mkbench/operator_case.h"
+
+namespace mk::bench {
+
+std::unique_ptr<OperatorCase> make_gemm_ar_case();
+
+}  // namespace mk::bench

@@ -1,0 +1,96 @@
+#include "tests/bench/mkbench/figures.h"
+
+#include <algorithm>
+
+namespace mk::bench {
+
+ModeFigures figures_of(const Reports& reports, bool fused) {
+  ModeFigures figures;
+  std::vector<double> compute;
+  for (const auto& launch : reports) {
+    if (launch.front().fused != fused || launch.front().warmup) continue;
+    std::uint64_t total_ns = 0;
+    std::uint64_t compute_ns = 0;
+    for (const LaunchReport& rank : launch) {
+      total_ns = std::max(total_ns, rank.total_ns);
+      compute_ns = std::max(compute_ns, rank.compute_ns);
+      figures.network_bytes_per_rank = std::max(figures.network_bytes_per_rank, rank.network_bytes);
+      figures.commands_per_rank = std::max(figures.commands_per_rank, rank.network_commands);
+    }
+    figures.samples_ms.push_back(static_cast<double>(total_ns) * 1e-6);
+    compute.push_back(static_cast<double>(compute_ns) * 1e-6);
+  }
+  figures.total_ms = summarise(figures.samples_ms);
+  figures.compute_ms = summarise(compute);
+  return figures;
+}
+
+Verification verification_of(const Reports& reports, bool outputs_are_equal) {
+  Verification verification;
+  for (const auto& launch : reports) {
+    ++verification.launches;
+    bool same = true;
+    bool checked = true;
+    for (const LaunchReport& rank : launch) {
+      same = same && rank.output_hash == launch.front().output_hash;
+      checked = checked && rank.verified;
+      verification.elements_compared += rank.compared;
+      verification.wrong += rank.wrong;
+      verification.worst_ratio = std::max(verification.worst_ratio, rank.worst_ratio);
+      verification.max_error = std::max(verification.max_error, rank.max_error);
+    }
+    if (!same && outputs_are_equal) ++verification.launches_with_differing_ranks;
+    if (checked) ++verification.launches_checked;
+  }
+  return verification;
+}
+
+WorkFigures work_of(const Reports& reports) {
+  WorkFigures figures;
+  const auto raise = [](Work& most, const Work& work) {
+    most.flops = std::max(most.flops, work.flops);
+    most.network_bytes = std::max(most.network_bytes, work.network_bytes);
+    most.link_bytes = std::max(most.link_bytes, work.link_bytes);
+    most.local_bytes = std::max(most.local_bytes, work.local_bytes);
+  };
+  for (const auto& launch : reports) {
+    Work all;
+    for (const LaunchReport& rank : launch) {
+      raise(figures.per_rank, rank.work);
+      all.flops += rank.work.flops;
+      all.network_bytes += rank.work.network_bytes;
+      all.link_bytes += rank.work.link_bytes;
+      all.local_bytes += rank.work.local_bytes;
+    }
+    raise(figures.all_ranks, all);
+  }
+  return figures;
+}
+
+double link_bytes(const ModeFigures& figures, const WorkFigures& work, const BenchSpec& spec,
+                  std::uint32_t rails) {
+  if (!(work.per_rank.network_bytes > 0)) return 0;
+  const std::uint32_t ranks_per_rail = (spec.local + rails - 1) / rails;
+  const double share_of_busiest = work.per_rank.link_bytes / work.per_rank.network_bytes;
+  return static_cast<double>(figures.network_bytes_per_rank) * share_of_busiest * ranks_per_rail;
+}
+
+std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails, const WorkFigures& work,
+                              const ModeFigures& fused, const ModeFigures& unfused,
+                              double link_bytes_per_s, double copy_bytes_per_s) {
+  if (fused.total_ms.count == 0 || unfused.total_ms.count == 0) return std::nullopt;
+  if (spec.nodes > 1 && !(link_bytes_per_s > 0)) return std::nullopt;
+  Bound bound;
+  bound.compute_ms = unfused.compute_ms.median;
+  if (spec.nodes > 1)
+    bound.network_ms = link_bytes(fused, work, spec, rails) / link_bytes_per_s * 1e3;
+  bound.local_ms = work.all_ranks.local_bytes / copy_bytes_per_s * 1e3;
+  bound.ms = std::max({bound.compute_ms, bound.network_ms, bound.local_ms});
+  bound.limit = bound.ms == bound.compute_ms   ? "compute"
+                : bound.ms == bound.network_ms ? "network"
+                                               : "local";
+  bound.fused_share = bound.ms / fused.total_ms.median;
+  return bound;
+}
+
+}  // namespace mk::bench

@@ -1,0 +1,76 @@
+/// \file
+/// From the ranks' reports to figures. A launch takes as long as its slowest rank.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/bench/mkbench/spec.h"
+#include "tests/bench/mkbench/statistics.h"
+
+namespace mk::bench {
+
+/// Reports by launch and rank.
+using Reports = std::vector<std::vector<LaunchReport>>;
+
+/// One mode's launches, warm-up left out.
+struct ModeFigures {
+  Summary total_ms, compute_ms;
+  std::vector<double> samples_ms;
+  std::uint64_t network_bytes_per_rank = 0;
+  std::uint64_t commands_per_rank = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModeFigures, total_ms, compute_ms, samples_ms,
+                                   network_bytes_per_rank, commands_per_rank)
+
+ModeFigures figures_of(const Reports& reports, bool fused);
+
+struct Verification {
+  std::uint64_t launches = 0, launches_checked = 0, elements_compared = 0, wrong = 0;
+  std::uint64_t launches_with_differing_ranks = 0;  ///< where all ranks' outputs must be equal
+  double worst_ratio = 0, max_error = 0;
+  bool passed() const {
+    return wrong == 0 && launches_with_differing_ranks == 0 &&
+           (launches_checked == 0 || elements_compared > 0);
+  }
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Verification, launches, launches_checked, elements_compared,
+                                   wrong, launches_with_differing_ranks, worst_ratio, max_error)
+
+Verification verification_of(const Reports& reports, bool outputs_are_equal);
+
+/// The most that any rank has to do in any launch, and all ranks of a launch together.
+struct WorkFigures {
+  Work per_rank, all_ranks;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkFigures, per_rank, all_ranks)
+
+WorkFigures work_of(const Reports& reports);
+
+/// Bytes that a launch put on the busiest link, headers included. Ranks of a node share a rail's
+/// links when there are fewer rails than ranks.
+double link_bytes(const ModeFigures& figures, const WorkFigures& work, const BenchSpec& spec,
+                  std::uint32_t rails);
+
+/// What no execution on this machine and these links can beat: each part as if alone. All ranks of
+/// a run share the machine's cores and memory, so computing and copying count for all of them.
+struct Bound {
+  double compute_ms = 0;   ///< the ranks' computation, measured: all at once, no communication
+  double network_ms = 0;   ///< the busiest link's bytes at the rate it is paced to
+  double local_ms = 0;     ///< the local peers' bytes at the machine's measured copy rate
+  double ms = 0;           ///< the largest
+  std::string limit;       ///< which that is
+  double fused_share = 0;  ///< `ms` / the fused median
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Bound, compute_ms, network_ms, local_ms, ms, limit, fused_share)
+
+/// None without launches of both modes, or with several nodes whose links have no known rate.
+/// `link_bytes_per_s`: 0 when not paced.
+std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails, const WorkFigures& work,
+                              const ModeFigures& fused, const ModeFigures& unfused,
+                              double link_bytes_per_s, double copy_bytes_per_s);
+
+}  // namespace mk::bench

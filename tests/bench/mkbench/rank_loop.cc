@@ -1,0 +1,143 @@
+#include "tests/bench/mkbench/rank_loop.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "client/tools/launch/process.h"
+#include "client/tools/numeric/random_matrix.h"
+#include "mkernel/mkernel.h"
+#include "tests/bench/mkbench/operator_case.h"
+
+namespace mk::bench {
+namespace {
+
+std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t hash) {
+  hash = tools::mix64(hash ^ bytes.size());
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at, std::min(sizeof(word), bytes.size() - at));
+    hash = tools::mix64(hash ^ word);
+  }
+  return hash;
+}
+
+class RankLoop {
+ public:
+  RankLoop(const BenchSpec& spec, std::uint32_t rank) : spec_(spec), rank_(rank) {}
+  Status run(const std::string& socket, const std::string& job, int report_fd);
+
+ private:
+  struct Turn {
+    std::uint32_t number;
+    LaunchMode mode;
+    bool warmup;
+  };
+  Result<LaunchReport> launch(Session& session, RankCase& rank_case, const Turn& turn);
+  void start_late(std::uint32_t launch) const;
+  bool wants_check(bool fused);
+
+  const BenchSpec& spec_;
+  const std::uint32_t rank_;
+  bool checked_[2] = {false, false};  ///< by mode
+};
+
+Status RankLoop::run(const std::string& socket, const std::string& job, int report_fd) {
+  MK_ASSIGN_OR_RETURN(const auto operation, case_of(spec_));
+  AttachOptions attach;
+  attach.socket = socket;
+  attach.job = job;
+  attach.rank = rank_;
+  attach.world = spec_.world();
+  attach.nodes = spec_.nodes;
+  attach.local_size = spec_.local;
+  attach.node_rank = rank_ / spec_.local;
+  attach.local_rank = rank_ % spec_.local;
+  attach.timeout = std::chrono::milliseconds{spec_.timeout_ms};
+  MK_ASSIGN_OR_RETURN(auto session, Session::attach(attach));
+  {
+    MK_ASSIGN_OR_RETURN(const auto rank_case, operation->start(session, spec_, rank_));
+    std::uint32_t number = 0;
+    for (std::uint32_t iteration = 0; iteration < spec_.warmup + spec_.iterations; ++iteration) {
+      // Which mode goes first alternates, so that neither always finds the machine as the other
+      // left it.
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        const auto mode = (iteration + half) % 2 == 0 ? LaunchMode::kFused : LaunchMode::kUnfused;
+        if (spec_.modes != "both" && (spec_.modes == "fused") != (mode == LaunchMode::kFused))
+          continue;
+        MK_ASSIGN_OR_RETURN(
+            const LaunchReport report,
+            launch(session, *rank_case, {number++, mode, iteration < spec_.warmup}));
+        MK_RETURN_IF_ERROR(tools::report_line(report_fd, nlohmann::json(report).dump()));
+      }
+    }
+    MK_RETURN_IF_ERROR(session.barrier(attach.timeout));
+  }
+  return session.detach();
+}
+
+Result<LaunchReport> RankLoop::launch(Session& session, RankCase& rank_case, const Turn& turn) {
+  rank_case.make_inputs(turn.number);
+  for (Output* output : rank_case.outputs()) output->poison();
+  if (spec_.barrier)
+    MK_RETURN_IF_ERROR(session.barrier(std::chrono::milliseconds{spec_.timeout_ms}));
+  start_late(turn.number);
+  MK_ASSIGN_OR_RETURN(const LaunchStats stats, rank_case.launch(turn.mode));
+  if (stats.mode != turn.mode) {
+    return fail(ErrorCode::kInternal, "launch {} was asked to run {} and says it did not",
+                turn.number, turn.mode == LaunchMode::kFused ? "fused" : "unfused");
+  }
+  if (turn.number == spec_.tamper_at && rank_ == 0) {
+    rank_case.outputs().front()->contents()[1] ^= std::byte{0x40};  // of a 16-bit exponent
+  }
+  LaunchReport report;
+  report.launch = turn.number;
+  report.fabric = session.fabric();
+  report.fused = stats.mode == LaunchMode::kFused;
+  report.warmup = turn.warmup;
+  report.total_ns = stats.total_ns;
+  report.compute_ns = stats.compute_ns;
+  report.network_bytes = stats.network_bytes;
+  report.network_commands = stats.network_commands;
+  report.work = rank_case.work();
+  for (Output* output : rank_case.outputs()) {
+    if (!output->guards_intact()) {
+      return fail(ErrorCode::kInternal, "launch {} wrote beyond the end of an output of {} bytes",
+                  turn.number, output->bytes());
+    }
+    report.output_hash = hash_of(output->contents(), report.output_hash);
+  }
+  if (wants_check(report.fused)) {
+    const tools::Comparison comparison = rank_case.verify();
+    report.verified = true;
+    report.wrong = comparison.wrong;
+    report.compared = comparison.compared;
+    report.worst_ratio = std::min(comparison.worst_ratio, 1e30);  // JSON has no infinity
+    report.max_error = std::min(comparison.max_error, 1e300);
+  }
+  return report;
+}
+
+void RankLoop::start_late(std::uint32_t launch) const {
+  if (spec_.skew_ms == 0) return;
+  const std::uint64_t drawn =
+      tools::mix64(spec_.seed + (std::uint64_t{launch} << 32 | (rank_ + 1) << 8));
+  std::this_thread::sleep_for(std::chrono::microseconds{drawn % (spec_.skew_ms * 1000 + 1)});
+}
+
+bool RankLoop::wants_check(bool fused) {
+  if (spec_.verify == "none") return false;
+  const bool seen = std::exchange(checked_[fused ? 1 : 0], true);
+  return spec_.verify == "all" || !seen;
+}
+
+}  // namespace
+
+Status run_rank(const BenchSpec& spec, std::uint32_t rank, const std::string& socket,
+                const std::string& job, int report_fd) {
+  return RankLoop(spec, rank).run(socket, job, report_fd);
+}
+
+}  // namespace mk::bench

@@ -1,0 +1,130 @@
+#include "tests/bench/mkbench/report.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+
+#include "mkernel/mkernel.h"
+#include "tests/bench/mkbench/machine.h"
+
+namespace mk::bench {
+namespace {
+
+std::string megabytes(double bytes) { return fmt::format("{:.2f} MB", bytes * 1e-6); }
+
+std::string counted(std::uint32_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+void print_verification(const Verification& v, bool outputs_are_equal) {
+  if (v.launches_checked == 0) {
+    fmt::print("result          NOT CHECKED (--verify none)\n");
+  } else if (v.passed()) {
+    fmt::print(
+        "result          correct: {} of {} launches checked, {} elements against float64, worst "
+        "error {:.2f} of its bound{}\n",
+        v.launches_checked, v.launches, v.elements_compared, v.worst_ratio,
+        outputs_are_equal ? "; all ranks bitwise equal" : "");
+  } else {
+    fmt::print(
+        "result          WRONG: {} of {} elements outside their bound (worst {:.2f} of it), {} "
+        "launches in which ranks differ that must not\n",
+        v.wrong, v.elements_compared, v.worst_ratio, v.launches_with_differing_ranks);
+  }
+}
+
+void print_mode(const char* name, const ModeFigures& figures) {
+  if (figures.total_ms.count == 0) return;
+  fmt::print(
+      "  {:<8} {:9.2f} ms median   ({:.2f} .. {:.2f}, {} launches; compute part {:.2f} ms)\n", name,
+      figures.total_ms.median, figures.total_ms.min, figures.total_ms.max, figures.total_ms.count,
+      figures.compute_ms.median);
+}
+
+void print_links(const nlohmann::json& by_node) {
+  for (std::size_t node = 0; node < by_node.size(); ++node) {
+    const auto& links = by_node[node].is_object()
+                            ? by_node[node].value("links", nlohmann::json::array())
+                            : by_node[node];
+    for (const auto& link : links) {
+      const auto number = [&](const char* key) {
+        const auto found = link.find(key);
+        if (found == link.end()) return 0.0;
+        return found->is_string() ? std::stod(found->get<std::string>()) : found->get<double>();
+      };
+      fmt::print("  node {} -> node {:.0f}, rail {:.0f}: {} in {:.0f} messages, {:.0f} errors\n",
+                 node, number("peer"), number("rail"), megabytes(number("bytes")),
+                 number("messages"), number("errors"));
+    }
+  }
+}
+
+}  // namespace
+
+void print_report(const OperatorCase& operation, const BenchOptions& options,
+                  const BenchResult& result) {
+  const BenchSpec& spec = options.spec;
+  fmt::print("{:<15} {} x {}, {}\n", operation.title(), counted(spec.nodes, "node"),
+             counted(spec.local, "rank"), operation.describe(spec));
+  fmt::print("network         {}{}{}\n", result.fabric,
+             result.link_bandwidth.empty()
+                 ? ""
+                 : fmt::format(", each link paced to {}", result.link_bandwidth),
+             options.link_latency.empty() ? "" : fmt::format(", latency {}", options.link_latency));
+  print_verification(result.verification, operation.outputs_are_equal());
+  fmt::print("time            slowest rank of each launch\n");
+  print_mode("fused", result.fused);
+  print_mode("unfused", result.unfused);
+  if (result.speedup > 0) fmt::print("  fused is {:.2f}x as fast as unfused\n", result.speedup);
+  if (result.bound) {
+    const Bound& bound = *result.bound;
+    fmt::print(
+        "bound           {:.2f} ms by {} (compute {:.2f}, network {:.2f}, local {:.2f}); fused "
+        "reaches {:.0f}%\n",
+        bound.ms, bound.limit, bound.compute_ms, bound.network_ms, bound.local_ms,
+        bound.fused_share * 100);
+  }
+  const ModeFigures& mode = result.fused.total_ms.count > 0 ? result.fused : result.unfused;
+  fmt::print("network         {} in {} commands per rank and launch{}\n",
+             megabytes(static_cast<double>(mode.network_bytes_per_rank)), mode.commands_per_rank,
+             result.links.empty() ? "" : "; over all launches:");
+  print_links(result.links);
+}
+
+nlohmann::json json_of(const BenchOptions& options, const BenchResult& result) {
+  nlohmann::json json = {
+      {"spec", options.spec},
+      {"fabric", result.fabric},
+      {"rails", options.rails},
+      {"link_bandwidth", result.link_bandwidth},
+      {"link_latency", options.link_latency},
+      {"baseline",
+       "unfused: the same executor and data path, computation and collective one after the other"},
+      {"fused", result.fused},
+      {"unfused", result.unfused},
+      {"speedup_median", result.speedup},
+      {"work", result.work},
+      {"verification", result.verification},
+      {"correct", result.verification.passed()},
+      {"links", result.links}};
+  if (result.bound) json["bound"] = *result.bound;
+  return json;
+}
+
+nlohmann::json document(const std::string& tool, const std::string& command, nlohmann::json body) {
+  body["tool"] = tool;
+  body["version"] = version();
+  body["date"] = utc_now();
+  body["command"] = command;
+  body["machine"] = describe_machine();
+  return body;
+}
+
+Status write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  if (!file.flush()) return fail(ErrorCode::kSystem, "cannot write {}", path);
+  return {};
+}
+
+}  // namespace mk::bench

@@ -1,0 +1,27 @@
+/// \file
+/// A measurement for people and as JSON.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "shm/host/result.h"
+#include "tests/bench/mkbench/bench.h"
+#include "tests/bench/mkbench/operator_case.h"
+
+namespace mk::bench {
+
+/// Prints to stdout: what was run, whether it was right, how long it took, what the links carried.
+void print_report(const OperatorCase& operation, const BenchOptions& options,
+                  const BenchResult& result);
+
+/// The measurement itself; `document` adds what it was taken with.
+nlohmann::json json_of(const BenchOptions& options, const BenchResult& result);
+
+/// `body` with tool, version, date, command line and machine.
+nlohmann::json document(const std::string& tool, const std::string& command, nlohmann::json body);
+
+/// kSystem when the file cannot be written.
+Status write_text(const std::string& path, const std::string& text);
+
+}  // namespace mk::bench
