@@ -1,0 +1,140 @@
+#include "client/tools/numeric/attention_reference.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace mk::tools {
+namespace {
+
+double gamma(double roundings) {
+  return roundings * kUnitRoundoffFp32 / (1 - roundings * kUnitRoundoffFp32);
+}
+
+}  // namespace
+
+/// One query's exact result and bounds, and scratch that is kept from query to query.
+struct AttentionReference::Query {
+  std::vector<double> scores;
+  std::vector<double> out;
+  double lse = 0;
+  double weight_error = 0;  ///< E + G (1 + E)
+  double lse_bound = 0;
+};
+
+AttentionReference::AttentionReference(const AttentionProblem& problem, const std::uint16_t* k,
+                                       const std::uint16_t* v)
+    : problem_(problem) {
+  const std::uint64_t dim = problem.head_dim;
+  const std::uint64_t n = problem.sequence;
+  keys_.resize(problem.key_heads * dim * n);
+  values_.resize(keys_.size());
+  key_norms_.assign(problem.key_heads * n, 0.0);
+  values_max_.assign(problem.key_heads * dim, 0.0);
+  for (std::uint64_t row = 0; row < n; ++row) {
+    for (std::uint64_t head = 0; head < problem.key_heads; ++head) {
+      double squares = 0;
+      for (std::uint64_t i = 0; i < dim; ++i) {
+        const std::uint64_t from = (row * problem.key_heads + head) * dim + i;
+        const float key = to_float(problem.type, k[from]);
+        const float value = to_float(problem.type, v[from]);
+        keys_[(head * dim + i) * n + row] = key;
+        values_[(head * n + row) * dim + i] = value;
+        squares += double{key} * double{key};
+        double& largest = values_max_[head * dim + i];
+        largest = std::max(largest, std::fabs(double{value}));
+      }
+      key_norms_[head * n + row] = std::sqrt(squares);
+    }
+  }
+}
+
+void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
+                                  const std::uint16_t* q, Query& query) const {
+  const std::uint64_t dim = problem_.head_dim;
+  const std::uint64_t n = problem_.sequence;
+  const std::uint64_t seen = problem_.causal ? position + 1 : n;
+  const std::uint64_t key_head = head / (problem_.query_heads / problem_.key_heads);
+  query.scores.assign(seen, 0.0);
+  double* const t = query.scores.data();
+  double squares = 0;
+  for (std::uint64_t i = 0; i < dim; ++i) {
+    const double element = double{to_float(problem_.type, q[i])};
+    squares += element * element;
+    const float* const keys = keys_.data() + (key_head * dim + i) * n;
+    for (std::uint64_t j = 0; j < seen; ++j) t[j] += element * double{keys[j]};
+  }
+  for (std::uint64_t j = 0; j < seen; ++j) t[j] *= problem_.scale;
+  const double largest = *std::max_element(t, t + seen);
+
+  const double norm = std::sqrt(squares);
+  const double* const key_norms = key_norms_.data() + key_head * n;
+  const double tiles = static_cast<double>(problem_.tiles);
+  const auto score_error = [&](std::uint64_t j) {  // |d_j|
+    return gamma(static_cast<double>(dim) + 3) * std::fabs(problem_.scale) * norm * key_norms[j] +
+           static_cast<double>(dim) * 0x1p-149 * (1 + key_norms[j]);
+  };
+  double worst_score_error = 0;
+  for (std::uint64_t j = 0; j < seen; ++j) {
+    worst_score_error = std::max(worst_score_error, score_error(j));
+  }
+
+  query.out.assign(dim, 0.0);
+  double sum = 0;
+  double weighted_error = 0;
+  double worst_exponent = 0;
+  for (std::uint64_t j = 0; j < seen; ++j) {
+    const double weight = std::exp(t[j] - largest);
+    const double error = score_error(j);
+    const double exponent = error +
+                            kUnitRoundoffFp32 * (largest - t[j] + error + worst_score_error) +
+                            4 * (tiles + 1) * kUnitRoundoffFp32;
+    sum += weight;
+    weighted_error += weight * std::expm1(exponent);
+    worst_exponent = std::max(worst_exponent, exponent);
+    const float* const value = values_.data() + (key_head * n + j) * dim;
+    double* const out = query.out.data();
+    for (std::uint64_t i = 0; i < dim; ++i) out[i] += weight * double{value[i]};
+  }
+  for (double& element : query.out) element /= sum;
+  query.lse = largest + std::log(sum);
+  const double e = weighted_error / sum + static_cast<double>(seen) * (tiles + 1) * 0x1p-125;
+  const double g = gamma(static_cast<double>(problem_.tile_keys) + 2 * tiles + 3);
+  query.weight_error = e + g * (1 + e);
+  query.lse_bound =
+      (query.weight_error < 0.5 ? -std::log1p(-query.weight_error) : worst_exponent + 2 * g) +
+      kUnitRoundoffFp32 * std::fabs(query.lse) + 0x1p-50 * std::fabs(query.lse);
+}
+
+AttentionReference::Result AttentionReference::compare(std::uint64_t first, std::uint64_t rows,
+                                                       const std::uint16_t* q,
+                                                       const std::uint16_t* o,
+                                                       const float* lse) const {
+  const std::uint64_t dim = problem_.head_dim;
+  const double unit = unit_roundoff(problem_.type);
+  const double subnormal = problem_.type == DataType::kF16 ? 0x1p-25 : 0x1p-134;
+  Result result;
+  Query query;
+  for (std::uint64_t row = 0; row < rows; ++row) {
+    for (std::uint32_t head = 0; head < problem_.query_heads; ++head) {
+      const std::uint64_t index = row * problem_.query_heads + head;
+      evaluate(first + row, head, q + index * dim, query);
+      const double* const largest =
+          values_max_.data() + head / (problem_.query_heads / problem_.key_heads) * dim;
+      for (std::uint64_t i = 0; i < dim; ++i) {
+        const double exact = query.out[i];
+        double bound = 2 * largest[i];
+        if (query.weight_error < 0.5) {
+          bound = std::min(bound, query.weight_error * (largest[i] + std::fabs(exact)) /
+                                      (1 - query.weight_error));
+        }
+        bound += unit * (std::fabs(exact) + bound) + subnormal;
+        result.out.add(index * dim + i, double{to_float(problem_.type, o[index * dim + i])}, exact,
+                       bound);
+      }
+      if (lse != nullptr) result.lse.add(index, double{lse[index]}, query.lse, query.lse_bound);
+    }
+  }
+  return result;
+}
+
+}  // namespace mk::tools

@@ -1,0 +1,17 @@
+#include "kernels/cpu/attention_math.h"
+
+namespace mk::kernels::lanes {
+constexpr int kVectorBytes = 16;
+constexpr int kRows = 4;
+}  // namespace mk::kernels::lanes
+
+#include "kernels/cpu/attention_lanes.h"
+
+namespace mk::kernels {
+
+const AttentionMath& attention_math_generic() {
+  static constexpr AttentionMath kMath{"generic", multiply, softmax};
+  return kMath;
+}
+
+}  // namespace mk::kernels

@@ -1,0 +1,121 @@
+#include "kernels/ring_attention/plan.h"
+
+#include <algorithm>
+
+#include "kernels/comm/plan_tools.h"
+#include "kernels/comm/shard.h"
+#include "kernels/gather/plan.h"
+
+namespace mk::kernels {
+namespace {
+
+constexpr std::string_view kOp = "ring_attention";
+constexpr std::uint32_t kHeadsMax = 1024;
+constexpr std::uint32_t kTileMax = 1024;
+constexpr std::uint32_t kQueriesWanted = 128;  ///< of a tile
+constexpr std::uint32_t kQueriesMin = 32;
+constexpr std::uint32_t kItemsWanted = 8;  ///< of a rank
+constexpr std::uint32_t kTileKeys = 128;
+constexpr std::uint32_t kRemotePasses = 4;
+
+Status check_shape(std::uint32_t ranks, const RingAttentionShape& shape) {
+  MK_RETURN_IF_ERROR(check_dtype(kOp, shape.dtype));
+  MK_RETURN_IF_ERROR(check_side(kOp, "seq_max", shape.seq_max));
+  const std::uint32_t parts = shape.causal ? 2 * ranks : ranks;
+  if (shape.seq_max < parts) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: seq_max = {} is less than one row for each of {} parts ({} ranks{})", kOp,
+                shape.seq_max, parts, ranks, shape.causal ? ", two parts each when causal" : "");
+  }
+  if (shape.key_heads < 1 || shape.query_heads < 1 || shape.query_heads > kHeadsMax ||
+      shape.query_heads % shape.key_heads != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} query heads over {} key heads are not possible; query heads are 1 to {} "
+                "and a multiple of the key heads",
+                kOp, shape.query_heads, shape.key_heads, kHeadsMax);
+  }
+  if (shape.head_dim != 64 && shape.head_dim != 128) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: a head dimension of {} is not possible; 64 or "
+                "128 is",
+                kOp, shape.head_dim);
+  }
+  return {};
+}
+
+Status check_ring_tiling(const RingAttentionTiling& tiling) {
+  if (tiling.tile_q > kTileMax || tiling.tile_k > kTileMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: tiles of {} queries and {} keys are not possible; at most {} each (0: chosen)",
+                kOp, tiling.tile_q, tiling.tile_k, kTileMax);
+  }
+  if (tiling.remote_passes > kRemotePassesMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} passes over the remote keys are too many; at most {} (0: chosen)", kOp,
+                tiling.remote_passes, kRemotePassesMax);
+  }
+  return {};
+}
+
+std::uint32_t choose_tile_q(const RingAttentionPlan& plan) {
+  const std::uint32_t part_rows = shard_rows_max(plan.seq_max, plan.parts());
+  const auto items = [&](std::uint32_t tile) {
+    return div_up(part_rows, tile) * plan.parts_per_rank() * plan.key_heads;
+  };
+  std::uint32_t tile = std::max(1u, kQueriesWanted / plan.group());
+  while (items(tile) < kItemsWanted && tile > 1 && tile / 2 * plan.group() >= kQueriesMin) {
+    tile /= 2;
+  }
+  return tile;
+}
+
+}  // namespace
+
+Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint32_t locals,
+                                                  const RingAttentionShape& shape,
+                                                  const RingAttentionTiling& tiling) {
+  MK_RETURN_IF_ERROR(check_world(kOp, nodes, locals));
+  MK_RETURN_IF_ERROR(check_shape(nodes * locals, shape));
+  MK_RETURN_IF_ERROR(check_ring_tiling(tiling));
+  RingAttentionPlan plan;
+  plan.nodes = nodes;
+  plan.locals = locals;
+  plan.seq_max = static_cast<std::uint32_t>(shape.seq_max);
+  plan.query_heads = shape.query_heads;
+  plan.key_heads = shape.key_heads;
+  plan.head_dim = shape.head_dim;
+  plan.causal = shape.causal;
+  plan.dtype = shape.dtype;
+  plan.tile_q = tiling.tile_q != 0 ? tiling.tile_q : choose_tile_q(plan);
+  plan.tile_k = tiling.tile_k != 0 ? tiling.tile_k : kTileKeys;
+  plan.remote_passes = tiling.remote_passes != 0 ? tiling.remote_passes : kRemotePasses;
+  // A rank's rows are at most those of its parts, each rounded up.
+  const GatherShape rows{shard_rows_max(plan.seq_max, plan.parts()) * plan.parts_per_rank(),
+                         2 * plan.key_row_bytes()};
+  MK_ASSIGN_OR_RETURN(GatherPlan gather,
+                      GatherPlan::make(kOp, nodes, locals, rows, GatherKind::kBroadcast,
+                                       tiling.chunk_bytes, tiling.banks));
+  WorkspaceLayout workspace(locals);
+  gather.place(workspace, 0);
+  plan.gather = gather;
+  plan.banks = gather.banks;
+  plan.workspace_bytes = workspace.bytes();
+  MK_RETURN_IF_ERROR(check_workspace(kOp, plan.workspace_bytes));
+  plan.flags_ = gather.flag_count();
+  constexpr std::uint64_t kRules = 1;
+  plan.fingerprint_ = fingerprint_of(
+      {kRules, nodes, locals, plan.seq_max, plan.query_heads, plan.key_heads, plan.head_dim,
+       plan.causal ? 1u : 0u, static_cast<std::uint64_t>(plan.dtype), plan.tile_q, plan.tile_k,
+       plan.remote_passes, plan.workspace_bytes, gather.fingerprint()});
+  return plan;
+}
+
+Status RingAttentionPlan::check_seq(std::uint64_t seq) const {
+  if (seq >= parts() && seq <= seq_max) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: a sequence of {} rows is not possible; {} (one for each of the ranks' parts) to "
+              "{}, which the operator was made for, are",
+              kOp, seq, parts(), seq_max);
+}
+
+}  // namespace mk::kernels

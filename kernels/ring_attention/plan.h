@@ -1,0 +1,55 @@
+/// \file
+/// Makes what all ranks of a Ring Attention agree on, and says what an operator needs before it
+/// exists: workspace and arrival flags. Host only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/types.h"
+#include "kernels/ring_attention/geometry.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+/// One sequence (a batch of one) over all ranks.
+struct RingAttentionShape {
+  std::uint64_t seq_max = 0;      ///< rows over all ranks; a launch takes any from plan.parts() on
+  std::uint32_t query_heads = 0;  ///< a multiple of key_heads
+  std::uint32_t key_heads = 0;
+  std::uint32_t head_dim = 0;  ///< 64 or 128
+  bool causal = false;
+  DType dtype = DType::kBf16;
+};
+
+/// 0: chosen, see RingAttentionPlan::make.
+struct RingAttentionTiling {
+  std::uint32_t tile_q = 0;  ///< sequence rows of a tile of queries, 1 .. 1024
+  std::uint32_t tile_k = 0;  ///< keys of a tile, 1 .. 1024
+  std::uint32_t chunk_bytes = 0;
+  std::uint32_t remote_passes = 0;  ///< 1 .. kRemotePassesMax
+  std::uint32_t banks = 0;          ///< 1 or 2; comm/banks.h
+};
+
+struct RingAttentionPlan : RingAttentionGeometry {
+  /// Checks the arguments and fills in what was left open:
+  ///  - tile_q: as many sequence rows as make 128 queries of one key head (at least 1), halved (to
+  ///    32 queries at the least) while a rank has fewer than 8 items; tile_k: 128;
+  ///  - remote_passes: 4.
+  /// Errors: kInvalidArgument, kLimitExceeded.
+  static Result<RingAttentionPlan> make(std::uint32_t nodes, std::uint32_t locals,
+                                        const RingAttentionShape& shape,
+                                        const RingAttentionTiling& tiling);
+
+  /// kInvalidArgument, in words, unless a launch may have this many rows.
+  Status check_seq(std::uint64_t seq) const;
+  /// Arrival flags this operator needs in its session; 0 with one node.
+  std::uint32_t flag_count() const { return flags_; }
+  /// Equal on two ranks when their plans are: compare before the first launch.
+  std::uint64_t fingerprint() const { return fingerprint_; }
+
+ private:
+  std::uint32_t flags_ = 0;
+  std::uint64_t fingerprint_ = 0;
+};
+
+}  // namespace mk::kernels
