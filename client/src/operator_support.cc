@@ -74,9 +74,14 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
                                   const Result<kernels::LaunchStats>& stats) {
   if (stats) {
     const bool fused = stats->mode == kernels::Mode::kFused;
-    return LaunchStats{stats->epoch,         fused ? LaunchMode::kFused : LaunchMode::kUnfused,
-                       stats->total_ns,      stats->gemm_ns,
-                       stats->network_bytes, stats->commands};
+    const kernels::RoleStats& compute = stats->role(kernels::Role::kCompute);
+    return LaunchStats{stats->epoch,
+                       fused ? LaunchMode::kFused : LaunchMode::kUnfused,
+                       stats->total_ns,
+                       stats->gemm_ns,
+                       stats->network_bytes,
+                       stats->commands,
+                       compute.wait_ns / std::max(1u, compute.blocks)};
   }
   const Status failure = session.failure_behind(stats.error());
   if (failure) return tl::unexpected<Error>(stats.error());

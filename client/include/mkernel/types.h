@@ -52,6 +52,7 @@ struct LaunchStats {
   std::uint64_t compute_ns = 0;        ///< until this rank's last tile was computed
   std::uint64_t network_bytes = 0;     ///< payload this rank sent
   std::uint64_t network_commands = 0;  ///< commands this rank wrote, flag-only ones included
+  std::uint64_t compute_wait_ns = 0;   ///< of compute_ns, waited: mean of the computing threads
 };
 
 /// Something one thread of a launch did, for traces: kernels/comm/trace.h says what `kind`, the
