@@ -25,6 +25,7 @@ struct RoleBlocks {
   std::uint32_t receive = 1;
   std::uint32_t share = 1;
   std::uint32_t pull = 1;
+  std::uint32_t plan = 1;
 };
 
 /// Words between blocks of one rank and between its launches. Zero before the first launch; each

@@ -22,8 +22,8 @@ struct WaitingExecutor : CpuPacer {
 
 Status check_options(const std::string& op, const CpuOptions& options) {
   const RoleBlocks& blocks = options.blocks;
-  for (std::uint32_t count :
-       {blocks.compute, blocks.reduce, blocks.send, blocks.receive, blocks.share, blocks.pull}) {
+  for (std::uint32_t count : {blocks.compute, blocks.reduce, blocks.send, blocks.receive,
+                              blocks.share, blocks.pull, blocks.plan}) {
     if (count >= 1 && count <= kBlocksMax) continue;
     return fail(ErrorCode::kInvalidArgument,
                 "{}: {} blocks of one role are not possible; 1 to {} are", op, count, kBlocksMax);

@@ -51,12 +51,12 @@ Status TileGemm::prepare(std::span<const TileGrid> grids, std::span<const std::u
 
 bool TileGemm::multiply(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
                         std::uint64_t lda, const std::uint16_t* b, std::uint32_t column,
-                        void* target, std::uint64_t target_stride) {
+                        void* target, std::uint64_t target_stride, std::uint32_t rows_kept) {
   const std::uint16_t* first = b + (b_layout_ == BLayout::kKN ? column : column * ldb_);
   float* tile = scratch_[block].data();
   if (!gemm_->multiply(block, shape, a, lda, first, tile)) return false;
   auto* row = static_cast<std::uint16_t*>(target);
-  for (std::uint32_t i = 0; i < shape.rows; ++i, row += target_stride)
+  for (std::uint32_t i = 0; i < std::min(shape.rows, rows_kept); ++i, row += target_stride)
     math_->narrow(tile + std::size_t{i} * shape.columns, row, shape.columns);
   return true;
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/comm/sum_job.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/cpu/cpu_gemm.h"
 #include "kernels/cpu/row_math.h"
@@ -27,11 +28,12 @@ class TileGemm {
                  std::uint64_t ldb);
 
   /// target[rows][columns] = round(A B), for the columns of `b` from `column` on; `a`: the tile's
-  /// first row. Strides in elements. The shape and leading dimensions are of the last `prepare`.
-  /// Each block on one thread; false if oneDNN failed: see `error`.
+  /// first row. Only the first `rows_kept` rows are stored. Strides in elements. The shape and
+  /// leading dimensions are of the last `prepare`. Each block on one thread; false if oneDNN
+  /// failed: see `error`.
   bool multiply(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
                 std::uint64_t lda, const std::uint16_t* b, std::uint32_t column, void* target,
-                std::uint64_t target_stride);
+                std::uint64_t target_stride, std::uint32_t rows_kept = kTileSideMax);
 
   Status error() const { return gemm_->error(); }
 

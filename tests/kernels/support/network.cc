@@ -116,7 +116,7 @@ void Network::deliver(std::list<Pending>::iterator which) {
   RankMemory& peer = cluster_.rank(command.peer);
   if (command.opcode == shm::Opcode::kWrite) {
     const RankMemory& own = cluster_.rank(lanes_[pending.lane].rank);
-    const bool truncate = options_.truncate_one_chunk && !truncated_;
+    const bool truncate = options_.truncate_one_chunk && !truncated_ && command.bytes > 64;
     truncated_ = truncated_ || truncate;
     std::memcpy(peer.workspace.get() + command.dst_offset, own.workspace.get() + command.src_offset,
                 truncate ? std::min<std::uint32_t>(command.bytes, 64) : command.bytes);

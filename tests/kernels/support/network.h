@@ -29,7 +29,7 @@ struct NetworkOptions {
   // What no network does; a test that does not notice is blind.
   bool complete_early = false;      ///< count commands as completed when they are taken
   bool keep_forged_flags = false;   ///< leave flags alone that the test has set to kForged
-  bool truncate_one_chunk = false;  ///< move only the first 64 bytes (the header) of a chunk
+  bool truncate_one_chunk = false;  ///< move only the first 64 bytes (the header) of a larger one
 };
 
 class Network {

@@ -1,0 +1,254 @@
+#include "kernels/cpu/moe_dispatch_cpu.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/pacer.h"
+#include "kernels/cpu/tile_gemm.h"
+#include "kernels/moe_dispatch/roles.h"
+
+namespace mk::kernels {
+namespace {
+
+constexpr const char* kOp = "moe_dispatch";
+
+/// The caller's matrices of one launch.
+struct Matrices {
+  const std::uint16_t* weights = nullptr;  ///< [experts of this rank][H * F]
+  std::uint16_t* y = nullptr;
+};
+
+/// What kernels/moe_dispatch/roles.h asks of an executor, for one block on one thread. Stores and
+/// loads are this thread's own plain ones, so flags order them without further ado.
+class CpuExecutor : public CpuPacer {
+ public:
+  CpuExecutor(TileGemm& gemm, const MoeDispatchShape& shape, const Matrices& matrices,
+              std::uint32_t compute_block)
+      : gemm_(gemm), shape_(shape), matrices_(matrices), block_(compute_block) {}
+
+  bool multiply(const RowTile& tile, std::uint32_t packed_rows, const TileRect& columns,
+                const std::byte* packed) {
+    const std::uint64_t expert = std::uint64_t{shape_.hidden} * shape_.features;
+    std::uint16_t* y = matrices_.y + std::uint64_t{tile.row} * shape_.features + columns.column;
+    return gemm_.multiply(block_, {packed_rows, columns.columns},
+                          reinterpret_cast<const std::uint16_t*>(packed), shape_.hidden,
+                          matrices_.weights + tile.expert * expert, columns.column, y,
+                          shape_.features, tile.rows);
+  }
+  void copy(const CopyJob& job) {
+    for (std::uint32_t row = 0; row < job.rows; ++row) {
+      for (std::uint32_t i = 0; i < job.target_count; ++i) {
+        std::memcpy(job.targets[i] + row * job.target_stride, job.source + row * job.source_stride,
+                    job.row_bytes);
+      }
+    }
+  }
+  void stores_done() {}
+  void loads_begin() {}
+
+ private:
+  TileGemm& gemm_;
+  const MoeDispatchShape& shape_;
+  const Matrices& matrices_;
+  std::uint32_t block_;
+};
+
+std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
+  std::vector<RoleThread> threads;
+  add_role(threads, Role::kCompute, blocks.compute);
+  add_role(threads, Role::kPlan, blocks.plan);
+  add_role(threads, Role::kPull, blocks.pull);
+  if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
+  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+  if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+  return threads;
+}
+
+MoeDispatchLaunch make_launch(const MoeDispatchPlan& plan, const RankContext& context,
+                              const RoleBlocks& blocks) {
+  MoeDispatchLaunch launch;
+  launch.plan = plan;
+  launch.context = context;
+  launch.blocks = blocks;
+  launch.banks = plan.banks;
+  return launch;
+}
+
+/// The first slot that makes no sense.
+Status check_routing(const RoutingTable& routing, const MoeDispatchShape& shape) {
+  for (std::uint32_t token = 0; token < routing.tokens; ++token) {
+    for (std::uint32_t slot = 0; slot < shape.top_k; ++slot) {
+      const std::uint64_t at = std::uint64_t{token} * routing.stride + slot;
+      const std::int32_t id = routing.ids[at];
+      if (id < -1 || id >= static_cast<std::int64_t>(shape.experts)) {
+        return fail(ErrorCode::kInvalidArgument,
+                    "{}: token {}, slot {} goes to expert {}; allowed are 0 to {}, and -1 for none",
+                    kOp, token, slot, id, shape.experts - 1);
+      }
+      if (std::isnan(routing.weights[at])) {
+        return fail(ErrorCode::kInvalidArgument,
+                    "{}: the weight of token {}, slot {} is not a "
+                    "number",
+                    kOp, token, slot);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+class MoeDispatchCpu::Impl : private RoleBody {
+ public:
+  Impl(const MoeDispatchPlan& plan, const RankContext& context,
+       const MoeDispatchCpuOptions& options)
+      : plan_(plan),
+        b_layout_(options.b_layout),
+        launch_(make_launch(plan, context, options.blocks)),
+        runner_(kOp, launch_, *this, options.wait_timeout) {}
+  virtual ~Impl() = default;
+
+  Status start() {
+    const std::uint32_t columns = std::min(plan_.tile_n, plan_.shape.features);
+    MK_ASSIGN_OR_RETURN(
+        gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, columns},
+                                plan_.shape.features, plan_.shape.hidden, plan_.dtype, b_layout_));
+    MK_RETURN_IF_ERROR(prepare_tiles());
+    return runner_.start(threads_of(launch_.blocks, launch_.context.world));
+  }
+
+  Result<LaunchStats> launch(const MoeDispatchInput& input, void* y, std::uint32_t capacity,
+                             Mode mode) {
+    MK_RETURN_IF_ERROR(runner_.ready());
+    MK_RETURN_IF_ERROR(check_arguments(input, y, capacity));
+    launch_.routing = {input.count, plan_.shape.top_k, input.ids, input.weights};
+    MK_RETURN_IF_ERROR(check_routing(launch_.routing, plan_.shape));
+    launch_.tokens = static_cast<const std::byte*>(input.tokens);
+    launch_.capacity = capacity;
+    matrices_ = {static_cast<const std::uint16_t*>(input.expert_weights),
+                 static_cast<std::uint16_t*>(y)};
+    MK_ASSIGN_OR_RETURN(LaunchStats stats, runner_.run(kMoeDispatchM, mode));
+    const PlanSummary& summary = routing_plan().summary();
+    if (summary.fits == 0) {
+      return fail(ErrorCode::kLimitExceeded,
+                  "{} launch {} on rank {}: the routing sends {} rows to this rank's experts, the "
+                  "output has room for {}; give it more (this operator can take {})",
+                  kOp, launch_.epoch, world().rank(), summary.rows, capacity, plan_.shape.rows_max);
+    }
+    stats.m = input.count;
+    return stats;
+  }
+
+  ShardRange experts() const { return experts_of(plan_.shape.experts, world()); }
+  std::span<const std::uint32_t> expert_offsets() const {
+    return {routing_plan().offsets(), experts().count + std::size_t{1}};
+  }
+  std::span<const MoeRow> rows() const {
+    const PlanSummary& summary = routing_plan().summary();
+    return {routing_plan().rows(), summary.fits != 0 ? summary.rows : 0};
+  }
+  const MoeDispatchPlan& plan() const { return plan_; }
+  std::uint32_t epoch() const { return launch_.epoch; }
+  LaunchRunner& runner() { return runner_; }
+
+ private:
+  const World& world() const { return launch_.context.world; }
+  RoutingPlan routing_plan() const { return routing_plan_of(launch_); }
+
+  bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
+    CpuExecutor executor(*gemm_, plan_.shape, matrices_, role == Role::kCompute ? index : 0);
+    MoeDispatchBlock block(executor, launch_, role, index, totals);
+    switch (role) {
+      case Role::kCompute:
+        return moe_dispatch::compute(block);
+      case Role::kPlan:
+        return moe_dispatch::plan(block);
+      case Role::kPull:
+        return moe_dispatch::pull(block);
+      case Role::kShare:
+        return moe_dispatch::share(block);
+      case Role::kSend:
+        return moe_dispatch::send(block);
+      case Role::kReceive:
+        return moe_dispatch::receive(block);
+      default:
+        return true;
+    }
+  }
+  Status role_error() const override { return gemm_->error(); }
+
+  /// Which rows an expert gets is not known before the launch, but packed tiles have only so many
+  /// heights.
+  Status prepare_tiles() {
+    std::vector<TileGrid> grids;
+    for (std::uint32_t rows = plan_.row_pad; rows <= plan_.tile_m; rows += plan_.row_pad)
+      grids.emplace_back(rows, plan_.shape.features, plan_.tile_m, plan_.tile_n);
+    const std::uint64_t lda = plan_.shape.hidden;
+    const std::uint64_t ldb = b_layout_ == BLayout::kKN ? plan_.shape.features : plan_.shape.hidden;
+    return gemm_->prepare(grids, {&lda, 1}, ldb);
+  }
+
+  Status check_arguments(const MoeDispatchInput& input, const void* y,
+                         std::uint32_t capacity) const {
+    const MoeDispatchShape& shape = plan_.shape;
+    if (input.count > shape.tokens_max) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: {} tokens are not in 0 to {}, which the operator was made for", kOp,
+                  input.count, shape.tokens_max);
+    }
+    if (capacity > shape.rows_max) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: room for {} output rows; the operator was made for at most {}", kOp,
+                  capacity, shape.rows_max);
+    }
+    const auto missing = [&]() -> const char* {
+      if (input.count > 0 && input.tokens == nullptr) return "tokens";
+      if (input.count > 0 && input.ids == nullptr) return "ids";
+      if (input.count > 0 && input.weights == nullptr) return "weights";
+      if (experts().count > 0 && input.expert_weights == nullptr) return "expert_weights";
+      if (capacity > 0 && y == nullptr) return "y";
+      return nullptr;
+    }();
+    if (missing != nullptr)
+      return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, missing);
+    return {};
+  }
+
+  const MoeDispatchPlan plan_;
+  const BLayout b_layout_;
+  Matrices matrices_;
+  std::unique_ptr<TileGemm> gemm_;
+  MoeDispatchLaunch launch_;
+  LaunchRunner runner_;  ///< ends first: its threads use the rest
+};
+
+MoeDispatchCpu::MoeDispatchCpu(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MoeDispatchCpu::~MoeDispatchCpu() = default;
+
+Result<std::unique_ptr<MoeDispatchCpu>> MoeDispatchCpu::create(
+    const MoeDispatchPlan& plan, const RankContext& context, const MoeDispatchCpuOptions& options) {
+  MK_RETURN_IF_ERROR(check_options(kOp, options));
+  MK_RETURN_IF_ERROR(
+      check_context(kOp, plan.nodes, plan.locals, plan.flag_count(), options.blocks.send, context));
+  auto impl = std::make_unique<Impl>(plan, context, options);
+  MK_RETURN_IF_ERROR(impl->start());
+  return std::unique_ptr<MoeDispatchCpu>(new MoeDispatchCpu(std::move(impl)));
+}
+
+Result<LaunchStats> MoeDispatchCpu::launch(const MoeDispatchInput& input, void* y,
+                                           std::uint32_t capacity, Mode mode) {
+  return impl_->launch(input, y, capacity, mode);
+}
+
+ShardRange MoeDispatchCpu::experts() const { return impl_->experts(); }
+std::span<const std::uint32_t> MoeDispatchCpu::expert_offsets() const {
+  return impl_->expert_offsets();
+}
+std::span<const MoeRow> MoeDispatchCpu::rows() const { return impl_->rows(); }
+const MoeDispatchPlan& MoeDispatchCpu::plan() const { return impl_->plan(); }
+std::uint32_t MoeDispatchCpu::epoch() const { return impl_->epoch(); }
+LaunchRunner& MoeDispatchCpu::runner() { return impl_->runner(); }
+
+}  // namespace mk::kernels

@@ -1,0 +1,134 @@
+#include "kernels/moe_dispatch/plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/comm/shard.h"
+#include "kernels/moe_dispatch/routing_plan.h"
+#include "kernels/moe_dispatch/schedule.h"
+
+namespace mk::kernels {
+namespace {
+
+constexpr std::string_view kOp = "moe_dispatch";
+constexpr std::uint32_t kTopKMax = 1024;
+constexpr std::uint32_t kTileRowsMin = 8;
+constexpr std::uint32_t kTileRowsMax = 256;
+constexpr std::uint32_t kTilesWanted = 16;  ///< of one rank
+constexpr std::uint32_t kHeights = 8;       ///< of packed tiles: each needs a kernel of its own
+
+Status check_shape(const MoeDispatchShape& shape, std::uint32_t world) {
+  MK_RETURN_IF_ERROR(check_side(kOp, "tokens_max", shape.tokens_max));
+  MK_RETURN_IF_ERROR(check_side(kOp, "hidden", shape.hidden));
+  MK_RETURN_IF_ERROR(check_side(kOp, "features", shape.features));
+  MK_RETURN_IF_ERROR(check_side(kOp, "experts", shape.experts));
+  if (shape.hidden % 8 != 0 || shape.features % 8 != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: hidden = {} and features = {} must be multiples of 8", kOp, shape.hidden,
+                shape.features);
+  }
+  if (shape.top_k < 1 || shape.top_k > std::min(shape.experts, kTopKMax)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: a token goes to 1 to {} of {} experts (top_k), not to {}", kOp,
+                std::min(shape.experts, kTopKMax), shape.experts, shape.top_k);
+  }
+  const std::uint64_t most = std::uint64_t{world} * shape.tokens_max;
+  if (most > std::numeric_limits<std::uint32_t>::max() / shape.top_k) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: {} ranks with {} tokens of {} slots each are too many rows; at most {}", kOp,
+                world, shape.tokens_max, shape.top_k, std::numeric_limits<std::uint32_t>::max());
+  }
+  if (shape.rows_max > most * shape.top_k) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: rows_max = {} is more than the {} rows that all tokens can give", kOp,
+                shape.rows_max, most * shape.top_k);
+  }
+  return {};
+}
+
+Status check_tile_rows(std::uint32_t tile_m) {
+  if (tile_m == 0 ||
+      (tile_m >= kTileRowsMin && tile_m <= kTileRowsMax && std::has_single_bit(tile_m)))
+    return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: tiles of {} rows are not possible; a power of two from {} to {} is (0: chosen)",
+              kOp, tile_m, kTileRowsMin, kTileRowsMax);
+}
+
+void choose_tiles(MoeDispatchPlan& plan, const Tiling& tiling, std::uint32_t world) {
+  const MoeDispatchShape& shape = plan.shape;
+  const std::uint64_t experts = shard_rows_max(shape.experts, world);
+  const std::uint64_t rows = std::uint64_t{shape.tokens_max} * shape.top_k;  // at even routing
+  const TileSides sides = choose_tile_sides(tiling, kTilesWanted, [&](const TileSides& tried) {
+    const std::uint64_t of_expert = (rows + experts * tried.rows - 1) / (experts * tried.rows);
+    return experts * of_expert * div_up(shape.features, tried.columns);
+  });
+  plan.tile_m = sides.rows;
+  plan.tile_n = sides.columns;
+  plan.row_pad = std::max(kTileRowsMin, sides.rows / kHeights);
+}
+
+void lay_out(MoeDispatchPlan& plan, WorkspaceLayout& workspace) {
+  const RoutingShape shape = routing_shape(plan, World{plan.nodes, plan.locals, 0, 0});
+  const std::uint64_t experts = shape.experts_here_max();
+  constexpr std::uint64_t kLine = 64;
+  MoeDispatchLayout& layout = plan.layout;
+  layout.words = workspace.place(sizeof(MoePlanWords), kLine);
+  layout.counts = workspace.place(shape.parts() * experts * 4, kLine);
+  layout.offsets = workspace.place((experts + 1) * 4, kLine);
+  layout.tiles = workspace.place(shape.tiles_max() * sizeof(RowTile), kLine);
+  layout.rows = workspace.place(std::uint64_t{shape.rows_max} * sizeof(MoeRow), kLine);
+  layout.rows_packed = workspace.place(shape.tiles_max() * 4, kLine);
+  layout.packed =
+      workspace.place(shape.packed_rows_max() * plan.shape.hidden * kElementBytes, kPage);
+  layout.bytes = workspace.bytes();
+}
+
+}  // namespace
+
+Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t locals,
+                                              const MoeDispatchShape& shape, DType dtype,
+                                              const Tiling& tiling) {
+  MK_RETURN_IF_ERROR(check_world(kOp, nodes, locals));
+  MK_RETURN_IF_ERROR(check_dtype(kOp, dtype));
+  MK_RETURN_IF_ERROR(check_tiling(kOp, tiling));
+  MK_RETURN_IF_ERROR(check_tile_rows(tiling.tile_m));
+  const std::uint32_t world = nodes * locals;
+  MK_RETURN_IF_ERROR(check_shape(shape, world));
+  MoeDispatchPlan plan;
+  plan.nodes = nodes;
+  plan.locals = locals;
+  plan.shape = shape;
+  plan.dtype = dtype;
+  plan.banks = tiling.banks != 0 ? tiling.banks : kBanksMax;
+  if (shape.rows_max == 0) {
+    plan.shape.rows_max =
+        world * shape.tokens_max * std::min(shape.top_k, shard_rows_max(shape.experts, world));
+  }
+  choose_tiles(plan, tiling, world);
+
+  const auto gather = [&](std::uint32_t row_bytes) {
+    return GatherPlan::make(kOp, nodes, locals, {shape.tokens_max, row_bytes}, GatherKind::kPull,
+                            tiling.chunk_bytes, plan.banks);
+  };
+  MK_ASSIGN_OR_RETURN(GatherPlan routing, gather(shape.top_k * kRoutingBytes));
+  MK_ASSIGN_OR_RETURN(GatherPlan tokens, gather(shape.hidden * kElementBytes));
+  WorkspaceLayout workspace(locals);
+  routing.place(workspace, 0);
+  tokens.place(workspace, routing.flag_count());
+  plan.routing = routing;
+  plan.tokens = tokens;
+  lay_out(plan, workspace);
+  MK_RETURN_IF_ERROR(check_workspace(kOp, plan.layout.bytes));
+
+  constexpr std::uint64_t kRules = 1;
+  plan.flags = routing.flag_count() + tokens.flag_count();
+  plan.print = fingerprint_of({kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts,
+                               shape.top_k, shape.features, plan.shape.rows_max,
+                               static_cast<std::uint64_t>(dtype), plan.tile_m, plan.tile_n,
+                               plan.layout.bytes});
+  return plan;
+}
+
+}  // namespace mk::kernels

@@ -1,0 +1,39 @@
+/// \file
+/// Makes what all ranks of a MoE Dispatch + GEMM agree on, and says what an operator needs before
+/// it exists: workspace and arrival flags. Host only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/plan_tools.h"
+#include "kernels/gather/plan.h"
+#include "kernels/moe_dispatch/geometry.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+struct MoeDispatchPlan : MoeDispatchGeometry {
+  /// Checks the arguments and fills in what was left open:
+  ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have
+  ///    fewer than 16 at even routing; if asked for, tile_m is a power of two from 8 to 256;
+  ///  - chunks: see GatherPlan::make; `tiling.chunk_bytes` goes for tokens and for routing;
+  ///  - rows_max: enough for any routing that names no expert twice for one token.
+  /// hidden and features are multiples of 8, so that rows begin at multiples of 16 bytes; top_k is
+  /// 1 to experts. Errors: kInvalidArgument, kLimitExceeded.
+  static Result<MoeDispatchPlan> make(std::uint32_t nodes, std::uint32_t locals,
+                                      const MoeDispatchShape& shape, DType dtype,
+                                      const Tiling& tiling);
+
+  /// Bytes of the workspace, which starts out zeroed.
+  std::uint64_t workspace_bytes() const { return layout.bytes; }
+  /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
+  /// shm::kFlagGranule; 0 with one node.
+  std::uint32_t flag_count() const { return flags; }
+  /// Equal on two ranks when their plans are: compare before the first launch.
+  std::uint64_t fingerprint() const { return print; }
+
+  std::uint32_t flags = 0;
+  std::uint64_t print = 0;
+};
+
+}  // namespace mk::kernels

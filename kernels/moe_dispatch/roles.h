@@ -1,0 +1,161 @@
+/// \file
+/// What the blocks of MoE Dispatch + GEMM do. Flags, counters and commands are here and in
+/// gather/roles.h, once for all executors; the executor brings the arithmetic and the bulk copies:
+///
+///     bool multiply(const RowTile&, uint32_t packed_rows, const TileRect& columns,
+///                   const std::byte* packed);
+///                          packed rows times the columns of the expert's weights, rounded, into
+///                          the tile's rows and columns of the output; what the padding gives is
+///                          dropped; false: it cannot, and has noted why
+///     and what gather/roles.h and comm/block.h ask for
+///
+/// The way of a token, with the flag that hands each step to the next (all hold the epoch; each
+/// word has one writer):
+///
+///     role      does                                              then shows
+///     (share, send and receive: the gather of the routing tables, then that of the tokens)
+///     plan      routing tables -> offsets, row tiles, rows        done[plan]
+///     pull      tokens of a row tile, wherever they lie on the
+///               node -> its packed rows                           rows_packed[row tile]
+///     compute   packed rows x the expert's weights -> output
+///
+/// Every rank plans for itself from all routing tables: these are small and come first, and nobody
+/// waits for the host or for another rank's plan. Tokens come as they are, once to each node, and
+/// each rank takes those that its experts need.
+///
+/// A rank whose rows do not fit its output says so in its plan's summary, and computes and pulls
+/// nothing; it shares, sends and receives as ever, so that no other rank notices.
+///
+/// Why nothing is overwritten too early: the gathers' slots by gather/roles.h, whose readers here
+/// are plan and pull; all else is this rank's own and read within the launch.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gather/roles.h"
+#include "kernels/moe_dispatch/block.h"
+
+namespace mk::kernels::moe_dispatch {
+
+// Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
+// `launch.local->failure` or with the executor.
+
+/// Hands out this rank's routing, then its tokens. Only with several ranks.
+template <class Executor>
+MK_HOST_DEVICE bool share(MoeDispatchBlock<Executor>& block) {
+  return gather::share(block.routing, block.own_routing()) &&
+         gather::share(block.tokens, block.own_tokens());
+}
+
+/// Sends both round the ring: everybody's routing before anybody's tokens, because no rank can use
+/// a token before it has all routing. Only with several nodes.
+template <class Executor>
+MK_HOST_DEVICE bool send(MoeDispatchBlock<Executor>& block) {
+  ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
+                               block.totals.waits);
+  bool sent =
+      gather::send_shards(block.routing, sender) && gather::send_shards(block.tokens, sender);
+  if (sent) gather::end_shards(block, sender);
+  if (sent && block.index == 0) {
+    sent = block.await_plan() && block.await_blocks(Role::kPull, block.launch.blocks.pull, 2) &&
+           gather::release(block.routing, sender) && gather::release(block.tokens, sender);
+  }
+  block.totals.commands += sender.commands();
+  block.totals.network_bytes += sender.payload_bytes();
+  return sent;
+}
+
+/// Shows the node what has arrived. Only with several nodes and several local ranks.
+template <class Executor>
+MK_HOST_DEVICE bool receive(MoeDispatchBlock<Executor>& block) {
+  return gather::receive(block.routing) && gather::receive(block.tokens);
+}
+
+/// Calls visit(part, table) for the parts `index`, `index` + plan blocks, ... of the routing plan,
+/// as their tables arrive.
+template <class Executor, class Visit>
+MK_HOST_DEVICE bool for_own_parts(MoeDispatchBlock<Executor>& block, Visit&& visit) {
+  const std::uint32_t parts = block.plan.shape().parts();
+  for (std::uint32_t part = block.index; part < parts; part += block.launch.blocks.plan) {
+    RoutingTable table;
+    if (!block.await_table(block.plan.rank_of(part), &table)) return false;
+    visit(part, table);
+  }
+  return true;
+}
+
+/// The routing plan; block 0 makes the step that is one block's.
+template <class Executor>
+MK_HOST_DEVICE bool plan(MoeDispatchBlock<Executor>& block) {
+  const auto count = [&](std::uint32_t part, const RoutingTable& table) {
+    block.plan.count(part, table);
+  };
+  if (!for_own_parts(block, count)) return false;
+  block.publish_counted();
+  if (block.index == 0) {
+    if (!block.await_counted()) return false;
+    block.plan.arrange(block.launch.capacity);
+    block.publish_arranged();
+  } else if (!block.await_arranged()) {
+    return false;
+  }
+  const auto fill = [&](std::uint32_t part, const RoutingTable& table) {
+    block.plan.fill(part, table);
+  };
+  if (block.plan.summary().fits != 0 && !for_own_parts(block, fill)) return false;
+  block.publish_done();
+  return true;
+}
+
+/// Packs the row tiles `index`, `index` + pull blocks, ... in the order in which they are computed.
+template <class Executor>
+MK_HOST_DEVICE bool pull(MoeDispatchBlock<Executor>& block) {
+  if (!block.await_plan()) return false;
+  const std::uint32_t token_bytes = block.schedule.token_bytes();
+  for (std::uint32_t i = block.index; i < block.row_tiles(); i += block.launch.blocks.pull) {
+    const RowTile& tile = block.plan.tiles()[i];
+    const std::uint64_t begin = block.span_begin();
+    CopyJob job;
+    job.target_count = 1;
+    job.targets[0] = block.packed(tile);
+    job.rows = 1;
+    job.row_bytes = token_bytes;
+    for (std::uint32_t row = tile.row; row < tile.row + tile.rows; ++row) {
+      job.source = block.await_token(block.plan.rows()[row]);
+      if (job.source == nullptr) return false;
+      block.executor.copy(job);
+      job.targets[0] += token_bytes;
+    }
+    block.publish_packed(i);
+    block.span_end(begin, SpanKind::kCopy, i, tile.hops, block.world.rank());
+  }
+  block.publish_done();
+  return true;
+}
+
+/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
+template <class Executor>
+MK_HOST_DEVICE bool compute(MoeDispatchBlock<Executor>& block) {
+  if (!block.await_plan()) return false;
+  if (block.launch.mode == Mode::kUnfused &&
+      !block.await_blocks(Role::kPull, block.launch.blocks.pull, 3))
+    return false;
+  const std::uint64_t steps = block.schedule.steps(block.row_tiles());
+  for (std::uint64_t step = block.index; step < steps; step += block.launch.blocks.compute) {
+    const std::uint32_t row_tile = block.schedule.row_tile_at(step);
+    if (block.stopped() || !block.await_packed(row_tile)) return false;
+    const std::uint64_t begin = block.span_begin();
+    const RowTile& tile = block.plan.tiles()[row_tile];
+    if (!block.executor.multiply(tile, block.plan.packed_rows(tile),
+                                 block.schedule.columns_at(step), block.packed(tile))) {
+      block.stop();
+      return false;
+    }
+    block.span_end(begin, SpanKind::kTile, static_cast<std::uint32_t>(step), tile.hops,
+                   block.world.rank());
+  }
+  block.publish_done();
+  return true;
+}
+
+}  // namespace mk::kernels::moe_dispatch

@@ -1,0 +1,198 @@
+// MoE Dispatch + GEMM on the CPU executor, ranks as threads of one process: every row where the
+// definition puts it and every element within its bound, for every world, any skew of routing and
+// of ranks.
+#include "kernels/cpu/moe_dispatch_cpu.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/moe_dispatch/schedule.h"
+#include "tests/kernels/moe_dispatch/moe_job.h"
+#include "tests/kernels/support/network.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+std::vector<MoeLaunch> random_launches(std::uint32_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<MoeLaunch> launches;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    MoeLaunch launch;
+    launch.skew = kSkews[random() % std::size(kSkews)];
+    launch.uneven = random() % 4 != 0;
+    launch.mode = random() % 3 == 0 ? Mode::kUnfused : Mode::kFused;
+    launch.inputs = i;
+    launches.push_back(launch);
+  }
+  return launches;
+}
+
+class EveryWorld : public ::testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {
+ protected:
+  std::uint32_t nodes() const { return std::get<0>(GetParam()); }
+  std::uint32_t locals() const { return std::get<1>(GetParam()); }
+  std::uint64_t seed() const { return nodes() * 100 + locals(); }
+};
+
+TEST_P(EveryWorld, GivesEveryRankItsExpertsRows) {
+  std::mt19937_64 random(seed());
+  MoeJobOptions options;
+  options.nodes = nodes();
+  options.locals = locals();
+  options.shape.tokens_max = 40;
+  options.shape.hidden = 40;
+  options.shape.features = 48;
+  options.shape.experts = static_cast<std::uint32_t>(3 + random() % 20);
+  options.shape.top_k = static_cast<std::uint32_t>(1 + random() % 3);
+  // Enough for kRepeated too.
+  options.shape.rows_max = nodes() * locals() * 40 * options.shape.top_k;
+  options.dtype = (nodes() + locals()) % 2 == 0 ? DType::kBf16 : DType::kF16;
+  // Chunks that tokens (80 bytes) and routing rows straddle.
+  options.tiling = {8, 16, 320, nodes() == 3 ? 1u : 0u};
+  const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
+  options.cpu.blocks.compute = blocks();
+  options.cpu.blocks.plan = blocks();
+  options.cpu.blocks.pull = blocks();
+  options.cpu.blocks.share = blocks();
+  options.cpu.blocks.send = blocks();
+  options.cpu.blocks.receive = blocks();
+  options.cpu.wait_timeout = std::chrono::seconds(120);
+  options.cpu.b_layout = random() % 2 == 0 ? BLayout::kKN : BLayout::kNK;
+  options.seed = seed();
+  options.slot_count_log2 = 4;  // the smallest ring: credits run out
+  MoeJob job(options);
+  NetworkThread network(job.cluster(), seed());
+
+  const auto launches = random_launches(8, seed());
+  const auto results = job.run(launches, std::chrono::microseconds(3000));
+  std::vector<std::uint64_t> bytes(job.size(), 0);
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    ASSERT_EQ(job.check(launches[i], results[i]), "")
+        << "launch " << i + 1 << ", skew " << static_cast<int>(launches[i].skew);
+    const auto sources = job.sources(launches[i]);
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+      const LaunchStats& stats = *results[i][rank].stats;
+      EXPECT_EQ(stats.epoch, i + 1);
+      EXPECT_EQ(stats.m, sources[rank].tokens);
+      EXPECT_EQ(stats.mode, launches[i].mode);
+      // Each shard crosses to each node once: this rank sends those of its rail that are not the
+      // next node's own.
+      std::uint64_t expected = 0;
+      for (std::uint32_t node = 0; node < nodes(); ++node) {
+        const std::uint32_t here = rank / locals();
+        if (nodes() == 1 || node == (here + 1) % nodes()) continue;
+        const std::uint64_t tokens = sources[node * locals() + rank % locals()].tokens;
+        expected += 128 + tokens * (8 * options.shape.top_k + 2 * options.shape.hidden);
+      }
+      EXPECT_EQ(stats.network_bytes, expected);
+      bytes[rank] += stats.network_bytes;
+    }
+  }
+  Network& seen = network.stop();
+  EXPECT_EQ(seen.complaint(), "");
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank)
+    EXPECT_EQ(seen.bytes_of(rank), bytes[rank]);
+  // A bound far above what is seen would prove little.
+  EXPECT_GT(job.worst(), 0.01);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorld,
+                         ::testing::Combine(::testing::Values(1u, 2u, 3u, 4u),
+                                            ::testing::Values(1u, 2u, 3u, 4u, 8u)),
+                         [](const auto& world) {
+                           return fmt::format("{}x{}", std::get<0>(world.param),
+                                              std::get<1>(world.param));
+                         });
+
+MoeJobOptions two_by_two() {
+  MoeJobOptions options;
+  options.nodes = 2;
+  options.locals = 2;
+  options.shape = {30, 24, 40, 6, 2, 240};
+  options.tiling = {8, 16, 128, 0};
+  options.cpu.wait_timeout = std::chrono::seconds(120);
+  return options;
+}
+
+TEST(MoeDispatchCpu, RepeatedRunsGiveTheSameBits) {
+  MoeJobOptions options = two_by_two();
+  options.shape.hidden = 700 * 8;
+  options.shape.tokens_max = 12;
+  options.shape.rows_max = 0;
+  options.tiling.chunk_bytes = 8192;
+  options.cpu.blocks.compute = 2;
+  MoeJob job(options);
+  NetworkThread network(job.cluster(), 5);
+  std::vector<MoeLaunch> launches;
+  for (std::uint32_t i = 0; i < 6; ++i)
+    launches.push_back({Skew::kUniform, true, i % 2 == 0 ? Mode::kFused : Mode::kUnfused, 0});
+  const auto results = job.run(launches, std::chrono::microseconds(1000));
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    ASSERT_EQ(job.check(launches[i], results[i]), "");
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank)
+      EXPECT_EQ(results[i][rank].y, results[0][rank].y) << "launch " << i + 1;
+  }
+}
+
+TEST(MoeDispatchCpu, ManyLaunchesBackToBackReadNoStaleFlag) {
+  MoeJob job(two_by_two());
+  NetworkThread network(job.cluster(), 6);
+  const auto launches = random_launches(120, 6);
+  const auto results = job.run(launches);
+  for (std::size_t i = 0; i < launches.size(); ++i)
+    ASSERT_EQ(job.check(launches[i], results[i]), "") << "launch " << i + 1;
+  EXPECT_EQ(network.stop().complaint(), "");
+}
+
+TEST(MoeDispatchCpu, ChosenTilesAndSeveralPartsOfATable) {
+  MoeJobOptions options;
+  options.nodes = 2;
+  options.shape = {600, 128, 136, 5, 3, 0};
+  options.cpu.wait_timeout = std::chrono::seconds(120);
+  options.cpu.blocks.plan = 2;
+  MoeJob job(options);
+  NetworkThread network(job.cluster(), 7);
+  const std::vector<MoeLaunch> launches = {{Skew::kUniform, false, Mode::kFused, 0},
+                                           {Skew::kOneExpert, false, Mode::kFused, 1},
+                                           {Skew::kNone, false, Mode::kFused, 2}};
+  const auto results = job.run(launches);
+  for (std::size_t i = 0; i < launches.size(); ++i)
+    ASSERT_EQ(job.check(launches[i], results[i]), "") << "launch " << i + 1;
+}
+
+TEST(MoeDispatchCpu, OneRankIsAGroupedProduct) {
+  MoeJobOptions options;
+  options.shape = {70, 64, 32, 8, 8, 0};
+  MoeJob job(options);
+  const auto launches = random_launches(5, 8);
+  const auto results = job.run(launches);
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    ASSERT_EQ(job.check(launches[i], results[i]), "");
+    EXPECT_EQ(results[i][0].stats->commands, 0u);
+  }
+}
+
+// The check itself must be able to fail.
+class AChunkThatDidNotMove : public ::testing::TestWithParam<std::uint32_t> {};
+
+TEST_P(AChunkThatDidNotMove, IsSeen) {
+  MoeJobOptions options = two_by_two();
+  options.shape = {GetParam(), 64, 40, 6, 6, 0};  // every expert, so every rank, needs every token
+  MoeJob job(options);
+  NetworkOptions faulty;
+  faulty.truncate_one_chunk = true;
+  NetworkThread network(job.cluster(), 9, faulty);
+  const std::vector<MoeLaunch> launches = {{Skew::kUniform, false, Mode::kFused, 0}};
+  const auto results = job.run(launches);
+  EXPECT_NE(job.check(launches[0], results[0]), "");
+}
+// The first command of more than 64 bytes carries tokens; or routing.
+INSTANTIATE_TEST_SUITE_P(Tokens, AChunkThatDidNotMove, ::testing::Values(1u, 30u));
+
+}  // namespace
+}  // namespace mk::kernels::testing

@@ -1,0 +1,168 @@
+#include "tests/kernels/moe_dispatch/moe_job.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+#include <stdexcept>
+#include <thread>
+
+#include "client/tools/numeric/random_matrix.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+/// A NaN in bf16 and in f16: what outputs hold before a launch.
+constexpr std::uint16_t kPoison = 0x7fff;
+
+}  // namespace
+
+MoeJob::MoeJob(const MoeJobOptions& options) : options_(options) {
+  auto plan = MoeDispatchPlan::make(options.nodes, options.locals, options.shape, options.dtype,
+                                    options.tiling);
+  if (!plan) throw std::runtime_error(plan.error().message);
+  plan_ = *plan;
+  cluster_ = std::make_unique<Cluster>(
+      ClusterShape{options.nodes, options.locals, plan_.workspace_bytes(), plan_.flag_count(),
+                   options.cpu.blocks.send, options.slot_count_log2});
+  for (std::uint32_t rank = 0; rank < cluster_->size(); ++rank) {
+    auto op = MoeDispatchCpu::create(plan_, cluster_->context(rank), options.cpu);
+    if (!op) throw std::runtime_error(op.error().message);
+    ops_.push_back(std::move(*op));
+    weights_.push_back(weights_at(rank));
+  }
+}
+
+std::vector<std::uint16_t> MoeJob::weights_of(std::uint32_t expert) const {
+  const MoeDispatchShape& shape = options_.shape;
+  std::vector<std::uint16_t> values(std::size_t{shape.hidden} * shape.features);
+  tools::RandomMatrix{options_.seed, 1u << 20 | expert, shape.features, type()}.rows(
+      0, shape.hidden, values.data());
+  return values;
+}
+
+std::vector<std::uint16_t> MoeJob::weights_at(std::uint32_t rank) const {
+  const MoeDispatchShape& shape = options_.shape;
+  const ShardRange experts = shard_of(shape.experts, size(), rank);
+  std::vector<std::uint16_t> all;
+  for (std::uint32_t expert = experts.first; expert < experts.first + experts.count; ++expert) {
+    const std::vector<std::uint16_t> one = weights_of(expert);
+    if (options_.cpu.b_layout == BLayout::kKN) {
+      all.insert(all.end(), one.begin(), one.end());
+      continue;
+    }
+    for (std::uint32_t column = 0; column < shape.features; ++column) {
+      for (std::uint32_t row = 0; row < shape.hidden; ++row)
+        all.push_back(one[std::size_t{row} * shape.features + column]);
+    }
+  }
+  return all;
+}
+
+std::vector<tools::MoeSource> MoeJob::sources(const MoeLaunch& launch) const {
+  const MoeDispatchShape& shape = options_.shape;
+  std::mt19937_64 random(options_.seed * 1000003 + launch.inputs * 1009 +
+                         static_cast<std::uint64_t>(launch.skew));
+  const auto routing = draw_routing(size(), shape.experts, shape.top_k, shape.tokens_max,
+                                    launch.skew, launch.uneven, random);
+  std::vector<tools::MoeSource> sources;
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    tools::MoeSource source{routing[rank].tokens, routing[rank].ids, routing[rank].weights, {}};
+    source.values.resize(source.tokens * shape.hidden);
+    tools::RandomMatrix{options_.seed + launch.inputs, rank, shape.hidden, type()}.rows(
+        0, source.tokens, source.values.data());
+    sources.push_back(std::move(source));
+  }
+  return sources;
+}
+
+tools::MoeReference MoeJob::reference(std::uint32_t rank,
+                                      const std::vector<tools::MoeSource>& sources) const {
+  const MoeDispatchShape& shape = options_.shape;
+  return {{options_.nodes, options_.locals, shape.experts, shape.top_k, shape.hidden,
+           shape.features, type()},
+          rank,
+          sources};
+}
+
+MoeRankResult MoeJob::launch(std::uint32_t rank, const MoeLaunch& launch, std::uint32_t capacity) {
+  const tools::MoeSource input = sources(launch)[rank];
+  MoeRankResult result;
+  result.y.assign(std::size_t{capacity} * options_.shape.features, kPoison);
+  MoeDispatchCpu& op = *ops_[rank];
+  result.stats = op.launch({input.values.data(), input.ids.data(), input.weights.data(),
+                            static_cast<std::uint32_t>(input.tokens), weights_[rank].data()},
+                           result.y.data(), capacity, launch.mode);
+  result.rows.assign(op.rows().begin(), op.rows().end());
+  result.offsets.assign(op.expert_offsets().begin(), op.expert_offsets().end());
+  return result;
+}
+
+std::vector<std::vector<MoeRankResult>> MoeJob::run(const std::vector<MoeLaunch>& launches,
+                                                    std::chrono::microseconds pause_max) {
+  std::vector<std::vector<MoeRankResult>> results(launches.size(),
+                                                  std::vector<MoeRankResult>(size()));
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      std::mt19937_64 random(options_.seed * 31 + rank);
+      for (std::size_t i = 0; i < launches.size(); ++i) {
+        if (pause_max.count() > 0 && random() % 2 == 0) {
+          std::this_thread::sleep_for(pause_max * (random() % 1000) / 1000);
+        }
+        results[i][rank] = launch(rank, launches[i], plan_.shape.rows_max);
+        const auto& stats = results[i][rank].stats;
+        if (!stats && stats.error().code != ErrorCode::kLimitExceeded) return;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+std::string MoeJob::check(const MoeLaunch& launch, const std::vector<MoeRankResult>& results) {
+  const auto inputs = sources(launch);
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    std::string wrong = check_rank(rank, reference(rank, inputs), results[rank]);
+    if (!wrong.empty()) return fmt::format("rank {}: {}", rank, wrong);
+  }
+  return {};
+}
+
+std::string MoeJob::check_rank(std::uint32_t rank, const tools::MoeReference& expected,
+                               const MoeRankResult& result) {
+  if (!result.stats) return result.stats.error().message;
+  if (result.rows.size() != expected.rows().size())
+    return fmt::format("{} rows, expected {}", result.rows.size(), expected.rows().size());
+  for (std::size_t row = 0; row < result.rows.size(); ++row) {
+    const auto& want = expected.rows()[row];
+    if (result.rows[row] == MoeRow{want.rank, want.token, want.slot, want.weight}) continue;
+    const MoeRow& got = result.rows[row];
+    return fmt::format("row {} is rank {} token {} slot {}, expected {} {} {}", row, got.rank,
+                       got.token, got.slot, want.rank, want.token, want.slot);
+  }
+  if (result.offsets.size() != expected.expert_count() + std::size_t{1})
+    return fmt::format("{} offsets for {} experts", result.offsets.size(), expected.expert_count());
+  for (std::uint32_t i = 0; i <= expected.expert_count(); ++i) {
+    if (result.offsets[i] != expected.offset(i))
+      return fmt::format("offset {} is {}, expected {}", i, result.offsets[i], expected.offset(i));
+  }
+  const std::uint32_t features = options_.shape.features;
+  for (std::uint32_t i = 0; i < expected.expert_count(); ++i) {
+    const auto comparison =
+        expected.compare(i, weights_of(expected.first_expert() + i).data(), result.y.data());
+    if (comparison.wrong != 0) {
+      return fmt::format("{} elements wrong, first [{}][{}] of expert {}; worst error {} x bound",
+                         comparison.wrong, comparison.first_wrong / features,
+                         comparison.first_wrong % features, expected.first_expert() + i,
+                         comparison.worst_ratio);
+    }
+    worst_ = std::max(worst_, comparison.worst_ratio);
+  }
+  const auto beyond = result.y.begin() + static_cast<std::ptrdiff_t>(result.rows.size() * features);
+  if (std::any_of(beyond, result.y.end(), [](std::uint16_t value) { return value != kPoison; }))
+    return fmt::format("something was written beyond row {} of rank {}", result.rows.size(), rank);
+  return {};
+}
+
+}  // namespace mk::kernels::testing

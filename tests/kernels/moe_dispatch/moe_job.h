@@ -1,0 +1,97 @@
+/// \file
+/// A whole MoE Dispatch + GEMM job in one process: every rank is a thread with its own operator,
+/// over a Cluster's memory.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/tools/numeric/moe_reference.h"
+#include "kernels/cpu/moe_dispatch_cpu.h"
+#include "tests/kernels/moe_dispatch/routing_cases.h"
+#include "tests/kernels/support/cluster.h"
+
+namespace mk::kernels::testing {
+
+struct MoeJobOptions {
+  std::uint32_t nodes = 1;
+  std::uint32_t locals = 1;
+  MoeDispatchShape shape;
+  DType dtype = DType::kBf16;
+  Tiling tiling;
+  MoeDispatchCpuOptions cpu;
+  std::uint32_t slot_count_log2 = 5;
+  std::uint64_t seed = 1;
+};
+
+/// One launch, the same for all ranks.
+struct MoeLaunch {
+  Skew skew = Skew::kUniform;
+  bool uneven = true;  ///< ranks have different numbers of tokens
+  Mode mode = Mode::kFused;
+  std::uint64_t inputs = 0;  ///< launches with equal numbers here have equal inputs
+};
+
+/// What a rank got. `y` has as many rows as there was room for.
+struct MoeRankResult {
+  Result<LaunchStats> stats = LaunchStats{};
+  std::vector<std::uint16_t> y;
+  std::vector<MoeRow> rows;
+  std::vector<std::uint32_t> offsets;
+};
+
+class MoeJob {
+ public:
+  /// Makes plan, memory and operators; throws if it cannot.
+  explicit MoeJob(const MoeJobOptions& options);
+
+  Cluster& cluster() { return *cluster_; }
+  const MoeDispatchPlan& plan() const { return plan_; }
+  MoeDispatchCpu& op(std::uint32_t rank) { return *ops_[rank]; }
+  std::uint32_t size() const { return cluster_->size(); }
+
+  /// All ranks run all launches, each at its own pace, with random pauses of at most `pause_max`
+  /// before a launch. Answers [launch][rank]; a rank stops at its first failure but
+  /// kLimitExceeded.
+  std::vector<std::vector<MoeRankResult>> run(
+      const std::vector<MoeLaunch>& launches,
+      std::chrono::microseconds pause_max = std::chrono::microseconds(0));
+
+  /// One rank, one launch, on the calling thread, with room for `capacity` rows, poisoned before.
+  MoeRankResult launch(std::uint32_t rank, const MoeLaunch& launch, std::uint32_t capacity);
+
+  /// Every rank's input of a launch.
+  std::vector<tools::MoeSource> sources(const MoeLaunch& launch) const;
+  /// What a rank must get from them.
+  tools::MoeReference reference(std::uint32_t rank,
+                                const std::vector<tools::MoeSource>& sources) const;
+
+  /// Empty, or what is wrong: a row that comes from elsewhere, an element out of its bound, or one
+  /// written beyond the last row.
+  std::string check(const MoeLaunch& launch, const std::vector<MoeRankResult>& results);
+  std::string check_rank(std::uint32_t rank, const tools::MoeReference& expected,
+                         const MoeRankResult& result);
+  /// The largest error over its bound so far: 1 would be just allowed.
+  double worst() const { return worst_; }
+
+ private:
+  /// [H][F], whatever layout the operator takes.
+  std::vector<std::uint16_t> weights_of(std::uint32_t expert) const;
+  /// This rank's experts in the operator's layout.
+  std::vector<std::uint16_t> weights_at(std::uint32_t rank) const;
+  DataType type() const {
+    return options_.dtype == DType::kBf16 ? DataType::kBf16 : DataType::kF16;
+  }
+
+  MoeJobOptions options_;
+  MoeDispatchPlan plan_;
+  std::unique_ptr<Cluster> cluster_;
+  std::vector<std::unique_ptr<MoeDispatchCpu>> ops_;
+  std::vector<std::vector<std::uint16_t>> weights_;  ///< by rank, as the operator takes them
+  double worst_ = 0;
+};
+
+}  // namespace mk::kernels::testing
