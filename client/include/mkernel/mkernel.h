@@ -18,5 +18,6 @@
 #pragma once
 
 #include "mkernel/gemm_all_reduce.h"
+#include "mkernel/moe_dispatch_gemm.h"
 #include "mkernel/session.h"
 #include "mkernel/types.h"

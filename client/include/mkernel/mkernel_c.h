@@ -76,6 +76,51 @@ MK_C_EXPORT mk_status mk_gemm_ar_launch(mk_gemm_ar* op, const void* a, const voi
 MK_C_EXPORT const void* mk_gemm_ar_output(const mk_gemm_ar* op);
 MK_C_EXPORT void mk_gemm_ar_destroy(mk_gemm_ar* op);
 
+/* MoE Dispatch + GEMM: see mk::MoeDispatchGemm. */
+typedef struct mk_moe_dispatch mk_moe_dispatch;
+
+typedef struct mk_moe_dispatch_shape {
+  size_t struct_bytes; /* sizeof(mk_moe_dispatch_shape) */
+  uint64_t tokens_max, hidden, features;
+  uint32_t experts, top_k;
+  uint64_t rows_max;        /* 0: enough for any routing */
+  uint32_t dtype;           /* MK_BF16, MK_F16 */
+  uint32_t b_layout;        /* MK_KN, MK_NK: of an expert's weights */
+  uint32_t wait_timeout_ms; /* 0: default */
+} mk_moe_dispatch_shape;
+
+typedef struct mk_moe_dispatch_input {
+  size_t struct_bytes;  /* sizeof(mk_moe_dispatch_input) */
+  const void* tokens;   /* count x hidden */
+  const int32_t* ids;   /* count x top_k; -1: nowhere */
+  const float* weights; /* count x top_k */
+  uint64_t count;       /* 0 to tokens_max */
+  const void* expert_weights;
+} mk_moe_dispatch_input;
+
+/* Where a row of the output comes from. */
+typedef struct mk_moe_row {
+  uint32_t rank, token, slot;
+  float weight;
+} mk_moe_row;
+
+MK_C_EXPORT mk_status mk_moe_dispatch_create(mk_session* session,
+                                             const mk_moe_dispatch_shape* shape,
+                                             mk_moe_dispatch** out);
+/* `y` has room for `capacity` rows of `features`; `stats` may be null. */
+MK_C_EXPORT mk_status mk_moe_dispatch_launch(mk_moe_dispatch* op,
+                                             const mk_moe_dispatch_input* input, void* y,
+                                             uint64_t capacity, uint32_t mode,
+                                             mk_launch_stats* stats);
+/* Of the last launch, valid until the next: one for each row of y. */
+MK_C_EXPORT const mk_moe_row* mk_moe_dispatch_rows(const mk_moe_dispatch* op, uint64_t* count);
+/* Of the last launch, valid until the next: this rank's expert `first_expert` + i has the rows
+ * [offsets[i], offsets[i + 1]) of y, 0 <= i < experts. */
+MK_C_EXPORT const uint32_t* mk_moe_dispatch_expert_offsets(const mk_moe_dispatch* op,
+                                                           uint32_t* first_expert,
+                                                           uint32_t* experts);
+MK_C_EXPORT void mk_moe_dispatch_destroy(mk_moe_dispatch* op);
+
 #ifdef __cplusplus
 }
 #endif

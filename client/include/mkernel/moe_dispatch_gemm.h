@@ -1,0 +1,107 @@
+/// \file
+/// MoE Dispatch+GEMM: every token goes to the ranks that have its experts, and each rank multiplies
+/// the tokens that reach it with its experts' weights, while others are still on their way.
+///
+///     auto op = mk::MoeDispatchGemm::create(*session, {.tokens_max = 4096, .hidden = 4096,
+///                                                      .features = 1536, .experts = 64, .top_k =
+///                                                      8});
+///     auto stats = op->launch({.tokens = x, .ids = ids, .weights = w, .count = t,
+///                              .expert_weights = my_experts}, {.y = y, .capacity = rows});
+///     op->rows();            // where each row of y came from: what a combine needs
+///     op->expert_offsets();  // which rows of y belong to which expert
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "mkernel/session.h"
+#include "mkernel/types.h"
+
+namespace mk {
+
+/// Where a row of the output comes from.
+struct MoeRow {
+  std::uint32_t rank = 0;   ///< whose token
+  std::uint32_t token = 0;  ///< its row in that rank's input
+  std::uint32_t slot = 0;   ///< of its top_k
+  float weight = 0;         ///< the routing weight, as that rank gave it
+};
+
+/// Expert e lives on the rank r with floor(r E / W) <= e < floor((r + 1) E / W), of W ranks and E
+/// experts; with E < W some ranks have none. Inputs and output bf16 or f16, sums in fp32, each
+/// output element rounded once; bitwise the same from run to run.
+class MK_EXPORT MoeDispatchGemm {
+ public:
+  struct Shape {
+    std::uint64_t tokens_max = 0;  ///< of any rank; a launch takes any number from 0 to this
+    std::uint64_t hidden = 0;      ///< H: elements of a token; a multiple of 8
+    std::uint64_t features = 0;    ///< F: columns of an expert's weights; a multiple of 8
+    std::uint32_t experts = 0;     ///< E, over all ranks
+    std::uint32_t top_k = 0;       ///< experts of a token, 1 to E
+    /// Output rows of one rank, at most. 0: enough for any routing, which may be much memory:
+    /// W tokens_max min(top_k, experts of a rank) rows of H elements.
+    std::uint64_t rows_max = 0;
+    DataType dtype = DataType::kBf16;
+    BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: H x F, or F x H
+  };
+  /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8.
+  using Tuning = mk::Tuning;
+
+  /// Collective: all ranks of the job, same shape, tiles and chunks (kShapeMismatch names the ranks
+  /// that differ). The operator must not outlive its session.
+  static Result<MoeDispatchGemm> create(Session& session, const Shape& shape, const Tuning& tuning);
+  static Result<MoeDispatchGemm> create(Session& session, const Shape& shape);
+
+  MoeDispatchGemm(MoeDispatchGemm&&) noexcept;
+  MoeDispatchGemm& operator=(MoeDispatchGemm&&) noexcept;
+  ~MoeDispatchGemm();
+
+  /// One rank's input; all dense.
+  struct Input {
+    const void* tokens = nullptr;          ///< count x H
+    const std::int32_t* ids = nullptr;     ///< count x top_k, each 0 to E - 1, or -1: nowhere
+    const float* weights = nullptr;        ///< count x top_k; handed through to the rows
+    std::uint64_t count = 0;               ///< tokens; ranks may differ, 0 is allowed
+    const void* expert_weights = nullptr;  ///< this rank's experts', one after the other
+  };
+  /// Where the output goes.
+  struct Output {
+    void* y = nullptr;           ///< capacity x F; the first rows().size() rows are written
+    std::uint64_t capacity = 0;  ///< rows y has room for
+  };
+
+  /// Collective. Blocks until this rank's rows of y are complete.
+  ///
+  /// kInvalidArgument (a wrong argument, an id out of range, a weight that is not a number):
+  /// nothing was launched, and the other ranks wait for this one until it launches rightly or their
+  /// deadline. kLimitExceeded: the routing sends this rank more rows than `capacity`; the sentence
+  /// says how many. Nothing of y is written then, but this rank did its part for the others, whose
+  /// launches succeed, and all may launch again. After any other error the operator is broken and
+  /// says so at every call.
+  Result<LaunchStats> launch(const Input& input, const Output& output,
+                             LaunchMode mode = LaunchMode::kFused);
+
+  /// This rank's experts.
+  std::uint32_t first_expert() const;
+  std::uint32_t expert_count() const;
+
+  /// Of the last launch, valid until the next: expert first_expert() + i has the rows
+  /// [expert_offsets()[i], expert_offsets()[i + 1]) of y; expert_count() + 1 numbers.
+  std::span<const std::uint32_t> expert_offsets() const;
+  /// Of the last launch, valid until the next: one for each row of y.
+  std::span<const MoeRow> rows() const;
+
+  /// Whether later launches keep what their threads did when; costs a little time.
+  void set_trace(bool on);
+  /// Of the last launch; empty unless traced.
+  std::vector<TraceSpan> trace() const;
+
+ private:
+  class Impl;
+  explicit MoeDispatchGemm(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk
