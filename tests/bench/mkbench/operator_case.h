@@ -37,6 +37,8 @@ class RankCase {
   /// them of which every rank takes another.
   virtual tools::Comparison verify() const = 0;
   virtual Work work() const = 0;
+  virtual void set_trace(bool on) = 0;
+  virtual std::vector<TraceSpan> trace() const = 0;  ///< of the last launch
 };
 
 class OperatorCase {

@@ -53,7 +53,7 @@ struct LaunchReport {
   bool fused = true;   ///< as it ran
   bool warmup = false;
   std::uint64_t total_ns = 0;
-  std::uint64_t compute_ns = 0;  ///< until the rank's last tile was computed
+  std::uint64_t compute_ns = 0;  ///< of the rank's computing threads, waits left out
   std::uint64_t network_bytes = 0, network_commands = 0;
   Work work;
   std::uint64_t output_hash = 0;

@@ -1,0 +1,66 @@
+/// \file
+/// What the cases that multiply one matrix per rank share: shape, tiling, inputs.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tests/bench/mkbench/inputs.h"
+#include "tests/bench/mkbench/operator_case.h"
+
+namespace mk::bench {
+
+struct GemmOptions {
+  std::uint64_t m = 1024, n = 1024, k = 512;
+  /// 0: the operator chooses.
+  std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
+  bool gathered = false;  ///< AllGather+GEMM: hand out the gathered A as well
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GemmOptions, m, n, k, tile_m, tile_n, chunk_bytes,
+                                   compute_blocks, gathered)
+
+class GemmCase : public CaseWithOptions<GemmOptions> {
+ protected:
+  struct Help {
+    const char *m, *n, *k;
+  };
+  void add_gemm_options(CLI::App& command, const Help& help);
+  Tuning tuning(const BenchSpec& spec) const;
+};
+
+/// Rank r's A_r (`a_rows` x k) and B_r (k x n) of a launch with m rows.
+class GemmRank : public RankCase {
+ public:
+  std::vector<Output*> outputs() override { return {&c_}; }
+
+ protected:
+  GemmRank(const BenchSpec& spec, const GemmOptions& options, std::uint32_t rank)
+      : spec_(spec), options_(options), rank_(rank) {}
+
+  /// The launch's m.
+  void begin(std::uint32_t launch) {
+    launch_ = launch;
+    m_ = extent_of(spec_, launch, 1, options_.m);
+  }
+  RankShare rows_of_rank(std::uint32_t rank) const { return share_of(m_, spec_.world(), rank); }
+  tools::RandomMatrix matrix_a(std::uint32_t rank) const {
+    return input_matrix(spec_, launch_, rank, 0, options_.k);
+  }
+  tools::RandomMatrix matrix_b(std::uint32_t rank) const {
+    return input_matrix(spec_, launch_, rank, 1, options_.n);
+  }
+  /// Compares rows of the sum over all ranks of A_r B_r.
+  tools::Comparison compare_sum(const RankShare& rows, const std::uint16_t* c) const;
+  double flops() const { return 2.0 * static_cast<double>(m_ * options_.n * options_.k); }
+
+  const BenchSpec& spec_;
+  const GemmOptions options_;
+  const std::uint32_t rank_;
+  std::uint32_t launch_ = 0;
+  std::uint64_t m_ = 0;
+  Elements a_, b_;
+  Output c_;
+};
+
+}  // namespace mk::bench
