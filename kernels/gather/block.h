@@ -20,6 +20,11 @@
 
 namespace mk::kernels {
 
+/// WaitSite::hops of any wait for rows, at most: waits of ranks far down the ring last a little
+/// longer, so that those next to the cause speak first; but not much longer, however long the ring.
+/// A wait for whoever waits for rows is to have one more.
+inline constexpr std::uint32_t kGatherHopsMax = 4;
+
 /// A part of an operator's block. Cheap to make; an operator may have several, of several gathers.
 template <class Executor>
 class GatherBlock {
@@ -132,9 +137,6 @@ class GatherBlock {
   }
 
  private:
-  /// Waits of ranks far down the ring last a little longer, so that those next to the cause speak
-  /// first; but not much longer, however long the ring.
-  static constexpr std::uint32_t kHopsMax = 4;
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
   /// The local rank in whose workspace this rank reads the origin's rows.
@@ -162,7 +164,7 @@ class GatherBlock {
     const std::uint32_t node = schedule.node_of(origin);
     const std::uint32_t hops = schedule.hops_from(node) - (here ? 1 : 0);
     return block.site(here ? FlagKind::kArrival : FlagKind::kRowsReady, origin,
-                      here ? node : origin, chunk, hops < kHopsMax ? hops : kHopsMax);
+                      here ? node : origin, chunk, hops < kGatherHopsMax ? hops : kGatherHopsMax);
   }
 
   std::uint32_t checked_ = kNone;  ///< the origin whose header was checked last

@@ -1,0 +1,19 @@
+/// \file
+/// What the blocks of one AllGather + GEMM launch share.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/ag_gemm/geometry.h"
+#include "kernels/comm/launch.h"
+#include "kernels/gather/copy_job.h"
+
+namespace mk::kernels {
+
+struct AgGemmLaunch : Launch {
+  AgGemmGeometry plan;
+  GatherSource shard;             ///< this rank's rows of A, in the caller's memory
+  std::byte* gathered = nullptr;  ///< where the caller wants the whole A, m rows packed; or null
+};
+
+}  // namespace mk::kernels

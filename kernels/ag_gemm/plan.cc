@@ -1,0 +1,57 @@
+#include "kernels/ag_gemm/plan.h"
+
+#include "kernels/comm/shard.h"
+#include "kernels/gather/plan.h"
+
+namespace mk::kernels {
+namespace {
+
+constexpr std::uint64_t kTilesWanted = 16;  ///< of one rank
+
+/// Tiles never straddle shards.
+std::uint64_t tile_count(const AgGemmPlan& plan, const TileSides& tile) {
+  const std::uint32_t world = plan.nodes * plan.locals;
+  const std::uint32_t rows = shard_rows_max(plan.max.m, world);
+  return std::uint64_t{world} * div_up(rows, tile.rows) * div_up(plan.max.n, tile.columns);
+}
+
+}  // namespace
+
+Result<AgGemmPlan> AgGemmPlan::make(std::uint32_t nodes, std::uint32_t locals, Shape max,
+                                    DType dtype, const Tiling& tiling) {
+  MK_RETURN_IF_ERROR(check_world("ag_gemm", nodes, locals));
+  MK_RETURN_IF_ERROR(check_side("ag_gemm", "m", max.m));
+  MK_RETURN_IF_ERROR(check_side("ag_gemm", "n", max.n));
+  MK_RETURN_IF_ERROR(check_side("ag_gemm", "k", max.k));
+  MK_RETURN_IF_ERROR(check_dtype("ag_gemm", dtype));
+  MK_RETURN_IF_ERROR(check_tiling("ag_gemm", tiling));
+  AgGemmPlan plan;
+  plan.nodes = nodes;
+  plan.locals = locals;
+  plan.max = max;
+  plan.dtype = dtype;
+  const TileSides sides = choose_tile_sides(
+      tiling, kTilesWanted, [&](const TileSides& tile) { return tile_count(plan, tile); });
+  plan.tile_m = sides.rows;
+  plan.tile_n = sides.columns;
+  const GatherShape shape{shard_rows_max(max.m, nodes * locals), max.k * kElementBytes};
+  MK_ASSIGN_OR_RETURN(auto gather,
+                      GatherPlan::make("ag_gemm", nodes, locals, shape, GatherKind::kBroadcast,
+                                       tiling.chunk_bytes, tiling.banks));
+  WorkspaceLayout workspace(locals);
+  gather.place(workspace, 0);
+  plan.gather = gather;
+  plan.workspace_bytes = workspace.bytes();
+  MK_RETURN_IF_ERROR(check_workspace("ag_gemm", plan.workspace_bytes));
+  return plan;
+}
+
+std::uint32_t AgGemmPlan::flag_count() const { return GatherPlan{gather}.flag_count(); }
+
+std::uint64_t AgGemmPlan::fingerprint() const {
+  constexpr std::uint64_t kRules = 1;
+  return fingerprint_of({kRules, max.m, max.k, static_cast<std::uint64_t>(dtype),
+                         GatherPlan{gather}.fingerprint(), workspace_bytes});
+}
+
+}  // namespace mk::kernels

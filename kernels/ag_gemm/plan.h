@@ -1,0 +1,31 @@
+/// \file
+/// Makes what the ranks of an AllGather + GEMM agree on, and what this rank chooses for itself, and
+/// says what an operator needs before it exists: workspace and arrival flags. Host only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ag_gemm/geometry.h"
+#include "kernels/comm/plan_tools.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+struct AgGemmPlan : AgGemmGeometry {
+  /// Checks the arguments and fills in what was left open:
+  ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank has fewer
+  ///    than 16;
+  ///  - chunks: see GatherPlan::make; by default 128 rows.
+  /// `max`: m and k as on all ranks, n this rank's own. Of the tiling, chunk_bytes and banks must
+  /// be the same on all ranks. Errors: kInvalidArgument, kLimitExceeded.
+  static Result<AgGemmPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
+                                 const Tiling& tiling);
+
+  /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
+  /// shm::kFlagGranule; 0 with one node.
+  std::uint32_t flag_count() const;
+  /// Equal on two ranks when what they must agree on is: compare before the first launch.
+  std::uint64_t fingerprint() const;
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,108 @@
+/// \file
+/// What the blocks of AllGather + GEMM do, besides those of the gather (gather/roles.h). The
+/// executor brings the arithmetic and the bulk copies:
+///
+///     bool multiply(const AgGemmTile&, const std::byte* rows, uint64_t stride_bytes);
+///                                    the tile of C from these rows of A and this rank's B, rounded
+///                                    to the element type; false: it cannot, and has noted why
+///     and what gather/roles.h asks for
+///
+///     role     does                                             waits for
+///     share    this rank's shard -> its node, its send blocks
+///     send     the shards of its rail -> next node              what it sends
+///     receive  arrived shards -> its node                       arrivals
+///     compute  tiles of C, by expected arrival of their rows    the rows of each
+///     collect  the whole A -> the caller's, if wanted           all rows
+///
+/// Slots are read until collect is done; then send block 0 releases the bank. Nothing else of a
+/// launch outlives it: C and the gathered A are the caller's.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ag_gemm/block.h"
+#include "kernels/gather/roles.h"
+
+namespace mk::kernels::ag_gemm {
+
+// Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
+// LocalWords::failure or with the executor.
+
+/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
+template <class Executor>
+MK_HOST_DEVICE bool compute(AgGemmBlock<Executor>& block) {
+  if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
+  for (AgGemmWalk walk(block.schedule, block.index); !walk.done();
+       walk.advance(block.launch.blocks.compute)) {
+    if (block.stopped()) return false;
+    const AgGemmTile tile = walk.tile();
+    if (!block.gather.await_rows(tile.origin, tile.row, tile.row + tile.rect.rows)) return false;
+    std::uint64_t stride_bytes = 0;
+    const std::byte* rows = block.rows_of(tile, &stride_bytes);
+    const std::uint64_t begin_ns = block.span_begin();
+    if (!block.executor.multiply(tile, rows, stride_bytes)) {
+      block.stop();
+      return false;
+    }
+    block.span_end(begin_ns, SpanKind::kTile, tile.rect.row, tile.rect.column, tile.origin);
+  }
+  return true;
+}
+
+/// Copies the origin's chunk of A to the caller's.
+template <class Executor>
+MK_HOST_DEVICE void collect_chunk(AgGemmBlock<Executor>& block, std::uint32_t origin,
+                                  std::uint32_t chunk) {
+  const ShardRange shard = block.schedule.shard(origin);
+  const ByteRange range = block.gather.schedule.chunk_range(shard.count, chunk);
+  const std::uint64_t begin = range.begin - kGatherHeaderBytes;
+  CopyJob job;
+  job.add_target(block.launch.gathered + block.gather.schedule.data_bytes(shard.first) + begin);
+  if (origin == block.world.rank()) {
+    block.launch.shard.copy_packed(begin, begin + range.bytes, job,
+                                   [&](const CopyJob& part) { block.executor.copy(part); });
+    return;
+  }
+  job.source = block.gather.rows(origin) + begin;
+  job.rows = 1;
+  job.row_bytes = range.bytes;
+  block.executor.copy(job);
+}
+
+/// Sees that all ranks take part with the same m, also those whose shard is empty, and brings the
+/// whole A to the caller where it is wanted. Every compute block does it after its tiles: origins
+/// `index`, `index` + compute blocks, ... in the order of their expected arrival.
+template <class Executor>
+MK_HOST_DEVICE bool collect(AgGemmBlock<Executor>& block) {
+  const World& world = block.world;
+  for (std::uint32_t position = block.index; position < world.size();
+       position += block.launch.blocks.compute) {
+    const std::uint32_t origin = block.gather.schedule.origin_at(position);
+    if (!block.gather.await_header(origin)) return false;
+    if (block.launch.gathered == nullptr) continue;
+    const std::uint32_t chunks = block.gather.schedule.chunks(block.schedule.shard(origin).count);
+    for (std::uint32_t chunk = 1; chunk < chunks; ++chunk) {
+      if (!block.gather.await_chunk(origin, chunk)) return false;
+      collect_chunk(block, origin, chunk);
+    }
+  }
+  block.publish_done();
+  return true;
+}
+
+template <class Executor>
+MK_HOST_DEVICE bool share(AgGemmBlock<Executor>& block) {
+  return gather::share(block.gather, block.launch.shard);
+}
+template <class Executor>
+MK_HOST_DEVICE bool send(AgGemmBlock<Executor>& block) {
+  return gather::send(block.gather, [&block] {
+    return block.await_blocks(Role::kCollect, block.launch.blocks.compute, kGatherHopsMax + 1);
+  });
+}
+template <class Executor>
+MK_HOST_DEVICE bool receive(AgGemmBlock<Executor>& block) {
+  return gather::receive(block.gather);
+}
+
+}  // namespace mk::kernels::ag_gemm

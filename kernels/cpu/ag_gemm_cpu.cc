@@ -1,0 +1,204 @@
+#include "kernels/cpu/ag_gemm_cpu.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/ag_gemm/roles.h"
+#include "kernels/cpu/copy_rows.h"
+#include "kernels/cpu/pacer.h"
+#include "kernels/cpu/tile_gemm.h"
+
+namespace mk::kernels {
+namespace {
+
+/// The caller's matrices of one launch.
+struct Matrices {
+  const std::uint16_t* a_shard = nullptr;
+  std::uint64_t lda = 0;
+  const std::uint16_t* b = nullptr;
+  std::uint64_t ldb = 0;
+  std::uint16_t* c = nullptr;
+  std::uint64_t ldc = 0;
+  std::uint16_t* gathered = nullptr;
+};
+
+/// What kernels/ag_gemm/roles.h asks of an executor, for one block on one thread. Stores and loads
+/// are this thread's own plain ones, so flags order them without further ado.
+class CpuExecutor : public CpuPacer {
+ public:
+  CpuExecutor(TileGemm& tiles, const Matrices& matrices, std::uint32_t compute_block)
+      : tiles_(tiles), matrices_(matrices), block_(compute_block) {}
+
+  bool multiply(const AgGemmTile& tile, const std::byte* rows, std::uint64_t stride_bytes) {
+    const TileRect& rect = tile.rect;
+    return tiles_.multiply(block_, {rect.rows, rect.columns},
+                           reinterpret_cast<const std::uint16_t*>(rows),
+                           stride_bytes / kElementBytes, matrices_.b, rect.column,
+                           matrices_.c + rect.row * matrices_.ldc + rect.column, matrices_.ldc);
+  }
+  void copy(const CopyJob& job) { copy_rows(job); }
+  void stores_done() {}
+  void loads_begin() {}
+
+ private:
+  TileGemm& tiles_;
+  const Matrices& matrices_;
+  std::uint32_t block_;
+};
+
+std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
+  std::vector<RoleThread> threads;
+  add_role(threads, Role::kCompute, blocks.compute, Role::kCollect);
+  if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
+  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+  if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+  return threads;
+}
+
+AgGemmLaunch make_launch(const AgGemmPlan& plan, const RankContext& context,
+                         const RoleBlocks& blocks) {
+  AgGemmLaunch launch;
+  launch.plan = plan;
+  launch.context = context;
+  launch.blocks = blocks;
+  launch.banks = plan.gather.banks;
+  return launch;
+}
+
+}  // namespace
+
+class AgGemmCpu::Impl : private RoleBody {
+ public:
+  Impl(const AgGemmPlan& plan, const RankContext& context, const AgGemmCpuOptions& options)
+      : plan_(plan),
+        b_layout_(options.b_layout),
+        launch_(make_launch(plan, context, options.blocks)),
+        runner_("ag_gemm", launch_, *this, options.wait_timeout) {}
+  virtual ~Impl() = default;
+
+  Status start() {
+    const World& world = launch_.context.world;
+    const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);
+    // Of any launch: smaller ones may have taller tiles.
+    const CpuGemm::TileShape tile{std::min(plan_.tile_m, shard_rows_max(plan_.max.m, world.size())),
+                                  columns.tile_cols()};
+    MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, tile, plan_.max.n,
+                                                 plan_.max.k, plan_.dtype, b_layout_));
+    return runner_.start(threads_of(launch_.blocks, world));
+  }
+
+  Result<LaunchStats> launch(const Matrices& matrices, std::uint32_t m, Mode mode) {
+    const World& world = launch_.context.world;
+    MK_RETURN_IF_ERROR(check_arguments(matrices, m));
+    MK_RETURN_IF_ERROR(runner_.ready());
+    matrices_ = matrices;
+    launch_.shard =
+        GatherSource::of(matrices.a_shard, matrices.lda * kElementBytes, plan_.gather.row_bytes,
+                         shard_of(m, world.size(), world.rank()).count);
+    launch_.gathered = reinterpret_cast<std::byte*>(matrices.gathered);
+    if (const Status prepared = prepare_tiles(m); !prepared)
+      return runner_.broken_by(prepared.error());
+    return runner_.run(m, mode);
+  }
+
+  const AgGemmPlan& plan() const { return plan_; }
+  std::uint32_t epoch() const { return launch_.epoch; }
+  LaunchRunner& runner() { return runner_; }
+
+ private:
+  bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
+    CpuExecutor executor(*tiles_, matrices_, role == Role::kCompute ? index : 0);
+    AgGemmBlock<CpuExecutor> block(executor, launch_, role, index, totals);
+    switch (role) {
+      case Role::kCompute:
+        return ag_gemm::compute(block);
+      case Role::kCollect:
+        return ag_gemm::collect(block);
+      case Role::kShare:
+        return ag_gemm::share(block);
+      case Role::kSend:
+        return ag_gemm::send(block);
+      case Role::kReceive:
+        return ag_gemm::receive(block);
+      default:
+        return true;
+    }
+  }
+  Status role_error() const override { return tiles_->error(); }
+
+  Status check_arguments(const Matrices& matrices, std::uint32_t m) const {
+    const World& world = launch_.context.world;
+    const std::uint32_t n = plan_.max.n;
+    const std::uint32_t k = plan_.max.k;
+    if (m < 1 || m > plan_.max.m) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "ag_gemm: m = {} is not in 1 to {}, which the operator was made for", m,
+                  plan_.max.m);
+    }
+    const ShardRange shard = shard_of(m, world.size(), world.rank());
+    if (matrices.a_shard == nullptr && shard.count != 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "ag_gemm: a is null, but of {} rows rank {} brings {}", m, world.rank(),
+                  shard.count);
+    }
+    if (matrices.b == nullptr || matrices.c == nullptr) {
+      return fail(ErrorCode::kInvalidArgument, "ag_gemm: {} is null",
+                  matrices.b == nullptr ? "b" : "c");
+    }
+    const std::uint32_t b_side = b_layout_ == BLayout::kKN ? n : k;
+    if (matrices.lda < k || matrices.ldb < b_side || matrices.ldc < n) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "ag_gemm: leading dimensions a {}, b {}, c {} are too small; at least {}, {}, {}",
+                  matrices.lda, matrices.ldb, matrices.ldc, k, b_side, n);
+    }
+    return {};
+  }
+
+  /// Shards are of two sizes at most; rows are the caller's or packed.
+  Status prepare_tiles(std::uint32_t m) {
+    const std::uint32_t world = launch_.context.world.size();
+    const auto grid = [&](std::uint32_t rows) {
+      return TileGrid(rows, plan_.max.n, plan_.tile_m, plan_.tile_n);
+    };
+    const TileGrid grids[] = {grid(m / world), grid(shard_rows_max(m, world))};
+    const std::uint64_t ldas[] = {matrices_.lda, plan_.max.k};
+    return tiles_->prepare(grids, ldas, matrices_.ldb);
+  }
+
+  const AgGemmPlan plan_;
+  const BLayout b_layout_;
+  Matrices matrices_;
+  std::unique_ptr<TileGemm> tiles_;
+  AgGemmLaunch launch_;
+  LaunchRunner runner_;  ///< ends first: its threads use the rest
+};
+
+AgGemmCpu::AgGemmCpu(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+AgGemmCpu::~AgGemmCpu() = default;
+
+Result<std::unique_ptr<AgGemmCpu>> AgGemmCpu::create(const AgGemmPlan& plan,
+                                                     const RankContext& context,
+                                                     const AgGemmCpuOptions& options) {
+  MK_RETURN_IF_ERROR(check_options("ag_gemm", options));
+  MK_RETURN_IF_ERROR(check_context("ag_gemm", plan.nodes, plan.locals, plan.flag_count(),
+                                   options.blocks.send, context));
+  auto impl = std::make_unique<Impl>(plan, context, options);
+  MK_RETURN_IF_ERROR(impl->start());
+  return std::unique_ptr<AgGemmCpu>(new AgGemmCpu(std::move(impl)));
+}
+
+Result<LaunchStats> AgGemmCpu::launch(const void* a_shard, std::uint64_t lda, const void* b,
+                                      std::uint64_t ldb, void* c, std::uint64_t ldc,
+                                      std::uint32_t m, Mode mode, void* gathered) {
+  return impl_->launch(
+      {static_cast<const std::uint16_t*>(a_shard), lda, static_cast<const std::uint16_t*>(b), ldb,
+       static_cast<std::uint16_t*>(c), ldc, static_cast<std::uint16_t*>(gathered)},
+      m, mode);
+}
+
+const AgGemmPlan& AgGemmCpu::plan() const { return impl_->plan(); }
+std::uint32_t AgGemmCpu::epoch() const { return impl_->epoch(); }
+LaunchRunner& AgGemmCpu::runner() { return impl_->runner(); }
+
+}  // namespace mk::kernels
