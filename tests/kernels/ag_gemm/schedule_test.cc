@@ -1,0 +1,207 @@
+// The schedule of AllGather+GEMM, exhaustively for every world of 1-4 nodes x 1-8 local ranks and a
+// set of shapes: every element of C once, in the stated order, and rows where A has them.
+#include "kernels/ag_gemm/schedule.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "kernels/ag_gemm/plan.h"
+#include "kernels/gather/plan.h"
+
+namespace mk::kernels {
+namespace {
+
+struct Case {
+  Shape max;
+  Tiling tiling;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {{1, 1, 1}, {}},
+      {{7, 24, 8}, {}},  // shards without rows
+      {{64, 64, 16}, {16, 16, 256, 0}},
+      {{65, 72, 5}, {4, 24, 64, 0}},    // edges both ways, rows straddle chunks
+      {{129, 40, 3}, {1, 8, 64, 1}},    // a row a tile
+      {{300, 101, 32}, {0, 32, 0, 0}},  // n no multiple of 8
+      {{1031, 8, 4}, {8, 8, 64, 0}},    // shards of two sizes with different tile counts
+  };
+  return all;
+}
+
+std::vector<std::uint32_t> launches(std::uint32_t m_max) {
+  std::set<std::uint32_t> all = {1, 2, 3, 17, 31, 32, 33, m_max / 2, m_max - 1, m_max};
+  std::vector<std::uint32_t> fitting;
+  for (std::uint32_t m : all) {
+    if (m >= 1 && m <= m_max) fitting.push_back(m);
+  }
+  return fitting;
+}
+
+/// Calls `check(plan, schedule)` for every rank of every world, case and m.
+template <class Check>
+void for_every_rank(Check&& check) {
+  std::uint32_t checked = 0;
+  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
+    for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+      for (const Case& one : cases()) {
+        const auto plan = AgGemmPlan::make(nodes, locals, one.max, DType::kBf16, one.tiling);
+        ASSERT_TRUE(plan) << plan.error().message;
+        for (std::uint32_t m : launches(one.max.m)) {
+          for (std::uint32_t rank = 0; rank < nodes * locals; ++rank) {
+            SCOPED_TRACE(fmt::format("rank {} of {} x {}, {} x {} x {}, m = {}", rank, nodes,
+                                     locals, one.max.m, one.max.n, one.max.k, m));
+            check(*plan, AgGemmSchedule(*plan, {nodes, locals, rank / locals, rank % locals}, m));
+            if (::testing::Test::HasFailure()) return;
+            ++checked;
+          }
+        }
+      }
+    }
+  }
+  // 360 ranks in the 32 worlds, 54 values of m over the 7 cases: a loop that ends early shall not
+  // look like success.
+  EXPECT_EQ(checked, 360u * 54u);
+}
+
+std::vector<AgGemmTile> all_tiles(const AgGemmSchedule& schedule) {
+  std::vector<AgGemmTile> tiles;
+  for (AgGemmWalk walk(schedule, 0); !walk.done(); walk.advance(1)) tiles.push_back(walk.tile());
+  return tiles;
+}
+
+TEST(AgGemmSchedule, EveryElementOfCIsComputedOnceFromTheRowsAHasThere) {
+  for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
+    std::vector<std::uint8_t> covered(std::size_t{schedule.m()} * plan.max.n, 0);
+    for (const AgGemmTile& tile : all_tiles(schedule)) {
+      const ShardRange shard = schedule.shard(tile.origin);
+      ASSERT_GE(tile.rect.rows, 1u);
+      ASSERT_GE(tile.rect.columns, 1u);
+      ASSERT_LE(tile.rect.rows, plan.tile_m);
+      ASSERT_LE(tile.rect.columns, plan.tile_n);
+      ASSERT_LE(tile.row + tile.rect.rows, shard.count) << "beyond its shard";
+      ASSERT_EQ(tile.rect.row, shard.first + tile.row);
+      ASSERT_LE(tile.rect.row + tile.rect.rows, schedule.m());
+      ASSERT_LE(tile.rect.column + tile.rect.columns, plan.max.n);
+      for (std::uint32_t i = 0; i < tile.rect.rows; ++i) {
+        auto* row = &covered[std::size_t{tile.rect.row + i} * plan.max.n + tile.rect.column];
+        for (std::uint32_t j = 0; j < tile.rect.columns; ++j) ++row[j];
+      }
+    }
+    ASSERT_TRUE(
+        std::all_of(covered.begin(), covered.end(), [](std::uint8_t count) { return count == 1; }));
+  });
+}
+
+// Own shard, the node's, then hop by hop; on each hop in rounds over the rails; in each row of
+// tiles from left to right.
+TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
+  for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
+    const World& world = schedule.world();
+    const auto key = [&](const AgGemmTile& tile) {
+      const std::uint32_t node = tile.origin / plan.locals;
+      const std::uint32_t hops = (world.node + plan.nodes - node) % plan.nodes;
+      const std::uint32_t rail =
+          (tile.origin % plan.locals + plan.locals - world.local) % plan.locals;
+      const std::uint32_t round =
+          tile.row / div_up(schedule.shard(tile.origin).count,
+                            div_up(schedule.shard(tile.origin).count, plan.tile_m));
+      return hops == 0 ? std::array{hops, rail, round, tile.rect.column}
+                       : std::array{hops, round, rail, tile.rect.column};
+    };
+    const auto tiles = all_tiles(schedule);
+    for (std::size_t i = 1; i < tiles.size(); ++i) {
+      ASSERT_LT(key(tiles[i - 1]), key(tiles[i])) << "tile " << i;
+    }
+    if (schedule.shard(world.rank()).count != 0) {
+      ASSERT_EQ(tiles.front().origin, world.rank());
+    }
+  });
+}
+
+// Several blocks, each going on by as many steps as there are, share the same tiles.
+TEST(AgGemmSchedule, BlocksDealOutTheTiles) {
+  for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
+    if (plan.max.m > 129) return;
+    const auto tiles = all_tiles(schedule);
+    for (std::uint32_t blocks : {2u, 3u, 40u}) {
+      std::size_t seen = 0;
+      for (std::uint32_t block = 0; block < blocks; ++block) {
+        std::size_t at = block;
+        for (AgGemmWalk walk(schedule, block); !walk.done(); walk.advance(blocks)) {
+          ASSERT_LT(at, tiles.size());
+          ASSERT_EQ(walk.tile().rect.row, tiles[at].rect.row);
+          ASSERT_EQ(walk.tile().rect.column, tiles[at].rect.column);
+          at += blocks;
+          ++seen;
+        }
+      }
+      ASSERT_EQ(seen, tiles.size());
+    }
+  });
+}
+
+TEST(AgGemmSchedule, TheNetworksBytesAreTheFormula) {
+  for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
+    const World& world = schedule.world();
+    std::uint64_t expected = 0;
+    for (std::uint32_t node = 0; node < plan.nodes; ++node) {
+      if (node == (world.node + 1) % plan.nodes) continue;
+      expected += 64 + std::uint64_t{schedule.shard(world.rail_peer(node)).count} * plan.max.k * 2;
+    }
+    ASSERT_EQ(schedule.network_bytes(), plan.nodes == 1 ? 0 : expected);
+  });
+}
+
+TEST(AgGemmPlan, RanksMayDifferInNAndTilesOnly) {
+  const Shape shape{512, 512, 64};
+  const auto print = [](const Shape& max, DType dtype, const Tiling& tiling) {
+    const auto plan = AgGemmPlan::make(2, 4, max, dtype, tiling);
+    EXPECT_TRUE(plan) << plan.error().message;
+    return plan ? plan->fingerprint() : 0;
+  };
+  const std::uint64_t same = print(shape, DType::kBf16, {});
+  EXPECT_EQ(print({512, 24, 64}, DType::kBf16, {}), same);
+  EXPECT_EQ(print(shape, DType::kBf16, {48, 64, 0, 0}), same);
+  std::set<std::uint64_t> seen = {same};
+  EXPECT_TRUE(seen.insert(print({513, 512, 64}, DType::kBf16, {})).second);
+  EXPECT_TRUE(seen.insert(print({512, 512, 65}, DType::kBf16, {})).second);
+  EXPECT_TRUE(seen.insert(print(shape, DType::kF16, {})).second);
+  EXPECT_TRUE(seen.insert(print(shape, DType::kBf16, {0, 0, 64, 0})).second);
+  EXPECT_TRUE(seen.insert(print(shape, DType::kBf16, {0, 0, 0, 1})).second);
+}
+
+TEST(AgGemmPlan, ChunksAre128Rows) {
+  const auto plan = AgGemmPlan::make(2, 2, {8192, 4096, 2048}, DType::kBf16, {});
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ(plan->gather.chunk_bytes, 128u * 2048 * 2);
+  EXPECT_EQ(plan->gather.chunks_max, 1u + 2048 / 128);
+  EXPECT_EQ(plan->tile_m, 128u);
+  EXPECT_EQ(plan->tile_n, 256u);
+}
+
+TEST(AgGemmPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
+  const auto refused = [](const Result<AgGemmPlan>& plan, std::string_view part) {
+    ASSERT_FALSE(plan);
+    EXPECT_EQ(plan.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(plan.error().message.find(part), std::string::npos) << plan.error().message;
+  };
+  const Shape shape{64, 64, 64};
+  refused(AgGemmPlan::make(0, 1, shape, DType::kBf16, {}), "0 nodes x 1 local ranks");
+  refused(AgGemmPlan::make(1, 17, shape, DType::kBf16, {}), "1 to 16 local ranks");
+  refused(AgGemmPlan::make(1, 1, {0, 64, 64}, DType::kBf16, {}), "m = 0");
+  refused(AgGemmPlan::make(1, 1, {64, 0, 64}, DType::kBf16, {}), "n = 0");
+  refused(AgGemmPlan::make(1, 1, {64, 64, 1u << 25}, DType::kBf16, {}), "k = 33554432");
+  refused(AgGemmPlan::make(1, 1, shape, static_cast<DType>(9), {}), "neither bf16 nor f16");
+  refused(AgGemmPlan::make(1, 1, shape, DType::kBf16, {0, 12, 0, 0}), "multiple of 8");
+  refused(AgGemmPlan::make(1, 1, shape, DType::kBf16, {0, 0, 0, 3}), "3 banks");
+}
+
+}  // namespace
+}  // namespace mk::kernels

@@ -1,0 +1,123 @@
+/// \file
+/// An operator's roles as a discrete-event simulation: the real role code of all ranks in one
+/// thread, switched at every wait and wherever its executor allows, in adversarial orders. Every
+/// launch must end (no cyclic wait: "nobody can go on" is a fact here, not a time-out) and every
+/// rank must see every element right (nothing read too early or overwritten too soon).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/comm/block.h"
+#include "kernels/comm/launch.h"
+#include "kernels/cpu/launch_runner.h"
+#include "tests/kernels/support/cluster.h"
+#include "tests/kernels/support/fibers.h"
+#include "tests/kernels/support/network.h"
+
+namespace mk::kernels::testing {
+
+/// What an operator's executor has in a simulation, besides the operator's arithmetic.
+class SimExecutor {
+ public:
+  SimExecutor(Fibers& fibers, const std::uint64_t& now_ns) : fibers_(&fibers), now_ns_(&now_ns) {}
+
+  /// To be called in the middle of tiles and copies, so that they are half done when others look.
+  void maybe_yield() { fibers_->maybe_yield(); }
+
+  void stores_done() {
+    fibers_->maybe_yield();
+    fibers_->changed();  // the flag is stored before the next switch
+  }
+  void loads_begin() {}
+  std::uint64_t now_ns() { return *now_ns_; }
+  bool pause(std::uint32_t) {
+    fibers_->poll();
+    return true;
+  }
+
+ private:
+  Fibers* fibers_;
+  const std::uint64_t* now_ns_;
+};
+
+/// The operator of all ranks, as a test brings it.
+class SimOperator {
+ public:
+  virtual ~SimOperator() = default;
+  virtual const char* name() const = 0;
+  /// The rank's launch, with its geometry, blocks and banks set; the simulation fills in the rest.
+  virtual Launch& launch(std::uint32_t rank) = 0;
+  virtual std::vector<RoleThread> threads(const World& world) const = 0;
+  /// Before the rank's next launch, whose epoch, m and mode are set: inputs, poisoned outputs.
+  virtual void begin(std::uint32_t rank) = 0;
+  virtual bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
+                        const SimExecutor& executor) = 0;
+  /// After the rank's launch: empty, or which element is wrong.
+  virtual std::string check(std::uint32_t rank) = 0;
+  /// Now and then while the rank's launch runs.
+  virtual void watch(std::uint32_t /*rank*/) {}
+};
+
+/// One launch, the same for all ranks.
+struct SimLaunch {
+  std::uint32_t m = 0;
+  Mode mode = Mode::kFused;
+};
+
+struct SimulationOptions {
+  ClusterShape cluster;
+  std::vector<SimLaunch> launches;
+  Order order = Order::kRandom;
+  std::uint64_t seed = 1;
+  NetworkOptions network;
+};
+
+class Simulation {
+ public:
+  /// `op` outlives it.
+  Simulation(SimOperator& op, const SimulationOptions& options);
+
+  /// Empty, or the first thing that went wrong.
+  std::string run();
+  /// Whether `run` found an element wrong (and not just a wait or the network).
+  bool saw_wrong_element() const { return saw_wrong_element_; }
+
+  Cluster& cluster() { return cluster_; }
+  const Network& network() const { return network_; }
+  /// Before `run`: the operator's flag on that rank looks reached for ever. Needs
+  /// NetworkOptions::keep_forged_flags.
+  void forge_flag(std::uint32_t rank, std::uint32_t flag);
+
+ private:
+  struct Rank {
+    std::uint32_t index = 0;
+    LocalWords local;
+    std::uint32_t started = 0;  ///< epoch
+    std::uint32_t threads_done = 0;
+  };
+
+  void add_rank(std::uint32_t index);
+  void run_thread(Rank& rank, const RoleThread& thread);
+  void drive(Rank& rank, std::size_t threads);
+  bool await_records_free(Launch& launch);
+  void fail(Rank& rank);
+
+  SimOperator& op_;
+  SimulationOptions options_;
+  Cluster cluster_;
+  Network network_;
+  Fibers fibers_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::uint64_t now_ns_ = 0;
+  std::string wrong_;
+  bool saw_wrong_element_ = false;
+};
+
+/// `count` launches with m from 1 to m_max, some unfused; the last with m_max.
+std::vector<SimLaunch> random_sim_launches(std::uint32_t count, std::uint32_t m_max,
+                                           std::uint64_t seed);
+
+}  // namespace mk::kernels::testing
