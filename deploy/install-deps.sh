@@ -18,6 +18,7 @@ build_packages=(
 )
 test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3
+  spin
 )
 rdma_packages=(
   qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers perftest

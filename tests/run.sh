@@ -2,19 +2,20 @@
 # Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
 # failed.
 #
-#   bash tests/run.sh [--stage deps,style,unit,cuda,asan,tsan,tidy] [--jobs N] [--label REGEX]
+#   bash tests/run.sh [--stage deps,style,model,unit,cuda,asan,tsan,tidy] [--jobs N] [--label REGEX]
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
 # style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
 # tidy   clang-tidy on our own sources          tsan   the same under the thread sanitizer
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
+# model  the protocol models and their mutants, with spin
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
 # MK_TIDY_BUDGET_S bounds clang-tidy (default 900 s).
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
-all_stages=deps,style,unit,cuda,asan,tsan,tidy
+all_stages=deps,style,model,unit,cuda,asan,tsan,tidy
 stages=$all_stages
 jobs=$(nproc)
 label=
@@ -24,7 +25,7 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || { echo "run.sh: $1 needs a value" >&2; exit 2; }
       case $1 in --jobs) jobs=$2 ;; --label) label=$2 ;; *) stages=$2 ;; esac
       shift 2 ;;
-    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -161,6 +162,24 @@ stage_deps() {
 stage_style() {
   check "style layout" bash tests/check_style.sh
   check "style format" bash tests/check_format.sh
+}
+
+stage_model() {
+  local log=$logs/model.log status counts
+  bash tests/model/run.sh >"$log" 2>&1
+  status=$?
+  counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log")
+  if [ $status = 77 ]; then
+    echo "  $(head -n 1 "$log"): skipped"
+    note 0 0 1
+  elif [ -z "$counts" ]; then
+    tail -n 20 "$log"
+    fail "model" "$log"
+  else
+    note ${counts% *} 0 0
+    while IFS= read -r line; do fail "model ${line#FAILED  }" "$log"; done < <(grep '^FAILED' "$log")
+    echo "  ${counts% *} passed, ${counts#* } failed"
+  fi
 }
 
 stage_unit() {
