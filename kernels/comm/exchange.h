@@ -22,6 +22,7 @@ MK_HOST_DEVICE bool end_exchange(OperatorBlock<Executor>& block, ChunkSender<Exe
   const bool refresh = refresh_due(block.epoch, block.banks);
   for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {
     const std::uint32_t node = (world.node + i) % world.nodes;
+    if (!block.await_release(flags, node)) return false;
     for (std::uint32_t chunk = FlagMap::first_idle_granule(sent(node)); chunk < flags.stride();
          chunk += shm::kFlagGranule) {
       const std::uint32_t flag = flags.arrival(block.bank, node, world.node, chunk);

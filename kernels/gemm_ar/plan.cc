@@ -5,14 +5,11 @@
 #include "kernels/comm/banks.h"
 #include "kernels/comm/launch_record.h"
 #include "kernels/comm/plan_tools.h"
-#include "shm/limits.h"
 
 namespace mk::kernels {
 namespace {
 
 constexpr std::uint64_t kTilesMax = 1u << 30;
-constexpr std::uint32_t kChunkBytesDefault = 256 * 1024;
-constexpr std::uint32_t kChunkBytesMin = 32 * 1024;
 constexpr std::uint32_t kTilesWanted = 16;  ///< of one owner
 constexpr std::uint32_t kChunksWanted = 8;  ///< of one owner
 
@@ -35,29 +32,6 @@ void choose_tiles(GemmArPlan& plan, const GemmArTiling& tiling) {
       });
   plan.tile_m = sides.rows;
   plan.tile_n = sides.columns;
-}
-
-void choose_chunks(GemmArPlan& plan, const GemmArTiling& tiling) {
-  const std::uint64_t slot = slot_bytes_max(plan);
-  plan.owned_max = static_cast<std::uint32_t>((tile_count(plan) + plan.locals - 1) / plan.locals);
-  plan.chunk_bytes = tiling.chunk_bytes != 0 ? tiling.chunk_bytes : kChunkBytesDefault;
-  const auto count = [&] {
-    const auto tiles =
-        static_cast<std::uint32_t>(std::max<std::uint64_t>(1, plan.chunk_bytes / slot));
-    return div_up(plan.owned_max, tiles);
-  };
-  if (tiling.chunk_bytes == 0) {
-    while (count() < kChunksWanted && plan.chunk_bytes > kChunkBytesMin) plan.chunk_bytes /= 2;
-  }
-  // One granule per sender and bank is the least; with very many nodes that alone may pass
-  // kOperatorFlagsMax.
-  while (FlagMap{plan.nodes, plan.banks, count()}.count() > kOperatorFlagsMax &&
-         count() > shm::kFlagGranule) {
-    plan.chunk_bytes =
-        static_cast<std::uint32_t>(std::max<std::uint64_t>(plan.chunk_bytes, slot) * 2);
-  }
-  // Launches with smaller m have no larger tiles and no more of them, hence no more chunks.
-  plan.chunks_max = count();
 }
 
 void lay_out(GemmArPlan& plan) {
@@ -99,12 +73,13 @@ Result<GemmArPlan> GemmArPlan::make(std::uint32_t nodes, std::uint32_t locals, S
                 "gemm_ar: {} x {} in tiles of {} x {} are {} tiles; at most {}: use larger tiles",
                 max.m, max.n, plan.tile_m, plan.tile_n, tile_count(plan), kTilesMax);
   }
-  choose_chunks(plan, tiling);
-  if (plan.chunk_bytes > shm::kCommandPayloadBytesMax / 2) {
-    return fail(ErrorCode::kLimitExceeded,
-                "gemm_ar: {} x {} over {} nodes needs chunks of {} bytes; at most {}", max.m, max.n,
-                nodes, plan.chunk_bytes, shm::kCommandPayloadBytesMax / 2);
-  }
+  plan.owned_max = static_cast<std::uint32_t>((tile_count(plan) + plan.locals - 1) / plan.locals);
+  // Launches with smaller m have no larger tiles and no more of them, hence no more chunks.
+  MK_ASSIGN_OR_RETURN(const Chunking chunking,
+                      choose_chunks("gemm_ar", tiling, plan.owned_max, slot_bytes_max(plan),
+                                    kChunksWanted, nodes, plan.banks));
+  plan.chunk_bytes = chunking.chunk_bytes;
+  plan.chunks_max = chunking.chunks_max;
   lay_out(plan);
   MK_RETURN_IF_ERROR(check_workspace("gemm_ar", plan.layout.bytes));
   return plan;

@@ -20,6 +20,7 @@
 
 #include "kernels/comm/banks.h"
 #include "kernels/comm/launch_record.h"
+#include "kernels/comm/packed_tiles.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/types.h"
 #include "kernels/gemm_ar/geometry.h"
@@ -30,10 +31,9 @@ namespace mk::kernels {
 class GemmArSchedule {
  public:
   MK_HOST_DEVICE GemmArSchedule(const GemmArGeometry& plan, std::uint32_t m)
-      : plan_(plan), grid_(m, plan.max.n, plan.tile_m, plan.tile_n) {
-    const std::uint64_t per_chunk = plan.chunk_bytes / slot_bytes();
-    tiles_per_chunk_ = per_chunk == 0 ? 1 : static_cast<std::uint32_t>(per_chunk);
-  }
+      : plan_(plan),
+        grid_(m, plan.max.n, plan.tile_m, plan.tile_n),
+        tiles_per_chunk_(PackedTiles::per_chunk(grid_.tile_bytes(), plan.chunk_bytes)) {}
 
   MK_HOST_DEVICE std::uint32_t m() const { return grid_.rows(); }
   MK_HOST_DEVICE std::uint32_t tiles() const { return grid_.tiles(); }
@@ -68,32 +68,24 @@ class GemmArSchedule {
 
   // --- Chunks ---
 
-  /// Chunks of an owner; at least one, which then holds only its bank's header.
-  MK_HOST_DEVICE std::uint32_t chunks(std::uint32_t owner) const {
-    const std::uint32_t count = div_up(owned(owner), tiles_per_chunk_);
-    return count == 0 ? 1 : count;
+  /// An owner's tiles, by their owned numbers.
+  MK_HOST_DEVICE PackedTiles packed(std::uint32_t owner) const {
+    return PackedTiles(owned(owner), slot_bytes(), tiles_per_chunk_);
   }
+  /// Chunks of an owner; at least one, which then holds only its bank's header.
+  MK_HOST_DEVICE std::uint32_t chunks(std::uint32_t owner) const { return packed(owner).chunks(); }
   MK_HOST_DEVICE std::uint32_t chunk_of(std::uint32_t owned_index) const {
     return owned_index / tiles_per_chunk_;
   }
   MK_HOST_DEVICE TileRange chunk_tiles(std::uint32_t owner, std::uint32_t chunk) const {
-    TileRange range;
-    range.begin = chunk * tiles_per_chunk_;
-    const std::uint32_t count = owned(owner);
-    range.end = count - range.begin < tiles_per_chunk_ ? count : range.begin + tiles_per_chunk_;
-    return range;
+    return packed(owner).chunk_tiles(chunk);
   }
-  /// What of a bank the chunk's command carries; chunk 0 begins with the header.
   MK_HOST_DEVICE ByteRange chunk_range(std::uint32_t owner, std::uint32_t chunk) const {
-    const TileRange tiles = chunk_tiles(owner, chunk);
-    ByteRange range;
-    range.begin = chunk == 0 ? 0 : slot_in_bank(tiles.begin);
-    range.bytes = static_cast<std::uint32_t>(slot_in_bank(tiles.end) - range.begin);
-    return range;
+    return packed(owner).chunk_range(chunk);
   }
   /// Payload that the rank of this rail sends in the launch (the formula above).
   MK_HOST_DEVICE std::uint64_t network_bytes(std::uint32_t local) const {
-    return (plan_.nodes - 1) * (kBankHeaderBytes + owned(local) * slot_bytes());
+    return (plan_.nodes - 1) * packed(local).bank_bytes();
   }
 
   // --- Places in the workspace, as byte offsets ---
@@ -136,7 +128,7 @@ class GemmArSchedule {
  private:
   GemmArGeometry plan_;
   TileGrid grid_;
-  std::uint32_t tiles_per_chunk_ = 1;
+  std::uint32_t tiles_per_chunk_;
 };
 
 }  // namespace mk::kernels
