@@ -9,5 +9,6 @@
 namespace mk::bench {
 
 std::unique_ptr<OperatorCase> make_gemm_ar_case();
+std::unique_ptr<OperatorCase> make_moe_case();
 
 }  // namespace mk::bench

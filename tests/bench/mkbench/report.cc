@@ -21,13 +21,14 @@ void print_verification(const Verification& v, bool outputs_are_equal) {
     fmt::print("result          NOT CHECKED (--verify none)\n");
   } else if (v.passed()) {
     fmt::print(
-        "result          correct: {} of {} launches checked, {} elements against float64, worst "
-        "error {:.2f} of its bound{}\n",
+        "result          correct: {} of {} launches checked, {} values against float64, worst "
+        "error "
+        "{:.2f} of its bound{}\n",
         v.launches_checked, v.launches, v.elements_compared, v.worst_ratio,
         outputs_are_equal ? "; all ranks bitwise equal" : "");
   } else {
     fmt::print(
-        "result          WRONG: {} of {} elements outside their bound (worst {:.2f} of it), {} "
+        "result          WRONG: {} of {} values outside their bound (worst {:.3g} of it), {} "
         "launches in which ranks differ that must not\n",
         v.wrong, v.elements_compared, v.worst_ratio, v.launches_with_differing_ranks);
   }
@@ -64,7 +65,7 @@ void print_links(const nlohmann::json& by_node) {
 void print_report(const OperatorCase& operation, const BenchOptions& options,
                   const BenchResult& result) {
   const BenchSpec& spec = options.spec;
-  fmt::print("{:<15} {} x {}, {}\n", operation.title(), counted(spec.nodes, "node"),
+  fmt::print("{}, {} x {}: {}\n", operation.title(), counted(spec.nodes, "node"),
              counted(spec.local, "rank"), operation.describe(spec));
   fmt::print("network         {}{}{}\n", result.fabric,
              result.link_bandwidth.empty()

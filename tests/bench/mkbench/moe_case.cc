@@ -1,0 +1,249 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "client/tools/numeric/moe_reference.h"
+#include "mkernel/moe_dispatch_gemm.h"
+#include "tests/bench/mkbench/cases.h"
+#include "tests/bench/mkbench/inputs.h"
+
+namespace mk::bench {
+namespace {
+
+struct MoeOptions {
+  std::uint64_t tokens = 512, hidden = 1024, features = 1024, rows_max = 0;
+  std::uint32_t experts = 16, top_k = 2;
+  std::string routing = "uniform";
+  std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MoeOptions, tokens, hidden, features, rows_max, experts, top_k,
+                                   routing, tile_m, tile_n, chunk_bytes, compute_blocks)
+
+/// A token's experts: all different, each as likely as any other. "hot": expert 0 is always the
+/// first, and one in sixteen of the others is -1, nowhere.
+void route(const MoeOptions& options, std::uint64_t key, std::int32_t* ids) {
+  std::uint64_t state = key;
+  const auto draw = [&](std::uint64_t below) { return (state = tools::mix64(state)) % below; };
+  const bool hot = options.routing == "hot";
+  for (std::uint32_t slot = 0; slot < options.top_k; ++slot) {
+    if (hot && slot == 0) {
+      ids[slot] = 0;
+      continue;
+    }
+    do {
+      ids[slot] = static_cast<std::int32_t>(draw(options.experts));
+    } while (std::find(ids, ids + slot, ids[slot]) != ids + slot);
+  }
+  for (std::uint32_t slot = 1; hot && slot < options.top_k; ++slot) {
+    if (draw(16) == 0) ids[slot] = -1;
+  }
+}
+
+class MoeRank : public RankCase {
+ public:
+  MoeRank(const BenchSpec& spec, const MoeOptions& options, std::uint32_t rank, MoeDispatchGemm op)
+      : spec_(spec), options_(options), rank_(rank), op_(std::move(op)), sources_(spec.world()) {
+    const RankShare mine = share_of(options.experts, spec.world(), rank);
+    const std::uint64_t any_routing =
+        spec.world() * options.tokens * std::min<std::uint64_t>(options.top_k, mine.count);
+    y_.resize((options.rows_max != 0 ? options.rows_max : any_routing) * row_bytes());
+  }
+
+  void make_inputs(std::uint32_t launch) override {
+    launch_ = launch;
+    for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) draw_routing(rank);
+    sources_[rank_].values = rows_of(token_matrix(rank_), 0, sources_[rank_].tokens);
+    experts_.clear();
+    for (std::uint32_t expert = 0; expert < op_.expert_count(); ++expert) {
+      const Elements weights = expert_weights(op_.first_expert() + expert);
+      experts_.insert(experts_.end(), weights.begin(), weights.end());
+    }
+  }
+
+  Result<LaunchStats> launch(LaunchMode mode) override {
+    const tools::MoeSource& mine = sources_[rank_];
+    return op_.launch(
+        {mine.values.data(), mine.ids.data(), mine.weights.data(), mine.tokens, experts_.data()},
+        {y_.as<void>(), y_.bytes() / row_bytes()}, mode);
+  }
+
+  std::vector<Output*> outputs() override { return {&y_}; }
+
+  /// Every row's origin and weight, every expert's rows, and that nothing lies behind the last row.
+  tools::Comparison verify() const override {
+    std::vector<tools::MoeSource> sources = sources_;
+    for (std::uint32_t rank = 0; rank < spec_.world(); ++rank)
+      sources[rank].values = rows_of(token_matrix(rank), 0, sources[rank].tokens);
+    const tools::MoeJobShape shape{spec_.nodes,        spec_.local,     options_.experts,
+                                   options_.top_k,     options_.hidden, options_.features,
+                                   data_type_of(spec_)};
+    const tools::MoeReference reference(shape, rank_, sources);
+    tools::Comparison result = compare_rows(reference);
+    if (result.wrong != 0) return result;  // which rows y has is not as expected
+    for (std::uint32_t i = 0; i < reference.expert_count(); ++i) {
+      result.add(reference.compare(i, expert_weights(reference.first_expert() + i).data(),
+                                   y_.as<std::uint16_t>()));
+    }
+    const std::uint64_t written = reference.rows().size() * options_.features;
+    for (std::uint64_t i = written; i < y_.bytes() / 2; ++i)
+      if (y_.as<std::uint16_t>()[i] != 0xffff) result.add(i, 1, 0, 0);
+    return result;
+  }
+
+  /// Each token goes to every node once, and from its rail to the local ranks that need it.
+  Work work() const override {
+    Work work = ring_work(spec_, rank_, [this](std::uint32_t rank) {
+      return static_cast<double>(sources_[rank].tokens * options_.hidden * 2);
+    });
+    std::uint64_t rows = 0;
+    std::uint64_t pulled = 0;
+    for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) {
+      const std::vector<std::int32_t>& ids = sources_[rank].ids;
+      for (std::size_t token = 0; token < ids.size(); token += options_.top_k) {
+        const auto mine = static_cast<std::uint64_t>(
+            std::count_if(ids.begin() + static_cast<std::ptrdiff_t>(token),
+                          ids.begin() + static_cast<std::ptrdiff_t>(token + options_.top_k),
+                          [this](std::int32_t id) { return is_mine(id); }));
+        rows += mine;
+        if (mine != 0 && rank % spec_.local != rank_ % spec_.local) ++pulled;
+      }
+    }
+    work.flops = 2.0 * static_cast<double>(rows * options_.hidden * options_.features);
+    work.local_bytes = static_cast<double>(pulled * options_.hidden * 2);
+    return work;
+  }
+  void set_trace(bool on) override { op_.set_trace(on); }
+  std::vector<TraceSpan> trace() const override { return op_.trace(); }
+
+ private:
+  std::uint64_t row_bytes() const { return options_.features * sizeof(std::uint16_t); }
+  bool is_mine(std::int32_t id) const {
+    const auto expert = static_cast<std::uint32_t>(id);
+    return id >= 0 && expert - op_.first_expert() < op_.expert_count();
+  }
+  tools::RandomMatrix token_matrix(std::uint32_t rank) const {
+    return input_matrix(spec_, launch_, rank, 0, options_.hidden);
+  }
+  Elements expert_weights(std::uint32_t expert) const {
+    return rows_of(input_matrix(spec_, launch_, expert, 1, options_.features), 0, options_.hidden);
+  }
+
+  /// How many tokens `rank` has, where they go and with which weights. With varying sizes ranks
+  /// differ, and a rank may have none.
+  void draw_routing(std::uint32_t rank) {
+    tools::MoeSource& source = sources_[rank];
+    source.tokens = extent_of(spec_, launch_ + rank, 0, options_.tokens);
+    source.ids.resize(source.tokens * options_.top_k);
+    source.weights.resize(source.ids.size());
+    source.values.clear();
+    const std::uint64_t key =
+        tools::mix64(spec_.seed ^ tools::mix64(std::uint64_t{launch_} << 32 | (rank + 1)));
+    for (std::uint64_t token = 0; token < source.tokens; ++token)
+      route(options_, tools::mix64(key + token), source.ids.data() + token * options_.top_k);
+    for (std::size_t i = 0; i < source.weights.size(); ++i)
+      source.weights[i] = static_cast<float>(tools::mix64(key ^ i) >> 40) / (1 << 24);
+  }
+
+  tools::Comparison compare_rows(const tools::MoeReference& reference) const {
+    tools::Comparison result;
+    std::uint64_t index = 0;
+    const auto equal = [&](double value, double expected) {
+      result.add(index++, value, expected, 0);
+    };
+    const auto rows = op_.rows();
+    equal(static_cast<double>(rows.size()), static_cast<double>(reference.rows().size()));
+    equal(static_cast<double>(op_.expert_offsets().size()), reference.expert_count() + 1);
+    if (result.wrong != 0) return result;
+    for (std::uint32_t i = 0; i <= reference.expert_count(); ++i)
+      equal(op_.expert_offsets()[i], static_cast<double>(reference.offset(i)));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const tools::MoeReference::Row& expected = reference.rows()[i];
+      equal(rows[i].rank, expected.rank);
+      equal(rows[i].token, expected.token);
+      equal(rows[i].slot, expected.slot);
+      equal(rows[i].weight, expected.weight);
+    }
+    return result;
+  }
+
+  const BenchSpec& spec_;
+  const MoeOptions options_;
+  const std::uint32_t rank_;
+  MoeDispatchGemm op_;
+  std::uint32_t launch_ = 0;
+  std::vector<tools::MoeSource> sources_;  ///< of all ranks; values of this one only
+  Elements experts_;                       ///< this rank's experts' weights
+  Output y_;
+};
+
+class MoeCase : public CaseWithOptions<MoeOptions> {
+ public:
+  const char* name() const override { return "moe"; }
+  const char* title() const override { return "MoE Dispatch+GEMM"; }
+  const char* help() const override {
+    return "every token to its top-k experts' ranks, a grouped GEMM there";
+  }
+  void add_options(CLI::App& command) override {
+    MoeOptions& o = options_;
+    const auto positive = [&](const char* flag, auto& value, const char* text) {
+      command.add_option(flag, value, text)->check(CLI::PositiveNumber)->capture_default_str();
+    };
+    positive("--tokens", o.tokens, "of each rank");
+    positive("--hidden", o.hidden, "elements of a token");
+    positive("--features", o.features, "columns of an expert's weights");
+    positive("--experts", o.experts, "over all ranks");
+    positive("--top-k", o.top_k, "experts of a token");
+    command.add_option("--routing", o.routing, "hot: every token to expert 0 as well")
+        ->check(CLI::IsMember({"uniform", "hot"}))
+        ->capture_default_str();
+    command.add_option("--rows-max", o.rows_max,
+                       "output rows of a rank; default: enough for any routing");
+    command.add_option("--tile-m", o.tile_m);
+    command.add_option("--tile-n", o.tile_n);
+    command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
+    command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
+  }
+  std::string describe(const BenchSpec& spec) const override {
+    const MoeOptions& o = options_;
+    return fmt::format(
+        "{} tokens[{}] per rank, top {} of {} experts, W[{}, {}] each, {} routing, {}", o.tokens,
+        o.hidden, o.top_k, o.experts, o.hidden, o.features, o.routing, spec.dtype);
+  }
+  bool outputs_are_equal() const override { return false; }
+  /// As many experts per rank.
+  void keep_work_per_rank(std::uint32_t nodes_before, std::uint32_t nodes) override {
+    options_.experts = std::max(options_.top_k, options_.experts * nodes / nodes_before);
+  }
+  Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
+                                          std::uint32_t rank) const override {
+    const MoeOptions& o = options_;
+    if (o.top_k > o.experts) {
+      return fail(ErrorCode::kInvalidArgument, "top {} of {} experts cannot all be different",
+                  o.top_k, o.experts);
+    }
+    const MoeDispatchGemm::Shape shape{.tokens_max = o.tokens,
+                                       .hidden = o.hidden,
+                                       .features = o.features,
+                                       .experts = o.experts,
+                                       .top_k = o.top_k,
+                                       .rows_max = o.rows_max,
+                                       .dtype = data_type_of(spec)};
+    MoeDispatchGemm::Tuning tuning;
+    tuning.tile_m = o.tile_m;
+    tuning.tile_n = o.tile_n;
+    tuning.chunk_bytes = o.chunk_bytes;
+    tuning.compute_blocks = o.compute_blocks;
+    tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
+    MK_ASSIGN_OR_RETURN(auto op, MoeDispatchGemm::create(session, shape, tuning));
+    return std::make_unique<MoeRank>(spec, o, rank, std::move(op));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<OperatorCase> make_moe_case() { return std::make_unique<MoeCase>(); }
+
+}  // namespace mk::bench
