@@ -1,0 +1,218 @@
+#include "kernels/cpu/ring_attention_cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "kernels/comm/plan_tools.h"
+#include "kernels/cpu/copy_rows.h"
+#include "kernels/cpu/cpu_attention.h"
+#include "kernels/cpu/pacer.h"
+#include "kernels/ring_attention/roles.h"
+
+namespace mk::kernels {
+namespace {
+
+constexpr const char* kOp = "ring_attention";
+
+/// What kernels/ring_attention/roles.h asks of an executor, for one block on one thread. Stores and
+/// loads are this thread's own plain ones, so flags order them without further ado.
+class CpuExecutor : public CpuPacer {
+ public:
+  /// `attention`, of this block, and `state`, of all items, are null but for compute blocks.
+  CpuExecutor(const RingAttentionGeometry& plan, const RingAttentionTensors& tensors,
+              CpuAttention* attention, float* state)
+      : plan_(plan), tensors_(tensors), attention_(attention), state_(state) {}
+
+  void begin(const AttentionItem& item) {
+    const auto* q = static_cast<const std::uint16_t*>(tensors_.q);
+    attention_->begin(
+        {q + item.query.row * tensors_.q_stride + first_element(item), tensors_.q_stride},
+        item.query.rows, tensors_.scale);
+  }
+  void resume(const AttentionItem& item) {
+    begin(item);
+    attention_->resume(state_ + state_offset(item));
+  }
+  void attend(const AttentionItem& item, const AttentionKeys& keys, bool all,
+              std::int64_t diagonal) {
+    const std::uint64_t head = std::uint64_t{item.key_head} * plan_.head_dim;
+    attention_->attend({element(keys.keys) + head, keys.key_stride / kElementBytes},
+                       {element(keys.values) + head, keys.value_stride / kElementBytes}, keys.rows,
+                       all ? CpuAttention::kSeesAll : diagonal);
+  }
+  void put_aside(const AttentionItem& item) { attention_->save(state_ + state_offset(item)); }
+  void finish(const AttentionItem& item) {
+    auto* out = static_cast<std::uint16_t*>(tensors_.out);
+    float* lse = tensors_.lse;
+    if (lse != nullptr) {
+      lse += std::uint64_t{item.query.row} * plan_.query_heads + item.key_head * plan_.group();
+    }
+    attention_->finish(out + item.query.row * tensors_.out_stride + first_element(item),
+                       tensors_.out_stride, lse, plan_.query_heads);
+  }
+  void copy(const CopyJob& job) { copy_rows(job); }
+  void stores_done() {}
+  void loads_begin() {}
+
+ private:
+  static const std::uint16_t* element(const std::byte* bytes) {
+    return reinterpret_cast<const std::uint16_t*>(bytes);
+  }
+  /// Of the item's heads, within a row.
+  std::uint64_t first_element(const AttentionItem& item) const {
+    return std::uint64_t{item.key_head} * plan_.group() * plan_.head_dim;
+  }
+  /// States lie in the order of the items, each as large as its queries need.
+  std::uint64_t state_offset(const AttentionItem& item) const {
+    const std::uint64_t queries = std::uint64_t{item.query.row} * plan_.query_heads +
+                                  std::uint64_t{item.key_head} * plan_.group() * item.query.rows;
+    return queries * (plan_.head_dim + 2);
+  }
+
+  const RingAttentionGeometry& plan_;
+  const RingAttentionTensors& tensors_;
+  CpuAttention* attention_;
+  float* state_;
+};
+
+std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
+  std::vector<RoleThread> threads;
+  add_role(threads, Role::kCompute, blocks.compute);
+  if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
+  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+  if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+  return threads;
+}
+
+RingAttentionLaunch make_launch(const RingAttentionPlan& plan, const RankContext& context,
+                                const RoleBlocks& blocks) {
+  RingAttentionLaunch launch;
+  launch.plan = plan;
+  launch.context = context;
+  launch.blocks = blocks;
+  launch.banks = plan.banks;
+  return launch;
+}
+
+}  // namespace
+
+class RingAttentionCpu::Impl : private RoleBody {
+ public:
+  Impl(const RingAttentionPlan& plan, const RankContext& context, const CpuOptions& options)
+      : plan_(plan),
+        launch_(make_launch(plan, context, options.blocks)),
+        runner_(kOp, launch_, *this, options.wait_timeout) {}
+  virtual ~Impl() = default;
+
+  Status start() {
+    const CpuAttentionShape shape{plan_.head_dim, plan_.group(), plan_.tile_q, plan_.tile_k,
+                                  plan_.dtype};
+    for (std::uint32_t i = 0; i < launch_.blocks.compute; ++i) {
+      attention_.push_back(std::make_unique<CpuAttention>(shape));
+    }
+    if (plan_.nodes > 1) {
+      state_.resize(CpuAttention::state_floats(shape, plan_.gather.rows_max) * plan_.key_heads);
+    }
+    return runner_.start(threads_of(launch_.blocks, launch_.context.world));
+  }
+
+  Result<LaunchStats> launch(const RingAttentionTensors& tensors, std::uint64_t seq, Mode mode) {
+    MK_RETURN_IF_ERROR(plan_.check_seq(seq));
+    tensors_ = tensors;
+    const std::uint64_t query_row = std::uint64_t{plan_.query_heads} * plan_.head_dim;
+    const std::uint64_t key_row = std::uint64_t{plan_.key_heads} * plan_.head_dim;
+    MK_RETURN_IF_ERROR(check_tensor("q", tensors.q, query_row, &tensors_.q_stride));
+    MK_RETURN_IF_ERROR(check_tensor("k", tensors.k, key_row, &tensors_.k_stride));
+    MK_RETURN_IF_ERROR(check_tensor("v", tensors.v, key_row, &tensors_.v_stride));
+    MK_RETURN_IF_ERROR(check_tensor("out", tensors.out, query_row, &tensors_.out_stride));
+    if (!std::isfinite(tensors.scale)) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: a scale of {} is not possible; it must be "
+                  "finite (0: 1 / sqrt(head_dim))",
+                  kOp, tensors.scale);
+    }
+    if (tensors.scale == 0)
+      tensors_.scale = 1 / std::sqrt(double{static_cast<float>(plan_.head_dim)});
+    MK_RETURN_IF_ERROR(runner_.ready());
+    GatherSource& rows = launch_.keys_values;
+    rows = GatherSource::of(tensors.k, tensors_.k_stride * kElementBytes, plan_.key_row_bytes(),
+                            this->rows(seq));
+    rows.add(tensors.v, tensors_.v_stride * kElementBytes, plan_.key_row_bytes());
+    return runner_.run(static_cast<std::uint32_t>(seq), mode);
+  }
+
+  std::uint32_t rows(std::uint64_t seq) const {
+    const World& world = launch_.context.world;
+    return RingAttentionSchedule(plan_, world, static_cast<std::uint32_t>(seq), Mode::kFused)
+        .rows(world.rank());
+  }
+  const RingAttentionPlan& plan() const { return plan_; }
+  std::uint32_t epoch() const { return launch_.epoch; }
+  LaunchRunner& runner() { return runner_; }
+
+ private:
+  bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
+    const bool computes = role == Role::kCompute;
+    CpuExecutor executor(plan_, tensors_, computes ? attention_[index].get() : nullptr,
+                         computes ? state_.data() : nullptr);
+    RingAttentionBlock<CpuExecutor> block(executor, launch_, role, index, totals);
+    switch (role) {
+      case Role::kCompute:
+        return ring_attention::compute(block);
+      case Role::kShare:
+        return ring_attention::share(block);
+      case Role::kSend:
+        return ring_attention::send(block);
+      case Role::kReceive:
+        return ring_attention::receive(block);
+      default:
+        return true;
+    }
+  }
+
+  /// `stride` 0 becomes `row`.
+  static Status check_tensor(const char* name, const void* tensor, std::uint64_t row,
+                             std::uint64_t* stride) {
+    if (tensor == nullptr) return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, name);
+    if (*stride == 0) *stride = row;
+    if (*stride >= row) return {};
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: rows of {} are {} elements apart; they have {} elements", kOp, name, *stride,
+                row);
+  }
+
+  const RingAttentionPlan plan_;
+  RingAttentionTensors tensors_;
+  std::vector<std::unique_ptr<CpuAttention>> attention_;  ///< by compute block
+  std::vector<float> state_;                              ///< of items that are put aside
+  RingAttentionLaunch launch_;
+  LaunchRunner runner_;  ///< ends first: its threads use the rest
+};
+
+RingAttentionCpu::RingAttentionCpu(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RingAttentionCpu::~RingAttentionCpu() = default;
+
+Result<std::unique_ptr<RingAttentionCpu>> RingAttentionCpu::create(const RingAttentionPlan& plan,
+                                                                   const RankContext& context,
+                                                                   const CpuOptions& options) {
+  MK_RETURN_IF_ERROR(check_options(kOp, options));
+  MK_RETURN_IF_ERROR(
+      check_context(kOp, plan.nodes, plan.locals, plan.flag_count(), options.blocks.send, context));
+  auto impl = std::make_unique<Impl>(plan, context, options);
+  MK_RETURN_IF_ERROR(impl->start());
+  return std::unique_ptr<RingAttentionCpu>(new RingAttentionCpu(std::move(impl)));
+}
+
+Result<LaunchStats> RingAttentionCpu::launch(const RingAttentionTensors& tensors, std::uint64_t seq,
+                                             Mode mode) {
+  return impl_->launch(tensors, seq, mode);
+}
+
+std::uint32_t RingAttentionCpu::rows(std::uint64_t seq) const { return impl_->rows(seq); }
+const RingAttentionPlan& RingAttentionCpu::plan() const { return impl_->plan(); }
+std::uint32_t RingAttentionCpu::epoch() const { return impl_->epoch(); }
+LaunchRunner& RingAttentionCpu::runner() { return impl_->runner(); }
+
+}  // namespace mk::kernels

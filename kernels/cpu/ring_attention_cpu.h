@@ -1,0 +1,78 @@
+/// \file
+/// Ring Attention on the CPU: O = softmax(scale Q K^T) V over a sequence that is spread over all
+/// ranks; each rank brings its rows of Q, K and V and gets its rows of O. Blocks are threads; what
+/// they do is kernels/ring_attention/roles.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/comm/launch_stats.h"
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/types.h"
+#include "kernels/cpu/launch_runner.h"
+#include "kernels/ring_attention/plan.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+/// One launch's tensors, of one rank: its rows of the sequence (RingAttentionSchedule: without a
+/// mask one part; causal two parts, one after the other), each row [heads][head_dim] elements.
+/// Strides are in elements from row to row; 0: rows without gaps. Nothing may overlap what is
+/// written, or lie in the workspace.
+struct RingAttentionTensors {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  void* out = nullptr;   ///< like q; undefined after an error
+  float* lse = nullptr;  ///< [row][query head] without gaps: ln of the sum of exp(scores); or null
+  std::uint64_t q_stride = 0;
+  std::uint64_t k_stride = 0;
+  std::uint64_t v_stride = 0;
+  std::uint64_t out_stride = 0;
+  double scale = 0;  ///< of the scores q k; 0: 1 / sqrt(head_dim)
+};
+
+/// One rank's operator. How to make one: see GemmArCpu; the plan is RingAttentionPlan::make.
+///
+/// Not thread-safe: one launch at a time, and one launch at a time over all operators that share
+/// the context's lanes.
+class RingAttentionCpu {
+ public:
+  /// Starts the blocks (threads that sleep between launches). Everything `context` points to
+  /// outlives the operator. Errors: kInvalidArgument for a context that does not fit the plan,
+  /// kSystem when threads cannot be started.
+  static Result<std::unique_ptr<RingAttentionCpu>> create(const RingAttentionPlan& plan,
+                                                          const RankContext& context,
+                                                          const CpuOptions& options);
+  ~RingAttentionCpu();
+  RingAttentionCpu(const RingAttentionCpu&) = delete;
+  RingAttentionCpu& operator=(const RingAttentionCpu&) = delete;
+
+  /// Runs one launch over a sequence of `seq` rows in all; returns when this rank has its output
+  /// and no block touches memory of the caller any more. All ranks launch equally often and with
+  /// the same `seq` (plan().parts() ≤ seq ≤ the plan's).
+  ///
+  /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for
+  /// good: later launches answer the same error at once. kTimeout: a wait's deadline passed;
+  /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks
+  /// launched with different `seq`.
+  Result<LaunchStats> launch(const RingAttentionTensors& tensors, std::uint64_t seq,
+                             Mode mode = Mode::kFused);
+
+  /// Rows of Q, K, V and O that this rank has of a sequence of `seq` rows.
+  std::uint32_t rows(std::uint64_t seq) const;
+
+  const RingAttentionPlan& plan() const;
+  /// Launches so far: the epoch of the last one.
+  std::uint32_t epoch() const;
+  /// For traces.
+  LaunchRunner& runner();
+
+ private:
+  class Impl;
+  explicit RingAttentionCpu(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,100 @@
+/// \file
+/// What the blocks of Ring Attention do, besides those of the gather (gather/roles.h). The executor
+/// brings the arithmetic and the bulk copies:
+///
+///     void begin(const AttentionItem&);      a new item: no key seen yet
+///     void resume(const AttentionItem&);     the item as it was put aside
+///     void attend(const AttentionItem&, const AttentionKeys&, bool all, int64_t diagonal);
+///                                            takes in a tile of keys: all of them, or, for query
+///                                            row i, keys j <= i + diagonal
+///     void put_aside(const AttentionItem&);  keeps the item's state, in fp32, for `resume`
+///     void finish(const AttentionItem&);     stores the item's output, and its log-sum-exp if
+///                                            wanted
+///     and what gather/roles.h asks for
+///
+///     role     does                                             waits for
+///     share    this rank's K and V -> its node, its send blocks
+///     send     the K and V of its rail -> next node             what it sends
+///     receive  arrived K and V -> its node                      arrivals
+///     compute  items, pass after pass                           each tile of keys that it sees
+///
+/// Slots are read until compute is done; then send block 0 releases the bank. Nothing else of a
+/// launch outlives it: the output is the caller's. An item belongs to one compute block, and its
+/// tiles of keys come in one order whoever computes it: every run gives the same bits, fused or
+/// not, with any number of blocks and passes.
+///
+/// Each rank sees keys of every other one (causal: its first part those of the ranks before it, its
+/// second part those of the ranks after it), so a rank that launched with another m is found out.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gather/roles.h"
+#include "kernels/ring_attention/block.h"
+
+namespace mk::kernels::ring_attention {
+
+// Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
+// LocalWords::failure.
+
+/// One item over the steps of one pass.
+template <class Executor>
+MK_HOST_DEVICE bool compute_item(RingAttentionBlock<Executor>& block, const AttentionItem& item,
+                                 std::uint32_t pass) {
+  const RingAttentionSchedule& schedule = block.schedule;
+  if (!schedule.in_pass(item.query, pass)) return true;
+  if (pass == 0) {
+    block.executor.begin(item);
+  } else {
+    block.executor.resume(item);
+  }
+  const StepRange steps = schedule.pass_steps(pass);
+  for (std::uint32_t step = steps.begin; step < steps.end; ++step) {
+    const KeyTile key = schedule.key_tile(step);
+    const Sight sight = schedule.sight(item.query, key);
+    if (sight == Sight::kNone) continue;
+    if (!block.await_keys(key)) return false;
+    const std::uint64_t begin_ns = block.span_begin();
+    block.executor.attend(item, block.keys(key), sight == Sight::kAll,
+                          schedule.diagonal(item.query, key));
+    block.span_end(begin_ns, SpanKind::kTile, item.number, step, key.origin);
+  }
+  if (pass == schedule.last_pass(item.query)) {
+    block.executor.finish(item);
+  } else {
+    block.executor.put_aside(item);
+  }
+  return true;
+}
+
+/// Computes items `index`, `index` + compute blocks, ..., in each pass.
+template <class Executor>
+MK_HOST_DEVICE bool compute(RingAttentionBlock<Executor>& block) {
+  if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
+  for (std::uint32_t pass = 0; pass < block.schedule.passes(); ++pass) {
+    for (std::uint32_t number = block.index; number < block.schedule.items();
+         number += block.launch.blocks.compute) {
+      if (block.stopped()) return false;
+      if (!compute_item(block, block.item(number), pass)) return false;
+    }
+  }
+  block.publish_done();
+  return true;
+}
+
+template <class Executor>
+MK_HOST_DEVICE bool share(RingAttentionBlock<Executor>& block) {
+  return gather::share(block.gather, block.launch.keys_values);
+}
+template <class Executor>
+MK_HOST_DEVICE bool send(RingAttentionBlock<Executor>& block) {
+  return gather::send(block.gather, [&block] {
+    return block.await_blocks(Role::kCompute, block.launch.blocks.compute, kGatherHopsMax + 1);
+  });
+}
+template <class Executor>
+MK_HOST_DEVICE bool receive(RingAttentionBlock<Executor>& block) {
+  return gather::receive(block.gather);
+}
+
+}  // namespace mk::kernels::ring_attention

@@ -1,0 +1,187 @@
+// Ring Attention on the CPU executor: ranks as threads, every world, with and without the mask,
+// grouped heads, both head dimensions and types; each element against float64.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "kernels/ring_attention/schedule.h"
+#include "tests/kernels/ring_attention/ring_job.h"
+#include "tests/kernels/support/network.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+RingJobOptions job_options(std::uint32_t nodes, std::uint32_t locals, bool causal,
+                           std::uint64_t seed) {
+  RingJobOptions options;
+  options.nodes = nodes;
+  options.locals = locals;
+  options.shape = {nodes * locals * 12 + 19, 4, 2, 64, causal};
+  options.tiling = {5, 7, 700, static_cast<std::uint32_t>(1 + seed % 4),
+                    static_cast<std::uint32_t>(1 + seed % 2)};
+  options.cpu.wait_timeout = std::chrono::seconds(120);
+  options.seed = seed;
+  return options;
+}
+
+std::vector<RingLaunch> random_launches(const RingAttentionPlan& plan, std::uint32_t count,
+                                        std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<RingLaunch> launches(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    RingLaunch& launch = launches[i];
+    launch.seq =
+        static_cast<std::uint32_t>(plan.parts() + random() % (plan.seq_max - plan.parts() + 1));
+    launch.mode = random() % 4 == 0 ? Mode::kUnfused : Mode::kFused;
+    launch.inputs = static_cast<RingInputs>(random() % 4);
+    launch.padded = random() % 2 == 0;
+    launch.lse = random() % 3 != 0;
+    launch.draw = i;
+  }
+  launches.front().seq = plan.parts();
+  launches.back().seq = plan.seq_max;
+  return launches;
+}
+
+class EveryWorld : public ::testing::TestWithParam<std::uint32_t> {};
+
+TEST_P(EveryWorld, IsWithinItsBoundOnEveryRank) {
+  const std::uint32_t nodes = GetParam();
+  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+    for (bool causal : {false, true}) {
+      const std::uint64_t seed = nodes * 100 + locals * 2 + causal;
+      RingJobOptions options = job_options(nodes, locals, causal, seed);
+      options.shape.dtype = seed % 3 == 0 ? DType::kF16 : DType::kBf16;
+      options.shape.head_dim = locals % 4 == 3 ? 128 : 64;
+      options.shape.key_heads = locals % 2 == 0 ? 1 : locals % 3 == 0 ? 4 : 2;
+      options.cpu.blocks.compute = 1 + locals % 2;
+      options.cpu.blocks.send = 1 + locals % 2;
+      SCOPED_TRACE(fmt::format("{} x {} ranks, causal {}", nodes, locals, causal));
+      RingJob job(options);
+      NetworkThread network(job.cluster(), seed);
+      const auto launches = random_launches(job.plan(), 3, seed);
+      const auto results = job.run(launches);
+      for (std::size_t i = 0; i < launches.size(); ++i) {
+        ASSERT_EQ(job.check(launches[i], results[i]), "") << "launch " << i;
+        for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+          const World world = job.cluster().rank(rank).world;
+          const RingAttentionSchedule schedule(job.plan(), world, launches[i].seq,
+                                               launches[i].mode);
+          ASSERT_EQ(results[i][rank].stats->network_bytes, schedule.network_bytes());
+          ASSERT_EQ(results[i][rank].stats->mode, launches[i].mode);
+        }
+      }
+      ASSERT_EQ(network.stop().complaint(), "");
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Nodes, EveryWorld, ::testing::Values(1u, 2u, 3u, 4u));
+
+// The tiles, chunks and passes that the plan chooses by itself, on a sequence with several of each.
+TEST(RingAttentionCpu, ChosenTilesGiveTheSame) {
+  for (bool causal : {false, true}) {
+    RingJobOptions options = job_options(2, 2, causal, 5);
+    options.shape = {600, 8, 2, 128, causal};
+    options.tiling = {};
+    RingJob job(options);
+    NetworkThread network(job.cluster(), 5);
+    RingLaunch launch;
+    launch.seq = 600;
+    ASSERT_EQ(job.check(launch, job.run({launch})[0]), "");
+  }
+}
+
+// Ranks start launches up to pause_max apart, in two banks and in one, with changing lengths and
+// inputs: a stale flag or an early reuse gives a wrong element.
+TEST(RingAttentionCpu, SkewedRanksAndManyLaunches) {
+  for (std::uint32_t seed : {1u, 2u}) {
+    RingJobOptions options = job_options(2 + seed % 2, 2, seed % 2 == 0, seed);
+    RingJob job(options);
+    NetworkThread network(job.cluster(), seed);
+    const auto launches = random_launches(job.plan(), 60, seed);
+    const auto results = job.run(launches, milliseconds(4));
+    for (std::size_t i = 0; i < launches.size(); ++i) {
+      ASSERT_EQ(job.check(launches[i], results[i]), "") << "launch " << i << ", seed " << seed;
+    }
+    ASSERT_EQ(network.stop().complaint(), "");
+  }
+}
+
+// The same inputs give the same bits: from run to run, fused or not, in any number of passes and
+// blocks.
+TEST(RingAttentionCpu, EveryRunGivesTheSameBits) {
+  std::vector<std::vector<std::uint16_t>> out;
+  std::vector<std::vector<float>> lse;
+  for (std::uint32_t run = 0; run < 4; ++run) {
+    RingJobOptions options = job_options(3, 2, true, 9);
+    options.tiling.remote_passes = run == 0 ? 1 : 1 + run * 2;
+    options.tiling.banks = 1 + run % 2;
+    options.cpu.blocks.compute = 1 + run;
+    RingJob job(options);
+    NetworkThread network(job.cluster(), run);
+    RingLaunch launch;
+    launch.seq = job.plan().seq_max;
+    RingLaunch other = launch;
+    other.mode = Mode::kUnfused;
+    const auto results = job.run({launch, other, launch}, milliseconds(2));
+    for (const auto& ranks : results) {
+      for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+        ASSERT_TRUE(ranks[rank].stats) << ranks[rank].stats.error().message;
+        if (out.size() <= rank) {
+          out.push_back(ranks[rank].out);
+          lse.push_back(ranks[rank].lse);
+        }
+        ASSERT_EQ(ranks[rank].out, out[rank]) << "run " << run << ", rank " << rank;
+        ASSERT_EQ(ranks[rank].lse, lse[rank]) << "run " << run << ", rank " << rank;
+      }
+    }
+  }
+}
+
+// A network that loses a chunk's bytes must be noticed; else the tests above would prove nothing.
+TEST(RingAttentionCpu, AChunkThatDoesNotArriveIsSeen) {
+  RingJobOptions options = job_options(2, 1, false, 3);
+  RingJob job(options);
+  NetworkOptions broken;
+  broken.truncate_one_chunk = true;
+  NetworkThread network(job.cluster(), 3, broken);
+  RingLaunch launch;
+  launch.seq = job.plan().seq_max;
+  const std::string wrong = job.check(launch, job.run({launch})[0]);
+  EXPECT_NE(wrong.find("wrong in out"), std::string::npos) << wrong;
+}
+
+// Nor would they if the bound did not notice one key too few, one too many, or two swapped.
+TEST(RingAttentionCpu, TheReferenceSeesAWrongKey) {
+  RingJobOptions options = job_options(1, 2, true, 4);
+  options.shape.seq_max = 200;
+  RingJob job(options);
+  RingLaunch launch;
+  launch.seq = 200;
+  RingLaunch shorter = launch;
+  shorter.seq = 199;
+  const auto right = job.run({launch});
+  ASSERT_EQ(job.check(launch, right[0]), "");
+  // One row's output in another's place.
+  auto swapped = right[0];
+  const std::size_t row = std::size_t{job.plan().query_heads} * job.plan().head_dim;
+  std::swap_ranges(swapped[1].out.begin() + 40 * row, swapped[1].out.begin() + 41 * row,
+                   swapped[1].out.begin() + 41 * row);
+  EXPECT_NE(job.check(launch, swapped), "");
+  // A result over all keys, held against one without the last key.
+  RingJobOptions open = options;
+  open.shape.causal = false;
+  RingJob unmasked(open);
+  const auto all = unmasked.run({launch});
+  ASSERT_EQ(unmasked.check(launch, all[0]), "");
+  // One key too many, of 199.
+  const std::string wrong = unmasked.check(shorter, all[0]);
+  EXPECT_NE(wrong.find("wrong in out"), std::string::npos) << wrong;
+}
+
+}  // namespace
+}  // namespace mk::kernels::testing
