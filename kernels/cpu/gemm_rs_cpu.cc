@@ -1,0 +1,197 @@
+#include "kernels/cpu/gemm_rs_cpu.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/pacer.h"
+#include "kernels/cpu/row_math.h"
+#include "kernels/cpu/sum_rows.h"
+#include "kernels/cpu/tile_gemm.h"
+#include "kernels/gemm_rs/roles.h"
+
+namespace mk::kernels {
+namespace {
+
+/// The caller's matrices of one launch.
+struct Matrices {
+  const std::uint16_t* a = nullptr;
+  std::uint64_t lda = 0;
+  const std::uint16_t* b = nullptr;
+  std::uint64_t ldb = 0;
+  std::uint16_t* c = nullptr;  ///< this rank's rows
+  std::uint64_t ldc = 0;
+};
+
+/// What kernels/gemm_rs/roles.h asks of an executor, for one block on one thread. Stores and loads
+/// are this thread's own plain ones, so flags order them without further ado.
+class CpuExecutor : public CpuPacer {
+ public:
+  CpuExecutor(TileGemm& tiles, const RowMath& math, const Matrices& matrices,
+              std::uint32_t compute_block)
+      : tiles_(tiles), math_(math), matrices_(matrices), block_(compute_block) {}
+
+  bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride) {
+    return tiles_.multiply(block_, {rect.rows, rect.columns},
+                           matrices_.a + rect.row * matrices_.lda, matrices_.lda, matrices_.b,
+                           rect.column, target, target_stride);
+  }
+  void sum(const SumJob& job) { sum_rows(math_, job); }
+  void* c_at(const TileRect& rect) const {
+    return matrices_.c + rect.row * matrices_.ldc + rect.column;
+  }
+  std::uint64_t c_stride() const { return matrices_.ldc; }
+  void stores_done() {}
+  void loads_begin() {}
+
+ private:
+  TileGemm& tiles_;
+  const RowMath& math_;
+  const Matrices& matrices_;
+  std::uint32_t block_;
+};
+
+std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
+  std::vector<RoleThread> threads;
+  add_role(threads, Role::kCompute, blocks.compute);
+  if (world.locals > 1) add_role(threads, Role::kReduce, blocks.reduce);
+  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+  if (world.nodes > 1) add_role(threads, Role::kReceive, blocks.receive);
+  return threads;
+}
+
+GemmRsLaunch make_launch(const GemmRsPlan& plan, const RankContext& context,
+                         const RoleBlocks& blocks) {
+  GemmRsLaunch launch;
+  launch.plan = plan;
+  launch.context = context;
+  launch.blocks = blocks;
+  launch.banks = plan.banks;
+  return launch;
+}
+
+}  // namespace
+
+class GemmRsCpu::Impl : private RoleBody {
+ public:
+  Impl(const GemmRsPlan& plan, std::uint32_t k, const RankContext& context,
+       const GemmRsCpuOptions& options)
+      : plan_(plan),
+        k_(k),
+        b_layout_(options.b_layout),
+        math_(row_math(plan.dtype)),
+        launch_(make_launch(plan, context, options.blocks)),
+        runner_("gemm_rs", launch_, *this, options.wait_timeout) {}
+  virtual ~Impl() = default;
+
+  Status start() {
+    const World& world = launch_.context.world;
+    const GemmRsSchedule largest(plan_, plan_.max.m);
+    // Of any launch: smaller ones may have taller tiles.
+    const CpuGemm::TileShape tile{std::min(plan_.tile_m, shard_rows_max(plan_.max.m, world.size())),
+                                  largest.large_grid().tile_cols()};
+    MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, tile, plan_.max.n, k_,
+                                                 plan_.dtype, b_layout_));
+    return runner_.start(threads_of(launch_.blocks, world));
+  }
+
+  Result<LaunchStats> launch(const Matrices& matrices, std::uint32_t m, Mode mode) {
+    MK_RETURN_IF_ERROR(check_arguments(matrices, m));
+    MK_RETURN_IF_ERROR(runner_.ready());
+    matrices_ = matrices;
+    const GemmRsSchedule schedule(plan_, m);
+    const TileGrid grids[] = {schedule.small_grid(), schedule.large_grid()};
+    const Status prepared = tiles_->prepare(grids, {&matrices_.lda, 1}, matrices_.ldb);
+    if (!prepared) return runner_.broken_by(prepared.error());
+    return runner_.run(m, mode);
+  }
+
+  const GemmRsPlan& plan() const { return plan_; }
+  std::uint32_t epoch() const { return launch_.epoch; }
+  LaunchRunner& runner() { return runner_; }
+
+ private:
+  bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
+    CpuExecutor executor(*tiles_, math_, matrices_, role == Role::kCompute ? index : 0);
+    GemmRsBlock<CpuExecutor> block(executor, launch_, role, index, totals);
+    switch (role) {
+      case Role::kCompute:
+        return gemm_rs::compute(block);
+      case Role::kReduce:
+        return gemm_rs::reduce(block);
+      case Role::kSend:
+        return gemm_rs::send(block);
+      case Role::kReceive:
+        return gemm_rs::receive(block);
+      default:
+        return true;
+    }
+  }
+  Status role_error() const override { return tiles_->error(); }
+
+  Status check_arguments(const Matrices& matrices, std::uint32_t m) const {
+    const World& world = launch_.context.world;
+    const std::uint32_t n = plan_.max.n;
+    if (m < 1 || m > plan_.max.m) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "gemm_rs: m = {} is not in 1 to {}, which the operator was made for", m,
+                  plan_.max.m);
+    }
+    if (matrices.a == nullptr || matrices.b == nullptr) {
+      return fail(ErrorCode::kInvalidArgument, "gemm_rs: {} is null",
+                  matrices.a == nullptr ? "a" : "b");
+    }
+    const ShardRange rows = shard_of(m, world.size(), world.rank());
+    if (matrices.c == nullptr && rows.count != 0) {
+      return fail(ErrorCode::kInvalidArgument, "gemm_rs: c is null, but of {} rows rank {} gets {}",
+                  m, world.rank(), rows.count);
+    }
+    const std::uint32_t b_side = b_layout_ == BLayout::kKN ? n : k_;
+    if (matrices.lda < k_ || matrices.ldb < b_side || (matrices.c != nullptr && matrices.ldc < n)) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "gemm_rs: leading dimensions a {}, b {}, c {} are too small; at least {}, {}, {}",
+                  matrices.lda, matrices.ldb, matrices.ldc, k_, b_side, n);
+    }
+    return {};
+  }
+
+  const GemmRsPlan plan_;
+  const std::uint32_t k_;
+  const BLayout b_layout_;
+  const RowMath& math_;
+  Matrices matrices_;
+  std::unique_ptr<TileGemm> tiles_;
+  GemmRsLaunch launch_;
+  LaunchRunner runner_;  ///< ends first: its threads use the rest
+};
+
+GemmRsCpu::GemmRsCpu(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GemmRsCpu::~GemmRsCpu() = default;
+
+Result<std::unique_ptr<GemmRsCpu>> GemmRsCpu::create(const GemmRsPlan& plan, std::uint32_t k,
+                                                     const RankContext& context,
+                                                     const GemmRsCpuOptions& options) {
+  if (k < 1 || k > kSideMax)
+    return fail(ErrorCode::kInvalidArgument, "gemm_rs: k = {} is not in 1 to {}", k, kSideMax);
+  MK_RETURN_IF_ERROR(check_options("gemm_rs", options));
+  MK_RETURN_IF_ERROR(check_context("gemm_rs", plan.nodes, plan.locals, plan.flag_count(),
+                                   options.blocks.send, context));
+  auto impl = std::make_unique<Impl>(plan, k, context, options);
+  MK_RETURN_IF_ERROR(impl->start());
+  return std::unique_ptr<GemmRsCpu>(new GemmRsCpu(std::move(impl)));
+}
+
+Result<LaunchStats> GemmRsCpu::launch(const void* a, std::uint64_t lda, const void* b,
+                                      std::uint64_t ldb, void* c, std::uint64_t ldc,
+                                      std::uint32_t m, Mode mode) {
+  return impl_->launch(
+      {static_cast<const std::uint16_t*>(a), lda, static_cast<const std::uint16_t*>(b), ldb,
+       static_cast<std::uint16_t*>(c), ldc},
+      m, mode);
+}
+
+const GemmRsPlan& GemmRsCpu::plan() const { return impl_->plan(); }
+std::uint32_t GemmRsCpu::epoch() const { return impl_->epoch(); }
+LaunchRunner& GemmRsCpu::runner() { return impl_->runner(); }
+
+}  // namespace mk::kernels

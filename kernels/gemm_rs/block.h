@@ -1,0 +1,120 @@
+/// \file
+/// A block of GEMM + ReduceScatter: where its tiles lie, and what its flags mean. The roles
+/// themselves are in roles.h. An owner's shards are named by their nodes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/comm/operator_block.h"
+#include "kernels/comm/sum_job.h"
+#include "kernels/gemm_rs/launch.h"
+#include "kernels/gemm_rs/schedule.h"
+
+namespace mk::kernels {
+
+template <class Executor>
+class GemmRsBlock : public OperatorBlock<Executor> {
+ public:
+  using Base = OperatorBlock<Executor>;
+  using Base::at;
+  using Base::await;
+  using Base::await_arrival_flag;
+  using Base::await_blocks;
+  using Base::bank;
+  using Base::epoch;
+  using Base::executor;
+  using Base::publish;
+  using Base::rank_of;
+  using Base::site;
+  using Base::word;
+  using Base::world;
+
+  MK_HOST_DEVICE GemmRsBlock(Executor& executor_in, const GemmRsLaunch& launch_in, Role role_in,
+                             std::uint32_t index_in, BlockTotals& totals_in)
+      : Base(executor_in, launch_in, role_in, index_in, totals_in),
+        launch(launch_in),
+        schedule(launch_in.plan, launch_in.m) {}
+
+  const GemmRsLaunch& launch;
+  const GemmRsSchedule schedule;
+
+  // --- Places, in this rank's workspace where no other is named ---
+
+  /// The sums for that node, packed; of its own shard: those it keeps.
+  MK_HOST_DEVICE std::byte* sums_for(std::uint32_t node) const {
+    if (node == world.node) return at(schedule.kept());
+    return at(schedule.staging_bank(bank, world.node, node)) + kBankHeaderBytes;
+  }
+  /// The sums that have come from that node, packed.
+  MK_HOST_DEVICE const std::byte* sums_from(std::uint32_t node) const {
+    return at(schedule.receive_bank(bank, world.node, node)) + kBankHeaderBytes;
+  }
+  /// A sum of the tile of this owner's shard of `node` from packed sources, which the caller names,
+  /// to `targets[0]`: the sums for that node, or, of the result, the caller's C.
+  MK_HOST_DEVICE SumJob job_for(std::uint32_t node, std::uint32_t tile, bool result) const {
+    const std::uint32_t rank = world.rail_peer(node);
+    const TileGrid& grid = schedule.grid(rank);
+    const TileRect rect = grid.rect(tile);
+    SumJob job;
+    job.rows = rect.rows;
+    job.columns = rect.columns;
+    job.source_stride = grid.tile_cols();
+    job.target_count = 1;
+    job.targets[0] = result ? executor.c_at(rect) : sums_for(node) + grid.tile_bytes() * tile;
+    job.target_stride = result ? executor.c_stride() : grid.tile_cols();
+    return job;
+  }
+
+  // --- Shown by this block ---
+
+  /// This rank's partial of a tile is at its owner.
+  MK_HOST_DEVICE void publish_tile_ready(const GemmRsSchedule::Tile& tile) {
+    publish(word(at(tile.local, schedule.tile_ready(world.local, tile.node, tile.tile))));
+  }
+  MK_HOST_DEVICE void publish_chunk_reduced(const GemmRsSchedule::Piece& piece) {
+    publish(word(at(schedule.chunk_reduced(piece.node, piece.chunk))));
+  }
+
+  // --- Awaited by this block; false: the launch has failed ---
+
+  /// The tile's partials of all local ranks are in this owner's slots (one local rank: in staging,
+  /// or kept).
+  MK_HOST_DEVICE bool await_tile(std::uint32_t node, std::uint32_t tile) {
+    for (std::uint32_t source = 0; source < world.locals; ++source) {
+      if (!await(site(FlagKind::kTileReady, rank_of(source), source, tile, 0),
+                 word(at(schedule.tile_ready(source, node, tile))), epoch)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  /// This node's sum of the piece is in staging, or kept.
+  MK_HOST_DEVICE bool await_piece(const GemmRsSchedule::Piece& piece) {
+    if (world.locals > 1) {
+      return await(site(FlagKind::kChunkReduced, world.rank(), piece.chunk, piece.node, 1),
+                   word(at(schedule.chunk_reduced(piece.node, piece.chunk))), epoch);
+    }
+    const TileRange tiles = schedule.packed(world.rail_peer(piece.node)).chunk_tiles(piece.chunk);
+    for (std::uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+      if (!await_tile(piece.node, tile)) return false;
+    }
+    return true;
+  }
+  /// The node's sum of the chunk of this rank's shard is in its receive bank here, made with the
+  /// same m.
+  MK_HOST_DEVICE bool await_arrival(std::uint32_t node, std::uint32_t chunk) {
+    const std::uint32_t flag = schedule.flags().arrival(bank, world.node, node, chunk);
+    if (!await_arrival_flag(node, flag, chunk)) return false;
+    if (chunk != 0) return true;
+    const auto* header =
+        reinterpret_cast<const BankHeader*>(at(schedule.receive_bank(bank, world.node, node)));
+    return this->check_m(this->arrival_site(node, chunk), header->m);
+  }
+  /// In unfused mode: this rank's product is done.
+  MK_HOST_DEVICE bool await_turn() {
+    return launch.mode != Mode::kUnfused || await_blocks(Role::kCompute, launch.blocks.compute, 0);
+  }
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,34 @@
+/// \file
+/// Makes what all ranks of a GEMM + ReduceScatter agree on, and says what an operator needs before
+/// it exists: workspace and arrival flags. Host only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/plan_tools.h"
+#include "kernels/comm/types.h"
+#include "kernels/gemm_rs/geometry.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+struct GemmRsPlan : GemmRsGeometry {
+  /// Checks the arguments and fills in what was left open:
+  ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while the node's ranks
+  ///    would have fewer than 16 each to sum;
+  ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while a rank would send fewer than 8 in a
+  ///    launch; larger than asked for where the flags of all chunks would exceed kOperatorFlagsMax.
+  /// Errors: kInvalidArgument, kLimitExceeded.
+  static Result<GemmRsPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
+                                 const Tiling& tiling);
+
+  /// Bytes of the workspace, which starts out zeroed.
+  std::uint64_t workspace_bytes() const { return layout.bytes; }
+  /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
+  /// shm::kFlagGranule; 0 with one node.
+  std::uint32_t flag_count() const;
+  /// Equal on two ranks when their plans are: compare before the first launch.
+  std::uint64_t fingerprint() const;
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,220 @@
+/// \file
+/// What the blocks of GEMM + ReduceScatter do. Flags, counters and commands are here, once for all
+/// executors; the executor brings the arithmetic and knows the caller's C:
+///
+///     bool multiply(const TileRect&, void* target, uint64_t target_stride);
+///                                    this rank's partial of the tile (its place in the whole C),
+///                                    rounded to the element type; false: it cannot, and has noted
+///                                    why
+///     void sum(const SumJob&);       comm/sum_job.h
+///     void* c_at(const TileRect&);   the tile's place in the caller's C; its rows are from the
+///                                    first row of this rank's shard on
+///     uint64_t c_stride();
+///     and what comm/block.h asks for
+///
+/// Strides are in elements. The way of a tile, with the flag that hands each step to the next (all
+/// hold the epoch; each word has one writer):
+///
+///     role     on           does                                      then shows
+///     compute  every rank   tile -> slot at its owner on this node tile_ready[source][node][tile]
+///     reduce   owner        slots -> sum over local ranks -> staging;
+///                           of its own shard: kept                    chunk_reduced[node][chunk]
+///     send     owner        staging -> receive bank of the rail peer  arrival[bank][from][chunk]
+///     receive  owner        kept and receive banks -> sum over nodes
+///                           -> the caller's C
+///
+/// Sums go in rank order and in node order, so every run gives the same bits. With one node, reduce
+/// stores into C itself; there is no send and no receive. With one local rank, compute stores into
+/// staging, or keeps, itself; there is no reduce. With both, compute stores into C.
+///
+/// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
+///  - Slots: a rank writes the first tile of e at an owner after that owner has ended e - 1, in
+///    which it read its slots (WorkspaceHead::finished).
+///  - Kept: written and read in one launch by one rank.
+///  - Staging bank: written in e after the daemon has read what e - b sent from it
+///    (LocalWords::sent_in).
+///  - Receive bank: written in e after its reader has released e - b.
+///  - Launch records: announce_launch.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/exchange.h"
+#include "kernels/gemm_rs/block.h"
+
+namespace mk::kernels::gemm_rs {
+
+// Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
+// `launch.local->failure` or with the executor.
+
+/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
+template <class Executor>
+MK_HOST_DEVICE bool compute(GemmRsBlock<Executor>& block) {
+  const GemmRsSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
+  std::uint32_t free = 0;  // a bit for each owner whose slots are
+  for (std::uint32_t step = block.index; step < schedule.tiles();
+       step += block.launch.blocks.compute) {
+    if (block.stopped()) return false;
+    const GemmRsSchedule::Tile tile = schedule.tile_at(world.node, world.local, step);
+    const std::uint32_t shard = tile.node * world.locals + tile.local;
+    const TileGrid& grid = schedule.grid(shard);
+    TileRect rect = grid.rect(tile.tile);
+    const std::uint64_t packed = grid.tile_bytes() * tile.tile;
+    void* target = nullptr;
+    std::uint64_t stride = grid.tile_cols();
+    if (world.locals > 1) {
+      if ((free >> tile.local & 1) == 0 && !block.await_finished(tile.local, block.epoch - 1))
+        return false;
+      free |= 1u << tile.local;
+      target = block.at(tile.local, schedule.slots(world.local, tile.node) + packed);
+    } else if (world.nodes > 1) {
+      target = block.sums_for(tile.node) + packed;
+    } else {
+      target = block.executor.c_at(rect);
+      stride = block.executor.c_stride();
+    }
+    rect.row += schedule.rows(shard).first;
+    const std::uint64_t begin_ns = block.span_begin();
+    if (!block.executor.multiply(rect, target, stride)) {
+      block.stop();
+      return false;
+    }
+    block.span_end(begin_ns, SpanKind::kTile, tile.tile, 0, shard);
+    block.publish_tile_ready(tile);
+  }
+  block.publish_done();
+  return true;
+}
+
+/// The owner's local sums of one piece.
+template <class Executor>
+MK_HOST_DEVICE bool reduce_piece(GemmRsBlock<Executor>& block, const GemmRsSchedule::Piece& piece) {
+  const GemmRsSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  const PackedTiles packed = schedule.packed(world.rail_peer(piece.node));
+  const TileRange tiles = packed.chunk_tiles(piece.chunk);
+  for (std::uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    if (!block.await_tile(piece.node, tile)) return false;
+    const std::uint64_t begin_ns = block.span_begin();
+    SumJob job = block.job_for(piece.node, tile, world.nodes == 1);
+    job.source_count = world.locals;
+    for (std::uint32_t source = 0; source < world.locals; ++source)
+      job.sources[source] = block.at(schedule.slots(source, piece.node) + packed.offset(tile));
+    block.executor.sum(job);
+    block.span_end(begin_ns, SpanKind::kSum, piece.chunk, piece.node, world.rank());
+  }
+  if (world.nodes > 1) block.publish_chunk_reduced(piece);
+  return true;
+}
+
+/// What a block awaits before its first reduce_piece of a launch.
+template <class Executor>
+MK_HOST_DEVICE bool begin_reduce(GemmRsBlock<Executor>& block) {
+  if (!block.await_turn() || !block.check_local_records()) return false;
+  return block.world.nodes == 1 || block.await_staging_free();
+}
+
+/// The owner's local sums, pieces `index`, `index` + reduce blocks, ... Only with several local
+/// ranks. (An executor may deal out the pieces in another way, in their order.)
+template <class Executor>
+MK_HOST_DEVICE bool reduce(GemmRsBlock<Executor>& block) {
+  const World& world = block.world;
+  if (!begin_reduce(block)) return false;
+  const std::uint32_t pieces = block.schedule.pieces(world.node, world.local);
+  for (std::uint32_t index = block.index; index < pieces; index += block.launch.blocks.reduce) {
+    if (!reduce_piece(block, block.schedule.piece_at(world.node, world.local, index))) return false;
+  }
+  return true;
+}
+
+/// The send role's pieces: each as soon as it is reduced, to the rail peer on its node.
+template <class Executor>
+MK_HOST_DEVICE bool send_pieces(GemmRsBlock<Executor>& block, ChunkSender<Executor>& sender) {
+  const GemmRsSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  // The headers are this role's own; a piece may be nothing but one.
+  if (!block.await_staging_free()) return false;
+  std::uint32_t released = world.node;  // by the last node looked at
+  const std::uint32_t pieces = schedule.pieces_sent(world.node, world.local);
+  for (std::uint32_t index = block.index; index < pieces; index += block.launch.blocks.send) {
+    const GemmRsSchedule::Piece piece = schedule.piece_at(world.node, world.local, index);
+    if (!block.await_piece(piece)) return false;
+    const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, piece.node);
+    if (piece.chunk == 0) {
+      auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
+      header->epoch = block.epoch;
+      header->m = block.launch.m;
+      block.executor.stores_done();
+    }
+    if (piece.node != released && !block.await_release(schedule.flags(), piece.node)) return false;
+    released = piece.node;
+    const ByteRange range = schedule.packed(world.rail_peer(piece.node)).chunk_range(piece.chunk);
+    if (!sender.send_chunk(
+            piece.node, staging + range.begin,
+            schedule.receive_bank(block.bank, piece.node, world.node) + range.begin, range.bytes,
+            schedule.flags().arrival(block.bank, piece.node, world.node, piece.chunk),
+            block.epoch)) {
+      return false;
+    }
+    block.span_mark(SpanKind::kSend, piece.chunk, world.node, world.rail_peer(piece.node));
+  }
+  block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
+  return true;
+}
+
+/// The owner's way to the network, pieces `index`, `index` + send blocks, ..., through lane
+/// `index`. Only with several nodes.
+template <class Executor>
+MK_HOST_DEVICE bool send(GemmRsBlock<Executor>& block) {
+  if (!block.await_turn()) return false;
+  ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
+                               block.totals.waits);
+  const auto chunks = [&](std::uint32_t node) {
+    return block.schedule.packed(block.world.rail_peer(node)).chunks();
+  };
+  const auto own_chunks = [&](std::uint32_t) { return chunks(block.world.node); };
+  const bool sent =
+      send_pieces(block, sender) &&
+      (block.index != 0 || end_exchange(block, sender, block.schedule.flags(), chunks, own_chunks));
+  block.totals.commands += sender.commands();
+  block.totals.network_bytes += sender.payload_bytes();
+  return sent;
+}
+
+/// The owner's sums over the nodes, chunks `index`, `index` + receive blocks, ... of its shard.
+/// Only with several nodes.
+template <class Executor>
+MK_HOST_DEVICE bool receive(GemmRsBlock<Executor>& block) {
+  const GemmRsSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  if (!block.await_turn()) return false;
+  const PackedTiles packed = schedule.packed(world.rank());
+  for (std::uint32_t chunk = block.index; chunk < packed.chunks();
+       chunk += block.launch.blocks.receive) {
+    if (!block.await_piece({world.node, chunk})) return false;
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      if (node == world.node) continue;
+      if (!block.await_arrival(node, chunk)) return false;
+      block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
+    }
+    const std::uint64_t begin_ns = block.span_begin();
+    const TileRange tiles = packed.chunk_tiles(chunk);
+    for (std::uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+      SumJob job = block.job_for(world.node, tile, true);
+      job.source_count = world.nodes;
+      for (std::uint32_t node = 0; node < world.nodes; ++node) {
+        const std::byte* sums = node == world.node ? block.sums_for(node) : block.sums_from(node);
+        job.sources[node] = sums + packed.offset(tile);
+      }
+      block.executor.sum(job);
+    }
+    block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
+  }
+  // Also with no chunk of its own: send block 0 waits for all receive blocks.
+  block.publish_done();
+  return true;
+}
+
+}  // namespace mk::kernels::gemm_rs

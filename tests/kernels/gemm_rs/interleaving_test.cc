@@ -1,0 +1,64 @@
+// The roles of GEMM+ReduceScatter as a discrete-event simulation (support/gemm_simulation.h).
+#include <optional>
+
+#include "kernels/gemm_rs/plan.h"
+#include "kernels/gemm_rs/roles.h"
+#include "tests/kernels/support/gemm_simulation.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+struct GemmRs {
+  using Plan = GemmRsPlan;
+  using Launch = GemmRsLaunch;
+  using Schedule = GemmRsSchedule;
+  static constexpr const char* kName = "gemm_rs";
+  static constexpr std::uint32_t kRowsMax = 40;  // shards of 0, 1 and several rows
+  static constexpr std::optional<Role> kThen = std::nullopt;
+
+  class Executor : public GemmSimExecutor {
+   public:
+    Executor(const SimExecutor& frame, GemmSimRank<GemmRs>& rank)
+        : GemmSimExecutor(frame, rank.launch), rank_(rank) {}
+
+    void* c_at(const TileRect& rect) const {
+      return rank_.c.data() + rect.row * c_stride() + rect.column;
+    }
+    std::uint64_t c_stride() const { return rank_.launch.plan.max.n; }
+
+   private:
+    GemmSimRank<GemmRs>& rank_;
+  };
+
+  static ShardRange rows(const Launch& launch) {
+    const World& world = launch.context.world;
+    return shard_of(launch.m, world.size(), world.rank());
+  }
+  static void poison(Launch&) {}
+  static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
+                       BlockTotals& totals) {
+    GemmRsBlock block(executor, launch, role, index, totals);
+    switch (role) {
+      case Role::kCompute:
+        return gemm_rs::compute(block);
+      case Role::kReduce:
+        return gemm_rs::reduce(block);
+      case Role::kSend:
+        return gemm_rs::send(block);
+      default:
+        return gemm_rs::receive(block);
+    }
+  }
+};
+
+INSTANTIATE_TYPED_TEST_SUITE_P(ReduceScatter, GemmInterleaving, GemmRs);
+
+// Slots are there once: that their owner has ended its last launch is all that protects them.
+TEST(GemmRsInterleaving, SlotsReusedTooEarlyAreSeen) {
+  GemmSimOptions faults;
+  faults.forge_ends = true;
+  EXPECT_GT(wrong_of_60<GemmRs>(1, 3, faults), 5);
+}
+
+}  // namespace
+}  // namespace mk::kernels::testing
