@@ -252,7 +252,10 @@ class ControlLoop::Impl {
 Result<std::unique_ptr<ControlLoop>> ControlLoop::create(const ControlLoopOptions& options) {
   MK_ASSIGN_OR_RETURN(
       auto listener,
-      shm::FrameListener::listen(options.socket_path, static_cast<mode_t>(options.socket_mode)));
+      options.listening_fd >= 0
+          ? shm::FrameListener::adopt(UniqueFd(options.listening_fd), options.socket_path)
+          : shm::FrameListener::listen(options.socket_path,
+                                       static_cast<mode_t>(options.socket_mode)));
   UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return fail_errno(errno, "cannot create an epoll instance");
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

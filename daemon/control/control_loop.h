@@ -28,6 +28,7 @@ namespace mk::daemon {
 struct ControlLoopOptions {
   std::string socket_path;  ///< '@name': abstract namespace
   std::uint32_t socket_mode = 0666;
+  int listening_fd = -1;  ///< listens at `socket_path` already, and is taken over; -1: bind
   std::uint32_t clients_max = 256;            ///< connections at once
   std::uint32_t clients_unattached_max = 64;  ///< of them, connections that have not attached yet
   std::chrono::milliseconds handshake_timeout{10'000};  ///< from the connection to its Attach

@@ -1,5 +1,11 @@
 #include "daemon/service/daemon.h"
 
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+
+#include "daemon/config/compare.h"
 #include "daemon/service/admin_service.h"
 #include "daemon/service/grpc_channel.h"
 #include "daemon/service/grpc_peer_transport.h"
@@ -11,18 +17,37 @@ namespace {
 
 constexpr auto kServerGrace = std::chrono::seconds(1);
 
-}  // namespace
+/// The configuration in effect: what of it may change is read under its lock.
+class LiveConfig {
+ public:
+  explicit LiveConfig(Config config) : config_(std::move(config)) {}
+  Config get() const {
+    std::lock_guard lock(mutex_);
+    return config_;
+  }
+  void set(const Config& config) {
+    std::lock_guard lock(mutex_);
+    config_ = config;
+  }
+  std::uint32_t weight_of(const std::string& job) const {
+    std::lock_guard lock(mutex_);
+    return job_weight(config_.jobs, job);
+  }
 
-NodeOptions node_options(const Config& config, Logger& logger) {
+ private:
+  mutable std::mutex mutex_;
+  Config config_;
+};
+
+/// The engine's options of a configuration. `logger` and `live` outlive the node.
+NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& logger) {
   NodeOptions options;
   options.control.node = config.node_id;
   options.control.version = version_text();
   options.control.sessions_max = config.limits.sessions;
   options.control.outstanding_max = config.limits.outstanding;
   options.control.registered_bytes_max = config.limits.registered_bytes;
-  options.control.job_weight = [jobs = config.jobs](const std::string& job) {
-    return job_weight(jobs, job);
-  };
+  options.control.job_weight = [&live](const std::string& job) { return live.weight_of(job); };
   options.control.log = logger.sink();
   options.loop.socket_path = config.socket.path;
   options.loop.socket_mode = config.socket.mode;
@@ -45,13 +70,28 @@ NodeOptions node_options(const Config& config, Logger& logger) {
   return options;
 }
 
+/// "log.level \"info\" -> \"debug\"", for each.
+std::string describe(const std::vector<ConfigChange>& changes, bool live) {
+  std::string text;
+  for (const ConfigChange& change : changes) {
+    if (change.live != live) continue;
+    const auto shown = [](const std::string& value) { return value.empty() ? "(none)" : value; };
+    text += fmt::format("{}{} {} -> {}", text.empty() ? "" : ", ", change.key, shown(change.before),
+                        shown(change.after));
+  }
+  return text;
+}
+
+}  // namespace
+
 /// Members in the order of their needs: what is declared later goes first.
 class Daemon::Impl {
  public:
-  explicit Impl(Logger& log) : logger(log) {}
+  Impl(const Config& config, Logger& log) : logger(log), live(config) {}
   ~Impl() { stop(std::chrono::steady_clock::now()); }
 
-  Status start(const Config& config) {
+  Status start(UniqueFd client_socket) {
+    const Config config = live.get();
     MK_ASSIGN_OR_RETURN(const TlsTexts tls,
                         read_tls(config.tls.cert, config.tls.key, config.tls.ca));
     if (!tls.enabled() && !config.listen.local()) {
@@ -60,7 +100,9 @@ class Daemon::Impl {
                                "this daemon",
                                config.listen.text()));
     }
-    MK_ASSIGN_OR_RETURN(node, Node::create(node_options(config, logger)));
+    NodeOptions node_config = node_options(config, live, logger);
+    node_config.loop.listening_fd = client_socket.release();
+    MK_ASSIGN_OR_RETURN(node, Node::create(std::move(node_config)));
     PeerTransportOptions options;
     options.node = config.node_id;
     options.peers = config.peers;
@@ -79,6 +121,49 @@ class Daemon::Impl {
     return {};
   }
 
+  ReloadReport reload(const Result<Config>& loaded) {
+    if (!loaded) {
+      return {true, fmt::format("the configuration is kept, since the new one is not valid: {}",
+                                loaded.error().message)};
+    }
+    const auto changes = compare_configs(live.get(), *loaded);
+    if (changes.empty()) return {false, "the configuration has not changed"};
+    if (const std::string frozen = describe(changes, /*live=*/false); !frozen.empty()) {
+      return {true, fmt::format("the configuration is kept, all of it: these changes need a "
+                                "restart of mkerneld: {}",
+                                frozen)};
+    }
+    live.set(*loaded);
+    logger.set_level(log_level_of(loaded->log.level));
+    return {false, fmt::format("the configuration is reloaded: {}", describe(changes, true))};
+  }
+
+  std::vector<Progress> progress() {
+    std::vector<Progress> all;
+    for (std::uint32_t rail = 0; rail < node->rails(); ++rail) {
+      all.push_back(
+          {fmt::format("the proxy of rail {}", rail), node->proxy_stats(rail).passes.value()});
+    }
+    all.push_back({"the control thread", control_turns->load()});
+    // Counted when the thread gets to it: seen by the next call.
+    node->loop().post([turns = control_turns](ControlPlane&) { turns->fetch_add(1); });
+    return all;
+  }
+
+  std::string status_text() {
+    const auto snapshot = node->snapshot();
+    if (!snapshot) return snapshot.error().message;
+    std::set<std::string> jobs;
+    for (const SessionInfo& session : snapshot->sessions) jobs.insert(session.job);
+    const auto up = std::count_if(snapshot->links.begin(), snapshot->links.end(),
+                                  [](const LinkInfo& link) { return link.state == "up"; });
+    return fmt::format(
+        "node {}{}: {} sessions of {} jobs, {} of {} links up; clients at {}, peers "
+        "and tools at {}",
+        node->id(), snapshot->draining ? " (draining)" : "", snapshot->sessions.size(), jobs.size(),
+        up, snapshot->links.size(), node->socket_path(), server->address().text());
+  }
+
   void drain() {
     if (server) server->set_serving(false);
     if (node) node->drain();
@@ -95,6 +180,9 @@ class Daemon::Impl {
   }
 
   Logger& logger;
+  LiveConfig live;
+  const std::shared_ptr<std::atomic<std::uint64_t>> control_turns =
+      std::make_shared<std::atomic<std::uint64_t>>(0);
   std::unique_ptr<Node> node;
   std::unique_ptr<GrpcPeerTransport> peers;
   std::unique_ptr<AdminService> admin;
@@ -102,9 +190,10 @@ class Daemon::Impl {
   bool stopped = false;
 };
 
-Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config, Logger& logger) {
-  auto impl = std::make_unique<Impl>(logger);
-  MK_RETURN_IF_ERROR(impl->start(config));
+Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config, Logger& logger,
+                                              UniqueFd client_socket) {
+  auto impl = std::make_unique<Impl>(config, logger);
+  MK_RETURN_IF_ERROR(impl->start(std::move(client_socket)));
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
 }
 
@@ -112,6 +201,10 @@ Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Daemon::~Daemon() = default;
 std::string Daemon::listen() const { return impl_->server->address().text(); }
 Node& Daemon::node() { return *impl_->node; }
+ReloadReport Daemon::reload(const Result<Config>& loaded) { return impl_->reload(loaded); }
+Config Daemon::config() const { return impl_->live.get(); }
+std::vector<Progress> Daemon::progress() { return impl_->progress(); }
+std::string Daemon::status_text() { return impl_->status_text(); }
 void Daemon::drain() { impl_->drain(); }
 void Daemon::stop(std::chrono::steady_clock::time_point deadline) { impl_->stop(deadline); }
 

@@ -6,26 +6,45 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "daemon/config/config.h"
 #include "daemon/control/node.h"
 #include "daemon/service/log.h"
+#include "daemon/service/watchdog.h"
+#include "shm/host/unique_fd.h"
 
 namespace mk::daemon {
 
-/// The engine's options of a configuration. `logger` outlives the node.
-NodeOptions node_options(const Config& config, Logger& logger);
+/// What became of a reload, as a sentence for people.
+struct ReloadReport {
+  bool refused = false;
+  std::string text;
+};
 
 class Daemon {
  public:
   /// When it returns, clients, peers and tools are served. On an error nothing is left behind.
-  /// `logger` outlives this.
-  static Result<std::unique_ptr<Daemon>> start(const Config& config, Logger& logger);
+  /// `logger` outlives this. `client_socket` listens at socket.path already (systemd); when it is
+  /// invalid, the daemon binds its own.
+  static Result<std::unique_ptr<Daemon>> start(const Config& config, Logger& logger,
+                                               UniqueFd client_socket = {});
   ~Daemon();  ///< stops at once if it still runs
 
   /// Where it listens, with the real port.
   std::string listen() const;
   Node& node();
+
+  /// Takes a freshly loaded configuration over, all of it or nothing: it is refused when loading it
+  /// failed, or when a key differs that only a restart changes. One call at a time.
+  ReloadReport reload(const Result<Config>& loaded);
+  /// What is in effect.
+  Config config() const;
+
+  /// Who must make progress in an idle daemon, too: the proxies' threads and the control thread.
+  std::vector<Progress> progress();
+  /// One line for `systemctl status`.
+  std::string status_text();
 
   /// Refuses new sessions and says so to health checks; the rest goes on. Any thread.
   void drain();

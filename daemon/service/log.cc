@@ -192,17 +192,19 @@ std::string format_json_line(std::uint64_t unix_time_ns, const LoggerOptions& op
 }
 
 Logger::Logger(LoggerOptions options)
-    : options_(std::move(options)), format_(resolve_log_format(options_.format, options_.fd)) {}
+    : options_(std::move(options)),
+      format_(resolve_log_format(options_.format, options_.fd)),
+      level_(options_.level) {}
 
 Logger::~Logger() = default;
 
 void Logger::write(LogLevel level, std::string_view message, const Fields& fields) {
-  if (level >= options_.level) emit(level, message, fields);
+  if (level >= level_.load(std::memory_order_relaxed)) emit(level, message, fields);
 }
 
 void Logger::write_limited(std::string_view kind, LogLevel level, std::string_view message,
                            const Fields& fields) {
-  if (level < options_.level) return;
+  if (level < level_.load(std::memory_order_relaxed)) return;
   std::uint64_t held_back = 0;
   if (!admit(kind, held_back)) return;
   if (held_back == 0) return emit(level, message, fields);

@@ -3,6 +3,7 @@
 /// or to journald by its native protocol. Thread-safe; a writer waits at most for another's line.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -20,7 +21,7 @@ namespace mk::daemon {
 
 /// What each event carries besides its own fields: whose it is.
 struct LoggerOptions {
-  LogLevel level = LogLevel::kInfo;     ///< events below are dropped
+  LogLevel level = LogLevel::kInfo;     ///< events below are dropped; see set_level
   LogFormat format = LogFormat::kText;  ///< kAuto: see resolve_log_format
   int fd = 2;                           ///< for text and JSON; stays the caller's
   std::string name = "mkerneld";
@@ -38,6 +39,8 @@ class Logger {
  public:
   explicit Logger(LoggerOptions options);
   ~Logger();
+
+  void set_level(LogLevel level) { level_.store(level, std::memory_order_relaxed); }
 
   void write(LogLevel level, std::string_view message,
              const std::vector<std::pair<std::string, std::string>>& fields = {});
@@ -62,6 +65,7 @@ class Logger {
 
   const LoggerOptions options_;
   const LogFormat format_;
+  std::atomic<LogLevel> level_;
   std::mutex mutex_;
   std::unordered_map<std::string, Bucket> buckets_;
 };

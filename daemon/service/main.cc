@@ -1,4 +1,4 @@
-// mkerneld: reads its configuration, starts a Daemon, waits for a signal, stops it.
+// mkerneld: reads its configuration, starts a Daemon, attends it until a signal, stops it.
 //
 // Exit codes: 0 stopped as asked, or the configuration is good; 1 could not start or run; 2 usage
 // or configuration.
@@ -12,6 +12,7 @@
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/log.h"
 #include "daemon/service/process.h"
+#include "daemon/service/supervise.h"
 #include "daemon/service/version.h"
 
 namespace mk::daemon {
@@ -60,23 +61,24 @@ int usage(const CLI::ParseError& error, const CLI::App& app) {
   return kExitUsage;
 }
 
-Status announce(const Flags& flags, const Config& config, const Daemon& daemon) {
+Status announce(const Flags& flags, const Config& config, Daemon& daemon) {
   const std::string line = ready_line(config.node_id, daemon.listen(), config.socket.path);
   if (flags.ready_fd >= 0) MK_RETURN_IF_ERROR(write_ready_fd(flags.ready_fd, line));
   if (!flags.ready_file.empty()) MK_RETURN_IF_ERROR(write_ready_file(flags.ready_file, line));
-  notify_systemd(fmt::format("READY=1\nSTATUS=node {} serving on {} and {}", config.node_id,
-                             daemon.listen(), config.socket.path));
+  notify_systemd("READY=1\nSTATUS=" + daemon.status_text());
   return {};
 }
 
-int serve(const Flags& flags, const Config& config, Logger& logger, StopSignals& signals) {
+int serve(const Flags& flags, const Config& config, Logger& logger, Signals& signals) {
   prepare_process(logger);
   const auto fail_with = [&logger](const Error& error) {
     logger.write(LogLevel::kError, error.message, {{"code", error_code_name(error.code)}});
     notify_systemd("STATUS=" + error.message);
     return kExitFailure;
   };
-  auto daemon = Daemon::start(config, logger);
+  auto socket = take_activated_socket(config.socket.path);
+  if (!socket) return fail_with(socket.error());
+  auto daemon = Daemon::start(config, logger, std::move(*socket));
   if (!daemon) return fail_with(daemon.error());
   logger.write(LogLevel::kInfo,
                fmt::format("mkerneld {} is ready: clients at {}, peers and tools at {}",
@@ -86,12 +88,15 @@ int serve(const Flags& flags, const Config& config, Logger& logger, StopSignals&
     return fail_with(status.error());
   }
 
-  const std::string signal = signals.wait();
-  notify_systemd("STOPPING=1\nSTATUS=waiting for sessions to end");
-  logger.write(LogLevel::kInfo, fmt::format("{}: stopping; sessions have {:.1f} s to end", signal,
-                                            static_cast<double>(config.limits.drain_ns) * 1e-9));
-  (*daemon)->stop(std::chrono::steady_clock::now() +
-                  std::chrono::nanoseconds(config.limits.drain_ns));
+  const int signal = supervise(**daemon, logger, signals,
+                               [&flags] { return load_config(flags.config, flags.overrides); });
+  const std::chrono::nanoseconds drain((*daemon)->config().limits.drain_ns);
+  announce_stop(drain);
+  signals.end_at_once();
+  logger.write(LogLevel::kInfo,
+               fmt::format("{}: stopping; sessions have {:.1f} s to end", signal_name(signal),
+                           std::chrono::duration<double>(drain).count()));
+  (*daemon)->stop(std::chrono::steady_clock::now() + drain);
   daemon->reset();
   if (!flags.ready_file.empty()) ::unlink(flags.ready_file.c_str());
   logger.write(LogLevel::kInfo, "stopped");
@@ -116,7 +121,7 @@ int run(int argc, char** argv) {
     fmt::print("{}", print_config(*config));
     return 0;
   }
-  StopSignals signals;
+  Signals signals;
   LoggerOptions options;
   options.level = log_level_of(config->log.level);
   options.format = config->log.format;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
@@ -15,7 +16,7 @@ namespace {
 
 constexpr rlim_t kLockedBytesWanted = rlim_t{1} << 30;
 
-sigset_t stop_signals() {
+sigset_t our_signals() {
   sigset_t set;
   sigemptyset(&set);
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, signal);
@@ -52,24 +53,59 @@ void prepare_process(Logger& logger) {
   }
 }
 
-StopSignals::StopSignals() {
-  const sigset_t set = stop_signals();
+Signals::Signals() {
+  const sigset_t set = our_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
-std::string StopSignals::wait() {
-  const sigset_t set = stop_signals();
-  int signal = 0;
-  while (::sigwait(&set, &signal) != 0) {
-  }
-  struct sigaction action {};
-  action.sa_handler = leave_at_once;
-  for (const int one : {SIGTERM, SIGINT, SIGHUP}) ::sigaction(one, &action, nullptr);
-  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
-  return fmt::format("SIG{}", ::sigabbrev_np(signal));
+std::optional<int> Signals::wait(std::chrono::nanoseconds patience) {
+  const sigset_t set = our_signals();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(patience);
+  const timespec timeout{.tv_sec = seconds.count(), .tv_nsec = (patience - seconds).count()};
+  const int signal = ::sigtimedwait(&set, nullptr, &timeout);
+  if (signal < 0) return std::nullopt;
+  return signal;
 }
 
+void Signals::end_at_once() {
+  struct sigaction action {};
+  action.sa_handler = leave_at_once;
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int one : {SIGTERM, SIGINT}) {
+    ::sigaction(one, &action, nullptr);
+    sigaddset(&set, one);
+  }
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+std::string signal_name(int signal) { return fmt::format("SIG{}", ::sigabbrev_np(signal)); }
+
 void notify_systemd(const std::string& lines) { ::sd_notify(0, lines.c_str()); }
+
+std::chrono::nanoseconds watchdog_interval() {
+  std::uint64_t microseconds = 0;
+  if (::sd_watchdog_enabled(0, &microseconds) <= 0) return std::chrono::nanoseconds(0);
+  return std::chrono::microseconds(microseconds);
+}
+
+Result<UniqueFd> take_activated_socket(const std::string& path) {
+  const int count = ::sd_listen_fds(/*unset_environment=*/1);
+  if (count == 0) return UniqueFd();
+  if (count < 0) return fail_errno(-count, "cannot take the socket that systemd holds");
+  UniqueFd socket(SD_LISTEN_FDS_START);
+  // An abstract name begins with a zero byte for the kernel, with '@' for people.
+  std::string name = path;
+  if (name.front() == '@') name.front() = '\0';
+  const std::size_t bytes = path.front() == '@' ? name.size() : 0;
+  if (count > 1 || ::sd_is_socket_unix(socket.get(), SOCK_STREAM, 1, name.data(), bytes) <= 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "systemd handed over {} sockets, but one that listens at socket.path \"{}\" is "
+                "expected: give ListenStream= of mkerneld.socket that path",
+                count, path);
+  }
+  return socket;
+}
 
 std::string ready_line(unsigned node, const std::string& listen, const std::string& socket) {
   const nlohmann::json line = {

@@ -2,10 +2,13 @@
 /// What a process owes its surroundings: resource limits, signals, systemd, and whoever started it.
 #pragma once
 
+#include <chrono>
+#include <optional>
 #include <string>
 
 #include "daemon/service/log.h"
 #include "shm/host/result.h"
+#include "shm/host/unique_fd.h"
 
 namespace mk::daemon {
 
@@ -13,18 +16,29 @@ namespace mk::daemon {
 /// may be locked (fabrics that register memory need it). Before any thread.
 void prepare_process(Logger& logger);
 
-/// SIGTERM, SIGINT and SIGHUP ask for an orderly stop.
-class StopSignals {
+/// SIGTERM and SIGINT ask for an orderly stop, SIGHUP for a reload of the configuration.
+class Signals {
  public:
   /// Blocks them; before any thread is started, since threads inherit it.
-  StopSignals();
-  /// Waits for one and returns its name. From then on, a second one ends the process at once with
-  /// exit code 1.
-  std::string wait();
+  Signals();
+  /// Waits for one, at most `patience`; nullopt when none came.
+  std::optional<int> wait(std::chrono::nanoseconds patience);
+  /// From now on, SIGTERM and SIGINT end the process at once with exit code 1.
+  void end_at_once();
 };
+
+/// "SIGTERM"
+std::string signal_name(int signal);
 
 /// Tells systemd, if it asked ($NOTIFY_SOCKET): lines such as "READY=1\nSTATUS=serving".
 void notify_systemd(const std::string& lines);
+
+/// How often systemd wants to hear WATCHDOG=1 ($WATCHDOG_USEC); 0: it does not.
+std::chrono::nanoseconds watchdog_interval();
+
+/// The listening client socket that systemd holds for us (mkerneld.socket); an invalid descriptor
+/// when it holds none. An error when what it handed over is no stream socket at `path`.
+Result<UniqueFd> take_activated_socket(const std::string& path);
 
 /// One line of JSON for whoever started us: node, pid, listen (with the real port), socket.
 std::string ready_line(unsigned node, const std::string& listen, const std::string& socket);

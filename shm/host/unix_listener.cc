@@ -69,6 +69,17 @@ Result<FrameListener> FrameListener::listen(const std::string& path, mode_t mode
   return listener;
 }
 
+Result<FrameListener> FrameListener::adopt(UniqueFd socket, const std::string& path) {
+  const int flags = ::fcntl(socket.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0 ||
+      ::fcntl(socket.get(), F_SETFD, FD_CLOEXEC) != 0) {
+    return fail_errno(errno, "cannot take over the socket at '{}'", path);
+  }
+  FrameListener listener(path);
+  listener.fd_ = std::move(socket);
+  return listener;
+}
+
 Status FrameListener::lock() {
   const std::string file = lock_path(path_);
   for (int attempt = 0; attempt < 100; ++attempt) {

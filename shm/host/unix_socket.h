@@ -120,6 +120,9 @@ class FrameListener {
   /// somebody listens, the error is kAlreadyExists and names the holder's pid. '@' names the
   /// abstract namespace. `mode` is the file's mode.
   static Result<FrameListener> listen(const std::string& path, mode_t mode = 0666);
+  /// Takes over a stream socket that somebody else has bound to `path` and listens with; the file
+  /// stays theirs.
+  static Result<FrameListener> adopt(UniqueFd socket, const std::string& path);
   FrameListener(FrameListener&&) noexcept;
   FrameListener& operator=(FrameListener&&) noexcept;
   ~FrameListener();

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "proto/mkernel/v1/admin.grpc.pb.h"
+#include "shm/host/unique_fd.h"
 #include "tests/daemon/service/process_rig.h"
 #include "tests/daemon/service/raw_client.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 namespace v1 = ::mkernel::v1;
 using testing::HasSubstr;
+using testing::Not;
 
 class Mkerneld : public testing::Test {
  protected:
@@ -250,26 +252,128 @@ TEST_F(Mkerneld, SaysWhatItCannotOpen) {
   EXPECT_FALSE(std::filesystem::exists(folder / "0.sock"));
 }
 
+/// What systemd would hear.
+class NotifySocket {
+ public:
+  explicit NotifySocket(const TempFolder& folder) : path_(folder / "notify") {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path_.copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    const timeval patience{60, 0};
+    ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  }
+  std::string next() const {
+    char text[1024];
+    const ssize_t n = ::recv(fd_.get(), text, sizeof text, 0);
+    return {text, static_cast<std::size_t>(std::max<ssize_t>(n, 0))};
+  }
+  /// The next one that has `part` in it; empty when none comes.
+  std::string next_with(const std::string& part) const {
+    std::string text;
+    do {
+      text = next();
+    } while (!text.empty() && text.find(part) == std::string::npos);
+    return text;
+  }
+  std::string variable() const { return "NOTIFY_SOCKET=" + path_; }
+
+ private:
+  const std::string path_;
+  const UniqueFd fd_{::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)};
+};
+
 TEST_F(Mkerneld, NotifiesSystemd) {
-  const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const NotifySocket systemd(folder);
+  Program daemon(folder, command("0"), {systemd.variable()});
+  EXPECT_THAT(systemd.next(),
+              HasSubstr("READY=1\nSTATUS=node 0: 0 sessions of 0 jobs, 0 of 0 links up"));
+  daemon.signal(SIGTERM);
+  const std::string stopping = systemd.next();
+  EXPECT_THAT(stopping, HasSubstr("STOPPING=1"));
+  EXPECT_THAT(stopping, HasSubstr("EXTEND_TIMEOUT_USEC=20000000\n"));  // 10 s to drain, 10 s more
+  EXPECT_EQ(daemon.wait(), 0);
+}
+
+TEST_F(Mkerneld, FeedsTheWatchdogWhileItIsIdle) {
+  const NotifySocket systemd(folder);
+  Program daemon(folder, command("0", {"--rails", "3"}),
+                 {systemd.variable(), "WATCHDOG_USEC=600000", "WATCHDOG_PID"});
+  systemd.next_with("READY=1");
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(systemd.next_with("WATCHDOG=1"), HasSubstr("WATCHDOG=1"));
+  EXPECT_THAT(daemon.err(), Not(HasSubstr("no progress")));
+  daemon.signal(SIGTERM);
+  EXPECT_EQ(daemon.wait(), 0);
+}
+
+TEST_F(Mkerneld, ReloadsOnSighup) {
+  const NotifySocket systemd(folder);
+  const auto configure = [this](const std::string& text) {
+    std::ofstream(folder / "toml") << text;
+  };
+  const auto reload = [&](Program& daemon) {
+    daemon.signal(SIGHUP);
+    EXPECT_THAT(systemd.next_with("RELOADING=1"), HasSubstr("MONOTONIC_USEC="));
+    EXPECT_THAT(systemd.next_with("READY=1"), HasSubstr("STATUS=node 0"));
+    return daemon.err();
+  };
+  configure("[limits]\ndrain = '3600s'\n");
+  Program daemon(folder, command("0", {"--config", folder / "toml", "--log-format", "text"}),
+                 {systemd.variable()});
+  systemd.next_with("READY=1");
+  EXPECT_THAT(reload(daemon), HasSubstr("SIGHUP: the configuration has not changed"));
+
+  configure("[limits]\ndrain = '200ms'\n[fabric]\nrails = 0\n");
+  EXPECT_THAT(reload(daemon),
+              HasSubstr("is kept, since the new one is not valid: " + (folder / "toml") +
+                        ":4:9: fabric.rails: a whole number from 1 to"));
+  configure("[limits]\ndrain = '200ms'\nsessions = 3\n[log]\nformat = 'text'\n");
+  EXPECT_THAT(reload(daemon), HasSubstr("these changes need a restart of mkerneld: "
+                                        "limits.sessions 64 -> 3"));
+  configure("[limits]\ndrain = '200ms'\n[log]\nlevel = 'warning'\n[[job]]\npattern='a*'\n");
+  daemon.signal(SIGHUP);
+  EXPECT_THAT(systemd.next_with("READY=1"), HasSubstr("READY=1"));
+
+  // What was refused together with other keys has not been taken over before; now it has.
+  auto client = RawClient::attach(folder / "0.sock", "stays");
+  ASSERT_TRUE(client) << client.error().message;
+  daemon.signal(SIGTERM);
+  EXPECT_THAT(systemd.next_with("STOPPING=1"), HasSubstr("EXTEND_TIMEOUT_USEC=10200000\n"));
+  EXPECT_TRUE(client->wait_for(shm::MessageType::kSessionFailed));
+  EXPECT_EQ(daemon.wait(), 0) << daemon.err();
+  EXPECT_THAT(daemon.err(), Not(HasSubstr("stopping")));  // below the new level
+}
+
+/// Runs a command as systemd does for a service with a socket unit.
+std::vector<std::string> activated(int socket, const std::vector<std::string>& command) {
+  std::vector<std::string> all{
+      "/bin/bash", "-c",
+      fmt::format("exec 3<&{}; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\"", socket), "bash"};
+  all.insert(all.end(), command.begin(), command.end());
+  return all;
+}
+
+TEST_F(Mkerneld, TakesTheClientSocketThatSystemdHolds) {
+  const std::string path = folder / "0.sock";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string path = folder / "notify";
   path.copy(address.sun_path, sizeof address.sun_path - 1);
-  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  const timeval patience{60, 0};
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  const auto next = [fd] {
-    char text[1024];
-    const ssize_t n = ::recv(fd, text, sizeof text, 0);
-    return std::string(text, static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
-  };
-  Program daemon(folder, command("0"), {"NOTIFY_SOCKET=" + path});
-  EXPECT_THAT(next(), HasSubstr("READY=1\nSTATUS=node 0 serving"));
-  daemon.signal(SIGTERM);
-  EXPECT_THAT(next(), HasSubstr("STOPPING=1"));
-  EXPECT_EQ(daemon.wait(), 0);
-  ::close(fd);
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM, 0));
+  ASSERT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(socket.get(), 16), 0);
+  for (int run = 0; run < 2; ++run) {  // the socket outlives the daemon
+    std::filesystem::remove(folder / "0.ready");
+    Program daemon(folder, activated(socket.get(), command("0")));
+    ready("0");
+    EXPECT_TRUE(RawClient::attach(path, "job")) << daemon.err();
+    daemon.signal(SIGTERM);
+    EXPECT_EQ(daemon.wait(), 0) << daemon.err();
+    EXPECT_TRUE(std::filesystem::exists(path));
+  }
+  Program other(folder, activated(socket.get(), {MK_MKERNELD, "--socket", folder / "other.sock",
+                                                 "--fabric", "null"}));
+  EXPECT_EQ(other.wait(), 1);
+  EXPECT_THAT(other.err(), HasSubstr("give ListenStream= of mkerneld.socket that path"));
 }
 
 }  // namespace
