@@ -157,7 +157,8 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
       {.address = reinterpret_cast<std::byte*>(memory.flags()),
        .bytes = std::uint64_t{attach.flag_count} * sizeof(std::uint32_t),
        .fd = memory.fd(),
-       .fd_offset = memory.layout().flags_offset});
+       .fd_offset = memory.layout().flags_offset,
+       .strictly_ordered = true});
   if (!flags) {
     return fail(flags.error().code, "cannot register the arrival flags of {}: {}",
                 session->describe(), flags.error().message);

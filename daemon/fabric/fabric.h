@@ -38,6 +38,7 @@ struct Capabilities {
   DeliveryContract contract = DeliveryContract::kOrdered;
   std::uint32_t link_depth = 256;  ///< writes in flight on one link before `post` takes no more
   bool device_memory = false;
+  std::string explanation = {};  ///< for the log: which device was chosen and why; may be empty
 };
 
 /// Memory to register: a mapped host range, backed by `fd` (a sealed memfd) where another process
@@ -47,6 +48,8 @@ struct MemoryDescriptor {
   std::uint64_t bytes = 0;
   int fd = -1;  ///< -1: anonymous memory; loopback then serves only links within this process
   std::uint64_t fd_offset = 0;  ///< where `address` lies in `fd`
+  /// Arrival flags: a device may never write this memory earlier than data it was given before.
+  bool strictly_ordered = false;
 };
 
 /// Registered memory of this daemon. Destroying it deregisters: only after no write that names it
@@ -140,17 +143,36 @@ struct LinkModel {
   std::uint64_t latency_ns = 0;
 };
 
+/// The verbs fabric; daemon/fabric/verbs/README.md says how each is used.
+struct VerbsOptions {
+  /// By rail: "mlx5_0" or "mlx5_0:1" (device and port). Empty: by rule.
+  std::vector<std::string> devices;
+  std::int32_t gid_index = -1;      ///< -1: by rule
+  std::uint32_t pkey = 0;           ///< the partition's key; 0: the table's first entry
+  std::uint32_t mtu_bytes = 0;      ///< 0: the port's
+  std::uint32_t queues = 1;         ///< queue pairs per link, 1 to 8
+  std::uint32_t timeout = 14;       ///< until an acknowledgement is missed: 4.096 us * 2^timeout
+  std::uint32_t retries = 7;        ///< of a packet that is not acknowledged, 0 to 7
+  std::uint32_t rnr_retries = 7;    ///< while the peer has no receive posted; 7: for ever
+  std::uint32_t service_level = 0;  ///< 0 to 15
+  std::uint32_t traffic_class = 0;  ///< 0 to 255: DSCP and ECN on RoCE
+  bool relaxed_ordering = true;     ///< of data memory, where the device has it
+  std::string arrival = "flag";     ///< "flag" (ordered contract) or "immediate" (unordered)
+  std::string submission = "auto";  ///< "extended" (ibv_wr_*), "classic" (ibv_post_send), "auto"
+};
+
 struct EndpointConfig {
-  std::string fabric =
-      "loopback";  ///< "loopback", "ofi", "null" (takes everything, moves nothing: benchmarks)
+  /// "loopback", "ofi", "verbs", "null" (takes everything, moves nothing: benchmarks)
+  std::string fabric = "loopback";
   std::uint32_t rail = 0;
   LinkModel link_model;          ///< loopback
   std::string provider = "tcp";  ///< ofi: libfabric provider
   std::string bind_address;      ///< ofi: local address or interface; empty: the provider's choice
+  VerbsOptions verbs;
   std::uint64_t connect_timeout_ns =
       5'000'000'000;  ///< how long `connect`, or ofi's first write, waits for the peer
   std::uint64_t write_timeout_ns =
-      30'000'000'000;  ///< ofi: a link whose writes make no progress so long is down
+      30'000'000'000;  ///< ofi, verbs: a link whose writes make no progress so long is down
 };
 
 /// Opens an endpoint of the configured fabric; kUnsupported (naming the build option or package)

@@ -44,6 +44,12 @@ class LinkTable {
     return fail(ErrorCode::kLimitExceeded,
                 "this endpoint already has {} links: disconnect some first", kLinksMax);
   }
+  /// Control thread. Frees the links that the proxy has let go of, before their slots are needed.
+  void sweep() {
+    for (std::unique_ptr<L>& slot : owned_) {
+      if (slot && slot->closed.load(std::memory_order_acquire)) slot.reset();
+    }
+  }
   /// Control thread. Shows an added link to the proxy.
   void publish(L& link) {
     slots_[link.id % kLinksMax].store(&link, std::memory_order_release);

@@ -1,0 +1,186 @@
+#include "daemon/fabric/verbs/acceptor.h"
+
+#include <endian.h>
+
+#include <algorithm>
+#include <array>
+
+namespace mk::fabric::verbs {
+namespace {
+
+/// Immediates that may come in before the proxy looks; more wait at their senders' NICs.
+constexpr std::uint32_t kReceivesMax = 4096;
+/// Connections of all peers at most.
+constexpr std::size_t kAcceptedMax = 1024;
+constexpr std::size_t kReceiveChain = 64;
+
+}  // namespace
+
+Result<std::unique_ptr<Acceptor>> Acceptor::open(std::shared_ptr<const Device> device,
+                                                 bool unordered) {
+  std::unique_ptr<Acceptor> acceptor(new Acceptor(std::move(device), unordered));
+  MK_RETURN_IF_ERROR(acceptor->create());
+  return acceptor;
+}
+
+Status Acceptor::create() {
+  const std::uint32_t receives =
+      std::min({kReceivesMax, device_->shared_receives_max(), device_->completions_max()});
+  if (unordered_ && receives == 0) {
+    return fail(ErrorCode::kUnsupported,
+                "RDMA port {} has no shared receive queues, which arrivals by immediate need: set "
+                "fabric.verbs.arrival = \"flag\"",
+                device_->name());
+  }
+  ibv_context* const context = device_->context();
+  received_.reset(
+      ::ibv_create_cq(context, static_cast<int>(unordered_ ? receives : 1), nullptr, nullptr, 0));
+  probes_.reset(::ibv_create_cq(
+      context,
+      static_cast<int>(std::min<std::uint32_t>(4 * kAcceptedMax, device_->completions_max())),
+      nullptr, nullptr, 0));
+  if (!received_ || !probes_)
+    return fail_verb(errno, "RDMA port {} gives no completion queue", device_->name());
+  if (!unordered_) return {};
+  ibv_srq_init_attr wanted{};
+  wanted.attr.max_wr = receives;
+  wanted.attr.max_sge = 1;
+  receives_.reset(::ibv_create_srq(device_->domain(), &wanted));
+  if (!receives_)
+    return fail_verb(errno, "RDMA port {} gives no shared receive queue", device_->name());
+  return post_receives(receives);
+}
+
+Status Acceptor::post_receives(std::uint32_t count) {
+  std::array<ibv_recv_wr, kReceiveChain> chain{};
+  while (count > 0) {
+    const std::size_t now = std::min<std::size_t>(count, chain.size());
+    for (std::size_t i = 0; i < now; ++i) chain[i].next = i + 1 < now ? &chain[i + 1] : nullptr;
+    ibv_recv_wr* refused = nullptr;
+    if (const int error = ::ibv_post_srq_recv(receives_.get(), chain.data(), &refused))
+      return fail_verb(error, "the shared receive queue takes no receive");
+    count -= static_cast<std::uint32_t>(now);
+  }
+  return {};
+}
+
+Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& body) {
+  for (const auto& known : accepted_) {
+    if (known->number == number && same_token(known->from.endpoint, body.from.endpoint))
+      return known->answer;
+  }
+  if (body.queues == 0 || body.queues > kQueuesMax || body.from.mtu < IBV_MTU_256 ||
+      body.from.mtu > IBV_MTU_4096) {
+    return fail(ErrorCode::kProtocol, "a connection of {} queues and MTU code {} is none",
+                body.queues, body.from.mtu);
+  }
+  if ((body.from.unordered != 0) != unordered_) {
+    return fail(ErrorCode::kInvalidArgument,
+                "fabric.verbs.arrival is \"{}\" there and \"{}\" here: it must be the same",
+                unordered_ ? "flag" : "immediate", unordered_ ? "immediate" : "flag");
+  }
+  if (accepted_.size() >= kAcceptedMax) {
+    return fail(ErrorCode::kLimitExceeded, "it has {} connections already", kAcceptedMax);
+  }
+  auto made = std::make_unique<Accepted>();
+  made->from = body.from;
+  made->number = number;
+  made->serial = ++next_serial_;
+  made->answer.queues = body.queues;
+  for (std::uint32_t i = 0; i < body.queues; ++i) {
+    ibv_qp_init_attr wanted{};
+    wanted.qp_type = IBV_QPT_RC;
+    wanted.send_cq = probes_.get();
+    wanted.recv_cq = received_.get();
+    wanted.srq = receives_.get();
+    wanted.cap.max_send_wr = 2;
+    wanted.cap.max_recv_wr = unordered_ ? 0 : 1;
+    wanted.cap.max_send_sge = 1;
+    wanted.cap.max_recv_sge = 1;
+    QueuePairHandle queue(::ibv_create_qp(device_->domain(), &wanted));
+    if (!queue) return fail_verb(errno, "no queue pair for another connection");
+    MK_ASSIGN_OR_RETURN(const std::uint32_t first, make_first_packet());
+    const QueueEnd own{queue->qp_num, first};
+    MK_RETURN_IF_ERROR(connect_queue(queue.get(), device_->path(), body.from, own, body.ends[i]));
+    made->answer.ends[i] = own;
+    made->queues.push_back(std::move(queue));
+  }
+  accepted_.push_back(std::move(made));
+  return accepted_.back()->answer;
+}
+
+void Acceptor::release(const Token& from, std::uint64_t number) {
+  std::erase_if(accepted_, [&](const auto& one) {
+    return one->number == number && same_token(one->from.endpoint, from);
+  });
+}
+
+void Acceptor::release_all(const Token& from) {
+  std::erase_if(accepted_, [&](const auto& one) { return same_token(one->from.endpoint, from); });
+}
+
+void Acceptor::release_queue(std::uint32_t queue) {
+  std::erase_if(accepted_, [&](const auto& one) {
+    return std::any_of(one->queues.begin(), one->queues.end(),
+                       [&](const QueuePairHandle& own) { return own->qp_num == queue; });
+  });
+}
+
+void Acceptor::keep_alive() {
+  std::array<ibv_wc, 16> completions;
+  int count = 0;
+  while ((count = ::ibv_poll_cq(probes_.get(), static_cast<int>(completions.size()),
+                                completions.data())) > 0) {
+    for (int i = 0; i < count; ++i) {
+      const ibv_wc& completion = completions[static_cast<std::size_t>(i)];
+      const bool good = completion.status == IBV_WC_SUCCESS;
+      std::erase_if(accepted_, [&](const auto& one) {
+        if (one->serial != completion.wr_id) return false;
+        one->probing = false;
+        return !good;
+      });
+    }
+  }
+  std::erase_if(accepted_, [](const auto& one) {
+    if (one->probing) return false;
+    ibv_send_wr request{};
+    request.wr_id = one->serial;
+    request.opcode = IBV_WR_RDMA_WRITE;
+    request.send_flags = IBV_SEND_SIGNALED;
+    ibv_send_wr* refused = nullptr;
+    one->probing = true;
+    return ::ibv_post_send(one->queues.front().get(), &request, &refused) != 0;
+  });
+}
+
+std::vector<Address> Acceptor::peers() const {
+  std::vector<Address> all;
+  for (const auto& one : accepted_) {
+    const bool known = std::any_of(all.begin(), all.end(), [&](const Address& other) {
+      return same_token(other.endpoint, one->from.endpoint);
+    });
+    if (!known) all.push_back(one->from);
+  }
+  return all;
+}
+
+std::size_t Acceptor::arrivals(std::span<Event> events) {
+  if (!unordered_) return 0;
+  std::array<ibv_wc, kReceiveChain> completions;
+  const std::size_t room = std::min(events.size(), completions.size());
+  if (room == 0) return 0;
+  const int got = ::ibv_poll_cq(received_.get(), static_cast<int>(room), completions.data());
+  if (got <= 0) return 0;
+  std::size_t count = 0;
+  for (int i = 0; i < got; ++i) {
+    const ibv_wc& completion = completions[static_cast<std::size_t>(i)];
+    // A receive that failed belonged to a connection that is gone: nothing arrived.
+    if (completion.status != IBV_WC_SUCCESS || (completion.wc_flags & IBV_WC_WITH_IMM) == 0)
+      continue;
+    events[count++] = {Event::Kind::kArrival, 0, 0, be32toh(completion.imm_data), ErrorCode::kOk};
+  }
+  [[maybe_unused]] const Status posted = post_receives(static_cast<std::uint32_t>(got));
+  return count;
+}
+
+}  // namespace mk::fabric::verbs

@@ -1,0 +1,61 @@
+/// \file
+/// The receiving side: queue pairs that peers connected to, and, when arrivals come as immediates,
+/// the receives they use up.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "daemon/fabric/verbs/device.h"
+
+namespace mk::fabric::verbs {
+
+class Acceptor {
+ public:
+  static Result<std::unique_ptr<Acceptor>> open(std::shared_ptr<const Device> device,
+                                                bool unordered);
+
+  // -- service thread --
+  /// The receiving ends for connect `number` of `body.from`; the same again when it asks again.
+  Result<AcceptBody> accept(std::uint64_t number, const ConnectBody& body);
+  void release(const Token& from, std::uint64_t number);
+  void release_all(const Token& from);
+  /// A queue pair of ours is in error: its peer broke a rule, or is gone.
+  void release_queue(std::uint32_t queue);
+  /// Finds out which peers are gone without having said so: an empty write goes to each, and who
+  /// does not acknowledge it is let go.
+  void keep_alive();
+
+  /// The endpoints that are connected to this one. After the service thread has ended.
+  std::vector<Address> peers() const;
+
+  // -- proxy thread --
+  /// Immediates that came in.
+  std::size_t arrivals(std::span<Event> events);
+
+ private:
+  struct Accepted {
+    Address from;
+    std::uint64_t number = 0;
+    std::uint64_t serial = 0;
+    std::vector<QueuePairHandle> queues;
+    AcceptBody answer;
+    bool probing = false;  ///< an empty write is under way
+  };
+
+  Acceptor(std::shared_ptr<const Device> device, bool unordered)
+      : device_(std::move(device)), unordered_(unordered) {}
+  Status create();
+  Status post_receives(std::uint32_t count);
+
+  const std::shared_ptr<const Device> device_;
+  const bool unordered_;
+  CompletionQueueHandle received_;
+  CompletionQueueHandle probes_;
+  ReceiveQueueHandle receives_;
+  std::vector<std::unique_ptr<Accepted>> accepted_;
+  std::uint64_t next_serial_ = 0;
+};
+
+}  // namespace mk::fabric::verbs

@@ -1,0 +1,58 @@
+/// \file
+/// The endpoint's datagram queue pair: how endpoints reach each other before they have a
+/// connection. Unreliable, as the network's datagrams are: who asks asks again.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "daemon/fabric/verbs/device.h"
+
+namespace mk::fabric::verbs {
+
+class Contact {
+ public:
+  static Result<std::unique_ptr<Contact>> open(std::shared_ptr<const Device> device);
+
+  std::uint32_t number() const { return queue_->qp_num; }
+  std::uint32_t key() const { return key_; }
+
+  /// Sends one datagram; returns when the NIC has sent it, which says nothing about its arrival.
+  /// Any thread.
+  Status send(const Address& to, const Datagram& datagram);
+
+  /// Becomes readable when a datagram has come. Service thread.
+  int fd() const { return arrivals_->fd; }
+  /// The next datagram, of whomever; nullopt when there is none. Service thread.
+  std::optional<Datagram> receive();
+  /// After the file became readable: takes the notice and asks for the next. Service thread.
+  void rearm();
+
+ private:
+  /// What the network puts before a datagram, and the datagram.
+  struct alignas(8) Received {
+    std::array<std::byte, 40> route;
+    Datagram datagram;
+  };
+  static constexpr std::uint32_t kReceives = 128;
+
+  explicit Contact(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
+  Status create();
+  Status post_receive(std::uint64_t slot);
+
+  const std::shared_ptr<const Device> device_;
+  std::uint32_t key_ = 0;
+  ChannelHandle arrivals_;
+  CompletionQueueHandle received_queue_;
+  CompletionQueueHandle sent_queue_;
+  QueuePairHandle queue_;
+  std::vector<Received> received_ = std::vector<Received>(kReceives);
+  RegionHandle received_region_;
+  std::mutex send_mutex_;
+  Datagram outgoing_;
+  RegionHandle outgoing_region_;
+};
+
+}  // namespace mk::fabric::verbs

@@ -1,0 +1,170 @@
+#include "daemon/fabric/verbs/device.h"
+
+#include <endian.h>
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "daemon/fabric/verbs/selection.h"
+
+namespace mk::fabric::verbs {
+namespace {
+
+constexpr std::size_t kGidTableMax = 1024;
+
+struct DeviceList {
+  int count = 0;
+  ibv_device** devices = ::ibv_get_device_list(&count);
+  DeviceList() = default;
+  DeviceList(const DeviceList&) = delete;
+  DeviceList& operator=(const DeviceList&) = delete;
+  ~DeviceList() {
+    if (devices != nullptr) ::ibv_free_device_list(devices);
+  }
+};
+
+/// A port, and the place of its device in the list.
+struct Candidate {
+  PortEntry port;
+  int device = 0;
+};
+
+std::vector<Candidate> list_ports(const DeviceList& list) {
+  std::vector<Candidate> found;
+  for (int i = 0; i < list.count; ++i) {
+    const ContextHandle context(::ibv_open_device(list.devices[i]));
+    ibv_device_attr attributes{};
+    if (!context || ::ibv_query_device(context.get(), &attributes) != 0) continue;
+    for (std::uint32_t number = 1; number <= attributes.phys_port_cnt; ++number) {
+      const auto port = static_cast<std::uint8_t>(number);
+      ibv_port_attr state{};
+      if (::ibv_query_port(context.get(), port, &state) != 0) continue;
+      PortEntry entry;
+      entry.device = ::ibv_get_device_name(list.devices[i]);
+      entry.port = port;
+      entry.state = state.state;
+      entry.link_layer = state.link_layer;
+      entry.iwarp = list.devices[i]->transport_type == IBV_TRANSPORT_IWARP;
+      found.push_back({std::move(entry), i});
+    }
+  }
+  return found;
+}
+
+std::vector<std::uint16_t> read_pkeys(ibv_context* context, std::uint8_t port, int count) {
+  std::vector<std::uint16_t> table;
+  for (int i = 0; i < count; ++i) {
+    __be16 key = 0;
+    if (::ibv_query_pkey(context, port, i, &key) != 0) break;
+    table.push_back(be16toh(key));
+  }
+  return table;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Device>> Device::open(const EndpointConfig& config) {
+  const VerbsOptions& options = config.verbs;
+  const std::string wanted = options.devices.empty()
+                                 ? std::string()
+                                 : options.devices[config.rail % options.devices.size()];
+  const DeviceList list;
+  const std::vector<Candidate> candidates = list_ports(list);
+  std::vector<PortEntry> ports;
+  ports.reserve(candidates.size());
+  for (const Candidate& candidate : candidates) ports.push_back(candidate.port);
+  MK_ASSIGN_OR_RETURN(const Choice choice, choose_port(ports, wanted, config.rail));
+
+  const Candidate& chosen = candidates[choice.index];
+  const auto device = std::make_shared<Device>();
+  device->name_ = chosen.port.name();
+  device->path_.port = chosen.port.port;
+  device->context_.reset(::ibv_open_device(list.devices[chosen.device]));
+  if (!device->context_) return fail_verb(errno, "cannot open RDMA device {}", device->name_);
+  MK_RETURN_IF_ERROR(device->open_port(options, choice.why));
+  return std::shared_ptr<const Device>(device);
+}
+
+Status Device::open_port(const VerbsOptions& options, const std::string& why) {
+  ibv_context* const context = context_.get();
+  ibv_device_attr limits{};
+  ibv_port_attr port{};
+  int error = ::ibv_query_device(context, &limits);
+  if (error == 0) error = ::ibv_query_port(context, path_.port, &port);
+  if (error != 0) return fail_verb(error, "RDMA port {} does not tell its attributes", name_);
+  work_requests_max_ = static_cast<std::uint32_t>(std::max(limits.max_qp_wr, 0));
+  completions_max_ = static_cast<std::uint32_t>(std::max(limits.max_cqe, 0));
+  shared_receives_max_ = static_cast<std::uint32_t>(std::max(limits.max_srq_wr, 0));
+  lid_ = port.lid;
+
+  std::vector<ibv_gid_entry> table(kGidTableMax);
+  const ssize_t entries = ::ibv_query_gid_table(context, table.data(), table.size(), 0);
+  if (entries < 0) {
+    return fail_verb(static_cast<int>(-entries), "RDMA port {} does not tell its GID table", name_);
+  }
+  table.resize(static_cast<std::size_t>(entries));
+  std::erase_if(table, [&](const ibv_gid_entry& entry) { return entry.port_num != path_.port; });
+  MK_ASSIGN_OR_RETURN(const Choice gid, choose_gid(table, options.gid_index, name_));
+  const std::vector<std::uint16_t> pkeys = read_pkeys(context, path_.port, port.pkey_tbl_len);
+  MK_ASSIGN_OR_RETURN(path_.pkey_index, choose_pkey(pkeys, options.pkey, name_));
+  MK_ASSIGN_OR_RETURN(path_.mtu, choose_mtu(port.active_mtu, options.mtu_bytes, name_));
+  pkey_ = path_.pkey_index < pkeys.size() ? pkeys[path_.pkey_index] : 0;
+
+  const ibv_gid_entry& entry = table[gid.index];
+  path_.gid_index = static_cast<std::uint8_t>(entry.gid_index);
+  path_.gid = entry.gid;
+  path_.link_layer = port.link_layer;
+  path_.global_always = (port.flags & IBV_QPF_GRH_REQUIRED) != 0;
+  path_.timeout = static_cast<std::uint8_t>(options.timeout);
+  path_.retries = static_cast<std::uint8_t>(options.retries);
+  path_.rnr_retries = static_cast<std::uint8_t>(options.rnr_retries);
+  path_.service_level = static_cast<std::uint8_t>(options.service_level);
+  path_.traffic_class = static_cast<std::uint8_t>(options.traffic_class);
+
+  domain_.reset(::ibv_alloc_pd(context));
+  if (!domain_) return fail_verb(errno, "RDMA port {} gives no protection domain", name_);
+  // Asynchronous events are read by a thread that must not block in it.
+  if (::fcntl(context->async_fd, F_SETFL, ::fcntl(context->async_fd, F_GETFL) | O_NONBLOCK) != 0)
+    return fail_errno(errno, "RDMA port {}: its event file does not become non-blocking", name_);
+
+  explanation_ = fmt::format(
+      "RDMA port {} ({}; {}), GID index {} = {} ({}): {}; MTU {}, partition {:#06x}", name_, why,
+      port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand", entry.gid_index,
+      gid_text(entry.gid), gid_type_text(entry.gid_type), gid.why, mtu_bytes(path_.mtu), pkey_);
+  return {};
+}
+
+Address Device::address() const {
+  Address address;
+  std::copy(std::begin(path_.gid.raw), std::end(path_.gid.raw), address.gid.begin());
+  address.lid = lid_;
+  address.mtu = path_.mtu;
+  address.link_layer = path_.link_layer;
+  address.pkey = pkey_;
+  return address;
+}
+
+bool Device::gid_unchanged() const {
+  ibv_gid now{};
+  return ::ibv_query_gid(context_.get(), path_.port, path_.gid_index, &now) == 0 &&
+         std::memcmp(now.raw, path_.gid.raw, sizeof now.raw) == 0;
+}
+
+bool Device::active() const {
+  ibv_port_attr port{};
+  return ::ibv_query_port(context_.get(), path_.port, &port) == 0 && port.state == IBV_PORT_ACTIVE;
+}
+
+Result<RegionHandle> Device::register_memory(std::byte* address, std::uint64_t bytes,
+                                             int access) const {
+  const auto flags = static_cast<unsigned>(access);
+  RegionHandle region(::ibv_reg_mr(domain_.get(), address, bytes, flags));
+  if (!region) {
+    return fail_verb(errno, "RDMA port {} does not register {} bytes of memory", name_, bytes);
+  }
+  return region;
+}
+
+}  // namespace mk::fabric::verbs
