@@ -11,25 +11,6 @@
 #include "mkernel/mkernel.h"
 
 namespace mk {
-namespace {
-
-Result<kernels::Shape> checked(const GemmAllReduce::Shape& shape) {
-  MK_RETURN_IF_ERROR(check_dimension("gemm-ar", "m_max", shape.m_max));
-  MK_RETURN_IF_ERROR(check_dimension("gemm-ar", "n", shape.n));
-  MK_RETURN_IF_ERROR(check_dimension("gemm-ar", "k", shape.k));
-  return kernels::Shape{static_cast<std::uint32_t>(shape.m_max),
-                        static_cast<std::uint32_t>(shape.n), static_cast<std::uint32_t>(shape.k)};
-}
-
-/// What must be equal on all ranks, for people to compare. Each rank's own k is not among it.
-std::string describe(const kernels::GemmArPlan& plan) {
-  return fmt::format("m_max={} n={} dtype={} tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
-                     plan.max.m, plan.max.n, kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
-                     plan.chunk_bytes, plan.banks, plan.fingerprint());
-}
-
-}  // namespace
-
 class __attribute__((visibility("hidden"))) GemmAllReduce::Impl {
  public:
   Impl(std::shared_ptr<Session::Impl> session, OperatorMemory memory,
@@ -70,7 +51,8 @@ Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape
 
 Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape,
                                             const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const kernels::Shape kernel_shape, checked(shape));
+  MK_ASSIGN_OR_RETURN(const kernels::Shape kernel_shape,
+                      checked_shape("gemm-ar", shape.m_max, shape.n, shape.k));
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype("gemm-ar", shape.dtype));
   kernels::GemmArCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
   MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout("gemm-ar", shape.b_layout));
@@ -79,7 +61,7 @@ Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape
                       kernels::GemmArPlan::make(options.nodes, options.local_size, kernel_shape,
                                                 dtype, kernel_tiling(tuning)));
   MK_ASSIGN_OR_RETURN(auto memory,
-                      OperatorMemory::create(*session.impl(), "gemm-ar", describe(plan),
+                      OperatorMemory::create(*session.impl(), "gemm-ar", describe_plan(plan),
                                              plan.workspace_bytes(), plan.flag_count()));
   MK_ASSIGN_OR_RETURN(
       auto cpu, kernels::GemmArCpu::create(plan, kernel_shape.k, memory.context(), cpu_options));

@@ -20,6 +20,15 @@ Status check_dimension(std::string_view op, std::string_view name, std::uint64_t
               value);
 }
 
+Result<kernels::Shape> checked_shape(std::string_view op, std::uint64_t m_max, std::uint64_t n,
+                                     std::uint64_t k) {
+  MK_RETURN_IF_ERROR(check_dimension(op, "m_max", m_max));
+  MK_RETURN_IF_ERROR(check_dimension(op, "n", n));
+  MK_RETURN_IF_ERROR(check_dimension(op, "k", k));
+  return kernels::Shape{static_cast<std::uint32_t>(m_max), static_cast<std::uint32_t>(n),
+                        static_cast<std::uint32_t>(k)};
+}
+
 Result<kernels::DType> checked_dtype(std::string_view op, DataType type) {
   switch (type) {
     case DataType::kBf16:

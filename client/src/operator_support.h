@@ -4,7 +4,10 @@
 /// ("gemm-ar").
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +21,9 @@ namespace mk {
 
 /// 1 to 2^31 - 1.
 Status check_dimension(std::string_view op, std::string_view name, std::uint64_t value);
+/// Of a product.
+Result<kernels::Shape> checked_shape(std::string_view op, std::uint64_t m_max, std::uint64_t n,
+                                     std::uint64_t k);
 Result<kernels::DType> checked_dtype(std::string_view op, DataType type);
 Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout);
 
@@ -25,6 +31,15 @@ kernels::Mode kernel_mode(LaunchMode mode);
 kernels::Tiling kernel_tiling(const Tuning& tuning);
 /// `lanes`: of the session.
 kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes);
+
+/// What must be equal on all ranks of a product summed over them, for people to compare. Each
+/// rank's own k is not among it.
+template <class Plan>
+std::string describe_plan(const Plan& plan) {
+  return fmt::format("m_max={} n={} dtype={} tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
+                     plan.max.m, plan.max.n, kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
+                     plan.chunk_bytes, plan.banks, plan.fingerprint());
+}
 
 /// A launch's answer for the caller. The wait that was cut short says less than what the daemon
 /// knows (a rank died, a link broke): then the session's failure comes first.

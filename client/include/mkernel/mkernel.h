@@ -18,6 +18,7 @@
 #pragma once
 
 #include "mkernel/gemm_all_reduce.h"
+#include "mkernel/gemm_reduce_scatter.h"
 #include "mkernel/moe_dispatch_gemm.h"
 #include "mkernel/session.h"
 #include "mkernel/types.h"

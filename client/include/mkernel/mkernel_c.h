@@ -76,6 +76,23 @@ MK_C_EXPORT mk_status mk_gemm_ar_launch(mk_gemm_ar* op, const void* a, const voi
 MK_C_EXPORT const void* mk_gemm_ar_output(const mk_gemm_ar* op);
 MK_C_EXPORT void mk_gemm_ar_destroy(mk_gemm_ar* op);
 
+/* The rows [*first, *first + *count) that a rank has when `rows` rows are dealt out over the job:
+ * see mk::rows_of_rank. */
+MK_C_EXPORT void mk_rows_of_rank(uint64_t rows, uint32_t world, uint32_t rank, uint64_t* first,
+                                 uint64_t* count);
+
+/* GEMM + ReduceScatter: see mk::GemmReduceScatter. */
+typedef struct mk_gemm_rs mk_gemm_rs;
+typedef mk_gemm_ar_shape mk_gemm_rs_shape;
+
+MK_C_EXPORT mk_status mk_gemm_rs_create(mk_session* session, const mk_gemm_rs_shape* shape,
+                                        mk_gemm_rs** out);
+/* `c`: the rank's rows, mk_rows_of_rank(m, world, rank); may be null when they are none. `stats`
+ * may be null. */
+MK_C_EXPORT mk_status mk_gemm_rs_launch(mk_gemm_rs* op, const void* a, const void* b, void* c,
+                                        uint64_t m, uint32_t mode, mk_launch_stats* stats);
+MK_C_EXPORT void mk_gemm_rs_destroy(mk_gemm_rs* op);
+
 /* MoE Dispatch + GEMM: see mk::MoeDispatchGemm. */
 typedef struct mk_moe_dispatch mk_moe_dispatch;
 

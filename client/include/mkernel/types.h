@@ -22,6 +22,18 @@ enum class BLayout : std::uint32_t {
   kNK = 1,  ///< row-major N x K: the usual layout of a linear layer's weight
 };
 
+/// Rows [first, first + count) of a matrix.
+struct RowRange {
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+};
+/// How operators deal rows out over ranks: rank r of W has [floor(r rows / W), floor((r + 1) rows /
+/// W)). Counts differ by one at most; with fewer rows than ranks some are 0. `rows` < 2^31.
+constexpr RowRange rows_of_rank(std::uint64_t rows, std::uint32_t world, std::uint32_t rank) {
+  const std::uint64_t first = rows * rank / world;
+  return {first, rows * (rank + 1) / world - first};
+}
+
 /// How a launch is executed.
 enum class LaunchMode : std::uint32_t {
   kFused = 0,    ///< computation, local exchange and network overlap tile by tile

@@ -1,0 +1,61 @@
+/// \file
+/// GEMM + ReduceScatter.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "mkernel/session.h"
+#include "mkernel/types.h"
+
+namespace mk {
+
+/// C[M, N] = sum over all ranks r of A_r[M, K] * B_r[K, N]; rank r gets its rows of C (`rows_of`),
+/// bitwise the same from run to run. Inputs and output bf16 or f16, sums in fp32
+/// (kernels/gemm_ar/README.md has the error bound).
+class MK_EXPORT GemmReduceScatter {
+ public:
+  struct Shape {
+    std::uint64_t m_max = 0;  ///< rows of A and C; a launch takes any m from 1 to this
+    std::uint64_t n = 0;      ///< columns of B and C
+    std::uint64_t k = 0;      ///< this rank's share of the inner dimension; ranks may differ
+    DataType dtype = DataType::kBf16;
+    BLayout b_layout = BLayout::kKN;
+  };
+  using Tuning = mk::Tuning;
+
+  /// The rows of C that a rank gets in a launch with `m`; 0 rows for some if m < world.
+  static constexpr RowRange rows_of(std::uint64_t m, std::uint32_t world, std::uint32_t rank) {
+    return rows_of_rank(m, world, rank);
+  }
+
+  /// Collective: all ranks of the job, same shape and tuning (kShapeMismatch names the ranks that
+  /// differ). The operator must not outlive its session.
+  static Result<GemmReduceScatter> create(Session& session, const Shape& shape,
+                                          const Tuning& tuning);
+  static Result<GemmReduceScatter> create(Session& session, const Shape& shape);
+
+  GemmReduceScatter(GemmReduceScatter&&) noexcept;
+  GemmReduceScatter& operator=(GemmReduceScatter&&) noexcept;
+  ~GemmReduceScatter();
+
+  /// Collective, same `m` on all ranks. A: m x k, B: by Shape::b_layout, C: this rank's rows, n
+  /// columns, all dense; `c` may be null when the rank gets no rows. Blocks until this rank's rows
+  /// are complete and its part for the others is done. After an error the operator is broken and
+  /// says so at every call; a wrong argument changes nothing.
+  Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
+                             LaunchMode mode = LaunchMode::kFused);
+
+  /// Whether later launches keep what their threads did when; costs a little time.
+  void set_trace(bool on);
+  /// Of the last launch; empty unless traced.
+  std::vector<TraceSpan> trace() const;
+
+ private:
+  class Impl;
+  explicit GemmReduceScatter(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk

@@ -1,0 +1,83 @@
+/// \file
+/// GEMM+ReduceScatter for people: agrees with the other ranks on the plan, gives the executor its
+/// memory, translates arguments.
+
+#include "mkernel/gemm_reduce_scatter.h"
+
+#include <utility>
+
+#include "client/src/operator_memory.h"
+#include "client/src/operator_support.h"
+#include "kernels/cpu/gemm_rs_cpu.h"
+#include "kernels/gemm_rs/plan.h"
+
+namespace mk {
+
+class __attribute__((visibility("hidden"))) GemmReduceScatter::Impl {
+ public:
+  Impl(std::shared_ptr<Session::Impl> session, OperatorMemory memory,
+       std::unique_ptr<kernels::GemmRsCpu> cpu, const Shape& shape)
+      : session_(std::move(session)),
+        memory_(std::move(memory)),
+        cpu_(std::move(cpu)),
+        shape_(shape) {}
+
+  Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
+                             LaunchMode mode) {
+    if (m == 0 || m > shape_.m_max) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "gemm-rs was created for m from 1 to {}; launched with {}", shape_.m_max, m);
+    }
+    MK_RETURN_IF_ERROR(session_->status());
+    const std::uint64_t ldb = shape_.b_layout == BLayout::kKN ? shape_.n : shape_.k;
+    return finish_launch(*session_, cpu_->launch(a, shape_.k, b, ldb, c, shape_.n,
+                                                 static_cast<std::uint32_t>(m), kernel_mode(mode)));
+  }
+
+  kernels::LaunchRunner& runner() { return cpu_->runner(); }
+
+ private:
+  std::shared_ptr<Session::Impl>
+      session_;  ///< keeps the segment mapped while blocks may look at it
+  OperatorMemory memory_;
+  std::unique_ptr<kernels::GemmRsCpu> cpu_;  ///< goes first: its blocks use the memory above
+  Shape shape_;
+};
+
+Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shape& shape) {
+  return create(session, shape, {});
+}
+
+Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shape& shape,
+                                                    const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(const kernels::Shape kernel_shape,
+                      checked_shape("gemm-rs", shape.m_max, shape.n, shape.k));
+  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype("gemm-rs", shape.dtype));
+  kernels::GemmRsCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
+  MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout("gemm-rs", shape.b_layout));
+  const AttachOptions& options = session.options();
+  MK_ASSIGN_OR_RETURN(const auto plan,
+                      kernels::GemmRsPlan::make(options.nodes, options.local_size, kernel_shape,
+                                                dtype, kernel_tiling(tuning)));
+  MK_ASSIGN_OR_RETURN(auto memory,
+                      OperatorMemory::create(*session.impl(), "gemm-rs", describe_plan(plan),
+                                             plan.workspace_bytes(), plan.flag_count()));
+  MK_ASSIGN_OR_RETURN(
+      auto cpu, kernels::GemmRsCpu::create(plan, kernel_shape.k, memory.context(), cpu_options));
+  return GemmReduceScatter(
+      std::make_unique<Impl>(session.impl(), std::move(memory), std::move(cpu), shape));
+}
+
+GemmReduceScatter::GemmReduceScatter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GemmReduceScatter::GemmReduceScatter(GemmReduceScatter&&) noexcept = default;
+GemmReduceScatter& GemmReduceScatter::operator=(GemmReduceScatter&&) noexcept = default;
+GemmReduceScatter::~GemmReduceScatter() = default;
+
+Result<LaunchStats> GemmReduceScatter::launch(const void* a, const void* b, void* c,
+                                              std::uint64_t m, LaunchMode mode) {
+  return impl_->launch(a, b, c, m, mode);
+}
+void GemmReduceScatter::set_trace(bool on) { mk::set_trace(impl_->runner(), on); }
+std::vector<TraceSpan> GemmReduceScatter::trace() const { return trace_of(impl_->runner()); }
+
+}  // namespace mk
