@@ -25,7 +25,8 @@ std::string Simulation::run() {
               // Nobody can go on: the clock jumps, so that the first waits end and say what they
               // are.
               [this] { now_ns_ += 1'000'000; });
-  if (wrong_.empty()) wrong_ = network_.complaint();
+  // A complaint ends all traffic: what else went wrong came of that.
+  if (!network_.complaint().empty()) wrong_ = network_.complaint();
   return wrong_;
 }
 
