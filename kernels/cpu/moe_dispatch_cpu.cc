@@ -1,10 +1,11 @@
 #include "kernels/cpu/moe_dispatch_cpu.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/copy_rows.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
 #include "kernels/moe_dispatch/roles.h"
@@ -37,14 +38,7 @@ class CpuExecutor : public CpuPacer {
                           matrices_.weights + tile.expert * expert, columns.column, y,
                           shape_.features, tile.rows);
   }
-  void copy(const CopyJob& job) {
-    for (std::uint32_t row = 0; row < job.rows; ++row) {
-      for (std::uint32_t i = 0; i < job.target_count; ++i) {
-        std::memcpy(job.targets[i] + row * job.target_stride, job.source + row * job.source_stride,
-                    job.row_bytes);
-      }
-    }
-  }
+  void copy(const CopyJob& job) { copy_rows(job); }
   void stores_done() {}
   void loads_begin() {}
 

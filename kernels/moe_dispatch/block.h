@@ -8,10 +8,14 @@
 
 #include "kernels/comm/operator_block.h"
 #include "kernels/gather/block.h"
+#include "kernels/gather/copy_job.h"
 #include "kernels/moe_dispatch/launch.h"
 #include "kernels/moe_dispatch/schedule.h"
 
 namespace mk::kernels {
+
+/// WaitSite::hops of waits for blocks of this rank, which may be waiting for rows in turn.
+inline constexpr std::uint32_t kMoeDispatchHops = kGatherHopsMax + 1;
 
 /// This rank's routing plan of the launch, in its workspace.
 MK_HOST_DEVICE inline RoutingPlan routing_plan_of(const MoeDispatchLaunch& launch) {
@@ -93,7 +97,7 @@ class MoeDispatchBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE bool await_counted() {
     const auto plan_role = static_cast<std::uint32_t>(Role::kPlan);
     for (std::uint32_t block = 0; block < launch.blocks.plan; ++block) {
-      if (!await(site(FlagKind::kBlockDone, world.rank(), plan_role, block, 2),
+      if (!await(site(FlagKind::kBlockDone, world.rank(), plan_role, block, kMoeDispatchHops),
                  &words_->counted[block], epoch))
         return false;
     }
@@ -101,10 +105,13 @@ class MoeDispatchBlock : public OperatorBlock<Executor> {
   }
   MK_HOST_DEVICE void publish_arranged() { publish(&words_->arranged); }
   MK_HOST_DEVICE bool await_arranged() {
-    return await(site(FlagKind::kPlanReady, world.rank(), 0, 0, 3), &words_->arranged, epoch);
+    return await(site(FlagKind::kPlanReady, world.rank(), 0, 0, kMoeDispatchHops),
+                 &words_->arranged, epoch);
   }
   /// The plan is made.
-  MK_HOST_DEVICE bool await_plan() { return await_blocks(Role::kPlan, launch.blocks.plan, 3); }
+  MK_HOST_DEVICE bool await_plan() {
+    return await_blocks(Role::kPlan, launch.blocks.plan, kMoeDispatchHops);
+  }
   /// Row tiles to compute: none where the rows do not fit.
   MK_HOST_DEVICE std::uint32_t row_tiles() const { return plan.summary().tiles; }
 
@@ -120,11 +127,15 @@ class MoeDispatchBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE std::byte* packed(const RowTile& tile) const {
     return at(schedule.packed_row(tile.packed_row));
   }
+  /// This rank's pull blocks have read the last row.
+  MK_HOST_DEVICE bool await_pulled() {
+    return await_blocks(Role::kPull, launch.blocks.pull, kMoeDispatchHops);
+  }
   MK_HOST_DEVICE void publish_packed(std::uint32_t row_tile) {
     publish(word(at(schedule.rows_packed(row_tile))));
   }
   MK_HOST_DEVICE bool await_packed(std::uint32_t row_tile) {
-    return await(site(FlagKind::kRowsPacked, world.rank(), row_tile, 0, 3),
+    return await(site(FlagKind::kRowsPacked, world.rank(), row_tile, 0, kMoeDispatchHops),
                  word(at(schedule.rows_packed(row_tile))), epoch);
   }
 

@@ -26,8 +26,9 @@
 /// A rank whose rows do not fit its output says so in its plan's summary, and computes and pulls
 /// nothing; it shares, sends and receives as ever, so that no other rank notices.
 ///
-/// Why nothing is overwritten too early: the gathers' slots by gather/roles.h, whose readers here
-/// are plan and pull; all else is this rank's own and read within the launch.
+/// Why nothing is overwritten too early: the gathers' slots by gather/roles.h; what they are read
+/// for, here, ends with the last pull block, which began after the last plan block. All else is
+/// this rank's own and read within the launch.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +58,8 @@ MK_HOST_DEVICE bool send(MoeDispatchBlock<Executor>& block) {
       gather::send_shards(block.routing, sender) && gather::send_shards(block.tokens, sender);
   if (sent) gather::end_shards(block, sender);
   if (sent && block.index == 0) {
-    sent = block.await_plan() && block.await_blocks(Role::kPull, block.launch.blocks.pull, 2) &&
-           gather::release(block.routing, sender) && gather::release(block.tokens, sender);
+    sent = block.await_pulled() && gather::release(block.routing, sender) &&
+           gather::release(block.tokens, sender);
   }
   block.totals.commands += sender.commands();
   block.totals.network_bytes += sender.payload_bytes();
@@ -137,9 +138,7 @@ MK_HOST_DEVICE bool pull(MoeDispatchBlock<Executor>& block) {
 template <class Executor>
 MK_HOST_DEVICE bool compute(MoeDispatchBlock<Executor>& block) {
   if (!block.await_plan()) return false;
-  if (block.launch.mode == Mode::kUnfused &&
-      !block.await_blocks(Role::kPull, block.launch.blocks.pull, 3))
-    return false;
+  if (block.launch.mode == Mode::kUnfused && !block.await_pulled()) return false;
   const std::uint64_t steps = block.schedule.steps(block.row_tiles());
   for (std::uint64_t step = block.index; step < steps; step += block.launch.blocks.compute) {
     const std::uint32_t row_tile = block.schedule.row_tile_at(step);

@@ -1,0 +1,231 @@
+// What goes wrong in a launch of MoE Dispatch + GEMM: wrong arguments change nothing, too many rows
+// fail one rank and no other, and what a launch waits for in vain is named.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/kernels/moe_dispatch/moe_job.h"
+#include "tests/kernels/support/network.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+MoeJobOptions job_options(std::uint32_t nodes, std::uint32_t locals, milliseconds timeout) {
+  MoeJobOptions options;
+  options.nodes = nodes;
+  options.locals = locals;
+  options.shape = {20, 24, 40, 6, 2, 0};
+  options.tiling = {8, 16, 320, 0};
+  options.cpu.wait_timeout = timeout;
+  return options;
+}
+
+bool contains(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Launches on those ranks at the same time, with room for capacity[rank] rows.
+std::vector<MoeRankResult> launch_on(MoeJob& job, const std::vector<std::uint32_t>& ranks,
+                                     const MoeLaunch& launch,
+                                     const std::vector<std::uint32_t>& capacity) {
+  std::vector<MoeRankResult> results(job.size());
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank : ranks) {
+    threads.emplace_back([&, rank] { results[rank] = job.launch(rank, launch, capacity[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+TEST(MoeDispatchFailure, TooManyRowsFailThatRankBeforeAnythingIsStoredAndNoOther) {
+  MoeJob job(job_options(2, 2, std::chrono::seconds(120)));
+  NetworkThread network(job.cluster(), 1);
+  for (std::uint32_t round = 0; round < 4; ++round) {
+    const MoeLaunch launch{Skew::kUniform, false, round % 2 == 0 ? Mode::kFused : Mode::kUnfused,
+                           round};
+    const auto sources = job.sources(launch);
+    std::vector<std::uint32_t> capacity(4, job.plan().shape.rows_max);
+    const std::uint32_t poor = round % 4;
+    const auto needed = static_cast<std::uint32_t>(job.reference(poor, sources).rows().size());
+    ASSERT_GT(needed, 1u);
+    capacity[poor] = needed - 1;
+    const auto results = launch_on(job, {0, 1, 2, 3}, launch, capacity);
+    for (std::uint32_t rank = 0; rank < 4; ++rank) {
+      if (rank != poor) {
+        EXPECT_EQ(job.check_rank(rank, job.reference(rank, sources), results[rank]), "");
+        continue;
+      }
+      ASSERT_FALSE(results[rank].stats);
+      const Error& error = results[rank].stats.error();
+      EXPECT_EQ(error.code, ErrorCode::kLimitExceeded);
+      EXPECT_TRUE(contains(error.message, fmt::format("{} rows", needed))) << error.message;
+      EXPECT_TRUE(contains(error.message, fmt::format("room for {}", needed - 1))) << error.message;
+      for (std::uint16_t value : results[rank].y) ASSERT_EQ(value, 0x7fff);
+      EXPECT_TRUE(results[rank].rows.empty());
+    }
+  }
+  // With just enough room all is well again.
+  const MoeLaunch launch{Skew::kUniform, false, Mode::kFused, 0};
+  const auto sources = job.sources(launch);
+  std::vector<std::uint32_t> capacity;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    capacity.push_back(static_cast<std::uint32_t>(job.reference(rank, sources).rows().size()));
+  }
+  EXPECT_EQ(job.check(launch, launch_on(job, {0, 1, 2, 3}, launch, capacity)), "");
+  EXPECT_EQ(network.stop().complaint(), "");
+}
+
+TEST(MoeDispatchFailure, AMissingRankIsNamed) {
+  // Long enough that a quarter of it, by which an indirect wait outlasts a direct one, is more than
+  // a busy machine keeps a thread waiting.
+  MoeJob job(job_options(2, 2, milliseconds(2000)));
+  NetworkThread network(job.cluster(), 2);
+  const std::vector<std::uint32_t> capacity(4, job.plan().shape.rows_max);
+  const auto results = launch_on(job, {0, 1, 2}, {}, capacity);
+  bool named = false;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_FALSE(results[rank].stats);
+    const Error& error = results[rank].stats.error();
+    EXPECT_TRUE(error.code == ErrorCode::kTimeout || error.code == ErrorCode::kAborted);
+    EXPECT_TRUE(contains(error.message, "for rank 3") ||
+                contains(error.message, "on the same node failed"))
+        << error.message;
+    named = named || contains(error.message, "for rank 3: flag");
+  }
+  EXPECT_TRUE(named);
+  // The operator stays broken.
+  const auto again = job.launch(0, {}, capacity[0]);
+  ASSERT_FALSE(again.stats);
+  EXPECT_EQ(again.stats.error(), results[0].stats.error());
+}
+
+TEST(MoeDispatchFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {
+  MoeJob job(job_options(2, 2, std::chrono::hours(1)));
+  NetworkThread network(job.cluster(), 3);
+  std::thread aborter([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    for (std::uint32_t rank = 0; rank < 3; ++rank)
+      shm::store_release(&job.cluster().rank(rank).session_abort, 1u);
+  });
+  const std::vector<std::uint32_t> capacity(4, job.plan().shape.rows_max);
+  const auto results = launch_on(job, {0, 1, 2}, {}, capacity);
+  aborter.join();
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_FALSE(results[rank].stats);
+    EXPECT_EQ(results[rank].stats.error().code, ErrorCode::kAborted);
+  }
+}
+
+TEST(MoeDispatchFailure, WrongArgumentsChangeNothing) {
+  MoeJob job(job_options(1, 1, std::chrono::seconds(120)));
+  const MoeLaunch plain{Skew::kUniform, false, Mode::kFused, 0};
+  const tools::MoeSource good = job.sources(plain)[0];
+  const std::vector<std::uint16_t> weights(6 * 24 * 40, 0);
+  std::vector<std::uint16_t> y(40 * 40, 0x7fff);
+  const MoeDispatchInput input{good.values.data(), good.ids.data(), good.weights.data(), 20,
+                               weights.data()};
+  const auto refused = [&](const MoeDispatchInput& wrong, void* to, std::uint32_t capacity,
+                           std::string_view part) {
+    const auto result = job.op(0).launch(wrong, to, capacity);
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(contains(result.error().message, part)) << result.error().message;
+  };
+  MoeDispatchInput wrong = input;
+  wrong.count = 21;
+  refused(wrong, y.data(), 40, "21 tokens are not in 0 to 20");
+  wrong = input;
+  wrong.tokens = nullptr;
+  refused(wrong, y.data(), 40, "tokens is null");
+  wrong = input;
+  wrong.ids = nullptr;
+  refused(wrong, y.data(), 40, "ids is null");
+  wrong = input;
+  wrong.weights = nullptr;
+  refused(wrong, y.data(), 40, "weights is null");
+  wrong = input;
+  wrong.expert_weights = nullptr;
+  refused(wrong, y.data(), 40, "expert_weights is null");
+  refused(input, nullptr, 40, "y is null");
+  refused(input, y.data(), 41, "room for 41 output rows; the operator was made for at most 40");
+
+  auto ids = good.ids;
+  ids[2 * 7 + 1] = 6;
+  wrong = input;
+  wrong.ids = ids.data();
+  refused(wrong, y.data(), 40,
+          "token 7, slot 1 goes to expert 6; allowed are 0 to 5, and -1 for none");
+  ids[2 * 7 + 1] = -2;
+  refused(wrong, y.data(), 40, "token 7, slot 1 goes to expert -2");
+  auto routing_weights = good.weights;
+  routing_weights[2 * 3] = std::nanf("");
+  wrong = input;
+  wrong.weights = routing_weights.data();
+  refused(wrong, y.data(), 40, "the weight of token 3, slot 0 is not a number");
+
+  EXPECT_EQ(job.op(0).epoch(), 0u);
+  for (std::uint16_t value : y) ASSERT_EQ(value, 0x7fff);
+  EXPECT_EQ(job.check(plain, {job.launch(0, plain, 40)}), "");
+}
+
+TEST(MoeDispatchFailure, AContextThatDoesNotFitIsRefused) {
+  MoeJob job(job_options(2, 2, std::chrono::seconds(120)));
+  const auto refused = [&](const RankContext& context, const MoeDispatchCpuOptions& options,
+                           std::string_view part) {
+    const auto op = MoeDispatchCpu::create(job.plan(), context, options);
+    ASSERT_FALSE(op);
+    EXPECT_EQ(op.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(contains(op.error().message, part)) << op.error().message;
+  };
+  RankContext bad = job.cluster().context(1);
+  bad.flag_count -= 1;
+  refused(bad, {}, "arrival flags");
+  MoeDispatchCpuOptions options;
+  options.blocks.plan = 0;
+  refused(job.cluster().context(1), options, "0 blocks of one role");
+}
+
+TEST(MoeDispatchPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
+  const MoeDispatchShape good{20, 24, 40, 6, 2, 0};
+  const auto refused = [&](std::uint32_t nodes, const MoeDispatchShape& shape, const Tiling& tiling,
+                           std::string_view part, ErrorCode code = ErrorCode::kInvalidArgument,
+                           DType dtype = DType::kBf16) {
+    const auto plan = MoeDispatchPlan::make(nodes, 2, shape, dtype, tiling);
+    ASSERT_FALSE(plan) << part;
+    EXPECT_EQ(plan.error().code, code);
+    EXPECT_TRUE(contains(plan.error().message, part)) << plan.error().message;
+  };
+  const auto with = [&](auto change) {
+    MoeDispatchShape shape = good;
+    change(shape);
+    return shape;
+  };
+  EXPECT_TRUE(MoeDispatchPlan::make(2, 2, good, DType::kF16, {}));
+  refused(0, good, {}, "0 nodes x 2 local ranks");
+  refused(2, with([](auto& s) { s.tokens_max = 0; }), {}, "tokens_max = 0");
+  refused(2, with([](auto& s) { s.hidden = 20; }), {}, "hidden = 20");
+  refused(2, with([](auto& s) { s.features = 41; }), {}, "multiples of 8");
+  refused(2, with([](auto& s) { s.experts = 0; }), {}, "experts = 0");
+  refused(2, with([](auto& s) { s.top_k = 7; }), {}, "1 to 6 of 6 experts (top_k), not to 7");
+  refused(2, with([](auto& s) { s.top_k = 0; }), {}, "not to 0");
+  refused(2, with([](auto& s) { s.rows_max = 161; }), {}, "more than the 160 rows");
+  refused(2, with([](auto& s) {
+            s.tokens_max = 1u << 24;
+            s.experts = s.top_k = 256;
+          }),
+          {}, "too many rows", ErrorCode::kLimitExceeded);
+  refused(2, good, {24, 0, 0, 0}, "tiles of 24 rows");
+  refused(2, good, {512, 0, 0, 0}, "a power of two from 8 to 256");
+  refused(2, good, {8, 12, 0, 0}, "multiple of 8");
+  refused(2, good, {}, "neither bf16 nor f16", ErrorCode::kInvalidArgument, static_cast<DType>(9));
+}
+
+}  // namespace
+}  // namespace mk::kernels::testing
