@@ -10,49 +10,17 @@
 #include <thread>
 #include <tuple>
 
-#include "client/embedded/embedded.h"
 #include "client/tools/numeric/gemm_reference.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
 #include "mkernel/mkernel_c.h"
+#include "tests/client/embedded_ranks.h"
 
 namespace mk {
 namespace {
 
 using namespace std::chrono_literals;
 using Elements = std::vector<std::uint16_t>;
-
-AttachOptions place(const EmbeddedCluster& cluster, std::uint32_t locals, std::uint32_t rank,
-                    const std::string& job) {
-  AttachOptions options;
-  options.job = job;
-  options.rank = rank;
-  options.nodes = cluster.nodes();
-  options.local_size = locals;
-  options.world = options.nodes * locals;
-  options.node_rank = rank / locals;
-  options.local_rank = rank % locals;
-  options.socket = cluster.socket_path(options.node_rank);
-  options.timeout = 60s;
-  return options;
-}
-
-/// Runs `body(rank)` as one thread per rank.
-void for_ranks(std::uint32_t world, const std::function<void(std::uint32_t)>& body) {
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < world; ++rank) threads.emplace_back(body, rank);
-  for (std::thread& thread : threads) thread.join();
-}
-
-std::unique_ptr<EmbeddedCluster> cluster_of(std::uint32_t nodes,
-                                            const std::string& fabric = "loopback") {
-  EmbeddedOptions options;
-  options.nodes = nodes;
-  options.fabric = fabric;
-  auto cluster = EmbeddedCluster::start(options);
-  EXPECT_TRUE(cluster) << cluster.error().message;
-  return cluster ? std::move(*cluster) : nullptr;
-}
 
 struct Case {
   std::uint32_t nodes, locals;

@@ -1,0 +1,181 @@
+// GEMM+ReduceScatter through libmkclient against real engines in this process.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "client/tools/numeric/gemm_reference.h"
+#include "client/tools/numeric/random_matrix.h"
+#include "kernels/comm/shard.h"
+#include "mkernel/gemm_reduce_scatter.h"
+#include "mkernel/mkernel_c.h"
+#include "tests/client/embedded_ranks.h"
+
+namespace mk {
+namespace {
+
+using Elements = std::vector<std::uint16_t>;
+
+struct Case {
+  std::uint32_t nodes, locals;
+  const char* fabric;
+  DataType type;
+};
+
+class GemmReduceScatterWorld : public testing::TestWithParam<Case> {};
+
+// Many launches of changing m (also fewer rows than ranks) in both modes: fresh inputs, poisoned
+// outputs, every element of every rank's rows.
+TEST_P(GemmReduceScatterWorld, GivesEveryRankItsRowsOfTheSum) {
+  const auto [nodes, locals, fabric, type] = GetParam();
+  const std::uint32_t world = nodes * locals;
+  constexpr std::uint64_t kM = 70, kN = 136, kK = 33;
+  constexpr std::uint32_t kLaunches = 7;
+  const auto cluster = cluster_of(nodes, fabric);
+  ASSERT_NE(nullptr, cluster);
+  const auto matrix = [&, type = type](std::uint32_t launch, std::uint32_t rank, bool b) {
+    return tools::RandomMatrix{99, launch * 1000 + rank * 2 + b, b ? kN : kK, type};
+  };
+  const auto rows_of = [](std::uint32_t launch) { return 1 + launch * 23 % kM; };
+
+  std::vector<Elements> outputs;
+  for (std::uint32_t launch = 0; launch < kLaunches; ++launch)
+    outputs.emplace_back(rows_of(launch) * kN, 0xffff);
+  for_ranks(world, [&, type = type, locals = locals](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, locals, rank, "world"));
+    ASSERT_TRUE(session) << session.error().message;
+    auto op = GemmReduceScatter::create(*session, {kM, kN, kK, type});
+    ASSERT_TRUE(op) << op.error().message;
+    for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
+      const std::uint64_t m = rows_of(launch);
+      Elements a(m * kK);
+      Elements b(kK * kN);
+      matrix(launch, rank, false).rows(0, m, a.data());
+      matrix(launch, rank, true).rows(0, kK, b.data());
+      const RowRange rows = GemmReduceScatter::rows_of(m, world, rank);
+      std::uint16_t* c = rows.count == 0 ? nullptr : outputs[launch].data() + rows.first * kN;
+      const auto stats = op->launch(a.data(), b.data(), c, m,
+                                    launch % 3 == 2 ? LaunchMode::kUnfused : LaunchMode::kFused);
+      ASSERT_TRUE(stats) << stats.error().message;
+      EXPECT_EQ(launch + 1, stats->epoch);
+    }
+    EXPECT_TRUE(session->barrier());
+  });
+  if (HasFailure()) return;
+  for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
+    const std::uint64_t m = rows_of(launch);
+    tools::GemmReference reference(m, kN, nodes, locals, type);
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      Elements a(m * kK);
+      Elements b(kK * kN);
+      matrix(launch, rank, false).rows(0, m, a.data());
+      matrix(launch, rank, true).rows(0, kK, b.data());
+      reference.add_rank(a.data(), b.data(), kK, 1, 1);
+    }
+    EXPECT_EQ(0u, reference.compare(outputs[launch].data()).wrong) << "launch " << launch;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, GemmReduceScatterWorld,
+                         testing::Values(Case{1, 1, "loopback", DataType::kBf16},
+                                         Case{1, 3, "loopback", DataType::kBf16},
+                                         Case{2, 1, "loopback", DataType::kF16},
+                                         Case{2, 2, "loopback", DataType::kBf16},
+                                         Case{3, 2, "loopback", DataType::kBf16},
+                                         Case{4, 1, "loopback", DataType::kBf16},
+                                         Case{2, 2, "ofi", DataType::kBf16},
+                                         Case{3, 1, "ofi", DataType::kF16}),
+                         [](const auto& test) {
+                           return std::string(test.param.fabric) +
+                                  std::to_string(test.param.nodes) + "x" +
+                                  std::to_string(test.param.locals) + name_of(test.param.type);
+                         });
+
+TEST(GemmReduceScatter, SaysWhichRowsARankGetsAsTheOperatorDealsThemOut) {
+  for (std::uint32_t world : {1u, 2u, 3u, 7u, 32u, 1024u}) {
+    for (std::uint32_t m : {1u, 2u, 31u, 32u, 33u, 4096u, 1u << 24}) {
+      std::uint64_t next = 0;
+      for (std::uint32_t rank = 0; rank < world; ++rank) {
+        const RowRange rows = GemmReduceScatter::rows_of(m, world, rank);
+        const kernels::ShardRange shard = kernels::shard_of(m, world, rank);
+        ASSERT_EQ(rows.first, shard.first);
+        ASSERT_EQ(rows.count, shard.count);
+        ASSERT_EQ(rows.first, next);
+        next += rows.count;
+      }
+      ASSERT_EQ(next, m);
+    }
+  }
+}
+
+TEST(GemmReduceScatter, WrongArgumentsChangeNothing) {
+  const auto cluster = cluster_of(1);
+  auto session = Session::attach(place(*cluster, 1, 0, "arguments"));
+  ASSERT_TRUE(session);
+  using Op = GemmReduceScatter;
+  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {0, 8, 8}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {8, 0, 8}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {8, 8, 0}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument,
+            Op::create(*session, {8, 8, 8, static_cast<DataType>(9)}).error().code);
+  auto op = Op::create(*session, {8, 8, 8});
+  ASSERT_TRUE(op) << op.error().message;
+  const Elements ones(64, 0x3f80);
+  Elements c(64, 0xffff);
+  const auto refused = [&](const void* a, const void* b, void* out, std::uint64_t m) {
+    EXPECT_EQ(ErrorCode::kInvalidArgument, op->launch(a, b, out, m).error().code);
+  };
+  refused(ones.data(), ones.data(), c.data(), 9);
+  refused(ones.data(), ones.data(), c.data(), 0);
+  refused(nullptr, ones.data(), c.data(), 8);
+  refused(ones.data(), nullptr, c.data(), 8);
+  refused(ones.data(), ones.data(), nullptr, 8);
+  ASSERT_TRUE(op->launch(ones.data(), ones.data(), c.data(), 8));
+  for (const std::uint16_t element : c) EXPECT_EQ(0x4100, element);  // 8.0
+}
+
+TEST(GemmReduceScatter, RunsThroughTheCAbi) {
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    const AttachOptions at = place(*cluster, 2, rank, "c");
+    mk_attach_options options{};
+    options.struct_bytes = sizeof(options);
+    options.socket = at.socket.c_str();
+    options.job = "c";
+    options.rank = options.local_rank = rank;
+    options.nodes = 1;
+    options.world = options.local_size = 2;
+    mk_session* session = nullptr;
+    ASSERT_EQ(0, mk_session_attach(&options, &session)) << mk_last_error();
+    mk_gemm_rs_shape shape{};
+    shape.struct_bytes = sizeof(shape);
+    shape.m_max = shape.n = shape.k = 16;
+    shape.dtype = MK_BF16;
+    mk_gemm_rs* op = nullptr;
+    ASSERT_EQ(0, mk_gemm_rs_create(session, &shape, &op)) << mk_last_error();
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+    mk_rows_of_rank(15, 2, rank, &first, &count);
+    EXPECT_EQ(rank == 0 ? 7u : 8u, count);
+    const Elements ones(256, 0x3f80);
+    Elements c((count + 1) * 16, 0xffff);
+    mk_launch_stats stats{};
+    stats.struct_bytes = sizeof(stats);
+    ASSERT_EQ(0, mk_gemm_rs_launch(op, ones.data(), ones.data(), c.data(), 15, MK_FUSED, &stats))
+        << mk_last_error();
+    EXPECT_EQ(1u, stats.epoch);
+    for (std::size_t i = 0; i < count * 16; ++i) EXPECT_EQ(0x4200, c[i]);  // 32.0
+    EXPECT_TRUE(std::all_of(c.end() - 16, c.end(), [](std::uint16_t e) { return e == 0xffff; }));
+    EXPECT_STREQ("invalid-argument",
+                 mk_status_name(mk_gemm_rs_launch(op, ones.data(), ones.data(), c.data(), 17,
+                                                  MK_FUSED, nullptr)));
+    mk_gemm_rs_destroy(op);
+    EXPECT_EQ(0, mk_session_barrier(session, 0));
+    EXPECT_EQ(0, mk_session_detach(session));
+  });
+}
+
+}  // namespace
+}  // namespace mk
