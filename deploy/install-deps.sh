@@ -17,7 +17,7 @@ build_packages=(
   libdnnl-dev libfabric-dev libibverbs-dev libhwloc-dev libsystemd-dev
 )
 test_packages=(
-  libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3
+  libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3 systemd
   spin
 )
 rdma_packages=(
