@@ -20,5 +20,6 @@
 #include "mkernel/gemm_all_reduce.h"
 #include "mkernel/gemm_reduce_scatter.h"
 #include "mkernel/moe_dispatch_gemm.h"
+#include "mkernel/ring_attention.h"
 #include "mkernel/session.h"
 #include "mkernel/types.h"

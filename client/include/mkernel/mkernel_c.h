@@ -138,6 +138,43 @@ MK_C_EXPORT const uint32_t* mk_moe_dispatch_expert_offsets(const mk_moe_dispatch
                                                            uint32_t* experts);
 MK_C_EXPORT void mk_moe_dispatch_destroy(mk_moe_dispatch* op);
 
+/* Ring Attention: see mk::RingAttention. */
+typedef struct mk_ring_attention mk_ring_attention;
+
+typedef struct mk_ring_attention_shape {
+  size_t struct_bytes; /* sizeof(mk_ring_attention_shape) */
+  uint64_t seq_max;    /* rows over all ranks */
+  uint32_t query_heads, key_heads, head_dim;
+  uint32_t causal;          /* 0 or 1 */
+  uint32_t dtype;           /* MK_BF16, MK_F16 */
+  uint32_t wait_timeout_ms; /* 0: default */
+} mk_ring_attention_shape;
+
+/* One rank's rows. Strides are in elements from row to row; 0: rows without gaps. */
+typedef struct mk_ring_attention_tensors {
+  size_t struct_bytes; /* sizeof(mk_ring_attention_tensors) */
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+  float* lse; /* [row][query head]; may be null */
+  uint64_t q_stride, k_stride, v_stride, out_stride;
+  double scale; /* 0: 1 / sqrt(head_dim) */
+} mk_ring_attention_tensors;
+
+MK_C_EXPORT mk_status mk_ring_attention_create(mk_session* session,
+                                               const mk_ring_attention_shape* shape,
+                                               mk_ring_attention** out);
+/* `seq`: rows of the whole sequence; `stats` may be null. */
+MK_C_EXPORT mk_status mk_ring_attention_launch(mk_ring_attention* op,
+                                               const mk_ring_attention_tensors* tensors,
+                                               uint64_t seq, uint32_t mode, mk_launch_stats* stats);
+MK_C_EXPORT void mk_ring_attention_destroy(mk_ring_attention* op);
+/* The rows of the sequence that a rank has, one after the other in its tensors: [first[0], first[0]
+ * + count[0]) and, when causal, [first[1], first[1] + count[1]). See mk::sequence_rows_of_rank. */
+MK_C_EXPORT void mk_sequence_rows_of_rank(uint64_t seq, uint32_t causal, uint32_t world,
+                                          uint32_t rank, uint64_t first[2], uint64_t count[2]);
+
 #ifdef __cplusplus
 }
 #endif

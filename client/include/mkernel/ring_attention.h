@@ -1,0 +1,102 @@
+/// \file
+/// Ring Attention: attention over a sequence that is spread over all ranks. Each rank computes its
+/// queries' attention over the keys and values of all ranks, while those of others are still on
+/// their way.
+///
+///     auto op = mk::RingAttention::create(*session, {.seq_max = 65536, .query_heads = 32,
+///                                                    .key_heads = 8, .head_dim = 128,
+///                                                    .causal = true});
+///     auto stats = op->launch({.q = q, .k = k, .v = v}, {.out = out}, seq);
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "mkernel/session.h"
+#include "mkernel/types.h"
+
+namespace mk {
+
+/// The rows of the sequence that one rank has: one part, or two, which follow each other in its
+/// tensors.
+struct SequenceRows {
+  RowRange parts[2];
+  constexpr std::uint64_t count() const { return parts[0].count + parts[1].count; }
+};
+/// How a sequence of `seq` rows is dealt out. Without a mask rank r of W has the r-th of W parts.
+/// Causal, it has parts r and 2W-1-r of 2W ("zigzag"): what the first sees less than the average,
+/// the second sees more, so all ranks have the same work.
+constexpr SequenceRows sequence_rows_of_rank(std::uint64_t seq, bool causal, std::uint32_t world,
+                                             std::uint32_t rank) {
+  if (!causal) return {{rows_of_rank(seq, world, rank), {}}};
+  return {{rows_of_rank(seq, 2 * world, rank), rows_of_rank(seq, 2 * world, 2 * world - 1 - rank)}};
+}
+
+/// O = softmax(scale Q K^T) V, for one sequence (a batch of one), per query head; query head h uses
+/// key head h / (query_heads / key_heads). Tensors bf16 or f16, everything between them fp32;
+/// bitwise the same from run to run (kernels/ring_attention/README.md has the error bound).
+class MK_EXPORT RingAttention {
+ public:
+  struct Shape {
+    /// Rows over all ranks; a launch takes any number from one for each part to this: W parts, or
+    /// 2W when causal.
+    std::uint64_t seq_max = 0;
+    std::uint32_t query_heads = 0;  ///< a multiple of key_heads; at most 1024
+    std::uint32_t key_heads = 0;    ///< of K and of V
+    std::uint32_t head_dim = 0;     ///< 64 or 128
+    bool causal = false;            ///< a row sees itself and what is before it in the sequence
+    DataType dtype = DataType::kBf16;
+  };
+  /// Tuning::tile_m: sequence rows of a tile of queries; Tuning::tile_n: keys of a tile.
+  struct Tuning : mk::Tuning {
+    /// In how many stretches queries meet the keys of other nodes, 1 to 8; more of them wait less
+    /// for the network, and touch the fp32 state of the output more often.
+    std::uint32_t remote_passes = 0;
+  };
+
+  /// Collective: all ranks of the job, same shape, tiles, chunks and passes (kShapeMismatch names
+  /// the ranks that differ). The operator must not outlive its session.
+  static Result<RingAttention> create(Session& session, const Shape& shape, const Tuning& tuning);
+  static Result<RingAttention> create(Session& session, const Shape& shape);
+
+  RingAttention(RingAttention&&) noexcept;
+  RingAttention& operator=(RingAttention&&) noexcept;
+  ~RingAttention();
+
+  /// One rank's input: its rows of the sequence (sequence_rows_of_rank), each of heads x head_dim
+  /// elements. Strides are in elements from row to row; 0: rows without gaps.
+  struct Input {
+    const void* q = nullptr;
+    const void* k = nullptr;
+    const void* v = nullptr;
+    std::uint64_t q_stride = 0;
+    std::uint64_t k_stride = 0;
+    std::uint64_t v_stride = 0;
+    double scale = 0;  ///< of the scores; 0: 1 / sqrt(head_dim)
+  };
+  /// Where the output goes; must not overlap the input.
+  struct Output {
+    void* out = nullptr;  ///< like q
+    std::uint64_t out_stride = 0;
+    float* lse = nullptr;  ///< [row][query head], ln of the sum of exp(scores); or null
+  };
+
+  /// Collective, same `seq`, the rows of the whole sequence, on all ranks. Blocks until this rank's
+  /// output is complete. A wrong argument (kInvalidArgument) changes nothing. After any other error
+  /// the operator is broken and says so at every call.
+  Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
+                             LaunchMode mode = LaunchMode::kFused);
+
+  /// Whether later launches keep what their threads did when; costs a little time.
+  void set_trace(bool on);
+  /// Of the last launch; empty unless traced.
+  std::vector<TraceSpan> trace() const;
+
+ private:
+  class Impl;
+  explicit RingAttention(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk

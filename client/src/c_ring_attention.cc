@@ -1,0 +1,60 @@
+/// \file
+/// The C ABI's Ring Attention.
+
+#include "client/src/c_api_support.h"
+#include "mkernel/ring_attention.h"
+
+struct mk_ring_attention {
+  mk::RingAttention op;
+};
+
+using namespace mk::c_api;
+
+extern "C" {
+
+mk_status mk_ring_attention_create(mk_session* session, const mk_ring_attention_shape* shape,
+                                   mk_ring_attention** out) {
+  return guarded([&]() -> mk::Status {
+    if (session == nullptr || out == nullptr)
+      return mk::fail(mk::ErrorCode::kInvalidArgument, "session or out is null");
+    MK_RETURN_IF_ERROR(check_struct(shape, "mk_ring_attention_shape"));
+    mk::RingAttention::Tuning tuning;
+    if (shape->wait_timeout_ms != 0)
+      tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
+    const mk::RingAttention::Shape wanted{
+        shape->seq_max,  shape->query_heads, shape->key_heads,
+        shape->head_dim, shape->causal != 0, static_cast<mk::DataType>(shape->dtype)};
+    MK_ASSIGN_OR_RETURN(auto op, mk::RingAttention::create(session->session, wanted, tuning));
+    *out = new mk_ring_attention{std::move(op)};
+    return {};
+  });
+}
+
+mk_status mk_ring_attention_launch(mk_ring_attention* op, const mk_ring_attention_tensors* tensors,
+                                   uint64_t seq, uint32_t mode, mk_launch_stats* stats) {
+  return guarded([&]() -> mk::Status {
+    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
+    MK_RETURN_IF_ERROR(check_struct(tensors, "mk_ring_attention_tensors"));
+    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
+    MK_RETURN_IF_ERROR(check_stats(stats));
+    MK_ASSIGN_OR_RETURN(
+        const mk::LaunchStats done,
+        op->op.launch({tensors->q, tensors->k, tensors->v, tensors->q_stride, tensors->k_stride,
+                       tensors->v_stride, tensors->scale},
+                      {tensors->out, tensors->out_stride, tensors->lse}, seq, wanted));
+    return fill(stats, done);
+  });
+}
+
+void mk_ring_attention_destroy(mk_ring_attention* op) { delete op; }
+
+void mk_sequence_rows_of_rank(uint64_t seq, uint32_t causal, uint32_t world, uint32_t rank,
+                              uint64_t first[2], uint64_t count[2]) {
+  const mk::SequenceRows rows = mk::sequence_rows_of_rank(seq, causal != 0, world, rank);
+  for (int part = 0; part < 2; ++part) {
+    first[part] = rows.parts[part].first;
+    count[part] = rows.parts[part].count;
+  }
+}
+
+}  // extern "C"
