@@ -1,6 +1,7 @@
 // Compiles the shared roles for the device, so that they stay device code. What runs there is
 // kernels/cuda.
 #include "kernels/gemm_ar/roles.h"
+#include "kernels/moe_dispatch/roles.h"
 
 namespace mk::kernels {
 namespace {
@@ -10,6 +11,10 @@ struct NullExecutor {
   __device__ void sum(const SumJob&) {}
   __device__ bool wants_c() const { return true; }
   __device__ void copy_to_c(const TileRect&, const void*, std::uint64_t) {}
+  __device__ bool multiply(const RowTile&, std::uint32_t, const TileRect&, const std::byte*) {
+    return true;
+  }
+  __device__ void copy(const CopyJob&) {}
   __device__ void stores_done() {}
   __device__ void loads_begin() {}
   __device__ std::uint64_t now_ns() { return 0; }
@@ -41,6 +46,34 @@ __global__ void run_role(const __grid_constant__ GemmArLaunch launch, Role role,
       gemm_ar::collect(block);
       break;
     default:
+      break;
+  }
+}
+
+__global__ void run_moe_dispatch_role(const __grid_constant__ MoeDispatchLaunch launch, Role role,
+                                      std::uint32_t index) {
+  NullExecutor executor;
+  BlockTotals totals;
+  MoeDispatchBlock<NullExecutor> block(executor, launch, role, index, totals);
+  announce_launch(launch);
+  switch (role) {
+    case Role::kShare:
+      moe_dispatch::share(block);
+      break;
+    case Role::kSend:
+      moe_dispatch::send(block);
+      break;
+    case Role::kReceive:
+      moe_dispatch::receive(block);
+      break;
+    case Role::kPlan:
+      moe_dispatch::plan(block);
+      break;
+    case Role::kPull:
+      moe_dispatch::pull(block);
+      break;
+    default:
+      moe_dispatch::compute(block);
       break;
   }
 }
