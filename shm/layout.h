@@ -56,7 +56,8 @@ struct SegmentHeader {
   std::uint64_t reserved3[6];
   // line 3, c: what the client says of itself
   std::uint64_t client_pid;
-  std::uint64_t reserved4[7];
+  std::uint64_t launches;  ///< launches begun plus launches ended: odd while one is under way
+  std::uint64_t reserved4[6];
   // lines 4..11, d: the sentence behind error_word, zero-terminated UTF-8
   char reason[kReasonBytesMax];
 };

@@ -28,10 +28,11 @@ class __attribute__((visibility("hidden"))) GemmAllReduce::Impl {
       return fail(ErrorCode::kInvalidArgument,
                   "gemm-ar was created for m from 1 to {}; launched with {}", shape_.m_max, m);
     }
-    MK_RETURN_IF_ERROR(session_->status());
     const std::uint64_t ldb = shape_.b_layout == BLayout::kKN ? shape_.n : shape_.k;
-    return finish_launch(*session_, cpu_->launch(a, shape_.k, b, ldb, c, shape_.n,
-                                                 static_cast<std::uint32_t>(m), kernel_mode(mode)));
+    return run_launch(*session_, [&] {
+      return cpu_->launch(a, shape_.k, b, ldb, c, shape_.n, static_cast<std::uint32_t>(m),
+                          kernel_mode(mode));
+    });
   }
 
   kernels::LaunchRunner& runner() { return cpu_->runner(); }
@@ -54,7 +55,7 @@ Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape
   MK_ASSIGN_OR_RETURN(const kernels::Shape kernel_shape,
                       checked_shape("gemm-ar", shape.m_max, shape.n, shape.k));
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype("gemm-ar", shape.dtype));
-  kernels::GemmArCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
+  kernels::GemmCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
   MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout("gemm-ar", shape.b_layout));
   const AttachOptions& options = session.options();
   MK_ASSIGN_OR_RETURN(const auto plan,

@@ -64,13 +64,13 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl {
                   "{} was created for 0 to {} tokens; launched with {}", kOp, shape.tokens_max,
                   input.count);
     }
-    MK_RETURN_IF_ERROR(session_->status());
     // More room than the operator can fill is of no harm.
     const std::uint64_t capacity = std::min<std::uint64_t>(output.capacity, shape.rows_max);
-    return finish_launch(
-        *session_, cpu_->launch({input.tokens, input.ids, input.weights,
-                                 static_cast<std::uint32_t>(input.count), input.expert_weights},
-                                output.y, static_cast<std::uint32_t>(capacity), kernel_mode(mode)));
+    return run_launch(*session_, [&] {
+      return cpu_->launch({input.tokens, input.ids, input.weights,
+                           static_cast<std::uint32_t>(input.count), input.expert_weights},
+                          output.y, static_cast<std::uint32_t>(capacity), kernel_mode(mode));
+    });
   }
 
   kernels::MoeDispatchCpu& cpu() { return *cpu_; }

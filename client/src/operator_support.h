@@ -46,6 +46,14 @@ std::string describe_plan(const Plan& plan) {
 Result<LaunchStats> finish_launch(const Session::Impl& session,
                                   const Result<kernels::LaunchStats>& stats);
 
+/// Launches (`launch()` is the executor's), unless the session has failed, and answers the caller.
+template <class Launch>
+Result<LaunchStats> run_launch(const Session::Impl& session, Launch&& launch) {
+  MK_RETURN_IF_ERROR(session.status());
+  const Session::Impl::LaunchMark mark(session);
+  return finish_launch(session, launch());
+}
+
 void set_trace(kernels::LaunchRunner& runner, bool on);
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner);
 

@@ -44,6 +44,21 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   Result<std::uint32_t> alloc_flags(std::uint32_t count);
   /// Maps a local rank's buffer as peer memory.
   Result<shm::BufferFile> open_peer_buffer(std::uint32_t local_rank, std::uint16_t handle);
+  /// Tells the daemon, while it lives, that a launch is under way. An operator's launch begins by
+  /// it and goes on with it alive.
+  class LaunchMark {
+   public:
+    explicit LaunchMark(const Impl& session) : word_(&session.segment().header().launches) {
+      shm::store_relaxed(word_, shm::load_relaxed(word_) + 1);
+    }
+    ~LaunchMark() { shm::store_relaxed(word_, shm::load_relaxed(word_) + 1); }
+    LaunchMark(const LaunchMark&) = delete;
+    LaunchMark& operator=(const LaunchMark&) = delete;
+
+   private:
+    std::uint64_t* word_;
+  };
+
   /// A tag that is the same on all ranks for their n-th operator of `kind`.
   std::string next_operator_tag(std::string_view kind);
 

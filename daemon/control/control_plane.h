@@ -41,9 +41,9 @@ struct ControlOptions {
   std::uint32_t outstanding_max = 256;     ///< per session, commands taken but not completed
   std::uint64_t registered_bytes_max = 0;  ///< per session; 0: no limit
   std::uint64_t heartbeat_interval_ns = 100'000'000;
-  /// After a rank has detached in order: how long the others of its job have to do so as well,
-  /// before they fail with kPeerLost. An exchange that the rank cannot join any more fails them at
-  /// once; waits inside an operator are not visible here, so they end by this.
+  /// After a rank has detached in order, the others may stay: an exchange that it cannot join any
+  /// more fails them at once, and one launch that goes on for as long as this (it is most likely
+  /// waiting for that rank) fails them as well, with kPeerLost.
   std::uint64_t leave_grace_ns = 10'000'000'000;
   /// A job's share of the network beside the others', 1 to 1000; empty: 1 for all.
   std::function<std::uint32_t(const std::string& job)> job_weight;

@@ -186,9 +186,9 @@ class ControlPlane::Impl {
   void end_session(Session& session, const Error& error);
   /// The job gives up its name.
   void begin_ending(Job& job);
-  /// A rank of the job has left in order: the others have a while to do so as well.
+  /// A rank of the job has left in order. The others may stay while they do not need it.
   void note_leave(Job& job, std::uint32_t rank, const std::string& leaver);
-  /// Fails the job when it cannot go on, or has gone on for too long, without those that left.
+  /// Fails the job when it cannot go on without those that left.
   void check_leavers(Job& job);
   void miss_leaver(Job& job, std::uint32_t rank, const std::string& need);
   void fence(Session& session);

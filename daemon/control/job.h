@@ -71,10 +71,9 @@ struct Job {
   std::vector<ExchangePart> exchange_unsent;  ///< put before the job was up
 
   // The end, in the order in which it happens.
-  bool ending = false;                             ///< the name is free; no rank can join
-  std::optional<std::uint64_t> leave_deadline_ns;  ///< a rank left in order: when the others fail
-  std::map<std::uint32_t, std::string> leavers;    ///< ranks that left in order, for people
-  std::uint32_t first_leaver = 0;
+  bool ending = false;                           ///< the name is free; no rank can join
+  std::map<std::uint32_t, std::string> leavers;  ///< ranks that left in order, for people
+  std::uint32_t first_leaver = 0;                ///< when there are any
   bool failed = false;
   bool gone_sent = false;                 ///< the others know that our part is gone
   std::uint64_t release_deadline_ns = 0;  ///< when the memory goes, whatever the others say

@@ -16,6 +16,16 @@ bool Session::rings_done() const {
   return true;
 }
 
+std::uint64_t Session::launch_age(std::uint64_t now_ns) {
+  // The client's word: it decides about its own job only.
+  const std::uint64_t launches = shm::load_relaxed(&segment.header().launches);
+  if (launches % 2 == 0 || launches != launches_seen) {
+    launches_seen = launches;
+    launches_seen_ns = now_ns;
+  }
+  return now_ns - launches_seen_ns;
+}
+
 Result<std::uint32_t> Session::allocate_flags(std::uint32_t count) {
   const std::uint32_t total = segment.shape().flag_count;
   if (count == 0) {

@@ -72,6 +72,8 @@ struct Session {
   bool active() const { return state == SessionState::kWaiting || state == SessionState::kUp; }
   /// Whether all that its lanes hold has been sent.
   bool rings_done() const;
+  /// How long the launch that is under way has been seen to be, in nanoseconds; 0: there is none.
+  std::uint64_t launch_age(std::uint64_t now_ns);
   /// A new range of arrival flags, rounded up to granules; kLimitExceeded when it does not fit.
   Result<std::uint32_t> allocate_flags(std::uint32_t count);
   /// A handle that no buffer has, found in turn so that one comes back as late as possible;
@@ -96,6 +98,8 @@ struct Session {
   bool drained = false;            ///< nothing of it is in flight
   std::optional<std::uint64_t> detach_request;
   std::uint64_t leave_deadline_ns = 0;  ///< of kLeaving: when it is fenced with commands left
+  std::uint64_t launches_seen = 0;      ///< SegmentHeader::launches, since `launches_seen_ns`
+  std::uint64_t launches_seen_ns = 0;
 
   // What it holds; destroyed in reverse order.
   shm::Segment segment;

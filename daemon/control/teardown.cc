@@ -76,10 +76,8 @@ void ControlPlane::Impl::begin_ending(Job& job) {
 
 void ControlPlane::Impl::note_leave(Job& job, std::uint32_t rank, const std::string& leaver) {
   begin_ending(job);
+  if (job.leavers.empty()) job.first_leaver = rank;
   job.leavers.insert_or_assign(rank, leaver);
-  if (job.leave_deadline_ns) return;
-  job.leave_deadline_ns = now_() + options_.leave_grace_ns;
-  job.first_leaver = rank;
 }
 
 void ControlPlane::Impl::miss_leaver(Job& job, std::uint32_t rank, const std::string& need) {
@@ -96,10 +94,15 @@ void ControlPlane::Impl::check_leavers(Job& job) {
     miss_leaver(job, rank, fmt::format(" before the exchange '{}'", *tag));
     return;
   }
-  if (job.leave_deadline_ns && now_() >= *job.leave_deadline_ns) {
+  if (job.leavers.empty()) return;
+  // What the leavers owed to launches they took part in, they sent before they left. So a launch
+  // that goes on and on is one they are missing from.
+  for (Session* session : job.sessions()) {
+    if (!session->active() || session->launch_age(now_()) < options_.leave_grace_ns) continue;
     miss_leaver(job, job.first_leaver,
-                fmt::format(", and other ranks of its job were still there {} ms later",
-                            options_.leave_grace_ns / 1'000'000));
+                fmt::format(", and rank {} has been in one launch for {} ms since",
+                            session->attach.rank, options_.leave_grace_ns / 1'000'000));
+    return;
   }
 }
 

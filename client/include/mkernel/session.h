@@ -90,10 +90,9 @@ class MK_EXPORT Session {
   /// Ok while the session is well; else why it failed.
   Status status() const;
   /// Leaves the job in an orderly way; the session is unusable afterwards. The destructor does the
-  /// same, silently. The other ranks have 10 s to leave as well, then their sessions fail with
-  /// kPeerLost, naming this rank; an exchange or a barrier without it fails them at once. A rank
-  /// that has work of its own left (a checkpoint) should pass a barrier with the others after it,
-  /// before any of them detaches.
+  /// same, silently. The other ranks may stay for work of their own (a checkpoint); an exchange, a
+  /// barrier or the creation of an operator without this rank fails their sessions at once, with
+  /// kPeerLost and naming it, and so does a launch without it, after 10 s.
   Status detach();
 
   class Impl;

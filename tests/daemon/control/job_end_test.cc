@@ -2,6 +2,8 @@
 // meanwhile.
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "tests/daemon/control/job_run.h"
 
 namespace mk::daemon::test {
@@ -75,17 +77,54 @@ TEST(JobEnd, RanksThatDetachOneAfterTheOtherGetNoError) {
   EXPECT_TRUE(cluster.node(1).plane->snapshot().recent_failures.empty());
 }
 
-TEST(JobEnd, RanksThatStayAfterOneHasDetachedHearOfIt) {
+TEST(JobEnd, RanksMayStayAfterOneHasDetached) {
   TestCluster cluster(2);
   cluster.connect_all();
   JobRun job(cluster, "job", 2, 2);
   job.attach_all();
+  std::map<std::uint32_t, shm::Segment> segments;
+  for (const std::uint32_t rank : {0u, 2u, 3u})
+    segments.emplace(rank, job.node_of(rank).segment(job.client(rank)));
+  const auto set_launches = [&](std::uint32_t rank, std::uint64_t value) {
+    shm::store_relaxed(&segments.at(rank).header().launches, value);
+  };
+  set_launches(2, 6);  // none under way
+  set_launches(0, 7);  // one that needs nobody, and ends
   job.send(1, shm::Detach{});
   cluster.settle();
   EXPECT_TRUE(job.take<shm::Done>(1));
-  cluster.wait(9'900);
+  cluster.wait(100);
+  cluster.wait(9'000);
+  set_launches(0, 9);  // the next one
+  cluster.wait(9'000);
+  set_launches(0, 10);
+  cluster.wait(60'000);
+  for (const std::uint32_t rank : {0u, 2u, 3u}) {
+    EXPECT_FALSE(job.take<shm::SessionFailed>(rank)) << rank;
+    job.send(rank, shm::Detach{});
+    cluster.settle();
+    EXPECT_TRUE(job.take<shm::Done>(rank));
+  }
+  cluster.expect_nothing_left();
+  EXPECT_TRUE(cluster.node(0).plane->snapshot().recent_failures.empty());
+}
+
+TEST(JobEnd, ALaunchThatGoesOnAfterOneHasDetachedFailsAll) {
+  TestCluster cluster(2);
+  cluster.connect_all();
+  JobRun job(cluster, "job", 2, 2);
+  job.attach_all();
+  // All ranks of a job launch together; the leaver's node is the one that knows.
+  const shm::Segment segment = job.node_of(0).segment(job.client(0));
+  shm::store_relaxed(&segment.header().launches, std::uint64_t{1});
+  job.send(1, shm::Detach{});
+  cluster.settle();
+  EXPECT_TRUE(job.take<shm::Done>(1));
+  cluster.wait(100);
+  cluster.wait(9'800);
   for (const std::uint32_t rank : {0u, 2u, 3u}) EXPECT_FALSE(job.take<shm::SessionFailed>(rank));
   cluster.wait(200);
+  cluster.settle();
   for (const std::uint32_t rank : {0u, 2u, 3u}) {
     const auto failed = job.take<shm::SessionFailed>(rank);
     ASSERT_TRUE(failed) << rank;
@@ -150,12 +189,15 @@ TEST(JobEnd, AllRanksOfANodeDetach) {
   cluster.connect_all();
   JobRun job(cluster, "job", 2, 1);
   job.attach_all();
+  const shm::Segment segment = job.node_of(1).segment(job.client(1));
+  shm::store_relaxed(&segment.header().launches, std::uint64_t{1});
   job.send(0, shm::Detach{});
   cluster.settle();
   EXPECT_TRUE(job.take<shm::Done>(0));
   // What the other still writes has somewhere to go until it is gone, too.
   EXPECT_EQ(cluster.node(0).nic->local_regions, 1);
-  cluster.wait(10'100);
+  cluster.wait(100);
+  cluster.wait(10'000);
   const auto failed = job.take<shm::SessionFailed>(1);
   ASSERT_TRUE(failed);
   EXPECT_THAT(failed->message, HasSubstr("node 0"));
