@@ -19,10 +19,6 @@ struct Run {
   nlohmann::json links = nlohmann::json::array();
 };
 
-std::uint32_t launches_of(const BenchSpec& spec) {
-  return (spec.warmup + spec.iterations) * (spec.modes == "both" ? 2 : 1);
-}
-
 Result<nlohmann::json> links_of(const std::string& admin_address, const std::string& folder) {
   MK_ASSIGN_OR_RETURN(const std::string mkctl,
                       tools::find_program("mkctl", {"../../../daemon/mkctl"}));
@@ -59,7 +55,7 @@ Result<Run> run_world(const BenchOptions& options, const BenchSpec& spec,
   // A launch includes drawing inputs and checking; a rank's own deadlines end it much earlier when
   // something is wrong.
   const auto patience = std::chrono::milliseconds{spec.timeout_ms} * 4;
-  const std::uint32_t launches = launches_of(spec);
+  const std::uint32_t launches = spec.launches();
   for (std::uint32_t launch = 0; launch < launches; ++launch) {
     const std::string what = fmt::format("launch {} of {}", launch + 1, launches);
     MK_ASSIGN_OR_RETURN(const auto reports, job.read_reports(patience, what));
@@ -89,6 +85,7 @@ Result<std::string> balanced_bandwidth(const BenchOptions& options, const Progre
   spec.verify = "none";
   spec.warmup = 1;
   spec.iterations = 5;
+  spec.trace = false;
   progress("measuring the computation to balance the link");
   MK_ASSIGN_OR_RETURN(const Run run, run_world(options, spec, "", [](const std::string&) {}));
   const ModeFigures figures = figures_of(run.reports, false);
@@ -99,6 +96,23 @@ Result<std::string> balanced_bandwidth(const BenchOptions& options, const Progre
                 kBalanced);
   }
   return fmt::format("{:.0f}MB/s", std::max(1.0, bytes_per_second * 1e-6));
+}
+
+/// The traced launches, the fused one first; their spans leave the reports.
+std::vector<LaunchTrace> take_traces(const BenchSpec& spec, Reports& reports) {
+  std::vector<LaunchTrace> traces;
+  for (auto& launch : reports) {
+    if (launch.front().trace.is_null()) continue;
+    LaunchTrace trace{launch.front().fused ? "fused" : "unfused", spec.nodes, spec.local, {}};
+    for (std::uint32_t rank = 0; rank < launch.size(); ++rank) {
+      add_spans(rank, launch[rank].trace, trace);
+      launch[rank].trace = nullptr;
+    }
+    traces.push_back(std::move(trace));
+  }
+  std::sort(traces.begin(), traces.end(),
+            [](const LaunchTrace& a, const LaunchTrace& b) { return a.title < b.title; });
+  return traces;
 }
 
 }  // namespace
@@ -127,6 +141,7 @@ Result<BenchResult> run_bench(const BenchOptions& options, const Progress& progr
   result.bound = bound_of(options.spec, options.rails, result.work, result.fused, result.unfused,
                           link_bytes_per_s, copy_bytes_per_second());
   result.verification = verification_of(run.reports, operation->outputs_are_equal());
+  result.traces = take_traces(options.spec, run.reports);
   result.links = std::move(run.links);
   result.reports = std::move(run.reports);
   return result;

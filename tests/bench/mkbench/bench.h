@@ -13,6 +13,7 @@
 #include "shm/host/result.h"
 #include "tests/bench/mkbench/figures.h"
 #include "tests/bench/mkbench/spec.h"
+#include "tests/bench/mkbench/trace.h"
 
 namespace mk::bench {
 
@@ -39,8 +40,9 @@ struct BenchResult {
   WorkFigures work;
   std::optional<Bound> bound;
   Verification verification;
-  nlohmann::json links;  ///< by node, as `mkctl link list --json` gave them at the end
-  Reports reports;       ///< all of them, by launch and rank
+  nlohmann::json links;             ///< by node, as `mkctl link list --json` gave them at the end
+  Reports reports;                  ///< all of them, by launch and rank
+  std::vector<LaunchTrace> traces;  ///< fused, then unfused, when the spec asks for it
 };
 
 using Progress = std::function<void(const std::string&)>;

@@ -6,7 +6,7 @@ namespace mk::bench {
 namespace {
 
 using MakeCase = std::unique_ptr<OperatorCase> (*)();
-constexpr MakeCase kCases[] = {make_gemm_ar_case, make_moe_case};
+constexpr MakeCase kCases[] = {make_gemm_rs_case, make_gemm_ar_case, make_moe_case};
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 
 namespace mk::bench {
 
+std::unique_ptr<OperatorCase> make_gemm_rs_case();
 std::unique_ptr<OperatorCase> make_gemm_ar_case();
 std::unique_ptr<OperatorCase> make_moe_case();
 

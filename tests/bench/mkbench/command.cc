@@ -5,7 +5,9 @@
 #include "client/tools/numeric/random_matrix.h"
 #include "daemon/config/units.h"
 #include "shm/host/segment.h"
+#include "tests/bench/mkbench/chrome_trace.h"
 #include "tests/bench/mkbench/report.h"
+#include "tests/bench/mkbench/trace_picture.h"
 
 namespace mk::bench {
 namespace {
@@ -37,21 +39,35 @@ class OperatorCommand : public Command {
   void check() const override { flags_.check(); }
 
   int run() override {
-    flags_.options.spec.operation = operation_->options();
+    BenchSpec& spec = flags_.options.spec;
+    spec.operation = operation_->options();
+    spec.trace = !(flags_.trace_path + flags_.picture_path).empty();
     const auto result = run_bench(flags_.options, show_progress);
     show_progress("");
     if (!result) return report_error(result.error());
     print_report(*operation_, flags_.options, *result);
-    if (!flags_.json_path.empty()) {
-      const auto json =
-          document("mkbench " + flags_.options.spec.op, line_, json_of(flags_.options, *result));
-      const Status written = write_text(flags_.json_path, json.dump(1) + "\n");
-      if (!written) return report_error(written.error());
-    }
+    const Status written = write_files(*result);
+    if (!written) return report_error(written.error());
     return result->verification.passed() ? 0 : 1;
   }
 
  private:
+  Status write_files(const BenchResult& result) const {
+    const BenchSpec& spec = flags_.options.spec;
+    if (!flags_.json_path.empty()) {
+      const auto json = document("mkbench " + spec.op, line_, json_of(flags_.options, result));
+      MK_RETURN_IF_ERROR(write_text(flags_.json_path, json.dump(1) + "\n"));
+    }
+    if (!flags_.trace_path.empty())
+      MK_RETURN_IF_ERROR(write_text(flags_.trace_path, chrome_trace(result.traces).dump() + "\n"));
+    if (!flags_.picture_path.empty()) {
+      const std::string title = fmt::format("{}, {} x {} ranks, {}", operation_->title(),
+                                            spec.nodes, spec.local, operation_->describe(spec));
+      MK_RETURN_IF_ERROR(write_text(flags_.picture_path, trace_picture(result.traces, title)));
+    }
+    return {};
+  }
+
   std::unique_ptr<OperatorCase> operation_;
   CLI::App& command_;
   RunFlags flags_;
@@ -100,6 +116,10 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   command.add_option("--admin", options.join_admin, "their Admin addresses, for link figures")
       ->delimiter(',');
   command.add_option("--json", json_path, "write the whole report here");
+  command.add_option("--trace", trace_path,
+                     "write what every block did in one more launch of each mode, for "
+                     "ui.perfetto.dev or chrome://tracing");
+  command.add_option("--trace-picture", picture_path, "the same as one SVG picture");
 }
 
 void RunFlags::check() const {

@@ -20,7 +20,7 @@ class RunFlags {
   void check() const;
 
   BenchOptions options;
-  std::string json_path;
+  std::string json_path, trace_path, picture_path;
 
  private:
   CLI::App& command_;

@@ -8,7 +8,7 @@ ModeFigures figures_of(const Reports& reports, bool fused) {
   ModeFigures figures;
   std::vector<double> compute;
   for (const auto& launch : reports) {
-    if (launch.front().fused != fused || launch.front().warmup) continue;
+    if (launch.front().fused != fused || !launch.front().timed) continue;
     std::uint64_t total_ns = 0;
     std::uint64_t compute_ns = 0;
     for (const LaunchReport& rank : launch) {

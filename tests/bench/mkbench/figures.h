@@ -16,7 +16,7 @@ namespace mk::bench {
 /// Reports by launch and rank.
 using Reports = std::vector<std::vector<LaunchReport>>;
 
-/// One mode's launches, warm-up left out.
+/// One mode's timed launches.
 struct ModeFigures {
   Summary total_ms, compute_ms;
   std::vector<double> samples_ms;

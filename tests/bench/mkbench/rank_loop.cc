@@ -10,6 +10,7 @@
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
 #include "tests/bench/mkbench/operator_case.h"
+#include "tests/bench/mkbench/trace.h"
 
 namespace mk::bench {
 namespace {
@@ -42,7 +43,8 @@ class RankLoop {
   struct Turn {
     std::uint32_t number;
     LaunchMode mode;
-    bool warmup;
+    bool timed;
+    bool traced;
   };
   Result<LaunchReport> launch(Session& session, RankCase& rank_case, const Turn& turn);
   void start_late(std::uint32_t launch) const;
@@ -69,16 +71,18 @@ Status RankLoop::run(const std::string& socket, const std::string& job, int repo
   {
     MK_ASSIGN_OR_RETURN(const auto rank_case, operation->start(session, spec_, rank_));
     std::uint32_t number = 0;
-    for (std::uint32_t iteration = 0; iteration < spec_.warmup + spec_.iterations; ++iteration) {
+    for (std::uint32_t round = 0; round < spec_.rounds(); ++round) {
+      const bool traced = round == spec_.warmup + spec_.iterations;
+      rank_case->set_trace(traced);
       // Which mode goes first alternates, so that neither always finds the machine as the other
       // left it.
       for (std::uint32_t half = 0; half < 2; ++half) {
-        const auto mode = (iteration + half) % 2 == 0 ? LaunchMode::kFused : LaunchMode::kUnfused;
+        const auto mode = (round + half) % 2 == 0 ? LaunchMode::kFused : LaunchMode::kUnfused;
         if (spec_.modes != "both" && (spec_.modes == "fused") != (mode == LaunchMode::kFused))
           continue;
-        MK_ASSIGN_OR_RETURN(
-            const LaunchReport report,
-            launch(session, *rank_case, {number++, mode, iteration < spec_.warmup}));
+        MK_ASSIGN_OR_RETURN(const LaunchReport report,
+                            launch(session, *rank_case,
+                                   {number++, mode, round >= spec_.warmup && !traced, traced}));
         MK_RETURN_IF_ERROR(tools::report_line(report_fd, nlohmann::json(report).dump()));
       }
     }
@@ -105,12 +109,13 @@ Result<LaunchReport> RankLoop::launch(Session& session, RankCase& rank_case, con
   report.launch = turn.number;
   report.fabric = session.fabric();
   report.fused = stats.mode == LaunchMode::kFused;
-  report.warmup = turn.warmup;
+  report.timed = turn.timed;
   report.total_ns = stats.total_ns;
   report.compute_ns = stats.compute_ns - std::min(stats.compute_ns, stats.compute_wait_ns);
   report.network_bytes = stats.network_bytes;
   report.network_commands = stats.network_commands;
   report.work = rank_case.work();
+  if (turn.traced) report.trace = json_of_spans(rank_case.trace());
   for (Output* output : rank_case.outputs()) {
     if (!output->guards_intact()) {
       return fail(ErrorCode::kInternal, "launch {} wrote beyond the end of an output of {} bytes",

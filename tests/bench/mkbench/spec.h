@@ -19,16 +19,20 @@ struct BenchSpec {
   bool barrier = true;               ///< before every launch, so that the ranks start together
   std::uint32_t skew_ms = 0;         ///< each rank sleeps up to so long, drawn, before each launch
   std::uint32_t tamper_at = kNever;  ///< spoils one output of rank 0 after this launch: must show
+  bool trace = false;                ///< one more launch of each mode at the end, traced
   std::uint64_t seed = 0;
   std::uint32_t timeout_ms = 60'000;
   nlohmann::json operation;  ///< the case's own part
 
   std::uint32_t world() const { return nodes * local; }
+  /// Rounds of one launch of each mode.
+  std::uint32_t rounds() const { return warmup + iterations + (trace ? 1 : 0); }
+  std::uint32_t launches() const { return rounds() * (modes == "both" ? 2 : 1); }
   static constexpr std::uint32_t kNever = ~0u;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchSpec, op, nodes, local, dtype, warmup, iterations, verify,
-                                   modes, sizes, barrier, skew_ms, tamper_at, seed, timeout_ms,
-                                   operation)
+                                   modes, sizes, barrier, skew_ms, tamper_at, trace, seed,
+                                   timeout_ms, operation)
 
 /// The size of launch `launch` where the case's largest is `max`: `max` itself with fixed sizes;
 /// else by turns the edges (max, least, max - 1, least + 1) and sizes drawn in between, the same on
@@ -51,7 +55,7 @@ struct LaunchReport {
   std::uint32_t launch = 0;
   std::string fabric;  ///< as the daemon names it
   bool fused = true;   ///< as it ran
-  bool warmup = false;
+  bool timed = true;   ///< neither for warming up nor traced
   std::uint64_t total_ns = 0;
   std::uint64_t compute_ns = 0;  ///< of the rank's computing threads, waits left out
   std::uint64_t network_bytes = 0, network_commands = 0;
@@ -60,9 +64,10 @@ struct LaunchReport {
   bool verified = false;
   std::uint64_t wrong = 0, compared = 0;
   double worst_ratio = 0, max_error = 0;
+  nlohmann::json trace;  ///< null, or trace.h's spans
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchReport, launch, fabric, fused, warmup, total_ns,
-                                   compute_ns, network_bytes, network_commands, work, output_hash,
-                                   verified, wrong, compared, worst_ratio, max_error)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchReport, launch, fabric, fused, timed, total_ns, compute_ns,
+                                   network_bytes, network_commands, work, output_hash, verified,
+                                   wrong, compared, worst_ratio, max_error, trace)
 
 }  // namespace mk::bench

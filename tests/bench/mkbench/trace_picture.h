@@ -1,0 +1,18 @@
+/// \file
+/// Traces as one picture.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "tests/bench/mkbench/trace.h"
+
+namespace mk::bench {
+
+/// SVG, all launches on the same scale of time. Of each rank three lanes: what its compute blocks
+/// did (tiles; waits in grey), its exchange with the node (sums and copies), and the chunks it sent
+/// to other nodes: each from its commit, or the arrival of the one before it on the same link, to
+/// its arrival.
+std::string trace_picture(std::span<const LaunchTrace> launches, const std::string& title);
+
+}  // namespace mk::bench
