@@ -45,6 +45,12 @@ struct AttentionProblem {
   DataType type = DataType::kBf16;
   std::uint32_t tile_keys = 128;  ///< B
   std::uint64_t tiles = 1;        ///< T, at most
+
+  /// T for a sequence in `parts` parts of about the same size, whose tiles straddle none.
+  static constexpr std::uint64_t tiles_over(std::uint64_t sequence, std::uint64_t parts,
+                                            std::uint64_t tile_keys) {
+    return parts * (((sequence + parts - 1) / parts + tile_keys - 1) / tile_keys);
+  }
 };
 
 /// Knows all keys and values; compares any rows of queries.
