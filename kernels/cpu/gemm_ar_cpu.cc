@@ -79,7 +79,7 @@ GemmArLaunch make_launch(const GemmArPlan& plan, const RankContext& context,
 class GemmArCpu::Impl : private RoleBody {
  public:
   Impl(const GemmArPlan& plan, std::uint32_t k, const RankContext& context,
-       const GemmArCpuOptions& options)
+       const GemmCpuOptions& options)
       : plan_(plan),
         k_(k),
         b_layout_(options.b_layout),
@@ -170,7 +170,7 @@ GemmArCpu::~GemmArCpu() = default;
 
 Result<std::unique_ptr<GemmArCpu>> GemmArCpu::create(const GemmArPlan& plan, std::uint32_t k,
                                                      const RankContext& context,
-                                                     const GemmArCpuOptions& options) {
+                                                     const GemmCpuOptions& options) {
   if (k < 1 || k > kSideMax)
     return fail(ErrorCode::kInvalidArgument, "gemm_ar: k = {} is not in 1 to {}", k, kSideMax);
   MK_RETURN_IF_ERROR(check_options("gemm_ar", options));

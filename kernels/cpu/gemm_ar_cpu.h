@@ -16,10 +16,6 @@
 
 namespace mk::kernels {
 
-struct GemmArCpuOptions : CpuOptions {
-  BLayout b_layout = BLayout::kKN;
-};
-
 /// One rank's operator. How to make one:
 ///
 ///     auto plan = GemmArPlan::make(world.nodes, world.locals, {m_max, n, k}, dtype, {});
@@ -38,7 +34,7 @@ class GemmArCpu {
   /// when threads cannot be started.
   static Result<std::unique_ptr<GemmArCpu>> create(const GemmArPlan& plan, std::uint32_t k,
                                                    const RankContext& context,
-                                                   const GemmArCpuOptions& options);
+                                                   const GemmCpuOptions& options);
   ~GemmArCpu();
   GemmArCpu(const GemmArCpu&) = delete;
   GemmArCpu& operator=(const GemmArCpu&) = delete;

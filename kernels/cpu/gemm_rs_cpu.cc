@@ -75,7 +75,7 @@ GemmRsLaunch make_launch(const GemmRsPlan& plan, const RankContext& context,
 class GemmRsCpu::Impl : private RoleBody {
  public:
   Impl(const GemmRsPlan& plan, std::uint32_t k, const RankContext& context,
-       const GemmRsCpuOptions& options)
+       const GemmCpuOptions& options)
       : plan_(plan),
         k_(k),
         b_layout_(options.b_layout),
@@ -170,7 +170,7 @@ GemmRsCpu::~GemmRsCpu() = default;
 
 Result<std::unique_ptr<GemmRsCpu>> GemmRsCpu::create(const GemmRsPlan& plan, std::uint32_t k,
                                                      const RankContext& context,
-                                                     const GemmRsCpuOptions& options) {
+                                                     const GemmCpuOptions& options) {
   if (k < 1 || k > kSideMax)
     return fail(ErrorCode::kInvalidArgument, "gemm_rs: k = {} is not in 1 to {}", k, kSideMax);
   MK_RETURN_IF_ERROR(check_options("gemm_rs", options));

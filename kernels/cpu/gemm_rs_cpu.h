@@ -15,10 +15,6 @@
 
 namespace mk::kernels {
 
-struct GemmRsCpuOptions : CpuOptions {
-  BLayout b_layout = BLayout::kKN;
-};
-
 /// One rank's operator. How to make one: see GemmArCpu; the plan is GemmRsPlan::make.
 ///
 /// Not thread-safe: one launch at a time, and one launch at a time over all operators that share
@@ -31,7 +27,7 @@ class GemmRsCpu {
   /// when threads cannot be started.
   static Result<std::unique_ptr<GemmRsCpu>> create(const GemmRsPlan& plan, std::uint32_t k,
                                                    const RankContext& context,
-                                                   const GemmRsCpuOptions& options);
+                                                   const GemmCpuOptions& options);
   ~GemmRsCpu();
   GemmRsCpu(const GemmRsCpu&) = delete;
   GemmRsCpu& operator=(const GemmRsCpu&) = delete;

@@ -14,6 +14,7 @@
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/trace.h"
+#include "kernels/comm/types.h"
 #include "kernels/cpu/block_pool.h"
 #include "shm/host/result.h"
 
@@ -26,6 +27,11 @@ struct CpuOptions {
   /// How long one wait may take. Waits for what others derive from third ranks get up to half as
   /// much again, so that the rank next to the cause reports first.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
+};
+
+/// Of an operator with one B of the caller's.
+struct GemmCpuOptions : CpuOptions {
+  BLayout b_layout = BLayout::kKN;
 };
 
 /// `op` names the operator. kInvalidArgument.

@@ -13,6 +13,7 @@
 
 #include "kernels/comm/launch_record.h"
 #include "kernels/gemm_ar/plan.h"
+#include "tests/kernels/support/claims.h"
 
 namespace mk::kernels {
 namespace {
@@ -183,37 +184,9 @@ TEST(Schedule, OwnersAndChunksPartitionTheTiles) {
   });
 }
 
-/// Claims byte ranges; complains of overlaps.
-class Claims {
- public:
-  void claim(std::uint64_t begin, std::uint64_t bytes, const std::string& what) {
-    if (bytes == 0) return;
-    auto after = ranges_.lower_bound(begin);
-    if (after != ranges_.end()) {
-      EXPECT_LE(begin + bytes, after->first) << what << " runs into " << after->second.what;
-    }
-    if (after != ranges_.begin()) {
-      auto before = std::prev(after);
-      EXPECT_LE(before->first + before->second.bytes, begin)
-          << before->second.what << " runs into " << what;
-    }
-    ranges_[begin] = {bytes, what};
-    end_ = std::max(end_, begin + bytes);
-  }
-  std::uint64_t end() const { return end_; }
-
- private:
-  struct Range {
-    std::uint64_t bytes;
-    std::string what;
-  };
-  std::map<std::uint64_t, Range> ranges_;
-  std::uint64_t end_ = 0;
-};
-
 TEST(Schedule, PlacesInTheWorkspaceAreDisjointAndInside) {
   for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
-    Claims claims;
+    testing::Claims claims;
     const WorkspaceHead head{plan.locals};
     claims.claim(WorkspaceHead::failed(), 4, "failed");
     for (std::uint32_t local = 0; local < plan.locals; ++local) {

@@ -24,7 +24,7 @@ struct GemmArCudaOptions {
   std::uint32_t ranks_per_device = 1;
   std::uint32_t compute_blocks = 0;  ///< 0: what reduce leaves of the share
   std::uint32_t reduce_blocks = 0;   ///< 0: chosen; no effect with one local rank
-  /// How long one wait may take; see GemmArCpuOptions.
+  /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kNK;
 };
