@@ -2,6 +2,7 @@
 // kernels/cuda.
 #include "kernels/gemm_ar/roles.h"
 #include "kernels/moe_dispatch/roles.h"
+#include "kernels/ring_attention/roles.h"
 
 namespace mk::kernels {
 namespace {
@@ -14,6 +15,11 @@ struct NullExecutor {
   __device__ bool multiply(const RowTile&, std::uint32_t, const TileRect&, const std::byte*) {
     return true;
   }
+  __device__ void begin(const AttentionItem&) {}
+  __device__ void resume(const AttentionItem&) {}
+  __device__ void attend(const AttentionItem&, const AttentionKeys&, bool, std::int64_t) {}
+  __device__ void put_aside(const AttentionItem&) {}
+  __device__ void finish(const AttentionItem&) {}
   __device__ void copy(const CopyJob&) {}
   __device__ void stores_done() {}
   __device__ void loads_begin() {}
@@ -74,6 +80,28 @@ __global__ void run_moe_dispatch_role(const __grid_constant__ MoeDispatchLaunch 
       break;
     default:
       moe_dispatch::compute(block);
+      break;
+  }
+}
+
+__global__ void run_ring_attention_role(const __grid_constant__ RingAttentionLaunch launch,
+                                        Role role, std::uint32_t index) {
+  NullExecutor executor;
+  BlockTotals totals;
+  RingAttentionBlock<NullExecutor> block(executor, launch, role, index, totals);
+  announce_launch(launch);
+  switch (role) {
+    case Role::kShare:
+      ring_attention::share(block);
+      break;
+    case Role::kSend:
+      ring_attention::send(block);
+      break;
+    case Role::kReceive:
+      ring_attention::receive(block);
+      break;
+    default:
+      ring_attention::compute(block);
       break;
   }
 }

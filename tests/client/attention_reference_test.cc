@@ -1,0 +1,140 @@
+// The attention reference: right where the answer is known, and with bounds that find what is
+// wrong.
+
+#include "client/tools/numeric/attention_reference.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "client/tools/numeric/random_matrix.h"
+
+namespace mk::tools {
+namespace {
+
+using Elements = std::vector<std::uint16_t>;
+
+AttentionProblem problem_of(std::uint64_t sequence, bool causal, DataType type) {
+  AttentionProblem problem;
+  problem.sequence = sequence;
+  problem.query_heads = 2;
+  problem.head_dim = 64;
+  problem.causal = causal;
+  problem.scale = 0.125;
+  problem.type = type;
+  problem.tiles = AttentionProblem::tiles_over(sequence, 4, problem.tile_keys);
+  return problem;
+}
+
+/// Attention in the most direct way, every query by itself, rounded once at the end.
+struct Direct {
+  Elements q, k, v, out;
+  std::vector<float> lse;
+
+  /// Query i sees the keys for which `sees(i, j)`.
+  template <class Sees>
+  Direct(const AttentionProblem& problem, Sees&& sees) {
+    const std::uint32_t dim = problem.head_dim;
+    const std::uint64_t n = problem.sequence;
+    const auto draw = [&](std::uint64_t stream, std::uint32_t heads) {
+      Elements elements(n * heads * dim);
+      RandomMatrix{3, stream, std::uint64_t{heads} * dim, problem.type}.rows(0, n, elements.data());
+      return elements;
+    };
+    q = draw(0, problem.query_heads);
+    k = draw(1, problem.key_heads);
+    v = draw(2, problem.key_heads);
+    const auto value = [&](const Elements& from, std::uint64_t at) {
+      return static_cast<double>(to_float(problem.type, from[at]));
+    };
+    for (std::uint64_t i = 0; i < n; ++i) {
+      for (std::uint32_t head = 0; head < problem.query_heads; ++head) {
+        double sum = 0;
+        std::vector<double> o(dim);
+        for (std::uint64_t j = 0; j < n; ++j) {
+          if (!sees(i, j)) continue;
+          double score = 0;
+          for (std::uint32_t d = 0; d < dim; ++d)
+            score += value(q, (i * problem.query_heads + head) * dim + d) * value(k, j * dim + d);
+          const double weight = std::exp(problem.scale * score);
+          sum += weight;
+          for (std::uint32_t d = 0; d < dim; ++d) o[d] += weight * value(v, j * dim + d);
+        }
+        for (std::uint32_t d = 0; d < dim; ++d)
+          out.push_back(from_float(problem.type, static_cast<float>(o[d] / sum)));
+        lse.push_back(static_cast<float>(std::log(sum)));
+      }
+    }
+  }
+
+  AttentionReference::Result compare(const AttentionProblem& problem) const {
+    return AttentionReference(problem, k.data(), v.data())
+        .compare(0, problem.sequence, q.data(), out.data(), lse.data());
+  }
+};
+
+TEST(AttentionReference, AgreesWithTheDefinition) {
+  for (DataType type : {DataType::kBf16, DataType::kF16}) {
+    for (bool causal : {false, true}) {
+      const AttentionProblem problem = problem_of(90, causal, type);
+      const Direct direct(problem,
+                          [&](std::uint64_t i, std::uint64_t j) { return !causal || j <= i; });
+      const auto result = direct.compare(problem);
+      EXPECT_EQ(result.out.wrong, 0u);
+      EXPECT_EQ(result.out.compared, 90u * 2 * 64);
+      EXPECT_EQ(result.lse.wrong, 0u);
+      EXPECT_EQ(result.lse.compared, 90u * 2);
+      // Only the last rounding is in it, so it is well inside bounds that allow for more.
+      EXPECT_GT(result.out.worst_ratio, 0.05);
+      EXPECT_LT(result.out.worst_ratio, 1.0);
+    }
+  }
+}
+
+// Each of these is a mistake that a schedule could make.
+TEST(AttentionReference, FindsOneKeyTooManyOrTooFewOrTwice) {
+  for (DataType type : {DataType::kBf16, DataType::kF16}) {
+    const AttentionProblem causal = problem_of(300, true, type);
+    const AttentionProblem open = problem_of(300, false, type);
+    // The last query alone, whose keys are the most: one in 300 is missing, or one too many.
+    const auto wrong_of_last = [](const AttentionProblem& problem, const Direct& direct) {
+      const std::uint64_t last = problem.sequence - 1;
+      const std::uint64_t row = std::uint64_t{problem.query_heads} * problem.head_dim;
+      return AttentionReference(problem, direct.k.data(), direct.v.data())
+          .compare(last, 1, direct.q.data() + last * row, direct.out.data() + last * row,
+                   direct.lse.data() + last * problem.query_heads);
+    };
+    const Direct one_less(causal,
+                          [](std::uint64_t i, std::uint64_t j) { return j <= i && j != 150; });
+    EXPECT_GT(wrong_of_last(causal, one_less).out.wrong, 0u);
+    EXPECT_GT(wrong_of_last(causal, one_less).lse.wrong, 0u);
+    const Direct shifted(causal, [](std::uint64_t i, std::uint64_t j) { return j < i + (i == 0); });
+    EXPECT_GT(wrong_of_last(causal, shifted).out.wrong, 0u);
+    const Direct masked(open, [](std::uint64_t i, std::uint64_t j) { return j <= i; });
+    EXPECT_GT(masked.compare(open).out.wrong, 300u * 64);
+  }
+}
+
+TEST(AttentionReference, FindsASwappedRowZerosAndWhatIsNoNumber) {
+  const AttentionProblem problem = problem_of(120, false, DataType::kBf16);
+  const Direct right(problem, [](std::uint64_t, std::uint64_t) { return true; });
+  Direct swapped = right;
+  std::swap_ranges(swapped.out.begin(), swapped.out.begin() + 64, swapped.out.begin() + 64 * 50);
+  EXPECT_GT(swapped.compare(problem).out.wrong, 64u);
+  Direct zeros = right;
+  std::fill(zeros.out.begin(), zeros.out.end(), std::uint16_t{0});
+  EXPECT_GT(zeros.compare(problem).out.wrong, zeros.out.size() / 2);
+  Direct poisoned = right;
+  poisoned.out[777] = 0x7fff;
+  poisoned.lse[7] = std::numeric_limits<float>::quiet_NaN();
+  const auto result = poisoned.compare(problem);
+  EXPECT_EQ(result.out.wrong, 1u);
+  EXPECT_EQ(result.out.first_wrong, 777u);
+  EXPECT_EQ(result.lse.wrong, 1u);
+  EXPECT_EQ(result.lse.first_wrong, 7u);
+}
+
+}  // namespace
+}  // namespace mk::tools
