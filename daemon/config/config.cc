@@ -1,5 +1,6 @@
 #include "daemon/config/config.h"
 
+#include <bit>
 #include <charconv>
 #include <fstream>
 #include <iterator>
@@ -96,7 +97,7 @@ Status accept_log_format(std::string_view text, LogFormat& into) {
 }
 
 const std::vector<std::string>& fabric_names() {
-  static const std::vector<std::string> names{"loopback", "ofi", "null"};
+  static const std::vector<std::string> names{"loopback", "ofi", "verbs", "null"};
   return names;
 }
 const std::vector<std::string>& log_levels() {
@@ -121,6 +122,23 @@ Status accept_node_id(std::string_view text, std::uint32_t& into) {
 
 // -- the file ---------------------------------------------------------------------------------
 
+void read_verbs(Section verbs, mk::fabric::VerbsOptions& options) {
+  verbs.strings("devices", 1, 80, options.devices);
+  verbs.integer("gid_index", -1, 255, options.gid_index);
+  verbs.integer("pkey", 0, 0xffff, options.pkey);
+  verbs.integer("mtu", 0, 4096, options.mtu_bytes);
+  verbs.integer("queues", 1, mk::fabric::kVerbsQueuesMax, options.queues);
+  verbs.integer("timeout", 0, 31, options.timeout);
+  verbs.integer("retries", 0, 7, options.retries);
+  verbs.integer("rnr_retries", 0, 7, options.rnr_retries);
+  verbs.integer("service_level", 0, 15, options.service_level);
+  verbs.integer("traffic_class", 0, 255, options.traffic_class);
+  verbs.boolean("relaxed_ordering", options.relaxed_ordering);
+  verbs.string("arrival", take_one_of(options.arrival, {"flag", "immediate"}));
+  verbs.string("submission", take_one_of(options.submission, {"auto", "extended", "classic"}));
+  verbs.finish();
+}
+
 void read_fabric(Section fabric, Config& config) {
   fabric.string("name", take_one_of(config.fabric.name, fabric_names()));
   fabric.integer("rails", 1, kRailsMax, config.fabric.rails);
@@ -132,6 +150,7 @@ void read_fabric(Section fabric, Config& config) {
   ofi.string("provider", take_text(config.fabric.ofi.provider, 64));
   ofi.string("bind", take_text(config.fabric.ofi.bind, 256));
   ofi.finish();
+  read_verbs(fabric.section("verbs"), config.fabric.verbs);
   fabric.finish();
 }
 
@@ -288,6 +307,11 @@ void check(const Config& config, Diagnostics& diagnostics) {
   if (!config.proxy.cpus.empty() && config.proxy.cpus.size() != config.fabric.rails) {
     diagnostics.plain(fmt::format("proxy.cpus: {} entries for {} rails; one per rail is expected",
                                   config.proxy.cpus.size(), config.fabric.rails));
+  }
+  const std::uint32_t mtu = config.fabric.verbs.mtu_bytes;
+  if (mtu != 0 && (mtu < 256 || !std::has_single_bit(mtu))) {
+    diagnostics.plain(
+        fmt::format("fabric.verbs.mtu: {} is not one of 0, 256, 512, 1024, 2048, 4096", mtu));
   }
   if (config.fabric.name == "ofi" && config.fabric.ofi.provider.empty()) {
     diagnostics.plain("fabric.ofi.provider: must be named when fabric.name is \"ofi\"");

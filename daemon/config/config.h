@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "daemon/config/address.h"
+#include "daemon/fabric/verbs_options.h"
 #include "shm/host/result.h"
 #include "shm/limits.h"
 
@@ -52,6 +53,7 @@ struct Config {
       std::string provider = "tcp";
       std::string bind;
     } ofi;
+    mk::fabric::VerbsOptions verbs;
   } fabric;
 
   struct {

@@ -89,22 +89,19 @@ class Section {
 
   void integers(std::string_view key, std::int64_t min, std::int64_t max,
                 std::vector<std::int64_t>& into) {
-    const toml::node* node = find(key);
-    if (!node) return;
-    std::vector<std::int64_t> values;
-    bool good = node->is_array();
-    if (good) {
-      for (const toml::node& element : *node->as_array()) {
-        const auto* value = element.as_integer();
-        good = good && value && value->get() >= min && value->get() <= max;
-        if (good) values.push_back(value->get());
-      }
-    }
-    if (!good) {
-      return refuse(*node, key,
-                    fmt::format("a list of whole numbers from {} to {} is expected", min, max));
-    }
-    into = std::move(values);
+    list<std::int64_t>(key,
+                       fmt::format("a list of whole numbers from {} to {} is expected", min, max),
+                       into, [&](std::int64_t value) { return value >= min && value <= max; });
+  }
+
+  /// A list of strings of `bytes_min` to `bytes_max` bytes.
+  void strings(std::string_view key, std::size_t bytes_min, std::size_t bytes_max,
+               std::vector<std::string>& into) {
+    list<std::string>(
+        key, fmt::format("a list of strings of {} to {} bytes is expected", bytes_min, bytes_max),
+        into, [&](const std::string& value) {
+          return value.size() >= bytes_min && value.size() <= bytes_max;
+        });
   }
 
   /// A table within; empty when absent.
@@ -147,6 +144,24 @@ class Section {
   void finish();
 
  private:
+  /// A list whose elements are all of type T and good.
+  template <class T, class Good>
+  void list(std::string_view key, const std::string& expected, std::vector<T>& into, Good&& good) {
+    const toml::node* node = find(key);
+    if (!node) return;
+    std::vector<T> values;
+    bool all = node->is_array();
+    if (all) {
+      for (const toml::node& element : *node->as_array()) {
+        const auto* value = element.as<T>();
+        all = all && value && good(value->get());
+        if (all) values.push_back(value->get());
+      }
+    }
+    if (!all) return refuse(*node, key, expected);
+    into = std::move(values);
+  }
+
   const toml::node* find(std::string_view key) {
     known_.emplace_back(key);
     return table_ ? table_->get(key) : nullptr;

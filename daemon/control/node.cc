@@ -34,6 +34,12 @@ class Node::Impl {
         return fail(endpoint.error().code, "cannot open rail {}: {}", rail,
                     endpoint.error().message);
       }
+      const std::string& chosen = (*endpoint)->capabilities().explanation;
+      if (!chosen.empty() && options_.control.log) {
+        options_.control.log({LogLevel::kInfo,
+                              fmt::format("rail {}: {}", rail, chosen),
+                              {{"rail", std::to_string(rail)}}});
+      }
       ControlLoop* loop = loop_.get();
       proxies_.push_back(std::make_unique<Proxy>(
           std::move(*endpoint), rail_options.proxy,

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/fabric/verbs_options.h"
 #include "shm/host/result.h"
 
 namespace mk::fabric {
@@ -141,24 +142,6 @@ class Endpoint {
 struct LinkModel {
   double bytes_per_second = 0;
   std::uint64_t latency_ns = 0;
-};
-
-/// The verbs fabric; daemon/fabric/verbs/README.md says how each is used.
-struct VerbsOptions {
-  /// By rail: "mlx5_0" or "mlx5_0:1" (device and port). Empty: by rule.
-  std::vector<std::string> devices;
-  std::int32_t gid_index = -1;      ///< -1: by rule
-  std::uint32_t pkey = 0;           ///< the partition's key; 0: the table's first entry
-  std::uint32_t mtu_bytes = 0;      ///< 0: the port's
-  std::uint32_t queues = 1;         ///< queue pairs per link, 1 to 8
-  std::uint32_t timeout = 14;       ///< until an acknowledgement is missed: 4.096 us * 2^timeout
-  std::uint32_t retries = 7;        ///< of a packet that is not acknowledged, 0 to 7
-  std::uint32_t rnr_retries = 7;    ///< while the peer has no receive posted; 7: for ever
-  std::uint32_t service_level = 0;  ///< 0 to 15
-  std::uint32_t traffic_class = 0;  ///< 0 to 255: DSCP and ECN on RoCE
-  bool relaxed_ordering = true;     ///< of data memory, where the device has it
-  std::string arrival = "flag";     ///< "flag" (ordered contract) or "immediate" (unordered)
-  std::string submission = "auto";  ///< "extended" (ibv_wr_*), "classic" (ibv_post_send), "auto"
 };
 
 struct EndpointConfig {

@@ -60,6 +60,7 @@ NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& l
                                config.fabric.loopback.latency_ns};
     one.endpoint.provider = config.fabric.ofi.provider;
     one.endpoint.bind_address = config.fabric.ofi.bind;
+    one.endpoint.verbs = config.fabric.verbs;
     one.proxy.rail = rail;
     if (!config.proxy.cpus.empty()) one.proxy.cpu = static_cast<int>(config.proxy.cpus[rail]);
     one.proxy.batch_window_ns = config.proxy.batch_window_ns;

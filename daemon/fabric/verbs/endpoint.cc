@@ -140,7 +140,9 @@ Result<std::unique_ptr<LocalRegion>> VerbsEndpoint::register_memory(
   key.address = reinterpret_cast<std::uint64_t>(memory.address);
   key.bytes = memory.bytes;
   key.rkey = region->rkey;
-  return std::make_unique<VerbsLocalRegion>(device_, keys_, std::move(region), key);
+  const std::uint32_t local_key = region->lkey;
+  return std::make_unique<VerbsLocalRegion>(
+      key, local_key, std::make_unique<Registration>(device_, keys_, std::move(region), key));
 }
 
 Status VerbsEndpoint::check_peer(const Address& peer) const {

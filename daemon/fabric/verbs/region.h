@@ -34,25 +34,41 @@ class KeyTable {
   std::map<Token, Key> keys_;
 };
 
-class VerbsLocalRegion final : public LocalRegion {
+/// What ends with a region: its key is no longer valid, then the NIC forgets it.
+class Registration {
  public:
-  VerbsLocalRegion(std::shared_ptr<const Device> device, std::shared_ptr<KeyTable> keys,
-                   RegionHandle region, const Key& key)
+  Registration(std::shared_ptr<const Device> device, std::shared_ptr<KeyTable> keys,
+               RegionHandle region, const Key& key)
       : device_(std::move(device)), keys_(std::move(keys)), region_(std::move(region)), key_(key) {
     keys_->add(key_);
   }
-  ~VerbsLocalRegion() override { keys_->remove(key_); }
+  ~Registration() { keys_->remove(key_); }
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+
+ private:
+  std::shared_ptr<const Device> device_;  ///< longer than the region
+  std::shared_ptr<KeyTable> keys_;
+  RegionHandle region_;
+  Key key_;
+};
+
+class VerbsLocalRegion final : public LocalRegion {
+ public:
+  /// `registration`: null in tests that have no NIC.
+  VerbsLocalRegion(const Key& key, std::uint32_t local_key,
+                   std::unique_ptr<Registration> registration)
+      : key_(key), local_key_(local_key), registration_(std::move(registration)) {}
   Bytes key() const override { return to_blob(key_); }
 
   std::uint64_t address() const { return key_.address; }
   std::uint64_t bytes() const { return key_.bytes; }
-  std::uint32_t local_key() const { return region_->lkey; }
+  std::uint32_t local_key() const { return local_key_; }
 
  private:
-  std::shared_ptr<const Device> device_;  ///< longer than the registration
-  std::shared_ptr<KeyTable> keys_;
-  RegionHandle region_;
   Key key_;
+  std::uint32_t local_key_;
+  std::unique_ptr<Registration> registration_;
 };
 
 class VerbsRemoteRegion final : public RemoteRegion {

@@ -14,7 +14,7 @@
 namespace mk::fabric::verbs {
 
 /// Queue pairs of one link at most.
-inline constexpr std::uint32_t kQueuesMax = 8;
+inline constexpr std::uint32_t kQueuesMax = kVerbsQueuesMax;
 
 /// An endpoint's address as peers receive it.
 struct Address {

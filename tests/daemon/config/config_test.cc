@@ -54,6 +54,21 @@ INSTANTIATE_TEST_SUITE_P(
         GoodCase{"[fabric.loopback]\nlatency = '5us'", "latency = \"5us\""},
         GoodCase{"[fabric.ofi]\nprovider = 'efa'", "provider = \"efa\""},
         GoodCase{"[fabric.ofi]\nbind = 'eth0'", "bind = \"eth0\""},
+        GoodCase{"[fabric]\nname = 'verbs'", "name = \"verbs\""},
+        GoodCase{"[fabric.verbs]\ndevices = ['mlx5_0', 'mlx5_1:2']",
+                 "devices = [\"mlx5_0\", \"mlx5_1:2\"]"},
+        GoodCase{"[fabric.verbs]\ngid_index = 3", "gid_index = 3"},
+        GoodCase{"[fabric.verbs]\npkey = 0x8001", "pkey = 0x8001"},
+        GoodCase{"[fabric.verbs]\nmtu = 4096", "mtu = 4096"},
+        GoodCase{"[fabric.verbs]\nqueues = 8", "queues = 8"},
+        GoodCase{"[fabric.verbs]\ntimeout = 31", "timeout = 31"},
+        GoodCase{"[fabric.verbs]\nretries = 0", "retries = 0"},
+        GoodCase{"[fabric.verbs]\nrnr_retries = 6", "rnr_retries = 6"},
+        GoodCase{"[fabric.verbs]\nservice_level = 15", "service_level = 15"},
+        GoodCase{"[fabric.verbs]\ntraffic_class = 106", "traffic_class = 106"},
+        GoodCase{"[fabric.verbs]\nrelaxed_ordering = false", "relaxed_ordering = false"},
+        GoodCase{"[fabric.verbs]\narrival = 'immediate'", "arrival = \"immediate\""},
+        GoodCase{"[fabric.verbs]\nsubmission = 'classic'", "submission = \"classic\""},
         GoodCase{"[proxy]\ncpus = [3]", "cpus = [3]"},
         GoodCase{"[proxy]\nbatch_window = '0'", "batch_window = \"0s\""},
         GoodCase{"[proxy]\nspin = '1ms'", "spin = \"1ms\""},
@@ -115,7 +130,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"[[peer]]\nid=1\naddress='localhost:1'\n[[peer]]\nid=1\naddress='localhost:2'",
                 "mk.toml:4:1: peer: node id 1 is given to two peers"},
         BadCase{"[fabric]\nname = 'tcp'",
-                "mk.toml:2:8: fabric.name: \"tcp\" is not one of \"loopback\", \"ofi\", \"null\""},
+                "mk.toml:2:8: fabric.name: \"tcp\" is not one of \"loopback\", \"ofi\", \"verbs\", "
+                "\"null\""},
         BadCase{"[fabric]\nrails = 0",
                 "mk.toml:2:9: fabric.rails: a whole number from 1 to 16 is expected"},
         BadCase{"[fabric.loopback]\nbandwidth = 2",
@@ -125,6 +141,16 @@ INSTANTIATE_TEST_SUITE_P(
                 "number and ns, us, ms or s, at most a day"},
         BadCase{"[fabric.ofi]\nbind = \"a\\nb\"",
                 "mk.toml:2:8: fabric.ofi.bind: one line of at most 256 bytes is expected"},
+        BadCase{"[fabric.verbs]\ndevices = 'mlx5_0'",
+                "mk.toml:2:11: fabric.verbs.devices: a list of strings of 1 to 80 bytes is "
+                "expected"},
+        BadCase{"[fabric.verbs]\nmtu = 1500",
+                "fabric.verbs.mtu: 1500 is not one of 0, 256, 512, 1024, 2048, 4096"},
+        BadCase{"[fabric.verbs]\nqueues = 9",
+                "mk.toml:2:10: fabric.verbs.queues: a whole number from 1 to 8 is expected"},
+        BadCase{"[fabric.verbs]\narrival = 'soon'",
+                "mk.toml:2:11: fabric.verbs.arrival: \"soon\" is not one of \"flag\", "
+                "\"immediate\""},
         BadCase{"[proxy]\ncpus = 1",
                 "mk.toml:2:8: proxy.cpus: a list of whole numbers from -1 to 4095 is expected"},
         BadCase{"[proxy]\ncpus = [0, 'x']",
@@ -288,7 +314,11 @@ TEST(Config, WhatIsPrintedParsesToTheSame) {
       "node_id = 3\nlisten = '[::1]:9'\ninsecure = true\n[socket]\npath='/x/\"y'\nmode='0600'\n"
       "[[peer]]\nid=1\naddress='h:1'\n[[peer]]\nid=2\naddress='unix:/p'\n"
       "[fabric]\nname='ofi'\nrails=2\n[fabric.loopback]\nbandwidth='1.5GB/s'\nlatency='7us'\n"
-      "[fabric.ofi]\nprovider='efa'\nbind='eth1'\n[proxy]\ncpus=[1,-1]\nbatch_window='1us'\n"
+      "[fabric.ofi]\nprovider='efa'\nbind='eth1'\n[fabric.verbs]\ndevices=['a:1','b']\ngid_index="
+      "2\n"
+      "pkey=3\nmtu=512\nqueues=4\ntimeout=5\nretries=6\nrnr_retries=1\nservice_level=7\n"
+      "traffic_class=8\nrelaxed_ordering=false\narrival='immediate'\nsubmission='classic'\n[proxy]"
+      "\ncpus=[1,-1]\nbatch_window='1us'\n"
       "spin='2us'\nsleep_max='3us'\n[limits]\nsessions=2\noutstanding=3\nregistered='5MiB'\n"
       "drain='6s'\n[[job]]\npattern='a'\nweight=2\n[log]\nlevel='error'\nformat='text'\n";
   const std::string printed = print_config(config_of(all));
