@@ -70,7 +70,7 @@ AgGemmLaunch make_launch(const AgGemmPlan& plan, const RankContext& context,
 
 class AgGemmCpu::Impl : private RoleBody {
  public:
-  Impl(const AgGemmPlan& plan, const RankContext& context, const AgGemmCpuOptions& options)
+  Impl(const AgGemmPlan& plan, const RankContext& context, const GemmCpuOptions& options)
       : plan_(plan),
         b_layout_(options.b_layout),
         launch_(make_launch(plan, context, options.blocks)),
@@ -179,7 +179,7 @@ AgGemmCpu::~AgGemmCpu() = default;
 
 Result<std::unique_ptr<AgGemmCpu>> AgGemmCpu::create(const AgGemmPlan& plan,
                                                      const RankContext& context,
-                                                     const AgGemmCpuOptions& options) {
+                                                     const GemmCpuOptions& options) {
   MK_RETURN_IF_ERROR(check_options("ag_gemm", options));
   MK_RETURN_IF_ERROR(check_context("ag_gemm", plan.nodes, plan.locals, plan.flag_count(),
                                    options.blocks.send, context));

@@ -16,10 +16,6 @@
 
 namespace mk::kernels {
 
-struct AgGemmCpuOptions : CpuOptions {
-  BLayout b_layout = BLayout::kKN;
-};
-
 /// One rank's operator. How to make one: see GemmArCpu; the plan is AgGemmPlan::make.
 ///
 /// Not thread-safe: one launch at a time, and one launch at a time over all operators that share
@@ -32,7 +28,7 @@ class AgGemmCpu {
   /// started.
   static Result<std::unique_ptr<AgGemmCpu>> create(const AgGemmPlan& plan,
                                                    const RankContext& context,
-                                                   const AgGemmCpuOptions& options);
+                                                   const GemmCpuOptions& options);
   ~AgGemmCpu();
   AgGemmCpu(const AgGemmCpu&) = delete;
   AgGemmCpu& operator=(const AgGemmCpu&) = delete;

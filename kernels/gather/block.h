@@ -162,7 +162,7 @@ class GatherBlock {
   MK_HOST_DEVICE WaitSite site(std::uint32_t origin, std::uint32_t chunk) const {
     const bool here = arrives_here(origin);
     const std::uint32_t node = schedule.node_of(origin);
-    const std::uint32_t hops = schedule.hops_from(node) - (here ? 1 : 0);
+    const std::uint32_t hops = schedule.hops_from(node);
     return block.site(here ? FlagKind::kArrival : FlagKind::kRowsReady, origin,
                       here ? node : origin, chunk, hops < kGatherHopsMax ? hops : kGatherHopsMax);
   }

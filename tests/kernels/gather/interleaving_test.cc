@@ -34,6 +34,7 @@ struct GatherOptions {
   std::uint64_t seed = 1;
   NetworkOptions network;
   bool forge_releases = false;  ///< all banks look released for ever
+  bool forge_arrivals = false;  ///< the first rows of node 0 look arrived for ever
   bool skip_odd = false;        ///< consumers do not look at the rows of odd ranks
 };
 
@@ -83,6 +84,7 @@ class GatherSimulation : private SimOperator {
         ranks_(make_ranks()),
         simulation_(*this, make_simulation()) {
     if (options.forge_releases) forge_releases();
+    if (options.forge_arrivals) forge_arrivals();
   }
 
   std::string run() {
@@ -240,6 +242,15 @@ class GatherSimulation : private SimOperator {
     }
   }
 
+  void forge_arrivals() {
+    for (std::uint32_t rank = options_.locals; rank < ranks_.size(); ++rank) {
+      const std::uint32_t node = rank / options_.locals;
+      const GatherSchedule schedule(plan_, {options_.nodes, options_.locals, node, 0});
+      for (std::uint32_t bank = 0; bank < plan_.banks; ++bank)
+        simulation_.forge_flag(rank, schedule.arrival(bank, node, 0, 1));
+    }
+  }
+
   GatherOptions options_;
   GatherPlan plan_;
   std::uint64_t workspace_bytes_ = 0;
@@ -345,6 +356,15 @@ TEST(GatherInterleaving, AChunkThatDidNotMoveIsSeen) {
   };
   EXPECT_EQ(seen_of_60(truncate, 2, 1), 60);
   EXPECT_EQ(seen_of_60(truncate, 3, 2), 60);
+}
+
+TEST(GatherInterleaving, AFlagThatShowsTooEarlyIsSeen) {
+  const auto forge = [](GatherOptions& options) {
+    options.forge_arrivals = true;
+    options.network.keep_forged_flags = true;
+  };
+  EXPECT_GT(seen_of_60(forge, 2, 1), 5);
+  EXPECT_GT(seen_of_60(forge, 3, 2), 5);
 }
 
 // More chunks than a granule has flags, most launches with few of them: the granules that those do

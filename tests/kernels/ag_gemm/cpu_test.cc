@@ -1,0 +1,211 @@
+// AllGather+GEMM on the CPU executor, ranks as threads of one process: right results for every
+// world, whatever the skew.
+#include "kernels/cpu/ag_gemm_cpu.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "kernels/ag_gemm/schedule.h"
+#include "kernels/cpu/pacer.h"
+#include "tests/kernels/ag_gemm/job.h"
+#include "tests/kernels/support/network.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+std::vector<AgGemmLaunchPlan> random_launches(std::uint32_t count, std::uint32_t m_max,
+                                              std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<AgGemmLaunchPlan> launches;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    AgGemmLaunchPlan launch;
+    launch.m = i == 0 ? m_max : static_cast<std::uint32_t>(1 + random() % m_max);
+    launch.mode = random() % 3 == 0 ? Mode::kUnfused : Mode::kFused;
+    launch.gathered = random() % 2 == 0;
+    launch.padded = random() % 2 == 0;
+    launch.inputs = i;
+    launches.push_back(launch);
+  }
+  return launches;
+}
+
+class EveryWorld : public ::testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {};
+
+TEST_P(EveryWorld, GivesEveryRankItsProductForChangingM) {
+  const auto [nodes, locals] = GetParam();
+  const std::uint64_t seed = nodes * 100 + locals;
+  std::mt19937_64 random(seed);
+  AgGemmJobOptions options;
+  options.nodes = nodes;
+  options.locals = locals;
+  options.max = {61, 20 + static_cast<std::uint32_t>(random() % 40), 19};
+  options.dtype = (nodes + locals) % 2 == 0 ? DType::kBf16 : DType::kF16;
+  options.tiling = {8, 16, 64, nodes == 3 ? 1u : 0u};  // rows straddle chunks
+  const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
+  options.cpu.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
+  options.cpu.wait_timeout = std::chrono::seconds(120);
+  options.cpu.b_layout = random() % 2 == 0 ? BLayout::kKN : BLayout::kNK;
+  options.seed = seed;
+  options.slot_count_log2 = 4;  // the smallest ring: credits run out
+  AgGemmJob job(options);
+  NetworkThread network(job.cluster(), seed);
+
+  const auto launches = random_launches(12, options.max.m, seed);
+  const auto results = job.run(launches, std::chrono::microseconds(3000));
+  std::vector<std::uint64_t> bytes(job.size(), 0);
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    ASSERT_EQ(job.check(launches[i], results[i]), "")
+        << "launch " << i + 1 << ", m = " << launches[i].m;
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+      const LaunchStats& stats = *results[i][rank].stats;
+      const World world{nodes, locals, rank / locals, rank % locals};
+      EXPECT_EQ(stats.epoch, i + 1);
+      EXPECT_EQ(stats.m, launches[i].m);
+      EXPECT_EQ(stats.mode, launches[i].mode);
+      EXPECT_EQ(stats.network_bytes,
+                AgGemmSchedule(job.op(rank).plan(), world, launches[i].m).network_bytes());
+      bytes[rank] += stats.network_bytes;
+    }
+  }
+  Network& seen = network.stop();
+  EXPECT_EQ(seen.complaint(), "");
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank)
+    EXPECT_EQ(seen.bytes_of(rank), bytes[rank]);
+  // A bound far above what is seen would prove little.
+  EXPECT_GT(job.worst(), 0.1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorld,
+                         ::testing::Combine(::testing::Values(1u, 2u, 3u, 4u),
+                                            ::testing::Values(1u, 2u, 3u, 4u, 8u)),
+                         [](const auto& world) {
+                           return fmt::format("{}x{}", std::get<0>(world.param),
+                                              std::get<1>(world.param));
+                         });
+
+AgGemmJobOptions two_by_two() {
+  AgGemmJobOptions options;
+  options.nodes = 2;
+  options.locals = 2;
+  options.max = {40, 48, 16};
+  options.tiling = {8, 16, 64, 0};
+  options.cpu.wait_timeout = std::chrono::seconds(120);
+  return options;
+}
+
+TEST(AgGemmCpu, RepeatedRunsGiveTheSameBits) {
+  AgGemmJobOptions options = two_by_two();
+  options.max.k = 700;
+  options.cpu.blocks.compute = 2;
+  AgGemmJob job(options);
+  NetworkThread network(job.cluster(), 5);
+  std::vector<AgGemmLaunchPlan> launches;
+  for (std::uint32_t i = 0; i < 8; ++i)
+    launches.push_back({37, i % 2 == 0 ? Mode::kFused : Mode::kUnfused, false, false, 0});
+  const auto results = job.run(launches, std::chrono::microseconds(1000));
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    ASSERT_EQ(job.check(launches[i], results[i]), "");
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank)
+      EXPECT_EQ(results[i][rank].c, results[0][rank].c) << "launch " << i + 1;
+  }
+}
+
+TEST(AgGemmCpu, ManyLaunchesBackToBackReadNoStaleFlag) {
+  for (std::uint32_t banks : {1u, 2u}) {
+    AgGemmJobOptions options = two_by_two();
+    options.nodes = 3;
+    options.max = {24, 24, 5};
+    options.tiling = {4, 8, 64, banks};
+    AgGemmJob job(options);
+    NetworkThread network(job.cluster(), 6);
+    const auto launches = random_launches(100, options.max.m, 6);
+    const auto results = job.run(launches);
+    for (std::size_t i = 0; i < launches.size(); ++i) {
+      ASSERT_EQ(job.check(launches[i], results[i]), "")
+          << "launch " << i + 1 << ", m = " << launches[i].m;
+    }
+    EXPECT_EQ(network.stop().complaint(), "");
+  }
+}
+
+TEST(AgGemmCpu, ChosenTilesAndALongerK) {
+  AgGemmJobOptions options;
+  options.nodes = 2;
+  options.max = {300, 264, 1500};
+  options.cpu.wait_timeout = std::chrono::seconds(120);
+  for (DType dtype : {DType::kBf16, DType::kF16}) {
+    options.dtype = dtype;
+    AgGemmJob job(options);
+    NetworkThread network(job.cluster(), 7);
+    const std::vector<AgGemmLaunchPlan> launches = {{300, Mode::kFused, true, false, 0},
+                                                    {1, Mode::kFused, true, true, 1}};
+    const auto results = job.run(launches);
+    for (std::size_t i = 0; i < launches.size(); ++i)
+      ASSERT_EQ(job.check(launches[i], results[i]), "");
+  }
+}
+
+TEST(AgGemmCpu, OneRankIsAPlainProductAndCopiesNothing) {
+  AgGemmJobOptions options;
+  options.max = {50, 33, 64};
+  AgGemmJob job(options);
+  EXPECT_LE(job.op(0).plan().workspace_bytes, 4096u) << "no slots";
+  const auto launches = random_launches(5, 50, 8);
+  const auto results = job.run(launches);
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    ASSERT_EQ(job.check(launches[i], results[i]), "");
+    EXPECT_EQ(results[i][0].stats->commands, 0u);
+    EXPECT_EQ(results[i][0].stats->role(Role::kShare).blocks, 0u);
+  }
+}
+
+// Fused launches compute before everything is here; unfused ones do not. On one node: the last rank
+// comes late, and the first has by then computed its own tiles, or not.
+TEST(AgGemmCpu, FusedLaunchesBeginBeforeTheLastRankDoes) {
+  for (Mode mode : {Mode::kFused, Mode::kUnfused}) {
+    AgGemmJobOptions options;
+    options.locals = 2;
+    options.max = {64, 64, 64};
+    options.cpu.wait_timeout = std::chrono::seconds(120);
+    AgGemmJob job(options);
+    job.op(0).runner().set_trace(1000);
+    const AgGemmLaunchPlan plan{64, mode, false, false, 0};
+    AgGemmResult first;
+    std::thread early([&] { first = job.launch(0, plan); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const std::uint64_t late_ns = CpuPacer::now_ns();
+    const AgGemmResult second = job.launch(1, plan);
+    early.join();
+    ASSERT_EQ(job.check(plan, {first, second}), "");
+    std::uint32_t before = 0;
+    for (const TraceEvent& event : job.op(0).runner().trace())
+      before += event.span.kind == SpanKind::kTile && event.span.end_ns < late_ns;
+    if (mode == Mode::kFused) {
+      EXPECT_GT(before, 0u);
+    } else {
+      EXPECT_EQ(before, 0u);
+    }
+  }
+}
+
+// The check itself must be able to fail.
+TEST(AgGemmCpu, AChunkThatDidNotMoveIsSeen) {
+  AgGemmJobOptions options = two_by_two();
+  options.tiling.chunk_bytes = 256;
+  AgGemmJob job(options);
+  NetworkOptions faulty;
+  faulty.truncate_one_chunk = true;
+  NetworkThread network(job.cluster(), 9, faulty);
+  const std::vector<AgGemmLaunchPlan> launches = {{40, Mode::kFused, false, false, 0}};
+  const auto results = job.run(launches);
+  EXPECT_NE(job.check(launches[0], results[0]), "");
+}
+
+}  // namespace
+}  // namespace mk::kernels::testing

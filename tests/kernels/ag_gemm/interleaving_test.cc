@@ -1,0 +1,245 @@
+// The roles of AllGather+GEMM as a discrete-event simulation (support/simulation.h): every launch
+// ends, and every tile is made of the right rows of A, each as its rank has it in this launch.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/ag_gemm/plan.h"
+#include "kernels/ag_gemm/roles.h"
+#include "tests/kernels/support/simulation.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+struct AgGemmOptions {
+  std::uint32_t nodes = 1;
+  std::uint32_t locals = 1;
+  Shape max;
+  Tiling tiling;
+  RoleBlocks blocks;
+  std::vector<SimLaunch> launches;
+  Order order = Order::kRandom;
+  std::uint64_t seed = 1;
+  NetworkOptions network;
+};
+
+/// A's element in a launch.
+std::uint16_t element(std::uint32_t epoch, std::uint32_t row, std::uint32_t column) {
+  return static_cast<std::uint16_t>(
+      (epoch * 0x85ebca6bu ^ row * 0xc2b2ae35u ^ column * 0x27d4eb2fu) >> 15);
+}
+
+struct AgGemmRank {
+  AgGemmLaunch launch;
+  std::vector<std::uint16_t> a;
+  std::vector<std::uint16_t> c;
+  std::vector<std::uint16_t> gathered;
+};
+
+/// Instead of a product, C[i][j] = sum of A's row i, plus j, modulo 2^16: as sensitive to any wrong
+/// element. Yields between rows.
+class Executor : public SimExecutor {
+ public:
+  Executor(const SimExecutor& frame, AgGemmRank& rank) : SimExecutor(frame), rank_(rank) {}
+
+  bool multiply(const AgGemmTile& tile, const std::byte* rows, std::uint64_t stride_bytes) {
+    const std::uint32_t n = rank_.launch.plan.max.n;
+    for (std::uint32_t i = 0; i < tile.rect.rows; ++i) {
+      std::uint32_t sum = 0;
+      for (std::uint32_t at = 0; at < rank_.launch.plan.max.k; ++at) {
+        std::uint16_t value = 0;
+        std::memcpy(&value, rows + i * stride_bytes + at * kElementBytes, kElementBytes);
+        sum += value;
+      }
+      for (std::uint32_t j = 0; j < tile.rect.columns; ++j) {
+        const std::uint32_t column = tile.rect.column + j;
+        rank_.c[std::size_t{tile.rect.row + i} * n + column] =
+            static_cast<std::uint16_t>(sum + column);
+      }
+      maybe_yield();
+    }
+    return true;
+  }
+  void copy(const CopyJob& job) {
+    for (std::uint64_t row = 0; row < job.rows; ++row) {
+      for (std::uint32_t i = 0; i < job.target_count; ++i) {
+        std::memcpy(job.targets[i] + row * job.target_stride, job.source + row * job.source_stride,
+                    job.row_bytes);
+        maybe_yield();
+      }
+    }
+  }
+
+ private:
+  AgGemmRank& rank_;
+};
+
+class AgGemmSimulation : private SimOperator {
+ public:
+  explicit AgGemmSimulation(const AgGemmOptions& options)
+      : plan_(make_plan(options)),
+        ranks_(make_ranks(options, plan_)),
+        simulation_(*this, {{options.nodes, options.locals, plan_.workspace_bytes,
+                             plan_.flag_count(), options.blocks.send, 4},
+                            options.launches,
+                            options.order,
+                            options.seed,
+                            options.network}) {}
+
+  std::string run() { return simulation_.run(); }
+  bool saw_wrong_element() const { return simulation_.saw_wrong_element(); }
+
+ private:
+  static AgGemmPlan make_plan(const AgGemmOptions& options) {
+    auto plan =
+        AgGemmPlan::make(options.nodes, options.locals, options.max, DType::kBf16, options.tiling);
+    if (!plan) throw std::runtime_error(plan.error().message);
+    return *plan;
+  }
+  static std::vector<AgGemmRank> make_ranks(const AgGemmOptions& options, const AgGemmPlan& plan) {
+    std::vector<AgGemmRank> ranks(options.nodes * options.locals);
+    for (AgGemmRank& rank : ranks) {
+      rank.launch.plan = plan;
+      rank.launch.banks = plan.gather.banks;
+      rank.launch.blocks = options.blocks;
+    }
+    return ranks;
+  }
+
+  const char* name() const override { return "ag_gemm"; }
+  Launch& launch(std::uint32_t rank) override { return ranks_[rank].launch; }
+  std::vector<RoleThread> threads(const World& world) const override {
+    const RoleBlocks& blocks = ranks_[0].launch.blocks;
+    std::vector<RoleThread> threads;
+    add_role(threads, Role::kCompute, blocks.compute, Role::kCollect);
+    if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
+    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+    if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+    return threads;
+  }
+  void begin(std::uint32_t index) override {
+    AgGemmRank& rank = ranks_[index];
+    const std::uint32_t k = plan_.max.k;
+    const ShardRange shard =
+        shard_of(rank.launch.m, static_cast<std::uint32_t>(ranks_.size()), index);
+    rank.a.assign(std::size_t{shard.count} * (k + 1), 0x7fff);
+    for (std::uint32_t row = 0; row < shard.count; ++row) {
+      for (std::uint32_t column = 0; column < k; ++column)
+        rank.a[row * (k + 1) + column] = element(rank.launch.epoch, shard.first + row, column);
+    }
+    rank.c.assign(std::size_t{rank.launch.m} * plan_.max.n, 0x7fff);
+    rank.gathered.assign(index % 2 == 0 ? std::size_t{rank.launch.m} * k : 0, 0x7fff);
+    rank.launch.shard = GatherSource::of(rank.a.data(), (k + 1) * kElementBytes,
+                                         plan_.gather.row_bytes, shard.count);
+    rank.launch.gathered =
+        rank.gathered.empty() ? nullptr : reinterpret_cast<std::byte*>(rank.gathered.data());
+  }
+  bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
+                const SimExecutor& frame) override {
+    Executor executor(frame, ranks_[rank]);
+    AgGemmBlock<Executor> block(executor, ranks_[rank].launch, role, index, totals);
+    switch (role) {
+      case Role::kCompute:
+        return ag_gemm::compute(block);
+      case Role::kCollect:
+        return ag_gemm::collect(block);
+      case Role::kShare:
+        return ag_gemm::share(block);
+      case Role::kSend:
+        return ag_gemm::send(block);
+      default:
+        return ag_gemm::receive(block);
+    }
+  }
+  std::string check(std::uint32_t index) override {
+    const AgGemmRank& rank = ranks_[index];
+    const std::uint32_t k = plan_.max.k;
+    for (std::uint32_t row = 0; row < rank.launch.m; ++row) {
+      std::uint32_t sum = 0;
+      for (std::uint32_t at = 0; at < k; ++at) {
+        const std::uint16_t expected = element(rank.launch.epoch, row, at);
+        sum += expected;
+        if (!rank.gathered.empty() && rank.gathered[row * k + at] != expected)
+          return fmt::format("gathered [{}][{}] is wrong", row, at);
+      }
+      for (std::uint32_t column = 0; column < plan_.max.n; ++column) {
+        if (rank.c[std::size_t{row} * plan_.max.n + column] !=
+            static_cast<std::uint16_t>(sum + column))
+          return fmt::format("[{}][{}] is wrong", row, column);
+      }
+    }
+    return {};
+  }
+
+  AgGemmPlan plan_;
+  std::vector<AgGemmRank> ranks_;
+  Simulation simulation_;
+};
+
+class EveryWorldAndOrder : public ::testing::TestWithParam<std::uint32_t> {};
+
+TEST_P(EveryWorldAndOrder, EndsAndIsRight) {
+  const std::uint32_t nodes = GetParam();
+  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+    for (Order order : kOrders) {
+      AgGemmOptions options;
+      options.nodes = nodes;
+      options.locals = locals;
+      options.order = order;
+      options.seed = nodes * 1000 + locals * 100 + static_cast<std::uint64_t>(order) * 10;
+      std::mt19937_64 random(options.seed);
+      options.max = {static_cast<std::uint32_t>(1 + random() % (nodes * locals * 5)),
+                     static_cast<std::uint32_t>(1 + random() % 20),
+                     static_cast<std::uint32_t>(1 + random() % 30)};
+      const std::uint32_t banks = 1 + (locals + static_cast<std::uint32_t>(order)) % 2;
+      options.tiling = {2, 8, 64, banks};
+      const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
+      options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
+      options.launches = random_sim_launches(3, options.max.m, options.seed);
+      ASSERT_EQ(AgGemmSimulation(options).run(), "")
+          << fmt::format("{} x {}, order {}, {} banks, seed {}", nodes, locals,
+                         static_cast<int>(order), banks, options.seed);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Nodes, EveryWorldAndOrder, ::testing::Values(1u, 2u, 3u, 4u));
+
+TEST(AgGemmInterleaving, ManySeeds) {
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    AgGemmOptions options;
+    options.nodes = static_cast<std::uint32_t>(2 + seed % 2);
+    options.locals = static_cast<std::uint32_t>(1 + seed % 3);
+    options.max = {20, 16, 12};
+    options.tiling = {2, 8, 64, static_cast<std::uint32_t>(1 + seed / 2 % 2)};
+    options.launches = random_sim_launches(8, 20, seed);
+    options.order = kOrders[seed % std::size(kOrders)];
+    options.seed = seed;
+    ASSERT_EQ(AgGemmSimulation(options).run(), "") << "seed " << seed;
+  }
+}
+
+// A chunk of which only a part moves makes some tile wrong.
+TEST(AgGemmInterleaving, AChunkThatDidNotMoveIsSeen) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    AgGemmOptions options;
+    options.nodes = 2;
+    options.locals = static_cast<std::uint32_t>(1 + seed % 2);
+    options.max = {40, 16, 24};
+    options.tiling = {2, 8, 256, 2};
+    options.launches = {{40, Mode::kFused}, {39, Mode::kUnfused}};
+    options.order = kOrders[seed % std::size(kOrders)];
+    options.seed = seed;
+    options.network.truncate_one_chunk = true;
+    AgGemmSimulation simulation(options);
+    simulation.run();
+    EXPECT_TRUE(simulation.saw_wrong_element()) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace mk::kernels::testing
