@@ -34,7 +34,7 @@ mount -t tmpfs run /root/run
 
 ulimit -l unlimited
 ulimit -n 65536
-export HOME=/ PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export MK_RDMA_VM_INTERFACE=v0 HOME=/ PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # One end of a veth pair carries the NIC; what it sends to itself never leaves the driver.
 chroot /root /bin/sh -c 'ip link set lo up && ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v0 &&
   ip link set v0 up && ip link set v1 up && rdma link add rxe0 type rxe netdev v0' ||

@@ -99,7 +99,7 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(100, 3600000))
       ->capture_default_str();
   gemm_ar->add_option("--fabric", options.fabric)
-      ->check(CLI::IsMember({"loopback", "ofi"}))
+      ->check(CLI::IsMember({"loopback", "ofi", "verbs"}))
       ->capture_default_str();
   gemm_ar->add_option("--link-bandwidth", options.link_bandwidth,
                       "loopback: pace every link, e.g. 2GB/s");

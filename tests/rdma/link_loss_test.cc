@@ -1,0 +1,115 @@
+// A port that goes down and comes back, and an address that goes away, seen by links over it. Only
+// in the virtual machine of run_vm.sh, whose network interface it may take down.
+#include <cstdlib>
+#include <string>
+
+#include "tests/daemon/fabric/fabric_fixture.h"
+
+namespace mk::fabric {
+namespace {
+
+class LinkLossTest : public testing::TestWithParam<FabricSetup> {
+ protected:
+  void SetUp() override {
+    const char* const interface = std::getenv("MK_RDMA_VM_INTERFACE");
+    if (interface == nullptr) GTEST_SKIP() << "not in the virtual machine of tests/rdma/run_vm.sh";
+    interface_ = interface;
+  }
+  void TearDown() override {
+    if (interface_.empty()) return;
+    run("link set " + interface_ + " up");
+    run("addr replace 10.77.0.1/24 dev " + interface_);
+  }
+  static void run(const std::string& command) {
+    ASSERT_EQ(0, std::system(("ip " + command).c_str())) << command;
+  }
+  FabricSetup impatient() const {
+    FabricSetup setup = GetParam();
+    setup.config.connect_timeout_ns = 1'000'000'000;
+    return setup;
+  }
+
+  std::string interface_;
+};
+
+void expect_transfer(Node& a, Node& b, std::uint32_t epoch) {
+  const TestLink link = join(a, b);
+  const Memory source = a.memory(100'000);
+  const Memory target = b.memory(100'000);
+  const auto remote = import(a, link, target);
+  fill_random({source.data(), source.bytes()}, epoch);
+  const Write write = make_write(link, 1, epoch, epoch, source, 1, *remote, 3, 99'000);
+  ASSERT_TRUE(post_all(a, link.id, {&write, 1}, {&a, &b}));
+  ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(1) == epoch && a.completed.contains(epoch); }));
+  ASSERT_EQ(0, std::memcmp(source.data() + 1, target.data() + 3, 99'000));
+  a.endpoint->disconnect(link.id);
+  pump(
+      {&a}, [] { return false; }, std::chrono::seconds(0));
+}
+
+TEST_P(LinkLossTest, APortThatGoesDownFailsItsLinksAndServesNewOnesWhenItIsBack) {
+  Node a(impatient());
+  Node b(impatient());
+  expect_transfer(a, b, 1);
+  const TestLink link = join(a, b);
+  const Memory source = a.memory(8 << 20);
+  const Memory target = b.memory(8 << 20);
+  const auto remote = import(a, link, target);
+  std::vector<Write> writes;
+  for (std::uint32_t i = 0; i < 8; ++i)
+    writes.push_back(
+        make_write(link, 10 + i, 1, 100 + i, source, i << 20, *remote, i << 20, 1 << 20));
+  ASSERT_TRUE(post_all(a, link.id, writes, {&a, &b}));
+  run("link set " + interface_ + " down");
+  ASSERT_TRUE(pump({&a, &b}, [&] {
+    return a.links_down.contains(link.id) && a.total(a.completed) + a.total(a.failed) == 9;
+  }));
+  EXPECT_EQ(a.links_down[link.id], 1);
+  EXPECT_NE(a.endpoint->link_reason(link.id).find("the port went down"), std::string::npos)
+      << a.endpoint->link_reason(link.id);
+  for (const auto& [cookie, count] : a.failed) {
+    EXPECT_EQ(count, 1);
+    EXPECT_FALSE(a.completed.contains(cookie));
+  }
+  const Write late = make_write(link, 1, 9, 999);
+  ASSERT_TRUE(post_all(a, link.id, {&late, 1}, {&a}));
+  EXPECT_TRUE(pump({&a}, [&] { return a.failed.contains(999); }));
+
+  const auto started = std::chrono::steady_clock::now();
+  const auto during = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
+  EXPECT_FALSE(during) << "while the port is down";
+  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(10));
+
+  run("link set " + interface_ + " up");
+  // The daemon tries again with backoff; here, until the interface answers.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (std::chrono::steady_clock::now() < deadline) {
+    const auto again = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
+    if (!again) continue;
+    a.endpoint->disconnect(*again);
+    break;
+  }
+  expect_transfer(a, b, 2);
+}
+
+TEST_P(LinkLossTest, AnAddressThatGoesAwayFailsTheLinksThatUseIt) {
+  Node a(impatient());
+  Node b(impatient());
+  const TestLink link = join(a, b);
+  run("addr del 10.77.0.1/24 dev " + interface_);
+  ASSERT_TRUE(pump({&a, &b}, [&] { return a.links_down.contains(link.id); }));
+  EXPECT_NE(a.endpoint->link_reason(link.id).find("GID changed"), std::string::npos)
+      << a.endpoint->link_reason(link.id);
+}
+
+std::vector<FabricSetup> verbs_setups() {
+  std::vector<FabricSetup> setups = all_setups();
+  std::erase_if(setups, [](const FabricSetup& setup) { return setup.config.fabric != "verbs"; });
+  return setups;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LinkLossTest);
+INSTANTIATE_TEST_SUITE_P(Fabrics, LinkLossTest, testing::ValuesIn(verbs_setups()), setup_name);
+
+}  // namespace
+}  // namespace mk::fabric
