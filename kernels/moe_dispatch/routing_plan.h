@@ -50,7 +50,7 @@ struct MoeRow {
 };
 static_assert(sizeof(MoeRow) == 16);
 
-/// A tile's rows: output rows [row, row + rows) of one expert. Packed, it has `row_pad`-multiple of
+/// A tile's rows: output rows [row, row + rows) of one expert. Packed, it has a multiple of row_pad
 /// rows from `packed_row` on, the last of which mean nothing.
 struct RowTile {
   std::uint32_t expert = 0;  ///< counted from this rank's first
@@ -75,7 +75,7 @@ struct RoutingShape {
   std::uint32_t tokens_max = 0;  ///< of one rank
   std::uint32_t rows_max = 0;    ///< output rows there is room for
   std::uint32_t tile_m = 0;      ///< rows of a tile, at most
-  std::uint32_t row_pad = 0;  ///< packed tiles begin at and have a multiple of this; divides tile_m
+  std::uint32_t row_pad = 0;     ///< packed tiles have a multiple of this many rows; divides tile_m
 
   /// Tokens of one part of a routing table.
   static constexpr std::uint32_t kPartTokens = 512;
@@ -88,13 +88,12 @@ struct RoutingShape {
   MK_HOST_DEVICE constexpr std::uint32_t experts_here_max() const {
     return shard_rows_max(experts, world.size());
   }
-  /// Each expert has at most one tile that is not full.
+  /// Of each expert's tiles only the last may be less than half full.
   MK_HOST_DEVICE constexpr std::uint64_t tiles_max() const {
-    return rows_max / tile_m + std::uint64_t{experts_here_max()};
+    return rows_max / (tile_m / 2) + std::uint64_t{experts_here_max()};
   }
-  /// Rows of all packed tiles: of each expert's only the last is padded.
   MK_HOST_DEVICE constexpr std::uint64_t packed_rows_max() const {
-    return round_up_to(rows_max, row_pad) + std::uint64_t{experts_here_max()} * row_pad;
+    return rows_max + tiles_max() * (row_pad - 1);
   }
 };
 
@@ -204,24 +203,35 @@ class RoutingPlan {
     return rows;
   }
 
-  /// Calls visit(tile) for every row tile, by expert and row.
+  /// The first of the expert's rows that come over `hops` hops or more. Between arrange_rows() and
+  /// fill().
+  MK_HOST_DEVICE std::uint32_t first_row_over(std::uint32_t hops, std::uint32_t expert) const {
+    return counts_of(hops * shape_.world.locals * shape_.parts_of_source())[expert];
+  }
+
+  /// Calls visit(tile) for every row tile, by expert and row. A tile is full, or has the last of
+  /// its expert's rows, or ends where rows over more hops begin: at the first such place that
+  /// leaves it at least half full. So few tiles with rows from near wait for rows from far.
   template <class Visit>
   MK_HOST_DEVICE void for_each_tile(Visit&& visit) const {
     std::uint32_t packed_row = 0;
     for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
       const std::uint32_t end = arrays_.offsets[expert + 1];
-      std::uint32_t part = 0;
-      for (std::uint32_t row = arrays_.offsets[expert]; row < end; row += shape_.tile_m) {
+      std::uint32_t row = arrays_.offsets[expert];
+      while (row < end) {
         RowTile tile;
         tile.expert = expert;
         tile.row = row;
         tile.rows = end - row < shape_.tile_m ? end - row : shape_.tile_m;
         tile.packed_row = packed_row;
+        for (std::uint32_t hops = 1; hops < shape_.world.nodes; ++hops) {
+          const std::uint32_t border = first_row_over(hops, expert);
+          if (border >= row + tile.rows) break;
+          if (border >= row + shape_.tile_m / 2) tile.rows = border - row;
+          if (border < row + tile.rows) tile.hops = hops;
+        }
+        row += tile.rows;
         packed_row += packed_rows(tile);
-        // The part that has the tile's last row: the last one to begin at or before it.
-        const std::uint32_t last = row + tile.rows - 1;
-        while (part + 1 < shape_.parts() && counts_of(part + 1)[expert] <= last) ++part;
-        tile.hops = order_.hops_at(part / shape_.parts_of_source());
         visit(tile);
       }
     }

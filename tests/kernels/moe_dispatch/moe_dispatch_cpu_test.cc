@@ -52,8 +52,8 @@ TEST_P(EveryWorld, GivesEveryRankItsExpertsRows) {
   // Enough for kRepeated too.
   options.shape.rows_max = nodes() * locals() * 40 * options.shape.top_k;
   options.dtype = (nodes() + locals()) % 2 == 0 ? DType::kBf16 : DType::kF16;
-  // Chunks that tokens (80 bytes) and routing rows straddle.
-  options.tiling = {8, 16, 320, nodes() == 3 ? 1u : 0u};
+  // Tokens of 80 bytes straddle chunks of 256.
+  options.tiling = {8, 16, 256, nodes() == 3 ? 1u : 0u};
   const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
   options.cpu.blocks.compute = blocks();
   options.cpu.blocks.plan = blocks();

@@ -108,6 +108,7 @@ void check_rows(const RoutingPlan& plan, const std::vector<Expected>& expected) 
 
 void check_tiles(const RoutingPlan& plan, const std::vector<Expected>& expected) {
   const RoutingShape& shape = plan.shape();
+  const auto hops = [&](const Expected& row) { return row.arrival / shape.world.locals; };
   ASSERT_LE(plan.summary().tiles, shape.tiles_max());
   std::vector<int> covered(expected.size(), 0);
   std::vector<int> packed(shape.packed_rows_max(), 0);
@@ -116,15 +117,22 @@ void check_tiles(const RoutingPlan& plan, const std::vector<Expected>& expected)
     const RowTile& tile = plan.tiles()[i];
     ASSERT_GE(tile.rows, 1u);
     ASSERT_LE(tile.rows, shape.tile_m);
-    // Only an expert's last tile is not full.
-    if (tile.row + tile.rows < plan.offsets()[tile.expert + 1]) {
-      ASSERT_EQ(tile.rows, shape.tile_m);
+    // A tile is full, or has its expert's last rows, or ends where rows from farther away begin, at
+    // the first such place that leaves it at least half full.
+    const auto border = [&](std::uint32_t row) {
+      return hops(expected[row]) > hops(expected[row - 1]);
+    };
+    if (tile.row + tile.rows < plan.offsets()[tile.expert + 1] && tile.rows < shape.tile_m) {
+      ASSERT_GE(tile.rows, shape.tile_m / 2);
+      ASSERT_TRUE(border(tile.row + tile.rows));
     }
+    for (std::uint32_t rows = shape.tile_m / 2; rows < tile.rows; ++rows)
+      ASSERT_FALSE(border(tile.row + rows)) << "tile " << i << " goes on after row " << rows;
     std::uint32_t latest = 0;
     for (std::uint32_t row = tile.row; row < tile.row + tile.rows; ++row) {
       ++covered[row];
       ASSERT_EQ(expected[row].expert, tile.expert);
-      latest = std::max(latest, expected[row].arrival / shape.world.locals);
+      latest = std::max(latest, hops(expected[row]));
     }
     ASSERT_EQ(tile.hops, latest);
     const std::tuple now{tile.hops, tile.expert, tile.row};
