@@ -87,9 +87,10 @@ void ControlPlane::Impl::attach(Client& client, std::uint64_t request, shm::Atta
 Status ControlPlane::Impl::check_attach(const shm::Attach& attach) const {
   MK_RETURN_IF_ERROR(check_shape(attach));
   if (draining_) {
-    return fail(
-        ErrorCode::kDraining,
-        "this daemon is shutting down and takes no new ranks; attach again when it is back");
+    return fail(ErrorCode::kDraining,
+                "the daemon of node {} {} and takes no new ranks; attach again when it is back, or "
+                "run on another node",
+                options_.node, drain_reason_);
   }
   if (attach.nodes > peers_.size() + 1) {
     return fail(ErrorCode::kInvalidArgument,

@@ -177,18 +177,22 @@ void ControlPlane::Impl::tick_job(Job& job) {
   if (!job.failed) answer_exchanges(job);
 }
 
-void ControlPlane::Impl::drain() {
+void ControlPlane::Impl::drain(const std::string& reason) {
+  drain_reason_ = reason;
   if (std::exchange(draining_, true)) return;
   log(LogLevel::kInfo, fmt::format("draining: {} sessions are left", sessions_.size()));
   for (Job* job : jobs()) {
     // Its missing ranks cannot attach any more.
     if (job->state != JobState::kGathering || job->ending) continue;
-    const std::string text =
-        fmt::format("job '{}' cannot come up: the daemon of node {} is shutting down", job->name,
-                    options_.node);
+    const std::string text = fmt::format("job '{}' cannot come up: the daemon of node {} {}",
+                                         job->name, options_.node, drain_reason_);
     fail_job(*job, {ErrorCode::kDraining, text},
              {job->first_local_rank(), ErrorCode::kDraining, text});
   }
+}
+
+void ControlPlane::Impl::resume() {
+  if (std::exchange(draining_, false)) log(LogLevel::kInfo, "taking new jobs again");
 }
 
 void ControlPlane::Impl::fail_all(ErrorCode code, const std::string& reason) {
@@ -241,6 +245,9 @@ SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
 ControlSnapshot ControlPlane::Impl::snapshot() const {
   ControlSnapshot snapshot;
   snapshot.draining = draining_;
+  snapshot.sessions_attached = next_session_id_ - 1;
+  snapshot.sessions_failed = sessions_failed_;
+  snapshot.released = released_;
   for (const auto& [id, session] : sessions_) {
     snapshot.sessions.push_back(info_of(*session));
     for (std::uint32_t lane = 0; lane < session->segment.shape().lane_count; ++lane) {
@@ -338,8 +345,9 @@ void ControlPlane::on_tick() {
   impl_->reap();
 }
 
-void ControlPlane::drain() {
-  impl_->drain();
+void ControlPlane::resume() { impl_->resume(); }
+void ControlPlane::drain(const std::string& reason) {
+  impl_->drain(reason);
   impl_->reap();
 }
 

@@ -85,6 +85,10 @@ struct ControlSnapshot {
   std::vector<QueueInfo> queues;
   std::vector<LinkInfo> links;
   bool draining = false;
+  /// Since the start, sessions that are gone included.
+  std::uint64_t sessions_attached = 0, sessions_failed = 0;
+  /// What the lanes of released sessions have counted, added up.
+  LaneTotals released;
 };
 
 /// How much the control plane holds: all but `links_up` is zero when nobody is there.
@@ -133,8 +137,11 @@ class ControlPlane {
   /// while an event blocks in a connect, and stop when one has not returned for 30 s.
   void beat();
 
-  /// Stops accepting attaches (kDraining). `idle` tells when no session is left.
-  void drain();
+  /// Stops accepting attaches (kDraining); jobs whose local ranks are not all here fail, the others
+  /// go on. `reason` follows "the daemon of node N ". `idle` tells when no session is left.
+  void drain(const std::string& reason = "is shutting down");
+  /// Accepts attaches again.
+  void resume();
   bool idle() const;
   /// Fails every session (kDraining or kDaemonLost) before the daemon goes.
   void fail_all(ErrorCode code, const std::string& reason);

@@ -73,7 +73,8 @@ class ControlPlane::Impl {
   void client_closed(ClientId client, const std::string& reason);
   void proxy_event(std::uint32_t rail, ProxyEvent event);
   void tick();
-  void drain();
+  void drain(const std::string& reason);
+  void resume();
   void fail_all(ErrorCode code, const std::string& reason);
   bool idle() const { return sessions_.empty(); }
   ControlSnapshot snapshot() const;
@@ -146,11 +147,14 @@ class ControlPlane::Impl {
   void retry_links();
   bool bind(Job& job);
   Status bind_session(Session& session, const RemotePart& part, std::shared_ptr<Link> link);
+  /// Lets the session's commands name its rail peers.
+  void open_peers(Session& session);
   void bind_waiting_regions(Job& job);
   void job_up(Job& job);
   void announce_buffer(Session& session, std::uint16_t handle);
   /// Sends to every node of the job; a node that cannot be reached fails the job.
   void send_to_job(Job& job, const PeerMessage& message);
+  void send_to_part(Job& job, const RemotePart& part, const PeerMessage& message);
   Error rendezvous_timeout(const Job& job) const;
 
   // peer_messages.cc
@@ -162,8 +166,12 @@ class ControlPlane::Impl {
   Status on(NodeId node, ExchangePart& exchange);
   Status on(NodeId node, JobLeft& left);
   Status check_hello(NodeId node, const PeerHello& hello) const;
-  /// The job that has taken this part of `node`; null when it is unknown (it has ended here).
+  /// The job that has taken this part of `node`; null when it is unknown (it has ended here). The
+  /// newest, since a part that an ended job had taken may be the next one's: its daemon announces
+  /// it again when it has bound nothing yet.
   Job* job_with(NodeId node, std::uint64_t part_id, RemotePart*& part);
+  /// One of the parts of `job` has come to an end.
+  void part_left(Job& job, RemotePart& part, const JobLeft& left);
   Status bind_peer_buffer(Job& job, const RemotePart& part, const RegionAnnounce& region);
   void release_peer_buffer(Session& session, std::uint32_t peer_rank, std::uint16_t handle);
   /// A drained session holds no peer's buffer back.
@@ -219,6 +227,7 @@ class ControlPlane::Impl {
   PeerHello hello_;
   std::mt19937_64 random_;
   bool draining_ = false;
+  std::string drain_reason_;
   std::uint32_t next_session_id_ = 1;
 
   HeartbeatTable heartbeats_;  ///< before the sessions, whose words it has
@@ -231,6 +240,8 @@ class ControlPlane::Impl {
   std::vector<Session*> by_slot_;
   std::deque<std::uint32_t> free_slots_;  ///< the longest free first
   std::deque<SessionInfo> recent_failures_;
+  std::uint64_t sessions_failed_ = 0;
+  LaneTotals released_;  ///< of the lanes of released sessions
 };
 
 }  // namespace mk::daemon

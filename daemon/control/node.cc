@@ -91,8 +91,12 @@ Node::~Node() = default;
 
 Status Node::start(PeerTransport& peers) { return impl_->start(peers); }
 
-void Node::drain() {
-  impl_->loop().post([](ControlPlane& plane) { plane.drain(); });
+void Node::drain(const std::string& reason) {
+  impl_->loop().post([reason](ControlPlane& plane) { plane.drain(reason); });
+}
+
+void Node::resume() {
+  impl_->loop().post([](ControlPlane& plane) { plane.resume(); });
 }
 
 void Node::stop(std::chrono::steady_clock::time_point deadline) { impl_->stop(deadline); }

@@ -48,7 +48,9 @@ class Node {
   Status start(PeerTransport& peers);
 
   /// Refuses new attaches from now on (kDraining); running jobs go on. From any thread.
-  void drain();
+  void drain(const std::string& reason = "is shutting down");
+  /// Takes new attaches again. From any thread.
+  void resume();
   /// Drains, waits until the last session is gone or `deadline`, fails those left (kDraining), and
   /// stops everything. Idempotent. Not from the control thread.
   void stop(std::chrono::steady_clock::time_point deadline);

@@ -157,6 +157,7 @@ void ControlPlane::Impl::release(Session& session) {
   job.locals[session.attach.local_rank] = nullptr;
   by_slot_[session.slot] = nullptr;
   free_slots_.push_back(session.slot);
+  for (const LaneStats& lane : session.stats->lanes) released_.add(lane);
   sessions_.erase(session.id);
 }
 
@@ -171,6 +172,7 @@ void ControlPlane::Impl::reap() {
 }
 
 void ControlPlane::Impl::record_failure(const Session& session) {
+  ++sessions_failed_;
   recent_failures_.push_back(info_of(session));
   if (recent_failures_.size() > kRecentFailuresMax) recent_failures_.pop_front();
 }

@@ -1,4 +1,4 @@
-// mkctl: asks a mkerneld, prints the answer.
+// mkctl: asks a mkerneld, prints the answer; drains it.
 //
 // Exit codes: 0 ok; 1 the daemon answered, but is not well or refused; 2 usage; 3 nobody answered.
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <thread>
 
 #include "daemon/config/config.h"
 #include "daemon/config/units.h"
@@ -25,13 +26,14 @@ constexpr int kExitUnhealthy = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitUnreachable = 3;
 constexpr const char* kSystemConfig = "/etc/mkernel/mkerneld.toml";
+constexpr auto kDrainPoll = std::chrono::milliseconds(100);
 constexpr auto kKeepaliveTime = std::chrono::seconds(5);
 
 struct Flags {
   std::string address, config, timeout = "5s";
   std::string tls_cert, tls_key, tls_ca;
   bool json = false;
-  std::string interval = "1s";
+  std::string interval = "1s", drain_timeout = "60s";
   std::uint32_t count = 0;
 };
 
@@ -127,6 +129,38 @@ class Session {
     return kExitOk;
   }
 
+  /// Drains, and waits until the last session has ended, at most `patience`.
+  int drain(std::chrono::nanoseconds patience) {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    v1::DrainResponse left;
+    if (const auto done = ask(&v1::Admin::Stub::Drain, v1::DrainRequest(), left); !done.ok()) {
+      return explain(done, target_);
+    }
+    while (left.sessions() > 0 && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(kDrainPoll);
+      v1::GetStatusResponse now;
+      auto done = ask(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), now);
+      if (done.ok() && now.health() != v1::GetStatusResponse::HEALTH_DRAINING) {
+        fmt::print(stderr, "mkctl: {} has been resumed by somebody else\n", target_.address.text());
+        return kExitUnhealthy;
+      }
+      if (done.ok() && now.sessions() == left.sessions()) continue;
+      left.Clear();
+      if (done.ok()) done = ask(&v1::Admin::Stub::Drain, v1::DrainRequest(), left);
+      if (!done.ok()) return explain(done, target_);
+    }
+    print(left, render(left));
+    return left.sessions() == 0 ? kExitOk : kExitUnhealthy;
+  }
+
+  int resume() {
+    v1::ResumeResponse response;
+    const auto done = ask(&v1::Admin::Stub::Resume, v1::ResumeRequest(), response);
+    if (!done.ok()) return explain(done, target_);
+    print(response, "new jobs are taken again\n");
+    return kExitOk;
+  }
+
   template <class Method, class Request, class Response>
   int list(Method method, const Request& request, Response response) {
     const auto done = ask(method, request, response);
@@ -207,6 +241,10 @@ void declare(CLI::App& app, Flags& flags) {
     group->fallthrough();
     group->add_subcommand("list", fmt::format("List all {}s", noun))->fallthrough();
   }
+  app.add_subcommand("drain", "Refuse new jobs, wait for the running ones to end")
+      ->add_option("--timeout", flags.drain_timeout, "How long to wait for them; 0s: not at all")
+      ->capture_default_str();
+  app.add_subcommand("resume", "Take new jobs again");
   CLI::App* stats = app.add_subcommand("stats", "Watch the counters");
   stats->add_option("--interval", flags.interval, "Time between samples, 100ms to 60s")
       ->capture_default_str();
@@ -230,9 +268,12 @@ int run(int argc, char** argv) {
   }
   auto target = find_target(flags);
   const auto interval = daemon::parse_duration_ns(flags.interval);
-  if (!target || !interval) {
+  const auto drain_timeout = daemon::parse_duration_ns(flags.drain_timeout);
+  if (!target || !interval || !drain_timeout) {
     fmt::print(stderr, "mkctl: {}\n",
-               target ? "--interval: " + interval.error().message : target.error().message);
+               !target     ? target.error().message
+               : !interval ? "--interval: " + interval.error().message
+                           : "--timeout: " + drain_timeout.error().message);
     return kExitUsage;
   }
   Session session(flags, std::move(*target));
@@ -243,6 +284,10 @@ int run(int argc, char** argv) {
   if (command == "stats") {
     return session.stats(std::chrono::nanoseconds(static_cast<std::int64_t>(*interval)));
   }
+  if (command == "drain") {
+    return session.drain(std::chrono::nanoseconds(static_cast<std::int64_t>(*drain_timeout)));
+  }
+  if (command == "resume") return session.resume();
   if (command == "session") {
     return session.list(&Stub::ListSessions, v1::ListSessionsRequest(), v1::ListSessionsResponse());
   }

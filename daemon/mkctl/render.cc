@@ -93,6 +93,14 @@ std::string render(const v1::GetStatusResponse& status) {
   return out;
 }
 
+std::string render(const v1::DrainResponse& left) {
+  if (left.sessions() == 0) return "drained: no job is left, new ones are refused\n";
+  std::string jobs;
+  for (const std::string& job : left.jobs()) jobs += (jobs.empty() ? "" : ", ") + printable(job);
+  return fmt::format("draining: new jobs are refused, {} sessions are left, of: {}\n",
+                     left.sessions(), jobs);
+}
+
 std::string render(const v1::ListSessionsResponse& sessions) {
   std::string out =
       sessions.sessions_size() > 0 ? sessions_table(sessions.sessions()) : "no rank is attached\n";

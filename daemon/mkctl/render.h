@@ -12,6 +12,7 @@ namespace v1 = ::mkernel::v1;
 
 std::string render(const v1::GetVersionResponse& version, const std::string& own_version);
 std::string render(const v1::GetStatusResponse& status);
+std::string render(const v1::DrainResponse& left);
 std::string render(const v1::ListSessionsResponse& sessions);
 std::string render(const v1::ListQueuesResponse& queues);
 std::string render(const v1::ListLinksResponse& links);

@@ -64,6 +64,24 @@ struct SessionStats {
   std::array<LaneStats, shm::kLanesMax> lanes;
 };
 
+/// What lanes have counted, added up: plain numbers.
+struct LaneTotals {
+  std::uint64_t commands = 0, bytes = 0, batches = 0, completed = 0, credit_stalls = 0;
+  std::array<std::uint64_t, LatencyHistogram::kBuckets> commit_to_post{}, post_to_completion{};
+
+  void add(const LaneStats& lane) {
+    commands += lane.commands.value();
+    bytes += lane.bytes.value();
+    batches += lane.batches.value();
+    completed += lane.completed.value();
+    credit_stalls += lane.credit_stalls.value();
+    for (std::uint32_t bucket = 0; bucket < LatencyHistogram::kBuckets; ++bucket) {
+      commit_to_post[bucket] += lane.commit_to_post.count(bucket);
+      post_to_completion[bucket] += lane.post_to_completion.count(bucket);
+    }
+  }
+};
+
 /// One link, as this side sends.
 struct LinkStats {
   Counter messages;

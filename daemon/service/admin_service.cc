@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 
 #include "daemon/service/admin_convert.h"
 #include "daemon/service/version.h"
@@ -24,8 +25,10 @@ constexpr nanoseconds kIntervalMax = std::chrono::seconds(60);
 constexpr nanoseconds kCancelPoll = std::chrono::milliseconds(200);
 
 grpc::Status refuse(const Error& error) {
-  const auto code = error.code == ErrorCode::kTimeout ? grpc::StatusCode::DEADLINE_EXCEEDED
-                                                      : grpc::StatusCode::UNAVAILABLE;
+  const auto code = error.code == ErrorCode::kTimeout       ? grpc::StatusCode::DEADLINE_EXCEEDED
+                    : error.code == ErrorCode::kDraining    ? grpc::StatusCode::FAILED_PRECONDITION
+                    : error.code == ErrorCode::kUnsupported ? grpc::StatusCode::UNIMPLEMENTED
+                                                            : grpc::StatusCode::UNAVAILABLE;
   return {code, error.message};
 }
 
@@ -44,8 +47,8 @@ std::uint64_t bytes_of(const v1::StatsSample& sample) {
 
 class AdminService::Impl final : public v1::Admin::Service {
  public:
-  Impl(Node& node, const GrpcPeerTransport& peers, AdminInfo info)
-      : node_(node), peers_(peers), info_(std::move(info)) {}
+  Impl(Node& node, const GrpcPeerTransport& peers, AdminInfo info, AdminActions actions)
+      : node_(node), peers_(peers), actions_(std::move(actions)), info_(std::move(info)) {}
 
   void set_listen(std::string listen) {
     std::lock_guard lock(mutex_);
@@ -145,7 +148,30 @@ class AdminService::Impl final : public v1::Admin::Service {
     return status;
   }
 
+  grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*,
+                     v1::DrainResponse* response) override {
+    if (const Status done = act(actions_.drain); !done) return refuse(done.error());
+    const auto snapshot = node_.snapshot();
+    if (!snapshot) return refuse(snapshot.error());
+    std::set<std::string> jobs;
+    for (const SessionInfo& one : snapshot->sessions) jobs.insert(one.job);
+    response->set_sessions(static_cast<std::uint32_t>(snapshot->sessions.size()));
+    for (const std::string& job : jobs) response->add_jobs(job);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest*,
+                      v1::ResumeResponse*) override {
+    const Status done = act(actions_.resume);
+    return done ? grpc::Status::OK : refuse(done.error());
+  }
+
  private:
+  static Status act(const std::function<Status()>& action) {
+    if (action) return action();
+    return fail(ErrorCode::kUnsupported, "this daemon can be looked at only");
+  }
+
   void add_rails(v1::GetStatusResponse& response) {
     for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) {
       const ProxyStats& stats = node_.proxy_stats(rail);
@@ -239,6 +265,7 @@ class AdminService::Impl final : public v1::Admin::Service {
 
   Node& node_;
   const GrpcPeerTransport& peers_;
+  const AdminActions actions_;
   AdminInfo info_;
   const Clock::time_point began_ = Clock::now();
   std::mutex mutex_;
@@ -247,8 +274,9 @@ class AdminService::Impl final : public v1::Admin::Service {
   std::uint32_t watchers_ = 0;
 };
 
-AdminService::AdminService(Node& node, const GrpcPeerTransport& peers, AdminInfo info)
-    : impl_(std::make_unique<Impl>(node, peers, std::move(info))) {}
+AdminService::AdminService(Node& node, const GrpcPeerTransport& peers, AdminInfo info,
+                           AdminActions actions)
+    : impl_(std::make_unique<Impl>(node, peers, std::move(info), std::move(actions))) {}
 AdminService::~AdminService() = default;
 grpc::Service& AdminService::service() { return *impl_; }
 void AdminService::set_listen(std::string listen) { impl_->set_listen(std::move(listen)); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -22,13 +23,19 @@ struct AdminInfo {
   std::uint32_t sessions_max = 0;
 };
 
+/// What people may ask the daemon to do; called on the server's threads.
+struct AdminActions {
+  std::function<Status()> drain, resume;
+};
+
 class AdminService {
  public:
   /// Callers of WatchStats at once.
   static constexpr std::uint32_t kWatchersMax = 16;
 
   /// `node` and `peers` outlive this.
-  AdminService(Node& node, const GrpcPeerTransport& peers, AdminInfo info);
+  AdminService(Node& node, const GrpcPeerTransport& peers, AdminInfo info,
+               AdminActions actions = {});
   ~AdminService();  ///< after the server's shutdown
 
   /// To be registered with the server; its calls run on the server's own threads, at most until the

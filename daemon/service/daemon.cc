@@ -112,7 +112,8 @@ class Daemon::Impl {
     options.tls_ca = tls.ca;
     peers = std::make_unique<GrpcPeerTransport>(std::move(options), node->peer_sink(), logger);
     admin = std::make_unique<AdminService>(
-        *node, *peers, AdminInfo{version_text(), config.listen.text(), config.limits.sessions});
+        *node, *peers, AdminInfo{version_text(), config.listen.text(), config.limits.sessions},
+        AdminActions{[this] { return set_drained(true); }, [this] { return set_drained(false); }});
     MK_ASSIGN_OR_RETURN(
         server, GrpcServer::listen(config.listen, tls, {&peers->service(), &admin->service()}));
     admin->set_listen(server->address().text());
@@ -165,7 +166,24 @@ class Daemon::Impl {
         up, snapshot->links.size(), node->socket_path(), server->address().text());
   }
 
+  /// For people: the daemon stays up, and takes new jobs again when they say so.
+  Status set_drained(bool drained) {
+    std::lock_guard lock(drain_mutex);
+    if (shutting_down) {
+      return fail(ErrorCode::kDraining, "the daemon of node {} is shutting down", node->id());
+    }
+    server->set_serving(!drained);
+    if (drained) {
+      node->drain("is drained for maintenance (mkctl drain)");
+    } else {
+      node->resume();
+    }
+    return {};
+  }
+
   void drain() {
+    std::lock_guard lock(drain_mutex);
+    shutting_down = true;
     if (server) server->set_serving(false);
     if (node) node->drain();
   }
@@ -189,6 +207,8 @@ class Daemon::Impl {
   std::unique_ptr<AdminService> admin;
   std::unique_ptr<GrpcServer> server;
   bool stopped = false;
+  std::mutex drain_mutex;
+  bool shutting_down = false;  ///< nobody resumes it any more
 };
 
 Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config, Logger& logger,

@@ -243,6 +243,14 @@ TEST_F(Attach, ADrainingDaemonTakesNoRanks) {
   EXPECT_TRUE(node.take<shm::Done>(up));
   EXPECT_TRUE(node.plane->idle());
   node.expect_nothing_left();
+
+  node.plane->resume();
+  const ClientId back = node.attach(rank_of("new", 1, 1, 0));
+  EXPECT_NE(node.register_buffer(back), shm::kNoHandle);
+  const ControlSnapshot snapshot = node.plane->snapshot();
+  EXPECT_FALSE(snapshot.draining);
+  EXPECT_EQ(snapshot.sessions_attached, 3);
+  EXPECT_EQ(snapshot.sessions_failed, 1);
 }
 
 TEST_F(Attach, TheSnapshotShowsWhoIsThere) {

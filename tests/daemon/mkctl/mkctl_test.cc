@@ -77,6 +77,35 @@ TEST_F(WithDaemon, StatusOfADaemonWithoutItsPeerIsOne) {
   EXPECT_EQ(nlohmann::json::parse(json.out)["health"], "degraded");
 }
 
+TEST_F(WithDaemon, DrainsAndResumes) {
+  start();
+  auto runs = RawClient::attach(folder / "sock", "runs");
+  ASSERT_TRUE(runs) << runs.error().message;
+  const Answer left = ask({"drain", "--timeout", "200ms"});
+  EXPECT_EQ(left.code, 1) << left.err;
+  EXPECT_EQ(left.out, "draining: new jobs are refused, 1 sessions are left, of: runs\n");
+  EXPECT_THAT(ask({"status"}).out, StartsWith("node 0: draining\n"));
+  const auto refused = RawClient::attach(folder / "sock", "new");
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message,
+              HasSubstr("the daemon of node 0 is drained for maintenance (mkctl drain) and takes "
+                        "no new ranks; attach again when it is back, or run on another node"));
+  // A job that runs is not disturbed; when it ends, so does the drain.
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    runs = fail(ErrorCode::kAborted, "hangs up");
+  });
+  const Answer drained = ask({"drain", "--timeout", "60s"});
+  ends.join();
+  EXPECT_EQ(drained.code, 0) << drained.err;
+  EXPECT_EQ(drained.out, "drained: no job is left, new ones are refused\n");
+  EXPECT_TRUE(daemon->running());
+  EXPECT_EQ(ask({"resume"}).code, 0);
+  EXPECT_THAT(ask({"status"}).out, StartsWith("node 0: ok\n"));
+  EXPECT_TRUE(RawClient::attach(folder / "sock", "new"));
+  EXPECT_EQ(ask({"drain", "--timeout", "soon"}).code, 2);
+}
+
 TEST_F(WithDaemon, ListsWhatIsThere) {
   start();
   EXPECT_EQ(ask({"session", "list"}).out, "no rank is attached\n");
