@@ -1,5 +1,6 @@
 // Compiles the shared roles for the device, so that they stay device code. What runs there is
 // kernels/cuda.
+#include "kernels/ag_gemm/roles.h"
 #include "kernels/gemm_ar/roles.h"
 #include "kernels/moe_dispatch/roles.h"
 #include "kernels/ring_attention/roles.h"
@@ -15,6 +16,7 @@ struct NullExecutor {
   __device__ bool multiply(const RowTile&, std::uint32_t, const TileRect&, const std::byte*) {
     return true;
   }
+  __device__ bool multiply(const AgGemmTile&, const std::byte*, std::uint64_t) { return true; }
   __device__ void begin(const AttentionItem&) {}
   __device__ void resume(const AttentionItem&) {}
   __device__ void attend(const AttentionItem&, const AttentionKeys&, bool, std::int64_t) {}
@@ -50,6 +52,32 @@ __global__ void run_role(const __grid_constant__ GemmArLaunch launch, Role role,
       break;
     case Role::kCollect:
       gemm_ar::collect(block);
+      break;
+    default:
+      break;
+  }
+}
+
+__global__ void run_ag_gemm_role(const __grid_constant__ AgGemmLaunch launch, Role role,
+                                 std::uint32_t index) {
+  NullExecutor executor;
+  BlockTotals totals;
+  AgGemmBlock<NullExecutor> block(executor, launch, role, index, totals);
+  switch (role) {
+    case Role::kCompute:
+      ag_gemm::compute(block);
+      break;
+    case Role::kCollect:
+      ag_gemm::collect(block);
+      break;
+    case Role::kShare:
+      ag_gemm::share(block);
+      break;
+    case Role::kSend:
+      ag_gemm::send(block);
+      break;
+    case Role::kReceive:
+      ag_gemm::receive(block);
       break;
     default:
       break;

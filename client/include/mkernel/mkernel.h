@@ -17,6 +17,7 @@
 /// same error. Attach anew to go on.
 #pragma once
 
+#include "mkernel/all_gather_gemm.h"
 #include "mkernel/gemm_all_reduce.h"
 #include "mkernel/gemm_reduce_scatter.h"
 #include "mkernel/moe_dispatch_gemm.h"

@@ -93,6 +93,19 @@ MK_C_EXPORT mk_status mk_gemm_rs_launch(mk_gemm_rs* op, const void* a, const voi
                                         uint64_t m, uint32_t mode, mk_launch_stats* stats);
 MK_C_EXPORT void mk_gemm_rs_destroy(mk_gemm_rs* op);
 
+/* AllGather + GEMM: see mk::AllGatherGemm. */
+typedef struct mk_ag_gemm mk_ag_gemm;
+typedef mk_gemm_ar_shape mk_ag_gemm_shape;
+
+MK_C_EXPORT mk_status mk_ag_gemm_create(mk_session* session, const mk_ag_gemm_shape* shape,
+                                        mk_ag_gemm** out);
+/* `a_shard`: the rank's rows of A, mk_rows_of_rank(m, world, rank); may be null when they are none.
+ * `gathered`: m x k, gets the whole A. It and `stats` may be null. */
+MK_C_EXPORT mk_status mk_ag_gemm_launch(mk_ag_gemm* op, const void* a_shard, const void* b, void* c,
+                                        void* gathered, uint64_t m, uint32_t mode,
+                                        mk_launch_stats* stats);
+MK_C_EXPORT void mk_ag_gemm_destroy(mk_ag_gemm* op);
+
 /* MoE Dispatch + GEMM: see mk::MoeDispatchGemm. */
 typedef struct mk_moe_dispatch mk_moe_dispatch;
 

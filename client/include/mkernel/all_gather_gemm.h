@@ -1,0 +1,63 @@
+/// \file
+/// AllGather + GEMM.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "mkernel/session.h"
+#include "mkernel/types.h"
+
+namespace mk {
+
+/// C_r[M, N_r] = A[M, K] * B_r[K, N_r] on every rank r, where each rank brings its rows of A
+/// (`rows_of`) and its own B. Inputs and output bf16 or f16, sums in fp32, each element of C
+/// rounded once (kernels/ag_gemm/README.md has the error bound); bitwise the same from run to run.
+class MK_EXPORT AllGatherGemm {
+ public:
+  struct Shape {
+    std::uint64_t m_max =
+        0;                ///< rows of the whole A, and of C; a launch takes any m from 1 to this
+    std::uint64_t n = 0;  ///< columns of this rank's B and C; ranks may differ
+    std::uint64_t k = 0;  ///< columns of A; the same on all ranks
+    DataType dtype = DataType::kBf16;
+    BLayout b_layout = BLayout::kKN;  ///< ranks may differ
+  };
+  /// The default chunk is 128 rows of A. Ranks may differ in all but chunk_bytes.
+  using Tuning = mk::Tuning;
+
+  /// The rows of A that a rank brings to a launch with `m`; 0 rows for some if m < world.
+  static constexpr RowRange rows_of(std::uint64_t m, std::uint32_t world, std::uint32_t rank) {
+    return rows_of_rank(m, world, rank);
+  }
+
+  /// Collective: all ranks of the job, same m_max, k, type and chunks (kShapeMismatch names the
+  /// ranks that differ). The operator must not outlive its session.
+  static Result<AllGatherGemm> create(Session& session, const Shape& shape, const Tuning& tuning);
+  static Result<AllGatherGemm> create(Session& session, const Shape& shape);
+
+  AllGatherGemm(AllGatherGemm&&) noexcept;
+  AllGatherGemm& operator=(AllGatherGemm&&) noexcept;
+  ~AllGatherGemm();
+
+  /// Collective, same `m` on all ranks. `a_shard`: this rank's rows of A, k columns; may be null
+  /// when it has none. B: by Shape::b_layout. C: m x n. `gathered`: null, or m x k, which gets the
+  /// whole A; ranks may differ in that. All dense. Blocks until C (and A) are complete and this
+  /// rank's part for the others is done. After an error the operator is broken and says so at every
+  /// call; a wrong argument changes nothing.
+  Result<LaunchStats> launch(const void* a_shard, const void* b, void* c, std::uint64_t m,
+                             LaunchMode mode = LaunchMode::kAuto, void* gathered = nullptr);
+
+  /// Whether later launches keep what their threads did when; costs a little time.
+  void set_trace(bool on);
+  /// Of the last launch; empty unless traced.
+  std::vector<TraceSpan> trace() const;
+
+ private:
+  class Impl;
+  explicit AllGatherGemm(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk

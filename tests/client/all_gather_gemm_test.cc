@@ -1,0 +1,191 @@
+// AllGather+GEMM through libmkclient against real engines in this process.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "client/tools/numeric/gemm_reference.h"
+#include "client/tools/numeric/random_matrix.h"
+#include "mkernel/all_gather_gemm.h"
+#include "mkernel/mkernel_c.h"
+#include "tests/client/embedded_ranks.h"
+
+namespace mk {
+namespace {
+
+using Elements = std::vector<std::uint16_t>;
+
+struct Case {
+  std::uint32_t nodes, locals;
+  const char* fabric;
+  DataType type;
+};
+
+class AllGatherGemmWorld : public testing::TestWithParam<Case> {};
+
+// Many launches of changing m (also fewer rows than ranks) in both modes, with an n of each rank's
+// own: fresh inputs, poisoned outputs, every element of every rank.
+TEST_P(AllGatherGemmWorld, GivesEveryRankItsProductOfTheWholeA) {
+  const auto [nodes, locals, fabric, type] = GetParam();
+  const std::uint32_t world = nodes * locals;
+  constexpr std::uint64_t kM = 150, kK = 33;
+  constexpr std::uint32_t kLaunches = 7;
+  const auto cluster = cluster_of(nodes, fabric);
+  ASSERT_NE(nullptr, cluster);
+  const auto n_of = [](std::uint32_t rank) { return std::uint64_t{136} + rank * 3; };
+  const auto rows_of = [](std::uint32_t launch) { return 1 + launch * 73 % kM; };
+  const auto a_of = [&, type = type](std::uint32_t launch) {
+    return tools::RandomMatrix{98, launch, kK, type};
+  };
+  const auto b_of = [&, type = type](std::uint32_t launch, std::uint32_t rank) {
+    return tools::RandomMatrix{99, launch * 1000 + rank, n_of(rank), type};
+  };
+
+  struct Output {
+    Elements c, gathered;
+  };
+  std::vector<std::vector<Output>> outputs(kLaunches, std::vector<Output>(world));
+  for_ranks(world, [&, type = type, locals = locals](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, locals, rank, "world"));
+    ASSERT_TRUE(session) << session.error().message;
+    AllGatherGemm::Tuning tuning;
+    tuning.chunk_bytes = 1024;
+    auto op = AllGatherGemm::create(*session, {kM, n_of(rank), kK, type}, tuning);
+    ASSERT_TRUE(op) << op.error().message;
+    for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
+      const std::uint64_t m = rows_of(launch);
+      const RowRange rows = AllGatherGemm::rows_of(m, world, rank);
+      Elements a(rows.count * kK);
+      Elements b(kK * n_of(rank));
+      a_of(launch).rows(rows.first, rows.count, a.data());
+      b_of(launch, rank).rows(0, kK, b.data());
+      Output& out = outputs[launch][rank];
+      out.c.assign(m * n_of(rank), 0xffff);
+      if ((launch + rank) % 2 == 0) out.gathered.assign(m * kK, 0xffff);
+      const auto stats = op->launch(a.empty() ? nullptr : a.data(), b.data(), out.c.data(), m,
+                                    launch % 3 == 2 ? LaunchMode::kUnfused : LaunchMode::kFused,
+                                    out.gathered.empty() ? nullptr : out.gathered.data());
+      ASSERT_TRUE(stats) << stats.error().message;
+      EXPECT_EQ(launch + 1, stats->epoch);
+    }
+    EXPECT_TRUE(session->barrier());
+  });
+  if (HasFailure()) return;
+  for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
+    const std::uint64_t m = rows_of(launch);
+    Elements a(m * kK);
+    a_of(launch).rows(0, m, a.data());
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      Elements b(kK * n_of(rank));
+      b_of(launch, rank).rows(0, kK, b.data());
+      tools::GemmReference reference(m, n_of(rank), 1, 1, type);
+      reference.add_rank(a.data(), b.data(), kK, 1, 1);
+      const Output& out = outputs[launch][rank];
+      EXPECT_EQ(0u, reference.compare(out.c.data()).wrong)
+          << "launch " << launch << " rank " << rank;
+      if (!out.gathered.empty()) {
+        EXPECT_EQ(a, out.gathered) << "launch " << launch << " rank " << rank;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, AllGatherGemmWorld,
+                         testing::Values(Case{1, 1, "loopback", DataType::kBf16},
+                                         Case{1, 3, "loopback", DataType::kBf16},
+                                         Case{2, 1, "loopback", DataType::kF16},
+                                         Case{2, 2, "loopback", DataType::kBf16},
+                                         Case{3, 2, "loopback", DataType::kBf16},
+                                         Case{4, 1, "loopback", DataType::kBf16},
+                                         Case{2, 2, "ofi", DataType::kBf16},
+                                         Case{3, 1, "ofi", DataType::kF16}),
+                         [](const auto& test) {
+                           return std::string(test.param.fabric) +
+                                  std::to_string(test.param.nodes) + "x" +
+                                  std::to_string(test.param.locals) + name_of(test.param.type);
+                         });
+
+TEST(AllGatherGemm, RanksThatDisagreeAreNamed) {
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 2, rank, "disagree"));
+    ASSERT_TRUE(session) << session.error().message;
+    const auto op = AllGatherGemm::create(*session, {64, 8, 16 + 8 * std::uint64_t{rank}});
+    ASSERT_FALSE(op);
+    EXPECT_EQ(ErrorCode::kShapeMismatch, op.error().code);
+    EXPECT_NE(std::string::npos, op.error().message.find("k=16")) << op.error().message;
+    EXPECT_NE(std::string::npos, op.error().message.find("k=24")) << op.error().message;
+    EXPECT_TRUE(session->barrier());
+  });
+}
+
+TEST(AllGatherGemm, WrongArgumentsChangeNothing) {
+  const auto cluster = cluster_of(1);
+  auto session = Session::attach(place(*cluster, 1, 0, "arguments"));
+  ASSERT_TRUE(session);
+  using Op = AllGatherGemm;
+  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {0, 8, 8}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {8, 0, 8}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {8, 8, 0}).error().code);
+  EXPECT_EQ(ErrorCode::kInvalidArgument,
+            Op::create(*session, {8, 8, 8, static_cast<DataType>(9)}).error().code);
+  auto op = Op::create(*session, {8, 8, 8});
+  ASSERT_TRUE(op) << op.error().message;
+  const Elements ones(64, 0x3f80);
+  Elements c(64, 0xffff);
+  const auto refused = [&](const void* a, const void* b, void* out, std::uint64_t m) {
+    EXPECT_EQ(ErrorCode::kInvalidArgument, op->launch(a, b, out, m).error().code);
+  };
+  refused(ones.data(), ones.data(), c.data(), 9);
+  refused(ones.data(), ones.data(), c.data(), 0);
+  refused(nullptr, ones.data(), c.data(), 8);
+  refused(ones.data(), nullptr, c.data(), 8);
+  refused(ones.data(), ones.data(), nullptr, 8);
+  ASSERT_TRUE(op->launch(ones.data(), ones.data(), c.data(), 8));
+  for (const std::uint16_t element : c) EXPECT_EQ(0x4100, element);  // 8.0
+}
+
+TEST(AllGatherGemm, RunsThroughTheCAbi) {
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    const AttachOptions at = place(*cluster, 2, rank, "c");
+    mk_attach_options options{};
+    options.struct_bytes = sizeof(options);
+    options.socket = at.socket.c_str();
+    options.job = "c";
+    options.rank = options.local_rank = rank;
+    options.nodes = 1;
+    options.world = options.local_size = 2;
+    mk_session* session = nullptr;
+    ASSERT_EQ(0, mk_session_attach(&options, &session)) << mk_last_error();
+    mk_ag_gemm_shape shape{};
+    shape.struct_bytes = sizeof(shape);
+    shape.m_max = shape.n = shape.k = 16;
+    shape.dtype = MK_BF16;
+    mk_ag_gemm* op = nullptr;
+    ASSERT_EQ(0, mk_ag_gemm_create(session, &shape, &op)) << mk_last_error();
+    const Elements ones(256, 0x3f80);
+    Elements c(256, 0xffff);
+    Elements gathered(256, 0xffff);
+    mk_launch_stats stats{};
+    stats.struct_bytes = sizeof(stats);
+    ASSERT_EQ(0, mk_ag_gemm_launch(op, ones.data(), ones.data(), c.data(), gathered.data(), 15,
+                                   MK_FUSED, &stats))
+        << mk_last_error();
+    EXPECT_EQ(1u, stats.epoch);
+    for (std::size_t i = 0; i < 256; ++i) {
+      EXPECT_EQ(i < 240 ? 0x4180 : 0xffff, c[i]);  // 16.0
+      EXPECT_EQ(i < 240 ? 0x3f80 : 0xffff, gathered[i]);
+    }
+    EXPECT_STREQ("invalid-argument",
+                 mk_status_name(mk_ag_gemm_launch(op, ones.data(), ones.data(), c.data(), nullptr,
+                                                  17, MK_FUSED, nullptr)));
+    mk_ag_gemm_destroy(op);
+    EXPECT_EQ(0, mk_session_barrier(session, 0));
+    EXPECT_EQ(0, mk_session_detach(session));
+  });
+}
+
+}  // namespace
+}  // namespace mk
