@@ -2,20 +2,21 @@
 # Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
 # failed.
 #
-#   bash tests/run.sh [--stage deps,style,model,unit,cuda,asan,tsan,tidy] [--jobs N] [--label REGEX]
+#   bash tests/run.sh [--stage deps,style,model,unit,rdma,cuda,asan,tsan,tidy] [--jobs N] [--label REGEX]
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
 # style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
 # tidy   clang-tidy on our own sources          tsan   the same under the thread sanitizer
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
 # model  the protocol models and their mutants, with spin
+# rdma   verbs over a software RDMA NIC in a virtual machine (tests/rdma; needs a kernel package, about 4 minutes)
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
 # MK_TIDY_BUDGET_S bounds clang-tidy (default 900 s).
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
-all_stages=deps,style,model,unit,cuda,asan,tsan,tidy
+all_stages=deps,style,model,unit,rdma,cuda,asan,tsan,tidy
 stages=$all_stages
 jobs=$(nproc)
 label=
@@ -25,7 +26,7 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || { echo "run.sh: $1 needs a value" >&2; exit 2; }
       case $1 in --jobs) jobs=$2 ;; --label) label=$2 ;; *) stages=$2 ;; esac
       shift 2 ;;
-    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -152,8 +153,8 @@ quiet_addresses() {
   if setarch "$(uname -m)" -R true 2>/dev/null; then runner=(setarch "$(uname -m)" -R); fi
 }
 
-no_gpu='^(gpu|perf)$'
-if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then no_gpu='^perf$'; fi
+no_gpu='^(gpu|perf|rdma)$'
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then no_gpu='^(perf|rdma)$'; fi
 
 stage_deps() {
   bash deploy/install-deps.sh || fail "install dependencies" "the lines above"
@@ -188,6 +189,30 @@ stage_unit() {
   local library
   library=$(find "$build_root/dev/client" -name 'libmkclient.so.*' -type f 2>/dev/null | head -n 1)
   if [ -n "$library" ]; then check "client library dependencies" bash tests/check_client_library.sh "$library"; fi
+}
+
+stage_rdma() {
+  build dev || [ $? = 1 ] || return
+  local log=$logs/rdma.log out=$logs/rdma status=0 name ok bad skip
+  if [ ! -x "$build_root/dev/tests/rdma/rdma_link_loss_test" ]; then
+    echo "  this build has no verbs fabric: skipped"
+    note 0 0 1
+    return
+  fi
+  rm -rf "$out"
+  MK_BUILD_ROOT=$build_root bash tests/rdma/run_vm.sh --timeout 900 --out "$out" -- \
+    bash tests/rdma/job.sh "$build_root/dev" >"$log" 2>&1 || status=$?
+  if [ $status = 77 ]; then
+    echo "  skipped: $(sed -n 's/^run_vm: skipped: //p' "$log")"
+    note 0 0 1
+    return
+  fi
+  sed -n 's/^rdma: /  /p' "$log"
+  while read -r name ok bad skip; do
+    note "$ok" 0 "$skip"
+    for ((; bad > 0; bad--)); do fail "rdma $name" "$out/$name.log"; done
+  done < <(cat "$out/results" 2>/dev/null)
+  [ $status = 0 ] || fail "rdma virtual machine (status $status)" "$log"
 }
 
 stage_cuda() {

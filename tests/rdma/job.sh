@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# What the virtual machine runs: the fabrics' common tests over verbs, link loss, and every operator of mkbench over two
+# daemons. Writes a line "name passed failed skipped" per step to /rdma-out/results, and each step's output beside it.
+#
+#   job.sh BUILD_FOLDER
+set -u
+build=$1
+out=/rdma-out
+: >"$out/results"
+
+# step <name> <command>...: one case, unless it wrote a GoogleTest XML.
+step() {
+  local name=$1 started=$SECONDS status=0
+  shift
+  timeout 240 "$@" >"$out/$name.log" 2>&1 || status=$?
+  local xml=$out/$name.xml passed failed skipped
+  if [ -s "$xml" ]; then
+    passed=$(grep -c '<testcase .*status="run" result="completed"' "$xml")
+    skipped=$(grep -c '<testcase .*result="skipped"' "$xml")
+    failed=$(sed -n 's/^<testsuites .* failures="\([0-9]*\)".*/\1/p' "$xml")
+    passed=$((passed - failed))
+    [ "$status" = 0 ] || [ "$failed" != 0 ] || failed=1
+  else
+    passed=$((status == 0)) failed=$((status != 0)) skipped=0
+  fi
+  echo "$name $passed $failed $skipped" >>"$out/results"
+  echo "rdma: $name: $passed passed, $failed failed, $skipped skipped ($((SECONDS - started)) s)"
+  [ "$failed" = 0 ] || tail -n 30 "$out/$name.log"
+}
+
+# tests <name> <binary> <filter>
+tests() { step "$1" "$build/tests/$2" --gtest_filter="$3" --gtest_output="xml:$out/$1.xml"; }
+
+folder=$(mktemp -d)
+for node in 0 1; do
+  cat >"$folder/node$node.toml" <<END
+node_id = $node
+listen = "unix:$folder/peer$node"
+[socket]
+path = "$folder/client$node"
+[[peer]]
+id = $((1 - node))
+address = "unix:$folder/peer$((1 - node))"
+[fabric]
+name = "verbs"
+[fabric.verbs]
+timeout = 17  # a software NIC in a slow machine acknowledges late
+arrival = "ARRIVAL"
+END
+done
+
+# operators <arrival>: two daemons, two ranks each, every element checked.
+operators() {
+  local node
+  for node in 0 1; do
+    sed "s/ARRIVAL/$1/" "$folder/node$node.toml" >"$folder/run$node.toml"
+    rm -f "$folder/ready$node"
+    "$build/daemon/mkerneld" --config "$folder/run$node.toml" --ready-file "$folder/ready$node" >"$out/mkerneld$node-$1.log" 2>&1 &
+    daemons[node]=$!
+  done
+  for node in 0 1; do
+    until [ -s "$folder/ready$node" ] || ! kill -0 "${daemons[node]}" 2>/dev/null; do sleep 0.1; done
+  done
+  while read -r name arguments; do
+    # shellcheck disable=SC2086
+    step "$name-$1" "$build/tests/bench/mkbench/mkbench" "$name" --nodes 2 --local 2 --join "$folder/client0,$folder/client1" \
+      --warmup 1 --iters 2 --timeout-ms 120000 $arguments
+  done <"$folder/operators"
+  kill "${daemons[@]}" 2>/dev/null
+  wait "${daemons[@]}" 2>/dev/null
+}
+daemons=()
+
+tests conformance daemon/fabric/fabric_conformance_test '*verbs*'
+tests failure daemon/fabric/fabric_failure_test '*verbs*-*NoDescriptorAndNoThreadBehind/verbs_immediate'
+tests two-processes daemon/fabric/fabric_two_process_test '*verbs*'
+tests link-loss rdma/rdma_link_loss_test '*'
+"$build/tests/bench/mkbench/mkbench" --help | sed -n '/^Subcommands:/,$p' | awk 'NR > 1 && NF { print $1 }' >"$folder/names"
+while read -r name; do
+  case $name in
+    gemm-ar | gemm-rs | ag-gemm) echo "$name --m 256 --n 256 --k 128" ;;
+  esac
+done <"$folder/names" >"$folder/operators"
+operators flag
+operators immediate
