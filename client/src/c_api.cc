@@ -2,6 +2,7 @@
 /// The C ABI's sessions; operators are in files of their own (c_<operator>.cc). A thin translation
 /// of the C++ interface. Exceptions end here: what the standard library throws becomes a status.
 
+#include <cstddef>
 #include <string>
 
 #include "client/src/c_api_support.h"
@@ -31,12 +32,15 @@ Status check_struct(bool present, std::size_t given, std::size_t least, const ch
 }
 
 Result<LaunchMode> checked_mode(std::uint32_t mode) {
-  if (mode == MK_FUSED || mode == MK_UNFUSED) return static_cast<LaunchMode>(mode);
-  return fail(ErrorCode::kInvalidArgument, "mode {} is neither MK_FUSED nor MK_UNFUSED", mode);
+  if (mode == MK_FUSED || mode == MK_UNFUSED || mode == MK_AUTO)
+    return static_cast<LaunchMode>(mode);
+  return fail(ErrorCode::kInvalidArgument, "mode {} is not MK_FUSED, MK_UNFUSED or MK_AUTO", mode);
 }
 
 Status check_stats(const mk_launch_stats* to) {
-  return to == nullptr ? Status{} : check_struct(to, "mk_launch_stats");
+  if (to == nullptr) return {};
+  return check_struct(true, to->struct_bytes, offsetof(mk_launch_stats, estimated_fused_ns),
+                      "mk_launch_stats");
 }
 
 Status fill(mk_launch_stats* to, const LaunchStats& stats) {
@@ -47,6 +51,10 @@ Status fill(mk_launch_stats* to, const LaunchStats& stats) {
   to->compute_ns = stats.compute_ns;
   to->network_bytes = stats.network_bytes;
   to->network_commands = stats.network_commands;
+  // Callers built before these fields were there have no room for them.
+  if (to->struct_bytes < sizeof(*to)) return {};
+  to->estimated_fused_ns = stats.estimated_fused_ns;
+  to->estimated_unfused_ns = stats.estimated_unfused_ns;
   return {};
 }
 

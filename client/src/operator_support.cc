@@ -52,7 +52,15 @@ Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout) {
 }
 
 kernels::Mode kernel_mode(LaunchMode mode) {
-  return mode == LaunchMode::kFused ? kernels::Mode::kFused : kernels::Mode::kUnfused;
+  switch (mode) {
+    case LaunchMode::kFused:
+      return kernels::Mode::kFused;
+    case LaunchMode::kUnfused:
+      return kernels::Mode::kUnfused;
+    case LaunchMode::kAuto:
+      break;
+  }
+  return kernels::Mode::kAuto;
 }
 
 kernels::Tiling kernel_tiling(const Tuning& tuning) {
@@ -76,6 +84,9 @@ kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
   take(tuning.share_blocks, options.blocks.share);
   take(tuning.pull_blocks, options.blocks.pull);
   options.wait_timeout = tuning.wait_timeout;
+  const MachineRates& rates = tuning.rates;
+  options.rates = {rates.flops_per_s, rates.local_bytes_per_s, rates.network_bytes_per_s,
+                   rates.command_ns, rates.step_ns};
   return options;
 }
 
@@ -90,7 +101,9 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
                        stats->gemm_ns,
                        stats->network_bytes,
                        stats->commands,
-                       compute.wait_ns / std::max(1u, compute.blocks)};
+                       compute.wait_ns / std::max(1u, compute.blocks),
+                       stats->estimate.fused_ns,
+                       stats->estimate.unfused_ns};
   }
   const Status failure = session.failure_behind(stats.error());
   if (failure) return tl::unexpected<Error>(stats.error());

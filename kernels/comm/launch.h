@@ -56,7 +56,7 @@ struct Launch {
   std::uint32_t banks = kBanksMax;
   std::uint32_t epoch = 0;
   std::uint32_t m = 0;  ///< rows of this launch, as the operator counts them
-  Mode mode = Mode::kFused;
+  Mode mode = Mode::kFused;  ///< never kAuto
 };
 
 }  // namespace mk::kernels

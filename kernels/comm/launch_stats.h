@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/wait.h"
 
@@ -21,6 +22,7 @@ struct LaunchStats {
   std::uint32_t epoch = 0;
   std::uint32_t m = 0;
   Mode mode = Mode::kFused;  ///< as run
+  Estimate estimate;         ///< before it ran; 0: none was made
   std::uint64_t total_ns = 0;
   std::uint64_t gemm_ns = 0;        ///< from the start until this rank's last tile was stored
   std::uint64_t network_bytes = 0;  ///< payload this rank sent to rail peers

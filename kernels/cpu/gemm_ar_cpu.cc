@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/row_math.h"
 #include "kernels/cpu/sum_rows.h"
@@ -82,7 +83,7 @@ class GemmArCpu::Impl : private RoleBody {
        const GemmCpuOptions& options)
       : plan_(plan),
         k_(k),
-        b_layout_(options.b_layout),
+        options_(options),
         math_(row_math(plan.dtype)),
         launch_(make_launch(plan, context, options.blocks)),
         runner_("gemm_ar", launch_, *this, options.wait_timeout) {}
@@ -93,7 +94,9 @@ class GemmArCpu::Impl : private RoleBody {
     // Of any launch: smaller ones may have taller tiles.
     const CpuGemm::TileShape tile{std::min(plan_.tile_m, plan_.max.m), largest.tile_cols()};
     MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, tile, plan_.max.n, k_,
-                                                 plan_.dtype, b_layout_));
+                                                 plan_.dtype, options_.b_layout));
+    rates_ = cpu_rates(options_.rates, launch_.context.world, launch_.blocks,
+                       block_flops_per_s(tiles_->path()));
     return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
 
@@ -104,7 +107,7 @@ class GemmArCpu::Impl : private RoleBody {
     const TileGrid grid(m, plan_.max.n, plan_.tile_m, plan_.tile_n);
     const Status prepared = tiles_->prepare({&grid, 1}, {&matrices_.lda, 1}, matrices.ldb);
     if (!prepared) return runner_.broken_by(prepared.error());
-    return runner_.run(m, mode);
+    return runner_.run(m, mode, estimate(plan_.work(launch_.context.world, m, k_), rates_));
   }
 
   const GemmArPlan& plan() const { return plan_; }
@@ -146,7 +149,7 @@ class GemmArCpu::Impl : private RoleBody {
       return fail(ErrorCode::kInvalidArgument, "gemm_ar: {} is null",
                   matrices.a == nullptr ? "a" : "b");
     }
-    const std::uint32_t b_side = b_layout_ == BLayout::kKN ? n : k_;
+    const std::uint32_t b_side = options_.b_layout == BLayout::kKN ? n : k_;
     if (matrices.lda < k_ || matrices.ldb < b_side || (matrices.c != nullptr && matrices.ldc < n)) {
       return fail(ErrorCode::kInvalidArgument,
                   "gemm_ar: leading dimensions a {}, b {}, c {} are too small; at least {}, {}, {}",
@@ -157,7 +160,8 @@ class GemmArCpu::Impl : private RoleBody {
 
   const GemmArPlan plan_;
   const std::uint32_t k_;
-  const BLayout b_layout_;
+  const GemmCpuOptions options_;
+  MachineRates rates_;
   const RowMath& math_;
   Matrices matrices_;
   std::unique_ptr<TileGemm> tiles_;

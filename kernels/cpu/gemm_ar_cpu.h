@@ -47,6 +47,8 @@ class GemmArCpu {
   /// dimensions are in elements; `a` and `b` may not lie in the workspace. `c` is undefined after
   /// an error.
   ///
+  /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
+  ///
   /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for
   /// good: later launches answer the same error at once. kTimeout: a wait's deadline passed;
   /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks

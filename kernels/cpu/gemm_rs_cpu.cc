@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/row_math.h"
 #include "kernels/cpu/sum_rows.h"
@@ -78,7 +79,7 @@ class GemmRsCpu::Impl : private RoleBody {
        const GemmCpuOptions& options)
       : plan_(plan),
         k_(k),
-        b_layout_(options.b_layout),
+        options_(options),
         math_(row_math(plan.dtype)),
         launch_(make_launch(plan, context, options.blocks)),
         runner_("gemm_rs", launch_, *this, options.wait_timeout) {}
@@ -91,7 +92,9 @@ class GemmRsCpu::Impl : private RoleBody {
     const CpuGemm::TileShape tile{std::min(plan_.tile_m, shard_rows_max(plan_.max.m, world.size())),
                                   largest.large_grid().tile_cols()};
     MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, tile, plan_.max.n, k_,
-                                                 plan_.dtype, b_layout_));
+                                                 plan_.dtype, options_.b_layout));
+    rates_ = cpu_rates(options_.rates, launch_.context.world, launch_.blocks,
+                       block_flops_per_s(tiles_->path()));
     return runner_.start(threads_of(launch_.blocks, world));
   }
 
@@ -103,7 +106,7 @@ class GemmRsCpu::Impl : private RoleBody {
     const TileGrid grids[] = {schedule.small_grid(), schedule.large_grid()};
     const Status prepared = tiles_->prepare(grids, {&matrices_.lda, 1}, matrices_.ldb);
     if (!prepared) return runner_.broken_by(prepared.error());
-    return runner_.run(m, mode);
+    return runner_.run(m, mode, estimate(plan_.work(launch_.context.world, m, k_), rates_));
   }
 
   const GemmRsPlan& plan() const { return plan_; }
@@ -146,7 +149,7 @@ class GemmRsCpu::Impl : private RoleBody {
       return fail(ErrorCode::kInvalidArgument, "gemm_rs: c is null, but of {} rows rank {} gets {}",
                   m, world.rank(), rows.count);
     }
-    const std::uint32_t b_side = b_layout_ == BLayout::kKN ? n : k_;
+    const std::uint32_t b_side = options_.b_layout == BLayout::kKN ? n : k_;
     if (matrices.lda < k_ || matrices.ldb < b_side || (matrices.c != nullptr && matrices.ldc < n)) {
       return fail(ErrorCode::kInvalidArgument,
                   "gemm_rs: leading dimensions a {}, b {}, c {} are too small; at least {}, {}, {}",
@@ -157,7 +160,8 @@ class GemmRsCpu::Impl : private RoleBody {
 
   const GemmRsPlan plan_;
   const std::uint32_t k_;
-  const BLayout b_layout_;
+  const GemmCpuOptions options_;
+  MachineRates rates_;
   const RowMath& math_;
   Matrices matrices_;
   std::unique_ptr<TileGemm> tiles_;

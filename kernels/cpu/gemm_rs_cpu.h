@@ -41,6 +41,8 @@ class GemmRsCpu {
   /// ≥ n apart; may be null when they are none. Leading dimensions are in elements; none of the
   /// matrices may overlap another or lie in the workspace. `c` is undefined after an error.
   ///
+  /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
+  ///
   /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for
   /// good: later launches answer the same error at once. kTimeout: a wait's deadline passed;
   /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks

@@ -7,6 +7,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/wait_text.h"
 #include "kernels/comm/workspace_head.h"
+#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 
 namespace mk::kernels {
@@ -33,6 +34,7 @@ Status check_options(const std::string& op, const CpuOptions& options) {
                 "{}: {} send blocks are too many; a session has at most {} lanes", op, blocks.send,
                 shm::kLanesMax);
   }
+  MK_RETURN_IF_ERROR(check_rates(op.c_str(), options.rates));
   if (options.wait_timeout <= std::chrono::nanoseconds::zero())
     return fail(ErrorCode::kInvalidArgument, "{}: the wait timeout must be more than zero", op);
   return {};
@@ -73,12 +75,12 @@ Status LaunchRunner::ready() const {
               kLaunchesMax);
 }
 
-Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode) {
+Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate& estimate) {
   MK_RETURN_IF_ERROR(ready());
   const std::uint64_t start_ns = CpuPacer::now_ns();
   ++launch_.epoch;
   launch_.m = m;
-  launch_.mode = mode;
+  launch_.mode = mode == Mode::kAuto ? estimate.cheaper() : mode;
   for (Report& report : reports_) {
     report.completed = false;
     for (int part = 0; part < 2; ++part) {
@@ -96,7 +98,7 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode) {
                                      [](const Report& report) { return report.completed; });
   if (!completed) return broken_by(cause());
   announce_end(launch_);
-  return make_stats(start_ns);
+  return make_stats(start_ns, estimate);
 }
 
 void LaunchRunner::run_block(std::uint32_t index) {
@@ -133,11 +135,12 @@ tl::unexpected<Error> LaunchRunner::broken_by(const Error& error) {
   return tl::unexpected<Error>(error);
 }
 
-LaunchStats LaunchRunner::make_stats(std::uint64_t start_ns) const {
+LaunchStats LaunchRunner::make_stats(std::uint64_t start_ns, const Estimate& estimate) const {
   LaunchStats stats;
   stats.epoch = launch_.epoch;
   stats.m = launch_.m;
   stats.mode = launch_.mode;
+  stats.estimate = estimate;
   const auto account = [&](Role role, const BlockTotals& totals, std::uint64_t end_ns) {
     RoleStats& of_role = stats.roles[static_cast<std::uint32_t>(role)];
     ++of_role.blocks;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/comm/block.h"
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/trace.h"
@@ -27,6 +28,8 @@ struct CpuOptions {
   /// How long one wait may take. Waits for what others derive from third ranks get up to half as
   /// much again, so that the rank next to the cause reports first.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
+  /// For Mode::kAuto; 0: see cpu_rates.h.
+  MachineRates rates;
 };
 
 /// Of an operator with one B of the caller's.
@@ -81,8 +84,8 @@ class LaunchRunner : private BlockWork {
   /// Ok while the operator can launch; else what broke it, or that its launches are spent.
   Status ready() const;
   /// The next launch: epoch + 1, all blocks, and back when they have ended. After an error every
-  /// later call answers the same one.
-  Result<LaunchStats> run(std::uint32_t m, Mode mode);
+  /// later call answers the same one. `estimate`: what kAuto goes by.
+  Result<LaunchStats> run(std::uint32_t m, Mode mode, const Estimate& estimate = {});
   /// Breaks the operator for a reason outside the blocks, and tells the local ranks.
   tl::unexpected<Error> broken_by(const Error& error);
 
@@ -104,7 +107,7 @@ class LaunchRunner : private BlockWork {
   void run_block(std::uint32_t index) override;
   bool await_records_free();
   Error cause() const;
-  LaunchStats make_stats(std::uint64_t start_ns) const;
+  LaunchStats make_stats(std::uint64_t start_ns, const Estimate& estimate) const;
 
   const std::string op_;
   Launch& launch_;

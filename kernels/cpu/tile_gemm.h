@@ -36,6 +36,8 @@ class TileGemm {
                 std::uint64_t target_stride, std::uint32_t rows_kept = kTileSideMax);
 
   Status error() const { return gemm_->error(); }
+  /// kNative or kThroughF32.
+  GemmPath path() const { return gemm_->path(); }
 
  private:
   TileGemm() = default;

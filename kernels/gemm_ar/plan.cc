@@ -5,6 +5,7 @@
 #include "kernels/comm/banks.h"
 #include "kernels/comm/launch_record.h"
 #include "kernels/comm/plan_tools.h"
+#include "kernels/gemm_ar/schedule.h"
 
 namespace mk::kernels {
 namespace {
@@ -86,6 +87,21 @@ Result<GemmArPlan> GemmArPlan::make(std::uint32_t nodes, std::uint32_t locals, S
 }
 
 std::uint32_t GemmArPlan::flag_count() const { return FlagMap{nodes, banks, chunks_max}.count(); }
+
+LaunchWork GemmArPlan::work(const World& world, std::uint32_t m, std::uint32_t k) const {
+  const GemmArSchedule schedule(*this, m);
+  const double owned = static_cast<double>(schedule.owned(world.local) * schedule.slot_bytes());
+  LaunchWork work;
+  work.flops = 2.0 * m * max.n * k;
+  // Read from each source, written to each target: sums over the node, then over the nodes.
+  if (locals > 1) work.local_bytes += owned * (locals + (nodes > 1 ? 1 : locals));
+  if (nodes > 1) work.local_bytes += owned * (nodes + locals);
+  work.local_bytes += 2.0 * m * max.n * kElementBytes;  // copied to the caller
+  work.network_bytes = static_cast<double>(schedule.network_bytes(world.local));
+  work.steps = schedule.chunks(world.local);
+  work.commands = (nodes - 1) * (work.steps + 1);
+  return work;
+}
 
 std::uint64_t GemmArPlan::fingerprint() const {
   constexpr std::uint64_t kRules = 2;

@@ -5,8 +5,10 @@
 
 #include <cstdint>
 
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/types.h"
+#include "kernels/comm/world.h"
 #include "kernels/gemm_ar/geometry.h"
 #include "shm/host/result.h"
 
@@ -30,6 +32,8 @@ struct GemmArPlan : GemmArGeometry {
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const;
+  /// Of the rank in a launch with m, whose own inner dimension is k.
+  LaunchWork work(const World& world, std::uint32_t m, std::uint32_t k) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const;
 };

@@ -5,6 +5,7 @@
 #include "kernels/comm/banks.h"
 #include "kernels/comm/launch_record.h"
 #include "kernels/comm/shard.h"
+#include "kernels/gemm_rs/schedule.h"
 
 namespace mk::kernels {
 namespace {
@@ -90,6 +91,26 @@ Result<GemmRsPlan> GemmRsPlan::make(std::uint32_t nodes, std::uint32_t locals, S
 }
 
 std::uint32_t GemmRsPlan::flag_count() const { return FlagMap{nodes, banks, chunks_max}.count(); }
+
+LaunchWork GemmRsPlan::work(const World& world, std::uint32_t m, std::uint32_t k) const {
+  const GemmRsSchedule schedule(*this, m);
+  LaunchWork work;
+  work.flops = 2.0 * m * max.n * k;
+  // Read from each source, written once: sums over the node of one shard per node, then of its own
+  // shard over the nodes.
+  for (std::uint32_t node = 0; node < nodes && locals > 1; ++node) {
+    const PackedTiles packed = schedule.packed(world.rail_peer(node));
+    work.local_bytes += static_cast<double>(packed.offset(packed.tiles()) * (locals + 1));
+  }
+  if (nodes > 1) {
+    const PackedTiles own = schedule.packed(world.rank());
+    work.local_bytes += static_cast<double>(own.offset(own.tiles()) * (nodes + 1));
+  }
+  work.network_bytes = static_cast<double>(schedule.network_bytes(world.node, world.local));
+  work.steps = schedule.pieces(world.node, world.local);
+  work.commands = schedule.pieces_sent(world.node, world.local) + nodes - 1;
+  return work;
+}
 
 std::uint64_t GemmRsPlan::fingerprint() const {
   constexpr std::uint64_t kRules = 1;

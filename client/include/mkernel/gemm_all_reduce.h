@@ -38,7 +38,7 @@ class MK_EXPORT GemmAllReduce {
   /// Blocks until C is complete. `c` may be null: then read `output()`. After an error the operator
   /// is broken and says so at every call.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
-                             LaunchMode mode = LaunchMode::kFused);
+                             LaunchMode mode = LaunchMode::kAuto);
   /// The last launch's result, m x n row-major; valid until the next launch. Peers write here
   /// during a launch only.
   const void* output() const;

@@ -45,7 +45,7 @@ class MK_EXPORT GemmReduceScatter {
   /// are complete and its part for the others is done. After an error the operator is broken and
   /// says so at every call; a wrong argument changes nothing.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
-                             LaunchMode mode = LaunchMode::kFused);
+                             LaunchMode mode = LaunchMode::kAuto);
 
   /// Whether later launches keep what their threads did when; costs a little time.
   void set_trace(bool on);

@@ -25,7 +25,8 @@ typedef struct mk_gemm_ar mk_gemm_ar;
 
 enum { MK_BF16 = 1, MK_F16 = 2 };
 enum { MK_KN = 0, MK_NK = 1 };
-enum { MK_FUSED = 0, MK_UNFUSED = 1 };
+/* How a launch runs; MK_AUTO is the usual choice: see mk::LaunchMode. */
+enum { MK_FUSED = 0, MK_UNFUSED = 1, MK_AUTO = 2 };
 
 /* See mk::AttachOptions. `socket` and `job` are zero-terminated; a null or empty socket means the
  * default. */
@@ -47,9 +48,10 @@ typedef struct mk_gemm_ar_shape {
 } mk_gemm_ar_shape;
 
 typedef struct mk_launch_stats {
-  size_t struct_bytes; /* in: sizeof(mk_launch_stats) */
-  uint32_t epoch, mode;
+  size_t struct_bytes;  /* in: sizeof(mk_launch_stats) */
+  uint32_t epoch, mode; /* mode: as run, MK_FUSED or MK_UNFUSED */
   uint64_t total_ns, compute_ns, network_bytes, network_commands;
+  uint64_t estimated_fused_ns, estimated_unfused_ns; /* what MK_AUTO goes by */
 } mk_launch_stats;
 
 MK_C_EXPORT const char* mk_version(void);

@@ -81,7 +81,7 @@ class MK_EXPORT MoeDispatchGemm {
   /// launches succeed, and all may launch again. After any other error the operator is broken and
   /// says so at every call.
   Result<LaunchStats> launch(const Input& input, const Output& output,
-                             LaunchMode mode = LaunchMode::kFused);
+                             LaunchMode mode = LaunchMode::kAuto);
 
   /// This rank's experts.
   std::uint32_t first_expert() const;

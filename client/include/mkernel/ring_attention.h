@@ -86,7 +86,7 @@ class MK_EXPORT RingAttention {
   /// output is complete. A wrong argument (kInvalidArgument) changes nothing. After any other error
   /// the operator is broken and says so at every call.
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
-                             LaunchMode mode = LaunchMode::kFused);
+                             LaunchMode mode = LaunchMode::kAuto);
 
   /// Whether later launches keep what their threads did when; costs a little time.
   void set_trace(bool on);

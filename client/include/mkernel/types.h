@@ -38,6 +38,17 @@ constexpr RowRange rows_of_rank(std::uint64_t rows, std::uint32_t world, std::ui
 enum class LaunchMode : std::uint32_t {
   kFused = 0,    ///< computation, local exchange and network overlap tile by tile
   kUnfused = 1,  ///< the whole GEMM first, then the collective: the baseline
+  kAuto = 2,     ///< as fused as pays: by the estimate for this rank, shape and machine
+};
+
+/// What one rank has of its machine, for LaunchMode::kAuto's estimate; 0: a default. The defaults
+/// are those of a CPU with AVX-512 and its ranks' share of the cores (kernels/cpu/cpu_rates.cc).
+struct MachineRates {
+  double flops_per_s = 0;          ///< of its compute threads together
+  double local_bytes_per_s = 0;    ///< read and written by its sums and copies
+  double network_bytes_per_s = 0;  ///< sent to other nodes
+  double command_ns = 0;           ///< that a network transfer takes besides its bytes
+  double step_ns = 0;              ///< that handing over one chunk costs the fused form
 };
 
 /// What a rank may choose of any operator; zero means: the default, chosen from the shape and the
@@ -54,17 +65,21 @@ struct Tuning {
   std::uint32_t share_blocks = 0;
   std::uint32_t pull_blocks = 0;
   std::chrono::milliseconds wait_timeout{30'000};  ///< of every single wait inside a launch
+  MachineRates rates;
 };
 
 /// What one launch did, on this rank.
 struct LaunchStats {
   std::uint32_t epoch = 0;
-  LaunchMode mode = LaunchMode::kFused;
+  LaunchMode mode = LaunchMode::kFused;  ///< as run: kFused or kUnfused
   std::uint64_t total_ns = 0;
   std::uint64_t compute_ns = 0;        ///< until this rank's last tile was computed
   std::uint64_t network_bytes = 0;     ///< payload this rank sent
   std::uint64_t network_commands = 0;  ///< commands this rank wrote, flag-only ones included
   std::uint64_t compute_wait_ns = 0;   ///< of compute_ns, waited: mean of the computing threads
+  // What kAuto goes by, whatever was run.
+  std::uint64_t estimated_fused_ns = 0;
+  std::uint64_t estimated_unfused_ns = 0;
 };
 
 /// Something one thread of a launch did, for traces: kernels/comm/trace.h says what `kind`, the

@@ -199,7 +199,7 @@ class GemmArCuda::Impl {
     const OnDevice on_device(device_);
     MK_RETURN_IF_ERROR(make_maps(a, lda, b, ldb, m));
     arguments_.launch.m = m;
-    arguments_.launch.mode = mode;
+    arguments_.launch.mode = mode == Mode::kAuto ? Mode::kFused : mode;  // no estimate yet
     arguments_.c = c;
     arguments_.ldc = ldc;
     return check(kernel_->launch(arguments_, blocks().compute + blocks().reduce, stream),

@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/support/gemm_sum_job.h"
@@ -61,7 +63,16 @@ class GemmSum : public ::testing::Test {
       for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
         const LaunchStats& stats = *results[i][rank].stats;
         const World& world = job.cluster().rank(rank).world;
-        if (stats.epoch != i + 1 || stats.m != launch.m || stats.mode != launch.mode_of(rank))
+        const LaunchWork work = job.plan().work(world, launch.m, job.inputs(rank, launch).k);
+        if (work.network_bytes != static_cast<double>(stats.network_bytes) ||
+            work.commands != stats.commands)
+          return wrong(fmt::format("rank {} wrote {} commands", rank, stats.commands));
+        const Mode mode = launch.mode_of(rank);
+        const Mode expected = mode == Mode::kAuto ? stats.estimate.cheaper() : mode;
+        const bool known = job.options().cpu.rates.flops_per_s != 0;  // all of them, then
+        if (known && stats.estimate != estimate(work, job.options().cpu.rates))
+          return wrong("the estimate is of another launch");
+        if (stats.epoch != i + 1 || stats.m != launch.m || stats.mode != expected)
           return wrong("the statistics are of another launch");
         if (stats.network_bytes != Op::network_bytes(job.plan(), world, launch.m))
           return wrong(fmt::format("rank {} sent {} bytes", rank, stats.network_bytes));
@@ -165,6 +176,22 @@ TYPED_TEST_P(GemmSum, OneRankIsAPlainProduct) {
   }
 }
 
+// The estimate chooses, each rank for itself, and the statistics say what ran (see `run`).
+TYPED_TEST_P(GemmSum, AutoRunsTheCheaperForm) {
+  JobOptions options = two_by_two();
+  for (const auto& [step_ns, cheaper] : {std::pair{1.0, Mode::kFused}, {1e9, Mode::kUnfused}}) {
+    options.cpu.rates = {1e9, 1e9, 1e9, 1, step_ns};
+    GemmSumJob<TypeParam> job(options);
+    const World& world = job.cluster().rank(3).world;
+    const Estimate largest =
+        estimate(job.plan().work(world, options.max.m, options.max.k), options.cpu.rates);
+    EXPECT_EQ(largest.cheaper(), cheaper);
+    std::vector<LaunchPlan> launches = random_launches(12, options.max.m, 10);
+    for (LaunchPlan& launch : launches) launch.mode = Mode::kAuto;
+    ASSERT_EQ(this->run(job, launches, {}, {}, 10), "");
+  }
+}
+
 // The check itself must be able to fail.
 TYPED_TEST_P(GemmSum, AChunkThatDidNotMoveIsSeen) {
   GemmSumJob<TypeParam> job(two_by_two());
@@ -178,6 +205,7 @@ TYPED_TEST_P(GemmSum, AChunkThatDidNotMoveIsSeen) {
 
 REGISTER_TYPED_TEST_SUITE_P(GemmSum, EveryWorldGetsTheSumForChangingM, RepeatedRunsGiveTheSameBits,
                             ManyLaunchesBackToBackReadNoStaleFlag, ChosenTilesAndALongerK,
-                            OneRankIsAPlainProduct, AChunkThatDidNotMoveIsSeen);
+                            OneRankIsAPlainProduct, AutoRunsTheCheaperForm,
+                            AChunkThatDidNotMoveIsSeen);
 
 }  // namespace mk::kernels::testing
