@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -136,6 +137,40 @@ TEST(GemmReduceScatter, WrongArgumentsChangeNothing) {
   for (const std::uint16_t element : c) EXPECT_EQ(0x4100, element);  // 8.0
 }
 
+TEST(GemmReduceScatter, TheEstimateChoosesTheModeUnlessToldOtherwise) {
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 2, rank, "auto"));
+    ASSERT_TRUE(session);
+    const Elements ones(64, 0x3f80);
+    Elements c(64, 0xffff);
+    for (const double step_ns : {1e-3, 1e12}) {
+      Tuning tuning;
+      // Each rank for itself: here rank 0 takes steps for cheap or dear, rank 1 always for cheap.
+      tuning.rates = {1e9, 1e9, 1e9, 1, rank == 0 ? step_ns : 1e-3};
+      auto op = GemmReduceScatter::create(*session, {8, 8, 8}, tuning);
+      ASSERT_TRUE(op) << op.error().message;
+      const auto stats = op->launch(ones.data(), ones.data(), c.data(), 8);
+      ASSERT_TRUE(stats) << stats.error().message;
+      EXPECT_EQ(rank == 0 && step_ns > 1 ? LaunchMode::kUnfused : LaunchMode::kFused, stats->mode);
+      EXPECT_EQ(stats->mode == LaunchMode::kUnfused,
+                stats->estimated_unfused_ns < stats->estimated_fused_ns);
+      const auto fused = op->launch(ones.data(), ones.data(), c.data(), 8, LaunchMode::kFused);
+      ASSERT_TRUE(fused) << fused.error().message;
+      EXPECT_EQ(LaunchMode::kFused, fused->mode);
+      EXPECT_EQ(stats->estimated_fused_ns, fused->estimated_fused_ns);
+      for (std::size_t i = 0; i < 32; ++i) EXPECT_EQ(0x4180, c[i]);  // 16.0
+    }
+    EXPECT_TRUE(session->barrier());
+  });
+  auto session = Session::attach(place(*cluster, 1, 0, "rates"));
+  ASSERT_TRUE(session);
+  Tuning tuning;
+  tuning.rates.flops_per_s = -1;
+  EXPECT_EQ(ErrorCode::kInvalidArgument,
+            GemmReduceScatter::create(*session, {8, 8, 8}, tuning).error().code);
+}
+
 TEST(GemmReduceScatter, RunsThroughTheCAbi) {
   const auto cluster = cluster_of(1);
   for_ranks(2, [&](std::uint32_t rank) {
@@ -163,9 +198,19 @@ TEST(GemmReduceScatter, RunsThroughTheCAbi) {
     Elements c((count + 1) * 16, 0xffff);
     mk_launch_stats stats{};
     stats.struct_bytes = sizeof(stats);
-    ASSERT_EQ(0, mk_gemm_rs_launch(op, ones.data(), ones.data(), c.data(), 15, MK_FUSED, &stats))
+    ASSERT_EQ(0, mk_gemm_rs_launch(op, ones.data(), ones.data(), c.data(), 15, MK_AUTO, &stats))
         << mk_last_error();
     EXPECT_EQ(1u, stats.epoch);
+    EXPECT_GT(stats.estimated_fused_ns, 0u);
+    EXPECT_EQ(stats.mode,
+              stats.estimated_unfused_ns < stats.estimated_fused_ns ? MK_UNFUSED : MK_FUSED);
+    // A caller of before the estimates were there.
+    stats.struct_bytes = offsetof(mk_launch_stats, estimated_fused_ns);
+    stats.estimated_fused_ns = stats.estimated_unfused_ns = 7;
+    ASSERT_EQ(0, mk_gemm_rs_launch(op, ones.data(), ones.data(), c.data(), 15, MK_FUSED, &stats))
+        << mk_last_error();
+    EXPECT_EQ(2u, stats.epoch);
+    EXPECT_EQ(7u, stats.estimated_fused_ns);
     for (std::size_t i = 0; i < count * 16; ++i) EXPECT_EQ(0x4200, c[i]);  // 32.0
     EXPECT_TRUE(std::all_of(c.end() - 16, c.end(), [](std::uint16_t e) { return e == 0xffff; }));
     EXPECT_STREQ("invalid-argument",
