@@ -68,9 +68,15 @@ class AgGemmSchedule {
     tile.rect.columns = columns_left < tiles.tile_cols() ? columns_left : tiles.tile_cols();
     return tile;
   }
-  /// Payload that this rank sends in the launch: gather/schedule.h.
+  // What this rank sends and copies in the launch: gather/schedule.h.
   MK_HOST_DEVICE std::uint64_t network_bytes() const {
     return gather_.network_bytes([this](std::uint32_t rank) { return shard(rank).count; });
+  }
+  MK_HOST_DEVICE std::uint64_t local_bytes() const {
+    return gather_.local_bytes([this](std::uint32_t rank) { return shard(rank).count; });
+  }
+  MK_HOST_DEVICE std::uint32_t commands() const {
+    return gather_.commands([this](std::uint32_t rank) { return shard(rank).count; });
   }
 
  private:

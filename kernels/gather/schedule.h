@@ -125,6 +125,33 @@ class GatherSchedule {
     return bytes;
   }
 
+  /// Commands with payload that this rank sends in a launch, and flag-only ones: the release.
+  template <class RowsOf>
+  MK_HOST_DEVICE std::uint32_t commands(RowsOf&& rows_of) const {
+    std::uint32_t commands = world_.nodes > 1 ? 1 : 0;
+    for (std::uint32_t hops = 0; hops < shards_sent(); ++hops)
+      commands += chunks(rows_of(world_.rail_peer(node_at(hops))));
+    return commands;
+  }
+  /// Bytes that this rank's share and receive roles read and write on the node in a launch: its own
+  /// rows, and in a broadcast the shards of its rail's other ranks, once read, and written once for
+  /// each target.
+  template <class RowsOf>
+  MK_HOST_DEVICE std::uint64_t local_bytes(RowsOf&& rows_of) const {
+    const bool broadcast = geometry_.kind == GatherKind::kBroadcast;
+    const std::uint64_t peers = broadcast ? world_.locals - 1 : 0;
+    const std::uint64_t own_slot = world_.nodes > 1 || (!broadcast && world_.size() > 1) ? 1 : 0;
+    const auto bytes = [](std::uint64_t data, std::uint64_t targets) {
+      return targets == 0 ? 0 : data * (1 + targets);
+    };
+    std::uint64_t sum = bytes(data_bytes(rows_of(world_.rank())), own_slot + peers);
+    for (std::uint32_t hops = 1; hops < world_.nodes; ++hops) {
+      const std::uint32_t rows = rows_of(world_.rail_peer(node_at(hops)));
+      sum += bytes(kGatherHeaderBytes + data_bytes(rows), peers);
+    }
+    return sum;
+  }
+
   // --- Places, as byte offsets in a workspace ---
 
   /// Slots of one bank in one workspace: kBroadcast: one per rank; kPull: one per node, for the

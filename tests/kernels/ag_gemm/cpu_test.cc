@@ -68,8 +68,9 @@ TEST_P(EveryWorld, GivesEveryRankItsProductForChangingM) {
       EXPECT_EQ(stats.epoch, i + 1);
       EXPECT_EQ(stats.m, launches[i].m);
       EXPECT_EQ(stats.mode, launches[i].mode);
-      EXPECT_EQ(stats.network_bytes,
-                AgGemmSchedule(job.op(rank).plan(), world, launches[i].m).network_bytes());
+      const AgGemmSchedule schedule(job.op(rank).plan(), world, launches[i].m);
+      EXPECT_EQ(stats.network_bytes, schedule.network_bytes());
+      EXPECT_EQ(stats.commands, schedule.commands());
       bytes[rank] += stats.network_bytes;
     }
   }

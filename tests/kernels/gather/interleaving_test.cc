@@ -61,8 +61,9 @@ struct GatherRank {
 /// Copies row by row, and yields in between.
 class Executor : public SimExecutor {
  public:
-  explicit Executor(const SimExecutor& frame) : SimExecutor(frame) {}
+  Executor(const SimExecutor& frame, std::uint64_t& copied) : SimExecutor(frame), copied_(copied) {}
   void copy(const CopyJob& job) {
+    copied_ += std::uint64_t{job.rows} * job.row_bytes * (1 + job.target_count);
     for (std::uint64_t row = 0; row < job.rows; ++row) {
       for (std::uint32_t i = 0; i < job.target_count; ++i) {
         for (std::uint32_t at = 0; at < job.row_bytes; at += 20) {
@@ -74,6 +75,9 @@ class Executor : public SimExecutor {
       }
     }
   }
+
+ private:
+  std::uint64_t& copied_;  ///< bytes read and written
 };
 
 class GatherSimulation : private SimOperator {
@@ -94,6 +98,9 @@ class GatherSimulation : private SimOperator {
       if (simulation_.network().bytes_of(rank) != network_bytes_[rank])
         return fmt::format("rank {} sent {} bytes, not {}", rank,
                            simulation_.network().bytes_of(rank), network_bytes_[rank]);
+      if (copied_[rank] != local_bytes_[rank])
+        return fmt::format("rank {} copied {} bytes, not {}", rank, copied_[rank],
+                           local_bytes_[rank]);
     }
     return {};
   }
@@ -114,6 +121,8 @@ class GatherSimulation : private SimOperator {
     workspace_bytes_ = workspace.bytes();
     std::vector<GatherRank> ranks(options_.nodes * options_.locals);
     network_bytes_.resize(ranks.size());
+    local_bytes_.resize(ranks.size());
+    copied_.resize(ranks.size());
     for (GatherRank& rank : ranks) {
       rank.launch.geometry = plan_;
       rank.launch.banks = plan_.banks;
@@ -167,16 +176,17 @@ class GatherSimulation : private SimOperator {
     rank.arrived.assign(ranks_.size(), {});
     for (std::uint32_t origin = 0; origin < ranks_.size(); ++origin)
       rank.arrived[origin].assign(std::size_t{rows(origin, epoch)} * bytes, std::byte{0xdd});
-    network_bytes_[index] +=
-        GatherSchedule(plan_, rank.launch.context.world).network_bytes([&](std::uint32_t r) {
-          return rows(r, epoch);
-        });
+    const GatherSchedule schedule(plan_, rank.launch.context.world);
+    const auto rows_of = [&](std::uint32_t r) { return rows(r, epoch); };
+    network_bytes_[index] += schedule.network_bytes(rows_of);
+    local_bytes_[index] += schedule.local_bytes(rows_of);
   }
 
   bool run_role(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
                 const SimExecutor& frame) override {
     GatherRank& rank = ranks_[index];
-    Executor executor(frame);
+    std::uint64_t by_consumers = 0;
+    Executor executor(frame, role == Role::kCompute ? by_consumers : copied_[index]);
     Block block(executor, rank.launch, role, block_index, totals);
     GatherBlock<Executor> gather(block, rank.launch.geometry, rank.launch.source.rows);
     switch (role) {
@@ -254,7 +264,10 @@ class GatherSimulation : private SimOperator {
   GatherOptions options_;
   GatherPlan plan_;
   std::uint64_t workspace_bytes_ = 0;
-  std::vector<std::uint64_t> network_bytes_;  ///< by rank, of all launches so far
+  // By rank, of all launches so far: what is expected, and what was done.
+  std::vector<std::uint64_t> network_bytes_;
+  std::vector<std::uint64_t> local_bytes_;
+  std::vector<std::uint64_t> copied_;
   std::vector<GatherRank> ranks_;
   Simulation simulation_;
 };
