@@ -155,9 +155,9 @@ Status ControlPlane::Impl::on(NodeId node, JobPart& part) {
 }
 
 Job* ControlPlane::Impl::job_with(NodeId node, std::uint64_t part_id, RemotePart*& part) {
-  for (const auto& job : jobs_) {
-    part = job->part_from(node);
-    if (part != nullptr && part->part.part_id == part_id) return job.get();
+  for (auto job = jobs_.rbegin(); job != jobs_.rend(); ++job) {
+    part = (*job)->part_from(node);
+    if (part != nullptr && part->part.part_id == part_id) return job->get();
   }
   part = nullptr;
   return nullptr;
@@ -167,7 +167,7 @@ Status ControlPlane::Impl::on(NodeId node, JobReady& ready) {
   RemotePart* part = nullptr;
   // An unknown part is one whose job has ended here: the sender will hear of it.
   Job* job = job_with(node, ready.part_id, part);
-  if (job == nullptr) return {};
+  if (job == nullptr || ready.peer_part_id != job->part_id) return {};
   part->ready = true;
   advance(*job);
   return {};
@@ -184,7 +184,7 @@ Status ControlPlane::Impl::on(NodeId node, RegionAnnounce& region) {
                 "rank {} of job '{}' has a buffer {} of {} bytes with a key of {} bytes",
                 region.rank, job->name, region.handle, region.bytes, region.key.size());
   }
-  if (job->state >= JobState::kBound) return bind_peer_buffer(*job, *part, region);
+  if (job->state == JobState::kUp) return bind_peer_buffer(*job, *part, region);
   const bool twice = std::ranges::any_of(part->regions_waiting, [&](const RegionAnnounce& other) {
     return other.rank == region.rank && other.handle == region.handle;
   });
@@ -293,48 +293,54 @@ Status ControlPlane::Impl::on(NodeId node, JobLeft& left) {
   PeerState& peer = peers_.at(node);
   std::erase_if(peer.early,
                 [&](const auto& entry) { return entry.second.part.part_id == left.part_id; });
-  RemotePart* part = nullptr;
-  Job* job = job_with(node, left.part_id, part);
-  if (job == nullptr) return {};
-  if (left.rank >= job->world()) {
-    return fail(ErrorCode::kProtocol, "rank {} left job '{}' of {} ranks", left.rank, job->name,
-                job->world());
+  for (Job* job : jobs()) {
+    RemotePart* part = job->part_from(node);
+    if (part == nullptr || part->part.part_id != left.part_id) continue;
+    if (left.rank >= job->world()) {
+      return fail(ErrorCode::kProtocol, "rank {} left job '{}' of {} ranks", left.rank, job->name,
+                  job->world());
+    }
+    part_left(*job, *part, left);
   }
+  return {};
+}
+
+void ControlPlane::Impl::part_left(Job& job, RemotePart& part, const JobLeft& left) {
+  Error cause{left.code, left.reason};
+  std::uint32_t rank = left.rank;
   if (left.code == ErrorCode::kOk) {
-    part->gone = true;
+    part.gone = true;
     // It has no use for our buffers any more, and nobody to send them back.
-    for (Session* session : job->sessions()) {
+    for (Session* session : job.sessions()) {
       std::vector<std::uint16_t> handles;
       for (auto& [handle, buffer] : session->buffers) {
-        if (buffer.withdrawal && buffer.withdrawal->nodes_left.erase(node) != 0) {
+        if (buffer.withdrawal && buffer.withdrawal->nodes_left.erase(part.node) != 0) {
           handles.push_back(handle);
         }
       }
       for (const std::uint16_t handle : handles) advance_withdrawal(*session, handle);
     }
-    if (job->failed || !job->has_active()) return {};
-    if (job->state == JobState::kUp) {
-      const std::uint32_t first = part->part.node_rank * job->local_size;
-      for (std::uint32_t rank = first; rank < first + job->local_size; ++rank) {
-        note_leave(*job, rank, fmt::format("all ranks of {}", describe_node(node)));
+    if (job.failed || !job.has_active()) return;
+    const std::uint32_t first = part.part.node_rank * job.local_size;
+    if (job.state == JobState::kUp) {
+      for (std::uint32_t local = 0; local < job.local_size; ++local) {
+        note_leave(job, first + local, fmt::format("all ranks of {}", describe_node(part.node)));
       }
-      check_leavers(*job);
-      return {};
+      check_leavers(job);
+      return;
     }
-    left.code = ErrorCode::kPeerLost;
-    left.rank = part->part.node_rank * job->local_size;
-    left.reason = "all its ranks detached before all had attached";
+    cause = {ErrorCode::kPeerLost, "all its ranks detached before all had attached"};
+    rank = first;
   }
-  const std::string reason(shm::clip_utf8(left.reason, shm::kMessageTextBytesMax));
+  const std::string reason(shm::clip_utf8(cause.message, shm::kMessageTextBytesMax));
   // What concerns the job as a whole before it is up is our ranks' error as much as theirs.
-  const bool whole = job->state != JobState::kUp &&
-                     (left.code == ErrorCode::kTimeout || left.code == ErrorCode::kAlreadyExists ||
-                      left.code == ErrorCode::kInvalidArgument);
+  const bool whole = job.state != JobState::kUp && (cause.code == ErrorCode::kTimeout ||
+                                                    cause.code == ErrorCode::kAlreadyExists ||
+                                                    cause.code == ErrorCode::kInvalidArgument);
   const Error error =
-      whole ? Error{left.code, fmt::format("{} reports: {}", describe_node(node), reason)}
-            : lost_error(*job, left.rank, reason);
-  fail_job(*job, error, {left.rank, left.code, reason});
-  return {};
+      whole ? Error{cause.code, fmt::format("{} reports: {}", describe_node(part.node), reason)}
+            : lost_error(job, rank, reason);
+  fail_job(job, error, {rank, cause.code, reason});
 }
 
 void ControlPlane::Impl::peer_down(NodeId node, const std::string& reason) {

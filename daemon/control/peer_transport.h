@@ -49,10 +49,13 @@ struct JobPart {
 };
 
 /// The sender has connected the rails it needs for the job and holds the parts of all nodes. A job
-/// is up at a node when that node is ready itself and has this from every other one.
+/// is up at a node when that node is ready itself and has this from every other one. It counts only
+/// for the part of the receiver that the sender holds: the sender may have been ready with one that
+/// has ended since, and may itself be about to end for that.
 struct JobReady {
   std::string job;
   std::uint64_t part_id = 0;
+  std::uint64_t peer_part_id = 0;  ///< of the receiver
 };
 
 struct RegionAnnounce {

@@ -22,8 +22,9 @@ void ControlPlane::Impl::advance(Job& job) {
   if (job.state == JobState::kAnnounced && !job.ending && job.parts.size() + 1 == job.nodes &&
       bind(job)) {
     job.state = JobState::kBound;
-    bind_waiting_regions(job);
-    send_to_job(job, JobReady{job.name, job.part_id});
+    for (const auto& [rank, part] : job.parts) {
+      send_to_part(job, part, JobReady{job.name, job.part_id, part.part.part_id});
+    }
   }
   const bool all_ready =
       std::ranges::all_of(job.parts, [](const auto& entry) { return entry.second.ready; });
@@ -120,14 +121,23 @@ Status ControlPlane::Impl::bind_session(Session& session, const RemotePart& part
   if (endpoint.capabilities().contract == fabric::DeliveryContract::kOrdered) {
     MK_ASSIGN_OR_RETURN(binding.flags, endpoint.import_region(binding.link->id, peer.flags_key));
   }
-  proxy_of(session).apply(BindPeer{.slot = session.slot,
-                                   .peer_rank = static_cast<std::uint16_t>(peer.rank),
-                                   .link = binding.link->id,
-                                   .link_stats = binding.link->stats.get(),
-                                   .peer_slot = peer.slot,
-                                   .flags = binding.flags.get(),
-                                   .flag_count = peer.flag_count});
+  binding.slot = peer.slot;
+  binding.flag_count = peer.flag_count;
   return {};
+}
+
+void ControlPlane::Impl::open_peers(Session& session) {
+  // Not before the job is up: until a node has said that it is ready with us, it may give up the
+  // memory of a part that it has told us of without waiting for us.
+  for (const auto& [rank, binding] : session.peers) {
+    proxy_of(session).apply(BindPeer{.slot = session.slot,
+                                     .peer_rank = static_cast<std::uint16_t>(rank),
+                                     .link = binding.link->id,
+                                     .link_stats = binding.link->stats.get(),
+                                     .peer_slot = binding.slot,
+                                     .flags = binding.flags.get(),
+                                     .flag_count = binding.flag_count});
+  }
 }
 
 void ControlPlane::Impl::bind_waiting_regions(Job& job) {
@@ -145,8 +155,10 @@ void ControlPlane::Impl::job_up(Job& job) {
       {{"job", job.name}});
   for (Session* session : job.sessions()) {
     session->state = SessionState::kUp;
+    open_peers(*session);
     reply(*session->client, 0, shm::JobUp{});
   }
+  bind_waiting_regions(job);
   // What was queued goes in the order that Exchange promises: buffers, then blobs.
   for (Session* session : job.sessions()) {
     for (const auto& [handle, buffer] : session->buffers) {
@@ -164,15 +176,18 @@ void ControlPlane::Impl::announce_buffer(Session& session, std::uint16_t handle)
 }
 
 void ControlPlane::Impl::send_to_job(Job& job, const PeerMessage& message) {
-  for (const auto& [node_rank, part] : job.parts) {
-    if (part.gone || job.failed) continue;
-    const Status sent = transport_.send(part.node, message);
-    if (sent) continue;
-    const std::uint32_t rank = node_rank * job.local_size;
-    const std::string text =
-        fmt::format("{} cannot be reached: {}", describe_node(part.node), sent.error().message);
-    fail_job(job, lost_error(job, rank, text), {rank, ErrorCode::kPeerLost, text});
-  }
+  for (const auto& [node_rank, part] : job.parts) send_to_part(job, part, message);
+}
+
+void ControlPlane::Impl::send_to_part(Job& job, const RemotePart& part,
+                                      const PeerMessage& message) {
+  if (part.gone || job.failed) return;
+  const Status sent = transport_.send(part.node, message);
+  if (sent) return;
+  const std::uint32_t rank = part.part.node_rank * job.local_size;
+  const std::string text =
+      fmt::format("{} cannot be reached: {}", describe_node(part.node), sent.error().message);
+  fail_job(job, lost_error(job, rank, text), {rank, ErrorCode::kPeerLost, text});
 }
 
 Error ControlPlane::Impl::rendezvous_timeout(const Job& job) const {

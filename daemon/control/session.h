@@ -53,6 +53,8 @@ struct PeerBuffer {
 struct PeerBinding {
   std::shared_ptr<Link> link;
   NodeId node = 0;
+  std::uint32_t slot = 0;  ///< at its own daemon
+  std::uint32_t flag_count = 0;
   std::unique_ptr<fabric::RemoteRegion> flags;  ///< ordered fabrics only
   std::map<std::uint16_t, PeerBuffer> buffers;
 };

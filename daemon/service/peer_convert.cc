@@ -52,6 +52,7 @@ void put(const JobReady& from, v1::PeerMessage& to) {
   v1::JobReady& ready = *to.mutable_job_ready();
   ready.set_job(from.job);
   ready.set_part_id(from.part_id);
+  ready.set_peer_part_id(from.peer_part_id);
 }
 
 void put(const RegionAnnounce& from, v1::PeerMessage& to) {
@@ -169,7 +170,7 @@ Result<PeerMessage> take(const v1::JobPart& from) {
 Result<PeerMessage> take(const v1::JobReady& from) {
   Checker check("job_ready");
   check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  return check.result(JobReady{from.job(), from.part_id()});
+  return check.result(JobReady{from.job(), from.part_id(), from.peer_part_id()});
 }
 
 Result<PeerMessage> take(const v1::RegionAnnounce& from) {

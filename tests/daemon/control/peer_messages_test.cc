@@ -43,7 +43,7 @@ class PeerMessages : public testing::Test {
   ClientId job_up(std::uint64_t part_id) {
     const ClientId client = node.attach(rank_of("job", 2, 1, 0));
     say(part_of("job", part_id, 2, 1, 1));
-    say(JobReady{"job", part_id});
+    say(JobReady{"job", part_id, own_part()});
     EXPECT_TRUE(node.take<shm::JobUp>(client));
     return client;
   }
@@ -196,12 +196,14 @@ TEST_F(PeerMessages, ARestartedJobNeverMixesWithItsPredecessor) {
   const std::uint64_t new_own = own_part();
   EXPECT_NE(new_own, old_own);
   EXPECT_EQ(sent<JobReady>().back().part_id, new_own);
-  say(JobReady{"job", 11});
+  say(JobReady{"job", 11, new_own});
   EXPECT_FALSE(node.take<shm::JobUp>(second));
   say(RegionAnnounce{"job", 11, 1, 6, 4096, Bytes(8)});
   say(ExchangePart{"job", 11, 1, 0, "stale", {}});
   say(JobLeft{"job", 11, 1, ErrorCode::kPeerLost, "again"});
-  say(JobReady{"job", 12});
+  say(JobReady{"job", 12, old_own});
+  EXPECT_FALSE(node.take<shm::JobUp>(second));
+  say(JobReady{"job", 12, new_own});
   EXPECT_TRUE(node.take<shm::JobUp>(second));
   EXPECT_FALSE(node.take<shm::SessionFailed>(second));
   // The exchange has its own numbers in the new run.
@@ -212,14 +214,74 @@ TEST_F(PeerMessages, ARestartedJobNeverMixesWithItsPredecessor) {
   EXPECT_EQ(node.nic->remote_regions, 1);  // flags
 }
 
+TEST_F(PeerMessages, ReadyWithAPartThatHasEndedDoesNotCount) {
+  // Our rank comes, is announced, dies, and comes again. The peer was quick enough to be ready with
+  // the first, and gives its memory up on the news of its end: the second must not write to it.
+  say(hello());
+  const ClientId first = node.attach(rank_of("job", 2, 1, 0));
+  const std::uint64_t old_own = own_part();
+  node.hang_up(first);
+  node.step();
+  say(part_of("job", 11, 2, 1, 1));
+  const ClientId second = node.attach(rank_of("job", 2, 1, 0));
+  EXPECT_NE(own_part(), old_own);
+  say(JobReady{"job", 11, old_own});
+  EXPECT_FALSE(node.take<shm::JobUp>(second));
+  say(JobLeft{"job", 11, 0, ErrorCode::kPeerLost, "rank 0 died"});
+  say(JobLeft{"job", 11, 1, ErrorCode::kOk, ""});
+  EXPECT_EQ(node.take<shm::SessionFailed>(second)->code, ErrorCode::kPeerLost);
+  node.step();
+  node.hang_up(second);
+  node.expect_nothing_left();
+}
+
+TEST_F(PeerMessages, CommandsBeforeTheJobIsUpReachNobody) {
+  // The peer's part is bound, but the peer has not bound ours: it may give its flags up any time.
+  say(hello());
+  const ClientId client = node.attach(rank_of("job", 2, 1, 0));
+  say(part_of("job", 11, 2, 1, 1));
+  EXPECT_EQ(sent<JobReady>().size(), 1u);
+  shm::Segment segment = node.segment(client);
+  shm::RingProducer producer{segment.ring(0)};
+  ASSERT_TRUE(producer.try_push({.opcode = shm::Opcode::kWriteFlag, .peer = 1, .epoch = 1}));
+  node.step();
+  const auto failed = node.take<shm::SessionFailed>(client);
+  ASSERT_TRUE(failed);
+  EXPECT_EQ(failed->code, ErrorCode::kBadCommand);
+  EXPECT_THAT(failed->message, HasSubstr("rail peers are ranks none"));
+  EXPECT_EQ(producer.completed(), 0u);
+}
+
+TEST_F(PeerMessages, APartAnnouncedAgainMayBeTheNextJobsToo) {
+  // Our rank ends when both parts are known. The peer's daemon, which had bound nothing yet
+  // (another node was missing), announces its part again; our next rank takes it while the last
+  // one's memory still waits for it. What the peer says then concerns both.
+  say(hello());
+  const ClientId first = node.attach(rank_of("job", 2, 1, 0));
+  say(part_of("job", 11, 2, 1, 1));
+  node.hang_up(first);
+  node.step();
+  EXPECT_EQ(node.plane->counts().sessions, 1u);
+  say(part_of("job", 11, 2, 1, 1));
+  const ClientId second = node.attach(rank_of("job", 2, 1, 0));
+  say(JobReady{"job", 11, own_part()});
+  EXPECT_TRUE(node.take<shm::JobUp>(second));
+  say(JobLeft{"job", 11, 1, ErrorCode::kPeerLost, "rank 1 died"});
+  EXPECT_TRUE(node.take<shm::SessionFailed>(second));
+  say(JobLeft{"job", 11, 1, ErrorCode::kOk, ""});
+  node.step();
+  node.hang_up(second);
+  node.expect_nothing_left();
+}
+
 TEST_F(PeerMessages, APartThatComesAgainIsNoSecondOne) {
   say(hello());
   const ClientId client = node.attach(rank_of("job", 2, 1, 0));
   say(part_of("job", 11, 2, 1, 1));
   say(part_of("job", 11, 2, 1, 1));
   EXPECT_EQ(node.plane->counts().early_parts, 0u);
-  say(JobReady{"job", 11});
-  say(JobReady{"job", 11});
+  say(JobReady{"job", 11, own_part()});
+  say(JobReady{"job", 11, own_part()});
   EXPECT_TRUE(node.take<shm::JobUp>(client));
   EXPECT_FALSE(node.take<shm::JobUp>(client));
   say(part_of("job", 11, 2, 1, 1));
@@ -231,7 +293,7 @@ TEST_F(PeerMessages, AnnouncementsBeforeWeAreBoundWait) {
   node.nic->refuse_connect = true;
   const ClientId client = node.attach(rank_of("job", 2, 1, 0));
   say(part_of("job", 11, 2, 1, 1));
-  say(JobReady{"job", 11});
+  say(JobReady{"job", 11, own_part()});
   say(RegionAnnounce{"job", 11, 1, 5, 4096, Bytes(8)});
   say(RegionAnnounce{"job", 11, 1, 6, 4096, Bytes(8)});
   expect_refused(RegionAnnounce{"job", 11, 1, 6, 4096, Bytes(8)}, "two buffers with handle 6");

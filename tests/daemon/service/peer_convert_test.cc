@@ -75,7 +75,7 @@ PeerMessage random_message(std::size_t kind, Random& r) {
       return part;
     }
     case 2:
-      return JobReady{job, part_id};
+      return JobReady{job, part_id, r.word()};
     case 3:
       return RegionAnnounce{
           job, part_id, rank, handle, r.word() % (shm::kBufferBytesMax + 1), r.bytes(256)};
