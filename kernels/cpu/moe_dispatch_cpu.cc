@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cpu/copy_rows.h"
+#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
 #include "kernels/moe_dispatch/roles.h"
@@ -99,17 +100,18 @@ class MoeDispatchCpu::Impl : private RoleBody {
   Impl(const MoeDispatchPlan& plan, const RankContext& context,
        const MoeDispatchCpuOptions& options)
       : plan_(plan),
-        b_layout_(options.b_layout),
+        options_(options),
         launch_(make_launch(plan, context, options.blocks)),
         runner_(kOp, launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
 
   Status start() {
     const std::uint32_t columns = std::min(plan_.tile_n, plan_.shape.features);
-    MK_ASSIGN_OR_RETURN(
-        gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, columns},
-                                plan_.shape.features, plan_.shape.hidden, plan_.dtype, b_layout_));
+    MK_ASSIGN_OR_RETURN(gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, columns},
+                                                plan_.shape.features, plan_.shape.hidden,
+                                                plan_.dtype, options_.b_layout));
     MK_RETURN_IF_ERROR(prepare_tiles());
+    rates_ = cpu_rates(options_.rates, world(), launch_.blocks, block_flops_per_s(gemm_->path()));
     return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
 
@@ -123,7 +125,9 @@ class MoeDispatchCpu::Impl : private RoleBody {
     launch_.capacity = capacity;
     matrices_ = {static_cast<const std::uint16_t*>(input.expert_weights),
                  static_cast<std::uint16_t*>(y)};
-    MK_ASSIGN_OR_RETURN(LaunchStats stats, runner_.run(kMoeDispatchM, mode));
+    MK_ASSIGN_OR_RETURN(
+        LaunchStats stats,
+        runner_.run(kMoeDispatchM, mode, estimate(plan_.work(world(), input.count), rates_)));
     const PlanSummary& summary = routing_plan().summary();
     if (summary.fits == 0) {
       return fail(ErrorCode::kLimitExceeded,
@@ -180,7 +184,8 @@ class MoeDispatchCpu::Impl : private RoleBody {
     for (std::uint32_t rows = plan_.row_pad; rows <= plan_.tile_m; rows += plan_.row_pad)
       grids.emplace_back(rows, plan_.shape.features, plan_.tile_m, plan_.tile_n);
     const std::uint64_t lda = plan_.shape.hidden;
-    const std::uint64_t ldb = b_layout_ == BLayout::kKN ? plan_.shape.features : plan_.shape.hidden;
+    const std::uint64_t ldb =
+        options_.b_layout == BLayout::kKN ? plan_.shape.features : plan_.shape.hidden;
     return gemm_->prepare(grids, {&lda, 1}, ldb);
   }
 
@@ -211,7 +216,8 @@ class MoeDispatchCpu::Impl : private RoleBody {
   }
 
   const MoeDispatchPlan plan_;
-  const BLayout b_layout_;
+  const MoeDispatchCpuOptions options_;
+  MachineRates rates_;
   Matrices matrices_;
   std::unique_ptr<TileGemm> gemm_;
   MoeDispatchLaunch launch_;

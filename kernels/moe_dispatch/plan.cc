@@ -87,6 +87,25 @@ void lay_out(MoeDispatchPlan& plan, WorkspaceLayout& workspace) {
 
 }  // namespace
 
+LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const {
+  const MoeDispatchSchedule schedule(*this, world);
+  const auto everywhere = [count](std::uint32_t) { return count; };
+  const double rows = static_cast<double>(count) * world.size() * shape.top_k *
+                      experts_of(shape.experts, world).count / shape.experts;
+  const double token_bytes = schedule.token_bytes();
+  LaunchWork work;
+  work.flops = 2 * rows * shape.hidden * shape.features;
+  work.local_bytes = 2 * rows * token_bytes;  // pulled
+  if (world.size() > 1)
+    work.local_bytes += 2.0 * count * (token_bytes + shape.top_k * kRoutingBytes);  // shared
+  work.network_bytes = static_cast<double>(schedule.network_bytes(everywhere));
+  // Tokens come chunk by chunk, over each of the links between the nodes.
+  const std::uint32_t chunks = schedule.tokens().chunks(count);
+  work.steps = std::max(1u, (chunks - 1) * std::max(1u, nodes - 1));
+  if (nodes > 1) work.commands = (nodes - 1) * (schedule.routing().chunks(count) + chunks) + 2;
+  return work;
+}
+
 Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t locals,
                                               const MoeDispatchShape& shape, DType dtype,
                                               const Tiling& tiling) {

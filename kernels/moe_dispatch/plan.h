@@ -5,7 +5,9 @@
 
 #include <cstdint>
 
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/plan_tools.h"
+#include "kernels/comm/world.h"
 #include "kernels/gather/plan.h"
 #include "kernels/moe_dispatch/geometry.h"
 #include "shm/host/result.h"
@@ -29,6 +31,9 @@ struct MoeDispatchPlan : MoeDispatchGeometry {
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const { return flags; }
+  /// Of the rank in a launch with `tokens` tokens, as far as it can know before it has the others'
+  /// routing: as if all ranks had as many, and all experts as many rows.
+  LaunchWork work(const World& world, std::uint32_t tokens) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const { return print; }
 

@@ -177,6 +177,24 @@ TEST(MoeDispatchCpu, OneRankIsAGroupedProduct) {
   }
 }
 
+TEST(MoeDispatchCpu, AutoRunsTheFormThatTheEstimateSaysIsFaster) {
+  for (const bool overlap_pays : {false, true}) {
+    MoeJobOptions options = two_by_two();
+    // A network as slow as the product, and steps that cost nothing, or more than everything.
+    options.cpu.rates = {1e6, 1e9, 1e5, 1, overlap_pays ? 1.0 : 1e9};
+    MoeJob job(options);
+    NetworkThread network(job.cluster(), 10);
+    const std::vector<MoeLaunch> launches = {{Skew::kUniform, false, Mode::kAuto, 0}};
+    const auto results = job.run(launches);
+    ASSERT_EQ(job.check(launches[0], results[0]), "");
+    for (const MoeRankResult& result : results[0]) {
+      const LaunchStats& stats = *result.stats;
+      EXPECT_EQ(stats.mode, overlap_pays ? Mode::kFused : Mode::kUnfused);
+      EXPECT_EQ(stats.estimate.fused_ns < stats.estimate.unfused_ns, overlap_pays);
+    }
+  }
+}
+
 // The check itself must be able to fail.
 class AChunkThatDidNotMove : public ::testing::TestWithParam<std::uint32_t> {};
 

@@ -199,6 +199,22 @@ TEST(MoeDispatchSchedule, BytesAreTheFormula) {
   });
 }
 
+TEST(MoeDispatchPlan, TheWorkIsThatOfEvenRouting) {
+  const auto plan =
+      MoeDispatchPlan::make(2, 2, {100, 64, 128, 8, 3, 0}, DType::kBf16, {0, 0, 1024, 0});
+  ASSERT_TRUE(plan);
+  const LaunchWork work = plan->work({2, 2, 1, 0}, 50);
+  EXPECT_EQ(work.flops, 2.0 * (50 * 3) * 64 * 128);
+  EXPECT_EQ(work.local_bytes, 2.0 * (50 * 3) * 128 + 2.0 * 50 * (128 + 24));
+  EXPECT_EQ(work.network_bytes, 128 + 50 * (128 + 24));
+  EXPECT_EQ(work.steps, 7u) << "6400 bytes in chunks of 1024";
+  EXPECT_EQ(work.commands, (1 + 2) + (1 + 7) + 2u);
+  EXPECT_EQ(plan->work({2, 2, 1, 0}, 0).flops, 0);
+  const auto few = MoeDispatchPlan::make(1, 4, {100, 64, 128, 2, 1, 0}, DType::kBf16, {});
+  EXPECT_EQ(few->work({1, 4, 0, 0}, 50).flops, 0) << "no expert here";
+  EXPECT_EQ(few->work({1, 4, 0, 1}, 50).flops, 2.0 * 100 * 64 * 128);
+}
+
 TEST(MoeDispatchPlan, TheFingerprintTellsPlansApart) {
   std::set<std::uint64_t> seen;
   for (const Tiling& tiling :
