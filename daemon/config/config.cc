@@ -86,6 +86,18 @@ Status accept_mode(std::string_view text, std::uint32_t& into) {
   return {};
 }
 
+Status accept_metrics_listen(std::string_view text, std::optional<Address>& into) {
+  into.reset();
+  if (text.empty()) return {};
+  const auto address = parse_address(text, true);
+  if (!address || address->unix_socket || !address->local()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "\"\" or a loopback address such as \"127.0.0.1:9464\" is expected");
+  }
+  into = *address;
+  return {};
+}
+
 Status accept_log_format(std::string_view text, LogFormat& into) {
   for (const auto& [name, format] : kLogFormats) {
     if (name != text) continue;
@@ -205,6 +217,11 @@ void read_root(Section root, Config& config) {
     section.finish();
     config.jobs.push_back(std::move(job));
   });
+  Section metrics = root.section("metrics");
+  metrics.string("listen", [&](std::string_view text) {
+    return accept_metrics_listen(text, config.metrics.listen);
+  });
+  metrics.finish();
   Section log = root.section("log");
   log.string("level", take_one_of(config.log.level, log_levels()));
   log.string("format",

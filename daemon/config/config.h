@@ -73,6 +73,10 @@ struct Config {
   std::vector<JobWeight> jobs;
 
   struct {
+    std::optional<Address> listen;  ///< on a loopback interface; nothing: no metrics
+  } metrics;
+
+  struct {
     std::string level = "info";
     LogFormat format = LogFormat::kAuto;
   } log;

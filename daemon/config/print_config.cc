@@ -96,6 +96,8 @@ std::string print_config(const Config& config) {
     line("pattern = {}", quoted(job.pattern));
     line("weight = {}", job.weight);
   }
+  line("\n[metrics]");
+  line("listen = {}", quoted(config.metrics.listen ? config.metrics.listen->text() : ""));
   line("\n[log]");
   line("level = {}", quoted(config.log.level));
   line("format = {}", quoted(name_of(config.log.format)));

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "daemon/config/compare.h"
+#include "daemon/metrics/metrics.h"
 #include "daemon/service/admin_service.h"
 #include "daemon/service/grpc_channel.h"
 #include "daemon/service/grpc_peer_transport.h"
@@ -117,6 +118,10 @@ class Daemon::Impl {
     MK_ASSIGN_OR_RETURN(
         server, GrpcServer::listen(config.listen, tls, {&peers->service(), &admin->service()}));
     admin->set_listen(server->address().text());
+    if (config.metrics.listen) {
+      MK_ASSIGN_OR_RETURN(
+          metrics, MetricsEndpoint::listen(*config.metrics.listen, [this] { return sample(); }));
+    }
     MK_RETURN_IF_ERROR(node->start(*peers));
     peers->start();
     server->set_serving(true);
@@ -124,6 +129,14 @@ class Daemon::Impl {
   }
 
   ReloadReport reload(const Result<Config>& loaded) {
+    ReloadReport report = take_over(loaded);
+    std::lock_guard lock(reload_mutex);
+    ++(report.refused ? reloads.refused : reloads.succeeded);
+    reloads.last_succeeded = !report.refused;
+    return report;
+  }
+
+  ReloadReport take_over(const Result<Config>& loaded) {
     if (!loaded) {
       return {true, fmt::format("the configuration is kept, since the new one is not valid: {}",
                                 loaded.error().message)};
@@ -138,6 +151,27 @@ class Daemon::Impl {
     live.set(*loaded);
     logger.set_level(log_level_of(loaded->log.level));
     return {false, fmt::format("the configuration is reloaded: {}", describe(changes, true))};
+  }
+
+  MetricsSample sample() {
+    MetricsSample sample;
+    sample.node = node->id();
+    sample.version = version_text();
+    sample.build = build_text();
+    sample.fabric = node->capabilities(0).name;
+    sample.start_time_seconds = std::chrono::duration<double>(began.time_since_epoch()).count();
+    sample.sessions_max = live.get().limits.sessions;
+    if (auto snapshot = node->snapshot()) sample.control = std::move(*snapshot);
+    for (std::uint32_t rail = 0; rail < node->rails(); ++rail) {
+      sample.rails.push_back(&node->proxy_stats(rail));
+    }
+    for (const PeerInfo& peer : peers->peers()) {
+      sample.peers.push_back({peer.node, peer.state == PeerState::kUp, peer.messages_sent,
+                              peer.messages_received, peer.breaks});
+    }
+    std::lock_guard lock(reload_mutex);
+    sample.reloads = reloads;
+    return sample;
   }
 
   std::vector<Progress> progress() {
@@ -192,6 +226,7 @@ class Daemon::Impl {
     if (stopped) return;
     stopped = true;
     drain();
+    metrics.reset();
     if (node) node->stop(deadline);
     if (peers) peers->stop();
     if (admin) admin->stop();
@@ -202,10 +237,14 @@ class Daemon::Impl {
   LiveConfig live;
   const std::shared_ptr<std::atomic<std::uint64_t>> control_turns =
       std::make_shared<std::atomic<std::uint64_t>>(0);
+  const std::chrono::system_clock::time_point began = std::chrono::system_clock::now();
+  std::mutex reload_mutex;
+  ReloadMetrics reloads;
   std::unique_ptr<Node> node;
   std::unique_ptr<GrpcPeerTransport> peers;
   std::unique_ptr<AdminService> admin;
   std::unique_ptr<GrpcServer> server;
+  std::unique_ptr<MetricsEndpoint> metrics;
   bool stopped = false;
   std::mutex drain_mutex;
   bool shutting_down = false;  ///< nobody resumes it any more
@@ -221,6 +260,9 @@ Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config, Logger& logg
 Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Daemon::~Daemon() = default;
 std::string Daemon::listen() const { return impl_->server->address().text(); }
+std::string Daemon::metrics_listen() const {
+  return impl_->metrics ? impl_->metrics->address().text() : "";
+}
 Node& Daemon::node() { return *impl_->node; }
 ReloadReport Daemon::reload(const Result<Config>& loaded) { return impl_->reload(loaded); }
 Config Daemon::config() const { return impl_->live.get(); }

@@ -33,6 +33,8 @@ class Daemon {
 
   /// Where it listens, with the real port.
   std::string listen() const;
+  /// Where it serves metrics, with the real port; empty: nowhere.
+  std::string metrics_listen() const;
   Node& node();
 
   /// Takes a freshly loaded configuration over, all of it or nothing: it is refused when loading it

@@ -62,7 +62,8 @@ int usage(const CLI::ParseError& error, const CLI::App& app) {
 }
 
 Status announce(const Flags& flags, const Config& config, Daemon& daemon) {
-  const std::string line = ready_line(config.node_id, daemon.listen(), config.socket.path);
+  const std::string line =
+      ready_line(config.node_id, daemon.listen(), config.socket.path, daemon.metrics_listen());
   if (flags.ready_fd >= 0) MK_RETURN_IF_ERROR(write_ready_fd(flags.ready_fd, line));
   if (!flags.ready_file.empty()) MK_RETURN_IF_ERROR(write_ready_file(flags.ready_file, line));
   notify_systemd("READY=1\nSTATUS=" + daemon.status_text());

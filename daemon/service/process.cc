@@ -107,9 +107,11 @@ Result<UniqueFd> take_activated_socket(const std::string& path) {
   return socket;
 }
 
-std::string ready_line(unsigned node, const std::string& listen, const std::string& socket) {
-  const nlohmann::json line = {
+std::string ready_line(unsigned node, const std::string& listen, const std::string& socket,
+                       const std::string& metrics) {
+  nlohmann::json line = {
       {"node", node}, {"pid", ::getpid()}, {"listen", listen}, {"socket", socket}};
+  if (!metrics.empty()) line["metrics"] = metrics;
   return line.dump() + "\n";
 }
 

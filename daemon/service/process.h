@@ -40,8 +40,10 @@ std::chrono::nanoseconds watchdog_interval();
 /// when it holds none. An error when what it handed over is no stream socket at `path`.
 Result<UniqueFd> take_activated_socket(const std::string& path);
 
-/// One line of JSON for whoever started us: node, pid, listen (with the real port), socket.
-std::string ready_line(unsigned node, const std::string& listen, const std::string& socket);
+/// One line of JSON for whoever started us: node, pid, listen (with the real port), socket, and
+/// metrics if they are served.
+std::string ready_line(unsigned node, const std::string& listen, const std::string& socket,
+                       const std::string& metrics);
 /// Writes it to a descriptor, and closes that.
 Status write_ready_fd(int fd, const std::string& line);
 /// Writes it to a file, which appears whole or not at all.

@@ -80,6 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
         GoodCase{"[[job]]\npattern = 'a*'\nweight = 9", "weight = 9"},
         GoodCase{"[log]\nlevel = 'debug'", "level = \"debug\""},
         GoodCase{"[log]\nformat = 'journald'", "format = \"journald\""},
+        GoodCase{"[metrics]\nlisten = '127.0.0.1:9464'", "[metrics]\nlisten = \"127.0.0.1:9464\""},
         GoodCase{"[tls]\ncert='c'\nkey='k'\nca='a \"b\"'", "ca = \"a \\\"b\\\"\""}));
 
 struct BadCase {
@@ -172,6 +173,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"[log]\nformat = 'xml'",
                 "mk.toml:2:10: log.format: \"xml\" is not one of \"auto\", \"text\", \"json\", "
                 "\"journald\""},
+        BadCase{"[metrics]\nlisten = '0.0.0.0:9464'",
+                "mk.toml:2:10: metrics.listen: \"\" or a loopback address such as "
+                "\"127.0.0.1:9464\" is expected"},
         BadCase{"[tls]\ncert = 'c'", "tls: cert, key and ca are needed together (mutual TLS)"}));
 
 // -- unknown keys, several mistakes, syntax ---------------------------------------------------
@@ -179,14 +183,14 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Config, UnknownKeysNameTheNearestOne) {
   EXPECT_THAT(error_of("nodeid = 1"),
               HasSubstr("mk.toml:1:1: nodeid: unknown key; did you mean \"node_id\"? Known here: "
-                        "node_id, listen, insecure, socket, peer, fabric, proxy, limits, job, log, "
-                        "tls"));
+                        "node_id, listen, insecure, socket, peer, fabric, proxy, limits, job, "
+                        "metrics, log, tls"));
   EXPECT_THAT(error_of("[fabric.loopback]\nbandwitdh = '1GB/s'"),
               HasSubstr("mk.toml:2:1: fabric.loopback.bandwitdh: unknown key; did you mean "
                         "\"bandwidth\"?"));
   EXPECT_THAT(error_of("[[peer]]\nid = 1\naddress = 'localhost:1'\nport = 3"),
               HasSubstr("mk.toml:4:1: peer.port: unknown key. Known here: id, address"));
-  EXPECT_THAT(error_of("[metrics]\nx = 1"), HasSubstr("mk.toml:1:2: metrics: unknown key"));
+  EXPECT_THAT(error_of("[meters]\nx = 1"), HasSubstr("mk.toml:1:2: meters: unknown key"));
 }
 
 TEST(Config, ReportsAllMistakesInTheOrderOfTheFile) {

@@ -1,0 +1,264 @@
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "daemon/metrics/metrics.h"
+
+namespace mk::daemon {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+constexpr std::string_view kSessionStates[] = {"waiting", "up", "failed", "draining"};
+
+/// Histogram bounds are powers of two of nanoseconds, from 64 ns to 17 s: every fourth bucket
+/// border of LatencyHistogram.
+constexpr std::uint32_t kFirstBoundLog2 = 6;
+constexpr std::uint32_t kLastBoundLog2 = 34;
+constexpr double kSecondsPerNs = 1e-9;
+
+/// Job names are what users choose: whatever is not printable ASCII becomes '?'.
+std::string label_text(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return out;
+}
+
+/// Collects families in the order of their first use; a series that comes twice (two jobs whose
+/// names look alike) is taken once.
+class Families {
+ public:
+  explicit Families(NodeId node) : node_(std::to_string(node)) {}
+
+  void counter(const char* name, const char* help, double value, Labels labels = {}) {
+    if (ClientMetric* metric = add(MetricType::Counter, name, help, std::move(labels))) {
+      metric->counter.value = value;
+    }
+  }
+  void counter(const char* name, const char* help, const Counter& counter_word, Labels labels) {
+    counter(name, help, static_cast<double>(counter_word.value()), std::move(labels));
+  }
+  void gauge(const char* name, const char* help, double value, Labels labels = {}) {
+    if (ClientMetric* metric = add(MetricType::Gauge, name, help, std::move(labels))) {
+      metric->gauge.value = value;
+    }
+  }
+  void histogram(const char* name, const char* help,
+                 const std::array<std::uint64_t, LatencyHistogram::kBuckets>& counts) {
+    ClientMetric* metric = add(MetricType::Histogram, name, help, {});
+    if (!metric) return;
+    ClientMetric::Histogram& histogram = metric->histogram;
+    std::uint32_t bucket = 0;
+    const auto count_up_to = [&](std::uint32_t end) {
+      for (; bucket < end; ++bucket) {
+        const std::uint64_t low = LatencyHistogram::lower_bound_ns(bucket);
+        const std::uint64_t high = LatencyHistogram::lower_bound_ns(bucket + 1);
+        histogram.sample_count += counts[bucket];
+        // Only buckets are counted: a value is taken as the middle of its own.
+        histogram.sample_sum += static_cast<double>(counts[bucket]) *
+                                static_cast<double>(low + high) / 2 * kSecondsPerNs;
+      }
+    };
+    for (std::uint32_t log2 = kFirstBoundLog2; log2 <= kLastBoundLog2; ++log2) {
+      const std::uint64_t bound_ns = std::uint64_t{1} << log2;
+      count_up_to(LatencyHistogram::bucket_of(bound_ns));
+      histogram.bucket.push_back(
+          {histogram.sample_count, static_cast<double>(bound_ns) * kSecondsPerNs});
+    }
+    count_up_to(LatencyHistogram::kBuckets);
+  }
+
+  std::vector<MetricFamily> take() { return std::move(families_); }
+
+ private:
+  ClientMetric* add(MetricType type, const char* name, const char* help, Labels labels) {
+    std::string key = name;
+    for (const auto& label : labels) key += '\0' + label.value;
+    if (!seen_.insert(key).second) return nullptr;
+    const auto [place, fresh] = places_.try_emplace(name, families_.size());
+    if (fresh) {
+      MetricFamily& family = families_.emplace_back();
+      family.name = name;
+      family.help = help;
+      family.type = type;
+    }
+    ClientMetric& metric = families_[place->second].metric.emplace_back();
+    metric.label = std::move(labels);
+    metric.label.push_back({"node", node_});
+    return &metric;
+  }
+
+  const std::string node_;
+  std::vector<MetricFamily> families_;
+  std::map<std::string, std::size_t> places_;
+  std::set<std::string> seen_;
+};
+
+void add_daemon(Families& out, const MetricsSample& sample) {
+  out.gauge("mkernel_build_info", "Always 1; the labels say what runs.", 1,
+            {{"version", label_text(sample.version)},
+             {"build", label_text(sample.build)},
+             {"fabric", label_text(sample.fabric)}});
+  out.gauge("mkernel_start_time_seconds", "When the daemon started, since the epoch.",
+            sample.start_time_seconds);
+  out.gauge("mkernel_control_responsive", "1 when the control thread answered this scrape.",
+            sample.control ? 1 : 0);
+  const char* reloads = "Reloads of the configuration (SIGHUP), by their result.";
+  out.counter("mkernel_config_reloads_total", reloads,
+              static_cast<double>(sample.reloads.succeeded), {{"result", "success"}});
+  out.counter("mkernel_config_reloads_total", reloads, static_cast<double>(sample.reloads.refused),
+              {{"result", "refused"}});
+  out.gauge("mkernel_config_last_reload_successful", "0 when the last reload was refused.",
+            sample.reloads.last_succeeded ? 1 : 0);
+}
+
+void add_rails(Families& out, const MetricsSample& sample) {
+  for (std::size_t rail = 0; rail < sample.rails.size(); ++rail) {
+    const ProxyStats& stats = *sample.rails[rail];
+    const Labels labels{{"rail", std::to_string(rail)}};
+    out.counter("mkernel_proxy_passes_total", "Passes of a proxy thread over its rings.",
+                stats.passes, labels);
+    out.counter("mkernel_proxy_busy_passes_total",
+                "Passes that found work; over all passes: the proxy's busy share.",
+                stats.busy_passes, labels);
+    out.counter("mkernel_proxy_sleeps_total", "Sleeping polls of an idle proxy thread.",
+                stats.sleeps, labels);
+    out.counter("mkernel_proxy_arrivals_total", "Arrival flags published from immediates.",
+                stats.arrivals, labels);
+    out.counter("mkernel_proxy_bad_arrivals_total", "Immediates that named no session or flag.",
+                stats.bad_arrivals, labels);
+    out.counter("mkernel_proxy_bad_completions_total", "Completions that named no write in flight.",
+                stats.bad_completions, labels);
+  }
+}
+
+void add_peers(Families& out, const MetricsSample& sample) {
+  for (const PeerMetrics& peer : sample.peers) {
+    const Labels labels{{"peer", std::to_string(peer.node)}};
+    out.gauge("mkernel_peer_up", "1 while the stream to another daemon is up.", peer.up ? 1 : 0,
+              labels);
+    out.counter("mkernel_peer_breaks_total", "Streams to another daemon that were up and broke.",
+                static_cast<double>(peer.breaks), labels);
+    out.counter("mkernel_peer_messages_sent_total", "Control messages sent to another daemon.",
+                static_cast<double>(peer.messages_sent), labels);
+    out.counter("mkernel_peer_messages_received_total",
+                "Control messages received from another daemon.",
+                static_cast<double>(peer.messages_received), labels);
+  }
+}
+
+void add_sessions(Families& out, const MetricsSample& sample) {
+  const ControlSnapshot& control = *sample.control;
+  std::map<std::string_view, std::uint64_t> by_state;
+  for (const std::string_view state : kSessionStates) by_state[state] = 0;
+  struct Job {
+    std::uint64_t sessions = 0, registered_bytes = 0;
+  };
+  std::map<std::string, Job> jobs;
+  std::uint64_t registered_bytes = 0;
+  for (const SessionInfo& session : control.sessions) {
+    if (const auto state = by_state.find(session.state); state != by_state.end()) ++state->second;
+    Job& job = jobs[label_text(session.job)];
+    ++job.sessions;
+    job.registered_bytes += session.registered_bytes;
+    registered_bytes += session.registered_bytes;
+  }
+  for (const auto& [state, count] : by_state) {
+    out.gauge("mkernel_sessions", "Attached ranks, by state.", static_cast<double>(count),
+              {{"state", std::string(state)}});
+  }
+  out.gauge("mkernel_sessions_limit", "How many ranks may attach at once.", sample.sessions_max);
+  out.counter("mkernel_sessions_attached_total", "Ranks that have attached.",
+              static_cast<double>(control.sessions_attached));
+  out.counter("mkernel_sessions_failed_total", "Sessions that ended with an error.",
+              static_cast<double>(control.sessions_failed));
+  out.gauge("mkernel_jobs", "Jobs with a rank on this node.", static_cast<double>(jobs.size()));
+  out.gauge("mkernel_registered_bytes", "Memory that sessions have registered.",
+            static_cast<double>(registered_bytes));
+  out.gauge("mkernel_draining", "1 while new jobs are refused.", control.draining ? 1 : 0);
+  for (const auto& [name, job] : jobs) {
+    out.gauge("mkernel_job_sessions", "Attached ranks of a job.", static_cast<double>(job.sessions),
+              {{"job", name}});
+    out.gauge("mkernel_job_registered_bytes", "Memory that a job's ranks have registered.",
+              static_cast<double>(job.registered_bytes), {{"job", name}});
+  }
+}
+
+/// The newest session first: of a job that was restarted under its name, the old one may still be
+/// there for a moment.
+void add_queues(Families& out, const ControlSnapshot& control) {
+  LaneTotals totals = control.released;
+  for (auto queue = control.queues.rbegin(); queue != control.queues.rend(); ++queue) {
+    const LaneStats& lane = queue->stats->lanes[queue->lane];
+    totals.add(lane);
+    const Labels labels{{"job", label_text(queue->job)},
+                        {"rank", std::to_string(queue->rank)},
+                        {"lane", std::to_string(queue->lane)}};
+    out.gauge("mkernel_queue_depth", "Commands committed to a ring but not yet taken.",
+              static_cast<double>(queue->depth), labels);
+    out.counter("mkernel_queue_commands_total", "Valid commands taken from a ring.", lane.commands,
+                labels);
+    out.counter("mkernel_queue_bytes_total", "Payload of the commands taken from a ring.",
+                lane.bytes, labels);
+    out.counter("mkernel_queue_credit_stalls_total",
+                "Passes in which commands of a ring waited for credits or for room on a link.",
+                lane.credit_stalls, labels);
+  }
+  const auto total = [&out](const char* name, const char* help, std::uint64_t value) {
+    out.counter(name, help, static_cast<double>(value));
+  };
+  total("mkernel_commands_total", "Valid commands taken, sessions that are gone included.",
+        totals.commands);
+  total("mkernel_command_bytes_total", "Payload of these commands.", totals.bytes);
+  total("mkernel_command_batches_total", "Submissions, counted once per ring that is in them.",
+        totals.batches);
+  total("mkernel_commands_completed_total", "Commands whose source may be reused.",
+        totals.completed);
+  total("mkernel_credit_stalls_total",
+        "Passes in which commands waited for credits or for room on a link, per ring.",
+        totals.credit_stalls);
+  out.histogram("mkernel_commit_to_post_seconds",
+                "From a command's commit to its submission (the sum is estimated from buckets).",
+                totals.commit_to_post);
+  out.histogram("mkernel_post_to_completion_seconds",
+                "From a submission to its completion (the sum is estimated from buckets).",
+                totals.post_to_completion);
+}
+
+void add_links(Families& out, const ControlSnapshot& control) {
+  for (const LinkInfo& link : control.links) {
+    const Labels labels{{"rail", std::to_string(link.rail)}, {"peer", std::to_string(link.peer)}};
+    out.gauge("mkernel_link_up", "1 while a link works.", link.state == "up" ? 1 : 0, labels);
+    if (!link.stats) continue;
+    const LinkStats& stats = *link.stats;
+    out.counter("mkernel_link_messages_total", "Writes posted to a link.", stats.messages, labels);
+    out.counter("mkernel_link_bytes_total", "Payload posted to a link.", stats.bytes, labels);
+    out.counter("mkernel_link_batches_total", "Submissions to a link.", stats.batches, labels);
+    out.counter("mkernel_link_completed_total", "Writes that completed.", stats.completed, labels);
+    out.counter("mkernel_link_errors_total", "Writes that failed.", stats.errors, labels);
+    out.gauge("mkernel_link_outstanding", "Writes posted, neither completed nor failed.",
+              static_cast<double>(stats.outstanding.value()), labels);
+  }
+}
+
+}  // namespace
+
+std::vector<MetricFamily> to_families(const MetricsSample& sample) {
+  Families out(sample.node);
+  add_daemon(out, sample);
+  add_rails(out, sample);
+  add_peers(out, sample);
+  if (sample.control) {
+    add_sessions(out, sample);
+    add_queues(out, *sample.control);
+    add_links(out, *sample.control);
+  }
+  return out.take();
+}
+
+}  // namespace mk::daemon
