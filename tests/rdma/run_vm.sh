@@ -80,7 +80,7 @@ echo "run_vm: booting Linux $release (accelerator $accelerator, $cpus CPUs, $mem
 status=0
 timeout --foreground "$timeout" qemu-system-x86_64 -accel "$accelerator" -cpu max -smp "$cpus" -m "$memory" -nodefaults \
   -no-reboot -display none -serial file:"$work/console" -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initrd" \
-  -append "console=ttyS0 quiet panic=-1 mitigations=off" \
+  -append "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check" \
   -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
   -virtfs local,path="$share",mount_tag=out,security_model=none </dev/null >"$work/qemu.log" 2>&1 &
 qemu=$!
