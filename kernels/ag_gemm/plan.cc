@@ -1,5 +1,6 @@
 #include "kernels/ag_gemm/plan.h"
 
+#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/shard.h"
 #include "kernels/gather/plan.h"
 
@@ -47,6 +48,18 @@ Result<AgGemmPlan> AgGemmPlan::make(std::uint32_t nodes, std::uint32_t locals, S
 }
 
 std::uint32_t AgGemmPlan::flag_count() const { return GatherPlan{gather}.flag_count(); }
+
+LaunchWork AgGemmPlan::work(const World& world, std::uint32_t m) const {
+  const AgGemmSchedule schedule(*this, world, m);
+  LaunchWork work;
+  work.flops = 2.0 * m * max.n * max.k;
+  work.local_bytes = static_cast<double>(schedule.local_bytes());
+  work.network_bytes = static_cast<double>(schedule.network_bytes());
+  work.commands = schedule.commands();
+  work.steps =
+      nodes > 1 ? work.commands : schedule.gather().chunks(schedule.shard(world.rank()).count);
+  return work;
+}
 
 std::uint64_t AgGemmPlan::fingerprint() const {
   constexpr std::uint64_t kRules = 1;

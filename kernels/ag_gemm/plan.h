@@ -6,7 +6,9 @@
 #include <cstdint>
 
 #include "kernels/ag_gemm/geometry.h"
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/plan_tools.h"
+#include "kernels/comm/world.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -24,6 +26,8 @@ struct AgGemmPlan : AgGemmGeometry {
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const;
+  /// Of the rank in a launch with m.
+  LaunchWork work(const World& world, std::uint32_t m) const;
   /// Equal on two ranks when what they must agree on is: compare before the first launch.
   std::uint64_t fingerprint() const;
 };

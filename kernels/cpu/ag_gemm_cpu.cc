@@ -6,6 +6,7 @@
 
 #include "kernels/ag_gemm/roles.h"
 #include "kernels/cpu/copy_rows.h"
+#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
 
@@ -72,7 +73,7 @@ class AgGemmCpu::Impl : private RoleBody {
  public:
   Impl(const AgGemmPlan& plan, const RankContext& context, const GemmCpuOptions& options)
       : plan_(plan),
-        b_layout_(options.b_layout),
+        options_(options),
         launch_(make_launch(plan, context, options.blocks)),
         runner_("ag_gemm", launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
@@ -84,7 +85,8 @@ class AgGemmCpu::Impl : private RoleBody {
     const CpuGemm::TileShape tile{std::min(plan_.tile_m, shard_rows_max(plan_.max.m, world.size())),
                                   columns.tile_cols()};
     MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, tile, plan_.max.n,
-                                                 plan_.max.k, plan_.dtype, b_layout_));
+                                                 plan_.max.k, plan_.dtype, options_.b_layout));
+    rates_ = cpu_rates(options_.rates, world, launch_.blocks, block_flops_per_s(tiles_->path()));
     return runner_.start(threads_of(launch_.blocks, world));
   }
 
@@ -99,7 +101,7 @@ class AgGemmCpu::Impl : private RoleBody {
     launch_.gathered = reinterpret_cast<std::byte*>(matrices.gathered);
     if (const Status prepared = prepare_tiles(m); !prepared)
       return runner_.broken_by(prepared.error());
-    return runner_.run(m, mode);
+    return runner_.run(m, mode, estimate(plan_.work(world, m), rates_));
   }
 
   const AgGemmPlan& plan() const { return plan_; }
@@ -146,7 +148,7 @@ class AgGemmCpu::Impl : private RoleBody {
       return fail(ErrorCode::kInvalidArgument, "ag_gemm: {} is null",
                   matrices.b == nullptr ? "b" : "c");
     }
-    const std::uint32_t b_side = b_layout_ == BLayout::kKN ? n : k;
+    const std::uint32_t b_side = options_.b_layout == BLayout::kKN ? n : k;
     if (matrices.lda < k || matrices.ldb < b_side || matrices.ldc < n) {
       return fail(ErrorCode::kInvalidArgument,
                   "ag_gemm: leading dimensions a {}, b {}, c {} are too small; at least {}, {}, {}",
@@ -167,7 +169,8 @@ class AgGemmCpu::Impl : private RoleBody {
   }
 
   const AgGemmPlan plan_;
-  const BLayout b_layout_;
+  const GemmCpuOptions options_;
+  MachineRates rates_;
   Matrices matrices_;
   std::unique_ptr<TileGemm> tiles_;
   AgGemmLaunch launch_;

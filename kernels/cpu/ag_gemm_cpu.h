@@ -43,6 +43,8 @@ class AgGemmCpu {
   /// rows of k elements without gaps. Leading dimensions are in elements. None of them may overlap
   /// another or lie in the workspace. `c` and `gathered` are undefined after an error.
   ///
+  /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
+  ///
   /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for
   /// good: later launches answer the same error at once. kTimeout: a wait's deadline passed;
   /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks

@@ -195,6 +195,32 @@ TEST(AgGemmCpu, FusedLaunchesBeginBeforeTheLastRankDoes) {
   }
 }
 
+// The estimate chooses, each rank for itself, and the statistics say what ran.
+TEST(AgGemmCpu, AutoRunsTheCheaperForm) {
+  for (const auto& [step_ns, cheaper] : {std::pair{1.0, Mode::kFused}, {1e9, Mode::kUnfused}}) {
+    AgGemmJobOptions options = two_by_two();
+    options.cpu.rates = {1e9, 1e9, 1e9, 1, step_ns};
+    AgGemmJob job(options);
+    NetworkThread network(job.cluster(), 10);
+    auto launches = random_launches(12, options.max.m, 10);
+    for (AgGemmLaunchPlan& launch : launches) launch.mode = Mode::kAuto;
+    const auto results = job.run(launches);
+    for (std::size_t i = 0; i < launches.size(); ++i) {
+      ASSERT_EQ(job.check(launches[i], results[i]), "");
+      for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+        const LaunchStats& stats = *results[i][rank].stats;
+        const Estimate expected =
+            estimate(job.op(rank).plan().work(job.cluster().rank(rank).world, launches[i].m),
+                     options.cpu.rates);
+        EXPECT_EQ(stats.estimate.fused_ns, expected.fused_ns);
+        EXPECT_EQ(stats.estimate.unfused_ns, expected.unfused_ns);
+        EXPECT_EQ(stats.mode, expected.cheaper());
+      }
+    }
+    EXPECT_EQ(results[0][0].stats->mode, cheaper) << "the largest m";
+  }
+}
+
 // The check itself must be able to fail.
 TEST(AgGemmCpu, AChunkThatDidNotMoveIsSeen) {
   AgGemmJobOptions options = two_by_two();
