@@ -2,6 +2,7 @@
 // kernels/cuda.
 #include "kernels/ag_gemm/roles.h"
 #include "kernels/gemm_ar/roles.h"
+#include "kernels/gemm_rs/roles.h"
 #include "kernels/moe_dispatch/roles.h"
 #include "kernels/ring_attention/roles.h"
 
@@ -13,6 +14,8 @@ struct NullExecutor {
   __device__ void sum(const SumJob&) {}
   __device__ bool wants_c() const { return true; }
   __device__ void copy_to_c(const TileRect&, const void*, std::uint64_t) {}
+  __device__ void* c_at(const TileRect&) const { return nullptr; }
+  __device__ std::uint64_t c_stride() const { return 0; }
   __device__ bool multiply(const RowTile&, std::uint32_t, const TileRect&, const std::byte*) {
     return true;
   }
@@ -80,6 +83,28 @@ __global__ void run_ag_gemm_role(const __grid_constant__ AgGemmLaunch launch, Ro
       ag_gemm::receive(block);
       break;
     default:
+      break;
+  }
+}
+
+__global__ void run_gemm_rs_role(const __grid_constant__ GemmRsLaunch launch, Role role,
+                                 std::uint32_t index) {
+  NullExecutor executor;
+  BlockTotals totals;
+  GemmRsBlock block(executor, launch, role, index, totals);
+  announce_launch(launch);
+  switch (role) {
+    case Role::kCompute:
+      gemm_rs::compute(block);
+      break;
+    case Role::kReduce:
+      gemm_rs::reduce(block);
+      break;
+    case Role::kSend:
+      gemm_rs::send(block);
+      break;
+    default:
+      gemm_rs::receive(block);
       break;
   }
 }
