@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages mkernel needs. Idempotent; asks apt only when something is missing.
 #
-#   bash deploy/install-deps.sh [--build] [--test] [--rdma] [--list]
+#   bash deploy/install-deps.sh [--build] [--test] [--rdma] [--ops] [--list]
 #
 # --build  compiler, build tools, libraries       --test  test libraries, formatter, linter
 # --rdma   a virtual machine with a software RDMA NIC (tests/rdma)
+# --ops    promtool, and what the packages are tested with: debootstrap, lintian
 # --list   print the packages and stop            without a group: --build and --test
 #
 # Runs as root, or with sudo. CUDA is not installed here: it is used when nvcc is there already.
@@ -21,6 +22,7 @@ test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3 systemd
   spin
 )
+ops_packages=(prometheus debootstrap lintian)
 rdma_packages=(
   qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers perftest
 )
@@ -32,9 +34,10 @@ for argument in "$@"; do
     --build) packages+=("${build_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
     --rdma) packages+=("${rdma_packages[@]}") ;;
+    --ops) packages+=("${ops_packages[@]}") ;;
     --list) list=1 ;;
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "install-deps: unknown argument '$argument' (--build, --test, --rdma, --list)" >&2; exit 2 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "install-deps: unknown argument '$argument' (--build, --test, --rdma, --ops, --list)" >&2; exit 2 ;;
   esac
 done
 [ ${#packages[@]} -gt 0 ] || packages=("${build_packages[@]}" "${test_packages[@]}")
