@@ -6,7 +6,8 @@ namespace mk::bench {
 namespace {
 
 using MakeCase = std::unique_ptr<OperatorCase> (*)();
-constexpr MakeCase kCases[] = {make_gemm_rs_case, make_gemm_ar_case, make_moe_case};
+constexpr MakeCase kCases[] = {make_ag_gemm_case, make_gemm_rs_case, make_gemm_ar_case,
+                               make_moe_case, make_ring_case};
 
 }  // namespace
 

@@ -8,8 +8,10 @@
 
 namespace mk::bench {
 
+std::unique_ptr<OperatorCase> make_ag_gemm_case();
 std::unique_ptr<OperatorCase> make_gemm_rs_case();
 std::unique_ptr<OperatorCase> make_gemm_ar_case();
 std::unique_ptr<OperatorCase> make_moe_case();
+std::unique_ptr<OperatorCase> make_ring_case();
 
 }  // namespace mk::bench

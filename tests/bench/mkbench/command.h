@@ -1,5 +1,5 @@
 /// \file
-/// mkbench's commands: `mkbench OPERATOR`, one per case.
+/// mkbench's commands: `mkbench OPERATOR`, one per case; `mkbench all`; `mkbench scaling OPERATOR`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,24 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/bench/mkbench/bench.h"
 #include "tests/bench/mkbench/operator_case.h"
+#include "tests/bench/mkbench/run_flags.h"
 
 namespace mk::bench {
-
-/// How to run, whatever is run: world, fabric, launches, checks.
-class RunFlags {
- public:
-  explicit RunFlags(CLI::App& command);
-  /// Throws CLI::ValidationError for flags that exclude each other.
-  void check() const;
-
-  BenchOptions options;
-  std::string json_path, trace_path, picture_path;
-
- private:
-  CLI::App& command_;
-};
 
 /// One command of the command line.
 class Command {
@@ -34,6 +20,12 @@ class Command {
   virtual void check() const = 0;
   virtual int run() = 0;  ///< the exit status
 };
+
+/// `mkbench all`: every operator in one run, and one table.
+std::unique_ptr<Command> make_all_command(CLI::App& app, const std::string& line);
+/// `mkbench scaling OPERATOR`: nodes 1 to N, a rank's work being the same.
+std::unique_ptr<Command> make_scaling_command(CLI::App& app, const std::string& name,
+                                              const std::string& line);
 
 class Commands {
  public:

@@ -58,7 +58,7 @@ class GemmArCase : public GemmCase {
                        spec.dtype);
   }
   bool outputs_are_equal() const override { return true; }
-  void keep_work_per_rank(std::uint32_t, std::uint32_t) override {}
+  void keep_work_per_rank(std::uint32_t) override {}
 
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {

@@ -21,6 +21,13 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GemmOptions, m, n, k, tile_m, tile_n, chunk_b
                                    compute_blocks, gathered)
 
 class GemmCase : public CaseWithOptions<GemmOptions> {
+ public:
+  void make_large() override {
+    options_.m = 4096;
+    options_.n = 2048;
+    options_.k = 1024;
+  }
+
  protected:
   struct Help {
     const char *m, *n, *k;

@@ -66,7 +66,7 @@ class GemmRsCase : public GemmCase {
                        o.n, o.m, o.k, o.k, o.n, spec.world(), spec.dtype);
   }
   bool outputs_are_equal() const override { return false; }
-  void keep_work_per_rank(std::uint32_t, std::uint32_t) override {}
+  void keep_work_per_rank(std::uint32_t) override {}
 
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {

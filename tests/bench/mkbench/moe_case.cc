@@ -213,10 +213,13 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
         o.hidden, o.top_k, o.experts, o.hidden, o.features, o.routing, spec.dtype);
   }
   bool outputs_are_equal() const override { return false; }
-  /// As many experts per rank.
-  void keep_work_per_rank(std::uint32_t nodes_before, std::uint32_t nodes) override {
-    options_.experts = std::max(options_.top_k, options_.experts * nodes / nodes_before);
+  void make_large() override {
+    options_.tokens = 2048;
+    options_.hidden = 2048;
+    options_.features = 1024;
   }
+  /// As many experts per rank.
+  void keep_work_per_rank(std::uint32_t nodes) override { options_.experts *= nodes; }
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
     const MoeOptions& o = options_;

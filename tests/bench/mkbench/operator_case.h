@@ -55,9 +55,10 @@ class OperatorCase {
   virtual std::string describe(const BenchSpec& spec) const = 0;
   /// Whether all ranks put out the same bytes.
   virtual bool outputs_are_equal() const = 0;
-  /// Changes the sizes, meant for `nodes_before` nodes, so that a rank computes as much with
-  /// `nodes`.
-  virtual void keep_work_per_rank(std::uint32_t nodes_before, std::uint32_t nodes) = 0;
+  /// Sizes at which figures mean something: launches of some hundred milliseconds on two cores.
+  virtual void make_large() = 0;
+  /// Changes the sizes, meant for one node, so that a rank computes as much with `nodes`.
+  virtual void keep_work_per_rank(std::uint32_t nodes) = 0;
   /// Collective: creates the operator.
   virtual Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                                   std::uint32_t rank) const = 0;

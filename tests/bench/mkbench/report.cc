@@ -92,6 +92,27 @@ void print_report(const OperatorCase& operation, const BenchOptions& options,
   print_links(result.links);
 }
 
+void print_summary(const std::string& heading, const std::vector<SummaryRow>& rows) {
+  fmt::print("{:<20}{:>10}{:>12}{:>10}{:>11}{:>22}{:>9}{:>11}  {}\n", heading, "fused ms",
+             "unfused ms", "speed-up", "each link", "bound ms", "reached", "GFLOP/s", "checked");
+  for (const auto& [name, result] : rows) {
+    std::string bound = "-";
+    std::string reached = "-";
+    if (result.bound) {
+      bound = fmt::format("{:.1f} ({})", result.bound->ms, result.bound->limit);
+      reached = fmt::format("{:.0f}%", result.bound->fused_share * 100);
+    }
+    const Verification& v = result.verification;
+    std::string checked = "NOT CHECKED";
+    if (v.launches_checked > 0)
+      checked = fmt::format("{} values, {}", v.elements_compared, v.passed() ? "right" : "WRONG");
+    fmt::print("{:<20}{:>10.1f}{:>12.1f}{:>9.2f}x{:>11}{:>22}{:>9}{:>11.1f}  {}\n", name,
+               result.fused.total_ms.median, result.unfused.total_ms.median, result.speedup,
+               result.link_bandwidth.empty() ? "-" : result.link_bandwidth, bound, reached,
+               result.work.all_ranks.flops / result.fused.total_ms.median * 1e-6, checked);
+  }
+}
+
 nlohmann::json json_of(const BenchOptions& options, const BenchResult& result) {
   nlohmann::json json = {
       {"spec", options.spec},
