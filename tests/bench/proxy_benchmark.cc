@@ -1,6 +1,7 @@
 // What the proxy engine itself costs, over the fabric that moves nothing: the check of one command;
-// a pass over rings that are already full; the same with a producer on another thread; and the time
-// from a command's commit to its post.
+// a pass over rings that are already full (also through the verbs fabric's data path, with the
+// driver stubbed out); the same with a producer on another thread; and the time from a command's
+// commit to its post.
 //
 // Read the figures with the machine in mind: the two-thread ones need two cores to themselves.
 #include <benchmark/benchmark.h>
@@ -19,6 +20,9 @@
 #include "daemon/proxy/proxy.h"
 #include "shm/host/segment.h"
 #include "shm/ring.h"
+#ifdef MK_HAVE_VERBS
+#include "tests/bench/stub_verbs.h"
+#endif
 
 namespace mk::daemon {
 namespace {
@@ -37,12 +41,14 @@ T or_die(Result<T> result) {
   std::exit(1);
 }
 
-/// A proxy on the null fabric with one session, its buffer, and rail peers on links of their own.
+/// A proxy, on the null fabric unless another is given, with one session, its buffer, and rail
+/// peers on links of their own.
 struct Rig {
-  Rig(std::uint32_t lanes, std::uint32_t peers, const ProxyOptions& options = {})
+  Rig(std::uint32_t lanes, std::uint32_t peers, const ProxyOptions& options = {},
+      std::unique_ptr<fabric::Endpoint> fabric = fabric::make_null_endpoint({}))
       : segment(
             or_die(shm::Segment::create({lanes, kSlotCountLog2, shm::kFlagsDefault}, 1, 1, 0, 0))),
-        proxy(fabric::make_null_endpoint({}), options, [](ProxyEvent event) {
+        proxy(std::move(fabric), options, [](ProxyEvent event) {
           if (const auto* fault = std::get_if<SessionFault>(&event)) {
             std::fprintf(stderr, "proxy_benchmark: session failed: %s\n", fault->reason.c_str());
             std::exit(1);
@@ -153,10 +159,7 @@ double thread_seconds() {
 // -- a thread's whole work: rings full beforehand, `step` until everything has completed
 // -----------------------------
 
-void drain_full_rings(benchmark::State& state) {
-  const auto lanes = static_cast<std::uint32_t>(state.range(0));
-  const auto peers = static_cast<std::uint32_t>(state.range(1));
-  Rig rig(lanes, peers);
+void drain(benchmark::State& state, Rig& rig, std::uint32_t peers) {
   std::uint64_t total = 0;
   for (auto _ : state) {
     std::uint64_t number = 0;
@@ -177,6 +180,12 @@ void drain_full_rings(benchmark::State& state) {
   state.SetItemsProcessed(static_cast<std::int64_t>(total));
   state.counters["batch_mean"] = batch_mean(rig.link_stats);
 }
+
+void drain_full_rings(benchmark::State& state) {
+  const auto peers = static_cast<std::uint32_t>(state.range(1));
+  Rig rig(static_cast<std::uint32_t>(state.range(0)), peers);
+  drain(state, rig, peers);
+}
 BENCHMARK(drain_full_rings)
     ->ArgNames({"lanes", "peers"})
     ->Args({1, 1})
@@ -184,6 +193,15 @@ BENCHMARK(drain_full_rings)
     ->Args({16, 1})
     ->Args({4, 3})
     ->UseManualTime();
+
+#ifdef MK_HAVE_VERBS
+void drain_full_rings_through_verbs(benchmark::State& state) {
+  Rig rig(static_cast<std::uint32_t>(state.range(0)), 1, {},
+          std::make_unique<fabric::verbs::StubVerbsEndpoint>());
+  drain(state, rig, 1);
+}
+BENCHMARK(drain_full_rings_through_verbs)->ArgName("lanes")->Arg(1)->Arg(4)->UseManualTime();
+#endif
 
 // -- a pass that finds nothing: what a hot proxy adds to a new command's latency
 // --------------------------------------
