@@ -54,7 +54,8 @@ inline constexpr float kNoScore = -3.402823466e+38f;
 /// additions, hence in the last bits. Each gives the same bits from run to run, and for a column
 /// whatever its neighbours are.
 struct AttentionMath {
-  const char* name;  ///< of the variant: "generic", "avx2", "avx512"
+  const char* name;    ///< of the variant: "generic", "avx2", "avx512"
+  double flops_per_s;  ///< of one core, for estimates: 4 head_dim for each query and key
   void (*multiply)(const AttentionProduct& product);
   void (*softmax)(const AttentionSoftmax& softmax);
 };

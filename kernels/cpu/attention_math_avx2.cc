@@ -11,7 +11,7 @@ constexpr int kRows = 4;
 
 namespace mk::kernels {
 namespace {
-constexpr AttentionMath kMath{"avx2", multiply, softmax};
+constexpr AttentionMath kMath{"avx2", 90e9, multiply, softmax};
 }  // namespace
 const AttentionMath* const kAttentionMathAvx2 = &kMath;
 }  // namespace mk::kernels

@@ -11,7 +11,7 @@ constexpr int kRows = 8;
 
 namespace mk::kernels {
 namespace {
-constexpr AttentionMath kMath{"avx512", multiply, softmax};
+constexpr AttentionMath kMath{"avx512", 150e9, multiply, softmax};
 }  // namespace
 const AttentionMath* const kAttentionMathAvx512 = &kMath;
 }  // namespace mk::kernels

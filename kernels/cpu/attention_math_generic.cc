@@ -10,7 +10,7 @@ constexpr int kRows = 4;
 namespace mk::kernels {
 
 const AttentionMath& attention_math_generic() {
-  static constexpr AttentionMath kMath{"generic", multiply, softmax};
+  static constexpr AttentionMath kMath{"generic", 35e9, multiply, softmax};
   return kMath;
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cpu/copy_rows.h"
 #include "kernels/cpu/cpu_attention.h"
+#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/ring_attention/roles.h"
 
@@ -103,6 +104,8 @@ class RingAttentionCpu::Impl : private RoleBody {
   Impl(const RingAttentionPlan& plan, const RankContext& context, const CpuOptions& options)
       : plan_(plan),
         launch_(make_launch(plan, context, options.blocks)),
+        rates_(
+            cpu_rates(options.rates, context.world, options.blocks, attention_math().flops_per_s)),
         runner_(kOp, launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
 
@@ -140,7 +143,8 @@ class RingAttentionCpu::Impl : private RoleBody {
     rows = GatherSource::of(tensors.k, tensors_.k_stride * kElementBytes, plan_.key_row_bytes(),
                             this->rows(seq));
     rows.add(tensors.v, tensors_.v_stride * kElementBytes, plan_.key_row_bytes());
-    return runner_.run(static_cast<std::uint32_t>(seq), mode);
+    const auto length = static_cast<std::uint32_t>(seq);
+    return runner_.run(length, mode, estimate(plan_.work(launch_.context.world, length), rates_));
   }
 
   std::uint32_t rows(std::uint64_t seq) const {
@@ -188,6 +192,7 @@ class RingAttentionCpu::Impl : private RoleBody {
   std::vector<std::unique_ptr<CpuAttention>> attention_;  ///< by compute block
   std::vector<float> state_;                              ///< of items that are put aside
   RingAttentionLaunch launch_;
+  const MachineRates rates_;
   LaunchRunner runner_;  ///< ends first: its threads use the rest
 };
 

@@ -53,6 +53,8 @@ class RingAttentionCpu {
   /// and no block touches memory of the caller any more. All ranks launch equally often and with
   /// the same `seq` (plan().parts() ≤ seq ≤ the plan's).
   ///
+  /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
+  ///
   /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for
   /// good: later launches answer the same error at once. kTimeout: a wait's deadline passed;
   /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks

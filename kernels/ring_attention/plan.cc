@@ -5,6 +5,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/shard.h"
 #include "kernels/gather/plan.h"
+#include "kernels/ring_attention/schedule.h"
 
 namespace mk::kernels {
 namespace {
@@ -101,12 +102,6 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   plan.banks = gather.banks;
   plan.workspace_bytes = workspace.bytes();
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.workspace_bytes));
-  plan.flags_ = gather.flag_count();
-  constexpr std::uint64_t kRules = 1;
-  plan.fingerprint_ = fingerprint_of(
-      {kRules, nodes, locals, plan.seq_max, plan.query_heads, plan.key_heads, plan.head_dim,
-       plan.causal ? 1u : 0u, static_cast<std::uint64_t>(plan.dtype), plan.tile_q, plan.tile_k,
-       plan.remote_passes, plan.workspace_bytes, gather.fingerprint()});
   return plan;
 }
 
@@ -116,6 +111,27 @@ Status RingAttentionPlan::check_seq(std::uint64_t seq) const {
               "{}: a sequence of {} rows is not possible; {} (one for each of the ranks' parts) to "
               "{}, which the operator was made for, are",
               kOp, seq, parts(), seq_max);
+}
+
+std::uint32_t RingAttentionPlan::flag_count() const { return GatherPlan{gather}.flag_count(); }
+
+LaunchWork RingAttentionPlan::work(const World& world, std::uint32_t seq) const {
+  const RingAttentionSchedule schedule(*this, world, seq, Mode::kFused);
+  LaunchWork work;
+  work.flops = 4.0 * head_dim * query_heads * static_cast<double>(schedule.pairs());
+  work.local_bytes = static_cast<double>(schedule.local_bytes());
+  work.network_bytes = static_cast<double>(schedule.network_bytes());
+  work.commands = schedule.commands();
+  // Passes: what has arrived during one is computed with in the next.
+  work.steps = nodes > 1 ? schedule.passes() : locals;
+  return work;
+}
+
+std::uint64_t RingAttentionPlan::fingerprint() const {
+  constexpr std::uint64_t kRules = 1;
+  return fingerprint_of({kRules, nodes, locals, seq_max, query_heads, key_heads, head_dim,
+                         causal ? 1u : 0u, static_cast<std::uint64_t>(dtype), tile_q, tile_k,
+                         remote_passes, workspace_bytes, GatherPlan{gather}.fingerprint()});
 }
 
 }  // namespace mk::kernels

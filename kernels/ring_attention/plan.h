@@ -5,7 +5,9 @@
 
 #include <cstdint>
 
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/types.h"
+#include "kernels/comm/world.h"
 #include "kernels/ring_attention/geometry.h"
 #include "shm/host/result.h"
 
@@ -43,13 +45,11 @@ struct RingAttentionPlan : RingAttentionGeometry {
   /// kInvalidArgument, in words, unless a launch may have this many rows.
   Status check_seq(std::uint64_t seq) const;
   /// Arrival flags this operator needs in its session; 0 with one node.
-  std::uint32_t flag_count() const { return flags_; }
+  std::uint32_t flag_count() const;
+  /// Of the rank in a launch with `seq` rows in all.
+  LaunchWork work(const World& world, std::uint32_t seq) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
-  std::uint64_t fingerprint() const { return fingerprint_; }
-
- private:
-  std::uint32_t flags_ = 0;
-  std::uint64_t fingerprint_ = 0;
+  std::uint64_t fingerprint() const;
 };
 
 }  // namespace mk::kernels

@@ -179,11 +179,28 @@ class RingAttentionSchedule {
     return ahead >= std::int64_t{key.tile.rows} - 1 ? Sight::kAll : Sight::kDiagonal;
   }
 
-  // --- Network ---
+  /// Pairs of a query row of this rank and a key row that it sees.
+  MK_HOST_DEVICE std::uint64_t pairs() const {
+    if (!plan_.causal) return std::uint64_t{rows(world_.rank())} * seq_;
+    std::uint64_t pairs = 0;
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      const ShardRange rows = part(world_.rank(), half);
+      const std::uint64_t count = rows.count;
+      pairs += count * rows.first + count * (count + 1) / 2;
+    }
+    return pairs;
+  }
 
-  /// Payload that this rank sends in the launch: gather/schedule.h's formula with these rows.
+  // --- What the gather moves, with these rows; see gather/schedule.h ---
+
   MK_HOST_DEVICE std::uint64_t network_bytes() const {
     return gather_.network_bytes([this](std::uint32_t rank) { return rows(rank); });
+  }
+  MK_HOST_DEVICE std::uint64_t local_bytes() const {
+    return gather_.local_bytes([this](std::uint32_t rank) { return rows(rank); });
+  }
+  MK_HOST_DEVICE std::uint32_t commands() const {
+    return gather_.commands([this](std::uint32_t rank) { return rows(rank); });
   }
 
  private:

@@ -142,6 +142,31 @@ TEST(RingAttentionCpu, EveryRunGivesTheSameBits) {
   }
 }
 
+// The estimate chooses, each rank for itself, and the statistics say what ran.
+TEST(RingAttentionCpu, AutoRunsTheCheaperForm) {
+  for (const auto& [step_ns, cheaper] : {std::pair{1.0, Mode::kFused}, {1e9, Mode::kUnfused}}) {
+    RingJobOptions options = job_options(2, 2, true, 10);
+    options.cpu.rates = {1e9, 1e9, 1e9, 1, step_ns};
+    RingJob job(options);
+    NetworkThread network(job.cluster(), 10);
+    auto launches = random_launches(job.plan(), 8, 10);
+    for (RingLaunch& launch : launches) launch.mode = Mode::kAuto;
+    const auto results = job.run(launches);
+    for (std::size_t i = 0; i < launches.size(); ++i) {
+      ASSERT_EQ(job.check(launches[i], results[i]), "");
+      for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+        const LaunchStats& stats = *results[i][rank].stats;
+        const Estimate expected = estimate(
+            job.plan().work(job.cluster().rank(rank).world, launches[i].seq), options.cpu.rates);
+        EXPECT_EQ(stats.estimate.fused_ns, expected.fused_ns);
+        EXPECT_EQ(stats.estimate.unfused_ns, expected.unfused_ns);
+        EXPECT_EQ(stats.mode, expected.cheaper());
+      }
+    }
+    EXPECT_EQ(results.back()[0].stats->mode, cheaper) << "the longest sequence";
+  }
+}
+
 // A network that loses a chunk's bytes must be noticed; else the tests above would prove nothing.
 TEST(RingAttentionCpu, AChunkThatDoesNotArriveIsSeen) {
   RingJobOptions options = job_options(2, 1, false, 3);
