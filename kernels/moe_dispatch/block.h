@@ -124,6 +124,10 @@ class MoeDispatchBlock : public OperatorBlock<Executor> {
     if (!tokens.await_rows(row.rank, row.token, row.token + 1)) return nullptr;
     return tokens.rows(row.rank) + offset;
   }
+  /// The rank whose tokens the tile needs last.
+  MK_HOST_DEVICE std::uint32_t last_source(const RowTile& tile) const {
+    return plan.rows()[tile.row + tile.rows - 1].rank;
+  }
   MK_HOST_DEVICE std::byte* packed(const RowTile& tile) const {
     return at(schedule.packed_row(tile.packed_row));
   }

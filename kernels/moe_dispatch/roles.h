@@ -128,7 +128,8 @@ MK_HOST_DEVICE bool pull(MoeDispatchBlock<Executor>& block) {
       job.targets[0] += token_bytes;
     }
     block.publish_packed(i);
-    block.span_end(begin, SpanKind::kCopy, i, tile.hops, block.world.rank());
+    block.span_end(begin, SpanKind::kCopy, i, block.schedule.tokens().node_at(tile.hops),
+                   block.last_source(tile));
   }
   block.publish_done();
   return true;
@@ -150,8 +151,8 @@ MK_HOST_DEVICE bool compute(MoeDispatchBlock<Executor>& block) {
       block.stop();
       return false;
     }
-    block.span_end(begin, SpanKind::kTile, static_cast<std::uint32_t>(step), tile.hops,
-                   block.world.rank());
+    block.span_end(begin, SpanKind::kTile, static_cast<std::uint32_t>(step), 0,
+                   block.last_source(tile));
   }
   block.publish_done();
   return true;
