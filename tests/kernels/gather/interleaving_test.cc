@@ -288,7 +288,7 @@ TEST_P(EveryWorldAndOrder, EndsAndBringsAllRows) {
       std::mt19937_64 random(options.seed);
       options.shape = {static_cast<std::uint32_t>(1 + random() % 5),
                        static_cast<std::uint32_t>(1 + random() % 70)};
-      options.banks = static_cast<std::uint32_t>(1 + (locals + static_cast<int>(order)) % 2);
+      options.banks = 1 + (locals + static_cast<std::uint32_t>(order)) % 2;
       const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
       options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
       options.launches = random_sim_launches(3, 9, options.seed);
