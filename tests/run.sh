@@ -2,7 +2,7 @@
 # Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
 # failed.
 #
-#   bash tests/run.sh [--stage deps,style,model,unit,rdma,cuda,asan,tsan,tidy] [--jobs N] [--label REGEX]
+#   bash tests/run.sh [--stage deps,style,model,unit,rdma,cuda,asan,tsan,tidy,ops,package] [--jobs N] [--label REGEX]
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
 # style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
@@ -10,14 +10,17 @@
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
 # model  the protocol models and their mutants, with spin
 # rdma   verbs over a software RDMA NIC in a virtual machine (tests/rdma; needs a kernel package, about 4 minutes)
+# ops    units, metrics, alerts and dashboards
+# package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
 # MK_TIDY_BUDGET_S bounds clang-tidy (default 900 s).
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
-all_stages=deps,style,model,unit,rdma,cuda,asan,tsan,tidy
-stages=$all_stages
+default_stages=deps,style,model,unit,rdma,cuda,asan,tsan,tidy,ops
+all_stages=$default_stages,package
+stages=$default_stages
 jobs=$(nproc)
 label=
 while [ $# -gt 0 ]; do
@@ -26,7 +29,7 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || { echo "run.sh: $1 needs a value" >&2; exit 2; }
       case $1 in --jobs) jobs=$2 ;; --label) label=$2 ;; *) stages=$2 ;; esac
       shift 2 ;;
-    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -96,7 +99,7 @@ build() {
 # a GoogleTest binary wrote, or the entry itself. An entry that failed with no failed case in its XML (a crash, a
 # time-out, a leak at exit) counts as one failed case.
 run_tests() {
-  local preset=$1 exclude=$2 dir=$build_root/$1 log=$logs/tests-$1${3:+-cuda}.log junit counts name cases
+  local preset=$1 exclude=$2 dir=$build_root/$1 log=$logs/tests-$1${4:+-${4//[^a-z]/}}.log junit counts name cases
   shift 2
   junit=${log%.log}.xml
   rm -rf "$dir/test-results" "$junit"
@@ -246,6 +249,31 @@ stage_tsan() {
 stage_tidy() {
   [ -f "$build_root/dev/compile_commands.json" ] || build dev
   check "clang-tidy" bash tests/check_tidy.sh "$build_root/dev" "$jobs" "${MK_TIDY_BUDGET_S:-900}"
+}
+
+# The unit stage has run them as well, but for those that lacked a tool which only this stage installs.
+stage_ops() {
+  bash deploy/install-deps.sh --ops || { fail "install what the ops tests need" "the lines above"; return; }
+  build dev || [ $? = 1 ] || return
+  run_tests dev "$no_gpu" -L '^ops$'
+}
+
+stage_package() {
+  bash deploy/install-deps.sh --ops || { fail "install what the package tests need" "the lines above"; return; }
+  local dir=$build_root/package log=$logs/package.log result=0
+  if ! { cmake --preset package -B "$dir" && cmake --build "$dir" -j "$jobs" --target package; } >"$log" 2>&1; then
+    grep -E -A12 '^FAILED:|error:|CMake Error|CPack Error' "$log" | head -n 60
+    fail "build packages" "$log"
+    return
+  fi
+  log=$logs/packages.log
+  bash tests/deploy/check_packages.sh "$dir" >"$log" 2>&1 || result=$?
+  cat "$log"
+  case $result in
+    0) note 1 0 0 ;;
+    77) note 0 0 1 ;;
+    *) fail packages "$log" ;;
+  esac
 }
 
 started=$SECONDS
