@@ -30,7 +30,7 @@ inline void store(float* to, Vector vector) { __builtin_memcpy(to, &vector, size
 inline Vector all(float value) { return value - Vector{}; }
 inline Vector larger(Vector a, Vector b) { return b > a ? b : a; }
 
-/// `rows` rows by two vectors of a product; `rows` is a constant at every call.
+/// kCount rows by two vectors of a product, summed up in registers.
 template <std::uint32_t kCount>
 [[gnu::always_inline]] inline void multiply_block(const AttentionProduct& product,
                                                   std::uint32_t row, const float* b, float* c) {

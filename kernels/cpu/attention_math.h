@@ -13,15 +13,18 @@ namespace mk::kernels {
 
 inline constexpr std::uint32_t kPanel = 32;
 
-/// c = a b, or c = diag(factor) c + a b. All strides in floats.
+/// c = a b, or c = diag(factor) c + a b. All strides are in floats:
+///     a(row, step)     a[row * a_row + step * a_step]
+///     b(step, column)  b[column / kPanel * b_panel + step * kPanel + column % kPanel]
+///     c(row, column)   c[column / kPanel * c_panel + row * c_row + column % kPanel]
 struct AttentionProduct {
-  const float* a = nullptr;  ///< element (row, step) at a[row * a_row + step * a_step]
+  const float* a = nullptr;
   std::size_t a_row = 0;
   std::size_t a_step = 0;
-  const float* b = nullptr;  ///< panels of `depth` rows, b_panel apart
+  const float* b = nullptr;
   std::size_t b_panel = 0;
-  float* c = nullptr;     ///< element (row, column) at c[column / kPanel * c_panel + row * c_row +
-  std::size_t c_row = 0;  ///< column % kPanel]
+  float* c = nullptr;
+  std::size_t c_row = 0;
   std::size_t c_panel = 0;
   const float* factor = nullptr;  ///< by row of c; null: c is overwritten
   std::uint32_t rows = 0;
