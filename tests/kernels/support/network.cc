@@ -120,6 +120,12 @@ void Network::deliver(std::list<Pending>::iterator which) {
     truncated_ = truncated_ || truncate;
     std::memcpy(peer.workspace.get() + command.dst_offset, own.workspace.get() + command.src_offset,
                 truncate ? std::min<std::uint32_t>(command.bytes, 64) : command.bytes);
+    if (options_.swap_in_one_chunk && !swapped_ && command.bytes > 64) {
+      swapped_ = true;
+      std::byte* data = peer.workspace.get() + command.dst_offset + 64;
+      const std::uint32_t half = (command.bytes - 64) / 2;
+      std::swap_ranges(data, data + half, data + half);
+    }
   }
   std::uint32_t epoch = command.epoch;
   if (options_.immediates) {

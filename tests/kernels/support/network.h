@@ -30,6 +30,7 @@ struct NetworkOptions {
   bool complete_early = false;      ///< count commands as completed when they are taken
   bool keep_forged_flags = false;   ///< leave flags alone that the test has set to kForged
   bool truncate_one_chunk = false;  ///< move only the first 64 bytes (the header) of a larger one
+  bool swap_in_one_chunk = false;   ///< exchange the halves of a chunk, but for its first 64 bytes
 };
 
 class Network {
@@ -79,6 +80,7 @@ class Network {
   std::vector<std::vector<std::uint32_t>>
       granule_epochs_;  ///< by rank and granule: the last epoch seen
   bool truncated_ = false;
+  bool swapped_ = false;
   std::string complaint_;
 };
 
