@@ -55,7 +55,7 @@ struct Launch {
   WaitControl control;
   std::uint32_t banks = kBanksMax;
   std::uint32_t epoch = 0;
-  std::uint32_t m = 0;  ///< rows of this launch, as the operator counts them
+  std::uint32_t m = 0;       ///< rows of this launch, as the operator counts them
   Mode mode = Mode::kFused;  ///< never kAuto
 };
 
