@@ -152,9 +152,10 @@ bool Device::gid_unchanged() const {
          std::memcmp(now.raw, path_.gid.raw, sizeof now.raw) == 0;
 }
 
-bool Device::active() const {
-  ibv_port_attr port{};
-  return ::ibv_query_port(context_.get(), path_.port, &port) == 0 && port.state == IBV_PORT_ACTIVE;
+bool Device::pkey_unchanged() const {
+  __be16 now = 0;
+  return ::ibv_query_pkey(context_.get(), path_.port, path_.pkey_index, &now) == 0 &&
+         be16toh(now) == pkey_;
 }
 
 Result<RegionHandle> Device::register_memory(std::byte* address, std::uint64_t bytes,

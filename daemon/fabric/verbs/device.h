@@ -34,8 +34,8 @@ class Device {
 
   /// Whether the GID that peers know is still in the table.
   bool gid_unchanged() const;
-  /// Whether the port is active.
-  bool active() const;
+  /// Whether the partition is still at its place in the table.
+  bool pkey_unchanged() const;
 
   Result<RegionHandle> register_memory(std::byte* address, std::uint64_t bytes, int access) const;
 

@@ -102,9 +102,10 @@ class VerbsEndpoint final : public Endpoint {
 
 Status VerbsEndpoint::open() {
   MK_ASSIGN_OR_RETURN(submission_, submission_of(config_.verbs.submission));
+  // Neither a send queue nor the completion queue that a link's queues share may ever overflow.
   const std::uint32_t depth =
       std::min({kLinkDepth, device_->work_requests_max() / kRequestsPerWrite,
-                device_->completions_max() / kRequestsPerWrite});
+                device_->completions_max() / (kRequestsPerWrite * config_.verbs.queues)});
   if (depth < shm::kBatchMax) {
     return fail(ErrorCode::kUnsupported, "RDMA port {} has queues of {} work requests only",
                 device_->name(), device_->work_requests_max());
@@ -166,8 +167,7 @@ Status VerbsEndpoint::check_peer(const Address& peer) const {
 
 Result<LinkQueues> VerbsEndpoint::make_queues() const {
   const std::uint32_t requests = kRequestsPerWrite * capabilities_.link_depth;
-  const std::uint32_t completions =
-      std::min(config_.verbs.queues * requests, device_->completions_max());
+  const std::uint32_t completions = config_.verbs.queues * requests;
   LinkQueues queues;
   queues.completions.reset(
       ::ibv_create_cq(device_->context(), static_cast<int>(completions), nullptr, nullptr, 0));
@@ -225,7 +225,8 @@ Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
   given_up.kind = DatagramKind::kDisconnect;
   given_up.number = service_->next_number();
   if (const Status joined = join(*peer, given_up.number, queues); !joined) {
-    service_->tell(*peer, given_up);
+    // Who does not answer need not be told; its end, if there is one, will miss this one.
+    if (joined.error().code != ErrorCode::kTimeout) service_->tell(*peer, given_up);
     return fail(joined.error().code, "cannot connect to {} from {}: {}", peer_name,
                 capabilities_.explanation, joined.error().message);
   }
@@ -256,10 +257,14 @@ void VerbsEndpoint::disconnect(LinkId id) {
   if (link == nullptr) return;
   service_->unwatch(link->watch);
   link->queues().stop();
-  Datagram given_up;
-  given_up.kind = DatagramKind::kDisconnect;
-  given_up.number = link->connect_number();
-  service_->tell(link->peer(), given_up);
+  // A farewell over a network that is down may take its time, and many links go down together: the
+  // peer finds out by itself then.
+  if (!link->failed()) {
+    Datagram given_up;
+    given_up.kind = DatagramKind::kDisconnect;
+    given_up.number = link->connect_number();
+    service_->tell(link->peer(), given_up);
+  }
   link->closing.store(true, std::memory_order_release);
 }
 

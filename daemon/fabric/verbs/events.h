@@ -11,10 +11,11 @@ namespace mk::fabric::verbs {
 struct EventMeaning {
   enum class Scope {
     kNothing,
-    kQueue,     ///< the queue pair it names is in error
-    kPort,      ///< all links of the port
-    kGidTable,  ///< all links, if the entry this endpoint speaks from changed
-    kDevice,    ///< all links of the device, for ever
+    kQueue,      ///< the queue pair it names is in error
+    kPort,       ///< all links of the port
+    kGidTable,   ///< all links, if the entry this endpoint speaks from changed
+    kPkeyTable,  ///< all links, if the partition this endpoint is in changed
+    kDevice,     ///< all links of the device, for ever
   };
   Scope scope = Scope::kNothing;
   std::string_view what;  ///< "the port went down"
@@ -28,7 +29,7 @@ constexpr EventMeaning meaning_of(ibv_event_type type) {
     case IBV_EVENT_LID_CHANGE:
       return {Scope::kPort, "the port got another LID, which peers do not know: restart mkerneld"};
     case IBV_EVENT_PKEY_CHANGE:
-      return {Scope::kPort, "the port's partitions changed"};
+      return {Scope::kPkeyTable, "the port is no longer in the partition: restart mkerneld"};
     case IBV_EVENT_GID_CHANGE:
       return {
           Scope::kGidTable,

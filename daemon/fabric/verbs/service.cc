@@ -50,11 +50,12 @@ Service::~Service() {
 
 void Service::say_goodbye() {
   std::vector<Address> peers = parts_.acceptor.peers();
-  for (const auto& [id, watched] : watched_) {
-    if (std::none_of(peers.begin(), peers.end(), [&](const Address& peer) {
-          return same_token(peer.endpoint, watched.peer.endpoint);
-        }))
-      peers.push_back(watched.peer);
+  for (const auto& entry : watched_) {
+    const Address& peer = entry.second.peer;
+    const bool known = std::any_of(peers.begin(), peers.end(), [&](const Address& other) {
+      return same_token(other.endpoint, peer.endpoint);
+    });
+    if (!known) peers.push_back(peer);
   }
   const auto until = steady_clock::now() + kGoodbye;
   for (const Address& peer : peers) {
@@ -228,7 +229,10 @@ void Service::take_events() {
             reason);
         break;
       case EventMeaning::Scope::kGidTable:
-        if (parts_.device.gid_unchanged()) break;
+      case EventMeaning::Scope::kPkeyTable:
+        if (meaning.scope == EventMeaning::Scope::kGidTable ? parts_.device.gid_unchanged()
+                                                            : parts_.device.pkey_unchanged())
+          break;
         [[fallthrough]];
       case EventMeaning::Scope::kPort:
         if (port != parts_.device.path().port) break;

@@ -101,6 +101,7 @@ TEST(Events, MeanTroubleForTheRightLinks) {
   EXPECT_EQ(meaning_of(IBV_EVENT_PORT_ERR).scope, Scope::kPort);
   EXPECT_EQ(meaning_of(IBV_EVENT_LID_CHANGE).scope, Scope::kPort);
   EXPECT_EQ(meaning_of(IBV_EVENT_GID_CHANGE).scope, Scope::kGidTable);
+  EXPECT_EQ(meaning_of(IBV_EVENT_PKEY_CHANGE).scope, Scope::kPkeyTable);
   EXPECT_EQ(meaning_of(IBV_EVENT_DEVICE_FATAL).scope, Scope::kDevice);
   EXPECT_EQ(meaning_of(IBV_EVENT_QP_FATAL).scope, Scope::kQueue);
   EXPECT_EQ(meaning_of(IBV_EVENT_QP_ACCESS_ERR).scope, Scope::kQueue);
