@@ -57,6 +57,12 @@ class SocketClient {
     EXPECT_TRUE(sent) << sent.error().message;
     return requests_;
   }
+  /// Sends a request whose reply nobody waits for; the error says why it did not go.
+  template <class Request>
+  Status try_post(const Request& request, std::chrono::steady_clock::time_point deadline) {
+    return socket_.send(static_cast<std::uint16_t>(Request::kType), ++requests_,
+                        shm::encode_message(request), {}, deadline);
+  }
   /// Waits for a message of this type that is nobody's reply.
   template <class Message>
   Result<Message> await() {
