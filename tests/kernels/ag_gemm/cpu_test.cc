@@ -3,6 +3,7 @@
 #include "kernels/cpu/ag_gemm_cpu.h"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -222,16 +223,18 @@ TEST(AgGemmCpu, AutoRunsTheCheaperForm) {
 }
 
 // The check itself must be able to fail.
-TEST(AgGemmCpu, AChunkThatDidNotMoveIsSeen) {
-  AgGemmJobOptions options = two_by_two();
-  options.tiling.chunk_bytes = 256;
-  AgGemmJob job(options);
-  NetworkOptions faulty;
-  faulty.truncate_one_chunk = true;
-  NetworkThread network(job.cluster(), 9, faulty);
-  const std::vector<AgGemmLaunchPlan> launches = {{40, Mode::kFused, false, false, 0}};
-  const auto results = job.run(launches);
-  EXPECT_NE(job.check(launches[0], results[0]), "");
+TEST(AgGemmCpu, RowsThatDidNotMoveOrChangedPlacesAreSeen) {
+  for (bool NetworkOptions::*fault :
+       {&NetworkOptions::truncate_one_chunk, &NetworkOptions::swap_in_one_chunk}) {
+    AgGemmJobOptions options = two_by_two();
+    options.tiling.chunk_bytes = 256;
+    AgGemmJob job(options);
+    NetworkOptions faulty;
+    faulty.*fault = true;
+    NetworkThread network(job.cluster(), 9, faulty);
+    const std::vector<AgGemmLaunchPlan> launches = {{40, Mode::kFused, false, false, 0}};
+    EXPECT_THAT(job.check(launches[0], job.run(launches)[0]), ::testing::HasSubstr("element ["));
+  }
 }
 
 }  // namespace
