@@ -33,10 +33,10 @@ if(MK_SCDOC)
   set(mk_example ${PROJECT_SOURCE_DIR}/deploy/mkerneld.toml.example)
   function(mk_man_page name section component)
     set(source ${PROJECT_SOURCE_DIR}/deploy/man/${name}.${section}.scd)
-    set(page ${PROJECT_BINARY_DIR}/deploy/man/${name}.${section})
+    set(page ${PROJECT_BINARY_DIR}/deploy/man/${name}.${section}.gz)
     add_custom_command(OUTPUT ${page} DEPENDS ${source} ${mk_example} VERBATIM
       COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/deploy/man
-      COMMAND sh -c "sed -e '/^@EXAMPLE@$/r ${mk_example}' -e '/^@EXAMPLE@$/d' '${source}' | '${MK_SCDOC}' >'${page}'")
+      COMMAND sh -c "sed -e '/^@EXAMPLE@$/r ${mk_example}' -e '/^@EXAMPLE@$/d' '${source}' | '${MK_SCDOC}' | gzip -9n >'${page}'")
     install(FILES ${page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man${section} COMPONENT ${component})
     list(APPEND pages ${page})
     set(pages "${pages}" PARENT_SCOPE)

@@ -2,8 +2,10 @@
 #
 # Configure with the preset `package` (prefix /usr, release, no rpath): packages of other builds carry other paths.
 set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "")  # each has its own
 set(CPACK_PACKAGE_VENDOR "The mkernel authors")
-set(CPACK_PACKAGE_CONTACT "The mkernel authors <mkernel@localhost.localdomain>")
+# Nobody answers there yet: whoever publishes packages gives an address of theirs.
+set(CPACK_PACKAGE_CONTACT "The mkernel authors <mkernel@localhost.localdomain>" CACHE STRING "Maintainer of the packages")
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
@@ -40,11 +42,11 @@ endmacro()
 
 mk_package(mkerneld net "communication daemon for fused multi-node GPU kernels"
 "mkerneld owns a node's NICs, queue pairs and polling threads. The ranks of
- training jobs attach to it over a Unix socket and write commands straight into
- rings that it polls; it moves their data to the other nodes.
- .
- This package has the daemon, its systemd units, its configuration, and mkctl,
- which shows what it does.")
+training jobs attach to it over a Unix socket and write commands straight into
+rings that it polls; it moves their data to the other nodes.
+
+This package has the daemon, its systemd units, its configuration, and mkctl,
+which shows what it does.")
 set(CPACK_DEBIAN_MKERNELD_PACKAGE_DEPENDS
     "systemd | systemd-standalone-sysusers, systemd | systemd-standalone-tmpfiles")
 set(CPACK_DEBIAN_MKERNELD_PACKAGE_SUGGESTS "mkernel-tools, prometheus")
@@ -53,25 +55,25 @@ set(CPACK_DEBIAN_MKERNELD_PACKAGE_CONTROL_EXTRA
 
 mk_package(libmkclient1 libs "client library of the mkernel communication daemon"
 "Training jobs link libmkclient: it attaches to this node's mkerneld, shares
- buffers with it, and runs fused operators in which computation and the
- exchange over the network overlap tile by tile.
- .
- It links neither gRPC nor protobuf, which training jobs bring themselves.")
+buffers with it, and runs fused operators in which computation and the
+exchange over the network overlap tile by tile.
+
+It links neither gRPC nor protobuf, which training jobs bring themselves.")
 set(CPACK_DEBIAN_LIBMKCLIENT1_PACKAGE_CONTROL_EXTRA
     "${mk_debian}/triggers;${mk_debian_made}/shlibs;${mk_debian_made}/symbols")
 
 mk_package(libmkclient-dev libdevel "client library of the mkernel communication daemon (development)"
 "Training jobs link libmkclient: it attaches to this node's mkerneld, shares
- buffers with it, and runs fused operators.
- .
- This package has the headers, the CMake package and the pkg-config file.")
+buffers with it, and runs fused operators.
+
+This package has the headers, the CMake package and the pkg-config file.")
 set(CPACK_DEBIAN_LIBMKCLIENT-DEV_PACKAGE_DEPENDS "libmkclient1 (= ${mk_package_version}), libexpected-dev")
 set(CPACK_DEBIAN_LIBMKCLIENT-DEV_PACKAGE_SHLIBDEPS OFF)
 
 mk_package(mkernel-tools utils "try and measure fused multi-node GPU kernels"
 "mkrun runs an operator on tensors of your own files; mkbench measures the
- fused operators against their unfused forms. Both start nodes and ranks on
- this machine or join a cluster, and check every element.")
+fused operators against their unfused forms. Both start nodes and ranks on
+this machine or join a cluster, and check every element.")
 set(CPACK_DEBIAN_MKERNEL-TOOLS_PACKAGE_DEPENDS "libmkclient1 (= ${mk_package_version}), mkerneld (= ${mk_package_version})")
 
 file(CONFIGURE OUTPUT ${mk_debian_made}/shlibs CONTENT "libmkclient 1 libmkclient1 (>= ${PROJECT_VERSION})\n")

@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Runs as root in a freshly booted Debian that has nothing of mkernel but /root/old and /root/new: what an administrator does with
+# the packages, step by step. The first step that fails ends it.
+set -euo pipefail
+export LC_ALL=C DEBIAN_FRONTEND=noninteractive
+exec 2>&1
+what=
+trap 'status=$?; [ $status = 0 ] || { echo "FAILED: $what"; journalctl -u mkerneld -u mkerneld.socket --no-pager -n 30 || true; tail -n 5 /tmp/*.log || true; }' EXIT
+step() { what=$*; echo "   $*"; }
+until_ok() {  # <tenths of a second> <command>...
+  local left=$1
+  shift
+  until "$@" >/dev/null 2>&1; do
+    left=$((left - 1))
+    [ $left -gt 0 ] || { echo "never: $*"; return 1; }
+    sleep 0.1
+  done
+}
+says() { journalctl -u mkerneld --no-pager -o cat --since "@$since" | grep -qF "$1"; }
+milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+main_pid() { systemctl show -p MainPID --value mkerneld; }
+bench() { mkbench gemm-ar --join /run/mkernel/mkerneld.sock /run/second/c.sock --local 1 --m 128 --n 128 --k 128 --warmup 1 "$@"; }
+since=$(date +%s)
+
+step "installs; the service is up, under its own user, with its client socket held by systemd"
+dpkg -i /root/old/*.deb >/tmp/dpkg.log
+until_ok 100 systemctl is-active --quiet mkerneld
+systemctl is-enabled --quiet mkerneld mkerneld.socket
+[ "$(ps -o user= -p "$(main_pid)")" = mkernel ]
+mkctl status | grep -q '^node 0: ok'
+systemctl status mkerneld | grep -q 'Status: "node 0: 0 sessions of 0 jobs'
+[ "$(stat -c '%U %a' /run/mkernel/mkerneld.sock)" = "mkernel 666" ]
+ss=$(systemctl show -p ActiveState --value mkerneld.socket); [ "$ss" = active ]
+grep -q 'Max locked memory *unlimited' "/proc/$(main_pid)/limits"
+grep -q '^Seccomp:.*2' "/proc/$(main_pid)/status"
+grep -q '^CapEff:.*0000000000000000' "/proc/$(main_pid)/status"
+
+step "is configured with a second node, reloads what it can, refuses the rest"
+cat >/etc/mkernel/mkerneld.toml <<'END'
+node_id = 0
+listen = "127.0.0.1:7171"
+[[peer]]
+id = 1
+address = "127.0.0.1:7172"
+[metrics]
+listen = "127.0.0.1:9464"
+[limits]
+drain = "0s"
+END
+mkerneld --config /etc/mkernel/mkerneld.toml --check-config >/tmp/check.log
+systemctl restart mkerneld
+mkdir -p /run/second
+chown mkernel /run/second
+systemd-run -q --unit=second -p User=mkernel mkerneld --node-id 1 --listen 127.0.0.1:7172 --socket /run/second/c.sock --peer 0=127.0.0.1:7171
+until_ok 100 sh -c 'mkctl status | grep -q "^node 0: ok"'
+sed -i 's/drain = .*/drain = "0s"\n[log]\nlevel = "debug"/' /etc/mkernel/mkerneld.toml
+systemctl reload mkerneld
+until_ok 50 says 'the configuration is reloaded: log.level "info" -> "debug"'
+sed -i 's/^node_id = 0/node_id = 5/' /etc/mkernel/mkerneld.toml
+systemctl reload mkerneld
+until_ok 50 says 'these changes need a restart of mkerneld: node_id 0 -> 5'
+sed -i 's/^node_id = 5/node_id = 0/' /etc/mkernel/mkerneld.toml
+systemctl reload mkerneld
+
+step "runs a job over two nodes, every element checked, as an ordinary user"
+useradd -m tester
+su tester -c "$(declare -f bench); bench --iters 3 --verify all" >/tmp/job.log
+userdel -r tester 2>/dev/null
+
+step "drains: new jobs are refused, the running one ends undisturbed; resumes"
+bench --iters 2000 --verify none >/tmp/long.log & job=$!
+until_ok 200 sh -c 'mkctl session list | grep -q up'
+! mkctl drain --timeout 0s >/tmp/drain.log
+! bench --iters 1 >/tmp/refused.log 2>&1
+grep -q 'drained for maintenance' /tmp/refused.log
+kill -0 $job
+kill $job; wait $job || true
+mkctl drain --timeout 30s | grep -q '^drained'
+mkctl resume
+bench --iters 1 --verify all >/tmp/job.log
+
+step "upgrades while a job runs: the job gets its error, new ones work, the edited configuration is kept"
+sum=$(sha256sum /etc/mkernel/mkerneld.toml)
+bench --iters 100000 --verify none >/tmp/long.log 2>&1 & job=$!
+until_ok 200 sh -c 'mkctl session list | grep -q up'
+old=$(main_pid)
+dpkg -i /root/new/*.deb >/tmp/dpkg.log
+! wait $job
+grep -qE 'shutting down|daemon|drain' /tmp/long.log
+[ "$(main_pid)" != "$old" ]
+[ "$sum" = "$(sha256sum /etc/mkernel/mkerneld.toml)" ]
+until_ok 100 sh -c 'mkctl status | grep -q "^node 0: ok"'
+bench --iters 1 --verify all >/tmp/job.log
+
+step "restarts under load: the job's error and the next attach"
+bench --iters 100000 --verify none >/tmp/long.log 2>&1 & job=$!
+until_ok 200 sh -c 'mkctl session list | grep -q up'
+begin=$(milliseconds)
+systemctl restart mkerneld
+up=$(($(milliseconds) - begin))
+! wait $job
+gone=$(($(milliseconds) - begin))
+echo "      serving again after $up ms, the job had ended after $gone ms"
+until_ok 100 sh -c 'mkctl status | grep -q "^node 0: ok"'
+
+step "is killed: it is back, and whoever attaches meanwhile waits instead of failing"
+old=$(main_pid)
+kill -KILL "$old"
+bench --iters 1 --verify all >/tmp/job.log
+[ "$(main_pid)" != "$old" ]
+
+step "hangs: the watchdog kills it"
+mkdir -p /run/systemd/system/mkerneld.service.d
+printf '[Service]\nWatchdogSec=2\nTimeoutAbortSec=1\nLimitCORE=0\n' >/run/systemd/system/mkerneld.service.d/quick.conf
+systemctl daemon-reload
+systemctl restart mkerneld
+sleep 5
+old=$(main_pid)
+[ "$(systemctl show -p NRestarts --value mkerneld)" = 0 ]
+kill -STOP "$old"
+until_ok 200 sh -c "[ \$(systemctl show -p MainPID --value mkerneld) != $old ] && systemctl is-active --quiet mkerneld"
+rm -r /run/systemd/system/mkerneld.service.d
+systemctl daemon-reload
+
+step "comes to whoever knocks: stopped, its socket starts it"
+systemctl stop mkerneld 2>/dev/null
+systemctl is-active --quiet mkerneld.socket
+bench --iters 1 --verify all >/tmp/job.log || bench --iters 1 --verify all >/tmp/job.log
+systemctl is-active --quiet mkerneld
+
+step "man pages and documents are there"
+for page in man8/mkerneld.8 man5/mkerneld.toml.5 man1/mkctl.1 man1/mkrun.1 man1/mkbench.1 man3/libmkclient.3; do
+  [ -s "/usr/share/man/$page.gz" ] || [ -s "/usr/share/man/$page" ]
+done
+
+step "is removed: stopped, the configuration stays; purged: nothing stays"
+systemctl stop second
+dpkg -r mkernel-tools mkerneld libmkclient-dev libmkclient1 >/tmp/dpkg.log
+! systemctl is-active --quiet mkerneld
+! systemctl is-active --quiet mkerneld.socket
+! pgrep mkerneld
+[ -e /etc/mkernel/mkerneld.toml ]
+dpkg -P mkernel-tools mkerneld libmkclient-dev libmkclient1 >/tmp/dpkg.log
+[ ! -e /etc/mkernel ] && [ ! -e /run/mkernel ]
+! getent passwd mkernel
+systemctl list-unit-files 'mkerneld*' | grep -q '^0 unit files'
+rm -rf /root/old /root/new
