@@ -322,7 +322,7 @@ TYPED_TEST_P(GemmInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
 
 /// In how many of 60 runs a wrong element was seen.
 template <class Op>
-int wrong_of_60(std::uint32_t nodes, std::uint32_t locals, GemmSimOptions faults) {
+int wrong_of_60(std::uint32_t nodes, std::uint32_t locals, const GemmSimOptions& faults) {
   int seen = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     GemmSimOptions options = small_gemm(nodes, locals, seed);

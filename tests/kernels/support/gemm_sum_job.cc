@@ -102,7 +102,8 @@ std::string GemmSumJob<Op>::check(const LaunchPlan& launch,
   std::vector<bool> known(launch.m, false);
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
     const ShardRange rows = Op::rows(cluster_->rank(rank).world, launch.m);
-    const auto first = c.begin() + static_cast<std::ptrdiff_t>(rows.first * options_.max.n);
+    const auto first =
+        c.begin() + static_cast<std::ptrdiff_t>(std::size_t{rows.first} * options_.max.n);
     if (rows.count != 0 && known[rows.first] &&
         !std::equal(results[rank].c.begin(), results[rank].c.end(), first))
       return fmt::format("rank {} has other bits than ranks before it", rank);

@@ -91,7 +91,7 @@ TYPED_TEST_SUITE_P(GemmSum);
 
 TYPED_TEST_P(GemmSum, EveryWorldGetsTheSumForChangingM) {
   for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
-    for (std::uint32_t locals : {1, 2, 3, 4, 8}) {
+    for (std::uint32_t locals : {1u, 2u, 3u, 4u, 8u}) {
       const std::uint64_t seed = nodes * 100 + locals;
       std::mt19937_64 random(seed);
       JobOptions options;
