@@ -25,6 +25,15 @@ Config config_of(const std::string& toml, const ConfigOverrides& overrides = {})
   return config.value_or(Config{});
 }
 
+// -- texts that are no TOML ---------------------------------------------------------------------
+
+TEST(Config, TableHeadersThatNameNoKeyAreErrorsLikeOthers) {
+  // Found by tests/fuzz: the parser used to end the process.
+  for (const char* toml : {"[.a]", "[\x01]", "[[.a]]", "[=]", "[a.]", "[  \xc3\xa9]"}) {
+    EXPECT_THAT(error_of(toml), HasSubstr("mk.toml:1:")) << toml;
+  }
+}
+
 // -- every key --------------------------------------------------------------------------------
 
 struct GoodCase {
