@@ -30,6 +30,11 @@ function(mk_add_test name)
   if(NOT MK_TESTS)
     return()
   endif()
+  # What a sanitizer's stage leaves out, its build need not make.
+  if((MK_SANITIZE MATCHES "thread" AND "notsan" IN_LIST arg_LABELS) OR
+     (MK_SANITIZE MATCHES "address" AND "noasan" IN_LIST arg_LABELS))
+    return()
+  endif()
   add_executable(${name} ${arg_SOURCES})
   if(arg_NO_MAIN)
     target_link_libraries(${name} PRIVATE ${arg_LIBS} mk::gtest GTest::gmock Threads::Threads)
