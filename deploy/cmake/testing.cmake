@@ -30,16 +30,17 @@ function(mk_add_test name)
   if(NOT MK_TESTS)
     return()
   endif()
-  # What a sanitizer's stage leaves out, its build need not make.
-  if((MK_SANITIZE MATCHES "thread" AND "notsan" IN_LIST arg_LABELS) OR
-     (MK_SANITIZE MATCHES "address" AND "noasan" IN_LIST arg_LABELS))
-    return()
-  endif()
   add_executable(${name} ${arg_SOURCES})
   if(arg_NO_MAIN)
     target_link_libraries(${name} PRIVATE ${arg_LIBS} mk::gtest GTest::gmock Threads::Threads)
   else()
     target_link_libraries(${name} PRIVATE ${arg_LIBS} mk::gmock_main Threads::Threads)
+  endif()
+  # What a sanitizer's stage leaves out, its build need not make.
+  if((MK_SANITIZE MATCHES "thread" AND "notsan" IN_LIST arg_LABELS) OR
+     (MK_SANITIZE MATCHES "address" AND "noasan" IN_LIST arg_LABELS))
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
   endif()
   add_test(NAME ${name} COMMAND ${name} ${arg_ARGS} --gtest_output=xml:${MK_TEST_RESULTS}/${name}.xml)
   mk_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}")
