@@ -6,7 +6,7 @@
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
 # style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
-# tidy   clang-tidy on our own sources          tsan   the same under the thread sanitizer
+# tidy   clang-tidy on the product's sources    tsan   the same under the thread sanitizer
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
 # model  the protocol models and their mutants, with spin
 # rdma   verbs over a software RDMA NIC in a virtual machine (tests/rdma; needs a kernel package, about 4 minutes)
@@ -14,7 +14,7 @@
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
-# MK_TIDY_BUDGET_S bounds clang-tidy (default 900 s).
+# MK_TIDY_BUDGET_S bounds clang-tidy (default 900 s); MK_TIDY=all gives it the tests' sources as well (twice the time).
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -248,7 +248,9 @@ stage_tsan() {
 
 stage_tidy() {
   [ -f "$build_root/dev/compile_commands.json" ] || build dev
-  check "clang-tidy" bash tests/check_tidy.sh "$build_root/dev" "$jobs" "${MK_TIDY_BUDGET_S:-900}"
+  local filter="^$root/(shm|kernels|client|daemon)/"
+  [ "${MK_TIDY:-}" != all ] || filter=.
+  check "clang-tidy" bash tests/check_tidy.sh "$build_root/dev" "$jobs" "${MK_TIDY_BUDGET_S:-900}" "$filter"
 }
 
 # The unit stage has run them as well, but for those that lacked a tool which only this stage installs.
