@@ -203,7 +203,7 @@ stage_rdma() {
     return
   fi
   rm -rf "$out"
-  MK_BUILD_ROOT=$build_root bash tests/rdma/run_vm.sh --timeout 900 --out "$out" -- \
+  MK_BUILD_ROOT=$build_root bash tests/rdma/run_vm.sh --timeout 3000 --out "$out" -- \
     bash tests/rdma/job.sh "$build_root/dev" >"$log" 2>&1 || status=$?
   if [ $status = 77 ]; then
     echo "  skipped: $(sed -n 's/^run_vm: skipped: //p' "$log")"

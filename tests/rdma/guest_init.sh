@@ -29,7 +29,6 @@ mount -o bind /out /root/rdma-out
 for folder in proc sys dev; do mount -o bind "/$folder" "/root/$folder"; done
 mkdir -p /root/dev/shm
 mount -t tmpfs shm /root/dev/shm
-mount -t tmpfs tmp /root/tmp
 mount -t tmpfs run /root/run
 
 ulimit -l unlimited

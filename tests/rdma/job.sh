@@ -12,7 +12,7 @@ out=/rdma-out
 step() {
   local name=$1 started=$SECONDS status=0
   shift
-  timeout 240 "$@" >"$out/$name.log" 2>&1 || status=$?
+  timeout 900 "$@" >"$out/$name.log" 2>&1 || status=$?
   local xml=$out/$name.xml passed failed skipped
   if [ -s "$xml" ]; then
     passed=$(grep -c '<testcase .*status="run" result="completed"' "$xml")
