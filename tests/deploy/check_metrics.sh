@@ -67,7 +67,7 @@ for metric in mkernel_commands_total mkernel_command_bytes_total mkernel_link_by
 done
 [ "$(value "$work/second" mkernel_link_up)" = 1 ]
 [ "$(value "$work/second" mkernel_sessions)" = 1 ]
-! grep -E 'pid=|uid=' "$work/second"
+if grep -E "pid=|uid=" "$work/second"; then exit 1; fi
 
 kill "$job"; wait "$job" || true; job=
 for _ in $(seq 300); do
@@ -76,7 +76,7 @@ for _ in $(seq 300); do
   sleep 0.1
 done
 [ "$(value "$work/third" mkernel_jobs)" = 0 ]
-! grep -q '^mkernel_queue' "$work/third"
+if grep "^mkernel_queue" "$work/third"; then exit 1; fi
 for metric in mkernel_commands_total mkernel_link_bytes_total mkernel_post_to_completion_seconds_count; do
   awk -v a="$(value "$work/second" "$metric")" -v b="$(value "$work/third" "$metric")" 'BEGIN { exit !(b >= a) }' || {
     echo "$metric fell when the job had gone"; exit 1; }

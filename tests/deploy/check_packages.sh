@@ -63,12 +63,30 @@ if ! reason=$(container_possible); then
   exit 77
 fi
 step "a Debian system"
-mkdir -p "$cache/archives"
+mkdir -p "$cache"
 container_base "$cache" systemd systemd-sysv dbus >"$cache/base.log" 2>&1 || { tail "$cache/base.log"; exit 1; }
-tar -C "$work" -xf "$cache/base.tar"
+depends=$(for deb in "${debs[@]}"; do dpkg-deb -f "$deb" Depends; done | tr ',' '\n' |
+  sed 's/|.*//; s/(.*//; s/ //g' | grep -vE '^(mkerneld|libmkclient1|mkernel-tools|libmkclient-dev|)$' | sort -u | paste -sd ' ')
 root=$work/base
-cp /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null || true
-cp /etc/apt/apt.conf.d/*proxy* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true
+# With the packages' dependencies from the archive, since in the booted system there is no network; kept as a file, too.
+ready=$cache/ready-$(sha256sum <<<"$depends" | cut -c1-12).tar
+if [ ! -e "$ready" ]; then
+  tar -C "$work" -xf "$cache/base.tar"
+  cp /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null || true
+  cp /etc/apt/apt.conf.d/*proxy* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true
+  unshare --mount --fork bash -c '
+    set -e
+    mount -t proc proc "$0/proc"
+    mount --bind /dev "$0/dev"
+    export DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin
+    chroot "$0" apt-get -q update
+    chroot "$0" apt-get -q install -y --no-install-recommends "$@" procps
+    chroot "$0" apt-get -q clean' "$root" $depends >"$work/apt.log" 2>&1 || { tail -n 20 "$work/apt.log"; exit 1; }
+  tar -C "$work" --one-file-system -cf "$cache/ready.part" base
+  mv "$cache/ready.part" "$ready"
+else
+  tar -C "$work" -xf "$ready"
+fi
 
 # An older version to upgrade from: the same files under a lower number.
 mkdir -p "$root/root/new" "$root/root/old"
@@ -79,25 +97,6 @@ for deb in "${debs[@]}"; do
   dpkg-deb -Znone -b "$work/older" "$root/root/old/$(basename "$deb")" >/dev/null
   rm -r "$work/older"
 done
-
-# Their dependencies come from the archive now; in the booted system there is no network.
-inside() {
-  unshare --mount --fork bash -c '
-    root=$0
-    mount -t proc proc "$root/proc"
-    mount --bind /dev "$root/dev"
-    mkdir -p "$root/var/cache/apt/archives"
-    mount --bind "$1" "$root/var/cache/apt/archives"
-    shift
-    exec chroot "$root" "$@"' "$root" "$cache/archives" env DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"
-}
-{
-  inside apt-get -q update
-  depends=$(for deb in "${debs[@]}"; do dpkg-deb -f "$deb" Depends; done | tr ',' '\n' |
-    sed 's/|.*//; s/(.*//; s/ //g' | grep -vE '^(mkerneld|libmkclient1|mkernel-tools|libmkclient-dev|)$' | sort -u)
-  # shellcheck disable=SC2086
-  inside apt-get -q install -y --no-install-recommends $depends procps
-} >"$work/apt.log" 2>&1 || { tail -n 20 "$work/apt.log"; exit 1; }
 
 listing() { (cd "$root" && find etc usr var run lib opt srv root home -xdev \( -path var/lib/dpkg -o -path var/cache -o -path var/log -o -path root -o -path var/lib/systemd \) -prune -o -print | LC_ALL=C sort); }
 listing >"$work/before"

@@ -1,5 +1,5 @@
-// What a user's first program includes and calls, built against the installed tree alone. There is no daemon: the attach
-// says so.
+// What a user's first program includes and calls, built against the installed tree alone. There is
+// no daemon: the attach says so.
 #include <mkernel/mkernel.h>
 #include <mkernel/mkernel_c.h>
 

@@ -27,4 +27,4 @@ awk -v is="$exposure" -v max="$exposure_max" 'BEGIN { exit !(is != "" && is <= m
 }
 
 systemd-sysusers --dry-run "$sysusers" 2>&1 | tee "$work/sysusers"
-! grep -qiE 'fail|ignor' "$work/sysusers"
+if grep -iE 'fail|ignor' "$work/sysusers"; then exit 1; fi
