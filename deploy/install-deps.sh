@@ -20,7 +20,7 @@ build_packages=(
 )
 test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3 systemd
-  spin
+  spin clang-14 libclang-rt-14-dev
 )
 ops_packages=(prometheus debootstrap lintian)
 rdma_packages=(

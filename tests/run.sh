@@ -2,13 +2,13 @@
 # Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
 # failed.
 #
-#   bash tests/run.sh [--stage deps,style,model,unit,rdma,cuda,asan,tsan,tidy,ops,package] [--jobs N] [--label REGEX]
+#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,rdma,cuda,asan,tsan,tidy,ops,package] [--jobs N] [--label REGEX]
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
 # style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
 # tidy   clang-tidy on the product's sources    tsan   the same under the thread sanitizer
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
-# model  the protocol models and their mutants, with spin
+# model  the protocol models and their mutants   fuzz   libFuzzer over what comes from outside (MK_FUZZ_SECONDS each)
 # rdma   verbs over a software RDMA NIC in a virtual machine (tests/rdma; needs a kernel package, about 4 minutes)
 # ops    units, metrics, alerts and dashboards
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
@@ -18,7 +18,7 @@
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
-default_stages=deps,style,model,unit,rdma,cuda,asan,tsan,tidy,ops
+default_stages=deps,style,model,fuzz,unit,rdma,cuda,asan,tsan,tidy,ops
 all_stages=$default_stages,package
 stages=$default_stages
 jobs=$(nproc)
@@ -168,9 +168,11 @@ stage_style() {
   check "style format" bash tests/check_format.sh
 }
 
-stage_model() {
-  local log=$logs/model.log status counts
-  bash tests/model/run.sh >"$log" 2>&1
+# run_counted <name> <script>: a script that prints "FAILED  ..." for each failed case, ends with "N passed, N failed", and
+# exits with 77 when it cannot run here.
+run_counted() {
+  local name=$1 log=$logs/$1.log status counts line
+  MK_BUILD_ROOT=$build_root bash "$2" >"$log" 2>&1
   status=$?
   counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log")
   if [ $status = 77 ]; then
@@ -178,12 +180,20 @@ stage_model() {
     note 0 0 1
   elif [ -z "$counts" ]; then
     tail -n 20 "$log"
-    fail "model" "$log"
+    fail "$name" "$log"
   else
-    note ${counts% *} 0 0
-    while IFS= read -r line; do fail "model ${line#FAILED  }" "$log"; done < <(grep '^FAILED' "$log")
+    note "${counts% *}" 0 0
+    while IFS= read -r line; do fail "$name ${line#FAILED  }" "$log"; done < <(grep '^FAILED' "$log")
     echo "  ${counts% *} passed, ${counts#* } failed"
   fi
+}
+
+stage_model() {
+  run_counted model tests/model/run.sh
+}
+
+stage_fuzz() {
+  run_counted fuzz tests/fuzz/run.sh
 }
 
 stage_unit() {
