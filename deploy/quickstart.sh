@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # From a fresh Debian 12 machine to a checked two-node run, in one command: installs what the build needs, builds the
 # daemon, the client library and the tools, starts two mkerneld processes as two nodes of this machine with two ranks
-# each, runs the fused GEMM+AllReduce over them beside its unfused form, and checks every element of every result.
+# each, runs the five fused operators over them beside their unfused forms, and checks every element of every result.
 #
-#   bash deploy/quickstart.sh [--no-install] [extra options of `mkbench gemm-ar`]
+#   bash deploy/quickstart.sh [--no-install] [extra options of `mkbench all`]
 #
 # Everything it starts ends with it; it leaves the build folder build/release and nothing else.
 set -euo pipefail
@@ -30,10 +30,12 @@ quiet cmake --build build/release --target mkerneld mkctl mkbench
 rm -f "$log"
 printf '   done after %d s\n' $((SECONDS - started))
 
-step "two nodes on this machine, two ranks each: fused against unfused GEMM+AllReduce over a paced link"
-build/release/tests/bench/mkbench/mkbench gemm-ar --nodes 2 --local 2 --m 2048 --n 2048 --k 1024 \
-  --fabric loopback --link-bandwidth balanced --warmup 1 --iters 3 "$@"
+step "two nodes on this machine, two ranks each: fused against unfused over links paced to take as long as the computation"
+build/release/tests/bench/mkbench/mkbench all --nodes 2 --local 2 --warmup 1 --iters 5 "$@"
 
-step "the same over libfabric's tcp provider"
-build/release/tests/bench/mkbench/mkbench gemm-ar --nodes 2 --local 2 --m 512 --n 768 --k 256 \
-  --fabric ofi --iters 3
+step "one of them at a size where overlap gains more, and its links"
+build/release/tests/bench/mkbench/mkbench gemm-ar --nodes 2 --local 2 --m 2048 --n 2048 --k 1024 \
+  --link-bandwidth balanced --warmup 1 --iters 3
+
+step "all of them over libfabric's tcp provider, at full speed"
+build/release/tests/bench/mkbench/mkbench all --nodes 2 --local 2 --warmup 1 --iters 3 --fabric ofi

@@ -138,6 +138,7 @@ Result<BenchResult> run_bench(const BenchOptions& options, const Progress& progr
     result.speedup = result.unfused.total_ms.median / result.fused.total_ms.median;
   }
   result.work = work_of(run.reports);
+  result.estimates = estimates_of(run.reports);
   result.bound = bound_of(options.spec, options.rails, result.work, result.fused, result.unfused,
                           link_bytes_per_s, copy_bytes_per_second());
   result.verification = verification_of(run.reports, operation->outputs_are_equal());

@@ -38,6 +38,7 @@ struct BenchResult {
   ModeFigures fused, unfused;
   double speedup = 0;  ///< median unfused over median fused; 0 unless both ran
   WorkFigures work;
+  Estimates estimates;
   std::optional<Bound> bound;
   Verification verification;
   nlohmann::json links;             ///< by node, as `mkctl link list --json` gave them at the end

@@ -75,13 +75,24 @@ double link_bytes(const ModeFigures& figures, const WorkFigures& work, const Ben
   return static_cast<double>(figures.network_bytes_per_rank) * share_of_busiest * ranks_per_rail;
 }
 
+Estimates estimates_of(const Reports& reports) {
+  Estimates estimates;
+  for (const LaunchReport& rank : reports.back()) {
+    estimates.fused_ms =
+        std::max(estimates.fused_ms, static_cast<double>(rank.estimated_fused_ns) * 1e-6);
+    estimates.unfused_ms =
+        std::max(estimates.unfused_ms, static_cast<double>(rank.estimated_unfused_ns) * 1e-6);
+  }
+  return estimates;
+}
+
 std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails, const WorkFigures& work,
                               const ModeFigures& fused, const ModeFigures& unfused,
                               double link_bytes_per_s, double copy_bytes_per_s) {
   if (fused.total_ms.count == 0 || unfused.total_ms.count == 0) return std::nullopt;
   if (spec.nodes > 1 && !(link_bytes_per_s > 0)) return std::nullopt;
   Bound bound;
-  bound.compute_ms = unfused.compute_ms.median;
+  bound.compute_ms = unfused.compute_ms.min;
   if (spec.nodes > 1)
     bound.network_ms = link_bytes(fused, work, spec, rails) / link_bytes_per_s * 1e3;
   bound.local_ms = work.all_ranks.local_bytes / copy_bytes_per_s * 1e3;

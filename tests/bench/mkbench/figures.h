@@ -55,6 +55,14 @@ WorkFigures work_of(const Reports& reports);
 double link_bytes(const ModeFigures& figures, const WorkFigures& work, const BenchSpec& spec,
                   std::uint32_t rails);
 
+/// What LaunchMode::kAuto goes by: the ranks' longest estimates of the last launch.
+struct Estimates {
+  double fused_ms = 0, unfused_ms = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Estimates, fused_ms, unfused_ms)
+
+Estimates estimates_of(const Reports& reports);
+
 /// What no execution on this machine and these links can beat: each part as if alone. All ranks of
 /// a run share the machine's cores and memory, so computing and copying count for all of them.
 struct Bound {

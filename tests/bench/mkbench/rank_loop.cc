@@ -77,9 +77,14 @@ Status RankLoop::run(const std::string& socket, const std::string& job, int repo
       // Which mode goes first alternates, so that neither always finds the machine as the other
       // left it.
       for (std::uint32_t half = 0; half < 2; ++half) {
-        const auto mode = (round + half) % 2 == 0 ? LaunchMode::kFused : LaunchMode::kUnfused;
-        if (spec_.modes != "both" && (spec_.modes == "fused") != (mode == LaunchMode::kFused))
+        auto mode = (round + half) % 2 == 0 ? LaunchMode::kFused : LaunchMode::kUnfused;
+        if (spec_.modes == "auto") {
+          if (half != 0) continue;
+          mode = LaunchMode::kAuto;
+        } else if (spec_.modes != "both" &&
+                   (spec_.modes == "fused") != (mode == LaunchMode::kFused)) {
           continue;
+        }
         MK_ASSIGN_OR_RETURN(const LaunchReport report,
                             launch(session, *rank_case,
                                    {number++, mode, round >= spec_.warmup && !traced, traced}));
@@ -98,7 +103,7 @@ Result<LaunchReport> RankLoop::launch(Session& session, RankCase& rank_case, con
     MK_RETURN_IF_ERROR(session.barrier(std::chrono::milliseconds{spec_.timeout_ms}));
   start_late(turn.number);
   MK_ASSIGN_OR_RETURN(const LaunchStats stats, rank_case.launch(turn.mode));
-  if (stats.mode != turn.mode) {
+  if (turn.mode != LaunchMode::kAuto && stats.mode != turn.mode) {
     return fail(ErrorCode::kInternal, "launch {} was asked to run {} and says it did not",
                 turn.number, turn.mode == LaunchMode::kFused ? "fused" : "unfused");
   }
@@ -114,6 +119,8 @@ Result<LaunchReport> RankLoop::launch(Session& session, RankCase& rank_case, con
   report.compute_ns = stats.compute_ns - std::min(stats.compute_ns, stats.compute_wait_ns);
   report.network_bytes = stats.network_bytes;
   report.network_commands = stats.network_commands;
+  report.estimated_fused_ns = stats.estimated_fused_ns;
+  report.estimated_unfused_ns = stats.estimated_unfused_ns;
   report.work = rank_case.work();
   if (turn.traced) report.trace = json_of_spans(rank_case.trace());
   for (Output* output : rank_case.outputs()) {

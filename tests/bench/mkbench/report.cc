@@ -85,6 +85,8 @@ void print_report(const OperatorCase& operation, const BenchOptions& options,
         bound.ms, bound.limit, bound.compute_ms, bound.network_ms, bound.local_ms,
         bound.fused_share * 100);
   }
+  fmt::print("estimates       fused {:.2f} ms, unfused {:.2f} ms: what LaunchMode::kAuto goes by\n",
+             result.estimates.fused_ms, result.estimates.unfused_ms);
   const ModeFigures& mode = result.fused.total_ms.count > 0 ? result.fused : result.unfused;
   fmt::print("network         {} in {} commands per rank and launch{}\n",
              megabytes(static_cast<double>(mode.network_bytes_per_rank)), mode.commands_per_rank,
@@ -126,6 +128,7 @@ nlohmann::json json_of(const BenchOptions& options, const BenchResult& result) {
       {"unfused", result.unfused},
       {"speedup_median", result.speedup},
       {"work", result.work},
+      {"estimates", result.estimates},
       {"verification", result.verification},
       {"correct", result.verification.passed()},
       {"links", result.links}};

@@ -160,7 +160,7 @@ class RingCase : public CaseWithOptions<RingOptions> {
                        o.key_heads, o.head_dim, o.causal ? ", causal" : "", spec.dtype);
   }
   bool outputs_are_equal() const override { return false; }
-  void make_large() override { options_.seq = 8192; }
+  void make_large() override { options_.seq = 4096; }
   /// A rank's work grows with the square of the sequence, and falls with the ranks.
   void keep_work_per_rank(std::uint32_t nodes) override {
     options_.seq = static_cast<std::uint64_t>(

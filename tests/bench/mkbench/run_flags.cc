@@ -32,7 +32,7 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   command.add_option("--link-latency", options.link_latency, "loopback: e.g. 5us");
   number("--iters", spec.iterations, 1, 100'000, "timed launches of each mode");
   number("--warmup", spec.warmup, 0, 1000, "untimed launches of each mode first");
-  choice("--modes", spec.modes, {"both", "fused", "unfused"}, "");
+  choice("--modes", spec.modes, {"both", "fused", "unfused", "auto"}, "");
   choice("--verify", spec.verify, {"all", "first", "none"}, "which launches to check");
   choice("--sizes", spec.sizes, {"fixed", "vary"}, "vary: launches go through edge sizes");
   number("--skew-ms", spec.skew_ms, 0, 60'000, "ranks start late by up to so much, at random");

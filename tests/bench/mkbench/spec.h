@@ -14,7 +14,7 @@ struct BenchSpec {
   std::string dtype = "bf16";
   std::uint32_t warmup = 2, iterations = 10;  ///< launches of each mode
   std::string verify = "all";                 ///< "all" launches, "first" of each mode, "none"
-  std::string modes = "both";                 ///< "both", "fused", "unfused"
+  std::string modes = "both";                 ///< "both", "fused", "unfused", "auto"
   std::string sizes = "fixed";                ///< "fixed"; "vary": see extent_of()
   bool barrier = true;               ///< before every launch, so that the ranks start together
   std::uint32_t skew_ms = 0;         ///< each rank sleeps up to so long, drawn, before each launch
@@ -59,6 +59,8 @@ struct LaunchReport {
   std::uint64_t total_ns = 0;
   std::uint64_t compute_ns = 0;  ///< of the rank's computing threads, waits left out
   std::uint64_t network_bytes = 0, network_commands = 0;
+  std::uint64_t estimated_fused_ns = 0,
+                estimated_unfused_ns = 0;  ///< what LaunchMode::kAuto goes by
   Work work;
   std::uint64_t output_hash = 0;
   bool verified = false;
@@ -67,7 +69,8 @@ struct LaunchReport {
   nlohmann::json trace;  ///< null, or trace.h's spans
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchReport, launch, fabric, fused, timed, total_ns, compute_ns,
-                                   network_bytes, network_commands, work, output_hash, verified,
-                                   wrong, compared, worst_ratio, max_error, trace)
+                                   network_bytes, network_commands, estimated_fused_ns,
+                                   estimated_unfused_ns, work, output_hash, verified, wrong,
+                                   compared, worst_ratio, max_error, trace)
 
 }  // namespace mk::bench

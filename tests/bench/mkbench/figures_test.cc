@@ -1,0 +1,156 @@
+// What reports amount to, and what a launch is given to write to.
+
+#include "tests/bench/mkbench/figures.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/bench/mkbench/inputs.h"
+#include "tests/bench/mkbench/operator_case.h"
+#include "tests/bench/mkbench/output.h"
+
+namespace mk::bench {
+namespace {
+
+LaunchReport report(bool fused, std::uint64_t total_ns, std::uint64_t compute_ns = 0) {
+  LaunchReport report;
+  report.fused = fused;
+  report.total_ns = total_ns;
+  report.compute_ns = compute_ns;
+  report.verified = true;
+  report.compared = 10;
+  return report;
+}
+
+TEST(Figures, ALaunchTakesAsLongAsItsSlowestRankAndOnlyTimedOnesCount) {
+  Reports reports = {{report(true, 1'000'000), report(true, 3'000'000)},
+                     {report(false, 9'000'000), report(false, 7'000'000)},
+                     {report(true, 5'000'000), report(true, 2'000'000)},
+                     {report(true, 99'000'000), report(true, 99'000'000)}};
+  for (LaunchReport& rank : reports.back()) rank.timed = false;
+  const ModeFigures fused = figures_of(reports, true);
+  EXPECT_EQ((std::vector<double>{3.0, 5.0}), fused.samples_ms);
+  EXPECT_EQ(4.0, fused.total_ms.median);
+  EXPECT_EQ(9.0, figures_of(reports, false).total_ms.median);
+}
+
+TEST(Verification, WantsWhatWasComparedToBeRight) {
+  Reports reports = {{report(true, 1), report(true, 1)}};
+  Verification right = verification_of(reports, true);
+  EXPECT_TRUE(right.passed());
+  EXPECT_EQ(20u, right.elements_compared);
+  EXPECT_EQ(1u, right.launches_checked);
+  reports[0][1].wrong = 1;
+  EXPECT_FALSE(verification_of(reports, true).passed());
+}
+
+TEST(Verification, WantsEqualRanksOnlyWhereTheyMustBe) {
+  Reports reports = {{report(true, 1), report(true, 1)}};
+  reports[0][1].output_hash = 1;
+  EXPECT_FALSE(verification_of(reports, true).passed());
+  EXPECT_EQ(1u, verification_of(reports, true).launches_with_differing_ranks);
+  EXPECT_TRUE(verification_of(reports, false).passed());
+}
+
+TEST(Verification, ALaunchCountsAsCheckedWhenAllItsRanksChecked) {
+  Reports reports = {{report(true, 1), report(true, 1)}};
+  reports[0][1].verified = false;
+  EXPECT_EQ(0u, verification_of(reports, false).launches_checked);
+  // Checked, but nothing there to compare: not passed.
+  reports[0][1].verified = true;
+  for (LaunchReport& rank : reports[0]) rank.compared = 0;
+  EXPECT_FALSE(verification_of(reports, false).passed());
+}
+
+TEST(Bound, IsTheLargestOfItsThreeParts) {
+  BenchSpec spec;
+  WorkFigures work;
+  work.per_rank = {0, 4e6, 4e6, 0};
+  work.all_ranks.local_bytes = 8e6;
+  const Reports reports = {{report(true, 20'000'000)}, {report(false, 30'000'000, 9'000'000)}};
+  ModeFigures fused = figures_of(reports, true);
+  const ModeFigures unfused = figures_of(reports, false);
+  fused.network_bytes_per_rank = 5'000'000;  // headers and padding included
+  // Two ranks on one rail: 10 MB at 1 GB/s.
+  auto bound = bound_of(spec, 1, work, fused, unfused, 1e9, 2e9);
+  ASSERT_TRUE(bound);
+  EXPECT_DOUBLE_EQ(9.0, bound->compute_ms);
+  EXPECT_DOUBLE_EQ(10.0, bound->network_ms);
+  EXPECT_DOUBLE_EQ(4.0, bound->local_ms);
+  EXPECT_EQ("network", bound->limit);
+  EXPECT_DOUBLE_EQ(0.5, bound->fused_share);
+  // A rail each: half of it.
+  bound = bound_of(spec, 2, work, fused, unfused, 1e9, 2e9);
+  EXPECT_DOUBLE_EQ(5.0, bound->network_ms);
+  EXPECT_EQ("compute", bound->limit);
+  EXPECT_FALSE(bound_of(spec, 1, work, fused, unfused, 0, 2e9)) << "a link of unknown rate";
+  spec.nodes = 1;
+  EXPECT_TRUE(bound_of(spec, 1, work, fused, unfused, 0, 2e9)) << "no link at all";
+}
+
+TEST(Extents, GoThroughTheEdges) {
+  BenchSpec spec;
+  EXPECT_EQ(100u, extent_of(spec, 3, 4, 100));
+  spec.sizes = "vary";
+  for (spec.seed = 0; spec.seed < 50; ++spec.seed) {
+    std::set<std::uint64_t> seen;
+    for (std::uint32_t launch = 0; launch < 20; ++launch) {
+      const std::uint64_t extent = extent_of(spec, launch, 4, 100);
+      EXPECT_LE(4u, extent);
+      EXPECT_GE(100u, extent);
+      seen.insert(extent);
+      EXPECT_EQ(7u, extent_of(spec, launch, 7, 7));
+    }
+    for (const std::uint64_t edge : {4u, 5u, 99u, 100u}) EXPECT_TRUE(seen.contains(edge)) << edge;
+    EXPECT_LT(6u, seen.size());
+  }
+}
+
+TEST(Work, OfARingIsAllButWhatTheNextNodeHadFirst) {
+  BenchSpec spec;
+  spec.nodes = 3;
+  spec.local = 2;
+  const auto bytes_of = [](std::uint32_t rank) { return static_cast<double>(1 << rank); };
+  // Rank 3 is rail 1 of node 1: of ranks 1, 3 and 5 it hands on all but 5's.
+  EXPECT_EQ(2.0 + 8.0, ring_work(spec, 3, bytes_of).network_bytes);
+  EXPECT_EQ(2.0 + 8.0 + 32.0, gather_work(spec, 3, bytes_of).local_bytes);
+  // The last node hands on to the first.
+  EXPECT_EQ(4.0 + 16.0, ring_work(spec, 4, bytes_of).network_bytes);
+  spec.nodes = 1;
+  EXPECT_EQ(0.0, ring_work(spec, 1, bytes_of).network_bytes);
+}
+
+TEST(OutputMemory, ShowsWritesBeyondItsEnds) {
+  for (const int at : {-1, 3}) {
+    Output output;
+    output.resize(6);
+    output.poison();
+    EXPECT_TRUE(output.guards_intact());
+    EXPECT_EQ(0xffff, output.as<std::uint16_t>()[2]);
+    for (std::byte& byte : output.contents()) byte = std::byte{0};
+    EXPECT_TRUE(output.guards_intact());
+    output.as<std::uint16_t>()[at] = 0;
+    EXPECT_FALSE(output.guards_intact());
+  }
+}
+
+TEST(Cases, EachHasItsNameAndTakesItsOwnOptionsBack) {
+  EXPECT_EQ((std::vector<std::string>{"ag-gemm", "gemm-rs", "gemm-ar", "moe", "ring"}),
+            case_names());
+  for (const std::string& name : case_names()) {
+    BenchSpec spec;
+    spec.op = name;
+    spec.operation = make_case(name)->options();
+    const auto again = case_of(spec);
+    ASSERT_TRUE(again);
+    EXPECT_EQ(name, (*again)->name());
+    EXPECT_EQ(spec.operation, (*again)->options());
+    (*again)->make_large();
+    EXPECT_NE(spec.operation, (*again)->options());
+  }
+  EXPECT_EQ(nullptr, make_case("gemm"));
+}
+
+}  // namespace
+}  // namespace mk::bench
