@@ -98,7 +98,7 @@ for deb in "${debs[@]}"; do
   rm -r "$work/older"
 done
 
-listing() { (cd "$root" && find etc usr var run lib opt srv root home -xdev \( -path var/lib/dpkg -o -path var/cache -o -path var/log -o -path root -o -path var/lib/systemd \) -prune -o -print | LC_ALL=C sort); }
+listing() { (cd "$root" && find etc usr var run lib opt srv root home -xdev \( -path var/lib/dpkg -o -path var/cache -o -path var/log -o -path var/tmp -o -path "etc/sub[ug]id*" -o -path root -o -path var/lib/systemd \) -prune -o -print | LC_ALL=C sort); }
 listing >"$work/before"
 cp "$root/etc/passwd" "$work/passwd"
 cp "$root/etc/group" "$work/group"

@@ -90,8 +90,13 @@ container_run() { nsenter -t "$container_pid" -m -u -i -p -n -C chroot "$contain
 container_stop() {
   [ -z "${container_shell:-}" ] || kill -KILL "$container_shell" 2>/dev/null || true
   [ -z "${container_shell:-}" ] || wait "$container_shell" 2>/dev/null || true
+  local hierarchy
   for hierarchy in "${container_hierarchies[@]}"; do
-    [ ! -d "$hierarchy/$container_cgroup" ] || find "$hierarchy/$container_cgroup" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    for _ in $(seq 50); do  # its processes take a moment to go
+      [ -d "$hierarchy/$container_cgroup" ] || break
+      find "$hierarchy/$container_cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+      sleep 0.1
+    done
   done
   container_shell=
 }
