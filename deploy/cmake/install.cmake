@@ -2,6 +2,10 @@
 install(TARGETS mkerneld mkctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT mkerneld)
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/mkerneld.toml.example
         DESTINATION ${CMAKE_INSTALL_FULL_SYSCONFDIR}/mkernel RENAME mkerneld.toml COMPONENT mkerneld)
+foreach(folder prometheus grafana)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/deploy/${folder}
+          DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/mkerneld COMPONENT mkerneld)
+endforeach()
 
 install(TARGETS mkclient
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT libmkclient1 NAMELINK_COMPONENT libmkclient-dev)
