@@ -58,6 +58,9 @@ struct RowTile {
   std::uint32_t rows = 0;
   std::uint32_t packed_row = 0;
   std::uint32_t hops = 0;  ///< of the source that arrives last: the tile's class
+  /// Within its class, when the last of its rows is to be expected, as RoutingShape::step_of has it
+  /// of the rows over `hops` hops.
+  std::uint32_t step = 0;
 };
 
 /// What arrange() found.
@@ -84,6 +87,15 @@ struct RoutingShape {
     return div_up(tokens_max, kPartTokens);
   }
   MK_HOST_DEVICE constexpr std::uint32_t parts() const { return world.size() * parts_of_source(); }
+  MK_HOST_DEVICE constexpr std::uint32_t hops_of(std::uint32_t part) const {
+    return part / (world.locals * parts_of_source());
+  }
+  /// The sources of one class arrive side by side, each from its first token on, in so many steps.
+  static constexpr std::uint32_t kSteps = 8;
+  MK_HOST_DEVICE constexpr std::uint32_t step_of(std::uint32_t part) const {
+    return static_cast<std::uint32_t>(std::uint64_t{part % parts_of_source()} * kSteps /
+                                      parts_of_source());
+  }
   /// Experts of any rank, at most.
   MK_HOST_DEVICE constexpr std::uint32_t experts_here_max() const {
     return shard_rows_max(experts, world.size());
@@ -155,8 +167,8 @@ class RoutingPlan {
   /// offsets()[e] is the first row of this rank's expert e, offsets()[experts().count] the number
   /// of rows.
   MK_HOST_DEVICE const std::uint32_t* offsets() const { return arrays_.offsets; }
-  /// summary().tiles of them in the order in which they are computed: by class, expert, row. Class
-  /// 0 needs only this node's tokens; class d waits for those of a node d hops away.
+  /// summary().tiles of them in the order in which they are computed: by class, step, expert, row.
+  /// Class 0 needs only this node's tokens; class d waits for those of a node d hops away.
   MK_HOST_DEVICE const RowTile* tiles() const { return arrays_.tiles; }
   MK_HOST_DEVICE const MoeRow* rows() const { return arrays_.rows; }
   /// Of the packed tile.
@@ -209,6 +221,22 @@ class RoutingPlan {
     return counts_of(hops * shape_.world.locals * shape_.parts_of_source())[expert];
   }
 
+  /// Where the expert's rows of the part end. Between arrange_rows() and fill().
+  MK_HOST_DEVICE std::uint32_t first_row_after(std::uint32_t part, std::uint32_t expert) const {
+    return part + 1 < shape_.parts() ? counts_of(part + 1)[expert] : arrays_.offsets[expert + 1];
+  }
+  /// RowTile::step of a tile whose first row is of `part`.
+  MK_HOST_DEVICE std::uint32_t last_step(const RowTile& tile, std::uint32_t part) const {
+    std::uint32_t step = 0;
+    for (std::uint32_t begin = tile.row; begin < tile.row + tile.rows; ++part) {
+      const std::uint32_t end = first_row_after(part, tile.expert);
+      if (end > begin && shape_.hops_of(part) == tile.hops && shape_.step_of(part) > step)
+        step = shape_.step_of(part);
+      begin = end;
+    }
+    return step;
+  }
+
   /// Calls visit(tile) for every row tile, by expert and row. A tile is full, or has the last of
   /// its expert's rows, or ends where rows over more hops begin: at the first such place that
   /// leaves it at least half full. So few tiles with rows from near wait for rows from far.
@@ -218,6 +246,7 @@ class RoutingPlan {
     for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
       const std::uint32_t end = arrays_.offsets[expert + 1];
       std::uint32_t row = arrays_.offsets[expert];
+      std::uint32_t part = 0;  // of the tile's first row
       while (row < end) {
         RowTile tile;
         tile.expert = expert;
@@ -230,6 +259,8 @@ class RoutingPlan {
           if (border >= row + shape_.tile_m / 2) tile.rows = border - row;
           if (border < row + tile.rows) tile.hops = hops;
         }
+        while (first_row_after(part, expert) <= row) ++part;
+        tile.step = last_step(tile, part);
         row += tile.rows;
         packed_row += packed_rows(tile);
         visit(tile);
@@ -238,11 +269,15 @@ class RoutingPlan {
   }
 
   MK_HOST_DEVICE std::uint32_t arrange_tiles() const {
-    std::uint32_t next[shm::kNodesMax + 1] = {};  // by class: where its next tile goes
-    for_each_tile([&](const RowTile& tile) { ++next[tile.hops + 1]; });
-    for (std::uint32_t hops = 0; hops < shape_.world.nodes; ++hops) next[hops + 1] += next[hops];
-    const std::uint32_t tiles = next[shape_.world.nodes];
-    for_each_tile([&](const RowTile& tile) { arrays_.tiles[next[tile.hops]++] = tile; });
+    constexpr std::uint32_t kSteps = RoutingShape::kSteps;
+    std::uint32_t next[shm::kNodesMax * kSteps + 1] =
+        {};  // by class and step: its next tile's place
+    const auto key = [](const RowTile& tile) { return tile.hops * kSteps + tile.step; };
+    for_each_tile([&](const RowTile& tile) { ++next[key(tile) + 1]; });
+    const std::uint32_t keys = shape_.world.nodes * kSteps;
+    for (std::uint32_t i = 0; i < keys; ++i) next[i + 1] += next[i];
+    const std::uint32_t tiles = next[keys];
+    for_each_tile([&](const RowTile& tile) { arrays_.tiles[next[key(tile)]++] = tile; });
     return tiles;
   }
 

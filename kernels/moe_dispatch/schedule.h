@@ -3,8 +3,8 @@
 /// computed when. What depends on the routing is in routing_plan.h. Compiles for host and device.
 ///
 /// The product of a row tile (rows of one expert) with the expert's weights is cut into column
-/// tiles. A rank computes row tile by row tile in the routing plan's order (by class, expert, row),
-/// of each its column tiles from left to right.
+/// tiles. A rank computes row tile by row tile in the routing plan's order (by class, step, expert,
+/// row), of each its column tiles from left to right.
 ///
 /// Network payload of one rank in one launch: that of two gathers (gather/schedule.h), together
 ///     sum over the nodes d but node + 1 of (128 + T(rail peer on d) * (8 k + 2 H))

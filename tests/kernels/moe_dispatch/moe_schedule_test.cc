@@ -95,14 +95,14 @@ TEST(MoeDispatchSchedule, EveryOutputElementIsComputedOnceAndInOrder) {
     }
     const std::uint32_t features = plan.shape.features;
     std::vector<std::uint8_t> covered(std::size_t{routing.summary().rows} * features, 0);
-    std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t> before{};
+    std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t> before{};
     for (std::uint64_t step = 0; step < schedule.steps(routing.summary().tiles); ++step) {
       const RowTile& tile = routing.tiles()[schedule.row_tile_at(step)];
       const TileRect columns = schedule.columns_at(step);
       ASSERT_GE(columns.columns, 1u);
       ASSERT_LE(columns.columns, plan.tile_n);
       ASSERT_LE(columns.column + columns.columns, features);
-      const std::tuple now{tile.hops, tile.expert, tile.row, columns.column};
+      const std::tuple now{tile.hops, tile.step, tile.expert, tile.row, columns.column};
       if (step > 0) {
         ASSERT_LT(before, now) << "step " << step;
       }

@@ -112,7 +112,12 @@ void check_tiles(const RoutingPlan& plan, const std::vector<Expected>& expected)
   ASSERT_LE(plan.summary().tiles, shape.tiles_max());
   std::vector<int> covered(expected.size(), 0);
   std::vector<int> packed(shape.packed_rows_max(), 0);
-  std::tuple<std::uint32_t, std::uint32_t, std::uint32_t> before{};
+  std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t> before{};
+  // Which eighth of the most tokens a rank may have, counted in parts of 512, a row's token is in.
+  const auto step = [&](const Expected& row) {
+    const std::uint32_t parts = (shape.tokens_max + 511) / 512;
+    return row.row.token / 512 * 8 / parts;
+  };
   for (std::uint32_t i = 0; i < plan.summary().tiles; ++i) {
     const RowTile& tile = plan.tiles()[i];
     ASSERT_GE(tile.rows, 1u);
@@ -135,7 +140,12 @@ void check_tiles(const RoutingPlan& plan, const std::vector<Expected>& expected)
       latest = std::max(latest, hops(expected[row]));
     }
     ASSERT_EQ(tile.hops, latest);
-    const std::tuple now{tile.hops, tile.expert, tile.row};
+    std::uint32_t last_step = 0;
+    for (std::uint32_t row = tile.row; row < tile.row + tile.rows; ++row) {
+      if (hops(expected[row]) == latest) last_step = std::max(last_step, step(expected[row]));
+    }
+    ASSERT_EQ(tile.step, last_step);
+    const std::tuple now{tile.hops, tile.step, tile.expert, tile.row};
     if (i > 0) {
       ASSERT_LT(before, now) << "tile " << i;
     }
