@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "daemon/fabric/verbs/events.h"
 
@@ -15,12 +16,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// An answer takes microseconds; a datagram that got lost is sent again after so long, then after
-/// twice as long.
-constexpr milliseconds kAskAgainMin(25);
-constexpr milliseconds kAskAgainMax(400);
+/// An answer takes well under a millisecond; a datagram that got lost is sent again after so long,
+/// then after twice as long.
+constexpr milliseconds kAskAgainMin(100);
+constexpr milliseconds kAskAgainMax(800);
 constexpr milliseconds kKeepAlive(5'000);
 constexpr milliseconds kGoodbye(500);
+constexpr std::size_t kDatagramsAtOnce = 64;
 
 ErrorCode refusal_code(std::uint32_t code) {
   for (const ErrorCode known : {ErrorCode::kInvalidArgument, ErrorCode::kNotFound,
@@ -87,30 +89,45 @@ void Service::run() {
 // -- datagrams --------------------------------------------------------------------------------
 
 void Service::take_datagrams() {
-  while (const std::optional<Datagram> datagram = parts_.contact.receive()) {
-    if (!same_token(datagram->to, parts_.self)) continue;  // not from anybody who knows us
-    switch (datagram->kind) {
-      case DatagramKind::kConnect:
-      case DatagramKind::kRegion:
-        answer(*datagram);
-        break;
-      case DatagramKind::kAccept:
-      case DatagramKind::kRefuse: {
-        const std::lock_guard lock(mutex_);
-        if (datagram->number != asked_) break;  // answered before, or too late
-        answer_ = *datagram;
-        answered_.notify_all();
-        break;
-      }
-      case DatagramKind::kDisconnect:
-        parts_.acceptor.release(datagram->from, datagram->number);
-        break;
-      case DatagramKind::kGone:
-        parts_.acceptor.release_all(datagram->from);
-        trouble([&](const Watched& one) { return same_token(one.peer.endpoint, datagram->from); },
-                "closed its endpoint: its daemon ended");
-        break;
+  // A question that came again while it waited is answered once: answering every repetition would
+  // put a machine that is slow further behind.
+  std::vector<Datagram> waiting;
+  do {
+    waiting.clear();
+    while (std::optional<Datagram> datagram = parts_.contact.receive()) {
+      if (!same_token(datagram->to, parts_.self)) continue;  // not from anybody who knows us
+      const bool repeated = std::any_of(waiting.begin(), waiting.end(), [&](const Datagram& other) {
+        return std::memcmp(&other, &*datagram, sizeof other) == 0;
+      });
+      if (!repeated) waiting.push_back(*datagram);
+      if (waiting.size() == kDatagramsAtOnce) break;
     }
+    for (const Datagram& datagram : waiting) take(datagram);
+  } while (waiting.size() == kDatagramsAtOnce);
+}
+
+void Service::take(const Datagram& datagram) {
+  switch (datagram.kind) {
+    case DatagramKind::kConnect:
+    case DatagramKind::kRegion:
+      answer(datagram);
+      break;
+    case DatagramKind::kAccept:
+    case DatagramKind::kRefuse: {
+      const std::lock_guard lock(mutex_);
+      if (datagram.number != asked_) break;  // answered before, or too late
+      answer_ = datagram;
+      answered_.notify_all();
+      break;
+    }
+    case DatagramKind::kDisconnect:
+      parts_.acceptor.release(datagram.from, datagram.number);
+      break;
+    case DatagramKind::kGone:
+      parts_.acceptor.release_all(datagram.from);
+      trouble([&](const Watched& one) { return same_token(one.peer.endpoint, datagram.from); },
+              "closed its endpoint: its daemon ended");
+      break;
   }
 }
 

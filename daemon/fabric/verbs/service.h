@@ -57,6 +57,7 @@ class Service {
   explicit Service(const Parts& parts) : parts_(parts) {}
   void run();
   void take_datagrams();
+  void take(const Datagram& datagram);
   void answer(const Datagram& question);
   void reply(const Address& to, const Datagram& question, Result<Datagram> answer);
   void take_events();

@@ -65,6 +65,7 @@ inline std::vector<FabricSetup> all_setups() {
     FabricSetup setup;
     setup.config.fabric = "verbs";
     setup.config.verbs.timeout = 17;
+    setup.config.connect_timeout_ns = 30'000'000'000;
     setup.name = "verbs";
     setups.push_back(setup);
     setup.name = "verbs_immediate";
