@@ -98,20 +98,26 @@ Result<std::string> balanced_bandwidth(const BenchOptions& options, const Progre
   return fmt::format("{:.0f}MB/s", std::max(1.0, bytes_per_second * 1e-6));
 }
 
-/// The traced launches, the fused one first; their spans leave the reports.
+/// Of each mode's traced launches the median one, by its slowest rank; all spans leave the reports.
 std::vector<LaunchTrace> take_traces(const BenchSpec& spec, Reports& reports) {
   std::vector<LaunchTrace> traces;
-  for (auto& launch : reports) {
-    if (launch.front().trace.is_null()) continue;
-    LaunchTrace trace{launch.front().fused ? "fused" : "unfused", spec.nodes, spec.local, {}};
-    for (std::uint32_t rank = 0; rank < launch.size(); ++rank) {
-      add_spans(rank, launch[rank].trace, trace);
-      launch[rank].trace = nullptr;
+  for (const bool fused : {true, false}) {
+    std::vector<std::pair<std::uint64_t, LaunchTrace>> traced;
+    for (auto& launch : reports) {
+      if (launch.front().trace.is_null() || launch.front().fused != fused) continue;
+      std::uint64_t total_ns = 0;
+      LaunchTrace trace{fused ? "fused" : "unfused", spec.nodes, spec.local, {}};
+      for (std::uint32_t rank = 0; rank < launch.size(); ++rank) {
+        total_ns = std::max(total_ns, launch[rank].total_ns);
+        add_spans(rank, launch[rank].trace, trace);
+        launch[rank].trace = nullptr;
+      }
+      traced.emplace_back(total_ns, std::move(trace));
     }
-    traces.push_back(std::move(trace));
+    std::sort(traced.begin(), traced.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    if (!traced.empty()) traces.push_back(std::move(traced[traced.size() / 2].second));
   }
-  std::sort(traces.begin(), traces.end(),
-            [](const LaunchTrace& a, const LaunchTrace& b) { return a.title < b.title; });
   return traces;
 }
 

@@ -43,7 +43,7 @@ struct BenchResult {
   Verification verification;
   nlohmann::json links;             ///< by node, as `mkctl link list --json` gave them at the end
   Reports reports;                  ///< all of them, by launch and rank
-  std::vector<LaunchTrace> traces;  ///< fused, then unfused, when the spec asks for it
+  std::vector<LaunchTrace> traces;  ///< of each mode's traced launches the median one
 };
 
 using Progress = std::function<void(const std::string&)>;

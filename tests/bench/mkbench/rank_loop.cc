@@ -72,7 +72,7 @@ Status RankLoop::run(const std::string& socket, const std::string& job, int repo
     MK_ASSIGN_OR_RETURN(const auto rank_case, operation->start(session, spec_, rank_));
     std::uint32_t number = 0;
     for (std::uint32_t round = 0; round < spec_.rounds(); ++round) {
-      const bool traced = round == spec_.warmup + spec_.iterations;
+      const bool traced = round >= spec_.warmup + spec_.iterations;
       rank_case->set_trace(traced);
       // Which mode goes first alternates, so that neither always finds the machine as the other
       // left it.

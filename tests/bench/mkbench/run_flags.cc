@@ -51,9 +51,10 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
 }
 
 void RunFlags::add_trace_flags() {
-  command_.add_option("--trace", trace_path,
-                      "write what every block did in one more launch of each mode, for "
-                      "ui.perfetto.dev or chrome://tracing");
+  command_.add_option(
+      "--trace", trace_path,
+      "write what every block did in a launch of each mode (the median of five more), for "
+      "ui.perfetto.dev or chrome://tracing");
   command_.add_option("--trace-picture", picture_path, "the same as one SVG picture");
 }
 

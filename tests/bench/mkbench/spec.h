@@ -26,9 +26,10 @@ struct BenchSpec {
 
   std::uint32_t world() const { return nodes * local; }
   /// Rounds of one launch of each mode.
-  std::uint32_t rounds() const { return warmup + iterations + (trace ? 1 : 0); }
+  std::uint32_t rounds() const { return warmup + iterations + (trace ? kTracedRounds : 0); }
   std::uint32_t launches() const { return rounds() * (modes == "both" ? 2 : 1); }
   static constexpr std::uint32_t kNever = ~0u;
+  static constexpr std::uint32_t kTracedRounds = 5;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchSpec, op, nodes, local, dtype, warmup, iterations, verify,
                                    modes, sizes, barrier, skew_ms, tamper_at, trace, seed,
