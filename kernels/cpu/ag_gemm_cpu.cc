@@ -57,16 +57,6 @@ std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world)
   return threads;
 }
 
-AgGemmLaunch make_launch(const AgGemmPlan& plan, const RankContext& context,
-                         const RoleBlocks& blocks) {
-  AgGemmLaunch launch;
-  launch.plan = plan;
-  launch.context = context;
-  launch.blocks = blocks;
-  launch.banks = plan.gather.banks;
-  return launch;
-}
-
 }  // namespace
 
 class AgGemmCpu::Impl : private RoleBody {
@@ -74,7 +64,7 @@ class AgGemmCpu::Impl : private RoleBody {
   Impl(const AgGemmPlan& plan, const RankContext& context, const GemmCpuOptions& options)
       : plan_(plan),
         options_(options),
-        launch_(make_launch(plan, context, options.blocks)),
+        launch_(make_launch<AgGemmLaunch>(plan, context, options.blocks, plan.gather.banks)),
         runner_("ag_gemm", launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
 

@@ -2,78 +2,28 @@
 
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "kernels/cpu/cpu_rates.h"
-#include "kernels/cpu/pacer.h"
-#include "kernels/cpu/row_math.h"
-#include "kernels/cpu/sum_rows.h"
-#include "kernels/cpu/tile_gemm.h"
+#include "kernels/cpu/gemm_sum.h"
 #include "kernels/gemm_ar/roles.h"
 
 namespace mk::kernels {
 namespace {
 
-/// The caller's matrices of one launch.
-struct Matrices {
-  const std::uint16_t* a = nullptr;
-  std::uint64_t lda = 0;
-  const std::uint16_t* b = nullptr;
-  std::uint64_t ldb = 0;
-  std::uint16_t* c = nullptr;
-  std::uint64_t ldc = 0;
-};
-
-/// What kernels/gemm_ar/roles.h asks of an executor, for one block on one thread. Stores and loads
-/// are this thread's own plain ones, so flags order them without further ado.
-class CpuExecutor : public CpuPacer {
+/// What kernels/gemm_ar/roles.h asks of an executor.
+class CpuExecutor : public GemmSumExecutor {
  public:
-  CpuExecutor(TileGemm& tiles, const RowMath& math, const Matrices& matrices,
-              std::uint32_t compute_block)
-      : tiles_(tiles), math_(math), matrices_(matrices), block_(compute_block) {}
+  using GemmSumExecutor::GemmSumExecutor;
 
-  bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride) {
-    return tiles_.multiply(block_, {rect.rows, rect.columns},
-                           matrices_.a + rect.row * matrices_.lda, matrices_.lda, matrices_.b,
-                           rect.column, target, target_stride);
-  }
-  void sum(const SumJob& job) { sum_rows(math_, job); }
   bool wants_c() const { return matrices_.c != nullptr; }
   void copy_to_c(const TileRect& rect, const void* source, std::uint64_t source_stride) {
     const auto* from = static_cast<const std::uint16_t*>(source);
-    std::uint16_t* to = matrices_.c + rect.row * matrices_.ldc + rect.column;
+    std::uint16_t* to = matrices_.c_at(rect);
     for (std::uint32_t i = 0; i < rect.rows; ++i, from += source_stride, to += matrices_.ldc) {
       std::memcpy(to, from, std::size_t{rect.columns} * kElementBytes);
     }
   }
-  void stores_done() {}
-  void loads_begin() {}
-
- private:
-  TileGemm& tiles_;
-  const RowMath& math_;
-  const Matrices& matrices_;
-  std::uint32_t block_;
 };
-
-std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
-  std::vector<RoleThread> threads;
-  add_role(threads, Role::kCompute, blocks.compute, Role::kCollect);
-  if (world.locals > 1) add_role(threads, Role::kReduce, blocks.reduce);
-  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-  if (world.nodes > 1) add_role(threads, Role::kReceive, blocks.receive);
-  return threads;
-}
-
-GemmArLaunch make_launch(const GemmArPlan& plan, const RankContext& context,
-                         const RoleBlocks& blocks) {
-  GemmArLaunch launch;
-  launch.plan = plan;
-  launch.context = context;
-  launch.blocks = blocks;
-  launch.banks = plan.banks;
-  return launch;
-}
 
 }  // namespace
 
@@ -85,7 +35,7 @@ class GemmArCpu::Impl : private RoleBody {
         k_(k),
         options_(options),
         math_(row_math(plan.dtype)),
-        launch_(make_launch(plan, context, options.blocks)),
+        launch_(make_launch<GemmArLaunch>(plan, context, options.blocks, plan.banks)),
         runner_("gemm_ar", launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
 
@@ -97,11 +47,11 @@ class GemmArCpu::Impl : private RoleBody {
                                                  plan_.dtype, options_.b_layout));
     rates_ = cpu_rates(options_.rates, launch_.context.world, launch_.blocks,
                        block_flops_per_s(tiles_->path()));
-    return runner_.start(threads_of(launch_.blocks, launch_.context.world));
+    return runner_.start(gemm_sum_threads(launch_.blocks, launch_.context.world, Role::kCollect));
   }
 
-  Result<LaunchStats> launch(const Matrices& matrices, std::uint32_t m, Mode mode) {
-    MK_RETURN_IF_ERROR(check_arguments(matrices, m));
+  Result<LaunchStats> launch(const GemmMatrices& matrices, std::uint32_t m, Mode mode) {
+    MK_RETURN_IF_ERROR(check_gemm_launch("gemm_ar", matrices, m, plan_.max, k_, options_.b_layout));
     MK_RETURN_IF_ERROR(runner_.ready());
     matrices_ = matrices;
     const TileGrid grid(m, plan_.max.n, plan_.tile_m, plan_.tile_n);
@@ -138,32 +88,12 @@ class GemmArCpu::Impl : private RoleBody {
   }
   Status role_error() const override { return tiles_->error(); }
 
-  Status check_arguments(const Matrices& matrices, std::uint32_t m) const {
-    const std::uint32_t n = plan_.max.n;
-    if (m < 1 || m > plan_.max.m) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "gemm_ar: m = {} is not in 1 to {}, which the operator was made for", m,
-                  plan_.max.m);
-    }
-    if (matrices.a == nullptr || matrices.b == nullptr) {
-      return fail(ErrorCode::kInvalidArgument, "gemm_ar: {} is null",
-                  matrices.a == nullptr ? "a" : "b");
-    }
-    const std::uint32_t b_side = options_.b_layout == BLayout::kKN ? n : k_;
-    if (matrices.lda < k_ || matrices.ldb < b_side || (matrices.c != nullptr && matrices.ldc < n)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "gemm_ar: leading dimensions a {}, b {}, c {} are too small; at least {}, {}, {}",
-                  matrices.lda, matrices.ldb, matrices.ldc, k_, b_side, n);
-    }
-    return {};
-  }
-
   const GemmArPlan plan_;
   const std::uint32_t k_;
   const GemmCpuOptions options_;
   MachineRates rates_;
   const RowMath& math_;
-  Matrices matrices_;
+  GemmMatrices matrices_;
   std::unique_ptr<TileGemm> tiles_;
   GemmArLaunch launch_;
   LaunchRunner runner_;  ///< ends first: its threads use the rest

@@ -2,74 +2,22 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "kernels/cpu/cpu_rates.h"
-#include "kernels/cpu/pacer.h"
-#include "kernels/cpu/row_math.h"
-#include "kernels/cpu/sum_rows.h"
-#include "kernels/cpu/tile_gemm.h"
+#include "kernels/cpu/gemm_sum.h"
 #include "kernels/gemm_rs/roles.h"
 
 namespace mk::kernels {
 namespace {
 
-/// The caller's matrices of one launch.
-struct Matrices {
-  const std::uint16_t* a = nullptr;
-  std::uint64_t lda = 0;
-  const std::uint16_t* b = nullptr;
-  std::uint64_t ldb = 0;
-  std::uint16_t* c = nullptr;  ///< this rank's rows
-  std::uint64_t ldc = 0;
-};
-
-/// What kernels/gemm_rs/roles.h asks of an executor, for one block on one thread. Stores and loads
-/// are this thread's own plain ones, so flags order them without further ado.
-class CpuExecutor : public CpuPacer {
+/// What kernels/gemm_rs/roles.h asks of an executor.
+class CpuExecutor : public GemmSumExecutor {
  public:
-  CpuExecutor(TileGemm& tiles, const RowMath& math, const Matrices& matrices,
-              std::uint32_t compute_block)
-      : tiles_(tiles), math_(math), matrices_(matrices), block_(compute_block) {}
+  using GemmSumExecutor::GemmSumExecutor;
 
-  bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride) {
-    return tiles_.multiply(block_, {rect.rows, rect.columns},
-                           matrices_.a + rect.row * matrices_.lda, matrices_.lda, matrices_.b,
-                           rect.column, target, target_stride);
-  }
-  void sum(const SumJob& job) { sum_rows(math_, job); }
-  void* c_at(const TileRect& rect) const {
-    return matrices_.c + rect.row * matrices_.ldc + rect.column;
-  }
+  void* c_at(const TileRect& rect) const { return matrices_.c_at(rect); }
   std::uint64_t c_stride() const { return matrices_.ldc; }
-  void stores_done() {}
-  void loads_begin() {}
-
- private:
-  TileGemm& tiles_;
-  const RowMath& math_;
-  const Matrices& matrices_;
-  std::uint32_t block_;
 };
-
-std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
-  std::vector<RoleThread> threads;
-  add_role(threads, Role::kCompute, blocks.compute);
-  if (world.locals > 1) add_role(threads, Role::kReduce, blocks.reduce);
-  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-  if (world.nodes > 1) add_role(threads, Role::kReceive, blocks.receive);
-  return threads;
-}
-
-GemmRsLaunch make_launch(const GemmRsPlan& plan, const RankContext& context,
-                         const RoleBlocks& blocks) {
-  GemmRsLaunch launch;
-  launch.plan = plan;
-  launch.context = context;
-  launch.blocks = blocks;
-  launch.banks = plan.banks;
-  return launch;
-}
 
 }  // namespace
 
@@ -81,7 +29,7 @@ class GemmRsCpu::Impl : private RoleBody {
         k_(k),
         options_(options),
         math_(row_math(plan.dtype)),
-        launch_(make_launch(plan, context, options.blocks)),
+        launch_(make_launch<GemmRsLaunch>(plan, context, options.blocks, plan.banks)),
         runner_("gemm_rs", launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
 
@@ -95,10 +43,10 @@ class GemmRsCpu::Impl : private RoleBody {
                                                  plan_.dtype, options_.b_layout));
     rates_ = cpu_rates(options_.rates, launch_.context.world, launch_.blocks,
                        block_flops_per_s(tiles_->path()));
-    return runner_.start(threads_of(launch_.blocks, world));
+    return runner_.start(gemm_sum_threads(launch_.blocks, world, std::nullopt));
   }
 
-  Result<LaunchStats> launch(const Matrices& matrices, std::uint32_t m, Mode mode) {
+  Result<LaunchStats> launch(const GemmMatrices& matrices, std::uint32_t m, Mode mode) {
     MK_RETURN_IF_ERROR(check_arguments(matrices, m));
     MK_RETURN_IF_ERROR(runner_.ready());
     matrices_ = matrices;
@@ -132,28 +80,13 @@ class GemmRsCpu::Impl : private RoleBody {
   }
   Status role_error() const override { return tiles_->error(); }
 
-  Status check_arguments(const Matrices& matrices, std::uint32_t m) const {
+  Status check_arguments(const GemmMatrices& matrices, std::uint32_t m) const {
+    MK_RETURN_IF_ERROR(check_gemm_launch("gemm_rs", matrices, m, plan_.max, k_, options_.b_layout));
     const World& world = launch_.context.world;
-    const std::uint32_t n = plan_.max.n;
-    if (m < 1 || m > plan_.max.m) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "gemm_rs: m = {} is not in 1 to {}, which the operator was made for", m,
-                  plan_.max.m);
-    }
-    if (matrices.a == nullptr || matrices.b == nullptr) {
-      return fail(ErrorCode::kInvalidArgument, "gemm_rs: {} is null",
-                  matrices.a == nullptr ? "a" : "b");
-    }
     const ShardRange rows = shard_of(m, world.size(), world.rank());
     if (matrices.c == nullptr && rows.count != 0) {
       return fail(ErrorCode::kInvalidArgument, "gemm_rs: c is null, but of {} rows rank {} gets {}",
                   m, world.rank(), rows.count);
-    }
-    const std::uint32_t b_side = options_.b_layout == BLayout::kKN ? n : k_;
-    if (matrices.lda < k_ || matrices.ldb < b_side || (matrices.c != nullptr && matrices.ldc < n)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "gemm_rs: leading dimensions a {}, b {}, c {} are too small; at least {}, {}, {}",
-                  matrices.lda, matrices.ldb, matrices.ldc, k_, b_side, n);
     }
     return {};
   }
@@ -163,7 +96,7 @@ class GemmRsCpu::Impl : private RoleBody {
   const GemmCpuOptions options_;
   MachineRates rates_;
   const RowMath& math_;
-  Matrices matrices_;
+  GemmMatrices matrices_;
   std::unique_ptr<TileGemm> tiles_;
   GemmRsLaunch launch_;
   LaunchRunner runner_;  ///< ends first: its threads use the rest

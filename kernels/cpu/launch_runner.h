@@ -53,6 +53,18 @@ class RoleBody {
   ~RoleBody() = default;
 };
 
+/// An operator's launch before its first; LaunchRunner fills in the rest.
+template <class OperatorLaunch, class Plan>
+OperatorLaunch make_launch(const Plan& plan, const RankContext& context, const RoleBlocks& blocks,
+                           std::uint32_t banks) {
+  OperatorLaunch launch;
+  launch.plan = plan;
+  launch.context = context;
+  launch.blocks = blocks;
+  launch.banks = banks;
+  return launch;
+}
+
 /// A thread of the pool: `index` of `role`, and after it the same index of `then`.
 struct RoleThread {
   Role role = Role::kCompute;

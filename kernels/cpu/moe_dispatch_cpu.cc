@@ -61,16 +61,6 @@ std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world)
   return threads;
 }
 
-MoeDispatchLaunch make_launch(const MoeDispatchPlan& plan, const RankContext& context,
-                              const RoleBlocks& blocks) {
-  MoeDispatchLaunch launch;
-  launch.plan = plan;
-  launch.context = context;
-  launch.blocks = blocks;
-  launch.banks = plan.banks;
-  return launch;
-}
-
 /// The first slot that makes no sense.
 Status check_routing(const RoutingTable& routing, const MoeDispatchShape& shape) {
   for (std::uint32_t token = 0; token < routing.tokens; ++token) {
@@ -101,7 +91,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
        const MoeDispatchCpuOptions& options)
       : plan_(plan),
         options_(options),
-        launch_(make_launch(plan, context, options.blocks)),
+        launch_(make_launch<MoeDispatchLaunch>(plan, context, options.blocks, plan.banks)),
         runner_(kOp, launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
 

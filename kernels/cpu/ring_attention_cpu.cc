@@ -87,23 +87,13 @@ std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world)
   return threads;
 }
 
-RingAttentionLaunch make_launch(const RingAttentionPlan& plan, const RankContext& context,
-                                const RoleBlocks& blocks) {
-  RingAttentionLaunch launch;
-  launch.plan = plan;
-  launch.context = context;
-  launch.blocks = blocks;
-  launch.banks = plan.banks;
-  return launch;
-}
-
 }  // namespace
 
 class RingAttentionCpu::Impl : private RoleBody {
  public:
   Impl(const RingAttentionPlan& plan, const RankContext& context, const CpuOptions& options)
       : plan_(plan),
-        launch_(make_launch(plan, context, options.blocks)),
+        launch_(make_launch<RingAttentionLaunch>(plan, context, options.blocks, plan.banks)),
         rates_(
             cpu_rates(options.rates, context.world, options.blocks, attention_math().flops_per_s)),
         runner_(kOp, launch_, *this, options.wait_timeout) {}

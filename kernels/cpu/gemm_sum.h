@@ -1,0 +1,70 @@
+/// \file
+/// What the CPU forms of GEMM + AllReduce and GEMM + ReduceScatter have in common: both sum
+/// products over ranks, and differ in what becomes of the sums. `op` names the operator in
+/// messages.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "kernels/comm/sum_job.h"
+#include "kernels/comm/tile_grid.h"
+#include "kernels/comm/world.h"
+#include "kernels/cpu/launch_runner.h"
+#include "kernels/cpu/pacer.h"
+#include "kernels/cpu/row_math.h"
+#include "kernels/cpu/sum_rows.h"
+#include "kernels/cpu/tile_gemm.h"
+
+namespace mk::kernels {
+
+/// The caller's matrices of one launch.
+struct GemmMatrices {
+  const std::uint16_t* a = nullptr;
+  std::uint64_t lda = 0;
+  const std::uint16_t* b = nullptr;
+  std::uint64_t ldb = 0;
+  std::uint16_t* c = nullptr;  ///< all rows, or those that are this rank's
+  std::uint64_t ldc = 0;
+
+  std::uint16_t* c_at(const TileRect& rect) const { return c + rect.row * ldc + rect.column; }
+};
+
+/// What both operators' roles ask of an executor, for one block on one thread. Stores and loads are
+/// this thread's own plain ones, so flags order them without further ado.
+class GemmSumExecutor : public CpuPacer {
+ public:
+  GemmSumExecutor(TileGemm& tiles, const RowMath& math, const GemmMatrices& matrices,
+                  std::uint32_t compute_block)
+      : matrices_(matrices), tiles_(tiles), math_(math), block_(compute_block) {}
+
+  bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride) {
+    return tiles_.multiply(block_, {rect.rows, rect.columns},
+                           matrices_.a + rect.row * matrices_.lda, matrices_.lda, matrices_.b,
+                           rect.column, target, target_stride);
+  }
+  void sum(const SumJob& job) { sum_rows(math_, job); }
+  void stores_done() {}
+  void loads_begin() {}
+
+ protected:
+  const GemmMatrices& matrices_;
+
+ private:
+  TileGemm& tiles_;
+  const RowMath& math_;
+  std::uint32_t block_;
+};
+
+/// A thread per block of the roles that the world needs. `after_compute`: what compute blocks do
+/// after their tiles.
+std::vector<RoleThread> gemm_sum_threads(const RoleBlocks& blocks, const World& world,
+                                         std::optional<Role> after_compute);
+
+/// Shape of one launch: m rows, of an operator made for `max`; k is this rank's own.
+Status check_gemm_launch(std::string_view op, const GemmMatrices& matrices, std::uint32_t m,
+                         const Shape& max, std::uint32_t k, BLayout b_layout);
+
+}  // namespace mk::kernels
