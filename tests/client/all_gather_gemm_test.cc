@@ -9,20 +9,14 @@
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/all_gather_gemm.h"
 #include "mkernel/mkernel_c.h"
-#include "tests/client/embedded_ranks.h"
+#include "tests/client/gemm_arguments.h"
 
 namespace mk {
 namespace {
 
 using Elements = std::vector<std::uint16_t>;
 
-struct Case {
-  std::uint32_t nodes, locals;
-  const char* fabric;
-  DataType type;
-};
-
-class AllGatherGemmWorld : public testing::TestWithParam<Case> {};
+class AllGatherGemmWorld : public testing::TestWithParam<EmbeddedWorld> {};
 
 // Many launches of changing m (also fewer rows than ranks) in both modes, with an n of each rank's
 // own: fresh inputs, poisoned outputs, every element of every rank.
@@ -91,20 +85,8 @@ TEST_P(AllGatherGemmWorld, GivesEveryRankItsProductOfTheWholeA) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, AllGatherGemmWorld,
-                         testing::Values(Case{1, 1, "loopback", DataType::kBf16},
-                                         Case{1, 3, "loopback", DataType::kBf16},
-                                         Case{2, 1, "loopback", DataType::kF16},
-                                         Case{2, 2, "loopback", DataType::kBf16},
-                                         Case{3, 2, "loopback", DataType::kBf16},
-                                         Case{4, 1, "loopback", DataType::kBf16},
-                                         Case{2, 2, "ofi", DataType::kBf16},
-                                         Case{3, 1, "ofi", DataType::kF16}),
-                         [](const auto& test) {
-                           return std::string(test.param.fabric) +
-                                  std::to_string(test.param.nodes) + "x" +
-                                  std::to_string(test.param.locals) + name_of(test.param.type);
-                         });
+INSTANTIATE_TEST_SUITE_P(Worlds, AllGatherGemmWorld, testing::ValuesIn(kEmbeddedWorlds),
+                         name_of_world);
 
 TEST(AllGatherGemm, RanksThatDisagreeAreNamed) {
   const auto cluster = cluster_of(1);
@@ -121,44 +103,14 @@ TEST(AllGatherGemm, RanksThatDisagreeAreNamed) {
 }
 
 TEST(AllGatherGemm, WrongArgumentsChangeNothing) {
-  const auto cluster = cluster_of(1);
-  auto session = Session::attach(place(*cluster, 1, 0, "arguments"));
-  ASSERT_TRUE(session);
-  using Op = AllGatherGemm;
-  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {0, 8, 8}).error().code);
-  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {8, 0, 8}).error().code);
-  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, {8, 8, 0}).error().code);
-  EXPECT_EQ(ErrorCode::kInvalidArgument,
-            Op::create(*session, {8, 8, 8, static_cast<DataType>(9)}).error().code);
-  auto op = Op::create(*session, {8, 8, 8});
-  ASSERT_TRUE(op) << op.error().message;
-  const Elements ones(64, 0x3f80);
-  Elements c(64, 0xffff);
-  const auto refused = [&](const void* a, const void* b, void* out, std::uint64_t m) {
-    EXPECT_EQ(ErrorCode::kInvalidArgument, op->launch(a, b, out, m).error().code);
-  };
-  refused(ones.data(), ones.data(), c.data(), 9);
-  refused(ones.data(), ones.data(), c.data(), 0);
-  refused(nullptr, ones.data(), c.data(), 8);
-  refused(ones.data(), nullptr, c.data(), 8);
-  refused(ones.data(), ones.data(), nullptr, 8);
-  ASSERT_TRUE(op->launch(ones.data(), ones.data(), c.data(), 8));
-  for (const std::uint16_t element : c) EXPECT_EQ(0x4100, element);  // 8.0
+  expect_wrong_gemm_arguments_change_nothing<AllGatherGemm>();
 }
 
 TEST(AllGatherGemm, RunsThroughTheCAbi) {
   const auto cluster = cluster_of(1);
   for_ranks(2, [&](std::uint32_t rank) {
-    const AttachOptions at = place(*cluster, 2, rank, "c");
-    mk_attach_options options{};
-    options.struct_bytes = sizeof(options);
-    options.socket = at.socket.c_str();
-    options.job = "c";
-    options.rank = options.local_rank = rank;
-    options.nodes = 1;
-    options.world = options.local_size = 2;
-    mk_session* session = nullptr;
-    ASSERT_EQ(0, mk_session_attach(&options, &session)) << mk_last_error();
+    mk_session* session = attach_through_c(place(*cluster, 2, rank, "c"));
+    ASSERT_NE(nullptr, session);
     mk_ag_gemm_shape shape{};
     shape.struct_bytes = sizeof(shape);
     shape.m_max = shape.n = shape.k = 16;

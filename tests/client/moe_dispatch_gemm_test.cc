@@ -18,12 +18,6 @@ namespace {
 
 using Elements = std::vector<std::uint16_t>;
 
-struct Case {
-  std::uint32_t nodes, locals;
-  const char* fabric;
-  DataType type;
-};
-
 constexpr std::uint64_t kTokens = 50, kHidden = 72, kFeatures = 136;
 constexpr std::uint32_t kExperts = 7, kTopK = 3;
 
@@ -54,7 +48,7 @@ Elements weights_of(std::uint32_t expert, DataType type) {
   return weights;
 }
 
-class MoeDispatchWorld : public testing::TestWithParam<Case> {};
+class MoeDispatchWorld : public testing::TestWithParam<EmbeddedWorld> {};
 
 // Fresh inputs, poisoned outputs, every row's origin and every element of every rank.
 TEST_P(MoeDispatchWorld, GivesEveryRankTheRowsOfItsExperts) {
@@ -107,20 +101,8 @@ TEST_P(MoeDispatchWorld, GivesEveryRankTheRowsOfItsExperts) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, MoeDispatchWorld,
-                         testing::Values(Case{1, 1, "loopback", DataType::kBf16},
-                                         Case{1, 3, "loopback", DataType::kBf16},
-                                         Case{2, 1, "loopback", DataType::kF16},
-                                         Case{2, 2, "loopback", DataType::kBf16},
-                                         Case{3, 2, "loopback", DataType::kBf16},
-                                         Case{4, 1, "loopback", DataType::kBf16},
-                                         Case{2, 2, "ofi", DataType::kBf16},
-                                         Case{3, 1, "ofi", DataType::kF16}),
-                         [](const auto& test) {
-                           return std::string(test.param.fabric) +
-                                  std::to_string(test.param.nodes) + "x" +
-                                  std::to_string(test.param.locals) + name_of(test.param.type);
-                         });
+INSTANTIATE_TEST_SUITE_P(Worlds, MoeDispatchWorld, testing::ValuesIn(kEmbeddedWorlds),
+                         name_of_world);
 
 TEST(MoeDispatchGemm, WrongArgumentsChangeNothing) {
   const auto cluster = cluster_of(1);
@@ -162,14 +144,8 @@ TEST(MoeDispatchGemm, WrongArgumentsChangeNothing) {
 
 TEST(MoeDispatchGemm, OneRankThroughTheCInterface) {
   const auto cluster = cluster_of(1);
-  auto options = place(*cluster, 1, 0, "c");
-  mk_attach_options attach = {};
-  attach.struct_bytes = sizeof(attach);
-  attach.socket = options.socket.c_str();
-  attach.job = options.job.c_str();
-  attach.world = attach.nodes = attach.local_size = 1;
-  mk_session* session = nullptr;
-  ASSERT_EQ(0, mk_session_attach(&attach, &session)) << mk_last_error();
+  mk_session* session = attach_through_c(place(*cluster, 1, 0, "c"));
+  ASSERT_NE(nullptr, session);
   mk_moe_dispatch_shape shape = {};
   shape.struct_bytes = sizeof(shape);
   shape.tokens_max = 2;

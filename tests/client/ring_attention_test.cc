@@ -220,16 +220,8 @@ TEST(RingAttention, RanksThatDifferAreNamed) {
 TEST(RingAttention, RunsThroughTheCAbi) {
   const auto cluster = cluster_of(1);
   for_ranks(2, [&](std::uint32_t rank) {
-    const AttachOptions at = place(*cluster, 2, rank, "c");
-    mk_attach_options options{};
-    options.struct_bytes = sizeof(options);
-    options.socket = at.socket.c_str();
-    options.job = "c";
-    options.rank = options.local_rank = rank;
-    options.nodes = 1;
-    options.world = options.local_size = 2;
-    mk_session* session = nullptr;
-    ASSERT_EQ(0, mk_session_attach(&options, &session)) << mk_last_error();
+    mk_session* session = attach_through_c(place(*cluster, 2, rank, "c"));
+    ASSERT_NE(nullptr, session);
     mk_ring_attention_shape shape{};
     shape.struct_bytes = sizeof(shape);
     shape.seq_max = 20;

@@ -22,13 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using Elements = std::vector<std::uint16_t>;
 
-struct Case {
-  std::uint32_t nodes, locals;
-  const char* fabric;
-  DataType type;
-};
-
-class GemmAllReduceWorld : public testing::TestWithParam<Case> {};
+class GemmAllReduceWorld : public testing::TestWithParam<EmbeddedWorld> {};
 
 // Many launches of changing m in both modes: fresh inputs, poisoned outputs, every element of every
 // rank.
@@ -85,20 +79,8 @@ TEST_P(GemmAllReduceWorld, GivesTheSumOfAllRanksOnAllRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, GemmAllReduceWorld,
-                         testing::Values(Case{1, 1, "loopback", DataType::kBf16},
-                                         Case{1, 3, "loopback", DataType::kBf16},
-                                         Case{2, 1, "loopback", DataType::kF16},
-                                         Case{2, 2, "loopback", DataType::kBf16},
-                                         Case{3, 2, "loopback", DataType::kBf16},
-                                         Case{4, 1, "loopback", DataType::kBf16},
-                                         Case{2, 2, "ofi", DataType::kBf16},
-                                         Case{3, 1, "ofi", DataType::kF16}),
-                         [](const auto& test) {
-                           return std::string(test.param.fabric) +
-                                  std::to_string(test.param.nodes) + "x" +
-                                  std::to_string(test.param.locals) + name_of(test.param.type);
-                         });
+INSTANTIATE_TEST_SUITE_P(Worlds, GemmAllReduceWorld, testing::ValuesIn(kEmbeddedWorlds),
+                         name_of_world);
 
 TEST(Session, ExchangeGathersByRankAndBarriersPass) {
   const auto cluster = cluster_of(2);
