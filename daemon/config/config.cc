@@ -364,6 +364,8 @@ bool matches(std::string_view pattern, std::string_view text) {
 Result<Config> parse_config(std::string_view text, const std::string& file_name,
                             const ConfigOverrides& overrides) {
   Diagnostics diagnostics(file_name);
+  refuse_beyond_ascii(text, diagnostics);
+  if (!diagnostics.empty()) return fail(ErrorCode::kInvalidArgument, "{}", diagnostics.text());
   const toml::parse_result parsed = toml::parse(text, file_name);
   if (!parsed) {
     // What follows a syntax error is not to be judged.

@@ -57,6 +57,29 @@ class Diagnostics {
   std::vector<Entry> entries_;
 };
 
+inline bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
+/// Refuses the first byte of `text` that is not ASCII. toml++ (3.1 to 3.4) reaches undefined
+/// behaviour where it skips white space and meets a character such as U+00E9, so no such text may
+/// come to it; no value of ours needs one.
+inline void refuse_beyond_ascii(std::string_view text, Diagnostics& diagnostics) {
+  toml::source_position place{1, 1};
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) >= 0x80) {
+      diagnostics.at({place, place, nullptr},
+                     fmt::format("byte 0x{:02x} is not ASCII: a configuration is ASCII throughout, "
+                                 "its comments too",
+                                 static_cast<unsigned>(static_cast<unsigned char>(c))));
+      return;
+    }
+    ++place.column;
+    if (c == '\n') place = {place.line + 1, 1};
+  }
+}
+
 /// One table. Every key that may occur is asked for once; `finish` refuses the others.
 class Section {
  public:
@@ -82,13 +105,14 @@ class Section {
     into = value->get();
   }
 
-  /// A string that `accept` (string_view -> Status) takes.
+  /// A string of ASCII that `accept` (string_view -> Status) takes.
   template <class Accept>
   void string(std::string_view key, Accept&& accept) {
     const toml::node* node = find(key);
     if (!node) return;
     const auto* value = node->as_string();
     if (!value) return refuse(*node, key, "a string in quotes is expected");
+    if (!is_ascii(value->get())) return refuse(*node, key, "characters of ASCII are expected");
     const Status status = accept(std::string_view(value->get()));
     if (!status) refuse(*node, key, status.error().message);
   }
@@ -100,13 +124,13 @@ class Section {
                        into, [&](std::int64_t value) { return value >= min && value <= max; });
   }
 
-  /// A list of strings of `bytes_min` to `bytes_max` bytes.
+  /// A list of strings of `bytes_min` to `bytes_max` characters of ASCII.
   void strings(std::string_view key, std::size_t bytes_min, std::size_t bytes_max,
                std::vector<std::string>& into) {
     list<std::string>(
         key, fmt::format("a list of strings of {} to {} bytes is expected", bytes_min, bytes_max),
         into, [&](const std::string& value) {
-          return value.size() >= bytes_min && value.size() <= bytes_max;
+          return is_ascii(value) && value.size() >= bytes_min && value.size() <= bytes_max;
         });
   }
 

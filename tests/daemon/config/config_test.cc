@@ -34,6 +34,16 @@ TEST(Config, TableHeadersThatNameNoKeyAreErrorsLikeOthers) {
   }
 }
 
+TEST(Config, IsAsciiThroughout) {
+  // Found by tests/fuzz: what the parser does with these outside strings is undefined.
+  EXPECT_EQ(error_of("node_id = 1\n  \xc3\xa9"),
+            "mk.toml:2:3: byte 0xc3 is not ASCII: a configuration is ASCII throughout, its "
+            "comments too");
+  EXPECT_THAT(error_of("# \xe3\x80\x81"), HasSubstr("mk.toml:1:3: byte 0xe3"));
+  EXPECT_THAT(error_of("socket.path = \"/run/\\u00e9\""), HasSubstr("ASCII"));
+  EXPECT_THAT(error_of("fabric.verbs.devices = [\"\\u00e9\"]"), HasSubstr("ASCII"));
+}
+
 // -- every key --------------------------------------------------------------------------------
 
 struct GoodCase {
