@@ -147,6 +147,7 @@ void ControlPlane::Impl::tick() {
 }
 
 void ControlPlane::Impl::tick_session(Session& session) {
+  session.watch_launches(now_());
   if (session.state == SessionState::kLeaving &&
       (session.rings_done() || now_() >= session.leave_deadline_ns)) {
     fence(session);
@@ -202,83 +203,26 @@ void ControlPlane::Impl::fail_all(ErrorCode code, const std::string& reason) {
   }
 }
 
+Result<std::uint32_t> ControlPlane::Impl::terminate_job(const std::string& name,
+                                                        const std::string& reason) {
+  for (Job* job : jobs()) {
+    if (job->name != name || job->failed || !job->has_active()) continue;
+    const auto ranks = static_cast<std::uint32_t>(std::ranges::count_if(
+        job->sessions(), [](const Session* session) { return session->active(); }));
+    const std::string text = fmt::format("it was terminated by an administrator on node {}{}{}",
+                                         options_.node, reason.empty() ? "" : ": ", reason);
+    fail_job(*job, {ErrorCode::kAborted, fmt::format("job '{}': {}", name, text)},
+             {job->first_local_rank(), ErrorCode::kAborted, text}, LogLevel::kWarning);
+    return ranks;
+  }
+  return fail(ErrorCode::kNotFound, "no rank of a job '{}' is attached to the daemon of node {}",
+              name, options_.node);
+}
+
 std::vector<Job*> ControlPlane::Impl::jobs() const {
   std::vector<Job*> all;
   for (const auto& job : jobs_) all.push_back(job.get());
   return all;
-}
-
-SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
-  SessionInfo info;
-  info.session_id = session.id;
-  info.slot = session.slot;
-  info.job = session.attach.job;
-  info.rank = session.attach.rank;
-  info.world = session.attach.world;
-  info.node_rank = session.attach.node_rank;
-  info.nodes = session.attach.nodes;
-  info.local_rank = session.attach.local_rank;
-  info.local_size = session.attach.local_size;
-  info.pid = session.credentials.pid;
-  info.uid = session.credentials.uid;
-  switch (session.state) {
-    case SessionState::kWaiting:
-      info.state = "waiting";
-      break;
-    case SessionState::kUp:
-      info.state = "up";
-      break;
-    case SessionState::kLeaving:
-      info.state = "draining";
-      break;
-    case SessionState::kFailed:
-      info.state = "failed";
-      break;
-  }
-  info.reason = session.failure.message;
-  info.buffers = static_cast<std::uint32_t>(session.buffers.size());
-  info.registered_bytes = session.registered_bytes;
-  info.attached_for_ns = now_() - session.attached_ns;
-  return info;
-}
-
-ControlSnapshot ControlPlane::Impl::snapshot() const {
-  ControlSnapshot snapshot;
-  snapshot.draining = draining_;
-  snapshot.sessions_attached = next_session_id_ - 1;
-  snapshot.sessions_failed = sessions_failed_;
-  snapshot.released = released_;
-  for (const auto& [id, session] : sessions_) {
-    snapshot.sessions.push_back(info_of(*session));
-    for (std::uint32_t lane = 0; lane < session->segment.shape().lane_count; ++lane) {
-      const shm::LaneControl& control = *session->segment.ring(lane).control;
-      QueueInfo& queue = snapshot.queues.emplace_back();
-      queue.session_id = id;
-      queue.lane = lane;
-      queue.job = session->attach.job;
-      queue.rank = session->attach.rank;
-      const std::uint64_t depth =
-          shm::load_relaxed(&control.produced) - shm::load_relaxed(&control.consumed);
-      // `produced` is the client's word, and may lag behind what was taken.
-      const std::uint64_t slots = 1ull << session->segment.shape().slot_count_log2;
-      queue.depth = depth <= slots ? depth : 0;
-      queue.stats = session->stats;
-    }
-  }
-  snapshot.recent_failures.assign(recent_failures_.begin(), recent_failures_.end());
-  snapshot.links = links_.snapshot([this](NodeId node) { return describe_node(node); });
-  return snapshot;
-}
-
-ControlCounts ControlPlane::Impl::counts() const {
-  ControlCounts counts;
-  counts.clients = clients_.size();
-  counts.sessions = sessions_.size();
-  counts.jobs = jobs_.size();
-  for (const auto& [node, peer] : peers_) counts.early_parts += peer.early.size();
-  counts.slots_used = by_slot_.size() - free_slots_.size();
-  counts.links_up = links_.up_count();
-  return counts;
 }
 
 std::string ControlPlane::Impl::describe_node(NodeId node) const {
@@ -356,6 +300,13 @@ bool ControlPlane::idle() const { return impl_->idle(); }
 void ControlPlane::fail_all(ErrorCode code, const std::string& reason) {
   impl_->fail_all(code, reason);
   impl_->reap();
+}
+
+Result<std::uint32_t> ControlPlane::terminate_job(const std::string& name,
+                                                  const std::string& reason) {
+  auto ranks = impl_->terminate_job(name, reason);
+  impl_->reap();
+  return ranks;
 }
 
 ControlSnapshot ControlPlane::snapshot() const { return impl_->snapshot(); }

@@ -69,6 +69,19 @@ struct SessionInfo {
   std::uint32_t buffers = 0;
   std::uint64_t registered_bytes = 0;
   std::uint64_t attached_for_ns = 0;
+  /// SegmentHeader::launches (the client's word), and how long it has been standing as far as seen.
+  std::uint64_t launches = 0, launches_for_ns = 0;
+};
+/// A run of a job with ranks here.
+struct JobInfo {
+  std::string name;
+  std::string state;      ///< "gathering", "connecting", "up", "ending"
+  std::string waits_for;  ///< for people; empty when up or ending
+  std::uint64_t age_ns = 0;
+  std::uint32_t nodes = 1, local_size = 1, node_rank = 0;
+  std::vector<std::uint32_t> missing_ranks;
+  std::uint32_t weight = 1;
+  std::vector<std::uint32_t> session_ids;  ///< of its ranks here
 };
 struct LinkInfo {
   std::uint32_t rail = 0;
@@ -77,6 +90,9 @@ struct LinkInfo {
   std::string fabric;
   std::string state;  ///< "connecting", "up", "error"
   std::string reason;
+  std::uint64_t state_for_ns = 0;
+  std::uint64_t stalled_for_ns = 0;  ///< writes are outstanding, and none has completed for so long
+  fabric::LinkId id = 0;             ///< at its endpoint, when up
   std::shared_ptr<const LinkStats> stats;
 };
 struct ControlSnapshot {
@@ -84,6 +100,7 @@ struct ControlSnapshot {
   std::vector<SessionInfo> recent_failures;  ///< the last 32 sessions that ended with an error
   std::vector<QueueInfo> queues;
   std::vector<LinkInfo> links;
+  std::vector<JobInfo> jobs;
   bool draining = false;
   /// Since the start, sessions that are gone included.
   std::uint64_t sessions_attached = 0, sessions_failed = 0;
@@ -145,6 +162,9 @@ class ControlPlane {
   bool idle() const;
   /// Fails every session (kDraining or kDaemonLost) before the daemon goes.
   void fail_all(ErrorCode code, const std::string& reason);
+  /// Fails a job (kAborted) on all its nodes, as people may ask; returns how many of its ranks were
+  /// here, kNotFound when none was. `reason` may be empty.
+  Result<std::uint32_t> terminate_job(const std::string& name, const std::string& reason);
 
   ControlSnapshot snapshot() const;
   ControlCounts counts() const;

@@ -1,7 +1,8 @@
 /// \file
 /// The inside of ControlPlane. Its methods are spread over files by subject:
 ///
-///   control_plane.cc    the outside: events in, tick, drain, snapshot
+///   control_plane.cc    the outside: events in, tick, drain
+///   inspect.cc          what people and tools see
 ///   client_messages.cc  what a client may ask when, and the requests of an attached session
 ///   attach.cc           a rank joins
 ///   rendezvous.cc       a job comes up: parts, links, bindings
@@ -77,8 +78,13 @@ class ControlPlane::Impl {
   void resume();
   void fail_all(ErrorCode code, const std::string& reason);
   bool idle() const { return sessions_.empty(); }
+  Result<std::uint32_t> terminate_job(const std::string& name, const std::string& reason);
+
+  // inspect.cc
   ControlSnapshot snapshot() const;
   ControlCounts counts() const;
+
+  // control_plane.cc
   const PeerHello& hello() const { return hello_; }
   /// Thread-safe.
   void beat() { heartbeats_.beat(now_()); }
@@ -156,6 +162,8 @@ class ControlPlane::Impl {
   void send_to_job(Job& job, const PeerMessage& message);
   void send_to_part(Job& job, const RemotePart& part, const PeerMessage& message);
   Error rendezvous_timeout(const Job& job) const;
+  /// Why the job is not up yet, each reason led by "; "; `missing`: the ranks nobody has heard of.
+  std::string obstacles(const Job& job, std::vector<std::uint32_t>& missing) const;
 
   // peer_messages.cc
   Status on(NodeId node, PeerHello& hello);
@@ -212,12 +220,15 @@ class ControlPlane::Impl {
   void on_session_fault(Session& session, const SessionFault& fault);
   void on_link_down(std::uint32_t rail, const LinkDown& event);
   std::vector<Job*> jobs() const;
-  SessionInfo info_of(const Session& session) const;
   Proxy& proxy_of(const Session& session) { return *proxies_[session.rail]; }
   std::string describe_node(NodeId node) const;
   void log(LogLevel level, std::string message,
            std::vector<std::pair<std::string, std::string>> fields = {}) const;
   void log(LogLevel level, std::string message, const Session& session) const;
+
+  // inspect.cc
+  SessionInfo info_of(const Session& session) const;
+  JobInfo info_of(const Job& job) const;
 
   const ControlOptions options_;
   ClientPort& clients_port_;

@@ -20,15 +20,19 @@ LinkTable::LinkTable(std::vector<fabric::Endpoint*> endpoints) : endpoints_(std:
 std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Bytes& address,
                                      const std::string& peer_name, std::uint64_t now_ns) {
   Entry& entry = entries_[{rail, peer}];
+  if (entry.since_ns == 0) entry.since_ns = now_ns;
   if (entry.link != nullptr || now_ns < entry.next_try_ns) return entry.link;
   auto id = endpoints_[rail]->connect(address, peer_name);
   if (!id) {
+    entry.stats->connect_failures.add(1);
     set_error(entry, id.error().message, now_ns);
     return nullptr;
   }
   entry.link = std::make_shared<Link>(*endpoints_[rail], *id, rail, peer, entry.stats);
+  entry.stats->connects.add(1);
   entry.reason.clear();
   entry.in_error = false;
+  entry.since_ns = now_ns;
   entry.backoff_ns = 0;
   return entry.link;
 }
@@ -48,18 +52,17 @@ void LinkTable::on_error(std::uint32_t rail, fabric::LinkId id, const std::strin
   }
 }
 
-void LinkTable::on_peer_down(NodeId peer, const std::string& reason) {
+void LinkTable::on_peer_down(NodeId peer, const std::string& reason, std::uint64_t now_ns) {
   for (auto& [key, entry] : entries_) {
     if (key.second != peer) continue;
-    entry.link.reset();
-    entry.in_error = true;
-    entry.reason = reason;
+    set_error(entry, reason, now_ns);
     entry.backoff_ns = 0;
     entry.next_try_ns = 0;
   }
 }
 
 void LinkTable::set_error(Entry& entry, const std::string& reason, std::uint64_t now_ns) {
+  if (!entry.in_error) entry.since_ns = now_ns;
   entry.link.reset();
   entry.in_error = true;
   entry.reason = reason;
@@ -76,8 +79,8 @@ std::optional<std::pair<std::uint32_t, NodeId>> LinkTable::retry_due(
   return std::nullopt;
 }
 
-std::vector<LinkInfo> LinkTable::snapshot(
-    const std::function<std::string(NodeId)>& describe) const {
+std::vector<LinkInfo> LinkTable::snapshot(const std::function<std::string(NodeId)>& describe,
+                                          std::uint64_t now_ns) const {
   std::vector<LinkInfo> infos;
   for (const auto& [key, entry] : entries_) {
     LinkInfo& info = infos.emplace_back();
@@ -87,6 +90,13 @@ std::vector<LinkInfo> LinkTable::snapshot(
     info.fabric = endpoints_[key.first]->capabilities().name;
     info.state = entry.link != nullptr ? "up" : entry.in_error ? "error" : "connecting";
     info.reason = entry.reason;
+    info.state_for_ns = now_ns - entry.since_ns;
+    if (entry.link != nullptr) info.id = entry.link->id;
+    // The proxy's clock may be a little ahead.
+    const std::uint64_t progress_ns = entry.stats->progress_ns.value();
+    if (entry.stats->outstanding.value() != 0 && now_ns > progress_ns) {
+      info.stalled_for_ns = now_ns - progress_ns;
+    }
     info.stats = entry.stats;
   }
   return infos;

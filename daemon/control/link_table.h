@@ -60,7 +60,7 @@ class LinkTable {
                 std::uint64_t now_ns);
   /// The daemon at the other end is gone: its links are let go, and may be connected at once when
   /// it is back.
-  void on_peer_down(NodeId peer, const std::string& reason);
+  void on_peer_down(NodeId peer, const std::string& reason, std::uint64_t now_ns);
 
   /// A link in error to a peer that is `reachable` and that is to be tried again now although
   /// nobody asks: for `get`. Later than jobs that wait would try, and one at a time, since a try
@@ -68,7 +68,8 @@ class LinkTable {
   std::optional<std::pair<std::uint32_t, NodeId>> retry_due(
       std::uint64_t now_ns, const std::function<bool(NodeId)>& reachable) const;
 
-  std::vector<LinkInfo> snapshot(const std::function<std::string(NodeId)>& describe) const;
+  std::vector<LinkInfo> snapshot(const std::function<std::string(NodeId)>& describe,
+                                 std::uint64_t now_ns) const;
   std::size_t up_count() const;
 
  private:
@@ -77,6 +78,7 @@ class LinkTable {
     std::shared_ptr<LinkStats> stats = std::make_shared<LinkStats>();
     std::string reason = "not tried yet";
     bool in_error = false;
+    std::uint64_t since_ns = 0;  ///< when it got into its state
     std::uint64_t backoff_ns = 0;
     std::uint64_t next_try_ns = 0;
   };

@@ -118,5 +118,6 @@ const fabric::Capabilities& Node::capabilities(std::uint32_t rail) const {
   return impl_->proxy(rail).endpoint().capabilities();
 }
 const ProxyStats& Node::proxy_stats(std::uint32_t rail) const { return impl_->proxy(rail).stats(); }
+TraceBuffer& Node::trace(std::uint32_t rail) { return impl_->proxy(rail).trace(); }
 
 }  // namespace mk::daemon

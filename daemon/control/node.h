@@ -68,6 +68,8 @@ class Node {
   const fabric::Capabilities& capabilities(std::uint32_t rail) const;
   /// Counters of a rail's proxy; valid as long as the node.
   const ProxyStats& proxy_stats(std::uint32_t rail) const;
+  /// A rail's recorder; for one thread at a time.
+  TraceBuffer& trace(std::uint32_t rail);
 
  private:
   class Impl;

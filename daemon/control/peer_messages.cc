@@ -370,7 +370,7 @@ void ControlPlane::Impl::peer_down(NodeId node, const std::string& reason) {
       fail_job(*job, lost_error(*job, rank, what), {rank, ErrorCode::kPeerLost, what});
     }
   }
-  links_.on_peer_down(node, reason);
+  links_.on_peer_down(node, reason, now_());
 }
 
 }  // namespace mk::daemon

@@ -191,8 +191,15 @@ void ControlPlane::Impl::send_to_part(Job& job, const RemotePart& part,
 }
 
 Error ControlPlane::Impl::rendezvous_timeout(const Job& job) const {
-  std::string text = fmt::format("job '{}' did not come up within {} ms", job.name, job.timeout_ms);
-  std::vector<std::uint32_t> missing = job.missing_ranks();
+  std::vector<std::uint32_t> missing;
+  return {ErrorCode::kTimeout, fmt::format("job '{}' did not come up within {} ms{}", job.name,
+                                           job.timeout_ms, obstacles(job, missing))};
+}
+
+std::string ControlPlane::Impl::obstacles(const Job& job,
+                                          std::vector<std::uint32_t>& missing) const {
+  std::string text;
+  missing = job.missing_ranks();
   std::string disagreement;
   for (const auto& [node, peer] : peers_) {
     const auto early = peer.early.find(job.name);
@@ -229,7 +236,7 @@ Error ControlPlane::Impl::rendezvous_timeout(const Job& job) const {
                           trouble.empty() ? peer.down_reason : trouble);
     }
   }
-  return {ErrorCode::kTimeout, text};
+  return text;
 }
 
 }  // namespace mk::daemon

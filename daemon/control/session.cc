@@ -26,6 +26,13 @@ std::uint64_t Session::launch_age(std::uint64_t now_ns) {
   return now_ns - launches_seen_ns;
 }
 
+void Session::watch_launches(std::uint64_t now_ns) {
+  const std::uint64_t launches = shm::load_relaxed(&segment.header().launches);
+  if (launches == launches_watched && launches_since_ns != 0) return;
+  launches_watched = launches;
+  launches_since_ns = now_ns;
+}
+
 Result<std::uint32_t> Session::allocate_flags(std::uint32_t count) {
   const std::uint32_t total = segment.shape().flag_count;
   if (count == 0) {

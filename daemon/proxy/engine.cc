@@ -11,6 +11,7 @@ Engine::Engine(fabric::Endpoint& endpoint, const ProxyOptions& options,
                std::function<void(ProxyEvent)> on_event)
     : endpoint_(endpoint),
       batch_window_ns_(options.batch_window_ns),
+      publishes_flags_(endpoint.capabilities().contract == fabric::DeliveryContract::kUnordered),
       clock_(options.clock_ns),
       on_event_(std::move(on_event)),
       mailbox_(endpoint.capabilities().link_depth) {
@@ -59,6 +60,8 @@ bool Engine::poll_endpoint() {
   bool any = false;
   for (int i = 0; i < kPollsMax; ++i) {
     const std::size_t count = std::min(endpoint_.poll(events_), events_.size());
+    const std::uint64_t polled_ns = publishes_flags_ && count != 0 ? read_clock() : 0;
+    std::uint64_t arrivals = 0;
     for (std::size_t k = 0; k < count; ++k) {
       const fabric::Event& event = events_[k];
       switch (event.kind) {
@@ -70,11 +73,15 @@ bool Engine::poll_endpoint() {
           break;
         case fabric::Event::Kind::kArrival:
           on_arrival(event.immediate);
+          ++arrivals;
           break;
         case fabric::Event::Kind::kLinkDown:
           on_link_down(event);
           break;
       }
+    }
+    if (arrivals != 0 && publishes_flags_) {
+      stats_.arrival_to_flag.record(read_clock() - polled_ns, arrivals);
     }
     publish_completed();
     any = any || count != 0;
@@ -96,6 +103,10 @@ void Engine::on_finished(const fabric::Event& event, bool failed) {
     return;
   }
   entry->peer->link->on_completion(failed);
+  if (trace_.on()) {
+    trace_.record({now_ns_, event.cookie, 0, entry->peer->link->id(), 0, 0,
+                   failed ? TraceRecord::Kind::kFailed : TraceRecord::Kind::kCompleted});
+  }
   --posted_;
   --session->posted;
   --session->outstanding;
@@ -138,6 +149,9 @@ void Engine::on_arrival(std::uint32_t immediate) {
   }
   if (session != nullptr && session->arrivals.publish(immediate)) {
     stats_.arrivals.add(1);
+    if (trace_.on()) {
+      trace_.record({read_clock(), immediate, 0, 0, 0, 0, TraceRecord::Kind::kArrived});
+    }
   } else {
     stats_.bad_arrivals.add(1);
   }
@@ -264,7 +278,8 @@ bool Engine::take_next(Session& session, Lane& lane, std::uint64_t& bytes) {
 
 std::uint32_t Engine::post(LinkQueue& link) {
   if (link.refused()) return 0;
-  const std::uint32_t taken = link.post(endpoint_, ++batch_number_, read_clock());
+  const std::uint32_t taken =
+      link.post(endpoint_, ++batch_number_, read_clock(), trace_.on() ? &trace_ : nullptr);
   posted_ += taken;
   return taken;
 }
@@ -281,7 +296,7 @@ bool Engine::finish_links() {
     }
     if (sweep_ended_) worked = link->end_sweep() || worked;
     link->end_pass();
-    link->publish_stats();
+    link->publish_stats(now_ns_);
   }
   return worked;
 }

@@ -21,6 +21,7 @@
 #include "daemon/proxy/mailbox.h"
 #include "daemon/proxy/proxy.h"
 #include "daemon/proxy/session_table.h"
+#include "daemon/proxy/trace.h"
 
 namespace mk::daemon {
 
@@ -55,6 +56,7 @@ class Engine {
 
   ProxyStats& stats() { return stats_; }
   const ProxyStats& stats() const { return stats_; }
+  TraceBuffer& trace() { return trace_; }
 
  private:
   std::uint64_t read_clock() const { return clock_ ? clock_() : shm::monotonic_ns(); }
@@ -93,6 +95,7 @@ class Engine {
 
   fabric::Endpoint& endpoint_;
   const std::uint64_t batch_window_ns_;
+  const bool publishes_flags_;  ///< the unordered contract
   const std::function<std::uint64_t()> clock_;
   const std::function<void(ProxyEvent)> on_event_;
   Mailbox mailbox_;
@@ -116,6 +119,7 @@ class Engine {
   std::array<Lane*, kPollEvents> completed_lanes_{};
   std::size_t completed_lane_count_ = 0;
   ProxyStats stats_;
+  TraceBuffer trace_;
 };
 
 }  // namespace mk::daemon

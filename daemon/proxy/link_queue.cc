@@ -28,7 +28,7 @@ void LinkQueue::push(Lane& lane, Flow& flow, std::uint64_t now_ns) {
 }
 
 std::uint32_t LinkQueue::post(fabric::Endpoint& endpoint, std::uint64_t batch_number,
-                              std::uint64_t now_ns) {
+                              std::uint64_t now_ns, TraceBuffer* trace) {
   if (refused_ || count_ == 0) return 0;
   const std::uint32_t offered = std::min(count_, depth_ - std::min(depth_, in_flight_));
   std::uint32_t taken = 0;
@@ -37,14 +37,21 @@ std::uint32_t LinkQueue::post(fabric::Endpoint& endpoint, std::uint64_t batch_nu
     taken = static_cast<std::uint32_t>(std::min<std::size_t>(answer, offered));
   }
   refused_ = taken < count_;
+  if (refused_ && stats_ != nullptr) stats_->post_retries.add(1);
   if (taken == 0) return 0;
   std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < taken; ++i) {
     bytes += writes_[i].bytes;
-    record_posted(origins_[i], batch_number, now_ns);
+    const std::uint32_t waited_ns = record_posted(origins_[i], batch_number, now_ns);
+    if (trace != nullptr) {
+      trace->record({now_ns, writes_[i].cookie, batch_number, id_, writes_[i].bytes, waited_ns,
+                     TraceRecord::Kind::kPosted});
+    }
   }
+  if (in_flight_ == 0 && stats_ != nullptr) stats_->progress_ns.set(now_ns);
   in_flight_ += taken;
   if (stats_ != nullptr) {
+    stats_->batch_commands[taken - 1].add(1);
     stats_->messages.add(taken);
     stats_->bytes.add(bytes);
     stats_->batches.add(1);
@@ -54,8 +61,8 @@ std::uint32_t LinkQueue::post(fabric::Endpoint& endpoint, std::uint64_t batch_nu
   return taken;
 }
 
-void LinkQueue::record_posted(const Origin& origin, std::uint64_t batch_number,
-                              std::uint64_t now_ns) {
+std::uint32_t LinkQueue::record_posted(const Origin& origin, std::uint64_t batch_number,
+                                       std::uint64_t now_ns) {
   origin.entry->state = InFlight::State::kPosted;
   origin.entry->posted_ns = now_ns;
   Lane& lane = *origin.lane;
@@ -67,8 +74,9 @@ void LinkQueue::record_posted(const Origin& origin, std::uint64_t batch_number,
   // The producer's clock, cut to 32 bits; 0 says it took none, and more than 2^31 apart is no
   // latency but nonsense.
   const std::uint32_t waited_ns = static_cast<std::uint32_t>(now_ns) - origin.commit_time_ns;
-  if (origin.commit_time_ns != 0 && waited_ns <= 1u << 31)
-    lane.stats->commit_to_post.record(waited_ns);
+  if (origin.commit_time_ns == 0 || waited_ns > 1u << 31) return 0;
+  lane.stats->commit_to_post.record(waited_ns);
+  return waited_ns;
 }
 
 void LinkQueue::remove_front(std::uint32_t count) {
@@ -90,12 +98,13 @@ void LinkQueue::drop(const Session& session) {
   count_ = kept;
 }
 
-void LinkQueue::publish_stats() {
+void LinkQueue::publish_stats(std::uint64_t now_ns) {
   if (newly_completed_ == 0) return;
   if (stats_ != nullptr) {
     stats_->completed.add(newly_completed_ - newly_failed_);
     if (newly_failed_ != 0) stats_->errors.add(newly_failed_);
     stats_->outstanding.set(in_flight_);
+    stats_->progress_ns.set(now_ns);
   }
   newly_completed_ = 0;
   newly_failed_ = 0;

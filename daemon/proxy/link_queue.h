@@ -19,6 +19,7 @@
 #include "daemon/proxy/bindings.h"
 #include "daemon/proxy/session_table.h"
 #include "daemon/proxy/stats.h"
+#include "daemon/proxy/trace.h"
 
 namespace mk::daemon {
 
@@ -80,8 +81,9 @@ class LinkQueue {
   void push(Lane& lane, Flow& flow, std::uint64_t now_ns);
 
   /// Submits what is queued, as far as the link's depth and the endpoint allow; returns how many
-  /// were taken. After a refusal, does nothing until the next pass.
-  std::uint32_t post(fabric::Endpoint& endpoint, std::uint64_t batch_number, std::uint64_t now_ns);
+  /// were taken. After a refusal, does nothing until the next pass. `trace`: null when off.
+  std::uint32_t post(fabric::Endpoint& endpoint, std::uint64_t batch_number, std::uint64_t now_ns,
+                     TraceBuffer* trace = nullptr);
   bool refused() const { return refused_; }
   void end_pass() { refused_ = false; }
   std::uint64_t oldest_queued_ns() const { return oldest_queued_ns_; }
@@ -94,8 +96,8 @@ class LinkQueue {
     ++newly_completed_;
     newly_failed_ += failed ? 1 : 0;
   }
-  /// Brings the shared counters up to date.
-  void publish_stats();
+  /// Brings the shared counters up to date. `now_ns`: the pass's clock.
+  void publish_stats(std::uint64_t now_ns);
 
  private:
   struct Origin {
@@ -113,7 +115,9 @@ class LinkQueue {
     flow.deficit = std::min(flow.deficit + rounds * flow.quantum, flow.quantum);
     flow.round = round_;
   }
-  void record_posted(const Origin& origin, std::uint64_t batch_number, std::uint64_t now_ns);
+  /// Returns how long the command has waited since its commit; 0: unknown.
+  static std::uint32_t record_posted(const Origin& origin, std::uint64_t batch_number,
+                                     std::uint64_t now_ns);
   void remove_front(std::uint32_t count);
 
   fabric::LinkId id_;

@@ -131,5 +131,6 @@ void Proxy::apply(ProxyCommand command) { core_->engine().apply(command); }
 bool Proxy::step() { return core_->engine().pass(); }
 fabric::Endpoint& Proxy::endpoint() { return core_->endpoint(); }
 const ProxyStats& Proxy::stats() const { return core_->engine().stats(); }
+TraceBuffer& Proxy::trace() { return core_->engine().trace(); }
 
 }  // namespace mk::daemon

@@ -19,6 +19,7 @@
 
 #include "daemon/fabric/fabric.h"
 #include "daemon/proxy/stats.h"
+#include "daemon/proxy/trace.h"
 #include "shm/host/result.h"
 #include "shm/host/segment.h"
 
@@ -146,6 +147,8 @@ class Proxy {
 
   fabric::Endpoint& endpoint();
   const ProxyStats& stats() const;
+  /// Its reading side, for one thread at a time.
+  TraceBuffer& trace();
 
  private:
   class Core;

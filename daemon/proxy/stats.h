@@ -42,7 +42,7 @@ class LatencyHistogram {
     return std::uint64_t{4 + bucket % 4} << (bucket / 4 - 1);
   }
 
-  void record(std::uint64_t ns) { counts_[bucket_of(ns)].add(1); }
+  void record(std::uint64_t ns, std::uint64_t times = 1) { counts_[bucket_of(ns)].add(times); }
   std::uint64_t count(std::uint32_t bucket) const { return counts_[bucket].value(); }
 
  private:
@@ -82,7 +82,7 @@ struct LaneTotals {
   }
 };
 
-/// One link, as this side sends.
+/// One link, as this side sends. The last two are the control thread's, the others the proxy's.
 struct LinkStats {
   Counter messages;
   Counter bytes;
@@ -90,6 +90,14 @@ struct LinkStats {
   Counter completed;
   Counter errors;
   Counter outstanding;  ///< a gauge
+  /// Submissions of 1, 2, ... kBatchMax writes.
+  std::array<Counter, shm::kBatchMax> batch_commands;
+  Counter post_retries;  ///< submissions that were not taken whole: the rest comes again
+  /// When a write last completed, or was posted while none was outstanding: a gauge, in the proxy's
+  /// clock.
+  Counter progress_ns;
+  Counter connects;          ///< times that it came up
+  Counter connect_failures;  ///< tries that failed
 };
 
 /// One proxy thread.
@@ -101,6 +109,10 @@ struct ProxyStats {
   Counter bad_arrivals;     ///< immediates that named no session or flag
   Counter bad_completions;  ///< completions that named no write in flight: doubled, or after their
                             ///< session
+  /// From the return of the poll that brought arrivals until the flags of all of them are
+  /// published: an upper bound for each. Unordered contract only: on ordered networks the write
+  /// itself shows the flag.
+  LatencyHistogram arrival_to_flag;
 };
 
 }  // namespace mk::daemon

@@ -1,0 +1,105 @@
+#include <algorithm>
+#include <utility>
+
+#include "daemon/control/control_plane_impl.h"
+#include "shm/layout.h"
+#include "shm/limits.h"
+
+namespace mk::daemon {
+
+SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
+  SessionInfo info;
+  info.session_id = session.id;
+  info.slot = session.slot;
+  info.job = session.attach.job;
+  info.rank = session.attach.rank;
+  info.world = session.attach.world;
+  info.node_rank = session.attach.node_rank;
+  info.nodes = session.attach.nodes;
+  info.local_rank = session.attach.local_rank;
+  info.local_size = session.attach.local_size;
+  info.pid = session.credentials.pid;
+  info.uid = session.credentials.uid;
+  switch (session.state) {
+    case SessionState::kWaiting:
+      info.state = "waiting";
+      break;
+    case SessionState::kUp:
+      info.state = "up";
+      break;
+    case SessionState::kLeaving:
+      info.state = "draining";
+      break;
+    case SessionState::kFailed:
+      info.state = "failed";
+      break;
+  }
+  info.reason = session.failure.message;
+  info.buffers = static_cast<std::uint32_t>(session.buffers.size());
+  info.registered_bytes = session.registered_bytes;
+  info.attached_for_ns = now_() - session.attached_ns;
+  info.launches = session.launches_watched;
+  if (session.launches_since_ns != 0) info.launches_for_ns = now_() - session.launches_since_ns;
+  return info;
+}
+
+JobInfo ControlPlane::Impl::info_of(const Job& job) const {
+  JobInfo info;
+  info.name = job.name;
+  info.nodes = job.nodes;
+  info.local_size = job.local_size;
+  info.node_rank = job.node_rank;
+  info.age_ns = now_() - (job.deadline_ns - std::uint64_t{job.timeout_ms} * 1'000'000);
+  if (options_.job_weight) info.weight = options_.job_weight(job.name);
+  for (const Session* session : job.sessions()) info.session_ids.push_back(session->id);
+  if (job.ending || job.state == JobState::kUp) {
+    info.state = job.ending ? "ending" : "up";
+    return info;
+  }
+  info.state = job.state == JobState::kGathering ? "gathering" : "connecting";
+  info.waits_for = obstacles(job, info.missing_ranks);
+  if (!info.waits_for.empty()) info.waits_for.erase(0, 2);
+  return info;
+}
+
+ControlSnapshot ControlPlane::Impl::snapshot() const {
+  ControlSnapshot snapshot;
+  snapshot.draining = draining_;
+  snapshot.sessions_attached = next_session_id_ - 1;
+  snapshot.sessions_failed = sessions_failed_;
+  snapshot.released = released_;
+  for (const auto& [id, session] : sessions_) {
+    snapshot.sessions.push_back(info_of(*session));
+    for (std::uint32_t lane = 0; lane < session->segment.shape().lane_count; ++lane) {
+      const shm::LaneControl& control = *session->segment.ring(lane).control;
+      QueueInfo& queue = snapshot.queues.emplace_back();
+      queue.session_id = id;
+      queue.lane = lane;
+      queue.job = session->attach.job;
+      queue.rank = session->attach.rank;
+      const std::uint64_t depth =
+          shm::load_relaxed(&control.produced) - shm::load_relaxed(&control.consumed);
+      // `produced` is the client's word, and may lag behind what was taken.
+      const std::uint64_t slots = 1ull << session->segment.shape().slot_count_log2;
+      queue.depth = depth <= slots ? depth : 0;
+      queue.stats = session->stats;
+    }
+  }
+  snapshot.recent_failures.assign(recent_failures_.begin(), recent_failures_.end());
+  snapshot.links = links_.snapshot([this](NodeId node) { return describe_node(node); }, now_());
+  for (const Job* job : jobs()) snapshot.jobs.push_back(info_of(*job));
+  return snapshot;
+}
+
+ControlCounts ControlPlane::Impl::counts() const {
+  ControlCounts counts;
+  counts.clients = clients_.size();
+  counts.sessions = sessions_.size();
+  counts.jobs = jobs_.size();
+  for (const auto& [node, peer] : peers_) counts.early_parts += peer.early.size();
+  counts.slots_used = by_slot_.size() - free_slots_.size();
+  counts.links_up = links_.up_count();
+  return counts;
+}
+
+}  // namespace mk::daemon
