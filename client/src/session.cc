@@ -20,6 +20,10 @@ Status check(const AttachOptions& o) {
     return fail(ErrorCode::kInvalidArgument, "the job's name must have 1 to {} bytes, not {}",
                 shm::kJobNameBytesMax, o.job.size());
   }
+  if (o.job_secret.size() > shm::kJobSecretBytesMax) {
+    return fail(ErrorCode::kInvalidArgument, "the job's secret must have at most {} bytes, not {}",
+                shm::kJobSecretBytesMax, o.job_secret.size());
+  }
   if (o.nodes == 0 || o.local_size == 0 || std::uint64_t{o.nodes} * o.local_size != o.world) {
     return fail(ErrorCode::kInvalidArgument, "world size {} is not {} nodes times {} local ranks",
                 o.world, o.nodes, o.local_size);
@@ -61,10 +65,18 @@ std::string socket_of(const AttachOptions& options) {
                                                                   : kDefaultSocket;
 }
 
+/// The job's secret, from the options or the environment.
+std::string secret_of(const AttachOptions& options) {
+  if (!options.job_secret.empty()) return options.job_secret;
+  const char* from_environment = std::getenv("MKERNEL_JOB_SECRET");
+  return from_environment != nullptr ? from_environment : "";
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions options) {
   options.socket = socket_of(options);
+  options.job_secret = secret_of(options);
   MK_RETURN_IF_ERROR(check(options));
   std::shared_ptr<Impl> impl(new Impl(std::move(options)));
   const AttachOptions& o = impl->options_;
@@ -73,6 +85,7 @@ Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions optio
 
   shm::Attach attach;
   attach.job = o.job;
+  attach.secret = o.job_secret;
   attach.rank = o.rank;
   attach.world = o.world;
   attach.node_rank = o.node_rank;

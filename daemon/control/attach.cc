@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "daemon/control/control_plane_impl.h"
+#include "daemon/control/job_secret.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
 
@@ -110,6 +111,13 @@ Status ControlPlane::Impl::check_join(const Job& job, const shm::Attach& attach,
                 "another job name",
                 job.name, other.credentials.uid, other.describe(), client.credentials.uid);
   }
+  if (job_secret_digest(attach.job, attach.secret) != job.secret_digest) {
+    return fail(ErrorCode::kPermission,
+                "job '{}' on this node ({}) was attached with {}; give all its ranks the same "
+                "(AttachOptions::job_secret, MKERNEL_JOB_SECRET), or choose another job name",
+                job.name, other.describe(),
+                job.secret_digest.empty() ? "no secret, and you have one" : "another secret");
+  }
   if (attach.nodes != job.nodes || attach.local_size != job.local_size) {
     return fail(ErrorCode::kInvalidArgument,
                 "rank {} says that job '{}' has {} nodes of {} ranks; {} says {} nodes of {}; "
@@ -146,7 +154,9 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
       shm::Segment::create({attach.lane_count, attach.slot_count_log2, attach.flag_count},
                            hello_.generation, next_session_id_, slot, shm::kFeatureCommitTime);
   if (!segment) return propagate(segment);
-  auto session = std::make_unique<Session>(attach, std::move(*segment));
+  shm::Attach kept = attach;
+  kept.secret.clear();  // the job has its digest, and nobody needs more
+  auto session = std::make_unique<Session>(kept, std::move(*segment));
   session->id = next_session_id_;
   session->slot = slot;
   session->rail = attach.local_rank % static_cast<std::uint32_t>(proxies_.size());
@@ -171,7 +181,8 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   if (existing != by_name_.end()) {
     job = existing->second;
   } else {
-    job = jobs_.emplace_back(std::make_unique<Job>(attach, random_())).get();
+    job =
+        jobs_.emplace_back(std::make_unique<Job>(attach, client.credentials.uid, random_())).get();
     job->deadline_ns = now_() + std::uint64_t{attach.timeout_ms} * 1'000'000;
     by_name_.emplace(attach.job, job);
   }

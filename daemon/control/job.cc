@@ -2,14 +2,17 @@
 
 #include <algorithm>
 
+#include "daemon/control/job_secret.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
 
 namespace mk::daemon::control {
 
-Job::Job(const shm::Attach& first, std::uint64_t part)
+Job::Job(const shm::Attach& first, std::uint32_t owner, std::uint64_t part)
     : name(first.job),
       part_id(part),
+      uid(owner),
+      secret_digest(job_secret_digest(first.job, first.secret)),
       nodes(first.nodes),
       local_size(first.local_size),
       node_rank(first.node_rank),
@@ -61,7 +64,23 @@ JobPart Job::own_part() const {
     part.sessions.push_back({session->attach.rank, session->slot,
                              session->segment.shape().flag_count, session->flags_region->key()});
   }
+  part.uid = uid;
+  part.secret_digest = secret_digest;
   return part;
+}
+
+Status Job::check_owner(const JobPart& part) const {
+  if (part.uid && *part.uid != uid) {
+    return fail(ErrorCode::kPermission, "job '{}' belongs to user {} there, and to user {} here",
+                name, *part.uid, uid);
+  }
+  if (part.secret_digest != secret_digest) {
+    const auto has = [](const Bytes& digest) { return digest.empty() ? "none" : "another one"; };
+    return fail(ErrorCode::kPermission,
+                "the ranks of job '{}' do not agree on its secret: they have {} there", name,
+                has(part.secret_digest));
+  }
+  return {};
 }
 
 Status Job::check_part(const JobPart& part) const {

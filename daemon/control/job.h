@@ -34,7 +34,8 @@ enum class JobState {
 };
 
 struct Job {
-  Job(const shm::Attach& first, std::uint64_t part);
+  /// `owner`: the user of `first`.
+  Job(const shm::Attach& first, std::uint32_t owner, std::uint64_t part);
 
   std::uint32_t world() const { return nodes * local_size; }
   std::uint32_t first_local_rank() const { return node_rank * local_size; }
@@ -51,6 +52,8 @@ struct Job {
   RemotePart* part_from(NodeId node);
   /// Our part, as the other daemons get it.
   JobPart own_part() const;
+  /// Why a part of another node is not this job's at all: another user's, or of another secret.
+  Status check_owner(const JobPart& part) const;
   /// Why a part of another node does not fit this job.
   Status check_part(const JobPart& part) const;
   /// Ranks without whom it cannot be up: local ones not attached, all of nodes without a part.
@@ -58,6 +61,8 @@ struct Job {
 
   const std::string name;
   const std::uint64_t part_id;
+  const std::uint32_t uid;    ///< of all its ranks, on all nodes
+  const Bytes secret_digest;  ///< empty: it has no secret
   const std::uint32_t nodes, local_size, node_rank;
 
   JobState state = JobState::kGathering;

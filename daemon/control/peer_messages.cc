@@ -138,10 +138,17 @@ Status ControlPlane::Impl::on(NodeId node, JobPart& part) {
   if (job != nullptr) {
     const RemotePart* taken = job->part_from(node);
     if (taken != nullptr && taken->part.part_id == part.part_id) return {};  // sent again
-    if (job->state == JobState::kAnnounced && taken == nullptr) {
+    const Status own = job->check_owner(part);
+    if (own && job->state == JobState::kAnnounced && taken == nullptr) {
       take_part(*job, node, part);
       advance(*job);
       return {};
+    }
+    // Another user's job of that name is none of ours, whatever becomes of it: it fails nobody.
+    if (!own) {
+      log(LogLevel::kWarning,
+          fmt::format("a part of {} was not taken: {}", describe_node(node), own.error().message),
+          {{"job", job->name}});
     }
   }
   // It waits: for our local ranks, or for the job of that name to end here.

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -46,6 +47,8 @@ struct JobPart {
   std::uint32_t nodes = 1;
   std::uint32_t local_size = 1;
   std::vector<PeerSession> sessions;
+  std::optional<std::uint32_t> uid;  ///< of the ranks; nullopt: an older daemon does not say
+  Bytes secret_digest;               ///< job_secret_digest; empty: the job has no secret
 };
 
 /// The sender has connected the rails it needs for the job and holds the parts of all nodes. A job

@@ -45,7 +45,7 @@ void ControlPlane::Impl::announce(Job& job) {
 void ControlPlane::Impl::take_early_parts(Job& job) {
   for (auto& [node, peer] : peers_) {
     const auto early = peer.early.find(job.name);
-    if (early == peer.early.end() || job.ending) continue;
+    if (early == peer.early.end() || job.ending || !job.check_owner(early->second.part)) continue;
     const JobPart part = std::move(early->second.part);
     peer.early.erase(early);
     take_part(job, node, part);
@@ -205,7 +205,9 @@ std::string ControlPlane::Impl::obstacles(const Job& job,
     const auto early = peer.early.find(job.name);
     if (early == peer.early.end()) continue;
     // Not taken, since ranks of ours are missing: perhaps because the two nodes disagree.
-    if (const Status fits = job.check_part(early->second.part); !fits) {
+    Status fits = job.check_owner(early->second.part);
+    if (fits) fits = job.check_part(early->second.part);
+    if (!fits) {
       disagreement += fmt::format("; {} disagrees: {}", describe_node(node), fits.error().message);
       continue;
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "daemon/control/job_secret.h"
 #include "shm/limits.h"
 
 namespace mk::daemon {
@@ -46,6 +47,8 @@ void put(const JobPart& from, v1::PeerMessage& to) {
     one.set_flag_count(session.flag_count);
     one.set_flags_key(as_string(session.flags_key));
   }
+  if (from.uid) part.set_uid(*from.uid);
+  part.set_secret_digest(as_string(from.secret_digest));
 }
 
 void put(const JobReady& from, v1::PeerMessage& to) {
@@ -164,6 +167,9 @@ Result<PeerMessage> take(const v1::JobPart& from) {
     check.text("bytes of flags_key", one.flags_key(), kKeyBytesMax);
     part.sessions.push_back({one.rank(), one.slot(), one.flag_count(), as_bytes(one.flags_key())});
   }
+  check.text("bytes of secret_digest", from.secret_digest(), kDigestBytes);
+  if (from.has_uid()) part.uid = from.uid();
+  part.secret_digest = as_bytes(from.secret_digest());
   return check.result(std::move(part));
 }
 

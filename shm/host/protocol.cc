@@ -24,6 +24,10 @@ class Writer {
     bytes(std::as_bytes(std::span(clip_utf8(value, kMessageTextBytesMax))));
   }
   void name(std::string_view value, std::size_t) { bytes(std::as_bytes(std::span(value))); }
+  /// The last field of a message; left out when empty.
+  void last_name(std::string_view value, std::size_t) {
+    if (!value.empty()) bytes(std::as_bytes(std::span(value)));
+  }
   void blob(std::span<const std::byte> value) { bytes(value); }
   void blobs(const std::vector<std::vector<std::byte>>& values) {
     number(static_cast<std::uint32_t>(values.size()));
@@ -60,6 +64,10 @@ class Reader {
   void name(std::string& value, std::size_t bytes_max) {
     const auto from = bytes(bytes_max);
     value.assign(reinterpret_cast<const char*>(from.data()), from.size());
+  }
+  void last_name(std::string& value, std::size_t bytes_max) {
+    value.clear();
+    if (!left.empty()) name(value, bytes_max);
   }
   void blob(std::vector<std::byte>& value) {
     const auto from = bytes(kExchangeBlobBytesMax);
@@ -132,6 +140,7 @@ void visit(V& v, M& m) {
   v.number(m.slot_count_log2);
   v.number(m.flag_count);
   v.number(m.timeout_ms);
+  v.last_name(m.secret, kJobSecretBytesMax);
 }
 
 template <class V, Is<AttachReply> M>

@@ -75,6 +75,9 @@ struct Attach {
   std::uint32_t flag_count = kFlagsDefault;
   std::uint32_t timeout_ms =
       60'000;  ///< for the rendezvous: after it, the missing ranks are listed
+  /// What all ranks of the job know and nobody else; empty: none. On the wire only when there is
+  /// one, so that a client without a secret also attaches to a daemon that knows of none.
+  std::string secret;
 };
 
 struct AttachReply {

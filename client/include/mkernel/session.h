@@ -31,6 +31,9 @@ struct MK_EXPORT AttachOptions {
   /// the abstract namespace.
   std::string socket;
   std::string job;  ///< the same on all ranks; one daemon runs one job of a name at a time
+  /// What all ranks of the job know and nobody else, at most 128 bytes: without it no process joins
+  /// the job. Empty: $MKERNEL_JOB_SECRET, else the user id alone keeps others out.
+  std::string job_secret;
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   std::uint32_t node_rank = 0;
