@@ -1,0 +1,228 @@
+/// \file
+/// A GPU driver over host memory: allocations and IPC handles that are counted and checked, and
+/// streams whose work happens when the test says so. "Processes" are drivers that share a
+/// `FakeMachine`.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "shm/gpu/driver.h"
+
+namespace mk::gpu::test {
+
+/// What all processes of a host have in common.
+struct FakeMachine {
+  struct Block {
+    std::vector<std::byte> bytes;
+    int views = 0;
+    bool freed = false;
+  };
+  std::mutex mutex;
+  int devices = 2;
+  std::uint64_t next_handle = 1;
+  std::map<std::uint64_t, std::shared_ptr<Block>> by_handle;
+
+  static DeviceUuid uuid(int device) {
+    DeviceUuid uuid;
+    uuid.bytes[15] = static_cast<std::byte>(device + 1);
+    return uuid;
+  }
+};
+
+class FakeDriver final : public Driver {
+ public:
+  explicit FakeDriver(std::shared_ptr<FakeMachine> machine) : machine_(std::move(machine)) {}
+
+  // -- what the test does and sees --
+  int device = 0;     ///< of the calling thread
+  bool hold = false;  ///< streams do their work only by `run`
+  bool fail_copies = false;
+  bool fail_open = false;
+  /// Does up to `count` pieces of work, over all streams in turn; how many there were.
+  std::size_t run(std::size_t count = SIZE_MAX) {
+    const std::lock_guard lock(machine_->mutex);
+    std::size_t done = 0;
+    bool any = true;
+    while (any && done < count) {
+      any = false;
+      for (auto& stream : streams_) {
+        if (stream->empty() || done == count) continue;
+        perform(stream->front());
+        stream->pop_front();
+        ++done;
+        any = true;
+      }
+    }
+    return done;
+  }
+  std::size_t allocations() const {
+    return locked([&] { return allocations_.size(); });
+  }
+  std::size_t views() const {
+    return locked([&] { return views_.size(); });
+  }
+  std::size_t pinned() const {
+    return locked([&] { return pinned_.size(); });
+  }
+  std::size_t copies() const {
+    return locked([&] { return copies_; });
+  }
+  std::size_t word_writes() const {
+    return locked([&] { return word_writes_; });
+  }
+
+  // -- Driver --
+  Result<int> device_of(const DeviceUuid& uuid) override {
+    for (int i = 0; i < machine_->devices; ++i) {
+      if (FakeMachine::uuid(i) == uuid) return i;
+    }
+    return fail(ErrorCode::kNotFound, "{} is not here", text_of(uuid));
+  }
+  Result<DeviceUuid> uuid_of(int number) override { return FakeMachine::uuid(number); }
+  Result<int> current_device() override { return device; }
+
+  Result<std::byte*> allocate(int, std::uint64_t bytes) override {
+    const std::lock_guard lock(machine_->mutex);
+    auto block = std::make_shared<FakeMachine::Block>();
+    block->bytes.resize(bytes);
+    std::byte* const memory = block->bytes.data();
+    allocations_.emplace(memory, std::move(block));
+    return memory;
+  }
+  Status free(int, std::byte* memory) override {
+    const std::lock_guard lock(machine_->mutex);
+    const auto found = allocations_.find(memory);
+    if (found == allocations_.end()) return fail(ErrorCode::kInvalidArgument, "freed twice");
+    found->second->freed = true;
+    std::erase_if(machine_->by_handle,
+                  [&](const auto& entry) { return entry.second == found->second; });
+    allocations_.erase(found);
+    return {};
+  }
+  Result<IpcHandle> share(int, std::byte* memory) override {
+    const std::lock_guard lock(machine_->mutex);
+    const std::uint64_t number = machine_->next_handle++;
+    machine_->by_handle[number] = allocations_.at(memory);
+    IpcHandle handle;
+    std::memcpy(handle.bytes.data(), &number, sizeof number);
+    return handle;
+  }
+  Result<std::byte*> open(int, const IpcHandle& handle) override {
+    const std::lock_guard lock(machine_->mutex);
+    std::uint64_t number = 0;
+    std::memcpy(&number, handle.bytes.data(), sizeof number);
+    const auto found = machine_->by_handle.find(number);
+    if (fail_open || found == machine_->by_handle.end())
+      return fail(ErrorCode::kSystem, "the fake driver cannot open the handle");
+    ++found->second->views;
+    views_.emplace(found->second->bytes.data(), found->second);
+    return found->second->bytes.data();
+  }
+  Status close(int, std::byte* memory) override {
+    const std::lock_guard lock(machine_->mutex);
+    const auto found = views_.find(memory);
+    if (found == views_.end()) return fail(ErrorCode::kInvalidArgument, "closed twice");
+    --found->second->views;
+    views_.erase(found);
+    return {};
+  }
+  Status reach(int, int) override { return {}; }
+  Result<std::byte*> pin(int, void* pages, std::uint64_t) override {
+    const std::lock_guard lock(machine_->mutex);
+    if (!pinned_.insert(pages).second)
+      return fail(ErrorCode::kAlreadyExists, "these pages are pinned already");
+    return static_cast<std::byte*>(pages);
+  }
+  Status unpin(int, void* pages) override {
+    const std::lock_guard lock(machine_->mutex);
+    if (pinned_.erase(pages) == 0) return fail(ErrorCode::kNotFound, "not pinned");
+    return {};
+  }
+  Status fetch(int, void* to, const std::byte* from, std::uint64_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
+  Status store(int, std::byte* to, const void* from, std::uint64_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
+
+  Result<Stream> make_stream(int) override {
+    const std::lock_guard lock(machine_->mutex);
+    streams_.push_back(std::make_unique<std::deque<Work>>());
+    return reinterpret_cast<Stream>(streams_.back().get());
+  }
+  void end_stream(int, Stream stream) override {
+    const std::lock_guard lock(machine_->mutex);
+    std::erase_if(streams_, [&](const auto& owned) {
+      if (reinterpret_cast<Stream>(owned.get()) != stream) return false;
+      for (const Work& work : *owned) perform(work);
+      return true;
+    });
+  }
+  Status copy(int, Stream stream, std::byte* to, const std::byte* from,
+              std::uint64_t bytes) override {
+    const std::lock_guard lock(machine_->mutex);
+    if (fail_copies) return fail(ErrorCode::kSystem, "the fake driver copies nothing");
+    ++copies_;
+    return submit(stream, {to, from, bytes, 0});
+  }
+  Status write_word(int, Stream stream, std::byte* word, std::uint32_t value) override {
+    const std::lock_guard lock(machine_->mutex);
+    ++word_writes_;
+    return submit(stream, {word, nullptr, 0, value});
+  }
+  Result<bool> idle(int, Stream stream) override {
+    const std::lock_guard lock(machine_->mutex);
+    if (broken) return fail(ErrorCode::kSystem, "the fake GPU fell off the bus");
+    return reinterpret_cast<std::deque<Work>*>(stream)->empty();
+  }
+  bool broken = false;  ///< streams answer an error
+
+ private:
+  struct Work {
+    std::byte* to;
+    const std::byte* from;  ///< null: a word
+    std::uint64_t bytes;
+    std::uint32_t value;
+  };
+  template <class F>
+  std::size_t locked(F&& f) const {
+    const std::lock_guard lock(machine_->mutex);
+    return f();
+  }
+  Status submit(Stream stream, const Work& work) {
+    if (hold) {
+      reinterpret_cast<std::deque<Work>*>(stream)->push_back(work);
+    } else {
+      perform(work);
+    }
+    return {};
+  }
+  static void perform(const Work& work) {
+    if (work.from != nullptr) {
+      std::memcpy(work.to, work.from, work.bytes);
+    } else {
+      __atomic_store_n(reinterpret_cast<std::uint32_t*>(work.to), work.value, __ATOMIC_RELEASE);
+    }
+  }
+
+  const std::shared_ptr<FakeMachine> machine_;
+  std::map<std::byte*, std::shared_ptr<FakeMachine::Block>> allocations_;
+  std::multimap<std::byte*, std::shared_ptr<FakeMachine::Block>> views_;
+  std::set<void*> pinned_;
+  std::vector<std::unique_ptr<std::deque<Work>>> streams_;
+  std::size_t copies_ = 0;
+  std::size_t word_writes_ = 0;
+};
+
+}  // namespace mk::gpu::test
