@@ -84,7 +84,7 @@ timeout --foreground "$timeout" qemu-system-x86_64 -accel "$accelerator" -cpu ma
   -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
   -virtfs local,path="$share",mount_tag=out,security_model=none </dev/null >"$work/qemu.log" 2>&1 &
 qemu=$!
-tail --pid="$qemu" -n +1 -F "$work/console" 2>/dev/null | tr -d '\r' &
+tail --pid="$qemu" -n +1 -F "$work/console" 2>/dev/null | stdbuf -oL tr -d '\r' &
 wait "$qemu" || status=$?
 wait
 if [ -n "$out" ]; then
