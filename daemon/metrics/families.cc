@@ -48,9 +48,11 @@ class Families {
       metric->gauge.value = value;
     }
   }
+  /// Durations.
   void histogram(const char* name, const char* help,
-                 const std::array<std::uint64_t, LatencyHistogram::kBuckets>& counts) {
-    ClientMetric* metric = add(MetricType::Histogram, name, help, {});
+                 const std::array<std::uint64_t, LatencyHistogram::kBuckets>& counts,
+                 Labels labels = {}) {
+    ClientMetric* metric = add(MetricType::Histogram, name, help, std::move(labels));
     if (!metric) return;
     ClientMetric::Histogram& histogram = metric->histogram;
     std::uint32_t bucket = 0;
@@ -71,6 +73,20 @@ class Families {
           {histogram.sample_count, static_cast<double>(bound_ns) * kSecondsPerNs});
     }
     count_up_to(LatencyHistogram::kBuckets);
+  }
+
+  /// Small sizes, each counted by itself: `counts[i]` values of i + 1.
+  void histogram(const char* name, const char* help,
+                 const std::array<Counter, shm::kBatchMax>& counts, Labels labels) {
+    ClientMetric* metric = add(MetricType::Histogram, name, help, std::move(labels));
+    if (!metric) return;
+    ClientMetric::Histogram& histogram = metric->histogram;
+    for (std::uint32_t size = 1; size <= shm::kBatchMax; ++size) {
+      const std::uint64_t count = counts[size - 1].value();
+      histogram.sample_count += count;
+      histogram.sample_sum += static_cast<double>(count * size);
+      histogram.bucket.push_back({histogram.sample_count, static_cast<double>(size)});
+    }
   }
 
   std::vector<MetricFamily> take() { return std::move(families_); }
@@ -98,6 +114,14 @@ class Families {
   std::map<std::string, std::size_t> places_;
   std::set<std::string> seen_;
 };
+
+std::array<std::uint64_t, LatencyHistogram::kBuckets> counts_of(const LatencyHistogram& from) {
+  std::array<std::uint64_t, LatencyHistogram::kBuckets> counts;
+  for (std::uint32_t bucket = 0; bucket < counts.size(); ++bucket) {
+    counts[bucket] = from.count(bucket);
+  }
+  return counts;
+}
 
 void add_daemon(Families& out, const MetricsSample& sample) {
   out.gauge("mkernel_build_info", "Always 1; the labels say what runs.", 1,
@@ -134,6 +158,10 @@ void add_rails(Families& out, const MetricsSample& sample) {
                 stats.bad_arrivals, labels);
     out.counter("mkernel_proxy_bad_completions_total", "Completions that named no write in flight.",
                 stats.bad_completions, labels);
+    out.histogram("mkernel_arrival_to_flag_seconds",
+                  "From an arrival's event to its published flag, at most; only on networks that "
+                  "do not write flags themselves (the sum is estimated from buckets).",
+                  counts_of(stats.arrival_to_flag), labels);
   }
 }
 
@@ -234,6 +262,9 @@ void add_links(Families& out, const ControlSnapshot& control) {
   for (const LinkInfo& link : control.links) {
     const Labels labels{{"rail", std::to_string(link.rail)}, {"peer", std::to_string(link.peer)}};
     out.gauge("mkernel_link_up", "1 while a link works.", link.state == "up" ? 1 : 0, labels);
+    out.gauge("mkernel_link_stalled_seconds",
+              "How long writes have been outstanding on a link without any completing.",
+              static_cast<double>(link.stalled_for_ns) * kSecondsPerNs, labels);
     if (!link.stats) continue;
     const LinkStats& stats = *link.stats;
     out.counter("mkernel_link_messages_total", "Writes posted to a link.", stats.messages, labels);
@@ -241,6 +272,16 @@ void add_links(Families& out, const ControlSnapshot& control) {
     out.counter("mkernel_link_batches_total", "Submissions to a link.", stats.batches, labels);
     out.counter("mkernel_link_completed_total", "Writes that completed.", stats.completed, labels);
     out.counter("mkernel_link_errors_total", "Writes that failed.", stats.errors, labels);
+    out.counter("mkernel_link_post_retries_total",
+                "Submissions that the network did not take whole, so that the rest came again.",
+                stats.post_retries, labels);
+    const std::uint64_t connects = stats.connects.value();
+    out.counter("mkernel_link_reconnections_total", "Times that a link came up again.",
+                connects > 1 ? static_cast<double>(connects - 1) : 0, labels);
+    out.counter("mkernel_link_connect_failures_total", "Tries to connect a link that failed.",
+                stats.connect_failures, labels);
+    out.histogram("mkernel_link_batch_writes", "Writes per submission to a link.",
+                  stats.batch_commands, labels);
     out.gauge("mkernel_link_outstanding", "Writes posted, neither completed nor failed.",
               static_cast<double>(stats.outstanding.value()), labels);
   }

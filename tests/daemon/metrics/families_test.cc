@@ -71,7 +71,7 @@ TEST(Metrics, NamesFollowPrometheusRules) {
     EXPECT_TRUE(std::regex_match(name, name_rule)) << name;
     EXPECT_EQ(name.ends_with("_total"), family.type == MetricType::Counter) << name;
     if (family.type == MetricType::Histogram) {
-      EXPECT_TRUE(name.ends_with("_seconds")) << name;
+      EXPECT_TRUE(name.ends_with("_seconds") || name.ends_with("_writes")) << name;
     }
     EXPECT_TRUE(family.help.ends_with(".")) << name;
     EXPECT_THAT(name, testing::Not(testing::ContainsRegex("_(ns|ms|us|kb|mb|milliseconds)(_|$)")));
@@ -181,6 +181,45 @@ TEST(Metrics, HistogramsCountEveryValueOnceBelowItsBound) {
   // A bucket is at most a quarter of its lower bound wide: its middle is 12.5% off at most.
   EXPECT_NEAR(histogram.sample_sum, sum_seconds, 0.125 * sum_seconds) << "seed " << seed;
   EXPECT_EQ(families["mkernel_commit_to_post_seconds"].metric[0].histogram.sample_count, 0);
+}
+
+TEST(Metrics, LinksTellTheirBatchesRetriesAndReconnections) {
+  const ProxyStats proxy;
+  MetricsSample sample = busy_sample(proxy);
+  LinkInfo& link = sample.control->links[0];
+  link.stalled_for_ns = 1'500'000'000;
+  auto& stats = const_cast<LinkStats&>(*link.stats);
+  stats.batch_commands[0].add(3);
+  stats.batch_commands[7].add(2);
+  stats.post_retries.add(4);
+  stats.connect_failures.add(5);
+  EXPECT_EQ(families_of(sample)["mkernel_link_reconnections_total"].metric[0].counter.value, 0);
+  stats.connects.add(3);
+  auto families = families_of(sample);
+  EXPECT_EQ(families["mkernel_link_reconnections_total"].metric[0].counter.value, 2);
+  EXPECT_EQ(families["mkernel_link_post_retries_total"].metric[0].counter.value, 4);
+  EXPECT_EQ(families["mkernel_link_connect_failures_total"].metric[0].counter.value, 5);
+  EXPECT_EQ(families["mkernel_link_stalled_seconds"].metric[0].gauge.value, 1.5);
+  const auto& histogram = families["mkernel_link_batch_writes"].metric[0].histogram;
+  ASSERT_EQ(histogram.bucket.size(), shm::kBatchMax);
+  EXPECT_EQ(histogram.bucket[0].cumulative_count, 3);
+  EXPECT_EQ(histogram.bucket[6].cumulative_count, 3);
+  EXPECT_EQ(histogram.bucket[7].cumulative_count, 5);
+  EXPECT_EQ(histogram.sample_count, 5);
+  EXPECT_EQ(histogram.sample_sum, 3 * 1 + 2 * 8);
+}
+
+TEST(Metrics, ArrivalsAreTimedByRail) {
+  ProxyStats first, second;
+  MetricsSample sample = busy_sample(first);
+  sample.rails = {&first, &second};
+  second.arrival_to_flag.record(100, 7);
+  auto families = families_of(sample);
+  const auto& series = families["mkernel_arrival_to_flag_seconds"].metric;
+  ASSERT_EQ(series.size(), 2);
+  EXPECT_EQ(series[0].histogram.sample_count, 0);
+  EXPECT_EQ(series[1].label[0].value, "1");
+  EXPECT_EQ(series[1].histogram.sample_count, 7);
 }
 
 }  // namespace
