@@ -41,8 +41,9 @@ enum class FlagKind : std::uint8_t {
   kRowsReady = 10,    ///< rank whose rows they are, chunk
   kPlanReady = 11,    ///< -, -
   kRowsPacked = 12,   ///< row tile, -
+  kShardsSent = 13,   ///< local rank, -
 };
-inline constexpr std::uint32_t kFlagKinds = 13;
+inline constexpr std::uint32_t kFlagKinds = 14;
 
 /// Why a wait ended.
 enum class WaitEnd : std::uint8_t {
@@ -65,7 +66,7 @@ constexpr const char* name_of(FlagKind kind) {
   constexpr const char* kNames[kFlagKinds] = {
       "launch-record", "tile-ready", "chunk-reduced", "out-ready",  "arrival",
       "release",       "credit",     "completed",     "block-done", "finished",
-      "rows-ready",    "plan-ready", "rows-packed"};
+      "rows-ready",    "plan-ready", "rows-packed",   "shards-sent"};
   return kNames[static_cast<std::uint32_t>(kind)];
 }
 

@@ -39,6 +39,8 @@ std::string flag_text(const WaitSite& site) {
       return "flag plan-ready";
     case FlagKind::kRowsPacked:
       return fmt::format("flag rows-packed[row tile {}]", i);
+    case FlagKind::kShardsSent:
+      return fmt::format("flag shards-sent[local rank {}]", i);
   }
   return "?";
 }

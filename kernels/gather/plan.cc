@@ -81,6 +81,7 @@ void GatherPlan::place(WorkspaceLayout& workspace, std::uint32_t first) {
   const std::uint64_t slots = world == 1 ? 0 : kind == GatherKind::kBroadcast ? world : nodes;
   layout.ready = workspace.place(world == 1 ? 0 : world * chunks_max * 4, kLine);
   layout.drained = workspace.place(pulled ? locals * kLine : 0, kLine);
+  layout.sent = workspace.place(pulled ? locals * kLine : 0, kLine);
   layout.slots = workspace.place(banks * slots * layout.slot_bytes, kPage);
 }
 

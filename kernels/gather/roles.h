@@ -86,10 +86,11 @@ MK_HOST_DEVICE bool share(GatherBlock<Executor>& gather, const GatherSource& sou
   return true;
 }
 
-/// Sends round the ring: chunks `index`, `index` + send blocks, ... of this rank's own shard, and
-/// of its rail's others as they arrive. Only with several nodes.
+/// Sends round the ring: chunks `index`, `index` + `blocks`, ... of this rank's own shard, and of
+/// its rail's others as they arrive, `index` being this block's. Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender,
+                                std::uint32_t blocks) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
@@ -101,8 +102,7 @@ MK_HOST_DEVICE bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Execu
     const std::uint64_t slot = schedule.slot(block.bank, origin);
     std::uint32_t rows = 0;
     if (!gather.await_row_count(origin, &rows)) return false;
-    for (std::uint32_t chunk = block.index; chunk < schedule.chunks(rows);
-         chunk += block.common.blocks.send) {
+    for (std::uint32_t chunk = block.index; chunk < schedule.chunks(rows); chunk += blocks) {
       if (!(hops == 0 ? gather.await_shared(chunk) : gather.await_chunk(origin, chunk)))
         return false;
       if (!released && !gather.await_release()) return false;
@@ -114,6 +114,26 @@ MK_HOST_DEVICE bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Execu
       }
       block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));
     }
+  }
+  return true;
+}
+
+/// Between two gathers of which the first is the more urgent: block 0 sends all of the first, and
+/// no block anything of the second before every local rank has sent the first. Ranks of a node may
+/// share a link, where what is given to it first goes first.
+template <class Executor>
+MK_HOST_DEVICE bool send_first(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+  auto& block = gather.block;
+  const GatherSchedule& schedule = gather.schedule;
+  if (block.index == 0) {
+    if (!send_shards(gather, sender, 1)) return false;
+    block.publish_at_every_local(schedule.sent(block.world.local));
+  }
+  for (std::uint32_t local = 0; local < block.world.locals; ++local) {
+    if (!block.await(
+            block.site(FlagKind::kShardsSent, block.rank_of(local), local, 0, kGatherHopsMax + 1),
+            block.word(block.at(schedule.sent(local))), block.epoch))
+      return false;
   }
   return true;
 }
@@ -192,7 +212,7 @@ MK_HOST_DEVICE bool send(GatherBlock<Executor>& gather, ConsumersDone&& consumer
   auto& block = gather.block;
   ChunkSender<Executor> sender(block.executor, block.control, block.common.context, block.index,
                                block.totals.waits);
-  bool sent = send_shards(gather, sender);
+  bool sent = send_shards(gather, sender, block.common.blocks.send);
   if (sent) end_shards(block, sender);
   if (sent && block.index == 0) sent = consumers_done() && release(gather, sender);
   block.totals.commands += sender.commands();

@@ -177,6 +177,10 @@ class GatherSchedule {
   MK_HOST_DEVICE std::uint64_t drained(std::uint32_t local) const {
     return geometry_.layout.drained + std::uint64_t{local} * 64;
   }
+  /// The word that shows that the local rank has given its daemon all that it sends (kPull).
+  MK_HOST_DEVICE std::uint64_t sent(std::uint32_t local) const {
+    return geometry_.layout.sent + std::uint64_t{local} * 64;
+  }
 
   // --- Arrival flags, as indices into the operator's; see FlagMap ---
 

@@ -54,8 +54,8 @@ template <class Executor>
 MK_HOST_DEVICE bool send(MoeDispatchBlock<Executor>& block) {
   ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
                                block.totals.waits);
-  bool sent =
-      gather::send_shards(block.routing, sender) && gather::send_shards(block.tokens, sender);
+  bool sent = gather::send_first(block.routing, sender) &&
+              gather::send_shards(block.tokens, sender, block.launch.blocks.send);
   if (sent) gather::end_shards(block, sender);
   if (sent && block.index == 0) {
     sent = block.await_pulled() && gather::release(block.routing, sender) &&

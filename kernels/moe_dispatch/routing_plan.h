@@ -8,8 +8,10 @@
 ///     fill(part)       every part, after arrange              where each row comes from
 ///
 /// The output's rows are grouped by expert; within an expert they stand in the order of their
-/// expected arrival (GatherSchedule::origin_at), those of one source by token, then by slot. So the
-/// result does not depend on who does which part when, nor on what really arrived first.
+/// expected arrival: by the nodes that their source's rows cross, then, because the sources of one
+/// node arrive side by side, by part (kPartTokens tokens) of the source, then by source
+/// (GatherSchedule::origin_at), token and slot. So the result does not depend on who does which
+/// part when, nor on what really arrived first.
 ///
 /// Any skew goes: an expert without rows has no tile, an expert may have all rows.
 #pragma once
@@ -58,8 +60,7 @@ struct RowTile {
   std::uint32_t rows = 0;
   std::uint32_t packed_row = 0;
   std::uint32_t hops = 0;  ///< of the source that arrives last: the tile's class
-  /// Within its class, when the last of its rows is to be expected, as RoutingShape::step_of has it
-  /// of the rows over `hops` hops.
+  /// Within its class, when the last of its rows is to be expected (RoutingShape::step_of).
   std::uint32_t step = 0;
 };
 
@@ -81,20 +82,28 @@ struct RoutingShape {
   std::uint32_t row_pad = 0;     ///< packed tiles have a multiple of this many rows; divides tile_m
 
   /// Tokens of one part of a routing table.
-  static constexpr std::uint32_t kPartTokens = 512;
+  static constexpr std::uint32_t kPartTokens = 256;
 
   MK_HOST_DEVICE constexpr std::uint32_t parts_of_source() const {
     return div_up(tokens_max, kPartTokens);
   }
+  /// Parts are numbered in the order of their expected arrival: by the hops of their sources, then
+  /// by their place in a table, then by source.
   MK_HOST_DEVICE constexpr std::uint32_t parts() const { return world.size() * parts_of_source(); }
   MK_HOST_DEVICE constexpr std::uint32_t hops_of(std::uint32_t part) const {
     return part / (world.locals * parts_of_source());
   }
+  MK_HOST_DEVICE constexpr std::uint32_t place_of(std::uint32_t part) const {
+    return part / world.locals % parts_of_source();
+  }
+  /// As GatherSchedule::origin_at counts them.
+  MK_HOST_DEVICE constexpr std::uint32_t source_of(std::uint32_t part) const {
+    return hops_of(part) * world.locals + part % world.locals;
+  }
   /// The sources of one class arrive side by side, each from its first token on, in so many steps.
-  static constexpr std::uint32_t kSteps = 8;
+  static constexpr std::uint32_t kSteps = 16;
   MK_HOST_DEVICE constexpr std::uint32_t step_of(std::uint32_t part) const {
-    return static_cast<std::uint32_t>(std::uint64_t{part % parts_of_source()} * kSteps /
-                                      parts_of_source());
+    return static_cast<std::uint32_t>(std::uint64_t{place_of(part)} * kSteps / parts_of_source());
   }
   /// Experts of any rank, at most.
   MK_HOST_DEVICE constexpr std::uint32_t experts_here_max() const {
@@ -130,9 +139,9 @@ class RoutingPlan {
   /// This rank's.
   MK_HOST_DEVICE const ShardRange& experts() const { return experts_; }
 
-  /// The rank whose table the part belongs to. Parts stand in the order of arrival.
+  /// The rank whose table the part belongs to.
   MK_HOST_DEVICE std::uint32_t rank_of(std::uint32_t part) const {
-    return order_.origin_at(part / shape_.parts_of_source());
+    return order_.origin_at(shape_.source_of(part));
   }
 
   /// `table` is the one of rank_of(part).
@@ -185,7 +194,7 @@ class RoutingPlan {
   template <class Visit>
   MK_HOST_DEVICE void for_each_row(std::uint32_t part, const RoutingTable& table,
                                    Visit&& visit) const {
-    const std::uint32_t first = part % shape_.parts_of_source() * RoutingShape::kPartTokens;
+    const std::uint32_t first = shape_.place_of(part) * RoutingShape::kPartTokens;
     const std::uint32_t last = table.tokens < first + RoutingShape::kPartTokens
                                    ? table.tokens
                                    : first + RoutingShape::kPartTokens;
@@ -225,17 +234,6 @@ class RoutingPlan {
   MK_HOST_DEVICE std::uint32_t first_row_after(std::uint32_t part, std::uint32_t expert) const {
     return part + 1 < shape_.parts() ? counts_of(part + 1)[expert] : arrays_.offsets[expert + 1];
   }
-  /// RowTile::step of a tile whose first row is of `part`.
-  MK_HOST_DEVICE std::uint32_t last_step(const RowTile& tile, std::uint32_t part) const {
-    std::uint32_t step = 0;
-    for (std::uint32_t begin = tile.row; begin < tile.row + tile.rows; ++part) {
-      const std::uint32_t end = first_row_after(part, tile.expert);
-      if (end > begin && shape_.hops_of(part) == tile.hops && shape_.step_of(part) > step)
-        step = shape_.step_of(part);
-      begin = end;
-    }
-    return step;
-  }
 
   /// Calls visit(tile) for every row tile, by expert and row. A tile is full, or has the last of
   /// its expert's rows, or ends where rows over more hops begin: at the first such place that
@@ -246,7 +244,7 @@ class RoutingPlan {
     for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
       const std::uint32_t end = arrays_.offsets[expert + 1];
       std::uint32_t row = arrays_.offsets[expert];
-      std::uint32_t part = 0;  // of the tile's first row
+      std::uint32_t part = 0;  // of the tile's last row
       while (row < end) {
         RowTile tile;
         tile.expert = expert;
@@ -256,11 +254,13 @@ class RoutingPlan {
         for (std::uint32_t hops = 1; hops < shape_.world.nodes; ++hops) {
           const std::uint32_t border = first_row_over(hops, expert);
           if (border >= row + tile.rows) break;
-          if (border >= row + shape_.tile_m / 2) tile.rows = border - row;
-          if (border < row + tile.rows) tile.hops = hops;
+          if (border < row + shape_.tile_m / 2) continue;
+          tile.rows = border - row;
+          break;
         }
-        while (first_row_after(part, expert) <= row) ++part;
-        tile.step = last_step(tile, part);
+        while (first_row_after(part, expert) < row + tile.rows) ++part;
+        tile.hops = shape_.hops_of(part);
+        tile.step = shape_.step_of(part);
         row += tile.rows;
         packed_row += packed_rows(tile);
         visit(tile);

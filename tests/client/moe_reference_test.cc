@@ -50,6 +50,25 @@ TEST(MoeReference, PutsRowsWhereTheExampleHasThem) {
   EXPECT_TRUE(MoeReference(kShape, 1, all).rows().empty());
 }
 
+// The ranks of a node come side by side, 256 tokens of each at a time.
+TEST(MoeReference, TakesTheRanksOfANodeInTurn) {
+  const MoeSource many{300, std::vector<std::int32_t>(300, 0), std::vector<float>(300, 1.0f), {}};
+  const std::vector<MoeSource> all(4, many);
+  const MoeReference reference({2, 2, 1, 1, 2, 1, DataType::kBf16}, 3, all);
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> expected;
+  for (const auto& [one, other] : {std::pair{3u, 2u}, {1u, 0u}}) {
+    for (const auto& [begin, end] : {std::pair{0u, 256u}, {256u, 300u}}) {
+      for (std::uint32_t rank : {one, other}) {
+        for (std::uint32_t token = begin; token < end; ++token) expected.emplace_back(rank, token);
+      }
+    }
+  }
+  ASSERT_EQ(reference.rows().size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(std::pair(reference.rows()[i].rank, reference.rows()[i].token), expected[i]) << i;
+  }
+}
+
 TEST(MoeReference, ComparesEveryElementAndFindsWhatIsWrong) {
   const auto all = sources();
   const MoeReference reference(kShape, 3, all);

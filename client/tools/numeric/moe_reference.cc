@@ -8,6 +8,9 @@
 namespace mk::tools {
 namespace {
 
+/// The ranks of a node come side by side, so many tokens of each at a time.
+constexpr std::uint32_t kTokensAtATime = 256;
+
 /// Steps from `from` forwards to `to` on a circle.
 std::uint32_t steps(std::uint32_t from, std::uint32_t to, std::uint32_t circle) {
   return (to + circle - from) % circle;
@@ -36,7 +39,8 @@ MoeReference::MoeReference(const MoeJobShape& shape, std::uint32_t rank,
   const auto key = [&](const Row& row) {
     const std::uint32_t locals = shape.locals;
     return std::tuple(row.expert, steps(row.rank / locals, rank / locals, shape.nodes),
-                      steps(rank % locals, row.rank % locals, locals), row.token, row.slot);
+                      row.token / kTokensAtATime, steps(rank % locals, row.rank % locals, locals),
+                      row.token, row.slot);
   };
   std::sort(rows_.begin(), rows_.end(),
             [&](const Row& a, const Row& b) { return key(a) < key(b); });

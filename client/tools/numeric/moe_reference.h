@@ -3,9 +3,9 @@
 /// element in float64 with its bound. Written from the operator's definition alone:
 ///
 /// Rank r of W has the experts [floor(r E / W), floor((r + 1) E / W)). Its output has a row for
-/// every (rank, token, slot) whose id is one of them, sorted by expert; then by the source's
-/// arrival (r itself; its node's other ranks from the next local rank on, cyclically; then those of
-/// node - 1, node - 2, ... cyclically, each node beginning with r's rail); then by token; then by
+/// every (rank, token, slot) whose id is one of them, sorted by expert; then by the source's node
+/// (r's, then node - 1, node - 2, ... cyclically); then by token / 256, rounded down; then by the
+/// source (of each node beginning with r's rail, from there on cyclically); then by token; then by
 /// slot. The row is the token times the expert's weights: one product of length H, rounded once
 /// (gemm_reference.h has the bound).
 #pragma once

@@ -204,6 +204,8 @@ TEST(GatherSchedule, PlacesInTheWorkspaceAreDisjointAndInside) {
       for (std::uint32_t local = 0; local < plan.locals; ++local) {
         if (plan.kind == GatherKind::kPull && plan.nodes > 1)
           claims.claim(schedule.drained(local), 4, "drained");
+        if (plan.kind == GatherKind::kPull && plan.nodes > 1)
+          claims.claim(schedule.sent(local), 4, "sent");
       }
     }
     EXPECT_LE(claims.end(), workspace_bytes);

@@ -61,6 +61,15 @@ struct MoeRank {
   std::vector<std::uint16_t> tokens;
   std::vector<std::uint16_t> y;
   std::uint32_t tiles_before_pulled = 0;  ///< computed before all rows were packed
+  std::uint64_t produced_before = 0;      ///< commands, when the launch began
+  std::uint64_t routing_commands = 0;     ///< of the launch, those that carry routing
+
+  std::uint64_t produced() const {
+    std::uint64_t sum = 0;
+    for (std::uint32_t lane = 0; lane < launch.blocks.send; ++lane)
+      sum += launch.context.lanes[lane].produced;
+    return sum;
+  }
 };
 
 class Executor : public SimExecutor {
@@ -126,6 +135,7 @@ class MoeSimulation : private SimOperator {
     return all;
   }
   std::uint32_t overflows() const { return overflows_; }
+  std::uint32_t watched() const { return watched_; }
 
  private:
   static MoeDispatchPlan make_plan(const MoeSimOptions& options) {
@@ -193,6 +203,32 @@ class MoeSimulation : private SimOperator {
     rank.launch.tokens = reinterpret_cast<const std::byte*>(rank.tokens.data());
     rank.launch.capacity = options_.room(needed(index, all));
     rank.y.assign(std::size_t{rank.launch.capacity} * plan_.shape.features, 0);
+    rank.produced_before = rank.produced();
+    const GatherSchedule gather(plan_.routing, rank.launch.context.world);
+    rank.routing_commands =
+        gather.commands([&](std::uint32_t origin) { return all[origin].tokens; }) - 1;
+  }
+
+  /// What a rank has committed in its launch so far.
+  enum class Sent { kSomeRouting, kRouting, kTokens };
+  static Sent sent(const MoeRank& rank) {
+    const std::uint64_t now = rank.produced() - rank.produced_before;
+    return now < rank.routing_commands    ? Sent::kSomeRouting
+           : now == rank.routing_commands ? Sent::kRouting
+                                          : Sent::kTokens;
+  }
+  /// No token leaves before all routing of the node has.
+  void watch(std::uint32_t index) override {
+    const MoeRank& rank = ranks_[index];
+    if (options_.nodes == 1 || sent(rank) != Sent::kTokens) return;
+    const std::uint32_t first = index / options_.locals * options_.locals;
+    for (std::uint32_t peer = first; peer < first + options_.locals; ++peer) {
+      const MoeRank& other = ranks_[peer];
+      if (other.launch.epoch < rank.launch.epoch ||
+          (other.launch.epoch == rank.launch.epoch && sent(other) == Sent::kSomeRouting))
+        tokens_first_ = true;
+    }
+    ++watched_;
   }
 
   bool run_role(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
@@ -220,6 +256,7 @@ class MoeSimulation : private SimOperator {
     const RoutingPlan plan = routing_plan_of(rank.launch);
     const auto all = routing(rank.launch.epoch);
     const std::uint32_t wanted = needed(index, all);
+    if (tokens_first_) return "a rank sent tokens before its node had sent all routing";
     if (plan.summary().rows != wanted)
       return fmt::format("{} rows, expected {}", plan.summary().rows, wanted);
     if (plan.summary().fits != (wanted <= rank.launch.capacity))
@@ -276,6 +313,8 @@ class MoeSimulation : private SimOperator {
   MoeDispatchPlan plan_;
   std::vector<MoeRank> ranks_;
   std::uint32_t overflows_ = 0;
+  bool tokens_first_ = false;
+  std::uint32_t watched_ = 0;  ///< looks at a rank that had sent tokens
   Simulation simulation_;
 };
 
@@ -326,12 +365,16 @@ MoeSimOptions small(std::uint32_t nodes, std::uint32_t locals, std::uint64_t see
 }
 
 TEST(MoeDispatchInterleaving, ManySeeds) {
+  std::uint32_t watched = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     MoeSimOptions options = small(static_cast<std::uint32_t>(1 + seed % 4),
                                   static_cast<std::uint32_t>(1 + seed % 3), seed);
     options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
-    ASSERT_EQ(MoeSimulation(options).run(), "") << "seed " << seed;
+    MoeSimulation simulation(options);
+    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
+    watched += simulation.watched();
   }
+  EXPECT_GT(watched, 60u) << "whether tokens wait for routing was hardly looked at";
 }
 
 // A rank whose rows do not fit stores nothing; the others, and the next launches, are right.

@@ -69,9 +69,13 @@ std::uint32_t arrival_of(const World& world, std::uint32_t rank) {
 /// An output row as the definition has it; compares in the order of the output.
 struct Expected {
   std::uint32_t expert;
+  std::uint32_t hops;
   std::uint32_t arrival;
   MoeRow row;
-  auto key() const { return std::tuple(expert, arrival, row.token, row.slot); }
+  /// The sources of a node come side by side, 256 tokens of each at a time.
+  auto key() const {
+    return std::tuple(expert, hops, row.token / 256, arrival, row.token, row.slot);
+  }
 };
 
 std::vector<Expected> expected_rows(const RoutingShape& shape,
@@ -84,8 +88,9 @@ std::vector<Expected> expected_rows(const RoutingShape& shape,
         const std::size_t at = std::size_t{token} * shape.top_k + slot;
         const std::int64_t id = routing[rank].ids[at];
         if (id < here.first || id >= std::int64_t{here.first} + here.count) continue;
-        all.push_back({static_cast<std::uint32_t>(id) - here.first, arrival_of(shape.world, rank),
-                       MoeRow{rank, token, slot, routing[rank].weights[at]}});
+        const std::uint32_t arrival = arrival_of(shape.world, rank);
+        all.push_back({static_cast<std::uint32_t>(id) - here.first, arrival / shape.world.locals,
+                       arrival, MoeRow{rank, token, slot, routing[rank].weights[at]}});
       }
     }
   }
@@ -108,15 +113,16 @@ void check_rows(const RoutingPlan& plan, const std::vector<Expected>& expected) 
 
 void check_tiles(const RoutingPlan& plan, const std::vector<Expected>& expected) {
   const RoutingShape& shape = plan.shape();
-  const auto hops = [&](const Expected& row) { return row.arrival / shape.world.locals; };
+  const auto hops = [](const Expected& row) { return row.hops; };
   ASSERT_LE(plan.summary().tiles, shape.tiles_max());
   std::vector<int> covered(expected.size(), 0);
   std::vector<int> packed(shape.packed_rows_max(), 0);
   std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t> before{};
-  // Which eighth of the most tokens a rank may have, counted in parts of 512, a row's token is in.
+  // Which sixteenth of the most tokens a rank may have, counted in parts of 256, a row's token is
+  // in.
   const auto step = [&](const Expected& row) {
-    const std::uint32_t parts = (shape.tokens_max + 511) / 512;
-    return row.row.token / 512 * 8 / parts;
+    const std::uint32_t parts = (shape.tokens_max + 255) / 256;
+    return row.row.token / 256 * 16 / parts;
   };
   for (std::uint32_t i = 0; i < plan.summary().tiles; ++i) {
     const RowTile& tile = plan.tiles()[i];
