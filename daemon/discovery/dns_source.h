@@ -1,0 +1,47 @@
+/// \file
+/// Discovery by DNS: the addresses of a name (a Kubernetes headless service), each asked over the
+/// Peer service which node it is. DNS holds no node ids, and pods come and go under any address.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/discovery/discovery.h"
+#include "daemon/discovery/resolver.h"
+#include "proto/mkernel/v1/peer.grpc.pb.h"
+
+namespace mk::daemon {
+
+class DnsSource final : public DiscoverySource {
+ public:
+  /// `config`: discovery.dns, checked.
+  DnsSource(const Config& config, const DiscoverySelf& self, const TlsTexts& tls);
+
+  /// Nodes that answered now or did before, while DNS has their address; an address that has never
+  /// answered is left out. Two daemons with one node id, or with ours, are an error that names
+  /// them.
+  Result<std::vector<PeerConfig>> look() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Host {
+    DnsAnswer answer;
+    std::unique_ptr<::mkernel::v1::Peer::Stub> stub;
+    bool known = false;  ///< it has said who it is
+    std::uint32_t node = 0;
+    std::uint64_t generation = 0;
+    Clock::time_point ask_again;
+  };
+  void identify();
+
+  const DnsQuestion question_;
+  const std::string server_;
+  const DiscoverySelf self_;
+  const TlsTexts tls_;
+  std::map<std::string, Host> hosts_;  ///< by address
+};
+
+}  // namespace mk::daemon

@@ -1,0 +1,200 @@
+#include "daemon/discovery/etcd_source.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <charconv>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "daemon/service/version.h"
+#include "shm/limits.h"
+
+namespace mk::daemon {
+namespace {
+
+using namespace etcdserverpb;
+using Json = nlohmann::json;
+
+constexpr auto kCallTimeout = std::chrono::seconds(2);
+constexpr auto kLeaveTimeout = std::chrono::milliseconds(500);
+
+void set_timeout(grpc::ClientContext& context, std::chrono::nanoseconds timeout) {
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::duration_cast<std::chrono::system_clock::duration>(timeout));
+}
+
+Status check(const grpc::Status& status) {
+  if (status.ok()) return {};
+  return fail(ErrorCode::kUnavailable, "{}",
+              status.error_message().empty() ? "no answer" : status.error_message());
+}
+
+/// The first key behind all that begin with `prefix`.
+std::string end_of(std::string prefix) {
+  while (!prefix.empty() && prefix.back() == '\xff') prefix.pop_back();
+  if (!prefix.empty()) ++prefix.back();
+  return prefix;
+}
+
+/// The address in a value; nothing when it is none of ours.
+std::optional<PeerConfig> parse_value(std::string_view id, const std::string& value) {
+  PeerConfig peer;
+  const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), peer.id);
+  if (error != std::errc{} || end != id.data() + id.size() || peer.id >= shm::kNodesMax) return {};
+  const Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
+  const auto text = [&json](const char* key) -> std::string {
+    if (!json.is_object()) return "";
+    const auto at = json.find(key);
+    return at != json.end() && at->is_string() ? at->get<std::string>() : "";
+  };
+  auto address = parse_address(text("address"), false);
+  if (!address) return {};
+  peer.address = std::move(*address);
+  peer.name = text("name");
+  return peer;
+}
+
+}  // namespace
+
+EtcdSource::EtcdSource(const Config& config, const DiscoverySelf& self, const TlsTexts& tls)
+    : prefix_(config.discovery.etcd.prefix),
+      ttl_seconds_(static_cast<std::int64_t>(config.discovery.etcd.ttl_ns / 1'000'000'000)),
+      self_(self),
+      value_(Json{{"address", self.advertise.text()}, {"version", version_text()}}.dump()) {
+  for (const std::string& text : config.discovery.etcd.endpoints) {
+    const auto address = parse_address(text, false);
+    if (!address) continue;  // checked with the configuration
+    ChannelOptions options;
+    options.tls = tls;
+    options.connect_timeout = kCallTimeout;
+    const auto channel = open_channel(*address, options);
+    endpoints_.push_back({text, KV::NewStub(channel), Lease::NewStub(channel)});
+  }
+}
+
+Result<std::vector<PeerConfig>> EtcdSource::look() {
+  std::string reasons;
+  for (std::size_t i = 0; i < endpoints_.size(); ++i) {
+    const std::size_t at = (first_ + i) % endpoints_.size();
+    auto peers = look_at(endpoints_[at]);
+    if (peers || peers.error().code != ErrorCode::kUnavailable) {
+      first_ = at;
+      return peers;
+    }
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", endpoints_[at].name,
+                           peers.error().message);
+  }
+  return fail(ErrorCode::kUnavailable, "etcd does not answer: {}", reasons);
+}
+
+Result<std::vector<PeerConfig>> EtcdSource::look_at(Endpoint& endpoint) {
+  MK_RETURN_IF_ERROR(renew(endpoint));
+  if (!registered_) MK_RETURN_IF_ERROR(put(endpoint));
+  grpc::ClientContext context;
+  set_timeout(context, kCallTimeout);
+  RangeRequest request;
+  request.set_key(prefix_);
+  request.set_range_end(end_of(prefix_));
+  RangeResponse response;
+  MK_RETURN_IF_ERROR(check(endpoint.kv->Range(&context, request, &response)));
+  std::map<std::uint32_t, PeerConfig> nodes;
+  registered_ = false;
+  for (const KeyValue& entry : response.kvs()) {
+    if (entry.key() == key()) {
+      registered_ = entry.lease() == lease_;  // somebody may have removed it
+      continue;
+    }
+    const auto peer =
+        parse_value(std::string_view(entry.key()).substr(prefix_.size()), entry.value());
+    if (peer) nodes.emplace(peer->id, *peer);
+  }
+  std::vector<PeerConfig> peers;
+  for (const auto& [node, peer] : nodes) peers.push_back(peer);
+  return peers;
+}
+
+Status EtcdSource::renew(Endpoint& endpoint) {
+  grpc::ClientContext context;
+  set_timeout(context, kCallTimeout);
+  if (lease_ != 0) {
+    LeaseKeepAliveRequest request;
+    request.set_id(lease_);
+    LeaseKeepAliveResponse response;
+    const auto stream = endpoint.lease->LeaseKeepAlive(&context);
+    const bool answered = stream->Write(request) && stream->Read(&response);
+    stream->WritesDone();
+    if (!answered) {
+      MK_RETURN_IF_ERROR(check(stream->Finish()));
+      return fail(ErrorCode::kUnavailable, "it did not renew the lease");
+    }
+    context.TryCancel();  // one renewal is all we want of it
+    (void)stream->Finish();
+    if (response.ttl() > 0) return {};
+    lease_ = 0;  // it ran out while etcd could not be reached
+    registered_ = false;
+    return renew(endpoint);
+  }
+  LeaseGrantRequest request;
+  request.set_ttl(ttl_seconds_);
+  LeaseGrantResponse response;
+  MK_RETURN_IF_ERROR(check(endpoint.lease->LeaseGrant(&context, request, &response)));
+  if (!response.error().empty()) return fail(ErrorCode::kUnavailable, "{}", response.error());
+  lease_ = response.id();
+  return {};
+}
+
+Status EtcdSource::put(Endpoint& endpoint) {
+  const auto with_key = [this](TxnRequest& request) {
+    Compare& compare = *request.add_compare();
+    compare.set_key(key());
+    PutRequest& put = *request.add_success()->mutable_request_put();
+    put.set_key(key());
+    put.set_value(value_);
+    put.set_lease(lease_);
+    request.add_failure()->mutable_request_range()->set_key(key());
+    return &compare;
+  };
+  grpc::ClientContext context;
+  set_timeout(context, kCallTimeout);
+  TxnRequest request;
+  Compare* compare = with_key(request);
+  compare->set_target(Compare::CREATE);
+  compare->set_create_revision(0);  // nobody has it
+  TxnResponse response;
+  MK_RETURN_IF_ERROR(check(endpoint.kv->Txn(&context, request, &response)));
+  if (response.succeeded()) return {};
+  if (response.responses_size() == 0 || response.responses(0).response_range().kvs_size() == 0) {
+    return fail(ErrorCode::kUnavailable, "key {} came and went", key());
+  }
+  const KeyValue& there = response.responses(0).response_range().kvs(0);
+  const auto holder = parse_value(std::to_string(self_.node), there.value());
+  if (holder && holder->address.text() != self_.advertise.text()) {
+    return fail(ErrorCode::kAlreadyExists,
+                "etcd has node id {} for the daemon at {} (key {}); give each daemon its own, or "
+                "wait until its lease has ended",
+                self_.node, holder->address.text(), key());
+  }
+  // Ours, from before a restart: taken over as it was read.
+  grpc::ClientContext again;
+  set_timeout(again, kCallTimeout);
+  TxnRequest takeover;
+  compare = with_key(takeover);
+  compare->set_target(Compare::MOD);
+  compare->set_mod_revision(there.mod_revision());
+  MK_RETURN_IF_ERROR(check(endpoint.kv->Txn(&again, takeover, &response)));
+  if (response.succeeded()) return {};
+  return fail(ErrorCode::kUnavailable, "key {} changed meanwhile", key());
+}
+
+void EtcdSource::leave() {
+  if (lease_ == 0 || endpoints_.empty()) return;
+  grpc::ClientContext context;
+  set_timeout(context, kLeaveTimeout);
+  LeaseRevokeRequest request;
+  request.set_id(lease_);
+  LeaseRevokeResponse response;
+  (void)endpoints_[first_].lease->LeaseRevoke(&context, request, &response);
+  lease_ = 0;
+}
+
+}  // namespace mk::daemon

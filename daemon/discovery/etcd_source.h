@@ -1,0 +1,51 @@
+/// \file
+/// Discovery by etcd (v3): every daemon keeps a key of its own under a lease that it renews, and
+/// reads the others'. A daemon that dies stops renewing, and its key goes with the lease.
+///
+/// `<prefix><node id>` holds JSON: {"address": "10.0.0.2:7171", "name": "", "version": "0.1.0"};
+/// readers ignore what they don't know.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/discovery/discovery.h"
+#include "proto/etcd/rpc.grpc.pb.h"
+
+namespace mk::daemon {
+
+class EtcdSource final : public DiscoverySource {
+ public:
+  /// `config`: discovery.etcd, checked. `tls`: for etcd, which need not be the daemons' own.
+  EtcdSource(const Config& config, const DiscoverySelf& self, const TlsTexts& tls);
+
+  /// Renews the lease, registers this daemon when it is not, and reads the list, at the first
+  /// endpoint that answers. An error, too, when another daemon (by its address) has our node id.
+  Result<std::vector<PeerConfig>> look() override;
+  /// Gives the lease back: our key goes at once.
+  void leave() override;
+
+ private:
+  struct Endpoint {
+    std::string name;
+    std::unique_ptr<etcdserverpb::KV::Stub> kv;
+    std::unique_ptr<etcdserverpb::Lease::Stub> lease;
+  };
+  Result<std::vector<PeerConfig>> look_at(Endpoint& endpoint);
+  Status renew(Endpoint& endpoint);
+  Status put(Endpoint& endpoint);
+  std::string key() const { return prefix_ + std::to_string(self_.node); }
+
+  const std::string prefix_;
+  const std::int64_t ttl_seconds_;
+  const DiscoverySelf self_;
+  const std::string value_;
+  std::vector<Endpoint> endpoints_;
+  std::size_t first_ = 0;   ///< the endpoint that answered last
+  std::int64_t lease_ = 0;  ///< 0: none
+  bool registered_ = false;
+};
+
+}  // namespace mk::daemon
