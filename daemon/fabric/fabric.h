@@ -35,11 +35,12 @@ enum class DeliveryContract {
 };
 
 struct Capabilities {
-  std::string name;  ///< for people, e.g. "loopback", "ofi:tcp;ofi_rxm"
+  std::string name;  ///< for people, e.g. "loopback", "ofi:tcp;ofi_rxm"; the same on all nodes
   DeliveryContract contract = DeliveryContract::kOrdered;
   std::uint32_t link_depth = 256;  ///< writes in flight on one link before `post` takes no more
   bool device_memory = false;
   std::string explanation = {};  ///< for the log: which device was chosen and why; may be empty
+  std::string device = {};       ///< its name, e.g. "mlx5_0:1"; empty: there is none to name
 };
 
 /// Memory to register: a mapped host range, backed by `fd` (a sealed memfd) where another process

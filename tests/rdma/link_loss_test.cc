@@ -2,6 +2,7 @@
 // in the virtual machine of run_vm.sh, whose network interface it may take down.
 #include <cstdlib>
 #include <string>
+#include <tuple>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
 
@@ -19,6 +20,8 @@ class LinkLossTest : public testing::TestWithParam<FabricSetup> {
     if (interface_.empty()) return;
     run("link set " + interface_ + " up");
     run("addr replace 10.77.0.1/24 dev " + interface_);
+    std::ignore =
+        std::system(("ip addr del 10.77.0.9/24 dev " + interface_ + " 2>/dev/null").c_str());
   }
   static void run(const std::string& command) {
     ASSERT_EQ(0, std::system(("ip " + command).c_str())) << command;
@@ -100,6 +103,40 @@ TEST_P(LinkLossTest, AnAddressThatGoesAwayFailsTheLinksThatUseIt) {
   ASSERT_TRUE(pump({&a, &b}, [&] { return a.links_down.contains(link.id); }));
   EXPECT_NE(a.endpoint->link_reason(link.id).find("GID changed"), std::string::npos)
       << a.endpoint->link_reason(link.id);
+}
+
+TEST_P(LinkLossTest, AnotherAddressIsToldToPeersAndServesNewLinksWithoutARestart) {
+  Node a(impatient());
+  Node b(impatient());
+  Node stranger(impatient());
+  const Bytes known_of_a = a.endpoint->address();
+  const Bytes known_of_b = b.endpoint->address();
+  const TestLink there = join(a, b);
+  const TestLink back = join(b, a);
+  run("addr add 10.77.0.9/24 dev " + interface_);
+  run("addr del 10.77.0.1/24 dev " + interface_);
+  ASSERT_TRUE(pump(
+      {&a, &b}, [&] { return a.links_down.contains(there.id) && b.links_down.contains(back.id); }));
+  EXPECT_NE(a.endpoint->link_reason(there.id).find("10.77.0.9"), std::string::npos)
+      << a.endpoint->link_reason(there.id);
+  a.endpoint->disconnect(there.id);
+  b.endpoint->disconnect(back.id);
+  // The daemons go on using what the Peer service told them at the start.
+  const auto connect = [](Node& from, const Bytes& to) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    for (;;) {
+      auto link = from.endpoint->connect(to, "node 1 rail 0");
+      if (link || std::chrono::steady_clock::now() > deadline) return link;
+    }
+  };
+  const auto again = connect(a, known_of_b);
+  ASSERT_TRUE(again) << again.error().message;
+  const auto back_again = connect(b, known_of_a);
+  ASSERT_TRUE(back_again) << back_again.error().message;
+  expect_transfer(a, b, 7);
+  expect_transfer(b, a, 8);
+  expect_transfer(stranger, b, 9);  // with a fresh address
+  EXPECT_NE(a.endpoint->address(), known_of_a);
 }
 
 std::vector<FabricSetup> verbs_setups() {

@@ -55,8 +55,8 @@ Status Contact::create() {
                                                sizeof outgoing_, IBV_ACCESS_LOCAL_WRITE));
   Transition step;
   step.attributes.qp_state = IBV_QPS_INIT;
-  step.attributes.port_num = device_->path().port;
-  step.attributes.pkey_index = device_->path().pkey_index;
+  step.attributes.port_num = device_->port();
+  step.attributes.pkey_index = device_->pkey_index();
   step.attributes.qkey = key_;
   step.mask = IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_QKEY;
   MK_RETURN_IF_ERROR(take_step(queue_.get(), step, "initialised (datagrams)"));

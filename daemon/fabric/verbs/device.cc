@@ -65,7 +65,7 @@ std::vector<std::uint16_t> read_pkeys(ibv_context* context, std::uint8_t port, i
 
 }  // namespace
 
-Result<std::shared_ptr<const Device>> Device::open(const EndpointConfig& config) {
+Result<std::shared_ptr<Device>> Device::open(const EndpointConfig& config) {
   const VerbsOptions& options = config.verbs;
   const std::string wanted = options.devices.empty()
                                  ? std::string()
@@ -84,7 +84,7 @@ Result<std::shared_ptr<const Device>> Device::open(const EndpointConfig& config)
   device->context_.reset(::ibv_open_device(list.devices[chosen.device]));
   if (!device->context_) return fail_verb(errno, "cannot open RDMA device {}", device->name_);
   MK_RETURN_IF_ERROR(device->open_port(options, choice.why));
-  return std::shared_ptr<const Device>(device);
+  return device;
 }
 
 Status Device::open_port(const VerbsOptions& options, const std::string& why) {
@@ -97,24 +97,12 @@ Status Device::open_port(const VerbsOptions& options, const std::string& why) {
   work_requests_max_ = static_cast<std::uint32_t>(std::max(limits.max_qp_wr, 0));
   completions_max_ = static_cast<std::uint32_t>(std::max(limits.max_cqe, 0));
   shared_receives_max_ = static_cast<std::uint32_t>(std::max(limits.max_srq_wr, 0));
-  lid_ = port.lid;
+  message_bytes_max_ = std::max<std::uint64_t>(port.max_msg_sz, 1);
 
-  std::vector<ibv_gid_entry> table(kGidTableMax);
-  const ssize_t entries = ::ibv_query_gid_table(context, table.data(), table.size(), 0);
-  if (entries < 0) {
-    return fail_verb(static_cast<int>(-entries), "RDMA port {} does not tell its GID table", name_);
-  }
-  table.resize(static_cast<std::size_t>(entries));
-  std::erase_if(table, [&](const ibv_gid_entry& entry) { return entry.port_num != path_.port; });
-  MK_ASSIGN_OR_RETURN(const Choice gid, choose_gid(table, options.gid_index, name_));
   const std::vector<std::uint16_t> pkeys = read_pkeys(context, path_.port, port.pkey_tbl_len);
   MK_ASSIGN_OR_RETURN(path_.pkey_index, choose_pkey(pkeys, options.pkey, name_));
   MK_ASSIGN_OR_RETURN(path_.mtu, choose_mtu(port.active_mtu, options.mtu_bytes, name_));
   pkey_ = path_.pkey_index < pkeys.size() ? pkeys[path_.pkey_index] : 0;
-
-  const ibv_gid_entry& entry = table[gid.index];
-  path_.gid_index = static_cast<std::uint8_t>(entry.gid_index);
-  path_.gid = entry.gid;
   path_.link_layer = port.link_layer;
   path_.global_always = (port.flags & IBV_QPF_GRH_REQUIRED) != 0;
   path_.timeout = static_cast<std::uint8_t>(options.timeout);
@@ -122,6 +110,10 @@ Status Device::open_port(const VerbsOptions& options, const std::string& why) {
   path_.rnr_retries = static_cast<std::uint8_t>(options.rnr_retries);
   path_.service_level = static_cast<std::uint8_t>(options.service_level);
   path_.traffic_class = static_cast<std::uint8_t>(options.traffic_class);
+  wanted_gid_ = options.gid_index;
+  port_why_ = why;
+  MK_ASSIGN_OR_RETURN(const Place place, find_place());
+  settle(place);
 
   domain_.reset(::ibv_alloc_pd(context));
   if (!domain_) return fail_verb(errno, "RDMA port {} gives no protection domain", name_);
@@ -129,27 +121,86 @@ Status Device::open_port(const VerbsOptions& options, const std::string& why) {
   if (::fcntl(context->async_fd, F_SETFL, ::fcntl(context->async_fd, F_GETFL) | O_NONBLOCK) != 0)
     return fail_errno(errno, "RDMA port {}: its event file does not become non-blocking", name_);
 
-  explanation_ = fmt::format(
-      "RDMA port {} ({}; {}), GID index {} = {} ({}): {}; MTU {}, partition {:#06x}", name_, why,
-      port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand", entry.gid_index,
-      gid_text(entry.gid), gid_type_text(entry.gid_type), gid.why, mtu_bytes(path_.mtu), pkey_);
   return {};
 }
 
+Result<Device::Place> Device::find_place() const {
+  Place place;
+  ibv_port_attr port{};
+  if (const int error = ::ibv_query_port(context_.get(), path_.port, &port))
+    return fail_verb(error, "RDMA port {} does not tell its attributes", name_);
+  place.lid = port.lid;
+  std::vector<ibv_gid_entry> table(kGidTableMax);
+  const ssize_t entries = ::ibv_query_gid_table(context_.get(), table.data(), table.size(), 0);
+  if (entries < 0) {
+    return fail_verb(static_cast<int>(-entries), "RDMA port {} does not tell its GID table", name_);
+  }
+  table.resize(static_cast<std::size_t>(entries));
+  std::erase_if(table, [&](const ibv_gid_entry& entry) { return entry.port_num != path_.port; });
+  MK_ASSIGN_OR_RETURN(const Choice gid, choose_gid(table, wanted_gid_, name_));
+  place.gid = table[gid.index];
+  place.why = gid.why;
+  return place;
+}
+
+void Device::settle(const Place& place) {
+  path_.gid_index = static_cast<std::uint8_t>(place.gid.gid_index);
+  path_.gid = place.gid.gid;
+  lid_ = place.lid;
+  located_ = true;
+  explanation_ = fmt::format(
+      "RDMA port {} ({}; {}), GID index {} = {} ({}): {}; MTU {}, partition {:#06x}", name_,
+      port_why_, path_.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand",
+      place.gid.gid_index, gid_text(place.gid.gid), gid_type_text(place.gid.gid_type), place.why,
+      mtu_bytes(path_.mtu), pkey_);
+}
+
+Result<bool> Device::relocate() {
+  auto place = find_place();
+  const std::lock_guard lock(mutex_);
+  if (!place) {
+    located_ = false;
+    return propagate(place);
+  }
+  const bool moved = place->lid != lid_ ||
+                     std::memcmp(place->gid.gid.raw, path_.gid.raw, sizeof path_.gid.raw) != 0;
+  settle(*place);
+  if (moved) ++version_;
+  return moved;
+}
+
+bool Device::located() const {
+  const std::lock_guard lock(mutex_);
+  return located_;
+}
+
+LocalPath Device::path() const {
+  const std::lock_guard lock(mutex_);
+  return path_;
+}
+
+std::string Device::explanation() const {
+  const std::lock_guard lock(mutex_);
+  return explanation_;
+}
+
 Address Device::address() const {
+  const std::lock_guard lock(mutex_);
   Address address;
   std::copy(std::begin(path_.gid.raw), std::end(path_.gid.raw), address.gid.begin());
   address.lid = lid_;
   address.mtu = path_.mtu;
   address.link_layer = path_.link_layer;
   address.pkey = pkey_;
+  address.version = version_;
   return address;
 }
 
 bool Device::gid_unchanged() const {
+  const LocalPath known = path();
   ibv_gid now{};
-  return ::ibv_query_gid(context_.get(), path_.port, path_.gid_index, &now) == 0 &&
-         std::memcmp(now.raw, path_.gid.raw, sizeof now.raw) == 0;
+  return ::ibv_query_gid(context_.get(), known.port, known.gid_index, &now) == 0 &&
+         std::memcmp(now.raw, known.gid.raw, sizeof now.raw) == 0;
 }
 
 bool Device::pkey_unchanged() const {

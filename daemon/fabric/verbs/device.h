@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "daemon/fabric/verbs/handle.h"
@@ -16,23 +17,35 @@ class Device {
  public:
   /// Opens the port of `config.rail` by the rules of selection.h. kUnsupported when this machine
   /// has no usable RDMA port.
-  static Result<std::shared_ptr<const Device>> open(const EndpointConfig& config);
+  static Result<std::shared_ptr<Device>> open(const EndpointConfig& config);
 
   ibv_context* context() const { return context_.get(); }
   ibv_pd* domain() const { return domain_.get(); }
-  const LocalPath& path() const { return path_; }
+  std::uint8_t port() const { return path_.port; }
+  std::uint16_t pkey_index() const { return path_.pkey_index; }
   /// "mlx5_0:1"
   const std::string& name() const { return name_; }
+
+  // -- any thread: these change when the port gets another address --
+  LocalPath path() const;
   /// What was chosen and why, one line.
-  const std::string& explanation() const { return explanation_; }
+  std::string explanation() const;
   /// This port's part of an endpoint's address.
   Address address() const;
+  /// Looks again for the LID, and for the GID by the rules of the start. Whether peers have to be
+  /// told; an error: there is no GID to speak from now, and nothing can be connected until there
+  /// is.
+  Result<bool> relocate();
+  /// Whether the last look found a GID.
+  bool located() const;
 
   std::uint32_t work_requests_max() const { return work_requests_max_; }
   std::uint32_t completions_max() const { return completions_max_; }
   std::uint32_t shared_receives_max() const { return shared_receives_max_; }
+  /// The longest write that is one request.
+  std::uint64_t message_bytes_max() const { return message_bytes_max_; }
 
-  /// Whether the GID that peers know is still in the table.
+  /// Whether the GID that peers know is still at its place in the table.
   bool gid_unchanged() const;
   /// Whether the partition is still at its place in the table.
   bool pkey_unchanged() const;
@@ -41,17 +54,32 @@ class Device {
 
  private:
   Status open_port(const VerbsOptions& options, const std::string& why);
+  /// Where the port is now, by the rules.
+  struct Place {
+    ibv_gid_entry gid{};
+    std::uint32_t lid = 0;
+    std::string why;
+  };
+  Result<Place> find_place() const;
+  void settle(const Place& place);
 
   ContextHandle context_;
   DomainHandle domain_;
-  LocalPath path_;
   std::string name_;
+  std::string port_why_;
+  std::int32_t wanted_gid_ = -1;
+  mutable std::mutex
+      mutex_;  ///< of what changes: the path's GID, the LID, and what is said of them
+  LocalPath path_;
   std::string explanation_;
   std::uint32_t lid_ = 0;
+  std::uint32_t version_ = 0;
+  bool located_ = false;
   std::uint32_t pkey_ = 0;
   std::uint32_t work_requests_max_ = 0;
   std::uint32_t completions_max_ = 0;
   std::uint32_t shared_receives_max_ = 0;
+  std::uint64_t message_bytes_max_ = 0;
 };
 
 }  // namespace mk::fabric::verbs

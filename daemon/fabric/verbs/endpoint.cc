@@ -1,12 +1,14 @@
 #include "daemon/fabric/verbs/endpoint.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <utility>
 
 #include "daemon/fabric/verbs/acceptor.h"
 #include "daemon/fabric/verbs/contact.h"
 #include "daemon/fabric/verbs/device.h"
+#include "daemon/fabric/verbs/directory.h"
 #include "daemon/fabric/verbs/link.h"
 #include "daemon/fabric/verbs/region.h"
 #include "daemon/fabric/verbs/service.h"
@@ -26,6 +28,14 @@ Result<Submission> submission_of(const std::string& name) {
   return fail(ErrorCode::kInvalidArgument,
               "fabric.verbs.submission is \"{}\": it is \"auto\", \"extended\" or \"classic\"",
               name);
+}
+
+/// The smallest pieces, but not below `piece_bytes_max` rounded down, of which `bytes` are so few
+/// that a key names them all.
+std::uint32_t piece_shift_of(std::uint64_t bytes, std::uint64_t piece_bytes_max) {
+  auto shift = static_cast<std::uint32_t>(std::bit_width(piece_bytes_max) - 1);
+  while ((bytes - 1) >> shift >= kPiecesMax) ++shift;
+  return shift;
 }
 
 Status check_options(const VerbsOptions& options) {
@@ -48,17 +58,15 @@ Status check_options(const VerbsOptions& options) {
 
 class VerbsEndpoint final : public Endpoint {
  public:
-  VerbsEndpoint(const EndpointConfig& config, std::shared_ptr<const Device> device, const Token& id)
+  VerbsEndpoint(const EndpointConfig& config, std::shared_ptr<Device> device, const Token& id)
       : config_(config),
         device_(std::move(device)),
         unordered_(config.verbs.arrival == "immediate"),
-        address_(device_->address()) {
-    address_.endpoint = id;
-  }
+        id_(id) {}
   Status open();
 
   const Capabilities& capabilities() const override { return capabilities_; }
-  Bytes address() const override { return to_blob(address_); }
+  Bytes address() const override { return to_blob(self()); }
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
   Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) override;
   void disconnect(LinkId link) override;
@@ -76,6 +84,8 @@ class VerbsEndpoint final : public Endpoint {
   Service::Deadline deadline() const {
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(config_.connect_timeout_ns);
   }
+  /// Where this endpoint is to be reached now. Any thread.
+  Address self() const;
   Status check_peer(const Address& peer) const;
   Result<LinkQueues> make_queues() const;
   Status join(const Address& peer, std::uint64_t number, const LinkQueues& queues);
@@ -85,11 +95,12 @@ class VerbsEndpoint final : public Endpoint {
   // Declared in the order in which they may be closed backwards: the service's thread uses all that
   // stands above it, and calls into the links.
   const EndpointConfig config_;
-  const std::shared_ptr<const Device> device_;
+  const std::shared_ptr<Device> device_;
   const bool unordered_;
+  const Token id_;
   Submission submission_ = Submission::kAuto;
   Capabilities capabilities_;
-  Address address_;
+  Directory directory_;
   const std::shared_ptr<KeyTable> keys_ = std::make_shared<KeyTable>();
   std::unique_ptr<Contact> contact_;
   std::unique_ptr<Acceptor> acceptor_;
@@ -110,18 +121,25 @@ Status VerbsEndpoint::open() {
     return fail(ErrorCode::kUnsupported, "RDMA port {} has queues of {} work requests only",
                 device_->name(), device_->work_requests_max());
   }
-  capabilities_.name = "verbs:" + device_->name();
+  capabilities_.name = "verbs";
+  capabilities_.device = device_->name();
   capabilities_.contract = unordered_ ? DeliveryContract::kUnordered : DeliveryContract::kOrdered;
   capabilities_.link_depth = depth;
   capabilities_.explanation = device_->explanation();
   MK_ASSIGN_OR_RETURN(contact_, Contact::open(device_));
   MK_ASSIGN_OR_RETURN(acceptor_, Acceptor::open(device_, unordered_));
-  address_.contact_queue = contact_->number();
-  address_.contact_key = contact_->key();
-  address_.unordered = unordered_ ? 1 : 0;
-  MK_ASSIGN_OR_RETURN(service_,
-                      Service::start({*device_, *contact_, *acceptor_, *keys_, address_.endpoint}));
+  MK_ASSIGN_OR_RETURN(service_, Service::start({*device_, *contact_, *acceptor_, *keys_, directory_,
+                                                [this] { return self(); }}));
   return {};
+}
+
+Address VerbsEndpoint::self() const {
+  Address address = device_->address();
+  address.endpoint = id_;
+  address.contact_queue = contact_->number();
+  address.contact_key = contact_->key();
+  address.unordered = unordered_ ? 1 : 0;
+  return address;
 }
 
 Result<std::unique_ptr<LocalRegion>> VerbsEndpoint::register_memory(
@@ -134,32 +152,43 @@ Result<std::unique_ptr<LocalRegion>> VerbsEndpoint::register_memory(
   // among themselves. The kernel ignores the wish where the device can't.
   if (config_.verbs.relaxed_ordering && !memory.strictly_ordered)
     access |= IBV_ACCESS_RELAXED_ORDERING;
-  MK_ASSIGN_OR_RETURN(auto region, device_->register_memory(memory.address, memory.bytes, access));
   Key key;
-  key.endpoint = address_.endpoint;
+  key.endpoint = id_;
   MK_ASSIGN_OR_RETURN(key.region, make_token());
   key.address = reinterpret_cast<std::uint64_t>(memory.address);
   key.bytes = memory.bytes;
-  key.rkey = region->rkey;
-  const std::uint32_t local_key = region->lkey;
+  key.piece_shift = piece_shift_of(memory.bytes, config_.verbs.registration_bytes_max);
+  const std::uint64_t piece = std::uint64_t{1} << key.piece_shift;
+  std::vector<RegionHandle> pieces;
+  std::vector<std::uint32_t> local_keys;
+  for (std::uint64_t at = 0; at < memory.bytes; at += piece) {
+    MK_ASSIGN_OR_RETURN(
+        auto region,
+        device_->register_memory(memory.address + at, std::min(piece, memory.bytes - at), access));
+    key.rkeys[pieces.size()] = region->rkey;
+    local_keys.push_back(region->lkey);
+    pieces.push_back(std::move(region));
+  }
   return std::make_unique<VerbsLocalRegion>(
-      key, local_key, std::make_unique<Registration>(device_, keys_, std::move(region), key));
+      key, std::move(local_keys),
+      std::make_unique<Registration>(device_, keys_, std::move(pieces), key));
 }
 
 Status VerbsEndpoint::check_peer(const Address& peer) const {
+  const Address own = self();
   const auto kind = [](std::uint32_t layer) {
     return layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet (RoCE)" : "InfiniBand";
   };
-  if (peer.link_layer != address_.link_layer) {
+  if (peer.link_layer != own.link_layer) {
     return fail(ErrorCode::kInvalidArgument, "its port is {}, this one {}", kind(peer.link_layer),
-                kind(address_.link_layer));
+                kind(own.link_layer));
   }
-  if (((peer.pkey ^ address_.pkey) & kPkeyMask) != 0) {
+  if (((peer.pkey ^ own.pkey) & kPkeyMask) != 0) {
     return fail(ErrorCode::kInvalidArgument,
                 "it is in partition {:#06x}, this one in {:#06x}: set fabric.verbs.pkey alike",
-                peer.pkey, address_.pkey);
+                peer.pkey, own.pkey);
   }
-  if (peer.unordered != address_.unordered || peer.mtu < IBV_MTU_256 || peer.mtu > IBV_MTU_4096) {
+  if (peer.unordered != own.unordered || peer.mtu < IBV_MTU_256 || peer.mtu > IBV_MTU_4096) {
     return fail(ErrorCode::kInvalidArgument, "fabric.verbs.arrival is not the same there and here");
   }
   return {};
@@ -184,7 +213,7 @@ Result<LinkQueues> VerbsEndpoint::make_queues() const {
 
 Status VerbsEndpoint::join(const Address& peer, std::uint64_t number, const LinkQueues& queues) {
   ConnectBody body;
-  body.from = address_;
+  body.from = self();
   body.queues = static_cast<std::uint32_t>(queues.sending.size());
   for (std::uint32_t i = 0; i < body.queues; ++i) {
     MK_ASSIGN_OR_RETURN(const std::uint32_t first, make_first_packet());
@@ -210,7 +239,7 @@ Status VerbsEndpoint::join(const Address& peer, std::uint64_t number, const Link
 Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
                                       const std::string& peer_name) {
   links_.sweep();
-  const auto peer = from_blob<Address>(bytes);
+  auto peer = from_blob<Address>(bytes);
   if (!peer) {
     return fail(ErrorCode::kInvalidArgument,
                 "cannot connect to {}: its address is not one of the verbs fabric; is its daemon "
@@ -220,6 +249,13 @@ Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
   if (const Status fits = check_peer(*peer); !fits) {
     return fail(fits.error().code, "cannot connect to {}: {}", peer_name, fits.error().message);
   }
+  // What the Peer service has told may be older than what the peer itself told since.
+  directory_.learn(*peer);
+  *peer = directory_.newest(*peer);
+  if (!device_->located()) {
+    if (const auto found = device_->relocate(); !found)
+      return fail(found.error().code, "cannot connect to {}: {}", peer_name, found.error().message);
+  }
   MK_ASSIGN_OR_RETURN(LinkQueues queues, make_queues());
   Datagram given_up;
   given_up.kind = DatagramKind::kDisconnect;
@@ -228,14 +264,16 @@ Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
     // Who does not answer need not be told; its end, if there is one, will miss this one.
     if (joined.error().code != ErrorCode::kTimeout) service_->tell(*peer, given_up);
     return fail(joined.error().code, "cannot connect to {} from {}: {}", peer_name,
-                capabilities_.explanation, joined.error().message);
+                device_->explanation(), joined.error().message);
   }
-  auto made = std::make_unique<Link>(*peer, peer_name, given_up.number, std::move(queues),
-                                     Sender::Options{.contract = capabilities_.contract,
-                                                     .depth = capabilities_.link_depth,
-                                                     .write_timeout_ns = config_.write_timeout_ns,
-                                                     .stop = {},
-                                                     .peer_name = {}});
+  auto made =
+      std::make_unique<Link>(*peer, peer_name, given_up.number, std::move(queues),
+                             Sender::Options{.contract = capabilities_.contract,
+                                             .depth = capabilities_.link_depth,
+                                             .message_bytes_max = device_->message_bytes_max(),
+                                             .write_timeout_ns = config_.write_timeout_ns,
+                                             .stop = {},
+                                             .peer_name = {}});
   auto added = links_.add(std::move(made));
   if (!added) {
     service_->tell(*peer, given_up);
@@ -285,7 +323,7 @@ Result<std::unique_ptr<RemoteRegion>> VerbsEndpoint::import_region(
   Datagram question;
   question.kind = DatagramKind::kRegion;
   question.number = service_->next_number();
-  question.put(RegionBody{address_, *key});
+  question.put(RegionBody{self(), key->region, key->digest()});
   const auto answer = service_->ask(link->peer(), question, deadline());
   if (answer) return std::make_unique<VerbsRemoteRegion>(*key);
   // A peer that hangs may cost the control thread one time-out, not one for every region.

@@ -13,6 +13,7 @@ struct EventMeaning {
     kNothing,
     kQueue,      ///< the queue pair it names is in error
     kPort,       ///< all links of the port
+    kPlace,      ///< all links of the port, whose LID is another one now
     kGidTable,   ///< all links, if the entry this endpoint speaks from changed
     kPkeyTable,  ///< all links, if the partition this endpoint is in changed
     kDevice,     ///< all links of the device, for ever
@@ -27,13 +28,11 @@ constexpr EventMeaning meaning_of(ibv_event_type type) {
     case IBV_EVENT_PORT_ERR:
       return {Scope::kPort, "the port went down"};
     case IBV_EVENT_LID_CHANGE:
-      return {Scope::kPort, "the port got another LID, which peers do not know: restart mkerneld"};
+      return {Scope::kPlace, "the port's LID changed"};
     case IBV_EVENT_PKEY_CHANGE:
       return {Scope::kPkeyTable, "the port is no longer in the partition: restart mkerneld"};
     case IBV_EVENT_GID_CHANGE:
-      return {
-          Scope::kGidTable,
-          "the port's GID changed (its address did), which peers do not know: restart mkerneld"};
+      return {Scope::kGidTable, "the port's GID changed (its address did)"};
     case IBV_EVENT_DEVICE_FATAL:
       return {Scope::kDevice, "the device failed: it needs a reset, and mkerneld a restart"};
     case IBV_EVENT_QP_FATAL:

@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "daemon/fabric/verbs/device.h"
 #include "daemon/fabric/verbs/wire.h"
@@ -22,11 +24,11 @@ class KeyTable {
     const std::lock_guard lock(mutex_);
     keys_.erase(key.region);
   }
-  /// Whether every byte is as it was given out, and the region is still registered.
-  bool valid(const Key& key) const {
+  /// Whether a key of that region and digest was given out, and the region is still registered.
+  bool valid(const Token& region, std::uint64_t digest) const {
     const std::lock_guard lock(mutex_);
-    const auto found = keys_.find(key.region);
-    return found != keys_.end() && std::memcmp(&found->second, &key, sizeof key) == 0;
+    const auto found = keys_.find(region);
+    return found != keys_.end() && found->second.digest() == digest;
   }
 
  private:
@@ -38,8 +40,8 @@ class KeyTable {
 class Registration {
  public:
   Registration(std::shared_ptr<const Device> device, std::shared_ptr<KeyTable> keys,
-               RegionHandle region, const Key& key)
-      : device_(std::move(device)), keys_(std::move(keys)), region_(std::move(region)), key_(key) {
+               std::vector<RegionHandle> pieces, const Key& key)
+      : device_(std::move(device)), keys_(std::move(keys)), pieces_(std::move(pieces)), key_(key) {
     keys_->add(key_);
   }
   ~Registration() { keys_->remove(key_); }
@@ -49,25 +51,26 @@ class Registration {
  private:
   std::shared_ptr<const Device> device_;  ///< longer than the region
   std::shared_ptr<KeyTable> keys_;
-  RegionHandle region_;
+  std::vector<RegionHandle> pieces_;
   Key key_;
 };
 
 class VerbsLocalRegion final : public LocalRegion {
  public:
   /// `registration`: null in tests that have no NIC.
-  VerbsLocalRegion(const Key& key, std::uint32_t local_key,
+  VerbsLocalRegion(const Key& key, std::vector<std::uint32_t> local_keys,
                    std::unique_ptr<Registration> registration)
-      : key_(key), local_key_(local_key), registration_(std::move(registration)) {}
+      : key_(key), local_keys_(std::move(local_keys)), registration_(std::move(registration)) {}
   Bytes key() const override { return to_blob(key_); }
 
   std::uint64_t address() const { return key_.address; }
   std::uint64_t bytes() const { return key_.bytes; }
-  std::uint32_t local_key() const { return local_key_; }
+  std::uint32_t local_key(std::uint64_t offset) const { return local_keys_[key_.piece_of(offset)]; }
+  std::uint64_t left_in_piece(std::uint64_t offset) const { return key_.left_in_piece(offset); }
 
  private:
   Key key_;
-  std::uint32_t local_key_;
+  std::vector<std::uint32_t> local_keys_;  ///< by piece
   std::unique_ptr<Registration> registration_;
 };
 

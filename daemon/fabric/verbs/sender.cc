@@ -40,6 +40,7 @@ std::string describe(const ibv_wc& completion, const std::string& peer) {
 Sender::Sender(ibv_cq* completions, std::vector<QueueRef> queues, Options options)
     : completions_(completions),
       options_(std::move(options)),
+      requests_max_(std::uint64_t{kRequestsPerWrite} * options_.depth),
       lanes_(queues.size()),
       done_(options_.depth),
       free_(options_.depth) {
@@ -50,26 +51,39 @@ Sender::Sender(ibv_cq* completions, std::vector<QueueRef> queues, Options option
 }
 
 std::size_t Sender::post(std::span<const Write> writes) {
-  const std::size_t taken =
+  const std::size_t most =
       std::min({writes.size(), std::size_t{free_}, std::size_t{shm::kBatchMax}});
-  free_ -= static_cast<std::uint32_t>(taken);
-  for (const Write& write : writes.first(taken)) {
-    if (closed_ || !in_bounds(write, options_.contract)) {
-      finish(write.cookie, closed_ ? ErrorCode::kLinkDown : ErrorCode::kInvalidArgument);
-      continue;
-    }
-    const std::uint32_t index =
-        queue_of(write.flag_index, static_cast<std::uint32_t>(lanes_.size()));
-    Lane& lane = lanes_[index];
-    const std::uint64_t first = std::uint64_t{index} << kLaneShift | (lane.taken + 1);
-    lane.taken += append_work(write, options_.contract, first, lane.chain);
-    lane.writes[lane.tail++ % lane.writes.size()] = {write.cookie, lane.taken};
-    ++outstanding_;
-  }
+  std::size_t taken = 0;
+  for (; taken < most && place(writes[taken]); ++taken) --free_;
   for (Lane& lane : lanes_) {
     if (!lane.chain.empty()) submit(lane);
   }
   return taken;
+}
+
+bool Sender::place(const Write& write) {
+  if (closed_ || !in_bounds(write, options_.contract)) {
+    finish(write.cookie, closed_ ? ErrorCode::kLinkDown : ErrorCode::kInvalidArgument);
+    return true;
+  }
+  const std::uint32_t index = queue_of(write.flag_index, static_cast<std::uint32_t>(lanes_.size()));
+  Lane& lane = lanes_[index];
+  WorkMaker maker(write, options_.contract, options_.message_bytes_max);
+  const std::uint32_t needed = maker.count();
+  if (needed > requests_max_) {
+    finish(write.cookie, ErrorCode::kInvalidArgument);
+    return true;
+  }
+  if (lane.taken - lane.completed + needed > requests_max_) return false;
+  WorkRequest request;
+  while (maker.next(request)) {
+    request.id = std::uint64_t{index} << kLaneShift | ++lane.taken;
+    if (lane.chain.full()) submit(lane);
+    lane.chain.push(request);
+  }
+  lane.writes[lane.tail++ % lane.writes.size()] = {write.cookie, lane.taken};
+  ++outstanding_;
+  return true;
 }
 
 void Sender::submit(Lane& lane) {

@@ -22,7 +22,9 @@ class Sender {
  public:
   struct Options {
     DeliveryContract contract = DeliveryContract::kOrdered;
-    std::uint32_t depth = 256;           ///< writes in flight
+    std::uint32_t depth = 256;  ///< writes in flight
+    /// What the port sends as one message: longer writes become several.
+    std::uint64_t message_bytes_max = UINT64_MAX;
     std::uint64_t write_timeout_ns = 0;  ///< without a completion, the link is given up
     std::function<void()> stop;          ///< puts all queues into the error state
     std::string peer_name;
@@ -70,6 +72,8 @@ class Sender {
     ErrorCode code;
   };
 
+  /// Puts what `write` becomes into its lane's chain; false when the queue has no room for it.
+  bool place(const Write& write);
   void submit(Lane& lane);
   void take(const ibv_wc& completion);
   void finish(std::uint64_t cookie, ErrorCode code);
@@ -78,6 +82,7 @@ class Sender {
 
   ibv_cq* const completions_;
   const Options options_;
+  const std::uint64_t requests_max_;  ///< that a send queue has room for
   std::vector<Lane> lanes_;
   std::vector<Done> done_;
   std::size_t done_head_ = 0, done_tail_ = 0;

@@ -23,6 +23,8 @@ constexpr milliseconds kAskAgainMax(800);
 constexpr milliseconds kKeepAlive(5'000);
 constexpr milliseconds kGoodbye(500);
 constexpr std::size_t kDatagramsAtOnce = 64;
+/// Peers are told so often of another address, once at each keep-alive: datagrams get lost.
+constexpr int kAnnouncements = 4;
 
 ErrorCode refusal_code(std::uint32_t code) {
   for (const ErrorCode known : {ErrorCode::kInvalidArgument, ErrorCode::kNotFound,
@@ -82,6 +84,7 @@ void Service::run() {
     take_events();
     if (steady_clock::now() < next_probe) continue;
     parts_.acceptor.keep_alive();
+    if (announcements_left_ > 0) announce();
     next_probe = steady_clock::now() + kKeepAlive;
   }
 }
@@ -95,7 +98,7 @@ void Service::take_datagrams() {
   do {
     waiting.clear();
     while (std::optional<Datagram> datagram = parts_.contact.receive()) {
-      if (!same_token(datagram->to, parts_.self)) continue;  // not from anybody who knows us
+      if (!same_token(datagram->to, token_)) continue;  // not from anybody who knows us
       const bool repeated = std::any_of(waiting.begin(), waiting.end(), [&](const Datagram& other) {
         return std::memcmp(&other, &*datagram, sizeof other) == 0;
       });
@@ -128,7 +131,23 @@ void Service::take(const Datagram& datagram) {
       trouble([&](const Watched& one) { return same_token(one.peer.endpoint, datagram.from); },
               "closed its endpoint: its daemon ended");
       break;
+    case DatagramKind::kMoved: {
+      const auto address = datagram.get<Address>();
+      if (address.magic == Address::kMagic && same_token(address.endpoint, datagram.from))
+        learn(address);
+      break;
+    }
   }
+}
+
+void Service::learn(const Address& address) {
+  if (!parts_.directory.learn(address)) return;
+  trouble(
+      [&](const Watched& one) {
+        return same_token(one.peer.endpoint, address.endpoint) &&
+               one.peer.version < address.version;
+      },
+      "got another address, where it is to be connected to anew");
 }
 
 void Service::answer(const Datagram& question) {
@@ -138,6 +157,7 @@ void Service::answer(const Datagram& question) {
   if (question.kind == DatagramKind::kConnect) {
     if (body.from.magic != Address::kMagic || !same_token(body.from.endpoint, question.from))
       return;
+    learn(body.from);
     auto accepted = parts_.acceptor.accept(question.number, body);
     if (!accepted) return reply(body.from, question, propagate(accepted));
     answer.put(*accepted);
@@ -146,11 +166,11 @@ void Service::answer(const Datagram& question) {
   const auto asked = question.get<RegionBody>();
   if (asked.from.magic != Address::kMagic || !same_token(asked.from.endpoint, question.from))
     return;
-  if (!parts_.keys.valid(asked.key)) {
+  if (!parts_.keys.valid(asked.region, asked.digest)) {
     return reply(asked.from, question,
                  fail(ErrorCode::kNotFound, "it has no region of that key (any more)"));
   }
-  answer.put(asked.key);
+  answer.put(asked.region);
   reply(asked.from, question, answer);
 }
 
@@ -169,14 +189,14 @@ void Service::reply(const Address& to, const Datagram& question, Result<Datagram
 
 void Service::tell(const Address& to, Datagram message) {
   message.to = to.endpoint;
-  message.from = parts_.self;
+  message.from = token_;
   // What gets lost is asked for again, or found out by who waits for it.
   [[maybe_unused]] const Status sent = parts_.contact.send(to, message);
 }
 
 Result<Datagram> Service::ask(const Address& to, Datagram question, Deadline deadline) {
   question.to = to.endpoint;
-  question.from = parts_.self;
+  question.from = token_;
   {
     const std::lock_guard lock(mutex_);
     asked_ = question.number;
@@ -224,6 +244,28 @@ void Service::trouble(const std::function<bool(const Watched&)>& of, std::string
   }
 }
 
+std::string Service::move() {
+  const Result<bool> moved = parts_.device.relocate();
+  if (!moved) return ": " + moved.error().message;
+  if (*moved) {
+    announcements_left_ = kAnnouncements;
+    announce();
+  }
+  return "; now it is " + parts_.device.explanation();
+}
+
+void Service::announce() {
+  --announcements_left_;
+  Datagram moved;
+  moved.kind = DatagramKind::kMoved;
+  moved.put(parts_.self());
+  const auto until = steady_clock::now() + kGoodbye;
+  for (const Address& peer : parts_.directory.all()) {
+    if (steady_clock::now() > until) return;
+    tell(peer, moved);
+  }
+}
+
 void Service::take_events() {
   ibv_async_event event{};
   while (::ibv_get_async_event(parts_.device.context(), &event) == 0) {
@@ -233,7 +275,7 @@ void Service::take_events() {
     const int port = event.element.port_num;
     // Before anything is closed: closing a queue pair waits for its events.
     ::ibv_ack_async_event(&event);
-    const std::string reason = fmt::format("({}) {}", parts_.device.name(), meaning.what);
+    std::string reason = fmt::format("({}) {}", parts_.device.name(), meaning.what);
     switch (meaning.scope) {
       case EventMeaning::Scope::kNothing:
         break;
@@ -246,13 +288,18 @@ void Service::take_events() {
             reason);
         break;
       case EventMeaning::Scope::kGidTable:
+        if (parts_.device.located() && parts_.device.gid_unchanged()) break;
+        [[fallthrough]];
+      case EventMeaning::Scope::kPlace:
+        if (port != parts_.device.port()) break;
+        reason += move();
+        trouble([](const Watched&) { return true; }, reason);
+        break;
       case EventMeaning::Scope::kPkeyTable:
-        if (meaning.scope == EventMeaning::Scope::kGidTable ? parts_.device.gid_unchanged()
-                                                            : parts_.device.pkey_unchanged())
-          break;
+        if (parts_.device.pkey_unchanged()) break;
         [[fallthrough]];
       case EventMeaning::Scope::kPort:
-        if (port != parts_.device.path().port) break;
+        if (port != parts_.device.port()) break;
         [[fallthrough]];
       case EventMeaning::Scope::kDevice:
         trouble([](const Watched&) { return true; }, reason);

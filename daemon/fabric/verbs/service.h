@@ -12,6 +12,7 @@
 
 #include "daemon/fabric/verbs/acceptor.h"
 #include "daemon/fabric/verbs/contact.h"
+#include "daemon/fabric/verbs/directory.h"
 #include "daemon/fabric/verbs/region.h"
 #include "shm/host/unique_fd.h"
 
@@ -23,11 +24,12 @@ class Service {
 
   /// What the thread serves; all of it outlives the service.
   struct Parts {
-    const Device& device;
+    Device& device;
     Contact& contact;
     Acceptor& acceptor;
     const KeyTable& keys;
-    Token self;
+    Directory& directory;
+    std::function<Address()> self;  ///< this endpoint's address as it is now
   };
   static Result<std::unique_ptr<Service>> start(const Parts& parts);
   /// Ends the thread and tells every peer that this endpoint is gone.
@@ -59,13 +61,19 @@ class Service {
   void take_datagrams();
   void take(const Datagram& datagram);
   void answer(const Datagram& question);
+  void learn(const Address& address);
   void reply(const Address& to, const Datagram& question, Result<Datagram> answer);
   void take_events();
+  /// The port is elsewhere: says what that means, and has peers told.
+  std::string move();
+  void announce();
   void trouble(const std::function<bool(const Watched&)>& of, std::string_view reason);
   void say_goodbye();
 
   const Parts parts_;
+  const Token token_ = parts_.self().endpoint;
   UniqueFd stop_;
+  int announcements_left_ = 0;  ///< service thread
   std::thread thread_;
   std::uint64_t number_ = 0;
 

@@ -13,6 +13,9 @@
 
 namespace mk::fabric::verbs {
 
+/// Registrations that one region is made of at most.
+inline constexpr std::uint32_t kPiecesMax = 40;
+
 /// Queue pairs of one link at most.
 inline constexpr std::uint32_t kQueuesMax = kVerbsQueuesMax;
 
@@ -29,22 +32,40 @@ struct Address {
   std::uint32_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
   std::uint32_t pkey = 0;
   std::uint32_t unordered = 0;  ///< 1: arrivals by immediate
-  std::uint32_t reserved = 0;
+  std::uint32_t version = 0;    ///< grows when the endpoint's port gets another GID or LID
 };
 static_assert(sizeof(Address) == 72);
 
-/// A region's key as peers receive it.
+/// A region's key as peers receive it. Large memory is registered in pieces of 2^piece_shift bytes.
 struct Key {
-  static constexpr std::uint64_t kMagic = 0x31'79'65'6b'76'62'6b'6d;  // "mkbvkey1"
+  static constexpr std::uint64_t kMagic = 0x32'79'65'6b'76'62'6b'6d;  // "mkbvkey2"
   std::uint64_t magic = kMagic;
   Token endpoint{};
   Token region{};
   std::uint64_t address = 0;  ///< what offset 0 is called on the wire
   std::uint64_t bytes = 0;
-  std::uint32_t rkey = 0;
+  std::uint32_t piece_shift = 63;
   std::uint32_t reserved = 0;
+  std::array<std::uint32_t, kPiecesMax> rkeys{};
+
+  /// What a peer must know to write at `offset`, and how far that goes.
+  std::uint32_t rkey(std::uint64_t offset) const { return rkeys[piece_of(offset)]; }
+  std::uint64_t piece_of(std::uint64_t offset) const { return offset >> piece_shift; }
+  std::uint64_t left_in_piece(std::uint64_t offset) const {
+    const std::uint64_t piece = std::uint64_t{1} << piece_shift;
+    return piece - (offset & (piece - 1));
+  }
+  /// For whom all of it is too long.
+  std::uint64_t digest() const {
+    std::array<std::byte, sizeof(Key)> all;
+    std::memcpy(all.data(), this, sizeof(Key));
+    std::uint64_t sum = 14695981039346656037ull;
+    for (const std::byte byte : all)
+      sum = (sum ^ std::to_integer<unsigned>(byte)) * 1099511628211ull;
+    return sum;
+  }
 };
-static_assert(sizeof(Key) == 64);
+static_assert(sizeof(Key) == 224);
 
 /// One end of a queue pair's connection.
 struct QueueEnd {
@@ -59,6 +80,7 @@ enum class DatagramKind : std::uint32_t {
   kRefuse,       ///< an answer: `code`, and text
   kDisconnect,   ///< `number`: of the connect that is given up; not answered
   kGone,         ///< the sending endpoint closes; not answered
+  kMoved,        ///< Address: the sending endpoint is to be reached there from now on; not answered
 };
 
 struct ConnectBody {
@@ -69,7 +91,8 @@ struct ConnectBody {
 };
 struct RegionBody {
   Address from;
-  Key key;
+  Token region{};
+  std::uint64_t digest = 0;  ///< of its key
 };
 struct AcceptBody {
   std::uint32_t queues = 0;

@@ -2,6 +2,8 @@
 
 #include <endian.h>
 
+#include <algorithm>
+
 #include "daemon/fabric/verbs/region.h"
 
 namespace mk::fabric::verbs {
@@ -30,37 +32,47 @@ bool in_bounds(const Write& write, DeliveryContract contract) {
                               fits(write.dst_offset, write.bytes, remote(write.dst).bytes));
 }
 
-std::uint32_t append_work(const Write& write, DeliveryContract contract, std::uint64_t id,
-                          Chain& chain) {
-  const bool ordered = contract == DeliveryContract::kOrdered;
-  std::uint32_t count = 0;
-  if (write.bytes > 0 || !ordered) {
-    WorkRequest data;
-    data.id = id + count++;
-    if (write.bytes > 0) {
-      data.bytes = write.bytes;
-      data.local = local(write.src).address() + write.src_offset;
-      data.local_key = local(write.src).local_key();
-      data.remote = remote(write.dst).address + write.dst_offset;
-      data.remote_key = remote(write.dst).rkey;
-    }
-    if (!ordered) {
-      data.kind = WorkRequest::Kind::kImmediate;
-      data.word = write.immediate;
-    }
-    chain.push(data);
+std::uint32_t WorkMaker::part_bytes(std::uint64_t from) const {
+  return static_cast<std::uint32_t>(
+      std::min({write_.bytes - from, message_bytes_max_,
+                local(write_.src).left_in_piece(write_.src_offset + from),
+                remote(write_.dst).left_in_piece(write_.dst_offset + from)}));
+}
+
+std::uint32_t WorkMaker::count() const {
+  std::uint32_t parts = 0;
+  for (std::uint64_t from = 0; from < write_.bytes; from += part_bytes(from)) ++parts;
+  return contract_ == DeliveryContract::kOrdered ? parts + 1 : std::max(parts, 1u);
+}
+
+bool WorkMaker::next(WorkRequest& request) {
+  if (ended_) return false;
+  const bool ordered = contract_ == DeliveryContract::kOrdered;
+  request = {};
+  if (done_ < write_.bytes) {
+    request.bytes = part_bytes(done_);
+    const std::uint64_t from = write_.src_offset + done_;
+    const std::uint64_t to = write_.dst_offset + done_;
+    request.local = local(write_.src).address() + from;
+    request.local_key = local(write_.src).local_key(from);
+    request.remote = remote(write_.dst).address + to;
+    request.remote_key = remote(write_.dst).rkey(to);
+    done_ += request.bytes;
+    if (ordered || done_ < write_.bytes) return true;
   }
-  if (ordered) {
-    WorkRequest flag;
-    flag.kind = WorkRequest::Kind::kFlag;
-    flag.id = id + count++;
-    flag.word = write.epoch;
-    flag.bytes = kFlagBytes;
-    flag.remote = remote(write.flags).address + std::uint64_t{kFlagBytes} * write.flag_index;
-    flag.remote_key = remote(write.flags).rkey;
-    chain.push(flag);
+  ended_ = true;
+  if (!ordered) {
+    request.kind = WorkRequest::Kind::kImmediate;
+    request.word = write_.immediate;
+    return true;
   }
-  return count;
+  const std::uint64_t at = std::uint64_t{kFlagBytes} * write_.flag_index;
+  request.kind = WorkRequest::Kind::kFlag;
+  request.word = write_.epoch;
+  request.bytes = kFlagBytes;
+  request.remote = remote(write_.flags).address + at;
+  request.remote_key = remote(write_.flags).rkey(at);
+  return true;
 }
 
 int submit_extended(ibv_qp_ex* queue, std::span<WorkRequest> requests, std::size_t& posted) {

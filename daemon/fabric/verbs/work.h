@@ -32,7 +32,8 @@ struct WorkRequest {
   std::uint64_t id = 0;
 };
 
-/// Work requests of one write at most.
+/// Work requests of one write, unless it crosses from one registration into another or is longer
+/// than the port's messages.
 inline constexpr std::uint32_t kRequestsPerWrite = 2;
 
 /// Up to one batch's work requests for one queue, in order.
@@ -40,6 +41,7 @@ class Chain {
  public:
   void clear() { count_ = 0; }
   bool empty() const { return count_ == 0; }
+  bool full() const { return count_ == requests_.size(); }
   void push(const WorkRequest& request) { requests_[count_++] = request; }
   WorkRequest& back() { return requests_[count_ - 1]; }
   std::span<WorkRequest> requests() { return {requests_.data(), count_}; }
@@ -53,10 +55,27 @@ class Chain {
 /// mistake by ending the connection.
 bool in_bounds(const Write& write, DeliveryContract contract);
 
-/// Appends what `write` becomes: ordered, its data, then its flag; unordered, one write with
-/// immediate. Returns how many requests that is. `id` is the first request's; it counts up.
-std::uint32_t append_work(const Write& write, DeliveryContract contract, std::uint64_t id,
-                          Chain& chain);
+/// What a write becomes: ordered, its data, then its flag; unordered, its data, with an immediate.
+/// The data is one request, or several where it crosses from one registration into another, at
+/// either end, or is longer than `message_bytes_max`; an immediate then goes with the last.
+class WorkMaker {
+ public:
+  WorkMaker(const Write& write, DeliveryContract contract, std::uint64_t message_bytes_max)
+      : write_(write), contract_(contract), message_bytes_max_(message_bytes_max) {}
+  /// How many requests there are.
+  std::uint32_t count() const;
+  /// The next one, without its id; false when there is none left.
+  bool next(WorkRequest& request);
+
+ private:
+  std::uint32_t part_bytes(std::uint64_t from) const;
+
+  const Write& write_;
+  const DeliveryContract contract_;
+  const std::uint64_t message_bytes_max_;
+  std::uint64_t done_ = 0;
+  bool ended_ = false;
+};
 
 /// Which of a link's queues carries a flag's writes: always the same one, so that the epochs of one
 /// flag stay in order; and the flags of a batch's consecutive chunks together.

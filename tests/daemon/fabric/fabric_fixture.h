@@ -75,6 +75,7 @@ inline std::vector<FabricSetup> all_setups() {
     setup.config.verbs.arrival = "flag";
     setup.config.verbs.submission = "classic";
     setup.config.verbs.queues = 4;
+    setup.config.verbs.registration_bytes_max = 1 << 20;  // registrations of many pieces
     setups.push_back(setup);
   }
   return setups;

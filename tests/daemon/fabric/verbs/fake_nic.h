@@ -167,7 +167,7 @@ class FakeNic {
 
 /// Memory that was never registered, for requests that are never carried out.
 struct FakeMemory {
-  VerbsLocalRegion source{key(0x10000, 1 << 20), 71, nullptr};
+  VerbsLocalRegion source{key(0x10000, 1 << 20), {71}, nullptr};
   VerbsRemoteRegion target{key(0x200000, 1 << 20, 72)};
   VerbsRemoteRegion flags{key(0x4000000, 4096 * 4, 73)};
 
@@ -175,7 +175,7 @@ struct FakeMemory {
     Key key;
     key.address = address;
     key.bytes = bytes;
-    key.rkey = rkey;
+    key.rkeys[0] = rkey;
     return key;
   }
   Write write(std::uint64_t cookie, std::uint32_t flag, std::uint32_t bytes, std::uint64_t from = 0,

@@ -99,7 +99,7 @@ TEST(Transitions, AFirstPacketHas24Bits) {
 TEST(Events, MeanTroubleForTheRightLinks) {
   using Scope = EventMeaning::Scope;
   EXPECT_EQ(meaning_of(IBV_EVENT_PORT_ERR).scope, Scope::kPort);
-  EXPECT_EQ(meaning_of(IBV_EVENT_LID_CHANGE).scope, Scope::kPort);
+  EXPECT_EQ(meaning_of(IBV_EVENT_LID_CHANGE).scope, Scope::kPlace);
   EXPECT_EQ(meaning_of(IBV_EVENT_GID_CHANGE).scope, Scope::kGidTable);
   EXPECT_EQ(meaning_of(IBV_EVENT_PKEY_CHANGE).scope, Scope::kPkeyTable);
   EXPECT_EQ(meaning_of(IBV_EVENT_DEVICE_FATAL).scope, Scope::kDevice);

@@ -337,5 +337,147 @@ TEST_P(SenderTest, AtRandomEveryWriteEndsOnceAndInTheOrderOfItsQueue) {
   EXPECT_TRUE(rig.sender.empty());
 }
 
+// -- memory in pieces, messages of limited length ---------------------------------------------
+
+/// Memory registered in pieces of 2^`source_shift` and 2^`target_shift` bytes; a piece's keys tell
+/// which it is.
+struct PiecedMemory {
+  PiecedMemory(std::uint32_t source_shift, std::uint32_t target_shift)
+      : source(pieced(0x10000, source_shift), keys(500), nullptr),
+        target(pieced(0x200000, target_shift)),
+        flags(pieced(0x4000000, 63)) {}
+  static std::vector<std::uint32_t> keys(std::uint32_t first) {
+    std::vector<std::uint32_t> all(kPiecesMax);
+    for (std::uint32_t i = 0; i < kPiecesMax; ++i) all[i] = first + i;
+    return all;
+  }
+  static Key pieced(std::uint64_t address, std::uint32_t shift) {
+    Key key;
+    key.address = address;
+    key.bytes = 64 * 1024;
+    key.piece_shift = shift;
+    for (std::uint32_t i = 0; i < kPiecesMax; ++i) key.rkeys[i] = 700 + i;
+    return key;
+  }
+  VerbsLocalRegion source;
+  VerbsRemoteRegion target;
+  VerbsRemoteRegion flags;
+};
+
+TEST(WorkMakerTest, ARequestNeverLeavesItsPiecesAndTogetherTheyAreTheWrite) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 4000; ++round) {
+    const auto source_shift = static_cast<std::uint32_t>(11 + random() % 6);
+    const auto target_shift = static_cast<std::uint32_t>(11 + random() % 6);
+    const std::uint64_t message_max = random() % 3 == 0 ? 1 + random() % 5000 : UINT64_MAX;
+    const bool ordered = random() % 2 == 0;
+    const PiecedMemory memory(source_shift, target_shift);
+    Write write;
+    write.bytes = static_cast<std::uint32_t>(random() % 20'000);
+    write.src_offset = random() % (64 * 1024 - write.bytes);
+    write.dst_offset = random() % (64 * 1024 - write.bytes);
+    write.src = &memory.source;
+    write.dst = &memory.target;
+    write.flags = &memory.flags;
+    write.flag_index = 3;
+    write.epoch = 41;
+    write.immediate = 42;
+    WorkMaker maker(write, ordered ? DeliveryContract::kOrdered : DeliveryContract::kUnordered,
+                    message_max);
+    const std::uint32_t count = maker.count();
+    std::vector<WorkRequest> all;
+    for (WorkRequest request; maker.next(request);) all.push_back(request);
+    ASSERT_EQ(all.size(), count);
+    std::uint64_t done = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const WorkRequest& request = all[i];
+      const bool last = i + 1 == all.size();
+      if (ordered && last) {
+        EXPECT_EQ(request.kind, WorkRequest::Kind::kFlag);
+        EXPECT_EQ(request.remote, 0x4000000u + 12);
+        EXPECT_EQ(request.word, 41u);
+        continue;
+      }
+      EXPECT_EQ(request.kind, last ? WorkRequest::Kind::kImmediate : WorkRequest::Kind::kData);
+      if (last) {
+        EXPECT_EQ(request.word, 42u);
+      }
+      if (write.bytes == 0) continue;
+      ASSERT_GT(request.bytes, 0u);
+      ASSERT_LE(request.bytes, message_max);
+      const std::uint64_t from = write.src_offset + done;
+      const std::uint64_t to = write.dst_offset + done;
+      EXPECT_EQ(request.local, 0x10000 + from);
+      EXPECT_EQ(request.remote, 0x200000 + to);
+      EXPECT_EQ(request.local_key, 500 + (from >> source_shift));
+      EXPECT_EQ(request.remote_key, 700 + (to >> target_shift));
+      EXPECT_EQ(from >> source_shift, (from + request.bytes - 1) >> source_shift);
+      EXPECT_EQ(to >> target_shift, (to + request.bytes - 1) >> target_shift);
+      done += request.bytes;
+    }
+    EXPECT_EQ(done, write.bytes);
+  }
+}
+
+TEST_P(SenderTest, WritesOfManyRequestsNeverOverfillTheQueueAndAllEndOnce) {
+  constexpr std::uint32_t kDepth = 32;
+  FakeNic nic(1);
+  const PiecedMemory memory(11, 12);
+  Sender sender(nic.completions(), nic.references(GetParam()),
+                {.depth = kDepth,
+                 .message_bytes_max = 1000,
+                 .write_timeout_ns = 5 * kSecond,
+                 .stop = [] {},
+                 .peer_name = "node 1 rail 0"});
+  std::mt19937_64 random(11);
+  std::map<std::uint64_t, int> completed;
+  std::uint64_t next = 0, answered = 0;
+  constexpr std::uint64_t kWrites = 3000;
+  std::uint64_t fullest = 0;
+  while (completed.size() < kWrites) {
+    std::vector<Write> batch(next < kWrites ? std::min<std::uint64_t>(8, kWrites - next) : 0);
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      Write& write = batch[i];
+      write.cookie = next + i;
+      write.bytes = static_cast<std::uint32_t>(random() % 12'000);
+      write.src = &memory.source;
+      write.dst = &memory.target;
+      write.flags = &memory.flags;
+    }
+    next += sender.post(batch);
+    auto& seen = nic.queue().seen;
+    fullest = std::max(fullest, seen.size() - answered);
+    ASSERT_LE(seen.size() - answered, 2 * kDepth);
+    // The NIC gets on a little: what is signalled among the next few requests.
+    const std::uint64_t until = std::min<std::uint64_t>(seen.size(), answered + random() % 40);
+    for (; answered < until; ++answered) {
+      if (seen[answered].signaled) nic.complete(seen[answered].id);
+    }
+    sender.progress(1);
+    std::array<Event, 16> events;
+    for (std::size_t count = 0; (count = sender.report(0, events)) > 0;) {
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(events[i].kind, Event::Kind::kCompleted);
+        ++completed[events[i].cookie];
+      }
+    }
+  }
+  EXPECT_GT(fullest, kDepth);
+  for (const auto& [cookie, count] : completed) EXPECT_EQ(count, 1) << cookie;
+  EXPECT_TRUE(sender.empty());
+
+  Write beyond;
+  beyond.cookie = 99;
+  beyond.bytes = 64 * 1024;  // more requests than the queue has room for: it would wait for ever
+  beyond.src = &memory.source;
+  beyond.dst = &memory.target;
+  beyond.flags = &memory.flags;
+  ASSERT_EQ(sender.post({&beyond, 1}), 1u);
+  std::array<Event, 1> events;
+  ASSERT_EQ(sender.report(0, events), 1u);
+  EXPECT_EQ(events[0].kind, Event::Kind::kFailed);
+  EXPECT_EQ(events[0].code, ErrorCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace mk::fabric::verbs
