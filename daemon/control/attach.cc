@@ -93,7 +93,7 @@ Status ControlPlane::Impl::check_attach(const shm::Attach& attach) const {
                 "run on another node",
                 options_.node, drain_reason_);
   }
-  if (attach.nodes > peers_.size() + 1) {
+  if (attach.nodes > peers_.size() + 1 && !transport_.discovers()) {
     return fail(ErrorCode::kInvalidArgument,
                 "job '{}' has {} nodes, but this daemon knows {} other daemons; add the missing "
                 "peers to its configuration",

@@ -312,6 +312,10 @@ void ControlLoop::peer_down(NodeId node, std::string reason) {
   });
 }
 
+void ControlLoop::peers_changed() {
+  post([](ControlPlane& plane) { plane.on_peers_changed(); });
+}
+
 const PeerHello& ControlLoop::hello() const { return impl_->hello(); }
 const std::string& ControlLoop::socket_path() const { return impl_->socket_path(); }
 

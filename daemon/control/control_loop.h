@@ -74,6 +74,7 @@ class ControlLoop final : public PeerSink {
   // PeerSink
   void peer_message(NodeId node, PeerMessage message) override;
   void peer_down(NodeId node, std::string reason) override;
+  void peers_changed() override;
   /// Valid after `configure`.
   const PeerHello& hello() const override;
 

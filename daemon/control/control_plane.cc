@@ -276,6 +276,10 @@ void ControlPlane::on_peer_down(NodeId node, const std::string& reason) {
   impl_->peer_down(node, reason);
   impl_->reap();
 }
+void ControlPlane::on_peers_changed() {
+  impl_->peers_changed();
+  impl_->reap();
+}
 
 void ControlPlane::on_proxy_event(std::uint32_t rail, ProxyEvent event) {
   impl_->proxy_event(rail, std::move(event));

@@ -145,6 +145,8 @@ class ControlPlane {
   Status on_peer_message(NodeId node, PeerMessage message);
   /// A stream (either direction) to `node` broke.
   void on_peer_down(NodeId node, const std::string& reason);
+  /// The transport knows other nodes than before.
+  void on_peers_changed();
 
   void on_proxy_event(std::uint32_t rail, ProxyEvent event);
   /// Heartbeats, rendezvous and exchange deadlines, link reconnection. Call at least every

@@ -95,6 +95,7 @@ class ControlPlane::Impl {
   // peer_messages.cc
   Status peer_message(NodeId node, PeerMessage message);
   void peer_down(NodeId node, const std::string& reason);
+  void peers_changed();
 
   /// Destroys what has ended, and notes that the control thread lives: the last thing every event
   /// does.
@@ -244,7 +245,7 @@ class ControlPlane::Impl {
   HeartbeatTable heartbeats_;  ///< before the sessions, whose words it has
   LinkTable links_;            ///< before the sessions, whose bindings give links back
   std::map<ClientId, Client> clients_;
-  std::map<NodeId, PeerState> peers_;                           ///< all configured ones
+  std::map<NodeId, PeerState> peers_;                           ///< all that the transport knows
   std::vector<std::unique_ptr<Job>> jobs_;                      ///< living and ending
   std::map<std::string, Job*> by_name_;                         ///< those that are not ending
   std::map<std::uint32_t, std::unique_ptr<Session>> sessions_;  ///< by id, until released

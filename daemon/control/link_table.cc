@@ -61,6 +61,10 @@ void LinkTable::on_peer_down(NodeId peer, const std::string& reason, std::uint64
   }
 }
 
+void LinkTable::forget(NodeId peer) {
+  std::erase_if(entries_, [peer](const auto& entry) { return entry.first.second == peer; });
+}
+
 void LinkTable::set_error(Entry& entry, const std::string& reason, std::uint64_t now_ns) {
   if (!entry.in_error) entry.since_ns = now_ns;
   entry.link.reset();

@@ -61,6 +61,8 @@ class LinkTable {
   /// The daemon at the other end is gone: its links are let go, and may be connected at once when
   /// it is back.
   void on_peer_down(NodeId peer, const std::string& reason, std::uint64_t now_ns);
+  /// The peer has left the cluster, after on_peer_down.
+  void forget(NodeId peer);
 
   /// A link in error to a peer that is `reachable` and that is to be tried again now although
   /// nobody asks: for `get`. Later than jobs that wait would try, and one at a time, since a try

@@ -380,4 +380,23 @@ void ControlPlane::Impl::peer_down(NodeId node, const std::string& reason) {
   links_.on_peer_down(node, reason, now_());
 }
 
+void ControlPlane::Impl::peers_changed() {
+  const std::vector<NodeId> nodes = transport_.nodes();
+  for (const NodeId node : nodes) {
+    const auto [peer, fresh] = peers_.try_emplace(node);
+    if (!fresh) continue;
+    peer->second.down_reason = "never seen";
+    log(LogLevel::kInfo, fmt::format("{} joins the cluster", describe_node(node)),
+        {{"node", fmt::format("{}", node)}});
+  }
+  std::erase_if(peers_, [&](const auto& entry) {
+    // What it had part in has ended with its stream.
+    if (entry.second.up || std::ranges::count(nodes, entry.first) != 0) return false;
+    links_.forget(entry.first);
+    log(LogLevel::kInfo, fmt::format("node {} leaves the cluster", entry.first),
+        {{"node", fmt::format("{}", entry.first)}});
+    return true;
+  });
+}
+
 }  // namespace mk::daemon

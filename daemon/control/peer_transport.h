@@ -109,8 +109,10 @@ using PeerMessage = std::variant<PeerHello, JobPart, JobReady, RegionAnnounce, R
 class PeerTransport {
  public:
   virtual ~PeerTransport() = default;
-  /// The other nodes of the cluster, as configured.
+  /// The other nodes of the cluster: as configured, and found since.
   virtual std::vector<NodeId> nodes() const = 0;
+  /// Whether nodes may join and leave while this runs: PeerSink::peers_changed tells.
+  virtual bool discovers() const { return false; }
   /// Queues `message`; kUnavailable when no stream to `node` is up.
   virtual Status send(NodeId node, const PeerMessage& message) = 0;
   /// A person's name for the node: "node 1 (10.0.0.2:7171)".
@@ -132,6 +134,8 @@ class PeerSink {
   virtual ~PeerSink() = default;
   virtual void peer_message(NodeId node, PeerMessage message) = 0;
   virtual void peer_down(NodeId node, std::string reason) = 0;
+  /// PeerTransport::nodes() differs. A node that it no longer names has no stream.
+  virtual void peers_changed() {}
   /// What this daemon says first on every new stream. Constant.
   virtual const PeerHello& hello() const = 0;
 };
