@@ -1,6 +1,8 @@
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "daemon/control/control_plane_impl.h"
 #include "shm/layout.h"
@@ -70,6 +72,8 @@ std::span<const ControlPlane::Impl::Handler> ControlPlane::Impl::handlers() {
       {T::kAttach, kGreeted, false, 0, &Impl::run<shm::Attach, &Impl::attach>},
       {T::kRegisterBuffer, kAttached, false, 1,
        &Impl::run<shm::RegisterBuffer, &Impl::register_buffer>},
+      {T::kRegisterDeviceBuffer, kAttached, false, 0,
+       &Impl::run<shm::RegisterDeviceBuffer, &Impl::register_device_buffer>},
       {T::kDeregisterBuffer, kAttached, false, 0,
        &Impl::run<shm::DeregisterBuffer, &Impl::deregister_buffer>},
       {T::kAllocFlags, kAttached, false, 0, &Impl::run<shm::AllocFlags, &Impl::alloc_flags>},
@@ -165,33 +169,52 @@ void ControlPlane::Impl::hello_from(Client& client, std::uint64_t request, shm::
 void ControlPlane::Impl::register_buffer(Client& client, std::uint64_t request,
                                          shm::RegisterBuffer& message, shm::Frame& frame) {
   Session& session = *client.session;
-  auto handle = register_buffer_for(session, message, std::move(frame.fds.front()));
+  answer_registration(client, request,
+                      register_buffer_for(session, message, std::move(frame.fds.front())));
+}
+
+void ControlPlane::Impl::answer_registration(Client& client, std::uint64_t request,
+                                             const Result<std::uint16_t>& handle) {
+  Session& session = *client.session;
   if (!handle) {
     reply_error(client.id, request, handle.error());
     return;
   }
-  proxy_of(session).apply(
-      BindBuffer{session.slot, *handle, session.buffers.at(*handle).region.get(), message.bytes});
+  const Buffer& buffer = session.buffers.at(*handle);
+  if (buffer.region != nullptr) {
+    proxy_of(session).apply(BindBuffer{session.slot, *handle, buffer.region.get(), buffer.bytes});
+  }
   // Answered first: if a peer proves unreachable while we announce, the failure comes after.
   reply(client.id, request, shm::RegisterBufferReply{*handle});
   if (session.job->state == JobState::kUp) announce_buffer(session, *handle);
 }
 
-Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
-                                                              shm::RegisterBuffer& message,
-                                                              UniqueFd fd) {
-  if (message.bytes == 0 || message.bytes > shm::kBufferBytesMax) {
+void ControlPlane::Impl::register_device_buffer(Client& client, std::uint64_t request,
+                                                shm::RegisterDeviceBuffer& message, shm::Frame&) {
+  answer_registration(client, request, register_device_buffer_for(*client.session, message));
+}
+
+Status ControlPlane::Impl::check_buffer(const Session& session, const std::string& name,
+                                        std::uint64_t bytes) const {
+  if (bytes == 0 || bytes > shm::kBufferBytesMax) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: buffer '{}' has {} bytes; a buffer has 1 to {} bytes", session.describe(),
-                message.name, message.bytes, shm::kBufferBytesMax);
+                name, bytes, shm::kBufferBytesMax);
   }
   const std::uint64_t limit = options_.registered_bytes_max;
-  if (limit != 0 && message.bytes > limit - session.registered_bytes) {
+  if (limit != 0 && bytes > limit - session.registered_bytes) {
     return fail(ErrorCode::kLimitExceeded,
                 "{}: buffer '{}' of {} bytes would exceed the {} bytes a session may register "
                 "(it has {}); raise the daemon's limit or deregister some",
-                session.describe(), message.name, message.bytes, limit, session.registered_bytes);
+                session.describe(), name, bytes, limit, session.registered_bytes);
   }
+  return {};
+}
+
+Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
+                                                              shm::RegisterBuffer& message,
+                                                              UniqueFd fd) {
+  MK_RETURN_IF_ERROR(check_buffer(session, message.name, message.bytes));
   MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.free_handle());
   auto memory = shm::BufferFile::map(std::move(fd), message.bytes);
   if (!memory) {
@@ -204,13 +227,56 @@ Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
     return tl::unexpected<Error>(
         explain_registration(region.error(), session, message.name, message.bytes));
   }
-  session.last_handle = handle;
-  session.registered_bytes += message.bytes;
-  session.buffers.emplace(handle, Buffer{.name = std::move(message.name),
-                                         .bytes = message.bytes,
-                                         .memory = std::move(*memory),
-                                         .region = std::move(*region),
-                                         .withdrawal = std::nullopt});
+  session.add_buffer(handle, {.name = std::move(message.name),
+                              .bytes = message.bytes,
+                              .memory = std::move(*memory),
+                              .region = std::move(*region),
+                              .withdrawal = std::nullopt});
+  return handle;
+}
+
+Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
+    Session& session, shm::RegisterDeviceBuffer& message) {
+  MK_RETURN_IF_ERROR(check_buffer(session, message.name, message.bytes));
+  gpu::MemoryKey key;
+  if (message.key.size() != sizeof key) {
+    return fail(ErrorCode::kProtocol, "{}: the key of GPU buffer '{}' has {} bytes instead of {}",
+                session.describe(), message.name, message.key.size(), sizeof key);
+  }
+  std::memcpy(&key, message.key.data(), sizeof key);
+  if (message.bytes > key.bytes) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: GPU buffer '{}' of {} bytes in an allocation of {}", session.describe(),
+                message.name, message.bytes, key.bytes);
+  }
+  // What is ours is used by its address: nobody else may say that it is.
+  if (key.process == gpu::this_process() && session.credentials.pid != ::getpid()) {
+    return fail(ErrorCode::kPermission, "{}: GPU buffer '{}' is said to be the daemon's own",
+                session.describe(), message.name);
+  }
+  MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.free_handle());
+  std::unique_ptr<fabric::LocalRegion> region;
+  // Within one node nobody but its ranks touches it.
+  if (session.job->nodes > 1) {
+    fabric::Endpoint& endpoint = proxy_of(session).endpoint();
+    if (!endpoint.capabilities().device_memory) {
+      return fail(ErrorCode::kUnsupported,
+                  "{}: fabric {} does not reach GPU memory; a job with GPUs on several nodes needs "
+                  "a fabric that does (loopback)",
+                  session.describe(), endpoint.capabilities().name);
+    }
+    auto registered = endpoint.register_memory({.bytes = message.bytes, .device = key});
+    if (!registered) {
+      return tl::unexpected<Error>(
+          explain_registration(registered.error(), session, message.name, message.bytes));
+    }
+    region = std::move(*registered);
+  }
+  session.add_buffer(handle, {.name = std::move(message.name),
+                              .bytes = message.bytes,
+                              .memory = std::nullopt,
+                              .region = std::move(region),
+                              .withdrawal = std::nullopt});
   return handle;
 }
 
@@ -327,7 +393,14 @@ void ControlPlane::Impl::open_peer_buffer(Client& client, std::uint64_t request,
                             message.local_rank, job.name, message.handle));
     return;
   }
-  const int fds[] = {buffer->second.memory.fd()};
+  if (!buffer->second.memory) {
+    refuse_with(
+        fmt::format("local rank {}'s buffer {} is GPU memory, which ranks lend each other "
+                    "by its key",
+                    message.local_rank, message.handle));
+    return;
+  }
+  const int fds[] = {buffer->second.memory->fd()};
   reply(client.id, request, shm::OpenPeerBufferReply{buffer->second.bytes}, fds);
 }
 

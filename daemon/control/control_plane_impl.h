@@ -111,6 +111,13 @@ class ControlPlane::Impl {
   void hello_from(Client& client, std::uint64_t request, shm::Hello& hello, shm::Frame&);
   void register_buffer(Client& client, std::uint64_t request, shm::RegisterBuffer& message,
                        shm::Frame& frame);
+  void register_device_buffer(Client& client, std::uint64_t request,
+                              shm::RegisterDeviceBuffer& message, shm::Frame&);
+  void answer_registration(Client& client, std::uint64_t request,
+                           const Result<std::uint16_t>& handle);
+  Status check_buffer(const Session& session, const std::string& name, std::uint64_t bytes) const;
+  Result<std::uint16_t> register_device_buffer_for(Session& session,
+                                                   shm::RegisterDeviceBuffer& message);
   Result<std::uint16_t> register_buffer_for(Session& session, shm::RegisterBuffer& message,
                                             UniqueFd fd);
   void deregister_buffer(Client& client, std::uint64_t request, shm::DeregisterBuffer& message,

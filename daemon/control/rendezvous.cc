@@ -171,6 +171,7 @@ void ControlPlane::Impl::job_up(Job& job) {
 void ControlPlane::Impl::announce_buffer(Session& session, std::uint16_t handle) {
   const Job& job = *session.job;
   const Buffer& buffer = session.buffers.at(handle);
+  if (buffer.region == nullptr) return;
   send_to_job(*session.job, RegionAnnounce{job.name, job.part_id, session.attach.rank, handle,
                                            buffer.bytes, buffer.region->key()});
 }

@@ -1,5 +1,7 @@
 #include "daemon/control/session.h"
 
+#include <utility>
+
 #include "shm/atomic.h"
 #include "shm/limits.h"
 
@@ -58,6 +60,12 @@ Result<std::uint16_t> Session::free_handle() const {
   return fail(ErrorCode::kLimitExceeded,
               "{} has {} registered buffers, the most a session may have; deregister some",
               describe(), buffers.size());
+}
+
+void Session::add_buffer(std::uint16_t handle, Buffer buffer) {
+  last_handle = handle;
+  registered_bytes += buffer.bytes;
+  buffers.emplace(handle, std::move(buffer));
 }
 
 std::string Session::describe() const {

@@ -38,8 +38,8 @@ struct BufferWithdrawal {
 struct Buffer {
   std::string name;
   std::uint64_t bytes = 0;
-  shm::BufferFile memory;
-  std::unique_ptr<fabric::LocalRegion> region;
+  std::optional<shm::BufferFile> memory;        ///< none: of a GPU, and the client's alone
+  std::unique_ptr<fabric::LocalRegion> region;  ///< null: of a GPU, in a job of one node
   std::optional<BufferWithdrawal> withdrawal;
 };
 
@@ -84,6 +84,7 @@ struct Session {
   /// A handle that no buffer has, found in turn so that one comes back as late as possible;
   /// kLimitExceeded when there is none.
   Result<std::uint16_t> free_handle() const;
+  void add_buffer(std::uint16_t handle, Buffer buffer);
   /// "rank 3 (node rank 1, pid 77)"
   std::string describe() const;
 

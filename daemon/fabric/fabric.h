@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "daemon/fabric/verbs_options.h"
+#include "shm/gpu/memory.h"
 #include "shm/host/result.h"
 
 namespace mk::fabric {
@@ -44,7 +45,8 @@ struct Capabilities {
 };
 
 /// Memory to register: a mapped host range, backed by `fd` (a sealed memfd) where another process
-/// may have to map it. The caller keeps the mapping and the descriptor alive until `deregister`.
+/// may have to map it; or memory of a GPU, only where `Capabilities::device_memory`. The caller
+/// keeps the mapping and the descriptor alive until it is deregistered.
 struct MemoryDescriptor {
   std::byte* address = nullptr;
   std::uint64_t bytes = 0;
@@ -52,6 +54,9 @@ struct MemoryDescriptor {
   std::uint64_t fd_offset = 0;  ///< where `address` lies in `fd`
   /// Arrival flags: a device may never write this memory earlier than data it was given before.
   bool strictly_ordered = false;
+  /// Of a GPU: then `address` is null and `fd` -1. A write goes from host to host or from GPU to
+  /// GPU.
+  std::optional<gpu::MemoryKey> device = {};
 };
 
 /// Registered memory of this daemon. Destroying it deregisters: only after no write that names it

@@ -45,6 +45,7 @@ struct Functions {
   CuResult (*CtxEnablePeerAccess)(CuContext, unsigned);
   CuResult (*MemAlloc_v2)(CuAddress*, std::size_t);
   CuResult (*MemFree_v2)(CuAddress);
+  CuResult (*MemGetAddressRange_v2)(CuAddress*, std::size_t*, CuAddress);
   CuResult (*MemsetD8Async)(CuAddress, unsigned char, std::size_t, Stream);
   CuResult (*IpcGetMemHandle)(IpcHandle*, CuAddress);
   CuResult (*IpcOpenMemHandle_v2)(CuAddress*, IpcHandle, unsigned);
@@ -89,6 +90,7 @@ const char* find_all(void* library, Functions& f) {
   MK_FIND(CtxEnablePeerAccess);
   MK_FIND(MemAlloc_v2);
   MK_FIND(MemFree_v2);
+  MK_FIND(MemGetAddressRange_v2);
   MK_FIND(MemsetD8Async);
   MK_FIND(IpcGetMemHandle);
   MK_FIND(IpcOpenMemHandle_v2);
@@ -125,6 +127,7 @@ class CudaDriver final : public Driver {
   Result<IpcHandle> share(int device, std::byte* memory) override;
   Result<std::byte*> open(int device, const IpcHandle& handle) override;
   Status close(int device, std::byte* memory) override;
+  Result<std::uint64_t> bytes_of(int device, std::byte* memory) override;
   Status reach(int device, int other) override;
   Result<std::byte*> pin(int device, void* pages, std::uint64_t bytes) override;
   Status unpin(int device, void* pages) override;
@@ -321,6 +324,16 @@ Status CudaDriver::close(int device, std::byte* memory) {
   const Current current(f_, used.context);
   return check(f_.IpcCloseMemHandle(address(memory)), "cannot close another process's memory",
                device);
+}
+
+Result<std::uint64_t> CudaDriver::bytes_of(int device, std::byte* memory) {
+  MK_ASSIGN_OR_RETURN(const Device used, use(device));
+  const Current current(f_, used.context);
+  CuAddress begin = 0;
+  std::size_t bytes = 0;
+  MK_RETURN_IF_ERROR(check(f_.MemGetAddressRange_v2(&begin, &bytes, address(memory)),
+                           "does not know the extent of memory", device));
+  return begin + bytes - address(memory);
 }
 
 Status CudaDriver::reach(int device, int other) {

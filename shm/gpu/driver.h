@@ -55,6 +55,8 @@ class Driver {
   /// Maps another process's allocation, on whatever device it lies, for use by `device`.
   virtual Result<std::byte*> open(int device, const IpcHandle& handle) = 0;
   virtual Status close(int device, std::byte* memory) = 0;
+  /// Of the allocation, own or opened, that begins here.
+  virtual Result<std::uint64_t> bytes_of(int device, std::byte* memory) = 0;
   /// Lets `device` use memory that this process has on `other`.
   virtual Status reach(int device, int other) = 0;
   /// Makes whole pages of mapped host memory usable by every device; answers where.

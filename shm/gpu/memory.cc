@@ -53,6 +53,12 @@ Result<View> View::open(std::shared_ptr<Driver> driver, int device, const Memory
   }
   MK_ASSIGN_OR_RETURN(view.data_, driver->open(device, key.handle));
   view.driver_ = std::move(driver);
+  MK_ASSIGN_OR_RETURN(const std::uint64_t bytes, view.driver_->bytes_of(device, view.data_));
+  if (bytes < key.bytes) {
+    return fail(ErrorCode::kInvalidArgument,
+                "another process's GPU memory has {} bytes where {} were announced", bytes,
+                key.bytes);
+  }
   return view;
 }
 

@@ -63,7 +63,8 @@ class Allocation {
 class View {
  public:
   View() = default;
-  /// The owner keeps the allocation until every view of it is gone.
+  /// The owner keeps the allocation until every view of it is gone. kInvalidArgument when it is
+  /// smaller than its key says.
   static Result<View> open(std::shared_ptr<Driver> driver, int device, const MemoryKey& key);
   View(View&& other) noexcept { *this = std::move(other); }
   View& operator=(View&& other) noexcept;

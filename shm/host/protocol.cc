@@ -157,6 +157,13 @@ void visit(V& v, M& m) {
   v.name(m.name, kNameBytesMax);
 }
 
+template <class V, Is<RegisterDeviceBuffer> M>
+void visit(V& v, M& m) {
+  v.number(m.bytes);
+  v.name(m.name, kNameBytesMax);
+  v.blob(m.key);
+}
+
 template <class V, class M>
 requires Is<M, RegisterBufferReply> || Is<M, DeregisterBuffer>
 void visit(V& v, M& m) { v.number(m.handle); }
@@ -238,6 +245,7 @@ MK_MESSAGE(AttachReply)
 MK_MESSAGE(JobUp)
 MK_MESSAGE(RegisterBuffer)
 MK_MESSAGE(RegisterBufferReply)
+MK_MESSAGE(RegisterDeviceBuffer)
 MK_MESSAGE(DeregisterBuffer)
 MK_MESSAGE(AllocFlags)
 MK_MESSAGE(AllocFlagsReply)
@@ -288,6 +296,8 @@ std::string message_type_name(std::uint16_t type) {
       return "done";
     case MessageType::kSessionFailed:
       return "session-failed";
+    case MessageType::kRegisterDeviceBuffer:
+      return "register-device-buffer";
   }
   return fmt::format("unknown({})", type);
 }

@@ -37,6 +37,7 @@ enum class MessageType : std::uint16_t {
   kDetach = 16,               ///< request; reply kDone, then the daemon closes
   kDone = 17,                 ///< reply without content
   kSessionFailed = 18,        ///< from the daemon: the session is dead; says why
+  kRegisterDeviceBuffer = 19,  ///< request; reply kRegisterBufferReply
 };
 
 struct ErrorReply {
@@ -101,6 +102,14 @@ struct RegisterBuffer {
 struct RegisterBufferReply {
   static constexpr MessageType kType = MessageType::kRegisterBufferReply;
   std::uint16_t handle = kNoHandle;
+};
+
+/// Memory of a GPU, which the client owns. Since ABI 1.1.
+struct RegisterDeviceBuffer {
+  static constexpr MessageType kType = MessageType::kRegisterDeviceBuffer;
+  std::uint64_t bytes = 0;
+  std::string name;
+  std::vector<std::byte> key;  ///< gpu::MemoryKey
 };
 
 struct DeregisterBuffer {

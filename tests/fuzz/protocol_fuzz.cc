@@ -36,6 +36,7 @@ void take_any(const Frame& frame) {
   take<Detach>(frame);
   take<Done>(frame);
   take<SessionFailed>(frame);
+  take<RegisterDeviceBuffer>(frame);
   (void)message_type_name(frame.type);
 }
 

@@ -122,6 +122,8 @@ std::map<std::uint16_t, Sample> samples() {
       sample(JobUp{}, {}),
       sample(RegisterBuffer{0x1112131415161718, "a"},
              {{"bytes", u(0x1112131415161718)}, {"name", s("a")}}),
+      sample(RegisterDeviceBuffer{0x1112131415161718, "a", blob},
+             {{"bytes", u(0x1112131415161718)}, {"name", s("a")}, {"key", blob}}),
       sample(RegisterBufferReply{0x0102}, {{"handle", u(0x0102)}}),
       sample(DeregisterBuffer{0x0304}, {{"handle", u(0x0304)}}),
       sample(AllocFlags{0x01020304}, {{"count", u(0x01020304)}}),

@@ -98,6 +98,11 @@ RegisterBuffer filled(std::uint64_t seed) {
   return {f.number<std::uint64_t>(), f.text()};
 }
 template <>
+RegisterDeviceBuffer filled(std::uint64_t seed) {
+  Filler f(seed);
+  return {f.number<std::uint64_t>(), f.text(), f.blob()};
+}
+template <>
 RegisterBufferReply filled(std::uint64_t seed) {
   return {Filler(seed).number<std::uint16_t>()};
 }
@@ -150,7 +155,8 @@ class EveryMessage : public testing::Test {};
 using Messages =
     testing::Types<ErrorReply, Hello, HelloReply, Attach, AttachReply, JobUp, RegisterBuffer,
                    RegisterBufferReply, DeregisterBuffer, AllocFlags, AllocFlagsReply, Exchange,
-                   ExchangeReply, OpenPeerBuffer, OpenPeerBufferReply, Detach, Done, SessionFailed>;
+                   ExchangeReply, OpenPeerBuffer, OpenPeerBufferReply, Detach, Done, SessionFailed,
+                   RegisterDeviceBuffer>;
 TYPED_TEST_SUITE(EveryMessage, Messages);
 
 TYPED_TEST(EveryMessage, RoundTrips) {

@@ -14,8 +14,9 @@
 namespace mk::fabric::loopback {
 
 /// Messages between loopback endpoints. Hello carries an Address (whom the sender expects),
-/// GetRegion a Key. The answer is Welcome (empty), Region (the Key again, with the memory file) or
-/// Refused (an error code in 4 bytes, then a sentence), under the question's request number.
+/// GetRegion a Key. The answer is Welcome (empty), Region (the Key again, with the memory file; of
+/// a GPU, the Key and a gpu::MemoryKey) or Refused (an error code in 4 bytes, then a sentence),
+/// under the question's request number.
 enum class Message : std::uint16_t { kHello = 1, kWelcome, kGetRegion, kRegion, kRefused };
 
 /// The socket of an endpoint, in the abstract namespace.

@@ -1,7 +1,10 @@
 #include "daemon/fabric/loopback/endpoint.h"
 
 #include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "daemon/fabric/loopback/link.h"
@@ -21,12 +24,14 @@ class LoopbackEndpoint final : public Endpoint {
         id_(id),
         regions_(std::move(regions)),
         service_(std::move(service)),
-        capabilities_{"loopback", DeliveryContract::kOrdered, options_.link_depth, false} {
+        capabilities_{"loopback", DeliveryContract::kOrdered, options_.link_depth, true},
+        gpu_(options_.load_gpu_driver) {
     ProcessRegistry::instance().add(id_, regions_);
   }
   ~LoopbackEndpoint() override {
     ProcessRegistry::instance().remove(id_);
     service_.reset();  // its thread calls back into the links
+    gpu_.stop();       // what it copies to may go with the links
     for (std::uint32_t slot = 0; slot < links_.slot_count(); ++slot) {
       Link* const link = links_.at(slot);
       if (link != nullptr && !link->peer_gone) link->queue.fail_all(ErrorCode::kLinkDown, true);
@@ -54,6 +59,9 @@ class LoopbackEndpoint final : public Endpoint {
   std::chrono::steady_clock::time_point deadline() const {
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(config_.connect_timeout_ns);
   }
+  Result<std::unique_ptr<LocalRegion>> register_gpu_memory(const MemoryDescriptor& memory,
+                                                           const Token& token);
+  Result<std::unique_ptr<RemoteRegion>> imported(std::shared_ptr<Target> target);
   Result<std::shared_ptr<Target>> ask_for_region(Link& link, const Key& key);
   void give_up(Link& link, const Error& error);
   std::size_t poll_link(Link& link, std::uint64_t now, std::uint64_t& budget,
@@ -63,11 +71,13 @@ class LoopbackEndpoint final : public Endpoint {
   const LoopbackOptions options_;
   const Token id_;
   const std::shared_ptr<RegionTable> regions_;
-  LinkTable<Link> links_;
   std::unique_ptr<Service> service_;
   const Capabilities capabilities_;
-  OrphanQueue orphans_;           ///< proxy thread
-  std::uint32_t first_link_ = 0;  ///< proxy thread: who is polled first, in turn
+  GpuCopier gpu_;
+  LinkTable<Link> links_;
+  std::vector<std::weak_ptr<Target>> gpu_targets_;  ///< control thread: peers' regions on GPUs
+  OrphanQueue orphans_;                             ///< proxy thread
+  std::uint32_t first_link_ = 0;                    ///< proxy thread: who is polled first, in turn
 };
 
 Bytes LoopbackEndpoint::address() const {
@@ -78,7 +88,7 @@ Bytes LoopbackEndpoint::address() const {
 
 Result<std::unique_ptr<LocalRegion>> LoopbackEndpoint::register_memory(
     const MemoryDescriptor& memory) {
-  if (memory.address == nullptr || memory.bytes == 0) {
+  if ((memory.address == nullptr && !memory.device) || memory.bytes == 0) {
     return fail(ErrorCode::kInvalidArgument, "cannot register an empty memory range");
   }
   if (memory.fd >= 0) {
@@ -92,7 +102,30 @@ Result<std::unique_ptr<LocalRegion>> LoopbackEndpoint::register_memory(
     }
   }
   MK_ASSIGN_OR_RETURN(const Token token, make_token());
+  if (memory.device) return register_gpu_memory(memory, token);
   return std::make_unique<LoopbackLocalRegion>(regions_, regions_->add(memory, token), id_);
+}
+
+Result<std::unique_ptr<LocalRegion>> LoopbackEndpoint::register_gpu_memory(
+    const MemoryDescriptor& memory, const Token& token) {
+  auto driver = gpu_.driver();
+  if (!driver) {
+    return fail(ErrorCode::kUnsupported,
+                "the loopback fabric copies GPU memory by this daemon's CUDA driver: {}",
+                driver.error().message);
+  }
+  MK_ASSIGN_OR_RETURN(const int device, (*driver)->device_of(memory.device->device));
+  auto region = std::make_shared<Region>();
+  region->memory = memory;
+  MK_ASSIGN_OR_RETURN(region->view, gpu::View::open(*driver, device, *memory.device));
+  MK_ASSIGN_OR_RETURN(region->gpu_slot, gpu_.use(device));
+  // The device may be new to what was imported before. What cannot be opened (another job's, whose
+  // owner is gone) is a failure of the writes to it, if there are any.
+  for (const auto& weak : gpu_targets_) {
+    if (const auto target = weak.lock()) (void)target->open_for(gpu_, region->gpu_slot);
+  }
+  return std::make_unique<LoopbackLocalRegion>(regions_, regions_->add(std::move(region), token),
+                                               id_);
 }
 
 Result<LinkId> LoopbackEndpoint::connect(std::span<const std::byte> address,
@@ -129,7 +162,7 @@ Result<LinkId> LoopbackEndpoint::connect(std::span<const std::byte> address,
                 credentials.pid, welcome.error().message);
   }
   auto made =
-      std::make_unique<Link>(config_.link_model, options_.link_depth, std::move(connection));
+      std::make_unique<Link>(config_.link_model, options_.link_depth, gpu_, std::move(connection));
   made->peer = peer->endpoint;
   made->peer_name = peer_name;
   MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
@@ -165,16 +198,40 @@ Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::import_region(
       auto region = table->find(*key);
       if (!region)
         return fail(region.error().code, "{}: {}", link->peer_name, region.error().message);
-      return std::make_unique<LoopbackRemoteRegion>(std::make_shared<Target>(std::move(*region)));
+      return imported(std::make_shared<Target>(std::move(*region)));
     }
   }
   MK_ASSIGN_OR_RETURN(auto target, ask_for_region(*link, *key));
+  return imported(std::move(target));
+}
+
+Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::imported(std::shared_ptr<Target> target) {
+  if (target->on_gpu()) {
+    // One of this endpoint's GPUs will do: the others may be other jobs'.
+    Status opened;
+    for (std::uint32_t slot = 0; slot < gpu_.slots(); ++slot) {
+      const Status now = target->open_for(gpu_, slot);
+      opened = slot == 0 || now ? now : opened;
+    }
+    MK_RETURN_IF_ERROR(opened);
+    std::erase_if(gpu_targets_, [](const auto& weak) { return weak.expired(); });
+    gpu_targets_.push_back(target);
+  }
   return std::make_unique<LoopbackRemoteRegion>(std::move(target));
 }
 
 Result<std::shared_ptr<Target>> LoopbackEndpoint::ask_for_region(Link& link, const Key& key) {
   const Bytes question = to_blob(key);
   auto frame = link.connection.ask(Message::kGetRegion, question, Message::kRegion, deadline());
+  const auto begins_with = [](const Bytes& bytes, const Bytes& front) {
+    return bytes.size() >= front.size() && std::equal(front.begin(), front.end(), bytes.begin());
+  };
+  if (frame && frame->payload.size() == question.size() + sizeof(gpu::MemoryKey) &&
+      begins_with(frame->payload, question) && frame->fds.empty()) {
+    gpu::MemoryKey device;
+    std::memcpy(&device, frame->payload.data() + question.size(), sizeof device);
+    return std::make_shared<Target>(device, key.bytes);
+  }
   if (frame && frame->payload != question) {
     frame = fail(ErrorCode::kProtocol, "it answered with another region than {}", key.region);
   } else if (frame && frame->fds.size() != 1) {
@@ -248,6 +305,7 @@ std::size_t LoopbackEndpoint::poll(std::span<Event> events) {
       count += poll_link(*link, now, budget, events.subspan(count));
     }
   }
+  gpu_.mark();
   return count;
 }
 

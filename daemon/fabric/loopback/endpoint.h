@@ -18,6 +18,8 @@ struct LoopbackOptions {
   /// Whether regions of this process are written directly. Off: mapped like those of another
   /// process.
   bool share_process_memory = true;
+  /// Where the GPUs' driver comes from; asked when memory of a GPU is first registered.
+  std::function<Result<std::shared_ptr<gpu::Driver>>()> load_gpu_driver = gpu::load_driver;
 };
 
 Result<std::unique_ptr<Endpoint>> make_loopback_endpoint(const EndpointConfig& config,

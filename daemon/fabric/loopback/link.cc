@@ -23,8 +23,8 @@ LinkSchedule::Times LinkSchedule::reserve(std::uint64_t now_ns, std::uint64_t by
   return times;
 }
 
-TransferQueue::TransferQueue(const LinkModel& model, std::uint32_t depth)
-    : schedule_(model), ring_(depth) {}
+TransferQueue::TransferQueue(const LinkModel& model, std::uint32_t depth, GpuCopier& gpu)
+    : schedule_(model), gpu_(gpu), ring_(depth) {}
 
 bool TransferQueue::post(const Write& write, std::uint64_t now_ns) {
   if (posted_ - std::min(reported_, shown_) == ring_.size()) return false;
@@ -43,12 +43,16 @@ bool TransferQueue::post(const Write& write, std::uint64_t now_ns) {
   // region.
   bool valid = true;
   if (write.bytes > 0) {
-    const auto& source = static_cast<const LoopbackLocalRegion*>(write.src)->region().memory;
+    const Region& region = static_cast<const LoopbackLocalRegion*>(write.src)->region();
+    const MemoryDescriptor& source = region.memory;
     const auto& target = static_cast<const LoopbackRemoteRegion*>(write.dst)->target();
     valid = write.src_offset <= source.bytes && write.bytes <= source.bytes - write.src_offset &&
             write.dst_offset <= target->bytes() &&
-            write.bytes <= target->bytes() - write.dst_offset;
-    transfer.source = source.address + write.src_offset;
+            write.bytes <= target->bytes() - write.dst_offset &&
+            source.device.has_value() == target->on_gpu();
+    const std::byte* const begin = source.device ? region.view.data() : source.address;
+    transfer.source = begin + write.src_offset;
+    transfer.gpu_slot = region.gpu_slot;
     transfer.target = target;
     transfer.offset = write.dst_offset;
   }
@@ -74,34 +78,63 @@ void TransferQueue::show(Transfer& transfer) {
   transfer.flags.reset();
 }
 
+bool TransferQueue::copy(Transfer& transfer, std::uint64_t& budget) {
+  const auto slice =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(transfer.bytes - transfer.copied, budget));
+  if (!transfer.target->write(transfer.offset + transfer.copied, transfer.source + transfer.copied,
+                              slice)) {
+    transfer.code =
+        ErrorCode::kPeerLost;  // the peer deregistered the memory: only this write fails
+  }
+  transfer.copied += slice;
+  budget -= slice;
+  return transfer.code != ErrorCode::kOk || transfer.copied == transfer.bytes;
+}
+
+void TransferQueue::hand_over(Transfer& transfer) {
+  transfer.ticket = transfer.target->copy(gpu_, transfer.gpu_slot, transfer.offset, transfer.source,
+                                          transfer.bytes);
+  if (!transfer.ticket)
+    transfer.code = gpu_.failed(transfer.gpu_slot) ? ErrorCode::kSystem : ErrorCode::kPeerLost;
+  transfer.copied = transfer.bytes;
+}
+
+bool TransferQueue::settled(Transfer& transfer, std::uint64_t now_ns) {
+  if (!transfer.ticket) return true;
+  const GpuCopier::State state = gpu_.state(transfer.ticket, now_ns);
+  if (state == GpuCopier::State::kUnderWay) return false;
+  if (state == GpuCopier::State::kFailed) transfer.code = ErrorCode::kSystem;
+  transfer.ticket = {};
+  transfer.target->end_copy();
+  return true;
+}
+
 void TransferQueue::advance(std::uint64_t now_ns, std::uint64_t& budget) {
   while (copied_ < posted_) {
     Transfer& transfer = at(copied_);
     if (transfer.times.start_ns > now_ns && !failed()) break;
     if (transfer.code == ErrorCode::kOk && transfer.copied < transfer.bytes) {
       if (budget == 0) break;
-      const auto slice = static_cast<std::uint32_t>(
-          std::min<std::uint64_t>(transfer.bytes - transfer.copied, budget));
-      if (!transfer.target->write(transfer.offset + transfer.copied,
-                                  transfer.source + transfer.copied, slice)) {
-        transfer.code =
-            ErrorCode::kPeerLost;  // the peer deregistered the memory: only this write fails
+      if (transfer.gpu_slot != kGpuSlotsMax) {
+        hand_over(transfer);
+        budget -= std::min(budget, kHandOverBytes);
+      } else if (!copy(transfer, budget)) {
+        break;
       }
-      transfer.copied += slice;
-      budget -= slice;
-      if (transfer.code == ErrorCode::kOk && transfer.copied < transfer.bytes) break;
     }
     ++copied_;
   }
-  while (shown_ < copied_ && (at(shown_).times.arrival_ns <= now_ns || failed()))
+  while (shown_ < copied_ && (at(shown_).times.arrival_ns <= now_ns || failed()) &&
+         settled(at(shown_), now_ns))
     show(at(shown_++));
 }
 
 std::size_t TransferQueue::report(LinkId link, std::uint64_t now_ns, std::span<Event> events) {
   std::size_t count = 0;
   while (reported_ < copied_ && count < events.size()) {
-    const Transfer& transfer = at(reported_);
+    Transfer& transfer = at(reported_);
     if (transfer.times.end_ns > now_ns && !failed()) break;
+    if (!settled(transfer, now_ns)) break;
     const bool ok = transfer.code == ErrorCode::kOk;
     events[count++] = {ok ? Event::Kind::kCompleted : Event::Kind::kFailed, link, transfer.cookie,
                        0, transfer.code};

@@ -16,6 +16,8 @@ namespace mk::fabric::loopback {
 
 /// Bytes one poll may copy, over all links: what bounds the time a poll takes (about 0.1 ms).
 inline constexpr std::uint64_t kPollBytesMax = 1 << 20;
+/// Handing a copy of any size over to a GPU takes about as long as copying so many bytes.
+inline constexpr std::uint64_t kHandOverBytes = 1 << 16;
 
 /// When a write leaves, is gone and arrives. Reservations follow each other on the model's own
 /// clock, whatever the times at which somebody looks: a late poll makes a transfer late, never the
@@ -40,16 +42,19 @@ class LinkSchedule {
 /// The proxy thread's side of a link; see LinkBase for what else touches it.
 class TransferQueue {
  public:
-  TransferQueue(const LinkModel& model, std::uint32_t depth);
+  /// `gpu` outlives it.
+  TransferQueue(const LinkModel& model, std::uint32_t depth, GpuCopier& gpu);
 
   /// Takes a write; false when `depth` are in flight.
   bool post(const Write& write, std::uint64_t now_ns);
-  /// Copies at most `budget` bytes (and reduces it), and shows the flags that are due.
+  /// Copies at most `budget` bytes (and reduces it), hands copies over to the GPU, and shows the
+  /// flags that are due.
   void advance(std::uint64_t now_ns, std::uint64_t& budget);
   /// Reports what has completed or failed.
   std::size_t report(LinkId link, std::uint64_t now_ns, std::span<Event> events);
-  /// Nothing more is copied; what is outstanding and later posts fail with `code`. With `show`,
-  /// flags of writes that were reported as completed are shown at once.
+  /// Nothing more is copied; what is outstanding and later posts fail with `code`, those that a GPU
+  /// copies when it is done with them. With `show`, flags of writes that were reported as completed
+  /// are shown at once.
   void fail_all(ErrorCode code, bool show);
   /// When `advance` or `report` next have something to do; nullopt when nothing is in flight.
   std::optional<std::uint64_t> next_due_ns() const;
@@ -69,14 +74,22 @@ class TransferQueue {
     std::uint32_t flag_index = 0;
     std::uint32_t epoch = 0;
     ErrorCode code = ErrorCode::kOk;
+    std::uint32_t gpu_slot = kGpuSlotsMax;  ///< whose memory the source is
+    GpuTicket ticket;                       ///< a GPU copies, or has not been seen to be done
   };
   Transfer& at(std::uint64_t index) { return ring_[index % ring_.size()]; }
   const Transfer& at(std::uint64_t index) const { return ring_[index % ring_.size()]; }
   void show(Transfer& transfer);
+  /// Copies what the budget allows of it; false when something is left.
+  static bool copy(Transfer& transfer, std::uint64_t& budget);
+  void hand_over(Transfer& transfer);
+  /// Whether no GPU works on it any more.
+  bool settled(Transfer& transfer, std::uint64_t now_ns);
 
-  // Counters of transfers: copied_ <= posted_; reported_ and shown_ follow copied_, each at its own
-  // time.
+  // Counters of transfers: copied_ (or handed over to a GPU) <= posted_; reported_ and shown_
+  // follow copied_, each at its own time, and not before a GPU is done.
   LinkSchedule schedule_;
+  GpuCopier& gpu_;
   std::vector<Transfer> ring_;
   std::uint64_t posted_ = 0;
   std::uint64_t copied_ = 0;
@@ -88,8 +101,8 @@ class TransferQueue {
 /// A link: the queue, and the connection by which the control thread asks for regions and death is
 /// noticed.
 struct Link : LinkBase {
-  Link(const LinkModel& model, std::uint32_t depth, Connection connected)
-      : queue(model, depth), connection(std::move(connected)) {}
+  Link(const LinkModel& model, std::uint32_t depth, GpuCopier& gpu, Connection connected)
+      : queue(model, depth, gpu), connection(std::move(connected)) {}
 
   /// Control thread: whether `import_region` may still ask.
   bool up() const {

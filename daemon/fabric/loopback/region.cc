@@ -2,13 +2,21 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "shm/atomic.h"
 #include "shm/host/memfd.h"
 
 namespace mk::fabric::loopback {
+namespace {
+
+/// A copy takes microseconds; a GPU that hangs holds up nobody for longer.
+constexpr std::chrono::seconds kGpuCopiesTimeout{1};
+
+}  // namespace
 
 Key key_of(const Region& region, const Token& endpoint) {
   Key key;
@@ -22,8 +30,12 @@ Key key_of(const Region& region, const Token& endpoint) {
 
 std::shared_ptr<Region> RegionTable::add(const MemoryDescriptor& memory, const Token& token) {
   auto region = std::make_shared<Region>();
-  region->token = token;
   region->memory = memory;
+  return add(std::move(region), token);
+}
+
+std::shared_ptr<Region> RegionTable::add(std::shared_ptr<Region> region, const Token& token) {
+  region->token = token;
   const std::lock_guard lock(mutex_);
   region->id = next_++;
   regions_.emplace(region->id, region);
@@ -35,8 +47,15 @@ void RegionTable::remove(Region& region) {
     const std::lock_guard lock(mutex_);
     regions_.erase(region.id);
   }
-  const std::unique_lock lock(region.lock);
-  region.alive = false;
+  {
+    const std::unique_lock lock(region.lock);
+    region.alive = false;
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kGpuCopiesTimeout;
+  while (region.copies.load(std::memory_order_acquire) != 0 &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds{50});
+  }
 }
 
 Result<std::shared_ptr<Region>> RegionTable::find(const Key& key) const {
@@ -81,10 +100,43 @@ std::shared_ptr<RegionTable> ProcessRegistry::find(const Token& endpoint) const 
 Target::Target(std::shared_ptr<Region> region)
     : region_(std::move(region)),
       address_(region_->memory.address),
-      bytes_(region_->memory.bytes) {}
+      bytes_(region_->memory.bytes),
+      device_(region_->memory.device) {}
 
 Target::Target(boost::interprocess::mapped_region mapping, std::byte* address, std::uint64_t bytes)
     : mapping_(std::move(mapping)), address_(address), bytes_(bytes) {}
+
+Target::Target(const gpu::MemoryKey& device, std::uint64_t bytes)
+    : bytes_(bytes), device_(device) {}
+
+Status Target::open_for(GpuCopier& gpu, std::uint32_t slot) {
+  if (seen_by_[slot].load(std::memory_order_relaxed) != nullptr) return {};
+  MK_ASSIGN_OR_RETURN(auto driver, gpu.driver());
+  MK_ASSIGN_OR_RETURN(auto view, gpu::View::open(std::move(driver), gpu.device(slot), *device_));
+  if (view.bytes() < bytes_) {
+    return fail(ErrorCode::kProtocol, "the peer's region of {} bytes lies in a GPU's {}", bytes_,
+                view.bytes());
+  }
+  seen_by_[slot].store(view.data(), std::memory_order_release);
+  views_.push_back(std::move(view));
+  return {};
+}
+
+GpuTicket Target::copy(GpuCopier& gpu, std::uint32_t slot, std::uint64_t offset,
+                       const std::byte* source, std::size_t bytes) const {
+  std::byte* const seen = seen_by_[slot].load(std::memory_order_acquire);
+  if (seen == nullptr) return {};
+  if (!region_) return gpu.copy(slot, seen + offset, source, bytes);
+  const std::shared_lock lock(region_->lock);
+  if (!region_->alive) return {};
+  const GpuTicket ticket = gpu.copy(slot, seen + offset, source, bytes);
+  if (ticket) region_->copies.fetch_add(1, std::memory_order_relaxed);
+  return ticket;
+}
+
+void Target::end_copy() const {
+  if (region_) region_->copies.fetch_sub(1, std::memory_order_release);
+}
 
 bool Target::write(std::uint64_t offset, const std::byte* source, std::size_t bytes) const {
   if (!region_) {

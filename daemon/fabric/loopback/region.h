@@ -8,8 +8,10 @@
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "daemon/fabric/blob.h"
+#include "daemon/fabric/loopback/gpu_copier.h"
 
 namespace mk::fabric::loopback {
 
@@ -41,6 +43,11 @@ struct Region {
   MemoryDescriptor memory;
   mutable std::shared_mutex lock;
   bool alive = true;
+  // Of a GPU: as a source.
+  gpu::View view;
+  std::uint32_t gpu_slot = kGpuSlotsMax;
+  /// Copies by links of this process into GPU memory that are under way; begun under `lock`.
+  mutable std::atomic<std::uint32_t> copies{0};
 };
 
 /// What `endpoint` gives out for `region`.
@@ -51,7 +58,9 @@ Key key_of(const Region& region, const Token& endpoint);
 class RegionTable {
  public:
   std::shared_ptr<Region> add(const MemoryDescriptor& memory, const Token& token);
-  /// Waits until nobody reads or writes through the region, then forgets it.
+  std::shared_ptr<Region> add(std::shared_ptr<Region> region, const Token& token);
+  /// Waits until nobody reads or writes through the region (at most a second for a GPU), then
+  /// forgets it.
   void remove(Region& region);
   /// The region that `key` names, if the key's token, size and offset are the region's own.
   Result<std::shared_ptr<Region>> find(const Key& key) const;
@@ -83,6 +92,8 @@ class Target {
   explicit Target(std::shared_ptr<Region> region);
   /// A peer's region, through `mapping`; `address` lies in it.
   Target(boost::interprocess::mapped_region mapping, std::byte* address, std::uint64_t bytes);
+  /// A peer's region in another process's GPU memory.
+  Target(const gpu::MemoryKey& device, std::uint64_t bytes);
 
   /// Copies; false when the region has been deregistered.
   bool write(std::uint64_t offset, const std::byte* source, std::size_t bytes) const;
@@ -90,13 +101,29 @@ class Target {
   /// deregistered.
   bool store_flag(std::uint64_t index, std::uint32_t value) const;
   std::uint64_t bytes() const { return bytes_; }
-  bool flag_aligned() const { return reinterpret_cast<std::uintptr_t>(address_) % 4 == 0; }
+  /// Whether flags can be stored here.
+  bool flag_aligned() const {
+    return !device_ && reinterpret_cast<std::uintptr_t>(address_) % 4 == 0;
+  }
+
+  // -- in a GPU's memory --
+  bool on_gpu() const { return device_.has_value(); }
+  /// Control thread. Makes it a destination for copies from the slot's device.
+  Status open_for(GpuCopier& gpu, std::uint32_t slot);
+  /// Proxy thread: hands a copy over. No ticket: the region has been deregistered, or the device
+  /// failed. `end_copy` once it is over.
+  GpuTicket copy(GpuCopier& gpu, std::uint32_t slot, std::uint64_t offset, const std::byte* source,
+                 std::size_t bytes) const;
+  void end_copy() const;
 
  private:
   std::shared_ptr<Region> region_;
   boost::interprocess::mapped_region mapping_;
-  std::byte* address_;
+  std::byte* address_ = nullptr;
   std::uint64_t bytes_;
+  std::optional<gpu::MemoryKey> device_;
+  std::vector<gpu::View> views_;  ///< control thread
+  std::array<std::atomic<std::byte*>, kGpuSlotsMax> seen_by_{};
 };
 
 /// Maps the region that `key` describes from its memory file. Refuses a file that could shrink

@@ -164,6 +164,12 @@ Status Service::answer(shm::FrameSocket& peer, const shm::Frame& question) {
     // The descriptor is the owner's until it deregisters.
     const std::shared_lock lock((*region)->lock);
     if (!(*region)->alive) return refuse({ErrorCode::kPermission, "the region was deregistered"});
+    if ((*region)->memory.device) {
+      Bytes payload = to_blob(key_of(**region, endpoint_));
+      const Bytes device = to_blob(*(*region)->memory.device);
+      payload.insert(payload.end(), device.begin(), device.end());
+      return reply(Message::kRegion, payload, {});
+    }
     const int fd = (*region)->memory.fd;
     if (fd < 0) {
       return refuse({ErrorCode::kUnsupported,

@@ -65,7 +65,7 @@ TEST_F(PeerMessages, HelloIsChecked) {
     return changed;
   };
   expect_refused(with([](auto& h) { h.node = 3; }), "calls itself node 3");
-  expect_refused(with([](auto& h) { h.abi_major = 9; }), "ABI 9.0");
+  expect_refused(with([](auto& h) { h.abi_major = 9; }), fmt::format("ABI 9.{}", shm::kAbiMinor));
   expect_refused(with([](auto& h) { h.abi_major = 9; }),
                  fmt::format(") {}.{}", shm::kAbiMajor, shm::kAbiMinor));
   expect_refused(with([](auto& h) { h.fabric = "other"; }), "'other'");
@@ -74,10 +74,11 @@ TEST_F(PeerMessages, HelloIsChecked) {
   say(hello());
   // The reason shows in the error of a job that waits for that node.
   node.plane->on_peer_down(1, "gone");
-  expect_refused(with([](auto& h) { h.abi_major = 9; }), "ABI 9.0");
+  expect_refused(with([](auto& h) { h.abi_major = 9; }), fmt::format("ABI 9.{}", shm::kAbiMinor));
   const ClientId client = node.attach(rank_of("job", 2, 1, 0));
   node.wait(5'100);
-  EXPECT_THAT(node.take<shm::SessionFailed>(client)->message, HasSubstr("ABI 9.0"));
+  EXPECT_THAT(node.take<shm::SessionFailed>(client)->message,
+              HasSubstr(fmt::format("ABI 9.{}", shm::kAbiMinor)));
 }
 
 TEST_F(PeerMessages, PartsAreChecked) {

@@ -49,7 +49,7 @@ constexpr Answer kLater{};  ///< neither a reply nor an error yet
 Answer expected(At state, T type) {
   const bool is_request = type == T::kHello || type == T::kAttach || type == T::kRegisterBuffer ||
                           type == T::kDeregisterBuffer || type == T::kAllocFlags ||
-                          type == T::kExchange || type == T::kOpenPeerBuffer || type == T::kDetach;
+                          type == T::kRegisterDeviceBuffer || type == T::kExchange || type == T::kOpenPeerBuffer || type == T::kDetach;
   if (!is_request) return kBreaks;
   const bool needs_session = type != T::kHello && type != T::kAttach;
   switch (state) {
@@ -61,6 +61,7 @@ Answer expected(At state, T type) {
     case At::kUp:
       switch (type) {
         case T::kRegisterBuffer:
+        case T::kRegisterDeviceBuffer:
           return ok(T::kRegisterBufferReply);
         case T::kDeregisterBuffer:
           return refused(ErrorCode::kNotFound);
@@ -120,6 +121,13 @@ class ProtocolOrder : public testing::Test {
         fds.emplace_back(::dup(file->fd()));
         return node.send(client, shm::RegisterBuffer{4096, "b"}, std::move(fds));
       }
+      case T::kRegisterDeviceBuffer: {
+        gpu::MemoryKey key;
+        key.bytes = 4096;
+        std::vector<std::byte> bytes(sizeof key);
+        std::memcpy(bytes.data(), &key, sizeof key);
+        return node.send(client, shm::RegisterDeviceBuffer{4096, "b", std::move(bytes)});
+      }
       case T::kDeregisterBuffer:
         return node.send(client, shm::DeregisterBuffer{7});
       case T::kAllocFlags:
@@ -168,7 +176,7 @@ TEST_F(ProtocolOrder, EveryMessageInEveryState) {
 
 TEST_F(ProtocolOrder, MalformedPayloadEndsTheConnectionAndTheSession) {
   for (const At state : kStates) {
-    for (std::uint16_t number = 1; number <= 18; ++number) {
+    for (std::uint16_t number = 1; number <= 19; ++number) {
       SCOPED_TRACE(fmt::format("{} while {}", shm::message_type_name(number), name_of(state)));
       const auto type = static_cast<T>(number);
       const Answer answer = expected(state, type);

@@ -135,6 +135,12 @@ class FakeDriver final : public Driver {
     views_.erase(found);
     return {};
   }
+  Result<std::uint64_t> bytes_of(int, std::byte* memory) override {
+    const std::lock_guard lock(machine_->mutex);
+    const auto found = views_.find(memory);
+    if (found == views_.end()) return fail(ErrorCode::kNotFound, "not opened here");
+    return found->second->bytes.size();
+  }
   Status reach(int, int) override { return {}; }
   Result<std::byte*> pin(int, void* pages, std::uint64_t) override {
     const std::lock_guard lock(machine_->mutex);

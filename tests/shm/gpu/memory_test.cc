@@ -65,6 +65,17 @@ TEST_F(GpuMemory, AViewWithinTheProcessIsTheOwnersPointer) {
   EXPECT_EQ(owner_->views(), 0u);
 }
 
+TEST_F(GpuMemory, AViewBeyondTheAllocationIsRefused) {
+  const auto memory = Allocation::create(owner_, 0, 1000);
+  ASSERT_TRUE(memory);
+  MemoryKey key = from_elsewhere(memory->key());
+  key.bytes += 1;
+  const auto view = View::open(other_, 0, key);
+  ASSERT_FALSE(view);
+  EXPECT_EQ(view.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(other_->views(), 0u);
+}
+
 TEST_F(GpuMemory, AViewOfWhatIsGoneOrOfAForeignDeviceIsRefused) {
   MemoryKey key;
   {

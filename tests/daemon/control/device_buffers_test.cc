@@ -1,0 +1,108 @@
+// Buffers in GPU memory, as far as the daemon keeps books of them: who may register what, and that
+// nobody else gets it.
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "shm/gpu/memory.h"
+#include "tests/daemon/control/job_run.h"
+
+namespace mk::daemon::test {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<std::byte> blob_of(const gpu::MemoryKey& key) {
+  std::vector<std::byte> bytes(sizeof key);
+  std::memcpy(bytes.data(), &key, sizeof key);
+  return bytes;
+}
+
+class DeviceBuffers : public testing::Test {
+ protected:
+  static gpu::MemoryKey key_of(std::uint64_t bytes) {
+    gpu::MemoryKey key;
+    key.process.pid = 1234;
+    key.bytes = bytes;
+    return key;
+  }
+  /// The handle, or 0 and the error.
+  static std::uint16_t register_device(TestNode& node, ClientId client, std::uint64_t bytes,
+                                       const std::vector<std::byte>& key, shm::ErrorReply& error) {
+    node.send(client, shm::RegisterDeviceBuffer{bytes, "workspace", key});
+    if (const auto reply = node.take<shm::RegisterBufferReply>(client)) return reply->handle;
+    const auto refused = node.take<shm::ErrorReply>(client);
+    EXPECT_TRUE(refused);
+    if (refused) error = *refused;
+    return shm::kNoHandle;
+  }
+  shm::ErrorReply error_;
+};
+
+TEST_F(DeviceBuffers, InAJobOfOneNodeAnyFabricWillDo) {
+  TestNode node({.nodes = 1}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1));
+  node.nic->refuse_register = "";
+  const ClientId client = node.attach(rank_of("job", 1, 1, 0));
+  ASSERT_TRUE(node.take<shm::JobUp>(client));
+  const std::uint16_t handle =
+      register_device(node, client, 3'000'000, blob_of(key_of(4 << 20)), error_);
+  ASSERT_NE(handle, shm::kNoHandle) << error_.message;
+  // It is not lent as a memory file.
+  node.send(client, shm::OpenPeerBuffer{0, handle});
+  const auto refused = node.take<shm::ErrorReply>(client);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code, ErrorCode::kNotFound);
+  EXPECT_THAT(refused->message, HasSubstr("GPU memory"));
+  node.send(client, shm::DeregisterBuffer{handle});
+  node.step();
+  EXPECT_TRUE(node.take<shm::Done>(client));
+  // A client that dies with one leaves nothing behind.
+  ASSERT_NE(register_device(node, client, 4096, blob_of(key_of(4096)), error_), shm::kNoHandle);
+  node.hang_up(client);
+  node.step();
+  node.expect_nothing_left();
+}
+
+TEST_F(DeviceBuffers, OverSeveralNodesTheFabricMustReachThem) {
+  TestCluster cluster(2);
+  cluster.connect_all();
+  JobRun job(cluster, "job", 2, 1);
+  job.attach_all();
+  ASSERT_TRUE(job.all_up());
+  EXPECT_EQ(register_device(job.node_of(0), job.client(0), 4096, blob_of(key_of(4096)), error_),
+            shm::kNoHandle);
+  EXPECT_EQ(error_.code, ErrorCode::kUnsupported);
+  EXPECT_THAT(error_.message, HasSubstr("does not reach GPU memory"));
+  // The job goes on.
+  EXPECT_NE(job.node_of(0).register_buffer(job.client(0)), shm::kNoHandle);
+  job.detach_all();
+  cluster.expect_nothing_left();
+}
+
+TEST_F(DeviceBuffers, WhatTheKeySaysIsChecked) {
+  TestNode node({.nodes = 1, .registered_bytes_max = 1 << 20}, std::make_shared<FakeMemory>(),
+                std::make_shared<std::uint64_t>(1));
+  const ClientId client = node.attach(rank_of("job", 1, 1, 0));
+  ASSERT_TRUE(node.take<shm::JobUp>(client));
+  const auto expect_refused = [&](std::uint64_t bytes, const std::vector<std::byte>& key,
+                                  ErrorCode code, const char* text) {
+    EXPECT_EQ(register_device(node, client, bytes, key, error_), shm::kNoHandle);
+    EXPECT_EQ(error_.code, code) << error_.message;
+    EXPECT_THAT(error_.message, HasSubstr(text));
+  };
+  expect_refused(4096, std::vector<std::byte>(119), ErrorCode::kProtocol, "119 bytes");
+  expect_refused(4097, blob_of(key_of(4096)), ErrorCode::kInvalidArgument, "allocation of 4096");
+  expect_refused(0, blob_of(key_of(4096)), ErrorCode::kInvalidArgument, "0 bytes");
+  expect_refused(2 << 20, blob_of(key_of(2 << 20)), ErrorCode::kLimitExceeded, "may register");
+  // The daemon would use its own memory by the bare address.
+  gpu::MemoryKey forged = key_of(4096);
+  forged.process = gpu::this_process();
+  expect_refused(4096, blob_of(forged), ErrorCode::kPermission, "the daemon's own");
+  node.hang_up(client);
+  node.step();
+  node.expect_nothing_left();
+}
+
+}  // namespace
+}  // namespace mk::daemon::test
