@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <random>
 #include <stdexcept>
-#include <thread>
 
 #include "client/tools/numeric/random_matrix.h"
+#include "tests/kernels/support/run_ranks.h"
 
 namespace mk::kernels::testing {
 namespace {
@@ -102,21 +102,12 @@ std::vector<std::vector<MoeRankResult>> MoeJob::run(const std::vector<MoeLaunch>
                                                     std::chrono::microseconds pause_max) {
   std::vector<std::vector<MoeRankResult>> results(launches.size(),
                                                   std::vector<MoeRankResult>(size()));
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      std::mt19937_64 random(options_.seed * 31 + rank);
-      for (std::size_t i = 0; i < launches.size(); ++i) {
-        if (pause_max.count() > 0 && random() % 2 == 0) {
-          std::this_thread::sleep_for(pause_max * (random() % 1000) / 1000);
-        }
-        results[i][rank] = launch(rank, launches[i], plan_.shape.rows_max);
-        const auto& stats = results[i][rank].stats;
-        if (!stats && stats.error().code != ErrorCode::kLimitExceeded) return;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  run_ranks(size(), launches.size(), options_.seed, pause_max,
+            [&](std::uint32_t rank, std::size_t i) {
+              results[i][rank] = launch(rank, launches[i], plan_.shape.rows_max);
+              const auto& stats = results[i][rank].stats;
+              return stats || stats.error().code == ErrorCode::kLimitExceeded;
+            });
   return results;
 }
 

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <random>
 #include <stdexcept>
-#include <thread>
 
 #include "client/tools/numeric/random_matrix.h"
 #include "kernels/ring_attention/schedule.h"
+#include "tests/kernels/support/run_ranks.h"
 
 namespace mk::kernels::testing {
 namespace {
@@ -124,20 +124,11 @@ std::vector<std::vector<RingRankResult>> RingJob::run(const std::vector<RingLaun
                                                       std::chrono::microseconds pause_max) {
   std::vector<std::vector<RingRankResult>> results(launches.size(),
                                                    std::vector<RingRankResult>(size()));
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      std::mt19937_64 random(options_.seed * 31 + rank);
-      for (std::size_t i = 0; i < launches.size(); ++i) {
-        if (pause_max.count() > 0 && random() % 2 == 0) {
-          std::this_thread::sleep_for(pause_max * (random() % 1000) / 1000);
-        }
-        results[i][rank] = launch(rank, launches[i]);
-        if (!results[i][rank].stats) return;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  run_ranks(size(), launches.size(), options_.seed, pause_max,
+            [&](std::uint32_t rank, std::size_t i) {
+              results[i][rank] = launch(rank, launches[i]);
+              return results[i][rank].stats.has_value();
+            });
   return results;
 }
 
