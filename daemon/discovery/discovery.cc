@@ -52,6 +52,7 @@ class Discovery::Impl {
     }
     changed_.notify_all();
     if (!thread_.joinable()) return;
+    source_->cancel();
     thread_.join();
     source_->leave();
   }

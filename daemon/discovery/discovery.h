@@ -22,13 +22,15 @@ struct DiscoverySelf {
   Address advertise;
 };
 
-/// Where the list comes from. Used by one thread; calls may block for some seconds.
+/// Where the list comes from. Used by one thread; looking may take some seconds.
 class DiscoverySource {
  public:
   virtual ~DiscoverySource() = default;
   /// The other nodes, ascending by id, each once. An error says what could not be asked: the last
   /// list stays in force then, since a name server that is down says nothing about the nodes.
   virtual Result<std::vector<PeerConfig>> look() = 0;
+  /// Ends a look that waits for somebody; from any thread, once. Only `leave` is called after it.
+  virtual void cancel() {}
   /// This daemon is leaving for good; the others need not find that out by waiting.
   virtual void leave() {}
 };

@@ -18,11 +18,6 @@ using Json = nlohmann::json;
 constexpr auto kCallTimeout = std::chrono::seconds(2);
 constexpr auto kLeaveTimeout = std::chrono::milliseconds(500);
 
-void set_timeout(grpc::ClientContext& context, std::chrono::nanoseconds timeout) {
-  context.set_deadline(std::chrono::system_clock::now() +
-                       std::chrono::duration_cast<std::chrono::system_clock::duration>(timeout));
-}
-
 Status check(const grpc::Status& status) {
   if (status.ok()) return {};
   return fail(ErrorCode::kUnavailable, "{}",
@@ -55,6 +50,34 @@ std::optional<PeerConfig> parse_value(std::string_view id, const std::string& va
 }
 
 }  // namespace
+
+/// The context of one call, which `cancel` ends.
+class EtcdSource::Call {
+ public:
+  explicit Call(EtcdSource& source) : source_(source) {
+    context.set_deadline(std::chrono::system_clock::now() + kCallTimeout);
+    std::lock_guard lock(source_.mutex_);
+    source_.call_ = this;
+    if (source_.cancelled_) context.TryCancel();
+  }
+  ~Call() {
+    std::lock_guard lock(source_.mutex_);
+    source_.call_ = nullptr;
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  grpc::ClientContext context;
+
+ private:
+  EtcdSource& source_;
+};
+
+void EtcdSource::cancel() {
+  std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  if (call_ != nullptr) call_->context.TryCancel();
+}
 
 EtcdSource::EtcdSource(const Config& config, const DiscoverySelf& self, const TlsTexts& tls)
     : prefix_(config.discovery.etcd.prefix),
@@ -90,13 +113,12 @@ Result<std::vector<PeerConfig>> EtcdSource::look() {
 Result<std::vector<PeerConfig>> EtcdSource::look_at(Endpoint& endpoint) {
   MK_RETURN_IF_ERROR(renew(endpoint));
   if (!registered_) MK_RETURN_IF_ERROR(put(endpoint));
-  grpc::ClientContext context;
-  set_timeout(context, kCallTimeout);
+  Call call(*this);
   RangeRequest request;
   request.set_key(prefix_);
   request.set_range_end(end_of(prefix_));
   RangeResponse response;
-  MK_RETURN_IF_ERROR(check(endpoint.kv->Range(&context, request, &response)));
+  MK_RETURN_IF_ERROR(check(endpoint.kv->Range(&call.context, request, &response)));
   std::map<std::uint32_t, PeerConfig> nodes;
   registered_ = false;
   for (const KeyValue& entry : response.kvs()) {
@@ -114,82 +136,80 @@ Result<std::vector<PeerConfig>> EtcdSource::look_at(Endpoint& endpoint) {
 }
 
 Status EtcdSource::renew(Endpoint& endpoint) {
-  grpc::ClientContext context;
-  set_timeout(context, kCallTimeout);
   if (lease_ != 0) {
-    LeaseKeepAliveRequest request;
-    request.set_id(lease_);
-    LeaseKeepAliveResponse response;
-    const auto stream = endpoint.lease->LeaseKeepAlive(&context);
-    const bool answered = stream->Write(request) && stream->Read(&response);
-    stream->WritesDone();
-    if (!answered) {
-      MK_RETURN_IF_ERROR(check(stream->Finish()));
-      return fail(ErrorCode::kUnavailable, "it did not renew the lease");
-    }
-    context.TryCancel();  // one renewal is all we want of it
-    (void)stream->Finish();
-    if (response.ttl() > 0) return {};
+    MK_ASSIGN_OR_RETURN(const bool alive, keep_alive(endpoint));
+    if (alive) return {};
     lease_ = 0;  // it ran out while etcd could not be reached
     registered_ = false;
-    return renew(endpoint);
   }
+  Call call(*this);
   LeaseGrantRequest request;
   request.set_ttl(ttl_seconds_);
   LeaseGrantResponse response;
-  MK_RETURN_IF_ERROR(check(endpoint.lease->LeaseGrant(&context, request, &response)));
+  MK_RETURN_IF_ERROR(check(endpoint.lease->LeaseGrant(&call.context, request, &response)));
   if (!response.error().empty()) return fail(ErrorCode::kUnavailable, "{}", response.error());
   lease_ = response.id();
   return {};
 }
 
-Status EtcdSource::put(Endpoint& endpoint) {
-  const auto with_key = [this](TxnRequest& request) {
-    Compare& compare = *request.add_compare();
-    compare.set_key(key());
-    PutRequest& put = *request.add_success()->mutable_request_put();
-    put.set_key(key());
-    put.set_value(value_);
-    put.set_lease(lease_);
-    request.add_failure()->mutable_request_range()->set_key(key());
-    return &compare;
-  };
-  grpc::ClientContext context;
-  set_timeout(context, kCallTimeout);
-  TxnRequest request;
-  Compare* compare = with_key(request);
-  compare->set_target(Compare::CREATE);
-  compare->set_create_revision(0);  // nobody has it
-  TxnResponse response;
-  MK_RETURN_IF_ERROR(check(endpoint.kv->Txn(&context, request, &response)));
-  if (response.succeeded()) return {};
-  if (response.responses_size() == 0 || response.responses(0).response_range().kvs_size() == 0) {
-    return fail(ErrorCode::kUnavailable, "key {} came and went", key());
+Result<bool> EtcdSource::keep_alive(Endpoint& endpoint) {
+  Call call(*this);
+  LeaseKeepAliveRequest request;
+  request.set_id(lease_);
+  LeaseKeepAliveResponse response;
+  const auto stream = endpoint.lease->LeaseKeepAlive(&call.context);
+  if (!stream->Write(request) || !stream->Read(&response)) {
+    stream->WritesDone();
+    MK_RETURN_IF_ERROR(check(stream->Finish()));
+    return fail(ErrorCode::kUnavailable, "it did not renew the lease");
   }
-  const KeyValue& there = response.responses(0).response_range().kvs(0);
-  const auto holder = parse_value(std::to_string(self_.node), there.value());
+  call.context.TryCancel();  // one renewal is all we want of it
+  (void)stream->Finish();
+  return response.ttl() > 0;
+}
+
+Status EtcdSource::put(Endpoint& endpoint) {
+  MK_ASSIGN_OR_RETURN(const auto there, put_if_unchanged(endpoint, 0));
+  if (!there) return {};
+  const auto holder = parse_value(std::to_string(self_.node), there->value());
   if (holder && holder->address.text() != self_.advertise.text()) {
     return fail(ErrorCode::kAlreadyExists,
                 "etcd has node id {} for the daemon at {} (key {}); give each daemon its own, or "
                 "wait until its lease has ended",
                 self_.node, holder->address.text(), key());
   }
-  // Ours, from before a restart: taken over as it was read.
-  grpc::ClientContext again;
-  set_timeout(again, kCallTimeout);
-  TxnRequest takeover;
-  compare = with_key(takeover);
-  compare->set_target(Compare::MOD);
-  compare->set_mod_revision(there.mod_revision());
-  MK_RETURN_IF_ERROR(check(endpoint.kv->Txn(&again, takeover, &response)));
-  if (response.succeeded()) return {};
+  // Ours, from before a restart.
+  MK_ASSIGN_OR_RETURN(const auto changed, put_if_unchanged(endpoint, there->mod_revision()));
+  if (!changed) return {};
   return fail(ErrorCode::kUnavailable, "key {} changed meanwhile", key());
+}
+
+Result<std::optional<KeyValue>> EtcdSource::put_if_unchanged(Endpoint& endpoint,
+                                                             std::int64_t revision) {
+  Call call(*this);
+  TxnRequest request;
+  Compare& compare = *request.add_compare();
+  compare.set_target(Compare::MOD);
+  compare.set_key(key());
+  compare.set_mod_revision(revision);
+  PutRequest& put = *request.add_success()->mutable_request_put();
+  put.set_key(key());
+  put.set_value(value_);
+  put.set_lease(lease_);
+  request.add_failure()->mutable_request_range()->set_key(key());
+  TxnResponse response;
+  MK_RETURN_IF_ERROR(check(endpoint.kv->Txn(&call.context, request, &response)));
+  if (response.succeeded()) return std::nullopt;
+  if (response.responses_size() == 0 || response.responses(0).response_range().kvs_size() == 0) {
+    return fail(ErrorCode::kUnavailable, "key {} came and went", key());
+  }
+  return response.responses(0).response_range().kvs(0);
 }
 
 void EtcdSource::leave() {
   if (lease_ == 0 || endpoints_.empty()) return;
   grpc::ClientContext context;
-  set_timeout(context, kLeaveTimeout);
+  context.set_deadline(std::chrono::system_clock::now() + kLeaveTimeout);
   LeaseRevokeRequest request;
   request.set_id(lease_);
   LeaseRevokeResponse response;

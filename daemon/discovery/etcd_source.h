@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,10 +26,12 @@ class EtcdSource final : public DiscoverySource {
   /// Renews the lease, registers this daemon when it is not, and reads the list, at the first
   /// endpoint that answers. An error, too, when another daemon (by its address) has our node id.
   Result<std::vector<PeerConfig>> look() override;
+  void cancel() override;
   /// Gives the lease back: our key goes at once.
   void leave() override;
 
  private:
+  class Call;
   struct Endpoint {
     std::string name;
     std::unique_ptr<etcdserverpb::KV::Stub> kv;
@@ -35,7 +39,13 @@ class EtcdSource final : public DiscoverySource {
   };
   Result<std::vector<PeerConfig>> look_at(Endpoint& endpoint);
   Status renew(Endpoint& endpoint);
+  /// Whether the lease still exists.
+  Result<bool> keep_alive(Endpoint& endpoint);
   Status put(Endpoint& endpoint);
+  /// Puts our key when its last change was `revision` (0: there is none), else answers what is
+  /// there.
+  Result<std::optional<etcdserverpb::KeyValue>> put_if_unchanged(Endpoint& endpoint,
+                                                                 std::int64_t revision);
   std::string key() const { return prefix_ + std::to_string(self_.node); }
 
   const std::string prefix_;
@@ -46,6 +56,9 @@ class EtcdSource final : public DiscoverySource {
   std::size_t first_ = 0;   ///< the endpoint that answered last
   std::int64_t lease_ = 0;  ///< 0: none
   bool registered_ = false;
+  std::mutex mutex_;
+  Call* call_ = nullptr;  ///< under way
+  bool cancelled_ = false;
 };
 
 }  // namespace mk::daemon

@@ -13,7 +13,6 @@ namespace mk::daemon {
 namespace {
 
 constexpr std::size_t kAnswerBytesMax = 64 * 1024;
-constexpr std::size_t kNameBytesMax = 253;
 
 /// One state of libresolv: its own copy of /etc/resolv.conf, read anew for every question.
 class Resolver {
@@ -109,24 +108,6 @@ std::optional<DnsQuestion> target_of(const ns_rr& record, const ns_msg& message)
 }
 
 }  // namespace
-
-Result<DnsQuestion> parse_dns_question(std::string_view text) {
-  DnsQuestion question;
-  const bool service = text.starts_with('_');
-  if (service) {
-    question.name = text;
-  } else {
-    const auto address = parse_address(text, false);
-    if (address && !address->unix_socket) question = {address->host, address->port};
-  }
-  if (question.name.empty() || question.name.size() > kNameBytesMax ||
-      question.name.find_first_of(" \t/:") != std::string::npos) {
-    return fail(ErrorCode::kInvalidArgument,
-                "a host name with a port (\"mkernel.cluster:7171\") or a service "
-                "(\"_peer._tcp.mkernel.cluster\") is expected");
-  }
-  return question;
-}
 
 Result<std::vector<DnsAnswer>> resolve(const DnsQuestion& question, const std::string& server) {
   Resolver resolver;

@@ -3,23 +3,12 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "daemon/config/address.h"
 #include "shm/host/result.h"
 
 namespace mk::daemon {
-
-/// What to ask for. "_peer._tcp.mkernel.default.svc.cluster.local" is a service: its records name
-/// hosts and ports. "mkernel.default.svc.cluster.local:7171" is a host name: every address of it,
-/// each with that port.
-struct DnsQuestion {
-  std::string name;
-  std::uint16_t port = 0;  ///< 0: a service
-  bool service() const { return port == 0; }
-};
-Result<DnsQuestion> parse_dns_question(std::string_view text);
 
 struct DnsAnswer {
   Address address;   ///< numeric host

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""check_dns.py <mkerneld> <mkctl> <mkbench>: daemons find each other through a DNS server (dnsmasq), by address and by SRV
+records; join, leave, and stay together when the server is gone."""
+import signal
+import sys
+
+from cluster import Cluster, eventually, free_port, need
+
+need("dnsmasq", "dnsmasq-base")
+HOSTS = {node: f"127.0.0.{11 + node}" for node in range(4)}
+
+
+def discovery(name, dns_port):
+    return (f'[discovery]\nkind = "dns"\ninterval = "200ms"\n'
+            f'[discovery.dns]\nname = "{name}"\nserver = "127.0.0.1:{dns_port}"\n')
+
+
+def start_dns(cluster, port, *options):
+    cluster.start("dnsmasq", "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts",
+                  f"--port={port}", "--listen-address=127.0.0.1", "--bind-interfaces", "--local=/test/", "--user=root",
+                  f"--pid-file={cluster.folder}/dnsmasq.pid", f"--addn-hosts={cluster.folder}/hosts", *options)
+
+
+def publish(cluster, *nodes):
+    """The headless service has these pods now."""
+    (cluster.folder / "hosts").write_text("".join(f"{HOSTS[node]} mkernel.test\n" for node in nodes))
+    if "dnsmasq" in cluster.programs:
+        cluster.programs["dnsmasq"].send_signal(signal.SIGHUP)
+
+
+def addresses(cluster):
+    port, dns_port = free_port(HOSTS[0]), free_port()
+    by_name = discovery(f"mkernel.test:{port}", dns_port)
+    publish(cluster, 0, 1)
+    start_dns(cluster, dns_port)
+    for node in (0, 1):
+        cluster.start_node(node, f"{HOSTS[node]}:{port}", by_name)
+    cluster.expect_cluster(0, 1)
+    cluster.run_job(0, 1)
+
+    cluster.start_node(2, f"{HOSTS[2]}:{port}", by_name)  # not in DNS yet: it finds others, who do not let it in
+    publish(cluster, 0, 1, 2)
+    cluster.expect_cluster(0, 1, 2)
+    cluster.run_job(0, 1, 2)
+
+    cluster.stop("node2", signal.SIGKILL)
+    publish(cluster, 0, 1)
+    cluster.expect_cluster(0, 1)
+
+    # A second daemon that says it is node 1.
+    cluster.start_node(1, f"{HOSTS[3]}:{port}", by_name, name="impostor")
+    cluster.addresses[1] = f"{HOSTS[1]}:{port}"
+    publish(cluster, 0, 1, 3)
+    cluster.problem(0, "both have node id 1")
+    cluster.problem(1, "has node id 1, as this one does")
+    cluster.run_job(0, 1)
+    cluster.stop("impostor")
+    publish(cluster, 0, 1)
+    cluster.healthy(0)
+
+    # Without a name server, who is known stays known.
+    cluster.stop("dnsmasq")
+    cluster.problem(0, "no name server answered for mkernel.test")
+    cluster.run_job(0, 1)
+    start_dns(cluster, dns_port)
+    cluster.healthy(0)
+    for name in ("node0", "node1", "dnsmasq"):
+        cluster.stop(name)
+
+
+def services(cluster):
+    dns_port = free_port()
+    ports = {node: free_port(HOSTS[node]) for node in (0, 1)}
+    (cluster.folder / "hosts").write_text("".join(f"{HOSTS[node]} n{node}.mkernel.test\n" for node in ports))
+    start_dns(cluster, dns_port,
+              *[f"--srv-host=_peer._tcp.mkernel.test,n{node}.mkernel.test,{port}" for node, port in ports.items()])
+    for node, port in ports.items():
+        cluster.start_node(node, f"{HOSTS[node]}:{port}", discovery("_peer._tcp.mkernel.test", dns_port))
+    cluster.expect_cluster(0, 1)
+    cluster.run_job(0, 1)
+
+
+for part in (addresses, services):
+    with Cluster(*sys.argv[1:4]) as one:
+        part(one)
+    print(f"{part.__name__}: well")
