@@ -24,7 +24,7 @@ Options options_of(std::uint64_t seed) {
   options.nodes = 2;
   options.locals = 2;
   options.cpu.blocks = {2, 2, 2, 2, 2, 2, 2};
-  options.cpu.wait_timeout = std::chrono::seconds(120);
+  options.cpu.wait_timeout = std::chrono::seconds(60);
   options.seed = seed;
   return options;
 }
