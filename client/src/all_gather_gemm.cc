@@ -4,6 +4,7 @@
 
 #include "mkernel/all_gather_gemm.h"
 
+#include <optional>
 #include <utility>
 
 #include "client/src/operator_memory.h"
@@ -31,6 +32,9 @@ class __attribute__((visibility("hidden"))) AllGatherGemm::Impl {
         memory_(std::move(memory)),
         cpu_(std::move(cpu)),
         shape_(shape) {}
+  Impl(std::shared_ptr<Session::Impl> session, std::unique_ptr<DeviceOperator> device,
+       const Shape& shape)
+      : session_(std::move(session)), device_(std::move(device)), shape_(shape) {}
 
   Result<LaunchStats> launch(const void* a_shard, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode, void* gathered) {
@@ -38,6 +42,9 @@ class __attribute__((visibility("hidden"))) AllGatherGemm::Impl {
       return fail(ErrorCode::kInvalidArgument,
                   "ag-gemm was created for m from 1 to {}; launched with {}", shape_.m_max, m);
     }
+    if (device_ != nullptr)
+      return run_on_device("ag-gemm", *session_, *device_, {a_shard, b, c, gathered}, m,
+                           shape_.m_max, mode);
     const std::uint64_t ldb = shape_.b_layout == BLayout::kKN ? shape_.n : shape_.k;
     return run_launch(*session_, [&] {
       return cpu_->launch(a_shard, shape_.k, b, ldb, c, shape_.n, static_cast<std::uint32_t>(m),
@@ -45,13 +52,25 @@ class __attribute__((visibility("hidden"))) AllGatherGemm::Impl {
     });
   }
 
-  kernels::LaunchRunner& runner() { return cpu_->runner(); }
+  Status launch_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+                   LaunchMode mode) {
+    return launch_on_device("ag-gemm", *session_, device_.get(), stream, arguments, m, shape_.m_max,
+                            mode);
+  }
+  Status status() const { return device_status(*session_, device_.get()); }
+  Result<LaunchStats> finish(CudaStream stream) {
+    return finish_on_device("ag-gemm", *session_, device_.get(), stream);
+  }
+
+  /// Null on a GPU.
+  kernels::LaunchRunner* runner() { return cpu_ != nullptr ? &cpu_->runner() : nullptr; }
 
  private:
   std::shared_ptr<Session::Impl>
       session_;  ///< keeps the segment mapped while blocks may look at it
-  OperatorMemory memory_;
+  std::optional<OperatorMemory> memory_;
   std::unique_ptr<kernels::AgGemmCpu> cpu_;  ///< goes first: its blocks use the memory above
+  std::unique_ptr<DeviceOperator> device_;   ///< one of the two
   Shape shape_;
 };
 
@@ -66,6 +85,13 @@ Result<AllGatherGemm> AllGatherGemm::create(Session& session, const Shape& shape
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype("ag-gemm", shape.dtype));
   kernels::GemmCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
   MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout("ag-gemm", shape.b_layout));
+  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device("ag-gemm", tuning.executor));
+  if (on_device) {
+    MK_ASSIGN_OR_RETURN(
+        auto device,
+        make_device_ag_gemm(*session.impl(), {kernel_shape, dtype, cpu_options.b_layout}, tuning));
+    return AllGatherGemm(std::make_unique<Impl>(session.impl(), std::move(device), shape));
+  }
   const AttachOptions& options = session.options();
   MK_ASSIGN_OR_RETURN(const auto plan,
                       kernels::AgGemmPlan::make(options.nodes, options.local_size, kernel_shape,
@@ -87,7 +113,18 @@ Result<LaunchStats> AllGatherGemm::launch(const void* a_shard, const void* b, vo
                                           std::uint64_t m, LaunchMode mode, void* gathered) {
   return impl_->launch(a_shard, b, c, m, mode, gathered);
 }
-void AllGatherGemm::set_trace(bool on) { mk::set_trace(impl_->runner(), on); }
-std::vector<TraceSpan> AllGatherGemm::trace() const { return trace_of(impl_->runner()); }
+Status AllGatherGemm::launch_on(CudaStream stream, const void* a_shard, const void* b, void* c,
+                                std::uint64_t m, LaunchMode mode, void* gathered) {
+  return impl_->launch_on(stream, {a_shard, b, c, gathered}, m, mode);
+}
+Status AllGatherGemm::status() const { return impl_->status(); }
+Result<LaunchStats> AllGatherGemm::finish(CudaStream stream) { return impl_->finish(stream); }
+void AllGatherGemm::set_trace(bool on) {
+  if (auto* const runner = impl_->runner()) mk::set_trace(*runner, on);
+}
+std::vector<TraceSpan> AllGatherGemm::trace() const {
+  auto* const runner = impl_->runner();
+  return runner != nullptr ? trace_of(*runner) : std::vector<TraceSpan>{};
+}
 
 }  // namespace mk

@@ -53,6 +53,7 @@ Result<std::unique_ptr<Connection>> Connection::open(const std::string& socket_p
   }
   std::unique_ptr<Connection> connection(new Connection(std::move(socket)));
   connection->next_request_ = kHelloRequest + 1;
+  connection->abi_minor_ = reply.abi_minor;
   try {
     connection->monitor_thread_ = std::thread([raw = connection.get()] { raw->monitor(); });
   } catch (const std::system_error& error) {
@@ -186,7 +187,7 @@ void Connection::fail_all(Error error) {
   {
     std::lock_guard lock(mutex_);
     if (!error_) error_ = std::move(error);
-    shm::store_release(&abort_word_, 1u);
+    shm::store_release(&abort_page_->word, 1u);
   }
   changed_.notify_all();
 }

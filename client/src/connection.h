@@ -51,7 +51,10 @@ class Connection {
   /// Why the connection or the session failed; ok while well.
   Status status() const;
   /// Non-zero once `status` is an error. A wait inside an operator reads it.
-  const std::uint32_t* abort_word() const { return &abort_word_; }
+  /// It begins a page on which nothing else lies, so that a GPU may be shown it.
+  const std::uint32_t* abort_word() const { return &abort_page_->word; }
+  /// The daemon's.
+  std::uint16_t abi_minor() const { return abi_minor_; }
   /// The daemon is expected to hang up now; that is no error any more.
   void expect_close() { closing_.store(true); }
 
@@ -79,7 +82,11 @@ class Connection {
   std::optional<Error> error_;
   const shm::Segment* watched_ = nullptr;
   std::chrono::milliseconds heartbeat_limit_{0};
-  std::uint32_t abort_word_ = 0;
+  std::uint16_t abi_minor_ = 0;
+  struct alignas(4096) AbortPage {
+    std::uint32_t word = 0;
+  };
+  const std::unique_ptr<AbortPage> abort_page_ = std::make_unique<AbortPage>();
 };
 
 }  // namespace mk::client

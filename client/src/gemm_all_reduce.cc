@@ -2,6 +2,7 @@
 /// GEMM+AllReduce for people: agrees with the other ranks on the plan, gives the executor its
 /// memory, translates arguments.
 
+#include <optional>
 #include <utility>
 
 #include "client/src/operator_memory.h"
@@ -19,6 +20,9 @@ class __attribute__((visibility("hidden"))) GemmAllReduce::Impl {
         memory_(std::move(memory)),
         cpu_(std::move(cpu)),
         shape_(shape) {}
+  Impl(std::shared_ptr<Session::Impl> session, std::unique_ptr<DeviceOperator> device,
+       const Shape& shape)
+      : session_(std::move(session)), device_(std::move(device)), shape_(shape) {}
 
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode) {
@@ -28,6 +32,8 @@ class __attribute__((visibility("hidden"))) GemmAllReduce::Impl {
       return fail(ErrorCode::kInvalidArgument,
                   "gemm-ar was created for m from 1 to {}; launched with {}", shape_.m_max, m);
     }
+    if (device_ != nullptr)
+      return run_on_device("gemm-ar", *session_, *device_, {a, b, c}, m, shape_.m_max, mode);
     const std::uint64_t ldb = shape_.b_layout == BLayout::kKN ? shape_.n : shape_.k;
     return run_launch(*session_, [&] {
       return cpu_->launch(a, shape_.k, b, ldb, c, shape_.n, static_cast<std::uint32_t>(m),
@@ -35,14 +41,26 @@ class __attribute__((visibility("hidden"))) GemmAllReduce::Impl {
     });
   }
 
-  kernels::LaunchRunner& runner() { return cpu_->runner(); }
-  const void* output() const { return cpu_->output(); }
+  Status launch_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+                   LaunchMode mode) {
+    return launch_on_device("gemm-ar", *session_, device_.get(), stream, arguments, m, shape_.m_max,
+                            mode);
+  }
+  Status status() const { return device_status(*session_, device_.get()); }
+  Result<LaunchStats> finish(CudaStream stream) {
+    return finish_on_device("gemm-ar", *session_, device_.get(), stream);
+  }
+
+  /// Null on a GPU.
+  kernels::LaunchRunner* runner() { return cpu_ != nullptr ? &cpu_->runner() : nullptr; }
+  const void* output() const { return device_ != nullptr ? device_->output() : cpu_->output(); }
 
  private:
   std::shared_ptr<Session::Impl>
       session_;  ///< keeps the segment mapped while blocks may look at it
-  OperatorMemory memory_;
+  std::optional<OperatorMemory> memory_;
   std::unique_ptr<kernels::GemmArCpu> cpu_;  ///< goes first: its blocks use the memory above
+  std::unique_ptr<DeviceOperator> device_;   ///< one of the two
   Shape shape_;
 };
 
@@ -57,6 +75,13 @@ Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype("gemm-ar", shape.dtype));
   kernels::GemmCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
   MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout("gemm-ar", shape.b_layout));
+  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device("gemm-ar", tuning.executor));
+  if (on_device) {
+    MK_ASSIGN_OR_RETURN(
+        auto device,
+        make_device_gemm_ar(*session.impl(), {kernel_shape, dtype, cpu_options.b_layout}, tuning));
+    return GemmAllReduce(std::make_unique<Impl>(session.impl(), std::move(device), shape));
+  }
   const AttachOptions& options = session.options();
   MK_ASSIGN_OR_RETURN(const auto plan,
                       kernels::GemmArPlan::make(options.nodes, options.local_size, kernel_shape,
@@ -80,7 +105,18 @@ Result<LaunchStats> GemmAllReduce::launch(const void* a, const void* b, void* c,
   return impl_->launch(a, b, c, m, mode);
 }
 const void* GemmAllReduce::output() const { return impl_->output(); }
-void GemmAllReduce::set_trace(bool on) { mk::set_trace(impl_->runner(), on); }
-std::vector<TraceSpan> GemmAllReduce::trace() const { return trace_of(impl_->runner()); }
+Status GemmAllReduce::launch_on(CudaStream stream, const void* a, const void* b, void* c,
+                                std::uint64_t m, LaunchMode mode) {
+  return impl_->launch_on(stream, {a, b, c}, m, mode);
+}
+Status GemmAllReduce::status() const { return impl_->status(); }
+Result<LaunchStats> GemmAllReduce::finish(CudaStream stream) { return impl_->finish(stream); }
+void GemmAllReduce::set_trace(bool on) {
+  if (auto* const runner = impl_->runner()) mk::set_trace(*runner, on);
+}
+std::vector<TraceSpan> GemmAllReduce::trace() const {
+  auto* const runner = impl_->runner();
+  return runner != nullptr ? trace_of(*runner) : std::vector<TraceSpan>{};
+}
 
 }  // namespace mk

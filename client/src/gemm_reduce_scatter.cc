@@ -4,6 +4,7 @@
 
 #include "mkernel/gemm_reduce_scatter.h"
 
+#include <optional>
 #include <utility>
 
 #include "client/src/operator_memory.h"
@@ -21,6 +22,9 @@ class __attribute__((visibility("hidden"))) GemmReduceScatter::Impl {
         memory_(std::move(memory)),
         cpu_(std::move(cpu)),
         shape_(shape) {}
+  Impl(std::shared_ptr<Session::Impl> session, std::unique_ptr<DeviceOperator> device,
+       const Shape& shape)
+      : session_(std::move(session)), device_(std::move(device)), shape_(shape) {}
 
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode) {
@@ -28,6 +32,8 @@ class __attribute__((visibility("hidden"))) GemmReduceScatter::Impl {
       return fail(ErrorCode::kInvalidArgument,
                   "gemm-rs was created for m from 1 to {}; launched with {}", shape_.m_max, m);
     }
+    if (device_ != nullptr)
+      return run_on_device("gemm-rs", *session_, *device_, {a, b, c}, m, shape_.m_max, mode);
     const std::uint64_t ldb = shape_.b_layout == BLayout::kKN ? shape_.n : shape_.k;
     return run_launch(*session_, [&] {
       return cpu_->launch(a, shape_.k, b, ldb, c, shape_.n, static_cast<std::uint32_t>(m),
@@ -35,13 +41,25 @@ class __attribute__((visibility("hidden"))) GemmReduceScatter::Impl {
     });
   }
 
-  kernels::LaunchRunner& runner() { return cpu_->runner(); }
+  Status launch_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+                   LaunchMode mode) {
+    return launch_on_device("gemm-rs", *session_, device_.get(), stream, arguments, m, shape_.m_max,
+                            mode);
+  }
+  Status status() const { return device_status(*session_, device_.get()); }
+  Result<LaunchStats> finish(CudaStream stream) {
+    return finish_on_device("gemm-rs", *session_, device_.get(), stream);
+  }
+
+  /// Null on a GPU.
+  kernels::LaunchRunner* runner() { return cpu_ != nullptr ? &cpu_->runner() : nullptr; }
 
  private:
   std::shared_ptr<Session::Impl>
       session_;  ///< keeps the segment mapped while blocks may look at it
-  OperatorMemory memory_;
+  std::optional<OperatorMemory> memory_;
   std::unique_ptr<kernels::GemmRsCpu> cpu_;  ///< goes first: its blocks use the memory above
+  std::unique_ptr<DeviceOperator> device_;   ///< one of the two
   Shape shape_;
 };
 
@@ -56,6 +74,13 @@ Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shap
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype("gemm-rs", shape.dtype));
   kernels::GemmCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
   MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout("gemm-rs", shape.b_layout));
+  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device("gemm-rs", tuning.executor));
+  if (on_device) {
+    MK_ASSIGN_OR_RETURN(
+        auto device,
+        make_device_gemm_rs(*session.impl(), {kernel_shape, dtype, cpu_options.b_layout}, tuning));
+    return GemmReduceScatter(std::make_unique<Impl>(session.impl(), std::move(device), shape));
+  }
   const AttachOptions& options = session.options();
   MK_ASSIGN_OR_RETURN(const auto plan,
                       kernels::GemmRsPlan::make(options.nodes, options.local_size, kernel_shape,
@@ -78,7 +103,18 @@ Result<LaunchStats> GemmReduceScatter::launch(const void* a, const void* b, void
                                               std::uint64_t m, LaunchMode mode) {
   return impl_->launch(a, b, c, m, mode);
 }
-void GemmReduceScatter::set_trace(bool on) { mk::set_trace(impl_->runner(), on); }
-std::vector<TraceSpan> GemmReduceScatter::trace() const { return trace_of(impl_->runner()); }
+Status GemmReduceScatter::launch_on(CudaStream stream, const void* a, const void* b, void* c,
+                                    std::uint64_t m, LaunchMode mode) {
+  return impl_->launch_on(stream, {a, b, c}, m, mode);
+}
+Status GemmReduceScatter::status() const { return impl_->status(); }
+Result<LaunchStats> GemmReduceScatter::finish(CudaStream stream) { return impl_->finish(stream); }
+void GemmReduceScatter::set_trace(bool on) {
+  if (auto* const runner = impl_->runner()) mk::set_trace(*runner, on);
+}
+std::vector<TraceSpan> GemmReduceScatter::trace() const {
+  auto* const runner = impl_->runner();
+  return runner != nullptr ? trace_of(*runner) : std::vector<TraceSpan>{};
+}
 
 }  // namespace mk

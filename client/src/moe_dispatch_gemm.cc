@@ -88,6 +88,7 @@ Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& s
 
 Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& shape,
                                                 const Tuning& tuning) {
+  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
   MK_ASSIGN_OR_RETURN(const kernels::MoeDispatchShape kernel_shape, checked(shape));
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
   kernels::MoeDispatchCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};

@@ -1,7 +1,7 @@
 /// \file
 /// What every operator does when it is created, whatever it computes: allocate and register its
 /// workspace, take its flag range, exchange handles with all ranks and check that they agree, and
-/// map the local peers' workspaces.
+/// map the local peers' workspaces: in host memory, or on the ranks' GPUs.
 #pragma once
 
 #include <cstdint>
@@ -22,21 +22,31 @@ class OperatorMemory {
   /// ranks, spelled for people ("m_max=4096 n=4096 ..."): kShapeMismatch quotes both sides.
   static Result<OperatorMemory> create(Session::Impl& session, std::string_view kind,
                                        const std::string& parameters, std::uint64_t workspace_bytes,
-                                       std::uint32_t flag_count);
+                                       std::uint32_t flag_count,
+                                       Executor executor = Executor::kCpu);
 
   OperatorMemory(OperatorMemory&&) noexcept;
   OperatorMemory& operator=(OperatorMemory&&) = delete;
   /// Gives the workspace back to the session.
   ~OperatorMemory();
 
+  /// kCuda: all addresses are such as kernels on this rank's GPU may use.
   const kernels::RankContext& context() const { return context_; }
+  /// kCuda: ranks of the job, this one included, that are threads of this process with this GPU.
+  std::uint32_t ranks_per_device() const { return ranks_per_device_; }
 
  private:
   explicit OperatorMemory(Session::Impl& session) : session_(&session) {}
+  Status open_host_peer(std::uint32_t local, std::uint16_t handle, std::uint64_t bytes);
+  Status open_device_peer(std::uint32_t local, const gpu::MemoryKey& key, std::uint64_t bytes);
+  void await_peers();
 
   Session::Impl* session_;
+  GpuSession* gpu_ = nullptr;  ///< null: on the CPU
   Buffer workspace_;
   std::vector<shm::BufferFile> peers_;
+  std::vector<gpu::View> device_peers_;
+  std::uint32_t ranks_per_device_ = 1;
   kernels::RankContext context_;
 };
 

@@ -110,6 +110,70 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
   return fail(failure.error().code, "{} ({})", failure.error().message, stats.error().message);
 }
 
+Status check_cpu_only(std::string_view op, Executor executor) {
+  if (executor == Executor::kCpu) return {};
+  return fail(ErrorCode::kUnsupported,
+              "{} runs on the CPU only (Executor::kCpu); ag-gemm, gemm-rs and gemm-ar also run on "
+              "GPUs",
+              op);
+}
+
+Result<bool> wants_device(std::string_view op, Executor executor) {
+  switch (executor) {
+    case Executor::kCpu:
+      return false;
+    case Executor::kCuda:
+      return true;
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}: executor {} is neither the CPU nor CUDA", op,
+              static_cast<std::uint32_t>(executor));
+}
+
+namespace {
+
+Status check_device(std::string_view op, const DeviceOperator* device) {
+  if (device != nullptr) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{} was created for the CPU, which has no streams: launch it without one", op);
+}
+
+}  // namespace
+
+Status launch_on_device(std::string_view op, const Session::Impl& session, DeviceOperator* device,
+                        CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+                        std::uint64_t m_max, LaunchMode mode) {
+  MK_RETURN_IF_ERROR(check_device(op, device));
+  if (m == 0 || m > m_max) {
+    return fail(ErrorCode::kInvalidArgument, "{} was created for m from 1 to {}; launched with {}",
+                op, m_max, m);
+  }
+  MK_RETURN_IF_ERROR(session.status());
+  return device->launch(stream, arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
+}
+
+Status device_status(const Session::Impl& session, const DeviceOperator* device) {
+  const Status status = device != nullptr ? device->status() : Status{};
+  if (status) return session.status();
+  const Status failure = session.failure_behind(status.error());
+  if (failure) return status;
+  return fail(failure.error().code, "{} ({})", failure.error().message, status.error().message);
+}
+
+Result<LaunchStats> finish_on_device(std::string_view op, const Session::Impl& session,
+                                     DeviceOperator* device, CudaStream stream) {
+  MK_RETURN_IF_ERROR(check_device(op, device));
+  return finish_launch(session, device->finish(stream));
+}
+
+Result<LaunchStats> run_on_device(std::string_view op, const Session::Impl& session,
+                                  DeviceOperator& device, const DeviceArguments& arguments,
+                                  std::uint64_t m, std::uint64_t m_max, LaunchMode mode) {
+  const Session::Impl::LaunchMark mark(session);
+  CUstream_st* const stream = device.own_stream();
+  MK_RETURN_IF_ERROR(launch_on_device(op, session, &device, stream, arguments, m, m_max, mode));
+  return finish_on_device(op, session, &device, stream);
+}
+
 void set_trace(kernels::LaunchRunner& runner, bool on) { runner.set_trace(on ? kTraceSpans : 0); }
 
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner) {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "client/src/device_operator.h"
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/plan_tools.h"
@@ -53,6 +54,24 @@ Result<LaunchStats> run_launch(const Session::Impl& session, Launch&& launch) {
   const Session::Impl::LaunchMark mark(session);
   return finish_launch(session, launch());
 }
+
+/// MoE and Ring Attention: kUnsupported unless for the CPU.
+Status check_cpu_only(std::string_view op, Executor executor);
+/// Which of `cpu` and `device` an operator has; kInvalidArgument for no executor at all.
+Result<bool> wants_device(std::string_view op, Executor executor);
+
+// What the classes of the three operators on GPUs do with it. `device` null: the operator runs on
+// the CPU.
+Status launch_on_device(std::string_view op, const Session::Impl& session, DeviceOperator* device,
+                        CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+                        std::uint64_t m_max, LaunchMode mode);
+Status device_status(const Session::Impl& session, const DeviceOperator* device);
+Result<LaunchStats> finish_on_device(std::string_view op, const Session::Impl& session,
+                                     DeviceOperator* device, CudaStream stream);
+/// Blocks, on a stream of its own.
+Result<LaunchStats> run_on_device(std::string_view op, const Session::Impl& session,
+                                  DeviceOperator& device, const DeviceArguments& arguments,
+                                  std::uint64_t m, std::uint64_t m_max, LaunchMode mode);
 
 void set_trace(kernels::LaunchRunner& runner, bool on);
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner);

@@ -65,6 +65,7 @@ Result<RingAttention> RingAttention::create(Session& session, const Shape& shape
 
 Result<RingAttention> RingAttention::create(Session& session, const Shape& shape,
                                             const Tuning& tuning) {
+  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
   const AttachOptions& options = session.options();
   const kernels::RingAttentionShape kernel_shape{shape.seq_max,  shape.query_heads, shape.key_heads,

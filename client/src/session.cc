@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <thread>
 
@@ -12,6 +13,9 @@ namespace {
 
 /// How much later than its local peers a rank may hear of a failure.
 constexpr std::chrono::milliseconds kFailureNewsTimeout{500};
+
+/// Since when daemons know of GPU memory.
+constexpr std::uint16_t kDeviceBuffersAbiMinor = 1;
 
 constexpr const char* kDefaultSocket = "/run/mkernel/mkerneld.sock";
 
@@ -128,21 +132,81 @@ Session::Impl::~Impl() {
   if (attached_ && status()) (void)detach();
 }
 
-Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view name) {
+Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view name,
+                                           MemoryKind kind) {
   if (bytes == 0 || bytes > shm::kBufferBytesMax) {
     return fail(ErrorCode::kInvalidArgument, "a buffer has 1 to {} bytes, not {}",
                 shm::kBufferBytesMax, bytes);
   }
   MK_RETURN_IF_ERROR(status());
-  MK_ASSIGN_OR_RETURN(auto file, shm::BufferFile::create(name, bytes));
-  const int fd = file.fd();
-  MK_ASSIGN_OR_RETURN(const auto reply, connection_->call<shm::RegisterBufferReply>(
-                                            shm::RegisterBuffer{file.bytes(), std::string(name)},
-                                            kRequestTimeout, std::span(&fd, 1)));
-  const Buffer buffer{file.data(), bytes, reply.handle};
+  OwnBuffer own;
+  if (kind == MemoryKind::kDevice) {
+    if (connection_->abi_minor() < kDeviceBuffersAbiMinor) {
+      return fail(ErrorCode::kUnsupported,
+                  "the daemon speaks ABI {}.{}, which knows nothing of GPU memory; install one of "
+                  "{}.{} or later",
+                  shm::kAbiMajor, connection_->abi_minor(), shm::kAbiMajor, kDeviceBuffersAbiMinor);
+    }
+    MK_ASSIGN_OR_RETURN(GpuSession* const gpu, this->gpu());
+    MK_ASSIGN_OR_RETURN(own.device, gpu::Allocation::create(gpu->driver(), gpu->device(), bytes));
+    shm::RegisterDeviceBuffer request{bytes, std::string(name), {}};
+    request.key.resize(sizeof(gpu::MemoryKey));
+    std::memcpy(request.key.data(), &own.device->key(), sizeof(gpu::MemoryKey));
+    MK_ASSIGN_OR_RETURN(const auto reply,
+                        connection_->call<shm::RegisterBufferReply>(request, kRequestTimeout));
+    return keep_buffer(std::move(own), bytes, reply.handle);
+  }
+  MK_ASSIGN_OR_RETURN(own.file, shm::BufferFile::create(name, bytes));
+  const int fd = own.file->fd();
+  MK_ASSIGN_OR_RETURN(const auto reply,
+                      connection_->call<shm::RegisterBufferReply>(
+                          shm::RegisterBuffer{own.file->bytes(), std::string(name)},
+                          kRequestTimeout, std::span(&fd, 1)));
+  return keep_buffer(std::move(own), bytes, reply.handle);
+}
+
+Buffer Session::Impl::keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle) {
+  const Buffer buffer{own.data(), bytes, handle};
   std::lock_guard lock(mutex_);
-  buffers_.insert_or_assign(reply.handle, std::move(file));
+  buffers_.insert_or_assign(handle, std::move(own));
   return buffer;
+}
+
+Result<gpu::MemoryKey> Session::Impl::device_key(const Buffer& buffer) const {
+  std::lock_guard lock(mutex_);
+  const auto found = buffers_.find(buffer.handle);
+  if (found == buffers_.end() || !found->second.device) {
+    return fail(ErrorCode::kNotFound, "handle {} is not a GPU buffer of this session",
+                buffer.handle);
+  }
+  return found->second.device->key();
+}
+
+Result<GpuSession*> Session::Impl::gpu() {
+  std::lock_guard lock(mutex_);
+  if (gpu_ == nullptr) {
+    MK_ASSIGN_OR_RETURN(auto driver, gpu::load_driver());
+    MK_ASSIGN_OR_RETURN(
+        gpu_, GpuSession::create(std::move(driver), *segment_, connection_->abort_word(), lanes_));
+    return gpu_.get();
+  }
+  MK_ASSIGN_OR_RETURN(const int device, gpu_->driver()->current_device());
+  if (device != gpu_->device()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "this session uses GPU {}, the calling thread GPU {}; a session uses one "
+                "(cudaSetDevice before the first GPU buffer or operator)",
+                gpu_->device(), device);
+  }
+  return gpu_.get();
+}
+
+Status Session::Impl::claim_lanes(Executor executor) {
+  std::lock_guard lock(mutex_);
+  if (!lanes_claimed_) lanes_claimed_ = executor;
+  if (*lanes_claimed_ == executor) return {};
+  return fail(ErrorCode::kUnsupported,
+              "the operators of one session run all on the CPU or all on the GPU where they cross "
+              "nodes; attach a second session for the others");
 }
 
 Status Session::Impl::free_buffer(const Buffer& buffer) {
@@ -154,9 +218,17 @@ Status Session::Impl::free_buffer(const Buffer& buffer) {
     }
   }
   auto done = connection_->call<shm::Done>(shm::DeregisterBuffer{buffer.handle}, kRequestTimeout);
-  // Whatever the daemon said, it holds its own mapping: ours can go.
-  std::lock_guard lock(mutex_);
-  buffers_.erase(buffer.handle);
+  // Whatever the daemon said, it holds its own mapping: ours can go. Freeing GPU memory may wait
+  // for kernels, so not under the lock.
+  OwnBuffer own;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = buffers_.find(buffer.handle);
+    if (found != buffers_.end()) {
+      own = std::move(found->second);
+      buffers_.erase(found);
+    }
+  }
   if (!done) return propagate(done);
   return {};
 }
@@ -268,8 +340,8 @@ Session::~Session() = default;
 
 const AttachOptions& Session::options() const { return impl_->options(); }
 const std::string& Session::fabric() const { return impl_->fabric(); }
-Result<Buffer> Session::alloc_buffer(std::uint64_t bytes, std::string_view name) {
-  return impl_->alloc_buffer(bytes, name);
+Result<Buffer> Session::alloc_buffer(std::uint64_t bytes, std::string_view name, MemoryKind kind) {
+  return impl_->alloc_buffer(bytes, name, kind);
 }
 Status Session::free_buffer(const Buffer& buffer) { return impl_->free_buffer(buffer); }
 Result<std::vector<std::vector<std::byte>>> Session::exchange(std::string_view tag,

@@ -6,10 +6,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "client/src/connection.h"
+#include "client/src/gpu_session.h"
 #include "mkernel/mkernel.h"
 #include "shm/host/buffer_file.h"
 #include "shm/host/segment.h"
@@ -27,7 +29,7 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   static Result<std::shared_ptr<Impl>> attach(AttachOptions options);
   ~Impl();
 
-  Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name);
+  Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name, MemoryKind kind);
   Status free_buffer(const Buffer& buffer);
   Result<std::vector<std::vector<std::byte>>> exchange(std::string_view tag,
                                                        std::span<const std::byte> blob,
@@ -44,6 +46,14 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   Result<std::uint32_t> alloc_flags(std::uint32_t count);
   /// Maps a local rank's buffer as peer memory.
   Result<shm::BufferFile> open_peer_buffer(std::uint32_t local_rank, std::uint16_t handle);
+  /// What others need to use a kDevice buffer of ours.
+  Result<gpu::MemoryKey> device_key(const Buffer& buffer) const;
+  /// The session as the calling thread's GPU sees it, from the first call on; kInvalidArgument from
+  /// a thread that has chosen another GPU since.
+  Result<GpuSession*> gpu();
+  /// The lanes' counters live either here or on the GPU: the first operator on several nodes
+  /// decides, and kUnsupported is the answer to the other kind.
+  Status claim_lanes(Executor executor);
   /// Tells the daemon, while it lives, that a launch is under way. An operator's launch begins by
   /// it and goes on with it alive.
   class LaunchMark {
@@ -77,8 +87,18 @@ class __attribute__((visibility("hidden"))) Session::Impl {
       segment_;  ///< before the connection: its monitor reads the heartbeat in it
   std::unique_ptr<client::Connection> connection_;
   std::vector<shm::RingProducer> lanes_;
-  std::mutex mutex_;
-  std::map<std::uint16_t, shm::BufferFile> buffers_;
+  /// A buffer's memory: a file, or on the GPU.
+  struct OwnBuffer {
+    std::optional<shm::BufferFile> file;
+    std::optional<gpu::Allocation> device;
+    std::byte* data() const { return file ? file->data() : device->data(); }
+  };
+  Buffer keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle);
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<GpuSession> gpu_;
+  std::optional<Executor> lanes_claimed_;
+  std::map<std::uint16_t, OwnBuffer> buffers_;
   std::uint64_t operators_ = 0;
   std::uint64_t barriers_ = 0;
   bool attached_ = false;

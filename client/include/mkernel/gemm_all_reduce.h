@@ -43,7 +43,21 @@ class MK_EXPORT GemmAllReduce {
   /// during a launch only.
   const void* output() const;
 
-  /// Whether later launches keep what their threads did when; costs a little time.
+  /// Executor::kCuda: puts a launch on the stream and returns at once; the arguments are in the
+  /// GPU's memory, at multiples of 16 bytes, n and k multiples of 8. May be captured into a CUDA
+  /// graph, which then replays it with the same addresses and `m`. A launch that fails while it
+  /// runs ends, with its output undefined, and breaks the operator: `status` and later calls say
+  /// why. Launches of one operator follow each other; those of ranks that share a GPU go to streams
+  /// of their own. (`launch` without a stream waits for its end.)
+  Status launch_on(CudaStream stream, const void* a, const void* b, void* c, std::uint64_t m,
+                   LaunchMode mode = LaunchMode::kAuto);
+  /// The first failure among the launches that have ended, or of the session. Does not wait.
+  Status status() const;
+  /// kCuda: waits for the stream, then answers what the last launch did, or the first failure.
+  Result<LaunchStats> finish(CudaStream stream);
+
+  /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
+  /// effect.
   void set_trace(bool on);
   /// Of the last launch; empty unless traced.
   std::vector<TraceSpan> trace() const;

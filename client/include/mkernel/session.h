@@ -56,10 +56,16 @@ struct MK_EXPORT AttachOptions {
   static Result<AttachOptions> from_environment();
 };
 
+/// Where a buffer lies.
+enum class MemoryKind : std::uint32_t {
+  kHost = 0,
+  kDevice = 1,  ///< on the calling thread's GPU; a session uses one GPU
+};
+
 /// Memory that the daemon, its NIC and the local ranks can reach. Owned by the session it came
 /// from: freed by `Session::free_buffer` or with the session.
 struct Buffer {
-  std::byte* data = nullptr;
+  std::byte* data = nullptr;  ///< kDevice: a device address
   std::uint64_t bytes = 0;
   std::uint16_t handle = 0;
 };
@@ -78,8 +84,11 @@ class MK_EXPORT Session {
   /// The network between the nodes, e.g. "loopback" or "ofi:tcp;ofi_rxm".
   const std::string& fabric() const;
 
-  /// Zeroed memory, registered with the daemon. `name` shows in the daemon's listings.
-  Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name);
+  /// Zeroed memory, registered with the daemon. `name` shows in the daemon's listings. kDevice:
+  /// kUnavailable on a machine without a GPU; kUnsupported when the job has several nodes and the
+  /// daemon's fabric does not reach GPU memory, or the daemon is too old.
+  Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name,
+                              MemoryKind kind = MemoryKind::kHost);
   Status free_buffer(const Buffer& buffer);
 
   /// An all-gather of small blobs (at most 64 KiB each) over the job, by rank. `tag` must be the

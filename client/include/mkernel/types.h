@@ -9,6 +9,8 @@
 
 #include "mkernel/session.h"
 
+struct CUstream_st;
+
 namespace mk {
 
 enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2 };
@@ -41,6 +43,18 @@ enum class LaunchMode : std::uint32_t {
   kAuto = 2,     ///< as fused as pays: by the estimate for this rank, shape and machine
 };
 
+/// What computes an operator; ranks must agree.
+enum class Executor : std::uint32_t {
+  /// Threads of this process; matrices in host memory.
+  kCpu = 0,
+  /// A kernel on the GPU (H100, H200) that is the calling thread's when the operator is created;
+  /// matrices in its memory. The three tensor-parallel operators, in builds with CUDA.
+  kCuda = 1,
+};
+
+/// cudaStream_t.
+using CudaStream = CUstream_st*;
+
 /// What one rank has of its machine, for LaunchMode::kAuto's estimate; 0: a default. The defaults
 /// are those of a CPU with AVX-512 and its ranks' share of the cores (kernels/cpu/cpu_rates.cc).
 struct MachineRates {
@@ -54,10 +68,12 @@ struct MachineRates {
 /// What a rank may choose of any operator; zero means: the default, chosen from the shape and the
 /// machine. Ranks must agree on tiles and chunks; the rest is each rank's own.
 struct Tuning {
+  Executor executor = Executor::kCpu;
   std::uint32_t tile_m = 0;
   std::uint32_t tile_n = 0;
   std::uint32_t chunk_bytes = 0;  ///< of one network transfer
-  // Threads of each role; of roles that an operator has not, of no effect.
+  // Threads of each role (on a GPU, thread blocks); of roles that an operator has not, of no
+  // effect.
   std::uint32_t compute_blocks = 0;
   std::uint32_t reduce_blocks = 0;
   std::uint32_t send_blocks = 0;  ///< at most AttachOptions::lanes

@@ -1,0 +1,31 @@
+/// \file
+/// Builds without the CUDA kernels.
+
+#include "client/src/device_operator.h"
+
+namespace mk {
+namespace {
+
+Result<std::unique_ptr<DeviceOperator>> refuse(const char* op) {
+  return fail(ErrorCode::kUnsupported,
+              "{} on a GPU is not in this build of libmkclient: it needs nvcc (MK_CUDA) and CuTe's "
+              "headers when it is built",
+              op);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceOperator>> make_device_ag_gemm(Session::Impl&, const DeviceShape&,
+                                                            const Tuning&) {
+  return refuse("ag-gemm");
+}
+Result<std::unique_ptr<DeviceOperator>> make_device_gemm_rs(Session::Impl&, const DeviceShape&,
+                                                            const Tuning&) {
+  return refuse("gemm-rs");
+}
+Result<std::unique_ptr<DeviceOperator>> make_device_gemm_ar(Session::Impl&, const DeviceShape&,
+                                                            const Tuning&) {
+  return refuse("gemm-ar");
+}
+
+}  // namespace mk
