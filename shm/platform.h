@@ -2,7 +2,10 @@
 /// The few macros that let one header compile for the host (GCC, Clang) and for the device (nvcc).
 #pragma once
 
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
+/// Inlined at any size: a real call anywhere in a kernel makes ptxas ignore its register split.
+#define MK_HOST_DEVICE __host__ __device__ __attribute__((always_inline))
+#elif defined(__CUDACC__)
 #define MK_HOST_DEVICE __host__ __device__
 #else
 #define MK_HOST_DEVICE

@@ -30,7 +30,7 @@ namespace mk::kernels::ag_gemm {
 
 /// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
 template <class Executor>
-MK_HOST_DEVICE bool compute(AgGemmBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool compute(AgGemmBlock<Executor>& block) {
   if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
   for (AgGemmWalk walk(block.schedule, block.index); !walk.done();
        walk.advance(block.launch.blocks.compute)) {
@@ -51,8 +51,8 @@ MK_HOST_DEVICE bool compute(AgGemmBlock<Executor>& block) {
 
 /// Copies the origin's chunk of A to the caller's.
 template <class Executor>
-MK_HOST_DEVICE void collect_chunk(AgGemmBlock<Executor>& block, std::uint32_t origin,
-                                  std::uint32_t chunk) {
+MK_HOST_DEVICE inline void collect_chunk(AgGemmBlock<Executor>& block, std::uint32_t origin,
+                                         std::uint32_t chunk) {
   const ShardRange shard = block.schedule.shard(origin);
   const ByteRange range = block.gather.schedule.chunk_range(shard.count, chunk);
   const std::uint64_t begin = range.begin - kGatherHeaderBytes;
@@ -73,7 +73,7 @@ MK_HOST_DEVICE void collect_chunk(AgGemmBlock<Executor>& block, std::uint32_t or
 /// whole A to the caller where it is wanted. Every compute block does it after its tiles: origins
 /// `index`, `index` + compute blocks, ... in the order of their expected arrival.
 template <class Executor>
-MK_HOST_DEVICE bool collect(AgGemmBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool collect(AgGemmBlock<Executor>& block) {
   const World& world = block.world;
   for (std::uint32_t position = block.index; position < world.size();
        position += block.launch.blocks.compute) {
@@ -91,17 +91,17 @@ MK_HOST_DEVICE bool collect(AgGemmBlock<Executor>& block) {
 }
 
 template <class Executor>
-MK_HOST_DEVICE bool share(AgGemmBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block) {
   return gather::share(block.gather, block.launch.shard);
 }
 template <class Executor>
-MK_HOST_DEVICE bool send(AgGemmBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {
   return gather::send(block.gather, [&block] {
     return block.await_blocks(Role::kCollect, block.launch.blocks.compute, kGatherHopsMax + 1);
   });
 }
 template <class Executor>
-MK_HOST_DEVICE bool receive(AgGemmBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool receive(AgGemmBlock<Executor>& block) {
   return gather::receive(block.gather);
 }
 

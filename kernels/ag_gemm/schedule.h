@@ -53,6 +53,16 @@ class AgGemmSchedule {
   MK_HOST_DEVICE std::uint32_t rounds() const {
     return div_up(shard_rows_max(m_, world().size()), plan_.tile_m);
   }
+  /// Rows of tiles of a shard, at least.
+  MK_HOST_DEVICE std::uint32_t rounds_everywhere() const {
+    return div_up(m_ / world().size(), plan_.tile_m);
+  }
+  /// All tiles of C.
+  MK_HOST_DEVICE std::uint32_t tiles() const {
+    std::uint32_t rows = 0;
+    for (std::uint32_t rank = 0; rank < world().size(); ++rank) rows += grid(rank).tiles_m();
+    return rows * tiles_n();
+  }
   /// Tile `column` of row `round` of the origin's tiles.
   MK_HOST_DEVICE AgGemmTile tile(std::uint32_t origin, std::uint32_t round,
                                  std::uint32_t column) const {
@@ -92,13 +102,22 @@ class AgGemmWalk {
  public:
   /// Begins at the `first`-th tile.
   MK_HOST_DEVICE AgGemmWalk(const AgGemmSchedule& schedule, std::uint32_t first)
-      : schedule_(schedule), rounds_(schedule.rounds()), tiles_n_(schedule.tiles_n()) {
+      : schedule_(schedule),
+        rounds_(schedule.rounds()),
+        tiles_n_(schedule.tiles_n()),
+        rows_missing_(schedule.rounds_everywhere() != schedule.rounds()) {
     skip_missing_rows();
     advance(first);
   }
 
   MK_HOST_DEVICE bool done() const { return hops_ == schedule_.world().nodes; }
   MK_HOST_DEVICE AgGemmTile tile() const { return schedule_.tile(origin(), round_, column_); }
+  /// Its place in the order's terms: whose, which row of tiles, which column of them.
+  MK_HOST_DEVICE std::uint32_t origin() const {
+    return schedule_.gather().origin_at(hops_ * schedule_.world().locals + rail_);
+  }
+  MK_HOST_DEVICE std::uint32_t round() const { return round_; }
+  MK_HOST_DEVICE std::uint32_t column() const { return column_; }
 
   /// Goes on by `steps` tiles.
   MK_HOST_DEVICE void advance(std::uint32_t steps) {
@@ -112,9 +131,6 @@ class AgGemmWalk {
   }
 
  private:
-  MK_HOST_DEVICE std::uint32_t origin() const {
-    return schedule_.gather().origin_at(hops_ * schedule_.world().locals + rail_);
-  }
   /// On the own node shard by shard, else round by round.
   MK_HOST_DEVICE void next_row() {
     const std::uint32_t locals = schedule_.world().locals;
@@ -130,12 +146,14 @@ class AgGemmWalk {
   }
   /// Shards of one row less may lack the last row of tiles.
   MK_HOST_DEVICE void skip_missing_rows() {
+    if (!rows_missing_) return;
     while (!done() && round_ >= schedule_.grid(origin()).tiles_m()) next_row();
   }
 
   const AgGemmSchedule& schedule_;
   std::uint32_t rounds_;
   std::uint32_t tiles_n_;
+  bool rows_missing_;  ///< some shard lacks the last row of tiles
   std::uint32_t hops_ = 0;
   std::uint32_t rail_ = 0;  ///< counted from this rank's own
   std::uint32_t round_ = 0;

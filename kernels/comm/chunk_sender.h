@@ -61,6 +61,15 @@ class ChunkSender {
     return command;
   }
 
+  /// A pacer whose clock is not CLOCK_MONOTONIC says what to write instead.
+  MK_HOST_DEVICE std::uint32_t commit_time_ns() {
+    if constexpr (requires(Pacer & pacer) { pacer.commit_time_ns(); }) {
+      return pacer_.commit_time_ns();
+    } else {
+      return static_cast<std::uint32_t>(pacer_.now_ns());
+    }
+  }
+
   MK_HOST_DEVICE bool push(shm::Command command) {
     shm::RingProducer& ring = context_.lanes[lane_];
     WaitSite site;
@@ -77,7 +86,7 @@ class ChunkSender {
       return credit;
     });
     if (!free) return false;
-    command.commit_time_ns = static_cast<std::uint32_t>(pacer_.now_ns());
+    command.commit_time_ns = commit_time_ns();
     ring.try_push(command);
     ++commands_;
     return true;
@@ -95,9 +104,10 @@ class ChunkSender {
 /// Waits until the daemon has read the source bytes of the first `count` commands of lane `lane`.
 /// From any block: it touches nothing but the daemon's counter.
 template <class Pacer>
-MK_HOST_DEVICE bool wait_completed(Pacer& pacer, const WaitControl& control,
-                                   const RankContext& context, Role role, std::uint32_t block,
-                                   std::uint32_t lane, std::uint64_t count, WaitTotals& totals) {
+MK_HOST_DEVICE inline bool wait_completed(Pacer& pacer, const WaitControl& control,
+                                          const RankContext& context, Role role,
+                                          std::uint32_t block, std::uint32_t lane,
+                                          std::uint64_t count, WaitTotals& totals) {
   WaitSite site;
   site.role = role;
   site.kind = FlagKind::kCompleted;

@@ -16,8 +16,9 @@ namespace mk::kernels {
 /// (comm/banks.h), first sends its own and sees the peers'. `sent(node)` and `received(node)`: the
 /// chunks of this launch to and from that node.
 template <class Executor, class Sent, class Received>
-MK_HOST_DEVICE bool end_exchange(OperatorBlock<Executor>& block, ChunkSender<Executor>& sender,
-                                 const FlagMap& flags, Sent&& sent, Received&& received) {
+MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
+                                        ChunkSender<Executor>& sender, const FlagMap& flags,
+                                        Sent&& sent, Received&& received) {
   const World& world = block.world;
   const bool refresh = refresh_due(block.epoch, block.banks);
   for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {

@@ -145,8 +145,9 @@ MK_HOST_DEVICE inline void fail_wait(const WaitControl& control, const WaitSite&
 ///     bool pause(std::uint32_t attempt);    passes some time, more with each attempt; true: look
 ///     at the clock and at the stop words now
 template <class Pacer, class Probe>
-MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const WaitSite& site,
-                               WaitTotals& totals, std::uint64_t expected, Probe&& probe) {
+MK_HOST_DEVICE inline bool wait_until(Pacer& pacer, const WaitControl& control,
+                                      const WaitSite& site, WaitTotals& totals,
+                                      std::uint64_t expected, Probe&& probe) {
   std::uint64_t seen = 0;
   if (probe(&seen)) return true;
   const std::uint64_t start_ns = pacer.now_ns();
@@ -180,8 +181,9 @@ MK_HOST_DEVICE bool wait_until(Pacer& pacer, const WaitControl& control, const W
 
 /// Waits until the flag shows `epoch` or later; what its writer stored before is visible then.
 template <class Pacer>
-MK_HOST_DEVICE bool wait_flag(Pacer& pacer, const WaitControl& control, const WaitSite& site,
-                              WaitTotals& totals, const std::uint32_t* flag, std::uint32_t epoch) {
+MK_HOST_DEVICE inline bool wait_flag(Pacer& pacer, const WaitControl& control, const WaitSite& site,
+                                     WaitTotals& totals, const std::uint32_t* flag,
+                                     std::uint32_t epoch) {
   return wait_until(pacer, control, site, totals, epoch, [&](std::uint64_t* seen) {
     const std::uint32_t value = shm::load_acquire(flag);
     *seen = value;

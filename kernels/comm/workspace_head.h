@@ -47,14 +47,16 @@ MK_HOST_DEVICE inline void announce_launch(const Launch& launch) {
   }
 }
 
-/// Tells the local ranks that this rank has ended launch `launch.epoch`. After all its blocks.
-MK_HOST_DEVICE inline void announce_end(const Launch& launch) {
-  const World& world = launch.context.world;
+/// Tells the local ranks that this rank has ended launch `epoch`. After all its blocks.
+MK_HOST_DEVICE inline void announce_end(const RankContext& context, std::uint32_t epoch) {
+  const World& world = context.world;
   const std::uint64_t word = WorkspaceHead{world.locals}.finished(world.local);
   for (std::uint32_t local = 0; local < world.locals; ++local) {
-    shm::flag_publish(reinterpret_cast<std::uint32_t*>(launch.context.workspaces[local] + word),
-                      launch.epoch);
+    shm::flag_publish(reinterpret_cast<std::uint32_t*>(context.workspaces[local] + word), epoch);
   }
+}
+MK_HOST_DEVICE inline void announce_end(const Launch& launch) {
+  announce_end(launch.context, launch.epoch);
 }
 
 /// Tells the local ranks that this rank's launch failed: their waits for it would last to their

@@ -1,17 +1,18 @@
 /// \file
-/// The CUDA executor of the shared roles (gemm_ar/roles.h). Each warpgroup is a block in their
-/// sense, so that one's waits overlap another's sums: its first thread, the **leader**, runs the
-/// role as it stands in roles.h, with its waits and flags; its other three warps are **workers**
-/// and do the sums and copies the leader asks for. Up to two jobs are in flight, so that the leader
-/// looks for the next tile while the workers add up this one.
+/// The CUDA executor of the shared roles (gemm_ar/roles.h and the others'). Each warpgroup is a
+/// block in their sense, so that one's waits overlap another's sums: its first thread, the
+/// **leader**, runs the role as it stands in roles.h, with its waits and flags; its other three
+/// warps are **workers** and do the sums and copies the leader asks for. Up to two jobs are in
+/// flight, so that the leader looks for the next tile while the workers add up this one.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/comm/sum_job.h"
-#include "kernels/cuda/gemm_ar/launch_arguments.h"
+#include "kernels/comm/tile_grid.h"
 #include "kernels/cuda/gemm_core.cuh"
-#include "kernels/gemm_ar/schedule.h"
+#include "kernels/cuda/launch_state.h"
+#include "kernels/gather/copy_job.h"
 
 namespace mk::kernels::cuda {
 
@@ -31,18 +32,15 @@ struct VectorJob {
   std::uint32_t columns;
 };
 
-/// Threads of a group: a leader's warp and the workers.
-inline constexpr std::uint32_t kGroupThreads = 128;
+/// A group is the leader's warp and the workers.
 inline constexpr std::uint32_t kWorkers = kGroupThreads - 32;
 
-/// Shared memory of a group. A compute block has it where its stages were.
-struct RoleShared {
-  static constexpr std::uint32_t kJobs = 2;
-  std::uint64_t posted[kJobs];  ///< to the workers: the job is written
-  std::uint64_t done[kJobs];    ///< to the leader: every worker warp is done with it
-  VectorJob jobs[kJobs];
-  alignas(16) unsigned char launch[sizeof(GemmArLaunch)];
-  alignas(16) unsigned char block[1024];  ///< the leader's GemmArBlock: too large for registers
+/// Between a leader and its workers.
+struct Jobs {
+  static constexpr std::uint32_t kSlots = 2;
+  std::uint64_t posted[kSlots];  ///< to the workers: the job is written
+  std::uint64_t done[kSlots];    ///< to the leader: every worker warp is done with it
+  VectorJob slots[kSlots];
 };
 
 template <class Element>
@@ -144,13 +142,12 @@ __device__ __forceinline__ void run_any_job(const VectorJob& job, std::uint32_t 
 /// A worker thread's life in a role: jobs until the leader says there are no more. It waits without
 /// a deadline of its own, for a leader all of whose waits have one.
 template <class Element>
-__device__ __forceinline__ void work(RoleShared& shared, std::uint32_t thread,
-                                     std::uint32_t threads) {
+__device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint32_t threads) {
   for (std::uint32_t number = 0;; ++number) {
-    const std::uint32_t slot = number % RoleShared::kJobs;
-    while (!ptx::mbarrier_try_wait(&shared.posted[slot], number / RoleShared::kJobs % 2)) {
+    const std::uint32_t slot = number % Jobs::kSlots;
+    while (!ptx::mbarrier_try_wait(&jobs.posted[slot], number / Jobs::kSlots % 2)) {
     }
-    const VectorJob& job = shared.jobs[slot];
+    const VectorJob& job = jobs.slots[slot];
     switch (job.source_count) {
       case 0:
         return;
@@ -170,7 +167,7 @@ __device__ __forceinline__ void work(RoleShared& shared, std::uint32_t thread,
         run_any_job<Element>(job, thread, threads);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.done[slot]);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&jobs.done[slot]);
   }
 }
 
@@ -178,8 +175,9 @@ __device__ __forceinline__ void work(RoleShared& shared, std::uint32_t thread,
 /// barriers in shared memory, before the leader's release and after its acquire.
 class Leader {
  public:
-  __device__ Leader(RoleShared& shared, void* c, std::uint64_t ldc)
-      : shared_(shared), c_(static_cast<std::uint16_t*>(c)), ldc_(ldc) {}
+  /// `c`: the caller's result, rows `ldc` apart; may be null where nobody asks for it.
+  __device__ Leader(Jobs& jobs, void* c, std::uint64_t ldc)
+      : jobs_(jobs), c_(static_cast<std::uint16_t*>(c)), ldc_(ldc) {}
 
   __device__ void sum(const SumJob& job) {
     VectorJob& to = next_job();
@@ -189,34 +187,49 @@ class Leader {
       to.targets[t] = static_cast<Vector*>(job.targets[t]);
     to.source_count = job.source_count;
     to.target_count = job.target_count;
-    post(to, job.rows, job.columns, job.source_stride, job.target_stride);
+    post(to, job.rows, job.columns / kVectorElements, job.source_stride / kVectorElements,
+         job.target_stride / kVectorElements);
+  }
+  /// All of it in whole vectors.
+  __device__ void copy(const CopyJob& job) {
+    VectorJob& to = next_job();
+    to.sources[0] = reinterpret_cast<const Vector*>(job.source);
+    for (std::uint32_t t = 0; t < job.target_count; ++t)
+      to.targets[t] = reinterpret_cast<Vector*>(job.targets[t]);
+    to.source_count = 1;
+    to.target_count = job.target_count;
+    post(to, job.rows, job.row_bytes / sizeof(Vector), job.source_stride / sizeof(Vector),
+         job.target_stride / sizeof(Vector));
   }
   __device__ bool wants_c() const { return c_ != nullptr; }
   __device__ void copy_to_c(const TileRect& rect, const void* source, std::uint64_t source_stride) {
     VectorJob& to = next_job();
     to.sources[0] = static_cast<const Vector*>(source);
-    to.targets[0] = reinterpret_cast<Vector*>(c_ + rect.row * ldc_ + rect.column);
+    to.targets[0] = static_cast<Vector*>(c_at(rect));
     to.source_count = 1;
     to.target_count = 1;
-    post(to, rect.rows, rect.columns, source_stride, ldc_);
+    post(to, rect.rows, rect.columns / kVectorElements, source_stride / kVectorElements,
+         ldc_ / kVectorElements);
   }
+  __device__ void* c_at(const TileRect& rect) const { return c_ + rect.row * ldc_ + rect.column; }
+  __device__ std::uint64_t c_stride() const { return ldc_; }
   /// Waits for all jobs posted.
   __device__ void stores_done() {
-    const std::uint32_t in_flight = posted_ < RoleShared::kJobs ? posted_ : RoleShared::kJobs;
+    const std::uint32_t in_flight = posted_ < Jobs::kSlots ? posted_ : Jobs::kSlots;
     for (std::uint32_t back = in_flight; back > 0; --back) await_done(posted_ - back);
   }
   __device__ void loads_begin() {}
-  /// Orders what the group has stored, and what this thread has acquired, before its later stores.
-  static __device__ void release_fence() { __threadfence_system(); }
   /// After the last job; the workers return.
   __device__ void finish() {
     stores_done();
     VectorJob& to = next_job();
     to.source_count = 0;
-    ptx::mbarrier_arrive(&shared_.posted[posted_ % RoleShared::kJobs]);
+    ptx::mbarrier_arrive(&jobs_.posted[posted_ % Jobs::kSlots]);
   }
 
   static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
+  /// The GPU's clock is not the daemon's: no time.
+  static __device__ std::uint32_t commit_time_ns() { return 0; }
   /// A look at a flag takes most of a microsecond, so there is no need to sleep.
   static __device__ bool pause(std::uint32_t attempt) {
     constexpr std::uint32_t kLooksPerClock = 32;
@@ -225,23 +238,24 @@ class Leader {
 
  private:
   __device__ VectorJob& next_job() {
-    if (posted_ >= RoleShared::kJobs) await_done(posted_ - RoleShared::kJobs);
-    return shared_.jobs[posted_ % RoleShared::kJobs];
+    if (posted_ >= Jobs::kSlots) await_done(posted_ - Jobs::kSlots);
+    return jobs_.slots[posted_ % Jobs::kSlots];
   }
+  /// Columns and strides in vectors.
   __device__ void post(VectorJob& job, std::uint32_t rows, std::uint32_t columns,
                        std::uint64_t source_stride, std::uint64_t target_stride) {
     job.rows = rows;
-    job.columns = columns / kVectorElements;
-    job.source_stride = static_cast<std::uint32_t>(source_stride / kVectorElements);
-    job.target_stride = static_cast<std::uint32_t>(target_stride / kVectorElements);
-    ptx::mbarrier_arrive(&shared_.posted[posted_ % RoleShared::kJobs]);
+    job.columns = columns;
+    job.source_stride = static_cast<std::uint32_t>(source_stride);
+    job.target_stride = static_cast<std::uint32_t>(target_stride);
+    ptx::mbarrier_arrive(&jobs_.posted[posted_ % Jobs::kSlots]);
     ++posted_;
   }
   __device__ void await_done(std::uint32_t number) {
-    ptx::mbarrier_wait(&shared_.done[number % RoleShared::kJobs], number / RoleShared::kJobs % 2);
+    ptx::mbarrier_wait(&jobs_.done[number % Jobs::kSlots], number / Jobs::kSlots % 2);
   }
 
-  RoleShared& shared_;
+  Jobs& jobs_;
   std::uint16_t* c_;
   std::uint64_t ldc_;
   std::uint32_t posted_ = 0;

@@ -65,7 +65,7 @@ struct GemmConfig {
 
 /// Shared memory of one block. The swizzle repeats every 1024 bytes, so every tile starts at a
 /// multiple of that. A barrier's name says what has happened to its slot, and to whom it is news.
-template <class Config, int kStoreWords>
+template <class Config, int kStoreWords, class GateData>
 struct alignas(1024) GemmShared {
   using Bytes = std::uint8_t;
   using Barrier = std::uint64_t;
@@ -83,6 +83,7 @@ struct alignas(1024) GemmShared {
   Barrier piece_empty[kMath][kBuffers];  ///< to math: the copy engine has read it
 
   alignas(16) std::uint32_t store_words[kStoreWords > 0 ? kStoreWords : 1];  ///< the output store's
+  alignas(16) GateData gate;  ///< the readiness gate's
 };
 
 /// The wgmma instruction of a configuration: 64 x kBlockN x 16, both operands from shared memory.
@@ -136,9 +137,5 @@ struct Wgmma {
     return descriptor.desc_;
   }
 };
-
-/// Dynamic shared memory of one block, in bytes.
-template <class Config, int kStoreWords>
-inline constexpr std::size_t kGemmSharedBytes = sizeof(GemmShared<Config, kStoreWords>);
 
 }  // namespace mk::kernels::cuda

@@ -63,6 +63,19 @@ inline constexpr bool kHasOrigin = requires(const Order& order, Tile tile) {
   order.origin(tile);
 };
 
+/// What the math warpgroups walk: they need to know that there is a tile, not which. An order whose
+/// `next` is dear names a cheaper one that ends with it: `Count(const Params&, int worker, int
+/// workers)` with `bool next(Tile*)`.
+template <class Order>
+struct CountOf {
+  using Type = Order;
+};
+template <class Order>
+requires requires { typename Order::Count; }
+struct CountOf<Order> {
+  using Type = typename Order::Count;
+};
+
 /// Two sums rounded to nearest even, the first in the low half.
 template <class Element>
 __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
@@ -77,12 +90,12 @@ __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
 
 /// Runs the tiles of worker `worker` of `workers` (a worker is a cluster) in this block. All
 /// threads of the block call it, in a kernel with __launch_bounds__(Config::kThreads, 1) and
-/// kGemmSharedBytes of dynamic shared memory at `shared`.
+/// sizeof(SharedOf) of dynamic shared memory at `shared`.
 template <class Config, class Order, class Gate, class Store>
 __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& params,
-                                          GemmShared<Config, Store::kSharedWords>& shared,
-                                          int worker, int workers) {
-  static_assert(kGemmSharedBytes<Config, Store::kSharedWords> <= kSharedBytesMax,
+                                          SharedOf<Config, Gate, Store>& shared, int worker,
+                                          int workers) {
+  static_assert(sizeof(SharedOf<Config, Gate, Store>) <= kSharedBytesMax,
                 "too many stages or staging buffers");
   using Mma = Wgmma<Config>;
   using Element = typename Config::Element;
@@ -120,7 +133,6 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
     cute::cluster_sync();
   }
 
-  Order order(params.order, worker, workers);
   Tile tile;
 
   if (warpgroup == kMathWarpgroups) {
@@ -132,7 +144,14 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       // only rows of the accumulators that lie outside C.
       const std::uint32_t stage_bytes = params.a_box_rows * 128 + Config::kBBytes;
       constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-      Gate gate(params.gate);
+      Gate gate = [&] {
+        if constexpr (kGateShares<Gate>) {
+          return Gate(params.gate, shared.gate);
+        } else {
+          return Gate(params.gate);
+        }
+      }();
+      Order order(params.order, worker, workers);
       RingPosition<kStages> ring;
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
@@ -147,8 +166,12 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           ptx::mbarrier_arrive_expect(full, stage_bytes);
 
           const int k = k_block * kBlockK;
-          cute::SM90_TMA_LOAD_2D::copy(&params.a, full, kHint, shared.a[ring.slot], k,
-                                       kHasOrigin<Order> ? origin.m : m * Config::kBlockM);
+          if constexpr (kGateLoadsA<Gate>) {
+            gate.load_a(params.a, full, kHint, shared.a[ring.slot], k);
+          } else {
+            cute::SM90_TMA_LOAD_2D::copy(&params.a, full, kHint, shared.a[ring.slot], k,
+                                         kHasOrigin<Order> ? origin.m : m * Config::kBlockM);
+          }
 
           // B: K-major as one box, N-major as boxes of 64 columns; in a cluster, this block's half
           // of it, for both.
@@ -175,6 +198,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       // Stores of math warpgroup `of`.
       const int of = warp - 1;
       Store store(params.store, shared.store_words);
+      Order order(params.order, worker, workers);
       RingPosition<Config::kStagingBuffers> ring;
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
@@ -235,6 +259,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
 
     RingPosition<kStages> ring;
     RingPosition<Config::kStagingBuffers> staging;
+    typename CountOf<Order>::Type order(params.order, worker, workers);
     float acc[Config::kAccumulators];
 
     while (order.next(&tile)) {
@@ -297,7 +322,7 @@ template <class Config, class Order, class Gate, class Store>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     gemm_kernel(const __grid_constant__ GemmParams<Order, Gate, Store> params) {
   extern __shared__ __align__(1024) std::uint8_t dynamic_shared[];
-  auto& shared = *reinterpret_cast<GemmShared<Config, Store::kSharedWords>*>(dynamic_shared);
+  auto& shared = *reinterpret_cast<SharedOf<Config, Gate, Store>*>(dynamic_shared);
   gemm_core<Config>(params, shared, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);
 }
 

@@ -15,7 +15,7 @@ template <class Config, class Order, class Gate, class Store>
 cudaError_t prepare_gemm() {
   return cudaFuncSetAttribute(gemm_kernel<Config, Order, Gate, Store>,
                               cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(kGemmSharedBytes<Config, Store::kSharedWords>));
+                              static_cast<int>(sizeof(SharedOf<Config, Gate, Store>)));
 }
 
 /// Launches `workers` workers (clusters of Config::kCluster blocks); all of them must fit on the
@@ -29,7 +29,7 @@ cudaError_t launch_gemm(const GemmParams<Order, Gate, Store>& params, int worker
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(workers * Config::kCluster));
   config.blockDim = dim3(Config::kThreads);
-  config.dynamicSmemBytes = kGemmSharedBytes<Config, Store::kSharedWords>;
+  config.dynamicSmemBytes = sizeof(SharedOf<Config, Gate, Store>);
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = 1;

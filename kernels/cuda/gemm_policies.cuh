@@ -23,13 +23,42 @@ namespace mk::kernels::cuda {
 ///
 /// `wait` returns when the inputs of block tile (m, n) from `k_block` on are ready, and answers up
 /// to which k block (exclusive): the core asks again when it gets there. In a cluster each block
-/// asks for what it loads itself, its rows of A and its share of B. A gate that waits must have a
+/// asks for what it loads itself, its rows of A and its share of B. A gate may have
+///
+///     struct Shared;                                and Gate(const Params&, Shared&)
+///     void load_a(const CUtensorMap& a, uint64_t* full, uint64_t hint, void* to, int k) const;
+///
+/// shared memory of its own, and rows of A that lie in several places: it then issues the load of
+/// the tile it was last asked about itself. A gate that waits must have a
 /// deadline well under ptx::kBlockDeadlineNs; when it passes, the gate records who waited for what
 /// and answers kAllReady from then on, so that the block runs to its end on whatever the memory
 /// holds and nothing hangs (the store must then not announce the result: see there). What was
 /// acquired must be passed on to the copy engine with ptx::fence_acquired_to_async() before `wait`
 /// returns.
 inline constexpr int kAllReady = 0x7fffffff;
+
+template <class Gate>
+inline constexpr bool kGateLoadsA = requires(const Gate& gate, const CUtensorMap& a,
+                                             std::uint64_t* full, void* to) {
+  gate.load_a(a, full, std::uint64_t{}, to, 0);
+};
+template <class Gate>
+inline constexpr bool kGateShares = requires {
+  typename Gate::Shared;
+};
+template <class Gate>
+struct GateSharedOf {
+  struct Type {};
+};
+template <class Gate>
+requires kGateShares<Gate>
+struct GateSharedOf<Gate> {
+  using Type = typename Gate::Shared;
+};
+
+/// Dynamic shared memory of a block.
+template <class Config, class Gate, class Store>
+using SharedOf = GemmShared<Config, Store::kSharedWords, typename GateSharedOf<Gate>::Type>;
 
 /// Inputs that are ready before the launch.
 struct AlwaysReady {

@@ -23,6 +23,48 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
   return function;
 }
 
+/// Sizes and boxes from the fastest dimension (columns) on; strides of the others, in bytes.
+template <int kRank>
+Result<CUtensorMap> encode(const char* name, DType dtype, const void* base,
+                           const cuuint64_t (&sizes)[kRank], const cuuint64_t (&strides)[kRank - 1],
+                           const cuuint32_t (&box)[kRank]) {
+  if (reinterpret_cast<std::uintptr_t>(base) % kAlignBytes != 0 || base == nullptr) {
+    return fail(ErrorCode::kInvalidArgument,
+                "matrix {}: its address {} must be a multiple of {} bytes", name, fmt::ptr(base),
+                kAlignBytes);
+  }
+  for (const cuuint64_t stride : strides) {
+    if (stride % kAlignBytes == 0) continue;
+    return fail(ErrorCode::kInvalidArgument,
+                "matrix {}: its rows are {} elements apart; the copy engine needs a multiple of "
+                "{}: pad them",
+                name, stride / kElementBytes, kAlignBytes / kElementBytes);
+  }
+  const auto encode_tiled = encoder();
+  if (encode_tiled == nullptr) {
+    return fail(ErrorCode::kUnavailable,
+                "no CUDA driver with tensor maps (12.0 or later) on this machine");
+  }
+  cuuint32_t element_strides[kRank];
+  for (cuuint32_t& stride : element_strides) stride = 1;
+  CUtensorMap map{};
+  const CUresult result = encode_tiled(
+      &map,
+      dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      kRank, const_cast<void*>(base), sizes, strides, box, element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    return fail(ErrorCode::kInvalidArgument,
+                "matrix {}: the driver refuses a map of [.., {}, {}], box {} x {} (CUresult {})",
+                name, sizes[1], sizes[0], box[1], box[0], static_cast<int>(result));
+  }
+  return map;
+}
+
+cuuint64_t u64(std::int64_t value) { return static_cast<cuuint64_t>(value); }
+cuuint32_t u32(int value) { return static_cast<cuuint32_t>(value); }
+
 }  // namespace
 
 Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* base,
@@ -33,74 +75,33 @@ Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* b
                 "matrix {}: [{}, {}] with rows {} elements apart is no matrix", name, rows, columns,
                 row_stride);
   }
-  if (reinterpret_cast<std::uintptr_t>(base) % kAlignBytes != 0 || base == nullptr) {
-    return fail(ErrorCode::kInvalidArgument,
-                "matrix {}: its address {} must be a multiple of {} bytes", name, fmt::ptr(base),
-                kAlignBytes);
-  }
-  if (row_stride * kElementBytes % kAlignBytes != 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "matrix {}: its rows are {} elements apart; the copy engine needs a multiple of "
-                "{}: pad them",
-                name, row_stride, kAlignBytes / kElementBytes);
-  }
-  const auto encode = encoder();
-  if (encode == nullptr) {
-    return fail(ErrorCode::kUnavailable,
-                "no CUDA driver with tensor maps (12.0 or later) on this machine");
-  }
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_stride * kElementBytes)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns),
-                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_strides[2] = {1, 1};
-  CUtensorMap map{};
-  const CUresult result = encode(
-      &map,
-      dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-      const_cast<void*>(base), sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    return fail(ErrorCode::kInvalidArgument,
-                "matrix {}: the driver refuses a map of [{}, {}], box {} x {} (CUresult {})", name,
-                rows, columns, box_rows, box_columns, static_cast<int>(result));
-  }
-  return map;
+  return encode<2>(name, dtype, base, {u64(columns), u64(rows)}, {u64(row_stride * kElementBytes)},
+                   {u32(box_columns), u32(box_rows)});
 }
 
 Result<CUtensorMap> make_tile_map(const char* name, DType dtype, const void* base,
                                   std::int64_t tiles, std::int64_t rows, std::int64_t columns) {
-  if (reinterpret_cast<std::uintptr_t>(base) % kAlignBytes != 0 || base == nullptr ||
-      columns * kElementBytes % kAlignBytes != 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "tiles {}: the address {} and rows of {} elements must be multiples of {} bytes",
-                name, fmt::ptr(base), columns, kAlignBytes);
-  }
-  const auto encode = encoder();
-  if (encode == nullptr) {
-    return fail(ErrorCode::kUnavailable,
-                "no CUDA driver with tensor maps (12.0 or later) on this machine");
-  }
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
-                               static_cast<cuuint64_t>(tiles)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(columns * kElementBytes),
-                                 static_cast<cuuint64_t>(rows * columns * kElementBytes)};
-  const cuuint32_t box[3] = {64, 64, 1};
-  const cuuint32_t element_strides[3] = {1, 1, 1};
-  CUtensorMap map{};
-  const CUresult result = encode(
-      &map,
-      dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
-      const_cast<void*>(base), sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    return fail(ErrorCode::kInvalidArgument,
-                "tiles {}: the driver refuses a map of [{}, {}, {}] (CUresult {})", name, tiles,
-                rows, columns, static_cast<int>(result));
-  }
-  return map;
+  return encode<3>(name, dtype, base, {u64(columns), u64(rows), u64(tiles)},
+                   {u64(columns * kElementBytes), u64(rows * columns * kElementBytes)},
+                   {64, 64, 1});
+}
+
+Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const void* base,
+                                         std::int64_t planes, std::int64_t plane_bytes,
+                                         std::int64_t tiles, std::int64_t rows,
+                                         std::int64_t columns) {
+  return encode<4>(
+      name, dtype, base, {u64(columns), u64(rows), u64(tiles), u64(planes)},
+      {u64(columns * kElementBytes), u64(rows * columns * kElementBytes), u64(plane_bytes)},
+      {64, 64, 1, 1});
+}
+
+Result<CUtensorMap> make_slots_map(const char* name, DType dtype, const void* base,
+                                   std::int64_t slots, std::int64_t slot_bytes, std::int64_t rows,
+                                   std::int64_t columns, int box_rows, int box_columns) {
+  return encode<3>(name, dtype, base, {u64(columns), u64(rows), u64(slots)},
+                   {u64(columns * kElementBytes), u64(slot_bytes)},
+                   {u32(box_columns), u32(box_rows), 1});
 }
 
 }  // namespace mk::kernels::cuda

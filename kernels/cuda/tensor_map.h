@@ -26,4 +26,16 @@ Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* b
 Result<CUtensorMap> make_tile_map(const char* name, DType dtype, const void* base,
                                   std::int64_t tiles, std::int64_t rows, std::int64_t columns);
 
+/// The same for several planes of such tiles, `plane_bytes` apart: boxes of 1 x 1 x 64 x 64.
+Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const void* base,
+                                         std::int64_t planes, std::int64_t plane_bytes,
+                                         std::int64_t tiles, std::int64_t rows,
+                                         std::int64_t columns);
+
+/// A map of `slots` packed matrices [rows, columns], `slot_bytes` apart, moved in boxes of 1 x
+/// box_rows x box_columns with the 128-byte swizzle.
+Result<CUtensorMap> make_slots_map(const char* name, DType dtype, const void* base,
+                                   std::int64_t slots, std::int64_t slot_bytes, std::int64_t rows,
+                                   std::int64_t columns, int box_rows, int box_columns);
+
 }  // namespace mk::kernels::cuda

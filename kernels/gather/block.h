@@ -54,16 +54,13 @@ class GatherBlock {
 
   /// The chunk is where rows(origin) says.
   MK_HOST_DEVICE bool await_chunk(std::uint32_t origin, std::uint32_t chunk) {
-    if (origin == block.world.rank()) return true;
-    if (arrives_here(origin))
-      return block.await(site(origin, chunk), arrival(origin, chunk), block.epoch);
-    const std::uint32_t* ready = word(schedule.ready(origin, chunk));
-    if (!shm::flag_reached(ready, block.epoch) && schedule.node_of(origin) != block.world.node) {
-      // It comes by way of a local rank: if that one is not even there, it is to be named.
+    if (comes_by_a_neighbour(origin) &&
+        !shm::flag_reached(word(schedule.ready(origin, chunk)), block.epoch)) {
+      // If the local rank by whose way it comes is not even there, that one is to be named.
       const std::uint32_t by = block.rank_of(schedule.rail_of(origin));
-      if (!await_header(by)) return false;
+      if (by != checked_ && !(await_landed(by, 0) && check_header(by))) return false;
     }
-    return block.await(site(origin, chunk), ready, block.epoch);
+    return await_landed(origin, chunk);
   }
   /// The origin has begun this launch, with the same m, and says how many rows it has.
   MK_HOST_DEVICE bool await_row_count(std::uint32_t origin, std::uint32_t* count) {
@@ -88,11 +85,7 @@ class GatherBlock {
   /// The origin's header is there, and its m is this launch's.
   MK_HOST_DEVICE bool await_header(std::uint32_t origin) {
     if (origin == checked_) return true;
-    if (!await_chunk(origin, 0)) return false;
-    if (origin != block.world.rank() && !block.check_m(site(origin, 0), header(origin)->m))
-      return false;
-    checked_ = origin;
-    return true;
+    return await_chunk(origin, 0) && check_header(origin);
   }
   /// Everything of every rank: what an unfused consumer begins with.
   MK_HOST_DEVICE bool await_all() {
@@ -139,6 +132,23 @@ class GatherBlock {
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
+  MK_HOST_DEVICE bool await_landed(std::uint32_t origin, std::uint32_t chunk) {
+    if (origin == block.world.rank()) return true;
+    const std::uint32_t* flag =
+        arrives_here(origin) ? arrival(origin, chunk) : word(schedule.ready(origin, chunk));
+    return block.await(site(origin, chunk), flag, block.epoch);
+  }
+  /// Of a header that is there.
+  MK_HOST_DEVICE bool check_header(std::uint32_t origin) {
+    if (origin != block.world.rank() && !block.check_m(site(origin, 0), header(origin)->m))
+      return false;
+    checked_ = origin;
+    return true;
+  }
+  /// The origin is on another node, and its rows come to another local rank.
+  MK_HOST_DEVICE bool comes_by_a_neighbour(std::uint32_t origin) const {
+    return !arrives_here(origin) && schedule.node_of(origin) != block.world.node;
+  }
   /// The local rank in whose workspace this rank reads the origin's rows.
   MK_HOST_DEVICE std::uint32_t reads_from(std::uint32_t origin) const {
     return schedule.geometry().kind == GatherKind::kPull ? schedule.rail_of(origin)

@@ -50,7 +50,7 @@ namespace mk::kernels::gather {
 /// Hands out this rank's own rows: chunks `index`, `index` + share blocks, ... Only with several
 /// ranks.
 template <class Executor>
-MK_HOST_DEVICE bool share(GatherBlock<Executor>& gather, const GatherSource& source) {
+MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSource& source) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherGeometry& geometry = gather.schedule.geometry();
@@ -89,8 +89,8 @@ MK_HOST_DEVICE bool share(GatherBlock<Executor>& gather, const GatherSource& sou
 /// Sends round the ring: chunks `index`, `index` + `blocks`, ... of this rank's own shard, and of
 /// its rail's others as they arrive, `index` being this block's. Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender,
-                                std::uint32_t blocks) {
+MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender,
+                                       std::uint32_t blocks) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
@@ -122,7 +122,8 @@ MK_HOST_DEVICE bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Execu
 /// no block anything of the second before every local rank has sent the first. Ranks of a node may
 /// share a link, where what is given to it first goes first.
 template <class Executor>
-MK_HOST_DEVICE bool send_first(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool send_first(GatherBlock<Executor>& gather,
+                                      ChunkSender<Executor>& sender) {
   auto& block = gather.block;
   const GatherSchedule& schedule = gather.schedule;
   if (block.index == 0) {
@@ -141,8 +142,8 @@ MK_HOST_DEVICE bool send_first(GatherBlock<Executor>& gather, ChunkSender<Execut
 /// After everything a send block sends in a launch but releases: notes what its lane's bytes may be
 /// reused after.
 template <class Executor>
-MK_HOST_DEVICE void end_shards(OperatorBlock<Executor>& block,
-                               const ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline void end_shards(OperatorBlock<Executor>& block,
+                                      const ChunkSender<Executor>& sender) {
   block.common.local->sent_in(block.epoch)[block.index] = sender.produced();
   block.publish_done();
 }
@@ -150,8 +151,8 @@ MK_HOST_DEVICE void end_shards(OperatorBlock<Executor>& block,
 /// Flags of granules that the launch leaves alone, of a shard of `rows` rows (comm/banks.h): calls
 /// `flag(chunk)` for the first of each until it answers false. Nothing when no refresh is due.
 template <class Executor, class Flag>
-MK_HOST_DEVICE bool for_idle_granules(const GatherBlock<Executor>& gather, std::uint32_t rows,
-                                      Flag&& flag) {
+MK_HOST_DEVICE inline bool for_idle_granules(const GatherBlock<Executor>& gather,
+                                             std::uint32_t rows, Flag&& flag) {
   if (!refresh_due(gather.block.epoch, gather.block.banks)) return true;
   const FlagMap flags = gather.schedule.flags();
   for (std::uint32_t chunk = FlagMap::first_idle_granule(gather.schedule.chunks(rows));
@@ -164,7 +165,7 @@ MK_HOST_DEVICE bool for_idle_granules(const GatherBlock<Executor>& gather, std::
 /// Once per rank and launch, by one send block, after its end_shards and after this rank's
 /// consumers have read the last row: lets the predecessor fill the bank again.
 template <class Executor>
-MK_HOST_DEVICE bool release(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
@@ -208,7 +209,7 @@ MK_HOST_DEVICE bool release(GatherBlock<Executor>& gather, ChunkSender<Executor>
 /// consumers have read the last row; false: the launch has failed. (An operator with several
 /// gathers calls send_shards for each, end_shards, and release for each.)
 template <class Executor, class ConsumersDone>
-MK_HOST_DEVICE bool send(GatherBlock<Executor>& gather, ConsumersDone&& consumers_done) {
+MK_HOST_DEVICE inline bool send(GatherBlock<Executor>& gather, ConsumersDone&& consumers_done) {
   auto& block = gather.block;
   ChunkSender<Executor> sender(block.executor, block.control, block.common.context, block.index,
                                block.totals.waits);
@@ -223,7 +224,7 @@ MK_HOST_DEVICE bool send(GatherBlock<Executor>& gather, ConsumersDone&& consumer
 /// Hands out on this node what arrives for this rank's rail: chunks `index`, `index` + receive
 /// blocks, ... of each shard. Only with several nodes and several local ranks.
 template <class Executor>
-MK_HOST_DEVICE bool receive(GatherBlock<Executor>& gather) {
+MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;

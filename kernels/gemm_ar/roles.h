@@ -48,7 +48,7 @@ namespace mk::kernels::gemm_ar {
 
 /// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
 template <class Executor>
-MK_HOST_DEVICE bool compute(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
@@ -83,7 +83,7 @@ MK_HOST_DEVICE bool compute(GemmArBlock<Executor>& block) {
 
 /// The owner's local sums of one chunk.
 template <class Executor>
-MK_HOST_DEVICE bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk) {
+MK_HOST_DEVICE inline bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
@@ -113,7 +113,7 @@ MK_HOST_DEVICE bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chu
 
 /// What a block awaits before its first reduce_chunk of a launch.
 template <class Executor>
-MK_HOST_DEVICE bool begin_reduce(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool begin_reduce(GemmArBlock<Executor>& block) {
   if (!block.await_turn() || !block.check_local_records()) return false;
   return block.world.nodes == 1 || block.await_staging_free();
 }
@@ -121,7 +121,7 @@ MK_HOST_DEVICE bool begin_reduce(GemmArBlock<Executor>& block) {
 /// The owner's local sums, chunks `index`, `index` + reduce blocks, ... Only with several local
 /// ranks. (An executor may deal out the chunks in another way, in the order of their numbers.)
 template <class Executor>
-MK_HOST_DEVICE bool reduce(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool reduce(GemmArBlock<Executor>& block) {
   if (!begin_reduce(block)) return false;
   for (std::uint32_t chunk = block.index; chunk < block.schedule.chunks(block.world.local);
        chunk += block.launch.blocks.reduce) {
@@ -132,7 +132,8 @@ MK_HOST_DEVICE bool reduce(GemmArBlock<Executor>& block) {
 
 /// The send role's chunks: each as soon as it is reduced, to every rail peer.
 template <class Executor>
-MK_HOST_DEVICE bool send_chunks(GemmArBlock<Executor>& block, ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
+                                       ChunkSender<Executor>& sender) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   const std::uint64_t staging = schedule.staging_bank(block.bank);
@@ -169,7 +170,7 @@ MK_HOST_DEVICE bool send_chunks(GemmArBlock<Executor>& block, ChunkSender<Execut
 /// The owner's way to the network, chunks `index`, `index` + send blocks, ..., through lane
 /// `index`. Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE bool send(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool send(GemmArBlock<Executor>& block) {
   if (!block.await_turn()) return false;
   ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
                                block.totals.waits);
@@ -186,7 +187,7 @@ MK_HOST_DEVICE bool send(GemmArBlock<Executor>& block) {
 /// The owner's sums over the nodes and the broadcast on its node, chunks `index`, `index` + receive
 /// blocks, ... Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE bool receive(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (!block.await_turn()) return false;
@@ -221,7 +222,7 @@ MK_HOST_DEVICE bool receive(GemmArBlock<Executor>& block) {
 /// Sees this rank's C become complete, and copies it to the caller's. Every compute block does it
 /// after its tiles, for every `compute blocks`-th chunk.
 template <class Executor>
-MK_HOST_DEVICE bool collect(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool collect(GemmArBlock<Executor>& block) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (world.locals > 1 && !block.check_local_records()) return false;

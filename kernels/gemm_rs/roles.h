@@ -49,7 +49,7 @@ namespace mk::kernels::gemm_rs {
 
 /// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
 template <class Executor>
-MK_HOST_DEVICE bool compute(GemmRsBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
@@ -90,7 +90,8 @@ MK_HOST_DEVICE bool compute(GemmRsBlock<Executor>& block) {
 
 /// The owner's local sums of one piece.
 template <class Executor>
-MK_HOST_DEVICE bool reduce_piece(GemmRsBlock<Executor>& block, const GemmRsSchedule::Piece& piece) {
+MK_HOST_DEVICE inline bool reduce_piece(GemmRsBlock<Executor>& block,
+                                        const GemmRsSchedule::Piece& piece) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
   const PackedTiles packed = schedule.packed(world.rail_peer(piece.node));
@@ -111,7 +112,7 @@ MK_HOST_DEVICE bool reduce_piece(GemmRsBlock<Executor>& block, const GemmRsSched
 
 /// What a block awaits before its first reduce_piece of a launch.
 template <class Executor>
-MK_HOST_DEVICE bool begin_reduce(GemmRsBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool begin_reduce(GemmRsBlock<Executor>& block) {
   if (!block.await_turn() || !block.check_local_records()) return false;
   return block.world.nodes == 1 || block.await_staging_free();
 }
@@ -119,7 +120,7 @@ MK_HOST_DEVICE bool begin_reduce(GemmRsBlock<Executor>& block) {
 /// The owner's local sums, pieces `index`, `index` + reduce blocks, ... Only with several local
 /// ranks. (An executor may deal out the pieces in another way, in their order.)
 template <class Executor>
-MK_HOST_DEVICE bool reduce(GemmRsBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool reduce(GemmRsBlock<Executor>& block) {
   const World& world = block.world;
   if (!begin_reduce(block)) return false;
   const std::uint32_t pieces = block.schedule.pieces(world.node, world.local);
@@ -131,7 +132,8 @@ MK_HOST_DEVICE bool reduce(GemmRsBlock<Executor>& block) {
 
 /// The send role's pieces: each as soon as it is reduced, to the rail peer on its node.
 template <class Executor>
-MK_HOST_DEVICE bool send_pieces(GemmRsBlock<Executor>& block, ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
+                                       ChunkSender<Executor>& sender) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
   // The headers are this role's own; a piece may be nothing but one.
@@ -167,7 +169,7 @@ MK_HOST_DEVICE bool send_pieces(GemmRsBlock<Executor>& block, ChunkSender<Execut
 /// The owner's way to the network, pieces `index`, `index` + send blocks, ..., through lane
 /// `index`. Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE bool send(GemmRsBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool send(GemmRsBlock<Executor>& block) {
   if (!block.await_turn()) return false;
   ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
                                block.totals.waits);
@@ -186,7 +188,7 @@ MK_HOST_DEVICE bool send(GemmRsBlock<Executor>& block) {
 /// The owner's sums over the nodes, chunks `index`, `index` + receive blocks, ... of its shard.
 /// Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE bool receive(GemmRsBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool receive(GemmRsBlock<Executor>& block) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (!block.await_turn()) return false;

@@ -53,6 +53,7 @@ class GemmRsSchedule {
       : plan_(plan),
         m_(m),
         world_(plan.nodes * plan.locals),
+        even_(m % world_ == 0),
         small_(m / world_, plan.max.n, plan.tile_m, plan.tile_n),
         large_(shard_rows_max(m, world_), plan.max.n, plan.tile_m, plan.tile_n),
         small_per_chunk_(PackedTiles::per_chunk(small_.tile_bytes(), plan.chunk_bytes)),
@@ -179,11 +180,11 @@ class GemmRsSchedule {
   }
   /// Whether the shard has one row more than others.
   MK_HOST_DEVICE bool is_large(std::uint32_t rank) const {
-    return rows(rank).count != small_.rows();
+    return !even_ && rows(rank).count != small_.rows();
   }
   /// Large shards of ranks 0 .. ranks - 1: their rows are ranks * small rows and one of each large.
   MK_HOST_DEVICE std::uint32_t large_before(std::uint32_t ranks) const {
-    return shard_of(m_, world_, ranks).first - ranks * small_.rows();
+    return even_ ? 0 : shard_of(m_, world_, ranks).first - ranks * small_.rows();
   }
   MK_HOST_DEVICE std::uint32_t large_shards(std::uint32_t node) const {
     return large_before((node + 1) * plan_.locals) - large_before(node * plan_.locals);
@@ -198,6 +199,7 @@ class GemmRsSchedule {
   GemmRsGeometry plan_;
   std::uint32_t m_;
   std::uint32_t world_;
+  bool even_;       ///< all shards have the same number of rows: a GPU's thread asks about many
   TileGrid small_;  ///< of a shard of m / W rows
   TileGrid large_;  ///< of a shard with one row more, if there are such
   std::uint32_t small_per_chunk_;

@@ -5,29 +5,17 @@
 
 #include <cuda_runtime_api.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
+#include "kernels/cuda/operator_frame.h"
 #include "kernels/gemm_ar/plan.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
-
-/// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`.
-struct GemmArCudaOptions {
-  /// Ranks of this process that share the device; each uses at most its share of the SMs, one block
-  /// on each, because all blocks of all ranks must be resident at the same time.
-  std::uint32_t ranks_per_device = 1;
-  std::uint32_t compute_blocks = 0;  ///< 0: what reduce leaves of the share
-  std::uint32_t reduce_blocks = 0;   ///< 0: chosen; no effect with one local rank
-  /// How long one wait may take; see CpuOptions.
-  std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
-  BLayout b_layout = BLayout::kNK;
-};
 
 /// Tiles that suit the GPU, for GemmArPlan::make: all ranks use the same `blocks` (compute blocks
 /// of one rank).
@@ -37,17 +25,15 @@ GemmArTiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t b
 /// `status()` may be asked from any thread.
 class GemmArCuda {
  public:
-  /// `context.workspaces` are device addresses that this device can reach: its own memory or a
-  /// peer's, with peer access enabled; zeroed before any rank's first launch. `context`'s abort
-  /// words may be null, in device memory or in pinned host memory. The kernel is loaded here: no
-  /// rank may launch before all ranks of the process have created their operators. (Loading waits
-  /// for the device to be idle.)
+  /// `context`: see kernels/cuda/README.md for what its addresses must be. `k`: this rank's own.
+  /// The kernel is loaded here: no rank may launch before all ranks of the process have created
+  /// their operators. (Loading waits for the device to be idle.)
   ///
-  /// Errors: kInvalidArgument; kUnsupported for several nodes, a device that is no Hopper, tiles
-  /// larger than 128 x 256; kLimitExceeded when the blocks do not fit on this rank's share.
+  /// Errors: kInvalidArgument; kUnsupported for a device that is no Hopper, tiles larger than 128 x
+  /// 256, more than 16 nodes; kLimitExceeded when the blocks do not fit on this rank's share.
   static Result<std::unique_ptr<GemmArCuda>> create(const GemmArPlan& plan, std::uint32_t k,
                                                     const RankContext& context,
-                                                    const GemmArCudaOptions& options);
+                                                    const CudaOptions& options);
   ~GemmArCuda();
   GemmArCuda(const GemmArCuda&) = delete;
   GemmArCuda& operator=(const GemmArCuda&) = delete;
@@ -79,8 +65,7 @@ class GemmArCuda {
   /// by the next launch of any rank.
   const void* output() const;
   const GemmArPlan& plan() const;
-  std::uint32_t compute_blocks() const;
-  std::uint32_t reduce_blocks() const;
+  const RoleBlocks& blocks() const;
 
  private:
   class Impl;

@@ -1,10 +1,10 @@
-#include "kernels/cuda/gemm_ar/gemm_ar_kernels.cuh"
+#include "kernels/cuda/gemm_ar/gemm_ar_device.cuh"
 
 namespace mk::kernels::cuda {
 
 const GemmArKernel& gemm_ar_kernel_bf16(BLayout b_layout, std::uint32_t columns) {
-  return b_layout == BLayout::kNK ? gemm_ar_kernel_for<__nv_bfloat16, BLayout::kNK>(columns)
-                                  : gemm_ar_kernel_for<__nv_bfloat16, BLayout::kKN>(columns);
+  return b_layout == BLayout::kNK ? kernel_for<GemmArOp, __nv_bfloat16, BLayout::kNK>(columns)
+                                  : kernel_for<GemmArOp, __nv_bfloat16, BLayout::kKN>(columns);
 }
 
 }  // namespace mk::kernels::cuda

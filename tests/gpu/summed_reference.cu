@@ -1,4 +1,4 @@
-#include "tests/gpu/gemm_ar_reference.h"
+#include "tests/gpu/summed_reference.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -30,7 +30,7 @@ __device__ double gamma_of(int additions) {
 /// rank.
 template <class Element>
 __global__ void __launch_bounds__(256)
-    judge_kernel(const GemmArProduct p, const Element* c, int ldc, double unit, double tiny,
+    judge_kernel(const SummedProduct p, const Element* c, int ldc, double unit, double tiny,
                  DeviceVerdict* verdict) {
   __shared__ double a_tile[kStep][kTile + 2];
   __shared__ double b_tile[kStep][kTile + 2];
@@ -38,10 +38,13 @@ __global__ void __launch_bounds__(256)
   const int n0 = blockIdx.x * kTile;
   const int tx = threadIdx.x % 16;
   const int ty = threadIdx.x / 16;
-  double total[4][4] = {};       // exact
-  double errors[4][4] = {};      // sum of e_r
-  double magnitudes[4][4] = {};  // sum of |p_r| + e_r
-  for (int rank = 0; rank < p.locals; ++rank) {
+  double total[4][4] = {};            // exact
+  double node_total[4][4] = {};       // of the node so far
+  double node_errors[4][4] = {};      // sum of e_r
+  double node_magnitudes[4][4] = {};  // sum of |p_r| + e_r
+  double errors[4][4] = {};           // sum of the nodes'
+  double magnitudes[4][4] = {};
+  for (int rank = 0; rank < p.nodes * p.locals; ++rank) {
     const auto* a = static_cast<const Element*>(p.a[rank]);
     const auto* b = static_cast<const Element*>(p.b[rank]);
     const int k = p.k[rank];
@@ -86,9 +89,16 @@ __global__ void __launch_bounds__(256)
       for (int j = 0; j < 4; ++j) {
         const double d = dot_unit * magnitude[i][j] + k * 0x1p-126;
         const double e = d + unit * (fabs(sum[i][j]) + d) + tiny;
-        total[i][j] += sum[i][j];
-        errors[i][j] += e;
-        magnitudes[i][j] += fabs(sum[i][j]) + e;
+        node_total[i][j] += sum[i][j];
+        node_errors[i][j] += e;
+        node_magnitudes[i][j] += fabs(sum[i][j]) + e;
+        if ((rank + 1) % p.locals != 0) continue;
+        double node = node_errors[i][j] + gamma_of(p.locals - 1) * node_magnitudes[i][j];
+        if (p.locals > 1) node += unit * (fabs(node_total[i][j]) + node) + tiny;
+        total[i][j] += node_total[i][j];
+        errors[i][j] += node;
+        magnitudes[i][j] += fabs(node_total[i][j]) + node;
+        node_total[i][j] = node_errors[i][j] = node_magnitudes[i][j] = 0;
       }
     }
   }
@@ -100,8 +110,8 @@ __global__ void __launch_bounds__(256)
       const int column = n0 + tx * 4 + j;
       if (row >= p.m || column >= p.n) continue;
       const double exact = total[i][j];
-      const double node = errors[i][j] + gamma_of(p.locals - 1) * magnitudes[i][j];
-      const double bound = p.locals == 1 ? node : node + unit * (fabs(exact) + node) + tiny;
+      const double sum = errors[i][j] + gamma_of(p.nodes - 1) * magnitudes[i][j];
+      const double bound = p.nodes == 1 ? sum : sum + unit * (fabs(exact) + sum) + tiny;
       const double error =
           fabs(to_double(c[static_cast<std::int64_t>(row) * ldc + column]) - exact);
       if (!(error <= bound)) {  // NaN lands here too
@@ -179,7 +189,7 @@ double from_bits(unsigned long long bits) {
 
 }  // namespace
 
-Verdict judge_gemm_ar(const GemmArProduct& product, const void* c, int ldc, cudaStream_t stream) {
+Verdict judge_sum(const SummedProduct& product, const void* c, int ldc, cudaStream_t stream) {
   DeviceMemory memory(sizeof(DeviceVerdict));
   auto* on_device = static_cast<DeviceVerdict*>(memory.data());
   DeviceVerdict found{0, 0, 0, -1};

@@ -1,5 +1,5 @@
 /// \file
-/// How GEMM + AllReduce on GPUs is judged: float64 on the GPU, with a bound for every element.
+/// How the operators on GPUs are judged: float64 on the GPU, with a bound for every element.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,22 +12,25 @@
 
 namespace mk::test {
 
-/// The product of all ranks of one node; all memory reachable from the current device.
-struct GemmArProduct {
+/// A sum of products over ranks, node by node; one rank: a plain product. All memory reachable from
+/// the current device.
+struct SummedProduct {
+  static constexpr int kRanksMax = 16;
   kernels::DType dtype = kernels::DType::kBf16;
   kernels::BLayout b_layout = kernels::BLayout::kNK;
   int m = 0;
   int n = 0;
+  int nodes = 1;
   int locals = 1;
-  int k[shm::kLocalRanksMax] = {};
-  const void* a[shm::kLocalRanksMax] = {};
-  const void* b[shm::kLocalRanksMax] = {};
+  int k[kRanksMax] = {};
+  const void* a[kRanksMax] = {};
+  const void* b[kRanksMax] = {};
 };
 
 /// Compares every element of `c` (rows `ldc` apart) with the float64 sum of products. The bound is
-/// that of kernels/gemm_ar/README.md for one node, with gemm_reference.h's figure for fp32 sums on
-/// tensor cores as the error of a dot product.
-Verdict judge_gemm_ar(const GemmArProduct& product, const void* c, int ldc, cudaStream_t stream);
+/// that of kernels/gemm_ar/README.md, with gemm_reference.h's figure for fp32 sums on tensor cores
+/// as the error of a dot product.
+Verdict judge_sum(const SummedProduct& product, const void* c, int ldc, cudaStream_t stream);
 
 /// Elements that differ in their bits.
 std::int64_t count_different(const void* x, const void* y, std::int64_t count, cudaStream_t stream);

@@ -1,0 +1,56 @@
+/// \file
+/// AllGather + GEMM on Hopper GPUs: C_r[m,n_r] = A[m,k] B_r[k,n_r], where each rank brings its
+/// share of A's rows. One launch is one persistent kernel per rank.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/ag_gemm/plan.h"
+#include "kernels/comm/launch_stats.h"
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/types.h"
+#include "kernels/cuda/operator_frame.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+/// Tiles and chunks that suit the GPU, for AgGemmPlan::make. `blocks`: compute blocks of one rank,
+/// the same on all.
+Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
+                           std::uint32_t blocks);
+
+/// One rank's operator, on the device that was current at creation. Not thread-safe, except that
+/// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
+/// holds here.
+class AgGemmCuda {
+ public:
+  static Result<std::unique_ptr<AgGemmCuda>> create(const AgGemmPlan& plan,
+                                                    const RankContext& context,
+                                                    const CudaOptions& options);
+  ~AgGemmCuda();
+  AgGemmCuda(const AgGemmCuda&) = delete;
+  AgGemmCuda& operator=(const AgGemmCuda&) = delete;
+
+  /// `a_shard`: this rank's rows of A, shard_of(m, world size, rank) of k elements, `lda` apart;
+  /// may be null when they are none. `b`: per BLayout, `ldb` apart; `c`: m rows of n elements,
+  /// `ldc` apart; `gathered`: null, or room for the whole A, m rows of k elements without gaps.
+  /// Addresses are multiples of 16 bytes, n, k and leading dimensions multiples of 8.
+  Status launch(cudaStream_t stream, const void* a_shard, std::uint64_t lda, const void* b,
+                std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
+                Mode mode = Mode::kFused, void* gathered = nullptr);
+  Status status() const;
+  Result<LaunchStats> finish(cudaStream_t stream);
+
+  const AgGemmPlan& plan() const;
+  const RoleBlocks& blocks() const;
+
+ private:
+  class Impl;
+  explicit AgGemmCuda(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk::kernels

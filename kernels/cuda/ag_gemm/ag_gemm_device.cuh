@@ -1,0 +1,50 @@
+/// \file
+/// AllGather + GEMM as one persistent kernel: the gather's roles beside the product. Included by
+/// one .cu file per element type.
+#pragma once
+
+#include "kernels/ag_gemm/roles.h"
+#include "kernels/cuda/ag_gemm/ag_gemm_seams.cuh"
+#include "kernels/cuda/operator_kernel.cuh"
+
+namespace mk::kernels::cuda {
+
+template <class ConfigType>
+struct AgGemmOp {
+  using Config = ConfigType;
+  using Order = AgGemmOrder;
+  using Gate = AgGemmGate;
+  using Store = AgGemmStore<Config>;
+  using Launch = AgGemmLaunch;
+  using Arguments = AgGemmArguments;
+  template <class Executor>
+  using Block = AgGemmBlock<Executor>;
+  static constexpr Role kStreams = Role::kShare;
+
+  static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index) {
+    return group.run(Role::kShare, index,
+                     [](Block<Leader>& block) { return ag_gemm::share(block); });
+  }
+  static __device__ bool send(Block<Leader>& block) { return ag_gemm::send(block); }
+  static __device__ bool receive(Block<Leader>& block) { return ag_gemm::receive(block); }
+
+  static __device__ bool after_tiles(Group<AgGemmOp>& group) {
+    if (threadIdx.x / kGroupThreads != 0) return true;
+    return group.run(Role::kCollect, blockIdx.x,
+                     [](Block<Leader>& block) { return ag_gemm::collect(block); });
+  }
+
+  static OperatorParams<AgGemmOp> params(const AgGemmArguments& arguments) {
+    const AgGemmLaunch& launch = arguments.launch;
+    const AgGemmSchedule schedule(launch.plan, launch.context.world, launch.m);
+    const AgGemmTiles tiles{schedule, schedule.rounds(), schedule.tiles()};
+    return {.gemm = {.order = tiles,
+                     .gate = {tiles, launch.context.world, launch.mode == Mode::kUnfused,
+                              arguments.gathered},
+                     .store = {tiles, arguments.c_tile, arguments.c_eight,
+                               static_cast<std::byte*>(arguments.c), arguments.ldc * kElementBytes,
+                               launch.plan.max.n}}};
+  }
+};
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,22 @@
+/// \file
+/// What an AllGather + GEMM launch hands to its kernel. Plain data for host and device.
+#pragma once
+
+#include "kernels/ag_gemm/launch.h"
+#include "kernels/cuda/operator_arguments.h"
+
+namespace mk::kernels::cuda {
+
+/// `product.a` is this rank's shard, in the caller's memory.
+struct AgGemmArguments : OperatorArguments<AgGemmLaunch> {
+  CUtensorMap gathered;  ///< [bank * ranks + origin][row][k], in this rank's workspace
+  CUtensorMap c_tile;    ///< C as [m, n], box 64 x 64
+  CUtensorMap c_eight;   ///< C as [m, n], box 8 x 64: the ends of tiles
+};
+using AgGemmKernel = OperatorKernel<AgGemmArguments>;
+
+/// The kernel for tiles of at most `columns` columns, 256 at most.
+const AgGemmKernel& ag_gemm_kernel_bf16(BLayout b_layout, std::uint32_t columns);
+const AgGemmKernel& ag_gemm_kernel_f16(BLayout b_layout, std::uint32_t columns);
+
+}  // namespace mk::kernels::cuda

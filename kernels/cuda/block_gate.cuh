@@ -1,0 +1,55 @@
+/// \file
+/// The loading warp of a compute block as a block in the sense of comm/block.h: it waits as the
+/// compute role of kernels/<operator>/roles.h does, with the same sites, deadlines and errors.
+#pragma once
+
+#include <cstdint>
+#include <new>
+
+#include "kernels/comm/block.h"
+#include "kernels/cuda/gemm_policies.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/tile.h"
+
+namespace mk::kernels::cuda {
+
+/// Waits, and nothing else.
+class GateExecutor {
+ public:
+  static __device__ void stores_done() {}
+  /// What this thread has acquired before its later TMA loads.
+  static __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
+  static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
+  static __device__ bool pause(std::uint32_t attempt) {
+    constexpr std::uint32_t kLooksPerClock = 32;
+    return attempt % kLooksPerClock == kLooksPerClock - 1;
+  }
+};
+
+/// In shared memory: these are too large for a loading thread's registers.
+template <class Launch, class Block>
+struct BlockGateShared {
+  alignas(16) unsigned char launch[sizeof(Launch)];
+  alignas(16) unsigned char block_bytes[sizeof(Block)];
+  GateExecutor executor;
+  BlockTotals totals;
+
+  /// All threads of the block; the core's first barrier comes after it.
+  __device__ void begin(const Launch& from, std::uint32_t epoch) {
+    const auto* words = reinterpret_cast<const std::uint64_t*>(&from);
+    auto* to = reinterpret_cast<std::uint64_t*>(launch);
+    for (std::uint32_t i = threadIdx.x; i < sizeof(Launch) / 8; i += blockDim.x) to[i] = words[i];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      reinterpret_cast<Launch*>(launch)->epoch = epoch;
+      totals = BlockTotals{};
+    }
+  }
+  /// The loading thread's.
+  __device__ Block& make_block() {
+    return *new (block_bytes) Block(executor, *reinterpret_cast<const Launch*>(launch),
+                                    Role::kCompute, blockIdx.x, totals);
+  }
+};
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,55 @@
+/// \file
+/// GEMM + ReduceScatter on Hopper GPUs: rank r gets the rows shard_of(m, W, r) of C[m,n] = sum over
+/// all ranks of A_r[m,k_r] B_r[k_r,n]. One launch is one persistent kernel per rank.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/comm/launch_stats.h"
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/types.h"
+#include "kernels/cuda/operator_frame.h"
+#include "kernels/gemm_rs/plan.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+/// Tiles that suit the GPU, for GemmRsPlan::make: all ranks use the same `blocks` (compute blocks
+/// of one rank).
+Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
+                           std::uint32_t blocks);
+
+/// One rank's operator, on the device that was current at creation. Not thread-safe, except that
+/// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
+/// holds here.
+class GemmRsCuda {
+ public:
+  static Result<std::unique_ptr<GemmRsCuda>> create(const GemmRsPlan& plan, std::uint32_t k,
+                                                    const RankContext& context,
+                                                    const CudaOptions& options);
+  ~GemmRsCuda();
+  GemmRsCuda(const GemmRsCuda&) = delete;
+  GemmRsCuda& operator=(const GemmRsCuda&) = delete;
+
+  /// `a`: m rows of k elements, `lda` apart; `b`: per BLayout, `ldb` apart; `c_shard`: this rank's
+  /// rows of C, `ldc` apart; may be null when they are none. Addresses are multiples of 16 bytes,
+  /// n, k and leading dimensions multiples of 8.
+  Status launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
+                std::uint64_t ldb, void* c_shard, std::uint64_t ldc, std::uint32_t m,
+                Mode mode = Mode::kFused);
+  Status status() const;
+  Result<LaunchStats> finish(cudaStream_t stream);
+
+  const GemmRsPlan& plan() const;
+  const RoleBlocks& blocks() const;
+
+ private:
+  class Impl;
+  explicit GemmRsCuda(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,59 @@
+/// \file
+/// GEMM + ReduceScatter as one persistent kernel. Compute blocks reduce, too, when their tiles are
+/// done. Included by one .cu file per element type.
+#pragma once
+
+#include "kernels/cuda/gemm_rs/gemm_rs_seams.cuh"
+#include "kernels/cuda/operator_kernel.cuh"
+#include "kernels/gemm_rs/roles.h"
+
+namespace mk::kernels::cuda {
+
+template <class ConfigType>
+struct GemmRsOp {
+  using Config = ConfigType;
+  using Order = GemmRsOrder;
+  using Gate = GemmRsGate;
+  using Store = PackedStore<Config, GemmRsPlaces>;
+  using Launch = GemmRsLaunch;
+  using Arguments = GemmRsArguments;
+  template <class Executor>
+  using Block = GemmRsBlock<Executor>;
+  static constexpr Role kStreams = Role::kReduce;
+
+  static __device__ bool stream(Group<GemmRsOp>& group, std::uint32_t index) {
+    return group.run(Role::kReduce, index, [&](Block<Leader>& block) {
+      const World& world = block.world;
+      return gemm_rs::begin_reduce(block) &&
+             group.take_steps(block, block.schedule.pieces(world.node, world.local),
+                              [](Block<Leader>& b, std::uint32_t piece) {
+                                return gemm_rs::reduce_piece(
+                                    b, b.schedule.piece_at(b.world.node, b.world.local, piece));
+                              });
+    });
+  }
+  static __device__ bool send(Block<Leader>& block) { return gemm_rs::send(block); }
+  static __device__ bool receive(Block<Leader>& block) { return gemm_rs::receive(block); }
+
+  static __device__ bool after_tiles(Group<GemmRsOp>& group) {
+    if (group.launch.context.world.locals == 1) return true;
+    return stream(group, blockIdx.x * kGroupsOfBlock + threadIdx.x / kGroupThreads);
+  }
+
+  static OperatorParams<GemmRsOp> params(const GemmRsArguments& arguments) {
+    const GemmRsLaunch& launch = arguments.launch;
+    const World& world = launch.context.world;
+    const GemmRsSchedule schedule(launch.plan, launch.m);
+    OperatorParams<GemmRsOp> params{
+        .gemm = {.order = {schedule, world, schedule.tiles()},
+                 .gate = {world},
+                 .store = {{schedule, world, launch.banks, arguments.places, {}},
+                           &arguments.frame.state->epoch,
+                           &arguments.frame.state->local.stop}}};
+    for (std::uint32_t local = 0; local < world.locals; ++local)
+      params.gemm.store.places.workspaces[local] = launch.context.workspaces[local];
+    return params;
+  }
+};
+
+}  // namespace mk::kernels::cuda

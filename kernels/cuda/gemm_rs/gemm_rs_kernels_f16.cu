@@ -1,0 +1,10 @@
+#include "kernels/cuda/gemm_rs/gemm_rs_device.cuh"
+
+namespace mk::kernels::cuda {
+
+const GemmRsKernel& gemm_rs_kernel_f16(BLayout b_layout, std::uint32_t columns) {
+  return b_layout == BLayout::kNK ? kernel_for<GemmRsOp, __half, BLayout::kNK>(columns)
+                                  : kernel_for<GemmRsOp, __half, BLayout::kKN>(columns);
+}
+
+}  // namespace mk::kernels::cuda

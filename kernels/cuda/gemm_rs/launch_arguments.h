@@ -1,0 +1,32 @@
+/// \file
+/// What a GEMM + ReduceScatter launch hands to its kernel. Plain data for host and device.
+#pragma once
+
+#include "kernels/cuda/operator_arguments.h"
+#include "kernels/gemm_rs/launch.h"
+
+namespace mk::kernels::cuda {
+
+/// The two grids of shards (gemm_rs/schedule.h).
+inline constexpr std::uint32_t kGemmRsGrids = 2;
+
+/// Maps of the tiles' places, by grid (0: of large shards); which are made depends on the world
+/// (gemm_rs/roles.h).
+struct GemmRsPlaceMaps {
+  CUtensorMap out;                 ///< the caller's C
+  CUtensorMap kept[kGemmRsGrids];  ///< [1][tile]...
+  CUtensorMap slots[shm::kLocalRanksMax]
+                   [kGemmRsGrids];               ///< this rank's at each owner, [node][tile]
+  CUtensorMap staging[kBanksMax][kGemmRsGrids];  ///< [peer index][tile]
+};
+
+struct GemmRsArguments : OperatorArguments<GemmRsLaunch> {
+  GemmRsPlaceMaps places;
+};
+using GemmRsKernel = OperatorKernel<GemmRsArguments>;
+
+/// The kernel for tiles of at most `columns` columns, 256 at most.
+const GemmRsKernel& gemm_rs_kernel_bf16(BLayout b_layout, std::uint32_t columns);
+const GemmRsKernel& gemm_rs_kernel_f16(BLayout b_layout, std::uint32_t columns);
+
+}  // namespace mk::kernels::cuda

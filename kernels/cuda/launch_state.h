@@ -1,0 +1,91 @@
+/// \file
+/// What the blocks of a GPU's launches share, of any operator: what stays in device memory from
+/// launch to launch, what the host reads, and which words of the host the GPU looks at. Plain data
+/// for host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/launch.h"
+#include "kernels/comm/wait.h"
+#include "shm/layout.h"
+#include "shm/ring.h"
+
+namespace mk::kernels::cuda {
+
+/// Thread blocks of one rank, of all roles.
+inline constexpr std::uint32_t kGridMax = 2 * kBlocksMax;
+
+/// A role's block (comm/block.h) is a **group** of a warpgroup's size; a thread block has three.
+inline constexpr std::uint32_t kGroupThreads = 128;
+inline constexpr std::uint32_t kGroupsOfBlock = 3;
+
+/// One role's account of a launch, in the GPU's own clock: sums over its groups, but `end_ns`.
+struct RoleAccount {
+  std::uint64_t end_ns = 0;
+  std::uint64_t groups = 0;
+  std::uint64_t waits = 0;
+  std::uint64_t wait_ns = 0;
+  std::uint64_t commands = 0;
+  std::uint64_t network_bytes = 0;
+};
+struct LaunchAccount {
+  std::uint64_t begin_ns_inverted = 0;  ///< bits inverted: the earliest is the greatest
+  std::uint64_t end_ns = 0;
+  RoleAccount roles[kRoles];
+};
+
+/// A rank's words in its GPU's memory; all zero before the first launch.
+struct DeviceState {
+  std::uint32_t epoch = 0;        ///< of the last launch that has ended; its last block writes it
+  std::uint32_t blocks_done = 0;  ///< of the running launch
+  std::uint32_t groups_done = 0;  ///< of the running launch, without the poller
+  std::uint32_t taken = 0;        ///< of the running launch: steps that groups have taken
+  LocalWords local;               ///< `stop` stays set: later launches then end at once
+  LaunchAccount accounts[2];      ///< by epoch; the next launch's is zero
+  // What the poller brings from the host (poller.cuh).
+  std::uint32_t aborts[2] = {};
+  shm::LaneControl controls[shm::kLanesMax] = {};
+  /// The session's lanes, but with `controls` above for the host's.
+  shm::RingProducer lanes[shm::kLanesMax];
+};
+
+/// The first failure, in memory of the host that the GPU can write. `failed` is written last.
+struct HostReport {
+  enum : std::uint32_t { kNone = 0, kWait = 1, kLaunchesSpent = 2 };
+  std::uint32_t failed = kNone;
+  std::uint32_t epoch = 0;
+  std::uint32_t peer_failed = 0;  ///< the workspace's `failed` word
+  WaitRecord record;
+};
+
+/// Words in memory of the host (mapped for the GPU), and where in device memory they are mirrored.
+/// Nobody but the poller looks at the host's.
+struct HostWords {
+  const std::uint32_t* flags = nullptr;  ///< this operator's arrival flags; 16-byte aligned
+  std::uint32_t* flags_here = nullptr;
+  std::uint32_t flag_count = 0;  ///< a multiple of 4
+  const std::uint32_t* aborts[2] = {};
+  shm::LaneControl* controls[shm::kLanesMax] = {};
+  shm::RingProducer* session_lanes = nullptr;  ///< in device memory: where `produced` lives
+  std::uint32_t lane_count = 0;                ///< those that this operator uses
+};
+/// Flags the poller keeps in mind, in a block's shared memory.
+inline constexpr std::uint32_t kPolledFlagsMax = 40 * 1024;
+
+/// What an operator's kernel gets beside its launch.
+struct FrameArguments {
+  DeviceState* state = nullptr;
+  HostReport* report = nullptr;
+  HostWords host;
+  std::uint32_t pollers =
+      0;  ///< 1: the first group after the compute blocks polls the host's words
+  std::uint32_t comm_blocks = 0;
+};
+
+/// Groups of a launch but the poller.
+constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBlocks& blocks) {
+  return (blocks.compute + frame.comm_blocks) * kGroupsOfBlock - frame.pollers;
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,48 @@
+/// \file
+/// What every operator's launch hands to its kernel, and how the host sees a compiled kernel. Plain
+/// data for host and device.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm_types.h"
+#include "kernels/cuda/launch_state.h"
+
+namespace mk::kernels::cuda {
+
+/// A and B of a launch.
+struct ProductArguments {
+  CUtensorMap a;  ///< [m, k]
+  CUtensorMap b;  ///< [n, k] or [k, n]
+  int a_box_rows = 0;
+  int k_blocks = 0;
+};
+
+/// An operator's arguments derive from it. `OperatorLaunch`: of kernels/<operator>/launch.h.
+template <class OperatorLaunch>
+struct OperatorArguments {
+  ProductArguments product;
+  OperatorLaunch launch;  ///< the kernel puts in the epoch
+  FrameArguments frame;
+  void* c = nullptr;  ///< the caller's C, or null
+  std::uint64_t ldc = 0;
+};
+
+/// Box of B's tensor map.
+struct BBox {
+  int rows;
+  int columns;
+};
+
+/// One compiled kernel, seen from the host.
+template <class Arguments>
+struct OperatorKernel {
+  BBox b_box;
+  cudaError_t (*prepare)();  ///< on the current device, before any launch
+  cudaError_t (*launch)(const Arguments&, cudaStream_t);
+};
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,290 @@
+#include "kernels/cuda/operator_frame.h"
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "kernels/comm/wait_text.h"
+#include "kernels/comm/workspace_head.h"
+#include "kernels/cuda/tensor_map.h"
+
+namespace mk::kernels::cuda {
+namespace {
+
+constexpr std::uint64_t kAlignBytes = 16;
+constexpr std::uint32_t kSideKMax = 1u << 24;
+/// Sums and copies have so many sources at most (executor.cuh).
+constexpr std::uint32_t kNodesHere = shm::kLocalRanksMax;
+
+}  // namespace
+
+OnDevice::OnDevice(int device) {
+  cudaGetDevice(&before_);
+  if (before_ != device) cudaSetDevice(device);
+  changed_ = before_ != device;
+}
+OnDevice::~OnDevice() {
+  if (changed_) cudaSetDevice(before_);
+}
+
+Result<ProductArguments> make_product(const ProductInputs& in, const BBox& b_box) {
+  const bool nk = in.b_layout == kernels::BLayout::kNK;
+  const std::uint64_t b_side = nk ? in.k : in.n;
+  if ((in.a_rows != 0 && in.lda < in.k) || in.ldb < b_side) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: leading dimensions a {}, b {} are too small; at least {}, {}", in.op, in.lda,
+                in.ldb, in.k, b_side);
+  }
+  const auto type = cuda_type(in.dtype);
+  ProductArguments product;
+  product.a_box_rows = static_cast<int>(in.a_box_rows);
+  product.k_blocks = static_cast<int>(div_up(in.k, kBlockK));
+  if (in.a_rows != 0) {
+    MK_ASSIGN_OR_RETURN(
+        product.a, make_tensor_map("A", type, in.a, in.a_rows, in.k,
+                                   static_cast<std::int64_t>(in.lda), product.a_box_rows, kBlockK));
+  }
+  MK_ASSIGN_OR_RETURN(
+      product.b, make_tensor_map("B", type, in.b, nk ? in.n : in.k, nk ? in.k : in.n,
+                                 static_cast<std::int64_t>(in.ldb), b_box.rows, b_box.columns));
+  return product;
+}
+
+Status check_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t n) {
+  if (ldc < n) {
+    return fail(ErrorCode::kInvalidArgument, "{}: the leading dimension of c, {}, is less than {}",
+                op, ldc, n);
+  }
+  if (c == nullptr || reinterpret_cast<std::uintptr_t>(c) % kAlignBytes != 0 ||
+      ldc % kElementStep != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: c must lie at a multiple of {} bytes, its rows a multiple of {} elements "
+                "apart ({})",
+                op, kAlignBytes, kElementStep, ldc);
+  }
+  return {};
+}
+
+Status check_m(const char* op, std::uint32_t m, std::uint32_t max) {
+  if (m >= 1 && m <= max) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: m = {} is not in 1 to {}, which the operator was made for", op, m, max);
+}
+
+Status check_shape(const char* op, std::uint32_t tile_m, std::uint32_t tile_n, std::uint32_t n,
+                   std::uint32_t k) {
+  if (tile_m > kTileRowsMax || tile_n > kTileColumnsMax) {
+    return fail(ErrorCode::kUnsupported,
+                "{}: tiles of {} x {}: the CUDA operator's are at most {} x {}", op, tile_m, tile_n,
+                kTileRowsMax, kTileColumnsMax);
+  }
+  if (k < 1 || k > kSideKMax || k % kElementStep != 0 || n % kElementStep != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: n = {} and k = {} must be multiples of {}, k at most {}: pad them", op, n, k,
+                kElementStep, kSideKMax);
+  }
+  return {};
+}
+
+OperatorFrame::~OperatorFrame() {
+  const OnDevice on_device(device_);
+  cudaFree(state_);
+  cudaFree(flags_);
+  cudaFreeHost(report_);
+}
+
+Status OperatorFrame::check(cudaError_t error, const char* what) const {
+  if (error == cudaSuccess) return {};
+  return fail(ErrorCode::kSystem, "{}: {}: {}", op_, what, cudaGetErrorString(error));
+}
+
+Status OperatorFrame::start(const RankContext& context, const CudaOptions& options,
+                            const GroupNeeds& needs, std::uint32_t flag_count, std::uint32_t banks,
+                            Launch& launch, FrameArguments& frame) {
+  world_ = context.world;
+  if (world_.nodes > kNodesHere) {
+    return fail(ErrorCode::kUnsupported, "{}: {} nodes: the CUDA operators take at most {}", op_,
+                world_.nodes, kNodesHere);
+  }
+  if (options.ranks_per_device < 1 || options.ranks_per_device > shm::kLocalRanksMax) {
+    return fail(ErrorCode::kInvalidArgument, "{}: {} ranks on one device; 1 to {} are possible",
+                op_, options.ranks_per_device, shm::kLocalRanksMax);
+  }
+  if (options.wait_timeout <= std::chrono::nanoseconds::zero())
+    return fail(ErrorCode::kInvalidArgument, "{}: the wait timeout must be more than zero", op_);
+  int major = 0;
+  int multiprocessors = 0;
+  if (cudaError_t error = cudaGetDevice(&device_); error != cudaSuccess) {
+    return fail(ErrorCode::kUnavailable, "{}: no CUDA device: {}", op_, cudaGetErrorString(error));
+  }
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_);
+  if (major != 9) {
+    return fail(ErrorCode::kUnsupported,
+                "{}: device {} has compute capability {}.x; the kernel is for 9.0 (H100, H200)",
+                op_, device_, major);
+  }
+  MK_RETURN_IF_ERROR(adopt_context(context, flag_count, launch, frame));
+  // The kernel takes nearly all of a multiprocessor's shared memory: one block on each.
+  MK_RETURN_IF_ERROR(choose_blocks(options, needs, context.lane_count,
+                                   static_cast<std::uint32_t>(multiprocessors), launch.blocks,
+                                   frame));
+  frame.host.lane_count = launch.blocks.send;
+  launch.banks = banks;
+  launch.control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
+  return {};
+}
+
+Status OperatorFrame::choose_blocks(const CudaOptions& options, const GroupNeeds& needs,
+                                    std::uint32_t lane_count, std::uint32_t device_blocks,
+                                    RoleBlocks& blocks, FrameArguments& frame) const {
+  const std::uint32_t share = device_blocks / options.ranks_per_device;
+  const std::uint32_t some = std::max(1u, share / 16) * kGroupsOfBlock;
+  const auto count = [](bool wanted, std::uint32_t asked, std::uint32_t chosen) {
+    return !wanted ? 0 : asked != 0 ? asked : chosen;
+  };
+  blocks = RoleBlocks{};
+  blocks.send = count(needs.send, options.send_groups, 1);
+  blocks.receive =
+      count(needs.receive, options.receive_groups, std::max(1u, needs.receive_share * some / 4));
+  std::uint32_t streams = count(needs.stream, options.stream_groups, some);
+  frame.comm_blocks =
+      div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
+  if (needs.stream && options.stream_groups == 0) {
+    streams = frame.comm_blocks * kGroupsOfBlock - frame.pollers - blocks.send - blocks.receive;
+  }
+  blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
+  blocks.share = needs.streams == Role::kShare ? streams : 0;
+  const std::uint32_t rest = share > frame.comm_blocks ? share - frame.comm_blocks : 0;
+  blocks.compute =
+      options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kBlocksMax);
+  if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||
+      blocks.receive > kBlocksMax || blocks.compute + frame.comm_blocks > share) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: {} compute blocks and {} for communication do not fit: this device holds {} "
+                "at a time, {} ranks share it, so at most {} each (and {} of one role)",
+                op_, blocks.compute, frame.comm_blocks, device_blocks, options.ranks_per_device,
+                share, kBlocksMax);
+  }
+  if (blocks.send > lane_count || blocks.send > shm::kLanesMax) {
+    return fail(ErrorCode::kInvalidArgument, "{}: {} send groups, but the session has {} lanes",
+                op_, blocks.send, lane_count);
+  }
+  return {};
+}
+
+/// Device memory, and a context whose words of the host are their mirrors.
+Status OperatorFrame::adopt_context(const RankContext& context, std::uint32_t flag_count,
+                                    Launch& launch, FrameArguments& frame) {
+  void* state = nullptr;
+  MK_RETURN_IF_ERROR(check(cudaMalloc(&state, sizeof(DeviceState)), "memory"));
+  state_ = static_cast<DeviceState*>(state);
+  auto first = std::make_unique<DeviceState>();
+  frame.state = state_;
+  launch.context = context;
+  HostWords& host = frame.host;
+  if (context.world.nodes > 1) {
+    host.flag_count = static_cast<std::uint32_t>(round_up_to(flag_count, 4));
+    if (host.flag_count > kPolledFlagsMax) {
+      return fail(ErrorCode::kLimitExceeded, "{}: {} arrival flags are more than a GPU polls ({})",
+                  op_, flag_count, kPolledFlagsMax);
+    }
+    if (reinterpret_cast<std::uintptr_t>(context.arrival_flags) % kAlignBytes != 0) {
+      return fail(ErrorCode::kInvalidArgument, "{}: the arrival flags begin amid a granule", op_);
+    }
+    void* flags = nullptr;
+    MK_RETURN_IF_ERROR(check(cudaMalloc(&flags, host.flag_count * 4), "memory"));
+    flags_ = static_cast<std::uint32_t*>(flags);
+    MK_RETURN_IF_ERROR(check(cudaMemset(flags_, 0, host.flag_count * 4), "memory"));
+    host.flags = context.arrival_flags;
+    host.flags_here = flags_;
+    launch.context.arrival_flags = flags_;
+
+    const std::uint32_t lanes = std::min(context.lane_count, shm::kLanesMax);
+    MK_RETURN_IF_ERROR(check(cudaMemcpy(first->lanes, context.lanes,
+                                        lanes * sizeof(shm::RingProducer), cudaMemcpyDefault),
+                             "the session's lanes"));
+    host.session_lanes = context.lanes;
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+      host.controls[lane] = first->lanes[lane].ring.control;
+      first->lanes[lane].ring.control = &state_->controls[lane];
+    }
+    launch.context.lanes = state_->lanes;
+  }
+  const std::uint32_t* const aborts[2] = {context.session_abort, context.process_abort};
+  const std::uint32_t** mirrored[2] = {&launch.context.session_abort,
+                                       &launch.context.process_abort};
+  for (int i = 0; i < 2; ++i) {
+    if (aborts[i] == nullptr || context.world.size() == 1) continue;
+    host.aborts[i] = aborts[i];
+    *mirrored[i] = &state_->aborts[i];
+  }
+  frame.pollers =
+      host.flags != nullptr || host.aborts[0] != nullptr || host.aborts[1] != nullptr ? 1 : 0;
+
+  MK_RETURN_IF_ERROR(
+      check(cudaMemcpy(state_, first.get(), sizeof *first, cudaMemcpyHostToDevice), "memory"));
+  MK_RETURN_IF_ERROR(check(cudaStreamSynchronize(nullptr), "memory"));
+  void* report = nullptr;
+  MK_RETURN_IF_ERROR(
+      check(cudaHostAlloc(&report, sizeof(HostReport), cudaHostAllocMapped | cudaHostAllocPortable),
+            "pinned memory"));
+  report_ = new (report) HostReport;
+  frame.report = report_;
+
+  launch.local = &state_->local;
+  WaitControl& control = launch.control;
+  control.session_abort = launch.context.session_abort;
+  control.process_abort = launch.context.process_abort;
+  control.peer_failed = reinterpret_cast<std::uint32_t*>(context.workspaces[context.world.local] +
+                                                         WorkspaceHead::failed());
+  control.stop = &state_->local.stop;
+  control.record = &state_->local.failure;
+  return {};
+}
+
+Status OperatorFrame::status() const {
+  switch (shm::load_acquire(&report_->failed)) {
+    case HostReport::kNone:
+      return {};
+    case HostReport::kLaunchesSpent:
+      return fail(ErrorCode::kLimitExceeded,
+                  "{}: {} launches are all that one operator makes; create a new one", op_,
+                  report_->epoch - 1);
+    default:
+      return tl::unexpected<Error>(
+          describe(report_->record, op_, report_->epoch, world_, report_->peer_failed));
+  }
+}
+
+Result<LaunchStats> OperatorFrame::finish(cudaStream_t stream, const Launch& launch) const {
+  const OnDevice on_device(device_);
+  MK_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), "the launch failed"));
+  MK_RETURN_IF_ERROR(status());
+  auto state = std::make_unique<DeviceState>();
+  MK_RETURN_IF_ERROR(
+      check(cudaMemcpyAsync(state.get(), state_, sizeof *state, cudaMemcpyDeviceToHost, stream),
+            "statistics"));
+  MK_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), "statistics"));
+  LaunchStats stats;
+  stats.epoch = state->epoch;
+  stats.m = launch.m;
+  stats.mode = launch.mode;
+  const LaunchAccount& account = state->accounts[state->epoch % 2];
+  const std::uint64_t begin_ns = ~account.begin_ns_inverted;
+  stats.total_ns = account.end_ns - begin_ns;
+  for (std::uint32_t role = 0; role < kRoles; ++role) {
+    const RoleAccount& from = account.roles[role];
+    RoleStats& to = stats.roles[role];
+    to.blocks = static_cast<std::uint32_t>(from.groups);
+    to.end_ns = from.groups == 0 ? 0 : from.end_ns - begin_ns;
+    to.waits = from.waits;
+    to.wait_ns = from.wait_ns;
+    stats.commands += from.commands;
+    stats.network_bytes += from.network_bytes;
+  }
+  stats.gemm_ns = stats.role(Role::kCompute).end_ns;
+  return stats;
+}
+
+}  // namespace mk::kernels::cuda

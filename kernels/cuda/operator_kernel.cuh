@@ -1,0 +1,336 @@
+/// \file
+/// The frame of every operator's kernel: who is what, and what all launches begin and end with.
+///
+/// Blocks 0 .. compute - 1 run the GEMM core; when their tiles are done, each of their groups does
+/// what the operator has for it then. The groups of the other blocks are, in this order: the poller
+/// (if the host has words to look at), the send role, the receive role, and the role that streams
+/// within the node (reduce or share). All blocks of all ranks are resident at the same time, or the
+/// waits end at their deadlines.
+///
+/// An operator is a type:
+///
+///     struct Op {
+///       using Config, Order, Gate, Store;              the seams of the core
+///       using Launch;                                  kernels/<operator>/launch.h
+///       using Arguments;                               OperatorArguments<Launch> or derived
+///       static OperatorParams<Op> params(const Arguments&);    the seams' part of them
+///       template <class Executor> using Block;         kernels/<operator>/block.h
+///       static constexpr Role kStreams;                reduce or share
+///       static bool stream(Group<Op>&, uint32_t index);
+///       static bool send(Block<Leader>&), receive(Block<Leader>&);
+///       static bool after_tiles(Group<Op>&);           each group of a compute block
+///     };
+#pragma once
+
+#include <cuda/atomic>
+#include <new>
+
+#include "kernels/comm/operator_block.h"
+#include "kernels/cuda/executor.cuh"
+#include "kernels/cuda/gemm_core.cuh"
+#include "kernels/cuda/operator_arguments.h"
+#include "kernels/cuda/poller.cuh"
+
+namespace mk::kernels::cuda {
+
+template <class Op>
+struct OperatorParams {
+  GemmParams<typename Op::Order, typename Op::Gate, typename Op::Store> gemm;
+  typename Op::Launch launch;  ///< without the epoch
+  FrameArguments frame;
+  void* c = nullptr;  ///< where the leaders' c_at() points, or null
+  std::uint64_t ldc = 0;
+};
+
+/// Registers of a thread outside the core: an equal share of what the block is given at its start.
+inline constexpr int kRoleRegisters = 168;
+
+/// Shared memory of a group. A compute block has it where its stages were.
+template <class Op>
+struct GroupShared {
+  Jobs jobs;
+  alignas(16) unsigned char launch[sizeof(typename Op::Launch)];
+  alignas(16) unsigned char block[sizeof(typename Op::template Block<Leader>)];
+};
+
+/// Copies a launch, word by word, by `threads` threads.
+template <class Launch>
+__device__ __forceinline__ void copy_launch(unsigned char* to, const Launch& launch,
+                                            std::uint32_t thread, std::uint32_t threads) {
+  static_assert(sizeof(Launch) % 8 == 0);
+  const auto* from = reinterpret_cast<const std::uint64_t*>(&launch);
+  auto* words = reinterpret_cast<std::uint64_t*>(to);
+  for (std::uint32_t i = thread; i < sizeof(Launch) / 8; i += threads) words[i] = from[i];
+}
+
+/// A group of a launch, on its leader.
+template <class Op>
+class Group {
+ public:
+  using Block = typename Op::template Block<Leader>;
+  using Launch = typename Op::Launch;
+
+  __device__ Group(const OperatorParams<Op>& params, GroupShared<Op>& shared, std::uint32_t epoch)
+      : launch(*reinterpret_cast<Launch*>(shared.launch)),
+        state(*params.frame.state),
+        frame(params.frame),
+        leader_(shared.jobs, params.c, params.ldc),
+        block_(shared.block) {
+    launch.epoch = epoch;
+  }
+
+  Launch& launch;  ///< this group's copy
+  DeviceState& state;
+  const FrameArguments& frame;
+
+  /// Runs `role(block)` as block `index` of `kind`; false: the launch has failed.
+  template <class F>
+  __device__ bool run(Role kind, std::uint32_t index, F&& role) {
+    BlockTotals totals;
+    auto& block = *new (block_) Block(leader_, launch, kind, index, totals);
+    const bool completed = role(block);
+    leader_.stores_done();
+    account(kind, totals);
+    return completed;
+  }
+  /// Calls `step(block, index)` for steps 0 .. count - 1 in their order, each taken by the first
+  /// group of the rank that has nothing else to do.
+  template <class F>
+  __device__ bool take_steps(Block& block, std::uint32_t count, F&& step) {
+    const ::cuda::atomic_ref<std::uint32_t, ::cuda::thread_scope_device> taken(state.taken);
+    for (;;) {
+      const std::uint32_t index = taken.fetch_add(1, ::cuda::memory_order_relaxed);
+      if (index >= count) return true;
+      if (!step(block, index)) return false;
+    }
+  }
+  /// As block 0 of no role in particular: tells the local ranks that this launch has begun.
+  __device__ bool announce() {
+    BlockTotals totals;
+    auto& block = *new (block_) Block(leader_, launch, Role::kCompute, 0, totals);
+    for (std::uint32_t local = 0; local < launch.context.world.locals; ++local) {
+      if (!block.await_finished(local, launch.epoch - kLaunchRecordBanks)) return false;
+    }
+    announce_launch(launch);
+    return true;
+  }
+  __device__ void account(Role kind, const BlockTotals& totals) {
+    RoleAccount& to = state.accounts[launch.epoch % 2].roles[static_cast<std::uint32_t>(kind)];
+    const auto add = [](std::uint64_t& word, std::uint64_t value) {
+      if (value == 0) return;
+      atomicAdd(reinterpret_cast<unsigned long long*>(&word),
+                static_cast<unsigned long long>(value));
+    };
+    atomicMax(reinterpret_cast<unsigned long long*>(&to.end_ns),
+              static_cast<unsigned long long>(ptx::now_ns()));
+    add(to.groups, 1);
+    add(to.waits, totals.waits.count);
+    add(to.wait_ns, totals.waits.ns);
+    add(to.commands, totals.commands);
+    add(to.network_bytes, totals.network_bytes);
+  }
+  /// After the last role.
+  __device__ void finish() {
+    leader_.finish();
+    shm::fetch_add(&state.groups_done, 1u);
+  }
+
+ private:
+  Leader leader_;
+  unsigned char* block_;
+};
+
+/// The send role as block `index`, through that lane of the session.
+template <class Op>
+__device__ __forceinline__ void send(Group<Op>& group, std::uint32_t index) {
+  shm::RingProducer& lane = group.state.lanes[index];
+  shm::RingProducer& session = group.frame.host.session_lanes[index];
+  lane.produced = session.produced;
+  group.run(Role::kSend, index, [](auto& block) { return Op::send(block); });
+  session.produced = lane.produced;
+}
+
+/// Group `index` of those outside the compute blocks, the poller not counted.
+template <class Op>
+__device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) {
+  const RoleBlocks& blocks = group.launch.blocks;
+  if (index == 0 && group.launch.context.world.locals > 1 && !group.announce()) return;
+  const std::uint32_t streams = Op::kStreams == Role::kShare ? blocks.share : blocks.reduce;
+  if (index < blocks.send) return send(group, index);
+  index -= blocks.send;
+  if (index < blocks.receive) {
+    group.run(Role::kReceive, index, [](auto& block) { return Op::receive(block); });
+    return;
+  }
+  index -= blocks.receive;
+  if (index < streams) Op::stream(group, index);
+}
+
+/// The leader's part, on any block.
+template <class Op>
+__device__ __forceinline__ void lead(const OperatorParams<Op>& params, GroupShared<Op>& shared,
+                                     const BlockTotals& of_tiles, std::uint32_t epoch) {
+  const std::uint32_t group_index = threadIdx.x / kGroupThreads;
+  const std::uint32_t compute = params.launch.blocks.compute;
+  Group<Op> group(params, shared, epoch);
+  if (blockIdx.x < compute) {
+    if (group_index == 0) {
+      group.account(Role::kCompute, of_tiles);
+      // The storing warps have waited for their stores, and then the block for them.
+      __threadfence_system();
+      shm::store_relaxed(&group.state.local.done_by(Role::kCompute)[blockIdx.x], epoch);
+    }
+    Op::after_tiles(group);
+  } else {
+    run_comm(group, (blockIdx.x - compute) * kGroupsOfBlock + group_index - params.frame.pollers);
+  }
+  group.finish();
+}
+
+/// Everything but the tiles, by all threads of a block. `groups`: kGroupsOfBlock, and in a block
+/// outside the compute blocks as many words as there are flags behind them.
+template <class Op>
+__device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
+                                           GroupShared<Op>* groups, const BlockTotals& of_tiles,
+                                           std::uint32_t epoch) {
+  const std::uint32_t group = threadIdx.x / kGroupThreads;
+  const std::uint32_t thread = threadIdx.x % kGroupThreads;
+  GroupShared<Op>& shared = groups[group];
+  copy_launch(shared.launch, params.launch, thread, kGroupThreads);
+  if (thread == 0) {
+    for (std::uint32_t slot = 0; slot < Jobs::kSlots; ++slot) {
+      ptx::mbarrier_init(&shared.jobs.posted[slot], 1);
+      ptx::mbarrier_init(&shared.jobs.done[slot], kWorkers / 32);
+    }
+  }
+  __syncthreads();
+  const bool polls =
+      params.frame.pollers != 0 && group == 0 && blockIdx.x == params.launch.blocks.compute;
+  if (polls) {
+    if (thread < 32) {
+      Poller poller(params.frame.host, *params.frame.state,
+                    reinterpret_cast<std::uint32_t*>(groups + kGroupsOfBlock));
+      poller.run(working_groups(params.frame, params.launch.blocks));
+    }
+  } else if (thread >= 32) {
+    work<typename Op::Config::Element>(shared.jobs, thread - 32, kWorkers);
+  } else {
+    if (thread == 0) lead(params, shared, of_tiles, epoch);
+    __syncwarp();
+  }
+  __syncthreads();
+}
+
+/// The last block of a launch: tells the local ranks, of a failure also the host, and advances the
+/// epoch.
+__device__ inline void end_launch(const Launch& launch, const FrameArguments& frame,
+                                  std::uint32_t epoch) {
+  DeviceState& state = *frame.state;
+  if (shm::fetch_add(&state.blocks_done, 1u) + 1 != gridDim.x) return;
+  shm::store_relaxed(&state.blocks_done, 0u);
+  shm::store_relaxed(&state.groups_done, 0u);
+  shm::store_relaxed(&state.taken, 0u);
+  if (shm::load_acquire(&state.local.stop) == 0) {
+    announce_end(launch.context, epoch);
+  } else if (frame.report->failed == HostReport::kNone) {
+    HostReport& report = *frame.report;
+    report.epoch = epoch;
+    report.record = state.local.failure;
+    announce_failure(launch.context);
+    const std::byte* own = launch.context.workspaces[launch.context.world.local];
+    report.peer_failed =
+        shm::load_acquire(reinterpret_cast<const std::uint32_t*>(own + WorkspaceHead::failed()));
+    const bool spent = state.local.failure.claimed == 0;
+    shm::store_release(&report.failed, spent ? std::uint32_t{HostReport::kLaunchesSpent}
+                                             : std::uint32_t{HostReport::kWait});
+  }
+  state.accounts[epoch % 2].end_ns = ptx::now_ns();
+  state.accounts[(epoch + 1) % 2] = LaunchAccount{};
+  shm::store_release(&state.epoch, epoch);
+}
+
+template <class Op>
+using OperatorShared = SharedOf<typename Op::Config, typename Op::Gate, typename Op::Store>;
+
+template <class Op>
+__global__ void __launch_bounds__(Op::Config::kThreads, 1)
+    operator_kernel(const __grid_constant__ OperatorParams<Op> params) {
+  using Config = typename Op::Config;
+  using Shared = OperatorShared<Op>;
+  extern __shared__ __align__(1024) std::uint8_t dynamic_shared[];
+  static_assert(Config::kThreads == kGroupsOfBlock * kGroupThreads);
+  static_assert(sizeof(GroupShared<Op>) * kGroupsOfBlock <= Config::kStages * Config::kABytes,
+                "it lies where the core's stages were, its barriers elsewhere");
+  static_assert(sizeof(GroupShared<Op>) * kGroupsOfBlock + kPolledFlagsMax * 4 <= sizeof(Shared));
+  constexpr std::uint32_t kLaunchesMax = 0x7fffffffu;
+  auto& shared = *reinterpret_cast<Shared*>(dynamic_shared);
+
+  DeviceState& state = *params.frame.state;
+  const std::uint32_t epoch = shm::load_relaxed(&state.epoch) + 1;
+  if (threadIdx.x == 0) {
+    atomicMax(reinterpret_cast<unsigned long long*>(&state.accounts[epoch % 2].begin_ns_inverted),
+              ~static_cast<unsigned long long>(ptx::now_ns()));
+    if (epoch > kLaunchesMax) shm::store_release(&state.local.stop, 1u);
+  }
+  const bool stopped =
+      __syncthreads_or(threadIdx.x == 0 && shm::load_acquire(&state.local.stop) != 0) != 0;
+  const std::uint32_t compute = params.launch.blocks.compute;
+  if (!stopped) {
+    if (blockIdx.x < compute) {
+      shared.gate.begin(params.launch, epoch);
+      gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x),
+                        static_cast<int>(compute));
+      if (threadIdx.x / 128 == Config::kMathWarpgroups) {
+        ptx::registers_grow<kRoleRegisters>();
+      } else {
+        ptx::registers_shrink<kRoleRegisters>();
+      }
+      __syncthreads();
+    }
+    run_groups(params, reinterpret_cast<GroupShared<Op>*>(dynamic_shared), shared.gate.totals,
+               epoch);
+  }
+  if (threadIdx.x == 0) end_launch(params.launch, params.frame, epoch);
+}
+
+template <class Op>
+cudaError_t prepare_operator() {
+  return cudaFuncSetAttribute(operator_kernel<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(sizeof(OperatorShared<Op>)));
+}
+
+template <class Op>
+cudaError_t launch_operator(const typename Op::Arguments& arguments, cudaStream_t stream) {
+  OperatorParams<Op> params = Op::params(arguments);
+  params.gemm.a = arguments.product.a;
+  params.gemm.b = arguments.product.b;
+  params.gemm.a_box_rows = arguments.product.a_box_rows;
+  params.gemm.m_blocks = static_cast<int>(params.gemm.order.tiles);
+  params.gemm.k_blocks = arguments.product.k_blocks;
+  params.launch = arguments.launch;
+  params.frame = arguments.frame;
+  params.c = arguments.c;
+  params.ldc = arguments.ldc;
+  const std::uint32_t blocks = params.launch.blocks.compute + params.frame.comm_blocks;
+  operator_kernel<Op><<<blocks, Op::Config::kThreads, sizeof(OperatorShared<Op>), stream>>>(params);
+  return cudaGetLastError();
+}
+
+template <class Op>
+inline constexpr OperatorKernel<typename Op::Arguments> kOperatorKernel = {
+    .b_box = Op::Config::kBLayout == BLayout::kNK ? BBox{Op::Config::kBBox, kBlockK}
+                                                  : BBox{kBlockK, Op::Config::kBBox},
+    .prepare = prepare_operator<Op>,
+    .launch = launch_operator<Op>,
+};
+
+/// The kernel of an operator for tiles of at most `columns` columns.
+template <template <class> class Op, class Element, BLayout kB>
+const auto& kernel_for(std::uint32_t columns) {
+#if !defined(MK_CUDA_FEW_KERNELS)
+  if (columns <= 128) return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 128, 6, 1>>>;
+#endif
+  return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 256, 4, 1>>>;
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,82 @@
+/// \file
+/// The output store of operators whose tiles go into packed slots, in this GPU's memory or a
+/// peer's, each shown by its tile_ready flag.
+#pragma once
+
+#include <cuda/atomic>
+
+#include "kernels/cuda/gemm_core.cuh"
+#include "shm/flag.h"
+
+namespace mk::kernels::cuda {
+
+/// Where a tile goes: into [plane][tile][row][column] of a map of packed tiles, or, where `tile` is
+/// negative, to (row, column) of a matrix. Rows and columns of the core's tile that are not the
+/// schedule's are clipped by the map; in a matrix they are right, and somebody else stores the
+/// same.
+struct TilePlace {
+  const CUtensorMap* map;
+  int plane;
+  int tile;
+  int row;
+  int column;
+  int rows;  ///< pieces from here on hold nothing of the tile
+  int columns;
+  std::uint32_t* ready;  ///< shows that the tile is there; null: nobody waits for it
+};
+
+/// `Places` answers:
+///
+///     struct Params;
+///     static TilePlace place(const Params&, Tile, std::uint32_t epoch);
+template <class Config, class Places>
+class PackedStore {
+ public:
+  struct Params {
+    typename Places::Params places;
+    const std::uint32_t* last_epoch;
+    const std::uint32_t* stop;  ///< the launch has failed: what is stored now is nothing
+  };
+  static constexpr int kSharedWords = 2;
+
+  __device__ PackedStore(const Params& params, std::uint32_t* words)
+      : params_(params),
+        halves_done_(reinterpret_cast<std::uint64_t*>(words)),
+        epoch_(*params.last_epoch + 1) {}
+
+  __device__ void put(const Piece& piece) {
+    if (piece.column == 0) place_ = Places::place(params_.places, {piece.m, piece.n}, epoch_);
+    if (piece.row >= place_.rows || piece.column >= place_.columns) return;
+    const int column = place_.column + piece.column;
+    const int row = place_.row + piece.row;
+    if (place_.tile < 0) {
+      cute::SM90_TMA_STORE_2D::copy(place_.map, piece.bytes, column, row);
+    } else {
+      cute::SM90_TMA_STORE_4D::copy(place_.map, piece.bytes, column, row, place_.tile,
+                                    place_.plane);
+    }
+  }
+
+  __device__ void tile_done(int /*m*/, int /*n*/, int warpgroup) {
+    ptx::bulk_wait<0>();
+    // Tiles done, one 32-bit counter per warpgroup in one word: the later of the two for this tile
+    // sees the other's count.
+    const ::cuda::atomic_ref<std::uint64_t, ::cuda::thread_scope_block> halves_done(*halves_done_);
+    const std::uint64_t before =
+        halves_done.fetch_add(1ull << (32 * warpgroup), ::cuda::memory_order_acq_rel);
+    const auto mine = static_cast<std::uint32_t>(before >> (32 * warpgroup)) + 1;
+    const auto other = static_cast<std::uint32_t>(before >> (32 * (1 - warpgroup)));
+    if (other < mine || place_.ready == nullptr || shm::load_relaxed(params_.stop) != 0) return;
+    shm::flag_publish(place_.ready, epoch_);
+  }
+
+  __device__ void finish() {}
+
+ private:
+  const Params& params_;
+  std::uint64_t* halves_done_;
+  std::uint32_t epoch_;
+  TilePlace place_;
+};
+
+}  // namespace mk::kernels::cuda

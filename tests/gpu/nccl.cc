@@ -1,0 +1,96 @@
+#include "tests/gpu/nccl.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+namespace mk::test {
+namespace {
+
+constexpr int kBf16 = 9;
+constexpr int kSum = 0;
+
+}  // namespace
+
+struct Nccl::Api {
+  int (*init_all)(void**, int, const int*);
+  int (*destroy)(void*);
+  int (*group_start)();
+  int (*group_end)();
+  int (*all_gather)(const void*, void*, std::size_t, int, void*, cudaStream_t);
+  int (*reduce_scatter)(const void*, void*, std::size_t, int, int, void*, cudaStream_t);
+  int (*all_reduce)(const void*, void*, std::size_t, int, int, void*, cudaStream_t);
+  const char* (*error_string)(int);
+
+  void require(int result, const char* what) const {
+    if (result == 0) return;
+    fmt::print(stderr, "{}: {}\n", what, error_string(result));
+    std::exit(1);
+  }
+};
+
+Nccl::Nccl() : api_(std::make_unique<Api>()) {}
+
+std::unique_ptr<Nccl> Nccl::load(int devices) {
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
+  void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return nullptr;
+  std::unique_ptr<Nccl> nccl(new Nccl);
+  Api& api = *nccl->api_;
+  bool complete = true;
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    complete = complete && function != nullptr;
+  };
+  find(api.init_all, "ncclCommInitAll");
+  find(api.destroy, "ncclCommDestroy");
+  find(api.group_start, "ncclGroupStart");
+  find(api.group_end, "ncclGroupEnd");
+  find(api.all_gather, "ncclAllGather");
+  find(api.reduce_scatter, "ncclReduceScatter");
+  find(api.all_reduce, "ncclAllReduce");
+  find(api.error_string, "ncclGetErrorString");
+  if (!complete) return nullptr;
+  nccl->communicators_.resize(static_cast<std::size_t>(devices));
+  std::vector<int> list;
+  for (int device = 0; device < devices; ++device) list.push_back(device);
+  api.require(api.init_all(nccl->communicators_.data(), devices, list.data()), "ncclCommInitAll");
+  return nccl;
+}
+
+Nccl::~Nccl() {
+  for (void* communicator : communicators_) api_->destroy(communicator);
+}
+
+void Nccl::all_gather(const std::vector<Call>& calls, std::size_t count) {
+  api_->require(api_->group_start(), "ncclGroupStart");
+  for (std::size_t r = 0; r < calls.size(); ++r) {
+    api_->require(api_->all_gather(calls[r].send, calls[r].receive, count, kBf16, communicators_[r],
+                                   calls[r].stream),
+                  "ncclAllGather");
+  }
+  api_->require(api_->group_end(), "ncclGroupEnd");
+}
+
+void Nccl::reduce_scatter(const std::vector<Call>& calls, std::size_t count) {
+  api_->require(api_->group_start(), "ncclGroupStart");
+  for (std::size_t r = 0; r < calls.size(); ++r) {
+    api_->require(api_->reduce_scatter(calls[r].send, calls[r].receive, count, kBf16, kSum,
+                                       communicators_[r], calls[r].stream),
+                  "ncclReduceScatter");
+  }
+  api_->require(api_->group_end(), "ncclGroupEnd");
+}
+
+void Nccl::all_reduce(const std::vector<Call>& calls, std::size_t count) {
+  api_->require(api_->group_start(), "ncclGroupStart");
+  for (std::size_t r = 0; r < calls.size(); ++r) {
+    api_->require(api_->all_reduce(calls[r].send, calls[r].receive, count, kBf16, kSum,
+                                   communicators_[r], calls[r].stream),
+                  "ncclAllReduce");
+  }
+  api_->require(api_->group_end(), "ncclGroupEnd");
+}
+
+}  // namespace mk::test

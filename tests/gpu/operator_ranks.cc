@@ -1,0 +1,371 @@
+#include "tests/gpu/operator_ranks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "kernels/comm/shard.h"
+#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
+#include "kernels/cuda/gemm_ar/gemm_ar_cuda.h"
+#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
+
+namespace mk::test {
+namespace {
+
+using kernels::shard_of;
+
+template <class T>
+T or_exit(Result<T> result) {
+  if (result) return std::move(*result);
+  fmt::print(stderr, "{}\n", result.error().message);
+  std::exit(1);
+}
+
+void allow_access(int from, int to) {
+  require(cudaSetDevice(from), "cudaSetDevice");
+  const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();  // clears it
+  } else {
+    require(error, "cudaDeviceEnablePeerAccess");
+  }
+}
+
+/// Leading dimensions without gaps.
+struct Strides {
+  std::uint64_t a, b, c;
+};
+
+class AgGemmRank : public RankOperator {
+ public:
+  AgGemmRank(std::unique_ptr<kernels::AgGemmCuda> op, Strides strides)
+      : op_(std::move(op)), strides_(strides) {}
+  Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* gathered,
+                std::uint32_t m, kernels::Mode mode) override {
+    return op_->launch(stream, a, strides_.a, b, strides_.b, c, strides_.c, m, mode, gathered);
+  }
+  Status status() const override { return op_->status(); }
+  Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
+  const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+
+ private:
+  std::unique_ptr<kernels::AgGemmCuda> op_;
+  Strides strides_;
+};
+
+/// GemmRsCuda and GemmArCuda.
+template <class Operator>
+class SumRank : public RankOperator {
+ public:
+  SumRank(std::unique_ptr<Operator> op, Strides strides) : op_(std::move(op)), strides_(strides) {}
+  Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* /*gathered*/,
+                std::uint32_t m, kernels::Mode mode) override {
+    return op_->launch(stream, a, strides_.a, b, strides_.b, c, strides_.c, m, mode);
+  }
+  Status status() const override { return op_->status(); }
+  Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
+  const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+
+ private:
+  std::unique_ptr<Operator> op_;
+  Strides strides_;
+};
+
+/// An operator's plan, whichever it is.
+struct Plan {
+  kernels::AgGemmPlan ag;
+  kernels::GemmRsPlan rs;
+  kernels::GemmArPlan ar;
+  std::uint64_t workspace_bytes = 0;
+  std::uint32_t flags = 0;
+};
+
+Plan make_plan(const JobSetup& setup, std::uint32_t blocks) {
+  const std::uint32_t nodes = setup.nodes;
+  const std::uint32_t locals = setup.locals;
+  const auto tiling = [&](kernels::Tiling own) {
+    kernels::Tiling tiling = setup.tiling.tile_m != 0 ? setup.tiling : own;
+    if (setup.chunk_bytes != 0) tiling.chunk_bytes = setup.chunk_bytes;
+    return tiling;
+  };
+  Plan plan;
+  switch (setup.op) {
+    case Op::kAgGemm: {
+      const kernels::Shape max{setup.m, setup.n, setup.k[0]};
+      plan.ag = or_exit(kernels::AgGemmPlan::make(
+          nodes, locals, max, setup.dtype,
+          tiling(kernels::ag_gemm_cuda_tiling(nodes, locals, max, blocks))));
+      plan.workspace_bytes = plan.ag.workspace_bytes;
+      plan.flags = plan.ag.flag_count();
+      break;
+    }
+    case Op::kGemmRs: {
+      const kernels::Shape max{setup.m, setup.n, 0};
+      plan.rs = or_exit(kernels::GemmRsPlan::make(
+          nodes, locals, max, setup.dtype,
+          tiling(kernels::gemm_rs_cuda_tiling(nodes, locals, max, blocks))));
+      plan.workspace_bytes = plan.rs.workspace_bytes();
+      plan.flags = plan.rs.flag_count();
+      break;
+    }
+    case Op::kGemmAr: {
+      const kernels::Shape max{setup.m, setup.n, 0};
+      plan.ar = or_exit(
+          kernels::GemmArPlan::make(nodes, locals, max, setup.dtype,
+                                    tiling(kernels::gemm_ar_cuda_tiling(nodes, max, blocks))));
+      plan.workspace_bytes = plan.ar.workspace_bytes();
+      plan.flags = plan.ar.flag_count();
+      break;
+    }
+  }
+  return plan;
+}
+
+std::unique_ptr<RankOperator> make_operator(const JobSetup& setup, const Plan& plan,
+                                            std::uint32_t rank, const kernels::RankContext& context,
+                                            const kernels::CudaOptions& options) {
+  const std::uint64_t k = setup.k[rank];
+  const Strides strides{k, options.b_layout == kernels::BLayout::kNK ? k : setup.n, setup.n};
+  switch (setup.op) {
+    case Op::kAgGemm:
+      return std::make_unique<AgGemmRank>(
+          or_exit(kernels::AgGemmCuda::create(plan.ag, context, options)), strides);
+    case Op::kGemmRs:
+      return std::make_unique<SumRank<kernels::GemmRsCuda>>(
+          or_exit(kernels::GemmRsCuda::create(plan.rs, setup.k[rank], context, options)), strides);
+    case Op::kGemmAr:
+      return std::make_unique<SumRank<kernels::GemmArCuda>>(
+          or_exit(kernels::GemmArCuda::create(plan.ar, setup.k[rank], context, options)), strides);
+  }
+  std::abort();
+}
+
+}  // namespace
+
+int device_count() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+const char* name(Op op) {
+  return op == Op::kAgGemm ? "ag_gemm" : op == Op::kGemmRs ? "gemm_rs" : "gemm_ar";
+}
+
+Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
+  const std::uint32_t world = setup.world();
+  const int devices = std::min(setup.devices, static_cast<int>(world));
+  for (int from = 0; from < devices; ++from) {
+    for (int to = 0; to < devices; ++to) {
+      if (from != to) allow_access(from, to);
+    }
+  }
+  const auto used = static_cast<std::uint32_t>(devices);
+  const std::uint32_t per_device = (world + used - 1) / used;
+  // Ranks of several nodes leave some SMs to the copies between them, if they share a GPU.
+  const std::uint32_t shares = per_device > 1 && setup.nodes > 1 ? per_device + 1 : per_device;
+  constexpr std::uint32_t kMultiprocessors = 132;
+  const Plan plan = make_plan(setup, kMultiprocessors / shares);
+  std::vector<int> device_of;
+  std::vector<std::byte*> workspaces;
+  for (std::uint32_t r = 0; r < world; ++r) {
+    Rank& rank = ranks_[r];
+    rank.device = static_cast<int>(r) % devices;
+    make_current(r);
+    require(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "stream");
+    const std::size_t k = setup.k[r];
+    const std::size_t a_rows =
+        setup.op == Op::kAgGemm ? kernels::shard_rows_max(setup.m, world) : setup.m;
+    const std::size_t rows =
+        setup.op == Op::kGemmRs ? kernels::shard_rows_max(setup.m, world) : setup.m;
+    rank.workspace = std::make_unique<DeviceMemory>(plan.workspace_bytes);
+    rank.a = std::make_unique<DeviceMemory>(a_rows * k * 2);
+    rank.b = std::make_unique<DeviceMemory>(setup.n * k * 2);
+    rank.c = std::make_unique<DeviceMemory>(rows * setup.n * 2);
+    if (setup.gathers) rank.gathered = std::make_unique<DeviceMemory>(setup.m * k * 2);
+    require(cudaMemset(rank.workspace->data(), 0, plan.workspace_bytes), "workspace");
+    require(cudaDeviceSynchronize(), "workspace");
+    device_of.push_back(rank.device);
+    workspaces.push_back(static_cast<std::byte*>(rank.workspace->data()));
+  }
+  if (setup.nodes > 1) {
+    proxy_ =
+        std::make_unique<HostProxy>(setup.nodes, setup.locals, plan.flags, device_of, workspaces);
+  }
+  kernels::CudaOptions options = setup.options;
+  options.ranks_per_device = shares;
+  for (std::uint32_t r = 0; r < world; ++r) {
+    make_current(r);
+    kernels::RankContext context;
+    context.world = {setup.nodes, setup.locals, r / setup.locals, r % setup.locals};
+    context.session_abort = setup.abort;
+    for (std::uint32_t local = 0; local < setup.locals; ++local)
+      context.workspaces[local] = workspaces[r / setup.locals * setup.locals + local];
+    if (proxy_ != nullptr) proxy_->fill_in(r, context);
+    ranks_[r].op = make_operator(setup, plan, r, context, options);
+    // Loads what the helpers launch, too: CUDA loads a kernel at its first launch, and may wait for
+    // the device to be idle to do so.
+    fill(r, r);
+    poison(r);
+    delay(1, stream(r));
+    require(cudaDeviceSynchronize(), "warm-up");
+  }
+  require(cudaSetDevice(0), "cudaSetDevice");
+}
+
+Job::~Job() {
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    make_current(r);
+    cudaStreamSynchronize(ranks_[r].stream);
+  }
+  proxy_.reset();
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    make_current(r);
+    cudaStreamDestroy(ranks_[r].stream);
+    ranks_[r].op.reset();
+  }
+  cudaSetDevice(0);
+}
+
+void Job::make_current(std::uint32_t rank) const {
+  require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");
+}
+
+void Job::fill(std::uint32_t r, std::uint64_t seed) {
+  make_current(r);
+  const std::int64_t k = setup_.k[r];
+  const auto type = kernels::cuda::cuda_type(setup_.dtype);
+  const std::int64_t rows =
+      setup_.op == Op::kAgGemm ? kernels::shard_rows_max(setup_.m, world()) : setup_.m;
+  fill_normal(ranks_[r].a->data(), type, rows * k, seed * 64 + 2 * r, stream(r));
+  fill_normal(ranks_[r].b->data(), type, setup_.n * k, seed * 64 + 2 * r + 1, stream(r));
+}
+
+void Job::poison(std::uint32_t r) {
+  make_current(r);
+  const std::int64_t rows =
+      setup_.op == Op::kGemmRs ? kernels::shard_rows_max(setup_.m, world()) : setup_.m;
+  test::poison(ranks_[r].c->data(), rows * setup_.n, stream(r));
+  if (ranks_[r].gathered != nullptr)
+    test::poison(ranks_[r].gathered->data(), std::int64_t{setup_.m} * setup_.k[0], stream(r));
+}
+
+Status Job::launch(std::uint32_t r, std::uint32_t m, kernels::Mode mode) {
+  const Rank& rank = ranks_[r];
+  return rank.op->launch(rank.stream, rank.a->data(), rank.b->data(), rank.c->data(),
+                         rank.gathered == nullptr ? nullptr : rank.gathered->data(), m, mode);
+}
+
+void Job::launch_all(std::uint32_t m, std::uint64_t seed, kernels::Mode mode) {
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    fill(r, seed);
+    poison(r);
+  }
+  for (std::uint32_t r = 0; r < world(); ++r) require(cudaStreamSynchronize(stream(r)), "inputs");
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    // Ranks are late in turn.
+    if (seed % 4 == r % 4) {
+      make_current(r);
+      delay(seed % 7 * 30'000, stream(r));
+    }
+    if (auto launched = launch(r, m, mode); !launched) {
+      fmt::print(stderr, "{}\n", launched.error().message);
+      std::exit(1);
+    }
+  }
+}
+
+Status Job::finish(std::uint32_t r) {
+  auto finished = op(r).finish(stream(r));
+  if (!finished) return propagate(finished);
+  return {};
+}
+
+std::uint32_t Job::c_rows(std::uint32_t rank, std::uint32_t m) const {
+  return setup_.op == Op::kGemmRs ? shard_of(m, world(), rank).count : m;
+}
+
+SummedProduct Job::product() const {
+  SummedProduct product;
+  product.dtype = setup_.dtype;
+  product.b_layout = setup_.options.b_layout;
+  product.n = static_cast<int>(setup_.n);
+  product.nodes = static_cast<int>(setup_.nodes);
+  product.locals = static_cast<int>(setup_.locals);
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    product.k[r] = static_cast<int>(setup_.k[r]);
+    product.a[r] = a(r);
+    product.b[r] = b(r);
+  }
+  return product;
+}
+
+Verdict Job::judge_all(std::uint32_t m) {
+  make_current(0);
+  Verdict all;
+  const auto judge_rows = [&](const SummedProduct& product, const void* c, std::uint32_t rows) {
+    if (rows == 0) return;
+    SummedProduct part = product;
+    part.m = static_cast<int>(rows);
+    const Verdict verdict = judge_sum(part, c, static_cast<int>(setup_.n), stream(0));
+    all.worst = std::max(all.worst, verdict.worst);
+    all.error_max = std::max(all.error_max, verdict.error_max);
+    all.bad += verdict.bad;
+    if (all.first_bad < 0) all.first_bad = verdict.first_bad;
+  };
+  const auto rows_from = [&](const void* matrix, std::uint32_t row, std::uint32_t columns) {
+    return static_cast<const std::byte*>(matrix) + std::size_t{row} * columns * 2;
+  };
+  const SummedProduct product = this->product();
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    switch (setup_.op) {
+      case Op::kAgGemm:
+        for (std::uint32_t origin = 0; origin < world(); ++origin) {
+          const auto shard = shard_of(m, world(), origin);
+          SummedProduct one = product;
+          one.nodes = one.locals = 1;
+          one.a[0] = a(origin);
+          one.b[0] = b(r);
+          judge_rows(one, rows_from(c(r), shard.first, setup_.n), shard.count);
+        }
+        break;
+      case Op::kGemmRs: {
+        const auto shard = shard_of(m, world(), r);
+        SummedProduct part = product;
+        for (std::uint32_t source = 0; source < world(); ++source)
+          part.a[source] = rows_from(a(source), shard.first, setup_.k[source]);
+        judge_rows(part, c(r), shard.count);
+        break;
+      }
+      case Op::kGemmAr:
+        if (r == 0) {
+          judge_rows(product, c(0), m);
+        } else {
+          all.bad += count_different(c(0), c(r), std::int64_t{m} * setup_.n, stream(0));
+        }
+        break;
+    }
+  }
+  if (setup_.gathers) all.bad += count_different_gathered(m);
+  return all;
+}
+
+std::int64_t Job::count_different_gathered(std::uint32_t m) {
+  std::int64_t different = 0;
+  const std::size_t k = setup_.k[0];
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    for (std::uint32_t origin = 0; origin < world(); ++origin) {
+      const auto shard = shard_of(m, world(), origin);
+      if (shard.count == 0) continue;
+      const auto* rows =
+          static_cast<const std::byte*>(ranks_[r].gathered->data()) + shard.first * k * 2;
+      different +=
+          count_different(rows, a(origin), static_cast<std::int64_t>(shard.count * k), stream(0));
+    }
+  }
+  return different;
+}
+
+}  // namespace mk::test

@@ -1,0 +1,106 @@
+/// \file
+/// All ranks of an operator in one process: on one GPU, each with a stream and a share of the SMs,
+/// or spread over GPUs with peer access; as one node, or as several that a HostProxy joins.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/comm/launch_stats.h"
+#include "kernels/cuda/operator_frame.h"
+#include "tests/gpu/gemm_reference.h"
+#include "tests/gpu/host_proxy.h"
+#include "tests/gpu/summed_reference.h"
+
+namespace mk::test {
+
+/// Devices present; 0 without a driver.
+int device_count();
+
+enum class Op { kAgGemm, kGemmRs, kGemmAr };
+const char* name(Op op);
+
+struct JobSetup {
+  Op op = Op::kGemmAr;
+  std::uint32_t nodes = 1;
+  std::uint32_t locals = 2;
+  int devices = 1;  ///< ranks are dealt out to so many
+  std::uint32_t m = 0, n = 0;
+  std::vector<std::uint32_t> k;  ///< by rank; AG+GEMM: all the same
+  kernels::DType dtype = kernels::DType::kBf16;
+  kernels::Tiling tiling;         ///< tile_m 0: the operator's own
+  std::uint32_t chunk_bytes = 0;  ///< 0: the tiling's
+  kernels::CudaOptions options;
+  const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
+  bool gathers = false;                  ///< AG+GEMM: the caller wants the whole A, too
+
+  std::uint32_t world() const { return nodes * locals; }
+};
+
+/// What the operators have in common.
+class RankOperator {
+ public:
+  virtual ~RankOperator() = default;
+  virtual Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* gathered,
+                        std::uint32_t m, kernels::Mode mode) = 0;
+  virtual Status status() const = 0;
+  virtual Result<kernels::LaunchStats> finish(cudaStream_t stream) = 0;
+  virtual const kernels::RoleBlocks& blocks() const = 0;
+};
+
+/// Ends the process on anything unexpected but a failed launch.
+class Job {
+ public:
+  explicit Job(const JobSetup& setup);
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  const JobSetup& setup() const { return setup_; }
+  std::uint32_t world() const { return setup_.world(); }
+  RankOperator& op(std::uint32_t rank) { return *ranks_[rank].op; }
+  cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
+  int device(std::uint32_t rank) const { return ranks_[rank].device; }
+  void make_current(std::uint32_t rank) const;
+  HostProxy* proxy() { return proxy_.get(); }
+
+  /// On the rank's stream: fresh inputs from the seed, for the largest m.
+  void fill(std::uint32_t rank, std::uint64_t seed);
+  /// On the rank's stream: NaN into C and the gathered A.
+  void poison(std::uint32_t rank);
+  Status launch(std::uint32_t rank, std::uint32_t m, kernels::Mode mode = kernels::Mode::kFused);
+  /// Fills, poisons and launches all.
+  void launch_all(std::uint32_t m, std::uint64_t seed, kernels::Mode mode);
+  /// The last launch's error, or none; waits.
+  Status finish(std::uint32_t rank);
+
+  const void* a(std::uint32_t rank) const { return ranks_[rank].a->data(); }
+  const void* b(std::uint32_t rank) const { return ranks_[rank].b->data(); }
+  void* c(std::uint32_t rank) const { return ranks_[rank].c->data(); }
+  /// Rows of C that the rank gets in a launch with m.
+  std::uint32_t c_rows(std::uint32_t rank, std::uint32_t m) const;
+  /// Every element of every rank's result; GEMM+AR: of rank 0's, and that all others have the same
+  /// bits.
+  Verdict judge_all(std::uint32_t m);
+
+ private:
+  struct Rank {
+    int device = 0;
+    cudaStream_t stream = nullptr;
+    std::unique_ptr<DeviceMemory> workspace, a, b, c, gathered;
+    std::unique_ptr<RankOperator> op;
+  };
+  SummedProduct product() const;
+  std::int64_t count_different_gathered(std::uint32_t m);
+
+  JobSetup setup_;
+  std::vector<Rank> ranks_;
+  std::unique_ptr<HostProxy> proxy_;
+};
+
+}  // namespace mk::test

@@ -1,0 +1,322 @@
+// The three operators on GPUs, one kernel per rank: results, every element; the same bits in every
+// run; launches without a pause; graphs; and the ways in which a launch ends when a rank is
+// missing, disagrees, or is told to stop.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shm/atomic.h"
+#include "tests/gpu/operator_ranks.h"
+
+namespace mk::test {
+namespace {
+
+using kernels::BLayout;
+using kernels::DType;
+using kernels::Mode;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+/// A rank with so long a product is late with every tile: who does not wait reads the last
+/// launch's.
+constexpr std::uint32_t kLongK = 8192;
+
+struct World {
+  Op op;
+  std::uint32_t nodes;
+  std::uint32_t locals;
+  int devices;
+};
+
+class Operators : public testing::TestWithParam<World> {
+ protected:
+  void SetUp() override {
+    if (device_count() < GetParam().devices)
+      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
+  }
+  static bool sums() { return GetParam().op != Op::kAgGemm; }
+  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
+
+  JobSetup setup(std::uint32_t m, std::uint32_t n, std::uint32_t k) const {
+    JobSetup setup;
+    setup.op = GetParam().op;
+    setup.nodes = GetParam().nodes;
+    setup.locals = GetParam().locals;
+    setup.devices = GetParam().devices;
+    setup.m = m;
+    setup.n = n;
+    setup.k.assign(world(), k);
+    setup.options.wait_timeout = 5s;
+    return setup;
+  }
+  std::uint64_t seed() { return random_() >> 16; }
+
+  /// One launch with fresh inputs, checked.
+  void check(Job& job, std::uint32_t m, Mode mode) {
+    SCOPED_TRACE("m " + std::to_string(m) + ", " + name_of(mode));
+    job.launch_all(m, seed(), mode);
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      const Status finished = job.finish(r);
+      ASSERT_TRUE(finished) << finished.error().message;
+    }
+    judge(job, m);
+  }
+  void judge(Job& job, std::uint32_t m) {
+    const Verdict verdict = job.judge_all(m);
+    worst_ = std::max(worst_, verdict.worst);
+    ASSERT_TRUE(verdict.right()) << verdict.bad << " elements wrong, first " << verdict.first_bad;
+  }
+  void TearDown() override {
+    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
+  }
+
+  std::mt19937_64 random_{std::random_device{}()};
+  double worst_ = 0;
+};
+
+TEST_P(Operators, EveryElementOfManyShapes) {
+  struct Shape {
+    std::uint32_t m, n, k;
+  };
+  for (const Shape& shape :
+       {Shape{1024, 1024, 256}, Shape{1000, 1048, 200}, Shape{257, 776, 1096}, Shape{64, 512, 64},
+        Shape{7, 8, 8}, Shape{2048, 2048, 512}, Shape{300, 600, kLongK}}) {
+    SCOPED_TRACE("n " + std::to_string(shape.n) + ", k " + std::to_string(shape.k));
+    JobSetup with = setup(shape.m, shape.n, shape.k);
+    for (std::uint32_t r = 0; sums() && r < world(); ++r) with.k[r] += 8 * r;
+    if (sums() && shape.k == kLongK) with.k[0] = 40;
+    with.gathers = !sums() && random_() % 2 == 0;
+    Job job(with);
+    if (job.proxy() != nullptr) job.proxy()->dawdle(true);
+    check(job, shape.m, Mode::kFused);
+    check(job, shape.m, Mode::kUnfused);
+    for (int i = 0; i < 6 && !HasFatalFailure(); ++i) {
+      const auto m = static_cast<std::uint32_t>(1 + random_() % shape.m);
+      check(job, m, random_() % 4 == 0 ? Mode::kUnfused : Mode::kFused);
+    }
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(Operators, BothTypesAndLayoutsAndSizesOfTiles) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const BLayout layout : {BLayout::kNK, BLayout::kKN}) {
+      for (const std::uint32_t columns : {64u, 128u, 256u}) {
+        SCOPED_TRACE(std::string(name_of(dtype)) + (layout == BLayout::kNK ? " NK " : " KN ") +
+                     std::to_string(columns));
+        JobSetup with = setup(777, 1016, 264);
+        with.dtype = dtype;
+        with.options.b_layout = layout;
+        with.tiling.tile_m = columns == 64 ? 32 : 128;
+        with.tiling.tile_n = columns;
+        with.tiling.chunk_bytes = columns == 256 ? 200'000 : 0;  // several tiles
+        with.tiling.banks = columns == 128 ? 1 : 2;
+        Job job(with);
+        check(job, 777, Mode::kFused);
+        check(job, 130, Mode::kFused);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Operators, SameBitsInEveryRun) {
+  constexpr std::uint32_t kM = 1500, kN = 1024;
+  Job job(setup(kM, kN, 512));
+  const std::uint64_t same = seed();
+  std::vector<DeviceMemory> first;
+  for (int run = 0; run < 30; ++run) {
+    job.launch_all(kM, same, run % 5 == 4 ? Mode::kUnfused : Mode::kFused);
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      const Status finished = job.finish(r);
+      ASSERT_TRUE(finished) << finished.error().message;
+    }
+    job.make_current(0);
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      const std::int64_t count = std::int64_t{job.c_rows(r, kM)} * kN;
+      if (run == 0) {
+        first.emplace_back(static_cast<std::size_t>(count) * 2);
+        require(cudaMemcpy(first.back().data(), job.c(r), static_cast<std::size_t>(count) * 2,
+                           cudaMemcpyDefault),
+                "copy");
+      }
+      ASSERT_EQ(count_different(first[r].data(), job.c(r), count, job.stream(0)), 0)
+          << "rank " << r << ", run " << run;
+    }
+  }
+}
+
+TEST_P(Operators, ManyLaunchesWithoutAPauseAndWithChangingM) {
+  constexpr std::uint32_t kM = 600;
+  JobSetup with = setup(kM, 520, sums() ? 136 : 1096);
+  if (sums()) with.k.back() = kLongK;
+  Job job(with);
+  for (int round = 0; round < 5; ++round) {
+    const std::uint64_t inputs = seed();
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      job.fill(r, inputs);
+      job.poison(r);
+      require(cudaStreamSynchronize(job.stream(r)), "inputs");
+    }
+    std::uint32_t m = 0;
+    for (int i = 0; i < 200; ++i) {
+      m = static_cast<std::uint32_t>(1 + random_() % kM);
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        job.make_current(r);
+        const Status launched = job.launch(r, m);
+        ASSERT_TRUE(launched) << launched.error().message;
+      }
+    }
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      const Status finished = job.finish(r);
+      ASSERT_TRUE(finished) << finished.error().message;
+    }
+    judge(job, m);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(Operators, AGraphReplayed200TimesWithChangingInputs) {
+  constexpr std::uint32_t kM = 500, kN = 768;
+  JobSetup with = setup(kM, kN, 192);
+  if (sums()) with.k.back() = kLongK;
+  Job job(with);
+  std::vector<cudaGraphExec_t> graphs(job.world());
+  for (std::uint32_t r = 0; r < job.world(); ++r) {
+    job.make_current(r);
+    cudaGraph_t graph = nullptr;
+    require(cudaStreamBeginCapture(job.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
+    const Status launched = job.launch(r, kM);
+    require(cudaStreamEndCapture(job.stream(r), &graph), "capture");
+    ASSERT_TRUE(launched) << launched.error().message;
+    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
+    require(cudaGraphUpload(graphs[r], job.stream(r)), "upload");
+    require(cudaStreamSynchronize(job.stream(r)), "upload");
+    require(cudaGraphDestroy(graph), "graph");
+  }
+  for (int replay = 0; replay < 200; ++replay) {
+    const std::uint64_t inputs = seed();
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      job.fill(r, inputs);
+      job.poison(r);
+    }
+    for (std::uint32_t r = 0; r < job.world(); ++r)
+      require(cudaStreamSynchronize(job.stream(r)), "inputs");
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      job.make_current(r);
+      require(cudaGraphLaunch(graphs[r], job.stream(r)), "replay");
+    }
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      auto stats = job.op(r).finish(job.stream(r));
+      ASSERT_TRUE(stats) << "replay " << replay << ": " << stats.error().message;
+      ASSERT_EQ(stats->epoch, static_cast<std::uint32_t>(replay + 1));
+    }
+    SCOPED_TRACE("replay " + std::to_string(replay));
+    judge(job, kM);
+    if (HasFatalFailure()) return;
+  }
+  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+}
+
+TEST_P(Operators, AMissingRankEndsTheLaunchWithinTheDeadline) {
+  if (world() == 1) GTEST_SKIP() << "needs several ranks";
+  JobSetup with = setup(512, 512, 128);
+  with.options.wait_timeout = 200ms;
+  Job job(with);
+  check(job, 300, Mode::kFused);
+  const std::uint32_t missing = job.world() - 1;
+  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(job.launch(r, 512));
+  const auto begin = std::chrono::steady_clock::now();
+  bool named = false;
+  for (std::uint32_t r = 0; r < missing; ++r) {
+    const Status finished = job.finish(r);
+    ASSERT_FALSE(finished);
+    const std::string& text = finished.error().message;
+    named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
+    // Of another node's ranks nobody hears here why they are late.
+    if (finished.error().code != ErrorCode::kTimeout) {
+      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << text;
+    }
+    EXPECT_THAT(text, HasSubstr(std::string(name(GetParam().op)) + " launch 2 on rank " +
+                                std::to_string(r)));
+    const Status again = job.launch(r, 512);
+    ASSERT_FALSE(again);
+    EXPECT_EQ(again.error().message, text);
+  }
+  EXPECT_TRUE(named);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  // The late one comes to a broken job, where it may find all that it needs; it ends in any case,
+  // and the GPU is as usable as before.
+  ASSERT_TRUE(job.launch(missing, 512));
+  job.finish(missing);
+  Job fresh(setup(512, 512, 128));
+  check(fresh, 512, Mode::kFused);
+}
+
+TEST_P(Operators, DifferentMIsAnErrorWithBothNames) {
+  if (world() == 1) GTEST_SKIP() << "needs several ranks";
+  JobSetup with = setup(512, 512, 128);
+  with.options.wait_timeout = 500ms;
+  Job job(with);
+  for (std::uint32_t r = 0; r < job.world(); ++r) ASSERT_TRUE(job.launch(r, r == 0 ? 500 : 512));
+  bool mismatch = false;
+  std::string texts;
+  for (std::uint32_t r = 0; r < job.world(); ++r) {
+    const Status finished = job.finish(r);
+    if (finished) continue;  // a rank that hears of no rank that differs
+    mismatch |= finished.error().code == ErrorCode::kShapeMismatch;
+    texts += finished.error().message + "\n";
+  }
+  EXPECT_TRUE(mismatch) << texts;
+}
+
+TEST_P(Operators, AnAbortWordInHostMemoryEndsTheLaunch) {
+  if (world() == 1) GTEST_SKIP() << "needs several ranks";
+  void* word = nullptr;
+  require(cudaHostAlloc(&word, 64, cudaHostAllocMapped | cudaHostAllocPortable), "abort word");
+  auto* abort = static_cast<std::uint32_t*>(word);
+  *abort = 0;
+  {
+    JobSetup with = setup(512, 512, 128);
+    with.abort = abort;
+    Job job(with);
+    check(job, 512, Mode::kFused);
+    for (std::uint32_t r = 1; r < job.world(); ++r) ASSERT_TRUE(job.launch(r, 512));
+    std::this_thread::sleep_for(50ms);
+    const auto begin = std::chrono::steady_clock::now();
+    shm::store_release(abort, 1u);
+    for (std::uint32_t r = 1; r < job.world(); ++r) {
+      const Status finished = job.finish(r);
+      ASSERT_FALSE(finished);
+      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << finished.error().message;
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 1s);
+  }
+  require(cudaFreeHost(word), "abort word");
+}
+
+std::vector<World> worlds() {
+  std::vector<World> worlds;
+  for (const Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    for (const World& world :
+         {World{op, 1, 1, 1}, World{op, 1, 2, 1}, World{op, 1, 4, 1}, World{op, 2, 1, 1},
+          World{op, 2, 2, 1}, World{op, 3, 1, 1}, World{op, 1, 2, 2}, World{op, 1, 4, 4},
+          World{op, 1, 8, 8}, World{op, 2, 1, 2}, World{op, 2, 2, 4}, World{op, 2, 4, 8}})
+      worlds.push_back(world);
+  }
+  return worlds;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Operators, testing::ValuesIn(worlds()), [](const auto& world) {
+  return std::string(name(world.param.op)) + "_" + std::to_string(world.param.nodes) + "x" +
+         std::to_string(world.param.locals) + "_on_" + std::to_string(world.param.devices);
+});
+
+}  // namespace
+}  // namespace mk::test
