@@ -223,8 +223,9 @@ TEST(AgGemmInterleaving, ManySeeds) {
   }
 }
 
-// A chunk of which only a part moves makes some tile wrong.
-TEST(AgGemmInterleaving, AChunkThatDidNotMoveIsSeen) {
+/// In how many of 20 runs a wrong element was seen.
+int wrong_of_20(const NetworkOptions& faults) {
+  int seen = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     AgGemmOptions options;
     options.nodes = 2;
@@ -234,11 +235,25 @@ TEST(AgGemmInterleaving, AChunkThatDidNotMoveIsSeen) {
     options.launches = {{40, Mode::kFused}, {39, Mode::kUnfused}};
     options.order = kOrders[seed % std::size(kOrders)];
     options.seed = seed;
-    options.network.truncate_one_chunk = true;
+    options.network = faults;
     AgGemmSimulation simulation(options);
     simulation.run();
-    EXPECT_TRUE(simulation.saw_wrong_element()) << "seed " << seed;
+    seen += simulation.saw_wrong_element();
   }
+  return seen;
+}
+
+// A chunk of which only a part moves makes some tile wrong.
+TEST(AgGemmInterleaving, AChunkThatDidNotMoveIsSeen) {
+  NetworkOptions faults;
+  faults.truncate_one_chunk = true;
+  EXPECT_EQ(wrong_of_20(faults), 20);
+}
+
+TEST(AgGemmInterleaving, AFlagBeforeItsDataIsSeen) {
+  NetworkOptions faults;
+  faults.flags_first = true;
+  EXPECT_GT(wrong_of_20(faults), 5);
 }
 
 }  // namespace

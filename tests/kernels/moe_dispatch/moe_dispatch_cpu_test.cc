@@ -196,21 +196,27 @@ TEST(MoeDispatchCpu, AutoRunsTheFormThatTheEstimateSaysIsFaster) {
 }
 
 // The check itself must be able to fail.
-class AChunkThatDidNotMove : public ::testing::TestWithParam<std::uint32_t> {};
+class AFaultyNetwork
+    : public ::testing::TestWithParam<std::tuple<std::uint32_t, bool NetworkOptions::*>> {};
 
-TEST_P(AChunkThatDidNotMove, IsSeen) {
+TEST_P(AFaultyNetwork, IsSeen) {
+  const auto [tokens, fault] = GetParam();
   MoeJobOptions options = two_by_two();
-  options.shape = {GetParam(), 64, 40, 6, 6, 0};  // every expert, so every rank, needs every token
+  options.shape = {tokens, 64, 40, 6, 6, 0};  // every expert, so every rank, needs every token
   MoeJob job(options);
   NetworkOptions faulty;
-  faulty.truncate_one_chunk = true;
+  faulty.*fault = true;
   NetworkThread network(job.cluster(), 9, faulty);
   const std::vector<MoeLaunch> launches = {{Skew::kUniform, false, Mode::kFused, 0}};
   const auto results = job.run(launches);
   EXPECT_NE(job.check(launches[0], results[0]), "");
 }
-// The first command of more than 64 bytes carries tokens; or routing.
-INSTANTIATE_TEST_SUITE_P(Tokens, AChunkThatDidNotMove, ::testing::Values(1u, 30u));
+// The first command of more than 64 bytes carries tokens; or routing. Half of it is lost, or the
+// halves change places.
+INSTANTIATE_TEST_SUITE_P(Tokens, AFaultyNetwork,
+                         ::testing::Combine(::testing::Values(1u, 30u),
+                                            ::testing::Values(&NetworkOptions::truncate_one_chunk,
+                                                              &NetworkOptions::swap_in_one_chunk)));
 
 }  // namespace
 }  // namespace mk::kernels::testing

@@ -167,17 +167,21 @@ TEST(RingAttentionCpu, AutoRunsTheCheaperForm) {
   }
 }
 
-// A network that loses a chunk's bytes must be noticed; else the tests above would prove nothing.
-TEST(RingAttentionCpu, AChunkThatDoesNotArriveIsSeen) {
-  RingJobOptions options = job_options(2, 1, false, 3);
-  RingJob job(options);
-  NetworkOptions broken;
-  broken.truncate_one_chunk = true;
-  NetworkThread network(job.cluster(), 3, broken);
-  RingLaunch launch;
-  launch.seq = job.plan().seq_max;
-  const std::string wrong = job.check(launch, job.run({launch})[0]);
-  EXPECT_NE(wrong.find("wrong in out"), std::string::npos) << wrong;
+// A network that loses a chunk's bytes, or has them elsewhere, must be noticed; else the tests
+// above would prove nothing.
+TEST(RingAttentionCpu, AChunkThatDoesNotArriveOrChangedPlacesIsSeen) {
+  for (bool NetworkOptions::*fault :
+       {&NetworkOptions::truncate_one_chunk, &NetworkOptions::swap_in_one_chunk}) {
+    RingJobOptions options = job_options(2, 1, false, 3);
+    RingJob job(options);
+    NetworkOptions broken;
+    broken.*fault = true;
+    NetworkThread network(job.cluster(), 3, broken);
+    RingLaunch launch;
+    launch.seq = job.plan().seq_max;
+    const std::string wrong = job.check(launch, job.run({launch})[0]);
+    EXPECT_NE(wrong.find("wrong in out"), std::string::npos) << wrong;
+  }
 }
 
 // Nor would they if the bound did not notice one key too few, one too many, or two swapped.

@@ -347,6 +347,18 @@ TYPED_TEST_P(GemmInterleaving, AReceiveBankReusedTooEarlyIsSeen) {
   EXPECT_GT(wrong_of_60<TypeParam>(2, 1, faults), 5);
 }
 
+TYPED_TEST_P(GemmInterleaving, AFlagBeforeItsDataIsSeen) {
+  int seen = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    GemmSimOptions options = small_gemm(2, 1, seed);
+    options.tiling.chunk_bytes = 256;
+    options.network.flags_first = true;
+    // A wrong element, or another launch's m in a header.
+    seen += !GemmSimulation<TypeParam>(options).run().empty();
+  }
+  EXPECT_GT(seen, 20);
+}
+
 TYPED_TEST_P(GemmInterleaving, AStagingBankReusedTooEarlyIsSeen) {
   GemmSimOptions faults;
   faults.network.complete_early = true;
@@ -370,7 +382,8 @@ TYPED_TEST_P(GemmInterleaving, IdleFlagGranulesStayWithinTheEpochWindow) {
 
 REGISTER_TYPED_TEST_SUITE_P(GemmInterleaving, EveryWorldAndOrderEndsAndIsRight, ManySeeds,
                             FusedLaunchesOverlapAndUnfusedOnesDoNot,
-                            AReceiveBankReusedTooEarlyIsSeen, AStagingBankReusedTooEarlyIsSeen,
+                            AReceiveBankReusedTooEarlyIsSeen, AFlagBeforeItsDataIsSeen,
+                            AStagingBankReusedTooEarlyIsSeen,
                             IdleFlagGranulesStayWithinTheEpochWindow);
 
 }  // namespace mk::kernels::testing

@@ -76,6 +76,7 @@ bool Network::take(std::size_t index) {
   lane.done.push_back(false);
   pending_.push_back({index, lane.first_pending + lane.done.size() - 1, command});
   if (options_.complete_early) complete(pending_.back());
+  if (shows_first(command)) show(command);
   return true;
 }
 
@@ -127,6 +128,12 @@ void Network::deliver(std::list<Pending>::iterator which) {
       std::swap_ranges(data, data + half, data + half);
     }
   }
+  if (!shows_first(command)) show(command);
+  if (!options_.complete_early) complete(pending);
+}
+
+void Network::show(const shm::Command& command) {
+  RankMemory& peer = cluster_.rank(command.peer);
   std::uint32_t epoch = command.epoch;
   if (options_.immediates) {
     std::uint32_t& last = granule_epochs_[command.peer][command.flag_index / shm::kFlagGranule];
@@ -141,7 +148,6 @@ void Network::deliver(std::list<Pending>::iterator which) {
                          epoch));
   }
   shm::flag_publish(flag, epoch);
-  if (!options_.complete_early) complete(pending);
 }
 
 void Network::complete(const Pending& pending) {

@@ -27,7 +27,8 @@ struct NetworkOptions {
   /// fabric does.
   bool immediates = false;
   // What no network does; a test that does not notice is blind.
-  bool complete_early = false;      ///< count commands as completed when they are taken
+  bool complete_early = false;  ///< count commands as completed when they are taken
+  bool flags_first = false;  ///< show a chunk's flag at once and bring its bytes later; not headers
   bool keep_forged_flags = false;   ///< leave flags alone that the test has set to kForged
   bool truncate_one_chunk = false;  ///< move only the first 64 bytes (the header) of a larger one
   bool swap_in_one_chunk = false;   ///< exchange the halves of a chunk, but for its first 64 bytes
@@ -66,6 +67,11 @@ class Network {
 
   bool take(std::size_t lane);
   void deliver(std::list<Pending>::iterator which);
+  /// Shows the command's flag.
+  void show(const shm::Command& command);
+  bool shows_first(const shm::Command& command) const {
+    return options_.flags_first && command.bytes > 64;
+  }
   void complete(const Pending& pending);
   void check(std::uint32_t rank, const std::uint64_t* words, const shm::Command& command);
   void complain(std::string text);
