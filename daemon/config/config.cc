@@ -15,6 +15,7 @@ namespace {
 constexpr std::size_t kSocketPathBytesMax = 107;
 constexpr std::uint32_t kRailsMax = shm::kLocalRanksMax;
 constexpr std::size_t kFileBytesMax = 1 << 20;
+constexpr std::int64_t kJobCommandsMax = 1'000'000'000;
 
 constexpr std::pair<std::string_view, LogFormat> kLogFormats[] = {
     {"auto", LogFormat::kAuto},
@@ -178,8 +179,32 @@ void read_limits(Section limits, Config& config) {
   limits.integer("sessions", 1, shm::kSessionsMax, config.limits.sessions);
   limits.integer("outstanding", 1, 65'536, config.limits.outstanding);
   limits.string("registered", take_size(config.limits.registered_bytes));
+  limits.integer("user_sessions", 0, shm::kSessionsMax, config.limits.user_sessions);
+  limits.integer("user_buffers", 0, shm::kSessionsMax * shm::kBuffersMax,
+                 config.limits.user_buffers);
+  limits.integer("user_rings", 0, shm::kSessionsMax * shm::kLanesMax, config.limits.user_rings);
+  limits.string("user_registered", take_size(config.limits.user_registered_bytes));
+  limits.integer("user_connections", 1, 64, config.limits.user_connections);
   limits.string("drain", take_duration(config.limits.drain_ns));
   limits.finish();
+}
+
+void read_admin(Section admin, Config& config) {
+  admin.string("socket", [&](std::string_view text) -> Status {
+    if (text.empty() || text == "auto") {
+      config.admin.socket = text;
+      return {};
+    }
+    Status status = accept_socket(text, config.admin.socket);
+    if (status && text[0] == '/') return status;
+    return fail(ErrorCode::kInvalidArgument,
+                "\"\", \"auto\" or an absolute path of at most {} bytes is expected",
+                kSocketPathBytesMax);
+  });
+  admin.string("mode", [&](std::string_view text) { return accept_mode(text, config.admin.mode); });
+  admin.string("group", take_text(config.admin.group, 64));
+  admin.strings("writers", 1, 253, config.admin.writers);
+  admin.finish();
 }
 
 void read_root(Section root, Config& config) {
@@ -198,6 +223,7 @@ void read_root(Section root, Config& config) {
     section.require("address");
     section.integer("id", 0, shm::kNodesMax - 1, peer.id);
     section.string("address", take_peer_address(peer.address));
+    section.string("name", take_text(peer.name, 253));
     section.finish();
     for (const PeerConfig& other : config.peers) {
       if (other.id == peer.id) {
@@ -209,11 +235,14 @@ void read_root(Section root, Config& config) {
   read_fabric(root.section("fabric"), config);
   read_proxy(root.section("proxy"), config);
   read_limits(root.section("limits"), config);
+  read_admin(root.section("admin"), config);
   root.each("job", [&](Section& section) {
-    JobWeight job;
+    JobConfig job;
     section.require("pattern");
     section.string("pattern", take_text(job.pattern, shm::kJobNameBytesMax));
-    section.integer("weight", 1, 1000, job.weight);
+    section.integer("weight", 1, kJobWeightMax, job.share.weight);
+    section.string("rate", take_bandwidth(job.share.limit.bytes_per_second));
+    section.integer("commands", 0, kJobCommandsMax, job.share.limit.commands_per_second);
     section.finish();
     config.jobs.push_back(std::move(job));
   });
@@ -336,6 +365,13 @@ void check(const Config& config, Diagnostics& diagnostics) {
   if (config.listen.unix_socket && config.listen.path == config.socket.path) {
     diagnostics.plain("listen and socket.path must not be the same socket");
   }
+  const std::string admin = admin_socket_path(config);
+  if (!admin.empty() && (admin == config.socket.path || admin == config.listen.path)) {
+    diagnostics.plain("admin.socket must not be the socket of socket.path or listen");
+  }
+  if (!config.admin.writers.empty() && config.tls.cert.empty()) {
+    diagnostics.plain("admin.writers: names of certificates need [tls] cert, key and ca");
+  }
   check_security(config, diagnostics);
 }
 
@@ -399,11 +435,21 @@ Result<Config> load_config(const std::string& path, const ConfigOverrides& overr
   return parse_config(text, path, overrides);
 }
 
-std::uint32_t job_weight(const std::vector<JobWeight>& jobs, std::string_view job) {
-  for (const JobWeight& entry : jobs) {
-    if (matches(entry.pattern, job)) return entry.weight;
+JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job) {
+  for (const JobConfig& entry : jobs) {
+    if (matches(entry.pattern, job)) return entry.share;
   }
-  return 1;
+  return {};
+}
+
+std::string admin_socket_path(const Config& config) {
+  constexpr std::string_view kEnding = ".sock", kMark = "-admin";
+  std::string path = config.admin.socket;
+  if (path != "auto") return path;
+  path = config.socket.path;
+  if (path.starts_with('@') || path.size() + kMark.size() > kSocketPathBytesMax) return "";
+  path.insert(path.ends_with(kEnding) ? path.size() - kEnding.size() : path.size(), kMark);
+  return path;
 }
 
 }  // namespace mk::daemon

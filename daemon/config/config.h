@@ -12,6 +12,7 @@
 
 #include "daemon/config/address.h"
 #include "daemon/fabric/verbs_options.h"
+#include "daemon/proxy/share.h"
 #include "shm/host/result.h"
 #include "shm/limits.h"
 
@@ -22,14 +23,16 @@ enum class LogFormat { kAuto, kText, kJson, kJournald };
 struct PeerConfig {
   std::uint32_t id = 0;
   Address address;
+  std::string name{};  ///< that its certificate is made out to; empty: the address's host
 };
 
-/// Jobs whose name matches `pattern` (* and ?) share the proxies by `weight`; the first match
-/// counts.
-struct JobWeight {
+/// Jobs whose name matches `pattern` (* and ?) have `share`; the first match counts.
+struct JobConfig {
   std::string pattern;
-  std::uint32_t weight = 1;
+  JobShare share;
 };
+
+inline constexpr std::uint32_t kJobWeightMax = 1000;
 
 struct Config {
   std::uint32_t node_id = 0;
@@ -65,12 +68,24 @@ struct Config {
 
   struct {
     std::uint32_t sessions = shm::kSessionsMax;
-    std::uint32_t outstanding = 256;          ///< per session
-    std::uint64_t registered_bytes = 0;       ///< per session; 0: unlimited
+    std::uint32_t outstanding = 256;     ///< per session
+    std::uint64_t registered_bytes = 0;  ///< per session; 0: unlimited
+    /// Of all sessions of one user; 0: unlimited.
+    std::uint32_t user_sessions = 0, user_buffers = 0, user_rings = 0;
+    std::uint64_t user_registered_bytes = 0;
+    std::uint32_t user_connections = 32;      ///< that have not attached, per user
     std::uint64_t drain_ns = 10'000'000'000;  ///< how long SIGTERM waits for sessions to end
   } limits;
 
-  std::vector<JobWeight> jobs;
+  /// The Admin service's own socket, for people and tools of this machine.
+  struct {
+    std::string socket = "auto";  ///< beside socket.path; "": none. See admin_socket_path
+    std::uint32_t mode = 0660;
+    std::string group;  ///< the file's; its members may change things. Empty: as created, nobody
+    std::vector<std::string> writers;  ///< names of certificates that may change things
+  } admin;
+
+  std::vector<JobConfig> jobs;
 
   struct {
     std::optional<Address> listen;  ///< on a loopback interface; nothing: no metrics
@@ -107,7 +122,11 @@ Result<Config> load_config(const std::string& path, const ConfigOverrides& overr
 /// The whole configuration as TOML that parses to the same.
 std::string print_config(const Config& config);
 
-/// The weight of a job by `jobs`; 1 when nothing matches.
-std::uint32_t job_weight(const std::vector<JobWeight>& jobs, std::string_view job);
+/// The share of a job by `jobs`; the default when nothing matches.
+JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job);
+
+/// Where the Admin service's socket is; empty: there is none. "auto" is socket.path with "-admin"
+/// before its ending, and nothing for an abstract name or one that would become too long.
+std::string admin_socket_path(const Config& config);
 
 }  // namespace mk::daemon

@@ -53,6 +53,7 @@ std::string print_config(const Config& config) {
     line("\n[[peer]]");
     line("id = {}", peer.id);
     line("address = {}", quoted(peer.address.text()));
+    if (!peer.name.empty()) line("name = {}", quoted(peer.name));
   }
   line("\n[fabric]");
   line("name = {}", quoted(config.fabric.name));
@@ -90,11 +91,25 @@ std::string print_config(const Config& config) {
   line("sessions = {}", config.limits.sessions);
   line("outstanding = {}", config.limits.outstanding);
   line("registered = {}", quoted(format_size(config.limits.registered_bytes)));
+  line("user_sessions = {}", config.limits.user_sessions);
+  line("user_buffers = {}", config.limits.user_buffers);
+  line("user_rings = {}", config.limits.user_rings);
+  line("user_registered = {}", quoted(format_size(config.limits.user_registered_bytes)));
+  line("user_connections = {}", config.limits.user_connections);
   line("drain = {}", quoted(format_duration(config.limits.drain_ns)));
-  for (const JobWeight& job : config.jobs) {
+  std::vector<std::string> writers;
+  for (const std::string& writer : config.admin.writers) writers.push_back(quoted(writer));
+  line("\n[admin]");
+  line("socket = {}", quoted(config.admin.socket));
+  line("mode = \"{:04o}\"", config.admin.mode);
+  line("group = {}", quoted(config.admin.group));
+  line("writers = [{}]", fmt::join(writers, ", "));
+  for (const JobConfig& job : config.jobs) {
     line("\n[[job]]");
     line("pattern = {}", quoted(job.pattern));
-    line("weight = {}", job.weight);
+    line("weight = {}", job.share.weight);
+    line("rate = {}", quoted(format_bandwidth(job.share.limit.bytes_per_second)));
+    line("commands = {}", static_cast<std::int64_t>(job.share.limit.commands_per_second));
   }
   line("\n[metrics]");
   line("listen = {}", quoted(config.metrics.listen ? config.metrics.listen->text() : ""));

@@ -127,11 +127,13 @@ class Section {
   /// A list of strings of `bytes_min` to `bytes_max` characters of ASCII.
   void strings(std::string_view key, std::size_t bytes_min, std::size_t bytes_max,
                std::vector<std::string>& into) {
-    list<std::string>(
-        key, fmt::format("a list of strings of {} to {} bytes is expected", bytes_min, bytes_max),
-        into, [&](const std::string& value) {
-          return is_ascii(value) && value.size() >= bytes_min && value.size() <= bytes_max;
-        });
+    list<std::string>(key,
+                      fmt::format("a list of strings of {} to {} bytes of ASCII is expected",
+                                  bytes_min, bytes_max),
+                      into, [&](const std::string& value) {
+                        return is_ascii(value) && value.size() >= bytes_min &&
+                               value.size() <= bytes_max;
+                      });
   }
 
   /// A table within; empty when absent.

@@ -137,12 +137,62 @@ Status ControlPlane::Impl::check_join(const Job& job, const shm::Attach& attach,
   return {};
 }
 
+ControlPlane::Impl::Usage ControlPlane::Impl::usage_of(std::uint32_t uid) const {
+  Usage usage;
+  for (const auto& [id, session] : sessions_) {
+    if (session->credentials.uid != uid) continue;
+    ++usage.sessions;
+    usage.rings += session->segment.shape().lane_count;
+    usage.buffers += session->buffers.size();
+    usage.registered_bytes += session->registered_bytes;
+  }
+  return usage;
+}
+
+Status ControlPlane::Impl::check_user(std::uint32_t uid, const shm::Attach& attach) const {
+  const auto& most = options_.user_max;
+  const Usage usage = usage_of(uid);
+  if (most.sessions != 0 && usage.sessions >= most.sessions) {
+    return fail(ErrorCode::kLimitExceeded,
+                "user {} has {} sessions at this daemon, the most one user may have "
+                "(limits.user_sessions)",
+                uid, usage.sessions);
+  }
+  if (most.rings != 0 && attach.lane_count > most.rings - std::min(most.rings, usage.rings)) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{} command rings would exceed the {} that user {} may have together "
+                "(limits.user_rings), with {} there; attach with fewer lanes",
+                attach.lane_count, most.rings, uid, usage.rings);
+  }
+  return {};
+}
+
+JobShare ControlPlane::Impl::session_share(const Job& job) const {
+  JobShare share;
+  if (options_.job_share) share = options_.job_share(job.name);
+  share.limit.bytes_per_second /= job.local_size;
+  share.limit.commands_per_second /= job.local_size;
+  return share;
+}
+
+std::uint32_t ControlPlane::Impl::refresh_shares(const std::string& job) {
+  std::uint32_t here = 0;
+  for (const auto& [id, session] : sessions_) {
+    if (session->fenced) continue;
+    const JobShare share = session_share(*session->job);
+    proxy_of(*session).apply(SetShare{session->slot, share.weight, share.limit});
+    if (session->job->name == job) ++here;
+  }
+  return here;
+}
+
 Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::Attach& attach) {
   MK_RETURN_IF_ERROR(check_attach(attach));
   const auto existing = by_name_.find(attach.job);
   if (existing != by_name_.end()) {
     MK_RETURN_IF_ERROR(check_join(*existing->second, attach, client));
   }
+  MK_RETURN_IF_ERROR(check_user(client.credentials.uid, attach));
   if (free_slots_.empty()) {
     return fail(ErrorCode::kLimitExceeded,
                 "this daemon has {} sessions, its limit (sessions that end keep their place until "
@@ -194,12 +244,13 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   client.state = Client::State::kAttached;
   client.session = session.get();
   session->heartbeat = heartbeats_.add(&memory.header().heartbeat_ns, now_());
-  proxy_of(*session).apply(
-      AddSession{.slot = slot,
-                 .segment = &session->segment,
-                 .stats = session->stats.get(),
-                 .outstanding_max = options_.outstanding_max,
-                 .weight = options_.job_weight ? options_.job_weight(job->name) : 1});
+  const JobShare share = session_share(*job);
+  proxy_of(*session).apply(AddSession{.slot = slot,
+                                      .segment = &session->segment,
+                                      .stats = session->stats.get(),
+                                      .outstanding_max = options_.outstanding_max,
+                                      .weight = share.weight,
+                                      .limit = share.limit});
   Session* raw = session.get();
   sessions_.emplace(raw->id, std::move(session));
   return raw;

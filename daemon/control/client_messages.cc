@@ -208,6 +208,22 @@ Status ControlPlane::Impl::check_buffer(const Session& session, const std::strin
                 "(it has {}); raise the daemon's limit or deregister some",
                 session.describe(), name, bytes, limit, session.registered_bytes);
   }
+  const Usage usage = usage_of(session.credentials.uid);
+  const auto& most = options_.user_max;
+  if (most.buffers != 0 && usage.buffers >= most.buffers) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: user {} has {} registered buffers, the most one user may have "
+                "(limits.user_buffers); deregister some",
+                session.describe(), session.credentials.uid, usage.buffers);
+  }
+  if (most.registered_bytes != 0 &&
+      bytes > most.registered_bytes - std::min(most.registered_bytes, usage.registered_bytes)) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: buffer '{}' of {} bytes would exceed the {} bytes that user {} may register "
+                "(limits.user_registered), with {} there; deregister some",
+                session.describe(), name, bytes, most.registered_bytes, session.credentials.uid,
+                usage.registered_bytes);
+  }
   return {};
 }
 

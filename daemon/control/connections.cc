@@ -99,6 +99,18 @@ void Connections::admit(shm::FrameSocket socket) {
                     options_.clients_unattached_max));
     return;
   }
+  connection.user = credentials->uid;
+  const auto of_user =
+      static_cast<std::uint32_t>(std::ranges::count_if(connections_, [&](const auto& entry) {
+        return !entry.second.attached && entry.second.user == connection.user;
+      }));
+  if (of_user >= options_.user_unattached_max) {
+    say(connection, ErrorCode::kLimitExceeded,
+        fmt::format("user {} has {} connections that have not attached, the most one user may have "
+                    "(limits.user_connections); at most {} ms pass until one ends",
+                    connection.user, of_user, options_.handshake_timeout.count()));
+    return;
+  }
   const ClientId id = next_client_++;
   const int fd = connection.socket.fd();
   connection.deadline_ns =

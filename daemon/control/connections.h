@@ -47,6 +47,7 @@ class Connections final : public ClientPort {
  private:
   struct Connection {
     shm::FrameSocket socket;
+    uid_t user = 0;
     bool attached = false;
     bool closing = false;           ///< no more frames are taken; goes when all is sent
     bool broken = false;            ///< goes at the end of this turn

@@ -31,6 +31,8 @@ struct ControlLoopOptions {
   int listening_fd = -1;  ///< listens at `socket_path` already, and is taken over; -1: bind
   std::uint32_t clients_max = 256;            ///< connections at once
   std::uint32_t clients_unattached_max = 64;  ///< of them, connections that have not attached yet
+  /// Of those, what one user may hold, so that others find a place.
+  std::uint32_t user_unattached_max = 32;
   std::chrono::milliseconds handshake_timeout{10'000};  ///< from the connection to its Attach
   /// Refuses clients of other users: for sockets that no file's mode protects.
   bool same_user_only = false;

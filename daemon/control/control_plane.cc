@@ -313,6 +313,9 @@ Result<std::uint32_t> ControlPlane::terminate_job(const std::string& name,
   return ranks;
 }
 
+std::uint32_t ControlPlane::refresh_shares(const std::string& job) {
+  return impl_->refresh_shares(job);
+}
 ControlSnapshot ControlPlane::snapshot() const { return impl_->snapshot(); }
 ControlCounts ControlPlane::counts() const { return impl_->counts(); }
 

@@ -45,8 +45,13 @@ struct ControlOptions {
   /// more fails them at once, and one launch that goes on for as long as this (it is most likely
   /// waiting for that rank) fails them as well, with kPeerLost.
   std::uint64_t leave_grace_ns = 10'000'000'000;
-  /// A job's share of the network beside the others', 1 to 1000; empty: 1 for all.
-  std::function<std::uint32_t(const std::string& job)> job_weight;
+  /// Of all sessions of one user together; 0: no limit.
+  struct {
+    std::uint32_t sessions = 0, buffers = 0, rings = 0;
+    std::uint64_t registered_bytes = 0;
+  } user_max;
+  /// A job's share of the network, see `refresh_shares`; empty: the default for all.
+  std::function<JobShare(const std::string& job)> job_share;
   LogSink log;  ///< may be empty
 };
 
@@ -81,6 +86,7 @@ struct JobInfo {
   std::uint32_t nodes = 1, local_size = 1, node_rank = 0;
   std::vector<std::uint32_t> missing_ranks;
   std::uint32_t weight = 1;
+  RateLimit limit;
   std::vector<std::uint32_t> session_ids;  ///< of its ranks here
 };
 struct LinkInfo {
@@ -167,6 +173,10 @@ class ControlPlane {
   /// Fails a job (kAborted) on all its nodes, as people may ask; returns how many of its ranks were
   /// here, kNotFound when none was. `reason` may be empty.
   Result<std::uint32_t> terminate_job(const std::string& name, const std::string& reason);
+
+  /// Asks for every job's share again and applies what it finds. Returns how many sessions of `job`
+  /// are here.
+  std::uint32_t refresh_shares(const std::string& job = "");
 
   ControlSnapshot snapshot() const;
   ControlCounts counts() const;

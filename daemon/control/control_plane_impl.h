@@ -81,6 +81,7 @@ class ControlPlane::Impl {
   Result<std::uint32_t> terminate_job(const std::string& name, const std::string& reason);
 
   // inspect.cc
+  std::uint32_t refresh_shares(const std::string& job);
   ControlSnapshot snapshot() const;
   ControlCounts counts() const;
 
@@ -146,6 +147,15 @@ class ControlPlane::Impl {
   void attach(Client& client, std::uint64_t request, shm::Attach& message, shm::Frame&);
   Status check_attach(const shm::Attach& attach) const;
   Status check_join(const Job& job, const shm::Attach& attach, const Client& client) const;
+  /// What the sessions of one user have together.
+  struct Usage {
+    std::uint32_t sessions = 0, rings = 0;
+    std::uint64_t buffers = 0, registered_bytes = 0;
+  };
+  Usage usage_of(std::uint32_t uid) const;
+  Status check_user(std::uint32_t uid, const shm::Attach& attach) const;
+  /// The share of one of the job's ranks here.
+  JobShare session_share(const Job& job) const;
   Result<Session*> create_session(Client& client, const shm::Attach& attach);
 
   // rendezvous.cc

@@ -50,7 +50,11 @@ JobInfo ControlPlane::Impl::info_of(const Job& job) const {
   info.local_size = job.local_size;
   info.node_rank = job.node_rank;
   info.age_ns = now_() - (job.deadline_ns - std::uint64_t{job.timeout_ms} * 1'000'000);
-  if (options_.job_weight) info.weight = options_.job_weight(job.name);
+  if (options_.job_share) {
+    const JobShare share = options_.job_share(job.name);
+    info.weight = share.weight;
+    info.limit = share.limit;
+  }
   for (const Session* session : job.sessions()) info.session_ids.push_back(session->id);
   if (job.ending || job.state == JobState::kUp) {
     info.state = job.ending ? "ending" : "up";

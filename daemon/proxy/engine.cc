@@ -34,6 +34,7 @@ bool Engine::pass() {
 
 std::optional<std::uint64_t> Engine::next_due_ns() const {
   std::optional<std::uint64_t> due;
+  if (paced_until_ns_ != 0) due = paced_until_ns_;
   for (const LinkQueue* link : used_links_) {
     if (link->queued() == 0) continue;
     // A submission that waits for company has its window; one the endpoint did not take waits for
@@ -182,6 +183,7 @@ std::uint32_t Engine::take_commands() {
   const std::span<Session* const> sessions = sessions_.all();
   more_expected_ = false;
   sweep_ended_ = true;
+  paced_until_ns_ = 0;
   std::uint32_t moved = 0;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (moved >= kPassCommandsMax) {
@@ -216,13 +218,14 @@ std::uint32_t Engine::take_turn(Session& session, Lane& lane) {
   const std::uint64_t consumed_before = lane.consumer.consumed;
   std::uint64_t bytes = 0;
   std::uint32_t moved = 0;
-  while (lane.holds || take_next(session, lane, bytes)) {
+  while (!paced(session, lane) && (lane.holds || take_next(session, lane, bytes))) {
     Peer& peer = *lane.held.peer;
     LinkQueue& link = *peer.link;
     if (!link.admits(peer.flow)) {
       if (link.full()) lane.stats->credit_stalls.add(1);
       break;
     }
+    session.pacer.take(now_ns_, lane.held.command.bytes);
     link.push(lane, peer.flow, now_ns_);
     if (link.full()) post(link);
     if (++moved == kLaneTurnMax) {
@@ -239,6 +242,16 @@ std::uint32_t Engine::take_turn(Session& session, Lane& lane) {
     lane.stats->bytes.add(bytes);
   }
   return moved;
+}
+
+bool Engine::paced(const Session& session, const Lane& lane) {
+  if (!session.pacer.limited() || session.pacer.admits(now_ns_)) return false;
+  if (lane.holds || lane.ready()) {
+    const std::uint64_t due = session.pacer.due_ns();
+    paced_until_ns_ = paced_until_ns_ == 0 ? due : std::min(paced_until_ns_, due);
+    lane.stats->credit_stalls.add(1);
+  }
+  return true;
 }
 
 bool Engine::take_next(Session& session, Lane& lane, std::uint64_t& bytes) {

@@ -69,6 +69,7 @@ class Engine {
   void on_mail(Parcel& parcel, const BindPeerBuffer& bind);
   void on_mail(Parcel& parcel, const UnbindPeerBuffer& unbind);
   void on_mail(Parcel& parcel, const FenceSession& asked);
+  void on_mail(Parcel& parcel, const SetShare& share);
 
   bool poll_endpoint();
   void on_finished(const fabric::Event& event, bool failed);
@@ -80,6 +81,8 @@ class Engine {
   std::uint32_t take_from(Session& session);
   std::uint32_t take_turn(Session& session, Lane& lane);
   bool take_next(Session& session, Lane& lane, std::uint64_t& bytes);
+  /// Whether the session's limit holds the lane up now.
+  bool paced(const Session& session, const Lane& lane);
   std::uint32_t post(LinkQueue& link);
   bool finish_links();
 
@@ -113,6 +116,7 @@ class Engine {
   bool more_expected_ = false;         ///< a lane's turn ended before its ring was empty
   std::uint32_t answers_waiting_ = 0;  ///< unbinds and fences not yet answered
   bool settle_due_ = false;
+  std::uint64_t paced_until_ns_ = 0;  ///< when a session that its limit held up may go on; 0: none
 
   std::vector<Parcel> parcels_;
   std::array<fabric::Event, kPollEvents> events_;

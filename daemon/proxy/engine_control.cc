@@ -120,6 +120,16 @@ void Engine::on_mail(Parcel&, const FenceSession& asked) {
   settle_due_ = true;
 }
 
+void Engine::on_mail(Parcel&, const SetShare& share) {
+  Session* session = sessions_.find(share.slot);
+  if (session == nullptr) return;
+  session->set_weight(share.weight);
+  session->pacer.set(share.limit);
+  for (const auto& peer : session->bindings.peers()) {
+    LinkQueue::set_weight(peer->flow, session->weight);
+  }
+}
+
 // -- the end of a session
 // -------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ void LinkQueue::push(Lane& lane, Flow& flow, std::uint64_t now_ns) {
 std::uint32_t LinkQueue::post(fabric::Endpoint& endpoint, std::uint64_t batch_number,
                               std::uint64_t now_ns, TraceBuffer* trace) {
   if (refused_ || count_ == 0) return 0;
-  const std::uint32_t offered = std::min(count_, depth_ - std::min(depth_, in_flight_));
+  const std::uint32_t offered = std::min(count_, depth() - std::min(depth(), in_flight_));
   std::uint32_t taken = 0;
   if (offered != 0) {
     const std::size_t answer = endpoint.post(id_, std::span(writes_.data(), offered));

@@ -28,6 +28,11 @@ namespace mk::daemon {
 inline constexpr std::int64_t kRoundBytes = 2 << 20;
 inline constexpr std::int64_t kCommandCostBytes = 8 << 10;
 
+/// Writes in flight on a link that several sessions use: enough to keep a network busy, and little
+/// enough that nobody's command waits behind a crowd of another's. Within it the round robin
+/// decides.
+inline constexpr std::uint32_t kSharedDepth = 64;
+
 class LinkQueue {
  public:
   LinkQueue(fabric::LinkId id, std::uint32_t depth) : id_(id), depth_(std::max(depth, 1u)) {}
@@ -49,6 +54,12 @@ class LinkQueue {
     flow.quantum = kRoundBytes * weight;
     flow.deficit = flow.quantum;
     flow.round = round_;
+  }
+
+  /// From the flow's next round on; credit beyond it is lost.
+  static void set_weight(Flow& flow, std::uint32_t weight) {
+    flow.quantum = kRoundBytes * weight;
+    flow.deficit = std::min(flow.deficit, flow.quantum);
   }
 
   /// Whether the queue takes a command of `flow` now. If not, the link remembers in what way it was
@@ -119,6 +130,8 @@ class LinkQueue {
   static std::uint32_t record_posted(const Origin& origin, std::uint64_t batch_number,
                                      std::uint64_t now_ns);
   void remove_front(std::uint32_t count);
+
+  std::uint32_t depth() const { return users > 1 ? std::min(depth_, kSharedDepth) : depth_; }
 
   fabric::LinkId id_;
   std::uint32_t depth_;

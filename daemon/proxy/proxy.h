@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "daemon/fabric/fabric.h"
+#include "daemon/proxy/share.h"
 #include "daemon/proxy/stats.h"
 #include "daemon/proxy/trace.h"
 #include "shm/host/result.h"
@@ -38,6 +39,13 @@ struct AddSession {
   SessionStats* stats = nullptr;        ///< one LaneStats per lane; outlives the session here
   std::uint32_t outstanding_max = 256;  ///< commands taken but not completed, over all lanes
   std::uint32_t weight = 1;             ///< share in the round robin
+  RateLimit limit;                      ///< of this session alone
+};
+/// Changes what a session may use, from the next command on.
+struct SetShare {
+  SessionSlot slot = 0;
+  std::uint32_t weight = 1;
+  RateLimit limit;
 };
 /// One of the session's own buffers may be a source from now on.
 struct BindBuffer {
@@ -81,7 +89,7 @@ struct FenceSession {
   SessionSlot slot = 0;
 };
 using ProxyCommand = std::variant<AddSession, BindBuffer, UnbindBuffer, BindPeer, BindPeerBuffer,
-                                  UnbindPeerBuffer, FenceSession>;
+                                  UnbindPeerBuffer, FenceSession, SetShare>;
 
 // -- proxy -> control
 // -----------------------------------------------------------------------------------------------

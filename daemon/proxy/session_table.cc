@@ -26,10 +26,11 @@ bool any_in_flight(const Session& session, Names names) {
 
 Session::Session(const AddSession& added)
     : slot(added.slot),
-      weight(std::clamp(added.weight, 1u, kWeightMax)),
       outstanding_max(std::clamp(added.outstanding_max, 1u, shm::kRingSlotsMax)),
       arrivals(added.segment->flags(), added.segment->shape().flag_count),
       own_stats_(added.stats == nullptr ? std::make_unique<SessionStats>() : nullptr) {
+  set_weight(added.weight);
+  pacer.set(added.limit);
   SessionStats& stats = added.stats != nullptr ? *added.stats : *own_stats_;
   const std::uint32_t lane_count = added.segment->shape().lane_count;
   lanes.reserve(lane_count);

@@ -3,6 +3,7 @@
 /// used only by the proxy thread in between.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "daemon/proxy/command_validation.h"
 #include "daemon/proxy/completion_tracker.h"
 #include "daemon/proxy/proxy.h"
+#include "daemon/proxy/share.h"
 #include "daemon/proxy/stats.h"
 #include "shm/ring.h"
 
@@ -65,7 +67,8 @@ struct Session {
   std::uint32_t generation = 0;
   bool fenced = false;       ///< takes nothing more
   bool drain_asked = false;  ///< FenceSession came: answer Drained when `posted` is 0
-  std::uint32_t weight;
+  std::uint32_t weight = 1;
+  Pacer pacer;
   std::uint32_t outstanding = 0;  ///< taken, not completed
   std::uint32_t outstanding_max;
   std::uint32_t posted = 0;     ///< with the fabric
@@ -75,6 +78,8 @@ struct Session {
   ArrivalBoard arrivals;
   std::vector<UnbindBuffer> unbinding;  ///< not yet answered
   std::vector<UnbindPeerBuffer> unbinding_peer;
+
+  void set_weight(std::uint32_t wanted) { weight = std::clamp(wanted, 1u, kWeightMax); }
 
   /// Whether a command that was taken and may still be transferred names the buffer.
   bool in_flight(const UnbindBuffer& buffer) const;

@@ -118,4 +118,16 @@ void to_proto(const PeerInfo& from, v1::PeerStatus& to) {
   to.set_breaks(from.breaks);
 }
 
+JobChange from_proto(const v1::SetJobRequest& request) {
+  JobChange change;
+  change.job = request.job();
+  change.reset = request.reset();
+  if (request.has_weight()) change.weight = request.weight();
+  if (request.has_bytes_per_second()) change.bytes_per_second = request.bytes_per_second();
+  if (request.has_commands_per_second()) {
+    change.commands_per_second = request.commands_per_second();
+  }
+  return change;
+}
+
 }  // namespace mk::daemon

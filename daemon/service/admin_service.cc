@@ -25,10 +25,11 @@ constexpr nanoseconds kIntervalMax = std::chrono::seconds(60);
 constexpr nanoseconds kCancelPoll = std::chrono::milliseconds(200);
 
 grpc::Status refuse(const Error& error) {
-  const auto code = error.code == ErrorCode::kTimeout       ? grpc::StatusCode::DEADLINE_EXCEEDED
-                    : error.code == ErrorCode::kDraining    ? grpc::StatusCode::FAILED_PRECONDITION
-                    : error.code == ErrorCode::kUnsupported ? grpc::StatusCode::UNIMPLEMENTED
-                                                            : grpc::StatusCode::UNAVAILABLE;
+  const auto code = error.code == ErrorCode::kTimeout    ? grpc::StatusCode::DEADLINE_EXCEEDED
+                    : error.code == ErrorCode::kDraining ? grpc::StatusCode::FAILED_PRECONDITION
+                    : error.code == ErrorCode::kInvalidArgument ? grpc::StatusCode::INVALID_ARGUMENT
+                    : error.code == ErrorCode::kUnsupported     ? grpc::StatusCode::UNIMPLEMENTED
+                                                                : grpc::StatusCode::UNAVAILABLE;
   return {code, error.message};
 }
 
@@ -164,6 +165,18 @@ class AdminService::Impl final : public v1::Admin::Service {
                       v1::ResumeResponse*) override {
     const Status done = act(actions_.resume);
     return done ? grpc::Status::OK : refuse(done.error());
+  }
+
+  grpc::Status SetJob(grpc::ServerContext*, const v1::SetJobRequest* request,
+                      v1::SetJobResponse* response) override {
+    if (!actions_.set_job) return {grpc::StatusCode::UNIMPLEMENTED, "jobs cannot be changed here"};
+    const auto changed = actions_.set_job(from_proto(*request));
+    if (!changed) return refuse(changed.error());
+    response->set_weight(changed->share.weight);
+    response->set_bytes_per_second(changed->share.limit.bytes_per_second);
+    response->set_commands_per_second(changed->share.limit.commands_per_second);
+    response->set_sessions(changed->sessions);
+    return grpc::Status::OK;
   }
 
  private:

@@ -9,6 +9,7 @@
 
 #include "daemon/control/node.h"
 #include "daemon/service/grpc_peer_transport.h"
+#include "daemon/service/live_config.h"
 
 namespace grpc {
 class Service;
@@ -26,6 +27,7 @@ struct AdminInfo {
 /// What people may ask the daemon to do; called on the server's threads.
 struct AdminActions {
   std::function<Status()> drain, resume;
+  std::function<Result<JobChanged>(const JobChange&)> set_job;
 };
 
 class AdminService {

@@ -1,5 +1,7 @@
 #include "daemon/service/daemon.h"
 
+#include <grp.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -7,38 +9,18 @@
 
 #include "daemon/config/compare.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/service/admin_guard.h"
 #include "daemon/service/admin_service.h"
 #include "daemon/service/grpc_channel.h"
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/grpc_server.h"
+#include "daemon/service/live_config.h"
 #include "daemon/service/version.h"
 
 namespace mk::daemon {
 namespace {
 
 constexpr auto kServerGrace = std::chrono::seconds(1);
-
-/// The configuration in effect: what of it may change is read under its lock.
-class LiveConfig {
- public:
-  explicit LiveConfig(Config config) : config_(std::move(config)) {}
-  Config get() const {
-    std::lock_guard lock(mutex_);
-    return config_;
-  }
-  void set(const Config& config) {
-    std::lock_guard lock(mutex_);
-    config_ = config;
-  }
-  std::uint32_t weight_of(const std::string& job) const {
-    std::lock_guard lock(mutex_);
-    return job_weight(config_.jobs, job);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  Config config_;
-};
 
 /// The engine's options of a configuration. `logger` and `live` outlive the node.
 NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& logger) {
@@ -48,10 +30,13 @@ NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& l
   options.control.sessions_max = config.limits.sessions;
   options.control.outstanding_max = config.limits.outstanding;
   options.control.registered_bytes_max = config.limits.registered_bytes;
-  options.control.job_weight = [&live](const std::string& job) { return live.weight_of(job); };
+  options.control.user_max = {config.limits.user_sessions, config.limits.user_buffers,
+                              config.limits.user_rings, config.limits.user_registered_bytes};
+  options.control.job_share = [&live](const std::string& job) { return live.share_of(job); };
   options.control.log = logger.sink();
   options.loop.socket_path = config.socket.path;
   options.loop.socket_mode = config.socket.mode;
+  options.loop.user_unattached_max = config.limits.user_connections;
   options.rails.clear();
   for (std::uint32_t rail = 0; rail < config.fabric.rails; ++rail) {
     RailOptions one;
@@ -70,6 +55,18 @@ NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& l
     options.rails.push_back(std::move(one));
   }
   return options;
+}
+
+Result<gid_t> group_id(const std::string& name) {
+  std::vector<char> text(16'384);
+  group entry{};
+  group* found = nullptr;
+  const int error = ::getgrnam_r(name.c_str(), &entry, text.data(), text.size(), &found);
+  if (error != 0) return fail_errno(error, "admin.group: cannot look up group '{}'", name);
+  if (found == nullptr) {
+    return fail(ErrorCode::kNotFound, "admin.group: this machine has no group '{}'", name);
+  }
+  return entry.gr_gid;
 }
 
 /// "log.level \"info\" -> \"debug\"", for each.
@@ -108,15 +105,13 @@ class Daemon::Impl {
     PeerTransportOptions options;
     options.node = config.node_id;
     options.peers = config.peers;
-    options.tls_cert = tls.cert;
-    options.tls_key = tls.key;
-    options.tls_ca = tls.ca;
+    options.tls = tls;
     peers = std::make_unique<GrpcPeerTransport>(std::move(options), node->peer_sink(), logger);
     admin = std::make_unique<AdminService>(
         *node, *peers, AdminInfo{version_text(), config.listen.text(), config.limits.sessions},
-        AdminActions{[this] { return set_drained(true); }, [this] { return set_drained(false); }});
-    MK_ASSIGN_OR_RETURN(
-        server, GrpcServer::listen(config.listen, tls, {&peers->service(), &admin->service()}));
+        AdminActions{[this] { return set_drained(true); }, [this] { return set_drained(false); },
+                     [this](const JobChange& change) { return set_job(change); }});
+    MK_RETURN_IF_ERROR(listen(config, tls));
     admin->set_listen(server->address().text());
     if (config.metrics.listen) {
       MK_ASSIGN_OR_RETURN(
@@ -124,8 +119,60 @@ class Daemon::Impl {
     }
     MK_RETURN_IF_ERROR(node->start(*peers));
     peers->start();
-    server->set_serving(true);
+    set_serving(true);
     return {};
+  }
+
+  void set_serving(bool serving) {
+    if (server) server->set_serving(serving);
+    if (admin_server) admin_server->set_serving(serving);
+  }
+
+  /// The peers' address, and the Admin service there and at its own socket, with rights apart.
+  Status listen(const Config& config, const TlsTexts& tls) {
+    GrpcListenOptions at_admin;
+    at_admin.address = {.unix_socket = true, .path = admin_socket_path(config)};
+    at_admin.mode = config.admin.mode;
+    at_admin.book = &callers;
+    if (!config.admin.group.empty()) {
+      MK_ASSIGN_OR_RETURN(at_admin.group, group_id(config.admin.group));
+    }
+    AdminRights rights;
+    rights.writers = config.admin.writers;
+    if (!at_admin.address.path.empty()) {
+      rights.instead = fmt::format(
+          "; changes go to {} (mkctl --address), by root, the daemon's own user{}",
+          at_admin.address.text(),
+          config.admin.group.empty() ? "" : " or a member of group " + config.admin.group);
+    }
+    const bool certified = tls.enabled() && !config.listen.unix_socket;
+    if (certified) rights.change = AdminRights::Change::kCertificate;
+    lookers = std::make_unique<AdminGuard>(admin->service(), rights, callers, logger);
+    rights.change = AdminRights::Change::kEverybody;
+    changers = std::make_unique<AdminGuard>(admin->service(), rights, callers, logger);
+
+    GrpcListenOptions at_listen = at_admin;
+    at_listen.address = config.listen;
+    at_listen.mode = 0660;  // who may speak to this socket may speak for a node
+    at_listen.tls = tls;
+    at_listen.services = {&peers->service(), &lookers->service()};
+    at_listen.trusted_services = {&peers->service(), &changers->service()};
+    MK_ASSIGN_OR_RETURN(server, GrpcServer::listen(at_listen));
+    if (at_admin.address.path.empty()) return {};
+    at_admin.services = {&lookers->service()};
+    at_admin.trusted_services = {&changers->service()};
+    MK_ASSIGN_OR_RETURN(admin_server, GrpcServer::listen(at_admin));
+    return {};
+  }
+
+  Result<JobChanged> set_job(const JobChange& change) {
+    JobChanged changed;
+    MK_ASSIGN_OR_RETURN(changed.share, live.change(change));
+    MK_ASSIGN_OR_RETURN(changed.sessions,
+                        node->loop().run_sync([job = change.job](ControlPlane& plane) {
+                          return plane.refresh_shares(job);
+                        }));
+    return changed;
   }
 
   ReloadReport reload(const Result<Config>& loaded) {
@@ -149,6 +196,7 @@ class Daemon::Impl {
                                 frozen)};
     }
     live.set(*loaded);
+    node->loop().post([](ControlPlane& plane) { plane.refresh_shares(); });
     logger.set_level(log_level_of(loaded->log.level));
     return {false, fmt::format("the configuration is reloaded: {}", describe(changes, true))};
   }
@@ -206,7 +254,7 @@ class Daemon::Impl {
     if (shutting_down) {
       return fail(ErrorCode::kDraining, "the daemon of node {} is shutting down", node->id());
     }
-    server->set_serving(!drained);
+    set_serving(!drained);
     if (drained) {
       node->drain("is drained for maintenance (mkctl drain)");
     } else {
@@ -218,7 +266,7 @@ class Daemon::Impl {
   void drain() {
     std::lock_guard lock(drain_mutex);
     shutting_down = true;
-    if (server) server->set_serving(false);
+    set_serving(false);
     if (node) node->drain();
   }
 
@@ -230,7 +278,9 @@ class Daemon::Impl {
     if (node) node->stop(deadline);
     if (peers) peers->stop();
     if (admin) admin->stop();
-    if (server) server->shutdown(std::chrono::system_clock::now() + kServerGrace);
+    const auto end = std::chrono::system_clock::now() + kServerGrace;
+    if (server) server->shutdown(end);
+    if (admin_server) admin_server->shutdown(end);
   }
 
   Logger& logger;
@@ -243,7 +293,9 @@ class Daemon::Impl {
   std::unique_ptr<Node> node;
   std::unique_ptr<GrpcPeerTransport> peers;
   std::unique_ptr<AdminService> admin;
-  std::unique_ptr<GrpcServer> server;
+  ConnectionBook callers;
+  std::unique_ptr<AdminGuard> lookers, changers;
+  std::unique_ptr<GrpcServer> server, admin_server;
   std::unique_ptr<MetricsEndpoint> metrics;
   bool stopped = false;
   std::mutex drain_mutex;

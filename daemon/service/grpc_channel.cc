@@ -1,9 +1,12 @@
 #include "daemon/service/grpc_channel.h"
 
+#include <grpc/grpc_security_constants.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <string_view>
 
 namespace mk::daemon {
 namespace {
@@ -26,6 +29,9 @@ Result<TlsTexts> read_tls(const std::string& cert, const std::string& key, const
   MK_ASSIGN_OR_RETURN(texts.cert, read_pem(cert, "cert"));
   MK_ASSIGN_OR_RETURN(texts.key, read_pem(key, "key"));
   MK_ASSIGN_OR_RETURN(texts.ca, read_pem(ca, "ca"));
+  texts.cert_path = cert;
+  texts.key_path = key;
+  texts.ca_path = ca;
   return texts;
 }
 
@@ -52,8 +58,30 @@ std::shared_ptr<grpc::Channel> open_channel(const Address& address, const Channe
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (options.tls.enabled() && !address.unix_socket) {
     credentials = grpc::SslCredentials({options.tls.ca, options.tls.key, options.tls.cert});
+    if (!options.tls_name.empty()) arguments.SetSslTargetNameOverride(options.tls_name);
   }
   return grpc::CreateCustomChannel(grpc_target(address), credentials, arguments);
+}
+
+std::vector<std::string> certificate_names(const grpc::AuthContext& context) {
+  std::vector<std::string> names;
+  if (!context.IsPeerAuthenticated()) return names;
+  for (const char* property : {GRPC_X509_SAN_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME}) {
+    for (const grpc::string_ref& name : context.FindPropertyValues(property)) {
+      names.emplace_back(name.data(), name.size());
+    }
+  }
+  return names;
+}
+
+bool names_match(const std::vector<std::string>& names, const std::string& wanted) {
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    if (name == wanted) return true;
+    if (!name.starts_with("*.")) return false;
+    const std::size_t dot = wanted.find('.');
+    return dot != 0 && dot != std::string::npos &&
+           std::string_view(wanted).substr(dot) == std::string_view(name).substr(1);
+  });
 }
 
 }  // namespace mk::daemon

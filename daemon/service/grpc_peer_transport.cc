@@ -22,16 +22,28 @@ GrpcPeerTransport::Impl::Impl(PeerTransportOptions options, PeerSink& sink, Logg
     peer.config = config;
     peer.info.node = config.id;
     peer.info.address = config.address.text();
-    if (options_.node > config.id) {
-      ChannelOptions channel;
-      channel.tls = {options_.tls_cert, options_.tls_key, options_.tls_ca};
-      channel.connect_timeout = options_.backoff_max;
-      channel.reconnect_min = options_.backoff_min;
-      channel.keepalive_time = options_.keepalive_time;
-      channel.keepalive_timeout = options_.keepalive_timeout;
-      peer.stub = v1::Peer::NewStub(open_channel(config.address, channel));
-    }
+    if (options_.node > config.id) peer.stub = make_stub(peer, options_.tls);
   }
+}
+
+std::unique_ptr<v1::Peer::Stub> GrpcPeerTransport::Impl::make_stub(Peer& peer,
+                                                                   const TlsTexts& tls) {
+  ChannelOptions channel;
+  channel.tls = tls;
+  channel.tls_name = peer.config.name;
+  channel.connect_timeout = options_.backoff_max;
+  channel.reconnect_min = options_.backoff_min;
+  channel.keepalive_time = options_.keepalive_time;
+  channel.keepalive_timeout = options_.keepalive_timeout;
+  peer.certificate = tls.cert;
+  return v1::Peer::NewStub(open_channel(peer.config.address, channel));
+}
+
+void GrpcPeerTransport::Impl::renew_certificate(Peer& peer) {
+  if (options_.tls.cert_path.empty() || peer.config.address.unix_socket) return;
+  const auto tls = read_tls(options_.tls.cert_path, options_.tls.key_path, options_.tls.ca_path);
+  // Files that are being replaced: the ones in use serve until the next call.
+  if (tls && tls->cert != peer.certificate) peer.stub = make_stub(peer, *tls);
 }
 
 void GrpcPeerTransport::Impl::start() {

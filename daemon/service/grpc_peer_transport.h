@@ -14,6 +14,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/control/peer_transport.h"
+#include "daemon/service/grpc_channel.h"
 #include "daemon/service/log.h"
 
 namespace grpc {
@@ -25,7 +26,8 @@ namespace mk::daemon {
 struct PeerTransportOptions {
   NodeId node = 0;
   std::vector<PeerConfig> peers;
-  std::string tls_cert, tls_key, tls_ca;   ///< PEM texts; empty: no TLS. Unix sockets never use TLS
+  /// Unix sockets never use TLS. When it names its files, they are read again before every call.
+  TlsTexts tls;
   std::size_t queue_bytes_max = 64 << 20;  ///< per peer, not yet taken by the network
   std::chrono::milliseconds backoff_min{100}, backoff_max{5'000};
   std::chrono::milliseconds hello_timeout{5'000};

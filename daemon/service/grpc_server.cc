@@ -4,63 +4,25 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_posix.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 
 #include <atomic>
 #include <mutex>
 
 #include "shm/host/unique_fd.h"
-#include "shm/host/unix_socket.h"
 
 namespace mk::daemon {
 namespace {
 
 /// Threads that answer Admin calls at once; peers and health do not need any of them.
 constexpr int kSyncThreadsMax = 32;
-constexpr mode_t kUnixSocketMode = 0660;
-
-/// Whether somebody answers at a Unix socket: gRPC would take the path away from under it.
-Status refuse_live_socket(const std::string& path) {
-  const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  const bool answered =
-      ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-  if (!answered) {
-    if (errno == ENOENT || errno == ECONNREFUSED) return {};
-    struct stat status {};
-    if (::lstat(path.c_str(), &status) == 0 && !S_ISSOCK(status.st_mode)) {
-      return fail(ErrorCode::kAlreadyExists, "cannot listen on unix:{}: it exists and is no socket",
-                  path);
-    }
-    return fail_errno(errno, "cannot listen on unix:{}", path);
-  }
-  ucred holder{};
-  socklen_t size = sizeof holder;
-  ::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &holder, &size);
-  return fail(ErrorCode::kAlreadyExists,
-              "cannot listen on unix:{}: process {} listens there already; stop it or choose "
-              "another --listen",
-              path, holder.pid);
-}
+constexpr unsigned kCertificatePollSeconds = 2;
 
 /// gRPC does not say why it could not listen; the same calls, made by ourselves, do.
 tl::unexpected<Error> explain(const Address& address) {
-  if (address.unix_socket) {
-    const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un where{};
-    where.sun_family = AF_UNIX;
-    address.path.copy(where.sun_path, sizeof where.sun_path - 1);
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where) != 0) {
-      return fail_errno(errno, "cannot listen on {}", address.text());
-    }
-    ::unlink(address.path.c_str());
-    return fail(ErrorCode::kSystem, "gRPC cannot listen on {}", address.text());
-  }
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
@@ -96,9 +58,17 @@ void enable_plugins() {
   });
 }
 
-std::shared_ptr<grpc::ServerCredentials> credentials_for(const Address& address,
-                                                         const TlsTexts& tls) {
-  if (!tls.enabled() || address.unix_socket) return grpc::InsecureServerCredentials();
+std::shared_ptr<grpc::ServerCredentials> credentials_for(const TlsTexts& tls) {
+  if (!tls.enabled()) return grpc::InsecureServerCredentials();
+  if (!tls.cert_path.empty()) {
+    namespace x = grpc::experimental;
+    x::TlsServerCredentialsOptions options(std::make_shared<x::FileWatcherCertificateProvider>(
+        tls.key_path, tls.cert_path, tls.ca_path, kCertificatePollSeconds));
+    options.watch_identity_key_cert_pairs();
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+    return x::TlsServerCredentials(options);
+  }
   grpc::SslServerCredentialsOptions options(
       GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   options.pem_root_certs = tls.ca;
@@ -113,49 +83,68 @@ std::atomic<Logger*> grpc_logger{nullptr};
 class GrpcServer::Impl {
  public:
   ~Impl() {
-    if (server) server->Shutdown(std::chrono::system_clock::now());
+    gate.reset();
+    for (const auto& server : servers) server->Shutdown(std::chrono::system_clock::now());
   }
+
+  /// A server of `services`, on the address or, when it is a Unix socket, on what the gate brings.
+  Status serve(const GrpcListenOptions& options, const std::vector<grpc::Service*>& services) {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    if (!address.unix_socket) {
+      builder.AddListeningPort(address.text(), credentials_for(options.tls), &port);
+    }
+    for (grpc::Service* service : services) builder.RegisterService(service);
+    builder.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
+    builder.SetMaxSendMessageSize(kGrpcMessageBytesMax);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons must not share a port
+    // Peers ping to learn whether we live; we do so to learn whether they do.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 2'000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3'000);
+    grpc::ResourceQuota quota("mkerneld");
+    quota.SetMaxThreads(kSyncThreadsMax);
+    builder.SetResourceQuota(quota);
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+    auto server = builder.BuildAndStart();
+    if (!server || (!address.unix_socket && port <= 0)) return explain(address);
+    if (!address.unix_socket) address.port = static_cast<std::uint16_t>(port);
+    servers.push_back(std::move(server));
+    return {};
+  }
+
+  Status open_gate(const GrpcListenOptions& options) {
+    MK_ASSIGN_OR_RETURN(
+        gate, UnixGate::open({address.path, static_cast<mode_t>(options.mode), options.group},
+                             options.book != nullptr ? *options.book : own_book,
+                             [this](UniqueFd connection, bool trusted) {
+                               grpc::Server& server = *servers[trusted ? servers.size() - 1 : 0];
+                               grpc::AddInsecureChannelFromFd(&server, connection.release());
+                             }));
+    return {};
+  }
+
   Address address;
-  std::unique_ptr<grpc::Server> server;
+  ConnectionBook own_book;
+  std::vector<std::unique_ptr<grpc::Server>> servers;  ///< for everybody, then for the trusted
+  std::unique_ptr<UnixGate> gate;
 };
 
-Result<std::unique_ptr<GrpcServer>> GrpcServer::listen(
-    const Address& address, const TlsTexts& tls, const std::vector<grpc::Service*>& services) {
+Result<std::unique_ptr<GrpcServer>> GrpcServer::listen(const GrpcListenOptions& options) {
   enable_plugins();
   auto impl = std::make_unique<Impl>();
-  impl->address = address;
-  if (address.unix_socket) MK_RETURN_IF_ERROR(refuse_live_socket(address.path));
-
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(address.unix_socket ? grpc_target(address) : address.text(),
-                           credentials_for(address, tls), &port);
-  for (grpc::Service* service : services) builder.RegisterService(service);
-  builder.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
-  builder.SetMaxSendMessageSize(kGrpcMessageBytesMax);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons must not share a port
-  // Peers ping to learn whether we live; we do so to learn whether they do.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 2'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3'000);
-  grpc::ResourceQuota quota("mkerneld");
-  quota.SetMaxThreads(kSyncThreadsMax);
-  builder.SetResourceQuota(quota);
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
-  impl->server = builder.BuildAndStart();
-  if (!impl->server || (!address.unix_socket && port <= 0)) {
-    impl->server.reset();
-    return explain(address);
-  }
-  if (address.unix_socket) {
-    // Who may speak to this socket may speak for a node.
-    if (::chmod(address.path.c_str(), kUnixSocketMode) != 0) {
-      return fail_errno(errno, "cannot set the mode of {}", address.path);
+  impl->address = options.address;
+  MK_RETURN_IF_ERROR(impl->serve(options, options.services));
+  if (options.address.unix_socket) {
+    if (!options.trusted_services.empty()) {
+      MK_RETURN_IF_ERROR(impl->serve(options, options.trusted_services));
     }
-  } else {
-    impl->address.port = static_cast<std::uint16_t>(port);
+    if (Status opened = impl->open_gate(options); !opened) {
+      return fail(opened.error().code, "cannot listen on {}: {}", options.address.text(),
+                  opened.error().message);
+    }
   }
   auto server = std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
   server->set_serving(false);
@@ -168,15 +157,18 @@ GrpcServer::~GrpcServer() = default;
 const Address& GrpcServer::address() const { return impl_->address; }
 
 void GrpcServer::set_serving(bool serving) {
-  grpc::HealthCheckServiceInterface* health = impl_->server->GetHealthCheckService();
-  if (!health) return;
-  for (const char* service : {"", "mkernel.v1.Admin", "mkernel.v1.Peer"}) {
-    health->SetServingStatus(service, serving);
+  for (const auto& server : impl_->servers) {
+    grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
+    if (!health) continue;
+    for (const char* service : {"", "mkernel.v1.Admin", "mkernel.v1.Peer"}) {
+      health->SetServingStatus(service, serving);
+    }
   }
 }
 
 void GrpcServer::shutdown(std::chrono::system_clock::time_point deadline) {
-  impl_->server->Shutdown(deadline);
+  impl_->gate.reset();
+  for (const auto& server : impl_->servers) server->Shutdown(deadline);
 }
 
 void route_grpc_log(Logger* logger) {

@@ -2,13 +2,17 @@
 /// The gRPC server of a daemon: Peer, Admin, health checking and reflection on one address.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "daemon/config/address.h"
 #include "daemon/service/grpc_channel.h"
 #include "daemon/service/log.h"
+#include "daemon/service/unix_gate.h"
 #include "shm/host/result.h"
 
 namespace grpc {
@@ -17,13 +21,35 @@ class Service;
 
 namespace mk::daemon {
 
+struct GrpcListenOptions {
+  Address address;
+  /// TCP only. When it names its files, they are watched: new ones are used from the next
+  /// connection on. While they are broken, or not each other's, there is no new connection.
+  TlsTexts tls;
+  /// What everybody who can connect may call. The services outlive the server.
+  std::vector<grpc::Service*> services;
+  /// Unix sockets: what root, the daemon's own user and members of `group` may call instead.
+  std::vector<grpc::Service*> trusted_services;
+  std::uint32_t mode = 0660;  ///< of a Unix socket's file, and its group
+  std::optional<gid_t> group;
+  ConnectionBook* book = nullptr;  ///< outlives the server; null: one of its own
+};
+
 class GrpcServer {
  public:
-  /// Listens; calls are served at once, but health says NOT_SERVING until `set_serving`. `services`
-  /// outlive this. An address that another process holds is refused (kAlreadyExists), with the
-  /// holder's pid for a Unix socket; a stale socket file is replaced.
+  /// Listens; calls are served at once, but health says NOT_SERVING until `set_serving`. An address
+  /// that another process holds is refused (kAlreadyExists), with the holder's pid for a Unix
+  /// socket; a stale socket file is replaced.
+  static Result<std::unique_ptr<GrpcServer>> listen(const GrpcListenOptions& options);
+  /// The same services for all who can connect.
   static Result<std::unique_ptr<GrpcServer>> listen(const Address& address, const TlsTexts& tls,
-                                                    const std::vector<grpc::Service*>& services);
+                                                    const std::vector<grpc::Service*>& services) {
+    GrpcListenOptions options;
+    options.address = address;
+    options.tls = tls;
+    options.services = services;
+    return listen(options);
+  }
   ~GrpcServer();  ///< shuts down at once if it still runs
 
   /// The address with the real port.

@@ -48,6 +48,11 @@ class Logger {
   /// client or a peer can cause at will. How many were held back is said with the next one.
   void write_limited(std::string_view kind, LogLevel level, std::string_view message,
                      const std::vector<std::pair<std::string, std::string>>& fields = {});
+  /// Who changed what: written whatever the level, and never held back.
+  void audit(std::string_view message,
+             const std::vector<std::pair<std::string, std::string>>& fields) {
+    emit(LogLevel::kInfo, message, fields);
+  }
   /// For the engine: limited by the sentence with its digits left out, since clients cause most of
   /// it.
   LogSink sink();

@@ -10,9 +10,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "daemon/control/peer_transport.h"
+#include "daemon/service/grpc_channel.h"
 #include "proto/mkernel/v1/peer.grpc.pb.h"
 
 namespace mk::daemon {
@@ -50,6 +53,8 @@ class PeerStream {
   virtual void end_of_reads() = 0;
   /// The called side: whether the stream broke, rather than being closed in order.
   virtual bool broken() const { return false; }
+  /// The called side, over TLS: the names in the caller's certificate.
+  virtual std::optional<std::vector<std::string>> certificate_names() const { return {}; }
 
   v1::PeerMessage incoming;
   std::deque<v1::PeerMessage> queue;  ///< front: being written when `writing`
@@ -137,6 +142,11 @@ class CalledStream final : public PeerStream,
   }
   void end_of_reads() override {}
   bool broken() const override { return context_.IsCancelled(); }
+  std::optional<std::vector<std::string>> certificate_names() const override {
+    const auto context = context_.auth_context();
+    if (!context->IsPeerAuthenticated()) return {};
+    return daemon::certificate_names(*context);
+  }
 
  private:
   void OnReadDone(bool ok) override { owner_.on_read(*this, ok); }

@@ -57,6 +57,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   struct Peer {
     PeerConfig config;
     std::unique_ptr<v1::Peer::Stub> stub;  ///< null: the peer calls
+    std::string certificate;               ///< ours, that `stub` shows
     PeerStream* stream = nullptr;          ///< calling, or greeted
     std::optional<PeerClock::time_point> call_at;
     std::chrono::milliseconds backoff{0};
@@ -78,12 +79,16 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>* accept(
       grpc::CallbackServerContext& context);
 
+  std::unique_ptr<v1::Peer::Stub> make_stub(Peer& peer, const TlsTexts& tls);
+
   // With mutex_ held:
+  /// Before a call: the certificate's files may have changed.
+  void renew_certificate(Peer& peer);
   void call(Peer& peer);
   void enqueue(PeerStream& stream, v1::PeerMessage message);
   void greet(PeerStream& stream, PeerHello hello);
   /// Why the caller of `stream` may not speak for hello.node; OK when it may.
-  grpc::Status judge_caller(const PeerHello& hello);
+  grpc::Status judge_caller(const PeerStream& stream, const PeerHello& hello);
   /// The stream is its peer's no longer: the sink is told when it had been greeted.
   void detach(PeerStream& stream, const std::string& reason);
   /// Ends a stream because of what we found out; the called side tells the caller why.

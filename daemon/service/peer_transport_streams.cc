@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/service/grpc_channel.h"
 #include "daemon/service/peer_convert.h"
 #include "daemon/service/peer_transport_impl.h"
 
@@ -16,6 +17,7 @@ constexpr std::size_t kUngreetedMax = 64;
 
 void GrpcPeerTransport::Impl::call(Peer& peer) {
   peer.call_at.reset();
+  renew_certificate(peer);
   auto* stream = new CallingStream(*peer.stub, *this);  // deleted in on_done
   stream->node = peer.config.id;
   stream->since_ns = peer_clock_ns();
@@ -34,7 +36,8 @@ void GrpcPeerTransport::Impl::enqueue(PeerStream& stream, v1::PeerMessage messag
   stream.start_write();
 }
 
-grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerHello& hello) {
+grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerStream& stream,
+                                                   const PeerHello& hello) {
   const auto at = peers_.find(hello.node);
   if (at == peers_.end()) {
     return {grpc::StatusCode::PERMISSION_DENIED,
@@ -42,6 +45,15 @@ grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerHello& hello) {
                         options_.node, hello.node)};
   }
   Peer& peer = at->second;
+  // Any certificate of the CA opens a connection; a node is spoken for with its own.
+  const std::string& expected =
+      peer.config.name.empty() ? peer.config.address.host : peer.config.name;
+  if (const auto names = stream.certificate_names(); names && !names_match(*names, expected)) {
+    return {grpc::StatusCode::PERMISSION_DENIED,
+            fmt::format("the certificate of '{}' does not speak for node {}, which is known here "
+                        "as '{}' ([[peer]] address or name)",
+                        fmt::join(*names, "', '"), hello.node, expected)};
+  }
   if (peer.stub) {
     return {grpc::StatusCode::PERMISSION_DENIED,
             fmt::format("node {} has the lower id and must wait to be called by node {}",
@@ -68,7 +80,7 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello) {
                              describe(stream.node), hello.node));
     }
   } else {
-    const grpc::Status judged = judge_caller(hello);
+    const grpc::Status judged = judge_caller(stream, hello);
     if (!judged.ok()) {
       logger_.write_limited("peer refused", LogLevel::kWarning,
                             fmt::format("refused a peer: {}", judged.error_message()),

@@ -67,7 +67,10 @@ class Reader {
   }
   void last_name(std::string& value, std::size_t bytes_max) {
     value.clear();
-    if (!left.empty()) name(value, bytes_max);
+    if (problem != nullptr || left.empty()) return;
+    name(value, bytes_max);
+    // There is one way to say that it is not there.
+    if (problem == nullptr && value.empty()) problem = "its last field is empty";
   }
   void blob(std::vector<std::byte>& value) {
     const auto from = bytes(kExchangeBlobBytesMax);

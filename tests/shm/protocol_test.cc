@@ -237,6 +237,19 @@ TEST(MessageLimits, StringsAndBlobsAboveTheirLimitAreRefused) {
   EXPECT_TRUE(decode_message<Attach>(encode_message(attach)));
   attach.job += 'j';
   expect_too_long(attach);
+  attach.job = "j";
+  attach.secret = std::string(kJobSecretBytesMax, 's');
+  EXPECT_EQ(decode_message<Attach>(encode_message(attach))->secret, attach.secret);
+  attach.secret += 's';
+  expect_too_long(attach);
+  // Without a secret, the field is not there; present and empty, it is malformed.
+  attach.secret = "s";
+  std::vector<std::byte> payload = encode_message(attach);
+  attach.secret.clear();
+  EXPECT_EQ(encode_message(attach).size() + 5, payload.size());
+  payload.pop_back();
+  payload[payload.size() - 4] = std::byte{0};
+  EXPECT_FALSE(decode_message<Attach>(payload));
   EXPECT_TRUE(decode_message<Hello>(encode_message(Hello{1, 0, name})));
   expect_too_long(Hello{1, 0, name + 'n'});
   expect_too_long(HelloReply{1, 0, 1, name + 'n'});

@@ -42,7 +42,9 @@ TEST(CompareConfigs, NumbersTheTablesOfAList) {
                           ConfigChange{"peer[1].id", "", "2", false}));
   EXPECT_THAT(changes(one + two, one).size(), 2);
   EXPECT_THAT(changes("[[job]]\npattern = 'a'\nweight = 2\n", ""),
-              ElementsAre(ConfigChange{"job[0].pattern", "\"a\"", "", true},
+              ElementsAre(ConfigChange{"job[0].commands", "0", "", true},
+                          ConfigChange{"job[0].pattern", "\"a\"", "", true},
+                          ConfigChange{"job[0].rate", "\"unlimited\"", "", true},
                           ConfigChange{"job[0].weight", "2", "", true}));
 }
 

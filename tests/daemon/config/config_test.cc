@@ -161,9 +161,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "number and ns, us, ms or s, at most a day"},
         BadCase{"[fabric.ofi]\nbind = \"a\\nb\"",
                 "mk.toml:2:8: fabric.ofi.bind: one line of at most 256 bytes is expected"},
-        BadCase{"[fabric.verbs]\ndevices = 'mlx5_0'",
-                "mk.toml:2:11: fabric.verbs.devices: a list of strings of 1 to 80 bytes is "
-                "expected"},
+        BadCase{
+            "[fabric.verbs]\ndevices = 'mlx5_0'",
+            "mk.toml:2:11: fabric.verbs.devices: a list of strings of 1 to 80 bytes of ASCII is "
+            "expected"},
         BadCase{"[fabric.verbs]\nmtu = 1500",
                 "fabric.verbs.mtu: 1500 is not one of 0, 256, 512, 1024, 2048, 4096"},
         BadCase{"[fabric.verbs]\nqueues = 9",
@@ -200,10 +201,11 @@ INSTANTIATE_TEST_SUITE_P(
 // -- unknown keys, several mistakes, syntax ---------------------------------------------------
 
 TEST(Config, UnknownKeysNameTheNearestOne) {
-  EXPECT_THAT(error_of("nodeid = 1"),
-              HasSubstr("mk.toml:1:1: nodeid: unknown key; did you mean \"node_id\"? Known here: "
-                        "node_id, listen, insecure, socket, peer, fabric, proxy, limits, job, "
-                        "metrics, log, tls"));
+  EXPECT_THAT(
+      error_of("nodeid = 1"),
+      HasSubstr("mk.toml:1:1: nodeid: unknown key; did you mean \"node_id\"? Known here: "
+                "node_id, listen, insecure, socket, peer, fabric, proxy, limits, admin, job, "
+                "metrics, log, tls"));
   EXPECT_THAT(error_of("[fabric.loopback]\nbandwitdh = '1GB/s'"),
               HasSubstr("mk.toml:2:1: fabric.loopback.bandwitdh: unknown key; did you mean "
                         "\"bandwidth\"?"));
@@ -252,15 +254,16 @@ TEST(Config, ADaemonIsNotItsOwnPeer) {
 }
 
 TEST(Config, JobWeightsByTheFirstPatternThatMatches) {
-  const std::vector<JobWeight> jobs{{"prod-*", 8}, {"*-?", 3}, {"prod-small", 2}, {"", 7}};
-  EXPECT_EQ(job_weight(jobs, "prod-small"), 8u);
-  EXPECT_EQ(job_weight(jobs, "prod-"), 8u);
-  EXPECT_EQ(job_weight(jobs, "a-b-c"), 3u);
-  EXPECT_EQ(job_weight(jobs, "a-b-cd"), 1u);
-  EXPECT_EQ(job_weight(jobs, ""), 7u);
-  EXPECT_EQ(job_weight({{"*a*b*", 2}}, std::string(200, 'a')), 1u);
-  EXPECT_EQ(job_weight({{"*a*b*", 2}}, std::string(200, 'a') + "b"), 2u);
-  EXPECT_EQ(job_weight({}, "x"), 1u);
+  const std::vector<JobConfig> jobs{
+      {"prod-*", {8, {}}}, {"*-?", {3, {}}}, {"prod-small", {2, {}}}, {"", {7, {}}}};
+  EXPECT_EQ(job_share(jobs, "prod-small").weight, 8u);
+  EXPECT_EQ(job_share(jobs, "prod-").weight, 8u);
+  EXPECT_EQ(job_share(jobs, "a-b-c").weight, 3u);
+  EXPECT_EQ(job_share(jobs, "a-b-cd").weight, 1u);
+  EXPECT_EQ(job_share(jobs, "").weight, 7u);
+  EXPECT_EQ(job_share({{"*a*b*", {2, {}}}}, std::string(200, 'a')).weight, 1u);
+  EXPECT_EQ(job_share({{"*a*b*", {2, {}}}}, std::string(200, 'a') + "b").weight, 2u);
+  EXPECT_EQ(job_share({}, "x").weight, 1u);
 }
 
 // -- overrides --------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ TestNode::TestNode(const NodeSetup& node_setup, std::shared_ptr<FakeMemory> memo
   options.version = "test";
   options.sessions_max = setup.sessions_max;
   options.registered_bytes_max = setup.registered_bytes_max;
+  options.user_max = setup.user_max;
+  options.job_share = setup.job_share;
   options.log = [this](const LogRecord& record) { logged.push_back(record.message); };
   plane = std::make_unique<ControlPlane>(options, *this, *this, raw, [this] { return *clock_; });
 }

@@ -41,6 +41,8 @@ struct NodeSetup {
   fabric::DeliveryContract contract = fabric::DeliveryContract::kOrdered;
   std::uint32_t sessions_max = 8;
   std::uint64_t registered_bytes_max = 0;
+  decltype(ControlOptions::user_max) user_max{};
+  std::function<JobShare(const std::string&)> job_share{};
 };
 
 /// One daemon's control plane.

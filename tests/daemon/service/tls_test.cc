@@ -1,5 +1,6 @@
 // Mutual TLS between daemons on TCP, with certificates made for the occasion.
 #include <gmock/gmock.h>
+#include <grpc/grpc_security_constants.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -10,24 +11,37 @@
 namespace mk::daemon {
 namespace {
 
-/// A CA and one certificate for localhost, by the openssl program; false when there is none.
-bool make_certificates(const TempFolder& folder) {
-  const std::string script =
-      "cd " + folder.path() +
-      " && openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2"
-      " -subj /CN=test-ca"
-      " && openssl req -newkey rsa:2048 -nodes -keyout key.pem -out request -subj /CN=node"
-      " && printf 'subjectAltName=DNS:localhost,IP:127.0.0.1' >extensions"
-      " && openssl x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -days 2"
-      " -extfile extensions -out cert.pem";
+bool run_quietly(const std::string& script) {
   return std::system(("( " + script + " ) >/dev/null 2>&1").c_str()) == 0;
+}
+
+/// A certificate of the folder's CA, made out to `names` ("DNS:localhost"): NAME-cert.pem and
+/// NAME-key.pem, which take the place of older ones each at once.
+bool make_certificate(const TempFolder& folder, const std::string& name, const std::string& names) {
+  return run_quietly("cd " + folder.path() +
+                     " && openssl req -newkey rsa:2048 -nodes -keyout new-key -out request"
+                     " -subj /CN=" +
+                     name + " && printf 'subjectAltName=" + names +
+                     "' >extensions"
+                     " && openssl x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial"
+                     " -days 2 -extfile extensions -out new-cert"
+                     " && mv new-key " +
+                     name + "-key.pem && mv new-cert " + name + "-cert.pem");
+}
+
+/// A CA, and a certificate for localhost, by the openssl program; false when there is none.
+bool make_certificates(const TempFolder& folder) {
+  return run_quietly("cd " + folder.path() +
+                     " && openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem"
+                     " -days 2 -subj /CN=test-ca") &&
+         make_certificate(folder, "node", "DNS:localhost,IP:127.0.0.1");
 }
 
 class Tls : public testing::Test {
  protected:
   void SetUp() override {
     if (!make_certificates(folder)) GTEST_SKIP() << "no openssl program";
-    auto texts = read_tls(folder / "cert.pem", folder / "key.pem", folder / "ca.pem");
+    auto texts = read_tls(folder / "node-cert.pem", folder / "node-key.pem", folder / "ca.pem");
     ASSERT_TRUE(texts) << texts.error().message;
     tls = *texts;
   }
@@ -55,9 +69,7 @@ TEST_F(Tls, PeersMeetAndStrangersDoNot) {
     without.stop();
     EXPECT_TRUE(sink1.events().empty());
   }
-  options1.tls_cert = tls.cert;
-  options1.tls_key = tls.key;
-  options1.tls_ca = tls.ca;
+  options1.tls = tls;
   GrpcPeerTransport one(options1, sink1, logger);
   one.start();
   EXPECT_TRUE(sink0.until_hello(1));
@@ -67,9 +79,167 @@ TEST_F(Tls, PeersMeetAndStrangersDoNot) {
   (*server0)->shutdown(std::chrono::system_clock::now());
 }
 
+TEST_F(Tls, ANodeIsSpokenForByACertificateWithItsName) {
+  ASSERT_TRUE(make_certificate(folder, "other", "DNS:node7.cluster"));
+  const auto other =
+      read_tls(folder / "other-cert.pem", folder / "other-key.pem", folder / "ca.pem");
+  ASSERT_TRUE(other) << other.error().message;
+  // Of the same CA in all cases: what differs is what node 0 expects of node 1.
+  struct Case {
+    TlsTexts shown;
+    PeerConfig expected;
+    bool meets;
+  };
+  const Address localhost{.host = "localhost", .port = 1};
+  for (const Case& one :
+       {Case{tls, {1, localhost, ""}, true}, Case{*other, {1, localhost, ""}, false},
+        Case{*other, {1, localhost, "node7.cluster"}, true},
+        Case{tls, {1, localhost, "node7.cluster"}, false},
+        Case{tls, {1, {.host = "127.0.0.1", .port = 1}, ""}, true},
+        Case{tls, {1, {.host = "127.0.0.2", .port = 1}, ""}, false}}) {
+    SCOPED_TRACE(fmt::format("{}, '{}'", one.expected.address.text(), one.expected.name));
+    RecordingSink sink0({.node = 0, .generation = 1}), sink1({.node = 1, .generation = 2});
+    PeerTransportOptions options0, options1;
+    options0.node = 0;
+    options0.peers = {one.expected};
+    GrpcPeerTransport zero(options0, sink0, PeerRig::logger());
+    auto server0 = GrpcServer::listen({.host = "127.0.0.1", .port = 0}, tls, {&zero.service()});
+    ASSERT_TRUE(server0) << server0.error().message;
+    zero.start();
+    options1.node = 1;
+    options1.peers = {{0, {.host = "localhost", .port = (*server0)->address().port}}};
+    options1.tls = one.shown;
+    GrpcPeerTransport node1(options1, sink1, PeerRig::logger());
+    node1.start();
+    if (one.meets) {
+      EXPECT_TRUE(sink0.until_hello(1));
+    } else {
+      EXPECT_TRUE(eventually([&] {
+        return node1.peers().at(0).reason.find("does not speak for node 1") != std::string::npos;
+      })) << node1.peers().at(0).reason;
+      EXPECT_TRUE(sink0.events().empty());
+    }
+    node1.stop();
+    zero.stop();
+    (*server0)->shutdown(std::chrono::system_clock::now());
+  }
+}
+
+TEST_F(Tls, TheCallersNameForAServerMayDifferFromItsAddress) {
+  ASSERT_TRUE(make_certificate(folder, "other", "DNS:node7.cluster"));
+  const auto other =
+      read_tls(folder / "other-cert.pem", folder / "other-key.pem", folder / "ca.pem");
+  ASSERT_TRUE(other);
+  RecordingSink sink({.node = 0, .generation = 1});
+  GrpcPeerTransport zero({.node = 0}, sink, PeerRig::logger());
+  auto server = GrpcServer::listen({.host = "127.0.0.1", .port = 0}, *other, {&zero.service()});
+  ASSERT_TRUE(server);
+  for (const std::string name : {"", "node7.cluster", "node8.cluster"}) {
+    ChannelOptions options;
+    options.tls = tls;
+    options.tls_name = name;
+    const auto channel = open_channel((*server)->address(), options);
+    const bool up =
+        channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(2));
+    EXPECT_EQ(up, name == "node7.cluster") << name;
+  }
+  zero.stop();
+  (*server)->shutdown(std::chrono::system_clock::now());
+}
+
+TEST_F(Tls, NewCertificatesAreTakenWithoutARestart) {
+  RecordingSink sink0({.node = 0, .generation = 1}), sink1({.node = 1, .generation = 2});
+  PeerTransportOptions options0, options1;
+  options0.node = 0;
+  options0.peers = {{1, {.host = "localhost", .port = 1}, "second"}};
+  options0.tls = tls;
+  GrpcPeerTransport zero(options0, sink0, PeerRig::logger());
+  auto server0 = GrpcServer::listen({.host = "127.0.0.1", .port = 0}, tls, {&zero.service()});
+  ASSERT_TRUE(server0);
+  zero.start();
+  options1.node = 1;
+  options1.peers = {{0, {.host = "localhost", .port = (*server0)->address().port}}};
+  options1.tls = tls;
+  GrpcPeerTransport one(options1, sink1, PeerRig::logger());
+  one.start();
+  // Node 0 wants a name that node 1 does not have yet.
+  ASSERT_TRUE(eventually([&] {
+    return one.peers().at(0).reason.find("does not speak for node 1") != std::string::npos;
+  })) << one.peers().at(0).reason;
+  const auto serial = [&] {
+    ChannelOptions options;
+    options.tls = tls;
+    const auto stub = mkernel::v1::Admin::NewStub(
+        open_channel({.host = "localhost", .port = (*server0)->address().port}, options));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    mkernel::v1::GetVersionResponse none;
+    stub->GetVersion(&context, {}, &none);  // UNIMPLEMENTED; the certificate is what counts
+    const auto values =
+        context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+    return values.empty() ? std::string() : std::string(values[0].data(), values[0].size());
+  };
+  const std::string before = serial();
+  ASSERT_FALSE(before.empty());
+  ASSERT_TRUE(make_certificate(folder, "node", "DNS:localhost,IP:127.0.0.1,DNS:second"));
+  EXPECT_TRUE(sink0.until_hello(1)) << "the caller reads its files before each call";
+  EXPECT_TRUE(eventually([&] { return serial() != before; })) << "the server watches its own";
+  // While the files are broken nobody new gets in, who is there stays, and good ones mend it.
+  std::ofstream(folder / "node-cert.pem") << "junk";
+  EXPECT_TRUE(eventually([&] { return serial().empty(); }));
+  EXPECT_EQ(one.peers().at(0).state, PeerState::kUp);
+  ASSERT_TRUE(make_certificate(folder, "node", "DNS:localhost,IP:127.0.0.1,DNS:second"));
+  EXPECT_TRUE(eventually([&] { return !serial().empty(); }));
+  one.stop();
+  zero.stop();
+  (*server0)->shutdown(std::chrono::system_clock::now());
+}
+
+TEST_F(Tls, OnlyNamedCertificatesChangeTheDaemon) {
+  ASSERT_TRUE(make_certificate(folder, "admin", "DNS:admin.cluster"));
+  std::ofstream(folder / "toml") << "listen = '127.0.0.1:0'\n[socket]\npath = '"
+                                 << folder / "c.sock"
+                                 << "'\n[admin]\nwriters = ['admin.cluster']\n[tls]\ncert = '"
+                                 << folder / "node-cert.pem"
+                                 << "'\nkey = '" << folder / "node-key.pem"
+                                 << "'\nca = '" << folder / "ca.pem"
+                                 << "'\n";
+  Program daemon(folder, {MK_MKERNELD, "--config", folder / "toml", "--fabric", "null",
+                          "--ready-file", folder / "ready"});
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(folder / "ready"); }))
+      << daemon.err();
+  const std::string line = read_file(folder / "ready");
+  const std::size_t colon = line.find("127.0.0.1:");
+  ASSERT_NE(colon, std::string::npos) << line;
+  const int port = std::atoi(line.c_str() + colon + 10);
+  const auto answers = [&](const std::string& who) {
+    ChannelOptions options;
+    if (!who.empty()) {
+      options.tls =
+          *read_tls(folder / (who + "-cert.pem"), folder / (who + "-key.pem"), folder / "ca.pem");
+    }
+    const auto stub = mkernel::v1::Admin::NewStub(
+        open_channel({.host = "localhost", .port = static_cast<std::uint16_t>(port)}, options));
+    grpc::ClientContext look, change;
+    for (auto* context : {&look, &change}) {
+      context->set_deadline(std::chrono::system_clock::now() + kPatience);
+    }
+    mkernel::v1::GetStatusResponse status;
+    mkernel::v1::ResumeResponse resumed;
+    return std::pair(stub->GetStatus(&look, {}, &status).error_code(),
+                     stub->Resume(&change, {}, &resumed).error_code());
+  };
+  using enum grpc::StatusCode;
+  EXPECT_EQ(answers(""), std::pair(UNAVAILABLE, UNAVAILABLE)) << "no certificate, no word";
+  EXPECT_EQ(answers("node"), std::pair(OK, PERMISSION_DENIED));
+  EXPECT_EQ(answers("admin"), std::pair(OK, OK));
+  EXPECT_THAT(daemon.err(), testing::HasSubstr("audit: refused Resume to certificate 'localhost'"));
+  EXPECT_THAT(daemon.err(), testing::HasSubstr("audit: Resume by certificate 'admin.cluster'"));
+}
+
 TEST_F(Tls, FilesThatAreNoPemAreNamed) {
   std::ofstream(folder / "junk") << "hello";
-  const auto texts = read_tls(folder / "cert.pem", folder / "junk", folder / "ca.pem");
+  const auto texts = read_tls(folder / "node-cert.pem", folder / "junk", folder / "ca.pem");
   ASSERT_FALSE(texts);
   EXPECT_THAT(texts.error().message, testing::HasSubstr("junk is not a PEM file"));
 }
