@@ -171,7 +171,9 @@ class FakeDriver final : public Driver {
     const std::lock_guard lock(machine_->mutex);
     std::erase_if(streams_, [&](const auto& owned) {
       if (reinterpret_cast<Stream>(owned.get()) != stream) return false;
-      for (const Work& work : *owned) perform(work);
+      for (const Work& work : *owned) {
+        if (!broken) perform(work);
+      }
       return true;
     });
   }
@@ -192,7 +194,7 @@ class FakeDriver final : public Driver {
     if (broken) return fail(ErrorCode::kSystem, "the fake GPU fell off the bus");
     return reinterpret_cast<std::deque<Work>*>(stream)->empty();
   }
-  bool broken = false;  ///< streams answer an error
+  bool broken = false;  ///< streams answer an error, and do nothing more
 
  private:
   struct Work {
