@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/control/control_plane_impl.h"
+#include "daemon/plant.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
 
@@ -47,7 +48,7 @@ ControlPlane::Impl::Impl(const ControlOptions& options, ClientPort& clients, Pee
       proxies_(proxies.begin(), proxies.end()),
       now_(std::move(now_ns)),
       hello_(make_hello(options, proxies)),
-      random_(random_word()),
+      random_(options.random_seed != 0 ? options.random_seed : random_word()),
       links_(endpoints_of(proxies)) {
   for (const NodeId node : transport_.nodes()) peers_[node].down_reason = "never seen";
   const std::uint32_t slots = std::clamp(options_.sessions_max, 1u, shm::kSessionsMax);
@@ -121,7 +122,8 @@ void ControlPlane::Impl::on_link_down(std::uint32_t rail, const LinkDown& event)
     if (job->failed || !job->has_active()) continue;
     for (const Session* session : job->sessions()) {
       const auto peer = std::ranges::find_if(session->peers, [&](const auto& entry) {
-        return session->rail == rail && entry.second.link->id == event.link;
+        return session->rail == rail &&
+               (entry.second.link->id == event.link || MK_PLANT(any_link_fails_all));
       });
       if (peer == session->peers.end()) continue;
       const std::string text = fmt::format("the link of rail {} to {} is in error: {}", rail,

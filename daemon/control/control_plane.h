@@ -36,7 +36,8 @@ class ClientPort {
 struct ControlOptions {
   NodeId node = 0;
   std::string version;
-  std::uint64_t generation = 0;  ///< 0: random
+  std::uint64_t generation = 0;   ///< 0: random
+  std::uint64_t random_seed = 0;  ///< of the ids it draws; 0: random. For simulators
   std::uint32_t sessions_max = 64;
   std::uint32_t outstanding_max = 256;     ///< per session, commands taken but not completed
   std::uint64_t registered_bytes_max = 0;  ///< per session; 0: no limit

@@ -198,6 +198,8 @@ class ControlPlane::Impl {
   Job* job_with(NodeId node, std::uint64_t part_id, RemotePart*& part);
   /// One of the parts of `job` has come to an end.
   void part_left(Job& job, RemotePart& part, const JobLeft& left);
+  /// The part was of a run before this one: waits for that node's next.
+  void forget_part(Job& job, const RemotePart& part);
   Status bind_peer_buffer(Job& job, const RemotePart& part, const RegionAnnounce& region);
   void release_peer_buffer(Session& session, std::uint32_t peer_rank, std::uint16_t handle);
   /// A drained session holds no peer's buffer back.
@@ -215,6 +217,8 @@ class ControlPlane::Impl {
   /// Every active session of the job gets `error`; the other nodes are told `cause`.
   void fail_job(Job& job, const Error& error, const Cause& cause,
                 LogLevel level = LogLevel::kError);
+  /// Tells all who have our part how it ended.
+  void tell_left(Job& job, std::uint32_t rank, ErrorCode code, const std::string& text);
   /// The error of ranks that lost another one: names rank, node and what happened.
   Error lost_error(const Job& job, std::uint32_t rank, const std::string& what) const;
   void end_session(Session& session, const Error& error);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "daemon/control/control_plane_impl.h"
+#include "daemon/plant.h"
 #include "shm/host/text.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
@@ -298,8 +299,9 @@ Status ControlPlane::Impl::on(NodeId node, ExchangePart& exchange) {
 
 Status ControlPlane::Impl::on(NodeId node, JobLeft& left) {
   PeerState& peer = peers_.at(node);
-  std::erase_if(peer.early,
-                [&](const auto& entry) { return entry.second.part.part_id == left.part_id; });
+  std::erase_if(peer.early, [&](const auto& entry) {
+    return entry.second.part.part_id == left.part_id && !MK_PLANT(early_part_kept);
+  });
   for (Job* job : jobs()) {
     RemotePart* part = job->part_from(node);
     if (part == nullptr || part->part.part_id != left.part_id) continue;
@@ -312,7 +314,24 @@ Status ControlPlane::Impl::on(NodeId node, JobLeft& left) {
   return {};
 }
 
+void ControlPlane::Impl::forget_part(Job& job, const RemotePart& part) {
+  // Proxies hear of peers when the job is up, so nothing but our own tables names it.
+  for (Session* session : job.sessions()) {
+    std::erase_if(session->peers,
+                  [&](const auto& entry) { return entry.second.node == part.node; });
+  }
+  job.parts.erase(part.part.node_rank);
+  job.state = JobState::kAnnounced;
+  take_early_parts(job);
+  advance(job);
+}
+
 void ControlPlane::Impl::part_left(Job& job, RemotePart& part, const JobLeft& left) {
+  if (!job.ending && job.state != JobState::kUp && left.peer_part_id &&
+      *left.peer_part_id != job.part_id) {
+    forget_part(job, part);
+    return;
+  }
   Error cause{left.code, left.reason};
   std::uint32_t rank = left.rank;
   if (left.code == ErrorCode::kOk) {

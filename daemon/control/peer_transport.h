@@ -91,13 +91,16 @@ struct ExchangePart {
 /// With `code` not kOk: the job has come to an end at the sender, because of `rank` (any rank of
 /// the job). With kOk: the part is gone, all its ranks have left and nothing of theirs is in
 /// flight, so memory that they could write to may be deregistered. A part sends each at most once,
-/// in this order.
+/// in this order. `peer_part_id` is the receiver's part that the sender held: a part that ended
+/// without the receiver's belonged to a run of the job before the receiver's, and says nothing
+/// about that.
 struct JobLeft {
   std::string job;
   std::uint64_t part_id = 0;
   std::uint32_t rank = 0;  ///< whose failure it was
   ErrorCode code = ErrorCode::kOk;
   std::string reason;
+  std::optional<std::uint64_t> peer_part_id;  ///< 0: none; nullopt: an older daemon does not say
 };
 
 using PeerMessage = std::variant<PeerHello, JobPart, JobReady, RegionAnnounce, RegionWithdraw,

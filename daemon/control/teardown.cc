@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "daemon/control/control_plane_impl.h"
+#include "daemon/plant.h"
 
 namespace mk::daemon {
 
@@ -29,10 +30,18 @@ void ControlPlane::Impl::fail_job(Job& job, const Error& error, const Cause& cau
   log(level, fmt::format("job '{}' failed: {}", job.name, error.message),
       {{"job", job.name}, {"code", error_code_name(error.code)}});
   for (Session* session : job.sessions()) end_session(*session, error);
-  const ErrorCode code = cause.code == ErrorCode::kOk ? ErrorCode::kInternal : cause.code;
+  tell_left(job, cause.rank, cause.code == ErrorCode::kOk ? ErrorCode::kInternal : cause.code,
+            cause.text);
+}
+
+void ControlPlane::Impl::tell_left(Job& job, std::uint32_t rank, ErrorCode code,
+                                   const std::string& text) {
+  if (MK_PLANT(others_not_told)) return;
   for (const NodeId node : job.told) {
+    const RemotePart* held = job.part_from(node);
     // A node that cannot be told notices by itself that we are gone.
-    (void)transport_.send(node, JobLeft{job.name, job.part_id, cause.rank, code, cause.text});
+    (void)transport_.send(node, JobLeft{job.name, job.part_id, rank, code, text,
+                                        held != nullptr ? held->part.part_id : 0});
   }
 }
 
@@ -121,10 +130,7 @@ void ControlPlane::Impl::on_drained(Session& session) {
   if (!job.ending || job.has_active() || !job.drained() || job.gone_sent) return;
   job.gone_sent = true;
   job.release_deadline_ns = now_() + kReleaseTimeoutNs;
-  for (const NodeId node : job.told) {
-    (void)transport_.send(
-        node, JobLeft{job.name, job.part_id, job.first_local_rank(), ErrorCode::kOk, ""});
-  }
+  tell_left(job, job.first_local_rank(), ErrorCode::kOk, "");
 }
 
 void ControlPlane::Impl::finish_detach(Session& session) {
@@ -138,6 +144,7 @@ void ControlPlane::Impl::finish_detach(Session& session) {
 bool ControlPlane::Impl::releasable(const Session& session) const {
   if (!session.drained) return false;
   const Job& job = *session.job;
+  if (MK_PLANT(memory_goes_early)) return true;
   return job.remote_gone() || (job.gone_sent && now_() >= job.release_deadline_ns);
 }
 
@@ -156,7 +163,7 @@ void ControlPlane::Impl::release(Session& session) {
   }
   job.locals[session.attach.local_rank] = nullptr;
   by_slot_[session.slot] = nullptr;
-  free_slots_.push_back(session.slot);
+  if (!MK_PLANT(slot_lost)) free_slots_.push_back(session.slot);
   for (const LaneStats& lane : session.stats->lanes) released_.add(lane);
   sessions_.erase(session.id);
 }

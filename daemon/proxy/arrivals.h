@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "daemon/plant.h"
 #include "shm/flag.h"
 #include "shm/limits.h"
 
@@ -27,7 +28,8 @@ class ArrivalBoard {
     const std::uint32_t index = shm::immediate_flag(immediate);
     if (index >= flag_count_) return false;
     std::uint32_t& last = granules_[index / shm::kFlagGranule];
-    const std::uint32_t epoch = shm::immediate_epoch(immediate, last);
+    const std::uint32_t epoch =
+        shm::immediate_epoch(immediate, last) + (MK_PLANT(arrives_an_epoch_early) ? 1 : 0);
     if (shm::epoch_reached(epoch, last)) last = epoch;
     // The client can write this word too: it can only mislead itself.
     std::uint32_t* flag = flags_ + index;

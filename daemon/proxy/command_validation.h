@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "daemon/plant.h"
 #include "daemon/proxy/bindings.h"
 #include "shm/command.h"
 #include "shm/ring.h"
@@ -68,7 +69,8 @@ inline Flaw check_command(const std::uint64_t words[shm::kCommandWords], std::ui
   if (command.bytes == 0 || command.bytes > shm::kCommandPayloadBytesMax) return Flaw::kBytes;
   // Offsets have 48 bits and counts 32: the sums cannot wrap in 64.
   if (command.src_offset + command.bytes > src->bytes) return Flaw::kSourceBounds;
-  if (command.dst_offset + command.bytes > dst->bytes) return Flaw::kDestinationBounds;
+  const std::uint64_t dst_begin = MK_PLANT(bounds_without_offset) ? 0 : command.dst_offset;
+  if (dst_begin + command.bytes > dst->bytes) return Flaw::kDestinationBounds;
   accepted.src = src->region;
   accepted.dst = dst->region;
   return Flaw::kNone;

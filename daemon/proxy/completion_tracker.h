@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "daemon/plant.h"
 #include "shm/limits.h"
 
 namespace mk::daemon {
@@ -100,6 +101,7 @@ class LaneWindow {
     entry.state = InFlight::State::kCompleted;
     const std::uint32_t before = head_;
     while (head_ != tail_ && entries_[head_ & mask_].state == InFlight::State::kCompleted) ++head_;
+    if (MK_PLANT(completes_out_of_order)) return 1;
     return head_ - before;
   }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/plant.h"
+
 namespace mk::daemon {
 
 // What changes while the engine runs: the control thread's messages, the links in use, and the end
@@ -167,7 +169,8 @@ void Engine::settle() {
           on_event_(PeerBufferReleased{buffer.slot, buffer.peer_rank, buffer.handle});
           return true;
         }));
-    if (!session.drain_asked || session.posted != 0) continue;
+    const bool in_flight = session.posted != 0 && !MK_PLANT(drains_with_writes_posted);
+    if (!session.drain_asked || in_flight) continue;
     --answers_waiting_;
     release_links(session);
     const SessionSlot slot = session.slot;

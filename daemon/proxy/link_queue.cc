@@ -1,5 +1,6 @@
 #include "daemon/proxy/link_queue.h"
 
+#include "daemon/plant.h"
 #include "shm/flag.h"
 
 namespace mk::daemon {
@@ -18,8 +19,10 @@ void LinkQueue::push(Lane& lane, Flow& flow, std::uint64_t now_ns) {
   // Both contracts at once: the endpoint takes the one it keeps.
   write.flags = peer.flags;
   write.flag_index = command.flag_index;
-  write.epoch = command.epoch;
-  write.immediate = shm::make_immediate(peer.slot, command.flag_index, command.epoch);
+  const bool early = MK_PLANT(releases_an_epoch_early) && command.bytes == 0;
+  write.epoch = command.epoch + (early ? 1 : 0);
+  write.immediate = shm::make_immediate(MK_PLANT(immediate_without_slot) ? 0 : peer.slot,
+                                        command.flag_index, write.epoch);
   write.cookie = lane.held_cookie;
   origins_[count_] = Origin{&lane, lane.held_entry, command.commit_time_ns};
   ++count_;
@@ -81,7 +84,9 @@ std::uint32_t LinkQueue::record_posted(const Origin& origin, std::uint64_t batch
 
 void LinkQueue::remove_front(std::uint32_t count) {
   std::copy(writes_.begin() + count, writes_.begin() + count_, writes_.begin());
-  std::copy(origins_.begin() + count, origins_.begin() + count_, origins_.begin());
+  if (!MK_PLANT(short_post_mixes_up)) {
+    std::copy(origins_.begin() + count, origins_.begin() + count_, origins_.begin());
+  }
   count_ -= count;
 }
 

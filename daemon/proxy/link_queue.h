@@ -16,6 +16,7 @@
 #include <span>
 
 #include "daemon/fabric/fabric.h"
+#include "daemon/plant.h"
 #include "daemon/proxy/bindings.h"
 #include "daemon/proxy/session_table.h"
 #include "daemon/proxy/stats.h"
@@ -96,7 +97,7 @@ class LinkQueue {
   std::uint32_t post(fabric::Endpoint& endpoint, std::uint64_t batch_number, std::uint64_t now_ns,
                      TraceBuffer* trace = nullptr);
   bool refused() const { return refused_; }
-  void end_pass() { refused_ = false; }
+  void end_pass() { refused_ = refused_ && MK_PLANT(refused_for_ever); }
   std::uint64_t oldest_queued_ns() const { return oldest_queued_ns_; }
 
   /// Takes the session's commands out; the others keep their order.

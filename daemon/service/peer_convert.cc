@@ -93,6 +93,7 @@ void put(const JobLeft& from, v1::PeerMessage& to) {
   left.set_rank(from.rank);
   left.set_code(static_cast<std::uint32_t>(from.code));
   left.set_reason(from.reason);
+  if (from.peer_part_id) left.set_peer_part_id(*from.peer_part_id);
 }
 
 // -- from protobuf ----------------------------------------------------------------------------
@@ -230,6 +231,7 @@ Result<PeerMessage> take(const v1::JobLeft& from) {
   left.rank = from.rank();
   left.code = static_cast<ErrorCode>(from.code());  // a newer peer's code is still an error
   left.reason = from.reason();
+  if (from.has_peer_part_id()) left.peer_part_id = from.peer_part_id();
   return check.result(std::move(left));
 }
 

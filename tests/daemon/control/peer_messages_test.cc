@@ -215,6 +215,26 @@ TEST_F(PeerMessages, ARestartedJobNeverMixesWithItsPredecessor) {
   EXPECT_EQ(node.nic->remote_regions, 1);  // flags
 }
 
+TEST_F(PeerMessages, APartThatEndedWithoutOursFailsNobodyOfOurs) {
+  // Our rank is back at once and finds the part of the run before, which has failed over there
+  // before that daemon heard of us: its end is on its way.
+  say(hello());
+  say(part_of("job", 11, 2, 1, 1));
+  const ClientId client = node.attach(rank_of("job", 2, 1, 0));
+  EXPECT_EQ(node.nic->remote_regions, 1);  // its flags: we are bound
+  say(JobLeft{"job", 11, 1, ErrorCode::kTimeout, "not attached: rank 0", 0});
+  EXPECT_EQ(node.nic->remote_regions, 0);
+  say(JobLeft{"job", 11, 1, ErrorCode::kOk, "", 0});
+  EXPECT_FALSE(node.take<shm::SessionFailed>(client));
+  // Its next part is the one of this run.
+  say(part_of("job", 12, 2, 1, 1));
+  say(JobReady{"job", 12, own_part()});
+  EXPECT_TRUE(node.take<shm::JobUp>(client));
+  // One that has ours is as good as its word.
+  say(JobLeft{"job", 12, 1, ErrorCode::kPeerLost, "rank 1 died", own_part()});
+  EXPECT_EQ(node.take<shm::SessionFailed>(client)->code, ErrorCode::kPeerLost);
+}
+
 TEST_F(PeerMessages, ReadyWithAPartThatHasEndedDoesNotCount) {
   // Our rank comes, is announced, dies, and comes again. The peer was quick enough to be ready with
   // the first, and gives its memory up on the news of its end: the second must not write to it.

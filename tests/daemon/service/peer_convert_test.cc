@@ -89,8 +89,12 @@ PeerMessage random_message(std::size_t kind, Random& r) {
                           r.text(shm::kNameBytesMax),
                           r.bytes(shm::kExchangeBlobBytesMax)};
     default:
-      return JobLeft{job, part_id, rank, static_cast<ErrorCode>(r.word()),
-                     r.text(shm::kMessageTextBytesMax)};
+      return JobLeft{job,
+                     part_id,
+                     rank,
+                     static_cast<ErrorCode>(r.word()),
+                     r.text(shm::kMessageTextBytesMax),
+                     r.word() % 2 == 0 ? std::nullopt : std::optional<std::uint64_t>(r.word())};
   }
 }
 
@@ -108,7 +112,9 @@ auto fields(const RegionWithdraw& m) { return std::tie(m.job, m.part_id, m.rank,
 auto fields(const ExchangePart& m) {
   return std::tie(m.job, m.part_id, m.rank, m.sequence, m.tag, m.blob);
 }
-auto fields(const JobLeft& m) { return std::tie(m.job, m.part_id, m.rank, m.code, m.reason); }
+auto fields(const JobLeft& m) {
+  return std::tie(m.job, m.part_id, m.rank, m.code, m.reason, m.peer_part_id);
+}
 
 template <class Message>
 bool same(const Message& a, const Message& b) {
