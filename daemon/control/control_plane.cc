@@ -36,7 +36,10 @@ PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> prox
   hello.abi_minor = shm::kAbiMinor;
   hello.version = options.version;
   hello.fabric = proxies.front()->endpoint().capabilities().name;
-  for (Proxy* proxy : proxies) hello.rail_addresses.push_back(proxy->endpoint().address());
+  for (Proxy* proxy : proxies) {
+    hello.rail_addresses.push_back(proxy->endpoint().address());
+    hello.rail_devices.push_back(proxy->endpoint().capabilities().device);
+  }
   return hello;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "daemon/control/control_plane_impl.h"
+#include "daemon/control/rail_names.h"
 #include "daemon/plant.h"
 #include "shm/host/text.h"
 #include "shm/layout.h"
@@ -125,6 +126,15 @@ Status ControlPlane::Impl::on(NodeId node, PeerHello& hello) {
   log(LogLevel::kInfo,
       fmt::format("{} is there, mkerneld {}", describe_node(node), peer.hello.version),
       {{"node", fmt::format("{}", node)}});
+  const std::string apart = control::misalignment(hello_.rail_devices, peer.hello.rail_devices);
+  if (!apart.empty()) {
+    log(LogLevel::kWarning,
+        fmt::format("the rails of {} are on other NICs than this node's ({}): where a rail's NICs "
+                    "share a switch, its traffic leaves that switch now; name the NICs in the "
+                    "configuration, or ignore this on another network",
+                    describe_node(node), apart),
+        {{"node", fmt::format("{}", node)}});
+  }
   for (Job* job : jobs()) {
     if (job->state == JobState::kAnnounced && !job->ending) announce(*job);
   }

@@ -27,6 +27,7 @@ struct PeerHello {
   std::string version;
   std::string fabric;  ///< Capabilities::name; both sides must agree
   std::vector<Bytes> rail_addresses;
+  std::vector<std::string> rail_devices;  ///< NICs' names, for people; older daemons send none
 };
 
 /// One rank of a node's part of a job.

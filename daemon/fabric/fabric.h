@@ -157,6 +157,7 @@ struct EndpointConfig {
   LinkModel link_model;          ///< loopback
   std::string provider = "tcp";  ///< ofi: libfabric provider
   std::string bind_address;      ///< ofi: local address or interface; empty: the provider's choice
+  std::string nic_why = {};      ///< why this rail has the NICs named here, where not by the user
   VerbsOptions verbs;
   std::uint64_t connect_timeout_ns =
       5'000'000'000;  ///< how long `connect`, or ofi's first write, waits for the peer

@@ -155,15 +155,4 @@ std::string nic_names(const Machine& machine, const RailChoice& choice) {
   return text;
 }
 
-std::string misalignment(const std::vector<std::string>& own,
-                         const std::vector<std::string>& peer) {
-  std::string text;
-  for (std::size_t rail = 0; rail < std::min(own.size(), peer.size()); ++rail) {
-    if (own[rail].empty() || peer[rail].empty() || own[rail] == peer[rail]) continue;
-    text += fmt::format("{}rail {} is {} here and {} there", text.empty() ? "" : ", ", rail,
-                        own[rail], peer[rail]);
-  }
-  return text;
-}
-
 }  // namespace mk::topology

@@ -40,8 +40,4 @@ Result<std::vector<RailChoice>> choose_nics(const Machine& machine, NicKind kind
 /// "mlx5_0+mlx5_1"
 std::string nic_names(const Machine& machine, const RailChoice& choice);
 
-/// What differs between this node's NICs by rail and a peer's; empty: nothing. On a rail-optimised
-/// network, NICs of different places in different nodes are not on one switch.
-std::string misalignment(const std::vector<std::string>& own, const std::vector<std::string>& peer);
-
 }  // namespace mk::topology

@@ -1,6 +1,7 @@
 #include "daemon/fabric/ofi/domain.h"
 
 #include <net/if.h>
+#include <rdma/fi_ext.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -11,12 +12,15 @@
 namespace mk::fabric::ofi {
 namespace {
 
-constexpr std::uint32_t kApiVersion = FI_VERSION(1, 17);
 constexpr std::uint64_t kAccess = FI_WRITE | FI_REMOTE_WRITE;
 
-std::string version_text(std::uint32_t version) {
-  return fmt::format("{}.{}", FI_MAJOR(version), FI_MINOR(version));
-}
+// Options of later versions of libfabric than the one this may be built with; their numbers are
+// part of its ABI.
+constexpr int kOptCudaApiPermitted = FI_OPT_XPU_TRIGGER + 1;    // from 1.18
+constexpr int kOptEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;  // from 1.18
+constexpr std::uint32_t kEfaFloor = FI_VERSION(1, 20);
+
+bool is_efa(std::string_view provider) { return provider.starts_with("efa"); }
 
 /// The names of all providers here, for messages.
 std::string provider_names() {
@@ -29,14 +33,38 @@ std::string provider_names() {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-Status check_versions(const std::string& provider) {
-  const std::uint32_t installed = ::fi_version();
+/// An endpoint of the ofi_rxm layer receives 4096 messages of 16 KiB at once, which we never send:
+/// 69 MiB and 0.1 s for each link (measured, 1.17). Only the environment can say so, before
+/// libfabric's first use; what the user set stays.
+void shrink_message_buffers() {
+  static std::once_flag once;
+  std::call_once(once, [] { ::setenv("FI_OFI_RXM_BUFFER_SIZE", "512", 0); });
+}
+
+/// Keeps of `list` the first that is of device `name` ("rdmap16s27" means its domain
+/// "rdmap16s27-rdm"); nothing when none is.
+Info take_device(fi_info* list, const std::string& name) {
+  const Info owned(list);
+  for (const fi_info* one = list; one != nullptr; one = one->next) {
+    const std::string_view domain = one->domain_attr->name;
+    if (domain == name || domain.starts_with(name + "-")) return Info(::fi_dupinfo(one));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string version_text(std::uint32_t version) {
+  return fmt::format("{}.{}", FI_MAJOR(version), FI_MINOR(version));
+}
+
+Status check_versions(const std::string& provider, std::uint32_t installed) {
   if (FI_VERSION_LT(installed, kApiVersion)) {
     return fail(ErrorCode::kUnsupported,
                 "libfabric {} is installed, but the ofi fabric needs {} or later",
                 version_text(installed), version_text(kApiVersion));
   }
-  if (provider.starts_with("efa") && FI_VERSION_LT(installed, FI_VERSION(1, 20))) {
+  if (is_efa(provider) && FI_VERSION_LT(installed, kEfaFloor)) {
     return fail(ErrorCode::kUnsupported,
                 "provider efa needs libfabric 1.20 or later, and {} is installed: earlier versions "
                 "emulate writes with "
@@ -46,14 +74,6 @@ Status check_versions(const std::string& provider) {
                 version_text(installed));
   }
   return {};
-}
-
-/// An endpoint of the ofi_rxm layer receives 4096 messages of 16 KiB at once, which we never send:
-/// 69 MiB and 0.1 s for each link (measured, 1.17). Only the environment can say so, before
-/// libfabric's first use; what the user set stays.
-void shrink_message_buffers() {
-  static std::once_flag once;
-  std::call_once(once, [] { ::setenv("FI_OFI_RXM_BUFFER_SIZE", "512", 0); });
 }
 
 Info make_hints(const EndpointConfig& config) {
@@ -76,14 +96,14 @@ Info make_hints(const EndpointConfig& config) {
   return hints;
 }
 
-}  // namespace
-
 Result<std::shared_ptr<Domain>> Domain::open(const EndpointConfig& config) {
-  MK_RETURN_IF_ERROR(check_versions(config.provider));
+  MK_RETURN_IF_ERROR(check_versions(config.provider, ::fi_version()));
   shrink_message_buffers();
   const Info hints = make_hints(config);
   if (!hints) return fail(ErrorCode::kLimitExceeded, "libfabric is out of memory");
-  const bool by_address = !config.bind_address.empty() && hints->domain_attr->name == nullptr;
+  const bool by_device = is_efa(config.provider) && !config.bind_address.empty();
+  const bool by_address =
+      !by_device && !config.bind_address.empty() && hints->domain_attr->name == nullptr;
   fi_info* found = nullptr;
   const int rc = ::fi_getinfo(kApiVersion, by_address ? config.bind_address.c_str() : nullptr,
                               nullptr, by_address ? FI_SOURCE : 0, hints.get(), &found);
@@ -97,7 +117,12 @@ Result<std::shared_ptr<Domain>> Domain::open(const EndpointConfig& config) {
                 ::fi_strerror(-rc), provider_names());
   }
   auto domain = std::make_shared<Domain>();
-  domain->info_.reset(found);  // the provider's first choice
+  domain->info_ = by_device ? take_device(found, config.bind_address) : Info(found);
+  if (!domain->info_) {
+    return fail(ErrorCode::kNotFound, "provider {} has no device '{}'", config.provider,
+                config.bind_address);
+  }
+  found = domain->info_.get();  // the provider's first choice
   const fi_domain_attr& attributes = *found->domain_attr;
   if (attributes.cq_data_size < 4) {
     return fail(ErrorCode::kUnsupported,
@@ -155,9 +180,44 @@ Result<Port> Domain::open_port(std::size_t depth) const {
   if (const int rc = ::fi_ep_bind(endpoint, &cq->fid, FI_TRANSMIT | FI_RECV)) {
     return fail_fi(rc, "cannot bind the completion queue");
   }
+  MK_RETURN_IF_ERROR(set_options(endpoint));
   if (const int rc = ::fi_enable(endpoint))
     return fail_fi(rc, "provider {} does not enable the endpoint", provider());
+  MK_RETURN_IF_ERROR(check_writes(endpoint));
   return port;
+}
+
+Status Domain::set_options(fid_ep* endpoint) const {
+  // A provider that calls CUDA while a kernel waits for what it should deliver waits for ever.
+  // Before 1.18 there was no such option; a provider without CUDA answers that it has none, which
+  // is as good.
+  if (FI_VERSION_LT(::fi_version(), FI_VERSION(1, 18))) return {};
+  const bool permitted = false;
+  const int rc = ::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, kOptCudaApiPermitted, &permitted,
+                             sizeof permitted);
+  if (rc == 0 || rc == -FI_ENOPROTOOPT || rc == -FI_EINVAL || rc == -FI_EOPNOTSUPP ||
+      rc == -FI_ENOSYS)
+    return {};
+  return fail_fi(rc, "provider {} does not promise to leave CUDA alone", provider());
+}
+
+Status Domain::check_writes(fid_ep* endpoint) const {
+  if (!is_efa(provider())) return {};
+  bool emulated = false;
+  std::size_t bytes = sizeof emulated;
+  if (const int rc =
+          ::fi_getopt(&endpoint->fid, FI_OPT_ENDPOINT, kOptEfaEmulatedWrite, &emulated, &bytes)) {
+    return fail_fi(rc, "provider {} does not tell whether its writes are the device's own",
+                   provider());
+  }
+  if (!emulated) return {};
+  return fail(
+      ErrorCode::kUnsupported,
+      "EFA device {} has no remote writes of its own, and libfabric would emulate them with "
+      "messages, which costs a copy and needs the peer's CPU: use an instance whose EFA "
+      "writes (P5 and later, many of the fourth generation of Nitro), or fabric.ofi.provider "
+      "= \"tcp\"",
+      device());
 }
 
 Result<Fid<fid_mr>> Domain::register_memory(std::byte* address, std::uint64_t bytes,

@@ -11,6 +11,15 @@
 
 namespace mk::fabric::ofi {
 
+inline constexpr std::uint32_t kApiVersion = FI_VERSION(1, 17);
+/// "1.17"
+std::string version_text(std::uint32_t version);
+/// What the fabric asks of a provider, and no more.
+Info make_hints(const EndpointConfig& config);
+
+/// Whether libfabric `installed` can serve `provider`; if not, what to install.
+Status check_versions(const std::string& provider, std::uint32_t installed);
+
 /// An endpoint of libfabric with the queue and address table it needs. Members close in reverse
 /// order.
 struct Port {
@@ -57,6 +66,8 @@ class Domain {
   /// fabric needs.
   static Result<std::shared_ptr<Domain>> open(const EndpointConfig& config);
 
+  /// Its device or interface, "rdmap16s27-rdm".
+  std::string device() const { return info_->domain_attr->name; }
   /// A fresh enabled endpoint with its own completion queue of `depth` entries.
   Result<Port> open_port(std::size_t depth) const;
   /// Registers memory for both directions. `bind_to`: the endpoint that peers write to
@@ -75,6 +86,11 @@ class Domain {
   bool stream_addresses() const;
 
  private:
+  /// What an endpoint is told before it is enabled.
+  Status set_options(fid_ep* endpoint) const;
+  /// EFA: refuses hardware whose writes libfabric would emulate with messages.
+  Status check_writes(fid_ep* endpoint) const;
+
   Info info_;
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;

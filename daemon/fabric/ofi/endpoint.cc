@@ -78,6 +78,7 @@ Status OfiEndpoint::open() {
   const std::size_t depth = std::min<std::size_t>(kLinkDepth, domain_->info().tx_attr->size);
   capabilities_ = {"ofi:" + provider, DeliveryContract::kUnordered,
                    static_cast<std::uint32_t>(depth), false};
+  capabilities_.device = domain_->device();
 
   address_.endpoint = id_;
   address_.doorbell_key = doorbell_target_->wire_key();

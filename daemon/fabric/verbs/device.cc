@@ -83,7 +83,8 @@ Result<std::shared_ptr<Device>> Device::open(const EndpointConfig& config) {
   device->path_.port = chosen.port.port;
   device->context_.reset(::ibv_open_device(list.devices[chosen.device]));
   if (!device->context_) return fail_verb(errno, "cannot open RDMA device {}", device->name_);
-  MK_RETURN_IF_ERROR(device->open_port(options, choice.why));
+  MK_RETURN_IF_ERROR(
+      device->open_port(options, config.nic_why.empty() ? choice.why : config.nic_why));
   return device;
 }
 
@@ -199,8 +200,12 @@ Address Device::address() const {
 bool Device::gid_unchanged() const {
   const LocalPath known = path();
   ibv_gid now{};
-  return ::ibv_query_gid(context_.get(), known.port, known.gid_index, &now) == 0 &&
-         std::memcmp(now.raw, known.gid.raw, sizeof now.raw) == 0;
+  if (::ibv_query_gid(context_.get(), known.port, known.gid_index, &now) != 0 ||
+      std::memcmp(now.raw, known.gid.raw, sizeof now.raw) != 0)
+    return false;
+  if (known.link_layer != IBV_LINK_LAYER_ETHERNET || !link_local(known.gid)) return true;
+  const auto place = find_place();
+  return !place || link_local(place->gid.gid);
 }
 
 bool Device::pkey_unchanged() const {

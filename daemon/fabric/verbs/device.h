@@ -45,7 +45,8 @@ class Device {
   /// The longest write that is one request.
   std::uint64_t message_bytes_max() const { return message_bytes_max_; }
 
-  /// Whether the GID that peers know is still at its place in the table.
+  /// Whether the GID that peers know is still at its place in the table, and is no makeshift (a
+  /// link-local address, where the rules have found a better one meanwhile).
   bool gid_unchanged() const;
   /// Whether the partition is still at its place in the table.
   bool pkey_unchanged() const;

@@ -52,8 +52,7 @@ enum class Scope { kMappedIpv4, kRoutableIpv6, kLinkLocal };
 Scope scope_of(const ibv_gid& gid) {
   static constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   if (std::memcmp(gid.raw, kMapped.data(), kMapped.size()) == 0) return Scope::kMappedIpv4;
-  const bool link_local = gid.raw[0] == 0xfe && (gid.raw[1] & 0xc0) == 0x80;
-  return link_local ? Scope::kLinkLocal : Scope::kRoutableIpv6;
+  return link_local(gid) ? Scope::kLinkLocal : Scope::kRoutableIpv6;
 }
 
 std::string_view scope_text(Scope scope) {
@@ -162,6 +161,8 @@ Result<ibv_mtu> choose_mtu(ibv_mtu active, std::uint32_t wanted_bytes, const std
 }
 
 std::uint32_t mtu_bytes(ibv_mtu mtu) { return 128u << static_cast<unsigned>(mtu); }
+
+bool link_local(const ibv_gid& gid) { return gid.raw[0] == 0xfe && (gid.raw[1] & 0xc0) == 0x80; }
 
 std::string gid_text(const ibv_gid& gid) {
   std::array<char, INET6_ADDRSTRLEN> text{};

@@ -54,6 +54,7 @@ Result<std::uint16_t> choose_pkey(std::span<const std::uint16_t> table, std::uin
 Result<ibv_mtu> choose_mtu(ibv_mtu active, std::uint32_t wanted_bytes, const std::string& port);
 
 std::uint32_t mtu_bytes(ibv_mtu mtu);
+bool link_local(const ibv_gid& gid);
 /// The GID as people know it: "10.0.0.1" for a mapped IPv4 address, else IPv6 notation.
 std::string gid_text(const ibv_gid& gid);
 std::string_view gid_type_text(std::uint32_t type);

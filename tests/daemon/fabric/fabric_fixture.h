@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -18,6 +20,7 @@
 
 #include "daemon/fabric/fabric.h"
 #include "daemon/fabric/loopback/endpoint.h"
+#include "daemon/fabric/striped/endpoint.h"
 #include "shm/flag.h"
 #include "shm/host/buffer_file.h"
 
@@ -26,13 +29,31 @@ namespace mk::fabric {
 inline constexpr std::uint32_t kTestFlags = 4096;
 inline constexpr std::byte kPoison{0xA5};
 
+/// How much longer than on a plain machine everything may take: MK_TEST_PATIENCE, for emulated
+/// ones.
+inline int patience() {
+  const char* const text = std::getenv("MK_TEST_PATIENCE");
+  return text == nullptr ? 1 : std::max(1, std::atoi(text));
+}
+
 /// One way to configure a fabric.
 struct FabricSetup {
   std::string name;
   EndpointConfig config;
   LoopbackOptions loopback;
 
+  std::uint32_t stripes = 1;  ///< endpoints that are one rail's
+
   Result<std::unique_ptr<Endpoint>> open() const {
+    if (stripes == 1) return open_one();
+    std::vector<std::unique_ptr<Endpoint>> all;
+    for (std::uint32_t i = 0; i < stripes; ++i) {
+      MK_ASSIGN_OR_RETURN(auto endpoint, open_one());
+      all.push_back(std::move(endpoint));
+    }
+    return make_striped_endpoint(std::move(all));
+  }
+  Result<std::unique_ptr<Endpoint>> open_one() const {
     return config.fabric == "loopback" ? make_loopback_endpoint(config, loopback)
                                        : open_endpoint(config);
   }
@@ -56,6 +77,12 @@ inline std::vector<FabricSetup> all_setups() {
     if (setup.config.provider != "shm") setup.config.bind_address = "127.0.0.1";
     setups.push_back(setup);
   }
+  setups.push_back(setups[0]);
+  setups.back().name = "loopback_striped";
+  setups.back().stripes = 3;
+  setups.push_back(setups[4]);
+  setups.back().name = "ofi_net_striped";
+  setups.back().stripes = 2;
   // Where there is an RDMA port (tests/rdma makes one), verbs in both contracts, and the submission
   // interface and number of queues that are not the default. A software NIC on a busy machine
   // acknowledges late: 0.5 s until it is asked again.
@@ -76,6 +103,10 @@ inline std::vector<FabricSetup> all_setups() {
     setup.config.verbs.submission = "classic";
     setup.config.verbs.queues = 4;
     setup.config.verbs.registration_bytes_max = 1 << 20;  // registrations of many pieces
+    setups.push_back(setup);
+    setup = setups[setups.size() - 2];
+    setup.name = "verbs_immediate_striped";
+    setup.stripes = 2;
     setups.push_back(setup);
   }
   return setups;
@@ -222,7 +253,7 @@ inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t 
 /// Polls `nodes` in turn until `done`; false after a generous deadline.
 inline bool pump(std::initializer_list<Node*> nodes, const std::function<bool()>& done,
                  std::chrono::seconds limit = std::chrono::seconds(60)) {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto deadline = std::chrono::steady_clock::now() + patience() * limit;
   while (!done()) {
     for (Node* node : nodes) node->poll();
     if (std::chrono::steady_clock::now() > deadline) return false;

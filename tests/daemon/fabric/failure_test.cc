@@ -10,8 +10,9 @@ class FailureTest : public FabricTest {
  protected:
   FabricSetup impatient() const {
     FabricSetup setup = GetParam();
-    setup.config.connect_timeout_ns = 1'000'000'000;
-    setup.config.write_timeout_ns = 2'000'000'000;
+    const auto factor = static_cast<std::uint64_t>(patience());
+    setup.config.connect_timeout_ns = factor * 1'000'000'000;
+    setup.config.write_timeout_ns = factor * 2'000'000'000;
     return setup;
   }
 };

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "daemon/control/rail_names.h"
 #include "daemon/topology/draw.h"
 #include "daemon/topology/nic_choice.h"
 #include "tests/daemon/topology/machine_xml.h"
@@ -204,6 +205,7 @@ TEST(TopologyTest, TheTreeShowsWhatHangsWhereAndWhichRailItServes) {
 }
 
 TEST(TopologyTest, NodesBuiltAlikeAlignAndOthersAreToldApart) {
+  using daemon::control::misalignment;
   const Machine one = machine_of(dgx_h200(true));
   const Machine other = machine_of(dgx_h200(false));
   EXPECT_EQ(misalignment(chosen(one, NicKind::kVerbs), chosen(other, NicKind::kVerbs)), "");
