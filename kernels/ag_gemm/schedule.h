@@ -4,12 +4,15 @@
 ///
 /// A's m rows are dealt out over all ranks in rank order (shard_of). Each shard is cut into tiles
 /// of its own, so a tile needs rows of one rank. A rank computes the tiles of, in this order:
-///  1. its own shard;
-///  2. the shards of its node's other ranks, one after the other, from the next local rank on;
-///  3. for each hop of the ring, the L shards that it brings, which arrive side by side over L
-///     rails: the first row of tiles of each, this rank's rail first, then the second of each, ...
-/// In each row of tiles, all columns before the next row: whoever waits for a chunk has first
-/// computed all that the chunks before it allow.
+///  1. its own shard, in bands of kBandTiles rows of tiles;
+///  2. the shards of its node's other ranks, from the next local rank on, which arrive side by
+///  side:
+///     the first row of tiles of each, then the second of each, ...
+///  3. for each hop of the ring, the L shards that it brings over L rails, in the same way, this
+///     rank's rail first.
+/// Within such a group of rows of tiles: column by column, in each the group's rows one after the
+/// other. Whoever waits for a chunk has first computed all that the chunks before it allow, and
+/// tiles in work at one time share rows of A and columns of B.
 #pragma once
 
 #include <cstdint>
@@ -105,59 +108,86 @@ class AgGemmWalk {
       : schedule_(schedule),
         rounds_(schedule.rounds()),
         tiles_n_(schedule.tiles_n()),
-        rows_missing_(schedule.rounds_everywhere() != schedule.rounds()) {
-    skip_missing_rows();
+        rows_missing_(schedule.rounds_everywhere() != schedule.rounds()),
+        members_(count_members()) {
+    if (members_ == 0) next_group();
     advance(first);
   }
 
   MK_HOST_DEVICE bool done() const { return hops_ == schedule_.world().nodes; }
-  MK_HOST_DEVICE AgGemmTile tile() const { return schedule_.tile(origin(), round_, column_); }
-  /// Its place in the order's terms: whose, which row of tiles, which column of them.
-  MK_HOST_DEVICE std::uint32_t origin() const {
-    return schedule_.gather().origin_at(hops_ * schedule_.world().locals + rail_);
-  }
-  MK_HOST_DEVICE std::uint32_t round() const { return round_; }
-  MK_HOST_DEVICE std::uint32_t column() const { return column_; }
+  MK_HOST_DEVICE AgGemmTile tile() const { return schedule_.tile(origin(), round(), column()); }
+
+  // The tile's place in the order's terms: whose, which row of tiles, which column of them.
+  MK_HOST_DEVICE std::uint32_t origin() const { return own_ ? origin_of(0) : origin_of(rail()); }
+  MK_HOST_DEVICE std::uint32_t round() const { return own_ ? round_ + index_ % members_ : round_; }
+  MK_HOST_DEVICE std::uint32_t column() const { return index_ / members_; }
 
   /// Goes on by `steps` tiles.
   MK_HOST_DEVICE void advance(std::uint32_t steps) {
-    std::uint64_t column = std::uint64_t{column_} + steps;
-    while (column >= tiles_n_ && !done()) {
-      column -= tiles_n_;
-      next_row();
-      skip_missing_rows();
+    std::uint64_t index = std::uint64_t{index_} + steps;
+    while (!done() && index >= members_ * tiles_n_) {
+      index -= members_ * tiles_n_;
+      next_group();
     }
-    column_ = static_cast<std::uint32_t>(column);
+    index_ = static_cast<std::uint32_t>(index);
   }
 
  private:
-  /// On the own node shard by shard, else round by round.
-  MK_HOST_DEVICE void next_row() {
-    const std::uint32_t locals = schedule_.world().locals;
-    std::uint32_t& fast = hops_ == 0 ? round_ : rail_;
-    std::uint32_t& slow = hops_ == 0 ? rail_ : round_;
-    const std::uint32_t fast_end = hops_ == 0 ? rounds_ : locals;
-    const std::uint32_t slow_end = hops_ == 0 ? locals : rounds_;
-    if (++fast < fast_end) return;
-    fast = 0;
-    if (++slow < slow_end) return;
-    slow = 0;
-    ++hops_;
+  /// Of the rail that is `rail`-th from this rank's own, at the present hop.
+  MK_HOST_DEVICE std::uint32_t origin_of(std::uint32_t rail) const {
+    return schedule_.gather().origin_at(hops_ * schedule_.world().locals + rail);
   }
+  /// At hop 0 this rank's own is done.
+  MK_HOST_DEVICE std::uint32_t first_rail() const { return hops_ == 0 ? 1 : 0; }
   /// Shards of one row less may lack the last row of tiles.
-  MK_HOST_DEVICE void skip_missing_rows() {
-    if (!rows_missing_) return;
-    while (!done() && round_ >= schedule_.grid(origin()).tiles_m()) next_row();
+  MK_HOST_DEVICE bool has_round(std::uint32_t rail) const {
+    return !rows_missing_ || round_ < schedule_.grid(origin_of(rail)).tiles_m();
+  }
+  /// The rail of this index's row of tiles.
+  MK_HOST_DEVICE std::uint32_t rail() const {
+    std::uint32_t rail = first_rail() + index_ % members_;
+    if (!rows_missing_) return rail;
+    std::uint32_t skip = index_ % members_;
+    for (rail = first_rail(); !has_round(rail) || skip-- != 0; ++rail) {
+    }
+    return rail;
+  }
+  /// Rows of tiles in the group that begins with round_.
+  MK_HOST_DEVICE std::uint32_t count_members() const {
+    if (own_) {
+      const std::uint32_t left = schedule_.grid(origin_of(0)).tiles_m() - round_;
+      return left < TileGrid::kBandTiles ? left : TileGrid::kBandTiles;
+    }
+    const std::uint32_t locals = schedule_.world().locals;
+    if (!rows_missing_) return locals - first_rail();
+    std::uint32_t members = 0;
+    for (std::uint32_t rail = first_rail(); rail < locals; ++rail) members += has_round(rail);
+    return members;
+  }
+  /// The next group that has tiles.
+  MK_HOST_DEVICE void next_group() {
+    do {
+      if (own_) {
+        round_ += members_;
+        own_ = members_ != 0 && round_ < schedule_.grid(origin_of(0)).tiles_m();
+        if (!own_) round_ = 0;
+      } else if (++round_ == rounds_) {
+        round_ = 0;
+        ++hops_;
+      }
+      members_ = done() ? 0 : count_members();
+    } while (!done() && members_ == 0);
   }
 
   const AgGemmSchedule& schedule_;
   std::uint32_t rounds_;
   std::uint32_t tiles_n_;
   bool rows_missing_;  ///< some shard lacks the last row of tiles
+  bool own_ = true;    ///< at this rank's own shard
   std::uint32_t hops_ = 0;
-  std::uint32_t rail_ = 0;  ///< counted from this rank's own
-  std::uint32_t round_ = 0;
-  std::uint32_t column_ = 0;
+  std::uint32_t round_ = 0;    ///< the group's; its first, of the own shard's
+  std::uint32_t members_ = 0;  ///< rows of tiles in the group
+  std::uint32_t index_ = 0;    ///< within the group
 };
 
 }  // namespace mk::kernels

@@ -34,14 +34,16 @@ struct ByteRange {
 /// eights, so that a packed tile's rows stay 16-byte aligned. No rows: no tiles.
 class TileGrid {
  public:
+  /// `band`: rows of tiles in a band (see rect).
   MK_HOST_DEVICE TileGrid(std::uint32_t rows, std::uint32_t columns, std::uint32_t tile_m,
-                          std::uint32_t tile_n)
+                          std::uint32_t tile_n, std::uint32_t band = kBandTiles)
       : rows_(rows),
         columns_(columns),
         tiles_m_(div_up(rows, tile_m)),
         tiles_n_(div_up(columns, tile_n)),
         tile_rows_(rows == 0 ? 0 : div_up(rows, tiles_m_)),
-        tile_cols_(static_cast<std::uint32_t>(round_up_to(div_up(columns, tiles_n_), 8))) {}
+        tile_cols_(static_cast<std::uint32_t>(round_up_to(div_up(columns, tiles_n_), 8))),
+        band_(band) {}
 
   MK_HOST_DEVICE std::uint32_t rows() const { return rows_; }
   MK_HOST_DEVICE std::uint32_t columns() const { return columns_; }
@@ -55,15 +57,15 @@ class TileGrid {
     return std::uint64_t{tile_rows_} * tile_cols_ * kElementBytes;
   }
 
-  /// Where tile `tile` lies. Tiles are numbered in bands of kBandTiles rows of tiles, within a band
+  /// Where tile `tile` lies. Tiles are numbered in bands of `band` rows of tiles, within a band
   /// column by column: tiles in work at one time then share rows of A and columns of B.
   MK_HOST_DEVICE TileRect rect(std::uint32_t tile) const {
-    const std::uint32_t band = tile / (kBandTiles * tiles_n_);
-    const std::uint32_t within = tile - band * kBandTiles * tiles_n_;
-    const std::uint32_t rows_left = tiles_m_ - band * kBandTiles;
-    const std::uint32_t rows = rows_left < kBandTiles ? rows_left : kBandTiles;
+    const std::uint32_t band = tile / (band_ * tiles_n_);
+    const std::uint32_t within = tile - band * band_ * tiles_n_;
+    const std::uint32_t rows_left = tiles_m_ - band * band_;
+    const std::uint32_t rows = rows_left < band_ ? rows_left : band_;
     TileRect rect;
-    rect.row = (band * kBandTiles + within % rows) * tile_rows_;
+    rect.row = (band * band_ + within % rows) * tile_rows_;
     rect.column = within / rows * tile_cols_;
     rect.rows = rows_ - rect.row < tile_rows_ ? rows_ - rect.row : tile_rows_;
     rect.columns = columns_ - rect.column < tile_cols_ ? columns_ - rect.column : tile_cols_;
@@ -79,6 +81,7 @@ class TileGrid {
   std::uint32_t tiles_n_;
   std::uint32_t tile_rows_;
   std::uint32_t tile_cols_;
+  std::uint32_t band_;
 };
 
 }  // namespace mk::kernels

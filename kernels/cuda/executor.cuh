@@ -10,9 +10,9 @@
 
 #include "kernels/comm/sum_job.h"
 #include "kernels/comm/tile_grid.h"
+#include "kernels/cuda/bulk_copier.cuh"
 #include "kernels/cuda/gemm_core.cuh"
 #include "kernels/cuda/launch_state.h"
-#include "kernels/gather/copy_job.h"
 
 namespace mk::kernels::cuda {
 
@@ -41,6 +41,14 @@ struct Jobs {
   std::uint64_t posted[kSlots];  ///< to the workers: the job is written
   std::uint64_t done[kSlots];    ///< to the leader: every worker warp is done with it
   VectorJob slots[kSlots];
+
+  /// One thread, before the others' first use.
+  __device__ void begin() {
+    for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+      ptx::mbarrier_init(&posted[slot], 1);
+      ptx::mbarrier_init(&done[slot], kWorkers / 32);
+    }
+  }
 };
 
 template <class Element>
@@ -171,10 +179,48 @@ __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint
   }
 }
 
+/// What all leaders are.
+class LeaderBase {
+ public:
+  /// Orders what the group has stored, and what this thread has acquired, before its later stores.
+  static __device__ void release_fence() { __threadfence_system(); }
+  /// Orders what this thread has seen before its later loads.
+  static __device__ void acquire_fence() { __threadfence_system(); }
+  static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
+  /// The GPU's clock is not the daemon's: no time.
+  static __device__ std::uint32_t commit_time_ns() { return 0; }
+  /// A look at a flag takes most of a microsecond, so there is no need to sleep.
+  static __device__ bool pause(std::uint32_t attempt) {
+    constexpr std::uint32_t kLooksPerClock = 32;
+    return attempt % kLooksPerClock == kLooksPerClock - 1;
+  }
+};
+
+/// The leader of an operator that only copies within a node: the copy engine does it, there are no
+/// workers.
+class CopyLeader : public LeaderBase {
+ public:
+  using Shared = BulkCopierShared;
+  static constexpr bool kHasWorkers = false;
+
+  __device__ CopyLeader(Shared& shared, void* /*c*/, std::uint64_t /*ldc*/) : copier_(shared) {}
+
+  __device__ void copy(const CopyJob& job) { copier_.copy(job); }
+  __device__ void stores_done() { copier_.finish(); }
+  __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
+  __device__ void finish() { copier_.finish(); }
+
+ private:
+  BulkCopier copier_;
+};
+
 /// What roles.h asks of an executor, on the leader. Workers' loads and stores are ordered by the
 /// barriers in shared memory, before the leader's release and after its acquire.
-class Leader {
+class Leader : public LeaderBase {
  public:
+  using Shared = Jobs;
+  static constexpr bool kHasWorkers = true;
+
   /// `c`: the caller's result, rows `ldc` apart; may be null where nobody asks for it.
   __device__ Leader(Jobs& jobs, void* c, std::uint64_t ldc)
       : jobs_(jobs), c_(static_cast<std::uint16_t*>(c)), ldc_(ldc) {}
@@ -189,17 +235,6 @@ class Leader {
     to.target_count = job.target_count;
     post(to, job.rows, job.columns / kVectorElements, job.source_stride / kVectorElements,
          job.target_stride / kVectorElements);
-  }
-  /// All of it in whole vectors.
-  __device__ void copy(const CopyJob& job) {
-    VectorJob& to = next_job();
-    to.sources[0] = reinterpret_cast<const Vector*>(job.source);
-    for (std::uint32_t t = 0; t < job.target_count; ++t)
-      to.targets[t] = reinterpret_cast<Vector*>(job.targets[t]);
-    to.source_count = 1;
-    to.target_count = job.target_count;
-    post(to, job.rows, job.row_bytes / sizeof(Vector), job.source_stride / sizeof(Vector),
-         job.target_stride / sizeof(Vector));
   }
   __device__ bool wants_c() const { return c_ != nullptr; }
   __device__ void copy_to_c(const TileRect& rect, const void* source, std::uint64_t source_stride) {
@@ -225,15 +260,6 @@ class Leader {
     VectorJob& to = next_job();
     to.source_count = 0;
     ptx::mbarrier_arrive(&jobs_.posted[posted_ % Jobs::kSlots]);
-  }
-
-  static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
-  /// The GPU's clock is not the daemon's: no time.
-  static __device__ std::uint32_t commit_time_ns() { return 0; }
-  /// A look at a flag takes most of a microsecond, so there is no need to sleep.
-  static __device__ bool pause(std::uint32_t attempt) {
-    constexpr std::uint32_t kLooksPerClock = 32;
-    return attempt % kLooksPerClock == kLooksPerClock - 1;
   }
 
  private:

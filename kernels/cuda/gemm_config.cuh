@@ -48,8 +48,8 @@ struct GemmConfig {
   static constexpr int kStagingBuffers = kStaging;
 
   /// Registers per thread by role: together exactly what a block of 384 threads is given (3 x 168).
-  static constexpr int kIoRegisters = 40;
-  static constexpr int kMathRegisters = 232;
+  static constexpr int kIoRegisters = 72;
+  static constexpr int kMathRegisters = 216;
 
   static constexpr int kABytes = kBlockM * kBlockK * 2;
   static constexpr int kBBytes = kBlockN * kBlockK * 2;

@@ -71,7 +71,7 @@ struct HostWords {
   std::uint32_t lane_count = 0;                ///< those that this operator uses
 };
 /// Flags the poller keeps in mind, in a block's shared memory.
-inline constexpr std::uint32_t kPolledFlagsMax = 40 * 1024;
+inline constexpr std::uint32_t kPolledFlagsMax = 6 * 1024;
 
 /// What an operator's kernel gets beside its launch.
 struct FrameArguments {

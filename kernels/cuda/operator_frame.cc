@@ -18,6 +18,17 @@ constexpr std::uint32_t kNodesHere = shm::kLocalRanksMax;
 
 }  // namespace
 
+std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks) {
+  // A half tile's time relative to a whole one's, as measured.
+  constexpr double kHalfTileTime = 0.54;
+  const std::uint64_t compute = std::max(1u, blocks - blocks / 16);
+  const auto waves = [&](std::uint32_t columns) {
+    return static_cast<double>((row_tiles * div_up(n, columns) + compute - 1) / compute);
+  };
+  const std::uint32_t half = kTileColumnsMax / 2;
+  return waves(half) * kHalfTileTime < waves(kTileColumnsMax) ? half : kTileColumnsMax;
+}
+
 OnDevice::OnDevice(int device) {
   cudaGetDevice(&before_);
   if (before_ != device) cudaSetDevice(device);
@@ -139,15 +150,14 @@ Status OperatorFrame::choose_blocks(const CudaOptions& options, const GroupNeeds
                                     std::uint32_t lane_count, std::uint32_t device_blocks,
                                     RoleBlocks& blocks, FrameArguments& frame) const {
   const std::uint32_t share = device_blocks / options.ranks_per_device;
-  const std::uint32_t some = std::max(1u, share / 16) * kGroupsOfBlock;
-  const auto count = [](bool wanted, std::uint32_t asked, std::uint32_t chosen) {
+  const auto count = [&](bool wanted, std::uint32_t asked, std::uint32_t of_whole) {
+    const std::uint32_t chosen = div_up(of_whole, options.ranks_per_device);
     return !wanted ? 0 : asked != 0 ? asked : chosen;
   };
   blocks = RoleBlocks{};
   blocks.send = count(needs.send, options.send_groups, 1);
-  blocks.receive =
-      count(needs.receive, options.receive_groups, std::max(1u, needs.receive_share * some / 4));
-  std::uint32_t streams = count(needs.stream, options.stream_groups, some);
+  blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups);
+  std::uint32_t streams = count(needs.stream, options.stream_groups, needs.stream_groups);
   frame.comm_blocks =
       div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
   if (needs.stream && options.stream_groups == 0) {

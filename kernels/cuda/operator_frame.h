@@ -41,6 +41,10 @@ inline constexpr std::uint32_t kTileRowsMax = 128;
 inline constexpr std::uint32_t kTileColumnsMax = 256;
 inline constexpr std::uint32_t kElementStep = 8;  ///< elements in the copy engine's 16 bytes
 
+/// The columns of a tile, of 128 rows, with which `row_tiles` rows of tiles of n columns take a
+/// GPU's `blocks` SMs, some of which communicate, the shortest time.
+std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks);
+
 /// Makes a device current while it lives.
 class OnDevice {
  public:
@@ -60,7 +64,9 @@ struct GroupNeeds {
   bool stream = false;
   bool send = false;
   bool receive = false;
-  std::uint32_t receive_share = 1;  ///< how many times the default of receive groups
+  // By default, of a whole GPU; ranks that share one have so much less.
+  std::uint32_t stream_groups = 24;
+  std::uint32_t receive_groups = 6;
 };
 
 inline DType cuda_type(kernels::DType dtype) {

@@ -15,13 +15,15 @@
 ///       using Arguments;                               OperatorArguments<Launch> or derived
 ///       static OperatorParams<Op> params(const Arguments&);    the seams' part of them
 ///       template <class Executor> using Block;         kernels/<operator>/block.h
+///       using Executor;                                the leaders' (executor.cuh)
 ///       static constexpr Role kStreams;                reduce or share
 ///       static bool stream(Group<Op>&, uint32_t index);
-///       static bool send(Block<Leader>&), receive(Block<Leader>&);
+///       static bool send(Block<Executor>&), receive(Block<Executor>&);
 ///       static bool after_tiles(Group<Op>&);           each group of a compute block
 ///     };
 #pragma once
 
+#include <cstddef>
 #include <cuda/atomic>
 #include <new>
 
@@ -48,9 +50,9 @@ inline constexpr int kRoleRegisters = 168;
 /// Shared memory of a group. A compute block has it where its stages were.
 template <class Op>
 struct GroupShared {
-  Jobs jobs;
+  typename Op::Executor::Shared executor;
   alignas(16) unsigned char launch[sizeof(typename Op::Launch)];
-  alignas(16) unsigned char block[sizeof(typename Op::template Block<Leader>)];
+  alignas(16) unsigned char block[sizeof(typename Op::template Block<typename Op::Executor>)];
 };
 
 /// Copies a launch, word by word, by `threads` threads.
@@ -67,14 +69,15 @@ __device__ __forceinline__ void copy_launch(unsigned char* to, const Launch& lau
 template <class Op>
 class Group {
  public:
-  using Block = typename Op::template Block<Leader>;
+  using Executor = typename Op::Executor;
+  using Block = typename Op::template Block<Executor>;
   using Launch = typename Op::Launch;
 
   __device__ Group(const OperatorParams<Op>& params, GroupShared<Op>& shared, std::uint32_t epoch)
       : launch(*reinterpret_cast<Launch*>(shared.launch)),
         state(*params.frame.state),
         frame(params.frame),
-        leader_(shared.jobs, params.c, params.ldc),
+        leader_(shared.executor, params.c, params.ldc),
         block_(shared.block) {
     launch.epoch = epoch;
   }
@@ -136,7 +139,7 @@ class Group {
   }
 
  private:
-  Leader leader_;
+  Executor leader_;
   unsigned char* block_;
 };
 
@@ -197,11 +200,9 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
   const std::uint32_t thread = threadIdx.x % kGroupThreads;
   GroupShared<Op>& shared = groups[group];
   copy_launch(shared.launch, params.launch, thread, kGroupThreads);
-  if (thread == 0) {
-    for (std::uint32_t slot = 0; slot < Jobs::kSlots; ++slot) {
-      ptx::mbarrier_init(&shared.jobs.posted[slot], 1);
-      ptx::mbarrier_init(&shared.jobs.done[slot], kWorkers / 32);
-    }
+  constexpr bool kHasWorkers = Op::Executor::kHasWorkers;
+  if constexpr (kHasWorkers) {
+    if (thread == 0) shared.executor.begin();
   }
   __syncthreads();
   const bool polls =
@@ -213,7 +214,8 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
       poller.run(working_groups(params.frame, params.launch.blocks));
     }
   } else if (thread >= 32) {
-    work<typename Op::Config::Element>(shared.jobs, thread - 32, kWorkers);
+    if constexpr (kHasWorkers)
+      work<typename Op::Config::Element>(shared.executor, thread - 32, kWorkers);
   } else {
     if (thread == 0) lead(params, shared, of_tiles, epoch);
     __syncwarp();
@@ -259,8 +261,8 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   using Shared = OperatorShared<Op>;
   extern __shared__ __align__(1024) std::uint8_t dynamic_shared[];
   static_assert(Config::kThreads == kGroupsOfBlock * kGroupThreads);
-  static_assert(sizeof(GroupShared<Op>) * kGroupsOfBlock <= Config::kStages * Config::kABytes,
-                "it lies where the core's stages were, its barriers elsewhere");
+  static_assert(sizeof(GroupShared<Op>) * kGroupsOfBlock <= offsetof(Shared, stage_full),
+                "it lies where the core's stages and pieces were, its barriers elsewhere");
   static_assert(sizeof(GroupShared<Op>) * kGroupsOfBlock + kPolledFlagsMax * 4 <= sizeof(Shared));
   constexpr std::uint32_t kLaunchesMax = 0x7fffffffu;
   auto& shared = *reinterpret_cast<Shared*>(dynamic_shared);
@@ -324,13 +326,14 @@ inline constexpr OperatorKernel<typename Op::Arguments> kOperatorKernel = {
     .launch = launch_operator<Op>,
 };
 
-/// The kernel of an operator for tiles of at most `columns` columns.
-template <template <class> class Op, class Element, BLayout kB>
+/// The kernel of an operator for tiles of at most `columns` columns. Stages and staging buffers:
+/// see GemmConfig.
+template <template <class> class Op, class Element, BLayout kB, int kStages = 4, int kStaging = 2>
 const auto& kernel_for(std::uint32_t columns) {
 #if !defined(MK_CUDA_FEW_KERNELS)
   if (columns <= 128) return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 128, 6, 1>>>;
 #endif
-  return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 256, 4, 1>>>;
+  return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 256, kStages, 1, kStaging>>>;
 }
 
 }  // namespace mk::kernels::cuda

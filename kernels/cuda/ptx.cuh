@@ -96,6 +96,25 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint3
 
 // ---- bulk stores and proxies --------------------------------------------------------------------
 
+/// Brings `bytes` bytes (addresses and size multiples of 16) from global to shared memory; the
+/// barrier's phase has been told to expect them.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, std::uint32_t bytes,
+                                          std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+/// Brings `bytes` bytes (the same) from shared to global memory, also a peer's, as part of the open
+/// group.
+__device__ __forceinline__ void bulk_store(void* to, const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+
 /// Closes the group of bulk stores this thread issued since the last one.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -77,8 +77,21 @@ class GatherBlock {
   MK_HOST_DEVICE bool await_rows(std::uint32_t origin, std::uint32_t begin, std::uint32_t end) {
     if (!await_header(origin)) return false;
     const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
-    for (std::uint32_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
-      if (!await_chunk(origin, chunk)) return false;
+    std::uint32_t chunk = chunks.begin;
+    // A look at a flag takes long on a GPU: many at a time, and one fence for all of them.
+    if constexpr (requires { block.executor.acquire_fence(); }) {
+      if (origin != block.world.rank()) {
+        const std::uint32_t* flags = flags_of(origin);
+        while ((chunk = first_missing(flags, chunk, chunks.end)) < chunks.end) {
+          if (!await_chunk(origin, chunk++)) return false;
+        }
+        block.executor.acquire_fence();
+        block.executor.loads_begin();
+      }
+    } else {
+      for (; chunk < chunks.end; ++chunk) {
+        if (!await_chunk(origin, chunk)) return false;
+      }
     }
     return true;
   }
@@ -132,11 +145,27 @@ class GatherBlock {
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
+  /// Of the origin's chunks, one after the other.
+  MK_HOST_DEVICE const std::uint32_t* flags_of(std::uint32_t origin) const {
+    return arrives_here(origin) ? arrival(origin, 0) : word(schedule.ready(origin, 0));
+  }
+  /// The first of chunks [begin, end) that is not known to be there; orders nothing.
+  MK_HOST_DEVICE std::uint32_t first_missing(const std::uint32_t* flags, std::uint32_t begin,
+                                             std::uint32_t end) const {
+    constexpr std::uint32_t kAtOnce = 8;
+    for (; begin < end; begin += kAtOnce) {
+      std::uint32_t seen[kAtOnce];
+      for (std::uint32_t i = 0; i < kAtOnce; ++i)
+        seen[i] = shm::load_relaxed(flags + (begin + i < end ? begin + i : begin));
+      for (std::uint32_t i = 0; i < kAtOnce && begin + i < end; ++i) {
+        if (!shm::epoch_reached(seen[i], block.epoch)) return begin + i;
+      }
+    }
+    return end;
+  }
   MK_HOST_DEVICE bool await_landed(std::uint32_t origin, std::uint32_t chunk) {
     if (origin == block.world.rank()) return true;
-    const std::uint32_t* flag =
-        arrives_here(origin) ? arrival(origin, chunk) : word(schedule.ready(origin, chunk));
-    return block.await(site(origin, chunk), flag, block.epoch);
+    return block.await(site(origin, chunk), flags_of(origin) + chunk, block.epoch);
   }
   /// Of a header that is there.
   MK_HOST_DEVICE bool check_header(std::uint32_t origin) {

@@ -54,8 +54,9 @@ class GemmRsSchedule {
         m_(m),
         world_(plan.nodes * plan.locals),
         even_(m % world_ == 0),
-        small_(m / world_, plan.max.n, plan.tile_m, plan.tile_n),
-        large_(shard_rows_max(m, world_), plan.max.n, plan.tile_m, plan.tile_n),
+        small_(m / world_, plan.max.n, plan.tile_m, plan.tile_n, band_of(plan.locals)),
+        large_(shard_rows_max(m, world_), plan.max.n, plan.tile_m, plan.tile_n,
+               band_of(plan.locals)),
         small_per_chunk_(PackedTiles::per_chunk(small_.tile_bytes(), plan.chunk_bytes)),
         large_per_chunk_(PackedTiles::per_chunk(large_.tile_bytes(), plan.chunk_bytes)) {}
 
@@ -173,6 +174,11 @@ class GemmRsSchedule {
  private:
   MK_HOST_DEVICE std::uint32_t rank_of(std::uint32_t node, std::uint32_t local) const {
     return node * plan_.locals + local;
+  }
+  /// Rows of tiles of one shard in a band: as a rank goes through the L shards of a node side by
+  /// side, the L bands together are about as high as one of a whole matrix.
+  MK_HOST_DEVICE static std::uint32_t band_of(std::uint32_t locals) {
+    return locals < TileGrid::kBandTiles ? TileGrid::kBandTiles / locals : 1;
   }
   /// The node whose shards come `position`-th on `node`.
   MK_HOST_DEVICE std::uint32_t node_after(std::uint32_t node, std::uint32_t position) const {

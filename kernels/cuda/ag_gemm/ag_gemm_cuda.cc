@@ -14,19 +14,23 @@ constexpr char kOp[] = "ag_gemm";
 constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;
 constexpr std::uint32_t kNetworkChunkBytes = 512 * 1024;
 
+/// Share groups, of a whole GPU: the shorter the product beside the gather, the more. As measured
+/// with eight ranks on one node (README.md).
+std::uint32_t share_groups(const Shape& max) {
+  if (max.n < 3072) return 48;
+  return max.n < 6144 || max.m < 8192 ? 24 : 12;
+}
+
 }  // namespace
 
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n = cuda::kTileColumnsMax;
   const std::uint32_t world = nodes * locals;
-  const std::uint64_t tiles = std::uint64_t{world} *
-                              div_up(shard_rows_max(max.m, world), cuda::kTileRowsMax) *
-                              div_up(max.n, cuda::kTileColumnsMax);
-  // Half tiles where whole ones would leave blocks idle.
-  if (tiles < blocks) tiling.tile_n = cuda::kTileColumnsMax / 2;
+  const std::uint64_t row_tiles =
+      std::uint64_t{world} * div_up(shard_rows_max(max.m, world), cuda::kTileRowsMax);
+  tiling.tile_n = cuda::best_tile_columns(row_tiles, max.n, blocks);
   tiling.chunk_bytes = nodes == 1 ? kLocalChunkBytes : kNetworkChunkBytes;
   return tiling;
 }
@@ -45,7 +49,8 @@ class AgGemmCuda::Impl {
     needs.stream = world.size() > 1;
     needs.send = world.nodes > 1;
     needs.receive = world.nodes > 1 && world.locals > 1;
-    needs.receive_share = 2;
+    needs.stream_groups = share_groups(plan_.max);
+    needs.receive_groups = 12;
     MK_RETURN_IF_ERROR(frame_.start(context, options, needs, plan_.flag_count(), plan_.gather.banks,
                                     arguments_.launch, arguments_.frame));
     const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);

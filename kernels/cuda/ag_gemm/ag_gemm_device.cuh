@@ -17,21 +17,22 @@ struct AgGemmOp {
   using Store = AgGemmStore<Config>;
   using Launch = AgGemmLaunch;
   using Arguments = AgGemmArguments;
-  template <class Executor>
-  using Block = AgGemmBlock<Executor>;
+  template <class AnyExecutor>
+  using Block = AgGemmBlock<AnyExecutor>;
+  using Executor = CopyLeader;
   static constexpr Role kStreams = Role::kShare;
 
   static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index) {
     return group.run(Role::kShare, index,
-                     [](Block<Leader>& block) { return ag_gemm::share(block); });
+                     [](Block<Executor>& block) { return ag_gemm::share(block); });
   }
-  static __device__ bool send(Block<Leader>& block) { return ag_gemm::send(block); }
-  static __device__ bool receive(Block<Leader>& block) { return ag_gemm::receive(block); }
+  static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }
+  static __device__ bool receive(Block<Executor>& block) { return ag_gemm::receive(block); }
 
   static __device__ bool after_tiles(Group<AgGemmOp>& group) {
     if (threadIdx.x / kGroupThreads != 0) return true;
     return group.run(Role::kCollect, blockIdx.x,
-                     [](Block<Leader>& block) { return ag_gemm::collect(block); });
+                     [](Block<Executor>& block) { return ag_gemm::collect(block); });
   }
 
   static OperatorParams<AgGemmOp> params(const AgGemmArguments& arguments) {

@@ -17,11 +17,7 @@ constexpr char kOp[] = "gemm_ar";
 GemmArTiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
   GemmArTiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n = cuda::kTileColumnsMax;
-  // Half tiles where whole ones would leave blocks idle.
-  if (std::uint64_t{div_up(max.m, cuda::kTileRowsMax)} * div_up(max.n, cuda::kTileColumnsMax) <
-      blocks)
-    tiling.tile_n = cuda::kTileColumnsMax / 2;
+  tiling.tile_n = cuda::best_tile_columns(div_up(max.m, cuda::kTileRowsMax), max.n, blocks);
   // Within a node a chunk is only what one reduce block does at a time: a tile.
   if (nodes == 1) tiling.chunk_bytes = cuda::kTileRowsMax * tiling.tile_n * kElementBytes;
   return tiling;
@@ -40,7 +36,8 @@ class GemmArCuda::Impl {
     needs.streams = Role::kReduce;
     needs.stream = world.locals > 1;
     needs.send = needs.receive = world.nodes > 1;
-    needs.receive_share = 2;  // it also hands out the result
+    needs.stream_groups = 48;
+    needs.receive_groups = 12;  // they also hand out the result
     MK_RETURN_IF_ERROR(frame_.start(context, options, needs, plan_.flag_count(), plan_.banks,
                                     arguments_.launch, arguments_.frame));
     const std::uint32_t columns = GemmArSchedule(plan_, plan_.max.m).tile_cols();

@@ -17,21 +17,22 @@ struct GemmArOp {
   using Store = PackedStore<Config, GemmArPlaces>;
   using Launch = GemmArLaunch;
   using Arguments = GemmArArguments;
-  template <class Executor>
-  using Block = GemmArBlock<Executor>;
+  template <class AnyExecutor>
+  using Block = GemmArBlock<AnyExecutor>;
+  using Executor = Leader;
   static constexpr Role kStreams = Role::kReduce;
 
   static __device__ bool stream(Group<GemmArOp>& group, std::uint32_t index) {
-    return group.run(Role::kReduce, index, [&](Block<Leader>& block) {
+    return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
       return gemm_ar::begin_reduce(block) &&
              group.take_steps(block, block.schedule.chunks(block.world.local),
-                              [](Block<Leader>& b, std::uint32_t chunk) {
+                              [](Block<Executor>& b, std::uint32_t chunk) {
                                 return gemm_ar::reduce_chunk(b, chunk);
                               });
     });
   }
-  static __device__ bool send(Block<Leader>& block) { return gemm_ar::send(block); }
-  static __device__ bool receive(Block<Leader>& block) { return gemm_ar::receive(block); }
+  static __device__ bool send(Block<Executor>& block) { return gemm_ar::send(block); }
+  static __device__ bool receive(Block<Executor>& block) { return gemm_ar::receive(block); }
 
   static __device__ bool after_tiles(Group<GemmArOp>& group) {
     const std::uint32_t index = blockIdx.x * kGroupsOfBlock + threadIdx.x / kGroupThreads;
@@ -39,7 +40,7 @@ struct GemmArOp {
     // Every group collects.
     group.launch.blocks.compute *= kGroupsOfBlock;
     return group.run(Role::kCollect, index,
-                     [](Block<Leader>& block) { return gemm_ar::collect(block); });
+                     [](Block<Executor>& block) { return gemm_ar::collect(block); });
   }
 
   static OperatorParams<GemmArOp> params(const GemmArArguments& arguments) {

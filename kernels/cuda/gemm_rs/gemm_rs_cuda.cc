@@ -18,13 +18,10 @@ Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n = cuda::kTileColumnsMax;
   const std::uint32_t world = nodes * locals;
-  const std::uint64_t tiles = std::uint64_t{world} *
-                              div_up(shard_rows_max(max.m, world), cuda::kTileRowsMax) *
-                              div_up(max.n, cuda::kTileColumnsMax);
-  // Half tiles where whole ones would leave blocks idle.
-  if (tiles < blocks) tiling.tile_n = cuda::kTileColumnsMax / 2;
+  const std::uint64_t row_tiles =
+      std::uint64_t{world} * div_up(shard_rows_max(max.m, world), cuda::kTileRowsMax);
+  tiling.tile_n = cuda::best_tile_columns(row_tiles, max.n, blocks);
   // Within a node a chunk is only what one group sums at a time: a tile.
   if (nodes == 1) tiling.chunk_bytes = cuda::kTileRowsMax * tiling.tile_n * kElementBytes;
   return tiling;
@@ -43,6 +40,7 @@ class GemmRsCuda::Impl {
     needs.streams = Role::kReduce;
     needs.stream = world.locals > 1;
     needs.send = needs.receive = world.nodes > 1;
+    needs.stream_groups = 12;
     MK_RETURN_IF_ERROR(frame_.start(context, options, needs, plan_.flag_count(), plan_.banks,
                                     arguments_.launch, arguments_.frame));
     const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);

@@ -17,23 +17,24 @@ struct GemmRsOp {
   using Store = PackedStore<Config, GemmRsPlaces>;
   using Launch = GemmRsLaunch;
   using Arguments = GemmRsArguments;
-  template <class Executor>
-  using Block = GemmRsBlock<Executor>;
+  template <class AnyExecutor>
+  using Block = GemmRsBlock<AnyExecutor>;
+  using Executor = Leader;
   static constexpr Role kStreams = Role::kReduce;
 
   static __device__ bool stream(Group<GemmRsOp>& group, std::uint32_t index) {
-    return group.run(Role::kReduce, index, [&](Block<Leader>& block) {
+    return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
       const World& world = block.world;
       return gemm_rs::begin_reduce(block) &&
              group.take_steps(block, block.schedule.pieces(world.node, world.local),
-                              [](Block<Leader>& b, std::uint32_t piece) {
+                              [](Block<Executor>& b, std::uint32_t piece) {
                                 return gemm_rs::reduce_piece(
                                     b, b.schedule.piece_at(b.world.node, b.world.local, piece));
                               });
     });
   }
-  static __device__ bool send(Block<Leader>& block) { return gemm_rs::send(block); }
-  static __device__ bool receive(Block<Leader>& block) { return gemm_rs::receive(block); }
+  static __device__ bool send(Block<Executor>& block) { return gemm_rs::send(block); }
+  static __device__ bool receive(Block<Executor>& block) { return gemm_rs::receive(block); }
 
   static __device__ bool after_tiles(Group<GemmRsOp>& group) {
     if (group.launch.context.world.locals == 1) return true;

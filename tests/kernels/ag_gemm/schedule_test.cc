@@ -99,8 +99,8 @@ TEST(AgGemmSchedule, EveryElementOfCIsComputedOnceFromTheRowsAHasThere) {
   });
 }
 
-// Own shard, the node's, then hop by hop; on each hop in rounds over the rails; in each row of
-// tiles from left to right.
+// Own shard in bands, then hop by hop, the own node's others first; on each hop in rounds over the
+// rails; in each band or round column by column.
 TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     const World& world = schedule.world();
@@ -112,8 +112,9 @@ TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
       const std::uint32_t round =
           tile.row / div_up(schedule.shard(tile.origin).count,
                             div_up(schedule.shard(tile.origin).count, plan.tile_m));
-      return hops == 0 ? std::array{hops, rail, round, tile.rect.column}
-                       : std::array{hops, round, rail, tile.rect.column};
+      const bool own = tile.origin == world.rank();
+      return own ? std::array{hops, 0u, round / TileGrid::kBandTiles, tile.rect.column, round}
+                 : std::array{hops, 1u, round, tile.rect.column, rail};
     };
     const auto tiles = all_tiles(schedule);
     for (std::size_t i = 1; i < tiles.size(); ++i) {

@@ -1,0 +1,91 @@
+/// \file
+/// Copies by the copy engine through shared memory, one thread's work: each piece is read once and
+/// written to every target.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/gather/copy_job.h"
+
+namespace mk::kernels::cuda {
+
+/// Shared memory of a copier.
+struct BulkCopierShared {
+  static constexpr std::uint32_t kBuffers = 4;
+  static constexpr std::uint32_t kBufferBytes = 16 * 1024;
+  alignas(128) unsigned char buffers[kBuffers][kBufferBytes];
+  std::uint64_t loaded[kBuffers];
+  struct Piece {
+    std::byte* targets[shm::kLocalRanksMax];
+    std::uint32_t target_count;
+    std::uint32_t bytes;
+  } pieces[kBuffers];
+};
+
+/// Pieces go through four buffers: two are being filled while the last two are being emptied.
+class BulkCopier {
+ public:
+  /// One thread constructs and uses it.
+  __device__ explicit BulkCopier(BulkCopierShared& shared) : shared_(shared) {
+    for (auto& barrier : shared.loaded) ptx::mbarrier_init(&barrier, 1);
+    ptx::mbarrier_init_fence();
+  }
+
+  /// Begins the copy; all sizes and addresses are multiples of 16 bytes.
+  __device__ void copy(const CopyJob& job) {
+    const bool dense =
+        job.rows == 1 || (job.source_stride == job.row_bytes && job.target_stride == job.row_bytes);
+    const std::uint32_t runs = dense ? 1 : job.rows;
+    const std::uint64_t run_bytes =
+        dense ? std::uint64_t{job.rows} * job.row_bytes : std::uint64_t{job.row_bytes};
+    for (std::uint32_t run = 0; run < runs; ++run) {
+      const std::byte* source = job.source + run * job.source_stride;
+      const std::uint64_t target = run * job.target_stride;
+      for (std::uint64_t at = 0; at < run_bytes; at += BulkCopierShared::kBufferBytes) {
+        const std::uint64_t left = run_bytes - at;
+        const auto bytes = static_cast<std::uint32_t>(
+            left < BulkCopierShared::kBufferBytes ? left : BulkCopierShared::kBufferBytes);
+        load(source + at, bytes);
+        auto& piece = shared_.pieces[(loads_ - 1) % BulkCopierShared::kBuffers];
+        piece.target_count = job.target_count;
+        piece.bytes = bytes;
+        for (std::uint32_t t = 0; t < job.target_count; ++t)
+          piece.targets[t] = job.targets[t] + target + at;
+      }
+    }
+  }
+  /// Until all that was begun is where it belongs, and may be shown to others.
+  __device__ void finish() {
+    while (stores_ != loads_) store();
+    ptx::bulk_wait<0>();
+  }
+
+ private:
+  static constexpr std::uint32_t kAhead = 2;
+
+  __device__ void load(const std::byte* source, std::uint32_t bytes) {
+    if (loads_ - stores_ == kAhead) store();
+    // All groups but the last have been read: among them the one that used this buffer.
+    ptx::bulk_wait_read<1>();
+    const std::uint32_t buffer = loads_ % BulkCopierShared::kBuffers;
+    ptx::mbarrier_arrive_expect(&shared_.loaded[buffer], bytes);
+    ptx::bulk_load(shared_.buffers[buffer], source, bytes, &shared_.loaded[buffer]);
+    ++loads_;
+  }
+  __device__ void store() {
+    const std::uint32_t buffer = stores_ % BulkCopierShared::kBuffers;
+    ptx::mbarrier_wait(&shared_.loaded[buffer], stores_ / BulkCopierShared::kBuffers % 2);
+    const auto& piece = shared_.pieces[buffer];
+    for (std::uint32_t t = 0; t < piece.target_count; ++t)
+      ptx::bulk_store(piece.targets[t], shared_.buffers[buffer], piece.bytes);
+    ptx::bulk_commit();
+    ++stores_;
+  }
+
+  BulkCopierShared& shared_;
+  std::uint32_t loads_ = 0;
+  std::uint32_t stores_ = 0;
+};
+
+}  // namespace mk::kernels::cuda
