@@ -13,16 +13,6 @@
 #include "kernels/cpu/ag_gemm_cpu.h"
 
 namespace mk {
-namespace {
-
-/// What must be equal on all ranks, for people to compare. n and the tiles are each rank's own.
-std::string describe(const kernels::AgGemmPlan& plan) {
-  return fmt::format("m_max={} k={} dtype={} chunk_bytes={} banks={} plan={:016x}", plan.max.m,
-                     plan.max.k, kernels::name_of(plan.dtype), plan.gather.chunk_bytes,
-                     plan.gather.banks, plan.fingerprint());
-}
-
-}  // namespace
 
 class __attribute__((visibility("hidden"))) AllGatherGemm::Impl {
  public:
@@ -97,7 +87,7 @@ Result<AllGatherGemm> AllGatherGemm::create(Session& session, const Shape& shape
                       kernels::AgGemmPlan::make(options.nodes, options.local_size, kernel_shape,
                                                 dtype, kernel_tiling(tuning)));
   MK_ASSIGN_OR_RETURN(auto memory,
-                      OperatorMemory::create(*session.impl(), "ag-gemm", describe(plan),
+                      OperatorMemory::create(*session.impl(), "ag-gemm", describe_plan(plan),
                                              plan.workspace_bytes, plan.flag_count()));
   MK_ASSIGN_OR_RETURN(auto cpu, kernels::AgGemmCpu::create(plan, memory.context(), cpu_options));
   return AllGatherGemm(

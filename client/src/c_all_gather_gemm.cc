@@ -20,6 +20,7 @@ mk_status mk_ag_gemm_create(mk_session* session, const mk_ag_gemm_shape* shape, 
     mk::Tuning tuning;
     if (shape->wait_timeout_ms != 0)
       tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
+    tuning.executor = static_cast<mk::Executor>(shape->executor);
     const mk::AllGatherGemm::Shape wanted{shape->m_max, shape->n, shape->k,
                                           static_cast<mk::DataType>(shape->dtype),
                                           static_cast<mk::BLayout>(shape->b_layout)};
@@ -37,6 +38,33 @@ mk_status mk_ag_gemm_launch(mk_ag_gemm* op, const void* a_shard, const void* b, 
     MK_RETURN_IF_ERROR(check_stats(stats));
     MK_ASSIGN_OR_RETURN(const mk::LaunchStats done,
                         op->op.launch(a_shard, b, c, m, wanted, gathered));
+    return fill(stats, done);
+  });
+}
+
+mk_status mk_ag_gemm_launch_on(mk_ag_gemm* op, void* stream, const void* a_shard, const void* b,
+                               void* c, void* gathered, uint64_t m, uint32_t mode) {
+  return guarded([&]() -> mk::Status {
+    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
+    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
+    return op->op.launch_on(static_cast<mk::CudaStream>(stream), a_shard, b, c, m, wanted,
+                            gathered);
+  });
+}
+
+mk_status mk_ag_gemm_status(const mk_ag_gemm* op) {
+  return guarded([&]() -> mk::Status {
+    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
+    return op->op.status();
+  });
+}
+
+mk_status mk_ag_gemm_finish(mk_ag_gemm* op, void* stream, mk_launch_stats* stats) {
+  return guarded([&]() -> mk::Status {
+    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
+    MK_RETURN_IF_ERROR(check_stats(stats));
+    MK_ASSIGN_OR_RETURN(const mk::LaunchStats done,
+                        op->op.finish(static_cast<mk::CudaStream>(stream)));
     return fill(stats, done);
   });
 }

@@ -27,6 +27,7 @@ mk_status mk_gemm_rs_create(mk_session* session, const mk_gemm_rs_shape* shape, 
     mk::Tuning tuning;
     if (shape->wait_timeout_ms != 0)
       tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
+    tuning.executor = static_cast<mk::Executor>(shape->executor);
     const mk::GemmReduceScatter::Shape wanted{shape->m_max, shape->n, shape->k,
                                               static_cast<mk::DataType>(shape->dtype),
                                               static_cast<mk::BLayout>(shape->b_layout)};
@@ -43,6 +44,32 @@ mk_status mk_gemm_rs_launch(mk_gemm_rs* op, const void* a, const void* b, void* 
     MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
     MK_RETURN_IF_ERROR(check_stats(stats));
     MK_ASSIGN_OR_RETURN(const mk::LaunchStats done, op->op.launch(a, b, c, m, wanted));
+    return fill(stats, done);
+  });
+}
+
+mk_status mk_gemm_rs_launch_on(mk_gemm_rs* op, void* stream, const void* a, const void* b, void* c,
+                               uint64_t m, uint32_t mode) {
+  return guarded([&]() -> mk::Status {
+    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
+    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
+    return op->op.launch_on(static_cast<mk::CudaStream>(stream), a, b, c, m, wanted);
+  });
+}
+
+mk_status mk_gemm_rs_status(const mk_gemm_rs* op) {
+  return guarded([&]() -> mk::Status {
+    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
+    return op->op.status();
+  });
+}
+
+mk_status mk_gemm_rs_finish(mk_gemm_rs* op, void* stream, mk_launch_stats* stats) {
+  return guarded([&]() -> mk::Status {
+    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
+    MK_RETURN_IF_ERROR(check_stats(stats));
+    MK_ASSIGN_OR_RETURN(const mk::LaunchStats done,
+                        op->op.finish(static_cast<mk::CudaStream>(stream)));
     return fill(stats, done);
   });
 }

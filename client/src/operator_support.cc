@@ -90,6 +90,12 @@ kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
   return options;
 }
 
+std::string describe_plan(const kernels::AgGemmPlan& plan) {
+  return fmt::format("m_max={} k={} dtype={} chunk_bytes={} banks={} plan={:016x}", plan.max.m,
+                     plan.max.k, kernels::name_of(plan.dtype), plan.gather.chunk_bytes,
+                     plan.gather.banks, plan.fingerprint());
+}
+
 Result<LaunchStats> finish_launch(const Session::Impl& session,
                                   const Result<kernels::LaunchStats>& stats) {
   if (stats) {

@@ -13,6 +13,7 @@
 
 #include "client/src/device_operator.h"
 #include "client/src/session_impl.h"
+#include "kernels/ag_gemm/plan.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cpu/launch_runner.h"
@@ -41,6 +42,9 @@ std::string describe_plan(const Plan& plan) {
                      plan.max.m, plan.max.n, kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
                      plan.chunk_bytes, plan.banks, plan.fingerprint());
 }
+
+/// The same of AllGather + GEMM, where n and the tiles are each rank's own.
+std::string describe_plan(const kernels::AgGemmPlan& plan);
 
 /// A launch's answer for the caller. The wait that was cut short says less than what the daemon
 /// knows (a rank died, a link broke): then the session's failure comes first.

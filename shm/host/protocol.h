@@ -32,11 +32,11 @@ enum class MessageType : std::uint16_t {
   kAllocFlagsReply = 11,
   kExchange = 12,  ///< request; its reply comes when every rank has sent its part
   kExchangeReply = 13,
-  kOpenPeerBuffer = 14,       ///< request
-  kOpenPeerBufferReply = 15,  ///< + memory fd
-  kDetach = 16,               ///< request; reply kDone, then the daemon closes
-  kDone = 17,                 ///< reply without content
-  kSessionFailed = 18,        ///< from the daemon: the session is dead; says why
+  kOpenPeerBuffer = 14,        ///< request
+  kOpenPeerBufferReply = 15,   ///< + memory fd
+  kDetach = 16,                ///< request; reply kDone, then the daemon closes
+  kDone = 17,                  ///< reply without content
+  kSessionFailed = 18,         ///< from the daemon: the session is dead; says why
   kRegisterDeviceBuffer = 19,  ///< request; reply kRegisterBufferReply
 };
 

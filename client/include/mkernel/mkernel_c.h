@@ -25,6 +25,8 @@ typedef struct mk_gemm_ar mk_gemm_ar;
 
 enum { MK_BF16 = 1, MK_F16 = 2 };
 enum { MK_KN = 0, MK_NK = 1 };
+/* What computes an operator: see mk::Executor. */
+enum { MK_CPU = 0, MK_CUDA = 1 };
 /* How a launch runs; MK_AUTO is the usual choice: see mk::LaunchMode. */
 enum { MK_FUSED = 0, MK_UNFUSED = 1, MK_AUTO = 2 };
 
@@ -45,6 +47,7 @@ typedef struct mk_gemm_ar_shape {
   uint32_t dtype;           /* MK_BF16, MK_F16 */
   uint32_t b_layout;        /* MK_KN, MK_NK */
   uint32_t wait_timeout_ms; /* 0: default */
+  uint32_t executor;        /* MK_CPU, MK_CUDA */
 } mk_gemm_ar_shape;
 
 typedef struct mk_launch_stats {
@@ -75,6 +78,12 @@ MK_C_EXPORT mk_status mk_gemm_ar_create(mk_session* session, const mk_gemm_ar_sh
 /* `c` and `stats` may be null. */
 MK_C_EXPORT mk_status mk_gemm_ar_launch(mk_gemm_ar* op, const void* a, const void* b, void* c,
                                         uint64_t m, uint32_t mode, mk_launch_stats* stats);
+/* MK_CUDA: puts a launch on the stream (a cudaStream_t) and returns at once; the matrices are in
+ * the GPU's memory. See launch_on, status and finish of the C++ class. */
+MK_C_EXPORT mk_status mk_gemm_ar_launch_on(mk_gemm_ar* op, void* stream, const void* a,
+                                           const void* b, void* c, uint64_t m, uint32_t mode);
+MK_C_EXPORT mk_status mk_gemm_ar_status(const mk_gemm_ar* op);
+MK_C_EXPORT mk_status mk_gemm_ar_finish(mk_gemm_ar* op, void* stream, mk_launch_stats* stats);
 MK_C_EXPORT const void* mk_gemm_ar_output(const mk_gemm_ar* op);
 MK_C_EXPORT void mk_gemm_ar_destroy(mk_gemm_ar* op);
 
@@ -93,6 +102,12 @@ MK_C_EXPORT mk_status mk_gemm_rs_create(mk_session* session, const mk_gemm_rs_sh
  * may be null. */
 MK_C_EXPORT mk_status mk_gemm_rs_launch(mk_gemm_rs* op, const void* a, const void* b, void* c,
                                         uint64_t m, uint32_t mode, mk_launch_stats* stats);
+/* MK_CUDA: puts a launch on the stream (a cudaStream_t) and returns at once; the matrices are in
+ * the GPU's memory. See launch_on, status and finish of the C++ class. */
+MK_C_EXPORT mk_status mk_gemm_rs_launch_on(mk_gemm_rs* op, void* stream, const void* a,
+                                           const void* b, void* c, uint64_t m, uint32_t mode);
+MK_C_EXPORT mk_status mk_gemm_rs_status(const mk_gemm_rs* op);
+MK_C_EXPORT mk_status mk_gemm_rs_finish(mk_gemm_rs* op, void* stream, mk_launch_stats* stats);
 MK_C_EXPORT void mk_gemm_rs_destroy(mk_gemm_rs* op);
 
 /* AllGather + GEMM: see mk::AllGatherGemm. */
@@ -106,6 +121,13 @@ MK_C_EXPORT mk_status mk_ag_gemm_create(mk_session* session, const mk_ag_gemm_sh
 MK_C_EXPORT mk_status mk_ag_gemm_launch(mk_ag_gemm* op, const void* a_shard, const void* b, void* c,
                                         void* gathered, uint64_t m, uint32_t mode,
                                         mk_launch_stats* stats);
+/* MK_CUDA: puts a launch on the stream (a cudaStream_t) and returns at once; the matrices are in
+ * the GPU's memory. See launch_on, status and finish of the C++ class. */
+MK_C_EXPORT mk_status mk_ag_gemm_launch_on(mk_ag_gemm* op, void* stream, const void* a_shard,
+                                           const void* b, void* c, void* gathered, uint64_t m,
+                                           uint32_t mode);
+MK_C_EXPORT mk_status mk_ag_gemm_status(const mk_ag_gemm* op);
+MK_C_EXPORT mk_status mk_ag_gemm_finish(mk_ag_gemm* op, void* stream, mk_launch_stats* stats);
 MK_C_EXPORT void mk_ag_gemm_destroy(mk_ag_gemm* op);
 
 /* MoE Dispatch + GEMM: see mk::MoeDispatchGemm. */

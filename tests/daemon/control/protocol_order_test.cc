@@ -49,7 +49,8 @@ constexpr Answer kLater{};  ///< neither a reply nor an error yet
 Answer expected(At state, T type) {
   const bool is_request = type == T::kHello || type == T::kAttach || type == T::kRegisterBuffer ||
                           type == T::kDeregisterBuffer || type == T::kAllocFlags ||
-                          type == T::kRegisterDeviceBuffer || type == T::kExchange || type == T::kOpenPeerBuffer || type == T::kDetach;
+                          type == T::kRegisterDeviceBuffer || type == T::kExchange ||
+                          type == T::kOpenPeerBuffer || type == T::kDetach;
   if (!is_request) return kBreaks;
   const bool needs_session = type != T::kHello && type != T::kAttach;
   switch (state) {

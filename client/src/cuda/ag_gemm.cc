@@ -1,0 +1,38 @@
+#include "client/src/cuda/cuda_operator.h"
+#include "kernels/ag_gemm/plan.h"
+#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
+
+namespace mk {
+namespace {
+
+class AgGemm final : public CudaOperator<kernels::AgGemmCuda> {
+ public:
+  using CudaOperator::CudaOperator;
+  Status launch(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
+                kernels::Mode mode) override {
+    return cuda().launch(stream, arguments.a, lda(), arguments.b, ldb(), arguments.c, ldc(), m,
+                         mode, arguments.gathered);
+  }
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceOperator>> make_device_ag_gemm(Session::Impl& session,
+                                                            const DeviceShape& shape,
+                                                            const Tuning& tuning) {
+  const AttachOptions& options = session.options();
+  MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
+  const auto tiles =
+      kernels::ag_gemm_cuda_tiling(options.nodes, options.local_size, shape.shape, share.blocks);
+  MK_ASSIGN_OR_RETURN(const auto plan,
+                      kernels::AgGemmPlan::make(options.nodes, options.local_size, shape.shape,
+                                                shape.dtype, tiling_for(tiles, tuning)));
+  return make_device_operator<AgGemm>(session, "ag-gemm", describe_plan(plan), plan.workspace_bytes,
+                                      plan.flag_count(), shape, [&](const OperatorMemory& memory) {
+                                        return kernels::AgGemmCuda::create(
+                                            plan, memory.context(),
+                                            cuda_options(share, shape, tuning));
+                                      });
+}
+
+}  // namespace mk

@@ -1,0 +1,38 @@
+#include "client/src/cuda/cuda_operator.h"
+#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
+#include "kernels/gemm_rs/plan.h"
+
+namespace mk {
+namespace {
+
+class GemmRs final : public CudaOperator<kernels::GemmRsCuda> {
+ public:
+  using CudaOperator::CudaOperator;
+  Status launch(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
+                kernels::Mode mode) override {
+    return cuda().launch(stream, arguments.a, lda(), arguments.b, ldb(), arguments.c, ldc(), m,
+                         mode);
+  }
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceOperator>> make_device_gemm_rs(Session::Impl& session,
+                                                            const DeviceShape& shape,
+                                                            const Tuning& tuning) {
+  const AttachOptions& options = session.options();
+  MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
+  const auto tiles =
+      kernels::gemm_rs_cuda_tiling(options.nodes, options.local_size, shape.shape, share.blocks);
+  MK_ASSIGN_OR_RETURN(const auto plan,
+                      kernels::GemmRsPlan::make(options.nodes, options.local_size, shape.shape,
+                                                shape.dtype, tiling_for(tiles, tuning)));
+  return make_device_operator<GemmRs>(
+      session, "gemm-rs", describe_plan(plan), plan.workspace_bytes(), plan.flag_count(), shape,
+      [&](const OperatorMemory& memory) {
+        return kernels::GemmRsCuda::create(plan, shape.shape.k, memory.context(),
+                                           cuda_options(share, shape, tuning));
+      });
+}
+
+}  // namespace mk

@@ -1,0 +1,53 @@
+#include <cstring>
+
+#include "client/src/cuda/cuda_operator.h"
+
+namespace mk {
+namespace {
+
+/// What each rank says of itself.
+struct Placement {
+  gpu::DeviceUuid device;
+  gpu::ProcessId process;
+  std::uint32_t multiprocessors = 0;
+  std::uint32_t reserved = 0;
+};
+
+}  // namespace
+
+Result<DeviceShare> share_device(Session::Impl& session) {
+  MK_ASSIGN_OR_RETURN(GpuSession* const gpu, session.gpu());
+  Placement own;
+  own.process = gpu::this_process();
+  MK_ASSIGN_OR_RETURN(own.device, gpu->driver()->uuid_of(gpu->device()));
+  int multiprocessors = 0;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu->device());
+  if (error != cudaSuccess) {
+    return fail(ErrorCode::kUnavailable, "GPU {}: {}", gpu->device(), cudaGetErrorString(error));
+  }
+  own.multiprocessors = static_cast<std::uint32_t>(multiprocessors);
+  MK_ASSIGN_OR_RETURN(const auto blobs, session.exchange(session.next_operator_tag("gpu"),
+                                                         std::as_bytes(std::span(&own, 1)),
+                                                         session.options().timeout));
+  std::vector<Placement> all(blobs.size());
+  for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
+    if (blobs[rank].size() != sizeof(Placement))
+      return fail(ErrorCode::kProtocol, "rank {} described its GPU in {} bytes", rank,
+                  blobs[rank].size());
+    std::memcpy(&all[rank], blobs[rank].data(), sizeof(Placement));
+  }
+  const auto sharing = [&](const Placement& one) {
+    return static_cast<std::uint32_t>(std::ranges::count_if(all, [&](const Placement& other) {
+      return other.device == one.device && other.process == one.process;
+    }));
+  };
+  DeviceShare share;
+  share.ranks_per_device = sharing(own);
+  share.blocks = ~0u;
+  for (const Placement& one : all)
+    share.blocks = std::min(share.blocks, one.multiprocessors / sharing(one));
+  return share;
+}
+
+}  // namespace mk

@@ -1,0 +1,113 @@
+// Which executor an operator has, and what is answered where there is no GPU. What GPUs compute is
+// in tests/gpu.
+#include <gtest/gtest.h>
+
+#include "mkernel/mkernel.h"
+#include "mkernel/mkernel_c.h"
+#include "shm/gpu/driver.h"
+#include "tests/client/embedded_ranks.h"
+
+namespace mk {
+namespace {
+
+class ExecutorChoice : public testing::Test {
+ protected:
+  static Tuning on_gpu() {
+    Tuning tuning;
+    tuning.executor = Executor::kCuda;
+    return tuning;
+  }
+  Session attach(const std::string& job) {
+    auto session = Session::attach(place(*cluster_, 1, 0, job));
+    EXPECT_TRUE(session) << session.error().message;
+    return std::move(*session);
+  }
+  const std::unique_ptr<EmbeddedCluster> cluster_ = cluster_of(1);
+};
+
+TEST_F(ExecutorChoice, WithoutAGpuEachRequestSaysWhatIsMissing) {
+  if (gpu::load_driver()) GTEST_SKIP() << "this machine has a GPU";
+  Session session = attach("missing");
+  const auto buffer = session.alloc_buffer(4096, "b", MemoryKind::kDevice);
+  ASSERT_FALSE(buffer);
+  EXPECT_EQ(buffer.error().code, ErrorCode::kUnavailable);
+  EXPECT_NE(buffer.error().message.find("CUDA driver"), std::string::npos);
+  const auto expect_refused = [](const auto& op) {
+    ASSERT_FALSE(op);
+    // Without the kernels in the build, or without a GPU for them.
+    EXPECT_TRUE(op.error().code == ErrorCode::kUnsupported ||
+                op.error().code == ErrorCode::kUnavailable)
+        << op.error().message;
+  };
+  expect_refused(AllGatherGemm::create(session, {.m_max = 64, .n = 64, .k = 64}, on_gpu()));
+  expect_refused(GemmReduceScatter::create(session, {.m_max = 64, .n = 64, .k = 64}, on_gpu()));
+  expect_refused(GemmAllReduce::create(session, {.m_max = 64, .n = 64, .k = 64}, on_gpu()));
+  // The session is as good as before, for the CPU.
+  auto op = GemmAllReduce::create(session, {.m_max = 64, .n = 64, .k = 64});
+  ASSERT_TRUE(op) << op.error().message;
+  EXPECT_TRUE(session.detach());
+}
+
+TEST_F(ExecutorChoice, MoeAndRingAttentionRunOnTheCpuOnly) {
+  Session session = attach("cpu-only");
+  MoeDispatchGemm::Tuning moe;
+  moe.executor = Executor::kCuda;
+  const auto dispatch = MoeDispatchGemm::create(session, {}, moe);
+  ASSERT_FALSE(dispatch);
+  EXPECT_EQ(dispatch.error().code, ErrorCode::kUnsupported);
+  EXPECT_NE(dispatch.error().message.find("CPU only"), std::string::npos);
+  RingAttention::Tuning ring;
+  ring.executor = Executor::kCuda;
+  const auto attention = RingAttention::create(session, {}, ring);
+  ASSERT_FALSE(attention);
+  EXPECT_EQ(attention.error().code, ErrorCode::kUnsupported);
+  EXPECT_TRUE(session.detach());
+}
+
+TEST_F(ExecutorChoice, AnOperatorOnTheCpuHasNoStreams) {
+  Session session = attach("streams");
+  auto op = GemmReduceScatter::create(session, {.m_max = 64, .n = 64, .k = 64});
+  ASSERT_TRUE(op) << op.error().message;
+  const std::vector<std::uint16_t> matrix(64 * 64);
+  std::vector<std::uint16_t> c(64 * 64);
+  const Status launched = op->launch_on(nullptr, matrix.data(), matrix.data(), c.data(), 64);
+  ASSERT_FALSE(launched);
+  EXPECT_EQ(launched.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(op->finish(nullptr));
+  EXPECT_TRUE(op->status());
+  EXPECT_TRUE(op->launch(matrix.data(), matrix.data(), c.data(), 64));
+  EXPECT_TRUE(session.detach());
+}
+
+TEST_F(ExecutorChoice, AnExecutorThatDoesNotExistIsAnArgumentError) {
+  Session session = attach("none");
+  Tuning tuning;
+  tuning.executor = static_cast<Executor>(7);
+  const auto op = AllGatherGemm::create(session, {.m_max = 64, .n = 64, .k = 64}, tuning);
+  ASSERT_FALSE(op);
+  EXPECT_EQ(op.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_TRUE(session.detach());
+}
+
+TEST_F(ExecutorChoice, TheCAbiChoosesToo) {
+  mk_session* session = attach_through_c(place(*cluster_, 1, 0, "c"));
+  ASSERT_NE(session, nullptr);
+  mk_gemm_ar_shape shape{};
+  shape.struct_bytes = sizeof shape;
+  shape.m_max = shape.n = shape.k = 64;
+  shape.dtype = MK_BF16;
+  shape.executor = 7;
+  mk_gemm_ar* op = nullptr;
+  EXPECT_EQ(mk_gemm_ar_create(session, &shape, &op),
+            static_cast<mk_status>(ErrorCode::kInvalidArgument));
+  shape.executor = MK_CPU;
+  ASSERT_EQ(mk_gemm_ar_create(session, &shape, &op), 0) << mk_last_error();
+  EXPECT_EQ(mk_gemm_ar_launch_on(op, nullptr, nullptr, nullptr, nullptr, 1, MK_AUTO),
+            static_cast<mk_status>(ErrorCode::kInvalidArgument));
+  EXPECT_EQ(mk_gemm_ar_status(op), 0);
+  mk_gemm_ar_destroy(op);
+  EXPECT_EQ(mk_session_detach(session), 0);
+}
+
+}  // namespace
+}  // namespace mk
