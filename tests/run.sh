@@ -2,15 +2,17 @@
 # Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
 # failed.
 #
-#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,rdma,cuda,asan,tsan,tidy,ops,package] [--jobs N] [--label REGEX]
+#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,rdma,cuda,asan,tsan,tidy,ops,coverage,package] [--jobs N] [--label REGEX]
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
 # style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
 # tidy   clang-tidy on the product's sources    tsan   the same under the thread sanitizer
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
-# model  the protocol models and their mutants   fuzz   libFuzzer over what comes from outside (MK_FUZZ_SECONDS each)
+# model  the protocol models and their mutants   fuzz   libFuzzer over what comes from outside (MK_FUZZ_SECONDS
+#        each, default 60; nightly: 600)
 # rdma   verbs over a software RDMA NIC in a virtual machine without KVM (tests/rdma): 4 to 8 minutes
 # ops    units, metrics, alerts and dashboards
+# coverage  builds once more with gcov and runs the unit tests of shm, daemon and client; only when named
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
@@ -19,7 +21,7 @@ set -u
 cd "$(dirname "$0")/.."
 root=$PWD
 default_stages=deps,style,model,fuzz,unit,rdma,cuda,asan,tsan,tidy,ops
-all_stages=$default_stages,package
+all_stages=$default_stages,coverage,package
 stages=$default_stages
 jobs=$(nproc)
 label=
@@ -29,7 +31,7 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || { echo "run.sh: $1 needs a value" >&2; exit 2; }
       case $1 in --jobs) jobs=$2 ;; --label) label=$2 ;; *) stages=$2 ;; esac
       shift 2 ;;
-    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -260,6 +262,26 @@ stage_tsan() {
   quiet_addresses
   run_tests tsan "$no_gpu|^(notsan|cuda)\$"
   runner=()
+}
+
+# Only what the unit tests of these folders need is built.
+stage_coverage() {
+  local folder targets=() dir=$build_root/coverage log=$logs/build-coverage.log
+  for folder in shm daemon client; do targets+=("tests/$folder/all"); done
+  if ! { cmake --preset coverage -B "$dir" && cmake --build "$dir" -j "$jobs" --target "${targets[@]}"; } >"$log" 2>&1; then
+    grep -E -A12 '^FAILED:|error:|CMake Error' "$log" | head -n 60
+    fail "build coverage" "$log"
+    return
+  fi
+  find "$dir" -name '*.gcda' -delete
+  # That they pass is the unit stage's matter; here, what they run counts.
+  for folder in shm daemon client; do
+    ctest --test-dir "$dir/tests/$folder" -j "$jobs" -LE "$no_gpu" >"$logs/coverage-$folder.log" 2>&1 ||
+      echo "  some tests of tests/$folder failed in this build (log: $logs/coverage-$folder.log)"
+  done
+  log=$logs/coverage.log
+  if python3 tests/check_coverage.py "$dir" 85 shm daemon client >"$log" 2>&1; then note 1 0 0; else fail coverage "$log"; fi
+  grep -E ' (client|daemon|shm)$|^line coverage' "$log" | sed 's/^/  /'
 }
 
 stage_tidy() {

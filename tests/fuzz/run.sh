@@ -4,7 +4,7 @@
 #
 #   bash tests/fuzz/run.sh [TARGET...]      protocol, ring, config, peer
 #
-# MK_FUZZ_SECONDS   how long each target runs (default 20; nightly: 600)
+# MK_FUZZ_SECONDS   how long each target runs (default 60; nightly: 600); two targets run at a time
 # MK_FUZZ_GROW=1    adds what reached new code to the committed corpus, as few files as possible
 # MK_BUILD_ROOT     where programs, found inputs and logs go (default build/): its folder fuzz/
 #
@@ -13,7 +13,7 @@
 set -u
 cd "$(dirname "$0")/../.."
 root=$PWD
-seconds=${MK_FUZZ_SECONDS:-20}
+seconds=${MK_FUZZ_SECONDS:-60}
 work=${MK_BUILD_ROOT:-$root/build}/fuzz
 compiler=
 for name in clang++-14 clang++; do
@@ -61,20 +61,26 @@ fuzz() {
     rm -f "$corpus"/* && cp "$work/merged-$1"/* "$corpus" && rm -r "$work/merged-$1"
 }
 
-passed=0
-failed=0
-for target in "${targets[@]}"; do
+# judge <target>: builds and fuzzes it; one line says what came of it.
+judge() {
+  local target=$1
   if ! build "$target" >"$work/$target.build.log" 2>&1; then
-    failed=$((failed + 1))
     grep -E 'error|no such' "$work/$target.build.log" | head -n 5
     echo "FAILED  $target: does not build ($work/$target.build.log)"
   elif fuzz "$target"; then
-    passed=$((passed + 1))
     echo "passed  $target ($(sed -n 's/^stat::number_of_executed_units: *//p' "$work/$target.log") inputs, $seconds s)"
   else
-    failed=$((failed + 1))
     echo "FAILED  $target: $(grep -m1 -E 'ERROR|SUMMARY' "$work/$target.log"); $(grep -m1 'Test unit written' "$work/$target.log") ($work/$target.log)"
   fi
-done
+}
+
+# One input at a time keeps one core busy.
+for ((i = 0; i < ${#targets[@]}; i += 2)); do
+  for target in "${targets[@]:i:2}"; do judge "$target" >"$work/$target.verdict" & done
+  wait
+  for target in "${targets[@]:i:2}"; do cat "$work/$target.verdict"; done
+done | tee "$work/verdicts"
+passed=$(grep -c '^passed' "$work/verdicts")
+failed=$(grep -c '^FAILED' "$work/verdicts")
 echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+[ "$failed" = 0 ]
