@@ -91,22 +91,24 @@ TEST_F(Safetensors, AMissingTensorListsThoseThatAreThere) {
 
 TEST_F(Safetensors, WrittenFilesComeBackAndAppearOnlyWhenComplete) {
   const TensorInfo info{"F16", {2, 2}, 0, 8};
+  const std::string half = "1234";
   {
     auto writer = SafetensorsWriter::create(path("out"), "y", info);
     ASSERT_TRUE(writer);
-    const std::string half = "1234";
-    ASSERT_TRUE(writer->append(std::as_bytes(std::span(half))));
-    EXPECT_FALSE(writer->finish());
+    auto part = SafetensorsPart::open(path("out"));
+    ASSERT_TRUE(part) << part.error().message;
+    ASSERT_TRUE(part->write(0, std::as_bytes(std::span(half))));
     EXPECT_FALSE(std::filesystem::exists(path("out")));
   }
-  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path())) << "nobody published it";
+  EXPECT_FALSE(SafetensorsPart::open(path("out")));
   auto writer = SafetensorsWriter::create(path("out"), "y", info);
   const std::string data = "12345678";
-  ASSERT_TRUE(writer->append(std::as_bytes(std::span(data))));
-  EXPECT_FALSE(writer->append(std::as_bytes(std::span(data))));
-  ASSERT_TRUE(writer->finish());
-  EXPECT_FALSE(std::filesystem::exists(path("out")));
-  ASSERT_TRUE(SafetensorsWriter::publish(path("out")));
+  auto part = SafetensorsPart::open(path("out"));
+  ASSERT_TRUE(part->write(4, std::as_bytes(std::span(data).subspan(4))));
+  ASSERT_TRUE(part->write(0, std::as_bytes(std::span(half))));
+  EXPECT_FALSE(part->write(5, std::as_bytes(std::span(half)))) << "beyond the end";
+  ASSERT_TRUE(writer->publish());
   const auto file = SafetensorsFile::open(path("out"));
   ASSERT_TRUE(file) << file.error().message;
   const auto bytes = file->data(*file->find("y"));
@@ -124,38 +126,32 @@ class Planning : public Safetensors {
           std::string(bytes, 'x'));
     return path(name) + ":t";
   }
-  GemmArJobOptions options(const std::string& a, const std::string& b) const {
-    GemmArJobOptions options;
-    options.a = a;
-    options.b = b;
+  JobOptions options(const std::string& a, const std::string& b) const {
+    JobOptions options;
+    options.op = "gemm-ar";
+    options.inputs = {{"a", a}, {"b", b}};
     options.out = path("y");
     return options;
   }
-  void expect_error(const GemmArJobOptions& o, const std::string& words) const {
-    const auto job = plan_gemm_ar_job(o);
+  std::string tensor(const std::string& name, const std::string& dtype,
+                     const std::vector<std::uint64_t>& shape, const std::string& data = {}) const {
+    std::uint64_t bytes = dtype_bytes(dtype);
+    for (const std::uint64_t side : shape) bytes *= side;
+    write(name,
+          fmt::format(R"({{"t":{{"dtype":"{}","shape":[{}],"data_offsets":[0,{}]}}}})", dtype,
+                      fmt::join(shape, ","), bytes),
+          data.empty() ? std::string(bytes, '\0') : data);
+    return path(name) + ":t";
+  }
+  void expect_error(const JobOptions& o, const std::string& words) const {
+    const auto job = plan_job(o);
     ASSERT_FALSE(job);
     EXPECT_NE(std::string::npos, job.error().message.find(words)) << job.error().message;
   }
 };
 
-TEST_F(Planning, SplitsTheInnerDimensionWithoutGapOrOverlap) {
-  for (std::uint64_t k = 4; k < 40; ++k) {
-    const auto job = plan_gemm_ar_job(options(matrix("a", "BF16", 3, k), matrix("b", "F32", k, 5)));
-    ASSERT_TRUE(job) << job.error().message;
-    EXPECT_EQ("bf16", job->dtype);
-    std::uint64_t next = 0;
-    for (std::uint32_t rank = 0; rank < job->world(); ++rank) {
-      EXPECT_EQ(next, job->k_first(rank));
-      EXPECT_GT(job->k_last(rank), next);
-      next = job->k_last(rank);
-    }
-    EXPECT_EQ(k, next);
-  }
-}
-
 TEST_F(Planning, StaysInF16WhenBothInputsAre) {
-  EXPECT_EQ("f16",
-            plan_gemm_ar_job(options(matrix("a", "F16", 3, 8), matrix("b", "F16", 8, 5)))->dtype);
+  EXPECT_EQ("f16", plan_job(options(matrix("a", "F16", 3, 8), matrix("b", "F16", 8, 5)))->dtype);
 }
 
 TEST_F(Planning, RefusesWhatDoesNotFitAndNamesTheOption) {
@@ -172,6 +168,74 @@ TEST_F(Planning, RefusesWhatDoesNotFitAndNamesTheOption) {
   expect_error(options(a, path("i") + ":t"), "I64");
   write("v", R"({"t":{"dtype":"F16","shape":[8],"data_offsets":[0,16]}})", std::string(16, 'x'));
   expect_error(options(a, path("v") + ":t"), "shape [8]");
+}
+
+TEST_F(Planning, EveryOperatorSaysWhatItMakesOfTheTensors) {
+  const auto plan = [&](const char* op, std::map<std::string, std::string> inputs) {
+    JobOptions options;
+    options.op = op;
+    options.inputs = std::move(inputs);
+    options.out = path("y");
+    const auto job = plan_job(options);
+    EXPECT_TRUE(job) << job.error().message;
+    return job ? *job : Job{};
+  };
+  using Shape = std::vector<std::uint64_t>;
+  const std::string a = tensor("a", "BF16", {3, 8});
+  const std::string b = tensor("b", "BF16", {8, 5});
+  for (const char* op : {"ag-gemm", "gemm-rs", "gemm-ar"}) {
+    EXPECT_EQ((Shape{3, 5}), plan(op, {{"a", a}, {"b", b}}).out_shape) << op;
+  }
+  const Job moe = plan("moe", {{"tokens", tensor("x", "F32", {9, 16})},
+                               {"ids", tensor("i", "I32", {9, 2})},
+                               {"experts", tensor("w", "F32", {4, 16, 24})}});
+  EXPECT_EQ((Shape{9, 2, 24}), moe.out_shape);
+  EXPECT_EQ(9u, moe.rows);
+  const Job ring = plan("ring", {{"q", tensor("q", "F16", {20, 4, 64})},
+                                 {"k", tensor("k", "F16", {20, 2, 64})},
+                                 {"v", tensor("v", "F16", {20, 2, 64})}});
+  EXPECT_EQ((Shape{20, 4, 64}), ring.out_shape);
+  EXPECT_EQ("f16", ring.dtype);
+  EXPECT_EQ(20u, ring.rows_per_launch) << "the whole sequence at once";
+}
+
+TEST_F(Planning, EveryOperatorRefusesWhatDoesNotFit) {
+  JobOptions o = options(tensor("a", "BF16", {3, 8}), tensor("b", "BF16", {8, 3}));
+  o.op = "ag-gemm";
+  expect_error(o, "the columns of B, 3 can't be split over 4 ranks");
+  o.op = "fft";
+  expect_error(o, "no operator 'fft'");
+
+  o = options("", "");
+  o.op = "moe";
+  const std::string x = tensor("x", "F32", {2, 16});
+  const std::string w = tensor("w", "F32", {4, 16, 24});
+  const auto with_ids = [&](const std::vector<std::int32_t>& ids) {
+    const std::string data(reinterpret_cast<const char*>(ids.data()), ids.size() * 4);
+    o.inputs = {{"tokens", x}, {"ids", tensor("i", "I32", {2, ids.size() / 2}, data)}};
+    o.inputs["experts"] = w;
+    return o;
+  };
+  expect_error(with_ids({0, 3, -1, 4}), "token 1, slot 1 goes to expert 4; allowed are 0 to 3");
+  expect_error(with_ids({0, 3, -2, 1}), "goes to expert -2");
+  expect_error(with_ids(std::vector<std::int32_t>(10, 0)), "there are only 4");
+  o.inputs["ids"] = tensor("f", "F32", {2, 2});
+  expect_error(o, "mkrun takes I32 and I64 here");
+  o.inputs["ids"] = tensor("i", "I32", {3, 2});
+  expect_error(o, "--ids has 3 rows for 2 tokens");
+  o.inputs["experts"] = tensor("w", "F32", {4, 24, 16});
+  expect_error(o, "with --experts-transposed they fit");
+
+  o = options("", "");
+  o.op = "ring";
+  o.inputs = {{"q", tensor("q", "F16", {7, 3, 64})}};
+  o.inputs["k"] = o.inputs["v"] = tensor("k", "F16", {7, 1, 64});
+  o.causal = true;
+  expect_error(o, "a sequence of 7 can't be split into 8 parts for 4 ranks");
+  o.inputs["q"] = tensor("q", "F16", {8, 3, 64});
+  expect_error(o, "k and v must be alike, and like q");
+  o.inputs["k"] = o.inputs["v"] = tensor("k", "F16", {8, 2, 64});
+  expect_error(o, "3 query heads cannot share 2 key heads");
 }
 
 }  // namespace

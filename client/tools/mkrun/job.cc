@@ -4,13 +4,10 @@
 #include <filesystem>
 
 #include "client/tools/launch/local_job.h"
+#include "client/tools/mkrun/operators.h"
 
 namespace mk::tools {
 namespace {
-
-struct TensorName {
-  std::string file, name;
-};
 
 /// "file:tensor"; the last colon separates.
 TensorName split_name(const std::string& text, const std::string& default_name) {
@@ -19,87 +16,89 @@ TensorName split_name(const std::string& text, const std::string& default_name) 
   return {text.substr(0, colon), text.substr(colon + 1)};
 }
 
-struct Matrix {
-  TensorName name;
-  TensorInfo info;
-};
-
-Result<Matrix> open_matrix(const char* option, const std::string& text) {
-  Matrix matrix{split_name(text, ""), {}};
-  if (matrix.name.name.empty()) {
+Result<Tensor> open_input(const InputSpec& input, const std::string& text, const TensorName& name) {
+  if (name.name.empty()) {
     return fail(ErrorCode::kInvalidArgument,
-                "{} '{}' names no tensor: write FILE.safetensors:TENSOR", option, text);
+                "--{} '{}' names no tensor: write FILE.safetensors:TENSOR", input.name, text);
   }
-  MK_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::open(matrix.name.file));
-  auto info = file.find(matrix.name.name);
-  if (!info)
-    return fail(info.error().code, "{} {}: {}", option, matrix.name.file, info.error().message);
-  matrix.info = std::move(*info);
-  if (dtype_bytes(matrix.info.dtype) == 0) {
-    return fail(ErrorCode::kInvalidArgument, "{} '{}' is {}; mkrun takes BF16, F16 and F32", option,
-                text, matrix.info.dtype);
+  auto tensor = Tensor::open(name.file, name.name);
+  if (!tensor)
+    return fail(tensor.error().code, "--{} {}: {}", input.name, name.file, tensor.error().message);
+  const std::string& dtype = tensor->dtype();
+  const bool whole = dtype == "I32" || dtype == "I64";
+  if (dtype_bytes(dtype) == 0 || whole != input.whole_numbers) {
+    return fail(ErrorCode::kInvalidArgument, "--{} '{}' is {}; mkrun takes {} here", input.name,
+                text, dtype, input.whole_numbers ? "I32 and I64" : "BF16, F16 and F32");
   }
-  if (matrix.info.shape.size() != 2 || matrix.info.shape[0] == 0 || matrix.info.shape[1] == 0) {
+  const auto& shape = tensor->shape();
+  if (shape.size() != input.dimensions ||
+      std::find(shape.begin(), shape.end(), 0u) != shape.end()) {
     return fail(ErrorCode::kInvalidArgument,
-                "{} '{}' has shape [{}]; mkrun takes matrices that are not empty", option, text,
-                fmt::join(matrix.info.shape, ", "));
+                "--{} '{}' has shape [{}]; mkrun takes {} dimensions here, none of them 0",
+                input.name, text, fmt::join(shape, ", "), input.dimensions);
   }
-  return matrix;
+  return tensor;
 }
 
 }  // namespace
 
-Result<GemmArJob> plan_gemm_ar_job(const GemmArJobOptions& options) {
-  MK_ASSIGN_OR_RETURN(const Matrix a, open_matrix("--a", options.a));
-  MK_ASSIGN_OR_RETURN(const Matrix b, open_matrix("--b", options.b));
+const std::vector<const JobOperator*>& job_operators() {
+  static const std::vector<const JobOperator*> all = {&ag_gemm_operator(), &gemm_rs_operator(),
+                                                      &gemm_ar_operator(), &moe_operator(),
+                                                      &ring_operator()};
+  return all;
+}
+
+const JobOperator* find_job_operator(const std::string& name) {
+  for (const JobOperator* op : job_operators())
+    if (op->name() == name) return op;
+  return nullptr;
+}
+
+Result<Job> plan_job(const JobOptions& options) {
+  const JobOperator* op = find_job_operator(options.op);
+  if (op == nullptr) return fail(ErrorCode::kNotFound, "there is no operator '{}'", options.op);
+  Job job;
+  job.op = options.op;
+  job.transposed = options.transposed;
+  job.causal = options.causal;
+  job.check = options.check;
+  job.nodes = options.nodes;
+  job.local = options.local;
+  job.rows_per_launch = options.rows_per_launch;
+  job.timeout_ms = options.timeout_ms;
+  Tensors tensors;
+  bool all_f16 = true;
+  for (const InputSpec& input : op->inputs()) {
+    const auto given = options.inputs.find(input.name);
+    if (given == options.inputs.end())
+      return fail(ErrorCode::kInvalidArgument, "--{} is missing", input.name);
+    const TensorName name = split_name(given->second, "");
+    MK_ASSIGN_OR_RETURN(auto tensor, open_input(input, given->second, name));
+    if (!input.whole_numbers) all_f16 = all_f16 && tensor.dtype() == "F16";
+    tensors.emplace(input.name, std::move(tensor));
+    // Ranks may run in another working directory's daemon, never in another file.
+    job.inputs[input.name] = {std::filesystem::absolute(name.file), name.name};
+  }
+  job.dtype = !options.dtype.empty() ? options.dtype : all_f16 ? "f16" : "bf16";
   const TensorName out = split_name(options.out, "y");
   if (out.file.empty() || out.name.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "--out '{}' is not FILE.safetensors or FILE.safetensors:TENSOR", options.out);
   }
-  GemmArJob job;
-  // Ranks may run in another working directory's daemon, never in another file: pass absolute
-  // paths.
-  job.a_file = std::filesystem::absolute(a.name.file);
-  job.b_file = std::filesystem::absolute(b.name.file);
-  job.out_file = std::filesystem::absolute(out.file);
-  job.a_name = a.name.name;
-  job.b_name = b.name.name;
-  job.out_name = out.name;
-  job.b_transposed = options.b_transposed;
-  job.m = a.info.shape[0];
-  job.k = a.info.shape[1];
-  job.n = b.info.shape[options.b_transposed ? 0 : 1];
-  if (const std::uint64_t b_k = b.info.shape[options.b_transposed ? 1 : 0]; b_k != job.k) {
-    return fail(ErrorCode::kShapeMismatch,
-                "--a is [{}] and --b [{}]: the inner dimensions {} and {} differ{}",
-                fmt::join(a.info.shape, ", "), fmt::join(b.info.shape, ", "), job.k, b_k,
-                b.info.shape[options.b_transposed ? 0 : 1] == job.k
-                    ? (options.b_transposed ? "; without --b-transposed they fit"
-                                            : "; with --b-transposed they fit")
-                    : "");
-  }
-  job.nodes = options.nodes;
-  job.local = options.local;
-  if (job.k < job.world()) {
-    return fail(ErrorCode::kInvalidArgument,
-                "the inner dimension {} can't be split over {} ranks; use fewer", job.k,
-                job.world());
-  }
-  job.dtype = options.dtype;
-  if (job.dtype.empty())
-    job.dtype = a.info.dtype == "F16" && b.info.dtype == "F16" ? "f16" : "bf16";
-  job.check = options.check;
-  job.rows_per_launch = std::min(options.rows_per_launch, job.m);
-  job.timeout_ms = options.timeout_ms;
+  job.out = {std::filesystem::absolute(out.file), out.name};
+  MK_RETURN_IF_ERROR(op->plan(tensors, job));
+  job.rows_per_launch = std::min(job.rows_per_launch, job.rows);
   return job;
 }
 
-namespace {
-
-/// Daemons, ranks, and the finished output as OUT.partial.
-Result<GemmArJobResult> run_ranks(const GemmArJobOptions& options, const GemmArJob& job,
-                                  const std::function<void(std::uint64_t)>& progress) {
+Result<JobResult> run_job(const JobOptions& options, const Job& job,
+                          const std::function<void(std::uint64_t)>& progress) {
+  std::uint64_t bytes = 2;
+  for (const std::uint64_t side : job.out_shape) bytes *= side;
+  MK_ASSIGN_OR_RETURN(auto writer, SafetensorsWriter::create(job.out.file, job.out.name,
+                                                             {job.dtype == "f16" ? "F16" : "BF16",
+                                                              job.out_shape, 0, bytes}));
   LocalJobOptions local;
   local.name = "mkrun";
   local.local = job.local;
@@ -109,16 +108,16 @@ Result<GemmArJobResult> run_ranks(const GemmArJobOptions& options, const GemmArJ
   local.daemons.link_latency = options.link_latency;
   local.join_sockets = options.join_sockets;
   MK_ASSIGN_OR_RETURN(auto ranks, LocalJob::start(local, job));
-  GemmArJobResult result;
+  JobResult result;
   // Reading inputs, a launch and its check; every wait inside ends much earlier when something is
   // wrong.
   const auto patience = std::chrono::milliseconds{job.timeout_ms} * 4;
-  for (std::uint64_t first = 0; first < job.m; first += job.rows_per_launch) {
+  for (std::uint64_t first = 0; first < job.rows; first += job.rows_per_launch) {
     const std::string what = fmt::format("rows {} on", first);
     MK_ASSIGN_OR_RETURN(const auto reports, ranks.read_reports(patience, what));
     std::uint64_t slowest_ns = 0;
     for (const auto& report : reports) {
-      const auto done = report.get<RowsDone>();
+      const auto done = report.get<LaunchDone>();
       slowest_ns = std::max(slowest_ns, done.total_ns);
       result.network_bytes += done.network_bytes;
       result.compared += done.compared;
@@ -127,23 +126,11 @@ Result<GemmArJobResult> run_ranks(const GemmArJobOptions& options, const GemmArJ
     }
     ++result.launches;
     result.total_ns += slowest_ns;
-    progress(std::min(first + job.rows_per_launch, job.m));
+    progress(std::min(first + job.rows_per_launch, job.rows));
   }
   MK_RETURN_IF_ERROR(ranks.finish_ranks(patience));
   MK_RETURN_IF_ERROR(ranks.stop_daemons());
-  return result;
-}
-
-}  // namespace
-
-Result<GemmArJobResult> run_gemm_ar_job(const GemmArJobOptions& options, const GemmArJob& job,
-                                        const std::function<void(std::uint64_t)>& progress) {
-  auto result = run_ranks(options, job, progress);
-  if (!result || result->wrong != 0) {
-    SafetensorsWriter::discard(job.out_file);
-    return result;
-  }
-  MK_RETURN_IF_ERROR(SafetensorsWriter::publish(job.out_file));
+  if (result.wrong == 0) MK_RETURN_IF_ERROR(writer.publish());
   return result;
 }
 

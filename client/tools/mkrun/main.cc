@@ -13,6 +13,7 @@
 #include "client/tools/launch/local_job.h"
 #include "client/tools/launch/process.h"
 #include "client/tools/mkrun/job.h"
+#include "client/tools/mkrun/operators.h"
 #include "mkernel/mkernel.h"
 
 namespace mk::tools {
@@ -23,19 +24,15 @@ int report_error(const Error& error, int exit_code) {
   return exit_code;
 }
 
-int gemm_ar_main(const GemmArJobOptions& options) {
-  const auto job = plan_gemm_ar_job(options);
+int operator_main(const JobOptions& options) {
+  const auto job = plan_job(options);
   if (!job) return report_error(job.error(), 2);
-  fmt::print(
-      "{}[{}, {}] = {}[{}, {}] x {}{} in {}, inner dimension split over {} nodes x {} ranks\n",
-      job->out_name, job->m, job->n, job->a_name, job->m, job->k, job->b_name,
-      job->b_transposed ? fmt::format("[{}, {}]^T", job->n, job->k)
-                        : fmt::format("[{}, {}]", job->k, job->n),
-      job->dtype, job->nodes, job->local);
+  fmt::print("{}: {}[{}] in {}, over {} nodes x {} ranks\n", job->op, job->out.name,
+             fmt::join(job->out_shape, ", "), job->dtype, job->nodes, job->local);
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
-  const auto result = run_gemm_ar_job(options, *job, [&](std::uint64_t rows) {
+  const auto result = run_job(options, *job, [&](std::uint64_t rows) {
     if (terminal)
-      fmt::print(stderr, "\r\033[K{} of {} rows ({}%)", rows, job->m, rows * 100 / job->m);
+      fmt::print(stderr, "\r\033[K{} of {} rows ({}%)", rows, job->rows, rows * 100 / job->rows);
   });
   if (terminal) fmt::print(stderr, "\r\033[K");
   if (!result) return report_error(result.error(), 1);
@@ -52,16 +49,58 @@ int gemm_ar_main(const GemmArJobOptions& options) {
   if (result->wrong != 0) {
     return report_error({ErrorCode::kInternal, "the result is wrong; nothing was written"}, 1);
   }
-  fmt::print("wrote {} ('{}')\n", job->out_file, job->out_name);
+  fmt::print("wrote {} ('{}')\n", job->out.file, job->out.name);
   return 0;
 }
 
 int rank_main(const std::vector<std::string>& words) {
   const auto arguments = parse_rank_arguments(words);
   if (!arguments) return report_error(arguments.error(), 2);
-  const Status status = run_gemm_ar_job_rank(arguments->spec.get<GemmArJob>(), arguments->rank,
-                                             arguments->socket, arguments->job, kReportFd);
+  const Status status = run_job_rank(arguments->spec.get<Job>(), arguments->rank, arguments->socket,
+                                     arguments->job, kReportFd);
   return status ? 0 : report_error(status.error(), 1);
+}
+
+/// Its options write to `options`.
+void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
+  CLI::App* command = app.add_subcommand(op.name(), op.help());
+  command->callback([&options, &op] { options.op = op.name(); });
+  for (const InputSpec& input : op.inputs()) {
+    command
+        ->add_option(std::string("--") + input.name, options.inputs[input.name],
+                     fmt::format("FILE.safetensors:TENSOR, {}; {}", input.help,
+                                 input.whole_numbers ? "I32 or I64" : "BF16, F16 or F32"))
+        ->required();
+  }
+  command->add_option("--out", options.out, "FILE.safetensors[:TENSOR], written when all is well")
+      ->required();
+  for (const FlagSpec& flag : op.flags())
+    command->add_flag(std::string("--") + flag.name, options.*flag.value, flag.help);
+  command
+      ->add_option("--dtype", options.dtype,
+                   "compute and write in; default: f16 if all inputs are, else bf16")
+      ->check(CLI::IsMember({"bf16", "f16"}));
+  command->add_flag("--check", options.check, "compare every element with float64");
+  command->add_option("--nodes", options.nodes)->check(CLI::Range(1, 16))->capture_default_str();
+  command->add_option("--local", options.local, "ranks per node")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  command->add_option("--rows", options.rows_per_launch, "rows of one launch, over all ranks")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--timeout-ms", options.timeout_ms, "of every wait")
+      ->check(CLI::Range(100, 3600000))
+      ->capture_default_str();
+  command->add_option("--fabric", options.fabric)
+      ->check(CLI::IsMember({"loopback", "ofi", "verbs"}))
+      ->capture_default_str();
+  command->add_option("--link-bandwidth", options.link_bandwidth,
+                      "loopback: pace every link, e.g. 2GB/s");
+  command->add_option("--link-latency", options.link_latency, "loopback: e.g. 5us");
+  command
+      ->add_option("--join", options.join_sockets,
+                   "client sockets of running daemons, one per node")
+      ->delimiter(',');
 }
 
 int run(int argc, char** argv) {
@@ -72,42 +111,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", version());
 
-  GemmArJobOptions options;
-  CLI::App* gemm_ar =
-      app.add_subcommand("gemm-ar", "C = A B, the inner dimension split over all ranks");
-  gemm_ar->add_option("--a", options.a, "FILE.safetensors:TENSOR, [m, k]; BF16, F16 or F32")
-      ->required();
-  gemm_ar->add_option("--b", options.b, "FILE.safetensors:TENSOR, [k, n]; BF16, F16 or F32")
-      ->required();
-  gemm_ar->add_option("--out", options.out, "FILE.safetensors[:TENSOR], written when all is well")
-      ->required();
-  gemm_ar->add_flag("--b-transposed", options.b_transposed,
-                    "B lies as [n, k], like a linear layer's weight");
-  gemm_ar
-      ->add_option("--dtype", options.dtype,
-                   "compute and write in; default: f16 if both inputs are, else bf16")
-      ->check(CLI::IsMember({"bf16", "f16"}));
-  gemm_ar->add_flag("--check", options.check, "compare every element with float64");
-  gemm_ar->add_option("--nodes", options.nodes)->check(CLI::Range(1, 16))->capture_default_str();
-  gemm_ar->add_option("--local", options.local, "ranks per node")
-      ->check(CLI::Range(1, 16))
-      ->capture_default_str();
-  gemm_ar->add_option("--rows", options.rows_per_launch, "rows of one launch")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  gemm_ar->add_option("--timeout-ms", options.timeout_ms, "of every wait")
-      ->check(CLI::Range(100, 3600000))
-      ->capture_default_str();
-  gemm_ar->add_option("--fabric", options.fabric)
-      ->check(CLI::IsMember({"loopback", "ofi", "verbs"}))
-      ->capture_default_str();
-  gemm_ar->add_option("--link-bandwidth", options.link_bandwidth,
-                      "loopback: pace every link, e.g. 2GB/s");
-  gemm_ar->add_option("--link-latency", options.link_latency, "loopback: e.g. 5us");
-  gemm_ar
-      ->add_option("--join", options.join_sockets,
-                   "client sockets of running daemons, one per node")
-      ->delimiter(',');
+  JobOptions options;
+  for (const JobOperator* op : job_operators()) add_operator(app, *op, options);
   try {
     app.parse(argc, argv);
     if (!options.join_sockets.empty() && options.join_sockets.size() != options.nodes) {
@@ -117,7 +122,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  return gemm_ar_main(options);
+  return operator_main(options);
 }
 
 }  // namespace

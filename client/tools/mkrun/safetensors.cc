@@ -10,8 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "shm/host/unique_fd.h"
-
 namespace mk::tools {
 namespace {
 
@@ -20,6 +18,18 @@ constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
 constexpr std::uint64_t kLengthBytes = 8;
 
 std::string partial_path(const std::string& path) { return path + ".partial"; }
+
+Status write_at(int fd, const std::string& path, std::uint64_t offset,
+                std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t wrote = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return fail_errno(errno, "cannot write {}", partial_path(path));
+    bytes = bytes.subspan(static_cast<std::size_t>(wrote));
+    offset += static_cast<std::uint64_t>(wrote);
+  }
+  return {};
+}
 
 /// A tensor's entry in the header, checked against the bytes of data the file has.
 Result<TensorInfo> parse_tensor(const std::string& path, const std::string& name,
@@ -65,7 +75,8 @@ Result<TensorInfo> parse_tensor(const std::string& path, const std::string& name
 
 std::uint64_t dtype_bytes(const std::string& dtype) {
   if (dtype == "BF16" || dtype == "F16") return 2;
-  if (dtype == "F32") return 4;
+  if (dtype == "F32" || dtype == "I32") return 4;
+  if (dtype == "I64") return 8;
   return 0;
 }
 
@@ -143,59 +154,52 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path,
           .dump();
   header.resize((header.size() + 7) / 8 * 8,
                 ' ');  // the format pads with spaces, so that the data is aligned
-  const int fd = ::open(partial_path(path).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return fail_errno(errno, "cannot write {}", partial_path(path));
-  SafetensorsWriter writer(path, fd, bytes);
+  SafetensorsWriter writer(path);
+  const UniqueFd fd(
+      ::open(partial_path(path).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd.valid()) return fail_errno(errno, "cannot write {}", partial_path(path));
   const std::uint64_t length = header.size();
-  MK_RETURN_IF_ERROR(writer.write_all(std::as_bytes(std::span(&length, 1))));
-  MK_RETURN_IF_ERROR(writer.write_all(std::as_bytes(std::span(header))));
+  MK_RETURN_IF_ERROR(write_at(fd.get(), path, 0, std::as_bytes(std::span(&length, 1))));
+  MK_RETURN_IF_ERROR(write_at(fd.get(), path, kLengthBytes, std::as_bytes(std::span(header))));
+  if (::ftruncate(fd.get(), static_cast<off_t>(kLengthBytes + length + bytes)) != 0)
+    return fail_errno(errno, "cannot write {}", partial_path(path));
   return writer;
 }
 
-SafetensorsWriter::SafetensorsWriter(std::string path, int fd, std::uint64_t left)
-    : path_(std::move(path)), fd_(fd), left_(left) {}
-
 SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), left_(other.left_) {}
+    : path_(std::exchange(other.path_, {})) {}
 
 SafetensorsWriter::~SafetensorsWriter() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(partial_path(path_).c_str());
+  if (!path_.empty()) ::unlink(partial_path(path_).c_str());
 }
 
-Status SafetensorsWriter::write_all(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t wrote = ::write(fd_, bytes.data(), bytes.size());
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) return fail_errno(errno, "cannot write {}", partial_path(path_));
-    bytes = bytes.subspan(static_cast<std::size_t>(wrote));
-  }
+Status SafetensorsWriter::publish() {
+  if (::rename(partial_path(path_).c_str(), path_.c_str()) != 0)
+    return fail_errno(errno, "cannot put {} in place", path_);
+  path_.clear();
   return {};
 }
 
-Status SafetensorsWriter::append(std::span<const std::byte> bytes) {
-  if (bytes.size() > left_) {
-    return fail(ErrorCode::kInternal, "{}: {} bytes more than the tensor has", path_,
-                bytes.size() - left_);
+Result<SafetensorsPart> SafetensorsPart::open(const std::string& path) {
+  SafetensorsPart part(path, UniqueFd(::open(partial_path(path).c_str(), O_RDWR | O_CLOEXEC)));
+  const int fd = part.fd_.get();
+  std::uint64_t header_bytes = 0;
+  struct stat info {};
+  if (!part.fd_.valid() || ::fstat(fd, &info) != 0 ||
+      ::pread(fd, &header_bytes, kLengthBytes, 0) != static_cast<ssize_t>(kLengthBytes)) {
+    return fail_errno(errno, "cannot write {}", partial_path(path));
   }
-  left_ -= bytes.size();
-  return write_all(bytes);
+  part.data_offset_ = kLengthBytes + header_bytes;
+  part.data_bytes_ = static_cast<std::uint64_t>(info.st_size) - part.data_offset_;
+  return part;
 }
 
-Status SafetensorsWriter::finish() {
-  if (left_ != 0) return fail(ErrorCode::kInternal, "{}: {} bytes are missing", path_, left_);
-  if (::close(std::exchange(fd_, -1)) != 0) return fail_errno(errno, "cannot write {}", path_);
-  return {};
-}
-
-Status SafetensorsWriter::publish(const std::string& path) {
-  if (::rename(partial_path(path).c_str(), path.c_str()) != 0) {
-    return fail_errno(errno, "cannot put {} in place", path);
+Status SafetensorsPart::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  if (offset > data_bytes_ || bytes.size() > data_bytes_ - offset) {
+    return fail(ErrorCode::kInternal, "{}: bytes {} to {} of a tensor of {}", path_, offset,
+                offset + bytes.size(), data_bytes_);
   }
-  return {};
+  return write_at(fd_.get(), path_, data_offset_ + offset, bytes);
 }
-
-void SafetensorsWriter::discard(const std::string& path) { ::unlink(partial_path(path).c_str()); }
 
 }  // namespace mk::tools

@@ -9,9 +9,11 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shm/host/result.h"
+#include "shm/host/unique_fd.h"
 
 namespace mk::tools {
 
@@ -48,32 +50,42 @@ class SafetensorsFile {
   std::map<std::string, TensorInfo> tensors_;
 };
 
-/// Writes a file with one tensor, piece by piece; as PATH.partial; `publish` puts it in place.
+/// A file with one tensor, which several processes fill piece by piece, as PATH.partial. It appears
+/// under its own name when it is published, or not at all.
 class SafetensorsWriter {
  public:
+  /// The whole file, all elements 0.
   static Result<SafetensorsWriter> create(const std::string& path, const std::string& name,
                                           const TensorInfo& tensor);
   SafetensorsWriter(SafetensorsWriter&& other) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
-  /// Removes the file unless it is finished.
+  /// Removes the file unless it is published.
   ~SafetensorsWriter();
 
-  /// The next bytes of the data.
-  Status append(std::span<const std::byte> bytes);
-  /// All bytes are there: the file stays, still as PATH.partial.
-  Status finish();
-  /// Renames a finished file to `path`.
-  static Status publish(const std::string& path);
-  /// Removes PATH.partial, if it is there.
-  static void discard(const std::string& path);
+  /// Renames the file to PATH.
+  Status publish();
 
  private:
-  SafetensorsWriter(std::string path, int fd, std::uint64_t left);
-  Status write_all(std::span<const std::byte> bytes);
+  explicit SafetensorsWriter(std::string path) : path_(std::move(path)) {}
+  std::string path_;  ///< empty: nothing to remove
+};
+
+/// A process that fills a part of such a file.
+class SafetensorsPart {
+ public:
+  /// `path` as the writer has it.
+  static Result<SafetensorsPart> open(const std::string& path);
+
+  /// Bytes of the tensor's data from `offset` on. kInternal: beyond its end.
+  Status write(std::uint64_t offset, std::span<const std::byte> bytes);
+
+ private:
+  SafetensorsPart(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
   std::string path_;
-  int fd_;
-  std::uint64_t left_;
+  UniqueFd fd_;
+  std::uint64_t data_offset_ = 0;
+  std::uint64_t data_bytes_ = 0;
 };
 
 /// Bytes of one element of a safetensors dtype; 0 for one we do not know.

@@ -1,0 +1,187 @@
+#include <algorithm>
+#include <set>
+
+#include "client/tools/mkrun/operators.h"
+#include "client/tools/numeric/gemm_reference.h"
+#include "mkernel/mkernel.h"
+
+namespace mk::tools {
+namespace {
+
+/// Y[t, slot] = tokens[t] experts[ids[t, slot]]; 0 where the id is -1.
+class MoeWork : public RankWork {
+ public:
+  MoeWork(const Job& job, std::uint32_t rank, const Tensors& tensors, MoeDispatchGemm op)
+      : job_(job),
+        rank_(rank),
+        type_(type_of(job)),
+        tokens_(tensors.at("tokens")),
+        ids_(tensors.at("ids")),
+        experts_(tensors.at("experts")),
+        hidden_(tokens_.shape()[1]),
+        top_k_(ids_.shape()[1]),
+        features_(job.out_shape[2]),
+        op_(std::move(op)) {
+    own_experts_ = experts_.rows(op_.first_expert(), op_.expert_count(), type_);
+  }
+
+  Result<LaunchStats> launch(std::uint64_t first, std::uint64_t rows) override {
+    first_ = first;
+    rows_ = rows;
+    const RowRange own = rows_of_rank(rows, job_.world(), rank_);
+    const Elements tokens = tokens_.rows(first + own.first, own.count, type_);
+    const auto wide = ids_.integers((first + own.first) * top_k_, own.count * top_k_);
+    std::vector<std::int32_t> ids(wide.size());
+    std::transform(wide.begin(), wide.end(), ids.begin(),
+                   [](std::int64_t id) { return static_cast<std::int32_t>(id); });
+    const std::vector<float> weights(ids.size(), 1);
+    const std::uint64_t capacity = rows * top_k_;
+    y_.assign(capacity * features_, 0xffff);
+    return op_.launch({tokens.data(), ids.data(), weights.data(), own.count, own_experts_.data()},
+                      {y_.data(), capacity});
+  }
+  Status write(SafetensorsPart& out) override {
+    const auto bytes = raw(y_);
+    const std::uint64_t row_bytes = features_ * 2;
+    const auto rows = op_.rows();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::uint64_t to = token_of(rows[i]) * top_k_ + rows[i].slot;
+      MK_RETURN_IF_ERROR(out.write(to * row_bytes, bytes.subspan(i * row_bytes, row_bytes)));
+    }
+    return {};
+  }
+  /// Every (token, slot) whose expert is here must be a row, once, and its elements right.
+  Comparison check() override {
+    Comparison result;
+    std::set<std::pair<std::uint64_t, std::uint64_t>> expected;
+    const auto ids = ids_.integers(first_ * top_k_, rows_ * top_k_);
+    for (std::uint64_t i = 0; i < ids.size(); ++i) {
+      const auto first = static_cast<std::int64_t>(op_.first_expert());
+      if (ids[i] >= first && ids[i] < first + static_cast<std::int64_t>(op_.expert_count()))
+        expected.emplace(first_ + i / top_k_, i % top_k_);
+    }
+    for (std::uint32_t expert = 0; expert < op_.expert_count(); ++expert) {
+      const std::uint64_t begin = op_.expert_offsets()[expert];
+      const std::uint64_t count = op_.expert_offsets()[expert + 1] - begin;
+      Elements packed;
+      for (std::uint64_t row = begin; row < begin + count; ++row) {
+        const MoeRow& from = op_.rows()[row];
+        const std::uint64_t token = token_of(from);
+        const bool right = ids_.integers(token * top_k_ + from.slot, 1)[0] ==
+                               op_.first_expert() + std::int64_t{expert} &&
+                           expected.erase({token, from.slot}) == 1;
+        if (!right) result.add(row, 1, 0, 0);
+        const Elements values = tokens_.rows(token, 1, type_);
+        packed.insert(packed.end(), values.begin(), values.end());
+      }
+      if (count == 0) continue;
+      Elements weights = experts_.rows(op_.first_expert() + expert, 1, type_);
+      if (job_.transposed) weights = turned(weights, features_, hidden_);
+      GemmReference reference(count, features_, 1, 1, type_);
+      reference.add_rank(packed.data(), weights.data(), hidden_, largest(packed, type_),
+                         largest(weights, type_));
+      result.add(reference.compare(y_.data() + begin * features_));
+    }
+    for (const auto& missing : expected) result.add(missing.first, 1, 0, 0);
+    return result;
+  }
+
+ private:
+  /// Of the whole.
+  std::uint64_t token_of(const MoeRow& row) const {
+    return first_ + rows_of_rank(rows_, job_.world(), row.rank).first + row.token;
+  }
+
+  const Job& job_;
+  const std::uint32_t rank_;
+  const DataType type_;
+  const Tensor& tokens_;
+  const Tensor& ids_;
+  const Tensor& experts_;
+  const std::uint64_t hidden_, top_k_, features_;
+  MoeDispatchGemm op_;
+  Elements own_experts_;
+  std::uint64_t first_ = 0, rows_ = 0;  ///< of the last launch
+  Elements y_;
+};
+
+class Moe : public JobOperator {
+ public:
+  const char* name() const override { return "moe"; }
+  const char* help() const override {
+    return "Y[t, slot] = tokens[t] experts[ids[t, slot]], the experts split over all ranks";
+  }
+  std::vector<InputSpec> inputs() const override {
+    return {{"tokens", "[t, h]", 2},
+            {"ids", "[t, k]: each token's experts, -1 for none", 2, true},
+            {"experts", "[e, h, f]: the experts' weights", 3}};
+  }
+  std::vector<FlagSpec> flags() const override {
+    return {
+        {"experts-transposed", "the experts' weights lie as [e, f, h]", &JobOptions::transposed}};
+  }
+  Status plan(const Tensors& tensors, Job& job) const override {
+    const auto& tokens = tensors.at("tokens").shape();
+    const auto& ids = tensors.at("ids").shape();
+    const auto& experts = tensors.at("experts").shape();
+    const std::uint64_t hidden = experts[job.transposed ? 2 : 1];
+    if (hidden != tokens[1]) {
+      return fail(
+          ErrorCode::kShapeMismatch,
+          "--tokens is [{}] and --experts [{}]: tokens of {} elements do not fit experts of "
+          "{}{}",
+          fmt::join(tokens, ", "), fmt::join(experts, ", "), tokens[1], hidden,
+          experts[job.transposed ? 1 : 2] != tokens[1] ? ""
+          : job.transposed                             ? "; without --experts-transposed they fit"
+                                                       : "; with --experts-transposed they fit");
+    }
+    if (ids[0] != tokens[0]) {
+      return fail(ErrorCode::kShapeMismatch, "--ids has {} rows for {} tokens", ids[0], tokens[0]);
+    }
+    if (ids[1] > experts[0]) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--ids has {} experts for each token; there are only {}", ids[1], experts[0]);
+    }
+    const std::uint64_t features = experts[job.transposed ? 1 : 2];
+    if (hidden % 8 != 0 || features % 8 != 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--experts: {} and {} elements; both must be multiples of 8", hidden, features);
+    }
+    // Before anything starts, and of the whole.
+    const auto all = tensors.at("ids").integers(0, ids[0] * ids[1]);
+    for (std::uint64_t i = 0; i < all.size(); ++i) {
+      if (all[i] >= -1 && all[i] < static_cast<std::int64_t>(experts[0])) continue;
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "--ids: token {}, slot {} goes to expert {}; allowed are 0 to {}, and -1 for none",
+          i / ids[1], i % ids[1], all[i], experts[0] - 1);
+    }
+    job.rows = tokens[0];
+    job.out_shape = {tokens[0], ids[1], features};
+    return {};
+  }
+  Result<std::unique_ptr<RankWork>> start(Session& session, const Job& job, std::uint32_t rank,
+                                          const Tensors& tensors) const override {
+    MoeDispatchGemm::Shape shape;
+    shape.tokens_max = (job.rows_per_launch + job.world() - 1) / job.world();
+    shape.hidden = tensors.at("tokens").shape()[1];
+    shape.features = job.out_shape[2];
+    shape.rows_max = job.world() * shape.tokens_max * job.out_shape[1];
+    shape.experts = static_cast<std::uint32_t>(tensors.at("experts").shape()[0]);
+    shape.top_k = static_cast<std::uint32_t>(job.out_shape[1]);
+    shape.dtype = type_of(job);
+    shape.b_layout = job.transposed ? BLayout::kNK : BLayout::kKN;
+    MK_ASSIGN_OR_RETURN(
+        auto op, MoeDispatchGemm::create(session, shape, tuning_of<MoeDispatchGemm::Tuning>(job)));
+    return std::make_unique<MoeWork>(job, rank, tensors, std::move(op));
+  }
+};
+
+}  // namespace
+
+const JobOperator& moe_operator() {
+  static const Moe op;
+  return op;
+}
+
+}  // namespace mk::tools

@@ -1,0 +1,88 @@
+/// \file
+/// What `mkrun` needs to know of an operator: which tensors it takes, what shapes fit, and what a
+/// rank does in a launch. Each is in a file of its own kind.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/tools/mkrun/job.h"
+#include "client/tools/mkrun/tensors.h"
+#include "client/tools/numeric/comparison.h"
+#include "mkernel/session.h"
+#include "mkernel/types.h"
+
+namespace mk::tools {
+
+/// One input: `--name FILE:TENSOR`.
+struct InputSpec {
+  const char* name;
+  const char* help;
+  std::uint32_t dimensions;
+  bool whole_numbers = false;  ///< I32 or I64; else BF16, F16 or F32
+};
+
+/// Something the operator can be told by a flag.
+struct FlagSpec {
+  const char* name;
+  const char* help;
+  bool JobOptions::*value;
+};
+
+/// A rank's part of a job: launch after launch, in order.
+class RankWork {
+ public:
+  virtual ~RankWork() = default;
+  /// Rows [first, first + rows) of the whole.
+  virtual Result<LaunchStats> launch(std::uint64_t first, std::uint64_t rows) = 0;
+  /// What of the last launch's result this rank is to write.
+  virtual Status write(SafetensorsPart& out) = 0;
+  /// The same, against float64.
+  virtual Comparison check() = 0;
+};
+
+class JobOperator {
+ public:
+  virtual ~JobOperator() = default;
+  virtual const char* name() const = 0;
+  virtual const char* help() const = 0;
+  virtual std::vector<InputSpec> inputs() const = 0;
+  virtual std::vector<FlagSpec> flags() const = 0;
+  /// Checks the shapes; sets job.rows and job.out_shape, and rows_per_launch where it is not the
+  /// user's to choose.
+  virtual Status plan(const Tensors& tensors, Job& job) const = 0;
+  /// `job` and `tensors` outlive the work.
+  virtual Result<std::unique_ptr<RankWork>> start(Session& session, const Job& job,
+                                                  std::uint32_t rank,
+                                                  const Tensors& tensors) const = 0;
+};
+
+/// In the order of `mkrun --help`.
+const std::vector<const JobOperator*>& job_operators();
+/// Null: there is none.
+const JobOperator* find_job_operator(const std::string& name);
+
+const JobOperator& gemm_ar_operator();
+const JobOperator& gemm_rs_operator();
+const JobOperator& ag_gemm_operator();
+const JobOperator& moe_operator();
+const JobOperator& ring_operator();
+
+// --- For the operators ---
+
+inline DataType type_of(const Job& job) {
+  return job.dtype == "f16" ? DataType::kF16 : DataType::kBf16;
+}
+inline std::span<const std::byte> raw(const Elements& elements) {
+  return std::as_bytes(std::span(elements));
+}
+template <class Tuning>
+Tuning tuning_of(const Job& job) {
+  Tuning tuning;
+  tuning.wait_timeout = std::chrono::milliseconds{job.timeout_ms};
+  return tuning;
+}
+
+}  // namespace mk::tools
