@@ -2,6 +2,7 @@
 # From a fresh Debian 12 machine to a checked two-node run, in one command: installs what the build needs, builds the
 # daemon, the client library and the tools, starts two mkerneld processes as two nodes of this machine with two ranks
 # each, runs the five fused operators over them beside their unfused forms, and checks every element of every result.
+# Where it finds GPUs and nvcc, it builds the kernels too and runs the three tensor-parallel operators on them.
 #
 #   bash deploy/quickstart.sh [--no-install] [extra options of `mkbench all`]
 #
@@ -24,8 +25,16 @@ quiet() {
   "$@" >"$log" 2>&1 || { tail -n 40 "$log"; printf 'quickstart: failed: %s (whole output: %s)\n' "$*" "$log"; exit 1; }
 }
 
+gpus=0
+if command -v nvidia-smi >/dev/null 2>&1; then gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true); fi
+if [ "$gpus" -gt 0 ] && ! command -v nvcc >/dev/null 2>&1 && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+  printf 'quickstart: %s GPUs, but no nvcc to build kernels for them (CUDA toolkit 13.0): on the CPU only\n' "$gpus"
+  gpus=0
+fi
+if [ "$gpus" -gt 0 ]; then cuda=AUTO; else cuda=OFF; fi
+
 step "building (build/release; the first time takes some minutes, ccache makes the next one quick)"
-quiet cmake --preset release -DMK_TESTS=OFF -DMK_BENCH=OFF -DMK_CUDA=OFF
+quiet cmake --preset release -DMK_TESTS=OFF -DMK_BENCH=OFF -DMK_CUDA="$cuda"
 quiet cmake --build build/release --target mkerneld mkctl mkbench
 rm -f "$log"
 printf '   done after %d s\n' $((SECONDS - started))
@@ -39,3 +48,11 @@ build/release/tests/bench/mkbench/mkbench gemm-ar --nodes 2 --local 2 --m 2048 -
 
 step "all of them over libfabric's tcp provider, at full speed"
 build/release/tests/bench/mkbench/mkbench all --nodes 2 --local 2 --warmup 1 --iters 3 --fabric ofi
+
+if [ "$gpus" -gt 0 ]; then
+  step "AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce on $gpus GPUs, a rank on each"
+  for operator in ag-gemm gemm-rs gemm-ar; do
+    build/release/tests/bench/mkbench/mkbench "$operator" --executor cuda --nodes 1 --local "$gpus" \
+      --m 1024 --n 1024 --k 512 --warmup 2 --iters 5
+  done
+fi
