@@ -166,10 +166,10 @@ __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint
         run_job<Element, 2, 4>(job, thread, threads);
         break;
       case 4:
-        run_job<Element, 4, 4>(job, thread, threads);
+        run_job<Element, 4, 6>(job, thread, threads);
         break;
       case 8:
-        run_job<Element, 8, 2>(job, thread, threads);
+        run_job<Element, 8, 4>(job, thread, threads);
         break;
       default:
         run_any_job<Element>(job, thread, threads);

@@ -90,9 +90,13 @@ class GemmArBlock : public OperatorBlock<Executor> {
   /// The tile's partials of all local ranks are in this owner's slots (one local rank: in staging,
   /// or in C).
   MK_HOST_DEVICE bool await_tile(std::uint32_t owned) {
+    const auto flag = [&](std::uint32_t source) {
+      return word(at(schedule.tile_ready(source, owned)));
+    };
+    if (this->all_reached(world.locals, flag)) return true;
     for (std::uint32_t source = 0; source < world.locals; ++source) {
-      if (!await(site(FlagKind::kTileReady, rank_of(source), source, owned, 0),
-                 word(at(schedule.tile_ready(source, owned))), epoch)) {
+      if (!await(site(FlagKind::kTileReady, rank_of(source), source, owned, 0), flag(source),
+                 epoch)) {
         return false;
       }
     }

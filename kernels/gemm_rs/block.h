@@ -81,9 +81,13 @@ class GemmRsBlock : public OperatorBlock<Executor> {
   /// The tile's partials of all local ranks are in this owner's slots (one local rank: in staging,
   /// or kept).
   MK_HOST_DEVICE bool await_tile(std::uint32_t node, std::uint32_t tile) {
+    const auto flag = [&](std::uint32_t source) {
+      return word(at(schedule.tile_ready(source, node, tile)));
+    };
+    if (this->all_reached(world.locals, flag)) return true;
     for (std::uint32_t source = 0; source < world.locals; ++source) {
-      if (!await(site(FlagKind::kTileReady, rank_of(source), source, tile, 0),
-                 word(at(schedule.tile_ready(source, node, tile))), epoch)) {
+      if (!await(site(FlagKind::kTileReady, rank_of(source), source, tile, 0), flag(source),
+                 epoch)) {
         return false;
       }
     }

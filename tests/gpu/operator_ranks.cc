@@ -68,6 +68,13 @@ class SumRank : public RankOperator {
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+  const void* output() const override {
+    if constexpr (requires { op_->output(); }) {
+      return op_->output();
+    } else {
+      return nullptr;
+    }
+  }
 
  private:
   std::unique_ptr<Operator> op_;
@@ -247,14 +254,15 @@ void Job::poison(std::uint32_t r) {
   make_current(r);
   const std::int64_t rows =
       setup_.op == Op::kGemmRs ? kernels::shard_rows_max(setup_.m, world()) : setup_.m;
-  test::poison(ranks_[r].c->data(), rows * setup_.n, stream(r));
+  test::poison(const_cast<void*>(c(r)), rows * setup_.n, stream(r));
   if (ranks_[r].gathered != nullptr)
     test::poison(ranks_[r].gathered->data(), std::int64_t{setup_.m} * setup_.k[0], stream(r));
 }
 
 Status Job::launch(std::uint32_t r, std::uint32_t m, kernels::Mode mode) {
   const Rank& rank = ranks_[r];
-  return rank.op->launch(rank.stream, rank.a->data(), rank.b->data(), rank.c->data(),
+  return rank.op->launch(rank.stream, rank.a->data(), rank.b->data(),
+                         setup_.in_workspace ? nullptr : rank.c->data(),
                          rank.gathered == nullptr ? nullptr : rank.gathered->data(), m, mode);
 }
 

@@ -38,6 +38,7 @@ struct JobSetup {
   kernels::CudaOptions options;
   const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
   bool gathers = false;                  ///< AG+GEMM: the caller wants the whole A, too
+  bool in_workspace = false;             ///< GEMM+AR: the caller reads C there
 
   std::uint32_t world() const { return nodes * locals; }
 };
@@ -51,6 +52,8 @@ class RankOperator {
   virtual Status status() const = 0;
   virtual Result<kernels::LaunchStats> finish(cudaStream_t stream) = 0;
   virtual const kernels::RoleBlocks& blocks() const = 0;
+  /// GEMM+AR's C in the workspace.
+  virtual const void* output() const { return nullptr; }
 };
 
 /// Ends the process on anything unexpected but a failed launch.
@@ -81,7 +84,9 @@ class Job {
 
   const void* a(std::uint32_t rank) const { return ranks_[rank].a->data(); }
   const void* b(std::uint32_t rank) const { return ranks_[rank].b->data(); }
-  void* c(std::uint32_t rank) const { return ranks_[rank].c->data(); }
+  const void* c(std::uint32_t rank) const {
+    return setup_.in_workspace ? ranks_[rank].op->output() : ranks_[rank].c->data();
+  }
   /// Rows of C that the rank gets in a launch with m.
   std::uint32_t c_rows(std::uint32_t rank, std::uint32_t m) const;
   /// Every element of every rank's result; GEMM+AR: of rank 0's, and that all others have the same

@@ -230,6 +230,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   setup.options = options.cuda;
   setup.options.wait_timeout = std::chrono::seconds(5);
   setup.options.stream_groups = variant.streams;
+  setup.in_workspace = op == Op::kGemmAr;
   setup.chunk_bytes = variant.chunk_bytes;
   Job job(setup);
   for (std::uint32_t r = 0; r < job.world(); ++r) {
@@ -413,6 +414,7 @@ int run(int argc, char** argv) {
         {"devices", options.devices},
         {"ranks", "of one process, a stream each"},
         {"inputs", "standard normal, fresh seed, bf16, B as [N,K]"},
+        {"result", "GEMM+AR: read in the workspace (output()); the others: the caller's memory"},
         {"times", "us; slowest rank of a launch, begun together; sides take turns"},
         {"baseline", nccl != nullptr ? "cublasGemmEx and NCCL (no NVLS) one after the other" : ""},
         {"rows", rows}};

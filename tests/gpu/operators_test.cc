@@ -92,6 +92,7 @@ TEST_P(Operators, EveryElementOfManyShapes) {
     for (std::uint32_t r = 0; sums() && r < world(); ++r) with.k[r] += 8 * r;
     if (sums() && shape.k == kLongK) with.k[0] = 40;
     with.gathers = !sums() && random_() % 2 == 0;
+    with.in_workspace = GetParam().op == Op::kGemmAr && random_() % 2 == 0;
     Job job(with);
     if (job.proxy() != nullptr) job.proxy()->dawdle(true);
     check(job, shape.m, Mode::kFused);

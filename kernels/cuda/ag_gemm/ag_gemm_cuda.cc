@@ -11,14 +11,17 @@ namespace mk::kernels {
 namespace {
 
 constexpr char kOp[] = "ag_gemm";
-constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;
+constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;  ///< half of it up to kFewRows
+constexpr std::uint32_t kFewRows = 4096;
 constexpr std::uint32_t kNetworkChunkBytes = 512 * 1024;
 
 /// Share groups, of a whole GPU: the shorter the product beside the gather, the more. As measured
 /// with eight ranks on one node (README.md).
 std::uint32_t share_groups(const Shape& max) {
   if (max.n < 3072) return 48;
-  return max.n < 6144 || max.m < 8192 ? 24 : 12;
+  if (max.n < 6144) return 24;
+  if (max.m <= kFewRows) return 36;
+  return max.m <= 8192 ? 18 : 12;
 }
 
 }  // namespace
@@ -31,7 +34,9 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   const std::uint64_t row_tiles =
       std::uint64_t{world} * div_up(shard_rows_max(max.m, world), cuda::kTileRowsMax);
   tiling.tile_n = cuda::best_tile_columns(row_tiles, max.n, blocks);
-  tiling.chunk_bytes = nodes == 1 ? kLocalChunkBytes : kNetworkChunkBytes;
+  tiling.chunk_bytes = nodes > 1           ? kNetworkChunkBytes
+                       : max.m <= kFewRows ? kLocalChunkBytes / 2
+                                           : kLocalChunkBytes;
   return tiling;
 }
 

@@ -36,7 +36,7 @@ class GemmArCuda::Impl {
     needs.streams = Role::kReduce;
     needs.stream = world.locals > 1;
     needs.send = needs.receive = world.nodes > 1;
-    needs.stream_groups = 48;
+    needs.stream_groups = 36;
     needs.receive_groups = 12;  // they also hand out the result
     MK_RETURN_IF_ERROR(frame_.start(context, options, needs, plan_.flag_count(), plan_.banks,
                                     arguments_.launch, arguments_.frame));
