@@ -8,6 +8,7 @@ namespace mk::daemon {
 namespace {
 
 constexpr std::string_view kUnixPrefix = "unix:";
+constexpr std::size_t kHostBytesMax = 253;
 constexpr std::size_t kPathBytesMax = sizeof(sockaddr_un::sun_path) - 1;
 
 Result<Address> parse_unix(std::string_view path) {
@@ -57,6 +58,24 @@ Result<Address> parse_address(std::string_view text, bool allow_port_0) {
   if (error != std::errc{} || end != port.data() + port.size()) return refuse();
   if (address.port == 0 && !allow_port_0) return refuse();
   return address;
+}
+
+Result<DnsQuestion> parse_dns_question(std::string_view text) {
+  DnsQuestion question;
+  const bool service = text.starts_with('_');
+  if (service) {
+    question.name = text;
+  } else {
+    const auto address = parse_address(text, false);
+    if (address && !address->unix_socket) question = {address->host, address->port};
+  }
+  if (question.name.empty() || question.name.size() > kHostBytesMax ||
+      question.name.find_first_of(" \t/:") != std::string::npos) {
+    return fail(ErrorCode::kInvalidArgument,
+                "a host name with a port (\"mkernel.cluster:7171\") or a service "
+                "(\"_peer._tcp.mkernel.cluster\") is expected");
+  }
+  return question;
 }
 
 }  // namespace mk::daemon

@@ -26,4 +26,14 @@ struct Address {
 /// Errors (kInvalidArgument) say what is allowed, without naming a key.
 Result<Address> parse_address(std::string_view text, bool allow_port_0);
 
+/// A name to look up in DNS. "_peer._tcp.mkernel.default.svc.cluster.local" is a service: its SRV
+/// records name hosts and ports. "mkernel.default.svc.cluster.local:7171" is a host name: every
+/// address of it, each with that port.
+struct DnsQuestion {
+  std::string name;
+  std::uint16_t port = 0;  ///< 0: a service
+  bool service() const { return port == 0; }
+};
+Result<DnsQuestion> parse_dns_question(std::string_view text);
+
 }  // namespace mk::daemon

@@ -32,7 +32,8 @@ Keys keys_of(const Config& config) {
 }  // namespace
 
 bool is_live_key(std::string_view key) {
-  return key == "log.level" || key == "limits.drain" || key.starts_with("job[");
+  return key == "log.level" || key == "limits.drain" || key.starts_with("job[") ||
+         key.starts_with("peer[");
 }
 
 std::vector<ConfigChange> compare_configs(const Config& before, const Config& after) {

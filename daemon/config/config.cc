@@ -6,6 +6,7 @@
 #include <iterator>
 #include <set>
 
+#include "daemon/config/discovery_section.h"
 #include "daemon/config/reader.h"
 #include "daemon/config/units.h"
 
@@ -232,6 +233,7 @@ void read_root(Section root, Config& config) {
     }
     config.peers.push_back(std::move(peer));
   });
+  read_discovery(root.section("discovery"), config);
   read_fabric(root.section("fabric"), config);
   read_proxy(root.section("proxy"), config);
   read_limits(root.section("limits"), config);
@@ -299,6 +301,8 @@ void apply(const ConfigOverrides& overrides, Config& config, Diagnostics& diagno
   override_with(overrides.node_id, "node-id", diagnostics,
                 [&](std::string_view text) { return accept_node_id(text, config.node_id); });
   override_with(overrides.listen, "listen", diagnostics, take_listen(config.listen));
+  override_with(overrides.advertise, "advertise", diagnostics,
+                [&](std::string_view text) { return accept_advertise(text, config); });
   override_with(overrides.socket, "socket", diagnostics,
                 [&](std::string_view text) { return accept_socket(text, config.socket.path); });
   override_with(overrides.fabric, "fabric", diagnostics,
@@ -372,6 +376,7 @@ void check(const Config& config, Diagnostics& diagnostics) {
   if (!config.admin.writers.empty() && config.tls.cert.empty()) {
     diagnostics.plain("admin.writers: names of certificates need [tls] cert, key and ca");
   }
+  check_discovery(config, diagnostics);
   check_security(config, diagnostics);
 }
 

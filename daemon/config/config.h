@@ -40,6 +40,23 @@ struct Config {
   bool insecure = false;  ///< allow beyond this machine without TLS
   std::vector<PeerConfig> peers;
 
+  /// How the other daemons are found beside those of `peers`.
+  struct {
+    std::string kind = "static";                ///< "static": not; "dns", "etcd"
+    std::uint64_t interval_ns = 2'000'000'000;  ///< between looks
+    std::optional<Address> advertise;           ///< what the others call; nothing: `listen`
+    struct {
+      std::string name;    ///< see parse_dns_question
+      std::string server;  ///< empty: those of /etc/resolv.conf
+    } dns;
+    struct {
+      std::vector<std::string> endpoints{"127.0.0.1:2379"};
+      std::string prefix = "/mkernel/nodes/";
+      std::uint64_t ttl_ns = 10'000'000'000;
+      std::string cert, key, ca;  ///< PEM files; all or none
+    } etcd;
+  } discovery;
+
   struct {
     std::string path = "/run/mkernel/mkerneld.sock";  ///< '@name': abstract
     std::uint32_t mode = 0666;
@@ -73,8 +90,8 @@ struct Config {
     /// Of all sessions of one user; 0: unlimited.
     std::uint32_t user_sessions = 0, user_buffers = 0, user_rings = 0;
     std::uint64_t user_registered_bytes = 0;
-    std::uint32_t user_connections = 32;      ///< that have not attached, per user
-    std::uint64_t drain_ns = 10'000'000'000;  ///< how long SIGTERM waits for sessions to end
+    std::uint32_t user_connections = 32;   ///< that have not attached, per user
+    std::uint64_t drain_ns = 500'000'000;  ///< how long SIGTERM waits for sessions to end
   } limits;
 
   /// The Admin service's own socket, for people and tools of this machine.
@@ -104,8 +121,8 @@ struct Config {
 
 /// What the command line overrides; empty: not given.
 struct ConfigOverrides {
-  std::optional<std::string> node_id, listen, socket, fabric, rails, link_bandwidth, link_latency,
-      log_level, log_format;
+  std::optional<std::string> node_id, listen, advertise, socket, fabric, rails, link_bandwidth,
+      link_latency, log_level, log_format;
   bool insecure = false;
   std::vector<std::string> peers;  ///< "ID=ADDR"; replace the file's peer of that id, or add one
 };

@@ -55,6 +55,24 @@ std::string print_config(const Config& config) {
     line("address = {}", quoted(peer.address.text()));
     if (!peer.name.empty()) line("name = {}", quoted(peer.name));
   }
+  const auto& etcd = config.discovery.etcd;
+  std::vector<std::string> endpoints;
+  for (const std::string& endpoint : etcd.endpoints) endpoints.push_back(quoted(endpoint));
+  line("\n[discovery]");
+  line("kind = {}", quoted(config.discovery.kind));
+  line("interval = {}", quoted(format_duration(config.discovery.interval_ns)));
+  line("advertise = {}",
+       quoted(config.discovery.advertise ? config.discovery.advertise->text() : ""));
+  line("\n[discovery.dns]");
+  line("name = {}", quoted(config.discovery.dns.name));
+  line("server = {}", quoted(config.discovery.dns.server));
+  line("\n[discovery.etcd]");
+  line("endpoints = [{}]", fmt::join(endpoints, ", "));
+  line("prefix = {}", quoted(etcd.prefix));
+  line("ttl = {}", quoted(format_duration(etcd.ttl_ns)));
+  line("cert = {}", quoted(etcd.cert));
+  line("key = {}", quoted(etcd.key));
+  line("ca = {}", quoted(etcd.ca));
   line("\n[fabric]");
   line("name = {}", quoted(config.fabric.name));
   line("rails = {}", config.fabric.rails);

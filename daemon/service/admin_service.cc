@@ -91,6 +91,9 @@ class AdminService::Impl final : public v1::Admin::Service {
     add_rails(*response);
     add_peers(*response);
     add_links(*snapshot, *response);
+    if (actions_.problems) {
+      for (const std::string& problem : actions_.problems()) response->add_problems(problem);
+    }
     response->set_health(snapshot->draining              ? v1::GetStatusResponse::HEALTH_DRAINING
                          : response->problems_size() > 0 ? v1::GetStatusResponse::HEALTH_DEGRADED
                                                          : v1::GetStatusResponse::HEALTH_OK);

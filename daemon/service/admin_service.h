@@ -28,6 +28,8 @@ struct AdminInfo {
 struct AdminActions {
   std::function<Status()> drain, resume;
   std::function<Result<JobChanged>(const JobChange&)> set_job;
+  /// Of the daemon as a whole, beside those of peers and links.
+  std::function<std::vector<std::string>()> problems;
 };
 
 class AdminService {

@@ -8,6 +8,8 @@
 #include <set>
 
 #include "daemon/config/compare.h"
+#include "daemon/config/discovery_section.h"
+#include "daemon/discovery/discovery.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/service/admin_guard.h"
 #include "daemon/service/admin_service.h"
@@ -105,12 +107,14 @@ class Daemon::Impl {
     PeerTransportOptions options;
     options.node = config.node_id;
     options.peers = config.peers;
+    options.discovers = config.discovery.kind != "static";
     options.tls = tls;
     peers = std::make_unique<GrpcPeerTransport>(std::move(options), node->peer_sink(), logger);
     admin = std::make_unique<AdminService>(
         *node, *peers, AdminInfo{version_text(), config.listen.text(), config.limits.sessions},
         AdminActions{[this] { return set_drained(true); }, [this] { return set_drained(false); },
-                     [this](const JobChange& change) { return set_job(change); }});
+                     [this](const JobChange& change) { return set_job(change); },
+                     [this] { return problems(); }});
     MK_RETURN_IF_ERROR(listen(config, tls));
     admin->set_listen(server->address().text());
     if (config.metrics.listen) {
@@ -120,7 +124,60 @@ class Daemon::Impl {
     MK_RETURN_IF_ERROR(node->start(*peers));
     peers->start();
     set_serving(true);
+    return discover(config, tls);
+  }
+
+  /// Looks for other nodes from now on, when the configuration says how.
+  Status discover(const Config& config, const TlsTexts& tls) {
+    DiscoverySelf self{config.node_id, node->generation(), server->address()};
+    if (config.discovery.advertise) self.advertise = *config.discovery.advertise;
+    MK_ASSIGN_OR_RETURN(auto source, open_discovery(config, self, tls));
+    if (!source) return {};
+    auto looking = std::make_unique<Discovery>(
+        std::move(source), std::chrono::nanoseconds(config.discovery.interval_ns),
+        [this](std::vector<PeerConfig> nodes) {
+          std::lock_guard lock(peers_mutex);
+          found = std::move(nodes);
+          set_peers(live.get());
+        },
+        logger);
+    std::lock_guard lock(peers_mutex);
+    discovery = std::move(looking);
     return {};
+  }
+
+  void stop_discovery() {
+    std::unique_lock lock(peers_mutex);
+    const auto looking = std::move(discovery);
+    lock.unlock();  // its thread takes it to hand over a list
+    if (looking) looking->stop();
+  }
+
+  std::vector<std::string> problems() {
+    std::lock_guard lock(peers_mutex);
+    const std::string trouble = discovery ? discovery->trouble() : "";
+    if (trouble.empty()) return {};
+    return {fmt::format("discovery ({}): {}", live.get().discovery.kind, trouble)};
+  }
+
+  /// Those of the configuration, and those found beside them. With peers_mutex held.
+  void set_peers(const Config& config) {
+    std::vector<PeerConfig> all = config.peers;
+    for (const PeerConfig& other : found) {
+      if (std::any_of(config.peers.begin(), config.peers.end(),
+                      [&](const PeerConfig& peer) { return peer.id == other.id; })) {
+        continue;
+      }
+      if (may_reach(config, other.address)) {
+        all.push_back(other);
+      } else {
+        logger.write_limited("found beyond", LogLevel::kWarning,
+                             fmt::format("node {} was found at {}, which takes [tls] or "
+                                         "insecure = true: left out",
+                                         other.id, other.address.text()));
+      }
+    }
+    peers->set_peers(all);
   }
 
   void set_serving(bool serving) {
@@ -196,6 +253,10 @@ class Daemon::Impl {
                                 frozen)};
     }
     live.set(*loaded);
+    {
+      std::lock_guard lock(peers_mutex);
+      set_peers(*loaded);
+    }
     node->loop().post([](ControlPlane& plane) { plane.refresh_shares(); });
     logger.set_level(log_level_of(loaded->log.level));
     return {false, fmt::format("the configuration is reloaded: {}", describe(changes, true))};
@@ -276,6 +337,7 @@ class Daemon::Impl {
     drain();
     metrics.reset();
     if (node) node->stop(deadline);
+    stop_discovery();
     if (peers) peers->stop();
     if (admin) admin->stop();
     const auto end = std::chrono::system_clock::now() + kServerGrace;
@@ -297,6 +359,9 @@ class Daemon::Impl {
   std::unique_ptr<AdminGuard> lookers, changers;
   std::unique_ptr<GrpcServer> server, admin_server;
   std::unique_ptr<MetricsEndpoint> metrics;
+  std::mutex peers_mutex;
+  std::vector<PeerConfig> found;  ///< by discovery
+  std::unique_ptr<Discovery> discovery;
   bool stopped = false;
   std::mutex drain_mutex;
   bool shutting_down = false;  ///< nobody resumes it any more

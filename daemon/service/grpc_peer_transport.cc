@@ -18,12 +18,15 @@ constexpr auto kFlushTime = std::chrono::seconds(1);
 GrpcPeerTransport::Impl::Impl(PeerTransportOptions options, PeerSink& sink, Logger& logger)
     : options_(std::move(options)), sink_(sink), logger_(logger) {
   for (const PeerConfig& config : options_.peers) {
-    Peer& peer = peers_[config.id];
-    peer.config = config;
-    peer.info.node = config.id;
-    peer.info.address = config.address.text();
-    if (options_.node > config.id) peer.stub = make_stub(peer, options_.tls);
+    place(peers_[config.id], config);
   }
+}
+
+void GrpcPeerTransport::Impl::place(Peer& peer, const PeerConfig& config) {
+  peer.config = config;
+  peer.info.node = config.id;
+  peer.info.address = config.address.text();
+  if (options_.node > config.id) peer.stub = make_stub(peer, options_.tls);
 }
 
 std::unique_ptr<v1::Peer::Stub> GrpcPeerTransport::Impl::make_stub(Peer& peer,
@@ -122,12 +125,14 @@ void GrpcPeerTransport::Impl::disconnect(NodeId node, const std::string& reason)
 }
 
 std::vector<NodeId> GrpcPeerTransport::Impl::nodes() const {
-  std::vector<NodeId> nodes;  // peers_' keys never change
+  std::lock_guard lock(mutex_);
+  std::vector<NodeId> nodes;
   for (const auto& [node, peer] : peers_) nodes.push_back(node);
   return nodes;
 }
 
 std::string GrpcPeerTransport::Impl::describe(NodeId node) const {
+  std::lock_guard lock(mutex_);
   const auto at = peers_.find(node);
   return at == peers_.end() ? fmt::format("node {} (not configured)", node) : name(at->second);
 }
@@ -155,6 +160,84 @@ std::vector<PeerInfo> GrpcPeerTransport::Impl::peers() const {
   return all;
 }
 
+// -- nodes that join and leave ----------------------------------------------------------------
+
+void GrpcPeerTransport::Impl::set_peers(const std::vector<PeerConfig>& peers) {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kStopping || state_ == State::kStopped) return;
+  for (auto& [node, peer] : peers_) peer.leaves = true;
+  bool fresh = false;
+  for (const PeerConfig& config : peers) {
+    if (config.id == options_.node) continue;
+    const auto [at, added] = peers_.try_emplace(config.id);
+    Peer& peer = at->second;
+    peer.leaves = false;
+    if (added) {
+      place(peer, config);
+      fresh = true;
+      if (peer.stub && state_ == State::kRunning) call(peer);
+      continue;
+    }
+    const bool same =
+        peer.config.address.text() == config.address.text() && peer.config.name == config.name;
+    peer.elsewhere = same ? std::nullopt : std::optional(config);
+    // It was about to go: nobody has arranged to call it again.
+    if (same && peer.stub && !peer.stream && !peer.call_at) schedule_call(peer);
+  }
+  if (fresh) sink_.peers_changed();
+  settle_peers();
+}
+
+void GrpcPeerTransport::Impl::settle_peers() {
+  bool gone = false;
+  for (auto at = peers_.begin(); at != peers_.end();) {
+    Peer& peer = at->second;
+    if (!peer.leaves && !peer.elsewhere) {
+      ++at;
+      continue;
+    }
+    if (peer.stream && !peer.stream->greeted) {
+      end(*peer.stream, grpc::StatusCode::CANCELLED,
+          peer.leaves ? "it has left the cluster" : "it is elsewhere now");
+    }
+    if (peer.stream) {
+      ++at;
+    } else if (peer.leaves) {
+      retire(peer);
+      at = peers_.erase(at);
+      gone = true;
+    } else {
+      retire(peer);
+      place(peer, *peer.elsewhere);
+      peer.elsewhere.reset();
+      peer.backoff = std::chrono::milliseconds(0);
+      peer.said = false;
+      if (peer.stub && state_ == State::kRunning) call(peer);
+      ++at;
+    }
+  }
+  if (gone) sink_.peers_changed();
+  changed_.notify_all();
+}
+
+void GrpcPeerTransport::Impl::retire(Peer& peer) {
+  if (peer.stub) retired_.emplace_back(peer.config.id, std::move(peer.stub));
+}
+
+void GrpcPeerTransport::Impl::bury_retired() {
+  std::erase_if(retired_, [this](const auto& retired) {
+    return std::none_of(streams_.begin(), streams_.end(), [&](const PeerStream* stream) {
+      return stream->calling && stream->node == retired.first;
+    });
+  });
+}
+
+void GrpcPeerTransport::Impl::identify(v1::IdentifyResponse& response) const {
+  response.set_node(options_.node);
+  response.set_generation(sink_.hello().generation);
+  response.set_version(sink_.hello().version);
+}
+
 // -- the public face --------------------------------------------------------------------------
 
 GrpcPeerTransport::GrpcPeerTransport(PeerTransportOptions options, PeerSink& sink, Logger& logger)
@@ -163,7 +246,9 @@ GrpcPeerTransport::~GrpcPeerTransport() = default;
 grpc::Service& GrpcPeerTransport::service() { return impl_->service(); }
 void GrpcPeerTransport::start() { impl_->start(); }
 void GrpcPeerTransport::stop() { impl_->stop(); }
+void GrpcPeerTransport::set_peers(const std::vector<PeerConfig>& peers) { impl_->set_peers(peers); }
 std::vector<NodeId> GrpcPeerTransport::nodes() const { return impl_->nodes(); }
+bool GrpcPeerTransport::discovers() const { return impl_->discovers(); }
 Status GrpcPeerTransport::send(NodeId node, const PeerMessage& message) {
   return impl_->send(node, message);
 }

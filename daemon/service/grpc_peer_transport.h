@@ -26,6 +26,7 @@ namespace mk::daemon {
 struct PeerTransportOptions {
   NodeId node = 0;
   std::vector<PeerConfig> peers;
+  bool discovers = false;  ///< set_peers will come
   /// Unix sockets never use TLS. When it names its files, they are read again before every call.
   TlsTexts tls;
   std::size_t queue_bytes_max = 64 << 20;  ///< per peer, not yet taken by the network
@@ -67,8 +68,13 @@ class GrpcPeerTransport final : public PeerTransport {
   /// not used after it. Call it before the server's shutdown. Idempotent.
   void stop();
 
+  /// The other nodes are these from now on. One that is not among them any more, or that is
+  /// elsewhere now, keeps a stream that is up: it goes, or is called there, when that breaks.
+  void set_peers(const std::vector<PeerConfig>& peers);
+
   // PeerTransport. Thread-safe, none blocks.
   std::vector<NodeId> nodes() const override;
+  bool discovers() const override;
   Status send(NodeId node, const PeerMessage& message) override;
   std::string describe(NodeId node) const override;
   std::string trouble(NodeId node) const override;

@@ -38,6 +38,7 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_option("--node-id", over.node_id, "Number of this daemon in the cluster");
   app.add_option("--listen", over.listen,
                  "Address for peers and mkctl: HOST:PORT (port 0: any) or unix:/PATH");
+  app.add_option("--advertise", over.advertise, "Address at which others reach this daemon");
   app.add_option("--socket", over.socket, "Unix socket that clients attach to");
   app.add_option("--peer", over.peers, "Another daemon, ID=ADDRESS; may be given several times")
       ->allow_extra_args(false);

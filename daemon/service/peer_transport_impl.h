@@ -38,6 +38,8 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   void stop();
   Status send(NodeId node, const PeerMessage& message);
   void disconnect(NodeId node, const std::string& reason);
+  void set_peers(const std::vector<PeerConfig>& peers);
+  bool discovers() const { return options_.discovers; }
   std::vector<NodeId> nodes() const;
   std::string describe(NodeId node) const;
   std::string trouble(NodeId node) const;
@@ -61,7 +63,9 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
     PeerStream* stream = nullptr;          ///< calling, or greeted
     std::optional<PeerClock::time_point> call_at;
     std::chrono::milliseconds backoff{0};
-    bool said = false;  ///< that it can't be reached is in the log already
+    bool said = false;                    ///< that it can't be reached is in the log already
+    bool leaves = false;                  ///< goes when its stream has gone
+    std::optional<PeerConfig> elsewhere;  ///< is called there when its stream has gone
     PeerInfo info;
   };
   class Service final : public v1::Peer::CallbackService {
@@ -71,6 +75,14 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
         grpc::CallbackServerContext* context) override {
       return impl_.accept(*context);
     }
+    grpc::ServerUnaryReactor* Identify(grpc::CallbackServerContext* context,
+                                       const v1::IdentifyRequest*,
+                                       v1::IdentifyResponse* response) override {
+      impl_.identify(*response);
+      grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+      reactor->Finish(grpc::Status::OK);
+      return reactor;
+    }
 
    private:
     Impl& impl_;
@@ -79,7 +91,10 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>* accept(
       grpc::CallbackServerContext& context);
 
+  void identify(v1::IdentifyResponse& response) const;
   std::unique_ptr<v1::Peer::Stub> make_stub(Peer& peer, const TlsTexts& tls);
+  /// Fills a new peer in, or points one elsewhere.
+  void place(Peer& peer, const PeerConfig& config);
 
   // With mutex_ held:
   /// Before a call: the certificate's files may have changed.
@@ -94,6 +109,10 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   /// Ends a stream because of what we found out; the called side tells the caller why.
   void end(PeerStream& stream, grpc::StatusCode code, const std::string& reason);
   void schedule_call(Peer& peer);
+  /// Carries set_peers out for all peers that no stream keeps.
+  void settle_peers();
+  void retire(Peer& peer);
+  void bury_retired();
   /// Calls that are due, callers that never said Hello, streams that do not end.
   void run_timers();
   bool flushed() const;
@@ -111,6 +130,9 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   std::condition_variable changed_;  ///< streams_, queues, timers, state
   std::map<NodeId, Peer> peers_;
   std::set<PeerStream*> streams_;  ///< all that have not reported on_done
+  /// Of nodes that are gone or elsewhere: kept until their streams are gone, since those would
+  /// otherwise take the channel along on gRPC's thread (see PeerStreamOwner::on_done).
+  std::vector<std::pair<NodeId, std::unique_ptr<v1::Peer::Stub>>> retired_;
   enum class State { kNew, kRunning, kStopping, kStopped } state_ = State::kNew;
   std::minstd_rand random_{std::random_device{}()};
   std::thread timers_;

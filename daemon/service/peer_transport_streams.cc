@@ -41,8 +41,9 @@ grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerStream& stream,
   const auto at = peers_.find(hello.node);
   if (at == peers_.end()) {
     return {grpc::StatusCode::PERMISSION_DENIED,
-            fmt::format("node {} does not know node {}: it is not among its configured peers",
-                        options_.node, hello.node)};
+            fmt::format("node {} does not know node {}: {}", options_.node, hello.node,
+                        options_.discovers ? "discovery has not found it yet"
+                                           : "it is not among its configured peers")};
   }
   Peer& peer = at->second;
   // Any certificate of the CA opens a connection; a node is spoken for with its own.
@@ -77,7 +78,7 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello) {
     if (hello.node != stream.node) {
       return end(stream, grpc::StatusCode::PERMISSION_DENIED,
                  fmt::format("{} says that it is node {}: check the peers' ids and addresses",
-                             describe(stream.node), hello.node));
+                             name(peers_.at(stream.node)), hello.node));
     }
   } else {
     const grpc::Status judged = judge_caller(stream, hello);
@@ -123,7 +124,8 @@ void GrpcPeerTransport::Impl::detach(PeerStream& stream, const std::string& reas
     ++peer.info.breaks;
     sink_.peer_down(stream.node, reason);
   }
-  if (peer.stub) schedule_call(peer);
+  // A peer that leaves or is elsewhere now is settled by the timers' thread.
+  if (peer.stub && !peer.leaves && !peer.elsewhere) schedule_call(peer);
 }
 
 void GrpcPeerTransport::Impl::end(PeerStream& stream, grpc::StatusCode code,
@@ -150,6 +152,13 @@ void GrpcPeerTransport::Impl::schedule_call(Peer& peer) {
 void GrpcPeerTransport::Impl::run_timers() {
   std::unique_lock lock(mutex_);
   while (state_ == State::kRunning) {
+    bury_retired();
+    if (std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+          const Peer& peer = entry.second;
+          return !peer.stream && (peer.leaves || peer.elsewhere);
+        })) {
+      settle_peers();
+    }
     std::optional<PeerClock::time_point> next;
     const auto now = PeerClock::now();
     const auto consider = [&next](PeerClock::time_point at) {

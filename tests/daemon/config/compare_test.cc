@@ -38,8 +38,8 @@ TEST(CompareConfigs, NumbersTheTablesOfAList) {
   const std::string one = "[[peer]]\nid = 1\naddress = '127.0.0.1:1'\n";
   const std::string two = "[[peer]]\nid = 2\naddress = '127.0.0.1:2'\n";
   EXPECT_THAT(changes(one, one + two),
-              ElementsAre(ConfigChange{"peer[1].address", "", "\"127.0.0.1:2\"", false},
-                          ConfigChange{"peer[1].id", "", "2", false}));
+              ElementsAre(ConfigChange{"peer[1].address", "", "\"127.0.0.1:2\"", true},
+                          ConfigChange{"peer[1].id", "", "2", true}));
   EXPECT_THAT(changes(one + two, one).size(), 2);
   EXPECT_THAT(changes("[[job]]\npattern = 'a'\nweight = 2\n", ""),
               ElementsAre(ConfigChange{"job[0].commands", "0", "", true},

@@ -290,7 +290,7 @@ TEST_F(Mkerneld, NotifiesSystemd) {
   daemon.signal(SIGTERM);
   const std::string stopping = systemd.next();
   EXPECT_THAT(stopping, HasSubstr("STOPPING=1"));
-  EXPECT_THAT(stopping, HasSubstr("EXTEND_TIMEOUT_USEC=20000000\n"));  // 10 s to drain, 10 s more
+  EXPECT_THAT(stopping, HasSubstr("EXTEND_TIMEOUT_USEC=10500000\n"));  // 0.5 s to drain, 10 s more
   EXPECT_EQ(daemon.wait(), 0);
 }
 
