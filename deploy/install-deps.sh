@@ -5,7 +5,8 @@
 #
 # --build  compiler, build tools, libraries       --test  test libraries, formatter, linter
 # --rdma   a virtual machine with a software RDMA NIC (tests/rdma)
-# --ops    promtool, and what the packages are tested with: debootstrap, lintian
+# --ops    what only tests of the daemon's surroundings need: promtool, dnsmasq, etcd, Slurm, Open MPI, torch, lintian, ...;
+#          their services are not started
 # --list   print the packages and stop            without a group: --build and --test
 #
 # Runs as root, or with sudo. CUDA is not installed here: it is used when nvcc is there already.
@@ -22,21 +23,25 @@ test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3 systemd
   spin clang-14 libclang-rt-14-dev
 )
-ops_packages=(prometheus debootstrap lintian)
+ops_packages=(
+  prometheus debootstrap lintian dnsmasq-base etcd-server openssl
+  slurmctld slurmd slurm-client munge openmpi-bin python3-torch python3-venv buildah
+)
 rdma_packages=(
   qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers perftest
 )
 
 packages=()
 list=0
+quiet_services=
 for argument in "$@"; do
   case $argument in
     --build) packages+=("${build_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
     --rdma) packages+=("${rdma_packages[@]}") ;;
-    --ops) packages+=("${ops_packages[@]}") ;;
+    --ops) packages+=("${ops_packages[@]}") quiet_services=1 ;;
     --list) list=1 ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "install-deps: unknown argument '$argument' (--build, --test, --rdma, --ops, --list)" >&2; exit 2 ;;
   esac
 done
@@ -72,7 +77,18 @@ if [ "$(id -u)" != 0 ]; then
 fi
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+policy=/usr/sbin/policy-rc.d
+finish() {
+  rm -f "$log"
+  [ -z "${policy_is_ours:-}" ] || "${as_root[@]}" rm -f "$policy"
+}
+trap finish EXIT
+# Servers that only tests start themselves: apt is not to start them.
+if [ -n "$quiet_services" ] && [ ! -e "$policy" ]; then
+  policy_is_ours=1
+  printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+  "${as_root[@]}" chmod 755 "$policy"
+fi
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1; }
 echo "install-deps: installing ${#missing[@]} packages: ${missing[*]}"
 # An update that fails half-way (one dead mirror among several) still leaves lists to install from.

@@ -11,7 +11,7 @@
 # model  the protocol models and their mutants   fuzz   libFuzzer over what comes from outside (MK_FUZZ_SECONDS
 #        each, default 60; nightly: 600)
 # rdma   verbs over a software RDMA NIC in a virtual machine without KVM (tests/rdma): 4 to 8 minutes
-# ops    units, metrics, alerts and dashboards
+# ops    units, metrics, alerts and dashboards, discovery, restarts, Slurm, launchers, Kubernetes, README's commands
 # coverage  builds once more with gcov and runs the unit tests of shm, daemon and client; only when named
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
@@ -208,7 +208,10 @@ stage_fuzz() {
 
 stage_unit() {
   build dev || [ $? = 1 ] || return
-  run_tests dev "$no_gpu|^cuda\$"
+  # What the stage `ops` runs as well, with its tools installed, need not run twice.
+  local later=
+  case ,$stages, in *,ops,*) later='|^ops$' ;; esac
+  run_tests dev "$no_gpu|^cuda\$$later"
   local library
   library=$(find "$build_root/dev/client" -name 'libmkclient.so.*' -type f 2>/dev/null | head -n 1)
   if [ -n "$library" ]; then check "client library dependencies" bash tests/check_client_library.sh "$library"; fi
@@ -291,7 +294,7 @@ stage_tidy() {
   check "clang-tidy" bash tests/check_tidy.sh "$build_root/dev" "$jobs" "${MK_TIDY_BUDGET_S:-900}" "$filter"
 }
 
-# The unit stage has run them as well, but for those that lacked a tool which only this stage installs.
+# Without this stage, the unit stage runs them, but for those that lack a tool which only this stage installs.
 stage_ops() {
   bash deploy/install-deps.sh --ops || { fail "install what the ops tests need" "the lines above"; return; }
   build dev || [ $? = 1 ] || return
@@ -313,6 +316,14 @@ stage_package() {
     0) note 1 0 0 ;;
     77) note 0 0 1 ;;
     *) fail packages "$log" ;;
+  esac
+  log=$logs/image.log result=0
+  bash tests/deploy/check_image.sh "$dir" >"$log" 2>&1 || result=$?
+  cat "$log"
+  case $result in
+    0) note 1 0 0 ;;
+    77) note 0 0 1 ;;
+    *) fail image "$log" ;;
   esac
 }
 

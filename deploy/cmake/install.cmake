@@ -6,6 +6,12 @@ foreach(folder prometheus grafana)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/deploy/${folder}
           DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/mkerneld COMPONENT mkerneld)
 endforeach()
+# Slurm's hooks, and the job that shows the launchers.
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/deploy/slurm/prolog ${PROJECT_SOURCE_DIR}/deploy/slurm/epilog
+        ${PROJECT_SOURCE_DIR}/deploy/slurm/node-health DESTINATION lib/mkernel/slurm COMPONENT mkerneld)
+install(FILES ${PROJECT_SOURCE_DIR}/deploy/slurm/common.sh DESTINATION lib/mkernel/slurm COMPONENT mkerneld)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/deploy/examples
+        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/libmkclient-dev COMPONENT libmkclient-dev)
 
 install(TARGETS mkclient
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT libmkclient1 NAMELINK_COMPONENT libmkclient-dev)

