@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <nlohmann/json.hpp>
 
 namespace mk::mkctl {
 namespace {
@@ -13,24 +12,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-using Json = nlohmann::ordered_json;
-
 Json object(const Message& message);
-
-/// STATE_UP of the enumeration State is "up".
-std::string enumerator(const google::protobuf::EnumValueDescriptor& value) {
-  std::string prefix;
-  for (const char c : value.type()->name()) {
-    if (std::isupper(static_cast<unsigned char>(c)) && !prefix.empty()) prefix += '_';
-    prefix += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  }
-  prefix += '_';
-  std::string name = value.name();
-  if (name.starts_with(prefix)) name.erase(0, prefix.size());
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return name;
-}
 
 /// One value of a field; `index` is used when it is repeated.
 Json scalar(const Message& m, const FieldDescriptor& f, int index) {
@@ -55,7 +37,7 @@ Json scalar(const Message& m, const FieldDescriptor& f, int index) {
     case FieldDescriptor::CPPTYPE_BOOL:
       return many ? r.GetRepeatedBool(m, &f, index) : r.GetBool(m, &f);
     case FieldDescriptor::CPPTYPE_ENUM:
-      return enumerator(many ? *r.GetRepeatedEnum(m, &f, index) : *r.GetEnum(m, &f));
+      return json_name(many ? *r.GetRepeatedEnum(m, &f, index) : *r.GetEnum(m, &f));
     case FieldDescriptor::CPPTYPE_STRING:
       return many ? r.GetRepeatedString(m, &f, index) : r.GetString(m, &f);
     case FieldDescriptor::CPPTYPE_MESSAGE:
@@ -83,9 +65,26 @@ Json object(const Message& message) {
 
 }  // namespace
 
-std::string to_json(const Message& message, int indent) {
-  // What is not UTF-8 is replaced rather than refused.
-  return object(message).dump(indent, ' ', false, Json::error_handler_t::replace);
+std::string json_name(const google::protobuf::EnumValueDescriptor& value) {
+  std::string prefix;
+  for (const char c : value.type()->name()) {
+    if (std::isupper(static_cast<unsigned char>(c)) && !prefix.empty()) prefix += '_';
+    prefix += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  prefix += '_';
+  std::string name = value.name();
+  if (name.starts_with(prefix)) name.erase(0, prefix.size());
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name;
 }
+
+Json json_of(const Message& message) { return object(message); }
+
+std::string text_of(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string to_json(const Message& message, int indent) { return text_of(object(message), indent); }
 
 }  // namespace mk::mkctl

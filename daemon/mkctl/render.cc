@@ -45,20 +45,6 @@ std::string_view name_of(v1::PeerStatus::State state) {
   }
 }
 
-std::string sessions_table(const google::protobuf::RepeatedPtrField<v1::Session>& sessions) {
-  Table table({"SESSION", "JOB", "RANK", "NODE", "LOCAL", "PID", "UID", "STATE", "BUFFERS",
-               "REGISTERED", "ATTACHED", "REASON"});
-  for (const v1::Session& one : sessions) {
-    table.add({number(one.session_id()), one.job(), fmt::format("{}/{}", one.rank(), one.world()),
-               fmt::format("{}/{}", one.node_rank(), one.nodes()),
-               fmt::format("{}/{}", one.local_rank(), one.local_size()), std::to_string(one.pid()),
-               number(one.uid()), one.state(), number(one.buffers()),
-               human_bytes(static_cast<double>(one.registered_bytes())),
-               human_age(one.attached_for_ns()), one.reason()});
-  }
-  return table.text();
-}
-
 }  // namespace
 
 std::string render(const v1::GetVersionResponse& version, const std::string& own_version) {
@@ -101,6 +87,20 @@ std::string render(const v1::DrainResponse& left) {
                      left.sessions(), jobs);
 }
 
+std::string sessions_table(const google::protobuf::RepeatedPtrField<v1::Session>& sessions) {
+  Table table({"SESSION", "JOB", "RANK", "NODE", "LOCAL", "PID", "UID", "STATE", "BUFFERS",
+               "REGISTERED", "ATTACHED", "REASON"});
+  for (const v1::Session& one : sessions) {
+    table.add({number(one.session_id()), one.job(), fmt::format("{}/{}", one.rank(), one.world()),
+               fmt::format("{}/{}", one.node_rank(), one.nodes()),
+               fmt::format("{}/{}", one.local_rank(), one.local_size()), std::to_string(one.pid()),
+               number(one.uid()), one.state(), number(one.buffers()),
+               human_bytes(static_cast<double>(one.registered_bytes())),
+               human_age(one.attached_for_ns()), one.reason()});
+  }
+  return table.text();
+}
+
 std::string render(const v1::ListSessionsResponse& sessions) {
   std::string out =
       sessions.sessions_size() > 0 ? sessions_table(sessions.sessions()) : "no rank is attached\n";
@@ -112,9 +112,13 @@ std::string render(const v1::ListSessionsResponse& sessions) {
 
 std::string render(const v1::ListQueuesResponse& queues) {
   if (queues.queues_size() == 0) return "no rank is attached, so there are no queues\n";
+  return queues_table(queues.queues());
+}
+
+std::string queues_table(const google::protobuf::RepeatedPtrField<v1::Queue>& queues) {
   Table table({"SESSION", "LANE", "JOB", "RANK", "DEPTH", "COMMANDS", "BYTES", "BATCHES",
                "MEAN BATCH", "STALLS", "COMMIT-POST p50/p99", "POST-DONE p50/p99"});
-  for (const v1::Queue& one : queues.queues()) {
+  for (const v1::Queue& one : queues) {
     table.add({number(one.session_id()), number(one.lane()), one.job(), number(one.rank()),
                number(one.depth()), number(one.commands()),
                human_bytes(static_cast<double>(one.bytes())), number(one.batches()),
@@ -127,13 +131,13 @@ std::string render(const v1::ListQueuesResponse& queues) {
 std::string render(const v1::ListLinksResponse& links) {
   if (links.links_size() == 0)
     return "no links: no job spans several nodes, or there are no peers\n";
-  Table table({"RAIL", "PEER", "FABRIC", "STATE", "BYTES", "MESSAGES", "BATCHES", "OUTSTANDING",
-               "ERRORS", "REASON"});
+  Table table({"RAIL", "PEER", "FABRIC", "STATE", "SINCE", "BYTES", "MESSAGES", "BATCHES",
+               "OUTSTANDING", "ERRORS", "REASON"});
   for (const v1::Link& one : links.links()) {
     table.add({number(one.rail()), one.peer_name(), one.fabric(), one.state(),
-               human_bytes(static_cast<double>(one.bytes())), number(one.messages()),
-               number(one.batches()), number(one.outstanding()), number(one.errors()),
-               one.reason()});
+               human_age(one.state_for_ns()), human_bytes(static_cast<double>(one.bytes())),
+               number(one.messages()), number(one.batches()), number(one.outstanding()),
+               number(one.errors()), one.reason()});
   }
   return table.text();
 }

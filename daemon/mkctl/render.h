@@ -16,6 +16,10 @@ std::string render(const v1::DrainResponse& left);
 std::string render(const v1::ListSessionsResponse& sessions);
 std::string render(const v1::ListQueuesResponse& queues);
 std::string render(const v1::ListLinksResponse& links);
+std::string render(const v1::ListJobsResponse& jobs);
+std::string render(const v1::MetricsSample& metrics);  ///< Prometheus' text format
+std::string sessions_table(const google::protobuf::RepeatedPtrField<v1::Session>& sessions);
+std::string queues_table(const google::protobuf::RepeatedPtrField<v1::Queue>& queues);
 
 /// The columns of a sample's line.
 std::string stats_header();

@@ -1,6 +1,9 @@
 #include "daemon/service/admin_convert.h"
 
+#include <algorithm>
 #include <array>
+
+#include "daemon/config/secrets.h"
 
 namespace mk::daemon {
 namespace {
@@ -59,6 +62,8 @@ void to_proto(const SessionInfo& from, v1::Session& to) {
   to.set_buffers(from.buffers);
   to.set_registered_bytes(from.registered_bytes);
   to.set_attached_for_ns(from.attached_for_ns);
+  to.set_launches(from.launches);
+  to.set_launches_for_ns(from.launches_for_ns);
 }
 
 void to_proto(const QueueInfo& from, bool buckets, v1::Queue& to) {
@@ -87,13 +92,101 @@ void to_proto(const LinkInfo& from, v1::Link& to) {
   to.set_fabric(from.fabric);
   to.set_state(from.state);
   to.set_reason(from.reason);
+  to.set_state_for_ns(from.state_for_ns);
+  to.set_stalled_for_ns(from.stalled_for_ns);
   if (!from.stats) return;
+  to.set_connects(from.stats->connects.value());
+  to.set_connect_failures(from.stats->connect_failures.value());
+  to.set_post_retries(from.stats->post_retries.value());
+  for (const Counter& count : from.stats->batch_commands) to.add_batch_commands(count.value());
   to.set_messages(from.stats->messages.value());
   to.set_bytes(from.stats->bytes.value());
   to.set_batches(from.stats->batches.value());
   to.set_completed(from.stats->completed.value());
   to.set_errors(from.stats->errors.value());
   to.set_outstanding(from.stats->outstanding.value());
+}
+
+void to_proto(const JobInfo& from, const ControlSnapshot& all, v1::Job& to) {
+  to.set_job(from.name);
+  to.set_state(from.state);
+  to.set_waits_for(from.waits_for);
+  to.set_age_ns(from.age_ns);
+  to.set_world(from.nodes * from.local_size);
+  to.set_nodes(from.nodes);
+  to.set_local_size(from.local_size);
+  to.set_node_rank(from.node_rank);
+  for (const std::uint32_t rank : from.missing_ranks) to.add_missing_ranks(rank);
+  to.set_sessions(static_cast<std::uint32_t>(from.session_ids.size()));
+  to.set_weight(from.weight);
+  const auto ours = [&from](std::uint32_t session) {
+    return std::ranges::find(from.session_ids, session) != from.session_ids.end();
+  };
+  for (const SessionInfo& session : all.sessions) {
+    if (ours(session.session_id)) {
+      to.set_registered_bytes(to.registered_bytes() + session.registered_bytes);
+    }
+  }
+  for (const QueueInfo& queue : all.queues) {
+    if (!ours(queue.session_id)) continue;
+    const LaneStats& lane = queue.stats->lanes[queue.lane];
+    to.set_depth(to.depth() + queue.depth);
+    to.set_commands(to.commands() + lane.commands.value());
+    to.set_bytes(to.bytes() + lane.bytes.value());
+    to.set_completed(to.completed() + lane.completed.value());
+    to.set_credit_stalls(to.credit_stalls() + lane.credit_stalls.value());
+  }
+}
+
+void to_proto(std::uint32_t rail, const ProxyStats& from, bool buckets, v1::RailStatus& to) {
+  to.set_rail(rail);
+  to.set_passes(from.passes.value());
+  to.set_busy_passes(from.busy_passes.value());
+  to.set_sleeps(from.sleeps.value());
+  to.set_arrivals(from.arrivals.value());
+  to.set_bad_arrivals(from.bad_arrivals.value());
+  to.set_bad_completions(from.bad_completions.value());
+  to_proto(from.arrival_to_flag, buckets, *to.mutable_arrival_to_flag());
+}
+
+void to_proto(const prometheus::MetricFamily& from, v1::MetricFamily& to) {
+  using prometheus::MetricType;
+  to.set_name(from.name);
+  to.set_help(from.help);
+  to.set_type(from.type == MetricType::Counter     ? v1::MetricFamily::TYPE_COUNTER
+              : from.type == MetricType::Histogram ? v1::MetricFamily::TYPE_HISTOGRAM
+                                                   : v1::MetricFamily::TYPE_GAUGE);
+  for (const prometheus::ClientMetric& metric : from.metric) {
+    v1::Metric& one = *to.add_metrics();
+    for (const auto& label : metric.label) {
+      v1::Metric::Label& added = *one.add_labels();
+      added.set_name(label.name);
+      added.set_value(label.value);
+    }
+    if (from.type != MetricType::Histogram) {
+      one.set_value(from.type == MetricType::Counter ? metric.counter.value : metric.gauge.value);
+      continue;
+    }
+    one.set_sample_count(metric.histogram.sample_count);
+    one.set_sample_sum(metric.histogram.sample_sum);
+    for (const auto& bucket : metric.histogram.bucket) {
+      v1::Metric::Bucket& added = *one.add_buckets();
+      added.set_upper_bound(bucket.upper_bound);
+      added.set_cumulative_count(bucket.cumulative_count);
+    }
+  }
+}
+
+void to_proto(const ConfigChange& from, v1::ConfigChange& to) {
+  to.set_key(from.key);
+  // As in the file, so that the name says whether the value is a secret.
+  const std::string name = from.key.substr(from.key.rfind('.') + 1) + " = ";
+  const auto shown = [&name](const std::string& value) {
+    return value.empty() ? value : without_secrets(name + value).substr(name.size());
+  };
+  to.set_before(shown(from.before));
+  to.set_after(shown(from.after));
+  to.set_live(from.live);
 }
 
 void to_proto(const PeerInfo& from, v1::PeerStatus& to) {
@@ -113,6 +206,7 @@ void to_proto(const PeerInfo& from, v1::PeerStatus& to) {
   to.set_reason(from.reason);
   to.set_version(from.version);
   to.set_up_for_ns(from.up_for_ns);
+  to.set_state_for_ns(from.state_for_ns);
   to.set_messages_sent(from.messages_sent);
   to.set_messages_received(from.messages_received);
   to.set_breaks(from.breaks);

@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <set>
 
+#include "daemon/config/secrets.h"
 #include "daemon/service/admin_convert.h"
+#include "daemon/service/admin_streams.h"
+#include "daemon/service/admin_trace.h"
 #include "daemon/service/version.h"
 #include "proto/mkernel/v1/admin.grpc.pb.h"
 
@@ -18,16 +20,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
 
-constexpr nanoseconds kIntervalDefault = std::chrono::seconds(1);
-constexpr nanoseconds kIntervalMin = std::chrono::milliseconds(100);
-constexpr nanoseconds kIntervalMax = std::chrono::seconds(60);
-/// How soon a watch notices that its caller has gone.
-constexpr nanoseconds kCancelPoll = std::chrono::milliseconds(200);
-
 grpc::Status refuse(const Error& error) {
   const auto code = error.code == ErrorCode::kTimeout    ? grpc::StatusCode::DEADLINE_EXCEEDED
                     : error.code == ErrorCode::kDraining ? grpc::StatusCode::FAILED_PRECONDITION
                     : error.code == ErrorCode::kInvalidArgument ? grpc::StatusCode::INVALID_ARGUMENT
+                    : error.code == ErrorCode::kNotFound        ? grpc::StatusCode::NOT_FOUND
                     : error.code == ErrorCode::kUnsupported     ? grpc::StatusCode::UNIMPLEMENTED
                                                                 : grpc::StatusCode::UNAVAILABLE;
   return {code, error.message};
@@ -55,11 +52,7 @@ class AdminService::Impl final : public v1::Admin::Service {
     std::lock_guard lock(mutex_);
     info_.listen = std::move(listen);
   }
-  void stop() {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-    stopped_.notify_all();
-  }
+  void stop() { streams_.stop(); }
 
   grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*,
                           v1::GetVersionResponse* response) override {
@@ -88,7 +81,9 @@ class AdminService::Impl final : public v1::Admin::Service {
     response->set_fabric(node_.capabilities(0).name);
     response->set_sessions(static_cast<std::uint32_t>(snapshot->sessions.size()));
     response->set_sessions_max(info_.sessions_max);
-    add_rails(*response);
+    for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) {
+      to_proto(rail, node_.proxy_stats(rail), true, *response->add_rails());
+    }
     add_peers(*response);
     add_links(*snapshot, *response);
     if (actions_.problems) {
@@ -129,27 +124,66 @@ class AdminService::Impl final : public v1::Admin::Service {
 
   grpc::Status WatchStats(grpc::ServerContext* context, const v1::WatchStatsRequest* request,
                           grpc::ServerWriter<v1::StatsSample>* writer) override {
-    const auto asked = request->interval_ns();
-    if (asked != 0 && (asked < static_cast<std::uint64_t>(kIntervalMin.count()) ||
-                       asked > static_cast<std::uint64_t>(kIntervalMax.count()))) {
-      return {grpc::StatusCode::INVALID_ARGUMENT,
-              fmt::format("interval_ns is {}; 0 (1 s) or {} to {} is allowed", asked,
-                          kIntervalMin.count(), kIntervalMax.count())};
-    }
-    const nanoseconds interval =
-        asked == 0 ? kIntervalDefault : nanoseconds(static_cast<std::int64_t>(asked));
-    {
-      std::lock_guard lock(mutex_);
-      if (watchers_ >= kWatchersMax) {
-        return {grpc::StatusCode::RESOURCE_EXHAUSTED,
-                fmt::format("{} callers watch already, more are not allowed", kWatchersMax)};
+    v1::StatsSample last;
+    return streams_.run(*context, request->interval_ns(), request->samples(), [&] {
+      v1::StatsSample sample;
+      if (const grpc::Status taken = take_sample(last, sample); !taken.ok()) return taken;
+      if (!writer->Write(sample)) return grpc::Status::CANCELLED;
+      last = std::move(sample);
+      return grpc::Status::OK;
+    });
+  }
+
+  grpc::Status WatchMetrics(grpc::ServerContext* context, const v1::WatchMetricsRequest* request,
+                            grpc::ServerWriter<v1::MetricsSample>* writer) override {
+    if (!actions_.metrics) return refuse(without_action().error());
+    return streams_.run(*context, request->interval_ns(), request->samples(), [&] {
+      v1::MetricsSample sample;
+      sample.set_unix_time_ns(unix_time_ns());
+      for (const auto& family : to_families(actions_.metrics())) {
+        to_proto(family, *sample.add_families());
       }
-      ++watchers_;
+      return writer->Write(sample) ? grpc::Status::OK : grpc::Status::CANCELLED;
+    });
+  }
+
+  grpc::Status RecordTrace(grpc::ServerContext* context, const v1::RecordTraceRequest* request,
+                           grpc::ServerWriter<v1::TraceChunk>* writer) override {
+    return recorder_.record(*context, *request, *writer);
+  }
+
+  grpc::Status ListJobs(grpc::ServerContext*, const v1::ListJobsRequest*,
+                        v1::ListJobsResponse* response) override {
+    const auto snapshot = node_.snapshot();
+    if (!snapshot) return refuse(snapshot.error());
+    for (const JobInfo& one : snapshot->jobs) to_proto(one, *snapshot, *response->add_jobs());
+    return grpc::Status::OK;
+  }
+
+  grpc::Status TerminateJob(grpc::ServerContext*, const v1::TerminateJobRequest* request,
+                            v1::TerminateJobResponse* response) override {
+    const auto ranks = node_.loop().run_sync(
+        [job = request->job(), reason = request->reason()](ControlPlane& plane) {
+          return plane.terminate_job(job, reason);
+        });
+    if (!ranks) return refuse(ranks.error());
+    if (!*ranks) return refuse(ranks->error());
+    response->set_sessions(**ranks);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetConfig(grpc::ServerContext*, const v1::GetConfigRequest* request,
+                         v1::GetConfigResponse* response) override {
+    if (!actions_.config) return refuse(without_action().error());
+    const ConfigView view = actions_.config(request->compare());
+    response->set_toml(without_secrets(print_config(view.in_effect)));
+    response->set_file(view.file);
+    if (!view.changes) {
+      response->set_file_error(without_secrets(view.changes.error().message));
+      return grpc::Status::OK;
     }
-    const grpc::Status status = watch(*context, interval, request->samples(), *writer);
-    std::lock_guard lock(mutex_);
-    --watchers_;
-    return status;
+    for (const ConfigChange& change : *view.changes) to_proto(change, *response->add_changes());
+    return grpc::Status::OK;
   }
 
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*,
@@ -172,7 +206,7 @@ class AdminService::Impl final : public v1::Admin::Service {
 
   grpc::Status SetJob(grpc::ServerContext*, const v1::SetJobRequest* request,
                       v1::SetJobResponse* response) override {
-    if (!actions_.set_job) return {grpc::StatusCode::UNIMPLEMENTED, "jobs cannot be changed here"};
+    if (!actions_.set_job) return refuse(without_action().error());
     const auto changed = actions_.set_job(from_proto(*request));
     if (!changed) return refuse(changed.error());
     response->set_weight(changed->share.weight);
@@ -184,21 +218,10 @@ class AdminService::Impl final : public v1::Admin::Service {
 
  private:
   static Status act(const std::function<Status()>& action) {
-    if (action) return action();
-    return fail(ErrorCode::kUnsupported, "this daemon can be looked at only");
+    return action ? action() : without_action();
   }
-
-  void add_rails(v1::GetStatusResponse& response) {
-    for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) {
-      const ProxyStats& stats = node_.proxy_stats(rail);
-      v1::RailStatus& one = *response.add_rails();
-      one.set_rail(rail);
-      one.set_passes(stats.passes.value());
-      one.set_busy_passes(stats.busy_passes.value());
-      one.set_sleeps(stats.sleeps.value());
-      one.set_arrivals(stats.arrivals.value());
-      one.set_bad_arrivals(stats.bad_arrivals.value());
-    }
+  static Status without_action() {
+    return fail(ErrorCode::kUnsupported, "this daemon can be looked at only");
   }
 
   void add_peers(v1::GetStatusResponse& response) {
@@ -224,59 +247,38 @@ class AdminService::Impl final : public v1::Admin::Service {
     response.set_links_up(up);
   }
 
-  grpc::Status watch(grpc::ServerContext& context, nanoseconds interval, std::uint32_t samples,
-                     grpc::ServerWriter<v1::StatsSample>& writer) {
-    v1::StatsSample last;
-    Clock::time_point last_at{};
-    Clock::time_point next = Clock::now();
-    for (std::uint32_t count = 0; samples == 0 || count < samples; ++count) {
-      if (count > 0 && !sleep_until(next, context)) {
-        return {grpc::StatusCode::UNAVAILABLE, "the daemon is shutting down"};
-      }
-      if (context.IsCancelled()) return grpc::Status::CANCELLED;
-      const auto snapshot = node_.snapshot();
-      if (!snapshot) return refuse(snapshot.error());
-      const Clock::time_point at = Clock::now();
-      v1::StatsSample sample = take_sample(*snapshot);
-      if (count > 0) {
-        const double seconds = std::chrono::duration<double>(at - last_at).count();
-        sample.set_elapsed_ns(static_cast<std::uint64_t>(nanoseconds(at - last_at).count()));
-        sample.set_commands_per_second(rate(commands_of(last), commands_of(sample), seconds));
-        sample.set_bytes_per_second(rate(bytes_of(last), bytes_of(sample), seconds));
-      }
-      if (!writer.Write(sample)) return grpc::Status::CANCELLED;
-      last = std::move(sample);
-      last_at = at;
-      // Samples that a slow reader held up are left out, not caught up on.
-      next = std::max(next + interval, Clock::now());
+  /// `last`: the one before in the stream; without a time when there is none.
+  grpc::Status take_sample(const v1::StatsSample& last, v1::StatsSample& sample) {
+    const auto snapshot = node_.snapshot();
+    if (!snapshot) return refuse(snapshot.error());
+    sample.set_unix_time_ns(unix_time_ns());
+    sample.set_node(node_.id());
+    sample.set_draining(snapshot->draining);
+    sample.set_sessions(static_cast<std::uint32_t>(snapshot->sessions.size()));
+    for (const SessionInfo& one : snapshot->sessions) to_proto(one, *sample.add_ranks());
+    for (const QueueInfo& queue : snapshot->queues) to_proto(queue, false, *sample.add_queues());
+    for (const LinkInfo& link : snapshot->links) to_proto(link, *sample.add_links());
+    for (const JobInfo& job : snapshot->jobs) to_proto(job, *snapshot, *sample.add_jobs());
+    for (const PeerInfo& peer : peers_.peers()) to_proto(peer, *sample.add_peers());
+    for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) {
+      to_proto(rail, node_.proxy_stats(rail), false, *sample.add_rails());
     }
-    return grpc::Status::OK;
+    if (last.unix_time_ns() == 0 || sample.unix_time_ns() <= last.unix_time_ns()) return {};
+    sample.set_elapsed_ns(sample.unix_time_ns() - last.unix_time_ns());
+    const double seconds = 1e-9 * static_cast<double>(sample.elapsed_ns());
+    sample.set_commands_per_second(rate(commands_of(last), commands_of(sample), seconds));
+    sample.set_bytes_per_second(rate(bytes_of(last), bytes_of(sample), seconds));
+    return {};
   }
 
-  static v1::StatsSample take_sample(const ControlSnapshot& snapshot) {
-    v1::StatsSample sample;
-    sample.set_unix_time_ns(static_cast<std::uint64_t>(
-        nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count()));
-    sample.set_sessions(static_cast<std::uint32_t>(snapshot.sessions.size()));
-    for (const QueueInfo& queue : snapshot.queues) to_proto(queue, false, *sample.add_queues());
-    for (const LinkInfo& link : snapshot.links) to_proto(link, *sample.add_links());
-    return sample;
+  static std::uint64_t unix_time_ns() {
+    return static_cast<std::uint64_t>(
+        nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count());
   }
 
   /// A session that ended takes its counts along: then there is no rate.
   static double rate(std::uint64_t before, std::uint64_t after, double seconds) {
     return after > before && seconds > 0 ? static_cast<double>(after - before) / seconds : 0;
-  }
-
-  /// False when the service stops.
-  bool sleep_until(Clock::time_point until, const grpc::ServerContext& context) {
-    std::unique_lock lock(mutex_);
-    while (!stopping_ && !context.IsCancelled()) {
-      const auto wake = std::min(until, Clock::now() + kCancelPoll);
-      stopped_.wait_until(lock, wake, [this] { return stopping_; });
-      if (Clock::now() >= until) break;
-    }
-    return !stopping_;
   }
 
   Node& node_;
@@ -285,9 +287,8 @@ class AdminService::Impl final : public v1::Admin::Service {
   AdminInfo info_;
   const Clock::time_point began_ = Clock::now();
   std::mutex mutex_;
-  std::condition_variable stopped_;
-  bool stopping_ = false;
-  std::uint32_t watchers_ = 0;
+  AdminStreams streams_{kWatchersMax};
+  TraceRecorder recorder_{node_, streams_};
 };
 
 AdminService::AdminService(Node& node, const GrpcPeerTransport& peers, AdminInfo info,

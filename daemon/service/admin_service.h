@@ -6,8 +6,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "daemon/config/compare.h"
+#include "daemon/config/config.h"
 #include "daemon/control/node.h"
+#include "daemon/metrics/metrics.h"
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/live_config.h"
 
@@ -24,9 +28,19 @@ struct AdminInfo {
   std::uint32_t sessions_max = 0;
 };
 
-/// What people may ask the daemon to do; called on the server's threads.
+/// The configuration in effect, and what its file would change now.
+struct ConfigView {
+  Config in_effect;
+  std::string file;  ///< empty: there is none
+  /// Only when asked for; an error when the file could not be taken.
+  Result<std::vector<ConfigChange>> changes;
+};
+
+/// What people may ask of the daemon; called on the server's threads.
 struct AdminActions {
   std::function<Status()> drain, resume;
+  std::function<MetricsSample()> metrics;
+  std::function<ConfigView(bool compare)> config;
   std::function<Result<JobChanged>(const JobChange&)> set_job;
   /// Of the daemon as a whole, beside those of peers and links.
   std::function<std::vector<std::string>()> problems;
@@ -34,7 +48,7 @@ struct AdminActions {
 
 class AdminService {
  public:
-  /// Callers of WatchStats at once.
+  /// Callers of WatchStats and WatchMetrics at once.
   static constexpr std::uint32_t kWatchersMax = 16;
 
   /// `node` and `peers` outlive this.
@@ -47,7 +61,7 @@ class AdminService {
   grpc::Service& service();
   /// The real address is known only when the server listens.
   void set_listen(std::string listen);
-  /// Ends all WatchStats calls (UNAVAILABLE) and refuses new ones.
+  /// Ends all calls that go on (UNAVAILABLE) and refuses new ones.
   void stop();
 
  private:

@@ -113,6 +113,8 @@ class Daemon::Impl {
     admin = std::make_unique<AdminService>(
         *node, *peers, AdminInfo{version_text(), config.listen.text(), config.limits.sessions},
         AdminActions{[this] { return set_drained(true); }, [this] { return set_drained(false); },
+                     [this] { return sample(); },
+                     [this](bool compare) { return config_view(compare); },
                      [this](const JobChange& change) { return set_job(change); },
                      [this] { return problems(); }});
     MK_RETURN_IF_ERROR(listen(config, tls));
@@ -262,6 +264,23 @@ class Daemon::Impl {
     return {false, fmt::format("the configuration is reloaded: {}", describe(changes, true))};
   }
 
+  ConfigView config_view(bool compare) {
+    ConfigView view{live.get(), "", {}};
+    std::function<Result<Config>()> load;
+    {
+      std::lock_guard lock(source_mutex);
+      view.file = config_file;
+      load = load_config;
+    }
+    if (!compare || !load) return view;
+    if (const auto loaded = load()) {
+      view.changes = compare_configs(view.in_effect, *loaded);
+    } else {
+      view.changes = tl::unexpected(loaded.error());
+    }
+    return view;
+  }
+
   MetricsSample sample() {
     MetricsSample sample;
     sample.node = node->id();
@@ -352,6 +371,9 @@ class Daemon::Impl {
   const std::chrono::system_clock::time_point began = std::chrono::system_clock::now();
   std::mutex reload_mutex;
   ReloadMetrics reloads;
+  std::mutex source_mutex;
+  std::string config_file;
+  std::function<Result<Config>()> load_config;  ///< empty: there is nothing to load again
   std::unique_ptr<Node> node;
   std::unique_ptr<GrpcPeerTransport> peers;
   std::unique_ptr<AdminService> admin;
@@ -383,6 +405,11 @@ std::string Daemon::metrics_listen() const {
 Node& Daemon::node() { return *impl_->node; }
 ReloadReport Daemon::reload(const Result<Config>& loaded) { return impl_->reload(loaded); }
 Config Daemon::config() const { return impl_->live.get(); }
+void Daemon::set_config_source(const std::string& file, std::function<Result<Config>()> load) {
+  std::lock_guard lock(impl_->source_mutex);
+  impl_->config_file = file;
+  impl_->load_config = std::move(load);
+}
 std::vector<Progress> Daemon::progress() { return impl_->progress(); }
 std::string Daemon::status_text() { return impl_->status_text(); }
 void Daemon::drain() { impl_->drain(); }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,6 +43,9 @@ class Daemon {
   ReloadReport reload(const Result<Config>& loaded);
   /// What is in effect.
   Config config() const;
+  /// Where it came from, for people who ask what the file would change. `load` is called on the
+  /// server's threads.
+  void set_config_source(const std::string& file, std::function<Result<Config>()> load);
 
   /// Who must make progress in an idle daemon, too: the proxies' threads and the control thread.
   std::vector<Progress> progress();

@@ -154,7 +154,9 @@ std::vector<PeerInfo> GrpcPeerTransport::Impl::peers() const {
     PeerInfo info = peer.info;
     const bool up = peer.stream && peer.stream->greeted;
     info.state = up ? PeerState::kUp : peer.stub ? PeerState::kConnecting : PeerState::kWaiting;
-    if (up) info.up_for_ns = static_cast<std::uint64_t>(peer_clock_ns() - peer.stream->since_ns);
+    const std::int64_t since_ns = up ? peer.stream->since_ns : peer.down_since_ns;
+    info.state_for_ns = static_cast<std::uint64_t>(peer_clock_ns() - since_ns);
+    if (up) info.up_for_ns = info.state_for_ns;
     all.push_back(std::move(info));
   }
   return all;

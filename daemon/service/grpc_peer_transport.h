@@ -50,6 +50,7 @@ struct PeerInfo {
   std::string reason;   ///< of the last failure; empty if there was none
   std::string version;  ///< from the last Hello
   std::uint64_t up_for_ns = 0;
+  std::uint64_t state_for_ns = 0;  ///< how long it has been up, or not been up
   std::uint64_t messages_sent = 0, messages_received = 0;  ///< without Hello
   std::uint64_t breaks = 0;                                ///< of streams that were up
 };

@@ -90,8 +90,9 @@ int serve(const Flags& flags, const Config& config, Logger& logger, Signals& sig
     return fail_with(status.error());
   }
 
-  const int signal = supervise(**daemon, logger, signals,
-                               [&flags] { return load_config(flags.config, flags.overrides); });
+  const auto load = [flags] { return load_config(flags.config, flags.overrides); };
+  (*daemon)->set_config_source(flags.config, load);
+  const int signal = supervise(**daemon, logger, signals, load);
   const std::chrono::nanoseconds drain((*daemon)->config().limits.drain_ns);
   announce_stop(drain);
   signals.end_at_once();

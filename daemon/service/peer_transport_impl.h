@@ -63,6 +63,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
     PeerStream* stream = nullptr;          ///< calling, or greeted
     std::optional<PeerClock::time_point> call_at;
     std::chrono::milliseconds backoff{0};
+    std::int64_t down_since_ns = peer_clock_ns();  ///< while no stream is up
     bool said = false;                    ///< that it can't be reached is in the log already
     bool leaves = false;                  ///< goes when its stream has gone
     std::optional<PeerConfig> elsewhere;  ///< is called there when its stream has gone

@@ -122,6 +122,7 @@ void GrpcPeerTransport::Impl::detach(PeerStream& stream, const std::string& reas
   }
   if (stream.greeted) {
     ++peer.info.breaks;
+    peer.down_since_ns = peer_clock_ns();
     sink_.peer_down(stream.node, reason);
   }
   // A peer that leaves or is elsewhere now is settled by the timers' thread.

@@ -1,5 +1,19 @@
 # What is installed where. Components are the Debian packages of packaging.cmake; `cmake --install build` takes all.
 install(TARGETS mkerneld mkctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT mkerneld)
+# Shell completion is what mkctl says of itself.
+foreach(shell bash zsh fish)
+  add_custom_command(OUTPUT ${PROJECT_BINARY_DIR}/deploy/completion/mkctl.${shell} DEPENDS mkctl VERBATIM
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/deploy/completion
+    COMMAND sh -c "$<TARGET_FILE:mkctl> completion ${shell} >'${PROJECT_BINARY_DIR}/deploy/completion/mkctl.${shell}'")
+endforeach()
+add_custom_target(mkctl_completion ALL DEPENDS ${PROJECT_BINARY_DIR}/deploy/completion/mkctl.bash
+  ${PROJECT_BINARY_DIR}/deploy/completion/mkctl.zsh ${PROJECT_BINARY_DIR}/deploy/completion/mkctl.fish)
+install(FILES ${PROJECT_BINARY_DIR}/deploy/completion/mkctl.bash RENAME mkctl
+        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/bash-completion/completions COMPONENT mkerneld)
+install(FILES ${PROJECT_BINARY_DIR}/deploy/completion/mkctl.zsh RENAME _mkctl
+        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/zsh/vendor-completions COMPONENT mkerneld)
+install(FILES ${PROJECT_BINARY_DIR}/deploy/completion/mkctl.fish
+        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/fish/vendor_completions.d COMPONENT mkerneld)
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/mkerneld.toml.example
         DESTINATION ${CMAKE_INSTALL_FULL_SYSCONFDIR}/mkernel RENAME mkerneld.toml COMPONENT mkerneld)
 foreach(folder prometheus grafana)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# check_metrics.sh <mkerneld> <mkbench>: two daemons serve metrics while a job runs over them. promtool finds no fault with
-# the live text, counters move and never fall, also when the job has gone, and no label but the bounded ones appears.
+# check_metrics.sh <mkerneld> <mkbench> <mkctl>: two daemons serve metrics while a job runs over them. promtool finds no fault with
+# the live text, counters move and never fall, also when the job has gone, and no label but the bounded ones appears. The Admin
+# service has the same families and series.
 set -euo pipefail
-mkerneld=$1 mkbench=$2
+mkerneld=$1 mkbench=$2 mkctl=$3
 command -v promtool >/dev/null || { echo "promtool is missing (Debian: prometheus)"; exit 77; }
 
 work=$(mktemp -d)
@@ -24,6 +25,8 @@ path = "$work/$node.sock"
 [[peer]]
 id = $other
 address = "unix:$work/$other.peer"
+[fabric]
+name = "${MK_FABRIC:-loopback}"
 [metrics]
 listen = "127.0.0.1:0"
 END
@@ -68,6 +71,15 @@ done
 [ "$(value "$work/second" mkernel_link_up)" = 1 ]
 [ "$(value "$work/second" mkernel_sessions)" = 1 ]
 if grep -E "pid=|uid=" "$work/second"; then exit 1; fi
+rises mkernel_link_batch_writes_count "$work/first" "$work/second"
+# Where the daemon publishes flags itself, it says how long that took.
+if [ "${MK_FABRIC:-loopback}" = ofi ]; then rises mkernel_arrival_to_flag_seconds_count "$work/first" "$work/second"; fi
+
+# The same over gRPC: each series that Prometheus is shown, by name and labels.
+"$mkctl" --address "unix:$work/0.peer" metrics >"$work/grpc"
+promtool check metrics <"$work/grpc"
+series() { sed -n 's/^\(mkernel[^ ]*\) .*/\1/p' "$1" | sed 's/le="[^"]*"/le/' | sort; }
+diff <(series "$work/second") <(series "$work/grpc")
 
 kill "$job"; wait "$job" || true; job=
 for _ in $(seq 300); do

@@ -1,0 +1,190 @@
+// A support archive: all that a daemon tells of itself, and this machine's facts; no secrets.
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "daemon/config/secrets.h"
+#include "daemon/mkctl/commands.h"
+#include "daemon/mkctl/render.h"
+#include "daemon/mkctl/slow.h"
+#include "daemon/mkctl/system_facts.h"
+#include "daemon/service/version.h"
+
+namespace mk::mkctl {
+namespace {
+
+namespace fs = std::filesystem;
+using Stub = v1::Admin::Stub;
+
+/// A name in the archive for a host: what is no letter, digit, dot or dash becomes '_'.
+std::string file_name(const std::string& host) {
+  std::string name = host;
+  for (char& c : name) {
+    const bool plain = std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-';
+    if (!plain) c = '_';
+  }
+  return name;
+}
+
+class Collector {
+ public:
+  explicit Collector(fs::path root) : root_(std::move(root)) {}
+
+  void add(const Fact& fact) {
+    std::error_code error;
+    fs::create_directories((root_ / fact.file).parent_path(), error);
+    std::ofstream(root_ / fact.file, std::ios::binary) << fact.text;
+    manifest_.push_back({{"file", fact.file}, {"from", fact.from}, {"complete", fact.good}});
+  }
+
+  /// What one daemon tells; returns what it did not.
+  Answer add(Daemon& daemon) {
+    folder_ = "daemons/" + file_name(daemon.name()) + "/";
+    Answer first;
+    const auto take = [&](const char* file, auto method, const auto& request, auto response) {
+      const auto done = daemon.ask(method, request, response);
+      if (done.ok()) {
+        add({folder_ + file, daemon::without_secrets(text_of(json_of(response), 2)) + "\n",
+             "Admin service", true});
+      } else {
+        const Answer answer = daemon.explain(done);
+        add({folder_ + file + ".error", answer.error + "\n", "Admin service", false});
+        if (first.error.empty()) first = answer;
+      }
+      return done.ok();
+    };
+    // One that does not answer is not asked eight times.
+    if (!take("version.json", &Stub::GetVersion, v1::GetVersionRequest(),
+              v1::GetVersionResponse())) {
+      return first;
+    }
+    take("status.json", &Stub::GetStatus, v1::GetStatusRequest(), v1::GetStatusResponse());
+    take("sessions.json", &Stub::ListSessions, v1::ListSessionsRequest(),
+         v1::ListSessionsResponse());
+    take("jobs.json", &Stub::ListJobs, v1::ListJobsRequest(), v1::ListJobsResponse());
+    take("queues.json", &Stub::ListQueues, v1::ListQueuesRequest(), v1::ListQueuesResponse());
+    take("links.json", &Stub::ListLinks, v1::ListLinksRequest(), v1::ListLinksResponse());
+    v1::GetConfigRequest compare;
+    compare.set_compare(true);
+    take("config.json", &Stub::GetConfig, compare, v1::GetConfigResponse());
+    add_streams(daemon);
+    return first;
+  }
+
+  void write_manifest() {
+    const Json manifest = {{"schema_version", kSchemaVersion},
+                           {"mkctl", daemon::version_text()},
+                           {"unix_time", std::time(nullptr)},
+                           {"files", manifest_}};
+    std::ofstream(root_ / "manifest.json") << text_of(manifest, 2) << '\n';
+  }
+
+ private:
+  void add_streams(Daemon& daemon) {
+    grpc::ClientContext context;
+    context.set_deadline(Daemon::deadline(daemon.timeout() * 2));
+    v1::WatchMetricsRequest one;
+    one.set_samples(1);
+    const auto metrics = daemon.stub().WatchMetrics(&context, one);
+    v1::MetricsSample families;
+    if (metrics->Read(&families)) {
+      add({folder_ + "metrics.txt", render(families), "Admin service", true});
+    }
+    (void)metrics->Finish();
+
+    grpc::ClientContext second;
+    second.set_deadline(Daemon::deadline(daemon.timeout() * 2));
+    v1::WatchStatsRequest two;
+    two.set_interval_ns(500'000'000);
+    two.set_samples(2);
+    const auto stats = daemon.stub().WatchStats(&second, two);
+    Look look;
+    if (stats->Read(&look.before) && stats->Read(&look.after)) {
+      add({folder_ + "stats.json", text_of(json_of(look.after), 2) + "\n", "Admin service", true});
+      add({folder_ + "who_is_slow.txt", render(find_slow({look})), "Admin service", true});
+    }
+    (void)stats->Finish();
+  }
+
+  const fs::path root_;
+  std::string folder_;
+  Json manifest_ = Json::array();
+};
+
+/// Packs `folder`, which lies in `parent`, as `file`.
+Status pack(const fs::path& parent, const std::string& folder, const std::string& file) {
+  const std::string parent_text = parent.string();
+  std::vector<std::string> arguments{"tar",       "--create",      "--gzip",    "--file",
+                                     file,        "--directory",   parent_text, "--owner=0",
+                                     "--group=0", "--force-local", folder};
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  pid_t child = 0;
+  if (const int error = ::posix_spawnp(&child, "tar", nullptr, nullptr, argv.data(), environ)) {
+    return fail_errno(error, "cannot run tar");
+  }
+  int status = 0;
+  if (::waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    return fail(ErrorCode::kSystem, "tar could not write {}", file);
+  }
+  return {};
+}
+
+int run(Fleet& fleet, std::string file) {
+  const std::string name =
+      fmt::format("mkernel-bundle-{:%Y%m%dT%H%M%SZ}", fmt::gmtime(std::time(nullptr)));
+  if (file.empty()) file = name + ".tar.gz";
+  std::string scratch = (fs::temp_directory_path() / "mkctl-bundle-XXXXXX").string();
+  if (::mkdtemp(scratch.data()) == nullptr) {
+    return fleet.print(error_answer(kExitUsage, "cannot make " + scratch));
+  }
+  Collector collector(fs::path(scratch) / name);
+  fs::create_directory(fs::path(scratch) / name);
+  int code = kExitOk;
+  std::size_t answered = 0;
+  for (const auto& daemon : fleet.daemons()) {
+    const Answer answer = collector.add(*daemon);
+    if (answer.error.empty()) {
+      ++answered;
+    } else {
+      code = std::max(code, fleet.print(answer));
+    }
+  }
+  for (const Fact& fact : system_facts()) collector.add(fact);
+  collector.add(daemon_log());
+  collector.write_manifest();
+  const Status packed = pack(scratch, name, file);
+  std::error_code ignored;
+  fs::remove_all(scratch, ignored);
+  if (!packed) return fleet.print(error_answer(kExitUsage, packed.error().message));
+  const auto bytes = fs::file_size(file, ignored);
+  Answer answer;
+  answer.code = code;
+  answer.json = {{"file", file}, {"bytes", bytes}, {"daemons", answered}};
+  answer.text = fmt::format(
+      "{}: {} of {} daemons, {} KiB; no secrets, but names of jobs, hosts and "
+      "users' numbers\n",
+      file, answered, fleet.daemons().size(), (bytes + 1023) / 1024);
+  return fleet.print(answer);
+}
+
+}  // namespace
+
+void declare_bundle_command(Commands& commands) {
+  const auto file = std::make_shared<std::string>();
+  commands
+      .add("bundle", "Write a support archive, without secrets",
+           [file](Fleet& fleet) { return run(fleet, *file); })
+      .add_option("-o,--output", *file, "The file to write; default: mkernel-bundle-TIME.tar.gz");
+}
+
+}  // namespace mk::mkctl

@@ -1,0 +1,141 @@
+// Whom who-is-slow names, and whom it does not.
+#include "daemon/mkctl/slow.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace mk::mkctl {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::uint64_t kSecond = 1'000'000'000;
+
+/// A node with some of a job's ranks, looked at twice, a second apart.
+class Node {
+ public:
+  explicit Node(std::uint32_t node) {
+    look_.before.set_node(node);
+    look_.after.set_node(node);
+    look_.after.set_elapsed_ns(kSecond);
+  }
+  Node& rank(std::uint32_t rank, std::uint64_t before, std::uint64_t after,
+             std::uint64_t standing_ns = 5 * kSecond) {
+    for (v1::StatsSample* sample : {&look_.before, &look_.after}) {
+      v1::Session& session = *sample->add_ranks();
+      session.set_session_id(rank + 1);
+      session.set_job("train");
+      session.set_rank(rank);
+      session.set_world(4);
+      session.set_state("up");
+      session.set_launches(sample == &look_.before ? before : after);
+      session.set_launches_for_ns(before == after ? standing_ns : kSecond / 100);
+    }
+    return *this;
+  }
+  v1::Link& link(std::uint64_t outstanding, std::uint64_t stalled_ns) {
+    v1::Link& link = *look_.after.add_links();
+    link.set_peer(9);
+    link.set_state("up");
+    link.set_outstanding(outstanding);
+    link.set_stalled_for_ns(stalled_ns);
+    return link;
+  }
+  Look look_;
+};
+
+Slowness find(const std::vector<Node>& nodes) {
+  std::vector<Look> looks;
+  for (const Node& node : nodes) looks.push_back(node.look_);
+  return find_slow(looks);
+}
+
+TEST(WhoIsSlow, NobodyWhenAllMove) {
+  const auto found =
+      find({Node(0).rank(0, 10, 20).rank(1, 10, 20), Node(1).rank(2, 11, 21).rank(3, 10, 19)});
+  EXPECT_TRUE(found.findings.empty());
+  ASSERT_EQ(found.jobs.size(), 1u);
+  EXPECT_EQ(found.jobs[0].ranks_seen, 4u);
+  EXPECT_DOUBLE_EQ(found.jobs[0].launches_per_second, 4.5);
+  EXPECT_THAT(render(found), HasSubstr("nobody is seen to keep others waiting"));
+}
+
+TEST(WhoIsSlow, TheRankThatHasNotBegunTheLaunchTheOthersAreIn) {
+  const auto found =
+      find({Node(0).rank(0, 41, 41).rank(1, 41, 41), Node(1).rank(2, 41, 41).rank(3, 40, 40)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  const Finding& one = found.findings[0];
+  EXPECT_EQ(one.kind, "rank-behind");
+  EXPECT_EQ(one.rank, 3);
+  EXPECT_EQ(one.node, 1u);
+  EXPECT_EQ(one.for_ns, 5 * kSecond);
+  EXPECT_EQ(one.why, "has not begun launch 21; ranks 0, 1, 2 are in launch 21");
+}
+
+TEST(WhoIsSlow, TheRankThatIsStillInTheLaunchBefore) {
+  const auto found = find({Node(0).rank(0, 43, 43).rank(1, 39, 39)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].rank, 1);
+  EXPECT_EQ(found.findings[0].why, "still in launch 20; rank 0 is in launch 22");
+  EXPECT_THAT(render(found), HasSubstr("only 2 of 4 ranks were seen"));
+}
+
+TEST(WhoIsSlow, AllInOneLaunchNamesTheLastToEnter) {
+  const auto found = find({Node(0).rank(0, 41, 41, 9 * kSecond).rank(1, 41, 41, 2 * kSecond)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].kind, "launch-long");
+  EXPECT_EQ(found.findings[0].rank, 1);
+  EXPECT_EQ(found.findings[0].for_ns, 2 * kSecond);
+}
+
+TEST(WhoIsSlow, BetweenLaunchesNobodyWaits) {
+  EXPECT_TRUE(find({Node(0).rank(0, 40, 40).rank(1, 40, 40)}).findings.empty());
+}
+
+TEST(WhoIsSlow, ALinkOnlyWhenNothingCompletesAllTheWhile) {
+  Node node(0);
+  node.link(5, kSecond / 2);  // completed within the second
+  node.link(0, 0);            // idle
+  node.link(7, 3 * kSecond).set_rail(4);
+  const auto found = find({node});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].kind, "link-stalled");
+  EXPECT_EQ(found.findings[0].who, "the link of rail 4 from node 0 to node 9");
+  EXPECT_EQ(found.findings[0].for_ns, 3 * kSecond);
+}
+
+TEST(WhoIsSlow, TheWorstFirst) {
+  Node node(0);
+  node.rank(0, 41, 41).rank(1, 40, 40);
+  v1::Link& link = node.link(0, 0);
+  link.set_state("error");
+  link.set_reason("cable");
+  v1::PeerStatus& peer = *node.look_.after.add_peers();
+  peer.set_node(9);
+  peer.set_state(v1::PeerStatus::STATE_CONNECTING);
+  v1::Job& job = *node.look_.after.add_jobs();
+  job.set_job("other");
+  job.set_waits_for("not attached: ranks 2 3");
+  job.add_missing_ranks(2);
+  job.add_missing_ranks(3);
+  for (v1::StatsSample* sample : {&node.look_.before, &node.look_.after}) {
+    v1::Queue& queue = *sample->add_queues();
+    queue.set_job("train");
+    queue.set_depth(3);
+    queue.set_commands(100);
+    queue.set_credit_stalls(sample == &node.look_.before ? 5 : 900);
+  }
+  std::vector<std::string> kinds;
+  for (const Finding& one : find({node}).findings) kinds.push_back(one.kind);
+  EXPECT_THAT(kinds, testing::ElementsAre("peer-down", "link-down", "rank-behind", "rank-missing",
+                                          "ring-stuck"));
+  const std::string text = render(find({node}));
+  EXPECT_THAT(text, HasSubstr("ranks 2, 3"));
+  EXPECT_THAT(text, HasSubstr("3 commands wait for earlier ones to complete"));
+  EXPECT_EQ(json_of(find({node}))["findings"].size(), 5u);
+}
+
+TEST(WhoIsSlow, NothingToSee) { EXPECT_EQ(render(find({Node(0)})), "no job is up\n"); }
+
+}  // namespace
+}  // namespace mk::mkctl

@@ -1,0 +1,102 @@
+// What `mkctl trace record` makes of a recording.
+#include "daemon/mkctl/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace mk::mkctl {
+namespace {
+
+v1::TraceEvent event(v1::TraceEvent::Kind kind, std::uint64_t time_ns, std::uint64_t write) {
+  v1::TraceEvent out;
+  out.set_kind(kind);
+  out.set_time_ns(time_ns);
+  out.set_write(write);
+  out.set_link(4);
+  out.set_slot(1);
+  out.set_bytes(100);
+  return out;
+}
+
+Recording recording(std::int64_t offset_ns = 0) {
+  Recording out;
+  v1::TraceChunk& chunk = out.chunks.emplace_back();
+  *chunk.add_events() = event(v1::TraceEvent::KIND_COMPLETED, 900, 99);  // from before
+  *chunk.add_events() = event(v1::TraceEvent::KIND_POSTED, 1000, 1);
+  *chunk.add_events() = event(v1::TraceEvent::KIND_POSTED, 1000, 2);
+  *chunk.add_events() = event(v1::TraceEvent::KIND_POSTED, 3000, 3);
+  *chunk.add_events() = event(v1::TraceEvent::KIND_POSTED, 3500, 4);
+  v1::TraceChunk& last = out.chunks.emplace_back();
+  *last.add_events() = event(v1::TraceEvent::KIND_COMPLETED, 5000, 2);
+  *last.add_events() = event(v1::TraceEvent::KIND_FAILED, 6000, 1);
+  *last.add_events() = event(v1::TraceEvent::KIND_COMPLETED, 7000, 3);
+  *last.add_events() = event(v1::TraceEvent::KIND_ARRIVED, 7500, 0);
+  last.set_dropped(7);
+  last.set_unix_minus_monotonic_ns(offset_ns);
+  v1::Session& session = *last.add_sessions();
+  session.set_slot(1);
+  session.set_job("train");
+  session.set_rank(6);
+  v1::TraceLink& link = *last.add_links();
+  link.set_link(4);
+  link.set_peer(2);
+  return out;
+}
+
+TEST(Trace, PairsWritesAndCountsTheRest) {
+  TraceSummary summary;
+  const Json json = perfetto({recording()}, summary);
+  EXPECT_EQ(summary.writes, 3u);
+  EXPECT_EQ(summary.failed, 1u);
+  EXPECT_EQ(summary.unfinished, 1u);
+  EXPECT_EQ(summary.submissions, 3u);
+  EXPECT_EQ(summary.arrivals, 1u);
+  EXPECT_EQ(summary.dropped, 7u);
+  std::map<std::string, double> begins, ends;
+  std::string tracks;
+  int outstanding = 0, least = 0;
+  for (const Json& one : json["traceEvents"]) {
+    if (one["ph"] == "b") begins[one["id"]] = one["ts"];
+    if (one["ph"] == "e") ends[one["id"]] = one["ts"];
+    if (one["ph"] == "b") EXPECT_EQ(one["name"], "train rank 6");
+    if (one["ph"] == "M") tracks += one["args"]["name"].get<std::string>() + ";";
+    if (one["ph"] != "C") continue;
+    outstanding = one["args"]["writes"];
+    least = std::min(least, outstanding);
+  }
+  EXPECT_EQ(begins.size(), 3u);
+  ASSERT_EQ(ends.size(), 3u);
+  for (const auto& [id, at] : ends) EXPECT_GT(at, begins.at(id));
+  EXPECT_EQ(outstanding, 1);
+  EXPECT_EQ(least, 0);
+  EXPECT_EQ(tracks,
+            "node 0;rail 0 to node 2: submissions;rail 0 to node 2: writes;rail 0: arrivals;");
+}
+
+TEST(Trace, SeveralDaemonsShareOneClock) {
+  Recording first = recording(1'000'000), second = recording(2'000'000);
+  first.host = "a";
+  second.host = "b";
+  TraceSummary summary;
+  const Json json = perfetto({first, second}, summary);
+  std::map<int, double> earliest;
+  for (const Json& one : json["traceEvents"]) {
+    if (!one.contains("ts")) continue;
+    const int process = one["pid"];
+    const double at = one["ts"];
+    if (!earliest.contains(process)) earliest[process] = at;
+    earliest[process] = std::min(earliest[process], at);
+  }
+  ASSERT_EQ(earliest.size(), 2u);
+  EXPECT_NEAR(earliest[2] - earliest[1], 1000, 1e-6);  // microseconds
+  EXPECT_EQ(summary.writes, 6u);
+}
+
+TEST(Trace, OfNothingIsEmpty) {
+  TraceSummary summary;
+  EXPECT_TRUE(perfetto({}, summary)["traceEvents"].empty());
+}
+
+}  // namespace
+}  // namespace mk::mkctl
