@@ -120,6 +120,8 @@ class CudaDriver final : public Driver {
 
   Result<int> device_of(const DeviceUuid& uuid) override;
   Result<DeviceUuid> uuid_of(int device) override;
+  int devices() override { return count_; }
+  Status choose_device(int device) override { return enter(device); }
   Result<int> current_device() override;
 
   Result<std::byte*> allocate(int device, std::uint64_t bytes) override;

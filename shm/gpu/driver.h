@@ -43,6 +43,10 @@ class Driver {
   /// kNotFound when this process does not see the device.
   virtual Result<int> device_of(const DeviceUuid& uuid) = 0;
   virtual Result<DeviceUuid> uuid_of(int device) = 0;
+  /// That this process sees; their numbers are below it.
+  virtual int devices() = 0;
+  /// The calling thread uses that device from now on, while the driver is held.
+  virtual Status choose_device(int device) = 0;
   /// The device that the calling thread uses: the first unless it chose another (cudaSetDevice).
   virtual Result<int> current_device() = 0;
 

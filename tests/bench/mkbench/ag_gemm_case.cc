@@ -24,10 +24,12 @@ class AgGemmRank : public GemmRank {
     b_ = rows_of(matrix_b(rank_), 0, options_.k);
     c_.resize(m_ * options_.n * sizeof(std::uint16_t));
     gathered_.resize(options_.gathered ? m_ * row_bytes() : 0);
+    upload(gathered());
   }
   Result<LaunchStats> launch(LaunchMode mode) override {
-    return op_.launch(a_.data(), b_.data(), c_.as<void>(), m_, mode,
-                      options_.gathered ? gathered_.as<void>() : nullptr);
+    return launch_with([&](const void* a, const void* b, void* c,
+                           void* gathered) { return op_.launch(a, b, c, m_, mode, gathered); },
+                       gathered());
   }
   std::vector<Output*> outputs() override { return {&c_, &gathered_}; }
   tools::Comparison verify() const override {
@@ -52,6 +54,7 @@ class AgGemmRank : public GemmRank {
   std::vector<TraceSpan> trace() const override { return op_.trace(); }
 
  private:
+  Output* gathered() { return options_.gathered ? &gathered_ : nullptr; }
   std::uint64_t row_bytes() const { return options_.k * sizeof(std::uint16_t); }
 
   AllGatherGemm op_;

@@ -17,9 +17,12 @@ class GemmArRank : public GemmRank {
     a_ = rows_of(matrix_a(rank_), 0, m_);
     b_ = rows_of(matrix_b(rank_), 0, options_.k);
     c_.resize(m_ * options_.n * sizeof(std::uint16_t));
+    upload();
   }
   Result<LaunchStats> launch(LaunchMode mode) override {
-    return op_.launch(a_.data(), b_.data(), c_.as<void>(), m_, mode);
+    return launch_with([&](const void* a, const void* b, void* c, void*) {
+      return op_.launch(a, b, c, m_, mode);
+    });
   }
   tools::Comparison verify() const override {
     const RankShare rows = rows_of_rank(rank_);

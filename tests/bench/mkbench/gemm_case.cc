@@ -26,7 +26,47 @@ Tuning GemmCase::tuning(const BenchSpec& spec) const {
   tuning.chunk_bytes = options_.chunk_bytes;
   tuning.compute_blocks = options_.compute_blocks;
   tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
+  if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
   return tuning;
+}
+
+void GemmRank::upload(Output* gathered) {
+  if (spec_.executor != "cuda") return;
+  const auto keep = [this](const Status& status) {
+    if (!status && upload_) upload_ = status;
+  };
+  if (!gpu_) {
+    auto made = DeviceMatrices::create();
+    if (!made) return keep(propagate(made));
+    gpu_ = std::move(*made);
+  }
+  keep(gpu_->put(kA, std::as_bytes(std::span(a_))));
+  keep(gpu_->put(kB, std::as_bytes(std::span(b_))));
+  for (const auto& [place, output] : {std::pair{kC, &c_}, std::pair{kGathered, gathered}}) {
+    if (output == nullptr) continue;
+    output->poison();
+    keep(gpu_->put(place, output->whole()));
+  }
+}
+
+Result<LaunchStats> GemmRank::launch_with(
+    const std::function<Result<LaunchStats>(const void* a, const void* b, void* c, void* gathered)>&
+        launch,
+    Output* gathered) {
+  if (!gpu_) {
+    MK_RETURN_IF_ERROR(upload_);
+    return launch(a_.data(), b_.data(), c_.as<void>(),
+                  gathered != nullptr ? gathered->as<void>() : nullptr);
+  }
+  MK_RETURN_IF_ERROR(upload_);
+  const auto contents = [this](Place place, Output* output) -> void* {
+    return output != nullptr ? gpu_->at(place) + Output::guard_bytes() : nullptr;
+  };
+  MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch(gpu_->at(kA), gpu_->at(kB), contents(kC, &c_),
+                                                      contents(kGathered, gathered)));
+  MK_RETURN_IF_ERROR(gpu_->get(kC, c_.whole()));
+  if (gathered != nullptr) MK_RETURN_IF_ERROR(gpu_->get(kGathered, gathered->whole()));
+  return stats;
 }
 
 tools::Comparison GemmRank::compare_sum(const RankShare& rows, const std::uint16_t* c) const {

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
+#include "tests/bench/mkbench/device_matrices.h"
 #include "tests/bench/mkbench/inputs.h"
 #include "tests/bench/mkbench/operator_case.h"
 
@@ -59,6 +62,13 @@ class GemmRank : public RankCase {
   }
   /// Compares rows of the sum over all ranks of A_r B_r.
   tools::Comparison compare_sum(const RankShare& rows, const std::uint16_t* c) const;
+  /// After the inputs were made: copies them, and poisoned outputs, to the GPU if that computes.
+  void upload(Output* gathered = nullptr);
+  /// Launches with the matrices where the executor wants them, and fetches the outputs.
+  Result<LaunchStats> launch_with(
+      const std::function<Result<LaunchStats>(const void* a, const void* b, void* c,
+                                              void* gathered)>& launch,
+      Output* gathered = nullptr);
   double flops() const { return 2.0 * static_cast<double>(m_ * options_.n * options_.k); }
 
   const BenchSpec& spec_;
@@ -68,6 +78,11 @@ class GemmRank : public RankCase {
   std::uint64_t m_ = 0;
   Elements a_, b_;
   Output c_;
+
+ private:
+  enum Place : std::size_t { kA, kB, kC, kGathered };
+  std::optional<DeviceMatrices> gpu_;
+  Status upload_;  ///< its first error
 };
 
 }  // namespace mk::bench

@@ -235,6 +235,7 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
                                        .rows_max = o.rows_max,
                                        .dtype = data_type_of(spec)};
     MoeDispatchGemm::Tuning tuning;
+    if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
     tuning.tile_m = o.tile_m;
     tuning.tile_n = o.tile_n;
     tuning.chunk_bytes = o.chunk_bytes;

@@ -25,6 +25,9 @@ class Output {
            std::all_of(memory_.end() - kGuardBytes, memory_.end(), poisoned);
   }
 
+  /// With the guards; `guard_bytes` lie before the contents.
+  std::span<std::byte> whole() { return memory_; }
+  static constexpr std::size_t guard_bytes() { return kGuardBytes; }
   std::span<std::byte> contents() { return {memory_.data() + kGuardBytes, bytes()}; }
   template <class T>
   T* as() {

@@ -9,6 +9,7 @@
 #include "client/tools/launch/process.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
+#include "shm/gpu/driver.h"
 #include "tests/bench/mkbench/operator_case.h"
 #include "tests/bench/mkbench/trace.h"
 
@@ -57,6 +58,12 @@ class RankLoop {
 
 Status RankLoop::run(const std::string& socket, const std::string& job, int report_fd) {
   MK_ASSIGN_OR_RETURN(const auto operation, case_of(spec_));
+  std::shared_ptr<gpu::Driver> driver;
+  if (spec_.executor == "cuda") {
+    MK_ASSIGN_OR_RETURN(driver, gpu::load_driver());
+    MK_RETURN_IF_ERROR(
+        driver->choose_device(static_cast<int>(rank_) % std::max(1, driver->devices())));
+  }
   AttachOptions attach;
   attach.socket = socket;
   attach.job = job;

@@ -172,6 +172,7 @@ class RingCase : public CaseWithOptions<RingOptions> {
     const RingAttention::Shape shape{o.seq,      o.query_heads, o.key_heads,
                                      o.head_dim, o.causal,      data_type_of(spec)};
     RingAttention::Tuning tuning;
+    if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
     tuning.tile_m = o.tile_q;
     tuning.tile_n = o.tile_k;
     tuning.remote_passes = o.remote_passes;

@@ -24,6 +24,8 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   number("--nodes", spec.nodes, 1, 16, "nodes, each with a daemon of its own");
   number("--local", spec.local, 1, 16, "ranks per node");
   choice("--dtype", spec.dtype, {"bf16", "f16"}, "");
+  choice("--executor", spec.executor, {"cpu", "cuda"},
+         "cuda: ag-gemm, gemm-rs and gemm-ar on the GPUs of this machine");
   choice("--fabric", options.fabric, {"loopback", "ofi", "verbs"}, "");
   number("--rails", options.rails, 1, 16, "NICs per node");
   command.add_option("--link-bandwidth", options.link_bandwidth,

@@ -12,6 +12,7 @@ struct BenchSpec {
   std::string op = "gemm-ar";  ///< a case's name
   std::uint32_t nodes = 2, local = 2;
   std::string dtype = "bf16";
+  std::string executor = "cpu";  ///< "cpu", "cuda": rank r on GPU r modulo their number
   std::uint32_t warmup = 2, iterations = 10;  ///< launches of each mode
   std::string verify = "all";                 ///< "all" launches, "first" of each mode, "none"
   std::string modes = "both";                 ///< "both", "fused", "unfused", "auto"
@@ -31,8 +32,8 @@ struct BenchSpec {
   static constexpr std::uint32_t kNever = ~0u;
   static constexpr std::uint32_t kTracedRounds = 5;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchSpec, op, nodes, local, dtype, warmup, iterations, verify,
-                                   modes, sizes, barrier, skew_ms, tamper_at, trace, seed,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchSpec, op, nodes, local, dtype, executor, warmup, iterations,
+                                   verify, modes, sizes, barrier, skew_ms, tamper_at, trace, seed,
                                    timeout_ms, operation)
 
 /// The size of launch `launch` where the case's largest is `max`: `max` itself with fixed sizes;

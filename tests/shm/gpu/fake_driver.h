@@ -88,6 +88,11 @@ class FakeDriver final : public Driver {
     return fail(ErrorCode::kNotFound, "{} is not here", text_of(uuid));
   }
   Result<DeviceUuid> uuid_of(int number) override { return FakeMachine::uuid(number); }
+  int devices() override { return machine_->devices; }
+  Status choose_device(int number) override {
+    device = number;
+    return {};
+  }
   Result<int> current_device() override { return device; }
 
   Result<std::byte*> allocate(int, std::uint64_t bytes) override {
