@@ -18,6 +18,7 @@
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/live_config.h"
 #include "daemon/service/version.h"
+#include "daemon/topology/rails.h"
 
 namespace mk::daemon {
 namespace {
@@ -39,16 +40,11 @@ NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& l
   options.loop.socket_path = config.socket.path;
   options.loop.socket_mode = config.socket.mode;
   options.loop.user_unattached_max = config.limits.user_connections;
+  const auto endpoints = topology::rail_endpoints(config);
   options.rails.clear();
   for (std::uint32_t rail = 0; rail < config.fabric.rails; ++rail) {
     RailOptions one;
-    one.endpoint.fabric = config.fabric.name;
-    one.endpoint.rail = rail;
-    one.endpoint.link_model = {config.fabric.loopback.bandwidth_bytes_per_second,
-                               config.fabric.loopback.latency_ns};
-    one.endpoint.provider = config.fabric.ofi.provider;
-    one.endpoint.bind_address = config.fabric.ofi.bind;
-    one.endpoint.verbs = config.fabric.verbs;
+    one.endpoint = endpoints[rail];
     one.proxy.rail = rail;
     if (!config.proxy.cpus.empty()) one.proxy.cpu = static_cast<int>(config.proxy.cpus[rail]);
     one.proxy.batch_window_ns = config.proxy.batch_window_ns;

@@ -8,6 +8,8 @@
 #include <cstdio>
 
 #include "daemon/config/config.h"
+#include "daemon/doctor/checks.h"
+#include "daemon/doctor/probe.h"
 #include "daemon/service/daemon.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/log.h"
@@ -25,6 +27,8 @@ struct Flags {
   std::string config;
   ConfigOverrides overrides;
   bool check_config = false;
+  bool doctor = false;
+  bool json = false;
   int ready_fd = -1;
   std::string ready_file;
 };
@@ -35,6 +39,10 @@ void declare(CLI::App& app, Flags& flags) {
       ->envname("MKERNELD_CONFIG");
   app.add_flag("--check-config", flags.check_config,
                "Check the configuration, print what is in effect, and exit (0 good, 2 not)");
+  app.add_flag(
+      "--doctor", flags.doctor,
+      "Check this machine by that configuration, say what to mend, and exit (1: a failure)");
+  app.add_flag("--json", flags.json, "With --doctor: JSON");
   app.add_option("--node-id", over.node_id, "Number of this daemon in the cluster");
   app.add_option("--listen", over.listen,
                  "Address for peers and mkctl: HOST:PORT (port 0: any) or unix:/PATH");
@@ -123,6 +131,11 @@ int run(int argc, char** argv) {
   if (flags.check_config) {
     fmt::print("{}", print_config(*config));
     return 0;
+  }
+  if (flags.doctor) {
+    const auto findings = doctor::examine(doctor::gather(*config, version_text()));
+    fmt::print("{}", flags.json ? doctor::to_json(findings) : doctor::to_text(findings));
+    return doctor::exit_code(findings);
   }
   Signals signals;
   LoggerOptions options;

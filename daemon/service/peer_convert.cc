@@ -31,6 +31,7 @@ void put(const PeerHello& from, v1::PeerMessage& to) {
   hello.set_version(from.version);
   hello.set_fabric(from.fabric);
   for (const Bytes& address : from.rail_addresses) hello.add_rail_addresses(as_string(address));
+  for (const std::string& device : from.rail_devices) hello.add_rail_devices(device);
 }
 
 void put(const JobPart& from, v1::PeerMessage& to) {
@@ -143,6 +144,12 @@ Result<PeerMessage> take(const v1::Hello& from) {
   for (const std::string& address : from.rail_addresses()) {
     check.text("bytes of a rail's address", address, kAddressBytesMax);
     hello.rail_addresses.push_back(as_bytes(address));
+  }
+  check.at_most("number of rails' devices", static_cast<std::uint64_t>(from.rail_devices_size()),
+                shm::kLocalRanksMax);
+  for (const std::string& device : from.rail_devices()) {
+    check.text("bytes of a rail's device", device, shm::kNameBytesMax);
+    hello.rail_devices.push_back(device);
   }
   return check.result(std::move(hello));
 }

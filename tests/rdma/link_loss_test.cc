@@ -1,8 +1,8 @@
 // A port that goes down and comes back, and an address that goes away, seen by links over it. Only
 // in the virtual machine of run_vm.sh, whose network interface it may take down.
 #include <cstdlib>
+#include <fstream>
 #include <string>
-#include <tuple>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
 
@@ -19,16 +19,15 @@ class LinkLossTest : public testing::TestWithParam<FabricSetup> {
   void TearDown() override {
     if (interface_.empty()) return;
     run("link set " + interface_ + " up");
+    run("addr flush dev " + interface_);
     run("addr replace 10.77.0.1/24 dev " + interface_);
-    std::ignore =
-        std::system(("ip addr del 10.77.0.9/24 dev " + interface_ + " 2>/dev/null").c_str());
   }
   static void run(const std::string& command) {
     ASSERT_EQ(0, std::system(("ip " + command).c_str())) << command;
   }
   FabricSetup impatient() const {
     FabricSetup setup = GetParam();
-    setup.config.connect_timeout_ns = 1'000'000'000;
+    setup.config.connect_timeout_ns = static_cast<std::uint64_t>(patience()) * 1'000'000'000;
     return setup;
   }
 
@@ -81,11 +80,11 @@ TEST_P(LinkLossTest, APortThatGoesDownFailsItsLinksAndServesNewOnesWhenItIsBack)
   const auto started = std::chrono::steady_clock::now();
   const auto during = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
   EXPECT_FALSE(during) << "while the port is down";
-  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - started, patience() * std::chrono::seconds(10));
 
   run("link set " + interface_ + " up");
   // The daemon tries again with backoff; here, until the interface answers.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(20);
   while (std::chrono::steady_clock::now() < deadline) {
     const auto again = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
     if (!again) continue;
@@ -105,38 +104,55 @@ TEST_P(LinkLossTest, AnAddressThatGoesAwayFailsTheLinksThatUseIt) {
       << a.endpoint->link_reason(link.id);
 }
 
+/// Where the GID table has 10.78.0.1 of RoCE v2; -1: nowhere (yet).
+int index_of_second_address() {
+  const std::string port = "/sys/class/infiniband/rxe0/ports/1/";
+  for (int i = 0; i < 16; ++i) {
+    std::string gid, type;
+    std::getline(std::ifstream(port + "gids/" + std::to_string(i)) >> std::ws, gid);
+    std::getline(std::ifstream(port + "gid_attrs/types/" + std::to_string(i)) >> std::ws, type);
+    if (gid.ends_with("ffff:0a4e:0001") && type == "RoCE v2") return i;
+  }
+  return -1;
+}
+
 TEST_P(LinkLossTest, AnotherAddressIsToldToPeersAndServesNewLinksWithoutARestart) {
-  Node a(impatient());
-  Node b(impatient());
-  Node stranger(impatient());
+  run("addr add 10.78.0.1/24 dev " + interface_);
+  const auto until = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(10);
+  while (index_of_second_address() < 0 && std::chrono::steady_clock::now() < until) {
+  }
+  FabricSetup stays = impatient();
+  stays.config.verbs.gid_index = index_of_second_address();
+  ASSERT_GE(stays.config.verbs.gid_index, 0);
+  Node a(impatient());  // speaks from 10.77.0.1
+  Node b(stays);        // from 10.78.0.1
   const Bytes known_of_a = a.endpoint->address();
   const Bytes known_of_b = b.endpoint->address();
   const TestLink there = join(a, b);
   const TestLink back = join(b, a);
-  run("addr add 10.77.0.9/24 dev " + interface_);
   run("addr del 10.77.0.1/24 dev " + interface_);
   ASSERT_TRUE(pump(
       {&a, &b}, [&] { return a.links_down.contains(there.id) && b.links_down.contains(back.id); }));
-  EXPECT_NE(a.endpoint->link_reason(there.id).find("10.77.0.9"), std::string::npos)
+  EXPECT_NE(a.endpoint->link_reason(there.id).find("10.78.0.1"), std::string::npos)
       << a.endpoint->link_reason(there.id);
   a.endpoint->disconnect(there.id);
   b.endpoint->disconnect(back.id);
+  EXPECT_NE(a.endpoint->address(), known_of_a);
+  EXPECT_EQ(b.endpoint->address(), known_of_b);
   // The daemons go on using what the Peer service told them at the start.
   const auto connect = [](Node& from, const Bytes& to) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(30);
     for (;;) {
       auto link = from.endpoint->connect(to, "node 1 rail 0");
       if (link || std::chrono::steady_clock::now() > deadline) return link;
     }
   };
-  const auto again = connect(a, known_of_b);
-  ASSERT_TRUE(again) << again.error().message;
   const auto back_again = connect(b, known_of_a);
   ASSERT_TRUE(back_again) << back_again.error().message;
+  const auto again = connect(a, known_of_b);
+  ASSERT_TRUE(again) << again.error().message;
   expect_transfer(a, b, 7);
   expect_transfer(b, a, 8);
-  expect_transfer(stranger, b, 9);  // with a fresh address
-  EXPECT_NE(a.endpoint->address(), known_of_a);
 }
 
 std::vector<FabricSetup> verbs_setups() {

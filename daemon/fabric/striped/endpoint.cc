@@ -9,7 +9,6 @@
 #include "daemon/fabric/link_table.h"
 #include "daemon/fabric/striped/pack.h"
 #include "shm/limits.h"
-#include "shm/limits.h"
 
 namespace mk::fabric {
 namespace {

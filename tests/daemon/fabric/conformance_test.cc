@@ -1,5 +1,6 @@
 // What every fabric promises its proxy, whatever the network: data intact, arrivals once and after
 // their data, completions once, back-pressure instead of loss.
+#include <array>
 #include <numeric>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
@@ -9,11 +10,17 @@ namespace {
 
 class ConformanceTest : public FabricTest {};
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 TEST_P(ConformanceTest, TransfersOfAnySizeAndAlignmentArriveIntactAndTouchNothingElse) {
   Node a(GetParam());
   Node b(GetParam());
   const TestLink link = join(a, b);
-  constexpr std::uint64_t kBytes = 4 << 20;
+  constexpr std::uint64_t kBytes = 9 << 20;
   const Memory source = a.memory(kBytes);
   fill_random({source.data(), kBytes}, 1);
   const Memory target = b.memory(kBytes);
@@ -21,8 +28,8 @@ TEST_P(ConformanceTest, TransfersOfAnySizeAndAlignmentArriveIntactAndTouchNothin
   std::vector<std::byte> expected(kBytes, kPoison);
 
   std::mt19937_64 random(2);
-  std::vector<std::uint32_t> sizes = {1,    2,    3,    7,     8,      63,      64,     65,
-                                      4095, 4096, 4097, 65536, 262144, 1 << 20, 3 << 20};
+  std::vector<std::uint32_t> sizes = {1,    2,    3,    7,     8,      63,      64,      65,
+                                      4095, 4096, 4097, 65536, 262144, 1 << 20, 3 << 20, 8 << 20};
   for (int i = 0; i < 12; ++i)
     sizes.push_back(1 + static_cast<std::uint32_t>(random() % (1u << (4 + i % 18))));
   std::uint32_t epoch = 0;
@@ -57,7 +64,7 @@ TEST_P(ConformanceTest, AFlagIsNeverSeenBeforeItsData) {
 
   // The receiving proxy looks at the payload in the very moment the flag shows.
   std::thread receiver([&] {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(60);
     std::vector<bool> seen(kSlots * kRounds);
     std::uint32_t count = 0;
     while (count < kSlots * kRounds && std::chrono::steady_clock::now() < deadline) {
@@ -85,6 +92,118 @@ TEST_P(ConformanceTest, AFlagIsNeverSeenBeforeItsData) {
   }
   EXPECT_TRUE(pump({&a}, [&] { return a.completed.size() == kSlots * kRounds && a.settled(); }));
   receiver.join();
+}
+
+/// The bytes of chunk `number`: its length and its content follow from that alone.
+struct Chunk {
+  static constexpr std::uint32_t kBytesMax = 257;
+  explicit Chunk(std::uint32_t number)
+      : seed(number * 2654435761u), bytes(1 + (seed >> 7) % kBytesMax) {}
+  std::byte at(std::uint32_t i) const { return static_cast<std::byte>((seed >> 13) + i * 7); }
+  void write(std::byte* to) const {
+    for (std::uint32_t i = 0; i < bytes; ++i) to[i] = at(i);
+  }
+  bool is(const std::byte* there) const {
+    for (std::uint32_t i = 0; i < bytes; ++i) {
+      if (there[i] != at(i)) return false;
+    }
+    return true;
+  }
+  std::uint32_t seed;
+  std::uint32_t bytes;
+};
+
+// Slots are written again and again, as banks are: every chunk is looked at, byte by byte, the
+// moment its flag shows, and then overwritten with poison.
+TEST_P(ConformanceTest, AHundredThousandChunksArriveBeforeTheirFlags) {
+  const bool emulated = GetParam().config.fabric == "verbs";
+  const std::uint32_t chunks = emulated ? 5'000 : kSanitized ? 20'000 : 100'000;
+  constexpr std::uint32_t kSlots = 512;
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  const Memory source = a.memory(kSlots * std::uint64_t{Chunk::kBytesMax});
+  const Memory target = b.memory(source.bytes());
+  const auto remote = import(a, link, target);
+  std::vector<bool> sent(kSlots, true);  // the slot's last write is completed at the sender
+  std::uint32_t posted = 0, arrived = 0;
+  std::array<Event, 64> events;
+  const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(60);
+  while (arrived < chunks || !a.settled()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << arrived << " of " << chunks;
+    std::vector<Write> batch;
+    for (std::uint32_t next = posted; batch.size() < shm::kBatchMax && next < chunks; ++next) {
+      const std::uint32_t slot = next % kSlots;
+      if (!sent[slot] || next >= arrived + kSlots) break;
+      const std::uint64_t at = slot * std::uint64_t{Chunk::kBytesMax};
+      const Chunk chunk(next);
+      chunk.write(source.data() + at);
+      batch.push_back(
+          make_write(link, slot, 1 + next / kSlots, next, source, at, *remote, at, chunk.bytes));
+    }
+    const std::size_t taken = batch.empty() ? 0 : a.endpoint->post(link.id, batch);
+    for (std::size_t i = 0; i < taken; ++i) sent[posted++ % kSlots] = false;
+    for (std::size_t i = a.endpoint->poll(events); i-- > 0;) {
+      ASSERT_NE(events[i].kind, Event::Kind::kFailed);
+      if (events[i].kind == Event::Kind::kCompleted) sent[events[i].cookie % kSlots] = true;
+    }
+    b.poll();
+    // In whatever order they arrive, those up to the first gap are looked at and given free.
+    while (arrived < posted && b.flag(arrived % kSlots) == 1 + arrived / kSlots) {
+      std::byte* const at = target.data() + arrived % kSlots * std::uint64_t{Chunk::kBytesMax};
+      ASSERT_TRUE(Chunk(arrived).is(at)) << "chunk " << arrived;
+      std::memset(at, std::to_integer<int>(kPoison), Chunk::kBytesMax);
+      ++arrived;
+    }
+  }
+}
+
+TEST_P(ConformanceTest, TwoSessionsSideBySideDoNotSeeEachOther) {
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  constexpr std::uint32_t kCount = 200;
+  constexpr std::uint32_t kBytes = 3'001;
+  struct Session {
+    Memory source, target, flags;
+    std::unique_ptr<RemoteRegion> remote, remote_flags;
+  };
+  std::vector<Session> sessions;
+  for (std::uint32_t s = 0; s < 2; ++s) {
+    Session one{a.memory(kCount * std::uint64_t{kBytes}), b.memory(kCount * std::uint64_t{kBytes}),
+                b.memory(4 * kCount, true), nullptr, nullptr};
+    fill_random({one.source.data(), one.source.bytes()}, 50 + s);
+    std::memset(one.flags.data(), 0, one.flags.bytes());
+    one.remote = import(a, link, one.target);
+    one.remote_flags = import(a, link, one.flags);
+    sessions.push_back(std::move(one));
+  }
+  std::vector<Write> writes;
+  for (std::uint32_t i = 0; i < kCount; ++i) {
+    for (std::uint32_t s = 0; s < 2; ++s) {
+      const std::uint64_t at = i * std::uint64_t{kBytes};
+      Write write = make_write(link, i, 1 + s, 2 * i + s, sessions[s].source, at,
+                               *sessions[s].remote, at, kBytes);
+      write.flags = sessions[s].remote_flags.get();
+      write.immediate = shm::make_immediate(static_cast<std::uint16_t>(s), i, 1 + s);
+      writes.push_back(write);
+    }
+  }
+  ASSERT_TRUE(post_all(a, link.id, writes, {&a, &b}));
+  ASSERT_TRUE(pump({&a, &b}, [&] {
+    if (!b.ordered) return b.arrivals.size() == 2 * kCount && a.completed.size() == 2 * kCount;
+    for (std::uint32_t i = 0; i < kCount; ++i) {
+      for (std::uint32_t s = 0; s < 2; ++s) {
+        if (shm::load_acquire(reinterpret_cast<std::uint32_t*>(sessions[s].flags.data()) + i) !=
+            1 + s)
+          return false;
+      }
+    }
+    return a.completed.size() == 2 * kCount;
+  }));
+  for (const Session& one : sessions)
+    EXPECT_EQ(0, std::memcmp(one.source.data(), one.target.data(), kCount * std::uint64_t{kBytes}));
+  for (const auto& [immediate, count] : b.arrivals) EXPECT_EQ(count, 1) << immediate;
 }
 
 TEST_P(ConformanceTest, AFlagAloneArrives) {

@@ -55,7 +55,11 @@ PeerMessage random_message(std::size_t kind, Random& r) {
                       static_cast<std::uint16_t>(r.word()),
                       r.text(shm::kNameBytesMax),
                       r.text(shm::kNameBytesMax),
+                      {},
                       {}};
+      for (std::uint32_t i = r.below(shm::kLocalRanksMax + 1); i > 0; --i) {
+        hello.rail_devices.push_back(r.text(shm::kNameBytesMax));
+      }
       for (std::uint32_t i = r.below(shm::kLocalRanksMax + 1); i > 0; --i) {
         hello.rail_addresses.push_back(r.bytes(512));
       }
@@ -101,7 +105,7 @@ PeerMessage random_message(std::size_t kind, Random& r) {
 // The structs have no operator==; these are all their fields.
 auto fields(const PeerHello& m) {
   return std::tie(m.node, m.generation, m.abi_major, m.abi_minor, m.version, m.fabric,
-                  m.rail_addresses);
+                  m.rail_addresses, m.rail_devices);
 }
 auto fields(const PeerSession& m) { return std::tie(m.rank, m.slot, m.flag_count, m.flags_key); }
 auto fields(const JobReady& m) { return std::tie(m.job, m.part_id); }

@@ -1,0 +1,367 @@
+#include "daemon/doctor/checks.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace mk::doctor {
+namespace {
+
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+constexpr std::uint32_t kOfiFloor = (1u << 16) | 17;  // FI_VERSION(1, 17)
+constexpr std::uint32_t kEfaFloor = (1u << 16) | 20;
+
+bool wants_verbs(const Facts& facts) { return facts.fabric == "verbs"; }
+bool wants_efa(const Facts& facts) {
+  return facts.fabric == "ofi" && facts.provider.starts_with("efa");
+}
+
+/// `failing` where the configuration needs it, else `otherwise`.
+Outcome needed(bool is_needed, Outcome otherwise = Outcome::kSkip) {
+  return is_needed ? Outcome::kFail : otherwise;
+}
+
+std::string memlock_text(std::uint64_t bytes) {
+  return bytes == UINT64_MAX ? "unlimited" : fmt::format("{} KiB", bytes / 1024);
+}
+
+Finding memlock(const Facts& facts) {
+  Finding finding{
+      "limits.memlock", Outcome::kPass, "locked memory: " + memlock_text(facts.memlock_bytes), {}};
+  if (facts.memlock_bytes == UINT64_MAX) return finding;
+  finding.fix = "set LimitMEMLOCK=infinity in the service's unit, or `ulimit -l unlimited`";
+  if (!wants_verbs(facts) && !wants_efa(facts)) {
+    finding.outcome = Outcome::kSkip;
+    finding.evidence += fmt::format("; fabric {} locks none", facts.fabric);
+    finding.fix.clear();
+  } else if (facts.memlock_bytes < kGiB) {
+    finding.outcome = Outcome::kFail;
+    finding.evidence += "; a NIC's memory is locked, and sessions register gigabytes";
+  } else {
+    finding.outcome = Outcome::kWarn;
+    finding.evidence += "; sessions that register more are refused";
+  }
+  return finding;
+}
+
+Finding devices(const Facts& facts) {
+  Finding finding{"verbs.devices", Outcome::kPass, {}, {}};
+  if (!facts.verbs_built) {
+    finding.outcome = needed(wants_verbs(facts));
+    finding.evidence = "this build has no verbs fabric";
+    finding.fix = "install libibverbs-dev and build with MK_VERBS=ON";
+    return finding;
+  }
+  if (facts.ports.empty()) {
+    finding.outcome = needed(wants_verbs(facts));
+    finding.evidence =
+        facts.verbs_trouble.empty() ? "this machine has no RDMA device" : facts.verbs_trouble;
+    finding.fix = "load the NIC's driver (mlx5_ib) and ib_uverbs, and install ibverbs-providers";
+    return finding;
+  }
+  std::vector<std::string> names;
+  for (const PortFacts& port : facts.ports) names.push_back(port.name);
+  finding.evidence = fmt::format("ports: {}", fmt::join(names, ", "));
+  return finding;
+}
+
+/// A finding about every active port: `judge` gives each an outcome and a text; the worst counts.
+template <class Judge>
+Finding about_ports(std::string_view id, const Facts& facts, std::string fix, const Judge& judge) {
+  Finding finding{id, Outcome::kSkip, {}, {}};
+  for (const PortFacts& port : facts.ports) {
+    if (!port.active) continue;
+    const auto [outcome, text] = judge(port);
+    if (finding.outcome == Outcome::kSkip || outcome == Outcome::kFail ||
+        (outcome == Outcome::kWarn && finding.outcome == Outcome::kPass))
+      finding.outcome = outcome;
+    finding.evidence +=
+        fmt::format("{}{}: {}", finding.evidence.empty() ? "" : "; ", port.name, text);
+  }
+  if (finding.outcome == Outcome::kSkip) finding.evidence = "no RDMA port is active";
+  if (finding.outcome == Outcome::kWarn || finding.outcome == Outcome::kFail)
+    finding.fix = std::move(fix);
+  return finding;
+}
+
+Finding ports(const Facts& facts) {
+  Finding finding{"verbs.ports", Outcome::kPass, {}, {}};
+  if (facts.ports.empty()) return {"verbs.ports", Outcome::kSkip, "there is no RDMA port", {}};
+  bool any = false;
+  bool all = true;
+  for (const PortFacts& port : facts.ports) {
+    any = any || port.active;
+    all = all && port.active;
+    finding.evidence += fmt::format("{}{} is {} ({})", finding.evidence.empty() ? "" : ", ",
+                                    port.name, port.state, port.layer);
+  }
+  if (!all) {
+    finding.outcome = any ? Outcome::kWarn : needed(wants_verbs(facts), Outcome::kWarn);
+    finding.fix =
+        "bring the interface up (`ip link set DEV up`), check the cable and, on "
+        "InfiniBand, the subnet manager";
+  }
+  return finding;
+}
+
+Finding gids(const Facts& facts) {
+  return about_ports("verbs.gid", facts,
+                     "give the port's interface an IPv4 address, or name an entry with "
+                     "fabric.verbs.gid_index",
+                     [&](const PortFacts& port) {
+                       if (!port.gid_trouble.empty())
+                         return std::pair(needed(wants_verbs(facts), Outcome::kWarn),
+                                          port.gid_trouble);
+                       return std::pair(port.gid_link_local ? Outcome::kWarn : Outcome::kPass,
+                                        fmt::format("{}, {}", port.gid, port.gid_why));
+                     });
+}
+
+Finding mtus(const Facts& facts) {
+  return about_ports(
+      "verbs.mtu", facts,
+      "raise the interface's MTU (RoCE at 4096 bytes wants 4200 or more, e.g. 9000) "
+      "on the NICs and on the switches between them",
+      [](const PortFacts& port) {
+        return std::pair(
+            port.mtu_bytes < port.mtu_bytes_max ? Outcome::kWarn : Outcome::kPass,
+            fmt::format("{} bytes of {} possible", port.mtu_bytes, port.mtu_bytes_max));
+      });
+}
+
+Finding registration(const Facts& facts) {
+  return about_ports("verbs.register", facts,
+                     "see limits.memlock, and that the service may open /dev/infiniband/uverbs*",
+                     [&](const PortFacts& port) {
+                       return port.page_trouble.empty()
+                                  ? std::pair(Outcome::kPass, std::string("a page was registered"))
+                                  : std::pair(needed(wants_verbs(facts), Outcome::kWarn),
+                                              port.page_trouble);
+                     });
+}
+
+Finding gpu_memory(const Facts& facts) {
+  if (facts.gpu.empty()) return {"gpu.memory", Outcome::kSkip, "no GPU, or no CUDA driver", {}};
+  return about_ports(
+      "gpu.memory", facts,
+      "use the open GPU kernel modules (dmabuf) with Linux 5.12 or later, or load nvidia-peermem; "
+      "without either, payload is staged through host memory",
+      [](const PortFacts& port) {
+        if (port.dmabuf_trouble.empty())
+          return std::pair(Outcome::kPass, std::string("GPU memory was registered by dmabuf"));
+        if (port.peermem_trouble.empty())
+          return std::pair(Outcome::kPass,
+                           std::string("GPU memory was registered by the peer-memory module"));
+        return std::pair(Outcome::kWarn,
+                         fmt::format("neither by dmabuf ({}) nor by peer memory ({})",
+                                     port.dmabuf_trouble, port.peermem_trouble));
+      });
+}
+
+Finding ofi_version(const Facts& facts) {
+  Finding finding{"ofi.version", Outcome::kPass, "libfabric " + facts.ofi_version, {}};
+  const bool wanted = facts.fabric == "ofi";
+  if (facts.ofi_version.empty()) {
+    return {"ofi.version", needed(wanted), "this build has no ofi fabric",
+            "install libfabric-dev and build with MK_OFI=ON"};
+  }
+  if (facts.ofi_version_number < kOfiFloor) {
+    finding.outcome = needed(wanted, Outcome::kWarn);
+    finding.fix = "install libfabric 1.17 or later";
+  } else if (wants_efa(facts) && facts.ofi_version_number < kEfaFloor) {
+    finding.outcome = Outcome::kFail;
+    finding.evidence += ": provider efa emulates remote writes before 1.20";
+    finding.fix = "install AWS's efa_installer, or libfabric 1.20 or later";
+  }
+  return finding;
+}
+
+Finding ofi_providers(const Facts& facts) {
+  Finding finding{"ofi.providers", Outcome::kPass, {}, {}};
+  if (facts.ofi_version.empty())
+    return {"ofi.providers", Outcome::kSkip, "this build has no ofi fabric", {}};
+  std::vector<std::string> names;
+  bool there = false;
+  for (const ProviderFacts& provider : facts.providers) {
+    names.push_back(fmt::format("{} {}", provider.name, provider.version));
+    there =
+        there || provider.name == facts.provider || provider.name.starts_with(facts.provider + ";");
+  }
+  finding.evidence = names.empty() ? "no provider offers remote writes with immediate data"
+                                   : fmt::format("usable: {}", fmt::join(names, ", "));
+  if (facts.fabric == "ofi" && !there) {
+    finding.outcome = Outcome::kFail;
+    finding.evidence += fmt::format("; not '{}', which is configured", facts.provider);
+    finding.fix = "set fabric.ofi.provider to one of them, or install the one that is configured";
+  } else if (names.empty()) {
+    finding.outcome = Outcome::kWarn;
+    finding.fix = "install libfabric's providers";
+  }
+  return finding;
+}
+
+Finding huge_pages(const Facts& facts) {
+  Finding finding{
+      "memory.hugepages",
+      Outcome::kPass,
+      fmt::format("{} of {} huge pages of {} KiB free; transparent: {}", facts.huge_pages_free,
+                  facts.huge_pages, facts.huge_page_bytes / 1024,
+                  facts.transparent_huge_pages.empty() ? "unknown" : facts.transparent_huge_pages),
+      {}};
+  if (facts.huge_pages == 0 && facts.transparent_huge_pages == "never") {
+    finding.outcome = Outcome::kWarn;
+    finding.fix =
+        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: fewer entries in the "
+        "NIC's and the CPU's translation tables";
+  }
+  return finding;
+}
+
+Finding isolation(const Facts& facts) {
+  Finding finding{"cpu.isolation", Outcome::kPass, {}, {}};
+  const auto has = [](const std::vector<std::uint32_t>& all, std::int64_t cpu) {
+    return std::ranges::any_of(all, [&](std::uint32_t one) { return one == cpu; });
+  };
+  std::vector<std::int64_t> pinned, absent, shared;
+  for (const std::int64_t cpu : facts.proxy_cpus) {
+    if (cpu < 0) continue;
+    pinned.push_back(cpu);
+    if (!has(facts.cpus, cpu)) {
+      absent.push_back(cpu);
+    } else if (!has(facts.isolated_cpus, cpu)) {
+      shared.push_back(cpu);
+    }
+  }
+  if (pinned.empty()) {
+    finding.outcome = Outcome::kWarn;
+    finding.evidence = fmt::format("proxy threads are not pinned; {} CPUs, {} isolated",
+                                   facts.cpus.size(), facts.isolated_cpus.size());
+    finding.fix = "name a CPU near each rail's NIC in proxy.cpus, and keep it free (isolcpus=)";
+  } else if (!absent.empty()) {
+    finding.outcome = Outcome::kFail;
+    finding.evidence =
+        fmt::format("proxy.cpus names CPUs that are not online: {}", fmt::join(absent, ", "));
+    finding.fix = "name CPUs that are";
+  } else if (!shared.empty()) {
+    finding.outcome = Outcome::kWarn;
+    finding.evidence =
+        fmt::format("proxy threads share CPUs {} with everything else", fmt::join(shared, ", "));
+    finding.fix = "keep them free: isolcpus= on the kernel's command line, or a cpuset";
+  } else {
+    finding.evidence =
+        fmt::format("proxy threads have CPUs {} to themselves", fmt::join(pinned, ", "));
+  }
+  return finding;
+}
+
+Finding distances(const Facts& facts) {
+  Finding finding{"topology.distance", Outcome::kPass, {}, {}};
+  if (!facts.topology_trouble.empty()) {
+    finding.outcome = needed(wants_verbs(facts) || wants_efa(facts));
+    finding.evidence = facts.topology_trouble;
+    finding.fix = "`mkctl topology` draws what there is; fabric.verbs.devices names NICs by rail";
+    return finding;
+  }
+  bool any = false;
+  for (std::size_t rail = 0; rail < facts.rails.size(); ++rail) {
+    const RailFacts& one = facts.rails[rail];
+    finding.evidence += fmt::format("{}rail {}: {} ({})", finding.evidence.empty() ? "" : "; ",
+                                    rail, one.nics, one.why);
+    if (one.gpu.empty()) continue;
+    any = true;
+    if (!one.near) finding.outcome = Outcome::kWarn;
+  }
+  if (!any) {
+    finding.outcome = Outcome::kSkip;
+    finding.evidence += finding.evidence.empty() ? "no GPU" : "; no GPU";
+  } else if (finding.outcome == Outcome::kWarn) {
+    finding.fix =
+        "use NICs below the GPU's own PCIe switch or host bridge, if there are any: "
+        "`mkctl topology`";
+  }
+  return finding;
+}
+
+Finding abi(const Facts& facts) {
+  Finding finding{
+      "abi.version",
+      Outcome::kPass,
+      fmt::format("this program is {}, ABI {}.{}", facts.version, facts.abi_major, facts.abi_minor),
+      {}};
+  if (!facts.daemon.trouble.empty()) {
+    finding.outcome = Outcome::kSkip;
+    finding.evidence += fmt::format("; no daemon to compare with at {}: {}", facts.daemon.socket,
+                                    facts.daemon.trouble);
+    return finding;
+  }
+  finding.evidence +=
+      fmt::format("; the daemon at {} is {}, ABI {}.{}", facts.daemon.socket, facts.daemon.version,
+                  facts.daemon.abi_major, facts.daemon.abi_minor);
+  if (facts.daemon.abi_major != facts.abi_major) {
+    finding.outcome = Outcome::kFail;
+    finding.fix = "install the same major version of the daemon, its tools and libmkclient";
+  } else if (facts.daemon.abi_minor != facts.abi_minor || facts.daemon.version != facts.version) {
+    finding.outcome = Outcome::kWarn;
+    finding.fix = "restart the daemon after an upgrade";
+  }
+  return finding;
+}
+
+Finding peers(const Facts& facts) {
+  if (facts.peers.empty()) return {"peers.reachable", Outcome::kSkip, "no peer is configured", {}};
+  Finding finding{"peers.reachable", Outcome::kPass, {}, {}};
+  for (const PeerFacts& peer : facts.peers) {
+    const bool well = peer.trouble.empty();
+    finding.evidence += fmt::format("{}node {} ({}): {}", finding.evidence.empty() ? "" : "; ",
+                                    peer.id, peer.address, well ? "reachable" : peer.trouble);
+    if (!well) finding.outcome = Outcome::kFail;
+  }
+  if (finding.outcome == Outcome::kFail)
+    finding.fix = "start mkerneld there, check its `listen`, and the firewall between";
+  return finding;
+}
+
+Finding loopback_write(const Facts& facts) {
+  if (facts.write.trouble.empty()) {
+    return {"fabric.write",
+            Outcome::kPass,
+            fmt::format("4096 bytes and their flag arrived over {} in {:.0f} us",
+                        facts.write.endpoint, facts.write.microseconds),
+            {}};
+  }
+  return {"fabric.write", Outcome::kFail, facts.write.trouble,
+          "the checks above say why, or the configuration's [fabric]"};
+}
+
+}  // namespace
+
+std::string_view outcome_text(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kPass:
+      return "PASS";
+    case Outcome::kWarn:
+      return "WARN";
+    case Outcome::kFail:
+      return "FAIL";
+    case Outcome::kSkip:
+      break;
+  }
+  return "SKIP";
+}
+
+std::vector<Finding> examine(const Facts& facts) {
+  return {memlock(facts),       devices(facts),      ports(facts),         gids(facts),
+          mtus(facts),          registration(facts), gpu_memory(facts),    ofi_version(facts),
+          ofi_providers(facts), huge_pages(facts),   isolation(facts),     distances(facts),
+          abi(facts),           peers(facts),        loopback_write(facts)};
+}
+
+int exit_code(const std::vector<Finding>& findings) {
+  return std::ranges::any_of(findings,
+                             [](const Finding& one) { return one.outcome == Outcome::kFail; })
+             ? 1
+             : 0;
+}
+
+}  // namespace mk::doctor

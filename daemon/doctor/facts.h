@@ -1,0 +1,90 @@
+/// \file
+/// What the checks judge: everything about a machine that mkernel's well-being depends on, as plain
+/// data, so that a test can be any machine.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mk::doctor {
+
+/// One port of one RDMA device.
+struct PortFacts {
+  std::string name;   ///< "mlx5_0:1"
+  std::string state;  ///< "active", "down", ...
+  bool active = false;
+  std::string layer;  ///< "Ethernet", "InfiniBand"
+  std::uint32_t mtu_bytes = 0, mtu_bytes_max = 0;
+  std::string gid;      ///< the chosen entry, "index 3 = 10.0.0.1 (RoCE v2)"
+  std::string gid_why;  ///< and by which rule, with the table
+  bool gid_link_local = false;
+  std::string gid_trouble;      ///< why none could be chosen
+  std::string page_trouble;     ///< why a page of host memory was not registered; empty: it was
+  std::string dmabuf_trouble;   ///< why a page of GPU memory was not registered by dmabuf
+  std::string peermem_trouble;  ///< or by the peer-memory module; both empty without a GPU
+};
+
+struct ProviderFacts {
+  std::string name;  ///< "tcp;ofi_rxm"
+  std::string version;
+};
+
+/// How near a rail's NIC is to its GPU.
+struct RailFacts {
+  std::string gpu;  ///< empty: a machine without
+  std::string nics;
+  std::string why;
+  bool near = false;  ///< no path between CPU sockets or root complexes
+};
+
+struct PeerFacts {
+  std::uint32_t id = 0;
+  std::string address;
+  std::string trouble;  ///< empty: somebody accepts connections there
+};
+
+struct Facts {
+  // -- configuration --
+  std::string fabric = "loopback";
+  std::string provider = "tcp";
+  std::vector<std::int64_t> proxy_cpus;
+
+  // -- host --
+  std::uint64_t memlock_bytes = UINT64_MAX;  ///< UINT64_MAX: unlimited
+  std::uint64_t huge_pages = 0, huge_pages_free = 0, huge_page_bytes = 0;
+  std::string transparent_huge_pages;              ///< "always", "madvise", "never"; empty: unknown
+  std::vector<std::uint32_t> cpus, isolated_cpus;  ///< online; kept free by the kernel (isolcpus)
+
+  // -- networks --
+  bool verbs_built = false;
+  std::string verbs_trouble;  ///< why the devices could not be listed
+  std::vector<PortFacts> ports;
+  std::string gpu;                       ///< the GPU whose memory was tried; empty: none
+  std::string ofi_version;               ///< empty: not in this build
+  std::uint32_t ofi_version_number = 0;  ///< FI_VERSION
+  std::vector<ProviderFacts> providers;  ///< that can do what the ofi fabric needs
+  std::string topology_trouble;
+  std::vector<RailFacts> rails;
+
+  // -- the daemon and its peers --
+  std::string version;  ///< of this program
+  std::uint16_t abi_major = 0, abi_minor = 0;
+  struct Daemon {
+    std::string socket;
+    std::string trouble;  ///< it does not answer
+    std::string version;
+    std::uint16_t abi_major = 0, abi_minor = 0;
+  };
+  Daemon daemon;
+  std::vector<PeerFacts> peers;
+  struct LoopbackWrite {
+    std::string trouble;   ///< empty: bytes and flag arrived
+    std::string endpoint;  ///< what was written over
+    double microseconds = 0;
+  };
+  LoopbackWrite write;
+};
+
+}  // namespace mk::doctor

@@ -1,0 +1,52 @@
+// Which libfabric serves which provider, and what the fabric asks of one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "daemon/fabric/ofi/domain.h"
+#include "daemon/fabric/ofi/survey.h"
+
+namespace mk::fabric::ofi {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(OfiVersionsTest, EachProviderHasItsFloorAndTheMessageSaysWhatToInstall) {
+  EXPECT_TRUE(check_versions("tcp", FI_VERSION(1, 17)));
+  EXPECT_TRUE(check_versions("tcp", FI_VERSION(1, 22)));
+  EXPECT_TRUE(check_versions("efa", FI_VERSION(1, 20)));
+  EXPECT_TRUE(check_versions("efa", FI_VERSION(2, 0)));
+  const Status old = check_versions("tcp", FI_VERSION(1, 16));
+  ASSERT_FALSE(old);
+  EXPECT_EQ(old.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(old.error().message, AllOf(HasSubstr("1.16"), HasSubstr("1.17 or later")));
+  for (const std::uint32_t minor : {17u, 18u, 19u}) {
+    const Status emulates = check_versions("efa", FI_VERSION(1, minor));
+    ASSERT_FALSE(emulates);
+    EXPECT_THAT(emulates.error().message, AllOf(HasSubstr("1.20 or later"), HasSubstr("emulate"),
+                                                HasSubstr("efa_installer")));
+  }
+}
+
+TEST(OfiVersionsTest, NothingIsAskedOfAProviderBeyondWhatIsUsed) {
+  const Info hints = make_hints({});
+  EXPECT_EQ(hints->caps, FI_RMA | FI_WRITE | FI_REMOTE_WRITE) << "no FI_RMA_EVENT, no messages";
+  EXPECT_EQ(hints->domain_attr->cq_data_size, 4u);
+  EXPECT_EQ(hints->tx_attr->msg_order, 0u) << "no order is assumed";
+  EXPECT_EQ(hints->rx_attr->msg_order, 0u);
+}
+
+TEST(OfiVersionsTest, TheSurveyListsEachUsableProviderOnce) {
+  const Survey found = survey();
+  EXPECT_EQ(found.version_number, ::fi_version());
+  std::set<std::string> names;
+  for (const auto& [name, version] : found.providers) {
+    EXPECT_TRUE(names.insert(name + version).second) << name;
+    EXPECT_FALSE(version.empty());
+  }
+}
+
+}  // namespace
+}  // namespace mk::fabric::ofi
