@@ -297,4 +297,33 @@ Result<LaunchStats> OperatorFrame::finish(cudaStream_t stream, const Launch& lau
   return stats;
 }
 
+std::string OperatorFrame::progress(const Launch& launch) const {
+  const OnDevice on_device(device_);
+  auto state = std::make_unique<DeviceState>();
+  cudaStream_t stream = nullptr;
+  // The copy engine's work: it does not wait for the launch.
+  const bool read = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
+                    cudaMemcpyAsync(state.get(), state_, sizeof *state, cudaMemcpyDeviceToHost,
+                                    stream) == cudaSuccess &&
+                    cudaStreamSynchronize(stream) == cudaSuccess;
+  cudaStreamDestroy(stream);
+  if (!read) return "its device memory cannot be read";
+  const std::uint32_t epoch = state->epoch + 1;
+  std::string tiles;
+  std::uint32_t computed = 0;
+  for (std::uint32_t block = 0; block < launch.blocks.compute; ++block) {
+    if (state->local.done_by(Role::kCompute)[block] == epoch) {
+      ++computed;
+    } else if (tiles.size() < 60) {
+      tiles += fmt::format(" {}", block);
+    }
+  }
+  return fmt::format(
+      "{} launch {} on rank {}: {} of {} compute blocks have their tiles (not:{}); {} groups and "
+      "{} "
+      "blocks have ended, {} steps are taken, stop {}",
+      op_, epoch, world_.rank(), computed, launch.blocks.compute, tiles, state->groups_done,
+      state->blocks_done, state->taken, state->local.stop);
+}
+
 }  // namespace mk::kernels::cuda

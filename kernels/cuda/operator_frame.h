@@ -122,6 +122,8 @@ class OperatorFrame {
   Status status() const;
   /// Waits for the stream, then answers what the last launch did, or the first failure.
   Result<LaunchStats> finish(cudaStream_t stream, const Launch& launch) const;
+  /// How far a launch has come that does not end: for people.
+  std::string progress(const Launch& launch) const;
 
  private:
   Status choose_blocks(const CudaOptions& options, const GroupNeeds& needs,

@@ -43,7 +43,7 @@ namespace mk::kernels::moe_dispatch {
 
 /// Hands out this rank's routing, then its tokens. Only with several ranks.
 template <class Executor>
-MK_HOST_DEVICE bool share(MoeDispatchBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool share(MoeDispatchBlock<Executor>& block) {
   return gather::share(block.routing, block.own_routing()) &&
          gather::share(block.tokens, block.own_tokens());
 }
@@ -51,7 +51,7 @@ MK_HOST_DEVICE bool share(MoeDispatchBlock<Executor>& block) {
 /// Sends both round the ring: everybody's routing before anybody's tokens, because no rank can use
 /// a token before it has all routing. Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE bool send(MoeDispatchBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool send(MoeDispatchBlock<Executor>& block) {
   ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
                                block.totals.waits);
   bool sent = gather::send_first(block.routing, sender) &&
@@ -68,14 +68,14 @@ MK_HOST_DEVICE bool send(MoeDispatchBlock<Executor>& block) {
 
 /// Shows the node what has arrived. Only with several nodes and several local ranks.
 template <class Executor>
-MK_HOST_DEVICE bool receive(MoeDispatchBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool receive(MoeDispatchBlock<Executor>& block) {
   return gather::receive(block.routing) && gather::receive(block.tokens);
 }
 
 /// Calls visit(part, table) for the parts `index`, `index` + plan blocks, ... of the routing plan,
 /// as their tables arrive.
 template <class Executor, class Visit>
-MK_HOST_DEVICE bool for_own_parts(MoeDispatchBlock<Executor>& block, Visit&& visit) {
+MK_HOST_DEVICE inline bool for_own_parts(MoeDispatchBlock<Executor>& block, Visit&& visit) {
   const std::uint32_t parts = block.plan.shape().parts();
   for (std::uint32_t part = block.index; part < parts; part += block.launch.blocks.plan) {
     RoutingTable table;
@@ -87,7 +87,7 @@ MK_HOST_DEVICE bool for_own_parts(MoeDispatchBlock<Executor>& block, Visit&& vis
 
 /// The routing plan; block 0 makes the step that is one block's.
 template <class Executor>
-MK_HOST_DEVICE bool plan(MoeDispatchBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool plan(MoeDispatchBlock<Executor>& block) {
   const auto count = [&](std::uint32_t part, const RoutingTable& table) {
     block.plan.count(part, table);
   };
@@ -110,7 +110,7 @@ MK_HOST_DEVICE bool plan(MoeDispatchBlock<Executor>& block) {
 
 /// Packs the row tiles `index`, `index` + pull blocks, ... in the order in which they are computed.
 template <class Executor>
-MK_HOST_DEVICE bool pull(MoeDispatchBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool pull(MoeDispatchBlock<Executor>& block) {
   if (!block.await_plan()) return false;
   const std::uint32_t token_bytes = block.schedule.token_bytes();
   for (std::uint32_t i = block.index; i < block.row_tiles(); i += block.launch.blocks.pull) {
@@ -137,7 +137,7 @@ MK_HOST_DEVICE bool pull(MoeDispatchBlock<Executor>& block) {
 
 /// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
 template <class Executor>
-MK_HOST_DEVICE bool compute(MoeDispatchBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool compute(MoeDispatchBlock<Executor>& block) {
   if (!block.await_plan()) return false;
   if (block.launch.mode == Mode::kUnfused && !block.await_pulled()) return false;
   const std::uint64_t steps = block.schedule.steps(block.row_tiles());

@@ -39,8 +39,8 @@ namespace mk::kernels::ring_attention {
 
 /// One item over the steps of one pass.
 template <class Executor>
-MK_HOST_DEVICE bool compute_item(RingAttentionBlock<Executor>& block, const AttentionItem& item,
-                                 std::uint32_t pass) {
+MK_HOST_DEVICE inline bool compute_item(RingAttentionBlock<Executor>& block,
+                                        const AttentionItem& item, std::uint32_t pass) {
   const RingAttentionSchedule& schedule = block.schedule;
   if (!schedule.in_pass(item.query, pass)) return true;
   if (pass == 0) {
@@ -69,7 +69,7 @@ MK_HOST_DEVICE bool compute_item(RingAttentionBlock<Executor>& block, const Atte
 
 /// Computes items `index`, `index` + compute blocks, ..., in each pass.
 template <class Executor>
-MK_HOST_DEVICE bool compute(RingAttentionBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool compute(RingAttentionBlock<Executor>& block) {
   if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
   for (std::uint32_t pass = 0; pass < block.schedule.passes(); ++pass) {
     for (std::uint32_t number = block.index; number < block.schedule.items();
@@ -83,17 +83,17 @@ MK_HOST_DEVICE bool compute(RingAttentionBlock<Executor>& block) {
 }
 
 template <class Executor>
-MK_HOST_DEVICE bool share(RingAttentionBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool share(RingAttentionBlock<Executor>& block) {
   return gather::share(block.gather, block.launch.keys_values);
 }
 template <class Executor>
-MK_HOST_DEVICE bool send(RingAttentionBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool send(RingAttentionBlock<Executor>& block) {
   return gather::send(block.gather, [&block] {
     return block.await_blocks(Role::kCompute, block.launch.blocks.compute, kGatherHopsMax + 1);
   });
 }
 template <class Executor>
-MK_HOST_DEVICE bool receive(RingAttentionBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool receive(RingAttentionBlock<Executor>& block) {
   return gather::receive(block.gather);
 }
 

@@ -50,6 +50,7 @@ class AgGemmRank : public RankOperator {
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+  std::string progress() const override { return op_->progress(); }
 
  private:
   std::unique_ptr<kernels::AgGemmCuda> op_;
@@ -68,6 +69,7 @@ class SumRank : public RankOperator {
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+  std::string progress() const override { return op_->progress(); }
   const void* output() const override {
     if constexpr (requires { op_->output(); }) {
       return op_->output();

@@ -52,6 +52,7 @@ class RankOperator {
   virtual Status status() const = 0;
   virtual Result<kernels::LaunchStats> finish(cudaStream_t stream) = 0;
   virtual const kernels::RoleBlocks& blocks() const = 0;
+  virtual std::string progress() const = 0;
   /// GEMM+AR's C in the workspace.
   virtual const void* output() const { return nullptr; }
 };

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -186,7 +187,7 @@ class Stopwatch {
     timing.by_rank.resize(job_.world());
     for (std::uint32_t r = 0; r < job_.world(); ++r) {
       job_.make_current(r);
-      require(cudaStreamSynchronize(job_.stream(r)), "launch");
+      await(r);
       float ms = 0;
       require(cudaEventElapsedTime(&ms, begin_[r], end_[r]), "event");
       timing.by_rank[r].push_back(ms * 1e3);
@@ -196,6 +197,20 @@ class Stopwatch {
   }
 
  private:
+  /// Ends the process, with how far everybody has come, when a launch does not end.
+  void await(std::uint32_t rank) {
+    constexpr std::chrono::seconds kLong{10};
+    const auto begin = std::chrono::steady_clock::now();
+    cudaError_t state = cudaSuccess;
+    while ((state = cudaStreamQuery(job_.stream(rank))) == cudaErrorNotReady) {
+      if (std::chrono::steady_clock::now() - begin < kLong) continue;
+      for (std::uint32_t r = 0; r < job_.world(); ++r)
+        fmt::print(stderr, "{}\n", job_.op(r).progress());
+      std::_Exit(1);
+    }
+    require(state, "launch");
+  }
+
   Job& job_;
   cudaEvent_t start_ = nullptr;
   std::vector<cudaEvent_t> begin_, end_;
@@ -389,10 +404,15 @@ int run(int argc, char** argv) {
   for (const Op op : options.ops) {
     std::vector<mk::test::Shape> shapes = options.shapes;
     if (shapes.empty()) {
-      // A layer of width 8192 and 28672 dealt out over eight ranks.
+      // A layer of width 8192 and 57344 (AG+GEMM) or 28672 dealt out over eight ranks; then square
+      // products, dealt out.
       for (const int m : {2048, 4096, 8192, 16384, 32768}) {
         shapes.push_back(op == Op::kAgGemm ? mk::test::Shape{m, 7168, 8192}
                                            : mk::test::Shape{m, 8192, 3584});
+      }
+      for (const int m : {4096, 8192, 16384, 32768}) {
+        shapes.push_back(op == Op::kAgGemm ? mk::test::Shape{m, m / 8, m}
+                                           : mk::test::Shape{m, m, m / 8});
       }
     }
     for (const mk::test::Shape& shape : shapes) {

@@ -109,6 +109,7 @@ class AgGemmCuda::Impl {
   }
   const AgGemmPlan& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
+  std::string progress() const { return frame_.progress(arguments_.launch); }
 
  private:
   Status make_maps(const World& world, void* c, std::uint64_t ldc, std::uint32_t m) {
@@ -163,5 +164,6 @@ Status AgGemmCuda::status() const { return impl_->status(); }
 Result<LaunchStats> AgGemmCuda::finish(cudaStream_t stream) { return impl_->finish(stream); }
 const AgGemmPlan& AgGemmCuda::plan() const { return impl_->plan(); }
 const RoleBlocks& AgGemmCuda::blocks() const { return impl_->blocks(); }
+std::string AgGemmCuda::progress() const { return impl_->progress(); }
 
 }  // namespace mk::kernels

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/ag_gemm/plan.h"
 #include "kernels/comm/launch_stats.h"
@@ -46,6 +47,8 @@ class AgGemmCuda {
 
   const AgGemmPlan& plan() const;
   const RoleBlocks& blocks() const;
+  /// How far a launch has come that does not end: for people.
+  std::string progress() const;
 
  private:
   class Impl;

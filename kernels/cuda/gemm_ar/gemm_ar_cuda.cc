@@ -77,6 +77,7 @@ class GemmArCuda::Impl {
   }
   const GemmArPlan& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
+  std::string progress() const { return frame_.progress(arguments_.launch); }
   const void* output() const { return workspace(world().local) + plan_.layout.out; }
 
  private:
@@ -144,5 +145,6 @@ Result<LaunchStats> GemmArCuda::finish(cudaStream_t stream) { return impl_->fini
 const void* GemmArCuda::output() const { return impl_->output(); }
 const GemmArPlan& GemmArCuda::plan() const { return impl_->plan(); }
 const RoleBlocks& GemmArCuda::blocks() const { return impl_->blocks(); }
+std::string GemmArCuda::progress() const { return impl_->progress(); }
 
 }  // namespace mk::kernels

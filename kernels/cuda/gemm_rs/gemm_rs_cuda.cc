@@ -83,6 +83,7 @@ class GemmRsCuda::Impl {
   }
   const GemmRsPlan& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
+  std::string progress() const { return frame_.progress(arguments_.launch); }
 
  private:
   const World& world() const { return arguments_.launch.context.world; }
@@ -161,5 +162,6 @@ Status GemmRsCuda::status() const { return impl_->status(); }
 Result<LaunchStats> GemmRsCuda::finish(cudaStream_t stream) { return impl_->finish(stream); }
 const GemmRsPlan& GemmRsCuda::plan() const { return impl_->plan(); }
 const RoleBlocks& GemmRsCuda::blocks() const { return impl_->blocks(); }
+std::string GemmRsCuda::progress() const { return impl_->progress(); }
 
 }  // namespace mk::kernels

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
@@ -45,6 +46,8 @@ class GemmRsCuda {
 
   const GemmRsPlan& plan() const;
   const RoleBlocks& blocks() const;
+  /// How far a launch has come that does not end: for people.
+  std::string progress() const;
 
  private:
   class Impl;
