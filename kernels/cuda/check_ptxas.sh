@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # check_ptxas.sh [CuTe's include folder]: compiles the hot kernels as the build does and reads ptxas' report. Fails on a
-# spill, a stack frame, wgmma serialised (C7510) or setmaxnreg ignored (C7508); prints each kernel's registers. Needs nvcc,
-# no GPU; about 20 s on two cores. NVCC and NVCC_FLAGS (added at the end) may be set.
+# spill, a stack frame, wgmma serialised (C7509, C7510) or setmaxnreg ignored (C7506, C7508); prints each kernel's registers.
+# Of the operators' kernels it takes two each; their leaders' roles may have a stack frame, which the product does not touch.
+# Needs nvcc, no GPU; about 40 s on two cores. NVCC and NVCC_FLAGS (added at the end) may be set.
 set -u
 cd "$(dirname "$0")/../.."
 include=${1:-${MK_CUTLASS_INCLUDE:-}}
@@ -13,10 +14,13 @@ nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-units=(kernels/cuda/*_kernels_*.cu tests/gpu/gemm_seams.cu)
+units=(kernels/cuda/*_kernels_*.cu tests/gpu/gemm_seams.cu kernels/cuda/*/*_kernels_bf16.cu)
+is_operator() { [[ $1 == kernels/cuda/*/* ]]; }
 compile() {
+  local few=
+  is_operator "$1" && few=-DMK_CUDA_FEW_KERNELS
   "$nvcc" -std=c++20 -O3 -DNDEBUG --expt-relaxed-constexpr -I. -isystem "$include" \
-    -gencode arch=compute_90a,code=sm_90a -Xptxas -v ${NVCC_FLAGS:-} -cubin -o "$work/$2.cubin" "$1" >"$work/$2.log" 2>&1 ||
+    -gencode arch=compute_90a,code=sm_90a -Xptxas -v $few ${NVCC_FLAGS:-} -cubin -o "$work/$2.cubin" "$1" >"$work/$2.log" 2>&1 ||
     echo "$1 does not compile" >>"$work/$2.log.failed"
 }
 for i in "${!units[@]}"; do
@@ -34,9 +38,11 @@ for i in "${!units[@]}"; do
     continue
   fi
   # One line per kernel: what it is, its registers, its stack and spills; and every line that ptxas adds to the usual ones.
-  c++filt <"$work/$i.log" | awk '
+  frames=0
+  is_operator "${units[$i]}" && frames=1
+  c++filt <"$work/$i.log" | awk -v frames=$frames '
     /Compiling entry function/ { match($0, /\047.*\047 for/); name = substr($0, RSTART + 1, RLENGTH - 6); kernels++ }
-    /bytes stack frame/ { frame = $0; if ($1 + $5 + $9 > 0) { bad = 1; frame = frame "   <-- SPILLS" } }
+    /bytes stack frame/ { frame = $0; if ((frames ? 0 : $1) + $5 + $9 > 0) { bad = 1; frame = frame "   <-- SPILLS" } }
     /Used [0-9]+ registers/ {
       match($0, /Used [0-9]+/)
       gsub(/mk::kernels::cuda::|mk::test::|\(anonymous namespace\)::|void |\(int\)|\(mk::kernels::cuda::BLayout\)/, "", name)
@@ -47,5 +53,5 @@ for i in "${!units[@]}"; do
     /\(C7[0-9]+\)|serialized|setmaxnreg/ { print "  " $0; bad = 1 }
     END { if (!kernels) { print "  no kernel in the report"; bad = 1 }; exit bad }' || bad=1
 done
-[ $bad = 0 ] && echo "no spills, no stack frames, no serialised wgmma" || echo "FAILED"
+[ $bad = 0 ] && echo "no spills, no stack frames where products are made, no serialised wgmma" || echo "FAILED"
 exit $bad
