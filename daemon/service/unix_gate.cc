@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,8 +59,12 @@ Result<std::unique_ptr<UnixGate>> UnixGate::open(Options options, ConnectionBook
                                                  Deliver deliver) {
   auto listener = shm::FrameListener::listen(options.path, options.mode);
   if (!listener) return propagate(listener);
-  if (options.group && ::chown(options.path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
-    return fail_errno(errno, "cannot give {} to group {}", options.path, *options.group);
+  struct stat file {};
+  // Only root may give it to any group, and under systemd's filter nobody may call chown.
+  if (options.group && ::stat(options.path.c_str(), &file) == 0 && file.st_gid != *options.group &&
+      ::chown(options.path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
+    return fail_errno(errno, "cannot give {} to group {} (admin.group)", options.path,
+                      *options.group);
   }
   return std::unique_ptr<UnixGate>(
       new UnixGate(std::move(*listener), std::move(options), book, std::move(deliver)));
