@@ -22,6 +22,7 @@ inline constexpr Plant kPlants[] = {
     {"bounds_without_offset", "no byte outside a registered buffer"},
     {"drains_with_writes_posted", "no byte outside a registered buffer"},
     {"memory_goes_early", "no byte outside a registered buffer"},
+    {"writes_to_the_departed", "no byte outside a registered buffer"},
     {"releases_an_epoch_early", "no write into a bank that is not released"},
     {"others_not_told", "every launch ends within its deadline"},
     {"refused_for_ever", "every launch ends within its deadline"},

@@ -2,7 +2,7 @@
 # Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
 # failed.
 #
-#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,rdma,cuda,asan,tsan,tidy,ops,coverage,package] [--jobs N] [--label REGEX]
+#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,sim,rdma,cuda,asan,tsan,tidy,ops,coverage,package] [--jobs N] [--label REGEX]
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
 # style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
@@ -11,6 +11,7 @@
 # model  the protocol models and their mutants   fuzz   libFuzzer over what comes from outside (MK_FUZZ_SECONDS
 #        each, default 60; nightly: 600)
 # rdma   verbs over a software RDMA NIC in a virtual machine without KVM (tests/rdma): 4 to 8 minutes
+# sim    whole clusters under simulation, fresh seeds for MK_SIM_SECONDS (default 120)
 # ops    units, metrics, alerts and dashboards, discovery, restarts, Slurm, launchers, Kubernetes, README's commands
 # coverage  builds once more with gcov and runs the unit tests of shm, daemon and client; only when named
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
@@ -20,7 +21,7 @@
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
-default_stages=deps,style,model,fuzz,unit,rdma,cuda,asan,tsan,tidy,ops
+default_stages=deps,style,model,fuzz,unit,sim,rdma,cuda,asan,tsan,tidy,ops
 all_stages=$default_stages,coverage,package
 stages=$default_stages
 jobs=$(nproc)
@@ -31,7 +32,7 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || { echo "run.sh: $1 needs a value" >&2; exit 2; }
       case $1 in --jobs) jobs=$2 ;; --label) label=$2 ;; *) stages=$2 ;; esac
       shift 2 ;;
-    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -237,6 +238,13 @@ stage_rdma() {
     for ((; bad > 0; bad--)); do fail "rdma $name" "$out/$name.log"; done
   done < <(cat "$out/results" 2>/dev/null)
   [ $status = 0 ] || fail "rdma virtual machine (status $status)" "$log"
+}
+
+# Fresh seeds; the fixed ones are a test of their own. A failing one is in the log with the command that replays it.
+stage_sim() {
+  build dev || [ $? = 1 ] || return
+  check "simulation" "$build_root/dev/tests/sim/mksim" --seconds "${MK_SIM_SECONDS:-120}"
+  tail -n 1 "$logs/simulation.log" | sed 's/^/  /'
 }
 
 stage_cuda() {

@@ -421,7 +421,9 @@ void ControlPlane::Impl::open_peer_buffer(Client& client, std::uint64_t request,
 }
 
 void ControlPlane::Impl::detach(Client& client, std::uint64_t request, shm::Detach&, shm::Frame&) {
-  constexpr std::uint64_t kRingsDoneTimeoutNs = 1'000'000'000;
+  // What it committed may be held up by a network that takes nothing for a while. Shorter than
+  // libmkclient's own wait.
+  constexpr std::uint64_t kRingsDoneTimeoutNs = 4'000'000'000;
   if (client.session == nullptr || client.session->state == SessionState::kFailed) {
     // It is over already; what is left of it needs no client.
     if (client.session != nullptr) client.session->client.reset();

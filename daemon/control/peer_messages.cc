@@ -346,8 +346,11 @@ void ControlPlane::Impl::part_left(Job& job, RemotePart& part, const JobLeft& le
   std::uint32_t rank = left.rank;
   if (left.code == ErrorCode::kOk) {
     part.gone = true;
-    // It has no use for our buffers any more, and nobody to send them back.
+    // It has no use for our buffers any more, and nobody to send them back; and its own memory goes
+    // before our ranks do, whatever they still write.
     for (Session* session : job.sessions()) {
+      const std::uint32_t peer = part.part.node_rank * job.local_size + session->attach.local_rank;
+      proxy_of(*session).apply(RetirePeer{session->slot, static_cast<std::uint16_t>(peer)});
       std::vector<std::uint16_t> handles;
       for (auto& [handle, buffer] : session->buffers) {
         if (buffer.withdrawal && buffer.withdrawal->nodes_left.erase(part.node) != 0) {

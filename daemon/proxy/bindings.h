@@ -66,6 +66,7 @@ struct Peer {
   std::uint32_t slot = 0;                       ///< its session slot at its own daemon
   const fabric::RemoteRegion* flags = nullptr;  ///< ordered fabrics
   std::uint32_t flag_count = 0;
+  bool retired = false;  ///< gone in order: nothing is sent to it any more
   Flow flow;
   BufferTable<fabric::RemoteRegion> buffers;
 };

@@ -219,15 +219,11 @@ std::uint32_t Engine::take_turn(Session& session, Lane& lane) {
   std::uint64_t bytes = 0;
   std::uint32_t moved = 0;
   while (!paced(session, lane) && (lane.holds || take_next(session, lane, bytes))) {
-    Peer& peer = *lane.held.peer;
-    LinkQueue& link = *peer.link;
-    if (!link.admits(peer.flow)) {
-      if (link.full()) lane.stats->credit_stalls.add(1);
+    if (lane.held.peer->retired) {
+      complete_unsent(session, lane);
+    } else if (!hand_over(session, lane)) {
       break;
     }
-    session.pacer.take(now_ns_, lane.held.command.bytes);
-    link.push(lane, peer.flow, now_ns_);
-    if (link.full()) post(link);
     if (++moved == kLaneTurnMax) {
       more_expected_ = true;
       break;
@@ -242,6 +238,29 @@ std::uint32_t Engine::take_turn(Session& session, Lane& lane) {
     lane.stats->bytes.add(bytes);
   }
   return moved;
+}
+
+bool Engine::hand_over(Session& session, Lane& lane) {
+  Peer& peer = *lane.held.peer;
+  LinkQueue& link = *peer.link;
+  if (!link.admits(peer.flow)) {
+    if (link.full()) lane.stats->credit_stalls.add(1);
+    return false;
+  }
+  session.pacer.take(now_ns_, lane.held.command.bytes);
+  link.push(lane, peer.flow, now_ns_);
+  if (link.full()) post(link);
+  return true;
+}
+
+void Engine::complete_unsent(Session& session, Lane& lane) {
+  lane.holds = false;
+  --session.outstanding;
+  settle_due_ = settle_due_ || answers_waiting_ != 0;
+  const std::uint32_t in_order = lane.window.complete(*lane.held_entry);
+  if (in_order == 0) return;
+  lane.consumer.publish_completed(in_order);
+  lane.stats->completed.add(in_order);
 }
 
 bool Engine::paced(const Session& session, const Lane& lane) {

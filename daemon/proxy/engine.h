@@ -68,6 +68,7 @@ class Engine {
   void on_mail(Parcel& parcel, const BindPeer& bind);
   void on_mail(Parcel& parcel, const BindPeerBuffer& bind);
   void on_mail(Parcel& parcel, const UnbindPeerBuffer& unbind);
+  void on_mail(Parcel& parcel, const RetirePeer& retire);
   void on_mail(Parcel& parcel, const FenceSession& asked);
   void on_mail(Parcel& parcel, const SetShare& share);
 
@@ -81,6 +82,10 @@ class Engine {
   std::uint32_t take_from(Session& session);
   std::uint32_t take_turn(Session& session, Lane& lane);
   bool take_next(Session& session, Lane& lane, std::uint64_t& bytes);
+  /// Puts the lane's held command into its link's submission; false when there is no room now.
+  bool hand_over(Session& session, Lane& lane);
+  /// Completes the lane's held command without sending it.
+  void complete_unsent(Session& session, Lane& lane);
   /// Whether the session's limit holds the lane up now.
   bool paced(const Session& session, const Lane& lane);
   std::uint32_t post(LinkQueue& link);

@@ -109,6 +109,12 @@ void Engine::on_mail(Parcel&, const UnbindPeerBuffer& unbind) {
   settle_due_ = true;
 }
 
+void Engine::on_mail(Parcel&, const RetirePeer& retire) {
+  Session* session = sessions_.find(retire.slot);
+  Peer* peer = session != nullptr ? session->bindings.peer(retire.peer_rank) : nullptr;
+  if (peer != nullptr && !MK_PLANT(writes_to_the_departed)) peer->retired = true;
+}
+
 void Engine::on_mail(Parcel&, const FenceSession& asked) {
   Session* session = sessions_.find(asked.slot);
   if (session == nullptr) {

@@ -69,6 +69,12 @@ struct BindPeer {
   const fabric::RemoteRegion* flags = nullptr;  ///< ordered fabrics
   std::uint32_t flag_count = 0;
 };
+/// The rail peer has left in order, and its memory may go at any time: what the session still sends
+/// to it goes nowhere, and counts as completed.
+struct RetirePeer {
+  SessionSlot slot = 0;
+  std::uint16_t peer_rank = 0;
+};
 /// A buffer of a rail peer may be a destination from now on.
 struct BindPeerBuffer {
   SessionSlot slot = 0;
@@ -89,7 +95,7 @@ struct FenceSession {
   SessionSlot slot = 0;
 };
 using ProxyCommand = std::variant<AddSession, BindBuffer, UnbindBuffer, BindPeer, BindPeerBuffer,
-                                  UnbindPeerBuffer, FenceSession, SetShare>;
+                                  UnbindPeerBuffer, RetirePeer, FenceSession, SetShare>;
 
 // -- proxy -> control
 // -----------------------------------------------------------------------------------------------

@@ -99,7 +99,6 @@ Result<std::unique_ptr<fabric::LocalRegion>> SimEndpoint::register_memory(
   region->memory = memory;
   region->file = file_of(memory.fd);
   network_.regions.emplace(region->number, region);
-  network_.region_nodes.emplace(region->number, node);
   return std::make_unique<SimLocalRegion>(network_, *this, region);
 }
 
@@ -180,6 +179,7 @@ void SimEndpoint::launch(SimLink& link, const fabric::Write& write) {
   const NetworkPlan& plan = network_.plan;
   const auto flight = std::make_shared<Flight>();
   flight->write = write;
+  flight->target = link.target_node;
   link.flights.push_back(flight);
   if (write.bytes != 0) {
     flight->src = static_cast<const SimLocalRegion*>(write.src)->region;
@@ -217,8 +217,8 @@ void SimEndpoint::launch(SimLink& link, const fabric::Write& write) {
       if (begin == end) continue;
       const std::uint64_t when = world_.now() + network_.delay();
       landed_ns = std::max(landed_ns, when);
-      world_.at(when, self_, [=, this, target = link.target_node](SimEndpoint*&) {
-        if (!flight->ended) land(flight, target, begin, end);
+      world_.at(when, self_, [=, this](SimEndpoint*&) {
+        if (!flight->ended) land(flight, begin, end);
       });
     }
   }
@@ -230,8 +230,7 @@ void SimEndpoint::launch(SimLink& link, const fabric::Write& write) {
       late ? random.between(landed_ns, shown_ns) : shown_ns + network_.delay();
   if (ordered) {
     world_.at(shown_ns, self_, [=, this](SimEndpoint*&) {
-      if (!flight->ended || flight->completed)
-        show_flag(flight->flags, write.flag_index, write.epoch);
+      if (!flight->ended || flight->completed) show_flag(flight);
     });
   } else {
     world_.at(shown_ns, self_, [=, this, target = link.target](SimEndpoint*&) {
@@ -265,26 +264,11 @@ void SimEndpoint::launch(SimLink& link, const fabric::Write& write) {
 }
 
 /// Bytes [begin, end) of the payload become visible at the receiver.
-void SimEndpoint::land(const std::shared_ptr<Flight>& flight, std::uint64_t target_node,
-                       std::uint64_t begin, std::uint64_t end) {
+void SimEndpoint::land(const std::shared_ptr<Flight>& flight, std::uint64_t begin,
+                       std::uint64_t end) {
   const fabric::Write& write = flight->write;
   const auto found = network_.regions.find(flight->dst);
-  if (found == network_.regions.end()) {
-    const auto owner = static_cast<NodeId>(target_node);
-    if (!network_.watch.may_have_lost_touch(node, owner)) {
-      world_.violate(
-          fmt::format("a write of node {} reached memory of node {} (key {}) that is not "
-                      "registered any more",
-                      node, owner, flight->dst));
-    }
-    for (const auto& [id, link] : links_) {
-      if (std::ranges::find(link->flights, flight) == link->flights.end()) continue;
-      network_.watch.on_trouble(node, owner, 0);
-      fail_link(*link, ErrorCode::kLinkDown, "remote access error");
-      break;
-    }
-    return;
-  }
+  if (found == network_.regions.end()) return reach_nothing(flight, flight->dst);
   const SimRegion& dst = *found->second;
   world_.trace([&] {
     return fmt::format("  lands: bytes {} to {} of cookie {:#x}, epoch {}, key {}+{}", begin, end,
@@ -304,17 +288,38 @@ void SimEndpoint::land(const std::shared_ptr<Flight>& flight, std::uint64_t targ
       {dst.file, dst.memory.fd_offset + write.dst_offset + begin, end - begin, write.epoch});
 }
 
-void SimEndpoint::show_flag(std::uint64_t region, std::uint32_t index, std::uint32_t epoch) {
-  const auto found = network_.regions.find(region);
-  if (found == network_.regions.end()) return;  // a late flag of a write that was completed
-  const SimRegion& flags = *found->second;
-  if ((std::uint64_t{index} + 1) * sizeof(std::uint32_t) > flags.memory.bytes) {
-    world_.violate(
-        fmt::format("node {} wrote flag {} of {} bytes of flags", node, index, flags.memory.bytes));
+void SimEndpoint::show_flag(const std::shared_ptr<Flight>& flight) {
+  const fabric::Write& write = flight->write;
+  const auto found = network_.regions.find(flight->flags);
+  if (found == network_.regions.end()) {
+    // The flag of a write that was completed before may come late, to nobody.
+    if (!flight->completed) reach_nothing(flight, flight->flags);
     return;
   }
-  shm::flag_publish(reinterpret_cast<std::uint32_t*>(flags.memory.address) + index, epoch);
+  const SimRegion& flags = *found->second;
+  if ((std::uint64_t{write.flag_index} + 1) * sizeof(std::uint32_t) > flags.memory.bytes) {
+    world_.violate(fmt::format("node {} wrote flag {} of {} bytes of flags", node, write.flag_index,
+                               flags.memory.bytes));
+    return;
+  }
+  shm::flag_publish(reinterpret_cast<std::uint32_t*>(flags.memory.address) + write.flag_index,
+                    write.epoch);
   network_.watch.on_flag(flags.file);
+}
+
+/// What the key names is not registered any more: the link ends in an error, with all who use it.
+void SimEndpoint::reach_nothing(const std::shared_ptr<Flight>& flight, std::uint64_t key) {
+  if (!network_.watch.may_have_lost_touch(node, flight->target)) {
+    world_.violate(
+        fmt::format("a write of node {} reached memory of node {} (key {}) that is not registered "
+                    "any more",
+                    node, flight->target, key));
+  }
+  for (const auto& [id, link] : links_) {
+    if (std::ranges::find(link->flights, flight) == link->flights.end()) continue;
+    network_.watch.on_trouble(node, flight->target, 0);
+    return fail_link(*link, ErrorCode::kLinkDown, "remote access error");
+  }
 }
 
 void SimEndpoint::end(const std::shared_ptr<Flight>& flight, const fabric::Event& event) {

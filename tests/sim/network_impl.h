@@ -25,6 +25,7 @@ struct SimRegion {
 /// One write between `post` and the poll that reports its end.
 struct Flight {
   fabric::Write write;
+  NodeId target = 0;
   std::shared_ptr<SimRegion> src;  ///< null: no payload
   std::uint64_t dst = 0;           ///< the region's number
   std::uint64_t flags = 0;
@@ -60,7 +61,6 @@ class Network::Impl {
   NetworkWatch& watch;
   std::map<std::uint64_t, SimEndpoint*> endpoints;              ///< by number
   std::map<std::uint64_t, std::shared_ptr<SimRegion>> regions;  ///< the living, by number
-  std::map<std::uint64_t, NodeId> region_nodes;                 ///< of all there ever were
   std::uint64_t next_number = 1;
 };
 
@@ -110,9 +110,9 @@ class SimEndpoint final : public fabric::Endpoint {
   };
 
   void launch(SimLink& link, const fabric::Write& write);
-  void land(const std::shared_ptr<Flight>& flight, std::uint64_t target_node, std::uint64_t begin,
-            std::uint64_t end);
-  void show_flag(std::uint64_t region, std::uint32_t index, std::uint32_t epoch);
+  void land(const std::shared_ptr<Flight>& flight, std::uint64_t begin, std::uint64_t end);
+  void show_flag(const std::shared_ptr<Flight>& flight);
+  void reach_nothing(const std::shared_ptr<Flight>& flight, std::uint64_t key);
   void end(const std::shared_ptr<Flight>& flight, const fabric::Event& event);
   void let_go(Flight& flight);
   SimLink* find(fabric::LinkId link);

@@ -71,6 +71,7 @@ void Node::kill() {
     world_.at(connection.to_client.arrival(world_.now(), delay()), connection.end,
               [](ClientEnd& end) { end.on_closed(); });
   }
+  connections_.clear();
   plane_.reset();
   rails_.clear();
 }
@@ -162,8 +163,9 @@ ClientId Node::connect(const shm::PeerCredentials& credentials,
 }
 
 void Node::send(ClientId id, shm::Frame frame) {
+  if (dead_) return;
   Connection& connection = connections_.at(id);
-  if (connection.hung_up || dead_) return;
+  if (connection.hung_up) return;
   // A std::function is copied; a frame with descriptors is not.
   auto sent = std::make_shared<shm::Frame>(std::move(frame));
   control_at(connection.to_daemon.arrival(world_.now(), delay()), [id, sent](Node& node) {
@@ -173,7 +175,7 @@ void Node::send(ClientId id, shm::Frame frame) {
 
 void Node::hang_up(ClientId id) {
   const auto found = connections_.find(id);
-  if (found == connections_.end() || std::exchange(found->second.hung_up, true) || dead_) return;
+  if (found == connections_.end() || std::exchange(found->second.hung_up, true)) return;
   control_at(found->second.to_daemon.arrival(world_.now(), delay()), [id](Node& node) {
     if (std::exchange(node.connections_.at(id).closed, true)) return;
     node.plane_->on_client_closed(id, "closed by the simulator");

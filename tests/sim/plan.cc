@@ -63,6 +63,7 @@ JobPlan draw_job(Random& random, std::uint32_t number, std::uint32_t nodes) {
   plan.chunks = static_cast<std::uint32_t>(random.scaled(1, 8));
   plan.chunk_bytes = 8 * static_cast<std::uint32_t>(random.scaled(1, 128));
   plan.flag_count = static_cast<std::uint32_t>(shm::round_up(plan.flag_words() + 1, 64));
+  plan.stages = static_cast<std::uint32_t>(random.scaled(1, 2 * plan.peers() * plan.chunks));
   plan.launches = static_cast<std::uint32_t>(random.scaled(1, 32));
   // Now and then long enough for the low bits of an immediate's epoch to come round.
   if (nodes == 2 && random.chance(10'000)) {
@@ -78,10 +79,11 @@ RankPlan draw_behaviour(Random& random, const JobPlan& job) {
   RankPlan plan;
   if (random.chance(650'000)) return plan;
   const std::uint64_t kind = random.below(10);
-  plan.manner = kind < 5   ? Manner::kDies
-                : kind < 7 ? Manner::kWritesGarbage
-                : kind < 9 ? Manner::kTakesBufferBack
-                           : Manner::kLeaves;
+  plan.manner = kind < 4   ? Manner::kDies
+                : kind < 6 ? Manner::kWritesGarbage
+                : kind < 8 ? Manner::kTakesBufferBack
+                : kind < 9 ? Manner::kLeaves
+                           : Manner::kGoesOn;
   // Half of them in the protocol, half in the launches.
   const std::uint32_t launched = 14 + job.launches * (1 + job.peers() * job.chunks);
   plan.at_action = static_cast<std::uint32_t>(

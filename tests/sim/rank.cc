@@ -40,7 +40,7 @@ Rank::Rank(World& world, RankWatch& watch, JobRun& run, std::uint32_t rank,
       known_(job_.world()),
       released_(job_.peers(), 0),
       told_(job_.peers(), 0),
-      staged_until_(job_.banks, std::vector<std::uint64_t>(job_.lanes, 0)) {}
+      staging_(job_.stages) {}
 
 Rank::~Rank() = default;
 
@@ -98,14 +98,15 @@ void Rank::next_request() {
     }
     case Stage::kSend:
     case Stage::kReceive: {
-      auto file = new_buffer(buffer_bytes());
+      const std::uint64_t bytes = stage_ == Stage::kSend ? staging_bytes() : buffer_bytes();
+      auto file = new_buffer(bytes);
       if (!file) return fail(file.error().message);
       auto& kept = stage_ == Stage::kSend ? send_ : receive_;
       kept.emplace(std::move(*file));
       const FileId id = file_of(kept->fd());
       if (stage_ == Stage::kReceive) receive_file_ = id;
       watch_.on_file(id, this);
-      return ask(shm::RegisterBuffer{buffer_bytes(), name(stage_)}, kAnswerNs, kept->fd());
+      return ask(shm::RegisterBuffer{bytes, name(stage_)}, kAnswerNs, kept->fd());
     }
     case Stage::kFlags:
       return ask(shm::AllocFlags{job_.flag_words()}, kAnswerNs);
@@ -294,7 +295,8 @@ void Rank::exit(const std::string& failure) {
 
 bool Rank::act() {
   if (behaviour_.manner == Manner::kProper || misbehaved_) return false;
-  if (++actions_ < behaviour_.at_action) return false;
+  if (behaviour_.manner == Manner::kGoesOn && (launching_ || epoch_ != job_.launches)) return false;
+  if (++actions_ < behaviour_.at_action && behaviour_.manner != Manner::kGoesOn) return false;
   // Rings and buffers can only be misused by who has them.
   if (behaviour_.manner != Manner::kDies && stage_ != Stage::kRun) return false;
   misbehaved_ = true;
@@ -316,6 +318,10 @@ void Rank::misbehave() {
       run_.tainted = true;
       if (scratch_request_ == 0) ask(shm::DeregisterBuffer{receive_handle_}, kWithdrawNs);
       return poke(kMicrosecond);
+    case Manner::kGoesOn:
+      extra_launches_ = 1;
+      resumes_at_ns_ = world_.now() + 12 * kSecond;
+      return poke(12 * kSecond);
     case Manner::kLeaves:
       stage_ = Stage::kDetach;
       scratch_request_ = 0;

@@ -26,6 +26,7 @@ struct JobPlan {
   std::uint32_t local_size = 1;
   std::uint32_t lanes = 1, slot_count_log2 = 4, flag_count = 128;
   std::uint32_t banks = 2, chunks = 1, chunk_bytes = 64;
+  std::uint32_t stages = 4;  ///< chunks of the staging that sends go from, reused in turn
   std::uint32_t launches = 4;
   std::uint64_t think_ns_max = 100 * kMicrosecond;  ///< between launches, and before an answer
   bool farewell = false;                            ///< a last exchange before they detach
@@ -45,6 +46,7 @@ enum class Manner {
   kWritesGarbage,    ///< a command that no client may write
   kTakesBufferBack,  ///< deregisters memory that its peers write to
   kLeaves,           ///< detaches while the others go on
+  kGoesOn,           ///< launches once more, long after the others have left
 };
 
 struct RankPlan {
@@ -136,8 +138,6 @@ class Rank final : public ClientEnd, public std::enable_shared_from_this<Rank> {
   void poke(std::uint64_t delay_ns);
   void run_on();
   void begin_launch();
-  void fill_staging();
-  bool staging_free() const;
   bool send_chunks();
   bool receive_chunks();
   void end_launch();
@@ -154,6 +154,7 @@ class Rank final : public ClientEnd, public std::enable_shared_from_this<Rank> {
     return (std::uint64_t{peer} * job_.banks + epoch % job_.banks) * job_.share() +
            std::uint64_t{chunk} * job_.chunk_bytes;
   }
+  std::uint64_t staging_bytes() const { return std::uint64_t{job_.stages} * job_.chunk_bytes; }
   std::uint64_t buffer_bytes() const {
     return std::uint64_t{job_.peers()} * job_.banks * job_.share();
   }
@@ -200,11 +201,18 @@ class Rank final : public ClientEnd, public std::enable_shared_from_this<Rank> {
   std::uint64_t next_poll_ns_ = 0;
   std::uint32_t epoch_ = 0;  ///< of the launch that is under way or was the last
   bool launching_ = false;
-  bool staged_ = false;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> unsent_;  ///< peer and chunk
   std::vector<std::uint32_t> released_;  ///< by peer: the last epoch whose bank it may overwrite
   std::vector<std::uint32_t> told_;      ///< by peer: the last release that was sent
-  std::vector<std::vector<std::uint64_t>> staged_until_;  ///< by bank and lane: command numbers
+  /// Which command sends from a place of the staging: until it is completed, the place is taken.
+  struct Place {
+    std::uint32_t lane = 0;
+    std::uint64_t until = 0;  ///< commands of the lane
+  };
+  std::vector<Place> staging_;
+  std::uint64_t next_stage_ = 0;
+  std::uint64_t resumes_at_ns_ = 0;  ///< kGoesOn
+  std::uint32_t extra_launches_ = 0;
 };
 
 }  // namespace mk::sim

@@ -64,7 +64,9 @@ void Rank::run_on() {
   if (stage_ != Stage::kRun || !failure_.empty()) return;
   if (const Status well = segment_->failure(); !well) return fail(well.error().message);
   if (!launching_) {
-    if (epoch_ == job_.launches) {
+    if (world_.now() < resumes_at_ns_) return;
+    if (epoch_ == job_.launches + extra_launches_) {
+      if (act()) return;
       if (scratch_request_ != 0) return;
       stage_ = Stage::kFarewell;
       return next_request();
@@ -72,10 +74,6 @@ void Rank::run_on() {
     if (act()) return;
     begin_launch();
     if (over() || stage_ != Stage::kRun) return;
-  }
-  if (!staged_) {
-    if (!staging_free()) return;
-    fill_staging();
   }
   const bool all_sent = send_chunks();
   if (over() || stage_ != Stage::kRun) return;
@@ -86,8 +84,13 @@ void Rank::run_on() {
 void Rank::begin_launch() {
   ++epoch_;
   launching_ = true;
-  staged_ = false;
   if (world_.random.chance(50'000)) use_scratch();
+  for (std::uint32_t peer = 0; peer < job_.peers(); ++peer) {
+    for (std::uint32_t chunk = 0; chunk < job_.chunks; ++chunk) unsent_.emplace_back(peer, chunk);
+  }
+  for (std::size_t i = unsent_.size(); i > 1; --i) {
+    std::swap(unsent_[i - 1], unsent_[world_.random.below(i)]);
+  }
   auto& launches = segment_->header().launches;
   shm::store_relaxed(&launches, launches + 1);
   world_.trace([&] { return fmt::format("{} begins launch {}", describe(), epoch_); });
@@ -96,30 +99,6 @@ void Rank::begin_launch() {
     rank.violate(fmt::format("launch {} did not end within its deadline ({} chunks unsent)", epoch,
                              rank.unsent_.size()));
   });
-}
-
-/// Whether the network has let go of what the launch `banks` ago sent from the same place.
-bool Rank::staging_free() const {
-  for (std::uint32_t lane = 0; lane < job_.lanes; ++lane) {
-    if (lanes_[lane].completed() < staged_until_[epoch_ % job_.banks][lane]) return false;
-  }
-  return true;
-}
-
-void Rank::fill_staging() {
-  staged_ = true;
-  for (std::uint32_t peer = 0; peer < job_.peers(); ++peer) {
-    for (std::uint32_t chunk = 0; chunk < job_.chunks; ++chunk) {
-      Pattern pattern(run_.number, rank_, peer_rank(peer), epoch_, chunk);
-      auto* words =
-          reinterpret_cast<std::uint64_t*>(send_->data() + slot_offset(peer, epoch_, chunk));
-      for (std::uint32_t i = 0; i < job_.chunk_bytes / 8; ++i) words[i] = pattern.next();
-      unsent_.emplace_back(peer, chunk);
-    }
-  }
-  for (std::size_t i = unsent_.size(); i > 1; --i) {
-    std::swap(unsent_[i - 1], unsent_[world_.random.below(i)]);
-  }
 }
 
 bool Rank::push(const shm::Command& command) {
@@ -132,24 +111,35 @@ bool Rank::push(const shm::Command& command) {
 bool Rank::send_chunks() {
   for (std::size_t i = 0; i < unsent_.size();) {
     const auto [peer, chunk] = unsent_[i];
-    // Only into a bank that its receiver has given back.
+    // From a place that the network has let go of, into a bank that its receiver has given back.
+    const std::uint64_t stage = next_stage_ % job_.stages;
+    Place& place = staging_[stage];
+    if (lanes_[place.lane].completed() < place.until) return false;
     const bool free =
         epoch_ <= job_.banks || shm::epoch_reached(flag(release_index(peer)), epoch_ - job_.banks);
     shm::Command command;
     command.opcode = shm::Opcode::kWrite;
     command.peer = static_cast<std::uint16_t>(peer_rank(peer));
     command.src_handle = send_handle_;
-    command.src_offset = slot_offset(peer, epoch_, chunk);
+    command.src_offset = stage * job_.chunk_bytes;
     command.dst_handle = known_[peer_rank(peer)].handle;
     command.dst_offset = slot_offset(index_at(peer), epoch_, chunk);
     command.bytes = job_.chunk_bytes;
     command.flag_index =
         known_[peer_rank(peer)].flag_base + arrival_index(index_at(peer), epoch_, chunk);
     command.epoch = epoch_;
+    if (free) {
+      Pattern pattern(run_.number, rank_, peer_rank(peer), epoch_, chunk);
+      auto* words = reinterpret_cast<std::uint64_t*>(send_->data() + command.src_offset);
+      for (std::uint32_t k = 0; k < job_.chunk_bytes / 8; ++k) words[k] = pattern.next();
+    }
     if (!free || !push(command)) {
       ++i;
       continue;
     }
+    const std::uint32_t lane = command.flag_index % job_.lanes;
+    place = {lane, lanes_[lane].produced};
+    ++next_stage_;
     unsent_.erase(unsent_.begin() + static_cast<std::ptrdiff_t>(i));
     if (act()) return false;
   }
@@ -190,9 +180,6 @@ bool Rank::receive_chunks() {
 
 void Rank::end_launch() {
   launching_ = false;
-  for (std::uint32_t lane = 0; lane < job_.lanes; ++lane) {
-    staged_until_[epoch_ % job_.banks][lane] = lanes_[lane].produced;
-  }
   auto& launches = segment_->header().launches;
   shm::store_relaxed(&launches, launches + 1);
   world_.trace([&] { return fmt::format("{} ends launch {}", describe(), epoch_); });
@@ -217,10 +204,11 @@ void Rank::push_garbage() {
       command.dst_offset = buffer_bytes() - command.bytes + random.between(1, command.bytes);
       break;
     case 1:
-      command.src_offset = buffer_bytes() - command.bytes + random.between(1, command.bytes);
+      command.src_offset = staging_bytes() - command.bytes + random.between(1, command.bytes);
       break;
     case 2:
-      command.bytes = static_cast<std::uint32_t>(buffer_bytes() + random.between(1, 64));
+      command.bytes = static_cast<std::uint32_t>(std::max(buffer_bytes(), staging_bytes()) +
+                                                 random.between(1, 64));
       break;
     case 3:
       command.dst_handle = static_cast<std::uint16_t>(random.between(600, 65'535));

@@ -254,7 +254,39 @@ TEST(JobEnd, ARingThatNeverEmptiesKeepsNobody) {
   job.send(0, shm::Detach{});
   cluster.settle();
   EXPECT_FALSE(job.take<shm::Done>(0));
-  cluster.wait(1'000);
+  cluster.wait(4'000);
+  EXPECT_TRUE(job.take<shm::Done>(0));
+  cluster.expect_nothing_left();
+}
+
+TEST(JobEnd, WhatIsSentToThoseWhoLeftGoesNowhere) {
+  // Their memory may be gone: on most networks a write to it would take the link down, and with it
+  // every other job that uses the link.
+  TestCluster cluster(2);
+  cluster.connect_all();
+  JobRun job(cluster, "job", 2, 1);
+  job.attach_all();
+  const std::uint16_t source = job.node_of(0).register_buffer(job.client(0));
+  const std::uint16_t target = job.node_of(1).register_buffer(job.client(1));
+  cluster.settle();
+  auto segment = job.node_of(0).segment(job.client(0));
+  job.send(1, shm::Detach{});
+  cluster.settle();
+  const int writes = cluster.node(0).nic->writes;
+  shm::RingProducer producer{.ring = segment.ring(0)};
+  ASSERT_TRUE(producer.try_push({.opcode = shm::Opcode::kWrite,
+                                 .peer = 1,
+                                 .src_handle = source,
+                                 .dst_handle = target,
+                                 .bytes = 64,
+                                 .epoch = 1}));
+  ASSERT_TRUE(producer.try_push({.opcode = shm::Opcode::kWriteFlag, .peer = 1, .epoch = 1}));
+  cluster.settle();
+  EXPECT_EQ(producer.completed(), 2u);
+  EXPECT_EQ(cluster.node(0).nic->writes, writes);
+  EXPECT_FALSE(job.take<shm::SessionFailed>(0));
+  job.send(0, shm::Detach{});
+  cluster.settle();
   EXPECT_TRUE(job.take<shm::Done>(0));
   cluster.expect_nothing_left();
 }
