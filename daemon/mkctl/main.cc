@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "daemon/mkctl/commands.h"
+#include "daemon/mkctl/commands_machine.h"
 #include "daemon/mkctl/targets.h"
 #include "daemon/service/version.h"
 
@@ -48,6 +49,7 @@ void declare_commands(Commands& commands) {
   declare_config_commands(commands);
   declare_stats_command(commands);
   declare_metrics_command(commands);
+  declare_machine_commands(commands);
   declare_slow_command(commands);
   declare_trace_commands(commands);
   declare_bundle_command(commands);
