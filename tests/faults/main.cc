@@ -27,6 +27,7 @@ struct Flags {
   std::uint32_t repetitions = 7;  ///< of the faults within one machine, one after the other
   std::uint64_t seed = 1;
   std::uint32_t deadline_ms = 1000;
+  std::uint32_t seconds = 0;  ///< no new fault after so long; 0: no end
   std::string only, json;
 };
 
@@ -67,6 +68,9 @@ class Run {
     Fault fault;
   };
 
+  bool out_of_time() const {
+    return flags_.seconds != 0 && Clock::now() - began_ > std::chrono::seconds(flags_.seconds);
+  }
   bool wanted(const std::string& name) const { return flags_.only.empty() || flags_.only == name; }
   std::uint32_t draw(std::uint32_t below) {
     return std::uniform_int_distribution<std::uint32_t>(0, below - 1)(random_);
@@ -311,10 +315,11 @@ class Run {
     expect(neighbour_->advance(2), "the neighbour did not launch: {}", neighbour_->errors());
     cluster_->take_baseline();
     const auto window = flags_.repetitions > 50 ? 1000ms : 300ms;
-    for (std::uint32_t repetition = 0; repetition < flags_.repetitions && failures_.empty();) {
+    for (std::uint32_t repetition = 0;
+         repetition < flags_.repetitions && failures_.empty() && !out_of_time();) {
       for (const Named& one : kFaults) {
         if (!wanted(one.name)) continue;
-        if (!failures_.empty() || repetition++ >= flags_.repetitions) break;
+        if (!failures_.empty() || out_of_time() || repetition++ >= flags_.repetitions) break;
         fault_ = one.name;
         const auto began = Clock::now();
         const double rate_before = neighbour_rate(window);
@@ -403,6 +408,12 @@ class Run {
   void report() {
     nlohmann::json out;
     out["seed"] = flags_.seed;
+    out["load_average"] = nlohmann::json::array();
+    double loads[3] = {0, 0, 0};
+    for (int i = 0, count = ::getloadavg(loads, 3); i < count; ++i) {
+      out["load_average"].push_back(loads[i]);
+    }
+    out["cpus"] = std::thread::hardware_concurrency();
     out["deadline_ms"] = flags_.deadline_ms;
     out["clients_killed"] = clients_killed_;
     out["daemons_restarted"] = daemons_restarted_;
@@ -433,6 +444,7 @@ class Run {
 
   const Flags& flags_;
   std::mt19937_64 random_;
+  const Clock::time_point began_ = Clock::now();
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Job> neighbour_;
   std::string fault_;
@@ -451,6 +463,7 @@ int main(int argc, char** argv) {
   app.add_option("--repetitions", flags.repetitions, "Faults, one kind after the other");
   app.add_option("--seed", flags.seed, "Of victims and moments");
   app.add_option("--deadline-ms", flags.deadline_ms, "From a death to each survivor's error");
+  app.add_option("--seconds", flags.seconds, "No new fault after so long; 0: no end");
   app.add_option("--only", flags.only, "One fault");
   app.add_option("--json", flags.json, "Where the figures go");
   CLI11_PARSE(app, argc, argv);
