@@ -13,7 +13,7 @@
 ///       using Config, Order, Gate, Store;              the seams of the core
 ///       using Launch;                                  kernels/<operator>/launch.h
 ///       using Arguments;                               OperatorArguments<Launch> or derived
-///       static OperatorParams<Op> params(const Arguments&);    the seams' part of them
+///       static OperatorParams<Op> params(const Arguments&);
 ///       template <class Executor> using Block;         kernels/<operator>/block.h
 ///       using Executor;                                the leaders' (executor.cuh)
 ///       static constexpr Role kStreams;                reduce or share
@@ -303,16 +303,7 @@ cudaError_t prepare_operator() {
 
 template <class Op>
 cudaError_t launch_operator(const typename Op::Arguments& arguments, cudaStream_t stream) {
-  OperatorParams<Op> params = Op::params(arguments);
-  params.gemm.a = arguments.product.a;
-  params.gemm.b = arguments.product.b;
-  params.gemm.a_box_rows = arguments.product.a_box_rows;
-  params.gemm.m_blocks = static_cast<int>(params.gemm.order.tiles);
-  params.gemm.k_blocks = arguments.product.k_blocks;
-  params.launch = arguments.launch;
-  params.frame = arguments.frame;
-  params.c = arguments.c;
-  params.ldc = arguments.ldc;
+  const OperatorParams<Op> params = Op::params(arguments);
   const std::uint32_t blocks = params.launch.blocks.compute + params.frame.comm_blocks;
   operator_kernel<Op><<<blocks, Op::Config::kThreads, sizeof(OperatorShared<Op>), stream>>>(params);
   return cudaGetLastError();

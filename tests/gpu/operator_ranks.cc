@@ -96,9 +96,9 @@ Plan make_plan(const JobSetup& setup, std::uint32_t blocks) {
   const std::uint32_t nodes = setup.nodes;
   const std::uint32_t locals = setup.locals;
   const auto tiling = [&](kernels::Tiling own) {
-    kernels::Tiling tiling = setup.tiling.tile_m != 0 ? setup.tiling : own;
-    if (setup.chunk_bytes != 0) tiling.chunk_bytes = setup.chunk_bytes;
-    return tiling;
+    if (setup.tiling.tile_m != 0) own = setup.tiling;
+    if (setup.chunk_bytes != 0) own.chunk_bytes = setup.chunk_bytes;
+    return own;
   };
   Plan plan;
   switch (setup.op) {

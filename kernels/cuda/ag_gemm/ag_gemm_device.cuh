@@ -39,12 +39,21 @@ struct AgGemmOp {
     const AgGemmLaunch& launch = arguments.launch;
     const AgGemmSchedule schedule(launch.plan, launch.context.world, launch.m);
     const AgGemmTiles tiles{schedule, schedule.rounds(), schedule.tiles()};
-    return {.gemm = {.order = tiles,
+    return {.gemm = {.a = arguments.product.a,
+                     .b = arguments.product.b,
+                     .a_box_rows = arguments.product.a_box_rows,
+                     .m_blocks = static_cast<int>(tiles.tiles),
+                     .k_blocks = arguments.product.k_blocks,
+                     .order = tiles,
                      .gate = {tiles, launch.context.world, launch.mode == Mode::kUnfused,
                               arguments.gathered},
                      .store = {tiles, arguments.c_tile, arguments.c_eight,
                                static_cast<std::byte*>(arguments.c), arguments.ldc * kElementBytes,
-                               launch.plan.max.n}}};
+                               launch.plan.max.n}},
+            .launch = launch,
+            .frame = arguments.frame,
+            .c = arguments.c,
+            .ldc = arguments.ldc};
   }
 };
 
