@@ -167,7 +167,7 @@ TEST_F(VersionSkew, ADaemonOfThePreviousMinorVersionJoinsAJob) {
 }
 
 TEST_F(VersionSkew, AnotherMajorVersionIsRefusedAndBothAreNamed) {
-  for (const std::uint16_t major : {0, 2}) {
+  for (const std::uint16_t major : {std::uint16_t{0}, std::uint16_t{2}}) {
     const ClientId client = node.connect();
     node.send_raw(client, kOldHello, Old().u16(major).u16(7).text("9.8.7"));
     const auto error = node.take<shm::ErrorReply>(client);

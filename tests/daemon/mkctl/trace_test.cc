@@ -57,9 +57,11 @@ TEST(Trace, PairsWritesAndCountsTheRest) {
   std::string tracks;
   int outstanding = 0, least = 0;
   for (const Json& one : json["traceEvents"]) {
-    if (one["ph"] == "b") begins[one["id"]] = one["ts"];
+    if (one["ph"] == "b") {
+      begins[one["id"]] = one["ts"];
+      EXPECT_EQ(one["name"], "train rank 6");
+    }
     if (one["ph"] == "e") ends[one["id"]] = one["ts"];
-    if (one["ph"] == "b") EXPECT_EQ(one["name"], "train rank 6");
     if (one["ph"] == "M") tracks += one["args"]["name"].get<std::string>() + ";";
     if (one["ph"] != "C") continue;
     outstanding = one["args"]["writes"];
