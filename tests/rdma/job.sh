@@ -90,5 +90,4 @@ ring --seq 256 --query-heads 4 --causal
 END
 operators flag
 operators immediate
-step recovery-flag bash "$here/recovery.sh" "$build" "$folder" flag
-step recovery-immediate bash "$here/recovery.sh" "$build" "$folder" immediate
+step recovery bash "$here/recovery.sh" "$build" "$folder" flag
