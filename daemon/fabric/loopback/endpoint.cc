@@ -213,7 +213,7 @@ Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::imported(std::shared_ptr
       const Status now = target->open_for(gpu_, slot);
       opened = slot == 0 || now ? now : opened;
     }
-    MK_RETURN_IF_ERROR(opened);
+    if (!opened) return propagate(opened);
     std::erase_if(gpu_targets_, [](const auto& weak) { return weak.expired(); });
     gpu_targets_.push_back(target);
   }
