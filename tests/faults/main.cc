@@ -68,6 +68,8 @@ class Run {
     Fault fault;
   };
 
+  /// Once each of the faults that take seconds.
+  bool quick() const { return flags_.only.empty() && flags_.repetitions <= Flags().repetitions; }
   bool out_of_time() const {
     return flags_.seconds != 0 && Clock::now() - began_ > std::chrono::seconds(flags_.seconds);
   }
@@ -338,7 +340,7 @@ class Run {
   }
 
   void cut_network() {
-    if (!wanted("cut-network")) return;
+    if (!wanted("cut-network") || quick()) return;
     fault_ = "cut-network";
     if (shell("ip netns add mkfprobe && ip netns del mkfprobe") != 0) {
       fmt::print("cut-network: left out, no network namespaces here\n");
@@ -375,7 +377,7 @@ class Run {
   }
 
   void disk_full() {
-    if (!wanted("disk-full")) return;
+    if (!wanted("disk-full") || quick()) return;
     fault_ = "disk-full";
     const std::string folder = begin_folder(true);
     if (folder.empty()) {
