@@ -193,8 +193,9 @@ TYPED_TEST(EveryMessage, BytesLeftOverAreRefused) {
     bytes.push_back(std::byte{0});
     const auto received = decode_message<TypeParam>(bytes);
     ASSERT_FALSE(received);
-    EXPECT_NE(received.error().message.find("left over"), std::string::npos)
-        << received.error().message;
+    // A message whose last field may be absent takes the byte for the beginning of that field.
+    const std::string& text = received.error().message;
+    EXPECT_TRUE(text.find("left over") != text.npos || text.find("cut short") != text.npos) << text;
   }
 }
 

@@ -203,9 +203,10 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Config, UnknownKeysNameTheNearestOne) {
   EXPECT_THAT(
       error_of("nodeid = 1"),
-      HasSubstr("mk.toml:1:1: nodeid: unknown key; did you mean \"node_id\"? Known here: "
-                "node_id, listen, insecure, socket, peer, fabric, proxy, limits, admin, job, "
-                "metrics, log, tls"));
+      HasSubstr(
+          "mk.toml:1:1: nodeid: unknown key; did you mean \"node_id\"? Known here: "
+          "node_id, listen, insecure, socket, peer, discovery, fabric, proxy, limits, admin, job, "
+          "metrics, log, tls"));
   EXPECT_THAT(error_of("[fabric.loopback]\nbandwitdh = '1GB/s'"),
               HasSubstr("mk.toml:2:1: fabric.loopback.bandwitdh: unknown key; did you mean "
                         "\"bandwidth\"?"));

@@ -99,7 +99,7 @@ class Cluster:
         """A job with a rank on each node, every element checked."""
         sockets = [f"{self.folder}/node{node}.sock" for node in nodes]
         ran = subprocess.run(
-            [self.mkbench, "gemm-ar", "--join", *sockets, "--local", "1", "--m", "64", "--n", "64", "--k", "64",
+            [self.mkbench, "gemm-ar", "--join", *sockets, "--nodes", str(len(nodes)), "--local", "1", "--m", "64", "--n", "64", "--k", "64",
              "--warmup", "0", "--iters", "2", "--verify", "all"],
             capture_output=True, text=True, timeout=60)
         assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -126,7 +126,7 @@ TEST_F(Mkerneld, ASecondOneOnTheSameSocketSaysWhoHoldsIt) {
   Program same_listen(folder, {MK_MKERNELD, "--listen", "unix:" + (folder / "0.peer"), "--socket",
                                folder / "y.sock", "--fabric", "null"});
   EXPECT_EQ(same_listen.wait(), 1);
-  EXPECT_THAT(same_listen.err(), HasSubstr(fmt::format("process {} ", first.pid())));
+  EXPECT_THAT(same_listen.err(), HasSubstr(fmt::format("process {}:", first.pid())));
   // The first one has not noticed.
   EXPECT_EQ(status("unix:" + (folder / "0.peer")).health(), v1::GetStatusResponse::HEALTH_OK);
   EXPECT_TRUE(RawClient::attach(folder / "0.sock", "job"));
