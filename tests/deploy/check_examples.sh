@@ -39,7 +39,8 @@ else
   echo "mpirun is missing (Debian: openmpi-bin)"
 fi
 
-# Debian's own Python: its torch is there, or not.
+# Debian's own Python: its torch is there, or not. Its torchrun (1.13 under Python 3.11) fails on "redirect nothing", the
+# default, so that stderr goes through a file here.
 if /usr/bin/python3 -c 'import torch.distributed.run' 2>/dev/null; then
   port=$(/usr/bin/python3 -c 'import socket
 one = socket.socket()
@@ -48,7 +49,7 @@ print(one.getsockname()[1])')
   launchers=()
   for node in 0 1; do
     MKERNEL_SOCKET=$work/$node.sock MKERNEL_LIBRARY=$library OMP_NUM_THREADS=1 timeout 90 /usr/bin/python3 -m torch.distributed.run \
-      --nnodes 2 --node_rank $node --nproc_per_node 2 --master_addr 127.0.0.1 --master_port "$port" \
+      --redirects 2 --tee 2 --nnodes 2 --node_rank $node --nproc_per_node 2 --master_addr 127.0.0.1 --master_port "$port" \
       "$examples/gemm_all_reduce.py" 64 96 32 >"$work/torchrun$node.out" 2>&1 &
     launchers+=($!)
   done
