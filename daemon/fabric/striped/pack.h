@@ -37,7 +37,7 @@ inline Bytes pack(const std::vector<Bytes>& blobs) {
     const std::size_t at = packed.size();
     packed.resize(at + sizeof entry + stored);
     std::memcpy(packed.data() + at, &entry, sizeof entry);
-    std::memcpy(packed.data() + at + sizeof entry, blob.data(), stored);
+    if (stored > 0) std::memcpy(packed.data() + at + sizeof entry, blob.data(), stored);
   }
   return packed;
 }

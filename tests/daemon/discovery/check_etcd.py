@@ -2,6 +2,7 @@
 """check_etcd.py <mkerneld> <mkctl> <mkbench>: daemons find each other through a real etcd. A dead one leaves the list with its
 lease, one that stops leaves at once; when etcd is gone, who is known stays known. Once more over TLS."""
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -14,8 +15,16 @@ need("openssl", "openssl")
 os.environ.setdefault("ETCD_UNSUPPORTED_ARCH", os.uname().machine)
 
 
+def data_folder(cluster):
+    """In memory where there is some: etcd waits for every write to reach its disk, and a busy one is none of this test's."""
+    folder = pathlib.Path(f"/dev/shm/{cluster.folder.name}" if os.access("/dev/shm", os.W_OK) else cluster.folder / "etcd")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    cluster.folders.append(folder)
+    return folder
+
+
 def start_etcd(cluster, client, peer, *options, scheme="http"):
-    cluster.start("etcd", "etcd", "--name", "one", "--data-dir", cluster.folder / "etcd",
+    cluster.start("etcd", "etcd", "--name", "one", "--data-dir", data_folder(cluster),
                   "--listen-client-urls", f"{scheme}://127.0.0.1:{client}",
                   "--advertise-client-urls", f"{scheme}://127.0.0.1:{client}",
                   "--listen-peer-urls", f"http://127.0.0.1:{peer}",
@@ -23,7 +32,7 @@ def start_etcd(cluster, client, peer, *options, scheme="http"):
                   "--initial-cluster", f"one=http://127.0.0.1:{peer}", *options)
 
 
-def discovery(client, ttl="2s", extra=""):
+def discovery(client, ttl="4s", extra=""):
     return (f'[discovery]\nkind = "etcd"\ninterval = "200ms"\n'
             f'[discovery.etcd]\nendpoints = ["127.0.0.1:1", "127.0.0.1:{client}"]\nttl = "{ttl}"\n{extra}')
 
@@ -57,7 +66,7 @@ def plain(cluster):
     began = time.monotonic()
     cluster.stop("node2")
     cluster.expect_cluster(0, 1)
-    assert time.monotonic() - began < 20, "node 2 left with its lease, not when it stopped"
+    assert time.monotonic() - began < 50, "node 2 left with its lease, not when it stopped"
 
     # Killed and back at its address before the lease has ended: it takes its key over.
     home = address()
@@ -79,7 +88,7 @@ def plain(cluster):
     cluster.stop("etcd", signal.SIGKILL)
     cluster.problem(0, "etcd does not answer")
     cluster.run_job(0, 1, 2)
-    time.sleep(2.5)
+    time.sleep(4.5)  # more than the leases have
     start_etcd(cluster, client, peer)
     for node in (0, 1):
         cluster.healthy(node)

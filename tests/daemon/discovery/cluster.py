@@ -19,7 +19,7 @@ def free_port(host="127.0.0.1"):
         return probe.getsockname()[1]
 
 
-def eventually(what, done, seconds=30):
+def eventually(what, done, seconds=60):
     """Waits until `done()` is true; fails naming `what`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -41,6 +41,7 @@ class Cluster:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-discovery-"))
         self.programs = {}
         self.addresses = {}
+        self.folders = [self.folder]
 
     def __enter__(self):
         return self
@@ -53,7 +54,8 @@ class Cluster:
             program.kill()
         for program in self.programs.values():
             program.wait()
-        shutil.rmtree(self.folder)
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def start(self, name, *command):
         """Any program, its output in <name>.log."""
@@ -88,7 +90,7 @@ class Cluster:
     def peers(self, node):
         return {peer["node"] for peer in self.status(node).get("peers", [])}
 
-    def expect_cluster(self, *nodes, seconds=30):
+    def expect_cluster(self, *nodes, seconds=60):
         """Every one of the nodes knows exactly the others, and is connected with them."""
         for node in nodes:
             others = set(nodes) - {node}
