@@ -61,7 +61,7 @@ inline std::optional<std::vector<Bytes>> unpack(std::span<const std::byte> packe
     if (entry.stored > entry.bytes || entry.bytes > kBlobBytesMax || entry.stored > packed.size())
       return std::nullopt;
     Bytes& blob = blobs.emplace_back(entry.bytes);
-    std::memcpy(blob.data(), packed.data(), entry.stored);
+    if (entry.stored > 0) std::memcpy(blob.data(), packed.data(), entry.stored);
     packed = packed.subspan(entry.stored);
   }
   if (!packed.empty()) return std::nullopt;
