@@ -86,7 +86,7 @@ def main():
         try:
             job = subprocess.Popen(
                 ["mkbench", "gemm-ar", "--join", f"{work}/0/sock", f"{work}/1/sock", "--local", "1", "--m", "256", "--n",
-                 "256", "--k", "256", "--iters", "1000000", "--verify", "none"],
+                 "256", "--k", "256", "--iters", "100000", "--verify", "none"],
                 env=environment, stdout=open(work / "job.log", "w"), stderr=subprocess.STDOUT)
             processes.append(job)
 

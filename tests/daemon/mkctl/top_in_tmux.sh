@@ -27,7 +27,7 @@ for node in 0 1; do
   for _ in $(seq 300); do [ -e "$work/$node.ready" ] && break; sleep 0.1; done
   [ -e "$work/$node.ready" ] || { cat "$work/$node.log"; exit 1; }
 done
-"$mkbench" gemm-ar --join "$work/0.sock" "$work/1.sock" --local 1 --m 256 --n 256 --k 256 --iters 1000000 \
+"$mkbench" gemm-ar --join "$work/0.sock" "$work/1.sock" --local 1 --m 256 --n 256 --k 256 --iters 100000 \
   --verify none >"$work/job.log" 2>&1 &
 started+=($!)
 
