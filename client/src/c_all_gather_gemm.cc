@@ -44,29 +44,15 @@ mk_status mk_ag_gemm_launch(mk_ag_gemm* op, const void* a_shard, const void* b, 
 
 mk_status mk_ag_gemm_launch_on(mk_ag_gemm* op, void* stream, const void* a_shard, const void* b,
                                void* c, void* gathered, uint64_t m, uint32_t mode) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
-    return op->op.launch_on(static_cast<mk::CudaStream>(stream), a_shard, b, c, m, wanted,
-                            gathered);
+  return launch_on(op, mode, [&](auto& made, mk::LaunchMode wanted) {
+    return made.launch_on(static_cast<mk::CudaStream>(stream), a_shard, b, c, m, wanted, gathered);
   });
 }
 
-mk_status mk_ag_gemm_status(const mk_ag_gemm* op) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    return op->op.status();
-  });
-}
+mk_status mk_ag_gemm_status(const mk_ag_gemm* op) { return status_of(op); }
 
 mk_status mk_ag_gemm_finish(mk_ag_gemm* op, void* stream, mk_launch_stats* stats) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    MK_RETURN_IF_ERROR(check_stats(stats));
-    MK_ASSIGN_OR_RETURN(const mk::LaunchStats done,
-                        op->op.finish(static_cast<mk::CudaStream>(stream)));
-    return fill(stats, done);
-  });
+  return finish(op, stream, stats);
 }
 
 void mk_ag_gemm_destroy(mk_ag_gemm* op) { delete op; }

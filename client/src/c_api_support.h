@@ -48,4 +48,31 @@ Status fill(mk_launch_stats* to, const LaunchStats& stats);
 /// Before a launch: `to` is null or large enough.
 Status check_stats(const mk_launch_stats* to);
 
+/// An operator's handle holds it as `op`. What operators that run on GPUs are asked for, each
+/// alike: `launch(op, mode)` puts a launch on a stream.
+template <class Handle, class Launch>
+mk_status launch_on(Handle* handle, std::uint32_t mode, Launch&& launch) {
+  return guarded([&]() -> Status {
+    if (handle == nullptr) return fail(ErrorCode::kInvalidArgument, "op is null");
+    MK_ASSIGN_OR_RETURN(const LaunchMode wanted, checked_mode(mode));
+    return launch(handle->op, wanted);
+  });
+}
+template <class Handle>
+mk_status status_of(const Handle* handle) {
+  return guarded([&]() -> Status {
+    if (handle == nullptr) return fail(ErrorCode::kInvalidArgument, "op is null");
+    return handle->op.status();
+  });
+}
+template <class Handle>
+mk_status finish(Handle* handle, void* stream, mk_launch_stats* stats) {
+  return guarded([&]() -> Status {
+    if (handle == nullptr) return fail(ErrorCode::kInvalidArgument, "op is null");
+    MK_RETURN_IF_ERROR(check_stats(stats));
+    MK_ASSIGN_OR_RETURN(const LaunchStats done, handle->op.finish(static_cast<CudaStream>(stream)));
+    return fill(stats, done);
+  });
+}
+
 }  // namespace mk::c_api

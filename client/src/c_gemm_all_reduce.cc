@@ -43,28 +43,15 @@ mk_status mk_gemm_ar_launch(mk_gemm_ar* op, const void* a, const void* b, void* 
 
 mk_status mk_gemm_ar_launch_on(mk_gemm_ar* op, void* stream, const void* a, const void* b, void* c,
                                uint64_t m, uint32_t mode) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
-    return op->op.launch_on(static_cast<mk::CudaStream>(stream), a, b, c, m, wanted);
+  return launch_on(op, mode, [&](auto& made, mk::LaunchMode wanted) {
+    return made.launch_on(static_cast<mk::CudaStream>(stream), a, b, c, m, wanted);
   });
 }
 
-mk_status mk_gemm_ar_status(const mk_gemm_ar* op) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    return op->op.status();
-  });
-}
+mk_status mk_gemm_ar_status(const mk_gemm_ar* op) { return status_of(op); }
 
 mk_status mk_gemm_ar_finish(mk_gemm_ar* op, void* stream, mk_launch_stats* stats) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    MK_RETURN_IF_ERROR(check_stats(stats));
-    MK_ASSIGN_OR_RETURN(const mk::LaunchStats done,
-                        op->op.finish(static_cast<mk::CudaStream>(stream)));
-    return fill(stats, done);
-  });
+  return finish(op, stream, stats);
 }
 
 const void* mk_gemm_ar_output(const mk_gemm_ar* op) {
