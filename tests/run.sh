@@ -157,6 +157,13 @@ run_tests() {
       cases=$(sed -n 's/^\(<testcase\|    <testcase\) name="\([^"]*\)".*classname="\([^"]*\)"[^/]*>$/\3.\2/p' "$dir/test-results/$name.xml" 2>/dev/null | head -n 5 | paste -sd ' ')
       failures+=("$preset: $name${cases:+ ($cases)}: $log")
       echo "  FAILED  $name${cases:+: $cases} (log: $log)"
+      # What it said: on a machine that is gone after the run, the log is gone too.
+      awk -v name="$name" '
+        /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: / { inside = $4 == name; next }
+        /^ +Start +[0-9]+: / { next }
+        inside' "$log" >"$logs/said"
+      { grep -E -A6 'Failure$|^FAILED|ERROR: |WARNING: ThreadSanitizer' "$logs/said" | head -n 24; tail -n 12 "$logs/said"; } |
+        cut -c 1-300 | sed 's/^/  | /'
     fi
   done <"$counts"
   awk '{ ok += $2; bad += $3; skip += $4 } END { printf "  %d passed, %d failed, %d skipped in %d binaries and scripts\n", ok, bad, skip, NR }' "$counts"
