@@ -13,7 +13,7 @@
 
 namespace mk {
 
-/// What a launch is given, all in the GPU's memory.
+/// What a launch is given; on a GPU, in its memory.
 struct DeviceArguments {
   const void* a = nullptr;
   const void* b = nullptr;
@@ -25,6 +25,11 @@ struct DeviceShape {
   kernels::Shape shape;
   kernels::DType dtype;
   kernels::BLayout b_layout;
+
+  // Leading dimensions of dense matrices.
+  std::uint64_t lda() const { return shape.k; }
+  std::uint64_t ldb() const { return b_layout == kernels::BLayout::kKN ? shape.n : shape.k; }
+  std::uint64_t ldc() const { return shape.n; }
 };
 
 /// Matrices are dense. Every call is for the thread's current GPU, the one of the creation.

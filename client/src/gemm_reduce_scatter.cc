@@ -1,97 +1,52 @@
 /// \file
-/// GEMM+ReduceScatter for people: agrees with the other ranks on the plan, gives the executor its
-/// memory, translates arguments.
+/// GEMM+ReduceScatter for people: what it adds to gemm_operator.h.
 
 #include "mkernel/gemm_reduce_scatter.h"
 
-#include <optional>
-#include <utility>
+#include <memory>
+#include <vector>
 
-#include "client/src/operator_memory.h"
-#include "client/src/operator_support.h"
+#include "client/src/gemm_operator.h"
 #include "kernels/cpu/gemm_rs_cpu.h"
 #include "kernels/gemm_rs/plan.h"
 
 namespace mk {
+namespace {
 
-class __attribute__((visibility("hidden"))) GemmReduceScatter::Impl {
+struct GemmReduceScatterKind {
+  static constexpr std::string_view kName = "gemm-rs";
+  using Plan = kernels::GemmRsPlan;
+  using Cpu = kernels::GemmRsCpu;
+  static constexpr auto make_device = &make_device_gemm_rs;
+
+  static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes(); }
+  static auto make_cpu(const Plan& plan, std::uint32_t k, const kernels::RankContext& context,
+                       const kernels::GemmCpuOptions& options) {
+    return Cpu::create(plan, k, context, options);
+  }
+  static Status check(const DeviceArguments&) { return {}; }  // the executors do
+
+  static auto launch(Cpu& cpu, const DeviceArguments& given, const DeviceShape& shape,
+                     std::uint32_t m, kernels::Mode mode) {
+    return cpu.launch(given.a, shape.lda(), given.b, shape.ldb(), given.c, shape.ldc(), m, mode);
+  }
+};
+
+}  // namespace
+
+class __attribute__((visibility("hidden"))) GemmReduceScatter::Impl
+    : public GemmOperator<GemmReduceScatterKind> {
  public:
-  Impl(std::shared_ptr<Session::Impl> session, OperatorMemory memory,
-       std::unique_ptr<kernels::GemmRsCpu> cpu, const Shape& shape)
-      : session_(std::move(session)),
-        memory_(std::move(memory)),
-        cpu_(std::move(cpu)),
-        shape_(shape) {}
-  Impl(std::shared_ptr<Session::Impl> session, std::unique_ptr<DeviceOperator> device,
-       const Shape& shape)
-      : session_(std::move(session)), device_(std::move(device)), shape_(shape) {}
-
-  Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
-                             LaunchMode mode) {
-    if (m == 0 || m > shape_.m_max) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "gemm-rs was created for m from 1 to {}; launched with {}", shape_.m_max, m);
-    }
-    if (device_ != nullptr)
-      return run_on_device("gemm-rs", *session_, *device_, {a, b, c}, m, shape_.m_max, mode);
-    const std::uint64_t ldb = shape_.b_layout == BLayout::kKN ? shape_.n : shape_.k;
-    return run_launch(*session_, [&] {
-      return cpu_->launch(a, shape_.k, b, ldb, c, shape_.n, static_cast<std::uint32_t>(m),
-                          kernel_mode(mode));
-    });
-  }
-
-  Status launch_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
-                   LaunchMode mode) {
-    return launch_on_device("gemm-rs", *session_, device_.get(), stream, arguments, m, shape_.m_max,
-                            mode);
-  }
-  Status status() const { return device_status(*session_, device_.get()); }
-  Result<LaunchStats> finish(CudaStream stream) {
-    return finish_on_device("gemm-rs", *session_, device_.get(), stream);
-  }
-
-  /// Null on a GPU.
-  kernels::LaunchRunner* runner() { return cpu_ != nullptr ? &cpu_->runner() : nullptr; }
-
- private:
-  std::shared_ptr<Session::Impl>
-      session_;  ///< keeps the segment mapped while blocks may look at it
-  std::optional<OperatorMemory> memory_;
-  std::unique_ptr<kernels::GemmRsCpu> cpu_;  ///< goes first: its blocks use the memory above
-  std::unique_ptr<DeviceOperator> device_;   ///< one of the two
-  Shape shape_;
+  explicit Impl(GemmOperator&& made) : GemmOperator(std::move(made)) {}
 };
 
 Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shape& shape) {
   return create(session, shape, {});
 }
-
 Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shape& shape,
                                                     const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const kernels::Shape kernel_shape,
-                      checked_shape("gemm-rs", shape.m_max, shape.n, shape.k));
-  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype("gemm-rs", shape.dtype));
-  kernels::GemmCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
-  MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout("gemm-rs", shape.b_layout));
-  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device("gemm-rs", tuning.executor));
-  if (on_device) {
-    MK_ASSIGN_OR_RETURN(
-        auto device,
-        make_device_gemm_rs(*session.impl(), {kernel_shape, dtype, cpu_options.b_layout}, tuning));
-    return GemmReduceScatter(std::make_unique<Impl>(session.impl(), std::move(device), shape));
-  }
-  const AttachOptions& options = session.options();
-  MK_ASSIGN_OR_RETURN(const auto plan,
-                      kernels::GemmRsPlan::make(options.nodes, options.local_size, kernel_shape,
-                                                dtype, kernel_tiling(tuning)));
-  MK_ASSIGN_OR_RETURN(auto memory,
-                      OperatorMemory::create(*session.impl(), "gemm-rs", describe_plan(plan),
-                                             plan.workspace_bytes(), plan.flag_count()));
-  MK_ASSIGN_OR_RETURN(
-      auto cpu, kernels::GemmRsCpu::create(plan, kernel_shape.k, memory.context(), cpu_options));
-  return GemmReduceScatter(
-      std::make_unique<Impl>(session.impl(), std::move(memory), std::move(cpu), shape));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::GemmOperator::create(session, shape, tuning));
+  return GemmReduceScatter(std::make_unique<Impl>(std::move(made)));
 }
 
 GemmReduceScatter::GemmReduceScatter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -101,7 +56,7 @@ GemmReduceScatter::~GemmReduceScatter() = default;
 
 Result<LaunchStats> GemmReduceScatter::launch(const void* a, const void* b, void* c,
                                               std::uint64_t m, LaunchMode mode) {
-  return impl_->launch(a, b, c, m, mode);
+  return impl_->launch({a, b, c}, m, mode);
 }
 Status GemmReduceScatter::launch_on(CudaStream stream, const void* a, const void* b, void* c,
                                     std::uint64_t m, LaunchMode mode) {
@@ -109,12 +64,7 @@ Status GemmReduceScatter::launch_on(CudaStream stream, const void* a, const void
 }
 Status GemmReduceScatter::status() const { return impl_->status(); }
 Result<LaunchStats> GemmReduceScatter::finish(CudaStream stream) { return impl_->finish(stream); }
-void GemmReduceScatter::set_trace(bool on) {
-  if (auto* const runner = impl_->runner()) mk::set_trace(*runner, on);
-}
-std::vector<TraceSpan> GemmReduceScatter::trace() const {
-  auto* const runner = impl_->runner();
-  return runner != nullptr ? trace_of(*runner) : std::vector<TraceSpan>{};
-}
+void GemmReduceScatter::set_trace(bool on) { impl_->set_trace(on); }
+std::vector<TraceSpan> GemmReduceScatter::trace() const { return impl_->trace(); }
 
 }  // namespace mk

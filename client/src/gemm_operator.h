@@ -1,0 +1,110 @@
+/// \file
+/// What the three products over all ranks (AllGather+GEMM, GEMM+ReduceScatter, GEMM+AllReduce) are
+/// behind their public classes: checked arguments, the agreed plan, one of two executors with its
+/// memory. `Kind` says what is an operator's own:
+///
+///     static constexpr std::string_view kName;      // in messages: "gemm-rs"
+///     using Plan, Cpu;                               // of kernels/
+///     static std::uint64_t workspace_bytes(const Plan&);
+///     static Result<std::unique_ptr<Cpu>> make_cpu(const Plan&, std::uint32_t k,
+///                                                  const kernels::RankContext&,
+///                                                  const kernels::GemmCpuOptions&);
+///     static constexpr auto make_device;             // make_device_gemm_rs
+///     static Status check(const DeviceArguments&);   // before either executor
+///     static Result<kernels::LaunchStats> launch(Cpu&, const DeviceArguments&, const DeviceShape&,
+///                                                std::uint32_t m, kernels::Mode);
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "client/src/operator_memory.h"
+#include "client/src/operator_support.h"
+#include "kernels/cpu/launch_runner.h"
+#include "mkernel/session.h"
+
+namespace mk {
+
+template <class Kind>
+class __attribute__((visibility("hidden"))) GemmOperator {
+ public:
+  /// Collective. `Shape`: the operator's public one.
+  template <class Shape>
+  static Result<GemmOperator> create(Session& session, const Shape& shape, const Tuning& tuning) {
+    const auto name = Kind::kName;
+    MK_ASSIGN_OR_RETURN(const kernels::Shape kernel_shape,
+                        checked_shape(name, shape.m_max, shape.n, shape.k));
+    MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(name, shape.dtype));
+    MK_ASSIGN_OR_RETURN(const auto b_layout, checked_layout(name, shape.b_layout));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(name, tuning.executor));
+    GemmOperator made(session.impl(), {kernel_shape, dtype, b_layout});
+    if (on_device) {
+      MK_ASSIGN_OR_RETURN(made.device_, Kind::make_device(*session.impl(), made.shape_, tuning));
+      return made;
+    }
+    const AttachOptions& options = session.options();
+    MK_ASSIGN_OR_RETURN(const auto plan,
+                        Kind::Plan::make(options.nodes, options.local_size, kernel_shape, dtype,
+                                         kernel_tiling(tuning)));
+    MK_ASSIGN_OR_RETURN(auto memory,
+                        OperatorMemory::create(*session.impl(), name, describe_plan(plan),
+                                               Kind::workspace_bytes(plan), plan.flag_count()));
+    made.memory_.emplace(std::move(memory));
+    kernels::GemmCpuOptions cpu_options{kernel_options(tuning, options.lanes)};
+    cpu_options.b_layout = b_layout;
+    MK_ASSIGN_OR_RETURN(made.cpu_,
+                        Kind::make_cpu(plan, kernel_shape.k, made.memory_->context(), cpu_options));
+    return made;
+  }
+
+  Result<LaunchStats> launch(const DeviceArguments& arguments, std::uint64_t m, LaunchMode mode) {
+    MK_RETURN_IF_ERROR(Kind::check(arguments));
+    if (m == 0 || m > shape_.shape.m) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} was created for m from 1 to {}; launched with {}", Kind::kName,
+                  shape_.shape.m, m);
+    }
+    if (device_ != nullptr) {
+      return run_on_device(Kind::kName, *session_, *device_, arguments, m, shape_.shape.m, mode);
+    }
+    return run_launch(*session_, [&] {
+      return Kind::launch(*cpu_, arguments, shape_, static_cast<std::uint32_t>(m),
+                          kernel_mode(mode));
+    });
+  }
+
+  Status launch_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+                   LaunchMode mode) {
+    return launch_on_device(Kind::kName, *session_, device_.get(), stream, arguments, m,
+                            shape_.shape.m, mode);
+  }
+  Status status() const { return device_status(*session_, device_.get()); }
+  Result<LaunchStats> finish(CudaStream stream) {
+    return finish_on_device(Kind::kName, *session_, device_.get(), stream);
+  }
+
+  /// Where the operator itself keeps C, if it does.
+  const void* output() const { return device_ != nullptr ? device_->output() : cpu_->output(); }
+
+  void set_trace(bool on) {
+    if (cpu_ != nullptr) mk::set_trace(cpu_->runner(), on);
+  }
+  std::vector<TraceSpan> trace() const {
+    return cpu_ != nullptr ? trace_of(cpu_->runner()) : std::vector<TraceSpan>{};
+  }
+
+ private:
+  GemmOperator(std::shared_ptr<Session::Impl> session, const DeviceShape& shape)
+      : session_(std::move(session)), shape_(shape) {}
+
+  std::shared_ptr<Session::Impl>
+      session_;  ///< keeps the segment mapped while blocks may look at it
+  DeviceShape shape_;
+  std::optional<OperatorMemory> memory_;
+  std::unique_ptr<typename Kind::Cpu> cpu_;  ///< goes first: its blocks use the memory above
+  std::unique_ptr<DeviceOperator> device_;   ///< one of the two
+};
+
+}  // namespace mk
