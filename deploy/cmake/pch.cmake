@@ -1,19 +1,31 @@
 # mk_use_grpc_pch(<target>): gRPC's and protobuf's headers, compiled once for all targets that ask.
+# mk_use_gtest_pch(<target>): GoogleTest's, for every test (mk_add_test asks). It halves the time that most of them take
+# to compile, three times over: plain and under two sets of sanitizers.
 #
-# One precompiled header serves them all, so all are compiled with -fPIC, executables too (they would get -fPIE,
+# One precompiled header serves all its targets, so all are compiled with -fPIC, executables too (they would get -fPIE,
 # which GCC refuses to mix with it).
 function(mk_use_grpc_pch target)
-  if(NOT TARGET mk_grpc_pch)
-    file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/grpc_pch.cc" CONTENT "// Holds the precompiled header.\n")
-    add_library(mk_grpc_pch OBJECT "${PROJECT_BINARY_DIR}/grpc_pch.cc")
-    target_link_libraries(mk_grpc_pch PRIVATE mk::grpc mk::protobuf Threads::Threads)
-    target_precompile_headers(mk_grpc_pch PRIVATE <grpcpp/grpcpp.h> <google/protobuf/message.h>
-                              <google/protobuf/util/json_util.h> <memory> <string> <vector>)
+  mk_use_pch(${target} mk_grpc_pch LIBS mk::grpc mk::protobuf
+             HEADERS <grpcpp/grpcpp.h> <google/protobuf/message.h> <google/protobuf/util/json_util.h> <memory> <string>
+                     <vector>)
+endfunction()
+
+function(mk_use_gtest_pch target)
+  mk_use_pch(${target} mk_gtest_pch LIBS mk::gtest HEADERS <gmock/gmock.h> <gtest/gtest.h>)
+endfunction()
+
+function(mk_use_pch target holder)
+  cmake_parse_arguments(arg "" "" "LIBS;HEADERS" ${ARGN})
+  if(NOT TARGET ${holder})
+    file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/${holder}.cc" CONTENT "// Holds the precompiled header.\n")
+    add_library(${holder} OBJECT "${PROJECT_BINARY_DIR}/${holder}.cc")
+    target_link_libraries(${holder} PRIVATE ${arg_LIBS} Threads::Threads)
+    target_precompile_headers(${holder} PRIVATE ${arg_HEADERS})
   endif()
   get_target_property(type ${target} TYPE)
   if(type STREQUAL "EXECUTABLE")
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-    target_compile_options(${target} PRIVATE -fPIC)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-fPIC>)
   endif()
-  target_precompile_headers(${target} REUSE_FROM mk_grpc_pch)
+  target_precompile_headers(${target} REUSE_FROM ${holder})
 endfunction()

@@ -36,6 +36,9 @@ function(mk_add_test name)
   else()
     target_link_libraries(${name} PRIVATE ${arg_LIBS} mk::gmock_main Threads::Threads)
   endif()
+  if(NOT "${arg_SOURCES}" MATCHES "\\.(c|cu)(;|$)")
+    mk_use_gtest_pch(${name})
+  endif()
   # What a sanitizer's stage leaves out, its build need not make.
   if((MK_SANITIZE MATCHES "thread" AND "notsan" IN_LIST arg_LABELS) OR
      (MK_SANITIZE MATCHES "address" AND "noasan" IN_LIST arg_LABELS))
