@@ -93,7 +93,7 @@ check() {
 # hide the others. A failure counts as a failed case; success is not a test and counts as nothing. Returns 1 when the
 # build failed (there may still be tests to run), 2 when there is nothing to run.
 build() {
-  local preset=$1 log=$logs/build-$1.log
+  local preset=$1 log=$logs/build-$1.log began=$SECONDS
   shift
   if ! cmake --preset "$preset" -B "$build_root/$preset" "$@" >"$log" 2>&1; then
     sed -n '/CMake Error/,$p' "$log" | head -n 40
@@ -106,6 +106,7 @@ build() {
     fail "build $preset" "$log"
     return 1
   fi
+  [ $((SECONDS - began)) -lt 10 ] || echo "  built $preset in $((SECONDS - began)) s"
 }
 
 # run_tests <preset> <excluded labels> [<ctest argument>...]: runs ctest and counts single cases: those of the XML that
