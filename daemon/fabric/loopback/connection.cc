@@ -82,4 +82,9 @@ void Connection::close() {
   socket_.shutdown();
 }
 
+void Connection::release() {
+  close();
+  socket_ = shm::FrameSocket(UniqueFd());
+}
+
 }  // namespace mk::fabric::loopback

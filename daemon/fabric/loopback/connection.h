@@ -41,6 +41,8 @@ class Connection {
   bool usable() const { return usable_; }
   /// Both ends see the end of the stream; what was on its way is lost.
   void close();
+  /// `close`, and gives the descriptor back; nobody may watch it any more.
+  void release();
   int fd() const { return socket_.fd(); }
   Result<shm::PeerCredentials> credentials() const { return socket_.credentials(); }
 

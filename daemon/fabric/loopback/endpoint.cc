@@ -138,6 +138,7 @@ Result<LinkId> LoopbackEndpoint::connect(std::span<const std::byte> address,
                 "same fabric, and of the same version?",
                 peer_name);
   }
+  links_.sweep();
   const auto until = deadline();
   auto socket =
       shm::FrameSocket::connect(socket_name(peer->endpoint),
@@ -176,7 +177,7 @@ void LoopbackEndpoint::disconnect(LinkId id) {
   Link* const link = links_.owned(id);
   if (link == nullptr) return;
   service_->unwatch(link->watch);
-  link->connection.close();
+  link->connection.release();  // the link itself goes when the proxy has let go of it
   link->closing.store(true, std::memory_order_release);
 }
 

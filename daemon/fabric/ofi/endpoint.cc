@@ -134,6 +134,7 @@ Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
                   peer_name, alive.error().message);
     }
   }
+  links_.sweep();
   MK_ASSIGN_OR_RETURN(Port port, domain_->open_port(2 * std::size_t{capabilities_.link_depth}));
   fi_addr_t to = FI_ADDR_UNSPEC;
   if (const int rc = ::fi_av_insert(port.addresses.get(), peer->name, 1, &to, 0, nullptr);
