@@ -81,11 +81,10 @@ TEST_P(FailureTest, AKeyThatIsNoneIsRefused) {
   EXPECT_TRUE(refused(Bytes(60, std::byte{1})));
   EXPECT_TRUE(refused(c.flags.region->key())) << "a region of another endpoint";
   Bytes key = b.flags.region->key();
-  EXPECT_LE(key.size(), kKeyBytesMax);
+  EXPECT_LE(key.size(), 256u);
   key.pop_back();
   EXPECT_TRUE(refused(key)) << "cut short";
-  // The unordered fabrics' keys are checked by the network when they are used.
-  if (b.ordered && GetParam().gpus == nullptr) {
+  if (b.ordered) {  // the unordered fabrics' keys are checked by the network when they are used
     for (const std::size_t byte : {0u, 8u, 24u, 39u, 40u, 48u, 56u}) {
       key = b.flags.region->key();
       key[byte] ^= std::byte{1};
@@ -135,7 +134,7 @@ TEST_P(FailureTest, AnAddressWhereNobodyIsFailsInTime) {
   {
     const Node gone(setup);
     address = gone.endpoint->address();
-    EXPECT_LE(address.size(), kAddressBytesMax);
+    EXPECT_LE(address.size(), 512u);
   }
   const auto link = a.endpoint->connect(address, "node 7 rail 1");
   if (!link) {
