@@ -125,10 +125,13 @@ Result<std::vector<DnsAnswer>> resolve(const DnsQuestion& question, const std::s
   for (const DnsQuestion& host : hosts) {
     MK_RETURN_IF_ERROR(ask_host(resolver, host, answers));
   }
-  const auto key = [](const DnsAnswer& answer) { return answer.address.text(); };
-  std::ranges::sort(answers, {}, key);
-  const auto repeated = std::ranges::unique(answers, {}, key);
-  answers.erase(repeated.begin(), repeated.end());
+  std::sort(answers.begin(), answers.end(), [](const DnsAnswer& a, const DnsAnswer& b) {
+    return a.address.text() < b.address.text();
+  });
+  const auto repeated = std::unique(
+      answers.begin(), answers.end(),
+      [](const DnsAnswer& a, const DnsAnswer& b) { return a.address.text() == b.address.text(); });
+  answers.erase(repeated, answers.end());
   return answers;
 }
 
