@@ -9,7 +9,7 @@
 namespace mk::mkctl {
 namespace {
 
-TopCell text(std::string words) { return {printable(words), 0, false}; }
+TopCell text(const std::string& words) { return {printable(words), 0, false}; }
 TopCell count(std::uint64_t value) {
   return {std::to_string(value), static_cast<double>(value), true};
 }
@@ -72,8 +72,9 @@ TopModel::TopModel(std::vector<std::string> hosts) {
 
 void TopModel::update(Host& host, const std::string& key, double seconds, std::uint64_t commands,
                       std::uint64_t bytes_now, std::uint64_t completed, std::uint64_t stalls) {
-  const auto [at, fresh] = host.series.try_emplace(key);
-  Series& series = at->second;
+  const auto entry = host.series.try_emplace(key);
+  const bool fresh = entry.second;
+  Series& series = entry.first->second;
   // What a session that ended took along makes a count fall: no rate then.
   const auto per_second = [&](std::uint64_t now, std::uint64_t before) {
     return fresh || seconds <= 0 || now < before ? 0 : static_cast<double>(now - before) / seconds;

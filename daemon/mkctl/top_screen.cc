@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cmath>
 
 #include "daemon/mkctl/table.h"
 
@@ -66,7 +67,7 @@ std::string sparkline(const History& history, int width) {
   for (std::size_t i = history.size() - shown; i < history.size(); ++i) {
     // Whatever is not nothing can be seen.
     const double share = most > 0 ? history[i] / most : 0;
-    const int level = share <= 0 ? 0 : std::clamp(static_cast<int>(share * 8 + 0.5), 1, 8);
+    const long level = share <= 0 ? 0 : std::clamp(std::lround(share * 8), 1L, 8L);
     out += kBars[static_cast<std::size_t>(level)];
   }
   return out;
@@ -215,7 +216,7 @@ std::vector<std::string> TopScreen::lines(const TopModel& model, ScreenSize size
   page_ = std::max(1, room - 1);
   scroll_ = std::clamp(scroll_, 0, std::max(0, static_cast<int>(rows.size()) - room));
   for (int i = 0; i < room && scroll_ + i < static_cast<int>(rows.size()); ++i) {
-    const TopRow& row = rows[static_cast<std::size_t>(scroll_ + i)];
+    const TopRow& row = rows[static_cast<std::size_t>(scroll_) + static_cast<std::size_t>(i)];
     std::string line;
     for (std::size_t c = 0; c < widths.size(); ++c) {
       line += c == 0 ? " " : "  ";

@@ -68,6 +68,7 @@ struct Distance {
   Reach reach = Reach::kMachine;
   std::uint32_t hops = 0;  ///< tree edges; 0 where no PCIe path is shared
   bool other_numa = false;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the comparison's own 0 for a pointer
   friend auto operator<=>(const Distance&, const Distance&) = default;  ///< nearer is less
 };
 Distance distance(const Machine& machine, const PciDevice& a, const PciDevice& b);
