@@ -24,7 +24,6 @@ root=$PWD
 # By name only, for their time: coverage and package.
 default_stages=deps,style,model,fuzz,unit,sim,rdma,cuda,asan,tsan,tidy,ops
 all_stages=$default_stages,coverage,package
-stages=$default_stages,sim,rdma,tsan,tidy,coverage,package
 stages=$default_stages
 jobs=$(nproc)
 label=
