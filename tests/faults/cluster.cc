@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -22,16 +24,27 @@ int shell(const std::string& command) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
+std::string output_of(const std::string& command) {
+  std::string text;
+  FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return text;
+  char chunk[4096];
+  for (std::size_t got = 0; (got = std::fread(chunk, 1, sizeof(chunk), pipe)) > 0;) {
+    text.append(chunk, got);
+  }
+  ::pclose(pipe);
+  return text;
+}
+
 std::string Holdings::text() const {
-  return fmt::format(
-      "{} descriptors ({} memory files, {} sockets), {} mappings, {} threads, {} sessions",
-      descriptors, memory_files, sockets, mapped_files, threads, sessions);
+  return fmt::format("{} descriptors ({} memory files, {} sockets), {} mappings, {} threads",
+                     descriptors, memory_files, sockets, mapped_files, threads);
 }
 
 bool Holdings::within(const Holdings& before) const {
   return descriptors <= before.descriptors && memory_files == before.memory_files &&
          sockets <= before.sockets && mapped_files == before.mapped_files &&
-         threads == before.threads && sessions == before.sessions;
+         threads == before.threads;
 }
 
 Cluster::Cluster(Programs programs, std::string folder, std::uint32_t nodes, bool namespaces)
@@ -39,7 +52,8 @@ Cluster::Cluster(Programs programs, std::string folder, std::uint32_t nodes, boo
       folder_(std::move(folder)),
       namespaces_(namespaces),
       prefix_(fmt::format("mkf{}-", ::getpid())),
-      daemons_(nodes) {
+      daemons_(nodes),
+      baselines_(nodes) {
   for (std::uint32_t node = 0; node < nodes; ++node) {
     std::ofstream toml(fmt::format("{}/{}.toml", folder_, node));
     toml << "node_id = " << node << "\n";
@@ -78,15 +92,41 @@ std::string Cluster::socket(std::uint32_t node) const {
   return fmt::format("{}/{}.sock", folder_, node);
 }
 
-std::string Cluster::log(std::uint32_t node) const {
-  return tools::tail_of(fmt::format("{}/{}.log", folder_, node), 15);
+std::string Cluster::log_path(std::uint32_t node) const {
+  return fmt::format("{}/{}.log", folder_, node);
+}
+
+std::string Cluster::logs() const {
+  std::string all;
+  for (std::uint32_t node = 0; node < size(); ++node) {
+    all += fmt::format("log of node {}:\n{}\n", node, tools::tail_of(log_path(node), 25));
+  }
+  return all;
+}
+
+std::optional<Clock::time_point> Cluster::logged(std::uint32_t node, const std::string& text,
+                                                 Clock::time_point since) const {
+  using System = std::chrono::system_clock;
+  const auto ahead = System::now().time_since_epoch() - Clock::now().time_since_epoch();
+  std::ifstream file(log_path(node));
+  for (std::string line; std::getline(file, line);) {
+    std::tm parts{};
+    const char* const rest = ::strptime(line.c_str(), "%Y-%m-%dT%H:%M:%S", &parts);
+    if (rest == nullptr || line.find(text) == std::string::npos) continue;
+    const auto whole = System::from_time_t(::timegm(&parts)).time_since_epoch();
+    const std::chrono::duration<double> fraction(*rest == '.' ? std::strtod(rest, nullptr) : 0.0);
+    const Clock::time_point at(
+        std::chrono::duration_cast<Clock::duration>(whole + fraction - ahead));
+    if (at >= since - 1ms) return at;  // a line's time is cut to milliseconds
+  }
+  return std::nullopt;
 }
 
 Status Cluster::start(std::uint32_t node) {
   tools::ProcessOptions options;
   options.name = fmt::format("mkerneld of node {}", node);
   options.report = true;
-  options.output_path = fmt::format("{}/{}.log", folder_, node);
+  options.output_path = log_path(node);
   if (namespaces_)
     options.arguments = {"/usr/sbin/ip", "netns", "exec", prefix_ + std::to_string(node)};
   for (const std::string& argument :
@@ -98,7 +138,8 @@ Status Cluster::start(std::uint32_t node) {
   daemons_[node].emplace(std::move(process));
   MK_ASSIGN_OR_RETURN(const auto ready, daemons_[node]->read_line(Clock::now() + 60s));
   if (ready) return {};
-  return fail(ErrorCode::kUnavailable, "mkerneld of node {} did not start: {}", node, log(node));
+  return fail(ErrorCode::kUnavailable, "mkerneld of node {} did not start: {}", node,
+              tools::tail_of(log_path(node), 15));
 }
 
 void Cluster::signal(std::uint32_t node, int number) { daemons_[node]->signal(number); }
@@ -130,7 +171,13 @@ bool Cluster::connected() {
   return true;
 }
 
-Holdings Cluster::holdings(std::uint32_t node) {
+std::optional<std::size_t> Cluster::sessions(std::uint32_t node) {
+  const auto shown = nlohmann::json::parse(ctl(node, "session list"), nullptr, false);
+  if (!shown.is_object() || !shown.contains("sessions")) return std::nullopt;
+  return shown["sessions"].size();
+}
+
+Holdings Cluster::holdings(std::uint32_t node) const {
   Holdings held;
   const std::string proc = fmt::format("/proc/{}", pid(node));
   std::error_code changed;  // entries come and go while we look
@@ -152,8 +199,6 @@ Holdings Cluster::holdings(std::uint32_t node) {
   for (std::string line; std::getline(maps, line);) {
     held.mapped_files += line.find("/memfd:") != std::string::npos ? 1 : 0;
   }
-  const auto shown = nlohmann::json::parse(ctl(node, "session list"), nullptr, false);
-  held.sessions = shown.is_object() && shown.contains("sessions") ? shown["sessions"].size() : 999;
   return held;
 }
 
@@ -161,42 +206,43 @@ std::size_t Cluster::files_in_folder() const {
   return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder_), {}));
 }
 
-void Cluster::take_baseline() {
+void Cluster::take_baseline(std::uint32_t node) {
+  Baseline& baseline = baselines_[node];
+  baseline.sessions = sessions(node);
   // What the last job and its connections leave comes to rest first.
   std::uint32_t same = 0;
   eventually(
       [&] {
-        std::vector<Holdings> now;
-        for (std::uint32_t node = 0; node < size(); ++node) now.push_back(holdings(node));
-        same = now == baseline_ ? same + 1 : 0;
-        baseline_ = std::move(now);
         std::this_thread::sleep_for(200ms);
-        return same >= 3;
+        const Holdings now = holdings(node);
+        same = now == baseline.holdings ? same + 1 : 0;
+        baseline.holdings = now;
+        return same >= 4;
       },
       20s);
+}
+
+void Cluster::take_baselines() {
+  for (std::uint32_t node = 0; node < size(); ++node) take_baseline(node);
   files_ = files_in_folder();
 }
 
-std::string Cluster::compare_with_baseline() {
-  std::vector<Holdings> now(size());
-  const bool same = eventually(
-      [&] {
-        // Our own last question's connection goes first.
-        std::this_thread::sleep_for(200ms);
-        bool all = files_in_folder() == files_;
-        for (std::uint32_t node = 0; node < size(); ++node) {
-          now[node] = holdings(node);
-          all = all && now[node].within(baseline_[node]);
-        }
-        return all;
-      },
-      20s);
-  if (same) return "";
-  std::string text = fmt::format("{} files, then {}", files_, files_in_folder());
+std::string Cluster::compare_with_baselines() {
+  const auto same = [&](std::uint32_t node) {
+    return holdings(node).within(baselines_[node].holdings) &&
+           sessions(node) == baselines_[node].sessions;
+  };
+  std::string text;
+  if (!eventually([&] { return files_in_folder() == files_; }, 20s)) {
+    text = fmt::format("{} files, then {}\n", files_, files_in_folder());
+  }
   for (std::uint32_t node = 0; node < size(); ++node) {
-    if (now[node].within(baseline_[node])) continue;
-    text +=
-        fmt::format("; node {} held {}, then {}", node, baseline_[node].text(), now[node].text());
+    if (eventually([&] { return same(node); }, 20s)) continue;
+    text += fmt::format("node {} held {} with {} sessions, then {} with {}\n{}{}", node,
+                        baselines_[node].holdings.text(), baselines_[node].sessions.value_or(999),
+                        holdings(node).text(), sessions(node).value_or(999),
+                        output_of(fmt::format("ls -l /proc/{}/fd", pid(node))),
+                        output_of(fmt::format("ss -xapn | grep pid={},", pid(node))));
   }
   return text;
 }

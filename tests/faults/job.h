@@ -13,10 +13,9 @@
 #include <vector>
 
 #include "client/tools/launch/process.h"
+#include "tests/faults/cluster.h"
 
 namespace mk::faults {
-
-using Clock = std::chrono::steady_clock;
 
 /// Polls until `done` or for `patience`.
 bool eventually(const std::function<bool()>& done,
