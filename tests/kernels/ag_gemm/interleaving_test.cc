@@ -65,15 +65,7 @@ class Executor : public SimExecutor {
     }
     return true;
   }
-  void copy(const CopyJob& job) {
-    for (std::uint64_t row = 0; row < job.rows; ++row) {
-      for (std::uint32_t i = 0; i < job.target_count; ++i) {
-        std::memcpy(job.targets[i] + row * job.target_stride, job.source + row * job.source_stride,
-                    job.row_bytes);
-        maybe_yield();
-      }
-    }
-  }
+  void copy(const CopyJob& job) { copy_in_pieces(job, job.row_bytes); }
 
  private:
   AgGemmRank& rank_;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <functional>
 #include <random>
 #include <stdexcept>
@@ -64,16 +63,7 @@ class Executor : public SimExecutor {
   Executor(const SimExecutor& frame, std::uint64_t& copied) : SimExecutor(frame), copied_(copied) {}
   void copy(const CopyJob& job) {
     copied_ += std::uint64_t{job.rows} * job.row_bytes * (1 + job.target_count);
-    for (std::uint64_t row = 0; row < job.rows; ++row) {
-      for (std::uint32_t i = 0; i < job.target_count; ++i) {
-        for (std::uint32_t at = 0; at < job.row_bytes; at += 20) {
-          const std::byte* from = job.source + row * job.source_stride + at;
-          std::copy(from, from + std::min(20u, job.row_bytes - at),
-                    job.targets[i] + row * job.target_stride + at);
-          maybe_yield();
-        }
-      }
-    }
+    copy_in_pieces(job, 20);
   }
 
  private:

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <random>
 #include <stdexcept>
@@ -76,17 +75,7 @@ class Executor : public SimExecutor {
  public:
   Executor(const SimExecutor& frame, MoeRank& rank) : SimExecutor(frame), rank_(rank) {}
 
-  void copy(const CopyJob& job) {
-    for (std::uint64_t row = 0; row < job.rows; ++row) {
-      for (std::uint32_t i = 0; i < job.target_count; ++i) {
-        for (std::uint32_t at = 0; at < job.row_bytes; at += 24) {
-          std::memcpy(job.targets[i] + row * job.target_stride + at,
-                      job.source + row * job.source_stride + at, std::min(24u, job.row_bytes - at));
-          maybe_yield();
-        }
-      }
-    }
-  }
+  void copy(const CopyJob& job) { copy_in_pieces(job, 24); }
   bool multiply(const RowTile& tile, std::uint32_t packed_rows, const TileRect& columns,
                 const std::byte* packed) {
     const MoeDispatchShape& shape = rank_.launch.plan.shape;

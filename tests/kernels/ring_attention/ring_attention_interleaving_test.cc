@@ -96,18 +96,7 @@ class Executor : public SimExecutor {
           sums_[i];
     }
   }
-  void copy(const CopyJob& job) {
-    for (std::uint64_t row = 0; row < job.rows; ++row) {
-      for (std::uint32_t i = 0; i < job.target_count; ++i) {
-        for (std::uint32_t at = 0; at < job.row_bytes; at += 200) {
-          const std::byte* from = job.source + row * job.source_stride + at;
-          std::copy(from, from + std::min(200u, job.row_bytes - at),
-                    job.targets[i] + row * job.target_stride + at);
-          maybe_yield();
-        }
-      }
-    }
-  }
+  void copy(const CopyJob& job) { copy_in_pieces(job, 200); }
 
  private:
   RingRank& rank_;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
 #include <random>
 
 #include "kernels/comm/operator_block.h"
@@ -9,6 +11,19 @@
 #include "kernels/comm/workspace_head.h"
 
 namespace mk::kernels::testing {
+
+void SimExecutor::copy_in_pieces(const CopyJob& job, std::uint32_t piece_bytes) {
+  for (std::uint64_t row = 0; row < job.rows; ++row) {
+    for (std::uint32_t i = 0; i < job.target_count; ++i) {
+      for (std::uint32_t at = 0; at < job.row_bytes; at += piece_bytes) {
+        std::memcpy(job.targets[i] + row * job.target_stride + at,
+                    job.source + row * job.source_stride + at,
+                    std::min(piece_bytes, job.row_bytes - at));
+        maybe_yield();
+      }
+    }
+  }
+}
 
 Simulation::Simulation(SimOperator& op, const SimulationOptions& options)
     : op_(op),

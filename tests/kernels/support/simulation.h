@@ -13,6 +13,7 @@
 #include "kernels/comm/block.h"
 #include "kernels/comm/launch.h"
 #include "kernels/cpu/launch_runner.h"
+#include "kernels/gather/copy_job.h"
 #include "tests/kernels/support/cluster.h"
 #include "tests/kernels/support/fibers.h"
 #include "tests/kernels/support/network.h"
@@ -26,6 +27,8 @@ class SimExecutor {
 
   /// To be called in the middle of tiles and copies, so that they are half done when others look.
   void maybe_yield() { fibers_->maybe_yield(); }
+  /// Others may look after every piece of a row.
+  void copy_in_pieces(const CopyJob& job, std::uint32_t piece_bytes);
 
   void stores_done() {
     fibers_->maybe_yield();
