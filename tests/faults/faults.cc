@@ -22,12 +22,18 @@ const std::vector<Run::Named>& Run::local_kinds() {
   return kinds;
 }
 
+Clock::time_point Run::kill(Rank& rank) {
+  rank.signal(SIGKILL);
+  ++clients_killed_;
+  expect(eventually([&] { return rank.ended(); }), "SIGKILL did not end it");
+  return rank.error_at();
+}
+
 void Run::kill_rank() {
   auto job = running_job();
   const std::uint32_t victim = draw(job->size());
-  const auto at = strike();
-  job->rank(victim).signal(SIGKILL);
-  ++clients_killed_;
+  strike();
+  const auto at = kill(job->rank(victim));
   expect_errors(*job, {victim}, at, {"peer-lost"}, fmt::format("rank {}", victim));
 }
 
@@ -46,9 +52,8 @@ void Run::stop_and_kill_rank() {
   const std::uint32_t victim = draw(job->size());
   job->rank(victim).signal(SIGSTOP);
   pause(200);
-  const auto at = strike();
-  job->rank(victim).signal(SIGKILL);
-  ++clients_killed_;
+  strike();
+  const auto at = kill(job->rank(victim));
   expect_errors(*job, {victim}, at, {"peer-lost"}, fmt::format("rank {}", victim));
 }
 

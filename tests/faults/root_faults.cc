@@ -58,9 +58,7 @@ void Run::disk_full() {
     const bool full = shell("dd if=/dev/zero of=" + folder + "/more bs=4k count=1") != 0;
     expect(full, "the disk is not full");
     auto job = running_job();
-    const auto at = strike();
-    job->rank(0).signal(SIGKILL);
-    ++clients_killed_;
+    const auto at = kill(job->rank(0));
     expect_errors(*job, {0}, at, {"peer-lost"}, "rank 0");
     job.reset();
     next_job_works();

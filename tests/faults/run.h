@@ -81,6 +81,9 @@ class Run {
   void next_job_works();
   /// The moment of the fault: from here on the neighbour's rate is the one during it.
   Clock::time_point strike();
+  /// Kills it, and waits until the kernel has closed what it had open: when that was. (A process
+  /// that is not let run does not die either.)
+  Clock::time_point kill(Rank& rank);
   /// Every rank but `dead` gets an error in time whose text has one of `codes` and `name`. A fault
   /// that takes `unseen_ms` to be noticed is noticed by then, and the error follows in time.
   void expect_errors(Job& job, const std::vector<std::uint32_t>& dead, Clock::time_point at,

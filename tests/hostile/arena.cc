@@ -1,5 +1,8 @@
 #include "tests/hostile/arena.h"
 
+#include <fmt/format.h>
+
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -82,7 +85,8 @@ void HealthyJob::read(Rank& rank) {
   }
 }
 
-void HealthyJob::expect_launches() {
+bool HealthyJob::expect_launches() {
+  bool goes_on = true;
   for (auto& rank : ranks_) {
     // The launch under way may have begun before: the next two have not.
     const std::uint64_t wanted = rank->launches + 2;
@@ -92,7 +96,9 @@ void HealthyJob::expect_launches() {
     }
     EXPECT_EQ("", rank->trouble());
     EXPECT_GE(rank->launches, wanted) << "the healthy job does not go on";
+    goes_on = goes_on && rank->trouble().empty() && rank->launches >= wanted;
   }
+  return goes_on;
 }
 
 // --- HostileTest ---
@@ -125,6 +131,7 @@ void HostileTest::TearDownTestSuite() {
   const Status stopped = daemons_->stop(60s);
   EXPECT_TRUE(stopped) << stopped.error().message;
   daemons_.reset();
+  figures_.write();
 }
 
 void HostileTest::SetUp() {
@@ -136,10 +143,36 @@ void HostileTest::TearDown() {
   if (healthy_ == nullptr) return;
   const Status up = daemons_->check();
   EXPECT_TRUE(up) << up.error().message;
-  healthy_->expect_launches();
-  EXPECT_TRUE(eventually([this] { return holdings() == before_; }))
-      << "before: " << before_[0] << "; " << before_[1] << "\nafter: " << holdings()[0] << "; "
-      << holdings()[1];
+  const bool goes_on = healthy_->expect_launches();
+  const bool nothing_left = eventually([this] { return holdings() == before_; });
+  EXPECT_TRUE(nothing_left) << "before: " << before_[0] << "; " << before_[1]
+                            << "\nafter: " << holdings()[0] << "; " << holdings()[1];
+  figures_.daemons_lost += up ? 0 : 1;
+  figures_.healthy_jobs_lost += goes_on ? 0 : 1;
+  figures_.resources_lost += nothing_left ? 0 : 1;
+}
+
+HostileTest::Figures HostileTest::figures_;
+
+void HostileTest::tried(std::uint64_t inputs) {
+  const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
+  figures_.inputs[fmt::format("{}.{}", test->test_suite_name(), test->name())] += inputs;
+}
+
+void HostileTest::Figures::write() const {
+  const char* const path = std::getenv("MK_HOSTILE_JSON");
+  if (path == nullptr) return;
+  nlohmann::json out;
+  std::uint64_t all = 0;
+  for (const auto& [name, count] : inputs) {
+    out["inputs"][name] = count;
+    all += count;
+  }
+  out["inputs_tried"] = all;
+  out["daemons_lost"] = daemons_lost;
+  out["healthy_jobs_lost"] = healthy_jobs_lost;
+  out["cases_that_left_something_behind"] = resources_lost;
+  std::ofstream(path) << out.dump(2) << "\n";
 }
 
 std::string HostileTest::sessions_shown(std::uint32_t node) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <ostream>
@@ -38,8 +39,8 @@ class HealthyJob {
   explicit HealthyJob(const tools::DaemonSet& daemons);
   ~HealthyJob();
   /// Waits until every rank has begun and ended two more launches; fails the test if one reports an
-  /// error instead.
-  void expect_launches();
+  /// error instead, which is then false.
+  bool expect_launches();
 
  private:
   struct Rank {
@@ -79,8 +80,17 @@ class HostileTest : public testing::Test {
                               std::uint32_t node = 0);
   static std::vector<Holdings> holdings();
   static bool eventually(const std::function<bool()>& done);
+  /// Counts hostile inputs of this case: commands, messages, connections, descriptors.
+  static void tried(std::uint64_t inputs = 1);
 
  private:
+  /// Of all cases so far, for the file that MK_HOSTILE_JSON names.
+  struct Figures {
+    std::map<std::string, std::uint64_t> inputs;  ///< by case
+    std::uint64_t daemons_lost = 0, healthy_jobs_lost = 0, resources_lost = 0;
+    void write() const;
+  };
+  static Figures figures_;
   static std::unique_ptr<tools::DaemonSet> daemons_;
   static std::unique_ptr<HealthyJob> healthy_;
   static std::vector<Holdings> at_rest_;

@@ -29,6 +29,7 @@ TEST_F(HostileRing, RandomBytesInEverySlotOfEveryLane) {
     while (shm::load_acquire(&header.abort_flag) == 0) {
       for (std::uint32_t lane = 0; lane < 4; ++lane) {
         fill(slots(pair.guilty.segment->ring(lane)), random);
+        tried(pair.guilty.segment->ring(lane).slot_count());
       }
     }
     pair.expect_ended(ErrorCode::kBadCommand, "lane ");
@@ -83,6 +84,7 @@ TEST_F(HostileRing, EveryFieldOutsideItsBounds) {
     shm::Command command = pair.right();
     one.spoil(command);
     pair.commit(command);
+    tried();
     pair.commit(pair.right());
     pair.expect_ended(ErrorCode::kBadCommand, one.says);
     // Nothing but the first, right command can have written.
@@ -102,6 +104,7 @@ TEST_F(HostileRing, EveryFieldAtItsBounds) {
     shm::Command command = pair.right();
     change(command);
     pair.commit(command);
+    tried();
     ASSERT_TRUE(pair.all_completed());
     ASSERT_TRUE(daemon::test::eventually([&] {
       return shm::flag_reached(pair.other.segment->flags() + command.flag_index, command.epoch);
@@ -144,6 +147,7 @@ TEST_F(HostileRing, ReservedBitsAndForeignSequences) {
     SCOPED_TRACE(one.says);
     HostilePair pair(daemons());
     const shm::RingView ring = pair.guilty.segment->ring(0);
+    tried();
     shm::encode(pair.right(), ring.slot(0).words);
     if (one.word < shm::kCommitWord) ring.slot(0).words[one.word] ^= one.change;
     shm::store_release(
@@ -162,6 +166,7 @@ TEST_F(HostileRing, CountersThatJumpAndGoBackMisleadNobodyElse) {
     // The daemon reads none of them to find its way; and writes over them when it has news.
     for (std::uint64_t* counter : {&control.produced, &control.consumed, &control.completed}) {
       shm::store_relaxed(counter, round % 2 == 0 ? random() : 0);
+      tried();
     }
     const shm::Command command = pair.right();
     pair.guilty.producer.consumed_seen = pair.guilty.producer.produced;
@@ -183,6 +188,7 @@ TEST_F(HostileRing, AProducerThatOvertakesTheConsumerHarmsItself) {
   for (std::uint32_t i = 0; i < 5000; ++i) {
     pair.guilty.producer.consumed_seen = pair.guilty.producer.produced;
     pair.commit(pair.right());
+    tried();
     if (shm::load_acquire(&pair.guilty.segment->header().abort_flag) != 0) break;
   }
   // It may be lucky throughout; if not, it is told what is wrong.
@@ -197,6 +203,7 @@ TEST_F(HostileRing, AChangedHeaderChangesNothingForTheDaemon) {
     HostilePair pair(daemons());
     shm::SegmentHeader* header = &pair.guilty.segment->header();
     std::memset(header, value, sizeof *header);
+    tried();
     for (int i = 0; i < 40; ++i) {
       const shm::Command command = pair.right();
       pair.commit(command);
@@ -220,6 +227,7 @@ TEST_F(HostileRing, FlagsOfTheClientsOwnMakingMisleadOnlyItself) {
   HostilePair pair(daemons());
   for (std::uint32_t flag = 0; flag < HostilePair::kFlags; ++flag) {
     shm::store_relaxed(pair.other.segment->flags() + flag, 0x7fffffffu);
+    tried();
   }
   pair.commit(pair.right());
   EXPECT_TRUE(pair.all_completed());

@@ -83,6 +83,7 @@ TEST_F(HostileSocket, RandomBytes) {
       send_raw(fd, &header, sizeof header);
     }
     send_raw(fd, noise.data(), noise.size() * 8);
+    tried();
     ::shutdown(fd.get(), SHUT_WR);
     read_to_end(fd);  // it hangs up
   }
@@ -109,6 +110,7 @@ TEST_F(HostileSocket, AMalformedMessageOfEveryTypeEndsItsSession) {
     const auto header = frame(static_cast<shm::MessageType>(type), sizeof noise);
     send_raw(fd, &header, sizeof header);
     send_raw(fd, noise, sizeof noise);
+    tried();
     // Out of turn, these two are refused before anyone looks inside; the session goes on.
     const bool refused = type == static_cast<std::uint16_t>(shm::MessageType::kHello) ||
                          type == static_cast<std::uint16_t>(shm::MessageType::kAttach);
@@ -125,6 +127,7 @@ TEST_F(HostileSocket, LengthsBeyondTheLimit) {
     const auto header = frame(shm::MessageType::kHello, bytes);
     ASSERT_TRUE(send_raw(fd, &header, sizeof header));
     EXPECT_NE(read_to_end(fd).find("malformed header"), std::string::npos);
+    tried();
   }
 }
 
@@ -137,6 +140,7 @@ TEST_F(HostileSocket, OneByteASecondEndsAtTheHandshakesDeadline) {
   const auto start = std::chrono::steady_clock::now();
   while (sent < sizeof header && send_raw(fd, bytes + sent, 1)) {
     ++sent;
+    tried();
     std::this_thread::sleep_for(1s);
   }
   EXPECT_NE(read_to_end(fd).find("no attach within"), std::string::npos);
@@ -152,6 +156,7 @@ TEST_F(HostileSocket, AnAttachedClientMayBeSlowWithoutHoldingAnyoneUp) {
   const UniqueFd half = connect_raw(socket());
   const auto header = frame(shm::MessageType::kHello, 64);
   send_raw(half, &header, 7);
+  tried();
   for (int i = 0; i < 20; ++i) {
     HostilePair pair(daemons());
     pair.commit(pair.right());
@@ -174,6 +179,7 @@ TEST_F(HostileSocket, AThousandConnections) {
     }
   }
   EXPECT_GT(refused, 0u);
+  tried(crowd.size());
   crowd.clear();
   // Then there is room again.
   EXPECT_TRUE(eventually([&] {
@@ -198,6 +204,7 @@ TEST_F(HostileSocket, DescriptorsByTheHundred) {
     UniqueFd fd = connect_raw(socket());
     send_with_descriptors(fd, &header, sizeof header, many);
     EXPECT_NE(read_to_end(fd).find("descriptors"), std::string::npos);
+    tried(many.size() + 4 + 4 * sizeof header);
 
     fd = connect_raw(socket());
     send_with_descriptors(fd, &header, sizeof header, {many[0], many[1], many[2], many[3]});
@@ -234,10 +241,12 @@ TEST_F(HostileSocket, MemoryThatIsNone) {
     const auto reply =
         pair.guilty.call<shm::RegisterBufferReply>(shm::RegisterBuffer{8192, "none"}, {{fd}});
     EXPECT_FALSE(reply) << "descriptor " << fd;
+    tried();
   }
   for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1} << 47,
                                     (std::uint64_t{1} << 48) + 1, ~std::uint64_t{0}}) {
     const int fd = pair.guilty.buffer->fd();
+    tried();
     EXPECT_FALSE(
         pair.guilty.call<shm::RegisterBufferReply>(shm::RegisterBuffer{bytes, "none"}, {{fd}}));
   }
@@ -250,6 +259,7 @@ TEST_F(HostileSocket, MemoryThatIsNone) {
     pair.commit(pair.right());
     EXPECT_EQ(0, ::fallocate(pair.guilty.buffer->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                              0, HostilePair::kBytes));
+    tried();
     ASSERT_TRUE(pair.all_completed());
   }
   pair.expect_detaches();
@@ -261,6 +271,7 @@ TEST_F(HostileSocket, ThePagesOfItsOwnRingsTakenAway) {
   EXPECT_TRUE(pair.all_completed());
   EXPECT_EQ(0, ::fallocate(pair.guilty.segment->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                            static_cast<off_t>(pair.guilty.segment->bytes())));
+  tried();
   // Zeros are no command in lap 0; the next one is out of step only if the client says so.
   pair.commit(pair.right());
   EXPECT_TRUE(daemon::test::eventually(
@@ -277,6 +288,7 @@ TEST_F(HostileSocket, WhatBelongsToOthers) {
     for (std::uint32_t handle = 0; handle <= 1025; handle += handle < 8 ? 1 : 113) {
       const auto reply = pair.guilty.call<shm::OpenPeerBufferReply>(
           shm::OpenPeerBuffer{local, static_cast<std::uint16_t>(handle)});
+      tried();
       if (reply) {
         ++opened;
         EXPECT_EQ(local, 0u);
@@ -286,6 +298,7 @@ TEST_F(HostileSocket, WhatBelongsToOthers) {
   }
   EXPECT_EQ(opened, 1u);  // its own
   for (const int handle : {0, 2, 3, 1024, 65535}) {
+    tried();
     EXPECT_FALSE(
         pair.guilty.call<shm::Done>(shm::DeregisterBuffer{static_cast<std::uint16_t>(handle)}));
   }
@@ -298,6 +311,7 @@ TEST_F(HostileSocket, WhatBelongsToOthers) {
     attach.rank = attach.node_rank = rank;
     attach.world = attach.nodes = 2;
     const Status status = intruder.attach(attach);
+    tried();
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code, ErrorCode::kAlreadyExists) << status.error().message;
   }
@@ -312,6 +326,7 @@ TEST_F(HostileSocket, RequestsByTheThousandWhoseAnswersNobodyReads) {
         pair.guilty.try_post(shm::AllocFlags{0}, std::chrono::steady_clock::now() + 2s);
     if (!status) break;
   }
+  tried(sent);
   // It is cut off when too much waits for it, and the other rank learns it.
   const auto lost = pair.other.await<shm::SessionFailed>();
   ASSERT_TRUE(lost) << "after " << sent << " requests: " << lost.error().message;
@@ -322,6 +337,7 @@ TEST_F(HostileSocket, RequestsByTheThousandWhoseAnswersNobodyReads) {
 TEST_F(HostileSocket, SessionsComeAndDieAtEveryStep) {
   for (int step = 0; step < 60; ++step) {
     SocketClient client(socket());
+    tried();
     if (step % 6 == 0) continue;  // connected
     if (step % 6 == 1) {
       EXPECT_TRUE(

@@ -17,8 +17,10 @@ namespace mk::sim {
 namespace {
 
 constexpr const char* kHelp =
-    "mksim [--seconds N] [--seed S | --seeds A..B] [--nodes N] [--plant BUG] [--json FILE]\n"
-    "  --seconds N   fresh seeds for N seconds (the default: 10)\n"
+    "mksim [--seconds N | --cpu-seconds N] [--seed S | --seeds A..B] [--nodes N] [--plant BUG] "
+    "[--json FILE]\n"
+    "  --seconds N   fresh seeds for N seconds (the default: 10);\n"
+    "                --cpu-seconds: of its own CPU time\n"
     "  --seed S      one cluster, with its last events when it fails\n"
     "  --seeds A..B  those clusters, both included\n"
     "  --nodes N     2 to 16 in each cluster; else the seed says\n"
@@ -28,7 +30,7 @@ constexpr const char* kHelp =
 
 struct Arguments {
   double seconds = 10;
-  bool timed = true, trace = false;
+  bool timed = true, of_cpu = false, trace = false;
   std::uint64_t first = 0, last = ~0ull;
   PlanOptions plan;
   std::string plant, json;
@@ -69,8 +71,9 @@ bool parse(int argc, char** argv, Arguments& arguments) {
     if (i + 1 == argc) return false;
     const std::string value = argv[++i];
     bool good = true;
-    if (name == "--seconds") {
+    if (name == "--seconds" || name == "--cpu-seconds") {
       good = parse(value, arguments.seconds);
+      arguments.of_cpu = name == "--cpu-seconds";
       seconds_given = true;
     } else if (name == "--seed") {
       good = parse(value, arguments.first);
@@ -164,7 +167,9 @@ int run(int argc, char** argv) {
   bool well = true;
   for (std::uint64_t seed = arguments.first; well; ++seed) {
     well = simulate(argv[0], seed, arguments, totals);
-    const bool late = arguments.timed && wall_seconds() - wall_before >= arguments.seconds;
+    const double passed =
+        arguments.of_cpu ? cpu_seconds() - cpu_before : wall_seconds() - wall_before;
+    const bool late = arguments.timed && passed >= arguments.seconds;
     if (seed == arguments.last || late) break;
   }
   const double cpu = cpu_seconds() - cpu_before, wall = wall_seconds() - wall_before;
