@@ -45,4 +45,13 @@ struct OperatorKernel {
   cudaError_t (*launch)(const Arguments&, cudaStream_t);
 };
 
+/// An operator's kernels by element type: those for tiles of at most `columns` columns, 256 at
+/// most.
+template <class Arguments>
+struct KernelChoice {
+  using Choose = const OperatorKernel<Arguments>&(BLayout b_layout, std::uint32_t columns);
+  Choose* bf16;
+  Choose* f16;
+};
+
 }  // namespace mk::kernels::cuda

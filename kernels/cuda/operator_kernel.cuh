@@ -44,6 +44,27 @@ struct OperatorParams {
   std::uint64_t ldc = 0;
 };
 
+/// A launch's parameters: what is in its arguments, `tiles` of them in all, and what the seams
+/// need.
+template <class Op>
+OperatorParams<Op> make_params(const typename Op::Arguments& arguments, std::uint32_t tiles,
+                               const typename Op::Order::Params& order,
+                               const typename Op::Gate::Params& gate,
+                               const typename Op::Store::Params& store) {
+  return {.gemm = {.a = arguments.product.a,
+                   .b = arguments.product.b,
+                   .a_box_rows = arguments.product.a_box_rows,
+                   .m_blocks = static_cast<int>(tiles),
+                   .k_blocks = arguments.product.k_blocks,
+                   .order = order,
+                   .gate = gate,
+                   .store = store},
+          .launch = arguments.launch,
+          .frame = arguments.frame,
+          .c = arguments.c,
+          .ldc = arguments.ldc};
+}
+
 /// Registers of a thread outside the core: an equal share of what the block is given at its start.
 inline constexpr int kRoleRegisters = 168;
 
@@ -317,14 +338,18 @@ inline constexpr OperatorKernel<typename Op::Arguments> kOperatorKernel = {
     .launch = launch_operator<Op>,
 };
 
-/// The kernel of an operator for tiles of at most `columns` columns. Stages and staging buffers:
-/// see GemmConfig.
-template <template <class> class Op, class Element, BLayout kB, int kStages = 4, int kStaging = 2>
-const auto& kernel_for(std::uint32_t columns) {
+/// The kernel of an operator for B as it lies and tiles of at most `columns` columns. Stages and
+/// staging buffers: see GemmConfig.
+template <template <class> class Op, class Element, int kStages = 4, int kStaging = 2>
+const auto& kernel_for(BLayout b_layout, std::uint32_t columns) {
+  const auto of_columns = [&]<BLayout kB>() -> const auto& {
 #if !defined(MK_CUDA_FEW_KERNELS)
-  if (columns <= 128) return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 128, 6, 1>>>;
+    if (columns <= 128) return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 128, 6, 1>>>;
 #endif
-  return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 256, kStages, 1, kStaging>>>;
+    return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 256, kStages, 1, kStaging>>>;
+  };
+  return b_layout == BLayout::kNK ? of_columns.template operator()<BLayout::kNK>()
+                                  : of_columns.template operator()<BLayout::kKN>();
 }
 
 }  // namespace mk::kernels::cuda

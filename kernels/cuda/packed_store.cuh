@@ -3,8 +3,10 @@
 /// peer's, each shown by its tile_ready flag.
 #pragma once
 
+#include <algorithm>
 #include <cuda/atomic>
 
+#include "kernels/comm/rank_context.h"
 #include "kernels/cuda/gemm_core.cuh"
 #include "shm/flag.h"
 
@@ -25,9 +27,20 @@ struct TilePlace {
   std::uint32_t* ready;  ///< shows that the tile is there; null: nobody waits for it
 };
 
+/// What the places of tiles go by.
+template <class ScheduleType, class PlaceMaps>
+struct PlaceParams {
+  using Schedule = ScheduleType;
+  Schedule schedule;
+  World world;
+  std::uint32_t banks;
+  PlaceMaps maps;
+  std::byte* workspaces[shm::kLocalRanksMax];
+};
+
 /// `Places` answers:
 ///
-///     struct Params;
+///     using Params = PlaceParams<...>;
 ///     static TilePlace place(const Params&, Tile, std::uint32_t epoch);
 template <class Config, class Places>
 class PackedStore {
@@ -37,6 +50,17 @@ class PackedStore {
     const std::uint32_t* last_epoch;
     const std::uint32_t* stop;  ///< the launch has failed: what is stored now is nothing
   };
+  /// `Arguments`: OperatorArguments with the maps as `places`.
+  template <class Arguments>
+  static Params params(const typename Places::Params::Schedule& schedule,
+                       const Arguments& arguments) {
+    const RankContext& context = arguments.launch.context;
+    Params made{{schedule, context.world, arguments.launch.banks, arguments.places, {}},
+                &arguments.frame.state->epoch,
+                &arguments.frame.state->local.stop};
+    std::copy_n(context.workspaces, context.world.locals, made.places.workspaces);
+    return made;
+  }
   static constexpr int kSharedWords = 2;
 
   __device__ PackedStore(const Params& params, std::uint32_t* words)

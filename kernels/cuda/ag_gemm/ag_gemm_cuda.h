@@ -7,13 +7,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "kernels/ag_gemm/plan.h"
-#include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
-#include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/ag_gemm/launch_arguments.h"
+#include "kernels/cuda/operator_base.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -26,14 +25,11 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.
-class AgGemmCuda {
+class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> {
  public:
   static Result<std::unique_ptr<AgGemmCuda>> create(const AgGemmPlan& plan,
                                                     const RankContext& context,
                                                     const CudaOptions& options);
-  ~AgGemmCuda();
-  AgGemmCuda(const AgGemmCuda&) = delete;
-  AgGemmCuda& operator=(const AgGemmCuda&) = delete;
 
   /// `a_shard`: this rank's rows of A, shard_of(m, world size, rank) of k elements, `lda` apart;
   /// may be null when they are none. `b`: per BLayout, `ldb` apart; `c`: m rows of n elements,
@@ -42,18 +38,11 @@ class AgGemmCuda {
   Status launch(cudaStream_t stream, const void* a_shard, std::uint64_t lda, const void* b,
                 std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
                 Mode mode = Mode::kFused, void* gathered = nullptr);
-  Status status() const;
-  Result<LaunchStats> finish(cudaStream_t stream);
-
-  const AgGemmPlan& plan() const;
-  const RoleBlocks& blocks() const;
-  /// How far a launch has come that does not end: for people.
-  std::string progress() const;
 
  private:
-  class Impl;
-  explicit AgGemmCuda(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  using OperatorBase::OperatorBase;
+  Status start(const RankContext& context, const CudaOptions& options);
+  Status make_maps(void* c, std::uint64_t ldc, std::uint32_t m);
 };
 
 }  // namespace mk::kernels

@@ -37,23 +37,14 @@ struct AgGemmOp {
 
   static OperatorParams<AgGemmOp> params(const AgGemmArguments& arguments) {
     const AgGemmLaunch& launch = arguments.launch;
-    const AgGemmSchedule schedule(launch.plan, launch.context.world, launch.m);
+    const World& world = launch.context.world;
+    const AgGemmSchedule schedule(launch.plan, world, launch.m);
     const AgGemmTiles tiles{schedule, schedule.rounds(), schedule.tiles()};
-    return {.gemm = {.a = arguments.product.a,
-                     .b = arguments.product.b,
-                     .a_box_rows = arguments.product.a_box_rows,
-                     .m_blocks = static_cast<int>(tiles.tiles),
-                     .k_blocks = arguments.product.k_blocks,
-                     .order = tiles,
-                     .gate = {tiles, launch.context.world, launch.mode == Mode::kUnfused,
-                              arguments.gathered},
-                     .store = {tiles, arguments.c_tile, arguments.c_eight,
-                               static_cast<std::byte*>(arguments.c), arguments.ldc * kElementBytes,
-                               launch.plan.max.n}},
-            .launch = launch,
-            .frame = arguments.frame,
-            .c = arguments.c,
-            .ldc = arguments.ldc};
+    return make_params<AgGemmOp>(
+        arguments, tiles.tiles, tiles,
+        {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered},
+        {tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
+         arguments.ldc * kElementBytes, launch.plan.max.n});
   }
 };
 

@@ -3,8 +3,7 @@
 namespace mk::kernels::cuda {
 
 const AgGemmKernel& ag_gemm_kernel_bf16(BLayout b_layout, std::uint32_t columns) {
-  return b_layout == BLayout::kNK ? kernel_for<AgGemmOp, __nv_bfloat16, BLayout::kNK>(columns)
-                                  : kernel_for<AgGemmOp, __nv_bfloat16, BLayout::kKN>(columns);
+  return kernel_for<AgGemmOp, __nv_bfloat16>(b_layout, columns);
 }
 
 }  // namespace mk::kernels::cuda

@@ -3,8 +3,7 @@
 namespace mk::kernels::cuda {
 
 const AgGemmKernel& ag_gemm_kernel_f16(BLayout b_layout, std::uint32_t columns) {
-  return b_layout == BLayout::kNK ? kernel_for<AgGemmOp, __half, BLayout::kNK>(columns)
-                                  : kernel_for<AgGemmOp, __half, BLayout::kKN>(columns);
+  return kernel_for<AgGemmOp, __half>(b_layout, columns);
 }
 
 }  // namespace mk::kernels::cuda

@@ -15,8 +15,9 @@ struct AgGemmArguments : OperatorArguments<AgGemmLaunch> {
 };
 using AgGemmKernel = OperatorKernel<AgGemmArguments>;
 
-/// The kernel for tiles of at most `columns` columns, 256 at most.
 const AgGemmKernel& ag_gemm_kernel_bf16(BLayout b_layout, std::uint32_t columns);
 const AgGemmKernel& ag_gemm_kernel_f16(BLayout b_layout, std::uint32_t columns);
+inline constexpr KernelChoice<AgGemmArguments> kAgGemmKernels = {ag_gemm_kernel_bf16,
+                                                                 ag_gemm_kernel_f16};
 
 }  // namespace mk::kernels::cuda

@@ -7,13 +7,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
-#include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
-#include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/gemm_ar/launch_arguments.h"
+#include "kernels/cuda/operator_base.h"
 #include "kernels/gemm_ar/plan.h"
+#include "kernels/gemm_ar/schedule.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -24,7 +24,7 @@ GemmArTiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t b
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread.
-class GemmArCuda {
+class GemmArCuda : public cuda::OperatorBase<GemmArPlan, cuda::GemmArArguments> {
  public:
   /// `context`: see kernels/cuda/README.md for what its addresses must be. `k`: this rank's own.
   /// The kernel is loaded here: no rank may launch before all ranks of the process have created
@@ -35,9 +35,6 @@ class GemmArCuda {
   static Result<std::unique_ptr<GemmArCuda>> create(const GemmArPlan& plan, std::uint32_t k,
                                                     const RankContext& context,
                                                     const CudaOptions& options);
-  ~GemmArCuda();
-  GemmArCuda(const GemmArCuda&) = delete;
-  GemmArCuda& operator=(const GemmArCuda&) = delete;
 
   /// Puts one launch on the stream and returns at once; may be captured into a graph, which then
   /// replays it with the same addresses and `m`, each time as a launch of its own. Launches of one
@@ -55,25 +52,14 @@ class GemmArCuda {
                 std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
                 Mode mode = Mode::kFused);
 
-  /// The first failure among the launches that have ended: kTimeout, kAborted, kShapeMismatch,
-  /// kLimitExceeded. Does not wait.
-  Status status() const;
-
-  /// Waits for the stream, then answers what the last launch did, or the first failure.
-  Result<LaunchStats> finish(cudaStream_t stream);
-
   /// C of the last launch, row-major, `plan().max.n` elements a row, in the workspace; overwritten
   /// by the next launch of any rank.
-  const void* output() const;
-  const GemmArPlan& plan() const;
-  const RoleBlocks& blocks() const;
-  /// How far a launch has come that does not end: for people.
-  std::string progress() const;
+  const void* output() const { return workspace(world().local) + plan_.layout.out; }
 
  private:
-  class Impl;
-  explicit GemmArCuda(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  using OperatorBase::OperatorBase;
+  Status start(const RankContext& context, const CudaOptions& options);
+  Status make_places(const GemmArSchedule& schedule);
 };
 
 }  // namespace mk::kernels

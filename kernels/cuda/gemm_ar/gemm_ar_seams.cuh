@@ -68,13 +68,7 @@ class GemmArGate {
 
 /// A tile's slot at its owner; one rank of a node: its place in staging; one rank alone: in C.
 struct GemmArPlaces {
-  struct Params {
-    GemmArSchedule schedule;
-    World world;
-    std::uint32_t banks;
-    GemmArPlaceMaps maps;
-    std::byte* workspaces[shm::kLocalRanksMax];
-  };
+  using Params = PlaceParams<GemmArSchedule, GemmArPlaceMaps>;
 
   static __device__ TilePlace place(const Params& params, Tile tile, std::uint32_t epoch) {
     const auto number = static_cast<std::uint32_t>(tile.m);

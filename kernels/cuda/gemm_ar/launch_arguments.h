@@ -19,8 +19,9 @@ struct GemmArArguments : OperatorArguments<GemmArLaunch> {
 };
 using GemmArKernel = OperatorKernel<GemmArArguments>;
 
-/// The kernel for tiles of at most `columns` columns, 256 at most.
 const GemmArKernel& gemm_ar_kernel_bf16(BLayout b_layout, std::uint32_t columns);
 const GemmArKernel& gemm_ar_kernel_f16(BLayout b_layout, std::uint32_t columns);
+inline constexpr KernelChoice<GemmArArguments> kGemmArKernels = {gemm_ar_kernel_bf16,
+                                                                 gemm_ar_kernel_f16};
 
 }  // namespace mk::kernels::cuda

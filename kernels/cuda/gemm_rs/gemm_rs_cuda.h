@@ -7,13 +7,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
-#include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
-#include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/gemm_rs/launch_arguments.h"
+#include "kernels/cuda/operator_base.h"
 #include "kernels/gemm_rs/plan.h"
+#include "kernels/gemm_rs/schedule.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -26,14 +26,11 @@ Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.
-class GemmRsCuda {
+class GemmRsCuda : public cuda::OperatorBase<GemmRsPlan, cuda::GemmRsArguments> {
  public:
   static Result<std::unique_ptr<GemmRsCuda>> create(const GemmRsPlan& plan, std::uint32_t k,
                                                     const RankContext& context,
                                                     const CudaOptions& options);
-  ~GemmRsCuda();
-  GemmRsCuda(const GemmRsCuda&) = delete;
-  GemmRsCuda& operator=(const GemmRsCuda&) = delete;
 
   /// `a`: m rows of k elements, `lda` apart; `b`: per BLayout, `ldb` apart; `c_shard`: this rank's
   /// rows of C, `ldc` apart; may be null when they are none. Addresses are multiples of 16 bytes,
@@ -41,18 +38,11 @@ class GemmRsCuda {
   Status launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
                 std::uint64_t ldb, void* c_shard, std::uint64_t ldc, std::uint32_t m,
                 Mode mode = Mode::kFused);
-  Status status() const;
-  Result<LaunchStats> finish(cudaStream_t stream);
-
-  const GemmRsPlan& plan() const;
-  const RoleBlocks& blocks() const;
-  /// How far a launch has come that does not end: for people.
-  std::string progress() const;
 
  private:
-  class Impl;
-  explicit GemmRsCuda(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  using OperatorBase::OperatorBase;
+  Status start(const RankContext& context, const CudaOptions& options);
+  Status make_places(const GemmRsSchedule& schedule, void* c, std::uint64_t ldc);
 };
 
 }  // namespace mk::kernels

@@ -45,24 +45,8 @@ struct GemmRsOp {
     const GemmRsLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmRsSchedule schedule(launch.plan, launch.m);
-    OperatorParams<GemmRsOp> params{
-        .gemm = {.a = arguments.product.a,
-                 .b = arguments.product.b,
-                 .a_box_rows = arguments.product.a_box_rows,
-                 .m_blocks = static_cast<int>(schedule.tiles()),
-                 .k_blocks = arguments.product.k_blocks,
-                 .order = {schedule, world, schedule.tiles()},
-                 .gate = {world},
-                 .store = {{schedule, world, launch.banks, arguments.places, {}},
-                           &arguments.frame.state->epoch,
-                           &arguments.frame.state->local.stop}},
-        .launch = launch,
-        .frame = arguments.frame,
-        .c = arguments.c,
-        .ldc = arguments.ldc};
-    for (std::uint32_t local = 0; local < world.locals; ++local)
-      params.gemm.store.places.workspaces[local] = launch.context.workspaces[local];
-    return params;
+    return make_params<GemmRsOp>(arguments, schedule.tiles(), {schedule, world, schedule.tiles()},
+                                 {world}, Store::params(schedule, arguments));
   }
 };
 

@@ -5,8 +5,7 @@ namespace mk::kernels::cuda {
 // Three stages leave room to stage a whole tile, so that math goes on while tiles leave over
 // NVLink.
 const GemmRsKernel& gemm_rs_kernel_f16(BLayout b_layout, std::uint32_t columns) {
-  return b_layout == BLayout::kNK ? kernel_for<GemmRsOp, __half, BLayout::kNK, 3, 4>(columns)
-                                  : kernel_for<GemmRsOp, __half, BLayout::kKN, 3, 4>(columns);
+  return kernel_for<GemmRsOp, __half, 3, 4>(b_layout, columns);
 }
 
 }  // namespace mk::kernels::cuda

@@ -80,13 +80,7 @@ class GemmRsGate {
 /// A tile's slot at its owner; one rank of a node: its place in staging, or among the kept; one
 /// rank alone: in C.
 struct GemmRsPlaces {
-  struct Params {
-    GemmRsSchedule schedule;
-    World world;
-    std::uint32_t banks;
-    GemmRsPlaceMaps maps;
-    std::byte* workspaces[shm::kLocalRanksMax];
-  };
+  using Params = PlaceParams<GemmRsSchedule, GemmRsPlaceMaps>;
 
   static __device__ TilePlace place(const Params& params, Tile tile, std::uint32_t epoch) {
     const GemmRsSchedule& schedule = params.schedule;

@@ -25,8 +25,9 @@ struct GemmRsArguments : OperatorArguments<GemmRsLaunch> {
 };
 using GemmRsKernel = OperatorKernel<GemmRsArguments>;
 
-/// The kernel for tiles of at most `columns` columns, 256 at most.
 const GemmRsKernel& gemm_rs_kernel_bf16(BLayout b_layout, std::uint32_t columns);
 const GemmRsKernel& gemm_rs_kernel_f16(BLayout b_layout, std::uint32_t columns);
+inline constexpr KernelChoice<GemmRsArguments> kGemmRsKernels = {gemm_rs_kernel_bf16,
+                                                                 gemm_rs_kernel_f16};
 
 }  // namespace mk::kernels::cuda

@@ -1,0 +1,103 @@
+/// \file
+/// What the operators on GPUs are derived from: plan, kernel and arguments of one rank, and all of
+/// creation and launch that does not depend on where the operator's tiles lie.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "kernels/comm/shard.h"
+#include "kernels/comm/tile_grid.h"
+#include "kernels/cuda/operator_arguments.h"
+#include "kernels/cuda/operator_frame.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels::cuda {
+
+/// `Plan`: of kernels/<operator>/plan.h. `Arguments`: OperatorArguments or derived.
+template <class PlanType, class Arguments>
+class OperatorBase {
+ public:
+  OperatorBase(const OperatorBase&) = delete;
+  OperatorBase& operator=(const OperatorBase&) = delete;
+
+  /// The first failure among the launches that have ended: kTimeout, kAborted, kShapeMismatch,
+  /// kLimitExceeded. Does not wait.
+  Status status() const { return frame_.status(); }
+  /// Waits for the stream, then answers what the last launch did, or the first failure.
+  Result<LaunchStats> finish(cudaStream_t stream) {
+    return frame_.finish(stream, arguments_.launch);
+  }
+  const PlanType& plan() const { return plan_; }
+  const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
+  /// How far a launch has come that does not end: for people.
+  std::string progress() const { return frame_.progress(arguments_.launch); }
+
+ protected:
+  /// `k`: this rank's own.
+  OperatorBase(const char* op, const PlanType& plan, std::uint32_t k, kernels::BLayout b_layout)
+      : plan_(plan), op_(op), k_(k), b_layout_(b_layout), frame_(op) {
+    arguments_.launch.plan = plan;
+  }
+  ~OperatorBase() = default;
+
+  /// Checks all that it is given, deals out the blocks and loads the kernel for the plan's tiles.
+  Status start(const RankContext& context, const CudaOptions& options, const GroupNeeds& needs,
+               std::uint32_t banks, const KernelChoice<Arguments>& kernels) {
+    MK_RETURN_IF_ERROR(check_context(op_, plan_.nodes, plan_.locals, plan_.flag_count(),
+                                     std::max(1u, options.send_groups), context));
+    MK_RETURN_IF_ERROR(check_shape(op_, plan_.tile_m, plan_.tile_n, plan_.max.n, k_));
+    MK_RETURN_IF_ERROR(frame_.start(context, options, needs, plan_.flag_count(), banks,
+                                    arguments_.launch, arguments_.frame));
+    const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);
+    const auto choose = plan_.dtype == kernels::DType::kBf16 ? kernels.bf16 : kernels.f16;
+    kernel_ = &choose(cuda_layout(b_layout_), columns.tile_cols());
+    return frame_.check(kernel_->prepare(), "the device refuses the kernel");
+  }
+
+  /// A of `a_rows` rows, of which a tile takes at most `tile_rows`, and B; not after a launch that
+  /// failed. On the operator's device.
+  Status set_product(const void* a, std::uint64_t lda, std::uint32_t a_rows,
+                     std::uint32_t tile_rows, const void* b, std::uint64_t ldb) {
+    MK_RETURN_IF_ERROR(status());
+    const auto box_rows = static_cast<std::uint32_t>(round_up_to(tile_rows, 8));
+    MK_ASSIGN_OR_RETURN(arguments_.product, make_product({op_, plan_.dtype, b_layout_, plan_.max.n,
+                                                          k_, a, lda, a_rows, box_rows, b, ldb},
+                                                         kernel_->b_box));
+    return {};
+  }
+  /// Puts the launch on the stream, with what is in the arguments besides these.
+  Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc, std::uint32_t m, Mode mode) {
+    arguments_.launch.m = m;
+    arguments_.launch.mode = mode == Mode::kAuto ? Mode::kFused : mode;  // no estimate yet
+    arguments_.c = c;
+    arguments_.ldc = ldc;
+    return frame_.check(kernel_->launch(arguments_, stream), "the launch was refused");
+  }
+
+  const World& world() const { return arguments_.launch.context.world; }
+  std::byte* workspace(std::uint32_t local) const {
+    return arguments_.launch.context.workspaces[local];
+  }
+  int device() const { return frame_.device(); }
+
+  const PlanType plan_;
+  Arguments arguments_;
+
+ private:
+  const char* const op_;
+  const std::uint32_t k_;
+  const kernels::BLayout b_layout_;
+  OperatorFrame frame_;
+  const OperatorKernel<Arguments>* kernel_ = nullptr;
+};
+
+/// Rows of tiles in all shards of m rows.
+inline std::uint64_t sharded_row_tiles(std::uint32_t m, std::uint32_t world) {
+  return std::uint64_t{world} * div_up(shard_rows_max(m, world), kTileRowsMax);
+}
+
+}  // namespace mk::kernels::cuda
