@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# check_ptxas.sh <build folder>: no CUDA kernel of the product may spill registers or have wgmma serialised. Reads the
-# reports that the build keeps beside each object (deploy/cmake/ptxas_report.sh). The tests' references may spill: they
-# are made to be right, not fast.
+# check_ptxas.sh <build folder>: no CUDA kernel may spill registers or have wgmma serialised. Reads the
+# reports that the build keeps beside each object (deploy/cmake/ptxas_report.sh).
 set -eu
-mapfile -t reports < <(find "$1" -name '*.ptxas' -not -name '*_reference.cu*' | sort)
+mapfile -t reports < <(find "$1" -name '*.ptxas' | sort)
 [ ${#reports[@]} -gt 0 ] || { echo "no ptxas report under $1: nothing was compiled" >&2; exit 1; }
 bad=0
 for report in "${reports[@]}"; do

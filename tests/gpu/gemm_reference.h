@@ -28,11 +28,7 @@ struct Verdict {
 };
 
 /// Compares every element of problem.c, rows `row_begin` to `row_end`, with the float64 product of
-/// problem.a and problem.b.
-///
-/// The bound of an element is u |ref| + s 2^-22 (K/16 + 2) sum_k |a||b|, u = 2^-8 for bf16 and
-/// 2^-11 for f16 (rounding of the result), the second term for fp32 sums that add 16 products at a
-/// time and truncate (s = 1.01 of slack).
+/// problem.a and problem.b, as judge_sum (summed_reference.h) does with the product of one rank.
 Verdict judge(const kernels::cuda::GemmProblem& problem, int row_begin, int row_end,
               cudaStream_t stream);
 

@@ -38,12 +38,13 @@ __global__ void __launch_bounds__(256)
   const int n0 = blockIdx.x * kTile;
   const int tx = threadIdx.x % 16;
   const int ty = threadIdx.x / 16;
-  double total[4][4] = {};            // exact
-  double node_total[4][4] = {};       // of the node so far
-  double node_errors[4][4] = {};      // sum of e_r
-  double node_magnitudes[4][4] = {};  // sum of |p_r| + e_r
-  double errors[4][4] = {};           // sum of the nodes'
-  double magnitudes[4][4] = {};
+  // Of a sum of terms t_r, each off by e_r, the bound is a sum, too: of e_r + gamma (|t_r| + e_r).
+  const double node_gamma = gamma_of(p.locals - 1);
+  const double gamma = gamma_of(p.nodes - 1);
+  double total[4][4] = {};       // exact
+  double node_total[4][4] = {};  // of the node so far
+  double node_bound[4][4] = {};
+  double total_bound[4][4] = {};
   for (int rank = 0; rank < p.nodes * p.locals; ++rank) {
     const auto* a = static_cast<const Element*>(p.a[rank]);
     const auto* b = static_cast<const Element*>(p.b[rank]);
@@ -90,15 +91,14 @@ __global__ void __launch_bounds__(256)
         const double d = dot_unit * magnitude[i][j] + k * 0x1p-126;
         const double e = d + unit * (fabs(sum[i][j]) + d) + tiny;
         node_total[i][j] += sum[i][j];
-        node_errors[i][j] += e;
-        node_magnitudes[i][j] += fabs(sum[i][j]) + e;
+        node_bound[i][j] += e + node_gamma * (fabs(sum[i][j]) + e);
         if ((rank + 1) % p.locals != 0) continue;
-        double node = node_errors[i][j] + gamma_of(p.locals - 1) * node_magnitudes[i][j];
-        if (p.locals > 1) node += unit * (fabs(node_total[i][j]) + node) + tiny;
+        const double magnitude_of_node = fabs(node_total[i][j]);
+        double node = node_bound[i][j];
+        if (p.locals > 1) node += unit * (magnitude_of_node + node) + tiny;
         total[i][j] += node_total[i][j];
-        errors[i][j] += node;
-        magnitudes[i][j] += fabs(node_total[i][j]) + node;
-        node_total[i][j] = node_errors[i][j] = node_magnitudes[i][j] = 0;
+        total_bound[i][j] += node + gamma * (magnitude_of_node + node);
+        node_total[i][j] = node_bound[i][j] = 0;
       }
     }
   }
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(256)
       const int column = n0 + tx * 4 + j;
       if (row >= p.m || column >= p.n) continue;
       const double exact = total[i][j];
-      const double sum = errors[i][j] + gamma_of(p.nodes - 1) * magnitudes[i][j];
+      const double sum = total_bound[i][j];
       const double bound = p.nodes == 1 ? sum : sum + unit * (fabs(exact) + sum) + tiny;
       const double error =
           fabs(to_double(c[static_cast<std::int64_t>(row) * ldc + column]) - exact);
