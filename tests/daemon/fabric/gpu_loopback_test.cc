@@ -19,6 +19,18 @@ struct GpuBuffer {
   std::unique_ptr<LocalRegion> region;
 };
 
+Write write_of(const TestLink& link, std::uint32_t flag, std::uint64_t cookie,
+               const GpuBuffer& source, std::uint64_t source_offset, const RemoteRegion& target,
+               std::uint64_t target_offset, std::uint32_t bytes) {
+  Write made = make_write(link, flag, 1, cookie);
+  made.src = source.region.get();
+  made.src_offset = source_offset;
+  made.dst = &target;
+  made.dst_offset = target_offset;
+  made.bytes = bytes;
+  return made;
+}
+
 class GpuLoopback : public testing::Test {
  protected:
   /// `ns` a poll moves the clock by, if the link is paced.
@@ -49,17 +61,27 @@ class GpuLoopback : public testing::Test {
     EXPECT_TRUE(region) << region.error().message;
     return region ? std::move(*region) : nullptr;
   }
-  static Write write(const TestLink& link, std::uint32_t flag, std::uint64_t cookie,
-                     const GpuBuffer& source, std::uint64_t source_offset,
-                     const RemoteRegion& target, std::uint64_t target_offset, std::uint32_t bytes) {
-    Write made = make_write(link, flag, 1, cookie);
-    made.src = source.region.get();
-    made.src_offset = source_offset;
-    made.dst = &target;
-    made.dst_offset = target_offset;
-    made.bytes = bytes;
-    return made;
-  }
+  /// Two nodes, a buffer of GPU 0 at one and of GPU 1 at the other, and the way between them.
+  struct Pair {
+    Pair(GpuLoopback& test, const FabricSetup& setup, std::uint64_t bytes = kBytes,
+         bool other_process = true)
+        : a(setup),
+          b(setup),
+          link(join(a, b)),
+          source(test.buffer(a, 0, bytes, other_process).value()),
+          target(test.buffer(b, 1, bytes, other_process).value()),
+          remote(import(a, link, target)) {}
+    Write write(std::uint32_t flag, std::uint64_t cookie, std::uint64_t source_offset,
+                std::uint64_t target_offset, std::uint32_t bytes) const {
+      return write_of(link, flag, cookie, source, source_offset, *remote, target_offset, bytes);
+    }
+    std::size_t post(std::span<const Write> writes) { return a.endpoint->post(link.id, writes); }
+
+    Node a, b;
+    const TestLink link;
+    GpuBuffer source, target;
+    const std::unique_ptr<RemoteRegion> remote;
+  };
 
   std::uint64_t now_ = 1'000'000'000;
   const std::shared_ptr<FakeMachine> machine_ = std::make_shared<FakeMachine>();
@@ -70,115 +92,97 @@ class GpuLoopback : public testing::Test {
 TEST_F(GpuLoopback, NothingIsCompletedOrShownBeforeItsCopyIsOver) {
   for (const bool share : {true, false}) {
     SCOPED_TRACE(share);
-    Node a(setup(0, 0, share));
-    Node b(setup(0, 0, share));
-    const TestLink link = join(a, b);
-    auto source = buffer(a, 0);
-    auto target = buffer(b, 1);
-    ASSERT_TRUE(source && target);
-    const auto remote = import(a, link, *target);
-    fill_random({source->memory.data(), kBytes}, 7);
+    Pair pair(*this, setup(0, 0, share));
+    fill_random({pair.source.memory.data(), kBytes}, 7);
     driver_->hold = true;
-    const Write writes[] = {write(link, 0, 1, *source, 16, *remote, 48, 1000),
-                            write(link, 1, 2, *source, 2000, *remote, 4096, 5000)};
-    ASSERT_EQ(a.endpoint->post(link.id, writes), 2u);
-    const Write flag_only = make_write(link, 2, 1, 3);
-    ASSERT_EQ(a.endpoint->post(link.id, {&flag_only, 1}), 1u);
-    for (int i = 0; i < 10; ++i) a.poll();
-    EXPECT_EQ(a.total(a.completed), 0u);
-    EXPECT_EQ(b.flag(0), 0u);
-    EXPECT_EQ(b.flag(2), 0u) << "it stays behind the data before it";
-    EXPECT_TRUE(a.endpoint->next_due_ns()) << "the proxy must go on polling";
+    const Write writes[] = {pair.write(0, 1, 16, 48, 1000), pair.write(1, 2, 2000, 4096, 5000)};
+    ASSERT_EQ(pair.post(writes), 2u);
+    const Write flag_only = make_write(pair.link, 2, 1, 3);
+    ASSERT_EQ(pair.post({&flag_only, 1}), 1u);
+    for (int i = 0; i < 10; ++i) pair.a.poll();
+    EXPECT_EQ(pair.a.total(pair.a.completed), 0u);
+    EXPECT_EQ(pair.b.flag(0), 0u);
+    EXPECT_EQ(pair.b.flag(2), 0u) << "it stays behind the data before it";
+    EXPECT_TRUE(pair.a.endpoint->next_due_ns()) << "the proxy must go on polling";
 
     // One piece of work after the other: a flag never shows before its bytes are there.
-    for (int step = 0; step < 20 && a.completed.size() < 3; ++step) {
+    for (int step = 0; step < 20 && pair.a.completed.size() < 3; ++step) {
       driver_->run(1);
-      a.poll();
-      if (b.flag(0) == 1) {
-        EXPECT_EQ(0, std::memcmp(target->memory.data() + 48, source->memory.data() + 16, 1000));
+      pair.a.poll();
+      if (pair.b.flag(0) == 1) {
+        EXPECT_EQ(
+            0, std::memcmp(pair.target.memory.data() + 48, pair.source.memory.data() + 16, 1000));
       }
-      if (b.flag(1) == 1) {
-        EXPECT_EQ(0, std::memcmp(target->memory.data() + 4096, source->memory.data() + 2000, 5000));
+      if (pair.b.flag(1) == 1) {
+        EXPECT_EQ(0, std::memcmp(pair.target.memory.data() + 4096, pair.source.memory.data() + 2000,
+                                 5000));
       }
-      EXPECT_GE(b.flag(0), b.flag(1));
-      EXPECT_GE(b.flag(1), b.flag(2));
-      EXPECT_GE(a.completed.contains(1), b.flag(0) == 1);
+      EXPECT_GE(pair.b.flag(0), pair.b.flag(1));
+      EXPECT_GE(pair.b.flag(1), pair.b.flag(2));
+      EXPECT_GE(pair.a.completed.contains(1), pair.b.flag(0) == 1);
     }
-    EXPECT_EQ(a.completed.size(), 3u);
-    EXPECT_EQ(b.flag(2), 1u);
-    EXPECT_TRUE(a.settled());
-    EXPECT_EQ(a.failed.size(), 0u);
+    EXPECT_EQ(pair.a.completed.size(), 3u);
+    EXPECT_EQ(pair.b.flag(2), 1u);
+    EXPECT_TRUE(pair.a.settled());
+    EXPECT_EQ(pair.a.failed.size(), 0u);
     driver_->hold = false;
   }
 }
 
 TEST_F(GpuLoopback, APacedLinkKeepsItsTimesWhenTheGpuIsFasterAndWaitsWhenItIsSlower) {
-  Node a(setup(1e9, 5'000));
-  Node b(setup(1e9, 5'000));
-  const TestLink link = join(a, b);
-  auto source = buffer(a, 0);
-  auto target = buffer(b, 1);
-  ASSERT_TRUE(source && target);
-  const auto remote = import(a, link, *target);
+  Pair pair(*this, setup(1e9, 5'000));
   const std::uint64_t start = now_;
   const auto at = [&](std::uint64_t ns) {
     now_ = start + ns;
-    a.poll();
-    a.poll();  // what the first handed over is over by the second
+    pair.a.poll();
+    pair.a.poll();  // what the first handed over is over by the second
   };
-  const Write writes[] = {write(link, 0, 1, *source, 0, *remote, 0, 1000),
-                          write(link, 1, 2, *source, 1000, *remote, 1000, 2000)};
-  ASSERT_EQ(a.endpoint->post(link.id, writes), 2u);
+  const Write writes[] = {pair.write(0, 1, 0, 0, 1000), pair.write(1, 2, 1000, 1000, 2000)};
+  ASSERT_EQ(pair.post(writes), 2u);
   at(0);
   EXPECT_EQ(driver_->copies(), 1u) << "the second write's turn has not come";
   at(999);
-  EXPECT_FALSE(a.completed.contains(1));
+  EXPECT_FALSE(pair.a.completed.contains(1));
   at(1000);
-  EXPECT_TRUE(a.completed.contains(1));
+  EXPECT_TRUE(pair.a.completed.contains(1));
   EXPECT_EQ(driver_->copies(), 2u);
   at(5999);
-  EXPECT_EQ(b.flag(0), 0u);
+  EXPECT_EQ(pair.b.flag(0), 0u);
   driver_->hold = true;
   at(6000);
-  EXPECT_EQ(b.flag(0), 1u);
+  EXPECT_EQ(pair.b.flag(0), 1u);
   at(8000);
-  EXPECT_EQ(b.flag(1), 1u) << "its copy was over before";
+  EXPECT_EQ(pair.b.flag(1), 1u) << "its copy was over before";
 
   // A GPU that is late makes the write late.
-  const Write late = write(link, 2, 3, *source, 0, *remote, 0, 1000);
-  ASSERT_EQ(a.endpoint->post(link.id, {&late, 1}), 1u);
+  const Write late = pair.write(2, 3, 0, 0, 1000);
+  ASSERT_EQ(pair.post({&late, 1}), 1u);
   at(8000 + 1000 + 5000);
-  EXPECT_FALSE(a.completed.contains(3));
-  EXPECT_EQ(b.flag(2), 0u);
+  EXPECT_FALSE(pair.a.completed.contains(3));
+  EXPECT_EQ(pair.b.flag(2), 0u);
   driver_->run();
   at(8000 + 1000 + 5000);
-  EXPECT_TRUE(a.completed.contains(3));
-  EXPECT_EQ(b.flag(2), 1u);
-  EXPECT_EQ(a.endpoint->next_due_ns(), std::nullopt);
+  EXPECT_TRUE(pair.a.completed.contains(3));
+  EXPECT_EQ(pair.b.flag(2), 1u);
+  EXPECT_EQ(pair.a.endpoint->next_due_ns(), std::nullopt);
 }
 
 TEST_F(GpuLoopback, ALongTransferKeepsTheLinksRate) {
-  Node a(setup(50e9, 1'000));
-  Node b(setup(50e9, 1'000));
-  const TestLink link = join(a, b);
-  auto source = buffer(a, 0, 1 << 20);
-  auto target = buffer(b, 1, 1 << 20);
-  ASSERT_TRUE(source && target);
-  const auto remote = import(a, link, *target);
+  Pair pair(*this, setup(50e9, 1'000), 1 << 20);
   std::mt19937_64 random(3);
   constexpr std::uint64_t kWrites = 3'000;
   constexpr std::uint32_t kChunk = 256 << 10;
   const std::uint64_t start = now_;
   std::uint64_t posted = 0;
   driver_->hold = true;
-  while (a.completed.size() < kWrites) {
+  while (pair.a.completed.size() < kWrites) {
     while (posted < kWrites) {
-      const Write one = write(link, 0, posted, *source, 0, *remote, 0, kChunk);
-      if (a.endpoint->post(link.id, {&one, 1}) == 0) break;
+      const Write one = pair.write(0, posted, 0, 0, kChunk);
+      if (pair.post({&one, 1}) == 0) break;
       ++posted;
     }
     now_ += random() % 8'000;  // a chunk takes 5.2 us
-    a.poll(256);
+    pair.a.poll(256);
     driver_->run();  // the copy engine is done by the next poll
   }
   const double ideal = static_cast<double>(kWrites) * kChunk / 50.0;
@@ -187,18 +191,12 @@ TEST_F(GpuLoopback, ALongTransferKeepsTheLinksRate) {
 }
 
 TEST_F(GpuLoopback, OneWordFollowsAllTheCopiesOfAPoll) {
-  Node a(setup());
-  Node b(setup());
-  const TestLink link = join(a, b);
-  auto source = buffer(a, 0);
-  auto target = buffer(b, 1);
-  ASSERT_TRUE(source && target);
-  const auto remote = import(a, link, *target);
+  Pair pair(*this, setup());
   for (std::uint32_t i = 0; i < 16; ++i) {
-    const Write one = write(link, i, i, *source, 0, *remote, 0, 4096);
-    ASSERT_EQ(a.endpoint->post(link.id, {&one, 1}), 1u);
+    const Write one = pair.write(i, i, 0, 0, 4096);
+    ASSERT_EQ(pair.post({&one, 1}), 1u);
   }
-  ASSERT_TRUE(pump({&a}, [&] { return a.completed.size() == 16; }));
+  ASSERT_TRUE(pump({&pair.a}, [&] { return pair.a.completed.size() == 16; }));
   EXPECT_EQ(driver_->copies(), 16u);
   EXPECT_LE(driver_->word_writes(), 4u);
 }
@@ -212,7 +210,7 @@ TEST_F(GpuLoopback, WhatAGpuStillCopiesIsNotReportedWhenTheLinkGoes) {
   ASSERT_TRUE(source && target);
   auto remote = import(*a, link, *target);
   driver_->hold = true;
-  const Write under_way = write(link, 0, 1, *source, 0, *remote, 0, 1000);
+  const Write under_way = write_of(link, 0, 1, *source, 0, *remote, 0, 1000);
   ASSERT_EQ(a->endpoint->post(link.id, {&under_way, 1}), 1u);
   a->poll();
   a->endpoint->disconnect(link.id);
@@ -222,7 +220,7 @@ TEST_F(GpuLoopback, WhatAGpuStillCopiesIsNotReportedWhenTheLinkGoes) {
   driver_->run();
   for (int i = 0; i < 3; ++i) a->poll();
   EXPECT_EQ(a->total(a->completed) + a->total(a->failed), 1u);
-  const Write later = write(link, 1, 2, *source, 0, *remote, 0, 1000);
+  const Write later = write_of(link, 1, 2, *source, 0, *remote, 0, 1000);
   ASSERT_EQ(a->endpoint->post(link.id, {&later, 1}), 1u);
   a->poll();
   EXPECT_TRUE(a->failed.contains(2));
@@ -239,85 +237,67 @@ TEST_F(GpuLoopback, WhatAGpuStillCopiesIsNotReportedWhenTheLinkGoes) {
 }
 
 TEST_F(GpuLoopback, DeregisteringWaitsForCopiesOfThisProcessAndStopsLaterOnes) {
-  Node a(setup());
-  Node b(setup());
-  const TestLink link = join(a, b);
-  auto source = buffer(a, 0);
-  auto target = buffer(b, 1);
-  ASSERT_TRUE(source && target);
-  const auto remote = import(a, link, *target);
+  Pair pair(*this, setup());
   driver_->hold = true;
-  const Write under_way = write(link, 0, 1, *source, 0, *remote, 0, 1000);
-  ASSERT_EQ(a.endpoint->post(link.id, {&under_way, 1}), 1u);
-  a.poll();
+  const Write under_way = pair.write(0, 1, 0, 0, 1000);
+  ASSERT_EQ(pair.post({&under_way, 1}), 1u);
+  pair.a.poll();
   std::atomic<bool> gone{false};
   std::thread control([&] {
-    target->region.reset();
+    pair.target.region.reset();
     gone.store(true);
   });
   std::this_thread::sleep_for(std::chrono::milliseconds{20});
   EXPECT_FALSE(gone.load());
   driver_->run();
-  a.poll();
+  pair.a.poll();
   control.join();
-  EXPECT_TRUE(a.completed.contains(1));
-  const Write later = write(link, 1, 2, *source, 0, *remote, 0, 1000);
-  ASSERT_EQ(a.endpoint->post(link.id, {&later, 1}), 1u);
-  a.poll();
-  a.poll();
-  EXPECT_TRUE(a.failed.contains(2));
+  EXPECT_TRUE(pair.a.completed.contains(1));
+  const Write later = pair.write(1, 2, 0, 0, 1000);
+  ASSERT_EQ(pair.post({&later, 1}), 1u);
+  pair.a.poll();
+  pair.a.poll();
+  EXPECT_TRUE(pair.a.failed.contains(2));
   EXPECT_EQ(driver_->copies(), 1u);
 }
 
 TEST_F(GpuLoopback, AGpuThatFailsFailsItsWritesAndNoOthers) {
-  Node a(setup());
-  Node b(setup());
-  const TestLink link = join(a, b);
-  auto source = buffer(a, 0);
-  auto target = buffer(b, 1);
-  ASSERT_TRUE(source && target);
-  const auto remote = import(a, link, *target);
+  Pair pair(*this, setup());
   driver_->hold = true;
-  const Write lost = write(link, 0, 1, *source, 0, *remote, 0, 1000);
-  ASSERT_EQ(a.endpoint->post(link.id, {&lost, 1}), 1u);
-  a.poll();
+  const Write lost = pair.write(0, 1, 0, 0, 1000);
+  ASSERT_EQ(pair.post({&lost, 1}), 1u);
+  pair.a.poll();
   driver_->broken = true;
   now_ += 20'000'000;
-  for (int i = 0; i < 3; ++i) a.poll();
-  EXPECT_TRUE(a.failed.contains(1));
-  EXPECT_EQ(b.flag(0), 0u);
-  const Write next = write(link, 0, 2, *source, 0, *remote, 0, 1000);
-  ASSERT_EQ(a.endpoint->post(link.id, {&next, 1}), 1u);
-  a.poll();
-  EXPECT_TRUE(a.failed.contains(2));
+  for (int i = 0; i < 3; ++i) pair.a.poll();
+  EXPECT_TRUE(pair.a.failed.contains(1));
+  EXPECT_EQ(pair.b.flag(0), 0u);
+  const Write next = pair.write(0, 2, 0, 0, 1000);
+  ASSERT_EQ(pair.post({&next, 1}), 1u);
+  pair.a.poll();
+  EXPECT_TRUE(pair.a.failed.contains(2));
   // Host memory still moves.
-  const Memory from = a.memory(4096);
-  const Memory to = b.memory(4096);
-  const auto host = fabric::import(a, link, to);
-  const Write good = make_write(link, 3, 1, 3, from, 0, *host, 0, 4096);
-  ASSERT_EQ(a.endpoint->post(link.id, {&good, 1}), 1u);
+  const Memory from = pair.a.memory(4096);
+  const Memory to = pair.b.memory(4096);
+  const auto host = fabric::import(pair.a, pair.link, to);
+  const Write good = make_write(pair.link, 3, 1, 3, from, 0, *host, 0, 4096);
+  ASSERT_EQ(pair.post({&good, 1}), 1u);
   ASSERT_TRUE(pump(
-      {&a}, [&] { return b.flag(3) == 1; }, std::chrono::seconds(5)));
+      {&pair.a}, [&] { return pair.b.flag(3) == 1; }, std::chrono::seconds(5)));
 }
 
 TEST_F(GpuLoopback, HostAndGpuMemoryDoNotMix) {
-  Node a(setup());
-  Node b(setup());
-  const TestLink link = join(a, b);
-  auto source = buffer(a, 0);
-  auto target = buffer(b, 1);
-  ASSERT_TRUE(source && target);
-  const auto remote = import(a, link, *target);
-  const Memory from = a.memory(4096);
-  const Memory to = b.memory(4096);
-  const auto host = fabric::import(a, link, to);
-  const Write up = make_write(link, 0, 1, 1, from, 0, *remote, 0, 4096);
-  const Write down = write(link, 1, 2, *source, 0, *host, 0, 4096);
-  ASSERT_EQ(a.endpoint->post(link.id, {&up, 1}), 1u);
-  ASSERT_EQ(a.endpoint->post(link.id, {&down, 1}), 1u);
-  a.poll();
-  EXPECT_TRUE(a.failed.contains(1));
-  EXPECT_TRUE(a.failed.contains(2));
+  Pair pair(*this, setup());
+  const Memory from = pair.a.memory(4096);
+  const Memory to = pair.b.memory(4096);
+  const auto host = fabric::import(pair.a, pair.link, to);
+  const Write up = make_write(pair.link, 0, 1, 1, from, 0, *pair.remote, 0, 4096);
+  const Write down = write_of(pair.link, 1, 2, pair.source, 0, *host, 0, 4096);
+  ASSERT_EQ(pair.post({&up, 1}), 1u);
+  ASSERT_EQ(pair.post({&down, 1}), 1u);
+  pair.a.poll();
+  EXPECT_TRUE(pair.a.failed.contains(1));
+  EXPECT_TRUE(pair.a.failed.contains(2));
   EXPECT_EQ(driver_->copies(), 0u);
   EXPECT_EQ(to.data()[0], kPoison);
 }
@@ -332,7 +312,7 @@ TEST_F(GpuLoopback, ASourceThatComesLaterReachesWhatWasImportedBefore) {
   auto source = buffer(a, 1);
   ASSERT_TRUE(source);
   fill_random({source->memory.data(), kBytes}, 5);
-  const Write one = write(link, 0, 1, *source, 0, *remote, 0, kBytes);
+  const Write one = write_of(link, 0, 1, *source, 0, *remote, 0, kBytes);
   ASSERT_EQ(a.endpoint->post(link.id, {&one, 1}), 1u);
   ASSERT_TRUE(pump(
       {&a}, [&] { return b.flag(0) == 1; }, std::chrono::seconds(5)));
@@ -340,20 +320,14 @@ TEST_F(GpuLoopback, ASourceThatComesLaterReachesWhatWasImportedBefore) {
 }
 
 TEST_F(GpuLoopback, MemoryOfThisProcessIsUsedAsItIs) {
-  Node a(setup());
-  Node b(setup());
-  const TestLink link = join(a, b);
-  auto source = buffer(a, 0, kBytes, false);
-  auto target = buffer(b, 1, kBytes, false);
-  ASSERT_TRUE(source && target);
-  const auto remote = import(a, link, *target);
+  Pair pair(*this, setup(), kBytes, false);
   EXPECT_EQ(driver_->views(), 0u);
-  fill_random({source->memory.data(), kBytes}, 9);
-  const Write one = write(link, 0, 1, *source, 0, *remote, 0, kBytes);
-  ASSERT_EQ(a.endpoint->post(link.id, {&one, 1}), 1u);
+  fill_random({pair.source.memory.data(), kBytes}, 9);
+  const Write one = pair.write(0, 1, 0, 0, kBytes);
+  ASSERT_EQ(pair.post({&one, 1}), 1u);
   ASSERT_TRUE(pump(
-      {&a}, [&] { return b.flag(0) == 1; }, std::chrono::seconds(5)));
-  EXPECT_EQ(0, std::memcmp(target->memory.data(), source->memory.data(), kBytes));
+      {&pair.a}, [&] { return pair.b.flag(0) == 1; }, std::chrono::seconds(5)));
+  EXPECT_EQ(0, std::memcmp(pair.target.memory.data(), pair.source.memory.data(), kBytes));
 }
 
 TEST_F(GpuLoopback, RegistrationAndImportSayWhatIsMissing) {
