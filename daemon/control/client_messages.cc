@@ -278,7 +278,7 @@ Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
     if (!endpoint.capabilities().device_memory) {
       return fail(ErrorCode::kUnsupported,
                   "{}: fabric {} does not reach GPU memory; a job with GPUs on several nodes needs "
-                  "a fabric that does (loopback)",
+                  "a fabric that does (loopback, ofi, verbs)",
                   session.describe(), endpoint.capabilities().name);
     }
     auto registered = endpoint.register_memory({.bytes = message.bytes, .device = key});

@@ -92,6 +92,8 @@ std::vector<LinkInfo> LinkTable::snapshot(const std::function<std::string(NodeId
     info.peer = key.second;
     info.peer_name = describe(key.second);
     info.fabric = endpoints_[key.first]->capabilities().name;
+    const std::string gpu_path = endpoints_[key.first]->gpu_path();
+    if (!gpu_path.empty()) info.fabric += ", GPU memory " + gpu_path;
     info.state = entry.link != nullptr ? "up" : entry.in_error ? "error" : "connecting";
     info.reason = entry.reason;
     info.state_for_ns = now_ns - entry.since_ns;

@@ -13,8 +13,8 @@ namespace {
 
 /// Other daemons are trusted to mean well, not to be right: what they send is checked like all
 /// else.
-constexpr std::size_t kKeyBytesMax = 256;
-constexpr std::size_t kAddressBytesMax = 512;
+using fabric::kAddressBytesMax;
+using fabric::kKeyBytesMax;
 /// A daemon has at most this many parts: each has a session.
 constexpr std::size_t kEarlyPartsMax = shm::kSessionsMax;
 

@@ -24,6 +24,10 @@ namespace mk::fabric {
 
 using Bytes = std::vector<std::byte>;
 
+/// What one NIC's keys and addresses may have.
+inline constexpr std::size_t kKeyBytesMax = 512;
+inline constexpr std::size_t kAddressBytesMax = 512;
+
 /// How an arrival becomes visible at the receiver. The engine has one path per contract, not per
 /// vendor.
 enum class DeliveryContract {
@@ -64,14 +68,20 @@ struct MemoryDescriptor {
 class LocalRegion {
  public:
   virtual ~LocalRegion() = default;
-  /// What a peer's endpoint needs to write here; travels over the Peer service. At most 256 bytes.
+  /// What a peer's endpoint needs to write here; travels over the Peer service. At most
+  /// kKeyBytesMax.
   virtual Bytes key() const = 0;
+
+  bool staged = false;  ///< of a GPU, by way of host memory (staged/)
 };
 
 /// A peer's region as this endpoint sees it. Destroying it releases what `import_region` took.
 class RemoteRegion {
  public:
   virtual ~RemoteRegion() = default;
+
+  bool staged = false;           ///< of a GPU, by way of host memory (staged/)
+  std::uint64_t key_digest = 0;  ///< tells staged/ what region this is; 0: not needed
 };
 
 /// Counts up from 0; an endpoint never uses a number twice.
@@ -117,7 +127,8 @@ class Endpoint {
 
   // -- control --
   virtual const Capabilities& capabilities() const = 0;
-  /// What a peer needs to connect here; travels over the Peer service. At most 512 bytes.
+  /// What a peer needs to connect here; travels over the Peer service. At most
+  /// kAddressBytesMax.
   virtual Bytes address() const = 0;
   virtual Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) = 0;
   /// Connects to the endpoint that gave out `address`. `peer_name` is for messages ("node 1
@@ -131,6 +142,8 @@ class Endpoint {
                                                               std::span<const std::byte> key) = 0;
   /// Why a link went down, for logs and status; empty while it is up. Valid until `disconnect`.
   virtual std::string link_reason(LinkId /*link*/) const { return {}; }
+  /// How GPU memory goes, for people ("staged through host memory"); empty while none has come.
+  virtual std::string gpu_path() const { return {}; }
 
   // -- data path --
   /// Submits `writes` (at most kBatchMax) as one submission where the network can; returns how

@@ -3,6 +3,7 @@
 #include "daemon/fabric/fabric.h"
 #include "daemon/fabric/loopback/endpoint.h"
 #include "daemon/fabric/null_fabric.h"
+#include "daemon/fabric/staged/endpoint.h"
 #include "daemon/fabric/striped/endpoint.h"
 #ifdef MK_HAVE_OFI
 #include "daemon/fabric/ofi/endpoint.h"
@@ -22,6 +23,8 @@ std::string* nic_names(EndpointConfig& config) {
   return &config.verbs.devices[config.rail % config.verbs.devices.size()];
 }
 
+Result<std::unique_ptr<Endpoint>> open_plain(const EndpointConfig& config);
+
 /// A rail of the NICs "a+b+...": an endpoint of each, as one.
 Result<std::unique_ptr<Endpoint>> open_stripes(const EndpointConfig& config,
                                                const std::string& names) {
@@ -34,16 +37,14 @@ Result<std::unique_ptr<Endpoint>> open_stripes(const EndpointConfig& config,
     }
     EndpointConfig one = config;
     *nic_names(one) = names.substr(at, end - at);
-    MK_ASSIGN_OR_RETURN(auto endpoint, open_endpoint(one));
+    MK_ASSIGN_OR_RETURN(auto endpoint, open_plain(one));
     stripes.push_back(std::move(endpoint));
     at = end + 1;
   }
   return make_striped_endpoint(std::move(stripes));
 }
 
-}  // namespace
-
-Result<std::unique_ptr<Endpoint>> open_endpoint(const EndpointConfig& config) {
+Result<std::unique_ptr<Endpoint>> open_plain(const EndpointConfig& config) {
   EndpointConfig naming = config;
   const std::string* const names = nic_names(naming);
   if (names != nullptr && names->find('+') != std::string::npos)
@@ -71,6 +72,19 @@ Result<std::unique_ptr<Endpoint>> open_endpoint(const EndpointConfig& config) {
   return fail(ErrorCode::kInvalidArgument,
               "there is no fabric \"{}\": it is \"loopback\", \"ofi\", \"verbs\" or \"null\"",
               config.fabric);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Endpoint>> open_endpoint(const EndpointConfig& config) {
+  MK_ASSIGN_OR_RETURN(auto plain, open_plain(config));
+  if (config.fabric != "ofi" && config.fabric != "verbs") return plain;
+  StagedOptions staging;
+  staging.open_carrier = [carrier = config]() mutable {
+    carrier.verbs.arrival = "immediate";
+    return open_plain(carrier);
+  };
+  return make_staged_endpoint(std::move(plain), std::move(staging));
 }
 
 }  // namespace mk::fabric

@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "daemon/control/job_secret.h"
+#include "daemon/fabric/fabric.h"
 #include "shm/limits.h"
 
 namespace mk::daemon {
 namespace {
 
-constexpr std::size_t kKeyBytesMax = 256;      // of a fabric's region key
-constexpr std::size_t kAddressBytesMax = 512;  // of a fabric's endpoint
+using fabric::kAddressBytesMax;
+using fabric::kKeyBytesMax;
 constexpr std::uint32_t kPartSessionsMax = shm::kLocalRanksMax;
 
 std::string as_string(const Bytes& bytes) {

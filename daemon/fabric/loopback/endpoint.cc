@@ -46,6 +46,9 @@ class LoopbackEndpoint final : public Endpoint {
   Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
                                                       std::span<const std::byte> key) override;
   std::string link_reason(LinkId link) const override;
+  std::string gpu_path() const override {
+    return gpu_.slots() == 0 ? std::string() : "copied by the GPUs";
+  }
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;

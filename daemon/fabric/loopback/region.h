@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "daemon/fabric/blob.h"
-#include "daemon/fabric/loopback/gpu_copier.h"
+#include "daemon/fabric/gpu_copier.h"
 
 namespace mk::fabric::loopback {
 

@@ -13,9 +13,6 @@
 namespace mk::fabric {
 namespace {
 
-constexpr std::size_t kAddressBytesMax = 512;
-constexpr std::size_t kKeyBytesMax = 256;
-
 class StripedLocalRegion final : public LocalRegion {
  public:
   explicit StripedLocalRegion(std::vector<std::unique_ptr<LocalRegion>> stripes)
@@ -65,6 +62,7 @@ class StripedEndpoint final : public Endpoint {
   Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
                                                       std::span<const std::byte> key) override;
   std::string link_reason(LinkId link) const override;
+  std::string gpu_path() const override { return stripes_.front()->gpu_path(); }
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;

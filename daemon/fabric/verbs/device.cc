@@ -65,6 +65,13 @@ std::vector<std::uint16_t> read_pkeys(ibv_context* context, std::uint8_t port, i
 
 }  // namespace
 
+std::vector<PortEntry> read_ports() {
+  const DeviceList list;
+  std::vector<PortEntry> ports;
+  for (Candidate& candidate : list_ports(list)) ports.push_back(std::move(candidate.port));
+  return ports;
+}
+
 Result<std::shared_ptr<Device>> Device::open(const EndpointConfig& config) {
   const VerbsOptions& options = config.verbs;
   const std::string wanted = options.devices.empty()

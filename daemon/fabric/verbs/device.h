@@ -6,12 +6,17 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "daemon/fabric/verbs/handle.h"
 #include "daemon/fabric/verbs/queue_pair.h"
+#include "daemon/fabric/verbs/selection.h"
 #include "daemon/fabric/verbs/wire.h"
 
 namespace mk::fabric::verbs {
+
+/// The ports of all of this machine's devices.
+std::vector<PortEntry> read_ports();
 
 class Device {
  public:

@@ -20,9 +20,11 @@
 
 #include "daemon/fabric/fabric.h"
 #include "daemon/fabric/loopback/endpoint.h"
+#include "daemon/fabric/staged/endpoint.h"
 #include "daemon/fabric/striped/endpoint.h"
 #include "shm/flag.h"
 #include "shm/host/buffer_file.h"
+#include "tests/shm/gpu/fake_driver.h"
 
 namespace mk::fabric {
 
@@ -36,6 +38,17 @@ inline int patience() {
   return text == nullptr ? 1 : std::max(1, std::atoi(text));
 }
 
+/// Two GPUs whose streams work on while nodes are polled, a few pieces at a time.
+struct SlowGpus {
+  const std::shared_ptr<gpu::test::FakeMachine> machine =
+      std::make_shared<gpu::test::FakeMachine>();
+  const std::shared_ptr<gpu::test::FakeDriver> ranks =
+      std::make_shared<gpu::test::FakeDriver>(machine);
+  const std::shared_ptr<gpu::test::FakeDriver> daemons =
+      std::make_shared<gpu::test::FakeDriver>(machine);
+  SlowGpus() { daemons->hold = true; }
+};
+
 /// One way to configure a fabric.
 struct FabricSetup {
   std::string name;
@@ -43,8 +56,27 @@ struct FabricSetup {
   LoopbackOptions loopback;
 
   std::uint32_t stripes = 1;  ///< endpoints that are one rail's
+  /// Opens one endpoint; null: it is the one that `config` describes.
+  std::function<Result<std::unique_ptr<Endpoint>>()> opener = {};
+  std::shared_ptr<SlowGpus> gpus = {};        ///< whose memory is staged; null: it is the host's
+  std::shared_ptr<FabricSetup> carrier = {};  ///< by which
+  bool may_take_fewer = false;  ///< `post` may take fewer writes than there is room for
 
   Result<std::unique_ptr<Endpoint>> open() const {
+    if (gpus == nullptr) return open_rail();
+    MK_ASSIGN_OR_RETURN(auto plain, open_rail());
+    StagedOptions options;
+    options.open_carrier = [setup = *carrier, own = config]() mutable {
+      setup.config.connect_timeout_ns = own.connect_timeout_ns;
+      setup.config.write_timeout_ns = own.write_timeout_ns;
+      return setup.open_rail();
+    };
+    options.load_gpu_driver = [driver = gpus->daemons]() -> Result<std::shared_ptr<gpu::Driver>> {
+      return driver;
+    };
+    return make_staged_endpoint(std::move(plain), std::move(options));
+  }
+  Result<std::unique_ptr<Endpoint>> open_rail() const {
     if (stripes == 1) return open_one();
     std::vector<std::unique_ptr<Endpoint>> all;
     for (std::uint32_t i = 0; i < stripes; ++i) {
@@ -54,11 +86,22 @@ struct FabricSetup {
     return make_striped_endpoint(std::move(all));
   }
   Result<std::unique_ptr<Endpoint>> open_one() const {
+    if (opener) return opener();
     return config.fabric == "loopback" ? make_loopback_endpoint(config, loopback)
                                        : open_endpoint(config);
   }
 };
 inline void PrintTo(const FabricSetup& setup, std::ostream* out) { *out << setup.name; }
+
+/// `plain`, with GPUs whose memory goes over `carrier`.
+inline FabricSetup with_gpus(const std::string& name, const FabricSetup& plain,
+                             const FabricSetup& carrier) {
+  FabricSetup setup = plain;
+  setup.name = name;
+  setup.gpus = std::make_shared<SlowGpus>();
+  setup.carrier = std::make_shared<FabricSetup>(carrier);
+  return setup;
+}
 
 inline std::vector<FabricSetup> all_setups() {
   std::vector<FabricSetup> setups(3);
@@ -83,6 +126,8 @@ inline std::vector<FabricSetup> all_setups() {
   setups.push_back(setups[4]);
   setups.back().name = "ofi_net_striped";
   setups.back().stripes = 2;
+  setups.push_back(with_gpus("ofi_tcp_staged", setups[3], setups[3]));
+  setups.push_back(with_gpus("ordered_staged", setups[0], setups[4]));  // as over verbs
   // Where there is an RDMA port (tests/rdma makes one), verbs in both contracts, and the submission
   // interface and number of queues that are not the default. A software NIC on a busy machine
   // acknowledges late: 0.5 s until it is asked again.
@@ -98,13 +143,14 @@ inline std::vector<FabricSetup> all_setups() {
     setup.name = "verbs_immediate";
     setup.config.verbs.arrival = "immediate";
     setups.push_back(setup);
+    setups.push_back(with_gpus("verbs_staged", setups[setups.size() - 2], setup));
     setup.name = "verbs_classic_queues";
     setup.config.verbs.arrival = "flag";
     setup.config.verbs.submission = "classic";
     setup.config.verbs.queues = 4;
     setup.config.verbs.registration_bytes_max = 1 << 20;  // registrations of many pieces
     setups.push_back(setup);
-    setup = setups[setups.size() - 2];
+    setup = setups[setups.size() - 3];
     setup.name = "verbs_immediate_striped";
     setup.stripes = 2;
     setups.push_back(setup);
@@ -120,13 +166,15 @@ inline std::vector<FabricSetup> setups_that_notice_death() {
   return setups;
 }
 
-/// A registered buffer, poisoned.
+/// A registered buffer, poisoned: the host's, or a GPU's.
 struct Memory {
-  shm::BufferFile file;
+  std::optional<shm::BufferFile> file;
+  std::optional<gpu::Allocation> device;
   std::unique_ptr<LocalRegion> region;
+  std::uint64_t size = 0;  ///< whole pages
 
-  std::byte* data() const { return file.data(); }
-  std::uint64_t bytes() const { return file.bytes(); }
+  std::byte* data() const { return device ? device->data() : file->data(); }
+  std::uint64_t bytes() const { return size; }
 };
 
 /// One endpoint, its flags, and what its polls reported.
@@ -134,23 +182,31 @@ class Node {
  public:
   explicit Node(const FabricSetup& setup)
       : endpoint(open(setup)),
+        gpus_(setup.gpus),
         ordered(endpoint->capabilities().contract == DeliveryContract::kOrdered),
         flags(memory(4 * kTestFlags, true)) {
     std::memset(flags.data(), 0, flags.bytes());
   }
 
   Memory memory(std::uint64_t bytes, bool strictly_ordered = false) const {
+    if (gpus_ != nullptr && !strictly_ordered) return gpu_memory(bytes);
     auto file = shm::BufferFile::create("fabric-test", bytes);
     if (!file) throw std::runtime_error(file.error().message);
     std::memset(file->data(), std::to_integer<int>(kPoison), file->bytes());
     auto region =
         endpoint->register_memory({file->data(), file->bytes(), file->fd(), 0, strictly_ordered});
     if (!region) throw std::runtime_error(region.error().message);
-    return {std::move(*file), std::move(*region)};
+    const std::uint64_t size = file->bytes();
+    return {std::move(*file), std::nullopt, std::move(*region), size};
   }
 
   /// One poll; returns how many events there were. The proxy thread of this node.
   std::size_t poll(std::size_t events_max = 64) {
+    if (gpus_ != nullptr) gpus_->daemons->run(random_() % 6);
+    return poll_endpoint(events_max);
+  }
+  /// The same, while the GPUs stand still.
+  std::size_t poll_endpoint(std::size_t events_max = 64) {
     std::vector<Event> events(events_max);
     events.resize(endpoint->poll(events));
     for (const Event& event : events) {
@@ -189,6 +245,7 @@ class Node {
   }
 
   std::unique_ptr<Endpoint> endpoint;
+  const std::shared_ptr<SlowGpus> gpus_;
   bool ordered;
   Memory flags;
   std::map<std::uint64_t, int> completed;
@@ -203,6 +260,20 @@ class Node {
     if (!opened) throw std::runtime_error(opened.error().message);
     return std::move(*opened);
   }
+  /// Of another process, so that the daemon has to open it.
+  Memory gpu_memory(std::uint64_t bytes) const {
+    auto made = gpu::Allocation::create(gpus_->ranks, static_cast<int>(bytes % 2), bytes);
+    if (!made) throw std::runtime_error(made.error().message);
+    std::memset(made->data(), std::to_integer<int>(kPoison), made->key().bytes);
+    gpu::MemoryKey key = made->key();
+    key.process.start_time += 1;
+    const std::uint64_t size = (bytes + 4095) / 4096 * 4096;
+    auto region = endpoint->register_memory({.bytes = size, .device = key});
+    if (!region) throw std::runtime_error(region.error().message);
+    return {std::nullopt, std::move(*made), std::move(*region), size};
+  }
+
+  std::minstd_rand random_{7};
 };
 
 /// A link of one node to another, with the other's flags imported.

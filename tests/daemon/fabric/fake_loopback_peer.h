@@ -15,8 +15,8 @@
 
 namespace mk::fabric::loopback {
 
-/// Greets one peer, then lets `answer` do what it likes with every further question. Both run on
-/// the fake's thread.
+/// Greets one peer after the other, and lets `answer` do what it likes with all further questions.
+/// Both run on the fake's thread.
 class FakePeer {
  public:
   using Answer = std::function<void(shm::FrameSocket&, const shm::Frame&)>;
@@ -60,7 +60,7 @@ class FakePeer {
       pollfd waiting{listener_.fd(), POLLIN, 0};
       ::poll(&waiting, 1, 10);
       auto accepted = listener_.try_accept();
-      if (accepted && *accepted) return serve(**accepted);
+      if (accepted && *accepted) serve(**accepted);
     }
   }
   void serve(shm::FrameSocket& socket) {

@@ -41,8 +41,13 @@ bool wait_until(const std::function<bool()>& done) {
   return done();
 }
 
+/// Impatient nodes may have to try more than once: only what is asked later is meant to be too
+/// late.
 LinkId connect(Node& node, const FakePeer& peer) {
-  return FakePeer::need(node.endpoint->connect(peer.address(), kPeer));
+  auto link = node.endpoint->connect(peer.address(), kPeer);
+  for (int i = 0; i < 60 && !link && link.error().code == ErrorCode::kTimeout; ++i)
+    link = node.endpoint->connect(peer.address(), kPeer);
+  return FakePeer::need(std::move(link));
 }
 
 /// One import of `key`, which has to fail.
@@ -155,9 +160,11 @@ TEST(LoopbackPeerTest, AnAnswerGivenTwiceIsDroppedWithItsDescriptors) {
     ASSERT_EQ(node.endpoint->post(link, {&write, 1}), 1u);
     ASSERT_TRUE(pump({&node}, [&] { return node.completed.contains(round); }));
     ASSERT_EQ(files[i].data()[0], static_cast<std::byte>(round + 1)) << "round " << round;
+    // The fake holds copies of descriptors for as long as it is at its second answer.
+    ASSERT_TRUE(wait_until([&] { return peer.answered() == static_cast<int>(round) + 1; }));
     if (round == 1) fds = open_fds();
+    if (round > 1) ASSERT_EQ(open_fds(), fds) << "round " << round;
   }
-  EXPECT_EQ(open_fds(), fds);
   EXPECT_TRUE(node.links_down.empty());
 }
 

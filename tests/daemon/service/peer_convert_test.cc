@@ -74,7 +74,7 @@ PeerMessage random_message(std::size_t kind, Random& r) {
                    {}};
       for (std::uint32_t i = r.below(shm::kLocalRanksMax + 1); i > 0; --i) {
         part.sessions.push_back({r.below(shm::kWorldMax), r.below(shm::kSessionsMax),
-                                 r.below(shm::kFlagsMax + 1), r.bytes(256)});
+                                 r.below(shm::kFlagsMax + 1), r.bytes(512)});
       }
       return part;
     }
@@ -82,7 +82,7 @@ PeerMessage random_message(std::size_t kind, Random& r) {
       return JobReady{job, part_id, r.word()};
     case 3:
       return RegionAnnounce{
-          job, part_id, rank, handle, r.word() % (shm::kBufferBytesMax + 1), r.bytes(256)};
+          job, part_id, rank, handle, r.word() % (shm::kBufferBytesMax + 1), r.bytes(512)};
     case 4:
       return RegionWithdraw{job, part_id, rank, handle};
     case 5:
@@ -185,8 +185,8 @@ TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
   refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_flag_count(65537); },
           "flag_count");
   refused(
-      [](auto& m) { m.mutable_job_part()->add_sessions()->set_flags_key(std::string(257, 'k')); },
-      "flags_key is 257");
+      [](auto& m) { m.mutable_job_part()->add_sessions()->set_flags_key(std::string(513, 'k')); },
+      "flags_key is 513");
   refused(
       [](auto& m) {
         for (int i = 0; i < 17; ++i) m.mutable_job_part()->add_sessions();
@@ -196,7 +196,7 @@ TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
   refused([](auto& m) { m.mutable_region_announce()->set_handle(65536); }, "handle is 65536");
   refused([](auto& m) { m.mutable_region_announce()->set_bytes(shm::kBufferBytesMax + 1); },
           "region_announce: bytes is");
-  refused([](auto& m) { m.mutable_region_announce()->set_key(std::string(257, 'k')); }, "key");
+  refused([](auto& m) { m.mutable_region_announce()->set_key(std::string(513, 'k')); }, "key");
   refused([](auto& m) { m.mutable_region_announce()->set_rank(1024); }, "rank");
   refused([](auto& m) { m.mutable_region_withdraw()->set_handle(65536); }, "handle is 65536");
   refused([](auto& m) { m.mutable_exchange_part()->set_blob(std::string(65537, 'b')); }, "blob");

@@ -1,11 +1,11 @@
-#include "daemon/fabric/loopback/gpu_copier.h"
+#include "daemon/fabric/gpu_copier.h"
 
 #include <cstring>
 #include <utility>
 
 #include "shm/atomic.h"
 
-namespace mk::fabric::loopback {
+namespace mk::fabric {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
@@ -36,7 +36,7 @@ Result<std::uint32_t> GpuCopier::use(int device) {
     if (owned_[slot]->device == device) return slot;
   }
   if (count_ == kGpuSlotsMax) {
-    return fail(ErrorCode::kLimitExceeded, "one endpoint copies from at most {} GPUs",
+    return fail(ErrorCode::kLimitExceeded, "one endpoint copies with at most {} GPUs",
                 kGpuSlotsMax);
   }
   auto made = std::make_unique<Device>();
@@ -109,4 +109,4 @@ GpuCopier::State GpuCopier::state(const GpuTicket& ticket, std::uint64_t now_ns)
   return device.failed ? State::kFailed : State::kUnderWay;
 }
 
-}  // namespace mk::fabric::loopback
+}  // namespace mk::fabric

@@ -1,6 +1,6 @@
 /// \file
-/// Copies between GPU memories for one loopback endpoint: a few streams per device that the
-/// endpoint's data comes from, and words in host memory that say how far each stream is.
+/// Copies that GPUs make for one endpoint, between their memories or to and from pinned host
+/// memory: a few streams per device, and words in host memory that say how far each stream is.
 #pragma once
 
 #include <array>
@@ -12,9 +12,9 @@
 
 #include "shm/gpu/memory.h"
 
-namespace mk::fabric::loopback {
+namespace mk::fabric {
 
-/// Devices one endpoint copies from, at most.
+/// Devices one endpoint copies with, at most.
 inline constexpr std::uint32_t kGpuSlotsMax = 16;
 /// Streams of one device. One stream would stand still between a copy and the next for the word
 /// that follows it.
@@ -47,7 +47,7 @@ class GpuCopier {
   void stop();
 
   // -- proxy thread; never waits --
-  /// From memory as the slot's device sees it. No ticket: the device failed, now or before.
+  /// Between memories as the slot's device sees them. No ticket: the device failed, now or before.
   GpuTicket copy(std::uint32_t slot, std::byte* to, const std::byte* from, std::uint64_t bytes);
   bool failed(std::uint32_t slot) const { return at(slot).failed; }
   /// After some copies: without it they are never seen to be over.
@@ -83,4 +83,4 @@ class GpuCopier {
   std::atomic<std::uint32_t> count_{0};
 };
 
-}  // namespace mk::fabric::loopback
+}  // namespace mk::fabric

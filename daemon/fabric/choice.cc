@@ -1,0 +1,86 @@
+#include "daemon/fabric/choice.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#ifdef MK_HAVE_OFI
+#include "daemon/fabric/ofi/survey.h"
+#endif
+#ifdef MK_HAVE_VERBS
+#include "daemon/fabric/verbs/device.h"
+#endif
+
+namespace mk::fabric {
+namespace {
+
+constexpr std::uint32_t version(std::uint32_t major, std::uint32_t minor) {
+  return major << 16 | minor;
+}
+constexpr std::uint32_t kEfaFloor = version(1, 20);
+constexpr std::uint32_t kNetIsTcp = version(1, 18);  // from here on `net` is part of `tcp`
+
+/// Whether a provider of that name is there, alone or below a layer ("tcp;ofi_rxm").
+bool has(const Inventory& inventory, const std::string& provider) {
+  return std::ranges::any_of(inventory.providers, [&](const std::string& name) {
+    return name == provider || name.starts_with(provider + ";");
+  });
+}
+
+std::string no_verbs(const Inventory& inventory) {
+  return inventory.verbs_built ? "no InfiniBand or RoCE port is active"
+                               : "this build has no verbs fabric";
+}
+
+}  // namespace
+
+Inventory read_inventory() {
+  Inventory inventory;
+#ifdef MK_HAVE_VERBS
+  inventory.verbs_built = true;
+  for (const verbs::PortEntry& port : verbs::read_ports()) {
+    // EFA's devices have verbs of their own, and no link layer.
+    if (port.state == IBV_PORT_ACTIVE && !port.iwarp &&
+        port.link_layer != IBV_LINK_LAYER_UNSPECIFIED)
+      inventory.rdma_ports.push_back(port.name());
+  }
+#endif
+#ifdef MK_HAVE_OFI
+  const ofi::Survey survey = ofi::survey();
+  inventory.ofi_version = survey.version_number;
+  for (const auto& [name, its_version] : survey.providers) inventory.providers.push_back(name);
+#endif
+  return inventory;
+}
+
+FabricChoice choose_fabric(const Inventory& inventory) {
+  if (!inventory.rdma_ports.empty()) {
+    return {"verbs", "",
+            fmt::format("verbs: RDMA ports that are active: {}",
+                        fmt::join(inventory.rdma_ports, ", "))};
+  }
+  std::string why = no_verbs(inventory);
+  if (has(inventory, "efa")) {
+    if (inventory.ofi_version >= kEfaFloor)
+      return {"ofi", "efa", fmt::format("ofi over efa: {}, and there is an EFA device", why)};
+    why += ", an EFA device is there but needs libfabric 1.20";
+  }
+  if (inventory.ofi_version != 0 && inventory.ofi_version < kNetIsTcp && has(inventory, "net")) {
+    return {"ofi", "net",
+            fmt::format("ofi over net: {}; of libfabric's providers for any network the best "
+                        "before 1.18",
+                        why)};
+  }
+  if (has(inventory, "tcp")) {
+    return {"ofi", "tcp",
+            fmt::format("ofi over tcp: {}; libfabric's provider for any network", why)};
+  }
+  return {"ofi", "tcp",
+          fmt::format("ofi over tcp: {}, and libfabric here offers {}", why,
+                      inventory.providers.empty()
+                          ? "no provider"
+                          : fmt::format("{}", fmt::join(inventory.providers, ", ")))};
+}
+
+}  // namespace mk::fabric

@@ -1,0 +1,391 @@
+#include "daemon/fabric/staged/endpoint.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "daemon/fabric/staged/link.h"
+#include "daemon/fabric/staged/receiver.h"
+#include "daemon/fabric/striped/pack.h"
+
+namespace mk::fabric {
+namespace staged {
+namespace {
+
+/// The endpoint that carries copies, its links, and what has arrived over it.
+class Carrier {
+ public:
+  Carrier(std::unique_ptr<Endpoint> endpoint, GpuCopier& copier,
+          std::shared_ptr<RegionTable> regions, std::shared_ptr<FlagTable> flags)
+      : endpoint_(std::move(endpoint)),
+        copier_(copier),
+        receiver_(copier, std::move(regions), std::move(flags)) {}
+  ~Carrier() {
+    // The GPUs have stopped.
+    receiver_.drop_copies();
+    for (const auto& link : owned_) {
+      if (link != nullptr) link->drop_copies();
+    }
+  }
+
+  Endpoint& endpoint() { return *endpoint_; }
+
+  // -- control --
+  /// The link beside `outer` to the carrier at `address`, made when it is first asked for.
+  Result<Link*> link_to(LinkId outer, const Bytes& address, const std::string& peer_name,
+                        std::uint32_t depth);
+  void disconnect(LinkId outer);
+  std::string reason(LinkId outer) const {
+    const Link* const link = owned(outer);
+    return link == nullptr ? std::string() : endpoint_->link_reason(link->over());
+  }
+
+  // -- proxy --
+  Link* find(LinkId outer) const {
+    Link* const link = slots_[outer % kLinksMax].load(std::memory_order_acquire);
+    return link != nullptr && link->id == outer ? link : nullptr;
+  }
+  std::size_t post(LinkId outer, std::span<const Write> writes);
+  std::size_t poll(std::span<Event> events);
+
+ private:
+  Link* owned(LinkId outer) const {
+    Link* const link = owned_[outer % kLinksMax].get();
+    return link != nullptr && link->id == outer && !link->closing.load(std::memory_order_relaxed)
+               ? link
+               : nullptr;
+  }
+  /// Proxy thread: those that are there.
+  std::span<const std::atomic<Link*>> slots() const {
+    return {slots_.data(), slot_count_.load(std::memory_order_acquire)};
+  }
+  Link* over(LinkId inner) const;
+  void take_carried();
+  std::size_t poll_link(Link& link, std::uint64_t now, std::span<Event> events);
+
+  const std::unique_ptr<Endpoint> endpoint_;
+  GpuCopier& copier_;
+  Receiver receiver_;
+  // As in LinkTable, but the numbers are the plain endpoint's.
+  std::array<std::unique_ptr<Link>, kLinksMax> owned_;
+  std::array<std::atomic<Link*>, kLinksMax> slots_{};
+  std::atomic<std::uint32_t> slot_count_{0};
+  OrphanQueue orphans_;     ///< proxy thread
+  std::uint8_t nonce_ = 0;  ///< proxy thread
+};
+
+Result<Link*> Carrier::link_to(LinkId outer, const Bytes& address, const std::string& peer_name,
+                               std::uint32_t depth) {
+  if (Link* const there = owned(outer)) {
+    if (there->peer() == address) return there;
+    return fail(ErrorCode::kInvalidArgument, "its other GPU buffers are staged elsewhere");
+  }
+  for (std::unique_ptr<Link>& one : owned_) {
+    if (one != nullptr && one->closed.load(std::memory_order_acquire)) one.reset();
+  }
+  std::unique_ptr<Link>& slot = owned_[outer % kLinksMax];
+  if (slot != nullptr)
+    return fail(ErrorCode::kUnavailable, "an earlier link still has copies under way");
+  MK_ASSIGN_OR_RETURN(auto records,
+                      shm::BufferFile::create("mkernel-records", depth * sizeof(Record)));
+  MK_ASSIGN_OR_RETURN(
+      auto region, endpoint_->register_memory({records.data(), records.bytes(), records.fd(), 0}));
+  MK_ASSIGN_OR_RETURN(const LinkId over, endpoint_->connect(address, peer_name));
+  slot = std::make_unique<Link>(outer, *endpoint_, over, address, depth, std::move(records),
+                                std::move(region));
+  slots_[outer % kLinksMax].store(slot.get(), std::memory_order_release);
+  const std::uint32_t slots = std::min(outer + 1, kLinksMax);
+  if (slots > slot_count_.load(std::memory_order_relaxed))
+    slot_count_.store(slots, std::memory_order_release);
+  return slot.get();
+}
+
+void Carrier::disconnect(LinkId outer) {
+  Link* const link = owned(outer);
+  if (link == nullptr) return;
+  endpoint_->disconnect(link->over());
+  link->closing.store(true, std::memory_order_release);
+}
+
+Link* Carrier::over(LinkId inner) const {
+  for (const auto& slot : slots()) {
+    Link* const link = slot.load(std::memory_order_acquire);
+    if (link != nullptr && link->over() == inner) return link;
+  }
+  return nullptr;
+}
+
+std::size_t Carrier::post(LinkId outer, std::span<const Write> writes) {
+  Link* const link = find(outer);
+  return link == nullptr ? orphans_.take(outer, writes) : link->post(writes, copier_, nonce_);
+}
+
+void Carrier::take_carried() {
+  std::array<Event, 64> events;
+  const std::size_t room = std::min(events.size(), receiver_.room());
+  if (room == 0) return;
+  const std::size_t count = endpoint_->poll(std::span(events).first(room));
+  Link* link = nullptr;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Event& event = events[i];
+    if (event.kind == Event::Kind::kArrival) {
+      receiver_.arrived(event.immediate);
+      continue;
+    }
+    if (link == nullptr || link->over() != event.link) link = over(event.link);
+    if (link == nullptr) continue;
+    if (event.kind == Event::Kind::kLinkDown) {
+      link->fail(event.code == ErrorCode::kOk ? ErrorCode::kLinkDown : event.code);
+    } else {
+      link->on_carried(event.cookie, event.kind == Event::Kind::kFailed, event.code);
+    }
+  }
+}
+
+std::size_t Carrier::poll_link(Link& link, std::uint64_t now, std::span<Event> events) {
+  const bool closing = link.closing.load(std::memory_order_acquire);
+  if (closing) link.fail(ErrorCode::kLinkDown);
+  link.progress(copier_, now);
+  std::size_t count = link.report(events);
+  if (link.failed() && !closing && !link.down_reported && count < events.size()) {
+    link.down_reported = true;
+    events[count++] = {Event::Kind::kLinkDown, link.id, 0, 0, ErrorCode::kLinkDown};
+  }
+  if (closing && link.empty()) {
+    slots_[link.id % kLinksMax].store(nullptr, std::memory_order_relaxed);
+    link.closed.store(true, std::memory_order_release);
+  }
+  return count;
+}
+
+std::size_t Carrier::poll(std::span<Event> events) {
+  const auto now =
+      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  take_carried();
+  std::size_t count = orphans_.report(events);
+  for (const auto& slot : slots()) {
+    if (Link* const link = slot.load(std::memory_order_acquire))
+      count += poll_link(*link, now, events.subspan(count));
+  }
+  count += receiver_.report(now, events.subspan(count));
+  copier_.mark();
+  return count;
+}
+
+class StagedEndpoint final : public Endpoint {
+ public:
+  StagedEndpoint(std::unique_ptr<Endpoint> plain, StagedOptions options)
+      : plain_(std::move(plain)),
+        options_(std::move(options)),
+        ordered_(plain_->capabilities().contract == DeliveryContract::kOrdered),
+        copier_(options_.load_gpu_driver),
+        capabilities_(plain_->capabilities()) {
+    capabilities_.device_memory = true;
+  }
+  ~StagedEndpoint() override { copier_.stop(); }
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+  Bytes address() const override { return plain_->address(); }
+  Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
+  Result<LinkId> connect(std::span<const std::byte> address,
+                         const std::string& peer_name) override {
+    MK_ASSIGN_OR_RETURN(const LinkId link, plain_->connect(address, peer_name));
+    peer_names_[link % kLinksMax] = peer_name;
+    return link;
+  }
+  void disconnect(LinkId link) override {
+    if (carrier_ != nullptr) carrier_->disconnect(link);
+    plain_->disconnect(link);
+  }
+  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
+                                                      std::span<const std::byte> key) override;
+  std::string link_reason(LinkId link) const override {
+    std::string reason = plain_->link_reason(link);
+    if (reason.empty() && carrier_ != nullptr) reason = carrier_->reason(link);
+    return reason;
+  }
+
+  std::string gpu_path() const override {
+    return carrier_ == nullptr ? std::string() : "staged through host memory";
+  }
+
+  std::size_t post(LinkId link, std::span<const Write> writes) override;
+  std::size_t poll(std::span<Event> events) override;
+  std::optional<std::uint64_t> next_due_ns() const override { return plain_->next_due_ns(); }
+
+ private:
+  Status open_carrier();
+  Result<std::unique_ptr<LocalRegion>> register_gpu_memory(const MemoryDescriptor& memory);
+  Result<std::unique_ptr<RemoteRegion>> import_gpu_region(LinkId link, const KeyHead& head,
+                                                          const std::vector<Bytes>& parts);
+  std::size_t poll_plain(Carrier& carrier, std::span<Event> events);
+
+  const std::unique_ptr<Endpoint> plain_;
+  const StagedOptions options_;
+  const bool ordered_;
+  GpuCopier copier_;
+  Capabilities capabilities_;
+  const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
+  const std::shared_ptr<FlagTable> flags_ = std::make_shared<FlagTable>();
+  std::array<std::string, kLinksMax> peer_names_;  ///< control thread: by link
+  std::unique_ptr<Carrier> carrier_;              ///< control thread: null until a GPU buffer comes
+  std::atomic<Carrier*> proxy_carrier_{nullptr};  ///< the same, for the proxy thread
+  bool carrier_first_ = false;                    ///< proxy thread
+};
+
+Status StagedEndpoint::open_carrier() {
+  if (carrier_ != nullptr) return {};
+  auto opened = options_.open_carrier();
+  if (!opened) {
+    return fail(opened.error().code, "cannot open a second endpoint to stage GPU memory: {}",
+                opened.error().message);
+  }
+  if ((*opened)->capabilities().contract != DeliveryContract::kUnordered)
+    return fail(ErrorCode::kInternal, "the staging endpoint shows no arrivals");
+  carrier_ =
+      std::make_unique<Carrier>(std::move(*opened), copier_, regions_, ordered_ ? flags_ : nullptr);
+  proxy_carrier_.store(carrier_.get(), std::memory_order_release);
+  return {};
+}
+
+Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_memory(
+    const MemoryDescriptor& memory) {
+  if (memory.device) return register_gpu_memory(memory);
+  MK_ASSIGN_OR_RETURN(auto region, plain_->register_memory(memory));
+  if (!ordered_ || !memory.strictly_ordered) return region;
+  return std::make_unique<FlagsLocalRegion>(flags_, std::move(region), memory);
+}
+
+Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_gpu_memory(
+    const MemoryDescriptor& memory) {
+  auto driver = copier_.driver();
+  if (!driver) {
+    return fail(ErrorCode::kUnsupported,
+                "fabric {} stages GPU memory by this daemon's CUDA driver: {}", capabilities_.name,
+                driver.error().message);
+  }
+  MK_ASSIGN_OR_RETURN(const int device, (*driver)->device_of(memory.device->device));
+  MK_RETURN_IF_ERROR(open_carrier());
+  MK_ASSIGN_OR_RETURN(auto host,
+                      shm::BufferFile::create("mkernel-staging", kImageOffset + memory.bytes));
+  auto region = std::make_shared<Region>(std::move(host));
+  region->bytes = memory.bytes;
+  MK_ASSIGN_OR_RETURN(region->view, gpu::View::open(*driver, device, *memory.device));
+  if (region->view.bytes() < memory.bytes) {
+    return fail(ErrorCode::kInvalidArgument, "a GPU buffer of {} bytes lies in an allocation of {}",
+                memory.bytes, region->view.bytes());
+  }
+  MK_ASSIGN_OR_RETURN(region->gpu_slot, copier_.use(device));
+  std::byte* const image = region->memory.data() + kImageOffset;
+  MK_ASSIGN_OR_RETURN(region->pinned, gpu::PinnedPages::pin(*driver, device, image,
+                                                            region->memory.bytes() - kImageOffset));
+  region->image = region->pinned.on_device(image);
+  Endpoint& carrier = carrier_->endpoint();
+  MK_ASSIGN_OR_RETURN(region->staged,
+                      carrier.register_memory(
+                          {region->memory.data(), region->memory.bytes(), region->memory.fd(), 0}));
+  MK_RETURN_IF_ERROR(regions_->add(region));
+  KeyHead head;
+  head.bytes = memory.bytes;
+  head.region = region->number;
+  region->key = pack({to_blob(head), carrier.address(), region->staged->key()});
+  auto made = std::make_unique<StagedLocalRegion>(regions_, region);
+  if (region->key.size() > kKeyBytesMax) {
+    return fail(ErrorCode::kLimitExceeded,
+                "fabric {} needs {} bytes to name a GPU buffer's staging memory: {} at most",
+                capabilities_.name, region->key.size(), kKeyBytesMax);
+  }
+  return made;
+}
+
+Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_region(
+    LinkId link, std::span<const std::byte> key) {
+  if (const auto parts = unpack(key, 3)) {
+    if (const auto head = from_blob<KeyHead>((*parts)[0]))
+      return import_gpu_region(link, *head, *parts);
+  }
+  MK_ASSIGN_OR_RETURN(auto region, plain_->import_region(link, key));
+  if (ordered_) region->key_digest = digest_of(key);
+  return region;
+}
+
+Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_gpu_region(
+    LinkId link, const KeyHead& head, const std::vector<Bytes>& parts) {
+  if (head.bytes == 0 || head.bytes > shm::kBufferBytesMax || head.region >= kRegionsMax) {
+    return fail(ErrorCode::kInvalidArgument, "the key is not one of a staged GPU buffer");
+  }
+  MK_RETURN_IF_ERROR(open_carrier());
+  const std::string& peer_name = peer_names_[link % kLinksMax];
+  auto carried =
+      carrier_->link_to(link, parts[1], peer_name + " (staging)", capabilities_.link_depth);
+  if (!carried) {
+    return fail(carried.error().code, "cannot stage to a GPU buffer of {}: {}", peer_name,
+                carried.error().message);
+  }
+  MK_ASSIGN_OR_RETURN(auto memory,
+                      carrier_->endpoint().import_region((*carried)->over(), parts[2]));
+  return std::make_unique<StagedRemoteRegion>(head, std::move(memory));
+}
+
+// -- data path --------------------------------------------------------------------------------
+
+std::size_t StagedEndpoint::post(LinkId link, std::span<const Write> writes) {
+  Carrier* const carrier = proxy_carrier_.load(std::memory_order_acquire);
+  if (carrier == nullptr) return plain_->post(link, writes);
+  const auto staged = [](const Write& write) {
+    return (write.src != nullptr && write.src->staged) ||
+           (write.dst != nullptr && write.dst->staged);
+  };
+  // Neighbours that go the same way stay one submission; what is taken is taken from the front.
+  std::size_t taken = 0;
+  while (taken < writes.size()) {
+    const bool by_carrier = staged(writes[taken]);
+    std::size_t end = taken + 1;
+    while (end < writes.size() && staged(writes[end]) == by_carrier) ++end;
+    const auto run = writes.subspan(taken, end - taken);
+    taken += by_carrier ? carrier->post(link, run) : plain_->post(link, run);
+    if (taken < end) break;
+  }
+  return taken;
+}
+
+/// A link is down when either of its two is, and is said to be so once.
+std::size_t StagedEndpoint::poll_plain(Carrier& carrier, std::span<Event> events) {
+  const std::size_t count = plain_->poll(events);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (events[i].kind == Event::Kind::kLinkDown) {
+      if (Link* const link = carrier.find(events[i].link)) {
+        link->fail(ErrorCode::kLinkDown);
+        if (std::exchange(link->down_reported, true)) continue;
+      }
+    }
+    events[kept++] = events[i];
+  }
+  return kept;
+}
+
+std::size_t StagedEndpoint::poll(std::span<Event> events) {
+  Carrier* const carrier = proxy_carrier_.load(std::memory_order_acquire);
+  if (carrier == nullptr) return plain_->poll(events);
+  carrier_first_ = !carrier_first_;
+  if (carrier_first_) {
+    const std::size_t count = carrier->poll(events);
+    return count == events.size() ? count : count + poll_plain(*carrier, events.subspan(count));
+  }
+  const std::size_t count = poll_plain(*carrier, events);
+  return count + carrier->poll(events.subspan(count));
+}
+
+}  // namespace
+}  // namespace staged
+
+std::unique_ptr<Endpoint> make_staged_endpoint(std::unique_ptr<Endpoint> plain,
+                                               StagedOptions options) {
+  return std::make_unique<staged::StagedEndpoint>(std::move(plain), std::move(options));
+}
+
+}  // namespace mk::fabric
