@@ -1,5 +1,6 @@
 #include "tests/faults/cluster.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "shm/host/unix_socket.h"
 #include "tests/faults/job.h"
 
 namespace mk::faults {
@@ -143,6 +145,14 @@ Status Cluster::start(std::uint32_t node) {
 }
 
 void Cluster::signal(std::uint32_t node, int number) { daemons_[node]->signal(number); }
+
+Clock::time_point Cluster::kill(std::uint32_t node) {
+  auto witness = shm::FrameSocket::connect(socket(node), 10s);
+  signal(node, SIGKILL);
+  pollfd hang_up{witness ? witness->fd() : -1, POLLIN | POLLRDHUP, 0};
+  if (witness) ::poll(&hang_up, 1, 60'000);
+  return Clock::now();
+}
 
 bool Cluster::gone(std::uint32_t node) {
   return eventually([&] { return daemons_[node]->ended(); });

@@ -38,6 +38,9 @@ class Cluster {
 
   Status start(std::uint32_t node);
   void signal(std::uint32_t node, int number);
+  /// SIGKILL; returns when a client that was connected could see it: when the kernel closed the
+  /// daemon's end. (A process that is not let run does not die either.)
+  Clock::time_point kill(std::uint32_t node);
   /// Waits for its end after a signal that ends it.
   bool gone(std::uint32_t node);
   bool running(std::uint32_t node);

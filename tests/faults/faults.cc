@@ -84,8 +84,8 @@ void Run::begin_again(std::uint32_t node) {
 
 void Run::kill_daemon() {
   auto job = running_job();
-  const auto at = strike();
-  cluster_->signal(1, SIGKILL);
+  strike();
+  const auto at = cluster_->kill(1);
   expect_errors(*job, {2, 3}, at, {"peer-lost", "link-down", "unavailable"}, "node 1");
   expect_errors(*job, {0, 1}, at, {"daemon-lost"}, "");
   begin_again(1);

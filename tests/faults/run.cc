@@ -108,7 +108,7 @@ void Run::expect_errors(Job& job, const std::vector<std::uint32_t>& dead, Clock:
       continue;
     }
     Tally& tally = tallies_[fault_];
-    const double ms = Milliseconds(survivor.error_at() - at).count();
+    const double ms = std::max(0.0, Milliseconds(survivor.error_at() - at).count());
     tally.error_ms.push_back(ms);
     const std::uint32_t allowed_ms = unseen_ms + flags_.deadline_ms;
     expect(ms <= allowed_ms, "rank {} was told after {:.0f} ms; {} are allowed", rank, ms,
