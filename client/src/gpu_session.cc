@@ -25,6 +25,7 @@ Result<std::unique_ptr<GpuSession>> GpuSession::create(std::shared_ptr<gpu::Driv
                                             static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))));
   made->flags_ = made->segment_.on_device(segment.flags());
   made->session_abort_ = made->segment_.on_device(&header.abort_flag);
+  made->launches_ = made->segment_.on_device(&header.launches);
   made->process_abort_ = made->abort_page_.on_device(words);
 
   static_assert(std::is_trivially_copyable_v<shm::RingProducer>);

@@ -30,6 +30,7 @@ class __attribute__((visibility("hidden"))) GpuSession {
   std::uint32_t* flags() const { return flags_; }
   const std::uint32_t* session_abort() const { return session_abort_; }
   const std::uint32_t* process_abort() const { return process_abort_; }
+  std::uint64_t* launches() const { return launches_; }
 
  private:
   GpuSession(std::shared_ptr<gpu::Driver> driver, int device, gpu::Allocation lanes)
@@ -43,6 +44,7 @@ class __attribute__((visibility("hidden"))) GpuSession {
   std::uint32_t* flags_ = nullptr;
   const std::uint32_t* session_abort_ = nullptr;
   const std::uint32_t* process_abort_ = nullptr;
+  std::uint64_t* launches_ = nullptr;
 };
 
 }  // namespace mk

@@ -174,7 +174,6 @@ Result<LaunchStats> finish_on_device(std::string_view op, const Session::Impl& s
 Result<LaunchStats> run_on_device(std::string_view op, const Session::Impl& session,
                                   DeviceOperator& device, const DeviceArguments& arguments,
                                   std::uint64_t m, std::uint64_t m_max, LaunchMode mode) {
-  const Session::Impl::LaunchMark mark(session);
   CUstream_st* const stream = device.own_stream();
   MK_RETURN_IF_ERROR(launch_on_device(op, session, &device, stream, arguments, m, m_max, mode));
   return finish_on_device(op, session, &device, stream);

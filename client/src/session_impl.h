@@ -54,8 +54,9 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   /// The lanes' counters live either here or on the GPU: the first operator on several nodes
   /// decides, and kUnsupported is the answer to the other kind.
   Status claim_lanes(Executor executor);
-  /// Tells the daemon, while it lives, that a launch is under way. An operator's launch begins by
-  /// it and goes on with it alive.
+  /// Tells the daemon, while it lives, that a launch is under way on the CPU. (On a GPU the kernel
+  /// does that itself: CudaOptions::launches.) An operator's launch begins by it and goes on with
+  /// it alive.
   class LaunchMark {
    public:
     explicit LaunchMark(const Impl& session) : word_(&session.segment().header().launches) {

@@ -66,6 +66,7 @@ struct HostWords {
   std::uint32_t* flags_here = nullptr;
   std::uint32_t flag_count = 0;  ///< a multiple of 4
   const std::uint32_t* aborts[2] = {};
+  std::uint64_t* launches = nullptr;  ///< CudaOptions::launches
   shm::LaneControl* controls[shm::kLanesMax] = {};
   shm::RingProducer* session_lanes = nullptr;  ///< in device memory: where `produced` lives
   std::uint32_t lane_count = 0;                ///< those that this operator uses

@@ -23,10 +23,13 @@ std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::u
   constexpr double kHalfTileTime = 0.54;
   const std::uint64_t compute = std::max(1u, blocks - blocks / 16);
   const auto waves = [&](std::uint32_t columns) {
-    return static_cast<double>((row_tiles * div_up(n, columns) + compute - 1) / compute);
+    return (row_tiles * div_up(n, columns) + compute - 1) / compute;
   };
   const std::uint32_t half = kTileColumnsMax / 2;
-  return waves(half) * kHalfTileTime < waves(kTileColumnsMax) ? half : kTileColumnsMax;
+  return static_cast<double>(waves(half)) * kHalfTileTime <
+                 static_cast<double>(waves(kTileColumnsMax))
+             ? half
+             : kTileColumnsMax;
 }
 
 OnDevice::OnDevice(int device) {
@@ -141,6 +144,7 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
                                    static_cast<std::uint32_t>(multiprocessors), launch.blocks,
                                    frame));
   frame.host.lane_count = launch.blocks.send;
+  frame.host.launches = options.launches;
   launch.banks = banks;
   launch.control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
   return {};

@@ -33,6 +33,9 @@ struct CudaOptions {
   /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kNK;
+  /// Null, or at an address of the device the word SegmentHeader::launches: the kernel adds one
+  /// when a launch of several ranks begins, and one when it ends.
+  std::uint64_t* launches = nullptr;
 };
 
 namespace cuda {

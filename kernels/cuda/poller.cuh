@@ -27,16 +27,24 @@ class Poller {
     __syncwarp();
   }
 
-  /// Until `groups` groups have ended.
+  /// Until `groups` groups have ended. So long the host sees a launch under way.
   __device__ void run(std::uint32_t groups) {
+    count_launch();
     for (bool last = false; !last;) {
       // Before the last round: what a group has done before it ended is then brought to the host.
       last = __shfl_sync(0xffffffffu, shm::load_acquire(&state_.groups_done), 0) >= groups;
       round();
     }
+    count_launch();
   }
 
  private:
+  /// Once when a launch begins and once when it ends.
+  __device__ void count_launch() {
+    if (lane_ != 0 || host_.launches == nullptr) return;
+    shm::store_relaxed(host_.launches, shm::load_relaxed(host_.launches) + 1);
+  }
+
   __device__ void round() {
     // All loads of a step are on their way together.
     std::uint64_t consumed = consumed_;

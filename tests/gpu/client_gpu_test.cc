@@ -9,159 +9,13 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <sstream>
+#include <optional>
 
-#include "mkernel/mkernel.h"
 #include "tests/client/embedded_ranks.h"
-#include "tests/gpu/gemm_reference.h"
-#include "tests/gpu/summed_reference.h"
+#include "tests/gpu/client_ranks.h"
 
 namespace mk {
 namespace {
-
-using test::DeviceMemory;
-using test::SummedProduct;
-
-/// What all ranks do.
-struct Work {
-  std::string op = "gemm-ar";
-  std::uint32_t m = 640, n = 512, k = 320;
-  std::uint32_t launches = 6;
-  std::uint64_t seed = 1;
-};
-
-constexpr auto kType = kernels::cuda::DType::kBf16;
-
-/// One rank's buffers; A and B of all ranks, which it draws itself to judge by.
-class RankMatrices {
- public:
-  RankMatrices(const Work& work, const AttachOptions& at) : work_(work), at_(at) {
-    for (std::uint32_t rank = 0; rank < at.world; ++rank) {
-      a_.emplace_back(std::size_t{work.m} * work.k * 2);
-      b_.emplace_back(std::size_t{work.n} * work.k * 2);
-    }
-  }
-  void draw(std::uint64_t launch, cudaStream_t stream) {
-    for (std::uint32_t rank = 0; rank < at_.world; ++rank) {
-      const std::uint64_t seed = work_.seed * 1000 + launch * 64 + 2 * rank;
-      test::fill_normal(a_[rank].data(), kType, std::int64_t{work_.m} * work_.k, seed, stream);
-      test::fill_normal(b_[rank].data(), kType, std::int64_t{work_.n} * work_.k, seed + 1, stream);
-    }
-    test::poison(c_.data(), std::int64_t{work_.m} * work_.n, stream);
-  }
-  const void* a() const { return a_[at_.rank].data(); }
-  const void* b() const { return b_[at_.rank].data(); }
-  void* c() const { return c_.data(); }
-
-  std::int64_t bad(std::uint32_t m, cudaStream_t stream) const {
-    const auto rows = [](const DeviceMemory& matrix, std::uint64_t row, std::uint32_t columns) {
-      return static_cast<const std::byte*>(matrix.data()) + row * columns * 2;
-    };
-    SummedProduct product;
-    product.n = static_cast<int>(work_.n);
-    if (work_.op == "ag-gemm") {
-      std::int64_t bad = 0;
-      for (std::uint32_t origin = 0; origin < at_.world; ++origin) {
-        const RowRange shard = rows_of_rank(m, at_.world, origin);
-        if (shard.count == 0) continue;
-        product.m = static_cast<int>(shard.count);
-        product.k[0] = static_cast<int>(work_.k);
-        product.a[0] = a_[origin].data();
-        product.b[0] = b();
-        bad += test::judge_sum(product, rows(c_, shard.first, work_.n), static_cast<int>(work_.n),
-                               stream)
-                   .bad;
-      }
-      return bad;
-    }
-    const RowRange own =
-        work_.op == "gemm-rs" ? rows_of_rank(m, at_.world, at_.rank) : RowRange{0, m};
-    if (own.count == 0) return 0;
-    product.m = static_cast<int>(own.count);
-    product.nodes = static_cast<int>(at_.nodes);
-    product.locals = static_cast<int>(at_.local_size);
-    for (std::uint32_t rank = 0; rank < at_.world; ++rank) {
-      product.k[rank] = static_cast<int>(work_.k);
-      product.a[rank] = rows(a_[rank], own.first, work_.k);
-      product.b[rank] = b_[rank].data();
-    }
-    return test::judge_sum(product, c_.data(), static_cast<int>(work_.n), stream).bad;
-  }
-
- private:
-  const Work work_;
-  const AttachOptions at_;
-  std::vector<DeviceMemory> a_, b_;
-  DeviceMemory c_{std::size_t{work_.m} * work_.n * 2};
-};
-
-#define MK_TRY_STEP(step, name)                                                          \
-  if (auto step_result = (step); !step_result)                                           \
-  return fmt::format("rank {}, {}: {} ({})", at.rank, name, step_result.error().message, \
-                     error_code_name(step_result.error().code))
-
-/// Launches of one operator with changing m; what went wrong, or nothing.
-template <class Operator>
-std::string launch_all(Session& session, Operator& op, const Work& work) {
-  const AttachOptions& at = session.options();
-  cudaStream_t stream = nullptr;
-  test::require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  RankMatrices matrices(work, at);
-  // CUDA loads a kernel at its first launch, for which it may wait for the device to be idle.
-  matrices.draw(0, stream);
-  (void)matrices.bad(work.m, stream);
-  test::require(cudaStreamSynchronize(stream), "warm-up");
-  for (std::uint32_t launch = 0; launch < work.launches; ++launch) {
-    const std::uint32_t m = launch == 0 ? work.m : 1 + (launch * 7919u) % work.m;
-    matrices.draw(launch, stream);
-    test::require(cudaStreamSynchronize(stream), "inputs");
-    MK_TRY_STEP(session.barrier(), "barrier");
-    MK_TRY_STEP(op.launch_on(stream, matrices.a(), matrices.b(), matrices.c(), m), "launch");
-    MK_TRY_STEP(op.finish(stream), fmt::format("launch {} with m {}", launch, m));
-    MK_TRY_STEP(op.status(), "status");
-    MK_TRY_STEP(session.barrier(), "barrier");
-    const std::int64_t bad = matrices.bad(m, stream);
-    if (bad != 0) return fmt::format("rank {}, launch {}, m {}: {} wrong", at.rank, launch, m, bad);
-  }
-  MK_TRY_STEP(session.barrier(), "barrier");
-  cudaStreamDestroy(stream);
-  return {};
-}
-
-template <class Operator>
-std::string create_and_launch(Session& session, const Work& work) {
-  const AttachOptions& at = session.options();
-  typename Operator::Shape shape;
-  shape.m_max = work.m;
-  shape.n = work.n;
-  shape.k = work.k;
-  shape.b_layout = BLayout::kNK;
-  Tuning tuning;
-  tuning.executor = Executor::kCuda;
-  tuning.wait_timeout = std::chrono::seconds(8);
-  auto op = Operator::create(session, shape, tuning);
-  if (!op) return fmt::format("rank {}: create: {}", at.rank, op.error().message);
-  return launch_all(session, *op, work);
-}
-
-std::string run_rank(const AttachOptions& at, const Work& work) {
-  test::require(cudaSetDevice(0), "device");
-  auto session = Session::attach(at);
-  if (!session) return fmt::format("rank {}: attach: {}", at.rank, session.error().message);
-  std::istringstream ops(work.op);
-  std::string op;
-  while (std::getline(ops, op, ',')) {
-    Work one = work;
-    one.op = op;
-    const std::string wrong = op == "ag-gemm" ? create_and_launch<AllGatherGemm>(*session, one)
-                              : op == "gemm-rs"
-                                  ? create_and_launch<GemmReduceScatter>(*session, one)
-                                  : create_and_launch<GemmAllReduce>(*session, one);
-    if (!wrong.empty()) return op + ": " + wrong;
-  }
-  if (const Status left = session->detach(); !left) return left.error().message;
-  return {};
-}
 
 class ClientGpu : public testing::Test {
  protected:
@@ -171,9 +25,12 @@ class ClientGpu : public testing::Test {
   }
 };
 
-void run_threads(std::uint32_t nodes, std::uint32_t locals, const Work& work) {
+void run_threads(std::uint32_t nodes, std::uint32_t locals, const Work& work,
+                 const std::string& fabric = "loopback") {
   EmbeddedOptions options;
   options.nodes = nodes;
+  options.fabric = fabric;
+  if (fabric == "ofi") options.bind_address = "127.0.0.1";
   auto cluster = EmbeddedCluster::start(options);
   ASSERT_TRUE(cluster) << cluster.error().message;
   std::vector<std::string> wrong(nodes * locals);
@@ -190,6 +47,66 @@ TEST_F(ClientGpu, ThreadsOfOneNode) {
 TEST_F(ClientGpu, ThreadsOfTwoNodes) { run_threads(2, 1, {.op = "ag-gemm,gemm-rs,gemm-ar"}); }
 TEST_F(ClientGpu, ThreadsOfTwoNodesOfTwo) {
   run_threads(2, 2, {.op = "ag-gemm,gemm-rs,gemm-ar", .m = 900, .n = 768});
+}
+
+TEST_F(ClientGpu, AGraphReplaysALaunchWithNewInputs) {
+  const Work work{.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 20, .replays = true};
+  run_threads(1, 2, work);
+  run_threads(2, 1, work);
+}
+
+// The daemon tells a launch that waits for a rank that has left from one that is merely long by the
+// count of launches, which therefore must be odd while one is under way and at no other time.
+TEST_F(ClientGpu, ARankThatLeavesEndsALaunchThatWaitsForIt) {
+  auto cluster = cluster_of(1);
+  const Work work{.m = 128, .n = 128, .k = 64};
+  // The memory of the rank that leaves stays: the other one's kernel writes to it.
+  std::vector<std::optional<Session>> sessions(2);
+  std::vector<std::optional<GemmAllReduce>> ops(2);
+  for_ranks(2, [&](std::uint32_t rank) {
+    test::require(cudaSetDevice(0), "device");
+    auto attached = Session::attach(place(*cluster, 2, rank, "leaves"));
+    ASSERT_TRUE(attached) << attached.error().message;
+    Session& session = sessions[rank].emplace(std::move(*attached));
+    auto created = create<GemmAllReduce>(session, work, std::chrono::seconds(25));
+    ASSERT_TRUE(created) << created.error().message;
+    GemmAllReduce& op = ops[rank].emplace(std::move(*created));
+    EXPECT_EQ(launches_seen(session), 0u);
+    if (rank == 1) {
+      EXPECT_TRUE(session.barrier());
+      EXPECT_TRUE(session.detach());
+      return;
+    }
+    RankMatrices matrices(work, session.options());
+    cudaStream_t stream = nullptr;
+    test::require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    matrices.draw(1, stream);
+    test::require(cudaStreamSynchronize(stream), "inputs");
+    const auto begin = std::chrono::steady_clock::now();
+    ASSERT_TRUE(op.launch_on(stream, matrices.a(), matrices.b(), matrices.c(), work.m));
+    while (launches_seen(session) != 1 &&
+           std::chrono::steady_clock::now() < begin + std::chrono::seconds(5))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(launches_seen(session), 1u);
+    EXPECT_TRUE(session.barrier());
+    const auto ended = op.finish(stream);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    ASSERT_FALSE(ended);
+    fmt::print("after {:.2f} s: {}\n", took.count(), ended.error().message);
+    EXPECT_EQ(ended.error().code, ErrorCode::kPeerLost);
+    EXPECT_NE(ended.error().message.find("detached"), std::string::npos);
+    EXPECT_LT(took.count(), 15);
+    EXPECT_EQ(launches_seen(session), 2u);
+    cudaStreamDestroy(stream);
+  });
+}
+
+/// A machine with a GPU and without an RDMA device: payload by way of host memory, over TCP.
+TEST_F(ClientGpu, ThreadsOfTwoNodesOverTcp) {
+  run_threads(2, 1, {.op = "ag-gemm,gemm-rs,gemm-ar"}, "ofi");
+}
+TEST_F(ClientGpu, ThreadsOfTwoNodesOfTwoOverTcp) {
+  run_threads(2, 2, {.op = "ag-gemm,gemm-rs,gemm-ar", .m = 900, .n = 768}, "ofi");
 }
 
 TEST_F(ClientGpu, BuffersComeAndGo) {
@@ -292,6 +209,14 @@ TEST_F(ClientGpu, ProcessesOverADaemonOfItsOwn) {
   }
 }
 
+/// Daemons in a process of their own open the ranks' GPU memory, and pin their own.
+TEST_F(ClientGpu, ProcessesOverTcp) {
+  Child daemon({"--daemon", "2", "ofi"});
+  const std::vector<std::string> sockets{daemon.line(), daemon.line()};
+  auto ranks = start_ranks(sockets, 1, "tcp", {.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 3});
+  for (auto& rank : ranks) EXPECT_EQ(rank->line(), "right");
+}
+
 TEST_F(ClientGpu, AKilledRankEndsTheOthersAndLeavesTheDaemonAndTheGpuUsable) {
   Child daemon({"--daemon", "2"});
   const std::vector<std::string> sockets{daemon.line(), daemon.line()};
@@ -310,9 +235,11 @@ TEST_F(ClientGpu, AKilledRankEndsTheOthersAndLeavesTheDaemonAndTheGpuUsable) {
   for (auto& rank : ranks) EXPECT_EQ(rank->line(), "right");
 }
 
-int run_daemon(std::uint32_t nodes) {
+int run_daemon(std::uint32_t nodes, const std::string& fabric) {
   EmbeddedOptions options;
   options.nodes = nodes;
+  options.fabric = fabric;
+  if (fabric == "ofi") options.bind_address = "127.0.0.1";
   auto cluster = EmbeddedCluster::start(options);
   if (!cluster) {
     fmt::print("{}\n", cluster.error().message);
@@ -349,8 +276,10 @@ int run_rank_process(char** argv) {
 }  // namespace mk
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "--daemon")
-    return mk::run_daemon(static_cast<std::uint32_t>(std::stoul(argv[2])));
+  if (argc >= 3 && std::string(argv[1]) == "--daemon") {
+    return mk::run_daemon(static_cast<std::uint32_t>(std::stoul(argv[2])),
+                          argc > 3 ? argv[3] : "loopback");
+  }
   if (argc == 9 && std::string(argv[1]) == "--rank") return mk::run_rank_process(argv);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

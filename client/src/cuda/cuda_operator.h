@@ -22,6 +22,7 @@ namespace mk {
 struct DeviceShare {
   std::uint32_t blocks = 0;
   std::uint32_t ranks_per_device = 1;  ///< of this rank's device
+  std::uint64_t* launches = nullptr;   ///< GpuSession::launches
 };
 /// Collective.
 Result<DeviceShare> share_device(Session::Impl& session);
@@ -44,6 +45,7 @@ inline kernels::CudaOptions cuda_options(const DeviceShare& share, const DeviceS
   options.receive_groups = tuning.receive_blocks;
   options.wait_timeout = tuning.wait_timeout;
   options.b_layout = shape.b_layout;
+  options.launches = share.launches;
   return options;
 }
 

@@ -43,6 +43,7 @@ Result<DeviceShare> share_device(Session::Impl& session) {
     }));
   };
   DeviceShare share;
+  share.launches = gpu->launches();
   share.ranks_per_device = sharing(own);
   share.blocks = ~0u;
   for (const Placement& one : all)
