@@ -5,13 +5,14 @@
 
 #include "mkernel/mkernel.h"
 #include "shm/atomic.h"
+#include "shm/client_beat.h"
 
 namespace mk::client {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How often the monitor looks at the heartbeat when the socket is quiet.
+/// How often the monitor beats, and looks at the daemon's heartbeat, when the socket is quiet.
 constexpr std::chrono::milliseconds kMonitorInterval{250};
 
 }  // namespace
@@ -141,6 +142,7 @@ Status Connection::status() const {
 void Connection::monitor() {
   while (!stop_.load()) {
     auto frame = socket_.receive(Clock::now() + kMonitorInterval);
+    beat();
     if (frame) {
       dispatch(std::move(*frame));
     } else if (frame.error().code == ErrorCode::kTimeout) {
@@ -190,6 +192,13 @@ void Connection::fail_all(Error error) {
     shm::store_release(&abort_page_->word, 1u);
   }
   changed_.notify_all();
+}
+
+void Connection::beat() {
+  std::lock_guard lock(mutex_);
+  if (watched_ == nullptr) return;
+  std::uint64_t* beats = shm::client_beats(watched_->header());
+  shm::store_relaxed(beats, shm::load_relaxed(beats) + 1);
 }
 
 void Connection::check_heartbeat() {

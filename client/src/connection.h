@@ -66,6 +66,8 @@ class Connection {
   void monitor();
   void dispatch(shm::Frame frame);
   void fail_all(Error error);
+  /// Tells the daemon that this process runs.
+  void beat();
   void check_heartbeat();
 
   shm::FrameSocket socket_;

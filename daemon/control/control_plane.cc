@@ -152,7 +152,7 @@ void ControlPlane::Impl::tick() {
 }
 
 void ControlPlane::Impl::tick_session(Session& session) {
-  session.watch_launches(now_());
+  session.watch_client(now_());
   if (session.state == SessionState::kLeaving &&
       (session.rings_done() || now_() >= session.leave_deadline_ns)) {
     fence(session);

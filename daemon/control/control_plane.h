@@ -71,7 +71,7 @@ struct SessionInfo {
   std::int32_t pid = 0;
   std::uint32_t uid = 0;
   std::string state;   ///< "waiting" (for ranks), "up", "failed", "draining"
-  std::string reason;  ///< when failed
+  std::string reason;  ///< why it failed, or what is wrong with it
   std::uint32_t buffers = 0;
   std::uint64_t registered_bytes = 0;
   std::uint64_t attached_for_ns = 0;

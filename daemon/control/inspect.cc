@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -35,6 +37,10 @@ SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
       break;
   }
   info.reason = session.failure.message;
+  if (const std::uint64_t silent = session.silent_ns(now_()); session.active() && silent != 0) {
+    info.reason = fmt::format("its process has not run for {:.1f} s: stopped, frozen or starved",
+                              1e-9 * static_cast<double>(silent));
+  }
   info.buffers = static_cast<std::uint32_t>(session.buffers.size());
   info.registered_bytes = session.registered_bytes;
   info.attached_for_ns = now_() - session.attached_ns;

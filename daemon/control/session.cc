@@ -3,9 +3,16 @@
 #include <utility>
 
 #include "shm/atomic.h"
+#include "shm/client_beat.h"
 #include "shm/limits.h"
 
 namespace mk::daemon::control {
+namespace {
+
+/// Four beats of a client.
+constexpr std::uint64_t kSilenceMaxNs = 1'000'000'000;
+
+}  // namespace
 
 bool Session::rings_done() const {
   for (std::uint32_t lane = 0; lane < segment.shape().lane_count; ++lane) {
@@ -28,11 +35,21 @@ std::uint64_t Session::launch_age(std::uint64_t now_ns) {
   return now_ns - launches_seen_ns;
 }
 
-void Session::watch_launches(std::uint64_t now_ns) {
-  const std::uint64_t launches = shm::load_relaxed(&segment.header().launches);
-  if (launches == launches_watched && launches_since_ns != 0) return;
-  launches_watched = launches;
-  launches_since_ns = now_ns;
+void Session::watch_client(std::uint64_t now_ns) {
+  const auto watch = [now_ns](std::uint64_t* word, std::uint64_t& last, std::uint64_t& since_ns) {
+    const std::uint64_t now = shm::load_relaxed(word);
+    if (now == last && since_ns != 0) return;
+    last = now;
+    since_ns = now_ns;
+  };
+  watch(&segment.header().launches, launches_watched, launches_since_ns);
+  watch(shm::client_beats(segment.header()), beats_watched, beats_since_ns);
+}
+
+std::uint64_t Session::silent_ns(std::uint64_t now_ns) const {
+  if (beats_watched == 0) return 0;
+  const std::uint64_t silent = now_ns - beats_since_ns;
+  return silent > kSilenceMaxNs ? silent : 0;
 }
 
 Result<std::uint32_t> Session::allocate_flags(std::uint32_t count) {

@@ -77,8 +77,11 @@ struct Session {
   /// How long the launch that is under way has been seen to be, in nanoseconds; 0: there is none.
   /// It begins with the first call, so that a launch is not older than the question.
   std::uint64_t launch_age(std::uint64_t now_ns);
-  /// Notes since when the client's count of launches has been what it is, for people.
-  void watch_launches(std::uint64_t now_ns);
+  /// Notes since when the client's counts have been what they are, for people.
+  void watch_client(std::uint64_t now_ns);
+  /// For how long the client's process has not run, as far as seen, when that is longer than a
+  /// process that runs would stay silent; else 0.
+  std::uint64_t silent_ns(std::uint64_t now_ns) const;
   /// A new range of arrival flags, rounded up to granules; kLimitExceeded when it does not fit.
   Result<std::uint32_t> allocate_flags(std::uint32_t count);
   /// A handle that no buffer has, found in turn so that one comes back as late as possible;
@@ -108,6 +111,8 @@ struct Session {
   std::uint64_t launches_seen_ns = 0;
   std::uint64_t launches_watched = 0;  ///< the same count, since `launches_since_ns`
   std::uint64_t launches_since_ns = 0;
+  std::uint64_t beats_watched = 0;  ///< shm::client_beats, since `beats_since_ns`
+  std::uint64_t beats_since_ns = 0;
 
   // What it holds; destroyed in reverse order.
   shm::Segment segment;

@@ -12,9 +12,9 @@
 namespace mk::mkctl {
 namespace {
 
-constexpr std::array<std::string_view, 7> kKinds{"peer-down",   "link-down",    "link-stalled",
-                                                 "rank-behind", "rank-missing", "ring-stuck",
-                                                 "launch-long"};
+constexpr std::array<std::string_view, 8> kKinds{"peer-down",    "link-down",   "link-stalled",
+                                                 "rank-stopped", "rank-behind", "rank-missing",
+                                                 "ring-stuck",   "launch-long"};
 
 std::size_t weight_of(const Finding& finding) {
   return static_cast<std::size_t>(std::find(kKinds.begin(), kKinds.end(), finding.kind) -
@@ -153,23 +153,33 @@ class Search {
     found_.jobs.push_back(motion);
 
     std::vector<std::uint32_t> ahead;
+    bool stopped = false;
     for (const auto& [number, rank] : all) {
       if (rank.after->launches() == most) ahead.push_back(number);
+      const v1::Session& now = *rank.after;
+      if (now.reason().empty()) continue;
+      stopped = true;
+      add({"rank-stopped", job, person(number, rank), now.reason(), number, rank.node,
+           now.launches_for_ns()});
     }
     for (const auto& [number, rank] : all) {
       // One that still moves may be behind only because it was looked at earlier.
       const v1::Session& now = *rank.after;
-      if (now.launches() == most || rank.before == nullptr) continue;
+      if (now.launches() == most || rank.before == nullptr || !now.reason().empty()) continue;
       if (now.launches() != rank.before->launches()) continue;
       behind(job, number, rank, most, ahead);
     }
-    if (moved || most % 2 == 0 || ahead.size() != all.size()) return;
+    if (stopped || moved || most % 2 == 0 || ahead.size() != all.size()) return;
     // All are in one launch, and have been for as long as we looked.
     const auto [youngest, entered] = last_to_enter(all);
     add({"launch-long", job, numbers({youngest}),
          fmt::format("all {} ranks seen are in launch {}; this one came last", all.size(),
                      launch_of(most)),
          youngest, all.at(youngest).node, entered});
+  }
+
+  static std::string person(std::uint32_t number, const Rank& rank) {
+    return fmt::format("rank {} (node {}, pid {})", number, rank.node, rank.after->pid());
   }
 
   void behind(const std::string& job, std::uint32_t number, const Rank& rank, std::uint64_t most,
@@ -179,7 +189,7 @@ class Search {
                                   ? fmt::format("still in launch {}", launch_of(now.launches()))
                                   : fmt::format("has not begun launch {}", now.launches() / 2 + 1);
     const std::string others = most % 2 == 1 ? "in" : "through with";
-    add({"rank-behind", job, fmt::format("rank {} (node {}, pid {})", number, rank.node, now.pid()),
+    add({"rank-behind", job, person(number, rank),
          fmt::format("{}; {} {} {} launch {}", where, numbers(ahead),
                      ahead.size() == 1 ? "is" : "are", others, launch_of(most)),
          number, rank.node, now.launches_for_ns()});

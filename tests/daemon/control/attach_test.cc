@@ -1,6 +1,8 @@
 // Who may attach: every rule, and what the refusal says.
 #include <gmock/gmock.h>
 
+#include "shm/atomic.h"
+#include "shm/client_beat.h"
 #include "tests/daemon/control/rig.h"
 
 namespace mk::daemon::test {
@@ -279,6 +281,28 @@ TEST_F(Attach, TheSnapshotShowsWhoIsThere) {
   ASSERT_EQ(snapshot.recent_failures.size(), 1u);
   EXPECT_EQ(snapshot.recent_failures.front().state, "failed");
   EXPECT_THAT(snapshot.recent_failures.front().reason, HasSubstr("closed by peer"));
+}
+
+TEST_F(Attach, ARankWhoseProcessDoesNotRunIsTold) {
+  TestNode node = make_node(1);
+  const ClientId client = node.attach(rank_of("job", 1, 1, 0));
+  const shm::Segment segment = node.segment(client);
+  const auto reason = [&] { return node.plane->snapshot().sessions.at(0).reason; };
+  // One that does not beat at all is an older client.
+  for (int i = 0; i < 30; ++i) node.wait(100);
+  EXPECT_EQ(reason(), "");
+  for (std::uint64_t beat = 1; beat < 8; ++beat) {
+    shm::store_relaxed(shm::client_beats(segment.header()), beat);
+    node.wait(250);
+    EXPECT_EQ(reason(), "");
+  }
+  for (int i = 0; i < 10; ++i) node.wait(100);
+  EXPECT_EQ(reason(), "");
+  node.wait(200);
+  EXPECT_EQ(reason(), "its process has not run for 1.2 s: stopped, frozen or starved");
+  shm::store_relaxed(shm::client_beats(segment.header()), std::uint64_t{8});
+  node.wait(100);
+  EXPECT_EQ(reason(), "");
 }
 
 }  // namespace

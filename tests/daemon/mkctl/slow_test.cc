@@ -88,6 +88,24 @@ TEST(WhoIsSlow, AllInOneLaunchNamesTheLastToEnter) {
   EXPECT_EQ(found.findings[0].for_ns, 2 * kSecond);
 }
 
+TEST(WhoIsSlow, TheRankWhoseProcessDoesNotRun) {
+  // In the launch that all are in, though another came last; behind; in front.
+  for (const std::uint64_t launches : {41u, 40u, 43u}) {
+    Node node(0);
+    node.rank(0, 41, 41, 2 * kSecond).rank(1, launches, launches, 9 * kSecond);
+    node.look_.after.mutable_ranks(1)->set_reason("its process has not run for 8.7 s");
+    const auto found = find({node});
+    ASSERT_GE(found.findings.size(), 1u);
+    const Finding& one = found.findings[0];
+    EXPECT_EQ(one.kind, "rank-stopped");
+    EXPECT_EQ(one.rank, 1);
+    EXPECT_EQ(one.why, "its process has not run for 8.7 s");
+    EXPECT_EQ(one.for_ns, 9 * kSecond);
+    // Who is named is named once; rank 0 only where it is behind.
+    EXPECT_EQ(found.findings.size(), launches == 43 ? 2u : 1u);
+  }
+}
+
 TEST(WhoIsSlow, BetweenLaunchesNobodyWaits) {
   EXPECT_TRUE(find({Node(0).rank(0, 40, 40).rank(1, 40, 40)}).findings.empty());
 }
