@@ -4,7 +4,6 @@
 
 #include <google/protobuf/message.h>
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "daemon/mkctl/json.h"
@@ -31,6 +30,15 @@ inline Answer answer_of(const google::protobuf::Message& message, std::string te
                         int code = kExitOk) {
   return {code, std::move(text), json_of(message), ""};
 }
+/// The JSON of one object, with the version and the command in front.
+inline Json envelope(const std::string& command, const Json& body) {
+  Json out = Json::object();
+  out["schema_version"] = kSchemaVersion;
+  out["command"] = command;
+  if (body.is_object()) out.update(body);
+  return out;
+}
+
 inline Answer error_answer(int code, std::string error) {
   return {code, "", nullptr, std::move(error)};
 }

@@ -39,14 +39,13 @@ Answer resume(Daemon& daemon) {
   return done.ok() ? answer_of(response, "new jobs are taken again\n") : daemon.explain(done);
 }
 
-/// For scripts and probes: by the exit status alone. A peer or link in trouble does not matter
-/// here.
+/// For scripts and probes, by the exit status. A peer or link in trouble does not matter here.
 Answer ready(Daemon& daemon) {
   v1::GetStatusResponse response;
   const auto done = daemon.ask(&Stub::GetStatus, v1::GetStatusRequest(), response);
   if (!done.ok()) return daemon.explain(done);
   if (response.health() == v1::GetStatusResponse::HEALTH_DRAINING) {
-    return error_answer(kExitUnhealthy, daemon.name() + " is drained or shutting down");
+    return {kExitUnhealthy, "", json_of(response), daemon.name() + " is drained or shutting down"};
   }
   return answer_of(response, "new jobs are taken\n");
 }

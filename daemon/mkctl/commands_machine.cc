@@ -9,6 +9,7 @@
 #include "daemon/config/config.h"
 #include "daemon/doctor/checks.h"
 #include "daemon/doctor/probe.h"
+#include "daemon/mkctl/targets.h"
 #include "daemon/service/version.h"
 #include "daemon/topology/draw.h"
 #include "daemon/topology/rails.h"
@@ -16,15 +17,10 @@
 namespace mk::mkctl {
 namespace {
 
-constexpr int kOk = 0;
-constexpr int kUnhealthy = 1;
-constexpr int kUsage = 2;
-constexpr const char* kConfiguration = "/etc/mkernel/mkerneld.toml";
-
 /// The configuration that a daemon of this machine would have.
 Result<daemon::Config> configuration(const CLI::App& app) {
   auto file = app.get_option("--config")->as<std::string>();
-  if (file.empty() && ::access(kConfiguration, R_OK) == 0) file = kConfiguration;
+  if (file.empty() && ::access(kSystemConfig, R_OK) == 0) file = kSystemConfig;
   return daemon::load_config(file, {});
 }
 
@@ -33,27 +29,32 @@ int complain(const Error& error, int code) {
   return code;
 }
 
+/// `json`: an object.
+void print(const CLI::App& app, const std::string& command, const std::string& text,
+           const std::string& json) {
+  if (app.get_option("--json")->as<bool>()) {
+    fmt::print("{}\n", text_of(envelope(command, Json::parse(json)), 2));
+  } else {
+    fmt::print("{}", text);
+  }
+}
+
 int show_topology(const CLI::App& app, const std::string& xml) {
   const auto config = configuration(app);
-  if (!config) return complain(config.error(), kUsage);
+  if (!config) return complain(config.error(), kExitUsage);
   const auto machine = xml.empty() ? topology::read_machine() : topology::read_machine(xml);
-  if (!machine) return complain(machine.error(), kUnhealthy);
+  if (!machine) return complain(machine.error(), kExitUnhealthy);
   const auto choices = topology::choose_nics(*machine, *config);
   const auto shown = choices.value_or(std::vector<topology::RailChoice>());
-  if (app.get_option("--json")->as<bool>()) {
-    fmt::print("{}\n", topology::to_json(*machine, shown));
-  } else {
-    fmt::print("{}", topology::draw(*machine, shown));
-  }
-  return choices ? kOk : complain(choices.error(), kUnhealthy);
+  print(app, "topology", topology::draw(*machine, shown), topology::to_json(*machine, shown));
+  return choices ? kExitOk : complain(choices.error(), kExitUnhealthy);
 }
 
 int show_doctor(const CLI::App& app) {
   const auto config = configuration(app);
-  if (!config) return complain(config.error(), kUsage);
+  if (!config) return complain(config.error(), kExitUsage);
   const auto findings = doctor::examine(doctor::gather(*config, daemon::version_text()));
-  fmt::print("{}", app.get_option("--json")->as<bool>() ? doctor::to_json(findings)
-                                                        : doctor::to_text(findings));
+  print(app, "doctor", doctor::to_text(findings), doctor::to_json(findings));
   return doctor::exit_code(findings);
 }
 
@@ -62,12 +63,22 @@ int show_doctor(const CLI::App& app) {
 void declare_machine_commands(Commands& commands) {
   const auto xml = std::make_shared<std::string>();
   CLI::App& app = commands.app();
+  // Whoever names another machine is not to read the answer as that one's.
+  const auto here = [&app](const auto& run) {
+    for (const char* flag : {"--host", "--hosts"}) {
+      if (app.get_option(flag)->empty()) continue;
+      const auto reason =
+          fmt::format("this looks at the machine it runs on; leave {} away, or run it there", flag);
+      return complain({ErrorCode::kInvalidArgument, reason}, kExitUsage);
+    }
+    return run();
+  };
   commands
       .add_offline("topology", "Draw this machine's GPUs and NICs, and which serves which rail",
-                   [&app, xml] { return show_topology(app, *xml); })
+                   [&app, xml, here] { return here([&] { return show_topology(app, *xml); }); })
       .add_option("--xml", *xml, "Another machine, as `lstopo FILE.xml` wrote it");
   commands.add_offline("doctor", "Check this machine, and say what to mend",
-                       [&app] { return show_doctor(app); });
+                       [&app, here] { return here([&] { return show_doctor(app); }); });
 }
 
 }  // namespace mk::mkctl

@@ -71,12 +71,14 @@ complete -o default -F _mkctl mkctl
                      joined(levels.front().flags), cases);
 }
 
-/// In single quotes for zsh and fish.
-std::string quoted(std::string text) {
-  for (char& c : text) {
-    if (c == '\'' || c == '`' || c == '\\') c = ' ';
+/// In single quotes for fish.
+std::string single_quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) {
+    if (c == '\'' || c == '\\') out += '\\';
+    out += c;
   }
-  return "'" + text + "'";
+  return out + "'";
 }
 
 std::string fish(const std::vector<Level>& levels) {
@@ -96,14 +98,19 @@ std::string fish(const std::vector<Level>& levels) {
         at = end + 1;
       }
     }
+    // Of "link", only until one of them is there.
+    const std::string first = level.path.empty() || level.words.empty()
+                                  ? condition
+                                  : fmt::format("{}; and not __fish_seen_subcommand_from {}",
+                                                condition, joined(level.words));
     for (const auto& [word, summary] : level.words) {
-      out += fmt::format("complete -c mkctl -n {} -a {} -d {}\n", quoted(condition), word,
-                         quoted(summary));
+      out += fmt::format("complete -c mkctl -n {} -a {} -d {}\n", single_quoted(first), word,
+                         single_quoted(summary));
     }
     for (const auto& [flag, summary] : level.flags) {
       out += fmt::format("complete -c mkctl{} -l {} -d {}\n",
-                         level.path.empty() ? "" : " -n " + quoted(condition), flag.substr(2),
-                         quoted(summary));
+                         level.path.empty() ? "" : " -n " + single_quoted(condition),
+                         flag.substr(2), single_quoted(summary));
     }
   }
   return out;
@@ -117,10 +124,12 @@ std::string completion_script(const CLI::App& app, const std::string& shell) {
   if (shell == "bash") return bash(levels);
   if (shell == "fish") return fish(levels);
   if (shell == "zsh") {
+    // zsh runs the file as the function that it defines when it is to complete a line for the first
+    // time: the last line is for that time.
     return "#compdef mkctl\n# zsh completion for mkctl, by way of bash's: made by `mkctl "
            "completion "
            "zsh`\nautoload -U +X bashcompinit && bashcompinit\n" +
-           bash(levels);
+           bash(levels) + "(( ! ${+compstate} )) || _bash_complete -o default -F _mkctl\n";
   }
   return "";
 }

@@ -31,14 +31,6 @@ std::vector<Answer> Fleet::collect(const std::function<Answer(Daemon&)>& ask) {
   return answers;
 }
 
-Json Fleet::envelope(const Json& body) const {
-  Json out = Json::object();
-  out["schema_version"] = kSchemaVersion;
-  out["command"] = command_;
-  if (body.is_object()) out.update(body);
-  return out;
-}
-
 int Fleet::print(const Answer& answer) const {
   if (!answer.error.empty()) fmt::print(stderr, "mkctl: {}\n", printable(answer.error));
   if (json_ && !answer.json.is_null()) fmt::print("{}\n", text_of(envelope(answer.json), 2));

@@ -31,8 +31,8 @@ class Fleet {
   /// Prints one answer that is not one daemon's own; returns its code.
   int print(const Answer& answer) const;
 
-  /// The JSON of one object, with the version and the command in front.
-  Json envelope(const Json& body) const;
+  /// The JSON of one object of this command.
+  Json envelope(const Json& body) const { return mkctl::envelope(command_, body); }
 
  private:
   std::vector<std::unique_ptr<Daemon>> daemons_;

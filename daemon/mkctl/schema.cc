@@ -66,13 +66,55 @@ struct Printed {
   std::vector<const Descriptor*> messages;  ///< their fields side by side
 };
 
-Json object_of(std::initializer_list<std::pair<const char*, const char*>> fields) {
+/// Every field with its schema, or with the name of its type ("integer?" may be null).
+Json object_of(std::initializer_list<std::pair<const char*, Json>> fields) {
   Json properties = Json::object(), required = Json::array();
-  for (const auto& [name, type] : fields) {
-    properties[name] = {{"type", type}};
+  for (const auto& [name, what] : fields) {
+    Json& property = properties[name] = what;
     required.push_back(name);
+    if (!what.is_string()) continue;
+    const auto type = what.get<std::string>();
+    property = type.back() != '?'
+                   ? Json{{"type", type}}
+                   : Json{{"type", Json::array({type.substr(0, type.size() - 1), "null"})}};
   }
   return {{"type", "object"}, {"properties", properties}, {"required", required}};
+}
+
+Json list_of(Json items) { return {{"type", "array"}, {"items", std::move(items)}}; }
+
+/// Of a definition.
+Json reference(const std::string& name) { return {{"$ref", "#/$defs/" + name}}; }
+
+/// What mkctl says of this machine (daemon/topology/draw.cc, daemon/doctor/report.cc).
+Json topology() {
+  const Json text = {{"type", "string"}};
+  return object_of(
+      {{"machine", "string"},
+       {"gpus",
+        list_of(object_of({{"bus_id", "string"}, {"model", "string"}, {"numa", "integer?"}}))},
+       {"nics", list_of(object_of({{"bus_id", "string"},
+                                   {"model", "string"},
+                                   {"numa", "integer?"},
+                                   {"name", "string"},
+                                   {"rdma", "string"},
+                                   {"interface", "string"},
+                                   {"efa", "boolean"},
+                                   {"active", "boolean"}}))},
+       {"rails",
+        list_of(object_of({{"nics", list_of(text)}, {"why", "string"}, {"gpu", "string?"}}))}});
+}
+
+Json doctor() {
+  const Json result = {{"enum", {"PASS", "WARN", "FAIL", "SKIP"}}};
+  return object_of(
+      {{"checks",
+        list_of(object_of(
+            {{"id", "string"}, {"result", result}, {"evidence", "string"}, {"fix", "string"}}))},
+       {"summary", object_of({{"pass", "integer"},
+                              {"warn", "integer"},
+                              {"fail", "integer"},
+                              {"skip", "integer"}})}});
 }
 
 }  // namespace
@@ -96,6 +138,7 @@ Json json_schema() {
       {"config diff", {v1::GetConfigResponse::descriptor()}},
       {"drain", {v1::DrainResponse::descriptor()}},
       {"resume", {v1::ResumeResponse::descriptor()}},
+      {"ready", {v1::GetStatusResponse::descriptor()}},
       {"stats", {v1::StatsSample::descriptor()}},
       {"metrics", {v1::MetricsSample::descriptor()}},
   };
@@ -133,13 +176,10 @@ Json json_schema() {
   const auto own = [&](const char* command, Json body) {
     commands[command] = {{"allOf", Json::array({{{"$ref", "#/$defs/Envelope"}}, std::move(body)})}};
   };
-  const auto list_of = [](const char* name) {
-    return Json{{"type", "array"}, {"items", {{"$ref", std::string("#/$defs/") + name}}}};
-  };
-  own("who-is-slow",
-      {{"type", "object"},
-       {"properties", {{"findings", list_of("Finding")}, {"jobs", list_of("Motion")}}},
-       {"required", {"findings", "jobs"}}});
+  own("who-is-slow", object_of({{"findings", list_of(reference("Finding"))},
+                                {"jobs", list_of(reference("Motion"))}}));
+  own("topology", topology());
+  own("doctor", doctor());
   own("trace record", object_of({{"file", "string"},
                                  {"writes", "integer"},
                                  {"failed", "integer"},

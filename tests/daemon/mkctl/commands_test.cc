@@ -111,7 +111,11 @@ TEST_F(WithJob, EveryJsonAnswerFitsTheSchema) {
       {"bundle", {"bundle", "-o", bundle}},
       {"top", {"top", "--interval", "100ms", "--count", "1"}},
       {"job set", {"job", "set", "train", "--weight", "3"}},
+      {"topology", {"topology"}},
+      {"doctor", {"doctor"}},
+      {"ready", {"ready"}},
       {"drain", {"drain", "--timeout", "0s"}},
+      {"ready", {"ready"}},  // no, but in the same form
       {"resume", {"resume"}},
       {"job terminate", {"job", "terminate", "train"}},
   };
@@ -150,6 +154,8 @@ TEST_F(Mkctl, TheCheckOfSchemasSeesWhatIsWrong) {
   EXPECT_NE(json_trouble(json::object(), a, schema), "");
   EXPECT_NE(json_trouble({{"n", "1"}}, a, schema), "");
   EXPECT_NE(json_trouble({{"n", 1.5}}, a, schema), "");
+  EXPECT_EQ(json_trouble(nullptr, {{"type", {"string", "null"}}}, schema), "");
+  EXPECT_NE(json_trouble(1, {{"type", {"string", "null"}}}, schema), "");
   EXPECT_NE(json_trouble({{"n", 1}, {"e", "y"}}, a, schema), "");
   EXPECT_NE(json_trouble({{"n", 1}, {"l", json::array({json::object()})}}, a, schema), "");
   EXPECT_NE(schema_trouble({{"a", 1}}, json::object(), ""), "");

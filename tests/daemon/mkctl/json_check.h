@@ -28,13 +28,18 @@ inline std::string json_trouble(const nlohmann::json& value, const nlohmann::jso
     for (const auto& one : wanted["enum"]) known = known || one == value;
     if (!known) return at + " is " + value.dump();
   }
-  const std::string type = wanted.value("type", "");
-  const bool fits =
-      type.empty() || (type == "object" && value.is_object()) ||
-      (type == "array" && value.is_array()) || (type == "string" && value.is_string()) ||
-      (type == "boolean" && value.is_boolean()) ||
-      (type == "integer" && value.is_number_integer()) || (type == "number" && value.is_number());
-  if (!fits) return at + " is no " + type + ": " + value.dump().substr(0, 80);
+  const auto is = [&](const std::string& type) {
+    return (type == "object" && value.is_object()) || (type == "array" && value.is_array()) ||
+           (type == "string" && value.is_string()) || (type == "boolean" && value.is_boolean()) ||
+           (type == "integer" && value.is_number_integer()) ||
+           (type == "number" && value.is_number()) || (type == "null" && value.is_null());
+  };
+  if (wanted.contains("type")) {
+    const auto& types = wanted["type"];
+    bool fits = types.is_string() && is(types);
+    for (const auto& one : types.is_array() ? types : nlohmann::json::array()) fits |= is(one);
+    if (!fits) return at + " is no " + types.dump() + ": " + value.dump().substr(0, 80);
+  }
   if (wanted.contains("pattern") &&
       !std::regex_match(value.get<std::string>(),
                         std::regex(wanted["pattern"].get<std::string>()))) {
