@@ -11,6 +11,8 @@
 namespace mk::daemon {
 namespace {
 
+using testing::HasSubstr;
+
 bool run_quietly(const std::string& script) {
   return std::system(("( " + script + " ) >/dev/null 2>&1").c_str()) == 0;
 }
@@ -47,6 +49,32 @@ class Tls : public testing::Test {
   }
   TempFolder folder;
   TlsTexts tls;
+};
+
+/// A daemon that listens on TCP.
+class TlsDaemon : public Tls {
+ protected:
+  /// `more`: of its configuration.
+  void start(const std::string& more) {
+    std::ofstream(folder / "toml")
+        << "listen = '127.0.0.1:0'\n[socket]\npath = '" << folder / "c.sock"
+        << "'\n"
+        << more << "[tls]\ncert = '" << folder / "node-cert.pem"
+        << "'\nkey = '" << folder / "node-key.pem"
+        << "'\nca = '" << folder / "ca.pem"
+        << "'\n";
+    daemon = std::make_unique<Program>(
+        folder, std::vector<std::string>{MK_MKERNELD, "--config", folder / "toml", "--fabric",
+                                         "null", "--ready-file", folder / "ready"});
+    ASSERT_TRUE(eventually([&] { return std::filesystem::exists(folder / "ready"); }))
+        << daemon->err();
+    const std::string line = read_file(folder / "ready");
+    const std::size_t colon = line.find("127.0.0.1:");
+    ASSERT_NE(colon, std::string::npos) << line;
+    port = static_cast<std::uint16_t>(std::atoi(line.c_str() + colon + 10));
+  }
+  std::unique_ptr<Program> daemon;
+  std::uint16_t port = 0;
 };
 
 TEST_F(Tls, PeersMeetAndStrangersDoNot) {
@@ -195,31 +223,17 @@ TEST_F(Tls, NewCertificatesAreTakenWithoutARestart) {
   (*server0)->shutdown(std::chrono::system_clock::now());
 }
 
-TEST_F(Tls, OnlyNamedCertificatesChangeTheDaemon) {
+TEST_F(TlsDaemon, OnlyNamedCertificatesChangeTheDaemon) {
   ASSERT_TRUE(make_certificate(folder, "admin", "DNS:admin.cluster"));
-  std::ofstream(folder / "toml") << "listen = '127.0.0.1:0'\n[socket]\npath = '"
-                                 << folder / "c.sock"
-                                 << "'\n[admin]\nwriters = ['admin.cluster']\n[tls]\ncert = '"
-                                 << folder / "node-cert.pem"
-                                 << "'\nkey = '" << folder / "node-key.pem"
-                                 << "'\nca = '" << folder / "ca.pem"
-                                 << "'\n";
-  Program daemon(folder, {MK_MKERNELD, "--config", folder / "toml", "--fabric", "null",
-                          "--ready-file", folder / "ready"});
-  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(folder / "ready"); }))
-      << daemon.err();
-  const std::string line = read_file(folder / "ready");
-  const std::size_t colon = line.find("127.0.0.1:");
-  ASSERT_NE(colon, std::string::npos) << line;
-  const int port = std::atoi(line.c_str() + colon + 10);
+  start("[admin]\nwriters = ['admin.cluster']\n");
   const auto answers = [&](const std::string& who) {
     ChannelOptions options;
     if (!who.empty()) {
       options.tls =
           *read_tls(folder / (who + "-cert.pem"), folder / (who + "-key.pem"), folder / "ca.pem");
     }
-    const auto stub = mkernel::v1::Admin::NewStub(
-        open_channel({.host = "localhost", .port = static_cast<std::uint16_t>(port)}, options));
+    const auto stub =
+        mkernel::v1::Admin::NewStub(open_channel({.host = "localhost", .port = port}, options));
     grpc::ClientContext look, change;
     for (auto* context : {&look, &change}) {
       context->set_deadline(std::chrono::system_clock::now() + kPatience);
@@ -233,15 +247,61 @@ TEST_F(Tls, OnlyNamedCertificatesChangeTheDaemon) {
   EXPECT_EQ(answers(""), std::pair(UNAVAILABLE, UNAVAILABLE)) << "no certificate, no word";
   EXPECT_EQ(answers("node"), std::pair(OK, PERMISSION_DENIED));
   EXPECT_EQ(answers("admin"), std::pair(OK, OK));
-  EXPECT_THAT(daemon.err(), testing::HasSubstr("audit: refused Resume to certificate 'localhost'"));
-  EXPECT_THAT(daemon.err(), testing::HasSubstr("audit: Resume by certificate 'admin.cluster'"));
+  EXPECT_THAT(daemon->err(), HasSubstr("audit: refused Resume to certificate 'localhost'"));
+  EXPECT_THAT(daemon->err(), HasSubstr("audit: Resume by certificate 'admin.cluster'"));
+}
+
+TEST_F(TlsDaemon, MkctlAsksAnotherMachine) {
+  ASSERT_TRUE(make_certificate(folder, "admin", "DNS:admin.cluster"));
+  ASSERT_TRUE(run_quietly("cd " + folder.path() +
+                          " && openssl req -x509 -newkey rsa:2048 -nodes -keyout stranger-key.pem"
+                          " -out stranger-cert.pem -days 2 -subj /CN=stranger"));
+  start("[admin]\nwriters = ['admin.cluster']\n");
+  struct Seen {
+    int code;
+    std::string out, err;
+  };
+  const auto mkctl = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> command{MK_MKCTL, "--timeout", "30s"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    Program program(folder, command, {"MKCTL_ADDRESS", "MKERNELD_CONFIG"});
+    const int code = program.wait();
+    return Seen{code, program.out(), program.err()};
+  };
+  const auto as = [&](const std::string& who, std::vector<std::string> more) {
+    more.insert(more.begin(), {"--tls-cert", folder / (who + "-cert.pem"), "--tls-key",
+                               folder / (who + "-key.pem"), "--tls-ca", folder / "ca.pem"});
+    return mkctl(more);
+  };
+  const std::string host = "localhost:" + std::to_string(port);
+  const Seen status = as("node", {"--host", host, "status"});
+  EXPECT_EQ(status.code, 0) << status.err;
+  EXPECT_THAT(status.out, testing::StartsWith("node 0: ok\n"));
+  // The configuration's files, where no others are named.
+  EXPECT_EQ(mkctl({"--config", folder / "toml", "--host", host, "version"}).code, 0);
+  const Seen several = as("node", {"--hosts", host + ",127.0.0.1:" + std::to_string(port), "--json",
+                                   "session", "list"});
+  EXPECT_EQ(several.code, 0) << several.err;
+  EXPECT_THAT(several.out, HasSubstr("\"host\": \"127.0.0.1:" + std::to_string(port)));
+  // To change something takes a certificate that is named for it.
+  const Seen refused = as("node", {"--host", host, "resume"});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("may only look at it here")) << refused.err;
+  EXPECT_EQ(as("admin", {"--host", host, "resume"}).code, 0);
+  // Nobody answers those who show no certificate, or one of another CA.
+  for (const Seen& stranger :
+       {as("stranger", {"--host", host, "status"}), mkctl({"--host", host, "status"})}) {
+    EXPECT_EQ(stranger.code, 3) << stranger.out;
+    EXPECT_EQ(stranger.out, "");
+    EXPECT_THAT(stranger.err, HasSubstr("no answer from " + host));
+  }
 }
 
 TEST_F(Tls, FilesThatAreNoPemAreNamed) {
   std::ofstream(folder / "junk") << "hello";
   const auto texts = read_tls(folder / "node-cert.pem", folder / "junk", folder / "ca.pem");
   ASSERT_FALSE(texts);
-  EXPECT_THAT(texts.error().message, testing::HasSubstr("junk is not a PEM file"));
+  EXPECT_THAT(texts.error().message, HasSubstr("junk is not a PEM file"));
 }
 
 }  // namespace
