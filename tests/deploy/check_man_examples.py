@@ -1,120 +1,166 @@
 #!/usr/bin/env python3
-"""check_man_examples.py <page.scd> <folder of programs>...: every command that the page shows runs, and prints what the page
-says it does.
+"""check_man_examples.py <folder of pages> <build folder> <folder of programs>...: every command that the man pages show runs,
+and prints what the page says it does.
 
-A block between ``` holds commands after "$ " and under each what a person sees: "..." stands for any text, runs of blanks
-for any of them. They run in order, against two daemons of this machine with a job on them. What is no part of the test
-(systemctl) is replaced by a program that succeeds.
+A block between ``` holds commands after "$ " (a line that ends with a backslash goes on) and under each what a person sees:
+"..." stands for any text, a line of it alone for any lines, runs of blanks for any of them. They run in order, against two
+daemons of this machine with a job on them. What is no part of the test (systemctl) is replaced by a program that succeeds.
+
+Commands within the text must exist, with their flags; a page names no flag that its program has not, and mkctl(1) and mkrun(1)
+leave no command out, mkerneld(8) and mkctl(1) no flag.
 """
 import json
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
-import tempfile
-import time
 
-page, programs = pathlib.Path(sys.argv[1]), sys.argv[2:]
+import commands
+from cluster import Cluster, wait_for
+
+pages, build, programs = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+# The last one ends the job and drains a daemon.
+PAGES = ["mkerneld.8", "mkerneld.toml.5", "mkbench.1", "mkrun.1", "libmkclient.3", "mkctl.1"]
+OURS = "mkctl|mkbench|mkrun|mkerneld"
 
 
-def examples():
+def plain(line):
+    """scdoc's own escapes are not what a person sees."""
+    return re.sub(r"\\(.)", r"\1", line)
+
+
+def blocks(text):
+    return re.findall(r"^```\n(.*?)^```", text, re.M | re.S)
+
+
+def examples(name, text):
     """(command, expected lines), in the page's order."""
-    found, inside = [], False
-    for line in page.read_text().splitlines():
-        if line.startswith("```"):
-            inside = not inside
-        elif inside and line.startswith("$ "):
-            found.append((line[2:], []))
-        elif inside:
-            if not found:
-                sys.exit(f"{page}: a block begins without a command: {line}")
-            found[-1][1].append(line)
+    found = []
+    for block in blocks(text):
+        lines = [plain(line) for line in block.splitlines()]
+        if not any(line.startswith("$ ") for line in lines):
+            assert not re.search(rf"^({OURS}|systemctl|cc|c\+\+) ", block, re.M), f"{name}: a command without '$ ':\n{block}"
+            continue
+        assert lines[0].startswith("$ "), f"{name}: a block begins without a command: {lines[0]}"
+        goes_on = False
+        for line in lines:
+            if goes_on:
+                found[-1][0] += "\n" + line
+            elif line.startswith("$ "):
+                found.append([line[2:], []])
+            else:
+                found[-1][1].append(line)
+            goes_on = line.endswith("\\") and not found[-1][1]
     return found
 
 
+def pattern_of(line):
+    words = re.split(r"(\.\.\.|\s+)", line.strip())
+    return "".join(".*" if word == "..." else r"\s+" if word.isspace() else re.escape(word) for word in words)
+
+
 def matches(expected, seen):
-    # scdoc's own escapes are not what a person sees.
-    words = re.split(r"(\.\.\.|\s+)", expected.replace("\\\\", "\\").strip())
-    pattern = "".join(r".*" if word == "..." else r"\s+" if word.isspace() else re.escape(word) for word in words)
-    return re.fullmatch(pattern, seen.strip()) is not None
+    pattern = "".join(r"(?:.*\n)*" if line.strip() == "..." else r"[ \t]*" + pattern_of(line) + r"[ \t]*\n" for line in expected)
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in seen)) is not None
 
 
-def start_cluster(work, environment):
-    processes = []
-    for node in (0, 1):
-        (work / f"{node}").mkdir()
-        (work / f"{node}/mkerneld.toml").write_text(f"""
-node_id = {node}
-listen = "unix:{work}/{node}/peer"
-[socket]
-path = "{work}/{node}/sock"
-[[peer]]
-id = {1 - node}
-address = "unix:{work}/{1 - node}/peer"
-""")
-        command = ["mkerneld", "--config", f"{work}/{node}/mkerneld.toml", "--ready-file", f"{work}/{node}/ready"]
-        processes.append(subprocess.Popen(command, env=environment, stderr=open(work / f"{node}/log", "w")))
-    for node in (0, 1):
-        wait_for(lambda: (work / f"{node}/ready").exists(), f"daemon {node}")
-    (work / "nodes").write_text("".join(f"unix:{work}/{node}/peer\n" for node in (0, 1)))
-    return processes
+def within_text(name, text):
+    """What is said of our programs outside of blocks."""
+    outside = re.sub(r"^```\n.*?^```", "", text, flags=re.M | re.S)
+    for span in re.findall(rf"\*((?:{OURS}) [^*]+)\*", outside):
+        assert not (wrong := commands.trouble(span)), f"{name} says *{span}*, but {wrong}"
+    program = name.rpartition(".")[0]
+    if program not in OURS.split("|"):
+        return
+    known, shown = commands.all_flags(program), set(commands.flags_in(re.sub(r"systemctl [^*\n]*", "", text)))
+    others = set() if program == "mkerneld" else commands.all_flags("mkerneld")
+    assert shown <= known | others, f"{name} shows {shown - known}, which {program} has not"
+    if program in ("mkctl", "mkrun"):
+        for command in commands.all_commands(program):
+            assert re.search(rf"\*{' '.join(command)}\*", text), f"{name} leaves out {program} {' '.join(command)}"
+    if program in ("mkctl", "mkerneld"):
+        assert (missing := known - shown - {"--help", "--version", "--output"}) == set(), f"{name} leaves out {missing}"
 
 
-def wait_for(done, what, patience=60):
-    until = time.monotonic() + patience
-    while not done():
-        if time.monotonic() > until:
-            sys.exit(f"{what} does not come up")
-        time.sleep(0.1)
+def write_tensor(path, key, rows, columns):
+    data = b"".join(struct.pack("<f", (row * 7 + column * 3) % 5 - 2) for row in range(rows) for column in range(columns))
+    header = json.dumps({key: {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, len(data)]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+def prepare(work, environment):
+    """What the pages take for granted: files of a user, an installed libmkclient, systemctl."""
+    (work / "bin").mkdir()
+    (work / "bin/systemctl").write_text("#!/bin/sh\nexit 0\n")
+    (work / "bin/systemctl").chmod(0o755)
+    for name, key, rows, columns in (("a", "a", 64, 96), ("b", "b", 96, 32), ("acts", "x", 64, 96),
+                                     ("model", "layers.0.weight", 32, 96)):
+        write_tensor(work / f"{name}.safetensors", key, rows, columns)
+    for component in ("libmkclient1", "libmkclient-dev"):
+        subprocess.run(["cmake", "--install", build, "--component", component, "--prefix", work / "usr"], check=True, capture_output=True)
+    (pkgconfig,) = (work / "usr").glob("lib*/**/pkgconfig")
+    environment["PKG_CONFIG_PATH"], environment["LD_LIBRARY_PATH"] = str(pkgconfig), str(pkgconfig.parent)
+
+
+def start_job(cluster, environment):
+    """The name of a job that moves."""
+    job = subprocess.Popen(
+        ["mkbench", "gemm-ar", "--join", cluster.socket(0), cluster.socket(1), "--local", "1", "--m", "256", "--n", "256", "--k", "256",
+         "--iters", "100000", "--verify", "none"], env=environment, stdout=open(cluster.folder / "job.log", "w"), stderr=subprocess.STDOUT)
+    cluster.processes.append(job)
+
+    def moving():
+        assert job.poll() is None, (cluster.folder / "job.log").read_text()
+        seen = subprocess.run(["mkctl", "--json", "job", "list"], env=environment, text=True, capture_output=True)
+        return [one for one in json.loads(seen.stdout)["jobs"] if one["state"] == "up" and one["commands"] > 0]
+
+    return wait_for(moving, "the job")[0]["job"]
+
+
+def run(name, cluster, environment, job):
+    """How many commands there are, and how many failed. Names in a page are those of the page; here they are the test's."""
+    here = {"/run/mkernel/mkerneld.sock": cluster.socket(0), "/run/mkernel/other.sock": cluster.socket(1),
+            "/etc/mkernel/mkerneld.toml": f"{cluster.folder}/0/mkerneld.toml", "/usr/share/doc": f"{cluster.folder}/usr/share/doc",
+            "terminate train": f"terminate '{job}'", "show train": f"show '{job}'"}
+    failures = 0
+    found = examples(name, (pages / f"{name}.scd").read_text())
+    for command, expected in found:
+        typed = command
+        for from_page, in_test in here.items():
+            typed = typed.replace(from_page, in_test)
+        seen = subprocess.run(["bash", "-c", typed], env=environment, cwd=cluster.folder, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=120)
+        lines = seen.stdout.replace(f"'{job}'", "'train'").splitlines()
+        good = seen.returncode == 0 and matches(expected, lines)
+        print(f"{'passed' if good else 'FAILED'}  {name}: {command}")
+        if not good:
+            failures += 1
+            print(f"  exit status {seen.returncode}; expected:\n" + "".join(f"    {line}\n" for line in expected) + "  seen:\n" +
+                  "".join(f"    {line}\n" for line in lines))
+    return len(found), failures
 
 
 def main():
-    found = examples()
-    if not found:
-        sys.exit(f"{page} shows no command")
-    failures = 0
-    with tempfile.TemporaryDirectory() as folder:
-        work = pathlib.Path(folder)
-        (work / "bin").mkdir()
-        (work / "bin/systemctl").write_text("#!/bin/sh\nexit 0\n")
-        (work / "bin/systemctl").chmod(0o755)
-        environment = dict(os.environ, PATH=":".join([str(work / "bin"), *programs, os.environ["PATH"]]),
-                           MKCTL_ADDRESS=f"unix:{work}/0/peer", TMPDIR=folder)
-        environment.pop("MKERNELD_CONFIG", None)
-        processes = start_cluster(work, environment)
-        try:
-            job = subprocess.Popen(
-                ["mkbench", "gemm-ar", "--join", f"{work}/0/sock", f"{work}/1/sock", "--local", "1", "--m", "256", "--n",
-                 "256", "--k", "256", "--iters", "100000", "--verify", "none"],
-                env=environment, stdout=open(work / "job.log", "w"), stderr=subprocess.STDOUT)
-            processes.append(job)
-
-            def jobs():
-                seen = subprocess.run(["mkctl", "--json", "job", "list"], env=environment, text=True, capture_output=True)
-                return [one for one in json.loads(seen.stdout)["jobs"] if one["state"] == "up" and one["commands"] > 0]
-
-            wait_for(lambda: job.poll() is None and jobs(), "the job")
-            name = jobs()[0]["job"]
-            for command, expected in found:
-                # The page calls its job "train".
-                seen = subprocess.run(["bash", "-c", command.replace("terminate train", f"terminate '{name}'")],
-                                      env=environment, cwd=work, text=True, capture_output=True, timeout=120)
-                lines = seen.stdout.replace(f"'{name}'", "'train'").splitlines()
-                good = seen.returncode == 0 and len(lines) == len(expected)
-                good = good and all(matches(a, b) for a, b in zip(expected, lines))
-                print(("passed  " if good else "FAILED  ") + command)
-                if not good:
-                    failures += 1
-                    print(f"  exit status {seen.returncode}; expected:")
-                    print("".join(f"    {line}\n" for line in expected) + "  seen:")
-                    print("".join(f"    {line}\n" for line in lines) + seen.stderr)
-        finally:
-            for process in reversed(processes):
-                process.terminate()
-            for process in processes:
-                process.wait()
-    print(f"{len(found) - failures} of {len(found)} commands of {page.name} print what it says")
+    assert {page.name for page in pages.glob("*.scd")} == {f"{name}.scd" for name in PAGES}
+    os.environ["PATH"] = ":".join([*programs, os.environ["PATH"]])
+    environment = {key: value for key, value in os.environ.items() if key != "MKERNELD_CONFIG"}
+    for name in PAGES:
+        within_text(name, (pages / f"{name}.scd").read_text())
+    with Cluster(environment=environment) as cluster:
+        environment.update(PATH=f"{cluster.folder}/bin:{environment['PATH']}", MKCTL_ADDRESS=cluster.address(0), TMPDIR=str(cluster.folder),
+                           MKERNEL_SOCKET=cluster.socket(0))
+        prepare(cluster.folder, environment)
+        counts = []
+        for name in PAGES:
+            job = start_job(cluster, environment) if name == "mkctl.1" else "none"
+            counts.append(run(name, cluster, environment, job))
+    for name, (count, _) in zip(PAGES, counts):
+        assert count > 0, f"{name} shows no command"
+    failures = sum(failed for _, failed in counts)
+    print(f"{sum(count for count, _ in counts) - failures} of {sum(count for count, _ in counts)} commands of {len(PAGES)} pages print "
+          f"what they say")
     sys.exit(1 if failures else 0)
 
 

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 
+from commands import trouble
+
 repository, programs = pathlib.Path(sys.argv[1]), sys.argv[2]
 readme = (repository / "README.md").read_text()
 folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-readme-"))
@@ -127,31 +129,12 @@ def fenced():
 # -- commands within the text ----------------------------------------------------------------------
 
 
-def words(command):
-    """The subcommands and flags of "mkctl job list --json"; what stands for something else (FILE, OPERATOR) does not count."""
-    parts = command.split()
-    commands = []
-    for part in parts[1:]:
-        if not re.fullmatch(r"[a-z][a-z-]*", part):
-            break
-        commands.append(part)
-    return parts[0], commands, [part for part in parts if part.startswith("--")]
-
-
 def within_text():
     text = re.sub(r"^```.*?^```", "", readme, flags=re.M | re.S)
-    count = 0
-    for span in re.findall(r"`((?:mkctl|mkbench|mkrun|mkerneld) [^`]+)`", text):
-        program = span.split()[0]
-        for one in span[len(program):].split("|"):  # "mkctl drain | resume"
-            _, commands, flags = words(f"{program} {one}")
-            got, shown = run(" ".join([program, *commands, "--help"]))
-            assert got == 0, f"README.md says `{span}`, but `{program} {' '.join(commands)}` is not there:\n{shown}"
-            whole = shown + run(f"{program} --help")[1]
-            for flag in flags:
-                assert flag in whole, f"README.md says `{span}`, but there is no {flag}"
-            count += 1
-    return count
+    spans = re.findall(r"`((?:mkctl|mkbench|mkrun|mkerneld) [^`]+)`", text)
+    for span in spans:
+        assert not (wrong := trouble(span)), f"README.md says `{span}`, but {wrong}"
+    return len(spans)
 
 
 try:

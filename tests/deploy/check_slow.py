@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""check_slow.py <mkerneld> <mkctl> <gemm_all_reduce>: `mkctl who-is-slow` on real processes. A rank that is stopped is named, by all
+nodes together and by its own daemon, and no other; when it goes on, nobody is. A link on which nothing moves is named, and only
+in the direction that is slow."""
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from cluster import Cluster, wait_for
+
+NAMED_MAX_S = 20  # two looks, and a second of silence; the rest is for busy machines
+mkerneld, mkctl, program = sys.argv[1:4]
+
+
+def who_is_slow(cluster, *arguments, hosts=None):
+    return subprocess.run([mkctl, "--hosts", hosts or f"@{cluster.folder}/nodes", "--timeout", "30s", *arguments, "who-is-slow", "--interval", "300ms"],
+                          text=True, capture_output=True, check=True).stdout
+
+
+def findings(cluster, kind, **where):
+    return [one for one in json.loads(who_is_slow(cluster, "--json", **where))["findings"] if one["kind"] == kind]
+
+
+def launches(cluster):
+    """Launches begun or ended, by rank."""
+    seen = subprocess.run([mkctl, "--hosts", f"@{cluster.folder}/nodes", "--json", "session", "list"], text=True, capture_output=True, check=True)
+    return {one["rank"]: one["launches"] for host in json.loads(seen.stdout)["hosts"] for one in host["answer"]["sessions"]}
+
+
+def await_motion(cluster, ranks):
+    """Until every rank is past where it was when this was called."""
+    def all_there():
+        now = launches(cluster)
+        return now if len(now) == ranks else None
+
+    before = wait_for(all_there, "the job")
+    wait_for(lambda: all(count > before[rank] + 4 for rank, count in launches(cluster).items()), "the job goes on")
+
+
+with Cluster(mkerneld) as nodes:
+    ranks = [nodes.rank([program, "64", "64", "32", "600"], "train", rank) for rank in range(4)]
+    await_motion(nodes, 4)
+    for rank in (1, 2):
+        process = ranks[rank]
+        process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        found = wait_for(lambda: findings(nodes, "rank-stopped"), f"rank {rank} is named", NAMED_MAX_S)
+        print(f"rank {rank}, stopped, is named after {time.monotonic() - began:.1f} s: {found[0]['who']}: {found[0]['why']}")
+        assert [one["rank"] for one in found] == [rank] and found[0]["node"] == rank // 2, found
+        text = who_is_slow(nodes)
+        first = text.splitlines()[1]
+        assert re.match(rf"train +rank {rank} \(node {rank // 2}, pid {process.pid}\) .*its process has not run for ", first), text
+        # Nobody else is behind: the others wait in one launch, or for its word.
+        assert not [one for one in findings(nodes, "rank-behind") if one["rank"] != rank and one["for_ns"] > 10**9], text
+        own = findings(nodes, "rank-stopped", hosts=f"{nodes.address(rank // 2)},{nodes.address(rank // 2)}")
+        assert [one["rank"] for one in own[:1]] == [rank], own
+        process.send_signal(signal.SIGCONT)
+        wait_for(lambda: not findings(nodes, "rank-stopped"), "nobody is named any more", NAMED_MAX_S)
+        await_motion(nodes, 4)
+    assert all(process.poll() is None for process in ranks)
+
+slow = '[fabric.loopback]\nbandwidth = "50KB/s"\n'
+with Cluster(mkerneld, more=lambda node: slow if node == 0 else "") as nodes:
+    ranks = [nodes.rank([program, "512", "512", "32", "600"], "train", rank, local=1) for rank in range(2)]
+    found = wait_for(lambda: findings(nodes, "link-stalled"), "the slow link is named")
+    print(f"the slow link is named: {found[0]['who']}: {found[0]['why']}")
+    assert {one["who"] for one in found} == {"the link of rail 0 from node 0 to node 1"}, found
+    assert all(process.poll() is None for process in ranks)

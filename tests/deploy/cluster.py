@@ -1,0 +1,85 @@
+"""Daemons and ranks of this machine, for the tests that are scripts. Everything lies in one folder; nothing has a fixed port."""
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+PATIENCE_S = 60
+
+
+def wait_for(done, what, patience=PATIENCE_S, pause=0.02):
+    """What `done` answers first that is true."""
+    until = time.monotonic() + patience
+    while not (answer := done()):
+        assert time.monotonic() < until, f"{what}: not within {patience} s"
+        time.sleep(pause)
+    return answer
+
+
+class Cluster:
+    """Nodes 0 and up, each with a configuration file; all processes end with the `with` block."""
+
+    def __init__(self, mkerneld="mkerneld", nodes=2, more=lambda node: "", environment=None):
+        self.mkerneld, self.nodes, self.environment = mkerneld, nodes, environment or dict(os.environ)
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="mk-nodes-"))
+        self.daemons, self.processes = {}, []
+        for node in range(nodes):
+            (self.folder / f"{node}").mkdir()
+            peers = "".join(f'[[peer]]\nid = {other}\naddress = "{self.address(other)}"\n' for other in range(nodes) if other != node)
+            (self.folder / f"{node}/mkerneld.toml").write_text(
+                f'node_id = {node}\nlisten = "{self.address(node)}"\n[socket]\npath = "{self.socket(node)}"\n{peers}{more(node)}')
+        (self.folder / "nodes").write_text("".join(f"{self.address(node)}\n" for node in range(nodes)))
+
+    def __enter__(self):
+        try:
+            for node in range(self.nodes):
+                self.launch(node)
+            for node in range(self.nodes):
+                self.await_ready(node)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        processes = [*self.processes, *self.daemons.values()]
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+        shutil.rmtree(self.folder)
+
+    def address(self, node):
+        return f"unix:{self.folder}/{node}/peer"
+
+    def socket(self, node):
+        return f"{self.folder}/{node}/sock"
+
+    def log(self, node):
+        return (self.folder / f"{node}/log").read_text()
+
+    def launch(self, node):
+        (self.folder / f"{node}/ready").unlink(missing_ok=True)
+        with open(self.folder / f"{node}/log", "a") as log:
+            self.daemons[node] = subprocess.Popen(
+                [self.mkerneld, "--config", self.folder / f"{node}/mkerneld.toml", "--ready-file", self.folder / f"{node}/ready"],
+                env=self.environment, stderr=log)
+
+    def await_ready(self, node):
+        def ready():
+            assert self.daemons[node].poll() is None, self.log(node)
+            return (self.folder / f"{node}/ready").exists()
+
+        wait_for(ready, f"the daemon of node {node}", pause=0.005)
+
+    def rank(self, command, job, rank, nodes=2, local=2):
+        """A process of that job, its rank's place in its environment; what it says is on its stdout."""
+        node = rank // local
+        environment = {**self.environment, "MKERNEL_SOCKET": self.socket(node), "MKERNEL_JOB": job, "MKERNEL_RANK": str(rank),
+                       "MKERNEL_WORLD_SIZE": str(nodes * local), "MKERNEL_LOCAL_RANK": str(rank % local),
+                       "MKERNEL_LOCAL_SIZE": str(local)}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.processes.append(process)
+        return process
