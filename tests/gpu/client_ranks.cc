@@ -60,7 +60,7 @@ std::int64_t RankMatrices::bad(std::uint32_t m, cudaStream_t stream) const {
 namespace {
 
 #define MK_TRY_STEP(step, name)                                                          \
-  if (auto step_result = (step); !step_result)                                           \
+  if (const auto& step_result = (step); !step_result)                                    \
   return fmt::format("rank {}, {}: {} ({})", at.rank, name, step_result.error().message, \
                      error_code_name(step_result.error().code))
 
@@ -162,7 +162,7 @@ std::string run_rank(const AttachOptions& at, const Work& work) {
                               : op == "gemm-rs"
                                   ? create_and_launch<GemmReduceScatter>(*session, one)
                                   : create_and_launch<GemmAllReduce>(*session, one);
-    if (!wrong.empty()) return op + ": " + wrong;
+    if (!wrong.empty()) return fmt::format("{}: {}", op, wrong);
   }
   if (const Status left = session->detach(); !left) return left.error().message;
   return {};
