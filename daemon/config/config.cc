@@ -111,7 +111,7 @@ Status accept_log_format(std::string_view text, LogFormat& into) {
 }
 
 const std::vector<std::string>& fabric_names() {
-  static const std::vector<std::string> names{"loopback", "ofi", "verbs", "null"};
+  static const std::vector<std::string> names{"auto", "loopback", "ofi", "verbs", "null"};
   return names;
 }
 const std::vector<std::string>& log_levels() {

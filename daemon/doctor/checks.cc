@@ -45,6 +45,19 @@ Finding memlock(const Facts& facts) {
   return finding;
 }
 
+Finding fabric_choice(const Facts& facts) {
+  Finding finding{"fabric.choice", Outcome::kPass, facts.fabric_why, {}};
+  if (facts.fabric_why.empty()) {
+    finding.evidence = fmt::format("fabric {}, as configured", facts.fabric);
+  } else if (facts.fabric == "ofi" && !facts.provider.starts_with("efa")) {
+    finding.outcome = Outcome::kWarn;
+    finding.fix =
+        "where there is an RDMA NIC, see verbs.ports or ofi.version; else name the fabric "
+        "(fabric.name = \"ofi\"), and this stays quiet";
+  }
+  return finding;
+}
+
 Finding devices(const Facts& facts) {
   Finding finding{"verbs.devices", Outcome::kPass, {}, {}};
   if (!facts.verbs_built) {
@@ -351,10 +364,10 @@ std::string_view outcome_text(Outcome outcome) {
 }
 
 std::vector<Finding> examine(const Facts& facts) {
-  return {memlock(facts),       devices(facts),      ports(facts),         gids(facts),
-          mtus(facts),          registration(facts), gpu_memory(facts),    ofi_version(facts),
-          ofi_providers(facts), huge_pages(facts),   isolation(facts),     distances(facts),
-          abi(facts),           peers(facts),        loopback_write(facts)};
+  return {memlock(facts),     fabric_choice(facts), devices(facts),      ports(facts),
+          gids(facts),        mtus(facts),          registration(facts), gpu_memory(facts),
+          ofi_version(facts), ofi_providers(facts), huge_pages(facts),   isolation(facts),
+          distances(facts),   abi(facts),           peers(facts),        loopback_write(facts)};
 }
 
 int exit_code(const std::vector<Finding>& findings) {

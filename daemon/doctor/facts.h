@@ -48,6 +48,7 @@ struct PeerFacts {
 struct Facts {
   // -- configuration --
   std::string fabric = "loopback";
+  std::string fabric_why;  ///< where the configuration leaves it open; empty: it names one
   std::string provider = "tcp";
   std::vector<std::int64_t> proxy_cpus;
 

@@ -126,9 +126,11 @@ void probe_write(const daemon::Config& config, Facts& facts) {
   }
 }
 
-Facts gather(const daemon::Config& config, const std::string& version) {
+Facts gather(const daemon::Config& asked, const std::string& version) {
+  const auto [config, why] = topology::resolve_fabric(asked);
   Facts facts;
   facts.fabric = config.fabric.name;
+  facts.fabric_why = why;
   facts.provider = config.fabric.ofi.provider;
   facts.proxy_cpus = config.proxy.cpus;
   facts.version = version;

@@ -40,7 +40,12 @@ NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& l
   options.loop.socket_path = config.socket.path;
   options.loop.socket_mode = config.socket.mode;
   options.loop.user_unattached_max = config.limits.user_connections;
-  const auto endpoints = topology::rail_endpoints(config);
+  const topology::ResolvedConfig resolved = topology::resolve_fabric(config);
+  if (!resolved.why.empty()) {
+    logger.write(LogLevel::kInfo, "fabric \"auto\" is " + resolved.why,
+                 {{"fabric", resolved.config.fabric.name}});
+  }
+  const auto endpoints = topology::rail_endpoints(resolved.config);
   options.rails.clear();
   for (std::uint32_t rail = 0; rail < config.fabric.rails; ++rail) {
     RailOptions one;

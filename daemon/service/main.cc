@@ -50,7 +50,7 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_option("--socket", over.socket, "Unix socket that clients attach to");
   app.add_option("--peer", over.peers, "Another daemon, ID=ADDRESS; may be given several times")
       ->allow_extra_args(false);
-  app.add_option("--fabric", over.fabric, "loopback, ofi or null");
+  app.add_option("--fabric", over.fabric, "auto, loopback, verbs, ofi or null");
   app.add_option("--rails", over.rails, "Endpoints and proxy threads, 1 to 16");
   app.add_option("--link-bandwidth", over.link_bandwidth, "Pace of a loopback link, e.g. 2GB/s");
   app.add_option("--link-latency", over.link_latency, "Latency of a loopback link, e.g. 5us");

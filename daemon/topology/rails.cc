@@ -12,9 +12,35 @@ bool chooses(const daemon::Config& config) {
   return config.fabric.name == "verbs" || (config.fabric.name == "ofi" && is_efa(config));
 }
 
+bool all_here(const daemon::Config& config) {
+  return config.discovery.kind == "static" && config.listen.local() &&
+         std::ranges::all_of(config.peers, [](const auto& peer) { return peer.address.local(); });
+}
+
 }  // namespace
 
-Result<std::vector<RailChoice>> choose_nics(const Machine& machine, const daemon::Config& config) {
+ResolvedConfig resolve_fabric(const daemon::Config& config,
+                              const std::function<fabric::Inventory()>& look) {
+  ResolvedConfig resolved{config, {}};
+  auto& fabric = resolved.config.fabric;
+  if (fabric.name != "auto") return resolved;
+  if (all_here(config)) {
+    fabric.name = "loopback";
+    resolved.why = config.peers.empty()
+                       ? "loopback: the configuration names no other daemon, and nobody else can "
+                         "reach this one"
+                       : "loopback: all daemons of the configuration are on this machine";
+    return resolved;
+  }
+  fabric::FabricChoice choice = fabric::choose_fabric(look());
+  fabric.name = std::move(choice.fabric);
+  if (!choice.provider.empty()) fabric.ofi.provider = std::move(choice.provider);
+  resolved.why = std::move(choice.why);
+  return resolved;
+}
+
+Result<std::vector<RailChoice>> choose_nics(const Machine& machine, const daemon::Config& asked) {
+  const daemon::Config config = resolve_fabric(asked).config;
   if (config.fabric.name == "verbs") {
     return choose_nics(machine, NicKind::kVerbs, config.fabric.rails, config.fabric.verbs.devices);
   }
@@ -25,7 +51,8 @@ Result<std::vector<RailChoice>> choose_nics(const Machine& machine, const daemon
                      by_name);
 }
 
-std::vector<fabric::EndpointConfig> rail_endpoints(const daemon::Config& config) {
+std::vector<fabric::EndpointConfig> rail_endpoints(const daemon::Config& asked) {
+  const daemon::Config config = resolve_fabric(asked).config;
   fabric::EndpointConfig common;
   common.fabric = config.fabric.name;
   common.link_model = {config.fabric.loopback.bandwidth_bytes_per_second,

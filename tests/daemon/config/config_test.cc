@@ -150,7 +150,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"[[peer]]\nid=1\naddress='localhost:1'\n[[peer]]\nid=1\naddress='localhost:2'",
                 "mk.toml:4:1: peer: node id 1 is given to two peers"},
         BadCase{"[fabric]\nname = 'tcp'",
-                "mk.toml:2:8: fabric.name: \"tcp\" is not one of \"loopback\", \"ofi\", \"verbs\", "
+                "mk.toml:2:8: fabric.name: \"tcp\" is not one of \"auto\", \"loopback\", \"ofi\", "
+                "\"verbs\", "
                 "\"null\""},
         BadCase{"[fabric]\nrails = 0",
                 "mk.toml:2:9: fabric.rails: a whole number from 1 to 16 is expected"},

@@ -72,11 +72,11 @@ TEST(DoctorTest, AHealthyNodePassesEverything) {
 TEST(DoctorTest, IdsAreStable) {
   std::vector<std::string> ids;
   for (const Finding& finding : examine(good())) ids.emplace_back(finding.id);
-  EXPECT_EQ(ids, (std::vector<std::string>{"limits.memlock", "verbs.devices", "verbs.ports",
-                                           "verbs.gid", "verbs.mtu", "verbs.register", "gpu.memory",
-                                           "ofi.version", "ofi.providers", "memory.hugepages",
-                                           "cpu.isolation", "topology.distance", "abi.version",
-                                           "peers.reachable", "fabric.write"}));
+  EXPECT_EQ(ids, (std::vector<std::string>{
+                     "limits.memlock", "fabric.choice", "verbs.devices", "verbs.ports", "verbs.gid",
+                     "verbs.mtu", "verbs.register", "gpu.memory", "ofi.version", "ofi.providers",
+                     "memory.hugepages", "cpu.isolation", "topology.distance", "abi.version",
+                     "peers.reachable", "fabric.write"}));
 }
 
 struct Case {
@@ -101,6 +101,18 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
          f.memlock_bytes = 65536;
          f.fabric = "ofi";
          f.provider = "efa";
+       }},
+      {"fabric.choice", Outcome::kPass, "verbs, as configured", [](Facts&) {}},
+      {"fabric.choice", Outcome::kPass, "no InfiniBand",
+       [](Facts& f) {
+         f.fabric = "ofi";
+         f.provider = "efa";
+         f.fabric_why = "ofi over efa: no InfiniBand or RoCE port is active";
+       }},
+      {"fabric.choice", Outcome::kWarn, "no InfiniBand",
+       [](Facts& f) {
+         f.fabric = "ofi";
+         f.fabric_why = "ofi over tcp: no InfiniBand or RoCE port is active";
        }},
       {"verbs.devices", Outcome::kFail, "no RDMA device", [](Facts& f) { f.ports.clear(); }},
       {"verbs.devices", Outcome::kSkip, "no RDMA device",
