@@ -80,6 +80,12 @@ for ((i = 0; i < ${#targets[@]}; i += 2)); do
   wait
   for target in "${targets[@]:i:2}"; do cat "$work/$target.verdict"; done
 done | tee "$work/verdicts"
+# Figures: what was tried, and how often it did harm.
+{
+  echo "{ \"seconds\": $seconds,"
+  sed -n 's/^passed  \([a-z]*\) (\([0-9]*\) inputs.*/  "\1_inputs": \2,/p' "$work/verdicts"
+  echo "  \"failures\": $(grep -c '^FAILED' "$work/verdicts") }"
+} >"$work/figures.json"
 passed=$(grep -c '^passed' "$work/verdicts")
 failed=$(grep -c '^FAILED' "$work/verdicts")
 echo "$passed passed, $failed failed"
