@@ -17,7 +17,7 @@ build_packages=(
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev
   libfmt-dev libexpected-dev libboost-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
   libdnnl-dev libfabric-dev libibverbs-dev libhwloc-dev libsystemd-dev
-  prometheus-cpp-dev scdoc
+  prometheus-cpp-dev scdoc python3-pip
 )
 test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3 systemd

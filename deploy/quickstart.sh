@@ -2,7 +2,8 @@
 # From a fresh Debian 12 machine to a checked two-node run, in one command: installs what the build needs, builds the
 # daemon, the client library and the tools, starts two mkerneld processes as two nodes of this machine with two ranks
 # each, runs the five fused operators over them beside their unfused forms, and checks every element of every result.
-# Where it finds GPUs and nvcc, it builds the kernels too and runs the three tensor-parallel operators on them.
+# Where it finds GPUs, it builds the kernels too and runs the three tensor-parallel operators on them; without nvcc it
+# offers to put PyPI's pinned CUDA compiler into the build folder.
 #
 #   bash deploy/quickstart.sh [--no-install] [extra options of `mkbench all`]
 #
@@ -28,8 +29,12 @@ quiet() {
 gpus=0
 if command -v nvidia-smi >/dev/null 2>&1; then gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true); fi
 if [ "$gpus" -gt 0 ] && ! command -v nvcc >/dev/null 2>&1 && [ ! -x /usr/local/cuda/bin/nvcc ]; then
-  printf 'quickstart: %s GPUs, but no nvcc to build kernels for them (CUDA toolkit 13.0): on the CPU only\n' "$gpus"
-  gpus=0
+  if CUDA_HOME=$(bash deploy/cuda-wheels.sh --ask); then
+    export CUDA_HOME
+  else
+    printf 'quickstart: %s GPUs, but no nvcc to build kernels for them: on the CPU only\n' "$gpus"
+    gpus=0
+  fi
 fi
 if [ "$gpus" -gt 0 ]; then cuda=AUTO; else cuda=OFF; fi
 
