@@ -15,7 +15,7 @@ constexpr std::uint64_t kConnectTimeoutNsMax = 2'000'000'000;
 class Node::Impl {
  public:
   explicit Impl(NodeOptions options) : options_(std::move(options)) {}
-  ~Impl() { stop(std::chrono::steady_clock::now()); }
+  ~Impl() { stop(std::chrono::steady_clock::now(), nullptr); }
 
   Status open() {
     if (options_.rails.empty()) {
@@ -60,12 +60,18 @@ class Node::Impl {
     return loop_->start(peers);
   }
 
-  void stop(std::chrono::steady_clock::time_point deadline) {
+  void stop(std::chrono::steady_clock::time_point deadline, StopPhase* phase) {
     if (loop_ == nullptr || std::exchange(stopped_, true)) return;
+    const auto at = [phase](const char* what) {
+      if (phase != nullptr) phase->store(what);
+    };
+    at("the control thread");
     loop_->stop(deadline);
     // What could not drain is still in flight: the proxies stop before its memory goes, and the
     // memory goes before the endpoints it is registered with.
+    at("the proxies");
     for (const auto& proxy : proxies_) proxy->stop();
+    at("the memory of the last sessions");
     loop_->reset();
   }
 
@@ -99,7 +105,9 @@ void Node::resume() {
   impl_->loop().post([](ControlPlane& plane) { plane.resume(); });
 }
 
-void Node::stop(std::chrono::steady_clock::time_point deadline) { impl_->stop(deadline); }
+void Node::stop(std::chrono::steady_clock::time_point deadline, StopPhase* phase) {
+  impl_->stop(deadline, phase);
+}
 
 PeerSink& Node::peer_sink() { return impl_->loop(); }
 ControlLoop& Node::loop() { return impl_->loop(); }

@@ -12,6 +12,7 @@
 ///   used
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -37,6 +38,9 @@ struct NodeOptions {
   std::vector<RailOptions> rails = {RailOptions{}};  ///< index = rail; at least one
 };
 
+/// What a shutdown is at, for whoever wonders why it takes long: "the control thread".
+using StopPhase = std::atomic<const char*>;
+
 class Node {
  public:
   /// Opens the endpoints and binds the client socket.
@@ -52,8 +56,9 @@ class Node {
   /// Takes new attaches again. From any thread.
   void resume();
   /// Drains, waits until the last session is gone or `deadline`, fails those left (kDraining), and
-  /// stops everything. Idempotent. Not from the control thread.
-  void stop(std::chrono::steady_clock::time_point deadline);
+  /// stops everything. Idempotent. Not from the control thread. `phase`: where to say what it is
+  /// at.
+  void stop(std::chrono::steady_clock::time_point deadline, StopPhase* phase = nullptr);
 
   /// What peers send goes here. Usable from `create` on; `hello()` is valid then, too.
   PeerSink& peer_sink();

@@ -90,7 +90,7 @@ std::string describe(const std::vector<ConfigChange>& changes, bool live) {
 class Daemon::Impl {
  public:
   Impl(const Config& config, Logger& log) : logger(log), live(config) {}
-  ~Impl() { stop(std::chrono::steady_clock::now()); }
+  ~Impl() { stop(std::chrono::steady_clock::now(), nullptr); }
 
   Status start(UniqueFd client_socket) {
     const Config config = live.get();
@@ -351,14 +351,22 @@ class Daemon::Impl {
     if (node) node->drain();
   }
 
-  void stop(std::chrono::steady_clock::time_point deadline) {
+  void stop(std::chrono::steady_clock::time_point deadline, StopPhase* phase) {
     if (stopped) return;
     stopped = true;
+    const auto at = [phase](const char* what) {
+      if (phase != nullptr) phase->store(what);
+    };
+    at("a reload or a drain under way");
     drain();
+    at("readers of its metrics");
     metrics.reset();
-    if (node) node->stop(deadline);
+    if (node) node->stop(deadline, phase);
+    at("discovery");
     stop_discovery();
+    at("the streams of its peers");
     if (peers) peers->stop();
+    at("calls of tools and peers");
     if (admin) admin->stop();
     const auto end = std::chrono::system_clock::now() + kServerGrace;
     if (server) server->shutdown(end);
@@ -414,6 +422,8 @@ void Daemon::set_config_source(const std::string& file, std::function<Result<Con
 std::vector<Progress> Daemon::progress() { return impl_->progress(); }
 std::string Daemon::status_text() { return impl_->status_text(); }
 void Daemon::drain() { impl_->drain(); }
-void Daemon::stop(std::chrono::steady_clock::time_point deadline) { impl_->stop(deadline); }
+void Daemon::stop(std::chrono::steady_clock::time_point deadline, StopPhase* phase) {
+  impl_->stop(deadline, phase);
+}
 
 }  // namespace mk::daemon

@@ -55,7 +55,8 @@ class Daemon {
   /// Refuses new sessions and says so to health checks; the rest goes on. Any thread.
   void drain();
   /// Drains, waits for the sessions to end until `deadline`, fails those left, and stops. Once.
-  void stop(std::chrono::steady_clock::time_point deadline);
+  /// `phase`: where to say what it is at.
+  void stop(std::chrono::steady_clock::time_point deadline, StopPhase* phase = nullptr);
 
  private:
   class Impl;

@@ -3,6 +3,7 @@
 // Exit codes: 0 stopped as asked, or the configuration is good; 1 could not start or run; 2 usage
 // or configuration.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -14,6 +15,7 @@
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/log.h"
 #include "daemon/service/process.h"
+#include "daemon/service/stop_guard.h"
 #include "daemon/service/supervise.h"
 #include "daemon/service/version.h"
 
@@ -22,6 +24,9 @@ namespace {
 
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
+/// For all of a shutdown but the sessions' time to end; an ordinary one takes milliseconds. Below
+/// systemd's TimeoutStopSec.
+constexpr std::chrono::seconds kStopTime(15);
 
 struct Flags {
   std::string config;
@@ -107,8 +112,16 @@ int serve(const Flags& flags, const Config& config, Logger& logger, Signals& sig
   logger.write(LogLevel::kInfo,
                fmt::format("{}: stopping; sessions have {:.1f} s to end", signal_name(signal),
                            std::chrono::duration<double>(drain).count()));
-  (*daemon)->stop(std::chrono::steady_clock::now() + drain);
-  daemon->reset();
+  {
+    StopPhase phase = "its threads";
+    const StopGuard guard(drain + kStopTime, phase, [&logger](const std::string& why) {
+      logger.write(LogLevel::kError, why);
+      ::_exit(kExitFailure);
+    });
+    (*daemon)->stop(std::chrono::steady_clock::now() + drain, &phase);
+    phase = "what its threads leave";
+    daemon->reset();
+  }
   if (!flags.ready_file.empty()) ::unlink(flags.ready_file.c_str());
   logger.write(LogLevel::kInfo, "stopped");
   return 0;
