@@ -238,9 +238,10 @@ class Node {
   /// Whether nothing is left to be done by polls: a paced link shows a write's flag some time after
   /// it is completed.
   bool settled() const { return !endpoint->next_due_ns().has_value(); }
-  std::size_t total(const std::map<std::uint64_t, int>& counts) const {
+  template <class Name>
+  std::size_t total(const std::map<Name, int>& counts) const {
     std::size_t sum = 0;
-    for (const auto& [cookie, count] : counts) sum += static_cast<std::size_t>(count);
+    for (const auto& [name, count] : counts) sum += static_cast<std::size_t>(count);
     return sum;
   }
 

@@ -163,7 +163,9 @@ TEST(LoopbackPeerTest, AnAnswerGivenTwiceIsDroppedWithItsDescriptors) {
     // The fake holds copies of descriptors for as long as it is at its second answer.
     ASSERT_TRUE(wait_until([&] { return peer.answered() == static_cast<int>(round) + 1; }));
     if (round == 1) fds = open_fds();
-    if (round > 1) ASSERT_EQ(open_fds(), fds) << "round " << round;
+    if (round > 1) {
+      ASSERT_EQ(open_fds(), fds) << "round " << round;
+    }
   }
   EXPECT_TRUE(node.links_down.empty());
 }
