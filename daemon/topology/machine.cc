@@ -19,7 +19,18 @@ struct TopologyCloser {
 };
 using TopologyHandle = std::unique_ptr<hwloc_topology, TopologyCloser>;
 
+/// hwloc unloads its plugins with the last topology, and what libpciaccess has read for its PCI
+/// plugin (vendors' names, 340 KB) is lost every time. One that is never given back keeps them.
+void keep_plugins() {
+  // volatile: nobody reads it, and a pointer that is not there makes a leak of what it points to
+  [[maybe_unused]] static hwloc_topology* volatile kept = [] {
+    hwloc_topology_t topology = nullptr;
+    return ::hwloc_topology_init(&topology) == 0 ? topology : nullptr;
+  }();
+}
+
 Result<TopologyHandle> load(const std::string& xml_path) {
+  keep_plugins();
   hwloc_topology_t raw = nullptr;
   if (::hwloc_topology_init(&raw) != 0) return fail_errno(errno, "hwloc does not start");
   TopologyHandle topology(raw);
