@@ -17,7 +17,7 @@
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
-# MK_TIDY_BUDGET_S bounds clang-tidy (default 900 s); MK_TIDY=all gives it the tests' sources as well (twice the time).
+# MK_TIDY_BUDGET_S bounds clang-tidy (default 1200 s); MK_TIDY=all gives it the tests' sources as well (twice the time).
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -327,7 +327,7 @@ stage_tidy() {
   [ -f "$build_root/dev/compile_commands.json" ] || build dev
   local filter="^$root/(shm|kernels|client|daemon)/"
   [ "${MK_TIDY:-}" != all ] || filter=.
-  check "clang-tidy" bash tests/check_tidy.sh "$build_root/dev" "$jobs" "${MK_TIDY_BUDGET_S:-900}" "$filter"
+  check "clang-tidy" bash tests/check_tidy.sh "$build_root/dev" "$jobs" "${MK_TIDY_BUDGET_S:-1200}" "$filter"
 }
 
 # Without this stage, the unit stage runs them, but for those that lack a tool which only this stage installs.
