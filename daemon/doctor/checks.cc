@@ -5,12 +5,12 @@
 
 #include <algorithm>
 
+#include "daemon/fabric/ofi/survey.h"
+
 namespace mk::doctor {
 namespace {
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
-constexpr std::uint32_t kOfiFloor = (1u << 16) | 17;  // FI_VERSION(1, 17)
-constexpr std::uint32_t kEfaFloor = (1u << 16) | 20;
 
 bool wants_verbs(const Facts& facts) { return facts.fabric == "verbs"; }
 bool wants_efa(const Facts& facts) {
@@ -179,10 +179,10 @@ Finding ofi_version(const Facts& facts) {
     return {"ofi.version", needed(wanted), "this build has no ofi fabric",
             "install libfabric-dev and build with MK_OFI=ON"};
   }
-  if (facts.ofi_version_number < kOfiFloor) {
+  if (facts.ofi_version_number < fabric::ofi::kLibfabricFloor) {
     finding.outcome = needed(wanted, Outcome::kWarn);
     finding.fix = "install libfabric 1.17 or later";
-  } else if (wants_efa(facts) && facts.ofi_version_number < kEfaFloor) {
+  } else if (wants_efa(facts) && facts.ofi_version_number < fabric::ofi::kEfaFloor) {
     finding.outcome = Outcome::kFail;
     finding.evidence += ": provider efa emulates remote writes before 1.20";
     finding.fix = "install AWS's efa_installer, or libfabric 1.20 or later";

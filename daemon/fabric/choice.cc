@@ -5,9 +5,7 @@
 
 #include <algorithm>
 
-#ifdef MK_HAVE_OFI
 #include "daemon/fabric/ofi/survey.h"
-#endif
 #ifdef MK_HAVE_VERBS
 #include "daemon/fabric/verbs/device.h"
 #endif
@@ -15,11 +13,8 @@
 namespace mk::fabric {
 namespace {
 
-constexpr std::uint32_t version(std::uint32_t major, std::uint32_t minor) {
-  return major << 16 | minor;
-}
-constexpr std::uint32_t kEfaFloor = version(1, 20);
-constexpr std::uint32_t kNetIsTcp = version(1, 18);  // from here on `net` is part of `tcp`
+// From here on `net` is part of `tcp`.
+constexpr std::uint32_t kNetIsTcp = ofi::libfabric_version(1, 18);
 
 /// Whether a provider of that name is there, alone or below a layer ("tcp;ofi_rxm").
 bool has(const Inventory& inventory, const std::string& provider) {
@@ -62,7 +57,7 @@ FabricChoice choose_fabric(const Inventory& inventory) {
   }
   std::string why = no_verbs(inventory);
   if (has(inventory, "efa")) {
-    if (inventory.ofi_version >= kEfaFloor)
+    if (inventory.ofi_version >= ofi::kEfaFloor)
       return {"ofi", "efa", fmt::format("ofi over efa: {}, and there is an EFA device", why)};
     why += ", an EFA device is there but needs libfabric 1.20";
   }

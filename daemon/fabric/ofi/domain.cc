@@ -9,6 +9,8 @@
 #include <set>
 #include <string_view>
 
+#include "daemon/fabric/ofi/survey.h"
+
 namespace mk::fabric::ofi {
 namespace {
 
@@ -18,7 +20,7 @@ constexpr std::uint64_t kAccess = FI_WRITE | FI_REMOTE_WRITE;
 // part of its ABI.
 constexpr int kOptCudaApiPermitted = FI_OPT_XPU_TRIGGER + 1;    // from 1.18
 constexpr int kOptEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;  // from 1.18
-constexpr std::uint32_t kEfaFloor = FI_VERSION(1, 20);
+static_assert(kLibfabricFloor == kApiVersion && kEfaFloor == FI_VERSION(1, 20));
 
 bool is_efa(std::string_view provider) { return provider.starts_with("efa"); }
 
