@@ -1,0 +1,104 @@
+/// \file
+/// The frame of an operator that sums products over ranks, on the CPU: who owns what, and the steps
+/// of a launch. What GEMM + AllReduce and GEMM + ReduceScatter do differently is their `Op`.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "kernels/comm/plan_tools.h"
+#include "kernels/cpu/cpu_rates.h"
+#include "kernels/cpu/gemm_sum.h"
+
+namespace mk::kernels {
+
+/// One rank's operator. `Op` has
+///
+///     static constexpr const char* kName;                // in messages: "gemm_ar"
+///     using Plan = ..., Launch = ..., Executor = ...;    // Executor: of GemmSumExecutor
+///     static constexpr std::optional<Role> kAfterCompute;
+///     static CpuGemm::TileShape largest_tile(const Plan&);           // of any launch
+///     static auto grids(const Plan&, std::uint32_t m);               // an array of TileGrid
+///     static Status check(const World&, const GemmMatrices&, std::uint32_t m);
+///     static bool run_role(Executor&, const Launch&, Role, std::uint32_t index, BlockTotals&);
+template <class Op>
+class GemmSumRunner : private RoleBody {
+ public:
+  using Plan = typename Op::Plan;
+
+  /// Checks the arguments and starts the blocks' threads. `Runner`: this class or one made of it.
+  template <class Runner>
+  static Result<std::unique_ptr<Runner>> create(const Plan& plan, std::uint32_t k,
+                                                const RankContext& context,
+                                                const GemmCpuOptions& options) {
+    if (k < 1 || k > kSideMax)
+      return fail(ErrorCode::kInvalidArgument, "{}: k = {} is not in 1 to {}", Op::kName, k,
+                  kSideMax);
+    MK_RETURN_IF_ERROR(check_options(Op::kName, options));
+    MK_RETURN_IF_ERROR(check_context(Op::kName, plan.nodes, plan.locals, plan.flag_count(),
+                                     options.blocks.send, context));
+    auto runner = std::make_unique<Runner>(plan, k, context, options);
+    MK_RETURN_IF_ERROR(runner->start());
+    return runner;
+  }
+
+  GemmSumRunner(const Plan& plan, std::uint32_t k, const RankContext& context,
+                const GemmCpuOptions& options)
+      : plan_(plan),
+        k_(k),
+        options_(options),
+        math_(row_math(plan.dtype)),
+        launch_(make_launch<typename Op::Launch>(plan, context, options.blocks, plan.banks)),
+        runner_(Op::kName, launch_, *this, options.wait_timeout) {}
+  virtual ~GemmSumRunner() = default;
+
+  Result<LaunchStats> launch(const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb,
+                             void* c, std::uint64_t ldc, std::uint32_t m, Mode mode) {
+    const GemmMatrices matrices{static_cast<const std::uint16_t*>(a), lda,
+                                static_cast<const std::uint16_t*>(b), ldb,
+                                static_cast<std::uint16_t*>(c),       ldc};
+    MK_RETURN_IF_ERROR(check_gemm_launch(Op::kName, matrices, m, plan_.max, k_, options_.b_layout));
+    MK_RETURN_IF_ERROR(Op::check(world(), matrices, m));
+    MK_RETURN_IF_ERROR(runner_.ready());
+    matrices_ = matrices;
+    const auto grids = Op::grids(plan_, m);
+    const Status prepared = tiles_->prepare(grids, {&matrices_.lda, 1}, matrices_.ldb);
+    if (!prepared) return runner_.broken_by(prepared.error());
+    return runner_.run(m, mode, estimate(plan_.work(world(), m, k_), rates_));
+  }
+
+  const Plan& plan() const { return plan_; }
+  std::uint32_t epoch() const { return launch_.epoch; }
+  LaunchRunner& runner() { return runner_; }
+  /// This rank's own.
+  const std::byte* workspace() const { return launch_.context.workspaces[world().local]; }
+
+ private:
+  const World& world() const { return launch_.context.world; }
+
+  Status start() {
+    MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, Op::largest_tile(plan_),
+                                                 plan_.max.n, k_, plan_.dtype, options_.b_layout));
+    rates_ = cpu_rates(options_.rates, world(), launch_.blocks, block_flops_per_s(tiles_->path()));
+    return runner_.start(gemm_sum_threads(launch_.blocks, world(), Op::kAfterCompute));
+  }
+
+  bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
+    typename Op::Executor executor(*tiles_, math_, matrices_, role == Role::kCompute ? index : 0);
+    return Op::run_role(executor, launch_, role, index, totals);
+  }
+  Status role_error() const override { return tiles_->error(); }
+
+  const Plan plan_;
+  const std::uint32_t k_;
+  const GemmCpuOptions options_;
+  MachineRates rates_;
+  const RowMath& math_;
+  GemmMatrices matrices_;
+  std::unique_ptr<TileGemm> tiles_;
+  typename Op::Launch launch_;
+  LaunchRunner runner_;  ///< ends first: its threads use the rest
+};
+
+}  // namespace mk::kernels
