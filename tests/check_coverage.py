@@ -34,7 +34,7 @@ def lines_of(data_file):
 
 
 def main():
-    build, minimum, folders = pathlib.Path(sys.argv[1]), float(sys.argv[2]), tuple(f + "/" for f in sys.argv[3:])
+    build, minimum, folders = pathlib.Path(sys.argv[1]).resolve(), float(sys.argv[2]), tuple(f + "/" for f in sys.argv[3:])
     # A source that no test links counts with all its lines: its notes are there, its data is not.
     notes = [str(path) for path in build.rglob("*.gcno")]
     files = [note[:-5] + ".gcda" if os.path.exists(note[:-5] + ".gcda") else note for note in notes]

@@ -2,10 +2,10 @@
 # Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
 # failed.
 #
-#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,sim,rdma,cuda,asan,tsan,tidy,ops,coverage,package] [--jobs N] [--label REGEX]
+#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,sim,rdma,cuda,asan,tsan,tidy,ops,package] [--jobs N] [--label REGEX]
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
-# style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers
+# style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers; line coverage
 # tidy   clang-tidy on the product's sources    tsan   the same under the thread sanitizer
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
 # model  the protocol models and their mutants   fuzz   libFuzzer over what comes from outside (MK_FUZZ_SECONDS
@@ -13,7 +13,6 @@
 # rdma   verbs over a software RDMA NIC in a virtual machine without KVM (tests/rdma): 4 to 8 minutes
 # sim    whole clusters under simulation, fresh seeds for MK_SIM_SECONDS (default 300); the fixed seeds are in unit
 # ops    units, metrics, alerts and dashboards, discovery, restarts, Slurm, launchers, Kubernetes, README's commands
-# coverage  builds once more with gcov and runs the unit tests of shm, daemon and client; only when named
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
@@ -21,9 +20,9 @@
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
-# By name only, for their time: coverage and package.
+# By name only, for its time: package.
 default_stages=deps,style,model,fuzz,unit,sim,rdma,cuda,asan,tsan,tidy,ops
-all_stages=$default_stages,coverage,package
+all_stages=$default_stages,package
 stages=$default_stages
 jobs=$(nproc)
 label=
@@ -51,6 +50,7 @@ passed=0
 failed=0
 skipped=0
 failures=()
+unsteady=()
 left_out=()
 
 # note <passed> <failed> <skipped>: adds to the totals.
@@ -108,67 +108,25 @@ build() {
   [ $((SECONDS - began)) -lt 10 ] || echo "  built $preset in $((SECONDS - began)) s"
 }
 
-# run_tests <preset> <excluded labels> [<ctest argument>...]: runs ctest and counts single cases: those of the XML that
-# a GoogleTest binary wrote, or the entry itself. An entry that failed with no failed case in its XML (a crash, a
-# time-out, a leak at exit) counts as one failed case.
+# run_tests <preset> <excluded labels> [<ctest argument>...]: runs ctest and counts single cases (tests/runner).
 run_tests() {
-  local preset=$1 exclude=$2 dir=$build_root/$1 log=$logs/tests-$1${4:+-${4//[^a-z]/}}.log junit counts name cases
+  local preset=$1 exclude=$2 result=$logs/result name=$1${4:+-${4//[^a-z]/}} kind text
   shift 2
-  junit=${log%.log}.xml
-  rm -rf "$dir/test-results" "$junit"
-  mkdir -p "$dir/test-results"
-  [ -n "$label" ] && set -- "$@" -L "$label"
-  # One more than there are cores: many tests mostly wait, for a death to be noticed or a link to come back.
-  "${runner[@]}" ctest --test-dir "$dir" -j "$((jobs + 1))" --output-on-failure --output-junit "$junit" -LE "$exclude" "$@" >"$log" 2>&1
-  if [ ! -s "$junit" ]; then
-    tail -n 20 "$log"
-    fail "ctest $preset" "$log"
+  [ -z "$label" ] || set -- "$@" -L "$label"
+  rm -f "$result"
+  "${runner[@]}" python3 tests/runner/run_ctest.py "$build_root/$preset" "$name" "$logs" "$result" "$jobs" -LE "$exclude" "$@"
+  if [ ! -s "$result" ]; then
+    fail "ctest $preset" "the lines above"
     return
   fi
-  counts=$logs/counts
-  awk -v results="$dir/test-results" '
-    function attribute(line, key) {
-      return match(line, " " key "=\"[^\"]*\"") ? substr(line, RSTART + length(key) + 3, RLENGTH - length(key) - 4) : ""
-    }
-    function finish(   xml, line, ok, bad, skip, cases, any) {
-      if (name == "") return
-      xml = results "/" name ".xml"
-      while ((getline line < xml) > 0) {
-        if (line ~ /<testsuites /) { any = 1; cases = attribute(line, "tests"); bad = attribute(line, "failures") }
-        if (line ~ /<testsuite /) skip += attribute(line, "skipped") + attribute(line, "disabled")
-      }
-      close(xml)
-      if (any) { ok = cases - bad - skip; if (failing && bad + 0 == 0) bad = 1 }
-      else { ok = bad = skip = 0; if (failing) bad = 1; else if (skipping) skip = 1; else ok = 1 }
-      print name, ok + 0, bad + 0, skip + 0
-      name = ""
-    }
-    /^\t<testcase / {
-      finish(); name = attribute($0, "name"); status = attribute($0, "status")
-      failing = status != "run"; skipping = 0
-    }
-    /^\t\t<skipped message="SKIP_RETURN_CODE/ { failing = 0; skipping = 1 }
-    END { finish() }' "$junit" >"$counts"
-  if [ ! -s "$counts" ]; then
-    fail "ctest $preset ran no test" "$log"
-  fi
-  while read -r name ok bad skip; do
-    note "$ok" "$bad" "$skip"
-    if [ "$bad" != 0 ]; then
-      cases=$(sed -n 's/^\(<testcase\|    <testcase\) name="\([^"]*\)".*classname="\([^"]*\)"[^/]*>$/\3.\2/p' "$dir/test-results/$name.xml" 2>/dev/null | head -n 5 | paste -sd ' ')
-      failures+=("$preset: $name${cases:+ ($cases)}: $log")
-      echo "  FAILED  $name${cases:+: $cases} (log: $log)"
-      # What it said: on a machine that is gone after the run, the log is gone too.
-      awk -v name="$name" '
-        /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: / { inside = $4 == name; next }
-        /^ +Start +[0-9]+: / { next }
-        inside' "$log" >"$logs/said"
-      { grep -E -A6 'Failure$|^FAILED|ERROR: |WARNING: ThreadSanitizer' "$logs/said" | head -n 24; tail -n 12 "$logs/said"; } |
-        cut -c 1-300 | sed 's/^/  | /'
-    fi
-  done <"$counts"
-  awk '{ ok += $2; bad += $3; skip += $4 } END { printf "  %d passed, %d failed, %d skipped in %d binaries and scripts\n", ok, bad, skip, NR }' "$counts"
-  return 0
+  while read -r kind text; do
+    case $kind in
+      counts) # shellcheck disable=SC2086
+        note $text ;;
+      failure) failures+=("$text") ;;
+      unsteady) unsteady+=("$text") ;;
+    esac
+  done <"$result"
 }
 
 # TSan of GCC 12 does not start under some kernels' address randomisation; switch it off where that is allowed.
@@ -293,7 +251,12 @@ stage_cuda() {
 
 stage_asan() {
   build asan || [ $? = 1 ] || return
+  find "$build_root/asan" -name '*.gcda' -delete
   run_tests asan "$no_gpu|^(noasan|cuda)\$"
+  [ -z "$label" ] || return
+  # What the lines above ran, of the folders that the daemon and its clients are made of.
+  check "line coverage" python3 tests/check_coverage.py "$build_root/asan" 85 shm daemon client
+  grep -E ' (client|daemon|shm)$|^line coverage' "$logs/line-coverage.log" | sed 's/^/  /'
 }
 
 stage_tsan() {
@@ -301,26 +264,6 @@ stage_tsan() {
   quiet_addresses
   run_tests tsan "$no_gpu|^(notsan|cuda)\$"
   runner=()
-}
-
-# Only what the unit tests of these folders need is built.
-stage_coverage() {
-  local folder targets=() dir=$build_root/coverage log=$logs/build-coverage.log
-  for folder in shm daemon client; do targets+=("tests/$folder/all"); done
-  if ! { cmake --preset coverage -B "$dir" && cmake --build "$dir" -j "$jobs" --target "${targets[@]}"; } >"$log" 2>&1; then
-    grep -E -A12 '^FAILED:|error:|CMake Error' "$log" | head -n 60
-    fail "build coverage" "$log"
-    return
-  fi
-  find "$dir" -name '*.gcda' -delete
-  # That they pass is the unit stage's matter; here, what they run counts.
-  for folder in shm daemon client; do
-    ctest --test-dir "$dir/tests/$folder" -j "$jobs" -LE "$no_gpu" >"$logs/coverage-$folder.log" 2>&1 ||
-      echo "  some tests of tests/$folder failed in this build (log: $logs/coverage-$folder.log)"
-  done
-  log=$logs/coverage.log
-  if python3 tests/check_coverage.py "$dir" 85 shm daemon client >"$log" 2>&1; then note 1 0 0; else fail coverage "$log"; fi
-  grep -E ' (client|daemon|shm)$|^line coverage' "$log" | sed 's/^/  /'
 }
 
 stage_tidy() {
@@ -376,6 +319,10 @@ echo
 if [ ${#failures[@]} -gt 0 ]; then
   echo "Failures:"
   printf '  %s\n' "${failures[@]}"
+fi
+if [ ${#unsteady[@]} -gt 0 ]; then
+  echo "Failed beside other tests, passed when run again, alone:"
+  printf '  %s\n' "${unsteady[@]}"
 fi
 if [ ${#left_out[@]} -gt 0 ]; then
   echo "Stages that could not run here:"

@@ -92,3 +92,18 @@ endif()
 
 # Installed programs find our library beside them; what is built on Debian 12 can be carried in one folder.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN")
+
+# Which lines the tests run (gcov), of the folders that call mk_count_lines() in their first line. The programs that link
+# them count as well, each process on its way out; tests/check_coverage.py adds it all up.
+if(MK_COVERAGE)
+  add_link_options(--coverage)
+  mk_feature(coverage ON "shm, daemon, client")
+else()
+  mk_feature(coverage OFF "MK_COVERAGE=OFF")
+endif()
+
+macro(mk_count_lines)
+  if(MK_COVERAGE)
+    add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:--coverage> $<$<COMPILE_LANGUAGE:CXX>:-fprofile-update=atomic>)
+  endif()
+endmacro()
