@@ -303,15 +303,20 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
       shared.gate.begin(params.launch, epoch);
       gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x),
                         static_cast<int>(compute));
+      // Only when every math warp has the core's registers: an io warp that has nothing to do there
+      // would take back what they still wait for, and the block would stand still for ever.
+      __syncthreads();
       if (threadIdx.x / 128 == Config::kMathWarpgroups) {
         ptx::registers_grow<kRoleRegisters>();
       } else {
         ptx::registers_shrink<kRoleRegisters>();
       }
-      __syncthreads();
     }
     run_groups(params, reinterpret_cast<GroupShared<Op>*>(dynamic_shared), shared.gate.totals,
                epoch);
+  } else if (threadIdx.x == 0) {
+    // The poller may have begun before the launch failed: it waits for these groups, too.
+    shm::fetch_add(&state.groups_done, kGroupsOfBlock);
   }
   if (threadIdx.x == 0) end_launch(params.launch, params.frame, epoch);
 }
