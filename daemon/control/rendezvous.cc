@@ -37,7 +37,9 @@ void ControlPlane::Impl::announce(Job& job) {
   const bool again = now_() >= job.next_announce_ns;
   for (const auto& [node, peer] : peers_) {
     if (!peer.up || (job.told.contains(node) && !again)) continue;
-    if (transport_.send(node, part)) job.told.insert(node);
+    if (!transport_.send(node, part)) continue;
+    job.told.insert(node);
+    job.announced_to.insert(node);
   }
   if (again) job.next_announce_ns = now_() + kAnnounceIntervalNs;
 }

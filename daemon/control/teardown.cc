@@ -37,7 +37,9 @@ void ControlPlane::Impl::fail_job(Job& job, const Error& error, const Cause& cau
 void ControlPlane::Impl::tell_left(Job& job, std::uint32_t rank, ErrorCode code,
                                    const std::string& text) {
   if (MK_PLANT(others_not_told)) return;
-  for (const NodeId node : job.told) {
+  // Not only to those of whom we know that they have it: our announcement may have taken a stream
+  // that was made anew before we heard that the last one had broken.
+  for (const NodeId node : job.announced_to) {
     const RemotePart* held = job.part_from(node);
     // A node that cannot be told notices by itself that we are gone.
     (void)transport_.send(node, JobLeft{job.name, job.part_id, rank, code, text,

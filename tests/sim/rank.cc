@@ -279,6 +279,7 @@ void Rank::exit(const std::string& failure) {
   if (over()) return;
   world_.trace([&] { return fmt::format("{} ends: {}", describe(), failure); });
   stage_ = Stage::kOver;
+  over_at_ns_ = world_.now();
   if (daemon_ != nullptr) daemon_->hang_up(client_);
   daemon_.reset();
   for (const auto* file : {&send_, &receive_, &scratch_}) {
@@ -323,6 +324,7 @@ void Rank::misbehave() {
       resumes_at_ns_ = world_.now() + 12 * kSecond;
       return poke(12 * kSecond);
     case Manner::kLeaves:
+      run_.leaver = rank_;
       stage_ = Stage::kDetach;
       scratch_request_ = 0;
       return next_request();

@@ -64,6 +64,7 @@ struct JobRun {
   std::uint32_t left = 0;  ///< ranks that are not over
   std::string excuse;      ///< why it may fail; empty: it may not
   bool tainted = false;    ///< a rank of it has written what no operator writes
+  std::optional<std::uint32_t> leaver;  ///< a rank that has left in order while the others go on
 
   void forgive(const std::string& why) {
     if (excuse.empty()) excuse = why;
@@ -95,6 +96,8 @@ class Rank final : public ClientEnd, public std::enable_shared_from_this<Rank> {
   NodeId node() const { return job_.nodes[node_rank_]; }
   std::uint32_t rank() const { return rank_; }
   bool over() const { return stage_ == Stage::kOver; }
+  /// It is there, or was not long ago.
+  bool lately() const;
   std::string describe() const;
 
   // ClientEnd
@@ -143,6 +146,7 @@ class Rank final : public ClientEnd, public std::enable_shared_from_this<Rank> {
   void end_launch();
   bool push(const shm::Command& command);
   void push_garbage();
+  bool waits_for_a_leaver() const;
   void use_scratch();
   void check_flags();
   bool check_payload(std::uint32_t peer, std::uint32_t chunk, std::uint32_t epoch);
@@ -178,6 +182,7 @@ class Rank final : public ClientEnd, public std::enable_shared_from_this<Rank> {
   bool misbehaved_ = false;
 
   Stage stage_ = Stage::kHello;
+  std::uint64_t over_at_ns_ = 0;
   std::string failure_;
   std::shared_ptr<Node> daemon_;
   ClientId client_ = 0;

@@ -12,6 +12,9 @@ namespace {
 
 /// Within this a launch has to end, well or with an error.
 constexpr std::uint64_t kLaunchNs = 30 * kSecond;
+/// When all ranks of a node have left, a launch that waits for them ends within this: the engine's
+/// ten seconds of grace, and its tick.
+constexpr std::uint64_t kLeaveSeenNs = 12 * kSecond;
 
 /// The 8-byte words of one chunk, which no other chunk of any run has.
 class Pattern {
@@ -96,9 +99,26 @@ void Rank::begin_launch() {
   world_.trace([&] { return fmt::format("{} begins launch {}", describe(), epoch_); });
   world_.at(world_.now() + kLaunchNs, shared_from_this(), [epoch = epoch_](Rank& rank) {
     if (rank.over() || !rank.launching_ || rank.epoch_ != epoch) return;
+    if (rank.waits_for_a_leaver() && rank.failure_.empty()) {
+      return rank.fail(fmt::format("launch {} took too long", epoch));
+    }
     rank.violate(fmt::format("launch {} did not end within its deadline ({} chunks unsent)", epoch,
                              rank.unsent_.size()));
   });
+}
+
+bool Rank::lately() const { return !over() || world_.now() < over_at_ns_ + kLeaveSeenNs; }
+
+/// In every operator the ranks of one node wait for each other, so that one that leaves early holds
+/// its neighbours up, and its daemon sees that. Here they are independent: as long as they go on,
+/// nobody but a client on another node can know that it waits in vain.
+bool Rank::waits_for_a_leaver() const {
+  if (!run_.leaver || *run_.leaver / job_.local_size == node_rank_) return false;
+  const std::uint32_t first = *run_.leaver / job_.local_size * job_.local_size;
+  for (std::uint32_t rank = first; rank < first + job_.local_size; ++rank) {
+    if (rank != *run_.leaver && run_.ranks[rank]->lately()) return true;
+  }
+  return false;
 }
 
 bool Rank::push(const shm::Command& command) {

@@ -194,5 +194,33 @@ TEST(Teardown, AHangUpBetweenAnyTwoDeliveriesLeavesNothing) {
   }
 }
 
+TEST(Teardown, ItsEndIsToldOverAStreamThatCameBackUnseen) {
+  // A busy control thread hears late that a peer's daemon was started again: what it sends takes the
+  // new stream already, and that daemon must not keep the part of a job that ends before the rest
+  // of the news has come.
+  TestNode node{{}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1)};
+  node.reachable = {1};
+  PeerHello hello = node.plane->hello();
+  hello.node = 1;
+  ASSERT_TRUE(node.plane->on_peer_message(1, hello));
+  const ClientId client = node.attach(rank_of("job", 2, 1, 0));
+  ASSERT_FALSE(node.sent.empty());
+  const auto* announced = std::get_if<JobPart>(&node.sent.back().second);
+  ASSERT_NE(announced, nullptr);
+  const std::uint64_t part = announced->part_id;
+  node.plane->on_peer_down(1, "connection reset");
+  node.sent.clear();
+  node.hang_up(client);
+  node.step();
+  ASSERT_FALSE(node.sent.empty());
+  for (const auto& [to, message] : node.sent) {
+    EXPECT_EQ(to, 1u);
+    const auto* left = std::get_if<JobLeft>(&message);
+    ASSERT_NE(left, nullptr);
+    EXPECT_EQ(left->part_id, part);
+  }
+  node.expect_nothing_left();
+}
+
 }  // namespace
 }  // namespace mk::daemon::test
