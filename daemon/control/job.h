@@ -69,7 +69,7 @@ struct Job {
   std::vector<Session*> locals;               ///< by local rank; null: not attached, or released
   std::map<std::uint32_t, RemotePart> parts;  ///< by node rank
   std::set<NodeId> told;                      ///< daemons that have our part
-  std::set<NodeId> announced_to;  ///< of all its life: a stream may have broken and come back unseen
+  std::set<NodeId> announced_to;              ///< that may have it: who hears of its end
   std::uint64_t next_announce_ns = 0;
   std::uint64_t deadline_ns = 0;  ///< of the rendezvous
   std::uint32_t timeout_ms = 0;

@@ -61,9 +61,9 @@ struct JobRun {
   const JobPlan* plan = nullptr;
   std::uint64_t number = 0;  ///< of all runs of the cluster
   std::vector<std::shared_ptr<Rank>> ranks;
-  std::uint32_t left = 0;  ///< ranks that are not over
-  std::string excuse;      ///< why it may fail; empty: it may not
-  bool tainted = false;    ///< a rank of it has written what no operator writes
+  std::uint32_t left = 0;               ///< ranks that are not over
+  std::string excuse;                   ///< why it may fail; empty: it may not
+  bool tainted = false;                 ///< a rank of it has written what no operator writes
   std::optional<std::uint32_t> leaver;  ///< a rank that has left in order while the others go on
 
   void forgive(const std::string& why) {

@@ -195,9 +195,9 @@ TEST(Teardown, AHangUpBetweenAnyTwoDeliveriesLeavesNothing) {
 }
 
 TEST(Teardown, ItsEndIsToldOverAStreamThatCameBackUnseen) {
-  // A busy control thread hears late that a peer's daemon was started again: what it sends takes the
-  // new stream already, and that daemon must not keep the part of a job that ends before the rest
-  // of the news has come.
+  // A busy control thread hears late that a peer's daemon was started again: what it sends takes
+  // the new stream already, and that daemon must not keep the part of a job that ends before the
+  // rest of the news has come.
   TestNode node{{}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1)};
   node.reachable = {1};
   PeerHello hello = node.plane->hello();
