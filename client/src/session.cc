@@ -16,6 +16,7 @@ constexpr std::chrono::milliseconds kFailureNewsTimeout{500};
 
 /// Since when daemons know of GPU memory.
 constexpr std::uint16_t kDeviceBuffersAbiMinor = 1;
+constexpr std::uint16_t kDmabufsAbiMinor = 2;
 
 constexpr const char* kDefaultSocket = "/run/mkernel/mkerneld.sock";
 
@@ -152,9 +153,9 @@ Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view
     shm::RegisterDeviceBuffer request{bytes, std::string(name), {}};
     request.key.resize(sizeof(gpu::MemoryKey));
     std::memcpy(request.key.data(), &own.device->key(), sizeof(gpu::MemoryKey));
-    MK_ASSIGN_OR_RETURN(const auto reply,
-                        connection_->call<shm::RegisterBufferReply>(request, kRequestTimeout));
-    return keep_buffer(std::move(own), bytes, reply.handle);
+    MK_ASSIGN_OR_RETURN(const std::uint16_t handle,
+                        register_device_buffer(std::move(request), *own.device));
+    return keep_buffer(std::move(own), bytes, handle);
   }
   MK_ASSIGN_OR_RETURN(own.file, shm::BufferFile::create(name, bytes));
   const int fd = own.file->fd();
@@ -163,6 +164,24 @@ Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view
                           shm::RegisterBuffer{own.file->bytes(), std::string(name)},
                           kRequestTimeout, std::span(&fd, 1)));
   return keep_buffer(std::move(own), bytes, reply.handle);
+}
+
+Result<std::uint16_t> Session::Impl::register_device_buffer(shm::RegisterDeviceBuffer request,
+                                                            const gpu::Allocation& memory) {
+  // Only NICs have a use for the file. Where the driver exports none, there are other ways.
+  if (options_.nodes > 1 && connection_->abi_minor() >= kDmabufsAbiMinor) {
+    if (const auto dmabuf = memory.dmabuf()) {
+      const int fd = dmabuf->fd.get();
+      MK_ASSIGN_OR_RETURN(const auto reply,
+                          connection_->call<shm::RegisterBufferReply>(
+                              shm::RegisterDmabuf{std::move(request), dmabuf->offset},
+                              kRequestTimeout, std::span(&fd, 1)));
+      return reply.handle;
+    }
+  }
+  MK_ASSIGN_OR_RETURN(const auto reply,
+                      connection_->call<shm::RegisterBufferReply>(request, kRequestTimeout));
+  return reply.handle;
 }
 
 Buffer Session::Impl::keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle) {

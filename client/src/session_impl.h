@@ -94,6 +94,8 @@ class __attribute__((visibility("hidden"))) Session::Impl {
     std::optional<gpu::Allocation> device;
     std::byte* data() const { return file ? file->data() : device->data(); }
   };
+  Result<std::uint16_t> register_device_buffer(shm::RegisterDeviceBuffer request,
+                                               const gpu::Allocation& memory);
   Buffer keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle);
 
   mutable std::mutex mutex_;

@@ -148,6 +148,7 @@ void read_verbs(Section verbs, mk::fabric::VerbsOptions& options) {
   verbs.integer("service_level", 0, 15, options.service_level);
   verbs.integer("traffic_class", 0, 255, options.traffic_class);
   verbs.boolean("relaxed_ordering", options.relaxed_ordering);
+  verbs.boolean("gpu_direct", options.gpu_direct);
   verbs.string("arrival", take_one_of(options.arrival, {"flag", "immediate"}));
   verbs.string("submission", take_one_of(options.submission, {"auto", "extended", "classic"}));
   verbs.finish();

@@ -98,6 +98,7 @@ std::string print_config(const Config& config) {
   line("service_level = {}", verbs.service_level);
   line("traffic_class = {}", verbs.traffic_class);
   line("relaxed_ordering = {}", verbs.relaxed_ordering);
+  line("gpu_direct = {}", verbs.gpu_direct);
   line("arrival = {}", quoted(verbs.arrival));
   line("submission = {}", quoted(verbs.submission));
   line("\n[proxy]");

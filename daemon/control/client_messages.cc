@@ -74,6 +74,8 @@ std::span<const ControlPlane::Impl::Handler> ControlPlane::Impl::handlers() {
        &Impl::run<shm::RegisterBuffer, &Impl::register_buffer>},
       {T::kRegisterDeviceBuffer, kAttached, false, 0,
        &Impl::run<shm::RegisterDeviceBuffer, &Impl::register_device_buffer>},
+      {T::kRegisterDmabuf, kAttached, false, 1,
+       &Impl::run<shm::RegisterDmabuf, &Impl::register_dmabuf>},
       {T::kDeregisterBuffer, kAttached, false, 0,
        &Impl::run<shm::DeregisterBuffer, &Impl::deregister_buffer>},
       {T::kAllocFlags, kAttached, false, 0, &Impl::run<shm::AllocFlags, &Impl::alloc_flags>},
@@ -191,7 +193,14 @@ void ControlPlane::Impl::answer_registration(Client& client, std::uint64_t reque
 
 void ControlPlane::Impl::register_device_buffer(Client& client, std::uint64_t request,
                                                 shm::RegisterDeviceBuffer& message, shm::Frame&) {
-  answer_registration(client, request, register_device_buffer_for(*client.session, message));
+  answer_registration(client, request, register_device_buffer_for(*client.session, message, {}, 0));
+}
+
+void ControlPlane::Impl::register_dmabuf(Client& client, std::uint64_t request,
+                                         shm::RegisterDmabuf& message, shm::Frame& frame) {
+  answer_registration(client, request,
+                      register_device_buffer_for(*client.session, message.buffer,
+                                                 std::move(frame.fds[0]), message.offset));
 }
 
 Status ControlPlane::Impl::check_buffer(const Session& session, const std::string& name,
@@ -252,7 +261,8 @@ Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
 }
 
 Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
-    Session& session, shm::RegisterDeviceBuffer& message) {
+    Session& session, shm::RegisterDeviceBuffer& message, UniqueFd dmabuf,
+    std::uint64_t dmabuf_offset) {
   MK_RETURN_IF_ERROR(check_buffer(session, message.name, message.bytes));
   gpu::MemoryKey key;
   if (message.key.size() != sizeof key) {
@@ -281,12 +291,23 @@ Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
                   "a fabric that does (loopback, ofi, verbs)",
                   session.describe(), endpoint.capabilities().name);
     }
-    auto registered = endpoint.register_memory({.bytes = message.bytes, .device = key});
+    // What is registered keeps the memory; the file is closed with the end of this call.
+    auto registered = endpoint.register_memory({.bytes = message.bytes,
+                                                .device = key,
+                                                .dmabuf = dmabuf.get(),
+                                                .dmabuf_offset = dmabuf_offset});
     if (!registered) {
       return tl::unexpected<Error>(
           explain_registration(registered.error(), session, message.name, message.bytes));
     }
     region = std::move(*registered);
+    if (!region->gpu_path.empty()) {
+      log(LogLevel::kInfo,
+          fmt::format("{}: GPU buffer '{}' of {} bytes goes {}{}", session.describe(), message.name,
+                      message.bytes, region->gpu_path,
+                      region->gpu_path_why.empty() ? "" : ": " + region->gpu_path_why),
+          session);
+    }
   }
   session.add_buffer(handle, {.name = std::move(message.name),
                               .bytes = message.bytes,

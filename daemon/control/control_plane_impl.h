@@ -114,11 +114,14 @@ class ControlPlane::Impl {
                        shm::Frame& frame);
   void register_device_buffer(Client& client, std::uint64_t request,
                               shm::RegisterDeviceBuffer& message, shm::Frame&);
+  void register_dmabuf(Client& client, std::uint64_t request, shm::RegisterDmabuf& message,
+                       shm::Frame& frame);
   void answer_registration(Client& client, std::uint64_t request,
                            const Result<std::uint16_t>& handle);
   Status check_buffer(const Session& session, const std::string& name, std::uint64_t bytes) const;
   Result<std::uint16_t> register_device_buffer_for(Session& session,
-                                                   shm::RegisterDeviceBuffer& message);
+                                                   shm::RegisterDeviceBuffer& message,
+                                                   UniqueFd dmabuf, std::uint64_t dmabuf_offset);
   Result<std::uint16_t> register_buffer_for(Session& session, shm::RegisterBuffer& message,
                                             UniqueFd fd);
   void deregister_buffer(Client& client, std::uint64_t request, shm::DeregisterBuffer& message,

@@ -1,13 +1,9 @@
 #include "daemon/doctor/gpu_page.h"
 
-#include <dlfcn.h>
-
 namespace mk::doctor {
 namespace {
 
 constexpr int kDevice = 0;
-/// CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD of cuda.h, which is not needed to build this.
-constexpr int kDmabufHandle = 1;
 
 }  // namespace
 
@@ -30,26 +26,12 @@ GpuPage::~GpuPage() {
 }
 
 void GpuPage::export_dmabuf() {
-  // The driver interface has no use for it elsewhere; its library is loaded by now.
-  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  using Export = int (*)(void*, unsigned long long, std::size_t, int, unsigned long long);
-  const auto call =
-      library == nullptr
-          ? nullptr
-          : reinterpret_cast<Export>(::dlsym(library, "cuMemGetHandleForAddressRange"));
-  if (call == nullptr) {
-    dmabuf_trouble_ = "the CUDA driver is too old to export one";
+  auto exported = driver_->dmabuf(kDevice, address_);
+  if (exported) {
+    dmabuf_ = std::move(exported->fd);
   } else {
-    int fd = -1;
-    const int error =
-        call(&fd, reinterpret_cast<unsigned long long>(address_), kBytes, kDmabufHandle, 0);
-    if (error == 0) {
-      dmabuf_ = UniqueFd(fd);
-    } else {
-      dmabuf_trouble_ = fmt::format("the CUDA driver exports none (error {})", error);
-    }
+    dmabuf_trouble_ = exported.error().message;
   }
-  if (library != nullptr) ::dlclose(library);
 }
 
 }  // namespace mk::doctor

@@ -25,7 +25,7 @@ namespace mk::fabric {
 using Bytes = std::vector<std::byte>;
 
 /// What one NIC's keys and addresses may have.
-inline constexpr std::size_t kKeyBytesMax = 512;
+inline constexpr std::size_t kKeyBytesMax = 1024;
 inline constexpr std::size_t kAddressBytesMax = 512;
 
 /// How an arrival becomes visible at the receiver. The engine has one path per contract, not per
@@ -44,8 +44,18 @@ struct Capabilities {
   DeliveryContract contract = DeliveryContract::kOrdered;
   std::uint32_t link_depth = 256;  ///< writes in flight on one link before `post` takes no more
   bool device_memory = false;
+  /// The NIC itself reaches memory of GPUs: `register_memory` takes `MemoryDescriptor::direct`, and
+  /// there is `flush`.
+  bool gpu_direct = false;
   std::string explanation = {};  ///< for the log: which device was chosen and why; may be empty
   std::string device = {};       ///< its name, e.g. "mlx5_0:1"; empty: there is none to name
+};
+
+/// A window through which a NIC reaches memory of a GPU by itself.
+enum class GpuWindow : std::uint8_t {
+  kNone,
+  kDmabuf,      ///< `MemoryDescriptor::dmabuf`
+  kPeerMemory,  ///< the memory's address in this process: a kernel module (nvidia-peermem) knows it
 };
 
 /// Memory to register: a mapped host range, backed by `fd` (a sealed memfd) where another process
@@ -61,6 +71,12 @@ struct MemoryDescriptor {
   /// Of a GPU: then `address` is null and `fd` -1. A write goes from host to host or from GPU to
   /// GPU.
   std::optional<gpu::MemoryKey> device = {};
+  /// Beside `device`, or for `kDmabuf`: a file that stands for the GPU's memory, which begins at
+  /// `dmabuf_offset` in it; -1: there is none. Needed for the call only.
+  int dmabuf = -1;
+  std::uint64_t dmabuf_offset = 0;
+  /// Only where `Capabilities::gpu_direct`: `address` is the GPU's, and never used by us.
+  GpuWindow direct = GpuWindow::kNone;
 };
 
 /// Registered memory of this daemon. Destroying it deregisters: only after no write that names it
@@ -72,7 +88,9 @@ class LocalRegion {
   /// kKeyBytesMax.
   virtual Bytes key() const = 0;
 
-  bool staged = false;  ///< of a GPU, by way of host memory (staged/)
+  bool of_gpu = false;            ///< staged/ takes it, directly or by way of host memory
+  std::string gpu_path = {};      ///< of a GPU: how it goes, for people ("by dmabuf")
+  std::string gpu_path_why = {};  ///< why not directly; empty when it does
 };
 
 /// A peer's region as this endpoint sees it. Destroying it releases what `import_region` took.
@@ -80,7 +98,7 @@ class RemoteRegion {
  public:
   virtual ~RemoteRegion() = default;
 
-  bool staged = false;           ///< of a GPU, by way of host memory (staged/)
+  bool of_gpu = false;           ///< staged/ takes it, directly or by way of host memory
   std::uint64_t key_digest = 0;  ///< tells staged/ what region this is; 0: not needed
 };
 
@@ -113,6 +131,7 @@ struct Event {
     kArrival,   ///< `immediate`: a peer's write is visible in our memory (unordered contract only)
     kLinkDown,  ///< `link`: in error; every outstanding cookie of it has been or will be reported
                 ///< as kFailed
+    kFlushed,   ///< `cookie`: of a `flush`; unless `code` says that it failed
   };
   Kind kind = Kind::kCompleted;
   LinkId link = 0;
@@ -142,7 +161,7 @@ class Endpoint {
                                                               std::span<const std::byte> key) = 0;
   /// Why a link went down, for logs and status; empty while it is up. Valid until `disconnect`.
   virtual std::string link_reason(LinkId /*link*/) const { return {}; }
-  /// How GPU memory goes, for people ("staged through host memory"); empty while none has come.
+  /// How GPU memory goes, for people ("by dmabuf"); empty while none has come.
   virtual std::string gpu_path() const { return {}; }
 
   // -- data path --
@@ -152,6 +171,9 @@ class Endpoint {
   virtual std::size_t post(LinkId link, std::span<const Write> writes) = 0;
   /// Makes progress and reports up to `events.size()` events; returns how many.
   virtual std::size_t poll(std::span<Event> events) = 0;
+  /// Begins to make visible to the GPU what has arrived in its memory, as far as `poll` has said so
+  /// before; kFlushed tells when that is over. False: not now. `region`: one of `direct`.
+  virtual bool flush(const LocalRegion& /*region*/, std::uint64_t /*cookie*/) { return false; }
   /// When the endpoint next has something to do by itself (paced links), CLOCK_MONOTONIC ns;
   /// nullopt: unknown, keep polling while writes are in flight. Lets an idle proxy sleep.
   virtual std::optional<std::uint64_t> next_due_ns() const { return std::nullopt; }

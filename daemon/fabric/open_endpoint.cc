@@ -80,6 +80,7 @@ Result<std::unique_ptr<Endpoint>> open_endpoint(const EndpointConfig& config) {
   MK_ASSIGN_OR_RETURN(auto plain, open_plain(config));
   if (config.fabric != "ofi" && config.fabric != "verbs") return plain;
   StagedOptions staging;
+  staging.direct = config.verbs.gpu_direct;
   staging.open_carrier = [carrier = config]() mutable {
     carrier.verbs.arrival = "immediate";
     return open_plain(carrier);

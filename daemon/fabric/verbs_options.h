@@ -23,6 +23,7 @@ struct VerbsOptions {
   std::uint32_t service_level = 0;  ///< 0 to 15
   std::uint32_t traffic_class = 0;  ///< 0 to 255: DSCP and ECN on RoCE
   bool relaxed_ordering = true;     ///< of data memory, where the device has it
+  bool gpu_direct = true;           ///< the NIC itself reaches GPU memory, where it can
   std::string arrival = "flag";     ///< "flag" (ordered contract) or "immediate" (unordered)
   /// Larger memory is registered in pieces: behind an IOMMU, registrations above 2 GiB fail. Not in
   /// the configuration; tests make it small.

@@ -79,6 +79,8 @@ bool Engine::poll_endpoint() {
         case fabric::Event::Kind::kLinkDown:
           on_link_down(event);
           break;
+        case fabric::Event::Kind::kFlushed:  // nobody here asks for one
+          break;
       }
     }
     if (arrivals != 0 && publishes_flags_) {

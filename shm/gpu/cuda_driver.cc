@@ -4,6 +4,7 @@
 /// ones, which the CUDA runtime uses as well.
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -26,6 +27,8 @@ constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 constexpr unsigned kHostPortable = 1;
 constexpr unsigned kHostDeviceMap = 2;
+/// CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+constexpr int kDmabufHandle = 1;
 
 /// The functions we use, under their versioned names, which never change their meaning.
 struct Functions {
@@ -46,6 +49,7 @@ struct Functions {
   CuResult (*MemAlloc_v2)(CuAddress*, std::size_t);
   CuResult (*MemFree_v2)(CuAddress);
   CuResult (*MemGetAddressRange_v2)(CuAddress*, std::size_t*, CuAddress);
+  CuResult (*MemGetHandleForAddressRange)(void*, CuAddress, std::size_t, int, unsigned long long);
   CuResult (*MemsetD8Async)(CuAddress, unsigned char, std::size_t, Stream);
   CuResult (*IpcGetMemHandle)(IpcHandle*, CuAddress);
   CuResult (*IpcOpenMemHandle_v2)(CuAddress*, IpcHandle, unsigned);
@@ -91,6 +95,7 @@ const char* find_all(void* library, Functions& f) {
   MK_FIND(MemAlloc_v2);
   MK_FIND(MemFree_v2);
   MK_FIND(MemGetAddressRange_v2);
+  MK_FIND(MemGetHandleForAddressRange);
   MK_FIND(MemsetD8Async);
   MK_FIND(IpcGetMemHandle);
   MK_FIND(IpcOpenMemHandle_v2);
@@ -127,6 +132,7 @@ class CudaDriver final : public Driver {
   Result<std::byte*> allocate(int device, std::uint64_t bytes) override;
   Status free(int device, std::byte* memory) override;
   Result<IpcHandle> share(int device, std::byte* memory) override;
+  Result<Dmabuf> dmabuf(int device, std::byte* memory) override;
   Result<std::byte*> open(int device, const IpcHandle& handle) override;
   Status close(int device, std::byte* memory) override;
   Result<std::uint64_t> bytes_of(int device, std::byte* memory) override;
@@ -307,6 +313,27 @@ Result<IpcHandle> CudaDriver::share(int device, std::byte* memory) {
   MK_RETURN_IF_ERROR(check(f_.IpcGetMemHandle(&handle, address(memory)),
                            "cannot share memory with other processes (CUDA IPC)", device));
   return handle;
+}
+
+Result<Dmabuf> CudaDriver::dmabuf(int device, std::byte* memory) {
+  MK_ASSIGN_OR_RETURN(const Device used, use(device));
+  const Current current(f_, used.context);
+  CuAddress begin = 0;
+  std::size_t bytes = 0;
+  MK_RETURN_IF_ERROR(check(f_.MemGetAddressRange_v2(&begin, &bytes, address(memory)),
+                           "does not know the extent of memory", device));
+  // Exported are whole pages of the host, from the allocation's first.
+  const auto page = static_cast<CuAddress>(::sysconf(_SC_PAGESIZE));
+  const CuAddress first = begin / page * page;
+  const CuAddress end = (begin + bytes + page - 1) / page * page;
+  int fd = -1;
+  const CuResult result = f_.MemGetHandleForAddressRange(&fd, first, end - first, kDmabufHandle, 0);
+  if (result != kSuccess) {
+    Error why = error(result, "exports no dmabuf", device);
+    why.code = ErrorCode::kUnsupported;
+    return tl::unexpected<Error>(std::move(why));
+  }
+  return Dmabuf{UniqueFd(fd), address(memory) - first};
 }
 
 Result<std::byte*> CudaDriver::open(int device, const IpcHandle& handle) {

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "shm/host/result.h"
+#include "shm/host/unique_fd.h"
 
 namespace mk::gpu {
 
@@ -29,6 +30,13 @@ std::string text_of(const DeviceUuid& uuid);
 struct IpcHandle {
   std::array<std::byte, 64> bytes{};
   friend bool operator==(const IpcHandle&, const IpcHandle&) = default;
+};
+
+/// A file that stands for a GPU's memory: devices that can reach it (RDMA NICs) register it by
+/// that. The memory stays for as long as they do, or anybody has the file.
+struct Dmabuf {
+  UniqueFd fd;
+  std::uint64_t offset = 0;  ///< where in the file the memory asked for begins
 };
 
 /// A stream of one device.
@@ -56,6 +64,8 @@ class Driver {
   virtual Status free(int device, std::byte* memory) = 0;
   /// Of a whole allocation, by its first byte.
   virtual Result<IpcHandle> share(int device, std::byte* memory) = 0;
+  /// Of the whole allocation that `memory` lies in. kUnsupported where the driver exports none.
+  virtual Result<Dmabuf> dmabuf(int device, std::byte* memory) = 0;
   /// Maps another process's allocation, on whatever device it lies, for use by `device`.
   virtual Result<std::byte*> open(int device, const IpcHandle& handle) = 0;
   virtual Status close(int device, std::byte* memory) = 0;

@@ -45,6 +45,8 @@ class Allocation {
   std::byte* data() const { return memory_.get(); }
   int device() const { return memory_.get_deleter().device; }
   const MemoryKey& key() const { return key_; }
+  /// A file that stands for it, where the driver has such.
+  Result<Dmabuf> dmabuf() const { return memory_.get_deleter().driver->dmabuf(device(), data()); }
 
  private:
   struct Free {

@@ -167,6 +167,12 @@ void visit(V& v, M& m) {
   v.blob(m.key);
 }
 
+template <class V, Is<RegisterDmabuf> M>
+void visit(V& v, M& m) {
+  visit(v, m.buffer);
+  v.number(m.offset);
+}
+
 template <class V, class M>
 requires Is<M, RegisterBufferReply> || Is<M, DeregisterBuffer>
 void visit(V& v, M& m) { v.number(m.handle); }
@@ -249,6 +255,7 @@ MK_MESSAGE(JobUp)
 MK_MESSAGE(RegisterBuffer)
 MK_MESSAGE(RegisterBufferReply)
 MK_MESSAGE(RegisterDeviceBuffer)
+MK_MESSAGE(RegisterDmabuf)
 MK_MESSAGE(DeregisterBuffer)
 MK_MESSAGE(AllocFlags)
 MK_MESSAGE(AllocFlagsReply)
@@ -301,6 +308,8 @@ std::string message_type_name(std::uint16_t type) {
       return "session-failed";
     case MessageType::kRegisterDeviceBuffer:
       return "register-device-buffer";
+    case MessageType::kRegisterDmabuf:
+      return "register-dmabuf";
   }
   return fmt::format("unknown({})", type);
 }

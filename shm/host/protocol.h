@@ -38,6 +38,7 @@ enum class MessageType : std::uint16_t {
   kDone = 17,                  ///< reply without content
   kSessionFailed = 18,         ///< from the daemon: the session is dead; says why
   kRegisterDeviceBuffer = 19,  ///< request; reply kRegisterBufferReply
+  kRegisterDmabuf = 20,        ///< request, + dmabuf; reply kRegisterBufferReply
 };
 
 struct ErrorReply {
@@ -110,6 +111,13 @@ struct RegisterDeviceBuffer {
   std::uint64_t bytes = 0;
   std::string name;
   std::vector<std::byte> key;  ///< gpu::MemoryKey
+};
+
+/// The same with a file by which a NIC reaches the memory itself. Since ABI 1.2.
+struct RegisterDmabuf {
+  static constexpr MessageType kType = MessageType::kRegisterDmabuf;
+  RegisterDeviceBuffer buffer;
+  std::uint64_t offset = 0;  ///< where in the file the buffer begins
 };
 
 struct DeregisterBuffer {

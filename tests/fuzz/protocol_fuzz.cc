@@ -37,6 +37,7 @@ void take_any(const Frame& frame) {
   take<Done>(frame);
   take<SessionFailed>(frame);
   take<RegisterDeviceBuffer>(frame);
+  take<RegisterDmabuf>(frame);
   (void)message_type_name(frame.type);
 }
 

@@ -103,6 +103,11 @@ RegisterDeviceBuffer filled(std::uint64_t seed) {
   return {f.number<std::uint64_t>(), f.text(), f.blob()};
 }
 template <>
+RegisterDmabuf filled(std::uint64_t seed) {
+  Filler f(seed);
+  return {{f.number<std::uint64_t>(), f.text(), f.blob()}, f.number<std::uint64_t>()};
+}
+template <>
 RegisterBufferReply filled(std::uint64_t seed) {
   return {Filler(seed).number<std::uint16_t>()};
 }
@@ -156,7 +161,7 @@ using Messages =
     testing::Types<ErrorReply, Hello, HelloReply, Attach, AttachReply, JobUp, RegisterBuffer,
                    RegisterBufferReply, DeregisterBuffer, AllocFlags, AllocFlagsReply, Exchange,
                    ExchangeReply, OpenPeerBuffer, OpenPeerBufferReply, Detach, Done, SessionFailed,
-                   RegisterDeviceBuffer>;
+                   RegisterDeviceBuffer, RegisterDmabuf>;
 TYPED_TEST_SUITE(EveryMessage, Messages);
 
 TYPED_TEST(EveryMessage, RoundTrips) {

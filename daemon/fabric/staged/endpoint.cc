@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <set>
 #include <utility>
 
 #include "daemon/fabric/staged/link.h"
@@ -15,14 +16,21 @@ namespace mk::fabric {
 namespace staged {
 namespace {
 
-/// The endpoint that carries copies, its links, and what has arrived over it.
+/// Parts of a GPU buffer's key (wire.h).
+constexpr std::size_t kStagedParts = 3;
+constexpr std::size_t kDirectParts = 4;
+
+/// The endpoint that carries GPUs' data, its links, and what has arrived over it.
 class Carrier {
  public:
   Carrier(std::unique_ptr<Endpoint> endpoint, GpuCopier& copier,
           std::shared_ptr<RegionTable> regions, std::shared_ptr<FlagTable> flags)
       : endpoint_(std::move(endpoint)),
         copier_(copier),
-        receiver_(copier, std::move(regions), std::move(flags)) {}
+        receiver_(copier, std::move(regions), std::move(flags),
+                  [this](const LocalRegion& region, std::uint64_t cookie) {
+                    return endpoint_->flush(region, cookie);
+                  }) {}
   ~Carrier() {
     // The GPUs have stopped.
     receiver_.drop_copies();
@@ -135,6 +143,10 @@ void Carrier::take_carried() {
       receiver_.arrived(event.immediate);
       continue;
     }
+    if (event.kind == Event::Kind::kFlushed) {
+      receiver_.flushed(event.cookie, event.code != ErrorCode::kOk);
+      continue;
+    }
     if (link == nullptr || link->over() != event.link) link = over(event.link);
     if (link == nullptr) continue;
     if (event.kind == Event::Kind::kLinkDown) {
@@ -165,6 +177,7 @@ std::size_t Carrier::poll(std::span<Event> events) {
   const auto now =
       static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   take_carried();
+  receiver_.flush();
   std::size_t count = orphans_.report(events);
   for (const auto& slot : slots()) {
     if (Link* const link = slot.load(std::memory_order_acquire))
@@ -208,9 +221,7 @@ class StagedEndpoint final : public Endpoint {
     return reason;
   }
 
-  std::string gpu_path() const override {
-    return carrier_ == nullptr ? std::string() : "staged through host memory";
-  }
+  std::string gpu_path() const override { return fmt::format("{}", fmt::join(gpu_paths_, ", ")); }
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;
@@ -219,6 +230,9 @@ class StagedEndpoint final : public Endpoint {
  private:
   Status open_carrier();
   Result<std::unique_ptr<LocalRegion>> register_gpu_memory(const MemoryDescriptor& memory);
+  Result<std::string> reach_directly(const MemoryDescriptor& memory, Region& region);
+  Status open_view(const MemoryDescriptor& memory, Region& region);
+  Status make_image(Region& region);
   Result<std::unique_ptr<RemoteRegion>> import_gpu_region(LinkId link, const KeyHead& head,
                                                           const std::vector<Bytes>& parts);
   std::size_t poll_plain(Carrier& carrier, std::span<Event> events);
@@ -231,6 +245,7 @@ class StagedEndpoint final : public Endpoint {
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   const std::shared_ptr<FlagTable> flags_ = std::make_shared<FlagTable>();
   std::array<std::string, kLinksMax> peer_names_;  ///< control thread: by link
+  std::set<std::string> gpu_paths_;                ///< control thread: how buffers go
   std::unique_ptr<Carrier> carrier_;              ///< control thread: null until a GPU buffer comes
   std::atomic<Carrier*> proxy_carrier_{nullptr};  ///< the same, for the proxy thread
   bool carrier_first_ = false;                    ///< proxy thread
@@ -240,11 +255,11 @@ Status StagedEndpoint::open_carrier() {
   if (carrier_ != nullptr) return {};
   auto opened = options_.open_carrier();
   if (!opened) {
-    return fail(opened.error().code, "cannot open a second endpoint to stage GPU memory: {}",
+    return fail(opened.error().code, "cannot open a second endpoint for GPU memory: {}",
                 opened.error().message);
   }
   if ((*opened)->capabilities().contract != DeliveryContract::kUnordered)
-    return fail(ErrorCode::kInternal, "the staging endpoint shows no arrivals");
+    return fail(ErrorCode::kInternal, "the second endpoint shows no arrivals");
   carrier_ =
       std::make_unique<Carrier>(std::move(*opened), copier_, regions_, ordered_ ? flags_ : nullptr);
   proxy_carrier_.store(carrier_.get(), std::memory_order_release);
@@ -261,51 +276,114 @@ Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_memory(
 
 Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_gpu_memory(
     const MemoryDescriptor& memory) {
-  auto driver = copier_.driver();
-  if (!driver) {
-    return fail(ErrorCode::kUnsupported,
-                "fabric {} stages GPU memory by this daemon's CUDA driver: {}", capabilities_.name,
-                driver.error().message);
-  }
-  MK_ASSIGN_OR_RETURN(const int device, (*driver)->device_of(memory.device->device));
   MK_RETURN_IF_ERROR(open_carrier());
-  MK_ASSIGN_OR_RETURN(auto host,
-                      shm::BufferFile::create("mkernel-staging", kImageOffset + memory.bytes));
-  auto region = std::make_shared<Region>(std::move(host));
+  MK_ASSIGN_OR_RETURN(auto records, shm::BufferFile::create("mkernel-records", kImageOffset));
+  auto region = std::make_shared<Region>(std::move(records));
   region->bytes = memory.bytes;
-  MK_ASSIGN_OR_RETURN(region->view, gpu::View::open(*driver, device, *memory.device));
-  if (region->view.bytes() < memory.bytes) {
-    return fail(ErrorCode::kInvalidArgument, "a GPU buffer of {} bytes lies in an allocation of {}",
-                memory.bytes, region->view.bytes());
+  const auto direct = reach_directly(memory, *region);
+  if (!direct) {
+    if (region->view.data() == nullptr) MK_RETURN_IF_ERROR(open_view(memory, *region));
+    MK_RETURN_IF_ERROR(make_image(*region));
   }
-  MK_ASSIGN_OR_RETURN(region->gpu_slot, copier_.use(device));
-  std::byte* const image = region->memory.data() + kImageOffset;
-  MK_ASSIGN_OR_RETURN(region->pinned, gpu::PinnedPages::pin(*driver, device, image,
-                                                            region->memory.bytes() - kImageOffset));
-  region->image = region->pinned.on_device(image);
   Endpoint& carrier = carrier_->endpoint();
-  MK_ASSIGN_OR_RETURN(region->staged,
+  MK_ASSIGN_OR_RETURN(region->host,
                       carrier.register_memory(
                           {region->memory.data(), region->memory.bytes(), region->memory.fd(), 0}));
   MK_RETURN_IF_ERROR(regions_->add(region));
   KeyHead head;
   head.bytes = memory.bytes;
   head.region = region->number;
-  region->key = pack({to_blob(head), carrier.address(), region->staged->key()});
+  head.direct = region->direct != nullptr ? 1 : 0;
+  std::vector<Bytes> parts{to_blob(head), carrier.address(), region->host->key()};
+  if (region->direct != nullptr) parts.push_back(region->direct->key());
+  region->key = pack(parts);
   auto made = std::make_unique<StagedLocalRegion>(regions_, region);
   if (region->key.size() > kKeyBytesMax) {
     return fail(ErrorCode::kLimitExceeded,
-                "fabric {} needs {} bytes to name a GPU buffer's staging memory: {} at most",
+                "fabric {} needs {} bytes to name a GPU buffer to its peers: {} at most",
                 capabilities_.name, region->key.size(), kKeyBytesMax);
   }
+  made->gpu_path = direct ? *direct : "staged through host memory";
+  if (!direct) made->gpu_path_why = direct.error().message;
+  gpu_paths_.insert(made->gpu_path);
   return made;
+}
+
+/// The NIC's own way to the buffer, by really registering it; or why there is none.
+Result<std::string> StagedEndpoint::reach_directly(const MemoryDescriptor& memory, Region& region) {
+  Endpoint& carrier = carrier_->endpoint();
+  if (!options_.direct) return fail(ErrorCode::kUnsupported, "fabric.verbs.gpu_direct is false");
+  if (!carrier.capabilities().gpu_direct) {
+    return fail(ErrorCode::kUnsupported, "fabric {} registers host memory only",
+                capabilities_.name);
+  }
+  MemoryDescriptor window{.bytes = memory.bytes};
+  std::string no_dmabuf = "its owner exported none";
+  if (memory.dmabuf >= 0) {
+    window.address =
+        reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(memory.device->address));
+    window.dmabuf = memory.dmabuf;
+    window.dmabuf_offset = memory.dmabuf_offset;
+    window.direct = GpuWindow::kDmabuf;
+    auto registered = carrier.register_memory(window);
+    if (registered) {
+      region.direct = std::move(*registered);
+      return "by dmabuf";
+    }
+    no_dmabuf = registered.error().message;
+  }
+  // The module knows what this process has mapped, so the buffer is opened here.
+  Status module = open_view(memory, region);
+  if (module) {
+    window.address = region.view.data();
+    window.dmabuf = -1;
+    window.direct = GpuWindow::kPeerMemory;
+    auto registered = carrier.register_memory(window);
+    if (registered) {
+      region.direct = std::move(*registered);
+      return "by the peer-memory module";
+    }
+    module = propagate(registered);
+  }
+  return fail(ErrorCode::kUnsupported, "by dmabuf: {}; by the peer-memory module: {}", no_dmabuf,
+              module.error().message);
+}
+
+/// The buffer, mapped into this process for its GPU.
+Status StagedEndpoint::open_view(const MemoryDescriptor& memory, Region& region) {
+  auto driver = copier_.driver();
+  if (!driver) {
+    return fail(ErrorCode::kUnsupported,
+                "fabric {} needs this daemon's CUDA driver for this GPU memory: {}",
+                capabilities_.name, driver.error().message);
+  }
+  MK_ASSIGN_OR_RETURN(region.device, (*driver)->device_of(memory.device->device));
+  MK_ASSIGN_OR_RETURN(region.view, gpu::View::open(*driver, region.device, *memory.device));
+  if (region.view.bytes() >= memory.bytes) return {};
+  const std::uint64_t there = region.view.bytes();
+  region.view = {};
+  return fail(ErrorCode::kInvalidArgument, "a GPU buffer of {} bytes lies in an allocation of {}",
+              memory.bytes, there);
+}
+
+Status StagedEndpoint::make_image(Region& region) {
+  MK_ASSIGN_OR_RETURN(auto driver, copier_.driver());
+  MK_ASSIGN_OR_RETURN(region.memory,
+                      shm::BufferFile::create("mkernel-staging", kImageOffset + region.bytes));
+  MK_ASSIGN_OR_RETURN(region.gpu_slot, copier_.use(region.device));
+  std::byte* const image = region.memory.data() + kImageOffset;
+  MK_ASSIGN_OR_RETURN(region.pinned, gpu::PinnedPages::pin(driver, region.device, image,
+                                                           region.memory.bytes() - kImageOffset));
+  region.image = region.pinned.on_device(image);
+  return {};
 }
 
 Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_region(
     LinkId link, std::span<const std::byte> key) {
-  if (const auto parts = unpack(key, 3)) {
-    if (const auto head = from_blob<KeyHead>((*parts)[0]))
-      return import_gpu_region(link, *head, *parts);
+  for (const std::size_t count : {kStagedParts, kDirectParts}) {
+    const auto parts = unpack(key, count);
+    const auto head = parts ? from_blob<KeyHead>(parts->front()) : std::nullopt;
+    if (head) return import_gpu_region(link, *head, *parts);
   }
   MK_ASSIGN_OR_RETURN(auto region, plain_->import_region(link, key));
   if (ordered_) region->key_digest = digest_of(key);
@@ -314,20 +392,25 @@ Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_region(
 
 Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_gpu_region(
     LinkId link, const KeyHead& head, const std::vector<Bytes>& parts) {
-  if (head.bytes == 0 || head.bytes > shm::kBufferBytesMax || head.region >= kRegionsMax) {
-    return fail(ErrorCode::kInvalidArgument, "the key is not one of a staged GPU buffer");
+  if (head.bytes == 0 || head.bytes > shm::kBufferBytesMax || head.region >= kRegionsMax ||
+      (head.direct != 0) != (parts.size() == kDirectParts)) {
+    return fail(ErrorCode::kInvalidArgument, "the key is not one of a GPU buffer");
   }
   MK_RETURN_IF_ERROR(open_carrier());
   const std::string& peer_name = peer_names_[link % kLinksMax];
   auto carried =
-      carrier_->link_to(link, parts[1], peer_name + " (staging)", capabilities_.link_depth);
+      carrier_->link_to(link, parts[1], peer_name + " (GPU memory)", capabilities_.link_depth);
   if (!carried) {
-    return fail(carried.error().code, "cannot stage to a GPU buffer of {}: {}", peer_name,
+    return fail(carried.error().code, "cannot reach a GPU buffer of {}: {}", peer_name,
                 carried.error().message);
   }
   MK_ASSIGN_OR_RETURN(auto memory,
                       carrier_->endpoint().import_region((*carried)->over(), parts[2]));
-  return std::make_unique<StagedRemoteRegion>(head, std::move(memory));
+  std::unique_ptr<RemoteRegion> direct;
+  if (head.direct != 0) {
+    MK_ASSIGN_OR_RETURN(direct, carrier_->endpoint().import_region((*carried)->over(), parts[3]));
+  }
+  return std::make_unique<StagedRemoteRegion>(head, std::move(memory), std::move(direct));
 }
 
 // -- data path --------------------------------------------------------------------------------
@@ -335,16 +418,16 @@ Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_gpu_region(
 std::size_t StagedEndpoint::post(LinkId link, std::span<const Write> writes) {
   Carrier* const carrier = proxy_carrier_.load(std::memory_order_acquire);
   if (carrier == nullptr) return plain_->post(link, writes);
-  const auto staged = [](const Write& write) {
-    return (write.src != nullptr && write.src->staged) ||
-           (write.dst != nullptr && write.dst->staged);
+  const auto of_gpu = [](const Write& write) {
+    return (write.src != nullptr && write.src->of_gpu) ||
+           (write.dst != nullptr && write.dst->of_gpu);
   };
   // Neighbours that go the same way stay one submission; what is taken is taken from the front.
   std::size_t taken = 0;
   while (taken < writes.size()) {
-    const bool by_carrier = staged(writes[taken]);
+    const bool by_carrier = of_gpu(writes[taken]);
     std::size_t end = taken + 1;
-    while (end < writes.size() && staged(writes[end]) == by_carrier) ++end;
+    while (end < writes.size() && of_gpu(writes[end]) == by_carrier) ++end;
     const auto run = writes.subspan(taken, end - taken);
     taken += by_carrier ? carrier->post(link, run) : plain_->post(link, run);
     if (taken < end) break;

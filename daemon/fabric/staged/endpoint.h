@@ -1,6 +1,7 @@
 /// \file
-/// GPU memory over a network that only reaches host memory: an endpoint of that network, and beside
-/// it, from the first GPU buffer on, a second one that carries copies. See README.md.
+/// GPU memory over a network: an endpoint of that network, and beside it, from the first GPU buffer
+/// on, a second one that carries GPUs' data: straight from GPU to GPU where its NIC reaches both,
+/// else by way of host memory. See README.md.
 #pragma once
 
 #include <functional>
@@ -12,8 +13,9 @@
 namespace mk::fabric {
 
 struct StagedOptions {
-  /// Another endpoint of the same network, of the unordered contract, for the copies.
+  /// Another endpoint of the same network, of the unordered contract, for GPUs' data.
   std::function<Result<std::unique_ptr<Endpoint>>()> open_carrier;
+  bool direct = true;  ///< false: always by way of host memory
   GpuCopier::LoadDriver load_gpu_driver = gpu::load_driver;
 };
 

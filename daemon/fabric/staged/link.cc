@@ -16,7 +16,7 @@ const StagedRemoteRegion& target_of(const Write& write) {
 
 /// The proxy has checked the bounds; a mistake there must not become a write outside a buffer.
 bool valid(const Write& write) {
-  if (write.src == nullptr || write.dst == nullptr || !write.src->staged || !write.dst->staged ||
+  if (write.src == nullptr || write.dst == nullptr || !write.src->of_gpu || !write.dst->of_gpu ||
       write.bytes == 0 || write.flag_index >= shm::kFlagsMax)
     return false;
   const std::uint64_t here = source_of(write).region()->bytes;
@@ -47,6 +47,7 @@ bool Link::begin(Transfer& transfer, GpuCopier& copier) {
     transfer.code = ErrorCode::kInvalidArgument;
     return false;
   }
+  if (source_of(write).region()->direct != nullptr) return true;
   transfer.ticket = source_of(write).region()->to_host(copier, write.src_offset, write.bytes);
   return static_cast<bool>(transfer.ticket);
 }
@@ -75,9 +76,11 @@ Write Link::half(std::uint64_t number, bool record) {
   write.immediate = Half{record, target.number(), transfer.write.flag_index, transfer.nonce}.pack();
   write.cookie = number;
   if (!record) {
-    write.src = source_of(transfer.write).region()->staged.get();
-    write.src_offset = kImageOffset + transfer.write.src_offset;
-    write.dst_offset = kImageOffset + transfer.write.dst_offset;
+    const Region& source = *source_of(transfer.write).region();
+    write.src = source.direct != nullptr ? source.direct.get() : source.host.get();
+    write.src_offset = transfer.write.src_offset + (source.direct != nullptr ? 0 : kImageOffset);
+    if (target.direct() != nullptr) write.dst = target.direct();
+    write.dst_offset = transfer.write.dst_offset + (target.direct() != nullptr ? 0 : kImageOffset);
     write.bytes = transfer.write.bytes;
     return write;
   }

@@ -1,9 +1,21 @@
 #include "daemon/fabric/staged/receiver.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 namespace mk::fabric::staged {
+
+Receiver::Receiver(GpuCopier& copier, std::shared_ptr<RegionTable> regions,
+                   std::shared_ptr<FlagTable> flags, Flush flush)
+    : copier_(copier),
+      regions_(std::move(regions)),
+      flags_(std::move(flags)),
+      flush_(std::move(flush)),
+      ring_(kDepth) {
+  to_flush_.reserve(kRegionsMax);
+  flushing_.reserve(kRegionsMax);
+}
 
 void Receiver::arrived(std::uint32_t immediate) {
   const Half half = Half::unpack(immediate);
@@ -27,22 +39,61 @@ void Receiver::begin(const std::shared_ptr<Region>& region, std::uint32_t flag_i
   const bool valid = record.flag_index == flag_index && record.bytes != 0 &&
                      record.offset <= region->bytes &&
                      record.bytes <= region->bytes - record.offset;
-  const GpuTicket ticket =
-      valid ? region->to_gpu(copier_, record.offset, record.bytes) : GpuTicket{};
+  if (valid && region->direct != nullptr && region->hold()) {
+    // What was waiting for a flush until now is in the list.
+    if (region->arrived++ == region->flushed && !region->flushing) to_flush_.push_back(region);
+    ring_[begun_++ % ring_.size()] = {region, record, {}, region->arrived};
+    return;
+  }
+  const GpuTicket ticket = valid && region->direct == nullptr
+                               ? region->to_gpu(copier_, record.offset, record.bytes)
+                               : GpuTicket{};
   if (!ticket) {
     ++lost_;
     return;
   }
-  ring_[begun_++ % ring_.size()] = {region, record, ticket};
+  ring_[begun_++ % ring_.size()] = {region, record, ticket, 0};
+}
+
+void Receiver::flush() {
+  std::size_t kept = 0;
+  for (std::shared_ptr<Region>& region : to_flush_) {
+    if (flush_(*region->direct, flushes_ + 1)) {
+      region->covered = region->arrived;
+      region->flushing = true;
+      flushing_.push_back({++flushes_, std::move(region)});
+    } else {
+      to_flush_[kept++] = std::move(region);
+    }
+  }
+  to_flush_.resize(kept);
+}
+
+void Receiver::flushed(std::uint64_t cookie, bool failed) {
+  const auto found = std::find_if(flushing_.begin(), flushing_.end(),
+                                  [&](const Flushing& one) { return one.cookie == cookie; });
+  if (found == flushing_.end()) return;
+  const std::shared_ptr<Region> region = std::move(found->region);
+  flushing_.erase(found);
+  region->flushing = false;
+  // What a flush that failed stood for waits for the next.
+  if (!failed) region->flushed = region->covered;
+  if (region->flushed != region->arrived) to_flush_.push_back(region);
+}
+
+GpuCopier::State Receiver::state(const Copy& copy, std::uint64_t now_ns) {
+  if (copy.arrival == 0) return copier_.state(copy.ticket, now_ns);
+  return copy.arrival <= copy.region->flushed ? GpuCopier::State::kDone
+                                              : GpuCopier::State::kUnderWay;
 }
 
 std::size_t Receiver::report(std::uint64_t now_ns, std::span<Event> events) {
   std::size_t count = 0;
   while (shown_ < begun_) {
     Copy& copy = ring_[shown_ % ring_.size()];
-    const GpuCopier::State state = copier_.state(copy.ticket, now_ns);
-    if (state == GpuCopier::State::kUnderWay) break;
-    if (state == GpuCopier::State::kFailed) {
+    const GpuCopier::State now = state(copy, now_ns);
+    if (now == GpuCopier::State::kUnderWay) break;
+    if (now == GpuCopier::State::kFailed) {
       ++lost_;
     } else if (flags_ != nullptr) {
       if (!flags_->store(copy.record.flags, copy.record.flag_index, copy.record.epoch)) ++lost_;

@@ -1,8 +1,10 @@
 /// \file
 /// Receiving GPU memory: halves of writes become whole, their bytes are copied from the image to
-/// the GPU, and only then is the arrival shown. Proxy thread.
+/// the GPU, or, where the NIC has put them there, flushed; only then is the arrival shown. Proxy
+/// thread.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "daemon/fabric/staged/region.h"
@@ -11,15 +13,19 @@ namespace mk::fabric::staged {
 
 class Receiver {
  public:
-  /// `contract`: as the engine has it. Null flags: it is unordered.
+  using Flush = std::function<bool(const LocalRegion&, std::uint64_t cookie)>;
+  /// Null flags: the contract that the engine sees is the unordered one. `flush`: Endpoint::flush.
   Receiver(GpuCopier& copier, std::shared_ptr<RegionTable> regions,
-           std::shared_ptr<FlagTable> flags)
-      : copier_(copier), regions_(std::move(regions)), flags_(std::move(flags)), ring_(kDepth) {}
+           std::shared_ptr<FlagTable> flags, Flush flush);
 
   /// How many halves may arrive before `report` makes room.
   std::size_t room() const { return ring_.size() - (begun_ - shown_); }
   void arrived(std::uint32_t immediate);
-  /// Shows what has been copied: by events, or in the flags themselves.
+  /// Has the NIC flush what has arrived: one flush of a buffer stands for all that came before it.
+  void flush();
+  /// A flush is over.
+  void flushed(std::uint64_t cookie, bool failed);
+  /// Shows what has been copied or flushed: by events, or in the flags themselves.
   std::size_t report(std::uint64_t now_ns, std::span<Event> events);
   bool empty() const { return begun_ == shown_; }
   /// Arrivals that named nothing here, or whose buffer was gone.
@@ -33,13 +39,23 @@ class Receiver {
     std::shared_ptr<Region> region;
     Record record;
     GpuTicket ticket;
+    std::uint64_t arrival = 0;  ///< of a direct buffer: its number there, from 1
   };
+  struct Flushing {
+    std::uint64_t cookie = 0;
+    std::shared_ptr<Region> region;
+  };
+  GpuCopier::State state(const Copy& copy, std::uint64_t now_ns);
   void begin(const std::shared_ptr<Region>& region, std::uint32_t flag_index);
 
   GpuCopier& copier_;
   const std::shared_ptr<RegionTable> regions_;
   const std::shared_ptr<FlagTable> flags_;
+  const Flush flush_;
   std::vector<Copy> ring_;
+  std::vector<std::shared_ptr<Region>> to_flush_;  ///< those with arrivals the GPU may not see yet
+  std::vector<Flushing> flushing_;
+  std::uint64_t flushes_ = 0;
   std::uint64_t begun_ = 0;
   std::uint64_t shown_ = 0;
   std::uint64_t lost_ = 0;

@@ -29,6 +29,12 @@ GpuTicket Region::to_host(GpuCopier& copier, std::uint64_t offset, std::uint64_t
   return ticket;
 }
 
+bool Region::hold() {
+  const std::shared_lock held(lock);
+  if (alive) copies.fetch_add(1, std::memory_order_relaxed);
+  return alive;
+}
+
 Status RegionTable::add(const std::shared_ptr<Region>& region) {
   const std::lock_guard held(mutex_);
   for (std::uint32_t tries = 0; tries < kRegionsMax; ++tries) {
@@ -39,7 +45,7 @@ Status RegionTable::add(const std::shared_ptr<Region>& region) {
     return {};
   }
   return fail(ErrorCode::kLimitExceeded,
-              "one rail stages at most {} GPU buffers: deregister some, or use fewer and larger "
+              "one rail takes at most {} GPU buffers: deregister some, or use fewer and larger "
               "ones",
               kRegionsMax);
 }

@@ -1,6 +1,6 @@
 /// \file
-/// Memory of a staging endpoint: a GPU buffer with its host memory, the table of them that arrivals
-/// look in, and the arrival flags that this endpoint stores itself.
+/// Memory of an endpoint that takes GPUs': a GPU buffer with its host memory, the table of them
+/// that arrivals look in, and the arrival flags that this endpoint stores itself.
 #pragma once
 
 #include <map>
@@ -16,16 +16,19 @@ namespace mk::fabric::staged {
 
 /// A registered GPU buffer. Shared by its owner and by copies under way.
 struct Region {
-  explicit Region(shm::BufferFile host) : memory(std::move(host)) {}
+  explicit Region(shm::BufferFile file) : memory(std::move(file)) {}
 
   std::uint32_t number = 0;
   std::uint64_t bytes = 0;
-  gpu::View view;
+  int device = 0;  ///< of `view`
+  gpu::View view;  ///< none for a dmabuf
   std::uint32_t gpu_slot = kGpuSlotsMax;
   shm::BufferFile memory;  ///< records, then the image; the network reads and writes it
   gpu::PinnedPages pinned;
-  std::byte* image = nullptr;           ///< in `memory`, as the GPU sees it
-  std::unique_ptr<LocalRegion> staged;  ///< `memory` at the staging endpoint
+  std::byte* image = nullptr;         ///< in `memory`, as the GPU sees it
+  std::unique_ptr<LocalRegion> host;  ///< `memory` at the second endpoint
+  /// The buffer itself, which the NIC reaches; null: by its image.
+  std::unique_ptr<LocalRegion> direct;
   Bytes key;
 
   const Record* record(std::uint32_t flag_index) const {
@@ -36,6 +39,8 @@ struct Region {
   GpuTicket to_gpu(GpuCopier& copier, std::uint64_t offset, std::uint64_t bytes);
   GpuTicket to_host(GpuCopier& copier, std::uint64_t offset, std::uint64_t bytes);
   void end_copy() { copies.fetch_sub(1, std::memory_order_release); }
+  /// The same for what the NIC itself has written and is still to be flushed: it stays registered.
+  bool hold();
 
   // -- proxy thread --
   struct Halves {
@@ -43,6 +48,10 @@ struct Region {
   };
   static constexpr std::uint16_t kHere = 0x100;
   std::vector<Halves> halves = std::vector<Halves>(shm::kFlagsMax);
+  // Direct: how many writes are whole, how many of these the flush under way stands for, and how
+  // many the GPU sees.
+  std::uint64_t arrived = 0, covered = 0, flushed = 0;
+  bool flushing = false;
 
   std::shared_mutex lock;
   bool alive = true;
@@ -82,7 +91,7 @@ class StagedLocalRegion final : public LocalRegion {
  public:
   StagedLocalRegion(std::shared_ptr<RegionTable> table, std::shared_ptr<Region> region)
       : table_(std::move(table)), region_(std::move(region)) {
-    staged = true;
+    of_gpu = true;
   }
   ~StagedLocalRegion() override { table_->remove(*region_); }
   Bytes key() const override { return region_->key; }
@@ -113,17 +122,21 @@ class FlagsLocalRegion final : public LocalRegion {
 /// A peer's GPU buffer, as one link writes to it.
 class StagedRemoteRegion final : public RemoteRegion {
  public:
-  StagedRemoteRegion(const KeyHead& head, std::unique_ptr<RemoteRegion> memory)
-      : head_(head), memory_(std::move(memory)) {
-    staged = true;
+  StagedRemoteRegion(const KeyHead& head, std::unique_ptr<RemoteRegion> memory,
+                     std::unique_ptr<RemoteRegion> direct)
+      : head_(head), memory_(std::move(memory)), direct_(std::move(direct)) {
+    of_gpu = true;
   }
   std::uint32_t number() const { return static_cast<std::uint32_t>(head_.region); }
   std::uint64_t bytes() const { return head_.bytes; }
+  /// Its records, and the image if there is one.
   const RemoteRegion* memory() const { return memory_.get(); }
+  const RemoteRegion* direct() const { return direct_.get(); }
 
  private:
   KeyHead head_;
   std::unique_ptr<RemoteRegion> memory_;
+  std::unique_ptr<RemoteRegion> direct_;
 };
 
 }  // namespace mk::fabric::staged

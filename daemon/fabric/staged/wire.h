@@ -11,13 +11,15 @@ namespace mk::fabric::staged {
 /// GPU buffers one endpoint has registered at once.
 inline constexpr std::uint32_t kRegionsMax = 128;
 
-/// The front of a GPU buffer's key. The staging endpoint's address and the key of the buffer's
-/// memory there follow, packed.
+/// The front of a GPU buffer's key. The second endpoint's address follows, then the key that the
+/// buffer's host memory has there, then, where its NIC reaches the buffer by itself, the buffer's
+/// own; packed.
 struct KeyHead {
-  static constexpr std::uint64_t kMagic = 0x31'79'65'6b'74'73'6b'6d;  // "mkstkey1"
+  static constexpr std::uint64_t kMagic = 0x32'79'65'6b'74'73'6b'6d;  // "mkstkey2"
   std::uint64_t magic = kMagic;
   std::uint64_t bytes = 0;
   std::uint64_t region = 0;  ///< its number at its owner
+  std::uint64_t direct = 0;  ///< 1: data goes to the buffer itself, not to an image of it
 };
 
 /// What a write says of itself, at its flag's place among the records of the buffer it goes to.
@@ -31,7 +33,8 @@ struct Record {
 };
 static_assert(sizeof(Record) == 32);
 
-/// A buffer's host memory: a record for each flag, then an image of the buffer itself.
+/// A buffer's host memory: a record for each flag, then, where it is staged, an image of the buffer
+/// itself.
 inline constexpr std::uint64_t kImageOffset = std::uint64_t{shm::kFlagsMax} * sizeof(Record);
 
 /// Which half of which write arrived. The halves of one write have the same nonce, so that one that

@@ -66,12 +66,14 @@ class StripedEndpoint final : public Endpoint {
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;
+  bool flush(const LocalRegion& region, std::uint64_t cookie) override;
   std::optional<std::uint64_t> next_due_ns() const override;
 
  private:
   std::uint32_t count() const { return static_cast<std::uint32_t>(stripes_.size()); }
   std::size_t post_run(StripedLink& link, std::uint32_t stripe, std::span<const Write> writes);
   std::size_t poll_stripe(std::uint32_t stripe, std::span<Event> events);
+  bool take_flushed(Event& event);
   void let_go();
 
   const std::vector<std::unique_ptr<Endpoint>> stripes_;
@@ -79,6 +81,15 @@ class StripedEndpoint final : public Endpoint {
   LinkTable<StripedLink> links_;
   /// By stripe and its link's number: ours. Written before the proxy can see any event of it.
   std::vector<std::array<std::atomic<LinkId>, kLinksMax>> own_ids_;
+  struct Flushing {
+    std::uint64_t number = 0;  ///< what the stripes know it by
+    std::uint64_t cookie = 0;  ///< what the caller does
+    std::uint32_t left = 0;    ///< stripes that have not answered
+    bool whole = true;         ///< all took it; else the caller has been told that it never was
+    ErrorCode code = ErrorCode::kOk;
+  };
+  std::vector<Flushing> flushing_;  ///< proxy thread
+  std::uint64_t flushes_ = 0;       ///< proxy thread
   OrphanQueue orphans_;             ///< proxy thread
   std::uint32_t first_stripe_ = 0;  ///< proxy thread: who is polled first, in turn
 };
@@ -93,6 +104,7 @@ Status StripedEndpoint::open() {
     }
     capabilities_.link_depth = std::min(capabilities_.link_depth, each.link_depth);
     capabilities_.device_memory = capabilities_.device_memory && each.device_memory;
+    capabilities_.gpu_direct = capabilities_.gpu_direct && each.gpu_direct;
     if (stripe == stripes_.front()) continue;
     capabilities_.device += "+" + each.device;
     capabilities_.explanation += "; and " + each.explanation;
@@ -228,7 +240,9 @@ std::size_t StripedEndpoint::poll_stripe(std::uint32_t stripe, std::span<Event> 
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
     Event event = events[i];
-    if (event.kind != Event::Kind::kArrival) {
+    if (event.kind == Event::Kind::kFlushed) {
+      if (!take_flushed(event)) continue;
+    } else if (event.kind != Event::Kind::kArrival) {
       event.link = own_ids_[stripe][event.link % kLinksMax].load(std::memory_order_acquire);
       if (event.kind == Event::Kind::kLinkDown) {
         StripedLink* const link = links_.find(event.link);
@@ -238,6 +252,32 @@ std::size_t StripedEndpoint::poll_stripe(std::uint32_t stripe, std::span<Event> 
     events[kept++] = event;
   }
   return kept;
+}
+
+/// Every NIC may have written into the region: each flushes, and then it is over.
+bool StripedEndpoint::flush(const LocalRegion& region, std::uint64_t cookie) {
+  Flushing one{.number = ++flushes_, .cookie = cookie};
+  for (; one.left < count(); ++one.left) {
+    const LocalRegion& own = *static_cast<const StripedLocalRegion&>(region).at(one.left);
+    one.whole = stripes_[one.left]->flush(own, one.number);
+    if (!one.whole) break;
+  }
+  if (one.left > 0) flushing_.push_back(one);
+  return one.whole;
+}
+
+/// Whether that was the last stripe's; then it is the caller's event.
+bool StripedEndpoint::take_flushed(Event& event) {
+  const auto found = std::find_if(flushing_.begin(), flushing_.end(),
+                                  [&](const Flushing& one) { return one.number == event.cookie; });
+  if (found == flushing_.end()) return false;
+  if (event.code != ErrorCode::kOk) found->code = event.code;
+  if (--found->left > 0) return false;
+  const bool whole = found->whole;
+  event.cookie = found->cookie;
+  event.code = found->code;
+  flushing_.erase(found);
+  return whole;
 }
 
 /// Links that were given up: their stripes report what is outstanding; ours need not be seen again.

@@ -9,6 +9,7 @@
 #include "daemon/fabric/verbs/contact.h"
 #include "daemon/fabric/verbs/device.h"
 #include "daemon/fabric/verbs/directory.h"
+#include "daemon/fabric/verbs/flusher.h"
 #include "daemon/fabric/verbs/link.h"
 #include "daemon/fabric/verbs/region.h"
 #include "daemon/fabric/verbs/service.h"
@@ -76,6 +77,7 @@ class VerbsEndpoint final : public Endpoint {
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;
+  bool flush(const LocalRegion& region, std::uint64_t cookie) override;
 
  private:
   static std::uint64_t now_ns() {
@@ -104,6 +106,8 @@ class VerbsEndpoint final : public Endpoint {
   const std::shared_ptr<KeyTable> keys_ = std::make_shared<KeyTable>();
   std::unique_ptr<Contact> contact_;
   std::unique_ptr<Acceptor> acceptor_;
+  std::unique_ptr<Flusher> flusher_;  ///< control thread: from the first memory of a GPU on
+  std::atomic<Flusher*> shared_flusher_{nullptr};  ///< the same, for the other threads
   LinkTable<Link> links_;
   std::unique_ptr<Service> service_;
   OrphanQueue orphans_;           ///< proxy thread
@@ -125,11 +129,15 @@ Status VerbsEndpoint::open() {
   capabilities_.device = device_->name();
   capabilities_.contract = unordered_ ? DeliveryContract::kUnordered : DeliveryContract::kOrdered;
   capabilities_.link_depth = depth;
+  capabilities_.gpu_direct = config_.verbs.gpu_direct;
   capabilities_.explanation = device_->explanation();
   MK_ASSIGN_OR_RETURN(contact_, Contact::open(device_));
   MK_ASSIGN_OR_RETURN(acceptor_, Acceptor::open(device_, unordered_));
+  const auto tend = [this] {
+    if (Flusher* const flusher = shared_flusher_.load(std::memory_order_acquire)) flusher->mend();
+  };
   MK_ASSIGN_OR_RETURN(service_, Service::start({*device_, *contact_, *acceptor_, *keys_, directory_,
-                                                [this] { return self(); }}));
+                                                [this] { return self(); }, tend}));
   return {};
 }
 
@@ -147,27 +155,31 @@ Result<std::unique_ptr<LocalRegion>> VerbsEndpoint::register_memory(
   if (memory.address == nullptr || memory.bytes == 0) {
     return fail(ErrorCode::kInvalidArgument, "cannot register an empty memory range");
   }
-  int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  unsigned access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
   // A flag's write may then never pass the data's on its way over PCIe, whatever the data's may do
   // among themselves. The kernel ignores the wish where the device can't.
   if (config_.verbs.relaxed_ordering && !memory.strictly_ordered)
     access |= IBV_ACCESS_RELAXED_ORDERING;
+  if (memory.direct != GpuWindow::kNone) {
+    // Of us alone: the queues that peers write by let nobody read.
+    access |= IBV_ACCESS_REMOTE_READ;
+    if (flusher_ == nullptr) {
+      MK_ASSIGN_OR_RETURN(flusher_, Flusher::open(device_));
+      shared_flusher_.store(flusher_.get(), std::memory_order_release);
+    }
+  }
   Key key;
   key.endpoint = id_;
   MK_ASSIGN_OR_RETURN(key.region, make_token());
   key.address = reinterpret_cast<std::uint64_t>(memory.address);
   key.bytes = memory.bytes;
   key.piece_shift = piece_shift_of(memory.bytes, config_.verbs.registration_bytes_max);
-  const std::uint64_t piece = std::uint64_t{1} << key.piece_shift;
-  std::vector<RegionHandle> pieces;
+  MK_ASSIGN_OR_RETURN(auto pieces, register_pieces(device_->domain(), device_->name(), memory,
+                                                   key.piece_shift, access));
   std::vector<std::uint32_t> local_keys;
-  for (std::uint64_t at = 0; at < memory.bytes; at += piece) {
-    MK_ASSIGN_OR_RETURN(
-        auto region,
-        device_->register_memory(memory.address + at, std::min(piece, memory.bytes - at), access));
-    key.rkeys[pieces.size()] = region->rkey;
-    local_keys.push_back(region->lkey);
-    pieces.push_back(std::move(region));
+  for (const RegionHandle& piece : pieces) {
+    key.rkeys[local_keys.size()] = piece->rkey;
+    local_keys.push_back(piece->lkey);
   }
   return std::make_unique<VerbsLocalRegion>(
       key, std::move(local_keys),
@@ -375,15 +387,25 @@ std::size_t VerbsEndpoint::poll_links(std::span<Event> events) {
   return count;
 }
 
+bool VerbsEndpoint::flush(const LocalRegion& region, std::uint64_t cookie) {
+  Flusher* const flusher = shared_flusher_.load(std::memory_order_acquire);
+  return flusher != nullptr && flusher->flush(static_cast<const VerbsLocalRegion&>(region), cookie);
+}
+
 std::size_t VerbsEndpoint::poll(std::span<Event> events) {
+  std::size_t flushed = 0;
+  if (Flusher* const flusher = shared_flusher_.load(std::memory_order_acquire)) {
+    flushed = flusher->poll(events);
+    events = events.subspan(flushed);
+  }
   // In turn, so that neither completions nor arrivals can starve the other when `events` is short.
   arrivals_first_ = !arrivals_first_;
   if (arrivals_first_) {
     const std::size_t count = acceptor_->arrivals(events);
-    return count + poll_links(events.subspan(count));
+    return flushed + count + poll_links(events.subspan(count));
   }
   const std::size_t count = poll_links(events);
-  return count + acceptor_->arrivals(events.subspan(count));
+  return flushed + count + acceptor_->arrivals(events.subspan(count));
 }
 
 }  // namespace

@@ -33,13 +33,12 @@ ibv_ah_attr path_to(const LocalPath& local, const Address& peer) {
   return path;
 }
 
-Transition to_init(const LocalPath& local) {
+Transition to_init(const LocalPath& local, unsigned access) {
   Transition step;
   step.attributes.qp_state = IBV_QPS_INIT;
   step.attributes.port_num = local.port;
   step.attributes.pkey_index = local.pkey_index;
-  // Both ends: the receiving one sends empty writes back to see whether the sender still lives.
-  step.attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+  step.attributes.qp_access_flags = access;
   step.mask = IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS;
   return step;
 }
@@ -87,8 +86,8 @@ Status take_step(ibv_qp* queue, const Transition& step, std::string_view name) {
 }
 
 Status connect_queue(ibv_qp* queue, const LocalPath& local, const Address& peer,
-                     const QueueEnd& own, const QueueEnd& remote) {
-  MK_RETURN_IF_ERROR(take_step(queue, to_init(local), "initialised (INIT)"));
+                     const QueueEnd& own, const QueueEnd& remote, unsigned access) {
+  MK_RETURN_IF_ERROR(take_step(queue, to_init(local, access), "initialised (INIT)"));
   MK_RETURN_IF_ERROR(
       take_step(queue, to_ready_to_receive(local, peer, remote), "ready to receive (RTR)"));
   return take_step(queue, to_ready_to_send(local, own), "ready to send (RTS)");

@@ -36,7 +36,9 @@ struct Transition {
 /// InfiniBand subnets; LIDs alone otherwise.
 ibv_ah_attr path_to(const LocalPath& local, const Address& peer);
 
-Transition to_init(const LocalPath& local);
+/// `access`: what the other end may do. Both ends of a link: the receiving one sends empty writes
+/// back to see whether the sender still lives.
+Transition to_init(const LocalPath& local, unsigned access = IBV_ACCESS_REMOTE_WRITE);
 /// The MTU is the smaller one of both ends.
 Transition to_ready_to_receive(const LocalPath& local, const Address& peer, const QueueEnd& remote);
 Transition to_ready_to_send(const LocalPath& local, const QueueEnd& own);
@@ -45,7 +47,8 @@ Transition to_error();
 Status take_step(ibv_qp* queue, const Transition& step, std::string_view name);
 /// From fresh to sending.
 Status connect_queue(ibv_qp* queue, const LocalPath& local, const Address& peer,
-                     const QueueEnd& own, const QueueEnd& remote);
+                     const QueueEnd& own, const QueueEnd& remote,
+                     unsigned access = IBV_ACCESS_REMOTE_WRITE);
 
 /// A fresh packet sequence number.
 Result<std::uint32_t> make_first_packet();

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,12 @@ class KeyTable {
   mutable std::mutex mutex_;
   std::map<Token, Key> keys_;
 };
+
+/// Registers `memory` at `domain`, in pieces of 2^`piece_shift` bytes: a mapped range, or a GPU's
+/// by the file that stands for it. All or nothing.
+Result<std::vector<RegionHandle>> register_pieces(ibv_pd* domain, std::string_view port,
+                                                  const MemoryDescriptor& memory,
+                                                  std::uint32_t piece_shift, unsigned access);
 
 /// What ends with a region: its key is no longer valid, then the NIC forgets it.
 class Registration {
@@ -67,6 +74,7 @@ class VerbsLocalRegion final : public LocalRegion {
   std::uint64_t bytes() const { return key_.bytes; }
   std::uint32_t local_key(std::uint64_t offset) const { return local_keys_[key_.piece_of(offset)]; }
   std::uint64_t left_in_piece(std::uint64_t offset) const { return key_.left_in_piece(offset); }
+  std::uint32_t remote_key(std::uint64_t offset) const { return key_.rkey(offset); }
 
  private:
   Key key_;

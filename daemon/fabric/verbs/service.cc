@@ -82,6 +82,7 @@ void Service::run() {
     parts_.contact.rearm();
     take_datagrams();
     take_events();
+    parts_.tend();
     if (steady_clock::now() < next_probe) continue;
     parts_.acceptor.keep_alive();
     if (announcements_left_ > 0) announce();

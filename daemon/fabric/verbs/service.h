@@ -30,6 +30,7 @@ class Service {
     const KeyTable& keys;
     Directory& directory;
     std::function<Address()> self;  ///< this endpoint's address as it is now
+    std::function<void()> tend;     ///< called now and then, and after what the device reports
   };
   static Result<std::unique_ptr<Service>> start(const Parts& parts);
   /// Ends the thread and tells every peer that this endpoint is gone.

@@ -86,6 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
         GoodCase{"[fabric.verbs]\nservice_level = 15", "service_level = 15"},
         GoodCase{"[fabric.verbs]\ntraffic_class = 106", "traffic_class = 106"},
         GoodCase{"[fabric.verbs]\nrelaxed_ordering = false", "relaxed_ordering = false"},
+        GoodCase{"[fabric.verbs]\ngpu_direct = false", "gpu_direct = false"},
         GoodCase{"[fabric.verbs]\narrival = 'immediate'", "arrival = \"immediate\""},
         GoodCase{"[fabric.verbs]\nsubmission = 'classic'", "submission = \"classic\""},
         GoodCase{"[proxy]\ncpus = [3]", "cpus = [3]"},
@@ -345,7 +346,8 @@ TEST(Config, WhatIsPrintedParsesToTheSame) {
       "[fabric.ofi]\nprovider='efa'\nbind='eth1'\n[fabric.verbs]\ndevices=['a:1','b']\ngid_index="
       "2\n"
       "pkey=3\nmtu=512\nqueues=4\ntimeout=5\nretries=6\nrnr_retries=1\nservice_level=7\n"
-      "traffic_class=8\nrelaxed_ordering=false\narrival='immediate'\nsubmission='classic'\n[proxy]"
+      "traffic_class=8\nrelaxed_ordering=false\ngpu_direct=false\narrival='immediate'\nsubmission='"
+      "classic'\n[proxy]"
       "\ncpus=[1,-1]\nbatch_window='1us'\n"
       "spin='2us'\nsleep_max='3us'\n[limits]\nsessions=2\noutstanding=3\nregistered='5MiB'\n"
       "drain='6s'\n[[job]]\npattern='a'\nweight=2\n[log]\nlevel='error'\nformat='text'\n";

@@ -1,6 +1,8 @@
 // Buffers in GPU memory, as far as the daemon keeps books of them: who may register what, and that
 // nobody else gets it.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -11,6 +13,7 @@
 namespace mk::daemon::test {
 namespace {
 
+using testing::Contains;
 using testing::HasSubstr;
 
 std::vector<std::byte> blob_of(const gpu::MemoryKey& key) {
@@ -76,6 +79,60 @@ TEST_F(DeviceBuffers, OverSeveralNodesTheFabricMustReachThem) {
   EXPECT_THAT(error_.message, HasSubstr("does not reach GPU memory"));
   // The job goes on.
   EXPECT_NE(job.node_of(0).register_buffer(job.client(0)), shm::kNoHandle);
+  job.detach_all();
+  cluster.expect_nothing_left();
+}
+
+TEST_F(DeviceBuffers, ADmabufReachesTheNetworkAndStaysNoLongerThanTheCall) {
+  TestCluster cluster(2, {.device_memory = true});
+  cluster.connect_all();
+  JobRun job(cluster, "job", 2, 1);
+  job.attach_all();
+  ASSERT_TRUE(job.all_up());
+  TestNode& node = job.node_of(0);
+  node.nic->gpu_path = "by dmabuf";
+  node.nic->gpu_path_why.clear();
+  const int before = node.nic->local_regions;
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(::memfd_create("dmabuf", MFD_CLOEXEC));
+  const int file = fds.front().get();
+  node.send(job.client(0),
+            shm::RegisterDmabuf{{3'000'000, "workspace", blob_of(key_of(4 << 20))}, 8192},
+            std::move(fds));
+  const auto reply = node.take<shm::RegisterBufferReply>(job.client(0));
+  ASSERT_TRUE(reply);
+  ASSERT_TRUE(node.nic->gpu_memory);
+  EXPECT_EQ(node.nic->gpu_memory->bytes, 3'000'000u);
+  EXPECT_EQ(node.nic->gpu_memory->dmabuf, file);
+  EXPECT_EQ(node.nic->gpu_memory->dmabuf_offset, 8192u);
+  EXPECT_EQ(::fcntl(file, F_GETFD), -1) << "who keeps the file keeps the memory";
+  EXPECT_EQ(node.nic->local_regions, before + 1);
+  EXPECT_THAT(node.logged, Contains(HasSubstr("GPU buffer 'workspace' of 3000000 bytes goes by "
+                                              "dmabuf")));
+  const auto links = node.plane->snapshot().links;
+  ASSERT_FALSE(links.empty());
+  EXPECT_THAT(links.front().fabric, HasSubstr("GPU memory by dmabuf"));
+  // The client dies: its memory would live as long as it is registered.
+  job.hang_up(0);
+  cluster.settle();
+  EXPECT_LE(node.nic->local_regions, before - 1) << "nor are its flags";
+  job.hang_up(1);
+  cluster.settle();
+  cluster.expect_nothing_left();
+}
+
+TEST_F(DeviceBuffers, WithoutADmabufTheLogSaysWhyItIsStaged) {
+  TestCluster cluster(2, {.device_memory = true});
+  cluster.connect_all();
+  JobRun job(cluster, "job", 2, 1);
+  job.attach_all();
+  ASSERT_TRUE(job.all_up());
+  TestNode& node = job.node_of(0);
+  ASSERT_NE(register_device(node, job.client(0), 4096, blob_of(key_of(4096)), error_),
+            shm::kNoHandle);
+  EXPECT_EQ(node.nic->gpu_memory->dmabuf, -1);
+  EXPECT_THAT(node.logged, Contains(HasSubstr("goes staged through host memory: the fake NIC "
+                                              "reaches no GPU")));
   job.detach_all();
   cluster.expect_nothing_left();
 }

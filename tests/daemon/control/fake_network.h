@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ struct FakeNic {
   std::string refuse_register;  ///< the error's text; empty: registers
   ErrorCode refuse_code = ErrorCode::kSystem;
   bool refuse_connect = false;
+  bool device_memory = false;  ///< before the endpoint is made
+  std::string gpu_path = "staged through host memory";
+  std::string gpu_path_why = "the fake NIC reaches no GPU";
   bool refuse_import = false;
   bool hold_completions = false;
   std::function<void()> on_import;       ///< called by import_region; may block
@@ -45,7 +49,8 @@ struct FakeNic {
   int links = 0;
   int connects = 0;
   int writes = 0;
-  std::vector<fabric::LinkId> connected;  ///< every link ever, in order
+  std::optional<fabric::MemoryDescriptor> gpu_memory;  ///< registered last
+  std::vector<fabric::LinkId> connected;               ///< every link ever, in order
 };
 
 class FakeEndpoint final : public fabric::Endpoint {
@@ -55,6 +60,7 @@ class FakeEndpoint final : public fabric::Endpoint {
     capabilities_.name = nic_->name;
     capabilities_.contract = nic_->contract;
     capabilities_.link_depth = 64;
+    capabilities_.device_memory = nic_->device_memory;
   }
 
   const fabric::Capabilities& capabilities() const override { return capabilities_; }
@@ -65,7 +71,13 @@ class FakeEndpoint final : public fabric::Endpoint {
     if (!nic_->refuse_register.empty()) {
       return tl::unexpected<Error>(Error{nic_->refuse_code, nic_->refuse_register});
     }
-    return std::make_unique<Local>(*this, memory);
+    auto region = std::make_unique<Local>(*this, memory);
+    if (memory.device) {
+      nic_->gpu_memory = memory;
+      gpu_path_ = region->gpu_path = nic_->gpu_path;
+      region->gpu_path_why = nic_->gpu_path_why;
+    }
+    return region;
   }
   Result<fabric::LinkId> connect(std::span<const std::byte>, const std::string& peer) override {
     ++nic_->connects;
@@ -75,6 +87,7 @@ class FakeEndpoint final : public fabric::Endpoint {
     return next_link_++;
   }
   void disconnect(fabric::LinkId) override { --nic_->links; }
+  std::string gpu_path() const override { return gpu_path_; }
   Result<std::unique_ptr<fabric::RemoteRegion>> import_region(
       fabric::LinkId, std::span<const std::byte> key) override {
     if (nic_->on_import) nic_->on_import();
@@ -155,6 +168,7 @@ class FakeEndpoint final : public fabric::Endpoint {
   std::shared_ptr<FakeMemory> memory_;
   std::shared_ptr<FakeNic> nic_;
   fabric::Capabilities capabilities_;
+  std::string gpu_path_;
   fabric::LinkId next_link_ = 1;
   std::deque<fabric::Event> done_;
 };

@@ -101,7 +101,7 @@ TEST_F(PeerMessages, PartsAreChecked) {
   expect_refused(with([](auto& p) { p.sessions[1].slot = 64; }), "slot 64");
   expect_refused(with([](auto& p) { p.sessions[1].flag_count = 0; }), "0 flags");
   expect_refused(with([](auto& p) { p.sessions[1].flag_count = 65537; }), "65537 flags");
-  expect_refused(with([](auto& p) { p.sessions[1].flags_key.resize(513); }), "513 bytes");
+  expect_refused(with([](auto& p) { p.sessions[1].flags_key.resize(1025); }), "1025 bytes");
   EXPECT_EQ(node.plane->counts().early_parts, 0u);
 }
 
@@ -149,7 +149,7 @@ TEST_F(PeerMessages, WhatConcernsAJobIsChecked) {
   expect_refused(region([](auto& r) { r.handle = 1025; }), "buffer 1025");
   expect_refused(region([](auto& r) { r.bytes = 0; }), "of 0 bytes");
   expect_refused(region([](auto& r) { r.bytes = shm::kBufferBytesMax + 1; }), "bytes with");
-  expect_refused(region([](auto& r) { r.key.resize(513); }), "513 bytes");
+  expect_refused(region([](auto& r) { r.key.resize(1025); }), "1025 bytes");
   say(region([](auto&) {}));
   expect_refused(region([](auto&) {}), "two buffers with handle 5");
   expect_refused(RegionWithdraw{"job", 11, 0, 5}, "a withdrawal for rank 0");

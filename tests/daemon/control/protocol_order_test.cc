@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 
 #include "tests/daemon/control/rig.h"
 
@@ -49,8 +50,8 @@ constexpr Answer kLater{};  ///< neither a reply nor an error yet
 Answer expected(At state, T type) {
   const bool is_request = type == T::kHello || type == T::kAttach || type == T::kRegisterBuffer ||
                           type == T::kDeregisterBuffer || type == T::kAllocFlags ||
-                          type == T::kRegisterDeviceBuffer || type == T::kExchange ||
-                          type == T::kOpenPeerBuffer || type == T::kDetach;
+                          type == T::kRegisterDeviceBuffer || type == T::kRegisterDmabuf ||
+                          type == T::kExchange || type == T::kOpenPeerBuffer || type == T::kDetach;
   if (!is_request) return kBreaks;
   const bool needs_session = type != T::kHello && type != T::kAttach;
   switch (state) {
@@ -63,6 +64,7 @@ Answer expected(At state, T type) {
       switch (type) {
         case T::kRegisterBuffer:
         case T::kRegisterDeviceBuffer:
+        case T::kRegisterDmabuf:
           return ok(T::kRegisterBufferReply);
         case T::kDeregisterBuffer:
           return refused(ErrorCode::kNotFound);
@@ -122,12 +124,17 @@ class ProtocolOrder : public testing::Test {
         fds.emplace_back(::dup(file->fd()));
         return node.send(client, shm::RegisterBuffer{4096, "b"}, std::move(fds));
       }
-      case T::kRegisterDeviceBuffer: {
+      case T::kRegisterDeviceBuffer:
+      case T::kRegisterDmabuf: {
         gpu::MemoryKey key;
         key.bytes = 4096;
         std::vector<std::byte> bytes(sizeof key);
         std::memcpy(bytes.data(), &key, sizeof key);
-        return node.send(client, shm::RegisterDeviceBuffer{4096, "b", std::move(bytes)});
+        shm::RegisterDeviceBuffer buffer{4096, "b", std::move(bytes)};
+        if (type == T::kRegisterDeviceBuffer) return node.send(client, std::move(buffer));
+        std::vector<UniqueFd> fds;
+        fds.emplace_back(::memfd_create("test", MFD_CLOEXEC));
+        return node.send(client, shm::RegisterDmabuf{std::move(buffer), 0}, std::move(fds));
       }
       case T::kDeregisterBuffer:
         return node.send(client, shm::DeregisterBuffer{7});
@@ -147,7 +154,7 @@ class ProtocolOrder : public testing::Test {
 
 TEST_F(ProtocolOrder, EveryMessageInEveryState) {
   for (const At state : kStates) {
-    for (std::uint16_t number = 0; number <= 20; ++number) {
+    for (std::uint16_t number = 0; number <= 21; ++number) {
       SCOPED_TRACE(fmt::format("{} while {}", shm::message_type_name(number), name_of(state)));
       const auto type = static_cast<T>(number);
       TestNode node({.nodes = 1}, std::make_shared<FakeMemory>(),

@@ -12,6 +12,7 @@ TestNode::TestNode(const NodeSetup& node_setup, std::shared_ptr<FakeMemory> memo
                    std::shared_ptr<std::uint64_t> clock)
     : setup(node_setup), nic(std::make_shared<FakeNic>()), clock_(std::move(clock)) {
   nic->contract = setup.contract;
+  nic->device_memory = setup.device_memory;
   std::vector<Proxy*> raw;
   for (std::uint32_t rail = 0; rail < setup.rails; ++rail) {
     ProxyOptions options;

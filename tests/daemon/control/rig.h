@@ -43,6 +43,7 @@ struct NodeSetup {
   std::uint64_t registered_bytes_max = 0;
   decltype(ControlOptions::user_max) user_max{};
   std::function<JobShare(const std::string&)> job_share{};
+  bool device_memory = false;  ///< the network reaches GPUs
 };
 
 /// One daemon's control plane.

@@ -24,6 +24,7 @@
 #include "daemon/fabric/striped/endpoint.h"
 #include "shm/flag.h"
 #include "shm/host/buffer_file.h"
+#include "tests/daemon/fabric/direct_nic.h"
 #include "tests/shm/gpu/fake_driver.h"
 
 namespace mk::fabric {
@@ -60,6 +61,8 @@ struct FabricSetup {
   std::function<Result<std::unique_ptr<Endpoint>>()> opener = {};
   std::shared_ptr<SlowGpus> gpus = {};        ///< whose memory is staged; null: it is the host's
   std::shared_ptr<FabricSetup> carrier = {};  ///< by which
+  /// The carrier's NICs reach GPUs by themselves; made for each.
+  std::function<std::shared_ptr<DirectControl>()> direct = {};
   bool may_take_fewer = false;  ///< `post` may take fewer writes than there is room for
 
   Result<std::unique_ptr<Endpoint>> open() const {
@@ -71,12 +74,20 @@ struct FabricSetup {
       setup.config.write_timeout_ns = own.write_timeout_ns;
       return setup.open_rail();
     };
+    options.direct = config.verbs.gpu_direct;
     options.load_gpu_driver = [driver = gpus->daemons]() -> Result<std::shared_ptr<gpu::Driver>> {
       return driver;
     };
     return make_staged_endpoint(std::move(plain), std::move(options));
   }
   Result<std::unique_ptr<Endpoint>> open_rail() const {
+    if (direct) {
+      MK_ASSIGN_OR_RETURN(auto host, open_stripes());
+      return std::make_unique<DirectNic>(std::move(host), direct());
+    }
+    return open_stripes();
+  }
+  Result<std::unique_ptr<Endpoint>> open_stripes() const {
     if (stripes == 1) return open_one();
     std::vector<std::unique_ptr<Endpoint>> all;
     for (std::uint32_t i = 0; i < stripes; ++i) {
@@ -101,6 +112,17 @@ inline FabricSetup with_gpus(const std::string& name, const FabricSetup& plain,
   setup.gpus = std::make_shared<SlowGpus>();
   setup.carrier = std::make_shared<FabricSetup>(carrier);
   return setup;
+}
+
+/// The same, by NICs that reach the GPUs themselves, and need not flush to be seen.
+inline FabricSetup with_direct_gpus(const std::string& name, const FabricSetup& plain,
+                                    FabricSetup carrier) {
+  carrier.direct = [] {
+    auto control = std::make_shared<DirectControl>();
+    control->shadowed = false;
+    return control;
+  };
+  return with_gpus(name, plain, carrier);
 }
 
 inline std::vector<FabricSetup> all_setups() {
@@ -128,6 +150,7 @@ inline std::vector<FabricSetup> all_setups() {
   setups.back().stripes = 2;
   setups.push_back(with_gpus("ofi_tcp_staged", setups[3], setups[3]));
   setups.push_back(with_gpus("ordered_staged", setups[0], setups[4]));  // as over verbs
+  setups.push_back(with_direct_gpus("ordered_direct", setups[0], setups[4]));
   // Where there is an RDMA port (tests/rdma makes one), verbs in both contracts, and the submission
   // interface and number of queues that are not the default. A software NIC on a busy machine
   // acknowledges late: 0.5 s until it is asked again.
@@ -143,14 +166,18 @@ inline std::vector<FabricSetup> all_setups() {
     setup.name = "verbs_immediate";
     setup.config.verbs.arrival = "immediate";
     setups.push_back(setup);
-    setups.push_back(with_gpus("verbs_staged", setups[setups.size() - 2], setup));
+    // A plain address of memory on a GPU is one of the host's here, so the way of the peer-memory
+    // module is open, and each arrival is flushed.
+    setups.push_back(with_gpus("verbs_direct", setups[setups.size() - 2], setup));
+    setups.push_back(with_gpus("verbs_staged", setups[setups.size() - 3], setup));
+    setups.back().config.verbs.gpu_direct = false;
     setup.name = "verbs_classic_queues";
     setup.config.verbs.arrival = "flag";
     setup.config.verbs.submission = "classic";
     setup.config.verbs.queues = 4;
     setup.config.verbs.registration_bytes_max = 1 << 20;  // registrations of many pieces
     setups.push_back(setup);
-    setup = setups[setups.size() - 3];
+    setup = setups[setups.size() - 4];
     setup.name = "verbs_immediate_striped";
     setup.stripes = 2;
     setups.push_back(setup);
@@ -226,6 +253,9 @@ class Node {
         case Event::Kind::kLinkDown:
           ++links_down[event.link];
           break;
+        case Event::Kind::kFlushed:
+          ADD_FAILURE() << "the engine asks for no flush";
+          break;
       }
     }
     return events.size();
@@ -269,7 +299,12 @@ class Node {
     gpu::MemoryKey key = made->key();
     key.process.start_time += 1;
     const std::uint64_t size = (bytes + 4095) / 4096 * 4096;
-    auto region = endpoint->register_memory({.bytes = size, .device = key});
+    // As a client does.
+    const auto dmabuf = made->dmabuf();
+    auto region = endpoint->register_memory({.bytes = size,
+                                             .device = key,
+                                             .dmabuf = dmabuf ? dmabuf->fd.get() : -1,
+                                             .dmabuf_offset = dmabuf ? dmabuf->offset : 0});
     if (!region) throw std::runtime_error(region.error().message);
     return {std::nullopt, std::move(*made), std::move(*region), size};
   }

@@ -2,18 +2,10 @@
 // so: nothing is sent before it is copied out of the GPU, nothing is shown before it is copied into
 // the other one, and halves of writes find each other in whatever order they come.
 #include "daemon/fabric/staged/receiver.h"
-#include "tests/daemon/fabric/fabric_fixture.h"
+#include "tests/daemon/fabric/gpu_pair.h"
 
 namespace mk::fabric {
 namespace {
-
-FabricSetup ofi(const char* provider) {
-  FabricSetup setup;
-  setup.config.fabric = "ofi";
-  setup.config.provider = provider;
-  setup.config.bind_address = "127.0.0.1";
-  return setup;
-}
 
 /// Both contracts as the engine sees them, over real sockets.
 std::vector<FabricSetup> setups() {
@@ -34,17 +26,12 @@ class StagedTest : public FabricTest {
 };
 
 TEST_P(StagedTest, NothingIsSentOrShownBeforeItsCopyIsOver) {
-  Node a(GetParam());
-  Node b(GetParam());
-  const TestLink link = join(a, b);
+  Pair pair(GetParam(), 1 << 16);
+  Node& a = pair.a;
+  Node& b = pair.b;
   constexpr std::uint32_t kBytes = 5'000;
-  const Memory source = a.memory(1 << 16);
-  const Memory target = b.memory(1 << 16);
-  const auto remote = import(a, link, target);
-  fill_random({source.data(), source.bytes()}, 7);
   const std::vector<std::byte> untouched(kBytes, kPoison);
-  const Write write = make_write(link, 9, 1, 5, source, 16, *remote, 4097, kBytes);
-  ASSERT_EQ(a.endpoint->post(link.id, {&write, 1}), 1u);
+  ASSERT_TRUE(pair.post(pair.write(9, 1, 5, kBytes, 16, 4097)));
   poll_network(a, b);
   EXPECT_EQ(driver().copies(), 1u) << "out of the sender's GPU";
   EXPECT_TRUE(a.completed.empty());
@@ -56,16 +43,16 @@ TEST_P(StagedTest, NothingIsSentOrShownBeforeItsCopyIsOver) {
   EXPECT_EQ(driver().copies(), 2u) << "into the receiver's";
   poll_network(a, b);
   EXPECT_EQ(b.flag(9), 0u);
-  EXPECT_EQ(0, std::memcmp(target.data() + 4097, untouched.data(), kBytes));
+  EXPECT_EQ(0, std::memcmp(pair.target.data() + 4097, untouched.data(), kBytes));
 
   driver().run(1);
   poll_network(a, b);
   EXPECT_EQ(b.flag(9), 0u) << "the copy is over, but nobody has been told";
-  EXPECT_EQ(0, std::memcmp(target.data() + 4097, source.data() + 16, kBytes));
+  EXPECT_TRUE(pair.arrived(kBytes, 16, 4097));
   driver().run();
   ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(9) == 1 && a.completed.contains(5); }));
-  EXPECT_EQ(target.data()[4096], kPoison);
-  EXPECT_EQ(target.data()[4097 + kBytes], kPoison);
+  EXPECT_EQ(pair.target.data()[4096], kPoison);
+  EXPECT_EQ(pair.target.data()[4097 + kBytes], kPoison);
 }
 
 TEST_P(StagedTest, HostMemoryGoesAsItWouldWithoutGpus) {
@@ -100,15 +87,11 @@ TEST_P(StagedTest, HostMemoryGoesAsItWouldWithoutGpus) {
 }
 
 TEST_P(StagedTest, WhatAGpuStillReadsIsNotReportedWhenTheLinkIsGivenUp) {
-  Node a(GetParam());
-  Node b(GetParam());
-  const TestLink link = join(a, b);
-  const Memory source = a.memory(8192);
-  const Memory target = b.memory(8192);
-  const auto remote = import(a, link, target);
-  const Write write = make_write(link, 1, 1, 1, source, 0, *remote, 0, 8000);
-  ASSERT_EQ(a.endpoint->post(link.id, {&write, 1}), 1u);
-  a.endpoint->disconnect(link.id);
+  Pair pair(GetParam());
+  Node& a = pair.a;
+  Node& b = pair.b;
+  ASSERT_TRUE(pair.post(pair.write(1, 1, 1, 8000)));
+  a.endpoint->disconnect(pair.link.id);
   poll_network(a, b);
   EXPECT_EQ(a.total(a.failed) + a.total(a.completed), 0u);
   ASSERT_TRUE(pump({&a, &b}, [&] { return a.failed.contains(1); }));
@@ -117,14 +100,10 @@ TEST_P(StagedTest, WhatAGpuStillReadsIsNotReportedWhenTheLinkIsGivenUp) {
 }
 
 TEST_P(StagedTest, DeregisteringWaitsForCopiesIntoTheBuffer) {
-  Node a(GetParam());
-  Node b(GetParam());
-  const TestLink link = join(a, b);
-  const Memory source = a.memory(8192);
-  Memory target = b.memory(8192);
-  const auto remote = import(a, link, target);
-  const Write write = make_write(link, 1, 1, 1, source, 0, *remote, 0, 8000);
-  ASSERT_EQ(a.endpoint->post(link.id, {&write, 1}), 1u);
+  Pair pair(GetParam());
+  Node& a = pair.a;
+  Node& b = pair.b;
+  ASSERT_TRUE(pair.post(pair.write(1, 1, 1, 8000)));
   a.poll_endpoint();
   ASSERT_EQ(driver().run(), 2u);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -132,7 +111,7 @@ TEST_P(StagedTest, DeregisteringWaitsForCopiesIntoTheBuffer) {
   ASSERT_EQ(driver().copies(), 2u);
   std::atomic<bool> gone{false};
   std::thread control([&] {
-    target.region.reset();
+    pair.target.region.reset();
     gone.store(true);
   });
   std::this_thread::sleep_for(std::chrono::milliseconds{20});
@@ -145,15 +124,11 @@ TEST_P(StagedTest, DeregisteringWaitsForCopiesIntoTheBuffer) {
 }
 
 TEST_P(StagedTest, AGpuThatFailsFailsItsWritesAndShowsNothing) {
-  Node a(GetParam());
-  Node b(GetParam());
-  const TestLink link = join(a, b);
-  const Memory source = a.memory(8192);
-  const Memory target = b.memory(8192);
-  const auto remote = import(a, link, target);
+  Pair pair(GetParam());
+  Node& a = pair.a;
+  Node& b = pair.b;
   driver().fail_copies = true;
-  const Write write = make_write(link, 1, 1, 1, source, 0, *remote, 0, 8000);
-  ASSERT_EQ(a.endpoint->post(link.id, {&write, 1}), 1u);
+  ASSERT_TRUE(pair.post(pair.write(1, 1, 1, 8000)));
   ASSERT_TRUE(pump({&a, &b}, [&] { return a.failed.contains(1); }));
   driver().fail_copies = false;
   EXPECT_EQ(b.flag(1), 0u);
@@ -242,7 +217,8 @@ class ReceiverTest : public testing::Test {
   std::optional<gpu::Allocation> memory_;
   std::shared_ptr<staged::Region> region_;
   const std::shared_ptr<staged::RegionTable> regions_ = std::make_shared<staged::RegionTable>();
-  staged::Receiver receiver_{copier_, regions_, nullptr};
+  staged::Receiver receiver_{copier_, regions_, nullptr,
+                             [](const LocalRegion&, std::uint64_t) { return false; }};
 };
 
 TEST_F(ReceiverTest, HalvesMeetInEitherOrderAndOnlyTheirOwn) {

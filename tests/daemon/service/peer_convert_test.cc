@@ -185,8 +185,8 @@ TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
   refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_flag_count(65537); },
           "flag_count");
   refused(
-      [](auto& m) { m.mutable_job_part()->add_sessions()->set_flags_key(std::string(513, 'k')); },
-      "flags_key is 513");
+      [](auto& m) { m.mutable_job_part()->add_sessions()->set_flags_key(std::string(1025, 'k')); },
+      "flags_key is 1025");
   refused(
       [](auto& m) {
         for (int i = 0; i < 17; ++i) m.mutable_job_part()->add_sessions();
@@ -196,7 +196,7 @@ TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
   refused([](auto& m) { m.mutable_region_announce()->set_handle(65536); }, "handle is 65536");
   refused([](auto& m) { m.mutable_region_announce()->set_bytes(shm::kBufferBytesMax + 1); },
           "region_announce: bytes is");
-  refused([](auto& m) { m.mutable_region_announce()->set_key(std::string(513, 'k')); }, "key");
+  refused([](auto& m) { m.mutable_region_announce()->set_key(std::string(1025, 'k')); }, "key");
   refused([](auto& m) { m.mutable_region_announce()->set_rank(1024); }, "rank");
   refused([](auto& m) { m.mutable_region_withdraw()->set_handle(65536); }, "handle is 65536");
   refused([](auto& m) { m.mutable_exchange_part()->set_blob(std::string(65537, 'b')); }, "blob");

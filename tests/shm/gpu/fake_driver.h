@@ -4,6 +4,8 @@
 /// `FakeMachine`.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -47,6 +49,7 @@ class FakeDriver final : public Driver {
   bool hold = false;  ///< streams do their work only by `run`
   bool fail_copies = false;
   bool fail_open = false;
+  bool exports_dmabufs = true;
   /// Does up to `count` pieces of work, over all streams in turn; how many there were.
   std::size_t run(std::size_t count = SIZE_MAX) {
     const std::lock_guard lock(machine_->mutex);
@@ -120,6 +123,13 @@ class FakeDriver final : public Driver {
     IpcHandle handle;
     std::memcpy(handle.bytes.data(), &number, sizeof number);
     return handle;
+  }
+  /// A file with nothing in it: what stands for memory here is its number alone.
+  Result<Dmabuf> dmabuf(int, std::byte* memory) override {
+    const std::lock_guard lock(machine_->mutex);
+    if (!exports_dmabufs || !allocations_.contains(memory))
+      return fail(ErrorCode::kUnsupported, "the fake driver exports no dmabuf");
+    return Dmabuf{UniqueFd(::memfd_create("fake-dmabuf", MFD_CLOEXEC)), 0};
   }
   Result<std::byte*> open(int, const IpcHandle& handle) override {
     const std::lock_guard lock(machine_->mutex);

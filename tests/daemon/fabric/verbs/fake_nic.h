@@ -29,6 +29,7 @@ struct Seen {
   std::uint32_t bytes = 0;
   std::uint32_t local_key = 0;
   std::uint32_t word = 0;  ///< inline: the data; with immediate: the immediate, our byte order
+  bool read = false;
 
   bool operator==(const Seen&) const = default;
 };
@@ -141,6 +142,7 @@ class FakeNic {
       seen.signaled = (request->send_flags & IBV_SEND_SIGNALED) != 0;
       seen.is_inline = (request->send_flags & IBV_SEND_INLINE) != 0;
       seen.immediate = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+      seen.read = request->opcode == IBV_WR_RDMA_READ;
       seen.remote = request->wr.rdma.remote_addr;
       seen.remote_key = request->wr.rdma.rkey;
       if (seen.immediate) seen.word = be32toh(request->imm_data);
