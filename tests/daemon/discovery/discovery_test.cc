@@ -1,5 +1,5 @@
 // The looking: what is handed on and when, and what a source that fails changes. The sources
-// themselves are tested against a DNS server and an etcd (check_dns.py, check_etcd.py).
+// themselves are tested by themselves, and against a DNS server and an etcd (check_dns.py, check_etcd.py).
 #include "daemon/discovery/discovery.h"
 
 #include <gmock/gmock.h>
