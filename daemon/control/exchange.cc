@@ -52,20 +52,26 @@ Result<std::uint64_t> ExchangeTable::put_local(std::uint32_t rank, const std::st
   return number;
 }
 
-Status ExchangeTable::put_remote(std::uint32_t rank, std::uint64_t round, const std::string& tag,
-                                 Blob blob) {
-  if (round != next_[rank]) {
+Status ExchangeTable::check_remote(std::uint32_t rank, std::uint64_t round, std::uint64_t due,
+                                   std::size_t bytes) const {
+  if (round != due) {
     return fail(ErrorCode::kProtocol, "exchange {} of rank {} came where {} was due", round, rank,
-                next_[rank]);
+                due);
   }
-  if (blob.size() > blob_bytes_max(world_)) {
+  if (bytes > blob_bytes_max(world_)) {
     return fail(ErrorCode::kProtocol, "rank {} put {} bytes into an exchange; at most {}", rank,
-                blob.size(), blob_bytes_max(world_));
+                bytes, blob_bytes_max(world_));
   }
   if (round - first_ >= kRemoteRoundsMax) {
     return fail(ErrorCode::kProtocol, "rank {} is at exchange {} while {} is incomplete", rank,
                 round, first_);
   }
+  return {};
+}
+
+Status ExchangeTable::put_remote(std::uint32_t rank, std::uint64_t round, const std::string& tag,
+                                 Blob blob) {
+  MK_RETURN_IF_ERROR(check_remote(rank, round, next_[rank], blob.size()));
   put(rank, tag, std::move(blob));
   return {};
 }

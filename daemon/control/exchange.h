@@ -43,7 +43,11 @@ class ExchangeTable {
   Result<std::uint64_t> put_local(std::uint32_t rank, const std::string& tag, Blob blob,
                                   std::uint64_t request, std::uint64_t deadline_ns,
                                   std::uint32_t timeout_ms);
-  /// A remote rank's blob. An error is a fault of the daemon that sent it.
+  /// Whether a remote rank may put this when `due` is its next round. An error is a fault of the
+  /// daemon that sent it.
+  Status check_remote(std::uint32_t rank, std::uint64_t round, std::uint64_t due,
+                      std::size_t bytes) const;
+  /// A remote rank's blob, checked so.
   Status put_remote(std::uint32_t rank, std::uint64_t round, const std::string& tag, Blob blob);
 
   /// Takes the answers that are due now: rounds that are full or broken, ranks whose time is up.

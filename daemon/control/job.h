@@ -24,6 +24,8 @@ struct RemotePart {
   bool ready = false;                           ///< its JobReady is in
   bool gone = false;                            ///< nothing of it can write here any more
   std::vector<RegionAnnounce> regions_waiting;  ///< announced before our sessions were bound
+  /// Put before the job was up here: they count once this part is known to be with ours.
+  std::vector<ExchangePart> exchanges_waiting;
 };
 
 enum class JobState {

@@ -301,6 +301,15 @@ Status ControlPlane::Impl::on(NodeId node, ExchangePart& exchange) {
   if (exchange.tag.size() > shm::kNameBytesMax) {
     return fail(ErrorCode::kProtocol, "an exchange tag of {} bytes", exchange.tag.size());
   }
+  if (job->state != JobState::kUp) {
+    // Its job is up, perhaps with our part of an earlier run: then it is forgotten with its part.
+    const auto waiting = static_cast<std::uint64_t>(
+        std::ranges::count(part->exchanges_waiting, exchange.rank, &ExchangePart::rank));
+    MK_RETURN_IF_ERROR(job->exchange.check_remote(exchange.rank, exchange.sequence, waiting,
+                                                  exchange.blob.size()));
+    part->exchanges_waiting.push_back(std::move(exchange));
+    return {};
+  }
   MK_RETURN_IF_ERROR(job->exchange.put_remote(exchange.rank, exchange.sequence, exchange.tag,
                                               std::move(exchange.blob)));
   answer_exchanges(*job);

@@ -168,6 +168,13 @@ void ControlPlane::Impl::job_up(Job& job) {
     }
   }
   for (const ExchangePart& part : std::exchange(job.exchange_unsent, {})) send_to_job(job, part);
+  if (job.failed) return;
+  for (auto& [rank, part] : job.parts) {
+    for (ExchangePart& put : std::exchange(part.exchanges_waiting, {})) {
+      (void)job.exchange.put_remote(put.rank, put.sequence, put.tag, std::move(put.blob));
+    }
+  }
+  answer_exchanges(job);
 }
 
 void ControlPlane::Impl::announce_buffer(Session& session, std::uint16_t handle) {

@@ -222,5 +222,39 @@ TEST(Teardown, ItsEndIsToldOverAStreamThatCameBackUnseen) {
   node.expect_nothing_left();
 }
 
+TEST(Teardown, WhatAnEarlierRunPutIntoAnExchangeGoesWithItsPart) {
+  // The other node's job is up with our part of a run that has ended here, and its ranks exchange;
+  // our next run has taken that part, and hears late that it was not meant.
+  TestNode node{{}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1)};
+  node.reachable = {1};
+  const auto say = [&](PeerMessage message) {
+    const Status status = node.plane->on_peer_message(1, std::move(message));
+    EXPECT_TRUE(status) << status.error().message;
+  };
+  PeerHello hello = node.plane->hello();
+  hello.node = 1;
+  say(hello);
+  say(part_of("job", 11, 2, 1, 1));
+  const ClientId client = node.attach(rank_of("job", 2, 1, 0));
+  std::uint64_t own = 0;
+  for (const auto& [to, message] : node.sent) {
+    if (const auto* part = std::get_if<JobPart>(&message)) own = part->part_id;
+  }
+  node.send(client, shm::Exchange{"t", bytes_of("a"), 1'000});
+  say(ExchangePart{"job", 11, 1, 0, "t", bytes_of("of an earlier run")});
+  EXPECT_FALSE(node.plane->on_peer_message(1, ExchangePart{"job", 11, 1, 2, "t", {}}));
+  EXPECT_FALSE(node.take<shm::ExchangeReply>(client));
+  say(JobLeft{"job", 11, 1, ErrorCode::kPeerLost, "its run is over", own + 1});
+  say(part_of("job", 12, 2, 1, 1));
+  // One that is up before us may be ahead.
+  say(ExchangePart{"job", 12, 1, 0, "t", bytes_of("b")});
+  EXPECT_FALSE(node.take<shm::ExchangeReply>(client));
+  say(JobReady{"job", 12, own});
+  EXPECT_TRUE(node.take<shm::JobUp>(client));
+  const auto reply = node.take<shm::ExchangeReply>(client);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->blobs, (std::vector{bytes_of("a"), bytes_of("b")}));
+}
+
 }  // namespace
 }  // namespace mk::daemon::test

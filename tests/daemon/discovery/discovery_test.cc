@@ -1,5 +1,6 @@
 // The looking: what is handed on and when, and what a source that fails changes. The sources
-// themselves are tested by themselves, and against a DNS server and an etcd (check_dns.py, check_etcd.py).
+// have tests of their own, and others against a DNS server and an etcd (check_dns.py,
+// check_etcd.py).
 #include "daemon/discovery/discovery.h"
 
 #include <gmock/gmock.h>
