@@ -21,6 +21,9 @@ struct Nccl::Api {
   int (*all_gather)(const void*, void*, std::size_t, int, void*, cudaStream_t);
   int (*reduce_scatter)(const void*, void*, std::size_t, int, int, void*, cudaStream_t);
   int (*all_reduce)(const void*, void*, std::size_t, int, int, void*, cudaStream_t);
+  int (*send)(const void*, std::size_t, int, int, void*, cudaStream_t);
+  int (*receive)(void*, std::size_t, int, int, void*, cudaStream_t);
+  int (*reduce)(const void*, void*, std::size_t, int, int, int, void*, cudaStream_t);
   const char* (*error_string)(int);
 
   void require(int result, const char* what) const {
@@ -32,7 +35,7 @@ struct Nccl::Api {
 
 Nccl::Nccl() : api_(std::make_unique<Api>()) {}
 
-std::unique_ptr<Nccl> Nccl::load(int devices) {
+std::unique_ptr<Nccl> Nccl::load(int devices, int first) {
   setenv("NCCL_NVLS_ENABLE", "0", 1);
   void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return nullptr;
@@ -50,11 +53,14 @@ std::unique_ptr<Nccl> Nccl::load(int devices) {
   find(api.all_gather, "ncclAllGather");
   find(api.reduce_scatter, "ncclReduceScatter");
   find(api.all_reduce, "ncclAllReduce");
+  find(api.send, "ncclSend");
+  find(api.receive, "ncclRecv");
+  find(api.reduce, "ncclReduce");
   find(api.error_string, "ncclGetErrorString");
   if (!complete) return nullptr;
   nccl->communicators_.resize(static_cast<std::size_t>(devices));
   std::vector<int> list;
-  for (int device = 0; device < devices; ++device) list.push_back(device);
+  for (int device = 0; device < devices; ++device) list.push_back(first + device);
   api.require(api.init_all(nccl->communicators_.data(), devices, list.data()), "ncclCommInitAll");
   return nccl;
 }
@@ -91,6 +97,29 @@ void Nccl::all_reduce(const std::vector<Call>& calls, std::size_t count) {
                   "ncclAllReduce");
   }
   api_->require(api_->group_end(), "ncclGroupEnd");
+}
+
+void Nccl::begin() { api_->require(api_->group_start(), "ncclGroupStart"); }
+void Nccl::end() { api_->require(api_->group_end(), "ncclGroupEnd"); }
+
+void Nccl::send(std::size_t from, std::size_t to, const void* data, std::size_t count,
+                cudaStream_t stream) {
+  api_->require(api_->send(data, count, kBf16, static_cast<int>(to), communicators_[from], stream),
+                "ncclSend");
+}
+
+void Nccl::receive(std::size_t at, std::size_t from, void* data, std::size_t count,
+                   cudaStream_t stream) {
+  api_->require(
+      api_->receive(data, count, kBf16, static_cast<int>(from), communicators_[at], stream),
+      "ncclRecv");
+}
+
+void Nccl::reduce(std::size_t at, std::size_t root, const void* data, void* sum, std::size_t count,
+                  cudaStream_t stream) {
+  api_->require(api_->reduce(data, sum, count, kBf16, kSum, static_cast<int>(root),
+                             communicators_[at], stream),
+                "ncclReduce");
 }
 
 }  // namespace mk::test

@@ -10,11 +10,11 @@
 
 namespace mk::test {
 
-/// One communicator per device 0 .. devices - 1, all of this process. bf16 elements.
+/// One communicator per device, all of this process. bf16 elements.
 class Nccl {
  public:
-  /// Null where there is no libnccl.
-  static std::unique_ptr<Nccl> load(int devices);
+  /// Devices first .. first + devices - 1. Null where there is no libnccl.
+  static std::unique_ptr<Nccl> load(int devices, int first = 0);
   ~Nccl();
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
@@ -30,6 +30,18 @@ class Nccl {
   void reduce_scatter(const std::vector<Call>& calls, std::size_t count);
   /// `count`: of the whole.
   void all_reduce(const std::vector<Call>& calls, std::size_t count);
+
+  /// Between them, the following run as one.
+  void begin();
+  void end();
+  /// By the numbers of the communicators, from 0 on.
+  void send(std::size_t from, std::size_t to, const void* data, std::size_t count,
+            cudaStream_t stream);
+  void receive(std::size_t at, std::size_t from, void* data, std::size_t count,
+               cudaStream_t stream);
+  /// To be called for every member.
+  void reduce(std::size_t at, std::size_t root, const void* data, void* sum, std::size_t count,
+              cudaStream_t stream);
 
  private:
   struct Api;

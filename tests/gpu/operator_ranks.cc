@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include <utility>
 
 #include "kernels/comm/shard.h"
@@ -82,6 +83,13 @@ class SumRank : public RankOperator {
   std::unique_ptr<Operator> op_;
   Strides strides_;
 };
+
+void include(const Verdict& verdict, Verdict& all) {
+  all.worst = std::max(all.worst, verdict.worst);
+  all.error_max = std::max(all.error_max, verdict.error_max);
+  all.bad += verdict.bad;
+  if (all.first_bad < 0) all.first_bad = verdict.first_bad;
+}
 
 /// An operator's plan, whichever it is.
 struct Plan {
@@ -189,17 +197,21 @@ Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
         setup.op == Op::kAgGemm ? kernels::shard_rows_max(setup.m, world) : setup.m;
     const std::size_t rows =
         setup.op == Op::kGemmRs ? kernels::shard_rows_max(setup.m, world) : setup.m;
-    rank.workspace = std::make_unique<DeviceMemory>(plan.workspace_bytes);
+    if (!setup.join) rank.workspace = std::make_unique<DeviceMemory>(plan.workspace_bytes);
     rank.a = std::make_unique<DeviceMemory>(a_rows * k * 2);
     rank.b = std::make_unique<DeviceMemory>(setup.n * k * 2);
     rank.c = std::make_unique<DeviceMemory>(rows * setup.n * 2);
     if (setup.gathers) rank.gathered = std::make_unique<DeviceMemory>(setup.m * k * 2);
+    device_of.push_back(rank.device);
+    if (setup.join) continue;
     require(cudaMemset(rank.workspace->data(), 0, plan.workspace_bytes), "workspace");
     require(cudaDeviceSynchronize(), "workspace");
-    device_of.push_back(rank.device);
     workspaces.push_back(static_cast<std::byte*>(rank.workspace->data()));
   }
-  if (setup.nodes > 1) {
+  std::vector<kernels::RankContext> contexts(world);
+  if (setup.join) {
+    contexts = setup.join(plan.workspace_bytes, plan.flags);
+  } else if (setup.nodes > 1) {
     proxy_ =
         std::make_unique<HostProxy>(setup.nodes, setup.locals, plan.flags, device_of, workspaces);
   }
@@ -207,12 +219,14 @@ Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
   options.ranks_per_device = shares;
   for (std::uint32_t r = 0; r < world; ++r) {
     make_current(r);
-    kernels::RankContext context;
-    context.world = {setup.nodes, setup.locals, r / setup.locals, r % setup.locals};
-    context.session_abort = setup.abort;
-    for (std::uint32_t local = 0; local < setup.locals; ++local)
-      context.workspaces[local] = workspaces[r / setup.locals * setup.locals + local];
-    if (proxy_ != nullptr) proxy_->fill_in(r, context);
+    kernels::RankContext& context = contexts[r];
+    if (!setup.join) {
+      context.world = {setup.nodes, setup.locals, r / setup.locals, r % setup.locals};
+      context.session_abort = setup.abort;
+      for (std::uint32_t local = 0; local < setup.locals; ++local)
+        context.workspaces[local] = workspaces[r / setup.locals * setup.locals + local];
+      if (proxy_ != nullptr) proxy_->fill_in(r, context);
+    }
     ranks_[r].op = make_operator(setup, plan, r, context, options);
     // Loads what the helpers launch, too: CUDA loads a kernel at its first launch, and may wait for
     // the device to be idle to do so.
@@ -313,52 +327,55 @@ SummedProduct Job::product() const {
 }
 
 Verdict Job::judge_all(std::uint32_t m) {
+  std::vector<Verdict> verdicts(world());
+  std::vector<std::thread> threads;
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    threads.emplace_back([&, r] {
+      make_current(r);
+      verdicts[r] = judge(r, m);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Verdict all;
+  for (const Verdict& verdict : verdicts) include(verdict, all);
   make_current(0);
+  if (setup_.gathers) all.bad += count_different_gathered(m);
+  return all;
+}
+
+/// What the rank answers for: its result; of GEMM+AR a share of the rows, and that it has the same
+/// bits as rank 0.
+Verdict Job::judge(std::uint32_t r, std::uint32_t m) const {
   Verdict all;
   const auto judge_rows = [&](const SummedProduct& product, const void* c, std::uint32_t rows) {
     if (rows == 0) return;
     SummedProduct part = product;
     part.m = static_cast<int>(rows);
-    const Verdict verdict = judge_sum(part, c, static_cast<int>(setup_.n), stream(0));
-    all.worst = std::max(all.worst, verdict.worst);
-    all.error_max = std::max(all.error_max, verdict.error_max);
-    all.bad += verdict.bad;
-    if (all.first_bad < 0) all.first_bad = verdict.first_bad;
+    include(judge_sum(part, c, static_cast<int>(setup_.n), stream(r)), all);
   };
   const auto rows_from = [&](const void* matrix, std::uint32_t row, std::uint32_t columns) {
     return static_cast<const std::byte*>(matrix) + std::size_t{row} * columns * 2;
   };
   const SummedProduct product = this->product();
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    switch (setup_.op) {
-      case Op::kAgGemm:
-        for (std::uint32_t origin = 0; origin < world(); ++origin) {
-          const auto shard = shard_of(m, world(), origin);
-          SummedProduct one = product;
-          one.nodes = one.locals = 1;
-          one.a[0] = a(origin);
-          one.b[0] = b(r);
-          judge_rows(one, rows_from(c(r), shard.first, setup_.n), shard.count);
-        }
-        break;
-      case Op::kGemmRs: {
-        const auto shard = shard_of(m, world(), r);
-        SummedProduct part = product;
-        for (std::uint32_t source = 0; source < world(); ++source)
-          part.a[source] = rows_from(a(source), shard.first, setup_.k[source]);
-        judge_rows(part, c(r), shard.count);
-        break;
-      }
-      case Op::kGemmAr:
-        if (r == 0) {
-          judge_rows(product, c(0), m);
-        } else {
-          all.bad += count_different(c(0), c(r), std::int64_t{m} * setup_.n, stream(0));
-        }
-        break;
+  if (setup_.op == Op::kAgGemm) {
+    for (std::uint32_t origin = 0; origin < world(); ++origin) {
+      const auto shard = shard_of(m, world(), origin);
+      SummedProduct one = product;
+      one.nodes = one.locals = 1;
+      one.a[0] = a(origin);
+      one.b[0] = b(r);
+      judge_rows(one, rows_from(c(r), shard.first, setup_.n), shard.count);
     }
+    return all;
   }
-  if (setup_.gathers) all.bad += count_different_gathered(m);
+  const auto share = shard_of(m, world(), r);
+  SummedProduct part = product;
+  for (std::uint32_t source = 0; source < world(); ++source)
+    part.a[source] = rows_from(a(source), share.first, setup_.k[source]);
+  const bool whole = setup_.op == Op::kGemmAr;
+  judge_rows(part, whole ? rows_from(c(r), share.first, setup_.n) : c(r), share.count);
+  if (whole && r != 0)
+    all.bad += count_different(c(0), c(r), std::int64_t{m} * setup_.n, stream(r));
   return all;
 }
 

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,10 @@ struct JobSetup {
   const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
   bool gathers = false;                  ///< AG+GEMM: the caller wants the whole A, too
   bool in_workspace = false;             ///< GEMM+AR: the caller reads C there
+  /// Null: ranks know each other's memory, and several nodes are joined by a HostProxy. Else
+  /// answers every rank's context, with a workspace of so many bytes and so many flags, which
+  /// outlives the job's operators.
+  std::function<std::vector<kernels::RankContext>(std::uint64_t bytes, std::uint32_t flags)> join;
 
   std::uint32_t world() const { return nodes * locals; }
 };
@@ -102,6 +107,7 @@ class Job {
     std::unique_ptr<RankOperator> op;
   };
   SummedProduct product() const;
+  Verdict judge(std::uint32_t rank, std::uint32_t m) const;
   std::int64_t count_different_gathered(std::uint32_t m);
 
   JobSetup setup_;

@@ -1,0 +1,116 @@
+#include "tests/gpu/daemon_nodes.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "client/src/operator_memory.h"
+#include "client/src/session_impl.h"
+#include "client/tools/launch/daemons.h"
+#include "tests/gpu/gemm_reference.h"
+
+namespace mk::test {
+namespace {
+
+template <class T>
+T or_exit(Result<T> result, const char* what) {
+  if (result) return std::move(*result);
+  fmt::print(stderr, "{}: {}\n", what, result.error().message);
+  std::exit(1);
+}
+
+}  // namespace
+
+struct DaemonNodes::Ranks {
+  std::uint32_t nodes;
+  std::uint32_t locals;
+  tools::DaemonSet daemons;
+  int jobs = 0;
+  std::vector<std::optional<Session>> sessions;
+  std::vector<std::vector<OperatorMemory>> memories;  ///< by rank
+
+  std::uint32_t world() const { return nodes * locals; }
+  /// `body(rank)` for all at once, each with its GPU.
+  void for_all(const std::function<void(std::uint32_t)>& body) const {
+    std::vector<std::thread> threads;
+    for (std::uint32_t rank = 0; rank < world(); ++rank) {
+      threads.emplace_back([&body, rank] {
+        require(cudaSetDevice(static_cast<int>(rank)), "cudaSetDevice");
+        body(rank);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::string& program,
+                         const std::string& link_bandwidth) {
+  tools::DaemonSetOptions options;
+  options.nodes = nodes;
+  options.rails = locals;
+  options.link_bandwidth = link_bandwidth;
+  options.program = program;
+  ranks_.reset(
+      new Ranks{nodes, locals, or_exit(tools::DaemonSet::start(options), "daemons"), 0, {}, {}});
+}
+
+DaemonNodes::~DaemonNodes() {
+  detach();
+  constexpr std::chrono::seconds kStop{10};
+  if (const Status stopped = ranks_->daemons.stop(kStop); !stopped)
+    fmt::print(stderr, "{}\n", stopped.error().message);
+}
+
+void DaemonNodes::attach() {
+  detach();
+  Ranks& ranks = *ranks_;
+  ranks.sessions = std::vector<std::optional<Session>>(ranks.world());
+  ranks.memories = std::vector<std::vector<OperatorMemory>>(ranks.world());
+  const std::string job = fmt::format("bench-{}", ranks.jobs++);
+  ranks.for_all([&](std::uint32_t rank) {
+    AttachOptions at;
+    at.job = job;
+    at.rank = rank;
+    at.world = ranks.world();
+    at.nodes = ranks.nodes;
+    at.local_size = ranks.locals;
+    at.node_rank = rank / ranks.locals;
+    at.local_rank = rank % ranks.locals;
+    at.socket = ranks.daemons.client_socket(at.node_rank);
+    ranks.sessions[rank] = or_exit(Session::attach(at), "attach");
+  });
+}
+
+std::vector<kernels::RankContext> DaemonNodes::memory(std::uint64_t bytes, std::uint32_t flags) {
+  Ranks& ranks = *ranks_;
+  std::vector<kernels::RankContext> contexts(ranks.world());
+  ranks.for_all([&](std::uint32_t rank) {
+    Session::Impl& session = *ranks.sessions[rank]->impl();
+    auto memory = or_exit(OperatorMemory::create(session, "bench", fmt::format("bytes={}", bytes),
+                                                 bytes, flags, Executor::kCuda),
+                          "memory");
+    contexts[rank] = memory.context();
+    ranks.memories[rank].push_back(std::move(memory));
+    require(cudaDeviceSynchronize(), "memory");
+  });
+  return contexts;
+}
+
+void DaemonNodes::detach() {
+  Ranks& ranks = *ranks_;
+  if (ranks.sessions.empty()) return;
+  ranks.for_all([&](std::uint32_t rank) {
+    ranks.memories[rank].clear();
+    if (const Status left = ranks.sessions[rank]->detach(); !left)
+      fmt::print(stderr, "detach: {}\n", left.error().message);
+  });
+  ranks.sessions.clear();
+  ranks.memories.clear();
+}
+
+}  // namespace mk::test

@@ -1,0 +1,79 @@
+#include "tests/gpu/stopwatch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "shm/atomic.h"
+#include "tests/gpu/exchange.h"
+
+namespace mk::test {
+
+using Clock = std::chrono::steady_clock;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+Stopwatch::Stopwatch(Job& job) : job_(job), begin_(job.world()), end_(job.world()) {
+  void* word = nullptr;
+  require(cudaHostAlloc(&word, sizeof *word_, cudaHostAllocPortable | cudaHostAllocMapped), "word");
+  word_ = static_cast<std::uint32_t*>(word);
+  for (std::uint32_t r = 0; r < job.world(); ++r) {
+    job.make_current(r);
+    require(cudaEventCreate(&begin_[r]), "event");
+    require(cudaEventCreate(&end_[r]), "event");
+  }
+}
+
+Stopwatch::~Stopwatch() {
+  for (cudaEvent_t event : begin_) cudaEventDestroy(event);
+  for (cudaEvent_t event : end_) cudaEventDestroy(event);
+  cudaFreeHost(word_);
+}
+
+void Stopwatch::run(const std::function<void()>& side, Timing& timing, bool held) {
+  shm::store_release(word_, held ? 0u : 1u);
+  for (std::uint32_t r = 0; r < job_.world(); ++r) {
+    job_.make_current(r);
+    hold(word_, job_.stream(r));
+    require(cudaEventRecord(begin_[r], job_.stream(r)), "event");
+  }
+  side();
+  for (std::uint32_t r = 0; r < job_.world(); ++r) {
+    job_.make_current(r);
+    require(cudaEventRecord(end_[r], job_.stream(r)), "event");
+  }
+  shm::store_release(word_, 1u);
+  double slowest = 0;
+  timing.by_rank.resize(job_.world());
+  for (std::uint32_t r = 0; r < job_.world(); ++r) {
+    job_.make_current(r);
+    await(r);
+    float ms = 0;
+    require(cudaEventElapsedTime(&ms, begin_[r], end_[r]), "event");
+    timing.by_rank[r].push_back(ms * 1e3);
+    slowest = std::max(slowest, ms * 1e3);
+  }
+  timing.slowest.push_back(slowest);
+}
+
+/// Ends the process, with how far everybody has come, when a launch does not end.
+void Stopwatch::await(std::uint32_t rank) {
+  constexpr std::chrono::seconds kLong{10};
+  const auto begin = Clock::now();
+  cudaError_t state = cudaSuccess;
+  while ((state = cudaStreamQuery(job_.stream(rank))) == cudaErrorNotReady) {
+    if (Clock::now() - begin < kLong) continue;
+    for (std::uint32_t r = 0; r < job_.world(); ++r)
+      fmt::print(stderr, "{}\n", job_.op(r).progress());
+    std::_Exit(1);
+  }
+  require(state, "launch");
+}
+
+}  // namespace mk::test

@@ -1,0 +1,43 @@
+/// \file
+/// Times what all ranks of a job do, begun together.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <vector>
+
+#include "tests/gpu/operator_ranks.h"
+
+namespace mk::test {
+
+double median(std::vector<double> values);
+
+/// Slowest rank per launch, and each rank's times, in microseconds.
+struct Timing {
+  std::vector<double> slowest;
+  std::vector<std::vector<double>> by_rank;
+  double us() const { return median(slowest); }
+};
+
+/// All ranks' streams are held until everything is queued, and then go on together.
+class Stopwatch {
+ public:
+  explicit Stopwatch(Job& job);
+  ~Stopwatch();
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  /// `side` queues a launch on the ranks' streams. A side's first one is not held: what libraries
+  /// do then may wait for the device to be idle.
+  void run(const std::function<void()>& side, Timing& timing, bool held = true);
+
+ private:
+  void await(std::uint32_t rank);
+
+  Job& job_;
+  std::uint32_t* word_ = nullptr;  ///< pinned: whether the streams may go on
+  std::vector<cudaEvent_t> begin_, end_;
+};
+
+}  // namespace mk::test
