@@ -95,7 +95,10 @@ std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails, const 
   bound.compute_ms = unfused.compute_ms.min;
   if (spec.nodes > 1)
     bound.network_ms = link_bytes(fused, work, spec, rails) / link_bytes_per_s * 1e3;
-  bound.local_ms = work.all_ranks.local_bytes / copy_bytes_per_s * 1e3;
+  // Host memory is everybody's; a GPU has links of its own.
+  const bool own_links = spec.executor == "cuda";
+  const double local_bytes = own_links ? work.per_rank.local_bytes : work.all_ranks.local_bytes;
+  bound.local_ms = local_bytes / copy_bytes_per_s * 1e3;
   bound.ms = std::max({bound.compute_ms, bound.network_ms, bound.local_ms});
   bound.limit = bound.ms == bound.compute_ms   ? "compute"
                 : bound.ms == bound.network_ms ? "network"

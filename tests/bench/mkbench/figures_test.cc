@@ -89,6 +89,21 @@ TEST(Bound, IsTheLargestOfItsThreeParts) {
   EXPECT_TRUE(bound_of(spec, 1, work, fused, unfused, 0, 2e9)) << "no link at all";
 }
 
+TEST(Bound, OfGpusCountsEachRanksOwnLinks) {
+  BenchSpec spec;
+  spec.nodes = 1;
+  spec.executor = "cuda";
+  WorkFigures work;
+  work.per_rank.local_bytes = 4e6;
+  work.all_ranks.local_bytes = 8e6;
+  const Reports reports = {{report(true, 20'000'000)}, {report(false, 30'000'000, 1'000'000)}};
+  const auto bound =
+      bound_of(spec, 1, work, figures_of(reports, true), figures_of(reports, false), 0, 2e9);
+  ASSERT_TRUE(bound);
+  EXPECT_DOUBLE_EQ(2.0, bound->local_ms);
+  EXPECT_EQ("local", bound->limit);
+}
+
 TEST(Extents, GoThroughTheEdges) {
   BenchSpec spec;
   EXPECT_EQ(100u, extent_of(spec, 3, 4, 100));

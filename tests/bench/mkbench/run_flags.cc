@@ -27,7 +27,11 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   choice("--executor", spec.executor, {"cpu", "cuda"},
          "cuda: ag-gemm, gemm-rs and gemm-ar on the GPUs of this machine");
   choice("--fabric", options.fabric, {"loopback", "ofi", "verbs"}, "");
-  number("--rails", options.rails, 1, 16, "NICs per node");
+  number("--rails", options.rails, 1, 16, "NICs per node; with GPUs, one for each by default");
+  command.parse_complete_callback([this] {
+    const bool on_gpus = options.spec.executor == "cuda" && options.join_sockets.empty();
+    if (on_gpus && command_.count("--rails") == 0) options.rails = options.spec.local;
+  });
   command.add_option("--link-bandwidth", options.link_bandwidth,
                      "loopback: pace every link, e.g. 2GB/s; \"balanced\": as long for a launch's "
                      "bytes as for its computation");
