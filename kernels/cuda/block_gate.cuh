@@ -19,7 +19,10 @@ class GateExecutor {
   static __device__ void stores_done() {}
   static __device__ void acquire_fence() { __threadfence_system(); }
   /// What this thread has acquired before its later TMA loads.
-  static __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
+  static __device__ void loads_begin() {
+    ptx::may_dawdle();
+    ptx::fence_acquired_to_async();
+  }
   static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
   static __device__ bool pause(std::uint32_t attempt) {
     constexpr std::uint32_t kLooksPerClock = 32;

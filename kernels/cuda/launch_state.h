@@ -4,6 +4,7 @@
 /// for host and device.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 #include "kernels/comm/launch.h"
@@ -15,6 +16,10 @@ namespace mk::kernels::cuda {
 
 /// Thread blocks of one rank, of all roles.
 inline constexpr std::uint32_t kGridMax = 2 * kBlocksMax;
+
+/// The longest deadline of a wait. The warps of a block wait for the one that waits for another
+/// rank, several times in a row perhaps, and end the process if that lasts (ptx::kBlockDeadlineNs).
+inline constexpr std::chrono::nanoseconds kWaitTimeoutMax = std::chrono::minutes(5);
 
 /// A role's block (comm/block.h) is a **group** of a warpgroup's size; a thread block has three.
 inline constexpr std::uint32_t kGroupThreads = 128;

@@ -124,8 +124,13 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
     return fail(ErrorCode::kInvalidArgument, "{}: {} ranks on one device; 1 to {} are possible",
                 op_, options.ranks_per_device, shm::kLocalRanksMax);
   }
-  if (options.wait_timeout <= std::chrono::nanoseconds::zero())
-    return fail(ErrorCode::kInvalidArgument, "{}: the wait timeout must be more than zero", op_);
+  if (options.wait_timeout <= std::chrono::nanoseconds::zero() ||
+      options.wait_timeout > kWaitTimeoutMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: a wait timeout of {} ns; on a GPU it is more than zero and at most {} s", op_,
+                options.wait_timeout.count(),
+                std::chrono::duration_cast<std::chrono::seconds>(kWaitTimeoutMax).count());
+  }
   int major = 0;
   int multiprocessors = 0;
   if (cudaError_t error = cudaGetDevice(&device_); error != cudaSuccess) {

@@ -68,6 +68,9 @@ OperatorParams<Op> make_params(const typename Op::Arguments& arguments, std::uin
 /// Registers of a thread outside the core: an equal share of what the block is given at its start.
 inline constexpr int kRoleRegisters = 168;
 
+// A gate may wait for several flags before a load, but hardly for two that come as late as that.
+static_assert(2 * kWaitTimeoutMax < std::chrono::nanoseconds(ptx::kBlockDeadlineNs));
+
 /// Shared memory of a group. A compute block has it where its stages were.
 template <class Op>
 struct GroupShared {
@@ -112,8 +115,10 @@ class Group {
   __device__ bool run(Role kind, std::uint32_t index, F&& role) {
     BlockTotals totals;
     auto& block = *new (block_) Block(leader_, launch, kind, index, totals);
+    ptx::may_dawdle();
     const bool completed = role(block);
     leader_.stores_done();
+    ptx::may_dawdle();
     account(kind, totals);
     return completed;
   }
@@ -125,6 +130,7 @@ class Group {
     for (;;) {
       const std::uint32_t index = taken.fetch_add(1, ::cuda::memory_order_relaxed);
       if (index >= count) return true;
+      ptx::may_dawdle();
       if (!step(block, index)) return false;
     }
   }
@@ -299,6 +305,7 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
       __syncthreads_or(threadIdx.x == 0 && shm::load_acquire(&state.local.stop) != 0) != 0;
   const std::uint32_t compute = params.launch.blocks.compute;
   if (!stopped) {
+    ptx::may_dawdle();
     if (blockIdx.x < compute) {
       shared.gate.begin(params.launch, epoch);
       gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x),

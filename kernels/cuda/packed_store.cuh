@@ -91,6 +91,7 @@ class PackedStore {
     const auto mine = static_cast<std::uint32_t>(before >> (32 * warpgroup)) + 1;
     const auto other = static_cast<std::uint32_t>(before >> (32 * (1 - warpgroup)));
     if (other < mine || place_.ready == nullptr || shm::load_relaxed(params_.stop) != 0) return;
+    ptx::may_dawdle();
     shm::flag_publish(place_.ready, epoch_);
   }
 

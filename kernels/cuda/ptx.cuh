@@ -22,12 +22,25 @@ __device__ __forceinline__ std::uint64_t now_ns() {
   return ns;
 }
 
+/// Where another's wait depends on this thread. A build that tests the waits defines
+/// MK_CUDA_DAWDLE_NS: then one time in eight it is held up here, for up to so long.
+__device__ __forceinline__ void may_dawdle() {
+#if defined(MK_CUDA_DAWDLE_NS)
+  std::uint32_t dice = static_cast<std::uint32_t>(clock64()) * 2654435761u ^ blockIdx.x * 40503u;
+  dice = (dice ^ dice >> 15) * 2246822519u;
+  dice ^= dice >> 13;
+  if (dice % 8 != 0) return;
+  const std::uint64_t end_ns = now_ns() + dice / 8 % (MK_CUDA_DAWDLE_NS);
+  while (now_ns() < end_ns) __nanosleep(500);
+#endif
+}
+
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 /// After this long in one wait, a barrier between the warps of a block or cluster counts as our own
 /// bug: the kernel traps rather than hang. Waits for other ranks are a readiness gate's, whose own
 /// deadline must be shorter and does not trap.
-inline constexpr std::uint64_t kBlockDeadlineNs = 60ull * 1000 * 1000 * 1000;
+inline constexpr std::uint64_t kBlockDeadlineNs = 15ull * 60 * 1000 * 1000 * 1000;
 
 __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),

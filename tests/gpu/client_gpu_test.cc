@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <optional>
 
@@ -17,11 +18,15 @@
 namespace mk {
 namespace {
 
+int devices_here() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
 class ClientGpu : public testing::Test {
  protected:
   void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
+    if (devices_here() == 0) GTEST_SKIP() << "no GPU";
   }
 };
 
@@ -43,6 +48,7 @@ void run_threads(std::uint32_t nodes, std::uint32_t locals, const Work& work,
 TEST_F(ClientGpu, ThreadsOfOneNode) {
   run_threads(1, 1, {.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 3});
   run_threads(1, 2, {.op = "ag-gemm,gemm-rs,gemm-ar"});
+  run_threads(1, 4, {.op = "ag-gemm,gemm-rs,gemm-ar", .m = 900, .n = 768});
 }
 TEST_F(ClientGpu, ThreadsOfTwoNodes) { run_threads(2, 1, {.op = "ag-gemm,gemm-rs,gemm-ar"}); }
 TEST_F(ClientGpu, ThreadsOfTwoNodesOfTwo) {
@@ -50,7 +56,7 @@ TEST_F(ClientGpu, ThreadsOfTwoNodesOfTwo) {
 }
 
 TEST_F(ClientGpu, AGraphReplaysALaunchWithNewInputs) {
-  const Work work{.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 20, .replays = true};
+  const Work work{.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 20, .pace = Pace::kReplayed};
   run_threads(1, 2, work);
   run_threads(2, 1, work);
 }
@@ -64,7 +70,7 @@ TEST_F(ClientGpu, ARankThatLeavesEndsALaunchThatWaitsForIt) {
   std::vector<std::optional<Session>> sessions(2);
   std::vector<std::optional<GemmAllReduce>> ops(2);
   for_ranks(2, [&](std::uint32_t rank) {
-    test::require(cudaSetDevice(0), "device");
+    test::require(cudaSetDevice(device_of(rank)), "device");
     auto attached = Session::attach(place(*cluster, 2, rank, "leaves"));
     ASSERT_TRUE(attached) << attached.error().message;
     Session& session = sessions[rank].emplace(std::move(*attached));
@@ -184,56 +190,166 @@ class Child {
   std::FILE* from_ = nullptr;
 };
 
-/// Ranks as processes of a job over the daemons whose sockets are given.
-std::vector<std::unique_ptr<Child>> start_ranks(const std::vector<std::string>& sockets,
-                                                std::uint32_t locals, const std::string& job,
-                                                const Work& work) {
+/// Daemons of `nodes` nodes in a process of their own.
+struct Daemons {
+  explicit Daemons(std::uint32_t nodes, const std::string& fabric = "loopback")
+      : process({"--daemon", std::to_string(nodes), fabric}) {
+    for (std::uint32_t node = 0; node < nodes; ++node) sockets.push_back(process.line());
+  }
+  Child process;
+  std::vector<std::string> sockets;
+};
+
+AttachOptions place_at(const std::vector<std::string>& sockets, std::uint32_t locals,
+                       std::uint32_t rank, const std::string& job) {
+  AttachOptions at;
+  at.nodes = static_cast<std::uint32_t>(sockets.size());
+  at.local_size = locals;
+  at.world = at.nodes * locals;
+  at.rank = rank;
+  at.node_rank = rank / locals;
+  at.local_rank = rank % locals;
+  at.socket = sockets[at.node_rank];
+  at.job = job;
+  return at;
+}
+
+/// Ranks as processes of a job.
+std::vector<std::unique_ptr<Child>> start_ranks(const Daemons& daemons, std::uint32_t locals,
+                                                const std::string& job, const Work& work) {
   std::vector<std::unique_ptr<Child>> ranks;
-  const auto nodes = static_cast<std::uint32_t>(sockets.size());
+  const std::size_t nodes = daemons.sockets.size();
   for (std::uint32_t rank = 0; rank < nodes * locals; ++rank) {
     ranks.push_back(std::make_unique<Child>(std::vector<std::string>{
         "--rank", std::to_string(rank), std::to_string(nodes), std::to_string(locals),
-        sockets[rank / locals], job, work.op, std::to_string(work.launches)}));
+        daemons.sockets[rank / locals], job, work.op, std::to_string(work.launches),
+        std::to_string(static_cast<int>(work.pace))}));
   }
   return ranks;
 }
+void expect_right(const Daemons& daemons, std::uint32_t locals, const std::string& job,
+                  const Work& work) {
+  for (auto& rank : start_ranks(daemons, locals, job, work)) EXPECT_EQ(rank->line(), "right");
+}
 
+const std::string kAll = "ag-gemm,gemm-rs,gemm-ar";
+
+/// A process for each rank; with several GPUs, on one each.
 TEST_F(ClientGpu, ProcessesOverADaemonOfItsOwn) {
-  for (const std::uint32_t nodes : {1u, 2u}) {
-    Child daemon({"--daemon", std::to_string(nodes)});
-    std::vector<std::string> sockets;
-    for (std::uint32_t node = 0; node < nodes; ++node) sockets.push_back(daemon.line());
-    auto ranks = start_ranks(sockets, nodes == 1 ? 2 : 1, "processes",
-                             {.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 4});
-    for (auto& rank : ranks) EXPECT_EQ(rank->line(), "right");
+  for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {2u, 1u}, {1u, 4u}, {2u, 2u}}) {
+    SCOPED_TRACE(fmt::format("{} nodes of {}", nodes, locals));
+    if (nodes * locals > 2 && devices_here() == 1) continue;
+    const Daemons daemons(nodes);
+    expect_right(daemons, locals, "processes", {.op = kAll, .launches = 4});
   }
 }
 
 /// Daemons in a process of their own open the ranks' GPU memory, and pin their own.
 TEST_F(ClientGpu, ProcessesOverTcp) {
-  Child daemon({"--daemon", "2", "ofi"});
-  const std::vector<std::string> sockets{daemon.line(), daemon.line()};
-  auto ranks = start_ranks(sockets, 1, "tcp", {.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 3});
-  for (auto& rank : ranks) EXPECT_EQ(rank->line(), "right");
+  const Daemons daemons(2, "ofi");
+  expect_right(daemons, 1, "tcp", {.op = kAll, .launches = 3});
 }
 
-TEST_F(ClientGpu, AKilledRankEndsTheOthersAndLeavesTheDaemonAndTheGpuUsable) {
-  Child daemon({"--daemon", "2"});
-  const std::vector<std::string> sockets{daemon.line(), daemon.line()};
-  {
-    auto ranks = start_ranks(sockets, 1, "killed", {.op = "gemm-ar", .launches = 1'000'000});
-    std::this_thread::sleep_for(std::chrono::seconds(6));
-    const auto begin = std::chrono::steady_clock::now();
-    ranks[1]->kill();
-    const std::string answer = ranks[0]->line();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+/// Threads, so that they share a GPU at the same time.
+void run_threads_over(const Daemons& daemons, std::uint32_t locals, const std::string& job,
+                      const Work& work, std::vector<std::string>& answers) {
+  const auto world = static_cast<std::uint32_t>(daemons.sockets.size()) * locals;
+  answers.assign(world, "");
+  for_ranks(world, [&](std::uint32_t rank) {
+    answers[rank] = run_rank(place_at(daemons.sockets, locals, rank, job), work);
+  });
+}
+
+TEST_F(ClientGpu, AThousandLaunchesInARow) {
+  for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {2u, 1u}}) {
+    const Daemons daemons(nodes);
+    std::vector<std::string> answers;
+    run_threads_over(daemons, locals, "row",
+                     {.op = kAll, .m = 384, .launches = 1000, .pace = Pace::kInARow}, answers);
+    for (const std::string& answer : answers) EXPECT_EQ(answer, "");
+  }
+}
+
+struct Loss {
+  std::uint32_t nodes, locals;
+  Pace pace;
+};
+constexpr Loss kLosses[] = {
+    {2, 1, Pace::kHeldUp}, {1, 2, Pace::kHeldUp}, {2, 1, Pace::kInARow}, {1, 2, Pace::kInARow}};
+constexpr double kSecondsToHear = 2.0;
+
+class Lost : public ClientGpu, public testing::WithParamInterface<Loss> {
+ protected:
+  Work work() const { return {.op = "gemm-ar", .launches = 1'000'000, .pace = GetParam().pace}; }
+  /// Every rank that is left answers in time, and not that all is well.
+  static void expect_errors(std::vector<std::unique_ptr<Child>>& ranks,
+                            std::chrono::steady_clock::time_point begin) {
+    for (auto& rank : ranks) {
+      const std::string answer = rank->line();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      fmt::print("after {:.2f} s: {}\n", took.count(), answer);
+      EXPECT_NE(answer.find("lost"), std::string::npos) << answer;
+      EXPECT_LT(took.count(), kSecondsToHear);
+    }
+  }
+  static void await_launches(std::vector<std::unique_ptr<Child>>& ranks) {
+    for (auto& rank : ranks) ASSERT_EQ(rank->line(), "under way");
+  }
+};
+
+TEST_P(Lost, AKilledRankEndsTheOthersAndLeavesTheDaemonAndTheGpuUsable) {
+  const Daemons daemons(GetParam().nodes);
+  auto ranks = start_ranks(daemons, GetParam().locals, "killed", work());
+  ASSERT_NO_FATAL_FAILURE(await_launches(ranks));
+  const auto begin = std::chrono::steady_clock::now();
+  ranks.pop_back();
+  expect_errors(ranks, begin);
+  expect_right(daemons, GetParam().locals, "after", {.op = "gemm-rs,gemm-ar", .launches = 3});
+}
+
+TEST_P(Lost, AKilledDaemonEndsAllRanksAndLeavesTheGpuUsable) {
+  auto daemons = std::make_unique<Daemons>(GetParam().nodes);
+  auto ranks = start_ranks(*daemons, GetParam().locals, "killed", work());
+  ASSERT_NO_FATAL_FAILURE(await_launches(ranks));
+  const auto begin = std::chrono::steady_clock::now();
+  daemons->process.kill();
+  expect_errors(ranks, begin);
+  const Daemons next(GetParam().nodes);
+  expect_right(next, GetParam().locals, "after", {.op = "gemm-rs,gemm-ar", .launches = 3});
+}
+
+/// The same process goes on with another daemon.
+TEST_P(Lost, AKilledDaemonEndsThreadsWhoseProcessThenJoinsAnotherJob) {
+  auto daemons = std::make_unique<Daemons>(GetParam().nodes);
+  std::atomic<std::uint32_t> under_way{0};
+  Work doomed = work();
+  doomed.under_way = [&] { ++under_way; };
+  std::vector<std::string> answers;
+  std::thread ranks(
+      [&] { run_threads_over(*daemons, GetParam().locals, "killed", doomed, answers); });
+  const std::uint32_t world = GetParam().nodes * GetParam().locals;
+  const auto start = std::chrono::steady_clock::now();
+  while (under_way != world && std::chrono::steady_clock::now() < start + std::chrono::seconds(60))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto begin = std::chrono::steady_clock::now();
+  daemons->process.kill();
+  ranks.join();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  for (const std::string& answer : answers) {
     fmt::print("after {:.2f} s: {}\n", took.count(), answer);
     EXPECT_NE(answer.find("lost"), std::string::npos) << answer;
-    EXPECT_LT(took.count(), 2.5);
   }
-  auto ranks = start_ranks(sockets, 1, "after", {.op = "gemm-rs,gemm-ar", .launches = 3});
-  for (auto& rank : ranks) EXPECT_EQ(rank->line(), "right");
+  EXPECT_EQ(under_way, world);
+  EXPECT_LT(took.count(), kSecondsToHear);
+  const Daemons next(GetParam().nodes);
+  run_threads_over(next, GetParam().locals, "after", {.op = kAll, .launches = 3}, answers);
+  for (const std::string& answer : answers) EXPECT_EQ(answer, "");
 }
+
+INSTANTIATE_TEST_SUITE_P(InMidLaunch, Lost, testing::ValuesIn(kLosses), [](const auto& test) {
+  return fmt::format("{}x{}{}", test.param.nodes, test.param.locals,
+                     test.param.pace == Pace::kHeldUp ? "waiting" : "in_a_row");
+});
 
 int run_daemon(std::uint32_t nodes, const std::string& fabric) {
   EmbeddedOptions options;
@@ -254,19 +370,20 @@ int run_daemon(std::uint32_t nodes, const std::string& fabric) {
 }
 
 int run_rank_process(char** argv) {
-  AttachOptions at;
-  at.rank = static_cast<std::uint32_t>(std::stoul(argv[2]));
-  at.nodes = static_cast<std::uint32_t>(std::stoul(argv[3]));
-  at.local_size = static_cast<std::uint32_t>(std::stoul(argv[4]));
-  at.world = at.nodes * at.local_size;
-  at.node_rank = at.rank / at.local_size;
-  at.local_rank = at.rank % at.local_size;
-  at.socket = argv[5];
-  at.job = argv[6];
+  const auto number = [&](int i) { return static_cast<std::uint32_t>(std::stoul(argv[i])); };
+  const std::uint32_t rank = number(2);
+  const std::uint32_t locals = number(4);
+  std::vector<std::string> sockets(number(3));
+  sockets[rank / locals] = argv[5];
   Work work;
   work.op = argv[7];
-  work.launches = static_cast<std::uint32_t>(std::stoul(argv[8]));
-  const std::string wrong = run_rank(at, work);
+  work.launches = number(8);
+  work.pace = static_cast<Pace>(number(9));
+  work.under_way = [] {
+    fmt::print("under way\n");
+    std::fflush(stdout);
+  };
+  const std::string wrong = run_rank(place_at(sockets, locals, rank, argv[6]), work);
   fmt::print("{}\n", wrong.empty() ? "right" : wrong);
   std::fflush(stdout);
   return wrong.empty() ? 0 : 1;
@@ -280,7 +397,7 @@ int main(int argc, char** argv) {
     return mk::run_daemon(static_cast<std::uint32_t>(std::stoul(argv[2])),
                           argc > 3 ? argv[3] : "loopback");
   }
-  if (argc == 9 && std::string(argv[1]) == "--rank") return mk::run_rank_process(argv);
+  if (argc == 10 && std::string(argv[1]) == "--rank") return mk::run_rank_process(argv);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <sstream>
+#include <thread>
 
 #include "tests/gpu/summed_reference.h"
 
@@ -12,6 +14,12 @@ namespace {
 constexpr auto kType = kernels::cuda::DType::kBf16;
 
 }  // namespace
+
+int device_of(std::uint32_t rank) {
+  int devices = 0;
+  test::require(cudaGetDeviceCount(&devices), "devices");
+  return static_cast<int>(rank) % devices;
+}
 
 void RankMatrices::draw(std::uint64_t launch, cudaStream_t stream) {
   for (std::uint32_t rank = 0; rank < at_.world; ++rank) {
@@ -67,90 +75,163 @@ namespace {
 /// What each launch adds to it. One rank alone has nobody to wait for, and says nothing.
 std::uint64_t launch_counts(const AttachOptions& at) { return at.world == 1 ? 0 : 2; }
 
-/// Launches of one operator with changing m; what went wrong, or nothing.
-template <class Operator>
-std::string launch_all(Session& session, Operator& op, const Work& work) {
-  const AttachOptions& at = session.options();
-  cudaStream_t stream = nullptr;
-  test::require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  RankMatrices matrices(work, at);
-  // CUDA loads a kernel at its first launch, for which it may wait for the device to be idle.
-  matrices.draw(0, stream);
-  (void)matrices.bad(work.m, stream);
-  test::require(cudaStreamSynchronize(stream), "warm-up");
-  const std::uint64_t before = launches_seen(session);
-  for (std::uint32_t launch = 0; launch < work.launches; ++launch) {
-    const std::uint32_t m = launch == 0 ? work.m : 1 + (launch * 7919u) % work.m;
-    matrices.draw(launch, stream);
-    test::require(cudaStreamSynchronize(stream), "inputs");
-    MK_TRY_STEP(session.barrier(), "barrier");
-    MK_TRY_STEP(op.launch_on(stream, matrices.a(), matrices.b(), matrices.c(), m), "launch");
-    MK_TRY_STEP(op.finish(stream), fmt::format("launch {} with m {}", launch, m));
-    MK_TRY_STEP(op.status(), "status");
-    MK_TRY_STEP(session.barrier(), "barrier");
-    const std::int64_t bad = matrices.bad(m, stream);
-    if (bad != 0) return fmt::format("rank {}, launch {}, m {}: {} wrong", at.rank, launch, m, bad);
-    const std::uint64_t seen = launches_seen(session) - before;
-    if (seen != (launch + 1) * launch_counts(at))
-      return fmt::format("rank {}, launch {}: the daemon sees {}", at.rank, launch, seen);
+/// What every pace begins with: a stream, matrices, and kernels that are loaded.
+class Lane {
+ public:
+  Lane(Session& session, const Work& work)
+      : session_(session), work_(work), matrices_(work, session.options()) {
+    test::require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    // CUDA loads a kernel at its first launch, for which it may wait for the device to be idle.
+    matrices_.draw(0, stream_);
+    (void)matrices_.bad(work.m, stream_);
+    test::require(cudaStreamSynchronize(stream_), "warm-up");
+    seen_before_ = launches_seen(session);
   }
-  MK_TRY_STEP(session.barrier(), "barrier");
-  cudaStreamDestroy(stream);
+  ~Lane() { cudaStreamDestroy(stream_); }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  cudaStream_t stream() const { return stream_; }
+  /// Of launch `number`: the first is of the largest.
+  std::uint32_t m_of(std::uint32_t number) const {
+    return number == 0 ? work_.m : 1 + (number * 7919u) % work_.m;
+  }
+  template <class Operator>
+  Status launch(Operator& op, std::uint32_t m) const {
+    return op.launch_on(stream_, matrices_.a(), matrices_.b(), matrices_.c(), m);
+  }
+  /// New inputs for launch `number`, of all ranks: whoever returns may launch.
+  Status draw(std::uint32_t number) {
+    matrices_.draw(number, stream_);
+    test::require(cudaStreamSynchronize(stream_), "inputs");
+    return session_.barrier();
+  }
+  /// What is wrong after `launches` launches, the last one with m; or nothing.
+  std::string judge(std::uint32_t launches, std::uint32_t m) const {
+    const AttachOptions& at = session_.options();
+    // The last launch has ended everywhere.
+    MK_TRY_STEP(session_.barrier(), "barrier");
+    const std::int64_t bad = matrices_.bad(m, stream_);
+    if (bad != 0)
+      return fmt::format("rank {}, launch {}, m {}: {} wrong", at.rank, launches, m, bad);
+    const std::uint64_t seen = launches_seen(session_) - seen_before_;
+    if (seen == launches * launch_counts(at)) return {};
+    return fmt::format("rank {}, launch {}: the daemon sees {}", at.rank, launches, seen);
+  }
+
+ private:
+  Session& session_;
+  const Work& work_;
+  cudaStream_t stream_ = nullptr;
+  RankMatrices matrices_;
+  std::uint64_t seen_before_ = 0;
+};
+
+// Each answers what went wrong, or nothing.
+
+template <class Operator>
+std::string launch_one_by_one(Lane& lane, const AttachOptions& at, Operator& op, const Work& work) {
+  for (std::uint32_t launch = 0; launch < work.launches; ++launch) {
+    const std::uint32_t m = lane.m_of(launch);
+    MK_TRY_STEP(lane.draw(launch), "inputs");
+    MK_TRY_STEP(lane.launch(op, m), "launch");
+    MK_TRY_STEP(op.finish(lane.stream()), fmt::format("launch {} with m {}", launch, m));
+    MK_TRY_STEP(op.status(), "status");
+    if (auto wrong = lane.judge(launch + 1, m); !wrong.empty()) return wrong;
+  }
   return {};
 }
 
-/// Captures one launch into a graph and replays it with new inputs; what went wrong, or nothing.
 template <class Operator>
-std::string replay_all(Session& session, Operator& op, const Work& work) {
-  const AttachOptions& at = session.options();
-  cudaStream_t stream = nullptr;
-  test::require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  RankMatrices matrices(work, at);
-  matrices.draw(0, stream);
-  (void)matrices.bad(work.m, stream);
-  test::require(cudaStreamSynchronize(stream), "warm-up");
+std::string replay(Lane& lane, const AttachOptions& at, Operator& op, const Work& work) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
-  test::require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  const Status captured = op.launch_on(stream, matrices.a(), matrices.b(), matrices.c(), work.m);
-  test::require(cudaStreamEndCapture(stream, &graph), "end of capture");
+  test::require(cudaStreamBeginCapture(lane.stream(), cudaStreamCaptureModeThreadLocal), "capture");
+  const Status captured = lane.launch(op, work.m);
+  test::require(cudaStreamEndCapture(lane.stream(), &graph), "end of capture");
   MK_TRY_STEP(captured, "launch into a graph");
   test::require(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  test::require(cudaGraphUpload(replay, stream), "graph");
-  const std::uint64_t before = launches_seen(session);
-  for (std::uint32_t launch = 0; launch < work.launches; ++launch) {
-    matrices.draw(launch, stream);
-    test::require(cudaStreamSynchronize(stream), "inputs");
-    MK_TRY_STEP(session.barrier(), "barrier");
-    test::require(cudaGraphLaunch(replay, stream), "replay");
-    auto stats = op.finish(stream);
+  test::require(cudaGraphUpload(replay, lane.stream()), "graph");
+  std::string wrong;
+  for (std::uint32_t launch = 0; wrong.empty() && launch < work.launches; ++launch) {
+    MK_TRY_STEP(lane.draw(launch), "inputs");
+    test::require(cudaGraphLaunch(replay, lane.stream()), "replay");
+    const auto stats = op.finish(lane.stream());
     MK_TRY_STEP(stats, fmt::format("replay {}", launch));
-    MK_TRY_STEP(session.barrier(), "barrier");
-    const std::int64_t bad = matrices.bad(work.m, stream);
-    const std::uint64_t seen = launches_seen(session) - before;
-    if (bad != 0 || stats->epoch != launch + 1 || seen != (launch + 1) * launch_counts(at)) {
-      return fmt::format("rank {}, replay {}: {} wrong, epoch {}, the daemon sees {}", at.rank,
-                         launch, bad, stats->epoch, seen);
-    }
+    wrong = lane.judge(launch + 1, work.m);
+    if (wrong.empty() && stats->epoch != launch + 1)
+      wrong = fmt::format("rank {}, replay {}: epoch {}", at.rank, launch, stats->epoch);
   }
-  MK_TRY_STEP(session.barrier(), "barrier");
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
+  return wrong;
+}
+
+template <class Operator>
+std::string launch_in_a_row(Lane& lane, const AttachOptions& at, Operator& op, const Work& work) {
+  for (std::uint32_t launch = 0; launch < work.launches;) {
+    MK_TRY_STEP(lane.draw(launch / kRow), "inputs");
+    std::uint32_t m = 0;
+    for (std::uint32_t i = 0; i < kRow && launch < work.launches; ++i, ++launch) {
+      m = lane.m_of(launch);
+      MK_TRY_STEP(lane.launch(op, m), "launch");
+    }
+    if (work.under_way && launch == kRow) work.under_way();
+    MK_TRY_STEP(op.finish(lane.stream()), fmt::format("launches to {}", launch));
+    if (auto wrong = lane.judge(launch, m); !wrong.empty()) return wrong;
+  }
   return {};
+}
+
+template <class Operator>
+std::string launch_held_up(Session& session, Lane& lane, const AttachOptions& at, Operator& op,
+                           const Work& work) {
+  const bool last = at.rank + 1 == at.world;
+  MK_TRY_STEP(lane.draw(0), "inputs");
+  if (!last) {
+    const std::uint64_t before = launches_seen(session);
+    MK_TRY_STEP(lane.launch(op, work.m), "launch");
+    const auto begin = std::chrono::steady_clock::now();
+    while (launches_seen(session) == before &&
+           std::chrono::steady_clock::now() < begin + std::chrono::seconds(20))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  work.under_way();
+  // The last rank waits for the others, too, but in its process.
+  if (last) {
+    MK_TRY_STEP(session.barrier(), "barrier");
+  }
+  MK_TRY_STEP(op.finish(lane.stream()), "the launch that waits");
+  return "nothing held it up";
 }
 
 template <class Operator>
 std::string create_and_launch(Session& session, const Work& work) {
   auto op = create<Operator>(session, work);
   if (!op) return fmt::format("rank {}: create: {}", session.options().rank, op.error().message);
-  return work.replays ? replay_all(session, *op, work) : launch_all(session, *op, work);
+  const AttachOptions& at = session.options();
+  Lane lane(session, work);
+  const auto run = [&] {
+    switch (work.pace) {
+      case Pace::kReplayed:
+        return replay(lane, at, *op, work);
+      case Pace::kInARow:
+        return launch_in_a_row(lane, at, *op, work);
+      case Pace::kHeldUp:
+        return launch_held_up(session, lane, at, *op, work);
+      default:
+        return launch_one_by_one(lane, at, *op, work);
+    }
+  };
+  if (auto wrong = run(); !wrong.empty()) return wrong;
+  MK_TRY_STEP(session.barrier(), "barrier");
+  return {};
 }
 
 }  // namespace
 
 std::string run_rank(const AttachOptions& at, const Work& work) {
-  test::require(cudaSetDevice(0), "device");
+  test::require(cudaSetDevice(device_of(at.rank)), "device");
   auto session = Session::attach(at);
   if (!session) return fmt::format("rank {}: attach: {}", at.rank, session.error().message);
   std::istringstream ops(work.op);

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,14 +18,28 @@
 
 namespace mk {
 
+/// How a rank launches.
+enum class Pace {
+  kOneByOne,  ///< each judged before the next, with changing m
+  kReplayed,  ///< one launch, captured into a graph and replayed; each replay judged
+  kInARow,    ///< without a pause, with changing m; each `kRow`-th judged
+  kHeldUp,    ///< once, without the last rank: the others wait for it inside the launch
+};
+inline constexpr std::uint32_t kRow = 100;
+
 /// What all ranks do.
 struct Work {
   std::string op = "gemm-ar";
   std::uint32_t m = 640, n = 512, k = 320;
   std::uint32_t launches = 6;
   std::uint64_t seed = 1;
-  bool replays = false;  ///< one launch, captured and replayed
+  Pace pace = Pace::kOneByOne;
+  /// Called when a launch is under way; kHeldUp: when it waits.
+  std::function<void()> under_way = {};
 };
+
+/// The GPU of a rank: ranks are dealt out to all there are.
+int device_of(std::uint32_t rank);
 
 /// One rank's buffers; A and B of all ranks, which it draws itself to judge by.
 class RankMatrices {

@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <csignal>
+#include <thread>
 
 #include "shm/gpu/memory.h"
 #include "tests/daemon/fabric/fabric_fixture.h"
@@ -19,7 +21,7 @@ constexpr std::uint32_t kChunk = 256 << 10;
 /// Another process, which owns GPU memory and does nothing.
 class Owner {
  public:
-  /// `buffers` of kBufferBytes each.
+  /// `buffers` of kBufferBytes each, dealt out to all GPUs.
   explicit Owner(int buffers) {
     int up[2];
     int down[2];
@@ -57,7 +59,7 @@ class Owner {
     if (!driver) return 1;
     std::vector<gpu::Allocation> memory;
     for (int i = 0; i < buffers; ++i) {
-      auto made = gpu::Allocation::create(*driver, 0, kBufferBytes);
+      auto made = gpu::Allocation::create(*driver, i % (*driver)->devices(), kBufferBytes);
       if (!made || ::write(1, &made->key(), sizeof made->key()) != sizeof made->key()) return 1;
       memory.push_back(std::move(*made));
     }
@@ -224,6 +226,45 @@ TEST_F(GpuFabric, WithoutPacing) {
     std::nth_element(times.begin(), times.begin() + 100, times.end());
     fmt::print("{:8} bytes: streamed {:6.1f} GB/s, alone {:5.1f} us (median)\n", bytes, rate / 1e9,
                times[100]);
+  }
+}
+
+/// Every GPU to the next one, each by a thread of its own as in a daemon: all links keep the rate
+/// of one; and what they do together without pacing.
+TEST_F(GpuFabric, AllGpusAtOnce) {
+  const int gpus = driver_->devices();
+  const int buffers = std::max(2, gpus);
+  Owner owner(buffers);
+  for (const double rate : {50e9, 0.0}) {
+    std::vector<double> measured(static_cast<std::size_t>(gpus));
+    std::barrier together(gpus);
+    std::vector<std::thread> threads;
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+      threads.emplace_back([&, gpu] {
+        const auto from = static_cast<std::size_t>(gpu);
+        Node a(setup(rate, 5'000));
+        Node b(setup(rate, 5'000));
+        const TestLink link = join(a, b);
+        const auto source = registered(a, owner.key(from));
+        const auto target =
+            registered(b, owner.key((from + 1) % static_cast<std::size_t>(buffers)));
+        auto remote = a.endpoint->import_region(link.id, target->key());
+        EXPECT_TRUE(remote);
+        if (remote) stream(a, link, *source, **remote, kChunk, 400);
+        together.arrive_and_wait();
+        if (!remote) return;
+        const double seconds = rate > 0 ? 0.5 : 0.25;
+        const auto count = static_cast<std::uint32_t>(seconds * 50e9 / kChunk);
+        measured[from] = stream(a, link, *source, **remote, kChunk, count);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const auto [least, most] = std::minmax_element(measured.begin(), measured.end());
+    fmt::print("{} GPUs at once, asked for {:.1f} GB/s, moved {:.2f} to {:.2f} GB/s each\n", gpus,
+               rate / 1e9, *least / 1e9, *most / 1e9);
+    if (rate == 0) continue;
+    EXPECT_GT(*least, 0.97 * rate);
+    EXPECT_LT(*most, 1.03 * rate);
   }
 }
 

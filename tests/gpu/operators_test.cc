@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
 #include "shm/atomic.h"
 #include "tests/gpu/operator_ranks.h"
 
@@ -22,6 +24,10 @@ using kernels::DType;
 using kernels::Mode;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
+
+/// All ranks and proxies are one process here. With CUDA's 8 connections to a GPU, a proxy's copy
+/// may get in line behind launches that wait for it.
+[[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 
 /// A rank with so long a product is late with every tile: who does not wait reads the last
 /// launch's.
@@ -105,6 +111,52 @@ TEST_P(Operators, EveryElementOfManyShapes) {
   }
 }
 
+/// The sizes of the CPU's tests (tests/kernels), with columns and K as the copy engine takes them,
+/// and their numbers of rows: fewer than ranks, too, so that some have none.
+TEST_P(Operators, EdgesOfEverything) {
+  struct Edge {
+    std::uint32_t m, n, k;
+    kernels::Tiling tiling;
+  };
+  const Edge edges[] = {{1, 8, 8, {}},
+                        {7, 24, 16, {}},
+                        {64, 64, 72, {16, 16, 1024, 0}},
+                        {65, 72, 64, {16, 16, 1024, 0}},
+                        {129, 40, 200, {128, 8, 1, 0}},  // a chunk per tile
+                        {33, 104, 136, {8, 32, 3000, 1}},
+                        {300, 520, 128, {}},
+                        {70, 8, 24, {1, 8, 1, 0}}};  // more chunks than a granule has flags
+  for (const Edge& edge : edges) {
+    SCOPED_TRACE(std::to_string(edge.m) + " x " + std::to_string(edge.n));
+    JobSetup with = setup(edge.m, edge.n, edge.k);
+    with.tiling = edge.tiling;
+    Job job(with);
+    for (const std::uint32_t m : {1u, 2u, 3u, 7u, 8u, 16u, 17u, edge.m / 2, edge.m - 1, edge.m}) {
+      if (m == 0 || m > edge.m) continue;
+      check(job, m, m % 3 == 0 ? Mode::kUnfused : Mode::kFused);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+/// Few tiles and all roles: what compute-sanitizer, which slows a kernel a hundredfold, can run.
+TEST_P(Operators, SmallShapes) {
+  struct Shape {
+    std::uint32_t m, n, k;
+  };
+  for (const Shape& shape : {Shape{7, 8, 8}, Shape{130, 264, 72}, Shape{300, 520, 136}}) {
+    SCOPED_TRACE("n " + std::to_string(shape.n) + ", k " + std::to_string(shape.k));
+    JobSetup with = setup(shape.m, shape.n, shape.k);
+    with.options.wait_timeout = 20s;
+    with.gathers = !sums();
+    Job job(with);
+    check(job, shape.m, Mode::kFused);
+    check(job, shape.m, Mode::kUnfused);
+    check(job, static_cast<std::uint32_t>(1 + random_() % shape.m), Mode::kFused);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_P(Operators, BothTypesAndLayoutsAndSizesOfTiles) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const BLayout layout : {BLayout::kNK, BLayout::kKN}) {
@@ -181,6 +233,47 @@ TEST_P(Operators, ManyLaunchesWithoutAPauseAndWithChangingM) {
     judge(job, m);
     if (HasFatalFailure()) return;
   }
+}
+
+/// Blocks without a tile are through with the core before others have begun with it.
+TEST_P(Operators, ThousandsOfLaunchesWithBlocksThatHaveNoTile) {
+  constexpr std::uint32_t kM = 160;
+  JobSetup with = setup(kM, 264, 72);
+  Job job(with);
+  for (int round = 0; round < 20; ++round) {
+    const std::uint64_t inputs = seed();
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      job.fill(r, inputs);
+      job.poison(r);
+      require(cudaStreamSynchronize(job.stream(r)), "inputs");
+    }
+    std::uint32_t m = 0;
+    for (int i = 0; i < 150; ++i) {
+      m = static_cast<std::uint32_t>(1 + random_() % kM);
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        job.make_current(r);
+        const Status launched = job.launch(r, m);
+        ASSERT_TRUE(launched) << launched.error().message;
+      }
+    }
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      const Status finished = job.finish(r);
+      ASSERT_TRUE(finished) << finished.error().message;
+    }
+    judge(job, m);
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// A quarter of the SMs, or half of a shared GPU's, does nothing but sums or copies.
+TEST_P(Operators, ManyStreamGroups) {
+  const std::uint32_t sharing = world() / static_cast<std::uint32_t>(GetParam().devices);
+  if (sharing > 2) GTEST_SKIP() << "they do not fit";
+  JobSetup with = setup(4096, 4096, 1024);
+  with.options.stream_groups = 96;
+  Job job(with);
+  for (int i = 0; i < 20 && !HasFatalFailure(); ++i)
+    check(job, static_cast<std::uint32_t>(4096 - random_() % 512 * (i % 2)), Mode::kFused);
 }
 
 TEST_P(Operators, AGraphReplayed200TimesWithChangingInputs) {
@@ -302,13 +395,56 @@ TEST_P(Operators, AnAbortWordInHostMemoryEndsTheLaunch) {
   require(cudaFreeHost(word), "abort word");
 }
 
+/// Blocks wait for each other, so all of them must be resident: what does not fit never starts.
+TEST(OperatorLimits, WhatCannotRunIsRefused) {
+  if (device_count() == 0) GTEST_SKIP() << "no GPU";
+  cudaDeviceProp device;
+  require(cudaGetDeviceProperties(&device, 0), "device");
+  const auto whole = static_cast<std::uint32_t>(device.multiProcessorCount);
+  const kernels::Shape max{512, 512, 0};
+  const auto plan = kernels::GemmRsPlan::make(1, 2, max, DType::kBf16,
+                                              kernels::gemm_rs_cuda_tiling(1, 2, max, whole));
+  ASSERT_TRUE(plan);
+  const DeviceMemory workspace(plan->workspace_bytes());
+  kernels::RankContext context;
+  context.world = {1, 2, 0, 0};
+  context.workspaces[0] = context.workspaces[1] = static_cast<std::byte*>(workspace.data());
+  struct Case {
+    std::uint32_t ranks, compute, groups;
+    bool fits;
+  };
+  for (const Case& one : {Case{1, whole - 32, 96, true}, Case{1, whole - 31, 96, false},
+                          Case{2, whole / 2 - 32, 96, true}, Case{2, whole / 2 - 31, 96, false},
+                          Case{1, 0, 3 * (whole - 1), false}, Case{2, 0, 3 * (whole / 2), false},
+                          Case{1, 0, 3 * 64, true}}) {
+    SCOPED_TRACE(std::to_string(one.compute) + " and " + std::to_string(one.groups) + " groups");
+    kernels::CudaOptions options;
+    options.ranks_per_device = one.ranks;
+    options.compute_blocks = one.compute;
+    options.stream_groups = one.groups;
+    const auto made = kernels::GemmRsCuda::create(*plan, 128, context, options);
+    EXPECT_EQ(made.has_value(), one.fits);
+    if (made) continue;
+    EXPECT_EQ(made.error().code, ErrorCode::kLimitExceeded);
+    EXPECT_THAT(made.error().message, HasSubstr("do not fit: this device holds"));
+  }
+  for (const std::chrono::seconds timeout : {0s, 301s}) {
+    kernels::CudaOptions options;
+    options.wait_timeout = timeout;
+    const auto made = kernels::GemmRsCuda::create(*plan, 128, context, options);
+    ASSERT_FALSE(made);
+    EXPECT_THAT(made.error().message, HasSubstr("more than zero and at most 300 s"));
+  }
+}
+
 std::vector<World> worlds() {
   std::vector<World> worlds;
   for (const Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
     for (const World& world :
-         {World{op, 1, 1, 1}, World{op, 1, 2, 1}, World{op, 1, 4, 1}, World{op, 2, 1, 1},
-          World{op, 2, 2, 1}, World{op, 3, 1, 1}, World{op, 1, 2, 2}, World{op, 1, 4, 4},
-          World{op, 1, 8, 8}, World{op, 2, 1, 2}, World{op, 2, 2, 4}, World{op, 2, 4, 8}})
+         {World{op, 1, 1, 1}, World{op, 1, 2, 1}, World{op, 1, 4, 1}, World{op, 1, 8, 1},
+          World{op, 2, 1, 1}, World{op, 2, 2, 1}, World{op, 2, 4, 1}, World{op, 3, 1, 1},
+          World{op, 1, 2, 2}, World{op, 1, 4, 4}, World{op, 1, 8, 8}, World{op, 2, 1, 2},
+          World{op, 2, 2, 4}, World{op, 2, 4, 8}})
       worlds.push_back(world);
   }
   return worlds;

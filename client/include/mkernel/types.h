@@ -80,7 +80,8 @@ struct Tuning {
   std::uint32_t receive_blocks = 0;
   std::uint32_t share_blocks = 0;
   std::uint32_t pull_blocks = 0;
-  std::chrono::milliseconds wait_timeout{30'000};  ///< of every single wait inside a launch
+  std::chrono::milliseconds wait_timeout{
+      30'000};  ///< of every single wait inside a launch; on a GPU at most 5 minutes
   MachineRates rates;
 };
 
