@@ -259,6 +259,12 @@ std::uint64_t Domain::wire_base(const void* address) const {
              : 0;
 }
 
+std::size_t Domain::inject_bytes() const {
+  // EFA's limit for remote writes is another one than tx_attr's, and is told since libfabric 2.0
+  // only.
+  return is_efa(provider()) ? 0 : info_->tx_attr->inject_size;
+}
+
 bool Domain::notify_apart() const {
   const std::string_view name = info_->fabric_attr->prov_name;
   return name.starts_with("tcp;ofi_rxm") || name.starts_with("net;ofi_rxm");

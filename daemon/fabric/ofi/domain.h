@@ -80,6 +80,9 @@ class Domain {
   /// What a peer adds to an offset into memory at `address`.
   std::uint64_t wire_base(const void* address) const;
   bool local_descriptors() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
+  /// Up to how many bytes a write may be injected: its source is free at once, no descriptor
+  /// needed.
+  std::size_t inject_bytes() const;
   /// Whether data and its notification are two messages; see README.md, "tcp;ofi_rxm".
   bool notify_apart() const;
   /// Whether addresses are those of listening TCP sockets, which can be probed.

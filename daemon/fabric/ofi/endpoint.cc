@@ -144,8 +144,9 @@ Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
                    domain_->provider());
   }
   auto made = std::make_unique<Link>(
-      std::move(port), to, *peer, peer_name, *doorbell_zeros_, domain_->notify_apart(),
-      capabilities_.link_depth, Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns});
+      std::move(port), to, *peer, peer_name, *doorbell_zeros_,
+      Link::Manner{domain_->notify_apart(), domain_->inject_bytes()}, capabilities_.link_depth,
+      Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns});
   MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
   links_.publish(*link);
   return link->id;

@@ -34,14 +34,14 @@ Bytes OfiLocalRegion::key() const {
 }
 
 Link::Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name,
-           const OfiLocalRegion& zeros, bool notify_apart, std::uint32_t depth,
+           const OfiLocalRegion& zeros, const Manner& manner, std::uint32_t depth,
            const Limits& limits)
     : port_(std::move(port)),
       peer_(peer),
       address_(address),
       peer_name_(std::move(peer_name)),
       zeros_(zeros),
-      notify_apart_(notify_apart),
+      manner_(manner),
       limits_(limits),
       operations_(depth),
       waiting_(depth),
@@ -94,14 +94,14 @@ long Link::submit(Operation& operation, bool more) {
     const Key& target = static_cast<const OfiRemoteRegion&>(*write.dst).key();
     const long rc = submit_write(source.memory().address + write.src_offset, write.bytes,
                                  source.descriptor(), target.base + write.dst_offset, target.key,
-                                 operation, operation.data, notify_apart_ ? FI_MORE : last);
+                                 operation, operation.data, manner_.notify_apart ? FI_MORE : last);
     if (rc != 0) return rc;
     ++operation.outstanding;
     ++in_flight_;
-    if (!notify_apart_) return 0;
+    if (!manner_.notify_apart) return 0;
     operation.data_posted = true;
   }
-  const long rc = submit_write(zeros_.memory().address, notify_apart_ ? 0 : kDoorbellBytes,
+  const long rc = submit_write(zeros_.memory().address, manner_.notify_apart ? 0 : kDoorbellBytes,
                                zeros_.descriptor(), address_.doorbell_base, address_.doorbell_key,
                                operation, operation.notify, last);
   if (rc != 0) return rc;
@@ -125,7 +125,10 @@ long Link::submit_write(const void* source, std::size_t bytes, void* descriptor,
   message.rma_iov_count = 1;
   message.context = &context.scratch;
   message.data = operation.write.immediate;
-  return ::fi_writemsg(port_.endpoint.get(), &message, flags | FI_COMPLETION);
+  // With a completion all the same, so that what is in flight stays bounded, and a link that hangs
+  // is noticed.
+  const std::uint64_t inject = bytes > 0 && bytes <= manner_.inject_bytes ? FI_INJECT : 0;
+  return ::fi_writemsg(port_.endpoint.get(), &message, flags | FI_COMPLETION | inject);
 }
 
 void Link::progress(std::uint64_t now_ns) {

@@ -53,9 +53,15 @@ class Link : public LinkBase {
     std::uint64_t connect_ns;  ///< for the first completion
     std::uint64_t write_ns;    ///< without any progress
   };
+  /// How the provider is to be used; see Domain.
+  struct Manner {
+    bool notify_apart = false;
+    std::size_t inject_bytes = 0;
+  };
   /// `zeros`: eight registered bytes, the source of flag-only writes.
   Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name,
-       const OfiLocalRegion& zeros, bool notify_apart, std::uint32_t depth, const Limits& limits);
+       const OfiLocalRegion& zeros, const Manner& manner, std::uint32_t depth,
+       const Limits& limits);
 
   // -- proxy thread --
   std::size_t post(std::span<const Write> writes, std::uint64_t now_ns);
@@ -110,7 +116,7 @@ class Link : public LinkBase {
   const Address address_;
   const std::string peer_name_;
   const OfiLocalRegion& zeros_;
-  const bool notify_apart_;
+  const Manner manner_;
   const Limits limits_;
 
   // Rings of `depth` entries and free-running counters; nothing is allocated after construction.
