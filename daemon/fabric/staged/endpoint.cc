@@ -225,6 +225,9 @@ class StagedEndpoint final : public Endpoint {
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;
+  bool flush(const LocalRegion& region, std::uint64_t cookie) override {
+    return plain_->flush(region, cookie);  // of what it registered itself
+  }
   std::optional<std::uint64_t> next_due_ns() const override { return plain_->next_due_ns(); }
 
  private:
