@@ -48,6 +48,8 @@ class Cluster final : public NetworkWatch, public NodeWatch, public RankWatch {
 
   void start_node(NodeId id);
   void start_run(Job& job);
+  /// Whether the same rank of an earlier run of the job ended less than a second ago.
+  bool succeeds_just_now(const JobRun& run, const Rank& rank) const;
   void end_run(Job& job);
   void inject(const Fault& fault);
   void forgive_node(NodeId node, std::uint64_t for_ns, const std::string& why);

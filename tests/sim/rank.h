@@ -96,6 +96,7 @@ class Rank final : public ClientEnd, public std::enable_shared_from_this<Rank> {
   NodeId node() const { return job_.nodes[node_rank_]; }
   std::uint32_t rank() const { return rank_; }
   bool over() const { return stage_ == Stage::kOver; }
+  std::uint64_t over_at_ns() const { return over_at_ns_; }
   /// It is there, or was not long ago.
   bool lately() const;
   std::string describe() const;
