@@ -1,10 +1,10 @@
-// A port that goes down and comes back, and an address that goes away, seen by links over it. Only
-// in the virtual machine of run_vm.sh, whose network interface it may take down.
-#include <cstdlib>
-#include <fstream>
+// A port that goes down and comes back, and an address that goes away, seen by links over it:
+// the kernel's software NIC in the virtual machine of run_vm.sh, or a software NIC of the test's
+// own.
 #include <string>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
+#include "tests/rdma/interface.h"
 
 namespace mk::fabric {
 namespace {
@@ -12,26 +12,18 @@ namespace {
 class LinkLossTest : public testing::TestWithParam<FabricSetup> {
  protected:
   void SetUp() override {
-    const char* const interface = std::getenv("MK_RDMA_VM_INTERFACE");
-    if (interface == nullptr) GTEST_SKIP() << "not in the virtual machine of tests/rdma/run_vm.sh";
-    interface_ = interface;
+    if (const auto reason = interface::untouchable()) GTEST_SKIP() << *reason;
   }
   void TearDown() override {
-    if (interface_.empty()) return;
-    run("link set " + interface_ + " up");
-    run("addr flush dev " + interface_);
-    run("addr replace 10.77.0.1/24 dev " + interface_);
-  }
-  static void run(const std::string& command) {
-    ASSERT_EQ(0, std::system(("ip " + command).c_str())) << command;
+    if (interface::untouchable()) return;
+    interface::set_up(true);
+    interface::reset_addresses();
   }
   FabricSetup impatient() const {
     FabricSetup setup = GetParam();
     setup.config.connect_timeout_ns = static_cast<std::uint64_t>(patience()) * 1'000'000'000;
     return setup;
   }
-
-  std::string interface_;
 };
 
 void expect_transfer(Node& a, Node& b, std::uint32_t epoch) {
@@ -62,7 +54,7 @@ TEST_P(LinkLossTest, APortThatGoesDownFailsItsLinksAndServesNewOnesWhenItIsBack)
     writes.push_back(
         make_write(link, 10 + i, 1, 100 + i, source, i << 20, *remote, i << 20, 1 << 20));
   ASSERT_TRUE(post_all(a, link.id, writes, {&a, &b}));
-  run("link set " + interface_ + " down");
+  interface::set_up(false);
   ASSERT_TRUE(pump({&a, &b}, [&] {
     return a.links_down.contains(link.id) && a.total(a.completed) + a.total(a.failed) == 9;
   }));
@@ -82,7 +74,7 @@ TEST_P(LinkLossTest, APortThatGoesDownFailsItsLinksAndServesNewOnesWhenItIsBack)
   EXPECT_FALSE(during) << "while the port is down";
   EXPECT_LT(std::chrono::steady_clock::now() - started, patience() * std::chrono::seconds(10));
 
-  run("link set " + interface_ + " up");
+  interface::set_up(true);
   // The daemon tries again with backoff; here, until the interface answers.
   const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(20);
   while (std::chrono::steady_clock::now() < deadline) {
@@ -98,31 +90,19 @@ TEST_P(LinkLossTest, AnAddressThatGoesAwayFailsTheLinksThatUseIt) {
   Node a(impatient());
   Node b(impatient());
   const TestLink link = join(a, b);
-  run("addr del 10.77.0.1/24 dev " + interface_);
+  interface::remove_first_address();
   ASSERT_TRUE(pump({&a, &b}, [&] { return a.links_down.contains(link.id); }));
   EXPECT_NE(a.endpoint->link_reason(link.id).find("GID changed"), std::string::npos)
       << a.endpoint->link_reason(link.id);
 }
 
-/// Where the GID table has 10.78.0.1 of RoCE v2; -1: nowhere (yet).
-int index_of_second_address() {
-  const std::string port = "/sys/class/infiniband/rxe0/ports/1/";
-  for (int i = 0; i < 16; ++i) {
-    std::string gid, type;
-    std::getline(std::ifstream(port + "gids/" + std::to_string(i)) >> std::ws, gid);
-    std::getline(std::ifstream(port + "gid_attrs/types/" + std::to_string(i)) >> std::ws, type);
-    if (gid.ends_with("ffff:0a4e:0001") && type == "RoCE v2") return i;
-  }
-  return -1;
-}
-
 TEST_P(LinkLossTest, AnotherAddressIsToldToPeersAndServesNewLinksWithoutARestart) {
-  run("addr add 10.78.0.1/24 dev " + interface_);
+  interface::add_second_address();
   const auto until = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(10);
-  while (index_of_second_address() < 0 && std::chrono::steady_clock::now() < until) {
+  while (interface::second_address_gid() < 0 && std::chrono::steady_clock::now() < until) {
   }
   FabricSetup stays = impatient();
-  stays.config.verbs.gid_index = index_of_second_address();
+  stays.config.verbs.gid_index = interface::second_address_gid();
   ASSERT_GE(stays.config.verbs.gid_index, 0);
   Node a(impatient());  // speaks from 10.77.0.1
   Node b(stays);        // from 10.78.0.1
@@ -130,7 +110,7 @@ TEST_P(LinkLossTest, AnotherAddressIsToldToPeersAndServesNewLinksWithoutARestart
   const Bytes known_of_b = b.endpoint->address();
   const TestLink there = join(a, b);
   const TestLink back = join(b, a);
-  run("addr del 10.77.0.1/24 dev " + interface_);
+  interface::remove_first_address();
   ASSERT_TRUE(pump(
       {&a, &b}, [&] { return a.links_down.contains(there.id) && b.links_down.contains(back.id); }));
   EXPECT_NE(a.endpoint->link_reason(there.id).find("10.78.0.1"), std::string::npos)

@@ -457,7 +457,9 @@ TEST_P(ConformanceTest, ControlMayRegisterWhileTheProxyPosts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, ConformanceTest, testing::ValuesIn(all_setups()), setup_name);
+#ifndef MK_SOFT_NIC
 INSTANTIATE_TEST_SUITE_P(Simulated, ConformanceTest, testing::ValuesIn(sim_setups()), setup_name);
+#endif
 
 }  // namespace
 }  // namespace mk::fabric
