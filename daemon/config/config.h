@@ -63,7 +63,7 @@ struct Config {
   } socket;
 
   struct {
-    std::string name = "loopback";  ///< "auto": see topology::resolve_fabric
+    std::string name = "auto";  ///< see topology::resolve_fabric
     std::uint32_t rails = 1;
     struct {
       double bandwidth_bytes_per_second = 0;  ///< per link; 0: unlimited

@@ -74,6 +74,40 @@ TEST(Mkbench, WritesItsReportAndJoinsRunningDaemons) {
   EXPECT_EQ(2u, report["links"].size());
 }
 
+/// Daemons that were told no network: what they chose and said, and that a job runs over it.
+void expect_chooses(const std::vector<std::string>& arguments, const std::string& said,
+                    const std::string& shown) {
+  tools::DaemonSetOptions options;
+  options.fabric.clear();
+  options.arguments = arguments;
+  options.program = MK_TEST_MKERNELD;
+  options.start_timeout = 120s;
+  auto daemons = tools::DaemonSet::start(options);
+  ASSERT_TRUE(daemons) << daemons.error().message;
+  expect_job_works(*daemons, "anywhere", 1);
+  for (std::uint32_t node = 0; node < 2; ++node) {
+    std::ifstream file(daemons->log_path(node));
+    const std::string log(std::istreambuf_iterator<char>(file), {});
+    EXPECT_NE(std::string::npos, log.find("auto\\\" is " + said)) << log;  // in JSON
+    const auto links =
+        run_program({MK_TEST_MKCTL, "--address", daemons->admin_address(node), "link", "show"});
+    EXPECT_EQ(0, links.status);
+    EXPECT_NE(std::string::npos, links.text.find(shown)) << links.text;
+  }
+}
+
+TEST(Mkerneld, UsesTheLoopbackByItselfWhileEverybodyIsHere) {
+  expect_chooses({}, "loopback: all daemons of the configuration are on this machine", "loopback");
+}
+
+TEST(Mkerneld, FindsANetworkByItselfWhereSomebodyIsElsewhere) {
+  // An address that documentation may use and nobody has.
+  std::error_code none;
+  const std::filesystem::directory_iterator ports("/sys/class/infiniband", none), end;
+  const std::string found = ports == end ? "ofi" : "verbs";
+  expect_chooses({"--insecure", "--peer", "2=192.0.2.1:7171"}, found, found);
+}
+
 TEST(Mkbench, BadUsageExitsWithTwo) {
   EXPECT_EQ(2, run_program({MK_TEST_MKBENCH, "gemm-ar", "--fabric", "carrier-pigeon"}).status);
   EXPECT_EQ(2, run_program({MK_TEST_MKBENCH, "gemm-ar", "--m", "0"}).status);

@@ -38,8 +38,6 @@ Result<DaemonSet> DaemonSet::start(const DaemonSetOptions& options) {
                          "unix:" + path(node, "peer"),
                          "--socket",
                          path(node, "sock"),
-                         "--fabric",
-                         options.fabric,
                          "--rails",
                          std::to_string(options.rails),
                          "--ready-fd",
@@ -49,11 +47,14 @@ Result<DaemonSet> DaemonSet::start(const DaemonSetOptions& options) {
       process.arguments.emplace_back(flag);
       process.arguments.push_back(value);
     };
+    add("--fabric", options.fabric);
     add("--link-bandwidth", options.link_bandwidth);
     add("--link-latency", options.link_latency);
     for (std::uint32_t peer = 0; peer < options.nodes; ++peer) {
       if (peer != node) add("--peer", fmt::format("{}=unix:{}", peer, path(peer, "peer")));
     }
+    process.arguments.insert(process.arguments.end(), options.arguments.begin(),
+                             options.arguments.end());
     MK_ASSIGN_OR_RETURN(auto started, Process::start(process));
     set.nodes_.push_back(Node{path(node, "sock"), "unix:" + path(node, "peer"), process.output_path,
                               std::move(started)});

@@ -15,10 +15,11 @@ namespace mk::tools {
 
 struct DaemonSetOptions {
   std::uint32_t nodes = 2;
-  std::uint32_t rails = 1;          ///< NICs (and proxy threads) of each node
-  std::string fabric = "loopback";  ///< "loopback" or "ofi"
-  std::string link_bandwidth;       ///< loopback: "2GB/s"; empty: unpaced
-  std::string link_latency;         ///< loopback: "5us"; empty: none
+  std::uint32_t rails = 1;             ///< NICs (and proxy threads) of each node
+  std::string fabric = "loopback";     ///< as mkerneld takes it; empty: as it is by itself
+  std::string link_bandwidth;          ///< loopback: "2GB/s"; empty: unpaced
+  std::string link_latency;            ///< loopback: "5us"; empty: none
+  std::vector<std::string> arguments;  ///< more of them, of each daemon
   std::string program;  ///< path of mkerneld; empty: found beside this program or in its build tree
   std::chrono::milliseconds start_timeout{30'000};
 };
