@@ -49,6 +49,7 @@ TEST_P(ConformanceTest, TransfersOfAnySizeAndAlignmentArriveIntactAndTouchNothin
   EXPECT_TRUE(a.failed.empty());
   for (const auto& [cookie, count] : a.completed) EXPECT_EQ(count, 1) << cookie;
   for (const auto& [immediate, count] : b.arrivals) EXPECT_EQ(count, 1) << immediate;
+  EXPECT_EQ(b.endpoint->gpu_path(), GetParam().gpu_path);
 }
 
 TEST_P(ConformanceTest, AFlagIsNeverSeenBeforeItsData) {

@@ -63,6 +63,7 @@ struct FabricSetup {
   std::shared_ptr<FabricSetup> carrier = {};  ///< by which
   /// The carrier's NICs reach GPUs by themselves; made for each.
   std::function<std::shared_ptr<DirectControl>()> direct = {};
+  std::string gpu_path = {};    ///< what `Endpoint::gpu_path` says once a GPU's memory has come
   bool may_take_fewer = false;  ///< `post` may take fewer writes than there is room for
 
   Result<std::unique_ptr<Endpoint>> open() const {
@@ -110,6 +111,7 @@ inline FabricSetup with_gpus(const std::string& name, const FabricSetup& plain,
   FabricSetup setup = plain;
   setup.name = name;
   setup.gpus = std::make_shared<SlowGpus>();
+  setup.gpu_path = "staged through host memory";
   setup.carrier = std::make_shared<FabricSetup>(carrier);
   return setup;
 }
@@ -122,7 +124,9 @@ inline FabricSetup with_direct_gpus(const std::string& name, const FabricSetup& 
     control->shadowed = false;
     return control;
   };
-  return with_gpus(name, plain, carrier);
+  FabricSetup setup = with_gpus(name, plain, carrier);
+  setup.gpu_path = "by dmabuf";
+  return setup;
 }
 
 /// Whether this program brings its own NICs (verbs/soft_nic), for verbs alone.
@@ -178,9 +182,10 @@ inline std::vector<FabricSetup> all_setups() {
     setup.name = "verbs_immediate";
     setup.config.verbs.arrival = "immediate";
     setups.push_back(setup);
-    // A plain address of memory on a GPU is one of the host's here, so the way of the peer-memory
-    // module is open, and each arrival is flushed.
+    // The kernel's software NIC takes no dmabuf; but a plain address of memory on a GPU is one of
+    // the host's here, so the way of the peer-memory module is open. Each arrival is flushed.
     setups.push_back(with_gpus("verbs_direct", setups[setups.size() - 2], setup));
+    setups.back().gpu_path = kSoftNic ? "by dmabuf" : "by the peer-memory module";
     setups.push_back(with_gpus("verbs_staged", setups[setups.size() - 3], setup));
     setups.back().config.verbs.gpu_direct = false;
     setup.name = "verbs_classic_queues";

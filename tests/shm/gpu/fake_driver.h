@@ -5,6 +5,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,7 +14,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -23,8 +26,25 @@ namespace mk::gpu::test {
 
 /// What all processes of a host have in common.
 struct FakeMachine {
+  /// Whole pages of a memory file, which is the memory's dmabuf, too.
   struct Block {
-    std::vector<std::byte> bytes;
+    explicit Block(std::size_t size)
+        : file(::memfd_create("fake-gpu-memory", MFD_CLOEXEC)),
+          length((size + 4095) / 4096 * 4096) {
+      void* const mapped =
+          ::ftruncate(file.get(), static_cast<off_t>(length)) != 0
+              ? MAP_FAILED
+              : ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+      if (mapped == MAP_FAILED) throw std::bad_alloc();
+      bytes = {static_cast<std::byte*>(mapped), size};
+    }
+    ~Block() { ::munmap(bytes.data(), length); }
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+
+    UniqueFd file;
+    std::size_t length;
+    std::span<std::byte> bytes;
     int views = 0;
     bool freed = false;
   };
@@ -100,8 +120,7 @@ class FakeDriver final : public Driver {
 
   Result<std::byte*> allocate(int, std::uint64_t bytes) override {
     const std::lock_guard lock(machine_->mutex);
-    auto block = std::make_shared<FakeMachine::Block>();
-    block->bytes.resize(bytes);
+    auto block = std::make_shared<FakeMachine::Block>(bytes);
     std::byte* const memory = block->bytes.data();
     allocations_.emplace(memory, std::move(block));
     return memory;
@@ -124,12 +143,11 @@ class FakeDriver final : public Driver {
     std::memcpy(handle.bytes.data(), &number, sizeof number);
     return handle;
   }
-  /// A file with nothing in it: what stands for memory here is its number alone.
   Result<Dmabuf> dmabuf(int, std::byte* memory) override {
     const std::lock_guard lock(machine_->mutex);
     if (!exports_dmabufs || !allocations_.contains(memory))
       return fail(ErrorCode::kUnsupported, "the fake driver exports no dmabuf");
-    return Dmabuf{UniqueFd(::memfd_create("fake-dmabuf", MFD_CLOEXEC)), 0};
+    return Dmabuf{UniqueFd(::dup(allocations_.at(memory)->file.get())), 0};
   }
   Result<std::byte*> open(int, const IpcHandle& handle) override {
     const std::lock_guard lock(machine_->mutex);
