@@ -32,7 +32,7 @@ namespace mk::kernels::ag_gemm {
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(AgGemmBlock<Executor>& block) {
   if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
-  for (AgGemmWalk walk(block.schedule, block.index); !walk.done();
+  for (AgGemmWalk walk(block.schedule, block.index, block.launch.in_turn); !walk.done();
        walk.advance(block.launch.blocks.compute)) {
     if (block.stopped()) return false;
     const AgGemmTile tile = walk.tile();
@@ -92,7 +92,7 @@ MK_HOST_DEVICE inline bool collect(AgGemmBlock<Executor>& block) {
 
 template <class Executor>
 MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block) {
-  return gather::share(block.gather, block.launch.shard);
+  return gather::share(block.gather, block.launch.shard, block.launch.in_turn);
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {

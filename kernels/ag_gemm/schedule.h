@@ -7,7 +7,8 @@
 ///  1. its own shard, in bands of kBandTiles rows of tiles;
 ///  2. the shards of its node's other ranks, from the next local rank on, which arrive side by
 ///  side:
-///     the first row of tiles of each, then the second of each, ...
+///     the first row of tiles of each, then the second of each, ...; or, where they arrive in turn
+///     (gather::share_in_turn), one shard after the other, each as its own;
 ///  3. for each hop of the ring, the L shards that it brings over L rails, in the same way, this
 ///     rank's rail first.
 /// Within such a group of rows of tiles: column by column, in each the group's rows one after the
@@ -103,12 +104,14 @@ class AgGemmSchedule {
 ///     for (AgGemmWalk walk(schedule, index); !walk.done(); walk.advance(blocks)) walk.tile()
 class AgGemmWalk {
  public:
-  /// Begins at the `first`-th tile.
-  MK_HOST_DEVICE AgGemmWalk(const AgGemmSchedule& schedule, std::uint32_t first)
+  /// Begins at the `first`-th tile. `in_turn`: whether the node's shards arrive so.
+  MK_HOST_DEVICE AgGemmWalk(const AgGemmSchedule& schedule, std::uint32_t first,
+                            bool in_turn = false)
       : schedule_(schedule),
         rounds_(schedule.rounds()),
         tiles_n_(schedule.tiles_n()),
         rows_missing_(schedule.rounds_everywhere() != schedule.rounds()),
+        whole_(in_turn ? schedule.world().locals : 1),
         members_(count_members()) {
     if (members_ == 0) next_group();
     advance(first);
@@ -118,8 +121,12 @@ class AgGemmWalk {
   MK_HOST_DEVICE AgGemmTile tile() const { return schedule_.tile(origin(), round(), column()); }
 
   // The tile's place in the order's terms: whose, which row of tiles, which column of them.
-  MK_HOST_DEVICE std::uint32_t origin() const { return own_ ? origin_of(0) : origin_of(rail()); }
-  MK_HOST_DEVICE std::uint32_t round() const { return own_ ? round_ + index_ % members_ : round_; }
+  MK_HOST_DEVICE std::uint32_t origin() const {
+    return is_whole() ? origin_of(whole_at_) : origin_of(rail());
+  }
+  MK_HOST_DEVICE std::uint32_t round() const {
+    return is_whole() ? round_ + index_ % members_ : round_;
+  }
   MK_HOST_DEVICE std::uint32_t column() const { return index_ / members_; }
 
   /// Goes on by `steps` tiles.
@@ -137,8 +144,10 @@ class AgGemmWalk {
   MK_HOST_DEVICE std::uint32_t origin_of(std::uint32_t rail) const {
     return schedule_.gather().origin_at(hops_ * schedule_.world().locals + rail);
   }
-  /// At hop 0 this rank's own is done.
-  MK_HOST_DEVICE std::uint32_t first_rail() const { return hops_ == 0 ? 1 : 0; }
+  /// In a shard that is walked by itself: this rank's own, or one that arrives in turn.
+  MK_HOST_DEVICE bool is_whole() const { return whole_at_ < whole_; }
+  /// At hop 0 those are done.
+  MK_HOST_DEVICE std::uint32_t first_rail() const { return hops_ == 0 ? whole_ : 0; }
   /// Shards of one row less may lack the last row of tiles.
   MK_HOST_DEVICE bool has_round(std::uint32_t rail) const {
     return !rows_missing_ || round_ < schedule_.grid(origin_of(rail)).tiles_m();
@@ -154,8 +163,8 @@ class AgGemmWalk {
   }
   /// Rows of tiles in the group that begins with round_.
   MK_HOST_DEVICE std::uint32_t count_members() const {
-    if (own_) {
-      const std::uint32_t left = schedule_.grid(origin_of(0)).tiles_m() - round_;
+    if (is_whole()) {
+      const std::uint32_t left = schedule_.grid(origin_of(whole_at_)).tiles_m() - round_;
       return left < TileGrid::kBandTiles ? left : TileGrid::kBandTiles;
     }
     const std::uint32_t locals = schedule_.world().locals;
@@ -167,10 +176,13 @@ class AgGemmWalk {
   /// The next group that has tiles.
   MK_HOST_DEVICE void next_group() {
     do {
-      if (own_) {
+      if (is_whole()) {
         round_ += members_;
-        own_ = members_ != 0 && round_ < schedule_.grid(origin_of(0)).tiles_m();
-        if (!own_) round_ = 0;
+        if (members_ == 0 || round_ >= schedule_.grid(origin_of(whole_at_)).tiles_m()) {
+          round_ = 0;
+          ++whole_at_;
+          if (!is_whole() && whole_ == schedule_.world().locals) ++hops_;
+        }
       } else if (++round_ == rounds_) {
         round_ = 0;
         ++hops_;
@@ -182,8 +194,9 @@ class AgGemmWalk {
   const AgGemmSchedule& schedule_;
   std::uint32_t rounds_;
   std::uint32_t tiles_n_;
-  bool rows_missing_;  ///< some shard lacks the last row of tiles
-  bool own_ = true;    ///< at this rank's own shard
+  bool rows_missing_;           ///< some shard lacks the last row of tiles
+  std::uint32_t whole_;         ///< shards that are walked by themselves
+  std::uint32_t whole_at_ = 0;  ///< at which of them
   std::uint32_t hops_ = 0;
   std::uint32_t round_ = 0;    ///< the group's; its first, of the own shard's
   std::uint32_t members_ = 0;  ///< rows of tiles in the group

@@ -74,6 +74,11 @@ class OperatorBlock : public Block<Executor> {
       }
     }
   }
+  /// In that of one local rank.
+  MK_HOST_DEVICE void publish_at_local(std::uint32_t local, std::uint64_t offset) {
+    executor.stores_done();
+    shm::flag_publish(word(at(local, offset)), epoch);
+  }
   /// This block is done with what await_blocks(role, ...) waits for.
   MK_HOST_DEVICE void publish_done() { publish(&common.local->done_by(role)[index]); }
 

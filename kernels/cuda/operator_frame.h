@@ -48,6 +48,13 @@ inline constexpr std::uint32_t kElementStep = 8;  ///< elements in the copy engi
 /// GPU's `blocks` SMs, some of which communicate, the shortest time.
 std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks);
 
+/// Payload of a network command of a rank that sends about so many bytes in a launch; 0: the plan's
+/// default. As measured over the loopback fabric (tests/bench/results).
+constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
+  constexpr std::uint64_t kMuch = 32u << 20;
+  return sent_bytes >= kMuch ? 512u << 10 : 0;
+}
+
 /// Makes a device current while it lives.
 class OnDevice {
  public:

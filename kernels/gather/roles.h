@@ -47,10 +47,61 @@ namespace mk::kernels::gather {
 // Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
 // LocalWords::failure.
 
-/// Hands out this rank's own rows: chunks `index`, `index` + share blocks, ... Only with several
-/// ranks.
+/// Brings a chunk of this rank's own rows to the targets of `job`, which point to its place in the
+/// slots.
 template <class Executor>
-MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSource& source) {
+MK_HOST_DEVICE inline void share_chunk(GatherBlock<Executor>& gather, const GatherSource& source,
+                                       std::uint32_t chunk, const ByteRange& range, CopyJob job) {
+  auto& block = gather.block;
+  if (chunk == 0) {
+    for (std::uint32_t i = 0; i < job.target_count; ++i) {
+      auto* header = reinterpret_cast<GatherHeader*>(job.targets[i]);
+      header->epoch = block.epoch;
+      header->m = block.common.m;
+      header->rows = gather.own_rows;
+    }
+    return;
+  }
+  const std::uint64_t begin = range.begin - kGatherHeaderBytes;
+  source.copy_packed(begin, begin + range.bytes, job,
+                     [&](const CopyJob& part) { block.executor.copy(part); });
+}
+
+/// A broadcast's rows first to the local rank before this one (and to this rank's own slot, for the
+/// network), then to the one before that, and so on: so each local rank has all rows of its next
+/// one in an (L - 1)th of the time that everybody's take, and can compute with them. Each chunk is
+/// read anew for each, which costs little where it is in a cache.
+template <class Executor>
+MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
+                                         const GatherSource& source) {
+  auto& block = gather.block;
+  const World& world = block.world;
+  const std::uint32_t own = world.rank();
+  for (std::uint32_t turn = 1; turn == 1 || turn < world.locals; ++turn) {
+    const bool to_own = turn == 1 && world.nodes > 1;
+    const std::uint32_t local = (world.local + world.locals - turn) % world.locals;
+    for (std::uint32_t chunk = block.index; chunk < gather.schedule.chunks(gather.own_rows);
+         chunk += block.common.blocks.share) {
+      if (block.stopped()) return false;
+      const std::uint64_t begin_ns = block.span_begin();
+      const ByteRange range = gather.schedule.chunk_range(gather.own_rows, chunk);
+      CopyJob job;
+      if (to_own) job.add_target(gather.slot(world.local, own) + range.begin);
+      if (turn < world.locals) job.add_target(gather.slot(local, own) + range.begin);
+      share_chunk(gather, source, chunk, range, job);
+      if (to_own) gather.publish_ready_at(world.local, chunk);
+      if (turn < world.locals) gather.publish_ready_at(local, chunk);
+      block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);
+    }
+  }
+  return true;
+}
+
+/// Hands out this rank's own rows: chunks `index`, `index` + share blocks, ... Only with several
+/// ranks. `in_turn`: a broadcast as share_in_turn does it; else each chunk to everybody at once.
+template <class Executor>
+MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSource& source,
+                                 bool in_turn = false) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherGeometry& geometry = gather.schedule.geometry();
@@ -58,6 +109,7 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
   const std::uint32_t own = world.rank();
   if (world.nodes > 1 && !block.await_staging_free()) return false;
   if (!gather.await_bank_free()) return false;
+  if (in_turn && broadcast) return share_in_turn(gather, source);
   for (std::uint32_t chunk = block.index; chunk < gather.schedule.chunks(gather.own_rows);
        chunk += block.common.blocks.share) {
     if (block.stopped()) return false;
@@ -68,18 +120,7 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
     // Each rank starts with its next, so that nobody is everybody's first.
     for (std::uint32_t i = 1; broadcast && i < world.locals; ++i)
       job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
-    if (chunk == 0) {
-      for (std::uint32_t i = 0; i < job.target_count; ++i) {
-        auto* header = reinterpret_cast<GatherHeader*>(job.targets[i]);
-        header->epoch = block.epoch;
-        header->m = block.common.m;
-        header->rows = gather.own_rows;
-      }
-    } else {
-      const std::uint64_t begin = range.begin - kGatherHeaderBytes;
-      source.copy_packed(begin, begin + range.bytes, job,
-                         [&](const CopyJob& part) { block.executor.copy(part); });
-    }
+    share_chunk(gather, source, chunk, range, job);
     gather.publish_ready(own, chunk);
     block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);
   }

@@ -9,16 +9,27 @@ namespace mk::kernels {
 namespace {
 
 constexpr char kOp[] = "ag_gemm";
-constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;  ///< half of it up to kFewRows
-constexpr std::uint32_t kFewRows = 4096;
-constexpr std::uint32_t kNetworkChunkBytes = 512 * 1024;
+constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;
+constexpr std::uint32_t kTurnChunkBytes = 256 * 1024;
+constexpr std::uint32_t kNetworkChunkBytes = 256 * 1024;  ///< at least
+constexpr std::uint32_t kFewRows = 2048;
+constexpr std::uint32_t kNarrow =
+    3072;  ///< columns, below which a product is shorter than the gather
+constexpr std::uint32_t kWide = 6144;  ///< columns, from which a product of few rows is long
 
-/// Share groups, of a whole GPU: the shorter the product beside the gather, the more. As measured
-/// with eight ranks on one node (README.md).
+// As measured with eight ranks on one node (README.md).
+
+/// Whether the node's rows come rank by rank: where a rank's own rows are done with before rows of
+/// everybody could have come, and there is enough to compute to hide those of the last.
+bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
+  return nodes == 1 ? max.m <= kFewRows && max.n >= kWide : max.m <= 2 * kFewRows;
+}
+
+/// Share groups, of a whole GPU: the shorter the product beside the gather, the more.
 std::uint32_t share_groups(const Shape& max) {
-  if (max.n < 3072) return 48;
-  if (max.n < 6144) return 24;
-  if (max.m <= kFewRows) return 36;
+  if (max.n < kNarrow || (max.m <= kFewRows && max.n >= kWide)) return 48;
+  if (max.n < kWide) return 24;
+  if (max.m <= 4096) return 36;
   return max.m <= 8192 ? 18 : 12;
 }
 
@@ -28,11 +39,17 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
+  // The last rows come when little else is left to compute: short tiles then end sooner.
   tiling.tile_n =
-      cuda::best_tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
-  tiling.chunk_bytes = nodes > 1           ? kNetworkChunkBytes
-                       : max.m <= kFewRows ? kLocalChunkBytes / 2
-                                           : kLocalChunkBytes;
+      max.n < kNarrow
+          ? cuda::kTileColumnsMax / 2
+          : cuda::best_tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
+  const std::uint64_t sent =
+      std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
+  tiling.chunk_bytes = nodes > 1 ? std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent))
+                       : comes_in_turn(nodes, max) ? kTurnChunkBytes
+                       : max.m <= 4096             ? kLocalChunkBytes / 2
+                                                   : kLocalChunkBytes;
   return tiling;
 }
 
@@ -78,6 +95,7 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   arguments_.launch.shard =
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
+  arguments_.launch.in_turn = comes_in_turn(world().nodes, plan_.max);
   return enqueue(stream, c, ldc, m, mode);
 }
 

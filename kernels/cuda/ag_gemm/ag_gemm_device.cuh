@@ -39,7 +39,7 @@ struct AgGemmOp {
     const AgGemmLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const AgGemmSchedule schedule(launch.plan, world, launch.m);
-    const AgGemmTiles tiles{schedule, schedule.rounds(), schedule.tiles()};
+    const AgGemmTiles tiles{schedule, schedule.rounds(), schedule.tiles(), launch.in_turn};
     return make_params<AgGemmOp>(
         arguments, tiles.tiles, tiles,
         {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered},

@@ -17,6 +17,7 @@ struct AgGemmTiles {
   AgGemmSchedule schedule;
   std::uint32_t rounds;
   std::uint32_t tiles;
+  bool in_turn;
 
   __device__ AgGemmTile find(Tile tile) const {
     const std::uint32_t origin = static_cast<std::uint32_t>(tile.m) / rounds;
@@ -33,7 +34,7 @@ class AgGemmOrder {
 
   __device__ AgGemmOrder(const Params& params, int worker, int workers)
       : params_(params),
-        walk_(params.schedule, static_cast<std::uint32_t>(worker)),
+        walk_(params.schedule, static_cast<std::uint32_t>(worker), params.in_turn),
         workers_(static_cast<std::uint32_t>(workers)) {}
 
   __device__ bool next(Tile* tile) {

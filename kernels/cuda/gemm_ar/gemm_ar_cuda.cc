@@ -16,7 +16,9 @@ GemmArTiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t b
   tiling.tile_m = cuda::kTileRowsMax;
   tiling.tile_n = cuda::best_tile_columns(div_up(max.m, cuda::kTileRowsMax), max.n, blocks);
   // Within a node a chunk is only what one reduce block does at a time: a tile.
-  if (nodes == 1) tiling.chunk_bytes = cuda::kTileRowsMax * tiling.tile_n * kElementBytes;
+  tiling.chunk_bytes =
+      nodes == 1 ? cuda::kTileRowsMax * tiling.tile_n * kElementBytes
+                 : cuda::network_chunk_bytes(std::uint64_t{max.m} * max.n / 8 * kElementBytes);
   return tiling;
 }
 
@@ -33,8 +35,8 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   needs.streams = Role::kReduce;
   needs.stream = context.world.locals > 1;
   needs.send = needs.receive = context.world.nodes > 1;
-  needs.stream_groups = 36;
-  needs.receive_groups = 12;  // they also hand out the result
+  needs.stream_groups = context.world.nodes > 1 ? 24 : 36;
+  needs.receive_groups = 24;  // they also hand out the result
   return OperatorBase::start(context, options, needs, plan_.banks, cuda::kGemmArKernels);
 }
 

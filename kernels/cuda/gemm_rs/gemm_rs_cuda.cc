@@ -18,7 +18,12 @@ Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   tiling.tile_n =
       cuda::best_tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
   // Within a node a chunk is only what one group sums at a time: a tile.
-  if (nodes == 1) tiling.chunk_bytes = cuda::kTileRowsMax * tiling.tile_n * kElementBytes;
+  if (nodes == 1) {
+    tiling.chunk_bytes = cuda::kTileRowsMax * tiling.tile_n * kElementBytes;
+  } else {
+    const std::uint64_t shard = shard_rows_max(max.m, nodes * locals);
+    tiling.chunk_bytes = cuda::network_chunk_bytes((nodes - 1) * shard * max.n * kElementBytes);
+  }
   return tiling;
 }
 
@@ -35,7 +40,8 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   needs.streams = Role::kReduce;
   needs.stream = context.world.locals > 1;
   needs.send = needs.receive = context.world.nodes > 1;
-  needs.stream_groups = 12;
+  needs.stream_groups = context.world.nodes > 1 ? 24 : 12;
+  needs.receive_groups = 24;
   return OperatorBase::start(context, options, needs, plan_.banks, cuda::kGemmRsKernels);
 }
 

@@ -126,6 +126,8 @@ class AgGemmSimulation : private SimOperator {
     }
     rank.c.assign(std::size_t{rank.launch.m} * plan_.max.n, 0x7fff);
     rank.gathered.assign(index % 2 == 0 ? std::size_t{rank.launch.m} * k : 0, 0x7fff);
+    // Ranks may differ in that.
+    rank.launch.in_turn = (rank.launch.epoch + index / 2) % 2 == 0;
     rank.launch.shard = GatherSource::of(rank.a.data(), (k + 1) * kElementBytes,
                                          plan_.gather.row_bytes, shard.count);
     rank.launch.gathered =

@@ -70,9 +70,10 @@ void for_every_rank(Check&& check) {
   EXPECT_EQ(checked, 360u * 54u);
 }
 
-std::vector<AgGemmTile> all_tiles(const AgGemmSchedule& schedule) {
+std::vector<AgGemmTile> all_tiles(const AgGemmSchedule& schedule, bool in_turn = false) {
   std::vector<AgGemmTile> tiles;
-  for (AgGemmWalk walk(schedule, 0); !walk.done(); walk.advance(1)) tiles.push_back(walk.tile());
+  for (AgGemmWalk walk(schedule, 0, in_turn); !walk.done(); walk.advance(1))
+    tiles.push_back(walk.tile());
   return tiles;
 }
 
@@ -100,28 +101,32 @@ TEST(AgGemmSchedule, EveryElementOfCIsComputedOnceFromTheRowsAHasThere) {
 }
 
 // Own shard in bands, then hop by hop, the own node's others first; on each hop in rounds over the
-// rails; in each band or round column by column.
+// rails; in each band or round column by column. Where the node's shards arrive in turn, they are
+// walked like the own one.
 TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     const World& world = schedule.world();
-    const auto key = [&](const AgGemmTile& tile) {
-      const std::uint32_t node = tile.origin / plan.locals;
-      const std::uint32_t hops = (world.node + plan.nodes - node) % plan.nodes;
-      const std::uint32_t rail =
-          (tile.origin % plan.locals + plan.locals - world.local) % plan.locals;
-      const std::uint32_t round =
-          tile.row / div_up(schedule.shard(tile.origin).count,
-                            div_up(schedule.shard(tile.origin).count, plan.tile_m));
-      const bool own = tile.origin == world.rank();
-      return own ? std::array{hops, 0u, round / TileGrid::kBandTiles, tile.rect.column, round}
-                 : std::array{hops, 1u, round, tile.rect.column, rail};
-    };
-    const auto tiles = all_tiles(schedule);
-    for (std::size_t i = 1; i < tiles.size(); ++i) {
-      ASSERT_LT(key(tiles[i - 1]), key(tiles[i])) << "tile " << i;
-    }
-    if (schedule.shard(world.rank()).count != 0) {
-      ASSERT_EQ(tiles.front().origin, world.rank());
+    for (const bool in_turn : {false, true}) {
+      const auto key = [&](const AgGemmTile& tile) {
+        const std::uint32_t node = tile.origin / plan.locals;
+        const std::uint32_t hops = (world.node + plan.nodes - node) % plan.nodes;
+        const std::uint32_t rail =
+            (tile.origin % plan.locals + plan.locals - world.local) % plan.locals;
+        const std::uint32_t round =
+            tile.row / div_up(schedule.shard(tile.origin).count,
+                              div_up(schedule.shard(tile.origin).count, plan.tile_m));
+        const bool whole = tile.origin == world.rank() || (in_turn && hops == 0);
+        return whole ? std::array{hops, rail, round / TileGrid::kBandTiles, tile.rect.column, round}
+                     : std::array{hops, plan.locals, round, tile.rect.column, rail};
+      };
+      const auto tiles = all_tiles(schedule, in_turn);
+      ASSERT_EQ(tiles.size(), all_tiles(schedule).size());
+      for (std::size_t i = 1; i < tiles.size(); ++i) {
+        ASSERT_LT(key(tiles[i - 1]), key(tiles[i])) << "tile " << i;
+      }
+      if (schedule.shard(world.rank()).count != 0) {
+        ASSERT_EQ(tiles.front().origin, world.rank());
+      }
     }
   });
 }
@@ -130,12 +135,13 @@ TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
 TEST(AgGemmSchedule, BlocksDealOutTheTiles) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     if (plan.max.m > 129) return;
-    const auto tiles = all_tiles(schedule);
+    const bool in_turn = plan.max.m % 2 == 0;
+    const auto tiles = all_tiles(schedule, in_turn);
     for (std::uint32_t blocks : {2u, 3u, 40u}) {
       std::size_t seen = 0;
       for (std::uint32_t block = 0; block < blocks; ++block) {
         std::size_t at = block;
-        for (AgGemmWalk walk(schedule, block); !walk.done(); walk.advance(blocks)) {
+        for (AgGemmWalk walk(schedule, block, in_turn); !walk.done(); walk.advance(blocks)) {
           ASSERT_LT(at, tiles.size());
           ASSERT_EQ(walk.tile().rect.row, tiles[at].rect.row);
           ASSERT_EQ(walk.tile().rect.column, tiles[at].rect.column);
