@@ -2,6 +2,7 @@
 // calls the library's own.
 #include <endian.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
@@ -190,7 +191,10 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* address, std::size_t length, std:
 ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t length,
                           std::uint64_t first, int fd, int access) {
   constexpr std::uint64_t kPage = 4096;
-  if (first % kPage != offset % kPage) {
+  struct stat file {};
+  if (::fstat(fd, &file) != 0) return nullptr;
+  const auto size = static_cast<std::uint64_t>(file.st_size);
+  if (first % kPage != offset % kPage || offset > size || length > size - offset) {
     errno = EINVAL;
     return nullptr;
   }
