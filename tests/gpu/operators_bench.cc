@@ -219,6 +219,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   Timing once;
   stopwatch.run(fused, once);
   double gemm_us = 0;
+  std::string ends;  // when rank 0's roles were done with the last launch
   for (std::uint32_t r = 0; r < job.world(); ++r) {
     auto stats = job.op(r).finish(job.stream(r));
     if (!stats) {
@@ -227,6 +228,12 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
       return false;
     }
     gemm_us = std::max(gemm_us, static_cast<double>(stats->gemm_ns) / 1e3);
+    for (const auto role : {mk::kernels::Role::kShare, mk::kernels::Role::kReduce,
+                            mk::kernels::Role::kSend, mk::kernels::Role::kReceive}) {
+      const auto& done = stats->role(role);
+      if (r == 0 && done.blocks != 0)
+        ends += fmt::format(" {} {}", name_of(role), done.end_ns / 1000);
+    }
   }
   const bool checks = shape.m <= options.check_up_to;
   mk::test::Verdict verdict;
@@ -254,7 +261,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
     if (options.nodes > 1)
       fmt::print(" (net {:.0f} nvl {:.0f})", bound.network_us, bound.nvlink_us);
   }
-  fmt::print(" | {:.0f} TF, tiles {:.0f}", flops / fused_us / 1e6, gemm_us);
+  fmt::print(" | {:.0f} TF, tiles {:.0f}{}", flops / fused_us / 1e6, gemm_us, ends);
   if (checks) fmt::print(" | {} wrong, {:.2f} of bound", verdict.bad, verdict.worst);
   if (!came) fmt::print(" | THE BASELINE MISSED FLAGS");
   fmt::print("\n");

@@ -91,12 +91,38 @@ bool TransferQueue::copy(Transfer& transfer, std::uint64_t& budget) {
   return transfer.code != ErrorCode::kOk || transfer.copied == transfer.bytes;
 }
 
-void TransferQueue::hand_over(Transfer& transfer) {
-  transfer.ticket = transfer.target->copy(gpu_, transfer.gpu_slot, transfer.offset, transfer.source,
-                                          transfer.bytes);
-  if (!transfer.ticket)
-    transfer.code = gpu_.failed(transfer.gpu_slot) ? ErrorCode::kSystem : ErrorCode::kPeerLost;
-  transfer.copied = transfer.bytes;
+std::uint64_t TransferQueue::copy_from_ns(const Transfer& transfer) {
+  const bool by_gpu = transfer.gpu_slot != kGpuSlotsMax;
+  return transfer.times.start_ns -
+         (by_gpu ? std::min(kGpuAheadNs, transfer.times.start_ns) : std::uint64_t{0});
+}
+
+std::uint64_t TransferQueue::hand_over(std::uint64_t now_ns) {
+  Transfer& first = at(copied_);
+  std::uint64_t bytes = first.bytes;
+  std::uint64_t end = copied_ + 1;
+  for (; end < posted_; ++end) {
+    const Transfer& next = at(end);
+    const bool follows = next.code == ErrorCode::kOk && next.bytes > 0 &&
+                         next.gpu_slot == first.gpu_slot && next.target == first.target &&
+                         next.source == first.source + bytes && next.offset == first.offset + bytes;
+    if (!follows || copy_from_ns(next) > now_ns + kGpuRunNs || bytes + next.bytes > kGpuRunBytesMax)
+      break;
+    bytes += next.bytes;
+  }
+  const GpuTicket ticket =
+      first.target->copy(gpu_, first.gpu_slot, first.offset, first.source, bytes);
+  const ErrorCode code = ticket                        ? ErrorCode::kOk
+                         : gpu_.failed(first.gpu_slot) ? ErrorCode::kSystem
+                                                       : ErrorCode::kPeerLost;
+  for (std::uint64_t i = copied_; i < end; ++i) {
+    Transfer& transfer = at(i);
+    transfer.ticket = ticket;
+    transfer.leads = i == copied_;
+    transfer.code = code;
+    transfer.copied = transfer.bytes;
+  }
+  return end - copied_;
 }
 
 bool TransferQueue::settled(Transfer& transfer, std::uint64_t now_ns) {
@@ -105,22 +131,22 @@ bool TransferQueue::settled(Transfer& transfer, std::uint64_t now_ns) {
   if (state == GpuCopier::State::kUnderWay) return false;
   if (state == GpuCopier::State::kFailed) transfer.code = ErrorCode::kSystem;
   transfer.ticket = {};
-  transfer.target->end_copy();
+  if (transfer.leads) transfer.target->end_copy();
   return true;
 }
 
 void TransferQueue::advance(std::uint64_t now_ns, std::uint64_t& budget) {
   while (copied_ < posted_) {
     Transfer& transfer = at(copied_);
-    if (transfer.times.start_ns > now_ns && !failed()) break;
+    if (copy_from_ns(transfer) > now_ns && !failed()) break;
     if (transfer.code == ErrorCode::kOk && transfer.copied < transfer.bytes) {
       if (budget == 0) break;
       if (transfer.gpu_slot != kGpuSlotsMax) {
-        hand_over(transfer);
+        copied_ += hand_over(now_ns);
         budget -= std::min(budget, kHandOverBytes);
-      } else if (!copy(transfer, budget)) {
-        break;
+        continue;
       }
+      if (!copy(transfer, budget)) break;
     }
     ++copied_;
   }
@@ -160,7 +186,7 @@ std::optional<std::uint64_t> TransferQueue::next_due_ns() const {
   if (empty()) return std::nullopt;
   if (failed()) return 0;
   std::uint64_t due = UINT64_MAX;
-  if (copied_ < posted_) due = std::min(due, at(copied_).times.start_ns);
+  if (copied_ < posted_) due = std::min(due, copy_from_ns(at(copied_)));
   if (reported_ < copied_) due = std::min(due, at(reported_).times.end_ns);
   if (shown_ < copied_) due = std::min(due, at(shown_).times.arrival_ns);
   return due;

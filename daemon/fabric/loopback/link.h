@@ -19,6 +19,14 @@ inline constexpr std::uint64_t kPollBytesMax = 1 << 20;
 /// Handing a copy of any size over to a GPU takes about as long as copying so many bytes.
 inline constexpr std::uint64_t kHandOverBytes = 1 << 16;
 
+/// A GPU copies writes that lie one behind the other, at their source and at their target, at once:
+/// handing a copy over costs the driver as much as half a megabyte of a fast link's time, and more
+/// when several links of a process do it. It may begin so long before the model's start, since
+/// nobody is shown the bytes before the model says so, with all that starts so long after it.
+inline constexpr std::uint64_t kGpuAheadNs = 20'000;
+inline constexpr std::uint64_t kGpuRunNs = 50'000;
+inline constexpr std::uint64_t kGpuRunBytesMax = 8 << 20;
+
 /// When a write leaves, is gone and arrives. Reservations follow each other on the model's own
 /// clock, whatever the times at which somebody looks: a late poll makes a transfer late, never the
 /// ones behind it.
@@ -76,13 +84,17 @@ class TransferQueue {
     ErrorCode code = ErrorCode::kOk;
     std::uint32_t gpu_slot = kGpuSlotsMax;  ///< whose memory the source is
     GpuTicket ticket;                       ///< a GPU copies, or has not been seen to be done
+    bool leads = false;                     ///< the first of those that were handed over together
   };
   Transfer& at(std::uint64_t index) { return ring_[index % ring_.size()]; }
   const Transfer& at(std::uint64_t index) const { return ring_[index % ring_.size()]; }
   void show(Transfer& transfer);
   /// Copies what the budget allows of it; false when something is left.
   static bool copy(Transfer& transfer, std::uint64_t& budget);
-  void hand_over(Transfer& transfer);
+  /// The next transfer, with those behind it that may go with it; how many.
+  std::uint64_t hand_over(std::uint64_t now_ns);
+  /// When its data may be copied.
+  static std::uint64_t copy_from_ns(const Transfer& transfer);
   /// Whether no GPU works on it any more.
   bool settled(Transfer& transfer, std::uint64_t now_ns);
 
