@@ -15,6 +15,7 @@
 
 #include "shm/host/unix_socket.h"
 #include "tests/faults/job.h"
+#include "tests/multiprocess/grpc_threads.h"
 
 namespace mk::faults {
 
@@ -200,10 +201,7 @@ Holdings Cluster::holdings(std::uint32_t node) const {
   for (const auto& entry : fs::directory_iterator(proc + "/task", changed)) {
     std::string name;
     std::getline(std::ifstream(entry.path() / "comm"), name);
-    const bool pool = name.starts_with("grpc") || name.starts_with("default-exec") ||
-                      name.starts_with("resolver-exec") || name.starts_with("event_engine") ||
-                      name.starts_with("timer_manager") || name.starts_with("nexting_thread");
-    held.threads += pool ? 0 : 1;
+    held.threads += test::is_grpc_thread(name) ? 0 : 1;
   }
   std::ifstream maps(proc + "/maps");
   for (std::string line; std::getline(maps, line);) {

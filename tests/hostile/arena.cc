@@ -8,22 +8,11 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "tests/multiprocess/grpc_threads.h"
+
 namespace mk::test {
 
 // --- Holdings ---
-
-namespace {
-
-/// gRPC's own threads come and go with its load.
-bool of_grpc(const std::string& name) {
-  for (const char* prefix : {"grpc", "default-exec", "resolver-exec", "event_engine",
-                             "timer_manager", "nexting_thread"}) {
-    if (name.starts_with(prefix)) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 Holdings Holdings::of(pid_t pid) {
   const std::string proc = "/proc/" + std::to_string(pid);
@@ -37,7 +26,7 @@ Holdings Holdings::of(pid_t pid) {
   for (const auto& entry : std::filesystem::directory_iterator(proc + "/task", gone)) {
     std::string name;
     std::getline(std::ifstream(entry.path() / "comm"), name);
-    if (!of_grpc(name)) ++holdings.threads;
+    if (!is_grpc_thread(name)) ++holdings.threads;
   }
   std::ifstream maps(proc + "/maps");
   for (std::string line; std::getline(maps, line);) {

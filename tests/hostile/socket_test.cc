@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <random>
 
 #include "tests/hostile/hostile_pair.h"
@@ -137,14 +138,14 @@ TEST_F(HostileSocket, OneByteASecondEndsAtTheHandshakesDeadline) {
   const auto header = frame(shm::MessageType::kHello, static_cast<std::uint32_t>(payload.size()));
   const auto* bytes = reinterpret_cast<const char*>(&header);
   std::size_t sent = 0;
-  const auto start = std::chrono::steady_clock::now();
+  const auto deadline = patience();
   while (sent < sizeof header && send_raw(fd, bytes + sent, 1)) {
     ++sent;
     tried();
     std::this_thread::sleep_for(1s);
   }
   EXPECT_NE(read_to_end(fd).find("no attach within"), std::string::npos);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 60s);
+  EXPECT_LT(std::chrono::steady_clock::now(), deadline);
 }
 
 TEST_F(HostileSocket, AnAttachedClientMayBeSlowWithoutHoldingAnyoneUp) {
@@ -168,17 +169,19 @@ TEST_F(HostileSocket, AnAttachedClientMayBeSlowWithoutHoldingAnyoneUp) {
 
 TEST_F(HostileSocket, AThousandConnections) {
   std::vector<UniqueFd> crowd;
-  std::size_t refused = 0;
   for (int i = 0; i < 1000; ++i) crowd.push_back(connect_raw(socket()));
-  for (const UniqueFd& fd : crowd) {
-    char buffer[512];
-    const ssize_t got = ::recv(fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-    if (got > 0 && std::string(buffer, static_cast<std::size_t>(got)).find("connections") !=
-                       std::string::npos) {
-      ++refused;
+  // The daemon comes to them when it can. Once it has, most are refused with the reason.
+  std::size_t refused = 0;
+  EXPECT_TRUE(eventually([&] {
+    for (const UniqueFd& fd : crowd) {
+      char buffer[512];
+      const ssize_t got = ::recv(fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+      const std::string said(buffer, static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+      refused += said.find("connections") != std::string::npos ? 1 : 0;
     }
-  }
-  EXPECT_GT(refused, 0u);
+    return refused >= crowd.size() / 2;
+  })) << refused
+      << " were refused";
   tried(crowd.size());
   crowd.clear();
   // Then there is room again.
@@ -322,8 +325,7 @@ TEST_F(HostileSocket, RequestsByTheThousandWhoseAnswersNobodyReads) {
   HostilePair pair(daemons());
   std::size_t sent = 0;
   for (; sent < 200'000; ++sent) {
-    const Status status =
-        pair.guilty.try_post(shm::AllocFlags{0}, std::chrono::steady_clock::now() + 2s);
+    const Status status = pair.guilty.try_post(shm::AllocFlags{0}, patience());
     if (!status) break;
   }
   tried(sent);

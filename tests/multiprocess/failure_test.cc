@@ -118,7 +118,7 @@ TEST(Peers, AnUnreachablePeerIsNamedWhenTheRendezvousEnds) {
   const auto ready = daemon->read_line(patience());
   ASSERT_TRUE(ready && *ready) << tools::tail_of(options.output_path, 20);
   const auto bench = run_program({MK_TEST_MKBENCH, "gemm-ar", "--nodes", "2", "--local", "1", "--m",
-                                  "8", "--n", "8", "--k", "8", "--timeout-ms", "1500", "--join",
+                                  "8", "--n", "8", "--k", "8", "--timeout-ms", "5000", "--join",
                                   folder->path() + "/sock," + folder->path() + "/absent"});
   EXPECT_EQ(1, bench.status);
   EXPECT_NE(std::string::npos, bench.text.find("node 1")) << bench.text;
