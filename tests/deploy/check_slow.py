@@ -25,9 +25,10 @@ def findings(cluster, kind, **where):
 
 
 def launches(cluster):
-    """Launches begun or ended, by rank."""
-    seen = subprocess.run([mkctl, "--hosts", f"@{cluster.folder}/nodes", "--json", "session", "list"], text=True, capture_output=True, check=True)
-    return {one["rank"]: one["launches"] for host in json.loads(seen.stdout)["hosts"] for one in host["answer"]["sessions"]}
+    """Launches begun or ended, by rank; of the nodes that answered."""
+    seen = subprocess.run([mkctl, "--hosts", f"@{cluster.folder}/nodes", "--json", "session", "list"], text=True, capture_output=True, check=False)
+    hosts = json.loads(seen.stdout)["hosts"] if seen.returncode == 0 else []
+    return {one["rank"]: one["launches"] for host in hosts for one in host["answer"]["sessions"]}
 
 
 def await_motion(cluster, ranks):
@@ -37,7 +38,7 @@ def await_motion(cluster, ranks):
         return now if len(now) == ranks else None
 
     before = wait_for(all_there, "the job")
-    wait_for(lambda: all(count > before[rank] + 4 for rank, count in launches(cluster).items()), "the job goes on")
+    wait_for(lambda: (now := all_there()) and all(count > before[rank] + 4 for rank, count in now.items()), "the job goes on")
 
 
 with Cluster(mkerneld) as nodes:

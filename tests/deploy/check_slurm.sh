@@ -66,12 +66,12 @@ slurm_start "Prolog=$work/scripts/prolog" "Epilog=$work/scripts/epilog" "TaskPro
   "HealthCheckProgram=$work/scripts/node-health" "HealthCheckInterval=2" "PrologFlags=Alloc"
 
 step "a job over two nodes by srun, and by sbatch"
-timeout 60 srun -N 2 --ntasks-per-node=1 --distribution=block "$program" >"$work/srun.out" 2>&1
+timeout 150 srun -N 2 --ntasks-per-node=1 --distribution=block "$program" >"$work/srun.out" 2>&1
 diff <(sort "$work/srun.out") - <<'END'
 rank 0 of 2 (node 0 of 2): 1 launches, 32768 elements checked
 rank 1 of 2 (node 1 of 2): 1 launches, 32768 elements checked
 END
-GEMM_ALL_REDUCE=$program timeout 60 sbatch --wait --quiet --chdir="$work" --output="$work/sbatch.out" "$deploy/examples/gemm_all_reduce.sbatch" 64 64 32
+GEMM_ALL_REDUCE=$program timeout 150 sbatch --wait --quiet --chdir="$work" --output="$work/sbatch.out" "$deploy/examples/gemm_all_reduce.sbatch" 64 64 32
 [ "$(grep -c 'launches, 2048 elements checked$' "$work/sbatch.out")" = 2 ]
 
 step "a drained daemon: its node gets no job, and says why"
@@ -84,7 +84,7 @@ timeout 30 srun -N 1 --nodelist=node0 true
 step "resumed with the daemon"
 "$mkctl" --address "unix:$work/node1.peer" resume >/dev/null
 until_ok 150 is node1 idle
-timeout 60 srun -N 2 --ntasks-per-node=1 "$program" >"$work/again.out" 2>&1
+timeout 150 srun -N 2 --ntasks-per-node=1 "$program" >"$work/again.out" 2>&1
 
 step "a daemon that is gone: the prolog drains its node and the job waits for another"
 scontrol update nodename=node0 state=drain reason="a fan is broken"
