@@ -78,6 +78,33 @@ class Operators : public testing::TestWithParam<World> {
     worst_ = std::max(worst_, verdict.worst);
     ASSERT_TRUE(verdict.right()) << verdict.bad << " elements wrong, first " << verdict.first_bad;
   }
+  /// Rounds of launches of 1 to `with.m` rows, one after the other on the streams; each round has
+  /// fresh inputs and poisoned outputs, and is judged after its last launch.
+  void launch_without_a_pause(const JobSetup& with, int rounds, int launches) {
+    Job job(with);
+    for (int round = 0; round < rounds && !HasFatalFailure(); ++round) {
+      const std::uint64_t inputs = seed();
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        job.fill(r, inputs);
+        job.poison(r);
+        require(cudaStreamSynchronize(job.stream(r)), "inputs");
+      }
+      std::uint32_t m = 0;
+      for (int i = 0; i < launches; ++i) {
+        m = static_cast<std::uint32_t>(1 + random_() % with.m);
+        for (std::uint32_t r = 0; r < job.world(); ++r) {
+          job.make_current(r);
+          const Status launched = job.launch(r, m);
+          ASSERT_TRUE(launched) << launched.error().message;
+        }
+      }
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        const Status finished = job.finish(r);
+        ASSERT_TRUE(finished) << finished.error().message;
+      }
+      judge(job, m);
+    }
+  }
   void TearDown() override {
     if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
   }
@@ -206,63 +233,14 @@ TEST_P(Operators, SameBitsInEveryRun) {
 }
 
 TEST_P(Operators, ManyLaunchesWithoutAPauseAndWithChangingM) {
-  constexpr std::uint32_t kM = 600;
-  JobSetup with = setup(kM, 520, sums() ? 136 : 1096);
+  JobSetup with = setup(600, 520, sums() ? 136 : 1096);
   if (sums()) with.k.back() = kLongK;
-  Job job(with);
-  for (int round = 0; round < 5; ++round) {
-    const std::uint64_t inputs = seed();
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      job.fill(r, inputs);
-      job.poison(r);
-      require(cudaStreamSynchronize(job.stream(r)), "inputs");
-    }
-    std::uint32_t m = 0;
-    for (int i = 0; i < 200; ++i) {
-      m = static_cast<std::uint32_t>(1 + random_() % kM);
-      for (std::uint32_t r = 0; r < job.world(); ++r) {
-        job.make_current(r);
-        const Status launched = job.launch(r, m);
-        ASSERT_TRUE(launched) << launched.error().message;
-      }
-    }
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      const Status finished = job.finish(r);
-      ASSERT_TRUE(finished) << finished.error().message;
-    }
-    judge(job, m);
-    if (HasFatalFailure()) return;
-  }
+  launch_without_a_pause(with, 5, 200);
 }
 
 /// Blocks without a tile are through with the core before others have begun with it.
 TEST_P(Operators, ThousandsOfLaunchesWithBlocksThatHaveNoTile) {
-  constexpr std::uint32_t kM = 160;
-  JobSetup with = setup(kM, 264, 72);
-  Job job(with);
-  for (int round = 0; round < 20; ++round) {
-    const std::uint64_t inputs = seed();
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      job.fill(r, inputs);
-      job.poison(r);
-      require(cudaStreamSynchronize(job.stream(r)), "inputs");
-    }
-    std::uint32_t m = 0;
-    for (int i = 0; i < 150; ++i) {
-      m = static_cast<std::uint32_t>(1 + random_() % kM);
-      for (std::uint32_t r = 0; r < job.world(); ++r) {
-        job.make_current(r);
-        const Status launched = job.launch(r, m);
-        ASSERT_TRUE(launched) << launched.error().message;
-      }
-    }
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      const Status finished = job.finish(r);
-      ASSERT_TRUE(finished) << finished.error().message;
-    }
-    judge(job, m);
-    if (HasFatalFailure()) return;
-  }
+  launch_without_a_pause(setup(160, 264, 72), 20, 150);
 }
 
 /// A quarter of the SMs, or half of a shared GPU's, does nothing but sums or copies.
