@@ -21,7 +21,7 @@ build_packages=(
 )
 test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3 systemd
-  spin clang-14 libclang-rt-14-dev tmux
+  spin clang-14 libclang-rt-14-dev llvm-14 tmux
 )
 ops_packages=(
   prometheus debootstrap lintian dnsmasq-base etcd-server openssl

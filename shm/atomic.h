@@ -52,6 +52,18 @@ MK_HOST_DEVICE inline void store_release(T* word, T value) {
   SystemAtomicRef<T>(*word).store(value, kRelease);
 }
 
+/// store_release of `value` to words word(0) .. word(count - 1). On a GPU a release costs a fence
+/// of the whole system, which waits for this thread's stores to the word before it: one is enough.
+template <class T, class Word>
+MK_HOST_DEVICE inline void store_release_all(std::uint32_t count, Word&& word, T value) {
+#if defined(__CUDA_ARCH__)
+  __threadfence_system();
+  for (std::uint32_t i = 0; i < count; ++i) SystemAtomicRef<T>(*word(i)).store(value, kRelaxed);
+#else
+  for (std::uint32_t i = 0; i < count; ++i) store_release(word(i), value);
+#endif
+}
+
 /// Writes `word` without ordering anything else (single-writer counters).
 template <class T>
 MK_HOST_DEVICE inline void store_relaxed(T* word, T value) {

@@ -57,7 +57,8 @@ struct SegmentHeader {
   // line 3, c: what the client says of itself
   std::uint64_t client_pid;
   std::uint64_t launches;  ///< launches begun plus launches ended: odd while one is under way
-  std::uint64_t reserved4[6];
+  std::uint64_t beats;     ///< counted up four times a second while the process runs; 0: not told
+  std::uint64_t reserved4[5];
   // lines 4..11, d: the sentence behind error_word, zero-terminated UTF-8
   char reason[kReasonBytesMax];
 };

@@ -1,16 +1,13 @@
 #!/usr/bin/env python3
-"""Line coverage of a build made with gcc --coverage, after its tests have run.
+"""Line coverage of a build made with MK_COVERAGE=ON (clang), after its tests have run.
 
   check_coverage.py BUILD MINIMUM_PERCENT FOLDER...
 
-Runs gcov on every object of the build, adds the counts of each source line over all objects that hold it (headers are in
-many), prints one line per folder and its least covered files, and fails when the lines of all FOLDERs together are covered
-to less than MINIMUM_PERCENT.
+Adds up what all processes of the tests wrote to BUILD/coverage, prints one line per folder and its least covered files, and
+fails when the lines of all FOLDERs together are covered to less than MINIMUM_PERCENT. The lines are those that the programs
+and the client's library are made of; a function's counts are found by its name, whichever process ran it.
 """
 import collections
-import json
-import multiprocessing
-import os
 import pathlib
 import subprocess
 import sys
@@ -18,32 +15,36 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def lines_of(data_file):
-    """(path, line, count) of all lines of our own sources that one object holds."""
-    out = subprocess.run(["gcov", "--json-format", "--stdout", data_file], capture_output=True, check=False,
-                         cwd=os.path.dirname(data_file)).stdout
-    found = []
-    for text in out.splitlines():
-        report = json.loads(text)
-        for source in report["files"]:
-            path = pathlib.Path(report["current_working_directory"], source["file"]).resolve()
-            if path.is_relative_to(ROOT):
-                name = str(path.relative_to(ROOT))
-                found += [(name, line["line_number"], line["count"]) for line in source["lines"]]
-    return found
+PRODUCTS = ("daemon/mkerneld", "daemon/mkctl/mkctl", "client/tools/mkrun/mkrun", "client/libmkclient.so")
+
+
+def lines_of(build):
+    """(name, line, count) of every line of our own sources."""
+    profiles = [str(path) for path in (build / "coverage").glob("*.profraw")]
+    if not profiles:
+        sys.exit(f"no *.profraw in {build / 'coverage'}: run the build's tests first")
+    merged = build / "coverage" / "all.profdata"
+    subprocess.run(["llvm-profdata-14", "merge", "-sparse", "-failure-mode=all", "-o", merged, *profiles], check=True)
+    objects = [word for path in PRODUCTS for word in ("-object", str(build / path))]
+    report = subprocess.run(["llvm-cov-14", "export", "-format=lcov", "-instr-profile", merged, *objects[1:]],
+                            stdout=subprocess.PIPE, check=True, text=True).stdout
+    name = None
+    for text in report.splitlines():
+        kind, _, rest = text.partition(":")
+        if kind == "SF":
+            path = pathlib.Path(rest).resolve()
+            name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else None
+        elif kind == "DA" and name:
+            line, count = rest.split(",")[:2]
+            yield name, int(line), int(count)
 
 
 def main():
     build, minimum, folders = pathlib.Path(sys.argv[1]).resolve(), float(sys.argv[2]), tuple(f + "/" for f in sys.argv[3:])
-    # A source that no test links counts with all its lines: its notes are there, its data is not.
-    notes = [str(path) for path in build.rglob("*.gcno")]
-    files = [note[:-5] + ".gcda" if os.path.exists(note[:-5] + ".gcda") else note for note in notes]
     counts = collections.defaultdict(lambda: collections.defaultdict(int))
-    with multiprocessing.Pool() as pool:
-        for found in pool.imap_unordered(lines_of, files, chunksize=4):
-            for name, line, count in found:
-                if name.startswith(folders):
-                    counts[name][line] += count
+    for name, line, count in lines_of(build):
+        if name.startswith(folders):
+            counts[name][line] += count
     totals = collections.defaultdict(lambda: [0, 0])
     of_file = []
     for name, lines in counts.items():

@@ -5,7 +5,6 @@
 
 #include "mkernel/mkernel.h"
 #include "shm/atomic.h"
-#include "shm/client_beat.h"
 
 namespace mk::client {
 namespace {
@@ -197,7 +196,7 @@ void Connection::fail_all(Error error) {
 void Connection::beat() {
   std::lock_guard lock(mutex_);
   if (watched_ == nullptr) return;
-  std::uint64_t* beats = shm::client_beats(watched_->header());
+  std::uint64_t* beats = &watched_->header().beats;
   shm::store_relaxed(beats, shm::load_relaxed(beats) + 1);
 }
 

@@ -71,6 +71,11 @@ kernels::Tiling kernel_tiling(const Tuning& tuning) {
   return tiling;
 }
 
+kernels::MachineRates kernel_rates(const MachineRates& rates) {
+  return {rates.flops_per_s, rates.local_bytes_per_s, rates.network_bytes_per_s, rates.command_ns,
+          rates.step_ns};
+}
+
 kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
   kernels::CpuOptions options;
   const auto take = [](std::uint32_t wanted, std::uint32_t& value) {
@@ -84,9 +89,7 @@ kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
   take(tuning.share_blocks, options.blocks.share);
   take(tuning.pull_blocks, options.blocks.pull);
   options.wait_timeout = tuning.wait_timeout;
-  const MachineRates& rates = tuning.rates;
-  options.rates = {rates.flops_per_s, rates.local_bytes_per_s, rates.network_bytes_per_s,
-                   rates.command_ns, rates.step_ns};
+  options.rates = kernel_rates(tuning.rates);
   return options;
 }
 

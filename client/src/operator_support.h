@@ -33,6 +33,7 @@ kernels::Mode kernel_mode(LaunchMode mode);
 kernels::Tiling kernel_tiling(const Tuning& tuning);
 /// `lanes`: of the session.
 kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes);
+kernels::MachineRates kernel_rates(const MachineRates& rates);
 
 /// What must be equal on all ranks of a product summed over them, for people to compare. Each
 /// rank's own k is not among it.

@@ -47,13 +47,12 @@ class ControlLoop::Impl {
     control_ = options;
     proxies_ = std::move(proxies);
     hello_ = make_hello(control_, proxies_);
-    control_.generation = hello_.generation;
   }
 
   Status start(PeerTransport& peers) {
     transport_ = &peers;
-    plane_ =
-        std::make_unique<ControlPlane>(control_, connections_, peers, proxies_, shm::monotonic_ns);
+    plane_ = std::make_unique<ControlPlane>(control_, connections_, peers, proxies_,
+                                            shm::monotonic_ns, hello_);
     connections_.use(*plane_, control_.log);
     try {
       heart_ = std::thread([this] { beat(); });

@@ -36,6 +36,7 @@ PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> prox
   hello.abi_minor = shm::kAbiMinor;
   hello.version = options.version;
   hello.fabric = proxies.front()->endpoint().capabilities().name;
+  hello.follows_rails = true;
   for (Proxy* proxy : proxies) {
     hello.rail_addresses.push_back(proxy->endpoint().address());
     hello.rail_devices.push_back(proxy->endpoint().capabilities().device);
@@ -44,13 +45,15 @@ PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> prox
 }
 
 ControlPlane::Impl::Impl(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
-                         std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns)
+                         std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns,
+                         PeerHello hello)
     : options_(options),
       clients_port_(clients),
       transport_(peers),
       proxies_(proxies.begin(), proxies.end()),
       now_(std::move(now_ns)),
-      hello_(make_hello(options, proxies)),
+      hello_(std::move(hello)),
+      rail_addresses_(hello_.rail_addresses),
       random_(options.random_seed != 0 ? options.random_seed : random_word()),
       links_(endpoints_of(proxies)) {
   for (const NodeId node : transport_.nodes()) peers_[node].down_reason = "never seen";
@@ -107,6 +110,8 @@ void ControlPlane::Impl::on_session_fault(Session& session, const SessionFault& 
   const auto peer = fault.peer_rank ? session.peers.find(*fault.peer_rank) : session.peers.end();
   if (peer != session.peers.end()) {
     text += fmt::format("; rank {} is on {}", peer->first, describe_node(peer->second.node));
+    const std::string why = link_reason(session.rail, peer->second.link->id);
+    if (!why.empty()) text += "; " + why;
   }
   if (fault.code == ErrorCode::kLinkDown) {
     // Not this rank's doing: all ranks get the same error.
@@ -118,8 +123,13 @@ void ControlPlane::Impl::on_session_fault(Session& session, const SessionFault& 
   fence(session);
 }
 
+std::string ControlPlane::Impl::link_reason(std::uint32_t rail, fabric::LinkId link) const {
+  return proxies_[rail]->endpoint().link_reason(link);
+}
+
 void ControlPlane::Impl::on_link_down(std::uint32_t rail, const LinkDown& event) {
-  const std::string reason = fmt::format("the network reports {}", error_code_name(event.code));
+  std::string reason = link_reason(rail, event.link);
+  if (reason.empty()) reason = fmt::format("the network reports {}", error_code_name(event.code));
   links_.on_error(rail, event.link, reason, now_());
   for (Job* job : jobs()) {
     if (job->failed || !job->has_active()) continue;
@@ -141,6 +151,7 @@ void ControlPlane::Impl::on_link_down(std::uint32_t rail, const LinkDown& event)
 void ControlPlane::Impl::tick() {
   heartbeats_.turn(now_());
   beat();
+  tell_rails();
   for (const auto& [id, session] : sessions_) tick_session(*session);
   for (Job* job : jobs()) tick_job(*job);
   if (!draining_) retry_links();
@@ -250,8 +261,10 @@ void ControlPlane::Impl::log(LogLevel level, std::string message, const Session&
 // -- the public face ------------------------------------------------------------------------------
 
 ControlPlane::ControlPlane(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
-                           std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns)
-    : impl_(std::make_unique<Impl>(options, clients, peers, proxies, std::move(now_ns))) {}
+                           std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns,
+                           std::optional<PeerHello> hello)
+    : impl_(std::make_unique<Impl>(options, clients, peers, proxies, std::move(now_ns),
+                                   hello ? std::move(*hello) : make_hello(options, proxies))) {}
 
 ControlPlane::~ControlPlane() = default;
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -134,9 +135,10 @@ PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> prox
 class ControlPlane {
  public:
   /// `proxies`: one per rail, index = rail; session of local rank r uses rail r % proxies.size().
-  /// All outlive this.
+  /// All outlive this. `hello`: from make_hello, where peers may have had it already.
   ControlPlane(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
-               std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns);
+               std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns,
+               std::optional<PeerHello> hello = std::nullopt);
   ~ControlPlane();
 
   void on_client_connected(ClientId client, const shm::PeerCredentials& credentials);

@@ -67,7 +67,7 @@ using namespace control;
 class ControlPlane::Impl {
  public:
   Impl(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
-       std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns);
+       std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns, PeerHello hello);
 
   // control_plane.cc
   void client_connected(ClientId client, const shm::PeerCredentials& credentials);
@@ -194,7 +194,11 @@ class ControlPlane::Impl {
   Status on(NodeId node, RegionWithdraw& region);
   Status on(NodeId node, ExchangePart& exchange);
   Status on(NodeId node, JobLeft& left);
+  Status on(NodeId node, RailMoved& moved);
   Status check_hello(NodeId node, const PeerHello& hello) const;
+  /// Tells all nodes of the rails whose endpoints have got another address.
+  void tell_rails();
+  void tell_rail(NodeId node, std::uint32_t rail);
   /// The job that has taken this part of `node`; null when it is unknown (it has ended here). The
   /// newest, since a part that an ended job had taken may be the next one's: its daemon announces
   /// it again when it has bound nothing yet.
@@ -244,6 +248,8 @@ class ControlPlane::Impl {
   void tick_session(Session& session);
   void on_session_fault(Session& session, const SessionFault& fault);
   void on_link_down(std::uint32_t rail, const LinkDown& event);
+  /// Why it went down, by its endpoint; empty: that does not say.
+  std::string link_reason(std::uint32_t rail, fabric::LinkId link) const;
   std::vector<Job*> jobs() const;
   Proxy& proxy_of(const Session& session) { return *proxies_[session.rail]; }
   std::string describe_node(NodeId node) const;
@@ -261,6 +267,7 @@ class ControlPlane::Impl {
   const std::vector<Proxy*> proxies_;
   const std::function<std::uint64_t()> now_;
   PeerHello hello_;
+  std::vector<Bytes> rail_addresses_;  ///< as other nodes have been told last
   std::mt19937_64 random_;
   bool draining_ = false;
   std::string drain_reason_;

@@ -21,7 +21,15 @@ std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Byte
                                      const std::string& peer_name, std::uint64_t now_ns) {
   Entry& entry = entries_[{rail, peer}];
   if (entry.since_ns == 0) entry.since_ns = now_ns;
-  if (entry.link != nullptr || now_ns < entry.next_try_ns) return entry.link;
+  if (entry.link != nullptr) {
+    // That it went down may be on its way to us.
+    const std::string down = endpoints_[rail]->link_reason(entry.link->id);
+    if (!down.empty()) set_error(entry, down, now_ns);
+  }
+  if (entry.link != nullptr && entry.address == address) return entry.link;
+  // One to an earlier address stays with the sessions that have it.
+  entry.link.reset();
+  if (now_ns < entry.next_try_ns) return nullptr;
   auto id = endpoints_[rail]->connect(address, peer_name);
   if (!id) {
     entry.stats->connect_failures.add(1);
@@ -29,6 +37,7 @@ std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Byte
     return nullptr;
   }
   entry.link = std::make_shared<Link>(*endpoints_[rail], *id, rail, peer, entry.stats);
+  entry.address = address;
   entry.stats->connects.add(1);
   entry.reason.clear();
   entry.in_error = false;
@@ -59,6 +68,13 @@ void LinkTable::on_peer_down(NodeId peer, const std::string& reason, std::uint64
     entry.backoff_ns = 0;
     entry.next_try_ns = 0;
   }
+}
+
+void LinkTable::on_moved(std::uint32_t rail, NodeId peer) {
+  const auto found = entries_.find({rail, peer});
+  if (found == entries_.end()) return;
+  found->second.backoff_ns = 0;
+  found->second.next_try_ns = 0;
 }
 
 void LinkTable::forget(NodeId peer) {

@@ -48,8 +48,8 @@ class LinkTable {
  public:
   explicit LinkTable(std::vector<fabric::Endpoint*> endpoints);
 
-  /// The link of `rail` to `peer` at `address`, connected now if it is not and its backoff is over;
-  /// null when it is not up: see `reason`.
+  /// The link of `rail` to `peer` at `address`, connected now if it is not, or leads to where the
+  /// peer was before, and its backoff is over; null when it is not up: see `reason`.
   std::shared_ptr<Link> get(std::uint32_t rail, NodeId peer, const Bytes& address,
                             const std::string& peer_name, std::uint64_t now_ns);
   /// Why the link is not up; empty when it is, or was never wanted.
@@ -61,6 +61,8 @@ class LinkTable {
   /// The daemon at the other end is gone: its links are let go, and may be connected at once when
   /// it is back.
   void on_peer_down(NodeId peer, const std::string& reason, std::uint64_t now_ns);
+  /// The peer's rail has another address: its link, if not up, may be connected at once.
+  void on_moved(std::uint32_t rail, NodeId peer);
   /// The peer has left the cluster, after on_peer_down.
   void forget(NodeId peer);
 
@@ -77,6 +79,7 @@ class LinkTable {
  private:
   struct Entry {
     std::shared_ptr<Link> link;  ///< null when not up
+    Bytes address;               ///< that it was connected to
     std::shared_ptr<LinkStats> stats = std::make_shared<LinkStats>();
     std::string reason = "not tried yet";
     bool in_error = false;

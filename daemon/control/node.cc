@@ -29,6 +29,16 @@ class Node::Impl {
       rail_options.proxy.rail = rail;
       rail_options.endpoint.connect_timeout_ns =
           std::min(rail_options.endpoint.connect_timeout_ns, kConnectTimeoutNsMax);
+      ControlLoop* loop = loop_.get();
+      rail_options.endpoint.notice = [loop, rail, log = options_.control.log](const auto& text) {
+        // The sink is the control thread's.
+        loop->post([rail, log, text](ControlPlane&) {
+          if (log)
+            log({LogLevel::kWarning,
+                 fmt::format("rail {}: {}", rail, text),
+                 {{"rail", std::to_string(rail)}}});
+        });
+      };
       auto endpoint = fabric::open_endpoint(rail_options.endpoint);
       if (!endpoint) {
         return fail(endpoint.error().code, "cannot open rail {}: {}", rail,
@@ -40,7 +50,6 @@ class Node::Impl {
                               fmt::format("rail {}: {}", rail, chosen),
                               {{"rail", std::to_string(rail)}}});
       }
-      ControlLoop* loop = loop_.get();
       proxies_.push_back(std::make_unique<Proxy>(
           std::move(*endpoint), rail_options.proxy,
           [loop, rail](ProxyEvent event) { loop->proxy_event(rail, std::move(event)); }));

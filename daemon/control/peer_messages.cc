@@ -47,6 +47,12 @@ Status check_part(const JobPart& part) {
   return {};
 }
 
+Status check_address(const Bytes& address) {
+  if (address.size() <= kAddressBytesMax) return {};
+  return fail(ErrorCode::kProtocol, "a rail address has {} bytes; at most {}", address.size(),
+              kAddressBytesMax);
+}
+
 Status two_buffers(const Job& job, const RegionAnnounce& region) {
   return fail(ErrorCode::kProtocol, "rank {} of job '{}' has two buffers with handle {}",
               region.rank, job.name, region.handle);
@@ -105,12 +111,37 @@ Status ControlPlane::Impl::check_hello(NodeId node, const PeerHello& hello) cons
                 "it has {} rails and this daemon {}; configure as many on all nodes",
                 hello.rail_addresses.size(), proxies_.size());
   }
-  for (const Bytes& address : hello.rail_addresses) {
-    if (address.size() > kAddressBytesMax) {
-      return fail(ErrorCode::kProtocol, "a rail address has {} bytes; at most {}", address.size(),
-                  kAddressBytesMax);
-    }
+  for (const Bytes& address : hello.rail_addresses) MK_RETURN_IF_ERROR(check_address(address));
+  return {};
+}
+
+void ControlPlane::Impl::tell_rails() {
+  for (std::uint32_t rail = 0; rail < proxies_.size(); ++rail) {
+    Bytes present = proxies_[rail]->endpoint().address();
+    if (present == rail_addresses_[rail]) continue;
+    rail_addresses_[rail] = std::move(present);
+    for (const auto& [node, peer] : peers_) tell_rail(node, rail);
   }
+}
+
+void ControlPlane::Impl::tell_rail(NodeId node, std::uint32_t rail) {
+  const PeerState& peer = peers_.at(node);
+  // Whom it does not reach is told after the next hello.
+  if (peer.up && peer.hello.follows_rails)
+    (void)transport_.send(node, RailMoved{rail, rail_addresses_[rail]});
+}
+
+Status ControlPlane::Impl::on(NodeId node, RailMoved& moved) {
+  PeerState& peer = peers_.at(node);
+  if (moved.rail >= proxies_.size()) {
+    return fail(ErrorCode::kProtocol, "its rail {} has moved; it has {}", moved.rail,
+                proxies_.size());
+  }
+  MK_RETURN_IF_ERROR(check_address(moved.address));
+  Bytes& known = peer.hello.rail_addresses[moved.rail];
+  if (known == moved.address) return {};
+  known = std::move(moved.address);
+  links_.on_moved(moved.rail, node);
   return {};
 }
 
@@ -134,6 +165,11 @@ Status ControlPlane::Impl::on(NodeId node, PeerHello& hello) {
                     "configuration, or ignore this on another network",
                     describe_node(node), apart),
         {{"node", fmt::format("{}", node)}});
+  }
+  // Our hello is of the start.
+  tell_rails();
+  for (std::uint32_t rail = 0; rail < proxies_.size(); ++rail) {
+    if (rail_addresses_[rail] != hello_.rail_addresses[rail]) tell_rail(node, rail);
   }
   for (Job* job : jobs()) {
     if (job->state == JobState::kAnnounced && !job->ending) announce(*job);

@@ -28,6 +28,14 @@ struct PeerHello {
   std::string fabric;  ///< Capabilities::name; both sides must agree
   std::vector<Bytes> rail_addresses;
   std::vector<std::string> rail_devices;  ///< NICs' names, for people; older daemons send none
+  bool follows_rails = false;             ///< it understands RailMoved; older daemons do not
+};
+
+/// The sender's rail is to be reached there from now on, whatever its PeerHello said: its NIC has
+/// another place in the network, or came back after a failure.
+struct RailMoved {
+  std::uint32_t rail = 0;
+  Bytes address;
 };
 
 /// One rank of a node's part of a job.
@@ -105,7 +113,7 @@ struct JobLeft {
 };
 
 using PeerMessage = std::variant<PeerHello, JobPart, JobReady, RegionAnnounce, RegionWithdraw,
-                                 ExchangePart, JobLeft>;
+                                 ExchangePart, JobLeft, RailMoved>;
 
 /// Sends messages to other daemons. Called by the control thread; never blocks. Messages to one
 /// node arrive in order or not at all: when a stream breaks, the control plane is told
@@ -140,7 +148,8 @@ class PeerSink {
   virtual void peer_down(NodeId node, std::string reason) = 0;
   /// PeerTransport::nodes() differs. A node that it no longer names has no stream.
   virtual void peers_changed() {}
-  /// What this daemon says first on every new stream. Constant.
+  /// What this daemon says first on every new stream. Constant: where its rails are by now follows
+  /// as RailMoved.
   virtual const PeerHello& hello() const = 0;
 };
 

@@ -33,6 +33,7 @@ void ControlPlane::Impl::advance(Job& job) {
 
 void ControlPlane::Impl::announce(Job& job) {
   if (job.nodes == 1) return;
+  tell_rails();  // before anybody connects because of the part
   const JobPart part = job.own_part();
   const bool again = now_() >= job.next_announce_ns;
   for (const auto& [node, peer] : peers_) {

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "shm/atomic.h"
-#include "shm/client_beat.h"
 #include "shm/limits.h"
 
 namespace mk::daemon::control {
@@ -43,7 +42,7 @@ void Session::watch_client(std::uint64_t now_ns) {
     since_ns = now_ns;
   };
   watch(&segment.header().launches, launches_watched, launches_since_ns);
-  watch(shm::client_beats(segment.header()), beats_watched, beats_since_ns);
+  watch(&segment.header().beats, beats_watched, beats_since_ns);
 }
 
 std::uint64_t Session::silent_ns(std::uint64_t now_ns) const {

@@ -111,7 +111,7 @@ struct Session {
   std::uint64_t launches_seen_ns = 0;
   std::uint64_t launches_watched = 0;  ///< the same count, since `launches_since_ns`
   std::uint64_t launches_since_ns = 0;
-  std::uint64_t beats_watched = 0;  ///< shm::client_beats, since `beats_since_ns`
+  std::uint64_t beats_watched = 0;  ///< SegmentHeader::beats, since `beats_since_ns`
   std::uint64_t beats_since_ns = 0;
 
   // What it holds; destroyed in reverse order.

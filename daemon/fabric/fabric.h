@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -47,8 +48,9 @@ struct Capabilities {
   /// The NIC itself reaches memory of GPUs: `register_memory` takes `MemoryDescriptor::direct`, and
   /// there is `flush`.
   bool gpu_direct = false;
-  std::string explanation = {};  ///< for the log: which device was chosen and why; may be empty
-  std::string device = {};       ///< its name, e.g. "mlx5_0:1"; empty: there is none to name
+  std::string gpu_direct_why = {};  ///< why not, where one may ask; for people
+  std::string explanation = {};     ///< for the log: which device was chosen and why; may be empty
+  std::string device = {};          ///< its name, e.g. "mlx5_0:1"; empty: there is none to name
 };
 
 /// A window through which a NIC reaches memory of a GPU by itself.
@@ -131,7 +133,8 @@ struct Event {
     kArrival,   ///< `immediate`: a peer's write is visible in our memory (unordered contract only)
     kLinkDown,  ///< `link`: in error; every outstanding cookie of it has been or will be reported
                 ///< as kFailed
-    kFlushed,   ///< `cookie`: of a `flush`; unless `code` says that it failed
+    kFlushed,   ///< `cookie`: of a `flush`; unless `code` says that it failed: with kNotFound for
+                ///< ever, its memory is not registered any more
   };
   Kind kind = Kind::kCompleted;
   LinkId link = 0;
@@ -147,7 +150,7 @@ class Endpoint {
   // -- control --
   virtual const Capabilities& capabilities() const = 0;
   /// What a peer needs to connect here; travels over the Peer service. At most
-  /// kAddressBytesMax.
+  /// kAddressBytesMax. It may change, and peers are then told: asked for several times a second.
   virtual Bytes address() const = 0;
   virtual Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) = 0;
   /// Connects to the endpoint that gave out `address`. `peer_name` is for messages ("node 1
@@ -193,7 +196,12 @@ struct EndpointConfig {
   std::string provider = "tcp";  ///< ofi: libfabric provider
   std::string bind_address;      ///< ofi: local address or interface; empty: the provider's choice
   std::string nic_why = {};      ///< why this rail has the NICs named here, where not by the user
+  /// Told what people should know of the endpoint while it runs, a sentence for the log; from any
+  /// thread, must not block. May be empty.
+  std::function<void(const std::string&)> notice = {};
   VerbsOptions verbs;
+  /// ofi: the endpoint is to reach memory of GPUs by itself, where the provider can.
+  bool gpu_memory = false;
   std::uint64_t connect_timeout_ns =
       5'000'000'000;  ///< how long `connect`, or ofi's first write, waits for the peer
   std::uint64_t write_timeout_ns =

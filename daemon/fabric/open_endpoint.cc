@@ -83,6 +83,7 @@ Result<std::unique_ptr<Endpoint>> open_endpoint(const EndpointConfig& config) {
   staging.direct = config.verbs.gpu_direct;
   staging.open_carrier = [carrier = config]() mutable {
     carrier.verbs.arrival = "immediate";
+    carrier.gpu_memory = carrier.verbs.gpu_direct;
     return open_plain(carrier);
   };
   return make_staged_endpoint(std::move(plain), std::move(staging));

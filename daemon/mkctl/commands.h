@@ -2,27 +2,74 @@
 /// mkctl's commands: each file of them declares its own, flags and all.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "daemon/mkctl/fleet.h"
 
+// CLI11 is compiled in commands.cc, completion.cc and main.cc only: it is large, and all in its
+// header.
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
 namespace mk::mkctl {
 
-/// Where commands are declared. What their flags are stored in, they share with their run function.
+/// A duration such as "5s", checked while flags are parsed.
+struct Duration {
+  std::string text;
+  std::chrono::nanoseconds value() const;
+};
+
+/// One flag or argument, just declared: what else is to hold of it.
+class Flag {
+ public:
+  explicit Flag(CLI::Option& option) : option_(option) {}
+
+  Flag& required();
+  Flag& with_default();  ///< the help shows the value that it has now
+  Flag& not_negative();
+  Flag& between(int least, int most);
+  Flag& between(double least, double most);
+  Flag& one_of(const std::vector<std::string>& words);
+
+ private:
+  CLI::Option& option_;
+};
+
+/// A command, just declared, takes its flags ("-o,--output") and arguments ("FILE"). What they are
+/// stored in must live as long as the command's run function, which shares it.
+class Command {
+ public:
+  explicit Command(CLI::App& app) : app_(app) {}
+
+  Flag option(const std::string& name, std::string& value, const std::string& help);
+  Flag option(const std::string& name, double& value, const std::string& help);
+  Flag option(const std::string& name, std::int64_t& value, const std::string& help);
+  Flag option(const std::string& name, std::uint32_t& value, const std::string& help);
+  Flag option(const std::string& name, Duration& value, const std::string& help);
+  Flag flag(const std::string& name, bool& value, const std::string& help);
+
+ private:
+  CLI::App& app_;
+};
+
+/// Where commands are declared.
 class Commands {
  public:
   using Run = std::function<int(Fleet&)>;
 
   explicit Commands(CLI::App& app) : app_(app) {}
 
-  /// Adds "status" or "link show"; `run` is called when it was given. The returned App takes its
-  /// flags.
-  CLI::App& add(const std::string& name, const std::string& summary, Run run);
+  /// Adds "status" or "link show"; `run` is called when it was given.
+  Command add(const std::string& name, const std::string& summary, Run run);
   /// The same, for a command that needs no daemon.
-  CLI::App& add_offline(const std::string& name, const std::string& summary,
-                        std::function<int()> run);
+  Command add_offline(const std::string& name, const std::string& summary,
+                      std::function<int()> run);
 
   struct Chosen {
     std::string name;
@@ -32,10 +79,12 @@ class Commands {
   /// After parsing; nothing when none was given.
   const Chosen* chosen() const;
   const std::vector<Chosen>& all() const { return commands_; }
-  CLI::App& app() const { return app_; }
+  const CLI::App& app() const { return app_; }
+  /// What mkctl's own flag, such as "--config", was given as, after parsing; empty when it was not.
+  std::string given(const std::string& flag) const;
 
  private:
-  CLI::App& place(const std::string& name, const std::string& summary);
+  Command place(const std::string& name, const std::string& summary);
 
   CLI::App& app_;
   std::vector<Chosen> commands_;
@@ -55,12 +104,5 @@ void declare_trace_commands(Commands& commands);    ///< trace record
 void declare_bundle_command(Commands& commands);    ///< bundle
 void declare_top_command(Commands& commands);       ///< top
 void declare_offline_commands(Commands& commands);  ///< completion, schema
-
-/// A duration such as "5s", checked while flags are parsed.
-struct Duration {
-  std::string text;
-  std::chrono::nanoseconds value() const;
-  static CLI::Validator valid();
-};
 
 }  // namespace mk::mkctl

@@ -184,7 +184,7 @@ void declare_bundle_command(Commands& commands) {
   commands
       .add("bundle", "Write a support archive, without secrets",
            [file](Fleet& fleet) { return run(fleet, *file); })
-      .add_option("-o,--output", *file, "The file to write; default: mkernel-bundle-TIME.tar.gz");
+      .option("-o,--output", *file, "The file to write; default: mkernel-bundle-TIME.tar.gz");
 }
 
 }  // namespace mk::mkctl

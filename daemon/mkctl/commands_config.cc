@@ -90,7 +90,7 @@ void declare_config_commands(Commands& commands) {
            [file](Fleet& fleet) {
              return fleet.each([&](Daemon& daemon) { return diff(daemon, *file); });
            })
-      .add_option("FILE", *file, "A file of this machine; default: the daemon's own, read again");
+      .option("FILE", *file, "A file of this machine; default: the daemon's own, read again");
 }
 
 }  // namespace mk::mkctl

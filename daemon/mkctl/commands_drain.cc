@@ -59,9 +59,8 @@ void declare_drain_commands(Commands& commands) {
            [patience](Fleet& fleet) {
              return fleet.each([&](Daemon& daemon) { return drain(daemon, patience->value()); });
            })
-      .add_option("--timeout", patience->text, "How long to wait for them; 0s: not at all")
-      ->check(Duration::valid())
-      ->capture_default_str();
+      .option("--timeout", *patience, "How long to wait for them; 0s: not at all")
+      .with_default();
   commands.add("ready", "Whether new jobs are taken",
                [](Fleet& fleet) { return fleet.each(ready); });
   commands.add("resume", "Take new jobs again", [](Fleet& fleet) { return fleet.each(resume); });

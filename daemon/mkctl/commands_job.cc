@@ -72,13 +72,13 @@ void declare_job_commands(Commands& commands) {
            [name](Fleet& fleet) {
              return fleet.each([&](Daemon& daemon) { return show(daemon, *name); });
            })
-      .add_option("JOB", *name, "Its name")
-      ->required();
-  CLI::App& end = commands.add("job terminate", "End a job on all its nodes", [=](Fleet& fleet) {
+      .option("JOB", *name, "Its name")
+      .required();
+  Command end = commands.add("job terminate", "End a job on all its nodes", [=](Fleet& fleet) {
     return fleet.each([&](Daemon& daemon) { return terminate(daemon, *name, *reason); });
   });
-  end.add_option("JOB", *name, "Its name")->required();
-  end.add_option("--reason", *reason, "Why, for the job's error message");
+  end.option("JOB", *name, "Its name").required();
+  end.option("--reason", *reason, "Why, for the job's error message");
 }
 
 }  // namespace mk::mkctl

@@ -45,18 +45,17 @@ Answer set(Daemon& daemon, const Wanted& wanted) {
 
 void declare_job_set_command(Commands& commands) {
   const auto wanted = std::make_shared<Wanted>();
-  CLI::App& app = commands.add(
+  Command app = commands.add(
       "job set", "Change a job's share of the network on this node until its daemon ends",
       [wanted](Fleet& fleet) {
         return fleet.each([&](Daemon& daemon) { return set(daemon, *wanted); });
       });
-  app.add_option("JOB", wanted->job, "Its name")->required();
-  app.add_option("--weight", wanted->weight, "Beside other jobs on a full link")
-      ->check(CLI::Range(1, 1000));
-  app.add_option("--rate", wanted->rate, "At most so much, e.g. 2GB/s, or unlimited");
-  app.add_option("--commands", wanted->commands, "At most so many per second; 0: unlimited")
-      ->check(CLI::NonNegativeNumber);
-  app.add_flag("--reset", wanted->reset, "First undo what was set before");
+  app.option("JOB", wanted->job, "Its name").required();
+  app.option("--weight", wanted->weight, "Beside other jobs on a full link").between(1, 1000);
+  app.option("--rate", wanted->rate, "At most so much, e.g. 2GB/s, or unlimited");
+  app.option("--commands", wanted->commands, "At most so many per second; 0: unlimited")
+      .not_negative();
+  app.flag("--reset", wanted->reset, "First undo what was set before");
 }
 
 }  // namespace mk::mkctl

@@ -107,13 +107,12 @@ Answer show(Daemon& daemon, const Options& options) {
 
 void declare_link_commands(Commands& commands) {
   const auto options = std::make_shared<Options>();
-  CLI::App& app =
+  Command app =
       commands.add("link show", "A link's state and since when, and its peer's", [=](Fleet& fleet) {
         return fleet.each([&](Daemon& daemon) { return show(daemon, *options); });
       });
-  app.add_option("NODE", options->peer, "The peer's node id; default: all")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--rail", options->rail, "Only this rail")->check(CLI::NonNegativeNumber);
+  app.option("NODE", options->peer, "The peer's node id; default: all").not_negative();
+  app.option("--rail", options->rail, "Only this rail").not_negative();
 }
 
 }  // namespace mk::mkctl

@@ -18,8 +18,8 @@ namespace mk::mkctl {
 namespace {
 
 /// The configuration that a daemon of this machine would have.
-Result<daemon::Config> configuration(const CLI::App& app) {
-  auto file = app.get_option("--config")->as<std::string>();
+Result<daemon::Config> configuration(const Commands& commands) {
+  auto file = commands.given("--config");
   if (file.empty() && ::access(kSystemConfig, R_OK) == 0) file = kSystemConfig;
   return daemon::load_config(file, {});
 }
@@ -30,31 +30,31 @@ int complain(const Error& error, int code) {
 }
 
 /// `json`: an object.
-void print(const CLI::App& app, const std::string& command, const std::string& text,
+void print(const Commands& commands, const std::string& command, const std::string& text,
            const std::string& json) {
-  if (app.get_option("--json")->as<bool>()) {
+  if (!commands.given("--json").empty()) {
     fmt::print("{}\n", text_of(envelope(command, Json::parse(json)), 2));
   } else {
     fmt::print("{}", text);
   }
 }
 
-int show_topology(const CLI::App& app, const std::string& xml) {
-  const auto config = configuration(app);
+int show_topology(const Commands& commands, const std::string& xml) {
+  const auto config = configuration(commands);
   if (!config) return complain(config.error(), kExitUsage);
   const auto machine = xml.empty() ? topology::read_machine() : topology::read_machine(xml);
   if (!machine) return complain(machine.error(), kExitUnhealthy);
   const auto choices = topology::choose_nics(*machine, *config);
   const auto shown = choices.value_or(std::vector<topology::RailChoice>());
-  print(app, "topology", topology::draw(*machine, shown), topology::to_json(*machine, shown));
+  print(commands, "topology", topology::draw(*machine, shown), topology::to_json(*machine, shown));
   return choices ? kExitOk : complain(choices.error(), kExitUnhealthy);
 }
 
-int show_doctor(const CLI::App& app) {
-  const auto config = configuration(app);
+int show_doctor(const Commands& commands) {
+  const auto config = configuration(commands);
   if (!config) return complain(config.error(), kExitUsage);
   const auto findings = doctor::examine(doctor::gather(*config, daemon::version_text()));
-  print(app, "doctor", doctor::to_text(findings), doctor::to_json(findings));
+  print(commands, "doctor", doctor::to_text(findings), doctor::to_json(findings));
   return doctor::exit_code(findings);
 }
 
@@ -62,11 +62,10 @@ int show_doctor(const CLI::App& app) {
 
 void declare_machine_commands(Commands& commands) {
   const auto xml = std::make_shared<std::string>();
-  CLI::App& app = commands.app();
   // Whoever names another machine is not to read the answer as that one's.
-  const auto here = [&app](const auto& run) {
+  const auto here = [&commands](const auto& run) {
     for (const char* flag : {"--host", "--hosts"}) {
-      if (app.get_option(flag)->empty()) continue;
+      if (commands.given(flag).empty()) continue;
       const auto reason =
           fmt::format("this looks at the machine it runs on; leave {} away, or run it there", flag);
       return complain({ErrorCode::kInvalidArgument, reason}, kExitUsage);
@@ -74,11 +73,12 @@ void declare_machine_commands(Commands& commands) {
     return run();
   };
   commands
-      .add_offline("topology", "Draw this machine's GPUs and NICs, and which serves which rail",
-                   [&app, xml, here] { return here([&] { return show_topology(app, *xml); }); })
-      .add_option("--xml", *xml, "Another machine, as `lstopo FILE.xml` wrote it");
+      .add_offline(
+          "topology", "Draw this machine's GPUs and NICs, and which serves which rail",
+          [&commands, xml, here] { return here([&] { return show_topology(commands, *xml); }); })
+      .option("--xml", *xml, "Another machine, as `lstopo FILE.xml` wrote it");
   commands.add_offline("doctor", "Check this machine, and say what to mend",
-                       [&app, here] { return here([&] { return show_doctor(app); }); });
+                       [&commands, here] { return here([&] { return show_doctor(commands); }); });
 }
 
 }  // namespace mk::mkctl

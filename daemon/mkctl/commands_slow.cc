@@ -59,9 +59,8 @@ void declare_slow_command(Commands& commands) {
   commands
       .add("who-is-slow", "Ranks and links that others wait for",
            [interval](Fleet& fleet) { return run(fleet, interval->value()); })
-      .add_option("--interval", interval->text, "Time between the two looks, 100ms to 60s")
-      ->check(Duration::valid())
-      ->capture_default_str();
+      .option("--interval", *interval, "Time between the two looks, 100ms to 60s")
+      .with_default();
 }
 
 }  // namespace mk::mkctl

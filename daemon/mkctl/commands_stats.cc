@@ -81,13 +81,11 @@ int run(Fleet& fleet, const Options& options) {
 
 void declare_stats_command(Commands& commands) {
   const auto options = std::make_shared<Options>();
-  CLI::App& stats = commands.add("stats", "Watch the counters",
-                                 [options](Fleet& fleet) { return run(fleet, *options); });
-  stats.add_option("--interval", options->interval.text, "Time between samples, 100ms to 60s")
-      ->check(Duration::valid())
-      ->capture_default_str();
-  stats.add_option("--count", options->count, "Stop after so many samples; 0: never")
-      ->capture_default_str();
+  Command stats = commands.add("stats", "Watch the counters",
+                               [options](Fleet& fleet) { return run(fleet, *options); });
+  stats.option("--interval", options->interval, "Time between samples, 100ms to 60s")
+      .with_default();
+  stats.option("--count", options->count, "Stop after so many samples; 0: never").with_default();
 }
 
 }  // namespace mk::mkctl

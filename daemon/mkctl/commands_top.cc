@@ -154,14 +154,12 @@ int print_lines(Fleet& fleet, const Options& options) {
 
 void declare_top_command(Commands& commands) {
   const auto options = std::make_shared<Options>();
-  CLI::App& app = commands.add("top", "Links, queues and jobs, live", [options](Fleet& fleet) {
+  Command app = commands.add("top", "Links, queues and jobs, live", [options](Fleet& fleet) {
     return fleet.json() ? print_lines(fleet, *options) : draw(fleet, *options);
   });
-  app.add_option("--interval", options->interval.text, "Time between samples, 100ms to 60s")
-      ->check(Duration::valid())
-      ->capture_default_str();
-  app.add_option("--count", options->count, "With --json: stop after so many lines; 0: never")
-      ->capture_default_str();
+  app.option("--interval", options->interval, "Time between samples, 100ms to 60s").with_default();
+  app.option("--count", options->count, "With --json: stop after so many lines; 0: never")
+      .with_default();
 }
 
 }  // namespace mk::mkctl

@@ -87,12 +87,10 @@ int run(Fleet& fleet, const Options& options) {
 
 void declare_trace_commands(Commands& commands) {
   const auto options = std::make_shared<Options>();
-  CLI::App& app = commands.add("trace record", "Record what the proxies do, for ui.perfetto.dev",
-                               [options](Fleet& fleet) { return run(fleet, *options); });
-  app.add_option("--seconds", options->seconds, "For how long")
-      ->check(CLI::Range(0.001, 60.0))
-      ->capture_default_str();
-  app.add_option("-o,--output", options->file, "The file to write (JSON)")->required();
+  Command app = commands.add("trace record", "Record what the proxies do, for ui.perfetto.dev",
+                             [options](Fleet& fleet) { return run(fleet, *options); });
+  app.option("--seconds", options->seconds, "For how long").between(0.001, 60.0).with_default();
+  app.option("-o,--output", options->file, "The file to write (JSON)").required();
 }
 
 }  // namespace mk::mkctl

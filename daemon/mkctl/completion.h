@@ -3,8 +3,11 @@
 /// themselves.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
+
+namespace CLI {
+class App;
+}
 
 namespace mk::mkctl {
 

@@ -33,6 +33,7 @@ void put(const PeerHello& from, v1::PeerMessage& to) {
   hello.set_fabric(from.fabric);
   for (const Bytes& address : from.rail_addresses) hello.add_rail_addresses(as_string(address));
   for (const std::string& device : from.rail_devices) hello.add_rail_devices(device);
+  hello.set_follows_rails(from.follows_rails);
 }
 
 void put(const JobPart& from, v1::PeerMessage& to) {
@@ -98,6 +99,12 @@ void put(const JobLeft& from, v1::PeerMessage& to) {
   if (from.peer_part_id) left.set_peer_part_id(*from.peer_part_id);
 }
 
+void put(const RailMoved& from, v1::PeerMessage& to) {
+  v1::RailMoved& moved = *to.mutable_rail_moved();
+  moved.set_rail(from.rail);
+  moved.set_address(as_string(from.address));
+}
+
 // -- from protobuf ----------------------------------------------------------------------------
 
 /// Collects the first breach of a limit of one message.
@@ -152,6 +159,7 @@ Result<PeerMessage> take(const v1::Hello& from) {
     check.text("bytes of a rail's device", device, shm::kNameBytesMax);
     hello.rail_devices.push_back(device);
   }
+  hello.follows_rails = from.follows_rails();
   return check.result(std::move(hello));
 }
 
@@ -243,6 +251,13 @@ Result<PeerMessage> take(const v1::JobLeft& from) {
   return check.result(std::move(left));
 }
 
+Result<PeerMessage> take(const v1::RailMoved& from) {
+  Checker check("rail_moved");
+  check.at_most("rail", from.rail(), shm::kLocalRanksMax - 1);
+  check.text("bytes of address", from.address(), kAddressBytesMax);
+  return check.result(RailMoved{from.rail(), as_bytes(from.address())});
+}
+
 }  // namespace
 
 v1::PeerMessage to_proto(const PeerMessage& message) {
@@ -267,6 +282,8 @@ Result<PeerMessage> from_proto(const v1::PeerMessage& message) {
       return take(message.exchange_part());
     case v1::PeerMessage::kJobLeft:
       return take(message.job_left());
+    case v1::PeerMessage::kRailMoved:
+      return take(message.rail_moved());
     case v1::PeerMessage::KIND_NOT_SET:
       break;
   }

@@ -4,7 +4,7 @@ set(MK_VERBS AUTO CACHE STRING "Build the verbs fabric: AUTO (when libibverbs is
 set(MK_OFI AUTO CACHE STRING "Build the libfabric fabric: AUTO (when libfabric is found), ON, OFF")
 option(MK_TESTS "Build the tests" ON)
 option(MK_BENCH "Build the micro-benchmarks (Google Benchmark); mkbench is always built" ON)
-option(MK_COVERAGE "Count which lines of shm, daemon and client the tests run (gcov)" OFF)
+option(MK_COVERAGE "Count which lines of shm, daemon and client the tests run (clang only)" OFF)
 option(MK_WERROR "Treat warnings as errors" ON)
 set(MK_SANITIZE "" CACHE STRING "Sanitizers, comma separated: address, undefined, thread")
 

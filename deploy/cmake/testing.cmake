@@ -1,6 +1,7 @@
-# mk_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <s>] [ARGS <arg>...] [NO_MAIN])
+# mk_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <s>] [ARGS <arg>...] [NO_MAIN] [HOT])
 #   One GoogleTest binary, one ctest entry. tests/run.sh counts the single cases from the XML that each binary
 #   writes, so there is no discovery step. TIMEOUT is for a plain build (default 120 s); sanitizer presets scale it.
+#   HOT: mk_hot() of its own code.
 # mk_add_script_test(<name> COMMAND <command>... [LABELS <label>...] [TIMEOUT <s>])
 #   Any command; counts as one case, passed when it exits 0 and skipped when it exits 77.
 #
@@ -26,7 +27,7 @@ function(mk_test_properties name labels timeout)
 endfunction()
 
 function(mk_add_test name)
-  cmake_parse_arguments(arg "NO_MAIN" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "NO_MAIN;HOT" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS" ${ARGN})
   if(NOT MK_TESTS)
     return()
   endif()
@@ -36,7 +37,9 @@ function(mk_add_test name)
   else()
     target_link_libraries(${name} PRIVATE ${arg_LIBS} mk::gmock_main Threads::Threads)
   endif()
-  if(NOT "${arg_SOURCES}" MATCHES "\\.(c|cu)(;|$)")
+  if(arg_HOT AND MK_SANITIZE)
+    mk_hot(${name})
+  elseif(NOT "${arg_SOURCES}" MATCHES "\\.(c|cu)(;|$)")
     mk_use_gtest_pch(${name})
   endif()
   # What a sanitizer's stage leaves out, its build need not make.

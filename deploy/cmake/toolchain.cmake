@@ -59,6 +59,14 @@ else()
   mk_feature(sanitizers OFF "presets asan and tsan turn them on")
 endif()
 
+# mk_hot(<target>): its code runs millions of times. Sanitized builds optimise nothing else, because that is what takes them long
+# to compile. Such a target uses no precompiled header.
+function(mk_hot target)
+  if(MK_SANITIZE)
+    target_compile_options(${target} PRIVATE -O2)
+  endif()
+endfunction()
+
 # CUDA, when there is an nvcc. Folders declare .cu sources under if(MK_HAVE_CUDA). ptxas' report (registers,
 # spills) is kept beside each object as <object>.ptxas.
 set(MK_HAVE_CUDA OFF)
@@ -93,10 +101,14 @@ endif()
 # Installed programs find our library beside them; what is built on Debian 12 can be carried in one folder.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN")
 
-# Which lines the tests run (gcov), of the folders that call mk_count_lines() in their first line. The programs that link
-# them count as well, each process on its way out; tests/check_coverage.py adds it all up.
+# Which lines the tests run, of the folders that call mk_count_lines() in their first line (clang's source-based coverage).
+# Each process adds what it ran to a file of its program on its way out; tests/check_coverage.py reads them all.
 if(MK_COVERAGE)
-  add_link_options(--coverage)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "MK_COVERAGE=ON counts with clang: configure with -DCMAKE_CXX_COMPILER=clang++-14, or take the preset asan.")
+  endif()
+  set(MK_COVERAGE_FLAG "-fprofile-instr-generate=${PROJECT_BINARY_DIR}/coverage/%4m.profraw")
+  add_link_options(${MK_COVERAGE_FLAG})
   mk_feature(coverage ON "shm, daemon, client")
 else()
   mk_feature(coverage OFF "MK_COVERAGE=OFF")
@@ -104,6 +116,6 @@ endif()
 
 macro(mk_count_lines)
   if(MK_COVERAGE)
-    add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:--coverage> $<$<COMPILE_LANGUAGE:CXX>:-fprofile-update=atomic>)
+    add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:${MK_COVERAGE_FLAG}> $<$<COMPILE_LANGUAGE:C,CXX>:-fcoverage-mapping>)
   endif()
 endmacro()

@@ -54,27 +54,41 @@ class Block {
     return true;
   }
 
-  /// Whether flags `flag(0)` .. `flag(count - 1)` all show this launch; then, what was stored
-  /// before is visible. One look at all of them, where that is cheaper than one after the other: on
-  /// a GPU a look takes most of a microsecond. False says nothing.
-  template <class Flag>
-  MK_HOST_DEVICE bool all_reached(std::uint32_t count, Flag&& flag) {
+  /// Waits, as `await` does, until flags `flag(0)` .. `flag(count - 1)` all show `wanted` or later;
+  /// `site_of(i)`. On a GPU, where a look takes most of a microsecond, many at a time, and one
+  /// fence for all of them.
+  template <class Flag, class SiteOf>
+  MK_HOST_DEVICE bool await_each(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
+                                 SiteOf&& site_of) {
     if constexpr (requires { executor.acquire_fence(); }) {
-      constexpr std::uint32_t kAtOnce = 8;
-      for (std::uint32_t begin = 0; begin < count; begin += kAtOnce) {
-        std::uint32_t seen[kAtOnce];
-        for (std::uint32_t i = 0; i < kAtOnce; ++i)
-          seen[i] = shm::load_relaxed(flag(begin + i < count ? begin + i : begin));
-        for (std::uint32_t i = 0; i < kAtOnce; ++i) {
-          if (!shm::epoch_reached(seen[i], epoch)) return false;
-        }
+      for (std::uint32_t i = 0; (i = first_missing(i, count, wanted, flag)) < count; ++i) {
+        if (!await(site_of(i), flag(i), wanted)) return false;
       }
       executor.acquire_fence();
       executor.loads_begin();
-      return true;
     } else {
-      return false;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        if (!await(site_of(i), flag(i), wanted)) return false;
+      }
     }
+    return true;
+  }
+
+  /// The first of flags `flag(begin)` .. `flag(end - 1)` that is not seen to show `wanted`; orders
+  /// nothing.
+  template <class Flag>
+  MK_HOST_DEVICE static std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
+                                                    std::uint32_t wanted, Flag&& flag) {
+    constexpr std::uint32_t kAtOnce = 8;
+    for (; begin < end; begin += kAtOnce) {
+      std::uint32_t seen[kAtOnce];
+      for (std::uint32_t i = 0; i < kAtOnce; ++i)
+        seen[i] = shm::load_relaxed(flag(begin + i < end ? begin + i : begin));
+      for (std::uint32_t i = 0; i < kAtOnce && begin + i < end; ++i) {
+        if (!shm::epoch_reached(seen[i], wanted)) return begin + i;
+      }
+    }
+    return end;
   }
 
   /// This block's wait for a flag of that kind; see WaitSite.

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "shm/atomic.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {
@@ -32,13 +31,6 @@ inline constexpr std::uint64_t kBankHeaderBytes = sizeof(BankHeader);
 MK_HOST_DEVICE constexpr std::uint32_t record_index(std::uint32_t epoch, std::uint32_t locals,
                                                     std::uint32_t local) {
   return epoch % kLaunchRecordBanks * locals + local;
-}
-
-MK_HOST_DEVICE inline void publish_record(LaunchRecord* record, std::uint32_t epoch,
-                                          std::uint32_t m) {
-  shm::store_relaxed(&record->m, m);
-  // Release: whoever sees the epoch sees `m`.
-  shm::store_release(&record->epoch, epoch);
 }
 
 }  // namespace mk::kernels

@@ -63,16 +63,8 @@ class OperatorBlock : public Block<Executor> {
   /// Shows the epoch in the word at `offset` of every local rank's workspace.
   MK_HOST_DEVICE void publish_at_every_local(std::uint64_t offset) {
     executor.stores_done();
-    for (std::uint32_t local = 0; local < world.locals; ++local) {
-      std::uint32_t* flag = word(at(local, offset));
-      // A release costs a fence, on a GPU most of a microsecond: one is enough for all flags.
-      if constexpr (requires { executor.release_fence(); }) {
-        if (local == 0) executor.release_fence();
-        shm::store_relaxed(flag, epoch);
-      } else {
-        shm::flag_publish(flag, epoch);
-      }
-    }
+    shm::store_release_all(
+        world.locals, [&](std::uint32_t local) { return word(at(local, offset)); }, epoch);
   }
   /// In that of one local rank.
   MK_HOST_DEVICE void publish_at_local(std::uint32_t local, std::uint64_t offset) {
@@ -97,18 +89,47 @@ class OperatorBlock : public Block<Executor> {
   }
   /// Every local rank has begun this launch, with the same m.
   MK_HOST_DEVICE bool check_local_records() {
-    for (std::uint32_t local = 0; local < world.locals; ++local) {
-      const auto* record = reinterpret_cast<const LaunchRecord*>(at(head.record(epoch, local)));
-      const WaitSite where = site(FlagKind::kLaunchRecord, rank_of(local), local, 0, 0);
-      if (!await(where, &record->epoch, epoch) || !check_m(where, shm::load_relaxed(&record->m)))
-        return false;
-    }
-    return true;
+    const auto record = [&](std::uint32_t local) {
+      return reinterpret_cast<const LaunchRecord*>(at(head.record(epoch, local)));
+    };
+    const auto site_of = [&](std::uint32_t local) {
+      return site(FlagKind::kLaunchRecord, rank_of(local), local, 0, 0);
+    };
+    const auto epoch_of = [&](std::uint32_t local) { return &record(local)->epoch; };
+    if (!this->await_each(world.locals, epoch, epoch_of, site_of)) return false;
+    std::uint32_t other = world.locals;
+    std::uint32_t its_m = common.m;
+    look_at_each([&](std::uint32_t local) { return &record(local)->m; },
+                 [&](std::uint32_t local, std::uint32_t m) {
+                   if (m == common.m || other != world.locals) return;
+                   other = local;
+                   its_m = m;
+                 });
+    return other == world.locals || check_m(site_of(other), its_m);
   }
   /// The local rank has ended launch `wanted`: it reads nothing of it any more.
   MK_HOST_DEVICE bool await_finished(std::uint32_t local, std::uint32_t wanted) {
     return await(site(FlagKind::kFinished, rank_of(local), local, 0, 1),
                  word(at(head.finished(local))), wanted);
+  }
+  /// A bit for each local rank that is seen to have ended launch `wanted`; does not wait.
+  MK_HOST_DEVICE std::uint32_t locals_finished(std::uint32_t wanted) {
+    std::uint32_t bits = 0;
+    look_at_each([&](std::uint32_t local) { return word(at(head.finished(local))); },
+                 [&](std::uint32_t local, std::uint32_t seen) {
+                   const bool ended = shm::epoch_reached(seen, wanted);
+                   bits |= static_cast<std::uint32_t>(ended) << local;
+                 });
+    if constexpr (requires { executor.acquire_fence(); }) executor.acquire_fence();
+    return bits;
+  }
+  /// Every local rank has ended launch `wanted`.
+  MK_HOST_DEVICE bool await_all_finished(std::uint32_t wanted) {
+    return this->await_each(
+        world.locals, wanted, [&](std::uint32_t local) { return word(at(head.finished(local))); },
+        [&](std::uint32_t local) {
+          return site(FlagKind::kFinished, rank_of(local), local, 0, 1);
+        });
   }
   /// Flag `flag` of the operator's range shows this launch: what the rank on `node` (of this rail)
   /// has sent is here. `index1` names it to people: the chunk.
@@ -137,6 +158,26 @@ class OperatorBlock : public Block<Executor> {
   }
   /// The bank's source bytes may be written again.
   MK_HOST_DEVICE bool await_staging_free() { return await_sent(previous_use(epoch, banks)); }
+  /// Calls `take(local, value)` with a word of each local rank, word_of(local), the loads of
+  /// several on their way together. Acquires only where the executor has no fence for that.
+  template <class WordOf, class Take>
+  MK_HOST_DEVICE void look_at_each(WordOf&& word_of, Take&& take) {
+    constexpr std::uint32_t kAtOnce = 8;
+    for (std::uint32_t begin = 0; begin < world.locals; begin += kAtOnce) {
+      std::uint32_t seen[kAtOnce];
+      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+        const std::uint32_t* from = word_of(begin + i < world.locals ? begin + i : begin);
+        if constexpr (requires { executor.acquire_fence(); }) {
+          seen[i] = shm::load_relaxed(from);
+        } else {
+          seen[i] = shm::load_acquire(from);
+        }
+      }
+      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+        if (begin + i < world.locals) take(begin + i, seen[i]);
+      }
+    }
+  }
   /// Fails the launch if the rank of that site launched with another m.
   MK_HOST_DEVICE bool check_m(const WaitSite& where, std::uint32_t m) {
     if (m == common.m) return true;

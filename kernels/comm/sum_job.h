@@ -2,8 +2,10 @@
 /// One tile's sum, as a role asks its executor for it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "kernels/comm/types.h"
 #include "shm/limits.h"
 
 namespace mk::kernels {
@@ -19,6 +21,22 @@ struct SumJob {
   std::uint32_t target_count = 0;
   std::uint32_t rows = 0;
   std::uint32_t columns = 0;
+
+  /// Leaves of the rows part `part` of `parts` about equal ones; false: that has none. The sources
+  /// and targets are set.
+  MK_HOST_DEVICE bool take_part(std::uint32_t part, std::uint32_t parts) {
+    if (parts == 1) return true;
+    const std::uint32_t most = div_up(rows, parts);
+    const std::uint32_t first = part * most;
+    if (first >= rows) return false;
+    for (std::uint32_t s = 0; s < source_count; ++s)
+      sources[s] =
+          static_cast<const std::byte*>(sources[s]) + first * source_stride * kElementBytes;
+    for (std::uint32_t t = 0; t < target_count; ++t)
+      targets[t] = static_cast<std::byte*>(targets[t]) + first * target_stride * kElementBytes;
+    rows = rows - first < most ? rows - first : most;
+    return true;
+  }
 };
 static_assert(shm::kNodesMax >= shm::kLocalRanksMax, "sources are nodes or local ranks");
 

@@ -40,20 +40,27 @@ static_assert(sizeof(LaunchRecord) == WorkspaceHead::kLine);
 /// whose record it overwrites.
 MK_HOST_DEVICE inline void announce_launch(const Launch& launch) {
   const World& world = launch.context.world;
-  const std::uint64_t record = WorkspaceHead{world.locals}.record(launch.epoch, world.local);
-  for (std::uint32_t local = 0; local < world.locals; ++local) {
-    publish_record(reinterpret_cast<LaunchRecord*>(launch.context.workspaces[local] + record),
-                   launch.epoch, launch.m);
-  }
+  const std::uint64_t offset = WorkspaceHead{world.locals}.record(launch.epoch, world.local);
+  const auto record = [&](std::uint32_t local) {
+    return reinterpret_cast<LaunchRecord*>(launch.context.workspaces[local] + offset);
+  };
+  for (std::uint32_t local = 0; local < world.locals; ++local)
+    shm::store_relaxed(&record(local)->m, launch.m);
+  // Release: whoever sees the epoch sees `m`.
+  shm::store_release_all(
+      world.locals, [&](std::uint32_t local) { return &record(local)->epoch; }, launch.epoch);
 }
 
 /// Tells the local ranks that this rank has ended launch `epoch`. After all its blocks.
 MK_HOST_DEVICE inline void announce_end(const RankContext& context, std::uint32_t epoch) {
   const World& world = context.world;
   const std::uint64_t word = WorkspaceHead{world.locals}.finished(world.local);
-  for (std::uint32_t local = 0; local < world.locals; ++local) {
-    shm::flag_publish(reinterpret_cast<std::uint32_t*>(context.workspaces[local] + word), epoch);
-  }
+  shm::store_release_all(
+      world.locals,
+      [&](std::uint32_t local) {
+        return reinterpret_cast<std::uint32_t*>(context.workspaces[local] + word);
+      },
+      epoch);
 }
 MK_HOST_DEVICE inline void announce_end(const Launch& launch) {
   announce_end(launch.context, launch.epoch);

@@ -49,6 +49,7 @@ struct BlockGateShared {
       totals = BlockTotals{};
     }
   }
+  __device__ std::uint32_t epoch() const { return reinterpret_cast<const Launch*>(launch)->epoch; }
   /// The loading thread's.
   __device__ Block& make_block() {
     return *new (block_bytes) Block(executor, *reinterpret_cast<const Launch*>(launch),

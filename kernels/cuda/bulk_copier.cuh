@@ -60,6 +60,11 @@ class BulkCopier {
     while (stores_ != loads_) store();
     ptx::bulk_wait<0>();
   }
+  /// After the last copy: the shared memory may then be used for something else.
+  __device__ void end() {
+    finish();
+    for (auto& barrier : shared_.loaded) ptx::mbarrier_invalidate(&barrier);
+  }
 
  private:
   static constexpr std::uint32_t kAhead = 2;

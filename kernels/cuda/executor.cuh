@@ -182,8 +182,6 @@ __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint
 /// What all leaders are.
 class LeaderBase {
  public:
-  /// Orders what the group has stored, and what this thread has acquired, before its later stores.
-  static __device__ void release_fence() { __threadfence_system(); }
   /// Orders what this thread has seen before its later loads.
   static __device__ void acquire_fence() { __threadfence_system(); }
   static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
@@ -208,7 +206,7 @@ class CopyLeader : public LeaderBase {
   __device__ void copy(const CopyJob& job) { copier_.copy(job); }
   __device__ void stores_done() { copier_.finish(); }
   __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
-  __device__ void finish() { copier_.finish(); }
+  __device__ void finish() { copier_.end(); }
 
  private:
   BulkCopier copier_;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kernels/cuda/gemm_types.h"
+#include "kernels/cuda/tile_feed.cuh"
 
 namespace mk::kernels::cuda {
 
@@ -81,6 +82,8 @@ struct alignas(1024) GemmShared {
   Barrier stage_empty[kStages];          ///< to the loads: no math warp of the cluster needs it now
   Barrier piece_full[kMath][kBuffers];   ///< to the stores: a piece of C is written
   Barrier piece_empty[kMath][kBuffers];  ///< to math: the copy engine has read it
+
+  TileFeed feed;  ///< where tiles are taken at run time
 
   alignas(16) std::uint32_t store_words[kStoreWords > 0 ? kStoreWords : 1];  ///< the output store's
   alignas(16) GateData gate;  ///< the readiness gate's

@@ -27,6 +27,7 @@
 #include "kernels/cuda/gemm_policies.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tile.h"
+#include "kernels/cuda/tile_feed.cuh"
 
 namespace mk::kernels::cuda {
 
@@ -74,6 +75,38 @@ template <class Order>
 requires requires { typename Order::Count; }
 struct CountOf<Order> {
   using Type = typename Order::Count;
+};
+
+/// An order whose tiles are taken at run time, `static constexpr bool kTaken = true`: only the
+/// loading thread has one, and hands its tiles on (TileFeed).
+template <class Order>
+inline constexpr bool kIsTaken = requires {
+  requires Order::kTaken;
+};
+
+/// What the warps that do not load walk: the order itself, or what the loading thread hands on.
+template <class Order, bool kWholeWarp>
+class TileWalk {
+ public:
+  template <class Params>
+  __device__ TileWalk(const Params& params, TileFeed& /*feed*/, int worker, int workers)
+      : order_(params, worker, workers) {}
+  __device__ bool next(Tile* tile) { return order_.next(tile); }
+
+ private:
+  Order order_;
+};
+template <class Order, bool kWholeWarp>
+requires kIsTaken<Order>
+class TileWalk<Order, kWholeWarp> {
+ public:
+  template <class Params>
+  __device__ TileWalk(const Params& /*params*/, TileFeed& feed, int, int) : feed_(feed) {}
+  __device__ bool next(Tile* tile) { return feed_.get(number_++, tile, kWholeWarp); }
+
+ private:
+  TileFeed& feed_;
+  std::uint32_t number_ = 0;
 };
 
 /// Two sums rounded to nearest even, the first in the low half.
@@ -124,6 +157,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
         ptx::mbarrier_init(&shared.piece_empty[w][buffer], 1);
       }
     }
+    // The math warps and the storing threads.
+    if constexpr (kIsTaken<Order>) shared.feed.begin(kMathWarpgroups * 4 + kMathWarpgroups);
     for (auto& word : shared.store_words) word = 0;
     ptx::mbarrier_init_fence();
   }
@@ -153,7 +188,13 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       }();
       Order order(params.order, worker, workers);
       RingPosition<kStages> ring;
-      while (order.next(&tile)) {
+      std::uint32_t number = 0;
+      const auto next = [&] {
+        const bool more = order.next(&tile);
+        if constexpr (kIsTaken<Order>) shared.feed.put(number++, more ? &tile : nullptr);
+        return more;
+      };
+      while (next()) {
         const int m = tile.m * kCluster + cluster_rank;
         const int gated_m = kCluster == 1 ? m : min(m, params.m_blocks - 1);
         Tile origin;
@@ -198,7 +239,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       // Stores of math warpgroup `of`.
       const int of = warp - 1;
       Store store(params.store, shared.store_words);
-      Order order(params.order, worker, workers);
+      TileWalk<Order, false> order(params.order, shared.feed, worker, workers);
       RingPosition<Config::kStagingBuffers> ring;
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
@@ -259,7 +300,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
 
     RingPosition<kStages> ring;
     RingPosition<Config::kStagingBuffers> staging;
-    typename CountOf<Order>::Type order(params.order, worker, workers);
+    TileWalk<typename CountOf<Order>::Type, true> order(params.order, shared.feed, worker, workers);
     float acc[Config::kAccumulators];
 
     while (order.next(&tile)) {

@@ -46,6 +46,7 @@ struct DeviceState {
   std::uint32_t blocks_done = 0;  ///< of the running launch
   std::uint32_t groups_done = 0;  ///< of the running launch, without the poller
   std::uint32_t taken = 0;        ///< of the running launch: steps that groups have taken
+  std::uint32_t tiles_taken = 0;  ///< of the running launch: tiles beyond each block's first
   LocalWords local;               ///< `stop` stays set: later launches then end at once
   LaunchAccount accounts[2];      ///< by epoch; the next launch's is zero
   // What the poller brings from the host (poller.cuh).
@@ -92,6 +93,30 @@ struct FrameArguments {
 /// Groups of a launch but the poller.
 constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBlocks& blocks) {
   return (blocks.compute + frame.comm_blocks) * kGroupsOfBlock - frame.pollers;
+}
+
+/// Parts of a tile that groups sum separately, in a launch in which a rank sums so many tiles: few
+/// tiles come all at the end, when every group of the GPU has time.
+MK_HOST_DEVICE constexpr std::uint32_t reduce_parts(std::uint32_t tiles) {
+  constexpr std::uint32_t kGroupsWanted = 192;
+  return tiles * 2 > kGroupsWanted ? 1 : tiles * 4 > kGroupsWanted ? 2 : 4;
+}
+
+/// Outside the compute blocks, group g is of block g / kGroupsOfBlock there; groups `before`,
+/// before + 1, ... are the `streams` that stream. Which of these group `before` + `index` is when
+/// one counts those first that are the first of their block, then the second ones, ...: so that few
+/// chunks keep many blocks busy.
+MK_HOST_DEVICE constexpr std::uint32_t spread_stream(std::uint32_t index, std::uint32_t before,
+                                                     std::uint32_t streams) {
+  const auto count_below = [](std::uint32_t group, std::uint32_t place) {
+    return (group + kGroupsOfBlock - 1 - place) / kGroupsOfBlock;
+  };
+  const std::uint32_t group = before + index;
+  const std::uint32_t place = group % kGroupsOfBlock;
+  std::uint32_t spread = count_below(group, place) - count_below(before, place);
+  for (std::uint32_t other = 0; other < place; ++other)
+    spread += count_below(before + streams, other) - count_below(before, other);
+  return spread;
 }
 
 }  // namespace mk::kernels::cuda

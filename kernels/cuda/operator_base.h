@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/shard.h"
 #include "kernels/comm/tile_grid.h"
+#include "kernels/cuda/gpu_rates.h"
 #include "kernels/cuda/operator_arguments.h"
 #include "kernels/cuda/operator_frame.h"
 #include "shm/host/result.h"
@@ -27,9 +29,12 @@ class OperatorBase {
   /// The first failure among the launches that have ended: kTimeout, kAborted, kShapeMismatch,
   /// kLimitExceeded. Does not wait.
   Status status() const { return frame_.status(); }
-  /// Waits for the stream, then answers what the last launch did, or the first failure.
+  /// Waits for the stream, then answers what the last launch did, in which form and by which
+  /// estimate, or the first failure.
   Result<LaunchStats> finish(cudaStream_t stream) {
-    return frame_.finish(stream, arguments_.launch);
+    MK_ASSIGN_OR_RETURN(LaunchStats stats, frame_.finish(stream, arguments_.launch));
+    stats.estimate = estimate_;
+    return stats;
   }
   const PlanType& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
@@ -52,6 +57,7 @@ class OperatorBase {
     MK_RETURN_IF_ERROR(check_shape(op_, plan_.tile_m, plan_.tile_n, plan_.max.n, k_));
     MK_RETURN_IF_ERROR(frame_.start(context, options, needs, plan_.flag_count(), banks,
                                     arguments_.launch, arguments_.frame));
+    rates_ = gpu_rates(options.rates, blocks().compute);
     const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);
     const auto choose = plan_.dtype == kernels::DType::kBf16 ? kernels.bf16 : kernels.f16;
     kernel_ = &choose(cuda_layout(b_layout_), columns.tile_cols());
@@ -69,10 +75,13 @@ class OperatorBase {
                                                          kernel_->b_box));
     return {};
   }
-  /// Puts the launch on the stream, with what is in the arguments besides these.
-  Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc, std::uint32_t m, Mode mode) {
+  /// Puts the launch on the stream, with what is in the arguments besides these. `work`: this
+  /// rank's, by which kAuto chooses.
+  Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc, std::uint32_t m, Mode mode,
+                 const LaunchWork& work) {
+    estimate_ = estimate(work, rates_);
     arguments_.launch.m = m;
-    arguments_.launch.mode = mode == Mode::kAuto ? Mode::kFused : mode;  // no estimate yet
+    arguments_.launch.mode = mode == Mode::kAuto ? estimate_.cheaper() : mode;
     arguments_.c = c;
     arguments_.ldc = ldc;
     return frame_.check(kernel_->launch(arguments_, stream), "the launch was refused");
@@ -83,6 +92,7 @@ class OperatorBase {
     return arguments_.launch.context.workspaces[local];
   }
   int device() const { return frame_.device(); }
+  std::uint32_t k() const { return k_; }
 
   const PlanType plan_;
   Arguments arguments_;
@@ -92,6 +102,8 @@ class OperatorBase {
   const std::uint32_t k_;
   const kernels::BLayout b_layout_;
   OperatorFrame frame_;
+  MachineRates rates_;
+  Estimate estimate_;  ///< of the last launch
   const OperatorKernel<Arguments>* kernel_ = nullptr;
 };
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/plan_tools.h"
@@ -33,6 +34,8 @@ struct CudaOptions {
   /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kNK;
+  /// For Mode::kAuto; 0: see gpu_rates.h.
+  MachineRates rates;
   /// Null, or at an address of the device the word SegmentHeader::launches: the kernel adds one
   /// when a launch of several ranks begins, and one when it ends.
   std::uint64_t* launches = nullptr;

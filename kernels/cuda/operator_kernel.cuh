@@ -17,6 +17,8 @@
 ///       template <class Executor> using Block;         kernels/<operator>/block.h
 ///       using Executor;                                the leaders' (executor.cuh)
 ///       static constexpr Role kStreams;                reduce or share
+///       static constexpr bool kHelps;                  blocks that are done with that take tiles,
+///                                                      too: then the order takes them at run time
 ///       static bool stream(Group<Op>&, uint32_t index);
 ///       static bool send(Block<Executor>&), receive(Block<Executor>&);
 ///       static bool after_tiles(Group<Op>&);           each group of a compute block
@@ -138,9 +140,7 @@ class Group {
   __device__ bool announce() {
     BlockTotals totals;
     auto& block = *new (block_) Block(leader_, launch, Role::kCompute, 0, totals);
-    for (std::uint32_t local = 0; local < launch.context.world.locals; ++local) {
-      if (!block.await_finished(local, launch.epoch - kLaunchRecordBanks)) return false;
-    }
+    if (!block.await_all_finished(launch.epoch - kLaunchRecordBanks)) return false;
     announce_launch(launch);
     return true;
   }
@@ -162,7 +162,7 @@ class Group {
   /// After the last role.
   __device__ void finish() {
     leader_.finish();
-    shm::fetch_add(&state.groups_done, 1u);
+    if (frame.pollers != 0) shm::fetch_add(&state.groups_done, 1u);
   }
 
  private:
@@ -184,7 +184,10 @@ __device__ __forceinline__ void send(Group<Op>& group, std::uint32_t index) {
 template <class Op>
 __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) {
   const RoleBlocks& blocks = group.launch.blocks;
-  if (index == 0 && group.launch.context.world.locals > 1 && !group.announce()) return;
+  // Who shares rows says in their header what a record says.
+  constexpr bool kHasRecords = Op::kStreams != Role::kShare;
+  if (kHasRecords && index == 0 && group.launch.context.world.locals > 1 && !group.announce())
+    return;
   const std::uint32_t streams = Op::kStreams == Role::kShare ? blocks.share : blocks.reduce;
   if (index < blocks.send) return send(group, index);
   index -= blocks.send;
@@ -193,21 +196,34 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
     return;
   }
   index -= blocks.receive;
-  if (index < streams) Op::stream(group, index);
+  if (index >= streams) return;
+  const std::uint32_t before = group.frame.pollers + blocks.send + blocks.receive;
+  Op::stream(group, spread_stream(index, before, streams));
 }
 
-/// The leader's part, on any block.
-template <class Op>
+/// Which blocks a piece of code is for: where an operator has it twice, each half once.
+enum class Blocks { kAll, kCompute, kOthers };
+
+template <Blocks kOf>
+__device__ __forceinline__ bool is_compute(std::uint32_t compute_blocks) {
+  if constexpr (kOf == Blocks::kAll) {
+    return blockIdx.x < compute_blocks;
+  } else {
+    return kOf == Blocks::kCompute;
+  }
+}
+
+/// The leader's part.
+template <class Op, Blocks kOf>
 __device__ __forceinline__ void lead(const OperatorParams<Op>& params, GroupShared<Op>& shared,
                                      const BlockTotals& of_tiles, std::uint32_t epoch) {
   const std::uint32_t group_index = threadIdx.x / kGroupThreads;
   const std::uint32_t compute = params.launch.blocks.compute;
   Group<Op> group(params, shared, epoch);
-  if (blockIdx.x < compute) {
+  if (is_compute<kOf>(compute)) {
     if (group_index == 0) {
       group.account(Role::kCompute, of_tiles);
-      // The storing warps have waited for their stores, and then the block for them.
-      __threadfence_system();
+      // Orders nothing: whoever reads a tile looks at its own flag.
       shm::store_relaxed(&group.state.local.done_by(Role::kCompute)[blockIdx.x], epoch);
     }
     Op::after_tiles(group);
@@ -217,9 +233,14 @@ __device__ __forceinline__ void lead(const OperatorParams<Op>& params, GroupShar
   group.finish();
 }
 
+/// Whether this is the block one of whose groups is the poller.
+__device__ __forceinline__ bool has_poller(const FrameArguments& frame, const RoleBlocks& blocks) {
+  return frame.pollers != 0 && blockIdx.x == blocks.compute;
+}
+
 /// Everything but the tiles, by all threads of a block. `groups`: kGroupsOfBlock, and in a block
 /// outside the compute blocks as many words as there are flags behind them.
-template <class Op>
+template <Blocks kOf, class Op>
 __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
                                            GroupShared<Op>* groups, const BlockTotals& of_tiles,
                                            std::uint32_t epoch) {
@@ -233,7 +254,7 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
   }
   __syncthreads();
   const bool polls =
-      params.frame.pollers != 0 && group == 0 && blockIdx.x == params.launch.blocks.compute;
+      kOf != Blocks::kCompute && group == 0 && has_poller(params.frame, params.launch.blocks);
   if (polls) {
     if (thread < 32) {
       Poller poller(params.frame.host, *params.frame.state,
@@ -244,21 +265,36 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
     if constexpr (kHasWorkers)
       work<typename Op::Config::Element>(shared.executor, thread - 32, kWorkers);
   } else {
-    if (thread == 0) lead(params, shared, of_tiles, epoch);
+    if (thread == 0) lead<Op, kOf>(params, shared, of_tiles, epoch);
     __syncwarp();
   }
   __syncthreads();
 }
 
+/// Whether a block outside the compute blocks may take tiles when its groups have ended: of several
+/// nodes some see the launch to its end, and a poller always does.
+template <class Op>
+__device__ __forceinline__ bool may_help(const OperatorParams<Op>& params) {
+  return params.launch.context.world.nodes == 1 && !has_poller(params.frame, params.launch.blocks);
+}
+/// A block that helped has done its last tile.
+__device__ __forceinline__ void note_tiles_done(DeviceState& state, std::uint32_t epoch) {
+  RoleAccount& tiles = state.accounts[epoch % 2].roles[static_cast<std::uint32_t>(Role::kCompute)];
+  atomicMax(reinterpret_cast<unsigned long long*>(&tiles.end_ns),
+            static_cast<unsigned long long>(ptx::now_ns()));
+}
+
 /// The last block of a launch: tells the local ranks, of a failure also the host, and advances the
 /// epoch.
-__device__ inline void end_launch(const Launch& launch, const FrameArguments& frame,
-                                  std::uint32_t epoch) {
+__device__ inline void end_launch(const Launch& launch, const FrameArguments& frame) {
   DeviceState& state = *frame.state;
+  // On its way while the next line waits; kept from the beginning it would be one register more.
+  const std::uint32_t epoch = shm::load_relaxed(&state.epoch) + 1;
   if (shm::fetch_add(&state.blocks_done, 1u) + 1 != gridDim.x) return;
   shm::store_relaxed(&state.blocks_done, 0u);
   shm::store_relaxed(&state.groups_done, 0u);
   shm::store_relaxed(&state.taken, 0u);
+  shm::store_relaxed(&state.tiles_taken, 0u);
   if (shm::load_acquire(&state.local.stop) == 0) {
     announce_end(launch.context, epoch);
   } else if (frame.report->failed == HostReport::kNone) {
@@ -295,37 +331,58 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   auto& shared = *reinterpret_cast<Shared*>(dynamic_shared);
 
   DeviceState& state = *params.frame.state;
-  const std::uint32_t epoch = shm::load_relaxed(&state.epoch) + 1;
+  // Both are on their way together.
+  const std::uint32_t stop = shm::load_relaxed(&state.local.stop);
+  std::uint32_t epoch = shm::load_relaxed(&state.epoch) + 1;
   if (threadIdx.x == 0) {
     atomicMax(reinterpret_cast<unsigned long long*>(&state.accounts[epoch % 2].begin_ns_inverted),
               ~static_cast<unsigned long long>(ptx::now_ns()));
     if (epoch > kLaunchesMax) shm::store_release(&state.local.stop, 1u);
   }
-  const bool stopped =
-      __syncthreads_or(threadIdx.x == 0 && shm::load_acquire(&state.local.stop) != 0) != 0;
+  // One thread's look counts: another block may fail meanwhile.
+  const int seen = __syncthreads_or(threadIdx.x == 0 && (stop != 0 || epoch > kLaunchesMax));
+  // A vote, so that the compiler knows that a warp's threads go on together.
+  const bool stopped = __any_sync(0xffffffffu, seen) != 0;
   const std::uint32_t compute = params.launch.blocks.compute;
-  if (!stopped) {
-    ptx::may_dawdle();
-    if (blockIdx.x < compute) {
-      shared.gate.begin(params.launch, epoch);
-      gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x),
-                        static_cast<int>(compute));
-      // Only when every math warp has the core's registers: an io warp that has nothing to do there
-      // would take back what they still wait for, and the block would stand still for ever.
-      __syncthreads();
-      if (threadIdx.x / 128 == Config::kMathWarpgroups) {
-        ptx::registers_grow<kRoleRegisters>();
-      } else {
-        ptx::registers_shrink<kRoleRegisters>();
-      }
+  if (stopped) {
+    if (threadIdx.x == 0) {
+      // The poller may have begun before the launch failed: it waits for these groups, too.
+      shm::fetch_add(&state.groups_done, kGroupsOfBlock);
+      end_launch(params.launch, params.frame);
     }
-    run_groups(params, reinterpret_cast<GroupShared<Op>*>(dynamic_shared), shared.gate.totals,
-               epoch);
-  } else if (threadIdx.x == 0) {
-    // The poller may have begun before the launch failed: it waits for these groups, too.
-    shm::fetch_add(&state.groups_done, kGroupsOfBlock);
+    return;
   }
-  if (threadIdx.x == 0) end_launch(params.launch, params.frame, epoch);
+  ptx::may_dawdle();
+  auto* const groups = reinterpret_cast<GroupShared<Op>*>(dynamic_shared);
+  if constexpr (Op::kHelps) {
+    if (blockIdx.x >= compute) {
+      run_groups<Blocks::kOthers>(params, groups, shared.gate.totals, epoch);
+      // What the groups had in shared memory is the copy engine's now.
+      ptx::fence_shared_to_async();
+      epoch = shm::load_relaxed(&state.epoch) + 1;  // a register less across the roles
+    }
+  }
+  if (blockIdx.x < compute || (Op::kHelps && may_help(params))) {
+    shared.gate.begin(params.launch, epoch);
+    gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x), static_cast<int>(compute));
+    // Only when every math warp has the core's registers: an io warp that has nothing to do there
+    // would take back what they still wait for, and the block would stand still for ever.
+    __syncthreads();
+    if (threadIdx.x / 128 == Config::kMathWarpgroups) {
+      ptx::registers_grow<kRoleRegisters>();
+    } else {
+      ptx::registers_shrink<kRoleRegisters>();
+    }
+  }
+  if constexpr (!Op::kHelps) {
+    run_groups<Blocks::kAll>(params, groups, shared.gate.totals, epoch);
+  } else if (blockIdx.x < compute) {
+    // From where the tiles had it: one register less across them.
+    run_groups<Blocks::kCompute>(params, groups, shared.gate.totals, shared.gate.epoch());
+  } else if (threadIdx.x == 0 && may_help(params)) {
+    note_tiles_done(state, shared.gate.epoch());
+  }
+  if (threadIdx.x == 0) end_launch(params.launch, params.frame);
 }
 
 template <class Op>
@@ -356,7 +413,10 @@ template <template <class> class Op, class Element, int kStages = 4, int kStagin
 const auto& kernel_for(BLayout b_layout, std::uint32_t columns) {
   const auto of_columns = [&]<BLayout kB>() -> const auto& {
 #if !defined(MK_CUDA_FEW_KERNELS)
-    if (columns <= 128) return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 128, 6, 1>>>;
+    // A staging buffer more is a stage less.
+    constexpr int kHalfStages = kStaging > 2 ? 5 : 6;
+    if (columns <= 128)
+      return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 128, kHalfStages, 1, kStaging>>>;
 #endif
     return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 256, kStages, 1, kStaging>>>;
   };

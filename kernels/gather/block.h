@@ -82,7 +82,8 @@ class GatherBlock {
     if constexpr (requires { block.executor.acquire_fence(); }) {
       if (origin != block.world.rank()) {
         const std::uint32_t* flags = flags_of(origin);
-        while ((chunk = first_missing(flags, chunk, chunks.end)) < chunks.end) {
+        const auto flag = [flags](std::uint32_t i) { return flags + i; };
+        while ((chunk = block.first_missing(chunk, chunks.end, block.epoch, flag)) < chunks.end) {
           if (!await_chunk(origin, chunk++)) return false;
         }
         block.executor.acquire_fence();
@@ -140,11 +141,7 @@ class GatherBlock {
   }
   /// No local rank reads or awaits anything of the bank's last launch any more.
   MK_HOST_DEVICE bool await_bank_free() {
-    for (std::uint32_t i = 1; i < block.world.locals; ++i) {
-      const std::uint32_t local = (block.world.local + i) % block.world.locals;
-      if (!block.await_finished(local, previous_use(block.epoch, block.banks))) return false;
-    }
-    return true;
+    return block.await_all_finished(previous_use(block.epoch, block.banks));
   }
 
  private:
@@ -153,20 +150,6 @@ class GatherBlock {
   /// Of the origin's chunks, one after the other.
   MK_HOST_DEVICE const std::uint32_t* flags_of(std::uint32_t origin) const {
     return arrives_here(origin) ? arrival(origin, 0) : word(schedule.ready(origin, 0));
-  }
-  /// The first of chunks [begin, end) that is not known to be there; orders nothing.
-  MK_HOST_DEVICE std::uint32_t first_missing(const std::uint32_t* flags, std::uint32_t begin,
-                                             std::uint32_t end) const {
-    constexpr std::uint32_t kAtOnce = 8;
-    for (; begin < end; begin += kAtOnce) {
-      std::uint32_t seen[kAtOnce];
-      for (std::uint32_t i = 0; i < kAtOnce; ++i)
-        seen[i] = shm::load_relaxed(flags + (begin + i < end ? begin + i : begin));
-      for (std::uint32_t i = 0; i < kAtOnce && begin + i < end; ++i) {
-        if (!shm::epoch_reached(seen[i], block.epoch)) return begin + i;
-      }
-    }
-    return end;
   }
   MK_HOST_DEVICE bool await_landed(std::uint32_t origin, std::uint32_t chunk) {
     if (origin == block.world.rank()) return true;

@@ -14,6 +14,9 @@ constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
 constexpr std::uint64_t kChunkBytesMax = 4 * 1024 * 1024;  ///< of those chosen here
 constexpr std::uint64_t kChunksWanted = 4;                 ///< of one rank
 
+/// Rows begin at a multiple of it: a line of L2, and of NVLink's packets.
+constexpr std::uint64_t kRowsAlign = 128;
+
 static_assert(kGatherHeaderBytes == kLine);
 
 std::uint64_t count_chunks(const GatherGeometry& plan, std::uint64_t chunk_bytes) {
@@ -70,7 +73,7 @@ Result<GatherPlan> GatherPlan::make(std::string_view op, std::uint32_t nodes, st
   plan.chunk_bytes = static_cast<std::uint32_t>(bytes);
   plan.chunks_max = static_cast<std::uint32_t>(1 + count_chunks(plan, bytes));
   plan.layout.slot_bytes =
-      round_up_to(kGatherHeaderBytes + std::uint64_t{plan.rows_max} * plan.row_bytes, kLine);
+      round_up_to(kGatherHeaderBytes + std::uint64_t{plan.rows_max} * plan.row_bytes, kRowsAlign);
   return plan;
 }
 
@@ -82,7 +85,9 @@ void GatherPlan::place(WorkspaceLayout& workspace, std::uint32_t first) {
   layout.ready = workspace.place(world == 1 ? 0 : world * chunks_max * 4, kLine);
   layout.drained = workspace.place(pulled ? locals * kLine : 0, kLine);
   layout.sent = workspace.place(pulled ? locals * kLine : 0, kLine);
-  layout.slots = workspace.place(banks * slots * layout.slot_bytes, kPage);
+  constexpr std::uint64_t kBeforeHeader = kRowsAlign - kGatherHeaderBytes;
+  const std::uint64_t bytes = slots == 0 ? 0 : kBeforeHeader + banks * slots * layout.slot_bytes;
+  layout.slots = workspace.place(bytes, kPage) + kBeforeHeader;
 }
 
 std::uint32_t GatherPlan::flag_count() const {
@@ -91,7 +96,7 @@ std::uint32_t GatherPlan::flag_count() const {
 }
 
 std::uint64_t GatherPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 1;
+  constexpr std::uint64_t kRules = 2;
   return fingerprint_of({kRules, nodes, locals, static_cast<std::uint64_t>(kind), rows_max,
                          row_bytes, chunk_bytes, banks, first_flag, layout.slots});
 }

@@ -93,14 +93,9 @@ class GemmArBlock : public OperatorBlock<Executor> {
     const auto flag = [&](std::uint32_t source) {
       return word(at(schedule.tile_ready(source, owned)));
     };
-    if (this->all_reached(world.locals, flag)) return true;
-    for (std::uint32_t source = 0; source < world.locals; ++source) {
-      if (!await(site(FlagKind::kTileReady, rank_of(source), source, owned, 0), flag(source),
-                 epoch)) {
-        return false;
-      }
-    }
-    return true;
+    return this->await_each(world.locals, epoch, flag, [&](std::uint32_t source) {
+      return site(FlagKind::kTileReady, rank_of(source), source, owned, 0);
+    });
   }
   /// This node's sum of the chunk is in staging.
   MK_HOST_DEVICE bool await_chunk_reduced(std::uint32_t chunk) {

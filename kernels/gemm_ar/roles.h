@@ -112,9 +112,11 @@ MK_HOST_DEVICE inline bool reduce_chunk(GemmArBlock<Executor>& block, std::uint3
 }
 
 /// What a block awaits before its first reduce_chunk of a launch.
+/// (An executor may let some of a rank's blocks check the local ranks' launches for all: when one
+/// launched with another m, that stops them all.)
 template <class Executor>
-MK_HOST_DEVICE inline bool begin_reduce(GemmArBlock<Executor>& block) {
-  if (!block.await_turn() || !block.check_local_records()) return false;
+MK_HOST_DEVICE inline bool begin_reduce(GemmArBlock<Executor>& block, bool checks = true) {
+  if (!block.await_turn() || (checks && !block.check_local_records())) return false;
   return block.world.nodes == 1 || block.await_staging_free();
 }
 
@@ -222,10 +224,10 @@ MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block) {
 /// Sees this rank's C become complete, and copies it to the caller's. Every compute block does it
 /// after its tiles, for every `compute blocks`-th chunk.
 template <class Executor>
-MK_HOST_DEVICE inline bool collect(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool collect(GemmArBlock<Executor>& block, bool checks = true) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
-  if (world.locals > 1 && !block.check_local_records()) return false;
+  if (checks && world.locals > 1 && !block.check_local_records()) return false;
   // Owner 0 has at least as many chunks as any other. Each turn's chunk is computed, not counted up
   // to: there may be thousands, and on a GPU one thread does this.
   const std::uint32_t turns = schedule.chunks(0) * world.locals;

@@ -84,14 +84,9 @@ class GemmRsBlock : public OperatorBlock<Executor> {
     const auto flag = [&](std::uint32_t source) {
       return word(at(schedule.tile_ready(source, node, tile)));
     };
-    if (this->all_reached(world.locals, flag)) return true;
-    for (std::uint32_t source = 0; source < world.locals; ++source) {
-      if (!await(site(FlagKind::kTileReady, rank_of(source), source, tile, 0), flag(source),
-                 epoch)) {
-        return false;
-      }
-    }
-    return true;
+    return this->await_each(world.locals, epoch, flag, [&](std::uint32_t source) {
+      return site(FlagKind::kTileReady, rank_of(source), source, tile, 0);
+    });
   }
   /// This node's sum of the piece is in staging, or kept.
   MK_HOST_DEVICE bool await_piece(const GemmRsSchedule::Piece& piece) {

@@ -88,10 +88,12 @@ MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
   return true;
 }
 
-/// The owner's local sums of one piece.
+/// The owner's local sums of one piece; with one node, of part `part` of `parts` of each tile's
+/// rows, so that more blocks can share in few tiles.
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce_piece(GemmRsBlock<Executor>& block,
-                                        const GemmRsSchedule::Piece& piece) {
+                                        const GemmRsSchedule::Piece& piece, std::uint32_t part = 0,
+                                        std::uint32_t parts = 1) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
   const PackedTiles packed = schedule.packed(world.rail_peer(piece.node));
@@ -103,7 +105,7 @@ MK_HOST_DEVICE inline bool reduce_piece(GemmRsBlock<Executor>& block,
     job.source_count = world.locals;
     for (std::uint32_t source = 0; source < world.locals; ++source)
       job.sources[source] = block.at(schedule.slots(source, piece.node) + packed.offset(tile));
-    block.executor.sum(job);
+    if (job.take_part(part, parts)) block.executor.sum(job);
     block.span_end(begin_ns, SpanKind::kSum, piece.chunk, piece.node, world.rank());
   }
   if (world.nodes > 1) block.publish_chunk_reduced(piece);
@@ -111,9 +113,11 @@ MK_HOST_DEVICE inline bool reduce_piece(GemmRsBlock<Executor>& block,
 }
 
 /// What a block awaits before its first reduce_piece of a launch.
+/// (An executor may let some of a rank's blocks check the local ranks' launches for all: when one
+/// launched with another m, that stops them all.)
 template <class Executor>
-MK_HOST_DEVICE inline bool begin_reduce(GemmRsBlock<Executor>& block) {
-  if (!block.await_turn() || !block.check_local_records()) return false;
+MK_HOST_DEVICE inline bool begin_reduce(GemmRsBlock<Executor>& block, bool checks = true) {
+  if (!block.await_turn() || (checks && !block.check_local_records())) return false;
   return block.world.nodes == 1 || block.await_staging_free();
 }
 

@@ -41,7 +41,8 @@ class StubVerbsEndpoint final : public Endpoint {
   const Capabilities& capabilities() const override { return capabilities_; }
   Bytes address() const override { return {}; }
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor&) override {
-    return std::make_unique<VerbsLocalRegion>(everything(), std::vector<std::uint32_t>{1}, nullptr);
+    return std::make_unique<VerbsLocalRegion>(everything(), std::vector<std::uint32_t>{1}, 0u,
+                                              nullptr);
   }
   Result<LinkId> connect(std::span<const std::byte>, const std::string&) override { return 0; }
   void disconnect(LinkId) override {}

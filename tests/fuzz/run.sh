@@ -4,7 +4,7 @@
 #
 #   bash tests/fuzz/run.sh [TARGET...]      protocol, ring, config, peer
 #
-# MK_FUZZ_SECONDS   how long each target runs (default 60; nightly: 600); two targets run at a time
+# MK_FUZZ_SECONDS   how long each target runs (default 20; nightly: 600); two targets run at a time
 # MK_FUZZ_GROW=1    adds what reached new code to the committed corpus, as few files as possible
 # MK_BUILD_ROOT     where programs, found inputs and logs go (default build/): its folder fuzz/
 #
@@ -13,7 +13,7 @@
 set -u
 cd "$(dirname "$0")/../.."
 root=$PWD
-seconds=${MK_FUZZ_SECONDS:-60}
+seconds=${MK_FUZZ_SECONDS:-20}
 work=${MK_BUILD_ROOT:-$root/build}/fuzz
 compiler=
 for name in clang++-14 clang++; do

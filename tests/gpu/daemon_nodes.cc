@@ -29,6 +29,7 @@ T or_exit(Result<T> result, const char* what) {
 struct DaemonNodes::Ranks {
   std::uint32_t nodes;
   std::uint32_t locals;
+  std::uint32_t devices;
   tools::DaemonSet daemons;
   int jobs = 0;
   std::vector<std::optional<Session>> sessions;
@@ -39,8 +40,8 @@ struct DaemonNodes::Ranks {
   void for_all(const std::function<void(std::uint32_t)>& body) const {
     std::vector<std::thread> threads;
     for (std::uint32_t rank = 0; rank < world(); ++rank) {
-      threads.emplace_back([&body, rank] {
-        require(cudaSetDevice(static_cast<int>(rank)), "cudaSetDevice");
+      threads.emplace_back([this, &body, rank] {
+        require(cudaSetDevice(static_cast<int>(rank % devices)), "cudaSetDevice");
         body(rank);
       });
     }
@@ -49,14 +50,22 @@ struct DaemonNodes::Ranks {
 };
 
 DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::string& program,
-                         const std::string& link_bandwidth) {
+                         const std::string& link_bandwidth, const std::string& fabric) {
+  int devices = 0;
+  require(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
   tools::DaemonSetOptions options;
   options.nodes = nodes;
   options.rails = locals;
+  options.fabric = fabric;
   options.link_bandwidth = link_bandwidth;
   options.program = program;
-  ranks_.reset(
-      new Ranks{nodes, locals, or_exit(tools::DaemonSet::start(options), "daemons"), 0, {}, {}});
+  ranks_.reset(new Ranks{nodes,
+                         locals,
+                         static_cast<std::uint32_t>(devices),
+                         or_exit(tools::DaemonSet::start(options), "daemons"),
+                         0,
+                         {},
+                         {}});
 }
 
 DaemonNodes::~DaemonNodes() {
@@ -99,6 +108,10 @@ std::vector<kernels::RankContext> DaemonNodes::memory(std::uint64_t bytes, std::
     require(cudaDeviceSynchronize(), "memory");
   });
   return contexts;
+}
+
+const std::string& DaemonNodes::admin_address(std::uint32_t node) const {
+  return ranks_->daemons.admin_address(node);
 }
 
 void DaemonNodes::detach() {

@@ -1,6 +1,6 @@
 /// \file
-/// Nodes of a job whose ranks are this process's, a GPU each, joined by real daemons over the
-/// loopback fabric: what libmkclient does for a rank, for all ranks at once.
+/// Nodes of a job whose ranks are this process's, joined by real daemons: what libmkclient does for
+/// a rank, for all ranks at once. Rank r has GPU r; where there are fewer, they are shared.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,21 @@ namespace mk::test {
 class DaemonNodes {
  public:
   /// Starts a daemon per node, with a rail for each local rank. `program`: mkerneld.
-  /// `link_bandwidth`: of each rail and direction, "50GB/s"; empty: unpaced.
+  /// `link_bandwidth`: of each rail and direction of the loopback fabric, "50GB/s"; empty: unpaced.
   DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::string& program,
-              const std::string& link_bandwidth);
+              const std::string& link_bandwidth, const std::string& fabric = "loopback");
   ~DaemonNodes();
   DaemonNodes(const DaemonNodes&) = delete;
   DaemonNodes& operator=(const DaemonNodes&) = delete;
 
-  /// A new job: rank r attaches, with GPU r.
+  /// A new job: every rank attaches.
   void attach();
   /// Of every rank: `bytes` of zeroed memory on its GPU that its node's ranks reach and the daemons
   /// know, with `flags` arrival flags. As long as the job.
   std::vector<kernels::RankContext> memory(std::uint64_t bytes, std::uint32_t flags);
   void detach();
+  /// Where the Admin service of `node`'s daemon listens.
+  const std::string& admin_address(std::uint32_t node) const;
 
  private:
   struct Ranks;

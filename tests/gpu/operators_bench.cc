@@ -170,8 +170,8 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   // The forms of the baseline, in pieces of different sizes.
   std::vector<std::unique_ptr<Unfused>> unfused;
   if (!variant.alone) {
+    sides.push_back({"unfused", [&] { launch(mk::kernels::Mode::kUnfused); }, {}});
     if (machine.daemons != nullptr) {
-      sides.push_back({"unfused", [&] { launch(mk::kernels::Mode::kUnfused); }, {}});
       std::vector<Nccl*> nccl;
       for (const auto& one : machine.nccl) nccl.push_back(one.get());
       std::uint32_t before = 0;
@@ -234,6 +234,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
       if (r == 0 && done.blocks != 0)
         ends += fmt::format(" {} {}", name_of(role), done.end_ns / 1000);
     }
+    if (r == 0) ends += fmt::format(" end {}", stats->total_ns / 1000);
   }
   const bool checks = shape.m <= options.check_up_to;
   mk::test::Verdict verdict;

@@ -7,7 +7,10 @@
 #include <cmath>
 #include <thread>
 
+#include "kernels/ag_gemm/plan.h"
 #include "kernels/cpu/cpu_rates.h"
+#include "kernels/cuda/gpu_rates.h"
+#include "kernels/gemm_rs/plan.h"
 
 namespace mk::kernels {
 namespace {
@@ -93,6 +96,35 @@ TEST(CpuRates, RatesThatMakeNoSenseAreRefused) {
     rates = {};
     rates.flops_per_s = bad;
     EXPECT_EQ(check_rates("op", rates).error().code, ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST(Estimate, GpuRatesFillInWhatIsNotGiven) {
+  MachineRates given;
+  given.step_ns = 7;
+  const MachineRates rates = cuda::gpu_rates(given, 100);
+  EXPECT_EQ(rates.step_ns, 7);
+  EXPECT_DOUBLE_EQ(rates.flops_per_s, 100 * cuda::gpu_rates({}, 1).flops_per_s);
+  for (double rate :
+       {rates.flops_per_s, rates.local_bytes_per_s, rates.network_bytes_per_s, rates.command_ns}) {
+    EXPECT_GT(rate, 0);
+  }
+}
+
+// On GPUs the fused form won at every size measured (tests/bench/results); a machine on which steps
+// are dear gets the other one.
+TEST(Estimate, GpusRunFusedUnlessStepsAreDear) {
+  const World world{1, 8, 0, 0};
+  for (std::uint32_t m : {2048u, 8192u, 32768u}) {
+    const auto ag = AgGemmPlan::make(1, 8, {m, m / 8, m}, DType::kBf16, {128, 128, 64 << 10, 0});
+    const auto rs = GemmRsPlan::make(1, 8, {m, m, 0}, DType::kBf16, {128, 128, 32 << 10, 0});
+    ASSERT_TRUE(ag && rs);
+    for (const LaunchWork& work : {ag->work(world, m), rs->work(world, m, m / 8)}) {
+      EXPECT_EQ(estimate(work, cuda::gpu_rates({}, 128)).cheaper(), Mode::kFused) << m;
+      MachineRates dear;
+      dear.step_ns = 1e6;
+      EXPECT_EQ(estimate(work, cuda::gpu_rates(dear, 128)).cheaper(), Mode::kUnfused) << m;
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
+#include "tests/daemon/fabric/transfer.h"
 #include "tests/rdma/interface.h"
 
 namespace mk::fabric {
@@ -26,41 +27,24 @@ class LinkLossTest : public testing::TestWithParam<FabricSetup> {
   }
 };
 
-void expect_transfer(Node& a, Node& b, std::uint32_t epoch) {
-  const TestLink link = join(a, b);
-  const Memory source = a.memory(100'000);
-  const Memory target = b.memory(100'000);
-  const auto remote = import(a, link, target);
-  fill_random({source.data(), source.bytes()}, epoch);
-  const Write write = make_write(link, 1, epoch, epoch, source, 1, *remote, 3, 99'000);
-  ASSERT_TRUE(post_all(a, link.id, {&write, 1}, {&a, &b}));
-  ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(1) == epoch && a.completed.contains(epoch); }));
-  ASSERT_EQ(0, std::memcmp(source.data() + 1, target.data() + 3, 99'000));
-  a.endpoint->disconnect(link.id);
-  pump(
-      {&a}, [] { return false; }, std::chrono::seconds(0));
-}
-
 TEST_P(LinkLossTest, APortThatGoesDownFailsItsLinksAndServesNewOnesWhenItIsBack) {
   Node a(impatient());
   Node b(impatient());
   expect_transfer(a, b, 1);
-  const TestLink link = join(a, b);
-  const Memory source = a.memory(8 << 20);
-  const Memory target = b.memory(8 << 20);
-  const auto remote = import(a, link, target);
-  std::vector<Write> writes;
-  for (std::uint32_t i = 0; i < 8; ++i)
-    writes.push_back(
-        make_write(link, 10 + i, 1, 100 + i, source, i << 20, *remote, i << 20, 1 << 20));
-  ASSERT_TRUE(post_all(a, link.id, writes, {&a, &b}));
+  const EightWrites under_way(a, b);
+  const TestLink& link = under_way.link;
+  ASSERT_TRUE(under_way.posted);
   interface::set_up(false);
   ASSERT_TRUE(pump({&a, &b}, [&] {
     return a.links_down.contains(link.id) && a.total(a.completed) + a.total(a.failed) == 9;
   }));
   EXPECT_EQ(a.links_down[link.id], 1);
-  EXPECT_NE(a.endpoint->link_reason(link.id).find("the port went down"), std::string::npos)
-      << a.endpoint->link_reason(link.id);
+  // Which comes first, the port's event or a write that fails of it, is up to the NIC: rxe fails
+  // writes by itself when the machine is slow to tell.
+  const std::string reason = a.endpoint->link_reason(link.id);
+  EXPECT_TRUE(reason.find("the port went down") != std::string::npos ||
+              reason.find("failed: local QP operation error") != std::string::npos)
+      << reason;
   for (const auto& [cookie, count] : a.failed) {
     EXPECT_EQ(count, 1);
     EXPECT_FALSE(a.completed.contains(cookie));

@@ -14,7 +14,6 @@ Standard output is for a person; RESULT gets "counts PASSED FAILED SKIPPED" and 
 for each entry concerned. LOGS/tests-NAME.log and .xml hold ctest's own output.
 """
 import dataclasses
-import os
 import pathlib
 import re
 import shutil
@@ -127,5 +126,4 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GCOV_ERROR_FILE", os.devnull)
     main()

@@ -73,7 +73,8 @@ TEST(AbiDocument, SegmentHeader) {
                  MK_FIELD(SegmentHeader, heartbeat_ns),    MK_FIELD(SegmentHeader, error_word),
                  MK_FIELD(SegmentHeader, abort_flag),      MK_FIELD(SegmentHeader, reserved3),
                  MK_FIELD(SegmentHeader, client_pid),      MK_FIELD(SegmentHeader, launches),
-                 MK_FIELD(SegmentHeader, reserved4),       MK_FIELD(SegmentHeader, reason)},
+                 MK_FIELD(SegmentHeader, beats),           MK_FIELD(SegmentHeader, reserved4),
+                 MK_FIELD(SegmentHeader, reason)},
                 sizeof(SegmentHeader));
   std::map<std::uint64_t, std::set<std::string>> writers;
   for (const Row& row : table) writers[number(row, "offset") / kCacheLine].insert(row.at("writer"));

@@ -217,7 +217,7 @@ void SimEndpoint::launch(SimLink& link, const fabric::Write& write) {
       if (begin == end) continue;
       const std::uint64_t when = world_.now() + network_.delay();
       landed_ns = std::max(landed_ns, when);
-      world_.at(when, self_, [=, this](SimEndpoint*&) {
+      world_.at(when, self_, [=, this, begin = begin, end = end](SimEndpoint*&) {
         if (!flight->ended) land(flight, begin, end);
       });
     }

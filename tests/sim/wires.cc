@@ -43,7 +43,7 @@ void Wires::lose(NodeId a, NodeId b, const std::string& reason) {
   for (const auto& [who, other] : {std::pair{a, b}, std::pair{b, a}}) {
     if (!lost.told.contains(who)) continue;
     world_.after(world_.random.scaled(kMicrosecond, kNoticeNsMax),
-                 [this, who, other, reason] { notice(who, other, reason); });
+                 [this, who = who, other = other, reason] { notice(who, other, reason); });
   }
 }
 

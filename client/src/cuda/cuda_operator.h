@@ -45,6 +45,7 @@ inline kernels::CudaOptions cuda_options(const DeviceShare& share, const DeviceS
   options.receive_groups = tuning.receive_blocks;
   options.wait_timeout = tuning.wait_timeout;
   options.b_layout = shape.b_layout;
+  options.rates = kernel_rates(tuning.rates);
   options.launches = share.launches;
   return options;
 }

@@ -3,6 +3,7 @@
 #include <net/if.h>
 #include <rdma/fi_ext.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -18,8 +19,9 @@ constexpr std::uint64_t kAccess = FI_WRITE | FI_REMOTE_WRITE;
 
 // Options of later versions of libfabric than the one this may be built with; their numbers are
 // part of its ABI.
-constexpr int kOptCudaApiPermitted = FI_OPT_XPU_TRIGGER + 1;    // from 1.18
-constexpr int kOptEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;  // from 1.18
+constexpr int kOptCudaApiPermitted = FI_OPT_XPU_TRIGGER + 1;       // from 1.18
+constexpr int kOptSharedMemoryPermitted = FI_OPT_XPU_TRIGGER + 2;  // from 1.21
+constexpr int kOptEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;     // from 1.18
 static_assert(kLibfabricFloor == kApiVersion && kEfaFloor == FI_VERSION(1, 20));
 
 bool is_efa(std::string_view provider) { return provider.starts_with("efa"); }
@@ -78,10 +80,36 @@ Status check_versions(const std::string& provider, std::uint32_t installed) {
   return {};
 }
 
+std::uint32_t api_version() {
+  return std::min<std::uint32_t>(
+      {FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), ::fi_version(), kEfaFloor});
+}
+
+Status check_gpu_memory(const std::string& provider, std::uint32_t installed) {
+  if (!is_efa(provider)) {
+    // Some would take a dmabuf and then read the GPU's address as the host's.
+    return fail(ErrorCode::kUnsupported, "of libfabric's providers only efa is asked for it");
+  }
+  if (!MK_OFI_DMABUF) {
+    return fail(ErrorCode::kUnsupported,
+                "this was built with libfabric {}, and dmabufs came with 1.20: build it with that "
+                "or later",
+                version_text(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)));
+  }
+  if (FI_VERSION_LT(installed, kEfaFloor)) {
+    return fail(ErrorCode::kUnsupported, "libfabric {} is installed, and dmabufs came with 1.20",
+                version_text(installed));
+  }
+  return {};
+}
+
 Info make_hints(const EndpointConfig& config) {
   Info hints(::fi_allocinfo());
   if (!hints) return hints;
   hints->caps = FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
+  if (is_efa(config.provider)) hints->caps |= FI_MSG;  // introductions
+  // FI_HMEM makes the provider load and try CUDA, so it is asked for only where it is of use.
+  if (config.gpu_memory) hints->caps |= FI_HMEM | FI_READ | FI_REMOTE_READ;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;  // our operations begin with a fi_context2
   hints->ep_attr->type = FI_EP_RDM;
   hints->domain_attr->threading = FI_THREAD_SAFE;  // control registers memory while the proxy posts
@@ -89,8 +117,8 @@ Info make_hints(const EndpointConfig& config) {
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
   hints->domain_attr->cq_data_size = 4;
-  hints->domain_attr->mr_mode =
-      FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
+                                FI_MR_ENDPOINT | (config.gpu_memory ? FI_MR_HMEM : 0);
   hints->fabric_attr->prov_name = ::strdup(config.provider.c_str());  // fi_freeinfo frees it
   if (!config.bind_address.empty() && ::if_nametoindex(config.bind_address.c_str()) != 0) {
     hints->domain_attr->name = ::strdup(config.bind_address.c_str());
@@ -107,7 +135,7 @@ Result<std::shared_ptr<Domain>> Domain::open(const EndpointConfig& config) {
   const bool by_address =
       !by_device && !config.bind_address.empty() && hints->domain_attr->name == nullptr;
   fi_info* found = nullptr;
-  const int rc = ::fi_getinfo(kApiVersion, by_address ? config.bind_address.c_str() : nullptr,
+  const int rc = ::fi_getinfo(api_version(), by_address ? config.bind_address.c_str() : nullptr,
                               nullptr, by_address ? FI_SOURCE : 0, hints.get(), &found);
   if (rc != 0) {
     return fail(ErrorCode::kUnsupported,
@@ -190,17 +218,27 @@ Result<Port> Domain::open_port(std::size_t depth) const {
 }
 
 Status Domain::set_options(fid_ep* endpoint) const {
-  // A provider that calls CUDA while a kernel waits for what it should deliver waits for ever.
-  // Before 1.18 there was no such option; a provider without CUDA answers that it has none, which
-  // is as good.
+  // Before 1.18 there was no such option; a provider without what is forbidden answers that it has
+  // no such option, which is as good.
   if (FI_VERSION_LT(::fi_version(), FI_VERSION(1, 18))) return {};
-  const bool permitted = false;
-  const int rc = ::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, kOptCudaApiPermitted, &permitted,
-                             sizeof permitted);
-  if (rc == 0 || rc == -FI_ENOPROTOOPT || rc == -FI_EINVAL || rc == -FI_EOPNOTSUPP ||
-      rc == -FI_ENOSYS)
-    return {};
-  return fail_fi(rc, "provider {} does not promise to leave CUDA alone", provider());
+  const auto forbid = [this, endpoint](int option) {
+    const bool permitted = false;
+    const int rc =
+        ::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, option, &permitted, sizeof permitted);
+    // One that reaches GPUs has it, or reaches them by CUDA alone.
+    if (option == kOptCudaApiPermitted && reaches_gpus()) return rc;
+    return rc == -FI_ENOPROTOOPT || rc == -FI_EINVAL || rc == -FI_EOPNOTSUPP || rc == -FI_ENOSYS
+               ? 0
+               : rc;
+  };
+  // A provider that calls CUDA while a kernel waits for what it should deliver waits for ever.
+  if (const int rc = forbid(kOptCudaApiPermitted))
+    return fail_fi(rc, "provider {} does not promise to leave CUDA alone", provider());
+  // EFA would reach peers on its own host by provider shm, which does not notice that one is gone.
+  if (!is_efa(provider())) return {};
+  if (const int rc = forbid(kOptSharedMemoryPermitted))
+    return fail_fi(rc, "provider {} does not promise to use its device for all peers", provider());
+  return {};
 }
 
 Status Domain::check_writes(fid_ep* endpoint) const {
@@ -253,6 +291,43 @@ Result<Fid<fid_mr>> Domain::register_memory(std::byte* address, std::uint64_t by
       provider(), bytes);
 }
 
+Result<Fid<fid_mr>> Domain::register_dmabuf([[maybe_unused]] const MemoryDescriptor& memory) const {
+#if MK_OFI_DMABUF
+  // What the network calls the GPU's memory is what its owner calls it, as with verbs.
+  const auto first = reinterpret_cast<std::uintptr_t>(memory.address);
+  fi_mr_dmabuf window{};
+  window.fd = memory.dmabuf;
+  window.offset = memory.dmabuf_offset;
+  window.len = memory.bytes;
+  window.base_addr = reinterpret_cast<void*>(first - memory.dmabuf_offset);
+  fi_mr_attr attributes{};
+  attributes.dmabuf = &window;
+  attributes.iov_count = 1;
+  attributes.access = kAccess | FI_REMOTE_READ;  // the flusher's; see README.md
+  // Taken for the host's, a small write might be copied from that address by the provider.
+  attributes.iface = FI_HMEM_CUDA;
+  fid_mr* region = nullptr;
+  if (const int rc = ::fi_mr_regattr(domain_.get(), &attributes, FI_MR_DMABUF, &region)) {
+    return fail_fi(rc, "provider {} does not register {} bytes of GPU memory", provider(),
+                   memory.bytes);
+  }
+  return Fid<fid_mr>(region);
+#else
+  return fail(ErrorCode::kUnsupported, "this build knows no dmabufs of libfabric");
+#endif
+}
+
+Result<Fid<fid_mr>> Domain::register_local(void* address, std::uint64_t bytes,
+                                           std::uint64_t access) const {
+  if (!local_descriptors()) return Fid<fid_mr>();
+  fid_mr* region = nullptr;
+  if (const int rc =
+          ::fi_mr_reg(domain_.get(), address, bytes, access, 0, 0, 0, &region, nullptr)) {
+    return fail_fi(rc, "provider {} does not register {} bytes of its user's", provider(), bytes);
+  }
+  return Fid<fid_mr>(region);
+}
+
 std::uint64_t Domain::wire_base(const void* address) const {
   return (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0
              ? reinterpret_cast<std::uintptr_t>(address)
@@ -269,6 +344,10 @@ bool Domain::notify_apart() const {
   const std::string_view name = info_->fabric_attr->prov_name;
   return name.starts_with("tcp;ofi_rxm") || name.starts_with("net;ofi_rxm");
 }
+
+bool Domain::reaches_gpus() const { return is_efa(provider()) && (info_->caps & FI_HMEM) != 0; }
+
+bool Domain::introduces() const { return is_efa(provider()); }
 
 bool Domain::stream_addresses() const {
   const std::string_view name = info_->fabric_attr->prov_name;

@@ -12,6 +12,9 @@
 namespace mk::fabric::ofi {
 
 inline constexpr std::uint32_t kApiVersion = FI_VERSION(1, 17);
+/// The version of the interface that providers are asked for: with 1.20 it has dmabufs, and what
+/// providers fill in is larger, so it is the headers' at most.
+std::uint32_t api_version();
 /// "1.17"
 std::string version_text(std::uint32_t version);
 /// What the fabric asks of a provider, and no more.
@@ -19,6 +22,10 @@ Info make_hints(const EndpointConfig& config);
 
 /// Whether libfabric `installed` can serve `provider`; if not, what to install.
 Status check_versions(const std::string& provider, std::uint32_t installed);
+
+/// Whether libfabric `installed` and this build can have `provider` reach memory of GPUs; if not,
+/// why.
+Status check_gpu_memory(const std::string& provider, std::uint32_t installed);
 
 /// An endpoint of libfabric with the queue and address table it needs. Members close in reverse
 /// order.
@@ -74,6 +81,12 @@ class Domain {
   /// (FI_MR_ENDPOINT).
   Result<Fid<fid_mr>> register_memory(std::byte* address, std::uint64_t bytes,
                                       fid_ep* bind_to) const;
+  /// A GPU's memory by its dmabuf; only where `reaches_gpus`.
+  Result<Fid<fid_mr>> register_dmabuf(const MemoryDescriptor& memory) const;
+  /// Memory that no peer writes to, for `access` (FI_SEND, FI_RECV, FI_READ); null where the
+  /// provider needs none of it.
+  Result<Fid<fid_mr>> register_local(void* address, std::uint64_t bytes,
+                                     std::uint64_t access) const;
 
   const fi_info& info() const { return *info_; }
   std::string provider() const { return info_->fabric_attr->prov_name; }
@@ -85,6 +98,10 @@ class Domain {
   std::size_t inject_bytes() const;
   /// Whether data and its notification are two messages; see README.md, "tcp;ofi_rxm".
   bool notify_apart() const;
+  /// Whether memory of GPUs was asked for, and is to be had (FI_HMEM).
+  bool reaches_gpus() const;
+  /// Whether an endpoint must know those that write to it; see introduction.h.
+  bool introduces() const;
   /// Whether addresses are those of listening TCP sockets, which can be probed.
   bool stream_addresses() const;
 

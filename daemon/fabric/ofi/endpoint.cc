@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/fabric/ofi/flusher.h"
 #include "daemon/fabric/ofi/link.h"
 #include "daemon/fabric/ofi/probe.h"
 
@@ -27,8 +28,8 @@ class OfiEndpoint final : public Endpoint {
  public:
   OfiEndpoint(const EndpointConfig& config, std::shared_ptr<const Domain> domain, const Token& id)
       : config_(config), domain_(std::move(domain)), id_(id) {}
-  /// Opens the receiving side; before anything else.
-  Status open();
+  /// Opens the receiving side; before anything else. `why_no_gpus`: for the capabilities.
+  Status open(const std::string& why_no_gpus);
 
   const Capabilities& capabilities() const override { return capabilities_; }
   Bytes address() const override { return to_blob(address_); }
@@ -41,6 +42,10 @@ class OfiEndpoint final : public Endpoint {
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;
+  bool flush(const LocalRegion& region, std::uint64_t cookie) override {
+    return flusher_ != nullptr &&
+           flusher_->flush(static_cast<const OfiLocalRegion&>(region), cookie);
+  }
 
  private:
   static std::uint64_t now_ns() {
@@ -58,27 +63,38 @@ class OfiEndpoint final : public Endpoint {
   Capabilities capabilities_;
   Address address_;
   Doorbell doorbell_;
+  std::unique_ptr<Reception> reception_;  ///< null where senders need not be known
   Port receiver_;
   std::unique_ptr<OfiLocalRegion> doorbell_target_;
   std::unique_ptr<OfiLocalRegion> doorbell_zeros_;
+  std::unique_ptr<Flusher> flusher_;  ///< null where GPUs' memory is not reached
   LinkTable<Link> links_;
   OrphanQueue orphans_;           ///< proxy thread
   std::uint32_t first_link_ = 0;  ///< proxy thread: who is polled first, in turn
   bool arrivals_first_ = false;   ///< proxy thread
 };
 
-Status OfiEndpoint::open() {
+Status OfiEndpoint::open(const std::string& why_no_gpus) {
   MK_ASSIGN_OR_RETURN(receiver_, domain_->open_port(kArrivalQueue));
   MK_ASSIGN_OR_RETURN(doorbell_target_,
                       make_region({doorbell_.target.data(), doorbell_.target.size(), -1, 0}));
   MK_ASSIGN_OR_RETURN(doorbell_zeros_,
                       make_region({doorbell_.zeros.data(), doorbell_.zeros.size(), -1, 0}));
 
+  if (domain_->introduces()) {
+    MK_ASSIGN_OR_RETURN(reception_, Reception::open(*domain_, receiver_, id_));
+  }
   const std::string provider = domain_->provider();
   const std::size_t depth = std::min<std::size_t>(kLinkDepth, domain_->info().tx_attr->size);
   capabilities_ = {"ofi:" + provider, DeliveryContract::kUnordered,
                    static_cast<std::uint32_t>(depth), false};
   capabilities_.device = domain_->device();
+  if (domain_->reaches_gpus()) {
+    MK_ASSIGN_OR_RETURN(flusher_, Flusher::open(*domain_));
+    capabilities_.gpu_direct = true;
+  } else {
+    capabilities_.gpu_direct_why = why_no_gpus;
+  }
 
   address_.endpoint = id_;
   address_.doorbell_key = doorbell_target_->wire_key();
@@ -103,7 +119,13 @@ Result<std::unique_ptr<LocalRegion>> OfiEndpoint::register_memory(const MemoryDe
   if (memory.address == nullptr || memory.bytes == 0) {
     return fail(ErrorCode::kInvalidArgument, "cannot register an empty memory range");
   }
-  return make_region(memory);
+  if (memory.direct == GpuWindow::kNone) return make_region(memory);
+  if (memory.direct != GpuWindow::kDmabuf || flusher_ == nullptr) {
+    return fail(ErrorCode::kUnsupported, "fabric {} takes GPU memory by dmabuf only, if at all",
+                capabilities_.name);
+  }
+  MK_ASSIGN_OR_RETURN(auto region, domain_->register_dmabuf(memory));
+  return std::make_unique<OfiLocalRegion>(domain_, std::move(region), memory, id_);
 }
 
 Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
@@ -143,10 +165,20 @@ Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
                    "cannot connect to {}: provider {} does not take its address", peer_name,
                    domain_->provider());
   }
+  std::unique_ptr<Introduction> introduction;
+  if (domain_->introduces()) {
+    auto prepared = Introduction::prepare(*domain_, port, to, peer->endpoint);
+    if (!prepared) {
+      return fail(prepared.error().code, "cannot connect to {}: {}", peer_name,
+                  prepared.error().message);
+    }
+    introduction = std::move(*prepared);
+  }
   auto made = std::make_unique<Link>(
       std::move(port), to, *peer, peer_name, *doorbell_zeros_,
       Link::Manner{domain_->notify_apart(), domain_->inject_bytes()}, capabilities_.link_depth,
-      Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns});
+      Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns}, std::move(introduction),
+      id_);
   MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
   links_.publish(*link);
   return link->id;
@@ -204,19 +236,23 @@ std::size_t OfiEndpoint::poll_arrivals(std::span<Event> events) {
   std::array<fi_cq_data_entry, 64> entries;
   const std::size_t room = std::min(events.size(), entries.size());
   if (room == 0) return 0;
+  if (reception_ != nullptr) reception_->progress();
   const ssize_t got = ::fi_cq_read(receiver_.completions.get(), entries.data(), room);
   if (got == -FI_EAVAIL) {
     // A write that a dying peer left unfinished: its arrival never happened, so there is nothing to
     // tell.
     fi_cq_err_entry error{};
-    [[maybe_unused]] const ssize_t ignored =
-        ::fi_cq_readerr(receiver_.completions.get(), &error, 0);
+    const ssize_t read = ::fi_cq_readerr(receiver_.completions.get(), &error, 0);
+    if (read > 0 && reception_ != nullptr) reception_->failed(error.op_context);
     return 0;
   }
   std::size_t count = 0;
   for (ssize_t i = 0; i < got; ++i) {
     const fi_cq_data_entry& entry = entries[static_cast<std::size_t>(i)];
-    if ((entry.flags & FI_REMOTE_CQ_DATA) == 0) continue;
+    if ((entry.flags & FI_REMOTE_CQ_DATA) == 0) {
+      if (reception_ != nullptr) reception_->completed(entry.op_context);
+      continue;
+    }
     events[count++] = {Event::Kind::kArrival, 0, 0, static_cast<std::uint32_t>(entry.data),
                        ErrorCode::kOk};
   }
@@ -226,23 +262,36 @@ std::size_t OfiEndpoint::poll_arrivals(std::span<Event> events) {
 std::size_t OfiEndpoint::poll(std::span<Event> events) {
   // In turn, so that neither completions nor arrivals can starve the other when `events` is short.
   arrivals_first_ = !arrivals_first_;
-  if (arrivals_first_) {
-    const std::size_t count = poll_arrivals(events);
-    return count + poll_links(events.subspan(count));
-  }
-  const std::size_t count = poll_links(events);
-  return count + poll_arrivals(events.subspan(count));
+  std::size_t count = flusher_ == nullptr ? 0 : flusher_->poll(events);
+  if (arrivals_first_) count += poll_arrivals(events.subspan(count));
+  count += poll_links(events.subspan(count));
+  if (!arrivals_first_) count += poll_arrivals(events.subspan(count));
+  return count;
+}
+
+Result<std::unique_ptr<Endpoint>> open_as_configured(const EndpointConfig& config,
+                                                     const std::string& why_no_gpus) {
+  MK_ASSIGN_OR_RETURN(auto domain, Domain::open(config));
+  MK_ASSIGN_OR_RETURN(const Token id, make_token());
+  auto endpoint = std::make_unique<OfiEndpoint>(config, std::move(domain), id);
+  MK_RETURN_IF_ERROR(endpoint->open(why_no_gpus));
+  return endpoint;
 }
 
 }  // namespace
 }  // namespace ofi
 
 Result<std::unique_ptr<Endpoint>> make_ofi_endpoint(const EndpointConfig& config) {
-  MK_ASSIGN_OR_RETURN(auto domain, ofi::Domain::open(config));
-  MK_ASSIGN_OR_RETURN(const Token id, make_token());
-  auto endpoint = std::make_unique<ofi::OfiEndpoint>(config, std::move(domain), id);
-  MK_RETURN_IF_ERROR(endpoint->open());
-  return endpoint;
+  if (!config.gpu_memory) return ofi::open_as_configured(config, "");
+  Status reached = ofi::check_gpu_memory(config.provider, ::fi_version());
+  if (reached) {
+    auto endpoint = ofi::open_as_configured(config, "");
+    if (endpoint) return endpoint;
+    reached = propagate(endpoint);
+  }
+  EndpointConfig plain = config;
+  plain.gpu_memory = false;
+  return ofi::open_as_configured(plain, reached.error().message);
 }
 
 }  // namespace mk::fabric

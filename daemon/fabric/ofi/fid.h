@@ -16,6 +16,13 @@
 
 namespace mk::fabric::ofi {
 
+/// Whether this is built with a libfabric that knows dmabufs (1.20).
+#if FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION >= 20
+#define MK_OFI_DMABUF 1
+#else
+#define MK_OFI_DMABUF 0
+#endif
+
 struct FidCloser {
   template <class T>
   void operator()(T* object) const {

@@ -35,8 +35,10 @@ Bytes OfiLocalRegion::key() const {
 
 Link::Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name,
            const OfiLocalRegion& zeros, const Manner& manner, std::uint32_t depth,
-           const Limits& limits)
-    : port_(std::move(port)),
+           const Limits& limits, std::unique_ptr<Introduction> introduction, const Token& own)
+    : introduction_(std::move(introduction)),
+      own_(own),
+      port_(std::move(port)),
       peer_(peer),
       address_(address),
       peer_name_(std::move(peer_name)),
@@ -74,7 +76,7 @@ std::size_t Link::post(std::span<const Write> writes, std::uint64_t now_ns) {
       continue;
     }
     long rc = -FI_EAGAIN;
-    if (waiting_head_ == waiting_tail_)
+    if (waiting_head_ == waiting_tail_ && introduced())
       rc = submit(operation, taken + 1 < writes.size() && !free_.empty());
     if (rc == -FI_EAGAIN) {
       waiting_[waiting_tail_++ % waiting_.size()] = &operation;
@@ -133,8 +135,9 @@ long Link::submit_write(const void* source, std::size_t bytes, void* descriptor,
 
 void Link::progress(std::uint64_t now_ns) {
   if (down_ || !busy()) return;
+  if (!introduced() && progress_ns_ == 0) progress_ns_ = now_ns;
   take_completions(now_ns);
-  if (down_) return;
+  if (down_ || !introduce(now_ns)) return;
   retry_waiting();
   if (down_ || !busy()) return;
   const bool reconnecting = ever_completed_ && in_flight_ == 0;
@@ -150,6 +153,19 @@ void Link::progress(std::uint64_t now_ns) {
   } else {
     close(fmt::format("{} did not accept a connection within {} s", peer_name_, seconds));
   }
+}
+
+bool Link::introduce(std::uint64_t now_ns) {
+  if (introduced()) return true;
+  const long rc = introduction_->progress({own_, id % kLinksMax});
+  if (rc != 0 && rc != -FI_EAGAIN) {
+    close(fmt::format("{}: the provider refused to introduce this endpoint: {}", peer_name_,
+                      ::fi_strerror(static_cast<int>(-rc))));
+  } else if (now_ns - std::min(now_ns, progress_ns_) > limits_.connect_ns) {
+    close(fmt::format("{} did not take this endpoint's address within {} s", peer_name_,
+                      static_cast<double>(limits_.connect_ns) / 1e9));
+  }
+  return false;
 }
 
 void Link::retry_waiting() {
@@ -174,12 +190,16 @@ void Link::take_completions(std::uint64_t now_ns) {
         fmt::format("{}: {}", peer_name_,
                     count == -FI_EAVAIL ? read_error() : ::fi_strerror(static_cast<int>(-count))));
   }
-  progress_ns_ = now_ns;
-  ever_completed_ = true;
   for (ssize_t i = 0; i < count; ++i) {
-    if (entries[static_cast<std::size_t>(i)].op_context == nullptr) continue;
-    Operation& operation =
-        *static_cast<Context*>(entries[static_cast<std::size_t>(i)].op_context)->operation;
+    void* const context = entries[static_cast<std::size_t>(i)].op_context;
+    if (context == nullptr) continue;
+    if (introduction_ != nullptr && introduction_->completed(context)) {
+      if (introduced()) progress_ns_ = now_ns;
+      continue;
+    }
+    progress_ns_ = now_ns;
+    ever_completed_ = true;
+    Operation& operation = *static_cast<Context*>(context)->operation;
     --in_flight_;
     if (--operation.outstanding == 0 && !operation.data_posted) finish(operation, ErrorCode::kOk);
   }
@@ -187,12 +207,14 @@ void Link::take_completions(std::uint64_t now_ns) {
 
 std::string Link::read_error() {
   fi_cq_err_entry entry{};
+  const char* const what =
+      introduced() ? "a write failed" : "it did not take this endpoint's address";
   if (::fi_cq_readerr(port_.completions.get(), &entry, 0) < 0)
-    return "a write failed, and the provider does not say why";
+    return fmt::format("{}, and the provider does not say why", what);
   std::array<char, 256> text{};
   const char* detail = ::fi_cq_strerror(port_.completions.get(), entry.prov_errno, entry.err_data,
                                         text.data(), text.size());
-  return fmt::format("a write failed: {} ({}; provider error {})", ::fi_strerror(entry.err),
+  return fmt::format("{}: {} ({}; provider error {})", what, ::fi_strerror(entry.err),
                      detail != nullptr ? detail : "no detail", entry.prov_errno);
 }
 

@@ -12,6 +12,7 @@
 
 #include "daemon/fabric/link_table.h"
 #include "daemon/fabric/ofi/domain.h"
+#include "daemon/fabric/ofi/introduction.h"
 
 namespace mk::fabric::ofi {
 
@@ -58,10 +59,11 @@ class Link : public LinkBase {
     bool notify_apart = false;
     std::size_t inject_bytes = 0;
   };
-  /// `zeros`: eight registered bytes, the source of flag-only writes.
+  /// `zeros`: eight registered bytes, the source of flag-only writes. `introduction`: null where
+  /// the peer need not know this endpoint; `own`: the receiving endpoint beside it.
   Link(Port port, fi_addr_t peer, const Address& address, std::string peer_name,
-       const OfiLocalRegion& zeros, const Manner& manner, std::uint32_t depth,
-       const Limits& limits);
+       const OfiLocalRegion& zeros, const Manner& manner, std::uint32_t depth, const Limits& limits,
+       std::unique_ptr<Introduction> introduction, const Token& own);
 
   // -- proxy thread --
   std::size_t post(std::span<const Write> writes, std::uint64_t now_ns);
@@ -72,7 +74,9 @@ class Link : public LinkBase {
   void close(const std::string& reason);
   bool down() const { return down_; }
   bool empty() const { return free_.size() == operations_.size(); }
-  bool busy() const { return in_flight_ > 0 || waiting_head_ != waiting_tail_; }
+  bool busy() const {
+    return in_flight_ > 0 || waiting_head_ != waiting_tail_ || (!introduced() && !down_);
+  }
   bool down_reported = false;
 
   // -- control thread --
@@ -106,11 +110,16 @@ class Link : public LinkBase {
   long submit_write(const void* source, std::size_t bytes, void* descriptor, std::uint64_t target,
                     std::uint64_t key, const Operation& operation, Context& context,
                     std::uint64_t flags);
+  bool introduced() const { return introduction_ == nullptr || introduction_->done(); }
+  /// Moves the introduction on; whether writes may go.
+  bool introduce(std::uint64_t now_ns);
   void retry_waiting();
   void take_completions(std::uint64_t now_ns);
   void finish(Operation& operation, ErrorCode code);
   std::string read_error();
 
+  const std::unique_ptr<Introduction> introduction_;  ///< goes after the port
+  const Token own_;
   Port port_;
   const fi_addr_t peer_;
   const Address address_;

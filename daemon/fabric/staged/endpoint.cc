@@ -144,7 +144,7 @@ void Carrier::take_carried() {
       continue;
     }
     if (event.kind == Event::Kind::kFlushed) {
-      receiver_.flushed(event.cookie, event.code != ErrorCode::kOk);
+      receiver_.flushed(event.cookie, event.code);
       continue;
     }
     if (link == nullptr || link->over() != event.link) link = over(event.link);
@@ -317,8 +317,9 @@ Result<std::string> StagedEndpoint::reach_directly(const MemoryDescriptor& memor
   Endpoint& carrier = carrier_->endpoint();
   if (!options_.direct) return fail(ErrorCode::kUnsupported, "fabric.verbs.gpu_direct is false");
   if (!carrier.capabilities().gpu_direct) {
-    return fail(ErrorCode::kUnsupported, "fabric {} registers host memory only",
-                capabilities_.name);
+    const std::string& why = carrier.capabilities().gpu_direct_why;
+    return fail(ErrorCode::kUnsupported, "fabric {} registers host memory only{}{}",
+                capabilities_.name, why.empty() ? "" : ": ", why);
   }
   MemoryDescriptor window{.bytes = memory.bytes};
   std::string no_dmabuf = "its owner exported none";

@@ -69,22 +69,24 @@ void Receiver::flush() {
   to_flush_.resize(kept);
 }
 
-void Receiver::flushed(std::uint64_t cookie, bool failed) {
+void Receiver::flushed(std::uint64_t cookie, ErrorCode code) {
   const auto found = std::find_if(flushing_.begin(), flushing_.end(),
                                   [&](const Flushing& one) { return one.cookie == cookie; });
   if (found == flushing_.end()) return;
   const std::shared_ptr<Region> region = std::move(found->region);
   flushing_.erase(found);
   region->flushing = false;
-  // What a flush that failed stood for waits for the next.
-  if (!failed) region->flushed = region->covered;
+  // What a flush that failed stood for waits for the next, if there can be one.
+  if (code == ErrorCode::kOk) region->flushed = region->covered;
+  region->unreachable = code == ErrorCode::kNotFound;
+  if (region->unreachable) return;
   if (region->flushed != region->arrived) to_flush_.push_back(region);
 }
 
 GpuCopier::State Receiver::state(const Copy& copy, std::uint64_t now_ns) {
   if (copy.arrival == 0) return copier_.state(copy.ticket, now_ns);
-  return copy.arrival <= copy.region->flushed ? GpuCopier::State::kDone
-                                              : GpuCopier::State::kUnderWay;
+  if (copy.arrival <= copy.region->flushed) return GpuCopier::State::kDone;
+  return copy.region->unreachable ? GpuCopier::State::kFailed : GpuCopier::State::kUnderWay;
 }
 
 std::size_t Receiver::report(std::uint64_t now_ns, std::span<Event> events) {

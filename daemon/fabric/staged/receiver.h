@@ -23,8 +23,8 @@ class Receiver {
   void arrived(std::uint32_t immediate);
   /// Has the NIC flush what has arrived: one flush of a buffer stands for all that came before it.
   void flush();
-  /// A flush is over.
-  void flushed(std::uint64_t cookie, bool failed);
+  /// A flush is over, as kFlushed says.
+  void flushed(std::uint64_t cookie, ErrorCode code);
   /// Shows what has been copied or flushed: by events, or in the flags themselves.
   std::size_t report(std::uint64_t now_ns, std::span<Event> events);
   bool empty() const { return begun_ == shown_; }

@@ -52,6 +52,7 @@ struct Region {
   // many the GPU sees.
   std::uint64_t arrived = 0, covered = 0, flushed = 0;
   bool flushing = false;
+  bool unreachable = false;  ///< direct, and the NIC has lost it: nothing is flushed any more
 
   std::shared_mutex lock;
   bool alive = true;

@@ -105,6 +105,7 @@ Status StripedEndpoint::open() {
     capabilities_.link_depth = std::min(capabilities_.link_depth, each.link_depth);
     capabilities_.device_memory = capabilities_.device_memory && each.device_memory;
     capabilities_.gpu_direct = capabilities_.gpu_direct && each.gpu_direct;
+    if (!each.gpu_direct) capabilities_.gpu_direct_why = each.gpu_direct_why;
     if (stripe == stripes_.front()) continue;
     capabilities_.device += "+" + each.device;
     capabilities_.explanation += "; and " + each.explanation;

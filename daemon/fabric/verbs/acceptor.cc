@@ -64,7 +64,8 @@ Status Acceptor::post_receives(std::uint32_t count) {
   return {};
 }
 
-Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& body) {
+Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& body,
+                                    const Address& own) {
   for (const auto& known : accepted_) {
     if (known->number == number && same_token(known->from.endpoint, body.from.endpoint))
       return known->answer;
@@ -87,6 +88,7 @@ Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& bod
   made->number = number;
   made->serial = ++next_serial_;
   made->answer.queues = body.queues;
+  made->answer.from = own;
   for (std::uint32_t i = 0; i < body.queues; ++i) {
     ibv_qp_init_attr wanted{};
     wanted.qp_type = IBV_QPT_RC;
@@ -100,9 +102,9 @@ Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& bod
     QueuePairHandle queue(::ibv_create_qp(device_->domain(), &wanted));
     if (!queue) return fail_verb(errno, "no queue pair for another connection");
     MK_ASSIGN_OR_RETURN(const std::uint32_t first, make_first_packet());
-    const QueueEnd own{queue->qp_num, first};
-    MK_RETURN_IF_ERROR(connect_queue(queue.get(), device_->path(), body.from, own, body.ends[i]));
-    made->answer.ends[i] = own;
+    const QueueEnd end{queue->qp_num, first};
+    MK_RETURN_IF_ERROR(connect_queue(queue.get(), device_->path(), body.from, end, body.ends[i]));
+    made->answer.ends[i] = end;
     made->queues.push_back(std::move(queue));
   }
   accepted_.push_back(std::move(made));

@@ -17,7 +17,8 @@ class Acceptor {
 
   // -- service thread --
   /// The receiving ends for connect `number` of `body.from`; the same again when it asks again.
-  Result<AcceptBody> accept(std::uint64_t number, const ConnectBody& body);
+  /// `own`: where the endpoint is.
+  Result<AcceptBody> accept(std::uint64_t number, const ConnectBody& body, const Address& own);
   void release(const Token& from, std::uint64_t number);
   void release_all(const Token& from);
   /// A queue pair of ours is in error: its peer broke a rule, or is gone.

@@ -53,10 +53,17 @@ Status Contact::create() {
   MK_ASSIGN_OR_RETURN(outgoing_region_,
                       device_->register_memory(reinterpret_cast<std::byte*>(&outgoing_),
                                                sizeof outgoing_, IBV_ACCESS_LOCAL_WRITE));
+  MK_RETURN_IF_ERROR(start());
+  arm();
+  return {};
+}
+
+Status Contact::start() {
+  pkey_index_ = device_->path().pkey_index;
   Transition step;
   step.attributes.qp_state = IBV_QPS_INIT;
   step.attributes.port_num = device_->port();
-  step.attributes.pkey_index = device_->pkey_index();
+  step.attributes.pkey_index = pkey_index_;
   step.attributes.qkey = key_;
   step.mask = IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_QKEY;
   MK_RETURN_IF_ERROR(take_step(queue_.get(), step, "initialised (datagrams)"));
@@ -68,10 +75,22 @@ Status Contact::create() {
   step.attributes.qp_state = IBV_QPS_RTS;
   step.attributes.sq_psn = 0;
   step.mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
-  MK_RETURN_IF_ERROR(take_step(queue_.get(), step, "ready to send (datagrams)"));
-  if (const int error = ::ibv_req_notify_cq(received_queue_.get(), 0))
-    return fail_verb(error, "RDMA port {} notifies of no datagrams", device_->name());
-  return {};
+  return take_step(queue_.get(), step, "ready to send (datagrams)");
+}
+
+Status Contact::follow() {
+  const std::lock_guard lock(send_mutex_);
+  if (device_->path().pkey_index == pkey_index_) return {};
+  Transition step;
+  step.attributes.qp_state = IBV_QPS_RESET;
+  step.mask = IBV_QP_STATE;
+  MK_RETURN_IF_ERROR(take_step(queue_.get(), step, "fresh (datagrams)"));
+  ibv_wc completion{};
+  for (ibv_cq* const completions : {received_queue_.get(), sent_queue_.get()}) {
+    while (::ibv_poll_cq(completions, 1, &completion) > 0) {
+    }
+  }
+  return start();
 }
 
 Status Contact::post_receive(std::uint64_t slot) {
@@ -141,7 +160,12 @@ void Contact::rearm() {
   ibv_cq* queue = nullptr;
   void* context = nullptr;
   while (::ibv_get_cq_event(arrivals_.get(), &queue, &context) == 0) ::ibv_ack_cq_events(queue, 1);
-  [[maybe_unused]] const int ignored = ::ibv_req_notify_cq(received_queue_.get(), 0);
+  arm();
+}
+
+void Contact::arm() {
+  const int error = ::ibv_req_notify_cq(received_queue_.get(), 0);
+  deaf_ = error == 0 ? std::string() : errno_text(error);
 }
 
 }  // namespace mk::fabric::verbs

@@ -29,6 +29,12 @@ class Contact {
   std::optional<Datagram> receive();
   /// After the file became readable: takes the notice and asks for the next. Service thread.
   void rearm();
+  /// Why the file never becomes readable: the NIC refuses to notify, so `receive` has to be called
+  /// again and again. Empty: it does. Service thread.
+  const std::string& deaf() const { return deaf_; }
+  /// After the port's partition got another place: joins it there. Under the same number, but what
+  /// has come and was not received is lost. Service thread.
+  Status follow();
 
  private:
   /// What the network puts before a datagram, and the datagram.
@@ -40,10 +46,15 @@ class Contact {
 
   explicit Contact(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
   Status create();
+  /// From fresh to sending, in the partition that the port is in.
+  Status start();
+  void arm();
   Status post_receive(std::uint64_t slot);
 
   const std::shared_ptr<const Device> device_;
   std::uint32_t key_ = 0;
+  std::uint16_t pkey_index_ = 0;
+  std::string deaf_;
   ChannelHandle arrivals_;
   CompletionQueueHandle received_queue_;
   CompletionQueueHandle sent_queue_;

@@ -47,6 +47,7 @@ std::vector<Candidate> list_ports(const DeviceList& list) {
       entry.state = state.state;
       entry.link_layer = state.link_layer;
       entry.iwarp = list.devices[i]->transport_type == IBV_TRANSPORT_IWARP;
+      entry.guid = be64toh(::ibv_get_device_guid(list.devices[i]));
       found.push_back({std::move(entry), i});
     }
   }
@@ -72,7 +73,7 @@ std::vector<PortEntry> read_ports() {
   return ports;
 }
 
-Result<std::shared_ptr<Device>> Device::open(const EndpointConfig& config) {
+Result<std::shared_ptr<Device>> Device::open(const EndpointConfig& config, std::uint32_t version) {
   const VerbsOptions& options = config.verbs;
   const std::string wanted = options.devices.empty()
                                  ? std::string()
@@ -86,6 +87,8 @@ Result<std::shared_ptr<Device>> Device::open(const EndpointConfig& config) {
 
   const Candidate& chosen = candidates[choice.index];
   const auto device = std::make_shared<Device>();
+  device->version_ = version;
+  device->entry_ = chosen.port;
   device->name_ = chosen.port.name();
   device->path_.port = chosen.port.port;
   device->context_.reset(::ibv_open_device(list.devices[chosen.device]));
@@ -107,10 +110,7 @@ Status Device::open_port(const VerbsOptions& options, const std::string& why) {
   shared_receives_max_ = static_cast<std::uint32_t>(std::max(limits.max_srq_wr, 0));
   message_bytes_max_ = std::max<std::uint64_t>(port.max_msg_sz, 1);
 
-  const std::vector<std::uint16_t> pkeys = read_pkeys(context, path_.port, port.pkey_tbl_len);
-  MK_ASSIGN_OR_RETURN(path_.pkey_index, choose_pkey(pkeys, options.pkey, name_));
   MK_ASSIGN_OR_RETURN(path_.mtu, choose_mtu(port.active_mtu, options.mtu_bytes, name_));
-  pkey_ = path_.pkey_index < pkeys.size() ? pkeys[path_.pkey_index] : 0;
   path_.link_layer = port.link_layer;
   path_.global_always = (port.flags & IBV_QPF_GRH_REQUIRED) != 0;
   path_.timeout = static_cast<std::uint8_t>(options.timeout);
@@ -119,6 +119,7 @@ Status Device::open_port(const VerbsOptions& options, const std::string& why) {
   path_.service_level = static_cast<std::uint8_t>(options.service_level);
   path_.traffic_class = static_cast<std::uint8_t>(options.traffic_class);
   wanted_gid_ = options.gid_index;
+  wanted_pkey_ = options.pkey;
   port_why_ = why;
   MK_ASSIGN_OR_RETURN(const Place place, find_place());
   settle(place);
@@ -138,6 +139,10 @@ Result<Device::Place> Device::find_place() const {
   if (const int error = ::ibv_query_port(context_.get(), path_.port, &port))
     return fail_verb(error, "RDMA port {} does not tell its attributes", name_);
   place.lid = port.lid;
+  const std::vector<std::uint16_t> pkeys =
+      read_pkeys(context_.get(), path_.port, port.pkey_tbl_len);
+  MK_ASSIGN_OR_RETURN(place.pkey_index, choose_pkey(pkeys, wanted_pkey_, name_));
+  place.pkey = place.pkey_index < pkeys.size() ? pkeys[place.pkey_index] : 0;
   std::vector<ibv_gid_entry> table(kGidTableMax);
   const ssize_t entries = ::ibv_query_gid_table(context_.get(), table.data(), table.size(), 0);
   if (entries < 0) {
@@ -154,7 +159,9 @@ Result<Device::Place> Device::find_place() const {
 void Device::settle(const Place& place) {
   path_.gid_index = static_cast<std::uint8_t>(place.gid.gid_index);
   path_.gid = place.gid.gid;
+  path_.pkey_index = place.pkey_index;
   lid_ = place.lid;
+  pkey_ = place.pkey;
   located_ = true;
   explanation_ = fmt::format(
       "RDMA port {} ({}; {}), GID index {} = {} ({}): {}; MTU {}, partition {:#06x}", name_,
@@ -168,9 +175,11 @@ Result<bool> Device::relocate() {
   const std::lock_guard lock(mutex_);
   if (!place) {
     located_ = false;
+    no_place_ = place.error().message;
     return propagate(place);
   }
-  const bool moved = place->lid != lid_ ||
+  const bool moved = place->lid != lid_ || place->pkey != pkey_ ||
+                     place->pkey_index != path_.pkey_index ||
                      std::memcmp(place->gid.gid.raw, path_.gid.raw, sizeof path_.gid.raw) != 0;
   settle(*place);
   if (moved) ++version_;
@@ -180,6 +189,12 @@ Result<bool> Device::relocate() {
 bool Device::located() const {
   const std::lock_guard lock(mutex_);
   return located_;
+}
+
+Status Device::check_located() const {
+  const std::lock_guard lock(mutex_);
+  if (located_) return {};
+  return fail(ErrorCode::kUnavailable, "{}", no_place_);
 }
 
 LocalPath Device::path() const {
@@ -216,9 +231,18 @@ bool Device::gid_unchanged() const {
 }
 
 bool Device::pkey_unchanged() const {
+  const std::uint16_t index = path().pkey_index;
+  const std::uint32_t known = address().pkey;
   __be16 now = 0;
-  return ::ibv_query_pkey(context_.get(), path_.port, path_.pkey_index, &now) == 0 &&
-         be16toh(now) == pkey_;
+  return ::ibv_query_pkey(context_.get(), path_.port, index, &now) == 0 && be16toh(now) == known;
+}
+
+Status Device::check_alive() const {
+  ibv_port_attr port{};
+  const int error = ::ibv_query_port(context_.get(), path_.port, &port);
+  // Anything else is an answer.
+  if (error != EIO && error != ENODEV && error != ENXIO) return {};
+  return fail_verb(error, "RDMA port {} does not tell its attributes", name_);
 }
 
 Result<RegionHandle> Device::register_memory(std::byte* address, std::uint64_t bytes,

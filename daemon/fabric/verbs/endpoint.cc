@@ -5,13 +5,9 @@
 #include <chrono>
 #include <utility>
 
-#include "daemon/fabric/verbs/acceptor.h"
-#include "daemon/fabric/verbs/contact.h"
-#include "daemon/fabric/verbs/device.h"
 #include "daemon/fabric/verbs/directory.h"
-#include "daemon/fabric/verbs/flusher.h"
 #include "daemon/fabric/verbs/link.h"
-#include "daemon/fabric/verbs/region.h"
+#include "daemon/fabric/verbs/open_port.h"
 #include "daemon/fabric/verbs/service.h"
 
 namespace mk::fabric {
@@ -21,6 +17,19 @@ namespace {
 /// Writes in flight on one link, where the device's queues are long enough.
 constexpr std::uint32_t kLinkDepth = 256;
 constexpr std::uint32_t kPkeyMask = 0x7fff;  ///< the key without the membership bit
+/// Flushes that are refused at once; more wait for the next poll.
+constexpr std::size_t kHopelessMax = 128;
+
+/// Writes in flight on one link, so that neither a send queue nor the completion queue that a
+/// link's queues share ever overflows.
+Result<std::uint32_t> depth_of(const Device& device, const VerbsOptions& options) {
+  const std::uint32_t depth =
+      std::min({kLinkDepth, device.work_requests_max() / kRequestsPerWrite,
+                device.completions_max() / (kRequestsPerWrite * options.queues)});
+  if (depth >= shm::kBatchMax) return depth;
+  return fail(ErrorCode::kUnsupported, "RDMA port {} has queues of {} work requests only",
+              device.name(), device.work_requests_max());
+}
 
 Result<Submission> submission_of(const std::string& name) {
   if (name == "auto") return Submission::kAuto;
@@ -57,137 +66,7 @@ Status check_options(const VerbsOptions& options) {
   return {};
 }
 
-class VerbsEndpoint final : public Endpoint {
- public:
-  VerbsEndpoint(const EndpointConfig& config, std::shared_ptr<Device> device, const Token& id)
-      : config_(config),
-        device_(std::move(device)),
-        unordered_(config.verbs.arrival == "immediate"),
-        id_(id) {}
-  Status open();
-
-  const Capabilities& capabilities() const override { return capabilities_; }
-  Bytes address() const override { return to_blob(self()); }
-  Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
-  Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) override;
-  void disconnect(LinkId link) override;
-  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
-                                                      std::span<const std::byte> key) override;
-  std::string link_reason(LinkId link) const override;
-
-  std::size_t post(LinkId link, std::span<const Write> writes) override;
-  std::size_t poll(std::span<Event> events) override;
-  bool flush(const LocalRegion& region, std::uint64_t cookie) override;
-
- private:
-  static std::uint64_t now_ns() {
-    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-  }
-  Service::Deadline deadline() const {
-    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(config_.connect_timeout_ns);
-  }
-  /// Where this endpoint is to be reached now. Any thread.
-  Address self() const;
-  Status check_peer(const Address& peer) const;
-  Result<LinkQueues> make_queues() const;
-  Status join(const Address& peer, std::uint64_t number, const LinkQueues& queues);
-  std::size_t poll_links(std::span<Event> events);
-  std::size_t poll_link(Link& link, std::uint64_t now, std::span<Event> events);
-
-  // Declared in the order in which they may be closed backwards: the service's thread uses all that
-  // stands above it, and calls into the links.
-  const EndpointConfig config_;
-  const std::shared_ptr<Device> device_;
-  const bool unordered_;
-  const Token id_;
-  Submission submission_ = Submission::kAuto;
-  Capabilities capabilities_;
-  Directory directory_;
-  const std::shared_ptr<KeyTable> keys_ = std::make_shared<KeyTable>();
-  std::unique_ptr<Contact> contact_;
-  std::unique_ptr<Acceptor> acceptor_;
-  std::unique_ptr<Flusher> flusher_;  ///< control thread: from the first memory of a GPU on
-  std::atomic<Flusher*> shared_flusher_{nullptr};  ///< the same, for the other threads
-  LinkTable<Link> links_;
-  std::unique_ptr<Service> service_;
-  OrphanQueue orphans_;           ///< proxy thread
-  std::uint32_t first_link_ = 0;  ///< proxy thread: who is polled first, in turn
-  bool arrivals_first_ = false;   ///< proxy thread
-};
-
-Status VerbsEndpoint::open() {
-  MK_ASSIGN_OR_RETURN(submission_, submission_of(config_.verbs.submission));
-  // Neither a send queue nor the completion queue that a link's queues share may ever overflow.
-  const std::uint32_t depth =
-      std::min({kLinkDepth, device_->work_requests_max() / kRequestsPerWrite,
-                device_->completions_max() / (kRequestsPerWrite * config_.verbs.queues)});
-  if (depth < shm::kBatchMax) {
-    return fail(ErrorCode::kUnsupported, "RDMA port {} has queues of {} work requests only",
-                device_->name(), device_->work_requests_max());
-  }
-  capabilities_.name = "verbs";
-  capabilities_.device = device_->name();
-  capabilities_.contract = unordered_ ? DeliveryContract::kUnordered : DeliveryContract::kOrdered;
-  capabilities_.link_depth = depth;
-  capabilities_.gpu_direct = config_.verbs.gpu_direct;
-  capabilities_.explanation = device_->explanation();
-  MK_ASSIGN_OR_RETURN(contact_, Contact::open(device_));
-  MK_ASSIGN_OR_RETURN(acceptor_, Acceptor::open(device_, unordered_));
-  const auto tend = [this] {
-    if (Flusher* const flusher = shared_flusher_.load(std::memory_order_acquire)) flusher->mend();
-  };
-  MK_ASSIGN_OR_RETURN(service_, Service::start({*device_, *contact_, *acceptor_, *keys_, directory_,
-                                                [this] { return self(); }, tend}));
-  return {};
-}
-
-Address VerbsEndpoint::self() const {
-  Address address = device_->address();
-  address.endpoint = id_;
-  address.contact_queue = contact_->number();
-  address.contact_key = contact_->key();
-  address.unordered = unordered_ ? 1 : 0;
-  return address;
-}
-
-Result<std::unique_ptr<LocalRegion>> VerbsEndpoint::register_memory(
-    const MemoryDescriptor& memory) {
-  if (memory.address == nullptr || memory.bytes == 0) {
-    return fail(ErrorCode::kInvalidArgument, "cannot register an empty memory range");
-  }
-  unsigned access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  // A flag's write may then never pass the data's on its way over PCIe, whatever the data's may do
-  // among themselves. The kernel ignores the wish where the device can't.
-  if (config_.verbs.relaxed_ordering && !memory.strictly_ordered)
-    access |= IBV_ACCESS_RELAXED_ORDERING;
-  if (memory.direct != GpuWindow::kNone) {
-    // Of us alone: the queues that peers write by let nobody read.
-    access |= IBV_ACCESS_REMOTE_READ;
-    if (flusher_ == nullptr) {
-      MK_ASSIGN_OR_RETURN(flusher_, Flusher::open(device_));
-      shared_flusher_.store(flusher_.get(), std::memory_order_release);
-    }
-  }
-  Key key;
-  key.endpoint = id_;
-  MK_ASSIGN_OR_RETURN(key.region, make_token());
-  key.address = reinterpret_cast<std::uint64_t>(memory.address);
-  key.bytes = memory.bytes;
-  key.piece_shift = piece_shift_of(memory.bytes, config_.verbs.registration_bytes_max);
-  MK_ASSIGN_OR_RETURN(auto pieces, register_pieces(device_->domain(), device_->name(), memory,
-                                                   key.piece_shift, access));
-  std::vector<std::uint32_t> local_keys;
-  for (const RegionHandle& piece : pieces) {
-    key.rkeys[local_keys.size()] = piece->rkey;
-    local_keys.push_back(piece->lkey);
-  }
-  return std::make_unique<VerbsLocalRegion>(
-      key, std::move(local_keys),
-      std::make_unique<Registration>(device_, keys_, std::move(pieces), key));
-}
-
-Status VerbsEndpoint::check_peer(const Address& peer) const {
-  const Address own = self();
+Status check_peer(const Address& own, const Address& peer) {
   const auto kind = [](std::uint32_t layer) {
     return layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet (RoCE)" : "InfiniBand";
   };
@@ -206,26 +85,164 @@ Status VerbsEndpoint::check_peer(const Address& peer) const {
   return {};
 }
 
-Result<LinkQueues> VerbsEndpoint::make_queues() const {
+class VerbsEndpoint final : public Endpoint {
+ public:
+  VerbsEndpoint(const EndpointConfig& config, const Token& id, std::shared_ptr<OpenPort> port)
+      : config_(config), id_(id), ports_(std::move(port)) {
+    hopeless_.reserve(kHopelessMax);
+  }
+  Status open();
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+  Bytes address() const override { return to_blob(ports_.address()); }
+  Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
+  Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) override;
+  void disconnect(LinkId link) override;
+  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
+                                                      std::span<const std::byte> key) override;
+  std::string link_reason(LinkId link) const override;
+
+  std::size_t post(LinkId link, std::span<const Write> writes) override;
+  std::size_t poll(std::span<Event> events) override;
+  bool flush(const LocalRegion& region, std::uint64_t cookie) override;
+
+ private:
+  static std::uint64_t now_ns() {
+    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  }
+  Service::Deadline deadline() const {
+    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(config_.connect_timeout_ns);
+  }
+  Result<std::shared_ptr<OpenPort>> reopen();
+  Result<LinkQueues> make_queues(const OpenPort& port) const;
+  /// Where the accepting ends are.
+  Result<Address> join(const OpenPort& port, const Address& own, const Address& peer,
+                       std::uint64_t number, const LinkQueues& queues);
+  Result<LinkId> add_link(const OpenPort& port, const Address& peer, const std::string& peer_name,
+                          std::uint64_t number, LinkQueues queues);
+  void give_up(const Address& peer, std::uint64_t number) {
+    Datagram given_up;
+    given_up.kind = DatagramKind::kDisconnect;
+    given_up.number = number;
+    service_->tell(peer, given_up);
+  }
+  std::size_t poll_flushes(std::span<Event> events);
+  std::size_t poll_links(std::span<Event> events);
+  std::size_t poll_link(Link& link, std::uint64_t now, std::span<Event> events);
+
+  // Declared in the order in which they may be closed backwards: the service's thread uses all that
+  // stands above it, and calls into the links.
+  const EndpointConfig config_;
+  const Token id_;
+  Submission submission_ = Submission::kAuto;
+  Capabilities capabilities_;
+  Directory directory_;
+  PortPlace ports_;
+  PortEntry known_;             ///< of the first opening
+  std::uint32_t openings_ = 1;  ///< service thread
+  LinkTable<Link> links_;
+  std::unique_ptr<Service> service_;
+  OrphanQueue orphans_;                  ///< proxy thread
+  std::vector<std::uint64_t> hopeless_;  ///< proxy thread: flushes of memory that a lost port had
+  std::uint32_t first_link_ = 0;         ///< proxy thread: who is polled first, in turn
+  bool arrivals_first_ = false;          ///< proxy thread
+};
+
+Status VerbsEndpoint::open() {
+  MK_ASSIGN_OR_RETURN(submission_, submission_of(config_.verbs.submission));
+  const Device& device = *ports_.get()->device();
+  MK_ASSIGN_OR_RETURN(capabilities_.link_depth, depth_of(device, config_.verbs));
+  known_ = device.entry();
+  capabilities_.name = "verbs";
+  capabilities_.device = device.name();
+  capabilities_.contract = config_.verbs.arrival == "immediate" ? DeliveryContract::kUnordered
+                                                                : DeliveryContract::kOrdered;
+  capabilities_.gpu_direct = config_.verbs.gpu_direct;
+  capabilities_.explanation = device.explanation();
+  MK_ASSIGN_OR_RETURN(service_, Service::start({.ports = ports_,
+                                                .directory = directory_,
+                                                .reopen = [this] { return reopen(); },
+                                                .notice = config_.notice}));
+  return {};
+}
+
+Result<std::shared_ptr<OpenPort>> VerbsEndpoint::reopen() {
+  // The same port, whatever the rules would choose among those that are there now, and whatever it
+  // is called.
+  EndpointConfig same = config_;
+  same.verbs.devices = {present_name(read_ports(), known_)};
+  same.nic_why = "opened again";
+  MK_ASSIGN_OR_RETURN(auto port,
+                      OpenPort::open(same, id_, openings_ + 1, ports_.address().version + 1));
+  MK_ASSIGN_OR_RETURN(const std::uint32_t depth, depth_of(*port->device(), config_.verbs));
+  if (depth < capabilities_.link_depth) {
+    return fail(ErrorCode::kUnsupported,
+                "RDMA port {} has shorter queues than it had: restart mkerneld",
+                port->device()->name());
+  }
+  ++openings_;
+  return port;
+}
+
+Result<std::unique_ptr<LocalRegion>> VerbsEndpoint::register_memory(
+    const MemoryDescriptor& memory) {
+  if (memory.address == nullptr || memory.bytes == 0) {
+    return fail(ErrorCode::kInvalidArgument, "cannot register an empty memory range");
+  }
+  MK_ASSIGN_OR_RETURN(const auto port, ports_.need());
+  const Device& device = *port->device();
+  unsigned access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  // A flag's write may then never pass the data's on its way over PCIe, whatever the data's may do
+  // among themselves. The kernel ignores the wish where the device can't.
+  if (config_.verbs.relaxed_ordering && !memory.strictly_ordered)
+    access |= IBV_ACCESS_RELAXED_ORDERING;
+  if (memory.direct != GpuWindow::kNone) {
+    // Of us alone: the queues that peers write by let nobody read.
+    access |= IBV_ACCESS_REMOTE_READ;
+    MK_RETURN_IF_ERROR(port->make_flusher());
+  }
+  Key key;
+  key.endpoint = id_;
+  MK_ASSIGN_OR_RETURN(key.region, make_token());
+  key.address = reinterpret_cast<std::uint64_t>(memory.address);
+  key.bytes = memory.bytes;
+  key.piece_shift = piece_shift_of(memory.bytes, config_.verbs.registration_bytes_max);
+  MK_ASSIGN_OR_RETURN(auto pieces, register_pieces(device.domain(), device.name(), memory,
+                                                   key.piece_shift, access));
+  std::vector<std::uint32_t> local_keys;
+  for (const RegionHandle& piece : pieces) {
+    key.rkeys[local_keys.size()] = piece->rkey;
+    local_keys.push_back(piece->lkey);
+  }
+  MK_RETURN_IF_ERROR(port->keys()->add(key, std::move(pieces)));
+  return std::make_unique<VerbsLocalRegion>(
+      key, std::move(local_keys), port->number(),
+      std::make_unique<Registration>(port->keys(), key.region));
+}
+
+Result<LinkQueues> VerbsEndpoint::make_queues(const OpenPort& port) const {
   const std::uint32_t requests = kRequestsPerWrite * capabilities_.link_depth;
   const std::uint32_t completions = config_.verbs.queues * requests;
+  const Device& device = *port.device();
   LinkQueues queues;
+  queues.device = port.device();
   queues.completions.reset(
-      ::ibv_create_cq(device_->context(), static_cast<int>(completions), nullptr, nullptr, 0));
+      ::ibv_create_cq(device.context(), static_cast<int>(completions), nullptr, nullptr, 0));
   if (!queues.completions)
-    return fail_verb(errno, "RDMA port {} gives no completion queue", device_->name());
+    return fail_verb(errno, "RDMA port {} gives no completion queue", device.name());
   for (std::uint32_t i = 0; i < config_.verbs.queues; ++i) {
     MK_ASSIGN_OR_RETURN(
         SendingQueue queue,
-        make_sending_queue(device_->domain(), queues.completions.get(), requests, submission_));
+        make_sending_queue(device.domain(), queues.completions.get(), requests, submission_));
     queues.sending.push_back(std::move(queue));
   }
   return queues;
 }
 
-Status VerbsEndpoint::join(const Address& peer, std::uint64_t number, const LinkQueues& queues) {
+Result<Address> VerbsEndpoint::join(const OpenPort& port, const Address& own, const Address& peer,
+                                    std::uint64_t number, const LinkQueues& queues) {
   ConnectBody body;
-  body.from = self();
+  body.from = own;
   body.queues = static_cast<std::uint32_t>(queues.sending.size());
   for (std::uint32_t i = 0; i < body.queues; ++i) {
     MK_ASSIGN_OR_RETURN(const std::uint32_t first, make_first_packet());
@@ -241,11 +258,17 @@ Status VerbsEndpoint::join(const Address& peer, std::uint64_t number, const Link
     return fail(ErrorCode::kProtocol, "it accepted {} of {} queue pairs", accepted.queues,
                 body.queues);
   }
+  // It may have moved since we heard of it, and what it says of that later is then no news of this
+  // link.
+  const bool told =
+      accepted.from.magic == Address::kMagic && same_token(accepted.from.endpoint, peer.endpoint);
+  const Address there = told ? accepted.from : directory_.newest(peer);
+  if (told) service_->learn(there);
   for (std::uint32_t i = 0; i < body.queues; ++i) {
-    MK_RETURN_IF_ERROR(connect_queue(queues.sending[i].handle.get(), device_->path(), peer,
+    MK_RETURN_IF_ERROR(connect_queue(queues.sending[i].handle.get(), port.device()->path(), there,
                                      body.ends[i], accepted.ends[i]));
   }
-  return {};
+  return there;
 }
 
 Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
@@ -258,42 +281,59 @@ Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
                 "configured for the same fabric, and of the same version?",
                 peer_name);
   }
-  if (const Status fits = check_peer(*peer); !fits) {
-    return fail(fits.error().code, "cannot connect to {}: {}", peer_name, fits.error().message);
-  }
   // What the Peer service has told may be older than what the peer itself told since.
-  directory_.learn(*peer);
+  service_->learn(*peer);
   *peer = directory_.newest(*peer);
-  if (!device_->located()) {
-    if (const auto found = device_->relocate(); !found)
-      return fail(found.error().code, "cannot connect to {}: {}", peer_name, found.error().message);
+  const auto port = ports_.need();
+  const Address own = ports_.address();
+  Status ready = port ? check_peer(own, *peer) : propagate(port);
+  if (ready) ready = (*port)->device()->check_located();
+  auto queues = ready ? make_queues(**port) : propagate(ready);
+  if (!queues) {
+    return fail(queues.error().code, "cannot connect to {}: {}", peer_name, queues.error().message);
   }
-  MK_ASSIGN_OR_RETURN(LinkQueues queues, make_queues());
-  Datagram given_up;
-  given_up.kind = DatagramKind::kDisconnect;
-  given_up.number = service_->next_number();
-  if (const Status joined = join(*peer, given_up.number, queues); !joined) {
-    // Who does not answer need not be told; its end, if there is one, will miss this one.
-    if (joined.error().code != ErrorCode::kTimeout) service_->tell(*peer, given_up);
+  const std::uint64_t number = service_->next_number();
+  const auto joined = join(**port, own, *peer, number, *queues);
+  // Who does not answer need not be told; its end, if there is one, will miss this one.
+  if (!joined && joined.error().code != ErrorCode::kTimeout) give_up(*peer, number);
+  if (!joined) {
     return fail(joined.error().code, "cannot connect to {} from {}: {}", peer_name,
-                device_->explanation(), joined.error().message);
+                (*port)->device()->explanation(), joined.error().message);
   }
-  auto made =
-      std::make_unique<Link>(*peer, peer_name, given_up.number, std::move(queues),
-                             Sender::Options{.contract = capabilities_.contract,
-                                             .depth = capabilities_.link_depth,
-                                             .message_bytes_max = device_->message_bytes_max(),
-                                             .write_timeout_ns = config_.write_timeout_ns,
-                                             .stop = {},
-                                             .peer_name = {}});
-  auto added = links_.add(std::move(made));
+  MK_ASSIGN_OR_RETURN(const LinkId id,
+                      add_link(**port, *joined, peer_name, number, std::move(*queues)));
+  // What happened before the link was watched.
+  Link& link = *links_.owned(id);
+  if (ports_.get() != *port || ports_.address().version != own.version)
+    link.fail(fmt::format("{} cannot be reached by RDMA port {} as before: it was lost, or moved",
+                          peer_name, (*port)->device()->name()));
+  if (directory_.newest(*joined).version != joined->version)
+    link.fail(fmt::format("{} got another address meanwhile", peer_name));
+  if (!link.failed()) return id;
+  const std::string reason = link.reason();
+  disconnect(id);
+  return fail(ErrorCode::kUnavailable, "{}", reason);
+}
+
+Result<LinkId> VerbsEndpoint::add_link(const OpenPort& port, const Address& peer,
+                                       const std::string& peer_name, std::uint64_t number,
+                                       LinkQueues queues) {
+  auto added = links_.add(std::make_unique<Link>(
+      peer, peer_name, number, std::move(queues),
+      Sender::Options{.contract = capabilities_.contract,
+                      .depth = capabilities_.link_depth,
+                      .opening = port.number(),
+                      .message_bytes_max = port.device()->message_bytes_max(),
+                      .write_timeout_ns = config_.write_timeout_ns,
+                      .stop = {},
+                      .peer_name = {}}));
   if (!added) {
-    service_->tell(*peer, given_up);
+    give_up(peer, number);
     return propagate(added);
   }
   Link* const link = *added;
-  Service::Watched watched{*peer, {}, [link](std::string_view reason) {
-                             link->fail(fmt::format("{} {}", link->peer_name(), reason));
+  Service::Watched watched{peer, {}, [link](std::string_view reason, bool root) {
+                             link->fail(fmt::format("{} {}", link->peer_name(), reason), root);
                            }};
   for (const SendingQueue& queue : link->queues().sending)
     watched.queues.push_back(queue.handle->qp_num);
@@ -309,12 +349,7 @@ void VerbsEndpoint::disconnect(LinkId id) {
   link->queues().stop();
   // A farewell over a network that is down may take its time, and many links go down together: the
   // peer finds out by itself then.
-  if (!link->failed()) {
-    Datagram given_up;
-    given_up.kind = DatagramKind::kDisconnect;
-    given_up.number = link->connect_number();
-    service_->tell(link->peer(), given_up);
-  }
+  if (!link->failed()) give_up(link->peer(), link->connect_number());
   link->closing.store(true, std::memory_order_release);
 }
 
@@ -335,7 +370,7 @@ Result<std::unique_ptr<RemoteRegion>> VerbsEndpoint::import_region(
   Datagram question;
   question.kind = DatagramKind::kRegion;
   question.number = service_->next_number();
-  question.put(RegionBody{self(), key->region, key->digest()});
+  question.put(RegionBody{ports_.address(), key->region, key->digest()});
   const auto answer = service_->ask(link->peer(), question, deadline());
   if (answer) return std::make_unique<VerbsRemoteRegion>(*key);
   // A peer that hangs may cost the control thread one time-out, not one for every region.
@@ -354,7 +389,10 @@ std::string VerbsEndpoint::link_reason(LinkId id) const {
 
 std::size_t VerbsEndpoint::post(LinkId id, std::span<const Write> writes) {
   Link* const link = links_.find(id);
-  return link == nullptr ? orphans_.take(id, writes) : link->sender().post(writes);
+  if (link == nullptr) return orphans_.take(id, writes);
+  // Its device may be gone: nothing more goes there, not even until the next poll.
+  if (link->failed() && !link->sender().closed()) link->sender().close(link->reason());
+  return link->sender().post(writes);
 }
 
 std::size_t VerbsEndpoint::poll_link(Link& link, std::uint64_t now, std::span<Event> events) {
@@ -364,9 +402,11 @@ std::size_t VerbsEndpoint::poll_link(Link& link, std::uint64_t now, std::span<Ev
     sender.close(closing ? "given up" : link.reason());
   }
   sender.progress(now);
+  // Before anybody hears of it, and asks why.
+  if (sender.closed() && !link.failed())
+    link.fail(fmt::format("{} (RDMA port {})", sender.reason(), link.queues().device->name()));
   std::size_t count = sender.report(link.id, events);
   if (sender.closed() && !closing && !link.down_reported && count < events.size()) {
-    link.fail(sender.reason());
     link.down_reported = true;
     events[count++] = {Event::Kind::kLinkDown, link.id, 0, 0, ErrorCode::kLinkDown};
   }
@@ -388,24 +428,41 @@ std::size_t VerbsEndpoint::poll_links(std::span<Event> events) {
 }
 
 bool VerbsEndpoint::flush(const LocalRegion& region, std::uint64_t cookie) {
-  Flusher* const flusher = shared_flusher_.load(std::memory_order_acquire);
-  return flusher != nullptr && flusher->flush(static_cast<const VerbsLocalRegion&>(region), cookie);
+  const auto& own = static_cast<const VerbsLocalRegion&>(region);
+  OpenPort* const port = ports_.held();
+  if (port != nullptr && port->number() == own.opening()) {
+    Flusher* const flusher = port->flusher();
+    return flusher != nullptr && flusher->flush(own, cookie);
+  }
+  // Of the present opening, and the next poll takes hold of that; or of one that is lost.
+  if (ports_.stale() || hopeless_.size() == kHopelessMax) return false;
+  hopeless_.push_back(cookie);
+  return true;
+}
+
+std::size_t VerbsEndpoint::poll_flushes(std::span<Event> events) {
+  Flusher* const flusher = ports_.held() != nullptr ? ports_.held()->flusher() : nullptr;
+  // A lost port is let go of when nothing waits for it any more.
+  if (ports_.stale() && (flusher == nullptr || flusher->give_up())) ports_.turn();
+  std::size_t count = 0;
+  while (!hopeless_.empty() && count < events.size()) {
+    events[count++] = {Event::Kind::kFlushed, 0, hopeless_.back(), 0, ErrorCode::kNotFound};
+    hopeless_.pop_back();
+  }
+  const OpenPort* const port = ports_.held();
+  if (port == nullptr || port->flusher() == nullptr) return count;
+  return count + port->flusher()->poll(events.subspan(count));
 }
 
 std::size_t VerbsEndpoint::poll(std::span<Event> events) {
-  std::size_t flushed = 0;
-  if (Flusher* const flusher = shared_flusher_.load(std::memory_order_acquire)) {
-    flushed = flusher->poll(events);
-    events = events.subspan(flushed);
-  }
+  std::size_t count = poll_flushes(events);
   // In turn, so that neither completions nor arrivals can starve the other when `events` is short.
   arrivals_first_ = !arrivals_first_;
-  if (arrivals_first_) {
-    const std::size_t count = acceptor_->arrivals(events);
-    return flushed + count + poll_links(events.subspan(count));
-  }
-  const std::size_t count = poll_links(events);
-  return flushed + count + acceptor_->arrivals(events.subspan(count));
+  if (!arrivals_first_) count += poll_links(events.subspan(count));
+  if (OpenPort* const port = ports_.held())
+    count += port->acceptor().arrivals(events.subspan(count));
+  if (arrivals_first_) count += poll_links(events.subspan(count));
+  return count;
 }
 
 }  // namespace
@@ -413,9 +470,9 @@ std::size_t VerbsEndpoint::poll(std::span<Event> events) {
 
 Result<std::unique_ptr<Endpoint>> make_verbs_endpoint(const EndpointConfig& config) {
   MK_RETURN_IF_ERROR(verbs::check_options(config.verbs));
-  MK_ASSIGN_OR_RETURN(auto device, verbs::Device::open(config));
   MK_ASSIGN_OR_RETURN(const Token id, make_token());
-  auto endpoint = std::make_unique<verbs::VerbsEndpoint>(config, std::move(device), id);
+  MK_ASSIGN_OR_RETURN(auto port, verbs::OpenPort::open(config, id, 1, 0));
+  auto endpoint = std::make_unique<verbs::VerbsEndpoint>(config, id, std::move(port));
   MK_RETURN_IF_ERROR(endpoint->open());
   return endpoint;
 }

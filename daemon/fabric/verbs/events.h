@@ -15,8 +15,8 @@ struct EventMeaning {
     kPort,       ///< all links of the port
     kPlace,      ///< all links of the port, whose LID is another one now
     kGidTable,   ///< all links, if the entry this endpoint speaks from changed
-    kPkeyTable,  ///< all links, if the partition this endpoint is in changed
-    kDevice,     ///< all links of the device, for ever
+    kPkeyTable,  ///< all links, if the partition is at another place, or at none
+    kDevice,     ///< all that was opened: it has to be opened anew
   };
   Scope scope = Scope::kNothing;
   std::string_view what;  ///< "the port went down"
@@ -30,11 +30,15 @@ constexpr EventMeaning meaning_of(ibv_event_type type) {
     case IBV_EVENT_LID_CHANGE:
       return {Scope::kPlace, "the port's LID changed"};
     case IBV_EVENT_PKEY_CHANGE:
-      return {Scope::kPkeyTable, "the port is no longer in the partition: restart mkerneld"};
+      return {Scope::kPkeyTable, "the port's partitions changed"};
     case IBV_EVENT_GID_CHANGE:
       return {Scope::kGidTable, "the port's GID changed (its address did)"};
     case IBV_EVENT_DEVICE_FATAL:
-      return {Scope::kDevice, "the device failed: it needs a reset, and mkerneld a restart"};
+      return {Scope::kDevice, "the device failed"};
+    case IBV_EVENT_CQ_ERR:
+      return {Scope::kDevice, "a completion queue broke"};
+    case IBV_EVENT_SRQ_ERR:
+      return {Scope::kDevice, "the shared receive queue broke"};
     case IBV_EVENT_QP_FATAL:
       return {Scope::kQueue, "the NIC gave the queue pair up"};
     case IBV_EVENT_QP_REQ_ERR:

@@ -94,6 +94,12 @@ bool Flusher::flush(const VerbsLocalRegion& region, std::uint64_t cookie) {
   return in_use_.load(std::memory_order_acquire) && queue_->flush(region, cookie);
 }
 
+bool Flusher::give_up() {
+  if (!in_use_.load(std::memory_order_acquire)) return true;
+  queue_->give_up();
+  return queue_->empty();
+}
+
 std::size_t Flusher::poll(std::span<Event> events) {
   if (!in_use_.load(std::memory_order_acquire)) return 0;
   const std::size_t count = queue_->poll(events);

@@ -34,6 +34,8 @@ class FlushQueue {
   /// all others are reported as failed.
   std::size_t poll(std::span<Event> events);
   bool broken() const { return broken_; }
+  /// The device is gone: all that is under way has failed.
+  void give_up() { broken_ = true; }
   bool empty() const { return first_ == next_; }
 
  private:
@@ -54,6 +56,8 @@ class Flusher {
   // -- proxy thread --
   bool flush(const VerbsLocalRegion& region, std::uint64_t cookie);
   std::size_t poll(std::span<Event> events);
+  /// Reports no more than failures, and whether there are none left.
+  bool give_up();
 
   // -- one other thread, now and then --
   /// Makes a queue that broke (its port went down, its address changed) anew; until that works,

@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "daemon/fabric/link_table.h"
-#include "daemon/fabric/verbs/queue_pair.h"
+#include "daemon/fabric/verbs/device.h"
 #include "daemon/fabric/verbs/sender.h"
 
 namespace mk::fabric::verbs {
 
 /// What a link is made of, once connected. Closed queues first, then what they complete to.
 struct LinkQueues {
+  std::shared_ptr<const Device> device;
   CompletionQueueHandle completions;
   std::vector<SendingQueue> sending;
 
@@ -55,11 +56,12 @@ class Link : public LinkBase {
   bool down_reported = false;
 
   // -- any thread --
-  /// Brings the link down by the proxy's next poll; the first reason counts.
-  void fail(std::string_view reason) {
+  /// Brings the link down by the proxy's next poll; the first reason counts, or the root of all.
+  void fail(std::string_view reason, bool root = false) {
     const std::lock_guard lock(mutex_);
-    if (failed_.load(std::memory_order_relaxed)) return;
+    if (failed_.load(std::memory_order_relaxed) && (!root || rooted_)) return;
     reason_ = reason;
+    rooted_ = root;
     failed_.store(true, std::memory_order_release);
   }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -79,6 +81,7 @@ class Link : public LinkBase {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::string reason_;
+  bool rooted_ = false;
 };
 
 }  // namespace mk::fabric::verbs

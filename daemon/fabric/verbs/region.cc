@@ -4,6 +4,39 @@
 
 namespace mk::fabric::verbs {
 
+// The NIC forgets what it must outside the lock: that takes as long as the NIC does.
+
+Status KeyTable::add(const Key& key, std::vector<RegionHandle> pieces) {
+  const std::lock_guard lock(mutex_);
+  if (device_ == nullptr)
+    return fail(ErrorCode::kUnavailable, "the RDMA port was lost meanwhile: register again");
+  entries_[key.region] = {key.digest(), std::move(pieces)};
+  return {};
+}
+
+void KeyTable::remove(const Token& region) {
+  Entry removed;
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(region);
+  if (found == entries_.end()) return;
+  std::swap(removed, found->second);
+  entries_.erase(found);
+}
+
+bool KeyTable::valid(const Token& region, std::uint64_t digest) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(region);
+  return found != entries_.end() && found->second.digest == digest;
+}
+
+void KeyTable::clear() {
+  std::shared_ptr<const Device> device;  // goes after the regions
+  std::map<Token, Entry> entries;
+  const std::lock_guard lock(mutex_);
+  device.swap(device_);
+  entries.swap(entries_);
+}
+
 Result<std::vector<RegionHandle>> register_pieces(ibv_pd* domain, std::string_view port,
                                                   const MemoryDescriptor& memory,
                                                   std::uint32_t piece_shift, unsigned access) {

@@ -14,27 +14,27 @@
 
 namespace mk::fabric::verbs {
 
-/// The keys this endpoint has given out. Any thread.
+/// What is registered at one opening of the port, by the keys that were given out. Any thread.
 class KeyTable {
  public:
-  void add(const Key& key) {
-    const std::lock_guard lock(mutex_);
-    keys_[key.region] = key;
-  }
-  void remove(const Key& key) {
-    const std::lock_guard lock(mutex_);
-    keys_.erase(key.region);
-  }
+  explicit KeyTable(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
+
+  /// Keeps `pieces` registered until `remove` or `clear`; an error after that.
+  Status add(const Key& key, std::vector<RegionHandle> pieces);
+  void remove(const Token& region);
   /// Whether a key of that region and digest was given out, and the region is still registered.
-  bool valid(const Token& region, std::uint64_t digest) const {
-    const std::lock_guard lock(mutex_);
-    const auto found = keys_.find(region);
-    return found != keys_.end() && found->second.digest() == digest;
-  }
+  bool valid(const Token& region, std::uint64_t digest) const;
+  /// The port is lost: all is deregistered, and nothing comes any more.
+  void clear();
 
  private:
+  struct Entry {
+    std::uint64_t digest = 0;
+    std::vector<RegionHandle> pieces;
+  };
   mutable std::mutex mutex_;
-  std::map<Token, Key> keys_;
+  std::shared_ptr<const Device> device_;  ///< longer than the regions; null: lost
+  std::map<Token, Entry> entries_;
 };
 
 /// Registers `memory` at `domain`, in pieces of 2^`piece_shift` bytes: a mapped range, or a GPU's
@@ -43,33 +43,34 @@ Result<std::vector<RegionHandle>> register_pieces(ibv_pd* domain, std::string_vi
                                                   const MemoryDescriptor& memory,
                                                   std::uint32_t piece_shift, unsigned access);
 
-/// What ends with a region: its key is no longer valid, then the NIC forgets it.
+/// What ends with a region: its key is no longer valid, and the NIC forgets it.
 class Registration {
  public:
-  Registration(std::shared_ptr<const Device> device, std::shared_ptr<KeyTable> keys,
-               std::vector<RegionHandle> pieces, const Key& key)
-      : device_(std::move(device)), keys_(std::move(keys)), pieces_(std::move(pieces)), key_(key) {
-    keys_->add(key_);
-  }
-  ~Registration() { keys_->remove(key_); }
+  Registration(std::shared_ptr<KeyTable> keys, const Token& region)
+      : keys_(std::move(keys)), region_(region) {}
+  ~Registration() { keys_->remove(region_); }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
 
  private:
-  std::shared_ptr<const Device> device_;  ///< longer than the region
-  std::shared_ptr<KeyTable> keys_;
-  std::vector<RegionHandle> pieces_;
-  Key key_;
+  const std::shared_ptr<KeyTable> keys_;
+  const Token region_;
 };
 
 class VerbsLocalRegion final : public LocalRegion {
  public:
-  /// `registration`: null in tests that have no NIC.
-  VerbsLocalRegion(const Key& key, std::vector<std::uint32_t> local_keys,
+  /// `opening`: of the port, at which it is registered. `registration`: null in tests that have no
+  /// NIC.
+  VerbsLocalRegion(const Key& key, std::vector<std::uint32_t> local_keys, std::uint32_t opening,
                    std::unique_ptr<Registration> registration)
-      : key_(key), local_keys_(std::move(local_keys)), registration_(std::move(registration)) {}
+      : key_(key),
+        local_keys_(std::move(local_keys)),
+        opening_(opening),
+        registration_(std::move(registration)) {}
   Bytes key() const override { return to_blob(key_); }
 
+  /// Links of another opening cannot use it.
+  std::uint32_t opening() const { return opening_; }
   std::uint64_t address() const { return key_.address; }
   std::uint64_t bytes() const { return key_.bytes; }
   std::uint32_t local_key(std::uint64_t offset) const { return local_keys_[key_.piece_of(offset)]; }
@@ -79,6 +80,7 @@ class VerbsLocalRegion final : public LocalRegion {
  private:
   Key key_;
   std::vector<std::uint32_t> local_keys_;  ///< by piece
+  std::uint32_t opening_;
   std::unique_ptr<Registration> registration_;
 };
 

@@ -98,6 +98,13 @@ Result<Choice> choose_port(std::span<const PortEntry> ports, const std::string& 
                                                candidates.size(), rail)};
 }
 
+std::string present_name(std::span<const PortEntry> ports, const PortEntry& known) {
+  const auto same = std::find_if(ports.begin(), ports.end(), [&](const PortEntry& port) {
+    return known.guid != 0 && port.guid == known.guid && port.port == known.port;
+  });
+  return same == ports.end() ? known.name() : same->name();
+}
+
 Result<Choice> choose_gid(std::span<const ibv_gid_entry> table, std::int32_t wanted,
                           const std::string& port) {
   if (wanted >= 0) {
@@ -133,7 +140,13 @@ Result<Choice> choose_gid(std::span<const ibv_gid_entry> table, std::int32_t wan
 Result<std::uint16_t> choose_pkey(std::span<const std::uint16_t> table, std::uint32_t wanted,
                                   const std::string& port) {
   constexpr std::uint32_t kMembership = 0x8000;
-  if (wanted == 0) return std::uint16_t{0};
+  if (wanted == 0) {
+    if (table.empty() || (table.front() & ~kMembership) != 0) return std::uint16_t{0};
+    return fail(ErrorCode::kNotFound,
+                "port {} is in no partition: the first entry of its table is empty; the subnet "
+                "manager gives them out",
+                port);
+  }
   std::size_t found = table.size();
   for (std::size_t i = 0; i < table.size(); ++i) {
     if ((table[i] & ~kMembership) != (wanted & ~kMembership)) continue;

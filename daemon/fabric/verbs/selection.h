@@ -20,7 +20,8 @@ struct PortEntry {
   std::uint8_t port = 1;
   ibv_port_state state = IBV_PORT_DOWN;
   std::uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
-  bool iwarp = false;  ///< connects only through librdmacm: not usable here
+  bool iwarp = false;      ///< connects only through librdmacm: not usable here
+  std::uint64_t guid = 0;  ///< the device's; 0: it has none
 
   std::string name() const { return fmt::format("{}:{}", device, port); }
 };
@@ -35,6 +36,10 @@ struct Choice {
 /// by device name (numbers in it by value) and port, are dealt out to the rails in turn.
 Result<Choice> choose_port(std::span<const PortEntry> ports, const std::string& wanted,
                            std::uint32_t rail);
+
+/// What `known` is called among `ports`: names may be given anew when a device comes back, its GUID
+/// stays. Its own name where no port has its GUID.
+std::string present_name(std::span<const PortEntry> ports, const PortEntry& known);
 
 /// The entry of the port's GID table that this endpoint speaks from; `Choice::index` is a position
 /// in `table`, whose entries carry their own index. `wanted` >= 0 decides.

@@ -25,6 +25,8 @@ std::string describe(const ibv_wc& completion, const std::string& peer) {
           peer, status);
     case IBV_WC_RNR_RETRY_EXC_ERR:
       return fmt::format("{} does not take arrivals fast enough ({})", peer, status);
+    case IBV_WC_WR_FLUSH_ERR:
+      return fmt::format("the NIC gave the queue pair to {} up ({})", peer, status);
     case IBV_WC_REM_ACCESS_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
       return fmt::format("{} refused a write to its memory ({}): was it deregistered?", peer,
@@ -64,6 +66,11 @@ std::size_t Sender::post(std::span<const Write> writes) {
 bool Sender::place(const Write& write) {
   if (closed_ || !in_bounds(write, options_.contract)) {
     finish(write.cookie, closed_ ? ErrorCode::kLinkDown : ErrorCode::kInvalidArgument);
+    return true;
+  }
+  // Its keys may by now be other memory's.
+  if (write.bytes != 0 && opening_of(write) != options_.opening) {
+    finish(write.cookie, ErrorCode::kNotFound);
     return true;
   }
   const std::uint32_t index = queue_of(write.flag_index, static_cast<std::uint32_t>(lanes_.size()));

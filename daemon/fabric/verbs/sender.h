@@ -23,6 +23,7 @@ class Sender {
   struct Options {
     DeliveryContract contract = DeliveryContract::kOrdered;
     std::uint32_t depth = 256;  ///< writes in flight
+    std::uint32_t opening = 0;  ///< of the port: whose regions may be sent from
     /// What the port sends as one message: longer writes become several.
     std::uint64_t message_bytes_max = UINT64_MAX;
     std::uint64_t write_timeout_ns = 0;  ///< without a completion, the link is given up

@@ -25,6 +25,15 @@ constexpr milliseconds kGoodbye(500);
 constexpr std::size_t kDatagramsAtOnce = 64;
 /// Peers are told so often of another address, once at each keep-alive: datagrams get lost.
 constexpr int kAnnouncements = 4;
+/// How often a port without a place (no GID, not in its partition) looks for one, and datagrams are
+/// looked for where the NIC does not tell of them.
+constexpr milliseconds kLookAgain(500);
+constexpr milliseconds kDeafPoll(10);
+/// A lost port is opened again after so long, then after twice as long.
+constexpr milliseconds kOpenAgainMin(100);
+constexpr milliseconds kOpenAgainMax(5'000);
+/// A lost opening is closed as soon as the proxy has let go of it.
+constexpr milliseconds kBury(20);
 
 ErrorCode refusal_code(std::uint32_t code) {
   for (const ErrorCode known : {ErrorCode::kInvalidArgument, ErrorCode::kNotFound,
@@ -36,8 +45,8 @@ ErrorCode refusal_code(std::uint32_t code) {
 
 }  // namespace
 
-Result<std::unique_ptr<Service>> Service::start(const Parts& parts) {
-  std::unique_ptr<Service> service(new Service(parts));
+Result<std::unique_ptr<Service>> Service::start(Parts parts) {
+  std::unique_ptr<Service> service(new Service(std::move(parts)));
   service->stop_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!service->stop_.valid()) return fail_errno(errno, "cannot create an eventfd");
   service->thread_ = std::thread([raw = service.get()] { raw->run(); });
@@ -53,7 +62,9 @@ Service::~Service() {
 }
 
 void Service::say_goodbye() {
-  std::vector<Address> peers = parts_.acceptor.peers();
+  const PortPointer port = parts_.ports.get();
+  if (port == nullptr) return;
+  std::vector<Address> peers = port->acceptor().peers();
   for (const auto& entry : watched_) {
     const Address& peer = entry.second.peer;
     const bool known = std::any_of(peers.begin(), peers.end(), [&](const Address& other) {
@@ -71,34 +82,75 @@ void Service::say_goodbye() {
 }
 
 void Service::run() {
-  std::array<pollfd, 3> files{{{stop_.get(), POLLIN, 0},
-                               {parts_.contact.fd(), POLLIN, 0},
-                               {parts_.device.context()->async_fd, POLLIN, 0}}};
-  auto next_probe = steady_clock::now() + kKeepAlive;
+  opened_ = steady_clock::now();
+  next_probe_ = opened_ + kKeepAlive;
   for (;;) {
-    const auto wait = std::chrono::ceil<milliseconds>(next_probe - steady_clock::now());
-    ::poll(files.data(), files.size(), static_cast<int>(std::max<long>(wait.count(), 0)));
-    if (files[0].revents != 0) return;
-    parts_.contact.rearm();
-    take_datagrams();
-    take_events();
-    parts_.tend();
-    if (steady_clock::now() < next_probe) continue;
-    parts_.acceptor.keep_alive();
-    if (announcements_left_ > 0) announce();
-    next_probe = steady_clock::now() + kKeepAlive;
+    const PortPointer port = parts_.ports.get();
+    Deadline until = port != nullptr ? next_probe_ : next_open_;
+    if (port != nullptr && !port->device()->located()) until = std::min(until, next_look_);
+    if (port != nullptr && !port->contact().deaf().empty())
+      until = std::min(until, steady_clock::now() + kDeafPoll);
+    if (!parts_.ports.bury()) until = std::min(until, steady_clock::now() + kBury);
+    if (!wait(port, until)) return;
+    if (port != nullptr) {
+      serve(*port);
+    } else if (steady_clock::now() >= next_open_) {
+      reopen();
+    }
   }
+}
+
+bool Service::wait(const PortPointer& port, Deadline until) {
+  std::array<pollfd, 3> files{{{stop_.get(), POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}}};
+  if (port != nullptr) {
+    files[1].fd = port->contact().fd();
+    files[2].fd = port->device()->context()->async_fd;
+  }
+  const auto left = std::chrono::ceil<milliseconds>(until - steady_clock::now());
+  ::poll(files.data(), files.size(), static_cast<int>(std::max<long>(left.count(), 0)));
+  constexpr short kBroken = POLLERR | POLLHUP | POLLNVAL;
+  // A device that is taken away says so by an event; this is for one that cannot any more.
+  if (((files[1].revents | files[2].revents) & kBroken) != 0) {
+    take_events(*port);
+    if (parts_.ports.get() == port) lose(*port, "the device is gone");
+  }
+  return files[0].revents == 0;
+}
+
+void Service::serve(OpenPort& port) {
+  port.contact().rearm();
+  if (!port.contact().deaf().empty() && !std::exchange(deaf_said_, true)) {
+    notice(fmt::format(
+        "RDMA port {} does not tell of datagrams ({}): they are looked for every {} ms instead",
+        port.device()->name(), port.contact().deaf(), kDeafPoll.count()));
+  }
+  take_datagrams(port);
+  take_events(port);
+  if (parts_.ports.get().get() != &port) return;
+  if (Flusher* const flusher = port.flusher()) flusher->mend();
+  const Deadline now = steady_clock::now();
+  if (!port.device()->located() && now >= next_look_) {
+    next_look_ = now + kLookAgain;
+    if (Result<bool> moved = port.device()->relocate())
+      move(port, "it has its place on the network again", std::move(moved));
+  }
+  if (now < next_probe_) return;
+  next_probe_ = now + kKeepAlive;
+  if (const Status alive = port.device()->check_alive(); !alive)
+    return lose(port, fmt::format("the device is gone ({})", alive.error().message));
+  port.acceptor().keep_alive();
+  if (announcements_left_ > 0) announce();
 }
 
 // -- datagrams --------------------------------------------------------------------------------
 
-void Service::take_datagrams() {
+void Service::take_datagrams(OpenPort& port) {
   // A question that came again while it waited is answered once: answering every repetition would
   // put a machine that is slow further behind.
   std::vector<Datagram> waiting;
   do {
     waiting.clear();
-    while (std::optional<Datagram> datagram = parts_.contact.receive()) {
+    while (std::optional<Datagram> datagram = port.contact().receive()) {
       if (!same_token(datagram->to, token_)) continue;  // not from anybody who knows us
       const bool repeated = std::any_of(waiting.begin(), waiting.end(), [&](const Datagram& other) {
         return std::memcmp(&other, &*datagram, sizeof other) == 0;
@@ -106,15 +158,15 @@ void Service::take_datagrams() {
       if (!repeated) waiting.push_back(*datagram);
       if (waiting.size() == kDatagramsAtOnce) break;
     }
-    for (const Datagram& datagram : waiting) take(datagram);
+    for (const Datagram& datagram : waiting) take(port, datagram);
   } while (waiting.size() == kDatagramsAtOnce);
 }
 
-void Service::take(const Datagram& datagram) {
+void Service::take(OpenPort& port, const Datagram& datagram) {
   switch (datagram.kind) {
     case DatagramKind::kConnect:
     case DatagramKind::kRegion:
-      answer(datagram);
+      answer(port, datagram);
       break;
     case DatagramKind::kAccept:
     case DatagramKind::kRefuse: {
@@ -125,10 +177,10 @@ void Service::take(const Datagram& datagram) {
       break;
     }
     case DatagramKind::kDisconnect:
-      parts_.acceptor.release(datagram.from, datagram.number);
+      port.acceptor().release(datagram.from, datagram.number);
       break;
     case DatagramKind::kGone:
-      parts_.acceptor.release_all(datagram.from);
+      port.acceptor().release_all(datagram.from);
       trouble([&](const Watched& one) { return same_token(one.peer.endpoint, datagram.from); },
               "closed its endpoint: its daemon ended");
       break;
@@ -151,7 +203,7 @@ void Service::learn(const Address& address) {
       "got another address, where it is to be connected to anew");
 }
 
-void Service::answer(const Datagram& question) {
+void Service::answer(OpenPort& port, const Datagram& question) {
   Datagram answer;
   answer.kind = DatagramKind::kAccept;
   const auto body = question.get<ConnectBody>();
@@ -159,7 +211,10 @@ void Service::answer(const Datagram& question) {
     if (body.from.magic != Address::kMagic || !same_token(body.from.endpoint, question.from))
       return;
     learn(body.from);
-    auto accepted = parts_.acceptor.accept(question.number, body);
+    // Ends made where the port was would be of no use.
+    if (const Status here = port.device()->check_located(); !here)
+      return reply(body.from, question, propagate(here));
+    auto accepted = port.acceptor().accept(question.number, body, port.address());
     if (!accepted) return reply(body.from, question, propagate(accepted));
     answer.put(*accepted);
     return reply(body.from, question, answer);
@@ -167,9 +222,11 @@ void Service::answer(const Datagram& question) {
   const auto asked = question.get<RegionBody>();
   if (asked.from.magic != Address::kMagic || !same_token(asked.from.endpoint, question.from))
     return;
-  if (!parts_.keys.valid(asked.region, asked.digest)) {
+  if (!port.keys()->valid(asked.region, asked.digest)) {
     return reply(asked.from, question,
-                 fail(ErrorCode::kNotFound, "it has no region of that key (any more)"));
+                 fail(ErrorCode::kNotFound,
+                      "it has no region of that key (any more: {} forgot all of it if it failed)",
+                      port.device()->name()));
   }
   answer.put(asked.region);
   reply(asked.from, question, answer);
@@ -192,12 +249,14 @@ void Service::tell(const Address& to, Datagram message) {
   message.to = to.endpoint;
   message.from = token_;
   // What gets lost is asked for again, or found out by who waits for it.
-  [[maybe_unused]] const Status sent = parts_.contact.send(to, message);
+  if (const PortPointer port = parts_.ports.get()) [[maybe_unused]]
+    const Status sent = port->contact().send(parts_.directory.newest(to), message);
 }
 
 Result<Datagram> Service::ask(const Address& to, Datagram question, Deadline deadline) {
   question.to = to.endpoint;
   question.from = token_;
+  MK_ASSIGN_OR_RETURN(const PortPointer port, parts_.ports.need());
   {
     const std::lock_guard lock(mutex_);
     asked_ = question.number;
@@ -206,10 +265,17 @@ Result<Datagram> Service::ask(const Address& to, Datagram question, Deadline dea
   Status sent;
   auto patience = kAskAgainMin;
   for (;;) {
-    sent = parts_.contact.send(to, question);
+    sent = port->contact().send(parts_.directory.newest(to), question);
     std::unique_lock lock(mutex_);
     const auto until = std::min(deadline, steady_clock::now() + patience);
-    if (answered_.wait_until(lock, until, [&] { return answer_.has_value(); })) break;
+    const auto lost = [&] { return parts_.ports.get() != port; };
+    answered_.wait_until(lock, until, [&] { return answer_.has_value() || lost(); });
+    if (answer_.has_value()) break;
+    if (lost()) {
+      asked_ = 0;
+      return fail(ErrorCode::kUnavailable, "RDMA port {} was lost meanwhile",
+                  port->device()->name());
+    }
     if (steady_clock::now() >= deadline) {
       asked_ = 0;
       if (!sent) return propagate(sent);
@@ -238,28 +304,33 @@ void Service::unwatch(std::uint64_t id) {
   std::erase_if(watched_, [id](const auto& one) { return one.first == id; });
 }
 
-void Service::trouble(const std::function<bool(const Watched&)>& of, std::string_view reason) {
+void Service::trouble(const std::function<bool(const Watched&)>& of, std::string_view reason,
+                      bool root) {
   const std::lock_guard lock(mutex_);
   for (const auto& [id, watched] : watched_) {
-    if (of(watched)) watched.trouble(reason);
+    if (of(watched)) watched.trouble(reason, root);
   }
 }
 
-std::string Service::move() {
-  const Result<bool> moved = parts_.device.relocate();
-  if (!moved) return ": " + moved.error().message;
-  if (*moved) {
+void Service::move(OpenPort& port, const std::string& what, Result<bool> moved) {
+  const std::string reason = fmt::format(
+      "cannot be reached by RDMA port {} as before: {}; {}", port.device()->name(), what,
+      moved ? "now it is " + port.device()->explanation() : moved.error().message);
+  if (const Status followed = port.contact().follow(); !followed)
+    return lose(port, fmt::format("{}; {}", what, followed.error().message));
+  if (moved && *moved) {
     announcements_left_ = kAnnouncements;
     announce();
   }
-  return "; now it is " + parts_.device.explanation();
+  trouble([](const Watched&) { return true; }, reason);
+  notice("peers " + reason);
 }
 
 void Service::announce() {
   --announcements_left_;
   Datagram moved;
   moved.kind = DatagramKind::kMoved;
-  moved.put(parts_.self());
+  moved.put(parts_.ports.address());
   const auto until = steady_clock::now() + kGoodbye;
   for (const Address& peer : parts_.directory.all()) {
     if (steady_clock::now() > until) return;
@@ -267,21 +338,24 @@ void Service::announce() {
   }
 }
 
-void Service::take_events() {
+void Service::take_events(OpenPort& port) {
+  const Device& device = *port.device();
   ibv_async_event event{};
-  while (::ibv_get_async_event(parts_.device.context(), &event) == 0) {
+  while (parts_.ports.get().get() == &port &&
+         ::ibv_get_async_event(device.context(), &event) == 0) {
     const EventMeaning meaning = meaning_of(event.event_type);
     const std::uint32_t queue =
         meaning.scope == EventMeaning::Scope::kQueue ? event.element.qp->qp_num : 0;
-    const int port = event.element.port_num;
+    const int number = event.element.port_num;
     // Before anything is closed: closing a queue pair waits for its events.
     ::ibv_ack_async_event(&event);
-    std::string reason = fmt::format("({}) {}", parts_.device.name(), meaning.what);
+    const std::string reason =
+        fmt::format("cannot be reached by RDMA port {}: {}", device.name(), meaning.what);
     switch (meaning.scope) {
       case EventMeaning::Scope::kNothing:
         break;
       case EventMeaning::Scope::kQueue:
-        parts_.acceptor.release_queue(queue);
+        port.acceptor().release_queue(queue);
         trouble(
             [queue](const Watched& one) {
               return std::find(one.queues.begin(), one.queues.end(), queue) != one.queues.end();
@@ -289,24 +363,63 @@ void Service::take_events() {
             reason);
         break;
       case EventMeaning::Scope::kGidTable:
-        if (parts_.device.located() && parts_.device.gid_unchanged()) break;
+        if (device.located() && device.gid_unchanged()) break;
         [[fallthrough]];
       case EventMeaning::Scope::kPlace:
-        if (port != parts_.device.port()) break;
-        reason += move();
-        trouble([](const Watched&) { return true; }, reason);
+        if (number == device.port())
+          move(port, std::string(meaning.what), port.device()->relocate());
         break;
       case EventMeaning::Scope::kPkeyTable:
-        if (parts_.device.pkey_unchanged()) break;
-        [[fallthrough]];
+        if (number != device.port() || (device.located() && device.pkey_unchanged())) break;
+        move(port, std::string(meaning.what), port.device()->relocate());
+        break;
       case EventMeaning::Scope::kPort:
-        if (port != parts_.device.port()) break;
-        [[fallthrough]];
+        if (number == device.port()) trouble([](const Watched&) { return true; }, reason);
+        break;
       case EventMeaning::Scope::kDevice:
-        trouble([](const Watched&) { return true; }, reason);
+        lose(port, std::string(meaning.what));
         break;
     }
   }
+}
+
+// -- a port that is lost --------------------------------------------------------------------------
+
+void Service::lose(OpenPort& port, const std::string& what) {
+  const std::string& name = port.device()->name();
+  lost_ = fmt::format("RDMA port {} is lost: {}", name, what);
+  parts_.ports.lose(lost_ + "; it is opened again as soon as it is back");
+  {
+    // Who waits for an answer looks under the lock.
+    const std::lock_guard lock(mutex_);
+    answered_.notify_all();
+  }
+  trouble([](const Watched&) { return true; },
+          fmt::format("cannot be reached by RDMA port {}: {}", name, what), true);
+  port.keys()->clear();
+  // One that is lost again and again is not opened at once again and again.
+  const Deadline now = steady_clock::now();
+  if (now - opened_ > kOpenAgainMax || patience_ < kOpenAgainMin) patience_ = kOpenAgainMin;
+  next_open_ = now + patience_;
+  notice(lost_ + ": its links are down, and it is opened again as soon as it is back");
+}
+
+void Service::reopen() {
+  patience_ = std::min(std::max(2 * patience_, kOpenAgainMin), kOpenAgainMax);
+  Result<PortPointer> opened = parts_.reopen();
+  opened_ = steady_clock::now();
+  if (!opened) {
+    next_open_ = opened_ + patience_;
+    parts_.ports.lose(fmt::format("{}; it is not back: {}", lost_, opened.error().message));
+    return;
+  }
+  const std::string explanation = (*opened)->device()->explanation();
+  parts_.ports.put(std::move(*opened));
+  deaf_said_ = false;
+  next_probe_ = opened_ + kKeepAlive;
+  announcements_left_ = kAnnouncements;
+  announce();
+  notice("is back: " + explanation);
 }
 
 }  // namespace mk::fabric::verbs

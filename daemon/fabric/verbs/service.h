@@ -1,6 +1,6 @@
 /// \file
-/// The endpoint's own thread: answers peers' datagrams, brings answers to whoever asked, and turns
-/// the device's events into trouble for links.
+/// The endpoint's own thread: answers peers' datagrams, brings answers to whoever asked, turns the
+/// device's events into trouble for links, and opens a port that was lost again.
 #pragma once
 
 #include <chrono>
@@ -10,10 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "daemon/fabric/verbs/acceptor.h"
-#include "daemon/fabric/verbs/contact.h"
 #include "daemon/fabric/verbs/directory.h"
-#include "daemon/fabric/verbs/region.h"
+#include "daemon/fabric/verbs/open_port.h"
 #include "shm/host/unique_fd.h"
 
 namespace mk::fabric::verbs {
@@ -22,17 +20,16 @@ class Service {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
+  using PortPointer = std::shared_ptr<OpenPort>;
+
   /// What the thread serves; all of it outlives the service.
   struct Parts {
-    Device& device;
-    Contact& contact;
-    Acceptor& acceptor;
-    const KeyTable& keys;
+    PortPlace& ports;
     Directory& directory;
-    std::function<Address()> self;  ///< this endpoint's address as it is now
-    std::function<void()> tend;     ///< called now and then, and after what the device reports
+    std::function<Result<PortPointer>()> reopen;     ///< the lost port, if it is back
+    std::function<void(const std::string&)> notice;  ///< EndpointConfig::notice; may be empty
   };
-  static Result<std::unique_ptr<Service>> start(const Parts& parts);
+  static Result<std::unique_ptr<Service>> start(Parts parts);
   /// Ends the thread and tells every peer that this endpoint is gone.
   ~Service();
   Service(const Service&) = delete;
@@ -41,41 +38,66 @@ class Service {
   // -- control thread --
   /// A number for a question.
   std::uint64_t next_number() { return ++number_; }
-  /// Asks, again and again, until the answer or the deadline comes. A refusal is an error with the
-  /// peer's sentence and code; kTimeout: nobody answered.
+  // Both go to where the peer has last said that it is.
+  /// Asks, again and again, until the answer or the deadline comes, or the port is lost. A refusal
+  /// is an error with the peer's sentence and code; kTimeout: nobody answered.
   Result<Datagram> ask(const Address& to, Datagram question, Deadline deadline);
   /// Tells, once, without an answer.
   void tell(const Address& to, Datagram message);
 
-  /// A link to be told of trouble, on the service thread, until `unwatch`.
+  /// Takes in where a peer says that it is; its links of before fail when that is news. Any thread.
+  void learn(const Address& address);
+
+  /// A link to be told of trouble, by any thread, until `unwatch`.
   struct Watched {
     Address peer;
     std::vector<std::uint32_t> queues;
-    std::function<void(std::string_view)> trouble;
+    /// `root`: it explains whatever else the link has run into.
+    std::function<void(std::string_view, bool root)> trouble;
   };
   std::uint64_t watch(Watched watched);
   void unwatch(std::uint64_t id);
 
  private:
-  explicit Service(const Parts& parts) : parts_(parts) {}
+  explicit Service(Parts parts) : parts_(std::move(parts)) {}
   void run();
-  void take_datagrams();
-  void take(const Datagram& datagram);
-  void answer(const Datagram& question);
-  void learn(const Address& address);
+  /// Until something happens, `until`, or the end, which is false.
+  bool wait(const PortPointer& port, Deadline until);
+  void serve(OpenPort& port);
+  void take_datagrams(OpenPort& port);
+  void take(OpenPort& port, const Datagram& datagram);
+  void answer(OpenPort& port, const Datagram& question);
   void reply(const Address& to, const Datagram& question, Result<Datagram> answer);
-  void take_events();
-  /// The port is elsewhere: says what that means, and has peers told.
-  std::string move();
+  void take_events(OpenPort& port);
+  /// The port was looked for again, with this result: says what that means, and has peers told.
+  void move(OpenPort& port, const std::string& what, Result<bool> moved);
   void announce();
-  void trouble(const std::function<bool(const Watched&)>& of, std::string_view reason);
+  /// What stands on the port has ended: links fail, memory is forgotten, and it is to be opened
+  /// anew.
+  void lose(OpenPort& port, const std::string& what);
+  void reopen();
+  void trouble(const std::function<bool(const Watched&)>& of, std::string_view reason,
+               bool root = false);
   void say_goodbye();
+  void notice(const std::string& text) const {
+    if (parts_.notice) parts_.notice(text);
+  }
 
   const Parts parts_;
-  const Token token_ = parts_.self().endpoint;
+  const Token token_ = parts_.ports.address().endpoint;
   UniqueFd stop_;
-  int announcements_left_ = 0;  ///< service thread
   std::thread thread_;
+
+  // The service thread's.
+  int announcements_left_ = 0;
+  Deadline next_probe_{};                  ///< of peers and the device
+  Deadline next_look_{};                   ///< for where the port is, while it has no place
+  Deadline next_open_{};                   ///< of a lost port
+  Deadline opened_{};                      ///< when the last try succeeded
+  std::chrono::milliseconds patience_{0};  ///< after the next try that fails
+  std::string lost_;                       ///< what happened to the port
+  bool deaf_said_ = false;
+
   std::uint64_t number_ = 0;
 
   std::mutex mutex_;

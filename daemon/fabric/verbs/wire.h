@@ -32,7 +32,7 @@ struct Address {
   std::uint32_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
   std::uint32_t pkey = 0;
   std::uint32_t unordered = 0;  ///< 1: arrivals by immediate
-  std::uint32_t version = 0;    ///< grows when the endpoint's port gets another GID or LID
+  std::uint32_t version = 0;    ///< grows when the endpoint is to be reached otherwise
 };
 static_assert(sizeof(Address) == 72);
 
@@ -98,6 +98,7 @@ struct AcceptBody {
   std::uint32_t queues = 0;
   std::uint32_t reserved = 0;
   std::array<QueueEnd, kQueuesMax> ends{};
+  Address from{.magic = 0};  ///< where the ends were made; older peers do not say
 };
 
 /// At most 256 bytes, which the smallest MTU carries in one packet.

@@ -32,6 +32,8 @@ bool in_bounds(const Write& write, DeliveryContract contract) {
                               fits(write.dst_offset, write.bytes, remote(write.dst).bytes));
 }
 
+std::uint32_t opening_of(const Write& write) { return local(write.src).opening(); }
+
 std::uint32_t WorkMaker::part_bytes(std::uint64_t from) const {
   return static_cast<std::uint32_t>(
       std::min({write_.bytes - from, message_bytes_max_,

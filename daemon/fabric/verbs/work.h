@@ -54,6 +54,8 @@ class Chain {
 /// Whether `write` stays within its regions. The proxy has checked that; the NIC would answer a
 /// mistake by ending the connection.
 bool in_bounds(const Write& write, DeliveryContract contract);
+/// Of the port, at which the memory that `write` sends from is registered.
+std::uint32_t opening_of(const Write& write);
 
 /// What a write becomes: ordered, its data, then its flag; unordered, its data, with an immediate.
 /// The data is one request, or several where it crosses from one registration into another, at

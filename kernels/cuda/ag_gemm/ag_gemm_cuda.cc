@@ -12,6 +12,10 @@ constexpr char kOp[] = "ag_gemm";
 constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;
 constexpr std::uint32_t kTurnChunkBytes = 256 * 1024;
 constexpr std::uint32_t kNetworkChunkBytes = 256 * 1024;  ///< at least
+constexpr std::uint64_t kSmallChunkBytesMin = 32 * 1024;
+constexpr std::uint64_t kSmallChunkBytesMax = 64 * 1024;
+constexpr std::uint32_t kSmallChunks = 64;   ///< of a rank: a block for each
+constexpr std::uint32_t kSmallGroups = 192;  ///< half of the GPU
 constexpr std::uint32_t kFewRows = 2048;
 constexpr std::uint32_t kNarrow =
     3072;  ///< columns, below which a product is shorter than the gather
@@ -25,8 +29,15 @@ bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
   return nodes == 1 ? max.m <= kFewRows && max.n >= kWide : max.m <= 2 * kFewRows;
 }
 
-/// Share groups, of a whole GPU: the shorter the product beside the gather, the more.
-std::uint32_t share_groups(const Shape& max) {
+/// A narrow product of few rows: the gather is nearly all of it.
+bool is_small(std::uint32_t nodes, const Shape& max) {
+  return nodes == 1 && max.n < kNarrow && max.m <= 2 * kFewRows;
+}
+
+/// Share groups, of a whole GPU: the shorter the product beside the gather, the more. On one node
+/// their blocks take tiles when the rows are shared.
+std::uint32_t share_groups(std::uint32_t nodes, const Shape& max) {
+  if (is_small(nodes, max)) return kSmallGroups;
   if (max.n < kNarrow || (max.m <= kFewRows && max.n >= kWide)) return 48;
   if (max.n < kWide) return 24;
   if (max.m <= 4096) return 36;
@@ -46,7 +57,10 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
           : cuda::best_tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
   const std::uint64_t sent =
       std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
+  const auto small_chunk = static_cast<std::uint32_t>(
+      std::clamp(sent / kSmallChunks, kSmallChunkBytesMin, kSmallChunkBytesMax));
   tiling.chunk_bytes = nodes > 1 ? std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent))
+                       : is_small(nodes, max)      ? small_chunk
                        : comes_in_turn(nodes, max) ? kTurnChunkBytes
                        : max.m <= 4096             ? kLocalChunkBytes / 2
                                                    : kLocalChunkBytes;
@@ -68,7 +82,7 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   needs.stream = of.size() > 1;
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
-  needs.stream_groups = share_groups(plan_.max);
+  needs.stream_groups = share_groups(of.nodes, plan_.max);
   needs.receive_groups = 12;
   return OperatorBase::start(context, options, needs, plan_.gather.banks, cuda::kAgGemmKernels);
 }
@@ -96,7 +110,7 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
   arguments_.launch.in_turn = comes_in_turn(world().nodes, plan_.max);
-  return enqueue(stream, c, ldc, m, mode);
+  return enqueue(stream, c, ldc, m, mode, plan_.work(world(), m));
 }
 
 Status AgGemmCuda::make_maps(void* c, std::uint64_t ldc, std::uint32_t m) {

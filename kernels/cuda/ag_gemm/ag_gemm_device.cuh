@@ -21,6 +21,7 @@ struct AgGemmOp {
   using Block = AgGemmBlock<AnyExecutor>;
   using Executor = CopyLeader;
   static constexpr Role kStreams = Role::kShare;
+  static constexpr bool kHelps = true;
 
   static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index) {
     return group.run(Role::kShare, index,
@@ -41,7 +42,7 @@ struct AgGemmOp {
     const AgGemmSchedule schedule(launch.plan, world, launch.m);
     const AgGemmTiles tiles{schedule, schedule.rounds(), schedule.tiles(), launch.in_turn};
     return make_params<AgGemmOp>(
-        arguments, tiles.tiles, tiles,
+        arguments, tiles.tiles, {tiles, launch.blocks.compute, &arguments.frame.state->tiles_taken},
         {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered},
         {tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
          arguments.ldc * kElementBytes, launch.plan.max.n});

@@ -8,7 +8,7 @@
 #include "kernels/cuda/ag_gemm/launch_arguments.h"
 #include "kernels/cuda/block_gate.cuh"
 #include "kernels/cuda/gemm_core.cuh"
-#include "kernels/cuda/step_order.cuh"
+#include "kernels/cuda/tile_feed.cuh"
 
 namespace mk::kernels::cuda {
 
@@ -26,35 +26,41 @@ struct AgGemmTiles {
   }
 };
 
-/// The order of ag_gemm/schedule.h.
+/// The order of ag_gemm/schedule.h; each tile goes to the block that is free first. Blocks that
+/// waited for rows, or shared some, would else be behind to the end.
 class AgGemmOrder {
  public:
-  using Params = AgGemmTiles;
-  using Count = StepCount;
+  struct Params {
+    AgGemmTiles tiles;
+    std::uint32_t workers;  ///< of those that are there from the start
+    std::uint32_t* taken;   ///< DeviceState::tiles_taken
+  };
+  static constexpr bool kTaken = true;
 
-  __device__ AgGemmOrder(const Params& params, int worker, int workers)
-      : params_(params),
-        walk_(params.schedule, static_cast<std::uint32_t>(worker), params.in_turn),
-        workers_(static_cast<std::uint32_t>(workers)) {}
+  __device__ AgGemmOrder(const Params& params, int /*worker*/, int /*workers*/)
+      : params_(params), walk_(params.tiles.schedule, 0, params.tiles.in_turn) {}
 
   __device__ bool next(Tile* tile) {
-    if (begun_) walk_.advance(workers_);
-    begun_ = true;
-    if (walk_.done()) return false;
-    tile->m = static_cast<int>(walk_.origin() * params_.rounds + walk_.round());
+    std::uint32_t step;
+    const bool some = take_step(at_ == kNone, blockIdx.x, params_.workers, params_.taken,
+                                params_.tiles.tiles, &step);
+    if (!some) return false;
+    walk_.advance(at_ == kNone ? step : step - at_);
+    at_ = step;
+    tile->m = static_cast<int>(walk_.origin() * params_.tiles.rounds + walk_.round());
     tile->n = static_cast<int>(walk_.column());
     return true;
   }
   __device__ Tile origin(Tile tile) const {
-    const TileRect rect = params_.find(tile).rect;
+    const TileRect rect = params_.tiles.find(tile).rect;
     return {static_cast<int>(rect.row), static_cast<int>(rect.column)};
   }
 
  private:
   const Params& params_;
+  static constexpr std::uint32_t kNone = 0xffffffffu;
   AgGemmWalk walk_;
-  std::uint32_t workers_;
-  bool begun_ = false;
+  std::uint32_t at_ = kNone;  ///< the step that walk_ is at; kNone: the first, and none is taken
 };
 
 /// Waits for the tile's rows, and loads them from the caller's shard or from their origin's slot.

@@ -21,10 +21,12 @@ struct GemmArOp {
   using Block = GemmArBlock<AnyExecutor>;
   using Executor = Leader;
   static constexpr Role kStreams = Role::kReduce;
+  static constexpr bool kHelps = false;
 
   static __device__ bool stream(Group<GemmArOp>& group, std::uint32_t index) {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
-      return gemm_ar::begin_reduce(block) &&
+      // Groups outside the compute blocks have time to check.
+      return gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute) &&
              group.take_steps(block, block.schedule.chunks(block.world.local),
                               [](Block<Executor>& b, std::uint32_t chunk) {
                                 return gemm_ar::reduce_chunk(b, chunk);
@@ -40,7 +42,7 @@ struct GemmArOp {
     // Every group collects.
     group.launch.blocks.compute *= kGroupsOfBlock;
     return group.run(Role::kCollect, index,
-                     [](Block<Executor>& block) { return gemm_ar::collect(block); });
+                     [](Block<Executor>& block) { return gemm_ar::collect(block, false); });
   }
 
   static OperatorParams<GemmArOp> params(const GemmArArguments& arguments) {

@@ -60,7 +60,7 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
             : std::max(schedule.large_grid().tile_rows(), schedule.small_grid().tile_rows());
   MK_RETURN_IF_ERROR(set_product(a, lda, m, rows, b, ldb));
   MK_RETURN_IF_ERROR(make_places(schedule, c, ldc));
-  return enqueue(stream, c, ldc, m, mode);
+  return enqueue(stream, c, ldc, m, mode, plan_.work(world(), m, k()));
 }
 
 Status GemmRsCuda::make_places(const GemmRsSchedule& schedule, void* c, std::uint64_t ldc) {

@@ -21,15 +21,20 @@ struct GemmRsOp {
   using Block = GemmRsBlock<AnyExecutor>;
   using Executor = Leader;
   static constexpr Role kStreams = Role::kReduce;
+  static constexpr bool kHelps = false;
 
   static __device__ bool stream(Group<GemmRsOp>& group, std::uint32_t index) {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
       const World& world = block.world;
-      return gemm_rs::begin_reduce(block) &&
-             group.take_steps(block, block.schedule.pieces(world.node, world.local),
-                              [](Block<Executor>& b, std::uint32_t piece) {
-                                return gemm_rs::reduce_piece(
-                                    b, b.schedule.piece_at(b.world.node, b.world.local, piece));
+      const std::uint32_t pieces = block.schedule.pieces(world.node, world.local);
+      const std::uint32_t parts = world.nodes == 1 ? reduce_parts(pieces) : 1;
+      // Groups outside the compute blocks have time to check.
+      return gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute) &&
+             group.take_steps(block, pieces * parts,
+                              [parts](Block<Executor>& b, std::uint32_t step) {
+                                const auto piece =
+                                    b.schedule.piece_at(b.world.node, b.world.local, step / parts);
+                                return gemm_rs::reduce_piece(b, piece, step % parts, parts);
                               });
     });
   }

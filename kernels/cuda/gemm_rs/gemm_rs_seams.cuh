@@ -63,6 +63,11 @@ class GemmRsGate {
     if (block_ == nullptr) return kAllReady;
     const std::uint32_t owner = static_cast<std::uint32_t>(shard) % locals_;
     if ((free_ >> owner & 1) != 0) return kAllReady;
+    if (locals_ > 1) {
+      // One look at all of them takes as long as at one.
+      free_ |= block_->locals_finished(block_->epoch - 1);
+      if ((free_ >> owner & 1) != 0) return kAllReady;
+    }
     free_ |= 1u << owner;
     const bool free = locals_ > 1 ? block_->await_finished(owner, block_->epoch - 1)
                                   : block_->await_staging_free();

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 
 #include "shm/atomic.h"
-#include "shm/client_beat.h"
 #include "tests/daemon/control/rig.h"
 
 namespace mk::daemon::test {
@@ -292,7 +291,7 @@ TEST_F(Attach, ARankWhoseProcessDoesNotRunIsTold) {
   for (int i = 0; i < 30; ++i) node.wait(100);
   EXPECT_EQ(reason(), "");
   for (std::uint64_t beat = 1; beat < 8; ++beat) {
-    shm::store_relaxed(shm::client_beats(segment.header()), beat);
+    shm::store_relaxed(&segment.header().beats, beat);
     node.wait(250);
     EXPECT_EQ(reason(), "");
   }
@@ -300,7 +299,7 @@ TEST_F(Attach, ARankWhoseProcessDoesNotRunIsTold) {
   EXPECT_EQ(reason(), "");
   node.wait(200);
   EXPECT_EQ(reason(), "its process has not run for 1.2 s: stopped, frozen or starved");
-  shm::store_relaxed(shm::client_beats(segment.header()), std::uint64_t{8});
+  shm::store_relaxed(&segment.header().beats, std::uint64_t{8});
   node.wait(100);
   EXPECT_EQ(reason(), "");
 }

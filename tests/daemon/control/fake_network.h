@@ -33,6 +33,7 @@ struct FakeMemory {
 struct FakeNic {
   fabric::DeliveryContract contract = fabric::DeliveryContract::kOrdered;
   std::string name = "fake";
+  fabric::Bytes address = {std::byte{7}};
   std::string refuse_register;  ///< the error's text; empty: registers
   ErrorCode refuse_code = ErrorCode::kSystem;
   bool refuse_connect = false;
@@ -51,6 +52,7 @@ struct FakeNic {
   int writes = 0;
   std::optional<fabric::MemoryDescriptor> gpu_memory;  ///< registered last
   std::vector<fabric::LinkId> connected;               ///< every link ever, in order
+  std::vector<fabric::Bytes> connected_to;             ///< every try's address, in order
 };
 
 class FakeEndpoint final : public fabric::Endpoint {
@@ -64,7 +66,7 @@ class FakeEndpoint final : public fabric::Endpoint {
   }
 
   const fabric::Capabilities& capabilities() const override { return capabilities_; }
-  fabric::Bytes address() const override { return {std::byte{7}}; }
+  fabric::Bytes address() const override { return nic_->address; }
 
   Result<std::unique_ptr<fabric::LocalRegion>> register_memory(
       const fabric::MemoryDescriptor& memory) override {
@@ -79,8 +81,10 @@ class FakeEndpoint final : public fabric::Endpoint {
     }
     return region;
   }
-  Result<fabric::LinkId> connect(std::span<const std::byte>, const std::string& peer) override {
+  Result<fabric::LinkId> connect(std::span<const std::byte> address,
+                                 const std::string& peer) override {
     ++nic_->connects;
+    nic_->connected_to.emplace_back(address.begin(), address.end());
     if (nic_->refuse_connect) return fail(ErrorCode::kUnavailable, "no route to {}", peer);
     ++nic_->links;
     nic_->connected.push_back(next_link_);

@@ -15,117 +15,32 @@
 
 #include "daemon/control/local_peer_transport.h"
 #include "shm/flag.h"
-#include "tests/daemon/control/rig.h"
-#include "tests/daemon/control/socket_client.h"
+#include "tests/daemon/control/nodes.h"
 
 namespace mk::daemon::test {
 namespace {
 
 using testing::HasSubstr;
 
-std::string unique_socket() {
-  static std::atomic<int> count{0};
-  return fmt::format("@mkernel-node-test-{}-{}", ::getpid(), count++);
-}
-
-std::chrono::steady_clock::time_point soon() {
-  return std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-}
-
-class Nodes {
- public:
-  explicit Nodes(std::uint32_t count, const std::string& fabric = "loopback",
-                 std::function<void(NodeOptions&)> change = {})
-      : peers_(count) {
-    for (NodeId id = 0; id < count; ++id) {
-      NodeOptions options;
-      options.control.node = id;
-      options.control.version = "test";
-      options.loop.socket_path = unique_socket();
-      options.rails[0].endpoint.fabric = fabric;
-      if (change) change(options);
-      auto node = Node::create(std::move(options));
-      EXPECT_TRUE(node) << node.error().message;
-      nodes_.push_back(std::move(*node));
-    }
-    for (NodeId id = 0; id < count; ++id) {
-      EXPECT_TRUE(nodes_[id]->start(peers_.transport(id)));
-      peers_.join(id, nodes_[id]->peer_sink());
-    }
-  }
-  ~Nodes() {
-    for (auto& node : nodes_) {
-      node->stop(soon());
-      peers_.leave(node->id(), "stopped");
-    }
-  }
-  Node& operator[](NodeId id) { return *nodes_[id]; }
-  LocalCluster& peers() { return peers_; }
-  bool idle() {
-    return std::ranges::all_of(nodes_, [](const auto& node) {
-      const auto counts = node->loop().run_sync([](ControlPlane& plane) { return plane.counts(); });
-      return counts && counts->sessions == 0 && counts->clients == 0 && counts->jobs == 0;
-    });
-  }
-
- private:
-  LocalCluster peers_;
-  std::vector<std::unique_ptr<Node>> nodes_;
-};
-
 class NodeFabrics : public testing::TestWithParam<std::string> {};
 
 TEST_P(NodeFabrics, TwoNodesOfTwoRanksMoveDataBothWays) {
-  constexpr std::uint32_t kBytes = 1 << 20;
   Nodes nodes(2, GetParam());
-  std::vector<std::unique_ptr<SocketClient>> clients;
+  std::vector<std::unique_ptr<PairedRank>> ranks;
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    clients.push_back(std::make_unique<SocketClient>(nodes[rank / 2].socket_path()));
-    auto attach = rank_of("job", 2, 2, rank);
-    attach.timeout_ms = 60'000;
-    const Status attached = clients[rank]->attach(attach);
+    ranks.push_back(std::make_unique<PairedRank>(nodes, "job", rank));
+    const Status attached = ranks[rank]->attach();
     ASSERT_TRUE(attached) << attached.error().message;
   }
   std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    threads.emplace_back([&, rank] {
-      SocketClient& client = *clients[rank];
-      const std::uint32_t peer = (rank + 2) % 4;
-      ASSERT_TRUE(client.await<shm::JobUp>());
-      const auto handle = client.add_buffer(2 * kBytes);
-      ASSERT_TRUE(handle) << handle.error().message;
-      const auto flags = client.call<shm::AllocFlagsReply>(shm::AllocFlags{64});
-      ASSERT_TRUE(flags);
-      std::vector<std::byte> blob(sizeof(std::uint16_t));
-      std::memcpy(blob.data(), &*handle, blob.size());
-      const auto handles = client.call<shm::ExchangeReply>(shm::Exchange{"handles", blob, 60'000});
-      ASSERT_TRUE(handles) << handles.error().message;
-      std::uint16_t peer_handle = 0;
-      std::memcpy(&peer_handle, handles->blobs.at(peer).data(), sizeof peer_handle);
-      // Send the first half, receive into the second, ten times.
+  for (auto& rank : ranks) {
+    threads.emplace_back([&rank] {
+      ASSERT_NO_FATAL_FAILURE(rank->meet());
       for (std::uint32_t epoch = 1; epoch <= 10; ++epoch) {
-        std::memset(client.buffer->data(), static_cast<int>(rank * 16 + epoch), kBytes);
-        ASSERT_TRUE(client.producer.try_push({.opcode = shm::Opcode::kWrite,
-                                              .peer = static_cast<std::uint16_t>(peer),
-                                              .src_handle = *handle,
-                                              .dst_handle = peer_handle,
-                                              .src_offset = 0,
-                                              .dst_offset = kBytes,
-                                              .bytes = kBytes,
-                                              .flag_index = flags->base + 3,
-                                              .epoch = epoch}));
-        ASSERT_TRUE(eventually([&] {
-          return shm::flag_reached(client.segment->flags() + flags->base + 3, epoch);
-        })) << "epoch "
-            << epoch;
-        for (const std::uint32_t at : {kBytes, 3 * kBytes / 2, 2 * kBytes - 1}) {
-          ASSERT_EQ(client.buffer->data()[at], static_cast<std::byte>(peer * 16 + epoch));
-        }
-        ASSERT_TRUE(eventually([&] { return client.producer.completed() == epoch; }));
-        // Nobody overwrites what the peer has not looked at yet.
-        ASSERT_TRUE(client.call<shm::ExchangeReply>(shm::Exchange{"next", {}, 60'000}));
+        const Status moved = rank->move(epoch);
+        ASSERT_TRUE(moved) << moved.error().message;
       }
-      const auto done = client.call<shm::Done>(shm::Detach{});
+      const auto done = rank->client.call<shm::Done>(shm::Detach{});
       ASSERT_TRUE(done) << done.error().message;
     });
   }
@@ -133,7 +48,7 @@ TEST_P(NodeFabrics, TwoNodesOfTwoRanksMoveDataBothWays) {
   const auto snapshot = nodes[0].snapshot();
   ASSERT_TRUE(snapshot);
   ASSERT_EQ(snapshot->links.size(), 1u);
-  EXPECT_EQ(snapshot->links[0].stats->bytes.value(), 20ull * kBytes);
+  EXPECT_EQ(snapshot->links[0].stats->bytes.value(), 20ull * PairedRank::kBytes);
   EXPECT_TRUE(eventually([&] { return nodes.idle(); }));
   EXPECT_TRUE(nodes[0].snapshot()->recent_failures.empty());
 }

@@ -81,6 +81,73 @@ TEST_F(PeerMessages, HelloIsChecked) {
               HasSubstr(fmt::format("ABI 9.{}", shm::kAbiMinor)));
 }
 
+// Where our rails are, a peer has from our hello, and anew whenever that changes; one whose stream
+// begins later has it before anything else.
+TEST_F(PeerMessages, ARailWithAnotherAddressIsToldToThoseThatAreThereAndThoseThatCome) {
+  const auto told = [&] {
+    std::vector<Bytes> addresses;
+    for (const RailMoved& moved : sent<RailMoved>()) {
+      EXPECT_EQ(moved.rail, 0u);
+      addresses.push_back(moved.address);
+    }
+    return addresses;
+  };
+  const Bytes first = node.plane->hello().rail_addresses[0], second = {std::byte{8}},
+              third = {std::byte{9}};
+  say(hello());
+  node.wait(1'000);
+  EXPECT_TRUE(told().empty()) << "the hello has said it";
+  node.nic->address = second;
+  node.wait(1'000);
+  EXPECT_EQ(told(), std::vector<Bytes>{second}) << "once";
+  // A job's part never overtakes it.
+  node.nic->address = third;
+  node.attach(rank_of("job", 2, 1, 0));
+  EXPECT_EQ(told(), (std::vector<Bytes>{second, third}));
+  EXPECT_TRUE(std::holds_alternative<JobPart>(node.sent.back().second));
+  // What a new stream begins with is of the start.
+  node.plane->on_peer_down(1, "gone");
+  node.sent.clear();
+  EXPECT_EQ(node.plane->hello().rail_addresses[0], first);
+  say(hello());
+  ASSERT_FALSE(node.sent.empty());
+  EXPECT_TRUE(std::holds_alternative<RailMoved>(node.sent.front().second));
+  EXPECT_EQ(told(), std::vector<Bytes>{third});
+}
+
+TEST_F(PeerMessages, ARailThatMovedIsConnectedToWhereItIs) {
+  const Bytes second = {std::byte{8}}, third = {std::byte{9}};
+  say(hello());
+  expect_refused(RailMoved{1, second}, "its rail 1 has moved");
+  expect_refused(RailMoved{0, Bytes(513)}, "513 bytes");
+  node.nic->refuse_connect = true;
+  const ClientId client = node.attach(rank_of("job", 2, 1, 0));
+  say(part_of("job", 11, 2, 1, 1));
+  ASSERT_EQ(node.nic->connected_to, std::vector<Bytes>{hello().rail_addresses[0]});
+  // It need not wait until an address that leads nowhere would be tried again.
+  say(RailMoved{0, second});
+  node.nic->refuse_connect = false;
+  node.plane->on_tick();
+  ASSERT_EQ(node.nic->connected_to.size(), 2u);
+  EXPECT_EQ(node.nic->connected_to.back(), second);
+  say(JobReady{"job", 11, own_part()});
+  EXPECT_TRUE(node.take<shm::JobUp>(client));
+  // A link to where it was stays with those who have it; the next job gets one to where it is.
+  say(RailMoved{0, second});
+  say(RailMoved{0, third});
+  node.wait(1'000);
+  EXPECT_EQ(node.nic->connects, 2);
+  EXPECT_FALSE(node.take<shm::SessionFailed>(client));
+  const ClientId next = node.attach(rank_of("next", 2, 1, 0));
+  say(part_of("next", 12, 2, 1, 1));
+  say(JobReady{"next", 12, own_part()});
+  EXPECT_TRUE(node.take<shm::JobUp>(next));
+  ASSERT_EQ(node.nic->connects, 3);
+  EXPECT_EQ(node.nic->connected_to.back(), third);
+  EXPECT_EQ(node.nic->links, 2);
+  EXPECT_FALSE(node.take<shm::SessionFailed>(client));
+}
+
 TEST_F(PeerMessages, PartsAreChecked) {
   say(hello());
   auto with = [](auto change) {

@@ -63,7 +63,8 @@ class SocketClient {
     return socket_.send(static_cast<std::uint16_t>(Request::kType), ++requests_,
                         shm::encode_message(request), {}, deadline);
   }
-  /// Waits for a message of this type that is nobody's reply.
+  /// Waits for a message of this type that is nobody's reply; or the session's failure, which ends
+  /// all waiting.
   template <class Message>
   Result<Message> await() {
     while (true) {
@@ -78,6 +79,11 @@ class SocketClient {
       }
       if (frame.type == static_cast<std::uint16_t>(Message::kType)) {
         return shm::decode_message<Message>(frame.payload);
+      }
+      if (frame.type == static_cast<std::uint16_t>(shm::SessionFailed::kType)) {
+        const auto failed = shm::decode_message<shm::SessionFailed>(frame.payload);
+        return tl::unexpected<Error>(failed ? Error{failed->code, failed->message}
+                                            : failed.error());
       }
     }
   }

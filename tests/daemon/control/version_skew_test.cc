@@ -151,6 +151,7 @@ TEST_F(VersionSkew, ADaemonOfThePreviousMinorVersionJoinsAJob) {
   hello.generation = 99;
   hello.abi_minor = 0;
   hello.version = "0.1.0";
+  hello.follows_rails = false;
   ASSERT_TRUE(node.plane->on_peer_message(1, hello));
   const ClientId client = node.attach(rank_of("skew", 2, 1, 0));
   JobPart part = part_of("skew", 11, 2, 1, 1);  // and nothing that it could not know of
@@ -164,6 +165,11 @@ TEST_F(VersionSkew, ADaemonOfThePreviousMinorVersionJoinsAJob) {
   ASSERT_TRUE(
       node.plane->on_peer_message(1, JobLeft{"skew", 11, 1, ErrorCode::kPeerLost, "it went"}));
   EXPECT_THAT(node.take<shm::SessionFailed>(client)->message, HasSubstr("it went"));
+  // It would take a message that it does not know for a broken stream.
+  node.nic->address = {std::byte{8}};
+  node.wait(1'000);
+  for (const auto& [to, message] : node.sent)
+    EXPECT_FALSE(std::holds_alternative<RailMoved>(message));
 }
 
 TEST_F(VersionSkew, AnotherMajorVersionIsRefusedAndBothAreNamed) {

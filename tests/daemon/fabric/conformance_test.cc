@@ -458,7 +458,7 @@ TEST_P(ConformanceTest, ControlMayRegisterWhileTheProxyPosts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, ConformanceTest, testing::ValuesIn(all_setups()), setup_name);
-#ifndef MK_SOFT_NIC
+#if !defined(MK_SOFT_NIC) && !defined(MK_SOFT_EFA)
 INSTANTIATE_TEST_SUITE_P(Simulated, ConformanceTest, testing::ValuesIn(sim_setups()), setup_name);
 #endif
 

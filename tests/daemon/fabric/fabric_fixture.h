@@ -20,6 +20,9 @@
 
 #include "daemon/fabric/fabric.h"
 #include "daemon/fabric/loopback/endpoint.h"
+#ifdef MK_SOFT_EFA
+#include "daemon/fabric/ofi/fid.h"
+#endif
 #include "daemon/fabric/staged/endpoint.h"
 #include "daemon/fabric/striped/endpoint.h"
 #include "shm/flag.h"
@@ -73,6 +76,7 @@ struct FabricSetup {
     options.open_carrier = [setup = *carrier, own = config]() mutable {
       setup.config.connect_timeout_ns = own.connect_timeout_ns;
       setup.config.write_timeout_ns = own.write_timeout_ns;
+      setup.config.gpu_memory = own.verbs.gpu_direct;
       return setup.open_rail();
     };
     options.direct = config.verbs.gpu_direct;
@@ -136,8 +140,16 @@ inline constexpr bool kSoftNic = true;
 inline constexpr bool kSoftNic = false;
 #endif
 
+/// The same of EFA devices (ofi/soft_efa).
+#ifdef MK_SOFT_EFA
+inline constexpr bool kSoftEfa = true;
+#else
+inline constexpr bool kSoftEfa = false;
+#endif
+
 inline bool rdma_ports() {
   std::error_code none;
+  if (kSoftEfa) return false;
   return kSoftNic || std::filesystem::directory_iterator("/sys/class/infiniband", none) !=
                          std::filesystem::directory_iterator();
 }
@@ -174,7 +186,27 @@ inline std::vector<FabricSetup> all_setups() {
     setups.back().name = "ofi_udp";
     setups.back().config.provider = "udp;ofi_rxd";
   }
-  if (kSoftNic) setups.clear();  // the other programs have run them
+  if (kSoftNic || kSoftEfa) setups.clear();  // the other programs have run them
+  if (kSoftEfa) {
+    FabricSetup setup;
+    setup.name = "efa";
+    setup.config.fabric = "ofi";
+    setup.config.provider = "efa";
+    setup.config.bind_address = "rdmap0s6";
+    setups.push_back(setup);
+    setups.push_back(setup);
+    setups.back().name = "efa_striped";
+    setups.back().stripes = 2;
+    setups.push_back(with_gpus("efa_staged", setups[0], setups[0]));
+#ifdef MK_SOFT_EFA
+    // Without libfabric 1.20's headers what would go directly is staged, and that is tested then.
+    setups.back().config.verbs.gpu_direct = MK_OFI_DMABUF == 0;
+    if (MK_OFI_DMABUF != 0) {
+      setups.push_back(with_gpus("efa_direct", setups[0], setups[0]));
+      setups.back().gpu_path = "by dmabuf";
+    }
+#endif
+  }
   // Where there is an RDMA port (tests/rdma makes one), verbs in both contracts, and the submission
   // interface and number of queues that are not the default. The kernel's software NIC on a busy
   // machine acknowledges late: 0.5 s until it is asked again.

@@ -1,6 +1,9 @@
 // What every fabric promises when a peer, a key or an address is not what it should be.
 #include <dirent.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tests/daemon/fabric/fabric_fixture.h"
 
 namespace mk::fabric {
@@ -22,6 +25,18 @@ std::size_t entries_of(const char* path) {
   DIR* const directory = ::opendir(path);
   while (::readdir(directory) != nullptr) ++count;
   ::closedir(directory);
+  return count;
+}
+
+/// Threads of this process, once `expected` is their number or two seconds have passed. A joined
+/// thread stays in /proc for a moment: the kernel wakes whoever joins it before it takes the thread
+/// away.
+std::size_t threads_by_now(std::size_t expected) {
+  std::size_t count = entries_of("/proc/self/task");
+  for (int i = 0; i < 400 && count != expected; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    count = entries_of("/proc/self/task");
+  }
   return count;
 }
 
@@ -49,11 +64,14 @@ TEST_P(FailureTest, RegistrationsAndLinksLeaveNoDescriptorAndNoThreadBehind) {
   const std::size_t threads = entries_of("/proc/self/task");
   for (int i = 0; i < 60; ++i) round(++epoch);
   EXPECT_LE(entries_of("/proc/self/fd"), fds + 8);
-  EXPECT_EQ(entries_of("/proc/self/task"), threads);
+  EXPECT_EQ(threads_by_now(threads), threads);
 }
 
 TEST_P(FailureTest, EndpointsLeaveNoDescriptorAndNoThreadBehind) {
-  { const Node warm_up(GetParam()); }
+  // Those that libraries start once may stay; those of the first node are to be gone before they
+  // are counted.
+  { const Node first(GetParam()); }
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const std::size_t fds = entries_of("/proc/self/fd");
   const std::size_t threads = entries_of("/proc/self/task");
   for (int i = 0; i < 5; ++i) {
@@ -65,7 +83,7 @@ TEST_P(FailureTest, EndpointsLeaveNoDescriptorAndNoThreadBehind) {
     ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(0) == 1; }));
   }
   EXPECT_EQ(entries_of("/proc/self/fd"), fds);
-  EXPECT_EQ(entries_of("/proc/self/task"), threads);
+  EXPECT_EQ(threads_by_now(threads), threads);
 }
 
 TEST_P(FailureTest, AKeyThatIsNoneIsRefused) {
@@ -247,7 +265,7 @@ INSTANTIATE_TEST_SUITE_P(Fabrics, FailureTest, testing::ValuesIn(setups_that_not
                          setup_name);
 
 // libfabric keeps whatever RDMA device it finds, a software NIC too.
-#ifndef MK_SOFT_NIC
+#if !defined(MK_SOFT_NIC) && !defined(MK_SOFT_EFA)
 TEST(OpenEndpointTest, UnknownNamesAreRefusedWithWhatIsAllowed) {
   EndpointConfig config;
   config.fabric = "carrier-pigeon";

@@ -63,6 +63,7 @@ PeerMessage random_message(std::size_t kind, Random& r) {
       for (std::uint32_t i = r.below(shm::kLocalRanksMax + 1); i > 0; --i) {
         hello.rail_addresses.push_back(r.bytes(512));
       }
+      hello.follows_rails = r.word() % 2 == 0;
       return hello;
     }
     case 1: {
@@ -92,21 +93,24 @@ PeerMessage random_message(std::size_t kind, Random& r) {
                           r.word(),
                           r.text(shm::kNameBytesMax),
                           r.bytes(shm::kExchangeBlobBytesMax)};
-    default:
+    case 6:
       return JobLeft{job,
                      part_id,
                      rank,
                      static_cast<ErrorCode>(r.word()),
                      r.text(shm::kMessageTextBytesMax),
                      r.word() % 2 == 0 ? std::nullopt : std::optional<std::uint64_t>(r.word())};
+    default:
+      return RailMoved{r.below(shm::kLocalRanksMax), r.bytes(512)};
   }
 }
 
 // The structs have no operator==; these are all their fields.
 auto fields(const PeerHello& m) {
   return std::tie(m.node, m.generation, m.abi_major, m.abi_minor, m.version, m.fabric,
-                  m.rail_addresses, m.rail_devices);
+                  m.rail_addresses, m.rail_devices, m.follows_rails);
 }
+auto fields(const RailMoved& m) { return std::tie(m.rail, m.address); }
 auto fields(const PeerSession& m) { return std::tie(m.rank, m.slot, m.flag_count, m.flags_key); }
 auto fields(const JobReady& m) { return std::tie(m.job, m.part_id); }
 auto fields(const RegionAnnounce& m) {
@@ -203,6 +207,9 @@ TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
   refused([](auto& m) { m.mutable_exchange_part()->set_tag(std::string(257, 't')); }, "tag");
   refused([](auto& m) { m.mutable_job_left()->set_reason(std::string(8193, 'r')); }, "reason");
   refused([](auto& m) { m.mutable_job_left()->set_rank(1024); }, "job_left: rank");
+  refused([](auto& m) { m.mutable_rail_moved()->set_rail(16); }, "rail_moved: rail is 16");
+  refused([](auto& m) { m.mutable_rail_moved()->set_address(std::string(513, 'a')); },
+          "rail_moved: bytes of address is 513");
   refused([](auto&) {}, "of a kind that this version does not know");
 }
 

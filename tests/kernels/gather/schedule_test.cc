@@ -260,6 +260,18 @@ TEST(GatherSchedule, FlagsAreDisjointHaveOneWriterAndStayInTheirRange) {
   });
 }
 
+// What a GPU stores over NVLink goes in lines of 128 bytes; a row amid one costs two.
+TEST(GatherSchedule, RowsBeginAtALineOfTheGpu) {
+  for_every_plan([](const GatherPlan& plan, std::uint64_t) {
+    for_every_rank(plan, [&](const GatherSchedule& schedule) {
+      for (std::uint32_t bank = 0; bank < plan.banks; ++bank) {
+        for (std::uint32_t origin = 0; origin < plan.nodes * plan.locals; ++origin)
+          ASSERT_EQ(schedule.rows_at(bank, origin) % 128, 0u);
+      }
+    });
+  });
+}
+
 TEST(GatherPlan, ChunksAre128RowsWithinBounds) {
   const auto chunk = [](std::uint32_t rows, std::uint32_t row_bytes, std::uint32_t asked = 0) {
     auto plan = GatherPlan::make("test", 2, 2, {rows, row_bytes}, GatherKind::kBroadcast, asked, 0);

@@ -30,6 +30,22 @@ TEST(OfiVersionsTest, EachProviderHasItsFloorAndTheMessageSaysWhatToInstall) {
   }
 }
 
+TEST(OfiVersionsTest, GpuMemoryIsAskedOfEfaAloneAndOfVersionsThatKnowDmabufs) {
+  EXPECT_THAT(check_gpu_memory("tcp", FI_VERSION(1, 22)).error().message, HasSubstr("only efa"));
+  const Status old = check_gpu_memory("efa", FI_VERSION(1, 19));
+  ASSERT_FALSE(old);
+  EXPECT_THAT(old.error().message, HasSubstr("dmabufs came with 1.20"));
+  EXPECT_EQ(static_cast<bool>(check_gpu_memory("efa", FI_VERSION(1, 20))), MK_OFI_DMABUF == 1);
+  EndpointConfig config;
+  config.provider = "efa";
+  const Info plain = make_hints(config);
+  EXPECT_EQ(plain->caps & FI_HMEM, 0u) << "only where it is wanted";
+  config.gpu_memory = true;
+  const Info wanted = make_hints(config);
+  EXPECT_NE(wanted->caps & FI_HMEM, 0u);
+  EXPECT_NE(wanted->domain_attr->mr_mode & FI_MR_HMEM, 0);
+}
+
 TEST(OfiVersionsTest, NothingIsAskedOfAProviderBeyondWhatIsUsed) {
   const Info hints = make_hints({});
   EXPECT_EQ(hints->caps, FI_RMA | FI_WRITE | FI_REMOTE_WRITE) << "no FI_RMA_EVENT, no messages";

@@ -169,7 +169,7 @@ class FakeNic {
 
 /// Memory that was never registered, for requests that are never carried out.
 struct FakeMemory {
-  VerbsLocalRegion source{key(0x10000, 1 << 20), {71}, nullptr};
+  VerbsLocalRegion source{key(0x10000, 1 << 20), {71}, 0, nullptr};
   VerbsRemoteRegion target{key(0x200000, 1 << 20, 72)};
   VerbsRemoteRegion flags{key(0x4000000, 4096 * 4, 73)};
 

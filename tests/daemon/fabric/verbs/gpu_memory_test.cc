@@ -123,7 +123,7 @@ class FlushTest : public testing::Test {
   }
   FakeNic nic_{1};
   FakeMemory memory_;
-  VerbsLocalRegion region_{FakeMemory::key(0x900000, 1 << 20, 44), {43}, nullptr};
+  VerbsLocalRegion region_{FakeMemory::key(0x900000, 1 << 20, 44), {43}, 0, nullptr};
   FlushQueue queue_{nic_.references(false)[0].classic, nic_.completions(), {0x5000, 9}};
 };
 

@@ -55,6 +55,23 @@ TEST(ChoosePort, WhatCannotBeUsedIsRefusedWithWhatThereIs) {
   EXPECT_THAT(chosen_port({}, ""), HasSubstr("no RDMA device"));
 }
 
+// The kernel numbers devices as they come.
+TEST(PresentName, ADeviceIsKnownByItsGuidWhateverItIsCalledNow) {
+  const auto with_guid = [](PortEntry entry, std::uint64_t guid) {
+    entry.guid = guid;
+    return entry;
+  };
+  const std::vector<PortEntry> ports = {with_guid(port("mlx5_0"), 0xb),
+                                        with_guid(port("mlx5_1"), 0xa),
+                                        with_guid(port("mlx5_1", 2), 0xa), port("rxe0")};
+  EXPECT_EQ(present_name(ports, with_guid(port("mlx5_0"), 0xa)), "mlx5_1:1")
+      << "they changed places";
+  EXPECT_EQ(present_name(ports, with_guid(port("mlx5_0", 2), 0xa)), "mlx5_1:2");
+  EXPECT_EQ(present_name(ports, with_guid(port("mlx5_0"), 0xb)), "mlx5_0:1");
+  EXPECT_EQ(present_name(ports, with_guid(port("mlx5_7"), 0xc)), "mlx5_7:1") << "not there";
+  EXPECT_EQ(present_name(ports, port("mlx5_7")), "mlx5_7:1") << "without a GUID";
+}
+
 ibv_gid_entry gid(std::uint32_t index, const char* address, std::uint32_t type) {
   ibv_gid_entry entry{};
   EXPECT_EQ(::inet_pton(AF_INET6, address, entry.gid.raw), 1) << address;

@@ -343,7 +343,7 @@ TEST_P(SenderTest, AtRandomEveryWriteEndsOnceAndInTheOrderOfItsQueue) {
 /// which it is.
 struct PiecedMemory {
   PiecedMemory(std::uint32_t source_shift, std::uint32_t target_shift)
-      : source(pieced(0x10000, source_shift), keys(500), nullptr),
+      : source(pieced(0x10000, source_shift), keys(500), 0, nullptr),
         target(pieced(0x200000, target_shift)),
         flags(pieced(0x4000000, 63)) {}
   static std::vector<std::uint32_t> keys(std::uint32_t first) {

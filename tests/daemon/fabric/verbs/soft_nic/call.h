@@ -24,12 +24,14 @@ auto make(const char* function, ibv_context* context, Body&& body)
     errno = error;
     return nullptr;
   }
-  if (context != nullptr && of(context).owner->failed) {
+  if (context != nullptr && dead(context)) {
     errno = EIO;
     return nullptr;
   }
   auto* const made = body(network);
-  if (made != nullptr) ++network.objects;
+  if (made == nullptr) return made;
+  ++network.objects;
+  if (context != nullptr) ++network.made[context];
   return made;
 }
 
@@ -42,12 +44,14 @@ int act(const char* function, Body&& body) {
   return body(network);
 }
 
+/// `context`: that it was made of; null for one itself.
 template <class T, class Body>
-int destroy(T* object, Body&& body) {
+int destroy(T* object, ibv_context* context, Body&& body) {
   Network& network = Network::get();
   const std::lock_guard lock(network.mutex);
   body(network);
   --network.objects;
+  if (context != nullptr) --network.made[context];
   delete object;
   return 0;
 }

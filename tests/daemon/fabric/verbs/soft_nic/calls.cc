@@ -41,6 +41,7 @@ int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attribute
                std::size_t bytes) {
   return act("ibv_query_port", [&](Network&) {
     const Device& device = *of(context).owner;
+    if (dead(context)) return EIO;
     if (port != 1) return EINVAL;
     ibv_port_attr all{};
     all.state = device.up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
@@ -89,15 +90,24 @@ ibv_device** ibv_get_device_list(int* count) {
   const std::lock_guard lock(network.mutex);
   auto** const list = new ibv_device* [network.devices.size() + 1] {};
   int found = 0;
-  for (auto& [name, device] : network.devices) list[found++] = &device;
+  for (auto& [name, device] : network.devices) {
+    if (!device.gone) list[found++] = &device;
+  }
   if (count != nullptr) *count = found;
   return list;
 }
 void ibv_free_device_list(ibv_device** list) { delete[] list; }
 const char* ibv_get_device_name(ibv_device* device) { return device->name; }
+__be64 ibv_get_device_guid(ibv_device* device) {
+  return htobe64(static_cast<mk::soft_nic::Device*>(device)->guid);
+}
 
 ibv_context* ibv_open_device(ibv_device* device) {
   return make("ibv_open_device", nullptr, [device](Network& network) -> ibv_context* {
+    if (static_cast<Device*>(device)->failed) {
+      errno = EIO;
+      return nullptr;
+    }
     auto* const made = new Context;
     made->owner = static_cast<Device*>(device);
     made->sz = sizeof(verbs_context);
@@ -118,11 +128,16 @@ ibv_context* ibv_open_device(ibv_device* device) {
 }
 int ibv_close_device(ibv_context* context) {
   Context* const closed = &of(context);
-  return destroy(closed, [closed](Network& network) { network.contexts.erase(closed); });
+  return destroy(closed, nullptr, [closed, context](Network& network) {
+    if (network.made[context] != 0) misuse("a device is closed before what was made of it");
+    network.made.erase(context);
+    network.contexts.erase(closed);
+  });
 }
 
 int ibv_query_device(ibv_context* context, ibv_device_attr* attributes) {
   return act("ibv_query_device", [&](Network&) {
+    if (dead(context)) return EIO;
     *attributes = {};
     attributes->max_qp_wr = kWorkRequestsMax;
     attributes->max_cqe = kCompletionsMax;
@@ -139,6 +154,7 @@ int ibv_query_port(ibv_context* context, std::uint8_t port, _compat_ibv_port_att
 }
 int ibv_query_pkey(ibv_context* context, std::uint8_t, int index, __be16* key) {
   return act("ibv_query_pkey", [&](Network&) {
+    if (dead(context)) return EIO;
     const auto& keys = of(context).owner->pkeys;
     if (index < 0 || static_cast<std::size_t>(index) >= keys.size()) return EINVAL;
     *key = htobe16(keys[static_cast<std::size_t>(index)]);
@@ -147,6 +163,7 @@ int ibv_query_pkey(ibv_context* context, std::uint8_t, int index, __be16* key) {
 }
 int ibv_query_gid(ibv_context* context, std::uint8_t, int index, ibv_gid* gid) {
   return act("ibv_query_gid", [&](Network&) {
+    if (dead(context)) return EIO;
     for (const ibv_gid_entry& entry : of(context).owner->gids) {
       if (entry.gid_index != static_cast<std::uint32_t>(index)) continue;
       *gid = entry.gid;
@@ -160,6 +177,7 @@ ssize_t _ibv_query_gid_table(ibv_context* context, ibv_gid_entry* entries, std::
   Network& network = Network::get();
   const std::lock_guard lock(network.mutex);
   if (const int error = network.refusal("ibv_query_gid_table")) return -error;
+  if (dead(context)) return -EIO;
   if (entry_bytes != sizeof(ibv_gid_entry)) misuse("GID entries of another size");
   const auto& gids = of(context).owner->gids;
   const std::size_t count = std::min(most, gids.size());
@@ -171,7 +189,7 @@ ibv_pd* ibv_alloc_pd(ibv_context* context) {
   return make("ibv_alloc_pd", context, [context](Network&) { return new ibv_pd{context, 0}; });
 }
 int ibv_dealloc_pd(ibv_pd* domain) {
-  return destroy(domain, [domain](Network& network) {
+  return destroy(domain, domain->context, [domain](Network& network) {
     for (const auto& [key, region] : network.regions) {
       if (region->pd == domain) misuse("a domain is freed before its memory");
     }
@@ -210,7 +228,7 @@ ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t leng
 }
 int ibv_dereg_mr(ibv_mr* mr) {
   auto* const region = static_cast<Region*>(mr);
-  return destroy(region, [region](Network& network) {
+  return destroy(region, region->context, [region](Network& network) {
     network.regions.erase(region->lkey);
     if (!region->mapped) return;
     const auto before = reinterpret_cast<std::uint64_t>(region->bytes) % 4096;
@@ -228,7 +246,7 @@ ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
   });
 }
 int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
-  return destroy(static_cast<Channel*>(channel), [](Network&) {});
+  return destroy(static_cast<Channel*>(channel), channel->context, [](Network&) {});
 }
 ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* data, ibv_comp_channel* channel,
                       int) {
@@ -246,7 +264,7 @@ ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* data, ibv_comp_ch
   });
 }
 int ibv_destroy_cq(ibv_cq* cq) {
-  return destroy(static_cast<CompletionQueue*>(cq), [cq](Network& network) {
+  return destroy(static_cast<CompletionQueue*>(cq), cq->context, [cq](Network& network) {
     for (const auto& [number, queue] : network.queues) {
       if (queue->qp().send_cq == cq || queue->qp().recv_cq == cq)
         misuse("a completion queue is destroyed before its queue pairs");
@@ -272,7 +290,7 @@ ibv_srq* ibv_create_srq(ibv_pd* domain, ibv_srq_init_attr* wanted) {
   });
 }
 int ibv_destroy_srq(ibv_srq* srq) {
-  return destroy(static_cast<SharedReceives*>(srq), [srq](Network& network) {
+  return destroy(static_cast<SharedReceives*>(srq), srq->context, [srq](Network& network) {
     for (const auto& [number, queue] : network.queues) {
       if (queue->qp().srq == srq) misuse("shared receives are destroyed before their queue pairs");
     }
@@ -293,7 +311,7 @@ ibv_ah* ibv_create_ah(ibv_pd* domain, ibv_ah_attr* attributes) {
   });
 }
 int ibv_destroy_ah(ibv_ah* path) {
-  return destroy(static_cast<Path*>(path), [](Network&) {});
+  return destroy(static_cast<Path*>(path), path->context, [](Network&) {});
 }
 
 int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {

@@ -37,6 +37,7 @@ Device make_device(const char* name, std::uint8_t number, std::uint8_t link_laye
   device.node_type = IBV_NODE_CA;
   device.transport_type = IBV_TRANSPORT_IB;
   device.link_layer = link_layer;
+  device.guid = 0x0200'00ff'fe00'0000 + number;
   device.pkeys = {0xffff, 0x8007};
   const std::uint8_t raw[16] = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, number};
   if (link_layer == IBV_LINK_LAYER_INFINIBAND) {
@@ -130,6 +131,7 @@ Network::~Network() {
 
 void Network::reset() {
   if (objects != 0) misuse("reset while there are objects");
+  made.clear();
   devices.clear();
   devices.emplace("soft0", make_device("soft0", 1, IBV_LINK_LAYER_ETHERNET));
   devices.emplace("soft1", make_device("soft1", 2, IBV_LINK_LAYER_ETHERNET));
@@ -191,6 +193,24 @@ bool Network::step(QueuePair& queue, Clock::time_point& due) {
   return step_connected(queue, due);
 }
 
+namespace {
+
+/// The key that a queue pair speaks with; 0: none, where the table has nothing at its place.
+std::uint16_t key_of(const QueuePair& queue) {
+  const auto& keys = queue.owner->pkeys;
+  const std::size_t index = queue.attributes.pkey_index;
+  return index < keys.size() ? keys[index] : std::uint16_t{0};
+}
+
+/// Of one partition, and not both limited members of it.
+bool share_partition(const QueuePair& a, const QueuePair& b) {
+  constexpr unsigned kFull = 0x8000;
+  const unsigned one = key_of(a), other = key_of(b);
+  return (one & ~kFull) != 0 && (one & ~kFull) == (other & ~kFull) && ((one | other) & kFull) != 0;
+}
+
+}  // namespace
+
 Device* Network::device_at(const ibv_ah_attr& path) {
   for (auto& [name, device] : devices) {
     if (!device.up || device.failed) continue;
@@ -214,7 +234,7 @@ QueuePair* Network::peer_of(const QueuePair& queue) const {
   // A receiver that expects other packets takes these for old or lost ones.
   const bool knows = peer.attributes.dest_qp_num == queue.qp_base.qp_num &&
                      peer.attributes.rq_psn == queue.attributes.sq_psn;
-  return listens && knows ? &peer : nullptr;
+  return listens && knows && share_partition(queue, peer) ? &peer : nullptr;
 }
 
 bool Network::take_receive(QueuePair& queue, Receive& receive) {
@@ -329,7 +349,8 @@ void Network::step_datagram(QueuePair& queue) {
     Receive receive;
     if (to.qp().qp_type == IBV_QPT_UD && to.qp().state >= IBV_QPS_RTR &&
         to.qp().state <= IBV_QPS_RTS && to.owner == device_at(request.path) &&
-        to.attributes.qkey == request.to_key && take_receive(to, receive)) {
+        to.attributes.qkey == request.to_key && share_partition(queue, to) &&
+        take_receive(to, receive)) {
       const ibv_sge& room = receive.pieces.front();
       Completion arrival;
       arrival.entry.wr_id = receive.id;
@@ -372,8 +393,12 @@ void Network::end(QueuePair& queue, ibv_wc_status status) {
   if (status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR) to_error(queue);
 }
 
-void Network::to_error(QueuePair& queue) {
+void Network::to_error(QueuePair& queue, bool silently) {
   queue.qp().state = IBV_QPS_ERR;
+  if (silently) {
+    queue.requests.clear();
+    queue.receives.clear();
+  }
   while (!queue.requests.empty()) end(queue, IBV_WC_WR_FLUSH_ERR);
   for (const Receive& receive : queue.receives) {
     Completion flushed;
@@ -383,6 +408,24 @@ void Network::to_error(QueuePair& queue) {
     complete(queue.qp().recv_cq, flushed);
   }
   queue.receives.clear();
+}
+
+void Network::drop_completions(const QueuePair& queue) {
+  for (ibv_cq* const cq : {queue.qp_base.send_cq, queue.qp_base.recv_cq}) {
+    auto& completions = *static_cast<CompletionQueue*>(cq);
+    std::erase_if(completions.entries, [&](const Completion& completion) {
+      return completion.entry.qp_num == queue.qp_base.qp_num;
+    });
+    completions.count.store(completions.entries.size(), std::memory_order_release);
+  }
+}
+
+void Network::to_reset(QueuePair& queue) {
+  queue.qp().state = IBV_QPS_RESET;
+  queue.requests.clear();
+  queue.receives.clear();
+  queue.taken = queue.unasked = queue.tries = 0;
+  drop_completions(queue);
 }
 
 void Network::complete(ibv_cq* cq, const Completion& completion) {
@@ -396,7 +439,7 @@ void Network::complete(ibv_cq* cq, const Completion& completion) {
 }
 
 int Network::post(QueuePair& queue, std::vector<Request>& requests) {
-  if (queue.owner->failed) return EIO;
+  if (dead(queue.qp().context)) return EIO;
   if (queue.qp().state != IBV_QPS_RTS && queue.qp().state != IBV_QPS_ERR) return EINVAL;
   if (queue.taken + requests.size() > queue.room.max_send_wr) return ENOMEM;
   queue.taken += static_cast<std::uint32_t>(requests.size());
@@ -413,13 +456,7 @@ void Network::forget(QueuePair& queue, std::unique_lock<std::mutex>& lock) {
   });
   changed_.wait(lock, [&] { return queue.events_open == 0; });
   queues.erase(queue.qp().qp_num);
-  for (ibv_cq* const cq : {queue.qp().send_cq, queue.qp().recv_cq}) {
-    auto& completions = *static_cast<CompletionQueue*>(cq);
-    std::erase_if(completions.entries, [&](const Completion& completion) {
-      return completion.entry.qp_num == queue.qp().qp_num;
-    });
-    completions.count.store(completions.entries.size(), std::memory_order_release);
-  }
+  drop_completions(queue);
 }
 
 // -- events ---------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ using Clock = std::chrono::steady_clock;
 struct Device : ibv_device {
   bool up = true;
   bool failed = false;
+  bool gone = false;  ///< nobody finds it
   std::uint8_t link_layer = IBV_LINK_LAYER_ETHERNET;
+  std::uint64_t guid = 0;
   std::uint16_t lid = 0;
   std::vector<std::uint16_t> pkeys;
   std::vector<ibv_gid_entry> gids;
@@ -50,6 +52,7 @@ struct Notices {
 
 struct Context : verbs_context {
   Device* owner = nullptr;
+  bool failed = false;  ///< for ever, whatever becomes of the device
   Notices<ibv_async_event> events;
 };
 struct Region : ibv_mr {
@@ -122,6 +125,9 @@ inline Context& of(ibv_context* context) {
   return *static_cast<Context*>(reinterpret_cast<verbs_context*>(bytes));
 }
 
+/// Whether what was made of this context has ended with it.
+inline bool dead(ibv_context* context) { return of(context).failed; }
+
 class Network {
  public:
   static Network& get();
@@ -130,7 +136,8 @@ class Network {
   // All below: under the mutex.
   std::map<std::string, Device> devices;
   std::set<Context*> contexts;
-  std::map<std::uint32_t, Region*> regions;  ///< by key
+  std::map<const ibv_context*, std::size_t> made;  ///< objects of each, that it must not end before
+  std::map<std::uint32_t, Region*> regions;        ///< by key
   std::map<std::uint32_t, QueuePair*> queues;
   std::map<std::string, std::pair<int, int>> refusals;  ///< function -> error, times
   unsigned datagrams_lost_percent = 0;
@@ -144,7 +151,10 @@ class Network {
   /// 0, or the error that the test wants of this call.
   int refusal(const std::string& function);
   int post(QueuePair& queue, std::vector<Request>& requests);
-  void to_error(QueuePair& queue);
+  /// `silently`: what it held never comes back.
+  void to_error(QueuePair& queue, bool silently = false);
+  /// As it was made.
+  void to_reset(QueuePair& queue);
   /// Ends it; waits until the program has acknowledged the events it took of it, as libibverbs
   /// does.
   void forget(QueuePair& queue, std::unique_lock<std::mutex>& lock);
@@ -165,6 +175,8 @@ class Network {
   bool step_connected(QueuePair& queue, Clock::time_point& due);
   void step_datagram(QueuePair& queue);
   QueuePair* peer_of(const QueuePair& queue) const;
+  /// Drops what the program has not polled of the queue's completions.
+  void drop_completions(const QueuePair& queue);
   Device* device_at(const ibv_ah_attr& path);
   bool take_receive(QueuePair& queue, Receive& receive);
   /// The bytes of a request here, or null: a key that does not allow it.

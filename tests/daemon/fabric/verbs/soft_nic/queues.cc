@@ -117,6 +117,7 @@ bool follows(ibv_qp_state from, ibv_qp_state to) {
 
 void keep(ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
   if (mask & IBV_QP_ACCESS_FLAGS) kept.qp_access_flags = given.qp_access_flags;
+  if (mask & IBV_QP_PKEY_INDEX) kept.pkey_index = given.pkey_index;
   if (mask & IBV_QP_QKEY) kept.qkey = given.qkey;
   if (mask & IBV_QP_AV) kept.ah_attr = given.ah_attr;
   if (mask & IBV_QP_DEST_QPN) kept.dest_qp_num = given.dest_qp_num;
@@ -169,7 +170,7 @@ int post_recv(ibv_qp* qp, ibv_recv_wr* list, ibv_recv_wr** refused) {
   return act("ibv_post_recv", [&](Network&) {
     QueuePair& queue = of(qp);
     *refused = list;
-    if (qp->state == IBV_QPS_RESET || queue.owner->failed) return EINVAL;
+    if (qp->state == IBV_QPS_RESET || dead(qp->context)) return EINVAL;
     for (Receive& receive : receives_of(list)) {
       if (queue.receives.size() == queue.room.max_recv_wr) return ENOMEM;
       queue.receives.push_back(std::move(receive));
@@ -182,6 +183,7 @@ int post_srq_recv(ibv_srq* srq, ibv_recv_wr* list, ibv_recv_wr** refused) {
   return act("ibv_post_srq_recv", [&](Network& network) {
     auto& shared = *static_cast<SharedReceives*>(srq);
     *refused = list;
+    if (dead(srq->context)) return EIO;
     for (Receive& receive : receives_of(list)) {
       if (shared.receives.size() == shared.most) return ENOMEM;
       shared.receives.push_back(std::move(receive));
@@ -221,7 +223,7 @@ ibv_qp_ex* ibv_qp_to_qp_ex(ibv_qp* qp) { return reinterpret_cast<ibv_qp_ex*>(qp)
 int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
   return act("ibv_modify_qp", [&](Network& network) {
     QueuePair& queue = of(qp);
-    if (queue.owner->failed) return EIO;
+    if (dead(qp->context)) return EIO;
     const ibv_qp_state to = attributes->qp_state;
     if (mask != needed(*qp, to) || !follows(qp->state, to)) return EINVAL;
     if ((mask & IBV_QP_PKEY_INDEX) != 0 && attributes->pkey_index >= queue.owner->pkeys.size())
@@ -230,6 +232,8 @@ int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
     keep(queue.attributes, *attributes, mask);
     if (to == IBV_QPS_ERR) {
       network.to_error(queue);
+    } else if (to == IBV_QPS_RESET) {
+      network.to_reset(queue);
     } else {
       qp->state = to;
     }
@@ -244,7 +248,7 @@ int ibv_destroy_qp(ibv_qp* qp) {
     std::unique_lock lock(network.mutex);
     network.forget(*queue, lock);
   }
-  return destroy(queue, [](Network&) {});
+  return destroy(queue, queue->qp().context, [](Network&) {});
 }
 
 }  // extern "C"

@@ -1,5 +1,6 @@
 #include "tests/daemon/fabric/verbs/soft_nic/soft_nic.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tests/daemon/fabric/verbs/soft_nic/network.h"
@@ -46,17 +47,37 @@ void set_pkeys(const std::string& device, std::vector<std::uint16_t> keys) {
     network.port_event(changed, IBV_EVENT_PKEY_CHANGE);
   });
 }
-void fail_device(const std::string& device) {
-  change(device, [](Network& network, Device& changed) {
+void fail_device(const std::string& device, Failure how) {
+  change(device, [how](Network& network, Device& changed) {
     changed.failed = true;
+    changed.gone = how == Failure::kGone;
     for (const auto& [number, queue] : network.queues) {
-      if (queue->owner == &changed) network.to_error(*queue);
+      if (queue->owner == &changed) network.to_error(*queue, how != Failure::kFlushing);
     }
-    network.port_event(changed, IBV_EVENT_DEVICE_FATAL);
+    if (how != Failure::kUnsaid) network.port_event(changed, IBV_EVENT_DEVICE_FATAL);
+    for (Context* const context : network.contexts) {
+      if (context->owner == &changed) context->failed = true;
+    }
   });
 }
 void repair_device(const std::string& device) {
-  change(device, [](Network&, Device& changed) { changed.failed = false; });
+  change(device, [](Network&, Device& changed) { changed.failed = changed.gone = false; });
+}
+void rename_device(const std::string& device, const std::string& name) {
+  change(device, [&](Network& network, Device& changed) {
+    if (!changed.gone) misuse("a device that is there is renamed");
+    std::snprintf(changed.name, sizeof changed.name, "%s", name.c_str());
+    auto entry = network.devices.extract(device);
+    entry.key() = name;
+    network.devices.insert(std::move(entry));
+  });
+}
+std::size_t open_contexts(const std::string& device) {
+  Network& network = Network::get();
+  const std::lock_guard lock(network.mutex);
+  return static_cast<std::size_t>(
+      std::count_if(network.contexts.begin(), network.contexts.end(),
+                    [&](const Context* context) { return context->owner->name == device; }));
 }
 void fail_queues(const std::string& device) {
   change(device, [](Network& network, Device& changed) {
@@ -82,6 +103,11 @@ void refuse(const std::string& function, int error, int times) {
   Network& network = Network::get();
   const std::lock_guard lock(network.mutex);
   network.refusals[function] = {error, times};
+}
+int refusals_left(const std::string& function) {
+  Network& network = Network::get();
+  const std::lock_guard lock(network.mutex);
+  return network.refusals[function].second;
 }
 void offer_extended(bool offered) {
   Network& network = Network::get();

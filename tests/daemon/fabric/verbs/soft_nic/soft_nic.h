@@ -23,9 +23,19 @@ void set_port(const std::string& device, bool up);
 void set_ip(const std::string& device, std::uint32_t slot, std::uint32_t ip);
 void set_lid(const std::string& device, std::uint16_t lid);
 void set_pkeys(const std::string& device, std::vector<std::uint16_t> keys);
-/// Everything of it ends in error, and nothing can be made, until `repair_device`.
-void fail_device(const std::string& device);
+enum class Failure {
+  kFlushing,  ///< with IBV_EVENT_DEVICE_FATAL, and all that queues held comes back
+  kGone,      ///< with it; nothing comes back, and nobody finds the device
+  kUnsaid,    ///< nothing comes back, and no event says so
+};
+/// Everything of it ends in error, and nothing can be made, until `repair_device`; what was opened
+/// before that never works again.
+void fail_device(const std::string& device, Failure how = Failure::kFlushing);
 void repair_device(const std::string& device);
+/// While nobody finds it: it is found under that name from now on.
+void rename_device(const std::string& device, const std::string& name);
+/// How many times it is open.
+std::size_t open_contexts(const std::string& device);
 /// The NIC gives up the connected queue pairs of that device, with IBV_EVENT_QP_FATAL.
 void fail_queues(const std::string& device);
 
@@ -35,6 +45,8 @@ void lose_datagrams(unsigned percent);
 void hold(bool held);
 /// The next `times` calls of the function of that name ("ibv_create_qp") answer `error`.
 void refuse(const std::string& function, int error, int times);
+/// Of these, those that were not made yet.
+int refusals_left(const std::string& function);
 /// Whether devices have the extended submission interface.
 void offer_extended(bool offered);
 

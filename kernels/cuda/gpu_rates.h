@@ -1,0 +1,32 @@
+/// \file
+/// What a rank's share of a Hopper GPU does, where nobody says better: what Mode::kAuto's estimate
+/// (comm/estimate.h) goes by.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/estimate.h"
+
+namespace mk::kernels::cuda {
+
+/// `given`, with every 0 replaced. Measured on H200s (tests/bench/results): the product's rate of a
+/// compute block; what one GPU's stores reach over NVLink beside a product, which is what local
+/// bytes wait for; a rail of 400 Gb/s; a command's way through the daemon, many being under way at
+/// a time; and what a chunk's flags cost those who look for them, beside whom others work on.
+constexpr MachineRates gpu_rates(const MachineRates& given, std::uint32_t compute_blocks) {
+  constexpr double kBlockFlops = 5.2e12;
+  constexpr double kLocalBytes = 300e9;
+  constexpr double kNetworkBytes = 50e9;
+  constexpr double kCommandNs = 500;
+  constexpr double kStepNs = 20;
+  const auto choose = [](double rate, double otherwise) { return rate > 0 ? rate : otherwise; };
+  MachineRates rates;
+  rates.flops_per_s = choose(given.flops_per_s, kBlockFlops * compute_blocks);
+  rates.local_bytes_per_s = choose(given.local_bytes_per_s, kLocalBytes);
+  rates.network_bytes_per_s = choose(given.network_bytes_per_s, kNetworkBytes);
+  rates.command_ns = choose(given.command_ns, kCommandNs);
+  rates.step_ns = choose(given.step_ns, kStepNs);
+  return rates;
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,78 @@
+/// \file
+/// What tests of troubled RDMA ports share: nodes on software NICs, and links with work on them.
+#pragma once
+
+#include <mutex>
+
+#include "tests/daemon/fabric/fabric_fixture.h"
+#include "tests/daemon/fabric/verbs/soft_nic/soft_nic.h"
+
+namespace mk::fabric {
+
+inline FabricSetup on(const std::string& device) {
+  FabricSetup setup;
+  setup.name = device;
+  setup.config.fabric = "verbs";
+  setup.config.verbs.devices = {device};
+  setup.config.verbs.timeout = 12;
+  return setup;
+}
+
+/// Each test begins with fresh NICs, and leaves nothing of theirs behind.
+class VerbsTrouble : public testing::Test {
+ protected:
+  void SetUp() override { soft_nic::reset(); }
+  void TearDown() override {
+    EXPECT_EQ(soft_nic::live_objects(), 0u);
+    soft_nic::reset();
+  }
+};
+
+/// A link of `a` to `b` with a write of `bytes` under way or done.
+struct Busy {
+  Busy(Node& a, Node& b, std::uint32_t bytes = 100'000)
+      : link(join(a, b)),
+        source(a.memory(bytes)),
+        target(b.memory(bytes)),
+        remote(import(a, link, target)) {
+    fill_random({source.data(), bytes}, bytes);
+    static std::uint32_t made = 0;
+    number = made++ % 100 + 1;  // an immediate has but a few bits of an epoch
+    const Write write = make_write(link, 5, number, number, source, 0, *remote, 0, bytes);
+    posted = post_all(a, link.id, {&write, 1}, {&a, &b});
+  }
+  bool arrives(Node& a, Node& b) const {
+    const auto there = [&] { return b.flag(5) == number && a.completed.contains(number); };
+    return posted && pump({&a, &b}, [&] { return there() || a.failed.contains(number); }) &&
+           there() && std::memcmp(source.data(), target.data(), target.bytes()) == 0;
+  }
+
+  TestLink link;
+  Memory source;
+  Memory target;
+  std::unique_ptr<RemoteRegion> remote;
+  std::uint32_t number = 0;  ///< epoch and cookie
+  bool posted = false;
+};
+
+/// The reason with which the link went down.
+inline std::string reason_of(Node& a, Node& b, LinkId link) {
+  if (!pump({&a, &b}, [&] { return a.links_down.contains(link); })) return "the link is well";
+  EXPECT_EQ(a.links_down[link], 1);
+  return a.endpoint->link_reason(link);
+}
+
+inline bool holds(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Whether a link can be made within a time that is long for all that connects by itself.
+inline bool reconnects(Node& a, Node& b) {
+  return pump({&a, &b}, [&] {
+    const auto link = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
+    if (link) a.endpoint->disconnect(*link);
+    return link.has_value();
+  });
+}
+
+}  // namespace mk::fabric

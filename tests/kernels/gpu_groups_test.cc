@@ -1,0 +1,87 @@
+// How a GPU's groups share what there is to do: arithmetic of the CUDA executor that the host can
+// check.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "kernels/comm/sum_job.h"
+#include "kernels/cuda/launch_state.h"
+
+namespace mk::kernels {
+namespace {
+
+using cuda::kGroupsOfBlock;
+using cuda::reduce_parts;
+using cuda::spread_stream;
+
+// Every group gets a number of its own, below their count; and as long as there are blocks of which
+// no group has one, the next number goes to such a block.
+TEST(GpuGroups, StreamsAreSpreadOverTheBlocksFirst) {
+  for (std::uint32_t before = 0; before <= 8; ++before) {
+    for (std::uint32_t streams = 1; streams <= 70; ++streams) {
+      std::vector<std::uint32_t> block_of(streams, 0xffffffffu);
+      std::set<std::uint32_t> blocks;
+      for (std::uint32_t index = 0; index < streams; ++index) {
+        const std::uint32_t number = spread_stream(index, before, streams);
+        ASSERT_LT(number, streams) << before;
+        ASSERT_EQ(block_of[number], 0xffffffffu) << before << " twice " << number;
+        block_of[number] = (before + index) / kGroupsOfBlock;
+        blocks.insert(block_of[number]);
+      }
+      // The first of each block whose first group streams come first, one a block.
+      const std::uint32_t whole = (before + streams - 1) / kGroupsOfBlock + 1 -
+                                  (before + kGroupsOfBlock - 1) / kGroupsOfBlock;
+      std::set<std::uint32_t> first;
+      for (std::uint32_t number = 0; number < whole; ++number) first.insert(block_of[number]);
+      EXPECT_EQ(first.size(), whole) << before << " " << streams;
+    }
+  }
+}
+
+TEST(GpuGroups, FewTilesAreSummedInParts) {
+  EXPECT_EQ(reduce_parts(1), 4u);
+  EXPECT_EQ(reduce_parts(48), 4u);
+  EXPECT_EQ(reduce_parts(49), 2u);
+  EXPECT_EQ(reduce_parts(96), 2u);
+  EXPECT_EQ(reduce_parts(97), 1u);
+  EXPECT_EQ(reduce_parts(100000), 1u);
+}
+
+// The parts of a job are its rows, each once, with their places in sources and targets.
+TEST(GpuGroups, PartsOfASumAreItsRowsOnce) {
+  constexpr std::uint32_t kSourceStride = 24;
+  constexpr std::uint32_t kTargetStride = 40;
+  std::vector<std::byte> memory(1 << 16);
+  for (std::uint32_t rows = 1; rows <= 130; ++rows) {
+    for (std::uint32_t parts : {1u, 2u, 4u, 7u}) {
+      std::vector<int> seen(rows, 0);
+      for (std::uint32_t part = 0; part < parts; ++part) {
+        SumJob job;
+        job.rows = rows;
+        job.columns = 8;
+        job.source_count = 2;
+        job.target_count = 1;
+        job.source_stride = kSourceStride;
+        job.target_stride = kTargetStride;
+        job.sources[0] = memory.data();
+        job.sources[1] = memory.data() + 16;
+        job.targets[0] = memory.data() + 32;
+        if (!job.take_part(part, parts)) continue;
+        const auto first = static_cast<const std::byte*>(job.sources[0]) - memory.data();
+        ASSERT_EQ(first % (kSourceStride * 2), 0);
+        const auto row = static_cast<std::uint32_t>(first / (kSourceStride * 2));
+        EXPECT_EQ(static_cast<const std::byte*>(job.sources[1]), memory.data() + 16 + first);
+        EXPECT_EQ(static_cast<std::byte*>(job.targets[0]),
+                  memory.data() + 32 + row * kTargetStride * 2);
+        ASSERT_GT(job.rows, 0u);
+        for (std::uint32_t i = 0; i < job.rows; ++i) ++seen.at(row + i);
+      }
+      for (int times : seen) ASSERT_EQ(times, 1) << rows << " rows, " << parts << " parts";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mk::kernels
