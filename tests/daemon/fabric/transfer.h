@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
@@ -31,8 +32,10 @@ inline void expect_transfer(Node& a, Node& b, std::uint32_t epoch) {
 /// Eight writes of 1 MiB, posted over a link of their own: what is under way when trouble comes.
 struct EightWrites {
   EightWrites(Node& a, Node& b)
-      : link(join(a, b)), source(a.memory(8 << 20)), target(b.memory(8 << 20)) {
-    const auto remote = import(a, link, target);
+      : link(join(a, b)),
+        source(a.memory(8 << 20)),
+        target(b.memory(8 << 20)),
+        remote(import(a, link, target)) {
     std::vector<Write> writes;
     for (std::uint32_t i = 0; i < 8; ++i)
       writes.push_back(
@@ -42,6 +45,7 @@ struct EightWrites {
 
   const TestLink link;
   const Memory source, target;
+  const std::unique_ptr<RemoteRegion> remote;  ///< named by the writes until all are reported
   bool posted = false;
 };
 
