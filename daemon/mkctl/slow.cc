@@ -162,12 +162,15 @@ class Search {
       add({"rank-stopped", job, person(number, rank), now.reason(), number, rank.node,
            now.launches_for_ns()});
     }
+    std::vector<std::uint32_t> standing;
     for (const auto& [number, rank] : all) {
       // One that still moves may be behind only because it was looked at earlier.
       const v1::Session& now = *rank.after;
       if (now.launches() == most || rank.before == nullptr || !now.reason().empty()) continue;
-      if (now.launches() != rank.before->launches()) continue;
-      behind(job, number, rank, most, ahead);
+      if (now.launches() == rank.before->launches()) standing.push_back(number);
+    }
+    for (const std::uint32_t number : standing) {
+      if (!may_wait(number, all, standing)) behind(job, number, all.at(number), most, ahead);
     }
     if (stopped || moved || most % 2 == 0 || ahead.size() != all.size()) return;
     // All are in one launch, and have been for as long as we looked.
@@ -176,6 +179,21 @@ class Search {
          fmt::format("all {} ranks seen are in launch {}; this one came last", all.size(),
                      launch_of(most)),
          youngest, all.at(youngest).node, entered});
+  }
+
+  /// Whether rank `number` is in a launch that another who does not move has yet to come to, or
+  /// that one whose process does not run is in: then it may be ready and wait, as those ahead of it
+  /// do.
+  static bool may_wait(std::uint32_t number, const Ranks& all,
+                       const std::vector<std::uint32_t>& standing) {
+    const std::uint64_t here = all.at(number).after->launches();
+    if (here % 2 == 0) return false;
+    return std::any_of(all.begin(), all.end(), [&](const auto& other) {
+      const v1::Session& its = *other.second.after;
+      if (!its.reason().empty()) return its.launches() <= here;
+      return its.launches() < here &&
+             std::find(standing.begin(), standing.end(), other.first) != standing.end();
+    });
   }
 
   static std::string person(std::uint32_t number, const Rank& rank) {

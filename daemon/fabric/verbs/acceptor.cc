@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
+
+#include "daemon/fabric/verbs/queue_pair.h"
 
 namespace mk::fabric::verbs {
 namespace {
@@ -80,7 +83,7 @@ Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& bod
                 "fabric.verbs.arrival is \"{}\" there and \"{}\" here: it must be the same",
                 unordered_ ? "flag" : "immediate", unordered_ ? "immediate" : "flag");
   }
-  if (accepted_.size() >= kAcceptedMax) {
+  if (accepted_.size() + leaving_.size() >= kAcceptedMax) {
     return fail(ErrorCode::kLimitExceeded, "it has {} connections already", kAcceptedMax);
   }
   auto made = std::make_unique<Accepted>();
@@ -111,19 +114,44 @@ Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& bod
   return accepted_.back()->answer;
 }
 
+template <class Which>
+void Acceptor::let_go(Which which) {
+  if (!unordered_) {
+    std::erase_if(accepted_, [&](const auto& one) { return which(*one); });
+    return;
+  }
+  const auto first = std::stable_partition(accepted_.begin(), accepted_.end(),
+                                           [&](const auto& one) { return !which(*one); });
+  for (auto one = first; one != accepted_.end(); ++one) {
+    // In error it takes nothing more, so that what has come is complete.
+    for (const QueuePairHandle& queue : (*one)->queues) {
+      [[maybe_unused]] const Status stopped = take_step(queue.get(), to_error(), "stopped");
+    }
+    // The proxy may be in mid-poll now: the one after that has begun later.
+    leaving_.push_back({std::move(*one), emptied_.load(std::memory_order_acquire) + 2});
+  }
+  accepted_.erase(first, accepted_.end());
+}
+
+bool Acceptor::bury() {
+  const std::uint64_t emptied = emptied_.load(std::memory_order_acquire);
+  std::erase_if(leaving_, [emptied](const Leaving& one) { return one.until <= emptied; });
+  return leaving_.empty();
+}
+
 void Acceptor::release(const Token& from, std::uint64_t number) {
-  std::erase_if(accepted_, [&](const auto& one) {
-    return one->number == number && same_token(one->from.endpoint, from);
+  let_go([&](const Accepted& one) {
+    return one.number == number && same_token(one.from.endpoint, from);
   });
 }
 
 void Acceptor::release_all(const Token& from) {
-  std::erase_if(accepted_, [&](const auto& one) { return same_token(one->from.endpoint, from); });
+  let_go([&](const Accepted& one) { return same_token(one.from.endpoint, from); });
 }
 
 void Acceptor::release_queue(std::uint32_t queue) {
-  std::erase_if(accepted_, [&](const auto& one) {
-    return std::any_of(one->queues.begin(), one->queues.end(),
+  let_go([&](const Accepted& one) {
+    return std::any_of(one.queues.begin(), one.queues.end(),
                        [&](const QueuePairHandle& own) { return own->qp_num == queue; });
   });
 }
@@ -136,22 +164,22 @@ void Acceptor::keep_alive() {
     for (int i = 0; i < count; ++i) {
       const ibv_wc& completion = completions[static_cast<std::size_t>(i)];
       const bool good = completion.status == IBV_WC_SUCCESS;
-      std::erase_if(accepted_, [&](const auto& one) {
-        if (one->serial != completion.wr_id) return false;
-        one->probing = false;
+      let_go([&](Accepted& one) {
+        if (one.serial != completion.wr_id) return false;
+        one.probing = false;
         return !good;
       });
     }
   }
-  std::erase_if(accepted_, [](const auto& one) {
-    if (one->probing) return false;
+  let_go([](Accepted& one) {
+    if (one.probing) return false;
     ibv_send_wr request{};
-    request.wr_id = one->serial;
+    request.wr_id = one.serial;
     request.opcode = IBV_WR_RDMA_WRITE;
     request.send_flags = IBV_SEND_SIGNALED;
     ibv_send_wr* refused = nullptr;
-    one->probing = true;
-    return ::ibv_post_send(one->queues.front().get(), &request, &refused) != 0;
+    one.probing = true;
+    return ::ibv_post_send(one.queues.front().get(), &request, &refused) != 0;
   });
 }
 
@@ -172,6 +200,8 @@ std::size_t Acceptor::arrivals(std::span<Event> events) {
   const std::size_t room = std::min(events.size(), completions.size());
   if (room == 0) return 0;
   const int got = ::ibv_poll_cq(received_.get(), static_cast<int>(room), completions.data());
+  if (got < static_cast<int>(room))
+    emptied_.store(emptied_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   if (got <= 0) return 0;
   std::size_t count = 0;
   for (int i = 0; i < got; ++i) {

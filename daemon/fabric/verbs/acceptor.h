@@ -3,6 +3,7 @@
 /// the receives they use up.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -27,6 +28,10 @@ class Acceptor {
   /// does not acknowledge it is let go.
   void keep_alive();
 
+  /// Ends the connections that were let go of, as soon as the proxy has taken what had come over
+  /// them; whether none is left. To be called again and again.
+  bool bury();
+
   /// The endpoints that are connected to this one. After the service thread has ended.
   std::vector<Address> peers() const;
 
@@ -48,6 +53,10 @@ class Acceptor {
       : device_(std::move(device)), unordered_(unordered) {}
   Status create();
   Status post_receives(std::uint32_t count);
+  /// Lets go of those connections. What has come over them was acknowledged, and a queue pair that
+  /// is destroyed takes its completions with it.
+  template <class Which>
+  void let_go(Which which);
 
   const std::shared_ptr<const Device> device_;
   const bool unordered_;
@@ -55,6 +64,13 @@ class Acceptor {
   CompletionQueueHandle probes_;
   ReceiveQueueHandle receives_;
   std::vector<std::unique_ptr<Accepted>> accepted_;
+  /// Let go of: taking nothing any more, with completions that the proxy may not have taken yet.
+  struct Leaving {
+    std::unique_ptr<Accepted> connection;
+    std::uint64_t until = 0;  ///< of `emptied_`
+  };
+  std::vector<Leaving> leaving_;
+  std::atomic<std::uint64_t> emptied_{0};  ///< how often the proxy has found nothing more
   std::uint64_t next_serial_ = 0;
 };
 

@@ -80,7 +80,15 @@ Status Contact::start() {
 
 Status Contact::follow() {
   const std::lock_guard lock(send_mutex_);
-  if (device_->path().pkey_index == pkey_index_) return {};
+  return device_->path().pkey_index == pkey_index_ ? Status() : start_again();
+}
+
+Status Contact::restart() {
+  const std::lock_guard lock(send_mutex_);
+  return start_again();
+}
+
+Status Contact::start_again() {
   Transition step;
   step.attributes.qp_state = IBV_QPS_RESET;
   step.mask = IBV_QP_STATE;
@@ -90,6 +98,9 @@ Status Contact::follow() {
     while (::ibv_poll_cq(completions, 1, &completion) > 0) {
     }
   }
+  in_flight_ = false;
+  outgoing_path_.reset();
+  broken_.store(false, std::memory_order_release);
   return start();
 }
 
@@ -107,11 +118,15 @@ Status Contact::post_receive(std::uint64_t slot) {
 }
 
 Status Contact::send(const Address& to, const Datagram& datagram) {
-  // One at a time: the path and the buffer are in use until the NIC has sent it.
   const std::lock_guard lock(send_mutex_);
+  // One at a time: the path and the buffer are in use until the NIC has sent it, however late.
+  if (in_flight_ && !take_back()) {
+    return fail(ErrorCode::kUnavailable,
+                "RDMA port {} has not sent an earlier datagram: is it down?", device_->name());
+  }
   ibv_ah_attr attributes = path_to(device_->path(), to);
-  const PathHandle path(::ibv_create_ah(device_->domain(), &attributes));
-  if (!path) return fail_verb(errno, "RDMA port {} knows no way there", device_->name());
+  outgoing_path_.reset(::ibv_create_ah(device_->domain(), &attributes));
+  if (!outgoing_path_) return fail_verb(errno, "RDMA port {} knows no way there", device_->name());
   outgoing_ = datagram;
   ibv_sge piece{reinterpret_cast<std::uint64_t>(&outgoing_), sizeof outgoing_,
                 outgoing_region_->lkey};
@@ -120,26 +135,38 @@ Status Contact::send(const Address& to, const Datagram& datagram) {
   request.num_sge = 1;
   request.opcode = IBV_WR_SEND;
   request.send_flags = IBV_SEND_SIGNALED;
-  request.wr.ud.ah = path.get();
+  request.wr.ud.ah = outgoing_path_.get();
   request.wr.ud.remote_qpn = to.contact_queue;
   request.wr.ud.remote_qkey = to.contact_key;
   ibv_send_wr* refused = nullptr;
   if (const int error = ::ibv_post_send(queue_.get(), &request, &refused))
     return fail_verb(error, "RDMA port {} sends no datagram", device_->name());
+  in_flight_ = true;
   const auto deadline = std::chrono::steady_clock::now() + kSendTime;
-  ibv_wc completion{};
-  while (::ibv_poll_cq(sent_queue_.get(), 1, &completion) == 0) {
+  std::optional<ibv_wc_status> status;
+  while (!(status = take_back())) {
     if (std::chrono::steady_clock::now() > deadline) {
       return fail(ErrorCode::kUnavailable, "RDMA port {} sends no datagram: is it down?",
                   device_->name());
     }
     std::this_thread::yield();
   }
-  if (completion.status != IBV_WC_SUCCESS) {
+  if (*status != IBV_WC_SUCCESS) {
     return fail(ErrorCode::kUnavailable, "RDMA port {} could not send a datagram: {}",
-                device_->name(), ::ibv_wc_status_str(completion.status));
+                device_->name(), ::ibv_wc_status_str(*status));
   }
   return {};
+}
+
+std::optional<ibv_wc_status> Contact::take_back() {
+  ibv_wc completion{};
+  const int got = ::ibv_poll_cq(sent_queue_.get(), 1, &completion);
+  if (got == 0) return std::nullopt;
+  const ibv_wc_status status = got < 0 ? IBV_WC_GENERAL_ERR : completion.status;
+  if (status != IBV_WC_SUCCESS) broken_.store(true, std::memory_order_release);
+  in_flight_ = false;
+  outgoing_path_.reset();
+  return status;
 }
 
 std::optional<Datagram> Contact::receive() {
@@ -149,7 +176,10 @@ std::optional<Datagram> Contact::receive() {
     if (completion.status == IBV_WC_SUCCESS && completion.byte_len == sizeof(Received) &&
         received_[completion.wr_id].datagram.magic == Datagram::kMagic)
       datagram = received_[completion.wr_id].datagram;
-    if (completion.status == IBV_WC_WR_FLUSH_ERR) continue;  // closing, or the device is gone
+    if (completion.status == IBV_WC_WR_FLUSH_ERR) {  // the queue is in error, or its device gone
+      broken_.store(true, std::memory_order_release);
+      continue;
+    }
     [[maybe_unused]] const Status posted = post_receive(completion.wr_id);
     if (datagram) return datagram;
   }

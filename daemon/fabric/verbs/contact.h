@@ -3,6 +3,7 @@
 /// connection. Unreliable, as the network's datagrams are: who asks asks again.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,8 +20,8 @@ class Contact {
   std::uint32_t number() const { return queue_->qp_num; }
   std::uint32_t key() const { return key_; }
 
-  /// Sends one datagram; returns when the NIC has sent it, which says nothing about its arrival.
-  /// Any thread.
+  /// Sends one datagram; returns when the NIC has sent it, which says nothing about its arrival, or
+  /// says that it does not. Any thread.
   Status send(const Address& to, const Datagram& datagram);
 
   /// Becomes readable when a datagram has come. Service thread.
@@ -35,6 +36,10 @@ class Contact {
   /// After the port's partition got another place: joins it there. Under the same number, but what
   /// has come and was not received is lost. Service thread.
   Status follow();
+  /// The queue is in error: nothing more goes or comes until `restart`. Any thread.
+  bool broken() const { return broken_.load(std::memory_order_acquire); }
+  /// Begins anew, as `follow` does. Service thread.
+  Status restart();
 
  private:
   /// What the network puts before a datagram, and the datagram.
@@ -48,6 +53,10 @@ class Contact {
   Status create();
   /// From fresh to sending, in the partition that the port is in.
   Status start();
+  /// With the sending mutex held.
+  Status start_again();
+  /// The last datagram's end, if it has come; with the sending mutex held.
+  std::optional<ibv_wc_status> take_back();
   void arm();
   Status post_receive(std::uint64_t slot);
 
@@ -61,7 +70,11 @@ class Contact {
   QueuePairHandle queue_;
   std::vector<Received> received_ = std::vector<Received>(kReceives);
   RegionHandle received_region_;
+  std::atomic<bool> broken_{false};
   std::mutex send_mutex_;
+  // Of the datagram that the NIC has, while it has one.
+  bool in_flight_ = false;
+  PathHandle outgoing_path_;
   Datagram outgoing_;
   RegionHandle outgoing_region_;
 };

@@ -197,6 +197,15 @@ Status Device::check_located() const {
   return fail(ErrorCode::kUnavailable, "{}", no_place_);
 }
 
+Status Device::check_up() const {
+  ibv_port_attr port{};
+  // A device that does not tell has other trouble.
+  if (::ibv_query_port(context_.get(), path_.port, &port) != 0 || port.state >= IBV_PORT_ACTIVE)
+    return {};
+  return fail(ErrorCode::kUnavailable, "RDMA port {} is down ({})", name_,
+              ::ibv_port_state_str(port.state));
+}
+
 LocalPath Device::path() const {
   const std::lock_guard lock(mutex_);
   return path_;

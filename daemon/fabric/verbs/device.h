@@ -47,6 +47,8 @@ class Device {
   bool located() const;
   /// The same, or why not.
   Status check_located() const;
+  /// Whether the port's link is up, as the device says now.
+  Status check_up() const;
   /// Whether the device still answers; one that is gone refuses every call.
   Status check_alive() const;
 

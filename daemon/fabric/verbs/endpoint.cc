@@ -288,6 +288,8 @@ Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
   const Address own = ports_.address();
   Status ready = port ? check_peer(own, *peer) : propagate(port);
   if (ready) ready = (*port)->device()->check_located();
+  // Nobody would answer: who has many links to make again need not wait for each.
+  if (ready) ready = (*port)->device()->check_up();
   auto queues = ready ? make_queues(**port) : propagate(ready);
   if (!queues) {
     return fail(queues.error().code, "cannot connect to {}: {}", peer_name, queues.error().message);

@@ -32,7 +32,7 @@ constexpr milliseconds kDeafPoll(10);
 /// A lost port is opened again after so long, then after twice as long.
 constexpr milliseconds kOpenAgainMin(100);
 constexpr milliseconds kOpenAgainMax(5'000);
-/// A lost opening is closed as soon as the proxy has let go of it.
+/// A lost opening, and a connection that ended, are closed as soon as the proxy has let go of them.
 constexpr milliseconds kBury(20);
 
 ErrorCode refusal_code(std::uint32_t code) {
@@ -47,18 +47,23 @@ ErrorCode refusal_code(std::uint32_t code) {
 
 Result<std::unique_ptr<Service>> Service::start(Parts parts) {
   std::unique_ptr<Service> service(new Service(std::move(parts)));
-  service->stop_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!service->stop_.valid()) return fail_errno(errno, "cannot create an eventfd");
+  service->wake_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!service->wake_.valid()) return fail_errno(errno, "cannot create an eventfd");
   service->thread_ = std::thread([raw = service.get()] { raw->run(); });
   return service;
 }
 
 Service::~Service() {
   if (!thread_.joinable()) return;
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
+  ending_.store(true, std::memory_order_release);
+  wake();
   thread_.join();
   say_goodbye();
+}
+
+void Service::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
 void Service::say_goodbye() {
@@ -90,7 +95,8 @@ void Service::run() {
     if (port != nullptr && !port->device()->located()) until = std::min(until, next_look_);
     if (port != nullptr && !port->contact().deaf().empty())
       until = std::min(until, steady_clock::now() + kDeafPoll);
-    if (!parts_.ports.bury()) until = std::min(until, steady_clock::now() + kBury);
+    const bool buried = port == nullptr || port->acceptor().bury();
+    if (!parts_.ports.bury() || !buried) until = std::min(until, steady_clock::now() + kBury);
     if (!wait(port, until)) return;
     if (port != nullptr) {
       serve(*port);
@@ -101,20 +107,23 @@ void Service::run() {
 }
 
 bool Service::wait(const PortPointer& port, Deadline until) {
-  std::array<pollfd, 3> files{{{stop_.get(), POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}}};
+  std::array<pollfd, 3> files{{{wake_.get(), POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}}};
   if (port != nullptr) {
     files[1].fd = port->contact().fd();
     files[2].fd = port->device()->context()->async_fd;
   }
   const auto left = std::chrono::ceil<milliseconds>(until - steady_clock::now());
   ::poll(files.data(), files.size(), static_cast<int>(std::max<long>(left.count(), 0)));
+  std::uint64_t wakes = 0;
+  if (files[0].revents != 0) [[maybe_unused]]
+    const ssize_t taken = ::read(wake_.get(), &wakes, sizeof wakes);
   constexpr short kBroken = POLLERR | POLLHUP | POLLNVAL;
   // A device that is taken away says so by an event; this is for one that cannot any more.
   if (((files[1].revents | files[2].revents) & kBroken) != 0) {
     take_events(*port);
     if (parts_.ports.get() == port) lose(*port, "the device is gone");
   }
-  return files[0].revents == 0;
+  return !ending_.load(std::memory_order_acquire);
 }
 
 void Service::serve(OpenPort& port) {
@@ -126,6 +135,8 @@ void Service::serve(OpenPort& port) {
   }
   take_datagrams(port);
   take_events(port);
+  if (parts_.ports.get().get() != &port) return;
+  if (port.contact().broken()) restart_contact(port, "it was found in error");
   if (parts_.ports.get().get() != &port) return;
   if (Flusher* const flusher = port.flusher()) flusher->mend();
   const Deadline now = steady_clock::now();
@@ -249,8 +260,10 @@ void Service::tell(const Address& to, Datagram message) {
   message.to = to.endpoint;
   message.from = token_;
   // What gets lost is asked for again, or found out by who waits for it.
-  if (const PortPointer port = parts_.ports.get()) [[maybe_unused]]
-    const Status sent = port->contact().send(parts_.directory.newest(to), message);
+  const PortPointer port = parts_.ports.get();
+  if (port == nullptr) return;
+  [[maybe_unused]] const Status sent = port->contact().send(parts_.directory.newest(to), message);
+  if (port->contact().broken()) wake();
 }
 
 Result<Datagram> Service::ask(const Address& to, Datagram question, Deadline deadline) {
@@ -266,6 +279,7 @@ Result<Datagram> Service::ask(const Address& to, Datagram question, Deadline dea
   auto patience = kAskAgainMin;
   for (;;) {
     sent = port->contact().send(parts_.directory.newest(to), question);
+    if (port->contact().broken()) wake();
     std::unique_lock lock(mutex_);
     const auto until = std::min(deadline, steady_clock::now() + patience);
     const auto lost = [&] { return parts_.ports.get() != port; };
@@ -338,6 +352,13 @@ void Service::announce() {
   }
 }
 
+void Service::restart_contact(OpenPort& port, std::string_view what) {
+  const std::string text = fmt::format("the device's queue of datagrams: {}", what);
+  if (const Status again = port.contact().restart(); !again)
+    return lose(port, fmt::format("{}; {}", text, again.error().message));
+  notice(fmt::format("RDMA port {}: {}; it was started anew", port.device()->name(), text));
+}
+
 void Service::take_events(OpenPort& port) {
   const Device& device = *port.device();
   ibv_async_event event{};
@@ -355,6 +376,10 @@ void Service::take_events(OpenPort& port) {
       case EventMeaning::Scope::kNothing:
         break;
       case EventMeaning::Scope::kQueue:
+        if (queue == port.contact().number()) {
+          restart_contact(port, meaning.what);
+          break;
+        }
         port.acceptor().release_queue(queue);
         trouble(
             [queue](const Watched& one) {

@@ -3,6 +3,7 @@
 /// device's events into trouble for links, and opens a port that was lost again.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -72,6 +73,10 @@ class Service {
   /// The port was looked for again, with this result: says what that means, and has peers told.
   void move(OpenPort& port, const std::string& what, Result<bool> moved);
   void announce();
+  /// Makes the thread look around now. Any thread.
+  void wake();
+  /// The queue of datagrams is in error.
+  void restart_contact(OpenPort& port, std::string_view what);
   /// What stands on the port has ended: links fail, memory is forgotten, and it is to be opened
   /// anew.
   void lose(OpenPort& port, const std::string& what);
@@ -85,7 +90,8 @@ class Service {
 
   const Parts parts_;
   const Token token_ = parts_.ports.address().endpoint;
-  UniqueFd stop_;
+  UniqueFd wake_;
+  std::atomic<bool> ending_{false};
   std::thread thread_;
 
   // The service thread's.

@@ -113,7 +113,8 @@ TEST(Node, StoppingDrainsThenFailsWhoIsLeft) {
   const Status refused = late.attach(rank_of("late", 1, 1, 0));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kDraining);
-  std::thread stopping([&] { (*nodes)[0].stop(soon()); });
+  std::jthread stopping(
+      [&] { (*nodes)[0].stop(std::chrono::steady_clock::now() + std::chrono::seconds(2)); });
   ASSERT_TRUE(leaves.call<shm::Done>(shm::Detach{}));
   const auto failed = stays.await<shm::SessionFailed>();
   ASSERT_TRUE(failed);

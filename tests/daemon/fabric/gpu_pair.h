@@ -30,6 +30,12 @@ struct Pair {
     return std::memcmp(target.data() + to, source.data() + from, bytes) == 0;
   }
 
+  /// Before the memory: copies of it may be under way.
+  ~Pair() {
+    a.endpoint.reset();
+    b.endpoint.reset();
+  }
+
   Node a, b;
   TestLink link;
   Memory source, target;

@@ -80,7 +80,7 @@ TEST_F(Endpoint, EndsAtOnceWhoeverIsConnected) {
   const UniqueFd silent = connect();
   const auto begin = std::chrono::steady_clock::now();
   endpoint.reset();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
 TEST_F(Endpoint, SaysWhenThePortIsTaken) {

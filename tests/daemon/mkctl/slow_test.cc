@@ -106,6 +106,34 @@ TEST(WhoIsSlow, TheRankWhoseProcessDoesNotRun) {
   }
 }
 
+TEST(WhoIsSlow, NotTheRanksThatWaitForTheOneNamed) {
+  // Rank 0 left launch 21 before rank 3 stopped in it; 1 and 2 cannot.
+  Node node(0);
+  node.rank(0, 43, 43).rank(1, 41, 41).rank(2, 41, 41).rank(3, 41, 41);
+  node.look_.after.mutable_ranks(3)->set_reason("its process has not run for 8.7 s");
+  const auto stopped = find({node});
+  ASSERT_EQ(stopped.findings.size(), 1u);
+  EXPECT_EQ(stopped.findings[0].rank, 3);
+  // The same where 3 has not come to launch 21, and nobody knows why.
+  const auto late = find({Node(0).rank(0, 43, 43).rank(1, 41, 41).rank(2, 41, 41).rank(3, 40, 40)});
+  ASSERT_EQ(late.findings.size(), 1u);
+  EXPECT_EQ(late.findings[0].rank, 3);
+}
+
+TEST(WhoIsSlow, AllThatStandOnTheSameLaunchOrBetweenTwo) {
+  // In launch 21 both may be the one; between two launches nobody waits for anybody.
+  const auto inside = find({Node(0).rank(0, 43, 43).rank(1, 41, 41).rank(2, 41, 41)});
+  EXPECT_EQ(inside.findings.size(), 2u);
+  const auto between = find({Node(0).rank(0, 43, 43).rank(1, 42, 42).rank(2, 40, 40)});
+  EXPECT_EQ(between.findings.size(), 2u);
+}
+
+TEST(WhoIsSlow, OneThatMovesExcusesNobody) {
+  const auto found = find({Node(0).rank(0, 43, 43).rank(1, 41, 41).rank(2, 37, 39)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].rank, 1);
+}
+
 TEST(WhoIsSlow, BetweenLaunchesNobodyWaits) {
   EXPECT_TRUE(find({Node(0).rank(0, 40, 40).rank(1, 40, 40)}).findings.empty());
 }

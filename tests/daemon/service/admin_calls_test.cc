@@ -72,10 +72,11 @@ TEST_F(AdminCalls, EveryWatcherOfMetricsHasItsOwnPace) {
   fast = watch(100, 6);
   const auto fast_took = std::chrono::steady_clock::now() - begin;
   other.join();
+  // Samples are due at fixed times after the call: one that is late leaves the next less.
   EXPECT_EQ(fast.size(), 6u);
   EXPECT_EQ(slow.size(), 2u);
-  EXPECT_GE(fast_took, std::chrono::milliseconds(450));
-  EXPECT_GE(slow[1].unix_time_ns() - slow[0].unix_time_ns(), 900'000'000u);
+  EXPECT_GE(fast_took, std::chrono::milliseconds(500));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1000));
   std::set<std::string> names;
   for (const v1::MetricFamily& family : fast[0].families()) {
     EXPECT_NE(family.type(), v1::MetricFamily::TYPE_UNSPECIFIED) << family.name();

@@ -73,6 +73,7 @@ TEST_F(OneDaemon, StreamsStats) {
   v1::WatchStatsRequest request;
   request.set_interval_ns(100'000'000);
   request.set_samples(3);
+  const auto begin = std::chrono::steady_clock::now();
   const auto reader = stub->WatchStats(&context, request);
   v1::StatsSample sample;
   ASSERT_TRUE(reader->Read(&sample));
@@ -80,12 +81,13 @@ TEST_F(OneDaemon, StreamsStats) {
   std::uint64_t last = sample.unix_time_ns();
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(reader->Read(&sample));
-    EXPECT_GE(sample.elapsed_ns(), 50'000'000u);
+    EXPECT_GT(sample.elapsed_ns(), 0u);  // one that is late leaves the next less
     EXPECT_GT(sample.unix_time_ns(), last);
     last = sample.unix_time_ns();
   }
   EXPECT_FALSE(reader->Read(&sample));
   EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(200));
 }
 
 TEST_F(OneDaemon, RefusesStatsAtABadRate) {

@@ -244,7 +244,7 @@ TEST(GrpcPeerTransport, APeerThatDoesNotReadIsCutOff) {
 TEST(GrpcPeerTransport, AStreamWhoseEndIsNotTakenIsCancelled) {
   TempFolder folder;
   PeerTransportOptions options;
-  options.hello_timeout = std::chrono::milliseconds(300);
+  options.hello_timeout = std::chrono::seconds(2);
   PeerRig zero(folder, 0, {1}, 1, options);
   zero.start();
   const auto channel =
@@ -280,11 +280,11 @@ grpc::Status call(const TempFolder& folder, const std::vector<v1::PeerMessage>& 
 TEST(GrpcPeerTransport, AnswersNonsenseWithAReason) {
   TempFolder folder;
   PeerTransportOptions options;
-  options.hello_timeout = std::chrono::milliseconds(200);
+  options.hello_timeout = std::chrono::milliseconds(1500);
   PeerRig zero(folder, 0, {1}, 1, options);
   EXPECT_EQ(call(folder, {}).error_message(), "node 0 is still starting");
   zero.start();
-  EXPECT_EQ(call(folder, {}).error_message(), "no Hello came within 200 ms");
+  EXPECT_EQ(call(folder, {}).error_message(), "no Hello came within 1500 ms");
   v1::PeerMessage ready, hello, self, unknown;
   ready.mutable_job_ready()->set_job("x");
   EXPECT_EQ(call(folder, {ready}).error_message(), "the first message was not Hello");

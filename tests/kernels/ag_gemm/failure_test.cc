@@ -57,10 +57,15 @@ bool blames(const Error& error, std::uint32_t missing) {
 TEST(AgGemmFailure, AMissingRankIsNamedByEveryNode) {
   // Long enough that a quarter of it, by which an indirect wait outlasts a direct one, is more than
   // a busy machine keeps a thread waiting.
+#ifdef MK_SANITIZED
+  constexpr milliseconds kWait(4000);
+#else
+  constexpr milliseconds kWait(1200);
+#endif
   for (const auto& [nodes, locals, missing] :
        std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>{
            {1, 3, 1}, {2, 2, 3}, {3, 1, 1}, {3, 2, 2}}) {
-    AgGemmJob job(job_options(nodes, locals, milliseconds(1200)));
+    AgGemmJob job(job_options(nodes, locals, kWait));
     NetworkThread network(job.cluster(), 1);
     std::vector<std::uint32_t> ranks;
     for (std::uint32_t rank = 0; rank < job.size(); ++rank) {

@@ -58,7 +58,12 @@ TYPED_TEST_SUITE_P(GemmSumFailure);
 TYPED_TEST_P(GemmSumFailure, AMissingRankIsNamed) {
   // Long enough that a quarter of it, by which an indirect wait outlasts a direct one, is more than
   // a busy machine keeps a thread waiting.
-  GemmSumJob<TypeParam> job(job_options(2, 2, milliseconds(2000)));
+#ifdef MK_SANITIZED
+  constexpr milliseconds kWait(6000);
+#else
+  constexpr milliseconds kWait(2000);
+#endif
+  GemmSumJob<TypeParam> job(job_options(2, 2, kWait));
   NetworkThread network(job.cluster(), 1);
   const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
   EXPECT_EQ(errors[2].code, ErrorCode::kTimeout);

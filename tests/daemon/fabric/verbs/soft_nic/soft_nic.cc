@@ -16,6 +16,16 @@ void change(const std::string& name, Change&& what) {
   network.wake();
 }
 
+void fail_queues_of(const std::string& device, ibv_qp_type type, bool told) {
+  change(device, [=](Network& network, Device& changed) {
+    for (const auto& [number, queue] : network.queues) {
+      if (queue->owner != &changed || queue->qp().qp_type != type) continue;
+      network.to_error(*queue);
+      if (told) network.queue_event(*queue, IBV_EVENT_QP_FATAL);
+    }
+  });
+}
+
 }  // namespace
 
 void reset() {
@@ -79,14 +89,9 @@ std::size_t open_contexts(const std::string& device) {
       std::count_if(network.contexts.begin(), network.contexts.end(),
                     [&](const Context* context) { return context->owner->name == device; }));
 }
-void fail_queues(const std::string& device) {
-  change(device, [](Network& network, Device& changed) {
-    for (const auto& [number, queue] : network.queues) {
-      if (queue->owner != &changed || queue->qp().qp_type != IBV_QPT_RC) continue;
-      network.to_error(*queue);
-      network.queue_event(*queue, IBV_EVENT_QP_FATAL);
-    }
-  });
+void fail_queues(const std::string& device) { fail_queues_of(device, IBV_QPT_RC, true); }
+void fail_datagrams(const std::string& device, bool told) {
+  fail_queues_of(device, IBV_QPT_UD, told);
 }
 void lose_datagrams(unsigned percent) {
   Network& network = Network::get();

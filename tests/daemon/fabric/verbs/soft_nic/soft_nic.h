@@ -38,6 +38,8 @@ void rename_device(const std::string& device, const std::string& name);
 std::size_t open_contexts(const std::string& device);
 /// The NIC gives up the connected queue pairs of that device, with IBV_EVENT_QP_FATAL.
 void fail_queues(const std::string& device);
+/// The same with those of datagrams; `told`: with the event.
+void fail_datagrams(const std::string& device, bool told);
 
 /// Of 100 datagrams, so many get lost.
 void lose_datagrams(unsigned percent);

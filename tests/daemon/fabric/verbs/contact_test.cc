@@ -1,0 +1,185 @@
+// The queue of datagrams when its port lags or the queue breaks, and connections that end before
+// the proxy has looked; on software NICs.
+#include "daemon/fabric/verbs/contact.h"
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "tests/daemon/fabric/verbs/trouble.h"
+
+namespace mk::fabric {
+namespace {
+
+using verbs::Contact;
+using verbs::Datagram;
+using verbs::Device;
+
+/// A datagram queue at a port of its own, without the service.
+struct Station {
+  explicit Station(const std::string& name)
+      : device(*Device::open(on(name).config, 0)), contact(*Contact::open(device)) {}
+  verbs::Address address() const {
+    verbs::Address address = device->address();
+    address.contact_queue = contact->number();
+    address.contact_key = contact->key();
+    return address;
+  }
+  std::optional<Datagram> next() const {
+    std::optional<Datagram> got;
+    const auto until = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(10);
+    while (!(got = contact->receive()) && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+    return got;
+  }
+  /// Until the NIC has let the last one out.
+  bool sends(const verbs::Address& to, const Datagram& datagram) const {
+    return pump({}, [&] { return contact->send(to, datagram).has_value(); });
+  }
+
+  std::shared_ptr<Device> device;
+  std::unique_ptr<Contact> contact;
+};
+
+Datagram numbered(std::uint64_t number) {
+  Datagram datagram;
+  datagram.kind = verbs::DatagramKind::kDisconnect;
+  datagram.number = number;
+  return datagram;
+}
+
+class VerbsContact : public VerbsTrouble {};
+
+TEST_F(VerbsContact, ADatagramThatLeavesLateIsStillTheOneThatWasSent) {
+  const Station a("soft0"), b("soft1");
+  soft_nic::hold(true);
+  EXPECT_FALSE(a.contact->send(b.address(), numbered(1)));
+  const Status second = a.contact->send(b.address(), numbered(2));
+  ASSERT_FALSE(second);
+  EXPECT_TRUE(holds(second.error().message, "soft0:1 has not sent an earlier datagram"))
+      << second.error().message;
+  EXPECT_FALSE(a.contact->broken());
+  soft_nic::hold(false);
+  auto got = b.next();
+  ASSERT_TRUE(got);
+  EXPECT_EQ(got->number, 1u);
+  // And its completion is not taken for that of a later one.
+  for (std::uint64_t number = 3; number < 10; ++number) {
+    ASSERT_TRUE(a.sends(b.address(), numbered(number)));
+    got = b.next();
+    ASSERT_TRUE(got);
+    EXPECT_EQ(got->number, number);
+  }
+}
+
+TEST_F(VerbsContact, AQueueInErrorSaysSoAndStartsAnewUnderItsNumber) {
+  const Station a("soft0"), b("soft1");
+  const std::uint32_t number = a.contact->number();
+  soft_nic::fail_datagrams("soft0", false);
+  EXPECT_FALSE(a.contact->send(b.address(), numbered(1)));
+  EXPECT_TRUE(a.contact->broken());
+  ASSERT_TRUE(a.contact->restart());
+  EXPECT_FALSE(a.contact->broken());
+  EXPECT_EQ(a.contact->number(), number);
+  ASSERT_TRUE(a.sends(b.address(), numbered(2)));
+  EXPECT_EQ(b.next()->number, 2u);
+  ASSERT_TRUE(b.sends(a.address(), numbered(3)));
+  EXPECT_EQ(a.next()->number, 3u);
+}
+
+// Whether the NIC tells by an event or the endpoint finds out by what comes back.
+class VerbsDatagrams : public VerbsTrouble, public testing::WithParamInterface<bool> {};
+
+TEST_P(VerbsDatagrams, AreServedAgainAfterTheirQueueBroke) {
+  std::mutex mutex;
+  std::vector<std::string> notices;
+  FabricSetup setup = on("soft0");
+  setup.config.notice = [&](const std::string& text) {
+    const std::lock_guard lock(mutex);
+    notices.push_back(text);
+  };
+  {
+    Node a(setup);
+    Node b(on("soft1"));
+    const Busy before(a, b);
+    EXPECT_TRUE(before.arrives(a, b));
+    soft_nic::fail_datagrams("soft0", GetParam());
+    EXPECT_TRUE(Busy(a, b).arrives(a, b));
+    EXPECT_TRUE(Busy(b, a).arrives(b, a));
+    EXPECT_TRUE(a.links_down.empty()) << "links do not need it";
+  }
+  EXPECT_TRUE(std::any_of(notices.begin(), notices.end(), [](const std::string& text) {
+    return holds(text, "RDMA port soft0:1") && holds(text, "queue of datagrams");
+  })) << testing::PrintToString(notices);
+}
+INSTANTIATE_TEST_SUITE_P(Ways, VerbsDatagrams, testing::Bool(),
+                         [](const auto& param) { return param.param ? "told" : "found"; });
+
+// What was acknowledged has arrived, also when its sender leaves before the proxy looks: the NIC
+// forgets what a queue pair received once that is destroyed.
+TEST_F(VerbsContact, WhatALeavingPeerHasWrittenIsShown) {
+  FabricSetup setup = on("soft0");
+  setup.config.verbs.arrival = "immediate";
+  Node b(setup);
+  setup.config.verbs.devices = {"soft1"};
+  for (const bool with_goodbye : {false, true}) {
+    SCOPED_TRACE(with_goodbye);
+    Node c(setup);
+    auto a = std::make_unique<Node>(setup);
+    const TestLink link = join(*a, b);
+    std::vector<Write> writes;
+    const std::uint32_t epoch = with_goodbye ? 2 : 1;
+    for (std::uint32_t i = 0; i < 100; ++i) writes.push_back(make_write(link, i, epoch, i));
+    ASSERT_TRUE(post_all(*a, link.id, writes, {a.get()}));
+    ASSERT_TRUE(pump({a.get()}, [&] { return a->total(a->completed) == writes.size(); }));
+    a->endpoint->disconnect(link.id);
+    if (with_goodbye) a.reset();
+    // Datagrams are taken in turn: when this is answered, that has been heard.
+    ASSERT_TRUE(c.endpoint->connect(b.endpoint->address(), "node 1 rail 0"));
+    EXPECT_TRUE(pump({&b}, [&] {
+      for (std::uint32_t i = 0; i < writes.size(); ++i) {
+        if (b.flag(i) != epoch) return false;
+      }
+      return true;
+    }));
+  }
+}
+
+TEST_F(VerbsContact, EndedConnectionsAreClosedOnceTheProxyHasLooked) {
+  FabricSetup setup = on("soft0");
+  setup.config.verbs.arrival = "immediate";
+  Node a(setup);
+  Node b(setup);
+  const auto connected = [&] {
+    const auto link = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
+    EXPECT_TRUE(link);
+    if (link) a.endpoint->disconnect(*link);
+    a.poll();
+  };
+  connected();
+  const std::size_t few = soft_nic::live_objects();
+  for (int i = 0; i < 20; ++i) connected();
+  EXPECT_TRUE(pump({&a, &b},
+                   [&] {
+                     connected();  // sweeps
+                     return soft_nic::live_objects() <= few + 4;
+                   }))
+      << soft_nic::live_objects() << " objects, " << few << " with one link";
+}
+
+TEST_F(VerbsContact, APortThatIsDownIsNamedWithoutAskingAnybody) {
+  FabricSetup setup = on("soft0");
+  setup.config.connect_timeout_ns = 3'600'000'000'000;  // nobody waits for it
+  Node a(setup);
+  Node b(on("soft1"));
+  soft_nic::set_port("soft0", false);
+  const auto refused = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
+  ASSERT_FALSE(refused);
+  EXPECT_TRUE(holds(refused.error().message, "node 1 rail 0: RDMA port soft0:1 is down"))
+      << refused.error().message;
+  soft_nic::set_port("soft0", true);
+  EXPECT_TRUE(Busy(a, b).arrives(a, b));
+}
+
+}  // namespace
+}  // namespace mk::fabric
