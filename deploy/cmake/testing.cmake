@@ -15,6 +15,7 @@ set(mk_test_environment
     "ASAN_OPTIONS=abort_on_error=0:detect_stack_use_after_return=1:strict_string_checks=1"
     "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
     "UBSAN_OPTIONS=print_stacktrace=1"
+    "MK_TEST_PATIENCE=${MK_TEST_PATIENCE}"
     "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp:ignore_noninstrumented_modules=1:history_size=4:second_deadlock_stack=1")
 
 function(mk_test_properties name labels timeout)

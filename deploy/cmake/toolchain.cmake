@@ -42,7 +42,9 @@ else()
 endif()
 
 # Test time-outs are given for a plain build; sanitizers make everything slower.
+# MK_TEST_PATIENCE is for what tests themselves wait for.
 set(MK_TEST_TIMEOUT_SCALE 1)
+set(MK_TEST_PATIENCE 1)
 if(MK_SANITIZE)
   if(NOT MK_SANITIZE MATCHES "^(address|undefined|thread)(,(address|undefined|thread))*$")
     message(FATAL_ERROR "MK_SANITIZE is '${MK_SANITIZE}': it takes address, undefined, thread, or several with commas.")
@@ -54,6 +56,7 @@ if(MK_SANITIZE)
   add_link_options(-fsanitize=${MK_SANITIZE})
   add_compile_definitions(MK_SANITIZED=1)
   set(MK_TEST_TIMEOUT_SCALE 4)
+  set(MK_TEST_PATIENCE 2)
   mk_feature(sanitizers ON "${MK_SANITIZE}")
 else()
   mk_feature(sanitizers OFF "presets asan and tsan turn them on")

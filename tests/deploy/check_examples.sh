@@ -42,10 +42,7 @@ fi
 # Debian's own Python: its torch is there, or not. Its torchrun (1.13 under Python 3.11) fails on "redirect nothing", the
 # default, so that stderr goes through a file here.
 if /usr/bin/python3 -c 'import torch.distributed.run' 2>/dev/null; then
-  port=$(/usr/bin/python3 -c 'import socket
-one = socket.socket()
-one.bind(("127.0.0.1", 0))
-print(one.getsockname()[1])')
+  port=$(python3 "$here/../runner/free_ports.py")
   launchers=()
   for node in 0 1; do
     MKERNEL_SOCKET=$work/$node.sock MKERNEL_LIBRARY=$library OMP_NUM_THREADS=1 timeout 90 /usr/bin/python3 -m torch.distributed.run \

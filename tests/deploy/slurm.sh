@@ -13,10 +13,7 @@ slurm_start() {
   export PATH=$PATH:/usr/sbin SLURM_CONF=$work/slurm.conf
   local host ports
   host=$(hostname -s)
-  read -ra ports < <(python3 -c 'import socket
-taken = [socket.socket() for _ in range(3)]
-for one in taken: one.bind(("127.0.0.1", 0))
-print(*[one.getsockname()[1] for one in taken])')
+  read -ra ports < <(python3 "$(dirname "${BASH_SOURCE[0]}")/../runner/free_ports.py" 3)
   chmod 755 "$work"
   mkdir -p "$work/state"
   head -c 128 /dev/urandom >"$work/munge.key"

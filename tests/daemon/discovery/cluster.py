@@ -1,22 +1,22 @@
 """A small cluster on loopback addresses, for the discovery tests: daemons, jobs over them, and what mkctl says of them.
 Everything that is started ends with the `Cluster`."""
-import contextlib
 import json
 import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "runner"))
+from free_ports import free_ports  # noqa: E402
+
+
 def free_port(host="127.0.0.1"):
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    return free_ports(1, host)[0]
 
 
 def eventually(what, done, seconds=60):

@@ -24,6 +24,7 @@ struct DirectControl {
   bool has_module = true;
   std::atomic<int> by_dmabuf{0}, by_module{0}, gone{0};  ///< registrations
   int flushes = 0;                                       ///< taken
+  int arrivals = 0;                                      ///< that the NICs have reported
 
   struct Shadow {
     std::vector<std::byte> bytes;
@@ -103,7 +104,9 @@ class DirectNic final : public Endpoint {
       events[count++] = one.second;
       return true;
     });
-    return count + host_->poll(events.subspan(count));
+    const auto of_host = events.subspan(count, host_->poll(events.subspan(count)));
+    for (const Event& event : of_host) control_->arrivals += event.kind == Event::Kind::kArrival;
+    return count + of_host.size();
   }
   bool flush(const LocalRegion& region, std::uint64_t cookie) override {
     if (control_->refuse_flushes) return false;
