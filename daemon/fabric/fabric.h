@@ -164,7 +164,7 @@ class Endpoint {
                                                               std::span<const std::byte> key) = 0;
   /// Why a link went down, for logs and status; empty while it is up. Valid until `disconnect`.
   virtual std::string link_reason(LinkId /*link*/) const { return {}; }
-  /// How GPU memory goes, for people ("by dmabuf"); empty while none has come.
+  /// How the GPU memory that is registered goes, for people ("by dmabuf"); empty: there is none.
   virtual std::string gpu_path() const { return {}; }
 
   // -- data path --

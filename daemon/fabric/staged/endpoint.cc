@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <set>
 #include <utility>
 
 #include "daemon/fabric/staged/link.h"
@@ -221,7 +220,7 @@ class StagedEndpoint final : public Endpoint {
     return reason;
   }
 
-  std::string gpu_path() const override { return fmt::format("{}", fmt::join(gpu_paths_, ", ")); }
+  std::string gpu_path() const override { return regions_->paths(); }
 
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;
@@ -248,7 +247,6 @@ class StagedEndpoint final : public Endpoint {
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   const std::shared_ptr<FlagTable> flags_ = std::make_shared<FlagTable>();
   std::array<std::string, kLinksMax> peer_names_;  ///< control thread: by link
-  std::set<std::string> gpu_paths_;                ///< control thread: how buffers go
   std::unique_ptr<Carrier> carrier_;              ///< control thread: null until a GPU buffer comes
   std::atomic<Carrier*> proxy_carrier_{nullptr};  ///< the same, for the proxy thread
   bool carrier_first_ = false;                    ///< proxy thread
@@ -292,6 +290,7 @@ Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_gpu_memory(
   MK_ASSIGN_OR_RETURN(region->host,
                       carrier.register_memory(
                           {region->memory.data(), region->memory.bytes(), region->memory.fd(), 0}));
+  region->path = direct ? *direct : "staged through host memory";
   MK_RETURN_IF_ERROR(regions_->add(region));
   KeyHead head;
   head.bytes = memory.bytes;
@@ -306,9 +305,8 @@ Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_gpu_memory(
                 "fabric {} needs {} bytes to name a GPU buffer to its peers: {} at most",
                 capabilities_.name, region->key.size(), kKeyBytesMax);
   }
-  made->gpu_path = direct ? *direct : "staged through host memory";
+  made->gpu_path = region->path;
   if (!direct) made->gpu_path_why = direct.error().message;
-  gpu_paths_.insert(made->gpu_path);
   return made;
 }
 

@@ -1,6 +1,8 @@
 #include "daemon/fabric/staged/region.h"
 
-#include <chrono>
+#include <fmt/ranges.h>
+
+#include <set>
 #include <thread>
 
 #include "shm/atomic.h"
@@ -55,13 +57,26 @@ void RegionTable::remove(Region& region) {
     const std::unique_lock held(region.lock);
     region.alive = false;
   }
-  const auto deadline = std::chrono::steady_clock::now() + kCopiesTimeout;
-  while (region.copies.load(std::memory_order_acquire) != 0 &&
-         std::chrono::steady_clock::now() < deadline) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  std::unique_lock held(mutex_);
+  const bool in_vain = begin < waited_until_ + kCopiesTimeout;
+  held.unlock();
+  const Clock::time_point deadline = in_vain ? begin : begin + kCopiesTimeout;
+  while (region.copies.load(std::memory_order_acquire) != 0 && Clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::microseconds{50});
-  }
-  const std::lock_guard held(mutex_);
+  held.lock();
+  if (region.copies.load(std::memory_order_acquire) != 0) waited_until_ = Clock::now();
   regions_[region.number].reset();
+}
+
+std::string RegionTable::paths() const {
+  const std::lock_guard held(mutex_);
+  std::set<std::string> all;
+  for (const auto& region : regions_) {
+    if (region != nullptr) all.insert(region->path);
+  }
+  return fmt::format("{}", fmt::join(all, ", "));
 }
 
 std::shared_ptr<Region> RegionTable::find(std::uint32_t number) const {

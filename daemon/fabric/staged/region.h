@@ -3,6 +3,7 @@
 /// that arrivals look in, and the arrival flags that this endpoint stores itself.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -29,6 +30,7 @@ struct Region {
   std::unique_ptr<LocalRegion> host;  ///< `memory` at the second endpoint
   /// The buffer itself, which the NIC reaches; null: by its image.
   std::unique_ptr<LocalRegion> direct;
+  std::string path;  ///< how it goes, for people
   Bytes key;
 
   const Record* record(std::uint32_t flag_index) const {
@@ -64,14 +66,18 @@ class RegionTable {
  public:
   /// Gives the region a number that has not been in use for as long as possible.
   Status add(const std::shared_ptr<Region>& region);
-  /// Waits until no GPU reads or writes it (a second at most), then forgets it.
+  /// Waits until no GPU reads or writes it (a second at most; of several in a row, for the first
+  /// that hangs), then forgets it.
   void remove(Region& region);
+  /// How the buffers that are there go, each way once: "by dmabuf, staged through host memory".
+  std::string paths() const;
   std::shared_ptr<Region> find(std::uint32_t number) const;
 
  private:
   mutable std::mutex mutex_;
   std::array<std::shared_ptr<Region>, kRegionsMax> regions_;
   std::uint32_t next_ = 0;
+  std::chrono::steady_clock::time_point waited_until_{};  ///< in vain
 };
 
 /// Where arrival flags lie, by the digest of their memory's key.
