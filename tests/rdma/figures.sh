@@ -4,7 +4,7 @@
 #
 #   bash tests/rdma/run_vm.sh --out FOLDER -- bash tests/rdma/figures.sh BUILD_FOLDER [ROUNDS]
 set -u
-build=$1 rounds=${2:-7} bytes=65536 count=400 window=16
+build=$1 rounds=${2:-21} bytes=65536 count=400 window=16
 perftest() {
   ib_write_bw -F -d rxe0 -x 1 -s $bytes -n $count -t $window >/tmp/server.log 2>&1 &
   local server=$! result=
