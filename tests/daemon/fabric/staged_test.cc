@@ -177,6 +177,89 @@ TEST_P(StagedTest, ABufferWithoutADriverOrBeyondTheLimitIsRefused) {
   EXPECT_NO_THROW((void)node.memory(4096));
 }
 
+/// Reaches nobody, and takes its time to find out.
+class DeafNic final : public Endpoint {
+ public:
+  DeafNic(std::unique_ptr<Endpoint> real, int& tries) : real_(std::move(real)), tries_(tries) {}
+  const Capabilities& capabilities() const override { return real_->capabilities(); }
+  Bytes address() const override { return real_->address(); }
+  Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override {
+    return real_->register_memory(memory);
+  }
+  Result<LinkId> connect(std::span<const std::byte>, const std::string& peer_name) override {
+    return fail(ErrorCode::kTimeout, "try {}: {} does not answer", ++tries_, peer_name);
+  }
+  void disconnect(LinkId link) override { real_->disconnect(link); }
+  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
+                                                      std::span<const std::byte> key) override {
+    return real_->import_region(link, key);
+  }
+  std::size_t post(LinkId link, std::span<const Write> writes) override {
+    return real_->post(link, writes);
+  }
+  std::size_t poll(std::span<Event> events) override { return real_->poll(events); }
+
+ private:
+  const std::unique_ptr<Endpoint> real_;
+  int& tries_;
+};
+
+TEST_P(StagedTest, APeerWhoseSecondEndpointDoesNotAnswerCostsOneWait) {
+  int tries = 0;
+  FabricSetup setup = GetParam();
+  setup.carrier = std::make_shared<FabricSetup>(*setup.carrier);
+  setup.carrier->opener = [real = *GetParam().carrier,
+                           &tries]() -> Result<std::unique_ptr<Endpoint>> {
+    MK_ASSIGN_OR_RETURN(auto endpoint, real.open_rail());
+    return std::make_unique<DeafNic>(std::move(endpoint), tries);
+  };
+  Node a(setup);
+  Node b(GetParam());
+  const Memory one = b.memory(4096), other = b.memory(4096);
+  const TestLink link = join(a, b);
+  for (const Memory* target : {&one, &other, &one}) {
+    const auto refused = a.endpoint->import_region(link.id, target->region->key());
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message.find("try 1: "), std::string::npos)
+        << refused.error().message;
+  }
+  EXPECT_EQ(tries, 1);
+  const TestLink another = join(a, b);  // of which nothing is known
+  EXPECT_FALSE(a.endpoint->import_region(another.id, one.region->key()));
+  EXPECT_EQ(tries, 2);
+}
+
+TEST_P(StagedTest, AnEndpointTellsOfTheBuffersThatAreThere) {
+  Node node(GetParam());
+  EXPECT_EQ(node.endpoint->gpu_path(), "");
+  {
+    const Memory one = node.memory(4096), other = node.memory(4096);
+    EXPECT_EQ(node.endpoint->gpu_path(), "staged through host memory");
+  }
+  EXPECT_EQ(node.endpoint->gpu_path(), "");
+}
+
+// As many as hang: for the first it waits, in case its copy ends; the others are let go of at once.
+TEST(StagedRegionTest, OfBuffersThatHangOnlyTheFirstIsWaitedFor) {
+  staged::RegionTable table;
+  std::vector<std::shared_ptr<staged::Region>> regions;
+  for (int i = 0; i < 20; ++i) {
+    regions.push_back(std::make_shared<staged::Region>(
+        shm::BufferFile::create("test", staged::kImageOffset).value()));
+    ASSERT_TRUE(table.add(regions.back()));
+    ASSERT_TRUE(regions.back()->hold());
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& region : regions) table.remove(*region);
+  const auto took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(took, std::chrono::milliseconds(900));
+  EXPECT_LT(took, std::chrono::seconds(10)) << "twenty waits of a second";
+  for (const auto& region : regions) {
+    EXPECT_EQ(table.find(region->number), nullptr);
+    EXPECT_FALSE(region->hold());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Contracts, StagedTest, testing::ValuesIn(setups()), setup_name);
 
 // -- the receiver alone -------------------------------------------------------------------------
