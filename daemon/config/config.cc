@@ -14,7 +14,6 @@ namespace mk::daemon {
 namespace {
 
 constexpr std::size_t kSocketPathBytesMax = 107;
-constexpr std::uint32_t kRailsMax = shm::kLocalRanksMax;
 constexpr std::size_t kFileBytesMax = 1 << 20;
 constexpr std::int64_t kJobCommandsMax = 1'000'000'000;
 
@@ -156,14 +155,14 @@ void read_verbs(Section verbs, mk::fabric::VerbsOptions& options) {
 
 void read_fabric(Section fabric, Config& config) {
   fabric.string("name", take_one_of(config.fabric.name, fabric_names()));
-  fabric.integer("rails", 1, kRailsMax, config.fabric.rails);
+  fabric.integer_or("rails", 1, kRailsMax, "auto", kRailsAuto, config.fabric.rails);
   Section loopback = fabric.section("loopback");
   loopback.string("bandwidth", take_bandwidth(config.fabric.loopback.bandwidth_bytes_per_second));
   loopback.string("latency", take_duration(config.fabric.loopback.latency_ns));
   loopback.finish();
   Section ofi = fabric.section("ofi");
   ofi.string("provider", take_text(config.fabric.ofi.provider, 64));
-  ofi.string("bind", take_text(config.fabric.ofi.bind, 256));
+  ofi.string_or_strings("bind", 256, config.fabric.ofi.bind);
   ofi.finish();
   read_verbs(fabric.section("verbs"), config.fabric.verbs);
   fabric.finish();
@@ -309,7 +308,10 @@ void apply(const ConfigOverrides& overrides, Config& config, Diagnostics& diagno
   override_with(overrides.fabric, "fabric", diagnostics,
                 take_one_of(config.fabric.name, fabric_names()));
   override_with(overrides.rails, "rails", diagnostics, [&](std::string_view text) {
-    return accept_number(text, "a number", 1, kRailsMax, config.fabric.rails);
+    if (text != "auto")
+      return accept_number(text, "\"auto\" or a number", 1, kRailsMax, config.fabric.rails);
+    config.fabric.rails = kRailsAuto;
+    return Status();
   });
   override_with(overrides.link_bandwidth, "link-bandwidth", diagnostics,
                 take_bandwidth(config.fabric.loopback.bandwidth_bytes_per_second));
@@ -343,6 +345,32 @@ void check_security(const Config& config, Diagnostics& diagnostics) {
   }
 }
 
+/// The lists by rail. How many rails "auto" is, is known only on the machine: topology::plan_rails.
+void check_rails(const Config& config, Diagnostics& diagnostics) {
+  const std::uint32_t rails = config.fabric.rails;
+  const std::size_t cpus = config.proxy.cpus.size();
+  if (rails != kRailsAuto && cpus != 0 && cpus != rails) {
+    diagnostics.plain(
+        fmt::format("proxy.cpus: {} entries for {} rails; one per rail is expected", cpus, rails));
+  }
+  const auto check_names = [&](std::string_view key, std::size_t names) {
+    if (names > kRailsMax) {
+      diagnostics.plain(
+          fmt::format("{}: {} entries; there are at most {} rails, and a rail of "
+                      "several NICs is one entry, \"a+b\"",
+                      key, names, kRailsMax));
+    } else if (rails != kRailsAuto && !fits_rails(names, rails)) {
+      diagnostics.plain(
+          fmt::format("{}: {} entries for {} rails; one for all, one per rail, or a "
+                      "number that divides the rails is expected (of several NICs "
+                      "for one rail, \"a+b\" is one entry)",
+                      key, names, rails));
+    }
+  };
+  check_names("fabric.verbs.devices", config.fabric.verbs.devices.size());
+  check_names("fabric.ofi.bind", config.fabric.ofi.bind.size());
+}
+
 void check(const Config& config, Diagnostics& diagnostics) {
   std::set<std::string> addresses;
   for (const PeerConfig& peer : config.peers) {
@@ -355,10 +383,7 @@ void check(const Config& config, Diagnostics& diagnostics) {
           fmt::format("peer {}: another peer has address {}", peer.id, peer.address.text()));
     }
   }
-  if (!config.proxy.cpus.empty() && config.proxy.cpus.size() != config.fabric.rails) {
-    diagnostics.plain(fmt::format("proxy.cpus: {} entries for {} rails; one per rail is expected",
-                                  config.proxy.cpus.size(), config.fabric.rails));
-  }
+  check_rails(config, diagnostics);
   const std::uint32_t mtu = config.fabric.verbs.mtu_bytes;
   if (mtu != 0 && (mtu < 256 || !std::has_single_bit(mtu))) {
     diagnostics.plain(
@@ -440,6 +465,8 @@ Result<Config> load_config(const std::string& path, const ConfigOverrides& overr
   }
   return parse_config(text, path, overrides);
 }
+
+bool fits_rails(std::size_t names, std::uint32_t rails) { return names == 0 || rails % names == 0; }
 
 JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job) {
   for (const JobConfig& entry : jobs) {

@@ -33,6 +33,9 @@ struct JobConfig {
 };
 
 inline constexpr std::uint32_t kJobWeightMax = 1000;
+inline constexpr std::uint32_t kRailsMax = shm::kLocalRanksMax;
+/// As many as the machine asks for: topology::rail_count.
+inline constexpr std::uint32_t kRailsAuto = 0;
 
 struct Config {
   std::uint32_t node_id = 0;
@@ -64,14 +67,14 @@ struct Config {
 
   struct {
     std::string name = "auto";  ///< see topology::resolve_fabric
-    std::uint32_t rails = 1;
+    std::uint32_t rails = kRailsAuto;
     struct {
       double bandwidth_bytes_per_second = 0;  ///< per link; 0: unlimited
       std::uint64_t latency_ns = 0;
     } loopback;
     struct {
       std::string provider = "tcp";
-      std::string bind;
+      std::vector<std::string> bind;  ///< by rail, in turn; empty: by rule
     } ofi;
     mk::fabric::VerbsOptions verbs;
   } fabric;
@@ -138,6 +141,9 @@ Result<Config> load_config(const std::string& path, const ConfigOverrides& overr
 
 /// The whole configuration as TOML that parses to the same.
 std::string print_config(const Config& config);
+
+/// Whether `names` names, taken by the rails in turn, are all used and equally often; none fits.
+bool fits_rails(std::size_t names, std::uint32_t rails);
 
 /// The share of a job by `jobs`; the default when nothing matches.
 JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job);

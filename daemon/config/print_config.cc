@@ -75,14 +75,17 @@ std::string print_config(const Config& config) {
   line("ca = {}", quoted(etcd.ca));
   line("\n[fabric]");
   line("name = {}", quoted(config.fabric.name));
-  line("rails = {}", config.fabric.rails);
+  line("rails = {}",
+       config.fabric.rails == kRailsAuto ? "\"auto\"" : fmt::format("{}", config.fabric.rails));
   line("\n[fabric.loopback]");
   line("bandwidth = {}",
        quoted(format_bandwidth(config.fabric.loopback.bandwidth_bytes_per_second)));
   line("latency = {}", quoted(format_duration(config.fabric.loopback.latency_ns)));
   line("\n[fabric.ofi]");
   line("provider = {}", quoted(config.fabric.ofi.provider));
-  line("bind = {}", quoted(config.fabric.ofi.bind));
+  std::vector<std::string> binds;
+  for (const std::string& bind : config.fabric.ofi.bind) binds.push_back(quoted(bind));
+  line("bind = [{}]", fmt::join(binds, ", "));
   const mk::fabric::VerbsOptions& verbs = config.fabric.verbs;
   std::vector<std::string> devices;
   for (const std::string& device : verbs.devices) devices.push_back(quoted(device));

@@ -62,6 +62,11 @@ inline bool is_ascii(std::string_view text) {
                      [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
+/// ASCII without control characters.
+inline bool is_line(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
 /// Refuses the first byte of `text` that is not ASCII. toml++ (3.1 to 3.4) reaches undefined
 /// behaviour where it skips white space and meets a character such as U+00E9, so no such text may
 /// come to it; no value of ours needs one.
@@ -97,6 +102,24 @@ class Section {
     into = static_cast<T>(value->get());
   }
 
+  /// The same, or `word`, which stands for `meaning`.
+  template <class T>
+  void integer_or(std::string_view key, std::int64_t min, std::int64_t max, std::string_view word,
+                  T meaning, T& into) {
+    const toml::node* node = find(key);
+    if (!node) return;
+    const auto* text = node->as_string();
+    const auto* value = node->as_integer();
+    if (text && text->get() == word) {
+      into = meaning;
+    } else if (value && value->get() >= min && value->get() <= max) {
+      into = static_cast<T>(value->get());
+    } else {
+      refuse(*node, key,
+             fmt::format("a whole number from {} to {}, or \"{}\", is expected", min, max, word));
+    }
+  }
+
   void boolean(std::string_view key, bool& into) {
     const toml::node* node = find(key);
     if (!node) return;
@@ -124,16 +147,33 @@ class Section {
                        into, [&](std::int64_t value) { return value >= min && value <= max; });
   }
 
-  /// A list of strings of `bytes_min` to `bytes_max` characters of ASCII.
+  /// A list of strings of `bytes_min` to `bytes_max` characters of ASCII, each of one line.
   void strings(std::string_view key, std::size_t bytes_min, std::size_t bytes_max,
                std::vector<std::string>& into) {
     list<std::string>(key,
                       fmt::format("a list of strings of {} to {} bytes of ASCII is expected",
                                   bytes_min, bytes_max),
                       into, [&](const std::string& value) {
-                        return is_ascii(value) && value.size() >= bytes_min &&
+                        return is_line(value) && value.size() >= bytes_min &&
                                value.size() <= bytes_max;
                       });
+  }
+
+  /// The same, or one string alone for a list of it; "": no entry.
+  void string_or_strings(std::string_view key, std::size_t bytes_max,
+                         std::vector<std::string>& into) {
+    const toml::node* node = table_ ? table_->get(key) : nullptr;
+    const auto* value = node ? node->as_string() : nullptr;
+    if (!value) return strings(key, 1, bytes_max, into);
+    known_.emplace_back(key);
+    if (!is_line(value->get()) || value->get().size() > bytes_max) {
+      return refuse(*node, key,
+                    fmt::format("a line of at most {} bytes of ASCII is expected, or "
+                                "a list of them",
+                                bytes_max));
+    }
+    into.clear();
+    if (!value->get().empty()) into.push_back(value->get());
   }
 
   /// A table within; empty when absent.

@@ -273,7 +273,9 @@ Finding distances(const Facts& facts) {
   if (!facts.topology_trouble.empty()) {
     finding.outcome = needed(wants_verbs(facts) || wants_efa(facts));
     finding.evidence = facts.topology_trouble;
-    finding.fix = "`mkctl topology` draws what there is; fabric.verbs.devices names NICs by rail";
+    finding.fix =
+        "`mkctl topology` draws what there is; fabric.verbs.devices and "
+        "fabric.ofi.bind name NICs by rail";
     return finding;
   }
   bool any = false;
@@ -288,6 +290,10 @@ Finding distances(const Facts& facts) {
   if (!any) {
     finding.outcome = Outcome::kSkip;
     finding.evidence += finding.evidence.empty() ? "no GPU" : "; no GPU";
+  } else if (!facts.idle_nics.empty()) {
+    finding.outcome = Outcome::kWarn;
+    finding.evidence += "; " + facts.idle_nics;
+    finding.fix = "set fabric.rails = \"auto\" on all nodes, and restart mkerneld";
   } else if (finding.outcome == Outcome::kWarn) {
     finding.fix =
         "use NICs below the GPU's own PCIe switch or host bridge, if there are any: "

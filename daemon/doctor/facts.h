@@ -68,6 +68,7 @@ struct Facts {
   std::vector<ProviderFacts> providers;  ///< that can do what the ofi fabric needs
   std::string topology_trouble;
   std::vector<RailFacts> rails;
+  std::string idle_nics;  ///< a sentence about those that too few rails leave idle; empty: none
 
   // -- the daemon and its peers --
   std::string version;  ///< of this program

@@ -86,6 +86,8 @@ void probe_topology(const daemon::Config& config, Facts& facts) {
     facts.topology_trouble = choices.error().message;
     return;
   }
+  if (const auto plan = topology::plan_rails(config, [&] { return *machine; }))
+    facts.idle_nics = plan->unused;
   for (const topology::RailChoice& choice : *choices) {
     RailFacts& rail = facts.rails.emplace_back();
     rail.nics = topology::nic_names(*machine, choice);
@@ -105,7 +107,12 @@ void probe_write(const daemon::Config& config, Facts& facts) {
     facts.write.trouble = "fabric null moves nothing: it is for benchmarks";
     return;
   }
-  fabric::EndpointConfig setup = topology::rail_endpoints(config).front();
+  const auto plan = topology::plan_rails(config);
+  if (!plan) {
+    facts.write.trouble = plan.error().message;
+    return;
+  }
+  fabric::EndpointConfig setup = plan->endpoints.front();
   setup.connect_timeout_ns = kTimeoutNs;
   setup.write_timeout_ns = kTimeoutNs;
   const auto from = fabric::open_endpoint(setup);

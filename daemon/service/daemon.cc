@@ -26,7 +26,7 @@ namespace {
 constexpr auto kServerGrace = std::chrono::seconds(1);
 
 /// The engine's options of a configuration. `logger` and `live` outlive the node.
-NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& logger) {
+Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger) {
   NodeOptions options;
   options.control.node = config.node_id;
   options.control.version = version_text();
@@ -45,11 +45,13 @@ NodeOptions node_options(const Config& config, const LiveConfig& live, Logger& l
     logger.write(LogLevel::kInfo, "fabric \"auto\" is " + resolved.why,
                  {{"fabric", resolved.config.fabric.name}});
   }
-  const auto endpoints = topology::rail_endpoints(resolved.config);
+  MK_ASSIGN_OR_RETURN(const topology::RailPlan plan, topology::plan_rails(resolved.config));
+  if (!plan.why.empty()) logger.write(LogLevel::kInfo, plan.why);
+  if (!plan.unused.empty()) logger.write(LogLevel::kWarning, plan.unused);
   options.rails.clear();
-  for (std::uint32_t rail = 0; rail < config.fabric.rails; ++rail) {
+  for (std::uint32_t rail = 0; rail < plan.endpoints.size(); ++rail) {
     RailOptions one;
-    one.endpoint = endpoints[rail];
+    one.endpoint = plan.endpoints[rail];
     one.proxy.rail = rail;
     if (!config.proxy.cpus.empty()) one.proxy.cpu = static_cast<int>(config.proxy.cpus[rail]);
     one.proxy.batch_window_ns = config.proxy.batch_window_ns;
@@ -102,7 +104,7 @@ class Daemon::Impl {
                                "this daemon",
                                config.listen.text()));
     }
-    NodeOptions node_config = node_options(config, live, logger);
+    MK_ASSIGN_OR_RETURN(NodeOptions node_config, node_options(config, live, logger));
     node_config.loop.listening_fd = client_socket.release();
     MK_ASSIGN_OR_RETURN(node, Node::create(std::move(node_config)));
     PeerTransportOptions options;

@@ -56,7 +56,7 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_option("--peer", over.peers, "Another daemon, ID=ADDRESS; may be given several times")
       ->allow_extra_args(false);
   app.add_option("--fabric", over.fabric, "auto, loopback, verbs, ofi or null");
-  app.add_option("--rails", over.rails, "Endpoints and proxy threads, 1 to 16");
+  app.add_option("--rails", over.rails, "Endpoints and proxy threads, 1 to 16, or auto");
   app.add_option("--link-bandwidth", over.link_bandwidth, "Pace of a loopback link, e.g. 2GB/s");
   app.add_option("--link-latency", over.link_latency, "Latency of a loopback link, e.g. 5us");
   app.add_option("--log-level", over.log_level, "debug, info, warning or error");
@@ -95,10 +95,11 @@ int serve(const Flags& flags, const Config& config, Logger& logger, Signals& sig
   if (!socket) return fail_with(socket.error());
   auto daemon = Daemon::start(config, logger, std::move(*socket));
   if (!daemon) return fail_with(daemon.error());
-  logger.write(LogLevel::kInfo,
-               fmt::format("mkerneld {} is ready: clients at {}, peers and tools at {}",
-                           version_text(), config.socket.path, (*daemon)->listen()),
-               {{"fabric", config.fabric.name}, {"rails", std::to_string(config.fabric.rails)}});
+  logger.write(
+      LogLevel::kInfo,
+      fmt::format("mkerneld {} is ready: clients at {}, peers and tools at {}", version_text(),
+                  config.socket.path, (*daemon)->listen()),
+      {{"fabric", config.fabric.name}, {"rails", std::to_string((*daemon)->node().rails())}});
   if (const Status status = announce(flags, config, **daemon); !status) {
     return fail_with(status.error());
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "shm/limits.h"
+
 namespace mk::topology {
 namespace {
 
@@ -119,7 +121,8 @@ Result<std::vector<RailChoice>> choose_nics(const Machine& machine, NicKind kind
                                             std::uint32_t rails,
                                             const std::vector<std::string>& by_name) {
   if (rails == 0)
-    rails = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(machine.gpus.size()));
+    rails = std::clamp<std::uint32_t>(static_cast<std::uint32_t>(machine.gpus.size()), 1,
+                                      shm::kLocalRanksMax);
   std::vector<std::uint32_t> among;
   for (std::uint32_t i = 0; i < machine.nics.size(); ++i) {
     if (usable(machine.nics[i], kind)) among.push_back(i);

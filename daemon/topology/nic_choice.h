@@ -25,7 +25,8 @@ struct RailChoice {
   std::optional<std::uint32_t> gpu;  ///< into Machine::gpus
 };
 
-/// The NICs of each of `rails` rails; 0: as many as there are GPUs (at least one).
+/// The NICs of each of `rails` rails; 0: as many as there are GPUs (at least one, at most
+/// a daemon's 16).
 ///
 /// A GPU takes the NICs nearest to it: by PCIe path, NUMA domain as the tie-break. GPUs that have
 /// the same nearest NICs share them out: with n NICs for k GPUs each gets n/k in their order, and

@@ -1,15 +1,74 @@
 #include "daemon/topology/rails.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <set>
 
 namespace mk::topology {
 namespace {
 
-bool is_efa(const daemon::Config& config) { return config.fabric.ofi.provider.starts_with("efa"); }
+bool is_efa(const daemon::Config& config) {
+  return config.fabric.name == "ofi" && config.fabric.ofi.provider.starts_with("efa");
+}
 
-/// Whether a rail's endpoint is one NIC's in particular.
-bool chooses(const daemon::Config& config) {
-  return config.fabric.name == "verbs" || (config.fabric.name == "ofi" && is_efa(config));
+/// The NICs that a rail of this fabric can be of; nothing where it is no NIC's in particular.
+std::optional<NicKind> kind_of(const daemon::Config& config) {
+  if (config.fabric.name == "verbs") return NicKind::kVerbs;
+  if (is_efa(config)) return NicKind::kEfa;
+  return std::nullopt;
+}
+
+/// What the configuration names the rails' NICs, in turn.
+std::vector<std::string> names_of(const daemon::Config& config) {
+  if (config.fabric.name == "verbs") return config.fabric.verbs.devices;
+  if (config.fabric.name == "ofi") return config.fabric.ofi.bind;
+  return {};
+}
+
+std::uint32_t count(const Machine* machine, const daemon::Config& config) {
+  if (config.fabric.rails != daemon::kRailsAuto) return config.fabric.rails;
+  if (const auto names = names_of(config); !names.empty())
+    return static_cast<std::uint32_t>(names.size());
+  const auto kind = kind_of(config);
+  if (!kind || machine == nullptr) return 1;
+  const auto choices = choose_nics(*machine, *kind, 0, {});
+  return choices ? static_cast<std::uint32_t>(choices->size()) : 1;
+}
+
+/// Those that serve some rail.
+std::set<std::uint32_t> nics_of(const std::vector<RailChoice>& choices) {
+  std::set<std::uint32_t> nics;
+  for (const RailChoice& choice : choices) nics.insert(choice.nics.begin(), choice.nics.end());
+  return nics;
+}
+
+/// Which NICs stay idle because the configuration has fewer rails than "auto" would be.
+std::string unused_nics(const Machine& machine, NicKind kind,
+                        const std::vector<RailChoice>& choices) {
+  const auto all = choose_nics(machine, kind, 0, {});
+  if (machine.gpus.empty() || !all || all->size() <= choices.size()) return {};
+  const std::set<std::uint32_t> used = nics_of(choices);
+  std::vector<std::string> idle;
+  for (const std::uint32_t nic : nics_of(*all)) {
+    if (!used.contains(nic)) idle.push_back(machine.nics[nic].name());
+  }
+  if (idle.empty()) return {};
+  return fmt::format(
+      "fabric.rails is {}, and {} near this machine's {} GPUs stay{} idle: {}; set fabric.rails = "
+      "\"auto\" on all nodes, which is {} here",
+      choices.size(), idle.size() == 1 ? "a NIC" : fmt::format("{} NICs", idle.size()),
+      machine.gpus.size(), idle.size() == 1 ? "s" : "", fmt::join(idle, ", "), all->size());
+}
+
+/// What the configuration lists by rail; its own check cannot know what "auto" is.
+Status check_lists(const daemon::Config& config, std::uint32_t rails) {
+  const std::size_t cpus = config.proxy.cpus.size();
+  if (cpus == 0 || cpus == rails) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "proxy.cpus: {} entries for {} rails (fabric.rails = \"auto\"); one per rail is "
+              "expected, or fabric.rails = {}",
+              cpus, rails, cpus);
 }
 
 bool all_here(const daemon::Config& config) {
@@ -39,46 +98,68 @@ ResolvedConfig resolve_fabric(const daemon::Config& config,
   return resolved;
 }
 
-Result<std::vector<RailChoice>> choose_nics(const Machine& machine, const daemon::Config& asked) {
-  const daemon::Config config = resolve_fabric(asked).config;
-  if (config.fabric.name == "verbs") {
-    return choose_nics(machine, NicKind::kVerbs, config.fabric.rails, config.fabric.verbs.devices);
-  }
-  const bool efa = config.fabric.name == "ofi" && is_efa(config);
-  std::vector<std::string> by_name;
-  if (efa && !config.fabric.ofi.bind.empty()) by_name = {config.fabric.ofi.bind};
-  return choose_nics(machine, efa ? NicKind::kEfa : NicKind::kInterface, config.fabric.rails,
-                     by_name);
+std::uint32_t rail_count(const Machine& machine, const daemon::Config& config) {
+  return count(&machine, resolve_fabric(config).config);
 }
 
-std::vector<fabric::EndpointConfig> rail_endpoints(const daemon::Config& asked) {
+Result<std::vector<RailChoice>> choose_nics(const Machine& machine, const daemon::Config& asked) {
   const daemon::Config config = resolve_fabric(asked).config;
+  const std::uint32_t rails = count(&machine, config);
+  const auto names = names_of(config);
+  if (const auto kind = kind_of(config)) return choose_nics(machine, *kind, rails, names);
+  auto choices = choose_nics(machine, NicKind::kInterface, rails, names);
+  // Other providers are bound to addresses as well.
+  if (!choices && choices.error().code == ErrorCode::kNotFound)
+    choices = choose_nics(machine, NicKind::kInterface, rails, {});
+  return choices;
+}
+
+Result<RailPlan> plan_rails(const daemon::Config& asked,
+                            const std::function<Result<Machine>()>& read) {
+  const daemon::Config config = resolve_fabric(asked).config;
+  const auto names = names_of(config);
+  const auto kind = kind_of(config);
+  Result<Machine> machine = fail(ErrorCode::kUnavailable, "not looked at");
+  if (kind && names.empty()) machine = read();
+  const std::uint32_t rails = count(machine ? &*machine : nullptr, config);
+  MK_RETURN_IF_ERROR(check_lists(config, rails));
+
+  RailPlan plan;
   fabric::EndpointConfig common;
   common.fabric = config.fabric.name;
   common.link_model = {config.fabric.loopback.bandwidth_bytes_per_second,
                        config.fabric.loopback.latency_ns};
   common.provider = config.fabric.ofi.provider;
-  common.bind_address = config.fabric.ofi.bind;
   common.verbs = config.fabric.verbs;
-  std::vector<fabric::EndpointConfig> rails(config.fabric.rails, common);
-  for (std::uint32_t rail = 0; rail < rails.size(); ++rail) rails[rail].rail = rail;
-  const bool named = config.fabric.name == "verbs" ? !config.fabric.verbs.devices.empty()
-                                                   : !config.fabric.ofi.bind.empty();
-  if (!chooses(config) || named) return rails;
-  const auto machine = read_machine();
-  if (!machine || machine->gpus.empty()) return rails;
-  const auto choices = choose_nics(*machine, config);
-  if (!choices) return rails;  // opening the endpoint will say what is missing
-  for (std::uint32_t rail = 0; rail < rails.size(); ++rail) {
-    const std::string names = nic_names(*machine, (*choices)[rail]);
-    rails[rail].nic_why = (*choices)[rail].why;
-    if (config.fabric.name == "verbs") {
-      rails[rail].verbs.devices.assign(1, names);
+  plan.endpoints.assign(rails, common);
+  for (std::uint32_t rail = 0; rail < rails; ++rail) {
+    fabric::EndpointConfig& endpoint = plan.endpoints[rail];
+    endpoint.rail = rail;
+    if (config.fabric.name == "ofi" && !names.empty())
+      endpoint.bind_address = names[rail % names.size()];
+  }
+  if (!machine) return plan;
+  const auto choices = choose_nics(*machine, *kind, rails, {});
+  if (!choices) return plan;  // opening the endpoint will say what is missing
+  if (config.fabric.rails == daemon::kRailsAuto) {
+    plan.why = machine->gpus.empty()
+                   ? fmt::format("fabric.rails \"auto\" is {}: this machine has no GPU", rails)
+                   : fmt::format("fabric.rails \"auto\" is {}: one for each GPU", rails);
+  } else {
+    plan.unused = unused_nics(*machine, *kind, *choices);
+  }
+  if (machine->gpus.empty() && *kind == NicKind::kVerbs) return plan;
+  for (std::uint32_t rail = 0; rail < rails; ++rail) {
+    fabric::EndpointConfig& endpoint = plan.endpoints[rail];
+    endpoint.nic_why = (*choices)[rail].why;
+    std::string nics = nic_names(*machine, (*choices)[rail]);
+    if (*kind == NicKind::kVerbs) {
+      endpoint.verbs.devices.assign(1, std::move(nics));
     } else {
-      rails[rail].bind_address = names;
+      endpoint.bind_address = std::move(nics);
     }
   }
-  return rails;
+  return plan;
 }
 
 }  // namespace mk::topology

@@ -1,5 +1,5 @@
 /// \file
-/// The rails of a configuration on a machine: which NICs, and what each endpoint is opened with.
+/// The rails of a configuration on a machine: how many, which NICs, and what each endpoint is opened with.
 /// The daemon, `mkctl topology` and the doctor ask here, so that they never disagree.
 #pragma once
 
@@ -26,12 +26,28 @@ ResolvedConfig resolve_fabric(
 
 // "auto" is resolved first in all of the following.
 
+/// How many rails `config` has on `machine`. "auto" is one per entry where the configuration names
+/// NICs; else, where a rail is some NIC's (verbs, EFA) and the machine has one, one per GPU;
+/// else 1.
+std::uint32_t rail_count(const Machine& machine, const daemon::Config& config);
+
 /// The NICs of every rail of `config`. Of a fabric that uses none in particular (loopback, tcp) the
 /// nearest network interfaces, which are for people only.
 Result<std::vector<RailChoice>> choose_nics(const Machine& machine, const daemon::Config& config);
 
-/// By rail. Where the machine's GPUs decide about NICs and the configuration names none, they are
-/// named here, several as "a+b"; otherwise the fabric's own rule decides when it is opened.
-std::vector<fabric::EndpointConfig> rail_endpoints(const daemon::Config& config);
+/// What a daemon opens.
+struct RailPlan {
+  /// By rail. NICs that the configuration does not name are named here, several as "a+b"; over
+  /// verbs without GPUs, and where hwloc sees no NIC, the fabric's own rule decides when an
+  /// endpoint is opened.
+  std::vector<fabric::EndpointConfig> endpoints;
+  std::string why;     ///< so many, for the log; empty: the configuration or the fabric says so
+  std::string unused;  ///< NICs near GPUs that too few rails leave idle, for a warning; empty: none
+};
+/// kInvalidArgument: what the configuration lists by rail does not fit their number. The machine is
+/// looked at only where it matters.
+Result<RailPlan> plan_rails(
+    const daemon::Config& config,
+    const std::function<Result<Machine>()>& read = [] { return read_machine(); });
 
 }  // namespace mk::topology

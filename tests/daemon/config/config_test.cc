@@ -69,10 +69,13 @@ INSTANTIATE_TEST_SUITE_P(
         GoodCase{"[[peer]]\nid = 1\naddress = 'localhost:7'", "address = \"localhost:7\""},
         GoodCase{"[fabric]\nname = 'ofi'", "name = \"ofi\""},
         GoodCase{"[fabric]\nrails = 16", "rails = 16"},
+        GoodCase{"[fabric]\nrails = 'auto'", "rails = \"auto\""},
         GoodCase{"[fabric.loopback]\nbandwidth = '400Gbit/s'", "bandwidth = \"50GB/s\""},
         GoodCase{"[fabric.loopback]\nlatency = '5us'", "latency = \"5us\""},
         GoodCase{"[fabric.ofi]\nprovider = 'efa'", "provider = \"efa\""},
-        GoodCase{"[fabric.ofi]\nbind = 'eth0'", "bind = \"eth0\""},
+        GoodCase{"[fabric.ofi]\nbind = 'eth0'", "bind = [\"eth0\"]"},
+        GoodCase{"[fabric.ofi]\nbind = ''", "bind = []"},
+        GoodCase{"[fabric.ofi]\nbind = ['a+b', 'c']", "bind = [\"a+b\", \"c\"]"},
         GoodCase{"[fabric]\nname = 'verbs'", "name = \"verbs\""},
         GoodCase{"[fabric.verbs]\ndevices = ['mlx5_0', 'mlx5_1:2']",
                  "devices = [\"mlx5_0\", \"mlx5_1:2\"]"},
@@ -155,14 +158,34 @@ INSTANTIATE_TEST_SUITE_P(
                 "\"verbs\", "
                 "\"null\""},
         BadCase{"[fabric]\nrails = 0",
-                "mk.toml:2:9: fabric.rails: a whole number from 1 to 16 is expected"},
+                "mk.toml:2:9: fabric.rails: a whole number from 1 to 16, or \"auto\", is expected"},
+        BadCase{"[fabric]\nrails = 'all'",
+                "mk.toml:2:9: fabric.rails: a whole number from 1 to 16, or \"auto\", is expected"},
+        BadCase{
+            "[fabric]\nrails = 2\n[fabric.verbs]\ndevices = ['a', 'b', 'c']",
+            "fabric.verbs.devices: 3 entries for 2 rails; one for all, one per rail, or a number "
+            "that divides the rails is expected (of several NICs for one rail, \"a+b\" is one "
+            "entry)"},
+        BadCase{"[fabric]\nrails = 3\n[fabric.ofi]\nbind = ['a', 'b']",
+                "fabric.ofi.bind: 2 entries for 3 rails; one for all, one per rail, or a number "
+                "that divides the rails is expected (of several NICs for one rail, \"a+b\" is one "
+                "entry)"},
+        BadCase{"[fabric.ofi]\nbind = ['a','a','a','a','a','a','a','a','a','a','a','a','a','a',"
+                "'a','a','a']",
+                "fabric.ofi.bind: 17 entries; there are at most 16 rails, and a rail of several "
+                "NICs is one entry, \"a+b\""},
         BadCase{"[fabric.loopback]\nbandwidth = 2",
                 "mk.toml:2:13: fabric.loopback.bandwidth: a string in quotes is expected"},
         BadCase{"[fabric.loopback]\nlatency = '5 minutes'",
                 "mk.toml:2:11: fabric.loopback.latency: a duration such as \"5us\" is expected: a "
                 "number and ns, us, ms or s, at most a day"},
-        BadCase{"[fabric.ofi]\nbind = \"a\\nb\"",
-                "mk.toml:2:8: fabric.ofi.bind: one line of at most 256 bytes is expected"},
+        BadCase{
+            "[fabric.ofi]\nbind = \"a\\nb\"",
+            "mk.toml:2:8: fabric.ofi.bind: a line of at most 256 bytes of ASCII is expected, or a "
+            "list of them"},
+        BadCase{"[fabric.ofi]\nbind = ['eth0', '']",
+                "mk.toml:2:8: fabric.ofi.bind: a list of strings of 1 to 256 bytes of ASCII is "
+                "expected"},
         BadCase{
             "[fabric.verbs]\ndevices = 'mlx5_0'",
             "mk.toml:2:11: fabric.verbs.devices: a list of strings of 1 to 80 bytes of ASCII is "
@@ -178,7 +201,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "mk.toml:2:8: proxy.cpus: a list of whole numbers from -1 to 4095 is expected"},
         BadCase{"[proxy]\ncpus = [0, 'x']",
                 "mk.toml:2:8: proxy.cpus: a list of whole numbers from -1 to 4095 is expected"},
-        BadCase{"[proxy]\ncpus = [0, 1]",
+        BadCase{"fabric.rails = 1\n[proxy]\ncpus = [0, 1]",
                 "proxy.cpus: 2 entries for 1 rails; one per rail is expected"},
         BadCase{"[limits]\nsessions = 65",
                 "mk.toml:2:12: limits.sessions: a whole number from 1 to 64 is expected"},
@@ -304,7 +327,8 @@ TEST(Config, BadFlagsAreNamed) {
   EXPECT_THAT(error_of("", {.listen = "x"}), HasSubstr("--listen x: \"host:port\""));
   EXPECT_THAT(error_of("", {.socket = "x"}), HasSubstr("--socket x: an absolute path"));
   EXPECT_THAT(error_of("", {.fabric = "x"}), HasSubstr("--fabric x: \"x\" is not one of"));
-  EXPECT_EQ(error_of("", {.rails = "17"}), "--rails 17: a number from 1 to 16 is expected");
+  EXPECT_EQ(error_of("", {.rails = "17"}),
+            "--rails 17: \"auto\" or a number from 1 to 16 is expected");
   EXPECT_THAT(error_of("", {.link_bandwidth = "x"}), HasSubstr("--link-bandwidth x: a bandwidth"));
   EXPECT_THAT(error_of("", {.link_latency = "x"}), HasSubstr("--link-latency x: a duration"));
   EXPECT_THAT(error_of("", {.log_level = "x"}), HasSubstr("--log-level x: \"x\" is not one of"));
@@ -314,6 +338,15 @@ TEST(Config, BadFlagsAreNamed) {
   EXPECT_THAT(error_of("", {.peers = {"x=localhost:1"}}), HasSubstr("a node id from 0 to 127"));
   EXPECT_THAT(error_of("", {.peers = {"1=localhost"}}),
               HasSubstr("--peer 1=localhost: \"host:port"));
+}
+
+TEST(Config, RailsAreAutoWithoutAFlagOrWithIt) {
+  EXPECT_EQ(Config{}.fabric.rails, kRailsAuto);
+  EXPECT_EQ(config_of("fabric.rails = 4", {.rails = "auto"}).fabric.rails, kRailsAuto);
+  // How many that is, and whether the lists fit, is the machine's: topology::plan_rails.
+  EXPECT_EQ(config_of("[proxy]\ncpus = [0, 1]").proxy.cpus.size(), 2u);
+  EXPECT_EQ(config_of("fabric.rails = 4\n[fabric.ofi]\nbind = ['a', 'b']").fabric.ofi.bind,
+            (std::vector<std::string>{"a", "b"}));
 }
 
 // -- files ------------------------------------------------------------------------------------
@@ -343,7 +376,8 @@ TEST(Config, WhatIsPrintedParsesToTheSame) {
       "node_id = 3\nlisten = '[::1]:9'\ninsecure = true\n[socket]\npath='/x/\"y'\nmode='0600'\n"
       "[[peer]]\nid=1\naddress='h:1'\n[[peer]]\nid=2\naddress='unix:/p'\n"
       "[fabric]\nname='ofi'\nrails=2\n[fabric.loopback]\nbandwidth='1.5GB/s'\nlatency='7us'\n"
-      "[fabric.ofi]\nprovider='efa'\nbind='eth1'\n[fabric.verbs]\ndevices=['a:1','b']\ngid_index="
+      "[fabric.ofi]\nprovider='efa'\nbind=['eth1','a+b']\n[fabric.verbs]\ndevices=['a:1','b']\ngid_"
+      "index="
       "2\n"
       "pkey=3\nmtu=512\nqueues=4\ntimeout=5\nretries=6\nrnr_retries=1\nservice_level=7\n"
       "traffic_class=8\nrelaxed_ordering=false\ngpu_direct=false\narrival='immediate'\nsubmission='"

@@ -205,6 +205,8 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
          f.proxy_cpus = {2, 9};
        }},
       {"topology.distance", Outcome::kWarn, "mlx5_0", [](Facts& f) { f.rails[0].near = false; }},
+      {"topology.distance", Outcome::kWarn, "7 NICs stay idle",
+       [](Facts& f) { f.idle_nics = "7 NICs stay idle"; }},
       {"topology.distance", Outcome::kFail, "no NIC",
        [](Facts& f) { f.topology_trouble = "this machine has no NIC"; }},
       {"topology.distance", Outcome::kSkip, "no NIC",
@@ -294,7 +296,7 @@ TEST(DoctorTest, EachFabricOfThisMachineWritesToItself) {
     daemon::Config config;
     config.fabric.name = "ofi";
     config.fabric.ofi.provider = provider;
-    config.fabric.ofi.bind = "127.0.0.1";
+    config.fabric.ofi.bind = {"127.0.0.1"};
     Facts facts;
     probe_write(config, facts);
     if (facts.write.trouble.find("no provider") != std::string::npos) continue;

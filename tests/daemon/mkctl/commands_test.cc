@@ -191,7 +191,7 @@ TEST_F(WithDaemon, ShowsItsConfigurationAndWhatTheFileWouldChange) {
   std::ofstream(folder / "other") << "[limits]\nsessions = 9\n[fabric]\nrails = 2\n";
   const Answer other = ask({"config", "diff", folder / "other"});
   EXPECT_EQ(other.code, 1);
-  EXPECT_THAT(other.out, HasSubstr("fabric.rails: 1 -> 2  (restart)\n"));
+  EXPECT_THAT(other.out, HasSubstr("fabric.rails: \"auto\" -> 2  (restart)\n"));
   EXPECT_EQ(ask({"config", "diff", "/absent"}).code, 2);
 }
 

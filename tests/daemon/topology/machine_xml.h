@@ -176,4 +176,13 @@ inline std::string p5en() {
   return xml.text(packages);
 }
 
+/// One ConnectX-7 and two GPUs below one host bridge, and a management controller's display.
+inline std::string workstation() {
+  MachineXml xml(1);
+  return xml.text(
+      {{xml.host_bridge(0, {xml.bridge(0, 1, {xml.gpu(1)}), xml.bridge(0, 5, {xml.gpu(5)}),
+                            xml.bridge(0, 9, {xml.connectx(9, "mlx5_0", true, "enp9s0")}),
+                            xml.bridge(0, 13, {xml.display(13)})})}});
+}
+
 }  // namespace mk::topology

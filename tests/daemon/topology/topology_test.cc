@@ -10,7 +10,7 @@
 #include "daemon/control/rail_names.h"
 #include "daemon/topology/draw.h"
 #include "daemon/topology/nic_choice.h"
-#include "tests/daemon/topology/machine_xml.h"
+#include "tests/daemon/topology/made_machine.h"
 
 namespace mk::topology {
 namespace {
@@ -19,15 +19,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
-
-Machine machine_of(const std::string& xml) {
-  const std::string path = testing::TempDir() + fmt::format("machine-{}.xml", ::getpid());
-  std::ofstream(path) << xml;
-  auto machine = read_machine(path);
-  ::unlink(path.c_str());
-  if (!machine) throw std::runtime_error(machine.error().message);
-  return std::move(*machine);
-}
 
 std::vector<std::string> names(const Machine& machine, const std::vector<RailChoice>& choices) {
   std::vector<std::string> all;
@@ -83,11 +74,7 @@ TEST(TopologyTest, OnAP5enEachGpuGetsTwoEfaDevicesAndNoneTwice) {
 }
 
 TEST(TopologyTest, AWorkstationsOneNicServesAllItsGpus) {
-  MachineXml xml(1);
-  const Machine machine = machine_of(
-      xml.text({{xml.host_bridge(0, {xml.bridge(0, 1, {xml.gpu(1)}), xml.bridge(0, 5, {xml.gpu(5)}),
-                                     xml.bridge(0, 9, {xml.connectx(9, "mlx5_0", true, "enp9s0")}),
-                                     xml.bridge(0, 13, {xml.display(13)})})}}));
+  const Machine machine = machine_of(workstation());
   ASSERT_EQ(machine.gpus.size(), 2u) << "a management controller's display is no GPU";
   EXPECT_THAT(chosen(machine, NicKind::kVerbs), ElementsAre("mlx5_0", "mlx5_0"));
   EXPECT_THAT(chosen(machine, NicKind::kInterface), ElementsAre("mlx5_0", "mlx5_0"));
