@@ -73,6 +73,14 @@ Result<std::vector<PeerConfig>> DnsSource::look() {
   return peers;
 }
 
+std::vector<Address> DnsSource::silent() const {
+  std::vector<Address> addresses;
+  for (const auto& [place, host] : hosts_) {
+    if (!host.known) addresses.push_back(host.answer.address);
+  }
+  return addresses;
+}
+
 void DnsSource::identify() {
   const auto now = Clock::now();
   grpc::CompletionQueue queue;

@@ -24,6 +24,8 @@ class DnsSource final : public DiscoverySource {
   /// answered is left out. Two daemons with one node id, or with ours, are an error that names
   /// them.
   Result<std::vector<PeerConfig>> look() override;
+  /// Addresses of the last look that have never answered.
+  std::vector<Address> silent() const;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -95,11 +95,14 @@ EtcdSource::EtcdSource(const Config& config, const DiscoverySelf& self, const Tl
   }
 }
 
-Result<std::vector<PeerConfig>> EtcdSource::look() {
+EtcdSource::Nodes EtcdSource::look() { return ask_in_turn(&EtcdSource::look_at); }
+EtcdSource::Nodes EtcdSource::list() { return ask_in_turn(&EtcdSource::read_list); }
+
+EtcdSource::Nodes EtcdSource::ask_in_turn(Nodes (EtcdSource::*ask)(Endpoint&)) {
   std::string reasons;
   for (std::size_t i = 0; i < endpoints_.size(); ++i) {
     const std::size_t at = (first_ + i) % endpoints_.size();
-    auto peers = look_at(endpoints_[at]);
+    auto peers = (this->*ask)(endpoints_[at]);
     if (peers || peers.error().code != ErrorCode::kUnavailable) {
       first_ = at;
       return peers;
@@ -110,9 +113,13 @@ Result<std::vector<PeerConfig>> EtcdSource::look() {
   return fail(ErrorCode::kUnavailable, "etcd does not answer: {}", reasons);
 }
 
-Result<std::vector<PeerConfig>> EtcdSource::look_at(Endpoint& endpoint) {
+EtcdSource::Nodes EtcdSource::look_at(Endpoint& endpoint) {
   MK_RETURN_IF_ERROR(renew(endpoint));
   if (!registered_) MK_RETURN_IF_ERROR(put(endpoint));
+  return read_list(endpoint);
+}
+
+EtcdSource::Nodes EtcdSource::read_list(Endpoint& endpoint) {
   Call call(*this);
   RangeRequest request;
   request.set_key(prefix_);

@@ -26,6 +26,8 @@ class EtcdSource final : public DiscoverySource {
   /// Renews the lease, registers this daemon when it is not, and reads the list, at the first
   /// endpoint that answers. An error, too, when another daemon (by its address) has our node id.
   Result<std::vector<PeerConfig>> look() override;
+  /// The list alone: nothing is registered, and no lease taken.
+  Result<std::vector<PeerConfig>> list();
   void cancel() override;
   /// Gives the lease back: our key goes at once.
   void leave() override;
@@ -37,7 +39,11 @@ class EtcdSource final : public DiscoverySource {
     std::unique_ptr<etcdserverpb::KV::Stub> kv;
     std::unique_ptr<etcdserverpb::Lease::Stub> lease;
   };
-  Result<std::vector<PeerConfig>> look_at(Endpoint& endpoint);
+  using Nodes = Result<std::vector<PeerConfig>>;
+  /// What `ask` gets from the first endpoint that answers.
+  Nodes ask_in_turn(Nodes (EtcdSource::*ask)(Endpoint&));
+  Nodes look_at(Endpoint& endpoint);
+  Nodes read_list(Endpoint& endpoint);
   Status renew(Endpoint& endpoint);
   /// Whether the lease still exists.
   Result<bool> keep_alive(Endpoint& endpoint);

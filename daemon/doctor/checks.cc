@@ -27,15 +27,27 @@ std::string memlock_text(std::uint64_t bytes) {
 }
 
 Finding memlock(const Facts& facts) {
-  Finding finding{
-      "limits.memlock", Outcome::kPass, "locked memory: " + memlock_text(facts.memlock_bytes), {}};
-  if (facts.memlock_bytes == UINT64_MAX) return finding;
-  finding.fix = "set LimitMEMLOCK=infinity in the service's unit, or `ulimit -l unlimited`";
+  const Facts::Memlock& limit = facts.memlock;
+  const std::string whose =
+      limit.daemon != 0        ? fmt::format("of the running daemon, process {}", limit.daemon)
+      : !limit.trouble.empty() ? "of this process, not of the running daemon: " + limit.trouble
+                               : "of this process; no daemon runs";
+  Finding finding{"limits.memlock",
+                  Outcome::kPass,
+                  fmt::format("locked memory: {} ({})", memlock_text(limit.bytes), whose),
+                  {}};
+  if (limit.bytes == UINT64_MAX) return finding;
+  finding.fix = limit.daemon != 0
+                    ? "set LimitMEMLOCK=infinity in the service's unit, and restart mkerneld"
+                    : "set LimitMEMLOCK=infinity in the service's unit, or `ulimit -l unlimited`";
   if (!wants_verbs(facts) && !wants_efa(facts)) {
     finding.outcome = Outcome::kSkip;
     finding.evidence += fmt::format("; fabric {} locks none", facts.fabric);
     finding.fix.clear();
-  } else if (facts.memlock_bytes < kGiB) {
+  } else if (!limit.trouble.empty()) {
+    finding.outcome = Outcome::kWarn;
+    finding.fix = "run this as root or as the daemon's user, who may ask the daemon";
+  } else if (limit.bytes < kGiB) {
     finding.outcome = Outcome::kFail;
     finding.evidence += "; a NIC's memory is locked, and sessions register gigabytes";
   } else {
@@ -328,16 +340,28 @@ Finding abi(const Facts& facts) {
 }
 
 Finding peers(const Facts& facts) {
-  if (facts.peers.empty()) return {"peers.reachable", Outcome::kSkip, "no peer is configured", {}};
-  Finding finding{"peers.reachable", Outcome::kPass, {}, {}};
+  if (facts.peers.empty() && facts.discovery_trouble.empty()) {
+    return {"peers.reachable",
+            Outcome::kSkip,
+            facts.discovery == "static"
+                ? "no peer is configured"
+                : fmt::format("discovery ({}) finds no other node", facts.discovery),
+            {}};
+  }
+  Finding finding{"peers.reachable", Outcome::kPass, facts.discovery_trouble, {}};
+  if (!facts.discovery_trouble.empty()) finding.outcome = Outcome::kFail;
   for (const PeerFacts& peer : facts.peers) {
     const bool well = peer.trouble.empty();
-    finding.evidence += fmt::format("{}node {} ({}): {}", finding.evidence.empty() ? "" : "; ",
-                                    peer.id, peer.address, well ? "reachable" : peer.trouble);
+    finding.evidence +=
+        fmt::format("{}{} ({}): {}", finding.evidence.empty() ? "" : "; ",
+                    peer.id ? fmt::format("node {}", *peer.id) : "a node yet unknown", peer.address,
+                    well ? "reachable" : peer.trouble);
     if (!well) finding.outcome = Outcome::kFail;
   }
   if (finding.outcome == Outcome::kFail)
-    finding.fix = "start mkerneld there, check its `listen`, and the firewall between";
+    finding.fix = facts.discovery_trouble.empty()
+                      ? "start mkerneld there, check its `listen`, and the firewall between"
+                      : "check the configuration's [discovery] and what it names";
   return finding;
 }
 

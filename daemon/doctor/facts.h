@@ -40,7 +40,7 @@ struct RailFacts {
 };
 
 struct PeerFacts {
-  std::uint32_t id = 0;
+  std::optional<std::uint32_t> id;  ///< nothing: it has not said which node it is
   std::string address;
   std::string trouble;  ///< empty: somebody accepts connections there
 };
@@ -53,7 +53,12 @@ struct Facts {
   std::vector<std::int64_t> proxy_cpus;
 
   // -- host --
-  std::uint64_t memlock_bytes = UINT64_MAX;  ///< UINT64_MAX: unlimited
+  struct Memlock {
+    std::uint64_t bytes = UINT64_MAX;  ///< UINT64_MAX: unlimited
+    std::uint32_t daemon = 0;          ///< the process whose limit it is; 0: this one
+    std::string trouble;               ///< a daemon runs, and why its limit is not known
+  };
+  Memlock memlock;
   std::uint64_t huge_pages = 0, huge_pages_free = 0, huge_page_bytes = 0;
   std::string transparent_huge_pages;              ///< "always", "madvise", "never"; empty: unknown
   std::vector<std::uint32_t> cpus, isolated_cpus;  ///< online; kept free by the kernel (isolcpus)
@@ -80,6 +85,8 @@ struct Facts {
     std::uint16_t abi_major = 0, abi_minor = 0;
   };
   Daemon daemon;
+  std::string discovery = "static";  ///< how the other nodes are found
+  std::string discovery_trouble;     ///< why the other nodes could not be looked up
   std::vector<PeerFacts> peers;
   struct LoopbackWrite {
     std::string trouble;   ///< empty: bytes and flag arrived

@@ -3,12 +3,20 @@
 /// port does not answer; leaves nothing behind.
 #pragma once
 
+#include <sys/types.h>
+
+#include <functional>
+
 #include "daemon/config/config.h"
+#include "daemon/discovery/bystander.h"
 #include "daemon/doctor/facts.h"
 
 namespace mk::doctor {
 
-Facts gather(const daemon::Config& config, const std::string& version);
+/// Who the other nodes are: daemon::find_nodes, which brings gRPC with it. Empty: [[peer]] alone.
+using FindNodes = std::function<Result<std::vector<daemon::Sighting>>(const daemon::Config&)>;
+
+Facts gather(const daemon::Config& config, const std::string& version, const FindNodes& find);
 
 // -- its parts, each of which fills its own fields --
 void probe_host(Facts& facts);
@@ -16,7 +24,12 @@ void probe_verbs(const daemon::Config& config, Facts& facts);
 void probe_ofi(Facts& facts);
 void probe_topology(const daemon::Config& config, Facts& facts);
 void probe_daemon(const daemon::Config& config, Facts& facts);
-void probe_peers(const daemon::Config& config, Facts& facts);
+/// After probe_daemon: of the daemon that runs, else of this process.
+void probe_memlock(const daemon::Config& config, Facts& facts);
+void probe_peers(const daemon::Config& config, const FindNodes& find, Facts& facts);
 void probe_write(const daemon::Config& config, Facts& facts);
+
+/// How much a process may lock, in bytes; UINT64_MAX: unlimited.
+Result<std::uint64_t> memlock_of(pid_t pid);
 
 }  // namespace mk::doctor

@@ -133,20 +133,22 @@ void probe_write(const daemon::Config& config, Facts& facts) {
   }
 }
 
-Facts gather(const daemon::Config& asked, const std::string& version) {
+Facts gather(const daemon::Config& asked, const std::string& version, const FindNodes& find) {
   const auto [config, why] = topology::resolve_fabric(asked);
   Facts facts;
   facts.fabric = config.fabric.name;
   facts.fabric_why = why;
   facts.provider = config.fabric.ofi.provider;
   facts.proxy_cpus = config.proxy.cpus;
+  facts.discovery = config.discovery.kind;
   facts.version = version;
   probe_host(facts);
   probe_verbs(config, facts);
   probe_ofi(facts);
   probe_topology(config, facts);
   probe_daemon(config, facts);
-  probe_peers(config, facts);
+  probe_memlock(config, facts);
+  probe_peers(config, find, facts);
   probe_write(config, facts);
   return facts;
 }

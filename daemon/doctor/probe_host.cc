@@ -1,6 +1,3 @@
-#include <sched.h>
-#include <sys/resource.h>
-
 #include <cctype>
 #include <charconv>
 #include <fstream>
@@ -56,9 +53,6 @@ void read_huge_pages(Facts& facts) {
 }  // namespace
 
 void probe_host(Facts& facts) {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-    facts.memlock_bytes = limit.rlim_cur;
   read_huge_pages(facts);
   facts.cpus = cpu_list(line_of("/sys/devices/system/cpu/online"));
   facts.isolated_cpus = cpu_list(line_of("/sys/devices/system/cpu/isolated"));

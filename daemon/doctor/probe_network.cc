@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <memory>
 
 #include "daemon/doctor/probe.h"
@@ -105,11 +106,33 @@ void probe_daemon(const daemon::Config& config, Facts& facts) {
   facts.daemon.abi_minor = reply->abi_minor;
 }
 
-void probe_peers(const daemon::Config& config, Facts& facts) {
-  for (const daemon::PeerConfig& peer : config.peers) {
-    const Status reached = try_address(peer.address);
-    facts.peers.push_back(
-        {peer.id, peer.address.text(), reached ? std::string() : reached.error().message});
+void probe_peers(const daemon::Config& config, const FindNodes& find, Facts& facts) {
+  std::vector<daemon::Sighting> nodes;
+  for (const daemon::PeerConfig& peer : config.peers) nodes.push_back({peer.id, peer.address});
+  if (find && config.discovery.kind != "static") {
+    const auto found = find(config);
+    if (found) {
+      nodes = *found;
+    } else {
+      facts.discovery_trouble =
+          fmt::format("discovery ({}): {}", config.discovery.kind, found.error().message);
+    }
+  }
+  // All at once: the patience with one is the patience with all.
+  std::vector<std::future<Status>> attempts;
+  for (const daemon::Sighting& node : nodes) {
+    attempts.push_back(std::async(std::launch::async, [&node]() -> Status {
+      if (!node.trouble.empty()) return fail(ErrorCode::kUnsupported, "{}", node.trouble);
+      MK_RETURN_IF_ERROR(try_address(node.address));
+      if (node.node) return {};
+      return fail(ErrorCode::kUnavailable,
+                  "accepts connections, but has not said which node it is");
+    }));
+  }
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const Status reached = attempts[i].get();
+    facts.peers.push_back({nodes[i].node, nodes[i].address.text(),
+                           reached ? std::string() : reached.error().message});
   }
 }
 

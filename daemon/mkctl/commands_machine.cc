@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "daemon/config/config.h"
+#include "daemon/discovery/bystander.h"
 #include "daemon/doctor/checks.h"
 #include "daemon/doctor/probe.h"
 #include "daemon/mkctl/targets.h"
@@ -53,7 +54,8 @@ int show_topology(const Commands& commands, const std::string& xml) {
 int show_doctor(const Commands& commands) {
   const auto config = configuration(commands);
   if (!config) return complain(config.error(), kExitUsage);
-  const auto findings = doctor::examine(doctor::gather(*config, daemon::version_text()));
+  const auto findings =
+      doctor::examine(doctor::gather(*config, daemon::version_text(), daemon::find_nodes));
   print(commands, "doctor", doctor::to_text(findings), doctor::to_json(findings));
   return doctor::exit_code(findings);
 }

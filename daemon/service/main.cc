@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "daemon/config/config.h"
+#include "daemon/discovery/bystander.h"
 #include "daemon/doctor/checks.h"
 #include "daemon/doctor/probe.h"
 #include "daemon/service/daemon.h"
@@ -147,7 +148,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (flags.doctor) {
-    const auto findings = doctor::examine(doctor::gather(*config, version_text()));
+    const auto findings = doctor::examine(doctor::gather(*config, version_text(), find_nodes));
     fmt::print("{}", flags.json ? doctor::to_json(findings) : doctor::to_text(findings));
     return doctor::exit_code(findings);
   }

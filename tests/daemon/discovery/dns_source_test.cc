@@ -15,6 +15,7 @@
 #include <mutex>
 #include <thread>
 
+#include "daemon/discovery/bystander.h"
 #include "shm/host/unique_fd.h"
 #include "tests/daemon/service/temp_folder.h"
 
@@ -306,6 +307,31 @@ TEST_F(DnsSourceTest, EveryAddressIsAskedWhoItIs) {
   const UniqueFd nobody = bound_socket(SOCK_STREAM, dead);  // bound, and nobody listens
   publish({two.port(), one.port(), ourselves.port(), dead});
   expect_nodes({at(1, one), at(2, two)});
+}
+
+TEST_F(DnsSourceTest, ABystanderSeesTheNodesAndWhoDoesNotAnswer) {
+  const FakePeer two(2, 7), one(1, 8), ourselves(0, 100);
+  std::uint16_t dead = 0;
+  const UniqueFd nobody = bound_socket(SOCK_STREAM, dead);
+  publish({two.port(), one.port(), ourselves.port(), dead});
+  Config config;
+  config.peers.push_back({1, {.host = "127.0.0.9", .port = 9}});  // wins over the one that is found
+  config.discovery.kind = "dns";
+  config.discovery.dns = {kService, dns_.server()};
+  const auto seen = [&]() -> std::vector<std::string> {
+    const auto nodes = find_nodes(config);
+    if (!nodes) return {nodes.error().message};
+    std::vector<std::string> texts;
+    for (const Sighting& node : *nodes) {
+      texts.push_back(fmt::format("{}@{}{}", node.node ? fmt::format("{}", *node.node) : "?",
+                                  node.address.text(), node.trouble));
+    }
+    return texts;
+  };
+  EXPECT_THAT(seen(), ElementsAre("1@127.0.0.9:9", fmt::format("2@127.0.0.1:{}", two.port()),
+                                  fmt::format("?@127.0.0.1:{}", dead)));
+  dns_.fail(kServerFailure);
+  EXPECT_THAT(seen(), ElementsAre(HasSubstr("no name server answered")));
 }
 
 TEST_F(DnsSourceTest, WhoIsKnownStaysKnownWhileDnsHasIt) {

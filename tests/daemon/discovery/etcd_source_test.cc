@@ -13,6 +13,7 @@
 #include <set>
 #include <thread>
 
+#include "daemon/discovery/bystander.h"
 #include "shm/limits.h"
 #include "tests/daemon/service/temp_folder.h"
 
@@ -179,6 +180,32 @@ TEST_F(EtcdSourceTest, DaemonsFindEachOther) {
   EXPECT_THAT(look(*one), IsEmpty());
   EXPECT_THAT(keys(), ElementsAre(key(1)));
   two->leave();  // it has left
+}
+
+TEST_F(EtcdSourceTest, ABystanderReadsAndLeavesNothingBehind) {
+  const auto one = source(1, 71), two = source(2, 72);
+  look(*one);
+  look(*two);
+  Config config;
+  config.node_id = 1;  // of the daemon beside it
+  config.discovery.kind = "etcd";
+  config.discovery.etcd.endpoints = {etcd_.endpoint};
+  config.discovery.etcd.prefix = kPrefix;
+  const auto seen = find_nodes(config);
+  ASSERT_TRUE(seen) << seen.error().message;
+  ASSERT_EQ(seen->size(), 1u);
+  EXPECT_EQ(seen->front().node, 2u);
+  EXPECT_EQ(seen->front().address.text(), "10.0.0.1:72");
+  EXPECT_THAT(seen->front().trouble, HasSubstr("takes [tls] or insecure"));
+  config.insecure = true;
+  config.node_id = 3;
+  const auto all = find_nodes(config);
+  ASSERT_TRUE(all) << all.error().message;
+  EXPECT_EQ(all->size(), 2u);
+  EXPECT_EQ(all->back().trouble, "");
+  EXPECT_THAT(keys(), ElementsAre(key(1), key(2)));
+  std::lock_guard lock(etcd_.mutex);
+  EXPECT_EQ(etcd_.last_lease, 2);
 }
 
 TEST_F(EtcdSourceTest, WhatIsNotOursIsPassedOver) {

@@ -11,7 +11,9 @@
 namespace mk::daemon {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 class MachineCommands : public testing::Test {
  protected:
@@ -47,6 +49,65 @@ TEST_F(MachineCommands, TopologyDrawsAnotherMachineAndItsRails) {
   EXPECT_EQ(parsed["rails"].size(), 8u);
   EXPECT_EQ(parsed["rails"][3]["nics"][0], "mlx5_3");
   EXPECT_EQ(run({MK_MKCTL, "--config", config, "topology", "--xml", folder / "none"}).code, 1);
+
+  // How many rails there are is the machine's to say, unless the configuration does.
+  for (const auto& [fabric, rails] : std::vector<std::pair<std::string, std::size_t>>{
+           {"name = \"verbs\"", 8},
+           {"name = \"verbs\", rails = \"auto\"", 8},
+           {"name = \"verbs\", verbs = { devices = [\"mlx5_2\", \"mlx5_3\"] }", 2},
+           {"name = \"verbs\", rails = 3", 3}}) {
+    const std::string by = configuration("fabric = { " + fabric + " }");
+    const Answer answer = run({MK_MKCTL, "--config", by, "topology", "--xml", xml, "--json"});
+    const auto tree_json = nlohmann::json::parse(answer.out, nullptr, false);
+    ASSERT_FALSE(tree_json.is_discarded()) << answer.out << answer.err;
+    EXPECT_EQ(tree_json["rails"].size(), rails) << fabric;
+  }
+}
+
+// hwloc takes the machine from a file: a daemon says what it would open there, and then that the
+// first NIC is not here.
+TEST_F(MachineCommands, TheDaemonOpensTheRailsOfItsMachine) {
+  const std::string xml = folder / "dgx.xml";
+  std::ofstream(xml) << topology::dgx_h200();
+  const auto log_of = [&](const std::string& fabric) {
+    Program daemon(folder,
+                   {MK_MKERNELD, "--config", configuration("fabric = { " + fabric + " }"),
+                    "--log-format", "text"},
+                   {"HWLOC_XMLFILE=" + xml, "MKERNELD_CONFIG"});
+    EXPECT_EQ(daemon.wait(), 1) << daemon.err();
+    return daemon.err();
+  };
+  EXPECT_THAT(log_of("name = \"verbs\""),
+              AllOf(HasSubstr("fabric.rails \"auto\" is 8: one for each GPU"), HasSubstr("mlx5_0"),
+                    Not(HasSubstr("idle"))));
+  EXPECT_THAT(log_of("name = \"verbs\", rails = 1"),
+              HasSubstr("7 NICs near this machine's 8 GPUs stay idle: mlx5_1, "));
+  EXPECT_THAT(log_of("name = \"verbs\" }\nproxy = { cpus = [0]"),
+              HasSubstr("proxy.cpus: 1 entries for 8 rails"));
+}
+
+// As from a shell with other limits than the service's.
+TEST_F(MachineCommands, TheDoctorJudgesTheLimitOfTheDaemonThatRuns) {
+  const std::string config = configuration("fabric = { name = \"ofi\" }");
+  const std::string doctor =
+      fmt::format("ulimit -S -l 64; exec {} --config {} doctor --json", MK_MKCTL, config);
+  const auto finding = [&] {
+    const auto parsed = nlohmann::json::parse(run({"/bin/sh", "-c", doctor}).out, nullptr, false);
+    return parsed.is_discarded() ? std::string()
+                                 : parsed["checks"][0]["evidence"].get<std::string>();
+  };
+  EXPECT_THAT(finding(), HasSubstr("64 KiB (of this process; no daemon runs)"));
+  const std::string ready = folder / "ready";
+  Program daemon(folder,
+                 {"/bin/sh", "-c",
+                  fmt::format("ulimit -l 48; exec {} --config {} --fabric null --ready-file {}",
+                              MK_MKERNELD, config, ready)},
+                 {"MKERNELD_CONFIG"});
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(ready); })) << daemon.err();
+  EXPECT_THAT(finding(),
+              HasSubstr(fmt::format("48 KiB (of the running daemon, process {})", daemon.pid())));
+  daemon.signal(SIGTERM);
+  EXPECT_EQ(daemon.wait(), 0) << daemon.err();
 }
 
 TEST_F(MachineCommands, TheDoctorOfBothProgramsSaysTheSameAndFailsWhenSomethingDoes) {

@@ -1,7 +1,10 @@
 // The doctor's judgement of machines that tests make up, and one look at this one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -89,18 +92,30 @@ struct Case {
 // Every check in every outcome that it has.
 TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
   const std::vector<Case> cases{
-      {"limits.memlock", Outcome::kFail, "64 KiB", [](Facts& f) { f.memlock_bytes = 65536; }},
-      {"limits.memlock", Outcome::kWarn, "KiB", [](Facts& f) { f.memlock_bytes = 8ull << 30; }},
+      {"limits.memlock", Outcome::kFail, "64 KiB", [](Facts& f) { f.memlock.bytes = 65536; }},
+      {"limits.memlock", Outcome::kWarn, "KiB", [](Facts& f) { f.memlock.bytes = 8ull << 30; }},
       {"limits.memlock", Outcome::kSkip, "loopback",
        [](Facts& f) {
-         f.memlock_bytes = 65536;
+         f.memlock.bytes = 65536;
          f.fabric = "loopback";
        }},
       {"limits.memlock", Outcome::kFail, "64 KiB",
        [](Facts& f) {
-         f.memlock_bytes = 65536;
+         f.memlock.bytes = 65536;
          f.fabric = "ofi";
          f.provider = "efa";
+       }},
+      {"limits.memlock", Outcome::kFail, "64 KiB (of the running daemon, process 77)",
+       [](Facts& f) {
+         f.memlock = {65536, 77, ""};
+       }},
+      {"limits.memlock", Outcome::kPass, "unlimited (of the running daemon, process 77)",
+       [](Facts& f) {
+         f.memlock = {UINT64_MAX, 77, ""};
+       }},
+      {"limits.memlock", Outcome::kWarn, "not of the running daemon: nobody says",
+       [](Facts& f) {
+         f.memlock = {65536, 0, "nobody says"};
        }},
       {"fabric.choice", Outcome::kPass, "verbs, as configured", [](Facts&) {}},
       {"fabric.choice", Outcome::kPass, "no InfiniBand",
@@ -227,7 +242,18 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
        [](Facts& f) {
          f.peers.push_back({2, "10.0.0.3:7171", "Connection refused"});
        }},
+      {"peers.reachable", Outcome::kFail, "a node yet unknown (10.0.0.3:7171): Connection refused",
+       [](Facts& f) {
+         f.peers.push_back({std::nullopt, "10.0.0.3:7171", "Connection refused"});
+       }},
+      {"peers.reachable", Outcome::kFail, "no name server answered; node 1",
+       [](Facts& f) { f.discovery_trouble = "discovery (dns): no name server answered"; }},
       {"peers.reachable", Outcome::kSkip, "no peer", [](Facts& f) { f.peers.clear(); }},
+      {"peers.reachable", Outcome::kSkip, "discovery (etcd) finds no other node",
+       [](Facts& f) {
+         f.peers.clear();
+         f.discovery = "etcd";
+       }},
       {"fabric.write", Outcome::kFail, "does not acknowledge",
        [](Facts& f) { f.write.trouble = "over verbs: does not acknowledge"; }},
   };
@@ -260,7 +286,7 @@ TEST(DoctorTest, AFailureDecidesTheExitCodeAndWarningsDoNot) {
 
 TEST(DoctorTest, TheReportIsForPeopleAndForScripts) {
   Facts facts = good();
-  facts.memlock_bytes = 65536;
+  facts.memlock.bytes = 65536;
   facts.peers.clear();
   const auto findings = examine(facts);
   EXPECT_THAT(to_text(findings), AllOf(HasSubstr("FAIL  limits.memlock     locked memory: 64 KiB"),
@@ -277,7 +303,7 @@ TEST(DoctorTest, ThisMachineIsLookedAtForReal) {
   daemon::Config config;
   config.socket.path = testing::TempDir() + "nobody-listens-here.sock";
   config.peers.push_back({1, {.unix_socket = true, .path = testing::TempDir() + "nor-here.sock"}});
-  const Facts facts = gather(config, "0.1.0");
+  const Facts facts = gather(config, "0.1.0", {});
   EXPECT_THAT(facts.cpus, Not(IsEmpty()));
   EXPECT_GT(facts.huge_page_bytes, 0u);
   EXPECT_TRUE(facts.write.trouble.empty()) << facts.write.trouble;
@@ -289,6 +315,59 @@ TEST(DoctorTest, ThisMachineIsLookedAtForReal) {
   EXPECT_EQ(outcomes["fabric.write"], Outcome::kPass);
   EXPECT_EQ(outcomes["peers.reachable"], Outcome::kFail);
   EXPECT_EQ(outcomes["abi.version"], Outcome::kSkip);
+}
+
+TEST(DoctorTest, ALimitIsReadOfAnyProcess) {
+  rlimit before{};
+  ASSERT_EQ(0, ::getrlimit(RLIMIT_MEMLOCK, &before));
+  const rlimit small{std::min<rlim_t>(before.rlim_max, 123 * 4096), before.rlim_max};
+  ASSERT_EQ(0, ::setrlimit(RLIMIT_MEMLOCK, &small));
+  EXPECT_EQ(memlock_of(::getpid()).value_or(0), small.rlim_cur);
+  Facts facts;
+  facts.daemon.trouble = "nobody listens";
+  probe_memlock({}, facts);
+  EXPECT_EQ(facts.memlock.bytes, small.rlim_cur);
+  EXPECT_EQ(facts.memlock.daemon, 0u);
+  ASSERT_EQ(0, ::setrlimit(RLIMIT_MEMLOCK, &before));
+  if (before.rlim_cur == RLIM_INFINITY) {
+    EXPECT_EQ(memlock_of(::getpid()).value_or(0), UINT64_MAX);
+  }
+  const auto nobody = memlock_of(-1);
+  ASSERT_FALSE(nobody);
+  EXPECT_THAT(nobody.error().message, HasSubstr("/proc/-1/limits"));
+}
+
+TEST(DoctorTest, WhoDiscoveryFindsIsCalledAsThoseOfTheListAre) {
+  const std::string folder = testing::TempDir();
+  daemon::Config config;
+  config.peers.push_back({1, {.unix_socket = true, .path = folder + "nobody-1.sock"}});
+  config.discovery.kind = "dns";
+  Facts facts;
+  probe_peers(
+      config,
+      [&](const daemon::Config&) {
+        return std::vector<daemon::Sighting>{
+            {1, config.peers[0].address},
+            {2, {.unix_socket = true, .path = folder + "nobody-2.sock"}},
+            {std::nullopt, {.unix_socket = true, .path = folder + "nobody-3.sock"}},
+            {4, {.host = "10.0.0.4", .port = 7171}, "beyond this machine"}};
+      },
+      facts);
+  ASSERT_EQ(facts.peers.size(), 4u);
+  for (std::uint32_t i = 0; i < 2; ++i) EXPECT_EQ(facts.peers[i].id, i + 1);
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_THAT(facts.peers[i].trouble, HasSubstr("No such"));
+  EXPECT_EQ(facts.peers[2].id, std::nullopt);
+  EXPECT_EQ(facts.peers[3].trouble, "beyond this machine");
+
+  Facts failed;
+  probe_peers(
+      config,
+      [](const daemon::Config&) -> Result<std::vector<daemon::Sighting>> {
+        return fail(ErrorCode::kUnavailable, "no name server answered");
+      },
+      failed);
+  EXPECT_EQ(failed.discovery_trouble, "discovery (dns): no name server answered");
+  EXPECT_EQ(failed.peers.size(), 1u) << "those of the list all the same";
 }
 
 TEST(DoctorTest, EachFabricOfThisMachineWritesToItself) {

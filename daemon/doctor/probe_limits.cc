@@ -1,0 +1,71 @@
+#include <sys/resource.h>
+
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+#include "daemon/doctor/probe.h"
+#include "shm/host/unix_socket.h"
+
+namespace mk::doctor {
+namespace {
+
+constexpr std::chrono::milliseconds kPatience(2000);
+constexpr std::string_view kDaemon = "mkerneld";
+constexpr std::string_view kLimit = "Max locked memory";
+
+/// The process that has the socket, when it is a daemon. systemd has the client socket that it
+/// hands over.
+std::optional<pid_t> daemon_at(const std::string& socket) {
+  if (socket.empty()) return std::nullopt;
+  const auto connection = shm::FrameSocket::connect(socket, kPatience);
+  if (!connection) return std::nullopt;
+  const auto who = connection->credentials();
+  if (!who || who->pid <= 0) return std::nullopt;
+  std::ifstream file(fmt::format("/proc/{}/comm", who->pid));
+  std::string name;
+  std::getline(file, name);
+  if (name != kDaemon) return std::nullopt;
+  return who->pid;
+}
+
+}  // namespace
+
+Result<std::uint64_t> memlock_of(pid_t pid) {
+  const std::string path = fmt::format("/proc/{}/limits", pid);
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(kLimit)) continue;
+    std::istringstream words(line.substr(kLimit.size()));
+    std::string soft;
+    words >> soft;
+    if (soft == "unlimited") return UINT64_MAX;
+    std::uint64_t bytes = 0;
+    const auto [end, error] = std::from_chars(soft.data(), soft.data() + soft.size(), bytes);
+    if (error == std::errc() && end == soft.data() + soft.size()) return bytes;
+  }
+  return fail(ErrorCode::kSystem, "{} does not say", path);
+}
+
+void probe_memlock(const daemon::Config& config, Facts& facts) {
+  rlimit own{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &own) == 0 && own.rlim_cur != RLIM_INFINITY)
+    facts.memlock.bytes = own.rlim_cur;
+  if (!facts.daemon.trouble.empty()) return;
+  std::optional<pid_t> pid = daemon_at(admin_socket_path(config));
+  if (!pid) pid = daemon_at(config.socket.path);
+  if (!pid && config.listen.unix_socket) pid = daemon_at(config.listen.path);
+  if (!pid) {
+    facts.memlock.trouble = "its sockets do not tell its process to who runs this";
+    return;
+  }
+  const auto bytes = memlock_of(*pid);
+  if (!bytes) {
+    facts.memlock.trouble = bytes.error().message;
+    return;
+  }
+  facts.memlock.bytes = *bytes;
+  facts.memlock.daemon = static_cast<std::uint32_t>(*pid);
+}
+
+}  // namespace mk::doctor
