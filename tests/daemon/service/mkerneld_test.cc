@@ -305,6 +305,30 @@ TEST_F(Mkerneld, FeedsTheWatchdogWhileItIsIdle) {
   EXPECT_EQ(daemon.wait(), 0);
 }
 
+TEST_F(Mkerneld, DaemonsThatDisagreeAboutRailsSayWhatToConfigure) {
+  const auto one_of_two = [&](const std::string& node, const std::string& peer,
+                              const std::string& rails) {
+    auto all = command_peer(node, peer);
+    all.insert(all.end(), {"--rails", rails, "--log-format", "text"});
+    return all;
+  };
+  Program first(folder, one_of_two("0", "1", "1"));
+  Program second(folder, one_of_two("1", "0", "2"));
+  // Node 0 is called, and refuses.
+  EXPECT_TRUE(eventually([&] {
+    return first.err().find("it has 2 rails and this daemon 1; configure as many on all nodes") !=
+           std::string::npos;
+  })) << first.err();
+  EXPECT_FALSE(peer_up("0"));
+  EXPECT_FALSE(peer_up("1"));
+  second.signal(SIGTERM);
+  EXPECT_EQ(second.wait(), 0);
+  // As many: "auto" of a fabric without NICs of its own.
+  Program alike(folder, one_of_two("1", "0", "auto"));
+  EXPECT_TRUE(eventually([&] { return peer_up("0"); })) << first.err() << alike.err();
+  EXPECT_THAT(first.err(), Not(HasSubstr("on other NICs")));
+}
+
 TEST_F(Mkerneld, ReloadsOnSighup) {
   const NotifySocket systemd(folder);
   const auto configure = [this](const std::string& text) {

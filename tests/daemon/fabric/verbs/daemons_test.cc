@@ -35,6 +35,7 @@ class VerbsDaemons : public VerbsTrouble {
       options.control.log = [this](const daemon::LogRecord& record) {
         const std::lock_guard lock(mutex_);
         log_ += record.message + "\n";
+        if (record.level == daemon::LogLevel::kWarning) warnings_.push_back(record.message);
       };
     });
   }
@@ -45,6 +46,10 @@ class VerbsDaemons : public VerbsTrouble {
   std::string log() {
     const std::lock_guard lock(mutex_);
     return log_;
+  }
+  std::vector<std::string> warnings() {
+    const std::lock_guard lock(mutex_);
+    return warnings_;
   }
   bool said(const std::string& text) { return holds(log(), text); }
   std::size_t times_said(const std::string& text) {
@@ -125,7 +130,43 @@ class VerbsDaemons : public VerbsTrouble {
  private:
   std::mutex mutex_;
   std::string log_;
+  std::vector<std::string> warnings_;
 };
+
+TEST_F(VerbsDaemons, RailsOnOtherNicsThanThePeersAreWarnedOfAtBothEnds) {
+  const auto warned = [this](const std::string& peer, const std::string& what) {
+    return std::ranges::any_of(warnings(), [&](const std::string& text) {
+      return holds(text, "the rails of " + peer) && holds(text, "(" + what + ")") &&
+             holds(text, "name the NICs in the configuration");
+    });
+  };
+  EXPECT_TRUE(eventually([&] {
+    return warned("node 1",
+                  "rail 0 is soft0:1 here and soft1:1 there, rail 1 is softib0:1 here and "
+                  "softib1:1 there") &&
+           warned("node 0",
+                  "rail 0 is soft1:1 here and soft0:1 there, rail 1 is softib1:1 here and "
+                  "softib0:1 there");
+  })) << log();
+
+  std::mutex mutex;
+  std::string said_alike;
+  const Nodes alike(2, "verbs", [&](daemon::NodeOptions& options) {
+    options.rails[0].endpoint.verbs.pkey = kPartition;
+    options.rails[0].endpoint.verbs.devices = {"soft0"};
+    options.control.log = [&](const daemon::LogRecord& record) {
+      const std::lock_guard lock(mutex);
+      said_alike += record.message + "\n";
+    };
+  });
+  EXPECT_TRUE(eventually([&] {
+    const std::lock_guard lock(mutex);
+    return holds(said_alike, "node 0 (in this process) is there") &&
+           holds(said_alike, "node 1 (in this process) is there");
+  })) << said_alike;
+  const std::lock_guard lock(mutex);
+  EXPECT_FALSE(holds(said_alike, "on other NICs")) << said_alike;
+}
 
 TEST_F(VerbsDaemons, ADeviceThatFailsEndsItsJobsWithItsNameAndTheNextJobRuns) {
   ASSERT_NO_FATAL_FAILURE(run_job());
