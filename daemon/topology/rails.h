@@ -1,6 +1,6 @@
 /// \file
-/// The rails of a configuration on a machine: how many, which NICs, and what each endpoint is opened with.
-/// The daemon, `mkctl topology` and the doctor ask here, so that they never disagree.
+/// The rails of a configuration on a machine: how many, which NICs, and what each endpoint is
+/// opened with. The daemon, `mkctl topology` and the doctor ask here, so that they never disagree.
 #pragma once
 
 #include <functional>
