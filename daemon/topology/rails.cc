@@ -154,7 +154,7 @@ Result<RailPlan> plan_rails(const daemon::Config& asked,
     endpoint.nic_why = (*choices)[rail].why;
     std::string nics = nic_names(*machine, (*choices)[rail]);
     if (*kind == NicKind::kVerbs) {
-      endpoint.verbs.devices.assign(1, std::move(nics));
+      endpoint.verbs.devices = {std::move(nics)};
     } else {
       endpoint.bind_address = std::move(nics);
     }
