@@ -38,6 +38,13 @@ def addresses(cluster):
     cluster.expect_cluster(0, 1)
     cluster.run_job(0, 1)
 
+    seen = cluster.doctor(0)
+    assert seen == f"PASS node 1 ({HOSTS[1]}:{port}): reachable", seen
+    publish(cluster, 0, 1, 2)
+    eventually("the doctor misses the daemon of an address",
+               lambda: f"a node yet unknown ({HOSTS[2]}:{port}): Connection refused" in cluster.doctor(0))
+    publish(cluster, 0, 1)
+
     cluster.start_node(2, f"{HOSTS[2]}:{port}", by_name)  # not in DNS yet: it finds others, who do not let it in
     publish(cluster, 0, 1, 2)
     cluster.expect_cluster(0, 1, 2)
@@ -61,6 +68,8 @@ def addresses(cluster):
     # Without a name server, who is known stays known.
     cluster.stop("dnsmasq")
     cluster.problem(0, "no name server answered for mkernel.test")
+    seen = cluster.doctor(0)
+    assert seen.startswith("FAIL discovery (dns): no name server answered"), seen
     cluster.run_job(0, 1)
     start_dns(cluster, dns_port)
     cluster.healthy(0)

@@ -49,6 +49,9 @@ def plain(cluster):
         cluster.start_node(node, address(), quick)
     cluster.expect_cluster(0, 1)
     cluster.run_job(0, 1)
+    seen = cluster.doctor(0)
+    assert seen == f"PASS node 1 ({cluster.addresses[1]}): reachable", seen
+    cluster.expect_cluster(0, 1)  # the doctor has left nothing in etcd, and taken nothing
 
     cluster.start_node(2, address(), quick)
     cluster.expect_cluster(0, 1, 2)

@@ -110,5 +110,12 @@ class Cluster:
         eventually(f"node {node} says '{text}'",
                    lambda: any(text in one for one in self.status(node).get("problems", [])))
 
+    def doctor(self, node):
+        """What the doctor says of the other nodes, beside this one's daemon: "PASS" or the like, and what it saw."""
+        asked = subprocess.run([self.mkctl, "--config", self.folder / f"node{node}.toml", "--json", "doctor"],
+                               capture_output=True, text=True)
+        (found,) = [one for one in json.loads(asked.stdout)["checks"] if one["id"] == "peers.reachable"]
+        return f'{found["result"]} {found["evidence"]}'
+
     def healthy(self, node):
         eventually(f"node {node} is well", lambda: self.status(node).get("health") == "ok")
