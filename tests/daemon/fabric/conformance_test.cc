@@ -1,6 +1,5 @@
 // What every fabric promises its proxy, whatever the network: data intact, arrivals once and after
 // their data, completions once, back-pressure instead of loss.
-#include <array>
 #include <numeric>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
@@ -10,12 +9,6 @@ namespace mk::fabric {
 namespace {
 
 class ConformanceTest : public FabricTest {};
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 TEST_P(ConformanceTest, TransfersOfAnySizeAndAlignmentArriveIntactAndTouchNothingElse) {
   Node a(GetParam());
@@ -50,114 +43,6 @@ TEST_P(ConformanceTest, TransfersOfAnySizeAndAlignmentArriveIntactAndTouchNothin
   for (const auto& [cookie, count] : a.completed) EXPECT_EQ(count, 1) << cookie;
   for (const auto& [immediate, count] : b.arrivals) EXPECT_EQ(count, 1) << immediate;
   EXPECT_EQ(b.endpoint->gpu_path(), GetParam().gpu_path);
-}
-
-TEST_P(ConformanceTest, AFlagIsNeverSeenBeforeItsData) {
-  Node a(GetParam());
-  Node b(GetParam());
-  const TestLink link = join(a, b);
-  constexpr std::uint32_t kSlots = 8;
-  constexpr std::uint32_t kSlotBytes = 96 * 1024 + 40;
-  constexpr std::uint32_t kRounds = 25;
-  const Memory source = a.memory(kSlots * kRounds * std::uint64_t{kSlotBytes});
-  fill_random({source.data(), source.bytes()}, 3);
-  const Memory target = b.memory(kSlots * kRounds * std::uint64_t{kSlotBytes});
-  const auto remote = import(a, link, target);
-
-  // The receiving proxy looks at the payload in the very moment the flag shows.
-  std::thread receiver([&] {
-    const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(60);
-    std::vector<bool> seen(kSlots * kRounds);
-    std::uint32_t count = 0;
-    while (count < kSlots * kRounds && std::chrono::steady_clock::now() < deadline) {
-      b.poll();
-      for (std::uint32_t i = 0; i < kSlots * kRounds; ++i) {
-        if (seen[i] || b.flag(i) == 0) continue;
-        seen[i] = true;
-        ++count;
-        const std::uint64_t at = i * std::uint64_t{kSlotBytes};
-        ASSERT_EQ(checksum({source.data() + at, kSlotBytes}),
-                  checksum({target.data() + at, kSlotBytes}))
-            << i;
-      }
-    }
-    EXPECT_EQ(count, kSlots * kRounds);
-  });
-  for (std::uint32_t round = 0; round < kRounds; ++round) {
-    std::vector<Write> batch;
-    for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
-      const std::uint32_t i = round * kSlots + slot;
-      const std::uint64_t at = i * std::uint64_t{kSlotBytes};
-      batch.push_back(make_write(link, i, 1, i, source, at, *remote, at, kSlotBytes));
-    }
-    ASSERT_TRUE(post_all(a, link.id, batch, {&a}));
-  }
-  EXPECT_TRUE(pump({&a}, [&] { return a.completed.size() == kSlots * kRounds && a.settled(); }));
-  receiver.join();
-}
-
-/// The bytes of chunk `number`: its length and its content follow from that alone.
-struct Chunk {
-  static constexpr std::uint32_t kBytesMax = 257;
-  explicit Chunk(std::uint32_t number)
-      : seed(number * 2654435761u), bytes(1 + (seed >> 7) % kBytesMax) {}
-  std::byte at(std::uint32_t i) const { return static_cast<std::byte>((seed >> 13) + i * 7); }
-  void write(std::byte* to) const {
-    for (std::uint32_t i = 0; i < bytes; ++i) to[i] = at(i);
-  }
-  bool is(const std::byte* there) const {
-    for (std::uint32_t i = 0; i < bytes; ++i) {
-      if (there[i] != at(i)) return false;
-    }
-    return true;
-  }
-  std::uint32_t seed;
-  std::uint32_t bytes;
-};
-
-// Slots are written again and again, as banks are: every chunk is looked at, byte by byte, the
-// moment its flag shows, and then overwritten with poison.
-TEST_P(ConformanceTest, AHundredThousandChunksArriveBeforeTheirFlags) {
-  const bool emulated = GetParam().config.fabric == "verbs";
-  const std::uint32_t chunks = emulated ? 5'000 : kSanitized ? 20'000 : 100'000;
-  constexpr std::uint32_t kSlots = 512;
-  Node a(GetParam());
-  Node b(GetParam());
-  const TestLink link = join(a, b);
-  const Memory source = a.memory(kSlots * std::uint64_t{Chunk::kBytesMax});
-  const Memory target = b.memory(source.bytes());
-  const auto remote = import(a, link, target);
-  std::vector<bool> sent(kSlots, true);  // the slot's last write is completed at the sender
-  std::uint32_t posted = 0, arrived = 0;
-  std::array<Event, 64> events;
-  const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(60);
-  while (arrived < chunks || !a.settled()) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << arrived << " of " << chunks;
-    std::vector<Write> batch;
-    for (std::uint32_t next = posted; batch.size() < shm::kBatchMax && next < chunks; ++next) {
-      const std::uint32_t slot = next % kSlots;
-      if (!sent[slot] || next >= arrived + kSlots) break;
-      const std::uint64_t at = slot * std::uint64_t{Chunk::kBytesMax};
-      const Chunk chunk(next);
-      chunk.write(source.data() + at);
-      batch.push_back(
-          make_write(link, slot, 1 + next / kSlots, next, source, at, *remote, at, chunk.bytes));
-    }
-    const std::size_t taken = batch.empty() ? 0 : a.endpoint->post(link.id, batch);
-    for (std::size_t i = 0; i < taken; ++i) sent[posted++ % kSlots] = false;
-    for (std::size_t i = a.endpoint->poll(events); i-- > 0;) {
-      ASSERT_NE(events[i].kind, Event::Kind::kFailed);
-      if (events[i].kind == Event::Kind::kCompleted) sent[events[i].cookie % kSlots] = true;
-    }
-    b.poll();
-    // In whatever order they arrive, those up to the first gap are looked at and given free.
-    while (arrived < posted && b.flag(arrived % kSlots) == 1 + arrived / kSlots) {
-      std::byte* const at = target.data() + arrived % kSlots * std::uint64_t{Chunk::kBytesMax};
-      ASSERT_TRUE(Chunk(arrived).is(at)) << "chunk " << arrived;
-      std::memset(at, std::to_integer<int>(kPoison), Chunk::kBytesMax);
-      ++arrived;
-    }
-  }
 }
 
 TEST_P(ConformanceTest, TwoSessionsSideBySideDoNotSeeEachOther) {
@@ -420,41 +305,6 @@ TEST_P(ConformanceTest, ManyLinksOfOneEndpointAreIndependent) {
     EXPECT_EQ(0, std::memcmp(source.data() + at, (i % 2 == 0 ? at_b : at_c).data() + at, kBytes));
     EXPECT_EQ((i % 2 == 0 ? at_c : at_b).data()[at], kPoison);
   }
-}
-
-TEST_P(ConformanceTest, ControlMayRegisterWhileTheProxyPosts) {
-  Node a(GetParam());
-  Node b(GetParam());
-  const TestLink link = join(a, b);
-  const Memory source = a.memory(1 << 20);
-  const Memory target = b.memory(1 << 20);
-  const auto remote = import(a, link, target);
-  constexpr std::uint32_t kWrites = 400;
-  std::atomic<bool> ok{true};
-  std::atomic<bool> receiving{true};
-  std::thread receiver([&] {
-    while (receiving) b.poll();
-  });
-  std::thread proxy([&] {
-    for (std::uint32_t i = 0; i < kWrites; ++i) {
-      const Write write = make_write(link, i, 1, i, source, i * 64ull, *remote, i * 64ull, 20'000);
-      if (!post_all(a, link.id, {&write, 1}, {&a})) ok = false;
-    }
-    if (!pump({&a}, [&] { return a.completed.size() == kWrites; })) ok = false;
-  });
-  for (int i = 0; i < 60; ++i) {
-    const Memory more = a.memory(64 * 1024);
-    EXPECT_FALSE(more.region->key().empty());
-    auto again = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
-    ASSERT_TRUE(again) << again.error().message;
-    EXPECT_TRUE(a.endpoint->import_region(*again, target.region->key()));
-    a.endpoint->disconnect(*again);
-  }
-  proxy.join();
-  receiving = false;
-  receiver.join();
-  EXPECT_TRUE(ok);
-  EXPECT_TRUE(a.failed.empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, ConformanceTest, testing::ValuesIn(all_setups()), setup_name);

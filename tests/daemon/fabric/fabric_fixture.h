@@ -68,6 +68,11 @@ struct FabricSetup {
   std::function<std::shared_ptr<DirectControl>()> direct = {};
   std::string gpu_path = {};    ///< what `Endpoint::gpu_path` says once a GPU's memory has come
   bool may_take_fewer = false;  ///< `post` may take fewer writes than there is room for
+  /// A link goes down when the peer's endpoint is gone. Not with libfabric's shm, which goes on
+  /// writing to the memory of an endpoint that ended.
+  bool notices_death = true;
+  /// Where the fabric has such means: breaks all links, and none can be made for a while.
+  std::function<void()> break_links = {};
 
   Result<std::unique_ptr<Endpoint>> open() const {
     if (gpus == nullptr) return open_rail();
@@ -169,6 +174,7 @@ inline std::vector<FabricSetup> all_setups() {
     setup.config.fabric = "ofi";
     setup.config.provider = provider;
     if (setup.config.provider != "shm") setup.config.bind_address = "127.0.0.1";
+    setup.notices_death = setup.config.provider != "shm";
     setups.push_back(setup);
   }
   setups.push_back(setups[0]);
@@ -240,14 +246,10 @@ inline std::vector<FabricSetup> all_setups() {
   return setups;
 }
 
-/// Those that notice when a peer is gone, and come back: libfabric's shm goes on writing to the
-/// memory of an endpoint that ended, and ofi_rxd at times loses track of links that are opened
-/// again.
+/// Those that notice when a peer is gone.
 inline std::vector<FabricSetup> setups_that_notice_death() {
   std::vector<FabricSetup> setups = all_setups();
-  std::erase_if(setups, [](const FabricSetup& setup) {
-    return setup.name == "ofi_shm" || setup.name == "ofi_udp";
-  });
+  std::erase_if(setups, [](const FabricSetup& setup) { return !setup.notices_death; });
   return setups;
 }
 
@@ -295,6 +297,7 @@ class Node {
     std::vector<Event> events(events_max);
     events.resize(endpoint->poll(events));
     for (const Event& event : events) {
+      if (on_event) on_event(event);
       switch (event.kind) {
         case Event::Kind::kCompleted:
           ++completed[event.cookie];
@@ -340,8 +343,9 @@ class Node {
   std::map<std::uint64_t, int> completed;
   std::map<std::uint64_t, int> failed;
   std::map<std::uint32_t, int> arrivals;
-  std::map<std::uint32_t, std::uint32_t> epochs;
+  std::vector<std::uint32_t> epochs = std::vector<std::uint32_t>(1u << 16);  ///< of all flags
   std::map<LinkId, int> links_down;
+  std::function<void(const Event&)> on_event = {};  ///< of each, by the thread that polls
 
  private:
   static std::unique_ptr<Endpoint> open(const FabricSetup& setup) {
