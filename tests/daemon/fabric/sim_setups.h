@@ -4,6 +4,7 @@
 #pragma once
 
 #include <mutex>
+#include <set>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
 #include "tests/sim/network.h"
@@ -18,7 +19,17 @@ class SimFabric : public std::enable_shared_from_this<SimFabric> {
 
   Result<std::unique_ptr<Endpoint>> open() {
     const std::lock_guard lock(mutex_);
-    return std::make_unique<Port>(shared_from_this(), network_.open(next_node_++, 0, [] {}));
+    const sim::NodeId node = next_node_++;
+    watch_.living.insert(node);
+    return std::make_unique<Port>(shared_from_this(), network_.open(node, 0, [] {}), node);
+  }
+
+  /// All links fail, and for a while of simulated time none can be made.
+  void break_links() {
+    constexpr std::uint64_t kDownNs = 2 * sim::kMillisecond;
+    const std::lock_guard lock(mutex_);
+    for (const sim::NodeId node : watch_.living) network_.flap(node, 0, kDownNs);
+    world_.after(kDownNs, [] {});
   }
 
  private:
@@ -31,21 +42,27 @@ class SimFabric : public std::enable_shared_from_this<SimFabric> {
     return made;
   }
 
-  /// Nothing breaks here, so nobody may lose touch.
+  /// Links break only as tests ask for it. Nobody may lose touch with a node that lives.
   struct Watch final : sim::NetworkWatch {
     void on_data(const sim::Landing&) override {}
     void on_flag(sim::FileId) override {}
     void on_trouble(sim::NodeId, sim::NodeId, std::uint64_t) override {}
-    bool may_have_lost_touch(sim::NodeId, sim::NodeId) override { return false; }
+    bool may_have_lost_touch(sim::NodeId, sim::NodeId owner) override {
+      return !living.contains(owner);
+    }
+    std::set<sim::NodeId> living;
   };
 
   /// An endpoint, by one thread at a time: the simulator knows only one.
   class Port final : public Endpoint {
    public:
-    Port(std::shared_ptr<SimFabric> fabric, std::unique_ptr<Endpoint> inner)
-        : fabric_(std::move(fabric)), inner_(std::move(inner)) {}
+    Port(std::shared_ptr<SimFabric> fabric, std::unique_ptr<Endpoint> inner, sim::NodeId node)
+        : fabric_(std::move(fabric)), inner_(std::move(inner)), node_(node) {}
+    /// Its node dies, and the others notice.
     ~Port() override {
       const std::lock_guard lock(fabric_->mutex_);
+      fabric_->network_.kill(node_);
+      fabric_->watch_.living.erase(node_);
       inner_.reset();
     }
     const Capabilities& capabilities() const override { return inner_->capabilities(); }
@@ -62,6 +79,10 @@ class SimFabric : public std::enable_shared_from_this<SimFabric> {
     void disconnect(LinkId link) override {
       const std::lock_guard lock(fabric_->mutex_);
       inner_->disconnect(link);
+    }
+    std::string link_reason(LinkId link) const override {
+      const std::lock_guard lock(fabric_->mutex_);
+      return inner_->link_reason(link);
     }
     Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
                                                         std::span<const std::byte> key) override {
@@ -112,6 +133,7 @@ class SimFabric : public std::enable_shared_from_this<SimFabric> {
 
     const std::shared_ptr<SimFabric> fabric_;
     std::unique_ptr<Endpoint> inner_;
+    const sim::NodeId node_;
   };
 
   std::mutex mutex_;
@@ -124,18 +146,23 @@ class SimFabric : public std::enable_shared_from_this<SimFabric> {
 /// Both contracts, and staging over the one without order.
 inline std::vector<FabricSetup> sim_setups() {
   const auto one = [](const char* name, DeliveryContract contract, std::uint64_t seed) {
+    const auto fabric = std::make_shared<SimFabric>(contract, seed);
     FabricSetup setup;
     setup.name = name;
-    setup.opener = [fabric = std::make_shared<SimFabric>(contract, seed)] {
-      return fabric->open();
-    };
+    setup.opener = [fabric] { return fabric->open(); };
     setup.may_take_fewer = true;
+    setup.break_links = [fabric] { fabric->break_links(); };
     return setup;
   };
   std::vector<FabricSetup> setups{one("sim_ordered", DeliveryContract::kOrdered, 1),
                                   one("sim_unordered", DeliveryContract::kUnordered, 2)};
-  setups.push_back(with_gpus("sim_staged", one("", DeliveryContract::kUnordered, 3),
-                             one("", DeliveryContract::kUnordered, 4)));
+  const FabricSetup plain = one("", DeliveryContract::kUnordered, 3);
+  const FabricSetup carrier = one("", DeliveryContract::kUnordered, 4);
+  setups.push_back(with_gpus("sim_staged", plain, carrier));
+  setups.back().break_links = [plain, carrier] {
+    plain.break_links();
+    carrier.break_links();
+  };
   return setups;
 }
 
