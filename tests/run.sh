@@ -189,14 +189,17 @@ stage_unit() {
   if [ -n "$library" ]; then check "client library dependencies" bash tests/check_client_library.sh "$library"; fi
 }
 
+rdma_took=
 stage_rdma() {
   build dev || [ $? = 1 ] || return
-  local log=$logs/rdma.log out=$logs/rdma status=0 name ok bad skip
+  local log=$logs/rdma.log out=$logs/rdma status=0 began name ok bad skip
   if [ ! -x "$build_root/dev/tests/rdma/rdma_link_loss_test" ]; then
     skip_stage rdma "this build has no verbs fabric"
     return
   fi
   rm -rf "$out"
+  began=$SECONDS
+  # Below ten minutes where nothing else runs; the time-out is for a machine that hangs.
   MK_BUILD_ROOT=$build_root bash tests/rdma/run_vm.sh --timeout 1500 --out "$out" -- \
     bash tests/rdma/job.sh "$build_root/dev" >"$log" 2>&1 || status=$?
   if [ $status = 77 ]; then
@@ -204,6 +207,8 @@ stage_rdma() {
     return
   fi
   sed -n 's/^rdma: /  /p' "$log"
+  rdma_took="The virtual machine of rdma took $((SECONDS - began)) s."
+  echo "  $rdma_took"
   while read -r name ok bad skip; do
     note "$ok" 0 "$skip"
     for ((; bad > 0; bad--)); do fail "rdma $name" "$out/$name.log"; done
@@ -343,6 +348,7 @@ if [ ${#left_out[@]} -gt 0 ]; then
   echo "Stages that could not run here:"
   printf '  %s\n' "${left_out[@]}"
 fi
+[ -z "$rdma_took" ] || echo "$rdma_took"
 echo "Took $((SECONDS - started)) s; skipped $skipped."
 if [ $((passed + failed)) = 0 ]; then
   echo "Nothing was checked by: $stages"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What a running job and its two daemons live through over verbs: a peer's daemon killed and started again, a port that
-# goes down and comes back, an address replaced by another. Each time the job must end with an error (none may hang, none
-# may go on with wrong numbers), the links must come back by themselves without a restart of what still runs, and the next
-# job's every element must be right. Runs in the virtual machine of run_vm.sh; job.sh has written the configurations.
+# goes down and comes back, an address replaced by another. Each time the job must have moved data over the network before,
+# it must end with an error that names what broke (none may hang, none may go on with wrong numbers), the links must come
+# back by themselves without a restart of what still runs, and the next job's every element must be right. Runs in the
+# virtual machine of run_vm.sh; job.sh has written the configurations.
 #
 #   recovery.sh BUILD_FOLDER FOLDER_WITH_node0.toml ARRIVAL
 set -u
@@ -39,7 +40,12 @@ start_daemon() {
   done
 }
 links() { "$build/daemon/mkctl/mkctl" --config "$folder/recovery$1.toml" --timeout 20s link list; }
-traffic() { [ "$(links 0)" != "$quiet" ]; }
+# The bytes that node 0's links have carried so far.
+sent() {
+  "$build/daemon/mkctl/mkctl" --config "$folder/recovery0.toml" --timeout 20s --json link list |
+    awk '$1 == "\"bytes\":" { sum += $2 } END { printf "%d\n", sum }'
+}
+traffic() { [ "$(sent)" -gt "$1" ]; }
 bench() {
   "$build/tests/bench/mkbench/mkbench" gemm-ar --nodes 2 --local 2 --join "$folder/client0,$folder/client1" --m 192 --n 128 \
     --k 64 --warmup 0 --iters "$1" --timeout-ms 60000 >"$folder/bench.log" 2>&1
@@ -59,13 +65,14 @@ both_up() {
   for node in 0 1; do links $node 2>/dev/null | grep -q ' error ' && return 1; done
   return 0
 }
-# survive <name> <trouble> <repair>: trouble in the middle of a long job, then everything works again.
+# survive <name> <trouble> <repair> <broken>: trouble in the middle of a long job, then everything works again. `broken`: what
+# the job's error has to name, an extended regular expression.
 survive() {
-  local name=$1 job status=0
-  quiet=$(links 0)
-  bench 300 &
+  local name=$1 job status=0 before error
+  before=$(sent)
+  bench 3000 &  # longer than all that follows: it does not end by itself
   job=$!
-  await 90 "$name: the job moves no data" traffic
+  await 90 "$name: the job moves no data" traffic "$before"
   sleep 1
   kill -0 $job 2>/dev/null || { cat "$folder/bench.log"; die "$name: the job ended before the trouble"; }
   eval "$2"
@@ -76,8 +83,14 @@ survive() {
   done
   wait $job || status=$?
   [ $status != 0 ] || die "$name: the job ended without an error"
-  grep -qiE 'link|peer|lost|daemon' "$folder/bench.log" || { cat "$folder/bench.log"; die "$name: the error names no link and no peer"; }
-  echo "$name: the job ended after $((SECONDS - since)) s: $(grep -iE 'error|failed|link|lost' "$folder/bench.log" | head -n 1)"
+  # The job was up when the trouble came, so no rank may complain that it did not come up.
+  if grep -qE 'did not come up|not attached|nobody listens' "$folder/bench.log"; then
+    cat "$folder/bench.log"
+    die "$name: the job failed before all of it was up"
+  fi
+  error=$(grep -E "^ *rank [0-3]: (link-down|peer-lost): .*$4" "$folder/bench.log" | head -n 1)
+  [ -n "$error" ] || { cat "$folder/bench.log"; die "$name: no error names '$4'"; }
+  echo "$name: the job ended after $((SECONDS - since)) s:$error"
   eval "$3"
   since=$SECONDS
   # A job asks for the links at once; without one they come back with backoff.
@@ -91,11 +104,13 @@ await 20 "the second address is not in the GID table" second_gid >/dev/null
 start_daemon 0
 start_daemon 1
 bench 2 || { cat "$folder/bench.log"; die "the first job fails"; }
-before=${daemons[0]}
-survive "peer killed" 'kill -9 ${daemons[1]}; wait ${daemons[1]} 2>/dev/null' 'start_daemon 1; bench 2'
-survive "port down" 'ip link set $interface down' 'ip link set $interface up'
-survive "other address" 'ip addr del 10.77.0.1/24 dev $interface' ':'
-kill -0 "$before" || die "daemon 0 did not live through all of it"
+first=${daemons[0]}
+link='(the link of rail 0 to node [01] .* is in error|node [01] \(.*\) rail 0 )'
+survive "peer killed" 'kill -9 ${daemons[1]}; wait ${daemons[1]} 2>/dev/null' 'start_daemon 1; bench 2' \
+  '(lost rank [23] on node 1 |the link of rail 0 to node 1 .* is in error|node 1 \(.*\) rail 0 )'
+survive "port down" 'ip link set $interface down' 'ip link set $interface up' "$link"
+survive "other address" 'ip addr del 10.77.0.1/24 dev $interface' ':' "$link"
+kill -0 "$first" || die "daemon 0 did not live through all of it"
 kill "${daemons[@]}"
 wait "${daemons[@]}" 2>/dev/null
 ip addr flush dev "$interface"
