@@ -28,7 +28,7 @@ TEST_P(ArrivalOrderTest, AFlagIsNeverSeenBeforeItsData) {
     std::vector<bool> seen(kSlots * kRounds);
     while (count < kSlots * kRounds && !stop.stop_requested() &&
            std::chrono::steady_clock::now() < deadline) {
-      b.poll();
+      if (b.poll() == 0) std::this_thread::yield();
       for (std::uint32_t i = 0; i < kSlots * kRounds; ++i) {
         if (seen[i] || b.flag(i) == 0) continue;
         seen[i] = true;

@@ -419,12 +419,15 @@ inline Write make_write(const TestLink& link, std::uint32_t flag, std::uint32_t 
   return write;
 }
 
-/// Polls `nodes` in turn until `done`; false after a generous deadline.
+/// Polls `nodes` in turn until `done`; false after a generous deadline. Where nothing happened,
+/// other threads go first: of the network, and of other tests.
 inline bool pump(std::initializer_list<Node*> nodes, const std::function<bool()>& done,
                  std::chrono::seconds limit = std::chrono::seconds(60)) {
   const auto deadline = std::chrono::steady_clock::now() + patience() * limit;
   while (!done()) {
-    for (Node* node : nodes) node->poll();
+    std::size_t events = 0;
+    for (Node* node : nodes) events += node->poll();
+    if (events == 0) std::this_thread::yield();
     if (std::chrono::steady_clock::now() > deadline) return false;
   }
   return true;
