@@ -21,7 +21,7 @@ TEST(StopGuard, AShutdownThatTakesTooLongIsEndedWithTheStepItIsAt) {
   const StopGuard guard(2s, phase, [&ended](const std::string& text) { ended.set_value(text); });
   phase = "the second step";
   ASSERT_EQ(why.wait_for(30s), std::future_status::ready);
-  EXPECT_THAT(why.get(), AllOf(HasSubstr("2 s"), HasSubstr("it waited for the second step")));
+  EXPECT_THAT(why.get(), AllOf(HasSubstr("2.0 s"), HasSubstr("it waited for the second step")));
 }
 
 TEST(StopGuard, AShutdownThatEndsInTimeIsLeftAlone) {
