@@ -129,7 +129,9 @@ TEST_F(AdminCalls, RecordsOneTraceAtATime) {
     return reader->Finish().error_code();
   };
   // The first may not have begun yet when the second does: then it is the first that is refused.
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!daemon->node().trace(0).on() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(second_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   v1::TraceChunk chunk;
   ASSERT_TRUE(first->Read(&chunk));
