@@ -359,7 +359,8 @@ void check_rails(const Config& config, Diagnostics& diagnostics) {
           fmt::format("{}: {} entries; there are at most {} rails, and a rail of "
                       "several NICs is one entry, \"a+b\"",
                       key, names, kRailsMax));
-    } else if (rails != kRailsAuto && !fits_rails(names, rails)) {
+    } else if (rails != kRailsAuto && names != 0 && rails % names != 0) {
+      // Taken by the rails in turn, some would not be used, or oftener than others.
       diagnostics.plain(
           fmt::format("{}: {} entries for {} rails; one for all, one per rail, or a "
                       "number that divides the rails is expected (of several NICs "
@@ -465,8 +466,6 @@ Result<Config> load_config(const std::string& path, const ConfigOverrides& overr
   }
   return parse_config(text, path, overrides);
 }
-
-bool fits_rails(std::size_t names, std::uint32_t rails) { return names == 0 || rails % names == 0; }
 
 JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job) {
   for (const JobConfig& entry : jobs) {

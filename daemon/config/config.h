@@ -142,9 +142,6 @@ Result<Config> load_config(const std::string& path, const ConfigOverrides& overr
 /// The whole configuration as TOML that parses to the same.
 std::string print_config(const Config& config);
 
-/// Whether `names` names, taken by the rails in turn, are all used and equally often; none fits.
-bool fits_rails(std::size_t names, std::uint32_t rails);
-
 /// The share of a job by `jobs`; the default when nothing matches.
 JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job);
 

@@ -21,6 +21,13 @@ std::string quoted(std::string_view text) {
   return out + '"';
 }
 
+/// A TOML array of them.
+std::string quoted_list(const std::vector<std::string>& texts) {
+  std::vector<std::string> all;
+  for (const std::string& text : texts) all.push_back(quoted(text));
+  return fmt::format("[{}]", fmt::join(all, ", "));
+}
+
 std::string_view name_of(LogFormat format) {
   switch (format) {
     case LogFormat::kAuto:
@@ -56,8 +63,6 @@ std::string print_config(const Config& config) {
     if (!peer.name.empty()) line("name = {}", quoted(peer.name));
   }
   const auto& etcd = config.discovery.etcd;
-  std::vector<std::string> endpoints;
-  for (const std::string& endpoint : etcd.endpoints) endpoints.push_back(quoted(endpoint));
   line("\n[discovery]");
   line("kind = {}", quoted(config.discovery.kind));
   line("interval = {}", quoted(format_duration(config.discovery.interval_ns)));
@@ -67,7 +72,7 @@ std::string print_config(const Config& config) {
   line("name = {}", quoted(config.discovery.dns.name));
   line("server = {}", quoted(config.discovery.dns.server));
   line("\n[discovery.etcd]");
-  line("endpoints = [{}]", fmt::join(endpoints, ", "));
+  line("endpoints = {}", quoted_list(etcd.endpoints));
   line("prefix = {}", quoted(etcd.prefix));
   line("ttl = {}", quoted(format_duration(etcd.ttl_ns)));
   line("cert = {}", quoted(etcd.cert));
@@ -83,14 +88,10 @@ std::string print_config(const Config& config) {
   line("latency = {}", quoted(format_duration(config.fabric.loopback.latency_ns)));
   line("\n[fabric.ofi]");
   line("provider = {}", quoted(config.fabric.ofi.provider));
-  std::vector<std::string> binds;
-  for (const std::string& bind : config.fabric.ofi.bind) binds.push_back(quoted(bind));
-  line("bind = [{}]", fmt::join(binds, ", "));
+  line("bind = {}", quoted_list(config.fabric.ofi.bind));
   const mk::fabric::VerbsOptions& verbs = config.fabric.verbs;
-  std::vector<std::string> devices;
-  for (const std::string& device : verbs.devices) devices.push_back(quoted(device));
   line("\n[fabric.verbs]");
-  line("devices = [{}]", fmt::join(devices, ", "));
+  line("devices = {}", quoted_list(verbs.devices));
   line("gid_index = {}", verbs.gid_index);
   line("pkey = {:#06x}", verbs.pkey);
   line("mtu = {}", verbs.mtu_bytes);
@@ -119,13 +120,11 @@ std::string print_config(const Config& config) {
   line("user_registered = {}", quoted(format_size(config.limits.user_registered_bytes)));
   line("user_connections = {}", config.limits.user_connections);
   line("drain = {}", quoted(format_duration(config.limits.drain_ns)));
-  std::vector<std::string> writers;
-  for (const std::string& writer : config.admin.writers) writers.push_back(quoted(writer));
   line("\n[admin]");
   line("socket = {}", quoted(config.admin.socket));
   line("mode = \"{:04o}\"", config.admin.mode);
   line("group = {}", quoted(config.admin.group));
-  line("writers = [{}]", fmt::join(writers, ", "));
+  line("writers = {}", quoted_list(config.admin.writers));
   for (const JobConfig& job : config.jobs) {
     line("\n[[job]]");
     line("pattern = {}", quoted(job.pattern));

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """check_restart.py <mkerneld> <gemm_all_reduce>: a daemon is restarted, then killed, under a job of two nodes with two ranks each, as
-systemd would do it (200 ms between the end and the next start). Every rank ends with an error that names who is gone (meant:
-within a second), and a new rank attaches and computes (in under two). What it took is printed; the limits are for a crowded
-machine."""
+systemd would do it (200 ms between the end and the next start). Within a second every rank has ended with an error that names
+who is gone; in under two, a new rank has attached and computed. A machine that other work holds up gets three tries."""
 import signal
 import sys
 import threading
@@ -10,7 +9,7 @@ import time
 
 from cluster import Cluster, wait_for
 
-ERROR_MAX_S, ATTACH_MAX_S, RESTART_PAUSE_S = 4.0, 10.0, 0.2
+ERROR_MAX_S, ATTACH_MAX_S, RESTART_PAUSE_S, TRIES = 1.0, 2.0, 0.2, 3
 mkerneld, program = sys.argv[1:3]
 
 
@@ -27,15 +26,16 @@ class Rank:
         self.ended = time.monotonic()
 
 
-def disturb(cluster, how, number):
-    ranks = [Rank(cluster, how, rank) for rank in range(4)]
-    up = f"job '{how}' is up"
+def disturb(cluster, how, number, job):
+    """Whether it went within the limits; what else is wrong fails."""
+    ranks = [Rank(cluster, job, rank) for rank in range(4)]
+    up = f"job '{job}' is up"
 
     def is_up():
         assert all(rank.process.poll() is None for rank in ranks)
         return all(up in cluster.log(node) for node in (0, 1))
 
-    wait_for(is_up, f"job {how}")
+    wait_for(is_up, f"job {job}")
     time.sleep(1)
     began = time.monotonic()
     cluster.daemons[0].send_signal(number)
@@ -44,7 +44,7 @@ def disturb(cluster, how, number):
     cluster.launch(0)
     cluster.await_ready(0)
     serving = time.monotonic() - began
-    again = cluster.rank([program, "64", "64", "32"], f"after-{how}", 0, nodes=1, local=1)
+    again = cluster.rank([program, "64", "64", "32"], f"after-{job}", 0, nodes=1, local=1)
     words = again.communicate()[0]
     attached = time.monotonic() - began
     for rank in ranks:
@@ -54,11 +54,12 @@ def disturb(cluster, how, number):
           f"a new rank done after {1000 * attached:.0f} ms")
     for rank, after in zip(ranks, errors):
         assert rank.process.returncode == 1, rank.words
-        assert after < ERROR_MAX_S, f"rank {rank.rank} ended after {after} s: {rank.words}"
         assert "mkerneld" in rank.words or "daemon" in rank.words or "node 0" in rank.words, f"rank {rank.rank} does not say who is gone: {rank.words}"
-    assert again.returncode == 0 and attached < ATTACH_MAX_S, f"after {attached} s: {words}"
+    assert again.returncode == 0, f"after {attached} s: {words}"
+    return max(errors) < ERROR_MAX_S and attached < ATTACH_MAX_S
 
 
 with Cluster(mkerneld) as nodes:
-    disturb(nodes, "restart", signal.SIGTERM)
-    disturb(nodes, "kill", signal.SIGKILL)
+    for how, number in (("restart", signal.SIGTERM), ("kill", signal.SIGKILL)):
+        within = any(disturb(nodes, how, number, f"{how}-{attempt}") for attempt in range(TRIES))
+        assert within, f"{how}: never were all errors there within {ERROR_MAX_S} s and a new rank done within {ATTACH_MAX_S} s"

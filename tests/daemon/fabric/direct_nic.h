@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/fabric/fabric.h"
+#include "tests/daemon/fabric/forwarding_nic.h"
 
 namespace mk::fabric {
 
@@ -50,43 +50,35 @@ struct DirectControl {
   }
 };
 
-class DirectNic final : public Endpoint {
+class DirectNic final : public ForwardingNic {
  public:
   DirectNic(std::unique_ptr<Endpoint> host, std::shared_ptr<DirectControl> control)
-      : host_(std::move(host)), control_(std::move(control)), capabilities_(host_->capabilities()) {
+      : ForwardingNic(std::move(host)),
+        control_(std::move(control)),
+        capabilities_(inner().capabilities()) {
     capabilities_.gpu_direct = true;
   }
 
   const Capabilities& capabilities() const override { return capabilities_; }
-  Bytes address() const override { return host_->address(); }
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override {
-    if (memory.direct == GpuWindow::kNone) return host_->register_memory(memory);
+    if (memory.direct == GpuWindow::kNone) return inner().register_memory(memory);
     const bool dmabuf = memory.direct == GpuWindow::kDmabuf;
     if (dmabuf && (!control_->takes_dmabufs || memory.dmabuf < 0))
       return fail(ErrorCode::kUnavailable, "the test's NIC takes no dmabuf");
     if (!dmabuf && !control_->has_module)
       return fail(ErrorCode::kUnavailable, "the test's NIC has no such module");
     auto region = std::make_unique<Region>(control_);
-    MK_ASSIGN_OR_RETURN(region->real, host_->register_memory({memory.address, memory.bytes}));
+    MK_ASSIGN_OR_RETURN(region->real, inner().register_memory({memory.address, memory.bytes}));
     region->shadow = std::make_shared<DirectControl::Shadow>();
     region->shadow->gpu = memory.address;
     if (control_->shadowed) {
       region->shadow->bytes.assign(memory.address, memory.address + memory.bytes);
       MK_ASSIGN_OR_RETURN(region->written,
-                          host_->register_memory({region->shadow->bytes.data(), memory.bytes}));
+                          inner().register_memory({region->shadow->bytes.data(), memory.bytes}));
     }
     ++(dmabuf ? control_->by_dmabuf : control_->by_module);
     return region;
   }
-  Result<LinkId> connect(std::span<const std::byte> address, const std::string& name) override {
-    return host_->connect(address, name);
-  }
-  void disconnect(LinkId link) override { host_->disconnect(link); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
-                                                      std::span<const std::byte> key) override {
-    return host_->import_region(link, key);
-  }
-  std::string link_reason(LinkId link) const override { return host_->link_reason(link); }
 
   std::size_t post(LinkId link, std::span<const Write> writes) override {
     std::vector<Write> own(writes.begin(), writes.end());
@@ -94,7 +86,7 @@ class DirectNic final : public Endpoint {
       if (const auto* const region = dynamic_cast<const Region*>(write.src))
         write.src = region->real.get();
     }
-    return host_->post(link, own);
+    return inner().post(link, own);
   }
   std::size_t poll(std::span<Event> events) override {
     if (!control_->hold_flushes && ++polls_ % 3 == 0) control_->end_flushes();
@@ -104,7 +96,7 @@ class DirectNic final : public Endpoint {
       events[count++] = one.second;
       return true;
     });
-    const auto of_host = events.subspan(count, host_->poll(events.subspan(count)));
+    const auto of_host = events.subspan(count, inner().poll(events.subspan(count)));
     for (const Event& event : of_host) control_->arrivals += event.kind == Event::Kind::kArrival;
     return count + of_host.size();
   }
@@ -129,7 +121,6 @@ class DirectNic final : public Endpoint {
     std::shared_ptr<DirectControl::Shadow> shadow;
   };
 
-  const std::unique_ptr<Endpoint> host_;
   const std::shared_ptr<DirectControl> control_;
   Capabilities capabilities_;
   unsigned polls_ = 0;

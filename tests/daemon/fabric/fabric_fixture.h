@@ -42,6 +42,11 @@ inline int patience() {
   return text == nullptr ? 1 : std::max(1, std::atoi(text));
 }
 
+/// A second, times `patience`, or several: of an endpoint that is to give up soon.
+inline std::uint64_t soon_ns(std::uint64_t seconds = 1) {
+  return static_cast<std::uint64_t>(patience()) * seconds * 1'000'000'000;
+}
+
 /// Two GPUs whose streams work on while nodes are polled, a few pieces at a time.
 struct SlowGpus {
   const std::shared_ptr<gpu::test::FakeMachine> machine =

@@ -13,9 +13,8 @@ class FailureTest : public FabricTest {
  protected:
   FabricSetup impatient() const {
     FabricSetup setup = GetParam();
-    const auto factor = static_cast<std::uint64_t>(patience());
-    setup.config.connect_timeout_ns = factor * 1'000'000'000;
-    setup.config.write_timeout_ns = factor * 2'000'000'000;
+    setup.config.connect_timeout_ns = soon_ns();
+    setup.config.write_timeout_ns = soon_ns(2);
     return setup;
   }
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
+#include "tests/daemon/fabric/forwarding_nic.h"
 
 namespace mk::fabric {
 
@@ -18,7 +19,7 @@ struct HastyControl {
   std::atomic<std::uint64_t> polls{0};
 };
 
-class HastyNic final : public Endpoint {
+class HastyNic final : public ForwardingNic {
  public:
   static Result<std::unique_ptr<Endpoint>> open(const FabricSetup& plain,
                                                 const std::shared_ptr<HastyControl>& control) {
@@ -26,26 +27,12 @@ class HastyNic final : public Endpoint {
     return std::make_unique<HastyNic>(std::move(inner), control);
   }
   HastyNic(std::unique_ptr<Endpoint> inner, std::shared_ptr<HastyControl> control)
-      : inner_(std::move(inner)), control_(std::move(control)) {}
-
-  const Capabilities& capabilities() const override { return inner_->capabilities(); }
-  Bytes address() const override { return inner_->address(); }
-  Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override {
-    return inner_->register_memory(memory);
-  }
-  Result<LinkId> connect(std::span<const std::byte> address, const std::string& name) override {
-    return inner_->connect(address, name);
-  }
-  void disconnect(LinkId link) override { inner_->disconnect(link); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
-                                                      std::span<const std::byte> key) override {
-    return inner_->import_region(link, key);
-  }
+      : ForwardingNic(std::move(inner)), control_(std::move(control)) {}
 
   std::size_t post(LinkId link, std::span<const Write> writes) override {
     std::vector<Write> own(writes.begin(), writes.end());
     for (Write& write : own) write.bytes -= hasty(write) ? 1 : 0;
-    const std::size_t taken = inner_->post(link, own);
+    const std::size_t taken = inner().post(link, own);
     for (const Write& write : writes.first(taken)) {
       if (!hasty(write)) continue;
       Write last = write;
@@ -65,7 +52,7 @@ class HastyNic final : public Endpoint {
   std::size_t poll(std::span<Event> events) override {
     ++own_polls_;
     const std::uint64_t peer_polls = ++control_->polls - own_polls_;
-    const std::size_t count = inner_->poll(events);
+    const std::size_t count = inner().poll(events);
     std::size_t kept = 0;
     for (const Event& event : events.first(count)) {
       if (event.cookie >= kLast) continue;
@@ -76,7 +63,7 @@ class HastyNic final : public Endpoint {
       }
     }
     std::erase_if(late_, [&](const Late& late) {
-      return peer_polls >= late.due && inner_->post(late.link, {&late.last, 1}) == 1;
+      return peer_polls >= late.due && inner().post(late.link, {&late.last, 1}) == 1;
     });
     return kept;
   }
@@ -90,7 +77,6 @@ class HastyNic final : public Endpoint {
   };
   static bool hasty(const Write& write) { return write.cookie % 7 == 3 && write.bytes > 1; }
 
-  const std::unique_ptr<Endpoint> inner_;
   const std::shared_ptr<HastyControl> control_;
   std::deque<Late> late_;
   std::uint64_t own_polls_ = 0;

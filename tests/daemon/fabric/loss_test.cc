@@ -11,9 +11,8 @@ class LossTest : public FabricTest {
  protected:
   FabricSetup impatient() const {
     FabricSetup setup = GetParam();
-    const auto factor = static_cast<std::uint64_t>(patience());
-    setup.config.connect_timeout_ns = factor * 1'000'000'000;
-    setup.config.write_timeout_ns = factor * 1'000'000'000;
+    setup.config.connect_timeout_ns = soon_ns();
+    setup.config.write_timeout_ns = soon_ns();
     return setup;
   }
 };

@@ -2,6 +2,7 @@
 // so: nothing is sent before it is copied out of the GPU, nothing is shown before it is copied into
 // the other one, and halves of writes find each other in whatever order they come.
 #include "daemon/fabric/staged/receiver.h"
+#include "tests/daemon/fabric/forwarding_nic.h"
 #include "tests/daemon/fabric/gpu_pair.h"
 
 namespace mk::fabric {
@@ -178,29 +179,15 @@ TEST_P(StagedTest, ABufferWithoutADriverOrBeyondTheLimitIsRefused) {
 }
 
 /// Reaches nobody, and takes its time to find out.
-class DeafNic final : public Endpoint {
+class DeafNic final : public ForwardingNic {
  public:
-  DeafNic(std::unique_ptr<Endpoint> real, int& tries) : real_(std::move(real)), tries_(tries) {}
-  const Capabilities& capabilities() const override { return real_->capabilities(); }
-  Bytes address() const override { return real_->address(); }
-  Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override {
-    return real_->register_memory(memory);
-  }
+  DeafNic(std::unique_ptr<Endpoint> real, int& tries)
+      : ForwardingNic(std::move(real)), tries_(tries) {}
   Result<LinkId> connect(std::span<const std::byte>, const std::string& peer_name) override {
     return fail(ErrorCode::kTimeout, "try {}: {} does not answer", ++tries_, peer_name);
   }
-  void disconnect(LinkId link) override { real_->disconnect(link); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
-                                                      std::span<const std::byte> key) override {
-    return real_->import_region(link, key);
-  }
-  std::size_t post(LinkId link, std::span<const Write> writes) override {
-    return real_->post(link, writes);
-  }
-  std::size_t poll(std::span<Event> events) override { return real_->poll(events); }
 
  private:
-  const std::unique_ptr<Endpoint> real_;
   int& tries_;
 };
 

@@ -26,7 +26,7 @@ class EfaTest : public testing::Test {
  protected:
   EfaTest() {
     setup_ = all_setups().front();
-    setup_.config.connect_timeout_ns = static_cast<std::uint64_t>(patience()) * 1'000'000'000;
+    setup_.config.connect_timeout_ns = soon_ns();
   }
   ~EfaTest() override {
     EXPECT_EQ(soft_efa::strangers(), 0u);

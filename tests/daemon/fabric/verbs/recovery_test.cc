@@ -13,7 +13,7 @@ class VerbsFailures : public VerbsTrouble, public testing::WithParamInterface<so
 
 FabricSetup impatient(const std::string& device) {
   FabricSetup setup = on(device);
-  setup.config.connect_timeout_ns = static_cast<std::uint64_t>(patience()) * 1'000'000'000;
+  setup.config.connect_timeout_ns = soon_ns();
   return setup;
 }
 

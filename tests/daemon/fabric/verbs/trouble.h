@@ -2,7 +2,11 @@
 /// What tests of troubled RDMA ports share: nodes on software NICs, and links with work on them.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
 #include "tests/daemon/fabric/verbs/soft_nic/soft_nic.h"
@@ -17,6 +21,28 @@ inline FabricSetup on(const std::string& device) {
   setup.config.verbs.timeout = 12;
   return setup;
 }
+
+/// What an endpoint has told people. Any thread tells; to be read when its endpoint is gone.
+class Notices {
+ public:
+  /// For EndpointConfig::notice; this outlives the endpoint.
+  std::function<void(const std::string&)> sink() {
+    return [this](const std::string& text) {
+      const std::lock_guard lock(mutex_);
+      all_.push_back(text);
+    };
+  }
+  const std::vector<std::string>& all() const { return all_; }
+  /// How many hold `part`.
+  long count(std::string_view part) const {
+    return std::count_if(all_.begin(), all_.end(),
+                         [&](const std::string& text) { return text.find(part) != text.npos; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> all_;
+};
 
 /// Each test begins with fresh NICs, and leaves nothing of theirs behind.
 class VerbsTrouble : public testing::Test {

@@ -83,7 +83,7 @@ TEST_F(VerbsTrouble, ALinkMadeAfterAMoveOutlivesTheNewsOfIt) {
 TEST_F(VerbsTrouble, APartitionThatIsTakenAwayEndsTheLinksUntilItIsBack) {
   FabricSetup setup = on("soft0");
   setup.config.verbs.pkey = 0x8007;
-  setup.config.connect_timeout_ns = static_cast<std::uint64_t>(patience()) * 1'000'000'000;
+  setup.config.connect_timeout_ns = soon_ns();
   Node a(setup);
   setup.config.verbs.devices = {"soft1"};
   Node b(setup);
@@ -196,7 +196,7 @@ TEST_F(VerbsTrouble, WhateverTheNicRefusesIsAnErrorAndLeavesNothingBehind) {
   for (const std::string arrival : {"flag", "immediate"}) {
     FabricSetup setup = on("soft0");
     setup.config.verbs.arrival = arrival;
-    setup.config.connect_timeout_ns = static_cast<std::uint64_t>(patience()) * 1'000'000'000;
+    setup.config.connect_timeout_ns = soon_ns();
     for (const char* const function : functions) {
       SCOPED_TRACE(arrival + " " + function);
       {
@@ -244,13 +244,9 @@ TEST_F(VerbsTrouble, WhatIsRefusedForAConnectionNamesThePeer) {
 
 // A NIC that does not tell of datagrams is asked again and again; that is said once.
 TEST_F(VerbsTrouble, ANicThatDoesNotNotifyIsPolled) {
-  std::mutex mutex;
-  std::vector<std::string> notices;
+  Notices notices;
   FabricSetup setup = on("soft0");
-  setup.config.notice = [&](const std::string& text) {
-    const std::lock_guard lock(mutex);
-    notices.push_back(text);
-  };
+  setup.config.notice = notices.sink();
   soft_nic::refuse("ibv_req_notify_cq", EOPNOTSUPP, 1 << 30);
   {
     Node deaf(setup);
@@ -261,10 +257,8 @@ TEST_F(VerbsTrouble, ANicThatDoesNotNotifyIsPolled) {
     soft_nic::refuse("ibv_req_notify_cq", 0, 0);  // it does again
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(Busy(b, deaf).arrives(b, deaf)) << i;
   }
-  const auto said = std::count_if(notices.begin(), notices.end(), [](const std::string& text) {
-    return holds(text, "RDMA port soft0:1 does not tell of datagrams");
-  });
-  EXPECT_EQ(said, 1) << testing::PrintToString(notices);
+  EXPECT_EQ(notices.count("RDMA port soft0:1 does not tell of datagrams"), 1)
+      << testing::PrintToString(notices.all());
 }
 
 TEST_F(VerbsTrouble, ASubmissionThatTheNicDoesNotTakeEndsTheLink) {
