@@ -32,14 +32,8 @@ struct RingProducer {
   std::uint64_t consumed_seen =
       0;  ///< the last `consumed` read: saves a read of the daemon's line per command
 
-  /// Whether a command can be written now. Reads the daemon's counter only when the cached credits
-  /// are used up.
-  MK_HOST_DEVICE bool has_credit() {
-    if (produced - consumed_seen < ring.slot_count()) return true;
-    // Acquire: the daemon's reads of the slot happened before it counted it as consumed.
-    consumed_seen = load_acquire(&ring.control->consumed);
-    return produced - consumed_seen < ring.slot_count();
-  }
+  /// Whether a command can be written now.
+  MK_HOST_DEVICE bool has_credit() { return has_credits(1); }
 
   /// Writes and commits one command; returns false, with nothing written, when the ring is full.
   MK_HOST_DEVICE bool try_push(const Command& command) {
@@ -51,6 +45,33 @@ struct RingProducer {
     ++produced;
     store_relaxed(&ring.control->produced, produced);
     return true;
+  }
+
+  /// Whether `count` commands can be written now. Reads the daemon's counter only when the cached
+  /// credits do not do.
+  MK_HOST_DEVICE bool has_credits(std::uint64_t count) {
+    if (produced + count - consumed_seen <= ring.slot_count()) return true;
+    // Acquire: the daemon's reads of the slots happened before it counted them as consumed.
+    consumed_seen = load_acquire(&ring.control->consumed);
+    return produced + count - consumed_seen <= ring.slot_count();
+  }
+
+  // Several commands under one fence, by several threads perhaps: `write` of each, a release fence
+  // of each thread that wrote, `commit` of each, then, once, `advance`. The consumer takes a
+  // command when it and all before it are committed. There must be credits for all of them.
+
+  /// Words 0..4 of the `ahead`-th command from now on.
+  MK_HOST_DEVICE void write(std::uint64_t ahead, const Command& command) const {
+    encode(command, ring.slot(produced + ahead).words);
+  }
+  MK_HOST_DEVICE void commit(std::uint64_t ahead) const {
+    const std::uint64_t sequence = produced + ahead;
+    store_relaxed(&ring.slot(sequence).words[kCommitWord],
+                  commit_word(sequence, ring.slot_count_log2));
+  }
+  MK_HOST_DEVICE void advance(std::uint64_t count) {
+    produced += count;
+    store_relaxed(&ring.control->produced, produced);
   }
 
   /// Commands whose source bytes may be reused, counted like `produced`. Acquire: those bytes were

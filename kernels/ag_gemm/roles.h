@@ -90,9 +90,10 @@ MK_HOST_DEVICE inline bool collect(AgGemmBlock<Executor>& block) {
   return true;
 }
 
+/// `parts`: of each chunk; see gather/roles.h.
 template <class Executor>
-MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block) {
-  return gather::share(block.gather, block.launch.shard, block.launch.in_turn);
+MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block, std::uint32_t parts = 1) {
+  return gather::share(block.gather, block.launch.shard, block.launch.in_turn, parts);
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {
@@ -101,8 +102,8 @@ MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {
   });
 }
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(AgGemmBlock<Executor>& block) {
-  return gather::receive(block.gather);
+MK_HOST_DEVICE inline bool receive(AgGemmBlock<Executor>& block, std::uint32_t parts = 1) {
+  return gather::receive(block.gather, parts);
 }
 
 }  // namespace mk::kernels::ag_gemm

@@ -49,11 +49,13 @@ struct FlagMap {
   }
   MK_HOST_DEVICE constexpr std::uint32_t arrival(std::uint32_t bank, std::uint32_t at,
                                                  std::uint32_t from, std::uint32_t chunk) const {
-    return (bank * (nodes - 1) + peer_index(at, from)) * stride() + chunk;
+    return bank * bank_arrivals() + peer_index(at, from) * stride() + chunk;
   }
+  /// Arrivals of a bank; they follow each other, bank by bank, and behind them come the releases.
+  MK_HOST_DEVICE constexpr std::uint32_t bank_arrivals() const { return (nodes - 1) * stride(); }
   MK_HOST_DEVICE constexpr std::uint32_t release(std::uint32_t bank, std::uint32_t at,
                                                  std::uint32_t from) const {
-    return banks * (nodes - 1) * stride() + bank * (nodes - 1) + peer_index(at, from);
+    return banks * bank_arrivals() + bank * (nodes - 1) + peer_index(at, from);
   }
   MK_HOST_DEVICE constexpr std::uint32_t count() const {
     return nodes == 1 ? 0 : banks * (nodes - 1) * (stride() + 1);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/part.h"
 #include "kernels/comm/wait.h"
 #include "shm/flag.h"
 
@@ -47,6 +48,30 @@ class Block {
     shm::flag_publish(flag, epoch);
   }
 
+  /// The same for a flag that only blocks of this rank await.
+  MK_HOST_DEVICE void publish_within_rank(std::uint32_t* flag) {
+    executor.stores_done();
+    if constexpr (requires { executor.publish_within_rank(flag, epoch); }) {
+      executor.publish_within_rank(flag, epoch);
+    } else {
+      shm::flag_publish(flag, epoch);
+    }
+  }
+
+  /// Whether all other parts of the chunk, of those that blocks of this role share in, are done,
+  /// now that this block has done its own; of all of them one hears so, and what all have stored is
+  /// visible to who acquires its next release. The executor that has parts supplies
+  ///     bool last_part(Role, std::uint32_t chunk, std::uint32_t parts);
+  MK_HOST_DEVICE bool last_part(std::uint32_t chunk, Part part) {
+    if constexpr (requires { executor.last_part(role, chunk, part.count); }) {
+      if (part.count == 1) return true;
+      executor.stores_done();
+      return executor.last_part(role, chunk, part.count);
+    } else {
+      return true;
+    }
+  }
+
   /// Waits until the flag shows `wanted` or later. False: the launch has failed; leave.
   MK_HOST_DEVICE bool await(const WaitSite& site, const std::uint32_t* flag, std::uint32_t wanted) {
     if (!wait_flag(executor, control, site, totals.waits, flag, wanted)) return false;
@@ -55,40 +80,42 @@ class Block {
   }
 
   /// Waits, as `await` does, until flags `flag(0)` .. `flag(count - 1)` all show `wanted` or later;
-  /// `site_of(i)`. On a GPU, where a look takes most of a microsecond, many at a time, and one
-  /// fence for all of them.
+  /// `site_of(i)`. Many at a time where the executor can.
   template <class Flag, class SiteOf>
   MK_HOST_DEVICE bool await_each(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
                                  SiteOf&& site_of) {
-    if constexpr (requires { executor.acquire_fence(); }) {
-      for (std::uint32_t i = 0; (i = first_missing(i, count, wanted, flag)) < count; ++i) {
-        if (!await(site_of(i), flag(i), wanted)) return false;
-      }
-      executor.acquire_fence();
-      executor.loads_begin();
-    } else {
-      for (std::uint32_t i = 0; i < count; ++i) {
-        if (!await(site_of(i), flag(i), wanted)) return false;
-      }
+    for (std::uint32_t i = 0; (i = first_missing(i, count, wanted, flag)) < count; ++i) {
+      if (!await(site_of(i), flag(i), wanted)) return false;
     }
     return true;
   }
 
-  /// The first of flags `flag(begin)` .. `flag(end - 1)` that is not seen to show `wanted`; orders
-  /// nothing.
+  /// Waits, as `await` does, for the first of those flags, and answers how many of them from the
+  /// first on show `wanted` then, as far as one look tells: one at least; 0: the launch has failed.
+  template <class Flag, class SiteOf>
+  MK_HOST_DEVICE std::uint32_t await_first(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
+                                           SiteOf&& site_of) {
+    const std::uint32_t there = first_missing(0, count, wanted, flag);
+    if (there != 0) return there;
+    if (!await(site_of(0), flag(0), wanted)) return 0;
+    return first_missing(1, count, wanted, flag);
+  }
+
+  /// The first of flags `flag(begin)` .. `flag(end - 1)` that is not seen to show `wanted`, without
+  /// waiting: what the writers of those before it stored is visible then. An executor to which a
+  /// look costs much looks at many at a time, by a function of the same name; to others each flag
+  /// is as good as missing until it is awaited.
   template <class Flag>
-  MK_HOST_DEVICE static std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
-                                                    std::uint32_t wanted, Flag&& flag) {
-    constexpr std::uint32_t kAtOnce = 8;
-    for (; begin < end; begin += kAtOnce) {
-      std::uint32_t seen[kAtOnce];
-      for (std::uint32_t i = 0; i < kAtOnce; ++i)
-        seen[i] = shm::load_relaxed(flag(begin + i < end ? begin + i : begin));
-      for (std::uint32_t i = 0; i < kAtOnce && begin + i < end; ++i) {
-        if (!shm::epoch_reached(seen[i], wanted)) return begin + i;
-      }
+  MK_HOST_DEVICE std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
+                                             std::uint32_t wanted, Flag&& flag) {
+    if constexpr (requires { executor.first_missing(begin, end, wanted, flag); }) {
+      if (begin >= end) return begin;
+      const std::uint32_t missing = executor.first_missing(begin, end, wanted, flag);
+      if (missing != begin) executor.loads_begin();
+      return missing;
+    } else {
+      return begin;
     }
-    return end;
   }
 
   /// This block's wait for a flag of that kind; see WaitSite.

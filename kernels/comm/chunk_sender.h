@@ -1,6 +1,6 @@
 /// \file
-/// A send block's way into its lane: commands with credits, and the question whether sent bytes may
-/// be reused.
+/// A send block's way into its lane: commands with credits, many of them under one fence where the
+/// executor can, and the question whether sent bytes may be reused.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,23 @@
 
 namespace mk::kernels {
 
-/// Drives lane `lane` for one launch. One thread.
+/// Commands that are committed together: as many as a warp has lanes, which commit one each.
+struct CommandBatch {
+  static constexpr std::uint32_t kCommandsMax = 32;
+  shm::Command commands[kCommandsMax];
+  std::uint32_t count = 0;
+  std::uint32_t most = kCommandsMax;  ///< more are not collected before they are committed
+};
+
+/// Drives lane `lane` for one launch. One thread. The pacer is the block's executor; one that
+/// commits many commands at once supplies, besides what comm/wait.h asks for,
+///     CommandBatch& batch();                  empty at first; where commands wait to be committed
+///     void commit_batch(shm::RingProducer&);  commits those in it, for which there are credits,
+///     and
+///                                             leaves it empty; what this thread stored or acquired
+///                                             before is visible to the daemon
+/// What was given to the sender may wait there until `flush`, so a role flushes before it waits for
+/// anything that may depend on it, and at its end.
 template <class Pacer>
 class ChunkSender {
  public:
@@ -22,7 +38,8 @@ class ChunkSender {
 
   /// Asks the daemon to copy `bytes` of this rank's workspace into the rail peer's on `node` and
   /// then to show `epoch` in flag `flag` of the peer's operator. Everything this thread stored or
-  /// acquired before is visible to the daemon. False: the wait for a free slot failed.
+  /// acquired before the next `flush` is visible to the daemon. False: the wait for a free slot
+  /// failed.
   MK_HOST_DEVICE bool send_chunk(std::uint32_t node, std::uint64_t source_offset,
                                  std::uint64_t target_offset, std::uint32_t bytes,
                                  std::uint32_t flag, std::uint32_t epoch) {
@@ -45,7 +62,19 @@ class ChunkSender {
     return push(command);
   }
 
-  /// Commands this lane has committed since it was made.
+  /// Whatever was given to this sender is now with the daemon. False: as above.
+  MK_HOST_DEVICE bool flush() {
+    if constexpr (kBatches) {
+      shm::RingProducer& ring = context_.lanes[lane_];
+      const std::uint32_t count = pacer_.batch().count;
+      if (count == 0) return true;
+      if (!await_credits(count)) return false;
+      pacer_.commit_batch(ring);
+    }
+    return true;
+  }
+
+  /// Commands this lane has committed since it was made: all that were given, after a `flush`.
   MK_HOST_DEVICE std::uint64_t produced() const { return context_.lanes[lane_].produced; }
   /// Of this sender.
   MK_HOST_DEVICE std::uint64_t commands() const { return commands_; }
@@ -72,6 +101,23 @@ class ChunkSender {
 
   MK_HOST_DEVICE bool push(shm::Command command) {
     shm::RingProducer& ring = context_.lanes[lane_];
+    command.commit_time_ns = commit_time_ns();
+    if constexpr (kBatches) {
+      CommandBatch& batch = pacer_.batch();
+      batch.commands[batch.count++] = command;
+      ++commands_;
+      const bool collects = batch.count < batch.most && batch.count < ring.ring.slot_count();
+      return collects || flush();
+    } else {
+      if (!await_credits(1)) return false;
+      ring.try_push(command);
+      ++commands_;
+      return true;
+    }
+  }
+
+  MK_HOST_DEVICE bool await_credits(std::uint64_t count) {
+    shm::RingProducer& ring = context_.lanes[lane_];
     WaitSite site;
     site.role = Role::kSend;
     site.kind = FlagKind::kCredit;
@@ -79,19 +125,15 @@ class ChunkSender {
     site.rank = context_.world.rank();
     site.index[0] = lane_;
     const std::uint64_t wanted =
-        ring.produced + 1 - ring.ring.slot_count();  // may wrap before the first lap: text only
-    const bool free = wait_until(pacer_, control_, site, totals_, wanted, [&](std::uint64_t* seen) {
-      const bool credit = ring.has_credit();
+        ring.produced + count - ring.ring.slot_count();  // may wrap before the first lap: text only
+    return wait_until(pacer_, control_, site, totals_, wanted, [&](std::uint64_t* seen) {
+      const bool credits = ring.has_credits(count);
       *seen = ring.consumed_seen;
-      return credit;
+      return credits;
     });
-    if (!free) return false;
-    command.commit_time_ns = commit_time_ns();
-    ring.try_push(command);
-    ++commands_;
-    return true;
   }
 
+  static constexpr bool kBatches = requires(Pacer & pacer) { pacer.batch(); };
   Pacer& pacer_;
   const WaitControl& control_;
   const RankContext& context_;

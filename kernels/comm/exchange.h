@@ -30,6 +30,8 @@ MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
       if (!sender.send_flag(node, flag, block.epoch)) return false;
     }
   }
+  // The peers wait for these, as this rank does for theirs.
+  if (!sender.flush()) return false;
   if (!block.await_blocks(Role::kReceive, block.common.blocks.receive, 2)) return false;
   for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {
     const std::uint32_t node = (world.node + i) % world.nodes;
@@ -44,7 +46,7 @@ MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
     const std::uint32_t flag = flags.release(block.bank, node, world.node);
     if (!sender.send_flag(node, flag, block.epoch)) return false;
   }
-  return true;
+  return sender.flush();
 }
 
 }  // namespace mk::kernels

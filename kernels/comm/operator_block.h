@@ -11,6 +11,7 @@
 #include "kernels/comm/block.h"
 #include "kernels/comm/chunk_sender.h"
 #include "kernels/comm/launch.h"
+#include "kernels/comm/packed_tiles.h"
 #include "kernels/comm/workspace_head.h"
 
 namespace mk::kernels {
@@ -72,20 +73,21 @@ class OperatorBlock : public Block<Executor> {
     shm::flag_publish(word(at(local, offset)), epoch);
   }
   /// This block is done with what await_blocks(role, ...) waits for.
-  MK_HOST_DEVICE void publish_done() { publish(&common.local->done_by(role)[index]); }
+  MK_HOST_DEVICE void publish_done() {
+    this->publish_within_rank(&common.local->done_by(role)[index]);
+  }
 
   // --- Awaited by this block; false: the launch has failed ---
 
   /// All `count` blocks of another role of this rank have published that they are done.
   MK_HOST_DEVICE bool await_blocks(Role other, std::uint32_t count, std::uint32_t hops) {
     const std::uint32_t* done = common.local->done_by(other);
-    for (std::uint32_t block = 0; block < count; ++block) {
-      const auto other_role = static_cast<std::uint32_t>(other);
-      if (!await(site(FlagKind::kBlockDone, world.rank(), other_role, block, hops), &done[block],
-                 epoch))
-        return false;
-    }
-    return true;
+    return this->await_each(
+        count, epoch, [&](std::uint32_t block) { return done + block; },
+        [&](std::uint32_t block) {
+          const auto other_role = static_cast<std::uint32_t>(other);
+          return site(FlagKind::kBlockDone, world.rank(), other_role, block, hops);
+        });
   }
   /// Every local rank has begun this launch, with the same m.
   MK_HOST_DEVICE bool check_local_records() {
@@ -107,12 +109,33 @@ class OperatorBlock : public Block<Executor> {
                  });
     return other == world.locals || check_m(site_of(other), its_m);
   }
+  /// Where one rank's own tiles make up the chunks that it sends: waits for all tiles of chunk
+  /// `first`, and answers of how many of chunks `first`, `first` + `step`, ..., `most` at most,
+  /// they are there then; 0: the launch has failed. `flag(tile)` and `site_of(tile)`, of the packed
+  /// tiles.
+  template <class Flag, class SiteOf>
+  MK_HOST_DEVICE std::uint32_t await_first_tiles(const PackedTiles& packed, std::uint32_t first,
+                                                 std::uint32_t most, std::uint32_t step,
+                                                 Flag&& flag, SiteOf&& site_of) {
+    const TileRange tiles = packed.chunk_tiles(first);
+    const bool here = this->await_each(
+        tiles.end - tiles.begin, epoch, [&](std::uint32_t i) { return flag(tiles.begin + i); },
+        [&](std::uint32_t i) { return site_of(tiles.begin + i); });
+    if (!here) return 0;
+    std::uint32_t count = 1;
+    for (; count < most && first + count * step < packed.chunks(); ++count) {
+      const TileRange next = packed.chunk_tiles(first + count * step);
+      if (this->first_missing(next.begin, next.end, epoch, flag) != next.end) break;
+    }
+    return count;
+  }
   /// The local rank has ended launch `wanted`: it reads nothing of it any more.
   MK_HOST_DEVICE bool await_finished(std::uint32_t local, std::uint32_t wanted) {
     return await(site(FlagKind::kFinished, rank_of(local), local, 0, 1),
                  word(at(head.finished(local))), wanted);
   }
-  /// A bit for each local rank that is seen to have ended launch `wanted`; does not wait.
+  /// A bit for each local rank that is seen to have ended launch `wanted`; does not wait. Of an
+  /// executor with `acquire_fence()`.
   MK_HOST_DEVICE std::uint32_t locals_finished(std::uint32_t wanted) {
     std::uint32_t bits = 0;
     look_at_each([&](std::uint32_t local) { return word(at(head.finished(local))); },
@@ -120,7 +143,7 @@ class OperatorBlock : public Block<Executor> {
                    const bool ended = shm::epoch_reached(seen, wanted);
                    bits |= static_cast<std::uint32_t>(ended) << local;
                  });
-    if constexpr (requires { executor.acquire_fence(); }) executor.acquire_fence();
+    executor.acquire_fence();
     return bits;
   }
   /// Every local rank has ended launch `wanted`.
@@ -159,20 +182,14 @@ class OperatorBlock : public Block<Executor> {
   /// The bank's source bytes may be written again.
   MK_HOST_DEVICE bool await_staging_free() { return await_sent(previous_use(epoch, banks)); }
   /// Calls `take(local, value)` with a word of each local rank, word_of(local), the loads of
-  /// several on their way together. Acquires only where the executor has no fence for that.
+  /// several on their way together. Orders nothing.
   template <class WordOf, class Take>
   MK_HOST_DEVICE void look_at_each(WordOf&& word_of, Take&& take) {
     constexpr std::uint32_t kAtOnce = 8;
     for (std::uint32_t begin = 0; begin < world.locals; begin += kAtOnce) {
       std::uint32_t seen[kAtOnce];
-      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
-        const std::uint32_t* from = word_of(begin + i < world.locals ? begin + i : begin);
-        if constexpr (requires { executor.acquire_fence(); }) {
-          seen[i] = shm::load_relaxed(from);
-        } else {
-          seen[i] = shm::load_acquire(from);
-        }
-      }
+      for (std::uint32_t i = 0; i < kAtOnce; ++i)
+        seen[i] = shm::load_relaxed(word_of(begin + i < world.locals ? begin + i : begin));
       for (std::uint32_t i = 0; i < kAtOnce; ++i) {
         if (begin + i < world.locals) take(begin + i, seen[i]);
       }

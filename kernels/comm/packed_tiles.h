@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/comm/launch_record.h"
+#include "kernels/comm/part.h"
 #include "kernels/comm/tile_grid.h"
 #include "shm/platform.h"
 
@@ -27,6 +28,7 @@ class PackedTiles {
   }
 
   MK_HOST_DEVICE std::uint32_t tiles() const { return tiles_; }
+  MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_; }
 
   /// At least one, which then holds only its bank's header.
   MK_HOST_DEVICE std::uint32_t chunks() const {
@@ -41,6 +43,9 @@ class PackedTiles {
     range.begin = chunk * tiles_per_chunk_;
     range.end = tiles_ - range.begin < tiles_per_chunk_ ? tiles_ : range.begin + tiles_per_chunk_;
     return range;
+  }
+  MK_HOST_DEVICE TilesPart chunk_part(std::uint32_t chunk, Part part) const {
+    return part_of(chunk_tiles(chunk), tiles_per_chunk_, part);
   }
   /// Where a tile lies behind the first one.
   MK_HOST_DEVICE std::uint64_t offset(std::uint32_t tile) const { return tile * tile_bytes_; }

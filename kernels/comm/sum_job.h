@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/comm/part.h"
 #include "kernels/comm/types.h"
 #include "shm/limits.h"
 
@@ -22,12 +23,12 @@ struct SumJob {
   std::uint32_t rows = 0;
   std::uint32_t columns = 0;
 
-  /// Leaves of the rows part `part` of `parts` about equal ones; false: that has none. The sources
-  /// and targets are set.
-  MK_HOST_DEVICE bool take_part(std::uint32_t part, std::uint32_t parts) {
-    if (parts == 1) return true;
-    const std::uint32_t most = div_up(rows, parts);
-    const std::uint32_t first = part * most;
+  /// Leaves of the rows that part, of about equal ones; false: it has none. The sources and targets
+  /// are set.
+  MK_HOST_DEVICE bool take(Part part) {
+    if (part.count == 1) return true;
+    const std::uint32_t most = div_up(rows, part.count);
+    const std::uint32_t first = part.index * most;
     if (first >= rows) return false;
     for (std::uint32_t s = 0; s < source_count; ++s)
       sources[s] =

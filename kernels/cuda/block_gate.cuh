@@ -18,6 +18,24 @@ class GateExecutor {
  public:
   static __device__ void stores_done() {}
   static __device__ void acquire_fence() { __threadfence_system(); }
+  /// One thread: the looks at several are on their way together, then one fence.
+  template <class Flag>
+  static __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
+                                                std::uint32_t wanted, Flag&& flag) {
+    constexpr std::uint32_t kAtOnce = 8;
+    std::uint32_t at = begin;
+    for (bool reached = true; reached && at < end;) {
+      std::uint32_t seen[kAtOnce];
+      for (std::uint32_t i = 0; i < kAtOnce; ++i)
+        seen[i] = shm::load_relaxed(flag(at + i < end ? at + i : at));
+      for (std::uint32_t i = 0; reached && i < kAtOnce && at < end; ++i) {
+        reached = shm::epoch_reached(seen[i], wanted);
+        at += static_cast<std::uint32_t>(reached);
+      }
+    }
+    if (at != begin) acquire_fence();
+    return at;
+  }
   /// What this thread has acquired before its later TMA loads.
   static __device__ void loads_begin() {
     ptx::may_dawdle();

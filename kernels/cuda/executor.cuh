@@ -3,7 +3,8 @@
 /// block in their sense, so that one's waits overlap another's sums: its first thread, the
 /// **leader**, runs the role as it stands in roles.h, with its waits and flags; its other three
 /// warps are **workers** and do the sums and copies the leader asks for. Up to two jobs are in
-/// flight, so that the leader looks for the next tile while the workers add up this one.
+/// flight, so that the leader looks for the next tile while the workers add up this one. The
+/// leader's own warp commits its commands (leader_warp.cuh).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "kernels/cuda/bulk_copier.cuh"
 #include "kernels/cuda/gemm_core.cuh"
 #include "kernels/cuda/launch_state.h"
+#include "kernels/cuda/leader_warp.cuh"
 
 namespace mk::kernels::cuda {
 
@@ -182,8 +184,16 @@ __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint
 /// What all leaders are.
 class LeaderBase {
  public:
-  /// Orders what this thread has seen before its later loads.
-  static __device__ void acquire_fence() { __threadfence_system(); }
+  __device__ LeaderBase(LeaderWarp& warp, DeviceState& state) : warp_(warp), state_(state) {}
+
+  template <class Flag>
+  __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
+                                         std::uint32_t wanted, Flag&& flag) {
+    return warp_.first_missing(begin, end, wanted, flag);
+  }
+  static __device__ void publish_within_rank(std::uint32_t* flag, std::uint32_t epoch) {
+    ptx::store_release_gpu(flag, epoch);
+  }
   static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
   /// The GPU's clock is not the daemon's: no time.
   static __device__ std::uint32_t commit_time_ns() { return 0; }
@@ -192,6 +202,24 @@ class LeaderBase {
     constexpr std::uint32_t kLooksPerClock = 32;
     return attempt % kLooksPerClock == kLooksPerClock - 1;
   }
+
+  __device__ CommandBatch& batch() { return warp_.batch(); }
+  __device__ void commit_batch(shm::RingProducer& ring) { warp_.commit(ring); }
+
+  /// The parts are groups of this GPU, each of which has seen its own stores done.
+  __device__ bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts) {
+    std::uint32_t* done = &state_.parts_done[role == Role::kReceive ? 1 : 0][chunk];
+    if (ptx::fetch_add_gpu(done, 1) + 1 != parts) return false;
+    shm::store_relaxed(done, 0u);  // for the next launch
+    return true;
+  }
+
+ protected:
+  __device__ void end_warp() { warp_.end(); }
+
+ private:
+  LeaderWarp& warp_;
+  DeviceState& state_;
 };
 
 /// The leader of an operator that only copies within a node: the copy engine does it, there are no
@@ -201,12 +229,18 @@ class CopyLeader : public LeaderBase {
   using Shared = BulkCopierShared;
   static constexpr bool kHasWorkers = false;
 
-  __device__ CopyLeader(Shared& shared, void* /*c*/, std::uint64_t /*ldc*/) : copier_(shared) {}
+  __device__ CopyLeader(LeaderWarp& warp, DeviceState& state, Shared& shared, void* /*c*/,
+                        std::uint64_t /*ldc*/)
+      : LeaderBase(warp, state), copier_(shared) {}
 
   __device__ void copy(const CopyJob& job) { copier_.copy(job); }
   __device__ void stores_done() { copier_.finish(); }
   __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
-  __device__ void finish() { copier_.end(); }
+  /// After the last job; the warp's other lanes return.
+  __device__ void finish() {
+    copier_.end();
+    end_warp();
+  }
 
  private:
   BulkCopier copier_;
@@ -220,8 +254,8 @@ class Leader : public LeaderBase {
   static constexpr bool kHasWorkers = true;
 
   /// `c`: the caller's result, rows `ldc` apart; may be null where nobody asks for it.
-  __device__ Leader(Jobs& jobs, void* c, std::uint64_t ldc)
-      : jobs_(jobs), c_(static_cast<std::uint16_t*>(c)), ldc_(ldc) {}
+  __device__ Leader(LeaderWarp& warp, DeviceState& state, Jobs& jobs, void* c, std::uint64_t ldc)
+      : LeaderBase(warp, state), jobs_(jobs), c_(static_cast<std::uint16_t*>(c)), ldc_(ldc) {}
 
   __device__ void sum(const SumJob& job) {
     VectorJob& to = next_job();
@@ -252,12 +286,13 @@ class Leader : public LeaderBase {
     for (std::uint32_t back = in_flight; back > 0; --back) await_done(posted_ - back);
   }
   __device__ void loads_begin() {}
-  /// After the last job; the workers return.
+  /// After the last job; the workers and the warp's other lanes return.
   __device__ void finish() {
     stores_done();
     VectorJob& to = next_job();
     to.source_count = 0;
     ptx::mbarrier_arrive(&jobs_.posted[posted_ % Jobs::kSlots]);
+    end_warp();
   }
 
  private:

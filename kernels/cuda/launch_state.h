@@ -40,6 +40,9 @@ struct LaunchAccount {
   RoleAccount roles[kRoles];
 };
 
+/// Chunks of a launch that groups share in (comm/part.h), at most.
+inline constexpr std::uint32_t kPartedChunksMax = 128;
+
 /// A rank's words in its GPU's memory; all zero before the first launch.
 struct DeviceState {
   std::uint32_t epoch = 0;        ///< of the last launch that has ended; its last block writes it
@@ -47,8 +50,11 @@ struct DeviceState {
   std::uint32_t groups_done = 0;  ///< of the running launch, without the poller
   std::uint32_t taken = 0;        ///< of the running launch: steps that groups have taken
   std::uint32_t tiles_taken = 0;  ///< of the running launch: tiles beyond each block's first
-  LocalWords local;               ///< `stop` stays set: later launches then end at once
-  LaunchAccount accounts[2];      ///< by epoch; the next launch's is zero
+  /// Of each chunk's parts those that are done, of what is sent on (or handed out) and of what has
+  /// been received; zero between launches.
+  std::uint32_t parts_done[2][kPartedChunksMax] = {};
+  LocalWords local;           ///< `stop` stays set: later launches then end at once
+  LaunchAccount accounts[2];  ///< by epoch; the next launch's is zero
   // What the poller brings from the host (poller.cuh).
   std::uint32_t aborts[2] = {};
   shm::LaneControl controls[shm::kLanesMax] = {};
@@ -71,6 +77,8 @@ struct HostWords {
   const std::uint32_t* flags = nullptr;  ///< this operator's arrival flags; 16-byte aligned
   std::uint32_t* flags_here = nullptr;
   std::uint32_t flag_count = 0;  ///< a multiple of 4
+  std::uint32_t bank_flags = 0;  ///< of them the arrivals of one bank, a multiple of 4 (FlagMap)
+  std::uint32_t releases_begin = 0;  ///< behind all banks' arrivals
   const std::uint32_t* aborts[2] = {};
   std::uint64_t* launches = nullptr;  ///< CudaOptions::launches
   shm::LaneControl* controls[shm::kLanesMax] = {};
@@ -78,7 +86,7 @@ struct HostWords {
   std::uint32_t lane_count = 0;                ///< those that this operator uses
 };
 /// Flags the poller keeps in mind, in a block's shared memory.
-inline constexpr std::uint32_t kPolledFlagsMax = 6 * 1024;
+inline constexpr std::uint32_t kPolledFlagsMax = 44 * 128;
 
 /// What an operator's kernel gets beside its launch.
 struct FrameArguments {
@@ -97,9 +105,42 @@ constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBl
 
 /// Parts of a tile that groups sum separately, in a launch in which a rank sums so many tiles: few
 /// tiles come all at the end, when every group of the GPU has time.
-MK_HOST_DEVICE constexpr std::uint32_t reduce_parts(std::uint32_t tiles) {
-  constexpr std::uint32_t kGroupsWanted = 192;
-  return tiles * 2 > kGroupsWanted ? 1 : tiles * 4 > kGroupsWanted ? 2 : 4;
+MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
+  constexpr std::uint32_t kGroupsWanted = 384;
+  std::uint32_t parts = 8;
+  while (parts > 1 && tiles * parts > kGroupsWanted) parts /= 2;
+  return parts;
+}
+/// Launches of so many chunks or fewer are summed in parts of chunks.
+inline constexpr std::uint32_t kFewChunks = 96;
+static_assert(kFewChunks <= kPartedChunksMax);
+/// Parts of each of a rank's chunks of `per_chunk` tiles that all groups of the GPU sum, as
+/// Part::count: many chunks a group each, few a group for each tile or part of a tile.
+MK_HOST_DEVICE constexpr std::uint32_t sum_parts(std::uint32_t chunks, std::uint32_t per_chunk) {
+  return chunks > kFewChunks ? 1 : per_chunk * tile_parts(chunks * per_chunk);
+}
+/// The same for `groups` groups that deal the parts out beforehand: one part for each of them, as
+/// far as tiles can be divided, for the wait before a part takes as long as its sum.
+MK_HOST_DEVICE constexpr std::uint32_t dealt_parts(std::uint32_t chunks, std::uint32_t per_chunk,
+                                                   std::uint32_t groups) {
+  if (chunks > kFewChunks || groups < chunks) return 1;
+  const std::uint32_t tiles = chunks * per_chunk;
+  if (groups >= tiles) {
+    const std::uint32_t of_tile = groups / tiles;
+    return per_chunk * (of_tile < tile_parts(tiles) ? of_tile : tile_parts(tiles));
+  }
+  std::uint32_t parts = groups / chunks;
+  while (per_chunk % parts != 0) --parts;
+  return parts;
+}
+/// Parts in which `groups` groups copy each of `chunks` chunks.
+MK_HOST_DEVICE constexpr std::uint32_t copy_parts(std::uint32_t chunks, std::uint32_t chunk_bytes,
+                                                  std::uint32_t groups) {
+  constexpr std::uint32_t kPartBytesMin = 16 * 1024;
+  if (chunks > kPartedChunksMax || chunks == 0) return 1;
+  const std::uint32_t most = chunk_bytes / kPartBytesMin;
+  const std::uint32_t parts = groups / chunks < most ? groups / chunks : most;
+  return parts == 0 ? 1 : parts;
 }
 
 /// Outside the compute blocks, group g is of block g / kGroupsOfBlock there; groups `before`,

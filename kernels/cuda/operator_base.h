@@ -51,12 +51,12 @@ class OperatorBase {
 
   /// Checks all that it is given, deals out the blocks and loads the kernel for the plan's tiles.
   Status start(const RankContext& context, const CudaOptions& options, const GroupNeeds& needs,
-               std::uint32_t banks, const KernelChoice<Arguments>& kernels) {
+               const FlagMap& flags, const KernelChoice<Arguments>& kernels) {
     MK_RETURN_IF_ERROR(check_context(op_, plan_.nodes, plan_.locals, plan_.flag_count(),
                                      std::max(1u, options.send_groups), context));
     MK_RETURN_IF_ERROR(check_shape(op_, plan_.tile_m, plan_.tile_n, plan_.max.n, k_));
-    MK_RETURN_IF_ERROR(frame_.start(context, options, needs, plan_.flag_count(), banks,
-                                    arguments_.launch, arguments_.frame));
+    MK_RETURN_IF_ERROR(
+        frame_.start(context, options, needs, flags, arguments_.launch, arguments_.frame));
     rates_ = gpu_rates(options.rates, blocks().compute);
     const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);
     const auto choose = plan_.dtype == kernels::DType::kBf16 ? kernels.bf16 : kernels.f16;

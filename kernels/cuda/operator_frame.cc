@@ -113,8 +113,8 @@ Status OperatorFrame::check(cudaError_t error, const char* what) const {
 }
 
 Status OperatorFrame::start(const RankContext& context, const CudaOptions& options,
-                            const GroupNeeds& needs, std::uint32_t flag_count, std::uint32_t banks,
-                            Launch& launch, FrameArguments& frame) {
+                            const GroupNeeds& needs, const FlagMap& flags, Launch& launch,
+                            FrameArguments& frame) {
   world_ = context.world;
   if (world_.nodes > kNodesHere) {
     return fail(ErrorCode::kUnsupported, "{}: {} nodes: the CUDA operators take at most {}", op_,
@@ -143,14 +143,14 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
                 "{}: device {} has compute capability {}.x; the kernel is for 9.0 (H100, H200)",
                 op_, device_, major);
   }
-  MK_RETURN_IF_ERROR(adopt_context(context, flag_count, launch, frame));
+  MK_RETURN_IF_ERROR(adopt_context(context, flags, launch, frame));
   // The kernel takes nearly all of a multiprocessor's shared memory: one block on each.
   MK_RETURN_IF_ERROR(choose_blocks(options, needs, context.lane_count,
                                    static_cast<std::uint32_t>(multiprocessors), launch.blocks,
                                    frame));
   frame.host.lane_count = launch.blocks.send;
   frame.host.launches = options.launches;
-  launch.banks = banks;
+  launch.banks = flags.banks;
   launch.control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
   return {};
 }
@@ -193,8 +193,8 @@ Status OperatorFrame::choose_blocks(const CudaOptions& options, const GroupNeeds
 }
 
 /// Device memory, and a context whose words of the host are their mirrors.
-Status OperatorFrame::adopt_context(const RankContext& context, std::uint32_t flag_count,
-                                    Launch& launch, FrameArguments& frame) {
+Status OperatorFrame::adopt_context(const RankContext& context, const FlagMap& map, Launch& launch,
+                                    FrameArguments& frame) {
   void* state = nullptr;
   MK_RETURN_IF_ERROR(check(cudaMalloc(&state, sizeof(DeviceState)), "memory"));
   state_ = static_cast<DeviceState*>(state);
@@ -203,10 +203,12 @@ Status OperatorFrame::adopt_context(const RankContext& context, std::uint32_t fl
   launch.context = context;
   HostWords& host = frame.host;
   if (context.world.nodes > 1) {
-    host.flag_count = static_cast<std::uint32_t>(round_up_to(flag_count, 4));
+    host.flag_count = static_cast<std::uint32_t>(round_up_to(map.count(), 4));
+    host.bank_flags = map.bank_arrivals();
+    host.releases_begin = map.banks * map.bank_arrivals();
     if (host.flag_count > kPolledFlagsMax) {
       return fail(ErrorCode::kLimitExceeded, "{}: {} arrival flags are more than a GPU polls ({})",
-                  op_, flag_count, kPolledFlagsMax);
+                  op_, map.count(), kPolledFlagsMax);
     }
     if (reinterpret_cast<std::uintptr_t>(context.arrival_flags) % kAlignBytes != 0) {
       return fail(ErrorCode::kInvalidArgument, "{}: the arrival flags begin amid a granule", op_);

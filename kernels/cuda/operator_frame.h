@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/comm/banks.h"
 #include "kernels/comm/estimate.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
@@ -56,6 +57,12 @@ std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::u
 constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
   constexpr std::uint64_t kMuch = 32u << 20;
   return sent_bytes >= kMuch ? 512u << 10 : 0;
+}
+
+/// Groups of a rank that sum what comes over the network, so many bytes from each node in a launch:
+/// little comes late, when there is little else to do.
+constexpr std::uint32_t sum_groups(std::uint64_t bytes) {
+  return bytes <= 4u << 20 ? 72 : bytes <= 8u << 20 ? 48 : 24;
 }
 
 /// Makes a device current while it lives.
@@ -123,10 +130,9 @@ class OperatorFrame {
   OperatorFrame& operator=(const OperatorFrame&) = delete;
 
   /// Checks device and context, deals out the blocks, and fills in what launches share: all of
-  /// `launch` but plan, epoch, m and mode, and all of `frame`. `flag_count`: of the plan.
+  /// `launch` but plan, epoch, m and mode, and all of `frame`. `flags`: the plan's.
   Status start(const RankContext& context, const CudaOptions& options, const GroupNeeds& needs,
-               std::uint32_t flag_count, std::uint32_t banks, Launch& launch,
-               FrameArguments& frame);
+               const FlagMap& flags, Launch& launch, FrameArguments& frame);
   int device() const { return device_; }
 
   /// kSystem with CUDA's reason.
@@ -142,7 +148,7 @@ class OperatorFrame {
   Status choose_blocks(const CudaOptions& options, const GroupNeeds& needs,
                        std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                        FrameArguments& frame) const;
-  Status adopt_context(const RankContext& context, std::uint32_t flag_count, Launch& launch,
+  Status adopt_context(const RankContext& context, const FlagMap& map, Launch& launch,
                        FrameArguments& frame);
 
   const char* op_;

@@ -77,6 +77,7 @@ static_assert(2 * kWaitTimeoutMax < std::chrono::nanoseconds(ptx::kBlockDeadline
 template <class Op>
 struct GroupShared {
   typename Op::Executor::Shared executor;
+  LeaderWarp warp;
   alignas(16) unsigned char launch[sizeof(typename Op::Launch)];
   alignas(16) unsigned char block[sizeof(typename Op::template Block<typename Op::Executor>)];
 };
@@ -103,7 +104,7 @@ class Group {
       : launch(*reinterpret_cast<Launch*>(shared.launch)),
         state(*params.frame.state),
         frame(params.frame),
-        leader_(shared.executor, params.c, params.ldc),
+        leader_(shared.warp, *params.frame.state, shared.executor, params.c, params.ldc),
         block_(shared.block) {
     launch.epoch = epoch;
   }
@@ -162,7 +163,8 @@ class Group {
   /// After the last role.
   __device__ void finish() {
     leader_.finish();
-    if (frame.pollers != 0) shm::fetch_add(&state.groups_done, 1u);
+    // Orders what the group has committed before the poller's last look.
+    if (frame.pollers != 0) ptx::fetch_add_gpu(&state.groups_done, 1u);
   }
 
  private:
@@ -249,15 +251,17 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
   GroupShared<Op>& shared = groups[group];
   copy_launch(shared.launch, params.launch, thread, kGroupThreads);
   constexpr bool kHasWorkers = Op::Executor::kHasWorkers;
-  if constexpr (kHasWorkers) {
-    if (thread == 0) shared.executor.begin();
+  if (thread == 0) {
+    if constexpr (kHasWorkers) shared.executor.begin();
+    shared.warp.begin();
   }
   __syncthreads();
   const bool polls =
       kOf != Blocks::kCompute && group == 0 && has_poller(params.frame, params.launch.blocks);
   if (polls) {
     if (thread < 32) {
-      Poller poller(params.frame.host, *params.frame.state,
+      const std::uint32_t bank = bank_of(epoch, params.launch.banks);
+      Poller poller(params.frame.host, *params.frame.state, bank,
                     reinterpret_cast<std::uint32_t*>(groups + kGroupsOfBlock));
       poller.run(working_groups(params.frame, params.launch.blocks));
     }
@@ -265,7 +269,11 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
     if constexpr (kHasWorkers)
       work<typename Op::Config::Element>(shared.executor, thread - 32, kWorkers);
   } else {
-    if (thread == 0) lead<Op, kOf>(params, shared, of_tiles, epoch);
+    if (thread == 0) {
+      lead<Op, kOf>(params, shared, of_tiles, epoch);
+    } else {
+      shared.warp.assist(thread);
+    }
     __syncwarp();
   }
   __syncthreads();
@@ -290,7 +298,7 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
   DeviceState& state = *frame.state;
   // On its way while the next line waits; kept from the beginning it would be one register more.
   const std::uint32_t epoch = shm::load_relaxed(&state.epoch) + 1;
-  if (shm::fetch_add(&state.blocks_done, 1u) + 1 != gridDim.x) return;
+  if (ptx::fetch_add_gpu(&state.blocks_done, 1u) + 1 != gridDim.x) return;
   shm::store_relaxed(&state.blocks_done, 0u);
   shm::store_relaxed(&state.groups_done, 0u);
   shm::store_relaxed(&state.taken, 0u);
@@ -311,7 +319,8 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
   }
   state.accounts[epoch % 2].end_ns = ptx::now_ns();
   state.accounts[(epoch + 1) % 2] = LaunchAccount{};
-  shm::store_release(&state.epoch, epoch);
+  // The next launch begins after this one.
+  shm::store_relaxed(&state.epoch, epoch);
 }
 
 template <class Op>

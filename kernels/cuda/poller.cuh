@@ -15,10 +15,17 @@ namespace mk::kernels::cuda {
 class Poller {
  public:
   /// `seen`: shared memory for `host.flag_count` words. All threads of one warp.
-  __device__ Poller(const HostWords& host, DeviceState& state, std::uint32_t* seen)
-      : host_(host), state_(state), seen_(reinterpret_cast<uint4*>(seen)), lane_(threadIdx.x % 32) {
+  __device__ Poller(const HostWords& host, DeviceState& state, std::uint32_t bank,
+                    std::uint32_t* seen)
+      : host_(host),
+        state_(state),
+        seen_(reinterpret_cast<uint4*>(seen)),
+        lane_(threadIdx.x % kLanes),
+        arrivals_begin_(bank * (host.bank_flags / 4)),
+        arrivals_(host.bank_flags / 4),
+        polled_(arrivals_ + host.flag_count / 4 - host.releases_begin / 4) {
     const auto* here = reinterpret_cast<const uint4*>(host.flags_here);
-    for (std::uint32_t i = lane_; i < host.flag_count / 4; i += 32) seen_[i] = here[i];
+    for (std::uint32_t i = lane_; i < polled_; i += kLanes) seen_[i] = here[vector_of(i)];
     if (lane_ < host.lane_count) {
       consumed_ = state.controls[lane_].consumed;
       completed_ = state.controls[lane_].completed;
@@ -29,24 +36,44 @@ class Poller {
 
   /// Until `groups` groups have ended. So long the host sees a launch under way.
   __device__ void run(std::uint32_t groups) {
-    count_launch();
-    for (bool last = false; !last;) {
-      // Before the last round: what a group has done before it ended is then brought to the host.
-      last = __shfl_sync(0xffffffffu, shm::load_acquire(&state_.groups_done), 0) >= groups;
-      round();
+    if (counts()) {
+      launches_ = shm::load_relaxed(host_.launches);
+      shm::store_relaxed(host_.launches, ++launches_);
     }
-    count_launch();
+    while (__shfl_sync(0xffffffffu, shm::load_acquire(&state_.groups_done), 0) < groups) {
+      look_at_counters();
+      if (polled_ <= kLanes) {
+        look_at_few();
+      } else {
+        look_at_many();
+      }
+      bring_produced();
+    }
+    // What groups have committed before they ended.
+    bring_produced();
+    if (counts()) shm::store_relaxed(host_.launches, ++launches_);
   }
 
  private:
-  /// Once when a launch begins and once when it ends.
-  __device__ void count_launch() {
-    if (lane_ != 0 || host_.launches == nullptr) return;
-    shm::store_relaxed(host_.launches, shm::load_relaxed(host_.launches) + 1);
+  static constexpr std::uint32_t kLanes = 32;
+  static constexpr std::uint32_t kBatch = 4;  ///< vectors of a thread in one step
+
+  /// Whether this thread counts the launch when it begins and when it ends.
+  __device__ bool counts() const { return lane_ == 0 && host_.launches != nullptr; }
+  __device__ void bring_produced() {
+    if (lane_ >= host_.lane_count) return;
+    const std::uint64_t produced = shm::load_relaxed(&state_.controls[lane_].produced);
+    if (produced != produced_) shm::store_relaxed(&host_.controls[lane_]->produced, produced);
+    produced_ = produced;
   }
 
-  __device__ void round() {
-    // All loads of a step are on their way together.
+  /// Where the `i`-th vector that is looked at lies: the arrivals of this launch's bank, then all
+  /// releases. (What arrives for the next launch is found when that runs.)
+  __device__ std::uint32_t vector_of(std::uint32_t i) const {
+    return i < arrivals_ ? arrivals_begin_ + i : host_.releases_begin / 4 + i - arrivals_;
+  }
+
+  __device__ void look_at_counters() {
     std::uint64_t consumed = consumed_;
     std::uint64_t completed = completed_;
     std::uint32_t abort = 0;
@@ -55,51 +82,9 @@ class Poller {
       completed = shm::load_relaxed(&host_.controls[lane_]->completed);
     }
     if (lane_ < 2 && host_.aborts[lane_] != nullptr) abort = shm::load_relaxed(host_.aborts[lane_]);
-    const std::uint32_t vectors = host_.flag_count / 4;
-    std::uint32_t first = 0;
-    do {
-      uint4 found[kBatch];
-#pragma unroll
-      for (std::uint32_t b = 0; b < kBatch; ++b) {
-        const std::uint32_t i = first + b * 32 + lane_;
-        if (i < vectors) found[b] = load_flags(host_.flags + 4 * i);
-      }
-      const bool counters =
-          first == 0 && (consumed != consumed_ || completed != completed_ || abort != 0);
-      bool changed = counters;
-#pragma unroll
-      for (std::uint32_t b = 0; b < kBatch; ++b) {
-        const std::uint32_t i = first + b * 32 + lane_;
-        if (i < vectors) changed = changed || differ(found[b], seen_[i]);
-      }
-      if (__any_sync(0xffffffffu, changed)) {
-        // What lies behind the words is visible to this thread, and to who sees their mirrors.
-        __threadfence_system();
-        if (counters) mirror_counters(consumed, completed, abort);
-#pragma unroll
-        for (std::uint32_t b = 0; b < kBatch; ++b) {
-          const std::uint32_t i = first + b * 32 + lane_;
-          if (i < vectors && differ(found[b], seen_[i])) {
-            seen_[i] = found[b];
-            std::uint32_t* here = host_.flags_here + 4 * i;
-            shm::store_relaxed(here + 0, found[b].x);
-            shm::store_relaxed(here + 1, found[b].y);
-            shm::store_relaxed(here + 2, found[b].z);
-            shm::store_relaxed(here + 3, found[b].w);
-          }
-        }
-      }
-      first += kBatch * 32;
-    } while (first < vectors);
-    if (lane_ < host_.lane_count) {
-      const std::uint64_t produced = shm::load_relaxed(&state_.controls[lane_].produced);
-      if (produced != produced_) shm::store_relaxed(&host_.controls[lane_]->produced, produced);
-      produced_ = produced;
-    }
-  }
-
-  __device__ void mirror_counters(std::uint64_t consumed, std::uint64_t completed,
-                                  std::uint32_t abort) {
+    const bool changed = consumed != consumed_ || completed != completed_ || abort != 0;
+    if (!changed) return;
+    __threadfence_system();  // what lies behind the words is visible to who sees their mirrors
     if (lane_ < host_.lane_count) {
       shm::store_relaxed(&state_.controls[lane_].consumed, consumed);
       shm::store_relaxed(&state_.controls[lane_].completed, completed);
@@ -107,6 +92,53 @@ class Poller {
       completed_ = completed;
     }
     if (lane_ < 2 && abort != 0) shm::store_relaxed(&state_.aborts[lane_], abort);
+  }
+
+  /// A vector for each lane: acquired by the load itself, which spares the fence of the whole
+  /// system.
+  __device__ void look_at_few() {
+    if (lane_ >= polled_) return;
+    uint4 found;
+    asm volatile("ld.acquire.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                 : "l"(host_.flags + 4 * vector_of(lane_))
+                 : "memory");
+    if (!differ(found, seen_[lane_])) return;
+    __threadfence();  // to who sees the mirrors, on this GPU
+    mirror(lane_, found);
+  }
+  /// Many for each, the loads of a step on their way together.
+  __device__ void look_at_many() {
+    for (std::uint32_t first = 0; first < polled_; first += kBatch * kLanes) {
+      uint4 found[kBatch];
+      bool changed = false;
+#pragma unroll
+      for (std::uint32_t b = 0; b < kBatch; ++b) {
+        const std::uint32_t i = first + b * kLanes + lane_;
+        if (i < polled_) found[b] = load_flags(host_.flags + 4 * vector_of(i));
+      }
+#pragma unroll
+      for (std::uint32_t b = 0; b < kBatch; ++b) {
+        const std::uint32_t i = first + b * kLanes + lane_;
+        changed = changed || (i < polled_ && differ(found[b], seen_[i]));
+      }
+      if (!changed) continue;
+      __threadfence_system();  // what lies behind the flags is visible to who sees their mirrors
+#pragma unroll
+      for (std::uint32_t b = 0; b < kBatch; ++b) {
+        const std::uint32_t i = first + b * kLanes + lane_;
+        if (i < polled_ && differ(found[b], seen_[i])) mirror(i, found[b]);
+      }
+    }
+  }
+
+  __device__ void mirror(std::uint32_t i, const uint4& found) {
+    seen_[i] = found;
+    std::uint32_t* here = host_.flags_here + 4 * vector_of(i);
+    shm::store_relaxed(here + 0, found.x);
+    shm::store_relaxed(here + 1, found.y);
+    shm::store_relaxed(here + 2, found.z);
+    shm::store_relaxed(here + 3, found.w);
   }
   static __device__ uint4 load_flags(const std::uint32_t* words) {
     uint4 value;
@@ -120,14 +152,17 @@ class Poller {
     return ((a.x ^ b.x) | (a.y ^ b.y) | (a.z ^ b.z) | (a.w ^ b.w)) != 0;
   }
 
-  static constexpr std::uint32_t kBatch = 4;  ///< vectors of a thread in one step
   const HostWords& host_;
   DeviceState& state_;
-  uint4* seen_;
+  uint4* seen_;  ///< of the vectors that are looked at
   std::uint32_t lane_;
+  std::uint32_t arrivals_begin_;  ///< in vectors
+  std::uint32_t arrivals_;
+  std::uint32_t polled_;
   std::uint64_t consumed_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t produced_ = 0;
+  std::uint64_t launches_ = 0;
 };
 
 }  // namespace mk::kernels::cuda

@@ -78,21 +78,11 @@ class GatherBlock {
     if (!await_header(origin)) return false;
     const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
     std::uint32_t chunk = chunks.begin;
-    // A look at a flag takes long on a GPU: many at a time, and one fence for all of them.
-    if constexpr (requires { block.executor.acquire_fence(); }) {
-      if (origin != block.world.rank()) {
-        const std::uint32_t* flags = flags_of(origin);
-        const auto flag = [flags](std::uint32_t i) { return flags + i; };
-        while ((chunk = block.first_missing(chunk, chunks.end, block.epoch, flag)) < chunks.end) {
-          if (!await_chunk(origin, chunk++)) return false;
-        }
-        block.executor.acquire_fence();
-        block.executor.loads_begin();
-      }
-    } else {
-      for (; chunk < chunks.end; ++chunk) {
-        if (!await_chunk(origin, chunk)) return false;
-      }
+    if (origin == block.world.rank()) return true;
+    const std::uint32_t* flags = flags_of(origin);
+    const auto flag = [flags](std::uint32_t i) { return flags + i; };
+    while ((chunk = block.first_missing(chunk, chunks.end, block.epoch, flag)) < chunks.end) {
+      if (!await_chunk(origin, chunk++)) return false;
     }
     return true;
   }
@@ -125,11 +115,21 @@ class GatherBlock {
 
   // --- For roles.h ---
 
-  /// The share role has brought this chunk of this rank's own rows to its slot here.
-  MK_HOST_DEVICE bool await_shared(std::uint32_t chunk) {
-    const std::uint32_t own = block.world.rank();
-    return block.await(block.site(FlagKind::kRowsReady, own, own, chunk, 2),
-                       word(schedule.ready(own, chunk)), block.epoch);
+  /// Of a shard that this rank sends: waits until chunk `first` is here (its own: until the share
+  /// role has brought it to its slot), and answers how many of chunks `first`, `first` + `step`,
+  /// ... below `end` are; 0: the launch has failed.
+  MK_HOST_DEVICE std::uint32_t await_sendable(std::uint32_t origin, std::uint32_t first,
+                                              std::uint32_t end, std::uint32_t step) {
+    const bool own = origin == block.world.rank();
+    const std::uint32_t* flags = own ? word(schedule.ready(origin, 0)) : flags_of(origin);
+    const auto chunk_of = [=](std::uint32_t i) { return first + i * step; };
+    return block.await_first(
+        div_up(end - first, step), block.epoch,
+        [&](std::uint32_t i) { return flags + chunk_of(i); },
+        [&](std::uint32_t i) {
+          return own ? block.site(FlagKind::kRowsReady, origin, origin, chunk_of(i), 2)
+                     : site(origin, chunk_of(i));
+        });
   }
   /// The rank on the next node has done with what the bank's last launch brought it.
   MK_HOST_DEVICE bool await_release() {

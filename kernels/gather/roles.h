@@ -97,11 +97,12 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
   return true;
 }
 
-/// Hands out this rank's own rows: chunks `index`, `index` + share blocks, ... Only with several
-/// ranks. `in_turn`: a broadcast as share_in_turn does it; else each chunk to everybody at once.
+/// Hands out this rank's own rows: chunks `index`, `index` + share blocks, ..., or, of `parts`
+/// parts of each chunk, so many of those. Only with several ranks. `in_turn`: a broadcast as
+/// share_in_turn does it, chunk by chunk; else each chunk to everybody at once.
 template <class Executor>
 MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSource& source,
-                                 bool in_turn = false) {
+                                 bool in_turn = false, std::uint32_t parts = 1) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherGeometry& geometry = gather.schedule.geometry();
@@ -110,18 +111,20 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
   if (world.nodes > 1 && !block.await_staging_free()) return false;
   if (!gather.await_bank_free()) return false;
   if (in_turn && broadcast) return share_in_turn(gather, source);
-  for (std::uint32_t chunk = block.index; chunk < gather.schedule.chunks(gather.own_rows);
-       chunk += block.common.blocks.share) {
+  const std::uint32_t steps = gather.schedule.chunks(gather.own_rows) * parts;
+  for (std::uint32_t step = block.index; step < steps; step += block.common.blocks.share) {
     if (block.stopped()) return false;
     const std::uint64_t begin_ns = block.span_begin();
-    const ByteRange range = gather.schedule.chunk_range(gather.own_rows, chunk);
+    const std::uint32_t chunk = step / parts;
+    const Part part{step % parts, parts};
+    const ByteRange range = part_of(gather.schedule.chunk_range(gather.own_rows, chunk), part);
     CopyJob job;
     if (!broadcast || world.nodes > 1) job.add_target(gather.slot(world.local, own) + range.begin);
     // Each rank starts with its next, so that nobody is everybody's first.
     for (std::uint32_t i = 1; broadcast && i < world.locals; ++i)
       job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
-    share_chunk(gather, source, chunk, range, job);
-    gather.publish_ready(own, chunk);
+    if (chunk != 0 || part.index == 0) share_chunk(gather, source, chunk, range, job);
+    if (block.last_part(chunk, part)) gather.publish_ready(own, chunk);
     block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);
   }
   return true;
@@ -143,17 +146,23 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
     const std::uint64_t slot = schedule.slot(block.bank, origin);
     std::uint32_t rows = 0;
     if (!gather.await_row_count(origin, &rows)) return false;
-    for (std::uint32_t chunk = block.index; chunk < schedule.chunks(rows); chunk += blocks) {
-      if (!(hops == 0 ? gather.await_shared(chunk) : gather.await_chunk(origin, chunk)))
-        return false;
+    const std::uint32_t chunks = schedule.chunks(rows);
+    for (std::uint32_t chunk = block.index; chunk < chunks;) {
+      const std::uint32_t here = gather.await_sendable(origin, chunk, chunks, blocks);
+      if (here == 0) return false;
       if (!released && !gather.await_release()) return false;
       released = true;
-      const ByteRange range = schedule.chunk_range(rows, chunk);
-      if (!sender.send_chunk(to, slot + range.begin, slot + range.begin, range.bytes,
-                             schedule.arrival(block.bank, to, node, chunk), block.epoch)) {
-        return false;
+      for (const std::uint32_t end = chunk + here * blocks; chunk < end; chunk += blocks) {
+        const ByteRange range = schedule.chunk_range(rows, chunk);
+        if (!sender.send_chunk(to, slot + range.begin, slot + range.begin, range.bytes,
+                               schedule.arrival(block.bank, to, node, chunk), block.epoch)) {
+          return false;
+        }
+        block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));
       }
-      block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));
+      // A header by itself keeps the daemon as busy as a chunk: it goes with the first rows.
+      const bool only_header = chunk == blocks && chunk < chunks && block.index == 0;
+      if (!only_header && !sender.flush()) return false;
     }
   }
   return true;
@@ -203,10 +212,10 @@ MK_HOST_DEVICE inline bool for_idle_granules(const GatherBlock<Executor>& gather
   return true;
 }
 
-/// Once per rank and launch, by one send block, after its end_shards and after this rank's
-/// consumers have read the last row: lets the predecessor fill the bank again.
+/// Once per rank and launch, by one send block, after its end_shards: awaits all that `release`
+/// must come after but this rank's consumers, who may be later.
 template <class Executor>
-MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
@@ -220,6 +229,8 @@ MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Ex
     });
     if (!sent) return false;
   }
+  // The other ranks wait for these, as this one does for theirs.
+  if (!sender.flush()) return false;
   for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
     const std::uint32_t origin = world.rail_peer(schedule.node_at(hops));
     std::uint32_t rows = 0;
@@ -234,6 +245,16 @@ MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Ex
     if (!block.await_blocks(Role::kSend, block.common.blocks.send, 2)) return false;
     if (!block.await_sent(block.epoch)) return false;
   }
+  return true;
+}
+
+/// After `settle`, and after this rank's consumers have read the last row: lets the predecessor
+/// fill the bank again.
+template <class Executor>
+MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+  auto& block = gather.block;
+  const World& world = block.world;
+  const GatherSchedule& schedule = gather.schedule;
   if (schedule.geometry().kind == GatherKind::kPull && world.locals > 1) {
     block.publish_at_every_local(schedule.drained(world.local));
     for (std::uint32_t local = 0; local < world.locals; ++local) {
@@ -243,12 +264,12 @@ MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Ex
     }
   }
   const std::uint32_t to = schedule.predecessor();
-  return sender.send_flag(to, schedule.release(block.bank, to), block.epoch);
+  return sender.send_flag(to, schedule.release(block.bank, to), block.epoch) && sender.flush();
 }
 
 /// The send role of an operator with one gather. `consumers_done()`: waits until this rank's
 /// consumers have read the last row; false: the launch has failed. (An operator with several
-/// gathers calls send_shards for each, end_shards, and release for each.)
+/// gathers calls send_shards for each, end_shards, settle for each, and release for each.)
 template <class Executor, class ConsumersDone>
 MK_HOST_DEVICE inline bool send(GatherBlock<Executor>& gather, ConsumersDone&& consumers_done) {
   auto& block = gather.block;
@@ -256,43 +277,58 @@ MK_HOST_DEVICE inline bool send(GatherBlock<Executor>& gather, ConsumersDone&& c
                                block.totals.waits);
   bool sent = send_shards(gather, sender, block.common.blocks.send);
   if (sent) end_shards(block, sender);
-  if (sent && block.index == 0) sent = consumers_done() && release(gather, sender);
+  if (sent && block.index == 0)
+    sent = settle(gather, sender) && consumers_done() && release(gather, sender);
   block.totals.commands += sender.commands();
   block.totals.network_bytes += sender.payload_bytes();
   return sent;
 }
 
-/// Hands out on this node what arrives for this rank's rail: chunks `index`, `index` + receive
-/// blocks, ... of each shard. Only with several nodes and several local ranks.
+/// Brings the part of a chunk that has arrived to the node's others.
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather) {
+MK_HOST_DEVICE inline void hand_out(GatherBlock<Executor>& gather, std::uint32_t origin,
+                                    const ByteRange& range) {
+  const World& world = gather.block.world;
+  CopyJob job;
+  job.source = gather.slot(world.local, origin) + range.begin;
+  for (std::uint32_t i = 1; i < world.locals; ++i)
+    job.add_target(gather.slot((world.local + i) % world.locals, origin) + range.begin);
+  job.rows = 1;
+  job.row_bytes = range.bytes;
+  gather.block.executor.copy(job);
+}
+
+/// Hands out on this node what arrives for this rank's rail: chunks `index`, `index` + receive
+/// blocks, ... of each shard, or, of `parts` parts of each chunk, so many of those. Only with
+/// several nodes and several local ranks.
+template <class Executor>
+MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, std::uint32_t parts = 1) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
   if (!gather.await_bank_free()) return false;
+  std::uint32_t chunks_before = 0;  // of the shards before
   for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
     const std::uint32_t node = schedule.node_at(hops);
     const std::uint32_t origin = world.rail_peer(node);
     std::uint32_t rows = 0;
     if (!gather.await_row_count(origin, &rows)) return false;
-    for (std::uint32_t chunk = block.index; chunk < schedule.chunks(rows);
-         chunk += block.common.blocks.receive) {
+    const std::uint32_t chunks = schedule.chunks(rows);
+    for (std::uint32_t step = block.index; step < chunks * parts;
+         step += block.common.blocks.receive) {
+      const std::uint32_t chunk = step / parts;
+      const Part part{step % parts, parts};
       if (!gather.await_chunk(origin, chunk)) return false;
       block.span_mark(SpanKind::kArrival, chunk, node, origin);
-      if (schedule.geometry().kind == GatherKind::kBroadcast) {
+      const ByteRange range = part_of(schedule.chunk_range(rows, chunk), part);
+      if (schedule.geometry().kind == GatherKind::kBroadcast && range.bytes != 0) {
         const std::uint64_t begin_ns = block.span_begin();
-        const ByteRange range = schedule.chunk_range(rows, chunk);
-        CopyJob job;
-        job.source = gather.slot(world.local, origin) + range.begin;
-        for (std::uint32_t i = 1; i < world.locals; ++i)
-          job.add_target(gather.slot((world.local + i) % world.locals, origin) + range.begin);
-        job.rows = 1;
-        job.row_bytes = range.bytes;
-        block.executor.copy(job);
+        hand_out(gather, origin, range);
         block.span_end(begin_ns, SpanKind::kCopy, chunk, node, origin);
       }
-      gather.publish_ready(origin, chunk);
+      if (block.last_part(chunks_before + chunk, part)) gather.publish_ready(origin, chunk);
     }
+    chunks_before += chunks;
   }
   // Also with no chunk of its own: the send block that releases waits for all receive blocks.
   block.publish_done();

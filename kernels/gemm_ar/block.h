@@ -25,6 +25,7 @@ class GemmArBlock : public OperatorBlock<Executor> {
   using Base::epoch;
   using Base::publish;
   using Base::publish_at_every_local;
+  using Base::publish_within_rank;
   using Base::rank_of;
   using Base::site;
   using Base::word;
@@ -79,7 +80,7 @@ class GemmArBlock : public OperatorBlock<Executor> {
     publish(word(at(owner, schedule.tile_ready(world.local, owned))));
   }
   MK_HOST_DEVICE void publish_chunk_reduced(std::uint32_t chunk) {
-    publish(word(at(schedule.chunk_reduced(chunk))));
+    publish_within_rank(reduced_flag(chunk));
   }
   MK_HOST_DEVICE void publish_out_ready(std::uint32_t chunk) {
     publish_at_every_local(schedule.out_ready(world.local, chunk));
@@ -100,8 +101,22 @@ class GemmArBlock : public OperatorBlock<Executor> {
   /// This node's sum of the chunk is in staging.
   MK_HOST_DEVICE bool await_chunk_reduced(std::uint32_t chunk) {
     if (world.locals == 1) return await_tiles_of(chunk);
-    return await(site(FlagKind::kChunkReduced, world.rank(), chunk, 0, 1),
-                 word(at(schedule.chunk_reduced(chunk))), epoch);
+    return await(reduced_site(chunk), reduced_flag(chunk), epoch);
+  }
+  /// Waits for that of chunk `first`, and answers of how many of chunks `first`, `first` + `step`,
+  /// ... below `end` it is there then; 0: the launch has failed.
+  MK_HOST_DEVICE std::uint32_t await_chunks_reduced(std::uint32_t first, std::uint32_t end,
+                                                    std::uint32_t step) {
+    if (world.locals == 1) {
+      return this->await_first_tiles(
+          schedule.packed(0), first, div_up(end - first, step), step,
+          [&](std::uint32_t tile) { return word(at(schedule.tile_ready(0, tile))); },
+          [&](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); });
+    }
+    return this->await_first(
+        div_up(end - first, step), epoch,
+        [&](std::uint32_t i) { return reduced_flag(first + i * step); },
+        [&](std::uint32_t i) { return reduced_site(first + i * step); });
   }
   /// The owner's chunk of C is here.
   MK_HOST_DEVICE bool await_out(std::uint32_t owner, std::uint32_t chunk) {
@@ -123,6 +138,12 @@ class GemmArBlock : public OperatorBlock<Executor> {
   }
 
  private:
+  MK_HOST_DEVICE std::uint32_t* reduced_flag(std::uint32_t chunk) const {
+    return word(at(schedule.chunk_reduced(chunk)));
+  }
+  MK_HOST_DEVICE WaitSite reduced_site(std::uint32_t chunk) const {
+    return site(FlagKind::kChunkReduced, world.rank(), chunk, 0, 1);
+  }
   MK_HOST_DEVICE bool await_tiles_of(std::uint32_t chunk) {
     const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
     for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {

@@ -81,13 +81,14 @@ MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
   return true;
 }
 
-/// The owner's local sums of one chunk.
+/// The owner's local sums of one chunk, or of that part of it.
 template <class Executor>
-MK_HOST_DEVICE inline bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk) {
+MK_HOST_DEVICE inline bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk,
+                                        Part part = {}) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
-  const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
-  for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
+  const TilesPart mine = schedule.packed(world.local).chunk_part(chunk, part);
+  for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
     if (!block.await_tile(owned)) return false;
     const std::uint64_t begin_ns = block.span_begin();
     SumJob job = block.job_for(owned);
@@ -100,9 +101,10 @@ MK_HOST_DEVICE inline bool reduce_chunk(GemmArBlock<Executor>& block, std::uint3
     } else {
       block.aim_at_every_c(job, owned);
     }
-    block.executor.sum(job);
+    if (job.take(mine.rows)) block.executor.sum(job);
     block.span_end(begin_ns, SpanKind::kSum, chunk, world.node, world.rank());
   }
+  if (!block.last_part(chunk, part)) return true;
   if (world.nodes > 1) {
     block.publish_chunk_reduced(chunk);
   } else {
@@ -120,14 +122,15 @@ MK_HOST_DEVICE inline bool begin_reduce(GemmArBlock<Executor>& block, bool check
   return block.world.nodes == 1 || block.await_staging_free();
 }
 
-/// The owner's local sums, chunks `index`, `index` + reduce blocks, ... Only with several local
-/// ranks. (An executor may deal out the chunks in another way, in the order of their numbers.)
+/// The owner's local sums, chunks `index`, `index` + reduce blocks, ..., or, of `parts` parts of
+/// each chunk, so many of those. Only with several local ranks. (An executor may deal them out in
+/// another way, in the order of their numbers.)
 template <class Executor>
-MK_HOST_DEVICE inline bool reduce(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool reduce(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
   if (!begin_reduce(block)) return false;
-  for (std::uint32_t chunk = block.index; chunk < block.schedule.chunks(block.world.local);
-       chunk += block.launch.blocks.reduce) {
-    if (!reduce_chunk(block, chunk)) return false;
+  const std::uint32_t steps = block.schedule.chunks(block.world.local) * parts;
+  for (std::uint32_t step = block.index; step < steps; step += block.launch.blocks.reduce) {
+    if (!reduce_chunk(block, step / parts, {step % parts, parts})) return false;
   }
   return true;
 }
@@ -140,9 +143,11 @@ MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
   const World& world = block.world;
   const std::uint64_t staging = schedule.staging_bank(block.bank);
   bool released = false;
-  for (std::uint32_t chunk = block.index; chunk < schedule.chunks(world.local);
-       chunk += block.launch.blocks.send) {
-    if (!block.await_chunk_reduced(chunk)) return false;
+  const std::uint32_t chunks = schedule.chunks(world.local);
+  const std::uint32_t step = block.launch.blocks.send;
+  for (std::uint32_t chunk = block.index; chunk < chunks;) {
+    const std::uint32_t here = block.await_chunks_reduced(chunk, chunks, step);
+    if (here == 0) return false;
     if (chunk == 0) {
       // Who reduced the chunk had waited until the bank was free.
       auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
@@ -150,20 +155,24 @@ MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
       header->m = block.launch.m;
       block.executor.stores_done();
     }
-    const ByteRange range = schedule.chunk_range(world.local, chunk);
-    // Each node starts with the next one, so that no link is everybody's first.
-    for (std::uint32_t i = 1; i < world.nodes; ++i) {
-      const std::uint32_t node = (world.node + i) % world.nodes;
-      if (!released && !block.await_release(schedule.flags(), node)) return false;
-      if (!sender.send_chunk(
-              node, staging + range.begin,
-              schedule.receive_bank(block.bank, node, world.node) + range.begin, range.bytes,
-              schedule.flags().arrival(block.bank, node, world.node, chunk), block.epoch)) {
-        return false;
+    for (const std::uint32_t end = chunk + here * step; chunk < end; chunk += step) {
+      const ByteRange range = schedule.chunk_range(world.local, chunk);
+      // Each node starts with the next one, so that no link is everybody's first.
+      for (std::uint32_t i = 1; i < world.nodes; ++i) {
+        const std::uint32_t node = (world.node + i) % world.nodes;
+        if (!released && !(sender.flush() && block.await_release(schedule.flags(), node)))
+          return false;
+        if (!sender.send_chunk(
+                node, staging + range.begin,
+                schedule.receive_bank(block.bank, node, world.node) + range.begin, range.bytes,
+                schedule.flags().arrival(block.bank, node, world.node, chunk), block.epoch)) {
+          return false;
+        }
+        block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
       }
-      block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
+      released = true;
     }
-    released = true;
+    if (!sender.flush()) return false;
   }
   block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
   return true;
@@ -187,14 +196,16 @@ MK_HOST_DEVICE inline bool send(GemmArBlock<Executor>& block) {
 }
 
 /// The owner's sums over the nodes and the broadcast on its node, chunks `index`, `index` + receive
-/// blocks, ... Only with several nodes.
+/// blocks, ..., or, of `parts` parts of each chunk, so many of those. Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (!block.await_turn()) return false;
-  for (std::uint32_t chunk = block.index; chunk < schedule.chunks(world.local);
-       chunk += block.launch.blocks.receive) {
+  for (std::uint32_t step = block.index; step < schedule.chunks(world.local) * parts;
+       step += block.launch.blocks.receive) {
+    const std::uint32_t chunk = step / parts;
+    const Part part{step % parts, parts};
     if (!block.await_chunk_reduced(chunk)) return false;
     for (std::uint32_t node = 0; node < world.nodes; ++node) {
       if (node == world.node) continue;
@@ -202,8 +213,8 @@ MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block) {
       block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
     }
     const std::uint64_t begin_ns = block.span_begin();
-    const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
-    for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
+    const TilesPart mine = schedule.packed(world.local).chunk_part(chunk, part);
+    for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
       SumJob job = block.job_for(owned);
       job.source_count = world.nodes;
       for (std::uint32_t node = 0; node < world.nodes; ++node) {
@@ -211,9 +222,9 @@ MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block) {
             node == world.node ? block.staging_slot(owned) : block.receive_slot(node, owned);
       }
       block.aim_at_every_c(job, owned);
-      block.executor.sum(job);
+      if (job.take(mine.rows)) block.executor.sum(job);
     }
-    block.publish_out_ready(chunk);
+    if (block.last_part(chunk, part)) block.publish_out_ready(chunk);
     block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
   }
   // Also with no chunk of its own: send block 0 waits for all receive blocks.

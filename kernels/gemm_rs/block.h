@@ -25,6 +25,7 @@ class GemmRsBlock : public OperatorBlock<Executor> {
   using Base::epoch;
   using Base::executor;
   using Base::publish;
+  using Base::publish_within_rank;
   using Base::rank_of;
   using Base::site;
   using Base::word;
@@ -73,7 +74,7 @@ class GemmRsBlock : public OperatorBlock<Executor> {
     publish(word(at(tile.local, schedule.tile_ready(world.local, tile.node, tile.tile))));
   }
   MK_HOST_DEVICE void publish_chunk_reduced(const GemmRsSchedule::Piece& piece) {
-    publish(word(at(schedule.chunk_reduced(piece.node, piece.chunk))));
+    publish_within_rank(piece_flag(piece));
   }
 
   // --- Awaited by this block; false: the launch has failed ---
@@ -90,15 +91,34 @@ class GemmRsBlock : public OperatorBlock<Executor> {
   }
   /// This node's sum of the piece is in staging, or kept.
   MK_HOST_DEVICE bool await_piece(const GemmRsSchedule::Piece& piece) {
-    if (world.locals > 1) {
-      return await(site(FlagKind::kChunkReduced, world.rank(), piece.chunk, piece.node, 1),
-                   word(at(schedule.chunk_reduced(piece.node, piece.chunk))), epoch);
-    }
+    if (world.locals > 1) return await(piece_site(piece), piece_flag(piece), epoch);
     const TileRange tiles = schedule.packed(world.rail_peer(piece.node)).chunk_tiles(piece.chunk);
     for (std::uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
       if (!await_tile(piece.node, tile)) return false;
     }
     return true;
+  }
+  /// Waits for piece `first` of this owner's, and answers how many of pieces `first`, `first` +
+  /// `step`, ... below `end` are done then; 0: the launch has failed.
+  MK_HOST_DEVICE std::uint32_t await_pieces(std::uint32_t first, std::uint32_t end,
+                                            std::uint32_t step) {
+    const auto piece = [&](std::uint32_t i) {
+      return schedule.piece_at(world.node, world.local, first + i * step);
+    };
+    if (world.locals == 1) {
+      // Tiles of one node's pieces; those of the next node's are looked at next time.
+      const std::uint32_t node = piece(0).node;
+      const PackedTiles packed = schedule.packed(world.rail_peer(node));
+      const auto flag = [&](std::uint32_t tile) {
+        return word(at(schedule.tile_ready(0, node, tile)));
+      };
+      return this->await_first_tiles(
+          packed, piece(0).chunk, div_up(end - first, step), step, flag,
+          [&](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); });
+    }
+    return this->await_first(
+        div_up(end - first, step), epoch, [&](std::uint32_t i) { return piece_flag(piece(i)); },
+        [&](std::uint32_t i) { return piece_site(piece(i)); });
   }
   /// The node's sum of the chunk of this rank's shard is in its receive bank here, made with the
   /// same m.
@@ -113,6 +133,14 @@ class GemmRsBlock : public OperatorBlock<Executor> {
   /// In unfused mode: this rank's product is done.
   MK_HOST_DEVICE bool await_turn() {
     return launch.mode != Mode::kUnfused || await_blocks(Role::kCompute, launch.blocks.compute, 0);
+  }
+
+ private:
+  MK_HOST_DEVICE std::uint32_t* piece_flag(const GemmRsSchedule::Piece& piece) const {
+    return word(at(schedule.chunk_reduced(piece.node, piece.chunk)));
+  }
+  MK_HOST_DEVICE WaitSite piece_site(const GemmRsSchedule::Piece& piece) const {
+    return site(FlagKind::kChunkReduced, world.rank(), piece.chunk, piece.node, 1);
   }
 };
 

@@ -88,27 +88,26 @@ MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
   return true;
 }
 
-/// The owner's local sums of one piece; with one node, of part `part` of `parts` of each tile's
-/// rows, so that more blocks can share in few tiles.
+/// The owner's local sums of its `index`-th piece, or of that part of it.
 template <class Executor>
-MK_HOST_DEVICE inline bool reduce_piece(GemmRsBlock<Executor>& block,
-                                        const GemmRsSchedule::Piece& piece, std::uint32_t part = 0,
-                                        std::uint32_t parts = 1) {
+MK_HOST_DEVICE inline bool reduce_piece(GemmRsBlock<Executor>& block, std::uint32_t index,
+                                        Part part = {}) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
+  const GemmRsSchedule::Piece piece = schedule.piece_at(world.node, world.local, index);
   const PackedTiles packed = schedule.packed(world.rail_peer(piece.node));
-  const TileRange tiles = packed.chunk_tiles(piece.chunk);
-  for (std::uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+  const TilesPart mine = packed.chunk_part(piece.chunk, part);
+  for (std::uint32_t tile = mine.tiles.begin; tile < mine.tiles.end; ++tile) {
     if (!block.await_tile(piece.node, tile)) return false;
     const std::uint64_t begin_ns = block.span_begin();
     SumJob job = block.job_for(piece.node, tile, world.nodes == 1);
     job.source_count = world.locals;
     for (std::uint32_t source = 0; source < world.locals; ++source)
       job.sources[source] = block.at(schedule.slots(source, piece.node) + packed.offset(tile));
-    if (job.take_part(part, parts)) block.executor.sum(job);
+    if (job.take(mine.rows)) block.executor.sum(job);
     block.span_end(begin_ns, SpanKind::kSum, piece.chunk, piece.node, world.rank());
   }
-  if (world.nodes > 1) block.publish_chunk_reduced(piece);
+  if (world.nodes > 1 && block.last_part(index, part)) block.publish_chunk_reduced(piece);
   return true;
 }
 
@@ -121,15 +120,16 @@ MK_HOST_DEVICE inline bool begin_reduce(GemmRsBlock<Executor>& block, bool check
   return block.world.nodes == 1 || block.await_staging_free();
 }
 
-/// The owner's local sums, pieces `index`, `index` + reduce blocks, ... Only with several local
-/// ranks. (An executor may deal out the pieces in another way, in their order.)
+/// The owner's local sums, pieces `index`, `index` + reduce blocks, ..., or, of `parts` parts of
+/// each piece, so many of those. Only with several local ranks. (An executor may deal them out in
+/// another way, in their order.)
 template <class Executor>
-MK_HOST_DEVICE inline bool reduce(GemmRsBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool reduce(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
   const World& world = block.world;
   if (!begin_reduce(block)) return false;
-  const std::uint32_t pieces = block.schedule.pieces(world.node, world.local);
-  for (std::uint32_t index = block.index; index < pieces; index += block.launch.blocks.reduce) {
-    if (!reduce_piece(block, block.schedule.piece_at(world.node, world.local, index))) return false;
+  const std::uint32_t steps = block.schedule.pieces(world.node, world.local) * parts;
+  for (std::uint32_t step = block.index; step < steps; step += block.launch.blocks.reduce) {
+    if (!reduce_piece(block, step / parts, {step % parts, parts})) return false;
   }
   return true;
 }
@@ -144,27 +144,34 @@ MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
   if (!block.await_staging_free()) return false;
   std::uint32_t released = world.node;  // by the last node looked at
   const std::uint32_t pieces = schedule.pieces_sent(world.node, world.local);
-  for (std::uint32_t index = block.index; index < pieces; index += block.launch.blocks.send) {
-    const GemmRsSchedule::Piece piece = schedule.piece_at(world.node, world.local, index);
-    if (!block.await_piece(piece)) return false;
-    const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, piece.node);
-    if (piece.chunk == 0) {
-      auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
-      header->epoch = block.epoch;
-      header->m = block.launch.m;
-      block.executor.stores_done();
+  const std::uint32_t step = block.launch.blocks.send;
+  for (std::uint32_t index = block.index; index < pieces;) {
+    const std::uint32_t here = block.await_pieces(index, pieces, step);
+    if (here == 0) return false;
+    for (const std::uint32_t end = index + here * step; index < end; index += step) {
+      const GemmRsSchedule::Piece piece = schedule.piece_at(world.node, world.local, index);
+      const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, piece.node);
+      if (piece.chunk == 0) {
+        auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
+        header->epoch = block.epoch;
+        header->m = block.launch.m;
+        block.executor.stores_done();
+      }
+      if (piece.node != released &&
+          !(sender.flush() && block.await_release(schedule.flags(), piece.node)))
+        return false;
+      released = piece.node;
+      const ByteRange range = schedule.packed(world.rail_peer(piece.node)).chunk_range(piece.chunk);
+      if (!sender.send_chunk(
+              piece.node, staging + range.begin,
+              schedule.receive_bank(block.bank, piece.node, world.node) + range.begin, range.bytes,
+              schedule.flags().arrival(block.bank, piece.node, world.node, piece.chunk),
+              block.epoch)) {
+        return false;
+      }
+      block.span_mark(SpanKind::kSend, piece.chunk, world.node, world.rail_peer(piece.node));
     }
-    if (piece.node != released && !block.await_release(schedule.flags(), piece.node)) return false;
-    released = piece.node;
-    const ByteRange range = schedule.packed(world.rail_peer(piece.node)).chunk_range(piece.chunk);
-    if (!sender.send_chunk(
-            piece.node, staging + range.begin,
-            schedule.receive_bank(block.bank, piece.node, world.node) + range.begin, range.bytes,
-            schedule.flags().arrival(block.bank, piece.node, world.node, piece.chunk),
-            block.epoch)) {
-      return false;
-    }
-    block.span_mark(SpanKind::kSend, piece.chunk, world.node, world.rail_peer(piece.node));
+    if (!sender.flush()) return false;
   }
   block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
   return true;
@@ -189,16 +196,18 @@ MK_HOST_DEVICE inline bool send(GemmRsBlock<Executor>& block) {
   return sent;
 }
 
-/// The owner's sums over the nodes, chunks `index`, `index` + receive blocks, ... of its shard.
-/// Only with several nodes.
+/// The owner's sums over the nodes, chunks `index`, `index` + receive blocks, ... of its shard, or,
+/// of `parts` parts of each chunk, so many of those. Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(GemmRsBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool receive(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (!block.await_turn()) return false;
   const PackedTiles packed = schedule.packed(world.rank());
-  for (std::uint32_t chunk = block.index; chunk < packed.chunks();
-       chunk += block.launch.blocks.receive) {
+  for (std::uint32_t step = block.index; step < packed.chunks() * parts;
+       step += block.launch.blocks.receive) {
+    const std::uint32_t chunk = step / parts;
+    const TilesPart mine = packed.chunk_part(chunk, {step % parts, parts});
     if (!block.await_piece({world.node, chunk})) return false;
     for (std::uint32_t node = 0; node < world.nodes; ++node) {
       if (node == world.node) continue;
@@ -206,15 +215,14 @@ MK_HOST_DEVICE inline bool receive(GemmRsBlock<Executor>& block) {
       block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
     }
     const std::uint64_t begin_ns = block.span_begin();
-    const TileRange tiles = packed.chunk_tiles(chunk);
-    for (std::uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (std::uint32_t tile = mine.tiles.begin; tile < mine.tiles.end; ++tile) {
       SumJob job = block.job_for(world.node, tile, true);
       job.source_count = world.nodes;
       for (std::uint32_t node = 0; node < world.nodes; ++node) {
         const std::byte* sums = node == world.node ? block.sums_for(node) : block.sums_from(node);
         job.sources[node] = sums + packed.offset(tile);
       }
-      block.executor.sum(job);
+      if (job.take(mine.rows)) block.executor.sum(job);
     }
     block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
   }

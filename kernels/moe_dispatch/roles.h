@@ -58,7 +58,8 @@ MK_HOST_DEVICE inline bool send(MoeDispatchBlock<Executor>& block) {
               gather::send_shards(block.tokens, sender, block.launch.blocks.send);
   if (sent) gather::end_shards(block, sender);
   if (sent && block.index == 0) {
-    sent = block.await_pulled() && gather::release(block.routing, sender) &&
+    sent = gather::settle(block.routing, sender) && gather::settle(block.tokens, sender) &&
+           block.await_pulled() && gather::release(block.routing, sender) &&
            gather::release(block.tokens, sender);
   }
   block.totals.commands += sender.commands();

@@ -12,8 +12,8 @@
 /// its slowest rank's. Sides take turns: `fused`; `products`: cuBLAS alone; `collective`: that
 /// alone; `baseline`: the two one after the other. On one node the collective is NCCL's, without
 /// NVLS; on two, joined by daemons of PROGRAM over the paced loopback fabric, it is unfused.h's, in
-/// pieces of each --piece (the fastest counts), and `unfused` is the operator's own unfused form.
-/// Several
+/// pieces of each --piece (the fastest counts; of nodes of one rank there is none). `unfused` is
+/// the operator's own unfused form. Several
 /// --streams, --chunk or --receive: fused with each, the other sides with the first. Results are
 /// checked, every element, up to M rows (8192).
 #include <cuda_runtime.h>
@@ -171,7 +171,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   std::vector<std::unique_ptr<Unfused>> unfused;
   if (!variant.alone) {
     sides.push_back({"unfused", [&] { launch(mk::kernels::Mode::kUnfused); }, {}});
-    if (machine.daemons != nullptr) {
+    if (machine.daemons != nullptr && !machine.nccl.empty()) {
       std::vector<Nccl*> nccl;
       for (const auto& one : machine.nccl) nccl.push_back(one.get());
       std::uint32_t before = 0;
@@ -363,8 +363,7 @@ int run(int argc, char** argv) {
   const std::uint32_t locals = options.ranks / options.nodes;
   Machine machine;
   if (options.nodes > 1) {
-    if (!own_devices || options.nodes != 2 || locals < 2 || options.mkerneld.empty())
-      return usage();
+    if (options.nodes != 2 || options.mkerneld.empty()) return usage();
     // Before this process touches a GPU.
     machine.daemons = std::make_unique<DaemonNodes>(options.nodes, locals, options.mkerneld,
                                                     options.link_bandwidth);
@@ -373,7 +372,7 @@ int run(int argc, char** argv) {
     auto nccl = Nccl::load(static_cast<int>(locals), static_cast<int>(node * locals));
     if (nccl != nullptr) machine.nccl.push_back(std::move(nccl));
   }
-  if (options.nodes > 1 && machine.nccl.empty()) {
+  if (options.nodes > 1 && own_devices && locals > 1 && machine.nccl.empty()) {
     fmt::print(stderr, "no libnccl.so.2: nothing to compare several nodes with\n");
     return 1;
   }

@@ -115,6 +115,65 @@ TEST_F(ChunkSenderTest, AFullRingThatNobodyEmptiesEndsTheWait) {
   EXPECT_EQ(sender.commands(), 16u);
 }
 
+/// Commits many commands at once, the last one first.
+struct BatchingPacer : ConsumingPacer {
+  explicit BatchingPacer(const ConsumingPacer& other) : ConsumingPacer(other) {}
+  CommandBatch& batch() { return waiting; }
+  void commit_batch(shm::RingProducer& ring) {
+    sizes.push_back(waiting.count);
+    for (std::uint32_t i = 0; i < waiting.count; ++i) ring.write(i, waiting.commands[i]);
+    for (std::uint32_t i = waiting.count; i-- > 0;) ring.commit(i);
+    ring.advance(waiting.count);
+    waiting.count = 0;
+  }
+  CommandBatch waiting;
+  std::vector<std::uint32_t> sizes;
+};
+
+TEST_F(ChunkSenderTest, ABatchIsCommittedWhenItIsFullAndWhenItIsFlushed) {
+  BatchingPacer batching(pacer);
+  ChunkSender<BatchingPacer> sender(batching, control, context, 1, totals);
+  EXPECT_TRUE(sender.flush()) << "nothing to commit";
+  for (std::uint32_t i = 1; i <= 3; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
+  EXPECT_FALSE(batching.take()) << "committed before the flush";
+  EXPECT_EQ(sender.produced(), 0u);
+  ASSERT_TRUE(sender.flush());
+  EXPECT_EQ(sender.produced(), 3u);
+  EXPECT_EQ(lane_control.produced, 3u);
+  while (batching.take()) {
+  }
+  // The ring has fewer slots than a warp has lanes.
+  for (std::uint32_t i = 4; i <= 20; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
+  ASSERT_TRUE(sender.flush());
+  while (batching.take()) {
+  }
+  batching.waiting.most = 5;
+  for (std::uint32_t i = 21; i <= 32; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
+  ASSERT_TRUE(sender.flush());
+  while (batching.take()) {
+  }
+  ASSERT_EQ(batching.taken.size(), 32u);
+  for (std::uint32_t i = 0; i < 32; ++i) EXPECT_EQ(batching.taken[i].epoch, i + 1);
+  EXPECT_EQ(batching.sizes, (std::vector<std::uint32_t>{3, 16, 1, 5, 5, 2}));
+  EXPECT_EQ(sender.commands(), 32u);
+}
+
+TEST_F(ChunkSenderTest, ABatchWaitsForCreditsForAllOfIt) {
+  BatchingPacer batching(pacer);
+  ChunkSender<BatchingPacer> sender(batching, control, context, 1, totals);
+  for (std::uint32_t i = 1; i <= 10; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
+  ASSERT_TRUE(sender.flush());
+  for (std::uint32_t i = 11; i <= 18; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
+  ASSERT_TRUE(sender.flush()) << "two must be taken first";
+  EXPECT_GE(batching.taken.size(), 2u);
+  batching.consuming = false;
+  for (std::uint32_t i = 19; i <= 33; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
+  EXPECT_FALSE(sender.flush());
+  EXPECT_EQ(record.end, WaitEnd::kTimeout);
+  EXPECT_EQ(record.site.kind, FlagKind::kCredit);
+  EXPECT_EQ(record.expected, 18u + 15u - 16u);
+}
+
 TEST_F(ChunkSenderTest, CompletedIsCountedFromTheDaemonsWord) {
   lane_control.completed = 7;
   EXPECT_TRUE(wait_completed(pacer, control, context, Role::kReduce, 0, 1, 7, totals));

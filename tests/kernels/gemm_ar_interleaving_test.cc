@@ -50,11 +50,11 @@ struct GemmAr {
       case Role::kCollect:
         return gemm_ar::collect(block);
       case Role::kReduce:
-        return gemm_ar::reduce(block);
+        return gemm_ar::reduce(block, SimExecutor::parts(launch));
       case Role::kSend:
         return gemm_ar::send(block);
       default:
-        return gemm_ar::receive(block);
+        return gemm_ar::receive(block, SimExecutor::parts(launch));
     }
   }
 };

@@ -13,8 +13,8 @@ namespace mk::kernels {
 namespace {
 
 using cuda::kGroupsOfBlock;
-using cuda::reduce_parts;
 using cuda::spread_stream;
+using cuda::tile_parts;
 
 // Every group gets a number of its own, below their count; and as long as there are blocks of which
 // no group has one, the next number goes to such a block.
@@ -41,12 +41,61 @@ TEST(GpuGroups, StreamsAreSpreadOverTheBlocksFirst) {
 }
 
 TEST(GpuGroups, FewTilesAreSummedInParts) {
-  EXPECT_EQ(reduce_parts(1), 4u);
-  EXPECT_EQ(reduce_parts(48), 4u);
-  EXPECT_EQ(reduce_parts(49), 2u);
-  EXPECT_EQ(reduce_parts(96), 2u);
-  EXPECT_EQ(reduce_parts(97), 1u);
-  EXPECT_EQ(reduce_parts(100000), 1u);
+  EXPECT_EQ(tile_parts(1), 8u);
+  EXPECT_EQ(tile_parts(48), 8u);
+  EXPECT_EQ(tile_parts(49), 4u);
+  EXPECT_EQ(tile_parts(96), 4u);
+  EXPECT_EQ(tile_parts(97), 2u);
+  EXPECT_EQ(tile_parts(193), 1u);
+  EXPECT_EQ(tile_parts(100000), 1u);
+}
+
+// As many parts as tiles at least, while chunks are few; counted in state that is large enough.
+TEST(GpuGroups, FewChunksAreSummedInParts) {
+  using cuda::sum_parts;
+  EXPECT_EQ(sum_parts(1, 4), 32u);
+  EXPECT_EQ(sum_parts(12, 4), 32u);  // 48 tiles, in eighths
+  EXPECT_EQ(sum_parts(24, 4), 16u);
+  EXPECT_EQ(sum_parts(96, 4), 4u);
+  EXPECT_EQ(sum_parts(97, 4), 1u);
+  EXPECT_EQ(sum_parts(48, 1), 8u);  // within a node a chunk is a tile
+  for (std::uint32_t chunks = 1; chunks < 1000; ++chunks) {
+    if (sum_parts(chunks, 3) > 1) {
+      ASSERT_LE(chunks, cuda::kPartedChunksMax);
+    }
+  }
+}
+
+// A part for each group, tiles divided evenly.
+TEST(GpuGroups, WhatIsDealtOutIsAPartForEachGroup) {
+  using cuda::dealt_parts;
+  EXPECT_EQ(dealt_parts(8, 4, 72), 8u);   // 32 tiles in halves: 64 parts
+  EXPECT_EQ(dealt_parts(16, 4, 96), 4u);  // a tile each
+  EXPECT_EQ(dealt_parts(16, 4, 48), 2u);  // two tiles each: three parts would not be even
+  EXPECT_EQ(dealt_parts(16, 4, 24), 1u);
+  EXPECT_EQ(dealt_parts(64, 4, 24), 1u) << "fewer groups than chunks";
+  EXPECT_EQ(dealt_parts(1, 1, 1000), 8u) << "not smaller than an eighth of a tile";
+  for (std::uint32_t chunks = 1; chunks <= 120; ++chunks) {
+    for (std::uint32_t per_chunk = 1; per_chunk <= 8; ++per_chunk) {
+      for (std::uint32_t groups = 1; groups <= 130; ++groups) {
+        const std::uint32_t parts = dealt_parts(chunks, per_chunk, groups);
+        ASSERT_GE(parts, 1u);
+        ASSERT_TRUE(parts == 1 || chunks * parts <= groups);
+        ASSERT_TRUE(parts % per_chunk == 0 || per_chunk % parts == 0);
+        ASSERT_TRUE(parts == 1 || chunks <= cuda::kPartedChunksMax);
+      }
+    }
+  }
+}
+
+TEST(GpuGroups, FewChunksAreCopiedInPartsByAllGroups) {
+  using cuda::copy_parts;
+  EXPECT_EQ(copy_parts(5, 256 << 10, 96), 16u) << "of 16 KiB at least";
+  EXPECT_EQ(copy_parts(17, 256 << 10, 96), 5u);
+  EXPECT_EQ(copy_parts(65, 256 << 10, 48), 1u);
+  EXPECT_EQ(copy_parts(3, 8 << 10, 96), 1u);
+  EXPECT_EQ(copy_parts(0, 256 << 10, 96), 1u);
+  EXPECT_EQ(copy_parts(cuda::kPartedChunksMax + 1, 1 << 20, 100000), 1u);
 }
 
 // The parts of a job are its rows, each once, with their places in sources and targets.
@@ -68,7 +117,7 @@ TEST(GpuGroups, PartsOfASumAreItsRowsOnce) {
         job.sources[0] = memory.data();
         job.sources[1] = memory.data() + 16;
         job.targets[0] = memory.data() + 32;
-        if (!job.take_part(part, parts)) continue;
+        if (!job.take({part, parts})) continue;
         const auto first = static_cast<const std::byte*>(job.sources[0]) - memory.data();
         ASSERT_EQ(first % (kSourceStride * 2), 0);
         const auto row = static_cast<std::uint32_t>(first / (kSourceStride * 2));

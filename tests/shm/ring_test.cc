@@ -122,6 +122,50 @@ TEST(Ring, EveryLapBoundaryIsCrossedInOrder) {
   }
 }
 
+// Many commands under one fence: taken when they and all before them are committed, in whatever
+// order they were.
+TEST(Ring, ABatchIsTakenAsFarAsItIsCommittedWithoutAGap) {
+  std::mt19937_64 random(7);
+  for (std::uint32_t log2 = 2; log2 <= 6; ++log2) {
+    for (const std::uint64_t first : starts(log2)) {
+      TestRing ring(log2, first);
+      const std::uint64_t slots = ring.view().slot_count();
+      std::uint64_t sent = 0;
+      for (int round = 0; round < 20; ++round) {
+        const std::uint64_t count = 1 + random() % slots;
+        ASSERT_TRUE(ring.producer.has_credits(count));
+        std::vector<std::uint64_t> order(count);
+        for (std::uint64_t i = 0; i < count; ++i) {
+          order[i] = i;
+          ring.producer.write(i, command_of(sent + i));
+        }
+        std::shuffle(order.begin(), order.end(), random);
+        std::vector<bool> committed(count, false);
+        std::uint64_t taken = 0;
+        Words words;
+        for (const std::uint64_t i : order) {
+          ring.producer.commit(i);
+          committed[i] = true;
+          while (taken < count && committed[taken]) {
+            ASSERT_TRUE(ring.consumer.try_take(words.data()));
+            ASSERT_EQ(decode(words.data()), command_of(sent + taken));
+            ASSERT_TRUE(ring.consumer.sequence_matches(words.data()));
+            ++taken;
+          }
+          ASSERT_FALSE(ring.consumer.try_take(words.data())) << "what is not committed";
+        }
+        ring.producer.advance(count);
+        EXPECT_EQ(ring.view().control->produced, first + sent + count);
+        EXPECT_FALSE(ring.producer.has_credits(slots)) << "taken is not consumed";
+        ring.consumer.publish_consumed();
+        ASSERT_TRUE(ring.producer.has_credits(slots));
+        ASSERT_FALSE(ring.producer.has_credits(slots + 1));
+        sent += count;
+      }
+    }
+  }
+}
+
 TEST(Ring, ACommandOfZerosIsACommand) {
   for (const std::uint64_t first : starts(4)) {
     TestRing ring(4, first);

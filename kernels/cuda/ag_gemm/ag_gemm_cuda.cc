@@ -26,18 +26,16 @@ constexpr std::uint32_t kWide = 6144;  ///< columns, from which a product of few
 /// Whether the node's rows come rank by rank: where a rank's own rows are done with before rows of
 /// everybody could have come, and there is enough to compute to hide those of the last.
 bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
-  return nodes == 1 ? max.m <= kFewRows && max.n >= kWide : max.m <= 2 * kFewRows;
+  return max.n >= kWide && max.m <= (nodes == 1 ? kFewRows : 2 * kFewRows);
 }
 
 /// A narrow product of few rows: the gather is nearly all of it.
-bool is_small(std::uint32_t nodes, const Shape& max) {
-  return nodes == 1 && max.n < kNarrow && max.m <= 2 * kFewRows;
-}
+bool is_small(const Shape& max) { return max.n < kNarrow && max.m <= 2 * kFewRows; }
 
 /// Share groups, of a whole GPU: the shorter the product beside the gather, the more. On one node
 /// their blocks take tiles when the rows are shared.
 std::uint32_t share_groups(std::uint32_t nodes, const Shape& max) {
-  if (is_small(nodes, max)) return kSmallGroups;
+  if (is_small(max)) return nodes == 1 ? kSmallGroups : kSmallGroups / 2;
   if (max.n < kNarrow || (max.m <= kFewRows && max.n >= kWide)) return 48;
   if (max.n < kWide) return 24;
   if (max.m <= 4096) return 36;
@@ -60,7 +58,7 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   const auto small_chunk = static_cast<std::uint32_t>(
       std::clamp(sent / kSmallChunks, kSmallChunkBytesMin, kSmallChunkBytesMax));
   tiling.chunk_bytes = nodes > 1 ? std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent))
-                       : is_small(nodes, max)      ? small_chunk
+                       : is_small(max)             ? small_chunk
                        : comes_in_turn(nodes, max) ? kTurnChunkBytes
                        : max.m <= 4096             ? kLocalChunkBytes / 2
                                                    : kLocalChunkBytes;
@@ -83,8 +81,9 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
   needs.stream_groups = share_groups(of.nodes, plan_.max);
-  needs.receive_groups = 12;
-  return OperatorBase::start(context, options, needs, plan_.gather.banks, cuda::kAgGemmKernels);
+  needs.receive_groups = is_small(plan_.max) ? 36 : 12;
+  const FlagMap flags{of.nodes, plan_.gather.banks, plan_.gather.chunks_max};
+  return OperatorBase::start(context, options, needs, flags, cuda::kAgGemmKernels);
 }
 
 Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_t lda,

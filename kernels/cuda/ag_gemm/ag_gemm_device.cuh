@@ -24,11 +24,23 @@ struct AgGemmOp {
   static constexpr bool kHelps = true;
 
   static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index) {
-    return group.run(Role::kShare, index,
-                     [](Block<Executor>& block) { return ag_gemm::share(block); });
+    return group.run(Role::kShare, index, [](Block<Executor>& block) {
+      const std::uint32_t chunks = block.gather.schedule.chunks(block.gather.own_rows);
+      return ag_gemm::share(block, parts_of(block, chunks, block.launch.blocks.share));
+    });
   }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }
-  static __device__ bool receive(Block<Executor>& block) { return ag_gemm::receive(block); }
+  static __device__ bool receive(Block<Executor>& block) {
+    // Of all shards that come over the network; none has more chunks than the largest.
+    const GatherSchedule& schedule = block.gather.schedule;
+    const std::uint32_t rows = shard_rows_max(block.launch.m, block.world.size());
+    const std::uint32_t chunks = schedule.chunks(rows) * (block.world.nodes - 1);
+    return ag_gemm::receive(block, parts_of(block, chunks, block.launch.blocks.receive));
+  }
+  static __device__ std::uint32_t parts_of(const Block<Executor>& block, std::uint32_t chunks,
+                                           std::uint32_t groups) {
+    return copy_parts(chunks, block.gather.schedule.geometry().chunk_bytes, groups);
+  }
 
   static __device__ bool after_tiles(Group<AgGemmOp>& group) {
     if (threadIdx.x / kGroupThreads != 0) return true;

@@ -36,8 +36,11 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   needs.stream = context.world.locals > 1;
   needs.send = needs.receive = context.world.nodes > 1;
   needs.stream_groups = context.world.nodes > 1 ? 24 : 36;
-  needs.receive_groups = 24;  // they also hand out the result
-  return OperatorBase::start(context, options, needs, plan_.banks, cuda::kGemmArKernels);
+  // They also hand out the result.
+  needs.receive_groups = cuda::sum_groups(std::uint64_t{plan_.max.m} * plan_.max.n * kElementBytes /
+                                          context.world.locals);
+  const FlagMap flags{plan_.nodes, plan_.banks, plan_.chunks_max};
+  return OperatorBase::start(context, options, needs, flags, cuda::kGemmArKernels);
 }
 
 Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,

@@ -25,16 +25,22 @@ struct GemmArOp {
 
   static __device__ bool stream(Group<GemmArOp>& group, std::uint32_t index) {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
+      const std::uint32_t chunks = block.schedule.chunks(block.world.local);
+      const std::uint32_t parts = sum_parts(chunks, block.schedule.tiles_per_chunk());
       // Groups outside the compute blocks have time to check.
       return gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute) &&
-             group.take_steps(block, block.schedule.chunks(block.world.local),
-                              [](Block<Executor>& b, std::uint32_t chunk) {
-                                return gemm_ar::reduce_chunk(b, chunk);
-                              });
+             group.take_steps(
+                 block, chunks * parts, [parts](Block<Executor>& b, std::uint32_t step) {
+                   return gemm_ar::reduce_chunk(b, step / parts, {step % parts, parts});
+                 });
     });
   }
   static __device__ bool send(Block<Executor>& block) { return gemm_ar::send(block); }
-  static __device__ bool receive(Block<Executor>& block) { return gemm_ar::receive(block); }
+  static __device__ bool receive(Block<Executor>& block) {
+    return gemm_ar::receive(
+        block, dealt_parts(block.schedule.chunks(block.world.local),
+                           block.schedule.tiles_per_chunk(), block.launch.blocks.receive));
+  }
 
   static __device__ bool after_tiles(Group<GemmArOp>& group) {
     const std::uint32_t index = blockIdx.x * kGroupsOfBlock + threadIdx.x / kGroupThreads;

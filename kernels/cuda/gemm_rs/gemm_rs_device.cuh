@@ -27,19 +27,23 @@ struct GemmRsOp {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
       const World& world = block.world;
       const std::uint32_t pieces = block.schedule.pieces(world.node, world.local);
-      const std::uint32_t parts = world.nodes == 1 ? reduce_parts(pieces) : 1;
+      // Shards' chunks may differ in their tiles; parts are of any number of them.
+      const std::uint32_t per_chunk = block.schedule.packed(world.rank()).tiles_per_chunk();
+      const std::uint32_t parts = sum_parts(pieces, per_chunk);
       // Groups outside the compute blocks have time to check.
       return gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute) &&
-             group.take_steps(block, pieces * parts,
-                              [parts](Block<Executor>& b, std::uint32_t step) {
-                                const auto piece =
-                                    b.schedule.piece_at(b.world.node, b.world.local, step / parts);
-                                return gemm_rs::reduce_piece(b, piece, step % parts, parts);
-                              });
+             group.take_steps(
+                 block, pieces * parts, [parts](Block<Executor>& b, std::uint32_t step) {
+                   return gemm_rs::reduce_piece(b, step / parts, {step % parts, parts});
+                 });
     });
   }
   static __device__ bool send(Block<Executor>& block) { return gemm_rs::send(block); }
-  static __device__ bool receive(Block<Executor>& block) { return gemm_rs::receive(block); }
+  static __device__ bool receive(Block<Executor>& block) {
+    const PackedTiles own = block.schedule.packed(block.world.rank());
+    return gemm_rs::receive(
+        block, dealt_parts(own.chunks(), own.tiles_per_chunk(), block.launch.blocks.receive));
+  }
 
   static __device__ bool after_tiles(Group<GemmRsOp>& group) {
     if (group.launch.context.world.locals == 1) return true;

@@ -143,11 +143,11 @@ class AgGemmSimulation : private SimOperator {
       case Role::kCollect:
         return ag_gemm::collect(block);
       case Role::kShare:
-        return ag_gemm::share(block);
+        return ag_gemm::share(block, SimExecutor::parts(ranks_[rank].launch));
       case Role::kSend:
         return ag_gemm::send(block);
       default:
-        return ag_gemm::receive(block);
+        return ag_gemm::receive(block, SimExecutor::parts(ranks_[rank].launch));
     }
   }
   std::string check(std::uint32_t index) override {

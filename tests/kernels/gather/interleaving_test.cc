@@ -181,9 +181,9 @@ class GatherSimulation : private SimOperator {
     GatherBlock<Executor> gather(block, rank.launch.geometry, rank.launch.source.rows);
     switch (role) {
       case Role::kShare:
-        return gather::share(gather, rank.launch.source);
+        return gather::share(gather, rank.launch.source, false, SimExecutor::parts(rank.launch));
       case Role::kReceive:
-        return gather::receive(gather);
+        return gather::receive(gather, SimExecutor::parts(rank.launch));
       case Role::kSend:
         return gather::send(gather, [&block] {
           return block.await_blocks(Role::kCompute, block.common.blocks.compute,
@@ -315,11 +315,11 @@ TEST(GatherInterleaving, ManySeeds) {
   }
 }
 
-/// How many of 60 seeds see a wrong element.
-int seen_of_60(const std::function<void(GatherOptions&)>& break_it, std::uint32_t nodes,
-               std::uint32_t locals) {
+/// How many of 240 seeds see a wrong element.
+int seen_of_240(const std::function<void(GatherOptions&)>& break_it, std::uint32_t nodes,
+                std::uint32_t locals) {
   int seen = 0;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 240; ++seed) {
     GatherOptions options = small(nodes, locals, seed);
     options.banks = 1;
     options.rows = [](std::uint32_t, std::uint32_t) { return 4u; };
@@ -341,14 +341,14 @@ TEST(GatherInterleaving, ABankReusedTooEarlyIsSeen) {
     options.forge_releases = true;
     options.network.keep_forged_flags = true;
   };
-  EXPECT_GT(seen_of_60(forge, 2, 1), 5);
-  EXPECT_GT(seen_of_60(forge, 3, 2), 5);
+  EXPECT_GT(seen_of_240(forge, 2, 1), 5);
+  EXPECT_GT(seen_of_240(forge, 3, 2), 5);
 }
 
 TEST(GatherInterleaving, SentBytesReusedTooEarlyAreSeen) {
   const auto early = [](GatherOptions& options) { options.network.complete_early = true; };
-  EXPECT_GT(seen_of_60(early, 2, 1), 5) << "a rank's own slot";
-  EXPECT_GT(seen_of_60(early, 3, 1), 5) << "and those it forwards from";
+  EXPECT_GT(seen_of_240(early, 2, 1), 5) << "a rank's own slot";
+  EXPECT_GT(seen_of_240(early, 3, 1), 5) << "and those it forwards from";
 }
 
 TEST(GatherInterleaving, AChunkThatDidNotMoveIsSeen) {
@@ -357,8 +357,8 @@ TEST(GatherInterleaving, AChunkThatDidNotMoveIsSeen) {
     options.chunk_bytes = 128;
     options.network.truncate_one_chunk = true;
   };
-  EXPECT_EQ(seen_of_60(truncate, 2, 1), 60);
-  EXPECT_EQ(seen_of_60(truncate, 3, 2), 60);
+  EXPECT_EQ(seen_of_240(truncate, 2, 1), 240);
+  EXPECT_EQ(seen_of_240(truncate, 3, 2), 240);
 }
 
 TEST(GatherInterleaving, AFlagThatShowsTooEarlyIsSeen) {
@@ -366,8 +366,8 @@ TEST(GatherInterleaving, AFlagThatShowsTooEarlyIsSeen) {
     options.forge_arrivals = true;
     options.network.keep_forged_flags = true;
   };
-  EXPECT_GT(seen_of_60(forge, 2, 1), 5);
-  EXPECT_GT(seen_of_60(forge, 3, 2), 5);
+  EXPECT_GT(seen_of_240(forge, 2, 1), 5);
+  EXPECT_GT(seen_of_240(forge, 3, 2), 5);
 }
 
 // More chunks than a granule has flags, most launches with few of them: the granules that those do

@@ -42,11 +42,11 @@ struct GemmRs {
       case Role::kCompute:
         return gemm_rs::compute(block);
       case Role::kReduce:
-        return gemm_rs::reduce(block);
+        return gemm_rs::reduce(block, SimExecutor::parts(launch));
       case Role::kSend:
         return gemm_rs::send(block);
       default:
-        return gemm_rs::receive(block);
+        return gemm_rs::receive(block, SimExecutor::parts(launch));
     }
   }
 };
@@ -57,7 +57,7 @@ INSTANTIATE_TYPED_TEST_SUITE_P(ReduceScatter, GemmInterleaving, GemmRs);
 TEST(GemmRsInterleaving, SlotsReusedTooEarlyAreSeen) {
   GemmSimOptions faults;
   faults.forge_ends = true;
-  EXPECT_GT(wrong_of_60<GemmRs>(1, 3, faults), 5);
+  EXPECT_GT(wrong_of_240<GemmRs>(1, 3, faults), 5);
 }
 
 }  // namespace

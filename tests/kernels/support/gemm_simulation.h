@@ -320,11 +320,11 @@ TYPED_TEST_P(GemmInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
   EXPECT_EQ(unfused.all, 20 * 2 * 4);
 }
 
-/// In how many of 60 runs a wrong element was seen.
+/// In how many of 240 runs a wrong element was seen.
 template <class Op>
-int wrong_of_60(std::uint32_t nodes, std::uint32_t locals, const GemmSimOptions& faults) {
+int wrong_of_240(std::uint32_t nodes, std::uint32_t locals, const GemmSimOptions& faults) {
   int seen = 0;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 240; ++seed) {
     GemmSimOptions options = small_gemm(nodes, locals, seed);
     options.tiling.banks = 1;
     options.network = faults.network;
@@ -344,7 +344,7 @@ TYPED_TEST_P(GemmInterleaving, AReceiveBankReusedTooEarlyIsSeen) {
   GemmSimOptions faults;
   faults.forge_releases = true;
   faults.network.keep_forged_flags = true;
-  EXPECT_GT(wrong_of_60<TypeParam>(2, 1, faults), 5);
+  EXPECT_GT(wrong_of_240<TypeParam>(2, 1, faults), 5);
 }
 
 TYPED_TEST_P(GemmInterleaving, AFlagBeforeItsDataIsSeen) {
@@ -362,7 +362,7 @@ TYPED_TEST_P(GemmInterleaving, AFlagBeforeItsDataIsSeen) {
 TYPED_TEST_P(GemmInterleaving, AStagingBankReusedTooEarlyIsSeen) {
   GemmSimOptions faults;
   faults.network.complete_early = true;
-  EXPECT_GT(wrong_of_60<TypeParam>(3, 1, faults), 5);
+  EXPECT_GT(wrong_of_240<TypeParam>(3, 1, faults), 5);
 }
 
 // More chunks than a granule has flags, most launches with few of them: the granules that those do

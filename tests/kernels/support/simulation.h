@@ -6,11 +6,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/comm/block.h"
+#include "kernels/comm/chunk_sender.h"
 #include "kernels/comm/launch.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/gather/copy_job.h"
@@ -20,10 +23,19 @@
 
 namespace mk::kernels::testing {
 
-/// What an operator's executor has in a simulation, besides the operator's arithmetic.
+/// Of one rank: parts done of each chunk, by role and chunk.
+using SimParts = std::map<std::pair<Role, std::uint32_t>, std::uint32_t>;
+
+/// What an operator's executor has in a simulation, besides the operator's arithmetic. It looks at
+/// many flags at once, commits up to `batch` commands together (in any order, and others may look
+/// in between), and shares chunks out in parts, as a GPU's does.
 class SimExecutor {
  public:
-  SimExecutor(Fibers& fibers, const std::uint64_t& now_ns) : fibers_(&fibers), now_ns_(&now_ns) {}
+  SimExecutor(Fibers& fibers, const std::uint64_t& now_ns, SimParts& parts_done,
+              std::uint32_t batch = 1)
+      : fibers_(&fibers), now_ns_(&now_ns), parts_done_(&parts_done) {
+    batch_.most = batch;
+  }
 
   /// To be called in the middle of tiles and copies, so that they are half done when others look.
   void maybe_yield() { fibers_->maybe_yield(); }
@@ -35,6 +47,19 @@ class SimExecutor {
     fibers_->changed();  // the flag is stored before the next switch
   }
   void loads_begin() {}
+  template <class Flag>
+  std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end, std::uint32_t wanted,
+                              Flag&& flag) {
+    while (begin < end && shm::flag_reached(flag(begin), wanted)) ++begin;
+    return begin;
+  }
+  CommandBatch& batch() { return batch_; }
+  void commit_batch(shm::RingProducer& ring);
+  /// Of each of the rank's chunks in that launch: 1 to 5.
+  static std::uint32_t parts(const Launch& launch) {
+    return 1 + (launch.epoch * 3 + launch.context.world.rank() * 7) % 5;
+  }
+  bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts);
   std::uint64_t now_ns() { return *now_ns_; }
   bool pause(std::uint32_t) {
     fibers_->poll();
@@ -44,6 +69,8 @@ class SimExecutor {
  private:
   Fibers* fibers_;
   const std::uint64_t* now_ns_;
+  SimParts* parts_done_;
+  CommandBatch batch_;
 };
 
 /// The operator of all ranks, as a test brings it.
@@ -98,6 +125,7 @@ class Simulation {
   struct Rank {
     std::uint32_t index = 0;
     LocalWords local;
+    SimParts parts_done;
     std::uint32_t started = 0;  ///< epoch
     std::uint32_t threads_done = 0;
   };
