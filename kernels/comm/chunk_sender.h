@@ -12,6 +12,10 @@
 
 namespace mk::kernels {
 
+/// Chunks that a send role looks for at a time, and gives its sender before it flushes: on a GPU
+/// one thread does that, half a microsecond for each, and meanwhile the first one waits.
+inline constexpr std::uint32_t kChunksAtOnce = 8;
+
 /// Commands that are committed together: as many as a warp has lanes, which commit one each.
 struct CommandBatch {
   static constexpr std::uint32_t kCommandsMax = 32;

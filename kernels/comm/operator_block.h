@@ -123,6 +123,14 @@ class OperatorBlock : public Block<Executor> {
         [&](std::uint32_t i) { return site_of(tiles.begin + i); });
     if (!here) return 0;
     std::uint32_t count = 1;
+    if (step == 1) {
+      // One look at the tiles of all of them: they follow each other.
+      const std::uint32_t left = packed.chunks() - first;
+      const std::uint32_t last = first + (left < most ? left : most) - 1;
+      const std::uint32_t end = packed.chunk_tiles(last).end;
+      const std::uint32_t missing = this->first_missing(tiles.end, end, epoch, flag);
+      return missing == end ? last - first + 1 : packed.chunk_of(missing) - first;
+    }
     for (; count < most && first + count * step < packed.chunks(); ++count) {
       const TileRange next = packed.chunk_tiles(first + count * step);
       if (this->first_missing(next.begin, next.end, epoch, flag) != next.end) break;

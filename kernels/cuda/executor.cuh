@@ -165,7 +165,7 @@ __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint
         run_job<Element, 1, 8>(job, thread, threads);
         break;
       case 2:
-        run_job<Element, 2, 4>(job, thread, threads);
+        run_job<Element, 2, 8>(job, thread, threads);
         break;
       case 4:
         run_job<Element, 4, 6>(job, thread, threads);

@@ -41,12 +41,13 @@ class Poller {
       shm::store_relaxed(host_.launches, ++launches_);
     }
     while (__shfl_sync(0xffffffffu, shm::load_acquire(&state_.groups_done), 0) < groups) {
-      look_at_counters();
+      const Counters found = load_counters();  // on its way with the flags
       if (polled_ <= kLanes) {
         look_at_few();
       } else {
         look_at_many();
       }
+      mirror_counters(found);
       bring_produced();
     }
     // What groups have committed before they ended.
@@ -73,25 +74,31 @@ class Poller {
     return i < arrivals_ ? arrivals_begin_ + i : host_.releases_begin / 4 + i - arrivals_;
   }
 
-  __device__ void look_at_counters() {
-    std::uint64_t consumed = consumed_;
-    std::uint64_t completed = completed_;
-    std::uint32_t abort = 0;
+  struct Counters {
+    std::uint64_t consumed;
+    std::uint64_t completed;
+    std::uint32_t abort;
+  };
+  __device__ Counters load_counters() const {
+    Counters found{consumed_, completed_, 0};
     if (lane_ < host_.lane_count) {
-      consumed = shm::load_relaxed(&host_.controls[lane_]->consumed);
-      completed = shm::load_relaxed(&host_.controls[lane_]->completed);
+      found.consumed = shm::load_relaxed(&host_.controls[lane_]->consumed);
+      found.completed = shm::load_relaxed(&host_.controls[lane_]->completed);
     }
-    if (lane_ < 2 && host_.aborts[lane_] != nullptr) abort = shm::load_relaxed(host_.aborts[lane_]);
-    const bool changed = consumed != consumed_ || completed != completed_ || abort != 0;
-    if (!changed) return;
+    if (lane_ < 2 && host_.aborts[lane_] != nullptr)
+      found.abort = shm::load_relaxed(host_.aborts[lane_]);
+    return found;
+  }
+  __device__ void mirror_counters(const Counters& found) {
+    if (found.consumed == consumed_ && found.completed == completed_ && found.abort == 0) return;
     __threadfence_system();  // what lies behind the words is visible to who sees their mirrors
     if (lane_ < host_.lane_count) {
-      shm::store_relaxed(&state_.controls[lane_].consumed, consumed);
-      shm::store_relaxed(&state_.controls[lane_].completed, completed);
-      consumed_ = consumed;
-      completed_ = completed;
+      shm::store_relaxed(&state_.controls[lane_].consumed, found.consumed);
+      shm::store_relaxed(&state_.controls[lane_].completed, found.completed);
+      consumed_ = found.consumed;
+      completed_ = found.completed;
     }
-    if (lane_ < 2 && abort != 0) shm::store_relaxed(&state_.aborts[lane_], abort);
+    if (lane_ < 2 && found.abort != 0) shm::store_relaxed(&state_.aborts[lane_], found.abort);
   }
 
   /// A vector for each lane: acquired by the load itself, which spares the fence of the whole

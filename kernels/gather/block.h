@@ -117,14 +117,15 @@ class GatherBlock {
 
   /// Of a shard that this rank sends: waits until chunk `first` is here (its own: until the share
   /// role has brought it to its slot), and answers how many of chunks `first`, `first` + `step`,
-  /// ... below `end` are; 0: the launch has failed.
+  /// ... below `end` are, kChunksAtOnce at most; 0: the launch has failed.
   MK_HOST_DEVICE std::uint32_t await_sendable(std::uint32_t origin, std::uint32_t first,
                                               std::uint32_t end, std::uint32_t step) {
     const bool own = origin == block.world.rank();
     const std::uint32_t* flags = own ? word(schedule.ready(origin, 0)) : flags_of(origin);
     const auto chunk_of = [=](std::uint32_t i) { return first + i * step; };
+    const std::uint32_t left = div_up(end - first, step);
     return block.await_first(
-        div_up(end - first, step), block.epoch,
+        left < kChunksAtOnce ? left : kChunksAtOnce, block.epoch,
         [&](std::uint32_t i) { return flags + chunk_of(i); },
         [&](std::uint32_t i) {
           return own ? block.site(FlagKind::kRowsReady, origin, origin, chunk_of(i), 2)

@@ -103,19 +103,19 @@ class GemmArBlock : public OperatorBlock<Executor> {
     if (world.locals == 1) return await_tiles_of(chunk);
     return await(reduced_site(chunk), reduced_flag(chunk), epoch);
   }
-  /// Waits for that of chunk `first`, and answers of how many of chunks `first`, `first` + `step`,
-  /// ... below `end` it is there then; 0: the launch has failed.
-  MK_HOST_DEVICE std::uint32_t await_chunks_reduced(std::uint32_t first, std::uint32_t end,
+  /// Waits for that of chunk `first`, and answers of how many of it and of the chunks `step`,
+  /// 2 * `step`, ... after it it is there then, `most` at most; 0: the launch has failed.
+  MK_HOST_DEVICE std::uint32_t await_chunks_reduced(std::uint32_t first, std::uint32_t most,
                                                     std::uint32_t step) {
     if (world.locals == 1) {
       return this->await_first_tiles(
-          schedule.packed(0), first, div_up(end - first, step), step,
+          schedule.packed(0), first, most, step,
           [&](std::uint32_t tile) { return word(at(schedule.tile_ready(0, tile))); },
           [&](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); });
     }
+    const std::uint32_t* flags = reduced_flag(first);
     return this->await_first(
-        div_up(end - first, step), epoch,
-        [&](std::uint32_t i) { return reduced_flag(first + i * step); },
+        most, epoch, [&](std::uint32_t i) { return flags + i * step; },
         [&](std::uint32_t i) { return reduced_site(first + i * step); });
   }
   /// The owner's chunk of C is here.

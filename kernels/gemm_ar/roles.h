@@ -142,33 +142,35 @@ MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   const std::uint64_t staging = schedule.staging_bank(block.bank);
-  bool released = false;
-  const std::uint32_t chunks = schedule.chunks(world.local);
+  const PackedTiles packed = schedule.packed(world.local);
+  const FlagMap flags = schedule.flags();
   const std::uint32_t step = block.launch.blocks.send;
-  for (std::uint32_t chunk = block.index; chunk < chunks;) {
-    const std::uint32_t here = block.await_chunks_reduced(chunk, chunks, step);
+  bool released = false;
+  for (std::uint32_t first = block.index; first < packed.chunks();) {
+    const std::uint32_t left = div_up(packed.chunks() - first, step);
+    const std::uint32_t here =
+        block.await_chunks_reduced(first, left < kChunksAtOnce ? left : kChunksAtOnce, step);
     if (here == 0) return false;
-    if (chunk == 0) {
+    if (first == 0) {
       // Who reduced the chunk had waited until the bank was free.
       auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
       header->epoch = block.epoch;
       header->m = block.launch.m;
       block.executor.stores_done();
     }
-    for (const std::uint32_t end = chunk + here * step; chunk < end; chunk += step) {
-      const ByteRange range = schedule.chunk_range(world.local, chunk);
+    const std::uint32_t end = first + here * step;
+    for (; first < end; first += step) {
+      const ByteRange range = packed.chunk_range(first);
       // Each node starts with the next one, so that no link is everybody's first.
       for (std::uint32_t i = 1; i < world.nodes; ++i) {
         const std::uint32_t node = (world.node + i) % world.nodes;
-        if (!released && !(sender.flush() && block.await_release(schedule.flags(), node)))
+        if (!released && !(sender.flush() && block.await_release(flags, node))) return false;
+        if (!sender.send_chunk(node, staging + range.begin,
+                               schedule.receive_bank(block.bank, node, world.node) + range.begin,
+                               range.bytes, flags.arrival(block.bank, node, world.node, first),
+                               block.epoch))
           return false;
-        if (!sender.send_chunk(
-                node, staging + range.begin,
-                schedule.receive_bank(block.bank, node, world.node) + range.begin, range.bytes,
-                schedule.flags().arrival(block.bank, node, world.node, chunk), block.epoch)) {
-          return false;
-        }
-        block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
+        block.span_mark(SpanKind::kSend, first, world.node, world.rail_peer(node));
       }
       released = true;
     }

@@ -98,27 +98,24 @@ class GemmRsBlock : public OperatorBlock<Executor> {
     }
     return true;
   }
-  /// Waits for piece `first` of this owner's, and answers how many of pieces `first`, `first` +
-  /// `step`, ... below `end` are done then; 0: the launch has failed.
-  MK_HOST_DEVICE std::uint32_t await_pieces(std::uint32_t first, std::uint32_t end,
+  /// Waits for a piece of those for a node, whose shard is `packed`, and answers how many of it and
+  /// of the chunks `step`, 2 * `step`, ... after it are done then, `most` at most; 0: the launch
+  /// has failed.
+  MK_HOST_DEVICE std::uint32_t await_pieces(const GemmRsSchedule::Piece& first,
+                                            const PackedTiles& packed, std::uint32_t most,
                                             std::uint32_t step) {
-    const auto piece = [&](std::uint32_t i) {
-      return schedule.piece_at(world.node, world.local, first + i * step);
-    };
     if (world.locals == 1) {
-      // Tiles of one node's pieces; those of the next node's are looked at next time.
-      const std::uint32_t node = piece(0).node;
-      const PackedTiles packed = schedule.packed(world.rail_peer(node));
-      const auto flag = [&](std::uint32_t tile) {
-        return word(at(schedule.tile_ready(0, node, tile)));
-      };
       return this->await_first_tiles(
-          packed, piece(0).chunk, div_up(end - first, step), step, flag,
+          packed, first.chunk, most, step,
+          [&](std::uint32_t tile) { return word(at(schedule.tile_ready(0, first.node, tile))); },
           [&](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); });
     }
+    const std::uint32_t* flags = piece_flag({first.node, 0});
     return this->await_first(
-        div_up(end - first, step), epoch, [&](std::uint32_t i) { return piece_flag(piece(i)); },
-        [&](std::uint32_t i) { return piece_site(piece(i)); });
+        most, epoch, [&](std::uint32_t i) { return flags + first.chunk + i * step; },
+        [&](std::uint32_t i) {
+          return piece_site({first.node, first.chunk + i * step});
+        });
   }
   /// The node's sum of the chunk of this rank's shard is in its receive bank here, made with the
   /// same m.

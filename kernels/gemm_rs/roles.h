@@ -146,32 +146,34 @@ MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
   const std::uint32_t pieces = schedule.pieces_sent(world.node, world.local);
   const std::uint32_t step = block.launch.blocks.send;
   for (std::uint32_t index = block.index; index < pieces;) {
-    const std::uint32_t here = block.await_pieces(index, pieces, step);
+    const GemmRsSchedule::Piece first = schedule.piece_at(world.node, world.local, index);
+    const std::uint32_t node = first.node;
+    const PackedTiles packed = schedule.packed(world.rail_peer(node));
+    const std::uint32_t left = div_up(packed.chunks() - first.chunk, step);
+    const std::uint32_t here =
+        block.await_pieces(first, packed, left < kChunksAtOnce ? left : kChunksAtOnce, step);
     if (here == 0) return false;
-    for (const std::uint32_t end = index + here * step; index < end; index += step) {
-      const GemmRsSchedule::Piece piece = schedule.piece_at(world.node, world.local, index);
-      const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, piece.node);
-      if (piece.chunk == 0) {
-        auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
-        header->epoch = block.epoch;
-        header->m = block.launch.m;
-        block.executor.stores_done();
-      }
-      if (piece.node != released &&
-          !(sender.flush() && block.await_release(schedule.flags(), piece.node)))
+    const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, node);
+    const std::uint64_t target = schedule.receive_bank(block.bank, node, world.node);
+    const std::uint32_t flags = schedule.flags().arrival(block.bank, node, world.node, 0);
+    if (first.chunk == 0) {
+      auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
+      header->epoch = block.epoch;
+      header->m = block.launch.m;
+      block.executor.stores_done();
+    }
+    if (node != released && !block.await_release(schedule.flags(), node)) return false;
+    released = node;
+    for (std::uint32_t i = 0; i < here; ++i) {
+      const std::uint32_t chunk = first.chunk + i * step;
+      const ByteRange range = packed.chunk_range(chunk);
+      if (!sender.send_chunk(node, staging + range.begin, target + range.begin, range.bytes,
+                             flags + chunk, block.epoch))
         return false;
-      released = piece.node;
-      const ByteRange range = schedule.packed(world.rail_peer(piece.node)).chunk_range(piece.chunk);
-      if (!sender.send_chunk(
-              piece.node, staging + range.begin,
-              schedule.receive_bank(block.bank, piece.node, world.node) + range.begin, range.bytes,
-              schedule.flags().arrival(block.bank, piece.node, world.node, piece.chunk),
-              block.epoch)) {
-        return false;
-      }
-      block.span_mark(SpanKind::kSend, piece.chunk, world.node, world.rail_peer(piece.node));
+      block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
     }
     if (!sender.flush()) return false;
+    index += here * step;
   }
   block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
   return true;

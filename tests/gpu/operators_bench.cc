@@ -12,7 +12,7 @@
 /// its slowest rank's. Sides take turns: `fused`; `products`: cuBLAS alone; `collective`: that
 /// alone; `baseline`: the two one after the other. On one node the collective is NCCL's, without
 /// NVLS; on two, joined by daemons of PROGRAM over the paced loopback fabric, it is unfused.h's, in
-/// pieces of each --piece (the fastest counts; of nodes of one rank there is none). `unfused` is
+/// pieces of each --piece (the fastest counts; ranks that share GPUs have none). `unfused` is
 /// the operator's own unfused form. Several
 /// --streams, --chunk or --receive: fused with each, the other sides with the first. Results are
 /// checked, every element, up to M rows (8192).
@@ -368,11 +368,12 @@ int run(int argc, char** argv) {
     machine.daemons = std::make_unique<DaemonNodes>(options.nodes, locals, options.mkerneld,
                                                     options.link_bandwidth);
   }
-  for (std::uint32_t node = 0; node < options.nodes && own_devices && locals > 1; ++node) {
+  const bool has_collective = own_devices && (locals > 1 || options.nodes > 1);
+  for (std::uint32_t node = 0; node < options.nodes && has_collective; ++node) {
     auto nccl = Nccl::load(static_cast<int>(locals), static_cast<int>(node * locals));
     if (nccl != nullptr) machine.nccl.push_back(std::move(nccl));
   }
-  if (options.nodes > 1 && own_devices && locals > 1 && machine.nccl.empty()) {
+  if (options.nodes > 1 && own_devices && machine.nccl.empty()) {
     fmt::print(stderr, "no libnccl.so.2: nothing to compare several nodes with\n");
     return 1;
   }
