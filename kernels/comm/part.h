@@ -43,7 +43,7 @@ MK_HOST_DEVICE constexpr TilesPart part_of(const TileRange& tiles, std::uint32_t
   const std::uint32_t tiles_each = div_up(per_chunk, part.count);
   const std::uint32_t first = part.index / of_tile * tiles_each;
   const std::uint32_t count = tiles.end - tiles.begin;
-  if (first >= count || first >= per_chunk) return {{tiles.end, tiles.end}, {}};
+  if (first >= count) return {{tiles.end, tiles.end}, {}};
   const std::uint32_t left = count - first;
   const std::uint32_t begin = tiles.begin + first;
   return {{begin, begin + (left < tiles_each ? left : tiles_each)},
