@@ -111,8 +111,8 @@ class OperatorBlock : public Block<Executor> {
   }
   /// Where one rank's own tiles make up the chunks that it sends: waits for all tiles of chunk
   /// `first`, and answers of how many of chunks `first`, `first` + `step`, ..., `most` at most,
-  /// they are there then; 0: the launch has failed. `flag(tile)` and `site_of(tile)`, of the packed
-  /// tiles.
+  /// they are there then (one, if the block has not all chunks); 0: the launch has failed.
+  /// `flag(tile)` and `site_of(tile)`, of the packed tiles.
   template <class Flag, class SiteOf>
   MK_HOST_DEVICE std::uint32_t await_first_tiles(const PackedTiles& packed, std::uint32_t first,
                                                  std::uint32_t most, std::uint32_t step,
@@ -122,20 +122,13 @@ class OperatorBlock : public Block<Executor> {
         tiles.end - tiles.begin, epoch, [&](std::uint32_t i) { return flag(tiles.begin + i); },
         [&](std::uint32_t i) { return site_of(tiles.begin + i); });
     if (!here) return 0;
-    std::uint32_t count = 1;
-    if (step == 1) {
-      // One look at the tiles of all of them: they follow each other.
-      const std::uint32_t left = packed.chunks() - first;
-      const std::uint32_t last = first + (left < most ? left : most) - 1;
-      const std::uint32_t end = packed.chunk_tiles(last).end;
-      const std::uint32_t missing = this->first_missing(tiles.end, end, epoch, flag);
-      return missing == end ? last - first + 1 : packed.chunk_of(missing) - first;
-    }
-    for (; count < most && first + count * step < packed.chunks(); ++count) {
-      const TileRange next = packed.chunk_tiles(first + count * step);
-      if (this->first_missing(next.begin, next.end, epoch, flag) != next.end) break;
-    }
-    return count;
+    if (step != 1) return 1;
+    // One look at the tiles of all of them: they follow each other.
+    const std::uint32_t left = packed.chunks() - first;
+    const std::uint32_t last = first + (left < most ? left : most) - 1;
+    const std::uint32_t end = packed.chunk_tiles(last).end;
+    const std::uint32_t missing = this->first_missing(tiles.end, end, epoch, flag);
+    return missing == end ? last - first + 1 : packed.chunk_of(missing) - first;
   }
   /// The local rank has ended launch `wanted`: it reads nothing of it any more.
   MK_HOST_DEVICE bool await_finished(std::uint32_t local, std::uint32_t wanted) {

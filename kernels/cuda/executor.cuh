@@ -4,7 +4,7 @@
 /// **leader**, runs the role as it stands in roles.h, with its waits and flags; its other three
 /// warps are **workers** and do the sums and copies the leader asks for. Up to two jobs are in
 /// flight, so that the leader looks for the next tile while the workers add up this one. The
-/// leader's own warp commits its commands (leader_warp.cuh).
+/// leader's own warp looks at its flags and commits its commands (leader_warp.cuh).
 #pragma once
 
 #include <cstdint>
