@@ -177,6 +177,8 @@ Result<std::shared_ptr<Domain>> Domain::open(const EndpointConfig& config) {
                    domain->provider());
   }
   domain->domain_.reset(opened);
+  // The name went with 1.17.
+  domain->gate_ = std::make_unique<ProgressGate>(domain->provider().starts_with("net"));
   return domain;
 }
 
@@ -274,7 +276,9 @@ Result<Fid<fid_mr>> Domain::register_memory(std::byte* address, std::uint64_t by
         requested &= (std::uint64_t{1} << 8 * attributes.mr_key_size) - 1;
     }
     fid_mr* region = nullptr;
-    rc = ::fi_mr_reg(domain_.get(), address, bytes, kAccess, 0, requested, 0, &region, nullptr);
+    gate_->change([&] {
+      rc = ::fi_mr_reg(domain_.get(), address, bytes, kAccess, 0, requested, 0, &region, nullptr);
+    });
     if (rc == -FI_ENOKEY) continue;  // taken
     if (rc != 0) break;
     Fid<fid_mr> owned(region);
@@ -349,9 +353,19 @@ bool Domain::reaches_gpus() const { return is_efa(provider()) && (info_->caps & 
 
 bool Domain::introduces() const { return is_efa(provider()); }
 
-bool Domain::stream_addresses() const {
+bool Domain::over_tcp() const {
   const std::string_view name = info_->fabric_attr->prov_name;
-  return (name.starts_with("tcp") || name.starts_with("net")) &&
+  return name.starts_with("tcp") || name.starts_with("net");
+}
+
+bool Domain::completes_early() const {
+  // Once a write is in the kernel's socket buffer. Its target may then be deregistered before it
+  // comes, which ends the connection; or the bytes may be lost with the connection.
+  return over_tcp();
+}
+
+bool Domain::stream_addresses() const {
+  return over_tcp() &&
          (info_->addr_format == FI_SOCKADDR_IN || info_->addr_format == FI_SOCKADDR_IN6);
 }
 

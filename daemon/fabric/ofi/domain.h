@@ -8,6 +8,7 @@
 
 #include "daemon/fabric/blob.h"
 #include "daemon/fabric/ofi/fid.h"
+#include "daemon/fabric/ofi/progress_gate.h"
 
 namespace mk::fabric::ofi {
 
@@ -98,20 +99,28 @@ class Domain {
   std::size_t inject_bytes() const;
   /// Whether data and its notification are two messages; see README.md, "tcp;ofi_rxm".
   bool notify_apart() const;
+  /// Whether a write is reported as complete before the peer has its bytes, so that it has to be
+  /// asked for (FI_DELIVERY_COMPLETE).
+  bool completes_early() const;
   /// Whether memory of GPUs was asked for, and is to be had (FI_HMEM).
   bool reaches_gpus() const;
   /// Whether an endpoint must know those that write to it; see introduction.h.
   bool introduces() const;
+  /// Between those who poll and those who register and deregister.
+  ProgressGate& gate() const { return *gate_; }
   /// Whether addresses are those of listening TCP sockets, which can be probed.
   bool stream_addresses() const;
 
  private:
   /// What an endpoint is told before it is enabled.
   Status set_options(fid_ep* endpoint) const;
+  /// Whether it writes to TCP sockets.
+  bool over_tcp() const;
   /// EFA: refuses hardware whose writes libfabric would emulate with messages.
   Status check_writes(fid_ep* endpoint) const;
 
   Info info_;
+  std::unique_ptr<ProgressGate> gate_;
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;
 };

@@ -52,6 +52,7 @@ class OfiEndpoint final : public Endpoint {
     return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   }
   Result<std::unique_ptr<OfiLocalRegion>> make_region(const MemoryDescriptor& memory);
+  std::size_t progress(std::span<Event> events);
   std::size_t poll_links(std::span<Event> events);
   std::size_t poll_arrivals(std::span<Event> events);
 
@@ -157,7 +158,7 @@ Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
     }
   }
   links_.sweep();
-  MK_ASSIGN_OR_RETURN(Port port, domain_->open_port(2 * std::size_t{capabilities_.link_depth}));
+  MK_ASSIGN_OR_RETURN(Port port, domain_->open_port(2 * std::size_t{capabilities_.link_depth} + 1));
   fi_addr_t to = FI_ADDR_UNSPEC;
   if (const int rc = ::fi_av_insert(port.addresses.get(), peer->name, 1, &to, 0, nullptr);
       rc != 1) {
@@ -176,9 +177,9 @@ Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
   }
   auto made = std::make_unique<Link>(
       std::move(port), to, *peer, peer_name, *doorbell_zeros_,
-      Link::Manner{domain_->notify_apart(), domain_->inject_bytes()}, capabilities_.link_depth,
-      Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns}, std::move(introduction),
-      id_);
+      Link::Manner{domain_->notify_apart(), domain_->inject_bytes(), domain_->completes_early()},
+      capabilities_.link_depth, Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns},
+      std::move(introduction), id_);
   MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
   links_.publish(*link);
   return link->id;
@@ -207,7 +208,10 @@ std::string OfiEndpoint::link_reason(LinkId id) const {
 
 std::size_t OfiEndpoint::post(LinkId id, std::span<const Write> writes) {
   Link* const link = links_.find(id);
-  return link == nullptr ? orphans_.take(id, writes) : link->post(writes, now_ns());
+  if (link == nullptr) return orphans_.take(id, writes);
+  std::size_t taken = 0;
+  domain_->gate().pass([&] { taken = link->post(writes, now_ns()); });
+  return taken;
 }
 
 std::size_t OfiEndpoint::poll_links(std::span<Event> events) {
@@ -260,6 +264,12 @@ std::size_t OfiEndpoint::poll_arrivals(std::span<Event> events) {
 }
 
 std::size_t OfiEndpoint::poll(std::span<Event> events) {
+  std::size_t count = 0;
+  domain_->gate().pass([&] { count = progress(events); });
+  return count;
+}
+
+std::size_t OfiEndpoint::progress(std::span<Event> events) {
   // In turn, so that neither completions nor arrivals can starve the other when `events` is short.
   arrivals_first_ = !arrivals_first_;
   std::size_t count = flusher_ == nullptr ? 0 : flusher_->poll(events);

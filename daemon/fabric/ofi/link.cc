@@ -11,6 +11,8 @@ namespace {
 /// connection. libfabric would try for ever to make a new one.
 constexpr std::uint64_t kReconnectNs = 500'000'000;
 constexpr std::size_t kDoorbellBytes = 8;
+/// An acknowledgement costs the peer a system call, so not each write asks for one.
+constexpr std::uint32_t kAskEvery = 4;
 
 /// The proxy has checked these bounds; the provider would answer a mistake by ending the
 /// connection.
@@ -47,7 +49,8 @@ Link::Link(Port port, fi_addr_t peer, const Address& address, std::string peer_n
       limits_(limits),
       operations_(depth),
       waiting_(depth),
-      done_(depth) {
+      done_(depth),
+      sent_(depth) {
   free_.reserve(depth);
   for (Operation& operation : operations_) {
     operation.data.operation = &operation;
@@ -70,6 +73,7 @@ std::size_t Link::post(std::span<const Write> writes, std::uint64_t now_ns) {
     operation.write = writes[taken];
     operation.in_use = true;
     operation.data_posted = false;
+    operation.asks = false;
     operation.outstanding = 0;
     if (down_ || !in_bounds(operation.write)) {
       finish(operation, down_ ? ErrorCode::kLinkDown : ErrorCode::kInvalidArgument);
@@ -81,16 +85,22 @@ std::size_t Link::post(std::span<const Write> writes, std::uint64_t now_ns) {
     if (rc == -FI_EAGAIN) {
       waiting_[waiting_tail_++ % waiting_.size()] = &operation;
     } else if (rc != 0) {
-      close(fmt::format("{}: the provider refused a write: {}", peer_name_,
-                        ::fi_strerror(static_cast<int>(-rc))));
+      close_refused(rc);
     }
   }
   return taken;
 }
 
+void Link::close_refused(long rc) {
+  close(fmt::format("{}: the provider refused a write: {}", peer_name_,
+                    ::fi_strerror(static_cast<int>(-rc))));
+}
+
 long Link::submit(Operation& operation, bool more) {
   const Write& write = operation.write;
-  const std::uint64_t last = FI_REMOTE_CQ_DATA | (more ? FI_MORE : 0);
+  operation.asks = manner_.acknowledged && (asks_ == 0 || since_ask_ + 1 >= kAskEvery);
+  const std::uint64_t last =
+      FI_REMOTE_CQ_DATA | (operation.asks ? FI_DELIVERY_COMPLETE : 0) | (more ? FI_MORE : 0);
   if (write.bytes > 0 && !operation.data_posted) {
     const auto& source = static_cast<const OfiLocalRegion&>(*write.src);
     const Key& target = static_cast<const OfiRemoteRegion&>(*write.dst).key();
@@ -100,7 +110,10 @@ long Link::submit(Operation& operation, bool more) {
     if (rc != 0) return rc;
     ++operation.outstanding;
     ++in_flight_;
-    if (!manner_.notify_apart) return 0;
+    if (!manner_.notify_apart) {
+      note_sent(operation);
+      return 0;
+    }
     operation.data_posted = true;
   }
   const long rc = submit_write(zeros_.memory().address, manner_.notify_apart ? 0 : kDoorbellBytes,
@@ -110,7 +123,48 @@ long Link::submit(Operation& operation, bool more) {
   operation.data_posted = false;
   ++operation.outstanding;
   ++in_flight_;
+  note_sent(operation);
   return 0;
+}
+
+void Link::note_sent(Operation& operation) {
+  if (!manner_.acknowledged) return;
+  operation.number = sent_tail_;
+  sent_[sent_tail_++ % sent_.size()] = &operation;
+  asks_ += operation.asks ? 1 : 0;
+  since_ask_ = operation.asks ? 0 : since_ask_ + 1;
+}
+
+void Link::note_acknowledged(std::uint64_t up_to) {
+  --asks_;
+  acknowledged_ = std::max(acknowledged_, up_to);
+}
+
+void Link::finish_acknowledged() {
+  while (sent_head_ < acknowledged_) {
+    Operation& operation = *sent_[sent_head_ % sent_.size()];
+    if (operation.outstanding > 0) return;
+    ++sent_head_;
+    finish(operation, ErrorCode::kOk);
+  }
+}
+
+void Link::ask_for_rest() {
+  if (sent_head_ == sent_tail_ || asks_ > 0) return;
+  fi_msg_rma message{};
+  const fi_rma_iov nothing{address_.doorbell_base, 0, address_.doorbell_key};
+  message.addr = peer_;
+  message.rma_iov = &nothing;
+  message.rma_iov_count = 1;
+  message.context = &ask_.scratch;
+  const long rc =
+      ::fi_writemsg(port_.endpoint.get(), &message, FI_DELIVERY_COMPLETE | FI_COMPLETION);
+  if (rc == -FI_EAGAIN) return;
+  if (rc != 0) return close_refused(rc);
+  ++in_flight_;
+  ++asks_;
+  since_ask_ = 0;
+  ask_up_to_ = sent_tail_;
 }
 
 long Link::submit_write(const void* source, std::size_t bytes, void* descriptor,
@@ -139,6 +193,7 @@ void Link::progress(std::uint64_t now_ns) {
   take_completions(now_ns);
   if (down_ || !introduce(now_ns)) return;
   retry_waiting();
+  if (!down_) ask_for_rest();
   if (down_ || !busy()) return;
   const bool reconnecting = ever_completed_ && in_flight_ == 0;
   const std::uint64_t limit = reconnecting      ? std::min(kReconnectNs, limits_.connect_ns)
@@ -174,10 +229,7 @@ void Link::retry_waiting() {
     const long rc = submit(operation, waiting_tail_ - waiting_head_ > 1);
     if (rc == -FI_EAGAIN) return;
     ++waiting_head_;
-    if (rc != 0) {
-      return close(fmt::format("{}: the provider refused a write: {}", peer_name_,
-                               ::fi_strerror(static_cast<int>(-rc))));
-    }
+    if (rc != 0) return close_refused(rc);
   }
 }
 
@@ -199,10 +251,17 @@ void Link::take_completions(std::uint64_t now_ns) {
     }
     progress_ns_ = now_ns;
     ever_completed_ = true;
-    Operation& operation = *static_cast<Context*>(context)->operation;
     --in_flight_;
-    if (--operation.outstanding == 0 && !operation.data_posted) finish(operation, ErrorCode::kOk);
+    if (context == &ask_) {
+      note_acknowledged(ask_up_to_);
+      continue;
+    }
+    Operation& operation = *static_cast<Context*>(context)->operation;
+    if (--operation.outstanding > 0 || operation.data_posted) continue;
+    if (!manner_.acknowledged) finish(operation, ErrorCode::kOk);
+    if (operation.asks) note_acknowledged(operation.number + 1);
   }
+  finish_acknowledged();
 }
 
 std::string Link::read_error() {
@@ -247,6 +306,7 @@ void Link::close(const std::string& reason) {
   }
   in_flight_ = 0;
   waiting_head_ = waiting_tail_;
+  sent_head_ = sent_tail_;
 }
 
 }  // namespace mk::fabric::ofi

@@ -24,6 +24,9 @@ class OfiLocalRegion final : public LocalRegion {
         region_(std::move(region)),
         memory_(memory),
         endpoint_(endpoint) {}
+  ~OfiLocalRegion() override {
+    domain_->gate().change([this] { region_.reset(); });
+  }
   Bytes key() const override;
   const MemoryDescriptor& memory() const { return memory_; }
   void* descriptor() const {
@@ -58,6 +61,7 @@ class Link : public LinkBase {
   struct Manner {
     bool notify_apart = false;
     std::size_t inject_bytes = 0;
+    bool acknowledged = false;
   };
   /// `zeros`: eight registered bytes, the source of flag-only writes. `introduction`: null where
   /// the peer need not know this endpoint; `own`: the receiving endpoint beside it.
@@ -75,7 +79,8 @@ class Link : public LinkBase {
   bool down() const { return down_; }
   bool empty() const { return free_.size() == operations_.size(); }
   bool busy() const {
-    return in_flight_ > 0 || waiting_head_ != waiting_tail_ || (!introduced() && !down_);
+    return in_flight_ > 0 || sent_head_ != sent_tail_ || waiting_head_ != waiting_tail_ ||
+           (!introduced() && !down_);
   }
   bool down_reported = false;
 
@@ -98,6 +103,8 @@ class Link : public LinkBase {
     std::uint32_t outstanding = 0;  ///< completions to come
     bool in_use = false;
     bool data_posted = false;  ///< its data went, its notification has not
+    bool asks = false;         ///< to be acknowledged by the peer
+    std::uint64_t number = 0;  ///< in the order in which they were sent
   };
   struct Done {
     std::uint64_t cookie;
@@ -107,6 +114,7 @@ class Link : public LinkBase {
 
   /// 0 when the operation is libfabric's, -FI_EAGAIN when it must wait, else an error.
   long submit(Operation& operation, bool more);
+  void close_refused(long rc);
   long submit_write(const void* source, std::size_t bytes, void* descriptor, std::uint64_t target,
                     std::uint64_t key, const Operation& operation, Context& context,
                     std::uint64_t flags);
@@ -115,6 +123,13 @@ class Link : public LinkBase {
   bool introduce(std::uint64_t now_ns);
   void retry_waiting();
   void take_completions(std::uint64_t now_ns);
+  // Where completions come early (Manner::acknowledged): some writes ask the peer for an
+  // acknowledgement, which stands for all that were sent before.
+  void note_sent(Operation& operation);
+  void note_acknowledged(std::uint64_t up_to);
+  void finish_acknowledged();
+  /// Asks for those that nobody asks for any more.
+  void ask_for_rest();
   void finish(Operation& operation, ErrorCode code);
   std::string read_error();
 
@@ -137,6 +152,14 @@ class Link : public LinkBase {
   std::vector<Done> done_;
   std::size_t done_head_ = 0;
   std::size_t done_tail_ = 0;
+  std::vector<Operation*> sent_;  ///< and not known to have arrived
+  std::uint64_t sent_head_ = 0;
+  std::uint64_t sent_tail_ = 0;
+  std::uint64_t acknowledged_ = 0;  ///< numbers below it
+  std::uint32_t asks_ = 0;          ///< under way
+  std::uint32_t since_ask_ = 0;     ///< writes
+  Context ask_;                     ///< of `ask_for_rest`, one at a time
+  std::uint64_t ask_up_to_ = 0;
   std::uint32_t in_flight_ = 0;
   std::uint64_t progress_ns_ = 0;  ///< when the link last got on, or began to be busy
   bool ever_completed_ = false;

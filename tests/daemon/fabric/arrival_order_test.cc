@@ -21,12 +21,13 @@ TEST_P(ArrivalOrderTest, AFlagIsNeverSeenBeforeItsData) {
   const auto remote = import(a, link, target);
 
   // The receiving proxy looks at the payload in the very moment the flag shows. It goes on when
-  // the test ends early, until it is told to stop.
+  // the test ends early, until it is told to stop; and while completions may need its polls.
   std::uint32_t count = 0;
+  std::atomic<bool> completed{false};
   std::jthread receiver([&](const std::stop_token& stop) {
     const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(60);
     std::vector<bool> seen(kSlots * kRounds);
-    while (count < kSlots * kRounds && !stop.stop_requested() &&
+    while ((count < kSlots * kRounds || !completed) && !stop.stop_requested() &&
            std::chrono::steady_clock::now() < deadline) {
       if (b.poll() == 0) std::this_thread::yield();
       for (std::uint32_t i = 0; i < kSlots * kRounds; ++i) {
@@ -50,6 +51,7 @@ TEST_P(ArrivalOrderTest, AFlagIsNeverSeenBeforeItsData) {
     ASSERT_TRUE(post_all(a, link.id, batch, {&a}));
   }
   EXPECT_TRUE(pump({&a}, [&] { return a.completed.size() == kSlots * kRounds && a.settled(); }));
+  completed = true;
   receiver.join();
   EXPECT_EQ(count, kSlots * kRounds);
 }

@@ -114,6 +114,47 @@ TEST_P(RegistrationTest, BuffersComeAndGoWhileTheProxyPosts) {
   for (const auto& [immediate, count] : b.arrivals) EXPECT_EQ(count, 1) << immediate;
 }
 
+TEST_P(RegistrationTest, OthersMemoryComesAndGoesWhileWritesArrive) {
+  constexpr std::uint32_t kWritesAtOnce = 8, kBuffersAtOnce = 16, kRounds = 150;
+  Node a(GetParam());
+  Node b(GetParam());
+  const TestLink link = join(a, b);
+  const Memory source = a.memory(kWritesAtOnce * std::uint64_t{kStride});
+  const Memory target = b.memory(source.bytes());
+  const auto remote = import(a, link, target);
+  std::atomic<bool> failed{false};
+  std::jthread receiver([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      if (b.poll() == 0) std::this_thread::yield();
+    }
+  });
+  std::jthread proxy([&](const std::stop_token& stop) {
+    std::uint64_t posted = 0;
+    while (!stop.stop_requested() || posted > a.completed.size() + a.failed.size()) {
+      if (!stop.stop_requested() && posted < a.completed.size() + kWritesAtOnce) {
+        const std::uint64_t at = posted % kWritesAtOnce * kStride;
+        const auto flag = static_cast<std::uint32_t>(posted % kWritesAtOnce);
+        const auto epoch = static_cast<std::uint32_t>(1 + posted / kWritesAtOnce);
+        const Write write = make_write(link, flag, epoch, posted, source, at, *remote, at, kBytes);
+        posted += a.endpoint->post(link.id, {&write, 1});
+      }
+      if (a.poll() == 0) std::this_thread::yield();
+      if (!a.failed.empty() || !a.links_down.empty()) failed = true;
+    }
+  });
+  for (std::uint32_t round = 0; round < kRounds && !failed; ++round) {
+    std::vector<Memory> others;
+    for (std::uint32_t i = 0; i < kBuffersAtOnce; ++i) others.push_back(b.memory(4096, true));
+  }
+  proxy.request_stop();
+  proxy.join();
+  receiver.request_stop();
+  receiver.join();
+  EXPECT_TRUE(a.failed.empty());
+  EXPECT_TRUE(a.links_down.empty());
+  EXPECT_FALSE(a.completed.empty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Fabrics, RegistrationTest, testing::ValuesIn(all_setups()), setup_name);
 #if !defined(MK_SOFT_NIC) && !defined(MK_SOFT_EFA)
 INSTANTIATE_TEST_SUITE_P(Simulated, RegistrationTest, testing::ValuesIn(sim_setups()), setup_name);
