@@ -86,7 +86,7 @@ MK_HOST_DEVICE inline bool collect(AgGemmBlock<Executor>& block) {
       collect_chunk(block, origin, chunk);
     }
   }
-  block.publish_done();
+  block.publish_done(block.launch.blocks.compute);
   return true;
 }
 

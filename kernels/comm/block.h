@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/flag_row.h"
 #include "kernels/comm/part.h"
 #include "kernels/comm/wait.h"
 #include "shm/flag.h"
@@ -103,8 +104,8 @@ class Block {
 
   /// The first of flags `flag(begin)` .. `flag(end - 1)` that is not seen to show `wanted`, without
   /// waiting: what the writers of those before it stored is visible then. An executor to which a
-  /// look costs much looks at many at a time, by a function of the same name; to others each flag
-  /// is as good as missing until it is awaited.
+  /// look costs much looks at many at a time, by a function of the same name, soonest where `flag`
+  /// is a FlagRow; to others each flag is as good as missing until it is awaited.
   template <class Flag>
   MK_HOST_DEVICE std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
                                              std::uint32_t wanted, Flag&& flag) {

@@ -72,19 +72,34 @@ class OperatorBlock : public Block<Executor> {
     executor.stores_done();
     shm::flag_publish(word(at(local, offset)), epoch);
   }
-  /// This block is done with what await_blocks(role, ...) waits for.
-  MK_HOST_DEVICE void publish_done() {
-    this->publish_within_rank(&common.local->done_by(role)[index]);
+  /// This block, one of `count` of its role, is done with what await_blocks(role, ...) waits for.
+  /// An executor that rather counts them than have each show its own flag supplies
+  ///     static bool counts_done(Role);
+  ///     bool last_done(Role, std::uint32_t count);   one more is; whether it is the last, and what
+  ///                                                  all stored is visible to who acquires its
+  ///                                                  next release
+  MK_HOST_DEVICE void publish_done(std::uint32_t count) {
+    std::uint32_t* flags = common.local->done_by(role);
+    if constexpr (requires { executor.last_done(role, count); }) {
+      if (executor.counts_done(role)) {
+        executor.stores_done();
+        if (executor.last_done(role, count)) this->publish_within_rank(&flags[0]);
+        return;
+      }
+    }
+    this->publish_within_rank(&flags[index]);
   }
 
   // --- Awaited by this block; false: the launch has failed ---
 
   /// All `count` blocks of another role of this rank have published that they are done.
   MK_HOST_DEVICE bool await_blocks(Role other, std::uint32_t count, std::uint32_t hops) {
-    const std::uint32_t* done = common.local->done_by(other);
+    std::uint32_t flags = count;
+    if constexpr (requires { executor.counts_done(other); }) {
+      if (executor.counts_done(other) && count != 0) flags = 1;
+    }
     return this->await_each(
-        count, epoch, [&](std::uint32_t block) { return done + block; },
-        [&](std::uint32_t block) {
+        flags, epoch, FlagRow{common.local->done_by(other)}, [&](std::uint32_t block) {
           const auto other_role = static_cast<std::uint32_t>(other);
           return site(FlagKind::kBlockDone, world.rank(), other_role, block, hops);
         });
@@ -109,25 +124,29 @@ class OperatorBlock : public Block<Executor> {
                  });
     return other == world.locals || check_m(site_of(other), its_m);
   }
+  /// Those of one rank's own tiles; `flags` and `site_of(tile)` of all.
+  template <class SiteOf>
+  MK_HOST_DEVICE bool await_own_tiles(const TileRange& tiles, const FlagRow& flags,
+                                      SiteOf&& site_of) {
+    return this->await_each(tiles.end - tiles.begin, epoch, FlagRow{flags(tiles.begin), flags.step},
+                            [&](std::uint32_t i) { return site_of(tiles.begin + i); });
+  }
   /// Where one rank's own tiles make up the chunks that it sends: waits for all tiles of chunk
   /// `first`, and answers of how many of chunks `first`, `first` + `step`, ..., `most` at most,
   /// they are there then (one, if the block has not all chunks); 0: the launch has failed.
-  /// `flag(tile)` and `site_of(tile)`, of the packed tiles.
-  template <class Flag, class SiteOf>
+  /// `flags` and `site_of(tile)`, of the packed tiles.
+  template <class SiteOf>
   MK_HOST_DEVICE std::uint32_t await_first_tiles(const PackedTiles& packed, std::uint32_t first,
                                                  std::uint32_t most, std::uint32_t step,
-                                                 Flag&& flag, SiteOf&& site_of) {
+                                                 const FlagRow& flags, SiteOf&& site_of) {
     const TileRange tiles = packed.chunk_tiles(first);
-    const bool here = this->await_each(
-        tiles.end - tiles.begin, epoch, [&](std::uint32_t i) { return flag(tiles.begin + i); },
-        [&](std::uint32_t i) { return site_of(tiles.begin + i); });
-    if (!here) return 0;
+    if (!await_own_tiles(tiles, flags, site_of)) return 0;
     if (step != 1) return 1;
     // One look at the tiles of all of them: they follow each other.
     const std::uint32_t left = packed.chunks() - first;
     const std::uint32_t last = first + (left < most ? left : most) - 1;
     const std::uint32_t end = packed.chunk_tiles(last).end;
-    const std::uint32_t missing = this->first_missing(tiles.end, end, epoch, flag);
+    const std::uint32_t missing = this->first_missing(tiles.end, end, epoch, flags);
     return missing == end ? last - first + 1 : packed.chunk_of(missing) - first;
   }
   /// The local rank has ended launch `wanted`: it reads nothing of it any more.

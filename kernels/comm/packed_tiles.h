@@ -30,6 +30,9 @@ class PackedTiles {
   MK_HOST_DEVICE std::uint32_t tiles() const { return tiles_; }
   MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_; }
 
+  /// Of a whole chunk, without a header.
+  MK_HOST_DEVICE std::uint64_t chunk_bytes() const { return tiles_per_chunk_ * tile_bytes_; }
+
   /// At least one, which then holds only its bank's header.
   MK_HOST_DEVICE std::uint32_t chunks() const {
     const std::uint32_t count = div_up(tiles_, tiles_per_chunk_);

@@ -51,7 +51,7 @@ class GateExecutor {
 /// In shared memory: these are too large for a loading thread's registers.
 template <class Launch, class Block>
 struct BlockGateShared {
-  alignas(16) unsigned char launch[sizeof(Launch)];
+  alignas(16) unsigned char launch_bytes[sizeof(Launch)];
   alignas(16) unsigned char block_bytes[sizeof(Block)];
   GateExecutor executor;
   BlockTotals totals;
@@ -59,19 +59,19 @@ struct BlockGateShared {
   /// All threads of the block; the core's first barrier comes after it.
   __device__ void begin(const Launch& from, std::uint32_t epoch) {
     const auto* words = reinterpret_cast<const std::uint64_t*>(&from);
-    auto* to = reinterpret_cast<std::uint64_t*>(launch);
+    auto* to = reinterpret_cast<std::uint64_t*>(launch_bytes);
     for (std::uint32_t i = threadIdx.x; i < sizeof(Launch) / 8; i += blockDim.x) to[i] = words[i];
     __syncthreads();
     if (threadIdx.x == 0) {
-      reinterpret_cast<Launch*>(launch)->epoch = epoch;
+      reinterpret_cast<Launch*>(launch_bytes)->epoch = epoch;
       totals = BlockTotals{};
     }
   }
-  __device__ std::uint32_t epoch() const { return reinterpret_cast<const Launch*>(launch)->epoch; }
+  __device__ const Launch& launch() const { return *reinterpret_cast<const Launch*>(launch_bytes); }
+  __device__ std::uint32_t epoch() const { return launch().epoch; }
   /// The loading thread's.
   __device__ Block& make_block() {
-    return *new (block_bytes) Block(executor, *reinterpret_cast<const Launch*>(launch),
-                                    Role::kCompute, blockIdx.x, totals);
+    return *new (block_bytes) Block(executor, launch(), Role::kCompute, blockIdx.x, totals);
   }
 };
 

@@ -84,20 +84,46 @@ __device__ __forceinline__ Vector rounded(const float (&sum)[8]) {
           pack_two<Element>(sum[4], sum[5]), pack_two<Element>(sum[6], sum[7])};
 }
 
-/// The sums of vectors first, first + step, ..., kBatch of them: all loads are on their way before
-/// the first is used. Loads and stores go past L1: others on this GPU and its peers write and read
-/// the same lines.
-template <class Element, int kSources, int kBatch>
-__device__ __forceinline__ void sum_vectors(const VectorJob& job, std::uint32_t first,
-                                            std::uint32_t step) {
+/// Where the vectors of a job lie that one thread takes, one after the other.
+class VectorWalk {
+ public:
+  __device__ VectorWalk(const VectorJob& job, std::uint32_t thread, std::uint32_t threads)
+      : row_(thread / job.columns),
+        column_(thread - row_ * job.columns),
+        step_rows_(threads / job.columns),
+        step_columns_(threads - step_rows_ * job.columns),
+        columns_(job.columns) {}
+  __device__ std::uint32_t at(std::uint32_t stride) const { return row_ * stride + column_; }
+  __device__ void advance() {
+    row_ += step_rows_;
+    column_ += step_columns_;
+    const bool over = column_ >= columns_;
+    row_ += over ? 1 : 0;
+    column_ -= over ? columns_ : 0;
+  }
+
+ private:
+  std::uint32_t row_, column_;
+  std::uint32_t step_rows_, step_columns_;
+  std::uint32_t columns_;
+};
+
+/// The sums of the next kBatch vectors, or of the next `left` if that is less: all loads are on
+/// their way before the first is used. (Those of vectors that are not there load the first again:
+/// loads under a condition would wait for each other.) Loads and stores go past L1: others on this
+/// GPU and its peers write and read the same lines.
+template <class Element, int kSources, int kBatch, bool kAllThere>
+__device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& walk,
+                                            std::uint32_t left) {
   Vector loaded[kBatch][kSources];
-  std::uint32_t row[kBatch], column[kBatch];
+  std::uint32_t to[kBatch];
+  const std::uint32_t first = walk.at(job.source_stride);
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
-    const std::uint32_t i = first + b * step;
-    row[b] = i / job.columns;
-    column[b] = i - row[b] * job.columns;
-    const std::uint64_t at = std::uint64_t{row[b]} * job.source_stride + column[b];
+    const bool there = kAllThere || b < static_cast<int>(left);
+    const std::uint32_t at = there ? walk.at(job.source_stride) : first;
+    to[b] = walk.at(job.target_stride);
+    walk.advance();
 #pragma unroll
     for (int s = 0; s < kSources; ++s) loaded[b][s] = __ldcg(job.sources[s] + at);
   }
@@ -110,9 +136,10 @@ __device__ __forceinline__ void sum_vectors(const VectorJob& job, std::uint32_t 
       for (int s = 0; s < kSources; ++s) add<Element>(sum, loaded[b][s], s == 0);
       result = rounded<Element>(sum);
     }
-    const std::uint64_t at = std::uint64_t{row[b]} * job.target_stride + column[b];
+    if (kAllThere || b < static_cast<int>(left)) {
 #pragma unroll 1
-    for (std::uint32_t t = 0; t < job.target_count; ++t) __stcg(job.targets[t] + at, result);
+      for (std::uint32_t t = 0; t < job.target_count; ++t) __stcg(job.targets[t] + to[b], result);
+    }
   }
 }
 
@@ -120,13 +147,19 @@ __device__ __forceinline__ void sum_vectors(const VectorJob& job, std::uint32_t 
 template <class Element, int kSources, int kBatch>
 __device__ __forceinline__ void run_job(const VectorJob& job, std::uint32_t thread,
                                         std::uint32_t threads) {
+  constexpr std::uint32_t kHalf = kBatch / 2;
   const std::uint32_t total = job.rows * job.columns;
-  std::uint32_t first = thread;
+  if (thread >= total) return;
+  std::uint32_t left = (total - thread + threads - 1) / threads;
+  VectorWalk walk(job, thread, threads);
 #pragma unroll 1
-  for (; first + (kBatch - 1) * threads < total; first += kBatch * threads)
-    sum_vectors<Element, kSources, kBatch>(job, first, threads);
+  for (; left >= kBatch; left -= kBatch)
+    sum_vectors<Element, kSources, kBatch, true>(job, walk, left);
 #pragma unroll 1
-  for (; first < total; first += threads) sum_vectors<Element, kSources, 1>(job, first, threads);
+  while (left > 0) {
+    sum_vectors<Element, kSources, kHalf, false>(job, walk, left);
+    left -= left < kHalf ? left : kHalf;
+  }
 }
 
 /// The same for any number of sources.
@@ -206,18 +239,26 @@ class LeaderBase {
   __device__ CommandBatch& batch() { return warp_.batch(); }
   __device__ void commit_batch(shm::RingProducer& ring) { warp_.commit(ring); }
 
+  /// Compute blocks show their tiles one by one, and each that it has none left, to people.
+  static __device__ bool counts_done(Role role) { return role != Role::kCompute; }
+  __device__ bool last_done(Role role, std::uint32_t count) {
+    return last_of(&state_.roles_done[static_cast<std::uint32_t>(role)], count);
+  }
   /// The parts are groups of this GPU, each of which has seen its own stores done.
   __device__ bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts) {
-    std::uint32_t* done = &state_.parts_done[role == Role::kReceive ? 1 : 0][chunk];
-    if (ptx::fetch_add_gpu(done, 1) + 1 != parts) return false;
-    shm::store_relaxed(done, 0u);  // for the next launch
-    return true;
+    return last_of(&state_.parts_done[role == Role::kReceive ? 1 : 0][chunk], parts);
   }
 
  protected:
   __device__ void end_warp() { warp_.end(); }
 
  private:
+  static __device__ bool last_of(std::uint32_t* done, std::uint32_t count) {
+    if (ptx::fetch_add_gpu(done, 1) + 1 != count) return false;
+    shm::store_relaxed(done, 0u);  // for the next launch
+    return true;
+  }
+
   LeaderWarp& warp_;
   DeviceState& state_;
 };

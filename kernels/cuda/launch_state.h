@@ -48,13 +48,17 @@ struct DeviceState {
   std::uint32_t epoch = 0;        ///< of the last launch that has ended; its last block writes it
   std::uint32_t blocks_done = 0;  ///< of the running launch
   std::uint32_t groups_done = 0;  ///< of the running launch, without the poller
-  std::uint32_t taken = 0;        ///< of the running launch: steps that groups have taken
+  /// Of the running launch: steps that groups have taken, of the sums within the node and of those
+  /// over the nodes.
+  std::uint32_t sums_taken = 0;
+  std::uint32_t receives_taken = 0;
   std::uint32_t tiles_taken = 0;  ///< of the running launch: tiles beyond each block's first
   /// Of each chunk's parts those that are done, of what is sent on (or handed out) and of what has
   /// been received; zero between launches.
   std::uint32_t parts_done[2][kPartedChunksMax] = {};
-  LocalWords local;           ///< `stop` stays set: later launches then end at once
-  LaunchAccount accounts[2];  ///< by epoch; the next launch's is zero
+  std::uint32_t roles_done[kRoles] = {};  ///< groups of each role, until all are; then zero
+  LocalWords local;                       ///< `stop` stays set: later launches then end at once
+  LaunchAccount accounts[2];              ///< by epoch; the next launch's is zero
   // What the poller brings from the host (poller.cuh).
   std::uint32_t aborts[2] = {};
   shm::LaneControl controls[shm::kLanesMax] = {};
@@ -119,27 +123,23 @@ static_assert(kFewChunks <= kPartedChunksMax);
 MK_HOST_DEVICE constexpr std::uint32_t sum_parts(std::uint32_t chunks, std::uint32_t per_chunk) {
   return chunks > kFewChunks ? 1 : per_chunk * tile_parts(chunks * per_chunk);
 }
-/// The same for `groups` groups that deal the parts out beforehand: one part for each of them, as
-/// far as tiles can be divided, for the wait before a part takes as long as its sum.
-MK_HOST_DEVICE constexpr std::uint32_t dealt_parts(std::uint32_t chunks, std::uint32_t per_chunk,
-                                                   std::uint32_t groups) {
-  if (chunks > kFewChunks || groups < chunks) return 1;
-  const std::uint32_t tiles = chunks * per_chunk;
-  if (groups >= tiles) {
-    const std::uint32_t of_tile = groups / tiles;
-    return per_chunk * (of_tile < tile_parts(tiles) ? of_tile : tile_parts(tiles));
-  }
-  std::uint32_t parts = groups / chunks;
-  while (per_chunk % parts != 0) --parts;
-  return parts;
+/// Groups of the compute blocks sum, too, what comes over the network for a rank of so many chunks,
+/// once they have no tiles left: few chunks come all at the end.
+MK_HOST_DEVICE constexpr bool compute_receives(std::uint32_t chunks) {
+  return chunks <= kFewChunks;
 }
-/// Parts in which `groups` groups copy each of `chunks` chunks.
+/// Parts in which `groups` groups copy each of `chunks` chunks: few chunks by many groups each, so
+/// that the first of them can go on before the last are there.
 MK_HOST_DEVICE constexpr std::uint32_t copy_parts(std::uint32_t chunks, std::uint32_t chunk_bytes,
                                                   std::uint32_t groups) {
-  constexpr std::uint32_t kPartBytesMin = 16 * 1024;
+  constexpr std::uint32_t kPartBytesMin = 8 * 1024;
+  constexpr std::uint32_t kFewCopied = 24;
+  constexpr std::uint32_t kCopiedAtOnce = 4;
   if (chunks > kPartedChunksMax || chunks == 0) return 1;
   const std::uint32_t most = chunk_bytes / kPartBytesMin;
-  const std::uint32_t parts = groups / chunks < most ? groups / chunks : most;
+  const bool few = chunks > kCopiedAtOnce && chunks <= kFewCopied;
+  const std::uint32_t wanted = groups / (few ? kCopiedAtOnce : chunks);
+  const std::uint32_t parts = wanted < most ? wanted : most;
   return parts == 0 ? 1 : parts;
 }
 

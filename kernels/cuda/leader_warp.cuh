@@ -12,8 +12,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/comm/chunk_sender.h"
+#include "kernels/comm/flag_row.h"
 #include "shm/flag.h"
 #include "shm/ring.h"
 
@@ -33,15 +35,21 @@ class LeaderWarp {
 
   // --- The leader, lane 0 ---
 
-  /// See Block::first_missing.
+  /// See Block::first_missing. (To list 32 flags takes one thread several microseconds; those of a
+  /// row the lanes find themselves.)
   template <class Flag>
   __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
                                          std::uint32_t wanted, Flag&& flag) {
-    task_ = Task::kLook;
+    constexpr bool kRow = std::is_same_v<std::remove_cvref_t<Flag>, FlagRow>;
+    task_ = kRow ? Task::kLookAlong : Task::kLook;
     wanted_ = wanted;
     for (; begin < end; begin += kWarpLanes) {
       count_ = end - begin < kWarpLanes ? end - begin : kWarpLanes;
-      for (std::uint32_t i = 0; i < count_; ++i) flags_[i] = flag(begin + i);
+      if constexpr (kRow) {
+        row_ = {flag(begin), flag.step};
+      } else {
+        for (std::uint32_t i = 0; i < count_; ++i) flags_[i] = flag(begin + i);
+      }
       missing_ = 0;
       do_task();
       if (missing_ != 0) return begin + static_cast<std::uint32_t>(__ffs(missing_)) - 1;
@@ -80,7 +88,7 @@ class LeaderWarp {
   }
 
  private:
-  enum class Task : std::uint32_t { kLook, kCommit, kEnd };
+  enum class Task : std::uint32_t { kLook, kLookAlong, kCommit, kEnd };
 
   __device__ void do_task() {
     __syncwarp();
@@ -89,19 +97,21 @@ class LeaderWarp {
   }
   __device__ void do_share(std::uint32_t lane) {
     if (lane >= count_) return;
-    if (task_ == Task::kLook) {
-      if (!shm::flag_reached(flags_[lane], wanted_)) atomicOr(&missing_, 1u << lane);
-    } else {
+    if (task_ == Task::kCommit) {
       to_.write(lane, batch_.commands[lane]);
       __threadfence_system();
       to_.commit(lane);
+      return;
     }
+    const std::uint32_t* flag = task_ == Task::kLookAlong ? row_(lane) : flags_[lane];
+    if (!shm::flag_reached(flag, wanted_)) atomicOr(&missing_, 1u << lane);
   }
 
   Task task_;
   std::uint32_t count_;  ///< lanes that have a share
   std::uint32_t wanted_;
   std::uint32_t missing_;  ///< a bit for each flag that does not show `wanted_`
+  FlagRow row_;
   const std::uint32_t* flags_[kWarpLanes];
   CommandBatch batch_;
   shm::RingProducer to_;

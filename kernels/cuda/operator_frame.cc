@@ -334,7 +334,7 @@ std::string OperatorFrame::progress(const Launch& launch) const {
       "{} "
       "blocks have ended, {} steps are taken, stop {}",
       op_, epoch, world_.rank(), computed, launch.blocks.compute, tiles, state->groups_done,
-      state->blocks_done, state->taken, state->local.stop);
+      state->blocks_done, state->sums_taken + state->receives_taken, state->local.stop);
 }
 
 }  // namespace mk::kernels::cuda

@@ -20,7 +20,8 @@
 ///       static constexpr bool kHelps;                  blocks that are done with that take tiles,
 ///                                                      too: then the order takes them at run time
 ///       static bool stream(Group<Op>&, uint32_t index);
-///       static bool send(Block<Executor>&), receive(Block<Executor>&);
+///       static bool send(Block<Executor>&);
+///       static bool receive(Group<Op>&, Block<Executor>&);
 ///       static bool after_tiles(Group<Op>&);           each group of a compute block
 ///     };
 #pragma once
@@ -126,16 +127,39 @@ class Group {
     return completed;
   }
   /// Calls `step(block, index)` for steps 0 .. count - 1 in their order, each taken by the first
-  /// group of the rank that has nothing else to do.
+  /// group of the rank that has nothing else to do. `counter` is for that.
   template <class F>
-  __device__ bool take_steps(Block& block, std::uint32_t count, F&& step) {
-    const ::cuda::atomic_ref<std::uint32_t, ::cuda::thread_scope_device> taken(state.taken);
+  __device__ bool take_steps(Block& block, std::uint32_t& counter, std::uint32_t count, F&& step) {
+    const ::cuda::atomic_ref<std::uint32_t, ::cuda::thread_scope_device> taken(counter);
     for (;;) {
       const std::uint32_t index = taken.fetch_add(1, ::cuda::memory_order_relaxed);
       if (index >= count) return true;
       ptx::may_dawdle();
       if (!step(block, index)) return false;
+      // There is none left for each: nobody takes another one before this is done.
+      if (count - index <= kGroupsOfBlock * gridDim.x) block.executor.stores_done();
     }
+  }
+  /// The receive role of a rank that sums `chunks` chunks over the nodes, in `parts` parts each.
+  template <class F>
+  __device__ bool receive_steps(Block& block, std::uint32_t chunks, std::uint32_t parts, F&& step) {
+    const RoleBlocks& blocks = launch.blocks;
+    const bool joined = blockIdx.x < blocks.compute;
+    const std::uint32_t groups =
+        blocks.receive + (compute_receives(chunks) ? blocks.compute * kGroupsOfBlock : 0);
+    if (joined && !compute_receives(chunks)) return true;
+    if (!take_steps(block, state.receives_taken, chunks * parts, step)) return false;
+    block.publish_done(groups);
+    return true;
+  }
+  /// The same in a compute block that has no tiles left.
+  __device__ bool join_receive() {
+    return run(Role::kReceive, launch.blocks.receive + compute_index(),
+               [this](Block& block) { return Op::receive(*this, block); });
+  }
+  /// Its place among the groups of the compute blocks.
+  __device__ std::uint32_t compute_index() const {
+    return blockIdx.x * kGroupsOfBlock + threadIdx.x / kGroupThreads;
   }
   /// As block 0 of no role in particular: tells the local ranks that this launch has begun.
   __device__ bool announce() {
@@ -194,7 +218,7 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
   if (index < blocks.send) return send(group, index);
   index -= blocks.send;
   if (index < blocks.receive) {
-    group.run(Role::kReceive, index, [](auto& block) { return Op::receive(block); });
+    group.run(Role::kReceive, index, [&](auto& block) { return Op::receive(group, block); });
     return;
   }
   index -= blocks.receive;
@@ -241,15 +265,17 @@ __device__ __forceinline__ bool has_poller(const FrameArguments& frame, const Ro
 }
 
 /// Everything but the tiles, by all threads of a block. `groups`: kGroupsOfBlock, and in a block
-/// outside the compute blocks as many words as there are flags behind them.
+/// outside the compute blocks as many words as there are flags behind them. `launch`: a copy in
+/// shared memory, where there is one.
 template <Blocks kOf, class Op>
 __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
+                                           const typename Op::Launch& launch,
                                            GroupShared<Op>* groups, const BlockTotals& of_tiles,
                                            std::uint32_t epoch) {
   const std::uint32_t group = threadIdx.x / kGroupThreads;
   const std::uint32_t thread = threadIdx.x % kGroupThreads;
   GroupShared<Op>& shared = groups[group];
-  copy_launch(shared.launch, params.launch, thread, kGroupThreads);
+  copy_launch(shared.launch, launch, thread, kGroupThreads);
   constexpr bool kHasWorkers = Op::Executor::kHasWorkers;
   if (thread == 0) {
     if constexpr (kHasWorkers) shared.executor.begin();
@@ -301,7 +327,8 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
   if (ptx::fetch_add_gpu(&state.blocks_done, 1u) + 1 != gridDim.x) return;
   shm::store_relaxed(&state.blocks_done, 0u);
   shm::store_relaxed(&state.groups_done, 0u);
-  shm::store_relaxed(&state.taken, 0u);
+  shm::store_relaxed(&state.sums_taken, 0u);
+  shm::store_relaxed(&state.receives_taken, 0u);
   shm::store_relaxed(&state.tiles_taken, 0u);
   if (shm::load_acquire(&state.local.stop) == 0) {
     announce_end(launch.context, epoch);
@@ -365,7 +392,7 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   auto* const groups = reinterpret_cast<GroupShared<Op>*>(dynamic_shared);
   if constexpr (Op::kHelps) {
     if (blockIdx.x >= compute) {
-      run_groups<Blocks::kOthers>(params, groups, shared.gate.totals, epoch);
+      run_groups<Blocks::kOthers>(params, params.launch, groups, shared.gate.totals, epoch);
       // What the groups had in shared memory is the copy engine's now.
       ptx::fence_shared_to_async();
       epoch = shm::load_relaxed(&state.epoch) + 1;  // a register less across the roles
@@ -384,10 +411,12 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
     }
   }
   if constexpr (!Op::kHelps) {
-    run_groups<Blocks::kAll>(params, groups, shared.gate.totals, epoch);
+    run_groups<Blocks::kAll>(params, blockIdx.x < compute ? shared.gate.launch() : params.launch,
+                             groups, shared.gate.totals, epoch);
   } else if (blockIdx.x < compute) {
     // From where the tiles had it: one register less across them.
-    run_groups<Blocks::kCompute>(params, groups, shared.gate.totals, shared.gate.epoch());
+    run_groups<Blocks::kCompute>(params, shared.gate.launch(), groups, shared.gate.totals,
+                                 shared.gate.epoch());
   } else if (threadIdx.x == 0 && may_help(params)) {
     note_tiles_done(state, shared.gate.epoch());
   }

@@ -79,9 +79,8 @@ class GatherBlock {
     const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
     std::uint32_t chunk = chunks.begin;
     if (origin == block.world.rank()) return true;
-    const std::uint32_t* flags = flags_of(origin);
-    const auto flag = [flags](std::uint32_t i) { return flags + i; };
-    while ((chunk = block.first_missing(chunk, chunks.end, block.epoch, flag)) < chunks.end) {
+    const FlagRow flags{flags_of(origin)};
+    while ((chunk = block.first_missing(chunk, chunks.end, block.epoch, flags)) < chunks.end) {
       if (!await_chunk(origin, chunk++)) return false;
     }
     return true;
@@ -103,8 +102,10 @@ class GatherBlock {
 
   // --- Shown by this block ---
 
-  /// The chunk may be read on this node.
+  /// The chunk may be read on this node. (The network reads what a send block has seen there.)
   MK_HOST_DEVICE void publish_ready(std::uint32_t origin, std::uint32_t chunk) {
+    if (block.world.locals == 1)
+      return block.publish_within_rank(word(schedule.ready(origin, chunk)));
     block.publish_at_every_local(schedule.ready(origin, chunk));
   }
 
@@ -117,17 +118,16 @@ class GatherBlock {
 
   /// Of a shard that this rank sends: waits until chunk `first` is here (its own: until the share
   /// role has brought it to its slot), and answers how many of chunks `first`, `first` + `step`,
-  /// ... below `end` are, kChunksAtOnce at most; 0: the launch has failed.
+  /// ... below `end` are, `most` at most; 0: the launch has failed.
   MK_HOST_DEVICE std::uint32_t await_sendable(std::uint32_t origin, std::uint32_t first,
-                                              std::uint32_t end, std::uint32_t step) {
+                                              std::uint32_t end, std::uint32_t step,
+                                              std::uint32_t most) {
     const bool own = origin == block.world.rank();
     const std::uint32_t* flags = own ? word(schedule.ready(origin, 0)) : flags_of(origin);
     const auto chunk_of = [=](std::uint32_t i) { return first + i * step; };
     const std::uint32_t left = div_up(end - first, step);
     return block.await_first(
-        left < kChunksAtOnce ? left : kChunksAtOnce, block.epoch,
-        [&](std::uint32_t i) { return flags + chunk_of(i); },
-        [&](std::uint32_t i) {
+        left < most ? left : most, block.epoch, FlagRow{flags + first, step}, [&](std::uint32_t i) {
           return own ? block.site(FlagKind::kRowsReady, origin, origin, chunk_of(i), 2)
                      : site(origin, chunk_of(i));
         });

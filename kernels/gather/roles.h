@@ -148,7 +148,8 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
     if (!gather.await_row_count(origin, &rows)) return false;
     const std::uint32_t chunks = schedule.chunks(rows);
     for (std::uint32_t chunk = block.index; chunk < chunks;) {
-      const std::uint32_t here = gather.await_sendable(origin, chunk, chunks, blocks);
+      const std::uint32_t most = sender.at_once(schedule.geometry().chunk_bytes);
+      const std::uint32_t here = gather.await_sendable(origin, chunk, chunks, blocks, most);
       if (here == 0) return false;
       if (!released && !gather.await_release()) return false;
       released = true;
@@ -195,7 +196,7 @@ template <class Executor>
 MK_HOST_DEVICE inline void end_shards(OperatorBlock<Executor>& block,
                                       const ChunkSender<Executor>& sender) {
   block.common.local->sent_in(block.epoch)[block.index] = sender.produced();
-  block.publish_done();
+  block.publish_done(block.common.blocks.send);
 }
 
 /// Flags of granules that the launch leaves alone, of a shard of `rows` rows (comm/banks.h): calls
@@ -331,7 +332,7 @@ MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, std::uint32_t 
     chunks_before += chunks;
   }
   // Also with no chunk of its own: the send block that releases waits for all receive blocks.
-  block.publish_done();
+  block.publish_done(block.common.blocks.receive);
   return true;
 }
 

@@ -98,9 +98,9 @@ class GemmArBlock : public OperatorBlock<Executor> {
       return site(FlagKind::kTileReady, rank_of(source), source, owned, 0);
     });
   }
-  /// This node's sum of the chunk is in staging.
-  MK_HOST_DEVICE bool await_chunk_reduced(std::uint32_t chunk) {
-    if (world.locals == 1) return await_tiles_of(chunk);
+  /// This node's sums of the chunk's `tiles` are in staging.
+  MK_HOST_DEVICE bool await_chunk_reduced(std::uint32_t chunk, const TileRange& tiles) {
+    if (world.locals == 1) return await_own(tiles);
     return await(reduced_site(chunk), reduced_flag(chunk), epoch);
   }
   /// Waits for that of chunk `first`, and answers of how many of it and of the chunks `step`,
@@ -108,19 +108,15 @@ class GemmArBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE std::uint32_t await_chunks_reduced(std::uint32_t first, std::uint32_t most,
                                                     std::uint32_t step) {
     if (world.locals == 1) {
-      return this->await_first_tiles(
-          schedule.packed(0), first, most, step,
-          [&](std::uint32_t tile) { return word(at(schedule.tile_ready(0, tile))); },
-          [&](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); });
+      return this->await_first_tiles(schedule.packed(0), first, most, step, own_tile_flags(),
+                                     own_tile_site());
     }
-    const std::uint32_t* flags = reduced_flag(first);
-    return this->await_first(
-        most, epoch, [&](std::uint32_t i) { return flags + i * step; },
-        [&](std::uint32_t i) { return reduced_site(first + i * step); });
+    return this->await_first(most, epoch, FlagRow{reduced_flag(first), step},
+                             [&](std::uint32_t i) { return reduced_site(first + i * step); });
   }
   /// The owner's chunk of C is here.
   MK_HOST_DEVICE bool await_out(std::uint32_t owner, std::uint32_t chunk) {
-    if (world.size() == 1) return await_tiles_of(chunk);
+    if (world.size() == 1) return await_own(schedule.chunk_tiles(0, chunk));
     return await(site(FlagKind::kOutReady, rank_of(owner), owner, chunk, 2),
                  word(at(schedule.out_ready(owner, chunk))), epoch);
   }
@@ -144,12 +140,14 @@ class GemmArBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE WaitSite reduced_site(std::uint32_t chunk) const {
     return site(FlagKind::kChunkReduced, world.rank(), chunk, 0, 1);
   }
-  MK_HOST_DEVICE bool await_tiles_of(std::uint32_t chunk) {
-    const TileRange tiles = schedule.chunk_tiles(world.local, chunk);
-    for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
-      if (!await_tile(owned)) return false;
-    }
-    return true;
+  // Of a node with one rank.
+  MK_HOST_DEVICE FlagRow own_tile_flags() const { return {word(at(schedule.tile_ready(0, 0)))}; }
+  MK_HOST_DEVICE auto own_tile_site() const {
+    return
+        [this](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); };
+  }
+  MK_HOST_DEVICE bool await_own(const TileRange& tiles) {
+    return this->await_own_tiles(tiles, own_tile_flags(), own_tile_site());
   }
 };
 

@@ -77,7 +77,7 @@ MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
     block.span_end(begin_ns, SpanKind::kTile, tile, 0, block.rank_of(owner));
     block.publish_tile_ready(owner, owned);
   }
-  block.publish_done();
+  block.publish_done(block.launch.blocks.compute);
   return true;
 }
 
@@ -148,8 +148,8 @@ MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
   bool released = false;
   for (std::uint32_t first = block.index; first < packed.chunks();) {
     const std::uint32_t left = div_up(packed.chunks() - first, step);
-    const std::uint32_t here =
-        block.await_chunks_reduced(first, left < kChunksAtOnce ? left : kChunksAtOnce, step);
+    const std::uint32_t most = sender.at_once(packed.chunk_bytes());
+    const std::uint32_t here = block.await_chunks_reduced(first, left < most ? left : most, step);
     if (here == 0) return false;
     if (first == 0) {
       // Who reduced the chunk had waited until the bank was free.
@@ -197,40 +197,47 @@ MK_HOST_DEVICE inline bool send(GemmArBlock<Executor>& block) {
   return sent;
 }
 
-/// The owner's sums over the nodes and the broadcast on its node, chunks `index`, `index` + receive
-/// blocks, ..., or, of `parts` parts of each chunk, so many of those. Only with several nodes.
+/// The owner's sums over the nodes of one chunk, or of that part of it, and their broadcast on its
+/// node.
+template <class Executor>
+MK_HOST_DEVICE inline bool receive_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk,
+                                         Part part = {}) {
+  const World& world = block.world;
+  const TilesPart mine = block.schedule.packed(world.local).chunk_part(chunk, part);
+  if (!block.await_chunk_reduced(chunk, mine.tiles)) return false;
+  for (std::uint32_t node = 0; node < world.nodes; ++node) {
+    if (node == world.node) continue;
+    if (!block.await_arrival(node, chunk)) return false;
+    block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
+  }
+  const std::uint64_t begin_ns = block.span_begin();
+  for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
+    SumJob job = block.job_for(owned);
+    job.source_count = world.nodes;
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      job.sources[node] =
+          node == world.node ? block.staging_slot(owned) : block.receive_slot(node, owned);
+    }
+    block.aim_at_every_c(job, owned);
+    if (job.take(mine.rows)) block.executor.sum(job);
+  }
+  if (block.last_part(chunk, part)) block.publish_out_ready(chunk);
+  block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
+  return true;
+}
+
+/// The owner's sums over the nodes, chunks `index`, `index` + receive blocks, ..., or, of `parts`
+/// parts of each chunk, so many of those. Only with several nodes. (An executor may deal them out
+/// in another way, in their order; all blocks that take part are done in the end.)
 template <class Executor>
 MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
-  const GemmArSchedule& schedule = block.schedule;
-  const World& world = block.world;
   if (!block.await_turn()) return false;
-  for (std::uint32_t step = block.index; step < schedule.chunks(world.local) * parts;
-       step += block.launch.blocks.receive) {
-    const std::uint32_t chunk = step / parts;
-    const Part part{step % parts, parts};
-    if (!block.await_chunk_reduced(chunk)) return false;
-    for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      if (node == world.node) continue;
-      if (!block.await_arrival(node, chunk)) return false;
-      block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
-    }
-    const std::uint64_t begin_ns = block.span_begin();
-    const TilesPart mine = schedule.packed(world.local).chunk_part(chunk, part);
-    for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
-      SumJob job = block.job_for(owned);
-      job.source_count = world.nodes;
-      for (std::uint32_t node = 0; node < world.nodes; ++node) {
-        job.sources[node] =
-            node == world.node ? block.staging_slot(owned) : block.receive_slot(node, owned);
-      }
-      block.aim_at_every_c(job, owned);
-      if (job.take(mine.rows)) block.executor.sum(job);
-    }
-    if (block.last_part(chunk, part)) block.publish_out_ready(chunk);
-    block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
+  const std::uint32_t steps = block.schedule.chunks(block.world.local) * parts;
+  for (std::uint32_t step = block.index; step < steps; step += block.launch.blocks.receive) {
+    if (!receive_chunk(block, step / parts, {step % parts, parts})) return false;
   }
   // Also with no chunk of its own: send block 0 waits for all receive blocks.
-  block.publish_done();
+  block.publish_done(block.launch.blocks.receive);
   return true;
 }
 

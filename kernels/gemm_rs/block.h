@@ -89,14 +89,10 @@ class GemmRsBlock : public OperatorBlock<Executor> {
       return site(FlagKind::kTileReady, rank_of(source), source, tile, 0);
     });
   }
-  /// This node's sum of the piece is in staging, or kept.
-  MK_HOST_DEVICE bool await_piece(const GemmRsSchedule::Piece& piece) {
+  /// This node's sums of the piece's `tiles` are in staging, or kept.
+  MK_HOST_DEVICE bool await_piece(const GemmRsSchedule::Piece& piece, const TileRange& tiles) {
     if (world.locals > 1) return await(piece_site(piece), piece_flag(piece), epoch);
-    const TileRange tiles = schedule.packed(world.rail_peer(piece.node)).chunk_tiles(piece.chunk);
-    for (std::uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
-      if (!await_tile(piece.node, tile)) return false;
-    }
-    return true;
+    return this->await_own_tiles(tiles, own_tile_flags(piece.node), own_tile_site());
   }
   /// Waits for a piece of those for a node, whose shard is `packed`, and answers how many of it and
   /// of the chunks `step`, 2 * `step`, ... after it are done then, `most` at most; 0: the launch
@@ -105,17 +101,12 @@ class GemmRsBlock : public OperatorBlock<Executor> {
                                             const PackedTiles& packed, std::uint32_t most,
                                             std::uint32_t step) {
     if (world.locals == 1) {
-      return this->await_first_tiles(
-          packed, first.chunk, most, step,
-          [&](std::uint32_t tile) { return word(at(schedule.tile_ready(0, first.node, tile))); },
-          [&](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); });
+      return this->await_first_tiles(packed, first.chunk, most, step, own_tile_flags(first.node),
+                                     own_tile_site());
     }
-    const std::uint32_t* flags = piece_flag({first.node, 0});
-    return this->await_first(
-        most, epoch, [&](std::uint32_t i) { return flags + first.chunk + i * step; },
-        [&](std::uint32_t i) {
-          return piece_site({first.node, first.chunk + i * step});
-        });
+    return this->await_first(most, epoch, FlagRow{piece_flag(first), step}, [&](std::uint32_t i) {
+      return piece_site({first.node, first.chunk + i * step});
+    });
   }
   /// The node's sum of the chunk of this rank's shard is in its receive bank here, made with the
   /// same m.
@@ -133,6 +124,14 @@ class GemmRsBlock : public OperatorBlock<Executor> {
   }
 
  private:
+  // Of a node with one rank.
+  MK_HOST_DEVICE FlagRow own_tile_flags(std::uint32_t node) const {
+    return {word(at(schedule.tile_ready(0, node, 0)))};
+  }
+  MK_HOST_DEVICE auto own_tile_site() const {
+    return
+        [this](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); };
+  }
   MK_HOST_DEVICE std::uint32_t* piece_flag(const GemmRsSchedule::Piece& piece) const {
     return word(at(schedule.chunk_reduced(piece.node, piece.chunk)));
   }

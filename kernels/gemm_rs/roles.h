@@ -84,7 +84,7 @@ MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
     block.span_end(begin_ns, SpanKind::kTile, tile.tile, 0, shard);
     block.publish_tile_ready(tile);
   }
-  block.publish_done();
+  block.publish_done(block.launch.blocks.compute);
   return true;
 }
 
@@ -150,8 +150,8 @@ MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
     const std::uint32_t node = first.node;
     const PackedTiles packed = schedule.packed(world.rail_peer(node));
     const std::uint32_t left = div_up(packed.chunks() - first.chunk, step);
-    const std::uint32_t here =
-        block.await_pieces(first, packed, left < kChunksAtOnce ? left : kChunksAtOnce, step);
+    const std::uint32_t most = sender.at_once(packed.chunk_bytes());
+    const std::uint32_t here = block.await_pieces(first, packed, left < most ? left : most, step);
     if (here == 0) return false;
     const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, node);
     const std::uint64_t target = schedule.receive_bank(block.bank, node, world.node);
@@ -198,38 +198,45 @@ MK_HOST_DEVICE inline bool send(GemmRsBlock<Executor>& block) {
   return sent;
 }
 
+/// The owner's sums over the nodes of one chunk of its shard, or of that part of it.
+template <class Executor>
+MK_HOST_DEVICE inline bool receive_chunk(GemmRsBlock<Executor>& block, std::uint32_t chunk,
+                                         Part part = {}) {
+  const World& world = block.world;
+  const PackedTiles packed = block.schedule.packed(world.rank());
+  const TilesPart mine = packed.chunk_part(chunk, part);
+  if (!block.await_piece({world.node, chunk}, mine.tiles)) return false;
+  for (std::uint32_t node = 0; node < world.nodes; ++node) {
+    if (node == world.node) continue;
+    if (!block.await_arrival(node, chunk)) return false;
+    block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
+  }
+  const std::uint64_t begin_ns = block.span_begin();
+  for (std::uint32_t tile = mine.tiles.begin; tile < mine.tiles.end; ++tile) {
+    SumJob job = block.job_for(world.node, tile, true);
+    job.source_count = world.nodes;
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      const std::byte* sums = node == world.node ? block.sums_for(node) : block.sums_from(node);
+      job.sources[node] = sums + packed.offset(tile);
+    }
+    if (job.take(mine.rows)) block.executor.sum(job);
+  }
+  block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
+  return true;
+}
+
 /// The owner's sums over the nodes, chunks `index`, `index` + receive blocks, ... of its shard, or,
-/// of `parts` parts of each chunk, so many of those. Only with several nodes.
+/// of `parts` parts of each chunk, so many of those. Only with several nodes. (An executor may deal
+/// them out in another way, in their order; all blocks that take part are done in the end.)
 template <class Executor>
 MK_HOST_DEVICE inline bool receive(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
-  const GemmRsSchedule& schedule = block.schedule;
-  const World& world = block.world;
   if (!block.await_turn()) return false;
-  const PackedTiles packed = schedule.packed(world.rank());
-  for (std::uint32_t step = block.index; step < packed.chunks() * parts;
-       step += block.launch.blocks.receive) {
-    const std::uint32_t chunk = step / parts;
-    const TilesPart mine = packed.chunk_part(chunk, {step % parts, parts});
-    if (!block.await_piece({world.node, chunk})) return false;
-    for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      if (node == world.node) continue;
-      if (!block.await_arrival(node, chunk)) return false;
-      block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
-    }
-    const std::uint64_t begin_ns = block.span_begin();
-    for (std::uint32_t tile = mine.tiles.begin; tile < mine.tiles.end; ++tile) {
-      SumJob job = block.job_for(world.node, tile, true);
-      job.source_count = world.nodes;
-      for (std::uint32_t node = 0; node < world.nodes; ++node) {
-        const std::byte* sums = node == world.node ? block.sums_for(node) : block.sums_from(node);
-        job.sources[node] = sums + packed.offset(tile);
-      }
-      if (job.take(mine.rows)) block.executor.sum(job);
-    }
-    block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
+  const std::uint32_t steps = block.schedule.packed(block.world.rank()).chunks() * parts;
+  for (std::uint32_t step = block.index; step < steps; step += block.launch.blocks.receive) {
+    if (!receive_chunk(block, step / parts, {step % parts, parts})) return false;
   }
   // Also with no chunk of its own: send block 0 waits for all receive blocks.
-  block.publish_done();
+  block.publish_done(block.launch.blocks.receive);
   return true;
 }
 

@@ -105,7 +105,7 @@ MK_HOST_DEVICE inline bool plan(MoeDispatchBlock<Executor>& block) {
     block.plan.fill(part, table);
   };
   if (block.plan.summary().fits != 0 && !for_own_parts(block, fill)) return false;
-  block.publish_done();
+  block.publish_done(block.launch.blocks.plan);
   return true;
 }
 
@@ -132,7 +132,7 @@ MK_HOST_DEVICE inline bool pull(MoeDispatchBlock<Executor>& block) {
     block.span_end(begin, SpanKind::kCopy, i, block.schedule.tokens().node_at(tile.hops),
                    block.last_source(tile));
   }
-  block.publish_done();
+  block.publish_done(block.launch.blocks.pull);
   return true;
 }
 
@@ -155,7 +155,7 @@ MK_HOST_DEVICE inline bool compute(MoeDispatchBlock<Executor>& block) {
     block.span_end(begin, SpanKind::kTile, static_cast<std::uint32_t>(step), 0,
                    block.last_source(tile));
   }
-  block.publish_done();
+  block.publish_done(block.launch.blocks.compute);
   return true;
 }
 

@@ -78,7 +78,7 @@ MK_HOST_DEVICE inline bool compute(RingAttentionBlock<Executor>& block) {
       if (!compute_item(block, block.item(number), pass)) return false;
     }
   }
-  block.publish_done();
+  block.publish_done(block.launch.blocks.compute);
   return true;
 }
 

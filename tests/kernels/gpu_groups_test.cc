@@ -66,32 +66,20 @@ TEST(GpuGroups, FewChunksAreSummedInParts) {
   }
 }
 
-// A part for each group, tiles divided evenly.
-TEST(GpuGroups, WhatIsDealtOutIsAPartForEachGroup) {
-  using cuda::dealt_parts;
-  EXPECT_EQ(dealt_parts(8, 4, 72), 8u);   // 32 tiles in halves: 64 parts
-  EXPECT_EQ(dealt_parts(16, 4, 96), 4u);  // a tile each
-  EXPECT_EQ(dealt_parts(16, 4, 48), 2u);  // two tiles each: three parts would not be even
-  EXPECT_EQ(dealt_parts(16, 4, 24), 1u);
-  EXPECT_EQ(dealt_parts(64, 4, 24), 1u) << "fewer groups than chunks";
-  EXPECT_EQ(dealt_parts(1, 1, 1000), 8u) << "not smaller than an eighth of a tile";
-  for (std::uint32_t chunks = 1; chunks <= 120; ++chunks) {
-    for (std::uint32_t per_chunk = 1; per_chunk <= 8; ++per_chunk) {
-      for (std::uint32_t groups = 1; groups <= 130; ++groups) {
-        const std::uint32_t parts = dealt_parts(chunks, per_chunk, groups);
-        ASSERT_GE(parts, 1u);
-        ASSERT_TRUE(parts == 1 || chunks * parts <= groups);
-        ASSERT_TRUE(parts % per_chunk == 0 || per_chunk % parts == 0);
-        ASSERT_TRUE(parts == 1 || chunks <= cuda::kPartedChunksMax);
-      }
-    }
-  }
+// Launches whose sums are parts of chunks are those that compute blocks join.
+TEST(GpuGroups, ComputeBlocksJoinWhereChunksAreSharedInParts) {
+  using cuda::compute_receives;
+  using cuda::sum_parts;
+  for (std::uint32_t chunks = 1; chunks < 1000; ++chunks)
+    ASSERT_EQ(compute_receives(chunks), sum_parts(chunks, 2) > 1) << chunks;
 }
 
 TEST(GpuGroups, FewChunksAreCopiedInPartsByAllGroups) {
   using cuda::copy_parts;
-  EXPECT_EQ(copy_parts(5, 256 << 10, 96), 16u) << "of 16 KiB at least";
-  EXPECT_EQ(copy_parts(17, 256 << 10, 96), 5u);
+  EXPECT_EQ(copy_parts(2, 256 << 10, 96), 32u) << "of 8 KiB at least";
+  EXPECT_EQ(copy_parts(4, 256 << 10, 96), 24u);
+  EXPECT_EQ(copy_parts(17, 256 << 10, 96), 24u) << "the first four chunks first";
+  EXPECT_EQ(copy_parts(25, 256 << 10, 96), 3u);
   EXPECT_EQ(copy_parts(65, 256 << 10, 48), 1u);
   EXPECT_EQ(copy_parts(3, 8 << 10, 96), 1u);
   EXPECT_EQ(copy_parts(0, 256 << 10, 96), 1u);

@@ -30,7 +30,7 @@ struct AgGemmOp {
     });
   }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }
-  static __device__ bool receive(Block<Executor>& block) {
+  static __device__ bool receive(Group<AgGemmOp>& /*group*/, Block<Executor>& block) {
     // Of all shards that come over the network; none has more chunks than the largest.
     const GatherSchedule& schedule = block.gather.schedule;
     const std::uint32_t rows = shard_rows_max(block.launch.m, block.world.size());

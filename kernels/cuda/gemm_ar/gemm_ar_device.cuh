@@ -30,24 +30,30 @@ struct GemmArOp {
       // Groups outside the compute blocks have time to check.
       return gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute) &&
              group.take_steps(
-                 block, chunks * parts, [parts](Block<Executor>& b, std::uint32_t step) {
+                 block, group.state.sums_taken, chunks * parts,
+                 [parts](Block<Executor>& b, std::uint32_t step) {
                    return gemm_ar::reduce_chunk(b, step / parts, {step % parts, parts});
                  });
     });
   }
   static __device__ bool send(Block<Executor>& block) { return gemm_ar::send(block); }
-  static __device__ bool receive(Block<Executor>& block) {
-    return gemm_ar::receive(
-        block, dealt_parts(block.schedule.chunks(block.world.local),
-                           block.schedule.tiles_per_chunk(), block.launch.blocks.receive));
+  static __device__ bool receive(Group<GemmArOp>& group, Block<Executor>& block) {
+    if (!block.await_turn()) return false;
+    const std::uint32_t chunks = block.schedule.chunks(block.world.local);
+    const std::uint32_t parts = sum_parts(chunks, block.schedule.tiles_per_chunk());
+    return group.receive_steps(
+        block, chunks, parts, [parts](Block<Executor>& b, std::uint32_t step) {
+          return gemm_ar::receive_chunk(b, step / parts, {step % parts, parts});
+        });
   }
 
   static __device__ bool after_tiles(Group<GemmArOp>& group) {
-    const std::uint32_t index = blockIdx.x * kGroupsOfBlock + threadIdx.x / kGroupThreads;
-    if (group.launch.context.world.locals > 1 && !stream(group, index)) return false;
+    const World& world = group.launch.context.world;
+    if (world.locals > 1 && !stream(group, group.compute_index())) return false;
+    if (world.nodes > 1 && !group.join_receive()) return false;
     // Every group collects.
     group.launch.blocks.compute *= kGroupsOfBlock;
-    return group.run(Role::kCollect, index,
+    return group.run(Role::kCollect, group.compute_index(),
                      [](Block<Executor>& block) { return gemm_ar::collect(block, false); });
   }
 

@@ -33,21 +33,27 @@ struct GemmRsOp {
       // Groups outside the compute blocks have time to check.
       return gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute) &&
              group.take_steps(
-                 block, pieces * parts, [parts](Block<Executor>& b, std::uint32_t step) {
+                 block, group.state.sums_taken, pieces * parts,
+                 [parts](Block<Executor>& b, std::uint32_t step) {
                    return gemm_rs::reduce_piece(b, step / parts, {step % parts, parts});
                  });
     });
   }
   static __device__ bool send(Block<Executor>& block) { return gemm_rs::send(block); }
-  static __device__ bool receive(Block<Executor>& block) {
+  static __device__ bool receive(Group<GemmRsOp>& group, Block<Executor>& block) {
+    if (!block.await_turn()) return false;
     const PackedTiles own = block.schedule.packed(block.world.rank());
-    return gemm_rs::receive(
-        block, dealt_parts(own.chunks(), own.tiles_per_chunk(), block.launch.blocks.receive));
+    const std::uint32_t parts = sum_parts(own.chunks(), own.tiles_per_chunk());
+    return group.receive_steps(
+        block, own.chunks(), parts, [parts](Block<Executor>& b, std::uint32_t step) {
+          return gemm_rs::receive_chunk(b, step / parts, {step % parts, parts});
+        });
   }
 
   static __device__ bool after_tiles(Group<GemmRsOp>& group) {
-    if (group.launch.context.world.locals == 1) return true;
-    return stream(group, blockIdx.x * kGroupsOfBlock + threadIdx.x / kGroupThreads);
+    const World& world = group.launch.context.world;
+    if (world.locals > 1 && !stream(group, group.compute_index())) return false;
+    return world.nodes == 1 || group.join_receive();
   }
 
   static OperatorParams<GemmRsOp> params(const GemmRsArguments& arguments) {

@@ -214,7 +214,7 @@ class GatherSimulation : private SimOperator {
         block.executor.copy(job);
       }
     }
-    block.publish_done();
+    block.publish_done(block.common.blocks.compute);
     return true;
   }
 

@@ -45,6 +45,11 @@ bool SimExecutor::last_part(Role role, std::uint32_t chunk, std::uint32_t parts)
   return true;
 }
 
+bool SimExecutor::last_done(Role role, std::uint32_t count) {
+  constexpr std::uint32_t kRole = ~0u;  // in the place of a chunk
+  return last_part(role, kRole, count);
+}
+
 Simulation::Simulation(SimOperator& op, const SimulationOptions& options)
     : op_(op),
       options_(options),

@@ -60,6 +60,8 @@ class SimExecutor {
     return 1 + (launch.epoch * 3 + launch.context.world.rank() * 7) % 5;
   }
   bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts);
+  static bool counts_done(Role role) { return role != Role::kCompute; }
+  bool last_done(Role role, std::uint32_t count);
   std::uint64_t now_ns() { return *now_ns_; }
   bool pause(std::uint32_t) {
     fibers_->poll();
