@@ -115,30 +115,25 @@ MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
   while (parts > 1 && tiles * parts > kGroupsWanted) parts /= 2;
   return parts;
 }
-/// Launches of so many chunks or fewer are summed in parts of chunks.
-inline constexpr std::uint32_t kFewChunks = 96;
-static_assert(kFewChunks <= kPartedChunksMax);
 /// Parts of each of a rank's chunks of `per_chunk` tiles that all groups of the GPU sum, as
 /// Part::count: many chunks a group each, few a group for each tile or part of a tile.
 MK_HOST_DEVICE constexpr std::uint32_t sum_parts(std::uint32_t chunks, std::uint32_t per_chunk) {
-  return chunks > kFewChunks ? 1 : per_chunk * tile_parts(chunks * per_chunk);
+  return chunks > kPartedChunksMax ? 1 : per_chunk * tile_parts(chunks * per_chunk);
 }
 /// Groups of the compute blocks sum, too, what comes over the network for a rank of so many chunks,
 /// once they have no tiles left: few chunks come all at the end.
 MK_HOST_DEVICE constexpr bool compute_receives(std::uint32_t chunks) {
-  return chunks <= kFewChunks;
+  return chunks <= kPartedChunksMax;
 }
-/// Parts in which `groups` groups copy each of `chunks` chunks: few chunks by many groups each, so
-/// that the first of them can go on before the last are there.
+/// Parts in which `groups` groups copy each of `chunks` chunks, which they take in their order: so
+/// many that the first chunks are there long before the last. `onward`: the network waits for them;
+/// a part costs its group 8 us besides its bytes.
 MK_HOST_DEVICE constexpr std::uint32_t copy_parts(std::uint32_t chunks, std::uint32_t chunk_bytes,
-                                                  std::uint32_t groups) {
-  constexpr std::uint32_t kPartBytesMin = 8 * 1024;
-  constexpr std::uint32_t kFewCopied = 24;
-  constexpr std::uint32_t kCopiedAtOnce = 4;
+                                                  std::uint32_t groups, bool onward) {
+  constexpr std::uint32_t kRounds = 4;  // of parts for each group
   if (chunks > kPartedChunksMax || chunks == 0) return 1;
-  const std::uint32_t most = chunk_bytes / kPartBytesMin;
-  const bool few = chunks > kCopiedAtOnce && chunks <= kFewCopied;
-  const std::uint32_t wanted = groups / (few ? kCopiedAtOnce : chunks);
+  const std::uint32_t most = chunk_bytes / (onward ? 8 * 1024 : 24 * 1024);
+  const std::uint32_t wanted = kRounds * groups / chunks;
   const std::uint32_t parts = wanted < most ? wanted : most;
   return parts == 0 ? 1 : parts;
 }

@@ -59,12 +59,9 @@ constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
   return sent_bytes >= kMuch ? 512u << 10 : 0;
 }
 
-/// Groups of a rank that sum what comes over the network, so many bytes from each node in a launch.
-/// A chunk of 256 KiB takes one group 50 us: where the network takes longer than the product, the
-/// last ones are to be shared in by many.
-constexpr std::uint32_t sum_groups(std::uint64_t bytes) {
-  return bytes <= 16u << 20 ? 96 : bytes <= 64u << 20 ? 48 : 24;
-}
+/// Groups of a rank, of a whole GPU, that sum what comes over the network while compute blocks have
+/// tiles. (Where chunks are few these join in the end: compute_receives.)
+inline constexpr std::uint32_t kSumGroups = 24;
 
 /// Makes a device current while it lives.
 class OnDevice {

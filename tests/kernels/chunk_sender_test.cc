@@ -174,6 +174,20 @@ TEST_F(ChunkSenderTest, ABatchWaitsForCreditsForAllOfIt) {
   EXPECT_EQ(record.expected, 18u + 15u - 16u);
 }
 
+TEST_F(ChunkSenderTest, LargeChunksAreAskedForFewAtFirst) {
+  BatchingPacer batching(pacer);
+  ChunkSender<BatchingPacer> sender(batching, control, context, 1, totals);
+  constexpr std::uint32_t kLarge = 256 << 10, kSmall = 32 << 10;
+  for (const std::uint32_t wanted : {2u, 4u, 8u, 8u}) {
+    EXPECT_EQ(sender.at_once(kLarge), wanted);
+    EXPECT_EQ(sender.at_once(kSmall), kChunksAtOnce) << "the network is soon done with two";
+    ASSERT_TRUE(sender.flush()) << "nothing to commit, so nothing is known";
+    EXPECT_EQ(sender.at_once(kLarge), wanted);
+    ASSERT_TRUE(sender.send_flag(2, 0, wanted));
+    ASSERT_TRUE(sender.flush());
+  }
+}
+
 TEST_F(ChunkSenderTest, CompletedIsCountedFromTheDaemonsWord) {
   lane_control.completed = 7;
   EXPECT_TRUE(wait_completed(pacer, control, context, Role::kReduce, 0, 1, 7, totals));

@@ -57,7 +57,8 @@ TEST(GpuGroups, FewChunksAreSummedInParts) {
   EXPECT_EQ(sum_parts(12, 4), 32u);  // 48 tiles, in eighths
   EXPECT_EQ(sum_parts(24, 4), 16u);
   EXPECT_EQ(sum_parts(96, 4), 4u);
-  EXPECT_EQ(sum_parts(97, 4), 1u);
+  EXPECT_EQ(sum_parts(128, 1), 2u);
+  EXPECT_EQ(sum_parts(129, 4), 1u);
   EXPECT_EQ(sum_parts(48, 1), 8u);  // within a node a chunk is a tile
   for (std::uint32_t chunks = 1; chunks < 1000; ++chunks) {
     if (sum_parts(chunks, 3) > 1) {
@@ -76,14 +77,16 @@ TEST(GpuGroups, ComputeBlocksJoinWhereChunksAreSharedInParts) {
 
 TEST(GpuGroups, FewChunksAreCopiedInPartsByAllGroups) {
   using cuda::copy_parts;
-  EXPECT_EQ(copy_parts(2, 256 << 10, 96), 32u) << "of 8 KiB at least";
-  EXPECT_EQ(copy_parts(4, 256 << 10, 96), 24u);
-  EXPECT_EQ(copy_parts(17, 256 << 10, 96), 24u) << "the first four chunks first";
-  EXPECT_EQ(copy_parts(25, 256 << 10, 96), 3u);
-  EXPECT_EQ(copy_parts(65, 256 << 10, 48), 1u);
-  EXPECT_EQ(copy_parts(3, 8 << 10, 96), 1u);
-  EXPECT_EQ(copy_parts(0, 256 << 10, 96), 1u);
-  EXPECT_EQ(copy_parts(cuda::kPartedChunksMax + 1, 1 << 20, 100000), 1u);
+  EXPECT_EQ(copy_parts(2, 256 << 10, 96, true), 32u) << "of 8 KiB at least";
+  EXPECT_EQ(copy_parts(2, 256 << 10, 96, false), 10u) << "of 24 KiB";
+  EXPECT_EQ(copy_parts(16, 256 << 10, 96, true), 24u) << "the first four chunks first";
+  EXPECT_EQ(copy_parts(64, 256 << 10, 96, true), 6u);
+  EXPECT_EQ(copy_parts(64, 256 << 10, 96, false), 6u);
+  EXPECT_EQ(copy_parts(65, 256 << 10, 16, true), 1u);
+  EXPECT_EQ(copy_parts(3, 8 << 10, 96, true), 1u);
+  EXPECT_EQ(copy_parts(3, 8 << 10, 96, false), 1u);
+  EXPECT_EQ(copy_parts(0, 256 << 10, 96, true), 1u);
+  EXPECT_EQ(copy_parts(cuda::kPartedChunksMax + 1, 1 << 20, 100000, true), 1u);
 }
 
 // The parts of a job are its rows, each once, with their places in sources and targets.

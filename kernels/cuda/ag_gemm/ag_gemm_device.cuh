@@ -39,7 +39,8 @@ struct AgGemmOp {
   }
   static __device__ std::uint32_t parts_of(const Block<Executor>& block, std::uint32_t chunks,
                                            std::uint32_t groups) {
-    return copy_parts(chunks, block.gather.schedule.geometry().chunk_bytes, groups);
+    return copy_parts(chunks, block.gather.schedule.geometry().chunk_bytes, groups,
+                      block.world.nodes > 1);
   }
 
   static __device__ bool after_tiles(Group<AgGemmOp>& group) {

@@ -36,9 +36,7 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   needs.stream = context.world.locals > 1;
   needs.send = needs.receive = context.world.nodes > 1;
   needs.stream_groups = context.world.nodes > 1 ? 24 : 36;
-  // They also hand out the result.
-  needs.receive_groups = cuda::sum_groups(std::uint64_t{plan_.max.m} * plan_.max.n * kElementBytes /
-                                          context.world.locals);
+  needs.receive_groups = cuda::kSumGroups;
   const FlagMap flags{plan_.nodes, plan_.banks, plan_.chunks_max};
   return OperatorBase::start(context, options, needs, flags, cuda::kGemmArKernels);
 }

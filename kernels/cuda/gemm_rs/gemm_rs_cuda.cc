@@ -41,8 +41,7 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   needs.stream = context.world.locals > 1;
   needs.send = needs.receive = context.world.nodes > 1;
   needs.stream_groups = context.world.nodes > 1 ? 24 : 12;
-  const std::uint64_t shard = shard_rows_max(plan_.max.m, context.world.size());
-  needs.receive_groups = cuda::sum_groups(shard * plan_.max.n * kElementBytes);
+  needs.receive_groups = cuda::kSumGroups;
   const FlagMap flags{plan_.nodes, plan_.banks, plan_.chunks_max};
   return OperatorBase::start(context, options, needs, flags, cuda::kGemmRsKernels);
 }
