@@ -123,18 +123,22 @@ TEST_P(RegistrationTest, OthersMemoryComesAndGoesWhileWritesArrive) {
   const Memory target = b.memory(source.bytes());
   const auto remote = import(a, link, target);
   std::atomic<bool> failed{false};
+  // By flag, the epoch that has arrived: its place may be written again only then.
+  std::array<std::atomic<std::uint32_t>, kWritesAtOnce> arrived{};
   std::jthread receiver([&](const std::stop_token& stop) {
     while (!stop.stop_requested()) {
       if (b.poll() == 0) std::this_thread::yield();
+      for (std::uint32_t flag = 0; flag < kWritesAtOnce; ++flag) arrived[flag] = b.flag(flag);
     }
   });
   std::jthread proxy([&](const std::stop_token& stop) {
     std::uint64_t posted = 0;
     while (!stop.stop_requested() || posted > a.completed.size() + a.failed.size()) {
-      if (!stop.stop_requested() && posted < a.completed.size() + kWritesAtOnce) {
-        const std::uint64_t at = posted % kWritesAtOnce * kStride;
-        const auto flag = static_cast<std::uint32_t>(posted % kWritesAtOnce);
-        const auto epoch = static_cast<std::uint32_t>(1 + posted / kWritesAtOnce);
+      const auto flag = static_cast<std::uint32_t>(posted % kWritesAtOnce);
+      const auto epoch = static_cast<std::uint32_t>(1 + posted / kWritesAtOnce);
+      const bool free = posted < a.completed.size() + kWritesAtOnce && arrived[flag] + 1 == epoch;
+      if (!stop.stop_requested() && free) {
+        const std::uint64_t at = flag * std::uint64_t{kStride};
         const Write write = make_write(link, flag, epoch, posted, source, at, *remote, at, kBytes);
         posted += a.endpoint->post(link.id, {&write, 1});
       }

@@ -1,6 +1,8 @@
 // Endpoints: their options, their addresses, and giving them work.
 #include <rdma/fi_ext.h>
 
+#include <utility>
+
 #include "tests/daemon/fabric/ofi/soft_efa/network.h"
 
 namespace mk::soft_efa {
