@@ -32,7 +32,8 @@ struct RoleBlocks {
 /// has one writer.
 struct LocalWords {
   std::uint32_t stop = 0;  ///< this launch has failed (any block writes it)
-  /// By role and block: the epoch in which the block was done with what others wait for.
+  /// By role and block: the epoch in which the block was done with what others wait for. (Where an
+  /// executor counts blocks, OperatorBlock::publish_done, the last one writes the role's first.)
   std::uint32_t done[kRoles][kBlocksMax] = {};
   /// Commands in the lane when it had sent all of a launch: once they are completed, the sent bytes
   /// of the launch's bank may be written again. By epoch: while blocks of a launch still read the

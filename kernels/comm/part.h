@@ -17,6 +17,17 @@ struct Part {
   std::uint32_t count = 1;
 };
 
+/// Calls `take(chunk, part)` for parts `index`, `index` + `blocks`, ... of all of `chunks` chunks
+/// of `parts` parts each, until it answers false; whether it never did.
+template <class Take>
+MK_HOST_DEVICE inline bool deal_parts(std::uint32_t chunks, std::uint32_t parts,
+                                      std::uint32_t index, std::uint32_t blocks, Take&& take) {
+  for (std::uint32_t step = index; step < chunks * parts; step += blocks) {
+    if (!take(step / parts, Part{step % parts, parts})) return false;
+  }
+  return true;
+}
+
 /// Of bytes: about equal parts, which begin at multiples of the copy engine's 16 bytes; the last
 /// ones of few bytes are empty.
 MK_HOST_DEVICE constexpr ByteRange part_of(const ByteRange& range, Part part) {

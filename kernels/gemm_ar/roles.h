@@ -128,11 +128,9 @@ MK_HOST_DEVICE inline bool begin_reduce(GemmArBlock<Executor>& block, bool check
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
   if (!begin_reduce(block)) return false;
-  const std::uint32_t steps = block.schedule.chunks(block.world.local) * parts;
-  for (std::uint32_t step = block.index; step < steps; step += block.launch.blocks.reduce) {
-    if (!reduce_chunk(block, step / parts, {step % parts, parts})) return false;
-  }
-  return true;
+  return deal_parts(
+      block.schedule.chunks(block.world.local), parts, block.index, block.launch.blocks.reduce,
+      [&](std::uint32_t chunk, Part part) { return reduce_chunk(block, chunk, part); });
 }
 
 /// The send role's chunks: each as soon as it is reduced, to every rail peer.
@@ -232,10 +230,10 @@ MK_HOST_DEVICE inline bool receive_chunk(GemmArBlock<Executor>& block, std::uint
 template <class Executor>
 MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
   if (!block.await_turn()) return false;
-  const std::uint32_t steps = block.schedule.chunks(block.world.local) * parts;
-  for (std::uint32_t step = block.index; step < steps; step += block.launch.blocks.receive) {
-    if (!receive_chunk(block, step / parts, {step % parts, parts})) return false;
-  }
+  const bool received = deal_parts(
+      block.schedule.chunks(block.world.local), parts, block.index, block.launch.blocks.receive,
+      [&](std::uint32_t chunk, Part part) { return receive_chunk(block, chunk, part); });
+  if (!received) return false;
   // Also with no chunk of its own: send block 0 waits for all receive blocks.
   block.publish_done(block.launch.blocks.receive);
   return true;

@@ -127,11 +127,10 @@ template <class Executor>
 MK_HOST_DEVICE inline bool reduce(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
   const World& world = block.world;
   if (!begin_reduce(block)) return false;
-  const std::uint32_t steps = block.schedule.pieces(world.node, world.local) * parts;
-  for (std::uint32_t step = block.index; step < steps; step += block.launch.blocks.reduce) {
-    if (!reduce_piece(block, step / parts, {step % parts, parts})) return false;
-  }
-  return true;
+  return deal_parts(block.schedule.pieces(world.node, world.local), parts, block.index,
+                    block.launch.blocks.reduce, [&](std::uint32_t piece, Part part) {
+                      return reduce_piece(block, piece, part);
+                    });
 }
 
 /// The send role's pieces: each as soon as it is reduced, to the rail peer on its node.
@@ -231,10 +230,11 @@ MK_HOST_DEVICE inline bool receive_chunk(GemmRsBlock<Executor>& block, std::uint
 template <class Executor>
 MK_HOST_DEVICE inline bool receive(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
   if (!block.await_turn()) return false;
-  const std::uint32_t steps = block.schedule.packed(block.world.rank()).chunks() * parts;
-  for (std::uint32_t step = block.index; step < steps; step += block.launch.blocks.receive) {
-    if (!receive_chunk(block, step / parts, {step % parts, parts})) return false;
-  }
+  const bool received =
+      deal_parts(block.schedule.packed(block.world.rank()).chunks(), parts, block.index,
+                 block.launch.blocks.receive,
+                 [&](std::uint32_t chunk, Part part) { return receive_chunk(block, chunk, part); });
+  if (!received) return false;
   // Also with no chunk of its own: send block 0 waits for all receive blocks.
   block.publish_done(block.launch.blocks.receive);
   return true;

@@ -98,7 +98,7 @@ void Link::close_refused(long rc) {
 
 long Link::submit(Operation& operation, bool more) {
   const Write& write = operation.write;
-  operation.asks = manner_.acknowledged && (asks_ == 0 || since_ask_ + 1 >= kAskEvery);
+  operation.asks = manner_.completes_early && (asks_ == 0 || since_ask_ + 1 >= kAskEvery);
   const std::uint64_t last =
       FI_REMOTE_CQ_DATA | (operation.asks ? FI_DELIVERY_COMPLETE : 0) | (more ? FI_MORE : 0);
   if (write.bytes > 0 && !operation.data_posted) {
@@ -128,7 +128,7 @@ long Link::submit(Operation& operation, bool more) {
 }
 
 void Link::note_sent(Operation& operation) {
-  if (!manner_.acknowledged) return;
+  if (!manner_.completes_early) return;
   operation.number = sent_tail_;
   sent_[sent_tail_++ % sent_.size()] = &operation;
   asks_ += operation.asks ? 1 : 0;
@@ -258,7 +258,7 @@ void Link::take_completions(std::uint64_t now_ns) {
     }
     Operation& operation = *static_cast<Context*>(context)->operation;
     if (--operation.outstanding > 0 || operation.data_posted) continue;
-    if (!manner_.acknowledged) finish(operation, ErrorCode::kOk);
+    if (!manner_.completes_early) finish(operation, ErrorCode::kOk);
     if (operation.asks) note_acknowledged(operation.number + 1);
   }
   finish_acknowledged();

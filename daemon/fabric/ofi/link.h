@@ -61,7 +61,7 @@ class Link : public LinkBase {
   struct Manner {
     bool notify_apart = false;
     std::size_t inject_bytes = 0;
-    bool acknowledged = false;
+    bool completes_early = false;
   };
   /// `zeros`: eight registered bytes, the source of flag-only writes. `introduction`: null where
   /// the peer need not know this endpoint; `own`: the receiving endpoint beside it.
@@ -123,7 +123,7 @@ class Link : public LinkBase {
   bool introduce(std::uint64_t now_ns);
   void retry_waiting();
   void take_completions(std::uint64_t now_ns);
-  // Where completions come early (Manner::acknowledged): some writes ask the peer for an
+  // Where completions come early (Manner::completes_early): some writes ask the peer for an
   // acknowledgement, which stands for all that were sent before.
   void note_sent(Operation& operation);
   void note_acknowledged(std::uint64_t up_to);
