@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/comm/banks.h"
-#include "kernels/comm/packed_tiles.h"
 #include "kernels/comm/workspace_head.h"
 #include "shm/limits.h"
 
@@ -93,36 +91,6 @@ Status check_context(std::string_view op, std::uint32_t nodes, std::uint32_t loc
                 world.rail_peer(node), context.rail_peers[node].rank);
   }
   return {};
-}
-
-Result<Chunking> choose_chunks(std::string_view op, const Tiling& tiling, std::uint32_t tiles_max,
-                               std::uint64_t tile_bytes_max, std::uint32_t wanted,
-                               std::uint32_t nodes, std::uint32_t banks) {
-  constexpr std::uint32_t kChunkBytesDefault = 256 * 1024;
-  constexpr std::uint32_t kChunkBytesMin = 32 * 1024;
-  Chunking chunking;
-  chunking.chunk_bytes = tiling.chunk_bytes != 0 ? tiling.chunk_bytes : kChunkBytesDefault;
-  const auto count = [&] {
-    return div_up(tiles_max, PackedTiles::per_chunk(tile_bytes_max, chunking.chunk_bytes));
-  };
-  if (tiling.chunk_bytes == 0) {
-    while (count() < wanted && chunking.chunk_bytes > kChunkBytesMin) chunking.chunk_bytes /= 2;
-  }
-  // One granule per sender and bank is the least; with very many nodes that alone may pass
-  // kOperatorFlagsMax.
-  while (FlagMap{nodes, banks, count()}.count() > kOperatorFlagsMax &&
-         count() > shm::kFlagGranule) {
-    chunking.chunk_bytes = static_cast<std::uint32_t>(
-        std::max<std::uint64_t>(chunking.chunk_bytes, tile_bytes_max) * 2);
-  }
-  if (chunking.chunk_bytes > shm::kCommandPayloadBytesMax / 2) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{}: {} tiles of {} bytes over {} nodes need chunks of {} bytes; at most {}", op,
-                tiles_max, tile_bytes_max, nodes, chunking.chunk_bytes,
-                shm::kCommandPayloadBytesMax / 2);
-  }
-  chunking.chunks_max = count();
-  return chunking;
 }
 
 WorkspaceLayout::WorkspaceLayout(std::uint32_t locals) : end_(WorkspaceHead{locals}.bytes()) {}

@@ -69,18 +69,6 @@ TileSides choose_tile_sides(const Tiling& tiling, std::uint64_t wanted, Count&& 
   return sides;
 }
 
-/// How the tiles that one rank sends to another are cut into chunks (comm/packed_tiles.h).
-struct Chunking {
-  std::uint32_t chunk_bytes = 0;
-  std::uint32_t chunks_max = 0;  ///< of at most `tiles_max` tiles
-};
-/// 256 KiB, or what was asked for; halved (to 32 KiB at the least; not what was asked for) while
-/// there would be fewer than `wanted` chunks of `tiles_max` tiles of `tile_bytes_max` bytes; larger
-/// than asked for where the flags of all chunks would exceed kOperatorFlagsMax. kLimitExceeded.
-Result<Chunking> choose_chunks(std::string_view op, const Tiling& tiling, std::uint32_t tiles_max,
-                               std::uint64_t tile_bytes_max, std::uint32_t wanted,
-                               std::uint32_t nodes, std::uint32_t banks);
-
 /// Deals out a workspace from its head on.
 class WorkspaceLayout {
  public:

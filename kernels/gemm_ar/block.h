@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/comm/operator_block.h"
+#include "kernels/comm/sum_block.h"
 #include "kernels/comm/sum_job.h"
 #include "kernels/gemm_ar/launch.h"
 #include "kernels/gemm_ar/schedule.h"
@@ -14,39 +14,32 @@
 namespace mk::kernels {
 
 template <class Executor>
-class GemmArBlock : public OperatorBlock<Executor> {
+class GemmArBlock : public SumBlock<Executor, GemmArLaunch, GemmArSchedule> {
  public:
-  using Base = OperatorBlock<Executor>;
+  using Base = SumBlock<Executor, GemmArLaunch, GemmArSchedule>;
   using Base::at;
   using Base::await;
-  using Base::await_arrival_flag;
-  using Base::await_blocks;
   using Base::bank;
   using Base::epoch;
+  using Base::own_tile_site;
   using Base::publish;
   using Base::publish_at_every_local;
   using Base::publish_within_rank;
   using Base::rank_of;
+  using Base::receive_bank;
+  using Base::schedule;
   using Base::site;
   using Base::word;
   using Base::world;
 
   MK_HOST_DEVICE GemmArBlock(Executor& executor_in, const GemmArLaunch& launch_in, Role role_in,
                              std::uint32_t index_in, BlockTotals& totals_in)
-      : Base(executor_in, launch_in, role_in, index_in, totals_in),
-        launch(launch_in),
-        schedule(launch_in.plan, launch_in.m) {}
-
-  const GemmArLaunch& launch;
-  const GemmArSchedule schedule;
+      : Base(executor_in, launch_in, role_in, index_in, totals_in) {}
 
   // --- Places, in this rank's workspace where no other is named ---
 
   MK_HOST_DEVICE std::byte* staging_slot(std::uint32_t owned) const {
     return at(schedule.staging_bank(bank) + schedule.slot_in_bank(owned));
-  }
-  MK_HOST_DEVICE std::byte* receive_bank(std::uint32_t from) const {
-    return at(schedule.receive_bank(bank, world.node, from));
   }
   MK_HOST_DEVICE std::byte* receive_slot(std::uint32_t from, std::uint32_t owned) const {
     return receive_bank(from) + schedule.slot_in_bank(owned);
@@ -69,7 +62,7 @@ class GemmArBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE void aim_at_every_c(SumJob& job, std::uint32_t owned) const {
     const std::uint64_t out = schedule.out(schedule.rect(schedule.tile_of(world.local, owned)));
     job.target_count = world.locals;
-    job.target_stride = launch.plan.max.n;
+    job.target_stride = this->launch.plan.max.n;
     for (std::uint32_t i = 0; i < world.locals; ++i)
       job.targets[i] = at((world.local + i) % world.locals, out);
   }
@@ -120,18 +113,6 @@ class GemmArBlock : public OperatorBlock<Executor> {
     return await(site(FlagKind::kOutReady, rank_of(owner), owner, chunk, 2),
                  word(at(schedule.out_ready(owner, chunk))), epoch);
   }
-  /// The node's sum of the chunk is in its receive bank here, made with the same m.
-  MK_HOST_DEVICE bool await_arrival(std::uint32_t node, std::uint32_t chunk) {
-    const std::uint32_t flag = schedule.flags().arrival(bank, world.node, node, chunk);
-    if (!await_arrival_flag(node, flag, chunk)) return false;
-    if (chunk != 0) return true;
-    const auto* header = reinterpret_cast<const BankHeader*>(receive_bank(node));
-    return this->check_m(this->arrival_site(node, chunk), header->m);
-  }
-  /// In unfused mode: this rank's product is done.
-  MK_HOST_DEVICE bool await_turn() {
-    return launch.mode != Mode::kUnfused || await_blocks(Role::kCompute, launch.blocks.compute, 0);
-  }
 
  private:
   MK_HOST_DEVICE std::uint32_t* reduced_flag(std::uint32_t chunk) const {
@@ -142,10 +123,6 @@ class GemmArBlock : public OperatorBlock<Executor> {
   }
   // Of a node with one rank.
   MK_HOST_DEVICE FlagRow own_tile_flags() const { return {word(at(schedule.tile_ready(0, 0)))}; }
-  MK_HOST_DEVICE auto own_tile_site() const {
-    return
-        [this](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); };
-  }
   MK_HOST_DEVICE bool await_own(const TileRange& tiles) {
     return this->await_own_tiles(tiles, own_tile_flags(), own_tile_site());
   }

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/comm/types.h"
+#include "kernels/comm/sum_geometry.h"
 
 namespace mk::kernels {
 
@@ -14,7 +14,7 @@ namespace mk::kernels {
 /// A WorkspaceHead is in front. Slots exist only with several local ranks, staging and receive
 /// banks only with several nodes.
 struct GemmArLayout {
-  std::uint64_t tile_ready = 0;     ///< uint32[source local][owned_max]
+  std::uint64_t tile_ready = 0;     ///< uint32[source local][tiles_max]
   std::uint64_t chunk_reduced = 0;  ///< uint32[chunks_max]
   std::uint64_t out_ready = 0;      ///< uint32[owner local][chunks_max]
   std::uint64_t slots = 0;          ///< [source local][slot_region_bytes]: partial tiles, packed
@@ -23,21 +23,12 @@ struct GemmArLayout {
   std::uint64_t out = 0;            ///< [m][n] row-major: C
   std::uint64_t bytes = 0;
 
-  std::uint64_t slot_region_bytes = 0;  ///< owned_max full tiles
-  std::uint64_t bank_bytes = 0;         ///< a BankHeader, then owned_max full tiles
+  std::uint64_t slot_region_bytes = 0;  ///< tiles_max full tiles
+  std::uint64_t bank_bytes = 0;         ///< a BankHeader, then tiles_max full tiles
 };
 
-struct GemmArGeometry {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
-  Shape max;  ///< the largest m, and n; k is each rank's own and 0 here
-  DType dtype = DType::kBf16;
-  std::uint32_t tile_m = 0;
-  std::uint32_t tile_n = 0;
-  std::uint32_t chunk_bytes = 0;
-  std::uint32_t banks = 2;
-  std::uint32_t owned_max = 0;   ///< tiles of one owner, at most
-  std::uint32_t chunks_max = 0;  ///< chunks of one owner, at most
+/// Its packed tiles are those of one owner.
+struct GemmArGeometry : SumGeometry {
   GemmArLayout layout;
 };
 

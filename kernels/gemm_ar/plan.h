@@ -14,18 +14,11 @@
 
 namespace mk::kernels {
 
-/// See GemmArPlan::make for what is chosen.
-using GemmArTiling = Tiling;
-
 struct GemmArPlan : GemmArGeometry {
-  /// Checks the arguments and fills in what was left open:
-  ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while an owner has fewer
-  ///    than 16;
-  ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while an owner has fewer than 8; larger
-  ///    than asked for where the flags of all chunks would exceed kOperatorFlagsMax.
-  /// Errors: kInvalidArgument, kLimitExceeded.
+  /// Checks the arguments, and chooses what is left open (comm/sum_plan.h: choose_sums). Errors:
+  /// kInvalidArgument, kLimitExceeded.
   static Result<GemmArPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
-                                 const GemmArTiling& tiling);
+                                 const Tiling& tiling);
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }

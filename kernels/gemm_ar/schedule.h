@@ -112,7 +112,7 @@ class GemmArSchedule {
   MK_HOST_DEVICE std::uint64_t tile_ready(std::uint32_t source_local,
                                           std::uint32_t owned_index) const {
     return plan_.layout.tile_ready +
-           (std::uint64_t{source_local} * plan_.owned_max + owned_index) * 4;
+           (std::uint64_t{source_local} * plan_.tiles_max + owned_index) * 4;
   }
   MK_HOST_DEVICE std::uint64_t chunk_reduced(std::uint32_t chunk) const {
     return plan_.layout.chunk_reduced + std::uint64_t{chunk} * 4;
@@ -121,9 +121,7 @@ class GemmArSchedule {
     return plan_.layout.out_ready + (std::uint64_t{owner} * plan_.chunks_max + chunk) * 4;
   }
 
-  MK_HOST_DEVICE FlagMap flags() const {
-    return FlagMap{plan_.nodes, plan_.banks, plan_.chunks_max};
-  }
+  MK_HOST_DEVICE FlagMap flags() const { return plan_.flags(); }
 
  private:
   GemmArGeometry plan_;

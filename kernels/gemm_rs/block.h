@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/comm/operator_block.h"
+#include "kernels/comm/sum_block.h"
 #include "kernels/comm/sum_job.h"
 #include "kernels/gemm_rs/launch.h"
 #include "kernels/gemm_rs/schedule.h"
@@ -14,31 +14,27 @@
 namespace mk::kernels {
 
 template <class Executor>
-class GemmRsBlock : public OperatorBlock<Executor> {
+class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch, GemmRsSchedule> {
  public:
-  using Base = OperatorBlock<Executor>;
+  using Base = SumBlock<Executor, GemmRsLaunch, GemmRsSchedule>;
   using Base::at;
   using Base::await;
-  using Base::await_arrival_flag;
-  using Base::await_blocks;
   using Base::bank;
   using Base::epoch;
   using Base::executor;
+  using Base::own_tile_site;
   using Base::publish;
   using Base::publish_within_rank;
   using Base::rank_of;
+  using Base::receive_bank;
+  using Base::schedule;
   using Base::site;
   using Base::word;
   using Base::world;
 
   MK_HOST_DEVICE GemmRsBlock(Executor& executor_in, const GemmRsLaunch& launch_in, Role role_in,
                              std::uint32_t index_in, BlockTotals& totals_in)
-      : Base(executor_in, launch_in, role_in, index_in, totals_in),
-        launch(launch_in),
-        schedule(launch_in.plan, launch_in.m) {}
-
-  const GemmRsLaunch& launch;
-  const GemmRsSchedule schedule;
+      : Base(executor_in, launch_in, role_in, index_in, totals_in) {}
 
   // --- Places, in this rank's workspace where no other is named ---
 
@@ -49,7 +45,7 @@ class GemmRsBlock : public OperatorBlock<Executor> {
   }
   /// The sums that have come from that node, packed.
   MK_HOST_DEVICE const std::byte* sums_from(std::uint32_t node) const {
-    return at(schedule.receive_bank(bank, world.node, node)) + kBankHeaderBytes;
+    return receive_bank(node) + kBankHeaderBytes;
   }
   /// A sum of the tile of this owner's shard of `node` from packed sources, which the caller names,
   /// to `targets[0]`: the sums for that node, or, of the result, the caller's C.
@@ -108,29 +104,11 @@ class GemmRsBlock : public OperatorBlock<Executor> {
       return piece_site({first.node, first.chunk + i * step});
     });
   }
-  /// The node's sum of the chunk of this rank's shard is in its receive bank here, made with the
-  /// same m.
-  MK_HOST_DEVICE bool await_arrival(std::uint32_t node, std::uint32_t chunk) {
-    const std::uint32_t flag = schedule.flags().arrival(bank, world.node, node, chunk);
-    if (!await_arrival_flag(node, flag, chunk)) return false;
-    if (chunk != 0) return true;
-    const auto* header =
-        reinterpret_cast<const BankHeader*>(at(schedule.receive_bank(bank, world.node, node)));
-    return this->check_m(this->arrival_site(node, chunk), header->m);
-  }
-  /// In unfused mode: this rank's product is done.
-  MK_HOST_DEVICE bool await_turn() {
-    return launch.mode != Mode::kUnfused || await_blocks(Role::kCompute, launch.blocks.compute, 0);
-  }
 
  private:
   // Of a node with one rank.
   MK_HOST_DEVICE FlagRow own_tile_flags(std::uint32_t node) const {
     return {word(at(schedule.tile_ready(0, node, 0)))};
-  }
-  MK_HOST_DEVICE auto own_tile_site() const {
-    return
-        [this](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); };
   }
   MK_HOST_DEVICE std::uint32_t* piece_flag(const GemmRsSchedule::Piece& piece) const {
     return word(at(schedule.chunk_reduced(piece.node, piece.chunk)));

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/comm/types.h"
+#include "kernels/comm/sum_geometry.h"
 
 namespace mk::kernels {
 
@@ -26,17 +26,8 @@ struct GemmRsLayout {
   std::uint64_t bank_bytes = 0;    ///< a BankHeader, then tiles_max full tiles
 };
 
-struct GemmRsGeometry {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
-  Shape max;  ///< the largest m, and n; k is each rank's own and 0 here
-  DType dtype = DType::kBf16;
-  std::uint32_t tile_m = 0;
-  std::uint32_t tile_n = 0;
-  std::uint32_t chunk_bytes = 0;
-  std::uint32_t banks = 2;
-  std::uint32_t tiles_max = 0;   ///< tiles of one shard, at most
-  std::uint32_t chunks_max = 0;  ///< chunks of one shard, at most
+/// Its packed tiles are one shard's.
+struct GemmRsGeometry : SumGeometry {
   GemmRsLayout layout;
 };
 

@@ -15,12 +15,8 @@
 namespace mk::kernels {
 
 struct GemmRsPlan : GemmRsGeometry {
-  /// Checks the arguments and fills in what was left open:
-  ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while the node's ranks
-  ///    would have fewer than 16 each to sum;
-  ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while a rank would send fewer than 8 in a
-  ///    launch; larger than asked for where the flags of all chunks would exceed kOperatorFlagsMax.
-  /// Errors: kInvalidArgument, kLimitExceeded.
+  /// Checks the arguments, and chooses what is left open (comm/sum_plan.h: choose_sums). Errors:
+  /// kInvalidArgument, kLimitExceeded.
   static Result<GemmRsPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
                                  const Tiling& tiling);
 

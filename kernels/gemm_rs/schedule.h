@@ -167,9 +167,7 @@ class GemmRsSchedule {
     return plan_.layout.chunk_reduced + (std::uint64_t{node} * plan_.chunks_max + chunk) * 4;
   }
 
-  MK_HOST_DEVICE FlagMap flags() const {
-    return FlagMap{plan_.nodes, plan_.banks, plan_.chunks_max};
-  }
+  MK_HOST_DEVICE FlagMap flags() const { return plan_.flags(); }
 
  private:
   MK_HOST_DEVICE std::uint32_t rank_of(std::uint32_t node, std::uint32_t local) const {

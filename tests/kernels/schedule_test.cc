@@ -20,7 +20,7 @@ namespace {
 
 struct Case {
   Shape max;
-  GemmArTiling tiling;
+  Tiling tiling;
 };
 
 const std::vector<Case>& cases() {
@@ -156,7 +156,7 @@ TEST(Schedule, OwnersAndChunksPartitionTheTiles) {
   for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
     std::vector<bool> seen(schedule.tiles(), false);
     for (std::uint32_t owner = 0; owner < plan.locals; ++owner) {
-      ASSERT_LE(schedule.owned(owner), plan.owned_max);
+      ASSERT_LE(schedule.owned(owner), plan.tiles_max);
       ASSERT_GE(schedule.chunks(owner), 1u);
       ASSERT_LE(schedule.chunks(owner), plan.chunks_max);
       ASSERT_LE(schedule.chunks(owner), schedule.chunks(0)) << "collect relies on it";

@@ -11,8 +11,8 @@ constexpr char kOp[] = "gemm_ar";
 
 }  // namespace
 
-GemmArTiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
-  GemmArTiling tiling;
+Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
+  Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
   tiling.tile_n = cuda::best_tile_columns(div_up(max.m, cuda::kTileRowsMax), max.n, blocks);
   // Within a node a chunk is only what one reduce block does at a time: a tile.

@@ -20,7 +20,7 @@ namespace mk::kernels {
 
 /// Tiles that suit the GPU, for GemmArPlan::make: all ranks use the same `blocks` (compute blocks
 /// of one rank).
-GemmArTiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks);
+Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread.

@@ -1,0 +1,62 @@
+/// \file
+/// What blocks of the operators that sum (sum_geometry.h) have in common: the launch and its
+/// schedule, the product before the sums, and the other nodes' sums.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/comm/operator_block.h"
+
+namespace mk::kernels {
+
+/// `OperatorLaunch`, `Schedule`: of the operator's launch.h and schedule.h.
+template <class Executor, class OperatorLaunch, class Schedule>
+class SumBlock : public OperatorBlock<Executor> {
+  using Base = OperatorBlock<Executor>;
+
+ public:
+  using Base::await_arrival_flag;
+  using Base::await_blocks;
+  using Base::bank;
+  using Base::site;
+  using Base::world;
+
+  MK_HOST_DEVICE SumBlock(Executor& executor_in, const OperatorLaunch& launch_in, Role role_in,
+                          std::uint32_t index_in, BlockTotals& totals_in)
+      : Base(executor_in, launch_in, role_in, index_in, totals_in),
+        launch(launch_in),
+        schedule(launch_in.plan, launch_in.m) {}
+
+  const OperatorLaunch& launch;
+  const Schedule schedule;
+
+  /// Where the sums of the node's rank of this rail arrive; a BankHeader is in front.
+  MK_HOST_DEVICE std::byte* receive_bank(std::uint32_t from) const {
+    return this->at(schedule.receive_bank(bank, world.node, from));
+  }
+
+  // --- Awaited by this block; false: the launch has failed ---
+
+  /// The node's sum of the chunk is in its receive bank here, made with the same m.
+  MK_HOST_DEVICE bool await_arrival(std::uint32_t node, std::uint32_t chunk) {
+    const std::uint32_t flag = schedule.flags().arrival(bank, world.node, node, chunk);
+    if (!await_arrival_flag(node, flag, chunk)) return false;
+    if (chunk != 0) return true;
+    const auto* header = reinterpret_cast<const BankHeader*>(receive_bank(node));
+    return this->check_m(this->arrival_site(node, chunk), header->m);
+  }
+  /// In unfused mode: this rank's product is done.
+  MK_HOST_DEVICE bool await_turn() {
+    return launch.mode != Mode::kUnfused || await_blocks(Role::kCompute, launch.blocks.compute, 0);
+  }
+
+ protected:
+  /// Of a node with one rank: where it waits for its own tile, as await_own_tiles wants it.
+  MK_HOST_DEVICE auto own_tile_site() const {
+    return
+        [this](std::uint32_t tile) { return site(FlagKind::kTileReady, world.rank(), 0, tile, 0); };
+  }
+};
+
+}  // namespace mk::kernels
