@@ -48,9 +48,15 @@ inline constexpr std::uint32_t kTileRowsMax = 128;
 inline constexpr std::uint32_t kTileColumnsMax = 256;
 inline constexpr std::uint32_t kElementStep = 8;  ///< elements in the copy engine's 16 bytes
 
+/// How long half a tile takes, where a whole one takes 1: as measured, of tiles that stay here.
+inline constexpr double kHalfTileTime = 0.54;
+/// Of tiles that are summed. Within one node they are handed to their owners, with a flag each;
+/// over several the network hides that.
+constexpr double half_tile_time(std::uint32_t nodes) { return nodes > 1 ? kHalfTileTime : 0.67; }
 /// The columns of a tile, of 128 rows, with which `row_tiles` rows of tiles of n columns take a
 /// GPU's `blocks` SMs, some of which communicate, the shortest time.
-std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks);
+std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks,
+                                double half_tile_time);
 
 /// Payload of a network command of a rank that sends about so many bytes in a launch; 0: the plan's
 /// default. As measured over the loopback fabric (tests/bench/results).

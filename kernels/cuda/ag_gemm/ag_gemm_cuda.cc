@@ -32,6 +32,14 @@ bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
 /// A narrow product of few rows: the gather is nearly all of it.
 bool is_small(const Shape& max) { return max.n < kNarrow && max.m <= 2 * kFewRows; }
 
+/// The last rows come when little else is left to compute: short tiles then end sooner, as a tile's
+/// time is what its SM reads from L2. Where even the shortest have an SM each, those.
+std::uint32_t tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks) {
+  constexpr std::uint32_t kShortest = cuda::kTileColumnsMax / 4;
+  if (n >= kNarrow) return cuda::best_tile_columns(row_tiles, n, blocks, cuda::kHalfTileTime);
+  return row_tiles * div_up(n, kShortest) <= blocks ? kShortest : cuda::kTileColumnsMax / 2;
+}
+
 /// Share groups, of a whole GPU: the shorter the product beside the gather, the more. On one node
 /// their blocks take tiles when the rows are shared.
 std::uint32_t share_groups(std::uint32_t nodes, const Shape& max) {
@@ -48,11 +56,7 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
-  // The last rows come when little else is left to compute: short tiles then end sooner.
-  tiling.tile_n =
-      max.n < kNarrow
-          ? cuda::kTileColumnsMax / 2
-          : cuda::best_tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
+  tiling.tile_n = tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
   const std::uint64_t sent =
       std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
   const auto small_chunk = static_cast<std::uint32_t>(

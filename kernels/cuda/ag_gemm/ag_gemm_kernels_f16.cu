@@ -3,7 +3,7 @@
 namespace mk::kernels::cuda {
 
 const AgGemmKernel& ag_gemm_kernel_f16(BLayout b_layout, std::uint32_t columns) {
-  return kernel_for<AgGemmOp, __half>(b_layout, columns);
+  return kernel_for<AgGemmOp, __half, 4, 2, true>(b_layout, columns);
 }
 
 }  // namespace mk::kernels::cuda

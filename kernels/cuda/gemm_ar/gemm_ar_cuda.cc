@@ -9,12 +9,24 @@ namespace {
 
 constexpr char kOp[] = "gemm_ar";
 
+/// Reduce groups of a rank, of a whole GPU. On one node a product of few k is shorter than the
+/// sums: a small result is summed best by groups that have waited for its tiles, a larger one by
+/// the compute blocks that have none left.
+std::uint32_t reduce_groups(std::uint32_t nodes, const Shape& max, std::uint32_t k) {
+  constexpr std::uint64_t kSmall = 2048 * 2048;
+  constexpr std::uint32_t kFewK = 1024;
+  if (nodes > 1) return 24;
+  if (k > kFewK) return 36;
+  return std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
+}
+
 }  // namespace
 
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n = cuda::best_tile_columns(div_up(max.m, cuda::kTileRowsMax), max.n, blocks);
+  tiling.tile_n = cuda::best_tile_columns(div_up(max.m, cuda::kTileRowsMax), max.n, blocks,
+                                          cuda::half_tile_time(nodes));
   // Within a node a chunk is only what one reduce block does at a time: a tile.
   tiling.chunk_bytes =
       nodes == 1 ? cuda::kTileRowsMax * tiling.tile_n * kElementBytes
@@ -35,7 +47,7 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   needs.streams = Role::kReduce;
   needs.stream = context.world.locals > 1;
   needs.send = needs.receive = context.world.nodes > 1;
-  needs.stream_groups = context.world.nodes > 1 ? 24 : 36;
+  needs.stream_groups = reduce_groups(context.world.nodes, plan_.max, k());
   needs.receive_groups = cuda::kSumGroups;
   const FlagMap flags{plan_.nodes, plan_.banks, plan_.chunks_max};
   return OperatorBase::start(context, options, needs, flags, cuda::kGemmArKernels);

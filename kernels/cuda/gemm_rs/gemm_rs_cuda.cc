@@ -15,8 +15,8 @@ Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n =
-      cuda::best_tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
+  tiling.tile_n = cuda::best_tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n,
+                                          blocks, cuda::half_tile_time(nodes));
   // Within a node a chunk is only what one group sums at a time: a tile.
   if (nodes == 1) {
     tiling.chunk_bytes = cuda::kTileRowsMax * tiling.tile_n * kElementBytes;
