@@ -2,7 +2,7 @@
 # Installs, builds and runs every test. Ends with "N passed, N failed", alone on the last line; exits 1 when anything
 # failed.
 #
-#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,sim,rdma,cuda,ops,asan,tsan,tidy,package] [--jobs N] [--label REGEX]
+#   bash tests/run.sh [--stage deps,style,model,fuzz,unit,sim,cuda,ops,rdma,asan,tsan,tidy,package] [--jobs N] [--label REGEX]
 #
 # deps   install the Debian packages            unit   build the dev preset, run all its tests
 # style  formatting, layout, folder READMEs     asan   the same under address and undefined-behaviour sanitizers; line coverage
@@ -10,23 +10,24 @@
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
 # model  the protocol models and their mutants   fuzz   libFuzzer over what comes from outside (MK_FUZZ_SECONDS
 #        each, default 20; nightly: 600)
-# rdma   verbs over a software RDMA NIC in a virtual machine without KVM (tests/rdma): 4 to 8 minutes
+# rdma   verbs over a software RDMA NIC in a virtual machine without KVM (tests/rdma): 4 to 8 minutes, beside the next build
 # sim    whole clusters under simulation, fresh seeds for MK_SIM_SECONDS (default 120); the fixed seeds are in unit
 # ops    units, metrics, alerts and dashboards, discovery, restarts, Slurm, launchers, Kubernetes, README's commands
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
-# A run of all stages begins neither tsan nor tidy later than MK_BUDGET_S (default 3300 s) after its start: on a slow machine
-# they are left out, and the summary says so. Nightly: more. MK_TIDY_BUDGET_S bounds clang-tidy, which begins with what changed
-# last (default: what is left of MK_BUDGET_S, at least 120 s); MK_TIDY=all gives it the tests' sources too (twice the time).
+# A run of all stages is to end within MK_BUDGET_S (default 3450 s): tsan begins only where it will have ended by then (it takes
+# less than asan did), tidy only before then; on a slow machine they are left out, and the summary says so. Nightly: more.
+# MK_TIDY_BUDGET_S bounds clang-tidy, which begins with what changed last (default: what is left of MK_BUDGET_S, at least
+# 120 s); MK_TIDY=all gives it the tests' sources too (twice the time).
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
 # By name only, for its time: package.
-default_stages=deps,style,model,fuzz,unit,sim,rdma,cuda,ops,asan,tsan,tidy
+default_stages=deps,style,model,fuzz,unit,sim,cuda,ops,rdma,asan,tsan,tidy
 all_stages=$default_stages,package
 stages=$default_stages
-budget_s=${MK_BUDGET_S:-3300}
+budget_s=${MK_BUDGET_S:-3450}
 jobs=$(nproc)
 label=
 while [ $# -gt 0 ]; do
@@ -35,7 +36,7 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || { echo "run.sh: $1 needs a value" >&2; exit 2; }
       case $1 in --jobs) jobs=$2 ;; --label) label=$2 ;; *) stages=$2 ;; esac
       shift 2 ;;
-    -h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -111,10 +112,22 @@ build() {
   [ $((SECONDS - began)) -lt 10 ] || echo "  built $preset in $((SECONDS - began)) s"
 }
 
+# What runs beside the next stages, each in a process group of its own: stages sim and rdma.
+beside=()
+trap 'for group in "${beside[@]}"; do kill -- "-$group" 2>/dev/null; done' EXIT
+# begin_beside <command>...: its process is $! then.
+begin_beside() {
+  set -m
+  "$@" &
+  set +m
+  beside+=($!)
+}
+
 # run_tests <preset> <excluded labels> [<ctest argument>...]: runs ctest and counts single cases (tests/runner).
 run_tests() {
   local preset=$1 exclude=$2 result=$logs/result name=$1${4:+-${4//[^a-z]/}} kind text
   shift 2
+  rdma_end  # tests have deadlines
   [ -z "$label" ] || set -- "$@" -L "$label"
   rm -f "$result"
   "${runner[@]}" python3 tests/runner/run_ctest.py "$build_root/$preset" "$name" "$logs" "$result" "$jobs" -LE "$exclude" "$@"
@@ -189,31 +202,49 @@ stage_unit() {
   if [ -n "$library" ]; then check "client library dependencies" bash tests/check_client_library.sh "$library"; fi
 }
 
+# Its virtual machine keeps one core busy: the next build runs beside it.
+rdma=
 rdma_took=
 stage_rdma() {
   build dev || [ $? = 1 ] || return
-  local log=$logs/rdma.log out=$logs/rdma status=0 began name ok bad skip
   if [ ! -x "$build_root/dev/tests/rdma/rdma_link_loss_test" ]; then
     skip_stage rdma "this build has no verbs fabric"
     return
   fi
-  rm -rf "$out"
-  began=$SECONDS
+  # Here, so that no other stage installs anything meanwhile. What is missing then, run_vm.sh says.
+  bash deploy/install-deps.sh --rdma >"$logs/rdma-deps.log" 2>&1
+  rm -rf "$logs/rdma" "$logs/rdma.end"
+  begin_beside rdma_machine
+  rdma=$!
+  case ,$stages in *,rdma) rdma_end ;; *) echo "  runs beside the next build" ;; esac
+}
+
+rdma_machine() {
+  local began=$SECONDS status=0
   # Below ten minutes where nothing else runs; the time-out is for a machine that hangs.
-  MK_BUILD_ROOT=$build_root bash tests/rdma/run_vm.sh --timeout 1500 --out "$out" -- \
-    bash tests/rdma/job.sh "$build_root/dev" >"$log" 2>&1 || status=$?
-  if [ $status = 77 ]; then
+  MK_BUILD_ROOT=$build_root bash tests/rdma/run_vm.sh --timeout 1500 --out "$logs/rdma" -- \
+    bash tests/rdma/job.sh "$build_root/dev" >"$logs/rdma.log" 2>&1 || status=$?
+  echo "$status $((SECONDS - began))" >"$logs/rdma.end"
+}
+
+rdma_end() {
+  [ -n "$rdma" ] || return 0
+  local log=$logs/rdma.log status=none took name ok bad skip
+  wait "$rdma"
+  rdma=
+  read -r status took <"$logs/rdma.end"
+  if [ "$status" = 77 ]; then
     skip_stage rdma "$(sed -n 's/^run_vm: skipped: //p' "$log")"
     return
   fi
-  sed -n 's/^rdma: /  /p' "$log"
-  rdma_took="The virtual machine of rdma took $((SECONDS - began)) s."
+  sed -n 's/^rdma: /  rdma /p' "$log"
+  rdma_took="The virtual machine of rdma took $took s."
   echo "  $rdma_took"
   while read -r name ok bad skip; do
     note "$ok" 0 "$skip"
-    for ((; bad > 0; bad--)); do fail "rdma $name" "$out/$name.log"; done
-  done < <(cat "$out/results" 2>/dev/null)
-  [ $status = 0 ] || fail "rdma virtual machine (status $status)" "$log"
+    for ((; bad > 0; bad--)); do fail "rdma $name" "$logs/rdma/$name.log"; done
+  done < <(cat "$logs/rdma/results" 2>/dev/null)
+  [ "$status" = 0 ] || fail "rdma virtual machine (status $status)" "$log"
 }
 
 # Fresh seeds; the fixed ones are a test of their own. A failing one is in the log with the command that replays it. It is
@@ -221,10 +252,13 @@ stage_rdma() {
 simulation=
 stage_sim() {
   build dev || [ $? = 1 ] || return
-  nice -n 19 "$build_root/dev/tests/sim/mksim" --seconds "${MK_SIM_SECONDS:-120}" >"$logs/mksim.log" 2>&1 &
+  begin_beside simulate
   simulation=$!
-  trap '[ -z "$simulation" ] || kill "$simulation"' EXIT
   case ,$stages in *,sim) simulation_end ;; *) echo "  runs beside the next stages" ;; esac
+}
+
+simulate() {
+  nice -n 19 "$build_root/dev/tests/sim/mksim" --seconds "${MK_SIM_SECONDS:-120}" >"$logs/mksim.log" 2>&1
 }
 
 simulation_result() {
@@ -319,20 +353,29 @@ stage_package() {
   esac
 }
 
+# too_late <stage>: whether a run of all stages has no time left for it.
+asan_took=0
+too_late() {
+  case $stages/$1 in
+    "$default_stages"/tsan) [ $((SECONDS + asan_took * 3 / 4)) -gt "$budget_s" ] ;;
+    "$default_stages"/tidy) [ "$SECONDS" -gt "$budget_s" ] ;;
+    *) false ;;
+  esac
+}
+
 started=$SECONDS
 for stage in ${stages//,/ }; do
   echo "== $stage"
   stage_started=$SECONDS
-  case $stages/$stage in
-    "$default_stages"/tsan | "$default_stages"/tidy)
-      if [ "$SECONDS" -gt "$budget_s" ]; then
-        skip_stage "$stage" "begun later than $budget_s s after the start; by itself: bash tests/run.sh --stage $stage"
-        continue
-      fi ;;
-  esac
+  if too_late "$stage"; then
+    skip_stage "$stage" "it would end later than $budget_s s after the start; by itself: bash tests/run.sh --stage $stage"
+    continue
+  fi
   "stage_$stage"
+  [ "$stage" != asan ] || asan_took=$((SECONDS - stage_started))
   echo "== $stage: $((SECONDS - stage_started)) s"
 done
+rdma_end
 simulation_end
 
 echo

@@ -18,8 +18,6 @@ for tool in spin cc; do
   command -v $tool >/dev/null || { echo "no $tool: models are not checked (bash deploy/install-deps.sh --test)"; exit 77; }
 done
 work=$(mktemp -d "${TMPDIR:-/tmp}/mk-model.XXXXXX")
-passed=0
-failed=0
 
 # check <model> <-O level> <kind> <defines>...: prints the verifier's verdict, "pass" or its first error.
 check() {
@@ -51,31 +49,42 @@ check() {
   fi
 }
 
+# judge <folder> <file> <name> <rest of the line>: checks one case; a line says what came of it.
+judge() {
+  local folder=$1 file=$2 name=$3 rest=$4 place=$work/${2%.pml}-$3 began=$SECONDS expected verdict how optimise
+  expected=$(sed 's/ *:.*//' <<<"$rest")
+  read -r -a how <<<"${rest#*:}"
+  mkdir -p "$place"
+  # A mutant fails soon: compiling its verifier takes longer than running it.
+  optimise=-O0
+  [ "$expected" != pass ] || optimise=-O1
+  verdict=$(cd "$place" && check "$folder/$file" $optimise "${how[@]}")
+  if { [ "$expected" = pass ] && [ "$verdict" = pass ]; } || { [ "$expected" != pass ] && [[ $verdict == "$expected"* ]]; }; then
+    echo "passed  ${file%.pml} $name ($(sed -n 's/^ *\([0-9]*\) states, stored.*/\1/p' "$place/pan.log") states, $((SECONDS - began)) s)"
+    rm -rf "$place"
+  else
+    echo "FAILED  ${file%.pml} $name: expected '$expected', got '$verdict' ($place)"
+  fi
+}
+
+# As many at a time as there are processors; a case is one thread.
 started=$SECONDS
+cases=0
 while IFS= read -r list; do
-  folder=$(dirname "$list")
   while read -r file name rest; do
     case $file in '' | \#*) continue ;; esac
     [[ "$file $name" == *"$word"* ]] || continue
-    expected=$(sed 's/ *:.*//' <<<"$rest")
-    read -r -a how <<<"${rest#*:}"
-    place=$work/${file%.pml}-$name
-    mkdir -p "$place"
-    case_started=$SECONDS
-    # A mutant fails soon: compiling its verifier takes longer than running it.
-    optimise=-O0
-    [ "$expected" != pass ] || optimise=-O1
-    verdict=$(cd "$place" && check "$folder/$file" $optimise "${how[@]}")
-    if { [ "$expected" = pass ] && [ "$verdict" = pass ]; } || { [ "$expected" != pass ] && [[ $verdict == "$expected"* ]]; }; then
-      passed=$((passed + 1))
-      echo "passed  ${file%.pml} $name ($(sed -n 's/^ *\([0-9]*\) states, stored.*/\1/p' "$place/pan.log") states, $((SECONDS - case_started)) s)"
-      rm -rf "$place"
-    else
-      failed=$((failed + 1))
-      echo "FAILED  ${file%.pml} $name: expected '$expected', got '$verdict' ($place)"
-    fi
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    judge "$(dirname "$list")" "$file" "$name" "$rest" >"$work/verdict-$cases" &
+    cases=$((cases + 1))
   done <"$list"
 done < <(git ls-files --cached --others --exclude-standard '*models/models.txt' | sort)
+wait
+for ((i = 0; i < cases; ++i)); do cat "$work/verdict-$i"; done | tee "$work/verdicts"
+passed=$(grep -c '^passed' "$work/verdicts")
+# Whatever did not pass failed, also a case that ended without a word.
+failed=$((cases - passed))
+rm -f "$work"/verdict*
 rmdir "$work" 2>/dev/null
 echo "$((SECONDS - started)) s"
 [ $((passed + failed)) != 0 ] || { echo "no model matches '$word'"; exit 1; }
