@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -78,6 +79,14 @@ void HostProxy::fill_in(std::uint32_t rank, kernels::RankContext& context) const
   context.flag_count = flag_count_;
 }
 
+std::string HostProxy::slowest_copy() const {
+  std::size_t worst = 0;
+  for (std::size_t r = 1; r < ranks_.size(); ++r)
+    if (ranks_[r]->slowest_copy_us > ranks_[worst]->slowest_copy_us) worst = r;
+  return fmt::format("the slowest copy took the proxy of rank {} {:.3f} s", worst,
+                     static_cast<double>(ranks_[worst]->slowest_copy_us) / 1e6);
+}
+
 void HostProxy::serve(std::uint32_t r) {
   Rank& own = *ranks_[r];
   require(cudaSetDevice(own.device), "cudaSetDevice");
@@ -93,6 +102,7 @@ void HostProxy::serve(std::uint32_t r) {
       shm::Command batch[kBatch];
       std::uint32_t count = 0;
       std::uint64_t words[shm::kCommandWords];
+      const auto began = std::chrono::steady_clock::now();
       while (count < kBatch && lane.try_take(words)) {
         if (!lane.sequence_matches(words)) refuse("a command with another's sequence");
         if (!shm::reserved_bits_clear(words)) refuse("reserved bits are set");
@@ -114,6 +124,9 @@ void HostProxy::serve(std::uint32_t r) {
       if (count == 0) continue;
       lane.publish_consumed();
       require(cudaStreamSynchronize(stream), "payload");
+      const auto took = std::chrono::duration_cast<std::chrono::microseconds>(
+          std::chrono::steady_clock::now() - began);
+      own.slowest_copy_us = std::max(own.slowest_copy_us.load(), std::int64_t{took.count()});
       if (dawdles_ && random() % 8 == 0)
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
       for (std::uint32_t i = 0; i < count; ++i)

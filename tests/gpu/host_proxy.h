@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -35,6 +36,9 @@ class HostProxy {
   void fill_in(std::uint32_t rank, kernels::RankContext& context) const;
   /// Bytes of payload that the rank has sent.
   std::uint64_t payload(std::uint32_t rank) const { return ranks_[rank]->payload; }
+  /// Who of them waited longest for a copy, and how long: a copy that CUDA keeps behind a launch
+  /// that waits for it is not the kernels' fault.
+  std::string slowest_copy() const;
   /// Whether ranks are held up at random between a copy and its flag.
   void dawdle(bool on) { dawdles_ = on; }
 
@@ -47,6 +51,7 @@ class HostProxy {
     std::byte* workspace = nullptr;
     int device = 0;
     std::atomic<std::uint64_t> payload{0};
+    std::atomic<std::int64_t> slowest_copy_us{0};
     std::thread thread;
   };
   void serve(std::uint32_t rank);
