@@ -11,8 +11,6 @@ namespace {
 /// connection. libfabric would try for ever to make a new one.
 constexpr std::uint64_t kReconnectNs = 500'000'000;
 constexpr std::size_t kDoorbellBytes = 8;
-/// An acknowledgement costs the peer a system call, so not each write asks for one.
-constexpr std::uint32_t kAskEvery = 4;
 
 /// The proxy has checked these bounds; the provider would answer a mistake by ending the
 /// connection.
@@ -50,7 +48,7 @@ Link::Link(Port port, fi_addr_t peer, const Address& address, std::string peer_n
       operations_(depth),
       waiting_(depth),
       done_(depth),
-      sent_(depth) {
+      acknowledgements_(depth) {
   free_.reserve(depth);
   for (Operation& operation : operations_) {
     operation.data.operation = &operation;
@@ -98,7 +96,7 @@ void Link::close_refused(long rc) {
 
 long Link::submit(Operation& operation, bool more) {
   const Write& write = operation.write;
-  operation.asks = manner_.completes_early && (asks_ == 0 || since_ask_ + 1 >= kAskEvery);
+  operation.asks = manner_.completes_early && acknowledgements_.due();
   const std::uint64_t last =
       FI_REMOTE_CQ_DATA | (operation.asks ? FI_DELIVERY_COMPLETE : 0) | (more ? FI_MORE : 0);
   if (write.bytes > 0 && !operation.data_posted) {
@@ -129,28 +127,21 @@ long Link::submit(Operation& operation, bool more) {
 
 void Link::note_sent(Operation& operation) {
   if (!manner_.completes_early) return;
-  operation.number = sent_tail_;
-  sent_[sent_tail_++ % sent_.size()] = &operation;
-  asks_ += operation.asks ? 1 : 0;
-  since_ask_ = operation.asks ? 0 : since_ask_ + 1;
-}
-
-void Link::note_acknowledged(std::uint64_t up_to) {
-  --asks_;
-  acknowledged_ = std::max(acknowledged_, up_to);
+  const auto index = static_cast<std::uint32_t>(&operation - operations_.data());
+  operation.number = acknowledgements_.sent(index, operation.asks);
 }
 
 void Link::finish_acknowledged() {
-  while (sent_head_ < acknowledged_) {
-    Operation& operation = *sent_[sent_head_ % sent_.size()];
-    if (operation.outstanding > 0) return;
-    ++sent_head_;
+  acknowledgements_.take_acknowledged([this](std::uint32_t index) {
+    Operation& operation = operations_[index];
+    if (operation.outstanding > 0) return false;
     finish(operation, ErrorCode::kOk);
-  }
+    return true;
+  });
 }
 
 void Link::ask_for_rest() {
-  if (sent_head_ == sent_tail_ || asks_ > 0) return;
+  if (!acknowledgements_.rest_waits()) return;
   fi_msg_rma message{};
   const fi_rma_iov nothing{address_.doorbell_base, 0, address_.doorbell_key};
   message.addr = peer_;
@@ -162,9 +153,7 @@ void Link::ask_for_rest() {
   if (rc == -FI_EAGAIN) return;
   if (rc != 0) return close_refused(rc);
   ++in_flight_;
-  ++asks_;
-  since_ask_ = 0;
-  ask_up_to_ = sent_tail_;
+  ask_end_ = acknowledgements_.ask_for_rest();
 }
 
 long Link::submit_write(const void* source, std::size_t bytes, void* descriptor,
@@ -253,13 +242,13 @@ void Link::take_completions(std::uint64_t now_ns) {
     ever_completed_ = true;
     --in_flight_;
     if (context == &ask_) {
-      note_acknowledged(ask_up_to_);
+      acknowledgements_.acknowledge(ask_end_);
       continue;
     }
     Operation& operation = *static_cast<Context*>(context)->operation;
     if (--operation.outstanding > 0 || operation.data_posted) continue;
     if (!manner_.completes_early) finish(operation, ErrorCode::kOk);
-    if (operation.asks) note_acknowledged(operation.number + 1);
+    if (operation.asks) acknowledgements_.acknowledge(operation.number + 1);
   }
   finish_acknowledged();
 }
@@ -306,7 +295,7 @@ void Link::close(const std::string& reason) {
   }
   in_flight_ = 0;
   waiting_head_ = waiting_tail_;
-  sent_head_ = sent_tail_;
+  acknowledgements_.forget();
 }
 
 }  // namespace mk::fabric::ofi

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "daemon/fabric/link_table.h"
+#include "daemon/fabric/ofi/acknowledgements.h"
 #include "daemon/fabric/ofi/domain.h"
 #include "daemon/fabric/ofi/introduction.h"
 
@@ -79,7 +80,7 @@ class Link : public LinkBase {
   bool down() const { return down_; }
   bool empty() const { return free_.size() == operations_.size(); }
   bool busy() const {
-    return in_flight_ > 0 || sent_head_ != sent_tail_ || waiting_head_ != waiting_tail_ ||
+    return in_flight_ > 0 || acknowledgements_.outstanding() || waiting_head_ != waiting_tail_ ||
            (!introduced() && !down_);
   }
   bool down_reported = false;
@@ -104,7 +105,7 @@ class Link : public LinkBase {
     bool in_use = false;
     bool data_posted = false;  ///< its data went, its notification has not
     bool asks = false;         ///< to be acknowledged by the peer
-    std::uint64_t number = 0;  ///< in the order in which they were sent
+    std::uint64_t number = 0;  ///< Acknowledgements::sent
   };
   struct Done {
     std::uint64_t cookie;
@@ -123,12 +124,9 @@ class Link : public LinkBase {
   bool introduce(std::uint64_t now_ns);
   void retry_waiting();
   void take_completions(std::uint64_t now_ns);
-  // Where completions come early (Manner::completes_early): some writes ask the peer for an
-  // acknowledgement, which stands for all that were sent before.
   void note_sent(Operation& operation);
-  void note_acknowledged(std::uint64_t up_to);
   void finish_acknowledged();
-  /// Asks for those that nobody asks for any more.
+  /// By an empty write, of whatever no write under way asks for.
   void ask_for_rest();
   void finish(Operation& operation, ErrorCode code);
   std::string read_error();
@@ -152,14 +150,9 @@ class Link : public LinkBase {
   std::vector<Done> done_;
   std::size_t done_head_ = 0;
   std::size_t done_tail_ = 0;
-  std::vector<Operation*> sent_;  ///< and not known to have arrived
-  std::uint64_t sent_head_ = 0;
-  std::uint64_t sent_tail_ = 0;
-  std::uint64_t acknowledged_ = 0;  ///< numbers below it
-  std::uint32_t asks_ = 0;          ///< under way
-  std::uint32_t since_ask_ = 0;     ///< writes
-  Context ask_;                     ///< of `ask_for_rest`, one at a time
-  std::uint64_t ask_up_to_ = 0;
+  Acknowledgements acknowledgements_;  ///< used where Manner::completes_early
+  Context ask_;                        ///< of `ask_for_rest`, one at a time
+  std::uint64_t ask_end_ = 0;
   std::uint32_t in_flight_ = 0;
   std::uint64_t progress_ns_ = 0;  ///< when the link last got on, or began to be busy
   bool ever_completed_ = false;
