@@ -16,7 +16,7 @@ step() {
   local name=$1 started=$SECONDS status=0
   [[ $name =~ $only ]] || return 0
   shift
-  timeout 900 "$@" >"$out/$name.log" 2>&1 || status=$?
+  timeout 1500 "$@" >"$out/$name.log" 2>&1 || status=$?
   local xml=$out/$name.xml passed failed skipped
   if [ -s "$xml" ]; then
     passed=$(grep -c '<testcase .*status="run" result="completed"' "$xml")
