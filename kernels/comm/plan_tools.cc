@@ -1,7 +1,5 @@
 #include "kernels/comm/plan_tools.h"
 
-#include <algorithm>
-
 #include "kernels/comm/workspace_head.h"
 #include "shm/limits.h"
 

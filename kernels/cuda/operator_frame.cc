@@ -31,6 +31,17 @@ std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::u
              : kTileColumnsMax;
 }
 
+GroupNeeds sum_needs(const World& world, std::uint32_t groups) {
+  constexpr std::uint32_t kOverNodes = 24;
+  GroupNeeds needs;
+  needs.streams = Role::kReduce;
+  needs.stream = world.locals > 1;
+  needs.send = needs.receive = world.nodes > 1;
+  needs.stream_groups = world.nodes > 1 ? kOverNodes : groups;
+  needs.receive_groups = kSumGroups;
+  return needs;
+}
+
 OnDevice::OnDevice(int device) {
   cudaGetDevice(&before_);
   if (before_ != device) cudaSetDevice(device);

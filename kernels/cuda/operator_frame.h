@@ -92,6 +92,9 @@ struct GroupNeeds {
   std::uint32_t stream_groups = 24;
   std::uint32_t receive_groups = 6;
 };
+/// Of an operator that sums; within one node by `groups` groups of a whole GPU besides those of the
+/// compute blocks, which join when they have no tiles left.
+GroupNeeds sum_needs(const World& world, std::uint32_t groups);
 
 inline DType cuda_type(kernels::DType dtype) {
   return dtype == kernels::DType::kBf16 ? DType::kBf16 : DType::kF16;

@@ -9,13 +9,12 @@ namespace {
 
 constexpr char kOp[] = "gemm_ar";
 
-/// Reduce groups of a rank, of a whole GPU. On one node a product of few k is shorter than the
-/// sums: a small result is summed best by groups that have waited for its tiles, a larger one by
-/// the compute blocks that have none left.
-std::uint32_t reduce_groups(std::uint32_t nodes, const Shape& max, std::uint32_t k) {
+/// Reduce groups of a rank of one node. Few k: the product is shorter than the sums, and a small
+/// result is summed best by groups that have waited for its tiles, a larger one by the compute
+/// blocks that have none left.
+std::uint32_t reduce_groups(const Shape& max, std::uint32_t k) {
   constexpr std::uint64_t kSmall = 2048 * 2048;
   constexpr std::uint32_t kFewK = 1024;
-  if (nodes > 1) return 24;
   if (k > kFewK) return 36;
   return std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
 }
@@ -43,14 +42,9 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 }
 
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
-  cuda::GroupNeeds needs;
-  needs.streams = Role::kReduce;
-  needs.stream = context.world.locals > 1;
-  needs.send = needs.receive = context.world.nodes > 1;
-  needs.stream_groups = reduce_groups(context.world.nodes, plan_.max, k());
-  needs.receive_groups = cuda::kSumGroups;
-  const FlagMap flags{plan_.nodes, plan_.banks, plan_.chunks_max};
-  return OperatorBase::start(context, options, needs, flags, cuda::kGemmArKernels);
+  const std::uint32_t groups = reduce_groups(plan_.max, k());
+  return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups),
+                             plan_.flags(), cuda::kGemmArKernels);
 }
 
 Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,

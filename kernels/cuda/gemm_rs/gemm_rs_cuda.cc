@@ -36,14 +36,9 @@ Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, s
 }
 
 Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options) {
-  cuda::GroupNeeds needs;
-  needs.streams = Role::kReduce;
-  needs.stream = context.world.locals > 1;
-  needs.send = needs.receive = context.world.nodes > 1;
-  needs.stream_groups = context.world.nodes > 1 ? 24 : 12;
-  needs.receive_groups = cuda::kSumGroups;
-  const FlagMap flags{plan_.nodes, plan_.banks, plan_.chunks_max};
-  return OperatorBase::start(context, options, needs, flags, cuda::kGemmRsKernels);
+  constexpr std::uint32_t kReduceGroups = 12;
+  return OperatorBase::start(context, options, cuda::sum_needs(context.world, kReduceGroups),
+                             plan_.flags(), cuda::kGemmRsKernels);
 }
 
 Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
