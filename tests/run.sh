@@ -10,7 +10,7 @@
 # cuda   what can be checked of the CUDA kernels without a GPU (when nvcc is there)
 # model  the protocol models and their mutants   fuzz   libFuzzer over what comes from outside (MK_FUZZ_SECONDS
 #        each, default 20; nightly: 600)
-# rdma   verbs over a software RDMA NIC in a virtual machine without KVM (tests/rdma): 4 to 8 minutes, beside the next build
+# rdma   verbs over a software RDMA NIC in a virtual machine without KVM (tests/rdma): 4 to 11 minutes, beside the next build
 # sim    whole clusters under simulation, fresh seeds for MK_SIM_SECONDS (default 120); the fixed seeds are in unit
 # ops    units, metrics, alerts and dashboards, discovery, restarts, Slurm, launchers, Kubernetes, README's commands
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
@@ -224,7 +224,7 @@ stage_rdma() {
 
 rdma_machine() {
   local began=$SECONDS status=0
-  # Below ten minutes where nothing else runs; the time-out is for a machine that hangs.
+  # Below ten minutes where nothing else runs, 11 beside a build; the time-out is for a machine that hangs.
   MK_BUILD_ROOT=$build_root bash tests/rdma/run_vm.sh --timeout 2000 --out "$logs/rdma" -- \
     bash tests/rdma/job.sh "$build_root/dev" >"$logs/rdma.log" 2>&1 || status=$?
   echo "$status $((SECONDS - began))" >"$logs/rdma.end"
