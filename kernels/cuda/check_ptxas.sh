@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# check_ptxas.sh [CuTe's include folder]: compiles the hot kernels as the build does and reads ptxas' report. Fails on a
-# spill, a stack frame, wgmma serialised (C7509, C7510) or setmaxnreg ignored (C7506, C7508); prints each kernel's registers.
-# Of the operators' kernels it takes two each; their leaders' roles may have a stack frame, which the product does not touch.
-# Needs nvcc, no GPU; about 40 s on two cores. NVCC and NVCC_FLAGS (added at the end) may be set.
+# check_ptxas.sh [CuTe's include folder [build folder]]: reads ptxas' report of the hot kernels: what the build kept beside
+# its objects, or, where it has none, of two kernels of each operator and all others, compiled here as the build does. Fails on
+# a spill, a stack frame, wgmma serialised (C7509, C7510) or setmaxnreg ignored (C7506, C7508); prints each kernel's registers.
+# The operators' leaders' roles may have a stack frame, which the product does not touch.
+# Needs nvcc where it compiles, no GPU; then a minute or two on two cores. NVCC and NVCC_FLAGS (added at the end) may be set.
 set -u
 cd "$(dirname "$0")/../.."
 include=${1:-${MK_CUTLASS_INCLUDE:-}}
+build=${2:-}
 if [ -z "$include" ]; then
   include=$(find build*/ -maxdepth 5 -type d -path '*nvidia-cutlass/cutlass_library/source/include' 2>/dev/null | head -n 1)
 fi
@@ -16,15 +18,21 @@ trap 'rm -rf "$work"' EXIT
 
 units=(kernels/cuda/*_kernels_*.cu tests/gpu/gemm_seams.cu kernels/cuda/*/*_kernels_bf16.cu)
 is_operator() { [[ $1 == kernels/cuda/*/* ]]; }
-compile() {
-  local few=
+# report <unit> <number>: puts it into $work/<number>.log.
+report() {
+  local few= kept=
+  [ -z "$build" ] || kept=$(find "$build" -path "*.dir/$(sed 's#^kernels/cuda/##; s#^tests/gpu/##' <<<"$1").o.ptxas" -not -path '*delays*')
+  if [ -n "$kept" ]; then
+    cp "$kept" "$work/$2.log"
+    return
+  fi
   is_operator "$1" && few=-DMK_CUDA_FEW_KERNELS
   "$nvcc" -std=c++20 -O3 -DNDEBUG --expt-relaxed-constexpr -I. -isystem "$include" \
     -gencode arch=compute_90a,code=sm_90a -Xptxas -v $few ${NVCC_FLAGS:-} -cubin -o "$work/$2.cubin" "$1" >"$work/$2.log" 2>&1 ||
     echo "$1 does not compile" >>"$work/$2.log.failed"
 }
 for i in "${!units[@]}"; do
-  compile "${units[$i]}" "$i" &
+  report "${units[$i]}" "$i" &
   [ $((i % 2)) = 1 ] && wait
 done
 wait
