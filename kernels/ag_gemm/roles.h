@@ -90,6 +90,16 @@ MK_HOST_DEVICE inline bool collect(AgGemmBlock<Executor>& block) {
   return true;
 }
 
+/// The first half of `collect`, of all ranks: what is left of it where nobody wants the whole A and
+/// no bank is released. (An executor may let one block do that, whichever.)
+template <class Executor>
+MK_HOST_DEVICE inline bool await_headers(AgGemmBlock<Executor>& block) {
+  for (std::uint32_t origin = 0; origin < block.world.size(); ++origin) {
+    if (!block.gather.await_header(origin)) return false;
+  }
+  return true;
+}
+
 /// `parts`: of each chunk; see gather/roles.h.
 template <class Executor>
 MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block, std::uint32_t parts = 1) {

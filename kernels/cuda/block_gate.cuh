@@ -13,6 +13,18 @@
 
 namespace mk::kernels::cuda {
 
+/// Copies a launch, word by word, by `threads` threads. (As ordinary memory: from a kernel's
+/// parameters the lanes of a warp would read their words one after the other.)
+template <class Launch>
+__device__ __forceinline__ void copy_launch(unsigned char* to, const Launch& launch,
+                                            std::uint32_t thread, std::uint32_t threads) {
+  static_assert(sizeof(Launch) % 8 == 0);
+  const auto* from = reinterpret_cast<const std::uint64_t*>(&launch);
+  asm("" : "+l"(from));
+  auto* words = reinterpret_cast<std::uint64_t*>(to);
+  for (std::uint32_t i = thread; i < sizeof(Launch) / 8; i += threads) words[i] = from[i];
+}
+
 /// Waits, and nothing else.
 class GateExecutor {
  public:
@@ -24,6 +36,8 @@ class GateExecutor {
                                                 std::uint32_t wanted, Flag&& flag) {
     constexpr std::uint32_t kAtOnce = 8;
     std::uint32_t at = begin;
+    // To acquire one is quicker than that fence.
+    if (end - begin == 1) return shm::flag_reached(flag(begin), wanted) ? end : begin;
     for (bool reached = true; reached && at < end;) {
       std::uint32_t seen[kAtOnce];
       for (std::uint32_t i = 0; i < kAtOnce; ++i)
@@ -56,16 +70,14 @@ struct BlockGateShared {
   GateExecutor executor;
   BlockTotals totals;
 
-  /// All threads of the block; the core's first barrier comes after it.
-  __device__ void begin(const Launch& from, std::uint32_t epoch) {
-    const auto* words = reinterpret_cast<const std::uint64_t*>(&from);
-    auto* to = reinterpret_cast<std::uint64_t*>(launch_bytes);
-    for (std::uint32_t i = threadIdx.x; i < sizeof(Launch) / 8; i += blockDim.x) to[i] = words[i];
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      reinterpret_cast<Launch*>(launch_bytes)->epoch = epoch;
-      totals = BlockTotals{};
-    }
+  /// All threads of the block; barriers come between this and `begin`, and after that.
+  __device__ void prepare(const Launch& from) {
+    copy_launch(launch_bytes, from, threadIdx.x, blockDim.x);
+  }
+  /// One thread.
+  __device__ void begin(std::uint32_t epoch) {
+    reinterpret_cast<Launch*>(launch_bytes)->epoch = epoch;
+    totals = BlockTotals{};
   }
   __device__ const Launch& launch() const { return *reinterpret_cast<const Launch*>(launch_bytes); }
   __device__ std::uint32_t epoch() const { return launch().epoch; }

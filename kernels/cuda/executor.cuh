@@ -53,18 +53,6 @@ struct Jobs {
   }
 };
 
-template <class Element>
-__device__ __forceinline__ void unpack(std::uint32_t packed, float* low, float* high) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    *low = __uint_as_float(packed << 16);
-    *high = __uint_as_float(packed & 0xffff0000u);
-  } else {
-    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&packed));
-    *low = pair.x;
-    *high = pair.y;
-  }
-}
-
 /// sum += vector, or sum = vector for the first.
 template <class Element>
 __device__ __forceinline__ void add(float (&sum)[8], const Vector& vector, bool first) {
@@ -72,7 +60,7 @@ __device__ __forceinline__ void add(float (&sum)[8], const Vector& vector, bool 
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float low, high;
-    unpack<Element>(words[i], &low, &high);
+    unpack_two<Element>(words[i], &low, &high);
     sum[2 * i] = first ? low : sum[2 * i] + low;
     sum[2 * i + 1] = first ? high : sum[2 * i + 1] + high;
   }

@@ -55,10 +55,13 @@ struct GemmConfig {
   static constexpr int kABytes = kBlockM * kBlockK * 2;
   static constexpr int kBBytes = kBlockN * kBlockK * 2;
   static constexpr int kPieceBytes = kWarpgroupRows * kPieceColumns * 2;
+  /// A piece of all rows of the tile: it fits where a stage has A.
+  static constexpr int kPartialBytes = kMathWarpgroups * kPieceBytes;
 
   /// Rows (or columns, for B as [K,N]) of the box of one TMA load of B.
   static constexpr int kBBox = kBLayout == BLayout::kNK ? kBlockN / kCluster : 64;
 
+  static_assert(kPartialBytes == kABytes);
   static_assert(kMathWarpgroups == 2, "the register split is made for two");
   static_assert(kBlockN == 64 || kBlockN == 128 || kBlockN == 256);
   static_assert(kCluster == 1 || kCluster == 2);

@@ -92,6 +92,8 @@ class TileWalk {
   __device__ TileWalk(const Params& params, TileFeed& /*feed*/, int worker, int workers)
       : order_(params, worker, workers) {}
   __device__ bool next(Tile* tile) { return order_.next(tile); }
+  /// Of an order that kAdds.
+  __device__ bool adds() const { return order_.adds(); }
 
  private:
   Order order_;
@@ -121,9 +123,62 @@ __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
   return packed;
 }
 
-/// Runs the tiles of worker `worker` of `workers` (a worker is a cluster) in this block. All
-/// threads of the block call it, in a kernel with __launch_bounds__(Config::kThreads, 1) and
-/// sizeof(SharedOf) of dynamic shared memory at `shared`.
+/// The two elements of a word, the low half first.
+template <class Element>
+__device__ __forceinline__ void unpack_two(std::uint32_t packed, float* low, float* high) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    *low = __uint_as_float(packed << 16);
+    *high = __uint_as_float(packed & 0xffff0000u);
+  } else {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&packed));
+    *low = pair.x;
+    *high = pair.y;
+  }
+}
+
+/// sum = this thread's part of a piece of one partial, or, if it is not the first, sum + that.
+template <class Element>
+__device__ __forceinline__ void add_packed(float (&sum)[kPieceColumns / 2], int at,
+                                           const std::uint32_t (&packed)[4], bool first) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float low, high;
+    unpack_two<Element>(packed[i], &low, &high);
+    sum[at + 2 * i] = first ? low : sum[at + 2 * i] + low;
+    sum[at + 2 * i + 1] = first ? high : sum[at + 2 * i + 1] + high;
+  }
+}
+
+/// Makes the barriers of gemm_core, by thread 0 of the block; a barrier of the block (or cluster)
+/// comes between the two.
+template <class Config, class Order, class Gate, class Store>
+__device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store>& params,
+                                             SharedOf<Config, Gate, Store>& shared) {
+  constexpr int kMathWarpgroups = Config::kMathWarpgroups;
+  if (threadIdx.x != 0) return;
+  ptx::prefetch_tensor_map(&params.a);
+  ptx::prefetch_tensor_map(&params.b);
+  for (int stage = 0; stage < Config::kStages; ++stage) {
+    ptx::mbarrier_init(&shared.stage_full[stage], 1);
+    ptx::mbarrier_init(&shared.stage_empty[stage],
+                       Config::kCluster * kMathWarpgroups * 4);  // every math warp arrives
+  }
+  for (int w = 0; w < kMathWarpgroups; ++w) {
+    for (int buffer = 0; buffer < Config::kStagingBuffers; ++buffer) {
+      ptx::mbarrier_init(&shared.piece_full[w][buffer], 4);
+      ptx::mbarrier_init(&shared.piece_empty[w][buffer], 1);
+    }
+  }
+  // The math warps and the storing threads.
+  if constexpr (kIsTaken<Order>) shared.feed.begin(kMathWarpgroups * 4 + kMathWarpgroups);
+  for (auto& word : shared.store_words) word = 0;
+  ptx::mbarrier_init_fence();
+}
+
+/// Runs the tiles of worker `worker` of `workers` (a worker is a cluster) in this block, after
+/// prepare_core. All threads of the block call it, in a kernel with
+/// __launch_bounds__(Config::kThreads, 1) and sizeof(SharedOf) of dynamic shared memory at
+/// `shared`.
 template <class Config, class Order, class Gate, class Store>
 __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& params,
                                           SharedOf<Config, Gate, Store>& shared, int worker,
@@ -142,31 +197,6 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
   const int lane = threadIdx.x % 32;
   const int cluster_rank = kCluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
-
-  if (threadIdx.x == 0) {
-    ptx::prefetch_tensor_map(&params.a);
-    ptx::prefetch_tensor_map(&params.b);
-    for (int stage = 0; stage < kStages; ++stage) {
-      ptx::mbarrier_init(&shared.stage_full[stage], 1);
-      ptx::mbarrier_init(&shared.stage_empty[stage],
-                         kCluster * kMathWarpgroups * 4);  // every math warp arrives
-    }
-    for (int w = 0; w < kMathWarpgroups; ++w) {
-      for (int buffer = 0; buffer < Config::kStagingBuffers; ++buffer) {
-        ptx::mbarrier_init(&shared.piece_full[w][buffer], 4);
-        ptx::mbarrier_init(&shared.piece_empty[w][buffer], 1);
-      }
-    }
-    // The math warps and the storing threads.
-    if constexpr (kIsTaken<Order>) shared.feed.begin(kMathWarpgroups * 4 + kMathWarpgroups);
-    for (auto& word : shared.store_words) word = 0;
-    ptx::mbarrier_init_fence();
-  }
-  if constexpr (kCluster == 1) {
-    __syncthreads();
-  } else {
-    cute::cluster_sync();
-  }
 
   Tile tile;
 
@@ -231,6 +261,21 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
             } else {
               cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&params.b, full, (1 << kCluster) - 1, kHint,
                                                      to, x, y);
+            }
+          }
+        }
+        if constexpr (kAdds<Order>) {
+          if (!order.adds()) continue;
+          gate.await_partials(tile.m, tile.n);
+          for (int piece = 0; piece < Config::kPieces; ++piece) {
+            for (std::uint32_t number = 0; number < params.gate.partials; ++number) {
+              if (number == params.gate.own) continue;
+              std::uint64_t* full = &shared.stage_full[ring.slot];
+              ptx::mbarrier_wait(&shared.stage_empty[ring.slot], ring.parity ^ 1);
+              ptx::mbarrier_arrive_expect(full, Config::kPartialBytes);
+              gate.load_partial(number, tile.m, tile.n, piece * kPieceColumns, full,
+                                shared.a[ring.slot]);
+              ring.advance();
             }
           }
         }
@@ -334,6 +379,42 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
 
 #pragma unroll
       for (int piece = 0; piece < Config::kPieces; ++piece, staging.advance()) {
+        if constexpr (kAdds<typename CountOf<Order>::Type>) {
+          if (order.adds()) {
+            float* const own = acc + piece * (kPieceColumns / 2);
+            float sum[kPieceColumns / 2];
+#pragma unroll 1
+            for (std::uint32_t number = 0; number < params.gate.partials; ++number) {
+              const bool first = number == 0;
+              if (number == params.gate.own) {
+#pragma unroll
+                for (int at = 0; at < kPieceColumns / 2; at += 8) {
+                  const float* v = own + at;
+                  add_packed<Element>(
+                      sum, at,
+                      {pack_two<Element>(v[0], v[1]), pack_two<Element>(v[2], v[3]),
+                       pack_two<Element>(v[4], v[5]), pack_two<Element>(v[6], v[7])},
+                      first);
+                }
+                continue;
+              }
+              ptx::mbarrier_wait(&shared.stage_full[ring.slot], ring.parity);
+              const std::uint32_t from = ptx::shared_address(shared.a[ring.slot]) +
+                                         warpgroup * Config::kPieceBytes + row_bytes;
+#pragma unroll
+              for (int pair = 0; pair < kPieceColumns / 16; ++pair) {
+                std::uint32_t packed[4];
+                ptx::load_matrices(from + (((pair * 2 + group) ^ (row % 8)) << 4), packed);
+                add_packed<Element>(sum, pair * 8, packed, first);
+              }
+              __syncwarp();
+              release_stage(ring.slot);
+              ring.advance();
+            }
+#pragma unroll
+            for (int i = 0; i < kPieceColumns / 2; ++i) own[i] = sum[i];
+          }
+        }
         ptx::mbarrier_wait(&shared.piece_empty[warpgroup][staging.slot], staging.parity ^ 1);
         const std::uint32_t to =
             ptx::shared_address(shared.piece[warpgroup][staging.slot]) + row_bytes;
@@ -364,6 +445,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     gemm_kernel(const __grid_constant__ GemmParams<Order, Gate, Store> params) {
   extern __shared__ __align__(1024) std::uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedOf<Config, Gate, Store>*>(dynamic_shared);
+  prepare_core<Config>(params, shared);
+  if constexpr (Config::kCluster == 1) {
+    __syncthreads();
+  } else {
+    cute::cluster_sync();
+  }
   gemm_core<Config>(params, shared, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);
 }
 

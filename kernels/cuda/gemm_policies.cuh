@@ -29,7 +29,18 @@ namespace mk::kernels::cuda {
 ///     void load_a(const CUtensorMap& a, uint64_t* full, uint64_t hint, void* to, int k) const;
 ///
 /// shared memory of its own, and rows of A that lie in several places: it then issues the load of
-/// the tile it was last asked about itself. A gate that waits must have a
+/// the tile it was last asked about itself. Where the order says `bool adds()` of the tile that it
+/// gave last, others' partials of it are added to this product, in the order of their numbers, this
+/// product itself (rounded to Element) as number `own`:
+///
+///     Params: std::uint32_t partials, own;          how many, with this product; which that is
+///     void await_partials(int m, int n);            as `wait`, before the tile's partials are
+///                                                   loaded
+///     void load_partial(number, m, n, column, uint64_t* full, void* to) const;
+///                                                   issues loads of kPartialBytes: kBlockM rows of
+///                                                   64 columns of it, with the 128-byte swizzle
+///
+/// A gate that waits must have a
 /// deadline well under ptx::kBlockDeadlineNs; when it passes, the gate records who waited for what
 /// and answers kAllReady from then on, so that the block runs to its end on whatever the memory
 /// holds and nothing hangs (the store must then not announce the result: see there). What was
@@ -54,6 +65,12 @@ template <class Gate>
 requires kGateShares<Gate>
 struct GateSharedOf<Gate> {
   using Type = typename Gate::Shared;
+};
+
+/// An order of tiles to some of which others' partials are added.
+template <class Order>
+inline constexpr bool kAdds = requires(const Order& order) {
+  order.adds();
 };
 
 /// Dynamic shared memory of a block.

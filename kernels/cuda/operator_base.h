@@ -75,13 +75,14 @@ class OperatorBase {
                                                          kernel_->b_box));
     return {};
   }
-  /// Puts the launch on the stream, with what is in the arguments besides these. `work`: this
-  /// rank's, by which kAuto chooses.
-  Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc, std::uint32_t m, Mode mode,
-                 const LaunchWork& work) {
+  /// Settles the next launch's m and form. `work`: this rank's, by which kAuto chooses.
+  void choose_form(std::uint32_t m, Mode mode, const LaunchWork& work) {
     estimate_ = estimate(work, rates_);
     arguments_.launch.m = m;
     arguments_.launch.mode = mode == Mode::kAuto ? estimate_.cheaper() : mode;
+  }
+  /// Puts the launch on the stream, with what is in the arguments besides these.
+  Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc) {
     arguments_.c = c;
     arguments_.ldc = ldc;
     return frame_.check(kernel_->launch(arguments_, stream), "the launch was refused");

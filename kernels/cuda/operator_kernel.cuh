@@ -22,7 +22,8 @@
 ///       static bool stream(Group<Op>&, uint32_t index);
 ///       static bool send(Block<Executor>&);
 ///       static bool receive(Group<Op>&, Block<Executor>&);
-///       static bool after_tiles(Group<Op>&);           each group of a compute block
+///       static bool ends_with_tiles(const Launch&);    compute blocks then have nothing to do
+///       static bool after_tiles(Group<Op>&);           each group of a compute block, if not
 ///     };
 #pragma once
 
@@ -31,6 +32,7 @@
 #include <new>
 
 #include "kernels/comm/operator_block.h"
+#include "kernels/cuda/block_gate.cuh"
 #include "kernels/cuda/executor.cuh"
 #include "kernels/cuda/gemm_core.cuh"
 #include "kernels/cuda/operator_arguments.h"
@@ -83,14 +85,28 @@ struct GroupShared {
   alignas(16) unsigned char block[sizeof(typename Op::template Block<typename Op::Executor>)];
 };
 
-/// Copies a launch, word by word, by `threads` threads.
-template <class Launch>
-__device__ __forceinline__ void copy_launch(unsigned char* to, const Launch& launch,
-                                            std::uint32_t thread, std::uint32_t threads) {
-  static_assert(sizeof(Launch) % 8 == 0);
-  const auto* from = reinterpret_cast<const std::uint64_t*>(&launch);
-  auto* words = reinterpret_cast<std::uint64_t*>(to);
-  for (std::uint32_t i = thread; i < sizeof(Launch) / 8; i += threads) words[i] = from[i];
+/// Enters what a group (or a block's tiles) did into the rank's account of the launch.
+__device__ __forceinline__ void account_for(DeviceState& state, std::uint32_t epoch, Role kind,
+                                            const BlockTotals& totals) {
+  RoleAccount& to = state.accounts[epoch % 2].roles[static_cast<std::uint32_t>(kind)];
+  const auto add = [](std::uint64_t& word, std::uint64_t value) {
+    if (value == 0) return;
+    atomicAdd(reinterpret_cast<unsigned long long*>(&word), static_cast<unsigned long long>(value));
+  };
+  atomicMax(reinterpret_cast<unsigned long long*>(&to.end_ns),
+            static_cast<unsigned long long>(ptx::now_ns()));
+  add(to.groups, 1);
+  add(to.waits, totals.waits.count);
+  add(to.wait_ns, totals.waits.ns);
+  add(to.commands, totals.commands);
+  add(to.network_bytes, totals.network_bytes);
+}
+/// A compute block has no tiles left.
+__device__ __forceinline__ void tiles_done(DeviceState& state, std::uint32_t epoch,
+                                           const BlockTotals& totals) {
+  account_for(state, epoch, Role::kCompute, totals);
+  // Orders nothing: whoever reads a tile looks at its own flag.
+  shm::store_relaxed(&state.local.done_by(Role::kCompute)[blockIdx.x], epoch);
 }
 
 /// A group of a launch, on its leader.
@@ -170,19 +186,7 @@ class Group {
     return true;
   }
   __device__ void account(Role kind, const BlockTotals& totals) {
-    RoleAccount& to = state.accounts[launch.epoch % 2].roles[static_cast<std::uint32_t>(kind)];
-    const auto add = [](std::uint64_t& word, std::uint64_t value) {
-      if (value == 0) return;
-      atomicAdd(reinterpret_cast<unsigned long long*>(&word),
-                static_cast<unsigned long long>(value));
-    };
-    atomicMax(reinterpret_cast<unsigned long long*>(&to.end_ns),
-              static_cast<unsigned long long>(ptx::now_ns()));
-    add(to.groups, 1);
-    add(to.waits, totals.waits.count);
-    add(to.wait_ns, totals.waits.ns);
-    add(to.commands, totals.commands);
-    add(to.network_bytes, totals.network_bytes);
+    account_for(state, launch.epoch, kind, totals);
   }
   /// After the last role.
   __device__ void finish() {
@@ -247,11 +251,7 @@ __device__ __forceinline__ void lead(const OperatorParams<Op>& params, GroupShar
   const std::uint32_t compute = params.launch.blocks.compute;
   Group<Op> group(params, shared, epoch);
   if (is_compute<kOf>(compute)) {
-    if (group_index == 0) {
-      group.account(Role::kCompute, of_tiles);
-      // Orders nothing: whoever reads a tile looks at its own flag.
-      shm::store_relaxed(&group.state.local.done_by(Role::kCompute)[blockIdx.x], epoch);
-    }
+    if (group_index == 0) tiles_done(group.state, epoch, of_tiles);
     Op::after_tiles(group);
   } else {
     run_comm(group, (blockIdx.x - compute) * kGroupsOfBlock + group_index - params.frame.pollers);
@@ -367,9 +367,15 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   auto& shared = *reinterpret_cast<Shared*>(dynamic_shared);
 
   DeviceState& state = *params.frame.state;
-  // Both are on their way together.
+  // Both are on their way together, while the block makes ready for tiles.
   const std::uint32_t stop = shm::load_relaxed(&state.local.stop);
   std::uint32_t epoch = shm::load_relaxed(&state.epoch) + 1;
+  const std::uint32_t compute = params.launch.blocks.compute;
+  const auto prepare = [&] {
+    prepare_core<Config>(params.gemm, shared);
+    shared.gate.prepare(params.launch);
+  };
+  if (blockIdx.x < compute) prepare();
   if (threadIdx.x == 0) {
     atomicMax(reinterpret_cast<unsigned long long*>(&state.accounts[epoch % 2].begin_ns_inverted),
               ~static_cast<unsigned long long>(ptx::now_ns()));
@@ -379,7 +385,6 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   const int seen = __syncthreads_or(threadIdx.x == 0 && (stop != 0 || epoch > kLaunchesMax));
   // A vote, so that the compiler knows that a warp's threads go on together.
   const bool stopped = __any_sync(0xffffffffu, seen) != 0;
-  const std::uint32_t compute = params.launch.blocks.compute;
   if (stopped) {
     if (threadIdx.x == 0) {
       // The poller may have begun before the launch failed: it waits for these groups, too.
@@ -396,10 +401,15 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
       // What the groups had in shared memory is the copy engine's now.
       ptx::fence_shared_to_async();
       epoch = shm::load_relaxed(&state.epoch) + 1;  // a register less across the roles
+      if (may_help(params)) {
+        prepare();
+        __syncthreads();
+      }
     }
   }
   if (blockIdx.x < compute || (Op::kHelps && may_help(params))) {
-    shared.gate.begin(params.launch, epoch);
+    if (threadIdx.x == 0) shared.gate.begin(epoch);
+    __syncthreads();
     gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x), static_cast<int>(compute));
     // Only when every math warp has the core's registers: an io warp that has nothing to do there
     // would take back what they still wait for, and the block would stand still for ever.
@@ -408,6 +418,14 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
       ptx::registers_grow<kRoleRegisters>();
     } else {
       ptx::registers_shrink<kRoleRegisters>();
+    }
+    if (blockIdx.x < compute && Op::ends_with_tiles(params.launch)) {
+      if (threadIdx.x == 0) {
+        tiles_done(state, shared.gate.epoch(), shared.gate.totals);
+        if (params.frame.pollers != 0) ptx::fetch_add_gpu(&state.groups_done, kGroupsOfBlock);
+        end_launch(params.launch, params.frame);
+      }
+      return;
     }
   }
   if constexpr (!Op::kHelps) {

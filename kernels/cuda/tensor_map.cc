@@ -96,6 +96,15 @@ Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const vo
       {64, 64, 1, 1});
 }
 
+Result<CUtensorMap> make_row_tiles_map(const char* name, DType dtype, const void* base,
+                                       std::int64_t tiles, std::int64_t rows, std::int64_t columns,
+                                       std::int64_t row_stride) {
+  const std::int64_t tile_bytes = rows * row_stride * kElementBytes;
+  return encode<4>(name, dtype, base, {u64(columns), u64(rows), u64(tiles), 1},
+                   {u64(row_stride * kElementBytes), u64(tile_bytes), u64(tile_bytes)},
+                   {64, 64, 1, 1});
+}
+
 Result<CUtensorMap> make_slots_map(const char* name, DType dtype, const void* base,
                                    std::int64_t slots, std::int64_t slot_bytes, std::int64_t rows,
                                    std::int64_t columns, int box_rows, int box_columns) {

@@ -32,6 +32,13 @@ Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const vo
                                          std::int64_t tiles, std::int64_t rows,
                                          std::int64_t columns);
 
+/// A map of the row-major matrix at `base`, rows `row_stride` elements apart, as `tiles` rows of
+/// tiles of `rows` rows each: stored in boxes of 1 x 1 x 64 x 64 (the first dimension is always 0),
+/// of which what lies below a tile's rows is not written.
+Result<CUtensorMap> make_row_tiles_map(const char* name, DType dtype, const void* base,
+                                       std::int64_t tiles, std::int64_t rows, std::int64_t columns,
+                                       std::int64_t row_stride);
+
 /// A map of `slots` packed matrices [rows, columns], `slot_bytes` apart, moved in boxes of 1 x
 /// box_rows x box_columns with the 128-byte swizzle.
 Result<CUtensorMap> make_slots_map(const char* name, DType dtype, const void* base,

@@ -85,6 +85,17 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch, GemmRsSchedule> {
       return site(FlagKind::kTileReady, rank_of(source), source, tile, 0);
     });
   }
+  /// Those of the other local ranks of a tile of this rank's own shard; one node.
+  MK_HOST_DEVICE bool await_others(std::uint32_t tile) {
+    const auto source_of = [&](std::uint32_t i) { return i < world.local ? i : i + 1; };
+    const auto flag = [&](std::uint32_t i) {
+      return word(at(schedule.tile_ready(source_of(i), world.node, tile)));
+    };
+    return this->await_each(world.locals - 1, epoch, flag, [&](std::uint32_t i) {
+      const std::uint32_t source = source_of(i);
+      return site(FlagKind::kTileReady, rank_of(source), source, tile, 0);
+    });
+  }
   /// This node's sums of the piece's `tiles` are in staging, or kept.
   MK_HOST_DEVICE bool await_piece(const GemmRsSchedule::Piece& piece, const TileRange& tiles) {
     if (world.locals > 1) return await(piece_site(piece), piece_flag(piece), epoch);

@@ -47,17 +47,41 @@ namespace mk::kernels::gemm_rs {
 // Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
 // `launch.local->failure` or with the executor.
 
-/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
+/// The sum over the local ranks of a tile of this owner's shard of `node`, or of those of its rows;
+/// when all partials are there.
+template <class Executor>
+MK_HOST_DEVICE inline bool sum_tile(GemmRsBlock<Executor>& block, std::uint32_t node,
+                                    std::uint32_t tile, Part rows) {
+  const World& world = block.world;
+  if (!block.await_tile(node, tile)) return false;
+  const PackedTiles packed = block.schedule.packed(world.rail_peer(node));
+  const std::uint64_t begin_ns = block.span_begin();
+  SumJob job = block.job_for(node, tile, world.nodes == 1);
+  job.source_count = world.locals;
+  for (std::uint32_t source = 0; source < world.locals; ++source)
+    job.sources[source] = block.at(block.schedule.slots(source, node) + packed.offset(tile));
+  if (job.take(rows)) block.executor.sum(job);
+  block.span_end(begin_ns, SpanKind::kSum, packed.chunk_of(tile), node, world.rank());
+  return true;
+}
+
+/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order; where it sums its
+/// own (GemmRsLaunch::sums_own), those too. (An executor may add the others' partials to its own
+/// without a slot between; the bits are the same.)
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
+  const bool sums_own = block.launch.sums_own_tiles();
+  OwnSteps own;
+  if (sums_own) own = schedule.own_steps(world.local, block.launch.own_lead());
   std::uint32_t free = 0;  // a bit for each owner whose slots are
   for (std::uint32_t step = block.index; step < schedule.tiles();
        step += block.launch.blocks.compute) {
     if (block.stopped()) return false;
-    const GemmRsSchedule::Tile tile = schedule.tile_at(world.node, world.local, step);
+    const GemmRsSchedule::Tile tile = sums_own ? schedule.tile_at(world.local, step, own)
+                                               : schedule.tile_at(world.node, world.local, step);
     const std::uint32_t shard = tile.node * world.locals + tile.local;
     const TileGrid& grid = schedule.grid(shard);
     TileRect rect = grid.rect(tile.tile);
@@ -83,6 +107,8 @@ MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
     }
     block.span_end(begin_ns, SpanKind::kTile, tile.tile, 0, shard);
     block.publish_tile_ready(tile);
+    if (sums_own && tile.local == world.local && !sum_tile(block, tile.node, tile.tile, {}))
+      return false;
   }
   block.publish_done(block.launch.blocks.compute);
   return true;
@@ -92,20 +118,12 @@ MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce_piece(GemmRsBlock<Executor>& block, std::uint32_t index,
                                         Part part = {}) {
-  const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
-  const GemmRsSchedule::Piece piece = schedule.piece_at(world.node, world.local, index);
-  const PackedTiles packed = schedule.packed(world.rail_peer(piece.node));
+  const GemmRsSchedule::Piece piece = block.schedule.piece_at(world.node, world.local, index);
+  const PackedTiles packed = block.schedule.packed(world.rail_peer(piece.node));
   const TilesPart mine = packed.chunk_part(piece.chunk, part);
   for (std::uint32_t tile = mine.tiles.begin; tile < mine.tiles.end; ++tile) {
-    if (!block.await_tile(piece.node, tile)) return false;
-    const std::uint64_t begin_ns = block.span_begin();
-    SumJob job = block.job_for(piece.node, tile, world.nodes == 1);
-    job.source_count = world.locals;
-    for (std::uint32_t source = 0; source < world.locals; ++source)
-      job.sources[source] = block.at(schedule.slots(source, piece.node) + packed.offset(tile));
-    if (job.take(mine.rows)) block.executor.sum(job);
-    block.span_end(begin_ns, SpanKind::kSum, piece.chunk, piece.node, world.rank());
+    if (!sum_tile(block, piece.node, tile, mine.rows)) return false;
   }
   if (world.nodes > 1 && block.last_part(index, part)) block.publish_chunk_reduced(piece);
   return true;
@@ -127,6 +145,7 @@ template <class Executor>
 MK_HOST_DEVICE inline bool reduce(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
   const World& world = block.world;
   if (!begin_reduce(block)) return false;
+  if (block.launch.sums_own_tiles()) return true;
   return deal_parts(block.schedule.pieces(world.node, world.local), parts, block.index,
                     block.launch.blocks.reduce, [&](std::uint32_t piece, Part part) {
                       return reduce_piece(block, piece, part);

@@ -11,7 +11,8 @@
 /// then those of d + 2, ..., and those of its own node last. Within a node it takes the first tile
 /// of each of the L shards, then the second of each, ...; each such group is walked from another
 /// start on each local rank, so that no owner receives from everybody at once. (Shards differ by
-/// one row of tiles at most: the last groups are of the larger shards only.)
+/// one row of tiles at most: the last groups are of the larger shards only.) A rank that adds up
+/// its own tiles as it computes them (one node) has those later: own_steps.h.
 ///
 /// **Pieces.** What an owner sums at a time is a chunk of a shard; its pieces are in the order of
 /// the nodes above, of each the chunks by their numbers. All but those of its own shard, which come
@@ -31,6 +32,7 @@
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/types.h"
 #include "kernels/gemm_rs/geometry.h"
+#include "kernels/gemm_rs/own_steps.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {
@@ -108,6 +110,19 @@ class GemmRsSchedule {
     }
   }
 
+  // --- The order of a rank that adds up its own tiles as it computes them; one node ---
+
+  /// `lead`: tiles of the others' shards that come first.
+  MK_HOST_DEVICE OwnSteps own_steps(std::uint32_t local, std::uint32_t lead) const {
+    const std::uint32_t own = grid(local).tiles();
+    return OwnSteps::of(tiles() - own, own, plan_.locals, lead);
+  }
+  MK_HOST_DEVICE Tile tile_at(std::uint32_t local, std::uint32_t step,
+                              const OwnSteps& steps) const {
+    const std::uint32_t index = steps.index(step);
+    return steps.is_own(step) ? Tile{0, local, index} : others_tile_at(local, index);
+  }
+
   // --- An owner's order of pieces ---
 
   /// Of the rank (node, local), with those of its own shard.
@@ -170,6 +185,25 @@ class GemmRsSchedule {
   MK_HOST_DEVICE FlagMap flags() const { return plan_.flags(); }
 
  private:
+  /// The `index`-th tile of others' shards in the order above; one node.
+  MK_HOST_DEVICE Tile others_tile_at(std::uint32_t local, std::uint32_t index) const {
+    const std::uint32_t small = small_.tiles();
+    const std::uint32_t others = plan_.locals - 1;
+    Tile tile;
+    if (index < small * others) {
+      tile.tile = index / others;
+      tile.local = (local + 1 + index % others) % plan_.locals;
+      return tile;
+    }
+    index -= small * others;
+    const std::uint32_t large = large_shards(0) - (is_large(local) ? 1 : 0);
+    tile.tile = small + index / large;
+    // Of the others' large shards, from the rank's own on.
+    std::uint32_t skip = index % large;
+    for (tile.local = (local + 1) % plan_.locals;; tile.local = (tile.local + 1) % plan_.locals) {
+      if (is_large(tile.local) && skip-- == 0) return tile;
+    }
+  }
   MK_HOST_DEVICE std::uint32_t rank_of(std::uint32_t node, std::uint32_t local) const {
     return node * plan_.locals + local;
   }

@@ -130,6 +130,7 @@ TEST_P(Operators, EveryElementOfManyShapes) {
     if (sums() && shape.k == kLongK) with.k[0] = 40;
     with.gathers = !sums() && random_() % 2 == 0;
     with.in_workspace = GetParam().op == Op::kGemmAr && random_() % 2 == 0;
+    with.options.stream_groups = random_() % 2 * 3;  // GEMM+RS: who sums a rank's own tiles
     Job job(with);
     if (job.proxy() != nullptr) job.proxy()->dawdle(true);
     check(job, shape.m, Mode::kFused);
@@ -161,6 +162,7 @@ TEST_P(Operators, EdgesOfEverything) {
     SCOPED_TRACE(std::to_string(edge.m) + " x " + std::to_string(edge.n));
     JobSetup with = setup(edge.m, edge.n, edge.k);
     with.tiling = edge.tiling;
+    with.options.stream_groups = random_() % 2 * 3;
     Job job(with);
     for (const std::uint32_t m : {1u, 2u, 3u, 7u, 8u, 16u, 17u, edge.m / 2, edge.m - 1, edge.m}) {
       if (m == 0 || m > edge.m) continue;
@@ -180,6 +182,7 @@ TEST_P(Operators, SmallShapes) {
     JobSetup with = setup(shape.m, shape.n, shape.k);
     with.options.wait_timeout = 20s;
     with.gathers = !sums();
+    with.options.stream_groups = shape.n == 264 ? 3 : 0;  // GEMM+RS: both ways to sum
     Job job(with);
     check(job, shape.m, Mode::kFused);
     check(job, shape.m, Mode::kUnfused);

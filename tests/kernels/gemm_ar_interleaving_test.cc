@@ -36,7 +36,7 @@ struct GemmAr {
   };
 
   static ShardRange rows(const Launch& launch) { return {0, launch.m}; }
-  static void poison(Launch& launch) {
+  static void begin(Launch& launch) {
     auto* out = reinterpret_cast<std::uint16_t*>(
         launch.context.workspaces[launch.context.world.local] + launch.plan.layout.out);
     std::fill(out, out + std::size_t{launch.plan.max.m} * launch.plan.max.n, std::uint16_t{0x7fff});

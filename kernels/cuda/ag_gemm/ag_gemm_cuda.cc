@@ -113,7 +113,8 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
   arguments_.launch.in_turn = comes_in_turn(world().nodes, plan_.max);
-  return enqueue(stream, c, ldc, m, mode, plan_.work(world(), m));
+  choose_form(m, mode, plan_.work(world(), m));
+  return enqueue(stream, c, ldc);
 }
 
 Status AgGemmCuda::make_maps(void* c, std::uint64_t ldc, std::uint32_t m) {

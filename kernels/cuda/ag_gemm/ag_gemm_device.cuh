@@ -26,7 +26,8 @@ struct AgGemmOp {
   static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index) {
     return group.run(Role::kShare, index, [](Block<Executor>& block) {
       const std::uint32_t chunks = block.gather.schedule.chunks(block.gather.own_rows);
-      return ag_gemm::share(block, parts_of(block, chunks, block.launch.blocks.share));
+      if (!ag_gemm::share(block, parts_of(block, chunks, block.launch.blocks.share))) return false;
+      return block.index != 0 || !ends_with_tiles(block.launch) || ag_gemm::await_headers(block);
     });
   }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }
@@ -43,6 +44,9 @@ struct AgGemmOp {
                       block.world.nodes > 1);
   }
 
+  static __device__ bool ends_with_tiles(const Launch& launch) {
+    return launch.context.world.nodes == 1 && launch.gathered == nullptr;
+  }
   static __device__ bool after_tiles(Group<AgGemmOp>& group) {
     if (threadIdx.x / kGroupThreads != 0) return true;
     return group.run(Role::kCollect, blockIdx.x,

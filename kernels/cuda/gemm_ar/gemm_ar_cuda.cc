@@ -60,7 +60,8 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
       world().size() == 1 ? std::min(m, cuda::kTileRowsMax) : schedule.tile_rows();
   MK_RETURN_IF_ERROR(set_product(a, lda, m, rows, b, ldb));
   MK_RETURN_IF_ERROR(make_places(schedule));
-  return enqueue(stream, c, ldc, m, mode, plan_.work(world(), m, k()));
+  choose_form(m, mode, plan_.work(world(), m, k()));
+  return enqueue(stream, c, ldc);
 }
 
 Status GemmArCuda::make_places(const GemmArSchedule& schedule) {

@@ -47,6 +47,7 @@ struct GemmArOp {
         });
   }
 
+  static __device__ bool ends_with_tiles(const Launch&) { return false; }
   static __device__ bool after_tiles(Group<GemmArOp>& group) {
     const World& world = group.launch.context.world;
     if (world.locals > 1 && !stream(group, group.compute_index())) return false;
@@ -61,9 +62,10 @@ struct GemmArOp {
     const GemmArLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmArSchedule schedule(launch.plan, launch.m);
-    return make_params<GemmArOp>(
-        arguments, schedule.tiles(), {schedule, world.local, schedule.tiles()},
-        {world.locals == 1 && world.nodes > 1}, Store::params(schedule, arguments));
+    return make_params<GemmArOp>(arguments, schedule.tiles(),
+                                 {schedule, world.local, schedule.tiles()},
+                                 {world.locals == 1 && world.nodes > 1, arguments.product.k_blocks},
+                                 Store::params(schedule, arguments));
   }
 };
 

@@ -47,22 +47,25 @@ class GemmArGate {
  public:
   struct Params {
     bool into_staging;
+    int k_blocks;
   };
   using Shared = BlockGateShared<GemmArLaunch, GemmArBlock<GateExecutor>>;
 
   __device__ GemmArGate(const Params& params, Shared& shared)
-      : block_(params.into_staging ? &shared.make_block() : nullptr) {}
+      : k_blocks_(params.k_blocks), block_(params.into_staging ? &shared.make_block() : nullptr) {}
 
-  __device__ int wait(int, int, int) {
-    if (block_ != nullptr) {
-      // If not, the launch has failed: the store then shows nothing.
-      block_->await_staging_free();
-      block_ = nullptr;
-    }
+  /// As only the store has to wait, the first tile's loads begin meanwhile, all but the last.
+  __device__ int wait(int, int, int k_block) {
+    if (block_ == nullptr) return kAllReady;
+    if (k_block + 1 < k_blocks_) return k_blocks_ - 1;
+    // If not, the launch has failed: the store then shows nothing.
+    block_->await_staging_free();
+    block_ = nullptr;
     return kAllReady;
   }
 
  private:
+  int k_blocks_;
   GemmArBlock<GateExecutor>* block_;
 };
 

@@ -9,6 +9,18 @@ namespace {
 
 constexpr char kOp[] = "gemm_rs";
 
+/// Whether the compute blocks add up their rank's own tiles: quicker where the sums would take long
+/// beside the product, or all come at its end (README), unless the caller wants groups for them.
+/// Such tiles go to C in pieces of 64 columns, which must not reach into the next tile.
+bool sums_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
+  constexpr std::uint32_t kFewK = 1024;
+  constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
+  if (plan.nodes > 1 || plan.locals == 1 || options.stream_groups != 0) return false;
+  const TileGrid columns(1, plan.max.n, plan.tile_m, plan.tile_n);
+  if (columns.tiles_n() > 1 && columns.tile_cols() % 64 != 0) return false;
+  return k <= kFewK || GemmRsSchedule(plan, plan.max.m).tiles() <= kFewTiles;
+}
+
 }  // namespace
 
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
@@ -36,8 +48,9 @@ Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, s
 }
 
 Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options) {
-  constexpr std::uint32_t kReduceGroups = 12;
-  return OperatorBase::start(context, options, cuda::sum_needs(context.world, kReduceGroups),
+  arguments_.launch.sums_own = sums_own(plan_, k(), options);
+  const std::uint32_t reduce_groups = arguments_.launch.sums_own ? 1 : 12;
+  return OperatorBase::start(context, options, cuda::sum_needs(context.world, reduce_groups),
                              plan_.flags(), cuda::kGemmRsKernels);
 }
 
@@ -49,6 +62,7 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   if (schedule.rows(world().rank()).count != 0)
     MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
   const cuda::OnDevice on_device(device());
+  choose_form(m, mode, plan_.work(world(), m, k()));
   // As in GemmArCuda: C itself must not be overwritten with anything but what is right.
   const bool alone = world().size() == 1;
   const std::uint32_t rows =
@@ -56,7 +70,7 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
             : std::max(schedule.large_grid().tile_rows(), schedule.small_grid().tile_rows());
   MK_RETURN_IF_ERROR(set_product(a, lda, m, rows, b, ldb));
   MK_RETURN_IF_ERROR(make_places(schedule, c, ldc));
-  return enqueue(stream, c, ldc, m, mode, plan_.work(world(), m, k()));
+  return enqueue(stream, c, ldc);
 }
 
 Status GemmRsCuda::make_places(const GemmRsSchedule& schedule, void* c, std::uint64_t ldc) {
@@ -66,6 +80,22 @@ Status GemmRsCuda::make_places(const GemmRsSchedule& schedule, void* c, std::uin
     MK_ASSIGN_OR_RETURN(places.out, cuda::make_tensor_map("C", type, c, schedule.m(), plan_.max.n,
                                                           static_cast<std::int64_t>(ldc), 64, 64));
     return {};
+  }
+  const TileGrid& own = schedule.grid(world().rank());
+  places.sums_own = arguments_.launch.sums_own_tiles();
+  if (places.sums_own && own.tiles() != 0) {
+    const auto columns = static_cast<std::int64_t>(plan_.max.n);
+    const auto row = static_cast<std::int64_t>(ldc);
+    MK_ASSIGN_OR_RETURN(places.out,
+                        cuda::make_tensor_map("C", type, c, own.rows(), columns, row, 64, 64));
+    MK_ASSIGN_OR_RETURN(places.out_rows,
+                        cuda::make_row_tiles_map("C", type, c, std::max(2u, own.tiles_m()) - 1,
+                                                 own.tile_rows(), columns, row));
+    MK_ASSIGN_OR_RETURN(places.partials,
+                        cuda::make_tile_planes_map(
+                            "partials", type, workspace(world().local) + schedule.slots(0, 0),
+                            world().locals, static_cast<std::int64_t>(plan_.layout.region_bytes),
+                            own.tiles(), own.tile_rows(), own.tile_cols()));
   }
   const TileGrid* const grids[cuda::kGemmRsGrids] = {&schedule.large_grid(),
                                                      &schedule.small_grid()};

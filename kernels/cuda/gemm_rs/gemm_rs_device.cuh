@@ -31,7 +31,8 @@ struct GemmRsOp {
       const std::uint32_t per_chunk = block.schedule.packed(world.rank()).tiles_per_chunk();
       const std::uint32_t parts = sum_parts(pieces, per_chunk);
       // Groups outside the compute blocks have time to check.
-      return gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute) &&
+      if (!gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
+      return group.launch.sums_own_tiles() ||
              group.take_steps(
                  block, group.state.sums_taken, pieces * parts,
                  [parts](Block<Executor>& b, std::uint32_t step) {
@@ -50,6 +51,9 @@ struct GemmRsOp {
         });
   }
 
+  static __device__ bool ends_with_tiles(const Launch& launch) {
+    return launch.sums_own_tiles() || launch.context.world.size() == 1;
+  }
   static __device__ bool after_tiles(Group<GemmRsOp>& group) {
     const World& world = group.launch.context.world;
     if (world.locals > 1 && !stream(group, group.compute_index())) return false;
@@ -60,8 +64,12 @@ struct GemmRsOp {
     const GemmRsLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmRsSchedule schedule(launch.plan, launch.m);
-    return make_params<GemmRsOp>(arguments, schedule.tiles(), {schedule, world, schedule.tiles()},
-                                 {world}, Store::params(schedule, arguments));
+    const bool sums_own = launch.sums_own_tiles();
+    const OwnSteps own = sums_own ? schedule.own_steps(world.local, launch.own_lead()) : OwnSteps{};
+    return make_params<GemmRsOp>(
+        arguments, schedule.tiles(), {schedule, world, schedule.tiles(), sums_own, own},
+        {world, arguments.product.k_blocks, world.locals, world.local, arguments.places.partials},
+        Store::params(schedule, arguments));
   }
 };
 

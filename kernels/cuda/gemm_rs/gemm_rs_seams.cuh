@@ -12,26 +12,44 @@
 
 namespace mk::kernels::cuda {
 
+/// Counts a rank's tiles, and knows which are of its own shard and summed as they are computed.
+class GemmRsCount : public StepCount {
+ public:
+  template <class Params>
+  __device__ GemmRsCount(const Params& params, int worker, int workers)
+      : StepCount(params, worker, workers), own_(params.own) {}
+
+  __device__ bool next(Tile* /*tile*/) { return take(&step_); }
+  __device__ bool adds() const { return own_.is_own(step_); }
+
+ protected:
+  const OwnSteps& own_;
+  std::uint32_t step_ = 0;
+};
+
 /// This rank's tiles in the order of gemm_rs/schedule.h. `Tile::m` is the shard (its rank), `n` the
 /// tile of it.
-class GemmRsOrder : public StepCount {
+class GemmRsOrder : public GemmRsCount {
  public:
   struct Params {
     GemmRsSchedule schedule;
     World world;
     std::uint32_t tiles;
+    bool sums_own;
+    OwnSteps own;  ///< as it is, if not
   };
-  using Count = StepCount;
+  using Count = GemmRsCount;
 
   __device__ GemmRsOrder(const Params& params, int worker, int workers)
-      : StepCount(params, worker, workers), params_(params) {}
+      : GemmRsCount(params, worker, workers), params_(params) {}
 
   __device__ bool next(Tile* tile) {
-    std::uint32_t step;
-    if (!take(&step)) return false;
+    if (!take(&step_)) return false;
+    const World& world = params_.world;
     const GemmRsSchedule::Tile found =
-        params_.schedule.tile_at(params_.world.node, params_.world.local, step);
-    tile->m = static_cast<int>(found.node * params_.world.locals + found.local);
+        params_.sums_own ? params_.schedule.tile_at(world.local, step_, params_.own)
+                         : params_.schedule.tile_at(world.node, world.local, step_);
+    tile->m = static_cast<int>(found.node * world.locals + found.local);
     tile->n = static_cast<int>(found.tile);
     return true;
   }
@@ -52,17 +70,24 @@ class GemmRsGate {
  public:
   struct Params {
     World world;
+    int k_blocks;
+    std::uint32_t partials;  ///< of a tile of this rank's shard
+    std::uint32_t own;       ///< this rank's
+    CUtensorMap slots;       ///< where they lie here, [source][tile]
   };
   using Shared = BlockGateShared<GemmRsLaunch, GemmRsBlock<GateExecutor>>;
 
   __device__ GemmRsGate(const Params& params, Shared& shared)
-      : locals_(params.world.locals),
+      : params_(params),
+        locals_(params.world.locals),
         block_(params.world.size() > 1 ? &shared.make_block() : nullptr) {}
 
-  __device__ int wait(int shard, int /*tile*/, int /*k_block*/) {
+  /// Only its store has to wait, so the tile's loads begin meanwhile, all but the last.
+  __device__ int wait(int shard, int /*tile*/, int k_block) {
     if (block_ == nullptr) return kAllReady;
     const std::uint32_t owner = static_cast<std::uint32_t>(shard) % locals_;
     if ((free_ >> owner & 1) != 0) return kAllReady;
+    if (k_block + 1 < params_.k_blocks) return params_.k_blocks - 1;
     if (locals_ > 1) {
       // One look at all of them takes as long as at one.
       free_ |= block_->locals_finished(block_->epoch - 1);
@@ -76,14 +101,32 @@ class GemmRsGate {
     return kAllReady;
   }
 
+  /// The other local ranks' partials of a tile of this rank's shard.
+  __device__ void await_partials(int /*shard*/, int tile) {
+    if (block_ == nullptr) return;
+    if (!block_->await_others(static_cast<std::uint32_t>(tile))) block_ = nullptr;
+    GateExecutor::loads_begin();
+  }
+  __device__ void load_partial(std::uint32_t source, int /*shard*/, int tile, int column,
+                               std::uint64_t* full, void* to) const {
+    constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    constexpr int kHalfBytes = kWarpgroupRows * kPieceColumns * 2;
+    auto* bytes = static_cast<std::uint8_t*>(to);
+    for (int half = 0; half < 2; ++half) {
+      cute::SM90_TMA_LOAD_4D::copy(&params_.slots, full, kHint, bytes + half * kHalfBytes, column,
+                                   half * kWarpgroupRows, tile, static_cast<int>(source));
+    }
+  }
+
  private:
+  const Params& params_;
   std::uint32_t locals_;
   GemmRsBlock<GateExecutor>* block_;
   std::uint32_t free_ = 0;  ///< a bit for each owner whose slots are
 };
 
-/// A tile's slot at its owner; one rank of a node: its place in staging, or among the kept; one
-/// rank alone: in C.
+/// A tile's slot at its owner, or, of those that are summed as they are computed, in C; one rank of
+/// a node: its place in staging, or among the kept; one rank alone: in C.
 struct GemmRsPlaces {
   using Params = PlaceParams<GemmRsSchedule, GemmRsPlaceMaps>;
 
@@ -100,6 +143,17 @@ struct GemmRsPlaces {
     place.tile = tile.n;
     place.rows = static_cast<int>(grid.tile_rows());
     place.columns = static_cast<int>(grid.tile_cols());
+    if (params.maps.sums_own && owner == world.local) {
+      // Rows below the tile's are not right: the map of C by rows of tiles keeps them out.
+      const TileRect rect = grid.rect(number);
+      const std::uint32_t row = rect.row / grid.tile_rows();
+      const bool last = row + 1 == grid.tiles_m();
+      place.map = last ? &params.maps.out : &params.maps.out_rows;
+      place.tile = last ? -1 : static_cast<int>(row);
+      place.row = last ? static_cast<int>(rect.row) : 0;
+      place.column = static_cast<int>(rect.column);
+      return place;
+    }
     place.ready = reinterpret_cast<std::uint32_t*>(params.workspaces[owner] +
                                                    schedule.tile_ready(world.local, node, number));
     if (world.locals > 1) {

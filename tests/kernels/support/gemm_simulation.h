@@ -10,7 +10,7 @@
 ///     static constexpr std::uint32_t kRowsMax;       // m in the tests with random shapes
 ///     static constexpr std::optional<Role> kThen;    // after kCompute, on its threads
 ///     static ShardRange rows(const Launch&);         // of C, what the rank gets
-///     static void poison(Launch&);                   // outputs besides the caller's C
+///     static void begin(Launch&);                    // what it chooses; poisons outputs besides C
 ///     static bool run_role(block, role)
 #pragma once
 
@@ -200,7 +200,7 @@ class GemmSimulation : private SimOperator {
     GemmSimRank<Op>& rank = ranks_[index];
     if (options_.mixed_modes && index % 2 != 0) rank.launch.mode = Mode::kFused;
     rank.c.assign(std::size_t{Op::rows(rank.launch).count} * plan_.max.n, 0x7fff);
-    Op::poison(rank.launch);
+    Op::begin(rank.launch);
     rank.sent_early.begin(rank.launch);
     if (options_.forge_ends) forge_ends(rank.launch.context);
   }

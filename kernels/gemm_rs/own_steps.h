@@ -1,0 +1,58 @@
+/// \file
+/// The order of a rank that adds up the tiles of its own shard as it computes them (one node; see
+/// roles.h): all other ranks need its tiles of their shards, and its own ones need all of theirs,
+/// so its own come late. Compiles for host and device.
+///
+///     `lead` tiles of the others' shards,
+///     `rounds` times: locals - 1 tiles of the others', one of its own,
+///     `rest` tiles of the others' that are left, then its own that are left
+///
+/// The lead gives the others' partials time to arrive; the rounds spread what goes out over the
+/// launch. Every rank goes through shards tile by tile in their order, so a partial that tile t of
+/// a rank's own waits for comes, on any rank, before that rank's own tile t or a later one: nobody
+/// waits in a circle, whatever lead each has.
+#pragma once
+
+#include <cstdint>
+
+#include "shm/platform.h"
+
+namespace mk::kernels {
+
+struct OwnSteps {
+  std::uint32_t lead = ~0u;  ///< as it is: no step is of an own tile
+  std::uint32_t rounds = 0;
+  std::uint32_t rest = 0;
+  std::uint32_t locals = 1;
+
+  /// Of `others` and `own` tiles; at least `lead` others first, if there are so many.
+  static MK_HOST_DEVICE OwnSteps of(std::uint32_t others, std::uint32_t own, std::uint32_t locals,
+                                    std::uint32_t lead) {
+    OwnSteps steps;
+    steps.locals = locals;
+    steps.lead = lead < others ? lead : others;
+    const std::uint32_t fit = (others - steps.lead) / (locals - 1);
+    steps.rounds = fit < own ? fit : own;
+    steps.rest = others - steps.lead - steps.rounds * (locals - 1);
+    return steps;
+  }
+  /// Whether the step is of a tile of the rank's own shard.
+  MK_HOST_DEVICE bool is_own(std::uint32_t step) const {
+    if (step < lead) return false;
+    step -= lead;
+    return step < rounds * locals ? step % locals == locals - 1 : step - rounds * locals >= rest;
+  }
+  /// Its place among the own tiles, or among the others'.
+  MK_HOST_DEVICE std::uint32_t index(std::uint32_t step) const {
+    if (step < lead) return step;
+    const std::uint32_t after = step - lead;
+    if (after < rounds * locals) {
+      const std::uint32_t round = after / locals;
+      return is_own(step) ? round : lead + round * (locals - 1) + after % locals;
+    }
+    const std::uint32_t last = after - rounds * locals;
+    return last < rest ? lead + rounds * (locals - 1) + last : rounds + last - rest;
+  }
+};
+
+}  // namespace mk::kernels
