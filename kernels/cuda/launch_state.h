@@ -126,13 +126,16 @@ MK_HOST_DEVICE constexpr bool compute_receives(std::uint32_t chunks) {
   return chunks <= kPartedChunksMax;
 }
 /// Parts in which `groups` groups copy each of `chunks` chunks, which they take in their order: so
-/// many that the first chunks are there long before the last. `onward`: the network waits for them;
-/// a part costs its group 8 us besides its bytes.
+/// many that the first chunks are there long before the last. `onward`: the network waits for them.
+/// `targets`: ranks of the node that get them; to one, fewer and larger parts are quicker, as each
+/// costs some microseconds besides its bytes.
 MK_HOST_DEVICE constexpr std::uint32_t copy_parts(std::uint32_t chunks, std::uint32_t chunk_bytes,
-                                                  std::uint32_t groups, bool onward) {
+                                                  std::uint32_t groups, bool onward,
+                                                  std::uint32_t targets) {
   constexpr std::uint32_t kRounds = 4;  // of parts for each group
   if (chunks > kPartedChunksMax || chunks == 0) return 1;
-  const std::uint32_t most = chunk_bytes / (onward ? 8 * 1024 : 24 * 1024);
+  const std::uint32_t least = onward ? 8 : targets == 1 ? 48 : 24;  // KiB
+  const std::uint32_t most = chunk_bytes / (least * 1024);
   const std::uint32_t wanted = kRounds * groups / chunks;
   const std::uint32_t parts = wanted < most ? wanted : most;
   return parts == 0 ? 1 : parts;

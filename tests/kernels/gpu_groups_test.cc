@@ -77,16 +77,17 @@ TEST(GpuGroups, ComputeBlocksJoinWhereChunksAreSharedInParts) {
 
 TEST(GpuGroups, FewChunksAreCopiedInPartsByAllGroups) {
   using cuda::copy_parts;
-  EXPECT_EQ(copy_parts(2, 256 << 10, 96, true), 32u) << "of 8 KiB at least";
-  EXPECT_EQ(copy_parts(2, 256 << 10, 96, false), 10u) << "of 24 KiB";
-  EXPECT_EQ(copy_parts(16, 256 << 10, 96, true), 24u) << "the first four chunks first";
-  EXPECT_EQ(copy_parts(64, 256 << 10, 96, true), 6u);
-  EXPECT_EQ(copy_parts(64, 256 << 10, 96, false), 6u);
-  EXPECT_EQ(copy_parts(65, 256 << 10, 16, true), 1u);
-  EXPECT_EQ(copy_parts(3, 8 << 10, 96, true), 1u);
-  EXPECT_EQ(copy_parts(3, 8 << 10, 96, false), 1u);
-  EXPECT_EQ(copy_parts(0, 256 << 10, 96, true), 1u);
-  EXPECT_EQ(copy_parts(cuda::kPartedChunksMax + 1, 1 << 20, 100000, true), 1u);
+  EXPECT_EQ(copy_parts(2, 256 << 10, 96, true, 7), 32u) << "of 8 KiB at least";
+  EXPECT_EQ(copy_parts(2, 256 << 10, 96, false, 7), 10u) << "of 24 KiB";
+  EXPECT_EQ(copy_parts(2, 256 << 10, 96, false, 1), 5u) << "of 48 KiB: they go to one rank only";
+  EXPECT_EQ(copy_parts(16, 256 << 10, 96, true, 7), 24u) << "the first four chunks first";
+  EXPECT_EQ(copy_parts(64, 256 << 10, 96, true, 1), 6u);
+  EXPECT_EQ(copy_parts(64, 256 << 10, 96, false, 7), 6u);
+  EXPECT_EQ(copy_parts(65, 256 << 10, 16, true, 7), 1u);
+  EXPECT_EQ(copy_parts(3, 8 << 10, 96, true, 7), 1u);
+  EXPECT_EQ(copy_parts(3, 8 << 10, 96, false, 1), 1u);
+  EXPECT_EQ(copy_parts(0, 256 << 10, 96, true, 7), 1u);
+  EXPECT_EQ(copy_parts(cuda::kPartedChunksMax + 1, 1 << 20, 100000, true, 7), 1u);
 }
 
 // The parts of a job are its rows, each once, with their places in sources and targets.

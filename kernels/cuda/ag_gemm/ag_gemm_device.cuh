@@ -41,7 +41,7 @@ struct AgGemmOp {
   static __device__ std::uint32_t parts_of(const Block<Executor>& block, std::uint32_t chunks,
                                            std::uint32_t groups) {
     return copy_parts(chunks, block.gather.schedule.geometry().chunk_bytes, groups,
-                      block.world.nodes > 1);
+                      block.world.nodes > 1, block.world.locals - 1);
   }
 
   static __device__ bool ends_with_tiles(const Launch& launch) {
