@@ -136,16 +136,16 @@ __device__ __forceinline__ void unpack_two(std::uint32_t packed, float* low, flo
   }
 }
 
-/// sum = this thread's part of a piece of one partial, or, if it is not the first, sum + that.
+/// Adds eight elements of a partial to sum[at], ....
 template <class Element>
 __device__ __forceinline__ void add_packed(float (&sum)[kPieceColumns / 2], int at,
-                                           const std::uint32_t (&packed)[4], bool first) {
+                                           const std::uint32_t (&packed)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float low, high;
     unpack_two<Element>(packed[i], &low, &high);
-    sum[at + 2 * i] = first ? low : sum[at + 2 * i] + low;
-    sum[at + 2 * i + 1] = first ? high : sum[at + 2 * i + 1] + high;
+    sum[at + 2 * i] += low;
+    sum[at + 2 * i + 1] += high;
   }
 }
 
@@ -383,9 +383,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           if (order.adds()) {
             float* const own = acc + piece * (kPieceColumns / 2);
             float sum[kPieceColumns / 2];
+            // What the first partial is added to without changing a bit of it, not even a zero's.
+#pragma unroll
+            for (float& value : sum) value = -0.0f;
 #pragma unroll 1
             for (std::uint32_t number = 0; number < params.gate.partials; ++number) {
-              const bool first = number == 0;
               if (number == params.gate.own) {
 #pragma unroll
                 for (int at = 0; at < kPieceColumns / 2; at += 8) {
@@ -393,8 +395,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
                   add_packed<Element>(
                       sum, at,
                       {pack_two<Element>(v[0], v[1]), pack_two<Element>(v[2], v[3]),
-                       pack_two<Element>(v[4], v[5]), pack_two<Element>(v[6], v[7])},
-                      first);
+                       pack_two<Element>(v[4], v[5]), pack_two<Element>(v[6], v[7])});
                 }
                 continue;
               }
@@ -405,7 +406,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
               for (int pair = 0; pair < kPieceColumns / 16; ++pair) {
                 std::uint32_t packed[4];
                 ptx::load_matrices(from + (((pair * 2 + group) ^ (row % 8)) << 4), packed);
-                add_packed<Element>(sum, pair * 8, packed, first);
+                add_packed<Element>(sum, pair * 8, packed);
               }
               __syncwarp();
               release_stage(ring.slot);

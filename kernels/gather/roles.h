@@ -149,10 +149,11 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
     const std::uint32_t chunks = schedule.chunks(rows);
     for (std::uint32_t chunk = block.index; chunk < chunks;) {
       const std::uint32_t most = sender.at_once(schedule.geometry().chunk_bytes);
-      const std::uint32_t here = gather.await_sendable(origin, chunk, chunks, blocks, most);
-      if (here == 0) return false;
+      // Before the rows, which the first look may have to wait for.
       if (!released && !gather.await_release()) return false;
       released = true;
+      const std::uint32_t here = gather.await_sendable(origin, chunk, chunks, blocks, most);
+      if (here == 0) return false;
       for (const std::uint32_t end = chunk + here * blocks; chunk < end; chunk += blocks) {
         const ByteRange range = schedule.chunk_range(rows, chunk);
         if (!sender.send_chunk(to, slot + range.begin, slot + range.begin, range.bytes,

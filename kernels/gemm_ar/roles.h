@@ -144,25 +144,30 @@ MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
   const FlagMap flags = schedule.flags();
   const std::uint32_t step = block.launch.blocks.send;
   bool released = false;
-  for (std::uint32_t first = block.index; first < packed.chunks();) {
-    const std::uint32_t left = div_up(packed.chunks() - first, step);
-    const std::uint32_t most = sender.at_once(packed.chunk_bytes());
-    const std::uint32_t here = block.await_chunks_reduced(first, left < most ? left : most, step);
-    if (here == 0) return false;
-    if (first == 0) {
-      // Who reduced the chunk had waited until the bank was free.
+  if (block.index < packed.chunks()) {
+    // What the first chunk needs besides its sums, before those.
+    if (!block.await_staging_free()) return false;
+    if (block.index == 0) {
       auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
       header->epoch = block.epoch;
       header->m = block.launch.m;
       block.executor.stores_done();
     }
+    if (!block.await_release(flags, (world.node + 1) % world.nodes)) return false;
+  }
+  for (std::uint32_t first = block.index; first < packed.chunks();) {
+    const std::uint32_t left = div_up(packed.chunks() - first, step);
+    const std::uint32_t most = sender.at_once(packed.chunk_bytes());
+    const std::uint32_t here = block.await_chunks_reduced(first, left < most ? left : most, step);
+    if (here == 0) return false;
     const std::uint32_t end = first + here * step;
     for (; first < end; first += step) {
       const ByteRange range = packed.chunk_range(first);
       // Each node starts with the next one, so that no link is everybody's first.
       for (std::uint32_t i = 1; i < world.nodes; ++i) {
         const std::uint32_t node = (world.node + i) % world.nodes;
-        if (!released && !(sender.flush() && block.await_release(flags, node))) return false;
+        if (!released && i != 1 && !(sender.flush() && block.await_release(flags, node)))
+          return false;
         if (!sender.send_chunk(node, staging + range.begin,
                                schedule.receive_bank(block.bank, node, world.node) + range.begin,
                                range.bytes, flags.arrival(block.bank, node, world.node, first),

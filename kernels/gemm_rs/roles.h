@@ -169,8 +169,6 @@ MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
     const PackedTiles packed = schedule.packed(world.rail_peer(node));
     const std::uint32_t left = div_up(packed.chunks() - first.chunk, step);
     const std::uint32_t most = sender.at_once(packed.chunk_bytes());
-    const std::uint32_t here = block.await_pieces(first, packed, left < most ? left : most, step);
-    if (here == 0) return false;
     const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, node);
     const std::uint64_t target = schedule.receive_bank(block.bank, node, world.node);
     const std::uint32_t flags = schedule.flags().arrival(block.bank, node, world.node, 0);
@@ -180,8 +178,11 @@ MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
       header->m = block.launch.m;
       block.executor.stores_done();
     }
+    // Before the sums, which the first look may have to wait for.
     if (node != released && !block.await_release(schedule.flags(), node)) return false;
     released = node;
+    const std::uint32_t here = block.await_pieces(first, packed, left < most ? left : most, step);
+    if (here == 0) return false;
     for (std::uint32_t i = 0; i < here; ++i) {
       const std::uint32_t chunk = first.chunk + i * step;
       const ByteRange range = packed.chunk_range(chunk);
