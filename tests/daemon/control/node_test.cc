@@ -167,6 +167,8 @@ TEST(Node, ConnectionsAreLimited) {
     ASSERT_TRUE(four.attach(rank_of("four", 1, 1, 0)));
     SocketClient five(path);
     EXPECT_EQ(five.await<shm::ErrorReply>()->code, ErrorCode::kLimitExceeded);
+    EXPECT_FALSE(five.next());
+    EXPECT_FALSE(five.attach(rank_of("five", 1, 1, 0)));
   }
   EXPECT_TRUE(
       eventually([&] { return SocketClient(path).attach(rank_of("x", 1, 1, 0)).has_value(); }));

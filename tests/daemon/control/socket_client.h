@@ -33,7 +33,10 @@ class SocketClient {
   template <class Reply, class Request>
   Result<Reply> call(const Request& request, std::span<const int> fds = {},
                      std::vector<UniqueFd>* reply_fds = nullptr) {
-    const std::uint64_t number = post(request, fds);
+    // One that was refused may have been hung up on by now: what it was told comes, then the end,
+    // which is the error.
+    (void)try_post(request, in_time(), fds);
+    const std::uint64_t number = requests_;
     while (true) {
       auto frame = next();
       if (!frame) return propagate(frame);
@@ -51,17 +54,17 @@ class SocketClient {
     }
   }
   template <class Request>
-  std::uint64_t post(const Request& request, std::span<const int> fds = {}) {
-    const auto sent = socket_.send(static_cast<std::uint16_t>(Request::kType), ++requests_,
-                                   shm::encode_message(request), fds, in_time());
+  std::uint64_t post(const Request& request) {
+    const Status sent = try_post(request, in_time());
     EXPECT_TRUE(sent) << sent.error().message;
     return requests_;
   }
   /// Sends a request whose reply nobody waits for; the error says why it did not go.
   template <class Request>
-  Status try_post(const Request& request, std::chrono::steady_clock::time_point deadline) {
+  Status try_post(const Request& request, std::chrono::steady_clock::time_point deadline,
+                  std::span<const int> fds = {}) {
     return socket_.send(static_cast<std::uint16_t>(Request::kType), ++requests_,
-                        shm::encode_message(request), {}, deadline);
+                        shm::encode_message(request), fds, deadline);
   }
   /// Waits for a message of this type that is nobody's reply; or the session's failure, which ends
   /// all waiting.

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/comm/tile_grid.h"
+
 namespace mk::kernels {
 namespace {
 
@@ -82,15 +84,14 @@ TEST(CopyPacked, BringsEveryByteOfARangeOnceToEveryTarget) {
 // What makes it quick: rows that follow each other are one job, wherever the range begins and ends.
 TEST(CopyPacked, RowsThatFollowEachOtherAreOneJob) {
   const Rows rows({8}, 0);
-  for (const auto& [begin, end] : {std::pair{0, 40}, {3, 29}, {8, 16}, {5, 6}}) {
+  for (const ByteRange& range : {ByteRange{0, 40}, {3, 26}, {8, 8}, {5, 1}}) {
     int jobs = 0;
-    rows.source.copy_packed(static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(end), {},
-                            [&](const CopyJob& job) {
-                              ++jobs;
-                              EXPECT_EQ(job.rows, 1u);
-                              EXPECT_EQ(job.row_bytes, static_cast<std::uint32_t>(end - begin));
-                            });
-    EXPECT_EQ(jobs, 1) << begin << " to " << end;
+    rows.source.copy_packed(range.begin, range.begin + range.bytes, {}, [&](const CopyJob& job) {
+      ++jobs;
+      EXPECT_EQ(job.rows, 1u);
+      EXPECT_EQ(job.row_bytes, range.bytes);
+    });
+    EXPECT_EQ(jobs, 1) << range.begin << ", " << range.bytes << " bytes";
   }
 }
 
