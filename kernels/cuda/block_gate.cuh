@@ -30,14 +30,14 @@ class GateExecutor {
  public:
   static __device__ void stores_done() {}
   static __device__ void acquire_fence() { __threadfence_system(); }
-  /// One thread: the looks at several are on their way together, then one fence.
+  /// One thread: the looks at several are on their way together, then one fence; to acquire one by
+  /// its load is quicker.
   template <class Flag>
   static __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
                                                 std::uint32_t wanted, Flag&& flag) {
+    if (end - begin == 1) return shm::flag_reached(flag(begin), wanted) ? end : begin;
     constexpr std::uint32_t kAtOnce = 8;
     std::uint32_t at = begin;
-    // To acquire one is quicker than that fence.
-    if (end - begin == 1) return shm::flag_reached(flag(begin), wanted) ? end : begin;
     for (bool reached = true; reached && at < end;) {
       std::uint32_t seen[kAtOnce];
       for (std::uint32_t i = 0; i < kAtOnce; ++i)
