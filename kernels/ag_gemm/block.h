@@ -22,7 +22,7 @@ class AgGemmBlock : public OperatorBlock<Executor> {
       : Base(executor_in, launch_in, role_in, index_in, totals_in),
         launch(launch_in),
         schedule(launch_in.plan, launch_in.context.world, launch_in.m),
-        gather(*this, launch_in.plan.gather, launch_in.shard.rows) {}
+        gather(*this, launch_in.plan.gather, launch_in.shard.rows, launch_in.in_place) {}
   AgGemmBlock(const AgGemmBlock&) = delete;
   AgGemmBlock& operator=(const AgGemmBlock&) = delete;
 

@@ -14,6 +14,7 @@ struct AgGemmLaunch : Launch {
   AgGemmGeometry plan;
   GatherSource shard;             ///< this rank's rows of A, in the caller's memory
   std::byte* gathered = nullptr;  ///< where the caller wants the whole A, m rows packed; or null
+  bool in_place = false;          ///< `shard` is what AgGemmPlan::in_place says
   bool in_turn = false;           ///< gather::share_in_turn, and tiles in that order
 };
 

@@ -14,8 +14,8 @@
 ///     compute  tiles of C, by expected arrival of their rows    the rows of each
 ///     collect  the whole A -> the caller's, if wanted           all rows
 ///
-/// Slots are read until collect is done; then send block 0 releases the bank. Nothing else of a
-/// launch outlives it: C and the gathered A are the caller's.
+/// Slots are read until collect is done. Nothing else of a launch outlives it: C and the gathered A
+/// are the caller's.
 #pragma once
 
 #include <cstdint>

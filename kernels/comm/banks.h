@@ -1,7 +1,12 @@
 /// \file
 /// Banks, and the arrival flags that go with them. A launch uses one of two banks of everything
 /// that crosses the network, in turn; it may fill a bank only after its reader is done with the
-/// bank's last launch and has said so by a release flag.
+/// bank's last launch.
+///
+/// With two banks nobody has to say so. Each rank hears, in every launch, of every rank that it
+/// sends to, if only by a header, and its launch ends with that. So a rank in launch e has heard of
+/// its reader's launch e - 1, which began when the reader's e - 2 had ended: had read its bank, and
+/// seen all that came into it. With one bank the reader says so, by a release flag.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +17,8 @@
 
 namespace mk::kernels {
 
-/// Two let a launch send while a slower rank still reads the last one's. One (for memory's sake, or
-/// to test the releases, which are then all that protects it) works as well. A power of two.
+/// Two let a launch send while a slower rank still reads the last one's. One (for memory's sake)
+/// works as well, at the price of the releases. A power of two.
 inline constexpr std::uint32_t kBanksMax = 2;
 
 MK_HOST_DEVICE constexpr std::uint32_t bank_of(std::uint32_t epoch, std::uint32_t banks) {
@@ -35,7 +40,7 @@ MK_HOST_DEVICE constexpr std::uint32_t peer_index(std::uint32_t at, std::uint32_
 /// into its flag range. Each has one writer, the rank on node `from`:
 ///
 ///  - arrival(bank, at, from, chunk): the chunk has landed in this receive bank;
-///  - release(bank, at, from): its own receive bank may be filled again.
+///  - release(at, from), with one bank: its own receive bank may be filled again.
 ///
 /// The arrivals of one bank and sender begin at a granule of their own, because an unordered fabric
 /// rebuilds the epochs of a granule from its recent ones (shm/flag.h): see refresh_due().
@@ -53,12 +58,12 @@ struct FlagMap {
   }
   /// Arrivals of a bank; they follow each other, bank by bank, and behind them come the releases.
   MK_HOST_DEVICE constexpr std::uint32_t bank_arrivals() const { return (nodes - 1) * stride(); }
-  MK_HOST_DEVICE constexpr std::uint32_t release(std::uint32_t bank, std::uint32_t at,
-                                                 std::uint32_t from) const {
-    return banks * bank_arrivals() + bank * (nodes - 1) + peer_index(at, from);
+  MK_HOST_DEVICE constexpr bool has_releases() const { return banks == 1; }
+  MK_HOST_DEVICE constexpr std::uint32_t release(std::uint32_t at, std::uint32_t from) const {
+    return banks * bank_arrivals() + peer_index(at, from);
   }
   MK_HOST_DEVICE constexpr std::uint32_t count() const {
-    return nodes == 1 ? 0 : banks * (nodes - 1) * (stride() + 1);
+    return banks * bank_arrivals() + (has_releases() ? nodes - 1 : 0);
   }
   /// The first chunk of the first granule that a launch of `chunks` chunks does not reach; then
   /// every kFlagGranule-th up to stride().
@@ -69,8 +74,9 @@ struct FlagMap {
 
 /// Launches with fewer chunks leave the higher flags alone. So that no granule falls 512 epochs
 /// behind, in every 128th use of a bank the sender also shows the epoch in the first flag of each
-/// granule that the launch does not reach. The receiver releases the bank only after it has seen
-/// these too: otherwise a late one could overtake the next launch's flag and set it back.
+/// granule that the launch does not reach. The receiver's launch ends (and releases the bank) only
+/// after it has seen these too: otherwise a late one could overtake the next launch's flag and set
+/// it back.
 MK_HOST_DEVICE constexpr bool refresh_due(std::uint32_t epoch, std::uint32_t banks) {
   return (epoch / banks) % 128 == 0;
 }

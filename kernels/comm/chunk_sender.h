@@ -74,7 +74,7 @@ class ChunkSender {
       if (count == 0) return true;
       if (!await_credits(count)) return false;
       pacer_.commit_batch(ring);
-      at_once_ = at_once_ < kChunksAtOnce ? 2 * at_once_ : kChunksAtOnce;
+      at_once_ = 2 * at_once_ < kChunksAtOnce ? 2 * at_once_ : kChunksAtOnce;
     }
     return true;
   }
@@ -152,7 +152,7 @@ class ChunkSender {
   const RankContext& context_;
   WaitTotals& totals_;
   std::uint32_t lane_;
-  std::uint32_t at_once_ = 2;
+  std::uint32_t at_once_ = 3;  ///< a header and two chunks of rows
   std::uint64_t commands_ = 0;
   std::uint64_t payload_bytes_ = 0;
 };

@@ -1,6 +1,6 @@
 /// \file
 /// The end of a send role's work where every node sends to every other (GEMM + AllReduce, GEMM +
-/// ReduceScatter): the banks' releases, and the refresh of idle flags.
+/// ReduceScatter): the bank's releases, if it has any, and the refresh of idle flags.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace mk::kernels {
 
-/// Once per rank and launch, by one send block: tells the rail peers that this rank's receive banks
-/// may be filled again, after all receive blocks have read them. When a refresh is due
-/// (comm/banks.h), first sends its own and sees the peers'. `sent(node)` and `received(node)`: the
-/// chunks of this launch to and from that node.
+/// Once per rank and launch, by one send block (comm/banks.h). When a refresh is due, sends this
+/// rank's and sees the peers'. Where there are releases, tells the rail peers that this rank's
+/// receive bank may be filled again, after all receive blocks have read it. `sent(node)` and
+/// `received(node)`: the chunks of this launch to and from that node.
 template <class Executor, class Sent, class Received>
 MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
                                         ChunkSender<Executor>& sender, const FlagMap& flags,
@@ -32,7 +32,6 @@ MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
   }
   // The peers wait for these, as this rank does for theirs.
   if (!sender.flush()) return false;
-  if (!block.await_blocks(Role::kReceive, block.common.blocks.receive, 2)) return false;
   for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {
     const std::uint32_t node = (world.node + i) % world.nodes;
     for (std::uint32_t chunk = FlagMap::first_idle_granule(received(node)); chunk < flags.stride();
@@ -41,10 +40,11 @@ MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
       if (!block.await_arrival_flag(node, flag, chunk)) return false;
     }
   }
+  if (!flags.has_releases()) return true;
+  if (!block.await_blocks(Role::kReceive, block.common.blocks.receive, 2)) return false;
   for (std::uint32_t i = 1; i < world.nodes; ++i) {
     const std::uint32_t node = (world.node + i) % world.nodes;
-    const std::uint32_t flag = flags.release(block.bank, node, world.node);
-    if (!sender.send_flag(node, flag, block.epoch)) return false;
+    if (!sender.send_flag(node, flags.release(node, world.node), block.epoch)) return false;
   }
   return sender.flush();
 }

@@ -185,8 +185,9 @@ class OperatorBlock : public Block<Executor> {
   }
   /// The node's rank of this rail has read all that the bank's last launch left there.
   MK_HOST_DEVICE bool await_release(const FlagMap& flags, std::uint32_t node) {
+    if (!flags.has_releases()) return true;
     return await(site(FlagKind::kRelease, world.rail_peer(node), node, bank, 1),
-                 common.context.arrival_flags + flags.release(bank, world.node, node),
+                 common.context.arrival_flags + flags.release(world.node, node),
                  previous_use(epoch, banks));
   }
   /// The daemon has read all that launch `sent_in` sent from this rank's workspace.

@@ -8,6 +8,7 @@
 
 #include "kernels/comm/block.h"
 #include "kernels/cuda/gemm_policies.cuh"
+#include "kernels/cuda/launch_state.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tile.h"
 
@@ -24,6 +25,22 @@ __device__ __forceinline__ void copy_launch(unsigned char* to, const Launch& lau
   auto* words = reinterpret_cast<std::uint64_t*>(to);
   for (std::uint32_t i = thread; i < sizeof(Launch) / 8; i += threads) words[i] = from[i];
 }
+
+/// Where a compute block that ends with its tiles counts its groups as done when the inputs of the
+/// last one are there: the poller is done, too, by the time that one is computed.
+class WaitsDone {
+ public:
+  /// `groups_done`: DeviceState's; null: they are counted by themselves, or nobody looks. Of the
+  /// `compute` blocks that have tiles from the start.
+  struct Params {
+    std::uint32_t* groups_done;
+    std::uint32_t compute;
+  };
+  static __device__ void note(const Params& params) {
+    if (params.groups_done != nullptr && blockIdx.x < params.compute)
+      ptx::fetch_add_gpu(params.groups_done, kGroupsOfBlock);
+  }
+};
 
 /// Waits, and nothing else.
 class GateExecutor {

@@ -273,13 +273,16 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
               std::uint64_t* full = &shared.stage_full[ring.slot];
               ptx::mbarrier_wait(&shared.stage_empty[ring.slot], ring.parity ^ 1);
               ptx::mbarrier_arrive_expect(full, Config::kPartialBytes);
-              gate.load_partial(number, tile.m, tile.n, piece * kPieceColumns, full,
-                                shared.a[ring.slot]);
+              for (int w = 0; w < kMathWarpgroups; ++w) {
+                gate.load_partial(number, tile.m, tile.n, w * kWarpgroupRows, piece * kPieceColumns,
+                                  full, kHint, shared.a[ring.slot] + w * Config::kPieceBytes);
+              }
               ring.advance();
             }
           }
         }
       }
+      if constexpr (kGateEnds<Gate>) gate.end();
     } else if (warp >= 1 && warp <= kMathWarpgroups && cute::elect_one_sync()) {
       // Stores of math warpgroup `of`.
       const int of = warp - 1;

@@ -27,31 +27,36 @@ namespace mk::kernels::cuda {
 ///
 ///     struct Shared;                                and Gate(const Params&, Shared&)
 ///     void load_a(const CUtensorMap& a, uint64_t* full, uint64_t hint, void* to, int k) const;
+///     void end();
 ///
-/// shared memory of its own, and rows of A that lie in several places: it then issues the load of
-/// the tile it was last asked about itself. Where the order says `bool adds()` of the tile that it
-/// gave last, others' partials of it are added to this product, in the order of their numbers, this
-/// product itself (rounded to Element) as number `own`:
+/// shared memory of its own; rows of A that lie in several places: it then issues the load of the
+/// tile it was last asked about itself; and something to do when it will not be asked again. Where
+/// the order says `bool adds()` of the tile that it gave last, others' partials of it are added to
+/// this product, in the order of their numbers, this product itself (rounded to Element) as number
+/// `own`:
 ///
 ///     Params: std::uint32_t partials, own;          how many, with this product; which that is
 ///     void await_partials(int m, int n);            as `wait`, before the tile's partials are
 ///                                                   loaded
-///     void load_partial(number, m, n, column, uint64_t* full, void* to) const;
-///                                                   issues loads of kPartialBytes: kBlockM rows of
-///                                                   64 columns of it, with the 128-byte swizzle
+///     void load_partial(number, m, n, row, column, uint64_t* full, uint64_t hint, void* to) const;
+///                                                   issues the load of a piece of it, 64 rows of
+///                                                   64 columns, with the 128-byte swizzle
 ///
-/// A gate that waits must have a
-/// deadline well under ptx::kBlockDeadlineNs; when it passes, the gate records who waited for what
-/// and answers kAllReady from then on, so that the block runs to its end on whatever the memory
-/// holds and nothing hangs (the store must then not announce the result: see there). What was
-/// acquired must be passed on to the copy engine with ptx::fence_acquired_to_async() before `wait`
-/// returns.
+/// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs; when it passes, the
+/// gate records who waited for what and answers kAllReady from then on, so that the block runs to
+/// its end on whatever the memory holds and nothing hangs (the store must then not announce the
+/// result: see there). What was acquired must be passed on to the copy engine with
+/// ptx::fence_acquired_to_async() before `wait` returns.
 inline constexpr int kAllReady = 0x7fffffff;
 
 template <class Gate>
 inline constexpr bool kGateLoadsA = requires(const Gate& gate, const CUtensorMap& a,
                                              std::uint64_t* full, void* to) {
   gate.load_a(a, full, std::uint64_t{}, to, 0);
+};
+template <class Gate>
+inline constexpr bool kGateEnds = requires(Gate& gate) {
+  gate.end();
 };
 template <class Gate>
 inline constexpr bool kGateShares = requires {

@@ -22,7 +22,8 @@
 ///       static bool stream(Group<Op>&, uint32_t index);
 ///       static bool send(Block<Executor>&);
 ///       static bool receive(Group<Op>&, Block<Executor>&);
-///       static bool ends_with_tiles(const Launch&);    compute blocks then have nothing to do
+///       static bool ends_with_tiles(const Launch&);    compute blocks then have nothing to do; the
+///                                                      gate goes by waits_done()
 ///       static bool after_tiles(Group<Op>&);           each group of a compute block, if not
 ///     };
 #pragma once
@@ -68,6 +69,13 @@ OperatorParams<Op> make_params(const typename Op::Arguments& arguments, std::uin
           .frame = arguments.frame,
           .c = arguments.c,
           .ldc = arguments.ldc};
+}
+
+/// For the gate of an operator whose compute blocks may end with their tiles.
+template <class Op>
+WaitsDone::Params waits_done(const typename Op::Arguments& arguments) {
+  const bool counts = arguments.frame.pollers != 0 && Op::ends_with_tiles(arguments.launch);
+  return {counts ? &arguments.frame.state->groups_done : nullptr, arguments.launch.blocks.compute};
 }
 
 /// Registers of a thread outside the core: an equal share of what the block is given at its start.
@@ -422,7 +430,6 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
     if (blockIdx.x < compute && Op::ends_with_tiles(params.launch)) {
       if (threadIdx.x == 0) {
         tiles_done(state, shared.gate.epoch(), shared.gate.totals);
-        if (params.frame.pollers != 0) ptx::fetch_add_gpu(&state.groups_done, kGroupsOfBlock);
         end_launch(params.launch, params.frame);
       }
       return;

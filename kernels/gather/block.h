@@ -29,14 +29,19 @@ inline constexpr std::uint32_t kGatherHopsMax = 4;
 template <class Executor>
 class GatherBlock {
  public:
-  /// `own_rows`: of this rank, in this launch.
+  /// `own_rows`: of this rank, in this launch. `in_place` (a broadcast only): they lie at
+  /// GatherSchedule::own_rows_in_place().
   MK_HOST_DEVICE GatherBlock(OperatorBlock<Executor>& block_in, const GatherGeometry& geometry,
-                             std::uint32_t own_rows_in)
-      : block(block_in), schedule(geometry, block_in.world), own_rows(own_rows_in) {}
+                             std::uint32_t own_rows_in, bool in_place_in = false)
+      : block(block_in),
+        schedule(geometry, block_in.world),
+        own_rows(own_rows_in),
+        in_place(in_place_in) {}
 
   OperatorBlock<Executor>& block;
   const GatherSchedule schedule;
   const std::uint32_t own_rows;
+  const bool in_place;
 
   // --- Places ---
 
@@ -47,6 +52,13 @@ class GatherBlock {
   /// Where this rank reads the rows of another one, packed.
   MK_HOST_DEVICE const std::byte* rows(std::uint32_t origin) const {
     return slot(reads_from(origin), origin) + kGatherHeaderBytes;
+  }
+
+  /// Where the network reads a chunk that this rank sends, as an offset in its workspace.
+  MK_HOST_DEVICE std::uint64_t sent_from(std::uint32_t origin, std::uint32_t chunk,
+                                         const ByteRange& range) const {
+    const bool there = in_place && origin == block.world.rank() && chunk != 0;
+    return schedule.slot(there ? 0 : block.bank, origin) + range.begin;
   }
 
   // --- Awaited by this block; false: the launch has failed ---
@@ -117,8 +129,8 @@ class GatherBlock {
   // --- For roles.h ---
 
   /// Of a shard that this rank sends: waits until chunk `first` is here (its own: until the share
-  /// role has brought it to its slot), and answers how many of chunks `first`, `first` + `step`,
-  /// ... below `end` are, `most` at most; 0: the launch has failed.
+  /// role has brought it to its slot, if it is not in place), and answers how many of chunks
+  /// `first`, `first` + `step`, ... below `end` are, `most` at most; 0: the launch has failed.
   MK_HOST_DEVICE std::uint32_t await_sendable(std::uint32_t origin, std::uint32_t first,
                                               std::uint32_t end, std::uint32_t step,
                                               std::uint32_t most) {
@@ -126,18 +138,21 @@ class GatherBlock {
     const std::uint32_t* flags = own ? word(schedule.ready(origin, 0)) : flags_of(origin);
     const auto chunk_of = [=](std::uint32_t i) { return first + i * step; };
     const std::uint32_t left = div_up(end - first, step);
+    const std::uint32_t wanted = left < most ? left : most;
+    if (own && in_place) return wanted;
     return block.await_first(
-        left < most ? left : most, block.epoch, FlagRow{flags + first, step}, [&](std::uint32_t i) {
+        wanted, block.epoch, FlagRow{flags + first, step}, [&](std::uint32_t i) {
           return own ? block.site(FlagKind::kRowsReady, origin, origin, chunk_of(i), 2)
                      : site(origin, chunk_of(i));
         });
   }
   /// The rank on the next node has done with what the bank's last launch brought it.
   MK_HOST_DEVICE bool await_release() {
+    if (!schedule.flags().has_releases()) return true;
     const std::uint32_t node = schedule.successor();
     return block.await(
         block.site(FlagKind::kRelease, block.world.rail_peer(node), node, block.bank, 1),
-        block.common.context.arrival_flags + schedule.release(block.bank, block.world.node),
+        block.common.context.arrival_flags + schedule.release(block.world.node),
         previous_use(block.epoch, block.banks));
   }
   /// No local rank reads or awaits anything of the bank's last launch any more.

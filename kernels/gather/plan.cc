@@ -96,7 +96,7 @@ std::uint32_t GatherPlan::flag_count() const {
 }
 
 std::uint64_t GatherPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 2;
+  constexpr std::uint64_t kRules = 3;
   return fingerprint_of({kRules, nodes, locals, static_cast<std::uint64_t>(kind), rows_max,
                          row_bytes, chunk_bytes, banks, first_flag, layout.slots});
 }

@@ -11,7 +11,8 @@
 ///     role     on                   does                              then shows
 ///     share    its rank             caller's rows -> own slot (for
 ///                                   the network, or for peers to
-///                                   pull), local ranks' slots         ready[origin][chunk] at each
+///                                   pull; if they are not in place),
+///                                   local ranks' slots                ready[origin][chunk] at each
 ///     send     its rail's ranks,    slot -> same slot of the rail's
 ///              round the ring       rank on the next node             arrival[bank][node][chunk]
 ///     receive  its rail's rank on   slot -> local ranks' slots
@@ -29,12 +30,13 @@
 /// Why nothing is overwritten too early (e: this launch, b = banks):
 ///  - A local rank's slot, by share and receive: written after that local rank has ended e - b
 ///    (WorkspaceHead::finished).
-///  - This rank's own slot: the same, and the daemon has read what e - b sent
-///    (LocalWords::sent_in).
-///  - Slots that the network writes: written after the successor released e - b. It releases when
-///    its consumers and its receive blocks have read them, its daemon has read what it forwarded,
-///    in a pull all local ranks have drained them, and every chunk has arrived: so that none of e -
-///    b can be late and overwrite one of e, or its flag.
+///  - This rank's own slot: the same. What a launch sends the daemon has read when it ends
+///    (LocalWords::sent_in): rows in place are the caller's then.
+///  - Slots that the network writes: written after the successor ended e - b, as the rank knows by
+///    comm/banks.h (of the successor, too, it hears in every launch: the last header to come round
+///    the ring). That ends when its consumers and its receive blocks have read them, its daemon has
+///    read what it forwarded, in a pull all local ranks have drained them, and every chunk has
+///    arrived: so that none of e - b can be late and overwrite one of e, or its flag.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +49,15 @@ namespace mk::kernels::gather {
 // Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
 // LocalWords::failure.
 
+/// In front of this rank's own rows, in whoever's slot.
+template <class Executor>
+MK_HOST_DEVICE inline void write_header(const GatherBlock<Executor>& gather, std::byte* slot) {
+  auto* header = reinterpret_cast<GatherHeader*>(slot);
+  header->epoch = gather.block.epoch;
+  header->m = gather.block.common.m;
+  header->rows = gather.own_rows;
+}
+
 /// Brings a chunk of this rank's own rows to the targets of `job`, which point to its place in the
 /// slots.
 template <class Executor>
@@ -54,12 +65,7 @@ MK_HOST_DEVICE inline void share_chunk(GatherBlock<Executor>& gather, const Gath
                                        std::uint32_t chunk, const ByteRange& range, CopyJob job) {
   auto& block = gather.block;
   if (chunk == 0) {
-    for (std::uint32_t i = 0; i < job.target_count; ++i) {
-      auto* header = reinterpret_cast<GatherHeader*>(job.targets[i]);
-      header->epoch = block.epoch;
-      header->m = block.common.m;
-      header->rows = gather.own_rows;
-    }
+    for (std::uint32_t i = 0; i < job.target_count; ++i) write_header(gather, job.targets[i]);
     return;
   }
   const std::uint64_t begin = range.begin - kGatherHeaderBytes;
@@ -78,7 +84,7 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
   const World& world = block.world;
   const std::uint32_t own = world.rank();
   for (std::uint32_t turn = 1; turn == 1 || turn < world.locals; ++turn) {
-    const bool to_own = turn == 1 && world.nodes > 1;
+    const bool to_own = turn == 1 && world.nodes > 1 && !gather.in_place;
     const std::uint32_t local = (world.local + world.locals - turn) % world.locals;
     for (std::uint32_t chunk = block.index; chunk < gather.schedule.chunks(gather.own_rows);
          chunk += block.common.blocks.share) {
@@ -97,9 +103,10 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
   return true;
 }
 
-/// Hands out this rank's own rows: chunks `index`, `index` + share blocks, ..., or, of `parts`
-/// parts of each chunk, so many of those. Only with several ranks. `in_turn`: a broadcast as
-/// share_in_turn does it, chunk by chunk; else each chunk to everybody at once.
+/// Hands out this rank's own rows (for the network, where they are not in place): chunks `index`,
+/// `index` + share blocks, ..., or, of `parts` parts of each chunk, so many of those. Only with
+/// several ranks. `in_turn`: a broadcast as share_in_turn does it, chunk by chunk; else each chunk
+/// to everybody at once.
 template <class Executor>
 MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSource& source,
                                  bool in_turn = false, std::uint32_t parts = 1) {
@@ -108,7 +115,7 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
   const GatherGeometry& geometry = gather.schedule.geometry();
   const bool broadcast = geometry.kind == GatherKind::kBroadcast;
   const std::uint32_t own = world.rank();
-  if (world.nodes > 1 && !block.await_staging_free()) return false;
+  if (gather.in_place && world.locals == 1) return true;
   if (!gather.await_bank_free()) return false;
   if (in_turn && broadcast) return share_in_turn(gather, source);
   const std::uint32_t steps = gather.schedule.chunks(gather.own_rows) * parts;
@@ -119,7 +126,8 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
     const Part part{step % parts, parts};
     const ByteRange range = part_of(gather.schedule.chunk_range(gather.own_rows, chunk), part);
     CopyJob job;
-    if (!broadcast || world.nodes > 1) job.add_target(gather.slot(world.local, own) + range.begin);
+    if (!broadcast || (world.nodes > 1 && !gather.in_place))
+      job.add_target(gather.slot(world.local, own) + range.begin);
     // Each rank starts with its next, so that nobody is everybody's first.
     for (std::uint32_t i = 1; broadcast && i < world.locals; ++i)
       job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
@@ -146,6 +154,10 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
     const std::uint64_t slot = schedule.slot(block.bank, origin);
     std::uint32_t rows = 0;
     if (!gather.await_row_count(origin, &rows)) return false;
+    if (hops == 0 && gather.in_place && block.index == 0) {
+      write_header(gather, gather.slot(world.local, origin));
+      block.executor.stores_done();
+    }
     const std::uint32_t chunks = schedule.chunks(rows);
     for (std::uint32_t chunk = block.index; chunk < chunks;) {
       const std::uint32_t most = sender.at_once(schedule.geometry().chunk_bytes);
@@ -156,8 +168,9 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
       if (here == 0) return false;
       for (const std::uint32_t end = chunk + here * blocks; chunk < end; chunk += blocks) {
         const ByteRange range = schedule.chunk_range(rows, chunk);
-        if (!sender.send_chunk(to, slot + range.begin, slot + range.begin, range.bytes,
-                               schedule.arrival(block.bank, to, node, chunk), block.epoch)) {
+        if (!sender.send_chunk(to, gather.sent_from(origin, chunk, range), slot + range.begin,
+                               range.bytes, schedule.arrival(block.bank, to, node, chunk),
+                               block.epoch)) {
           return false;
         }
         block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));
@@ -214,8 +227,8 @@ MK_HOST_DEVICE inline bool for_idle_granules(const GatherBlock<Executor>& gather
   return true;
 }
 
-/// Once per rank and launch, by one send block, after its end_shards: awaits all that `release`
-/// must come after but this rank's consumers, who may be later.
+/// Once per rank and launch, by one send block, after its end_shards: awaits all that the end of
+/// the launch must come after (or `release`), but this rank's consumers, who may be later.
 template <class Executor>
 MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
   auto& block = gather.block;
@@ -243,21 +256,18 @@ MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, ChunkSender<Exe
   }
   if (world.locals > 1 && !block.await_blocks(Role::kReceive, block.common.blocks.receive, 2))
     return false;
-  if (world.nodes > 2) {
-    if (!block.await_blocks(Role::kSend, block.common.blocks.send, 2)) return false;
-    if (!block.await_sent(block.epoch)) return false;
-  }
-  return true;
+  return block.await_blocks(Role::kSend, block.common.blocks.send, 2) &&
+         block.await_sent(block.epoch);
 }
 
-/// After `settle`, and after this rank's consumers have read the last row: lets the predecessor
-/// fill the bank again.
+/// After `settle`, and, where `awaits_consumers`, after this rank's consumers have read the last
+/// row: lets the predecessor fill the bank again, or sees that the end of the launch does.
 template <class Executor>
 MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
-  if (schedule.geometry().kind == GatherKind::kPull && world.locals > 1) {
+  if (schedule.read_by_others()) {
     block.publish_at_every_local(schedule.drained(world.local));
     for (std::uint32_t local = 0; local < world.locals; ++local) {
       if (!block.await(block.site(FlagKind::kFinished, block.rank_of(local), local, 0, 2),
@@ -265,8 +275,9 @@ MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Ex
         return false;
     }
   }
+  if (!schedule.flags().has_releases()) return true;
   const std::uint32_t to = schedule.predecessor();
-  return sender.send_flag(to, schedule.release(block.bank, to), block.epoch) && sender.flush();
+  return sender.send_flag(to, schedule.release(to), block.epoch) && sender.flush();
 }
 
 /// The send role of an operator with one gather. `consumers_done()`: waits until this rank's
@@ -279,8 +290,10 @@ MK_HOST_DEVICE inline bool send(GatherBlock<Executor>& gather, ConsumersDone&& c
                                block.totals.waits);
   bool sent = send_shards(gather, sender, block.common.blocks.send);
   if (sent) end_shards(block, sender);
-  if (sent && block.index == 0)
-    sent = settle(gather, sender) && consumers_done() && release(gather, sender);
+  if (sent && block.index == 0) {
+    sent = settle(gather, sender) && (!gather.schedule.awaits_consumers() || consumers_done()) &&
+           release(gather, sender);
+  }
   block.totals.commands += sender.commands();
   block.totals.network_bytes += sender.payload_bytes();
   return sent;

@@ -15,7 +15,8 @@
 ///
 /// Network payload of one rank in one launch, in bytes, with rows(r) the rows of rank r:
 ///     sum over the nodes d but node + 1 of (64 + rows(rail peer on d) * row_bytes)
-/// (with one node: 0), in as many commands as these shards have chunks, and one for the release.
+/// (with one node: 0), in as many commands as these shards have chunks, and with one bank one more,
+/// the release.
 #pragma once
 
 #include <cstdint>
@@ -125,22 +126,23 @@ class GatherSchedule {
     return bytes;
   }
 
-  /// Commands with payload that this rank sends in a launch, and flag-only ones: the release.
+  /// Commands with payload that this rank sends in a launch, and flag-only ones: a release.
   template <class RowsOf>
   MK_HOST_DEVICE std::uint32_t commands(RowsOf&& rows_of) const {
-    std::uint32_t commands = world_.nodes > 1 ? 1 : 0;
+    std::uint32_t commands = world_.nodes > 1 && flags().has_releases() ? 1 : 0;
     for (std::uint32_t hops = 0; hops < shards_sent(); ++hops)
       commands += chunks(rows_of(world_.rail_peer(node_at(hops))));
     return commands;
   }
   /// Bytes that this rank's share and receive roles read and write on the node in a launch: its own
   /// rows, and in a broadcast the shards of its rail's other ranks, once read, and written once for
-  /// each target.
+  /// each target. `in_place`: its own rows are (GatherBlock).
   template <class RowsOf>
-  MK_HOST_DEVICE std::uint64_t local_bytes(RowsOf&& rows_of) const {
+  MK_HOST_DEVICE std::uint64_t local_bytes(RowsOf&& rows_of, bool in_place = false) const {
     const bool broadcast = geometry_.kind == GatherKind::kBroadcast;
     const std::uint64_t peers = broadcast ? world_.locals - 1 : 0;
-    const std::uint64_t own_slot = world_.nodes > 1 || (!broadcast && world_.size() > 1) ? 1 : 0;
+    const bool to_own_slot = broadcast ? world_.nodes > 1 && !in_place : world_.size() > 1;
+    const std::uint64_t own_slot = to_own_slot ? 1 : 0;
     const auto bytes = [](std::uint64_t data, std::uint64_t targets) {
       return targets == 0 ? 0 : data * (1 + targets);
     };
@@ -169,6 +171,9 @@ class GatherSchedule {
   MK_HOST_DEVICE std::uint64_t rows_at(std::uint32_t bank, std::uint32_t origin) const {
     return slot(bank, origin) + kGatherHeaderBytes;
   }
+  /// Where this rank's own rows may lie, packed, so that the network reads them there in every
+  /// launch (GatherBlock::in_place): in bank 0, but each bank has its header.
+  MK_HOST_DEVICE std::uint64_t own_rows_in_place() const { return rows_at(0, world_.rank()); }
   /// The word that shows, in this workspace, that the chunk may be read on this node.
   MK_HOST_DEVICE std::uint64_t ready(std::uint32_t origin, std::uint32_t chunk) const {
     return geometry_.layout.ready + (std::uint64_t{origin} * geometry_.chunks_max + chunk) * 4;
@@ -182,6 +187,16 @@ class GatherSchedule {
     return geometry_.layout.sent + std::uint64_t{local} * 64;
   }
 
+  /// Whether the slots of this workspace are read by other local ranks, too.
+  MK_HOST_DEVICE bool read_by_others() const {
+    return geometry_.kind == GatherKind::kPull && world_.locals > 1;
+  }
+  /// Whether a rank tells others in a launch that its consumers have read the bank. (Else the
+  /// launch's end is all that they wait for.)
+  MK_HOST_DEVICE bool awaits_consumers() const {
+    return world_.nodes > 1 && (flags().has_releases() || read_by_others());
+  }
+
   // --- Arrival flags, as indices into the operator's; see FlagMap ---
 
   /// At node `at`: the chunk of the shard of its rail from `origin_node` has landed. Written by the
@@ -190,9 +205,10 @@ class GatherSchedule {
                                        std::uint32_t origin_node, std::uint32_t chunk) const {
     return geometry_.first_flag + flags().arrival(bank, at, origin_node, chunk);
   }
-  /// At node `at`: the node after it in the ring has done with the bank. Written by that node.
-  MK_HOST_DEVICE std::uint32_t release(std::uint32_t bank, std::uint32_t at) const {
-    return geometry_.first_flag + flags().release(bank, at, (at + 1) % world_.nodes);
+  /// At node `at`, with one bank: the node after it in the ring has done with it. Written by that
+  /// node.
+  MK_HOST_DEVICE std::uint32_t release(std::uint32_t at) const {
+    return geometry_.first_flag + flags().release(at, (at + 1) % world_.nodes);
   }
   MK_HOST_DEVICE FlagMap flags() const {
     return FlagMap{world_.nodes, geometry_.banks, geometry_.chunks_max};

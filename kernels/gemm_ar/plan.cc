@@ -54,12 +54,12 @@ LaunchWork GemmArPlan::work(const World& world, std::uint32_t m, std::uint32_t k
   work.local_bytes += 2.0 * m * max.n * kElementBytes;  // copied to the caller
   work.network_bytes = static_cast<double>(schedule.network_bytes(world.local));
   work.steps = schedule.chunks(world.local);
-  work.commands = (nodes - 1) * (work.steps + 1);
+  work.commands = (nodes - 1) * (work.steps + (flags().has_releases() ? 1 : 0));
   return work;
 }
 
 std::uint64_t GemmArPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 2;
+  constexpr std::uint64_t kRules = 3;
   return sum_fingerprint(kRules, *this, layout.bytes);
 }
 

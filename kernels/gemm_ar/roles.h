@@ -31,7 +31,7 @@
 ///    in e + 1 only after this rank's own tiles of e + 1 went in.
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
 ///    (LocalWords::sent_in).
-///  - Receive bank: written in e after its reader has released e - b.
+///  - Receive bank: written in e after its reader has ended e - b, or released it (comm/banks.h).
 ///  - Launch records: a rank in launch e + 2 has seen this rank's tiles of e + 1, so this rank is
 ///    done with the records of e, whose place those of e + 2 take.
 #pragma once

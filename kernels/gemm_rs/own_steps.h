@@ -36,6 +36,8 @@ struct OwnSteps {
     steps.rest = others - steps.lead - steps.rounds * (locals - 1);
     return steps;
   }
+  /// Whether a rank goes by it.
+  MK_HOST_DEVICE bool any() const { return locals > 1; }
   /// Whether the step is of a tile of the rank's own shard.
   MK_HOST_DEVICE bool is_own(std::uint32_t step) const {
     if (step < lead) return false;

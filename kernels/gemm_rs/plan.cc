@@ -64,12 +64,13 @@ LaunchWork GemmRsPlan::work(const World& world, std::uint32_t m, std::uint32_t k
   }
   work.network_bytes = static_cast<double>(schedule.network_bytes(world.node, world.local));
   work.steps = schedule.pieces(world.node, world.local);
-  work.commands = schedule.pieces_sent(world.node, world.local) + nodes - 1;
+  work.commands =
+      schedule.pieces_sent(world.node, world.local) + (flags().has_releases() ? nodes - 1 : 0);
   return work;
 }
 
 std::uint64_t GemmRsPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 1;
+  constexpr std::uint64_t kRules = 2;
   return sum_fingerprint(kRules, *this, layout.bytes);
 }
 

@@ -35,7 +35,7 @@
 ///  - Kept: written and read in one launch by one rank.
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
 ///    (LocalWords::sent_in).
-///  - Receive bank: written in e after its reader has released e - b.
+///  - Receive bank: written in e after its reader has ended e - b, or released it (comm/banks.h).
 ///  - Launch records: announce_launch.
 #pragma once
 

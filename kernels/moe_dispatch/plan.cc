@@ -102,7 +102,10 @@ LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const 
   // Tokens come chunk by chunk, over each of the links between the nodes.
   const std::uint32_t chunks = schedule.tokens().chunks(count);
   work.steps = std::max(1u, (chunks - 1) * std::max(1u, nodes - 1));
-  if (nodes > 1) work.commands = (nodes - 1) * (schedule.routing().chunks(count) + chunks) + 2;
+  if (nodes > 1) {
+    const std::uint32_t releases = schedule.routing().flags().has_releases() ? 2 : 0;
+    work.commands = (nodes - 1) * (schedule.routing().chunks(count) + chunks) + releases;
+  }
   return work;
 }
 

@@ -59,8 +59,8 @@ MK_HOST_DEVICE inline bool send(MoeDispatchBlock<Executor>& block) {
   if (sent) gather::end_shards(block, sender);
   if (sent && block.index == 0) {
     sent = gather::settle(block.routing, sender) && gather::settle(block.tokens, sender) &&
-           block.await_pulled() && gather::release(block.routing, sender) &&
-           gather::release(block.tokens, sender);
+           (!block.tokens.schedule.awaits_consumers() || block.await_pulled()) &&
+           gather::release(block.routing, sender) && gather::release(block.tokens, sender);
   }
   block.totals.commands += sender.commands();
   block.totals.network_bytes += sender.payload_bytes();

@@ -18,8 +18,8 @@
 ///     receive  arrived K and V -> its node                      arrivals
 ///     compute  items, pass after pass                           each tile of keys that it sees
 ///
-/// Slots are read until compute is done; then send block 0 releases the bank. Nothing else of a
-/// launch outlives it: the output is the caller's. An item belongs to one compute block, and its
+/// Slots are read until compute is done. Nothing else of a launch outlives it: the output is the
+/// caller's. An item belongs to one compute block, and its
 /// tiles of keys come in one order whoever computes it: every run gives the same bits, fused or
 /// not, with any number of blocks and passes.
 ///

@@ -178,7 +178,7 @@ TEST_F(ChunkSenderTest, LargeChunksAreAskedForFewAtFirst) {
   BatchingPacer batching(pacer);
   ChunkSender<BatchingPacer> sender(batching, control, context, 1, totals);
   constexpr std::uint32_t kLarge = 256 << 10, kSmall = 32 << 10;
-  for (const std::uint32_t wanted : {2u, 4u, 8u, 8u}) {
+  for (const std::uint32_t wanted : {3u, 6u, 8u, 8u}) {
     EXPECT_EQ(sender.at_once(kLarge), wanted);
     EXPECT_EQ(sender.at_once(kSmall), kChunksAtOnce) << "the network is soon done with two";
     ASSERT_TRUE(sender.flush()) << "nothing to commit, so nothing is known";

@@ -287,7 +287,9 @@ TEST(Schedule, ArrivalFlagsAreDisjointAndInside) {
             ASSERT_EQ(granule_sender.emplace(flag / shm::kFlagGranule, sender).first->second,
                       sender);
           }
-          ASSERT_TRUE(seen.insert(flags.release(bank, at, from)).second);
+          if (bank == 0 && flags.has_releases()) {
+            ASSERT_TRUE(seen.insert(flags.release(at, from)).second);
+          }
         }
       }
       ASSERT_LT(*seen.rbegin(), plan.flag_count());

@@ -44,8 +44,10 @@ struct AgGemmOp {
                       block.world.nodes > 1, block.world.locals - 1);
   }
 
-  static __device__ bool ends_with_tiles(const Launch& launch) {
-    return launch.context.world.nodes == 1 && launch.gathered == nullptr;
+  /// Where nobody waits for the end of their reading, and nobody wants the whole A.
+  static MK_HOST_DEVICE bool ends_with_tiles(const Launch& launch) {
+    const GatherSchedule gather(launch.plan.gather, launch.context.world);
+    return launch.gathered == nullptr && !gather.awaits_consumers();
   }
   static __device__ bool after_tiles(Group<AgGemmOp>& group) {
     if (threadIdx.x / kGroupThreads != 0) return true;
@@ -60,7 +62,8 @@ struct AgGemmOp {
     const AgGemmTiles tiles{schedule, schedule.rounds(), schedule.tiles(), launch.in_turn};
     return make_params<AgGemmOp>(
         arguments, tiles.tiles, {tiles, launch.blocks.compute, &arguments.frame.state->tiles_taken},
-        {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered},
+        {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered,
+         waits_done<AgGemmOp>(arguments)},
         {tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
          arguments.ldc * kElementBytes, launch.plan.max.n});
   }

@@ -71,6 +71,7 @@ class AgGemmGate {
     World world;
     bool unfused;
     CUtensorMap gathered;  ///< see AgGemmArguments
+    WaitsDone::Params waits_done;
   };
   using Block = AgGemmBlock<GateExecutor>;
   using Shared = BlockGateShared<AgGemmLaunch, Block>;
@@ -101,6 +102,7 @@ class AgGemmGate {
       cute::SM90_TMA_LOAD_3D::copy(&params_.gathered, full, hint, to, k, row_, slot_);
     }
   }
+  __device__ void end() const { WaitsDone::note(params_.waits_done); }
 
  private:
   static constexpr int kOwn = -1;

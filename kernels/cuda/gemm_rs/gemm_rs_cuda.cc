@@ -91,7 +91,7 @@ Status GemmRsCuda::make_places(const GemmRsSchedule& schedule, void* c, std::uin
     MK_ASSIGN_OR_RETURN(places.out_rows,
                         cuda::make_row_tiles_map("C", type, c, std::max(2u, own.tiles_m()) - 1,
                                                  own.tile_rows(), columns, row));
-    MK_ASSIGN_OR_RETURN(places.partials,
+    MK_ASSIGN_OR_RETURN(arguments_.partials,
                         cuda::make_tile_planes_map(
                             "partials", type, workspace(world().local) + schedule.slots(0, 0),
                             world().locals, static_cast<std::int64_t>(plan_.layout.region_bytes),

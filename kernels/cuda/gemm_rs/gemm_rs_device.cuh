@@ -51,7 +51,7 @@ struct GemmRsOp {
         });
   }
 
-  static __device__ bool ends_with_tiles(const Launch& launch) {
+  static MK_HOST_DEVICE bool ends_with_tiles(const Launch& launch) {
     return launch.sums_own_tiles() || launch.context.world.size() == 1;
   }
   static __device__ bool after_tiles(Group<GemmRsOp>& group) {
@@ -64,12 +64,13 @@ struct GemmRsOp {
     const GemmRsLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmRsSchedule schedule(launch.plan, launch.m);
-    const bool sums_own = launch.sums_own_tiles();
-    const OwnSteps own = sums_own ? schedule.own_steps(world.local, launch.own_lead()) : OwnSteps{};
-    return make_params<GemmRsOp>(
-        arguments, schedule.tiles(), {schedule, world, schedule.tiles(), sums_own, own},
-        {world, arguments.product.k_blocks, world.locals, world.local, arguments.places.partials},
-        Store::params(schedule, arguments));
+    const OwnSteps own =
+        launch.sums_own_tiles() ? schedule.own_steps(world.local, launch.own_lead()) : OwnSteps{};
+    return make_params<GemmRsOp>(arguments, schedule.tiles(),
+                                 {schedule, world, schedule.tiles(), own},
+                                 {world, arguments.product.k_blocks, world.locals, world.local,
+                                  arguments.partials, waits_done<GemmRsOp>(arguments)},
+                                 Store::params(schedule, arguments));
   }
 };
 

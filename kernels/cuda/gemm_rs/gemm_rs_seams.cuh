@@ -35,8 +35,7 @@ class GemmRsOrder : public GemmRsCount {
     GemmRsSchedule schedule;
     World world;
     std::uint32_t tiles;
-    bool sums_own;
-    OwnSteps own;  ///< as it is, if not
+    OwnSteps own;  ///< as it is: this rank's are like the others'
   };
   using Count = GemmRsCount;
 
@@ -47,8 +46,8 @@ class GemmRsOrder : public GemmRsCount {
     if (!take(&step_)) return false;
     const World& world = params_.world;
     const GemmRsSchedule::Tile found =
-        params_.sums_own ? params_.schedule.tile_at(world.local, step_, params_.own)
-                         : params_.schedule.tile_at(world.node, world.local, step_);
+        params_.own.any() ? params_.schedule.tile_at(world.local, step_, params_.own)
+                          : params_.schedule.tile_at(world.node, world.local, step_);
     tile->m = static_cast<int>(found.node * world.locals + found.local);
     tile->n = static_cast<int>(found.tile);
     return true;
@@ -74,6 +73,7 @@ class GemmRsGate {
     std::uint32_t partials;  ///< of a tile of this rank's shard
     std::uint32_t own;       ///< this rank's
     CUtensorMap slots;       ///< where they lie here, [source][tile]
+    WaitsDone::Params waits_done;
   };
   using Shared = BlockGateShared<GemmRsLaunch, GemmRsBlock<GateExecutor>>;
 
@@ -107,16 +107,12 @@ class GemmRsGate {
     if (!block_->await_others(static_cast<std::uint32_t>(tile))) block_ = nullptr;
     GateExecutor::loads_begin();
   }
-  __device__ void load_partial(std::uint32_t source, int /*shard*/, int tile, int column,
-                               std::uint64_t* full, void* to) const {
-    constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    constexpr int kHalfBytes = kWarpgroupRows * kPieceColumns * 2;
-    auto* bytes = static_cast<std::uint8_t*>(to);
-    for (int half = 0; half < 2; ++half) {
-      cute::SM90_TMA_LOAD_4D::copy(&params_.slots, full, kHint, bytes + half * kHalfBytes, column,
-                                   half * kWarpgroupRows, tile, static_cast<int>(source));
-    }
+  __device__ void load_partial(std::uint32_t source, int /*shard*/, int tile, int row, int column,
+                               std::uint64_t* full, std::uint64_t hint, void* to) const {
+    cute::SM90_TMA_LOAD_4D::copy(&params_.slots, full, hint, to, column, row, tile,
+                                 static_cast<int>(source));
   }
+  __device__ void end() const { WaitsDone::note(params_.waits_done); }
 
  private:
   const Params& params_;

@@ -16,7 +16,6 @@ struct GemmRsPlaceMaps {
   bool sums_own = false;  ///< GemmRsLaunch::sums_own_tiles
   CUtensorMap out;        ///< the caller's C
   CUtensorMap out_rows;   ///< the same by rows of tiles without the last, [1][row of tiles]
-  CUtensorMap partials;   ///< of this rank's own tiles, [source][tile]
   CUtensorMap kept[kGemmRsGrids];  ///< [1][tile]...
   CUtensorMap slots[shm::kLocalRanksMax]
                    [kGemmRsGrids];               ///< this rank's at each owner, [node][tile]
@@ -25,6 +24,7 @@ struct GemmRsPlaceMaps {
 
 struct GemmRsArguments : OperatorArguments<GemmRsLaunch> {
   GemmRsPlaceMaps places;
+  CUtensorMap partials;  ///< of this rank's own tiles, in its slots, [source][tile]
 };
 using GemmRsKernel = OperatorKernel<GemmRsArguments>;
 

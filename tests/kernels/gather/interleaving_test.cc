@@ -32,9 +32,10 @@ struct GatherOptions {
   Order order = Order::kRandom;
   std::uint64_t seed = 1;
   NetworkOptions network;
-  bool forge_releases = false;  ///< all banks look released for ever
-  bool forge_arrivals = false;  ///< the first rows of node 0 look arrived for ever
-  bool skip_odd = false;        ///< consumers do not look at the rows of odd ranks
+  bool forge_releases = false;   ///< the one bank looks released for ever
+  bool forge_arrivals = false;   ///< the first rows of node 0 look arrived for ever
+  bool skip_odd = false;         ///< consumers do not look at the rows of odd ranks
+  bool always_in_place = false;  ///< a broadcast's own rows; else they are in every other launch
 };
 
 /// What a byte of a rank's rows is in a launch.
@@ -47,6 +48,7 @@ std::byte content(std::uint32_t rank, std::uint32_t epoch, std::uint64_t at) {
 }
 
 struct GatherLaunch : Launch {
+  bool in_place = false;
   GatherGeometry geometry;
   GatherSource source;
 };
@@ -147,29 +149,46 @@ class GatherSimulation : private SimOperator {
     return static_cast<std::uint32_t>(random() % (options_.shape.rows_max + 1));
   }
 
-  /// Rows in the caller's memory: in two pieces when they are long enough, with gaps.
+  /// In some launches of some ranks: all four ways to follow each other, in both banks.
+  bool in_place(std::uint32_t index, std::uint32_t epoch) const {
+    if (options_.kind != GatherKind::kBroadcast || options_.nodes == 1) return false;
+    return options_.always_in_place || (epoch / 2 + epoch / 3 + index + options_.seed) % 2 == 0;
+  }
+
+  /// Rows in the caller's memory, in two pieces when they are long enough, with gaps; or in place,
+  /// where the last launch's lay.
   void begin(std::uint32_t index) override {
     GatherRank& rank = ranks_[index];
+    const World& world = rank.launch.context.world;
+    const GatherSchedule schedule(plan_, world);
     const std::uint32_t epoch = rank.launch.epoch;
     const std::uint32_t count = rows(index, epoch);
     const std::uint32_t bytes = plan_.row_bytes;
-    const std::uint32_t first = epoch % 2 == 0 && bytes > 1 ? bytes / 3 + 1 : bytes;
-    const std::uint32_t stride = bytes + epoch % 3;
-    rank.own.assign(std::size_t{count} * stride, std::byte{0xee});
-    for (std::uint64_t at = 0; at < std::uint64_t{count} * bytes; ++at)
-      rank.own[at / bytes * stride + at % bytes] = content(index, epoch, at);
     GatherSource source;
-    source.rows = count;
-    source.add(rank.own.data(), stride, first);
-    if (first < bytes) source.add(rank.own.data() + first, stride, bytes - first);
+    rank.launch.in_place = in_place(index, epoch);
+    if (rank.launch.in_place) {
+      std::byte* const own =
+          rank.launch.context.workspaces[world.local] + schedule.own_rows_in_place();
+      for (std::uint64_t at = 0; at < std::uint64_t{count} * bytes; ++at)
+        own[at] = content(index, epoch, at);
+      source = GatherSource::of(own, bytes, bytes, count);
+    } else {
+      const std::uint32_t first = epoch % 2 == 0 && bytes > 1 ? bytes / 3 + 1 : bytes;
+      const std::uint32_t stride = bytes + epoch % 3;
+      rank.own.assign(std::size_t{count} * stride, std::byte{0xee});
+      for (std::uint64_t at = 0; at < std::uint64_t{count} * bytes; ++at)
+        rank.own[at / bytes * stride + at % bytes] = content(index, epoch, at);
+      source.rows = count;
+      source.add(rank.own.data(), stride, first);
+      if (first < bytes) source.add(rank.own.data() + first, stride, bytes - first);
+    }
     rank.launch.source = source;
     rank.arrived.assign(ranks_.size(), {});
     for (std::uint32_t origin = 0; origin < ranks_.size(); ++origin)
       rank.arrived[origin].assign(std::size_t{rows(origin, epoch)} * bytes, std::byte{0xdd});
-    const GatherSchedule schedule(plan_, rank.launch.context.world);
     const auto rows_of = [&](std::uint32_t r) { return rows(r, epoch); };
     network_bytes_[index] += schedule.network_bytes(rows_of);
-    local_bytes_[index] += schedule.local_bytes(rows_of);
+    local_bytes_[index] += schedule.local_bytes(rows_of, rank.launch.in_place);
   }
 
   bool run_role(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
@@ -178,7 +197,8 @@ class GatherSimulation : private SimOperator {
     std::uint64_t by_consumers = 0;
     Executor executor(frame, role == Role::kCompute ? by_consumers : copied_[index]);
     Block block(executor, rank.launch, role, block_index, totals);
-    GatherBlock<Executor> gather(block, rank.launch.geometry, rank.launch.source.rows);
+    GatherBlock<Executor> gather(block, rank.launch.geometry, rank.launch.source.rows,
+                                 rank.launch.in_place);
     switch (role) {
       case Role::kShare:
         return gather::share(gather, rank.launch.source, false, SimExecutor::parts(rank.launch));
@@ -237,8 +257,7 @@ class GatherSimulation : private SimOperator {
     for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::uint32_t node = rank / options_.locals;
       const GatherSchedule schedule(plan_, {options_.nodes, options_.locals, node, 0});
-      for (std::uint32_t bank = 0; bank < plan_.banks; ++bank)
-        simulation_.forge_flag(rank, schedule.release(bank, node));
+      simulation_.forge_flag(rank, schedule.release(node));
     }
   }
 
@@ -349,6 +368,18 @@ TEST(GatherInterleaving, SentBytesReusedTooEarlyAreSeen) {
   const auto early = [](GatherOptions& options) { options.network.complete_early = true; };
   EXPECT_GT(seen_of_240(early, 2, 1), 5) << "a rank's own slot";
   EXPECT_GT(seen_of_240(early, 3, 1), 5) << "and those it forwards from";
+}
+
+// With two banks, too: rows in place are one buffer for all launches.
+TEST(GatherInterleaving, RowsInPlaceThatAreRewrittenTooEarlyAreSeen) {
+  const auto early = [](GatherOptions& options) {
+    options.kind = GatherKind::kBroadcast;
+    options.always_in_place = true;
+    options.banks = 2;
+    options.network.complete_early = true;
+  };
+  EXPECT_GT(seen_of_240(early, 2, 1), 5);
+  EXPECT_GT(seen_of_240(early, 3, 2), 5);
 }
 
 TEST(GatherInterleaving, AChunkThatDidNotMoveIsSeen) {

@@ -30,7 +30,7 @@ struct MoeSimOptions {
   Order order = Order::kRandom;
   std::uint64_t seed = 1;
   NetworkOptions network;
-  bool forge_releases = false;  ///< all banks look released for ever
+  bool forge_releases = false;  ///< the one bank looks released for ever
   /// Rows that a rank has room for in a launch, of `needed`.
   std::function<std::uint32_t(std::uint32_t needed)> room = [](std::uint32_t needed) {
     return needed;
@@ -194,8 +194,9 @@ class MoeSimulation : private SimOperator {
     rank.y.assign(std::size_t{rank.launch.capacity} * plan_.shape.features, 0);
     rank.produced_before = rank.produced();
     const GatherSchedule gather(plan_.routing, rank.launch.context.world);
-    rank.routing_commands =
-        gather.commands([&](std::uint32_t origin) { return all[origin].tokens; }) - 1;
+    rank.routing_commands = gather.commands([&](std::uint32_t origin) {
+      return all[origin].tokens;
+    }) - (gather.flags().has_releases() ? 1 : 0);
   }
 
   /// What a rank has committed in its launch so far.
@@ -291,10 +292,8 @@ class MoeSimulation : private SimOperator {
     for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::uint32_t node = rank / options_.locals;
       const MoeDispatchSchedule schedule(plan_, {options_.nodes, options_.locals, node, 0});
-      for (std::uint32_t bank = 0; bank < plan_.banks; ++bank) {
-        simulation_.forge_flag(rank, schedule.routing().release(bank, node));
-        simulation_.forge_flag(rank, schedule.tokens().release(bank, node));
-      }
+      simulation_.forge_flag(rank, schedule.routing().release(node));
+      simulation_.forge_flag(rank, schedule.tokens().release(node));
     }
   }
 

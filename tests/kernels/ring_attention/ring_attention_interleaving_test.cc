@@ -30,7 +30,7 @@ struct RingOptions {
   Order order = Order::kRandom;
   std::uint64_t seed = 1;
   NetworkOptions network;
-  bool forge_releases = false;  ///< all banks look released for ever
+  bool forge_releases = false;  ///< the one bank looks released for ever
 };
 
 std::uint32_t mixed(std::uint32_t hash) {
@@ -266,8 +266,7 @@ class RingSimulation : private SimOperator {
       const World world{options_.nodes, options_.locals, rank / options_.locals,
                         rank % options_.locals};
       const GatherSchedule schedule(plan_.gather, world);
-      for (std::uint32_t bank = 0; bank < plan_.banks; ++bank)
-        simulation_.forge_flag(rank, schedule.release(bank, world.node));
+      simulation_.forge_flag(rank, schedule.release(world.node));
     }
   }
 

@@ -146,7 +146,7 @@ struct GemmSimOptions {
   std::uint64_t seed = 1;
   NetworkOptions network;
   bool mixed_modes = false;     ///< every other rank runs fused, whatever the launch says
-  bool forge_releases = false;  ///< all receive banks look released for ever
+  bool forge_releases = false;  ///< the one receive bank looks released for ever
   bool forge_ends = false;  ///< to a rank that begins a launch, all others have ended all theirs
 };
 
@@ -230,10 +230,8 @@ class GemmSimulation : private SimOperator {
     const FlagMap flags = typename Op::Schedule(plan_, 1).flags();
     for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::uint32_t node = rank / plan_.locals;
-      for (std::uint32_t bank = 0; bank < plan_.banks; ++bank) {
-        for (std::uint32_t from = 0; from < plan_.nodes; ++from) {
-          if (from != node) simulation_.forge_flag(rank, flags.release(bank, node, from));
-        }
+      for (std::uint32_t from = 0; from < plan_.nodes; ++from) {
+        if (from != node) simulation_.forge_flag(rank, flags.release(node, from));
       }
     }
   }
