@@ -59,6 +59,7 @@ Result<LaunchStats> AllGatherGemm::launch(const void* a_shard, const void* b, vo
                                           std::uint64_t m, LaunchMode mode, void* gathered) {
   return impl_->launch({a_shard, b, c, gathered}, m, mode);
 }
+void* AllGatherGemm::input() const { return impl_->input(); }
 Status AllGatherGemm::launch_on(CudaStream stream, const void* a_shard, const void* b, void* c,
                                 std::uint64_t m, LaunchMode mode, void* gathered) {
   return impl_->launch_on(stream, {a_shard, b, c, gathered}, m, mode);

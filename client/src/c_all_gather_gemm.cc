@@ -49,6 +49,8 @@ mk_status mk_ag_gemm_launch_on(mk_ag_gemm* op, void* stream, const void* a_shard
   });
 }
 
+void* mk_ag_gemm_input(const mk_ag_gemm* op) { return op != nullptr ? op->op.input() : nullptr; }
+
 mk_status mk_ag_gemm_status(const mk_ag_gemm* op) { return status_of(op); }
 
 mk_status mk_ag_gemm_finish(mk_ag_gemm* op, void* stream, mk_launch_stats* stats) {

@@ -43,6 +43,7 @@ class DeviceOperator {
   virtual Status status() const = 0;
   virtual Result<kernels::LaunchStats> finish(CudaStream stream) = 0;
   virtual const void* output() const { return nullptr; }
+  virtual void* input() const { return nullptr; }
   /// Of this operator alone, for launches without a stream: ranks that share a GPU must not share
   /// one.
   virtual CudaStream own_stream() = 0;

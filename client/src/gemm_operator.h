@@ -85,6 +85,8 @@ class __attribute__((visibility("hidden"))) GemmOperator {
     return finish_on_device(Kind::kName, *session_, device_.get(), stream);
   }
 
+  /// Where A may lie that the operator then need not copy, if there is such a place.
+  void* input() const { return device_ != nullptr ? device_->input() : cpu_->input(); }
   /// Where the operator itself keeps C, if it does.
   const void* output() const { return device_ != nullptr ? device_->output() : cpu_->output(); }
 

@@ -49,6 +49,26 @@ Result<AgGemmPlan> AgGemmPlan::make(std::uint32_t nodes, std::uint32_t locals, S
 
 std::uint32_t AgGemmPlan::flag_count() const { return GatherPlan{gather}.flag_count(); }
 
+void* AgGemmPlan::input(const RankContext& context) const {
+  const World& world = context.world;
+  if (world.size() == 1) return nullptr;
+  return context.workspaces[world.local] + GatherSchedule(gather, world).own_rows_in_place();
+}
+
+Result<bool> AgGemmPlan::in_place(const RankContext& context, const void* shard,
+                                  std::uint64_t lda) const {
+  const std::byte* const own = context.workspaces[context.world.local];
+  const auto* const at = static_cast<const std::byte*>(shard);
+  if (at == nullptr || own == nullptr || at < own || at >= own + workspace_bytes) return false;
+  if (at != input(context) || lda != max.k) {
+    return fail(ErrorCode::kInvalidArgument,
+                "ag_gemm: a lies in the operator's own memory; there it may only begin at input(), "
+                "with rows of {} elements and no gaps between them",
+                max.k);
+  }
+  return nodes > 1;
+}
+
 LaunchWork AgGemmPlan::work(const World& world, std::uint32_t m) const {
   const AgGemmSchedule schedule(*this, world, m);
   LaunchWork work;

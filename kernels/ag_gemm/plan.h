@@ -8,6 +8,7 @@
 #include "kernels/ag_gemm/geometry.h"
 #include "kernels/comm/estimate.h"
 #include "kernels/comm/plan_tools.h"
+#include "kernels/comm/rank_context.h"
 #include "kernels/comm/world.h"
 #include "shm/host/result.h"
 
@@ -26,6 +27,12 @@ struct AgGemmPlan : AgGemmGeometry {
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const;
+  /// Where, in its workspace, a rank's rows of A may lie so that they need no copy for the network:
+  /// rows of k elements without gaps, the caller's between launches. Null for one rank alone.
+  void* input(const RankContext& context) const;
+  /// Whether `shard` lies there and the network is to read it. kInvalidArgument if it lies
+  /// elsewhere in the workspace, or with gaps.
+  Result<bool> in_place(const RankContext& context, const void* shard, std::uint64_t lda) const;
   /// Of the rank in a launch with m.
   LaunchWork work(const World& world, std::uint32_t m) const;
   /// Equal on two ranks when what they must agree on is: compare before the first launch.

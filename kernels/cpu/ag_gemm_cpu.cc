@@ -83,7 +83,10 @@ class AgGemmCpu::Impl : private RoleBody {
   Result<LaunchStats> launch(const Matrices& matrices, std::uint32_t m, Mode mode) {
     const World& world = launch_.context.world;
     MK_RETURN_IF_ERROR(check_arguments(matrices, m));
+    MK_ASSIGN_OR_RETURN(const bool in_place,
+                        plan_.in_place(launch_.context, matrices.a_shard, matrices.lda));
     MK_RETURN_IF_ERROR(runner_.ready());
+    launch_.in_place = in_place;
     matrices_ = matrices;
     launch_.shard =
         GatherSource::of(matrices.a_shard, matrices.lda * kElementBytes, plan_.gather.row_bytes,
@@ -94,6 +97,7 @@ class AgGemmCpu::Impl : private RoleBody {
     return runner_.run(m, mode, estimate(plan_.work(world, m), rates_));
   }
 
+  void* input() const { return plan_.input(launch_.context); }
   const AgGemmPlan& plan() const { return plan_; }
   std::uint32_t epoch() const { return launch_.epoch; }
   LaunchRunner& runner() { return runner_; }
@@ -190,6 +194,7 @@ Result<LaunchStats> AgGemmCpu::launch(const void* a_shard, std::uint64_t lda, co
       m, mode);
 }
 
+void* AgGemmCpu::input() const { return impl_->input(); }
 const AgGemmPlan& AgGemmCpu::plan() const { return impl_->plan(); }
 std::uint32_t AgGemmCpu::epoch() const { return impl_->epoch(); }
 LaunchRunner& AgGemmCpu::runner() { return impl_->runner(); }

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,6 +26,13 @@ struct Verdict {
   std::int64_t bad = 0;  ///< elements over their bound or not finite
   std::int64_t first_bad = -1;  ///< index (row * n + column) of one of them
   bool right() const { return bad == 0; }
+  /// Of other elements, too.
+  void include(const Verdict& other) {
+    worst = std::max(worst, other.worst);
+    error_max = std::max(error_max, other.error_max);
+    bad += other.bad;
+    if (first_bad < 0) first_bad = other.first_bad;
+  }
 };
 
 /// Compares every element of problem.c, rows `row_begin` to `row_end`, with the float64 product of

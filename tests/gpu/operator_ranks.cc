@@ -52,6 +52,7 @@ class AgGemmRank : public RankOperator {
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
   std::string progress() const override { return op_->progress(); }
+  void* input() const override { return op_->input(); }
 
  private:
   std::unique_ptr<kernels::AgGemmCuda> op_;
@@ -83,13 +84,6 @@ class SumRank : public RankOperator {
   std::unique_ptr<Operator> op_;
   Strides strides_;
 };
-
-void include(const Verdict& verdict, Verdict& all) {
-  all.worst = std::max(all.worst, verdict.worst);
-  all.error_max = std::max(all.error_max, verdict.error_max);
-  all.bad += verdict.bad;
-  if (all.first_bad < 0) all.first_bad = verdict.first_bad;
-}
 
 /// An operator's plan, whichever it is.
 struct Plan {
@@ -262,7 +256,7 @@ void Job::fill(std::uint32_t r, std::uint64_t seed) {
   const auto type = kernels::cuda::cuda_type(setup_.dtype);
   const std::int64_t rows =
       setup_.op == Op::kAgGemm ? kernels::shard_rows_max(setup_.m, world()) : setup_.m;
-  fill_normal(ranks_[r].a->data(), type, rows * k, seed * 64 + 2 * r, stream(r));
+  fill_normal(a(r), type, rows * k, seed * 64 + 2 * r, stream(r));
   fill_normal(ranks_[r].b->data(), type, setup_.n * k, seed * 64 + 2 * r + 1, stream(r));
 }
 
@@ -277,8 +271,8 @@ void Job::poison(std::uint32_t r) {
 
 Status Job::launch(std::uint32_t r, std::uint32_t m, kernels::Mode mode) {
   const Rank& rank = ranks_[r];
-  return rank.op->launch(rank.stream, rank.a->data(), rank.b->data(),
-                         setup_.in_workspace ? nullptr : rank.c->data(),
+  return rank.op->launch(rank.stream, a(r), rank.b->data(),
+                         in_workspace(Op::kGemmAr) ? nullptr : rank.c->data(),
                          rank.gathered == nullptr ? nullptr : rank.gathered->data(), m, mode);
 }
 
@@ -337,7 +331,7 @@ Verdict Job::judge_all(std::uint32_t m) {
   }
   for (std::thread& thread : threads) thread.join();
   Verdict all;
-  for (const Verdict& verdict : verdicts) include(verdict, all);
+  for (const Verdict& verdict : verdicts) all.include(verdict);
   make_current(0);
   if (setup_.gathers) all.bad += count_different_gathered(m);
   return all;
@@ -351,7 +345,7 @@ Verdict Job::judge(std::uint32_t r, std::uint32_t m) const {
     if (rows == 0) return;
     SummedProduct part = product;
     part.m = static_cast<int>(rows);
-    include(judge_sum(part, c, static_cast<int>(setup_.n), stream(r)), all);
+    all.include(judge_sum(part, c, static_cast<int>(setup_.n), stream(r)));
   };
   const auto rows_from = [&](const void* matrix, std::uint32_t row, std::uint32_t columns) {
     return static_cast<const std::byte*>(matrix) + std::size_t{row} * columns * 2;

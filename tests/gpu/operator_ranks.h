@@ -39,7 +39,8 @@ struct JobSetup {
   kernels::CudaOptions options;
   const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
   bool gathers = false;                  ///< AG+GEMM: the caller wants the whole A, too
-  bool in_workspace = false;             ///< GEMM+AR: the caller reads C there
+  /// GEMM+AR: the caller reads C there; AG+GEMM: the caller's A lies there. (Not of one rank.)
+  bool in_workspace = false;
   /// Null: ranks know each other's memory, and several nodes are joined by a HostProxy. Else
   /// answers every rank's context, with a workspace of so many bytes and so many flags, which
   /// outlives the job's operators.
@@ -58,8 +59,9 @@ class RankOperator {
   virtual Result<kernels::LaunchStats> finish(cudaStream_t stream) = 0;
   virtual const kernels::RoleBlocks& blocks() const = 0;
   virtual std::string progress() const = 0;
-  /// GEMM+AR's C in the workspace.
+  /// In the workspace, GEMM+AR's C and AG+GEMM's A.
   virtual const void* output() const { return nullptr; }
+  virtual void* input() const { return nullptr; }
 };
 
 /// Ends the process on anything unexpected but a failed launch.
@@ -71,6 +73,8 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   const JobSetup& setup() const { return setup_; }
+  /// JobSetup::in_workspace from now on; what lay elsewhere stays there.
+  void set_in_workspace(bool on) { setup_.in_workspace = on; }
   std::uint32_t world() const { return setup_.world(); }
   RankOperator& op(std::uint32_t rank) { return *ranks_[rank].op; }
   cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
@@ -88,10 +92,12 @@ class Job {
   /// The last launch's error, or none; waits.
   Status finish(std::uint32_t rank);
 
-  const void* a(std::uint32_t rank) const { return ranks_[rank].a->data(); }
+  void* a(std::uint32_t rank) const {
+    return in_workspace(Op::kAgGemm) ? ranks_[rank].op->input() : ranks_[rank].a->data();
+  }
   const void* b(std::uint32_t rank) const { return ranks_[rank].b->data(); }
   const void* c(std::uint32_t rank) const {
-    return setup_.in_workspace ? ranks_[rank].op->output() : ranks_[rank].c->data();
+    return in_workspace(Op::kGemmAr) ? ranks_[rank].op->output() : ranks_[rank].c->data();
   }
   /// Rows of C that the rank gets in a launch with m.
   std::uint32_t c_rows(std::uint32_t rank, std::uint32_t m) const;
@@ -106,6 +112,7 @@ class Job {
     std::unique_ptr<DeviceMemory> workspace, a, b, c, gathered;
     std::unique_ptr<RankOperator> op;
   };
+  bool in_workspace(Op op) const { return setup_.op == op && setup_.in_workspace && world() > 1; }
   SummedProduct product() const;
   Verdict judge(std::uint32_t rank, std::uint32_t m) const;
   std::int64_t count_different_gathered(std::uint32_t m);

@@ -144,8 +144,16 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
     };
   }
   Job job(setup);
+  // Of a gather over nodes both, as its baseline's source lies in memory the daemons know.
+  const bool in_place = op == Op::kAgGemm && options.nodes > 1;
   for (std::uint32_t r = 0; r < job.world(); ++r) {
-    job.fill(r, mk::test::fresh_seed() >> 16);
+    const std::uint64_t seed = mk::test::fresh_seed() >> 16;
+    job.fill(r, seed);
+    if (in_place) {
+      job.set_in_workspace(true);
+      job.fill(r, seed);
+      job.set_in_workspace(false);
+    }
     job.poison(r);
     require(cudaStreamSynchronize(job.stream(r)), "inputs");
   }
@@ -167,6 +175,12 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   std::vector<Side> sides;
   const auto fused = [&] { launch(mk::kernels::Mode::kFused); };
   sides.push_back({"fused", fused, {}});
+  const auto fused_in_place = [&] {
+    job.set_in_workspace(true);
+    fused();
+    job.set_in_workspace(false);
+  };
+  if (in_place) sides.push_back({"in_place", fused_in_place, {}});
   // The forms of the baseline, in pieces of different sizes.
   std::vector<std::unique_ptr<Unfused>> unfused;
   if (!variant.alone) {
@@ -212,12 +226,19 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
     }
     for (Side& side : sides) stopwatch.run(side.run, side.timing, i != 0);
   }
-  for (std::uint32_t r = 0; r < job.world(); ++r) {
-    job.poison(r);
-    require(cudaStreamSynchronize(job.stream(r)), "poison");
-  }
-  Timing once;
-  stopwatch.run(fused, once);
+  const bool checks = shape.m <= options.check_up_to;
+  mk::test::Verdict verdict;
+  const auto check = [&](const std::function<void()>& form) {
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      job.poison(r);
+      require(cudaStreamSynchronize(job.stream(r)), "poison");
+    }
+    Timing once;
+    stopwatch.run(form, once);
+    if (checks) verdict.include(job.judge_all(setup.m));
+  };
+  if (in_place) check(fused_in_place);
+  check(fused);
   double gemm_us = 0;
   std::string ends;  // when rank 0's roles were done with the last launch
   for (std::uint32_t r = 0; r < job.world(); ++r) {
@@ -236,9 +257,6 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
     }
     if (r == 0) ends += fmt::format(" end {}", stats->total_ns / 1000);
   }
-  const bool checks = shape.m <= options.check_up_to;
-  mk::test::Verdict verdict;
-  if (checks) verdict = job.judge_all(setup.m);
   bool came = true;
   for (const auto& form : unfused) came = came && form->right();
   const double fused_us = us_of("fused");
@@ -263,6 +281,8 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
       fmt::print(" (net {:.0f} nvl {:.0f})", bound.network_us, bound.nvlink_us);
   }
   fmt::print(" | {:.0f} TF, tiles {:.0f}{}", flops / fused_us / 1e6, gemm_us, ends);
+  if (in_place)
+    fmt::print(" | in place {:.1f}, {:.2f}x", us_of("in_place"), baseline_us / us_of("in_place"));
   if (checks) fmt::print(" | {} wrong, {:.2f} of bound", verdict.bad, verdict.worst);
   if (!came) fmt::print(" | THE BASELINE MISSED FLAGS");
   fmt::print("\n");
@@ -278,7 +298,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
               {"stream_groups", streams},
               {"receive_groups", blocks.receive},
               {"chunk_bytes", variant.chunk_bytes}};
-  for (const char* what : {"fused", "unfused", "products", "collective", "baseline"}) {
+  for (const char* what : {"fused", "in_place", "unfused", "products", "collective", "baseline"}) {
     if (const Side* const side = side_of(what))
       row[fmt::format("{}_us", what)] = to_json(side->timing);
   }
@@ -286,6 +306,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
     row["speedup"] = baseline_us / fused_us;
     row[options.nodes == 1 ? "of_max_products_collective" : "of_max_products_nvlink_network"] =
         bound_us / fused_us;
+    if (in_place) row["speedup_in_place"] = baseline_us / us_of("in_place");
   }
   if (options.nodes > 1) {
     row["network_us"] = bound.network_us;
@@ -423,7 +444,9 @@ int run(int argc, char** argv) {
         {"devices", options.devices},
         {"ranks", "of one process, a stream each"},
         {"inputs", "standard normal, fresh seed, bf16, B as [N,K]"},
-        {"result", "GEMM+AR: read in the workspace (output()); the others: the caller's memory"},
+        {"memory",
+         "GEMM+AR: C read in the workspace (output()); AG+GEMM, in_place: A in the workspace "
+         "(input()); else the caller's"},
         {"times", "us; slowest rank of a launch, begun together; sides take turns"},
         {"baseline", baseline},
         {"network", options.nodes == 1

@@ -49,7 +49,7 @@ class Operators : public testing::TestWithParam<World> {
   static bool sums() { return GetParam().op != Op::kAgGemm; }
   static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
 
-  JobSetup setup(std::uint32_t m, std::uint32_t n, std::uint32_t k) const {
+  JobSetup setup(std::uint32_t m, std::uint32_t n, std::uint32_t k) {
     JobSetup setup;
     setup.op = GetParam().op;
     setup.nodes = GetParam().nodes;
@@ -59,6 +59,7 @@ class Operators : public testing::TestWithParam<World> {
     setup.n = n;
     setup.k.assign(world(), k);
     setup.options.wait_timeout = 5s;
+    setup.in_workspace = random_() % 2 == 0;
     return setup;
   }
   std::uint64_t seed() { return random_() >> 16; }
@@ -129,7 +130,6 @@ TEST_P(Operators, EveryElementOfManyShapes) {
     for (std::uint32_t r = 0; sums() && r < world(); ++r) with.k[r] += 8 * r;
     if (sums() && shape.k == kLongK) with.k[0] = 40;
     with.gathers = !sums() && random_() % 2 == 0;
-    with.in_workspace = GetParam().op == Op::kGemmAr && random_() % 2 == 0;
     with.options.stream_groups = random_() % 2 * 3;  // GEMM+RS: who sums a rank's own tiles
     Job job(with);
     if (job.proxy() != nullptr) job.proxy()->dawdle(true);

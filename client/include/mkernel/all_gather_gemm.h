@@ -49,6 +49,12 @@ class MK_EXPORT AllGatherGemm {
   Result<LaunchStats> launch(const void* a_shard, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode = LaunchMode::kAuto, void* gathered = nullptr);
 
+  /// Where `a_shard` may lie so that the network reads it there: over several nodes that spares its
+  /// copy, and the first rows leave sooner. Room for rows_of(m_max, ...) rows, dense; the caller's
+  /// to write between launches (kCuda: in stream order). A launch with a shard elsewhere may
+  /// overwrite it. Null in a job of one rank.
+  void* input() const;
+
   /// Executor::kCuda: puts a launch on the stream and returns at once; the arguments are in the
   /// GPU's memory, at multiples of 16 bytes, n and k multiples of 8. May be captured into a CUDA
   /// graph, which then replays it with the same addresses and `m`. A launch that fails while it

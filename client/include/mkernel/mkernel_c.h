@@ -126,6 +126,9 @@ MK_C_EXPORT mk_status mk_ag_gemm_launch(mk_ag_gemm* op, const void* a_shard, con
 MK_C_EXPORT mk_status mk_ag_gemm_launch_on(mk_ag_gemm* op, void* stream, const void* a_shard,
                                            const void* b, void* c, void* gathered, uint64_t m,
                                            uint32_t mode);
+/* Where the rank's rows may lie that then need no copy for the network; null in a job of one rank.
+ * See input() of the C++ class. */
+MK_C_EXPORT void* mk_ag_gemm_input(const mk_ag_gemm* op);
 MK_C_EXPORT mk_status mk_ag_gemm_status(const mk_ag_gemm* op);
 MK_C_EXPORT mk_status mk_ag_gemm_finish(mk_ag_gemm* op, void* stream, mk_launch_stats* stats);
 MK_C_EXPORT void mk_ag_gemm_destroy(mk_ag_gemm* op);

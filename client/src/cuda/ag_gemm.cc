@@ -13,6 +13,7 @@ class AgGemm final : public CudaOperator<kernels::AgGemmCuda> {
     return cuda().launch(stream, arguments.a, lda(), arguments.b, ldb(), arguments.c, ldc(), m,
                          mode, arguments.gathered);
   }
+  void* input() const override { return cuda().input(); }
 };
 
 }  // namespace

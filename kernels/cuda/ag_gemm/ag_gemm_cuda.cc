@@ -98,6 +98,7 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   if (reinterpret_cast<std::uintptr_t>(gathered) % 16 != 0)
     return fail(ErrorCode::kInvalidArgument, "{}: gathered must lie at a multiple of 16 bytes",
                 kOp);
+  MK_ASSIGN_OR_RETURN(const bool in_place, plan_.in_place(arguments_.launch.context, a_shard, lda));
   const cuda::OnDevice on_device(device());
   const std::uint32_t shard_rows = AgGemmSchedule(plan_, world(), m).shard(world().rank()).count;
   // Shards of one row more may have lower tiles.
@@ -111,6 +112,7 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   if (shard_rows == 0) arguments_.product.a = arguments_.gathered;  // nothing is loaded by it
   arguments_.launch.shard =
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
+  arguments_.launch.in_place = in_place;
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
   arguments_.launch.in_turn = comes_in_turn(world().nodes, plan_.max);
   choose_form(m, mode, plan_.work(world(), m));

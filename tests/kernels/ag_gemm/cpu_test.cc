@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -31,6 +32,7 @@ std::vector<AgGemmLaunchPlan> random_launches(std::uint32_t count, std::uint32_t
     launch.gathered = random() % 2 == 0;
     launch.padded = random() % 2 == 0;
     launch.inputs = i;
+    launch.in_place = random() % 3 != 0;
     launches.push_back(launch);
   }
   return launches;
@@ -116,6 +118,32 @@ TEST(AgGemmCpu, RepeatedRunsGiveTheSameBits) {
     for (std::uint32_t rank = 0; rank < job.size(); ++rank)
       EXPECT_EQ(results[i][rank].c, results[0][rank].c) << "launch " << i + 1;
   }
+}
+
+// What rows in place are for: no copy of them is made for the network.
+TEST(AgGemmCpu, RowsInPlaceAreNotCopied) {
+  AgGemmJobOptions options = two_by_two();
+  options.locals = 1;
+  AgGemmJob job(options);
+  NetworkThread network(job.cluster(), 7);
+  // Of rank 0: where launches 1, 3, ... put rows that lie elsewhere.
+  const GatherSchedule schedule(job.op(0).plan().gather, {2, 1, 0, 0});
+  auto* const input = static_cast<std::byte*>(job.op(0).input());
+  auto* const copy = reinterpret_cast<std::uint16_t*>(input + schedule.rows_at(1, 0) -
+                                                      schedule.own_rows_in_place());
+  const std::size_t count = std::size_t{20} * options.max.k;
+  std::fill(copy, copy + count, std::uint16_t{0x7fff});
+  const auto untouched = [&] { return std::count(copy, copy + count, std::uint16_t{0x7fff}); };
+  const auto run = [&](bool in_place, std::uint32_t launches) {
+    const std::vector<AgGemmLaunchPlan> plans(launches,
+                                              {40, Mode::kFused, false, false, 0, in_place});
+    for (const auto& results : job.run(plans)) ASSERT_EQ(job.check(plans[0], results), "");
+  };
+  run(true, 6);
+  EXPECT_EQ(untouched(), static_cast<std::ptrdiff_t>(count));
+  run(false, 1);
+  EXPECT_EQ(untouched(), 0) << "that is where they go";
+  EXPECT_EQ(network.stop().complaint(), "");
 }
 
 TEST(AgGemmCpu, ManyLaunchesBackToBackReadNoStaleFlag) {

@@ -189,6 +189,26 @@ TEST(AgGemmFailure, WrongArgumentsChangeNothing) {
   EXPECT_EQ(launch_on(job, {0}, {40})[0].code, ErrorCode::kOk);
 }
 
+TEST(AgGemmFailure, AShardInTheWorkspaceButNotWhereInputSaysIsRefused) {
+  AgGemmJob job(job_options(1, 2, std::chrono::seconds(120)));
+  std::vector<std::uint16_t> some(10000, 0);
+  auto* const x = some.data();
+  auto* const input = static_cast<std::uint16_t*>(job.op(0).input());
+  ASSERT_NE(input, nullptr);
+  const auto refused = [&](const std::uint16_t* a, std::uint64_t lda) {
+    const auto result = job.op(0).launch(a, lda, x, 48, x + 3000, 48, 40);
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(contains(result.error().message, "only begin at input(), with rows of 16"))
+        << result.error().message;
+  };
+  refused(input + 16, 16);
+  refused(input - 32, 16);
+  refused(input, 17);
+  // One rank alone reads its rows where they lie: there is no such place.
+  EXPECT_EQ(AgGemmJob(job_options(1, 1, std::chrono::seconds(120))).op(0).input(), nullptr);
+}
+
 TEST(AgGemmFailure, AContextThatDoesNotFitIsRefused) {
   AgGemmJob job(job_options(2, 2, std::chrono::seconds(120)));
   const auto refused = [&](const RankContext& context, const GemmCpuOptions& options,

@@ -64,13 +64,18 @@ AgGemmResult AgGemmJob::launch(std::uint32_t rank, const AgGemmLaunchPlan& launc
   const std::uint64_t ldb = (kn ? n : k) + (launch.padded ? 3 : 0);
   const std::uint64_t ldc = n + (launch.padded ? 7 : 0);
   const auto a_in = a_shard(rank, launch, lda);
+  const void* a = a_in.empty() ? nullptr : a_in.data();
+  void* const input = ops_[rank]->input();
+  if (launch.in_place && !launch.padded && input != nullptr && (rank + launch.inputs) % 2 == 0) {
+    std::copy(a_in.begin(), a_in.end(), static_cast<std::uint16_t*>(input));
+    a = input;
+  }
   const auto b_in = b(rank, launch, ldb);
   std::vector<std::uint16_t> c(launch.m * ldc, kPoison);
   AgGemmResult result;
   if (launch.gathered) result.gathered.assign(std::size_t{launch.m} * k, kPoison);
-  result.stats =
-      ops_[rank]->launch(a_in.empty() ? nullptr : a_in.data(), lda, b_in.data(), ldb, c.data(), ldc,
-                         launch.m, launch.mode, launch.gathered ? result.gathered.data() : nullptr);
+  result.stats = ops_[rank]->launch(a, lda, b_in.data(), ldb, c.data(), ldc, launch.m, launch.mode,
+                                    launch.gathered ? result.gathered.data() : nullptr);
   if (!result.stats) return result;
   for (std::uint32_t row = 0; row < launch.m; ++row) {
     const auto begin = c.begin() + static_cast<std::ptrdiff_t>(row * ldc);

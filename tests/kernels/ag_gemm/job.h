@@ -32,6 +32,8 @@ struct AgGemmLaunchPlan {
   bool gathered = false;     ///< also ask for the whole A
   bool padded = false;       ///< leading dimensions larger than needed
   std::uint64_t inputs = 0;  ///< launches with equal numbers here have equal inputs
+  /// Shards lie at AgGemmCpu::input(), rank by rank: every other one. (Not if padded.)
+  bool in_place = false;
 };
 
 /// What a rank got: C, m rows of its n; and A, if asked for.
