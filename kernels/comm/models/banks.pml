@@ -8,7 +8,8 @@
  *
  * -DORDERED: the fabric writes the flag itself, behind the payload (verbs, loopback). Otherwise the receiving proxy
  * rebuilds it from the immediate (ofi).
- * -DONE_BANK: banks = 1.
+ * -DONE_BANK: banks = 1, and a release flag that says when it may be filled again. With two banks there is none: a rank
+ * in launch e has received what its peer sent in e - 1, thus after the peer had ended e - 2.
  * -DM_...: mutants, each of which must fail (models.txt).
  */
 #define FULL 16 /* epochs; in the code 2^32 */
@@ -37,17 +38,25 @@
 #define REFRESH_DUE(e) (((e) / BANKS) % REFRESH == 0)        /* refresh_due() */
 #endif
 
-/* Flags of a rank, and what is on its way to them: arrival(bank, chunk) 0 to 3, release(bank) 4 and 5. */
-#define FLAGS 6
+/* Flags of a rank, and what is on its way to them: the arrivals, then with one bank the release. */
+#define ARRIVALS (2 * BANKS)
 #define ARRIVAL(bank, chunk) ((bank) * 2 + (chunk))
-#define RELEASE(bank) (4 + (bank))
-#define GRANULES 5 /* one for each arrival flag, one for all releases */
-#define GRANULE(flag) ((flag) < 4 -> (flag) : 4)
+#ifdef ONE_BANK
+#define RELEASE ARRIVALS
+#define FLAGS (ARRIVALS + 1)
+/* The release is in chunk 0's granule, and they overtake each other, as several peers' releases do in the code. */
+#define GRANULE(flag) ((flag) % ARRIVALS)
+#else
+#define FLAGS ARRIVALS
+#define GRANULE(flag) (flag)
+#endif
 
 byte flag[2 * FLAGS] = 0;    /* [rank][flag] */
-byte last[2 * GRANULES] = 0; /* ArrivalBoard::granules_ */
-byte staging[8] = 0;         /* [rank][bank][chunk]: the epoch whose sum lies there */
-byte received[8] = 0;        /* likewise: what lies in the receive banks */
+byte last[2 * ARRIVALS] = 0; /* ArrivalBoard::granules_ */
+
+#define SPENT FULL /* nobody may read it: of no epoch, so that there are fewer states */
+byte staging[2 * ARRIVALS] = SPENT;  /* [rank][bank][chunk]: the epoch whose sum lies there */
+byte received[2 * ARRIVALS] = SPENT; /* likewise: what lies in the receive banks */
 
 /* A message to a flag of a rank. One flag has at most one on its way: asserted. */
 #define NOTHING 0
@@ -61,13 +70,13 @@ byte received[8] = 0;        /* likewise: what lies in the receive banks */
 byte stage[2 * FLAGS] = NOTHING;
 byte carries[2 * FLAGS] = 0; /* its epoch */
 
-byte launch[2] = 1;     /* the launch each rank is in */
-byte received_all[2] = 0;
-byte wide[4] = 0;       /* chunks of the launches under way (all ranks agree on m); 0: nobody has begun it */
+byte launch[2] = 1;       /* the launch each rank is in */
+byte received_all[2] = 0; /* the last launch of which its receive blocks have read everything */
+byte wide[4] = 0;         /* chunks of the launches under way (all ranks agree on m); 0: nobody has begun it */
 
 #define MINE(f) (me * FLAGS + (f))
 #define PEER(f) ((1 - me) * FLAGS + (f))
-#define PLACE(rank, bank, chunk) ((rank) * 4 + (bank) * 2 + (chunk))
+#define PLACE(rank, bank, chunk) ((rank) * ARRIVALS + ARRIVAL(bank, chunk))
 
 inline post(f, first_stage) {
   assert(stage[PEER(f)] == NOTHING); /* "the values of one flag arrive in order on any network" */
@@ -75,19 +84,36 @@ inline post(f, first_stage) {
   carries[PEER(f)] = e
 }
 
+/* What the end of a launch, and with one bank its release, comes after. */
+#define ARRIVED(chunk) REACHED(flag[MINE(ARRIVAL(BANK(e), chunk))], e)
+#define READ (received_all[me] == e)
+#ifdef M_ENDS_BEFORE_REFRESH_ARRIVED
+#define REFRESHED true
+#else
+#define REFRESHED (wide[e % 4] == 2 || !REFRESH_DUE(e) || ARRIVED(1))
+#endif
+#ifdef M_RELEASES_BEFORE_READ
+#define MAY_RELEASE REFRESHED
+#else
+#define MAY_RELEASE (READ && REFRESHED)
+#endif
+#if defined(M_ENDS_UNHEARD) /* rank 0 reads nothing, and does not wait for what rank 1 sends */
+#define MAY_END (me == 0 || (READ && REFRESHED))
+#elif defined(M_ENDS_BEFORE_READ)
+#define MAY_END (ARRIVED(0) && (wide[e % 4] != 2 || ARRIVED(1)) && REFRESHED)
+#else
+#define MAY_END (READ && REFRESHED)
+#endif
+
 /* The compute, reduce and send blocks of one rank. */
 proctype sender(byte me) {
   byte e = 1;
   do
   :: atomic {
-      /* "all epochs under way in one operator lie within two of each other" */
-      assert((e + FULL + BANKS - launch[1 - me]) % FULL <= 2 * BANKS);
+      /* A launch ends with what the peer sent in its own: ranks are in the same one, or in neighbours. */
+      assert((e + FULL + 1 - launch[1 - me]) % FULL <= 2);
       if
-#ifdef ONE_BANK
       :: wide[e % 4] == 0 -> if :: wide[e % 4] = 1 :: wide[e % 4] = 2 fi
-#else
-      :: wide[e % 4] == 0 -> wide[e % 4] = (e % 8 < 3 -> 2 : 1) /* any choice would take too long here */
-#endif
       :: else
       fi
     };
@@ -97,14 +123,14 @@ proctype sender(byte me) {
 #endif
     atomic {
       staging[PLACE(me, BANK(e), 0)] = e;
-      if :: wide[e % 4] == 2 -> staging[PLACE(me, BANK(e), 1)] = e :: else fi
+      staging[PLACE(me, BANK(e), 1)] = (wide[e % 4] == 2 -> e : SPENT)
     };
+#if defined(ONE_BANK) && !defined(M_NO_RELEASES)
     /* await_release() */
-#ifndef M_NO_RELEASE_WAIT
 #ifdef M_RELEASE_WAIT_ONE_USE_TOO_OLD
-    REACHED(flag[MINE(RELEASE(BANK(e)))], PLUS(e, -2 * BANKS));
+    REACHED(flag[MINE(RELEASE)], PLUS(e, -2));
 #else
-    REACHED(flag[MINE(RELEASE(BANK(e)))], PLUS(e, -BANKS));
+    REACHED(flag[MINE(RELEASE)], PLUS(e, -1));
 #endif
 #endif
     atomic { /* in one step, since the network has its own order */
@@ -115,20 +141,14 @@ proctype sender(byte me) {
       :: else
       fi
     };
-    /* send_releases() */
-#ifndef M_RELEASE_BEFORE_READ
-    received_all[me] == e;
-#endif
-#ifndef M_RELEASE_BEFORE_REFRESH_ARRIVED
-    if
-    :: wide[e % 4] != 2 && REFRESH_DUE(e) -> REACHED(flag[MINE(ARRIVAL(BANK(e), 1))], e)
-    :: else
-    fi;
-#endif
+    /* end_exchange() */
+#if defined(ONE_BANK) && !defined(M_NO_RELEASES)
+    MAY_RELEASE;
 #ifndef M_RELEASE_FORGOTTEN
-    atomic { post(RELEASE(BANK(e)), LANDED) };
+    atomic { post(RELEASE, LANDED) };
 #endif
-    received_all[me] == e;
+#endif
+    MAY_END; /* the next launch begins after all blocks */
 progress_launched:
     atomic {
       if
@@ -143,17 +163,19 @@ progress_launched:
 
 /* Its receive blocks: sees a chunk at any time after its arrival. */
 #define READS(chunk) \
-  staging[PLACE(me, BANK(e), chunk)] == e && /* await_chunk_reduced(): shown when it was written */ \
-    REACHED(flag[MINE(ARRIVAL(BANK(e), chunk))], e); /* await_arrival() */ \
-  assert(received[PLACE(me, BANK(e), chunk)] == e && staging[PLACE(me, BANK(e), chunk)] == e)
+  staging[PLACE(me, BANK(e), chunk)] == e && ARRIVED(chunk); /* await_chunk_reduced(), await_arrival() */ \
+  assert(received[PLACE(me, BANK(e), chunk)] == e && staging[PLACE(me, BANK(e), chunk)] == e); \
+  received[PLACE(me, BANK(e), chunk)] = SPENT
 
 proctype receiver(byte me) {
   byte e = 1;
   do
-  :: atomic { launch[me] == e && wide[e % 4] != 0 -> READS(0) };
+  :: atomic { READS(0) };
     atomic {
       if
+#ifndef M_ENDS_ONCE_HEARD /* by its first chunk; the rest is not awaited */
       :: wide[e % 4] == 2 -> READS(1)
+#endif
       :: else
       fi;
       received_all[me] = e;
@@ -164,7 +186,7 @@ proctype receiver(byte me) {
 
 /* The bytes of the message to flag f of rank `to` are all there. */
 inline land(to, f) {
-  received[to * 4 + f] = staging[(1 - to) * 4 + f]
+  received[to * ARRIVALS + f] = staging[(1 - to) * ARRIVALS + f]
 }
 
 /* Its flag is shown. */
@@ -175,7 +197,7 @@ inline publish(to, f) {
   flag[to * FLAGS + f] = value;
 #else
   /* immediate_epoch() */
-  granule = to * GRANULES + GRANULE(f);
+  granule = to * ARRIVALS + GRANULE(f);
   ahead = (value % IMM + IMM - last[granule] % IMM) % IMM;
 #ifdef M_IMMEDIATE_ALWAYS_AHEAD
   rebuilt = PLUS(last[granule], ahead);
@@ -216,16 +238,21 @@ end:
   do
   DELIVERS(0)
   DELIVERS(1)
+#ifdef ONE_BANK
+  SHOWS(RELEASE)
+#else
   DELIVERS(2)
   DELIVERS(3)
-  SHOWS(4)
-  SHOWS(5)
+#endif
   od
 }
 
 init {
   atomic {
-    run sender(0); run receiver(0); run network(0);
+    run sender(0); run network(0);
+#ifndef M_ENDS_UNHEARD
+    run receiver(0);
+#endif
     run sender(1); run receiver(1); run network(1)
   }
 }
