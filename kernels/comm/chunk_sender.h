@@ -16,9 +16,10 @@ namespace mk::kernels {
 /// one thread does that, 0.7 us for each, and meanwhile the first one waits. A flush takes 5 us.
 inline constexpr std::uint32_t kChunksAtOnce = 8;
 
-/// Commands that are committed together: as many as a warp has lanes, which commit one each.
+/// Commands that are committed together: as many as a warp has lanes beside its leader, which
+/// commit one each.
 struct CommandBatch {
-  static constexpr std::uint32_t kCommandsMax = 32;
+  static constexpr std::uint32_t kCommandsMax = 31;
   shm::Command commands[kCommandsMax];
   std::uint32_t count = 0;
   std::uint32_t most = kCommandsMax;  ///< more are not collected before they are committed

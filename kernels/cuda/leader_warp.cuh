@@ -1,9 +1,10 @@
 /// \file
 /// What the other lanes of a leader's warp do for it: look at many flags at once, and commit many
 /// commands under one fence. They stand at the warp's barrier, where they cost nothing, until the
-/// leader has something for them or ends. The barrier orders memory between leader and lanes, so
-/// what a lane has acquired the leader has, and what the leader has stored or acquired a lane's
-/// fence releases.
+/// leader has something for them or ends; then the leader stands there. (Lanes that do the same in
+/// another place of the code do it one after the other: two looks, two fences.) The barrier orders
+/// memory between leader and lanes, so what a lane has acquired the leader has, and what the leader
+/// has stored or acquired a lane's fence releases.
 ///
 /// As measured on an H200: a fence of the whole system takes 1.6 us, 1.9 where the SM also stores;
 /// one of the GPU 0.3 to 0.8; an acquiring load 0.2 more than a relaxed one. So flags are acquired
@@ -21,8 +22,9 @@
 
 namespace mk::kernels::cuda {
 
-inline constexpr std::uint32_t kWarpLanes = 32;
-static_assert(CommandBatch::kCommandsMax == kWarpLanes, "a command for each lane");
+/// Lanes of a warp but the leader.
+inline constexpr std::uint32_t kHelpers = 31;
+static_assert(CommandBatch::kCommandsMax == kHelpers, "a command for each of them");
 
 /// Shared memory of a leader's warp.
 class LeaderWarp {
@@ -43,8 +45,9 @@ class LeaderWarp {
     constexpr bool kRow = std::is_same_v<std::remove_cvref_t<Flag>, FlagRow>;
     task_ = kRow ? Task::kLookAlong : Task::kLook;
     wanted_ = wanted;
-    for (; begin < end; begin += kWarpLanes) {
-      count_ = end - begin < kWarpLanes ? end - begin : kWarpLanes;
+    for (; begin < end; begin += kHelpers) {
+      if (end - begin == 1) return shm::flag_reached(flag(begin), wanted) ? end : begin;
+      count_ = end - begin < kHelpers ? end - begin : kHelpers;
       if constexpr (kRow) {
         row_ = {flag(begin), flag.step};
       } else {
@@ -64,7 +67,11 @@ class LeaderWarp {
     to_.ring = ring.ring;
     to_.produced = ring.produced;
     count_ = batch_.count;
-    do_task();
+    if (count_ == 1) {
+      do_share(0);
+    } else {
+      do_task();
+    }
     ring.advance(count_);
     batch_.count = 0;
   }
@@ -75,14 +82,14 @@ class LeaderWarp {
     __syncwarp();
   }
 
-  // --- The other lanes ---
+  // --- The other lanes, 1 to kHelpers ---
 
   /// Until `end`.
   __device__ void assist(std::uint32_t lane) {
     for (;;) {
       __syncwarp();
       if (task_ == Task::kEnd) return;
-      do_share(lane);
+      if (lane - 1 < count_) do_share(lane - 1);
       __syncwarp();
     }
   }
@@ -90,29 +97,28 @@ class LeaderWarp {
  private:
   enum class Task : std::uint32_t { kLook, kLookAlong, kCommit, kEnd };
 
+  /// By the others; meanwhile the leader waits.
   __device__ void do_task() {
     __syncwarp();
-    do_share(0);
     __syncwarp();
   }
-  __device__ void do_share(std::uint32_t lane) {
-    if (lane >= count_) return;
+  __device__ void do_share(std::uint32_t share) {
     if (task_ == Task::kCommit) {
-      to_.write(lane, batch_.commands[lane]);
+      to_.write(share, batch_.commands[share]);
       __threadfence_system();
-      to_.commit(lane);
+      to_.commit(share);
       return;
     }
-    const std::uint32_t* flag = task_ == Task::kLookAlong ? row_(lane) : flags_[lane];
-    if (!shm::flag_reached(flag, wanted_)) atomicOr(&missing_, 1u << lane);
+    const std::uint32_t* flag = task_ == Task::kLookAlong ? row_(share) : flags_[share];
+    if (!shm::flag_reached(flag, wanted_)) atomicOr(&missing_, 1u << share);
   }
 
   Task task_;
-  std::uint32_t count_;  ///< lanes that have a share
+  std::uint32_t count_;  ///< of the task's shares
   std::uint32_t wanted_;
   std::uint32_t missing_;  ///< a bit for each flag that does not show `wanted_`
   FlagRow row_;
-  const std::uint32_t* flags_[kWarpLanes];
+  const std::uint32_t* flags_[kHelpers];
   CommandBatch batch_;
   shm::RingProducer to_;
 };

@@ -54,11 +54,10 @@ class GatherBlock {
     return slot(reads_from(origin), origin) + kGatherHeaderBytes;
   }
 
-  /// Where the network reads a chunk that this rank sends, as an offset in its workspace.
-  MK_HOST_DEVICE std::uint64_t sent_from(std::uint32_t origin, std::uint32_t chunk,
-                                         const ByteRange& range) const {
-    const bool there = in_place && origin == block.world.rank() && chunk != 0;
-    return schedule.slot(there ? 0 : block.bank, origin) + range.begin;
+  /// Where the network reads a shard that this rank sends, as an offset in its workspace.
+  MK_HOST_DEVICE std::uint64_t sent_from(std::uint32_t origin) const {
+    const bool there = in_place && origin == block.world.rank();
+    return schedule.slot(there ? 0 : block.bank, origin);
   }
 
   // --- Awaited by this block; false: the launch has failed ---

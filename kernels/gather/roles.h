@@ -152,10 +152,11 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
     const std::uint32_t node = schedule.node_at(hops);
     const std::uint32_t origin = world.rail_peer(node);
     const std::uint64_t slot = schedule.slot(block.bank, origin);
+    const std::uint64_t source = gather.sent_from(origin);
     std::uint32_t rows = 0;
     if (!gather.await_row_count(origin, &rows)) return false;
     if (hops == 0 && gather.in_place && block.index == 0) {
-      write_header(gather, gather.slot(world.local, origin));
+      write_header(gather, block.at(source));
       block.executor.stores_done();
     }
     const std::uint32_t chunks = schedule.chunks(rows);
@@ -168,9 +169,8 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
       if (here == 0) return false;
       for (const std::uint32_t end = chunk + here * blocks; chunk < end; chunk += blocks) {
         const ByteRange range = schedule.chunk_range(rows, chunk);
-        if (!sender.send_chunk(to, gather.sent_from(origin, chunk, range), slot + range.begin,
-                               range.bytes, schedule.arrival(block.bank, to, node, chunk),
-                               block.epoch)) {
+        if (!sender.send_chunk(to, source + range.begin, slot + range.begin, range.bytes,
+                               schedule.arrival(block.bank, to, node, chunk), block.epoch)) {
           return false;
         }
         block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));

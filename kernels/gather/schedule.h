@@ -172,7 +172,7 @@ class GatherSchedule {
     return slot(bank, origin) + kGatherHeaderBytes;
   }
   /// Where this rank's own rows may lie, packed, so that the network reads them there in every
-  /// launch (GatherBlock::in_place): in bank 0, but each bank has its header.
+  /// launch (GatherBlock::in_place), whatever its bank: in bank 0, behind the header.
   MK_HOST_DEVICE std::uint64_t own_rows_in_place() const { return rows_at(0, world_.rank()); }
   /// The word that shows, in this workspace, that the chunk may be read on this node.
   MK_HOST_DEVICE std::uint64_t ready(std::uint32_t origin, std::uint32_t chunk) const {

@@ -32,10 +32,11 @@ bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
 /// A narrow product of few rows: the gather is nearly all of it.
 bool is_small(const Shape& max) { return max.n < kNarrow && max.m <= 2 * kFewRows; }
 
+constexpr std::uint32_t kShortest = cuda::kTileColumnsMax / 4;
+
 /// The last rows come when little else is left to compute: short tiles then end sooner, as a tile's
 /// time is what its SM reads from L2. Where even the shortest have an SM each, those.
 std::uint32_t tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks) {
-  constexpr std::uint32_t kShortest = cuda::kTileColumnsMax / 4;
   if (n >= kNarrow) return cuda::best_tile_columns(row_tiles, n, blocks, cuda::kHalfTileTime);
   return row_tiles * div_up(n, kShortest) <= blocks ? kShortest : cuda::kTileColumnsMax / 2;
 }
@@ -57,6 +58,11 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
   tiling.tile_n = tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
+  if (nodes > 1 && is_small(max)) {
+    // The network leaves time for tiles that read twice as much, all but the last ones.
+    tiling.tile_m = cuda::kTileRowsMax / 2;
+    tiling.tile_n = kShortest;
+  }
   const std::uint64_t sent =
       std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
   const auto small_chunk = static_cast<std::uint32_t>(
