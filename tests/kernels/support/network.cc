@@ -74,7 +74,7 @@ bool Network::take(std::size_t index) {
   bytes_[lane.rank] += command.bytes;
   ++commands_[lane.rank];
   lane.done.push_back(false);
-  pending_.push_back({index, lane.first_pending + lane.done.size() - 1, command});
+  pending_.push_back({index, lane.first_pending + lane.done.size() - 1, command, false, {}});
   if (options_.complete_early) complete(pending_.back());
   if (shows_first(command)) show(command);
   return true;
@@ -109,17 +109,28 @@ void Network::check(std::uint32_t rank, const std::uint64_t* words, const shm::C
   }
 }
 
+void Network::read(Pending& pending) {
+  const RankMemory& own = cluster_.rank(lanes_[pending.lane].rank);
+  const std::byte* const source = own.workspace.get() + pending.command.src_offset;
+  pending.payload.assign(source, source + pending.command.bytes);
+  pending.read = true;
+  if (!options_.complete_early) complete(pending);
+}
+
 void Network::deliver(std::list<Pending>::iterator which) {
-  const Pending pending = *which;
+  if (!which->read) {
+    read(*which);
+    if (random_() % 2 == 0) return;  // it arrives another time
+  }
+  const Pending pending = std::move(*which);
   pending_.erase(which);
   if (!complaint_.empty()) return;
   const shm::Command& command = pending.command;
   RankMemory& peer = cluster_.rank(command.peer);
   if (command.opcode == shm::Opcode::kWrite) {
-    const RankMemory& own = cluster_.rank(lanes_[pending.lane].rank);
     const bool truncate = options_.truncate_one_chunk && !truncated_ && command.bytes > 64;
     truncated_ = truncated_ || truncate;
-    std::memcpy(peer.workspace.get() + command.dst_offset, own.workspace.get() + command.src_offset,
+    std::memcpy(peer.workspace.get() + command.dst_offset, pending.payload.data(),
                 truncate ? std::min<std::uint32_t>(command.bytes, 64) : command.bytes);
     if (options_.swap_in_one_chunk && !swapped_ && command.bytes > 64) {
       swapped_ = true;
@@ -129,7 +140,6 @@ void Network::deliver(std::list<Pending>::iterator which) {
     }
   }
   if (!shows_first(command)) show(command);
-  if (!options_.complete_early) complete(pending);
 }
 
 void Network::show(const shm::Command& command) {

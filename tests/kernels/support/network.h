@@ -40,7 +40,8 @@ class Network {
 
   /// Whether a command waits in a ring or on the way.
   bool busy() const;
-  /// Takes a command from some ring, or delivers one that was taken. Returns whether it did.
+  /// Takes a command from some ring, or delivers one that was taken, or half of that: its source
+  /// may be reused long before it arrives. Returns whether it did.
   bool step();
   /// Takes what is in the rings, delivers nothing.
   bool take_all();
@@ -63,9 +64,13 @@ class Network {
     std::size_t lane = 0;
     std::uint64_t sequence = 0;
     shm::Command command;
+    bool read = false;  ///< its source is, and it is completed; the peer has nothing of it yet
+    std::vector<std::byte> payload;  ///< then
   };
 
   bool take(std::size_t lane);
+  /// Reads the source of a command and completes it.
+  void read(Pending& pending);
   void deliver(std::list<Pending>::iterator which);
   /// Shows the command's flag.
   void show(const shm::Command& command);
