@@ -74,7 +74,7 @@ bool Network::take(std::size_t index) {
   bytes_[lane.rank] += command.bytes;
   ++commands_[lane.rank];
   lane.done.push_back(false);
-  pending_.push_back({index, lane.first_pending + lane.done.size() - 1, command, false, {}});
+  pending_.push_back({index, lane.first_pending + lane.done.size() - 1, command, false, 0, {}});
   if (options_.complete_early) complete(pending_.back());
   if (shows_first(command)) show(command);
   return true;
@@ -120,7 +120,11 @@ void Network::read(Pending& pending) {
 void Network::deliver(std::list<Pending>::iterator which) {
   if (!which->read) {
     read(*which);
-    if (random_() % 2 == 0) return;  // it arrives another time
+    which->escapes = random_() % 32 == 0 ? 50 : 0;
+  }
+  if (which->escapes > 0) {
+    --which->escapes;
+    return;
   }
   const Pending pending = std::move(*which);
   pending_.erase(which);

@@ -65,7 +65,8 @@ class Network {
     std::uint64_t sequence = 0;
     shm::Command command;
     bool read = false;  ///< its source is, and it is completed; the peer has nothing of it yet
-    std::vector<std::byte> payload;  ///< then
+    std::uint32_t escapes = 0;       ///< so often it is not delivered when its turn comes
+    std::vector<std::byte> payload;  ///< of what is read
   };
 
   bool take(std::size_t lane);
