@@ -27,18 +27,15 @@ __device__ __forceinline__ void copy_launch(unsigned char* to, const Launch& lau
 }
 
 /// Where a compute block that ends with its tiles counts its groups as done when the inputs of the
-/// last one are there: the poller is done, too, by the time that one is computed.
-class WaitsDone {
- public:
-  /// `groups_done`: DeviceState's; null: they are counted by themselves, or nobody looks. Of the
-  /// `compute` blocks that have tiles from the start.
-  struct Params {
-    std::uint32_t* groups_done;
-    std::uint32_t compute;
-  };
-  static __device__ void note(const Params& params) {
-    if (params.groups_done != nullptr && blockIdx.x < params.compute)
-      ptx::fetch_add_gpu(params.groups_done, kGroupsOfBlock);
+/// last one are there: the poller is done, too, by the time that one is computed. A part of a
+/// gate's parameters.
+struct WaitsDone {
+  std::uint32_t* groups_done;  ///< DeviceState's; null: they are counted elsewhere, or nobody looks
+  std::uint32_t compute;       ///< blocks that have tiles from the start: of these
+
+  __device__ void note() const {
+    if (groups_done != nullptr && blockIdx.x < compute)
+      ptx::fetch_add_gpu(groups_done, kGroupsOfBlock);
   }
 };
 

@@ -47,7 +47,9 @@ inline constexpr std::uint32_t kPartedChunksMax = 128;
 struct DeviceState {
   std::uint32_t epoch = 0;        ///< of the last launch that has ended; its last block writes it
   std::uint32_t blocks_done = 0;  ///< of the running launch
-  std::uint32_t groups_done = 0;  ///< of the running launch, without the poller
+  /// Of the running launch, without the poller: groups that have ended, or that wait for nothing
+  /// more (WaitsDone).
+  std::uint32_t groups_done = 0;
   /// Of the running launch: steps that groups have taken, of the sums within the node and of those
   /// over the nodes.
   std::uint32_t sums_taken = 0;

@@ -73,7 +73,7 @@ OperatorParams<Op> make_params(const typename Op::Arguments& arguments, std::uin
 
 /// For the gate of an operator whose compute blocks may end with their tiles.
 template <class Op>
-WaitsDone::Params waits_done(const typename Op::Arguments& arguments) {
+WaitsDone waits_done(const typename Op::Arguments& arguments) {
   const bool counts = arguments.frame.pollers != 0 && Op::ends_with_tiles(arguments.launch);
   return {counts ? &arguments.frame.state->groups_done : nullptr, arguments.launch.blocks.compute};
 }

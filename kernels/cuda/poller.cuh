@@ -34,7 +34,8 @@ class Poller {
     __syncwarp();
   }
 
-  /// Until `groups` groups have ended. So long the host sees a launch under way.
+  /// Until `groups` groups have ended or wait for nothing more. So long the host sees a launch
+  /// under way.
   __device__ void run(std::uint32_t groups) {
     if (counts()) {
       launches_ = shm::load_relaxed(host_.launches);

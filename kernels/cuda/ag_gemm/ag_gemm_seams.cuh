@@ -71,7 +71,7 @@ class AgGemmGate {
     World world;
     bool unfused;
     CUtensorMap gathered;  ///< see AgGemmArguments
-    WaitsDone::Params waits_done;
+    WaitsDone waits_done;
   };
   using Block = AgGemmBlock<GateExecutor>;
   using Shared = BlockGateShared<AgGemmLaunch, Block>;
@@ -102,7 +102,7 @@ class AgGemmGate {
       cute::SM90_TMA_LOAD_3D::copy(&params_.gathered, full, hint, to, k, row_, slot_);
     }
   }
-  __device__ void end() const { WaitsDone::note(params_.waits_done); }
+  __device__ void end() const { params_.waits_done.note(); }
 
  private:
   static constexpr int kOwn = -1;

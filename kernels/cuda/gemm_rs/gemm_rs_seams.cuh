@@ -73,7 +73,7 @@ class GemmRsGate {
     std::uint32_t partials;  ///< of a tile of this rank's shard
     std::uint32_t own;       ///< this rank's
     CUtensorMap slots;       ///< where they lie here, [source][tile]
-    WaitsDone::Params waits_done;
+    WaitsDone waits_done;
   };
   using Shared = BlockGateShared<GemmRsLaunch, GemmRsBlock<GateExecutor>>;
 
@@ -112,7 +112,7 @@ class GemmRsGate {
     cute::SM90_TMA_LOAD_4D::copy(&params_.slots, full, hint, to, column, row, tile,
                                  static_cast<int>(source));
   }
-  __device__ void end() const { WaitsDone::note(params_.waits_done); }
+  __device__ void end() const { params_.waits_done.note(); }
 
  private:
   const Params& params_;
