@@ -118,6 +118,11 @@ void Network::read(Pending& pending) {
 }
 
 void Network::deliver(std::list<Pending>::iterator which) {
+  // What a command says may be wrong: nothing more is read or written.
+  if (!complaint_.empty()) {
+    pending_.erase(which);
+    return;
+  }
   if (!which->read) {
     read(*which);
     which->escapes = random_() % 32 == 0 ? 50 : 0;
@@ -128,7 +133,6 @@ void Network::deliver(std::list<Pending>::iterator which) {
   }
   const Pending pending = std::move(*which);
   pending_.erase(which);
-  if (!complaint_.empty()) return;
   const shm::Command& command = pending.command;
   RankMemory& peer = cluster_.rank(command.peer);
   if (command.opcode == shm::Opcode::kWrite) {
