@@ -70,6 +70,17 @@ function(mk_hot target)
   endif()
 endfunction()
 
+# Sanitized builds compile several sources of a target as one (CMAKE_UNITY_BUILD in their presets), which takes them a third of the
+# time. mk_apart(<target> [<source>...]): these, or all, are compiled by themselves there, too: names of theirs, in unnamed
+# namespaces, are others' as well.
+function(mk_apart target)
+  if(ARGN)
+    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  else()
+    set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)
+  endif()
+endfunction()
+
 # CUDA, when there is an nvcc. Folders declare .cu sources under if(MK_HAVE_CUDA). ptxas' report (registers,
 # spills) is kept beside each object as <object>.ptxas.
 set(MK_HAVE_CUDA OFF)
