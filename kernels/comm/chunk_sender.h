@@ -39,7 +39,12 @@ class ChunkSender {
  public:
   MK_HOST_DEVICE ChunkSender(Pacer& pacer, const WaitControl& control, const RankContext& context,
                              std::uint32_t lane, WaitTotals& totals)
-      : pacer_(pacer), control_(control), context_(context), totals_(totals), lane_(lane) {}
+      : pacer_(pacer),
+        control_(control),
+        context_(context),
+        totals_(totals),
+        lane_(lane),
+        ring_(context.lanes[lane]) {}
 
   /// Asks the daemon to copy `bytes` of this rank's workspace into the rail peer's on `node` and
   /// then to show `epoch` in flag `flag` of the peer's operator. Everything this thread stored or
@@ -70,11 +75,11 @@ class ChunkSender {
   /// Whatever was given to this sender is now with the daemon. False: as above.
   MK_HOST_DEVICE bool flush() {
     if constexpr (kBatches) {
-      shm::RingProducer& ring = context_.lanes[lane_];
       const std::uint32_t count = pacer_.batch().count;
       if (count == 0) return true;
       if (!await_credits(count)) return false;
-      pacer_.commit_batch(ring);
+      pacer_.commit_batch(ring_);
+      store_ring();
       at_once_ = 2 * at_once_ < kChunksAtOnce ? 2 * at_once_ : kChunksAtOnce;
     }
     return true;
@@ -89,7 +94,7 @@ class ChunkSender {
   }
 
   /// Commands this lane has committed since it was made: all that were given, after a `flush`.
-  MK_HOST_DEVICE std::uint64_t produced() const { return context_.lanes[lane_].produced; }
+  MK_HOST_DEVICE std::uint64_t produced() const { return ring_.produced; }
   /// Of this sender.
   MK_HOST_DEVICE std::uint64_t commands() const { return commands_; }
   MK_HOST_DEVICE std::uint64_t payload_bytes() const { return payload_bytes_; }
@@ -114,24 +119,23 @@ class ChunkSender {
   }
 
   MK_HOST_DEVICE bool push(shm::Command command) {
-    shm::RingProducer& ring = context_.lanes[lane_];
     command.commit_time_ns = commit_time_ns();
     if constexpr (kBatches) {
       CommandBatch& batch = pacer_.batch();
       batch.commands[batch.count++] = command;
       ++commands_;
-      const bool collects = batch.count < batch.most && batch.count < ring.ring.slot_count();
+      const bool collects = batch.count < batch.most && batch.count < ring_.ring.slot_count();
       return collects || flush();
     } else {
       if (!await_credits(1)) return false;
-      ring.try_push(command);
+      ring_.try_push(command);
+      store_ring();
       ++commands_;
       return true;
     }
   }
 
   MK_HOST_DEVICE bool await_credits(std::uint64_t count) {
-    shm::RingProducer& ring = context_.lanes[lane_];
     WaitSite site;
     site.role = Role::kSend;
     site.kind = FlagKind::kCredit;
@@ -139,12 +143,20 @@ class ChunkSender {
     site.rank = context_.world.rank();
     site.index[0] = lane_;
     const std::uint64_t wanted =
-        ring.produced + count - ring.ring.slot_count();  // may wrap before the first lap: text only
+        ring_.produced + count -
+        ring_.ring.slot_count();  // may wrap before the first lap: text only
     return wait_until(pacer_, control_, site, totals_, wanted, [&](std::uint64_t* seen) {
-      const bool credits = ring.has_credits(count);
-      *seen = ring.consumed_seen;
+      const bool credits = ring_.has_credits(count);
+      *seen = ring_.consumed_seen;
       return credits;
     });
+  }
+
+  /// For who drives the lane next.
+  MK_HOST_DEVICE void store_ring() {
+    shm::RingProducer& lane = context_.lanes[lane_];
+    lane.produced = ring_.produced;
+    lane.consumed_seen = ring_.consumed_seen;
   }
 
   static constexpr bool kBatches = requires(Pacer & pacer) { pacer.batch(); };
@@ -153,6 +165,7 @@ class ChunkSender {
   const RankContext& context_;
   WaitTotals& totals_;
   std::uint32_t lane_;
+  shm::RingProducer ring_;     ///< the lane's; on a GPU each look at that takes half a microsecond
   std::uint32_t at_once_ = 3;  ///< a header and two chunks of rows
   std::uint64_t commands_ = 0;
   std::uint64_t payload_bytes_ = 0;

@@ -103,14 +103,21 @@ struct WaitControl {
   WaitRecord* record = nullptr;
   std::uint64_t timeout_ns = 0;
 
+  /// Orders nothing: who hears of an end reads nothing that it would have to acquire.
   MK_HOST_DEVICE WaitEnd stop_reason() const {
-    const auto set = [](const std::uint32_t* word) {
-      return word != nullptr && shm::load_acquire(word) != 0;
+    const auto look = [](const std::uint32_t* word) {
+      return word != nullptr ? shm::load_relaxed(word) : 0;
     };
-    if (set(session_abort)) return WaitEnd::kSessionAbort;
-    if (set(process_abort)) return WaitEnd::kProcessAbort;
-    if (set(stop)) return WaitEnd::kStopped;
-    if (set(peer_failed)) return WaitEnd::kPeerFailed;
+    // All on their way together: on a GPU each takes as long as a look at the flag, which may come
+    // meanwhile.
+    const std::uint32_t session = look(session_abort);
+    const std::uint32_t process = look(process_abort);
+    const std::uint32_t stopped = look(stop);
+    const std::uint32_t peer = look(peer_failed);
+    if (session != 0) return WaitEnd::kSessionAbort;
+    if (process != 0) return WaitEnd::kProcessAbort;
+    if (stopped != 0) return WaitEnd::kStopped;
+    if (peer != 0) return WaitEnd::kPeerFailed;
     return WaitEnd::kReached;
   }
 };

@@ -35,7 +35,7 @@ struct WaitsDone {
 
   __device__ void note() const {
     if (groups_done != nullptr && blockIdx.x < compute)
-      ptx::fetch_add_gpu(groups_done, kGroupsOfBlock);
+      ptx::add_release_gpu(groups_done, kGroupsOfBlock);
   }
 };
 

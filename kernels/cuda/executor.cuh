@@ -135,7 +135,6 @@ __device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& wa
 template <class Element, int kSources, int kBatch>
 __device__ __forceinline__ void run_job(const VectorJob& job, std::uint32_t thread,
                                         std::uint32_t threads) {
-  constexpr std::uint32_t kHalf = kBatch / 2;
   const std::uint32_t total = job.rows * job.columns;
   if (thread >= total) return;
   std::uint32_t left = (total - thread + threads - 1) / threads;
@@ -143,11 +142,7 @@ __device__ __forceinline__ void run_job(const VectorJob& job, std::uint32_t thre
 #pragma unroll 1
   for (; left >= kBatch; left -= kBatch)
     sum_vectors<Element, kSources, kBatch, true>(job, walk, left);
-#pragma unroll 1
-  while (left > 0) {
-    sum_vectors<Element, kSources, kHalf, false>(job, walk, left);
-    left -= left < kHalf ? left : kHalf;
-  }
+  if (left > 0) sum_vectors<Element, kSources, kBatch, false>(job, walk, left);
 }
 
 /// The same for any number of sources.

@@ -155,14 +155,16 @@ class Group {
   template <class F>
   __device__ bool take_steps(Block& block, std::uint32_t& counter, std::uint32_t count, F&& step) {
     const ::cuda::atomic_ref<std::uint32_t, ::cuda::thread_scope_device> taken(counter);
-    for (;;) {
-      const std::uint32_t index = taken.fetch_add(1, ::cuda::memory_order_relaxed);
-      if (index >= count) return true;
+    for (std::uint32_t index = taken.fetch_add(1, ::cuda::memory_order_relaxed); index < count;) {
       ptx::may_dawdle();
       if (!step(block, index)) return false;
-      // There is none left for each: nobody takes another one before this is done.
+      // On its way while the workers do this one.
+      const std::uint32_t next = taken.fetch_add(1, ::cuda::memory_order_relaxed);
+      // There is none left for each: nobody begins another one before this is done.
       if (count - index <= kGroupsOfBlock * gridDim.x) block.executor.stores_done();
+      index = next;
     }
+    return true;
   }
   /// The receive role of a rank that sums `chunks` chunks over the nodes, in `parts` parts each.
   template <class F>
@@ -173,7 +175,8 @@ class Group {
         blocks.receive + (compute_receives(chunks) ? blocks.compute * kGroupsOfBlock : 0);
     if (joined && !compute_receives(chunks)) return true;
     if (!take_steps(block, state.receives_taken, chunks * parts, step)) return false;
-    block.publish_done(groups);
+    // Else nobody waits for that.
+    if (block.schedule.flags().has_releases()) block.publish_done(groups);
     return true;
   }
   /// The same in a compute block that has no tiles left.
@@ -200,7 +203,7 @@ class Group {
   __device__ void finish() {
     leader_.finish();
     // Orders what the group has committed before the poller's last look.
-    if (frame.pollers != 0) ptx::fetch_add_gpu(&state.groups_done, 1u);
+    if (frame.pollers != 0) ptx::add_release_gpu(&state.groups_done, 1u);
   }
 
  private:

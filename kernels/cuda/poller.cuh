@@ -41,17 +41,24 @@ class Poller {
       launches_ = shm::load_relaxed(host_.launches);
       shm::store_relaxed(host_.launches, ++launches_);
     }
-    while (__shfl_sync(0xffffffffu, shm::load_acquire(&state_.groups_done), 0) < groups) {
-      const Counters found = load_counters();  // on its way with the flags
-      if (polled_ <= kLanes) {
-        look_at_few();
-      } else {
+    const bool few = polled_ <= kLanes;
+    for (;;) {
+      // All on their way together.
+      const std::uint32_t done = shm::load_relaxed(&state_.groups_done);
+      const Counters counters = load_counters();
+      uint4 flags{};
+      if (few && lane_ < polled_) flags = acquire_flags(host_.flags + 4 * vector_of(lane_));
+      if (__shfl_sync(0xffffffffu, done, 0) >= groups) break;
+      if (!few) {
         look_at_many();
+      } else if (lane_ < polled_ && differ(flags, seen_[lane_])) {
+        __threadfence();  // to who sees the mirrors, on this GPU
+        mirror(lane_, flags);
       }
-      mirror_counters(found);
+      mirror_counters(counters);
       bring_produced();
     }
-    // What groups have committed before they ended.
+    __threadfence();  // sees what groups have committed before they ended
     bring_produced();
     if (counts()) shm::store_relaxed(host_.launches, ++launches_);
   }
@@ -102,19 +109,6 @@ class Poller {
     if (lane_ < 2 && found.abort != 0) shm::store_relaxed(&state_.aborts[lane_], found.abort);
   }
 
-  /// A vector for each lane: acquired by the load itself, which spares the fence of the whole
-  /// system.
-  __device__ void look_at_few() {
-    if (lane_ >= polled_) return;
-    uint4 found;
-    asm volatile("ld.acquire.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
-                 : "l"(host_.flags + 4 * vector_of(lane_))
-                 : "memory");
-    if (!differ(found, seen_[lane_])) return;
-    __threadfence();  // to who sees the mirrors, on this GPU
-    mirror(lane_, found);
-  }
   /// Many for each, the loads of a step on their way together.
   __device__ void look_at_many() {
     for (std::uint32_t first = 0; first < polled_; first += kBatch * kLanes) {
@@ -147,6 +141,15 @@ class Poller {
     shm::store_relaxed(here + 1, found.y);
     shm::store_relaxed(here + 2, found.z);
     shm::store_relaxed(here + 3, found.w);
+  }
+  /// Where there is one vector for each lane at most: this spares the fence of the whole system.
+  static __device__ uint4 acquire_flags(const std::uint32_t* words) {
+    uint4 value;
+    asm volatile("ld.acquire.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(words)
+                 : "memory");
+    return value;
   }
   static __device__ uint4 load_flags(const std::uint32_t* words) {
     uint4 value;

@@ -119,6 +119,10 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint3
 __device__ __forceinline__ void store_release_gpu(std::uint32_t* word, std::uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
+/// Adds, and does not wait for the answer.
+__device__ __forceinline__ void add_release_gpu(std::uint32_t* word, std::uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
 /// Acquires and releases; answers the old value.
 __device__ __forceinline__ std::uint32_t fetch_add_gpu(std::uint32_t* word, std::uint32_t value) {
   std::uint32_t before;

@@ -158,6 +158,30 @@ TEST_F(ChunkSenderTest, ABatchIsCommittedWhenItIsFullAndWhenItIsFlushed) {
   EXPECT_EQ(sender.commands(), 32u);
 }
 
+TEST_F(ChunkSenderTest, TheNextSenderOfALaneGoesOnWhereTheLastOneEnded) {
+  BatchingPacer batching(pacer);
+  ChunkSender<BatchingPacer> first(batching, control, context, 1, totals);
+  for (std::uint32_t i = 1; i <= 20; ++i) ASSERT_TRUE(first.send_flag(2, 0, i));
+  ASSERT_TRUE(first.flush());
+  EXPECT_EQ(producers[1].produced, 20u);
+  EXPECT_GE(producers[1].consumed_seen, 4u) << "more than the ring has were given";
+  ChunkSender<BatchingPacer> second(batching, control, context, 1, totals);
+  EXPECT_EQ(second.produced(), 20u);
+  ASSERT_TRUE(second.send_flag(2, 0, 21));
+  ASSERT_TRUE(second.flush());
+  ChunkSender<ConsumingPacer> third(pacer, control, context, 1, totals);
+  ASSERT_TRUE(third.send_flag(2, 0, 22));
+  EXPECT_EQ(producers[1].produced, 22u);
+  std::vector<shm::Command> all = batching.taken;  // for credits
+  all.insert(all.end(), pacer.taken.begin(), pacer.taken.end());
+  pacer.taken.clear();
+  while (pacer.take()) {
+  }
+  all.insert(all.end(), pacer.taken.begin(), pacer.taken.end());
+  ASSERT_EQ(all.size(), 22u);
+  for (std::uint32_t i = 0; i < 22; ++i) EXPECT_EQ(all[i].epoch, i + 1);
+}
+
 TEST_F(ChunkSenderTest, ABatchWaitsForCreditsForAllOfIt) {
   BatchingPacer batching(pacer);
   ChunkSender<BatchingPacer> sender(batching, control, context, 1, totals);
