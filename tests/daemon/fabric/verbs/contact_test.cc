@@ -167,7 +167,11 @@ TEST_F(VerbsContact, APortThatIsDownIsNamedWithoutAskingAnybody) {
   setup.config.connect_timeout_ns = soon_ns(20);  // nobody waits for it
   Node a(setup);
   Node b(on("soft1"));
+  const Busy before(a, b);
+  ASSERT_TRUE(before.arrives(a, b));
   soft_nic::set_port("soft0", false);
+  // When this is known, no late news of it can end the link that is made below.
+  EXPECT_TRUE(holds(reason_of(a, b, before.link.id), "the port went down"));
   const auto refused = a.endpoint->connect(b.endpoint->address(), "node 1 rail 0");
   ASSERT_FALSE(refused);
   EXPECT_TRUE(holds(refused.error().message, "node 1 rail 0: RDMA port soft0:1 is down"))
