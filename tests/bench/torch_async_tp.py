@@ -45,7 +45,7 @@ def rank_main(rank, world):
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=device)
     group = dist.group.WORLD.group_name
-    import torch.distributed._symmetric_memory  # noqa: F401  (defines the operators)
+    from torch.distributed import _symmetric_memory  # noqa: F401  (defines the operators)
 
     def draw(rows, columns):
         return torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
