@@ -142,9 +142,8 @@ class ChunkSender {
     site.block = lane_;
     site.rank = context_.world.rank();
     site.index[0] = lane_;
-    const std::uint64_t wanted =
-        ring_.produced + count -
-        ring_.ring.slot_count();  // may wrap before the first lap: text only
+    // May wrap before the first lap: it is for the text only.
+    const std::uint64_t wanted = ring_.produced + count - ring_.ring.slot_count();
     return wait_until(pacer_, control_, site, totals_, wanted, [&](std::uint64_t* seen) {
       const bool credits = ring_.has_credits(count);
       *seen = ring_.consumed_seen;
