@@ -47,7 +47,7 @@ class Poller {
       const std::uint32_t done = shm::load_relaxed(&state_.groups_done);
       const Counters counters = load_counters();
       uint4 flags{};
-      if (few && lane_ < polled_) flags = acquire_flags(host_.flags + 4 * vector_of(lane_));
+      if (few && lane_ < polled_) flags = load_flags<kAcquire>(host_.flags + 4 * vector_of(lane_));
       if (__shfl_sync(0xffffffffu, done, 0) >= groups) break;
       if (!few) {
         look_at_many();
@@ -66,6 +66,8 @@ class Poller {
  private:
   static constexpr std::uint32_t kLanes = 32;
   static constexpr std::uint32_t kBatch = 4;  ///< vectors of a thread in one step
+  static constexpr char kAcquire[] = "acquire";
+  static constexpr char kRelaxed[] = "relaxed";
 
   /// Whether this thread counts the launch when it begins and when it ends.
   __device__ bool counts() const { return lane_ == 0 && host_.launches != nullptr; }
@@ -117,7 +119,7 @@ class Poller {
 #pragma unroll
       for (std::uint32_t b = 0; b < kBatch; ++b) {
         const std::uint32_t i = first + b * kLanes + lane_;
-        if (i < polled_) found[b] = load_flags(host_.flags + 4 * vector_of(i));
+        if (i < polled_) found[b] = load_flags<kRelaxed>(host_.flags + 4 * vector_of(i));
       }
 #pragma unroll
       for (std::uint32_t b = 0; b < kBatch; ++b) {
@@ -142,20 +144,14 @@ class Poller {
     shm::store_relaxed(here + 2, found.z);
     shm::store_relaxed(here + 3, found.w);
   }
-  /// Where there is one vector for each lane at most: this spares the fence of the whole system.
-  static __device__ uint4 acquire_flags(const std::uint32_t* words) {
-    uint4 value;
-    asm volatile("ld.acquire.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(words)
-                 : "memory");
-    return value;
-  }
+  /// `order`: as PTX calls it. An acquiring load spares the fence of the whole system, but what
+  /// follows waits for it: where there is one vector for each lane at most.
+  template <const auto& order>
   static __device__ uint4 load_flags(const std::uint32_t* words) {
     uint4 value;
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.%5.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(words)
+                 : "l"(words), "C"(order)
                  : "memory");
     return value;
   }
