@@ -139,12 +139,13 @@ class Block {
   // --- What this block does when; nothing when nobody asked for it ---
 
   MK_HOST_DEVICE std::uint64_t span_begin() {
-    return totals.waits.trace == nullptr ? 0 : executor.now_ns();
+    return totals.waits.log() == nullptr ? 0 : executor.now_ns();
   }
   MK_HOST_DEVICE void span_end(std::uint64_t begin_ns, SpanKind kind, std::uint32_t index0,
                                std::uint32_t index1, std::uint32_t rank) {
-    if (totals.waits.trace == nullptr) return;
-    totals.waits.trace->add({begin_ns, executor.now_ns(), {index0, index1}, rank, kind});
+    TraceLog* const log = totals.waits.log();
+    if (log == nullptr) return;
+    log->add({begin_ns, executor.now_ns(), {index0, index1}, rank, kind});
   }
   /// Something without length.
   MK_HOST_DEVICE void span_mark(SpanKind kind, std::uint32_t index0, std::uint32_t index1,

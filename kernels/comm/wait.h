@@ -126,7 +126,16 @@ struct WaitControl {
 struct WaitTotals {
   std::uint64_t count = 0;
   std::uint64_t ns = 0;
-  TraceLog* trace = nullptr;
+  TraceLog* trace = nullptr;  ///< of a thread of the host, if anybody asked for it
+
+  /// A kernel keeps none, and has no code for it.
+  MK_HOST_DEVICE TraceLog* log() const {
+#if defined(__CUDA_ARCH__)
+    return nullptr;
+#else
+    return trace;
+#endif
+  }
 };
 
 /// Records the failure, if it is the launch's first, and stops the launch's other blocks.
@@ -168,9 +177,9 @@ MK_HOST_DEVICE inline bool wait_until(Pacer& pacer, const WaitControl& control,
     if (probe(&seen)) {
       const std::uint64_t end_ns = pacer.now_ns();
       totals.ns += end_ns - start_ns;
-      if (totals.trace != nullptr) {
+      if (TraceLog* const log = totals.log()) {
         const auto kind = static_cast<std::uint32_t>(site.kind);
-        totals.trace->add({start_ns, end_ns, {kind, site.index[0]}, site.rank, SpanKind::kWait});
+        log->add({start_ns, end_ns, {kind, site.index[0]}, site.rank, SpanKind::kWait});
       }
       return true;
     }

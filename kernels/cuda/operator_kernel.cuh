@@ -97,17 +97,13 @@ struct GroupShared {
 __device__ __forceinline__ void account_for(DeviceState& state, std::uint32_t epoch, Role kind,
                                             const BlockTotals& totals) {
   RoleAccount& to = state.accounts[epoch % 2].roles[static_cast<std::uint32_t>(kind)];
-  const auto add = [](std::uint64_t& word, std::uint64_t value) {
-    if (value == 0) return;
-    atomicAdd(reinterpret_cast<unsigned long long*>(&word), static_cast<unsigned long long>(value));
-  };
-  atomicMax(reinterpret_cast<unsigned long long*>(&to.end_ns),
-            static_cast<unsigned long long>(ptx::now_ns()));
-  add(to.groups, 1);
-  add(to.waits, totals.waits.count);
-  add(to.wait_ns, totals.waits.ns);
-  add(to.commands, totals.commands);
-  add(to.network_bytes, totals.network_bytes);
+  ptx::max_relaxed_gpu(&to.end_ns, ptx::now_ns());
+  ptx::add_relaxed_gpu(&to.groups, 1);
+  ptx::add_relaxed_gpu(&to.waits, totals.waits.count);
+  ptx::add_relaxed_gpu(&to.wait_ns, totals.waits.ns);
+  if (kind != Role::kSend) return;
+  ptx::add_relaxed_gpu(&to.commands, totals.commands);
+  ptx::add_relaxed_gpu(&to.network_bytes, totals.network_bytes);
 }
 /// A compute block has no tiles left.
 __device__ __forceinline__ void tiles_done(DeviceState& state, std::uint32_t epoch,
@@ -325,8 +321,7 @@ __device__ __forceinline__ bool may_help(const OperatorParams<Op>& params) {
 /// A block that helped has done its last tile.
 __device__ __forceinline__ void note_tiles_done(DeviceState& state, std::uint32_t epoch) {
   RoleAccount& tiles = state.accounts[epoch % 2].roles[static_cast<std::uint32_t>(Role::kCompute)];
-  atomicMax(reinterpret_cast<unsigned long long*>(&tiles.end_ns),
-            static_cast<unsigned long long>(ptx::now_ns()));
+  ptx::max_relaxed_gpu(&tiles.end_ns, ptx::now_ns());
 }
 
 /// The last block of a launch: tells the local ranks, of a failure also the host, and advances the
@@ -388,8 +383,7 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   };
   if (blockIdx.x < compute) prepare();
   if (threadIdx.x == 0) {
-    atomicMax(reinterpret_cast<unsigned long long*>(&state.accounts[epoch % 2].begin_ns_inverted),
-              ~static_cast<unsigned long long>(ptx::now_ns()));
+    ptx::max_relaxed_gpu(&state.accounts[epoch % 2].begin_ns_inverted, ~ptx::now_ns());
     if (epoch > kLaunchesMax) shm::store_release(&state.local.stop, 1u);
   }
   // One thread's look counts: another block may fail meanwhile.

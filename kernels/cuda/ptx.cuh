@@ -112,9 +112,8 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint3
   }
 }
 
-// ---- words that only this GPU's threads use
-// --------------------------------------------------------- A release to the whole system takes two
-// microseconds, one to the GPU a third of that.
+// ---- words that only this GPU's threads use -----------------------------------------------------
+// A release to the whole system takes two microseconds, one to the GPU a third of that.
 
 __device__ __forceinline__ void store_release_gpu(std::uint32_t* word, std::uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
@@ -122,6 +121,14 @@ __device__ __forceinline__ void store_release_gpu(std::uint32_t* word, std::uint
 /// Adds, and does not wait for the answer.
 __device__ __forceinline__ void add_release_gpu(std::uint32_t* word, std::uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+// Neither orders anything, nor waits for an answer. (An atomic of 64 bits that might be in shared
+// memory, for all the compiler knows, waits for one.)
+__device__ __forceinline__ void add_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+__device__ __forceinline__ void max_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 /// Acquires and releases; answers the old value.
 __device__ __forceinline__ std::uint32_t fetch_add_gpu(std::uint32_t* word, std::uint32_t value) {
