@@ -21,13 +21,13 @@ class AgGemmBlock : public OperatorBlock<Executor> {
                              std::uint32_t index_in, BlockTotals& totals_in)
       : Base(executor_in, launch_in, role_in, index_in, totals_in),
         launch(launch_in),
-        schedule(launch_in.plan, launch_in.context.world, launch_in.m),
-        gather(*this, launch_in.plan.gather, launch_in.shard.rows, launch_in.in_place) {}
+        schedule(launch_in.schedule),
+        gather(*this, schedule.gather(), launch_in.shard.rows, launch_in.in_place) {}
   AgGemmBlock(const AgGemmBlock&) = delete;
   AgGemmBlock& operator=(const AgGemmBlock&) = delete;
 
   const AgGemmLaunch& launch;
-  const AgGemmSchedule schedule;
+  const AgGemmSchedule& schedule;
   GatherBlock<Executor> gather;
 
   /// The tile's rows of A. `stride_bytes`: from row to row.

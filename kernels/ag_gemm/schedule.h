@@ -35,32 +35,33 @@ struct AgGemmTile {
 
 class AgGemmSchedule {
  public:
+  AgGemmSchedule() = default;
   /// As the rank of `world` sees it.
   MK_HOST_DEVICE AgGemmSchedule(const AgGemmGeometry& plan, const World& world, std::uint32_t m)
-      : plan_(plan), m_(m), gather_(plan.gather, world) {}
+      : m_(m),
+        shards_(m, world.size()),
+        small_(shards_.least(), plan.max.n, plan.tile_m, plan.tile_n),
+        large_(shards_.most(), plan.max.n, plan.tile_m, plan.tile_n),
+        gather_(plan.gather, world) {}
 
   MK_HOST_DEVICE std::uint32_t m() const { return m_; }
   MK_HOST_DEVICE const World& world() const { return gather_.world(); }
   MK_HOST_DEVICE const GatherSchedule& gather() const { return gather_; }
 
   /// The rows of A, and of C, that rank `origin` brings.
-  MK_HOST_DEVICE ShardRange shard(std::uint32_t origin) const {
-    return shard_of(m_, world().size(), origin);
-  }
+  MK_HOST_DEVICE ShardRange shard(std::uint32_t origin) const { return shards_.of(origin); }
   /// Its tiles.
-  MK_HOST_DEVICE TileGrid grid(std::uint32_t origin) const {
-    return TileGrid(shard(origin).count, plan_.max.n, plan_.tile_m, plan_.tile_n);
+  MK_HOST_DEVICE const TileGrid& grid(std::uint32_t origin) const {
+    return shards_.even() || shard(origin).count == shards_.least() ? small_ : large_;
   }
+  MK_HOST_DEVICE const TileGrid& small_grid() const { return small_; }
+  MK_HOST_DEVICE const TileGrid& large_grid() const { return large_; }
   /// Columns of tiles: the same in all shards.
-  MK_HOST_DEVICE std::uint32_t tiles_n() const { return div_up(plan_.max.n, plan_.tile_n); }
+  MK_HOST_DEVICE std::uint32_t tiles_n() const { return large_.tiles_n(); }
   /// Rows of tiles of a shard, at most; shards differ by one at most.
-  MK_HOST_DEVICE std::uint32_t rounds() const {
-    return div_up(shard_rows_max(m_, world().size()), plan_.tile_m);
-  }
+  MK_HOST_DEVICE std::uint32_t rounds() const { return large_.tiles_m(); }
   /// Rows of tiles of a shard, at least.
-  MK_HOST_DEVICE std::uint32_t rounds_everywhere() const {
-    return div_up(m_ / world().size(), plan_.tile_m);
-  }
+  MK_HOST_DEVICE std::uint32_t rounds_everywhere() const { return small_.tiles_m(); }
   /// All tiles of C.
   MK_HOST_DEVICE std::uint32_t tiles() const {
     std::uint32_t rows = 0;
@@ -70,7 +71,7 @@ class AgGemmSchedule {
   /// Tile `column` of row `round` of the origin's tiles.
   MK_HOST_DEVICE AgGemmTile tile(std::uint32_t origin, std::uint32_t round,
                                  std::uint32_t column) const {
-    const TileGrid tiles = grid(origin);
+    const TileGrid& tiles = grid(origin);
     AgGemmTile tile;
     tile.origin = origin;
     tile.row = round * tiles.tile_rows();
@@ -94,8 +95,10 @@ class AgGemmSchedule {
   }
 
  private:
-  AgGemmGeometry plan_;
-  std::uint32_t m_;
+  std::uint32_t m_ = 0;
+  Shards shards_;
+  TileGrid small_;  ///< of a shard of m / W rows
+  TileGrid large_;  ///< of a shard with one row more, if there are such
   GatherSchedule gather_;
 };
 

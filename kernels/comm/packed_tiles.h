@@ -17,21 +17,20 @@ namespace mk::kernels {
 class PackedTiles {
  public:
   MK_HOST_DEVICE PackedTiles(std::uint32_t tiles, std::uint64_t tile_bytes,
-                             std::uint32_t tiles_per_chunk)
+                             const Divisor& tiles_per_chunk)
       : tiles_(tiles), tiles_per_chunk_(tiles_per_chunk), tile_bytes_(tile_bytes) {}
 
   /// As many as fit into `chunk_bytes`; one at least.
-  MK_HOST_DEVICE static std::uint32_t per_chunk(std::uint64_t tile_bytes,
-                                                std::uint32_t chunk_bytes) {
-    if (tile_bytes == 0 || tile_bytes > chunk_bytes) return 1;
-    return static_cast<std::uint32_t>(chunk_bytes / tile_bytes);
+  MK_HOST_DEVICE static Divisor per_chunk(std::uint64_t tile_bytes, std::uint32_t chunk_bytes) {
+    if (tile_bytes == 0 || tile_bytes > chunk_bytes) return Divisor(1);
+    return Divisor(static_cast<std::uint32_t>(chunk_bytes / tile_bytes));
   }
 
   MK_HOST_DEVICE std::uint32_t tiles() const { return tiles_; }
-  MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_; }
+  MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_.value(); }
 
   /// Of a whole chunk, without a header.
-  MK_HOST_DEVICE std::uint64_t chunk_bytes() const { return tiles_per_chunk_ * tile_bytes_; }
+  MK_HOST_DEVICE std::uint64_t chunk_bytes() const { return tiles_per_chunk() * tile_bytes_; }
 
   /// At least one, which then holds only its bank's header.
   MK_HOST_DEVICE std::uint32_t chunks() const {
@@ -43,12 +42,13 @@ class PackedTiles {
   }
   MK_HOST_DEVICE TileRange chunk_tiles(std::uint32_t chunk) const {
     TileRange range;
-    range.begin = chunk * tiles_per_chunk_;
-    range.end = tiles_ - range.begin < tiles_per_chunk_ ? tiles_ : range.begin + tiles_per_chunk_;
+    const std::uint32_t most = tiles_per_chunk();
+    range.begin = chunk * most;
+    range.end = tiles_ - range.begin < most ? tiles_ : range.begin + most;
     return range;
   }
   MK_HOST_DEVICE TilesPart chunk_part(std::uint32_t chunk, Part part) const {
-    return part_of(chunk_tiles(chunk), tiles_per_chunk_, part);
+    return part_of(chunk_tiles(chunk), tiles_per_chunk(), part);
   }
   /// Where a tile lies behind the first one.
   MK_HOST_DEVICE std::uint64_t offset(std::uint32_t tile) const { return tile * tile_bytes_; }
@@ -69,7 +69,7 @@ class PackedTiles {
 
  private:
   std::uint32_t tiles_;
-  std::uint32_t tiles_per_chunk_;
+  Divisor tiles_per_chunk_;
   std::uint64_t tile_bytes_;
 };
 

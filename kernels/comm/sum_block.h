@@ -10,10 +10,11 @@
 
 namespace mk::kernels {
 
-/// `OperatorLaunch`, `Schedule`: of the operator's launch.h and schedule.h.
-template <class Executor, class OperatorLaunch, class Schedule>
+/// `OperatorLaunch`: the operator's, with its schedule.
+template <class Executor, class OperatorLaunch>
 class SumBlock : public OperatorBlock<Executor> {
   using Base = OperatorBlock<Executor>;
+  using Schedule = decltype(OperatorLaunch::schedule);
 
  public:
   using Base::await_arrival_flag;
@@ -26,10 +27,10 @@ class SumBlock : public OperatorBlock<Executor> {
                           std::uint32_t index_in, BlockTotals& totals_in)
       : Base(executor_in, launch_in, role_in, index_in, totals_in),
         launch(launch_in),
-        schedule(launch_in.plan, launch_in.m) {}
+        schedule(launch_in.schedule) {}
 
   const OperatorLaunch& launch;
-  const Schedule schedule;
+  const Schedule& schedule;
 
   /// Where the sums of the node's rank of this rail arrive; a BankHeader is in front.
   MK_HOST_DEVICE std::byte* receive_bank(std::uint32_t from) const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/divisor.h"
 #include "kernels/comm/types.h"
 #include "shm/platform.h"
 
@@ -34,6 +35,7 @@ struct ByteRange {
 /// eights, so that a packed tile's rows stay 16-byte aligned. No rows: no tiles.
 class TileGrid {
  public:
+  TileGrid() = default;
   /// `band`: rows of tiles in a band (see rect).
   MK_HOST_DEVICE TileGrid(std::uint32_t rows, std::uint32_t columns, std::uint32_t tile_m,
                           std::uint32_t tile_n, std::uint32_t band = kBandTiles)
@@ -43,7 +45,9 @@ class TileGrid {
         tiles_n_(div_up(columns, tile_n)),
         tile_rows_(rows == 0 ? 0 : div_up(rows, tiles_m_)),
         tile_cols_(static_cast<std::uint32_t>(round_up_to(div_up(columns, tiles_n_), 8))),
-        band_(band) {}
+        band_(band),
+        band_tiles_(band * tiles_n_),
+        last_band_(tiles_m_ % band == 0 ? band : tiles_m_ % band) {}
 
   MK_HOST_DEVICE std::uint32_t rows() const { return rows_; }
   MK_HOST_DEVICE std::uint32_t columns() const { return columns_; }
@@ -60,12 +64,12 @@ class TileGrid {
   /// Where tile `tile` lies. Tiles are numbered in bands of `band` rows of tiles, within a band
   /// column by column: tiles in work at one time then share rows of A and columns of B.
   MK_HOST_DEVICE TileRect rect(std::uint32_t tile) const {
-    const std::uint32_t band = tile / (band_ * tiles_n_);
-    const std::uint32_t within = tile - band * band_ * tiles_n_;
-    const std::uint32_t rows_left = tiles_m_ - band * band_;
-    const std::uint32_t rows = rows_left < band_ ? rows_left : band_;
+    const std::uint32_t band = tile / band_tiles_;
+    const std::uint32_t within = tile - band * band_tiles_.value();
+    const std::uint32_t before = band * band_.value();
+    const Divisor& rows = tiles_m_ - before < band_.value() ? last_band_ : band_;
     TileRect rect;
-    rect.row = (band * band_ + within % rows) * tile_rows_;
+    rect.row = (before + within % rows) * tile_rows_;
     rect.column = within / rows * tile_cols_;
     rect.rows = rows_ - rect.row < tile_rows_ ? rows_ - rect.row : tile_rows_;
     rect.columns = columns_ - rect.column < tile_cols_ ? columns_ - rect.column : tile_cols_;
@@ -75,13 +79,15 @@ class TileGrid {
   static constexpr std::uint32_t kBandTiles = 8;
 
  private:
-  std::uint32_t rows_;
-  std::uint32_t columns_;
-  std::uint32_t tiles_m_;
-  std::uint32_t tiles_n_;
-  std::uint32_t tile_rows_;
-  std::uint32_t tile_cols_;
-  std::uint32_t band_;
+  std::uint32_t rows_ = 0;
+  std::uint32_t columns_ = 0;
+  std::uint32_t tiles_m_ = 0;
+  std::uint32_t tiles_n_ = 0;
+  std::uint32_t tile_rows_ = 0;
+  std::uint32_t tile_cols_ = 0;
+  Divisor band_;        ///< rows of tiles
+  Divisor band_tiles_;  ///< tiles
+  Divisor last_band_;   ///< its rows of tiles
 };
 
 }  // namespace mk::kernels

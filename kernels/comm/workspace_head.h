@@ -51,10 +51,15 @@ MK_HOST_DEVICE inline void announce_launch(const Launch& launch) {
       world.locals, [&](std::uint32_t local) { return &record(local)->epoch; }, launch.epoch);
 }
 
-/// Tells the local ranks that this rank has ended launch `epoch`. After all its blocks.
+/// Tells the local ranks that this rank has ended launch `epoch`. After all its blocks. (One that
+/// is alone on its node tells only its own next launches, which begin after that anyway.)
 MK_HOST_DEVICE inline void announce_end(const RankContext& context, std::uint32_t epoch) {
   const World& world = context.world;
   const std::uint64_t word = WorkspaceHead{world.locals}.finished(world.local);
+  if (world.locals == 1) {
+    shm::store_relaxed(reinterpret_cast<std::uint32_t*>(context.workspaces[0] + word), epoch);
+    return;
+  }
   shm::store_release_all(
       world.locals,
       [&](std::uint32_t local) {

@@ -103,6 +103,7 @@ class AgGemmCpu::Impl : private RoleBody {
   LaunchRunner& runner() { return runner_; }
 
  private:
+  void begin_launch() override { launch_.make_schedule(); }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     CpuExecutor executor(*tiles_, matrices_, role == Role::kCompute ? index : 0);
     AgGemmBlock<CpuExecutor> block(executor, launch_, role, index, totals);

@@ -84,6 +84,7 @@ class GemmSumRunner : private RoleBody {
     return runner_.start(gemm_sum_threads(launch_.blocks, world(), Op::kAfterCompute));
   }
 
+  void begin_launch() override { launch_.make_schedule(); }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     typename Op::Executor executor(*tiles_, math_, matrices_, role == Role::kCompute ? index : 0);
     return Op::run_role(executor, launch_, role, index, totals);

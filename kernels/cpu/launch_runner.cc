@@ -81,6 +81,7 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate
   ++launch_.epoch;
   launch_.m = m;
   launch_.mode = mode == Mode::kAuto ? estimate.cheaper() : mode;
+  body_.begin_launch();
   for (Report& report : reports_) {
     report.completed = false;
     for (int part = 0; part < 2; ++part) {

@@ -46,6 +46,8 @@ class RoleBody {
   /// Block `index` of `role`, on its own thread. False: it did not reach its end; why is in
   /// LocalWords::failure or in `role_error`. Must not throw.
   virtual bool run_role(Role role, std::uint32_t index, BlockTotals& totals) = 0;
+  /// Before a launch's blocks, when its m and its form are settled. Must not throw.
+  virtual void begin_launch() {}
   /// A failure of the arithmetic, which no wait has recorded.
   virtual Status role_error() const { return {}; }
 

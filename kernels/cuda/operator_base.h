@@ -75,11 +75,13 @@ class OperatorBase {
                                                          kernel_->b_box));
     return {};
   }
-  /// Settles the next launch's m and form. `work`: this rank's, by which kAuto chooses.
+  /// Settles the next launch's m, with its schedule, and its form. `work`: this rank's, by which
+  /// kAuto chooses.
   void choose_form(std::uint32_t m, Mode mode, const LaunchWork& work) {
     estimate_ = estimate(work, rates_);
     arguments_.launch.m = m;
     arguments_.launch.mode = mode == Mode::kAuto ? estimate_.cheaper() : mode;
+    arguments_.launch.make_schedule();
   }
   /// Puts the launch on the stream, with what is in the arguments besides these.
   Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc) {

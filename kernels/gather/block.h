@@ -29,17 +29,14 @@ inline constexpr std::uint32_t kGatherHopsMax = 4;
 template <class Executor>
 class GatherBlock {
  public:
-  /// `own_rows`: of this rank, in this launch. `in_place` (a broadcast only): they lie at
-  /// GatherSchedule::own_rows_in_place().
-  MK_HOST_DEVICE GatherBlock(OperatorBlock<Executor>& block_in, const GatherGeometry& geometry,
+  /// `schedule` outlives the block. `own_rows`: of this rank, in this launch. `in_place` (a
+  /// broadcast only): they lie at GatherSchedule::own_rows_in_place().
+  MK_HOST_DEVICE GatherBlock(OperatorBlock<Executor>& block_in, const GatherSchedule& schedule_in,
                              std::uint32_t own_rows_in, bool in_place_in = false)
-      : block(block_in),
-        schedule(geometry, block_in.world),
-        own_rows(own_rows_in),
-        in_place(in_place_in) {}
+      : block(block_in), schedule(schedule_in), own_rows(own_rows_in), in_place(in_place_in) {}
 
   OperatorBlock<Executor>& block;
-  const GatherSchedule schedule;
+  const GatherSchedule& schedule;
   const std::uint32_t own_rows;
   const bool in_place;
 
@@ -75,14 +72,17 @@ class GatherBlock {
   }
   /// The origin has begun this launch, with the same m, and says how many rows it has.
   MK_HOST_DEVICE bool await_row_count(std::uint32_t origin, std::uint32_t* count) {
-    *count = own_rows;
-    if (origin == block.world.rank()) return true;
     if (!await_header(origin)) return false;
+    *count = row_count(origin);
+    return true;
+  }
+  /// The same, of an origin whose rows this block has awaited before.
+  MK_HOST_DEVICE std::uint32_t row_count(std::uint32_t origin) const {
+    if (origin == block.world.rank()) return own_rows;
     const std::uint32_t said = header(origin)->rows;
     // All ranks have the same rows_max; nothing a rank says may lead beyond a slot.
     const std::uint32_t most = schedule.geometry().rows_max;
-    *count = said < most ? said : most;
-    return true;
+    return said < most ? said : most;
   }
   /// Rows [begin, end) of the origin, who has begun this launch with the same m, are there.
   MK_HOST_DEVICE bool await_rows(std::uint32_t origin, std::uint32_t begin, std::uint32_t end) {
@@ -98,7 +98,7 @@ class GatherBlock {
   }
   /// The origin's header is there, and its m is this launch's.
   MK_HOST_DEVICE bool await_header(std::uint32_t origin) {
-    if (origin == checked_) return true;
+    if (origin == checked_ || origin == block.world.rank()) return true;
     return await_chunk(origin, 0) && check_header(origin);
   }
   /// Everything of every rank: what an unfused consumer begins with.
@@ -134,11 +134,11 @@ class GatherBlock {
                                               std::uint32_t end, std::uint32_t step,
                                               std::uint32_t most) {
     const bool own = origin == block.world.rank();
-    const std::uint32_t* flags = own ? word(schedule.ready(origin, 0)) : flags_of(origin);
     const auto chunk_of = [=](std::uint32_t i) { return first + i * step; };
-    const std::uint32_t left = div_up(end - first, step);
+    const std::uint32_t left = step == 1 ? end - first : div_up(end - first, step);
     const std::uint32_t wanted = left < most ? left : most;
     if (own && in_place) return wanted;
+    const std::uint32_t* flags = own ? word(schedule.ready(origin, 0)) : flags_of(origin);
     return block.await_first(
         wanted, block.epoch, FlagRow{flags + first, step}, [&](std::uint32_t i) {
           return own ? block.site(FlagKind::kRowsReady, origin, origin, chunk_of(i), 2)

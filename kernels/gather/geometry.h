@@ -22,6 +22,11 @@ struct alignas(64) GatherHeader {
 };
 inline constexpr std::uint64_t kGatherHeaderBytes = sizeof(GatherHeader);
 
+/// Chunks end at multiples of it.
+inline constexpr std::uint32_t kGatherLine = 64;
+/// Rows of one rank, in bytes, at most: so that their lines are numbers that a Divisor takes.
+inline constexpr std::uint64_t kGatherShardBytesMax = 1ull << 36;
+
 /// Byte offsets in every rank's workspace, the same on all ranks. A world of one rank has nothing.
 struct GatherLayout {
   std::uint64_t ready = 0;       ///< uint32[origin rank][chunks_max]
@@ -38,10 +43,11 @@ struct GatherGeometry {
   GatherKind kind = GatherKind::kBroadcast;
   std::uint32_t rows_max = 0;  ///< of one rank
   std::uint32_t row_bytes = 0;
-  std::uint32_t chunk_bytes = 0;  ///< of packed rows, a multiple of 64; rows may straddle chunks
-  std::uint32_t chunks_max = 0;   ///< of one rank, the header's included
-  std::uint32_t banks = 2;        ///< the operator's (Launch::banks)
-  std::uint32_t first_flag = 0;   ///< of this gather, within the operator's arrival flags
+  std::uint32_t chunk_bytes =
+      0;  ///< of packed rows, a multiple of kGatherLine; rows may straddle chunks
+  std::uint32_t chunks_max = 0;  ///< of one rank, the header's included
+  std::uint32_t banks = 2;       ///< the operator's (Launch::banks)
+  std::uint32_t first_flag = 0;  ///< of this gather, within the operator's arrival flags
   GatherLayout layout;
 };
 

@@ -63,6 +63,12 @@ Result<GatherPlan> GatherPlan::make(std::string_view op, std::uint32_t nodes, st
   plan.rows_max = shape.rows_max;
   plan.row_bytes = shape.row_bytes;
   plan.banks = banks != 0 ? banks : kBanksMax;
+  const std::uint64_t shard_bytes = std::uint64_t{plan.rows_max} * plan.row_bytes;
+  if (shard_bytes > kGatherShardBytesMax) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: {} rows of {} bytes per rank are {} bytes; at most {} can be gathered", op,
+                shape.rows_max, shape.row_bytes, shard_bytes, kGatherShardBytesMax);
+  }
   const std::uint64_t bytes = choose_chunk_bytes(plan, chunk_bytes);
   if (bytes > shm::kCommandPayloadBytesMax / 2) {
     return fail(

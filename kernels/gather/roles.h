@@ -147,14 +147,14 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
   const std::uint32_t to = schedule.successor();
-  bool released = false;
+  std::uint32_t rows = gather.own_rows;
+  // Before the rows, which the first look may have to wait for.
+  if (!gather.await_release()) return false;
   for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
     const std::uint32_t node = schedule.node_at(hops);
     const std::uint32_t origin = world.rail_peer(node);
     const std::uint64_t slot = schedule.slot(block.bank, origin);
     const std::uint64_t source = gather.sent_from(origin);
-    std::uint32_t rows = 0;
-    if (!gather.await_row_count(origin, &rows)) return false;
     if (hops == 0 && gather.in_place && block.index == 0) {
       write_header(gather, block.at(source));
       block.executor.stores_done();
@@ -162,9 +162,6 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
     const std::uint32_t chunks = schedule.chunks(rows);
     for (std::uint32_t chunk = block.index; chunk < chunks;) {
       const std::uint32_t most = sender.at_once(schedule.geometry().chunk_bytes);
-      // Before the rows, which the first look may have to wait for.
-      if (!released && !gather.await_release()) return false;
-      released = true;
       const std::uint32_t here = gather.await_sendable(origin, chunk, chunks, blocks, most);
       if (here == 0) return false;
       for (const std::uint32_t end = chunk + here * blocks; chunk < end; chunk += blocks) {
@@ -179,6 +176,9 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
       const bool only_header = chunk == blocks && chunk < chunks && block.index == 0;
       if (!only_header && !sender.flush()) return false;
     }
+    const bool last = hops + 1 == schedule.shards_sent();
+    const std::uint32_t next = world.rail_peer(schedule.node_at(hops + 1));
+    if (!last && !gather.await_row_count(next, &rows)) return false;
   }
   return true;
 }
@@ -227,8 +227,9 @@ MK_HOST_DEVICE inline bool for_idle_granules(const GatherBlock<Executor>& gather
   return true;
 }
 
-/// Once per rank and launch, by one send block, after its end_shards: awaits all that the end of
-/// the launch must come after (or `release`), but this rank's consumers, who may be later.
+/// Once per rank and launch, by one send block, after its send_shards and end_shards: awaits all
+/// that the end of the launch must come after (or `release`), but this rank's consumers, who may be
+/// later.
 template <class Executor>
 MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
   auto& block = gather.block;
@@ -236,8 +237,7 @@ MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, ChunkSender<Exe
   const GatherSchedule& schedule = gather.schedule;
   for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
     const std::uint32_t node = schedule.node_at(hops);
-    std::uint32_t rows = 0;
-    if (!gather.await_row_count(world.rail_peer(node), &rows)) return false;
+    const std::uint32_t rows = gather.row_count(world.rail_peer(node));
     const bool sent = for_idle_granules(gather, rows, [&](std::uint32_t chunk) {
       const std::uint32_t to = schedule.successor();
       return sender.send_flag(to, schedule.arrival(block.bank, to, node, chunk), block.epoch);

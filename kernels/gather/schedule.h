@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "kernels/comm/banks.h"
+#include "kernels/comm/divisor.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
@@ -38,9 +39,13 @@ struct ChunkRange {
 
 class GatherSchedule {
  public:
+  GatherSchedule() = default;
   /// As the rank of `world` sees it.
   MK_HOST_DEVICE GatherSchedule(const GatherGeometry& geometry, const World& world)
-      : geometry_(geometry), world_(world) {}
+      : geometry_(geometry),
+        world_(world),
+        locals_(world.locals),
+        chunk_lines_(geometry.chunk_bytes == 0 ? 1 : geometry.chunk_bytes / kGatherLine) {}
 
   MK_HOST_DEVICE const GatherGeometry& geometry() const { return geometry_; }
   MK_HOST_DEVICE const World& world() const { return world_; }
@@ -48,16 +53,14 @@ class GatherSchedule {
   // --- The ring ---
 
   /// The node this rank sends to, and the one it receives from.
-  MK_HOST_DEVICE std::uint32_t successor() const { return (world_.node + 1) % world_.nodes; }
-  MK_HOST_DEVICE std::uint32_t predecessor() const {
-    return (world_.node + world_.nodes - 1) % world_.nodes;
-  }
+  MK_HOST_DEVICE std::uint32_t successor() const { return node_after(world_.node); }
+  MK_HOST_DEVICE std::uint32_t predecessor() const { return node_at(1); }
   /// The node whose shards come here over `hops` hops; 0: this node.
   MK_HOST_DEVICE std::uint32_t node_at(std::uint32_t hops) const {
-    return (world_.node + world_.nodes - hops) % world_.nodes;
+    return node_before(world_.node, hops);
   }
   MK_HOST_DEVICE std::uint32_t hops_from(std::uint32_t origin_node) const {
-    return (world_.node + world_.nodes - origin_node) % world_.nodes;
+    return node_before(world_.node, origin_node);
   }
   /// How many shards this rank sends: those of node_at(0) (its own), node_at(1), ..., in this
   /// order.
@@ -70,19 +73,14 @@ class GatherSchedule {
   /// the rank of this rail first. The L ranks of one node arrive side by side over L rails: a
   /// consumer takes their chunks in turn (see ag_gemm/schedule.h).
   MK_HOST_DEVICE std::uint32_t origin_at(std::uint32_t position) const {
-    const std::uint32_t local = (world_.local + position % world_.locals) % world_.locals;
-    return node_at(hops_at(position)) * world_.locals + local;
+    const std::uint32_t hops = hops_at(position);
+    const std::uint32_t local = world_.local + position - hops * world_.locals;
+    return node_at(hops) * world_.locals + (local < world_.locals ? local : local - world_.locals);
   }
-  MK_HOST_DEVICE std::uint32_t hops_at(std::uint32_t position) const {
-    return position / world_.locals;
-  }
-  MK_HOST_DEVICE std::uint32_t node_of(std::uint32_t origin) const {
-    return origin / world_.locals;
-  }
+  MK_HOST_DEVICE std::uint32_t hops_at(std::uint32_t position) const { return position / locals_; }
+  MK_HOST_DEVICE std::uint32_t node_of(std::uint32_t origin) const { return origin / locals_; }
   /// The local rank, of any node, that the origin's rows come to: its rail.
-  MK_HOST_DEVICE std::uint32_t rail_of(std::uint32_t origin) const {
-    return origin % world_.locals;
-  }
+  MK_HOST_DEVICE std::uint32_t rail_of(std::uint32_t origin) const { return origin % locals_; }
 
   // --- Chunks of a shard of `rows` rows ---
 
@@ -91,9 +89,7 @@ class GatherSchedule {
   }
   /// The header's included.
   MK_HOST_DEVICE std::uint32_t chunks(std::uint32_t rows) const {
-    const std::uint64_t bytes = data_bytes(rows);
-    return 1 +
-           static_cast<std::uint32_t>((bytes + geometry_.chunk_bytes - 1) / geometry_.chunk_bytes);
+    return 1 + div_up(lines_up(data_bytes(rows)), chunk_lines_);
   }
   /// What of a slot the chunk is.
   MK_HOST_DEVICE ByteRange chunk_range(std::uint32_t rows, std::uint32_t chunk) const {
@@ -112,9 +108,8 @@ class GatherSchedule {
   /// The chunks that hold bytes of rows [begin, end); none when there is no such row.
   MK_HOST_DEVICE ChunkRange chunks_of_rows(std::uint32_t begin, std::uint32_t end) const {
     if (begin >= end) return {};
-    return {1 + static_cast<std::uint32_t>(data_bytes(begin) / geometry_.chunk_bytes),
-            1 + static_cast<std::uint32_t>((data_bytes(end) + geometry_.chunk_bytes - 1) /
-                                           geometry_.chunk_bytes)};
+    const auto first_line = static_cast<std::uint32_t>(data_bytes(begin) / kGatherLine);
+    return {1 + first_line / chunk_lines_, chunks(end)};
   }
   /// Payload that this rank sends in a launch (the formula above); `rows_of(rank)`.
   template <class RowsOf>
@@ -208,15 +203,28 @@ class GatherSchedule {
   /// At node `at`, with one bank: the node after it in the ring has done with it. Written by that
   /// node.
   MK_HOST_DEVICE std::uint32_t release(std::uint32_t at) const {
-    return geometry_.first_flag + flags().release(at, (at + 1) % world_.nodes);
+    return geometry_.first_flag + flags().release(at, node_after(at));
   }
   MK_HOST_DEVICE FlagMap flags() const {
     return FlagMap{world_.nodes, geometry_.banks, geometry_.chunks_max};
   }
 
  private:
+  MK_HOST_DEVICE std::uint32_t node_after(std::uint32_t node) const {
+    return node + 1 < world_.nodes ? node + 1 : 0;
+  }
+  /// `hops` nodes before it; at most as many as there are.
+  MK_HOST_DEVICE std::uint32_t node_before(std::uint32_t node, std::uint32_t hops) const {
+    return node >= hops ? node - hops : node + world_.nodes - hops;
+  }
+  MK_HOST_DEVICE static std::uint32_t lines_up(std::uint64_t bytes) {
+    return static_cast<std::uint32_t>((bytes + kGatherLine - 1) / kGatherLine);
+  }
+
   GatherGeometry geometry_;
   World world_;
+  Divisor locals_;
+  Divisor chunk_lines_;
 };
 
 }  // namespace mk::kernels

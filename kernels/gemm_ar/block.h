@@ -14,9 +14,9 @@
 namespace mk::kernels {
 
 template <class Executor>
-class GemmArBlock : public SumBlock<Executor, GemmArLaunch, GemmArSchedule> {
+class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
  public:
-  using Base = SumBlock<Executor, GemmArLaunch, GemmArSchedule>;
+  using Base = SumBlock<Executor, GemmArLaunch>;
   using Base::at;
   using Base::await;
   using Base::bank;

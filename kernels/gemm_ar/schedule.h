@@ -30,8 +30,10 @@ namespace mk::kernels {
 
 class GemmArSchedule {
  public:
+  GemmArSchedule() = default;
   MK_HOST_DEVICE GemmArSchedule(const GemmArGeometry& plan, std::uint32_t m)
       : plan_(plan),
+        locals_(plan.locals),
         grid_(m, plan.max.n, plan.tile_m, plan.tile_n),
         tiles_per_chunk_(PackedTiles::per_chunk(grid_.tile_bytes(), plan.chunk_bytes)) {}
 
@@ -41,29 +43,29 @@ class GemmArSchedule {
   MK_HOST_DEVICE std::uint32_t tile_rows() const { return grid_.tile_rows(); }
   MK_HOST_DEVICE std::uint32_t tile_cols() const { return grid_.tile_cols(); }
   MK_HOST_DEVICE std::uint64_t slot_bytes() const { return grid_.tile_bytes(); }
-  MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_; }
+  MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_.value(); }
 
   // --- Tiles ---
 
   /// Where tile `tile` lies in C.
   MK_HOST_DEVICE TileRect rect(std::uint32_t tile) const { return grid_.rect(tile); }
 
-  MK_HOST_DEVICE std::uint32_t owner(std::uint32_t tile) const { return tile % plan_.locals; }
-  MK_HOST_DEVICE std::uint32_t owned_index(std::uint32_t tile) const { return tile / plan_.locals; }
+  MK_HOST_DEVICE std::uint32_t owner(std::uint32_t tile) const { return tile % locals_; }
+  MK_HOST_DEVICE std::uint32_t owned_index(std::uint32_t tile) const { return tile / locals_; }
   MK_HOST_DEVICE std::uint32_t tile_of(std::uint32_t owner, std::uint32_t owned_index) const {
     return owned_index * plan_.locals + owner;
   }
   /// How many tiles local rank `owner` owns; 0 when there are fewer tiles than local ranks.
   MK_HOST_DEVICE std::uint32_t owned(std::uint32_t owner) const {
-    return owner < tiles() ? div_up(tiles() - owner, plan_.locals) : 0;
+    return owner < tiles() ? div_up(tiles() - owner, locals_) : 0;
   }
 
   /// The tile that local rank `local` computes as its `step`-th, 0 ≤ step < tiles().
   MK_HOST_DEVICE std::uint32_t tile_at(std::uint32_t local, std::uint32_t step) const {
-    const std::uint32_t first = step / plan_.locals * plan_.locals;
+    const std::uint32_t first = step / locals_ * plan_.locals;
     const std::uint32_t left = tiles() - first;
-    const std::uint32_t group = left < plan_.locals ? left : plan_.locals;
-    return first + (step - first + local) % group;
+    const std::uint32_t turned = step - first + local;
+    return first + (left < plan_.locals ? turned % left : turned % locals_);
   }
 
   // --- Chunks ---
@@ -125,8 +127,9 @@ class GemmArSchedule {
 
  private:
   GemmArGeometry plan_;
+  Divisor locals_;
   TileGrid grid_;
-  std::uint32_t tiles_per_chunk_;
+  Divisor tiles_per_chunk_;
 };
 
 }  // namespace mk::kernels

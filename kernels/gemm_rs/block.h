@@ -14,9 +14,9 @@
 namespace mk::kernels {
 
 template <class Executor>
-class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch, GemmRsSchedule> {
+class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
  public:
-  using Base = SumBlock<Executor, GemmRsLaunch, GemmRsSchedule>;
+  using Base = SumBlock<Executor, GemmRsLaunch>;
   using Base::at;
   using Base::await;
   using Base::bank;

@@ -23,13 +23,13 @@ struct OwnSteps {
   std::uint32_t lead = ~0u;  ///< as it is: no step is of an own tile
   std::uint32_t rounds = 0;
   std::uint32_t rest = 0;
-  std::uint32_t locals = 1;
+  Divisor locals;
 
   /// Of `others` and `own` tiles; at least `lead` others first, if there are so many.
   static MK_HOST_DEVICE OwnSteps of(std::uint32_t others, std::uint32_t own, std::uint32_t locals,
                                     std::uint32_t lead) {
     OwnSteps steps;
-    steps.locals = locals;
+    steps.locals = Divisor(locals);
     steps.lead = lead < others ? lead : others;
     const std::uint32_t fit = (others - steps.lead) / (locals - 1);
     steps.rounds = fit < own ? fit : own;
@@ -37,23 +37,25 @@ struct OwnSteps {
     return steps;
   }
   /// Whether a rank goes by it.
-  MK_HOST_DEVICE bool any() const { return locals > 1; }
+  MK_HOST_DEVICE bool any() const { return locals.value() > 1; }
   /// Whether the step is of a tile of the rank's own shard.
   MK_HOST_DEVICE bool is_own(std::uint32_t step) const {
     if (step < lead) return false;
     step -= lead;
-    return step < rounds * locals ? step % locals == locals - 1 : step - rounds * locals >= rest;
+    const std::uint32_t in_rounds = rounds * locals.value();
+    return step < in_rounds ? step % locals == locals.value() - 1 : step - in_rounds >= rest;
   }
   /// Its place among the own tiles, or among the others'.
   MK_HOST_DEVICE std::uint32_t index(std::uint32_t step) const {
     if (step < lead) return step;
     const std::uint32_t after = step - lead;
-    if (after < rounds * locals) {
+    const std::uint32_t in_rounds = rounds * locals.value();
+    if (after < in_rounds) {
       const std::uint32_t round = after / locals;
-      return is_own(step) ? round : lead + round * (locals - 1) + after % locals;
+      return is_own(step) ? round : lead + after - round;
     }
-    const std::uint32_t last = after - rounds * locals;
-    return last < rest ? lead + rounds * (locals - 1) + last : rounds + last - rest;
+    const std::uint32_t last = after - in_rounds;
+    return last < rest ? lead + in_rounds - rounds + last : rounds + last - rest;
   }
 };
 

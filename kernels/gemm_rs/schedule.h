@@ -27,6 +27,7 @@
 #include <cstdint>
 
 #include "kernels/comm/banks.h"
+#include "kernels/comm/divisor.h"
 #include "kernels/comm/packed_tiles.h"
 #include "kernels/comm/shard.h"
 #include "kernels/comm/tile_grid.h"
@@ -51,14 +52,16 @@ class GemmRsSchedule {
     std::uint32_t chunk = 0;
   };
 
+  GemmRsSchedule() = default;
   MK_HOST_DEVICE GemmRsSchedule(const GemmRsGeometry& plan, std::uint32_t m)
       : plan_(plan),
         m_(m),
         world_(plan.nodes * plan.locals),
-        even_(m % world_ == 0),
-        small_(m / world_, plan.max.n, plan.tile_m, plan.tile_n, band_of(plan.locals)),
-        large_(shard_rows_max(m, world_), plan.max.n, plan.tile_m, plan.tile_n,
-               band_of(plan.locals)),
+        locals_(plan.locals),
+        others_(plan.locals > 1 ? plan.locals - 1 : 1),
+        shards_(m, world_),
+        small_(shards_.least(), plan.max.n, plan.tile_m, plan.tile_n, band_of(plan.locals)),
+        large_(shards_.most(), plan.max.n, plan.tile_m, plan.tile_n, band_of(plan.locals)),
         small_per_chunk_(PackedTiles::per_chunk(small_.tile_bytes(), plan.chunk_bytes)),
         large_per_chunk_(PackedTiles::per_chunk(large_.tile_bytes(), plan.chunk_bytes)) {}
 
@@ -67,7 +70,7 @@ class GemmRsSchedule {
   // --- Shards ---
 
   /// The rows of C that rank `rank` ends with.
-  MK_HOST_DEVICE ShardRange rows(std::uint32_t rank) const { return shard_of(m_, world_, rank); }
+  MK_HOST_DEVICE ShardRange rows(std::uint32_t rank) const { return shards_.of(rank); }
   /// How the shard is cut into tiles; there are two grids in a launch at most.
   MK_HOST_DEVICE const TileGrid& grid(std::uint32_t rank) const {
     return is_large(rank) ? large_ : small_;
@@ -95,8 +98,8 @@ class GemmRsSchedule {
     // Groups of one tile of each shard, as long as the small ones last.
     const std::uint32_t small = small_.tiles();
     if (step < small * plan_.locals) {
-      tile.tile = step / plan_.locals;
-      tile.local = (step + local) % plan_.locals;
+      tile.tile = step / locals_;
+      tile.local = (step + local) % locals_;
       return tile;
     }
     step -= small * plan_.locals;
@@ -188,19 +191,18 @@ class GemmRsSchedule {
   /// The `index`-th tile of others' shards in the order above; one node.
   MK_HOST_DEVICE Tile others_tile_at(std::uint32_t local, std::uint32_t index) const {
     const std::uint32_t small = small_.tiles();
-    const std::uint32_t others = plan_.locals - 1;
     Tile tile;
-    if (index < small * others) {
-      tile.tile = index / others;
-      tile.local = (local + 1 + index % others) % plan_.locals;
+    if (index < small * others_.value()) {
+      tile.tile = index / others_;
+      tile.local = (local + 1 + index % others_) % locals_;
       return tile;
     }
-    index -= small * others;
+    index -= small * others_.value();
     const std::uint32_t large = large_shards(0) - (is_large(local) ? 1 : 0);
     tile.tile = small + index / large;
     // Of the others' large shards, from the rank's own on.
     std::uint32_t skip = index % large;
-    for (tile.local = (local + 1) % plan_.locals;; tile.local = (tile.local + 1) % plan_.locals) {
+    for (tile.local = (local + 1) % locals_;; tile.local = (tile.local + 1) % locals_) {
       if (is_large(tile.local) && skip-- == 0) return tile;
     }
   }
@@ -212,17 +214,18 @@ class GemmRsSchedule {
   MK_HOST_DEVICE static std::uint32_t band_of(std::uint32_t locals) {
     return locals < TileGrid::kBandTiles ? TileGrid::kBandTiles / locals : 1;
   }
-  /// The node whose shards come `position`-th on `node`.
+  /// The node whose shards come `position`-th on `node`, position < nodes.
   MK_HOST_DEVICE std::uint32_t node_after(std::uint32_t node, std::uint32_t position) const {
-    return (node + 1 + position) % plan_.nodes;
+    const std::uint32_t after = node + 1 + position;
+    return after < plan_.nodes ? after : after - plan_.nodes;
   }
   /// Whether the shard has one row more than others.
   MK_HOST_DEVICE bool is_large(std::uint32_t rank) const {
-    return !even_ && rows(rank).count != small_.rows();
+    return !shards_.even() && rows(rank).count != shards_.least();
   }
   /// Large shards of ranks 0 .. ranks - 1: their rows are ranks * small rows and one of each large.
   MK_HOST_DEVICE std::uint32_t large_before(std::uint32_t ranks) const {
-    return even_ ? 0 : shard_of(m_, world_, ranks).first - ranks * small_.rows();
+    return shards_.even() ? 0 : shards_.rows_before(ranks) - ranks * shards_.least();
   }
   MK_HOST_DEVICE std::uint32_t large_shards(std::uint32_t node) const {
     return large_before((node + 1) * plan_.locals) - large_before(node * plan_.locals);
@@ -235,13 +238,15 @@ class GemmRsSchedule {
   }
 
   GemmRsGeometry plan_;
-  std::uint32_t m_;
-  std::uint32_t world_;
-  bool even_;       ///< all shards have the same number of rows: a GPU's thread asks about many
+  std::uint32_t m_ = 0;
+  std::uint32_t world_ = 1;
+  Divisor locals_;
+  Divisor others_;  ///< of the local ranks
+  Shards shards_;
   TileGrid small_;  ///< of a shard of m / W rows
   TileGrid large_;  ///< of a shard with one row more, if there are such
-  std::uint32_t small_per_chunk_;
-  std::uint32_t large_per_chunk_;
+  Divisor small_per_chunk_;
+  Divisor large_per_chunk_;
 };
 
 }  // namespace mk::kernels

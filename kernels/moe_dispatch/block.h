@@ -50,8 +50,8 @@ class MoeDispatchBlock : public OperatorBlock<Executor> {
         launch(launch_in),
         schedule(launch_in.plan, launch_in.context.world),
         plan(routing_plan_of(launch_in)),
-        routing(*this, launch_in.plan.routing, launch_in.routing.tokens),
-        tokens(*this, launch_in.plan.tokens, launch_in.routing.tokens),
+        routing(*this, schedule.routing(), launch_in.routing.tokens),
+        tokens(*this, schedule.tokens(), launch_in.routing.tokens),
         words_(reinterpret_cast<MoePlanWords*>(at(launch_in.plan.layout.words))) {}
   MoeDispatchBlock(const MoeDispatchBlock&) = delete;  // the gathers point to this
   MoeDispatchBlock& operator=(const MoeDispatchBlock&) = delete;

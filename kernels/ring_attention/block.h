@@ -40,7 +40,7 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
       : Base(executor_in, launch_in, role_in, index_in, totals_in),
         launch(launch_in),
         schedule(launch_in.plan, launch_in.context.world, launch_in.m, launch_in.mode),
-        gather(*this, launch_in.plan.gather, launch_in.keys_values.rows) {}
+        gather(*this, schedule.gather(), launch_in.keys_values.rows) {}
   RingAttentionBlock(const RingAttentionBlock&) = delete;
   RingAttentionBlock& operator=(const RingAttentionBlock&) = delete;
 

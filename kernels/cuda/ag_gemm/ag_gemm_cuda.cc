@@ -106,13 +106,12 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
                 kOp);
   MK_ASSIGN_OR_RETURN(const bool in_place, plan_.in_place(arguments_.launch.context, a_shard, lda));
   const cuda::OnDevice on_device(device());
-  const std::uint32_t shard_rows = AgGemmSchedule(plan_, world(), m).shard(world().rank()).count;
+  choose_form(m, mode, plan_.work(world(), m));
+  const AgGemmSchedule& schedule = arguments_.launch.schedule;
+  const std::uint32_t shard_rows = schedule.shard(world().rank()).count;
   // Shards of one row more may have lower tiles.
-  std::uint32_t tile_rows = 0;
-  for (std::uint32_t rows : {m / world().size(), shard_rows_max(m, world().size())}) {
-    tile_rows =
-        std::max(tile_rows, TileGrid(rows, plan_.max.n, plan_.tile_m, plan_.tile_n).tile_rows());
-  }
+  const std::uint32_t tile_rows =
+      std::max(schedule.small_grid().tile_rows(), schedule.large_grid().tile_rows());
   MK_RETURN_IF_ERROR(set_product(a_shard, lda, shard_rows, tile_rows, b, ldb));
   MK_RETURN_IF_ERROR(make_maps(c, ldc, m));
   if (shard_rows == 0) arguments_.product.a = arguments_.gathered;  // nothing is loaded by it
@@ -121,7 +120,6 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   arguments_.launch.in_place = in_place;
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
   arguments_.launch.in_turn = comes_in_turn(world().nodes, plan_.max);
-  choose_form(m, mode, plan_.work(world(), m));
   return enqueue(stream, c, ldc);
 }
 

@@ -46,8 +46,7 @@ struct AgGemmOp {
 
   /// Where nobody waits for the end of their reading, and nobody wants the whole A.
   static MK_HOST_DEVICE bool ends_with_tiles(const Launch& launch) {
-    const GatherSchedule gather(launch.plan.gather, launch.context.world);
-    return launch.gathered == nullptr && !gather.awaits_consumers();
+    return launch.gathered == nullptr && !launch.schedule.gather().awaits_consumers();
   }
   static __device__ bool after_tiles(Group<AgGemmOp>& group) {
     if (threadIdx.x / kGroupThreads != 0) return true;
@@ -58,8 +57,8 @@ struct AgGemmOp {
   static OperatorParams<AgGemmOp> params(const AgGemmArguments& arguments) {
     const AgGemmLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
-    const AgGemmSchedule schedule(launch.plan, world, launch.m);
-    const AgGemmTiles tiles{schedule, schedule.rounds(), schedule.tiles(), launch.in_turn};
+    const AgGemmSchedule& schedule = launch.schedule;
+    const AgGemmTiles tiles{schedule, Divisor(schedule.rounds()), schedule.tiles(), launch.in_turn};
     return make_params<AgGemmOp>(
         arguments, tiles.tiles, {tiles, launch.blocks.compute, &arguments.frame.state->tiles_taken},
         {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered,

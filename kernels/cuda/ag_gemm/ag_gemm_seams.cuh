@@ -15,13 +15,13 @@ namespace mk::kernels::cuda {
 /// Which tile, as two numbers: `Tile::m` = origin * rounds + round, `n` the column of tiles.
 struct AgGemmTiles {
   AgGemmSchedule schedule;
-  std::uint32_t rounds;
+  Divisor rounds;
   std::uint32_t tiles;
   bool in_turn;
 
   __device__ AgGemmTile find(Tile tile) const {
     const std::uint32_t origin = static_cast<std::uint32_t>(tile.m) / rounds;
-    return schedule.tile(origin, static_cast<std::uint32_t>(tile.m) - origin * rounds,
+    return schedule.tile(origin, static_cast<std::uint32_t>(tile.m) - origin * rounds.value(),
                          static_cast<std::uint32_t>(tile.n));
   }
 };
@@ -47,7 +47,7 @@ class AgGemmOrder {
     if (!some) return false;
     walk_.advance(at_ == kNone ? step : step - at_);
     at_ = step;
-    tile->m = static_cast<int>(walk_.origin() * params_.tiles.rounds + walk_.round());
+    tile->m = static_cast<int>(walk_.origin() * params_.tiles.rounds.value() + walk_.round());
     tile->n = static_cast<int>(walk_.column());
     return true;
   }

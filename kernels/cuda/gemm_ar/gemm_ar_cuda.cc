@@ -53,14 +53,14 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
   if (c != nullptr) MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
   const cuda::OnDevice on_device(device());
-  const GemmArSchedule schedule(plan_, m);
+  choose_form(m, mode, plan_.work(world(), m, k()));
+  const GemmArSchedule& schedule = arguments_.launch.schedule;
   // Rows of A beyond the tile are not stored into slots; C itself they would overwrite, so there
   // they are computed in full and right.
   const std::uint32_t rows =
       world().size() == 1 ? std::min(m, cuda::kTileRowsMax) : schedule.tile_rows();
   MK_RETURN_IF_ERROR(set_product(a, lda, m, rows, b, ldb));
   MK_RETURN_IF_ERROR(make_places(schedule));
-  choose_form(m, mode, plan_.work(world(), m, k()));
   return enqueue(stream, c, ldc);
 }
 

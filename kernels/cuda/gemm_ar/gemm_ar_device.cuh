@@ -61,7 +61,7 @@ struct GemmArOp {
   static OperatorParams<GemmArOp> params(const GemmArArguments& arguments) {
     const GemmArLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
-    const GemmArSchedule schedule(launch.plan, launch.m);
+    const GemmArSchedule& schedule = launch.schedule;
     return make_params<GemmArOp>(arguments, schedule.tiles(),
                                  {schedule, world.local, schedule.tiles()},
                                  {world.locals == 1 && world.nodes > 1, arguments.product.k_blocks},

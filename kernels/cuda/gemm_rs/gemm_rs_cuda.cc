@@ -58,11 +58,11 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
                           std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
                           Mode mode) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
-  const GemmRsSchedule schedule(plan_, m);
-  if (schedule.rows(world().rank()).count != 0)
+  if (shard_of(m, world().size(), world().rank()).count != 0)
     MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
   const cuda::OnDevice on_device(device());
   choose_form(m, mode, plan_.work(world(), m, k()));
+  const GemmRsSchedule& schedule = arguments_.launch.schedule;
   // As in GemmArCuda: C itself must not be overwritten with anything but what is right.
   const bool alone = world().size() == 1;
   const std::uint32_t rows =

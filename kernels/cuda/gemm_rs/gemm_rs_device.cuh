@@ -63,7 +63,7 @@ struct GemmRsOp {
   static OperatorParams<GemmRsOp> params(const GemmRsArguments& arguments) {
     const GemmRsLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
-    const GemmRsSchedule schedule(launch.plan, launch.m);
+    const GemmRsSchedule& schedule = launch.schedule;
     const OwnSteps own =
         launch.sums_own_tiles() ? schedule.own_steps(world.local, launch.own_lead()) : OwnSteps{};
     return make_params<GemmRsOp>(arguments, schedule.tiles(),

@@ -116,6 +116,7 @@ class AgGemmSimulation : private SimOperator {
   }
   void begin(std::uint32_t index) override {
     AgGemmRank& rank = ranks_[index];
+    rank.launch.make_schedule();
     const std::uint32_t k = plan_.max.k;
     const ShardRange shard =
         shard_of(rank.launch.m, static_cast<std::uint32_t>(ranks_.size()), index);

@@ -198,8 +198,8 @@ class GatherSimulation : private SimOperator {
     std::uint64_t by_consumers = 0;
     Executor executor(frame, role == Role::kCompute ? by_consumers : copied_[index]);
     Block block(executor, rank.launch, role, block_index, totals);
-    GatherBlock<Executor> gather(block, rank.launch.geometry, rank.launch.source.rows,
-                                 rank.launch.in_place);
+    const GatherSchedule schedule(rank.launch.geometry, block.world);
+    GatherBlock<Executor> gather(block, schedule, rank.launch.source.rows, rank.launch.in_place);
     switch (role) {
       case Role::kShare:
         return gather::share(gather, rank.launch.source, false, SimExecutor::parts(rank.launch));

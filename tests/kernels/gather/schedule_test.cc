@@ -313,7 +313,9 @@ TEST(GatherPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
   refused(GatherPlan::make("op", 1, 1, {4, (1u << 26) + 1}, kKind, 0, 0), "1 to 67108864 can");
   refused(GatherPlan::make("op", 1, 1, {4, 4}, kKind, 1u << 30, 0), "too large");
   refused(GatherPlan::make("op", 1, 1, {4, 4}, kKind, 0, 3), "3 banks");
-  refused(GatherPlan::make("op", 2, 1, {1u << 24, 1u << 26}, kKind, 0, 0), "need chunks of",
+  refused(GatherPlan::make("op", 2, 1, {1025, 1u << 26}, kKind, 0, 0), "at most 68719476736",
+          ErrorCode::kLimitExceeded);
+  refused(GatherPlan::make("op", 128, 1, {1024, 1u << 26}, kKind, 0, 0), "need chunks of",
           ErrorCode::kLimitExceeded);
 }
 

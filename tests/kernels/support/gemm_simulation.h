@@ -201,6 +201,7 @@ class GemmSimulation : private SimOperator {
     if (options_.mixed_modes && index % 2 != 0) rank.launch.mode = Mode::kFused;
     rank.c.assign(std::size_t{Op::rows(rank.launch).count} * plan_.max.n, 0x7fff);
     Op::begin(rank.launch);
+    rank.launch.make_schedule();
     rank.sent_early.begin(rank.launch);
     if (options_.forge_ends) forge_ends(rank.launch.context);
   }
