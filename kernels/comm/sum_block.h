@@ -47,6 +47,19 @@ class SumBlock : public OperatorBlock<Executor> {
     const auto* header = reinterpret_cast<const BankHeader*>(receive_bank(node));
     return this->check_m(this->arrival_site(node, chunk), header->m);
   }
+  /// The local ranks' partials (`but_own`: the others') of this owner's tile are where their flags
+  /// say; `flag(source)`.
+  template <class Flag>
+  MK_HOST_DEVICE bool await_partials(std::uint32_t tile, bool but_own, Flag&& flag) {
+    const auto source_of = [&](std::uint32_t i) { return but_own && i >= world.local ? i + 1 : i; };
+    return this->await_each(
+        but_own ? world.locals - 1 : world.locals, this->epoch,
+        [&](std::uint32_t i) { return flag(source_of(i)); },
+        [&](std::uint32_t i) {
+          const std::uint32_t source = source_of(i);
+          return site(FlagKind::kTileReady, this->rank_of(source), source, tile, 0);
+        });
+  }
   /// In unfused mode: this rank's product is done.
   MK_HOST_DEVICE bool await_turn() {
     return launch.mode != Mode::kUnfused || await_blocks(Role::kCompute, launch.blocks.compute, 0);

@@ -17,14 +17,16 @@ namespace mk::kernels::cuda {
 /// schedule's are clipped by the map; in a matrix they are right, and somebody else stores the
 /// same.
 struct TilePlace {
-  const CUtensorMap* map;
+  const CUtensorMap* map;  ///< or, `everywhere`, the first of one for each local rank
   int plane;
   int tile;
   int row;
   int column;
   int rows;  ///< pieces from here on hold nothing of the tile
   int columns;
-  std::uint32_t* ready;  ///< shows that the tile is there; null: nobody waits for it
+  std::uint32_t* ready;    ///< shows that the tile is there; null: nobody waits for it
+  bool everywhere;         ///< to each local rank, by each one's map
+  std::uint64_t ready_at;  ///< then, in each one's workspace: shows that the tile is there
 };
 
 /// What the places of tiles go by.
@@ -41,6 +43,7 @@ struct PlaceParams {
 /// `Places` answers:
 ///
 ///     using Params = PlaceParams<...>;
+///     static constexpr bool kEverywhere;   whether there are tiles that go to each local rank
 ///     static TilePlace place(const Params&, Tile, std::uint32_t epoch);
 template <class Config, class Places>
 class PackedStore {
@@ -69,10 +72,21 @@ class PackedStore {
         epoch_(*params.last_epoch + 1) {}
 
   __device__ void put(const Piece& piece) {
-    if (piece.column == 0) place_ = Places::place(params_.places, {piece.m, piece.n}, epoch_);
+    if (piece.column == 0) {
+      place_ = Places::place(params_.places, {piece.m, piece.n}, epoch_);
+      if constexpr (Places::kEverywhere) {
+        // A rank whose partials this one waited for in vain may still be in its last launch: its C
+        // is not to be touched. (The gate set the word before it went on without them, with a fence
+        // between.)
+        if (place_.everywhere && shm::load_relaxed(params_.stop) != 0) place_.rows = 0;
+      }
+    }
     if (piece.row >= place_.rows || piece.column >= place_.columns) return;
     const int column = place_.column + piece.column;
     const int row = place_.row + piece.row;
+    if constexpr (Places::kEverywhere) {
+      if (place_.everywhere) return put_everywhere(piece, row, column);
+    }
     if (place_.tile < 0) {
       cute::SM90_TMA_STORE_2D::copy(place_.map, piece.bytes, column, row);
     } else {
@@ -92,12 +106,34 @@ class PackedStore {
     const auto other = static_cast<std::uint32_t>(before >> (32 * (1 - warpgroup)));
     if (other < mine || place_.ready == nullptr || shm::load_relaxed(params_.stop) != 0) return;
     ptx::may_dawdle();
+    if constexpr (Places::kEverywhere) {
+      if (place_.everywhere) return publish_everywhere();
+    }
     shm::flag_publish(place_.ready, epoch_);
   }
 
   __device__ void finish() {}
 
  private:
+  /// Own first, so that not everybody begins with the same rank.
+  __device__ void put_everywhere(const Piece& piece, int row, int column) const {
+    const World& world = params_.places.world;
+    std::uint32_t local = world.local;
+    for (std::uint32_t i = 0; i < world.locals; ++i) {
+      cute::SM90_TMA_STORE_2D::copy(place_.map + local, piece.bytes, column, row);
+      local = local + 1 < world.locals ? local + 1 : 0;
+    }
+  }
+  __device__ void publish_everywhere() const {
+    shm::store_release_all(
+        params_.places.world.locals,
+        [&](std::uint32_t local) {
+          return reinterpret_cast<std::uint32_t*>(params_.places.workspaces[local] +
+                                                  place_.ready_at);
+        },
+        epoch_);
+  }
+
   const Params& params_;
   std::uint64_t* halves_done_;
   std::uint32_t epoch_;

@@ -84,11 +84,14 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
   /// The tile's partials of all local ranks are in this owner's slots (one local rank: in staging,
   /// or in C).
   MK_HOST_DEVICE bool await_tile(std::uint32_t owned) {
-    const auto flag = [&](std::uint32_t source) {
+    return this->await_partials(owned, false, [&](std::uint32_t source) {
       return word(at(schedule.tile_ready(source, owned)));
-    };
-    return this->await_each(world.locals, epoch, flag, [&](std::uint32_t source) {
-      return site(FlagKind::kTileReady, rank_of(source), source, owned, 0);
+    });
+  }
+  /// Those of the other local ranks; one node.
+  MK_HOST_DEVICE bool await_others(std::uint32_t owned) {
+    return this->await_partials(owned, true, [&](std::uint32_t source) {
+      return word(at(schedule.tile_ready(source, owned)));
     });
   }
   /// This node's sums of the chunk's `tiles` are in staging.

@@ -22,13 +22,16 @@
 ///     collect  every rank   C, as it arrives -> the caller's C
 ///
 /// Sums go in rank order and in node order, so every run gives the same bits, on every rank.
-/// With one node, reduce stores into C itself; there is no send and no receive. With one local
-/// rank, compute stores into staging itself; there is no reduce. With both, compute stores into C.
+/// With one node, reduce stores into C itself; there is no send and no receive (where a rank sums
+/// its own tiles as it computes them, GemmArLaunch::sums_own, compute does that, and nobody
+/// reduces). With one local rank, compute stores into staging itself; there is no reduce. With
+/// both, compute stores into C.
 ///
 /// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
 ///  - Slots and C: launch e ends on a rank when all of C is there, so after every owner has read
 ///    all its slots. Slots are written in e + 1, by ranks that have ended e; a rank's C is written
-///    in e + 1 only after this rank's own tiles of e + 1 went in.
+///    in e + 1 only after this rank's own tiles of e + 1 went in (and not at all when a wait for
+///    those has failed).
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
 ///    (LocalWords::sent_in).
 ///  - Receive bank: written in e after its reader has ended e - b, or released it (comm/banks.h).
@@ -46,16 +49,45 @@ namespace mk::kernels::gemm_ar {
 // Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
 // `launch.local->failure` or with the executor.
 
-/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
+/// The owner's sum over the local ranks of a tile, or of those of its rows, into staging, or C of
+/// every local rank; when all partials are there.
+template <class Executor>
+MK_HOST_DEVICE inline bool sum_tile(GemmArBlock<Executor>& block, std::uint32_t owned, Part rows) {
+  const GemmArSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  if (!block.await_tile(owned)) return false;
+  const std::uint64_t begin_ns = block.span_begin();
+  SumJob job = block.job_for(owned);
+  job.source_count = world.locals;
+  for (std::uint32_t source = 0; source < world.locals; ++source) {
+    job.sources[source] = block.at(schedule.slot(source, owned));
+  }
+  if (world.nodes > 1) {
+    block.aim_at_staging(job, owned);
+  } else {
+    block.aim_at_every_c(job, owned);
+  }
+  if (job.take(rows)) block.executor.sum(job);
+  block.span_end(begin_ns, SpanKind::kSum, schedule.chunk_of(owned), world.node, world.rank());
+  return true;
+}
+
+/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order; where it sums its
+/// own (GemmArLaunch::sums_own), those too. (An executor may add the others' partials to its own
+/// without a slot between; the bits are the same.)
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
+  const bool sums_own = block.launch.sums_own_tiles();
+  OwnSteps own;
+  if (sums_own) own = schedule.own_steps(world.local, block.launch.own_lead());
   for (std::uint32_t step = block.index; step < schedule.tiles();
        step += block.launch.blocks.compute) {
     if (block.stopped()) return false;
-    const std::uint32_t tile = schedule.tile_at(world.local, step);
+    const std::uint32_t tile =
+        sums_own ? schedule.tile_at(world.local, step, own) : schedule.tile_at(world.local, step);
     const std::uint32_t owner = schedule.owner(tile);
     const std::uint32_t owned = schedule.owned_index(tile);
     const TileRect rect = schedule.rect(tile);
@@ -76,6 +108,9 @@ MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
     }
     block.span_end(begin_ns, SpanKind::kTile, tile, 0, block.rank_of(owner));
     block.publish_tile_ready(owner, owned);
+    if (!sums_own || owner != world.local) continue;
+    if (!sum_tile(block, owned, {})) return false;
+    block.publish_out_ready(schedule.chunk_of(owned));
   }
   block.publish_done(block.launch.blocks.compute);
   return true;
@@ -85,24 +120,10 @@ MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk,
                                         Part part = {}) {
-  const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
-  const TilesPart mine = schedule.packed(world.local).chunk_part(chunk, part);
+  const TilesPart mine = block.schedule.packed(world.local).chunk_part(chunk, part);
   for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
-    if (!block.await_tile(owned)) return false;
-    const std::uint64_t begin_ns = block.span_begin();
-    SumJob job = block.job_for(owned);
-    job.source_count = world.locals;
-    for (std::uint32_t source = 0; source < world.locals; ++source) {
-      job.sources[source] = block.at(schedule.slot(source, owned));
-    }
-    if (world.nodes > 1) {
-      block.aim_at_staging(job, owned);
-    } else {
-      block.aim_at_every_c(job, owned);
-    }
-    if (job.take(mine.rows)) block.executor.sum(job);
-    block.span_end(begin_ns, SpanKind::kSum, chunk, world.node, world.rank());
+    if (!sum_tile(block, owned, mine.rows)) return false;
   }
   if (!block.last_part(chunk, part)) return true;
   if (world.nodes > 1) {
@@ -128,6 +149,7 @@ MK_HOST_DEVICE inline bool begin_reduce(GemmArBlock<Executor>& block, bool check
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
   if (!begin_reduce(block)) return false;
+  if (block.launch.sums_own_tiles()) return true;
   return deal_parts(
       block.schedule.chunks(block.world.local), parts, block.index, block.launch.blocks.reduce,
       [&](std::uint32_t chunk, Part part) { return reduce_chunk(block, chunk, part); });

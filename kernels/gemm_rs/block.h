@@ -78,22 +78,14 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
   /// The tile's partials of all local ranks are in this owner's slots (one local rank: in staging,
   /// or kept).
   MK_HOST_DEVICE bool await_tile(std::uint32_t node, std::uint32_t tile) {
-    const auto flag = [&](std::uint32_t source) {
+    return this->await_partials(tile, false, [&](std::uint32_t source) {
       return word(at(schedule.tile_ready(source, node, tile)));
-    };
-    return this->await_each(world.locals, epoch, flag, [&](std::uint32_t source) {
-      return site(FlagKind::kTileReady, rank_of(source), source, tile, 0);
     });
   }
   /// Those of the other local ranks of a tile of this rank's own shard; one node.
   MK_HOST_DEVICE bool await_others(std::uint32_t tile) {
-    const auto source_of = [&](std::uint32_t i) { return i < world.local ? i : i + 1; };
-    const auto flag = [&](std::uint32_t i) {
-      return word(at(schedule.tile_ready(source_of(i), world.node, tile)));
-    };
-    return this->await_each(world.locals - 1, epoch, flag, [&](std::uint32_t i) {
-      const std::uint32_t source = source_of(i);
-      return site(FlagKind::kTileReady, rank_of(source), source, tile, 0);
+    return this->await_partials(tile, true, [&](std::uint32_t source) {
+      return word(at(schedule.tile_ready(source, world.node, tile)));
     });
   }
   /// This node's sums of the piece's `tiles` are in staging, or kept.

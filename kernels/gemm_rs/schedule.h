@@ -12,7 +12,7 @@
 /// of each of the L shards, then the second of each, ...; each such group is walked from another
 /// start on each local rank, so that no owner receives from everybody at once. (Shards differ by
 /// one row of tiles at most: the last groups are of the larger shards only.) A rank that adds up
-/// its own tiles as it computes them (one node) has those later: own_steps.h.
+/// its own tiles as it computes them (one node) has those later: comm/own_steps.h.
 ///
 /// **Pieces.** What an owner sums at a time is a chunk of a shard; its pieces are in the order of
 /// the nodes above, of each the chunks by their numbers. All but those of its own shard, which come
@@ -28,12 +28,12 @@
 
 #include "kernels/comm/banks.h"
 #include "kernels/comm/divisor.h"
+#include "kernels/comm/own_steps.h"
 #include "kernels/comm/packed_tiles.h"
 #include "kernels/comm/shard.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/types.h"
 #include "kernels/gemm_rs/geometry.h"
-#include "kernels/gemm_rs/own_steps.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {

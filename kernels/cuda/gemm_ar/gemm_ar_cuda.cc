@@ -19,6 +19,21 @@ std::uint32_t reduce_groups(const Shape& max, std::uint32_t k) {
   return std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
 }
 
+/// Whether the compute blocks add up their rank's own tiles, as in GEMM + ReduceScatter: quicker
+/// for two ranks (README; of more ranks, only several on one GPU have been measured, and there it
+/// was slower), unless the caller wants groups for that.
+bool sums_own(const GemmArPlan& plan, std::uint32_t k, const CudaOptions& options) {
+  constexpr std::uint32_t kFewK = 1024;
+  constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
+  if (plan.nodes > 1 || plan.locals != 2 || options.stream_groups != 0) return false;
+  return k <= kFewK || GemmArSchedule(plan, plan.max.m).tiles() <= kFewTiles;
+}
+/// Such tiles go to C in pieces of 64 rows and 64 columns, which must not reach into the next tile.
+bool whole_pieces(const GemmArSchedule& schedule, std::uint32_t n) {
+  return schedule.tile_rows() % 64 == 0 &&
+         (schedule.tile_cols() >= n || schedule.tile_cols() % 64 == 0);
+}
+
 }  // namespace
 
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
@@ -42,7 +57,8 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 }
 
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
-  const std::uint32_t groups = reduce_groups(plan_.max, k());
+  sums_own_ = sums_own(plan_, k(), options);
+  const std::uint32_t groups = sums_own_ ? 1 : reduce_groups(plan_.max, k());
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups),
                              plan_.flags(), cuda::kGemmArKernels);
 }
@@ -55,6 +71,7 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   const cuda::OnDevice on_device(device());
   choose_form(m, mode, plan_.work(world(), m, k()));
   const GemmArSchedule& schedule = arguments_.launch.schedule;
+  arguments_.launch.sums_own = sums_own_ && whole_pieces(schedule, plan_.max.n);
   // Rows of A beyond the tile are not stored into slots; C itself they would overwrite, so there
   // they are computed in full and right.
   const std::uint32_t rows =
@@ -72,9 +89,24 @@ Status GemmArCuda::make_places(const GemmArSchedule& schedule) {
   };
   cuda::GemmArPlaceMaps& places = arguments_.places;
   const std::uint32_t n = plan_.max.n;
+  const auto out_of = [&](std::uint32_t local) {
+    return cuda::make_tensor_map("C", type, workspace(local) + plan_.layout.out, schedule.m(), n, n,
+                                 64, 64);
+  };
+  places.sums_own = arguments_.launch.sums_own_tiles();
+  if (places.sums_own) {
+    for (std::uint32_t local = 0; local < world().locals; ++local) {
+      MK_ASSIGN_OR_RETURN(places.out[local], out_of(local));
+    }
+    MK_ASSIGN_OR_RETURN(
+        arguments_.partials,
+        cuda::make_tile_planes_map(
+            "partials", type, workspace(world().local) + schedule.slot(0, 0), world().locals,
+            static_cast<std::int64_t>(plan_.layout.slot_region_bytes),
+            schedule.owned(world().local), schedule.tile_rows(), schedule.tile_cols()));
+  }
   if (world().size() == 1) {
-    MK_ASSIGN_OR_RETURN(places.out,
-                        cuda::make_tensor_map("C", type, output(), schedule.m(), n, n, 64, 64));
+    MK_ASSIGN_OR_RETURN(places.out[0], out_of(0));
   } else if (world().locals == 1) {
     for (std::uint32_t bank = 0; bank < plan_.banks; ++bank) {
       MK_ASSIGN_OR_RETURN(

@@ -60,6 +60,8 @@ class GemmArCuda : public cuda::OperatorBase<GemmArPlan, cuda::GemmArArguments> 
   using OperatorBase::OperatorBase;
   Status start(const RankContext& context, const CudaOptions& options);
   Status make_places(const GemmArSchedule& schedule);
+
+  bool sums_own_ = false;  ///< where a launch's tiles are of whole pieces
 };
 
 }  // namespace mk::kernels

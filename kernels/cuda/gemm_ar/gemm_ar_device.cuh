@@ -28,7 +28,8 @@ struct GemmArOp {
       const std::uint32_t chunks = block.schedule.chunks(block.world.local);
       const std::uint32_t parts = sum_parts(chunks, block.schedule.tiles_per_chunk());
       // Groups outside the compute blocks have time to check.
-      return gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute) &&
+      if (!gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
+      return group.launch.sums_own_tiles() ||
              group.take_steps(
                  block, group.state.sums_taken, chunks * parts,
                  [parts](Block<Executor>& b, std::uint32_t step) {
@@ -62,9 +63,15 @@ struct GemmArOp {
     const GemmArLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmArSchedule& schedule = launch.schedule;
+    const bool sums_own = launch.sums_own_tiles();
+    const OwnSteps own = sums_own ? schedule.own_steps(world.local, launch.own_lead()) : OwnSteps{};
     return make_params<GemmArOp>(arguments, schedule.tiles(),
-                                 {schedule, world.local, schedule.tiles()},
-                                 {world.locals == 1 && world.nodes > 1, arguments.product.k_blocks},
+                                 {schedule, world.local, schedule.tiles(), own},
+                                 {{world.locals, world.local, arguments.partials},
+                                  world.locals == 1 && world.nodes > 1,
+                                  sums_own,
+                                  arguments.product.k_blocks,
+                                  schedule},
                                  Store::params(schedule, arguments));
   }
 };

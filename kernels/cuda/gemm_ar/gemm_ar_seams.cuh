@@ -13,22 +13,25 @@
 namespace mk::kernels::cuda {
 
 /// This rank's tiles in the order of gemm_ar/schedule.h. `Tile::m` is the tile's number.
-class GemmArOrder : public StepCount {
+class GemmArOrder : public OwnStepCount {
  public:
   struct Params {
     GemmArSchedule schedule;
     std::uint32_t local;
     std::uint32_t tiles;
+    OwnSteps own;  ///< as it is: this rank's are like the others'
   };
-  using Count = StepCount;
+  using Count = OwnStepCount;
 
   __device__ GemmArOrder(const Params& params, int worker, int workers)
-      : StepCount(params, worker, workers), params_(params) {}
+      : OwnStepCount(params, worker, workers), params_(params) {}
 
   __device__ bool next(Tile* tile) {
-    std::uint32_t step;
-    if (!take(&step)) return false;
-    tile->m = static_cast<int>(params_.schedule.tile_at(params_.local, step));
+    if (!take(&step_)) return false;
+    const GemmArSchedule& schedule = params_.schedule;
+    tile->m =
+        static_cast<int>(params_.own.any() ? schedule.tile_at(params_.local, step_, params_.own)
+                                           : schedule.tile_at(params_.local, step_));
     tile->n = 0;
     return true;
   }
@@ -41,37 +44,59 @@ class GemmArOrder : public StepCount {
   const Params& params_;
 };
 
-/// Several local ranks: a tile waits for nothing. One of several nodes stores into its staging
-/// bank, when the daemon has read what was there.
+/// Several local ranks: a tile waits for nothing, but its own ones that are added up, in the end,
+/// for the others' partials. One of several nodes stores into its staging bank, when the daemon has
+/// read what was there.
 class GemmArGate {
  public:
-  struct Params {
+  struct Params : PartialsOfOwn {
     bool into_staging;
+    bool sums_own;
     int k_blocks;
+    GemmArSchedule schedule;
   };
   using Shared = BlockGateShared<GemmArLaunch, GemmArBlock<GateExecutor>>;
 
   __device__ GemmArGate(const Params& params, Shared& shared)
-      : k_blocks_(params.k_blocks), block_(params.into_staging ? &shared.make_block() : nullptr) {}
+      : params_(params),
+        block_(params.into_staging || params.sums_own ? &shared.make_block() : nullptr) {}
 
   /// As only the store has to wait, the first tile's loads begin meanwhile, all but the last.
   __device__ int wait(int, int, int k_block) {
-    if (block_ == nullptr) return kAllReady;
-    if (k_block + 1 < k_blocks_) return k_blocks_ - 1;
+    if (block_ == nullptr || !params_.into_staging) return kAllReady;
+    if (k_block + 1 < params_.k_blocks) return params_.k_blocks - 1;
     // If not, the launch has failed: the store then shows nothing.
     block_->await_staging_free();
     block_ = nullptr;
     return kAllReady;
   }
 
+  /// The other local ranks' partials of a tile of this rank's.
+  __device__ void await_partials(int tile, int /*n*/) {
+    if (block_ == nullptr) return;
+    if (!block_->await_others(owned_index(tile))) block_ = nullptr;
+    // Also when the launch has failed: the store is to see that.
+    GateExecutor::loads_begin();
+  }
+  __device__ void load_partial(std::uint32_t source, int tile, int /*n*/, int row, int column,
+                               std::uint64_t* full, std::uint64_t hint, void* to) const {
+    params_.load(source, static_cast<int>(owned_index(tile)), row, column, full, hint, to);
+  }
+
  private:
-  int k_blocks_;
+  __device__ std::uint32_t owned_index(int tile) const {
+    return params_.schedule.owned_index(static_cast<std::uint32_t>(tile));
+  }
+
+  const Params& params_;
   GemmArBlock<GateExecutor>* block_;
 };
 
-/// A tile's slot at its owner; one rank of a node: its place in staging; one rank alone: in C.
+/// A tile's slot at its owner, or, of those that are summed as they are computed, in every C; one
+/// rank of a node: its place in staging; one rank alone: in C.
 struct GemmArPlaces {
   using Params = PlaceParams<GemmArSchedule, GemmArPlaceMaps>;
+  static constexpr bool kEverywhere = true;
 
   static __device__ TilePlace place(const Params& params, Tile tile, std::uint32_t epoch) {
     const auto number = static_cast<std::uint32_t>(tile.m);
@@ -84,13 +109,16 @@ struct GemmArPlaces {
     place.columns = static_cast<int>(schedule.tile_cols());
     place.ready = reinterpret_cast<std::uint32_t*>(params.workspaces[owner] +
                                                    schedule.tile_ready(params.world.local, owned));
-    if (params.world.locals > 1) {
+    const bool sums = params.maps.sums_own && owner == params.world.local;
+    if (params.world.locals > 1 && !sums) {
       place.map = &params.maps.slots[owner];
     } else if (params.world.nodes > 1) {
       place.map = &params.maps.staging[bank_of(epoch, params.banks)];
     } else {
       const TileRect rect = schedule.rect(number);
-      place.map = &params.maps.out;
+      place.map = params.maps.out;
+      place.everywhere = sums;
+      place.ready_at = schedule.out_ready(owner, owned);
       place.tile = -1;
       place.row = static_cast<int>(rect.row);
       place.column = static_cast<int>(rect.column);

@@ -9,13 +9,15 @@ namespace mk::kernels::cuda {
 
 /// Maps of the tiles' places; which are made depends on the world (gemm_ar/roles.h).
 struct GemmArPlaceMaps {
-  CUtensorMap out;                         ///< C as [m, n]
+  bool sums_own = false;                   ///< GemmArLaunch::sums_own_tiles
+  CUtensorMap out[shm::kLocalRanksMax];    ///< C as [m, n] of each local rank; one alone: its own
   CUtensorMap slots[shm::kLocalRanksMax];  ///< this rank's slots at each owner, tile by tile
   CUtensorMap staging[kBanksMax];          ///< this rank's staging banks, tile by tile
 };
 
 struct GemmArArguments : OperatorArguments<GemmArLaunch> {
   GemmArPlaceMaps places;
+  CUtensorMap partials;  ///< of this rank's own tiles, in its slots, [source][tile]
 };
 using GemmArKernel = OperatorKernel<GemmArArguments>;
 

@@ -68,8 +68,10 @@ struct GemmRsOp {
         launch.sums_own_tiles() ? schedule.own_steps(world.local, launch.own_lead()) : OwnSteps{};
     return make_params<GemmRsOp>(arguments, schedule.tiles(),
                                  {schedule, world, schedule.tiles(), own},
-                                 {world, arguments.product.k_blocks, world.locals, world.local,
-                                  arguments.partials, waits_done<GemmRsOp>(arguments)},
+                                 {{world.locals, world.local, arguments.partials},
+                                  world,
+                                  arguments.product.k_blocks,
+                                  waits_done<GemmRsOp>(arguments)},
                                  Store::params(schedule, arguments));
   }
 };

@@ -12,24 +12,9 @@
 
 namespace mk::kernels::cuda {
 
-/// Counts a rank's tiles, and knows which are of its own shard and summed as they are computed.
-class GemmRsCount : public StepCount {
- public:
-  template <class Params>
-  __device__ GemmRsCount(const Params& params, int worker, int workers)
-      : StepCount(params, worker, workers), own_(params.own) {}
-
-  __device__ bool next(Tile* /*tile*/) { return take(&step_); }
-  __device__ bool adds() const { return own_.is_own(step_); }
-
- protected:
-  const OwnSteps& own_;
-  std::uint32_t step_ = 0;
-};
-
 /// This rank's tiles in the order of gemm_rs/schedule.h. `Tile::m` is the shard (its rank), `n` the
 /// tile of it.
-class GemmRsOrder : public GemmRsCount {
+class GemmRsOrder : public OwnStepCount {
  public:
   struct Params {
     GemmRsSchedule schedule;
@@ -37,10 +22,10 @@ class GemmRsOrder : public GemmRsCount {
     std::uint32_t tiles;
     OwnSteps own;  ///< as it is: this rank's are like the others'
   };
-  using Count = GemmRsCount;
+  using Count = OwnStepCount;
 
   __device__ GemmRsOrder(const Params& params, int worker, int workers)
-      : GemmRsCount(params, worker, workers), params_(params) {}
+      : OwnStepCount(params, worker, workers), params_(params) {}
 
   __device__ bool next(Tile* tile) {
     if (!take(&step_)) return false;
@@ -67,12 +52,9 @@ class GemmRsOrder : public GemmRsCount {
 /// into staging, until the daemon has read what was there.
 class GemmRsGate {
  public:
-  struct Params {
+  struct Params : PartialsOfOwn {
     World world;
     int k_blocks;
-    std::uint32_t partials;  ///< of a tile of this rank's shard
-    std::uint32_t own;       ///< this rank's
-    CUtensorMap slots;       ///< where they lie here, [source][tile]
     WaitsDone waits_done;
   };
   using Shared = BlockGateShared<GemmRsLaunch, GemmRsBlock<GateExecutor>>;
@@ -109,8 +91,7 @@ class GemmRsGate {
   }
   __device__ void load_partial(std::uint32_t source, int /*shard*/, int tile, int row, int column,
                                std::uint64_t* full, std::uint64_t hint, void* to) const {
-    cute::SM90_TMA_LOAD_4D::copy(&params_.slots, full, hint, to, column, row, tile,
-                                 static_cast<int>(source));
+    params_.load(source, tile, row, column, full, hint, to);
   }
   __device__ void end() const { params_.waits_done.note(); }
 
@@ -125,6 +106,7 @@ class GemmRsGate {
 /// a node: its place in staging, or among the kept; one rank alone: in C.
 struct GemmRsPlaces {
   using Params = PlaceParams<GemmRsSchedule, GemmRsPlaceMaps>;
+  static constexpr bool kEverywhere = false;
 
   static __device__ TilePlace place(const Params& params, Tile tile, std::uint32_t epoch) {
     const GemmRsSchedule& schedule = params.schedule;

@@ -1,20 +1,21 @@
 /// \file
-/// The order of a rank that adds up the tiles of its own shard as it computes them (one node; see
-/// roles.h): all other ranks need its tiles of their shards, and its own ones need all of theirs,
-/// so its own come late. Compiles for host and device.
+/// The order of a rank of an operator that sums, of one node, where the rank adds up the tiles that
+/// it owns as it computes them: all other ranks need its tiles of theirs, and its own ones need all
+/// of theirs, so its own come late. Compiles for host and device.
 ///
-///     `lead` tiles of the others' shards,
+///     `lead` tiles of the others',
 ///     `rounds` times: locals - 1 tiles of the others', one of its own,
 ///     `rest` tiles of the others' that are left, then its own that are left
 ///
 /// The lead gives the others' partials time to arrive; the rounds spread what goes out over the
-/// launch. Every rank goes through shards tile by tile in their order, so a partial that tile t of
+/// launch. Every rank goes through each owner's tiles in their order, so a partial that tile t of
 /// a rank's own waits for comes, on any rank, before that rank's own tile t or a later one: nobody
 /// waits in a circle, whatever lead each has.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/comm/divisor.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {
@@ -38,7 +39,7 @@ struct OwnSteps {
   }
   /// Whether a rank goes by it.
   MK_HOST_DEVICE bool any() const { return locals.value() > 1; }
-  /// Whether the step is of a tile of the rank's own shard.
+  /// Whether the step is of a tile of the rank's own.
   MK_HOST_DEVICE bool is_own(std::uint32_t step) const {
     if (step < lead) return false;
     step -= lead;
