@@ -69,6 +69,15 @@ constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
 /// tiles. (Where chunks are few these join in the end: compute_receives.)
 inline constexpr std::uint32_t kSumGroups = 24;
 
+/// Whether, on one node, compute blocks that add up their rank's own tiles are quicker than groups
+/// that sum beside the product or after it: where the sums would take long beside the product, or
+/// all come at its end. As measured (gemm_rs/README.md).
+constexpr bool adds_own_quickly(std::uint32_t k, std::uint32_t tiles) {
+  constexpr std::uint32_t kFewK = 1024;
+  constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
+  return k <= kFewK || tiles <= kFewTiles;
+}
+
 /// Makes a device current while it lives.
 class OnDevice {
  public:

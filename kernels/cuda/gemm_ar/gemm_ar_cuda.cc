@@ -19,14 +19,12 @@ std::uint32_t reduce_groups(const Shape& max, std::uint32_t k) {
   return std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
 }
 
-/// Whether the compute blocks add up their rank's own tiles, as in GEMM + ReduceScatter: quicker
-/// for two ranks (README; of more ranks, only several on one GPU have been measured, and there it
-/// was slower), unless the caller wants groups for that.
+/// Whether the compute blocks add up their rank's own tiles: where that is quicker, but of two
+/// ranks only (of more, only several on one GPU have been measured, and there it was slower:
+/// README), unless the caller wants groups for that.
 bool sums_own(const GemmArPlan& plan, std::uint32_t k, const CudaOptions& options) {
-  constexpr std::uint32_t kFewK = 1024;
-  constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
   if (plan.nodes > 1 || plan.locals != 2 || options.stream_groups != 0) return false;
-  return k <= kFewK || GemmArSchedule(plan, plan.max.m).tiles() <= kFewTiles;
+  return cuda::adds_own_quickly(k, GemmArSchedule(plan, plan.max.m).tiles());
 }
 /// Such tiles go to C in pieces of 64 rows and 64 columns, which must not reach into the next tile.
 bool whole_pieces(const GemmArSchedule& schedule, std::uint32_t n) {
