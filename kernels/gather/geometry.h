@@ -43,11 +43,10 @@ struct GatherGeometry {
   GatherKind kind = GatherKind::kBroadcast;
   std::uint32_t rows_max = 0;  ///< of one rank
   std::uint32_t row_bytes = 0;
-  std::uint32_t chunk_bytes =
-      0;  ///< of packed rows, a multiple of kGatherLine; rows may straddle chunks
-  std::uint32_t chunks_max = 0;  ///< of one rank, the header's included
-  std::uint32_t banks = 2;       ///< the operator's (Launch::banks)
-  std::uint32_t first_flag = 0;  ///< of this gather, within the operator's arrival flags
+  std::uint32_t chunk_bytes = 0;  ///< a multiple of kGatherLine; rows may straddle chunks
+  std::uint32_t chunks_max = 0;   ///< of one rank, the header's included
+  std::uint32_t banks = 2;        ///< the operator's (Launch::banks)
+  std::uint32_t first_flag = 0;   ///< of this gather, within the operator's arrival flags
   GatherLayout layout;
 };
 

@@ -20,8 +20,8 @@ std::uint32_t reduce_groups(const Shape& max, std::uint32_t k) {
 }
 
 /// Whether the compute blocks add up their rank's own tiles: where that is quicker, but of two
-/// ranks only (of more, only several on one GPU have been measured, and there it was slower:
-/// README), unless the caller wants groups for that.
+/// ranks only (of more, only several on one GPU have been measured, and there it was mostly
+/// slower: README), unless the caller wants groups for that.
 bool sums_own(const GemmArPlan& plan, std::uint32_t k, const CudaOptions& options) {
   if (plan.nodes > 1 || plan.locals != 2 || options.stream_groups != 0) return false;
   return cuda::adds_own_quickly(k, GemmArSchedule(plan, plan.max.m).tiles());
