@@ -39,6 +39,7 @@ daemon::NodeOptions node_options(const EmbeddedOptions& options, std::uint32_t n
   rail.endpoint.bind_address = options.bind_address;
   rail.endpoint.link_model.bytes_per_second = options.link_bytes_per_second;
   rail.endpoint.link_model.latency_ns = static_cast<std::uint64_t>(options.link_latency.count());
+  rail.proxy.spin_ns = static_cast<std::uint64_t>(options.spin.count());
   result.rails.assign(options.rails, rail);
   return result;
 }
@@ -92,6 +93,9 @@ Result<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::start(const EmbeddedOp
   }
   if (options.link_latency.count() < 0 || !(options.link_bytes_per_second >= 0)) {
     return fail(ErrorCode::kInvalidArgument, "a link's speed and latency cannot be negative");
+  }
+  if (options.spin.count() < 0) {
+    return fail(ErrorCode::kInvalidArgument, "a rail's thread cannot spin for a negative time");
   }
   auto impl = std::make_unique<Impl>(options);
   MK_RETURN_IF_ERROR(impl->start());

@@ -29,6 +29,8 @@ struct EmbeddedOptions {
   /// loopback: paces every link like a network of this speed; 0: as fast as memory.
   double link_bytes_per_second = 0;
   std::chrono::nanoseconds link_latency{0};
+  /// How long a rail's thread polls hot after its last work before it begins to sleep.
+  std::chrono::nanoseconds spin{50'000};
   /// How long the destructor waits for sessions to detach before it fails them.
   std::chrono::milliseconds drain_timeout{0};
 };

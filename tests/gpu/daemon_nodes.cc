@@ -8,10 +8,13 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <variant>
 
+#include "client/embedded/embedded.h"
 #include "client/src/operator_memory.h"
 #include "client/src/session_impl.h"
 #include "client/tools/launch/daemons.h"
+#include "daemon/config/units.h"
 #include "tests/gpu/gemm_reference.h"
 
 namespace mk::test {
@@ -24,18 +27,49 @@ T or_exit(Result<T> result, const char* what) {
   std::exit(1);
 }
 
+using Daemons = tools::DaemonSet;
+using Embedded = std::unique_ptr<EmbeddedCluster>;
+using Hosts = std::variant<Daemons, Embedded>;
+
+Hosts start_hosts(std::uint32_t nodes, std::uint32_t locals, const std::string& program,
+                  const std::string& link_bandwidth, const std::string& fabric) {
+  if (!program.empty()) {
+    tools::DaemonSetOptions options;
+    options.nodes = nodes;
+    options.rails = locals;
+    options.fabric = fabric;
+    options.link_bandwidth = link_bandwidth;
+    options.program = program;
+    return or_exit(Daemons::start(options), "daemons");
+  }
+  EmbeddedOptions options;
+  options.nodes = nodes;
+  options.rails = locals;
+  options.fabric = fabric;
+  if (!link_bandwidth.empty())
+    options.link_bytes_per_second = or_exit(daemon::parse_bandwidth(link_bandwidth), "bandwidth");
+  // Longer than what a benchmark does between launches.
+  options.spin = std::chrono::milliseconds(200);
+  return or_exit(EmbeddedCluster::start(options), "nodes");
+}
+
 }  // namespace
 
 struct DaemonNodes::Ranks {
   std::uint32_t nodes;
   std::uint32_t locals;
   std::uint32_t devices;
-  tools::DaemonSet daemons;
+  Hosts hosts;
   int jobs = 0;
   std::vector<std::optional<Session>> sessions;
   std::vector<std::vector<OperatorMemory>> memories;  ///< by rank
 
   std::uint32_t world() const { return nodes * locals; }
+  const std::string& socket(std::uint32_t node) const {
+    const auto* const daemons = std::get_if<Daemons>(&hosts);
+    return daemons != nullptr ? daemons->client_socket(node)
+                              : std::get<Embedded>(hosts)->socket_path(node);
+  }
   /// `body(rank)` for all at once, each with its GPU.
   void for_all(const std::function<void(std::uint32_t)>& body) const {
     std::vector<std::thread> threads;
@@ -53,16 +87,10 @@ DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::s
                          const std::string& link_bandwidth, const std::string& fabric) {
   int devices = 0;
   require(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-  tools::DaemonSetOptions options;
-  options.nodes = nodes;
-  options.rails = locals;
-  options.fabric = fabric;
-  options.link_bandwidth = link_bandwidth;
-  options.program = program;
   ranks_.reset(new Ranks{nodes,
                          locals,
                          static_cast<std::uint32_t>(devices),
-                         or_exit(tools::DaemonSet::start(options), "daemons"),
+                         start_hosts(nodes, locals, program, link_bandwidth, fabric),
                          0,
                          {},
                          {}});
@@ -71,7 +99,9 @@ DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::s
 DaemonNodes::~DaemonNodes() {
   detach();
   constexpr std::chrono::seconds kStop{10};
-  if (const Status stopped = ranks_->daemons.stop(kStop); !stopped)
+  auto* const daemons = std::get_if<Daemons>(&ranks_->hosts);
+  if (daemons == nullptr) return;
+  if (const Status stopped = daemons->stop(kStop); !stopped)
     fmt::print(stderr, "{}\n", stopped.error().message);
 }
 
@@ -90,7 +120,7 @@ void DaemonNodes::attach() {
     at.local_size = ranks.locals;
     at.node_rank = rank / ranks.locals;
     at.local_rank = rank % ranks.locals;
-    at.socket = ranks.daemons.client_socket(at.node_rank);
+    at.socket = ranks.socket(at.node_rank);
     ranks.sessions[rank] = or_exit(Session::attach(at), "attach");
   });
 }
@@ -111,7 +141,7 @@ std::vector<kernels::RankContext> DaemonNodes::memory(std::uint64_t bytes, std::
 }
 
 const std::string& DaemonNodes::admin_address(std::uint32_t node) const {
-  return ranks_->daemons.admin_address(node);
+  return std::get<Daemons>(ranks_->hosts).admin_address(node);
 }
 
 void DaemonNodes::detach() {

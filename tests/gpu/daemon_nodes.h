@@ -1,6 +1,6 @@
 /// \file
-/// Nodes of a job whose ranks are this process's, joined by real daemons: what libmkclient does for
-/// a rank, for all ranks at once. Rank r has GPU r; where there are fewer, they are shared.
+/// Nodes of a job whose ranks are this process's, joined by daemons: what libmkclient does for a
+/// rank, for all ranks at once. Rank r has GPU r; where there are fewer, they are shared.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,9 @@ namespace mk::test {
 /// Ends the process on anything unexpected.
 class DaemonNodes {
  public:
-  /// Starts a daemon per node, with a rail for each local rank. `program`: mkerneld.
+  /// Starts a daemon per node, with a rail for each local rank. `program`: mkerneld; empty: the
+  /// nodes are this process's (EmbeddedCluster). Ranks that share a GPU want that: daemons of other
+  /// processes would take turns with them on it, milliseconds each.
   /// `link_bandwidth`: of each rail and direction of the loopback fabric, "50GB/s"; empty: unpaced.
   DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::string& program,
               const std::string& link_bandwidth, const std::string& fabric = "loopback");
@@ -29,7 +31,7 @@ class DaemonNodes {
   /// know, with `flags` arrival flags. As long as the job.
   std::vector<kernels::RankContext> memory(std::uint64_t bytes, std::uint32_t flags);
   void detach();
-  /// Where the Admin service of `node`'s daemon listens.
+  /// Where the Admin service of `node`'s daemon listens; not of this process's nodes.
   const std::string& admin_address(std::uint32_t node) const;
 
  private:

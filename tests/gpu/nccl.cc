@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 
+#include "tests/gpu/gemm_reference.h"
+
 namespace mk::test {
 namespace {
 
@@ -60,7 +62,9 @@ std::unique_ptr<Nccl> Nccl::load(int devices, int first) {
   if (!complete) return nullptr;
   nccl->communicators_.resize(static_cast<std::size_t>(devices));
   std::vector<int> list;
-  for (int device = 0; device < devices; ++device) list.push_back(first + device);
+  int present = 0;
+  require(cudaGetDeviceCount(&present), "cudaGetDeviceCount");
+  for (int device = 0; device < devices; ++device) list.push_back((first + device) % present);
   api.require(api.init_all(nccl->communicators_.data(), devices, list.data()), "ncclCommInitAll");
   return nccl;
 }

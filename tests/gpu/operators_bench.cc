@@ -3,7 +3,8 @@
 /// several ranks on one GPU, without a collective to compare with).
 ///
 ///     operators_bench [--op ag_gemm|gemm_rs|gemm_ar]... [--devices D] [--ranks R]
-///                     [--nodes 2 --mkerneld PROGRAM [--link-bandwidth 50GB/s] [--piece BYTES]...]
+///                     [--nodes 2 [--mkerneld PROGRAM] [--link-bandwidth 50GB/s] [--piece
+///                     BYTES]...]
 ///                     [--shape MxNxK]... [--launches L] [--streams G]... [--chunk BYTES]...
 ///                     [--receive G]... [--compute B] [--check-up-to M] [--json FILE]
 ///
@@ -11,8 +12,9 @@
 /// of one launch is held until all of it is queued, so that it begins together; a launch's time is
 /// its slowest rank's. Sides take turns: `fused`; `products`: cuBLAS alone; `collective`: that
 /// alone; `baseline`: the two one after the other. On one node the collective is NCCL's, without
-/// NVLS; on two, joined by daemons of PROGRAM over the paced loopback fabric, it is unfused.h's, in
-/// pieces of each --piece (the fastest counts; ranks that share GPUs have none). `unfused` is
+/// NVLS; on two, joined by daemons of PROGRAM (without it, by daemons in this process: for ranks
+/// that share a GPU) over the paced loopback fabric, it is unfused.h's, in pieces of each --piece
+/// (the fastest counts; several ranks of a node that share GPUs have none). `unfused` is
 /// the operator's own unfused form. Several
 /// --streams, --chunk or --receive: fused with each, the other sides with the first. Results are
 /// checked, every element, up to M rows (8192).
@@ -322,7 +324,7 @@ int usage() {
   fmt::print(
       stderr,
       "operators_bench [--op ag_gemm|gemm_rs|gemm_ar]... [--devices D] [--ranks R] [--nodes 2 "
-      "--mkerneld PROGRAM [--link-bandwidth 50GB/s] [--piece BYTES]...] [--shape MxNxK]... "
+      "[--mkerneld PROGRAM] [--link-bandwidth 50GB/s] [--piece BYTES]...] [--shape MxNxK]... "
       "[--launches L] [--streams G]... [--chunk BYTES]... [--receive G]... [--compute B] "
       "[--check-up-to M] [--json FILE]\n");
   return 2;
@@ -384,17 +386,19 @@ int run(int argc, char** argv) {
   const std::uint32_t locals = options.ranks / options.nodes;
   Machine machine;
   if (options.nodes > 1) {
-    if (options.nodes != 2 || options.mkerneld.empty()) return usage();
+    if (options.nodes != 2) return usage();
     // Before this process touches a GPU.
     machine.daemons = std::make_unique<DaemonNodes>(options.nodes, locals, options.mkerneld,
                                                     options.link_bandwidth);
   }
-  const bool has_collective = own_devices && (locals > 1 || options.nodes > 1);
+  // (Of nodes of one rank each NCCL does nothing but copies: those may share a device.)
+  const bool has_collective =
+      options.nodes > 1 ? own_devices || locals == 1 : own_devices && locals > 1;
   for (std::uint32_t node = 0; node < options.nodes && has_collective; ++node) {
     auto nccl = Nccl::load(static_cast<int>(locals), static_cast<int>(node * locals));
     if (nccl != nullptr) machine.nccl.push_back(std::move(nccl));
   }
-  if (options.nodes > 1 && own_devices && machine.nccl.empty()) {
+  if (options.nodes > 1 && has_collective && machine.nccl.empty()) {
     fmt::print(stderr, "no libnccl.so.2: nothing to compare several nodes with\n");
     return 1;
   }
@@ -449,9 +453,11 @@ int run(int argc, char** argv) {
          "(input()); else the caller's"},
         {"times", "us; slowest rank of a launch, begun together; sides take turns"},
         {"baseline", baseline},
-        {"network", options.nodes == 1
-                        ? "none"
-                        : fmt::format("loopback, GPU memory, {} per rail", options.link_bandwidth)},
+        {"network",
+         options.nodes == 1
+             ? "none"
+             : fmt::format("loopback, GPU memory, {} per rail, daemons {}", options.link_bandwidth,
+                           options.mkerneld.empty() ? "in this process" : "beside it")},
         {"rows", rows}};
     std::ofstream file(options.json);
     file << document.dump(1) << "\n";

@@ -105,6 +105,7 @@ TEST(Embedded, WhatCannotBeStarted) {
   EXPECT_EQ(code({.rails = 17}), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code({.link_bytes_per_second = -1}), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code({.link_latency = std::chrono::nanoseconds(-1)}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code({.spin = std::chrono::nanoseconds(-1)}), ErrorCode::kInvalidArgument);
   EXPECT_NE(code({.fabric = "pigeons"}), ErrorCode::kOk);
 }
 
