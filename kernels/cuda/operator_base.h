@@ -32,8 +32,10 @@ class OperatorBase {
   /// Waits for the stream, then answers what the last launch did, in which form and by which
   /// estimate, or the first failure.
   Result<LaunchStats> finish(cudaStream_t stream) {
-    MK_ASSIGN_OR_RETURN(LaunchStats stats, frame_.finish(stream, arguments_.launch));
-    stats.estimate = estimate_;
+    MK_ASSIGN_OR_RETURN(LaunchStats stats, frame_.finish(stream));
+    stats.m = queued_.m;
+    stats.mode = queued_.mode;
+    stats.estimate = queued_.estimate;
     return stats;
   }
   const PlanType& plan() const { return plan_; }
@@ -78,16 +80,20 @@ class OperatorBase {
   /// Settles the next launch's m, with its schedule, and its form. `work`: this rank's, by which
   /// kAuto chooses.
   void choose_form(std::uint32_t m, Mode mode, const LaunchWork& work) {
-    estimate_ = estimate(work, rates_);
-    arguments_.launch.m = m;
-    arguments_.launch.mode = mode == Mode::kAuto ? estimate_.cheaper() : mode;
+    next_.estimate = estimate(work, rates_);
+    next_.m = m;
+    next_.mode = mode == Mode::kAuto ? next_.estimate.cheaper() : mode;
+    arguments_.launch.m = next_.m;
+    arguments_.launch.mode = next_.mode;
     arguments_.launch.make_schedule();
   }
   /// Puts the launch on the stream, with what is in the arguments besides these.
   Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc) {
     arguments_.c = c;
     arguments_.ldc = ldc;
-    return frame_.check(kernel_->launch(arguments_, stream), "the launch was refused");
+    MK_RETURN_IF_ERROR(frame_.check(kernel_->launch(arguments_, stream), "the launch was refused"));
+    queued_ = next_;
+    return {};
   }
 
   const World& world() const { return arguments_.launch.context.world; }
@@ -101,12 +107,19 @@ class OperatorBase {
   Arguments arguments_;
 
  private:
+  struct Form {
+    std::uint32_t m = 0;
+    Mode mode = Mode::kFused;
+    Estimate estimate;
+  };
+
   const char* const op_;
   const std::uint32_t k_;
   const kernels::BLayout b_layout_;
   OperatorFrame frame_;
   MachineRates rates_;
-  Estimate estimate_;  ///< of the last launch
+  Form next_;    ///< of a launch that may yet be refused
+  Form queued_;  ///< of the last one on a stream
   const OperatorKernel<Arguments>* kernel_ = nullptr;
 };
 

@@ -288,7 +288,7 @@ Status OperatorFrame::status() const {
   }
 }
 
-Result<LaunchStats> OperatorFrame::finish(cudaStream_t stream, const Launch& launch) const {
+Result<LaunchStats> OperatorFrame::finish(cudaStream_t stream) const {
   const OnDevice on_device(device_);
   MK_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), "the launch failed"));
   MK_RETURN_IF_ERROR(status());
@@ -299,8 +299,6 @@ Result<LaunchStats> OperatorFrame::finish(cudaStream_t stream, const Launch& lau
   MK_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), "statistics"));
   LaunchStats stats;
   stats.epoch = state->epoch;
-  stats.m = launch.m;
-  stats.mode = launch.mode;
   const LaunchAccount& account = state->accounts[state->epoch % 2];
   const std::uint64_t begin_ns = ~account.begin_ns_inverted;
   stats.total_ns = account.end_ns - begin_ns;

@@ -155,8 +155,9 @@ class OperatorFrame {
   Status check(cudaError_t error, const char* what) const;
   /// What the host has been told; does not wait.
   Status status() const;
-  /// Waits for the stream, then answers what the last launch did, or the first failure.
-  Result<LaunchStats> finish(cudaStream_t stream, const Launch& launch) const;
+  /// Waits for the stream, then answers what the last launch did, or the first failure: all but its
+  /// m, form and estimate.
+  Result<LaunchStats> finish(cudaStream_t stream) const;
   /// How far a launch has come that does not end: for people.
   std::string progress(const Launch& launch) const;
 

@@ -15,6 +15,7 @@
 #include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
 #include "shm/atomic.h"
 #include "tests/gpu/operator_ranks.h"
+#include "tests/gpu/products.h"
 
 namespace mk::test {
 namespace {
@@ -419,6 +420,31 @@ TEST(OperatorLimits, WhatCannotRunIsRefused) {
     const auto made = kernels::GemmRsCuda::create(*plan, 128, context, options);
     ASSERT_FALSE(made);
     EXPECT_THAT(made.error().message, HasSubstr("more than zero and at most 300 s"));
+  }
+}
+
+TEST(OperatorLimits, AfterACallThatIsRefusedTheLastLaunchIsTheOneBefore) {
+  if (device_count() == 0) GTEST_SKIP() << "no GPU";
+  for (const Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    SCOPED_TRACE(name(op));
+    JobSetup setup;
+    setup.op = op;
+    setup.locals = 1;
+    setup.m = setup.n = 128;
+    setup.k = {128};
+    Job job(setup);
+    job.launch_all(96, fresh_seed(), Mode::kFused);
+    const auto* const odd = static_cast<const std::byte*>(job.a(0)) + 2;
+    const DeviceMemory c(std::size_t{128} * 128 * 2);
+    const Status refused =
+        job.op(0).launch(job.stream(0), odd, job.b(0), c.data(), nullptr, 64, Mode::kUnfused);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+    const auto stats = job.op(0).finish(job.stream(0));
+    ASSERT_TRUE(stats) << stats.error().message;
+    EXPECT_EQ(stats->m, 96u);
+    EXPECT_EQ(stats->mode, Mode::kFused);
+    EXPECT_TRUE(job.judge_all(96).right());
   }
 }
 
