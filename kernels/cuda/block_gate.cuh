@@ -33,9 +33,11 @@ struct WaitsDone {
   std::uint32_t* groups_done;  ///< DeviceState's; null: they are counted elsewhere, or nobody looks
   std::uint32_t compute;       ///< blocks that have tiles from the start: of these
 
+  /// Whether this block counts.
+  __device__ bool counts() const { return groups_done != nullptr && blockIdx.x < compute; }
+  /// Once. (The block has committed nothing that the poller is to bring.)
   __device__ void note() const {
-    if (groups_done != nullptr && blockIdx.x < compute)
-      ptx::add_release_gpu(groups_done, kGroupsOfBlock);
+    if (counts()) ptx::add_relaxed_gpu(groups_done, kGroupsOfBlock);
   }
 };
 

@@ -109,11 +109,13 @@ constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBl
   return (blocks.compute + frame.comm_blocks) * kGroupsOfBlock - frame.pollers;
 }
 
-/// Parts of a tile that groups sum separately, in a launch in which a rank sums so many tiles: few
-/// tiles come all at the end, when every group of the GPU has time.
+/// Parts of a tile that groups sum separately, at most.
+inline constexpr std::uint32_t kTilePartsMax = 8;
+/// The same of a launch in which a rank sums so many tiles: few tiles come all at the end, when
+/// every group of the GPU has time.
 MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
   constexpr std::uint32_t kGroupsWanted = 384;
-  std::uint32_t parts = 8;
+  std::uint32_t parts = kTilePartsMax;
   while (parts > 1 && tiles * parts > kGroupsWanted) parts /= 2;
   return parts;
 }
@@ -121,6 +123,16 @@ MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
 /// Part::count: many chunks a group each, few a group for each tile or part of a tile.
 MK_HOST_DEVICE constexpr std::uint32_t sum_parts(std::uint32_t chunks, std::uint32_t per_chunk) {
   return chunks > kPartedChunksMax ? 1 : per_chunk * tile_parts(chunks * per_chunk);
+}
+/// The same of what comes over the network, chunk by chunk: the more parts, the more of `groups`
+/// groups sum the last one, as long as each has few in all.
+MK_HOST_DEVICE constexpr std::uint32_t receive_parts(std::uint32_t chunks, std::uint32_t per_chunk,
+                                                     std::uint32_t groups) {
+  constexpr std::uint32_t kRounds = 4;
+  if (chunks > kPartedChunksMax) return 1;
+  std::uint32_t parts = kTilePartsMax;
+  while (parts > 1 && chunks * per_chunk * parts > kRounds * groups) parts /= 2;
+  return per_chunk * parts;
 }
 /// Groups of the compute blocks sum, too, what comes over the network for a rank of so many chunks,
 /// once they have no tiles left: few chunks come all at the end.

@@ -22,6 +22,9 @@
 ///       static bool stream(Group<Op>&, uint32_t index);
 ///       static bool send(Block<Executor>&);
 ///       static bool receive(Group<Op>&, Block<Executor>&);
+///       static bool waits_after_receive(const Launch&);  of who uses Group::receive_steps: whether
+///                                                      a group that sums what came waits for
+///                                                      anything else after that
 ///       static bool ends_with_tiles(const Launch&);    compute blocks then have nothing to do; the
 ///                                                      gate goes by waits_done()
 ///       static bool after_tiles(Group<Op>&);           each group of a compute block, if not
@@ -29,26 +32,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cuda/atomic>
-#include <new>
 
-#include "kernels/comm/operator_block.h"
-#include "kernels/cuda/block_gate.cuh"
-#include "kernels/cuda/executor.cuh"
-#include "kernels/cuda/gemm_core.cuh"
-#include "kernels/cuda/operator_arguments.h"
+#include "kernels/cuda/group.cuh"
 #include "kernels/cuda/poller.cuh"
 
 namespace mk::kernels::cuda {
-
-template <class Op>
-struct OperatorParams {
-  GemmParams<typename Op::Order, typename Op::Gate, typename Op::Store> gemm;
-  typename Op::Launch launch;  ///< without the epoch
-  FrameArguments frame;
-  void* c = nullptr;  ///< where the leaders' c_at() points, or null
-  std::uint64_t ldc = 0;
-};
 
 /// A launch's parameters: what is in its arguments, `tiles` of them in all, and what the seams
 /// need.
@@ -83,129 +71,6 @@ inline constexpr int kRoleRegisters = 168;
 
 // A gate may wait for several flags before a load, but hardly for two that come as late as that.
 static_assert(2 * kWaitTimeoutMax < std::chrono::nanoseconds(ptx::kBlockDeadlineNs));
-
-/// Shared memory of a group. A compute block has it where its stages were.
-template <class Op>
-struct GroupShared {
-  typename Op::Executor::Shared executor;
-  LeaderWarp warp;
-  alignas(16) unsigned char launch[sizeof(typename Op::Launch)];
-  alignas(16) unsigned char block[sizeof(typename Op::template Block<typename Op::Executor>)];
-};
-
-/// Enters what a group (or a block's tiles) did into the rank's account of the launch.
-__device__ __forceinline__ void account_for(DeviceState& state, std::uint32_t epoch, Role kind,
-                                            const BlockTotals& totals) {
-  RoleAccount& to = state.accounts[epoch % 2].roles[static_cast<std::uint32_t>(kind)];
-  ptx::max_relaxed_gpu(&to.end_ns, ptx::now_ns());
-  ptx::add_relaxed_gpu(&to.groups, 1);
-  ptx::add_relaxed_gpu(&to.waits, totals.waits.count);
-  ptx::add_relaxed_gpu(&to.wait_ns, totals.waits.ns);
-  if (kind != Role::kSend) return;
-  ptx::add_relaxed_gpu(&to.commands, totals.commands);
-  ptx::add_relaxed_gpu(&to.network_bytes, totals.network_bytes);
-}
-/// A compute block has no tiles left.
-__device__ __forceinline__ void tiles_done(DeviceState& state, std::uint32_t epoch,
-                                           const BlockTotals& totals) {
-  account_for(state, epoch, Role::kCompute, totals);
-  // Orders nothing: whoever reads a tile looks at its own flag.
-  shm::store_relaxed(&state.local.done_by(Role::kCompute)[blockIdx.x], epoch);
-}
-
-/// A group of a launch, on its leader.
-template <class Op>
-class Group {
- public:
-  using Executor = typename Op::Executor;
-  using Block = typename Op::template Block<Executor>;
-  using Launch = typename Op::Launch;
-
-  __device__ Group(const OperatorParams<Op>& params, GroupShared<Op>& shared, std::uint32_t epoch)
-      : launch(*reinterpret_cast<Launch*>(shared.launch)),
-        state(*params.frame.state),
-        frame(params.frame),
-        leader_(shared.warp, *params.frame.state, shared.executor, params.c, params.ldc),
-        block_(shared.block) {
-    launch.epoch = epoch;
-  }
-
-  Launch& launch;  ///< this group's copy
-  DeviceState& state;
-  const FrameArguments& frame;
-
-  /// Runs `role(block)` as block `index` of `kind`; false: the launch has failed.
-  template <class F>
-  __device__ bool run(Role kind, std::uint32_t index, F&& role) {
-    BlockTotals totals;
-    auto& block = *new (block_) Block(leader_, launch, kind, index, totals);
-    ptx::may_dawdle();
-    const bool completed = role(block);
-    leader_.stores_done();
-    ptx::may_dawdle();
-    account(kind, totals);
-    return completed;
-  }
-  /// Calls `step(block, index)` for steps 0 .. count - 1 in their order, each taken by the first
-  /// group of the rank that has nothing else to do. `counter` is for that.
-  template <class F>
-  __device__ bool take_steps(Block& block, std::uint32_t& counter, std::uint32_t count, F&& step) {
-    const ::cuda::atomic_ref<std::uint32_t, ::cuda::thread_scope_device> taken(counter);
-    for (std::uint32_t index = taken.fetch_add(1, ::cuda::memory_order_relaxed); index < count;) {
-      ptx::may_dawdle();
-      if (!step(block, index)) return false;
-      // On its way while the workers do this one.
-      const std::uint32_t next = taken.fetch_add(1, ::cuda::memory_order_relaxed);
-      // There is none left for each: nobody begins another one before this is done.
-      if (count - index <= kGroupsOfBlock * gridDim.x) block.executor.stores_done();
-      index = next;
-    }
-    return true;
-  }
-  /// The receive role of a rank that sums `chunks` chunks over the nodes, in `parts` parts each.
-  template <class F>
-  __device__ bool receive_steps(Block& block, std::uint32_t chunks, std::uint32_t parts, F&& step) {
-    const RoleBlocks& blocks = launch.blocks;
-    const bool joined = blockIdx.x < blocks.compute;
-    const std::uint32_t groups =
-        blocks.receive + (compute_receives(chunks) ? blocks.compute * kGroupsOfBlock : 0);
-    if (joined && !compute_receives(chunks)) return true;
-    if (!take_steps(block, state.receives_taken, chunks * parts, step)) return false;
-    // Else nobody waits for that.
-    if (block.schedule.flags().has_releases()) block.publish_done(groups);
-    return true;
-  }
-  /// The same in a compute block that has no tiles left.
-  __device__ bool join_receive() {
-    return run(Role::kReceive, launch.blocks.receive + compute_index(),
-               [this](Block& block) { return Op::receive(*this, block); });
-  }
-  /// Its place among the groups of the compute blocks.
-  __device__ std::uint32_t compute_index() const {
-    return blockIdx.x * kGroupsOfBlock + threadIdx.x / kGroupThreads;
-  }
-  /// As block 0 of no role in particular: tells the local ranks that this launch has begun.
-  __device__ bool announce() {
-    BlockTotals totals;
-    auto& block = *new (block_) Block(leader_, launch, Role::kCompute, 0, totals);
-    if (!block.await_all_finished(launch.epoch - kLaunchRecordBanks)) return false;
-    announce_launch(launch);
-    return true;
-  }
-  __device__ void account(Role kind, const BlockTotals& totals) {
-    account_for(state, launch.epoch, kind, totals);
-  }
-  /// After the last role.
-  __device__ void finish() {
-    leader_.finish();
-    // Orders what the group has committed before the poller's last look.
-    if (frame.pollers != 0) ptx::add_release_gpu(&state.groups_done, 1u);
-  }
-
- private:
-  Executor leader_;
-  unsigned char* block_;
-};
 
 /// The send role as block `index`, through that lane of the session.
 template <class Op>
@@ -250,6 +115,28 @@ __device__ __forceinline__ bool is_compute(std::uint32_t compute_blocks) {
   }
 }
 
+/// The place of a group among those outside the compute blocks, the poller not counted (which has
+/// the largest of all numbers).
+template <class Op>
+__device__ __forceinline__ std::uint32_t comm_index(const OperatorParams<Op>& params,
+                                                    std::uint32_t group) {
+  const std::uint32_t block = blockIdx.x - params.launch.blocks.compute;
+  return block * kGroupsOfBlock + group - params.frame.pollers;
+}
+
+/// Has thread `thread` bring a part of send group `index`'s lane near, while the block makes ready:
+/// the leader would else wait for one word of it after the other.
+__device__ __forceinline__ void prefetch_lane(const FrameArguments& frame, std::uint32_t index,
+                                              std::uint32_t thread) {
+  constexpr std::uint32_t kWords = sizeof(shm::RingProducer) / sizeof(std::uint64_t);
+  if (thread < kWords) {
+    const shm::RingProducer* lane = &frame.state->lanes[index];
+    ptx::prefetch_word(reinterpret_cast<const std::uint64_t*>(lane) + thread);
+  } else if (thread == kWords) {
+    ptx::prefetch_word(&frame.host.session_lanes[index].produced);
+  }
+}
+
 /// The leader's part.
 template <class Op, Blocks kOf>
 __device__ __forceinline__ void lead(const OperatorParams<Op>& params, GroupShared<Op>& shared,
@@ -261,7 +148,7 @@ __device__ __forceinline__ void lead(const OperatorParams<Op>& params, GroupShar
     if (group_index == 0) tiles_done(group.state, epoch, of_tiles);
     Op::after_tiles(group);
   } else {
-    run_comm(group, (blockIdx.x - compute) * kGroupsOfBlock + group_index - params.frame.pollers);
+    run_comm(group, comm_index(params, group_index));
   }
   group.finish();
 }
@@ -271,24 +158,34 @@ __device__ __forceinline__ bool has_poller(const FrameArguments& frame, const Ro
   return frame.pollers != 0 && blockIdx.x == blocks.compute;
 }
 
+/// Makes the groups of a block ready, by all its threads; a barrier of the block comes before they
+/// run. `launch`: what they copy.
+template <class Op>
+__device__ __forceinline__ void prepare_groups(GroupShared<Op>* groups,
+                                               const typename Op::Launch& launch) {
+  GroupShared<Op>& shared = groups[threadIdx.x / kGroupThreads];
+  const std::uint32_t thread = threadIdx.x % kGroupThreads;
+  copy_launch(shared.launch, launch, thread, kGroupThreads);
+  if (thread != 0) return;
+  if constexpr (Op::Executor::kHasWorkers) shared.executor.begin();
+  shared.warp.begin();
+}
+
 /// Everything but the tiles, by all threads of a block. `groups`: kGroupsOfBlock, and in a block
-/// outside the compute blocks as many words as there are flags behind them. `launch`: a copy in
-/// shared memory, where there is one.
+/// outside the compute blocks, where they are ready, as many words as there are flags behind them.
+/// `tiles`: what the compute blocks' loads had.
 template <Blocks kOf, class Op>
 __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
-                                           const typename Op::Launch& launch,
-                                           GroupShared<Op>* groups, const BlockTotals& of_tiles,
+                                           GroupShared<Op>* groups,
+                                           const typename Op::Gate::Shared& tiles,
                                            std::uint32_t epoch) {
   const std::uint32_t group = threadIdx.x / kGroupThreads;
   const std::uint32_t thread = threadIdx.x % kGroupThreads;
   GroupShared<Op>& shared = groups[group];
-  copy_launch(shared.launch, launch, thread, kGroupThreads);
-  constexpr bool kHasWorkers = Op::Executor::kHasWorkers;
-  if (thread == 0) {
-    if constexpr (kHasWorkers) shared.executor.begin();
-    shared.warp.begin();
+  if (is_compute<kOf>(params.launch.blocks.compute)) {
+    prepare_groups<Op>(groups, tiles.launch());
+    __syncthreads();
   }
-  __syncthreads();
   const bool polls =
       kOf != Blocks::kCompute && group == 0 && has_poller(params.frame, params.launch.blocks);
   if (polls) {
@@ -299,11 +196,11 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
       poller.run(working_groups(params.frame, params.launch.blocks));
     }
   } else if (thread >= 32) {
-    if constexpr (kHasWorkers)
+    if constexpr (Op::Executor::kHasWorkers)
       work<typename Op::Config::Element>(shared.executor, thread - 32, kWorkers);
   } else {
     if (thread == 0) {
-      lead<Op, kOf>(params, shared, of_tiles, epoch);
+      lead<Op, kOf>(params, shared, tiles.totals, epoch);
     } else {
       shared.warp.assist(thread);
     }
@@ -381,7 +278,15 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
     prepare_core<Config>(params.gemm, shared);
     shared.gate.prepare(params.launch);
   };
-  if (blockIdx.x < compute) prepare();
+  auto* const groups = reinterpret_cast<GroupShared<Op>*>(dynamic_shared);
+  if (blockIdx.x < compute) {
+    prepare();
+  } else {
+    const std::uint32_t index = comm_index(params, threadIdx.x / kGroupThreads);
+    if (index < params.launch.blocks.send)
+      prefetch_lane(params.frame, index, threadIdx.x % kGroupThreads);
+    prepare_groups<Op>(groups, params.launch);
+  }
   if (threadIdx.x == 0) {
     ptx::max_relaxed_gpu(&state.accounts[epoch % 2].begin_ns_inverted, ~ptx::now_ns());
     if (epoch > kLaunchesMax) shm::store_release(&state.local.stop, 1u);
@@ -399,10 +304,9 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
     return;
   }
   ptx::may_dawdle();
-  auto* const groups = reinterpret_cast<GroupShared<Op>*>(dynamic_shared);
   if constexpr (Op::kHelps) {
     if (blockIdx.x >= compute) {
-      run_groups<Blocks::kOthers>(params, params.launch, groups, shared.gate.totals, epoch);
+      run_groups<Blocks::kOthers>(params, groups, shared.gate, epoch);
       // What the groups had in shared memory is the copy engine's now.
       ptx::fence_shared_to_async();
       epoch = shm::load_relaxed(&state.epoch) + 1;  // a register less across the roles
@@ -433,12 +337,10 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
     }
   }
   if constexpr (!Op::kHelps) {
-    run_groups<Blocks::kAll>(params, blockIdx.x < compute ? shared.gate.launch() : params.launch,
-                             groups, shared.gate.totals, epoch);
+    run_groups<Blocks::kAll>(params, groups, shared.gate, epoch);
   } else if (blockIdx.x < compute) {
     // From where the tiles had it: one register less across them.
-    run_groups<Blocks::kCompute>(params, shared.gate.launch(), groups, shared.gate.totals,
-                                 shared.gate.epoch());
+    run_groups<Blocks::kCompute>(params, groups, shared.gate, shared.gate.epoch());
   } else if (threadIdx.x == 0 && may_help(params)) {
     note_tiles_done(state, shared.gate.epoch());
   }

@@ -25,6 +25,7 @@ struct TilePlace {
   int rows;  ///< pieces from here on hold nothing of the tile
   int columns;
   std::uint32_t* ready;    ///< shows that the tile is there; null: nobody waits for it
+  bool within_rank;        ///< only this rank's blocks look at that
   bool everywhere;         ///< to each local rank, by each one's map
   std::uint64_t ready_at;  ///< then, in each one's workspace: shows that the tile is there
 };
@@ -109,7 +110,11 @@ class PackedStore {
     if constexpr (Places::kEverywhere) {
       if (place_.everywhere) return publish_everywhere();
     }
-    shm::flag_publish(place_.ready, epoch_);
+    if (place_.within_rank) {
+      ptx::store_release_gpu(place_.ready, epoch_);
+    } else {
+      shm::flag_publish(place_.ready, epoch_);
+    }
   }
 
   __device__ void finish() {}

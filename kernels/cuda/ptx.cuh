@@ -122,13 +122,20 @@ __device__ __forceinline__ void store_release_gpu(std::uint32_t* word, std::uint
 __device__ __forceinline__ void add_release_gpu(std::uint32_t* word, std::uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
-// Neither orders anything, nor waits for an answer. (An atomic of 64 bits that might be in shared
-// memory, for all the compiler knows, waits for one.)
+// None of these orders anything, nor waits for an answer. (An atomic of 64 bits that might be in
+// shared memory, for all the compiler knows, waits for one.)
+__device__ __forceinline__ void add_relaxed_gpu(std::uint32_t* word, std::uint32_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
 __device__ __forceinline__ void add_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 __device__ __forceinline__ void max_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+/// Begins to bring a word of global memory into this SM's cache, where an ordinary load finds it.
+__device__ __forceinline__ void prefetch_word(const std::uint64_t* word) {
+  asm volatile("{\n.reg .b64 unused;\nld.global.ca.b64 unused, [%0];\n}" ::"l"(word) : "memory");
 }
 /// Acquires and releases; answers the old value.
 __device__ __forceinline__ std::uint32_t fetch_add_gpu(std::uint32_t* word, std::uint32_t value) {

@@ -155,10 +155,7 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
     const std::uint32_t origin = world.rail_peer(node);
     const std::uint64_t slot = schedule.slot(block.bank, origin);
     const std::uint64_t source = gather.sent_from(origin);
-    if (hops == 0 && gather.in_place && block.index == 0) {
-      write_header(gather, block.at(source));
-      block.executor.stores_done();
-    }
+    if (hops == 0 && gather.in_place && block.index == 0) write_header(gather, block.at(source));
     const std::uint32_t chunks = schedule.chunks(rows);
     for (std::uint32_t chunk = block.index; chunk < chunks;) {
       const std::uint32_t most = sender.at_once(schedule.geometry().chunk_bytes);

@@ -173,7 +173,6 @@ MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
       auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
       header->epoch = block.epoch;
       header->m = block.launch.m;
-      block.executor.stores_done();
     }
     if (!block.await_release(flags, (world.node + 1) % world.nodes)) return false;
   }

@@ -178,7 +178,6 @@ MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
       auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
       header->epoch = block.epoch;
       header->m = block.launch.m;
-      block.executor.stores_done();
     }
     // Before the sums, which the first look may have to wait for.
     if (node != released && !block.await_release(schedule.flags(), node)) return false;

@@ -67,6 +67,34 @@ TEST(GpuGroups, FewChunksAreSummedInParts) {
   }
 }
 
+// What comes over the network: whole tiles at least, eighths at most, halved until every group has
+// four parts or fewer.
+TEST(GpuGroups, ChunksThatArriveAreSummedInPartsByAllGroups) {
+  using cuda::receive_parts;
+  EXPECT_EQ(receive_parts(16, 8, 396), 8u * 8) << "128 tiles, a whole GPU";
+  EXPECT_EQ(receive_parts(16, 8, 198), 8u * 4) << "half of one";
+  EXPECT_EQ(receive_parts(16, 8, 99), 8u * 2);
+  EXPECT_EQ(receive_parts(16, 8, 12), 8u);
+  EXPECT_EQ(receive_parts(1, 1, 1), 4u);
+  EXPECT_EQ(receive_parts(cuda::kPartedChunksMax + 1, 4, 396), 1u);
+  for (std::uint32_t chunks = 1; chunks <= cuda::kPartedChunksMax; ++chunks) {
+    for (std::uint32_t per_chunk = 1; per_chunk <= 16; ++per_chunk) {
+      for (const std::uint32_t groups : {1u, 50u, 396u}) {
+        const std::uint32_t parts = receive_parts(chunks, per_chunk, groups);
+        ASSERT_EQ(parts % per_chunk, 0u);
+        ASSERT_GE(parts, per_chunk);
+        ASSERT_LE(parts, 8 * per_chunk);
+        if (parts > per_chunk) {
+          ASSERT_LE(chunks * parts, 4 * groups);
+        }
+        if (parts < 8 * per_chunk) {
+          ASSERT_GT(chunks * parts * 2, 4 * groups);
+        }
+      }
+    }
+  }
+}
+
 // Launches whose sums are parts of chunks are those that compute blocks join.
 TEST(GpuGroups, ComputeBlocksJoinWhereChunksAreSharedInParts) {
   using cuda::compute_receives;

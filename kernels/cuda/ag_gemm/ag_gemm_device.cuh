@@ -62,7 +62,7 @@ struct AgGemmOp {
     return make_params<AgGemmOp>(
         arguments, tiles.tiles, {tiles, launch.blocks.compute, &arguments.frame.state->tiles_taken},
         {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered,
-         waits_done<AgGemmOp>(arguments)},
+         waits_done<AgGemmOp>(arguments), &arguments.frame.state->tiles_taken},
         {tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
          arguments.ldc * kElementBytes, launch.plan.max.n});
   }

@@ -72,6 +72,7 @@ class AgGemmGate {
     bool unfused;
     CUtensorMap gathered;  ///< see AgGemmArguments
     WaitsDone waits_done;
+    const std::uint32_t* taken;  ///< the order's
   };
   using Block = AgGemmBlock<GateExecutor>;
   using Shared = BlockGateShared<AgGemmLaunch, Block>;
@@ -79,20 +80,28 @@ class AgGemmGate {
   __device__ AgGemmGate(const Params& params, Shared& shared)
       : params_(params), block_(&shared.make_block()), all_(params.unfused) {}
 
-  __device__ int wait(int m, int n, int /*k_block*/) {
+  __device__ int wait(int m, int n, int k_block) {
+    if (k_block != 0) {
+      // No tile is left for anybody: this block's last inputs are there.
+      if (!noted_ && tiles_left() == 0) note();
+      return kAllReady;
+    }
+    // The block's loads are far ahead of its products then, so that a look costs nothing.
+    constexpr int kLook = 8;
+    const int next = params_.waits_done.counts() ? kLook : kAllReady;
     const AgGemmTile tile = params_.tiles.find({m, n});
     row_ = static_cast<int>(tile.row);
     slot_ = tile.origin == params_.world.rank()
                 ? kOwn
                 : static_cast<int>(block_->bank * params_.world.size() + tile.origin);
-    if (failed_) return kAllReady;
+    if (failed_) return next;
     if (all_) {
       all_ = false;
       failed_ = !block_->gather.await_all();
     }
     if (!failed_ && slot_ != kOwn)
       failed_ = !block_->gather.await_rows(tile.origin, tile.row, tile.row + tile.rect.rows);
-    return kAllReady;
+    return next;
   }
   __device__ void load_a(const CUtensorMap& own, std::uint64_t* full, std::uint64_t hint, void* to,
                          int k) const {
@@ -102,16 +111,28 @@ class AgGemmGate {
       cute::SM90_TMA_LOAD_3D::copy(&params_.gathered, full, hint, to, k, row_, slot_);
     }
   }
-  __device__ void end() const { params_.waits_done.note(); }
+  __device__ void end() {
+    if (!noted_) note();
+  }
 
  private:
   static constexpr int kOwn = -1;
+  __device__ std::uint32_t tiles_left() const {
+    const std::uint32_t taken = params_.waits_done.compute + shm::load_relaxed(params_.taken);
+    return taken < params_.tiles.tiles ? params_.tiles.tiles - taken : 0;
+  }
+  __device__ void note() {
+    params_.waits_done.note();
+    noted_ = true;
+  }
+
   const Params& params_;
   Block* block_;
   int row_ = 0;
   int slot_ = kOwn;
   bool all_;
   bool failed_ = false;
+  bool noted_ = false;  ///< waits_done
 };
 
 /// Into the caller's C. What lies below a tile's rows is another tile's: whole groups of eight rows

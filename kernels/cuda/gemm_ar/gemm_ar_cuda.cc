@@ -19,11 +19,12 @@ std::uint32_t reduce_groups(const Shape& max, std::uint32_t k) {
   return std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
 }
 
-/// Whether the compute blocks add up their rank's own tiles: where that is quicker, but of two
-/// ranks only (of more, only several on one GPU have been measured, and there it was mostly
-/// slower: README), unless the caller wants groups for that.
+/// Whether the compute blocks add up their rank's own tiles: where that is quicker, but of few
+/// ranks only (of more than two, only several on one GPU have been measured, and there it was
+/// mostly slower: README), unless the caller wants groups for that.
 bool sums_own(const GemmArPlan& plan, std::uint32_t k, const CudaOptions& options) {
-  if (plan.nodes > 1 || plan.locals != 2 || options.stream_groups != 0) return false;
+  if (plan.nodes > 1 || plan.locals == 1 || options.stream_groups != 0) return false;
+  if (plan.locals > cuda::kSumsOwnLocalsMax) return false;
   return cuda::adds_own_quickly(k, GemmArSchedule(plan, plan.max.m).tiles());
 }
 /// Such tiles go to C in pieces of 64 rows and 64 columns, which must not reach into the next tile.

@@ -34,18 +34,24 @@ struct GemmArOp {
                  block, group.state.sums_taken, chunks * parts,
                  [parts](Block<Executor>& b, std::uint32_t step) {
                    return gemm_ar::reduce_chunk(b, step / parts, {step % parts, parts});
-                 });
+                 },
+                 [] {});
     });
   }
   static __device__ bool send(Block<Executor>& block) { return gemm_ar::send(block); }
   static __device__ bool receive(Group<GemmArOp>& group, Block<Executor>& block) {
     if (!block.await_turn()) return false;
-    const std::uint32_t chunks = block.schedule.chunks(block.world.local);
-    const std::uint32_t parts = sum_parts(chunks, block.schedule.tiles_per_chunk());
-    return group.receive_steps(
-        block, chunks, parts, [parts](Block<Executor>& b, std::uint32_t step) {
-          return gemm_ar::receive_chunk(b, step / parts, {step % parts, parts});
-        });
+    return group.receive_steps(block, block.schedule.chunks(block.world.local),
+                               block.schedule.tiles_per_chunk(),
+                               [](Block<Executor>& b, std::uint32_t chunk, Part part) {
+                                 return gemm_ar::receive_chunk(b, chunk, part);
+                               });
+  }
+
+  /// To collect, for other ranks' chunks, who may fail. (Its own come from groups that have
+  /// waited.)
+  static __device__ bool waits_after_receive(const Launch& launch) {
+    return launch.context.world.locals > 1;
   }
 
   static __device__ bool ends_with_tiles(const Launch&) { return false; }
@@ -70,8 +76,7 @@ struct GemmArOp {
                                  {{world.locals, world.local, arguments.partials},
                                   world.locals == 1 && world.nodes > 1,
                                   sums_own,
-                                  arguments.product.k_blocks,
-                                  schedule},
+                                  arguments.product.k_blocks},
                                  Store::params(schedule, arguments));
   }
 };

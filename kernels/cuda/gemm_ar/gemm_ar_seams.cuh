@@ -53,7 +53,6 @@ class GemmArGate {
     bool into_staging;
     bool sums_own;
     int k_blocks;
-    GemmArSchedule schedule;
   };
   using Shared = BlockGateShared<GemmArLaunch, GemmArBlock<GateExecutor>>;
 
@@ -73,8 +72,7 @@ class GemmArGate {
 
   /// The other local ranks' partials of a tile of this rank's.
   __device__ void await_partials(int tile, int /*n*/) {
-    if (block_ == nullptr) return;
-    if (!block_->await_others(owned_index(tile))) block_ = nullptr;
+    failed_ = failed_ || !block_->await_others(owned_index(tile));
     // Also when the launch has failed: the store is to see that.
     GateExecutor::loads_begin();
   }
@@ -85,11 +83,12 @@ class GemmArGate {
 
  private:
   __device__ std::uint32_t owned_index(int tile) const {
-    return params_.schedule.owned_index(static_cast<std::uint32_t>(tile));
+    return block_->schedule.owned_index(static_cast<std::uint32_t>(tile));
   }
 
   const Params& params_;
-  GemmArBlock<GateExecutor>* block_;
+  GemmArBlock<GateExecutor>* block_;  ///< null: this rank's tiles wait for nothing
+  bool failed_ = false;
 };
 
 /// A tile's slot at its owner, or, of those that are summed as they are computed, in every C; one
@@ -109,7 +108,8 @@ struct GemmArPlaces {
     place.columns = static_cast<int>(schedule.tile_cols());
     place.ready = reinterpret_cast<std::uint32_t*>(params.workspaces[owner] +
                                                    schedule.tile_ready(params.world.local, owned));
-    const bool sums = params.maps.sums_own && owner == params.world.local;
+    place.within_rank = owner == params.world.local;
+    const bool sums = params.maps.sums_own && place.within_rank;
     if (params.world.locals > 1 && !sums) {
       place.map = &params.maps.slots[owner];
     } else if (params.world.nodes > 1) {

@@ -37,19 +37,21 @@ struct GemmRsOp {
                  block, group.state.sums_taken, pieces * parts,
                  [parts](Block<Executor>& b, std::uint32_t step) {
                    return gemm_rs::reduce_piece(b, step / parts, {step % parts, parts});
-                 });
+                 },
+                 [] {});
     });
   }
   static __device__ bool send(Block<Executor>& block) { return gemm_rs::send(block); }
   static __device__ bool receive(Group<GemmRsOp>& group, Block<Executor>& block) {
     if (!block.await_turn()) return false;
     const PackedTiles own = block.schedule.packed(block.world.rank());
-    const std::uint32_t parts = sum_parts(own.chunks(), own.tiles_per_chunk());
-    return group.receive_steps(
-        block, own.chunks(), parts, [parts](Block<Executor>& b, std::uint32_t step) {
-          return gemm_rs::receive_chunk(b, step / parts, {step % parts, parts});
-        });
+    return group.receive_steps(block, own.chunks(), own.tiles_per_chunk(),
+                               [](Block<Executor>& b, std::uint32_t chunk, Part part) {
+                                 return gemm_rs::receive_chunk(b, chunk, part);
+                               });
   }
+
+  static __device__ bool waits_after_receive(const Launch&) { return false; }
 
   static MK_HOST_DEVICE bool ends_with_tiles(const Launch& launch) {
     return launch.sums_own_tiles() || launch.context.world.size() == 1;
