@@ -14,61 +14,29 @@
 #include "kernels/comm/launch_record.h"
 #include "kernels/gemm_ar/plan.h"
 #include "tests/kernels/support/claims.h"
+#include "tests/kernels/support/every_launch.h"
 
 namespace mk::kernels {
 namespace {
 
-struct Case {
-  Shape max;
-  Tiling tiling;
-};
-
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all = {
-      {{1, 1, 0}, {}},
-      {{7, 24, 0}, {}},
-      {{64, 64, 0}, {16, 16, 1024, 0}},
-      {{65, 72, 0}, {16, 16, 1024, 0}},  // edges both ways
-      {{129, 40, 0}, {128, 8, 1, 0}},    // smaller m with larger tiles; a chunk per tile
-      {{33, 101, 0}, {8, 32, 3000, 1}},  // n no multiple of 8, chunks of odd size, one bank
-      {{300, 520, 0}, {}},
-      {{70, 8, 0}, {1, 8, 1, 0}},  // more chunks than a granule has flags
-  };
-  return all;
-}
-
-/// Values of m to launch with.
-std::vector<std::uint32_t> launches(std::uint32_t m_max) {
-  std::set<std::uint32_t> all = {1, 2, 3, 7, 8, 16, 17, m_max / 2, m_max - 1, m_max};
-  std::vector<std::uint32_t> fitting;
-  for (std::uint32_t m : all) {
-    if (m >= 1 && m <= m_max) fitting.push_back(m);
-  }
-  return fitting;
-}
-
 /// Calls `check(plan, schedule)` for every world, case and m.
 template <class Check>
 void for_every_launch(Check&& check) {
-  std::uint32_t checked = 0;
-  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
-    for (std::uint32_t locals = 1; locals <= 8; ++locals) {
-      for (const Case& one : cases()) {
-        const auto plan = GemmArPlan::make(nodes, locals, one.max, DType::kBf16, one.tiling);
-        ASSERT_TRUE(plan) << plan.error().message;
-        for (std::uint32_t m : launches(one.max.m)) {
-          SCOPED_TRACE(fmt::format("{} x {} ranks, {} x {}, tiles {} x {}, m = {}", nodes, locals,
-                                   one.max.m, one.max.n, plan->tile_m, plan->tile_n, m));
-          check(*plan, GemmArSchedule(*plan, m));
-          if (::testing::Test::HasFailure()) return;
-          ++checked;
-        }
-      }
-    }
-  }
-  // 32 worlds, 65 values of m over the 8 cases: a loop that ends early shall not look like
-  // success.
-  EXPECT_EQ(checked, 32u * 65u);
+  static const testing::LaunchCases cases = {
+      .plans = {{{1, 1, 0}, {}},
+                {{7, 24, 0}, {}},
+                {{64, 64, 0}, {16, 16, 1024, 0}},
+                {{65, 72, 0}, {16, 16, 1024, 0}},  // edges both ways
+                {{129, 40, 0}, {128, 8, 1, 0}},    // smaller m with larger tiles; a chunk per tile
+                {{33, 101, 0},
+                 {8, 32, 3000, 1}},  // n no multiple of 8, chunks of odd size, one bank
+                {{300, 520, 0}, {}},
+                {{70, 8, 0}, {1, 8, 1, 0}}},  // more chunks than a granule has flags
+      .rows = {1, 2, 3, 7, 8, 16, 17},
+      .launches = 65};
+  testing::for_every_launch<GemmArPlan>(cases, [&](const GemmArPlan& plan, std::uint32_t m) {
+    check(plan, GemmArSchedule(plan, m));
+  });
 }
 
 TEST(Schedule, TilesCoverEveryElementOnce) {

@@ -13,61 +13,33 @@
 
 #include "kernels/ag_gemm/plan.h"
 #include "kernels/gather/plan.h"
+#include "tests/kernels/support/every_launch.h"
 
 namespace mk::kernels {
 namespace {
 
-struct Case {
-  Shape max;
-  Tiling tiling;
-};
-
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all = {
-      {{1, 1, 1}, {}},
-      {{7, 24, 8}, {}},  // shards without rows
-      {{64, 64, 16}, {16, 16, 256, 0}},
-      {{65, 72, 5}, {4, 24, 64, 0}},    // edges both ways, rows straddle chunks
-      {{129, 40, 3}, {1, 8, 64, 1}},    // a row a tile
-      {{300, 101, 32}, {0, 32, 0, 0}},  // n no multiple of 8
-      {{1031, 8, 4}, {8, 8, 64, 0}},    // shards of two sizes with different tile counts
-  };
-  return all;
-}
-
-std::vector<std::uint32_t> launches(std::uint32_t m_max) {
-  std::set<std::uint32_t> all = {1, 2, 3, 17, 31, 32, 33, m_max / 2, m_max - 1, m_max};
-  std::vector<std::uint32_t> fitting;
-  for (std::uint32_t m : all) {
-    if (m >= 1 && m <= m_max) fitting.push_back(m);
-  }
-  return fitting;
-}
-
 /// Calls `check(plan, schedule)` for every rank of every world, case and m.
 template <class Check>
 void for_every_rank(Check&& check) {
-  std::uint32_t checked = 0;
-  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
-    for (std::uint32_t locals = 1; locals <= 8; ++locals) {
-      for (const Case& one : cases()) {
-        const auto plan = AgGemmPlan::make(nodes, locals, one.max, DType::kBf16, one.tiling);
-        ASSERT_TRUE(plan) << plan.error().message;
-        for (std::uint32_t m : launches(one.max.m)) {
-          for (std::uint32_t rank = 0; rank < nodes * locals; ++rank) {
-            SCOPED_TRACE(fmt::format("rank {} of {} x {}, {} x {} x {}, m = {}", rank, nodes,
-                                     locals, one.max.m, one.max.n, one.max.k, m));
-            check(*plan, AgGemmSchedule(*plan, {nodes, locals, rank / locals, rank % locals}, m));
-            if (::testing::Test::HasFailure()) return;
-            ++checked;
-          }
-        }
-      }
+  static const testing::LaunchCases cases = {
+      .plans = {{{1, 1, 1}, {}},
+                {{7, 24, 8}, {}},  // shards without rows
+                {{64, 64, 16}, {16, 16, 256, 0}},
+                {{65, 72, 5}, {4, 24, 64, 0}},    // edges both ways, rows straddle chunks
+                {{129, 40, 3}, {1, 8, 64, 1}},    // a row a tile
+                {{300, 101, 32}, {0, 32, 0, 0}},  // n no multiple of 8
+                {{1031, 8, 4}, {8, 8, 64, 0}}},   // shards of two sizes with different tile counts
+      .rows = {1, 2, 3, 17, 31, 32, 33},
+      .launches = 54};
+  testing::for_every_launch<AgGemmPlan>(cases, [&](const AgGemmPlan& plan, std::uint32_t m) {
+    const std::uint32_t locals = plan.gather.locals;
+    for (std::uint32_t rank = 0; rank < plan.gather.nodes * locals; ++rank) {
+      SCOPED_TRACE(fmt::format("rank {}", rank));
+      check(plan,
+            AgGemmSchedule(plan, {plan.gather.nodes, locals, rank / locals, rank % locals}, m));
+      if (::testing::Test::HasFailure()) return;
     }
-  }
-  // 360 ranks in the 32 worlds, 54 values of m over the 7 cases: a loop that ends early shall not
-  // look like success.
-  EXPECT_EQ(checked, 360u * 54u);
+  });
 }
 
 std::vector<AgGemmTile> all_tiles(const AgGemmSchedule& schedule, bool in_turn = false) {

@@ -16,59 +16,29 @@
 #include "kernels/comm/workspace_head.h"
 #include "kernels/gemm_rs/plan.h"
 #include "tests/kernels/support/claims.h"
+#include "tests/kernels/support/every_launch.h"
 
 namespace mk::kernels::testing {
 namespace {
 
-struct Case {
-  Shape max;
-  Tiling tiling;
-};
-
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all = {
-      {{1, 1, 0}, {}},                   // one rank has a row
-      {{7, 24, 0}, {}},                  // most worlds have ranks without rows
-      {{64, 64, 0}, {16, 16, 1024, 0}},  // the same for all ranks in worlds of 2, 4, 8, ...
-      {{65, 72, 0}, {16, 16, 1024, 0}},
-      {{129, 40, 0}, {3, 8, 1, 0}},       // large shards with a row of tiles more; a chunk per tile
-      {{133, 101, 0}, {8, 32, 3000, 1}},  // n no multiple of 8, chunks of odd size, one bank
-      {{300, 520, 0}, {}},
-      {{280, 8, 0}, {1, 8, 1, 0}},  // more chunks than a granule has flags
-  };
-  return all;
-}
-
-/// Values of m to launch with.
-std::vector<std::uint32_t> launches(std::uint32_t m_max) {
-  std::set<std::uint32_t> all = {1, 2, 7, 17, 31, 32, m_max / 2, m_max - 1, m_max};
-  std::vector<std::uint32_t> fitting;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(fitting),
-               [&](std::uint32_t m) { return m >= 1 && m <= m_max; });
-  return fitting;
-}
-
 /// Calls `check(plan, schedule)` for every world, case and m.
 template <class Check>
 void for_every_launch(Check&& check) {
-  std::uint32_t checked = 0;
-  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
-    for (std::uint32_t locals = 1; locals <= 8; ++locals) {
-      for (const Case& one : cases()) {
-        const auto plan = GemmRsPlan::make(nodes, locals, one.max, DType::kBf16, one.tiling);
-        ASSERT_TRUE(plan) << plan.error().message;
-        for (std::uint32_t m : launches(one.max.m)) {
-          SCOPED_TRACE(fmt::format("{} x {} ranks, {} x {}, tiles {} x {}, m = {}", nodes, locals,
-                                   one.max.m, one.max.n, plan->tile_m, plan->tile_n, m));
-          check(*plan, GemmRsSchedule(*plan, m));
-          if (::testing::Test::HasFailure()) return;
-          ++checked;
-        }
-      }
-    }
-  }
-  // 58 values of m over the 8 cases: a loop that ends early shall not look like success.
-  EXPECT_EQ(checked, 32u * 58u);
+  static const LaunchCases cases = {
+      .plans =
+          {{{1, 1, 0}, {}},                   // one rank has a row
+           {{7, 24, 0}, {}},                  // most worlds have ranks without rows
+           {{64, 64, 0}, {16, 16, 1024, 0}},  // the same for all ranks in worlds of 2, 4, 8, ...
+           {{65, 72, 0}, {16, 16, 1024, 0}},
+           {{129, 40, 0}, {3, 8, 1, 0}},  // large shards with a row of tiles more; a chunk per tile
+           {{133, 101, 0}, {8, 32, 3000, 1}},  // n no multiple of 8, chunks of odd size, one bank
+           {{300, 520, 0}, {}},
+           {{280, 8, 0}, {1, 8, 1, 0}}},  // more chunks than a granule has flags
+      .rows = {1, 2, 7, 17, 31, 32},
+      .launches = 58};
+  testing::for_every_launch<GemmRsPlan>(cases, [&](const GemmRsPlan& plan, std::uint32_t m) {
+    check(plan, GemmRsSchedule(plan, m));
+  });
 }
 
 /// Calls `look(world)` for every rank.
