@@ -15,6 +15,7 @@
 #include "client/src/session_impl.h"
 #include "client/tools/launch/daemons.h"
 #include "daemon/config/units.h"
+#include "daemon/fabric/gpu_copier.h"
 #include "tests/gpu/gemm_reference.h"
 
 namespace mk::test {
@@ -30,6 +31,22 @@ T or_exit(Result<T> result, const char* what) {
 using Daemons = tools::DaemonSet;
 using Embedded = std::unique_ptr<EmbeddedCluster>;
 using Hosts = std::variant<Daemons, Embedded>;
+
+/// Daemons of this process: their copies must not get in line behind a launch that waits for them,
+/// so every stream on a GPU wants a connection of its own, a rank's and its rail's. To be called
+/// before CUDA makes a context.
+void claim_connections(std::uint32_t ranks_of_gpu) {
+  constexpr std::uint32_t kConnectionsMax = 32;  // CUDA's, to one GPU
+  constexpr std::uint32_t kOfRank = fabric::kGpuStreams + 1;
+  if (ranks_of_gpu * kOfRank > kConnectionsMax) {
+    fmt::print(stderr,
+               "{} ranks share a GPU with their daemons; at most {} do without getting in line "
+               "behind each other: use more GPUs, or daemons beside this process\n",
+               ranks_of_gpu, kConnectionsMax / kOfRank);
+    std::exit(1);
+  }
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kConnectionsMax).c_str(), 1);
+}
 
 Hosts start_hosts(std::uint32_t nodes, std::uint32_t locals, const std::string& program,
                   const std::string& link_bandwidth, const std::string& fabric) {
@@ -87,6 +104,8 @@ DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::s
                          const std::string& link_bandwidth, const std::string& fabric) {
   int devices = 0;
   require(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  if (program.empty())
+    claim_connections((nodes * locals - 1) / static_cast<std::uint32_t>(devices) + 1);
   ranks_.reset(new Ranks{nodes,
                          locals,
                          static_cast<std::uint32_t>(devices),
