@@ -80,11 +80,9 @@ class OperatorBase {
   /// Settles the next launch's m, with its schedule, and its form. `work`: this rank's, by which
   /// kAuto chooses.
   void choose_form(std::uint32_t m, Mode mode, const LaunchWork& work) {
-    next_.estimate = estimate(work, rates_);
-    next_.m = m;
-    next_.mode = mode == Mode::kAuto ? next_.estimate.cheaper() : mode;
-    arguments_.launch.m = next_.m;
-    arguments_.launch.mode = next_.mode;
+    estimate_ = estimate(work, rates_);
+    arguments_.launch.m = m;
+    arguments_.launch.mode = mode == Mode::kAuto ? estimate_.cheaper() : mode;
     arguments_.launch.make_schedule();
   }
   /// Puts the launch on the stream, with what is in the arguments besides these.
@@ -92,7 +90,7 @@ class OperatorBase {
     arguments_.c = c;
     arguments_.ldc = ldc;
     MK_RETURN_IF_ERROR(frame_.check(kernel_->launch(arguments_, stream), "the launch was refused"));
-    queued_ = next_;
+    queued_ = {arguments_.launch.m, arguments_.launch.mode, estimate_};
     return {};
   }
 
@@ -118,8 +116,8 @@ class OperatorBase {
   const kernels::BLayout b_layout_;
   OperatorFrame frame_;
   MachineRates rates_;
-  Form next_;    ///< of a launch that may yet be refused
-  Form queued_;  ///< of the last one on a stream
+  Estimate estimate_;  ///< of a launch that may yet be refused
+  Form queued_;        ///< of the last one on a stream
   const OperatorKernel<Arguments>* kernel_ = nullptr;
 };
 

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tile.h"
+#include "shm/atomic.h"
 
 namespace mk::kernels::cuda {
 
@@ -50,6 +51,11 @@ __device__ __forceinline__ bool take_step(bool first, std::uint32_t worker, std:
                                           std::uint32_t* step) {
   *step = first && worker < workers ? worker : workers + atomicAdd(taken, 1u);
   return *step < steps;
+}
+/// Whether all have been taken: whoever has one has its last.
+__device__ __forceinline__ bool all_taken(std::uint32_t workers, const std::uint32_t* taken,
+                                          std::uint32_t steps) {
+  return workers + shm::load_relaxed(taken) >= steps;
 }
 
 }  // namespace mk::kernels::cuda

@@ -100,15 +100,13 @@ struct DaemonNodes::Ranks {
   }
 };
 
-DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::string& program,
-                         const std::string& link_bandwidth, const std::string& fabric) {
-  int devices = 0;
-  require(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-  if (program.empty())
-    claim_connections((nodes * locals - 1) / static_cast<std::uint32_t>(devices) + 1);
+DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, std::uint32_t devices,
+                         const std::string& program, const std::string& link_bandwidth,
+                         const std::string& fabric) {
+  if (program.empty()) claim_connections((nodes * locals - 1) / devices + 1);
   ranks_.reset(new Ranks{nodes,
                          locals,
-                         static_cast<std::uint32_t>(devices),
+                         devices,
                          start_hosts(nodes, locals, program, link_bandwidth, fabric),
                          0,
                          {},

@@ -1,6 +1,7 @@
 /// \file
 /// Nodes of a job whose ranks are this process's, joined by daemons: what libmkclient does for a
-/// rank, for all ranks at once. Rank r has GPU r; where there are fewer, they are shared.
+/// rank, for all ranks at once. Ranks are dealt out to GPUs: where these are fewer, they are
+/// shared.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +16,14 @@ namespace mk::test {
 /// Ends the process on anything unexpected.
 class DaemonNodes {
  public:
-  /// Starts a daemon per node, with a rail for each local rank. `program`: mkerneld; empty: the
-  /// nodes are this process's (EmbeddedCluster). Ranks that share a GPU want that: daemons of other
-  /// processes would take turns with them on it, milliseconds each.
-  /// `link_bandwidth`: of each rail and direction of the loopback fabric, "50GB/s"; empty: unpaced.
-  DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::string& program,
-              const std::string& link_bandwidth, const std::string& fabric = "loopback");
+  /// Starts a daemon per node, with a rail for each local rank. `devices`: GPUs that are used, the
+  /// first ones. `program`: mkerneld; empty: the nodes are this process's (EmbeddedCluster). Ranks
+  /// that share a GPU want that: daemons of other processes would take turns with them on it,
+  /// milliseconds each. `link_bandwidth`: of each rail and direction of the loopback fabric,
+  /// "50GB/s"; empty: unpaced.
+  DaemonNodes(std::uint32_t nodes, std::uint32_t locals, std::uint32_t devices,
+              const std::string& program, const std::string& link_bandwidth,
+              const std::string& fabric = "loopback");
   ~DaemonNodes();
   DaemonNodes(const DaemonNodes&) = delete;
   DaemonNodes& operator=(const DaemonNodes&) = delete;

@@ -5,8 +5,6 @@
 
 #include <cstdlib>
 
-#include "tests/gpu/gemm_reference.h"
-
 namespace mk::test {
 namespace {
 
@@ -37,7 +35,7 @@ struct Nccl::Api {
 
 Nccl::Nccl() : api_(std::make_unique<Api>()) {}
 
-std::unique_ptr<Nccl> Nccl::load(int devices, int first) {
+std::unique_ptr<Nccl> Nccl::load(const std::vector<int>& devices) {
   setenv("NCCL_NVLS_ENABLE", "0", 1);
   void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return nullptr;
@@ -60,12 +58,10 @@ std::unique_ptr<Nccl> Nccl::load(int devices, int first) {
   find(api.reduce, "ncclReduce");
   find(api.error_string, "ncclGetErrorString");
   if (!complete) return nullptr;
-  nccl->communicators_.resize(static_cast<std::size_t>(devices));
-  std::vector<int> list;
-  int present = 0;
-  require(cudaGetDeviceCount(&present), "cudaGetDeviceCount");
-  for (int device = 0; device < devices; ++device) list.push_back((first + device) % present);
-  api.require(api.init_all(nccl->communicators_.data(), devices, list.data()), "ncclCommInitAll");
+  nccl->communicators_.resize(devices.size());
+  api.require(
+      api.init_all(nccl->communicators_.data(), static_cast<int>(devices.size()), devices.data()),
+      "ncclCommInitAll");
   return nccl;
 }
 

@@ -13,8 +13,8 @@ namespace mk::test {
 /// One communicator per device, all of this process. bf16 elements.
 class Nccl {
  public:
-  /// Devices first .. first + devices - 1, counted round. Null where there is no libnccl.
-  static std::unique_ptr<Nccl> load(int devices, int first = 0);
+  /// Null where there is no libnccl.
+  static std::unique_ptr<Nccl> load(const std::vector<int>& devices);
   ~Nccl();
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;

@@ -3,8 +3,8 @@
 /// several ranks on one GPU, without a collective to compare with).
 ///
 ///     operators_bench [--op ag_gemm|gemm_rs|gemm_ar]... [--devices D] [--ranks R]
-///                     [--nodes 2 [--mkerneld PROGRAM] [--link-bandwidth 50GB/s] [--piece
-///                     BYTES]...]
+///                     [--nodes 2 [--mkerneld PROGRAM] [--link-bandwidth 50GB/s]
+///                      [--piece BYTES]...]
 ///                     [--shape MxNxK]... [--launches L] [--streams G]... [--chunk BYTES]...
 ///                     [--receive G]... [--compute B] [--check-up-to M] [--json FILE]
 ///
@@ -14,10 +14,9 @@
 /// alone; `baseline`: the two one after the other. On one node the collective is NCCL's, without
 /// NVLS; on two, joined by daemons of PROGRAM (without it, by daemons in this process: for ranks
 /// that share a GPU) over the paced loopback fabric, it is unfused.h's, in pieces of each --piece
-/// (the fastest counts; several ranks of a node that share GPUs have none). `unfused` is
-/// the operator's own unfused form. Several
-/// --streams, --chunk or --receive: fused with each, the other sides with the first. Results are
-/// checked, every element, up to M rows (8192).
+/// (the fastest counts; several ranks of a node that share GPUs have none). `unfused` is the
+/// operator's own unfused form. Several --streams, --chunk or --receive: fused with each, the other
+/// sides with the first. Results are checked, every element, up to M rows (8192).
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -32,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/config/units.h"
 #include "tests/gpu/daemon_nodes.h"
 #include "tests/gpu/nccl.h"
 #include "tests/gpu/operator_ranks.h"
@@ -61,6 +61,7 @@ struct Options {
   std::uint32_t nodes = 1;
   std::string mkerneld;
   std::string link_bandwidth = "50GB/s";
+  double link_bytes_per_s = 0;  ///< the same
   std::vector<std::uint32_t> pieces;
   std::vector<mk::test::Shape> shapes;
   int launches = 20;
@@ -263,8 +264,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   for (const auto& form : unfused) came = came && form->right();
   const double fused_us = us_of("fused");
   const double baseline_us = us_of("baseline");
-  const double link = std::atof(options.link_bandwidth.c_str()) * 1e9;
-  const Bound bound = bound_of(setup, link);
+  const Bound bound = bound_of(setup, options.link_bytes_per_s);
   // On one node, as ever, what was measured of both.
   const double bound_us =
       std::max(us_of("products"), options.nodes == 1 ? us_of("collective")
@@ -380,22 +380,38 @@ int run(int argc, char** argv) {
   if (options.receives.empty()) options.receives = {0};
   if (options.pieces.empty()) options.pieces = {2 << 20, 8 << 20};
   if (options.ops.empty()) options.ops = {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr};
+  if (options.devices < 1 || options.nodes < 1) return usage();
+  const auto link = mk::daemon::parse_bandwidth(options.link_bandwidth);
+  if (!link) {
+    fmt::print(stderr, "--link-bandwidth: {}\n", link.error().message);
+    return 2;
+  }
+  options.link_bytes_per_s = *link;
   if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
   options.devices = std::min(options.devices, static_cast<int>(options.ranks));
+  if (options.devices > mk::test::device_count()) {
+    fmt::print(stderr, "{} devices are asked for, and {} are there\n", options.devices,
+               mk::test::device_count());
+    return 1;
+  }
   const bool own_devices = options.devices == static_cast<int>(options.ranks);
   const std::uint32_t locals = options.ranks / options.nodes;
   Machine machine;
   if (options.nodes > 1) {
     if (options.nodes != 2) return usage();
     // Before this process touches a GPU.
-    machine.daemons = std::make_unique<DaemonNodes>(options.nodes, locals, options.mkerneld,
-                                                    options.link_bandwidth);
+    machine.daemons = std::make_unique<DaemonNodes>(options.nodes, locals,
+                                                    static_cast<std::uint32_t>(options.devices),
+                                                    options.mkerneld, options.link_bandwidth);
   }
   // (Of nodes of one rank each NCCL does nothing but copies: those may share a device.)
   const bool has_collective =
       options.nodes > 1 ? own_devices || locals == 1 : own_devices && locals > 1;
   for (std::uint32_t node = 0; node < options.nodes && has_collective; ++node) {
-    auto nccl = Nccl::load(static_cast<int>(locals), static_cast<int>(node * locals));
+    std::vector<int> devices;
+    for (std::uint32_t local = 0; local < locals; ++local)
+      devices.push_back(static_cast<int>(node * locals + local) % options.devices);
+    auto nccl = Nccl::load(devices);
     if (nccl != nullptr) machine.nccl.push_back(std::move(nccl));
   }
   if (options.nodes > 1 && has_collective && machine.nccl.empty()) {

@@ -82,8 +82,9 @@ class AgGemmGate {
 
   __device__ int wait(int m, int n, int k_block) {
     if (k_block != 0) {
-      // No tile is left for anybody: this block's last inputs are there.
-      if (!noted_ && tiles_left() == 0) note();
+      // This block's last inputs are there, if nobody gets a tile any more.
+      if (!noted_ && all_taken(params_.waits_done.compute, params_.taken, params_.tiles.tiles))
+        note();
       return kAllReady;
     }
     // The block's loads are far ahead of its products then, so that a look costs nothing.
@@ -117,10 +118,6 @@ class AgGemmGate {
 
  private:
   static constexpr int kOwn = -1;
-  __device__ std::uint32_t tiles_left() const {
-    const std::uint32_t taken = params_.waits_done.compute + shm::load_relaxed(params_.taken);
-    return taken < params_.tiles.tiles ? params_.tiles.tiles - taken : 0;
-  }
   __device__ void note() {
     params_.waits_done.note();
     noted_ = true;
