@@ -52,22 +52,33 @@ MK_HOST_DEVICE inline void store_release(T* word, T value) {
   SystemAtomicRef<T>(*word).store(value, kRelease);
 }
 
+/// Writes `word` without ordering anything else (single-writer counters).
+template <class T>
+MK_HOST_DEVICE inline void store_relaxed(T* word, T value) {
+  SystemAtomicRef<T>(*word).store(value, kRelaxed);
+}
+
 /// store_release of `value` to words word(0) .. word(count - 1). On a GPU a release costs a fence
 /// of the whole system, which waits for this thread's stores to the word before it: one is enough.
 template <class T, class Word>
 MK_HOST_DEVICE inline void store_release_all(std::uint32_t count, Word&& word, T value) {
 #if defined(__CUDA_ARCH__)
   __threadfence_system();
-  for (std::uint32_t i = 0; i < count; ++i) SystemAtomicRef<T>(*word(i)).store(value, kRelaxed);
+  for (std::uint32_t i = 0; i < count; ++i) store_relaxed(word(i), value);
 #else
   for (std::uint32_t i = 0; i < count; ++i) store_release(word(i), value);
 #endif
 }
-
-/// Writes `word` without ordering anything else (single-writer counters).
-template <class T>
-MK_HOST_DEVICE inline void store_relaxed(T* word, T value) {
-  SystemAtomicRef<T>(*word).store(value, kRelaxed);
+/// The same of value(count - 1) .. value(0), in that order; as little code as can be.
+template <class Word, class Value>
+MK_HOST_DEVICE inline void store_release_back(std::uint64_t count, Word&& word, Value&& value) {
+#if defined(__CUDA_ARCH__)
+  __threadfence_system();
+#pragma unroll 1
+  for (std::uint64_t i = count; i-- > 0;) store_relaxed(word(i), value(i));
+#else
+  for (std::uint64_t i = count; i-- > 0;) store_release(word(i), value(i));
+#endif
 }
 
 /// Adds to `word` and returns the old value; acquires and releases.

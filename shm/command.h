@@ -50,6 +50,7 @@ struct alignas(16) CommandSlot {
 };
 static_assert(sizeof(CommandSlot) == kCommandBytes);
 
+inline constexpr std::uint32_t kEpochWord = 4;
 inline constexpr std::uint32_t kCommitWord = 5;
 inline constexpr std::uint64_t kParityBit = 1ull << 63;
 inline constexpr std::uint64_t kOffsetMask = (1ull << kOffsetBits) - 1;

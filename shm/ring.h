@@ -38,12 +38,8 @@ struct RingProducer {
   /// Writes and commits one command; returns false, with nothing written, when the ring is full.
   MK_HOST_DEVICE bool try_push(const Command& command) {
     if (!has_credit()) return false;
-    CommandSlot& slot = ring.slot(produced);
-    encode(command, slot.words);
-    // Release: words 0..4, and the payload the command names, are visible before the commit.
-    store_release(&slot.words[kCommitWord], commit_word(produced, ring.slot_count_log2));
-    ++produced;
-    store_relaxed(&ring.control->produced, produced);
+    write(0, command);
+    commit(1);
     return true;
   }
 
@@ -56,20 +52,25 @@ struct RingProducer {
     return produced + count - consumed_seen <= ring.slot_count();
   }
 
-  // Several commands under one fence, by several threads perhaps: `write` of each, a release fence
-  // of each thread that wrote, `commit` of each, then, once, `advance`. The consumer takes a
-  // command when it and all before it are committed. There must be credits for all of them.
+  // In two steps: what a command says may be known before what it names is there. There must be
+  // credits for all that are written and not committed.
 
-  /// Words 0..4 of the `ahead`-th command from now on.
+  /// Words 0..4 of the `ahead`-th command from now on. The consumer sees nothing of it.
   MK_HOST_DEVICE void write(std::uint64_t ahead, const Command& command) const {
     encode(command, ring.slot(produced + ahead).words);
   }
-  MK_HOST_DEVICE void commit(std::uint64_t ahead) const {
-    const std::uint64_t sequence = produced + ahead;
-    store_relaxed(&ring.slot(sequence).words[kCommitWord],
-                  commit_word(sequence, ring.slot_count_log2));
+  /// Puts the time into a command that has been written.
+  MK_HOST_DEVICE void stamp(std::uint64_t ahead, std::uint32_t commit_time_ns) const {
+    std::uint64_t& word = ring.slot(produced + ahead).words[kEpochWord];
+    word = (word & 0xffffffffu) | static_cast<std::uint64_t>(commit_time_ns) << 32;
   }
-  MK_HOST_DEVICE void advance(std::uint64_t count) {
+  /// Commits the next `count` commands, which have been written: the first one last, so that the
+  /// consumer finds all of them as soon as any. Release: words 0..4 of each, and the payload it
+  /// names, are visible before.
+  MK_HOST_DEVICE void commit(std::uint64_t count) {
+    store_release_back(
+        count, [this](std::uint64_t i) { return &ring.slot(produced + i).words[kCommitWord]; },
+        [this](std::uint64_t i) { return commit_word(produced + i, ring.slot_count_log2); });
     produced += count;
     store_relaxed(&ring.control->produced, produced);
   }

@@ -26,6 +26,12 @@ struct BlockTotals {
 template <class Executor>
 class Block {
  public:
+  /// Whether the executor looks at many flags at once.
+  template <class Flag>
+  static constexpr bool kLooksAtMany = requires(Executor& executor, Flag&& flag) {
+    executor.first_missing(0u, 0u, 0u, flag);
+  };
+
   MK_HOST_DEVICE Block(Executor& executor_in, const WaitControl& control_in, BlockTotals& totals_in,
                        Role role_in, std::uint32_t index_in, std::uint32_t epoch_in)
       : executor(executor_in),
@@ -73,8 +79,10 @@ class Block {
     }
   }
 
-  /// Waits until the flag shows `wanted` or later. False: the launch has failed; leave.
-  MK_HOST_DEVICE bool await(const WaitSite& site, const std::uint32_t* flag, std::uint32_t wanted) {
+  /// Waits until the flag shows `wanted` or later. False: the launch has failed; leave. `site`: see
+  /// made_site.
+  template <class Site>
+  MK_HOST_DEVICE bool await(const Site& site, const std::uint32_t* flag, std::uint32_t wanted) {
     if (!wait_flag(executor, control, site, totals.waits, flag, wanted)) return false;
     executor.loads_begin();
     return true;
@@ -86,30 +94,50 @@ class Block {
   MK_HOST_DEVICE bool await_each(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
                                  SiteOf&& site_of) {
     for (std::uint32_t i = 0; (i = first_missing(i, count, wanted, flag)) < count; ++i) {
-      if (!await(site_of(i), flag(i), wanted)) return false;
+      if (!await([&] { return site_of(i); }, flag(i), wanted)) return false;
     }
     return true;
   }
 
-  /// Waits, as `await` does, for the first of those flags, and answers how many of them from the
-  /// first on show `wanted` then, as far as one look tells: one at least; 0: the launch has failed.
+  /// Waits until flags `flag(begin)` .. `flag(least - 1)` show `wanted`, one at least, and answers
+  /// which of the next ones, up to `end`, is the first that does not, as far as the last look
+  /// tells; `begin`: the launch has failed. For a block that tells others of what it awaits: its
+  /// own bulk loads are not ordered.
   template <class Flag, class SiteOf>
-  MK_HOST_DEVICE std::uint32_t await_first(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
-                                           SiteOf&& site_of) {
-    const std::uint32_t there = first_missing(0, count, wanted, flag);
-    if (there != 0) return there;
-    if (!await(site_of(0), flag(0), wanted)) return 0;
-    return first_missing(1, count, wanted, flag);
+  MK_HOST_DEVICE std::uint32_t await_run(std::uint32_t begin, std::uint32_t least,
+                                         std::uint32_t end, std::uint32_t wanted, Flag&& flag,
+                                         SiteOf&& site_of) {
+    std::uint32_t missing = begin;
+    while (missing < least) {
+      const std::uint32_t first = missing;
+      const bool reached = wait_until(
+          executor, control, [&] { return site_of(first); }, totals.waits, wanted,
+          [&](std::uint64_t* seen) {
+            if constexpr (kLooksAtMany<Flag>) {
+              missing = executor.first_missing(first, end, wanted, flag);
+              *seen = executor.first_seen();
+            } else {
+              const std::uint32_t shown = shm::load_acquire(flag(first));
+              missing = first + (shm::epoch_reached(shown, wanted) ? 1 : 0);
+              *seen = shown;
+            }
+            return missing != first;
+          });
+      if (!reached) return begin;
+    }
+    return missing;
   }
 
   /// The first of flags `flag(begin)` .. `flag(end - 1)` that is not seen to show `wanted`, without
   /// waiting: what the writers of those before it stored is visible then. An executor to which a
   /// look costs much looks at many at a time, by a function of the same name, soonest where `flag`
-  /// is a FlagRow; to others each flag is as good as missing until it is awaited.
+  /// is a FlagRow (not at all of very many: those that it has not looked at are as good as
+  /// missing), and says what the first one showed by `std::uint32_t first_seen()`; to others each
+  /// flag is as good as missing until it is awaited.
   template <class Flag>
   MK_HOST_DEVICE std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
                                              std::uint32_t wanted, Flag&& flag) {
-    if constexpr (requires { executor.first_missing(begin, end, wanted, flag); }) {
+    if constexpr (kLooksAtMany<Flag>) {
       if (begin >= end) return begin;
       const std::uint32_t missing = executor.first_missing(begin, end, wanted, flag);
       if (missing != begin) executor.loads_begin();

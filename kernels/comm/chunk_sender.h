@@ -1,6 +1,7 @@
 /// \file
-/// A send block's way into its lane: commands with credits, many of them under one fence where the
-/// executor can, and the question whether sent bytes may be reused.
+/// A send block's way into its lane: commands with credits, written while what they name is still
+/// on its way, many of them committed under one fence; and the question whether sent bytes may be
+/// reused.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +13,19 @@
 
 namespace mk::kernels {
 
-/// Chunks that a send role looks for at a time, and gives its sender before it flushes: on a GPU
-/// one thread does that, 0.7 us for each, and meanwhile the first one waits. A flush takes 5 us.
-inline constexpr std::uint32_t kChunksAtOnce = 8;
+/// Commands that a send role writes before it looks whether what they name is there: on a GPU one
+/// thread does that, and a commit takes 2 us whatever it commits.
+inline constexpr std::uint32_t kCommandsAtOnce = 8;
+static_assert(2 * kCommandsAtOnce <= shm::kRingSlotsMin, "there may be credits for them");
 
-/// Commands that are committed together: as many as a warp has lanes beside its leader, which
-/// commit one each.
-struct CommandBatch {
-  static constexpr std::uint32_t kCommandsMax = 31;
-  shm::Command commands[kCommandsMax];
-  std::uint32_t count = 0;
-  std::uint32_t most = kCommandsMax;  ///< more are not collected before they are committed
-};
-
-/// Drives lane `lane` for one launch. One thread. The pacer is the block's executor; one that
-/// commits many commands at once supplies, besides what comm/wait.h asks for,
-///     CommandBatch& batch();                  empty at first; where commands wait to be committed
-///     void commit_batch(shm::RingProducer&);  commits those in it, for which there are credits,
-///     and
-///                                             leaves it empty; what this thread stored or acquired
-///                                             before is visible to the daemon
-/// What was given to the sender may wait there until `flush`, so a role flushes before it waits for
-/// anything that may depend on it, and at its end.
+/// Drives lane `lane` for one launch. One thread. Commands are **added**, in any number that the
+/// ring has credits for, and **committed** in that order, when what they name is there: only then
+/// does the daemon see them. A role commits all it has added before it ends, and what is there
+/// before it waits for anything that may depend on it.
+///
+/// The pacer is the block's executor. One whose clock is not CLOCK_MONOTONIC supplies, besides what
+/// comm/wait.h asks for,
+///     std::uint32_t commit_time_ns();        what a command says of its time
 template <class Pacer>
 class ChunkSender {
  public:
@@ -46,13 +38,12 @@ class ChunkSender {
         lane_(lane),
         ring_(context.lanes[lane]) {}
 
-  /// Asks the daemon to copy `bytes` of this rank's workspace into the rail peer's on `node` and
-  /// then to show `epoch` in flag `flag` of the peer's operator. Everything this thread stored or
-  /// acquired before the next `flush` is visible to the daemon. False: the wait for a free slot
-  /// failed.
-  MK_HOST_DEVICE bool send_chunk(std::uint32_t node, std::uint64_t source_offset,
-                                 std::uint64_t target_offset, std::uint32_t bytes,
-                                 std::uint32_t flag, std::uint32_t epoch) {
+  /// A command for the daemon to copy `bytes` of this rank's workspace into the rail peer's on
+  /// `node` and then to show `epoch` in flag `flag` of the peer's operator. False: the wait for a
+  /// free slot failed.
+  MK_HOST_DEVICE bool add_chunk(std::uint32_t node, std::uint64_t source_offset,
+                                std::uint64_t target_offset, std::uint32_t bytes,
+                                std::uint32_t flag, std::uint32_t epoch) {
     shm::Command command = to(node, flag, epoch);
     command.opcode = shm::Opcode::kWrite;
     command.src_handle = context_.workspace_handle;
@@ -60,42 +51,51 @@ class ChunkSender {
     command.src_offset = source_offset;
     command.dst_offset = target_offset;
     command.bytes = bytes;
-    if (!push(command)) return false;
+    if (!add(command)) return false;
     payload_bytes_ += bytes;
     return true;
   }
 
-  /// Only shows `epoch` in the flag.
-  MK_HOST_DEVICE bool send_flag(std::uint32_t node, std::uint32_t flag, std::uint32_t epoch) {
+  /// One that only shows `epoch` in the flag, and depends on nothing: where very many are added,
+  /// they are committed meanwhile, with all that were added before.
+  MK_HOST_DEVICE bool add_flag(std::uint32_t node, std::uint32_t flag, std::uint32_t epoch) {
+    if (added_ >= kCommandsAtOnce) commit();
     shm::Command command = to(node, flag, epoch);
     command.opcode = shm::Opcode::kWriteFlag;
-    return push(command);
+    return add(command);
   }
 
-  /// Whatever was given to this sender is now with the daemon. False: as above.
-  MK_HOST_DEVICE bool flush() {
-    if constexpr (kBatches) {
-      const std::uint32_t count = pacer_.batch().count;
-      if (count == 0) return true;
-      if (!await_credits(count)) return false;
-      pacer_.commit_batch(ring_);
-      store_ring();
-      at_once_ = 2 * at_once_ < kChunksAtOnce ? 2 * at_once_ : kChunksAtOnce;
+  /// Commits the first `count` of those added. What this thread has stored or acquired before is
+  /// visible to the daemon.
+  MK_HOST_DEVICE void commit(std::uint32_t count) {
+    if (count == 0) return;
+    if constexpr (!kOwnTime) {
+      const auto now = static_cast<std::uint32_t>(pacer_.now_ns());
+      for (std::uint32_t i = 0; i < count; ++i) ring_.stamp(i, now);
     }
-    return true;
+    ring_.commit(count);
+    added_ -= count;
+    commands_ += count;
+    store_ring();
+    at_once_ = 2 * at_once_ < kCommandsAtOnce ? 2 * at_once_ : kCommandsAtOnce;
   }
+  /// All of them.
+  MK_HOST_DEVICE void commit() { commit(added_); }
 
-  /// So many chunks of `chunk_bytes` are to be given to it before the next flush, if there are so
-  /// many: few at first, so that the network has something to do, unless it is done with those
-  /// before the next ones come.
+  /// Commands added and not yet committed.
+  MK_HOST_DEVICE std::uint32_t added() const { return added_; }
+
+  /// So many commands for chunks of `chunk_bytes` are to be added, and what they name looked for,
+  /// before the next commit, if there are so many: few at first, so that the network has something
+  /// to do, unless it is done with those before the next ones come. Never less than before.
   MK_HOST_DEVICE std::uint32_t at_once(std::uint64_t chunk_bytes) const {
     constexpr std::uint64_t kSmallChunk = 64 << 10;
-    return chunk_bytes <= kSmallChunk ? kChunksAtOnce : at_once_;
+    return chunk_bytes <= kSmallChunk ? kCommandsAtOnce : at_once_;
   }
 
-  /// Commands this lane has committed since it was made: all that were given, after a `flush`.
+  /// Commands this lane has committed since it was made.
   MK_HOST_DEVICE std::uint64_t produced() const { return ring_.produced; }
-  /// Of this sender.
+  /// Commands of this sender that are committed, and payload bytes of those added.
   MK_HOST_DEVICE std::uint64_t commands() const { return commands_; }
   MK_HOST_DEVICE std::uint64_t payload_bytes() const { return payload_bytes_; }
 
@@ -109,39 +109,24 @@ class ChunkSender {
     return command;
   }
 
-  /// A pacer whose clock is not CLOCK_MONOTONIC says what to write instead.
-  MK_HOST_DEVICE std::uint32_t commit_time_ns() {
-    if constexpr (requires(Pacer & pacer) { pacer.commit_time_ns(); }) {
-      return pacer_.commit_time_ns();
-    } else {
-      return static_cast<std::uint32_t>(pacer_.now_ns());
-    }
-  }
-
-  MK_HOST_DEVICE bool push(shm::Command command) {
-    command.commit_time_ns = commit_time_ns();
-    if constexpr (kBatches) {
-      CommandBatch& batch = pacer_.batch();
-      batch.commands[batch.count++] = command;
-      ++commands_;
-      const bool collects = batch.count < batch.most && batch.count < ring_.ring.slot_count();
-      return collects || flush();
-    } else {
-      if (!await_credits(1)) return false;
-      ring_.try_push(command);
-      store_ring();
-      ++commands_;
-      return true;
-    }
+  MK_HOST_DEVICE bool add(shm::Command command) {
+    if constexpr (kOwnTime) command.commit_time_ns = pacer_.commit_time_ns();
+    if (!await_credits(added_ + 1)) return false;
+    ring_.write(added_, command);
+    ++added_;
+    return true;
   }
 
   MK_HOST_DEVICE bool await_credits(std::uint64_t count) {
-    WaitSite site;
-    site.role = Role::kSend;
-    site.kind = FlagKind::kCredit;
-    site.block = lane_;
-    site.rank = context_.world.rank();
-    site.index[0] = lane_;
+    const auto site = [this] {
+      WaitSite made;
+      made.role = Role::kSend;
+      made.kind = FlagKind::kCredit;
+      made.block = lane_;
+      made.rank = context_.world.rank();
+      made.index[0] = lane_;
+      return made;
+    };
     // May wrap before the first lap: it is for the text only.
     const std::uint64_t wanted = ring_.produced + count - ring_.ring.slot_count();
     return wait_until(pacer_, control_, site, totals_, wanted, [&](std::uint64_t* seen) {
@@ -158,13 +143,14 @@ class ChunkSender {
     lane.consumed_seen = ring_.consumed_seen;
   }
 
-  static constexpr bool kBatches = requires(Pacer & pacer) { pacer.batch(); };
+  static constexpr bool kOwnTime = requires(Pacer & pacer) { pacer.commit_time_ns(); };
   Pacer& pacer_;
   const WaitControl& control_;
   const RankContext& context_;
   WaitTotals& totals_;
   std::uint32_t lane_;
   shm::RingProducer ring_;     ///< the lane's; on a GPU each look at that takes half a microsecond
+  std::uint32_t added_ = 0;    ///< and not committed
   std::uint32_t at_once_ = 3;  ///< a header and two chunks of rows
   std::uint64_t commands_ = 0;
   std::uint64_t payload_bytes_ = 0;
@@ -177,12 +163,15 @@ MK_HOST_DEVICE inline bool wait_completed(Pacer& pacer, const WaitControl& contr
                                           const RankContext& context, Role role,
                                           std::uint32_t block, std::uint32_t lane,
                                           std::uint64_t count, WaitTotals& totals) {
-  WaitSite site;
-  site.role = role;
-  site.kind = FlagKind::kCompleted;
-  site.block = block;
-  site.rank = context.world.rank();
-  site.index[0] = lane;
+  const auto site = [&] {
+    WaitSite made;
+    made.role = role;
+    made.kind = FlagKind::kCompleted;
+    made.block = block;
+    made.rank = context.world.rank();
+    made.index[0] = lane;
+    return made;
+  };
   return wait_until(pacer, control, site, totals, count, [&](std::uint64_t* seen) {
     *seen = context.lanes[lane].completed();
     return *seen >= count;

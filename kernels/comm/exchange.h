@@ -27,11 +27,11 @@ MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
     for (std::uint32_t chunk = FlagMap::first_idle_granule(sent(node)); chunk < flags.stride();
          chunk += shm::kFlagGranule) {
       const std::uint32_t flag = flags.arrival(block.bank, node, world.node, chunk);
-      if (!sender.send_flag(node, flag, block.epoch)) return false;
+      if (!sender.add_flag(node, flag, block.epoch)) return false;
     }
   }
   // The peers wait for these, as this rank does for theirs.
-  if (!sender.flush()) return false;
+  sender.commit();
   for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {
     const std::uint32_t node = (world.node + i) % world.nodes;
     for (std::uint32_t chunk = FlagMap::first_idle_granule(received(node)); chunk < flags.stride();
@@ -44,9 +44,10 @@ MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
   if (!block.await_blocks(Role::kReceive, block.common.blocks.receive, 2)) return false;
   for (std::uint32_t i = 1; i < world.nodes; ++i) {
     const std::uint32_t node = (world.node + i) % world.nodes;
-    if (!sender.send_flag(node, flags.release(node, world.node), block.epoch)) return false;
+    if (!sender.add_flag(node, flags.release(node, world.node), block.epoch)) return false;
   }
-  return sender.flush();
+  sender.commit();
+  return true;
 }
 
 }  // namespace mk::kernels

@@ -131,27 +131,40 @@ class OperatorBlock : public Block<Executor> {
     return this->await_each(tiles.end - tiles.begin, epoch, FlagRow{flags(tiles.begin), flags.step},
                             [&](std::uint32_t i) { return site_of(tiles.begin + i); });
   }
-  /// Where one rank's own tiles make up the chunks that it sends: waits for all tiles of chunk
-  /// `first`, and answers of how many of chunks `first`, `first` + `step`, ..., `most` at most,
-  /// they are there then (one, if the block has not all chunks); 0: the launch has failed.
-  /// `flags` and `site_of(tile)`, of the packed tiles.
+  /// Waits until chunk `first` is there, and answers how many of it and of chunks `first` + `step`,
+  /// `first` + 2 * `step`, ... are then, as far as one look tells, `most` at most (one, if the
+  /// block has not all chunks and looks at tiles); 0: the launch has failed. A chunk is there when
+  /// its flag of `chunks` shows it or, `of_tiles`, when all its tiles' flags of `tiles` do.
+  /// `site_of(index)` of those.
   template <class SiteOf>
-  MK_HOST_DEVICE std::uint32_t await_first_tiles(const PackedTiles& packed, std::uint32_t first,
-                                                 std::uint32_t most, std::uint32_t step,
-                                                 const FlagRow& flags, SiteOf&& site_of) {
-    const TileRange tiles = packed.chunk_tiles(first);
-    if (!await_own_tiles(tiles, flags, site_of)) return 0;
-    if (step != 1) return 1;
-    // One look at the tiles of all of them: they follow each other.
-    const std::uint32_t left = packed.chunks() - first;
-    const std::uint32_t last = first + (left < most ? left : most) - 1;
-    const std::uint32_t end = packed.chunk_tiles(last).end;
-    const std::uint32_t missing = this->first_missing(tiles.end, end, epoch, flags);
-    return missing == end ? last - first + 1 : packed.chunk_of(missing) - first;
+  MK_HOST_DEVICE std::uint32_t await_chunks(const PackedTiles& packed, std::uint32_t first,
+                                            std::uint32_t most, std::uint32_t step, bool of_tiles,
+                                            const std::uint32_t* tiles, const std::uint32_t* chunks,
+                                            SiteOf&& site_of) {
+    const TileRange its_tiles = packed.chunk_tiles(first);
+    std::uint32_t begin = 0;
+    std::uint32_t least = 1;
+    std::uint32_t end = most;
+    FlagRow flags{chunks + first, step};
+    if (of_tiles) {
+      // They follow each other where the chunks do.
+      const std::uint32_t left = packed.chunks() - first;
+      const std::uint32_t count = step != 1 ? 1 : left < most ? left : most;
+      begin = its_tiles.begin;
+      least = its_tiles.end;
+      end = packed.chunk_tiles(first + count - 1).end;
+      flags = {tiles};
+      most = count;
+    }
+    const std::uint32_t missing =
+        this->await_run(begin, least, end, epoch, flags,
+                        [&](std::uint32_t i) { return site_of(of_tiles ? i : first + i * step); });
+    if (missing < least) return 0;
+    return missing == end ? most : of_tiles ? packed.chunk_of(missing) - first : missing;
   }
   /// The local rank has ended launch `wanted`: it reads nothing of it any more.
   MK_HOST_DEVICE bool await_finished(std::uint32_t local, std::uint32_t wanted) {
-    return await(site(FlagKind::kFinished, rank_of(local), local, 0, 1),
+    return await([&] { return site(FlagKind::kFinished, rank_of(local), local, 0, 1); },
                  word(at(head.finished(local))), wanted);
   }
   /// A bit for each local rank that is seen to have ended launch `wanted`; does not wait. Of an
@@ -178,7 +191,8 @@ class OperatorBlock : public Block<Executor> {
   /// has sent is here. `index1` names it to people: the chunk.
   MK_HOST_DEVICE bool await_arrival_flag(std::uint32_t node, std::uint32_t flag,
                                          std::uint32_t index1) {
-    return await(arrival_site(node, index1), common.context.arrival_flags + flag, epoch);
+    return await([&] { return arrival_site(node, index1); }, common.context.arrival_flags + flag,
+                 epoch);
   }
   MK_HOST_DEVICE WaitSite arrival_site(std::uint32_t node, std::uint32_t index1) const {
     return site(FlagKind::kArrival, world.rail_peer(node), node, index1, 1);
@@ -186,7 +200,7 @@ class OperatorBlock : public Block<Executor> {
   /// The node's rank of this rail has read all that the bank's last launch left there.
   MK_HOST_DEVICE bool await_release(const FlagMap& flags, std::uint32_t node) {
     if (!flags.has_releases()) return true;
-    return await(site(FlagKind::kRelease, world.rail_peer(node), node, bank, 1),
+    return await([&] { return site(FlagKind::kRelease, world.rail_peer(node), node, bank, 1); },
                  common.context.arrival_flags + flags.release(world.node, node),
                  previous_use(epoch, banks));
   }

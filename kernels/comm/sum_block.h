@@ -37,6 +37,13 @@ class SumBlock : public OperatorBlock<Executor> {
     return this->at(schedule.receive_bank(bank, world.node, from));
   }
 
+  /// In front of what this rank sends.
+  MK_HOST_DEVICE void write_header(std::uint64_t staging) const {
+    auto* header = reinterpret_cast<BankHeader*>(this->at(staging));
+    header->epoch = this->epoch;
+    header->m = launch.m;
+  }
+
   // --- Awaited by this block; false: the launch has failed ---
 
   /// The node's sum of the chunk is in its receive bank here, made with the same m.

@@ -155,49 +155,66 @@ MK_HOST_DEVICE inline void fail_wait(const WaitControl& control, const WaitSite&
   shm::store_release(control.stop, 1u);
 }
 
-/// Waits until `probe(&seen)` answers true. `expected` and `seen` are for the record only. The
-/// pacer supplies
+/// A wait's site, given as one or as what makes it: a GPU's thread then takes no time for it unless
+/// it has to wait.
+template <class Site>
+MK_HOST_DEVICE inline WaitSite made_site(const Site& site) {
+  if constexpr (requires { site(); }) {
+    return site();
+  } else {
+    return site;
+  }
+}
+
+/// Waits until `probe(&seen)` answers true. `expected` and `seen` are for the record only; `site`:
+/// see made_site. The pacer supplies
 ///     std::uint64_t now_ns();               any monotonic clock
 ///     bool pause(std::uint32_t attempt);    passes some time, more with each attempt; true: look
 ///     at the clock and at the stop words now
-template <class Pacer, class Probe>
-MK_HOST_DEVICE inline bool wait_until(Pacer& pacer, const WaitControl& control,
-                                      const WaitSite& site, WaitTotals& totals,
-                                      std::uint64_t expected, Probe&& probe) {
+template <class Pacer, class Site, class Probe>
+MK_HOST_DEVICE inline bool wait_until(Pacer& pacer, const WaitControl& control, const Site& site,
+                                      WaitTotals& totals, std::uint64_t expected, Probe&& probe) {
   std::uint64_t seen = 0;
-  if (probe(&seen)) return true;
-  const std::uint64_t start_ns = pacer.now_ns();
-  const std::uint64_t timeout_ns = control.timeout_ns + control.timeout_ns / 4 * site.hops;
-  ++totals.count;
+  std::uint64_t start_ns = 0;
+  std::uint64_t timeout_ns = 0;
+  // The probe stands once: on a GPU code that runs for the first time costs more than the look.
   for (std::uint32_t attempt = 0;; ++attempt) {
-    const bool look_at_clock = pacer.pause(attempt);
+    const bool look_at_clock = attempt != 0 && pacer.pause(attempt - 1);
     const bool late = look_at_clock && pacer.now_ns() - start_ns > timeout_ns;
     // After the clock: a thread that was not scheduled for long finds the flag before it finds
     // itself late.
-    if (probe(&seen)) {
+    if (probe(&seen)) [[likely]] {
+      if (attempt == 0) return true;
       const std::uint64_t end_ns = pacer.now_ns();
       totals.ns += end_ns - start_ns;
       if (TraceLog* const log = totals.log()) {
-        const auto kind = static_cast<std::uint32_t>(site.kind);
-        log->add({start_ns, end_ns, {kind, site.index[0]}, site.rank, SpanKind::kWait});
+        const WaitSite made = made_site(site);
+        const auto kind = static_cast<std::uint32_t>(made.kind);
+        log->add({start_ns, end_ns, {kind, made.index[0]}, made.rank, SpanKind::kWait});
       }
       return true;
     }
+    if (attempt == 0) {
+      start_ns = pacer.now_ns();
+      timeout_ns = control.timeout_ns + control.timeout_ns / 4 * made_site(site).hops;
+      ++totals.count;
+      continue;
+    }
     // Not at every look: on a GPU each of these words costs as much time as the flag itself.
     const WaitEnd end = look_at_clock ? control.stop_reason() : WaitEnd::kReached;
-    if (end != WaitEnd::kReached || late) {
+    if (end != WaitEnd::kReached || late) [[unlikely]] {
       const std::uint64_t waited_ns = pacer.now_ns() - start_ns;
       totals.ns += waited_ns;
-      fail_wait(control, site, end != WaitEnd::kReached ? end : WaitEnd::kTimeout, expected, seen,
-                waited_ns);
+      fail_wait(control, made_site(site), end != WaitEnd::kReached ? end : WaitEnd::kTimeout,
+                expected, seen, waited_ns);
       return false;
     }
   }
 }
 
 /// Waits until the flag shows `epoch` or later; what its writer stored before is visible then.
-template <class Pacer>
-MK_HOST_DEVICE inline bool wait_flag(Pacer& pacer, const WaitControl& control, const WaitSite& site,
+template <class Pacer, class Site>
+MK_HOST_DEVICE inline bool wait_flag(Pacer& pacer, const WaitControl& control, const Site& site,
                                      WaitTotals& totals, const std::uint32_t* flag,
                                      std::uint32_t epoch) {
   return wait_until(pacer, control, site, totals, epoch, [&](std::uint64_t* seen) {

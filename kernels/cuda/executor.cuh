@@ -4,7 +4,7 @@
 /// **leader**, runs the role as it stands in roles.h, with its waits and flags; its other three
 /// warps are **workers** and do the sums and copies the leader asks for. Up to two jobs are in
 /// flight, so that the leader looks for the next tile while the workers add up this one. The
-/// leader's own warp looks at its flags and commits its commands (leader_warp.cuh).
+/// leader's own warp looks at its flags, many at a time (leader_warp.cuh).
 #pragma once
 
 #include <cstdint>
@@ -208,6 +208,7 @@ class LeaderBase {
                                          std::uint32_t wanted, Flag&& flag) {
     return warp_.first_missing(begin, end, wanted, flag);
   }
+  __device__ std::uint32_t first_seen() const { return warp_.first_seen(); }
   static __device__ void publish_within_rank(std::uint32_t* flag, std::uint32_t epoch) {
     ptx::store_release_gpu(flag, epoch);
   }
@@ -219,9 +220,6 @@ class LeaderBase {
     constexpr std::uint32_t kLooksPerClock = 32;
     return attempt % kLooksPerClock == kLooksPerClock - 1;
   }
-
-  __device__ CommandBatch& batch() { return warp_.batch(); }
-  __device__ void commit_batch(shm::RingProducer& ring) { warp_.commit(ring); }
 
   /// Compute blocks show their tiles one by one, and each that it has none left, to people.
   static __device__ bool counts_done(Role role) { return role != Role::kCompute; }

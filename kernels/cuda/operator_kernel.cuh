@@ -166,9 +166,9 @@ __device__ __forceinline__ void prepare_groups(GroupShared<Op>* groups,
   GroupShared<Op>& shared = groups[threadIdx.x / kGroupThreads];
   const std::uint32_t thread = threadIdx.x % kGroupThreads;
   copy_launch(shared.launch, launch, thread, kGroupThreads);
-  if (thread != 0) return;
-  if constexpr (Op::Executor::kHasWorkers) shared.executor.begin();
-  shared.warp.begin();
+  if constexpr (Op::Executor::kHasWorkers) {
+    if (thread == 0) shared.executor.begin();
+  }
 }
 
 /// Everything but the tiles, by all threads of a block. `groups`: kGroupsOfBlock, and in a block

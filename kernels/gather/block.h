@@ -127,23 +127,21 @@ class GatherBlock {
 
   // --- For roles.h ---
 
-  /// Of a shard that this rank sends: waits until chunk `first` is here (its own: until the share
-  /// role has brought it to its slot, if it is not in place), and answers how many of chunks
-  /// `first`, `first` + `step`, ... below `end` are, `most` at most; 0: the launch has failed.
+  /// Of a shard that this rank sends: waits until `least` of the chunks `first`, `first` + `step`,
+  /// ... are here (its own: until the share role has brought them to its slot, if they are not in
+  /// place), and answers how many are, `most` at most; 0: the launch has failed.
   MK_HOST_DEVICE std::uint32_t await_sendable(std::uint32_t origin, std::uint32_t first,
-                                              std::uint32_t end, std::uint32_t step,
-                                              std::uint32_t most) {
+                                              std::uint32_t least, std::uint32_t most,
+                                              std::uint32_t step) {
     const bool own = origin == block.world.rank();
-    const auto chunk_of = [=](std::uint32_t i) { return first + i * step; };
-    const std::uint32_t left = step == 1 ? end - first : div_up(end - first, step);
-    const std::uint32_t wanted = left < most ? left : most;
-    if (own && in_place) return wanted;
+    if (own && in_place) return most;
     const std::uint32_t* flags = own ? word(schedule.ready(origin, 0)) : flags_of(origin);
-    return block.await_first(
-        wanted, block.epoch, FlagRow{flags + first, step}, [&](std::uint32_t i) {
-          return own ? block.site(FlagKind::kRowsReady, origin, origin, chunk_of(i), 2)
-                     : site(origin, chunk_of(i));
-        });
+    return block.await_run(0, least, most, block.epoch, FlagRow{flags + first, step},
+                           [&](std::uint32_t i) {
+                             const std::uint32_t chunk = first + i * step;
+                             return own ? block.site(FlagKind::kRowsReady, origin, origin, chunk, 2)
+                                        : site(origin, chunk);
+                           });
   }
   /// The rank on the next node has done with what the bank's last launch brought it.
   MK_HOST_DEVICE bool await_release() {
@@ -168,7 +166,7 @@ class GatherBlock {
   }
   MK_HOST_DEVICE bool await_landed(std::uint32_t origin, std::uint32_t chunk) {
     if (origin == block.world.rank()) return true;
-    return block.await(site(origin, chunk), flags_of(origin) + chunk, block.epoch);
+    return block.await([&] { return site(origin, chunk); }, flags_of(origin) + chunk, block.epoch);
   }
   /// Of a header that is there.
   MK_HOST_DEVICE bool check_header(std::uint32_t origin) {

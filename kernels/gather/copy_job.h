@@ -14,13 +14,16 @@ namespace mk::kernels {
 struct CopyJob {
   const std::byte* source = nullptr;
   std::uint64_t source_stride = 0;
-  std::byte* targets[shm::kLocalRanksMax] = {};
+  std::byte* targets[shm::kLocalRanksMax];  ///< the first target_count
   std::uint64_t target_stride = 0;
   std::uint32_t target_count = 0;
   std::uint32_t rows = 0;
   std::uint32_t row_bytes = 0;
 
   MK_HOST_DEVICE void add_target(std::byte* target) { targets[target_count++] = target; }
+  MK_HOST_DEVICE void move_targets(std::int64_t bytes) {
+    for (std::uint32_t t = 0; t < target_count; ++t) targets[t] += bytes;
+  }
 };
 
 /// A part of each of this rank's own rows, in the caller's memory.
@@ -51,9 +54,10 @@ struct GatherSource {
   }
 
   /// Calls `copy(job)` with the jobs that bring bytes [begin, end) of the packed rows to the
-  /// targets of `job`, which point to where byte `begin` goes.
+  /// targets of `job`, which point to where byte `begin` goes; `job` is used up. (A copy of it is
+  /// fifty instructions of a GPU's thread.)
   template <class Copy>
-  MK_HOST_DEVICE void copy_packed(std::uint64_t begin, std::uint64_t end, CopyJob job,
+  MK_HOST_DEVICE void copy_packed(std::uint64_t begin, std::uint64_t end, CopyJob& job,
                                   Copy&& copy) const {
     // Rows that follow each other are one run. (The arithmetic below takes a GPU's thread, which
     // comes to it for the first time in each launch, up to 9 us.)
@@ -79,19 +83,19 @@ struct GatherSource {
         const std::uint64_t first = from > piece_at ? from : piece_at;
         const std::uint64_t last = to < piece_at + piece.bytes ? to : piece_at + piece.bytes;
         if (first < last) {
-          CopyJob part = job;
-          part.source = piece.base + row * piece.stride + (first - piece_at);
-          part.source_stride = piece.stride;
-          part.target_stride = row_bytes;
-          part.rows = whole != 0 ? static_cast<std::uint32_t>(whole) : 1;
-          part.row_bytes = static_cast<std::uint32_t>(last - first);
-          for (std::uint32_t t = 0; t < part.target_count; ++t) part.targets[t] += first - from;
-          copy(part);
+          job.source = piece.base + row * piece.stride + (first - piece_at);
+          job.source_stride = piece.stride;
+          job.target_stride = row_bytes;
+          job.rows = whole != 0 ? static_cast<std::uint32_t>(whole) : 1;
+          job.row_bytes = static_cast<std::uint32_t>(last - first);
+          job.move_targets(static_cast<std::int64_t>(first - from));
+          copy(job);
+          job.move_targets(-static_cast<std::int64_t>(first - from));
         }
         piece_at += piece.bytes;
       }
       const std::uint64_t done = whole != 0 ? whole * row_bytes : left;
-      for (std::uint32_t t = 0; t < job.target_count; ++t) job.targets[t] += done;
+      job.move_targets(static_cast<std::int64_t>(done));
       begin += done;
     }
   }

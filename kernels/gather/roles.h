@@ -59,10 +59,10 @@ MK_HOST_DEVICE inline void write_header(const GatherBlock<Executor>& gather, std
 }
 
 /// Brings a chunk of this rank's own rows to the targets of `job`, which point to its place in the
-/// slots.
+/// slots; `job` is used up.
 template <class Executor>
 MK_HOST_DEVICE inline void share_chunk(GatherBlock<Executor>& gather, const GatherSource& source,
-                                       std::uint32_t chunk, const ByteRange& range, CopyJob job) {
+                                       std::uint32_t chunk, const ByteRange& range, CopyJob& job) {
   auto& block = gather.block;
   if (chunk == 0) {
     for (std::uint32_t i = 0; i < job.target_count; ++i) write_header(gather, job.targets[i]);
@@ -159,19 +159,24 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
     const std::uint32_t chunks = schedule.chunks(rows);
     for (std::uint32_t chunk = block.index; chunk < chunks;) {
       const std::uint32_t most = sender.at_once(schedule.geometry().chunk_bytes);
-      const std::uint32_t here = gather.await_sendable(origin, chunk, chunks, blocks, most);
-      if (here == 0) return false;
-      for (const std::uint32_t end = chunk + here * blocks; chunk < end; chunk += blocks) {
-        const ByteRange range = schedule.chunk_range(rows, chunk);
-        if (!sender.send_chunk(to, source + range.begin, slot + range.begin, range.bytes,
-                               schedule.arrival(block.bank, to, node, chunk), block.epoch)) {
+      const std::uint32_t left = blocks == 1 ? chunks - chunk : div_up(chunks - chunk, blocks);
+      const std::uint32_t wanted = left < most ? left : most;
+      // Commands are written while their rows come.
+      for (std::uint32_t i = sender.added(); i < wanted; ++i) {
+        const std::uint32_t number = chunk + i * blocks;
+        const ByteRange range = schedule.chunk_range(rows, number);
+        if (!sender.add_chunk(to, source + range.begin, slot + range.begin, range.bytes,
+                              schedule.arrival(block.bank, to, node, number), block.epoch)) {
           return false;
         }
-        block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));
       }
       // A header by itself keeps the daemon as busy as a chunk: it goes with the first rows.
-      const bool only_header = chunk == blocks && chunk < chunks && block.index == 0;
-      if (!only_header && !sender.flush()) return false;
+      const std::uint32_t least = chunk == 0 && wanted > 1 ? 2 : 1;
+      const std::uint32_t here = gather.await_sendable(origin, chunk, least, wanted, blocks);
+      if (here == 0) return false;
+      sender.commit(here);
+      for (const std::uint32_t end = chunk + here * blocks; chunk < end; chunk += blocks)
+        block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));
     }
     const bool last = hops + 1 == schedule.shards_sent();
     const std::uint32_t next = world.rail_peer(schedule.node_at(hops + 1));
@@ -237,12 +242,12 @@ MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, ChunkSender<Exe
     const std::uint32_t rows = gather.row_count(world.rail_peer(node));
     const bool sent = for_idle_granules(gather, rows, [&](std::uint32_t chunk) {
       const std::uint32_t to = schedule.successor();
-      return sender.send_flag(to, schedule.arrival(block.bank, to, node, chunk), block.epoch);
+      return sender.add_flag(to, schedule.arrival(block.bank, to, node, chunk), block.epoch);
     });
     if (!sent) return false;
   }
   // The other ranks wait for these, as this one does for theirs.
-  if (!sender.flush()) return false;
+  sender.commit();
   for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
     const std::uint32_t origin = world.rail_peer(schedule.node_at(hops));
     std::uint32_t rows = 0;
@@ -274,7 +279,9 @@ MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Ex
   }
   if (!schedule.flags().has_releases()) return true;
   const std::uint32_t to = schedule.predecessor();
-  return sender.send_flag(to, schedule.release(to), block.epoch) && sender.flush();
+  if (!sender.add_flag(to, schedule.release(to), block.epoch)) return false;
+  sender.commit();
+  return true;
 }
 
 /// The send role of an operator with one gather. `consumers_done()`: waits until this rank's

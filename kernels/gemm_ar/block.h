@@ -97,23 +97,22 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
   /// This node's sums of the chunk's `tiles` are in staging.
   MK_HOST_DEVICE bool await_chunk_reduced(std::uint32_t chunk, const TileRange& tiles) {
     if (world.locals == 1) return await_own(tiles);
-    return await(reduced_site(chunk), reduced_flag(chunk), epoch);
+    return await([&] { return reduced_site(chunk); }, reduced_flag(chunk), epoch);
   }
   /// Waits for that of chunk `first`, and answers of how many of it and of the chunks `step`,
   /// 2 * `step`, ... after it it is there then, `most` at most; 0: the launch has failed.
   MK_HOST_DEVICE std::uint32_t await_chunks_reduced(std::uint32_t first, std::uint32_t most,
                                                     std::uint32_t step) {
-    if (world.locals == 1) {
-      return this->await_first_tiles(schedule.packed(0), first, most, step, own_tile_flags(),
-                                     own_tile_site());
-    }
-    return this->await_first(most, epoch, FlagRow{reduced_flag(first), step},
-                             [&](std::uint32_t i) { return reduced_site(first + i * step); });
+    const bool of_tiles = world.locals == 1;
+    return this->await_chunks(schedule.packed(world.local), first, most, step, of_tiles,
+                              own_tile_flags().first, reduced_flag(0), [&](std::uint32_t i) {
+                                return of_tiles ? own_tile_site()(i) : reduced_site(i);
+                              });
   }
   /// The owner's chunk of C is here.
   MK_HOST_DEVICE bool await_out(std::uint32_t owner, std::uint32_t chunk) {
     if (world.size() == 1) return await_own(schedule.chunk_tiles(0, chunk));
-    return await(site(FlagKind::kOutReady, rank_of(owner), owner, chunk, 2),
+    return await([&] { return site(FlagKind::kOutReady, rank_of(owner), owner, chunk, 2); },
                  word(at(schedule.out_ready(owner, chunk))), epoch);
   }
 

@@ -165,40 +165,60 @@ MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
   const PackedTiles packed = schedule.packed(world.local);
   const FlagMap flags = schedule.flags();
   const std::uint32_t step = block.launch.blocks.send;
-  bool released = false;
   if (block.index < packed.chunks()) {
     // What the first chunk needs besides its sums, before those.
-    if (!block.await_staging_free()) return false;
-    if (block.index == 0) {
-      auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
-      header->epoch = block.epoch;
-      header->m = block.launch.m;
-    }
     if (!block.await_release(flags, (world.node + 1) % world.nodes)) return false;
+    // Else whoever stored a tile there has seen the bank free.
+    if (packed.tiles() == 0 && !block.await_staging_free()) return false;
   }
-  for (std::uint32_t first = block.index; first < packed.chunks();) {
-    const std::uint32_t left = div_up(packed.chunks() - first, step);
+  const std::uint32_t mine =
+      block.index < packed.chunks() ? div_up(packed.chunks() - block.index, step) : 0;
+  const auto chunk_of = [&](std::uint32_t turn) { return block.index + turn * step; };
+  // Each chunk goes to the next node first, so that no link is everybody's first.
+  const auto node_of = [&](std::uint32_t hops) {
+    const std::uint32_t node = world.node + hops;
+    return node < world.nodes ? node : node - world.nodes;
+  };
+  struct Place {
+    std::uint32_t turn = 0;
+    std::uint32_t hops = 1;
+  };
+  const auto advance = [&](Place& place) {
+    if (++place.hops < world.nodes) return;
+    place.hops = 1;
+    ++place.turn;
+  };
+  Place added;  // the first that is not
+  for (Place sent; sent.turn < mine;) {
+    // Commands are written while the sums are made; but none is held back by a node that it is not
+    // for.
     const std::uint32_t most = sender.at_once(packed.chunk_bytes());
-    const std::uint32_t here = block.await_chunks_reduced(first, left < most ? left : most, step);
-    if (here == 0) return false;
-    const std::uint32_t end = first + here * step;
-    for (; first < end; first += step) {
-      const ByteRange range = packed.chunk_range(first);
-      // Each node starts with the next one, so that no link is everybody's first.
-      for (std::uint32_t i = 1; i < world.nodes; ++i) {
-        const std::uint32_t node = (world.node + i) % world.nodes;
-        if (!released && i != 1 && !(sender.flush() && block.await_release(flags, node)))
-          return false;
-        if (!sender.send_chunk(node, staging + range.begin,
-                               schedule.receive_bank(block.bank, node, world.node) + range.begin,
-                               range.bytes, flags.arrival(block.bank, node, world.node, first),
-                               block.epoch))
-          return false;
-        block.span_mark(SpanKind::kSend, first, world.node, world.rail_peer(node));
+    for (; added.turn < mine && sender.added() < most; advance(added)) {
+      const std::uint32_t node = node_of(added.hops);
+      const std::uint32_t chunk = chunk_of(added.turn);
+      if (flags.has_releases() && added.turn == 0 && added.hops > 1) {
+        if (sender.added() != 0) break;
+        if (!block.await_release(flags, node)) return false;
       }
-      released = true;
+      const ByteRange range = packed.chunk_range(chunk);
+      if (!sender.add_chunk(node, staging + range.begin,
+                            schedule.receive_bank(block.bank, node, world.node) + range.begin,
+                            range.bytes, flags.arrival(block.bank, node, world.node, chunk),
+                            block.epoch))
+        return false;
     }
-    if (!sender.flush()) return false;
+    const std::uint32_t chunks = added.turn - sent.turn + (added.hops > 1 ? 1 : 0);
+    const std::uint32_t here = block.await_chunks_reduced(chunk_of(sent.turn), chunks, step);
+    if (here == 0) return false;
+    // The header is this role's own.
+    if (block.index == 0 && sent.turn == 0 && sent.hops == 1) block.write_header(staging);
+    const std::uint32_t there = here * (world.nodes - 1) - (sent.hops - 1);
+    const std::uint32_t now = there < sender.added() ? there : sender.added();
+    sender.commit(now);
+    for (std::uint32_t i = 0; i < now; ++i, advance(sent)) {
+      block.span_mark(SpanKind::kSend, chunk_of(sent.turn), world.node,
+                      world.rail_peer(node_of(sent.hops)));
+    }
   }
   block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
   return true;

@@ -90,7 +90,7 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
   }
   /// This node's sums of the piece's `tiles` are in staging, or kept.
   MK_HOST_DEVICE bool await_piece(const GemmRsSchedule::Piece& piece, const TileRange& tiles) {
-    if (world.locals > 1) return await(piece_site(piece), piece_flag(piece), epoch);
+    if (world.locals > 1) return await([&] { return piece_site(piece); }, piece_flag(piece), epoch);
     return this->await_own_tiles(tiles, own_tile_flags(piece.node), own_tile_site());
   }
   /// Waits for a piece of those for a node, whose shard is `packed`, and answers how many of it and
@@ -99,13 +99,12 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
   MK_HOST_DEVICE std::uint32_t await_pieces(const GemmRsSchedule::Piece& first,
                                             const PackedTiles& packed, std::uint32_t most,
                                             std::uint32_t step) {
-    if (world.locals == 1) {
-      return this->await_first_tiles(packed, first.chunk, most, step, own_tile_flags(first.node),
-                                     own_tile_site());
-    }
-    return this->await_first(most, epoch, FlagRow{piece_flag(first), step}, [&](std::uint32_t i) {
-      return piece_site({first.node, first.chunk + i * step});
-    });
+    const bool of_tiles = world.locals == 1;
+    return this->await_chunks(packed, first.chunk, most, step, of_tiles,
+                              own_tile_flags(first.node).first, piece_flag({first.node, 0}),
+                              [&](std::uint32_t i) {
+                                return of_tiles ? own_tile_site()(i) : piece_site({first.node, i});
+                              });
   }
 
  private:

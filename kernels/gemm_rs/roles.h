@@ -160,40 +160,39 @@ MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
                                        ChunkSender<Executor>& sender) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
-  // The headers are this role's own; a piece may be nothing but one.
-  if (!block.await_staging_free()) return false;
-  std::uint32_t released = world.node;  // by the last node looked at
-  const std::uint32_t pieces = schedule.pieces_sent(world.node, world.local);
   const std::uint32_t step = block.launch.blocks.send;
-  for (std::uint32_t index = block.index; index < pieces;) {
-    const GemmRsSchedule::Piece first = schedule.piece_at(world.node, world.local, index);
-    const std::uint32_t node = first.node;
+  std::uint32_t chunk = block.index;  // of the node's, or of those after it
+  for (std::uint32_t position = 0; position + 1 < world.nodes; ++position) {
+    const std::uint32_t node = schedule.node_after(world.node, position);
     const PackedTiles packed = schedule.packed(world.rail_peer(node));
-    const std::uint32_t left = div_up(packed.chunks() - first.chunk, step);
-    const std::uint32_t most = sender.at_once(packed.chunk_bytes());
+    const std::uint32_t chunks = packed.chunks();
     const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, node);
     const std::uint64_t target = schedule.receive_bank(block.bank, node, world.node);
     const std::uint32_t flags = schedule.flags().arrival(block.bank, node, world.node, 0);
-    if (first.chunk == 0) {
-      auto* header = reinterpret_cast<BankHeader*>(block.at(staging));
-      header->epoch = block.epoch;
-      header->m = block.launch.m;
-    }
     // Before the sums, which the first look may have to wait for.
-    if (node != released && !block.await_release(schedule.flags(), node)) return false;
-    released = node;
-    const std::uint32_t here = block.await_pieces(first, packed, left < most ? left : most, step);
-    if (here == 0) return false;
-    for (std::uint32_t i = 0; i < here; ++i) {
-      const std::uint32_t chunk = first.chunk + i * step;
-      const ByteRange range = packed.chunk_range(chunk);
-      if (!sender.send_chunk(node, staging + range.begin, target + range.begin, range.bytes,
-                             flags + chunk, block.epoch))
-        return false;
-      block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
+    if (chunk < chunks && !block.await_release(schedule.flags(), node)) return false;
+    // Else whoever stored a tile there has seen the bank free.
+    if (packed.tiles() == 0 && !block.await_staging_free()) return false;
+    while (chunk < chunks) {
+      const std::uint32_t left = step == 1 ? chunks - chunk : div_up(chunks - chunk, step);
+      const std::uint32_t most = sender.at_once(packed.chunk_bytes());
+      const std::uint32_t wanted = left < most ? left : most;
+      // Their commands are written while the sums are made.
+      for (std::uint32_t i = sender.added(); i < wanted; ++i) {
+        const ByteRange range = packed.chunk_range(chunk + i * step);
+        if (!sender.add_chunk(node, staging + range.begin, target + range.begin, range.bytes,
+                              flags + chunk + i * step, block.epoch))
+          return false;
+      }
+      const std::uint32_t here = block.await_pieces({node, chunk}, packed, wanted, step);
+      if (here == 0) return false;
+      // The header is this role's own.
+      if (chunk == 0) block.write_header(staging);
+      sender.commit(here);
+      for (const std::uint32_t end = chunk + here * step; chunk < end; chunk += step)
+        block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
     }
-    if (!sender.flush()) return false;
-    index += here * step;
+    chunk -= chunks;
   }
   block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
   return true;

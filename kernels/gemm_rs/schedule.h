@@ -128,6 +128,12 @@ class GemmRsSchedule {
 
   // --- An owner's order of pieces ---
 
+  /// The node whose shards come `position`-th on `node`, position < nodes: its own last.
+  MK_HOST_DEVICE std::uint32_t node_after(std::uint32_t node, std::uint32_t position) const {
+    const std::uint32_t after = node + 1 + position;
+    return after < plan_.nodes ? after : after - plan_.nodes;
+  }
+
   /// Of the rank (node, local), with those of its own shard.
   MK_HOST_DEVICE std::uint32_t pieces(std::uint32_t node, std::uint32_t local) const {
     return pieces_sent(node, local) + packed(rank_of(node, local)).chunks();
@@ -213,11 +219,6 @@ class GemmRsSchedule {
   /// side, the L bands together are about as high as one of a whole matrix.
   MK_HOST_DEVICE static std::uint32_t band_of(std::uint32_t locals) {
     return locals < TileGrid::kBandTiles ? TileGrid::kBandTiles / locals : 1;
-  }
-  /// The node whose shards come `position`-th on `node`, position < nodes.
-  MK_HOST_DEVICE std::uint32_t node_after(std::uint32_t node, std::uint32_t position) const {
-    const std::uint32_t after = node + 1 + position;
-    return after < plan_.nodes ? after : after - plan_.nodes;
   }
   /// Whether the shard has one row more than others.
   MK_HOST_DEVICE bool is_large(std::uint32_t rank) const {

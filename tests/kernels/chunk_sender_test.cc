@@ -62,8 +62,15 @@ struct ChunkSenderTest : ::testing::Test {
 
 TEST_F(ChunkSenderTest, WritesWhatTheDaemonNeeds) {
   ChunkSender<ConsumingPacer> sender(pacer, control, context, 1, totals);
-  ASSERT_TRUE(sender.send_chunk(2, 4096, 8192, 777, 3, 17));
-  ASSERT_TRUE(sender.send_flag(2, 4, 18));
+  pacer.now = 4;
+  ASSERT_TRUE(sender.add_chunk(2, 4096, 8192, 777, 3, 17));
+  ASSERT_TRUE(sender.add_flag(2, 4, 18));
+  EXPECT_FALSE(pacer.take()) << "seen before the commit";
+  EXPECT_EQ(sender.added(), 2u);
+  EXPECT_EQ(sender.produced(), 0u);
+  pacer.now = 5;
+  sender.commit();
+  EXPECT_EQ(sender.added(), 0u);
   while (pacer.take()) {
   }
   ASSERT_EQ(pacer.taken.size(), 2u);
@@ -93,7 +100,10 @@ TEST_F(ChunkSenderTest, WritesWhatTheDaemonNeeds) {
 
 TEST_F(ChunkSenderTest, WaitsForCreditsWhenTheRingIsFull) {
   ChunkSender<ConsumingPacer> sender(pacer, control, context, 1, totals);
-  for (std::uint32_t i = 1; i <= 100; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
+  for (std::uint32_t i = 1; i <= 100; ++i) {
+    ASSERT_TRUE(sender.add_flag(2, 0, i));
+    sender.commit();
+  }
   while (pacer.take()) {
   }
   ASSERT_EQ(pacer.taken.size(), 100u);
@@ -104,111 +114,101 @@ TEST_F(ChunkSenderTest, WaitsForCreditsWhenTheRingIsFull) {
 TEST_F(ChunkSenderTest, AFullRingThatNobodyEmptiesEndsTheWait) {
   pacer.consuming = false;
   ChunkSender<ConsumingPacer> sender(pacer, control, context, 1, totals);
-  for (std::uint32_t i = 0; i < 16; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i + 1));
-  EXPECT_FALSE(sender.send_flag(2, 0, 17));
+  for (std::uint32_t i = 0; i < 16; ++i) ASSERT_TRUE(sender.add_flag(2, 0, i + 1));
+  EXPECT_FALSE(sender.add_flag(2, 0, 17)) << "there are credits for committed and added ones alike";
   EXPECT_EQ(record.end, WaitEnd::kTimeout);
   EXPECT_EQ(record.site.kind, FlagKind::kCredit);
   EXPECT_EQ(record.site.index[0], 1u);
   EXPECT_EQ(record.site.rank, 3u);
   EXPECT_EQ(record.expected, 1u);
   EXPECT_EQ(record.seen, 0u);
+  sender.commit();
   EXPECT_EQ(sender.commands(), 16u);
 }
 
-/// Commits many commands at once, the last one first.
-struct BatchingPacer : ConsumingPacer {
-  explicit BatchingPacer(const ConsumingPacer& other) : ConsumingPacer(other) {}
-  CommandBatch& batch() { return waiting; }
-  void commit_batch(shm::RingProducer& ring) {
-    sizes.push_back(waiting.count);
-    for (std::uint32_t i = 0; i < waiting.count; ++i) ring.write(i, waiting.commands[i]);
-    for (std::uint32_t i = waiting.count; i-- > 0;) ring.commit(i);
-    ring.advance(waiting.count);
-    waiting.count = 0;
+// Every prefix of what is added can be committed, and only that is seen; over two laps.
+TEST_F(ChunkSenderTest, WhatIsAddedIsSeenAsFarAsItIsCommitted) {
+  for (std::uint32_t added = 1; added <= kCommandsAtOnce; ++added) {
+    for (std::uint32_t committed = 0; committed <= added; ++committed) {
+      pacer.taken.clear();
+      ChunkSender<ConsumingPacer> sender(pacer, control, context, 1, totals);
+      const std::uint64_t before = lane_control.produced;
+      for (std::uint32_t i = 0; i < added; ++i)
+        ASSERT_TRUE(sender.add_chunk(2, 16 * i, 32 * i, 100 + i, i, 7));
+      sender.commit(committed);
+      while (pacer.take()) {
+      }
+      ASSERT_EQ(pacer.taken.size(), committed);
+      for (std::uint32_t i = 0; i < committed; ++i) {
+        EXPECT_EQ(pacer.taken[i].src_offset, 16 * i);
+        EXPECT_EQ(pacer.taken[i].dst_offset, 32 * i);
+        EXPECT_EQ(pacer.taken[i].bytes, 100 + i);
+      }
+      EXPECT_EQ(sender.added(), added - committed);
+      EXPECT_EQ(sender.commands(), committed);
+      EXPECT_EQ(sender.produced(), before + committed);
+      EXPECT_EQ(lane_control.produced, before + committed);
+      EXPECT_EQ(producers[1].produced, before + committed) << "for the next sender of the lane";
+    }
   }
-  CommandBatch waiting;
-  std::vector<std::uint32_t> sizes;
+}
+
+TEST_F(ChunkSenderTest, VeryManyFlagsAreCommittedMeanwhile) {
+  ChunkSender<ConsumingPacer> sender(pacer, control, context, 1, totals);
+  for (std::uint32_t i = 1; i <= 50; ++i) {
+    ASSERT_TRUE(sender.add_flag(2, 0, i));
+    ASSERT_LE(sender.added(), kCommandsAtOnce);
+  }
+  sender.commit();
+  while (pacer.take()) {
+  }
+  ASSERT_EQ(pacer.taken.size(), 50u);
+  for (std::uint32_t i = 0; i < 50; ++i) EXPECT_EQ(pacer.taken[i].epoch, i + 1);
+  EXPECT_EQ(sender.commands(), 50u);
+}
+
+/// A clock that is not the daemon's.
+struct OwnTimePacer : ConsumingPacer {
+  explicit OwnTimePacer(const ConsumingPacer& other) : ConsumingPacer(other) {}
+  static std::uint32_t commit_time_ns() { return 0; }
 };
 
-TEST_F(ChunkSenderTest, ABatchIsCommittedWhenItIsFullAndWhenItIsFlushed) {
-  BatchingPacer batching(pacer);
-  ChunkSender<BatchingPacer> sender(batching, control, context, 1, totals);
-  EXPECT_TRUE(sender.flush()) << "nothing to commit";
-  for (std::uint32_t i = 1; i <= 3; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
-  EXPECT_FALSE(batching.take()) << "committed before the flush";
-  EXPECT_EQ(sender.produced(), 0u);
-  ASSERT_TRUE(sender.flush());
-  EXPECT_EQ(sender.produced(), 3u);
-  EXPECT_EQ(lane_control.produced, 3u);
-  while (batching.take()) {
-  }
-  // The ring has fewer slots than a warp has lanes.
-  for (std::uint32_t i = 4; i <= 20; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
-  ASSERT_TRUE(sender.flush());
-  while (batching.take()) {
-  }
-  batching.waiting.most = 5;
-  for (std::uint32_t i = 21; i <= 32; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
-  ASSERT_TRUE(sender.flush());
-  while (batching.take()) {
-  }
-  ASSERT_EQ(batching.taken.size(), 32u);
-  for (std::uint32_t i = 0; i < 32; ++i) EXPECT_EQ(batching.taken[i].epoch, i + 1);
-  EXPECT_EQ(batching.sizes, (std::vector<std::uint32_t>{3, 16, 1, 5, 5, 2}));
-  EXPECT_EQ(sender.commands(), 32u);
+TEST_F(ChunkSenderTest, AClockThatIsNotTheDaemonsSaysNothing) {
+  OwnTimePacer own(pacer);
+  ChunkSender<OwnTimePacer> sender(own, control, context, 1, totals);
+  ASSERT_TRUE(sender.add_flag(2, 0, 9));
+  sender.commit();
+  ASSERT_TRUE(own.take());
+  EXPECT_EQ(own.taken[0].commit_time_ns, 0u);
+  EXPECT_EQ(own.taken[0].epoch, 9u);
 }
 
 TEST_F(ChunkSenderTest, TheNextSenderOfALaneGoesOnWhereTheLastOneEnded) {
-  BatchingPacer batching(pacer);
-  ChunkSender<BatchingPacer> first(batching, control, context, 1, totals);
-  for (std::uint32_t i = 1; i <= 20; ++i) ASSERT_TRUE(first.send_flag(2, 0, i));
-  ASSERT_TRUE(first.flush());
+  ChunkSender<ConsumingPacer> first(pacer, control, context, 1, totals);
+  for (std::uint32_t i = 1; i <= 20; ++i) ASSERT_TRUE(first.add_flag(2, 0, i));
+  first.commit();
   EXPECT_EQ(producers[1].produced, 20u);
   EXPECT_GE(producers[1].consumed_seen, 4u) << "more than the ring has were given";
-  ChunkSender<BatchingPacer> second(batching, control, context, 1, totals);
+  ChunkSender<ConsumingPacer> second(pacer, control, context, 1, totals);
   EXPECT_EQ(second.produced(), 20u);
-  ASSERT_TRUE(second.send_flag(2, 0, 21));
-  ASSERT_TRUE(second.flush());
-  ChunkSender<ConsumingPacer> third(pacer, control, context, 1, totals);
-  ASSERT_TRUE(third.send_flag(2, 0, 22));
-  EXPECT_EQ(producers[1].produced, 22u);
-  std::vector<shm::Command> all = batching.taken;  // for credits
-  all.insert(all.end(), pacer.taken.begin(), pacer.taken.end());
-  pacer.taken.clear();
+  ASSERT_TRUE(second.add_flag(2, 0, 21));
+  second.commit();
   while (pacer.take()) {
   }
-  all.insert(all.end(), pacer.taken.begin(), pacer.taken.end());
-  ASSERT_EQ(all.size(), 22u);
-  for (std::uint32_t i = 0; i < 22; ++i) EXPECT_EQ(all[i].epoch, i + 1);
-}
-
-TEST_F(ChunkSenderTest, ABatchWaitsForCreditsForAllOfIt) {
-  BatchingPacer batching(pacer);
-  ChunkSender<BatchingPacer> sender(batching, control, context, 1, totals);
-  for (std::uint32_t i = 1; i <= 10; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
-  ASSERT_TRUE(sender.flush());
-  for (std::uint32_t i = 11; i <= 18; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
-  ASSERT_TRUE(sender.flush()) << "two must be taken first";
-  EXPECT_GE(batching.taken.size(), 2u);
-  batching.consuming = false;
-  for (std::uint32_t i = 19; i <= 33; ++i) ASSERT_TRUE(sender.send_flag(2, 0, i));
-  EXPECT_FALSE(sender.flush());
-  EXPECT_EQ(record.end, WaitEnd::kTimeout);
-  EXPECT_EQ(record.site.kind, FlagKind::kCredit);
-  EXPECT_EQ(record.expected, 18u + 15u - 16u);
+  ASSERT_EQ(pacer.taken.size(), 21u);
+  for (std::uint32_t i = 0; i < 21; ++i) EXPECT_EQ(pacer.taken[i].epoch, i + 1);
 }
 
 TEST_F(ChunkSenderTest, LargeChunksAreAskedForFewAtFirst) {
-  BatchingPacer batching(pacer);
-  ChunkSender<BatchingPacer> sender(batching, control, context, 1, totals);
+  ChunkSender<ConsumingPacer> sender(pacer, control, context, 1, totals);
   constexpr std::uint32_t kLarge = 256 << 10, kSmall = 32 << 10;
   for (const std::uint32_t wanted : {3u, 6u, 8u, 8u}) {
     EXPECT_EQ(sender.at_once(kLarge), wanted);
-    EXPECT_EQ(sender.at_once(kSmall), kChunksAtOnce) << "the network is soon done with two";
-    ASSERT_TRUE(sender.flush()) << "nothing to commit, so nothing is known";
-    EXPECT_EQ(sender.at_once(kLarge), wanted);
-    ASSERT_TRUE(sender.send_flag(2, 0, wanted));
-    ASSERT_TRUE(sender.flush());
+    EXPECT_EQ(sender.at_once(kSmall), kCommandsAtOnce) << "the network is soon done with two";
+    sender.commit();
+    EXPECT_EQ(sender.at_once(kLarge), wanted) << "nothing to commit, so nothing is known";
+    ASSERT_TRUE(sender.add_flag(2, 0, wanted));
+    sender.commit();
   }
 }
 

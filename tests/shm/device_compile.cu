@@ -23,9 +23,8 @@ __global__ void send_and_wait(CommandSlot* slots, LaneControl* control,
   if (producer.has_credits(2)) {
     producer.write(0, command);
     producer.write(1, command);
-    producer.commit(1);
-    producer.commit(0);
-    producer.advance(2);
+    producer.stamp(1, 5);
+    producer.commit(2);
   }
   while (!flag_reached(&flags[0], 1)) {
     if (load_relaxed(&header->abort_flag) != 0) return;

@@ -122,9 +122,8 @@ TEST(Ring, EveryLapBoundaryIsCrossedInOrder) {
   }
 }
 
-// Many commands under one fence: taken when they and all before them are committed, in whatever
-// order they were.
-TEST(Ring, ABatchIsTakenAsFarAsItIsCommittedWithoutAGap) {
+// Written ahead of the commit, all that there are credits for: taken as far as they are committed.
+TEST(Ring, WhatIsWrittenIsTakenAsFarAsItIsCommitted) {
   std::mt19937_64 random(7);
   for (std::uint32_t log2 = 2; log2 <= 6; ++log2) {
     for (const std::uint64_t first : starts(log2)) {
@@ -134,34 +133,43 @@ TEST(Ring, ABatchIsTakenAsFarAsItIsCommittedWithoutAGap) {
       for (int round = 0; round < 20; ++round) {
         const std::uint64_t count = 1 + random() % slots;
         ASSERT_TRUE(ring.producer.has_credits(count));
-        std::vector<std::uint64_t> order(count);
-        for (std::uint64_t i = 0; i < count; ++i) {
-          order[i] = i;
-          ring.producer.write(i, command_of(sent + i));
-        }
-        std::shuffle(order.begin(), order.end(), random);
-        std::vector<bool> committed(count, false);
-        std::uint64_t taken = 0;
+        for (std::uint64_t i = 0; i < count; ++i) ring.producer.write(i, command_of(sent + i));
         Words words;
-        for (const std::uint64_t i : order) {
-          ring.producer.commit(i);
-          committed[i] = true;
-          while (taken < count && committed[taken]) {
+        for (std::uint64_t taken = 0; taken < count;) {
+          ASSERT_FALSE(ring.consumer.try_take(words.data())) << "what is not committed";
+          const std::uint64_t part = 1 + random() % (count - taken);
+          ring.producer.commit(part);
+          for (const std::uint64_t end = taken + part; taken < end; ++taken) {
             ASSERT_TRUE(ring.consumer.try_take(words.data()));
             ASSERT_EQ(decode(words.data()), command_of(sent + taken));
             ASSERT_TRUE(ring.consumer.sequence_matches(words.data()));
-            ++taken;
           }
-          ASSERT_FALSE(ring.consumer.try_take(words.data())) << "what is not committed";
+          EXPECT_EQ(ring.view().control->produced, first + sent + taken);
         }
-        ring.producer.advance(count);
-        EXPECT_EQ(ring.view().control->produced, first + sent + count);
         EXPECT_FALSE(ring.producer.has_credits(slots)) << "taken is not consumed";
         ring.consumer.publish_consumed();
         ASSERT_TRUE(ring.producer.has_credits(slots));
         ASSERT_FALSE(ring.producer.has_credits(slots + 1));
         sent += count;
       }
+    }
+  }
+}
+
+// The time of the commit is known after the rest.
+TEST(Ring, ATimeIsPutIntoWhatIsWritten) {
+  for (const std::uint64_t first : starts(4)) {
+    TestRing ring(4, first);
+    for (std::uint64_t i = 0; i < 3; ++i) ring.producer.write(i, command_of(i));
+    for (std::uint64_t i = 0; i < 3; ++i)
+      ring.producer.stamp(i, 0xfedcba98u + static_cast<std::uint32_t>(i));
+    ring.producer.commit(3);
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      Words words;
+      ASSERT_TRUE(ring.consumer.try_take(words.data()));
+      Command wanted = command_of(i);
+      wanted.commit_time_ns = 0xfedcba98u + static_cast<std::uint32_t>(i);
+      EXPECT_EQ(decode(words.data()), wanted);
     }
   }
 }

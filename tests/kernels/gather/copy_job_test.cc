@@ -86,7 +86,8 @@ TEST(CopyPacked, RowsThatFollowEachOtherAreOneJob) {
   const Rows rows({8}, 0);
   for (const ByteRange& range : {ByteRange{0, 40}, {3, 26}, {8, 8}, {5, 1}}) {
     int jobs = 0;
-    rows.source.copy_packed(range.begin, range.begin + range.bytes, {}, [&](const CopyJob& job) {
+    CopyJob all;
+    rows.source.copy_packed(range.begin, range.begin + range.bytes, all, [&](const CopyJob& job) {
       ++jobs;
       EXPECT_EQ(job.rows, 1u);
       EXPECT_EQ(job.row_bytes, range.bytes);

@@ -25,19 +25,6 @@ void SimExecutor::copy_in_pieces(const CopyJob& job, std::uint32_t piece_bytes) 
   }
 }
 
-void SimExecutor::commit_batch(shm::RingProducer& ring) {
-  const std::uint32_t count = batch_.count;
-  for (std::uint32_t i = 0; i < count; ++i) ring.write(i, batch_.commands[i]);
-  // A warp's lanes: the last ones first here.
-  for (std::uint32_t i = count; i-- > 0;) {
-    maybe_yield();
-    ring.commit(i);
-    fibers_->changed();
-  }
-  ring.advance(count);
-  batch_.count = 0;
-}
-
 bool SimExecutor::last_part(Role role, std::uint32_t chunk, std::uint32_t parts) {
   std::uint32_t& done = (*parts_done_)[{role, chunk}];
   if (++done != parts) return false;
@@ -92,10 +79,7 @@ void Simulation::add_rank(std::uint32_t index) {
 }
 
 void Simulation::run_thread(Rank& rank, const RoleThread& thread) {
-  // Some blocks commit each command at once.
-  const auto batch =
-      static_cast<std::uint32_t>(1 + (options_.seed + rank.index + thread.index) % 5);
-  const SimExecutor executor(fibers_, now_ns_, rank.parts_done, batch);
+  const SimExecutor executor(fibers_, now_ns_, rank.parts_done);
   for (std::uint32_t epoch = 1; epoch <= options_.launches.size(); ++epoch) {
     while (rank.started != epoch) {
       if (!wrong_.empty()) return;

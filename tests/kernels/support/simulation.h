@@ -27,15 +27,11 @@ namespace mk::kernels::testing {
 using SimParts = std::map<std::pair<Role, std::uint32_t>, std::uint32_t>;
 
 /// What an operator's executor has in a simulation, besides the operator's arithmetic. It looks at
-/// many flags at once, commits up to `batch` commands together (in any order, and others may look
-/// in between), and shares chunks out in parts, as a GPU's does.
+/// many flags at once, and shares chunks out in parts, as a GPU's does.
 class SimExecutor {
  public:
-  SimExecutor(Fibers& fibers, const std::uint64_t& now_ns, SimParts& parts_done,
-              std::uint32_t batch = 1)
-      : fibers_(&fibers), now_ns_(&now_ns), parts_done_(&parts_done) {
-    batch_.most = batch;
-  }
+  SimExecutor(Fibers& fibers, const std::uint64_t& now_ns, SimParts& parts_done)
+      : fibers_(&fibers), now_ns_(&now_ns), parts_done_(&parts_done) {}
 
   /// To be called in the middle of tiles and copies, so that they are half done when others look.
   void maybe_yield() { fibers_->maybe_yield(); }
@@ -50,11 +46,11 @@ class SimExecutor {
   template <class Flag>
   std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end, std::uint32_t wanted,
                               Flag&& flag) {
+    if (begin < end) first_seen_ = shm::load_acquire(flag(begin));
     while (begin < end && shm::flag_reached(flag(begin), wanted)) ++begin;
     return begin;
   }
-  CommandBatch& batch() { return batch_; }
-  void commit_batch(shm::RingProducer& ring);
+  std::uint32_t first_seen() const { return first_seen_; }
   /// Of each of the rank's chunks in that launch: 1 to 5.
   static std::uint32_t parts(const Launch& launch) {
     return 1 + (launch.epoch * 3 + launch.context.world.rank() * 7) % 5;
@@ -72,7 +68,7 @@ class SimExecutor {
   Fibers* fibers_;
   const std::uint64_t* now_ns_;
   SimParts* parts_done_;
-  CommandBatch batch_;
+  std::uint32_t first_seen_ = 0;
 };
 
 /// The operator of all ranks, as a test brings it.
