@@ -156,6 +156,26 @@ TEST(Ring, WhatIsWrittenIsTakenAsFarAsItIsCommitted) {
   }
 }
 
+// The first of several commands is shown last: whoever finds it finds all, and neighbouring ones go
+// as one copy.
+TEST(Ring, TheFirstOfACommitIsStoredLast) {
+  for (std::uint64_t count = 0; count <= 16; ++count) {
+    std::vector<std::uint64_t> words(16, 0);
+    std::uint64_t stored = 0;
+    store_release_back(
+        count, [&](std::uint64_t i) { return &words[i]; },
+        [&](std::uint64_t i) {
+          EXPECT_EQ(i, count - 1 - stored);
+          for (std::uint64_t later = i + 1; later < count; ++later)
+            EXPECT_EQ(words[later], 100 + later) << "not there yet";
+          ++stored;
+          return 100 + i;
+        });
+    EXPECT_EQ(stored, count);
+    for (std::uint64_t i = 0; i < words.size(); ++i) EXPECT_EQ(words[i], i < count ? 100 + i : 0);
+  }
+}
+
 // The time of the commit is known after the rest.
 TEST(Ring, ATimeIsPutIntoWhatIsWritten) {
   for (const std::uint64_t first : starts(4)) {
