@@ -32,8 +32,9 @@ namespace mk::kernels::ag_gemm {
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(AgGemmBlock<Executor>& block) {
   if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
-  for (AgGemmWalk walk(block.schedule, block.index, block.launch.in_turn); !walk.done();
-       walk.advance(block.launch.blocks.compute)) {
+  const std::uint32_t blocks = block.launch.blocks.compute;
+  const AgGemmBands bands = AgGemmBands::of(block.schedule, block.launch.in_turn, blocks);
+  for (AgGemmWalk walk(block.schedule, bands, block.index); !walk.done(); walk.advance(blocks)) {
     if (block.stopped()) return false;
     const AgGemmTile tile = walk.tile();
     if (!block.gather.await_rows(tile.origin, tile.row, tile.row + tile.rect.rows)) return false;

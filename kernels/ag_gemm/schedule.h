@@ -7,12 +7,12 @@
 ///  1. its own shard, in bands of kBandTiles rows of tiles;
 ///  2. the shards of its node's other ranks, from the next local rank on, which arrive side by
 ///  side:
-///     the first row of tiles of each, then the second of each, ...; or, where they arrive in turn
-///     (gather::share_in_turn), one shard after the other, each as its own;
-///  3. for each hop of the ring, the L shards that it brings over L rails, in the same way, this
+///     the first rows of tiles of each, then the next ones of each, ... (AgGemmBands); or, where
+///     they arrive in turn (gather::share_in_turn), one shard after the other, each as its own;
+///  3. for each hop of the ring, the L shards that it brings over L rails, side by side, this
 ///     rank's rail first.
-/// Within such a group of rows of tiles: column by column, in each the group's rows one after the
-/// other. Whoever waits for a chunk has first computed all that the chunks before it allow, and
+/// Within such a group of rows of tiles: column by column, in each the group's rows as they arrive.
+/// Whoever waits for a chunk has first computed nearly all that the chunks before it allow, and
 /// tiles in work at one time share rows of A and columns of B.
 #pragma once
 
@@ -83,6 +83,10 @@ class AgGemmSchedule {
     tile.rect.columns = columns_left < tiles.tile_cols() ? columns_left : tiles.tile_cols();
     return tile;
   }
+  /// Of B, k by n.
+  MK_HOST_DEVICE std::uint64_t b_bytes() const {
+    return std::uint64_t{large_.columns()} * gather_.geometry().row_bytes;
+  }
   // What this rank sends and copies in the launch: gather/schedule.h.
   MK_HOST_DEVICE std::uint64_t network_bytes() const {
     return gather_.network_bytes([this](std::uint32_t rank) { return shard(rank).count; });
@@ -102,20 +106,48 @@ class AgGemmSchedule {
   GatherSchedule gather_;
 };
 
+/// How many rows of tiles of each shard are walked together, column by column. A row of tiles that
+/// is walked by itself reads all of B, and so does the next one a little behind it, and the one
+/// after that: a B of more than a GPU's L2 cache holds is then read from memory by each of them
+/// anew. Rows that are walked together wait for the last of them.
+struct AgGemmBands {
+  bool in_turn = false;    ///< the node's shards are walked one after the other, as they arrive
+  std::uint32_t near = 1;  ///< of each of the node's other shards, where they are not
+  std::uint32_t far = 1;   ///< of each shard that a hop brings
+
+  /// One row where B is small. Else as many as all their tiles are in work at one time, of
+  /// `workers` at a time (nothing is then left for later when the last row comes), kBandTiles of
+  /// all shards together at most.
+  static MK_HOST_DEVICE AgGemmBands of(const AgGemmSchedule& schedule, bool in_turn,
+                                       std::uint32_t workers) {
+    AgGemmBands bands;
+    bands.in_turn = in_turn;
+    if (schedule.b_bytes() < kLargeB) return bands;
+    const std::uint32_t locals = schedule.world().locals;
+    const std::uint32_t wave = workers / schedule.tiles_n();
+    const std::uint32_t rows = wave < TileGrid::kBandTiles ? wave : TileGrid::kBandTiles;
+    if (rows >= locals) bands.far = rows / locals;
+    if (locals > 1 && rows >= locals - 1) bands.near = rows / (locals - 1);
+    return bands;
+  }
+  static constexpr std::uint64_t kLargeB = 8 << 20;
+};
+
 /// Goes through a rank's tiles in the order above.
 ///
-///     for (AgGemmWalk walk(schedule, index); !walk.done(); walk.advance(blocks)) walk.tile()
+///     AgGemmWalk walk(schedule, bands, index);
+///     for (; !walk.done(); walk.advance(blocks)) walk.tile()
 class AgGemmWalk {
  public:
-  /// Begins at the `first`-th tile. `in_turn`: whether the node's shards arrive so.
-  MK_HOST_DEVICE AgGemmWalk(const AgGemmSchedule& schedule, std::uint32_t first,
-                            bool in_turn = false)
+  /// Begins at the `first`-th tile.
+  MK_HOST_DEVICE AgGemmWalk(const AgGemmSchedule& schedule, const AgGemmBands& bands,
+                            std::uint32_t first)
       : schedule_(schedule),
-        rounds_(schedule.rounds()),
+        bands_(bands),
         tiles_n_(schedule.tiles_n()),
         rows_missing_(schedule.rounds_everywhere() != schedule.rounds()),
-        whole_(in_turn ? schedule.world().locals : 1),
-        members_(count_members()) {
+        whole_(bands.in_turn ? schedule.world().locals : 1) {
+    begin_group();
     if (members_ == 0) next_group();
     advance(first);
   }
@@ -127,9 +159,7 @@ class AgGemmWalk {
   MK_HOST_DEVICE std::uint32_t origin() const {
     return is_whole() ? origin_of(whole_at_) : origin_of(rail());
   }
-  MK_HOST_DEVICE std::uint32_t round() const {
-    return is_whole() ? round_ + index_ % members_ : round_;
-  }
+  MK_HOST_DEVICE std::uint32_t round() const { return round_ + index_ % members_ / shards_; }
   MK_HOST_DEVICE std::uint32_t column() const { return index_ / members_; }
 
   /// Goes on by `steps` tiles.
@@ -152,56 +182,66 @@ class AgGemmWalk {
   /// At hop 0 those are done.
   MK_HOST_DEVICE std::uint32_t first_rail() const { return hops_ == 0 ? whole_ : 0; }
   /// Shards of one row less may lack the last row of tiles.
-  MK_HOST_DEVICE bool has_round(std::uint32_t rail) const {
-    return !rows_missing_ || round_ < schedule_.grid(origin_of(rail)).tiles_m();
+  MK_HOST_DEVICE bool has_round(std::uint32_t rail, std::uint32_t round) const {
+    return !rows_missing_ || round < schedule_.grid(origin_of(rail)).tiles_m();
   }
   /// The rail of this index's row of tiles.
   MK_HOST_DEVICE std::uint32_t rail() const {
-    std::uint32_t rail = first_rail() + index_ % members_;
+    const std::uint32_t row = index_ % members_;
+    std::uint32_t skip = row % shards_;
+    std::uint32_t rail = first_rail() + skip;
     if (!rows_missing_) return rail;
-    std::uint32_t skip = index_ % members_;
-    for (rail = first_rail(); !has_round(rail) || skip-- != 0; ++rail) {
+    const std::uint32_t round = round_ + row / shards_;
+    for (rail = first_rail(); !has_round(rail, round) || skip-- != 0; ++rail) {
     }
     return rail;
   }
-  /// Rows of tiles in the group that begins with round_.
-  MK_HOST_DEVICE std::uint32_t count_members() const {
-    if (is_whole()) {
-      const std::uint32_t left = schedule_.grid(origin_of(whole_at_)).tiles_m() - round_;
-      return left < TileGrid::kBandTiles ? left : TileGrid::kBandTiles;
-    }
+  /// Where round_ is a group's first: how many there are in it, of how many shards.
+  MK_HOST_DEVICE void begin_group() {
     const std::uint32_t locals = schedule_.world().locals;
-    if (!rows_missing_) return locals - first_rail();
-    std::uint32_t members = 0;
-    for (std::uint32_t rail = first_rail(); rail < locals; ++rail) members += has_round(rail);
-    return members;
+    shards_ = is_whole() ? 1 : locals - first_rail();
+    const std::uint32_t most = is_whole()   ? TileGrid::kBandTiles
+                               : hops_ == 0 ? bands_.near
+                                            : bands_.far;
+    const std::uint32_t left =
+        (is_whole() ? schedule_.grid(origin_of(whole_at_)).tiles_m() : schedule_.rounds()) - round_;
+    rounds_ = left < most ? left : most;
+    members_ = rounds_ * shards_;
+    if (is_whole() || !rows_missing_) return;
+    // Some may have no last one.
+    for (std::uint32_t rail = first_rail(); rail < locals; ++rail)
+      members_ -= has_round(rail, round_ + rounds_ - 1) ? 0 : 1;
   }
   /// The next group that has tiles.
   MK_HOST_DEVICE void next_group() {
     do {
-      if (is_whole()) {
-        round_ += members_;
-        if (members_ == 0 || round_ >= schedule_.grid(origin_of(whole_at_)).tiles_m()) {
-          round_ = 0;
-          ++whole_at_;
-          if (!is_whole() && whole_ == schedule_.world().locals) ++hops_;
-        }
-      } else if (++round_ == rounds_) {
+      round_ += rounds_;
+      const bool ended = is_whole() ? round_ >= schedule_.grid(origin_of(whole_at_)).tiles_m()
+                                    : round_ >= schedule_.rounds();
+      if (ended) {
         round_ = 0;
-        ++hops_;
+        const bool was_whole = is_whole();
+        if (was_whole) ++whole_at_;
+        if (!was_whole || (!is_whole() && whole_ == schedule_.world().locals)) ++hops_;
       }
-      members_ = done() ? 0 : count_members();
+      if (done()) {
+        members_ = 0;
+      } else {
+        begin_group();
+      }
     } while (!done() && members_ == 0);
   }
 
   const AgGemmSchedule& schedule_;
-  std::uint32_t rounds_;
+  const AgGemmBands bands_;
   std::uint32_t tiles_n_;
   bool rows_missing_;           ///< some shard lacks the last row of tiles
   std::uint32_t whole_;         ///< shards that are walked by themselves
   std::uint32_t whole_at_ = 0;  ///< at which of them
   std::uint32_t hops_ = 0;
-  std::uint32_t round_ = 0;    ///< the group's; its first, of the own shard's
+  std::uint32_t round_ = 0;    ///< the group's first row of tiles of each shard
+  std::uint32_t rounds_ = 0;   ///< how many of each it has
+  std::uint32_t shards_ = 1;   ///< whose rows of tiles it has
   std::uint32_t members_ = 0;  ///< rows of tiles in the group
   std::uint32_t index_ = 0;    ///< within the group
 };

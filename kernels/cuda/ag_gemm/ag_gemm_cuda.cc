@@ -32,13 +32,26 @@ bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
 /// A narrow product of few rows: the gather is nearly all of it.
 bool is_small(const Shape& max) { return max.n < kNarrow && max.m <= 2 * kFewRows; }
 
+/// Whether the gather takes so long, whatever the product, that only its last tiles count: a rank's
+/// shards come over the network, 400 Gb/s of it, and take more than twice the product's time.
+bool network_bound(std::uint32_t nodes, std::uint32_t locals, std::uint32_t n) {
+  constexpr std::uint32_t kColumnsOfEqualTime = 16'000;
+  return std::uint64_t{2} * n * nodes * locals < std::uint64_t{nodes - 1} * kColumnsOfEqualTime;
+}
+
 constexpr std::uint32_t kShortest = cuda::kTileColumnsMax / 4;
 
 /// The last rows come when little else is left to compute: short tiles then end sooner, as a tile's
-/// time is what its SM reads from L2. Where even the shortest have an SM each, those.
-std::uint32_t tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks) {
-  if (n >= kNarrow) return cuda::best_tile_columns(row_tiles, n, blocks, cuda::kHalfTileTime);
-  return row_tiles * div_up(n, kShortest) <= blocks ? kShortest : cuda::kTileColumnsMax / 2;
+/// time is what its SM reads from L2. Where even the shortest have an SM each, those. But where
+/// there are many tiles the last ones are little of them, and whole ones read a quarter less.
+std::uint32_t tile_columns(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
+                           std::uint32_t blocks) {
+  constexpr std::uint32_t kMany = 4;  // of each block
+  const std::uint64_t row_tiles = cuda::sharded_row_tiles(max.m, nodes * locals);
+  const bool many = row_tiles * div_up(max.n, cuda::kTileColumnsMax) >= kMany * blocks;
+  if (max.n >= kNarrow || (many && !network_bound(nodes, locals, max.n)))
+    return cuda::best_tile_columns(row_tiles, max.n, blocks, cuda::kHalfTileTime);
+  return row_tiles * div_up(max.n, kShortest) <= blocks ? kShortest : cuda::kTileColumnsMax / 2;
 }
 
 /// Share groups, of a whole GPU: the shorter the product beside the gather, the more. On one node
@@ -57,7 +70,7 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n = tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n, blocks);
+  tiling.tile_n = tile_columns(nodes, locals, max, blocks);
   if (nodes > 1 && is_small(max)) {
     // The network leaves time for tiles that read twice as much, all but the last ones.
     tiling.tile_m = cuda::kTileRowsMax / 2;

@@ -58,9 +58,11 @@ struct AgGemmOp {
     const AgGemmLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const AgGemmSchedule& schedule = launch.schedule;
-    const AgGemmTiles tiles{schedule, Divisor(schedule.rounds()), schedule.tiles(), launch.in_turn};
+    const AgGemmTiles tiles{schedule, Divisor(schedule.rounds()), schedule.tiles()};
+    const AgGemmBands bands = AgGemmBands::of(schedule, launch.in_turn, launch.blocks.compute);
     return make_params<AgGemmOp>(
-        arguments, tiles.tiles, {tiles, launch.blocks.compute, &arguments.frame.state->tiles_taken},
+        arguments, tiles.tiles,
+        {tiles, bands, launch.blocks.compute, &arguments.frame.state->tiles_taken},
         {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered,
          waits_done<AgGemmOp>(arguments), &arguments.frame.state->tiles_taken},
         {tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),

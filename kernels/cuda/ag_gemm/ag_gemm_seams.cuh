@@ -17,7 +17,6 @@ struct AgGemmTiles {
   AgGemmSchedule schedule;
   Divisor rounds;
   std::uint32_t tiles;
-  bool in_turn;
 
   __device__ AgGemmTile find(Tile tile) const {
     const std::uint32_t origin = static_cast<std::uint32_t>(tile.m) / rounds;
@@ -32,13 +31,14 @@ class AgGemmOrder {
  public:
   struct Params {
     AgGemmTiles tiles;
+    AgGemmBands bands;
     std::uint32_t workers;  ///< of those that are there from the start
     std::uint32_t* taken;   ///< DeviceState::tiles_taken
   };
   static constexpr bool kTaken = true;
 
   __device__ AgGemmOrder(const Params& params, int /*worker*/, int /*workers*/)
-      : params_(params), walk_(params.tiles.schedule, 0, params.tiles.in_turn) {}
+      : params_(params), walk_(params.tiles.schedule, params.bands, 0) {}
 
   __device__ bool next(Tile* tile) {
     std::uint32_t step;

@@ -42,43 +42,48 @@ void for_every_rank(Check&& check) {
   });
 }
 
-std::vector<AgGemmTile> all_tiles(const AgGemmSchedule& schedule, bool in_turn = false) {
+std::vector<AgGemmTile> all_tiles(const AgGemmSchedule& schedule, const AgGemmBands& bands = {}) {
   std::vector<AgGemmTile> tiles;
-  for (AgGemmWalk walk(schedule, 0, in_turn); !walk.done(); walk.advance(1))
+  for (AgGemmWalk walk(schedule, bands, 0); !walk.done(); walk.advance(1))
     tiles.push_back(walk.tile());
   return tiles;
 }
 
+constexpr AgGemmBands kBands[] = {
+    {false, 1, 1}, {true, 1, 1}, {false, 8, 2}, {false, 2, 3}, {true, 3, 8}};
+
 TEST(AgGemmSchedule, EveryElementOfCIsComputedOnceFromTheRowsAHasThere) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
-    std::vector<std::uint8_t> covered(std::size_t{schedule.m()} * plan.max.n, 0);
-    for (const AgGemmTile& tile : all_tiles(schedule)) {
-      const ShardRange shard = schedule.shard(tile.origin);
-      ASSERT_GE(tile.rect.rows, 1u);
-      ASSERT_GE(tile.rect.columns, 1u);
-      ASSERT_LE(tile.rect.rows, plan.tile_m);
-      ASSERT_LE(tile.rect.columns, plan.tile_n);
-      ASSERT_LE(tile.row + tile.rect.rows, shard.count) << "beyond its shard";
-      ASSERT_EQ(tile.rect.row, shard.first + tile.row);
-      ASSERT_LE(tile.rect.row + tile.rect.rows, schedule.m());
-      ASSERT_LE(tile.rect.column + tile.rect.columns, plan.max.n);
-      for (std::uint32_t i = 0; i < tile.rect.rows; ++i) {
-        auto* row = &covered[std::size_t{tile.rect.row + i} * plan.max.n + tile.rect.column];
-        for (std::uint32_t j = 0; j < tile.rect.columns; ++j) ++row[j];
+    for (const AgGemmBands& bands : kBands) {
+      std::vector<std::uint8_t> covered(std::size_t{schedule.m()} * plan.max.n, 0);
+      for (const AgGemmTile& tile : all_tiles(schedule, bands)) {
+        const ShardRange shard = schedule.shard(tile.origin);
+        ASSERT_GE(tile.rect.rows, 1u);
+        ASSERT_GE(tile.rect.columns, 1u);
+        ASSERT_LE(tile.rect.rows, plan.tile_m);
+        ASSERT_LE(tile.rect.columns, plan.tile_n);
+        ASSERT_LE(tile.row + tile.rect.rows, shard.count) << "beyond its shard";
+        ASSERT_EQ(tile.rect.row, shard.first + tile.row);
+        ASSERT_LE(tile.rect.row + tile.rect.rows, schedule.m());
+        ASSERT_LE(tile.rect.column + tile.rect.columns, plan.max.n);
+        for (std::uint32_t i = 0; i < tile.rect.rows; ++i) {
+          auto* row = &covered[std::size_t{tile.rect.row + i} * plan.max.n + tile.rect.column];
+          for (std::uint32_t j = 0; j < tile.rect.columns; ++j) ++row[j];
+        }
       }
+      ASSERT_TRUE(std::all_of(covered.begin(), covered.end(),
+                              [](std::uint8_t count) { return count == 1; }));
     }
-    ASSERT_TRUE(
-        std::all_of(covered.begin(), covered.end(), [](std::uint8_t count) { return count == 1; }));
   });
 }
 
-// Own shard in bands, then hop by hop, the own node's others first; on each hop in rounds over the
-// rails; in each band or round column by column. Where the node's shards arrive in turn, they are
-// walked like the own one.
+// Own shard in bands, then hop by hop, the own node's others first; on each hop so many rounds at a
+// time, of all rails; in each band or group of rounds column by column. Where the node's shards
+// arrive in turn, they are walked like the own one.
 TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     const World& world = schedule.world();
-    for (const bool in_turn : {false, true}) {
+    for (const AgGemmBands& bands : kBands) {
       const auto key = [&](const AgGemmTile& tile) {
         const std::uint32_t node = tile.origin / plan.locals;
         const std::uint32_t hops = (world.node + plan.nodes - node) % plan.nodes;
@@ -87,11 +92,14 @@ TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
         const std::uint32_t round =
             tile.row / div_up(schedule.shard(tile.origin).count,
                               div_up(schedule.shard(tile.origin).count, plan.tile_m));
-        const bool whole = tile.origin == world.rank() || (in_turn && hops == 0);
-        return whole ? std::array{hops, rail, round / TileGrid::kBandTiles, tile.rect.column, round}
-                     : std::array{hops, plan.locals, round, tile.rect.column, rail};
+        const bool whole = tile.origin == world.rank() || (bands.in_turn && hops == 0);
+        const std::uint32_t together = whole       ? TileGrid::kBandTiles
+                                       : hops == 0 ? bands.near
+                                                   : bands.far;
+        return std::array{
+            hops, whole ? rail : plan.locals, round / together, tile.rect.column, round, rail};
       };
-      const auto tiles = all_tiles(schedule, in_turn);
+      const auto tiles = all_tiles(schedule, bands);
       ASSERT_EQ(tiles.size(), all_tiles(schedule).size());
       for (std::size_t i = 1; i < tiles.size(); ++i) {
         ASSERT_LT(key(tiles[i - 1]), key(tiles[i])) << "tile " << i;
@@ -103,17 +111,56 @@ TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
   });
 }
 
+// As many rows of tiles together as are in work at one time, and no more than in a band; of each
+// shard alike, one at least. One where B is small.
+TEST(AgGemmBands, AGroupIsInWorkAtOneTime) {
+  constexpr std::uint32_t kK = 1024;
+  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
+    for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+      for (const std::uint32_t columns : {1u, 3u, 16u, 28u, 200u}) {
+        const Shape max{1 << 16, columns * 256, kK};
+        const auto plan = AgGemmPlan::make(nodes, locals, max, DType::kBf16, {128, 256, 0, 0});
+        ASSERT_TRUE(plan) << plan.error().message;
+        const AgGemmSchedule schedule(*plan, {nodes, locals, 0, 0}, max.m);
+        ASSERT_EQ(schedule.tiles_n(), columns);
+        ASSERT_EQ(schedule.b_bytes(), std::uint64_t{2} * kK * max.n);
+        for (std::uint32_t workers = 1; workers <= 132; ++workers) {
+          SCOPED_TRACE(
+              fmt::format("{} x {}, {} columns, {} workers", nodes, locals, columns, workers));
+          const AgGemmBands bands = AgGemmBands::of(schedule, workers % 2 == 0, workers);
+          ASSERT_EQ(bands.in_turn, workers % 2 == 0);
+          const auto fits = [&](std::uint32_t rows) {
+            return rows <= 8 && rows * columns <= workers;
+          };
+          const auto expect_most = [&](std::uint32_t each, std::uint32_t shards) {
+            const bool large = std::uint64_t{2} * kK * max.n >= 8 << 20;
+            ASSERT_GE(each, 1u);
+            if (each > 1) {
+              ASSERT_TRUE(large && fits(each * shards));
+            }
+            if (large) {
+              ASSERT_FALSE(fits((each + 1) * shards));
+            }
+          };
+          expect_most(bands.far, locals);
+          if (locals > 1) expect_most(bands.near, locals - 1);
+        }
+      }
+    }
+  }
+}
+
 // Several blocks, each going on by as many steps as there are, share the same tiles.
 TEST(AgGemmSchedule, BlocksDealOutTheTiles) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     if (plan.max.m > 129) return;
-    const bool in_turn = plan.max.m % 2 == 0;
-    const auto tiles = all_tiles(schedule, in_turn);
+    const AgGemmBands& bands = kBands[plan.max.m % std::size(kBands)];
+    const auto tiles = all_tiles(schedule, bands);
     for (std::uint32_t blocks : {2u, 3u, 40u}) {
       std::size_t seen = 0;
       for (std::uint32_t block = 0; block < blocks; ++block) {
         std::size_t at = block;
-        for (AgGemmWalk walk(schedule, block, in_turn); !walk.done(); walk.advance(blocks)) {
+        for (AgGemmWalk walk(schedule, bands, block); !walk.done(); walk.advance(blocks)) {
           ASSERT_LT(at, tiles.size());
           ASSERT_EQ(walk.tile().rect.row, tiles[at].rect.row);
           ASSERT_EQ(walk.tile().rect.column, tiles[at].rect.column);
