@@ -96,24 +96,40 @@ class VectorWalk {
   std::uint32_t columns_;
 };
 
-/// The sums of the next kBatch vectors, or of the next `left` if that is less: all loads are on
-/// their way before the first is used. (Those of vectors that are not there load the first again:
-/// loads under a condition would wait for each other.) Loads and stores go past L1: others on this
-/// GPU and its peers write and read the same lines.
-template <class Element, int kSources, int kBatch, bool kAllThere>
-__device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& walk,
-                                            std::uint32_t left) {
+/// A batch of vectors of one thread. (Those that are not there are the first one again: loads under
+/// a condition would wait for each other.)
+template <int kSize>
+struct VectorBatch {
+  std::uint32_t from[kSize];
+  std::uint32_t to[kSize];
+
+  /// The next kSize, of which `there` are there.
+  __device__ VectorBatch(const VectorJob& job, VectorWalk& walk, int there) {
+    const std::uint32_t first = walk.at(job.source_stride);
+#pragma unroll
+    for (int b = 0; b < kSize; ++b) {
+      from[b] = b < there ? walk.at(job.source_stride) : first;
+      to[b] = walk.at(job.target_stride);
+      walk.advance();
+    }
+  }
+  static __device__ void store(const VectorJob& job, std::uint32_t to, const Vector& result) {
+#pragma unroll 1
+    for (std::uint32_t t = 0; t < job.target_count; ++t) __stcg(job.targets[t] + to, result);
+  }
+};
+
+/// The sums of the next kBatch vectors, of which `there` are there: all loads are on their way
+/// before the first is used. Loads and stores go past L1: others on this GPU and its peers write
+/// and read the same lines.
+template <class Element, int kSources, int kBatch>
+__device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& walk, int there) {
+  const VectorBatch<kBatch> batch(job, walk, there);
   Vector loaded[kBatch][kSources];
-  std::uint32_t to[kBatch];
-  const std::uint32_t first = walk.at(job.source_stride);
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
-    const bool there = kAllThere || b < static_cast<int>(left);
-    const std::uint32_t at = there ? walk.at(job.source_stride) : first;
-    to[b] = walk.at(job.target_stride);
-    walk.advance();
 #pragma unroll
-    for (int s = 0; s < kSources; ++s) loaded[b][s] = __ldcg(job.sources[s] + at);
+    for (int s = 0; s < kSources; ++s) loaded[b][s] = __ldcg(job.sources[s] + batch.from[b]);
   }
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
@@ -124,45 +140,47 @@ __device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& wa
       for (int s = 0; s < kSources; ++s) add<Element>(sum, loaded[b][s], s == 0);
       result = rounded<Element>(sum);
     }
-    if (kAllThere || b < static_cast<int>(left)) {
-#pragma unroll 1
-      for (std::uint32_t t = 0; t < job.target_count; ++t) __stcg(job.targets[t] + to[b], result);
-    }
+    if (b < there) batch.store(job, batch.to[b], result);
   }
 }
 
-/// This thread's share of a job with kSources sources.
+/// The same of any number of sources: the loads of one source are on their way together.
+template <class Element, int kBatch>
+__device__ __forceinline__ void sum_vectors_of_any(const VectorJob& job, VectorWalk& walk,
+                                                   int there) {
+  const VectorBatch<kBatch> batch(job, walk, there);
+  float sums[kBatch][8];
+#pragma unroll 1
+  for (std::uint32_t s = 0; s < job.source_count; ++s) {
+    Vector loaded[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) loaded[b] = __ldcg(job.sources[s] + batch.from[b]);
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) add<Element>(sums[b], loaded[b], s == 0);
+  }
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b)
+    if (b < there) batch.store(job, batch.to[b], rounded<Element>(sums[b]));
+}
+
+/// This thread's share of a job with kSources sources; 0: with any number.
 template <class Element, int kSources, int kBatch>
 __device__ __forceinline__ void run_job(const VectorJob& job, std::uint32_t thread,
                                         std::uint32_t threads) {
+  const auto sum = [&job](VectorWalk& walk, int there) {
+    if constexpr (kSources == 0) {
+      sum_vectors_of_any<Element, kBatch>(job, walk, there);
+    } else {
+      sum_vectors<Element, kSources, kBatch>(job, walk, there);
+    }
+  };
   const std::uint32_t total = job.rows * job.columns;
   if (thread >= total) return;
-  std::uint32_t left = (total - thread + threads - 1) / threads;
+  auto left = static_cast<int>((total - thread + threads - 1) / threads);
   VectorWalk walk(job, thread, threads);
 #pragma unroll 1
-  for (; left >= kBatch; left -= kBatch)
-    sum_vectors<Element, kSources, kBatch, true>(job, walk, left);
-  if (left > 0) sum_vectors<Element, kSources, kBatch, false>(job, walk, left);
-}
-
-/// The same for any number of sources.
-template <class Element>
-__device__ __forceinline__ void run_any_job(const VectorJob& job, std::uint32_t thread,
-                                            std::uint32_t threads) {
-  const std::uint32_t total = job.rows * job.columns;
-  for (std::uint32_t i = thread; i < total; i += threads) {
-    const std::uint32_t row = i / job.columns;
-    const std::uint32_t column = i - row * job.columns;
-    const std::uint64_t from = std::uint64_t{row} * job.source_stride + column;
-    float sum[8];
-#pragma unroll 1
-    for (std::uint32_t s = 0; s < job.source_count; ++s)
-      add<Element>(sum, __ldcg(job.sources[s] + from), s == 0);
-    const Vector result = rounded<Element>(sum);
-    const std::uint64_t at = std::uint64_t{row} * job.target_stride + column;
-#pragma unroll 1
-    for (std::uint32_t t = 0; t < job.target_count; ++t) __stcg(job.targets[t] + at, result);
-  }
+  for (; left >= kBatch; left -= kBatch) sum(walk, kBatch);
+  if (left > 0) sum(walk, left);
 }
 
 /// A worker thread's life in a role: jobs until the leader says there are no more. It waits without
@@ -183,14 +201,26 @@ __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint
       case 2:
         run_job<Element, 2, 8>(job, thread, threads);
         break;
+      case 3:
+        run_job<Element, 3, 8>(job, thread, threads);
+        break;
       case 4:
         run_job<Element, 4, 6>(job, thread, threads);
+        break;
+      case 5:
+        run_job<Element, 5, 6>(job, thread, threads);
+        break;
+      case 6:
+        run_job<Element, 6, 5>(job, thread, threads);
+        break;
+      case 7:
+        run_job<Element, 7, 4>(job, thread, threads);
         break;
       case 8:
         run_job<Element, 8, 4>(job, thread, threads);
         break;
       default:
-        run_any_job<Element>(job, thread, threads);
+        run_job<Element, 0, 4>(job, thread, threads);
     }
     // Each for itself: a lane that arrives for its warp costs no less, and racecheck does not see
     // that it does.

@@ -9,11 +9,14 @@ namespace {
 
 constexpr char kOp[] = "gemm_rs";
 
-/// Whether the compute blocks add up their rank's own tiles: where that is quicker, unless the
+/// Whether the compute blocks add up their rank's own tiles: where that is quicker, but of few
+/// ranks only (of more than two, only several on one GPU have been measured: README), unless the
 /// caller wants groups for them. Such tiles go to C in pieces of 64 columns, which must not reach
 /// into the next tile.
 bool sums_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
+  constexpr std::uint32_t kLocalsMax = 3;
   if (plan.nodes > 1 || plan.locals == 1 || options.stream_groups != 0) return false;
+  if (plan.locals > kLocalsMax) return false;
   const TileGrid columns(1, plan.max.n, plan.tile_m, plan.tile_n);
   if (columns.tiles_n() > 1 && columns.tile_cols() % 64 != 0) return false;
   return cuda::adds_own_quickly(k, GemmRsSchedule(plan, plan.max.m).tiles());
