@@ -347,6 +347,21 @@ std::string Session::Impl::next_operator_tag(std::string_view kind) {
 
 const char* version() { return MK_VERSION; }
 
+AttachOptions AttachOptions::of_rank(std::string job, std::uint32_t rank, std::uint32_t nodes,
+                                     std::uint32_t local_size) {
+  AttachOptions options;
+  options.job = std::move(job);
+  options.rank = rank;
+  options.world = nodes * local_size;
+  options.nodes = nodes;
+  options.local_size = local_size;
+  if (local_size != 0) {
+    options.node_rank = rank / local_size;
+    options.local_rank = rank % local_size;
+  }
+  return options;
+}
+
 Result<Session> Session::attach(const AttachOptions& options) {
   MK_ASSIGN_OR_RETURN(auto impl, Impl::attach(options));
   return Session(std::move(impl));

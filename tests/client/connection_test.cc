@@ -7,6 +7,8 @@
 #include <atomic>
 #include <functional>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 #include "mkernel/mkernel.h"
 #include "shm/host/protocol.h"
@@ -157,6 +159,28 @@ TEST(Attach, WrongArgumentsAreRefusedBeforeAnythingIsOpened) {
   EXPECT_TRUE(refused([](AttachOptions& o) { o.lanes = 0; }));
   EXPECT_TRUE(refused([](AttachOptions& o) { o.lanes = shm::kLanesMax + 1; }));
   EXPECT_TRUE(refused([](AttachOptions& o) { o.timeout = 0ms; }));
+}
+
+/// Nodes one after the other, all that the daemon asks of a place; a job without ranks stays one.
+TEST(Attach, ThePlaceOfARankIsNodeMajor) {
+  for (std::uint32_t nodes = 1; nodes <= 5; ++nodes) {
+    for (std::uint32_t locals = 1; locals <= 5; ++locals) {
+      std::uint32_t rank = 0;
+      for (std::uint32_t node = 0; node < nodes; ++node) {
+        for (std::uint32_t local = 0; local < locals; ++local, ++rank) {
+          const auto at = AttachOptions::of_rank("job", rank, nodes, locals);
+          EXPECT_EQ(std::tie(at.job, at.rank, at.world, at.nodes, at.local_size),
+                    std::tuple("job", rank, nodes * locals, nodes, locals));
+          EXPECT_EQ(std::pair(at.node_rank, at.local_rank), std::pair(node, local));
+          EXPECT_EQ(at.timeout, AttachOptions{}.timeout);
+          EXPECT_TRUE(at.socket.empty());
+        }
+      }
+    }
+  }
+  const auto session = Session::attach(AttachOptions::of_rank("job", 0, 2, 0));
+  ASSERT_FALSE(session);
+  EXPECT_EQ(session.error().code, ErrorCode::kInvalidArgument);
 }
 
 TEST(Attach, AnotherAbiIsRefusedWithBothVersions) {

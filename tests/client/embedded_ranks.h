@@ -20,14 +20,7 @@ namespace mk {
 /// How a rank of a job on that cluster attaches.
 inline AttachOptions place(const EmbeddedCluster& cluster, std::uint32_t locals, std::uint32_t rank,
                            const std::string& job) {
-  AttachOptions options;
-  options.job = job;
-  options.rank = rank;
-  options.nodes = cluster.nodes();
-  options.local_size = locals;
-  options.world = options.nodes * locals;
-  options.node_rank = rank / locals;
-  options.local_rank = rank % locals;
+  auto options = AttachOptions::of_rank(job, rank, cluster.nodes(), locals);
   options.socket = cluster.socket_path(options.node_rank);
   options.timeout = std::chrono::seconds(60);
   return options;

@@ -202,15 +202,9 @@ struct Daemons {
 
 AttachOptions place_at(const std::vector<std::string>& sockets, std::uint32_t locals,
                        std::uint32_t rank, const std::string& job) {
-  AttachOptions at;
-  at.nodes = static_cast<std::uint32_t>(sockets.size());
-  at.local_size = locals;
-  at.world = at.nodes * locals;
-  at.rank = rank;
-  at.node_rank = rank / locals;
-  at.local_rank = rank % locals;
+  const auto nodes = static_cast<std::uint32_t>(sockets.size());
+  auto at = AttachOptions::of_rank(job, rank, nodes, locals);
   at.socket = sockets[at.node_rank];
-  at.job = job;
   return at;
 }
 

@@ -129,14 +129,7 @@ void DaemonNodes::attach() {
   ranks.memories = std::vector<std::vector<OperatorMemory>>(ranks.world());
   const std::string job = fmt::format("bench-{}", ranks.jobs++);
   ranks.for_all([&](std::uint32_t rank) {
-    AttachOptions at;
-    at.job = job;
-    at.rank = rank;
-    at.world = ranks.world();
-    at.nodes = ranks.nodes;
-    at.local_size = ranks.locals;
-    at.node_rank = rank / ranks.locals;
-    at.local_rank = rank % ranks.locals;
+    auto at = AttachOptions::of_rank(job, rank, ranks.nodes, ranks.locals);
     at.socket = ranks.socket(at.node_rank);
     ranks.sessions[rank] = or_exit(Session::attach(at), "attach");
   });

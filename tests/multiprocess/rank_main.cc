@@ -79,17 +79,11 @@ Status run(const AttachOptions& place, std::uint32_t launches) {
 
 int main(int argc, char** argv) {
   if (argc != 7) return 2;
-  mk::AttachOptions place;
+  const auto number = [argv](int i) { return static_cast<std::uint32_t>(std::atoi(argv[i])); };
+  auto place = mk::AttachOptions::of_rank(argv[2], number(5), number(3), number(4));
   place.socket = argv[1];
-  place.job = argv[2];
-  place.nodes = static_cast<std::uint32_t>(std::atoi(argv[3]));
-  place.local_size = static_cast<std::uint32_t>(std::atoi(argv[4]));
-  place.rank = static_cast<std::uint32_t>(std::atoi(argv[5]));
-  place.world = place.nodes * place.local_size;
-  place.node_rank = place.rank / place.local_size;
-  place.local_rank = place.rank % place.local_size;
   place.timeout = std::chrono::seconds{60};
-  const mk::Status status = mk::run(place, static_cast<std::uint32_t>(std::atoi(argv[6])));
+  const mk::Status status = mk::run(place, number(6));
   if (status) {
     mk::say("done");
     return 0;

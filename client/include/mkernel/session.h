@@ -54,6 +54,11 @@ struct MK_EXPORT AttachOptions {
   /// then torchrun's, Slurm's and Open MPI's variables. kInvalidArgument says which variable is
   /// missing or makes no sense.
   static Result<AttachOptions> from_environment();
+
+  /// Of rank `rank` of a job on `nodes` nodes with `local_size` ranks each; all but the place as it
+  /// is by default. For who starts ranks himself. (attach checks it.)
+  static AttachOptions of_rank(std::string job, std::uint32_t rank, std::uint32_t nodes,
+                               std::uint32_t local_size);
 };
 
 /// Where a buffer lies.

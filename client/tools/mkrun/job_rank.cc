@@ -17,15 +17,8 @@ Status run_job_rank(const Job& job, std::uint32_t rank, const std::string& socke
     tensors.emplace(input, std::move(tensor));
   }
   MK_ASSIGN_OR_RETURN(auto out, SafetensorsPart::open(job.out.file));
-  AttachOptions attach;
+  auto attach = AttachOptions::of_rank(name, rank, job.nodes, job.local);
   attach.socket = socket;
-  attach.job = name;
-  attach.rank = rank;
-  attach.world = job.world();
-  attach.nodes = job.nodes;
-  attach.local_size = job.local;
-  attach.node_rank = rank / job.local;
-  attach.local_rank = rank % job.local;
   attach.timeout = std::chrono::milliseconds{job.timeout_ms};
   MK_ASSIGN_OR_RETURN(auto session, Session::attach(attach));
   {

@@ -64,15 +64,8 @@ Status RankLoop::run(const std::string& socket, const std::string& job, int repo
     MK_RETURN_IF_ERROR(
         driver->choose_device(static_cast<int>(rank_) % std::max(1, driver->devices())));
   }
-  AttachOptions attach;
+  auto attach = AttachOptions::of_rank(job, rank_, spec_.nodes, spec_.local);
   attach.socket = socket;
-  attach.job = job;
-  attach.rank = rank_;
-  attach.world = spec_.world();
-  attach.nodes = spec_.nodes;
-  attach.local_size = spec_.local;
-  attach.node_rank = rank_ / spec_.local;
-  attach.local_rank = rank_ % spec_.local;
   attach.timeout = std::chrono::milliseconds{spec_.timeout_ms};
   MK_ASSIGN_OR_RETURN(auto session, Session::attach(attach));
   {

@@ -16,14 +16,7 @@ using testing::HasSubstr;
 
 AttachOptions rank_options(const EmbeddedCluster& cluster, const std::string& job,
                            std::uint32_t local_size, std::uint32_t rank) {
-  AttachOptions options;
-  options.job = job;
-  options.rank = rank;
-  options.nodes = cluster.nodes();
-  options.local_size = local_size;
-  options.world = cluster.nodes() * local_size;
-  options.node_rank = rank / local_size;
-  options.local_rank = rank % local_size;
+  auto options = AttachOptions::of_rank(job, rank, cluster.nodes(), local_size);
   options.socket = cluster.socket_path(options.node_rank);
   return options;
 }
