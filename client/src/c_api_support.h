@@ -48,8 +48,49 @@ Status fill(mk_launch_stats* to, const LaunchStats& stats);
 /// Before a launch: `to` is null or large enough.
 Status check_stats(const mk_launch_stats* to);
 
-/// An operator's handle holds it as `op`. What operators that run on GPUs are asked for, each
-/// alike: `launch(op, mode)` puts a launch on a stream.
+// --- What operators are asked for, each alike. A handle holds the operator as `op`. ---
+
+/// `make(session, tuning)`: the operator, of the caller's shape; `name` names that.
+template <class Handle, class Shape, class Make>
+mk_status create(mk_session* session, const Shape* shape, const char* name, Handle** out,
+                 Make&& make) {
+  return guarded([&]() -> Status {
+    if (session == nullptr || out == nullptr)
+      return fail(ErrorCode::kInvalidArgument, "session or out is null");
+    MK_RETURN_IF_ERROR(check_struct(shape, name));
+    Tuning tuning;
+    if (shape->wait_timeout_ms != 0)
+      tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
+    if constexpr (requires { shape->executor; })
+      tuning.executor = static_cast<Executor>(shape->executor);
+    MK_ASSIGN_OR_RETURN(auto op, make(session->session, tuning));
+    *out = new Handle{std::move(op)};
+    return {};
+  });
+}
+/// An operator of a dense product.
+template <class Op, class Handle, class Shape>
+mk_status create_product(mk_session* session, const Shape* shape, const char* name, Handle** out) {
+  return create(session, shape, name, out, [&](Session& on, const Tuning& tuning) {
+    return Op::create(on,
+                      {shape->m_max, shape->n, shape->k, static_cast<DataType>(shape->dtype),
+                       static_cast<BLayout>(shape->b_layout)},
+                      tuning);
+  });
+}
+
+/// `run(op, mode)`: a launch's statistics.
+template <class Handle, class Run>
+mk_status launch(Handle* handle, std::uint32_t mode, mk_launch_stats* stats, Run&& run) {
+  return guarded([&]() -> Status {
+    if (handle == nullptr) return fail(ErrorCode::kInvalidArgument, "op is null");
+    MK_ASSIGN_OR_RETURN(const LaunchMode wanted, checked_mode(mode));
+    MK_RETURN_IF_ERROR(check_stats(stats));
+    MK_ASSIGN_OR_RETURN(const LaunchStats done, run(handle->op, wanted));
+    return fill(stats, done);
+  });
+}
+/// Of those that run on GPUs: `launch(op, mode)` puts a launch on a stream.
 template <class Handle, class Launch>
 mk_status launch_on(Handle* handle, std::uint32_t mode, Launch&& launch) {
   return guarded([&]() -> Status {

@@ -13,32 +13,13 @@ using namespace mk::c_api;
 extern "C" {
 
 mk_status mk_gemm_ar_create(mk_session* session, const mk_gemm_ar_shape* shape, mk_gemm_ar** out) {
-  return guarded([&]() -> mk::Status {
-    if (session == nullptr || out == nullptr)
-      return mk::fail(mk::ErrorCode::kInvalidArgument, "session or out is null");
-    MK_RETURN_IF_ERROR(check_struct(shape, "mk_gemm_ar_shape"));
-    mk::GemmAllReduce::Tuning tuning;
-    if (shape->wait_timeout_ms != 0)
-      tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
-    tuning.executor = static_cast<mk::Executor>(shape->executor);
-    const mk::GemmAllReduce::Shape wanted{shape->m_max, shape->n, shape->k,
-                                          static_cast<mk::DataType>(shape->dtype),
-                                          static_cast<mk::BLayout>(shape->b_layout)};
-    MK_ASSIGN_OR_RETURN(auto op, mk::GemmAllReduce::create(session->session, wanted, tuning));
-    *out = new mk_gemm_ar{std::move(op)};
-    return {};
-  });
+  return create_product<mk::GemmAllReduce>(session, shape, "mk_gemm_ar_shape", out);
 }
 
 mk_status mk_gemm_ar_launch(mk_gemm_ar* op, const void* a, const void* b, void* c, uint64_t m,
                             uint32_t mode, mk_launch_stats* stats) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
-    MK_RETURN_IF_ERROR(check_stats(stats));
-    MK_ASSIGN_OR_RETURN(const mk::LaunchStats done, op->op.launch(a, b, c, m, wanted));
-    return fill(stats, done);
-  });
+  return launch(op, mode, stats,
+                [&](auto& made, mk::LaunchMode wanted) { return made.launch(a, b, c, m, wanted); });
 }
 
 mk_status mk_gemm_ar_launch_on(mk_gemm_ar* op, void* stream, const void* a, const void* b, void* c,

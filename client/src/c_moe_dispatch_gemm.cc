@@ -17,41 +17,30 @@ extern "C" {
 
 mk_status mk_moe_dispatch_create(mk_session* session, const mk_moe_dispatch_shape* shape,
                                  mk_moe_dispatch** out) {
-  return guarded([&]() -> mk::Status {
-    if (session == nullptr || out == nullptr)
-      return mk::fail(mk::ErrorCode::kInvalidArgument, "session or out is null");
-    MK_RETURN_IF_ERROR(check_struct(shape, "mk_moe_dispatch_shape"));
-    mk::Tuning tuning;
-    if (shape->wait_timeout_ms != 0)
-      tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
-    mk::MoeDispatchGemm::Shape wanted;
-    wanted.tokens_max = shape->tokens_max;
-    wanted.hidden = shape->hidden;
-    wanted.features = shape->features;
-    wanted.experts = shape->experts;
-    wanted.top_k = shape->top_k;
-    wanted.rows_max = shape->rows_max;
-    wanted.dtype = static_cast<mk::DataType>(shape->dtype);
-    wanted.b_layout = static_cast<mk::BLayout>(shape->b_layout);
-    MK_ASSIGN_OR_RETURN(auto op, mk::MoeDispatchGemm::create(session->session, wanted, tuning));
-    *out = new mk_moe_dispatch{std::move(op)};
-    return {};
-  });
+  return create(session, shape, "mk_moe_dispatch_shape", out,
+                [&](mk::Session& on, const mk::Tuning& tuning) {
+                  mk::MoeDispatchGemm::Shape wanted;
+                  wanted.tokens_max = shape->tokens_max;
+                  wanted.hidden = shape->hidden;
+                  wanted.features = shape->features;
+                  wanted.experts = shape->experts;
+                  wanted.top_k = shape->top_k;
+                  wanted.rows_max = shape->rows_max;
+                  wanted.dtype = static_cast<mk::DataType>(shape->dtype);
+                  wanted.b_layout = static_cast<mk::BLayout>(shape->b_layout);
+                  return mk::MoeDispatchGemm::create(on, wanted, tuning);
+                });
 }
 
 mk_status mk_moe_dispatch_launch(mk_moe_dispatch* op, const mk_moe_dispatch_input* input, void* y,
                                  uint64_t capacity, uint32_t mode, mk_launch_stats* stats) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    MK_RETURN_IF_ERROR(check_struct(input, "mk_moe_dispatch_input"));
-    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
-    MK_RETURN_IF_ERROR(check_stats(stats));
-    MK_ASSIGN_OR_RETURN(const mk::LaunchStats done,
-                        op->op.launch({input->tokens, input->ids, input->weights, input->count,
-                                       input->expert_weights},
-                                      {y, capacity}, wanted));
-    return fill(stats, done);
-  });
+  return launch(
+      op, mode, stats, [&](auto& made, mk::LaunchMode wanted) -> mk::Result<mk::LaunchStats> {
+        MK_RETURN_IF_ERROR(check_struct(input, "mk_moe_dispatch_input"));
+        return made.launch(
+            {input->tokens, input->ids, input->weights, input->count, input->expert_weights},
+            {y, capacity}, wanted);
+      });
 }
 
 const mk_moe_row* mk_moe_dispatch_rows(const mk_moe_dispatch* op, uint64_t* count) {

@@ -14,36 +14,25 @@ extern "C" {
 
 mk_status mk_ring_attention_create(mk_session* session, const mk_ring_attention_shape* shape,
                                    mk_ring_attention** out) {
-  return guarded([&]() -> mk::Status {
-    if (session == nullptr || out == nullptr)
-      return mk::fail(mk::ErrorCode::kInvalidArgument, "session or out is null");
-    MK_RETURN_IF_ERROR(check_struct(shape, "mk_ring_attention_shape"));
-    mk::RingAttention::Tuning tuning;
-    if (shape->wait_timeout_ms != 0)
-      tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
-    const mk::RingAttention::Shape wanted{
-        shape->seq_max,  shape->query_heads, shape->key_heads,
-        shape->head_dim, shape->causal != 0, static_cast<mk::DataType>(shape->dtype)};
-    MK_ASSIGN_OR_RETURN(auto op, mk::RingAttention::create(session->session, wanted, tuning));
-    *out = new mk_ring_attention{std::move(op)};
-    return {};
-  });
+  return create(session, shape, "mk_ring_attention_shape", out,
+                [&](mk::Session& on, const mk::Tuning& tuning) {
+                  return mk::RingAttention::create(
+                      on,
+                      {shape->seq_max, shape->query_heads, shape->key_heads, shape->head_dim,
+                       shape->causal != 0, static_cast<mk::DataType>(shape->dtype)},
+                      mk::RingAttention::Tuning{tuning});
+                });
 }
 
 mk_status mk_ring_attention_launch(mk_ring_attention* op, const mk_ring_attention_tensors* tensors,
                                    uint64_t seq, uint32_t mode, mk_launch_stats* stats) {
-  return guarded([&]() -> mk::Status {
-    if (op == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "op is null");
-    MK_RETURN_IF_ERROR(check_struct(tensors, "mk_ring_attention_tensors"));
-    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
-    MK_RETURN_IF_ERROR(check_stats(stats));
-    MK_ASSIGN_OR_RETURN(
-        const mk::LaunchStats done,
-        op->op.launch({tensors->q, tensors->k, tensors->v, tensors->q_stride, tensors->k_stride,
-                       tensors->v_stride, tensors->scale},
-                      {tensors->out, tensors->out_stride, tensors->lse}, seq, wanted));
-    return fill(stats, done);
-  });
+  return launch(
+      op, mode, stats, [&](auto& made, mk::LaunchMode wanted) -> mk::Result<mk::LaunchStats> {
+        MK_RETURN_IF_ERROR(check_struct(tensors, "mk_ring_attention_tensors"));
+        return made.launch({tensors->q, tensors->k, tensors->v, tensors->q_stride,
+                            tensors->k_stride, tensors->v_stride, tensors->scale},
+                           {tensors->out, tensors->out_stride, tensors->lse}, seq, wanted);
+      });
 }
 
 void mk_ring_attention_destroy(mk_ring_attention* op) { delete op; }

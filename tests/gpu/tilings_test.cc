@@ -1,0 +1,85 @@
+// What tiles the operators choose on a whole H200. Host arithmetic: it needs no GPU.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
+#include "kernels/cuda/gemm_ar/gemm_ar_cuda.h"
+#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
+
+namespace mk::kernels {
+namespace {
+
+constexpr std::uint32_t kBlocks = 132;
+
+struct Case {
+  std::uint32_t nodes, locals;
+  Shape max;
+  std::uint32_t tile_m, tile_n;
+};
+std::string text(const Case& one) {
+  return std::to_string(one.nodes) + "x" + std::to_string(one.locals) + ", " +
+         std::to_string(one.max.m) + " x " + std::to_string(one.max.n) + " x " +
+         std::to_string(one.max.k);
+}
+
+// kernels/cuda/ag_gemm/README.md says why.
+TEST(AgGemmTiling, ShortTilesWhereOnlyTheLastOnesCountWholeOnesWhereThereAreMany) {
+  const Case cases[] = {
+      // Each of the shortest has an SM.
+      {1, 8, {2048, 256, 2048}, 128, 64},
+      {1, 2, {2048, 256, 2048}, 128, 64},
+      // A few for each SM, of a product that is shorter than its gather.
+      {1, 8, {4096, 512, 4096}, 128, 128},
+      {1, 8, {8192, 1024, 8192}, 128, 128},
+      {1, 2, {8192, 1024, 8192}, 128, 128},
+      {1, 2, {7680, 1024, 8192}, 128, 128},  // even where whole ones come out even
+      // Many.
+      {1, 8, {16384, 2048, 16384}, 128, 256},
+      {1, 2, {16384, 2048, 16384}, 128, 256},
+      {2, 4, {16384, 2048, 16384}, 128, 256},
+      {1, 8, {32768, 4096, 32768}, 128, 256},
+      {1, 8, {16384, 7168, 8192}, 128, 256},
+      // Many, but two rails of 50 GB/s take four times as long.
+      {2, 1, {16384, 2048, 16384}, 128, 128},
+      // Few rows over the network.
+      {2, 1, {2048, 256, 2048}, 64, 64},
+      {2, 4, {4096, 512, 4096}, 64, 64},
+  };
+  for (const Case& one : cases) {
+    const Tiling tiling = ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocks);
+    EXPECT_EQ(tiling.tile_m, one.tile_m) << text(one);
+    EXPECT_EQ(tiling.tile_n, one.tile_n) << text(one);
+  }
+}
+
+// A kernel is compiled for each of these widths, for 64 columns only of AllGather + GEMM; and what
+// is chosen makes a plan.
+TEST(Tilings, AreWhatKernelsAreCompiledForAndPlansTake) {
+  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
+    for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+      for (const std::uint32_t m : {1u, 100u, 2048u, 5000u, 65536u}) {
+        for (const std::uint32_t n : {8u, 64u, 200u, 1024u, 2048u, 7168u, 16384u}) {
+          for (const std::uint32_t blocks : {4u, 33u, 132u}) {
+            const Shape max{m, n, 512};
+            SCOPED_TRACE(text({nodes, locals, max, 0, 0}));
+            const Tiling ag = ag_gemm_cuda_tiling(nodes, locals, max, blocks);
+            EXPECT_TRUE(ag.tile_n == 64 || ag.tile_n == 128 || ag.tile_n == 256) << ag.tile_n;
+            EXPECT_TRUE(ag.tile_m == 64 || ag.tile_m == 128) << ag.tile_m;
+            EXPECT_TRUE(AgGemmPlan::make(nodes, locals, max, DType::kBf16, ag));
+            const Tiling rs = gemm_rs_cuda_tiling(nodes, locals, max, blocks);
+            EXPECT_TRUE(rs.tile_m == 128 && (rs.tile_n == 128 || rs.tile_n == 256)) << rs.tile_n;
+            EXPECT_TRUE(GemmRsPlan::make(nodes, locals, max, DType::kBf16, rs));
+            const Tiling ar = gemm_ar_cuda_tiling(nodes, max, blocks);
+            EXPECT_TRUE(ar.tile_m == 128 && (ar.tile_n == 128 || ar.tile_n == 256)) << ar.tile_n;
+            EXPECT_TRUE(GemmArPlan::make(nodes, locals, max, DType::kBf16, ar));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mk::kernels
