@@ -196,6 +196,10 @@ class AgGemmWalk {
     }
     return rail;
   }
+  /// Rows of tiles of the shard that is walked by itself, or of the largest of those side by side.
+  MK_HOST_DEVICE std::uint32_t rounds_in_all() const {
+    return is_whole() ? schedule_.grid(origin_of(whole_at_)).tiles_m() : schedule_.rounds();
+  }
   /// Where round_ is a group's first: how many there are in it, of how many shards.
   MK_HOST_DEVICE void begin_group() {
     const std::uint32_t locals = schedule_.world().locals;
@@ -203,8 +207,7 @@ class AgGemmWalk {
     const std::uint32_t most = is_whole()   ? TileGrid::kBandTiles
                                : hops_ == 0 ? bands_.near
                                             : bands_.far;
-    const std::uint32_t left =
-        (is_whole() ? schedule_.grid(origin_of(whole_at_)).tiles_m() : schedule_.rounds()) - round_;
+    const std::uint32_t left = rounds_in_all() - round_;
     rounds_ = left < most ? left : most;
     members_ = rounds_ * shards_;
     if (is_whole() || !rows_missing_) return;
@@ -216,13 +219,10 @@ class AgGemmWalk {
   MK_HOST_DEVICE void next_group() {
     do {
       round_ += rounds_;
-      const bool ended = is_whole() ? round_ >= schedule_.grid(origin_of(whole_at_)).tiles_m()
-                                    : round_ >= schedule_.rounds();
-      if (ended) {
+      if (round_ >= rounds_in_all()) {
         round_ = 0;
-        const bool was_whole = is_whole();
-        if (was_whole) ++whole_at_;
-        if (!was_whole || (!is_whole() && whole_ == schedule_.world().locals)) ++hops_;
+        // After the last whole shard the hop's others come, if there are any.
+        if (!is_whole() || (++whole_at_ == whole_ && whole_ == schedule_.world().locals)) ++hops_;
       }
       if (done()) {
         members_ = 0;

@@ -161,7 +161,7 @@ TEST(Attach, WrongArgumentsAreRefusedBeforeAnythingIsOpened) {
   EXPECT_TRUE(refused([](AttachOptions& o) { o.timeout = 0ms; }));
 }
 
-/// Nodes one after the other, all that the daemon asks of a place; a job without ranks stays one.
+/// Nodes one after the other; nodes without ranks are refused, as by hand.
 TEST(Attach, ThePlaceOfARankIsNodeMajor) {
   for (std::uint32_t nodes = 1; nodes <= 5; ++nodes) {
     for (std::uint32_t locals = 1; locals <= 5; ++locals) {
