@@ -149,6 +149,16 @@ __device__ __forceinline__ void add_packed(float (&sum)[kPieceColumns / 2], int 
   }
 }
 
+/// Whether math warpgroup `warpgroup` has anything to do: whether A's box reaches its rows. Else
+/// its wgmma would take as much of the tensor cores' time for nothing. Where partials are added all
+/// multiply: ptxas would make each wgmma wait for the one before it if there were a way around them
+/// (C7510).
+template <class Order>
+__device__ __forceinline__ bool has_rows(int warpgroup, int a_box_rows) {
+  if constexpr (kAdds<typename CountOf<Order>::Type>) return true;
+  return warpgroup * kWarpgroupRows < a_box_rows;
+}
+
 /// Makes the barriers of gemm_core, by thread 0 of the block; a barrier of the block (or cluster)
 /// comes between the two.
 template <class Config, class Order, class Gate, class Store>
@@ -156,12 +166,14 @@ __device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store
                                              SharedOf<Config, Gate, Store>& shared) {
   constexpr int kMathWarpgroups = Config::kMathWarpgroups;
   if (threadIdx.x != 0) return;
+  int readers = 0;  // of a stage: math warps
+  for (int w = 0; w < kMathWarpgroups; ++w)
+    readers += has_rows<Order>(w, params.a_box_rows) ? Config::kCluster * 4 : 0;
   ptx::prefetch_tensor_map(&params.a);
   ptx::prefetch_tensor_map(&params.b);
   for (int stage = 0; stage < Config::kStages; ++stage) {
     ptx::mbarrier_init(&shared.stage_full[stage], 1);
-    ptx::mbarrier_init(&shared.stage_empty[stage],
-                       Config::kCluster * kMathWarpgroups * 4);  // every math warp arrives
+    ptx::mbarrier_init(&shared.stage_empty[stage], readers);
   }
   for (int w = 0; w < kMathWarpgroups; ++w) {
     for (int buffer = 0; buffer < Config::kStagingBuffers; ++buffer) {
@@ -292,10 +304,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
         const bool inside = kCluster == 1 || m < params.m_blocks;
+        const int pieces = has_rows<Order>(of, params.a_box_rows) ? Config::kPieces : 0;
         // A buffer is given back one piece late, so that a piece already waiting is not held up by
         // the reading of the one before it.
 #pragma unroll 1
-        for (int piece = 0; piece < Config::kPieces; ++piece, ring.advance()) {
+        for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
           ptx::mbarrier_wait(&shared.piece_full[of][ring.slot], ring.parity);
           if (inside) {
             store.put(Piece{m, tile.n, of * kWarpgroupRows, piece * kPieceColumns,
@@ -308,7 +321,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           }
         }
         ptx::bulk_wait_read<0>();
-        ptx::mbarrier_arrive(&shared.piece_empty[of][ring.previous()]);
+        if (pieces != 0) ptx::mbarrier_arrive(&shared.piece_empty[of][ring.previous()]);
         if (inside) store.tile_done(m, tile.n, of);
       }
       store.finish();
@@ -352,6 +365,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
     float acc[Config::kAccumulators];
 
     while (order.next(&tile)) {
+      if (!has_rows<Order>(warpgroup, params.a_box_rows)) continue;
       int last_stage = 0;
       for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
         const std::uint64_t a =

@@ -17,6 +17,7 @@ struct Case {
   std::uint32_t nodes, locals;
   Shape max;
   std::uint32_t tile_m, tile_n;
+  std::uint32_t blocks = kBlocks;
 };
 std::string text(const Case& one) {
   return std::to_string(one.nodes) + "x" + std::to_string(one.locals) + ", " +
@@ -43,12 +44,23 @@ TEST(AgGemmTiling, ShortTilesWhereOnlyTheLastOnesCountWholeOnesWhereThereAreMany
       {1, 8, {16384, 7168, 8192}, 128, 256},
       // Many, but two rails of 50 GB/s take four times as long.
       {2, 1, {16384, 2048, 16384}, 128, 128},
-      // Few rows over the network.
-      {2, 1, {2048, 256, 2048}, 64, 64},
-      {2, 4, {4096, 512, 4096}, 64, 64},
+      // Few rows over a network that takes more than twice the product's time; not so long.
+      {2, 1, {2048, 256, 2048}, 64, 128},
+      {2, 4, {4096, 512, 4096}, 64, 128},
+      {2, 1, {4096, 2048, 4096}, 64, 128},
+      {2, 1, {8192, 1024, 8192}, 64, 128},
+      {2, 4, {8192, 1024, 8192}, 128, 128},
+      {2, 4, {4096, 1024, 4096}, 128, 128},
+      {2, 4, {4096, 2048, 4096}, 128, 128},
+      {4, 8, {4096, 512, 4096}, 64, 128},
+      // Of a GPU that two nodes' ranks share, a third and a quarter: the product takes longer.
+      {2, 1, {4096, 1024, 4096}, 64, 128, 44},
+      {2, 1, {4096, 2048, 4096}, 128, 256, 44},
+      {2, 2, {2048, 256, 2048}, 64, 128, 33},
+      {2, 2, {4096, 512, 4096}, 128, 128, 33},
   };
   for (const Case& one : cases) {
-    const Tiling tiling = ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocks);
+    const Tiling tiling = ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, one.blocks);
     EXPECT_EQ(tiling.tile_m, one.tile_m) << text(one);
     EXPECT_EQ(tiling.tile_n, one.tile_n) << text(one);
   }

@@ -33,10 +33,12 @@ bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
 bool is_small(const Shape& max) { return max.n < kNarrow && max.m <= 2 * kFewRows; }
 
 /// Whether the gather takes so long, whatever the product, that only its last tiles count: a rank's
-/// shards come over the network, 400 Gb/s of it, and take more than twice the product's time.
-bool network_bound(std::uint32_t nodes, std::uint32_t locals, std::uint32_t n) {
-  constexpr std::uint32_t kColumnsOfEqualTime = 16'000;
-  return std::uint64_t{2} * n * nodes * locals < std::uint64_t{nodes - 1} * kColumnsOfEqualTime;
+/// shards come over the network, 400 Gb/s of it, and take more than twice the product's time on
+/// that many SMs.
+bool network_bound(std::uint32_t nodes, std::uint32_t locals, std::uint32_t n,
+                   std::uint32_t blocks) {
+  constexpr std::uint64_t kColumnsOfEqualTime = 120;  // of each SM
+  return std::uint64_t{2} * n * nodes * locals < (nodes - 1) * kColumnsOfEqualTime * blocks;
 }
 
 constexpr std::uint32_t kShortest = cuda::kTileColumnsMax / 4;
@@ -49,7 +51,7 @@ std::uint32_t tile_columns(std::uint32_t nodes, std::uint32_t locals, const Shap
   constexpr std::uint32_t kMany = 4;  // of each block
   const std::uint64_t row_tiles = cuda::sharded_row_tiles(max.m, nodes * locals);
   const bool many = row_tiles * div_up(max.n, cuda::kTileColumnsMax) >= kMany * blocks;
-  if (max.n >= kNarrow || (many && !network_bound(nodes, locals, max.n)))
+  if (max.n >= kNarrow || (many && !network_bound(nodes, locals, max.n, blocks)))
     return cuda::best_tile_columns(row_tiles, max.n, blocks, cuda::kHalfTileTime);
   return row_tiles * div_up(max.n, kShortest) <= blocks ? kShortest : cuda::kTileColumnsMax / 2;
 }
@@ -71,10 +73,10 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
   tiling.tile_n = tile_columns(nodes, locals, max, blocks);
-  if (nodes > 1 && is_small(max)) {
-    // The network leaves time for tiles that read twice as much, all but the last ones.
+  if (max.n < kNarrow && max.m <= 4 * kFewRows && network_bound(nodes, locals, max.n, blocks)) {
+    // The network leaves time for tiles that read half as much again, all but the last ones.
     tiling.tile_m = cuda::kTileRowsMax / 2;
-    tiling.tile_n = kShortest;
+    tiling.tile_n = cuda::kTileColumnsMax / 2;
   }
   const std::uint64_t sent =
       std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
