@@ -32,9 +32,12 @@ __device__ __forceinline__ void copy_launch(unsigned char* to, const Launch& lau
 struct WaitsDone {
   std::uint32_t* groups_done;  ///< DeviceState's; null: they are counted elsewhere, or nobody looks
   std::uint32_t compute;       ///< blocks that have tiles from the start: of these
+  std::uint32_t helpers;  ///< and of this one and later ones, which take some when they are free
 
-  /// Whether this block counts.
-  __device__ bool counts() const { return groups_done != nullptr && blockIdx.x < compute; }
+  /// Whether this block counts: its groups do not then.
+  __device__ bool counts() const {
+    return groups_done != nullptr && (blockIdx.x < compute || blockIdx.x >= helpers);
+  }
   /// Once. (The block has committed nothing that the poller is to bring.)
   __device__ void note() const {
     if (counts()) ptx::add_relaxed_gpu(groups_done, kGroupsOfBlock);

@@ -67,6 +67,7 @@ class Group {
         leader_(shared.warp, *params.frame.state, shared.executor, params.c, params.ldc),
         block_(shared.block) {
     launch.epoch = epoch;
+    if constexpr (Op::kHelps) over_ = params.gemm.gate.waits_done.counts();
   }
 
   Launch& launch;  ///< this group's copy

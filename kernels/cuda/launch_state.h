@@ -109,6 +109,13 @@ constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBl
   return (blocks.compute + frame.comm_blocks) * kGroupsOfBlock - frame.pollers;
 }
 
+/// The first block whose groups do nothing but stream: neither poll nor send nor receive, which see
+/// the launch to its end.
+MK_HOST_DEVICE constexpr std::uint32_t first_streaming_block(const FrameArguments& frame,
+                                                             const RoleBlocks& blocks) {
+  return blocks.compute + div_up(frame.pollers + blocks.send + blocks.receive, kGroupsOfBlock);
+}
+
 /// Parts of a tile that groups sum separately, at most.
 inline constexpr std::uint32_t kTilePartsMax = 8;
 /// The same of a launch in which a rank sums so many tiles: few tiles come all at the end, when

@@ -62,8 +62,12 @@ OperatorParams<Op> make_params(const typename Op::Arguments& arguments, std::uin
 /// For the gate of an operator whose compute blocks may end with their tiles.
 template <class Op>
 WaitsDone waits_done(const typename Op::Arguments& arguments) {
-  const bool counts = arguments.frame.pollers != 0 && Op::ends_with_tiles(arguments.launch);
-  return {counts ? &arguments.frame.state->groups_done : nullptr, arguments.launch.blocks.compute};
+  const FrameArguments& frame = arguments.frame;
+  const RoleBlocks& blocks = arguments.launch.blocks;
+  const bool counts = frame.pollers != 0 && Op::ends_with_tiles(arguments.launch);
+  constexpr std::uint32_t kNone = 0xffffffffu;
+  return {counts ? &frame.state->groups_done : nullptr, blocks.compute,
+          Op::kHelps ? first_streaming_block(frame, blocks) : kNone};
 }
 
 /// Registers of a thread outside the core: an equal share of what the block is given at its start.
@@ -209,11 +213,12 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
   __syncthreads();
 }
 
-/// Whether a block outside the compute blocks may take tiles when its groups have ended: of several
-/// nodes some see the launch to its end, and a poller always does.
+/// Whether a block outside the compute blocks may take tiles when its groups have ended. Over nodes
+/// not where the bank's release tells that the compute blocks have read it.
 template <class Op>
 __device__ __forceinline__ bool may_help(const OperatorParams<Op>& params) {
-  return params.launch.context.world.nodes == 1 && !has_poller(params.frame, params.launch.blocks);
+  return (params.launch.context.world.nodes == 1 || Op::ends_with_tiles(params.launch)) &&
+         blockIdx.x >= first_streaming_block(params.frame, params.launch.blocks);
 }
 /// A block that helped has done its last tile.
 __device__ __forceinline__ void note_tiles_done(DeviceState& state, std::uint32_t epoch) {

@@ -251,6 +251,17 @@ TEST_P(Operators, ThousandsOfLaunchesWithBlocksThatHaveNoTile) {
   launch_without_a_pause(setup(160, 264, 72), 20, 150);
 }
 
+/// AllGather + GEMM: nearly all tiles are taken by blocks that have shared rows before.
+TEST_P(Operators, TwoBlocksWithTilesFromTheStart) {
+  for (const bool gathers : {false, true}) {
+    JobSetup with = setup(600, 1032, 520);
+    with.options.compute_blocks = 2;
+    with.gathers = gathers && !sums();
+    launch_without_a_pause(with, 3, 40);
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// A quarter of the SMs, or half of a shared GPU's, does nothing but sums or copies.
 TEST_P(Operators, ManyStreamGroups) {
   const std::uint32_t sharing = world() / static_cast<std::uint32_t>(GetParam().devices);

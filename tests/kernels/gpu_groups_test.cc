@@ -40,6 +40,29 @@ TEST(GpuGroups, StreamsAreSpreadOverTheBlocksFirst) {
   }
 }
 
+// Who polls, sends and receives comes first: no group of that block or a later one does, one of the
+// block before it does.
+TEST(GpuGroups, BlocksThatOnlyStreamFollowThoseThatSeeTheLaunchToItsEnd) {
+  constexpr std::uint32_t kCompute = 7;
+  for (std::uint32_t pollers = 0; pollers <= 1; ++pollers) {
+    for (std::uint32_t send = 0; send <= 4; ++send) {
+      for (std::uint32_t receive = 0; receive <= 40; ++receive) {
+        cuda::FrameArguments frame;
+        frame.pollers = pollers;
+        RoleBlocks blocks;
+        blocks.compute = kCompute;
+        blocks.send = send;
+        blocks.receive = receive;
+        std::uint32_t after_last = kCompute;
+        for (std::uint32_t group = 0; group < pollers + send + receive; ++group)
+          after_last = kCompute + group / kGroupsOfBlock + 1;
+        ASSERT_EQ(cuda::first_streaming_block(frame, blocks), after_last)
+            << pollers << " " << send << " " << receive;
+      }
+    }
+  }
+}
+
 TEST(GpuGroups, FewTilesAreSummedInParts) {
   EXPECT_EQ(tile_parts(1), 8u);
   EXPECT_EQ(tile_parts(48), 8u);
