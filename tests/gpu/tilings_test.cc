@@ -50,6 +50,7 @@ TEST(AgGemmTiling, ShortTilesWhereOnlyTheLastOnesCountWholeOnesWhereThereAreMany
       {2, 1, {4096, 2048, 4096}, 64, 128},
       {2, 1, {8192, 1024, 8192}, 64, 128},
       {2, 4, {8192, 1024, 8192}, 128, 128},
+      {2, 1, {4096, 3072, 4096}, 128, 128},  // a product that is longer than its gather on one node
       {2, 4, {4096, 1024, 4096}, 128, 128},
       {2, 4, {4096, 2048, 4096}, 128, 128},
       {4, 8, {4096, 512, 4096}, 64, 128},
