@@ -214,7 +214,8 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
 }
 
 /// Whether a block outside the compute blocks may take tiles when its groups have ended. Over nodes
-/// not where the bank's release tells that the compute blocks have read it.
+/// only where compute blocks end with theirs: no release tells then that these alone have read a
+/// bank, and the poller stays until this block, too, has its last rows (WaitsDone).
 template <class Op>
 __device__ __forceinline__ bool may_help(const OperatorParams<Op>& params) {
   return (params.launch.context.world.nodes == 1 || Op::ends_with_tiles(params.launch)) &&
