@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -16,16 +15,9 @@
 namespace mk::kernels::testing {
 namespace {
 
-struct AgGemmOptions {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
+struct AgGemmOptions : SimOptions {
   Shape max;
   Tiling tiling;
-  RoleBlocks blocks;
-  std::vector<SimLaunch> launches;
-  Order order = Order::kRandom;
-  std::uint64_t seed = 1;
-  NetworkOptions network;
 };
 
 /// A's element in a launch.
@@ -76,22 +68,15 @@ class AgGemmSimulation : private SimOperator {
   explicit AgGemmSimulation(const AgGemmOptions& options)
       : plan_(make_plan(options)),
         ranks_(make_ranks(options, plan_)),
-        simulation_(*this, {{options.nodes, options.locals, plan_.workspace_bytes,
-                             plan_.flag_count(), options.blocks.send, 4},
-                            options.launches,
-                            options.order,
-                            options.seed,
-                            options.network}) {}
+        simulation_(*this, options, plan_.workspace_bytes, plan_.flag_count()) {}
 
   std::string run() { return simulation_.run(); }
   bool saw_wrong_element() const { return simulation_.saw_wrong_element(); }
 
  private:
   static AgGemmPlan make_plan(const AgGemmOptions& options) {
-    auto plan =
-        AgGemmPlan::make(options.nodes, options.locals, options.max, DType::kBf16, options.tiling);
-    if (!plan) throw std::runtime_error(plan.error().message);
-    return *plan;
+    return plan_or_throw(
+        AgGemmPlan::make(options.nodes, options.locals, options.max, DType::kBf16, options.tiling));
   }
   static std::vector<AgGemmRank> make_ranks(const AgGemmOptions& options, const AgGemmPlan& plan) {
     std::vector<AgGemmRank> ranks(options.nodes * options.locals);
@@ -109,9 +94,7 @@ class AgGemmSimulation : private SimOperator {
     const RoleBlocks& blocks = ranks_[0].launch.blocks;
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCompute, blocks.compute, Role::kCollect);
-    if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
-    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-    if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+    add_gather_roles(threads, world, blocks);
     return threads;
   }
   void begin(std::uint32_t index) override {
@@ -212,30 +195,24 @@ TEST(AgGemmInterleaving, ManySeeds) {
     options.max = {20, 16, 12};
     options.tiling = {2, 8, 64, static_cast<std::uint32_t>(1 + seed / 2 % 2)};
     options.launches = random_sim_launches(8, 20, seed);
-    options.order = kOrders[seed % std::size(kOrders)];
-    options.seed = seed;
+    options.set_seed(seed);
     ASSERT_EQ(AgGemmSimulation(options).run(), "") << "seed " << seed;
   }
 }
 
 /// In how many of 20 runs a wrong element was seen.
 int wrong_of_20(const NetworkOptions& faults) {
-  int seen = 0;
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+  return seeds_seen_wrong<AgGemmSimulation>(20, [&](std::uint64_t seed) {
     AgGemmOptions options;
     options.nodes = 2;
     options.locals = static_cast<std::uint32_t>(1 + seed % 2);
     options.max = {40, 16, 24};
     options.tiling = {2, 8, 256, 2};
     options.launches = {{40, Mode::kFused}, {39, Mode::kUnfused}};
-    options.order = kOrders[seed % std::size(kOrders)];
-    options.seed = seed;
+    options.set_seed(seed);
     options.network = faults;
-    AgGemmSimulation simulation(options);
-    simulation.run();
-    seen += simulation.saw_wrong_element();
-  }
-  return seen;
+    return options;
+  });
 }
 
 // A chunk of which only a part moves makes some tile wrong.

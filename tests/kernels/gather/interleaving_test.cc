@@ -6,7 +6,6 @@
 
 #include <functional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -18,20 +17,13 @@
 namespace mk::kernels::testing {
 namespace {
 
-struct GatherOptions {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
+struct GatherOptions : SimOptions {
   GatherShape shape = {4, 24};
   GatherKind kind = GatherKind::kBroadcast;
   std::uint32_t chunk_bytes = 64;
   std::uint32_t banks = 2;
-  RoleBlocks blocks;
-  std::vector<SimLaunch> launches;
   /// Of a rank in a launch; by default any number.
   std::function<std::uint32_t(std::uint32_t rank, std::uint32_t epoch)> rows;
-  Order order = Order::kRandom;
-  std::uint64_t seed = 1;
-  NetworkOptions network;
   bool forge_releases = false;   ///< the one bank looks released for ever
   bool forge_arrivals = false;   ///< the first rows of node 0 look arrived for ever
   bool skip_odd = false;         ///< consumers do not look at the rows of odd ranks
@@ -79,7 +71,7 @@ class GatherSimulation : private SimOperator {
       : options_(options),
         plan_(make_plan(options)),
         ranks_(make_ranks()),
-        simulation_(*this, make_simulation()) {
+        simulation_(*this, options, workspace_bytes_, shm::kFlagGranule + plan_.flag_count()) {
     if (options.forge_releases) forge_releases();
     if (options.forge_arrivals) forge_arrivals();
   }
@@ -103,10 +95,8 @@ class GatherSimulation : private SimOperator {
   using Block = OperatorBlock<Executor>;
 
   static GatherPlan make_plan(const GatherOptions& options) {
-    auto plan = GatherPlan::make("gather", options.nodes, options.locals, options.shape,
-                                 options.kind, options.chunk_bytes, options.banks);
-    if (!plan) throw std::runtime_error(plan.error().message);
-    return *plan;
+    return plan_or_throw(GatherPlan::make("gather", options.nodes, options.locals, options.shape,
+                                          options.kind, options.chunk_bytes, options.banks));
   }
   std::vector<GatherRank> make_ranks() {
     WorkspaceLayout workspace(options_.locals);
@@ -123,14 +113,6 @@ class GatherSimulation : private SimOperator {
     }
     return ranks;
   }
-  SimulationOptions make_simulation() const {
-    return {{options_.nodes, options_.locals, workspace_bytes_,
-             shm::kFlagGranule + plan_.flag_count(), options_.blocks.send, 4},
-            options_.launches,
-            options_.order,
-            options_.seed,
-            options_.network};
-  }
 
   const char* name() const override { return "gather"; }
   Launch& launch(std::uint32_t rank) override { return ranks_[rank].launch; }
@@ -138,9 +120,7 @@ class GatherSimulation : private SimOperator {
     const RoleBlocks& blocks = options_.blocks;
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCompute, blocks.compute);
-    if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
-    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-    if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+    add_gather_roles(threads, world, blocks);
     return threads;
   }
 
@@ -322,8 +302,7 @@ GatherOptions small(std::uint32_t nodes, std::uint32_t locals, std::uint64_t see
   options.locals = locals;
   options.kind = seed / 3 % 2 == 0 ? GatherKind::kPull : GatherKind::kBroadcast;
   options.launches = random_sim_launches(8, 6, seed);
-  options.order = kOrders[seed % std::size(kOrders)];
-  options.seed = seed;
+  options.set_seed(seed);
   return options;
 }
 
@@ -353,19 +332,15 @@ TEST(GatherInterleaving, ALaunchEndsAfterRowsThatNobodyReads) {
 /// How many of 240 seeds see a wrong element.
 int seen_of_240(const std::function<void(GatherOptions&)>& break_it, std::uint32_t nodes,
                 std::uint32_t locals) {
-  int seen = 0;
-  for (std::uint64_t seed = 1; seed <= 240; ++seed) {
+  return seeds_seen_wrong<GatherSimulation>(240, [&](std::uint64_t seed) {
     GatherOptions options = small(nodes, locals, seed);
     options.banks = 1;
     options.rows = [](std::uint32_t, std::uint32_t) { return 4u; };
     // The same m, or a header that came too early would be taken for another m.
     options.launches.assign(8, {1, Mode::kFused});
     break_it(options);
-    GatherSimulation simulation(options);
-    simulation.run();
-    seen += simulation.saw_wrong_element();
-  }
-  return seen;
+    return options;
+  });
 }
 
 // With one bank, the release is all that keeps a rank from overwriting what its successor still

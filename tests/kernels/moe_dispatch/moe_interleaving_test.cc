@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <functional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -20,16 +19,9 @@
 namespace mk::kernels::testing {
 namespace {
 
-struct MoeSimOptions {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
+struct MoeSimOptions : SimOptions {
   MoeDispatchShape shape = {6, 24, 16, 5, 2, 0};
   Tiling tiling = {8, 8, 64, 2};
-  RoleBlocks blocks;
-  std::vector<SimLaunch> launches;
-  Order order = Order::kRandom;
-  std::uint64_t seed = 1;
-  NetworkOptions network;
   bool forge_releases = false;  ///< the one bank looks released for ever
   /// Rows that a rank has room for in a launch, of `needed`.
   std::function<std::uint32_t(std::uint32_t needed)> room = [](std::uint32_t needed) {
@@ -107,12 +99,7 @@ class MoeSimulation : private SimOperator {
       : options_(options),
         plan_(make_plan(options)),
         ranks_(make_ranks()),
-        simulation_(*this, {{options.nodes, options.locals, plan_.workspace_bytes(),
-                             plan_.flag_count(), options.blocks.send, 4},
-                            options.launches,
-                            options.order,
-                            options.seed,
-                            options.network}) {
+        simulation_(*this, options, plan_.workspace_bytes(), plan_.flag_count()) {
     if (options.forge_releases) forge_releases();
   }
 
@@ -131,10 +118,8 @@ class MoeSimulation : private SimOperator {
     MoeDispatchShape shape = options.shape;
     if (shape.rows_max == 0)  // enough for repeated experts too
       shape.rows_max = options.nodes * options.locals * shape.tokens_max * shape.top_k;
-    auto plan =
-        MoeDispatchPlan::make(options.nodes, options.locals, shape, DType::kBf16, options.tiling);
-    if (!plan) throw std::runtime_error(plan.error().message);
-    return *plan;
+    return plan_or_throw(
+        MoeDispatchPlan::make(options.nodes, options.locals, shape, DType::kBf16, options.tiling));
   }
   std::vector<MoeRank> make_ranks() const {
     std::vector<MoeRank> ranks(options_.nodes * options_.locals);
@@ -154,9 +139,7 @@ class MoeSimulation : private SimOperator {
     add_role(threads, Role::kCompute, blocks.compute);
     add_role(threads, Role::kPlan, blocks.plan);
     add_role(threads, Role::kPull, blocks.pull);
-    if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
-    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-    if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+    add_gather_roles(threads, world, blocks);
     return threads;
   }
 
@@ -347,8 +330,7 @@ MoeSimOptions small(std::uint32_t nodes, std::uint32_t locals, std::uint64_t see
   options.nodes = nodes;
   options.locals = locals;
   options.launches = sim_launches(6, seed);
-  options.order = kOrders[seed % std::size(kOrders)];
-  options.seed = seed;
+  options.set_seed(seed);
   return options;
 }
 
@@ -399,17 +381,13 @@ TEST(MoeDispatchInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
 
 /// In how many of 60 runs a wrong row was seen.
 int wrong_of_60(bool forge_releases, const NetworkOptions& network) {
-  int seen = 0;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+  return seeds_seen_wrong<MoeSimulation>(60, [&](std::uint64_t seed) {
     MoeSimOptions options = small(2, static_cast<std::uint32_t>(1 + seed % 2), seed);
     options.tiling = {8, 8, 128, 1};
     options.forge_releases = forge_releases;
     options.network = network;
-    MoeSimulation simulation(options);
-    simulation.run();
-    seen += simulation.saw_wrong_element();
-  }
-  return seen;
+    return options;
+  });
 }
 
 // With one bank, the release is all that keeps a rank from overwriting what its successor and the

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <map>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -20,16 +19,9 @@
 namespace mk::kernels::testing {
 namespace {
 
-struct RingOptions {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
+struct RingOptions : SimOptions {
   RingAttentionShape shape;
   RingAttentionTiling tiling;
-  RoleBlocks blocks;
-  std::vector<SimLaunch> launches;
-  Order order = Order::kRandom;
-  std::uint64_t seed = 1;
-  NetworkOptions network;
   bool forge_releases = false;  ///< the one bank looks released for ever
 };
 
@@ -110,12 +102,7 @@ class RingSimulation : private SimOperator {
         plan_(make_plan(options)),
         ranks_(make_ranks(options, plan_)),
         network_bytes_(ranks_.size()),
-        simulation_(*this, {{options.nodes, options.locals, plan_.workspace_bytes,
-                             plan_.flag_count(), options.blocks.send, 4},
-                            options.launches,
-                            options.order,
-                            options.seed,
-                            options.network}) {
+        simulation_(*this, options, plan_.workspace_bytes, plan_.flag_count()) {
     if (options.forge_releases) forge_releases();
   }
 
@@ -142,10 +129,8 @@ class RingSimulation : private SimOperator {
 
  private:
   static RingAttentionPlan make_plan(const RingOptions& options) {
-    auto plan =
-        RingAttentionPlan::make(options.nodes, options.locals, options.shape, options.tiling);
-    if (!plan) throw std::runtime_error(plan.error().message);
-    return *plan;
+    return plan_or_throw(
+        RingAttentionPlan::make(options.nodes, options.locals, options.shape, options.tiling));
   }
   static std::vector<RingRank> make_ranks(const RingOptions& options,
                                           const RingAttentionPlan& plan) {
@@ -164,9 +149,7 @@ class RingSimulation : private SimOperator {
     const RoleBlocks& blocks = options_.blocks;
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCompute, blocks.compute);
-    if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
-    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-    if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+    add_gather_roles(threads, world, blocks);
     return threads;
   }
 
@@ -323,8 +306,7 @@ RingOptions small(std::uint32_t nodes, std::uint32_t locals, std::uint64_t seed)
   options.shape = {nodes * locals * 2 + 9, 1, 1, 64, seed % 2 == 0};
   options.tiling = {2, 2, 300, static_cast<std::uint32_t>(1 + seed % 3), 2};
   options.launches = launches_from(nodes * locals * 2, nodes * locals * 2 + 9, 8, seed);
-  options.order = kOrders[seed % std::size(kOrders)];
-  options.seed = seed;
+  options.set_seed(seed);
   return options;
 }
 
@@ -356,19 +338,15 @@ TEST(RingAttentionInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
 
 /// In how many of 60 runs something wrong was attended.
 int wrong_of_60(bool forge_releases, const NetworkOptions& network) {
-  int seen = 0;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+  return seeds_seen_wrong<RingSimulation>(60, [&](std::uint64_t seed) {
     RingOptions options = small(2, 1, seed);
     options.tiling.banks = 1;
     // The same m, or a header that came too early would be taken for another m.
     options.launches.assign(8, {13, Mode::kFused});
     options.forge_releases = forge_releases;
     options.network = network;
-    RingSimulation simulation(options);
-    simulation.run();
-    seen += simulation.saw_wrong_element();
-  }
-  return seen;
+    return options;
+  });
 }
 
 // With one bank, the release is all that keeps a rank from overwriting what its successor still

@@ -135,16 +135,9 @@ struct Overlaps {
   }
 };
 
-struct GemmSimOptions {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
+struct GemmSimOptions : SimOptions {
   Shape max;
   Tiling tiling;
-  RoleBlocks blocks;
-  std::vector<SimLaunch> launches;
-  Order order = Order::kRandom;
-  std::uint64_t seed = 1;
-  NetworkOptions network;
   bool mixed_modes = false;     ///< every other rank runs fused, whatever the launch says
   bool forge_releases = false;  ///< the one receive bank looks released for ever
   bool forge_ends = false;  ///< to a rank that begins a launch, all others have ended all theirs
@@ -165,12 +158,7 @@ class GemmSimulation : private SimOperator {
                               options.tiling)),
         options_(options),
         ranks_(options.nodes * options.locals),
-        simulation_(*this, {{options.nodes, options.locals, plan_.workspace_bytes(),
-                             plan_.flag_count(), options.blocks.send, 4},
-                            options.launches,
-                            options.order,
-                            options.seed,
-                            options.network}) {
+        simulation_(*this, options, plan_.workspace_bytes(), plan_.flag_count()) {
     for (GemmSimRank<Op>& rank : ranks_) {
       rank.launch.plan = plan_;
       rank.launch.banks = plan_.banks;
@@ -260,8 +248,7 @@ inline GemmSimOptions small_gemm(std::uint32_t nodes, std::uint32_t locals, std:
   options.max = {6, 24, 0};
   options.tiling = {2, 8, 64, 2};
   options.launches = random_sim_launches(8, 6, seed);
-  options.order = kOrders[seed % std::size(kOrders)];
-  options.seed = seed;
+  options.set_seed(seed);
   return options;
 }
 
@@ -322,18 +309,14 @@ TYPED_TEST_P(GemmInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
 /// In how many of 240 runs a wrong element was seen.
 template <class Op>
 int wrong_of_240(std::uint32_t nodes, std::uint32_t locals, const GemmSimOptions& faults) {
-  int seen = 0;
-  for (std::uint64_t seed = 1; seed <= 240; ++seed) {
+  return seeds_seen_wrong<GemmSimulation<Op>>(240, [&](std::uint64_t seed) {
     GemmSimOptions options = small_gemm(nodes, locals, seed);
     options.tiling.banks = 1;
     options.network = faults.network;
     options.forge_releases = faults.forge_releases;
     options.forge_ends = faults.forge_ends;
-    GemmSimulation<Op> simulation(options);
-    simulation.run();
-    seen += simulation.saw_wrong_element();
-  }
-  return seen;
+    return options;
+  });
 }
 
 // With one bank, the release is all that keeps a sender from overwriting what its peer still reads.

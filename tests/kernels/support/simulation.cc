@@ -37,10 +37,15 @@ bool SimExecutor::last_done(Role role, std::uint32_t count) {
   return last_part(role, kRole, count);
 }
 
-Simulation::Simulation(SimOperator& op, const SimulationOptions& options)
+/// Of a ring: few slots, so that senders come to its end and wait.
+constexpr std::uint32_t kSlotCountLog2 = 4;
+
+Simulation::Simulation(SimOperator& op, const SimOptions& options, std::uint64_t workspace_bytes,
+                       std::uint32_t flag_count)
     : op_(op),
       options_(options),
-      cluster_(options.cluster),
+      cluster_({options.nodes, options.locals, workspace_bytes, flag_count, options.blocks.send,
+                kSlotCountLog2}),
       network_(cluster_, options.seed, options.network),
       fibers_(options.order, options.seed) {
   fibers_.starve(static_cast<std::uint32_t>(options.seed % cluster_.size()));
@@ -137,6 +142,13 @@ void Simulation::fail(Rank& rank) {
   if (!wrong_.empty()) return;
   const Launch& launch = op_.launch(rank.index);
   wrong_ = describe(rank.local.failure, op_.name(), launch.epoch, launch.context.world, 0).message;
+}
+
+void add_gather_roles(std::vector<RoleThread>& threads, const World& world,
+                      const RoleBlocks& blocks) {
+  if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
+  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+  if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
 }
 
 std::vector<SimLaunch> random_sim_launches(std::uint32_t count, std::uint32_t m_max,

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "kernels/comm/launch.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/gather/copy_job.h"
+#include "shm/host/result.h"
 #include "tests/kernels/support/cluster.h"
 #include "tests/kernels/support/fibers.h"
 #include "tests/kernels/support/network.h"
@@ -95,18 +98,28 @@ struct SimLaunch {
   Mode mode = Mode::kFused;
 };
 
-struct SimulationOptions {
-  ClusterShape cluster;
+/// What is simulated of any operator. A test's options are these and its operator's own.
+struct SimOptions {
+  std::uint32_t nodes = 1;
+  std::uint32_t locals = 1;
+  RoleBlocks blocks;
   std::vector<SimLaunch> launches;
   Order order = Order::kRandom;
   std::uint64_t seed = 1;
   NetworkOptions network;
+
+  /// And one of all orders, another for the next seed.
+  void set_seed(std::uint64_t to) {
+    seed = to;
+    order = kOrders[to % std::size(kOrders)];
+  }
 };
 
 class Simulation {
  public:
-  /// `op` outlives it.
-  Simulation(SimOperator& op, const SimulationOptions& options);
+  /// `op` outlives it. Each rank has a workspace of so many bytes and so many flags.
+  Simulation(SimOperator& op, const SimOptions& options, std::uint64_t workspace_bytes,
+             std::uint32_t flag_count);
 
   /// Empty, or the first thing that went wrong.
   std::string run();
@@ -135,7 +148,7 @@ class Simulation {
   void fail(Rank& rank);
 
   SimOperator& op_;
-  SimulationOptions options_;
+  SimOptions options_;
   Cluster cluster_;
   Network network_;
   Fibers fibers_;
@@ -144,6 +157,31 @@ class Simulation {
   std::string wrong_;
   bool saw_wrong_element_ = false;
 };
+
+/// The plan that was made, or an exception that says why there is none.
+template <class Plan>
+Plan plan_or_throw(const Result<Plan>& made) {
+  if (!made) throw std::runtime_error(made.error().message);
+  return *made;
+}
+
+/// The roles of a gather (kernels/gather/roles.h), where the world has a use for them.
+void add_gather_roles(std::vector<RoleThread>& threads, const World& world,
+                      const RoleBlocks& blocks);
+
+/// In how many of the seeds 1 .. `seeds` a simulation of `options_of(seed)` sees a wrong element.
+/// Of simulations that are broken on purpose: if that went unnoticed, those of whole ones would
+/// prove nothing.
+template <class OperatorSimulation, class OptionsOf>
+int seeds_seen_wrong(std::uint64_t seeds, OptionsOf&& options_of) {
+  int seen = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    OperatorSimulation simulation(options_of(seed));
+    simulation.run();
+    seen += simulation.saw_wrong_element();
+  }
+  return seen;
+}
 
 /// `count` launches with m from 1 to m_max, some unfused; the last with m_max.
 std::vector<SimLaunch> random_sim_launches(std::uint32_t count, std::uint32_t m_max,
