@@ -108,7 +108,7 @@ Plan make_plan(const JobSetup& setup, std::uint32_t blocks) {
       const kernels::Shape max{setup.m, setup.n, setup.k[0]};
       plan.ag = or_exit(kernels::AgGemmPlan::make(
           nodes, locals, max, setup.dtype,
-          tiling(kernels::ag_gemm_cuda_tiling(nodes, locals, max, blocks))));
+          tiling(kernels::ag_gemm_cuda_tiling(nodes, locals, max, blocks, setup.options.rates))));
       plan.workspace_bytes = plan.ag.workspace_bytes;
       plan.flags = plan.ag.flag_count();
       break;

@@ -18,6 +18,7 @@ struct Case {
   Shape max;
   std::uint32_t tile_m, tile_n;
   std::uint32_t blocks = kBlocks;
+  double network_bytes_per_s = 0;
 };
 std::string text(const Case& one) {
   return std::to_string(one.nodes) + "x" + std::to_string(one.locals) + ", " +
@@ -59,9 +60,14 @@ TEST(AgGemmTiling, ShortTilesWhereOnlyTheLastOnesCountWholeOnesWhereThereAreMany
       {2, 1, {4096, 2048, 4096}, 128, 256, 44},
       {2, 2, {2048, 256, 2048}, 64, 128, 33},
       {2, 2, {4096, 512, 4096}, 128, 128, 33},
+      // Rails of 100 and of 800 Gb/s.
+      {2, 4, {4096, 1024, 4096}, 64, 128, kBlocks, 12.5e9},
+      {2, 4, {4096, 512, 4096}, 128, 128, kBlocks, 100e9},
   };
   for (const Case& one : cases) {
-    const Tiling tiling = ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, one.blocks);
+    MachineRates rates;
+    rates.network_bytes_per_s = one.network_bytes_per_s;
+    const Tiling tiling = ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, one.blocks, rates);
     EXPECT_EQ(tiling.tile_m, one.tile_m) << text(one);
     EXPECT_EQ(tiling.tile_n, one.tile_n) << text(one);
   }
@@ -77,7 +83,7 @@ TEST(Tilings, AreWhatKernelsAreCompiledForAndPlansTake) {
           for (const std::uint32_t blocks : {4u, 33u, 132u}) {
             const Shape max{m, n, 512};
             SCOPED_TRACE(text({nodes, locals, max, 0, 0}));
-            const Tiling ag = ag_gemm_cuda_tiling(nodes, locals, max, blocks);
+            const Tiling ag = ag_gemm_cuda_tiling(nodes, locals, max, blocks, {});
             EXPECT_TRUE(ag.tile_n == 64 || ag.tile_n == 128 || ag.tile_n == 256) << ag.tile_n;
             EXPECT_TRUE(ag.tile_m == 64 || ag.tile_m == 128) << ag.tile_m;
             EXPECT_TRUE(AgGemmPlan::make(nodes, locals, max, DType::kBf16, ag));

@@ -55,9 +55,10 @@ enum class Executor : std::uint32_t {
 /// cudaStream_t.
 using CudaStream = CUstream_st*;
 
-/// What one rank has of its machine, for LaunchMode::kAuto's estimate; 0: a default. The defaults
-/// are those of a CPU with AVX-512 and its ranks' share of the cores (kernels/cpu/cpu_rates.cc), or
-/// of an H200 (kernels/cuda/gpu_rates.h).
+/// What one rank has of its machine, for LaunchMode::kAuto's estimate, and for AllGather + GEMM's
+/// tiles on a GPU, which are short where the network is slow; 0: a default. The defaults are those
+/// of a CPU with AVX-512 and its ranks' share of the cores (kernels/cpu/cpu_rates.cc), or of an
+/// H200 (kernels/cuda/gpu_rates.h).
 struct MachineRates {
   double flops_per_s = 0;          ///< of its compute threads together
   double local_bytes_per_s = 0;    ///< read and written by its sums and copies

@@ -23,8 +23,8 @@ Result<std::unique_ptr<DeviceOperator>> make_device_ag_gemm(Session::Impl& sessi
                                                             const Tuning& tuning) {
   const AttachOptions& options = session.options();
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
-  const auto tiles =
-      kernels::ag_gemm_cuda_tiling(options.nodes, options.local_size, shape.shape, share.blocks);
+  const auto tiles = kernels::ag_gemm_cuda_tiling(options.nodes, options.local_size, shape.shape,
+                                                  share.blocks, kernel_rates(tuning.rates));
   MK_ASSIGN_OR_RETURN(const auto plan,
                       kernels::AgGemmPlan::make(options.nodes, options.local_size, shape.shape,
                                                 shape.dtype, tiling_for(tiles, tuning)));

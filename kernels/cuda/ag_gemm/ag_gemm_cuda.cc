@@ -32,13 +32,14 @@ bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
 /// A narrow product of few rows: the gather is nearly all of it.
 bool is_small(const Shape& max) { return max.n < kNarrow && max.m <= 2 * kFewRows; }
 
-/// Whether the gather takes so long, whatever the product, that only its last tiles count: a rank's
-/// shards come over the network, 400 Gb/s of it, and take more than twice the product's time on
-/// that many SMs.
+/// Whether the gather takes so long, whatever the product, that only its last tiles count: a rank
+/// sends all but one of its rail's shards over the network, and that takes more than twice the time
+/// of its product. (Both times are of m k elements of A.)
 bool network_bound(std::uint32_t nodes, std::uint32_t locals, std::uint32_t n,
-                   std::uint32_t blocks) {
-  constexpr std::uint64_t kColumnsOfEqualTime = 120;  // of each SM
-  return std::uint64_t{2} * n * nodes * locals < (nodes - 1) * kColumnsOfEqualTime * blocks;
+                   const MachineRates& rates) {
+  const double network = kElementBytes * (nodes - 1.0) / (nodes * locals);
+  const double product = 2.0 * n;
+  return network * rates.flops_per_s > 2 * product * rates.network_bytes_per_s;
 }
 
 constexpr std::uint32_t kShortest = cuda::kTileColumnsMax / 4;
@@ -46,12 +47,12 @@ constexpr std::uint32_t kShortest = cuda::kTileColumnsMax / 4;
 /// The last rows come when little else is left to compute: short tiles then end sooner, as a tile's
 /// time is what its SM reads from L2. Where even the shortest have an SM each, those. But where
 /// there are many tiles the last ones are little of them, and whole ones read a quarter less.
-std::uint32_t tile_columns(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
-                           std::uint32_t blocks) {
+/// `waits`: it is network_bound.
+std::uint32_t tile_columns(const Shape& max, std::uint64_t row_tiles, std::uint32_t blocks,
+                           bool waits) {
   constexpr std::uint32_t kMany = 4;  // of each block
-  const std::uint64_t row_tiles = cuda::sharded_row_tiles(max.m, nodes * locals);
   const bool many = row_tiles * div_up(max.n, cuda::kTileColumnsMax) >= kMany * blocks;
-  if (max.n >= kNarrow || (many && !network_bound(nodes, locals, max.n, blocks)))
+  if (max.n >= kNarrow || (many && !waits))
     return cuda::best_tile_columns(row_tiles, max.n, blocks, cuda::kHalfTileTime);
   return row_tiles * div_up(max.n, kShortest) <= blocks ? kShortest : cuda::kTileColumnsMax / 2;
 }
@@ -69,14 +70,17 @@ std::uint32_t share_groups(std::uint32_t nodes, const Shape& max) {
 }  // namespace
 
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                           std::uint32_t blocks) {
+                           std::uint32_t blocks, const MachineRates& rates) {
+  const bool waits = network_bound(nodes, locals, max.n, cuda::gpu_rates(rates, blocks));
   Tiling tiling;
-  tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n = tile_columns(nodes, locals, max, blocks);
-  if (max.n < kNarrow && max.m <= 4 * kFewRows && network_bound(nodes, locals, max.n, blocks)) {
+  if (waits && max.n < kNarrow && max.m <= 4 * kFewRows) {
     // The network leaves time for tiles that read half as much again, all but the last ones.
     tiling.tile_m = cuda::kTileRowsMax / 2;
     tiling.tile_n = cuda::kTileColumnsMax / 2;
+  } else {
+    tiling.tile_m = cuda::kTileRowsMax;
+    tiling.tile_n =
+        tile_columns(max, cuda::sharded_row_tiles(max.m, nodes * locals), blocks, waits);
   }
   const std::uint64_t sent =
       std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;

@@ -18,9 +18,9 @@
 namespace mk::kernels {
 
 /// Tiles and chunks that suit the GPU, for AgGemmPlan::make. `blocks`: compute blocks of one rank,
-/// the same on all.
+/// the same on all. `rates`: by which its tiles, its own affair, are short or whole (gpu_rates.h).
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                           std::uint32_t blocks);
+                           std::uint32_t blocks, const MachineRates& rates);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
