@@ -258,7 +258,8 @@ class LeaderBase {
   }
   /// The parts are groups of this GPU, each of which has seen its own stores done.
   __device__ bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts) {
-    return last_of(&state_.parts_done[role == Role::kReceive ? 1 : 0][chunk], parts);
+    return last_of(&state_.parts_done[role == Role::kReceive ? 1 : 0][place_of_parts(chunk)],
+                   parts);
   }
 
  protected:

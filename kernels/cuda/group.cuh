@@ -87,18 +87,20 @@ class Group {
     account(kind, totals);
     return completed;
   }
-  /// Calls `step(block, index)` for steps 0 .. count - 1 in their order, each taken by the first
-  /// group of the rank that has nothing else to do. `counter` is for that. `on_last()`: when this
-  /// group has begun its last one, or gets none.
+  /// Calls `take(block, chunk, part)` for the steps in their order, each taken by the first group
+  /// of the rank that has nothing else to do. `counter` is for that. `on_last()`: when this group
+  /// has begun its last one, or gets none.
   template <class F, class OnLast>
-  __device__ bool take_steps(Block& block, std::uint32_t& counter, std::uint32_t count, F&& step,
-                             OnLast&& on_last) {
+  __device__ bool take_steps(Block& block, std::uint32_t& counter, const ChunkSteps& steps,
+                             F&& take, OnLast&& on_last) {
+    const std::uint32_t count = steps.count();
     const ::cuda::atomic_ref<std::uint32_t, ::cuda::thread_scope_device> taken(counter);
     std::uint32_t index = taken.fetch_add(1, ::cuda::memory_order_relaxed);
     if (index >= count) on_last();
     while (index < count) {
       ptx::may_dawdle();
-      if (!step(block, index)) return false;
+      const ChunkSteps::Step step = steps.at(index);
+      if (!take(block, step.chunk, step.part)) return false;
       // On its way while the workers do this one.
       const std::uint32_t next = taken.fetch_add(1, ::cuda::memory_order_relaxed);
       if (next >= count) on_last();
@@ -113,19 +115,12 @@ class Group {
   template <class F>
   __device__ bool receive_steps(Block& block, std::uint32_t chunks, std::uint32_t per_chunk,
                                 F&& receive) {
-    const RoleBlocks& blocks = launch.blocks;
-    const bool joined = blockIdx.x < blocks.compute;
-    const std::uint32_t groups =
-        blocks.receive + (compute_receives(chunks) ? blocks.compute * kGroupsOfBlock : 0);
-    if (joined && !compute_receives(chunks)) return true;
-    const std::uint32_t parts = receive_parts(chunks, per_chunk, groups);
-    const auto step = [&](Block& b, std::uint32_t index) {
-      return receive(b, index / parts, Part{index % parts, parts});
-    };
+    const std::uint32_t groups = launch.blocks.receive + launch.blocks.compute * kGroupsOfBlock;
+    const ChunkSteps steps = arrival_steps(chunks, per_chunk, groups);
     const auto on_last = [this] {
       if (!Op::waits_after_receive(launch)) waits_over();
     };
-    if (!take_steps(block, state.receives_taken, chunks * parts, step, on_last)) return false;
+    if (!take_steps(block, state.receives_taken, steps, receive, on_last)) return false;
     // Else nobody waits for that.
     if (block.schedule.flags().has_releases()) block.publish_done(groups);
     return true;

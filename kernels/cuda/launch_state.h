@@ -9,6 +9,7 @@
 
 #include "kernels/comm/launch.h"
 #include "kernels/comm/wait.h"
+#include "kernels/cuda/chunk_steps.h"
 #include "shm/layout.h"
 #include "shm/ring.h"
 
@@ -40,9 +41,6 @@ struct LaunchAccount {
   RoleAccount roles[kRoles];
 };
 
-/// Chunks of a launch that groups share in (comm/part.h), at most.
-inline constexpr std::uint32_t kPartedChunksMax = 128;
-
 /// A rank's words in its GPU's memory; all zero before the first launch.
 struct DeviceState {
   std::uint32_t epoch = 0;        ///< of the last launch that has ended; its last block writes it
@@ -55,8 +53,8 @@ struct DeviceState {
   std::uint32_t sums_taken = 0;
   std::uint32_t receives_taken = 0;
   std::uint32_t tiles_taken = 0;  ///< of the running launch: tiles beyond each block's first
-  /// Of each chunk's parts those that are done, of what is sent on (or handed out) and of what has
-  /// been received; zero between launches.
+  /// Of each chunk's parts those that are done (place_of_parts), of what is sent on (or handed out)
+  /// and of what has been received; zero between launches.
   std::uint32_t parts_done[2][kPartedChunksMax] = {};
   std::uint32_t roles_done[kRoles] = {};  ///< groups of each role, until all are; then zero
   LocalWords local;                       ///< `stop` stays set: later launches then end at once
@@ -114,52 +112,6 @@ constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBl
 MK_HOST_DEVICE constexpr std::uint32_t first_streaming_block(const FrameArguments& frame,
                                                              const RoleBlocks& blocks) {
   return blocks.compute + div_up(frame.pollers + blocks.send + blocks.receive, kGroupsOfBlock);
-}
-
-/// Parts of a tile that groups sum separately, at most.
-inline constexpr std::uint32_t kTilePartsMax = 8;
-/// The same of a launch in which a rank sums so many tiles: few tiles come all at the end, when
-/// every group of the GPU has time.
-MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
-  constexpr std::uint32_t kGroupsWanted = 384;
-  std::uint32_t parts = kTilePartsMax;
-  while (parts > 1 && tiles * parts > kGroupsWanted) parts /= 2;
-  return parts;
-}
-/// Parts of each of a rank's chunks of `per_chunk` tiles that all groups of the GPU sum, as
-/// Part::count: many chunks a group each, few a group for each tile or part of a tile.
-MK_HOST_DEVICE constexpr std::uint32_t sum_parts(std::uint32_t chunks, std::uint32_t per_chunk) {
-  return chunks > kPartedChunksMax ? 1 : per_chunk * tile_parts(chunks * per_chunk);
-}
-/// The same of what comes over the network, chunk by chunk: the more parts, the more of `groups`
-/// groups sum the last one, as long as each has few in all.
-MK_HOST_DEVICE constexpr std::uint32_t receive_parts(std::uint32_t chunks, std::uint32_t per_chunk,
-                                                     std::uint32_t groups) {
-  constexpr std::uint32_t kRounds = 4;
-  if (chunks > kPartedChunksMax) return 1;
-  std::uint32_t parts = kTilePartsMax;
-  while (parts > 1 && chunks * per_chunk * parts > kRounds * groups) parts /= 2;
-  return per_chunk * parts;
-}
-/// Groups of the compute blocks sum, too, what comes over the network for a rank of so many chunks,
-/// once they have no tiles left: few chunks come all at the end.
-MK_HOST_DEVICE constexpr bool compute_receives(std::uint32_t chunks) {
-  return chunks <= kPartedChunksMax;
-}
-/// Parts in which `groups` groups copy each of `chunks` chunks, which they take in their order: so
-/// many that the first chunks are there long before the last. `onward`: the network waits for them.
-/// `targets`: ranks of the node that get them; to one, fewer and larger parts are quicker, as each
-/// costs some microseconds besides its bytes.
-MK_HOST_DEVICE constexpr std::uint32_t copy_parts(std::uint32_t chunks, std::uint32_t chunk_bytes,
-                                                  std::uint32_t groups, bool onward,
-                                                  std::uint32_t targets) {
-  constexpr std::uint32_t kRounds = 4;  // of parts for each group
-  if (chunks > kPartedChunksMax || chunks == 0) return 1;
-  const std::uint32_t least = onward ? 8 : targets == 1 ? 48 : 24;  // KiB
-  const std::uint32_t most = chunk_bytes / (least * 1024);
-  const std::uint32_t wanted = kRounds * groups / chunks;
-  const std::uint32_t parts = wanted < most ? wanted : most;
-  return parts == 0 ? 1 : parts;
 }
 
 /// Outside the compute blocks, group g is of block g / kGroupsOfBlock there; groups `before`,

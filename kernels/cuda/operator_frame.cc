@@ -31,17 +31,6 @@ std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::u
              : kTileColumnsMax;
 }
 
-GroupNeeds sum_needs(const World& world, std::uint32_t groups) {
-  constexpr std::uint32_t kOverNodes = 24;
-  GroupNeeds needs;
-  needs.streams = Role::kReduce;
-  needs.stream = world.locals > 1;
-  needs.send = needs.receive = world.nodes > 1;
-  needs.stream_groups = world.nodes > 1 ? kOverNodes : groups;
-  needs.receive_groups = kSumGroups;
-  return needs;
-}
-
 OnDevice::OnDevice(int device) {
   cudaGetDevice(&before_);
   if (before_ != device) cudaSetDevice(device);
@@ -155,50 +144,13 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
   }
   MK_RETURN_IF_ERROR(adopt_context(context, flags, launch, frame));
   // The kernel takes nearly all of a multiprocessor's shared memory: one block on each.
-  MK_RETURN_IF_ERROR(choose_blocks(options, needs, context.lane_count,
+  MK_RETURN_IF_ERROR(choose_blocks(op_, options, needs, context.lane_count,
                                    static_cast<std::uint32_t>(multiprocessors), launch.blocks,
                                    frame));
   frame.host.lane_count = launch.blocks.send;
   frame.host.launches = options.launches;
   launch.banks = flags.banks;
   launch.control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
-  return {};
-}
-
-Status OperatorFrame::choose_blocks(const CudaOptions& options, const GroupNeeds& needs,
-                                    std::uint32_t lane_count, std::uint32_t device_blocks,
-                                    RoleBlocks& blocks, FrameArguments& frame) const {
-  const std::uint32_t share = device_blocks / options.ranks_per_device;
-  const auto count = [&](bool wanted, std::uint32_t asked, std::uint32_t of_whole) {
-    const std::uint32_t chosen = div_up(of_whole, options.ranks_per_device);
-    return !wanted ? 0 : asked != 0 ? asked : chosen;
-  };
-  blocks = RoleBlocks{};
-  blocks.send = count(needs.send, options.send_groups, 1);
-  blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups);
-  std::uint32_t streams = count(needs.stream, options.stream_groups, needs.stream_groups);
-  frame.comm_blocks =
-      div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
-  if (needs.stream && options.stream_groups == 0) {
-    streams = frame.comm_blocks * kGroupsOfBlock - frame.pollers - blocks.send - blocks.receive;
-  }
-  blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
-  blocks.share = needs.streams == Role::kShare ? streams : 0;
-  const std::uint32_t rest = share > frame.comm_blocks ? share - frame.comm_blocks : 0;
-  blocks.compute =
-      options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kBlocksMax);
-  if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||
-      blocks.receive > kBlocksMax || blocks.compute + frame.comm_blocks > share) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{}: {} compute blocks and {} for communication do not fit: this device holds {} "
-                "at a time, {} ranks share it, so at most {} each (and {} of one role)",
-                op_, blocks.compute, frame.comm_blocks, device_blocks, options.ranks_per_device,
-                share, kBlocksMax);
-  }
-  if (blocks.send > lane_count || blocks.send > shm::kLanesMax) {
-    return fail(ErrorCode::kInvalidArgument, "{}: {} send groups, but the session has {} lanes",
-                op_, blocks.send, lane_count);
-  }
   return {};
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cuda/operator_arguments.h"
+#include "kernels/cuda/role_blocks.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -65,10 +66,6 @@ constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
   return sent_bytes >= kMuch ? 512u << 10 : 0;
 }
 
-/// Groups of a rank, of a whole GPU, that sum what comes over the network while compute blocks have
-/// tiles. (Where chunks are few these join in the end: compute_receives.)
-inline constexpr std::uint32_t kSumGroups = 24;
-
 /// Whether, on one node, compute blocks that add up their rank's own tiles are quicker than groups
 /// that sum beside the product or after it: where the sums would take long beside the product, or
 /// all come at its end. As measured (gemm_rs/README.md).
@@ -90,20 +87,6 @@ class OnDevice {
   int before_ = 0;
   bool changed_ = false;
 };
-
-/// Which groups an operator has in its world.
-struct GroupNeeds {
-  Role streams = Role::kReduce;  ///< kReduce or kShare
-  bool stream = false;
-  bool send = false;
-  bool receive = false;
-  // By default, of a whole GPU; ranks that share one have so much less.
-  std::uint32_t stream_groups = 24;
-  std::uint32_t receive_groups = 6;
-};
-/// Of an operator that sums; within one node by `groups` groups of a whole GPU besides those of the
-/// compute blocks, which join when they have no tiles left.
-GroupNeeds sum_needs(const World& world, std::uint32_t groups);
 
 inline DType cuda_type(kernels::DType dtype) {
   return dtype == kernels::DType::kBf16 ? DType::kBf16 : DType::kF16;
@@ -162,9 +145,6 @@ class OperatorFrame {
   std::string progress(const Launch& launch) const;
 
  private:
-  Status choose_blocks(const CudaOptions& options, const GroupNeeds& needs,
-                       std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
-                       FrameArguments& frame) const;
   Status adopt_context(const RankContext& context, const FlagMap& map, Launch& launch,
                        FrameArguments& frame);
 

@@ -273,6 +273,22 @@ TEST_P(Operators, ManyStreamGroups) {
     check(job, static_cast<std::uint32_t>(4096 - random_() % 512 * (i % 2)), Mode::kFused);
 }
 
+/// More chunks than groups share in: those between the ends of a launch are summed by one group
+/// each (cuda/chunk_steps.h), of one tile and of several.
+TEST_P(Operators, ManyChunks) {
+  if (!sums()) GTEST_SKIP() << "sums only";
+  for (const std::uint32_t tiles : {1u, 3u}) {
+    SCOPED_TRACE("tiles of a chunk: " + std::to_string(tiles));
+    JobSetup with = setup(2600, 2056, 136);
+    with.tiling.tile_m = 64;
+    with.tiling.tile_n = 64;
+    with.tiling.chunk_bytes = tiles * 64 * 64 * 2;
+    with.k.back() = 1096;
+    launch_without_a_pause(with, 3, 12);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_P(Operators, AGraphReplayed200TimesWithChangingInputs) {
   constexpr std::uint32_t kM = 500, kN = 768;
   JobSetup with = setup(kM, kN, 192);

@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "kernels/comm/sum_job.h"
+#include "kernels/cuda/chunk_steps.h"
 #include "kernels/cuda/launch_state.h"
 
 namespace mk::kernels {
 namespace {
 
+using cuda::ChunkSteps;
 using cuda::kGroupsOfBlock;
 using cuda::spread_stream;
 using cuda::tile_parts;
@@ -73,57 +75,125 @@ TEST(GpuGroups, FewTilesAreSummedInParts) {
   EXPECT_EQ(tile_parts(100000), 1u);
 }
 
-// As many parts as tiles at least, while chunks are few; counted in state that is large enough.
-TEST(GpuGroups, FewChunksAreSummedInParts) {
-  using cuda::sum_parts;
-  EXPECT_EQ(sum_parts(1, 4), 32u);
-  EXPECT_EQ(sum_parts(12, 4), 32u);  // 48 tiles, in eighths
-  EXPECT_EQ(sum_parts(24, 4), 16u);
-  EXPECT_EQ(sum_parts(96, 4), 4u);
-  EXPECT_EQ(sum_parts(128, 1), 2u);
-  EXPECT_EQ(sum_parts(129, 4), 1u);
-  EXPECT_EQ(sum_parts(48, 1), 8u);  // within a node a chunk is a tile
-  for (std::uint32_t chunks = 1; chunks < 1000; ++chunks) {
-    if (sum_parts(chunks, 3) > 1) {
-      ASSERT_LE(chunks, cuda::kPartedChunksMax);
+using Step = ChunkSteps::Step;
+
+// Each part of each chunk is one step, chunk after chunk: whoever takes steps in their order finds
+// the parts of a chunk next to each other.
+void expect_each_part_once(const ChunkSteps& steps) {
+  std::uint32_t step = 0;
+  for (std::uint32_t chunk = 0; chunk < steps.chunks; ++chunk) {
+    const bool whole = chunk >= steps.head && chunk < steps.head + steps.whole;
+    const std::uint32_t parts = whole ? 1 : steps.parts;
+    for (std::uint32_t part = 0; part < parts; ++part, ++step) {
+      const Step found = steps.at(step);
+      ASSERT_EQ(found.chunk, chunk) << "step " << step;
+      ASSERT_EQ(found.part.index, part) << "step " << step;
+      ASSERT_EQ(found.part.count, parts) << "step " << step;
     }
+  }
+  ASSERT_EQ(steps.count(), step);
+}
+
+// No two chunks that groups share in count their parts in one place.
+void expect_places_of_their_own(const ChunkSteps& steps) {
+  std::vector<std::uint32_t> user(cuda::kPartedChunksMax, 0xffffffffu);
+  for (std::uint32_t step = 0; step < steps.count(); ++step) {
+    const Step found = steps.at(step);
+    if (found.part.count == 1) continue;
+    const std::uint32_t place = cuda::place_of_parts(found.chunk);
+    ASSERT_LT(place, cuda::kPartedChunksMax);
+    ASSERT_TRUE(user[place] == 0xffffffffu || user[place] == found.chunk)
+        << "chunks " << user[place] << " and " << found.chunk;
+    user[place] = found.chunk;
   }
 }
 
-// What comes over the network: whole tiles at least, eighths at most, halved until every group has
-// four parts or fewer.
-TEST(GpuGroups, ChunksThatArriveAreSummedInPartsByAllGroups) {
-  using cuda::receive_parts;
-  EXPECT_EQ(receive_parts(16, 8, 396), 8u * 8) << "128 tiles, a whole GPU";
-  EXPECT_EQ(receive_parts(16, 8, 198), 8u * 4) << "half of one";
-  EXPECT_EQ(receive_parts(16, 8, 99), 8u * 2);
-  EXPECT_EQ(receive_parts(16, 8, 12), 8u);
-  EXPECT_EQ(receive_parts(1, 1, 1), 4u);
-  EXPECT_EQ(receive_parts(cuda::kPartedChunksMax + 1, 4, 396), 1u);
-  for (std::uint32_t chunks = 1; chunks <= cuda::kPartedChunksMax; ++chunks) {
-    for (std::uint32_t per_chunk = 1; per_chunk <= 16; ++per_chunk) {
-      for (const std::uint32_t groups : {1u, 50u, 396u}) {
-        const std::uint32_t parts = receive_parts(chunks, per_chunk, groups);
-        ASSERT_EQ(parts % per_chunk, 0u);
-        ASSERT_GE(parts, per_chunk);
-        ASSERT_LE(parts, 8 * per_chunk);
-        if (parts > per_chunk) {
-          ASSERT_LE(chunks * parts, 4 * groups);
-        }
-        if (parts < 8 * per_chunk) {
-          ASSERT_GT(chunks * parts * 2, 4 * groups);
-        }
+TEST(GpuGroups, StepsAreThePartsOfAllChunksInTheirOrder) {
+  for (std::uint32_t chunks = 0; chunks <= 20; ++chunks) {
+    for (std::uint32_t head = 0; head <= chunks; ++head) {
+      for (std::uint32_t whole = 0; whole <= chunks - head; ++whole) {
+        for (const std::uint32_t parts : {1u, 2u, 3u, 16u})
+          expect_each_part_once({chunks, parts, head, whole});
       }
     }
   }
 }
 
-// Launches whose sums are parts of chunks are those that compute blocks join.
-TEST(GpuGroups, ComputeBlocksJoinWhereChunksAreSharedInParts) {
-  using cuda::compute_receives;
-  using cuda::sum_parts;
-  for (std::uint32_t chunks = 1; chunks < 1000; ++chunks)
-    ASSERT_EQ(compute_receives(chunks), sum_parts(chunks, 2) > 1) << chunks;
+TEST(GpuGroups, ChunksThatAreSummedAreEachThereOnceAndCountedApart) {
+  for (std::uint32_t per_chunk = 1; per_chunk <= 130; per_chunk += per_chunk < 20 ? 1 : 22) {
+    for (std::uint32_t chunks = 0; chunks <= 600; chunks += chunks < 150 ? 1 : 31) {
+      for (const ChunkSteps& steps :
+           {cuda::sum_steps(chunks, per_chunk, false), cuda::sum_steps(chunks, per_chunk, true),
+            cuda::arrival_steps(chunks, per_chunk, 12),
+            cuda::arrival_steps(chunks, per_chunk, 396)}) {
+        ASSERT_EQ(steps.chunks, chunks);
+        ASSERT_EQ(steps.parts % per_chunk, 0u) << "parts of whole tiles, or of one";
+        expect_each_part_once(steps);
+        expect_places_of_their_own(steps);
+      }
+    }
+  }
+}
+
+// As many parts as tiles at least, while chunks are few.
+TEST(GpuGroups, FewChunksAreSummedInParts) {
+  const auto parts = [](std::uint32_t chunks, std::uint32_t per_chunk) {
+    const ChunkSteps steps = cuda::sum_steps(chunks, per_chunk, true);
+    EXPECT_EQ(steps.whole, 0u) << chunks;
+    return steps.parts;
+  };
+  EXPECT_EQ(parts(1, 4), 32u);
+  EXPECT_EQ(parts(12, 4), 32u);  // 48 tiles, in eighths
+  EXPECT_EQ(parts(24, 4), 16u);
+  EXPECT_EQ(parts(96, 4), 4u);
+  EXPECT_EQ(parts(128, 1), 2u);
+  EXPECT_EQ(parts(48, 1), 8u);  // within a node a chunk is a tile
+}
+
+// Of many chunks the last ones are shared in, of some 96 tiles together, and for the network the
+// first ones, too.
+TEST(GpuGroups, TheEndsOfManyChunksAreSummedInParts) {
+  const auto expect = [](const ChunkSteps& steps, std::uint32_t parts, std::uint32_t head,
+                         std::uint32_t whole) {
+    EXPECT_EQ(steps.parts, parts);
+    EXPECT_EQ(steps.head, head);
+    EXPECT_EQ(steps.whole, whole);
+  };
+  expect(cuda::sum_steps(129, 8, false), 8 * 4, 0, 117);
+  expect(cuda::sum_steps(129, 8, true), 8 * 4, 12, 105);
+  expect(cuda::sum_steps(512, 1, false), 4, 0, 448);  // 64 tiles: no more are counted at an end
+  expect(cuda::sum_steps(4000, 200, true), 200, 1, 3998);
+  expect(cuda::arrival_steps(256, 8, 396), 8 * 8, 0, 244);
+  expect(cuda::arrival_steps(256, 8, 50), 8 * 2, 0, 244);
+}
+
+// What comes over the network: whole tiles at least, eighths at most, halved until every group has
+// four parts or fewer.
+TEST(GpuGroups, ChunksThatArriveAreSummedInPartsByAllGroups) {
+  const auto parts = [](std::uint32_t chunks, std::uint32_t per_chunk, std::uint32_t groups) {
+    return cuda::arrival_steps(chunks, per_chunk, groups).parts;
+  };
+  EXPECT_EQ(parts(16, 8, 396), 8u * 8) << "128 tiles, a whole GPU";
+  EXPECT_EQ(parts(16, 8, 198), 8u * 4) << "half of one";
+  EXPECT_EQ(parts(16, 8, 99), 8u * 2);
+  EXPECT_EQ(parts(16, 8, 12), 8u);
+  EXPECT_EQ(parts(1, 1, 1), 4u);
+  for (std::uint32_t chunks = 1; chunks <= cuda::kPartedChunksMax; ++chunks) {
+    for (std::uint32_t per_chunk = 1; per_chunk <= 16; ++per_chunk) {
+      for (const std::uint32_t groups : {1u, 50u, 396u}) {
+        const std::uint32_t found = parts(chunks, per_chunk, groups);
+        ASSERT_EQ(found % per_chunk, 0u);
+        ASSERT_GE(found, per_chunk);
+        ASSERT_LE(found, 8 * per_chunk);
+        if (found > per_chunk) {
+          ASSERT_LE(chunks * found, 4 * groups);
+        }
+        if (found < 8 * per_chunk) {
+          ASSERT_GT(chunks * found * 2, 4 * groups);
+        }
+      }
+    }
+  }
 }
 
 TEST(GpuGroups, FewChunksAreCopiedInPartsByAllGroups) {

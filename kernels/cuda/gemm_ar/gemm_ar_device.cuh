@@ -26,14 +26,15 @@ struct GemmArOp {
   static __device__ bool stream(Group<GemmArOp>& group, std::uint32_t index) {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
       const std::uint32_t chunks = block.schedule.chunks(block.world.local);
-      const std::uint32_t parts = sum_parts(chunks, block.schedule.tiles_per_chunk());
+      const ChunkSteps steps =
+          sum_steps(chunks, block.schedule.tiles_per_chunk(), block.world.nodes > 1);
       // Groups outside the compute blocks have time to check.
       if (!gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
       return group.launch.sums_own_tiles() ||
              group.take_steps(
-                 block, group.state.sums_taken, chunks * parts,
-                 [parts](Block<Executor>& b, std::uint32_t step) {
-                   return gemm_ar::reduce_chunk(b, step / parts, {step % parts, parts});
+                 block, group.state.sums_taken, steps,
+                 [](Block<Executor>& b, std::uint32_t chunk, Part part) {
+                   return gemm_ar::reduce_chunk(b, chunk, part);
                  },
                  [] {});
     });

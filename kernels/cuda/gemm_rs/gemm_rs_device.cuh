@@ -29,14 +29,14 @@ struct GemmRsOp {
       const std::uint32_t pieces = block.schedule.pieces(world.node, world.local);
       // Shards' chunks may differ in their tiles; parts are of any number of them.
       const std::uint32_t per_chunk = block.schedule.packed(world.rank()).tiles_per_chunk();
-      const std::uint32_t parts = sum_parts(pieces, per_chunk);
+      const ChunkSteps steps = sum_steps(pieces, per_chunk, world.nodes > 1);
       // Groups outside the compute blocks have time to check.
       if (!gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
       return group.launch.sums_own_tiles() ||
              group.take_steps(
-                 block, group.state.sums_taken, pieces * parts,
-                 [parts](Block<Executor>& b, std::uint32_t step) {
-                   return gemm_rs::reduce_piece(b, step / parts, {step % parts, parts});
+                 block, group.state.sums_taken, steps,
+                 [](Block<Executor>& b, std::uint32_t piece, Part part) {
+                   return gemm_rs::reduce_piece(b, piece, part);
                  },
                  [] {});
     });

@@ -1,0 +1,66 @@
+#include "kernels/cuda/role_blocks.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/operator_frame.h"
+
+namespace mk::kernels::cuda {
+
+GroupNeeds sum_needs(const World& world, std::uint32_t groups) {
+  constexpr std::uint32_t kOverNodes = 24;
+  // A rank has a rail of its own, whatever its share of the GPU: so many keep pace with it.
+  constexpr std::uint32_t kOfRail = 12;
+  // Few: all groups of the compute blocks join these when they have no tiles left, and until then
+  // an SM does more for the product (gemm_rs/README.md).
+  constexpr std::uint32_t kReceive = 7;
+  GroupNeeds needs;
+  needs.streams = Role::kReduce;
+  needs.stream = world.locals > 1;
+  needs.send = needs.receive = world.nodes > 1;
+  needs.stream_groups = world.nodes > 1 ? kOverNodes : groups;
+  needs.stream_least = world.nodes > 1 ? kOfRail : 0;
+  needs.receive_groups = kReceive;
+  return needs;
+}
+
+Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
+                     std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
+                     FrameArguments& frame) {
+  const std::uint32_t share = device_blocks / options.ranks_per_device;
+  const auto count = [&](bool wanted, std::uint32_t asked, std::uint32_t of_whole) {
+    const std::uint32_t chosen = div_up(of_whole, options.ranks_per_device);
+    return !wanted ? 0 : asked != 0 ? asked : chosen;
+  };
+  blocks = RoleBlocks{};
+  blocks.send = count(needs.send, options.send_groups, 1);
+  blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups);
+  std::uint32_t streams = count(needs.stream, options.stream_groups, needs.stream_groups);
+  // (Half a share's blocks at most, with the others' groups: the product needs some.)
+  if (needs.stream && options.stream_groups == 0)
+    streams = std::max(streams, std::min(needs.stream_least, share / 2));
+  frame.comm_blocks =
+      div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
+  if (needs.stream && options.stream_groups == 0) {
+    streams = frame.comm_blocks * kGroupsOfBlock - frame.pollers - blocks.send - blocks.receive;
+  }
+  blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
+  blocks.share = needs.streams == Role::kShare ? streams : 0;
+  const std::uint32_t rest = share > frame.comm_blocks ? share - frame.comm_blocks : 0;
+  blocks.compute =
+      options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kBlocksMax);
+  if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||
+      blocks.receive > kBlocksMax || blocks.compute + frame.comm_blocks > share) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: {} compute blocks and {} for communication do not fit: this device holds {} "
+                "at a time, {} ranks share it, so at most {} each (and {} of one role)",
+                op, blocks.compute, frame.comm_blocks, device_blocks, options.ranks_per_device,
+                share, kBlocksMax);
+  }
+  if (blocks.send > lane_count || blocks.send > shm::kLanesMax) {
+    return fail(ErrorCode::kInvalidArgument, "{}: {} send groups, but the session has {} lanes", op,
+                blocks.send, lane_count);
+  }
+  return {};
+}
+
+}  // namespace mk::kernels::cuda

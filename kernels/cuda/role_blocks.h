@@ -1,0 +1,45 @@
+/// \file
+/// How a rank's share of a GPU is dealt out to the roles: by blocks, which have an SM each, and by
+/// groups, of which a block has kGroupsOfBlock. Host arithmetic.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/launch.h"
+#include "kernels/comm/types.h"
+#include "kernels/cuda/launch_state.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+struct CudaOptions;
+
+namespace cuda {
+
+/// Which groups an operator has in its world.
+struct GroupNeeds {
+  Role streams = Role::kReduce;  ///< kReduce or kShare
+  bool stream = false;
+  bool send = false;
+  bool receive = false;
+  // By default, of a whole GPU; ranks that share one have so much less, but of the first where they
+  // can `stream_least`.
+  std::uint32_t stream_groups = 24;
+  std::uint32_t stream_least = 0;
+  std::uint32_t receive_groups = 6;
+};
+/// Of an operator that sums; within one node by `groups` groups of a whole GPU besides those of the
+/// compute blocks, which join when they have no tiles left.
+GroupNeeds sum_needs(const World& world, std::uint32_t groups);
+
+/// Fills in `blocks`, in `frame` the blocks outside the compute blocks; its pollers are set. A
+/// count that the options name is taken as it is; by default groups that stream fill their last
+/// block up. kLimitExceeded: `device_blocks`, the device's, do not hold that for every rank that
+/// shares it; kInvalidArgument: more send groups than the session's `lane_count` lanes. `op`: for
+/// messages.
+Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
+                     std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
+                     FrameArguments& frame);
+
+}  // namespace cuda
+}  // namespace mk::kernels

@@ -1,0 +1,126 @@
+// How a rank's share of a GPU is dealt out to its roles. Host arithmetic: it needs no GPU.
+#include "kernels/cuda/role_blocks.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/operator_frame.h"
+
+namespace mk::kernels {
+namespace {
+
+using cuda::choose_blocks;
+using cuda::FrameArguments;
+using cuda::GroupNeeds;
+using cuda::kGroupsOfBlock;
+using cuda::sum_needs;
+
+constexpr std::uint32_t kDevice = 132;
+constexpr std::uint32_t kLanes = 4;
+
+World world_of(std::uint32_t nodes, std::uint32_t locals) {
+  World world;
+  world.nodes = nodes;
+  world.locals = locals;
+  return world;
+}
+
+struct Chosen {
+  Status status;
+  RoleBlocks blocks;
+  FrameArguments frame;
+};
+Chosen choose(const GroupNeeds& needs, const CudaOptions& options, std::uint32_t device = kDevice) {
+  Chosen chosen;
+  chosen.frame.pollers = 1;
+  chosen.status = choose_blocks("op", options, needs, kLanes, device, chosen.blocks, chosen.frame);
+  return chosen;
+}
+CudaOptions shared_by(std::uint32_t ranks) {
+  CudaOptions options;
+  options.ranks_per_device = ranks;
+  return options;
+}
+
+// Nobody's groups are left out, blocks outside the compute blocks have no idle group where groups
+// stream, and all ranks fit on the device.
+TEST(RoleBlocks, EveryShareHoldsAllGroupsOfItsRoles) {
+  for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
+    for (const std::uint32_t nodes : {1u, 2u, 4u}) {
+      for (const std::uint32_t locals : {1u, 2u, 8u}) {
+        for (const std::uint32_t groups : {1u, 12u, 36u, 144u}) {
+          SCOPED_TRACE(testing::Message() << ranks << " ranks a device, " << nodes << " nodes of "
+                                          << locals << ", " << groups << " groups");
+          const Chosen chosen =
+              choose(sum_needs(world_of(nodes, locals), groups), shared_by(ranks));
+          ASSERT_TRUE(chosen.status) << chosen.status.error().message;
+          const RoleBlocks& blocks = chosen.blocks;
+          EXPECT_EQ(blocks.send, nodes > 1 ? 1u : 0u);
+          EXPECT_EQ(blocks.receive != 0, nodes > 1);
+          EXPECT_EQ(blocks.reduce != 0, locals > 1);
+          EXPECT_EQ(blocks.share, 0u);
+          const std::uint32_t used = 1 + blocks.send + blocks.receive + blocks.reduce;
+          const std::uint32_t room = chosen.frame.comm_blocks * kGroupsOfBlock;
+          EXPECT_LE(used, room);
+          EXPECT_LT(room - used, locals > 1 ? 1u : kGroupsOfBlock);
+          EXPECT_GE(blocks.compute, 1u);
+          EXPECT_LE((blocks.compute + chosen.frame.comm_blocks) * ranks, kDevice);
+        }
+      }
+    }
+  }
+}
+
+// A rail is as fast where ranks share a GPU: sums for it are not left to a sixteenth of the groups
+// that a whole GPU has. Within a node they are: there is nothing to keep pace with.
+TEST(RoleBlocks, SumsForTheNetworkKeepPaceWithARailWhateverTheShare) {
+  for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
+    const std::uint32_t share = kDevice / ranks;
+    const Chosen over_nodes = choose(sum_needs(world_of(2, 2), 12), shared_by(ranks));
+    ASSERT_TRUE(over_nodes.status) << over_nodes.status.error().message;
+    EXPECT_GE(over_nodes.blocks.reduce, share >= 24 ? 12u : share / 2) << ranks;
+    EXPECT_GE(over_nodes.blocks.compute, share / 2) << ranks;
+    const Chosen within_one = choose(sum_needs(world_of(1, 4), 12), shared_by(ranks));
+    ASSERT_TRUE(within_one.status) << within_one.status.error().message;
+    EXPECT_LT(within_one.blocks.reduce, 12 / ranks + 1 + kGroupsOfBlock) << ranks;
+  }
+}
+
+TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {
+  const GroupNeeds needs = sum_needs(world_of(2, 2), 12);
+  CudaOptions options = shared_by(2);
+  options.stream_groups = 5;
+  options.receive_groups = 4;
+  options.send_groups = 3;
+  options.compute_blocks = 17;
+  const Chosen chosen = choose(needs, options);
+  ASSERT_TRUE(chosen.status) << chosen.status.error().message;
+  EXPECT_EQ(chosen.blocks.reduce, 5u);
+  EXPECT_EQ(chosen.blocks.receive, 4u);
+  EXPECT_EQ(chosen.blocks.send, 3u);
+  EXPECT_EQ(chosen.blocks.compute, 17u);
+  EXPECT_EQ(chosen.frame.comm_blocks, 5u);  // 13 groups with the poller
+}
+
+TEST(RoleBlocks, WhatDoesNotFitIsRefused) {
+  const GroupNeeds needs = sum_needs(world_of(2, 2), 12);
+  const auto refused = [&](const CudaOptions& options, ErrorCode code, std::uint32_t device) {
+    const Chosen chosen = choose(needs, options, device);
+    ASSERT_FALSE(chosen.status);
+    EXPECT_EQ(chosen.status.error().code, code) << chosen.status.error().message;
+  };
+  CudaOptions options = shared_by(2);
+  options.compute_blocks = 66;  // none is left for communication
+  refused(options, ErrorCode::kLimitExceeded, kDevice);
+  options.compute_blocks = 0;
+  options.stream_groups = 198;
+  refused(options, ErrorCode::kLimitExceeded, kDevice);
+  refused(shared_by(8), ErrorCode::kLimitExceeded, 8);
+  options.stream_groups = 0;
+  options.send_groups = kLanes + 1;
+  refused(options, ErrorCode::kInvalidArgument, kDevice);
+}
+
+}  // namespace
+}  // namespace mk::kernels
