@@ -10,11 +10,12 @@
 #include <string>
 
 #include "kernels/comm/estimate.h"
-#include "kernels/comm/shard.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/cuda/gpu_rates.h"
 #include "kernels/cuda/operator_arguments.h"
 #include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/operator_inputs.h"
+#include "kernels/cuda/tile_choice.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels::cuda {
@@ -120,10 +121,5 @@ class OperatorBase {
   Form queued_;        ///< of the last one on a stream
   const OperatorKernel<Arguments>* kernel_ = nullptr;
 };
-
-/// Rows of tiles in all shards of m rows.
-inline std::uint64_t sharded_row_tiles(std::uint32_t m, std::uint32_t world) {
-  return std::uint64_t{world} * div_up(shard_rows_max(m, world), kTileRowsMax);
-}
 
 }  // namespace mk::kernels::cuda

@@ -1,79 +1,23 @@
 /// \file
-/// The host side that all operators on GPUs share: what a caller may choose, how a rank's blocks
-/// are dealt out, what stays between launches, and what became of a launch. Operators add their
-/// tensor maps.
+/// The host side that all operators on GPUs share: what stays between launches, and what became of
+/// a launch. Operators add their tensor maps.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
 #include "kernels/comm/banks.h"
-#include "kernels/comm/estimate.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
-#include "kernels/comm/plan_tools.h"
 #include "kernels/comm/rank_context.h"
-#include "kernels/comm/types.h"
-#include "kernels/cuda/operator_arguments.h"
+#include "kernels/cuda/cuda_options.h"
+#include "kernels/cuda/launch_state.h"
 #include "kernels/cuda/role_blocks.h"
 #include "shm/host/result.h"
 
-namespace mk::kernels {
-
-/// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`. Numbers of groups:
-/// three groups of threads are one block on one SM. 0: chosen.
-struct CudaOptions {
-  /// Ranks of this process that share the device; each uses at most its share of the SMs, one block
-  /// on each, because all blocks of all ranks must be resident at the same time.
-  std::uint32_t ranks_per_device = 1;
-  std::uint32_t compute_blocks = 0;  ///< 0: what the groups leave of the share
-  std::uint32_t stream_groups = 0;   ///< sums within the node, or hands out this rank's rows
-  std::uint32_t send_groups = 0;     ///< a lane each
-  std::uint32_t receive_groups = 0;
-  /// How long one wait may take; see CpuOptions.
-  std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
-  BLayout b_layout = BLayout::kNK;
-  /// For Mode::kAuto; 0: see gpu_rates.h.
-  MachineRates rates;
-  /// Null, or at an address of the device the word SegmentHeader::launches: the kernel adds one
-  /// when a launch of several ranks begins, and one when it ends.
-  std::uint64_t* launches = nullptr;
-};
-
-namespace cuda {
-
-inline constexpr std::uint32_t kTileRowsMax = 128;
-inline constexpr std::uint32_t kTileColumnsMax = 256;
-inline constexpr std::uint32_t kElementStep = 8;  ///< elements in the copy engine's 16 bytes
-
-/// How long half a tile takes, where a whole one takes 1: as measured, of tiles that stay here.
-inline constexpr double kHalfTileTime = 0.54;
-/// Of tiles that are summed. Within one node they are handed to their owners, with a flag each;
-/// over several the network hides that.
-constexpr double half_tile_time(std::uint32_t nodes) { return nodes > 1 ? kHalfTileTime : 0.67; }
-/// The columns of a tile, of 128 rows, with which `row_tiles` rows of tiles of n columns take a
-/// GPU's `blocks` SMs, some of which communicate, the shortest time.
-std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks,
-                                double half_tile_time);
-
-/// Payload of a network command of a rank that sends about so many bytes in a launch; 0: the plan's
-/// default. As measured over the loopback fabric (tests/bench/results).
-constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
-  constexpr std::uint64_t kMuch = 32u << 20;
-  return sent_bytes >= kMuch ? 512u << 10 : 0;
-}
-
-/// Whether, on one node, compute blocks that add up their rank's own tiles are quicker than groups
-/// that sum beside the product or after it: where the sums would take long beside the product, or
-/// all come at its end. As measured (gemm_rs/README.md).
-constexpr bool adds_own_quickly(std::uint32_t k, std::uint32_t tiles) {
-  constexpr std::uint32_t kFewK = 1024;
-  constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
-  return k <= kFewK || tiles <= kFewTiles;
-}
+namespace mk::kernels::cuda {
 
 /// Makes a device current while it lives.
 class OnDevice {
@@ -87,38 +31,6 @@ class OnDevice {
   int before_ = 0;
   bool changed_ = false;
 };
-
-inline DType cuda_type(kernels::DType dtype) {
-  return dtype == kernels::DType::kBf16 ? DType::kBf16 : DType::kF16;
-}
-inline BLayout cuda_layout(kernels::BLayout layout) {
-  return layout == kernels::BLayout::kNK ? BLayout::kNK : BLayout::kKN;
-}
-
-/// A matrix product's sides and matrices, as an operator's caller gives them.
-struct ProductInputs {
-  const char* op;
-  kernels::DType dtype;
-  kernels::BLayout b_layout;
-  std::uint32_t n;
-  std::uint32_t k;
-  const void* a;
-  std::uint64_t lda;
-  std::uint32_t a_rows;  ///< 0: no A
-  std::uint32_t a_box_rows;
-  const void* b;
-  std::uint64_t ldb;
-};
-/// kInvalidArgument.
-Result<ProductArguments> make_product(const ProductInputs& inputs, const BBox& b_box);
-
-/// `c` of rows `ldc` apart can be stored to; kInvalidArgument.
-Status check_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t n);
-/// m is in 1 .. max; kInvalidArgument.
-Status check_m(const char* op, std::uint32_t m, std::uint32_t max);
-/// Tiles, n and k suit the kernels.
-Status check_shape(const char* op, std::uint32_t tile_m, std::uint32_t tile_n, std::uint32_t n,
-                   std::uint32_t k);
 
 /// One rank's operator between its launches, on the device that is current at start.
 class OperatorFrame {
@@ -156,5 +68,4 @@ class OperatorFrame {
   HostReport* report_ = nullptr;
 };
 
-}  // namespace cuda
-}  // namespace mk::kernels
+}  // namespace mk::kernels::cuda

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/operator_frame.h"
-
 namespace mk::kernels::cuda {
 
 GroupNeeds sum_needs(const World& world, std::uint32_t groups) {

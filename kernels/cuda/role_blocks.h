@@ -7,14 +7,11 @@
 
 #include "kernels/comm/launch.h"
 #include "kernels/comm/types.h"
+#include "kernels/cuda/cuda_options.h"
 #include "kernels/cuda/launch_state.h"
 #include "shm/host/result.h"
 
-namespace mk::kernels {
-
-struct CudaOptions;
-
-namespace cuda {
+namespace mk::kernels::cuda {
 
 /// Which groups an operator has in its world.
 struct GroupNeeds {
@@ -41,5 +38,4 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                      FrameArguments& frame);
 
-}  // namespace cuda
-}  // namespace mk::kernels
+}  // namespace mk::kernels::cuda

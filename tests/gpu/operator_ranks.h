@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "kernels/comm/launch_stats.h"
-#include "kernels/cuda/operator_frame.h"
+#include "kernels/comm/plan_tools.h"
+#include "kernels/cuda/cuda_options.h"
 #include "tests/gpu/gemm_reference.h"
 #include "tests/gpu/host_proxy.h"
 #include "tests/gpu/summed_reference.h"

@@ -5,8 +5,6 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/operator_frame.h"
-
 namespace mk::kernels {
 namespace {
 

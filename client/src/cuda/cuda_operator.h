@@ -14,7 +14,7 @@
 #include "client/src/device_operator.h"
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
-#include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/cuda_options.h"
 
 namespace mk {
 

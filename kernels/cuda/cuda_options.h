@@ -1,0 +1,33 @@
+/// \file
+/// What a caller may choose of an operator on a GPU.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "kernels/comm/estimate.h"
+#include "kernels/comm/types.h"
+
+namespace mk::kernels {
+
+/// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`. Numbers of groups:
+/// three groups of threads are one block on one SM. 0: chosen.
+struct CudaOptions {
+  /// Ranks of this process that share the device; each uses at most its share of the SMs, one block
+  /// on each, because all blocks of all ranks must be resident at the same time.
+  std::uint32_t ranks_per_device = 1;
+  std::uint32_t compute_blocks = 0;  ///< 0: what the groups leave of the share
+  std::uint32_t stream_groups = 0;   ///< sums within the node, or hands out this rank's rows
+  std::uint32_t send_groups = 0;     ///< a lane each
+  std::uint32_t receive_groups = 0;
+  /// How long one wait may take; see CpuOptions.
+  std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
+  BLayout b_layout = BLayout::kNK;
+  /// For Mode::kAuto; 0: see gpu_rates.h.
+  MachineRates rates;
+  /// Null, or at an address of the device the word SegmentHeader::launches: the kernel adds one
+  /// when a launch of several ranks begins, and one when it ends.
+  std::uint64_t* launches = nullptr;
+};
+
+}  // namespace mk::kernels

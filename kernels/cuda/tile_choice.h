@@ -1,0 +1,48 @@
+/// \file
+/// Which tiles, chunks and sums are quickest on a GPU, as measured: what an operator's tiling goes
+/// by. Host arithmetic.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/launch.h"
+#include "kernels/comm/shard.h"
+#include "kernels/comm/types.h"
+
+namespace mk::kernels::cuda {
+
+inline constexpr std::uint32_t kTileRowsMax = 128;
+inline constexpr std::uint32_t kTileColumnsMax = 256;
+
+/// Rows of tiles in all shards of m rows.
+inline std::uint64_t sharded_row_tiles(std::uint32_t m, std::uint32_t world) {
+  return std::uint64_t{world} * div_up(shard_rows_max(m, world), kTileRowsMax);
+}
+
+/// How long half a tile takes, where a whole one takes 1: as measured, of tiles that stay here.
+inline constexpr double kHalfTileTime = 0.54;
+/// Of tiles that are summed. Within one node they are handed to their owners, with a flag each;
+/// over several the network hides that.
+constexpr double half_tile_time(std::uint32_t nodes) { return nodes > 1 ? kHalfTileTime : 0.67; }
+/// The columns of a tile, of 128 rows, with which `row_tiles` rows of tiles of n columns take a
+/// GPU's `blocks` SMs, some of which communicate, the shortest time.
+std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks,
+                                double half_tile_time);
+
+/// Payload of a network command of a rank that sends about so many bytes in a launch; 0: the plan's
+/// default. As measured over the loopback fabric (tests/bench/results).
+constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
+  constexpr std::uint64_t kMuch = 32u << 20;
+  return sent_bytes >= kMuch ? 512u << 10 : 0;
+}
+
+/// Whether, on one node, compute blocks that add up their rank's own tiles are quicker than groups
+/// that sum beside the product or after it: where the sums would take long beside the product, or
+/// all come at its end. As measured (gemm_rs/README.md).
+constexpr bool adds_own_quickly(std::uint32_t k, std::uint32_t tiles) {
+  constexpr std::uint32_t kFewK = 1024;
+  constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
+  return k <= kFewK || tiles <= kFewTiles;
+}
+
+}  // namespace mk::kernels::cuda
