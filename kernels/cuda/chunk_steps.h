@@ -44,12 +44,14 @@ struct ChunkSteps {
   }
 };
 
-/// Of many chunks, of `per_chunk` tiles, so many at an end of the launch are shared in: whoever
-/// waits for the first or the last one would else wait until one group has summed all its tiles.
-MK_HOST_DEVICE constexpr std::uint32_t end_chunks(std::uint32_t per_chunk) {
+/// Chunks, of `per_chunk` tiles, that are shared in at an end of the launch: all, if they are few.
+/// Whoever waits for the first or the last one would else wait until one group has summed all its
+/// tiles.
+MK_HOST_DEVICE constexpr std::uint32_t end_chunks(std::uint32_t chunks, std::uint32_t per_chunk) {
   constexpr std::uint32_t kTiles = 96;
-  const std::uint32_t chunks = kTiles / per_chunk;
-  return chunks == 0 ? 1 : chunks < kPartedChunksMax / 2 ? chunks : kPartedChunksMax / 2;
+  if (chunks <= kPartedChunksMax) return chunks;
+  const std::uint32_t end = kTiles / per_chunk;
+  return end == 0 ? 1 : end < kPartedChunksMax / 2 ? end : kPartedChunksMax / 2;
 }
 
 /// Parts of a tile that groups sum separately, at most.
@@ -68,9 +70,8 @@ MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
 /// which waits for them, the first ones.
 MK_HOST_DEVICE constexpr ChunkSteps sum_steps(std::uint32_t chunks, std::uint32_t per_chunk,
                                               bool onward) {
-  const bool few = chunks <= kPartedChunksMax;
-  const std::uint32_t tail = few ? chunks : end_chunks(per_chunk);
-  const std::uint32_t head = few || !onward ? 0 : tail;
+  const std::uint32_t tail = end_chunks(chunks, per_chunk);
+  const std::uint32_t head = chunks <= kPartedChunksMax || !onward ? 0 : tail;
   return {chunks, per_chunk * tile_parts(tail * per_chunk), head, chunks - head - tail};
 }
 
@@ -79,7 +80,7 @@ MK_HOST_DEVICE constexpr ChunkSteps sum_steps(std::uint32_t chunks, std::uint32_
 MK_HOST_DEVICE constexpr ChunkSteps arrival_steps(std::uint32_t chunks, std::uint32_t per_chunk,
                                                   std::uint32_t groups) {
   constexpr std::uint32_t kRounds = 4;
-  const std::uint32_t tail = chunks <= kPartedChunksMax ? chunks : end_chunks(per_chunk);
+  const std::uint32_t tail = end_chunks(chunks, per_chunk);
   std::uint32_t parts = kTilePartsMax;
   while (parts > 1 && tail * per_chunk * parts > kRounds * groups) parts /= 2;
   return {chunks, per_chunk * parts, 0, chunks - tail};

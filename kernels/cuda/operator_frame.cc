@@ -11,7 +11,8 @@
 namespace mk::kernels::cuda {
 namespace {
 
-constexpr std::uint64_t kAlignBytes = 16;
+/// What a lane of the poller loads at a time.
+constexpr std::uint64_t kPolledBytes = 16;
 /// Sums and copies have so many sources at most (executor.cuh).
 constexpr std::uint32_t kNodesHere = shm::kLocalRanksMax;
 
@@ -99,7 +100,7 @@ Status OperatorFrame::adopt_context(const RankContext& context, const FlagMap& m
       return fail(ErrorCode::kLimitExceeded, "{}: {} arrival flags are more than a GPU polls ({})",
                   op_, map.count(), kPolledFlagsMax);
     }
-    if (reinterpret_cast<std::uintptr_t>(context.arrival_flags) % kAlignBytes != 0) {
+    if (reinterpret_cast<std::uintptr_t>(context.arrival_flags) % kPolledBytes != 0) {
       return fail(ErrorCode::kInvalidArgument, "{}: the arrival flags begin amid a granule", op_);
     }
     void* flags = nullptr;

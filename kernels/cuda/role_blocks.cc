@@ -25,17 +25,18 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                      FrameArguments& frame) {
   const std::uint32_t share = device_blocks / options.ranks_per_device;
-  const auto count = [&](bool wanted, std::uint32_t asked, std::uint32_t of_whole) {
-    const std::uint32_t chosen = div_up(of_whole, options.ranks_per_device);
+  const auto count = [&](bool wanted, std::uint32_t asked, std::uint32_t of_whole,
+                         std::uint32_t least = 0) {
+    // (Half as many as the share has blocks, if that is less: the product needs some.)
+    const std::uint32_t chosen =
+        std::max(div_up(of_whole, options.ranks_per_device), std::min(least, share / 2));
     return !wanted ? 0 : asked != 0 ? asked : chosen;
   };
   blocks = RoleBlocks{};
   blocks.send = count(needs.send, options.send_groups, 1);
   blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups);
-  std::uint32_t streams = count(needs.stream, options.stream_groups, needs.stream_groups);
-  // (Half a share's blocks at most, with the others' groups: the product needs some.)
-  if (needs.stream && options.stream_groups == 0)
-    streams = std::max(streams, std::min(needs.stream_least, share / 2));
+  std::uint32_t streams =
+      count(needs.stream, options.stream_groups, needs.stream_groups, needs.stream_least);
   frame.comm_blocks =
       div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
   if (needs.stream && options.stream_groups == 0) {
