@@ -101,10 +101,11 @@ MK_HOST_DEVICE inline bool await_headers(AgGemmBlock<Executor>& block) {
   return true;
 }
 
-/// `parts`: of each chunk; see gather/roles.h.
+/// `sharing`: see gather/roles.h.
 template <class Executor>
-MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block, std::uint32_t parts = 1) {
-  return gather::share(block.gather, block.launch.shard, block.launch.in_turn, parts);
+MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block,
+                                 const gather::Sharing& sharing = {}) {
+  return gather::share(block.gather, block.launch.shard, block.launch.in_turn, sharing);
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {

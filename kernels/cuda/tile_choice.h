@@ -36,13 +36,9 @@ constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
   return sent_bytes >= kMuch ? 512u << 10 : 0;
 }
 
-/// Whether, on one node, compute blocks that add up their rank's own tiles are quicker than groups
-/// that sum beside the product or after it: where the sums would take long beside the product, or
-/// all come at its end. As measured (gemm_rs/README.md).
-constexpr bool adds_own_quickly(std::uint32_t k, std::uint32_t tiles) {
-  constexpr std::uint32_t kFewK = 1024;
-  constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
-  return k <= kFewK || tiles <= kFewTiles;
-}
+/// Tiles of a launch that are so few that sums beside the product would all come at its end: on one
+/// node, compute blocks that add up their rank's own tiles are quicker then. As measured
+/// (gemm_rs/README.md, gemm_ar/README.md).
+inline constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
 
 }  // namespace mk::kernels::cuda

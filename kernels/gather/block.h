@@ -120,6 +120,10 @@ class GatherBlock {
     block.publish_at_every_local(schedule.ready(origin, chunk));
   }
 
+  /// The chunk of this rank's own rows may be read by its send blocks.
+  MK_HOST_DEVICE void publish_ready_here(std::uint32_t chunk) {
+    block.publish_within_rank(word(schedule.ready(block.world.rank(), chunk)));
+  }
   /// The chunk of this rank's own rows may be read by that local rank.
   MK_HOST_DEVICE void publish_ready_at(std::uint32_t local, std::uint32_t chunk) {
     block.publish_at_local(local, schedule.ready(block.world.rank(), chunk));

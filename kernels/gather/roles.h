@@ -103,13 +103,22 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
   return true;
 }
 
+/// How share blocks hand out rows; an executor's choice.
+struct Sharing {
+  std::uint32_t parts = 1;  ///< of each chunk, each one block's
+  /// A broadcast's rows all to this rank's own slot, for the network, before any of them to the
+  /// local ranks: the network, which takes longest, begins so much sooner. The parts of the local
+  /// ranks' chunks are counted as those of chunks after the last one.
+  bool network_first = false;
+};
+
 /// Hands out this rank's own rows (for the network, where they are not in place): chunks `index`,
-/// `index` + share blocks, ..., or, of `parts` parts of each chunk, so many of those. Only with
-/// several ranks. `in_turn`: a broadcast as share_in_turn does it, chunk by chunk; else each chunk
-/// to everybody at once.
+/// `index` + share blocks, ..., or, of parts of each chunk, so many of those. Only with several
+/// ranks. `in_turn`: a broadcast as share_in_turn does it, chunk by chunk; else each chunk to
+/// everybody at once, but for what `sharing` says.
 template <class Executor>
 MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSource& source,
-                                 bool in_turn = false, std::uint32_t parts = 1) {
+                                 bool in_turn = false, const Sharing& sharing = {}) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherGeometry& geometry = gather.schedule.geometry();
@@ -118,22 +127,34 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
   if (gather.in_place && world.locals == 1) return true;
   if (!gather.await_bank_free()) return false;
   if (in_turn && broadcast) return share_in_turn(gather, source);
-  const std::uint32_t steps = gather.schedule.chunks(gather.own_rows) * parts;
-  for (std::uint32_t step = block.index; step < steps; step += block.common.blocks.share) {
-    if (block.stopped()) return false;
-    const std::uint64_t begin_ns = block.span_begin();
-    const std::uint32_t chunk = step / parts;
-    const Part part{step % parts, parts};
-    const ByteRange range = part_of(gather.schedule.chunk_range(gather.own_rows, chunk), part);
-    CopyJob job;
-    if (!broadcast || (world.nodes > 1 && !gather.in_place))
-      job.add_target(gather.slot(world.local, own) + range.begin);
-    // Each rank starts with its next, so that nobody is everybody's first.
-    for (std::uint32_t i = 1; broadcast && i < world.locals; ++i)
-      job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
-    if (chunk != 0 || part.index == 0) share_chunk(gather, source, chunk, range, job);
-    if (block.last_part(chunk, part)) gather.publish_ready(own, chunk);
-    block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);
+  const std::uint32_t parts = sharing.parts;
+  const std::uint32_t chunks = gather.schedule.chunks(gather.own_rows);
+  const bool to_own = !broadcast || (world.nodes > 1 && !gather.in_place);
+  const bool to_others = broadcast && world.locals > 1;
+  const bool apart = sharing.network_first && to_own && to_others;
+  for (std::uint32_t turn = 0; turn < (apart ? 2u : 1u); ++turn) {
+    for (std::uint32_t step = block.index; step < chunks * parts;
+         step += block.common.blocks.share) {
+      if (block.stopped()) return false;
+      const std::uint64_t begin_ns = block.span_begin();
+      const std::uint32_t chunk = step / parts;
+      const Part part{step % parts, parts};
+      const ByteRange range = part_of(gather.schedule.chunk_range(gather.own_rows, chunk), part);
+      CopyJob job;
+      if (to_own && turn == 0) job.add_target(gather.slot(world.local, own) + range.begin);
+      // Each rank starts with its next, so that nobody is everybody's first.
+      for (std::uint32_t i = 1; to_others && (!apart || turn == 1) && i < world.locals; ++i)
+        job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
+      if (chunk != 0 || part.index == 0) share_chunk(gather, source, chunk, range, job);
+      if (block.last_part(turn * chunks + chunk, part)) {
+        if (apart && turn == 0) {
+          gather.publish_ready_here(chunk);
+        } else {
+          gather.publish_ready(own, chunk);
+        }
+      }
+      block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);
+    }
   }
   return true;
 }

@@ -34,7 +34,7 @@ using Hosts = std::variant<Daemons, Embedded>;
 
 /// Daemons of this process: their copies must not get in line behind a launch that waits for them,
 /// so every stream on a GPU wants a connection of its own, a rank's and its rail's. To be called
-/// before CUDA makes a context.
+/// before CUDA is asked anything, even how many devices there are.
 void claim_connections(std::uint32_t ranks_of_gpu) {
   constexpr std::uint32_t kConnectionsMax = 32;  // CUDA's, to one GPU
   constexpr std::uint32_t kOfRank = fabric::kGpuStreams + 1;

@@ -389,24 +389,24 @@ int run(int argc, char** argv) {
   options.link_bytes_per_s = *link;
   if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
   options.devices = std::min(options.devices, static_cast<int>(options.ranks));
+  const std::uint32_t locals = options.ranks / options.nodes;
+  Machine machine;
+  if (options.nodes > 1) {
+    if (options.nodes != 2) return usage();
+    // Before this process asks CUDA anything: with the first question it settles how many
+    // connections there are.
+    machine.daemons = std::make_unique<DaemonNodes>(options.nodes, locals,
+                                                    static_cast<std::uint32_t>(options.devices),
+                                                    options.mkerneld, options.link_bandwidth);
+  }
   if (options.devices > mk::test::device_count()) {
     fmt::print(stderr, "{} devices are asked for, and {} are there\n", options.devices,
                mk::test::device_count());
     return 1;
   }
-  const bool own_devices = options.devices == static_cast<int>(options.ranks);
-  const std::uint32_t locals = options.ranks / options.nodes;
-  Machine machine;
-  if (options.nodes > 1) {
-    if (options.nodes != 2) return usage();
-    // Before this process touches a GPU.
-    machine.daemons = std::make_unique<DaemonNodes>(options.nodes, locals,
-                                                    static_cast<std::uint32_t>(options.devices),
-                                                    options.mkerneld, options.link_bandwidth);
-  }
-  // (Of nodes of one rank each NCCL does nothing but copies: those may share a device.)
+  // A node's ranks must have a device each. (Of one rank alone NCCL does nothing but copies.)
   const bool has_collective =
-      options.nodes > 1 ? own_devices || locals == 1 : own_devices && locals > 1;
+      locals <= static_cast<std::uint32_t>(options.devices) && options.ranks > 1;
   for (std::uint32_t node = 0; node < options.nodes && has_collective; ++node) {
     std::vector<int> devices;
     for (std::uint32_t local = 0; local < locals; ++local)
@@ -458,8 +458,11 @@ int run(int argc, char** argv) {
             : "cublasGemmEx and, one after the other, NCCL (no NVLS) in each node with the "
               "daemons' "
               "rails between them, in pieces that follow each other (tests/gpu/unfused.h)";
+    std::string command = "operators_bench";
+    for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
     const Json document = {
         {"bench", "operators_bench"},
+        {"command", command},
         {"gpu", properties.name},
         {"devices", options.devices},
         {"ranks", "of one process, a stream each"},

@@ -26,7 +26,9 @@ struct AgGemmOp {
   static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index) {
     return group.run(Role::kShare, index, [](Block<Executor>& block) {
       const std::uint32_t chunks = block.gather.schedule.chunks(block.gather.own_rows);
-      if (!ag_gemm::share(block, parts_of(block, chunks, block.launch.blocks.share))) return false;
+      gather::Sharing sharing{parts_of(block, chunks, block.launch.blocks.share)};
+      sharing.network_first = sharing.parts > 1 && 2 * chunks <= kPartedChunksMax;
+      if (!ag_gemm::share(block, sharing)) return false;
       return block.index != 0 || !ends_with_tiles(block.launch) || ag_gemm::await_headers(block);
     });
   }

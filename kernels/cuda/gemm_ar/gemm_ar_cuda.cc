@@ -9,23 +9,24 @@ namespace {
 
 constexpr char kOp[] = "gemm_ar";
 
-/// Reduce groups of a rank of one node. Few k: the product is shorter than the sums, and a small
-/// result is summed best by groups that have waited for its tiles, a larger one by the compute
-/// blocks that have none left.
+/// Reduce groups of a rank of one node: the shorter the product beside the sums, the more. Few k:
+/// it is shorter than they are, and a small result is summed best by groups that have waited for
+/// its tiles, a larger one by the compute blocks that have none left.
 std::uint32_t reduce_groups(const Shape& max, std::uint32_t k) {
   constexpr std::uint64_t kSmall = 2048 * 2048;
   constexpr std::uint32_t kFewK = 1024;
-  if (k > kFewK) return 36;
+  constexpr std::uint32_t kMuchK = 3072;
+  if (k > kFewK) return k < kMuchK ? 60 : 36;
   return std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
 }
 
 /// Whether the compute blocks add up their rank's own tiles: where that is quicker, but of few
 /// ranks only (of more than two, only several on one GPU have been measured, and there it was
 /// mostly slower: README), unless the caller wants groups for that.
-bool sums_own(const GemmArPlan& plan, std::uint32_t k, const CudaOptions& options) {
+bool sums_own(const GemmArPlan& plan, const CudaOptions& options) {
   if (plan.nodes > 1 || plan.locals == 1 || options.stream_groups != 0) return false;
   if (plan.locals > cuda::kSumsOwnLocalsMax) return false;
-  return cuda::adds_own_quickly(k, GemmArSchedule(plan, plan.max.m).tiles());
+  return GemmArSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
 }
 /// Such tiles go to C in pieces of 64 rows and 64 columns, which must not reach into the next tile.
 bool whole_pieces(const GemmArSchedule& schedule, std::uint32_t n) {
@@ -56,7 +57,7 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 }
 
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
-  sums_own_ = sums_own(plan_, k(), options);
+  sums_own_ = sums_own(plan_, options);
   const std::uint32_t groups = sums_own_ ? 1 : reduce_groups(plan_.max, k());
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups),
                              plan_.flags(), cuda::kGemmArKernels);

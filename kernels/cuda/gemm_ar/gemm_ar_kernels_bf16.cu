@@ -2,8 +2,9 @@
 
 namespace mk::kernels::cuda {
 
+// As in ../gemm_rs/: room to stage a whole tile, at the price of a stage.
 const GemmArKernel& gemm_ar_kernel_bf16(BLayout b_layout, std::uint32_t columns) {
-  return kernel_for<GemmArOp, __nv_bfloat16>(b_layout, columns);
+  return kernel_for<GemmArOp, __nv_bfloat16, 3, 4>(b_layout, columns);
 }
 
 }  // namespace mk::kernels::cuda

@@ -2,8 +2,9 @@
 
 namespace mk::kernels::cuda {
 
+// As in ../gemm_rs/: room to stage a whole tile, at the price of a stage.
 const GemmArKernel& gemm_ar_kernel_f16(BLayout b_layout, std::uint32_t columns) {
-  return kernel_for<GemmArOp, __half>(b_layout, columns);
+  return kernel_for<GemmArOp, __half, 3, 4>(b_layout, columns);
 }
 
 }  // namespace mk::kernels::cuda

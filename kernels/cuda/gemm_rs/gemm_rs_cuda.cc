@@ -9,17 +9,18 @@ namespace {
 
 constexpr char kOp[] = "gemm_rs";
 
-/// Whether the compute blocks add up their rank's own tiles: where that is quicker, but of few
-/// ranks only (of more than two, only several on one GPU have been measured: README), unless the
-/// caller wants groups for them. Such tiles go to C in pieces of 64 columns, which must not reach
-/// into the next tile.
+/// Whether the compute blocks add up their rank's own tiles: where that is quicker (of few tiles,
+/// or where the sums would take long beside the product), but of few ranks only (of more than two,
+/// only several on one GPU have been measured: README), unless the caller wants groups for them.
+/// Such tiles go to C in pieces of 64 columns, which must not reach into the next tile.
 bool sums_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
   constexpr std::uint32_t kLocalsMax = 3;
+  constexpr std::uint32_t kFewK = 1024;
   if (plan.nodes > 1 || plan.locals == 1 || options.stream_groups != 0) return false;
   if (plan.locals > kLocalsMax) return false;
   const TileGrid columns(1, plan.max.n, plan.tile_m, plan.tile_n);
   if (columns.tiles_n() > 1 && columns.tile_cols() % 64 != 0) return false;
-  return cuda::adds_own_quickly(k, GemmRsSchedule(plan, plan.max.m).tiles());
+  return k <= kFewK || GemmRsSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
 }
 
 }  // namespace

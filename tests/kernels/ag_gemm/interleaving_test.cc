@@ -127,7 +127,7 @@ class AgGemmSimulation : private SimOperator {
       case Role::kCollect:
         return ag_gemm::collect(block);
       case Role::kShare:
-        return ag_gemm::share(block, SimExecutor::parts(ranks_[rank].launch));
+        return ag_gemm::share(block, SimExecutor::sharing(ranks_[rank].launch));
       case Role::kSend:
         return ag_gemm::send(block);
       default:

@@ -169,7 +169,8 @@ class GatherSimulation : private SimOperator {
       rank.arrived[origin].assign(std::size_t{rows(origin, epoch)} * bytes, std::byte{0xdd});
     const auto rows_of = [&](std::uint32_t r) { return rows(r, epoch); };
     network_bytes_[index] += schedule.network_bytes(rows_of);
-    local_bytes_[index] += schedule.local_bytes(rows_of, rank.launch.in_place);
+    local_bytes_[index] += schedule.local_bytes(rows_of, rank.launch.in_place,
+                                                SimExecutor::sharing(rank.launch).network_first);
   }
 
   bool run_role(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
@@ -182,7 +183,7 @@ class GatherSimulation : private SimOperator {
     GatherBlock<Executor> gather(block, schedule, rank.launch.source.rows, rank.launch.in_place);
     switch (role) {
       case Role::kShare:
-        return gather::share(gather, rank.launch.source, false, SimExecutor::parts(rank.launch));
+        return gather::share(gather, rank.launch.source, false, SimExecutor::sharing(rank.launch));
       case Role::kReceive:
         return gather::receive(gather, SimExecutor::parts(rank.launch));
       case Role::kSend:

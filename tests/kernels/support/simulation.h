@@ -19,6 +19,7 @@
 #include "kernels/comm/launch.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/gather/copy_job.h"
+#include "kernels/gather/roles.h"
 #include "shm/host/result.h"
 #include "tests/kernels/support/cluster.h"
 #include "tests/kernels/support/fibers.h"
@@ -57,6 +58,10 @@ class SimExecutor {
   /// Of each of the rank's chunks in that launch: 1 to 5.
   static std::uint32_t parts(const Launch& launch) {
     return 1 + (launch.epoch * 3 + launch.context.world.rank() * 7) % 5;
+  }
+  /// So of a gather's rows; every other launch to the network first.
+  static gather::Sharing sharing(const Launch& launch) {
+    return {parts(launch), (launch.epoch + launch.context.world.rank()) % 2 == 0};
   }
   bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts);
   static bool counts_done(Role role) { return role != Role::kCompute; }

@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# All that wants GPUs, in one go, on a machine that need not be able to build it.
+#
+#   bash tests/gpu/acceptance.sh pack BUILD FOLDER     where there is a build: its programs, and the libraries they need
+#   bash FOLDER/acceptance.sh run OUT STEP[=SECONDS]...     where there are GPUs; OUT: a folder for logs and JSON
+#
+# Steps, each for as many GPUs as there are (MK_DEVICES: fewer), cut off after so many seconds if given:
+#
+#   cases      operators_gpu_test: the worlds on that many GPUs, and what needs no world
+#   cases_all  the worlds on fewer GPUs, too
+#   delays     operators_gpu_delays_test (where it was built): ranks held up at random inside launches
+#   client     client_gpu_test: through libmkclient, kills of ranks and daemons among them
+#   fabric     gpu_fabric_test: bytes, flags and pace of the loopback fabric
+#   gemm       gemm_test, gemm_seams_test
+#   memcheck   compute-sanitizer over small cases, racecheck over fewer
+#   one_node   operators_bench: fused against cuBLAS and NCCL, every element judged
+#   two_nodes  the same as two nodes joined by two mkerneld at 50 GB/s a rail
+#   across     the same as two nodes that each span all GPUs, two ranks on each, the daemons in the same process
+#   core       gemm_bench: the product by itself against cuBLAS
+#   rails      rails_bench: what the paced fabric carries, and unpaced
+#   torch      PyTorch's async-TP, where PyTorch is
+#   sweep_one, sweep_two   by numbers of communication groups and sizes of chunks
+#
+# A table ends it; the exit status is 1 when a step failed or was cut off. NVLink multicast stays off.
+set -u
+
+programs=(operators_gpu_test operators_gpu_delays_test client_gpu_test gpu_fabric_test gemm_test gemm_seams_test
+  operators_bench gemm_bench rails_bench)
+
+pack() {
+  local build=$1 folder=$2 program library
+  mkdir -p "$folder/lib"
+  cp "$0" "$(dirname "$0")/../bench/torch_async_tp.py" "$folder/"
+  for program in "${programs[@]/#/tests/gpu/}" daemon/mkerneld; do
+    if [ -x "$build/$program" ]; then
+      cp "$build/$program" "$folder/"
+    else
+      echo "acceptance: $build/$program is not built: its steps will fail" >&2
+    fi
+  done
+  # All but what belongs to the system, the compiler and CUDA: those the other machine has, newer.
+  for library in $(ldd "$folder"/* 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u); do
+    case ${library##*/} in
+      libc.so* | libm.so* | libpthread.so* | librt.so* | libdl.so* | libresolv.so* | libstdc++.so* | libgcc_s.so* | \
+        libcublas* | libcudart* | libcuda.so*) ;;
+      *) cp -L "$library" "$folder/lib/" ;;
+    esac
+  done
+  return 0
+}
+
+# Counts of GoogleTest's last lines in a log: "N passed, N failed".
+counts() {
+  python3 - "$@" <<'PYTHON'
+import re, sys
+text = "\n".join(open(name, errors="replace").read() for name in sys.argv[1:])
+passed = len(re.findall(r"^\[       OK \] \S+ \(", text, re.M))
+failed = len(set(re.findall(r"^\[  FAILED  \] (\S+?),? .*\(\d+ ms\)", text, re.M)))
+wrong = sum(int(n) for n in re.findall(r"\| (\d+) wrong", text))
+rows = len(re.findall(r"\| \d+ wrong", text))
+print(f"{rows} rows, {wrong} wrong elements" if rows else f"{passed} passed, {failed} failed")
+PYTHON
+}
+
+step() {
+  local devices=$1 out=$2 name=$3
+  local worlds="*_on_$devices:OperatorBlocks*:OperatorLimits*" bench=(./operators_bench --devices "$devices")
+  local nodes=(--nodes 2 --mkerneld ./mkerneld)
+  case $name in
+    cases) ./operators_gpu_test --gtest_filter="$worlds" ;;
+    cases_all) ./operators_gpu_test ;;
+    delays) ./operators_gpu_delays_test --gtest_filter="$worlds" ;;
+    client) ./client_gpu_test ;;
+    fabric) ./gpu_fabric_test ;;
+    gemm) ./gemm_test && ./gemm_seams_test ;;
+    memcheck)
+      local case
+      for case in ag_gemm_1x2 gemm_rs_1x2 gemm_ar_1x2 ag_gemm_2x1 gemm_rs_2x1 gemm_ar_2x1; do
+        compute-sanitizer --error-exitcode 9 --tool memcheck ./operators_gpu_test \
+          --gtest_filter="*SmallShapes/${case}_on_1" || return
+      done
+      for case in ag_gemm_2x1 gemm_rs_1x2 gemm_ar_2x1; do
+        compute-sanitizer --error-exitcode 9 --tool racecheck ./operators_gpu_test \
+          --gtest_filter="*SmallShapes/${case}_on_1" || return
+      done ;;
+    one_node) "${bench[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_x$devices.json" ;;
+    two_nodes)
+      "${bench[@]}" "${nodes[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_2x$((devices / 2)).json" ;;
+    across)
+      "${bench[@]}" --ranks $((2 * devices)) --nodes 2 --launches 20 --check-up-to 16384 \
+        --json "$out/operators_2x${devices}_on_$devices.json" ;;
+    core) ./gemm_bench --check --speed --json "$out/gemm.json" ;;
+    rails) ./rails_bench ./mkerneld --bandwidth 50GB/s && ./rails_bench ./mkerneld ;;
+    torch) env -u LD_LIBRARY_PATH python3 torch_async_tp.py | tee "$out/torch_async_tp_x$devices.json" ;;
+    sweep_one | sweep_two)
+      local groups=() all=() count op
+      for count in 0 3 6 12 24 48 96 192; do groups+=(--streams "$count"); done
+      [ "$name" = sweep_one ] || all=("${nodes[@]}" --receive 0 --receive 6 --receive 24 --receive 60)
+      for op in ag_gemm gemm_rs gemm_ar; do
+        local shapes=(--shape 4096x4096x512 --shape 16384x8192x3584)
+        [ "$op" != ag_gemm ] || shapes=(--shape 4096x512x4096 --shape 16384x7168x8192)
+        "${bench[@]}" "${all[@]}" --op "$op" "${shapes[@]}" "${groups[@]}" --chunk 0 --chunk 131072 --chunk 524288 \
+          --launches 10 --json "$out/$name-$op.json" || return
+      done ;;
+    *) echo "acceptance: no step '$name'" >&2; return 2 ;;
+  esac
+}
+
+run() {
+  local out devices word name seconds log status began failed=0 table=()
+  out=$(realpath "$1") || return 2
+  shift
+  cd "$(dirname "$0")" || return 2
+  export LD_LIBRARY_PATH=$PWD/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+  devices=${MK_DEVICES:-$(nvidia-smi -L | grep -c '^GPU')}
+  export -f step
+  for word in "$@"; do
+    name=${word%%=*}
+    seconds=${word#"$name"}
+    seconds=${seconds#=}
+    log=$out/$name.log
+    began=$SECONDS
+    # By SIGKILL: programs that load libfabric catch SIGTERM.
+    timeout -s KILL "${seconds:-0}" bash -c 'step "$@"' step "$devices" "$out" "$name" >"$log" 2>&1
+    status=$?
+    case $status in
+      0) word=ok ;;
+      124 | 137) word="cut off after ${seconds:-0} s" ;;
+      *) word="FAILED ($status)" ;;
+    esac
+    [ $status -eq 0 ] || failed=1
+    table+=("$(printf '%-10s %-22s %5d s  %s' "$name" "$word" $((SECONDS - began)) "$(counts "$log")")")
+    grep -E '^\[  FAILED  \]|: error|Failure$|hazard|ERROR SUMMARY: [^0]' "$log" | head -n 12
+  done
+  nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+  printf '%s\n' "${table[@]}"
+  return $failed
+}
+
+case ${1:-} in
+  pack) [ $# -eq 3 ] && pack "$2" "$3" && exit ;;
+  run) [ $# -ge 3 ] && shift && run "$@"; exit ;;
+esac
+sed -n '2,27s/^# \{0,1\}//p' "$0" >&2
+exit 2
