@@ -1,0 +1,106 @@
+"""Tables for people from JSON of tests/gpu/operators_bench.
+
+    python3 operator_tables.py FILE...            gain over the unfused form, share of the bound: an operator a row, M a column
+    python3 operator_tables.py --times FILE...    a row for each shape, times in microseconds
+"""
+import json
+import sys
+
+NAMES = {"ag_gemm": "AllGather+GEMM", "gemm_rs": "GEMM+ReduceScatter", "gemm_ar": "GEMM+AllReduce"}
+
+
+def median(row, what):
+    return row[what]["median"] if what in row else None
+
+
+def bound_share(row):
+    return row.get("of_max_products_collective", row.get("of_max_products_nvlink_network"))
+
+
+def series_of(row):
+    """Which series of shapes a row belongs to: a layer's of fixed width, or that in which all grows with M."""
+    wide = row["n_per_rank"] if row["op"] == "ag_gemm" else row["k_per_rank"]
+    return "wide" if wide in (7168, 3584) else "narrow"
+
+
+def shape_text(row, series):
+    if series == "wide":
+        return f", N {row['n_per_rank']} per rank, K {row['k_per_rank']}" if row["op"] == "ag_gemm" else (
+            f", N {row['n_per_rank']}, K {row['k_per_rank']} per rank")
+    return ", K = M, N = M/8 per rank" if row["op"] == "ag_gemm" else ", N = M, K = M/8 per rank"
+
+
+def print_table(header, rows):
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def cell(gain, share):
+    return f"{gain:.2f}× ({100 * share:.0f}%)"
+
+
+def print_gains(rows):
+    heights = sorted({row["m"] for row in rows})
+    table = []
+    for series in ("wide", "narrow"):
+        for op in NAMES:
+            of_op = {row["m"]: row for row in rows if row["op"] == op and series_of(row) == series}
+            if not of_op:
+                continue
+            first = next(iter(of_op.values()))
+            cells = [cell(of_op[m]["speedup"], bound_share(of_op[m])) if m in of_op else "" for m in heights]
+            table.append([NAMES[op] + shape_text(first, series), *cells])
+            if "speedup_in_place" not in first:
+                continue
+            in_place = {m: row for m, row in of_op.items() if "speedup_in_place" in row}
+            cells = [cell(in_place[m]["speedup_in_place"],
+                          bound_share(in_place[m]) * median(in_place[m], "fused_us") / median(in_place[m], "in_place_us"))
+                     if m in in_place else "" for m in heights]
+            table.append(["the same, the shard in place (`input()`)", *cells])
+    print_table(["M", *map(str, heights)], table)
+
+
+def print_times(rows):
+    several = rows[0]["nodes"] > 1
+    for op in NAMES:
+        of_op = [row for row in rows if row["op"] == op]
+        if not of_op:
+            continue
+        in_place = any("in_place_us" in row for row in of_op)
+        header = ["M x N x K per rank", "fused us", "cuBLAS, then " + ("collective" if several else "NCCL"), "cuBLAS",
+                  "collective" if several else "NCCL", "own unfused", *(["network at the rails' pace"] if several else []),
+                  "speedup", "bound / fused", *(["in place us", "speedup"] if in_place else [])]
+        table = []
+        for row in of_op:
+            times = [median(row, f"{what}_us") for what in ("fused", "baseline", "products", "collective", "unfused")]
+            cells = [f"{row['m']} x {row['n_per_rank']} x {row['k_per_rank']}", *(f"{t:.0f}" for t in times)]
+            if several:
+                cells.append(f"{row['network_us']:.0f}")
+            cells += [f"{row['speedup']:.2f}", f"{bound_share(row):.2f}"]
+            if in_place:
+                cells += [f"{median(row, 'in_place_us'):.0f}", f"{row['speedup_in_place']:.2f}"]
+            table.append(cells)
+        print(NAMES[op] + "\n")
+        print_table(header, table)
+
+
+def main(arguments):
+    times = arguments[:1] == ["--times"]
+    files = arguments[1:] if times else arguments
+    if not files:
+        sys.exit(__doc__)
+    for name in files:
+        with open(name, encoding="utf-8") as file:
+            document = json.load(file)
+        rows = [row for row in document["rows"] if "speedup" in row]
+        if not rows:
+            sys.exit(f"{name}: no row has a baseline")
+        print(f"{document['gpu']}, {document['devices']} of them; network: {document['network']}\n")
+        (print_times if times else print_gains)(rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
