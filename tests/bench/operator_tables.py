@@ -2,8 +2,10 @@
 
     python3 operator_tables.py FILE...            gain over the unfused form, share of the bound: an operator a row, M a column
     python3 operator_tables.py --times FILE...    a row for each shape, times in microseconds
+    python3 operator_tables.py --goals FILE...    what we want of eight GPUs of a host, and whether it holds
 """
 import json
+import math
 import sys
 
 NAMES = {"ag_gemm": "AllGather+GEMM", "gemm_rs": "GEMM+ReduceScatter", "gemm_ar": "GEMM+AllReduce"}
@@ -87,9 +89,51 @@ def print_times(rows):
         print_table(header, table)
 
 
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def goals(rows):
+    """(operator, what is wanted, what was reached, whether that holds) of rows of one world."""
+    several = rows[0]["nodes"] > 1
+    found = []
+    for op in NAMES:
+        of_op = [row for row in rows if row["op"] == op]
+        if not of_op:
+            continue
+        # Over nodes a gather's baseline has its shard in memory the daemons know: so must we.
+        gains = {(series_of(row), row["m"]): row.get("speedup_in_place", row["speedup"]) for row in of_op}
+        shares = {(series_of(row), row["m"]): bound_share(row) * (
+            median(row, "fused_us") / median(row, "in_place_us") if "in_place_us" in row else 1) for row in of_op}
+
+        def add(what, value, least, op=op):
+            found.append((op, what, value, value >= least))
+
+        if several:
+            best = {"ag_gemm": 1.41, "gemm_rs": 1.40, "gemm_ar": 1.72}[op]
+            add(f"gain at the best shape, {best:.2f} at least", max(gains.values()), best)
+        else:
+            best = 1.3 if op == "gemm_ar" else 1.2
+            large = [gain for (_, m), gain in gains.items() if m >= 8192]
+            if large:
+                add(f"gain, mean of M >= 8192, {best:.1f} at least", geometric_mean(large), best)
+        add("gain at the worst shape, 1.00 at least", min(gains.values()), 1.0)
+        huge = [share for (_, m), share in shares.items() if m >= 16384]
+        if huge and (several or op != "gemm_ar"):
+            least = 0.88 if several else 0.90
+            add(f"share of the bound, worst of M >= 16384, {least:.2f} at least", min(huge), least)
+    return found
+
+
+def print_goals(rows):
+    print_table(["operator", "goal", "reached", "holds"],
+                [[NAMES[op], what, f"{value:.2f}", "yes" if holds else "no"] for op, what, value, holds in goals(rows)])
+
+
 def main(arguments):
-    times = arguments[:1] == ["--times"]
-    files = arguments[1:] if times else arguments
+    printers = {"--times": print_times, "--goals": print_goals}
+    printer = printers.get(arguments[0], print_gains) if arguments else print_gains
+    files = arguments[1:] if printer is not print_gains else arguments
     if not files:
         sys.exit(__doc__)
     for name in files:
@@ -99,7 +143,7 @@ def main(arguments):
         if not rows:
             sys.exit(f"{name}: no row has a baseline")
         print(f"{document['gpu']}, {document['devices']} of them; network: {document['network']}\n")
-        (print_times if times else print_gains)(rows)
+        printer(rows)
 
 
 if __name__ == "__main__":

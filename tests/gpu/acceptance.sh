@@ -21,23 +21,29 @@
 #   torch      PyTorch's async-TP, where PyTorch is
 #   sweep_one, sweep_two   by numbers of communication groups and sizes of chunks
 #
-# A table ends it; the exit status is 1 when a step failed or was cut off. NVLink multicast stays off.
+# A table ends it; the exit status is 1 when a step failed or was cut off, 2 when nothing was run. NVLink multicast stays off.
 set -u
 
+steps=(cases cases_all delays client fabric gemm memcheck one_node two_nodes across core rails torch sweep_one sweep_two)
 programs=(operators_gpu_test operators_gpu_delays_test client_gpu_test gpu_fabric_test gemm_test gemm_seams_test
   operators_bench gemm_bench rails_bench)
 
 pack() {
-  local build=$1 folder=$2 program library
+  local build=$1 folder=$2 program library any=
   mkdir -p "$folder/lib"
   cp "$0" "$(dirname "$0")/../bench/torch_async_tp.py" "$folder/"
   for program in "${programs[@]/#/tests/gpu/}" daemon/mkerneld; do
     if [ -x "$build/$program" ]; then
       cp "$build/$program" "$folder/"
+      any=1
     else
       echo "acceptance: $build/$program is not built: its steps will fail" >&2
     fi
   done
+  if [ -z "$any" ]; then
+    echo "acceptance: there is nothing in '$build': name a build folder, as build/release" >&2
+    return 2
+  fi
   # All but what belongs to the system, the compiler and CUDA: those the other machine has, newer.
   for library in $(ldd "$folder"/* 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u); do
     case ${library##*/} in
@@ -102,18 +108,27 @@ step() {
         "${bench[@]}" "${all[@]}" --op "$op" "${shapes[@]}" "${groups[@]}" --chunk 0 --chunk 131072 --chunk 524288 \
           --launches 10 --json "$out/$name-$op.json" || return
       done ;;
-    *) echo "acceptance: no step '$name'" >&2; return 2 ;;
   esac
 }
 
 run() {
   local out devices word name seconds log status began failed=0 table=()
-  out=$(realpath "$1") || return 2
+  mkdir -p "$1" && out=$(realpath "$1") || return 2
   shift
+  for word in "$@"; do
+    case " ${steps[*]} " in
+      *" ${word%%=*} "*) ;;
+      *) echo "acceptance: no step '${word%%=*}'; there are: ${steps[*]}" >&2; return 2 ;;
+    esac
+  done
+  devices=${MK_DEVICES:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')}
+  if [ "$devices" -lt 1 ]; then
+    echo "acceptance: nvidia-smi lists no GPU here" >&2
+    return 2
+  fi
   cd "$(dirname "$0")" || return 2
   export LD_LIBRARY_PATH=$PWD/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-  devices=${MK_DEVICES:-$(nvidia-smi -L | grep -c '^GPU')}
   export -f step
   for word in "$@"; do
     name=${word%%=*}
@@ -133,7 +148,7 @@ run() {
     table+=("$(printf '%-10s %-22s %5d s  %s' "$name" "$word" $((SECONDS - began)) "$(counts "$log")")")
     grep -E '^\[  FAILED  \]|: error|Failure$|hazard|ERROR SUMMARY: [^0]' "$log" | head -n 12
   done
-  nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+  nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
   printf '%s\n' "${table[@]}"
   return $failed
 }
@@ -142,5 +157,5 @@ case ${1:-} in
   pack) [ $# -eq 3 ] && pack "$2" "$3" && exit ;;
   run) [ $# -ge 3 ] && shift && run "$@"; exit ;;
 esac
-sed -n '2,27s/^# \{0,1\}//p' "$0" >&2
+sed -n '2,28s/^# \{0,1\}//p' "$0" >&2
 exit 2

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""operator_tables.py: what it makes of a document, and that the READMEs' tables are what it makes of the files they name."""
+import contextlib
+import io
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
+import operator_tables  # noqa: E402
+
+# README: of which files it has the tables.
+GAINS = {"README.md": ["operators_h200_x8", "operators_h200_2x4", "operators_h100_x2", "operators_h100_2x1",
+                       "operators_h100_2x2_on_2"]}
+TIMES = {f"kernels/cuda/{op}/README.md": (op, ["operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"])
+         for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
+
+
+def printed(*arguments):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        operator_tables.main(list(arguments))
+    return out.getvalue()
+
+
+def cells(text):
+    """Of each table row its cells after the first, whose words a README may choose."""
+    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
+    return [tuple(cell.strip() for cell in row[1:]) for row in rows]
+
+
+def row(op, m, fused, baseline, share, nodes=1, **more):
+    shape = {"n_per_rank": 7168, "k_per_rank": 8192} if op == "ag_gemm" else {"n_per_rank": 8192, "k_per_rank": 3584}
+    times = {"fused_us": fused, "baseline_us": baseline, "products_us": 1.0, "collective_us": 2.0, "unfused_us": 3.0}
+    bound = "of_max_products_collective" if nodes == 1 else "of_max_products_nvlink_network"
+    return {"op": op, "nodes": nodes, "m": m, **shape, **{key: {"median": value} for key, value in times.items()},
+            "speedup": baseline / fused, bound: share, "network_us": 4.0, **more}
+
+
+class OperatorTables(unittest.TestCase):
+    def document(self, *rows):
+        file = tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8")
+        self.addCleanup(file.close)
+        json.dump({"gpu": "G", "devices": 2, "network": "none", "rows": rows}, file)
+        file.flush()
+        return file.name
+
+    def test_gain_and_share_by_operator_and_m(self):
+        text = printed(self.document(row("gemm_rs", 4096, 2.0, 3.0, 0.8), row("gemm_rs", 2048, 4.0, 3.0, 0.5)))
+        self.assertIn("| M | 2048 | 4096 |", text)
+        self.assertIn(("0.75× (50%)", "1.50× (80%)"), cells(text))
+
+    def test_in_place_is_a_row_of_its_own(self):
+        shard = {"in_place_us": {"median": 2.0}, "speedup_in_place": 3.0}
+        text = printed(self.document(row("ag_gemm", 2048, 4.0, 6.0, 0.4, nodes=2, **shard)))
+        self.assertEqual(cells(text)[2:], [("1.50× (40%)",), ("3.00× (80%)",)])
+
+    def test_rows_without_a_baseline_are_left_out(self):
+        alone = row("gemm_ar", 8192, 1.0, 1.0, 1.0)
+        del alone["speedup"]
+        text = printed(self.document(row("gemm_ar", 4096, 1.0, 2.0, 0.9), alone))
+        self.assertNotIn("8192 |", text)
+        with self.assertRaisesRegex(SystemExit, "no row has a baseline"):
+            printed(self.document(alone))
+
+    def test_goals_of_one_node(self):
+        rows = [row("gemm_rs", 2048, 1.0, 0.9, 0.5), row("gemm_rs", 8192, 1.0, 1.2, 0.8), row("gemm_rs", 16384, 1.0, 1.5, 0.91)]
+        found = {what: (value, holds) for _, what, value, holds in operator_tables.goals(rows)}
+        mean, worst, share = found.values()
+        self.assertAlmostEqual(mean[0], (1.2 * 1.5) ** 0.5)
+        self.assertEqual((mean[1], worst, share), (True, (0.9, False), (0.91, True)))
+
+    def test_goals_over_nodes_take_the_shard_in_place(self):
+        shard = {"in_place_us": {"median": 1.0}, "speedup_in_place": 2.0}
+        found = operator_tables.goals([row("ag_gemm", 16384, 2.0, 2.0, 0.45, nodes=2, **shard)])
+        self.assertEqual([(value, holds) for _, _, value, holds in found], [(2.0, True), (2.0, True), (0.9, True)])
+
+    def test_a_readme_s_tables_are_those_of_the_files(self):
+        for readme, files in GAINS.items():
+            there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
+            for name in files:
+                rows = cells(printed(str(HERE / "results" / f"{name}.json")))
+                self.assertGreaterEqual(len(rows), 5)
+                for each in rows:
+                    if not each[0].startswith("---"):
+                        self.assertIn(each, there, f"{readme}: {name}.json says so")
+        for readme, (op, files) in TIMES.items():
+            there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
+            for name in files:
+                text = printed("--times", str(HERE / "results" / f"{name}.json"))
+                begin = text.index(operator_tables.NAMES[op] + "\n")
+                rows = cells(text[begin:].split("\n\n")[1])
+                self.assertGreaterEqual(len(rows), 7)
+                for each in rows:
+                    if not each[0].startswith("---"):
+                        self.assertIn(each, there, f"{readme}: {name}.json says so")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""acceptance.sh over programs that only say what they were asked: which steps run them, and what it makes of their ends."""
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parent / "acceptance.sh"
+
+
+class Acceptance(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = pathlib.Path(holder.name)
+        (self.folder / "build/tests/gpu").mkdir(parents=True)
+
+    def program(self, name, script):
+        path = self.folder / "build/tests/gpu" / name
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    def call(self, *arguments, devices="2"):
+        ended = subprocess.run(["bash", *map(str, arguments)], env={**os.environ, "MK_DEVICES": devices}, timeout=60,
+                               capture_output=True, text=True, check=False)
+        return ended.returncode, ended.stdout + ended.stderr
+
+    def run_steps(self, *steps, devices="2"):
+        self.assertEqual(self.call(SCRIPT, "pack", self.folder / "build", self.folder / "packed")[0], 0)
+        return self.call(self.folder / "packed/acceptance.sh", "run", self.folder / "out", *steps, devices=devices)
+
+    def test_a_step_passes_and_counts_its_cases(self):
+        self.program("operators_gpu_test",
+                     'echo "asked $*"; echo "[       OK ] Worlds/A.B/c_on_2 (1 ms)"; echo "[       OK ] Worlds/A.D/c_on_2 (1 ms)"')
+        status, text = self.run_steps("cases")
+        self.assertEqual(status, 0, text)
+        self.assertRegex(text, r"cases +ok +\d+ s  2 passed, 0 failed")
+        self.assertIn("*_on_2:", (self.folder / "out/cases.log").read_text(encoding="utf-8"))
+
+    def test_a_failing_step_fails_all_and_the_next_runs(self):
+        self.program("client_gpu_test", 'echo "[  FAILED  ] ClientGpu.Some (5 ms)"; exit 1')
+        self.program("gpu_fabric_test", 'echo "[       OK ] Gpu.Fabric (1 ms)"')
+        status, text = self.run_steps("client", "fabric")
+        self.assertEqual(status, 1)
+        self.assertRegex(text, r"client +FAILED \(1\) +\d+ s  0 passed, 1 failed")
+        self.assertRegex(text, r"fabric +ok ")
+
+    def test_a_step_is_cut_off_at_its_time(self):
+        self.program("client_gpu_test", "sleep 30")
+        status, text = self.run_steps("client=1")
+        self.assertEqual(status, 1)
+        self.assertIn("cut off after 1 s", text)
+
+    def test_wrong_elements_are_counted(self):
+        self.program("operators_bench", 'echo "ag_gemm | 0 wrong, 0.9 of bound"; echo "gemm_rs | 7 wrong, 2.0 of bound"; exit 1')
+        status, text = self.run_steps("across", devices="4")
+        self.assertEqual(status, 1)
+        self.assertIn("2 rows, 7 wrong elements", text)
+
+    def test_what_cannot_be_run_is_said_before_anything_runs(self):
+        self.program("client_gpu_test", f"touch {self.folder}/ran")
+        status, text = self.run_steps("client", "clients")
+        self.assertEqual((status, (self.folder / "ran").exists()), (2, False))
+        self.assertIn("no step 'clients'; there are: cases ", text)
+        status, text = self.run_steps("client", devices="0")
+        self.assertEqual((status, (self.folder / "ran").exists()), (2, False))
+        self.assertIn("lists no GPU here", text)
+
+    def test_an_empty_build_is_refused(self):
+        status, text = self.call(SCRIPT, "pack", self.folder / "build", self.folder / "packed")
+        self.assertEqual(status, 2)
+        self.assertIn("name a build folder", text)
+
+    def test_without_a_command_it_says_how(self):
+        status, text = self.call(SCRIPT)
+        self.assertEqual(status, 2)
+        self.assertIn("sweep_one, sweep_two", text)
+        self.assertIn("NVLink multicast stays off", text)
+        self.assertNotIn("set -u", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
