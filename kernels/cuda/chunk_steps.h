@@ -20,6 +20,12 @@ MK_HOST_DEVICE constexpr std::uint32_t place_of_parts(std::uint32_t chunk) {
   return chunk < kHalf ? chunk : kHalf + chunk % kHalf;
 }
 
+/// Whether the parts of twice so many chunks have a place for each chunk: of a role that takes them
+/// twice (gather::Sharing).
+MK_HOST_DEVICE constexpr bool has_places_twice(std::uint32_t chunks) {
+  return 2 * chunks <= kPartedChunksMax;
+}
+
 /// The chunks of a role as steps, which groups take in their order: of the `head` first chunks and
 /// of the last ones `parts` each, of the `whole` chunks between one each.
 struct ChunkSteps {

@@ -12,17 +12,25 @@ NAMES = {"ag_gemm": "AllGather+GEMM", "gemm_rs": "GEMM+ReduceScatter", "gemm_ar"
 
 
 def median(row, what):
-    return row[what]["median"] if what in row else None
+    return row[what]["median"]
 
 
 def bound_share(row):
     return row.get("of_max_products_collective", row.get("of_max_products_nvlink_network"))
 
 
+def in_place_share(row):
+    return bound_share(row) * median(row, "fused_us") / median(row, "in_place_us")
+
+
 def series_of(row):
     """Which series of shapes a row belongs to: a layer's of fixed width, or that in which all grows with M."""
-    wide = row["n_per_rank"] if row["op"] == "ag_gemm" else row["k_per_rank"]
-    return "wide" if wide in (7168, 3584) else "narrow"
+    m, n, k = row["m"], row["n_per_rank"], row["k_per_rank"]
+    if (n, k) == ((7168, 8192) if row["op"] == "ag_gemm" else (8192, 3584)):
+        return "wide"
+    if (n, k) == ((m // 8, m) if row["op"] == "ag_gemm" else (m, m // 8)):
+        return "narrow"
+    sys.exit(f"{row['op']} {m} x {n} x {k} is of no series: --times has any shape")
 
 
 def shape_text(row, series):
@@ -53,15 +61,11 @@ def print_gains(rows):
             if not of_op:
                 continue
             first = next(iter(of_op.values()))
-            cells = [cell(of_op[m]["speedup"], bound_share(of_op[m])) if m in of_op else "" for m in heights]
-            table.append([NAMES[op] + shape_text(first, series), *cells])
-            if "speedup_in_place" not in first:
-                continue
-            in_place = {m: row for m, row in of_op.items() if "speedup_in_place" in row}
-            cells = [cell(in_place[m]["speedup_in_place"],
-                          bound_share(in_place[m]) * median(in_place[m], "fused_us") / median(in_place[m], "in_place_us"))
-                     if m in in_place else "" for m in heights]
-            table.append(["the same, the shard in place (`input()`)", *cells])
+            forms = [(NAMES[op] + shape_text(first, series), "speedup", bound_share)]
+            if "speedup_in_place" in first:
+                forms.append(("the same, the shard in place (`input()`)", "speedup_in_place", in_place_share))
+            for text, gain, share in forms:
+                table.append([text, *(cell(of_op[m][gain], share(of_op[m])) if m in of_op else "" for m in heights)])
     print_table(["M", *map(str, heights)], table)
 
 
@@ -103,8 +107,8 @@ def goals(rows):
             continue
         # Over nodes a gather's baseline has its shard in memory the daemons know: so must we.
         gains = {(series_of(row), row["m"]): row.get("speedup_in_place", row["speedup"]) for row in of_op}
-        shares = {(series_of(row), row["m"]): bound_share(row) * (
-            median(row, "fused_us") / median(row, "in_place_us") if "in_place_us" in row else 1) for row in of_op}
+        shares = {(series_of(row), row["m"]): in_place_share(row) if "in_place_us" in row else bound_share(row)
+                  for row in of_op}
 
         def add(what, value, least, op=op):
             found.append((op, what, value, value >= least))
@@ -131,9 +135,9 @@ def print_goals(rows):
 
 
 def main(arguments):
-    printers = {"--times": print_times, "--goals": print_goals}
-    printer = printers.get(arguments[0], print_gains) if arguments else print_gains
-    files = arguments[1:] if printer is not print_gains else arguments
+    printer = {"--times": print_times, "--goals": print_goals}.get(arguments[0] if arguments else "")
+    files = arguments[1:] if printer else arguments
+    printer = printer or print_gains
     if not files:
         sys.exit(__doc__)
     for name in files:

@@ -67,6 +67,12 @@ class OperatorTables(unittest.TestCase):
         with self.assertRaisesRegex(SystemExit, "no row has a baseline"):
             printed(self.document(alone))
 
+    def test_a_shape_of_no_series_is_not_taken_for_one(self):
+        other = {**row("gemm_rs", 4096, 1.0, 2.0, 0.9), "k_per_rank": 1024}
+        with self.assertRaisesRegex(SystemExit, "4096 x 8192 x 1024 is of no series"):
+            printed(self.document(other))
+        self.assertIn("4096 x 8192 x 1024", printed("--times", self.document(other)))
+
     def test_goals_of_one_node(self):
         rows = [row("gemm_rs", 2048, 1.0, 0.9, 0.5), row("gemm_rs", 8192, 1.0, 1.2, 0.8), row("gemm_rs", 16384, 1.0, 1.5, 0.91)]
         found = {what: (value, holds) for _, what, value, holds in operator_tables.goals(rows)}

@@ -21,7 +21,8 @@
 #   torch      PyTorch's async-TP, where PyTorch is
 #   sweep_one, sweep_two   by numbers of communication groups and sizes of chunks
 #
-# A table ends it; the exit status is 1 when a step failed or was cut off, 2 when nothing was run. NVLink multicast stays off.
+# A table ends it; the exit status is 1 when a step failed, was cut off, or (of those that test or judge) looked at nothing; 2
+# when nothing was run. NVLink multicast stays off.
 set -u
 
 steps=(cases cases_all delays client fabric gemm memcheck one_node two_nodes across core rails torch sweep_one sweep_two)
@@ -55,7 +56,7 @@ pack() {
   return 0
 }
 
-# Counts of GoogleTest's last lines in a log: "N passed, N failed".
+# What a log says that was looked at: "N passed, N failed", "N rows, N wrong elements", or "nothing".
 counts() {
   python3 - "$@" <<'PYTHON'
 import re, sys
@@ -64,7 +65,8 @@ passed = len(re.findall(r"^\[       OK \] \S+ \(", text, re.M))
 failed = len(set(re.findall(r"^\[  FAILED  \] (\S+?),? .*\(\d+ ms\)", text, re.M)))
 wrong = sum(int(n) for n in re.findall(r"\| (\d+) wrong", text))
 rows = len(re.findall(r"\| \d+ wrong", text))
-print(f"{rows} rows, {wrong} wrong elements" if rows else f"{passed} passed, {failed} failed")
+print(f"{rows} rows, {wrong} wrong elements" if rows else
+      f"{passed} passed, {failed} failed" if passed + failed else "nothing")
 PYTHON
 }
 
@@ -112,7 +114,7 @@ step() {
 }
 
 run() {
-  local out devices word name seconds log status began failed=0 table=()
+  local out devices word name seconds log status began seen failed=0 table=()
   mkdir -p "$1" && out=$(realpath "$1") || return 2
   shift
   for word in "$@"; do
@@ -137,15 +139,18 @@ run() {
     log=$out/$name.log
     began=$SECONDS
     # By SIGKILL: programs that load libfabric catch SIGTERM.
-    timeout -s KILL "${seconds:-0}" bash -c 'step "$@"' step "$devices" "$out" "$name" >"$log" 2>&1
+    timeout -s KILL "${seconds:-0}" bash -o pipefail -c 'step "$@"' step "$devices" "$out" "$name" >"$log" 2>&1
     status=$?
-    case $status in
-      0) word=ok ;;
-      124 | 137) word="cut off after ${seconds:-0} s" ;;
+    seen=$(counts "$log")
+    case $status:$name:$seen in
+      0:core:* | 0:rails:* | 0:torch:* | 0:sweep_*) word=ok ;;
+      0:*:nothing) word="LOOKED AT NOTHING" ;;
+      0:*) word=ok ;;
+      124:* | 137:*) word="cut off after ${seconds:-0} s" ;;
       *) word="FAILED ($status)" ;;
     esac
-    [ $status -eq 0 ] || failed=1
-    table+=("$(printf '%-10s %-22s %5d s  %s' "$name" "$word" $((SECONDS - began)) "$(counts "$log")")")
+    [ "$word" = ok ] || failed=1
+    table+=("$(printf '%-10s %-22s %5d s  %s' "$name" "$word" $((SECONDS - began)) "$seen")")
     grep -E '^\[  FAILED  \]|: error|Failure$|hazard|ERROR SUMMARY: [^0]' "$log" | head -n 12
   done
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
@@ -157,5 +162,5 @@ case ${1:-} in
   pack) [ $# -eq 3 ] && pack "$2" "$3" && exit ;;
   run) [ $# -ge 3 ] && shift && run "$@"; exit ;;
 esac
-sed -n '2,28s/^# \{0,1\}//p' "$0" >&2
+sed -n '2,25s/^# \{0,1\}//p' "$0" >&2
 exit 2

@@ -52,6 +52,20 @@ class Acceptance(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("cut off after 1 s", text)
 
+    def test_a_step_whose_cases_are_all_skipped_fails(self):
+        self.program("client_gpu_test", 'echo "[  SKIPPED ] ClientGpu.Some (0 ms)"')
+        status, text = self.run_steps("client")
+        self.assertEqual(status, 1)
+        self.assertRegex(text, r"client +LOOKED AT NOTHING +\d+ s  nothing")
+
+    def test_a_program_that_fails_into_a_pipe_fails(self):
+        self.program("client_gpu_test", "true")  # something to pack
+        self.assertEqual(self.call(SCRIPT, "pack", self.folder / "build", self.folder / "packed")[0], 0)
+        (self.folder / "packed/torch_async_tp.py").write_text("raise SystemExit(3)\n", encoding="utf-8")
+        status, text = self.call(self.folder / "packed/acceptance.sh", "run", self.folder / "out", "torch")
+        self.assertEqual(status, 1)
+        self.assertRegex(text, r"torch +FAILED \(3\)")
+
     def test_wrong_elements_are_counted(self):
         self.program("operators_bench", 'echo "ag_gemm | 0 wrong, 0.9 of bound"; echo "gemm_rs | 7 wrong, 2.0 of bound"; exit 1')
         status, text = self.run_steps("across", devices="4")

@@ -389,6 +389,11 @@ int run(int argc, char** argv) {
   options.link_bytes_per_s = *link;
   if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
   options.devices = std::min(options.devices, static_cast<int>(options.ranks));
+  if (options.ranks % options.nodes != 0) {
+    fmt::print(stderr, "{} ranks do not divide evenly into {} nodes\n", options.ranks,
+               options.nodes);
+    return 2;
+  }
   const std::uint32_t locals = options.ranks / options.nodes;
   Machine machine;
   if (options.nodes > 1) {
@@ -463,6 +468,8 @@ int run(int argc, char** argv) {
     const Json document = {
         {"bench", "operators_bench"},
         {"command", command},
+        {"checked", fmt::format("every element of the rows up to M {}, float64 on the GPUs",
+                                options.check_up_to)},
         {"gpu", properties.name},
         {"devices", options.devices},
         {"ranks", "of one process, a stream each"},

@@ -108,6 +108,15 @@ void expect_places_of_their_own(const ChunkSteps& steps) {
   }
 }
 
+TEST(GpuGroups, ARoleThatTakesItsChunksTwiceCountsEachTurnsPartsApart) {
+  for (std::uint32_t chunks = 1; chunks <= 2 * cuda::kPartedChunksMax; ++chunks) {
+    std::set<std::uint32_t> places;
+    for (std::uint32_t chunk = 0; chunk < 2 * chunks; ++chunk)
+      places.insert(cuda::place_of_parts(chunk));
+    ASSERT_EQ(cuda::has_places_twice(chunks), places.size() == 2 * chunks) << chunks << " chunks";
+  }
+}
+
 TEST(GpuGroups, StepsAreThePartsOfAllChunksInTheirOrder) {
   for (std::uint32_t chunks = 0; chunks <= 20; ++chunks) {
     for (std::uint32_t head = 0; head <= chunks; ++head) {

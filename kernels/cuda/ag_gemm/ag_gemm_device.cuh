@@ -27,7 +27,7 @@ struct AgGemmOp {
     return group.run(Role::kShare, index, [](Block<Executor>& block) {
       const std::uint32_t chunks = block.gather.schedule.chunks(block.gather.own_rows);
       gather::Sharing sharing{parts_of(block, chunks, block.launch.blocks.share)};
-      sharing.network_first = sharing.parts > 1 && 2 * chunks <= kPartedChunksMax;
+      sharing.network_first = sharing.parts > 1 && has_places_twice(chunks);
       if (!ag_gemm::share(block, sharing)) return false;
       return block.index != 0 || !ends_with_tiles(block.launch) || ag_gemm::await_headers(block);
     });
