@@ -83,7 +83,7 @@ class Block {
   /// made_site.
   template <class Site>
   MK_HOST_DEVICE bool await(const Site& site, const std::uint32_t* flag, std::uint32_t wanted) {
-    if (!wait_flag(executor, control, site, totals.waits, flag, wanted)) return false;
+    if (!agree(wait_flag(executor, control, site, totals.waits, flag, wanted))) return false;
     executor.loads_begin();
     return true;
   }
@@ -162,7 +162,7 @@ class Block {
   }
 
   /// Whether another block has failed. For stretches of work without a wait.
-  MK_HOST_DEVICE bool stopped() const { return shm::load_acquire(control.stop) != 0; }
+  MK_HOST_DEVICE bool stopped() const { return !agree(shm::load_acquire(control.stop) == 0); }
 
   // --- What this block does when; nothing when nobody asked for it ---
 
@@ -183,6 +183,19 @@ class Block {
 
   /// Ends the launch for a reason that the executor has noted.
   MK_HOST_DEVICE void stop() { shm::store_release(control.stop, 1u); }
+
+ private:
+  /// Whether it is so for all threads that run this block. An executor several of whose threads run
+  /// a role together, each with a block of its own, supplies
+  ///     bool agree(bool here);
+  /// for what they see of words that others write; they must go on together.
+  MK_HOST_DEVICE bool agree(bool here) const {
+    if constexpr (requires { executor.agree(here); }) {
+      return executor.agree(here);
+    } else {
+      return here;
+    }
+  }
 };
 
 }  // namespace mk::kernels

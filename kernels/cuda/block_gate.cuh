@@ -7,6 +7,7 @@
 #include <new>
 
 #include "kernels/comm/block.h"
+#include "kernels/cuda/executor_common.cuh"
 #include "kernels/cuda/gemm_policies.cuh"
 #include "kernels/cuda/launch_state.h"
 #include "kernels/cuda/ptx.cuh"
@@ -75,10 +76,7 @@ class GateExecutor {
     ptx::fence_acquired_to_async();
   }
   static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
-  static __device__ bool pause(std::uint32_t attempt) {
-    constexpr std::uint32_t kLooksPerClock = 32;
-    return attempt % kLooksPerClock == kLooksPerClock - 1;
-  }
+  static __device__ bool pause(std::uint32_t attempt) { return look_at_clock(attempt); }
 };
 
 /// In shared memory: these are too large for a loading thread's registers.

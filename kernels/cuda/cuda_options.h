@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/comm/estimate.h"
 #include "kernels/comm/types.h"
@@ -20,6 +21,9 @@ struct CudaOptions {
   std::uint32_t stream_groups = 0;   ///< sums within the node, or hands out this rank's rows
   std::uint32_t send_groups = 0;     ///< a lane each
   std::uint32_t receive_groups = 0;
+  /// AllGather + GEMM on one node: whether rows are shared mainly by a warp of each compute block
+  /// that has nothing else to do, and only besides by groups. Not set: chosen.
+  std::optional<bool> spare_warps;
   /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kNK;

@@ -12,6 +12,7 @@
 #include "kernels/comm/sum_job.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/cuda/bulk_copier.cuh"
+#include "kernels/cuda/executor_common.cuh"
 #include "kernels/cuda/gemm_core.cuh"
 #include "kernels/cuda/launch_state.h"
 #include "kernels/cuda/leader_warp.cuh"
@@ -245,33 +246,21 @@ class LeaderBase {
   static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
   /// The GPU's clock is not the daemon's: no time.
   static __device__ std::uint32_t commit_time_ns() { return 0; }
-  /// A look at a flag takes most of a microsecond, so there is no need to sleep.
-  static __device__ bool pause(std::uint32_t attempt) {
-    constexpr std::uint32_t kLooksPerClock = 32;
-    return attempt % kLooksPerClock == kLooksPerClock - 1;
-  }
+  static __device__ bool pause(std::uint32_t attempt) { return look_at_clock(attempt); }
 
   /// Compute blocks show their tiles one by one, and each that it has none left, to people.
   static __device__ bool counts_done(Role role) { return role != Role::kCompute; }
   __device__ bool last_done(Role role, std::uint32_t count) {
     return last_of(&state_.roles_done[static_cast<std::uint32_t>(role)], count);
   }
-  /// The parts are groups of this GPU, each of which has seen its own stores done.
   __device__ bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts) {
-    return last_of(&state_.parts_done[role == Role::kReceive ? 1 : 0][place_of_parts(chunk)],
-                   parts);
+    return count_part(state_, role, chunk, parts);
   }
 
  protected:
   __device__ void end_warp() { warp_.end(); }
 
  private:
-  static __device__ bool last_of(std::uint32_t* done, std::uint32_t count) {
-    if (ptx::fetch_add_gpu(done, 1) + 1 != count) return false;
-    shm::store_relaxed(done, 0u);  // for the next launch
-    return true;
-  }
-
   LeaderWarp& warp_;
   DeviceState& state_;
 };

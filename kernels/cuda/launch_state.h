@@ -100,6 +100,9 @@ struct FrameArguments {
   std::uint32_t pollers =
       0;  ///< 1: the first group after the compute blocks polls the host's words
   std::uint32_t comm_blocks = 0;
+  /// So many of the compute blocks, the first ones, share rows by their spare warp, too: they are
+  /// the last blocks of the share role, in the sense of comm/block.h. 0 or all.
+  std::uint32_t spare_sharers = 0;
 };
 
 /// Groups of a launch but the poller.

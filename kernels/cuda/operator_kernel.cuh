@@ -28,6 +28,9 @@
 ///       static bool ends_with_tiles(const Launch&);    compute blocks then have nothing to do; the
 ///                                                      gate goes by waits_done()
 ///       static bool after_tiles(Group<Op>&);           each group of a compute block, if not
+///       static void beside(const OperatorParams<Op>&, const Gate::Shared&);
+///                                                      if it has it: all lanes of the spare warp
+///                                                      of a block that computes tiles
 ///     };
 #pragma once
 
@@ -94,7 +97,8 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
   constexpr bool kHasRecords = Op::kStreams != Role::kShare;
   if (kHasRecords && index == 0 && group.launch.context.world.locals > 1 && !group.announce())
     return;
-  const std::uint32_t streams = Op::kStreams == Role::kShare ? blocks.share : blocks.reduce;
+  const std::uint32_t streams =
+      Op::kStreams == Role::kShare ? blocks.share - group.frame.spare_sharers : blocks.reduce;
   if (index < blocks.send) return send(group, index);
   index -= blocks.send;
   if (index < blocks.receive) {
@@ -325,7 +329,11 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   if (blockIdx.x < compute || (Op::kHelps && may_help(params))) {
     if (threadIdx.x == 0) shared.gate.begin(epoch);
     __syncthreads();
-    gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x), static_cast<int>(compute));
+    const auto beside = [&] {
+      if constexpr (requires { Op::beside(params, shared.gate); }) Op::beside(params, shared.gate);
+    };
+    gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x), static_cast<int>(compute),
+                      beside);
     // Only when every math warp has the core's registers: an io warp that has nothing to do there
     // would take back what they still wait for, and the block would stand still for ever.
     __syncthreads();

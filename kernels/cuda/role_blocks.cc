@@ -35,18 +35,20 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
   blocks = RoleBlocks{};
   blocks.send = count(needs.send, options.send_groups, 1);
   blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups);
-  std::uint32_t streams =
-      count(needs.stream, options.stream_groups, needs.stream_groups, needs.stream_least);
+  std::uint32_t streams = needs.spare_streams ? count(needs.stream, options.stream_groups, 1)
+                                              : count(needs.stream, options.stream_groups,
+                                                      needs.stream_groups, needs.stream_least);
   frame.comm_blocks =
       div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
   if (needs.stream && options.stream_groups == 0) {
     streams = frame.comm_blocks * kGroupsOfBlock - frame.pollers - blocks.send - blocks.receive;
   }
-  blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
-  blocks.share = needs.streams == Role::kShare ? streams : 0;
   const std::uint32_t rest = share > frame.comm_blocks ? share - frame.comm_blocks : 0;
   blocks.compute =
       options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kBlocksMax);
+  frame.spare_sharers = needs.stream && needs.spare_streams ? blocks.compute : 0;
+  blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
+  blocks.share = needs.streams == Role::kShare ? streams + frame.spare_sharers : 0;
   if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||
       blocks.receive > kBlocksMax || blocks.compute + frame.comm_blocks > share) {
     return fail(ErrorCode::kLimitExceeded,

@@ -24,6 +24,9 @@ struct GroupNeeds {
   std::uint32_t stream_groups = 24;
   std::uint32_t stream_least = 0;
   std::uint32_t receive_groups = 6;
+  /// The compute blocks' spare warps stream, too (FrameArguments::spare_sharers): by default only
+  /// one block of groups does it besides.
+  bool spare_streams = false;
 };
 /// Of an operator that sums; within one node by `groups` groups of a whole GPU besides those of the
 /// compute blocks, which join when they have no tiles left.

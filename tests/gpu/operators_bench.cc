@@ -6,7 +6,8 @@
 ///                     [--nodes 2 [--mkerneld PROGRAM] [--link-bandwidth 50GB/s]
 ///                      [--piece BYTES]...]
 ///                     [--shape MxNxK]... [--launches L] [--streams G]... [--chunk BYTES]...
-///                     [--receive G]... [--compute B] [--check-up-to M] [--json FILE]
+///                     [--receive G]... [--compute B] [--spare on|off] [--check-up-to M]
+///                     [--json FILE]
 ///
 /// N and K are each rank's: AG+GEMM: B_r is [K, N]; the other two: A_r is [M, K]. All ranks' work
 /// of one launch is held until all of it is queued, so that it begins together; a launch's time is
@@ -16,7 +17,9 @@
 /// that share a GPU) over the paced loopback fabric, it is unfused.h's, in pieces of each --piece
 /// (the fastest counts; several ranks of a node that share GPUs have none). `unfused` is the
 /// operator's own unfused form. Several --streams, --chunk or --receive: fused with each, the other
-/// sides with the first. Results are checked, every element, up to M rows (8192).
+/// sides with the first. --spare: whether the rows of AG+GEMM are shared by the compute blocks'
+/// spare warps (CudaOptions::spare_warps), where the operator does not choose. Results are checked,
+/// every element, up to M rows (8192).
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -326,7 +329,7 @@ int usage() {
       "operators_bench [--op ag_gemm|gemm_rs|gemm_ar]... [--devices D] [--ranks R] [--nodes 2 "
       "[--mkerneld PROGRAM] [--link-bandwidth 50GB/s] [--piece BYTES]...] [--shape MxNxK]... "
       "[--launches L] [--streams G]... [--chunk BYTES]... [--receive G]... [--compute B] "
-      "[--check-up-to M] [--json FILE]\n");
+      "[--spare on|off] [--check-up-to M] [--json FILE]\n");
   return 2;
 }
 
@@ -365,6 +368,9 @@ int run(int argc, char** argv) {
       options.streams.push_back(number());
     } else if (argument == "--compute") {
       options.cuda.compute_blocks = number();
+    } else if (argument == "--spare") {
+      if (value != "on" && value != "off") return usage();
+      options.cuda.spare_warps = value == "on";
     } else if (argument == "--chunk") {
       options.chunks.push_back(number());
     } else if (argument == "--check-up-to") {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace mk::kernels {
@@ -83,6 +84,39 @@ TEST(RoleBlocks, SumsForTheNetworkKeepPaceWithARailWhateverTheShare) {
     ASSERT_TRUE(within_one.status) << within_one.status.error().message;
     EXPECT_LT(within_one.blocks.reduce, 12 / ranks + 1 + kGroupsOfBlock) << ranks;
   }
+}
+
+// One block of groups besides (they check and announce), all other SMs have tiles, and each of
+// those blocks counts as one that shares.
+TEST(RoleBlocks, SpareWarpsShareBesideOneBlockOfGroups) {
+  GroupNeeds needs;
+  needs.streams = Role::kShare;
+  needs.stream = true;
+  needs.stream_groups = 48;
+  needs.spare_streams = true;
+  for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
+    const Chosen chosen = choose(needs, shared_by(ranks));
+    ASSERT_TRUE(chosen.status) << chosen.status.error().message;
+    const std::uint32_t share = kDevice / ranks;
+    EXPECT_EQ(chosen.frame.comm_blocks, 1u);
+    EXPECT_EQ(chosen.blocks.compute, std::min(share - 1, kBlocksMax));
+    EXPECT_EQ(chosen.frame.spare_sharers, chosen.blocks.compute);
+    EXPECT_EQ(chosen.blocks.share, kGroupsOfBlock - 1 + chosen.blocks.compute);
+  }
+  CudaOptions options;
+  options.stream_groups = 5;
+  options.compute_blocks = 17;
+  const Chosen asked = choose(needs, options);
+  ASSERT_TRUE(asked.status) << asked.status.error().message;
+  EXPECT_EQ(asked.frame.comm_blocks, 2u);
+  EXPECT_EQ(asked.frame.spare_sharers, 17u);
+  EXPECT_EQ(asked.blocks.share, 5u + 17u);
+  // Whoever has nobody to share with has nobody who shares.
+  needs.stream = false;
+  const Chosen alone = choose(needs, {});
+  ASSERT_TRUE(alone.status) << alone.status.error().message;
+  EXPECT_EQ(alone.frame.spare_sharers, 0u);
+  EXPECT_EQ(alone.blocks.share, 0u);
 }
 
 TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {

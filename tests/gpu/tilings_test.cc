@@ -73,6 +73,50 @@ TEST(AgGemmTiling, ShortTilesWhereOnlyTheLastOnesCountWholeOnesWhereThereAreMany
   }
 }
 
+struct Sharing {
+  std::uint32_t nodes, locals;
+  Shape max;
+  double local_bytes_per_s;
+  bool by_spare_warps;
+};
+
+// Beside long narrow products, where groups would keep SMs from the last turn of tiles; not beside
+// wide or short ones, nor where the rows take longer than the product.
+TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
+  const Sharing cases[] = {
+      {1, 2, {16384, 2048, 16384}, 0, true},
+      {1, 2, {32768, 2048, 8192}, 0, true},
+      {1, 4, {16384, 2816, 16384}, 0, true},
+      {1, 8, {16384, 2048, 16384}, 400e9, true},
+      // Wide.
+      {1, 2, {16384, 7168, 8192}, 0, false},
+      {1, 2, {32768, 4096, 32768}, 0, false},
+      // Short.
+      {1, 2, {2048, 256, 2048}, 0, false},
+      {1, 2, {8192, 1024, 8192}, 0, false},
+      {1, 2, {2048, 2048, 16384}, 0, false},
+      // The rows would come late.
+      {1, 2, {32768, 1024, 16384}, 0, false},
+      {1, 2, {16384, 2048, 16384}, 150e9, false},
+      {1, 4, {16384, 2048, 16384}, 0, false},
+      {1, 8, {16384, 2048, 16384}, 0, false},
+      // Nobody to share with, or a network, too.
+      {1, 1, {16384, 2048, 16384}, 0, false},
+      {2, 1, {16384, 2048, 16384}, 0, false},
+      {2, 2, {16384, 2048, 16384}, 0, false},
+  };
+  for (const Sharing& one : cases) {
+    SCOPED_TRACE(text({one.nodes, one.locals, one.max, 0, 0}));
+    MachineRates rates;
+    rates.local_bytes_per_s = one.local_bytes_per_s;
+    const Result<AgGemmPlan> plan =
+        AgGemmPlan::make(one.nodes, one.locals, one.max, DType::kBf16,
+                         ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocks, rates));
+    ASSERT_TRUE(plan) << plan.error().message;
+    EXPECT_EQ(ag_gemm_spare_warps_share(*plan, rates), one.by_spare_warps);
+  }
+}
+
 // A kernel is compiled for each of these widths, for 64 columns only of AllGather + GEMM; and what
 // is chosen makes a plan.
 TEST(Tilings, AreWhatKernelsAreCompiledForAndPlansTake) {

@@ -69,6 +69,21 @@ std::uint32_t share_groups(std::uint32_t nodes, const Shape& max) {
 
 }  // namespace
 
+bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates) {
+  if (plan.nodes > 1 || plan.locals == 1) return false;
+  // Groups are a little quicker beside wider products, and beside short ones by far.
+  if (plan.max.n >= kNarrow || plan.tile_n != cuda::kTileColumnsMax) return false;
+  const std::uint64_t tiles =
+      cuda::sharded_row_tiles(plan.max.m, plan.locals) * div_up(plan.max.n, plan.tile_n);
+  if (tiles <= cuda::kFewTiles) return false;
+  // The rows are to be there well before the last tiles. Both times are of m k / locals elements.
+  constexpr double kWithin = 0.75;
+  const MachineRates gpu = cuda::gpu_rates(rates, kBlocksMax);
+  const double share = kElementBytes * (plan.locals - 1.0) / gpu.local_bytes_per_s;
+  const double product = 2.0 * plan.locals * plan.max.n / gpu.flops_per_s;
+  return share <= kWithin * product;
+}
+
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks, const MachineRates& rates) {
   const bool waits = network_bound(nodes, locals, max.n, cuda::gpu_rates(rates, blocks));
@@ -111,6 +126,10 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   needs.receive = of.nodes > 1 && of.locals > 1;
   needs.stream_groups = share_groups(of.nodes, plan_.max);
   needs.receive_groups = is_small(plan_.max) ? 36 : 12;
+  // Of ranks that share a GPU it has not been measured; and who names groups wants groups.
+  const bool spare = options.ranks_per_device == 1 && options.stream_groups == 0 &&
+                     ag_gemm_spare_warps_share(plan_, options.rates);
+  needs.spare_streams = of.nodes == 1 && options.spare_warps.value_or(spare);
   const FlagMap flags{of.nodes, plan_.gather.banks, plan_.gather.chunks_max};
   return OperatorBase::start(context, options, needs, flags, cuda::kAgGemmKernels);
 }

@@ -22,6 +22,12 @@ namespace mk::kernels {
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks, const MachineRates& rates);
 
+/// Whether the rows of a plan of one node are shared mainly by the compute blocks' spare warps (see
+/// CudaOptions::spare_warps), where its ranks have a GPU each: of products that have many whole
+/// tiles and take longer than these warps do, by `rates`. No SM is then kept from the product,
+/// which would cost it a turn of tiles.
+bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates);
+
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.

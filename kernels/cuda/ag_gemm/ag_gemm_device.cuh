@@ -5,6 +5,7 @@
 
 #include "kernels/ag_gemm/roles.h"
 #include "kernels/cuda/ag_gemm/ag_gemm_seams.cuh"
+#include "kernels/cuda/copy_warp.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
 
 namespace mk::kernels::cuda {
@@ -25,12 +26,33 @@ struct AgGemmOp {
 
   static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index) {
     return group.run(Role::kShare, index, [](Block<Executor>& block) {
-      const std::uint32_t chunks = block.gather.schedule.chunks(block.gather.own_rows);
-      gather::Sharing sharing{parts_of(block, chunks, block.launch.blocks.share)};
-      sharing.network_first = sharing.parts > 1 && has_places_twice(chunks);
-      if (!ag_gemm::share(block, sharing)) return false;
+      if (!share(block)) return false;
       return block.index != 0 || !ends_with_tiles(block.launch) || ag_gemm::await_headers(block);
     });
+  }
+  /// Shares rows like the groups that do.
+  static __device__ __forceinline__ void beside(const OperatorParams<AgGemmOp>& params,
+                                                const typename Gate::Shared& gate) {
+    const std::uint32_t sharers = params.frame.spare_sharers;
+    if (blockIdx.x >= sharers) return;
+    ptx::may_dawdle();
+    const AgGemmLaunch& launch = gate.launch();
+    CopyWarp warp(*params.frame.state);
+    BlockTotals totals;
+    // In memory, not in an io thread's few registers.
+    alignas(Block<CopyWarp>) unsigned char bytes[sizeof(Block<CopyWarp>)];
+    unsigned char* place = bytes;
+    asm("" : "+l"(place));
+    share(*new (place) Block<CopyWarp>(warp, launch, Role::kShare,
+                                       launch.blocks.share - sharers + blockIdx.x, totals));
+    if (threadIdx.x % 32 == 0) account_for(*params.frame.state, launch.epoch, Role::kShare, totals);
+  }
+  template <class AnyExecutor>
+  static __device__ bool share(Block<AnyExecutor>& block) {
+    const std::uint32_t chunks = block.gather.schedule.chunks(block.gather.own_rows);
+    gather::Sharing sharing{parts_of(block, chunks, block.launch.blocks.share)};
+    sharing.network_first = sharing.parts > 1 && has_places_twice(chunks);
+    return ag_gemm::share(block, sharing);
   }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }
   static __device__ bool receive(Group<AgGemmOp>& /*group*/, Block<Executor>& block) {
@@ -40,7 +62,8 @@ struct AgGemmOp {
     const std::uint32_t chunks = schedule.chunks(rows) * (block.world.nodes - 1);
     return ag_gemm::receive(block, parts_of(block, chunks, block.launch.blocks.receive));
   }
-  static __device__ std::uint32_t parts_of(const Block<Executor>& block, std::uint32_t chunks,
+  template <class AnyExecutor>
+  static __device__ std::uint32_t parts_of(const Block<AnyExecutor>& block, std::uint32_t chunks,
                                            std::uint32_t groups) {
     return copy_parts(chunks, block.gather.schedule.geometry().chunk_bytes, groups,
                       block.world.nodes > 1, block.world.locals - 1);
