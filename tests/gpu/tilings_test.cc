@@ -95,6 +95,7 @@ TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
       {1, 2, {2048, 256, 2048}, 0, false},
       {1, 2, {8192, 1024, 8192}, 0, false},
       {1, 2, {2048, 2048, 16384}, 0, false},
+      {1, 2, {8192, 2560, 8192}, 0, false},
       // The rows would come late.
       {1, 2, {32768, 1024, 16384}, 0, false},
       {1, 2, {16384, 2048, 16384}, 150e9, false},
