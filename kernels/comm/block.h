@@ -32,6 +32,13 @@ class Block {
     executor.first_missing(0u, 0u, 0u, flag);
   };
 
+  /// Whether several threads run the block together: each has a block of its own, asks itself the
+  /// same questions, and the executor supplies
+  ///     bool agree(bool here);
+  /// whether it is so for all of them, for what they see of words that others write (`await`,
+  /// `await_each`, `stopped`); they must go on together.
+  static constexpr bool kTogether = requires(Executor & executor) { executor.agree(true); };
+
   MK_HOST_DEVICE Block(Executor& executor_in, const WaitControl& control_in, BlockTotals& totals_in,
                        Role role_in, std::uint32_t index_in, std::uint32_t epoch_in)
       : executor(executor_in),
@@ -107,6 +114,7 @@ class Block {
   MK_HOST_DEVICE std::uint32_t await_run(std::uint32_t begin, std::uint32_t least,
                                          std::uint32_t end, std::uint32_t wanted, Flag&& flag,
                                          SiteOf&& site_of) {
+    static_assert(!kTogether, "what they see is not put to the vote here");
     std::uint32_t missing = begin;
     while (missing < least) {
       const std::uint32_t first = missing;
@@ -185,12 +193,8 @@ class Block {
   MK_HOST_DEVICE void stop() { shm::store_release(control.stop, 1u); }
 
  private:
-  /// Whether it is so for all threads that run this block. An executor several of whose threads run
-  /// a role together, each with a block of its own, supplies
-  ///     bool agree(bool here);
-  /// for what they see of words that others write; they must go on together.
   MK_HOST_DEVICE bool agree(bool here) const {
-    if constexpr (requires { executor.agree(here); }) {
+    if constexpr (kTogether) {
       return executor.agree(here);
     } else {
       return here;

@@ -24,7 +24,8 @@ struct LaunchStats {
   Mode mode = Mode::kFused;  ///< as run
   Estimate estimate;         ///< before it ran; 0: none was made
   std::uint64_t total_ns = 0;
-  std::uint64_t gemm_ns = 0;        ///< from the start until this rank's last tile was stored
+  std::uint64_t gemm_ns = 0;  ///< from the start until this rank's last tile was stored (or its
+                              ///< compute blocks had shared its rows, if that took longer)
   std::uint64_t network_bytes = 0;  ///< payload this rank sent to rail peers
   std::uint64_t commands = 0;       ///< commands it wrote, flag-only ones included
   RoleStats roles[kRoles] = {};     ///< by Role

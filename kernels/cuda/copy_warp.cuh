@@ -1,9 +1,9 @@
 /// \file
-/// A warp that copies by its own loads and stores: an executor of the roles that only copy within a
-/// node (gather::share) for a warp which has nothing else to do and no shared memory to copy
-/// through, as a compute block's io warpgroup has one. All its lanes run the role, together: each
-/// asks itself the same questions, gets the same answers (`agree`), and stores the same flags; only
-/// of a copy each has its own share.
+/// A warp that copies by its own loads and stores: the executor of gather::share for a warp which
+/// has nothing else to do and no shared memory to copy through, as a compute block's io warpgroup
+/// has one. All its lanes run the role together (Block::kTogether): each asks itself the same
+/// questions, gets the same answers (`agree`), and stores the same flags; only of a copy each has
+/// its own share.
 #pragma once
 
 #include <cstdint>

@@ -26,11 +26,6 @@ cudaError_t prepare_gemm() {
 template <class Config, class Order, class Gate, class Store>
 cudaError_t launch_gemm(const GemmParams<Order, Gate, Store>& params, int workers,
                         cudaStream_t stream) {
-  if constexpr (Config::kCluster == 1) {
-    gemm_kernel<Config, Order, Gate, Store>
-        <<<workers, Config::kThreads, sizeof(SharedOf<Config, Gate, Store>), stream>>>(params);
-    return cudaGetLastError();
-  }
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {Config::kCluster, 1, 1};
@@ -40,7 +35,7 @@ cudaError_t launch_gemm(const GemmParams<Order, Gate, Store>& params, int worker
   config.dynamicSmemBytes = sizeof(SharedOf<Config, Gate, Store>);
   config.stream = stream;
   config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.numAttrs = Config::kCluster > 1 ? 1 : 0;
   return cudaLaunchKernelEx(&config, gemm_kernel<Config, Order, Gate, Store>, params);
 }
 

@@ -41,6 +41,8 @@ class OperatorBase {
   }
   const PlanType& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
+  /// Of the share role's blocks those that are a compute block's spare warp.
+  std::uint32_t spare_sharers() const { return arguments_.frame.spare_sharers; }
   /// How far a launch has come that does not end: for people.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 

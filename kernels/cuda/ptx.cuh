@@ -133,12 +133,12 @@ __device__ __forceinline__ void add_relaxed_gpu(std::uint64_t* word, std::uint64
 __device__ __forceinline__ void max_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
-/// Begins to bring a word of global memory into this SM's cache, where an ordinary load finds it.
-/// Brings a run of bytes, a multiple of 16 of them at such an address, into L2. One thread.
+/// Begins to bring a run of bytes, a multiple of 16 of them, not none, at such an address, into L2.
+/// One thread.
 __device__ __forceinline__ void prefetch_run(const void* run, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(run), "r"(bytes) : "memory");
 }
-
+/// Begins to bring a word of global memory into this SM's cache, where an ordinary load finds it.
 __device__ __forceinline__ void prefetch_word(const std::uint64_t* word) {
   asm volatile("{\n.reg .b64 unused;\nld.global.ca.b64 unused, [%0];\n}" ::"l"(word) : "memory");
 }

@@ -51,6 +51,7 @@ class AgGemmRank : public RankOperator {
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+  std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
   std::string progress() const override { return op_->progress(); }
   void* input() const override { return op_->input(); }
 
@@ -71,6 +72,7 @@ class SumRank : public RankOperator {
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+  std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
   std::string progress() const override { return op_->progress(); }
   const void* output() const override {
     if constexpr (requires { op_->output(); }) {

@@ -59,6 +59,7 @@ class RankOperator {
   virtual Status status() const = 0;
   virtual Result<kernels::LaunchStats> finish(cudaStream_t stream) = 0;
   virtual const kernels::RoleBlocks& blocks() const = 0;
+  virtual std::uint32_t spare_sharers() const = 0;
   virtual std::string progress() const = 0;
   /// In the workspace, GEMM+AR's C and AG+GEMM's A.
   virtual const void* output() const { return nullptr; }

@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "daemon/config/units.h"
+#include "tests/gpu/bound.h"
 #include "tests/gpu/daemon_nodes.h"
 #include "tests/gpu/nccl.h"
 #include "tests/gpu/operator_ranks.h"
@@ -44,6 +45,8 @@
 
 namespace {
 
+using mk::test::Bound;
+using mk::test::bound_of;
 using mk::test::DaemonNodes;
 using mk::test::Job;
 using mk::test::JobSetup;
@@ -98,33 +101,6 @@ struct Variant {
   std::uint32_t receives;
   bool alone;  ///< without the other sides
 };
-
-/// What no launch is faster than, in microseconds, as the slowest of three: cuBLAS as measured, the
-/// links at their pace, and what an SM's stores reach over NVLink with all of them at it.
-struct Bound {
-  double network_us = 0;
-  double nvlink_us = 0;
-};
-Bound bound_of(const JobSetup& setup, double link_bytes_per_s) {
-  constexpr double kNvlinkBytesPerS = 389e9;
-  const bool gathers = setup.op == Op::kAgGemm;
-  const double bytes = 2.0 * setup.m * (gathers ? setup.k[0] : setup.n);
-  const double world = setup.world();
-  const double locals = setup.locals;
-  const double nodes = setup.nodes;
-  Bound bound;
-  // A gather: every shard but the own rail's comes from a neighbour; sums: all partials but the
-  // owner's go to it, and the whole result but the own part comes back.
-  double over_nvlink = (locals - 1) / locals * bytes;
-  double over_network = (nodes - 1) / world * bytes;
-  if (setup.op == Op::kGemmAr) {
-    over_nvlink *= 2;
-    over_network = (nodes - 1) / locals * bytes;
-  }
-  bound.nvlink_us = over_nvlink / kNvlinkBytesPerS * 1e6;
-  if (nodes > 1 && link_bytes_per_s > 0) bound.network_us = over_network / link_bytes_per_s * 1e6;
-  return bound;
-}
 
 /// One operator at one shape; false: something was wrong.
 bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant& variant,
@@ -274,7 +250,8 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
                                                      : std::max(bound.network_us, bound.nvlink_us));
   const double flops = 2.0 * shape.m * shape.n * shape.k;
   const auto& blocks = job.op(0).blocks();
-  const std::uint32_t streams = std::max(blocks.reduce, blocks.share);
+  const std::uint32_t spare = job.op(0).spare_sharers();
+  const std::uint32_t streams = std::max(blocks.reduce, blocks.share - spare);
   fmt::print("{} {}x{} {:5} {:5} {:5} s{:<3} r{:<3} c{:<4}: fused {:8.1f}", name(op), options.nodes,
              setup.locals, shape.m, shape.n, shape.k, streams, blocks.receive,
              variant.chunk_bytes >> 10, fused_us);
@@ -301,6 +278,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
               {"k_per_rank", shape.k},
               {"compute_blocks", blocks.compute},
               {"stream_groups", streams},
+              {"spare_warps", spare},
               {"receive_groups", blocks.receive},
               {"chunk_bytes", variant.chunk_bytes}};
   for (const char* what : {"fused", "in_place", "unfused", "products", "collective", "baseline"}) {

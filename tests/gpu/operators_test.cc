@@ -60,6 +60,7 @@ class Operators : public testing::TestWithParam<World> {
     setup.n = n;
     setup.k.assign(world(), k);
     setup.options.wait_timeout = 5s;
+    setup.options.spare_warps = random_() % 2 == 0;  // AG+GEMM: both ways to share rows
     setup.in_workspace = random_() % 2 == 0;
     return setup;
   }
@@ -132,7 +133,6 @@ TEST_P(Operators, EveryElementOfManyShapes) {
     if (sums() && shape.k == kLongK) with.k[0] = 40;
     with.gathers = !sums() && random_() % 2 == 0;
     with.options.stream_groups = random_() % 2 * 3;  // GEMM+RS: who sums a rank's own tiles
-    with.options.spare_warps = shape.m % 16 == 0;    // AG+GEMM: both ways to share rows
     Job job(with);
     if (job.proxy() != nullptr) job.proxy()->dawdle(true);
     check(job, shape.m, Mode::kFused);
@@ -165,7 +165,6 @@ TEST_P(Operators, EdgesOfEverything) {
     JobSetup with = setup(edge.m, edge.n, edge.k);
     with.tiling = edge.tiling;
     with.options.stream_groups = random_() % 2 * 3;
-    with.options.spare_warps = random_() % 2 == 0;
     Job job(with);
     for (const std::uint32_t m : {1u, 2u, 3u, 7u, 8u, 16u, 17u, edge.m / 2, edge.m - 1, edge.m}) {
       if (m == 0 || m > edge.m) continue;
@@ -186,7 +185,6 @@ TEST_P(Operators, SmallShapes) {
     with.options.wait_timeout = 20s;
     with.gathers = !sums();
     with.options.stream_groups = shape.n == 264 ? 3 : 0;  // GEMM+RS: both ways to sum
-    with.options.spare_warps = shape.n == 264;            // AG+GEMM: both ways to share rows
     Job job(with);
     check(job, shape.m, Mode::kFused);
     check(job, shape.m, Mode::kUnfused);

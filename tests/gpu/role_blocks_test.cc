@@ -86,8 +86,8 @@ TEST(RoleBlocks, SumsForTheNetworkKeepPaceWithARailWhateverTheShare) {
   }
 }
 
-// One block of groups besides (they check and announce), all other SMs have tiles, and each of
-// those blocks counts as one that shares.
+// One block of groups besides, as many compute blocks as there may be, and each of those counts as
+// one that shares.
 TEST(RoleBlocks, SpareWarpsShareBesideOneBlockOfGroups) {
   GroupNeeds needs;
   needs.streams = Role::kShare;

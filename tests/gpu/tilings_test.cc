@@ -85,9 +85,8 @@ struct Sharing {
 TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
   const Sharing cases[] = {
       {1, 2, {16384, 2048, 16384}, 0, true},
-      {1, 2, {32768, 2048, 8192}, 0, true},
-      {1, 4, {16384, 2816, 16384}, 0, true},
-      {1, 8, {16384, 2048, 16384}, 400e9, true},
+      {1, 2, {16384, 2048, 16384}, 400e9, true},
+      {1, 2, {32768, 2816, 8192}, 0, true},
       // Wide.
       {1, 2, {16384, 7168, 8192}, 0, false},
       {1, 2, {32768, 4096, 32768}, 0, false},
@@ -99,8 +98,10 @@ TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
       // The rows would come late.
       {1, 2, {32768, 1024, 16384}, 0, false},
       {1, 2, {16384, 2048, 16384}, 150e9, false},
-      {1, 4, {16384, 2048, 16384}, 0, false},
+      {1, 2, {16384, 1536, 16384}, 0, false},
+      {1, 4, {16384, 2816, 16384}, 0, false},
       {1, 8, {16384, 2048, 16384}, 0, false},
+      {1, 8, {16384, 2048, 16384}, 400e9, false},
       // Nobody to share with, or a network, too.
       {1, 1, {16384, 2048, 16384}, 0, false},
       {2, 1, {16384, 2048, 16384}, 0, false},
@@ -116,6 +117,11 @@ TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
     ASSERT_TRUE(plan) << plan.error().message;
     EXPECT_EQ(ag_gemm_spare_warps_share(*plan, rates), one.by_spare_warps);
   }
+  // Whole tiles by the caller's wish, of a short product.
+  const Result<AgGemmPlan> few =
+      AgGemmPlan::make(1, 2, {2048, 2048, 16384}, DType::kBf16, Tiling{128, 256, 1 << 17});
+  ASSERT_TRUE(few) << few.error().message;
+  EXPECT_FALSE(ag_gemm_spare_warps_share(*few, {}));
 }
 
 // A kernel is compiled for each of these widths, for 64 columns only of AllGather + GEMM; and what

@@ -71,13 +71,17 @@ std::uint32_t share_groups(std::uint32_t nodes, const Shape& max) {
 
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates) {
   if (plan.nodes > 1 || plan.locals == 1) return false;
-  // Groups are a little quicker beside wider products, and beside short ones by far: tiles of so
-  // few columns are whole only where there are many (tile_columns).
+  // Groups are a little quicker beside wider products, and beside short ones by far.
   if (plan.max.n >= kNarrow || plan.tile_n != cuda::kTileColumnsMax) return false;
+  const std::uint64_t tiles =
+      cuda::sharded_row_tiles(plan.max.m, plan.locals) * div_up(plan.max.n, plan.tile_n);
+  if (tiles <= cuda::kFewTiles) return false;
   // The rows are to be there well before the last tiles. Both times are of m k / locals elements.
   constexpr double kWithin = 0.75;
+  constexpr double kSpareBytes = 220e9;  // per second, written to one peer
   const MachineRates gpu = cuda::gpu_rates(rates, kBlocksMax);
-  const double share = kElementBytes * (plan.locals - 1.0) / gpu.local_bytes_per_s;
+  const double bytes_per_s = std::min(gpu.local_bytes_per_s, kSpareBytes);
+  const double share = kElementBytes * (plan.locals - 1.0) / bytes_per_s;
   const double product = 2.0 * plan.locals * plan.max.n / gpu.flops_per_s;
   return share <= kWithin * product;
 }

@@ -24,8 +24,8 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
 
 /// Whether the rows of a plan of one node are shared mainly by the compute blocks' spare warps (see
 /// CudaOptions::spare_warps), where its ranks have a GPU each: of products that have many whole
-/// tiles and take longer than these warps do, by `rates`. No SM is then kept from the product,
-/// which would cost it a turn of tiles.
+/// tiles and take longer than these warps do, by `rates`. Only one SM is then kept from the
+/// product, where groups would take so many that it needs a turn of tiles more.
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
