@@ -57,42 +57,39 @@ struct AgreeTest : ::testing::Test {
     control.record = &record;
     control.timeout_ns = 20;
   }
-  /// What each thread is answered when its own flag (there is one for each here, to have them see
-  /// different things) shows the epoch after so many pauses.
-  std::array<bool, kThreads> await(const std::array<std::uint64_t, kThreads>& shows_at) {
+  /// `run(i, votes)` of each thread, and what it is answered.
+  template <class Run>
+  static std::array<bool, kThreads> together(Run&& run) {
     Votes votes;
-    std::array<std::uint32_t, kThreads> flags{};
     std::array<bool, kThreads> answers{};
     std::vector<std::thread> threads;
-    for (std::size_t i = 0; i < kThreads; ++i) {
-      threads.emplace_back([&, i] {
-        Together executor{votes, &flags[i], shows_at[i]};
-        BlockTotals totals;
-        Block<Together> block(executor, control, totals, Role::kShare, 0, kEpoch);
-        answers[i] = block.await(block.site(FlagKind::kFinished, 1, 2, 3, 0), &flags[i], kEpoch);
-      });
-    }
+    for (std::size_t i = 0; i < kThreads; ++i)
+      threads.emplace_back([&, i] { answers[i] = run(i, votes); });
     for (std::thread& thread : threads) thread.join();
     return answers;
   }
+  /// What each thread is answered when its own flag (there is one for each here, to have them see
+  /// different things) shows the epoch after so many pauses.
+  std::array<bool, kThreads> await(const std::array<std::uint64_t, kThreads>& shows_at) {
+    std::array<std::uint32_t, kThreads> flags{};
+    return together([&](std::size_t i, Votes& votes) {
+      Together executor{votes, &flags[i], shows_at[i]};
+      BlockTotals totals;
+      Block<Together> block(executor, control, totals, Role::kShare, 0, kEpoch);
+      return block.await(block.site(FlagKind::kFinished, 1, 2, 3, 0), &flags[i], kEpoch);
+    });
+  }
   /// What each thread is answered whether the launch has failed, when `failed[i]` is what it sees.
   std::array<bool, kThreads> stopped(const std::array<bool, kThreads>& failed) {
-    Votes votes;
-    std::array<bool, kThreads> answers{};
-    std::vector<std::thread> threads;
-    for (std::size_t i = 0; i < kThreads; ++i) {
-      threads.emplace_back([&, i] {
-        std::uint32_t word = failed[i] ? 1 : 0;
-        WaitControl own = control;
-        own.stop = &word;
-        Together executor{votes, nullptr, 0};
-        BlockTotals totals;
-        const Block<Together> block(executor, own, totals, Role::kShare, 0, kEpoch);
-        answers[i] = block.stopped();
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return answers;
+    return together([&](std::size_t i, Votes& votes) {
+      std::uint32_t word = failed[i] ? 1 : 0;
+      WaitControl own = control;
+      own.stop = &word;
+      Together executor{votes, nullptr, 0};
+      BlockTotals totals;
+      const Block<Together> block(executor, own, totals, Role::kShare, 0, kEpoch);
+      return block.stopped();
+    });
   }
 
   WaitControl control;
