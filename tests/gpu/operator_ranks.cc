@@ -35,18 +35,19 @@ void allow_access(int from, int to) {
   }
 }
 
-/// Leading dimensions without gaps.
+/// Leading dimensions.
 struct Strides {
   std::uint64_t a, b, c;
 };
 
 class AgGemmRank : public RankOperator {
  public:
-  AgGemmRank(std::unique_ptr<kernels::AgGemmCuda> op, Strides strides)
-      : op_(std::move(op)), strides_(strides) {}
+  AgGemmRank(std::unique_ptr<kernels::AgGemmCuda> op, Strides strides, std::uint64_t k)
+      : op_(std::move(op)), strides_(strides), k_(k) {}
   Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* gathered,
                 std::uint32_t m, kernels::Mode mode) override {
-    return op_->launch(stream, a, strides_.a, b, strides_.b, c, strides_.c, m, mode, gathered);
+    const std::uint64_t lda = a == op_->input() ? k_ : strides_.a;
+    return op_->launch(stream, a, lda, b, strides_.b, c, strides_.c, m, mode, gathered);
   }
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
@@ -58,6 +59,7 @@ class AgGemmRank : public RankOperator {
  private:
   std::unique_ptr<kernels::AgGemmCuda> op_;
   Strides strides_;
+  std::uint64_t k_;  ///< what rows in the workspace are apart
 };
 
 /// GemmRsCuda and GemmArCuda.
@@ -141,11 +143,12 @@ std::unique_ptr<RankOperator> make_operator(const JobSetup& setup, const Plan& p
                                             std::uint32_t rank, const kernels::RankContext& context,
                                             const kernels::CudaOptions& options) {
   const std::uint64_t k = setup.k[rank];
-  const Strides strides{k, options.b_layout == kernels::BLayout::kNK ? k : setup.n, setup.n};
+  const std::uint64_t b_length = options.b_layout == kernels::BLayout::kNK ? k : setup.n;
+  const Strides strides{k + setup.gap, b_length + setup.gap, setup.n + setup.gap};
   switch (setup.op) {
     case Op::kAgGemm:
       return std::make_unique<AgGemmRank>(
-          or_exit(kernels::AgGemmCuda::create(plan.ag, context, options)), strides);
+          or_exit(kernels::AgGemmCuda::create(plan.ag, context, options)), strides, k);
     case Op::kGemmRs:
       return std::make_unique<SumRank<kernels::GemmRsCuda>>(
           or_exit(kernels::GemmRsCuda::create(plan.rs, setup.k[rank], context, options)), strides);
@@ -189,14 +192,10 @@ Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
     make_current(r);
     require(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "stream");
     const std::size_t k = setup.k[r];
-    const std::size_t a_rows =
-        setup.op == Op::kAgGemm ? kernels::shard_rows_max(setup.m, world) : setup.m;
-    const std::size_t rows =
-        setup.op == Op::kGemmRs ? kernels::shard_rows_max(setup.m, world) : setup.m;
     if (!setup.join) rank.workspace = std::make_unique<DeviceMemory>(plan.workspace_bytes);
-    rank.a = std::make_unique<DeviceMemory>(a_rows * k * 2);
-    rank.b = std::make_unique<DeviceMemory>(setup.n * k * 2);
-    rank.c = std::make_unique<DeviceMemory>(rows * setup.n * 2);
+    rank.a = std::make_unique<DeviceMemory>(a_rows_max() * (k + setup.gap) * 2);
+    rank.b = std::make_unique<DeviceMemory>((setup.n + setup.gap) * (k + setup.gap) * 2);
+    rank.c = std::make_unique<DeviceMemory>(std::size_t{c_rows_max()} * (setup.n + setup.gap) * 2);
     if (setup.gathers) rank.gathered = std::make_unique<DeviceMemory>(setup.m * k * 2);
     device_of.push_back(rank.device);
     if (setup.join) continue;
@@ -256,17 +255,22 @@ void Job::fill(std::uint32_t r, std::uint64_t seed) {
   make_current(r);
   const std::int64_t k = setup_.k[r];
   const auto type = kernels::cuda::cuda_type(setup_.dtype);
-  const std::int64_t rows =
-      setup_.op == Op::kAgGemm ? kernels::shard_rows_max(setup_.m, world()) : setup_.m;
-  fill_normal(a(r), type, rows * k, seed * 64 + 2 * r, stream(r));
-  fill_normal(ranks_[r].b->data(), type, setup_.n * k, seed * 64 + 2 * r + 1, stream(r));
+  const auto fill_matrix = [&](void* matrix, std::int64_t rows, std::int64_t length,
+                               std::int64_t gap, std::uint64_t from) {
+    fill_normal(matrix, type, rows * (length + gap), from, stream(r));
+    poison_gaps(matrix, rows, length, gap, stream(r));
+  };
+  const bool nk = setup_.options.b_layout == kernels::BLayout::kNK;
+  fill_matrix(a(r), a_rows_max(), k, a_gap(), seed * 64 + 2 * r);
+  fill_matrix(ranks_[r].b->data(), nk ? setup_.n : k, nk ? k : setup_.n, setup_.gap,
+              seed * 64 + 2 * r + 1);
 }
 
 void Job::poison(std::uint32_t r) {
   make_current(r);
-  const std::int64_t rows =
-      setup_.op == Op::kGemmRs ? kernels::shard_rows_max(setup_.m, world()) : setup_.m;
-  test::poison(const_cast<void*>(c(r)), rows * setup_.n, stream(r));
+  auto* const matrix = const_cast<void*>(c(r));
+  test::poison(matrix, std::int64_t{c_rows_max()} * (setup_.n + c_gap()), stream(r));
+  poison_gaps(matrix, c_rows_max(), setup_.n, c_gap(), stream(r));
   if (ranks_[r].gathered != nullptr)
     test::poison(ranks_[r].gathered->data(), std::int64_t{setup_.m} * setup_.k[0], stream(r));
 }
@@ -307,6 +311,18 @@ std::uint32_t Job::c_rows(std::uint32_t rank, std::uint32_t m) const {
   return setup_.op == Op::kGemmRs ? shard_of(m, world(), rank).count : m;
 }
 
+std::int64_t Job::c_elements(std::uint32_t rank, std::uint32_t m) const {
+  return std::int64_t{c_rows(rank, m)} * (setup_.n + c_gap());
+}
+
+std::uint32_t Job::a_rows_max() const {
+  return setup_.op == Op::kAgGemm ? kernels::shard_rows_max(setup_.m, world()) : setup_.m;
+}
+
+std::uint32_t Job::c_rows_max() const {
+  return setup_.op == Op::kGemmRs ? kernels::shard_rows_max(setup_.m, world()) : setup_.m;
+}
+
 SummedProduct Job::product() const {
   SummedProduct product;
   product.dtype = setup_.dtype;
@@ -314,6 +330,8 @@ SummedProduct Job::product() const {
   product.n = static_cast<int>(setup_.n);
   product.nodes = static_cast<int>(setup_.nodes);
   product.locals = static_cast<int>(setup_.locals);
+  product.a_gap = static_cast<int>(a_gap());
+  product.b_gap = static_cast<int>(setup_.gap);
   for (std::uint32_t r = 0; r < world(); ++r) {
     product.k[r] = static_cast<int>(setup_.k[r]);
     product.a[r] = a(r);
@@ -343,11 +361,12 @@ Verdict Job::judge_all(std::uint32_t m) {
 /// bits as rank 0.
 Verdict Job::judge(std::uint32_t r, std::uint32_t m) const {
   Verdict all;
+  all.bad += count_touched_gaps(c(r), c_rows(r, m), setup_.n, c_gap(), stream(r));
   const auto judge_rows = [&](const SummedProduct& product, const void* c, std::uint32_t rows) {
     if (rows == 0) return;
     SummedProduct part = product;
     part.m = static_cast<int>(rows);
-    all.include(judge_sum(part, c, static_cast<int>(setup_.n), stream(r)));
+    all.include(judge_sum(part, c, static_cast<int>(setup_.n + c_gap()), stream(r)));
   };
   const auto rows_from = [&](const void* matrix, std::uint32_t row, std::uint32_t columns) {
     return static_cast<const std::byte*>(matrix) + std::size_t{row} * columns * 2;
@@ -360,18 +379,17 @@ Verdict Job::judge(std::uint32_t r, std::uint32_t m) const {
       one.nodes = one.locals = 1;
       one.a[0] = a(origin);
       one.b[0] = b(r);
-      judge_rows(one, rows_from(c(r), shard.first, setup_.n), shard.count);
+      judge_rows(one, rows_from(c(r), shard.first, setup_.n + c_gap()), shard.count);
     }
     return all;
   }
   const auto share = shard_of(m, world(), r);
   SummedProduct part = product;
   for (std::uint32_t source = 0; source < world(); ++source)
-    part.a[source] = rows_from(a(source), share.first, setup_.k[source]);
+    part.a[source] = rows_from(a(source), share.first, setup_.k[source] + a_gap());
   const bool whole = setup_.op == Op::kGemmAr;
-  judge_rows(part, whole ? rows_from(c(r), share.first, setup_.n) : c(r), share.count);
-  if (whole && r != 0)
-    all.bad += count_different(c(0), c(r), std::int64_t{m} * setup_.n, stream(r));
+  judge_rows(part, whole ? rows_from(c(r), share.first, setup_.n + c_gap()) : c(r), share.count);
+  if (whole && r != 0) all.bad += count_different(c(0), c(r), c_elements(r, m), stream(r));
   return all;
 }
 
@@ -384,8 +402,8 @@ std::int64_t Job::count_different_gathered(std::uint32_t m) {
       if (shard.count == 0) continue;
       const auto* rows =
           static_cast<const std::byte*>(ranks_[r].gathered->data()) + shard.first * k * 2;
-      different +=
-          count_different(rows, a(origin), static_cast<std::int64_t>(shard.count * k), stream(0));
+      different += count_different_rows(rows, setup_.k[0], a(origin), setup_.k[0] + a_gap(),
+                                        shard.count, setup_.k[0], stream(0));
     }
   }
   return different;

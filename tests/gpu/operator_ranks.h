@@ -40,6 +40,7 @@ struct JobSetup {
   kernels::CudaOptions options;
   const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
   bool gathers = false;                  ///< AG+GEMM: the caller wants the whole A, too
+  std::uint32_t gap = 0;  ///< elements (a multiple of 8) between the caller's rows of A, B and C
   /// GEMM+AR: the caller reads C there; AG+GEMM: the caller's A lies there. (Not of one rank.)
   bool in_workspace = false;
   /// Null: ranks know each other's memory, and several nodes are joined by a HostProxy. Else
@@ -101,8 +102,8 @@ class Job {
   const void* c(std::uint32_t rank) const {
     return in_workspace(Op::kGemmAr) ? ranks_[rank].op->output() : ranks_[rank].c->data();
   }
-  /// Rows of C that the rank gets in a launch with m.
-  std::uint32_t c_rows(std::uint32_t rank, std::uint32_t m) const;
+  /// Elements of C, gaps included, that the rank gets in a launch with m.
+  std::int64_t c_elements(std::uint32_t rank, std::uint32_t m) const;
   /// Every element of every rank's result; GEMM+AR: of rank 0's, and that all others have the same
   /// bits.
   Verdict judge_all(std::uint32_t m);
@@ -114,6 +115,13 @@ class Job {
     std::unique_ptr<DeviceMemory> workspace, a, b, c, gathered;
     std::unique_ptr<RankOperator> op;
   };
+  /// Rows of C that the rank gets in a launch with m.
+  std::uint32_t c_rows(std::uint32_t rank, std::uint32_t m) const;
+  std::uint32_t a_rows_max() const;
+  std::uint32_t c_rows_max() const;
+  /// Of what the caller gives; the workspace has none.
+  std::uint32_t a_gap() const { return in_workspace(Op::kAgGemm) ? 0 : setup_.gap; }
+  std::uint32_t c_gap() const { return in_workspace(Op::kGemmAr) ? 0 : setup_.gap; }
   bool in_workspace(Op op) const { return setup_.op == op && setup_.in_workspace && world() > 1; }
   SummedProduct product() const;
   Verdict judge(std::uint32_t rank, std::uint32_t m) const;

@@ -5,9 +5,9 @@
 ///     operators_bench [--op ag_gemm|gemm_rs|gemm_ar]... [--devices D] [--ranks R]
 ///                     [--nodes 2 [--mkerneld PROGRAM] [--link-bandwidth 50GB/s]
 ///                      [--piece BYTES]...]
-///                     [--shape MxNxK]... [--launches L] [--streams G]... [--chunk BYTES]...
-///                     [--receive G]... [--compute B] [--spare on|off] [--check-up-to M]
-///                     [--json FILE]
+///                     [--shape MxNxK]... [--launches L] [--alone SECONDS] [--streams G]...
+///                     [--chunk BYTES]... [--receive G]... [--compute B] [--spare on|off]
+///                     [--check-up-to M] [--json FILE]
 ///
 /// N and K are each rank's: AG+GEMM: B_r is [K, N]; the other two: A_r is [M, K]. All ranks' work
 /// of one launch is held until all of it is queued, so that it begins together; a launch's time is
@@ -16,10 +16,12 @@
 /// NVLS; on two, joined by daemons of PROGRAM (without it, by daemons in this process: for ranks
 /// that share a GPU) over the paced loopback fabric, it is unfused.h's, in pieces of each --piece
 /// (the fastest counts; several ranks of a node that share GPUs have none). `unfused` is the
-/// operator's own unfused form. Several --streams, --chunk or --receive: fused with each, the other
-/// sides with the first. --spare: whether the rows of AG+GEMM are shared by the compute blocks'
-/// spare warps (CudaOptions::spare_warps), where the operator does not choose. Results are checked,
-/// every element, up to M rows (8192).
+/// operator's own unfused form. By turns all sides run at one clock, so a side that needs less
+/// power is no faster; --alone: on one node, fused, cuBLAS and the baseline also each for so long
+/// without a pause, at their own. Several --streams, --chunk or --receive: fused with each, the
+/// other sides with the first. --spare: whether the rows of AG+GEMM are shared by the compute
+/// blocks' spare warps (CudaOptions::spare_warps), where the operator does not choose. Results are
+/// checked, every element, up to M rows (8192).
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -40,6 +42,7 @@
 #include "tests/gpu/nccl.h"
 #include "tests/gpu/operator_ranks.h"
 #include "tests/gpu/products.h"
+#include "tests/gpu/sides.h"
 #include "tests/gpu/stopwatch.h"
 #include "tests/gpu/unfused.h"
 
@@ -53,6 +56,8 @@ using mk::test::JobSetup;
 using mk::test::Nccl;
 using mk::test::Op;
 using mk::test::require;
+using mk::test::Side;
+using mk::test::Sides;
 using mk::test::Stopwatch;
 using mk::test::Timing;
 using mk::test::Unfused;
@@ -71,6 +76,7 @@ struct Options {
   std::vector<std::uint32_t> pieces;
   std::vector<mk::test::Shape> shapes;
   int launches = 20;
+  double alone_seconds = 0;  ///< of each side; 0: only by turns
   mk::kernels::CudaOptions cuda;
   std::vector<std::uint32_t> streams;
   std::vector<std::uint32_t> chunks;
@@ -140,74 +146,26 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
     require(cudaStreamSynchronize(job.stream(r)), "inputs");
   }
   Stopwatch stopwatch(job);
-  const auto launch = [&](mk::kernels::Mode mode) {
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      job.make_current(r);
-      if (auto launched = job.launch(r, setup.m, mode); !launched) {
-        fmt::print(stderr, "{}\n", launched.error().message);
-        std::exit(1);
-      }
-    }
-  };
-  struct Side {
-    std::string name;
-    std::function<void()> run;
-    Timing timing;
-  };
-  std::vector<Side> sides;
-  const auto fused = [&] { launch(mk::kernels::Mode::kFused); };
-  sides.push_back({"fused", fused, {}});
-  const auto fused_in_place = [&] {
-    job.set_in_workspace(true);
-    fused();
-    job.set_in_workspace(false);
-  };
-  if (in_place) sides.push_back({"in_place", fused_in_place, {}});
   // The forms of the baseline, in pieces of different sizes.
-  std::vector<std::unique_ptr<Unfused>> unfused;
-  if (!variant.alone) {
-    sides.push_back({"unfused", [&] { launch(mk::kernels::Mode::kUnfused); }, {}});
-    if (machine.daemons != nullptr && !machine.nccl.empty()) {
-      std::vector<Nccl*> nccl;
-      for (const auto& one : machine.nccl) nccl.push_back(one.get());
-      std::uint32_t before = 0;
-      for (const std::uint32_t bytes : options.pieces) {
-        auto form = std::make_unique<UnfusedOverNodes>(job, *machine.daemons, nccl, bytes);
-        if (std::exchange(before, form->pieces()) != form->pieces())
-          unfused.push_back(std::move(form));
-      }
-    } else if (!machine.nccl.empty()) {
-      unfused.push_back(std::make_unique<UnfusedOverNccl>(job, *machine.nccl[0]));
-    } else {
-      unfused.push_back(std::make_unique<Unfused>(job));
+  std::vector<std::unique_ptr<Unfused>> forms;
+  if (variant.alone) {
+    // Without any.
+  } else if (machine.daemons != nullptr && !machine.nccl.empty()) {
+    std::vector<Nccl*> nccl;
+    for (const auto& one : machine.nccl) nccl.push_back(one.get());
+    std::uint32_t before = 0;
+    for (const std::uint32_t bytes : options.pieces) {
+      auto form = std::make_unique<UnfusedOverNodes>(job, *machine.daemons, nccl, bytes);
+      if (std::exchange(before, form->pieces()) != form->pieces()) forms.push_back(std::move(form));
     }
-    sides.push_back({"products", [&] { unfused[0]->products(); }, {}});
-    for (const auto& form : unfused) {
-      if (!form->has_collective()) continue;
-      sides.push_back({"collective", [&form] { form->collective(); }, {}});
-      sides.push_back({"baseline", [&form] { form->both(); }, {}});
-    }
+  } else if (!machine.nccl.empty()) {
+    forms.push_back(std::make_unique<UnfusedOverNccl>(job, *machine.nccl[0]));
+  } else {
+    forms.push_back(std::make_unique<Unfused>(job));
   }
-  /// The fastest of that name.
-  const auto side_of = [&](const std::string& name) -> const Side* {
-    const Side* best = nullptr;
-    for (const Side& side : sides) {
-      if (side.name == name && (best == nullptr || side.timing.us() < best->timing.us()))
-        best = &side;
-    }
-    return best;
-  };
-  const auto us_of = [&](const std::string& name) {
-    const Side* const side = side_of(name);
-    return side == nullptr ? 0.0 : side->timing.us();
-  };
-  constexpr int kWarmUp = 3;
-  for (int i = 0; i < kWarmUp + options.launches; ++i) {
-    if (i == kWarmUp) {
-      for (Side& side : sides) side.timing = {};
-    }
-    for (Side& side : sides) stopwatch.run(side.run, side.timing, i != 0);
-  }
+  Sides sides(job, in_place, std::move(forms));
+  sides.take_turns(stopwatch, options.launches);
+  if (options.alone_seconds > 0) sides.endure(stopwatch, options.alone_seconds);
   const bool checks = shape.m <= options.check_up_to;
   mk::test::Verdict verdict;
   const auto check = [&](const std::function<void()>& form) {
@@ -219,8 +177,8 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
     stopwatch.run(form, once);
     if (checks) verdict.include(job.judge_all(setup.m));
   };
-  if (in_place) check(fused_in_place);
-  check(fused);
+  if (in_place) check([&] { sides.run_in_place(); });
+  check([&] { sides.run_fused(); });
   double gemm_us = 0;
   std::string ends;  // when rank 0's roles were done with the last launch
   for (std::uint32_t r = 0; r < job.world(); ++r) {
@@ -239,15 +197,14 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
     }
     if (r == 0) ends += fmt::format(" end {}", stats->total_ns / 1000);
   }
-  bool came = true;
-  for (const auto& form : unfused) came = came && form->right();
-  const double fused_us = us_of("fused");
-  const double baseline_us = us_of("baseline");
+  const bool came = sides.right();
+  const double fused_us = sides.us("fused");
+  const double baseline_us = sides.us("baseline");
   const Bound bound = bound_of(setup, options.link_bytes_per_s);
   // On one node, as ever, what was measured of both.
-  const double bound_us =
-      std::max(us_of("products"), options.nodes == 1 ? us_of("collective")
-                                                     : std::max(bound.network_us, bound.nvlink_us));
+  const double bound_us = std::max(
+      sides.us("products"),
+      options.nodes == 1 ? sides.us("collective") : std::max(bound.network_us, bound.nvlink_us));
   const double flops = 2.0 * shape.m * shape.n * shape.k;
   const auto& blocks = job.op(0).blocks();
   const std::uint32_t spare = job.op(0).spare_sharers();
@@ -257,14 +214,19 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
              variant.chunk_bytes >> 10, fused_us);
   if (!variant.alone) {
     fmt::print(" | cublas {:8.1f} coll {:8.1f} both {:8.1f} own {:8.1f} | {:.2f}x, {:.2f} of bound",
-               us_of("products"), us_of("collective"), baseline_us, us_of("unfused"),
+               sides.us("products"), sides.us("collective"), baseline_us, sides.us("unfused"),
                baseline_us / fused_us, bound_us / fused_us);
     if (options.nodes > 1)
       fmt::print(" (net {:.0f} nvl {:.0f})", bound.network_us, bound.nvlink_us);
   }
   fmt::print(" | {:.0f} TF, tiles {:.0f}{}", flops / fused_us / 1e6, gemm_us, ends);
   if (in_place)
-    fmt::print(" | in place {:.1f}, {:.2f}x", us_of("in_place"), baseline_us / us_of("in_place"));
+    fmt::print(" | in place {:.1f}, {:.2f}x", sides.us("in_place"),
+               baseline_us / sides.us("in_place"));
+  if (options.alone_seconds > 0)
+    fmt::print(" | alone {:.1f}, cublas {:.1f} both {:.1f}, {:.2f}x", sides.alone_us("fused"),
+               sides.alone_us("products"), sides.alone_us("baseline"),
+               sides.alone_us("baseline") / sides.alone_us("fused"));
   if (checks) fmt::print(" | {} wrong, {:.2f} of bound", verdict.bad, verdict.worst);
   if (!came) fmt::print(" | THE BASELINE MISSED FLAGS");
   fmt::print("\n");
@@ -282,14 +244,19 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
               {"receive_groups", blocks.receive},
               {"chunk_bytes", variant.chunk_bytes}};
   for (const char* what : {"fused", "in_place", "unfused", "products", "collective", "baseline"}) {
-    if (const Side* const side = side_of(what))
-      row[fmt::format("{}_us", what)] = to_json(side->timing);
+    const Side* const side = sides.find(what);
+    if (side == nullptr) continue;
+    row[fmt::format("{}_us", what)] = to_json(side->by_turns);
+    if (!side->alone.slowest.empty())
+      row["alone"][fmt::format("{}_us", what)] = to_json(side->alone);
   }
   if (baseline_us > 0) {
     row["speedup"] = baseline_us / fused_us;
     row[options.nodes == 1 ? "of_max_products_collective" : "of_max_products_nvlink_network"] =
         bound_us / fused_us;
-    if (in_place) row["speedup_in_place"] = baseline_us / us_of("in_place");
+    if (options.alone_seconds > 0)
+      row["alone"]["speedup"] = sides.alone_us("baseline") / sides.alone_us("fused");
+    if (in_place) row["speedup_in_place"] = baseline_us / sides.us("in_place");
   }
   if (options.nodes > 1) {
     row["network_us"] = bound.network_us;
@@ -306,7 +273,8 @@ int usage() {
       stderr,
       "operators_bench [--op ag_gemm|gemm_rs|gemm_ar]... [--devices D] [--ranks R] [--nodes 2 "
       "[--mkerneld PROGRAM] [--link-bandwidth 50GB/s] [--piece BYTES]...] [--shape MxNxK]... "
-      "[--launches L] [--streams G]... [--chunk BYTES]... [--receive G]... [--compute B] "
+      "[--launches L] [--alone SECONDS] [--streams G]... [--chunk BYTES]... [--receive G]... "
+      "[--compute B] "
       "[--spare on|off] [--check-up-to M] [--json FILE]\n");
   return 2;
 }
@@ -342,6 +310,8 @@ int run(int argc, char** argv) {
       options.shapes.push_back(shape);
     } else if (argument == "--launches") {
       options.launches = static_cast<int>(number());
+    } else if (argument == "--alone") {
+      options.alone_seconds = std::atof(value.c_str());
     } else if (argument == "--streams") {
       options.streams.push_back(number());
     } else if (argument == "--compute") {
@@ -373,6 +343,12 @@ int run(int argc, char** argv) {
   options.link_bytes_per_s = *link;
   if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
   options.devices = std::min(options.devices, static_cast<int>(options.ranks));
+  if (options.alone_seconds < 0 || (options.alone_seconds > 0 && options.nodes > 1)) {
+    fmt::print(stderr,
+               "--alone takes seconds, and one node: the unfused form of two lets its own "
+               "next launch overwrite what it has not read\n");
+    return 2;
+  }
   if (options.ranks % options.nodes != 0) {
     fmt::print(stderr, "{} ranks do not divide evenly into {} nodes\n", options.ranks,
                options.nodes);

@@ -62,6 +62,7 @@ class Operators : public testing::TestWithParam<World> {
     setup.options.wait_timeout = 5s;
     setup.options.spare_warps = random_() % 2 == 0;  // AG+GEMM: both ways to share rows
     setup.in_workspace = random_() % 2 == 0;
+    setup.gap = static_cast<std::uint32_t>(random_() % 3) * 24;  // between rows
     return setup;
   }
   std::uint64_t seed() { return random_() >> 16; }
@@ -228,7 +229,7 @@ TEST_P(Operators, SameBitsInEveryRun) {
     }
     job.make_current(0);
     for (std::uint32_t r = 0; r < job.world(); ++r) {
-      const std::int64_t count = std::int64_t{job.c_rows(r, kM)} * kN;
+      const std::int64_t count = job.c_elements(r, kM);
       if (run == 0) {
         first.emplace_back(static_cast<std::size_t>(count) * 2);
         require(cudaMemcpy(first.back().data(), job.c(r), static_cast<std::size_t>(count) * 2,

@@ -31,8 +31,13 @@ class Stopwatch {
   /// `side` queues a launch on the ranks' streams. A side's first one is not held: what libraries
   /// do then may wait for the device to be idle.
   void run(const std::function<void()>& side, Timing& timing, bool held = true);
+  /// Queues that many launches one after the other, the first of which is held; adds the time of
+  /// one of them.
+  void endure(const std::function<void()>& side, int launches, Timing& timing);
 
  private:
+  /// Waits for what `queue` queues between the events, of which each rank has `launches`.
+  void time(const std::function<void()>& queue, int launches, Timing& timing, bool held);
   void await(std::uint32_t rank);
 
   Job& job_;

@@ -50,19 +50,20 @@ __global__ void __launch_bounds__(256)
     const auto* b = static_cast<const Element*>(p.b[rank]);
     const int k = p.k[rank];
     const bool b_is_nk = p.b_layout == kernels::BLayout::kNK;
+    const std::int64_t lda = k + p.a_gap;
+    const std::int64_t ldb = (b_is_nk ? k : p.n) + p.b_gap;
     double sum[4][4] = {};
     float magnitude[4][4] = {};
     for (int k0 = 0; k0 < k; k0 += kStep) {
       for (int i = threadIdx.x; i < kTile * kStep; i += 256) {
         const int kk = i % kStep;
         const int row = i / kStep;
-        a_tile[kk][row] = m0 + row < p.m && k0 + kk < k
-                              ? to_double(a[static_cast<std::int64_t>(m0 + row) * k + k0 + kk])
-                              : 0.0;
+        a_tile[kk][row] =
+            m0 + row < p.m && k0 + kk < k ? to_double(a[(m0 + row) * lda + k0 + kk]) : 0.0;
         const int bk = b_is_nk ? kk : i / kTile;
         const int column = b_is_nk ? row : i % kTile;
-        const std::int64_t at = b_is_nk ? static_cast<std::int64_t>(n0 + column) * k + k0 + bk
-                                        : static_cast<std::int64_t>(k0 + bk) * p.n + n0 + column;
+        const std::int64_t at =
+            b_is_nk ? (n0 + column) * ldb + k0 + bk : (k0 + bk) * ldb + n0 + column;
         b_tile[bk][column] = n0 + column < p.n && k0 + bk < k ? to_double(b[at]) : 0.0;
       }
       __syncthreads();
@@ -130,15 +131,36 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-__global__ void differences_kernel(const std::uint16_t* x, const std::uint16_t* y,
-                                   std::int64_t count, unsigned long long* different) {
+__global__ void differences_kernel(const std::uint16_t* x, std::int64_t ldx, const std::uint16_t* y,
+                                   std::int64_t ldy, std::int64_t rows, std::int64_t length,
+                                   unsigned long long* different) {
   unsigned long long mine = 0;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < count;
-       i += step) {
-    mine += x[i] != y[i];
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+       i < rows * length; i += step) {
+    mine += x[i / length * ldx + i % length] != y[i / length * ldy + i % length];
   }
   if (mine > 0) atomicAdd(different, mine);
+}
+
+constexpr std::uint16_t kGapBits = 0xffff;  // a NaN of both types
+
+/// Writes the gaps, or counts what is in them that was not written so.
+template <bool kCounts>
+__global__ void gaps_kernel(std::uint16_t* elements, std::int64_t rows, std::int64_t length,
+                            std::int64_t gap, unsigned long long* touched) {
+  unsigned long long mine = 0;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+       i < rows * gap; i += step) {
+    std::uint16_t& element = elements[i / gap * (length + gap) + length + i % gap];
+    if constexpr (kCounts) {
+      mine += element != kGapBits;
+    } else {
+      element = kGapBits;
+    }
+  }
+  if (mine > 0) atomicAdd(touched, mine);
 }
 
 __global__ void delay_kernel(std::uint64_t ns) {
@@ -180,6 +202,21 @@ __global__ void __launch_bounds__(512)
   }
 }
 
+/// What the kernel that `launch` launches adds to a counter; waits.
+template <class Launch>
+std::int64_t count_on_device(cudaStream_t stream, const Launch& launch) {
+  DeviceMemory memory(sizeof(unsigned long long));
+  auto* on_device = static_cast<unsigned long long*>(memory.data());
+  unsigned long long found = 0;
+  require(cudaMemsetAsync(on_device, 0, sizeof found, stream), "count");
+  launch(on_device);
+  require(cudaGetLastError(), "count");
+  require(cudaMemcpyAsync(&found, on_device, sizeof found, cudaMemcpyDeviceToHost, stream),
+          "count");
+  require(cudaStreamSynchronize(stream), "count");
+  return static_cast<std::int64_t>(found);
+}
+
 double from_bits(unsigned long long bits) {
   double value;
   static_assert(sizeof value == sizeof bits);
@@ -216,19 +253,35 @@ Verdict judge_sum(const SummedProduct& product, const void* c, int ldc, cudaStre
   return verdict;
 }
 
+void poison_gaps(void* elements, std::int64_t rows, std::int64_t length, std::int64_t gap,
+                 cudaStream_t stream) {
+  if (gap == 0) return;
+  gaps_kernel<false>
+      <<<264, 512, 0, stream>>>(static_cast<std::uint16_t*>(elements), rows, length, gap, nullptr);
+  require(cudaGetLastError(), "gaps");
+}
+
+std::int64_t count_touched_gaps(const void* elements, std::int64_t rows, std::int64_t length,
+                                std::int64_t gap, cudaStream_t stream) {
+  if (gap == 0) return 0;
+  return count_on_device(stream, [&](unsigned long long* touched) {
+    auto* const all = static_cast<std::uint16_t*>(const_cast<void*>(elements));
+    gaps_kernel<true><<<264, 512, 0, stream>>>(all, rows, length, gap, touched);
+  });
+}
+
 std::int64_t count_different(const void* x, const void* y, std::int64_t count,
                              cudaStream_t stream) {
-  DeviceMemory memory(sizeof(unsigned long long));
-  auto* on_device = static_cast<unsigned long long*>(memory.data());
-  unsigned long long found = 0;
-  require(cudaMemsetAsync(on_device, 0, sizeof found, stream), "differences");
-  differences_kernel<<<264, 512, 0, stream>>>(
-      static_cast<const std::uint16_t*>(x), static_cast<const std::uint16_t*>(y), count, on_device);
-  require(cudaGetLastError(), "differences");
-  require(cudaMemcpyAsync(&found, on_device, sizeof found, cudaMemcpyDeviceToHost, stream),
-          "differences");
-  require(cudaStreamSynchronize(stream), "differences");
-  return static_cast<std::int64_t>(found);
+  return count_different_rows(x, count, y, count, 1, count, stream);
+}
+
+std::int64_t count_different_rows(const void* x, std::int64_t ldx, const void* y, std::int64_t ldy,
+                                  std::int64_t rows, std::int64_t length, cudaStream_t stream) {
+  return count_on_device(stream, [&](unsigned long long* different) {
+    differences_kernel<<<264, 512, 0, stream>>>(static_cast<const std::uint16_t*>(x), ldx,
+                                                static_cast<const std::uint16_t*>(y), ldy, rows,
+                                                length, different);
+  });
 }
 
 void delay(std::uint64_t ns, cudaStream_t stream) {

@@ -23,6 +23,8 @@ struct SummedProduct {
   int nodes = 1;
   int locals = 1;
   int k[kRanksMax] = {};
+  int a_gap = 0;  ///< elements between the end of a row and the next one
+  int b_gap = 0;  ///< of what lies in a row of B, as it lies
   const void* a[kRanksMax] = {};
   const void* b[kRanksMax] = {};
 };
@@ -33,8 +35,18 @@ struct SummedProduct {
 /// s = 1.01 of slack. So of one rank: d + u (|ref| + d), u = 2^-8 for bf16 and 2^-11 for f16.
 Verdict judge_sum(const SummedProduct& product, const void* c, int ldc, cudaStream_t stream);
 
+/// NaN into what lies between rows of `length` elements, `gap` elements after each.
+void poison_gaps(void* elements, std::int64_t rows, std::int64_t length, std::int64_t gap,
+                 cudaStream_t stream);
+/// Elements there that are not as poison_gaps left them.
+std::int64_t count_touched_gaps(const void* elements, std::int64_t rows, std::int64_t length,
+                                std::int64_t gap, cudaStream_t stream);
+
 /// Elements that differ in their bits.
 std::int64_t count_different(const void* x, const void* y, std::int64_t count, cudaStream_t stream);
+/// Of `rows` rows of `length`, which begin so many elements apart.
+std::int64_t count_different_rows(const void* x, std::int64_t ldx, const void* y, std::int64_t ldy,
+                                  std::int64_t rows, std::int64_t length, cudaStream_t stream);
 
 /// Keeps the stream busy for so long, on one SM.
 void delay(std::uint64_t ns, cudaStream_t stream);

@@ -39,12 +39,9 @@ struct AgGemmOp {
     const AgGemmLaunch& launch = gate.launch();
     CopyWarp warp(*params.frame.state);
     BlockTotals totals;
-    // In memory, not in an io thread's few registers.
-    alignas(Block<CopyWarp>) unsigned char bytes[sizeof(Block<CopyWarp>)];
-    unsigned char* place = bytes;
-    asm("" : "+l"(place));
-    share(*new (place) Block<CopyWarp>(warp, launch, Role::kShare,
-                                       launch.blocks.share - sharers + blockIdx.x, totals));
+    Block<CopyWarp> block(warp, launch, Role::kShare, launch.blocks.share - sharers + blockIdx.x,
+                          totals);
+    share(block);
     if (threadIdx.x % 32 == 0) account_for(*params.frame.state, launch.epoch, Role::kShare, totals);
   }
   template <class AnyExecutor>
