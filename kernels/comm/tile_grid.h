@@ -76,7 +76,7 @@ class TileGrid {
     return rect;
   }
 
-  static constexpr std::uint32_t kBandTiles = 8;
+  static constexpr std::uint32_t kBandTiles = 16;
 
  private:
   std::uint32_t rows_ = 0;

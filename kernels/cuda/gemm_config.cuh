@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kernels/cuda/gemm_types.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tile_feed.cuh"
 
 namespace mk::kernels::cuda {
@@ -67,6 +68,21 @@ struct GemmConfig {
   static_assert(kCluster == 1 || kCluster == 2);
 };
 
+/// For tiles that another's partial is added to (late_adds.cuh).
+template <int kMath>
+struct LateBarriers {
+  std::uint64_t there;        ///< to the stores: the partial of the tile before
+  std::uint64_t taken;        ///< to the loads: all stores have seen that
+  std::uint64_t full[kMath];  ///< to a store: it is in its staging
+
+  /// One thread, before the block's first barrier.
+  __device__ void begin() {
+    ptx::mbarrier_init(&there, 1);
+    ptx::mbarrier_init(&taken, kMath);
+    for (auto& barrier : full) ptx::mbarrier_init(&barrier, 1);
+  }
+};
+
 /// Shared memory of one block. The swizzle repeats every 1024 bytes, so every tile starts at a
 /// multiple of that. A barrier's name says what has happened to its slot, and to whom it is news.
 template <class Config, int kStoreWords, class GateData>
@@ -86,7 +102,8 @@ struct alignas(1024) GemmShared {
   Barrier piece_full[kMath][kBuffers];   ///< to the stores: a piece of C is written
   Barrier piece_empty[kMath][kBuffers];  ///< to math: the copy engine has read it
 
-  TileFeed feed;  ///< where tiles are taken at run time
+  LateBarriers<kMath> late;  ///< where partials are added
+  TileFeed feed;             ///< where tiles are taken at run time
 
   alignas(16) std::uint32_t store_words[kStoreWords > 0 ? kStoreWords : 1];  ///< the output store's
   alignas(16) GateData gate;  ///< the readiness gate's

@@ -26,6 +26,7 @@
 
 #include "kernels/cuda/gemm_config.cuh"
 #include "kernels/cuda/gemm_policies.cuh"
+#include "kernels/cuda/late_adds.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tile.h"
 #include "kernels/cuda/tile_feed.cuh"
@@ -137,26 +138,9 @@ __device__ __forceinline__ void unpack_two(std::uint32_t packed, float* low, flo
   }
 }
 
-/// Adds eight elements of a partial to sum[at], ....
-template <class Element>
-__device__ __forceinline__ void add_packed(float (&sum)[kPieceColumns / 2], int at,
-                                           const std::uint32_t (&packed)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float low, high;
-    unpack_two<Element>(packed[i], &low, &high);
-    sum[at + 2 * i] += low;
-    sum[at + 2 * i + 1] += high;
-  }
-}
-
 /// Whether math warpgroup `warpgroup` has anything to do: whether A's box reaches its rows. Else
-/// its wgmma would take as much of the tensor cores' time for nothing. Where partials are added all
-/// multiply: ptxas would make each wgmma wait for the one before it if there were a way around them
-/// (C7510).
-template <class Order>
+/// its wgmma would take as much of the tensor cores' time for nothing.
 __device__ __forceinline__ bool has_rows(int warpgroup, int a_box_rows) {
-  if constexpr (kAdds<typename CountOf<Order>::Type>) return true;
   return warpgroup * kWarpgroupRows < a_box_rows;
 }
 
@@ -169,7 +153,7 @@ __device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store
   if (threadIdx.x != 0) return;
   int readers = 0;  // of a stage: math warps
   for (int w = 0; w < kMathWarpgroups; ++w)
-    readers += has_rows<Order>(w, params.a_box_rows) ? Config::kCluster * 4 : 0;
+    readers += has_rows(w, params.a_box_rows) ? Config::kCluster * 4 : 0;
   ptx::prefetch_tensor_map(&params.a);
   ptx::prefetch_tensor_map(&params.b);
   for (int stage = 0; stage < Config::kStages; ++stage) {
@@ -182,6 +166,7 @@ __device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store
       ptx::mbarrier_init(&shared.piece_empty[w][buffer], 1);
     }
   }
+  if constexpr (kAdds<Order>) shared.late.begin();
   // The math warps and the storing threads.
   if constexpr (kIsTaken<Order>) shared.feed.begin(kMathWarpgroups * 4 + kMathWarpgroups);
   for (auto& word : shared.store_words) word = 0;
@@ -238,6 +223,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       Order order(params.order, worker, workers);
       RingPosition<kStages> ring;
       std::uint32_t number = 0;
+      [[maybe_unused]] LateAwaits late;
       const auto next = [&] {
         const bool more = order.next(&tile);
         if constexpr (kIsTaken<Order>) shared.feed.put(number++, more ? &tile : nullptr);
@@ -284,23 +270,13 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           }
         }
         if constexpr (kAdds<Order>) {
-          if (!order.adds()) continue;
-          gate.await_partials(tile.m, tile.n);
-          for (int piece = 0; piece < Config::kPieces; ++piece) {
-            for (std::uint32_t number = 0; number < params.gate.partials; ++number) {
-              if (number == params.gate.own) continue;
-              std::uint64_t* full = &shared.stage_full[ring.slot];
-              ptx::mbarrier_wait(&shared.stage_empty[ring.slot], ring.parity ^ 1);
-              ptx::mbarrier_arrive_expect(full, Config::kPartialBytes);
-              for (int w = 0; w < kMathWarpgroups; ++w) {
-                gate.load_partial(number, tile.m, tile.n, w * kWarpgroupRows, piece * kPieceColumns,
-                                  full, kHint, shared.a[ring.slot] + w * Config::kPieceBytes);
-              }
-              ring.advance();
-            }
+          if (order.adds()) {
+            late.hand_over(gate, shared);
+            late.set(tile);
           }
         }
       }
+      if constexpr (kAdds<Order>) late.hand_over(gate, shared);
       if constexpr (kGateEnds<Gate>) gate.end();
     } else if (warp >= 1 && warp <= kMathWarpgroups && cute::elect_one_sync()) {
       // Stores of math warpgroup `of`.
@@ -308,12 +284,16 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       Store store(params.store, shared.store_words);
       TileWalk<Order, false> order(params.order, shared.feed, worker, workers);
       RingPosition<Config::kStagingBuffers> ring;
+      [[maybe_unused]] LateAdds<Config> late(of);
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
         const bool inside = kCluster == 1 || m < params.m_blocks;
-        const int pieces = has_rows<Order>(of, params.a_box_rows) ? Config::kPieces : 0;
+        const int pieces = has_rows(of, params.a_box_rows) ? Config::kPieces : 0;
         // A buffer is given back one piece late, so that a piece already waiting is not held up by
-        // the reading of the one before it.
+        // the reading of the one before it; or, where something is added, all of them after that.
+        bool adds = false;
+        if constexpr (kAdds<Order>) adds = order.adds() && late.due();
+        const int first_slot = ring.slot;
 #pragma unroll 1
         for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
           ptx::mbarrier_wait(&shared.piece_full[of][ring.slot], ring.parity);
@@ -322,14 +302,32 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
                             shared.piece[of][ring.slot]});
           }
           ptx::bulk_commit();
-          if (piece > 0) {
+          if (piece > 0 && !adds) {
             ptx::bulk_wait_read<1>();
             ptx::mbarrier_arrive(&shared.piece_empty[of][ring.previous()]);
           }
         }
         ptx::bulk_wait_read<0>();
-        if (pieces != 0) ptx::mbarrier_arrive(&shared.piece_empty[of][ring.previous()]);
+        if (pieces != 0 && !adds) ptx::mbarrier_arrive(&shared.piece_empty[of][ring.previous()]);
         if (inside) store.tile_done(m, tile.n, of);
+        if constexpr (kAdds<Order>) {
+          if (adds) {
+            late.add(store, shared, first_slot);
+            int slot = first_slot;
+            for (int piece = 0; piece < pieces; ++piece) {
+              ptx::mbarrier_arrive(&shared.piece_empty[of][slot]);
+              slot = slot == Config::kStagingBuffers - 1 ? 0 : slot + 1;
+            }
+            late.done(store);
+          }
+          if (order.adds()) late.set(tile);
+        }
+      }
+      if constexpr (kAdds<Order>) {
+        if (late.due()) {
+          late.add(store, shared, ring.slot);
+          late.done(store);
+        }
       }
       store.finish();
       ptx::bulk_wait<0>();
@@ -374,7 +372,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
     float acc[Config::kAccumulators];
 
     while (order.next(&tile)) {
-      if (!has_rows<Order>(warpgroup, params.a_box_rows)) continue;
+      if (!has_rows(warpgroup, params.a_box_rows)) continue;
       int last_stage = 0;
       for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
         const std::uint64_t a =
@@ -405,43 +403,6 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
 
 #pragma unroll
       for (int piece = 0; piece < Config::kPieces; ++piece, staging.advance()) {
-        if constexpr (kAdds<typename CountOf<Order>::Type>) {
-          if (order.adds()) {
-            float* const own = acc + piece * (kPieceColumns / 2);
-            float sum[kPieceColumns / 2];
-            // What the first partial is added to without changing a bit of it, not even a zero's.
-#pragma unroll
-            for (float& value : sum) value = -0.0f;
-#pragma unroll 1
-            for (std::uint32_t number = 0; number < params.gate.partials; ++number) {
-              if (number == params.gate.own) {
-#pragma unroll
-                for (int at = 0; at < kPieceColumns / 2; at += 8) {
-                  const float* v = own + at;
-                  add_packed<Element>(
-                      sum, at,
-                      {pack_two<Element>(v[0], v[1]), pack_two<Element>(v[2], v[3]),
-                       pack_two<Element>(v[4], v[5]), pack_two<Element>(v[6], v[7])});
-                }
-                continue;
-              }
-              ptx::mbarrier_wait(&shared.stage_full[ring.slot], ring.parity);
-              const std::uint32_t from = ptx::shared_address(shared.a[ring.slot]) +
-                                         warpgroup * Config::kPieceBytes + row_bytes;
-#pragma unroll
-              for (int pair = 0; pair < kPieceColumns / 16; ++pair) {
-                std::uint32_t packed[4];
-                ptx::load_matrices(from + (((pair * 2 + group) ^ (row % 8)) << 4), packed);
-                add_packed<Element>(sum, pair * 8, packed);
-              }
-              __syncwarp();
-              release_stage(ring.slot);
-              ring.advance();
-            }
-#pragma unroll
-            for (int i = 0; i < kPieceColumns / 2; ++i) own[i] = sum[i];
-          }
-        }
         ptx::mbarrier_wait(&shared.piece_empty[warpgroup][staging.slot], staging.parity ^ 1);
         const std::uint32_t to =
             ptx::shared_address(shared.piece[warpgroup][staging.slot]) + row_bytes;

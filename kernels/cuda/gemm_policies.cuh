@@ -31,16 +31,10 @@ namespace mk::kernels::cuda {
 ///
 /// shared memory of its own; rows of A that lie in several places: it then issues the load of the
 /// tile it was last asked about itself; and something to do when it will not be asked again. Where
-/// the order says `bool adds()` of the tile that it gave last, others' partials of it are added to
-/// this product, in the order of their numbers, this product itself (rounded to Element) as number
-/// `own`:
+/// the order says `bool adds()` of the tile that it gave last, another rank's partial of it is
+/// added to this product (late_adds.cuh):
 ///
-///     Params: std::uint32_t partials, own;          how many, with this product; which that is
-///     void await_partials(int m, int n);            as `wait`, before the tile's partials are
-///                                                   loaded
-///     void load_partial(number, m, n, row, column, uint64_t* full, uint64_t hint, void* to) const;
-///                                                   issues the load of a piece of it, 64 rows of
-///                                                   64 columns, with the 128-byte swizzle
+///     void await_partial(int m, int n);             as `wait`, before the tile's partial is loaded
 ///
 /// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs; when it passes, the
 /// gate records who waited for what and answers kAllReady from then on, so that the block runs to
@@ -72,7 +66,7 @@ struct GateSharedOf<Gate> {
   using Type = typename Gate::Shared;
 };
 
-/// An order of tiles to some of which others' partials are added.
+/// An order of tiles to some of which another rank's partial is added.
 template <class Order>
 inline constexpr bool kAdds = requires(const Order& order) {
   order.adds();
@@ -114,6 +108,17 @@ struct Piece {
 /// peer demand. A tile has two storing warps, one per math warpgroup; both must have waited before
 /// either may release: count them in `words`. The warpgroups may be several tiles apart when K is
 /// short.
+///
+/// Where the order adds (late_adds.cuh), for all pieces of a tile of which that is true, after the
+/// tile_done of a later one, `full` and shared memory as the core gives them:
+///
+///     void load_partial(const Piece&, uint64_t* full);   has the other's partial of the piece
+///                                                   brought there (all 64 x 64, swizzled)
+///     void add(const Piece&);                       adds it to what `put` has stored
+///     static constexpr bool kForwards;              then, if so, when that is complete:
+///     void load_sum(const Piece&, uint64_t* full);  has the sum brought there,
+///     void forward(const Piece&);                   stores it elsewhere, too,
+///     void sum_done(const Tile&, int warpgroup);    and, as tile_done, shows it
 ///
 /// StoreToC: one TMA store per piece into row-major C; rows and columns outside C are not written.
 template <class Config>

@@ -17,17 +17,21 @@ namespace mk::kernels::cuda {
 /// schedule's are clipped by the map; in a matrix they are right, and somebody else stores the
 /// same.
 struct TilePlace {
-  const CUtensorMap* map;  ///< or, `everywhere`, the first of one for each local rank
+  const CUtensorMap* map;
   int plane;
   int tile;
   int row;
   int column;
   int rows;  ///< pieces from here on hold nothing of the tile
   int columns;
-  std::uint32_t* ready;    ///< shows that the tile is there; null: nobody waits for it
-  bool within_rank;        ///< only this rank's blocks look at that
-  bool everywhere;         ///< to each local rank, by each one's map
-  std::uint64_t ready_at;  ///< then, in each one's workspace: shows that the tile is there
+  std::uint32_t* ready;  ///< shows that the tile is there; null: nobody waits for it
+  bool within_rank;      ///< only this rank's blocks look at that
+};
+
+/// Where the other rank's partials of this rank's own tiles lie here, of orders that add them.
+struct PartialsPlace {
+  CUtensorMap slots;     ///< [source][tile]
+  std::uint32_t source;  ///< the other rank
 };
 
 /// What the places of tiles go by.
@@ -44,13 +48,18 @@ struct PlaceParams {
 /// `Places` answers:
 ///
 ///     using Params = PlaceParams<...>;
-///     static constexpr bool kEverywhere;   whether there are tiles that go to each local rank
 ///     static TilePlace place(const Params&, Tile, std::uint32_t epoch);
+///     static std::uint32_t owned_tile(const Params&, Tile);  of this rank's own: its number
+///     static constexpr bool kForwards;     whether sums of this rank's own tiles, where they are
+///                                          added, go from where `place` says to the other rank:
+///     static const CUtensorMap* other_out(const Params&);    the map of its matrix
+///     static uint64_t out_ready(const Params&, Tile);        in each workspace: shows the sum
 template <class Config, class Places>
 class PackedStore {
  public:
   struct Params {
     typename Places::Params places;
+    PartialsPlace partials;
     const std::uint32_t* last_epoch;
     const std::uint32_t* stop;  ///< the launch has failed: what is stored now is nothing
   };
@@ -60,34 +69,26 @@ class PackedStore {
                        const Arguments& arguments) {
     const RankContext& context = arguments.launch.context;
     Params made{{schedule, context.world, arguments.launch.banks, arguments.places, {}},
+                {arguments.partials, 1 - context.world.local},
                 &arguments.frame.state->epoch,
                 &arguments.frame.state->local.stop};
     std::copy_n(context.workspaces, context.world.locals, made.places.workspaces);
     return made;
   }
-  static constexpr int kSharedWords = 2;
+  static constexpr int kSharedWords = 4;
+  static constexpr bool kForwards = Places::kForwards;
 
   __device__ PackedStore(const Params& params, std::uint32_t* words)
       : params_(params),
         halves_done_(reinterpret_cast<std::uint64_t*>(words)),
+        halves_summed_(halves_done_ + 1),
         epoch_(*params.last_epoch + 1) {}
 
   __device__ void put(const Piece& piece) {
-    if (piece.column == 0) {
-      place_ = Places::place(params_.places, {piece.m, piece.n}, epoch_);
-      if constexpr (Places::kEverywhere) {
-        // A rank whose partials this one waited for in vain may still be in its last launch: its C
-        // is not to be touched. (The gate set the word before it went on without them, with a fence
-        // between.)
-        if (place_.everywhere && shm::load_relaxed(params_.stop) != 0) place_.rows = 0;
-      }
-    }
-    if (piece.row >= place_.rows || piece.column >= place_.columns) return;
+    if (piece.column == 0) find_place({piece.m, piece.n});
+    if (!holds(piece)) return;
     const int column = place_.column + piece.column;
     const int row = place_.row + piece.row;
-    if constexpr (Places::kEverywhere) {
-      if (place_.everywhere) return put_everywhere(piece, row, column);
-    }
     if (place_.tile < 0) {
       cute::SM90_TMA_STORE_2D::copy(place_.map, piece.bytes, column, row);
     } else {
@@ -96,20 +97,12 @@ class PackedStore {
     }
   }
 
-  __device__ void tile_done(int /*m*/, int /*n*/, int warpgroup) {
-    ptx::bulk_wait<0>();
-    // Tiles done, one 32-bit counter per warpgroup in one word: the later of the two for this tile
-    // sees the other's count.
-    const ::cuda::atomic_ref<std::uint64_t, ::cuda::thread_scope_block> halves_done(*halves_done_);
-    const std::uint64_t before =
-        halves_done.fetch_add(1ull << (32 * warpgroup), ::cuda::memory_order_acq_rel);
-    const auto mine = static_cast<std::uint32_t>(before >> (32 * warpgroup)) + 1;
-    const auto other = static_cast<std::uint32_t>(before >> (32 * (1 - warpgroup)));
-    if (other < mine || place_.ready == nullptr || shm::load_relaxed(params_.stop) != 0) return;
+  __device__ void tile_done(int m, int n, int warpgroup) {
+    if (!is_last_half(halves_done_, warpgroup)) return;
+    // A warp without rows has put nothing.
+    if (at_.m != m || at_.n != n) find_place({m, n});
+    if (place_.ready == nullptr) return;
     ptx::may_dawdle();
-    if constexpr (Places::kEverywhere) {
-      if (place_.everywhere) return publish_everywhere();
-    }
     if (place_.within_rank) {
       ptx::store_release_gpu(place_.ready, epoch_);
     } else {
@@ -117,32 +110,84 @@ class PackedStore {
     }
   }
 
-  __device__ void finish() {}
+  // --- Of orders that add ---
 
- private:
-  /// Own first, so that not everybody begins with the same rank.
-  __device__ void put_everywhere(const Piece& piece, int row, int column) const {
-    const World& world = params_.places.world;
-    std::uint32_t local = world.local;
-    for (std::uint32_t i = 0; i < world.locals; ++i) {
-      cute::SM90_TMA_STORE_2D::copy(place_.map + local, piece.bytes, column, row);
-      local = local + 1 < world.locals ? local + 1 : 0;
+  __device__ void load_partial(const Piece& piece, std::uint64_t* full) {
+    if (piece.column == 0) {
+      find_place({piece.m, piece.n});
+      // The other rank, if this one waited for it in vain, may still be in its last launch: its C
+      // is not to be touched. (The gate set the word before it went on, with a fence between.)
+      if (kForwards && shm::load_relaxed(params_.stop) != 0) place_.rows = 0;
+    }
+    const std::uint32_t tile = Places::owned_tile(params_.places, {piece.m, piece.n});
+    cute::SM90_TMA_LOAD_4D::copy(&params_.partials.slots, full, kHint, to(piece), piece.column,
+                                 piece.row, static_cast<int>(tile),
+                                 static_cast<int>(params_.partials.source));
+  }
+  __device__ void add(const Piece& piece) const {
+    if (!holds(piece)) return;
+    const int column = place_.column + piece.column;
+    const int row = place_.row + piece.row;
+    if (place_.tile < 0) {
+      cute::SM90_TMA_REDUCE_ADD_2D::copy(place_.map, piece.bytes, column, row);
+    } else {
+      cute::SM90_TMA_REDUCE_ADD_4D::copy(place_.map, piece.bytes, column, row, place_.tile,
+                                         place_.plane);
     }
   }
-  __device__ void publish_everywhere() const {
+  __device__ void load_sum(const Piece& piece, std::uint64_t* full) const {
+    cute::SM90_TMA_LOAD_2D::copy(place_.map, full, kHint, to(piece), place_.column + piece.column,
+                                 place_.row + piece.row);
+  }
+  __device__ void forward(const Piece& piece) const {
+    if (!holds(piece)) return;
+    cute::SM90_TMA_STORE_2D::copy(Places::other_out(params_.places), piece.bytes,
+                                  place_.column + piece.column, place_.row + piece.row);
+  }
+  __device__ void sum_done(const Tile& tile, int warpgroup) const {
+    if (!is_last_half(halves_summed_, warpgroup)) return;
+    ptx::may_dawdle();
+    const std::uint64_t flag = Places::out_ready(params_.places, tile);
     shm::store_release_all(
         params_.places.world.locals,
         [&](std::uint32_t local) {
-          return reinterpret_cast<std::uint32_t*>(params_.places.workspaces[local] +
-                                                  place_.ready_at);
+          return reinterpret_cast<std::uint32_t*>(params_.places.workspaces[local] + flag);
         },
         epoch_);
   }
 
+  __device__ void finish() {}
+
+ private:
+  static constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+
+  __device__ static void* to(const Piece& piece) { return const_cast<void*>(piece.bytes); }
+  __device__ void find_place(const Tile& tile) {
+    at_ = tile;
+    place_ = Places::place(params_.places, tile, epoch_);
+  }
+  __device__ bool holds(const Piece& piece) const {
+    return piece.row < place_.rows && piece.column < place_.columns;
+  }
+  /// When what this warp stored has arrived: whether the tile's other half was there before, and
+  /// the launch goes well. `halves`: tiles done, one 32-bit counter per warpgroup in one word: the
+  /// later of the two for this tile sees the other's count.
+  __device__ bool is_last_half(std::uint64_t* halves, int warpgroup) const {
+    ptx::bulk_wait<0>();
+    const ::cuda::atomic_ref<std::uint64_t, ::cuda::thread_scope_block> done(*halves);
+    const std::uint64_t before =
+        done.fetch_add(1ull << (32 * warpgroup), ::cuda::memory_order_acq_rel);
+    const auto mine = static_cast<std::uint32_t>(before >> (32 * warpgroup)) + 1;
+    const auto other = static_cast<std::uint32_t>(before >> (32 * (1 - warpgroup)));
+    return other >= mine && shm::load_relaxed(params_.stop) == 0;
+  }
+
   const Params& params_;
   std::uint64_t* halves_done_;
+  std::uint64_t* halves_summed_;
   std::uint32_t epoch_;
-  TilePlace place_;
+  Tile at_{-1, -1};
+  TilePlace place_;  ///< of that tile
 };
 
 }  // namespace mk::kernels::cuda

@@ -30,8 +30,8 @@
 /// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
 ///  - Slots and C: launch e ends on a rank when all of C is there, so after every owner has read
 ///    all its slots. Slots are written in e + 1, by ranks that have ended e; a rank's C is written
-///    in e + 1 only after this rank's own tiles of e + 1 went in (and not at all when a wait for
-///    those has failed).
+///    by others in e + 1 only after this rank's own tiles of e + 1 went in (and not at all when a
+///    wait for those has failed).
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
 ///    (LocalWords::sent_in).
 ///  - Receive bank: written in e after its reader has ended e - b, or released it (comm/banks.h).
@@ -42,6 +42,7 @@
 #include <cstdint>
 
 #include "kernels/comm/exchange.h"
+#include "kernels/comm/late_sum.h"
 #include "kernels/gemm_ar/block.h"
 
 namespace mk::kernels::gemm_ar {
@@ -73,21 +74,24 @@ MK_HOST_DEVICE inline bool sum_tile(GemmArBlock<Executor>& block, std::uint32_t 
 }
 
 /// Computes tiles `index`, `index` + compute blocks, ... of this rank's order; where it sums its
-/// own (GemmArLaunch::sums_own), those too. (An executor may add the others' partials to its own
-/// without a slot between; the bits are the same.)
+/// own (GemmArLaunch::sums_own), those too, one late (comm/late_sum.h). (An executor may add the
+/// other's partial to its own where that already lies in C; the bits are the same.)
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
   const bool sums_own = block.launch.sums_own_tiles();
-  OwnSteps own;
-  if (sums_own) own = schedule.own_steps(world.local, block.launch.own_lead());
+  const auto sum_own = [&](std::uint32_t owned) {
+    if (!sum_tile(block, owned, {})) return false;
+    block.publish_out_ready(schedule.chunk_of(owned));
+    return true;
+  };
+  LateSum<std::uint32_t> late;
   for (std::uint32_t step = block.index; step < schedule.tiles();
        step += block.launch.blocks.compute) {
     if (block.stopped()) return false;
-    const std::uint32_t tile =
-        sums_own ? schedule.tile_at(world.local, step, own) : schedule.tile_at(world.local, step);
+    const std::uint32_t tile = schedule.tile_at(world.local, step);
     const std::uint32_t owner = schedule.owner(tile);
     const std::uint32_t owned = schedule.owned_index(tile);
     const TileRect rect = schedule.rect(tile);
@@ -108,10 +112,9 @@ MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
     }
     block.span_end(begin_ns, SpanKind::kTile, tile, 0, block.rank_of(owner));
     block.publish_tile_ready(owner, owned);
-    if (!sums_own || owner != world.local) continue;
-    if (!sum_tile(block, owned, {})) return false;
-    block.publish_out_ready(schedule.chunk_of(owned));
+    if (sums_own && owner == world.local && !late.next(owned, sum_own)) return false;
   }
+  if (!late.end(sum_own)) return false;
   block.publish_done(block.launch.blocks.compute);
   return true;
 }

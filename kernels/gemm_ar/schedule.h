@@ -8,8 +8,7 @@
 /// rail peers. An owner's chunk c is its owned tiles [c*P, (c+1)*P), P = tiles_per_chunk. Ranks
 /// compute tiles in the order of their numbers, so all owners' first chunks are complete first;
 /// each group of L tiles (one per owner) is walked from another start on each rank, so that no
-/// owner receives from everybody at once. A rank that adds up its own tiles as it computes them
-/// (one node) has those later: comm/own_steps.h.
+/// owner receives from everybody at once.
 ///
 /// Network payload of the rank of rail l in one launch, in bytes:
 ///     (N - 1) * (kBankHeaderBytes + owned(l) * tile_rows * tile_cols * 2)
@@ -22,7 +21,6 @@
 #include "kernels/comm/banks.h"
 #include "kernels/comm/divisor.h"
 #include "kernels/comm/launch_record.h"
-#include "kernels/comm/own_steps.h"
 #include "kernels/comm/packed_tiles.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/types.h"
@@ -37,7 +35,6 @@ class GemmArSchedule {
   MK_HOST_DEVICE GemmArSchedule(const GemmArGeometry& plan, std::uint32_t m)
       : plan_(plan),
         locals_(plan.locals),
-        others_(plan.locals > 1 ? plan.locals - 1 : 1),
         grid_(m, plan.max.n, plan.tile_m, plan.tile_n),
         tiles_per_chunk_(PackedTiles::per_chunk(grid_.tile_bytes(), plan.chunk_bytes)) {}
 
@@ -70,18 +67,6 @@ class GemmArSchedule {
     const std::uint32_t left = tiles() - first;
     const std::uint32_t turned = step - first + local;
     return first + (left < plan_.locals ? turned % left : turned % locals_);
-  }
-
-  // --- The order of a rank that adds up its own tiles as it computes them; one node ---
-
-  /// `lead`: tiles of the others' that come first.
-  MK_HOST_DEVICE OwnSteps own_steps(std::uint32_t local, std::uint32_t lead) const {
-    return OwnSteps::of(tiles() - owned(local), owned(local), plan_.locals, lead);
-  }
-  MK_HOST_DEVICE std::uint32_t tile_at(std::uint32_t local, std::uint32_t step,
-                                       const OwnSteps& steps) const {
-    const std::uint32_t index = steps.index(step);
-    return steps.is_own(step) ? tile_of(local, index) : others_tile_at(local, index);
   }
 
   // --- Chunks ---
@@ -142,19 +127,8 @@ class GemmArSchedule {
   MK_HOST_DEVICE FlagMap flags() const { return plan_.flags(); }
 
  private:
-  /// The `index`-th tile of others' in the order of their groups; in each, from the rank's next on.
-  MK_HOST_DEVICE std::uint32_t others_tile_at(std::uint32_t local, std::uint32_t index) const {
-    const std::uint32_t group = index / others_;
-    const std::uint32_t first = group * plan_.locals;
-    const std::uint32_t turned = index - group * others_.value();
-    if (tiles() - first >= plan_.locals) return first + (local + 1 + turned) % locals_;
-    // The last group is of fewer tiles; the rank's own may not be among them.
-    return first + turned + (turned < local ? 0 : 1);
-  }
-
   GemmArGeometry plan_;
   Divisor locals_;
-  Divisor others_;  ///< of the local ranks
   TileGrid grid_;
   Divisor tiles_per_chunk_;
 };

@@ -24,8 +24,8 @@
 ///                           -> the caller's C
 ///
 /// Sums go in rank order and in node order, so every run gives the same bits. With one node, reduce
-/// stores into C itself; there is no send and no receive (where a rank sums its own tiles as it
-/// computes them, GemmRsLaunch::sums_own, compute does that, and nobody reduces). With one local
+/// stores into C itself; there is no send and no receive (where one of two ranks sums its own tiles
+/// as it computes them, GemmRsLaunch::sums_own, compute does that, and nobody reduces). With one local
 /// rank, compute stores into staging, or keeps, itself; there is no reduce. With both, compute
 /// stores into C.
 ///
@@ -42,6 +42,7 @@
 #include <cstdint>
 
 #include "kernels/comm/exchange.h"
+#include "kernels/comm/late_sum.h"
 #include "kernels/gemm_rs/block.h"
 
 namespace mk::kernels::gemm_rs {
@@ -68,22 +69,21 @@ MK_HOST_DEVICE inline bool sum_tile(GemmRsBlock<Executor>& block, std::uint32_t 
 }
 
 /// Computes tiles `index`, `index` + compute blocks, ... of this rank's order; where it sums its
-/// own (GemmRsLaunch::sums_own), those too. (An executor may add the others' partials to its own
-/// without a slot between; the bits are the same.)
+/// own (GemmRsLaunch::sums_own), those too, one late (comm/late_sum.h). (An executor may add the
+/// other's partial to its own where that already lies in C; the bits are the same.)
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
   const bool sums_own = block.launch.sums_own_tiles();
-  OwnSteps own;
-  if (sums_own) own = schedule.own_steps(world.local, block.launch.own_lead());
+  const auto sum_own = [&](std::uint32_t tile) { return sum_tile(block, world.node, tile, {}); };
+  LateSum<std::uint32_t> late;
   std::uint32_t free = 0;  // a bit for each owner whose slots are
   for (std::uint32_t step = block.index; step < schedule.tiles();
        step += block.launch.blocks.compute) {
     if (block.stopped()) return false;
-    const GemmRsSchedule::Tile tile = sums_own ? schedule.tile_at(world.local, step, own)
-                                               : schedule.tile_at(world.node, world.local, step);
+    const GemmRsSchedule::Tile tile = schedule.tile_at(world.node, world.local, step);
     const std::uint32_t shard = tile.node * world.locals + tile.local;
     const TileGrid& grid = schedule.grid(shard);
     TileRect rect = grid.rect(tile.tile);
@@ -109,9 +109,9 @@ MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
     }
     block.span_end(begin_ns, SpanKind::kTile, tile.tile, 0, shard);
     block.publish_tile_ready(tile);
-    if (sums_own && tile.local == world.local && !sum_tile(block, tile.node, tile.tile, {}))
-      return false;
+    if (sums_own && tile.local == world.local && !late.next(tile.tile, sum_own)) return false;
   }
+  if (!late.end(sum_own)) return false;
   block.publish_done(block.launch.blocks.compute);
   return true;
 }

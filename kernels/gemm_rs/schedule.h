@@ -11,8 +11,7 @@
 /// then those of d + 2, ..., and those of its own node last. Within a node it takes the first tile
 /// of each of the L shards, then the second of each, ...; each such group is walked from another
 /// start on each local rank, so that no owner receives from everybody at once. (Shards differ by
-/// one row of tiles at most: the last groups are of the larger shards only.) A rank that adds up
-/// its own tiles as it computes them (one node) has those later: comm/own_steps.h.
+/// one row of tiles at most: the last groups are of the larger shards only.)
 ///
 /// **Pieces.** What an owner sums at a time is a chunk of a shard; its pieces are in the order of
 /// the nodes above, of each the chunks by their numbers. All but those of its own shard, which come
@@ -28,7 +27,6 @@
 
 #include "kernels/comm/banks.h"
 #include "kernels/comm/divisor.h"
-#include "kernels/comm/own_steps.h"
 #include "kernels/comm/packed_tiles.h"
 #include "kernels/comm/shard.h"
 #include "kernels/comm/tile_grid.h"
@@ -58,7 +56,6 @@ class GemmRsSchedule {
         m_(m),
         world_(plan.nodes * plan.locals),
         locals_(plan.locals),
-        others_(plan.locals > 1 ? plan.locals - 1 : 1),
         shards_(m, world_),
         small_(shards_.least(), plan.max.n, plan.tile_m, plan.tile_n, band_of(plan.locals)),
         large_(shards_.most(), plan.max.n, plan.tile_m, plan.tile_n, band_of(plan.locals)),
@@ -111,19 +108,6 @@ class GemmRsSchedule {
       if (!is_large(tile.node * plan_.locals + tile.local)) continue;
       if (skip-- == 0) return tile;
     }
-  }
-
-  // --- The order of a rank that adds up its own tiles as it computes them; one node ---
-
-  /// `lead`: tiles of the others' shards that come first.
-  MK_HOST_DEVICE OwnSteps own_steps(std::uint32_t local, std::uint32_t lead) const {
-    const std::uint32_t own = grid(local).tiles();
-    return OwnSteps::of(tiles() - own, own, plan_.locals, lead);
-  }
-  MK_HOST_DEVICE Tile tile_at(std::uint32_t local, std::uint32_t step,
-                              const OwnSteps& steps) const {
-    const std::uint32_t index = steps.index(step);
-    return steps.is_own(step) ? Tile{0, local, index} : others_tile_at(local, index);
   }
 
   // --- An owner's order of pieces ---
@@ -194,24 +178,6 @@ class GemmRsSchedule {
   MK_HOST_DEVICE FlagMap flags() const { return plan_.flags(); }
 
  private:
-  /// The `index`-th tile of others' shards in the order above; one node.
-  MK_HOST_DEVICE Tile others_tile_at(std::uint32_t local, std::uint32_t index) const {
-    const std::uint32_t small = small_.tiles();
-    Tile tile;
-    if (index < small * others_.value()) {
-      tile.tile = index / others_;
-      tile.local = (local + 1 + index % others_) % locals_;
-      return tile;
-    }
-    index -= small * others_.value();
-    const std::uint32_t large = large_shards(0) - (is_large(local) ? 1 : 0);
-    tile.tile = small + index / large;
-    // Of the others' large shards, from the rank's own on.
-    std::uint32_t skip = index % large;
-    for (tile.local = (local + 1) % locals_;; tile.local = (tile.local + 1) % locals_) {
-      if (is_large(tile.local) && skip-- == 0) return tile;
-    }
-  }
   MK_HOST_DEVICE std::uint32_t rank_of(std::uint32_t node, std::uint32_t local) const {
     return node * plan_.locals + local;
   }
@@ -242,7 +208,6 @@ class GemmRsSchedule {
   std::uint32_t m_ = 0;
   std::uint32_t world_ = 1;
   Divisor locals_;
-  Divisor others_;  ///< of the local ranks
   Shards shards_;
   TileGrid small_;  ///< of a shard of m / W rows
   TileGrid large_;  ///< of a shard with one row more, if there are such

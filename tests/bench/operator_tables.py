@@ -2,6 +2,7 @@
 
     python3 operator_tables.py FILE...            gain over the unfused form, share of the bound: an operator a row, M a column
     python3 operator_tables.py --times FILE...    a row for each shape, times in microseconds
+    python3 operator_tables.py --alone FILE...    a row for each shape that was measured alone, too: each side at its own clock
     python3 operator_tables.py --goals FILE...    what we want of eight GPUs of a host, and whether it holds
 """
 import json
@@ -93,6 +94,20 @@ def print_times(rows):
         print_table(header, table)
 
 
+def print_alone(rows):
+    table = []
+    for row in (row for op in NAMES for row in rows if row["op"] == op and "alone" in row):
+        alone = row["alone"]
+        table.append([f"{NAMES[row['op']]} {row['m']} x {row['n_per_rank']} x {row['k_per_rank']}",
+                      f"{median(row, 'fused_us'):.0f}", f"{row['speedup']:.2f}",
+                      *(f"{median(alone, f'{what}_us'):.0f}" for what in ("fused", "products", "baseline")),
+                      f"{alone['speedup']:.2f}"])
+    if not table:
+        sys.exit("no row was measured alone")
+    print_table(["M x N x K per rank", "by turns: fused us", "speedup", "alone: fused us", "cuBLAS", "cuBLAS, then NCCL", "speedup"],
+                table)
+
+
 def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
@@ -135,7 +150,7 @@ def print_goals(rows):
 
 
 def main(arguments):
-    printer = {"--times": print_times, "--goals": print_goals}.get(arguments[0] if arguments else "")
+    printer = {"--times": print_times, "--alone": print_alone, "--goals": print_goals}.get(arguments[0] if arguments else "")
     files = arguments[1:] if printer else arguments
     printer = printer or print_gains
     if not files:

@@ -18,6 +18,7 @@ GAINS = {"README.md": ["operators_h200_x8", "operators_h200_2x4", "operators_h10
                        "operators_h100_2x2_on_2"]}
 TIMES = {f"kernels/cuda/{op}/README.md": (op, ["operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"])
          for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
+ALONE = {"kernels/cuda/README.md": "operators_h100_x2_alone"}
 
 
 def printed(*arguments):
@@ -73,6 +74,14 @@ class OperatorTables(unittest.TestCase):
             printed(self.document(other))
         self.assertIn("4096 x 8192 x 1024", printed("--times", self.document(other)))
 
+    def test_alone_each_side_at_its_own_clock(self):
+        times = {f"{what}_us": {"median": value} for what, value in (("fused", 8.0), ("products", 7.0), ("baseline", 12.0))}
+        both = row("gemm_rs", 4096, 2.0, 3.0, 0.8, alone={**times, "speedup": 1.5})
+        text = printed("--alone", self.document(row("gemm_rs", 2048, 4.0, 3.0, 0.5), both))
+        self.assertEqual(cells(text)[2:], [("2", "1.50", "8", "7", "12", "1.50")])
+        with self.assertRaisesRegex(SystemExit, "no row was measured alone"):
+            printed("--alone", self.document(row("gemm_rs", 2048, 4.0, 3.0, 0.5)))
+
     def test_goals_of_one_node(self):
         rows = [row("gemm_rs", 2048, 1.0, 0.9, 0.5), row("gemm_rs", 8192, 1.0, 1.2, 0.8), row("gemm_rs", 16384, 1.0, 1.5, 0.91)]
         found = {what: (value, holds) for _, what, value, holds in operator_tables.goals(rows)}
@@ -94,6 +103,11 @@ class OperatorTables(unittest.TestCase):
                 for each in rows:
                     if not each[0].startswith("---"):
                         self.assertIn(each, there, f"{readme}: {name}.json says so")
+        for readme, name in ALONE.items():
+            there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
+            for each in cells(printed("--alone", str(HERE / "results" / f"{name}.json"))):
+                if not each[0].startswith("---"):
+                    self.assertIn(each, there, f"{readme}: {name}.json says so")
         for readme, (op, files) in TIMES.items():
             there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
             for name in files:

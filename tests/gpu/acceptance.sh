@@ -14,8 +14,9 @@
 #   gemm       gemm_test, gemm_seams_test
 #   memcheck   compute-sanitizer over small cases, racecheck over fewer
 #   one_node   operators_bench: fused against cuBLAS and NCCL, every element judged
-#   two_nodes  the same as two nodes joined by two mkerneld at 50 GB/s a rail
-#   across     the same as two nodes that each span all GPUs, two ranks on each, the daemons in the same process
+#   alone      as one_node, each side also in a loop of its own, at its own clock; nothing judged
+#   two_nodes  as one_node, the GPUs as two nodes joined by two mkerneld at 50 GB/s a rail
+#   across     as one_node, as two nodes that each span all GPUs, two ranks on each, the daemons in the same process
 #   core       gemm_bench: the product by itself against cuBLAS
 #   rails      rails_bench: what the paced fabric carries, and unpaced
 #   torch      PyTorch's async-TP, where PyTorch is
@@ -25,7 +26,7 @@
 # when nothing was run. NVLink multicast stays off.
 set -u
 
-steps=(cases cases_all delays client fabric gemm memcheck one_node two_nodes across core rails torch sweep_one sweep_two)
+steps=(cases cases_all delays client fabric gemm memcheck one_node alone two_nodes across core rails torch sweep_one sweep_two)
 programs=(operators_gpu_test operators_gpu_delays_test client_gpu_test gpu_fabric_test gemm_test gemm_seams_test
   operators_bench gemm_bench rails_bench)
 
@@ -92,6 +93,8 @@ step() {
           --gtest_filter="*SmallShapes/${case}_on_1" || return
       done ;;
     one_node) "${bench[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_x$devices.json" ;;
+    alone)
+      "${bench[@]}" --launches 10 --alone 0.1 --check-up-to 0 --json "$out/operators_x${devices}_alone.json" ;;
     two_nodes)
       "${bench[@]}" "${nodes[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_2x$((devices / 2)).json" ;;
     across)
@@ -143,7 +146,7 @@ run() {
     status=$?
     seen=$(counts "$log")
     case $status:$name:$seen in
-      0:core:* | 0:rails:* | 0:torch:* | 0:sweep_*) word=ok ;;
+      0:core:* | 0:alone:* | 0:rails:* | 0:torch:* | 0:sweep_*) word=ok ;;
       0:*:nothing) word="LOOKED AT NOTHING" ;;
       0:*) word=ok ;;
       124:* | 137:*) word="cut off after ${seconds:-0} s" ;;
@@ -162,5 +165,5 @@ case ${1:-} in
   pack) [ $# -eq 3 ] && pack "$2" "$3" && exit ;;
   run) [ $# -ge 3 ] && shift && run "$@"; exit ;;
 esac
-sed -n '2,25s/^# \{0,1\}//p' "$0" >&2
+sed -n '2,26s/^# \{0,1\}//p' "$0" >&2
 exit 2

@@ -20,12 +20,11 @@ std::uint32_t reduce_groups(const Shape& max, std::uint32_t k) {
   return std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
 }
 
-/// Whether the compute blocks add up their rank's own tiles: where that is quicker, but of few
-/// ranks only (of more than two, only several on one GPU have been measured, and there it was
-/// mostly slower: README), unless the caller wants groups for that.
+/// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
+/// one addition (cuda/late_adds.cuh), and that is quicker, unless the caller wants groups for it.
 bool sums_own(const GemmArPlan& plan, const CudaOptions& options) {
-  if (plan.nodes > 1 || plan.locals == 1 || options.stream_groups != 0) return false;
-  if (plan.locals > cuda::kSumsOwnLocalsMax) return false;
+  if (plan.nodes != 1 || plan.locals != cuda::kSumsOwnLocals || options.stream_groups != 0)
+    return false;
   return GemmArSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
 }
 /// Such tiles go to C in pieces of 64 rows and 64 columns, which must not reach into the next tile.

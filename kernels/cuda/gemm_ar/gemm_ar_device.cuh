@@ -71,14 +71,10 @@ struct GemmArOp {
     const World& world = launch.context.world;
     const GemmArSchedule& schedule = launch.schedule;
     const bool sums_own = launch.sums_own_tiles();
-    const OwnSteps own = sums_own ? schedule.own_steps(world.local, launch.own_lead()) : OwnSteps{};
-    return make_params<GemmArOp>(arguments, schedule.tiles(),
-                                 {schedule, world.local, schedule.tiles(), own},
-                                 {{world.locals, world.local, arguments.partials},
-                                  world.locals == 1 && world.nodes > 1,
-                                  sums_own,
-                                  arguments.product.k_blocks},
-                                 Store::params(schedule, arguments));
+    return make_params<GemmArOp>(
+        arguments, schedule.tiles(), {schedule, world.local, schedule.tiles(), sums_own},
+        {world.locals == 1 && world.nodes > 1, sums_own, arguments.product.k_blocks},
+        Store::params(schedule, arguments));
   }
 };
 

@@ -13,28 +13,30 @@
 namespace mk::kernels::cuda {
 
 /// This rank's tiles in the order of gemm_ar/schedule.h. `Tile::m` is the tile's number.
-class GemmArOrder : public OwnStepCount {
+class GemmArOrder : public StepCount {
  public:
   struct Params {
     GemmArSchedule schedule;
     std::uint32_t local;
     std::uint32_t tiles;
-    OwnSteps own;  ///< as it is: this rank's are like the others'
+    bool sums_own;  ///< GemmArLaunch::sums_own_tiles
   };
-  using Count = OwnStepCount;
+  using Count = StepCount;
 
   __device__ GemmArOrder(const Params& params, int worker, int workers)
-      : OwnStepCount(params, worker, workers), params_(params) {}
+      : StepCount(params, worker, workers), params_(params) {}
 
   __device__ bool next(Tile* tile) {
-    if (!take(&step_)) return false;
+    std::uint32_t step;
+    if (!take(&step)) return false;
     const GemmArSchedule& schedule = params_.schedule;
-    tile->m =
-        static_cast<int>(params_.own.any() ? schedule.tile_at(params_.local, step_, params_.own)
-                                           : schedule.tile_at(params_.local, step_));
+    const std::uint32_t number = schedule.tile_at(params_.local, step);
+    tile->m = static_cast<int>(number);
     tile->n = 0;
+    adds_ = params_.sums_own && schedule.owner(number) == params_.local;
     return true;
   }
+  __device__ bool adds() const { return adds_; }
   __device__ Tile origin(Tile tile) const {
     const TileRect rect = params_.schedule.rect(static_cast<std::uint32_t>(tile.m));
     return {static_cast<int>(rect.row), static_cast<int>(rect.column)};
@@ -42,14 +44,15 @@ class GemmArOrder : public OwnStepCount {
 
  private:
   const Params& params_;
+  bool adds_ = false;
 };
 
-/// Several local ranks: a tile waits for nothing, but its own ones that are added up, in the end,
-/// for the others' partials. One of several nodes stores into its staging bank, when the daemon has
-/// read what was there.
+/// Several local ranks: a tile waits for nothing, but this rank's own ones, where they are added
+/// up, in the end, for the other's partial. One of several nodes stores into its staging bank, when
+/// the daemon has read what was there.
 class GemmArGate {
  public:
-  struct Params : PartialsOfOwn {
+  struct Params {
     bool into_staging;
     bool sums_own;
     int k_blocks;
@@ -70,32 +73,36 @@ class GemmArGate {
     return kAllReady;
   }
 
-  /// The other local ranks' partials of a tile of this rank's.
-  __device__ void await_partials(int tile, int /*n*/) {
-    failed_ = failed_ || !block_->await_others(owned_index(tile));
+  /// The other local rank's partial of a tile of this rank's.
+  __device__ void await_partial(int tile, int /*n*/) {
+    const auto number = static_cast<std::uint32_t>(tile);
+    failed_ = failed_ || !block_->await_others(block_->schedule.owned_index(number));
     // Also when the launch has failed: the store is to see that.
     GateExecutor::loads_begin();
   }
-  __device__ void load_partial(std::uint32_t source, int tile, int /*n*/, int row, int column,
-                               std::uint64_t* full, std::uint64_t hint, void* to) const {
-    params_.load(source, static_cast<int>(owned_index(tile)), row, column, full, hint, to);
-  }
 
  private:
-  __device__ std::uint32_t owned_index(int tile) const {
-    return block_->schedule.owned_index(static_cast<std::uint32_t>(tile));
-  }
-
   const Params& params_;
   GemmArBlock<GateExecutor>* block_;  ///< null: this rank's tiles wait for nothing
   bool failed_ = false;
 };
 
-/// A tile's slot at its owner, or, of those that are summed as they are computed, in every C; one
-/// rank of a node: its place in staging; one rank alone: in C.
+/// A tile's slot at its owner, or, of those that are summed as they are computed, in this rank's C,
+/// from where the sum goes to the other's; one rank of a node: its place in staging; one rank
+/// alone: in C.
 struct GemmArPlaces {
   using Params = PlaceParams<GemmArSchedule, GemmArPlaceMaps>;
-  static constexpr bool kEverywhere = true;
+  static constexpr bool kForwards = true;
+
+  static __device__ std::uint32_t owned_tile(const Params& params, Tile tile) {
+    return params.schedule.owned_index(static_cast<std::uint32_t>(tile.m));
+  }
+  static __device__ const CUtensorMap* other_out(const Params& params) {
+    return &params.maps.out[1 - params.world.local];
+  }
+  static __device__ std::uint64_t out_ready(const Params& params, Tile tile) {
+    return params.schedule.out_ready(params.world.local, owned_tile(params, tile));
+  }
 
   static __device__ TilePlace place(const Params& params, Tile tile, std::uint32_t epoch) {
     const auto number = static_cast<std::uint32_t>(tile.m);
@@ -116,9 +123,8 @@ struct GemmArPlaces {
       place.map = &params.maps.staging[bank_of(epoch, params.banks)];
     } else {
       const TileRect rect = schedule.rect(number);
-      place.map = params.maps.out;
-      place.everywhere = sums;
-      place.ready_at = schedule.out_ready(owner, owned);
+      place.map = &params.maps.out[sums ? owner : 0];
+      if (sums) place.ready = nullptr;  // nobody waits for a part of it
       place.tile = -1;
       place.row = static_cast<int>(rect.row);
       place.column = static_cast<int>(rect.column);

@@ -9,18 +9,13 @@ namespace {
 
 constexpr char kOp[] = "gemm_rs";
 
-/// Whether the compute blocks add up their rank's own tiles: where that is quicker (of few tiles,
-/// or where the sums would take long beside the product), but of few ranks only (of more than two,
-/// only several on one GPU have been measured: README), unless the caller wants groups for them.
-/// Such tiles go to C in pieces of 64 columns, which must not reach into the next tile.
-bool sums_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
-  constexpr std::uint32_t kLocalsMax = 3;
-  constexpr std::uint32_t kFewK = 1024;
-  if (plan.nodes > 1 || plan.locals == 1 || options.stream_groups != 0) return false;
-  if (plan.locals > kLocalsMax) return false;
+/// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
+/// one addition (cuda/late_adds.cuh), unless the caller wants groups for them. Such tiles go to C
+/// in pieces of 64 columns, which must not reach into the next tile.
+bool sums_own(const GemmRsPlan& plan, const CudaOptions& options) {
+  if (plan.nodes != 1 || plan.locals != 2 || options.stream_groups != 0) return false;
   const TileGrid columns(1, plan.max.n, plan.tile_m, plan.tile_n);
-  if (columns.tiles_n() > 1 && columns.tile_cols() % 64 != 0) return false;
-  return k <= kFewK || GemmRsSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
+  return columns.tiles_n() == 1 || columns.tile_cols() % 64 == 0;
 }
 
 }  // namespace
@@ -50,7 +45,7 @@ Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, s
 }
 
 Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options) {
-  arguments_.launch.sums_own = sums_own(plan_, k(), options);
+  arguments_.launch.sums_own = sums_own(plan_, options);
   const std::uint32_t reduce_groups = arguments_.launch.sums_own ? 1 : 12;
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, reduce_groups),
                              plan_.flags(), cuda::kGemmRsKernels);

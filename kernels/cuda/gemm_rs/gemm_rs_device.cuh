@@ -66,15 +66,10 @@ struct GemmRsOp {
     const GemmRsLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmRsSchedule& schedule = launch.schedule;
-    const OwnSteps own =
-        launch.sums_own_tiles() ? schedule.own_steps(world.local, launch.own_lead()) : OwnSteps{};
-    return make_params<GemmRsOp>(arguments, schedule.tiles(),
-                                 {schedule, world, schedule.tiles(), own},
-                                 {{world.locals, world.local, arguments.partials},
-                                  world,
-                                  arguments.product.k_blocks,
-                                  waits_done<GemmRsOp>(arguments)},
-                                 Store::params(schedule, arguments));
+    return make_params<GemmRsOp>(
+        arguments, schedule.tiles(), {schedule, world, schedule.tiles(), launch.sums_own_tiles()},
+        {world, arguments.product.k_blocks, waits_done<GemmRsOp>(arguments)},
+        Store::params(schedule, arguments));
   }
 };
 

@@ -14,29 +14,30 @@ namespace mk::kernels::cuda {
 
 /// This rank's tiles in the order of gemm_rs/schedule.h. `Tile::m` is the shard (its rank), `n` the
 /// tile of it.
-class GemmRsOrder : public OwnStepCount {
+class GemmRsOrder : public StepCount {
  public:
   struct Params {
     GemmRsSchedule schedule;
     World world;
     std::uint32_t tiles;
-    OwnSteps own;  ///< as it is: this rank's are like the others'
+    bool sums_own;  ///< GemmRsLaunch::sums_own_tiles
   };
-  using Count = OwnStepCount;
+  using Count = StepCount;
 
   __device__ GemmRsOrder(const Params& params, int worker, int workers)
-      : OwnStepCount(params, worker, workers), params_(params) {}
+      : StepCount(params, worker, workers), params_(params) {}
 
   __device__ bool next(Tile* tile) {
-    if (!take(&step_)) return false;
+    std::uint32_t step;
+    if (!take(&step)) return false;
     const World& world = params_.world;
-    const GemmRsSchedule::Tile found =
-        params_.own.any() ? params_.schedule.tile_at(world.local, step_, params_.own)
-                          : params_.schedule.tile_at(world.node, world.local, step_);
+    const GemmRsSchedule::Tile found = params_.schedule.tile_at(world.node, world.local, step);
+    adds_ = params_.sums_own && found.local == world.local;
     tile->m = static_cast<int>(found.node * world.locals + found.local);
     tile->n = static_cast<int>(found.tile);
     return true;
   }
+  __device__ bool adds() const { return adds_; }
   __device__ Tile origin(Tile tile) const {
     const auto shard = static_cast<std::uint32_t>(tile.m);
     const TileRect rect = params_.schedule.grid(shard).rect(static_cast<std::uint32_t>(tile.n));
@@ -46,13 +47,14 @@ class GemmRsOrder : public OwnStepCount {
 
  private:
   const Params& params_;
+  bool adds_ = false;
 };
 
 /// A tile waits until its owner has read this rank's slots of the last launch; where compute stores
 /// into staging, until the daemon has read what was there.
 class GemmRsGate {
  public:
-  struct Params : PartialsOfOwn {
+  struct Params {
     World world;
     int k_blocks;
     WaitsDone waits_done;
@@ -83,15 +85,11 @@ class GemmRsGate {
     return kAllReady;
   }
 
-  /// The other local ranks' partials of a tile of this rank's shard.
-  __device__ void await_partials(int /*shard*/, int tile) {
+  /// The other local rank's partial of a tile of this rank's shard.
+  __device__ void await_partial(int /*shard*/, int tile) {
     if (block_ == nullptr) return;
     if (!block_->await_others(static_cast<std::uint32_t>(tile))) block_ = nullptr;
     GateExecutor::loads_begin();
-  }
-  __device__ void load_partial(std::uint32_t source, int /*shard*/, int tile, int row, int column,
-                               std::uint64_t* full, std::uint64_t hint, void* to) const {
-    params_.load(source, tile, row, column, full, hint, to);
   }
   __device__ void end() const { params_.waits_done.note(); }
 
@@ -106,7 +104,11 @@ class GemmRsGate {
 /// a node: its place in staging, or among the kept; one rank alone: in C.
 struct GemmRsPlaces {
   using Params = PlaceParams<GemmRsSchedule, GemmRsPlaceMaps>;
-  static constexpr bool kEverywhere = false;
+  static constexpr bool kForwards = false;
+
+  static __device__ std::uint32_t owned_tile(const Params& /*params*/, Tile tile) {
+    return static_cast<std::uint32_t>(tile.n);
+  }
 
   static __device__ TilePlace place(const Params& params, Tile tile, std::uint32_t epoch) {
     const GemmRsSchedule& schedule = params.schedule;

@@ -124,66 +124,15 @@ TEST(GemmRsSchedule, TilesComeInTheStatedOrder) {
   });
 }
 
-// The steps of OwnSteps: a place for each tile, others' first, in the stated pattern.
-TEST(GemmRsOwnSteps, EveryTileHasAStepAndOwnOnesComeAsStated) {
-  for (std::uint32_t locals = 2; locals <= 5; ++locals) {
-    for (std::uint32_t own = 0; own <= 9; ++own) {
-      for (std::uint32_t others = 0; others <= 30; ++others) {
-        for (std::uint32_t lead = 0; lead <= 32; lead += 1 + lead / 4) {
-          const OwnSteps steps = OwnSteps::of(others, own, locals, lead);
-          ASSERT_TRUE(steps.any());
-          std::uint32_t own_seen = 0;
-          std::uint32_t others_seen = 0;
-          for (std::uint32_t step = 0; step < own + others; ++step) {
-            const bool is_own = steps.is_own(step);
-            // Both kinds come in the order of their numbers, none twice.
-            ASSERT_EQ(steps.index(step), is_own ? own_seen : others_seen);
-            ++(is_own ? own_seen : others_seen);
-            // Before the n-th own one: the lead and n rounds of others', if there are so many.
-            if (is_own) {
-              ASSERT_GE(others_seen, std::min(others, lead + own_seen * (locals - 1)));
-            }
-          }
-          ASSERT_EQ(own_seen, own);
-          ASSERT_EQ(others_seen, others);
-        }
-      }
-    }
-  }
-}
-TEST(GemmRsOwnSteps, NoneIsOwnWhereNobodySays) {
-  EXPECT_FALSE(OwnSteps{}.any());
-  for (std::uint32_t step : {0u, 1u, 1000u, 1u << 30}) {
-    EXPECT_FALSE(OwnSteps{}.is_own(step));
-    EXPECT_EQ(OwnSteps{}.index(step), step);
-  }
-}
-
-// The order of a rank that sums its own tiles: every tile once; of each shard tile by tile; and of
-// the other ranks' shards not the same one at the same time as another rank.
-TEST(GemmRsSchedule, OwnTilesComeLateAndAllTilesOnce) {
+// What comm/late_sum.h relies on: pairs, as long as both shards have tiles, then the larger shard's.
+TEST(GemmRsSchedule, TwoRanksComputeATileInTheSamePairOfSteps) {
   for_every_launch([](const GemmRsPlan& plan, const GemmRsSchedule& schedule) {
-    if (plan.nodes != 1 || plan.locals == 1) return;
-    for (std::uint32_t lead : {0u, 1u, 5u, 128u}) {
-      for (std::uint32_t local = 0; local < plan.locals; ++local) {
-        const OwnSteps steps = schedule.own_steps(local, lead);
-        std::vector<std::uint32_t> next(plan.locals, 0);
-        for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
-          const auto tile = schedule.tile_at(local, step, steps);
-          ASSERT_EQ(tile.node, 0u);
-          ASSERT_LT(tile.local, plan.locals);
-          ASSERT_EQ(tile.local == local, steps.is_own(step));
-          ASSERT_EQ(tile.tile, next[tile.local]++);
-        }
-        for (std::uint32_t shard = 0; shard < plan.locals; ++shard)
-          ASSERT_EQ(next[shard], schedule.grid(shard).tiles());
-      }
-      const std::uint32_t full = schedule.small_grid().tiles() * (plan.locals - 1);
-      for (std::uint32_t step = 0; step < std::min(lead, full); ++step) {
-        std::set<std::uint32_t> owners;
-        for (std::uint32_t local = 0; local < plan.locals; ++local)
-          owners.insert(schedule.tile_at(local, step, schedule.own_steps(local, lead)).local);
-        ASSERT_EQ(owners.size(), plan.locals) << "step " << step;
+    if (plan.nodes != 1 || plan.locals != 2) return;
+    const std::uint32_t pairs = std::min(schedule.grid(0).tiles(), schedule.grid(1).tiles());
+    for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
+      for (std::uint32_t local = 0; local < 2; ++local) {
+        const auto tile = schedule.tile_at(0, local, step).tile;
+        ASSERT_EQ(tile, step < 2 * pairs ? step / 2 : step - pairs);
       }
     }
   });
