@@ -36,9 +36,9 @@ constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
   return sent_bytes >= kMuch ? 512u << 10 : 0;
 }
 
-/// Tiles of a launch that are so few that sums beside the product would all come at its end: on one
-/// node, compute blocks that add up their rank's own tiles are quicker then. As measured
-/// (gemm_rs/README.md, gemm_ar/README.md).
+/// Tiles of a launch that are so few that sums beside the product would all come at its end: on a
+/// node of two ranks, compute blocks that add up their rank's own tiles are quicker then. As
+/// measured (gemm_rs/README.md, gemm_ar/README.md).
 inline constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
 
 }  // namespace mk::kernels::cuda

@@ -10,12 +10,15 @@ namespace {
 constexpr char kOp[] = "gemm_rs";
 
 /// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
-/// one addition (cuda/late_adds.cuh), unless the caller wants groups for them. Such tiles go to C
-/// in pieces of 64 columns, which must not reach into the next tile.
-bool sums_own(const GemmRsPlan& plan, const CudaOptions& options) {
+/// one addition (cuda/late_adds.cuh), unless the caller wants groups for them, or a few groups are
+/// through with them beside the product (README). Such tiles go to C in pieces of 64 columns, which
+/// must not reach into the next tile.
+bool sums_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
+  constexpr std::uint32_t kMuchK = 4096;
   if (plan.nodes != 1 || plan.locals != 2 || options.stream_groups != 0) return false;
   const TileGrid columns(1, plan.max.n, plan.tile_m, plan.tile_n);
-  return columns.tiles_n() == 1 || columns.tile_cols() % 64 == 0;
+  if (columns.tiles_n() > 1 && columns.tile_cols() % 64 != 0) return false;
+  return k < kMuchK || GemmRsSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
 }
 
 }  // namespace
@@ -45,7 +48,7 @@ Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, s
 }
 
 Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options) {
-  arguments_.launch.sums_own = sums_own(plan_, options);
+  arguments_.launch.sums_own = sums_own(plan_, k(), options);
   const std::uint32_t reduce_groups = arguments_.launch.sums_own ? 1 : 12;
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, reduce_groups),
                              plan_.flags(), cuda::kGemmRsKernels);
