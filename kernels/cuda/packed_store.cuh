@@ -86,15 +86,7 @@ class PackedStore {
 
   __device__ void put(const Piece& piece) {
     if (piece.column == 0) find_place({piece.m, piece.n});
-    if (!holds(piece)) return;
-    const int column = place_.column + piece.column;
-    const int row = place_.row + piece.row;
-    if (place_.tile < 0) {
-      cute::SM90_TMA_STORE_2D::copy(place_.map, piece.bytes, column, row);
-    } else {
-      cute::SM90_TMA_STORE_4D::copy(place_.map, piece.bytes, column, row, place_.tile,
-                                    place_.plane);
-    }
+    to_place<cute::SM90_TMA_STORE_2D, cute::SM90_TMA_STORE_4D>(piece);
   }
 
   __device__ void tile_done(int m, int n, int warpgroup) {
@@ -125,15 +117,7 @@ class PackedStore {
                                  static_cast<int>(params_.partials.source));
   }
   __device__ void add(const Piece& piece) const {
-    if (!holds(piece)) return;
-    const int column = place_.column + piece.column;
-    const int row = place_.row + piece.row;
-    if (place_.tile < 0) {
-      cute::SM90_TMA_REDUCE_ADD_2D::copy(place_.map, piece.bytes, column, row);
-    } else {
-      cute::SM90_TMA_REDUCE_ADD_4D::copy(place_.map, piece.bytes, column, row, place_.tile,
-                                         place_.plane);
-    }
+    to_place<cute::SM90_TMA_REDUCE_ADD_2D, cute::SM90_TMA_REDUCE_ADD_4D>(piece);
   }
   __device__ void load_sum(const Piece& piece, std::uint64_t* full) const {
     cute::SM90_TMA_LOAD_2D::copy(place_.map, full, kHint, to(piece), place_.column + piece.column,
@@ -168,6 +152,18 @@ class PackedStore {
   }
   __device__ bool holds(const Piece& piece) const {
     return piece.row < place_.rows && piece.column < place_.columns;
+  }
+  /// By these instructions, for a matrix and for packed tiles.
+  template <class ToMatrix, class ToTiles>
+  __device__ void to_place(const Piece& piece) const {
+    if (!holds(piece)) return;
+    const int column = place_.column + piece.column;
+    const int row = place_.row + piece.row;
+    if (place_.tile < 0) {
+      ToMatrix::copy(place_.map, piece.bytes, column, row);
+    } else {
+      ToTiles::copy(place_.map, piece.bytes, column, row, place_.tile, place_.plane);
+    }
   }
   /// When what this warp stored has arrived: whether the tile's other half was there before, and
   /// the launch goes well. `halves`: tiles done, one 32-bit counter per warpgroup in one word: the
