@@ -86,6 +86,9 @@ struct BlockGateShared {
   alignas(16) unsigned char block_bytes[sizeof(Block)];
   GateExecutor executor;
   BlockTotals totals;
+  /// A wait of the loading thread's has failed: what the block's storing threads have from here on
+  /// is nothing, and where it would go may still be in use.
+  std::uint32_t in_vain;
 
   /// All threads of the block; barriers come between this and `begin`, and after that.
   __device__ void prepare(const Launch& from) {
@@ -95,6 +98,7 @@ struct BlockGateShared {
   __device__ void begin(std::uint32_t epoch) {
     reinterpret_cast<Launch*>(launch_bytes)->epoch = epoch;
     totals = BlockTotals{};
+    in_vain = 0;
   }
   __device__ const Launch& launch() const { return *reinterpret_cast<const Launch*>(launch_bytes); }
   __device__ std::uint32_t epoch() const { return launch().epoch; }

@@ -54,6 +54,19 @@ struct Jobs {
   }
 };
 
+/// The two elements of a word, the low half first.
+template <class Element>
+__device__ __forceinline__ void unpack_two(std::uint32_t packed, float* low, float* high) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    *low = __uint_as_float(packed << 16);
+    *high = __uint_as_float(packed & 0xffff0000u);
+  } else {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&packed));
+    *low = pair.x;
+    *high = pair.y;
+  }
+}
+
 /// sum += vector, or sum = vector for the first.
 template <class Element>
 __device__ __forceinline__ void add(float (&sum)[8], const Vector& vector, bool first) {

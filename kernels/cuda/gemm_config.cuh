@@ -56,13 +56,10 @@ struct GemmConfig {
   static constexpr int kABytes = kBlockM * kBlockK * 2;
   static constexpr int kBBytes = kBlockN * kBlockK * 2;
   static constexpr int kPieceBytes = kWarpgroupRows * kPieceColumns * 2;
-  /// A piece of all rows of the tile: it fits where a stage has A.
-  static constexpr int kPartialBytes = kMathWarpgroups * kPieceBytes;
 
   /// Rows (or columns, for B as [K,N]) of the box of one TMA load of B.
   static constexpr int kBBox = kBLayout == BLayout::kNK ? kBlockN / kCluster : 64;
 
-  static_assert(kPartialBytes == kABytes);
   static_assert(kMathWarpgroups == 2, "the register split is made for two");
   static_assert(kBlockN == 64 || kBlockN == 128 || kBlockN == 256);
   static_assert(kCluster == 1 || kCluster == 2);
@@ -100,7 +97,7 @@ struct alignas(1024) GemmShared {
   Barrier stage_full[kStages];           ///< to math: A and B of this stage have landed
   Barrier stage_empty[kStages];          ///< to the loads: no math warp of the cluster needs it now
   Barrier piece_full[kMath][kBuffers];   ///< to the stores: a piece of C is written
-  Barrier piece_empty[kMath][kBuffers];  ///< to math: the copy engine has read it
+  Barrier piece_empty[kMath][kBuffers];  ///< to math: it has been read, and what passed it since
 
   LateBarriers<kMath> late;  ///< where partials are added
   TileFeed feed;             ///< where tiles are taken at run time

@@ -5,13 +5,14 @@
 /// A block has one io warpgroup and two math warpgroups (64 rows of the tile each):
 ///
 ///     io warp 0     asks the gate, loads A and B by TMA into a ring of stages
-///     math w        multiplies stage by stage (wgmma), writes its rows of C piece by piece to
-///     staging io warp 1+w   hands the pieces of math warpgroup w to the output store
+///     math w        multiplies stage by stage (wgmma), writes its rows of C by pieces to staging
+///     io warp 1+w   hands the pieces of math warpgroup w to the output store
 ///
 /// and four sets of barriers between them (GemmShared): stage_full, stage_empty, piece_full,
-/// piece_empty. (The fourth io warp is spare: who calls the core may give it something to do.) The
-/// math warpgroups wait for each other nowhere: while one writes its half of C the other keeps the
-/// tensor cores busy, and the loads of the next tile run through all of it.
+/// piece_empty; where another rank's partials are added to tiles (late_adds.cuh), which the storing
+/// warps see to as well, a fifth. (The fourth io warp is spare: who calls the core may give it
+/// something to do.) The math warpgroups wait for each other nowhere: while one writes its half of
+/// C the other keeps the tensor cores busy, and the loads of the next tile run through all of it.
 ///
 /// In a cluster of two, the blocks work on tiles one above the other, so they need the same tile of
 /// B: each loads half of it and multicasts that to both. A stage is then free when the math warps
@@ -123,19 +124,6 @@ __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   }
   return packed;
-}
-
-/// The two elements of a word, the low half first.
-template <class Element>
-__device__ __forceinline__ void unpack_two(std::uint32_t packed, float* low, float* high) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    *low = __uint_as_float(packed << 16);
-    *high = __uint_as_float(packed & 0xffff0000u);
-  } else {
-    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&packed));
-    *low = pair.x;
-    *high = pair.y;
-  }
 }
 
 /// Whether math warpgroup `warpgroup` has anything to do: whether A's box reaches its rows. Else
@@ -281,7 +269,13 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
     } else if (warp >= 1 && warp <= kMathWarpgroups && cute::elect_one_sync()) {
       // Stores of math warpgroup `of`.
       const int of = warp - 1;
-      Store store(params.store, shared.store_words);
+      Store store = [&] {
+        if constexpr (kStoreSees<Store, decltype(shared.gate)>) {
+          return Store(params.store, shared.store_words, shared.gate);
+        } else {
+          return Store(params.store, shared.store_words);
+        }
+      }();
       TileWalk<Order, false> order(params.order, shared.feed, worker, workers);
       RingPosition<Config::kStagingBuffers> ring;
       [[maybe_unused]] LateAdds<Config> late(of);
@@ -293,7 +287,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
         // the reading of the one before it; or, where something is added, all of them after that.
         bool adds = false;
         if constexpr (kAdds<Order>) adds = order.adds() && late.due();
-        const int first_slot = ring.slot;
+        const auto first = ring;
 #pragma unroll 1
         for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
           ptx::mbarrier_wait(&shared.piece_full[of][ring.slot], ring.parity);
@@ -312,12 +306,10 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
         if (inside) store.tile_done(m, tile.n, of);
         if constexpr (kAdds<Order>) {
           if (adds) {
-            late.add(store, shared, first_slot);
-            int slot = first_slot;
-            for (int piece = 0; piece < pieces; ++piece) {
-              ptx::mbarrier_arrive(&shared.piece_empty[of][slot]);
-              slot = slot == Config::kStagingBuffers - 1 ? 0 : slot + 1;
-            }
+            late.add(store, shared, first);
+            auto back = first;
+            for (int piece = 0; piece < pieces; ++piece, back.advance())
+              ptx::mbarrier_arrive(&shared.piece_empty[of][back.slot]);
             late.done(store);
           }
           if (order.adds()) late.set(tile);
@@ -325,7 +317,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       }
       if constexpr (kAdds<Order>) {
         if (late.due()) {
-          late.add(store, shared, ring.slot);
+          late.add(store, shared, ring);
           late.done(store);
         }
       }

@@ -66,6 +66,11 @@ struct GateSharedOf<Gate> {
   using Type = typename Gate::Shared;
 };
 
+/// A store that wants to see the gate's shared memory.
+template <class Store, class GateShared>
+inline constexpr bool kStoreSees =
+    std::is_constructible_v<Store, const typename Store::Params&, std::uint32_t*, GateShared&>;
+
 /// An order of tiles to some of which another rank's partial is added.
 template <class Order>
 inline constexpr bool kAdds = requires(const Order& order) {
@@ -99,7 +104,9 @@ struct Piece {
 ///
 ///     struct Params;
 ///     static constexpr int kSharedWords;            32-bit words of shared memory it wants
-///     Store(const Params&, std::uint32_t* words);   the words are zero at the start of the kernel
+///     Store(const Params&, std::uint32_t* words);   the words are zero at the start of the kernel;
+///                                                   or, third, const Gate::Shared&: to see whether
+///                                                   the gate has waited in vain
 ///     void put(const Piece&);                       issues bulk stores; the core commits the group
 ///     void tile_done(int m, int n, int warpgroup);  after this warp's last put of the tile
 ///     void finish();                                after the last tile; the core then waits
@@ -110,7 +117,7 @@ struct Piece {
 /// short.
 ///
 /// Where the order adds (late_adds.cuh), for all pieces of a tile of which that is true, after the
-/// tile_done of a later one, `full` and shared memory as the core gives them:
+/// tile_done of a later one or at the end, `full` and shared memory as the core gives them:
 ///
 ///     void load_partial(const Piece&, uint64_t* full);   has the other's partial of the piece
 ///                                                   brought there (all 64 x 64, swizzled)

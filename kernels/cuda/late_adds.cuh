@@ -1,20 +1,20 @@
 /// \file
 /// Tiles that another rank's partial is added to by the copy engine, one of them late
 /// (comm/late_sum.h says why, and why nobody waits in a circle): a block stores its own partial
-/// where the sum is to be, computes the next such tile, and only then has the other's of the first,
-/// which lies in this GPU's memory by now, brought into shared memory and added in L2. Math has
-/// nothing to do with it. Between a block's threads (gemm_core.cuh):
+/// where the sum is to be, computes the next such tile, and only then has the other's partial of
+/// the first, which lies in this GPU's memory by now, brought into shared memory and added in L2.
+/// Math has nothing to do with it. Between a block's threads (gemm_core.cuh):
 ///
-///     loading thread      when it has issued such a tile's loads: awaits the other's partial of
-///     the
-///                         one before (the gate); late.there -> storing threads, <- late.taken
-///     storing thread w    when it has stored such a tile: its rows of the one before, into the
-///                         staging just emptied, which math gets back later for that; from there
-///                         onto what was stored
+///     loading thread     has issued such a tile's loads: awaits the other's partial of the last
+///                        one (the gate), late.there -> storing threads, <- late.taken
+///     storing thread w   has stored such a tile: its rows of the last one, into the staging just
+///                        emptied, which math gets back later for that, and from there onto what
+///                        was stored
 ///
 /// One addition of two rounded values, rounded once: the same bits as a sum in fp32 that is rounded
 /// then (double rounding is innocuous where the wider type has 2p + 2 bits: Figueroa, "When is
-/// double rounding innocuous?", 1995; p = 8 for bf16 and 11 for f16), and in either order.
+/// double rounding innocuous?", 1995; p = 8 for bf16 and 11 for f16), and in either order. (Of NaNs
+/// the payloads may differ.)
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,7 @@ class LateAwaits {
     ptx::mbarrier_arrive(&shared.late.there);
     parity_ ^= 1;
   }
+  /// The tile that the next call is about.
   __device__ void set(const Tile& tile) { late_ = tile; }
 
  private:
@@ -49,22 +50,22 @@ class LateAwaits {
 template <class Config>
 class LateAdds {
  public:
+  /// `warpgroup`: the math warpgroup whose rows this thread stores.
   __device__ explicit LateAdds(int warpgroup) : warpgroup_(warpgroup) {}
 
   /// Whether there is one before this one: its buffers are needed for that then.
   __device__ bool due() const { return late_.m >= 0; }
-  /// Adds what is due, through the buffers from `slot` on, which nobody else uses. Returns when
-  /// they are read.
-  template <class Store, class Shared>
-  __device__ void add(Store& store, Shared& shared, int slot) {
+  /// Adds what is due, through the buffers from `first` (a RingPosition) on, which nobody else
+  /// uses. Returns when they are read.
+  template <class Store, class Shared, class Position>
+  __device__ void add(Store& store, Shared& shared, const Position& first) {
     static_assert(Config::kStagingBuffers >= Config::kPieces, "a whole tile's rows are brought");
     std::uint64_t* const full = &shared.late.full[warpgroup_];
     const auto for_each_piece = [&](auto&& what) {
-      int at = slot;
-      for (int piece = 0; piece < Config::kPieces; ++piece) {
+      Position at = first;
+      for (int piece = 0; piece < Config::kPieces; ++piece, at.advance()) {
         what(Piece{late_.m, late_.n, warpgroup_ * kWarpgroupRows, piece * kPieceColumns,
-                   shared.piece[warpgroup_][at]});
-        at = at == Config::kStagingBuffers - 1 ? 0 : at + 1;
+                   shared.piece[warpgroup_][at.slot]});
       }
     };
     const auto load = [&](auto&& what) {
@@ -80,11 +81,13 @@ class LateAdds {
     load([&](const Piece& piece) { store.load_partial(piece, full); });
     // What it is added to is in place.
     ptx::bulk_wait<0>();
+    ptx::may_dawdle();
     for_each_piece([&](const Piece& piece) { store.add(piece); });
     ptx::bulk_commit();
     if constexpr (Store::kForwards) {
       ptx::bulk_wait<0>();
       load([&](const Piece& piece) { store.load_sum(piece, full); });
+      ptx::may_dawdle();
       for_each_piece([&](const Piece& piece) { store.forward(piece); });
       ptx::bulk_commit();
     }
@@ -95,6 +98,7 @@ class LateAdds {
   __device__ void done(Store& store) const {
     if constexpr (Store::kForwards) store.sum_done(late_, warpgroup_);
   }
+  /// The tile that the next call is about.
   __device__ void set(const Tile& tile) { late_ = tile; }
 
  private:

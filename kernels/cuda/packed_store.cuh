@@ -15,7 +15,7 @@ namespace mk::kernels::cuda {
 /// Where a tile goes: into [plane][tile][row][column] of a map of packed tiles, or, where `tile` is
 /// negative, to (row, column) of a matrix. Rows and columns of the core's tile that are not the
 /// schedule's are clipped by the map; in a matrix they are right, and somebody else stores the
-/// same.
+/// same (so of tiles that are added to there are none).
 struct TilePlace {
   const CUtensorMap* map;
   int plane;
@@ -78,8 +78,11 @@ class PackedStore {
   static constexpr int kSharedWords = 4;
   static constexpr bool kForwards = Places::kForwards;
 
-  __device__ PackedStore(const Params& params, std::uint32_t* words)
+  /// `gate`: the gate's shared memory (BlockGateShared).
+  template <class GateShared>
+  __device__ PackedStore(const Params& params, std::uint32_t* words, const GateShared& gate)
       : params_(params),
+        in_vain_(gate.in_vain),
         halves_done_(reinterpret_cast<std::uint64_t*>(words)),
         halves_summed_(halves_done_ + 1),
         epoch_(*params.last_epoch + 1) {}
@@ -105,12 +108,7 @@ class PackedStore {
   // --- Of orders that add ---
 
   __device__ void load_partial(const Piece& piece, std::uint64_t* full) {
-    if (piece.column == 0) {
-      find_place({piece.m, piece.n});
-      // The other rank, if this one waited for it in vain, may still be in its last launch: its C
-      // is not to be touched. (The gate set the word before it went on, with a fence between.)
-      if (kForwards && shm::load_relaxed(params_.stop) != 0) place_.rows = 0;
-    }
+    if (piece.column == 0) find_place({piece.m, piece.n});
     const std::uint32_t tile = Places::owned_tile(params_.places, {piece.m, piece.n});
     cute::SM90_TMA_LOAD_4D::copy(&params_.partials.slots, full, kHint, to(piece), piece.column,
                                  piece.row, static_cast<int>(tile),
@@ -146,9 +144,13 @@ class PackedStore {
   static constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
   __device__ static void* to(const Piece& piece) { return const_cast<void*>(piece.bytes); }
+  /// Another rank that this one waited for in vain may still be in its last launch, and read its
+  /// slots; nor is its C to be touched. The gate told before it had the tile's last stage, or the
+  /// partial, loaded.
   __device__ void find_place(const Tile& tile) {
     at_ = tile;
     place_ = Places::place(params_.places, tile, epoch_);
+    if (in_vain_ != 0) place_.rows = 0;
   }
   __device__ bool holds(const Piece& piece) const {
     return piece.row < place_.rows && piece.column < place_.columns;
@@ -179,6 +181,7 @@ class PackedStore {
   }
 
   const Params& params_;
+  const std::uint32_t& in_vain_;
   std::uint64_t* halves_done_;
   std::uint64_t* halves_summed_;
   std::uint32_t epoch_;

@@ -215,14 +215,6 @@ __device__ __forceinline__ void store_matrices(std::uint32_t row_address, std::u
       : "memory");
 }
 
-/// ldmatrix.x4: the same the other way round.
-__device__ __forceinline__ void load_matrices(std::uint32_t row_address, std::uint32_t (&m)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(row_address)
-               : "memory");
-}
-
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

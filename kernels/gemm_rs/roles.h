@@ -25,9 +25,9 @@
 ///
 /// Sums go in rank order and in node order, so every run gives the same bits. With one node, reduce
 /// stores into C itself; there is no send and no receive (where one of two ranks sums its own tiles
-/// as it computes them, GemmRsLaunch::sums_own, compute does that, and nobody reduces). With one local
-/// rank, compute stores into staging, or keeps, itself; there is no reduce. With both, compute
-/// stores into C.
+/// as it computes them, GemmRsLaunch::sums_own, compute does that, and nobody reduces). With one
+/// local rank, compute stores into staging, or keeps, itself; there is no reduce. With both,
+/// compute stores into C.
 ///
 /// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
 ///  - Slots: a rank writes the first tile of e at an owner after that owner has ended e - 1, in

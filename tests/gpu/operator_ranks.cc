@@ -222,6 +222,7 @@ Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
         context.workspaces[local] = workspaces[r / setup.locals * setup.locals + local];
       if (proxy_ != nullptr) proxy_->fill_in(r, context);
     }
+    if (!setup.stream_groups.empty()) options.stream_groups = setup.stream_groups[r];
     ranks_[r].op = make_operator(setup, plan, r, context, options);
     // Loads what the helpers launch, too: CUDA loads a kernel at its first launch, and may wait for
     // the device to be idle to do so.

@@ -38,8 +38,9 @@ struct JobSetup {
   kernels::Tiling tiling;         ///< tile_m 0: the operator's own
   std::uint32_t chunk_bytes = 0;  ///< 0: the tiling's
   kernels::CudaOptions options;
-  const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
-  bool gathers = false;                  ///< AG+GEMM: the caller wants the whole A, too
+  std::vector<std::uint32_t> stream_groups;  ///< by rank; none: all as the options say
+  const std::uint32_t* abort = nullptr;      ///< every rank's session abort word
+  bool gathers = false;                      ///< AG+GEMM: the caller wants the whole A, too
   std::uint32_t gap = 0;  ///< elements (a multiple of 8) between the caller's rows of A, B and C
   /// GEMM+AR: the caller reads C there; AG+GEMM: the caller's A lies there. (Not of one rank.)
   bool in_workspace = false;

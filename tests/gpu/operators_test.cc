@@ -14,7 +14,7 @@
 
 #include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
 #include "shm/atomic.h"
-#include "tests/gpu/operator_ranks.h"
+#include "tests/gpu/operators_fixture.h"
 #include "tests/gpu/products.h"
 
 namespace mk::test {
@@ -30,97 +30,6 @@ using namespace std::chrono_literals;
 /// may get in line behind launches that wait for it.
 [[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 
-/// A rank with so long a product is late with every tile: who does not wait reads the last
-/// launch's.
-constexpr std::uint32_t kLongK = 8192;
-
-struct World {
-  Op op;
-  std::uint32_t nodes;
-  std::uint32_t locals;
-  int devices;
-};
-
-class Operators : public testing::TestWithParam<World> {
- protected:
-  void SetUp() override {
-    if (device_count() < GetParam().devices)
-      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
-  }
-  static bool sums() { return GetParam().op != Op::kAgGemm; }
-  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
-
-  JobSetup setup(std::uint32_t m, std::uint32_t n, std::uint32_t k) {
-    JobSetup setup;
-    setup.op = GetParam().op;
-    setup.nodes = GetParam().nodes;
-    setup.locals = GetParam().locals;
-    setup.devices = GetParam().devices;
-    setup.m = m;
-    setup.n = n;
-    setup.k.assign(world(), k);
-    setup.options.wait_timeout = 5s;
-    setup.options.spare_warps = random_() % 2 == 0;  // AG+GEMM: both ways to share rows
-    setup.in_workspace = random_() % 2 == 0;
-    setup.gap = static_cast<std::uint32_t>(random_() % 3) * 24;  // between rows
-    return setup;
-  }
-  std::uint64_t seed() { return random_() >> 16; }
-
-  /// One launch with fresh inputs, checked.
-  void check(Job& job, std::uint32_t m, Mode mode) {
-    SCOPED_TRACE("m " + std::to_string(m) + ", " + name_of(mode));
-    job.launch_all(m, seed(), mode);
-    // All of them: the first to tell of a failure is seldom the one to blame.
-    std::string failures;
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      if (const Status finished = job.finish(r); !finished)
-        failures += "\n" + finished.error().message;
-    }
-    if (!failures.empty() && job.proxy() != nullptr) failures += "\n" + job.proxy()->slowest_copy();
-    ASSERT_EQ(failures, "");
-    judge(job, m);
-  }
-  void judge(Job& job, std::uint32_t m) {
-    const Verdict verdict = job.judge_all(m);
-    worst_ = std::max(worst_, verdict.worst);
-    ASSERT_TRUE(verdict.right()) << verdict.bad << " elements wrong, first " << verdict.first_bad;
-  }
-  /// Rounds of launches of 1 to `with.m` rows, one after the other on the streams; each round has
-  /// fresh inputs and poisoned outputs, and is judged after its last launch.
-  void launch_without_a_pause(const JobSetup& with, int rounds, int launches) {
-    Job job(with);
-    for (int round = 0; round < rounds && !HasFatalFailure(); ++round) {
-      const std::uint64_t inputs = seed();
-      for (std::uint32_t r = 0; r < job.world(); ++r) {
-        job.fill(r, inputs);
-        job.poison(r);
-        require(cudaStreamSynchronize(job.stream(r)), "inputs");
-      }
-      std::uint32_t m = 0;
-      for (int i = 0; i < launches; ++i) {
-        m = static_cast<std::uint32_t>(1 + random_() % with.m);
-        for (std::uint32_t r = 0; r < job.world(); ++r) {
-          job.make_current(r);
-          const Status launched = job.launch(r, m);
-          ASSERT_TRUE(launched) << launched.error().message;
-        }
-      }
-      for (std::uint32_t r = 0; r < job.world(); ++r) {
-        const Status finished = job.finish(r);
-        ASSERT_TRUE(finished) << finished.error().message;
-      }
-      judge(job, m);
-    }
-  }
-  void TearDown() override {
-    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
-  }
-
-  std::mt19937_64 random_{std::random_device{}()};
-  double worst_ = 0;
-};
-
 TEST_P(Operators, EveryElementOfManyShapes) {
   struct Shape {
     std::uint32_t m, n, k;
@@ -133,7 +42,7 @@ TEST_P(Operators, EveryElementOfManyShapes) {
     for (std::uint32_t r = 0; sums() && r < world(); ++r) with.k[r] += 8 * r;
     if (sums() && shape.k == kLongK) with.k[0] = 40;
     with.gathers = !sums() && random_() % 2 == 0;
-    with.options.stream_groups = random_() % 2 * 3;  // GEMM+RS: who sums a rank's own tiles
+    with.options.stream_groups = random_() % 2 * 3;  // who sums a rank's own tiles
     Job job(with);
     if (job.proxy() != nullptr) job.proxy()->dawdle(true);
     check(job, shape.m, Mode::kFused);
@@ -180,12 +89,13 @@ TEST_P(Operators, SmallShapes) {
   struct Shape {
     std::uint32_t m, n, k;
   };
-  for (const Shape& shape : {Shape{7, 8, 8}, Shape{130, 264, 72}, Shape{300, 520, 136}}) {
+  for (const Shape& shape :
+       {Shape{7, 8, 8}, Shape{130, 264, 72}, Shape{300, 520, 136}, Shape{256, 512, 136}}) {
     SCOPED_TRACE("n " + std::to_string(shape.n) + ", k " + std::to_string(shape.k));
     JobSetup with = setup(shape.m, shape.n, shape.k);
     with.options.wait_timeout = 20s;
     with.gathers = !sums();
-    with.options.stream_groups = shape.n == 264 ? 3 : 0;  // GEMM+RS: both ways to sum
+    with.options.stream_groups = shape.n == 264 ? 3 : 0;  // both ways to sum
     Job job(with);
     check(job, shape.m, Mode::kFused);
     check(job, shape.m, Mode::kUnfused);
@@ -216,28 +126,32 @@ TEST_P(Operators, BothTypesAndLayoutsAndSizesOfTiles) {
   }
 }
 
+/// With tiles of 125 rows and of 128 (GEMM+AR adds up only those as it computes them).
 TEST_P(Operators, SameBitsInEveryRun) {
-  constexpr std::uint32_t kM = 1500, kN = 1024;
-  Job job(setup(kM, kN, 512));
-  const std::uint64_t same = seed();
-  std::vector<DeviceMemory> first;
-  for (int run = 0; run < 30; ++run) {
-    job.launch_all(kM, same, run % 5 == 4 ? Mode::kUnfused : Mode::kFused);
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      const Status finished = job.finish(r);
-      ASSERT_TRUE(finished) << finished.error().message;
-    }
-    job.make_current(0);
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      const std::int64_t count = job.c_elements(r, kM);
-      if (run == 0) {
-        first.emplace_back(static_cast<std::size_t>(count) * 2);
-        require(cudaMemcpy(first.back().data(), job.c(r), static_cast<std::size_t>(count) * 2,
-                           cudaMemcpyDefault),
-                "copy");
+  constexpr std::uint32_t kN = 1024;
+  for (const std::uint32_t m : {1500u, 1536u}) {
+    SCOPED_TRACE("m " + std::to_string(m));
+    Job job(setup(m, kN, 512));
+    const std::uint64_t same = seed();
+    std::vector<DeviceMemory> first;
+    for (int run = 0; run < 30; ++run) {
+      job.launch_all(m, same, run % 5 == 4 ? Mode::kUnfused : Mode::kFused);
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        const Status finished = job.finish(r);
+        ASSERT_TRUE(finished) << finished.error().message;
       }
-      ASSERT_EQ(count_different(first[r].data(), job.c(r), count, job.stream(0)), 0)
-          << "rank " << r << ", run " << run;
+      job.make_current(0);
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        const std::int64_t count = job.c_elements(r, m);
+        if (run == 0) {
+          first.emplace_back(static_cast<std::size_t>(count) * 2);
+          require(cudaMemcpy(first.back().data(), job.c(r), static_cast<std::size_t>(count) * 2,
+                             cudaMemcpyDefault),
+                  "copy");
+        }
+        ASSERT_EQ(count_different(first[r].data(), job.c(r), count, job.stream(0)), 0)
+            << "rank " << r << ", run " << run;
+      }
     }
   }
 }

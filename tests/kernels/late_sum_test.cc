@@ -38,19 +38,24 @@ TEST(LateSum, AFailedSumEndsIt) {
   EXPECT_FALSE(late.end(fails));
 }
 
-/// Two ranks of so many blocks each go through pairs of tiles, of which the first is rank 0's: a
-/// block computes its steps in their order, and sums as LateSum says, each only when the other rank
-/// has computed that tile.
+/// Two ranks of so many blocks each go through pairs of tiles, the first of which is rank 0's, then
+/// through `singles` tiles of one rank's: a block computes its steps in their order, and sums as
+/// LateSum says, each only when the other rank has computed that tile.
 class TwoRanks {
  public:
-  /// `tiles`: of both ranks; `turned`: rank 1 begins each pair with its own tile. `sums`: who sums.
-  TwoRanks(std::uint32_t tiles, const std::uint32_t (&blocks)[2], bool turned,
-           const bool (&sums)[2])
-      : tiles_(tiles), turned_(turned), sums_{sums[0], sums[1]} {
+  struct Setup {
+    std::uint32_t pairs = 0;
+    std::uint32_t singles = 0;
+    std::uint32_t singles_of = 0;      ///< whose those are
+    std::uint32_t blocks[2] = {1, 1};  ///< of each rank
+    bool turned = false;               ///< rank 1 begins each pair with its own tile
+    bool sums[2] = {true, true};       ///< who sums
+  };
+  explicit TwoRanks(const Setup& setup) : setup_(setup), tiles_(2 * setup.pairs + setup.singles) {
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      computed_[rank].assign(tiles, false);
-      blocks_[rank].resize(blocks[rank]);
-      for (std::uint32_t b = 0; b < blocks[rank]; ++b) blocks_[rank][b].step = b;
+      computed_[rank].assign(tiles_, false);
+      blocks_[rank].resize(setup.blocks[rank]);
+      for (std::uint32_t b = 0; b < setup.blocks[rank]; ++b) blocks_[rank][b].step = b;
     }
   }
   /// Whether all blocks come to their ends.
@@ -78,9 +83,12 @@ class TwoRanks {
     bool counted = false;  ///< the tile of `step` is computed, its own sum is not begun
     bool ended = false;
   };
+  bool is_paired(std::uint32_t step) const { return step < 2 * setup_.pairs; }
   std::uint32_t tile_at(std::uint32_t rank, std::uint32_t step) const {
-    const bool whole = step / 2 * 2 + 1 < tiles_;
-    return rank == 1 && turned_ && whole ? step ^ 1 : step;
+    return rank == 1 && setup_.turned && is_paired(step) ? step ^ 1 : step;
+  }
+  std::uint32_t owner(std::uint32_t tile) const {
+    return is_paired(tile) ? tile % 2 : setup_.singles_of;
   }
   /// One thing that the block can do now; false: it waits, or has ended.
   bool advance(std::uint32_t rank, Block& block) {
@@ -95,27 +103,32 @@ class TwoRanks {
       computed_[rank][tile] = true;
       return true;
     }
-    if (sums_[rank] && tile % 2 == rank && !block.late.next(tile, there)) return false;
+    if (setup_.sums[rank] && owner(tile) == rank && !block.late.next(tile, there)) return false;
     block.counted = false;
     block.step += static_cast<std::uint32_t>(blocks_[rank].size());
     return true;
   }
 
+  const Setup setup_;
   const std::uint32_t tiles_;
-  const bool turned_;
-  const bool sums_[2];
   std::vector<bool> computed_[2];
   std::vector<Block> blocks_[2];
 };
 
 TEST(LateSum, NobodyWaitsInACircle) {
-  for (std::uint32_t tiles = 0; tiles <= 21; ++tiles) {
-    for (std::uint32_t first = 1; first <= 7; ++first) {
-      for (std::uint32_t second = 1; second <= 7; ++second) {
-        for (const bool turned : {false, true}) {
-          for (const bool both : {false, true}) {
-            ASSERT_TRUE(TwoRanks(tiles, {first, second}, turned, {both, true}).run())
-                << tiles << " tiles, " << first << " and " << second << " blocks";
+  for (std::uint32_t pairs = 0; pairs <= 9; ++pairs) {
+    for (std::uint32_t singles = 0; singles <= 6; ++singles) {
+      for (std::uint32_t first = 1; first <= 6; ++first) {
+        for (std::uint32_t second = 1; second <= 6; ++second) {
+          for (std::uint32_t choice = 0; choice < 16; ++choice) {
+            const bool turned = choice % 2 != 0;
+            const std::uint32_t singles_of = choice / 2 % 2;
+            const bool sums[2] = {choice / 4 % 2 != 0, choice / 8 % 2 != 0};
+            ASSERT_TRUE(
+                TwoRanks({pairs, singles, singles_of, {first, second}, turned, {sums[0], sums[1]}})
+                    .run())
+                << pairs << " pairs, " << singles << " singles, " << first << " and " << second
+                << " blocks, choice " << choice;
           }
         }
       }

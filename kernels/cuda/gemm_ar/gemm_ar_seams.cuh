@@ -1,6 +1,7 @@
 /// \file
 /// The compute role of GEMM + AllReduce as seams of the GEMM core: tiles in the schedule's order,
-/// stored as packed tiles at their owner, each shown by its tile_ready flag.
+/// stored as packed tiles at their owner, each shown by its tile_ready flag; this rank's own
+/// perhaps straight into C, where the other's partial is added.
 #pragma once
 
 #include "kernels/cuda/block_gate.cuh"
@@ -61,14 +62,15 @@ class GemmArGate {
 
   __device__ GemmArGate(const Params& params, Shared& shared)
       : params_(params),
+        shared_(shared),
         block_(params.into_staging || params.sums_own ? &shared.make_block() : nullptr) {}
 
   /// As only the store has to wait, the first tile's loads begin meanwhile, all but the last.
   __device__ int wait(int, int, int k_block) {
     if (block_ == nullptr || !params_.into_staging) return kAllReady;
     if (k_block + 1 < params_.k_blocks) return params_.k_blocks - 1;
-    // If not, the launch has failed: the store then shows nothing.
-    block_->await_staging_free();
+    // If not, the launch has failed: nothing is stored.
+    if (!block_->await_staging_free()) shared_.in_vain = 1;
     block_ = nullptr;
     return kAllReady;
   }
@@ -76,15 +78,15 @@ class GemmArGate {
   /// The other local rank's partial of a tile of this rank's.
   __device__ void await_partial(int tile, int /*n*/) {
     const auto number = static_cast<std::uint32_t>(tile);
-    failed_ = failed_ || !block_->await_others(block_->schedule.owned_index(number));
-    // Also when the launch has failed: the store is to see that.
+    if (shared_.in_vain == 0 && !block_->await_others(block_->schedule.owned_index(number)))
+      shared_.in_vain = 1;
     GateExecutor::loads_begin();
   }
 
  private:
   const Params& params_;
+  Shared& shared_;
   GemmArBlock<GateExecutor>* block_;  ///< null: this rank's tiles wait for nothing
-  bool failed_ = false;
 };
 
 /// A tile's slot at its owner, or, of those that are summed as they are computed, in this rank's C,

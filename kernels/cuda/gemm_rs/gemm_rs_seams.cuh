@@ -1,6 +1,7 @@
 /// \file
 /// The compute role of GEMM + ReduceScatter as seams of the GEMM core: tiles in the schedule's
-/// order, stored as packed tiles at the owner of their shard, each shown by its tile_ready flag.
+/// order, stored as packed tiles at the owner of their shard, each shown by its tile_ready flag;
+/// this rank's own perhaps straight into C, where the other's partial is added.
 #pragma once
 
 #include "kernels/cuda/block_gate.cuh"
@@ -63,6 +64,7 @@ class GemmRsGate {
 
   __device__ GemmRsGate(const Params& params, Shared& shared)
       : params_(params),
+        shared_(shared),
         locals_(params.world.locals),
         block_(params.world.size() > 1 ? &shared.make_block() : nullptr) {}
 
@@ -80,21 +82,27 @@ class GemmRsGate {
     free_ |= 1u << owner;
     const bool free = locals_ > 1 ? block_->await_finished(owner, block_->epoch - 1)
                                   : block_->await_staging_free();
-    // The launch has failed: the store then shows nothing.
-    if (!free) block_ = nullptr;
+    if (!free) fail();
     return kAllReady;
   }
 
   /// The other local rank's partial of a tile of this rank's shard.
   __device__ void await_partial(int /*shard*/, int tile) {
     if (block_ == nullptr) return;
-    if (!block_->await_others(static_cast<std::uint32_t>(tile))) block_ = nullptr;
+    if (!block_->await_others(static_cast<std::uint32_t>(tile))) fail();
     GateExecutor::loads_begin();
   }
   __device__ void end() const { params_.waits_done.note(); }
 
  private:
+  /// The launch has failed: nothing is stored any more.
+  __device__ void fail() {
+    block_ = nullptr;
+    shared_.in_vain = 1;
+  }
+
   const Params& params_;
+  Shared& shared_;
   std::uint32_t locals_;
   GemmRsBlock<GateExecutor>* block_;
   std::uint32_t free_ = 0;  ///< a bit for each owner whose slots are

@@ -64,17 +64,15 @@ TEST(GemmRsInterleaving, SlotsReusedTooEarlyAreSeen) {
   EXPECT_GT(wrong_of_240<GemmRs>(1, 3, faults), 5);
 }
 
-// A rank that sums its own tiles must wait for the others' partials of each, whatever it did with
-// them in the launch before.
-TEST(GemmRsInterleaving, RanksThatSumTheirOwnTilesNeitherHangNorMissAPartial) {
-  for (std::uint32_t locals = 2; locals <= 8; ++locals) {
-    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-      GemmSimOptions options = small_gemm(1, locals, seed);
-      options.max = {static_cast<std::uint32_t>(locals * (1 + seed % 5) + seed % 3), 24, 0};
-      options.launches = random_sim_launches(6, options.max.m, seed);
-      options.blocks.compute = 1 + seed % 4;
-      ASSERT_EQ(GemmSimulation<GemmRs>(options).run(), "") << locals << " ranks, seed " << seed;
-    }
+// A rank that sums its own tiles must wait for the other's partial of each, whatever it did with it
+// in the launch before.
+TEST(GemmRsInterleaving, TwoRanksThatSumTheirOwnTilesNeitherHangNorMissAPartial) {
+  for (std::uint64_t seed = 1; seed <= 280; ++seed) {
+    GemmSimOptions options = small_gemm(1, 2, seed);
+    options.max = {static_cast<std::uint32_t>(2 * (1 + seed % 7) + seed % 3), 24, 0};
+    options.launches = random_sim_launches(6, options.max.m, seed);
+    options.blocks.compute = 1 + seed % 4;
+    ASSERT_EQ(GemmSimulation<GemmRs>(options).run(), "") << "seed " << seed;
   }
 }
 

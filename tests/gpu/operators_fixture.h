@@ -1,0 +1,112 @@
+/// \file
+/// The operators on GPUs in a world: how a launch is made, checked and judged. Shared by the files
+/// of operators_gpu_test, whose worlds operators_test.cc names.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/operator_ranks.h"
+
+namespace mk::test {
+
+/// A rank with so long a product is late with every tile: who does not wait reads the last
+/// launch's.
+inline constexpr std::uint32_t kLongK = 8192;
+
+struct World {
+  Op op;
+  std::uint32_t nodes;
+  std::uint32_t locals;
+  int devices;
+};
+
+class Operators : public testing::TestWithParam<World> {
+ protected:
+  void SetUp() override {
+    if (device_count() < GetParam().devices)
+      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
+  }
+  static bool sums() { return GetParam().op != Op::kAgGemm; }
+  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
+
+  JobSetup setup(std::uint32_t m, std::uint32_t n, std::uint32_t k) {
+    JobSetup setup;
+    setup.op = GetParam().op;
+    setup.nodes = GetParam().nodes;
+    setup.locals = GetParam().locals;
+    setup.devices = GetParam().devices;
+    setup.m = m;
+    setup.n = n;
+    setup.k.assign(world(), k);
+    setup.options.wait_timeout = std::chrono::seconds(5);
+    setup.options.spare_warps = random_() % 2 == 0;  // AG+GEMM: both ways to share rows
+    setup.in_workspace = random_() % 2 == 0;
+    setup.gap = static_cast<std::uint32_t>(random_() % 3) * 24;  // between rows
+    return setup;
+  }
+  std::uint64_t seed() { return random_() >> 16; }
+
+  /// One launch with fresh inputs, checked.
+  void check(Job& job, std::uint32_t m, kernels::Mode mode) {
+    SCOPED_TRACE("m " + std::to_string(m) + ", " + name_of(mode));
+    job.launch_all(m, seed(), mode);
+    // All of them: the first to tell of a failure is seldom the one to blame.
+    std::string failures;
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      if (const Status finished = job.finish(r); !finished)
+        failures += "\n" + finished.error().message;
+    }
+    if (!failures.empty() && job.proxy() != nullptr) failures += "\n" + job.proxy()->slowest_copy();
+    ASSERT_EQ(failures, "");
+    judge(job, m);
+  }
+  void judge(Job& job, std::uint32_t m) {
+    const Verdict verdict = job.judge_all(m);
+    worst_ = std::max(worst_, verdict.worst);
+    ASSERT_TRUE(verdict.right()) << verdict.bad << " elements wrong, first " << verdict.first_bad;
+  }
+  /// Rounds of launches of 1 to `with.m` rows, or of one of these `heights`, one after the other on
+  /// the streams; each round has fresh inputs and poisoned outputs, and is judged after its last
+  /// launch.
+  void launch_without_a_pause(const JobSetup& with, int rounds, int launches,
+                              const std::vector<std::uint32_t>& heights = {}) {
+    Job job(with);
+    for (int round = 0; round < rounds && !HasFatalFailure(); ++round) {
+      const std::uint64_t inputs = seed();
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        job.fill(r, inputs);
+        job.poison(r);
+        require(cudaStreamSynchronize(job.stream(r)), "inputs");
+      }
+      std::uint32_t m = 0;
+      for (int i = 0; i < launches; ++i) {
+        m = heights.empty() ? static_cast<std::uint32_t>(1 + random_() % with.m)
+                            : heights[random_() % heights.size()];
+        for (std::uint32_t r = 0; r < job.world(); ++r) {
+          job.make_current(r);
+          const Status launched = job.launch(r, m);
+          ASSERT_TRUE(launched) << launched.error().message;
+        }
+      }
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        const Status finished = job.finish(r);
+        ASSERT_TRUE(finished) << finished.error().message;
+      }
+      judge(job, m);
+    }
+  }
+  void TearDown() override {
+    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
+  }
+
+  std::mt19937_64 random_{std::random_device{}()};
+  double worst_ = 0;
+};
+
+}  // namespace mk::test

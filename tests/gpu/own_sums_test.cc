@@ -1,0 +1,66 @@
+// Tiles that a rank adds up itself as it computes them, one of them late
+// (kernels/cuda/late_adds.cuh): in many turns, one launch after the other; beside a rank that sums
+// by groups; and after a wait in vain. Of two ranks of a node; others' sums are made by groups
+// here, too.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+#include "tests/gpu/operators_fixture.h"
+
+namespace mk::test {
+namespace {
+
+using kernels::Mode;
+using namespace std::chrono_literals;
+
+/// Whole tiles of 128 x 256, so that GEMM+AR adds up its own, too. An even number of blocks: each
+/// has only own tiles, or only others'; an odd one: by turns.
+TEST_P(Operators, OwnTilesInManyTurns) {
+  if (!sums()) GTEST_SKIP() << "sums only";
+  for (const std::uint32_t blocks : {2u, 3u, 5u}) {
+    SCOPED_TRACE(std::to_string(blocks) + " compute blocks");
+    JobSetup with = setup(1024, 1024, 136);
+    with.k.back() = 1096;
+    with.options.compute_blocks = blocks;
+    launch_without_a_pause(with, 2, 30, {1024, 768, 512, 384, 256, 128, 64});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(Operators, RanksThatSumInDifferentWays) {
+  if (!sums()) GTEST_SKIP() << "sums only";
+  for (const std::uint32_t first : {0u, 3u}) {
+    JobSetup with = setup(1024, 1024, 136);
+    for (std::uint32_t r = 0; r < world(); ++r)
+      with.stream_groups.push_back(r % 2 == 0 ? first : 3 - first);
+    with.options.compute_blocks = 3;
+    launch_without_a_pause(with, 2, 30, {1024, 768, 512, 384, 256, 128, 64});
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// The rank that is missing may still be in its last launch, whose C its caller has yet to read.
+TEST_P(Operators, AWaitInVainLeavesTheOtherRanksCAlone) {
+  if (GetParam().op != Op::kGemmAr || world() == 1) GTEST_SKIP() << "GEMM+AR of several ranks only";
+  JobSetup with = setup(512, 512, 128);
+  with.options.wait_timeout = 200ms;
+  with.in_workspace = true;
+  Job job(with);
+  check(job, 512, Mode::kFused);
+  const std::uint32_t missing = job.world() - 1;
+  job.poison(missing);
+  const std::int64_t count = job.c_elements(missing, 512);
+  const DeviceMemory untouched(static_cast<std::size_t>(count) * 2);
+  poison(untouched.data(), count, job.stream(missing));
+  require(cudaStreamSynchronize(job.stream(missing)), "poison");
+  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(job.launch(r, 512));
+  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_FALSE(job.finish(r));
+  job.make_current(missing);
+  EXPECT_EQ(count_different(job.c(missing), untouched.data(), count, job.stream(missing)), 0);
+}
+
+}  // namespace
+}  // namespace mk::test
