@@ -4,8 +4,8 @@
 ///
 /// Both ranks go through the tiles in the same order, by pairs (one tile of each rank's; at the end
 /// perhaps by single tiles of the rank that has more), and a block sums a tile of its own when it
-/// has computed its next one, or has no more: so the other rank's partial has had the time of a tile
-/// or two to come, and nobody need wait for it as a rule.
+/// has computed its next one, or has no more: so the other rank's partial has had the time of a
+/// tile or two to come, and nobody need wait for it as a rule.
 ///
 /// Nor does anybody wait in a circle. Say a block waits for the other's partial of its tile of pair
 /// i. The block that is to compute that waits, too, for a tile of pair j: it has computed a tile of
