@@ -39,9 +39,13 @@ struct AgGemmOp {
     const AgGemmLaunch& launch = gate.launch();
     CopyWarp warp(*params.frame.state);
     BlockTotals totals;
-    Block<CopyWarp> block(warp, launch, Role::kShare, launch.blocks.share - sharers + blockIdx.x,
-                          totals);
-    share(block);
+    // In memory, not in an io thread's few registers: else ptxas spills, in some versions of the
+    // core.
+    alignas(Block<CopyWarp>) unsigned char bytes[sizeof(Block<CopyWarp>)];
+    unsigned char* place = bytes;
+    asm("" : "+l"(place));
+    share(*new (place) Block<CopyWarp>(warp, launch, Role::kShare,
+                                       launch.blocks.share - sharers + blockIdx.x, totals));
     if (threadIdx.x % 32 == 0) account_for(*params.frame.state, launch.epoch, Role::kShare, totals);
   }
   template <class AnyExecutor>
