@@ -17,6 +17,7 @@
 
 namespace mk::kernels {
 
+/// One block's part in a launch. `Tile`: what names a tile.
 template <class Tile>
 class LateSum {
  public:

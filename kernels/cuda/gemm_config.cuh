@@ -68,7 +68,7 @@ struct GemmConfig {
 /// For tiles that another's partial is added to (late_adds.cuh).
 template <int kMath>
 struct LateBarriers {
-  std::uint64_t there;        ///< to the stores: the partial of the tile before
+  std::uint64_t there;        ///< to the stores: the partial of the last such tile
   std::uint64_t taken;        ///< to the loads: all stores have seen that
   std::uint64_t full[kMath];  ///< to a store: it is in its staging
 

@@ -72,6 +72,16 @@ class Acceptance(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("2 rows, 7 wrong elements", text)
 
+    def test_sides_alone_are_judged_too(self):
+        self.program("operators_bench", 'echo "asked $*"; echo "ag_gemm | 0 wrong, 0.9 of bound"')
+        status, text = self.run_steps("alone")
+        self.assertEqual(status, 0, text)
+        self.assertIn("1 rows, 0 wrong elements", text)
+        asked = (self.folder / "out/alone.log").read_text(encoding="utf-8")
+        self.assertRegex(asked, r"--alone 0\.\d+ --check-up-to 32768 ")
+        self.program("operators_bench", "true")
+        self.assertRegex(self.run_steps("alone")[1], "alone +LOOKED AT NOTHING")
+
     def test_what_cannot_be_run_is_said_before_anything_runs(self):
         self.program("client_gpu_test", f"touch {self.folder}/ran")
         status, text = self.run_steps("client", "clients")

@@ -18,10 +18,10 @@
 /// (the fastest counts; several ranks of a node that share GPUs have none). `unfused` is the
 /// operator's own unfused form. By turns all sides run at one clock, so a side that needs less
 /// power is no faster; --alone: on one node, fused, cuBLAS and the baseline also each for so long
-/// without a pause, at their own. Several --streams, --chunk or --receive: fused with each, the
-/// other sides with the first. --spare: whether the rows of AG+GEMM are shared by the compute
-/// blocks' spare warps (CudaOptions::spare_warps), where the operator does not choose. Results are
-/// checked, every element, up to M rows (8192).
+/// (5 s at most) without a pause, at their own. Several --streams, --chunk or --receive: fused with
+/// each, the other sides with the first. --spare: whether the rows of AG+GEMM are shared by the
+/// compute blocks' spare warps (CudaOptions::spare_warps), where the operator does not choose.
+/// Results are checked, every element, up to M rows (8192).
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -105,7 +105,7 @@ struct Variant {
   std::uint32_t streams;
   std::uint32_t chunk_bytes;
   std::uint32_t receives;
-  bool alone;  ///< without the other sides
+  bool only_fused;  ///< without the other sides
 };
 
 /// One operator at one shape; false: something was wrong.
@@ -148,7 +148,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   Stopwatch stopwatch(job);
   // The forms of the baseline, in pieces of different sizes.
   std::vector<std::unique_ptr<Unfused>> forms;
-  if (variant.alone) {
+  if (variant.only_fused) {
     // Without any.
   } else if (machine.daemons != nullptr && !machine.nccl.empty()) {
     std::vector<Nccl*> nccl;
@@ -212,7 +212,7 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   fmt::print("{} {}x{} {:5} {:5} {:5} s{:<3} r{:<3} c{:<4}: fused {:8.1f}", name(op), options.nodes,
              setup.locals, shape.m, shape.n, shape.k, streams, blocks.receive,
              variant.chunk_bytes >> 10, fused_us);
-  if (!variant.alone) {
+  if (!variant.only_fused) {
     fmt::print(" | cublas {:8.1f} coll {:8.1f} both {:8.1f} own {:8.1f} | {:.2f}x, {:.2f} of bound",
                sides.us("products"), sides.us("collective"), baseline_us, sides.us("unfused"),
                baseline_us / fused_us, bound_us / fused_us);
@@ -311,7 +311,10 @@ int run(int argc, char** argv) {
     } else if (argument == "--launches") {
       options.launches = static_cast<int>(number());
     } else if (argument == "--alone") {
+      // What is queued is awaited for ten seconds (stopwatch.cc).
+      constexpr double kAloneMax = 5;
       options.alone_seconds = std::atof(value.c_str());
+      if (!(options.alone_seconds > 0 && options.alone_seconds <= kAloneMax)) return usage();
     } else if (argument == "--streams") {
       options.streams.push_back(number());
     } else if (argument == "--compute") {
@@ -343,9 +346,9 @@ int run(int argc, char** argv) {
   options.link_bytes_per_s = *link;
   if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
   options.devices = std::min(options.devices, static_cast<int>(options.ranks));
-  if (options.alone_seconds < 0 || (options.alone_seconds > 0 && options.nodes > 1)) {
+  if (options.alone_seconds > 0 && options.nodes > 1) {
     fmt::print(stderr,
-               "--alone takes seconds, and one node: the unfused form of two lets its own "
+               "--alone is for one node: the unfused form of two lets its own "
                "next launch overwrite what it has not read\n");
     return 2;
   }
@@ -423,6 +426,12 @@ int run(int argc, char** argv) {
             : "cublasGemmEx and, one after the other, NCCL (no NVLS) in each node with the "
               "daemons' "
               "rails between them, in pieces that follow each other (tests/gpu/unfused.h)";
+    std::string times = "us; slowest rank of a launch, begun together; sides take turns";
+    if (options.alone_seconds > 0) {
+      times += fmt::format(
+          "; alone: each side {} s without a pause, three times after as long to settle",
+          options.alone_seconds);
+    }
     std::string command = "operators_bench";
     for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
     const Json document = {
@@ -437,7 +446,7 @@ int run(int argc, char** argv) {
         {"memory",
          "GEMM+AR: C read in the workspace (output()); AG+GEMM, in_place: A in the workspace "
          "(input()); else the caller's"},
-        {"times", "us; slowest rank of a launch, begun together; sides take turns"},
+        {"times", times},
         {"baseline", baseline},
         {"network",
          options.nodes == 1

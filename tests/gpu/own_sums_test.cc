@@ -2,7 +2,6 @@
 // (kernels/cuda/late_adds.cuh): in many turns, one launch after the other; beside a rank that sums
 // by groups; and after a wait in vain. Of two ranks of a node; others' sums are made by groups
 // here, too.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
