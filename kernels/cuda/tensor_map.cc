@@ -79,13 +79,6 @@ Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* b
                    {u32(box_columns), u32(box_rows)});
 }
 
-Result<CUtensorMap> make_tile_map(const char* name, DType dtype, const void* base,
-                                  std::int64_t tiles, std::int64_t rows, std::int64_t columns) {
-  return encode<3>(name, dtype, base, {u64(columns), u64(rows), u64(tiles)},
-                   {u64(columns * kElementBytes), u64(rows * columns * kElementBytes)},
-                   {64, 64, 1});
-}
-
 Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const void* base,
                                          std::int64_t planes, std::int64_t plane_bytes,
                                          std::int64_t tiles, std::int64_t rows,

@@ -20,13 +20,10 @@ Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* b
                                     std::int64_t rows, std::int64_t columns,
                                     std::int64_t row_stride, int box_rows, int box_columns);
 
-/// A map of `tiles` packed tiles, each [rows, columns] row-major, one after the other from `base`
-/// on, stored in boxes of 1 x 64 x 64 with the 128-byte swizzle: what of a box lies outside its
-/// tile is not written. `columns` is a multiple of 8. Errors as above.
-Result<CUtensorMap> make_tile_map(const char* name, DType dtype, const void* base,
-                                  std::int64_t tiles, std::int64_t rows, std::int64_t columns);
-
-/// The same for several planes of such tiles, `plane_bytes` apart: boxes of 1 x 1 x 64 x 64.
+/// A map of planes, `plane_bytes` apart, of `tiles` packed tiles, each [rows, columns] row-major,
+/// one after the other from a plane's beginning on, stored in boxes of 1 x 1 x 64 x 64 with the
+/// 128-byte swizzle: what of a box lies outside its tile is not written. `columns` is a multiple
+/// of 8. Errors as above.
 Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const void* base,
                                          std::int64_t planes, std::int64_t plane_bytes,
                                          std::int64_t tiles, std::int64_t rows,
