@@ -67,6 +67,13 @@ class OperatorBlock : public Block<Executor> {
     shm::store_release_all(
         world.locals, [&](std::uint32_t local) { return word(at(local, offset)); }, epoch);
   }
+  /// In that of every other local rank.
+  MK_HOST_DEVICE void publish_at_other_locals(std::uint64_t offset) {
+    executor.stores_done();
+    shm::store_release_all(
+        world.locals - 1,
+        [&](std::uint32_t i) { return word(at(i < world.local ? i : i + 1, offset)); }, epoch);
+  }
   /// In that of one local rank.
   MK_HOST_DEVICE void publish_at_local(std::uint32_t local, std::uint64_t offset) {
     executor.stores_done();

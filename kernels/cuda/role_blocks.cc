@@ -4,20 +4,22 @@
 
 namespace mk::kernels::cuda {
 
-GroupNeeds sum_needs(const World& world, std::uint32_t groups) {
+GroupNeeds sum_needs(const World& world, std::uint32_t groups, bool spreads) {
   constexpr std::uint32_t kOverNodes = 24;
   // A rank has a rail of its own, whatever its share of the GPU: so many keep pace with it.
   constexpr std::uint32_t kOfRail = 12;
   // Few: all groups of the compute blocks join these when they have no tiles left, and until then
   // an SM does more for the product (gemm_rs/README.md).
   constexpr std::uint32_t kReceive = 7;
+  // But what they store on other GPUs takes NVLink as long as the product, and must begin with it.
+  constexpr std::uint32_t kSpread = 24;
   GroupNeeds needs;
   needs.streams = Role::kReduce;
   needs.stream = world.locals > 1;
   needs.send = needs.receive = world.nodes > 1;
   needs.stream_groups = world.nodes > 1 ? kOverNodes : groups;
   needs.stream_least = world.nodes > 1 ? kOfRail : 0;
-  needs.receive_groups = kReceive;
+  needs.receive_groups = spreads && world.locals > 1 ? kSpread : kReceive;
   return needs;
 }
 

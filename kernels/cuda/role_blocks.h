@@ -29,8 +29,9 @@ struct GroupNeeds {
   bool spare_streams = false;
 };
 /// Of an operator that sums; within one node by `groups` groups of a whole GPU besides those of the
-/// compute blocks, which join when they have no tiles left.
-GroupNeeds sum_needs(const World& world, std::uint32_t groups);
+/// compute blocks, which join when they have no tiles left. `spreads`: what comes over the network
+/// is summed for all ranks of the node.
+GroupNeeds sum_needs(const World& world, std::uint32_t groups, bool spreads = false);
 
 /// Fills in `blocks`, in `frame` the blocks outside the compute blocks; its pollers are set. A
 /// count that the options name is taken as it is; by default groups that stream fill their last

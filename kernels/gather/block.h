@@ -120,6 +120,10 @@ class GatherBlock {
     block.publish_at_every_local(schedule.ready(origin, chunk));
   }
 
+  /// The chunk of this rank's own rows may be read by the other local ranks.
+  MK_HOST_DEVICE void publish_ready_elsewhere(std::uint32_t chunk) {
+    block.publish_at_other_locals(schedule.ready(block.world.rank(), chunk));
+  }
   /// The chunk of this rank's own rows may be read by its send blocks.
   MK_HOST_DEVICE void publish_ready_here(std::uint32_t chunk) {
     block.publish_within_rank(word(schedule.ready(block.world.rank(), chunk)));

@@ -106,10 +106,11 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
 /// How share blocks hand out rows; an executor's choice.
 struct Sharing {
   std::uint32_t parts = 1;  ///< of each chunk, each one block's
-  /// A broadcast's rows all to this rank's own slot, for the network, before any of them to the
-  /// local ranks: the network, which takes longest, begins so much sooner. The parts of the local
-  /// ranks' chunks are counted as those of chunks after the last one.
-  bool network_first = false;
+  /// Not 0: a broadcast's rows go all to this rank's own slot, for the network, before any of them
+  /// to the local ranks: the network, which takes longest, begins so much sooner. Each chunk in so
+  /// many parts; if that is several, those for the local ranks are counted as those of chunks after
+  /// the last one.
+  std::uint32_t network_parts = 0;
 };
 
 /// Hands out this rank's own rows (for the network, where they are not in place): chunks `index`,
@@ -127,12 +128,13 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
   if (gather.in_place && world.locals == 1) return true;
   if (!gather.await_bank_free()) return false;
   if (in_turn && broadcast) return share_in_turn(gather, source);
-  const std::uint32_t parts = sharing.parts;
   const std::uint32_t chunks = gather.schedule.chunks(gather.own_rows);
   const bool to_own = !broadcast || (world.nodes > 1 && !gather.in_place);
   const bool to_others = broadcast && world.locals > 1;
-  const bool apart = sharing.network_first && to_own && to_others;
+  const bool apart = sharing.network_parts != 0 && to_own && to_others;
   for (std::uint32_t turn = 0; turn < (apart ? 2u : 1u); ++turn) {
+    const std::uint32_t parts = apart && turn == 0 ? sharing.network_parts : sharing.parts;
+    const std::uint32_t counted_from = turn == 1 && sharing.network_parts > 1 ? chunks : 0;
     for (std::uint32_t step = block.index; step < chunks * parts;
          step += block.common.blocks.share) {
       if (block.stopped()) return false;
@@ -146,11 +148,14 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
       for (std::uint32_t i = 1; to_others && (!apart || turn == 1) && i < world.locals; ++i)
         job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
       if (chunk != 0 || part.index == 0) share_chunk(gather, source, chunk, range, job);
-      if (block.last_part(turn * chunks + chunk, part)) {
-        if (apart && turn == 0) {
+      if (block.last_part(counted_from + chunk, part)) {
+        // The turns deal a chunk out to different blocks: neither speaks for the other.
+        if (!apart) {
+          gather.publish_ready(own, chunk);
+        } else if (turn == 0) {
           gather.publish_ready_here(chunk);
         } else {
-          gather.publish_ready(own, chunk);
+          gather.publish_ready_elsewhere(chunk);
         }
       }
       block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);

@@ -132,7 +132,7 @@ class GatherSchedule {
   /// Bytes that this rank's share and receive roles read and write on the node in a launch: its own
   /// rows, and in a broadcast the shards of its rail's other ranks, once read, and written once for
   /// each target. `in_place`: its own rows are (GatherBlock). `network_first`: they are copied for
-  /// the network first (roles.h), and read twice where local ranks get them, too.
+  /// the network first (gather::Sharing), and read twice where local ranks get them, too.
   template <class RowsOf>
   MK_HOST_DEVICE std::uint64_t local_bytes(RowsOf&& rows_of, bool in_place = false,
                                            bool network_first = false) const {

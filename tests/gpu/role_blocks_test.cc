@@ -86,6 +86,16 @@ TEST(RoleBlocks, SumsForTheNetworkKeepPaceWithARailWhateverTheShare) {
   }
 }
 
+// Sums for the whole node take its links as long as the product: they are not left to its end.
+TEST(RoleBlocks, MoreGroupsSumWhatGoesToTheWholeNode) {
+  const auto receive = [](std::uint32_t locals, bool spreads) {
+    return choose(sum_needs(world_of(2, locals), 12, spreads), shared_by(1)).blocks.receive;
+  };
+  EXPECT_GT(receive(2, true), 2 * receive(2, false));
+  EXPECT_EQ(receive(4, true), receive(2, true));
+  EXPECT_EQ(receive(1, true), receive(1, false));
+}
+
 // One block of groups besides, as many compute blocks as there may be, and each of those counts as
 // one that shares.
 TEST(RoleBlocks, SpareWarpsShareBesideOneBlockOfGroups) {

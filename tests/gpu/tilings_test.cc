@@ -124,6 +124,48 @@ TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
   EXPECT_FALSE(ag_gemm_spare_warps_share(*few, {}));
 }
 
+struct Groups {
+  std::uint32_t nodes, locals;
+  Shape max;
+  std::uint32_t groups;
+};
+
+// The most where the gather is all there is; but to several peers a twelfth of the SMs, no more,
+// as more of them only get into each other's way. Beside wide products few are enough.
+TEST(Tilings, GroupsThatShareRowsAreAsManyAsTheLinksTake) {
+  const Groups cases[] = {
+      {1, 2, {2048, 256, 2048}, 192},   {1, 8, {2048, 256, 2048}, 192},
+      {1, 2, {4096, 512, 4096}, 96},    {1, 4, {4096, 512, 4096}, 48},
+      {1, 8, {4096, 2048, 4096}, 48},   {1, 2, {8192, 1024, 8192}, 72},
+      {1, 8, {8192, 1024, 8192}, 36},   {1, 2, {16384, 1024, 16384}, 48},
+      {1, 8, {16384, 2048, 16384}, 36}, {1, 8, {2048, 7168, 8192}, 72},
+      {1, 8, {4096, 7168, 8192}, 24},   {1, 8, {8192, 7168, 8192}, 18},
+      {1, 8, {16384, 7168, 8192}, 12},  {1, 2, {32768, 4096, 32768}, 24},
+      {2, 4, {2048, 256, 2048}, 96},    {2, 4, {8192, 1024, 8192}, 48},
+      {2, 4, {32768, 4096, 32768}, 24},
+  };
+  for (const Groups& one : cases) {
+    EXPECT_EQ(ag_gemm_share_groups(one.nodes, one.locals, one.max), one.groups)
+        << text({one.nodes, one.locals, one.max, 0, 0});
+  }
+}
+
+// Rows are shown in pieces that leave nobody waiting long, the smaller the more ranks wait for
+// them.
+TEST(Tilings, ChunksWithinANodeAreSmallWhereTheGatherIsLong) {
+  const auto chunk_kib = [](std::uint32_t locals, const Shape& max) {
+    return ag_gemm_cuda_tiling(1, locals, max, kBlocks, {}).chunk_bytes / 1024;
+  };
+  EXPECT_EQ(chunk_kib(8, {2048, 256, 2048}), 32u);
+  EXPECT_EQ(chunk_kib(8, {4096, 512, 4096}), 64u);
+  EXPECT_EQ(chunk_kib(2, {8192, 1024, 8192}), 64u);
+  EXPECT_EQ(chunk_kib(8, {8192, 1024, 8192}), 32u);
+  EXPECT_EQ(chunk_kib(8, {16384, 2048, 16384}), 128u);
+  EXPECT_EQ(chunk_kib(8, {2048, 7168, 8192}), 128u);
+  EXPECT_EQ(chunk_kib(8, {4096, 7168, 8192}), 64u);
+  EXPECT_EQ(chunk_kib(8, {16384, 7168, 8192}), 128u);
+}
+
 // A kernel is compiled for each of these widths, for 64 columns only of AllGather + GEMM; and what
 // is chosen makes a plan.
 TEST(Tilings, AreWhatKernelsAreCompiledForAndPlansTake) {

@@ -10,18 +10,14 @@ namespace {
 
 constexpr char kOp[] = "ag_gemm";
 constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;
-constexpr std::uint32_t kTurnChunkBytes = 256 * 1024;
 constexpr std::uint32_t kNetworkChunkBytes = 256 * 1024;  ///< at least
 constexpr std::uint64_t kSmallChunkBytesMin = 32 * 1024;
 constexpr std::uint64_t kSmallChunkBytesMax = 64 * 1024;
-constexpr std::uint32_t kSmallChunks = 64;   ///< of a rank: a block for each
-constexpr std::uint32_t kSmallGroups = 192;  ///< half of the GPU
+constexpr std::uint32_t kSmallChunks = 64;  ///< of a rank: a block for each
 constexpr std::uint32_t kFewRows = 2048;
 constexpr std::uint32_t kNarrow =
     3072;  ///< columns, below which a product is shorter than the gather
 constexpr std::uint32_t kWide = 6144;  ///< columns, from which a product of few rows is long
-
-// As measured with eight ranks on one node (README.md).
 
 /// Whether the node's rows come rank by rank: where a rank's own rows are done with before rows of
 /// everybody could have come, and there is enough to compute to hide those of the last.
@@ -57,17 +53,41 @@ std::uint32_t tile_columns(const Shape& max, std::uint64_t row_tiles, std::uint3
   return row_tiles * div_up(max.n, kShortest) <= blocks ? kShortest : cuda::kTileColumnsMax / 2;
 }
 
-/// Share groups, of a whole GPU: the shorter the product beside the gather, the more. On one node
-/// their blocks take tiles when the rows are shared.
-std::uint32_t share_groups(std::uint32_t nodes, const Shape& max) {
-  if (is_small(max)) return nodes == 1 ? kSmallGroups : kSmallGroups / 2;
-  if (max.n < kNarrow || (max.m <= kFewRows && max.n >= kWide)) return 48;
-  if (max.n < kWide) return 24;
-  if (max.m <= 4096) return 36;
-  return max.m <= 8192 ? 18 : 12;
+/// Chunks on one node: the sooner rows are there, the more blocks find tiles; but each is a flag
+/// for every local rank.
+std::uint32_t local_chunk_bytes(std::uint32_t locals, const Shape& max, std::uint64_t sent) {
+  if (is_small(max))
+    return static_cast<std::uint32_t>(
+        std::clamp(sent / kSmallChunks, kSmallChunkBytesMin, kSmallChunkBytesMax));
+  if (comes_in_turn(1, max)) return kLocalChunkBytes;
+  if (max.m <= 2 * kFewRows) return kLocalChunkBytes / 2;
+  if (max.n < kNarrow && max.m <= 4 * kFewRows)
+    return locals > 4 ? kLocalChunkBytes / 4 : kLocalChunkBytes / 2;
+  return kLocalChunkBytes;
 }
 
 }  // namespace
+
+// The shorter the product beside the gather, the more; but to several peers 12 SMs' bulk stores are
+// all that NVLink takes. As measured with two, four and eight ranks (README.md).
+std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max) {
+  constexpr std::uint32_t kMost = 192;  // half of the GPU
+  const bool pair = locals == 2;
+  if (is_small(max)) {
+    if (nodes > 1) return kMost / 2;
+    if (max.m <= kFewRows) return kMost;
+    return pair ? kMost / 2 : 48;
+  }
+  if (nodes > 1) {
+    if (max.n < kNarrow || (max.m <= kFewRows && max.n >= kWide)) return 48;
+  } else {
+    if (max.n < kNarrow) return pair && max.m <= 4 * kFewRows ? 72 : pair ? 48 : 36;
+    if (comes_in_turn(nodes, max)) return 72;
+  }
+  if (max.n < kWide) return 24;
+  if (max.m <= 2 * kFewRows) return nodes > 1 ? 36 : 24;
+  return max.m <= 4 * kFewRows ? 18 : 12;
+}
 
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates) {
   if (plan.nodes > 1 || plan.locals == 1) return false;
@@ -101,13 +121,8 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   }
   const std::uint64_t sent =
       std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
-  const auto small_chunk = static_cast<std::uint32_t>(
-      std::clamp(sent / kSmallChunks, kSmallChunkBytesMin, kSmallChunkBytesMax));
   tiling.chunk_bytes = nodes > 1 ? std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent))
-                       : is_small(max)             ? small_chunk
-                       : comes_in_turn(nodes, max) ? kTurnChunkBytes
-                       : max.m <= 4096             ? kLocalChunkBytes / 2
-                                                   : kLocalChunkBytes;
+                                 : local_chunk_bytes(locals, max, sent);
   return tiling;
 }
 
@@ -121,13 +136,15 @@ Result<std::unique_ptr<AgGemmCuda>> AgGemmCuda::create(const AgGemmPlan& plan,
 
 Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
+  arguments_.launch.in_turn = comes_in_turn(of.nodes, plan_.max);
   cuda::GroupNeeds needs;
   needs.streams = Role::kShare;
   needs.stream = of.size() > 1;
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
-  needs.stream_groups = share_groups(of.nodes, plan_.max);
-  needs.receive_groups = is_small(plan_.max) ? 36 : 12;
+  needs.stream_groups = ag_gemm_share_groups(of.nodes, of.locals, plan_.max);
+  // What comes is passed on to the node's others beside the last of the sharing.
+  needs.receive_groups = is_small(plan_.max) ? 48 : plan_.max.n < kNarrow ? 24 : 12;
   // Of ranks that share a GPU it has not been measured; and who names groups wants groups.
   const bool spare = options.ranks_per_device == 1 && options.stream_groups == 0 &&
                      ag_gemm_spare_warps_share(plan_, options.rates);
@@ -159,7 +176,6 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.in_place = in_place;
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
-  arguments_.launch.in_turn = comes_in_turn(world().nodes, plan_.max);
   return enqueue(stream, c, ldc);
 }
 

@@ -28,6 +28,10 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
 /// product, where groups would take so many that it needs a turn of tiles more.
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates);
 
+/// Groups that share a rank's rows where its spare warps don't, of a whole GPU and of 128 threads
+/// each. On one node their blocks take tiles when the rows are shared.
+std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max);
+
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.
@@ -47,6 +51,8 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
                 Mode mode = Mode::kFused, void* gathered = nullptr);
   /// See AgGemmPlan::input. A launch with a shard elsewhere may overwrite it.
   void* input() const { return plan_.input(arguments_.launch.context); }
+  /// Whether the node's rows are shared rank by rank (gather::share_in_turn).
+  bool shares_in_turn() const { return arguments_.launch.in_turn; }
 
  private:
   using OperatorBase::OperatorBase;

@@ -3,6 +3,8 @@
 /// one .cu file per element type.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/ag_gemm/roles.h"
 #include "kernels/cuda/ag_gemm/ag_gemm_seams.cuh"
 #include "kernels/cuda/copy_warp.cuh"
@@ -52,7 +54,9 @@ struct AgGemmOp {
   static __device__ bool share(Block<AnyExecutor>& block) {
     const std::uint32_t chunks = block.gather.schedule.chunks(block.gather.own_rows);
     gather::Sharing sharing{parts_of(block, chunks, block.launch.blocks.share)};
-    sharing.network_first = sharing.parts > 1 && has_places_twice(chunks);
+    // Spare warps share on one node only.
+    if constexpr (!std::is_same_v<AnyExecutor, CopyWarp>)
+      sharing.network_parts = has_places_twice(chunks) ? sharing.parts : 1;
     return ag_gemm::share(block, sharing);
   }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }

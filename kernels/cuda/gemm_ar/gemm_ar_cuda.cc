@@ -58,7 +58,7 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
   sums_own_ = sums_own(plan_, options);
   const std::uint32_t groups = sums_own_ ? 1 : reduce_groups(plan_.max, k());
-  return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups),
+  return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups, true),
                              plan_.flags(), cuda::kGemmArKernels);
 }
 

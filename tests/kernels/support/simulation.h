@@ -59,9 +59,10 @@ class SimExecutor {
   static std::uint32_t parts(const Launch& launch) {
     return 1 + (launch.epoch * 3 + launch.context.world.rank() * 7) % 5;
   }
-  /// So of a gather's rows; every other launch to the network first.
+  /// So of a gather's rows; every other launch to the network first, in 1 to 3 parts.
   static gather::Sharing sharing(const Launch& launch) {
-    return {parts(launch), (launch.epoch + launch.context.world.rank()) % 2 == 0};
+    const std::uint32_t dice = launch.epoch + launch.context.world.rank();
+    return {parts(launch), dice % 2 == 0 ? 0 : 1 + dice / 2 % 3};
   }
   bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts);
   static bool counts_done(Role role) { return role != Role::kCompute; }
