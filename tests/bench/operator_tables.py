@@ -1,9 +1,11 @@
-"""Tables for people from JSON of tests/gpu/operators_bench.
+"""Tables for people from JSON of tests/gpu/operators_bench and mirror_bench.
 
     python3 operator_tables.py FILE...            gain over the unfused form, share of the bound: an operator a row, M a column
     python3 operator_tables.py --times FILE...    a row for each shape, times in microseconds
     python3 operator_tables.py --alone FILE...    a row for each shape that was measured alone, too: each side at its own clock
     python3 operator_tables.py --goals FILE...    what we want of eight GPUs of a host, and whether it holds
+    python3 operator_tables.py --mirrored FILE REAL   mirror_bench's rank 0 of so many, beside what operators_bench measured of as many
+                                                  GPUs at some time: a row for each shape
 """
 import json
 import math
@@ -108,6 +110,33 @@ def print_alone(rows):
                 table)
 
 
+def print_mirrored(rows, real):
+    """`real`: of as many ranks, with a baseline, by other kernels and perhaps on other GPUs."""
+    def key(row):
+        return row["op"], row["nodes"], row["ranks"], row["m"], row["n_per_rank"], row["k_per_rank"]
+
+    measured = {key(row): row for row in real if "speedup" in row}
+    for op in NAMES:
+        of_op = [row for row in rows if row["op"] == op]
+        if not of_op:
+            continue
+        in_place = any("in_place_us" in row for row in of_op)
+        header = ["M x N x K per rank", "mirrored: fused us", *(["in place us"] if in_place else []), "cuBLAS", "bound / fused",
+                  "eight GPUs, earlier: fused us", "unfused there", "that / mirrored", *(["that / in place"] if in_place else [])]
+        table = []
+        for row in of_op:
+            there = measured.get(key(row))
+            if there is None:
+                sys.exit(f"{op} {row['m']} x {row['n_per_rank']} x {row['k_per_rank']} of {row['ranks']} ranks was not measured without a mirror")
+            times = [median(row, what) for what in ("fused_us", *(["in_place_us"] if in_place else []))]
+            unfused = median(there, "baseline_us")
+            table.append([f"{row['m']} x {row['n_per_rank']} x {row['k_per_rank']}", *(f"{t:.0f}" for t in times),
+                          f"{median(row, 'products_us'):.0f}", f"{row['of_max_products_nvlink_network']:.2f}",
+                          f"{median(there, 'fused_us'):.0f}", f"{unfused:.0f}", *(f"{unfused / t:.2f}" for t in times)])
+        print(NAMES[op] + "\n")
+        print_table(header, table)
+
+
 def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
@@ -149,15 +178,23 @@ def print_goals(rows):
                 [[NAMES[op], what, f"{value:.2f}", "yes" if holds else "no"] for op, what, value, holds in goals(rows)])
 
 
+def read(name):
+    with open(name, encoding="utf-8") as file:
+        return json.load(file)
+
+
 def main(arguments):
+    if arguments[:1] == ["--mirrored"] and len(arguments) == 3:
+        document = read(arguments[1])
+        print(f"{document['gpu']}, {document['devices']} of them: {document['ranks']}; network: {document['network']}\n")
+        return print_mirrored(document["rows"], read(arguments[2])["rows"])
     printer = {"--times": print_times, "--alone": print_alone, "--goals": print_goals}.get(arguments[0] if arguments else "")
     files = arguments[1:] if printer else arguments
     printer = printer or print_gains
     if not files:
         sys.exit(__doc__)
     for name in files:
-        with open(name, encoding="utf-8") as file:
-            document = json.load(file)
+        document = read(name)
         rows = [row for row in document["rows"] if "speedup" in row]
         if not rows:
             sys.exit(f"{name}: no row has a baseline")

@@ -17,6 +17,7 @@
 #   alone      as one_node, each side also in a loop of its own, at its own clock
 #   two_nodes  as one_node, the GPUs as two nodes joined by two mkerneld at 50 GB/s a rail
 #   across     as one_node, as two nodes that each span all GPUs, two ranks on each, the daemons in the same process
+#   mirror     mirror_bench: rank 0 of eight on one GPU, the others played by a second, as one node and as two of four
 #   core       gemm_bench: the product by itself against cuBLAS
 #   rails      rails_bench: what the paced fabric carries, and unpaced
 #   torch      PyTorch's async-TP, where PyTorch is
@@ -26,9 +27,9 @@
 # when nothing was run. NVLink multicast stays off.
 set -u
 
-steps=(cases cases_all delays client fabric gemm memcheck one_node alone two_nodes across core rails torch sweep_one sweep_two)
+steps=(cases cases_all delays client fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one sweep_two)
 programs=(operators_gpu_test operators_gpu_delays_test client_gpu_test gpu_fabric_test gemm_test gemm_seams_test
-  operators_bench gemm_bench rails_bench)
+  operators_bench mirror_bench gemm_bench rails_bench)
 
 pack() {
   local build=$1 folder=$2 program library any=
@@ -100,6 +101,10 @@ step() {
     across)
       "${bench[@]}" --ranks $((2 * devices)) --nodes 2 --launches 20 --check-up-to 16384 \
         --json "$out/operators_2x${devices}_on_$devices.json" ;;
+    mirror)
+      local mirror=(./mirror_bench --ranks 8 --launches 20 --check-up-to 16384)
+      "${mirror[@]}" --json "$out/operators_1x8_mirrored.json" &&
+        "${mirror[@]}" "${nodes[@]}" --json "$out/operators_2x4_mirrored.json" ;;
     core) ./gemm_bench --check --speed --json "$out/gemm.json" ;;
     rails) ./rails_bench ./mkerneld --bandwidth 50GB/s && ./rails_bench ./mkerneld ;;
     torch) env -u LD_LIBRARY_PATH python3 torch_async_tp.py | tee "$out/torch_async_tp_x$devices.json" ;;
@@ -165,5 +170,5 @@ case ${1:-} in
   pack) [ $# -eq 3 ] && pack "$2" "$3" && exit ;;
   run) [ $# -ge 3 ] && shift && run "$@"; exit ;;
 esac
-sed -n '2,26s/^# \{0,1\}//p' "$0" >&2
+sed -n '2,27s/^# \{0,1\}//p' "$0" >&2
 exit 2

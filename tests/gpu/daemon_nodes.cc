@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <optional>
@@ -75,7 +76,7 @@ Hosts start_hosts(std::uint32_t nodes, std::uint32_t locals, const std::string& 
 struct DaemonNodes::Ranks {
   std::uint32_t nodes;
   std::uint32_t locals;
-  std::uint32_t devices;
+  std::vector<int> devices;  ///< by rank
   Hosts hosts;
   int jobs = 0;
   std::vector<std::optional<Session>> sessions;
@@ -92,7 +93,7 @@ struct DaemonNodes::Ranks {
     std::vector<std::thread> threads;
     for (std::uint32_t rank = 0; rank < world(); ++rank) {
       threads.emplace_back([this, &body, rank] {
-        require(cudaSetDevice(static_cast<int>(rank % devices)), "cudaSetDevice");
+        require(cudaSetDevice(devices[rank]), "cudaSetDevice");
         body(rank);
       });
     }
@@ -100,10 +101,24 @@ struct DaemonNodes::Ranks {
   }
 };
 
-DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, std::uint32_t devices,
+std::vector<int> dealt_out(std::uint32_t ranks, std::uint32_t devices) {
+  std::vector<int> device_of(ranks);
+  for (std::uint32_t rank = 0; rank < ranks; ++rank)
+    device_of[rank] = static_cast<int>(rank % devices);
+  return device_of;
+}
+
+DaemonNodes::DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::vector<int>& devices,
                          const std::string& program, const std::string& link_bandwidth,
                          const std::string& fabric) {
-  if (program.empty()) claim_connections((nodes * locals - 1) / devices + 1);
+  if (program.empty()) {
+    std::uint32_t most = 0;
+    for (const int device : devices) {
+      const auto sharers = std::count(devices.begin(), devices.end(), device);
+      most = std::max(most, static_cast<std::uint32_t>(sharers));
+    }
+    claim_connections(most);
+  }
   ranks_.reset(new Ranks{nodes,
                          locals,
                          devices,

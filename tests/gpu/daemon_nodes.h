@@ -1,7 +1,6 @@
 /// \file
 /// Nodes of a job whose ranks are this process's, joined by daemons: what libmkclient does for a
-/// rank, for all ranks at once. Ranks are dealt out to GPUs: where these are fewer, they are
-/// shared.
+/// rank, for all ranks at once.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +12,17 @@
 
 namespace mk::test {
 
+/// The GPU of each of `ranks` ranks that are dealt out to `devices` of them, the first ones.
+std::vector<int> dealt_out(std::uint32_t ranks, std::uint32_t devices);
+
 /// Ends the process on anything unexpected.
 class DaemonNodes {
  public:
-  /// Starts a daemon per node, with a rail for each local rank. `devices`: GPUs that are used, the
-  /// first ones. `program`: mkerneld; empty: the nodes are this process's (EmbeddedCluster). Ranks
-  /// that share a GPU want that: daemons of other processes would take turns with them on it,
-  /// milliseconds each. `link_bandwidth`: of each rail and direction of the loopback fabric,
-  /// "50GB/s"; empty: unpaced.
-  DaemonNodes(std::uint32_t nodes, std::uint32_t locals, std::uint32_t devices,
+  /// Starts a daemon per node, with a rail for each local rank. `devices`: by rank. `program`:
+  /// mkerneld; empty: the nodes are this process's (EmbeddedCluster). Ranks that share a GPU want
+  /// that: daemons of other processes would take turns with them on it, milliseconds each.
+  /// `link_bandwidth`: of each rail and direction of the loopback fabric, "50GB/s"; empty: unpaced.
+  DaemonNodes(std::uint32_t nodes, std::uint32_t locals, const std::vector<int>& devices,
               const std::string& program, const std::string& link_bandwidth,
               const std::string& fabric = "loopback");
   ~DaemonNodes();

@@ -37,8 +37,10 @@
 #include <vector>
 
 #include "daemon/config/units.h"
+#include "tests/gpu/bench_shapes.h"
 #include "tests/gpu/bound.h"
 #include "tests/gpu/daemon_nodes.h"
+#include "tests/gpu/devices.h"
 #include "tests/gpu/nccl.h"
 #include "tests/gpu/operator_ranks.h"
 #include "tests/gpu/products.h"
@@ -363,9 +365,10 @@ int run(int argc, char** argv) {
     if (options.nodes != 2) return usage();
     // Before this process asks CUDA anything: with the first question it settles how many
     // connections there are.
-    machine.daemons = std::make_unique<DaemonNodes>(options.nodes, locals,
-                                                    static_cast<std::uint32_t>(options.devices),
-                                                    options.mkerneld, options.link_bandwidth);
+    machine.daemons = std::make_unique<DaemonNodes>(
+        options.nodes, locals,
+        mk::test::dealt_out(options.ranks, static_cast<std::uint32_t>(options.devices)),
+        options.mkerneld, options.link_bandwidth);
   }
   if (options.devices > mk::test::device_count()) {
     fmt::print(stderr, "{} devices are asked for, and {} are there\n", options.devices,
@@ -390,19 +393,7 @@ int run(int argc, char** argv) {
   bool right = true;
   for (const Op op : options.ops) {
     std::vector<mk::test::Shape> shapes = options.shapes;
-    if (shapes.empty()) {
-      // A layer of width 8192 and 57344 (AG+GEMM) or 28672 dealt out over eight ranks; then square
-      // products, dealt out.
-      for (const int m : {2048, 4096, 8192, 16384, 32768}) {
-        if (options.nodes > 1) continue;
-        shapes.push_back(op == Op::kAgGemm ? mk::test::Shape{m, 7168, 8192}
-                                           : mk::test::Shape{m, 8192, 3584});
-      }
-      for (const int m : {2048, 4096, 8192, 16384, 32768}) {
-        shapes.push_back(op == Op::kAgGemm ? mk::test::Shape{m, m / 8, m}
-                                           : mk::test::Shape{m, m, m / 8});
-      }
-    }
+    if (shapes.empty()) shapes = mk::test::bench_shapes(op, options.nodes);
     for (const mk::test::Shape& shape : shapes) {
       bool first = true;
       for (const std::uint32_t streams : options.streams) {

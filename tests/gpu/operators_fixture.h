@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/devices.h"
 #include "tests/gpu/operator_ranks.h"
 
 namespace mk::test {

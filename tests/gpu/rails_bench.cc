@@ -114,8 +114,10 @@ int main(int argc, char** argv) {
   constexpr std::uint32_t kFlags = 1024;
   int devices = 0;
   require(cudaGetDeviceCount(&devices), "devices");
-  mk::test::DaemonNodes daemons(2, options.locals, static_cast<std::uint32_t>(devices),
-                                options.mkerneld, options.bandwidth, options.fabric);
+  mk::test::DaemonNodes daemons(
+      2, options.locals,
+      mk::test::dealt_out(2 * options.locals, static_cast<std::uint32_t>(devices)),
+      options.mkerneld, options.bandwidth, options.fabric);
   daemons.attach();
   Rails rails;
   rails.devices = static_cast<std::uint32_t>(devices);

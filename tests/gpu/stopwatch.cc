@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "shm/atomic.h"
 #include "tests/gpu/exchange.h"
@@ -14,17 +15,41 @@ namespace mk::test {
 
 using Clock = std::chrono::steady_clock;
 
+namespace {
+
+std::vector<TimedStream> streams_of(const Job& job) {
+  std::vector<TimedStream> streams;
+  for (std::uint32_t r = 0; r < job.world(); ++r) streams.push_back({job.device(r), job.stream(r)});
+  return streams;
+}
+
+void make_current(const TimedStream& timed) {
+  require(cudaSetDevice(timed.device), "cudaSetDevice");
+}
+
+}  // namespace
+
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
-Stopwatch::Stopwatch(Job& job) : job_(job), begin_(job.world()), end_(job.world()) {
+Stopwatch::Stopwatch(Job& job)
+    : Stopwatch(streams_of(job), [&job] {
+        for (std::uint32_t r = 0; r < job.world(); ++r)
+          fmt::print(stderr, "{}\n", job.op(r).progress());
+      }) {}
+
+Stopwatch::Stopwatch(std::vector<TimedStream> streams, std::function<void()> tell)
+    : streams_(std::move(streams)),
+      tell_(std::move(tell)),
+      begin_(streams_.size()),
+      end_(streams_.size()) {
   void* word = nullptr;
   require(cudaHostAlloc(&word, sizeof *word_, cudaHostAllocPortable | cudaHostAllocMapped), "word");
   word_ = static_cast<std::uint32_t*>(word);
-  for (std::uint32_t r = 0; r < job.world(); ++r) {
-    job.make_current(r);
+  for (std::size_t r = 0; r < streams_.size(); ++r) {
+    make_current(streams_[r]);
     require(cudaEventCreate(&begin_[r]), "event");
     require(cudaEventCreate(&end_[r]), "event");
   }
@@ -52,22 +77,22 @@ void Stopwatch::endure(const std::function<void()>& side, int launches, Timing& 
 
 void Stopwatch::time(const std::function<void()>& queue, int launches, Timing& timing, bool held) {
   shm::store_release(word_, held ? 0u : 1u);
-  for (std::uint32_t r = 0; r < job_.world(); ++r) {
-    job_.make_current(r);
-    hold(word_, job_.stream(r));
-    require(cudaEventRecord(begin_[r], job_.stream(r)), "event");
+  for (std::size_t r = 0; r < streams_.size(); ++r) {
+    make_current(streams_[r]);
+    hold(word_, streams_[r].stream);
+    require(cudaEventRecord(begin_[r], streams_[r].stream), "event");
   }
   queue();
-  for (std::uint32_t r = 0; r < job_.world(); ++r) {
-    job_.make_current(r);
-    require(cudaEventRecord(end_[r], job_.stream(r)), "event");
+  for (std::size_t r = 0; r < streams_.size(); ++r) {
+    make_current(streams_[r]);
+    require(cudaEventRecord(end_[r], streams_[r].stream), "event");
   }
   shm::store_release(word_, 1u);
   double slowest = 0;
-  timing.by_rank.resize(job_.world());
-  for (std::uint32_t r = 0; r < job_.world(); ++r) {
-    job_.make_current(r);
-    await(r);
+  timing.by_rank.resize(streams_.size());
+  for (std::size_t r = 0; r < streams_.size(); ++r) {
+    make_current(streams_[r]);
+    await(streams_[r].stream);
     float ms = 0;
     require(cudaEventElapsedTime(&ms, begin_[r], end_[r]), "event");
     const double us = ms * 1e3 / launches;
@@ -78,14 +103,13 @@ void Stopwatch::time(const std::function<void()>& queue, int launches, Timing& t
 }
 
 /// Ends the process, with how far everybody has come, when a launch does not end.
-void Stopwatch::await(std::uint32_t rank) {
+void Stopwatch::await(cudaStream_t stream) {
   constexpr std::chrono::seconds kLong{10};
   const auto begin = Clock::now();
   cudaError_t state = cudaSuccess;
-  while ((state = cudaStreamQuery(job_.stream(rank))) == cudaErrorNotReady) {
+  while ((state = cudaStreamQuery(stream)) == cudaErrorNotReady) {
     if (Clock::now() - begin < kLong) continue;
-    for (std::uint32_t r = 0; r < job_.world(); ++r)
-      fmt::print(stderr, "{}\n", job_.op(r).progress());
+    tell_();
     std::_Exit(1);
   }
   require(state, "launch");

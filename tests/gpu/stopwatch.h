@@ -1,5 +1,5 @@
 /// \file
-/// Times what all ranks of a job do, begun together.
+/// Times what streams do, begun together: those of all ranks of a job, say.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,6 +13,12 @@ namespace mk::test {
 
 double median(std::vector<double> values);
 
+/// A stream, and the device it is of.
+struct TimedStream {
+  int device = 0;
+  cudaStream_t stream = nullptr;
+};
+
 /// Slowest rank per launch, and each rank's times, in microseconds.
 struct Timing {
   std::vector<double> slowest;
@@ -24,6 +30,8 @@ struct Timing {
 class Stopwatch {
  public:
   explicit Stopwatch(Job& job);
+  /// `tell` says how far they have come, when a launch does not end.
+  Stopwatch(std::vector<TimedStream> streams, std::function<void()> tell);
   ~Stopwatch();
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
@@ -38,9 +46,10 @@ class Stopwatch {
  private:
   /// Waits for what `queue` queues between the events, of which each rank has `launches`.
   void time(const std::function<void()>& queue, int launches, Timing& timing, bool held);
-  void await(std::uint32_t rank);
+  void await(cudaStream_t stream);
 
-  Job& job_;
+  std::vector<TimedStream> streams_;
+  std::function<void()> tell_;
   std::uint32_t* word_ = nullptr;  ///< pinned: whether the streams may go on
   std::vector<cudaEvent_t> begin_, end_;
 };

@@ -13,33 +13,20 @@ namespace {
 constexpr std::uint64_t kBytes = 2;            ///< of an element
 constexpr std::uint64_t kFirstByte = 1 << 16;  ///< of a workspace; before it lies its head
 
-void check(cublasStatus_t status, const char* what) {
-  if (status == CUBLAS_STATUS_SUCCESS) return;
-  fmt::print(stderr, "{}: {}\n", what, cublasGetStatusString(status));
-  std::exit(1);
-}
-
 }  // namespace
 
 Unfused::Unfused(Job& job) : job_(job) {
   const JobSetup& setup = job.setup();
-  constexpr std::size_t kWorkspaceBytes = 64u << 20;
   for (std::uint32_t r = 0; r < job.world(); ++r) {
     job.make_current(r);
-    cublasHandle_t handle = nullptr;
-    check(cublasCreate(&handle), "cublasCreate");
-    check(cublasSetStream(handle, job.stream(r)), "cublasSetStream");
-    check(cublasSetWorkspace(handle, allocate(r, kWorkspaceBytes), kWorkspaceBytes), "workspace");
-    handles_.push_back(handle);
+    cublas_.push_back(std::make_unique<Cublas>(job.stream(r)));
     const std::size_t side = setup.op == Op::kAgGemm ? setup.k[0] : setup.n;
     whole_.push_back(allocate(r, std::size_t{setup.m} * side * kBytes));
     out_.push_back(allocate(r, std::size_t{setup.m} * setup.n * kBytes));
   }
 }
 
-Unfused::~Unfused() {
-  for (cublasHandle_t handle : handles_) cublasDestroy(handle);
-}
+Unfused::~Unfused() = default;
 
 void* Unfused::allocate(std::uint32_t rank, std::uint64_t bytes) {
   job_.make_current(rank);
@@ -49,18 +36,12 @@ void* Unfused::allocate(std::uint32_t rank, std::uint64_t bytes) {
 
 void Unfused::products() {
   const JobSetup& setup = job_.setup();
-  const float one = 1, zero = 0;
   for (std::uint32_t r = 0; r < job_.world(); ++r) {
     job_.make_current(r);
     const bool ag = setup.op == Op::kAgGemm;
-    const int m = static_cast<int>(setup.m);
-    const int n = static_cast<int>(setup.n);
-    const int k = static_cast<int>(setup.k[r]);
-    check(
-        cublasGemmEx(handles_[r], CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &one, job_.b(r), CUDA_R_16BF,
-                     k, ag ? whole_[r] : job_.a(r), CUDA_R_16BF, k, &zero, ag ? out_[r] : whole_[r],
-                     CUDA_R_16BF, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-        "cublasGemmEx");
+    const Shape shape{static_cast<int>(setup.m), static_cast<int>(setup.n),
+                      static_cast<int>(setup.k[r])};
+    cublas_[r]->multiply(shape, ag ? whole_[r] : job_.a(r), job_.b(r), ag ? out_[r] : whole_[r]);
   }
 }
 

@@ -2,12 +2,11 @@
 /// The unfused way that the operators are compared with: cuBLAS, and a collective before or after.
 #pragma once
 
-#include <cublas_v2.h>
-
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "tests/gpu/cublas.h"
 #include "tests/gpu/daemon_nodes.h"
 #include "tests/gpu/nccl.h"
 #include "tests/gpu/operator_ranks.h"
@@ -38,7 +37,7 @@ class Unfused {
   std::vector<void*> out_;    ///< the result
 
  private:
-  std::vector<cublasHandle_t> handles_;
+  std::vector<std::unique_ptr<Cublas>> cublas_;
   std::vector<DeviceMemory> memory_;
 };
 

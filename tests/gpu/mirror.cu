@@ -1,0 +1,328 @@
+#include <cuda_bf16.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "kernels/cuda/ptx.cuh"
+#include "shm/atomic.h"
+#include "shm/flag.h"
+#include "tests/gpu/mirror.h"
+
+namespace mk::test {
+namespace {
+
+namespace ptx = kernels::cuda::ptx;
+
+constexpr std::uint64_t kPatienceNs = 5'000'000'000;
+constexpr unsigned kQueues = MirrorTimes::kLists;
+/// A mover's: little, as what is on its way to the rank is before whatever it needs next.
+constexpr std::uint32_t kBufferBytes = 16 * 1024;
+
+/// Who works on a list: warps that bring bytes, each with a block of its own, and warps of those
+/// blocks that look at what the rank shows. Few look at the host's memory.
+struct Staff {
+  unsigned movers;
+  unsigned lookers;
+  std::uint32_t ahead;  ///< items whose bytes may be brought before the first of them is shown
+};
+constexpr unsigned kLookersOfBlock = 3;
+constexpr Staff kStaff[kQueues] = {{150, 450, 192}, {150, 450, 192}, {60, 12, 60}};
+
+/// A list on the device. What is counted goes on from launch to launch.
+struct DeviceQueue {
+  const Reflection* items = nullptr;
+  std::uint32_t count = 0;
+  Staff staff{};
+  std::uint32_t* brought = nullptr;   ///< by item: the last epoch in which it was
+  std::uint32_t* counters = nullptr;  ///< items that movers and lookers have taken, and shown ones
+  std::uint32_t moves_before = 0;
+  std::uint32_t looks_before = 0;
+  std::uint32_t shown_before = 0;
+};
+enum Counter : unsigned { kMoves, kLooks, kShown, kCounters };
+
+struct DeviceQueues {
+  DeviceQueue queues[kQueues];
+};
+
+__device__ bool is_leader() { return threadIdx.x % 32 == 0; }
+
+/// By a whole warp: whether the flag has reached the epoch in time.
+__device__ bool await(const std::uint32_t* flag, std::uint32_t epoch) {
+  bool seen = false;
+  if (is_leader()) {
+    const std::uint64_t end_ns = ptx::now_ns() + kPatienceNs;
+    do {
+      seen = shm::flag_reached(flag, epoch);
+    } while (!seen && ptx::now_ns() < end_ns);
+  }
+  return __any_sync(0xffffffffu, seen);
+}
+
+/// By a whole warp: the next item of the list that no other has.
+__device__ std::uint32_t take(const DeviceQueue& queue, Counter counter, std::uint32_t before) {
+  std::uint32_t ticket = 0;
+  if (is_leader()) ticket = atomicAdd(&queue.counters[counter], 1u) - before;
+  return __shfl_sync(0xffffffffu, ticket, 0);
+}
+
+struct MoverShared {
+  alignas(128) unsigned char buffer[kBufferBytes];
+  std::uint64_t loaded;
+};
+
+/// A warp, through whose shared memory the copy engine brings the bytes, as the operators' kernels
+/// do it: without waiting, as the rank's own bytes are on their way, too, before it shows them.
+class Mover {
+ public:
+  __device__ explicit Mover(MoverShared& shared) : shared_(shared) {
+    if (is_leader()) {
+      ptx::mbarrier_init(&shared_.loaded, 1);
+      ptx::mbarrier_init_fence();
+    }
+    __syncwarp();
+  }
+
+  /// False: the rank has shown too little in time.
+  __device__ bool run(const DeviceQueue& queue, std::uint32_t epoch) {
+    for (std::uint32_t i; (i = take(queue, kMoves, queue.moves_before)) < queue.count;) {
+      const Reflection& item = queue.items[i];
+      const std::uint64_t bytes = std::uint64_t{item.rows} * item.row_bytes;
+      const std::uint32_t least = i < queue.staff.ahead ? 0 : i - queue.staff.ahead;
+      if (!await(&queue.counters[kShown], queue.shown_before + least)) return false;
+      for (std::uint64_t begin = 0; begin < bytes; begin += kBufferBytes) {
+        load(item, begin, bytes);
+        store(item, begin, bytes);
+      }
+      if (is_leader()) shm::flag_publish(&queue.brought[i], epoch);
+    }
+    return true;
+  }
+
+ private:
+  __device__ static std::uint32_t piece(std::uint64_t begin, std::uint64_t bytes) {
+    return static_cast<std::uint32_t>(bytes - begin < kBufferBytes ? bytes - begin : kBufferBytes);
+  }
+  __device__ void load(const Reflection& item, std::uint64_t begin, std::uint64_t bytes) {
+    if (!is_leader()) return;
+    ptx::mbarrier_arrive_expect(&shared_.loaded, piece(begin, bytes));
+    ptx::bulk_load(shared_.buffer, item.source + begin, piece(begin, bytes), &shared_.loaded);
+  }
+  /// What was loaded, until it is there. Rows apart fill a buffer evenly.
+  __device__ void store(const Reflection& item, std::uint64_t begin, std::uint64_t bytes) {
+    ptx::mbarrier_wait(&shared_.loaded, parity_);
+    parity_ ^= 1;
+    if (item.rows == 1) {
+      if (is_leader()) ptx::bulk_store(item.target + begin, shared_.buffer, piece(begin, bytes));
+    } else {
+      std::byte* const target = item.target + begin / item.row_bytes * item.target_stride;
+      const std::uint32_t rows = piece(begin, bytes) / item.row_bytes;
+      for (std::uint32_t row = threadIdx.x % 32; row < rows; row += 32)
+        ptx::bulk_store(target + row * item.target_stride, shared_.buffer + row * item.row_bytes,
+                        item.row_bytes);
+    }
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+    __syncwarp();
+  }
+
+  MoverShared& shared_;
+  std::uint32_t parity_ = 0;
+};
+
+/// A warp that shows the rank what follows when it has shown its part. False: it did not in time.
+__device__ bool look(const DeviceQueue& queue, std::uint32_t epoch, MirrorTimes::List& times) {
+  for (std::uint32_t i; (i = take(queue, kLooks, queue.looks_before)) < queue.count;) {
+    const Reflection& item = queue.items[i];
+    if (!await(item.seen, epoch)) return false;
+    const std::uint64_t seen_ns = ptx::now_ns();
+    if (!await(&queue.brought[i], epoch)) return false;
+    if (!is_leader()) continue;
+    if (item.word != nullptr) shm::store_relaxed(item.word, item.word_value);
+    bool last = true;
+    if (item.sharers > 1) {
+      // What the others brought is then visible to who acquires the flag.
+      __threadfence_system();
+      last = (atomicAdd(item.counter, 1u) + 1) % item.sharers == 0;
+      __threadfence_system();
+    }
+    if (last) shm::flag_publish(item.flag, epoch);
+    atomicAdd(&queue.counters[kShown], 1u);
+    if (item.rows == 0) continue;
+    ptx::max_relaxed_gpu(&times.first_seen_inverted, ~seen_ns);
+    ptx::max_relaxed_gpu(&times.last_seen, seen_ns);
+    ptx::add_relaxed_gpu(&times.sum_of_lags, ptx::now_ns() - seen_ns);
+    ptx::add_relaxed_gpu(&times.count, std::uint64_t{1});
+  }
+  return true;
+}
+
+__global__ void __launch_bounds__(32 * (1 + kLookersOfBlock))
+    mirror_kernel(const __grid_constant__ DeviceQueues all, std::uint32_t epoch,
+                  std::uint32_t* missed, MirrorTimes* times) {
+  extern __shared__ __align__(128) unsigned char dynamic_shared[];
+  if (threadIdx.x == 0) ptx::max_relaxed_gpu(&times->begin_inverted, ~ptx::now_ns());
+  unsigned place = blockIdx.x;
+  unsigned of = 0;
+  for (; place >= all.queues[of].staff.movers; ++of) place -= all.queues[of].staff.movers;
+  const DeviceQueue& queue = all.queues[of];
+  const unsigned warp = threadIdx.x / 32;
+  bool came = true;
+  if (warp == 0) {
+    Mover mover(*reinterpret_cast<MoverShared*>(dynamic_shared));
+    came = mover.run(queue, epoch);
+  } else if (place * kLookersOfBlock + warp - 1 < queue.staff.lookers) {
+    came = look(queue, epoch, times->lists[of]);
+  }
+  if (!came && is_leader()) *missed = 1;
+}
+
+__global__ void pack_kernel(PackedPartial partial, const kernels::TileRect* tiles,
+                            std::uint64_t tile_bytes, std::uint32_t tile_columns,
+                            std::byte* packed) {
+  const kernels::TileRect tile = tiles[blockIdx.x];
+  const auto* a = static_cast<const __nv_bfloat16*>(partial.a);
+  const auto* b = static_cast<const __nv_bfloat16*>(partial.b);
+  auto* const out = reinterpret_cast<__nv_bfloat16*>(packed + blockIdx.x * tile_bytes);
+  for (std::uint32_t i = threadIdx.x; i < tile.rows * tile.columns; i += blockDim.x) {
+    const std::uint32_t row = i / tile.columns;
+    const std::uint32_t column = i - row * tile.columns;
+    const std::uint64_t from_a = std::uint64_t{tile.row + row} * partial.k;
+    const std::uint64_t from_b = std::uint64_t{tile.column + column} * partial.k;
+    float sum = 0;
+    for (int j = 0; j < partial.k; ++j)
+      sum += __bfloat162float(a[from_a + j]) * __bfloat162float(b[from_b + j]);
+    out[std::uint64_t{row} * tile_columns + column] = __float2bfloat16_rn(sum);
+  }
+}
+
+template <class T>
+std::unique_ptr<DeviceMemory> copy_of(const std::vector<T>& values) {
+  if (values.empty()) return nullptr;
+  auto memory = std::make_unique<DeviceMemory>(values.size() * sizeof(T));
+  require(
+      cudaMemcpy(memory->data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+      "copy");
+  return memory;
+}
+
+/// Keeps `device` current while it lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    require(cudaGetDevice(&before_), "cudaGetDevice");
+    require(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~OnDevice() { cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+}  // namespace
+
+Mirror::Mirror(int device, const Reflections& even, const Reflections& odd) : device_(device) {
+  const OnDevice on_device(device_);
+  queues_[0] = make_queue(even.first, odd.first);
+  queues_[1] = make_queue(even.later, odd.later);
+  queues_[2] = make_queue(even.network, odd.network);
+  missed_ = copy_of(std::vector<std::uint32_t>{0});
+  times_ = copy_of(std::vector<MirrorTimes>(1));
+  require(cudaFuncSetAttribute(mirror_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(sizeof(MoverShared))),
+          "mirror");
+  require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+}
+
+Mirror::~Mirror() {
+  const OnDevice on_device(device_);
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
+}
+
+Mirror::Queue Mirror::make_queue(const std::vector<Reflection>& even,
+                                 const std::vector<Reflection>& odd) const {
+  for (const Reflection& item : even) {
+    if (item.rows > 1 && kBufferBytes % item.row_bytes != 0) {
+      std::fprintf(stderr, "a mirror brings rows of %u bytes only where %u are a multiple\n",
+                   item.row_bytes, kBufferBytes);
+      std::exit(1);
+    }
+  }
+  Queue queue;
+  queue.count = static_cast<std::uint32_t>(even.size());
+  queue.items[0] = copy_of(even);
+  queue.items[1] = copy_of(odd);
+  queue.brought = copy_of(std::vector<std::uint32_t>(even.size()));
+  queue.counters = copy_of(std::vector<std::uint32_t>(kCounters));
+  return queue;
+}
+
+void Mirror::launch(std::uint32_t epoch) {
+  const OnDevice on_device(device_);
+  DeviceQueues all;
+  unsigned blocks = 0;
+  for (unsigned i = 0; i < kQueues; ++i) {
+    const Queue& queue = queues_[i];
+    DeviceQueue& now = all.queues[i];
+    now.count = queue.count;
+    if (queue.count == 0) continue;
+    const Staff& staff = kStaff[i];
+    now.staff = staff;
+    now.items = static_cast<const Reflection*>(queue.items[epoch % 2]->data());
+    now.brought = static_cast<std::uint32_t*>(queue.brought->data());
+    now.counters = static_cast<std::uint32_t*>(queue.counters->data());
+    // Each warp ends with a ticket that names nothing.
+    now.moves_before = (epoch - 1) * (queue.count + staff.movers);
+    now.looks_before = (epoch - 1) * (queue.count + staff.lookers);
+    now.shown_before = (epoch - 1) * queue.count;
+    blocks += staff.movers;
+  }
+  require(cudaMemsetAsync(times_->data(), 0, sizeof(MirrorTimes), stream_), "times");
+  mirror_kernel<<<blocks, 32 * (1 + kLookersOfBlock), sizeof(MoverShared), stream_>>>(
+      all, epoch, static_cast<std::uint32_t*>(missed_->data()),
+      static_cast<MirrorTimes*>(times_->data()));
+  require(cudaGetLastError(), "mirror");
+}
+
+bool Mirror::saw_all() {
+  const OnDevice on_device(device_);
+  require(cudaStreamSynchronize(stream_), "mirror");
+  std::uint32_t missed = 0;
+  require(cudaMemcpy(&missed, missed_->data(), sizeof missed, cudaMemcpyDeviceToHost), "missed");
+  return missed == 0;
+}
+
+double MirrorTimes::lag_us() const {
+  std::uint64_t sum = 0;
+  std::uint64_t all = 0;
+  for (const List& list : lists) {
+    sum += list.sum_of_lags;
+    all += list.count;
+  }
+  return all == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(all) / 1e3;
+}
+
+MirrorTimes Mirror::times() {
+  const OnDevice on_device(device_);
+  require(cudaStreamSynchronize(stream_), "mirror");
+  MirrorTimes times;
+  require(cudaMemcpy(&times, times_->data(), sizeof times, cudaMemcpyDeviceToHost), "times");
+  return times;
+}
+
+void pack_partial(const PackedPartial& partial, const std::vector<kernels::TileRect>& tiles,
+                  std::uint64_t tile_bytes, std::uint32_t tile_columns, void* packed,
+                  cudaStream_t stream) {
+  if (tiles.empty()) return;
+  const auto places = copy_of(tiles);
+  pack_kernel<<<static_cast<unsigned>(tiles.size()), 256, 0, stream>>>(
+      partial, static_cast<const kernels::TileRect*>(places->data()), tile_bytes, tile_columns,
+      static_cast<std::byte*>(packed));
+  require(cudaGetLastError(), "pack_partial");
+  require(cudaStreamSynchronize(stream), "pack_partial");
+}
+
+}  // namespace mk::test

@@ -1,0 +1,141 @@
+#include "tests/gpu/rank_operator.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+namespace mk::test {
+namespace {
+
+template <class T>
+T or_exit(Result<T> result) {
+  if (result) return std::move(*result);
+  fmt::print(stderr, "{}\n", result.error().message);
+  std::exit(1);
+}
+
+/// Leading dimensions.
+struct Strides {
+  std::uint64_t a, b, c;
+};
+
+class AgGemmRank : public RankOperator {
+ public:
+  AgGemmRank(std::unique_ptr<kernels::AgGemmCuda> op, Strides strides, std::uint64_t k)
+      : op_(std::move(op)), strides_(strides), k_(k) {}
+  Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* gathered,
+                std::uint32_t m, kernels::Mode mode) override {
+    const std::uint64_t lda = a == op_->input() ? k_ : strides_.a;
+    return op_->launch(stream, a, lda, b, strides_.b, c, strides_.c, m, mode, gathered);
+  }
+  Status status() const override { return op_->status(); }
+  Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
+  const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+  std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
+  std::string progress() const override { return op_->progress(); }
+  bool shares_in_turn() const override { return op_->shares_in_turn(); }
+  void* input() const override { return op_->input(); }
+
+ private:
+  std::unique_ptr<kernels::AgGemmCuda> op_;
+  Strides strides_;
+  std::uint64_t k_;  ///< what rows in the workspace are apart
+};
+
+/// GemmRsCuda and GemmArCuda.
+template <class Operator>
+class SumRank : public RankOperator {
+ public:
+  SumRank(std::unique_ptr<Operator> op, Strides strides) : op_(std::move(op)), strides_(strides) {}
+  Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* /*gathered*/,
+                std::uint32_t m, kernels::Mode mode) override {
+    return op_->launch(stream, a, strides_.a, b, strides_.b, c, strides_.c, m, mode);
+  }
+  Status status() const override { return op_->status(); }
+  Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
+  const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
+  std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
+  std::string progress() const override { return op_->progress(); }
+  const void* output() const override {
+    if constexpr (requires { op_->output(); }) {
+      return op_->output();
+    } else {
+      return nullptr;
+    }
+  }
+
+ private:
+  std::unique_ptr<Operator> op_;
+  Strides strides_;
+};
+
+}  // namespace
+
+const char* name(Op op) {
+  return op == Op::kAgGemm ? "ag_gemm" : op == Op::kGemmRs ? "gemm_rs" : "gemm_ar";
+}
+
+Plan make_plan(const JobSetup& setup, std::uint32_t blocks) {
+  const std::uint32_t nodes = setup.nodes;
+  const std::uint32_t locals = setup.locals;
+  const auto tiling = [&](kernels::Tiling own) {
+    if (setup.tiling.tile_m != 0) own = setup.tiling;
+    if (setup.chunk_bytes != 0) own.chunk_bytes = setup.chunk_bytes;
+    return own;
+  };
+  Plan plan;
+  switch (setup.op) {
+    case Op::kAgGemm: {
+      const kernels::Shape max{setup.m, setup.n, setup.k[0]};
+      plan.ag = or_exit(kernels::AgGemmPlan::make(
+          nodes, locals, max, setup.dtype,
+          tiling(kernels::ag_gemm_cuda_tiling(nodes, locals, max, blocks, setup.options.rates))));
+      plan.workspace_bytes = plan.ag.workspace_bytes;
+      plan.flags = plan.ag.flag_count();
+      break;
+    }
+    case Op::kGemmRs: {
+      const kernels::Shape max{setup.m, setup.n, 0};
+      plan.rs = or_exit(kernels::GemmRsPlan::make(
+          nodes, locals, max, setup.dtype,
+          tiling(kernels::gemm_rs_cuda_tiling(nodes, locals, max, blocks))));
+      plan.workspace_bytes = plan.rs.workspace_bytes();
+      plan.flags = plan.rs.flag_count();
+      break;
+    }
+    case Op::kGemmAr: {
+      const kernels::Shape max{setup.m, setup.n, 0};
+      plan.ar = or_exit(
+          kernels::GemmArPlan::make(nodes, locals, max, setup.dtype,
+                                    tiling(kernels::gemm_ar_cuda_tiling(nodes, max, blocks))));
+      plan.workspace_bytes = plan.ar.workspace_bytes();
+      plan.flags = plan.ar.flag_count();
+      break;
+    }
+  }
+  return plan;
+}
+
+std::unique_ptr<RankOperator> make_operator(const JobSetup& setup, const Plan& plan,
+                                            std::uint32_t rank, const kernels::RankContext& context,
+                                            const kernels::CudaOptions& options) {
+  const std::uint64_t k = setup.k[rank];
+  const std::uint64_t b_length = options.b_layout == kernels::BLayout::kNK ? k : setup.n;
+  const Strides strides{k + setup.gap, b_length + setup.gap, setup.n + setup.gap};
+  switch (setup.op) {
+    case Op::kAgGemm:
+      return std::make_unique<AgGemmRank>(
+          or_exit(kernels::AgGemmCuda::create(plan.ag, context, options)), strides, k);
+    case Op::kGemmRs:
+      return std::make_unique<SumRank<kernels::GemmRsCuda>>(
+          or_exit(kernels::GemmRsCuda::create(plan.rs, setup.k[rank], context, options)), strides);
+    case Op::kGemmAr:
+      return std::make_unique<SumRank<kernels::GemmArCuda>>(
+          or_exit(kernels::GemmArCuda::create(plan.ar, setup.k[rank], context, options)), strides);
+  }
+  std::abort();
+}
+
+}  // namespace mk::test

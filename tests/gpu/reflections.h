@@ -1,0 +1,54 @@
+/// \file
+/// What the other ranks of a mirrored rank's node, and the ranks of another node, bring it in a
+/// launch: for each operator, the list that a Mirror works through.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/comm/tile_grid.h"
+#include "kernels/comm/world.h"
+#include "tests/gpu/mirror.h"
+#include "tests/gpu/rank_operator.h"
+
+namespace mk::test {
+
+/// Where everything lies. The mirrored rank is 0; rank p < L is local rank p of its node, rank L
+/// its rail peer on the other one, if there is one.
+struct MirroredPlaces {
+  std::vector<std::byte*> workspaces;             ///< by local rank; [0] is the rank's own
+  std::uint32_t* arrivals = nullptr;              ///< the rank's arrival flags
+  const std::uint32_t* arrivals_there = nullptr;  ///< rank L's
+  std::uint32_t* counters = nullptr;  ///< GEMM+AR over nodes: zeroed, one for each out flag
+  // By rank; [0] is null.
+  std::vector<std::byte*> rows;         ///< AG+GEMM: a shard of A, packed
+  std::vector<std::byte*> partials;     ///< p < L: tiles for rank 0, packed, node by node (GEMM+RS)
+  std::vector<std::byte*> their_tiles;  ///< GEMM+AR, p < L: of the result, packed
+  const std::byte* header = nullptr;    ///< AG+GEMM: in front of anybody's rows
+  const std::byte* sums = nullptr;      ///< rank L's sums of rank 0's tiles: a bank, as it is sent
+};
+
+/// `setup`: m rows that fall evenly on ranks and tiles. Ends the process where they don't.
+Reflections reflections(const JobSetup& setup, const Plan& plan, const MirroredPlaces& places,
+                        bool in_turn, std::uint32_t epoch);
+
+/// The world in which rank 0 is mirrored.
+inline kernels::World mirrored_world(const JobSetup& setup) {
+  return {setup.nodes, setup.locals, 0, 0};
+}
+
+/// Of a sum: the tiles whose partials rank 0 sums, of its rail's shard of `node` (GEMM+AR: of its
+/// own tiles; node 0), by their number: where they lie in that shard (in C), and how they are
+/// packed.
+struct OwnTiles {
+  std::vector<kernels::TileRect> places;
+  std::uint64_t tile_bytes = 0;
+  std::uint32_t tile_columns = 0;
+};
+OwnTiles own_tiles(const JobSetup& setup, const Plan& plan, std::uint32_t node);
+
+/// Ends the process, saying what is needed, unless it holds.
+void demand(bool holds, const char* what);
+
+}  // namespace mk::test
