@@ -122,7 +122,7 @@ def print_mirrored(rows, real):
             continue
         in_place = any("in_place_us" in row for row in of_op)
         header = ["M x N x K per rank", "mirrored: fused us", *(["in place us"] if in_place else []), "cuBLAS", "bound / fused",
-                  "eight GPUs, earlier: fused us", "unfused there", "that / mirrored", *(["that / in place"] if in_place else [])]
+                  "as many GPUs: fused us", "unfused there", "that / mirrored", *(["that / in place"] if in_place else [])]
         table = []
         for row in of_op:
             there = measured.get(key(row))

@@ -18,6 +18,7 @@ GAINS = {"README.md": ["operators_h200_x8", "operators_h200_2x4", "operators_h10
                        "operators_h100_2x2_on_2"]}
 TIMES = {f"kernels/cuda/{op}/README.md": (op, ["operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"])
          for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
+MIRRORED = {"operators_h100_1x8_mirrored": "operators_h200_x8", "operators_h100_2x4_mirrored": "operators_h200_2x4"}
 ALONE = {"kernels/cuda/README.md": "operators_h100_x2_alone"}
 
 
@@ -46,7 +47,7 @@ class OperatorTables(unittest.TestCase):
     def document(self, *rows):
         file = tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8")
         self.addCleanup(file.close)
-        json.dump({"gpu": "G", "devices": 2, "network": "none", "rows": rows}, file)
+        json.dump({"gpu": "G", "devices": 2, "ranks": "R", "network": "none", "rows": rows}, file)
         file.flush()
         return file.name
 
@@ -82,6 +83,19 @@ class OperatorTables(unittest.TestCase):
         with self.assertRaisesRegex(SystemExit, "no row was measured alone"):
             printed("--alone", self.document(row("gemm_rs", 2048, 4.0, 3.0, 0.5)))
 
+    def test_mirrored_beside_what_as_many_gpus_took(self):
+        bound = {"of_max_products_nvlink_network": 0.8, "ranks": 8}
+        mirrored = {**row("gemm_rs", 4096, 2.0, 9.0, 0.8), **bound}
+        del mirrored["speedup"], mirrored["baseline_us"]
+        real = {**row("gemm_rs", 4096, 2.5, 3.0, 0.7), "ranks": 8}
+        text = printed("--mirrored", self.document(mirrored), self.document(real))
+        self.assertEqual(cells(text)[2:], [("2", "1", "0.80", "2", "3", "1.50")])
+        in_place = {**mirrored, "in_place_us": {"median": 1.0}}
+        text = printed("--mirrored", self.document(in_place), self.document(real))
+        self.assertEqual(cells(text)[2:], [("2", "1", "1", "0.80", "2", "3", "1.50", "3.00")])
+        with self.assertRaisesRegex(SystemExit, "of 8 ranks was not measured without a mirror"):
+            printed("--mirrored", self.document(mirrored), self.document({**real, "ranks": 4}))
+
     def test_goals_of_one_node(self):
         rows = [row("gemm_rs", 2048, 1.0, 0.9, 0.5), row("gemm_rs", 8192, 1.0, 1.2, 0.8), row("gemm_rs", 16384, 1.0, 1.5, 0.91)]
         found = {what: (value, holds) for _, what, value, holds in operator_tables.goals(rows)}
@@ -110,6 +124,12 @@ class OperatorTables(unittest.TestCase):
                     self.assertIn(each, there, f"{readme}: {name}.json says so")
         for readme, (op, files) in TIMES.items():
             there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
+            for name, real in MIRRORED.items():
+                text = printed("--mirrored", *(str(HERE / "results" / f"{file}.json") for file in (name, real)))
+                begin = text.index(operator_tables.NAMES[op] + "\n")
+                for each in cells(text[begin:].split("\n\n")[1]):
+                    if not each[0].startswith("---"):
+                        self.assertIn(each, there, f"{readme}: {name}.json says so")
             for name in files:
                 text = printed("--times", str(HERE / "results" / f"{name}.json"))
                 begin = text.index(operator_tables.NAMES[op] + "\n")

@@ -11,13 +11,15 @@ constexpr char kOp[] = "gemm_ar";
 
 /// Reduce groups of a rank of one node: the shorter the product beside the sums, the more. Few k:
 /// it is shorter than they are, and a small result is summed best by groups that have waited for
-/// its tiles, a larger one by the compute blocks that have none left.
-std::uint32_t reduce_groups(const Shape& max, std::uint32_t k) {
+/// its tiles, a larger one by the compute blocks that have none left; but of `several` ranks by
+/// those groups, too, as sums for all of them take the links so long that they had best begin
+/// early.
+std::uint32_t reduce_groups(bool several, const Shape& max, std::uint32_t k) {
   constexpr std::uint64_t kSmall = 2048 * 2048;
   constexpr std::uint32_t kFewK = 1024;
   constexpr std::uint32_t kMuchK = 3072;
   if (k > kFewK) return k < kMuchK ? 60 : 36;
-  return std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
+  return several || std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
 }
 
 /// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
@@ -57,7 +59,9 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
   sums_own_ = sums_own(plan_, options);
-  const std::uint32_t groups = sums_own_ ? 1 : reduce_groups(plan_.max, k());
+  // Ranks that share a GPU have few SMs: not measured.
+  const bool several = plan_.locals > 2 && options.ranks_per_device == 1;
+  const std::uint32_t groups = sums_own_ ? 1 : reduce_groups(several, plan_.max, k());
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups, true),
                              plan_.flags(), cuda::kGemmArKernels);
 }
