@@ -398,8 +398,9 @@ std::vector<World> worlds() {
          {World{op, 1, 1, 1}, World{op, 1, 2, 1}, World{op, 1, 4, 1}, World{op, 1, 8, 1},
           World{op, 2, 1, 1}, World{op, 2, 2, 1}, World{op, 2, 4, 1}, World{op, 3, 1, 1},
           World{op, 1, 2, 2}, World{op, 1, 4, 2}, World{op, 1, 4, 4}, World{op, 1, 8, 8},
-          World{op, 2, 1, 2}, World{op, 2, 2, 4}, World{op, 2, 4, 8}, World{op, 1, 3, 1},
-          World{op, 1, 5, 1}, World{op, 1, 6, 1}, World{op, 1, 7, 1}, World{op, 1, 12, 1}})
+          World{op, 2, 1, 2}, World{op, 2, 2, 2}, World{op, 2, 2, 4}, World{op, 2, 4, 8},
+          World{op, 1, 3, 1}, World{op, 1, 5, 1}, World{op, 1, 6, 1}, World{op, 1, 7, 1},
+          World{op, 1, 12, 1}})
       worlds.push_back(world);
   }
   return worlds;

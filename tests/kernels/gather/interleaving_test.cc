@@ -317,6 +317,19 @@ TEST(GatherInterleaving, ManySeeds) {
   }
 }
 
+// Where rows go to the network first, a chunk's two turns are different blocks': who hands it to
+// the local ranks knows nothing of whether it is in the slot that the network reads.
+TEST(GatherInterleaving, ATurnSpeaksForItsOwnTargets) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    GatherOptions options = small(2, static_cast<std::uint32_t>(2 + seed % 3), seed);
+    options.kind = GatherKind::kBroadcast;
+    options.shape = {5, 70};
+    options.rows = [](std::uint32_t, std::uint32_t) { return 5u; };
+    options.blocks.share = 3;
+    ASSERT_EQ(GatherSimulation(options).run(), "") << "seed " << seed;
+  }
+}
+
 // With two banks a launch's end is all that tells others that they may fill its bank again: it
 // comes after what nobody here reads, too, or a flag of this launch could meet one of the next but
 // one.
