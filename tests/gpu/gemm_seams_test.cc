@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/tensor_map.h"
+#include "tests/gpu/devices.h"
 #include "tests/gpu/gemm_reference.h"
 #include "tests/gpu/gemm_seams.h"
 
@@ -64,16 +65,6 @@ class GemmSeams : public testing::TestWithParam<int> {
   void TearDown() override {
     for (auto* stream : {arrivals_, product_, departures_}) {
       if (stream != nullptr) cudaStreamDestroy(stream);
-    }
-  }
-
-  static void allow_access(int from, int to) {
-    require(cudaSetDevice(from), "cudaSetDevice");
-    const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
-    if (error == cudaErrorPeerAccessAlreadyEnabled) {
-      cudaGetLastError();  // clears it
-    } else {
-      require(error, "cudaDeviceEnablePeerAccess");
     }
   }
 

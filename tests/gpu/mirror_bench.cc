@@ -15,16 +15,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "daemon/config/units.h"
-#include "tests/gpu/bench_shapes.h"
+#include "tests/gpu/bench_options.h"
 #include "tests/gpu/bound.h"
 #include "tests/gpu/cublas.h"
 #include "tests/gpu/daemon_nodes.h"
@@ -34,6 +31,8 @@
 
 namespace {
 
+using mk::test::BenchOptions;
+using mk::test::BenchRun;
 using mk::test::JobSetup;
 using mk::test::MirroredRank;
 using mk::test::Op;
@@ -43,23 +42,6 @@ using mk::test::Stopwatch;
 using mk::test::Timing;
 using Json = nlohmann::ordered_json;
 
-struct Options {
-  std::vector<Op> ops;
-  std::uint32_t ranks = 8;
-  std::uint32_t nodes = 1;
-  std::string mkerneld;
-  std::string link_bandwidth = "50GB/s";
-  double link_bytes_per_s = 0;  ///< the same
-  std::vector<Shape> shapes;
-  int launches = 20;
-  mk::kernels::CudaOptions cuda;
-  std::vector<std::uint32_t> streams;
-  std::vector<std::uint32_t> chunks;
-  std::vector<std::uint32_t> receives;
-  int check_up_to = 8192;
-  std::string json;
-};
-
 /// The rank's own times; the mirror's, which ends a little later, don't count.
 Json to_json(const Timing& timing) {
   const std::vector<double>& us = timing.by_rank[0];
@@ -68,28 +50,12 @@ Json to_json(const Timing& timing) {
           {"max", *std::max_element(us.begin(), us.end())}};
 }
 
-/// What one run chooses.
-struct Variant {
-  std::uint32_t streams;
-  std::uint32_t chunk_bytes;
-  std::uint32_t receives;
-};
-
 /// False: something was wrong.
-bool measure(const Options& options, Op op, Shape shape, const Variant& variant,
-             mk::test::DaemonNodes* daemons, Json& rows) {
-  JobSetup setup;
-  setup.op = op;
-  setup.nodes = options.nodes;
-  setup.locals = options.ranks / options.nodes;
-  setup.m = static_cast<std::uint32_t>(shape.m);
-  setup.n = static_cast<std::uint32_t>(shape.n);
-  setup.k.assign(options.ranks, static_cast<std::uint32_t>(shape.k));
-  setup.options = options.cuda;
-  setup.options.wait_timeout = std::chrono::seconds(3);
-  setup.options.stream_groups = variant.streams;
-  setup.options.receive_groups = variant.receives;
-  setup.chunk_bytes = variant.chunk_bytes;
+bool measure(const BenchOptions& options, const BenchRun& run, mk::test::DaemonNodes* daemons,
+             Json& rows) {
+  const Op op = run.op;
+  const Shape shape = run.shape;
+  const JobSetup setup = mk::test::setup_of(options, run);
   MirroredRank rank(setup, daemons, mk::test::fresh_seed() >> 16);
   const bool in_place = op == Op::kAgGemm && options.nodes > 1;
   require(cudaSetDevice(0), "cudaSetDevice");
@@ -150,8 +116,6 @@ bool measure(const Options& options, Op op, Shape shape, const Variant& variant,
   const mk::test::Bound bound = mk::test::bound_of(setup, options.link_bytes_per_s);
   const double bound_us = std::max({products_us, bound.nvlink_us, bound.network_us});
   const auto& blocks = rank.op().blocks();
-  const std::uint32_t spare = rank.op().spare_sharers();
-  const std::uint32_t groups = std::max(blocks.reduce, blocks.share - spare);
   std::string ends;
   for (const auto role : {mk::kernels::Role::kShare, mk::kernels::Role::kReduce,
                           mk::kernels::Role::kSend, mk::kernels::Role::kReceive}) {
@@ -163,34 +127,24 @@ bool measure(const Options& options, Op op, Shape shape, const Variant& variant,
   fmt::print(
       "{} 1 of {}x{}: {:5} {:5} {:5} s{:<3} r{:<3} c{:<4}: fused {:8.1f} | cublas {:8.1f} nvlink "
       "{:.0f} network {:.0f} | {:.2f} of bound | tiles {:.0f} waited {:.0f}{} end {}",
-      name(op), setup.nodes, setup.locals, shape.m, shape.n, shape.k, groups, blocks.receive,
-      variant.chunk_bytes >> 10, fused_us, products_us, bound.nvlink_us, bound.network_us,
-      bound_us / fused_us, static_cast<double>(stats->gemm_ns) / 1e3, waited_us, ends,
-      stats->total_ns / 1000);
+      name(op), setup.nodes, setup.locals, shape.m, shape.n, shape.k,
+      mk::test::stream_groups_of(rank.op()), blocks.receive, run.chunk_bytes >> 10, fused_us,
+      products_us, bound.nvlink_us, bound.network_us, bound_us / fused_us,
+      static_cast<double>(stats->gemm_ns) / 1e3, waited_us, ends, stats->total_ns / 1000);
   if (in_place) fmt::print(" | in place {:.1f}", mk::test::median(placed.by_rank[0]));
   fmt::print("{}, lag {:.1f}", mirrored, lag_us);
   if (checks) fmt::print(" | {} wrong, {:.2f} of bound", verdict.bad, verdict.worst);
   if (!saw_all) fmt::print(" | THE MIRROR MISSED FLAGS");
   fmt::print("\n");
   std::fflush(stdout);
-  Json row = {{"op", name(op)},
-              {"nodes", options.nodes},
-              {"ranks", options.ranks},
-              {"m", shape.m},
-              {"n_per_rank", shape.n},
-              {"k_per_rank", shape.k},
-              {"compute_blocks", blocks.compute},
-              {"stream_groups", groups},
-              {"spare_warps", spare},
-              {"receive_groups", blocks.receive},
-              {"chunk_bytes", variant.chunk_bytes},
-              {"fused_us", to_json(fused)},
-              {"products_us", to_json(products)},
-              {"tiles_waited_us", waited_us},
-              {"mirror_lag_us", lag_us},
-              {"nvlink_us", bound.nvlink_us},
-              {"network_us", bound.network_us},
-              {"of_max_products_nvlink_network", bound_us / fused_us}};
+  Json row = mk::test::row_of(options, run, rank.op());
+  row["fused_us"] = to_json(fused);
+  row["products_us"] = to_json(products);
+  row["tiles_waited_us"] = waited_us;
+  row["mirror_lag_us"] = lag_us;
+  row["nvlink_us"] = bound.nvlink_us;
+  row["network_us"] = bound.network_us;
+  row["of_max_products_nvlink_network"] = bound_us / fused_us;
   if (in_place) row["in_place_us"] = to_json(placed);
   if (checks) row["wrong_elements"] = verdict.bad;
   rows.push_back(row);
@@ -198,119 +152,39 @@ bool measure(const Options& options, Op op, Shape shape, const Variant& variant,
 }
 
 int usage() {
-  fmt::print(stderr,
-             "mirror_bench [--ranks R] [--nodes 2 --mkerneld PROGRAM [--link-bandwidth 50GB/s]] "
-             "[--op ag_gemm|gemm_rs|gemm_ar]... [--shape MxNxK]... [--launches N] "
-             "[--streams G]... [--chunk BYTES]... [--receive G]... [--compute B] "
-             "[--spare on|off] [--check-up-to M] [--json FILE]\n");
+  fmt::print(stderr, "mirror_bench {}\n", BenchOptions::kUsage);
   return 2;
 }
 
 int run(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (i + 1 == argc) return usage();
-    const std::string value = argv[++i];
-    const auto number = [&] { return static_cast<std::uint32_t>(std::atoi(value.c_str())); };
-    if (argument == "--op") {
-      for (const Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
-        if (value == name(op)) options.ops.push_back(op);
-      }
-    } else if (argument == "--ranks") {
-      options.ranks = number();
-    } else if (argument == "--nodes") {
-      options.nodes = number();
-    } else if (argument == "--mkerneld") {
-      options.mkerneld = value;
-    } else if (argument == "--link-bandwidth") {
-      options.link_bandwidth = value;
-    } else if (argument == "--receive") {
-      options.receives.push_back(number());
-    } else if (argument == "--shape") {
-      Shape shape{};
-      if (std::sscanf(value.c_str(), "%dx%dx%d", &shape.m, &shape.n, &shape.k) != 3) return usage();
-      options.shapes.push_back(shape);
-    } else if (argument == "--launches") {
-      options.launches = static_cast<int>(number());
-    } else if (argument == "--streams") {
-      options.streams.push_back(number());
-    } else if (argument == "--chunk") {
-      options.chunks.push_back(number());
-    } else if (argument == "--compute") {
-      options.cuda.compute_blocks = number();
-    } else if (argument == "--spare") {
-      if (value != "on" && value != "off") return usage();
-      options.cuda.spare_warps = value == "on";
-    } else if (argument == "--check-up-to") {
-      options.check_up_to = static_cast<int>(number());
-    } else if (argument == "--json") {
-      options.json = value;
-    } else {
-      return usage();
-    }
+  BenchOptions options;
+  options.ranks = 8;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (options.take(argv[i], argv[i + 1]) != BenchOptions::Taken::kYes) return usage();
   }
-  if (options.streams.empty()) options.streams = {0};
-  if (options.chunks.empty()) options.chunks = {0};
-  if (options.receives.empty()) options.receives = {0};
-  if (options.ops.empty()) options.ops = {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr};
-  if (options.nodes < 1 || options.nodes > 2 || options.ranks % options.nodes != 0 ||
-      (options.nodes == 2) == options.mkerneld.empty())
+  if (argc % 2 == 0 || options.nodes < 1 || options.nodes > 2 ||
+      options.ranks % options.nodes != 0 || (options.nodes == 2) == options.mkerneld.empty())
     return usage();
+  if (!options.settle()) return 2;
   std::unique_ptr<mk::test::DaemonNodes> daemons;
   if (options.nodes == 2) {
-    const auto link = mk::daemon::parse_bandwidth(options.link_bandwidth);
-    if (!link) {
-      fmt::print(stderr, "--link-bandwidth: {}\n", link.error().message);
-      return 2;
-    }
-    options.link_bytes_per_s = *link;
     std::vector<int> devices(options.ranks, 1);
     devices[0] = 0;
     daemons = std::make_unique<mk::test::DaemonNodes>(2, options.ranks / 2, devices,
                                                       options.mkerneld, options.link_bandwidth);
   }
   Json rows = Json::array();
-  bool right = true;
-  for (const Op op : options.ops) {
-    const auto shapes =
-        options.shapes.empty() ? mk::test::bench_shapes(op, options.nodes) : options.shapes;
-    for (const Shape& shape : shapes) {
-      for (const std::uint32_t streams : options.streams) {
-        for (const std::uint32_t chunk : options.chunks) {
-          for (const std::uint32_t receive : options.receives) {
-            const Variant variant{streams, chunk, receive};
-            right = measure(options, op, shape, variant, daemons.get(), rows) && right;
-          }
-        }
-      }
-    }
-  }
+  const bool right = mk::test::run_all(
+      options, [&](const BenchRun& one) { return measure(options, one, daemons.get(), rows); });
   if (!options.json.empty()) {
-    cudaDeviceProp properties{};
-    require(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-    std::string command = "mirror_bench";
-    for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
-    const Json document = {
-        {"bench", "mirror_bench"},
-        {"command", command},
-        {"checked", fmt::format("every element of the rows up to M {}, float64 on the GPUs",
-                                options.check_up_to)},
-        {"gpu", properties.name},
-        {"devices", 2},
-        {"ranks", fmt::format("rank 0 of {} on one GPU, the others played by the second "
-                              "(tests/gpu/mirror.h)",
-                              options.ranks)},
-        {"inputs", "standard normal, fresh seed, bf16, B as [N,K]"},
-        {"times", "us; of rank 0; the sides take turns"},
-        {"network", options.nodes == 1
-                        ? "none"
-                        : fmt::format("loopback, GPU memory, {} per rail, daemons beside it",
-                                      options.link_bandwidth)},
-        {"rows", rows}};
-    std::ofstream file(options.json);
-    file << document.dump(1) << "\n";
-    if (!file) return 1;
+    Json document = mk::test::document_of(options, "mirror_bench", argc, argv, 2);
+    document["ranks"] =
+        fmt::format("rank 0 of {} on one GPU, the others played by the second (tests/gpu/mirror.h)",
+                    options.ranks);
+    document["times"] = "us; of rank 0; the sides take turns";
+    document["network"] = network_of(options, "beside it");
+    document["rows"] = rows;
+    if (!mk::test::write(options, document)) return 1;
   }
   return right ? 0 : 1;
 }

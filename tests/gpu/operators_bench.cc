@@ -26,9 +26,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -36,8 +34,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/config/units.h"
-#include "tests/gpu/bench_shapes.h"
+#include "tests/gpu/bench_options.h"
 #include "tests/gpu/bound.h"
 #include "tests/gpu/daemon_nodes.h"
 #include "tests/gpu/devices.h"
@@ -50,6 +47,7 @@
 
 namespace {
 
+using mk::test::BenchRun;
 using mk::test::Bound;
 using mk::test::bound_of;
 using mk::test::DaemonNodes;
@@ -67,24 +65,10 @@ using mk::test::UnfusedOverNccl;
 using mk::test::UnfusedOverNodes;
 using Json = nlohmann::ordered_json;
 
-struct Options {
-  std::vector<Op> ops;
+struct Options : mk::test::BenchOptions {
   int devices = 1;
-  std::uint32_t ranks = 0;
-  std::uint32_t nodes = 1;
-  std::string mkerneld;
-  std::string link_bandwidth = "50GB/s";
-  double link_bytes_per_s = 0;  ///< the same
   std::vector<std::uint32_t> pieces;
-  std::vector<mk::test::Shape> shapes;
-  int launches = 20;
   double alone_seconds = 0;  ///< of each side; 0: only by turns
-  mk::kernels::CudaOptions cuda;
-  std::vector<std::uint32_t> streams;
-  std::vector<std::uint32_t> chunks;
-  std::vector<std::uint32_t> receives;
-  int check_up_to = 8192;
-  std::string json;
 };
 
 /// What the runs of this process have in common.
@@ -102,31 +86,13 @@ Json to_json(const Timing& timing) {
           {"rank_medians", ranks}};
 }
 
-/// What one run of fused chooses.
-struct Variant {
-  std::uint32_t streams;
-  std::uint32_t chunk_bytes;
-  std::uint32_t receives;
-  bool only_fused;  ///< without the other sides
-};
-
-/// One operator at one shape; false: something was wrong.
-bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant& variant,
-             Machine& machine, Json& rows) {
-  JobSetup setup;
-  setup.op = op;
-  setup.nodes = options.nodes;
-  setup.locals = options.ranks / options.nodes;
+/// False: something was wrong.
+bool measure(const Options& options, const BenchRun& run, Machine& machine, Json& rows) {
+  const Op op = run.op;
+  const mk::test::Shape shape = run.shape;
+  JobSetup setup = mk::test::setup_of(options, run);
   setup.devices = options.devices;
-  setup.m = static_cast<std::uint32_t>(shape.m);
-  setup.n = static_cast<std::uint32_t>(shape.n);
-  setup.k.assign(options.ranks, static_cast<std::uint32_t>(shape.k));
-  setup.options = options.cuda;
-  setup.options.wait_timeout = std::chrono::seconds(5);
-  setup.options.stream_groups = variant.streams;
-  setup.options.receive_groups = variant.receives;
   setup.in_workspace = op == Op::kGemmAr;
-  setup.chunk_bytes = variant.chunk_bytes;
   if (machine.daemons != nullptr) {
     machine.daemons->attach();
     setup.join = [&](std::uint64_t bytes, std::uint32_t flags) {
@@ -150,8 +116,8 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   Stopwatch stopwatch(job);
   // The forms of the baseline, in pieces of different sizes.
   std::vector<std::unique_ptr<Unfused>> forms;
-  if (variant.only_fused) {
-    // Without any.
+  if (!run.first) {
+    // Without any: the other sides are the same.
   } else if (machine.daemons != nullptr && !machine.nccl.empty()) {
     std::vector<Nccl*> nccl;
     for (const auto& one : machine.nccl) nccl.push_back(one.get());
@@ -208,13 +174,10 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
       sides.us("products"),
       options.nodes == 1 ? sides.us("collective") : std::max(bound.network_us, bound.nvlink_us));
   const double flops = 2.0 * shape.m * shape.n * shape.k;
-  const auto& blocks = job.op(0).blocks();
-  const std::uint32_t spare = job.op(0).spare_sharers();
-  const std::uint32_t streams = std::max(blocks.reduce, blocks.share - spare);
   fmt::print("{} {}x{} {:5} {:5} {:5} s{:<3} r{:<3} c{:<4}: fused {:8.1f}", name(op), options.nodes,
-             setup.locals, shape.m, shape.n, shape.k, streams, blocks.receive,
-             variant.chunk_bytes >> 10, fused_us);
-  if (!variant.only_fused) {
+             setup.locals, shape.m, shape.n, shape.k, mk::test::stream_groups_of(job.op(0)),
+             job.op(0).blocks().receive, run.chunk_bytes >> 10, fused_us);
+  if (run.first) {
     fmt::print(" | cublas {:8.1f} coll {:8.1f} both {:8.1f} own {:8.1f} | {:.2f}x, {:.2f} of bound",
                sides.us("products"), sides.us("collective"), baseline_us, sides.us("unfused"),
                baseline_us / fused_us, bound_us / fused_us);
@@ -233,18 +196,8 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
   if (!came) fmt::print(" | THE BASELINE MISSED FLAGS");
   fmt::print("\n");
   std::fflush(stdout);
-  Json row = {{"op", name(op)},
-              {"nodes", options.nodes},
-              {"ranks", options.ranks},
-              {"devices", options.devices},
-              {"m", shape.m},
-              {"n_per_rank", shape.n},
-              {"k_per_rank", shape.k},
-              {"compute_blocks", blocks.compute},
-              {"stream_groups", streams},
-              {"spare_warps", spare},
-              {"receive_groups", blocks.receive},
-              {"chunk_bytes", variant.chunk_bytes}};
+  Json row = mk::test::row_of(options, run, job.op(0));
+  row["devices"] = options.devices;
   for (const char* what : {"fused", "in_place", "unfused", "products", "collective", "baseline"}) {
     const Side* const side = sides.find(what);
     if (side == nullptr) continue;
@@ -271,13 +224,8 @@ bool measure(const Options& options, Op op, mk::test::Shape shape, const Variant
 }
 
 int usage() {
-  fmt::print(
-      stderr,
-      "operators_bench [--op ag_gemm|gemm_rs|gemm_ar]... [--devices D] [--ranks R] [--nodes 2 "
-      "[--mkerneld PROGRAM] [--link-bandwidth 50GB/s] [--piece BYTES]...] [--shape MxNxK]... "
-      "[--launches L] [--alone SECONDS] [--streams G]... [--chunk BYTES]... [--receive G]... "
-      "[--compute B] "
-      "[--spare on|off] [--check-up-to M] [--json FILE]\n");
+  fmt::print(stderr, "operators_bench [--devices D] [--piece BYTES]... [--alone SECONDS] {}\n",
+             Options::kUsage);
   return 2;
 }
 
@@ -287,65 +235,25 @@ int run(int argc, char** argv) {
     const std::string argument = argv[i];
     if (i + 1 == argc) return usage();
     const std::string value = argv[++i];
-    const auto number = [&] { return static_cast<std::uint32_t>(std::atoi(value.c_str())); };
-    if (argument == "--op") {
-      for (const Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
-        if (value == name(op)) options.ops.push_back(op);
-      }
-    } else if (argument == "--devices") {
-      options.devices = static_cast<int>(number());
-    } else if (argument == "--ranks") {
-      options.ranks = number();
-    } else if (argument == "--nodes") {
-      options.nodes = number();
-    } else if (argument == "--mkerneld") {
-      options.mkerneld = value;
-    } else if (argument == "--link-bandwidth") {
-      options.link_bandwidth = value;
+    const auto taken = options.take(argument, value);
+    if (taken == Options::Taken::kYes) continue;
+    if (taken == Options::Taken::kWrong) return usage();
+    if (argument == "--devices") {
+      options.devices = std::atoi(value.c_str());
     } else if (argument == "--piece") {
-      options.pieces.push_back(number());
-    } else if (argument == "--receive") {
-      options.receives.push_back(number());
-    } else if (argument == "--shape") {
-      mk::test::Shape shape{};
-      if (std::sscanf(value.c_str(), "%dx%dx%d", &shape.m, &shape.n, &shape.k) != 3) return usage();
-      options.shapes.push_back(shape);
-    } else if (argument == "--launches") {
-      options.launches = static_cast<int>(number());
+      options.pieces.push_back(static_cast<std::uint32_t>(std::atoi(value.c_str())));
     } else if (argument == "--alone") {
       // What is queued is awaited for ten seconds (stopwatch.cc).
       constexpr double kAloneMax = 5;
       options.alone_seconds = std::atof(value.c_str());
       if (!(options.alone_seconds > 0 && options.alone_seconds <= kAloneMax)) return usage();
-    } else if (argument == "--streams") {
-      options.streams.push_back(number());
-    } else if (argument == "--compute") {
-      options.cuda.compute_blocks = number();
-    } else if (argument == "--spare") {
-      if (value != "on" && value != "off") return usage();
-      options.cuda.spare_warps = value == "on";
-    } else if (argument == "--chunk") {
-      options.chunks.push_back(number());
-    } else if (argument == "--check-up-to") {
-      options.check_up_to = static_cast<int>(number());
-    } else if (argument == "--json") {
-      options.json = value;
     } else {
       return usage();
     }
   }
-  if (options.streams.empty()) options.streams = {0};
-  if (options.chunks.empty()) options.chunks = {0};
-  if (options.receives.empty()) options.receives = {0};
   if (options.pieces.empty()) options.pieces = {2 << 20, 8 << 20};
-  if (options.ops.empty()) options.ops = {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr};
   if (options.devices < 1 || options.nodes < 1) return usage();
-  const auto link = mk::daemon::parse_bandwidth(options.link_bandwidth);
-  if (!link) {
-    fmt::print(stderr, "--link-bandwidth: {}\n", link.error().message);
-    return 2;
-  }
-  options.link_bytes_per_s = *link;
+  if (!options.settle()) return 2;
   if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
   options.devices = std::min(options.devices, static_cast<int>(options.ranks));
   if (options.alone_seconds > 0 && options.nodes > 1) {
@@ -359,7 +267,7 @@ int run(int argc, char** argv) {
                options.nodes);
     return 2;
   }
-  const std::uint32_t locals = options.ranks / options.nodes;
+  const std::uint32_t locals = options.locals();
   Machine machine;
   if (options.nodes > 1) {
     if (options.nodes != 2) return usage();
@@ -390,26 +298,9 @@ int run(int argc, char** argv) {
     return 1;
   }
   Json rows = Json::array();
-  bool right = true;
-  for (const Op op : options.ops) {
-    std::vector<mk::test::Shape> shapes = options.shapes;
-    if (shapes.empty()) shapes = mk::test::bench_shapes(op, options.nodes);
-    for (const mk::test::Shape& shape : shapes) {
-      bool first = true;
-      for (const std::uint32_t streams : options.streams) {
-        for (const std::uint32_t chunk : options.chunks) {
-          for (const std::uint32_t receive : options.receives) {
-            const Variant variant{streams, chunk, receive, !first};
-            right = measure(options, op, shape, variant, machine, rows) && right;
-            first = false;
-          }
-        }
-      }
-    }
-  }
+  const bool right = mk::test::run_all(
+      options, [&](const BenchRun& one) { return measure(options, one, machine, rows); });
   if (!options.json.empty()) {
-    cudaDeviceProp properties{};
-    require(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
     const char* const baseline =
         machine.nccl.empty() ? ""
         : options.nodes == 1
@@ -423,31 +314,17 @@ int run(int argc, char** argv) {
           "; alone: each side {} s without a pause, three times after as long to settle",
           options.alone_seconds);
     }
-    std::string command = "operators_bench";
-    for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
-    const Json document = {
-        {"bench", "operators_bench"},
-        {"command", command},
-        {"checked", fmt::format("every element of the rows up to M {}, float64 on the GPUs",
-                                options.check_up_to)},
-        {"gpu", properties.name},
-        {"devices", options.devices},
-        {"ranks", "of one process, a stream each"},
-        {"inputs", "standard normal, fresh seed, bf16, B as [N,K]"},
-        {"memory",
-         "GEMM+AR: C read in the workspace (output()); AG+GEMM, in_place: A in the workspace "
-         "(input()); else the caller's"},
-        {"times", times},
-        {"baseline", baseline},
-        {"network",
-         options.nodes == 1
-             ? "none"
-             : fmt::format("loopback, GPU memory, {} per rail, daemons {}", options.link_bandwidth,
-                           options.mkerneld.empty() ? "in this process" : "beside it")},
-        {"rows", rows}};
-    std::ofstream file(options.json);
-    file << document.dump(1) << "\n";
-    if (!file) return 1;
+    Json document = mk::test::document_of(options, "operators_bench", argc, argv, options.devices);
+    document["ranks"] = "of one process, a stream each";
+    document["memory"] =
+        "GEMM+AR: C read in the workspace (output()); AG+GEMM, in_place: A in the workspace "
+        "(input()); else the caller's";
+    document["times"] = times;
+    document["baseline"] = baseline;
+    document["network"] =
+        network_of(options, options.mkerneld.empty() ? "in this process" : "beside it");
+    document["rows"] = rows;
+    if (!mk::test::write(options, document)) return 1;
   }
   return right ? 0 : 1;
 }
