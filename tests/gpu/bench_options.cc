@@ -11,6 +11,7 @@
 #include "daemon/config/units.h"
 #include "tests/gpu/bench_shapes.h"
 #include "tests/gpu/gemm_reference.h"
+#include "tests/gpu/stopwatch.h"
 
 namespace mk::test {
 
@@ -133,6 +134,22 @@ Json row_of(const BenchOptions& options, const BenchRun& run, RankOperator& op) 
           {"spare_warps", op.spare_sharers()},
           {"receive_groups", blocks.receive},
           {"chunk_bytes", run.chunk_bytes}};
+}
+
+Json summary_of(const std::vector<double>& us) {
+  return {{"median", median(us)},
+          {"min", *std::min_element(us.begin(), us.end())},
+          {"max", *std::max_element(us.begin(), us.end())}};
+}
+
+std::string role_ends(const kernels::LaunchStats& stats) {
+  using kernels::Role;
+  std::string ends;
+  for (const Role role : {Role::kShare, Role::kReduce, Role::kSend, Role::kReceive}) {
+    const kernels::RoleStats& done = stats.role(role);
+    if (done.blocks != 0) ends += fmt::format(" {} {}", name_of(role), done.end_ns / 1000);
+  }
+  return ends;
 }
 
 Json document_of(const BenchOptions& options, const char* program, int argc, char** argv,

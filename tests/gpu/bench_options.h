@@ -68,6 +68,11 @@ nlohmann::ordered_json row_of(const BenchOptions& options, const BenchRun& run, 
 /// Groups that stream within the node and are no compute block's spare warp.
 std::uint32_t stream_groups_of(RankOperator& op);
 
+/// Microseconds of some launches: median, least and most.
+nlohmann::ordered_json summary_of(const std::vector<double>& us);
+/// When a launch's roles besides compute were done, in microseconds, for people.
+std::string role_ends(const kernels::LaunchStats& stats);
+
 /// What a document begins with: program, command, GPU and what was checked.
 nlohmann::ordered_json document_of(const BenchOptions& options, const char* program, int argc,
                                    char** argv, int devices);

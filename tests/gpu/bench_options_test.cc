@@ -98,6 +98,16 @@ TEST(BenchOptions, ARunSaysWhatTheJobIs) {
   EXPECT_EQ(network_of(options, "beside it"), "none");
 }
 
+TEST(BenchOptions, TimesAndEndsAreSummedUp) {
+  const auto json = summary_of({3, 1, 2, 9, 4});
+  EXPECT_EQ(json["median"], 3.0);
+  EXPECT_EQ(json["min"], 1.0);
+  EXPECT_EQ(json["max"], 9.0);
+  kernels::LaunchStats stats;
+  stats.roles[static_cast<std::uint32_t>(kernels::Role::kReduce)] = {2, 45'678, 0, 0};
+  EXPECT_EQ(role_ends(stats), " reduce 45");
+}
+
 TEST(BenchOptions, AFileThatCannotBeWrittenIsSaidSo) {
   BenchOptions options;
   EXPECT_TRUE(write(options, {{"rows", 1}}));

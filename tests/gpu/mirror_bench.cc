@@ -43,12 +43,7 @@ using mk::test::Timing;
 using Json = nlohmann::ordered_json;
 
 /// The rank's own times; the mirror's, which ends a little later, don't count.
-Json to_json(const Timing& timing) {
-  const std::vector<double>& us = timing.by_rank[0];
-  return {{"median", mk::test::median(us)},
-          {"min", *std::min_element(us.begin(), us.end())},
-          {"max", *std::max_element(us.begin(), us.end())}};
-}
+Json to_json(const Timing& timing) { return mk::test::summary_of(timing.by_rank[0]); }
 
 /// False: something was wrong.
 bool measure(const BenchOptions& options, const BenchRun& run, mk::test::DaemonNodes* daemons,
@@ -60,11 +55,11 @@ bool measure(const BenchOptions& options, const BenchRun& run, mk::test::DaemonN
   const bool in_place = op == Op::kAgGemm && options.nodes > 1;
   require(cudaSetDevice(0), "cudaSetDevice");
   mk::test::Cublas cublas(rank.stream());
-  constexpr std::size_t kElement = 2;
+  using mk::kernels::kElementBytes;
   // The whole A, or the partial C, whose size alone matters here.
-  const mk::test::DeviceMemory whole(std::size_t(shape.m) *
-                                     std::size_t(op == Op::kAgGemm ? shape.k : shape.n) * kElement);
-  const mk::test::DeviceMemory product(std::size_t(shape.m) * std::size_t(shape.n) * kElement);
+  const mk::test::DeviceMemory whole(
+      std::size_t(shape.m) * std::size_t(op == Op::kAgGemm ? shape.k : shape.n) * kElementBytes);
+  const mk::test::DeviceMemory product(std::size_t(shape.m) * std::size_t(shape.n) * kElementBytes);
   if (op == Op::kAgGemm)
     mk::test::fill_normal(whole.data(), mk::kernels::cuda::DType::kBf16,
                           std::int64_t{shape.m} * shape.k, mk::test::fresh_seed(), rank.stream());
@@ -116,12 +111,6 @@ bool measure(const BenchOptions& options, const BenchRun& run, mk::test::DaemonN
   const mk::test::Bound bound = mk::test::bound_of(setup, options.link_bytes_per_s);
   const double bound_us = std::max({products_us, bound.nvlink_us, bound.network_us});
   const auto& blocks = rank.op().blocks();
-  std::string ends;
-  for (const auto role : {mk::kernels::Role::kShare, mk::kernels::Role::kReduce,
-                          mk::kernels::Role::kSend, mk::kernels::Role::kReceive}) {
-    const auto& done = stats->role(role);
-    if (done.blocks != 0) ends += fmt::format(" {} {}", name_of(role), done.end_ns / 1000);
-  }
   const auto& compute = stats->role(mk::kernels::Role::kCompute);
   const double waited_us = static_cast<double>(compute.wait_ns) / 1e3 / blocks.compute;
   fmt::print(
@@ -130,7 +119,8 @@ bool measure(const BenchOptions& options, const BenchRun& run, mk::test::DaemonN
       name(op), setup.nodes, setup.locals, shape.m, shape.n, shape.k,
       mk::test::stream_groups_of(rank.op()), blocks.receive, run.chunk_bytes >> 10, fused_us,
       products_us, bound.nvlink_us, bound.network_us, bound_us / fused_us,
-      static_cast<double>(stats->gemm_ns) / 1e3, waited_us, ends, stats->total_ns / 1000);
+      static_cast<double>(stats->gemm_ns) / 1e3, waited_us, mk::test::role_ends(*stats),
+      stats->total_ns / 1000);
   if (in_place) fmt::print(" | in place {:.1f}", mk::test::median(placed.by_rank[0]));
   fmt::print("{}, lag {:.1f}", mirrored, lag_us);
   if (checks) fmt::print(" | {} wrong, {:.2f} of bound", verdict.bad, verdict.worst);

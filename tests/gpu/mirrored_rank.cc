@@ -17,7 +17,6 @@ using kernels::TileRect;
 
 constexpr int kHere = 0;
 constexpr int kThere = 1;
-constexpr std::uint32_t kElement = 2;
 /// Of the others' products: long enough for random sums, short enough to be made in no time.
 constexpr std::uint32_t kPeerK = 16;
 constexpr auto kType = kernels::cuda::DType::kBf16;
@@ -49,17 +48,17 @@ MirroredRank::MirroredRank(const JobSetup& setup, DaemonNodes* daemons, std::uin
   const kernels::RankContext context = daemons == nullptr ? make_context() : make_context(*daemons);
   const std::uint64_t m = setup.m, n = setup.n, k = setup.k[0];
   const std::uint64_t rows = setup.op == Op::kAgGemm ? shard_rows() : m;
-  a_ = std::make_unique<DeviceMemory>(rows * k * kElement);
-  b_ = std::make_unique<DeviceMemory>(n * k * kElement);
-  c_ = std::make_unique<DeviceMemory>(m * n * kElement);
+  a_ = std::make_unique<DeviceMemory>(rows * k * kernels::kElementBytes);
+  b_ = std::make_unique<DeviceMemory>(n * k * kernels::kElementBytes);
+  c_ = std::make_unique<DeviceMemory>(m * n * kernels::kElementBytes);
   fill_normal(a_->data(), kType, static_cast<std::int64_t>(rows * k), seed_++, stream_);
   fill_normal(b_->data(), kType, static_cast<std::int64_t>(n * k), seed_++, stream_);
   kernels::CudaOptions options = setup.options;
   options.ranks_per_device = 1;
   op_ = make_operator(setup, plan_, 0, context, options);
   if (setup.nodes > 1 && op_->input() != nullptr)
-    require(cudaMemcpyAsync(op_->input(), a_->data(), rows * k * kElement, cudaMemcpyDeviceToDevice,
-                            stream_),
+    require(cudaMemcpyAsync(op_->input(), a_->data(), rows * k * kernels::kElementBytes,
+                            cudaMemcpyDeviceToDevice, stream_),
             "rows in place");
   require(cudaDeviceSynchronize(), "inputs");
   use(kThere);
@@ -89,7 +88,7 @@ std::byte* MirroredRank::allocate_there(std::uint64_t bytes) {
 }
 
 std::byte* MirroredRank::filled_there(std::uint64_t elements) {
-  std::byte* const memory = allocate_there(elements * kElement);
+  std::byte* const memory = allocate_there(elements * kernels::kElementBytes);
   fill_normal(memory, kType, static_cast<std::int64_t>(elements), seed_++, there_);
   return memory;
 }
@@ -143,14 +142,15 @@ void MirroredRank::make_partial(std::uint32_t p, const OwnTiles& tiles, std::byt
 }
 
 void MirroredRank::fill_partials() {
-  const OwnTiles own = own_tiles(setup_, plan_, 0);
+  const OwnTiles own = own_tiles(setup_, plan_);
   const std::uint64_t bytes = own.places.size() * own.tile_bytes;
   // GEMM+RS: also for the rail peer's shard, as many; what those are, only the peer would know.
   const std::uint64_t shards = setup_.op == Op::kGemmRs ? setup_.nodes : 1;
   for (std::uint32_t p = 1; p < locals(); ++p) {
-    places_.partials[p] = filled_there(shards * bytes / kElement);
+    places_.partials[p] = filled_there(shards * bytes / kernels::kElementBytes);
     make_partial(p, own, places_.partials[p]);
-    if (setup_.op == Op::kGemmAr) places_.their_tiles[p] = filled_there(bytes / kElement);
+    if (setup_.op == Op::kGemmAr)
+      places_.their_tiles[p] = filled_there(bytes / kernels::kElementBytes);
   }
   const std::uint64_t counters = own.places.size() * locals() * sizeof(std::uint32_t);
   places_.counters = reinterpret_cast<std::uint32_t*>(allocate_there(counters));
@@ -197,8 +197,8 @@ Verdict MirroredRank::judge() {
     product.b[0] = b_->data();
     for (std::uint32_t rank = 0; rank < setup_.world(); ++rank) {
       product.a[0] = rank == 0 ? a_->data() : places_.rows[rank];
-      const auto* c =
-          static_cast<const std::byte*>(c_->data()) + rank * shard_rows() * setup_.n * kElement;
+      const auto* c = static_cast<const std::byte*>(c_->data()) +
+                      rank * shard_rows() * setup_.n * kernels::kElementBytes;
       all.include(judge_sum(product, c, product.n, stream_));
     }
     return all;
@@ -224,7 +224,7 @@ Verdict MirroredRank::judge_owned_tiles(const SummedProduct& product) {
   for (std::uint32_t tile = 0; tile < schedule.tiles(); ++tile) {
     const TileRect rect = schedule.rect(tile);
     const std::byte* const place =
-        c + (std::uint64_t{rect.row} * setup_.n + rect.column) * kElement;
+        c + (std::uint64_t{rect.row} * setup_.n + rect.column) * kernels::kElementBytes;
     const std::uint32_t owner = schedule.owner(tile);
     if (owner != 0) {
       const std::byte* const brought =
@@ -238,7 +238,7 @@ Verdict MirroredRank::judge_owned_tiles(const SummedProduct& product) {
     part.n = static_cast<int>(rect.columns);
     for (std::uint32_t rank = 0; rank < setup_.world(); ++rank) {
       if (product.k[rank] == 0) continue;
-      const std::uint64_t row_bytes = std::uint64_t(product.k[rank]) * kElement;
+      const std::uint64_t row_bytes = std::uint64_t(product.k[rank]) * kernels::kElementBytes;
       part.a[rank] = static_cast<const std::byte*>(product.a[rank]) + rect.row * row_bytes;
       part.b[rank] = static_cast<const std::byte*>(product.b[rank]) + rect.column * row_bytes;
     }

@@ -80,10 +80,9 @@ struct Machine {
 Json to_json(const Timing& timing) {
   Json ranks = Json::array();
   for (const auto& rank : timing.by_rank) ranks.push_back(mk::test::median(rank));
-  return {{"median", timing.us()},
-          {"min", *std::min_element(timing.slowest.begin(), timing.slowest.end())},
-          {"max", *std::max_element(timing.slowest.begin(), timing.slowest.end())},
-          {"rank_medians", ranks}};
+  Json json = mk::test::summary_of(timing.slowest);
+  json["rank_medians"] = ranks;
+  return json;
 }
 
 /// False: something was wrong.
@@ -157,13 +156,8 @@ bool measure(const Options& options, const BenchRun& run, Machine& machine, Json
       return false;
     }
     gemm_us = std::max(gemm_us, static_cast<double>(stats->gemm_ns) / 1e3);
-    for (const auto role : {mk::kernels::Role::kShare, mk::kernels::Role::kReduce,
-                            mk::kernels::Role::kSend, mk::kernels::Role::kReceive}) {
-      const auto& done = stats->role(role);
-      if (r == 0 && done.blocks != 0)
-        ends += fmt::format(" {} {}", name_of(role), done.end_ns / 1000);
-    }
-    if (r == 0) ends += fmt::format(" end {}", stats->total_ns / 1000);
+    if (r == 0)
+      ends = fmt::format("{} end {}", mk::test::role_ends(*stats), stats->total_ns / 1000);
   }
   const bool came = sides.right();
   const double fused_us = sides.us("fused");

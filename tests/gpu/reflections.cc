@@ -22,8 +22,6 @@ using kernels::GemmRsSchedule;
 using kernels::PackedTiles;
 using kernels::TileRect;
 
-constexpr std::uint32_t kElement = 2;
-
 /// One launch's list as it is made.
 class Maker {
  public:
@@ -120,9 +118,9 @@ class Maker {
           one.seen = word(turned(p), schedule.out_ready(0, chunk));
           one.source = places_.their_tiles[p] + owned * bytes;
           one.target = at(0, schedule.out(rect));
-          one.target_stride = std::uint64_t{setup_.n} * kElement;
+          one.target_stride = std::uint64_t{setup_.n} * kernels::kElementBytes;
           one.rows = rect.rows;
-          one.row_bytes = rect.columns * kElement;
+          one.row_bytes = rect.columns * kernels::kElementBytes;
           one.flag = word(0, schedule.out_ready(p, chunk));
           one.sharers = tiles.end - tiles.begin;
           one.counter = places_.counters + chunk * locals() + p;
@@ -228,10 +226,10 @@ Reflections reflections(const JobSetup& setup, const Plan& plan, const MirroredP
   return maker.all;
 }
 
-OwnTiles own_tiles(const JobSetup& setup, const Plan& plan, std::uint32_t node) {
+OwnTiles own_tiles(const JobSetup& setup, const Plan& plan) {
   OwnTiles own;
   if (setup.op == Op::kGemmRs) {
-    const kernels::TileGrid grid = GemmRsSchedule(plan.rs, setup.m).grid(node * setup.locals);
+    const kernels::TileGrid grid = GemmRsSchedule(plan.rs, setup.m).grid(0);
     for (std::uint32_t tile = 0; tile < grid.tiles(); ++tile) own.places.push_back(grid.rect(tile));
     own.tile_bytes = grid.tile_bytes();
     own.tile_columns = grid.tile_cols();

@@ -38,15 +38,14 @@ inline kernels::World mirrored_world(const JobSetup& setup) {
   return {setup.nodes, setup.locals, 0, 0};
 }
 
-/// Of a sum: the tiles whose partials rank 0 sums, of its rail's shard of `node` (GEMM+AR: of its
-/// own tiles; node 0), by their number: where they lie in that shard (in C), and how they are
-/// packed.
+/// Of a sum: rank 0's own tiles, by their number: where they lie in its shard (GEMM+AR: in C), and
+/// how they are packed.
 struct OwnTiles {
   std::vector<kernels::TileRect> places;
   std::uint64_t tile_bytes = 0;
   std::uint32_t tile_columns = 0;
 };
-OwnTiles own_tiles(const JobSetup& setup, const Plan& plan, std::uint32_t node);
+OwnTiles own_tiles(const JobSetup& setup, const Plan& plan);
 
 /// Ends the process, saying what is needed, unless it holds.
 void demand(bool holds, const char* what);
