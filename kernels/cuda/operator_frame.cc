@@ -18,15 +18,6 @@ constexpr std::uint32_t kNodesHere = shm::kLocalRanksMax;
 
 }  // namespace
 
-OnDevice::OnDevice(int device) {
-  cudaGetDevice(&before_);
-  if (before_ != device) cudaSetDevice(device);
-  changed_ = before_ != device;
-}
-OnDevice::~OnDevice() {
-  if (changed_) cudaSetDevice(before_);
-}
-
 OperatorFrame::~OperatorFrame() {
   const OnDevice on_device(device_);
   cudaFree(state_);

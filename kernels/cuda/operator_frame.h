@@ -14,23 +14,11 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/cuda/cuda_options.h"
 #include "kernels/cuda/launch_state.h"
+#include "kernels/cuda/on_device.h"
 #include "kernels/cuda/role_blocks.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels::cuda {
-
-/// Makes a device current while it lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device);
-  ~OnDevice();
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
 
 /// One rank's operator between its launches, on the device that is current at start.
 class OperatorFrame {

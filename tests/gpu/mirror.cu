@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/cuda/on_device.h"
 #include "kernels/cuda/ptx.cuh"
 #include "shm/atomic.h"
 #include "shm/flag.h"
@@ -12,6 +13,7 @@ namespace mk::test {
 namespace {
 
 namespace ptx = kernels::cuda::ptx;
+using kernels::cuda::OnDevice;
 
 constexpr std::uint64_t kPatienceNs = 5'000'000'000;
 constexpr unsigned kQueues = MirrorTimes::kLists;
@@ -205,21 +207,6 @@ std::unique_ptr<DeviceMemory> copy_of(const std::vector<T>& values) {
       "copy");
   return memory;
 }
-
-/// Keeps `device` current while it lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    require(cudaGetDevice(&before_), "cudaGetDevice");
-    require(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~OnDevice() { cudaSetDevice(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int before_ = 0;
-};
 
 }  // namespace
 
