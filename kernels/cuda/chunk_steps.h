@@ -10,54 +10,74 @@
 
 namespace mk::kernels::cuda {
 
-/// Chunks of a role in a launch that groups share in, at most.
-inline constexpr std::uint32_t kPartedChunksMax = 128;
+/// Where the parts of chunks are counted, in each launch: so many places.
+inline constexpr std::uint32_t kPartPlaces = 2048;
 
-/// Where the parts of a chunk are counted, below kPartedChunksMax: each of up to so many chunks,
-/// or, of more, each of the first and of the last half as many, has a place of its own.
+/// That of a chunk's parts: each of up to kPartPlaces chunks, or, of more, each of the first and of
+/// the last half as many, has one of its own.
 MK_HOST_DEVICE constexpr std::uint32_t place_of_parts(std::uint32_t chunk) {
-  constexpr std::uint32_t kHalf = kPartedChunksMax / 2;
+  constexpr std::uint32_t kHalf = kPartPlaces / 2;
   return chunk < kHalf ? chunk : kHalf + chunk % kHalf;
 }
 
-/// Whether the parts of twice so many chunks have a place for each chunk: of a role that takes them
-/// twice (gather::Sharing).
-MK_HOST_DEVICE constexpr bool has_places_twice(std::uint32_t chunks) {
-  return 2 * chunks <= kPartedChunksMax;
+/// Of `chunks` chunks of `parts` parts those that go to the network before any to the local ranks
+/// (gather::Sharing): while NVLink is full, it gets no more than it takes. Their parts have places
+/// of their own behind the others'.
+MK_HOST_DEVICE constexpr std::uint32_t network_first(std::uint32_t chunks, std::uint32_t parts) {
+  constexpr std::uint32_t kFirst = 24;
+  const std::uint32_t places = chunks < kPartPlaces ? kPartPlaces - chunks : 0;
+  const std::uint32_t most = parts == 1 || places > kFirst ? kFirst : places;
+  return chunks < most ? chunks : most;
 }
 
-/// The chunks of a role as steps, which groups take in their order: of the `head` first chunks and
-/// of the last ones `parts` each, of the `whole` chunks between one each.
+/// The chunks of a role as steps, which groups take in their order: one run of chunks after the
+/// other, each chunk of a run in as many parts.
 struct ChunkSteps {
-  std::uint32_t chunks = 0;
-  std::uint32_t parts = 1;
-  std::uint32_t head = 0;
-  std::uint32_t whole = 0;
+  struct Run {
+    std::uint32_t chunks = 0;
+    std::uint32_t parts = 1;
+  };
+  static constexpr std::uint32_t kRuns = 5;
+  Run runs[kRuns];
 
   struct Step {
     std::uint32_t chunk = 0;
     Part part;
   };
 
-  MK_HOST_DEVICE constexpr std::uint32_t count() const { return (chunks - whole) * parts + whole; }
+  MK_HOST_DEVICE constexpr std::uint32_t count() const {
+    std::uint32_t steps = 0;
+    for (const Run& run : runs) steps += run.chunks * run.parts;
+    return steps;
+  }
   /// The `step`-th of count().
   MK_HOST_DEVICE constexpr Step at(std::uint32_t step) const {
-    const std::uint32_t of_head = head * parts;
-    if (step < of_head) return {step / parts, {step % parts, parts}};
-    if (step < of_head + whole) return {head + step - of_head, {}};
-    const std::uint32_t parted = step - whole;
-    return {whole + parted / parts, {parted % parts, parts}};
+    std::uint32_t chunk = 0;
+    for (const Run& run : runs) {
+      const std::uint32_t steps = run.chunks * run.parts;
+      if (step < steps) return {chunk + step / run.parts, {step % run.parts, run.parts}};
+      step -= steps;
+      chunk += run.chunks;
+    }
+    return {chunk, {}};
   }
 };
 
-/// Chunks, of `per_chunk` tiles, that are shared in at an end of the launch: all, if they are few.
+/// Chunks of a role in a launch that are few: groups share in each of them.
+inline constexpr std::uint32_t kFewChunks = 128;
+
+/// Chunks, of `per_chunk` tiles, that make up the tiles of an end of a launch.
+MK_HOST_DEVICE constexpr std::uint32_t end_tiles_chunks(std::uint32_t per_chunk) {
+  constexpr std::uint32_t kTiles = 96;
+  const std::uint32_t end = kTiles / per_chunk;
+  return end == 0 ? 1 : end < kFewChunks / 2 ? end : kFewChunks / 2;
+}
+
+/// Those that are shared in at the end of the launch: all, if they are few.
 /// Whoever waits for the first or the last one would else wait until one group has summed all its
 /// tiles.
 MK_HOST_DEVICE constexpr std::uint32_t end_chunks(std::uint32_t chunks, std::uint32_t per_chunk) {
-  constexpr std::uint32_t kTiles = 96;
-  if (chunks <= kPartedChunksMax) return chunks;
-  const std::uint32_t end = kTiles / per_chunk;
-  return end == 0 ? 1 : end < kPartedChunksMax / 2 ? end : kPartedChunksMax / 2;
+  return chunks <= kFewChunks ? chunks : end_tiles_chunks(per_chunk);
 }
 
 /// Parts of a tile that groups sum separately, at most.
@@ -71,14 +91,34 @@ MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
   return parts;
 }
 
-/// A rank's chunks of `per_chunk` tiles that all groups of the GPU sum: few chunks a group for each
-/// tile or part of a tile, of many so the last ones and, where they go `onward` to the network,
-/// which waits for them, the first ones.
+/// A rank's chunks of `per_chunk` tiles that all groups of the GPU sum, `groups` of them from the
+/// start: few chunks a group for each tile or part of a tile, of many so the last ones. The first
+/// `onward` of them go to the network, which waits for the first one, and then for each after that:
+/// the very first is summed in as many parts as there are groups, those after it, of many, tile by
+/// tile, then half by half. (Two dozen groups that all sum a whole chunk of half a megabyte, which
+/// takes them 140 us, have twenty-four at the end of that, and none before: the network takes 10 us
+/// for one.)
 MK_HOST_DEVICE constexpr ChunkSteps sum_steps(std::uint32_t chunks, std::uint32_t per_chunk,
-                                              bool onward) {
+                                              std::uint32_t onward, std::uint32_t groups) {
   const std::uint32_t tail = end_chunks(chunks, per_chunk);
-  const std::uint32_t head = chunks <= kPartedChunksMax || !onward ? 0 : tail;
-  return {chunks, per_chunk * tile_parts(tail * per_chunk), head, chunks - head - tail};
+  const std::uint32_t tail_parts = per_chunk * tile_parts(tail * per_chunk);
+  const std::uint32_t body = chunks - tail;
+  std::uint32_t first_parts = per_chunk * kTilePartsMax / 2;
+  while (first_parts > per_chunk && first_parts > groups) first_parts /= 2;
+  if (body == 0) {
+    const std::uint32_t head = onward != 0 && first_parts > tail_parts ? 1 : 0;
+    return {{{head, first_parts}, {chunks - head, tail_parts}}};
+  }
+  const std::uint32_t sent = onward < body ? onward : body;
+  const std::uint32_t head = sent != 0 ? 1 : 0;
+  const std::uint32_t next = end_tiles_chunks(per_chunk);
+  const std::uint32_t by_tile = next < sent - head ? next : sent - head;
+  const std::uint32_t halves = per_chunk > 1 && chunks <= kPartPlaces ? 2 : 1;
+  return {{{head, first_parts},
+           {by_tile, per_chunk},
+           {sent - head - by_tile, halves},
+           {body - sent, 1},
+           {tail, tail_parts}}};
 }
 
 /// What comes over the network, chunk by chunk, and is summed by `groups` groups: the more parts,
@@ -89,21 +129,26 @@ MK_HOST_DEVICE constexpr ChunkSteps arrival_steps(std::uint32_t chunks, std::uin
   const std::uint32_t tail = end_chunks(chunks, per_chunk);
   std::uint32_t parts = kTilePartsMax;
   while (parts > 1 && tail * per_chunk * parts > kRounds * groups) parts /= 2;
-  return {chunks, per_chunk * parts, 0, chunks - tail};
+  return {{{chunks - tail, 1}, {tail, per_chunk * parts}}};
 }
 
 /// Parts in which `groups` groups copy each of `chunks` chunks, which they take in their order: so
-/// many that the first chunks are there long before the last. `onward`: the network waits for them.
-/// `targets`: ranks of the node that get them; to one, fewer and larger parts are quicker, as each
-/// costs some microseconds besides its bytes.
+/// many that the first chunks are there long before the last, which all would be on their way with.
+/// `onward`: over nodes, where the network waits for them, or they have come by it. `targets`:
+/// ranks of the node that get them; to one, fewer and larger parts are quicker, as each costs some
+/// microseconds besides its bytes.
 MK_HOST_DEVICE constexpr std::uint32_t copy_parts(std::uint32_t chunks, std::uint32_t chunk_bytes,
                                                   std::uint32_t groups, bool onward,
                                                   std::uint32_t targets) {
   constexpr std::uint32_t kRounds = 4;  // of parts for each group
-  if (chunks > kPartedChunksMax || chunks == 0) return 1;
-  const std::uint32_t least = onward ? 8 : targets == 1 ? 48 : 24;  // KiB
-  const std::uint32_t most = chunk_bytes / (least * 1024);
-  const std::uint32_t wanted = kRounds * groups / chunks;
+  constexpr std::uint32_t kKib = 1024;
+  if (chunks == 0 || chunks > (onward ? kPartPlaces : kFewChunks)) return 1;
+  const std::uint32_t least = onward ? 8 * kKib : (targets == 1 ? 48 : 24) * kKib;
+  const std::uint32_t most = chunk_bytes / least;
+  const std::uint32_t for_all = kRounds * groups / chunks;
+  // Over nodes large chunks have 512 KiB.
+  const std::uint32_t in_order = onward ? chunk_bytes / ((targets <= 1 ? 256 : 64) * kKib) : 1;
+  const std::uint32_t wanted = for_all > in_order ? for_all : in_order;
   const std::uint32_t parts = wanted < most ? wanted : most;
   return parts == 0 ? 1 : parts;
 }

@@ -74,14 +74,15 @@ class Group {
   DeviceState& state;
   const FrameArguments& frame;
 
-  /// Runs `role(block)` as block `index` of `kind`; false: the launch has failed.
+  /// Runs `role(block)` as block `index` of `kind`; false: the launch has failed. `goes_on`: this
+  /// group has another role after that.
   template <class F>
-  __device__ bool run(Role kind, std::uint32_t index, F&& role) {
+  __device__ bool run(Role kind, std::uint32_t index, F&& role, bool goes_on = false) {
     BlockTotals totals;
     auto& block = *new (block_) Block(leader_, launch, kind, index, totals);
     ptx::may_dawdle();
     const bool completed = role(block);
-    if (blockIdx.x >= launch.blocks.compute) waits_over();
+    if (blockIdx.x >= launch.blocks.compute && !goes_on) waits_over();
     leader_.stores_done();
     ptx::may_dawdle();
     account(kind, totals);

@@ -55,7 +55,7 @@ struct DeviceState {
   std::uint32_t tiles_taken = 0;  ///< of the running launch: tiles beyond each block's first
   /// Of each chunk's parts those that are done (place_of_parts), of what is sent on (or handed out)
   /// and of what has been received; zero between launches.
-  std::uint32_t parts_done[2][kPartedChunksMax] = {};
+  std::uint32_t parts_done[2][kPartPlaces] = {};
   std::uint32_t roles_done[kRoles] = {};  ///< groups of each role, until all are; then zero
   LocalWords local;                       ///< `stop` stays set: later launches then end at once
   LaunchAccount accounts[2];              ///< by epoch; the next launch's is zero
@@ -103,6 +103,9 @@ struct FrameArguments {
   /// So many of the compute blocks, the first ones, share rows by their spare warp, too: they are
   /// the last blocks of the share role, in the sense of comm/block.h. 0 or all.
   std::uint32_t spare_sharers = 0;
+  /// So many groups, those that receive, share rows first; of the share role's blocks they are the
+  /// last. 0 or all of them.
+  std::uint32_t sharing_receivers = 0;
 };
 
 /// Groups of a launch but the poller.

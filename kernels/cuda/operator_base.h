@@ -41,8 +41,10 @@ class OperatorBase {
   }
   const PlanType& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
-  /// Of the share role's blocks those that are a compute block's spare warp.
+  /// Of the share role's blocks those that are a compute block's spare warp, and those that receive
+  /// when they have shared.
   std::uint32_t spare_sharers() const { return arguments_.frame.spare_sharers; }
+  std::uint32_t sharing_receivers() const { return arguments_.frame.sharing_receivers; }
   /// How far a launch has come that does not end: for people.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 

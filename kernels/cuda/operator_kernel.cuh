@@ -19,7 +19,8 @@
 ///       static constexpr Role kStreams;                reduce or share
 ///       static constexpr bool kHelps;                  blocks that are done with that take tiles,
 ///                                                      too: then the order takes them at run time
-///       static bool stream(Group<Op>&, uint32_t index);
+///       static bool stream(Group<Op>&, uint32_t index, bool goes_on = false);
+///                                                      `goes_on`: the group receives after that
 ///       static bool send(Block<Executor>&);
 ///       static bool receive(Group<Op>&, Block<Executor>&);
 ///       static bool waits_after_receive(const Launch&);  of who uses Group::receive_steps: whether
@@ -97,17 +98,22 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
   constexpr bool kHasRecords = Op::kStreams != Role::kShare;
   if (kHasRecords && index == 0 && group.launch.context.world.locals > 1 && !group.announce())
     return;
-  const std::uint32_t streams =
-      Op::kStreams == Role::kShare ? blocks.share - group.frame.spare_sharers : blocks.reduce;
+  const FrameArguments& frame = group.frame;
+  const std::uint32_t streams = Op::kStreams == Role::kShare
+                                    ? blocks.share - frame.spare_sharers - frame.sharing_receivers
+                                    : blocks.reduce;
   if (index < blocks.send) return send(group, index);
   index -= blocks.send;
   if (index < blocks.receive) {
+    if constexpr (Op::kStreams == Role::kShare) {
+      if (frame.sharing_receivers != 0 && !Op::stream(group, streams + index, true)) return;
+    }
     group.run(Role::kReceive, index, [&](auto& block) { return Op::receive(group, block); });
     return;
   }
   index -= blocks.receive;
   if (index >= streams) return;
-  const std::uint32_t before = group.frame.pollers + blocks.send + blocks.receive;
+  const std::uint32_t before = frame.pollers + blocks.send + blocks.receive;
   Op::stream(group, spread_stream(index, before, streams));
 }
 

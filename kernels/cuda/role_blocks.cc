@@ -6,8 +6,6 @@ namespace mk::kernels::cuda {
 
 GroupNeeds sum_needs(const World& world, std::uint32_t groups, bool spreads) {
   constexpr std::uint32_t kOverNodes = 24;
-  // A rank has a rail of its own, whatever its share of the GPU: so many keep pace with it.
-  constexpr std::uint32_t kOfRail = 12;
   // Few: all groups of the compute blocks join these when they have no tiles left, and until then
   // an SM does more for the product (gemm_rs/README.md).
   constexpr std::uint32_t kReceive = 7;
@@ -18,7 +16,7 @@ GroupNeeds sum_needs(const World& world, std::uint32_t groups, bool spreads) {
   needs.stream = world.locals > 1;
   needs.send = needs.receive = world.nodes > 1;
   needs.stream_groups = world.nodes > 1 ? kOverNodes : groups;
-  needs.stream_least = world.nodes > 1 ? kOfRail : 0;
+  needs.stream_least = world.nodes > 1 ? kGroupsOfRail : 0;
   needs.receive_groups = spreads && world.locals > 1 ? kSpread : kReceive;
   return needs;
 }
@@ -36,10 +34,14 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
   };
   blocks = RoleBlocks{};
   blocks.send = count(needs.send, options.send_groups, 1);
-  blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups);
-  std::uint32_t streams = needs.spare_streams ? count(needs.stream, options.stream_groups, 1)
-                                              : count(needs.stream, options.stream_groups,
-                                                      needs.stream_groups, needs.stream_least);
+  blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups,
+                         needs.receivers_stream ? needs.stream_least : 0);
+  frame.sharing_receivers = needs.stream && needs.receivers_stream ? blocks.receive : 0;
+  const std::uint32_t of_whole = needs.spare_streams ? 1
+                                 : frame.sharing_receivers != 0
+                                     ? needs.stream_groups - needs.receive_groups
+                                     : needs.stream_groups;
+  std::uint32_t streams = count(needs.stream, options.stream_groups, of_whole, needs.stream_least);
   frame.comm_blocks =
       div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
   if (needs.stream && options.stream_groups == 0) {
@@ -50,7 +52,8 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
       options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kBlocksMax);
   frame.spare_sharers = needs.stream && needs.spare_streams ? blocks.compute : 0;
   blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
-  blocks.share = needs.streams == Role::kShare ? streams + frame.spare_sharers : 0;
+  blocks.share =
+      needs.streams == Role::kShare ? streams + frame.sharing_receivers + frame.spare_sharers : 0;
   if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||
       blocks.receive > kBlocksMax || blocks.compute + frame.comm_blocks > share) {
     return fail(ErrorCode::kLimitExceeded,

@@ -13,17 +13,22 @@
 
 namespace mk::kernels::cuda {
 
+/// A rank has a rail of its own, whatever its share of the GPU: so many groups keep pace with it.
+inline constexpr std::uint32_t kGroupsOfRail = 12;
+
 /// Which groups an operator has in its world.
 struct GroupNeeds {
   Role streams = Role::kReduce;  ///< kReduce or kShare
   bool stream = false;
   bool send = false;
   bool receive = false;
-  // By default, of a whole GPU; ranks that share one have so much less, but of the first where they
-  // can `stream_least`.
+  // By default, of a whole GPU; ranks that share one have so much less, but where they can
+  // `stream_least` of those that stream.
   std::uint32_t stream_groups = 24;
   std::uint32_t stream_least = 0;
   std::uint32_t receive_groups = 6;
+  /// Those are of `stream_groups`: they stream first, and receive then.
+  bool receivers_stream = false;
   /// The compute blocks' spare warps stream, too (FrameArguments::spare_sharers): by default only
   /// one block of groups does it besides.
   bool spare_streams = false;

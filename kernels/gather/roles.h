@@ -106,11 +106,10 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
 /// How share blocks hand out rows; an executor's choice.
 struct Sharing {
   std::uint32_t parts = 1;  ///< of each chunk, each one block's
-  /// Not 0: a broadcast's rows go all to this rank's own slot, for the network, before any of them
-  /// to the local ranks: the network, which takes longest, begins so much sooner. Each chunk in so
-  /// many parts; if that is several, those for the local ranks are counted as those of chunks after
-  /// the last one.
-  std::uint32_t network_parts = 0;
+  /// So many of the first chunks a broadcast brings to this rank's own slot, for the network,
+  /// before any to the local ranks: the network, which takes longest, begins so much sooner. Their
+  /// parts are counted as those of chunks after the last one.
+  std::uint32_t network_first = 0;
 };
 
 /// Hands out this rank's own rows (for the network, where they are not in place): chunks `index`,
@@ -122,8 +121,7 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
                                  bool in_turn = false, const Sharing& sharing = {}) {
   auto& block = gather.block;
   const World& world = block.world;
-  const GatherGeometry& geometry = gather.schedule.geometry();
-  const bool broadcast = geometry.kind == GatherKind::kBroadcast;
+  const bool broadcast = gather.schedule.geometry().kind == GatherKind::kBroadcast;
   const std::uint32_t own = world.rank();
   if (gather.in_place && world.locals == 1) return true;
   if (!gather.await_bank_free()) return false;
@@ -131,35 +129,35 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
   const std::uint32_t chunks = gather.schedule.chunks(gather.own_rows);
   const bool to_own = !broadcast || (world.nodes > 1 && !gather.in_place);
   const bool to_others = broadcast && world.locals > 1;
-  const bool apart = sharing.network_parts != 0 && to_own && to_others;
-  for (std::uint32_t turn = 0; turn < (apart ? 2u : 1u); ++turn) {
-    const std::uint32_t parts = apart && turn == 0 ? sharing.network_parts : sharing.parts;
-    const std::uint32_t counted_from = turn == 1 && sharing.network_parts > 1 ? chunks : 0;
-    for (std::uint32_t step = block.index; step < chunks * parts;
-         step += block.common.blocks.share) {
-      if (block.stopped()) return false;
-      const std::uint64_t begin_ns = block.span_begin();
-      const std::uint32_t chunk = step / parts;
-      const Part part{step % parts, parts};
-      const ByteRange range = part_of(gather.schedule.chunk_range(gather.own_rows, chunk), part);
-      CopyJob job;
-      if (to_own && turn == 0) job.add_target(gather.slot(world.local, own) + range.begin);
-      // Each rank starts with its next, so that nobody is everybody's first.
-      for (std::uint32_t i = 1; to_others && (!apart || turn == 1) && i < world.locals; ++i)
-        job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
-      if (chunk != 0 || part.index == 0) share_chunk(gather, source, chunk, range, job);
-      if (block.last_part(counted_from + chunk, part)) {
-        // The turns deal a chunk out to different blocks: neither speaks for the other.
-        if (!apart) {
-          gather.publish_ready(own, chunk);
-        } else if (turn == 0) {
-          gather.publish_ready_here(chunk);
-        } else {
-          gather.publish_ready_elsewhere(chunk);
-        }
+  const std::uint32_t most = sharing.network_first < chunks ? sharing.network_first : chunks;
+  const std::uint32_t first = to_own && to_others ? most : 0;
+  for (std::uint32_t step = block.index; step < (first + chunks) * sharing.parts;
+       step += block.common.blocks.share) {
+    if (block.stopped()) return false;
+    const std::uint64_t begin_ns = block.span_begin();
+    const Part part{step % sharing.parts, sharing.parts};
+    const std::uint32_t turn = step / sharing.parts;
+    const bool ahead = turn < first;
+    const std::uint32_t chunk = ahead ? turn : turn - first;
+    const ByteRange range = part_of(gather.schedule.chunk_range(gather.own_rows, chunk), part);
+    CopyJob job;
+    if (to_own && (ahead || chunk >= first))
+      job.add_target(gather.slot(world.local, own) + range.begin);
+    // Each rank starts with its next, so that nobody is everybody's first.
+    for (std::uint32_t i = 1; to_others && !ahead && i < world.locals; ++i)
+      job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
+    if (chunk != 0 || part.index == 0) share_chunk(gather, source, chunk, range, job);
+    if (block.last_part(ahead ? chunks + chunk : chunk, part)) {
+      // A chunk's two turns are dealt out to different blocks: neither speaks for the other.
+      if (ahead) {
+        gather.publish_ready_here(chunk);
+      } else if (chunk < first) {
+        gather.publish_ready_elsewhere(chunk);
+      } else {
+        gather.publish_ready(own, chunk);
       }
-      block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);
     }
+    block.span_end(begin_ns, SpanKind::kCopy, chunk, world.node, own);
   }
   return true;
 }

@@ -131,11 +131,12 @@ class GatherSchedule {
   }
   /// Bytes that this rank's share and receive roles read and write on the node in a launch: its own
   /// rows, and in a broadcast the shards of its rail's other ranks, once read, and written once for
-  /// each target. `in_place`: its own rows are (GatherBlock). `network_first`: they are copied for
-  /// the network first (gather::Sharing), and read twice where local ranks get them, too.
+  /// each target. `in_place`: its own rows are (GatherBlock). `network_first`: so many chunks of
+  /// them are copied for the network first (gather::Sharing), and read twice where local ranks get
+  /// them, too.
   template <class RowsOf>
   MK_HOST_DEVICE std::uint64_t local_bytes(RowsOf&& rows_of, bool in_place = false,
-                                           bool network_first = false) const {
+                                           std::uint32_t network_first = 0) const {
     const bool broadcast = geometry_.kind == GatherKind::kBroadcast;
     const std::uint64_t peers = broadcast ? world_.locals - 1 : 0;
     const bool to_own_slot = broadcast ? world_.nodes > 1 && !in_place : world_.size() > 1;
@@ -145,7 +146,10 @@ class GatherSchedule {
     };
     const std::uint64_t own = data_bytes(rows_of(world_.rank()));
     std::uint64_t sum = bytes(own, own_slot + peers);
-    if (network_first && to_own_slot && peers != 0) sum += own;
+    if (network_first > 1 && to_own_slot && peers != 0) {
+      const std::uint64_t first = std::uint64_t{network_first - 1} * geometry_.chunk_bytes;
+      sum += first < own ? first : own;
+    }
     for (std::uint32_t hops = 1; hops < world_.nodes; ++hops) {
       const std::uint32_t rows = rows_of(world_.rail_peer(node_at(hops)));
       sum += bytes(kGatherHeaderBytes + data_bytes(rows), peers);

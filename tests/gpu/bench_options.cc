@@ -118,7 +118,7 @@ JobSetup setup_of(const BenchOptions& options, const BenchRun& run) {
 
 std::uint32_t stream_groups_of(RankOperator& op) {
   const kernels::RoleBlocks& blocks = op.blocks();
-  return std::max(blocks.reduce, blocks.share - op.spare_sharers());
+  return std::max(blocks.reduce, blocks.share - op.spare_sharers() - op.sharing_receivers());
 }
 
 Json row_of(const BenchOptions& options, const BenchRun& run, RankOperator& op) {

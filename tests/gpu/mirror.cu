@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/comm/part.h"
 #include "kernels/cuda/on_device.h"
 #include "kernels/cuda/ptx.cuh"
 #include "shm/atomic.h"
@@ -20,23 +21,33 @@ constexpr unsigned kQueues = MirrorTimes::kLists;
 /// A mover's: little, as what is on its way to the rank is before whatever it needs next.
 constexpr std::uint32_t kBufferBytes = 16 * 1024;
 
+/// What a mover brings at a time: bytes [begin, begin + bytes) of an item.
+struct Move {
+  std::uint32_t item = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t bytes = 0;
+};
+
 /// Who works on a list: warps that bring bytes, each with a block of its own, and warps of those
-/// blocks that look at what the rank shows. Few look at the host's memory.
+/// blocks that look at what the rank shows. One looks at the host's memory: a dozen threads that do
+/// make a look take a hundred microseconds instead of one.
 struct Staff {
   unsigned movers;
-  unsigned lookers;
-  std::uint32_t ahead;  ///< items whose bytes may be brought before the first of them is shown
+  unsigned lookers;     ///< 0: what is shown lies in the host's memory
+  std::uint32_t ahead;  ///< moves that may be made before the item of the first of them is shown
 };
 constexpr unsigned kLookersOfBlock = 3;
-constexpr Staff kStaff[kQueues] = {{150, 450, 192}, {150, 450, 192}, {60, 12, 60}};
+constexpr Staff kStaff[kQueues] = {{150, 450, 192}, {150, 450, 192}, {60, 0, 96}};
 
 /// A list on the device. What is counted goes on from launch to launch.
 struct DeviceQueue {
   const Reflection* items = nullptr;
-  std::uint32_t count = 0;
+  const Move* moves = nullptr;
+  std::uint32_t count = 0;  ///< items
+  std::uint32_t move_count = 0;
   Staff staff{};
-  std::uint32_t* brought = nullptr;   ///< by item: the last epoch in which it was
-  std::uint32_t* counters = nullptr;  ///< items that movers and lookers have taken, and shown ones
+  std::uint32_t* brought = nullptr;   ///< by item: moves made
+  std::uint32_t* counters = nullptr;  ///< moves and items taken, moves of shown items
   std::uint32_t moves_before = 0;
   std::uint32_t looks_before = 0;
   std::uint32_t shown_before = 0;
@@ -49,19 +60,21 @@ struct DeviceQueues {
 
 __device__ bool is_leader() { return threadIdx.x % 32 == 0; }
 
-/// By a whole warp: whether the flag has reached the epoch in time.
-__device__ bool await(const std::uint32_t* flag, std::uint32_t epoch) {
+/// By one thread: whether the flag has reached the epoch in time.
+__device__ bool await_alone(const std::uint32_t* flag, std::uint32_t epoch) {
+  const std::uint64_t end_ns = ptx::now_ns() + kPatienceNs;
   bool seen = false;
-  if (is_leader()) {
-    const std::uint64_t end_ns = ptx::now_ns() + kPatienceNs;
-    do {
-      seen = shm::flag_reached(flag, epoch);
-    } while (!seen && ptx::now_ns() < end_ns);
-  }
-  return __any_sync(0xffffffffu, seen);
+  do {
+    seen = shm::flag_reached(flag, epoch);
+  } while (!seen && ptx::now_ns() < end_ns);
+  return seen;
+}
+/// By a whole warp.
+__device__ bool await(const std::uint32_t* flag, std::uint32_t epoch) {
+  return __any_sync(0xffffffffu, is_leader() && await_alone(flag, epoch));
 }
 
-/// By a whole warp: the next item of the list that no other has.
+/// By a whole warp: the next move or item of the list that no other has.
 __device__ std::uint32_t take(const DeviceQueue& queue, Counter counter, std::uint32_t before) {
   std::uint32_t ticket = 0;
   if (is_leader()) ticket = atomicAdd(&queue.counters[counter], 1u) - before;
@@ -86,39 +99,40 @@ class Mover {
   }
 
   /// False: the rank has shown too little in time.
-  __device__ bool run(const DeviceQueue& queue, std::uint32_t epoch) {
-    for (std::uint32_t i; (i = take(queue, kMoves, queue.moves_before)) < queue.count;) {
-      const Reflection& item = queue.items[i];
-      const std::uint64_t bytes = std::uint64_t{item.rows} * item.row_bytes;
+  __device__ bool run(const DeviceQueue& queue) {
+    for (std::uint32_t i; (i = take(queue, kMoves, queue.moves_before)) < queue.move_count;) {
+      const Move move = queue.moves[i];
+      const Reflection& item = queue.items[move.item];
       const std::uint32_t least = i < queue.staff.ahead ? 0 : i - queue.staff.ahead;
       if (!await(&queue.counters[kShown], queue.shown_before + least)) return false;
-      for (std::uint64_t begin = 0; begin < bytes; begin += kBufferBytes) {
-        load(item, begin, bytes);
-        store(item, begin, bytes);
+      const std::uint32_t end = move.begin + move.bytes;
+      for (std::uint32_t begin = move.begin; begin < end; begin += kBufferBytes) {
+        load(item, begin, end);
+        store(item, begin, end);
       }
-      if (is_leader()) shm::flag_publish(&queue.brought[i], epoch);
+      if (is_leader()) ptx::add_release_gpu(&queue.brought[move.item], 1u);
     }
     return true;
   }
 
  private:
-  __device__ static std::uint32_t piece(std::uint64_t begin, std::uint64_t bytes) {
-    return static_cast<std::uint32_t>(bytes - begin < kBufferBytes ? bytes - begin : kBufferBytes);
+  __device__ static std::uint32_t piece(std::uint32_t begin, std::uint32_t end) {
+    return end - begin < kBufferBytes ? end - begin : kBufferBytes;
   }
-  __device__ void load(const Reflection& item, std::uint64_t begin, std::uint64_t bytes) {
+  __device__ void load(const Reflection& item, std::uint32_t begin, std::uint32_t end) {
     if (!is_leader()) return;
-    ptx::mbarrier_arrive_expect(&shared_.loaded, piece(begin, bytes));
-    ptx::bulk_load(shared_.buffer, item.source + begin, piece(begin, bytes), &shared_.loaded);
+    ptx::mbarrier_arrive_expect(&shared_.loaded, piece(begin, end));
+    ptx::bulk_load(shared_.buffer, item.source + begin, piece(begin, end), &shared_.loaded);
   }
   /// What was loaded, until it is there. Rows apart fill a buffer evenly.
-  __device__ void store(const Reflection& item, std::uint64_t begin, std::uint64_t bytes) {
+  __device__ void store(const Reflection& item, std::uint32_t begin, std::uint32_t end) {
     ptx::mbarrier_wait(&shared_.loaded, parity_);
     parity_ ^= 1;
     if (item.rows == 1) {
-      if (is_leader()) ptx::bulk_store(item.target + begin, shared_.buffer, piece(begin, bytes));
+      if (is_leader()) ptx::bulk_store(item.target + begin, shared_.buffer, piece(begin, end));
     } else {
       std::byte* const target = item.target + begin / item.row_bytes * item.target_stride;
-      const std::uint32_t rows = piece(begin, bytes) / item.row_bytes;
+      const std::uint32_t rows = piece(begin, end) / item.row_bytes;
       for (std::uint32_t row = threadIdx.x % 32; row < rows; row += 32)
         ptx::bulk_store(target + row * item.target_stride, shared_.buffer + row * item.row_bytes,
                         item.row_bytes);
@@ -132,31 +146,55 @@ class Mover {
   std::uint32_t parity_ = 0;
 };
 
-/// A warp that shows the rank what follows when it has shown its part. False: it did not in time.
+/// By one thread: shows the rank what follows item `i`, which it has shown just now. False: the
+/// bytes did not come in time.
+__device__ bool answer(const DeviceQueue& queue, std::uint32_t i, std::uint32_t epoch,
+                       MirrorTimes::List& times) {
+  const std::uint64_t seen_ns = ptx::now_ns();
+  const Reflection& item = queue.items[i];
+  const std::uint32_t moves = item.rows == 0 ? 0 : item.pieces;
+  if (!await_alone(&queue.brought[i], epoch * moves)) return false;
+  if (item.word != nullptr) shm::store_relaxed(item.word, item.word_value);
+  bool last = true;
+  if (item.sharers > 1) {
+    // What the others brought is then visible to who acquires the flag.
+    __threadfence_system();
+    last = (atomicAdd(item.counter, 1u) + 1) % item.sharers == 0;
+    __threadfence_system();
+  }
+  if (last) shm::flag_publish(item.flag, epoch);
+  if (moves == 0) return true;
+  atomicAdd(&queue.counters[kShown], moves);
+  ptx::max_relaxed_gpu(&times.first_seen_inverted, ~seen_ns);
+  ptx::max_relaxed_gpu(&times.last_seen, seen_ns);
+  ptx::add_relaxed_gpu(&times.sum_of_lags, ptx::now_ns() - seen_ns);
+  ptx::add_relaxed_gpu(&times.count, std::uint64_t{1});
+  return true;
+}
+
+/// A warp, one of several, that answers items as they are shown. False: one was not in time.
 __device__ bool look(const DeviceQueue& queue, std::uint32_t epoch, MirrorTimes::List& times) {
   for (std::uint32_t i; (i = take(queue, kLooks, queue.looks_before)) < queue.count;) {
-    const Reflection& item = queue.items[i];
-    if (!await(item.seen, epoch)) return false;
-    const std::uint64_t seen_ns = ptx::now_ns();
-    if (!await(&queue.brought[i], epoch)) return false;
-    if (!is_leader()) continue;
-    if (item.word != nullptr) shm::store_relaxed(item.word, item.word_value);
-    bool last = true;
-    if (item.sharers > 1) {
-      // What the others brought is then visible to who acquires the flag.
-      __threadfence_system();
-      last = (atomicAdd(item.counter, 1u) + 1) % item.sharers == 0;
-      __threadfence_system();
-    }
-    if (last) shm::flag_publish(item.flag, epoch);
-    atomicAdd(&queue.counters[kShown], 1u);
-    if (item.rows == 0) continue;
-    ptx::max_relaxed_gpu(&times.first_seen_inverted, ~seen_ns);
-    ptx::max_relaxed_gpu(&times.last_seen, seen_ns);
-    ptx::add_relaxed_gpu(&times.sum_of_lags, ptx::now_ns() - seen_ns);
-    ptx::add_relaxed_gpu(&times.count, std::uint64_t{1});
+    if (!await(queue.items[i].seen, epoch)) return false;
+    if (__any_sync(0xffffffffu, is_leader() && !answer(queue, i, epoch, times))) return false;
   }
   return true;
+}
+
+/// The only warp that does, at the host's memory: the lanes' looks are on their way together.
+__device__ bool look_at_host(const DeviceQueue& queue, std::uint32_t epoch,
+                             MirrorTimes::List& times) {
+  const std::uint64_t end_ns = ptx::now_ns() + kPatienceNs;
+  bool came = true;
+  for (std::uint32_t i = threadIdx.x % 32;
+       __any_sync(0xffffffffu, i < queue.count) && __all_sync(0xffffffffu, came);) {
+    if (i < queue.count && shm::flag_reached(queue.items[i].seen, epoch)) {
+      came = answer(queue, i, epoch, times);
+      i += 32;
+    }
+    came = came && ptx::now_ns() < end_ns;
+  }
+  return __all_sync(0xffffffffu, came);
 }
 
 __global__ void __launch_bounds__(32 * (1 + kLookersOfBlock))
@@ -172,9 +210,11 @@ __global__ void __launch_bounds__(32 * (1 + kLookersOfBlock))
   bool came = true;
   if (warp == 0) {
     Mover mover(*reinterpret_cast<MoverShared*>(dynamic_shared));
-    came = mover.run(queue, epoch);
+    came = mover.run(queue);
   } else if (place * kLookersOfBlock + warp - 1 < queue.staff.lookers) {
     came = look(queue, epoch, times->lists[of]);
+  } else if (queue.staff.lookers == 0 && place == 0 && warp == 1) {
+    came = look_at_host(queue, epoch, times->lists[of]);
   }
   if (!came && is_leader()) *missed = 1;
 }
@@ -238,8 +278,19 @@ Mirror::Queue Mirror::make_queue(const std::vector<Reflection>& even,
       std::exit(1);
     }
   }
+  std::vector<Move> moves;
+  for (std::uint32_t i = 0; i < even.size(); ++i) {
+    const Reflection& item = even[i];
+    for (std::uint32_t piece = 0; item.rows != 0 && piece < item.pieces; ++piece) {
+      const kernels::ByteRange whole{0, item.rows * item.row_bytes};
+      const kernels::ByteRange part = part_of(whole, kernels::Part{piece, item.pieces});
+      moves.push_back({i, static_cast<std::uint32_t>(part.begin), part.bytes});
+    }
+  }
   Queue queue;
   queue.count = static_cast<std::uint32_t>(even.size());
+  queue.move_count = static_cast<std::uint32_t>(moves.size());
+  queue.moves = copy_of(moves);
   queue.items[0] = copy_of(even);
   queue.items[1] = copy_of(odd);
   queue.brought = copy_of(std::vector<std::uint32_t>(even.size()));
@@ -255,16 +306,18 @@ void Mirror::launch(std::uint32_t epoch) {
     const Queue& queue = queues_[i];
     DeviceQueue& now = all.queues[i];
     now.count = queue.count;
+    now.move_count = queue.move_count;
     if (queue.count == 0) continue;
     const Staff& staff = kStaff[i];
     now.staff = staff;
     now.items = static_cast<const Reflection*>(queue.items[epoch % 2]->data());
+    if (queue.moves) now.moves = static_cast<const Move*>(queue.moves->data());
     now.brought = static_cast<std::uint32_t*>(queue.brought->data());
     now.counters = static_cast<std::uint32_t*>(queue.counters->data());
     // Each warp ends with a ticket that names nothing.
-    now.moves_before = (epoch - 1) * (queue.count + staff.movers);
+    now.moves_before = (epoch - 1) * (queue.move_count + staff.movers);
     now.looks_before = (epoch - 1) * (queue.count + staff.lookers);
-    now.shown_before = (epoch - 1) * queue.count;
+    now.shown_before = (epoch - 1) * queue.move_count;
     blocks += staff.movers;
   }
   require(cudaMemsetAsync(times_->data(), 0, sizeof(MirrorTimes), stream_), "times");

@@ -35,6 +35,7 @@ struct Reflection {
   std::uint64_t target_stride = 0;      ///< bytes from row to row
   std::uint32_t rows = 0;
   std::uint32_t row_bytes = 0;  ///< a multiple of 16; of several rows a power of two
+  std::uint32_t pieces = 1;     ///< of one row: brought in so many parts, side by side
   std::uint32_t* word = nullptr;
   std::uint32_t word_value = 0;
   std::uint32_t* flag = nullptr;
@@ -91,8 +92,9 @@ class Mirror {
  private:
   struct Queue {
     std::uint32_t count = 0;
+    std::uint32_t move_count = 0;
     std::unique_ptr<DeviceMemory> items[2];  ///< by epoch % 2
-    std::unique_ptr<DeviceMemory> brought, counters;
+    std::unique_ptr<DeviceMemory> moves, brought, counters;
   };
   Queue make_queue(const std::vector<Reflection>& even, const std::vector<Reflection>& odd) const;
 

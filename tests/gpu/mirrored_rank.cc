@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/launch_record.h"
+#include "kernels/cuda/chunk_steps.h"
 #include "kernels/gather/geometry.h"
 #include "kernels/gemm_ar/schedule.h"
 #include "tests/gpu/devices.h"
@@ -70,7 +72,7 @@ MirroredRank::MirroredRank(const JobSetup& setup, DaemonNodes* daemons, std::uin
   require(cudaDeviceSynchronize(), "the others' inputs");
   use(kHere);
   const auto list = [&](std::uint32_t epoch) {
-    return reflections(setup_, plan_, places_, op_->shares_in_turn(), epoch);
+    return reflections(setup_, plan_, places_, rows_order(), epoch);
   };
   mirror_ = std::make_unique<Mirror>(kThere, list(0), list(1));
 }
@@ -80,6 +82,21 @@ MirroredRank::~MirroredRank() {
   mirror_.reset();
   cudaStreamDestroy(there_);
   cudaStreamDestroy(stream_);
+}
+
+RowsOrder MirroredRank::rows_order() const {
+  RowsOrder order;
+  if (setup_.op != Op::kAgGemm) return order;
+  order.in_turn = op_->shares_in_turn();
+  const kernels::AgGemmSchedule schedule(plan_.ag, mirrored_world(setup_), setup_.m);
+  const std::uint32_t chunks = schedule.gather().chunks(static_cast<std::uint32_t>(shard_rows()));
+  const auto parts = [&](std::uint32_t of_chunks, std::uint32_t groups) {
+    return kernels::cuda::copy_parts(of_chunks, plan_.ag.gather.chunk_bytes, groups,
+                                     setup_.nodes > 1, locals() - 1);
+  };
+  if (!order.in_turn) order.shared_parts = parts(chunks, op_->blocks().share);
+  order.handed_parts = parts(chunks * (setup_.nodes - 1), op_->blocks().receive);
+  return order;
 }
 
 std::byte* MirroredRank::allocate_there(std::uint64_t bytes) {

@@ -55,6 +55,7 @@ class MirroredRank {
   void make_partial(std::uint32_t p, const OwnTiles& tiles, std::byte* packed);
   kernels::RankContext make_context();
   kernels::RankContext make_context(DaemonNodes& daemons);
+  RowsOrder rows_order() const;
   void fill_rows();
   void fill_partials();
   Verdict judge_owned_tiles(const SummedProduct& product);

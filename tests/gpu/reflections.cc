@@ -30,7 +30,7 @@ class Maker {
 
   Reflections all;
 
-  void add_rows(bool in_turn) {
+  void add_rows(const RowsOrder& order) {
     const AgGemmSchedule schedule(plan_.ag, mirrored_world(setup_), setup_.m);
     const GatherSchedule& gather = schedule.gather();
     const std::uint32_t rows = setup_.m / setup_.world();
@@ -49,13 +49,14 @@ class Maker {
                          std::uint32_t chunk) {
       const std::uint32_t first = node * locals();
       Reflection one = brought(first + p, chunk);
+      if (chunk != 0) one.pieces = node == 0 ? order.shared_parts : order.handed_parts;
       one.seen = word(turned(p), gather.ready(first, chunk));
       one.flag = word(0, gather.ready(first + p, chunk));
       to.push_back(one);
     };
     // Shared in turn: all for the rank before it, then all for the one before that, ...; what rank
     // 0 then brings to rank L - turn, rank `turn` brings to rank 0. Else each chunk to all.
-    if (in_turn) {
+    if (order.in_turn) {
       for_peers([&](std::uint32_t p) {
         for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) add(all.first, p, 0, chunk);
       });
@@ -68,7 +69,7 @@ class Maker {
       Reflection one = brought(locals(), chunk);
       one.seen = places_.arrivals_there + gather.arrival(bank, 1, 0, chunk);
       one.flag = places_.arrivals + gather.arrival(bank, 0, 1, chunk);
-      all.network.push_back(one);
+      add_arrival(one);
       for_peers([&](std::uint32_t p) { add(all.later, p, 1, chunk); });
     }
   }
@@ -180,6 +181,12 @@ class Maker {
     one.row_bytes = static_cast<std::uint32_t>(bytes);
     return one;
   }
+  /// In pieces, as the bytes of few chunks are on their way at one time.
+  void add_arrival(Reflection one) {
+    constexpr std::uint32_t kPiece = 64 * 1024;
+    one.pieces = one.row_bytes <= kPiece ? 1 : one.row_bytes / kPiece;
+    all.network.push_back(one);
+  }
   /// What the rail peer sends, into the receive bank at `offset`.
   void add_sums(const PackedTiles& packed, const kernels::FlagMap& flags, std::uint64_t offset,
                 std::uint32_t bank) {
@@ -188,7 +195,7 @@ class Maker {
       Reflection one = run(places_.sums + range.begin, at(0, offset + range.begin), range.bytes);
       one.seen = places_.arrivals_there + flags.arrival(bank, 1, 0, chunk);
       one.flag = places_.arrivals + flags.arrival(bank, 0, 1, chunk);
-      all.network.push_back(one);
+      add_arrival(one);
     }
   }
 
@@ -207,11 +214,11 @@ void demand(bool holds, const char* what) {
 }
 
 Reflections reflections(const JobSetup& setup, const Plan& plan, const MirroredPlaces& places,
-                        bool in_turn, std::uint32_t epoch) {
+                        const RowsOrder& order, std::uint32_t epoch) {
   Maker maker(setup, plan, places, epoch);
   switch (setup.op) {
     case Op::kAgGemm:
-      maker.add_rows(in_turn);
+      maker.add_rows(order);
       break;
     case Op::kGemmRs:
       maker.add_records();

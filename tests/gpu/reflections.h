@@ -29,9 +29,16 @@ struct MirroredPlaces {
   const std::byte* sums = nullptr;      ///< rank L's sums of rank 0's tiles: a bank, as it is sent
 };
 
+/// How a rank hands out rows (AG+GEMM), and so do its peers.
+struct RowsOrder {
+  bool in_turn = false;            ///< RankOperator::shares_in_turn
+  std::uint32_t shared_parts = 1;  ///< of each chunk of its own rows
+  std::uint32_t handed_parts = 1;  ///< and of those that came over the network
+};
+
 /// `setup`: m rows that fall evenly on ranks and tiles. Ends the process where they don't.
 Reflections reflections(const JobSetup& setup, const Plan& plan, const MirroredPlaces& places,
-                        bool in_turn, std::uint32_t epoch);
+                        const RowsOrder& order, std::uint32_t epoch);
 
 /// The world in which rank 0 is mirrored.
 inline kernels::World mirrored_world(const JobSetup& setup) {

@@ -75,7 +75,7 @@ class Mirrored : public testing::TestWithParam<Case> {
  protected:
   Mirrored() : places(GetParam().op, GetParam().nodes, GetParam().locals) {}
   std::vector<Reflection> all(std::uint32_t epoch) const {
-    const Reflections lists = reflections(places.setup, places.plan, places.places, false, epoch);
+    const Reflections lists = reflections(places.setup, places.plan, places.places, {}, epoch);
     std::vector<Reflection> joined = lists.first;
     joined.insert(joined.end(), lists.later.begin(), lists.later.end());
     joined.insert(joined.end(), lists.network.begin(), lists.network.end());
@@ -155,11 +155,30 @@ TEST_P(Mirrored, EachFlagAnswersOneThatTheRankShows) {
   for (const auto& [peer, count] : by_peer) EXPECT_EQ(count, by_peer.begin()->second) << peer;
 }
 
+// In as many pieces as the rank itself brings its rows in; headers are small.
+TEST_P(Mirrored, RowsComeInTheRanksOwnParts) {
+  const auto [op, nodes, locals] = GetParam();
+  const RowsOrder order{.in_turn = false, .shared_parts = 8, .handed_parts = 3};
+  const Reflections lists = reflections(places.setup, places.plan, places.places, order, 1);
+  const auto pieces = [&](const Reflection& one) {
+    return one.row_bytes > kernels::kGatherHeaderBytes ? one.pieces : 0;
+  };
+  for (const Reflection& one : lists.first) {
+    if (one.rows == 0) continue;
+    EXPECT_EQ(one.pieces, op == Op::kAgGemm && pieces(one) != 0 ? 8u : 1u);
+  }
+  for (const Reflection& one : lists.later) {
+    EXPECT_EQ(one.pieces, op == Op::kAgGemm && pieces(one) != 0 ? 3u : 1u);
+  }
+  for (const Reflection& one : lists.network)
+    EXPECT_EQ(one.pieces, std::max(one.row_bytes >> 16, 1u));
+}
+
 // Two launches in a row use different banks of what crosses the network, and of records.
 TEST_P(Mirrored, LaunchesTakeTurnsWithTheirBanks) {
   std::set<const std::byte*> odd, even;
-  const Reflections one = reflections(places.setup, places.plan, places.places, false, 1);
-  const Reflections two = reflections(places.setup, places.plan, places.places, false, 2);
+  const Reflections one = reflections(places.setup, places.plan, places.places, {}, 1);
+  const Reflections two = reflections(places.setup, places.plan, places.places, {}, 2);
   for (const Reflection& item : one.network) odd.insert(item.target);
   for (const Reflection& item : two.network) even.insert(item.target);
   EXPECT_EQ(odd.size(), even.size());

@@ -129,6 +129,51 @@ TEST(RoleBlocks, SpareWarpsShareBesideOneBlockOfGroups) {
   EXPECT_EQ(alone.blocks.share, 0u);
 }
 
+// Who receives shares before that: so few groups in all as are to share, and each has a place in
+// the role. Ranks that share a GPU keep pace with their rails.
+TEST(RoleBlocks, ReceiversShareFirst) {
+  GroupNeeds needs;
+  needs.streams = Role::kShare;
+  needs.stream = needs.send = needs.receive = true;
+  needs.receivers_stream = true;
+  for (const std::uint32_t groups : {12u, 24u, 48u, 96u}) {
+    needs.stream_groups = groups;
+    needs.receive_groups = groups / 2;
+    for (const std::uint32_t least : {0u, 12u}) {
+      needs.stream_least = least;
+      for (std::uint32_t ranks = 1; ranks <= 8; ++ranks) {
+        SCOPED_TRACE(testing::Message() << groups << " groups, " << ranks << " ranks a device");
+        const Chosen chosen = choose(needs, shared_by(ranks));
+        ASSERT_TRUE(chosen.status) << chosen.status.error().message;
+        const RoleBlocks& blocks = chosen.blocks;
+        const std::uint32_t besides = blocks.share - blocks.receive;
+        EXPECT_EQ(chosen.frame.sharing_receivers, blocks.receive);
+        EXPECT_GE(besides, 1u);
+        EXPECT_EQ(1 + blocks.send + blocks.receive + besides,
+                  chosen.frame.comm_blocks * kGroupsOfBlock);
+        EXPECT_GE(blocks.share, groups / ranks);
+        EXPECT_GE(blocks.receive, std::min(least, kDevice / ranks / 2));
+        if (least == 0) {
+          EXPECT_LE(blocks.share, groups / ranks + 2 + kGroupsOfBlock);
+        }
+      }
+    }
+  }
+  CudaOptions options;
+  options.stream_groups = 5;
+  options.receive_groups = 4;
+  const Chosen asked = choose(needs, options);
+  ASSERT_TRUE(asked.status) << asked.status.error().message;
+  EXPECT_EQ(asked.blocks.receive, 4u);
+  EXPECT_EQ(asked.blocks.share, 5u + 4u);
+  // With one rank in a node nobody receives, and all groups share.
+  needs.receive = false;
+  const Chosen alone = choose(needs, {});
+  ASSERT_TRUE(alone.status) << alone.status.error().message;
+  EXPECT_EQ(alone.frame.sharing_receivers, 0u);
+  EXPECT_GE(alone.blocks.share, needs.stream_groups);
+}
+
 TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {
   const GroupNeeds needs = sum_needs(world_of(2, 2), 12);
   CudaOptions options = shared_by(2);

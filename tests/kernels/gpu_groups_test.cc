@@ -77,18 +77,30 @@ TEST(GpuGroups, FewTilesAreSummedInParts) {
 
 using Step = ChunkSteps::Step;
 
+std::uint32_t chunks_of(const ChunkSteps& steps) {
+  std::uint32_t chunks = 0;
+  for (const ChunkSteps::Run& run : steps.runs) chunks += run.chunks;
+  return chunks;
+}
+std::uint32_t parts_of_last(const ChunkSteps& steps) {
+  std::uint32_t parts = 0;
+  for (const ChunkSteps::Run& run : steps.runs) parts = run.chunks != 0 ? run.parts : parts;
+  return parts;
+}
+
 // Each part of each chunk is one step, chunk after chunk: whoever takes steps in their order finds
 // the parts of a chunk next to each other.
 void expect_each_part_once(const ChunkSteps& steps) {
   std::uint32_t step = 0;
-  for (std::uint32_t chunk = 0; chunk < steps.chunks; ++chunk) {
-    const bool whole = chunk >= steps.head && chunk < steps.head + steps.whole;
-    const std::uint32_t parts = whole ? 1 : steps.parts;
-    for (std::uint32_t part = 0; part < parts; ++part, ++step) {
-      const Step found = steps.at(step);
-      ASSERT_EQ(found.chunk, chunk) << "step " << step;
-      ASSERT_EQ(found.part.index, part) << "step " << step;
-      ASSERT_EQ(found.part.count, parts) << "step " << step;
+  std::uint32_t chunk = 0;
+  for (const ChunkSteps::Run& run : steps.runs) {
+    for (const std::uint32_t end = chunk + run.chunks; chunk < end; ++chunk) {
+      for (std::uint32_t part = 0; part < run.parts; ++part, ++step) {
+        const Step found = steps.at(step);
+        ASSERT_EQ(found.chunk, chunk) << "step " << step;
+        ASSERT_EQ(found.part.index, part) << "step " << step;
+        ASSERT_EQ(found.part.count, run.parts) << "step " << step;
+      }
     }
   }
   ASSERT_EQ(steps.count(), step);
@@ -96,33 +108,43 @@ void expect_each_part_once(const ChunkSteps& steps) {
 
 // No two chunks that groups share in count their parts in one place.
 void expect_places_of_their_own(const ChunkSteps& steps) {
-  std::vector<std::uint32_t> user(cuda::kPartedChunksMax, 0xffffffffu);
+  std::vector<std::uint32_t> user(cuda::kPartPlaces, 0xffffffffu);
   for (std::uint32_t step = 0; step < steps.count(); ++step) {
     const Step found = steps.at(step);
     if (found.part.count == 1) continue;
     const std::uint32_t place = cuda::place_of_parts(found.chunk);
-    ASSERT_LT(place, cuda::kPartedChunksMax);
+    ASSERT_LT(place, cuda::kPartPlaces);
     ASSERT_TRUE(user[place] == 0xffffffffu || user[place] == found.chunk)
         << "chunks " << user[place] << " and " << found.chunk;
     user[place] = found.chunk;
   }
 }
 
-TEST(GpuGroups, ARoleThatTakesItsChunksTwiceCountsEachTurnsPartsApart) {
-  for (std::uint32_t chunks = 1; chunks <= 2 * cuda::kPartedChunksMax; ++chunks) {
-    std::set<std::uint32_t> places;
-    for (std::uint32_t chunk = 0; chunk < 2 * chunks; ++chunk)
-      places.insert(cuda::place_of_parts(chunk));
-    ASSERT_EQ(cuda::has_places_twice(chunks), places.size() == 2 * chunks) << chunks << " chunks";
+TEST(GpuGroups, ChunksThatAreTakenTwiceCountEachTurnsPartsApart) {
+  for (const std::uint32_t parts : {1u, 2u, 8u}) {
+    for (std::uint32_t chunks = 0; chunks <= 2 * cuda::kPartPlaces; ++chunks) {
+      const std::uint32_t first = cuda::network_first(chunks, parts);
+      ASSERT_LE(first, chunks);
+      if (chunks != 0 && (parts == 1 || chunks < cuda::kPartPlaces)) {
+        ASSERT_GT(first, 0u);
+      }
+      if (parts == 1 || chunks > cuda::kPartPlaces) continue;  // not counted; not in parts
+      std::set<std::uint32_t> places;
+      for (std::uint32_t chunk = 0; chunk < chunks + first; ++chunk)
+        places.insert(cuda::place_of_parts(chunk));
+      ASSERT_EQ(places.size(), chunks + first) << chunks << " chunks";
+    }
   }
 }
 
 TEST(GpuGroups, StepsAreThePartsOfAllChunksInTheirOrder) {
-  for (std::uint32_t chunks = 0; chunks <= 20; ++chunks) {
-    for (std::uint32_t head = 0; head <= chunks; ++head) {
-      for (std::uint32_t whole = 0; whole <= chunks - head; ++whole) {
-        for (const std::uint32_t parts : {1u, 2u, 3u, 16u})
-          expect_each_part_once({chunks, parts, head, whole});
+  for (std::uint32_t first = 0; first <= 9; ++first) {
+    for (std::uint32_t second = 0; second <= 5; ++second) {
+      for (std::uint32_t last = 0; last <= 4; ++last) {
+        for (const std::uint32_t parts : {1u, 2u, 3u, 16u}) {
+          expect_each_part_once({{{first, parts}, {second, 5}, {0, 7}, {last, 1}}});
+          expect_each_part_once({{{0, 1}, {first, 1}, {second, parts}, {0, 1}, {last, 3}}});
+        }
       }
     }
   }
@@ -130,13 +152,18 @@ TEST(GpuGroups, StepsAreThePartsOfAllChunksInTheirOrder) {
 
 TEST(GpuGroups, ChunksThatAreSummedAreEachThereOnceAndCountedApart) {
   for (std::uint32_t per_chunk = 1; per_chunk <= 130; per_chunk += per_chunk < 20 ? 1 : 22) {
-    for (std::uint32_t chunks = 0; chunks <= 600; chunks += chunks < 150 ? 1 : 31) {
+    for (std::uint32_t chunks = 0; chunks <= 2600; chunks += chunks < 150 ? 1 : 131) {
       for (const ChunkSteps& steps :
-           {cuda::sum_steps(chunks, per_chunk, false), cuda::sum_steps(chunks, per_chunk, true),
+           {cuda::sum_steps(chunks, per_chunk, 0, 12),
+            cuda::sum_steps(chunks, per_chunk, chunks, 24),
+            cuda::sum_steps(chunks, per_chunk, chunks / 2, 1),
+            cuda::sum_steps(chunks, per_chunk, chunks < 3 ? chunks : 3, 144),
             cuda::arrival_steps(chunks, per_chunk, 12),
             cuda::arrival_steps(chunks, per_chunk, 396)}) {
-        ASSERT_EQ(steps.chunks, chunks);
-        ASSERT_EQ(steps.parts % per_chunk, 0u) << "parts of whole tiles, or of one";
+        ASSERT_EQ(chunks_of(steps), chunks);
+        for (const ChunkSteps::Run& run : steps.runs) {
+          ASSERT_TRUE(run.parts <= 2 || run.parts % per_chunk == 0) << "parts of whole tiles";
+        }
         expect_each_part_once(steps);
         expect_places_of_their_own(steps);
       }
@@ -147,47 +174,69 @@ TEST(GpuGroups, ChunksThatAreSummedAreEachThereOnceAndCountedApart) {
 // As many parts as tiles at least, while chunks are few.
 TEST(GpuGroups, FewChunksAreSummedInParts) {
   const auto parts = [](std::uint32_t chunks, std::uint32_t per_chunk) {
-    const ChunkSteps steps = cuda::sum_steps(chunks, per_chunk, true);
-    EXPECT_EQ(steps.whole, 0u) << chunks;
-    return steps.parts;
+    const ChunkSteps steps = cuda::sum_steps(chunks, per_chunk, 0, 24);
+    EXPECT_EQ(steps.count(), chunks * parts_of_last(steps)) << "all in as many";
+    return parts_of_last(steps);
   };
   EXPECT_EQ(parts(1, 4), 32u);
   EXPECT_EQ(parts(12, 4), 32u);  // 48 tiles, in eighths
   EXPECT_EQ(parts(24, 4), 16u);
-  EXPECT_EQ(parts(96, 4), 4u);
+  EXPECT_EQ(parts(48, 4), 8u);  // 192 tiles, in halves
   EXPECT_EQ(parts(128, 1), 2u);
-  EXPECT_EQ(parts(48, 1), 8u);  // within a node a chunk is a tile
 }
 
-// Of many chunks the last ones are shared in, of some 96 tiles together, and for the network the
-// first ones, too.
-TEST(GpuGroups, TheEndsOfManyChunksAreSummedInParts) {
-  const auto expect = [](const ChunkSteps& steps, std::uint32_t parts, std::uint32_t head,
-                         std::uint32_t whole) {
-    EXPECT_EQ(steps.parts, parts);
-    EXPECT_EQ(steps.head, head);
-    EXPECT_EQ(steps.whole, whole);
-  };
-  expect(cuda::sum_steps(129, 8, false), 8 * 4, 0, 117);
-  expect(cuda::sum_steps(129, 8, true), 8 * 4, 12, 105);
-  expect(cuda::sum_steps(512, 1, false), 4, 0, 448);  // 64 tiles: no more are counted at an end
-  expect(cuda::sum_steps(4000, 200, true), 200, 1, 3998);
-  expect(cuda::arrival_steps(256, 8, 396), 8 * 8, 0, 244);
-  expect(cuda::arrival_steps(256, 8, 50), 8 * 2, 0, 244);
+void expect_runs(const ChunkSteps& steps, const std::vector<ChunkSteps::Run>& wanted) {
+  std::size_t at = 0;
+  for (const ChunkSteps::Run& run : steps.runs) {
+    if (run.chunks == 0) continue;
+    ASSERT_LT(at, wanted.size());
+    EXPECT_EQ(run.chunks, wanted[at].chunks) << "run " << at;
+    EXPECT_EQ(run.parts, wanted[at].parts) << "run " << at;
+    ++at;
+  }
+  EXPECT_EQ(at, wanted.size());
+}
+
+// Of many chunks the last ones are shared in, of some 96 tiles together.
+TEST(GpuGroups, TheEndOfManyChunksIsSummedInParts) {
+  expect_runs(cuda::sum_steps(129, 8, 0, 12), {{117, 1}, {12, 8 * 4}});
+  expect_runs(cuda::sum_steps(512, 1, 0, 12), {{448, 1}, {64, 4}});  // no more tiles at an end
+  expect_runs(cuda::arrival_steps(256, 8, 396), {{244, 1}, {12, 8 * 8}});
+  expect_runs(cuda::arrival_steps(256, 8, 50), {{244, 1}, {12, 8 * 2}});
+}
+
+// The network takes chunk by chunk, and waits for none of them as long as a group takes for a whole
+// one: the first comes in as many parts as there are groups for at a time, the next 96 tiles one by
+// one, the others by halves of chunks; what stays here comes in whole ones.
+TEST(GpuGroups, WhatGoesToTheNetworkComesSoonAndSteadily) {
+  using cuda::sum_steps;
+  expect_runs(sum_steps(257, 8, 257, 32), {{1, 32}, {12, 8}, {232, 2}, {12, 32}});
+  expect_runs(sum_steps(257, 8, 257, 25), {{1, 16}, {12, 8}, {232, 2}, {12, 32}});
+  expect_runs(sum_steps(257, 8, 257, 3), {{1, 8}, {12, 8}, {232, 2}, {12, 32}});
+  expect_runs(sum_steps(257, 8, 128, 48), {{1, 32}, {12, 8}, {115, 2}, {117, 1}, {12, 32}});
+  expect_runs(sum_steps(257, 8, 5, 32), {{1, 32}, {4, 8}, {240, 1}, {12, 32}});
+  expect_runs(sum_steps(129, 2, 129, 13), {{1, 8}, {48, 2}, {32, 2}, {48, 8}});
+  // Of few chunks each tile is summed by itself already.
+  expect_runs(sum_steps(128, 4, 128, 25), {{1, 16}, {127, 4}});
+  expect_runs(sum_steps(64, 4, 32, 13), {{1, 8}, {63, 4}});
+  expect_runs(sum_steps(64, 4, 32, 7), {{64, 4}});
+  expect_runs(sum_steps(128, 4, 0, 25), {{128, 4}});
+  // Too many to be counted apart.
+  expect_runs(sum_steps(4000, 200, 4000, 24), {{1, 200}, {1, 200}, {3997, 1}, {1, 200}});
 }
 
 // What comes over the network: whole tiles at least, eighths at most, halved until every group has
 // four parts or fewer.
 TEST(GpuGroups, ChunksThatArriveAreSummedInPartsByAllGroups) {
   const auto parts = [](std::uint32_t chunks, std::uint32_t per_chunk, std::uint32_t groups) {
-    return cuda::arrival_steps(chunks, per_chunk, groups).parts;
+    return parts_of_last(cuda::arrival_steps(chunks, per_chunk, groups));
   };
   EXPECT_EQ(parts(16, 8, 396), 8u * 8) << "128 tiles, a whole GPU";
   EXPECT_EQ(parts(16, 8, 198), 8u * 4) << "half of one";
   EXPECT_EQ(parts(16, 8, 99), 8u * 2);
   EXPECT_EQ(parts(16, 8, 12), 8u);
   EXPECT_EQ(parts(1, 1, 1), 4u);
-  for (std::uint32_t chunks = 1; chunks <= cuda::kPartedChunksMax; ++chunks) {
+  for (std::uint32_t chunks = 1; chunks <= cuda::kFewChunks; ++chunks) {
     for (std::uint32_t per_chunk = 1; per_chunk <= 16; ++per_chunk) {
       for (const std::uint32_t groups : {1u, 50u, 396u}) {
         const std::uint32_t found = parts(chunks, per_chunk, groups);
@@ -213,11 +262,22 @@ TEST(GpuGroups, FewChunksAreCopiedInPartsByAllGroups) {
   EXPECT_EQ(copy_parts(16, 256 << 10, 96, true, 7), 24u) << "the first four chunks first";
   EXPECT_EQ(copy_parts(64, 256 << 10, 96, true, 1), 6u);
   EXPECT_EQ(copy_parts(64, 256 << 10, 96, false, 7), 6u);
-  EXPECT_EQ(copy_parts(65, 256 << 10, 16, true, 7), 1u);
+  EXPECT_EQ(copy_parts(65, 256 << 10, 16, false, 7), 1u);
   EXPECT_EQ(copy_parts(3, 8 << 10, 96, true, 7), 1u);
   EXPECT_EQ(copy_parts(3, 8 << 10, 96, false, 1), 1u);
   EXPECT_EQ(copy_parts(0, 256 << 10, 96, true, 7), 1u);
-  EXPECT_EQ(copy_parts(cuda::kPartedChunksMax + 1, 1 << 20, 100000, true, 7), 1u);
+  EXPECT_EQ(copy_parts(cuda::kFewChunks + 1, 128 << 10, 100000, false, 7), 1u);
+}
+
+// What is on its way at one time is then a few chunks, not as many as there are groups.
+TEST(GpuGroups, OverNodesLargeChunksAreCopiedInPartsHoweverMany) {
+  using cuda::copy_parts;
+  EXPECT_EQ(copy_parts(129, 512 << 10, 49, true, 3), 8u) << "of 64 KiB";
+  EXPECT_EQ(copy_parts(129, 512 << 10, 49, true, 1), 2u) << "of 256 KiB: they go to one rank only";
+  EXPECT_EQ(copy_parts(513, 512 << 10, 49, true, 0), 2u);
+  EXPECT_EQ(copy_parts(129, 256 << 10, 49, true, 3), 4u);
+  EXPECT_EQ(copy_parts(cuda::kPartPlaces, 512 << 10, 49, true, 3), 8u);
+  EXPECT_EQ(copy_parts(cuda::kPartPlaces + 1, 512 << 10, 49, true, 3), 1u);
 }
 
 // The parts of a job are its rows, each once, with their places in sources and targets.

@@ -143,8 +143,12 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
   needs.stream_groups = ag_gemm_share_groups(of.nodes, of.locals, plan_.max);
-  // What comes is passed on to the node's others beside the last of the sharing.
-  needs.receive_groups = is_small(plan_.max) ? 48 : plan_.max.n < kNarrow ? 24 : 12;
+  // Where the product takes longer than the rail, it needs the SMs.
+  needs.stream_least = of.nodes > 1 && plan_.max.n < kNarrow ? cuda::kGroupsOfRail : 0;
+  // What comes is passed on to the node's others when the rank's own rows are, which are needed
+  // first.
+  needs.receivers_stream = true;
+  needs.receive_groups = needs.stream_groups / 2;
   // Of ranks that share a GPU it has not been measured; and who names groups wants groups.
   const bool spare = options.ranks_per_device == 1 && options.stream_groups == 0 &&
                      ag_gemm_spare_warps_share(plan_, options.rates);

@@ -26,11 +26,12 @@ struct AgGemmOp {
   static constexpr Role kStreams = Role::kShare;
   static constexpr bool kHelps = true;
 
-  static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index) {
-    return group.run(Role::kShare, index, [](Block<Executor>& block) {
+  static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index, bool goes_on = false) {
+    const auto role = [](Block<Executor>& block) {
       if (!share(block)) return false;
       return block.index != 0 || !ends_with_tiles(block.launch) || ag_gemm::await_headers(block);
-    });
+    };
+    return group.run(Role::kShare, index, role, goes_on);
   }
   /// Shares rows like the groups that do.
   static __device__ __forceinline__ void beside(const OperatorParams<AgGemmOp>& params,
@@ -56,7 +57,7 @@ struct AgGemmOp {
     gather::Sharing sharing{parts_of(block, chunks, block.launch.blocks.share)};
     // Spare warps share on one node only.
     if constexpr (!std::is_same_v<AnyExecutor, CopyWarp>)
-      sharing.network_parts = has_places_twice(chunks) ? sharing.parts : 1;
+      sharing.network_first = network_first(chunks, sharing.parts);
     return ag_gemm::share(block, sharing);
   }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }

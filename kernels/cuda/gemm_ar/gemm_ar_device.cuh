@@ -26,8 +26,9 @@ struct GemmArOp {
   static __device__ bool stream(Group<GemmArOp>& group, std::uint32_t index) {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
       const std::uint32_t chunks = block.schedule.chunks(block.world.local);
+      const std::uint32_t onward = block.world.nodes > 1 ? chunks : 0;
       const ChunkSteps steps =
-          sum_steps(chunks, block.schedule.tiles_per_chunk(), block.world.nodes > 1);
+          sum_steps(chunks, block.schedule.tiles_per_chunk(), onward, group.launch.blocks.reduce);
       // Groups outside the compute blocks have time to check.
       if (!gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
       return group.launch.sums_own_tiles() ||

@@ -28,8 +28,10 @@ struct GemmRsOp {
       const World& world = block.world;
       const std::uint32_t pieces = block.schedule.pieces(world.node, world.local);
       // Shards' chunks may differ in their tiles; parts are of any number of them.
-      const std::uint32_t per_chunk = block.schedule.packed(world.rank()).tiles_per_chunk();
-      const ChunkSteps steps = sum_steps(pieces, per_chunk, world.nodes > 1);
+      const PackedTiles own = block.schedule.packed(world.rank());
+      const std::uint32_t onward = world.nodes > 1 ? pieces - own.chunks() : 0;
+      const ChunkSteps steps =
+          sum_steps(pieces, own.tiles_per_chunk(), onward, group.launch.blocks.reduce);
       // Groups outside the compute blocks have time to check.
       if (!gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
       return group.launch.sums_own_tiles() ||

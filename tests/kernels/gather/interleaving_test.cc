@@ -169,8 +169,8 @@ class GatherSimulation : private SimOperator {
       rank.arrived[origin].assign(std::size_t{rows(origin, epoch)} * bytes, std::byte{0xdd});
     const auto rows_of = [&](std::uint32_t r) { return rows(r, epoch); };
     network_bytes_[index] += schedule.network_bytes(rows_of);
-    local_bytes_[index] += schedule.local_bytes(
-        rows_of, rank.launch.in_place, SimExecutor::sharing(rank.launch).network_parts != 0);
+    local_bytes_[index] += schedule.local_bytes(rows_of, rank.launch.in_place,
+                                                SimExecutor::sharing(rank.launch).network_first);
   }
 
   bool run_role(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
