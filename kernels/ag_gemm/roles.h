@@ -101,11 +101,10 @@ MK_HOST_DEVICE inline bool await_headers(AgGemmBlock<Executor>& block) {
   return true;
 }
 
-/// `sharing`: see gather/roles.h.
 template <class Executor>
-MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block,
-                                 const gather::Sharing& sharing = {}) {
-  return gather::share(block.gather, block.launch.shard, block.launch.in_turn, sharing);
+MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block) {
+  const AgGemmLaunch& launch = block.launch;
+  return gather::share(block.gather, launch.shard, launch.in_turn, launch.sharing);
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {
@@ -114,8 +113,8 @@ MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {
   });
 }
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(AgGemmBlock<Executor>& block, std::uint32_t parts = 1) {
-  return gather::receive(block.gather, parts);
+MK_HOST_DEVICE inline bool receive(AgGemmBlock<Executor>& block) {
+  return gather::receive(block.gather, block.launch.received_parts);
 }
 
 }  // namespace mk::kernels::ag_gemm

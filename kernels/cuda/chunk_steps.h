@@ -53,13 +53,13 @@ struct ChunkSteps {
   /// The `step`-th of count().
   MK_HOST_DEVICE constexpr Step at(std::uint32_t step) const {
     std::uint32_t chunk = 0;
-    for (const Run& run : runs) {
-      const std::uint32_t steps = run.chunks * run.parts;
-      if (step < steps) return {chunk + step / run.parts, {step % run.parts, run.parts}};
-      step -= steps;
-      chunk += run.chunks;
+    std::uint32_t at = 0;
+    for (; at + 1 < kRuns && step >= runs[at].chunks * runs[at].parts; ++at) {
+      step -= runs[at].chunks * runs[at].parts;
+      chunk += runs[at].chunks;
     }
-    return {chunk, {}};
+    const std::uint32_t parts = runs[at].parts;
+    return {chunk + step / parts, {step % parts, parts}};
   }
 };
 
@@ -133,10 +133,11 @@ MK_HOST_DEVICE constexpr ChunkSteps arrival_steps(std::uint32_t chunks, std::uin
 }
 
 /// Parts in which `groups` groups copy each of `chunks` chunks, which they take in their order: so
-/// many that the first chunks are there long before the last, which all would be on their way with.
-/// `onward`: over nodes, where the network waits for them, or they have come by it. `targets`:
-/// ranks of the node that get them; to one, fewer and larger parts are quicker, as each costs some
-/// microseconds besides its bytes.
+/// many that the first chunks are there long before the last. (With whole ones each group has one
+/// of its own under way, and as many as there are groups come at one time.) `onward`: over nodes,
+/// where the network waits for them, or they have come by it. `targets`: ranks of the node that get
+/// them; to one, fewer and larger parts are quicker, as each costs some microseconds besides its
+/// bytes.
 MK_HOST_DEVICE constexpr std::uint32_t copy_parts(std::uint32_t chunks, std::uint32_t chunk_bytes,
                                                   std::uint32_t groups, bool onward,
                                                   std::uint32_t targets) {

@@ -111,19 +111,17 @@ class Group {
     }
     return true;
   }
-  /// The receive role of a rank that sums `chunks` chunks of `per_chunk` tiles over the nodes:
-  /// `receive(block, chunk, part)` sums a part of one.
+  /// The receive role of a rank that sums over the nodes: `receive(block, chunk, part)` sums a part
+  /// of a chunk.
   template <class F>
-  __device__ bool receive_steps(Block& block, std::uint32_t chunks, std::uint32_t per_chunk,
-                                F&& receive) {
-    const std::uint32_t groups = launch.blocks.receive + launch.blocks.compute * kGroupsOfBlock;
-    const ChunkSteps steps = arrival_steps(chunks, per_chunk, groups);
+  __device__ bool receive_steps(Block& block, F&& receive) {
     const auto on_last = [this] {
       if (!Op::waits_after_receive(launch)) waits_over();
     };
-    if (!take_steps(block, state.receives_taken, steps, receive, on_last)) return false;
+    if (!take_steps(block, state.receives_taken, frame.steps.arrivals, receive, on_last))
+      return false;
     // Else nobody waits for that.
-    if (block.schedule.flags().has_releases()) block.publish_done(groups);
+    if (block.schedule.flags().has_releases()) block.publish_done(receiving_groups(launch.blocks));
     return true;
   }
   /// The same in a compute block that has no tiles left.

@@ -92,6 +92,18 @@ struct HostWords {
 /// Flags the poller keeps in mind, in a block's shared memory.
 inline constexpr std::uint32_t kPolledFlagsMax = 44 * 128;
 
+/// Of an operator that sums: the steps in which groups take a launch's chunks.
+struct SumSteps {
+  ChunkSteps sums;      ///< within the node: sum_steps
+  ChunkSteps arrivals;  ///< over the nodes: arrival_steps
+};
+
+/// Groups that sum what comes over the nodes: those that do nothing else, and, when they have no
+/// tiles left, those of the compute blocks.
+MK_HOST_DEVICE constexpr std::uint32_t receiving_groups(const RoleBlocks& blocks) {
+  return blocks.receive + blocks.compute * kGroupsOfBlock;
+}
+
 /// What an operator's kernel gets beside its launch.
 struct FrameArguments {
   DeviceState* state = nullptr;
@@ -106,6 +118,7 @@ struct FrameArguments {
   /// So many groups, those that receive, share rows first; of the share role's blocks they are the
   /// last. 0 or all of them.
   std::uint32_t sharing_receivers = 0;
+  SumSteps steps;
 };
 
 /// Groups of a launch but the poller.

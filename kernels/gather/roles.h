@@ -25,7 +25,8 @@
 /// Why nothing waits in a circle: within a launch, a rank's own chunks wait for nobody's of this
 /// launch; a chunk at hop h waits for the same chunk at hop h - 1, and for those that its send and
 /// receive blocks take before it, which are of the same or of fewer hops, in the same order on all
-/// ranks. Between launches: whatever launch e awaits of launch e - b (b: banks) ends without e.
+/// ranks. (A block may have two roles, share and then receive.) Between launches: whatever launch e
+/// awaits of launch e - b (b: banks) ends without e.
 ///
 /// Why nothing is overwritten too early (e: this launch, b = banks):
 ///  - A local rank's slot, by share and receive: written after that local rank has ended e - b
@@ -43,6 +44,7 @@
 
 #include "kernels/gather/block.h"
 #include "kernels/gather/copy_job.h"
+#include "kernels/gather/sharing.h"
 
 namespace mk::kernels::gather {
 
@@ -102,15 +104,6 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
   }
   return true;
 }
-
-/// How share blocks hand out rows; an executor's choice.
-struct Sharing {
-  std::uint32_t parts = 1;  ///< of each chunk, each one block's
-  /// So many of the first chunks a broadcast brings to this rank's own slot, for the network,
-  /// before any to the local ranks: the network, which takes longest, begins so much sooner. Their
-  /// parts are counted as those of chunks after the last one.
-  std::uint32_t network_first = 0;
-};
 
 /// Hands out this rank's own rows (for the network, where they are not in place): chunks `index`,
 /// `index` + share blocks, ..., or, of parts of each chunk, so many of those. Only with several

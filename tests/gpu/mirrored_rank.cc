@@ -7,7 +7,7 @@
 
 #include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/launch_record.h"
-#include "kernels/cuda/chunk_steps.h"
+#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
 #include "kernels/gather/geometry.h"
 #include "kernels/gemm_ar/schedule.h"
 #include "tests/gpu/devices.h"
@@ -89,13 +89,10 @@ RowsOrder MirroredRank::rows_order() const {
   if (setup_.op != Op::kAgGemm) return order;
   order.in_turn = op_->shares_in_turn();
   const kernels::AgGemmSchedule schedule(plan_.ag, mirrored_world(setup_), setup_.m);
-  const std::uint32_t chunks = schedule.gather().chunks(static_cast<std::uint32_t>(shard_rows()));
-  const auto parts = [&](std::uint32_t of_chunks, std::uint32_t groups) {
-    return kernels::cuda::copy_parts(of_chunks, plan_.ag.gather.chunk_bytes, groups,
-                                     setup_.nodes > 1, locals() - 1);
-  };
-  if (!order.in_turn) order.shared_parts = parts(chunks, op_->blocks().share);
-  order.handed_parts = parts(chunks * (setup_.nodes - 1), op_->blocks().receive);
+  const auto rows = static_cast<std::uint32_t>(shard_rows());
+  if (!order.in_turn)
+    order.shared_parts = ag_gemm_sharing(schedule.gather(), op_->blocks(), rows).parts;
+  order.handed_parts = ag_gemm_received_parts(schedule.gather(), op_->blocks(), setup_.m);
   return order;
 }
 

@@ -1,6 +1,7 @@
 // What tiles the operators choose on a whole H200. Host arithmetic: it needs no GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -164,6 +165,41 @@ TEST(Tilings, ChunksWithinANodeAreSmallWhereTheGatherIsLong) {
   EXPECT_EQ(chunk_kib(8, {2048, 7168, 8192}), 128u);
   EXPECT_EQ(chunk_kib(8, {4096, 7168, 8192}), 64u);
   EXPECT_EQ(chunk_kib(8, {16384, 7168, 8192}), 128u);
+}
+
+// Over nodes the first rows come long before the last, however large their chunks are: what is on
+// its way at one time, a part for each group, is a few rows of tiles at most. Within a node, where
+// chunks are small, as they are. The network gets the first two dozen chunks first.
+TEST(Tilings, RowsAreHandedOutInTheOrderInWhichTheyAreNeeded) {
+  RoleBlocks blocks;
+  blocks.share = 49;
+  blocks.receive = 24;
+  for (const std::uint32_t m : {2048u, 4096u, 8192u, 16384u, 32768u}) {
+    for (const std::uint32_t locals : {2u, 4u, 8u}) {
+      SCOPED_TRACE(testing::Message() << m << " rows, " << locals << " ranks in each of two nodes");
+      const Shape max{m, m / 8, m};
+      const Tiling tiling = ag_gemm_cuda_tiling(2, locals, max, kBlocks, {});
+      const auto plan = AgGemmPlan::make(2, locals, max, DType::kBf16, tiling);
+      ASSERT_TRUE(plan) << plan.error().message;
+      const GatherSchedule schedule(plan->gather, {2, locals, 0, 0});
+      const std::uint32_t rows = m / (2 * locals);
+      const std::uint32_t chunks = schedule.chunks(rows);
+      const gather::Sharing sharing = ag_gemm_sharing(schedule, blocks, rows);
+      const std::uint32_t of_chunk = plan->gather.chunk_bytes / sharing.parts;
+      const std::uint32_t most = (locals == 2 ? 256 : 64) * 1024;
+      EXPECT_LE(of_chunk, most);
+      EXPECT_EQ(sharing.network_first, std::min(chunks, 24u));
+      EXPECT_LE(plan->gather.chunk_bytes / ag_gemm_received_parts(schedule, blocks, m), most);
+    }
+  }
+  const Shape max{16384, 2048, 16384};
+  const auto plan =
+      AgGemmPlan::make(1, 8, max, DType::kBf16, ag_gemm_cuda_tiling(1, 8, max, kBlocks, {}));
+  ASSERT_TRUE(plan) << plan.error().message;
+  const GatherSchedule schedule(plan->gather, {1, 8, 0, 0});
+  const gather::Sharing sharing = ag_gemm_sharing(schedule, blocks, 2048);
+  EXPECT_EQ(sharing.parts, 1u);
+  EXPECT_EQ(sharing.network_first, 0u) << "there is no network";
 }
 
 // A kernel is compiled for each of these widths, for 64 columns only of AllGather + GEMM; and what

@@ -106,6 +106,27 @@ bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates
   return share <= kWithin * product;
 }
 
+gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,
+                                std::uint32_t rows) {
+  const World& world = schedule.world();
+  const bool onward = world.nodes > 1;
+  const std::uint32_t chunks = schedule.chunks(rows);
+  gather::Sharing sharing;
+  sharing.parts = cuda::copy_parts(chunks, schedule.geometry().chunk_bytes, blocks.share, onward,
+                                   world.locals - 1);
+  if (onward) sharing.network_first = cuda::network_first(chunks, sharing.parts);
+  return sharing;
+}
+
+std::uint32_t ag_gemm_received_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
+                                     std::uint32_t m) {
+  const World& world = schedule.world();
+  // Of all shards that come over the network; none has more chunks than the largest.
+  const std::uint32_t rows = shard_rows_max(m, world.size());
+  return cuda::copy_parts(schedule.chunks(rows) * (world.nodes - 1),
+                          schedule.geometry().chunk_bytes, blocks.receive, true, world.locals - 1);
+}
+
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks, const MachineRates& rates) {
   const bool waits = network_bound(nodes, locals, max.n, cuda::gpu_rates(rates, blocks));
@@ -179,6 +200,8 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   arguments_.launch.shard =
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.in_place = in_place;
+  arguments_.launch.sharing = ag_gemm_sharing(schedule.gather(), blocks(), shard_rows);
+  arguments_.launch.received_parts = ag_gemm_received_parts(schedule.gather(), blocks(), m);
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
   return enqueue(stream, c, ldc);
 }

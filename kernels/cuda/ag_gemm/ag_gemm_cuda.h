@@ -32,6 +32,13 @@ bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates
 /// each. On one node their blocks take tiles when the rows are shared.
 std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max);
 
+/// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and in how many
+/// parts those that come over the network in a launch of m rows.
+gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,
+                                std::uint32_t rows);
+std::uint32_t ag_gemm_received_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
+                                     std::uint32_t m);
+
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.

@@ -3,8 +3,6 @@
 /// one .cu file per element type.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/ag_gemm/roles.h"
 #include "kernels/cuda/ag_gemm/ag_gemm_seams.cuh"
 #include "kernels/cuda/copy_warp.cuh"
@@ -28,7 +26,7 @@ struct AgGemmOp {
 
   static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index, bool goes_on = false) {
     const auto role = [](Block<Executor>& block) {
-      if (!share(block)) return false;
+      if (!ag_gemm::share(block)) return false;
       return block.index != 0 || !ends_with_tiles(block.launch) || ag_gemm::await_headers(block);
     };
     return group.run(Role::kShare, index, role, goes_on);
@@ -47,32 +45,15 @@ struct AgGemmOp {
     alignas(Block<CopyWarp>) unsigned char bytes[sizeof(Block<CopyWarp>)];
     unsigned char* place = bytes;
     asm("" : "+l"(place));
-    share(*new (place) Block<CopyWarp>(warp, launch, Role::kShare,
-                                       launch.blocks.share - sharers + blockIdx.x, totals));
+    auto& block = *new (place) Block<CopyWarp>(warp, launch, Role::kShare,
+                                               launch.blocks.share - sharers + blockIdx.x, totals);
+    // As ag_gemm::share on one node: all that there is of it has to fit into those registers.
+    gather::share(block.gather, launch.shard, launch.in_turn, {launch.sharing.parts, 0});
     if (threadIdx.x % 32 == 0) account_for(*params.frame.state, launch.epoch, Role::kShare, totals);
-  }
-  template <class AnyExecutor>
-  static __device__ bool share(Block<AnyExecutor>& block) {
-    const std::uint32_t chunks = block.gather.schedule.chunks(block.gather.own_rows);
-    gather::Sharing sharing{parts_of(block, chunks, block.launch.blocks.share)};
-    // Spare warps share on one node only.
-    if constexpr (!std::is_same_v<AnyExecutor, CopyWarp>)
-      sharing.network_first = network_first(chunks, sharing.parts);
-    return ag_gemm::share(block, sharing);
   }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }
   static __device__ bool receive(Group<AgGemmOp>& /*group*/, Block<Executor>& block) {
-    // Of all shards that come over the network; none has more chunks than the largest.
-    const GatherSchedule& schedule = block.gather.schedule;
-    const std::uint32_t rows = shard_rows_max(block.launch.m, block.world.size());
-    const std::uint32_t chunks = schedule.chunks(rows) * (block.world.nodes - 1);
-    return ag_gemm::receive(block, parts_of(block, chunks, block.launch.blocks.receive));
-  }
-  template <class AnyExecutor>
-  static __device__ std::uint32_t parts_of(const Block<AnyExecutor>& block, std::uint32_t chunks,
-                                           std::uint32_t groups) {
-    return copy_parts(chunks, block.gather.schedule.geometry().chunk_bytes, groups,
-                      block.world.nodes > 1, block.world.locals - 1);
+    return ag_gemm::receive(block);
   }
 
   /// Where nobody waits for the end of their reading, and nobody wants the whole A.

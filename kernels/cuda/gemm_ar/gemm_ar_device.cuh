@@ -25,15 +25,11 @@ struct GemmArOp {
 
   static __device__ bool stream(Group<GemmArOp>& group, std::uint32_t index) {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
-      const std::uint32_t chunks = block.schedule.chunks(block.world.local);
-      const std::uint32_t onward = block.world.nodes > 1 ? chunks : 0;
-      const ChunkSteps steps =
-          sum_steps(chunks, block.schedule.tiles_per_chunk(), onward, group.launch.blocks.reduce);
       // Groups outside the compute blocks have time to check.
       if (!gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
       return group.launch.sums_own_tiles() ||
              group.take_steps(
-                 block, group.state.sums_taken, steps,
+                 block, group.state.sums_taken, group.frame.steps.sums,
                  [](Block<Executor>& b, std::uint32_t chunk, Part part) {
                    return gemm_ar::reduce_chunk(b, chunk, part);
                  },
@@ -43,11 +39,9 @@ struct GemmArOp {
   static __device__ bool send(Block<Executor>& block) { return gemm_ar::send(block); }
   static __device__ bool receive(Group<GemmArOp>& group, Block<Executor>& block) {
     if (!block.await_turn()) return false;
-    return group.receive_steps(block, block.schedule.chunks(block.world.local),
-                               block.schedule.tiles_per_chunk(),
-                               [](Block<Executor>& b, std::uint32_t chunk, Part part) {
-                                 return gemm_ar::receive_chunk(b, chunk, part);
-                               });
+    return group.receive_steps(block, [](Block<Executor>& b, std::uint32_t chunk, Part part) {
+      return gemm_ar::receive_chunk(b, chunk, part);
+    });
   }
 
   /// To collect, for other ranks' chunks, who may fail. (Its own come from groups that have
@@ -72,10 +66,16 @@ struct GemmArOp {
     const World& world = launch.context.world;
     const GemmArSchedule& schedule = launch.schedule;
     const bool sums_own = launch.sums_own_tiles();
-    return make_params<GemmArOp>(
+    OperatorParams<GemmArOp> params = make_params<GemmArOp>(
         arguments, schedule.tiles(), {schedule, world.local, schedule.tiles(), sums_own},
         {world.locals == 1 && world.nodes > 1, sums_own, arguments.product.k_blocks},
         Store::params(schedule, arguments));
+    const std::uint32_t chunks = schedule.chunks(world.local);
+    const std::uint32_t per_chunk = schedule.tiles_per_chunk();
+    params.frame.steps = {
+        sum_steps(chunks, per_chunk, world.nodes > 1 ? chunks : 0, launch.blocks.reduce),
+        arrival_steps(chunks, per_chunk, receiving_groups(launch.blocks))};
+    return params;
   }
 };
 

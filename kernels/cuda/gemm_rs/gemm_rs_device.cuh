@@ -25,18 +25,11 @@ struct GemmRsOp {
 
   static __device__ bool stream(Group<GemmRsOp>& group, std::uint32_t index) {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
-      const World& world = block.world;
-      const std::uint32_t pieces = block.schedule.pieces(world.node, world.local);
-      // Shards' chunks may differ in their tiles; parts are of any number of them.
-      const PackedTiles own = block.schedule.packed(world.rank());
-      const std::uint32_t onward = world.nodes > 1 ? pieces - own.chunks() : 0;
-      const ChunkSteps steps =
-          sum_steps(pieces, own.tiles_per_chunk(), onward, group.launch.blocks.reduce);
       // Groups outside the compute blocks have time to check.
       if (!gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
       return group.launch.sums_own_tiles() ||
              group.take_steps(
-                 block, group.state.sums_taken, steps,
+                 block, group.state.sums_taken, group.frame.steps.sums,
                  [](Block<Executor>& b, std::uint32_t piece, Part part) {
                    return gemm_rs::reduce_piece(b, piece, part);
                  },
@@ -46,11 +39,9 @@ struct GemmRsOp {
   static __device__ bool send(Block<Executor>& block) { return gemm_rs::send(block); }
   static __device__ bool receive(Group<GemmRsOp>& group, Block<Executor>& block) {
     if (!block.await_turn()) return false;
-    const PackedTiles own = block.schedule.packed(block.world.rank());
-    return group.receive_steps(block, own.chunks(), own.tiles_per_chunk(),
-                               [](Block<Executor>& b, std::uint32_t chunk, Part part) {
-                                 return gemm_rs::receive_chunk(b, chunk, part);
-                               });
+    return group.receive_steps(block, [](Block<Executor>& b, std::uint32_t chunk, Part part) {
+      return gemm_rs::receive_chunk(b, chunk, part);
+    });
   }
 
   static __device__ bool waits_after_receive(const Launch&) { return false; }
@@ -68,10 +59,18 @@ struct GemmRsOp {
     const GemmRsLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmRsSchedule& schedule = launch.schedule;
-    return make_params<GemmRsOp>(
+    OperatorParams<GemmRsOp> params = make_params<GemmRsOp>(
         arguments, schedule.tiles(), {schedule, world, schedule.tiles(), launch.sums_own_tiles()},
         {world, arguments.product.k_blocks, waits_done<GemmRsOp>(arguments)},
         Store::params(schedule, arguments));
+    const std::uint32_t pieces = schedule.pieces(world.node, world.local);
+    // Shards' chunks may differ in their tiles; parts are of any number of them.
+    const PackedTiles own = schedule.packed(world.rank());
+    const std::uint32_t onward = world.nodes > 1 ? pieces - own.chunks() : 0;
+    params.frame.steps = {
+        sum_steps(pieces, own.tiles_per_chunk(), onward, launch.blocks.reduce),
+        arrival_steps(own.chunks(), own.tiles_per_chunk(), receiving_groups(launch.blocks))};
+    return params;
   }
 };
 

@@ -112,6 +112,8 @@ class AgGemmSimulation : private SimOperator {
     rank.gathered.assign(index % 2 == 0 ? std::size_t{rank.launch.m} * k : 0, 0x7fff);
     // Ranks may differ in that.
     rank.launch.in_turn = (rank.launch.epoch + index / 2) % 2 == 0;
+    rank.launch.sharing = SimExecutor::sharing(rank.launch);
+    rank.launch.received_parts = SimExecutor::parts(rank.launch);
     rank.launch.shard = GatherSource::of(rank.a.data(), (k + 1) * kElementBytes,
                                          plan_.gather.row_bytes, shard.count);
     rank.launch.gathered =
@@ -127,11 +129,11 @@ class AgGemmSimulation : private SimOperator {
       case Role::kCollect:
         return ag_gemm::collect(block);
       case Role::kShare:
-        return ag_gemm::share(block, SimExecutor::sharing(ranks_[rank].launch));
+        return ag_gemm::share(block);
       case Role::kSend:
         return ag_gemm::send(block);
       default:
-        return ag_gemm::receive(block, SimExecutor::parts(ranks_[rank].launch));
+        return ag_gemm::receive(block);
     }
   }
   std::string check(std::uint32_t index) override {

@@ -29,6 +29,8 @@ struct GatherOptions : SimOptions {
   bool skip_odd = false;         ///< consumers do not look at the rows of odd ranks
   bool skip_all = false;         ///< nor of any other
   bool always_in_place = false;  ///< a broadcast's own rows; else they are in every other launch
+  /// Receive blocks share first: as the last ones of that role, besides those of `blocks`.
+  bool receivers_share = false;
 };
 
 /// What a byte of a rank's rows is in a launch.
@@ -110,8 +112,13 @@ class GatherSimulation : private SimOperator {
       rank.launch.geometry = plan_;
       rank.launch.banks = plan_.banks;
       rank.launch.blocks = options_.blocks;
+      if (receivers_share()) rank.launch.blocks.share += options_.blocks.receive;
     }
     return ranks;
+  }
+
+  bool receivers_share() const {
+    return options_.receivers_share && options_.nodes > 1 && options_.locals > 1;
   }
 
   const char* name() const override { return "gather"; }
@@ -185,6 +192,9 @@ class GatherSimulation : private SimOperator {
       case Role::kShare:
         return gather::share(gather, rank.launch.source, false, SimExecutor::sharing(rank.launch));
       case Role::kReceive:
+        if (receivers_share() &&
+            !run_role(index, Role::kShare, options_.blocks.share + block_index, totals, frame))
+          return false;
         return gather::receive(gather, SimExecutor::parts(rank.launch));
       case Role::kSend:
         return gather::send(gather, [&block] {
@@ -285,6 +295,7 @@ TEST_P(EveryWorldAndOrder, EndsAndBringsAllRows) {
       const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
       options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
       options.launches = random_sim_launches(3, 9, options.seed);
+      options.receivers_share = random() % 2 == 0;
       GatherSimulation simulation(options);
       ASSERT_EQ(simulation.run(), "")
           << fmt::format("{} x {}, order {}, {} banks, seed {}", nodes, locals,
@@ -313,6 +324,7 @@ TEST(GatherInterleaving, ManySeeds) {
                                   static_cast<std::uint32_t>(1 + seed % 4), seed);
     options.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
     options.skip_odd = seed % 5 == 0;
+    options.receivers_share = seed % 7 < 3;
     ASSERT_EQ(GatherSimulation(options).run(), "") << "seed " << seed;
   }
 }

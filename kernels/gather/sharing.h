@@ -1,0 +1,17 @@
+/// \file
+/// How a rank's share blocks hand out its rows: an executor's choice.
+#pragma once
+
+#include <cstdint>
+
+namespace mk::kernels::gather {
+
+struct Sharing {
+  std::uint32_t parts = 1;  ///< of each chunk, each one block's
+  /// So many of the first chunks a broadcast brings to this rank's own slot, for the network,
+  /// before any to the local ranks: the network, which takes longest, begins so much sooner. Their
+  /// parts are counted as those of chunks after the last one.
+  std::uint32_t network_first = 0;
+};
+
+}  // namespace mk::kernels::gather
