@@ -16,7 +16,7 @@
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
 # --label runs only the tests with a matching label. MK_BUILD_ROOT moves the build folders (default: build/).
-# A run of all stages is to end within MK_BUDGET_S (default 3550 s): tsan and tidy begin only where they will have ended by then
+# A run of all stages is to end within MK_BUDGET_S (default 3450 s): tsan and tidy begin only where they will have ended by then
 # (tsan: two fifths of what unit took; tidy: 120 s); on a slow machine they are left out, and the summary says so. Nightly: more.
 # MK_TIDY_BUDGET_S bounds clang-tidy, which begins with what changed last (default: what is left of MK_BUDGET_S, at least
 # 120 s); MK_TIDY=all gives it the tests' sources too (twice the time).
@@ -27,7 +27,7 @@ root=$PWD
 default_stages=deps,style,model,fuzz,unit,sim,cuda,ops,rdma,asan,tsan,tidy
 all_stages=$default_stages,package
 stages=$default_stages
-budget_s=${MK_BUDGET_S:-3550}
+budget_s=${MK_BUDGET_S:-3450}
 jobs=$(nproc)
 label=
 while [ $# -gt 0 ]; do

@@ -30,7 +30,7 @@ struct Move {
 
 /// Who works on a list: warps that bring bytes, each with a block of its own, and warps of those
 /// blocks that look at what the rank shows. One looks at the host's memory: a dozen threads that do
-/// make a look take a hundred microseconds instead of one.
+/// make whatever crosses the bus take many times as long (tests/gpu/README.md).
 struct Staff {
   unsigned movers;
   unsigned lookers;     ///< 0: what is shown lies in the host's memory
