@@ -21,8 +21,8 @@ MK_HOST_DEVICE constexpr std::uint32_t place_of_parts(std::uint32_t chunk) {
 }
 
 /// Of `chunks` chunks of `parts` parts those that go to the network before any to the local ranks
-/// (gather::Sharing): while NVLink is full, it gets no more than it takes. Their parts have places
-/// of their own behind the others'.
+/// (gather::Sharing): enough to keep it busy until the others follow, which go to both at once.
+/// Their parts have places of their own behind the others'.
 MK_HOST_DEVICE constexpr std::uint32_t network_first(std::uint32_t chunks, std::uint32_t parts) {
   constexpr std::uint32_t kFirst = 24;
   const std::uint32_t places = chunks < kPartPlaces ? kPartPlaces - chunks : 0;
@@ -66,16 +66,16 @@ struct ChunkSteps {
 /// Chunks of a role in a launch that are few: groups share in each of them.
 inline constexpr std::uint32_t kFewChunks = 128;
 
-/// Chunks, of `per_chunk` tiles, that make up the tiles of an end of a launch.
+/// Chunks, of `per_chunk` tiles, that are some 96 tiles: what is summed at one time at an end of a
+/// launch.
 MK_HOST_DEVICE constexpr std::uint32_t end_tiles_chunks(std::uint32_t per_chunk) {
   constexpr std::uint32_t kTiles = 96;
   const std::uint32_t end = kTiles / per_chunk;
   return end == 0 ? 1 : end < kFewChunks / 2 ? end : kFewChunks / 2;
 }
 
-/// Those that are shared in at the end of the launch: all, if they are few.
-/// Whoever waits for the first or the last one would else wait until one group has summed all its
-/// tiles.
+/// Chunks that groups share in at the end of the launch: all, if they are few. Whoever waits for
+/// the last one would else wait until one group has summed all its tiles.
 MK_HOST_DEVICE constexpr std::uint32_t end_chunks(std::uint32_t chunks, std::uint32_t per_chunk) {
   return chunks <= kFewChunks ? chunks : end_tiles_chunks(per_chunk);
 }

@@ -121,6 +121,12 @@ struct FrameArguments {
   SumSteps steps;
 };
 
+/// Groups outside the compute blocks that share rows and do nothing else.
+MK_HOST_DEVICE constexpr std::uint32_t groups_that_only_share(const FrameArguments& frame,
+                                                              const RoleBlocks& blocks) {
+  return blocks.share - frame.spare_sharers - frame.sharing_receivers;
+}
+
 /// Groups of a launch but the poller.
 constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBlocks& blocks) {
   return (blocks.compute + frame.comm_blocks) * kGroupsOfBlock - frame.pollers;

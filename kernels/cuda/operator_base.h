@@ -41,10 +41,13 @@ class OperatorBase {
   }
   const PlanType& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
-  /// Of the share role's blocks those that are a compute block's spare warp, and those that receive
-  /// when they have shared.
+  /// Of the share role's blocks those that are a compute block's spare warp.
   std::uint32_t spare_sharers() const { return arguments_.frame.spare_sharers; }
-  std::uint32_t sharing_receivers() const { return arguments_.frame.sharing_receivers; }
+  /// Groups that stream within the node and do nothing else.
+  std::uint32_t stream_groups() const {
+    return blocks().reduce != 0 ? blocks().reduce
+                                : cuda::groups_that_only_share(arguments_.frame, blocks());
+  }
   /// How far a launch has come that does not end: for people.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 

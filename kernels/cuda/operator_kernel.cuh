@@ -99,9 +99,8 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
   if (kHasRecords && index == 0 && group.launch.context.world.locals > 1 && !group.announce())
     return;
   const FrameArguments& frame = group.frame;
-  const std::uint32_t streams = Op::kStreams == Role::kShare
-                                    ? blocks.share - frame.spare_sharers - frame.sharing_receivers
-                                    : blocks.reduce;
+  const std::uint32_t streams =
+      Op::kStreams == Role::kShare ? groups_that_only_share(frame, blocks) : blocks.reduce;
   if (index < blocks.send) return send(group, index);
   index -= blocks.send;
   if (index < blocks.receive) {

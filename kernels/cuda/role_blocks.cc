@@ -37,10 +37,7 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
   blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups,
                          needs.receivers_stream ? needs.stream_least : 0);
   frame.sharing_receivers = needs.stream && needs.receivers_stream ? blocks.receive : 0;
-  const std::uint32_t of_whole = needs.spare_streams ? 1
-                                 : frame.sharing_receivers != 0
-                                     ? needs.stream_groups - needs.receive_groups
-                                     : needs.stream_groups;
+  const std::uint32_t of_whole = needs.spare_streams ? 1 : needs.stream_groups;
   std::uint32_t streams = count(needs.stream, options.stream_groups, of_whole, needs.stream_least);
   frame.comm_blocks =
       div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);

@@ -27,7 +27,7 @@ struct GroupNeeds {
   std::uint32_t stream_groups = 24;
   std::uint32_t stream_least = 0;
   std::uint32_t receive_groups = 6;
-  /// Those are of `stream_groups`: they stream first, and receive then.
+  /// Those stream first, too, and receive then.
   bool receivers_stream = false;
   /// The compute blocks' spare warps stream, too (FrameArguments::spare_sharers): by default only
   /// one block of groups does it besides.

@@ -116,11 +116,6 @@ JobSetup setup_of(const BenchOptions& options, const BenchRun& run) {
   return setup;
 }
 
-std::uint32_t stream_groups_of(RankOperator& op) {
-  const kernels::RoleBlocks& blocks = op.blocks();
-  return std::max(blocks.reduce, blocks.share - op.spare_sharers() - op.sharing_receivers());
-}
-
 Json row_of(const BenchOptions& options, const BenchRun& run, RankOperator& op) {
   const kernels::RoleBlocks& blocks = op.blocks();
   return {{"op", name(run.op)},
@@ -130,7 +125,7 @@ Json row_of(const BenchOptions& options, const BenchRun& run, RankOperator& op) 
           {"n_per_rank", run.shape.n},
           {"k_per_rank", run.shape.k},
           {"compute_blocks", blocks.compute},
-          {"stream_groups", stream_groups_of(op)},
+          {"stream_groups", op.stream_groups()},
           {"spare_warps", op.spare_sharers()},
           {"receive_groups", blocks.receive},
           {"chunk_bytes", run.chunk_bytes}};

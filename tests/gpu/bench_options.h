@@ -65,8 +65,6 @@ JobSetup setup_of(const BenchOptions& options, const BenchRun& run);
 
 /// What a row begins with. `op`: rank 0's.
 nlohmann::ordered_json row_of(const BenchOptions& options, const BenchRun& run, RankOperator& op);
-/// Groups that stream within the node and are no compute block's spare warp.
-std::uint32_t stream_groups_of(RankOperator& op);
 
 /// Microseconds of some launches: median, least and most.
 nlohmann::ordered_json summary_of(const std::vector<double>& us);

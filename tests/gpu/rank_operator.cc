@@ -34,7 +34,7 @@ class AgGemmRank : public RankOperator {
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
   std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
-  std::uint32_t sharing_receivers() const override { return op_->sharing_receivers(); }
+  std::uint32_t stream_groups() const override { return op_->stream_groups(); }
   std::string progress() const override { return op_->progress(); }
   bool shares_in_turn() const override { return op_->shares_in_turn(); }
   void* input() const override { return op_->input(); }
@@ -58,7 +58,7 @@ class SumRank : public RankOperator {
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
   std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
-  std::uint32_t sharing_receivers() const override { return op_->sharing_receivers(); }
+  std::uint32_t stream_groups() const override { return op_->stream_groups(); }
   std::string progress() const override { return op_->progress(); }
   const void* output() const override {
     if constexpr (requires { op_->output(); }) {

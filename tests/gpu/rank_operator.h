@@ -61,7 +61,7 @@ class RankOperator {
   virtual Result<kernels::LaunchStats> finish(cudaStream_t stream) = 0;
   virtual const kernels::RoleBlocks& blocks() const = 0;
   virtual std::uint32_t spare_sharers() const = 0;
-  virtual std::uint32_t sharing_receivers() const = 0;
+  virtual std::uint32_t stream_groups() const = 0;       ///< OperatorBase
   virtual bool shares_in_turn() const { return false; }  ///< AG+GEMM
   virtual std::string progress() const = 0;
   /// In the workspace, GEMM+AR's C and AG+GEMM's A.

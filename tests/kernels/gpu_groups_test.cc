@@ -162,7 +162,8 @@ TEST(GpuGroups, ChunksThatAreSummedAreEachThereOnceAndCountedApart) {
             cuda::arrival_steps(chunks, per_chunk, 396)}) {
         ASSERT_EQ(chunks_of(steps), chunks);
         for (const ChunkSteps::Run& run : steps.runs) {
-          ASSERT_TRUE(run.parts <= 2 || run.parts % per_chunk == 0) << "parts of whole tiles";
+          if (run.chunks == 0 || run.parts <= 2) continue;  // whole chunks, and halves
+          ASSERT_EQ(run.parts % per_chunk, 0u) << "parts of whole tiles, or of one";
         }
         expect_each_part_once(steps);
         expect_places_of_their_own(steps);
@@ -182,7 +183,9 @@ TEST(GpuGroups, FewChunksAreSummedInParts) {
   EXPECT_EQ(parts(12, 4), 32u);  // 48 tiles, in eighths
   EXPECT_EQ(parts(24, 4), 16u);
   EXPECT_EQ(parts(48, 4), 8u);  // 192 tiles, in halves
+  EXPECT_EQ(parts(96, 4), 4u);
   EXPECT_EQ(parts(128, 1), 2u);
+  EXPECT_EQ(parts(48, 1), 8u);  // within a node a chunk is a tile
 }
 
 void expect_runs(const ChunkSteps& steps, const std::vector<ChunkSteps::Run>& wanted) {
@@ -263,6 +266,7 @@ TEST(GpuGroups, FewChunksAreCopiedInPartsByAllGroups) {
   EXPECT_EQ(copy_parts(64, 256 << 10, 96, true, 1), 6u);
   EXPECT_EQ(copy_parts(64, 256 << 10, 96, false, 7), 6u);
   EXPECT_EQ(copy_parts(65, 256 << 10, 16, false, 7), 1u);
+  EXPECT_EQ(copy_parts(65, 256 << 10, 16, true, 7), 4u) << "of 64 KiB at most";
   EXPECT_EQ(copy_parts(3, 8 << 10, 96, true, 7), 1u);
   EXPECT_EQ(copy_parts(3, 8 << 10, 96, false, 1), 1u);
   EXPECT_EQ(copy_parts(0, 256 << 10, 96, true, 7), 1u);

@@ -163,13 +163,14 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   needs.stream = of.size() > 1;
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
-  needs.stream_groups = ag_gemm_share_groups(of.nodes, of.locals, plan_.max);
+  const std::uint32_t groups = ag_gemm_share_groups(of.nodes, of.locals, plan_.max);
   // Where the product takes longer than the rail, it needs the SMs.
   needs.stream_least = of.nodes > 1 && plan_.max.n < kNarrow ? cuda::kGroupsOfRail : 0;
   // What comes is passed on to the node's others when the rank's own rows are, which are needed
-  // first.
+  // first: half of the groups that share those do it then.
   needs.receivers_stream = true;
-  needs.receive_groups = needs.stream_groups / 2;
+  needs.receive_groups = groups / 2;
+  needs.stream_groups = needs.receive ? groups - needs.receive_groups : groups;
   // Of ranks that share a GPU it has not been measured; and who names groups wants groups.
   const bool spare = options.ranks_per_device == 1 && options.stream_groups == 0 &&
                      ag_gemm_spare_warps_share(plan_, options.rates);

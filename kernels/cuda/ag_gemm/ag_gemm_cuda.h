@@ -29,7 +29,7 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates);
 
 /// Groups that share a rank's rows where its spare warps don't, of a whole GPU and of 128 threads
-/// each. On one node their blocks take tiles when the rows are shared.
+/// each. Those that do nothing else take tiles when the rows are shared.
 std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max);
 
 /// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and in how many
