@@ -7,7 +7,7 @@ namespace mk::kernels::cuda {
 GroupNeeds sum_needs(const World& world, std::uint32_t groups, bool spreads) {
   constexpr std::uint32_t kOverNodes = 24;
   // Few: all groups of the compute blocks join these when they have no tiles left, and until then
-  // an SM does more for the product (gemm_rs/README.md).
+  // an SM does more for the product (gemm_rs/EXPERIMENTS.md).
   constexpr std::uint32_t kReceive = 7;
   // But what they store on other GPUs takes NVLink as long as the product, and must begin with it.
   constexpr std::uint32_t kSpread = 24;

@@ -38,7 +38,7 @@ constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
 
 /// Tiles of a launch that are so few that sums beside the product would all come at its end: on a
 /// node of two ranks, compute blocks that add up their rank's own tiles are quicker then. As
-/// measured (gemm_rs/README.md, gemm_ar/README.md).
+/// measured (gemm_rs/EXPERIMENTS.md, gemm_ar/EXPERIMENTS.md).
 inline constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
 
 }  // namespace mk::kernels::cuda

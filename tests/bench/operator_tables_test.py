@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""operator_tables.py: what it makes of a document, and that the READMEs' tables are what it makes of the files they name."""
+"""operator_tables.py: what it makes of a document, and that our documents' tables are what it makes of the files they name."""
 import contextlib
 import io
 import json
@@ -13,13 +13,13 @@ ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
 import operator_tables  # noqa: E402
 
-# README: of which files it has the tables.
+# Document: of which files it has the tables.
 GAINS = {"README.md": ["operators_h200_x8", "operators_h200_2x4", "operators_h100_x2", "operators_h100_2x1",
                        "operators_h100_2x2_on_2"]}
-TIMES = {f"kernels/cuda/{op}/README.md": (op, ["operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"])
+TIMES = {f"kernels/cuda/{op}/FIGURES.md": (op, ["operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"])
          for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
 MIRRORED = {"operators_h100_1x8_mirrored": "operators_h200_x8", "operators_h100_2x4_mirrored": "operators_h200_2x4"}
-ALONE = {"kernels/cuda/README.md": "operators_h100_x2_alone"}
+ALONE = {"kernels/cuda/FIGURES.md": "operators_h100_x2_alone"}
 
 
 def printed(*arguments):

@@ -27,7 +27,7 @@ std::string text(const Case& one) {
          std::to_string(one.max.k);
 }
 
-// kernels/cuda/ag_gemm/README.md says why.
+// kernels/cuda/ag_gemm/EXPERIMENTS.md says why.
 TEST(AgGemmTiling, ShortTilesWhereOnlyTheLastOnesCountWholeOnesWhereThereAreMany) {
   const Case cases[] = {
       // Each of the shortest has an SM.

@@ -69,7 +69,7 @@ std::uint32_t local_chunk_bytes(std::uint32_t locals, const Shape& max, std::uin
 }  // namespace
 
 // The shorter the product beside the gather, the more; but to several peers 12 SMs' bulk stores are
-// all that NVLink takes. As measured with two, four and eight ranks (README.md).
+// all that NVLink takes. As measured with two, four and eight ranks (EXPERIMENTS.md).
 std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max) {
   constexpr std::uint32_t kMost = 192;  // half of the GPU
   const bool pair = locals == 2;
