@@ -96,12 +96,20 @@ class Block {
   }
 
   /// Waits, as `await` does, until flags `flag(0)` .. `flag(count - 1)` all show `wanted` or later;
-  /// `site_of(i)`. Many at a time where the executor can.
+  /// `site_of(i)`. Where the executor can, by looks at many: each tells of all that are still
+  /// missing, so that it takes no look for each of those that come one after the other.
   template <class Flag, class SiteOf>
   MK_HOST_DEVICE bool await_each(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
                                  SiteOf&& site_of) {
-    for (std::uint32_t i = 0; (i = first_missing(i, count, wanted, flag)) < count; ++i) {
-      if (!await([&] { return site_of(i); }, flag(i), wanted)) return false;
+    if constexpr (kLooksAtMany<Flag> && !kTogether) {
+      // One is acquired by the look itself.
+      if (count == 1) return await([&] { return site_of(0); }, flag(0), wanted);
+      if (await_run(0, count, count, wanted, flag, site_of) < count) return false;
+      executor.loads_begin();
+    } else {
+      for (std::uint32_t i = 0; i < count; ++i) {
+        if (!await([&] { return site_of(i); }, flag(i), wanted)) return false;
+      }
     }
     return true;
   }
@@ -109,7 +117,15 @@ class Block {
   /// Waits until flags `flag(begin)` .. `flag(least - 1)` show `wanted`, one at least, and answers
   /// which of the next ones, up to `end`, is the first that does not, as far as the last look
   /// tells; `begin`: the launch has failed. For a block that tells others of what it awaits: its
-  /// own bulk loads are not ordered.
+  /// own bulk loads are not ordered. An executor to which a look costs much looks at many at a
+  /// time:
+  ///     uint32_t first_missing(begin, end, wanted, flag);
+  ///                          the first of `flag(begin)` .. `flag(end - 1)` that is not seen to
+  ///                          show `wanted` (those beyond what it looks at at a time are as good as
+  ///                          missing); soonest where `flag` is a FlagRow. What the writers of
+  ///                          those before it stored is visible then; or, if the executor is only
+  ///                          asked for all (await_each), when it answers `end`
+  ///     uint32_t first_seen();     what the first of them showed
   template <class Flag, class SiteOf>
   MK_HOST_DEVICE std::uint32_t await_run(std::uint32_t begin, std::uint32_t least,
                                          std::uint32_t end, std::uint32_t wanted, Flag&& flag,
@@ -134,25 +150,6 @@ class Block {
       if (!reached) return begin;
     }
     return missing;
-  }
-
-  /// The first of flags `flag(begin)` .. `flag(end - 1)` that is not seen to show `wanted`, without
-  /// waiting: what the writers of those before it stored is visible then. An executor to which a
-  /// look costs much looks at many at a time, by a function of the same name, soonest where `flag`
-  /// is a FlagRow (not at all of very many: those that it has not looked at are as good as
-  /// missing), and says what the first one showed by `std::uint32_t first_seen()`; to others each
-  /// flag is as good as missing until it is awaited.
-  template <class Flag>
-  MK_HOST_DEVICE std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
-                                             std::uint32_t wanted, Flag&& flag) {
-    if constexpr (kLooksAtMany<Flag>) {
-      if (begin >= end) return begin;
-      const std::uint32_t missing = executor.first_missing(begin, end, wanted, flag);
-      if (missing != begin) executor.loads_begin();
-      return missing;
-    } else {
-      return begin;
-    }
   }
 
   /// This block's wait for a flag of that kind; see WaitSite.

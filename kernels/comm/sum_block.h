@@ -54,22 +54,26 @@ class SumBlock : public OperatorBlock<Executor> {
     const auto* header = reinterpret_cast<const BankHeader*>(receive_bank(node));
     return this->check_m(this->arrival_site(node, chunk), header->m);
   }
-  /// The local ranks' partials (`but_own`: the others') of this owner's tile are where their flags
-  /// say; `flag(source)`.
-  template <class Flag>
-  MK_HOST_DEVICE bool await_partials(std::uint32_t tile, bool but_own, Flag&& flag) {
-    const auto source_of = [&](std::uint32_t i) { return but_own && i >= world.local ? i + 1 : i; };
+  /// The local ranks' partials of this owner's tile are where their flags say, which are `flags`.
+  MK_HOST_DEVICE bool await_partials(std::uint32_t tile, const FlagRow& flags) {
+    return this->await_each(world.locals, this->epoch, flags,
+                            [&](std::uint32_t source) { return partial_site(source, tile); });
+  }
+  /// Those of the others.
+  MK_HOST_DEVICE bool await_other_partials(std::uint32_t tile, const FlagRow& flags) {
+    const auto source_of = [&](std::uint32_t i) { return i >= world.local ? i + 1 : i; };
     return this->await_each(
-        but_own ? world.locals - 1 : world.locals, this->epoch,
-        [&](std::uint32_t i) { return flag(source_of(i)); },
-        [&](std::uint32_t i) {
-          const std::uint32_t source = source_of(i);
-          return site(FlagKind::kTileReady, this->rank_of(source), source, tile, 0);
-        });
+        world.locals - 1, this->epoch, [&](std::uint32_t i) { return flags(source_of(i)); },
+        [&](std::uint32_t i) { return partial_site(source_of(i), tile); });
   }
   /// In unfused mode: this rank's product is done.
   MK_HOST_DEVICE bool await_turn() {
     return launch.mode != Mode::kUnfused || await_blocks(Role::kCompute, launch.blocks.compute, 0);
+  }
+
+ private:
+  MK_HOST_DEVICE WaitSite partial_site(std::uint32_t source, std::uint32_t tile) const {
+    return site(FlagKind::kTileReady, this->rank_of(source), source, tile, 0);
   }
 
  protected:

@@ -50,26 +50,27 @@ class GateExecutor {
  public:
   static __device__ void stores_done() {}
   static __device__ void acquire_fence() { __threadfence_system(); }
-  /// One thread: the looks at several are on their way together, then one fence; to acquire one by
-  /// its load is quicker.
+  /// One thread, which awaits all of them: the looks at several are on their way together, and a
+  /// fence follows when the last one has been seen, which acquires those of earlier looks, too.
   template <class Flag>
-  static __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
-                                                std::uint32_t wanted, Flag&& flag) {
-    if (end - begin == 1) return shm::flag_reached(flag(begin), wanted) ? end : begin;
+  __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
+                                         std::uint32_t wanted, Flag&& flag) {
     constexpr std::uint32_t kAtOnce = 8;
     std::uint32_t at = begin;
     for (bool reached = true; reached && at < end;) {
       std::uint32_t seen[kAtOnce];
       for (std::uint32_t i = 0; i < kAtOnce; ++i)
         seen[i] = shm::load_relaxed(flag(at + i < end ? at + i : at));
+      if (at == begin) first_seen_ = seen[0];
       for (std::uint32_t i = 0; reached && i < kAtOnce && at < end; ++i) {
         reached = shm::epoch_reached(seen[i], wanted);
         at += static_cast<std::uint32_t>(reached);
       }
     }
-    if (at != begin) acquire_fence();
+    if (at == end) acquire_fence();
     return at;
   }
+  __device__ std::uint32_t first_seen() const { return first_seen_; }
   /// What this thread has acquired before its later TMA loads.
   static __device__ void loads_begin() {
     ptx::may_dawdle();
@@ -77,6 +78,9 @@ class GateExecutor {
   }
   static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
   static __device__ bool pause(std::uint32_t attempt) { return look_at_clock(attempt); }
+
+ private:
+  std::uint32_t first_seen_;
 };
 
 /// In shared memory: these are too large for a loading thread's registers.

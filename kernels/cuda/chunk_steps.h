@@ -80,8 +80,9 @@ MK_HOST_DEVICE constexpr std::uint32_t end_chunks(std::uint32_t chunks, std::uin
   return chunks <= kFewChunks ? chunks : end_tiles_chunks(per_chunk);
 }
 
-/// Parts of a tile that groups sum separately, at most.
-inline constexpr std::uint32_t kTilePartsMax = 8;
+/// Parts of a tile that groups sum separately within the node, at most. In sixteen, a group's part
+/// of eight sources is what its threads load at one time.
+inline constexpr std::uint32_t kTilePartsMax = 16;
 /// The same where groups sum so many tiles at a time: few tiles come all at the end, when every
 /// group of the GPU has time.
 MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
@@ -103,7 +104,7 @@ MK_HOST_DEVICE constexpr ChunkSteps sum_steps(std::uint32_t chunks, std::uint32_
   const std::uint32_t tail = end_chunks(chunks, per_chunk);
   const std::uint32_t tail_parts = per_chunk * tile_parts(tail * per_chunk);
   const std::uint32_t body = chunks - tail;
-  std::uint32_t first_parts = per_chunk * kTilePartsMax / 2;
+  std::uint32_t first_parts = per_chunk * 4;
   while (first_parts > per_chunk && first_parts > groups) first_parts /= 2;
   if (body == 0) {
     const std::uint32_t head = onward != 0 && first_parts > tail_parts ? 1 : 0;
@@ -126,8 +127,9 @@ MK_HOST_DEVICE constexpr ChunkSteps sum_steps(std::uint32_t chunks, std::uint32_
 MK_HOST_DEVICE constexpr ChunkSteps arrival_steps(std::uint32_t chunks, std::uint32_t per_chunk,
                                                   std::uint32_t groups) {
   constexpr std::uint32_t kRounds = 4;
+  constexpr std::uint32_t kMost = 8;  // of a tile
   const std::uint32_t tail = end_chunks(chunks, per_chunk);
-  std::uint32_t parts = kTilePartsMax;
+  std::uint32_t parts = kMost;
   while (parts > 1 && tail * per_chunk * parts > kRounds * groups) parts /= 2;
   return {{{chunks - tail, 1}, {tail, per_chunk * parts}}};
 }

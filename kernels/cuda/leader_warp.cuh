@@ -26,7 +26,7 @@ class LeaderWarp {
  public:
   // --- The leader, lane 0 ---
 
-  /// See Block::first_missing; of kHelpers flags at most. (To list them takes one thread several
+  /// See Block::await_run; of kHelpers flags at most. (To list them takes one thread several
   /// microseconds; those of a row the lanes find themselves.)
   template <class Flag>
   __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,

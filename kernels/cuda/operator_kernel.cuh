@@ -236,6 +236,14 @@ __device__ __forceinline__ void note_tiles_done(DeviceState& state, std::uint32_
   ptx::max_relaxed_gpu(&tiles.end_ns, ptx::now_ns());
 }
 
+/// By a block's threads, when a launch begins: the next one's account is zero then. (The last block
+/// to end would have to wait for that code.)
+__device__ __forceinline__ void clear_account(LaunchAccount& account) {
+  constexpr std::uint32_t kWords = sizeof(LaunchAccount) / sizeof(std::uint64_t);
+  static_assert(sizeof(LaunchAccount) % sizeof(std::uint64_t) == 0 && kWords <= kGroupThreads);
+  if (threadIdx.x < kWords) reinterpret_cast<std::uint64_t*>(&account)[threadIdx.x] = 0;
+}
+
 /// The last block of a launch: tells the local ranks, of a failure also the host, and advances the
 /// epoch.
 __device__ inline void end_launch(const Launch& launch, const FrameArguments& frame) {
@@ -263,7 +271,6 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
                                              : std::uint32_t{HostReport::kWait});
   }
   state.accounts[epoch % 2].end_ns = ptx::now_ns();
-  state.accounts[(epoch + 1) % 2] = LaunchAccount{};
   // The next launch begins after this one.
   shm::store_relaxed(&state.epoch, epoch);
 }
@@ -302,6 +309,7 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
       prefetch_lane(params.frame, index, threadIdx.x % kGroupThreads);
     prepare_groups<Op>(groups, params.launch);
   }
+  if (blockIdx.x == gridDim.x - 1) clear_account(state.accounts[(epoch + 1) % 2]);
   if (threadIdx.x == 0) {
     ptx::max_relaxed_gpu(&state.accounts[epoch % 2].begin_ns_inverted, ~ptx::now_ns());
     if (epoch > kLaunchesMax) shm::store_release(&state.local.stop, 1u);

@@ -87,14 +87,11 @@ class GatherBlock {
   /// Rows [begin, end) of the origin, who has begun this launch with the same m, are there.
   MK_HOST_DEVICE bool await_rows(std::uint32_t origin, std::uint32_t begin, std::uint32_t end) {
     if (!await_header(origin)) return false;
-    const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
-    std::uint32_t chunk = chunks.begin;
     if (origin == block.world.rank()) return true;
-    const FlagRow flags{flags_of(origin)};
-    while ((chunk = block.first_missing(chunk, chunks.end, block.epoch, flags)) < chunks.end) {
-      if (!await_chunk(origin, chunk++)) return false;
-    }
-    return true;
+    const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
+    return block.await_each(chunks.end - chunks.begin, block.epoch,
+                            FlagRow{flags_of(origin) + chunks.begin},
+                            [&](std::uint32_t i) { return site(origin, chunks.begin + i); });
   }
   /// The origin's header is there, and its m is this launch's.
   MK_HOST_DEVICE bool await_header(std::uint32_t origin) {

@@ -84,15 +84,11 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
   /// The tile's partials of all local ranks are in this owner's slots (one local rank: in staging,
   /// or in C).
   MK_HOST_DEVICE bool await_tile(std::uint32_t owned) {
-    return this->await_partials(owned, false, [&](std::uint32_t source) {
-      return word(at(schedule.tile_ready(source, owned)));
-    });
+    return this->await_partials(owned, partial_flags(owned));
   }
   /// Those of the other local ranks; one node.
   MK_HOST_DEVICE bool await_others(std::uint32_t owned) {
-    return this->await_partials(owned, true, [&](std::uint32_t source) {
-      return word(at(schedule.tile_ready(source, owned)));
-    });
+    return this->await_other_partials(owned, partial_flags(owned));
   }
   /// This node's sums of the chunk's `tiles` are in staging.
   MK_HOST_DEVICE bool await_chunk_reduced(std::uint32_t chunk, const TileRange& tiles) {
@@ -117,6 +113,10 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
   }
 
  private:
+  /// Of this owner's tile, by the source.
+  MK_HOST_DEVICE FlagRow partial_flags(std::uint32_t owned) const {
+    return {word(at(schedule.tile_ready(0, owned))), schedule.tile_ready_step()};
+  }
   MK_HOST_DEVICE std::uint32_t* reduced_flag(std::uint32_t chunk) const {
     return word(at(schedule.chunk_reduced(chunk)));
   }

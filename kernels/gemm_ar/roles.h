@@ -56,8 +56,7 @@ template <class Executor>
 MK_HOST_DEVICE inline bool sum_tile(GemmArBlock<Executor>& block, std::uint32_t owned, Part rows) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
-  if (!block.await_tile(owned)) return false;
-  const std::uint64_t begin_ns = block.span_begin();
+  // Before the wait, as a leader's thread takes a microsecond or two for it.
   SumJob job = block.job_for(owned);
   job.source_count = world.locals;
   for (std::uint32_t source = 0; source < world.locals; ++source) {
@@ -68,7 +67,10 @@ MK_HOST_DEVICE inline bool sum_tile(GemmArBlock<Executor>& block, std::uint32_t 
   } else {
     block.aim_at_every_c(job, owned);
   }
-  if (job.take(rows)) block.executor.sum(job);
+  const bool has_rows = job.take(rows);
+  if (!block.await_tile(owned)) return false;
+  const std::uint64_t begin_ns = block.span_begin();
+  if (has_rows) block.executor.sum(job);
   block.span_end(begin_ns, SpanKind::kSum, schedule.chunk_of(owned), world.node, world.rank());
   return true;
 }

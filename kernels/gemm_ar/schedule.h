@@ -117,6 +117,8 @@ class GemmArSchedule {
     return plan_.layout.tile_ready +
            (std::uint64_t{source_local} * plan_.tiles_max + owned_index) * 4;
   }
+  /// From one source's to the next one's, in words.
+  MK_HOST_DEVICE std::uint32_t tile_ready_step() const { return plan_.tiles_max; }
   MK_HOST_DEVICE std::uint64_t chunk_reduced(std::uint32_t chunk) const {
     return plan_.layout.chunk_reduced + std::uint64_t{chunk} * 4;
   }

@@ -78,15 +78,11 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
   /// The tile's partials of all local ranks are in this owner's slots (one local rank: in staging,
   /// or kept).
   MK_HOST_DEVICE bool await_tile(std::uint32_t node, std::uint32_t tile) {
-    return this->await_partials(tile, false, [&](std::uint32_t source) {
-      return word(at(schedule.tile_ready(source, node, tile)));
-    });
+    return this->await_partials(tile, partial_flags(node, tile));
   }
   /// Those of the other local ranks of a tile of this rank's own shard; one node.
   MK_HOST_DEVICE bool await_others(std::uint32_t tile) {
-    return this->await_partials(tile, true, [&](std::uint32_t source) {
-      return word(at(schedule.tile_ready(source, world.node, tile)));
-    });
+    return this->await_other_partials(tile, partial_flags(world.node, tile));
   }
   /// This node's sums of the piece's `tiles` are in staging, or kept.
   MK_HOST_DEVICE bool await_piece(const GemmRsSchedule::Piece& piece, const TileRange& tiles) {
@@ -108,6 +104,10 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
   }
 
  private:
+  /// Of a tile of this owner's shard of `node`, by the source.
+  MK_HOST_DEVICE FlagRow partial_flags(std::uint32_t node, std::uint32_t tile) const {
+    return {word(at(schedule.tile_ready(0, node, tile))), schedule.tile_ready_step()};
+  }
   // Of a node with one rank.
   MK_HOST_DEVICE FlagRow own_tile_flags(std::uint32_t node) const {
     return {word(at(schedule.tile_ready(0, node, 0)))};

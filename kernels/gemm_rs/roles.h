@@ -56,14 +56,16 @@ template <class Executor>
 MK_HOST_DEVICE inline bool sum_tile(GemmRsBlock<Executor>& block, std::uint32_t node,
                                     std::uint32_t tile, Part rows) {
   const World& world = block.world;
-  if (!block.await_tile(node, tile)) return false;
   const PackedTiles packed = block.schedule.packed(world.rail_peer(node));
-  const std::uint64_t begin_ns = block.span_begin();
+  // Before the wait, as a leader's thread takes a microsecond or two for it.
   SumJob job = block.job_for(node, tile, world.nodes == 1);
   job.source_count = world.locals;
   for (std::uint32_t source = 0; source < world.locals; ++source)
     job.sources[source] = block.at(block.schedule.slots(source, node) + packed.offset(tile));
-  if (job.take(rows)) block.executor.sum(job);
+  const bool has_rows = job.take(rows);
+  if (!block.await_tile(node, tile)) return false;
+  const std::uint64_t begin_ns = block.span_begin();
+  if (has_rows) block.executor.sum(job);
   block.span_end(begin_ns, SpanKind::kSum, packed.chunk_of(tile), node, world.rank());
   return true;
 }

@@ -171,6 +171,8 @@ class GemmRsSchedule {
     const std::uint64_t shard = std::uint64_t{source_local} * plan_.nodes + node;
     return plan_.layout.tile_ready + (shard * plan_.tiles_max + tile) * 4;
   }
+  /// From one source's to the next one's, in words.
+  MK_HOST_DEVICE std::uint32_t tile_ready_step() const { return plan_.nodes * plan_.tiles_max; }
   MK_HOST_DEVICE std::uint64_t chunk_reduced(std::uint32_t node, std::uint32_t chunk) const {
     return plan_.layout.chunk_reduced + (std::uint64_t{node} * plan_.chunks_max + chunk) * 4;
   }

@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -32,11 +33,12 @@ struct Move {
 /// blocks that look at what the rank shows. One looks at the host's memory: a dozen threads that do
 /// make whatever crosses the bus take many times as long (tests/gpu/README.md).
 struct Staff {
-  unsigned movers;
+  unsigned movers;      ///< with full buffers; of smaller pieces more, up to kMoversMost times
   unsigned lookers;     ///< 0: what is shown lies in the host's memory
-  std::uint32_t ahead;  ///< moves that may be made before the item of the first of them is shown
+  std::uint32_t ahead;  ///< moves, at least: more where a rank has more under way
 };
 constexpr unsigned kLookersOfBlock = 3;
+constexpr unsigned kMoversMost = 3;
 constexpr Staff kStaff[kQueues] = {{150, 450, 192}, {150, 450, 192}, {60, 0, 96}};
 
 /// A list on the device. What is counted goes on from launch to launch.
@@ -45,7 +47,9 @@ struct DeviceQueue {
   const Move* moves = nullptr;
   std::uint32_t count = 0;  ///< items
   std::uint32_t move_count = 0;
-  Staff staff{};
+  unsigned movers = 0;
+  unsigned lookers = 0;
+  std::uint32_t ahead = 0;
   std::uint32_t* brought = nullptr;   ///< by item: moves made
   std::uint32_t* counters = nullptr;  ///< moves and items taken, moves of shown items
   std::uint32_t moves_before = 0;
@@ -59,6 +63,18 @@ struct DeviceQueues {
 };
 
 __device__ bool is_leader() { return threadIdx.x % 32 == 0; }
+
+/// By one thread: shows the rank a flag, and a word with it. The bytes before it have arrived
+/// (bulk_wait<0>), so it has nothing to order: a fence would wait for all that movers of the same
+/// SM have on its way, tens of microseconds where links are full.
+__device__ void show(const Reflection& item, std::uint32_t epoch) {
+  if (item.has_word) {
+    shm::store_relaxed(reinterpret_cast<std::uint64_t*>(item.flag),
+                       std::uint64_t{item.word} << 32 | epoch);
+  } else {
+    shm::store_relaxed(item.flag, epoch);
+  }
+}
 
 /// By one thread: whether the flag has reached the epoch in time.
 __device__ bool await_alone(const std::uint32_t* flag, std::uint32_t epoch) {
@@ -99,12 +115,13 @@ class Mover {
   }
 
   /// False: the rank has shown too little in time.
-  __device__ bool run(const DeviceQueue& queue) {
+  __device__ bool run(const DeviceQueue& queue, std::uint32_t epoch) {
     for (std::uint32_t i; (i = take(queue, kMoves, queue.moves_before)) < queue.move_count;) {
       const Move move = queue.moves[i];
       const Reflection& item = queue.items[move.item];
-      const std::uint32_t least = i < queue.staff.ahead ? 0 : i - queue.staff.ahead;
+      const std::uint32_t least = i < queue.ahead ? 0 : i - queue.ahead;
       if (!await(&queue.counters[kShown], queue.shown_before + least)) return false;
+      if (item.awaits != nullptr && !await(item.awaits, epoch * item.awaits_count)) return false;
       const std::uint32_t end = move.begin + move.bytes;
       for (std::uint32_t begin = move.begin; begin < end; begin += kBufferBytes) {
         load(item, begin, end);
@@ -154,15 +171,8 @@ __device__ bool answer(const DeviceQueue& queue, std::uint32_t i, std::uint32_t 
   const Reflection& item = queue.items[i];
   const std::uint32_t moves = item.rows == 0 ? 0 : item.pieces;
   if (!await_alone(&queue.brought[i], epoch * moves)) return false;
-  if (item.word != nullptr) shm::store_relaxed(item.word, item.word_value);
-  bool last = true;
-  if (item.sharers > 1) {
-    // What the others brought is then visible to who acquires the flag.
-    __threadfence_system();
-    last = (atomicAdd(item.counter, 1u) + 1) % item.sharers == 0;
-    __threadfence_system();
-  }
-  if (last) shm::flag_publish(item.flag, epoch);
+  if (item.sharers == 1 || (atomicAdd(item.counter, 1u) + 1) % item.sharers == 0) show(item, epoch);
+  if (item.told != nullptr) ptx::add_relaxed_gpu(item.told, 1u);
   if (moves == 0) return true;
   atomicAdd(&queue.counters[kShown], moves);
   ptx::max_relaxed_gpu(&times.first_seen_inverted, ~seen_ns);
@@ -204,16 +214,16 @@ __global__ void __launch_bounds__(32 * (1 + kLookersOfBlock))
   if (threadIdx.x == 0) ptx::max_relaxed_gpu(&times->begin_inverted, ~ptx::now_ns());
   unsigned place = blockIdx.x;
   unsigned of = 0;
-  for (; place >= all.queues[of].staff.movers; ++of) place -= all.queues[of].staff.movers;
+  for (; place >= all.queues[of].movers; ++of) place -= all.queues[of].movers;
   const DeviceQueue& queue = all.queues[of];
   const unsigned warp = threadIdx.x / 32;
   bool came = true;
   if (warp == 0) {
     Mover mover(*reinterpret_cast<MoverShared*>(dynamic_shared));
-    came = mover.run(queue);
-  } else if (place * kLookersOfBlock + warp - 1 < queue.staff.lookers) {
+    came = mover.run(queue, epoch);
+  } else if (place * kLookersOfBlock + warp - 1 < queue.lookers) {
     came = look(queue, epoch, times->lists[of]);
-  } else if (queue.staff.lookers == 0 && place == 0 && warp == 1) {
+  } else if (queue.lookers == 0 && place == 0 && warp == 1) {
     came = look_at_host(queue, epoch, times->lists[of]);
   }
   if (!came && is_leader()) *missed = 1;
@@ -250,11 +260,12 @@ std::unique_ptr<DeviceMemory> copy_of(const std::vector<T>& values) {
 
 }  // namespace
 
-Mirror::Mirror(int device, const Reflections& even, const Reflections& odd) : device_(device) {
+Mirror::Mirror(int device, const Reflections& even, const Reflections& odd, UnderWay under_way)
+    : device_(device) {
   const OnDevice on_device(device_);
-  queues_[0] = make_queue(even.first, odd.first);
-  queues_[1] = make_queue(even.later, odd.later);
-  queues_[2] = make_queue(even.network, odd.network);
+  queues_[0] = make_queue(0, even.first, odd.first, under_way.first);
+  queues_[1] = make_queue(1, even.later, odd.later, under_way.later);
+  queues_[2] = make_queue(2, even.network, odd.network, 0);
   missed_ = copy_of(std::vector<std::uint32_t>{0});
   times_ = copy_of(std::vector<MirrorTimes>(1));
   require(cudaFuncSetAttribute(mirror_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -269,8 +280,9 @@ Mirror::~Mirror() {
   cudaStreamDestroy(stream_);
 }
 
-Mirror::Queue Mirror::make_queue(const std::vector<Reflection>& even,
-                                 const std::vector<Reflection>& odd) const {
+Mirror::Queue Mirror::make_queue(unsigned of, const std::vector<Reflection>& even,
+                                 const std::vector<Reflection>& odd,
+                                 std::uint32_t under_way) const {
   for (const Reflection& item : even) {
     if (item.rows > 1 && kBufferBytes % item.row_bytes != 0) {
       std::fprintf(stderr, "a mirror brings rows of %u bytes only where %u are a multiple\n",
@@ -279,17 +291,27 @@ Mirror::Queue Mirror::make_queue(const std::vector<Reflection>& even,
     }
   }
   std::vector<Move> moves;
+  std::uint64_t buffered = 0;  // bytes of the moves' first buffers
   for (std::uint32_t i = 0; i < even.size(); ++i) {
     const Reflection& item = even[i];
     for (std::uint32_t piece = 0; item.rows != 0 && piece < item.pieces; ++piece) {
       const kernels::ByteRange whole{0, item.rows * item.row_bytes};
       const kernels::ByteRange part = part_of(whole, kernels::Part{piece, item.pieces});
       moves.push_back({i, static_cast<std::uint32_t>(part.begin), part.bytes});
+      buffered += std::min(part.bytes, kBufferBytes);
     }
   }
   Queue queue;
   queue.count = static_cast<std::uint32_t>(even.size());
   queue.move_count = static_cast<std::uint32_t>(moves.size());
+  const Staff& staff = kStaff[of];
+  queue.movers = staff.movers;
+  queue.ahead = std::max(staff.ahead, under_way);
+  // As many bytes under way, whatever the pieces.
+  if (buffered != 0)
+    queue.movers = static_cast<unsigned>(
+        std::min<std::uint64_t>(staff.movers * moves.size() * kBufferBytes / buffered,
+                                std::uint64_t{kMoversMost} * staff.movers));
   queue.moves = copy_of(moves);
   queue.items[0] = copy_of(even);
   queue.items[1] = copy_of(odd);
@@ -308,17 +330,18 @@ void Mirror::launch(std::uint32_t epoch) {
     now.count = queue.count;
     now.move_count = queue.move_count;
     if (queue.count == 0) continue;
-    const Staff& staff = kStaff[i];
-    now.staff = staff;
+    now.movers = queue.movers;
+    now.lookers = kStaff[i].lookers;
+    now.ahead = queue.ahead;
     now.items = static_cast<const Reflection*>(queue.items[epoch % 2]->data());
     if (queue.moves) now.moves = static_cast<const Move*>(queue.moves->data());
     now.brought = static_cast<std::uint32_t*>(queue.brought->data());
     now.counters = static_cast<std::uint32_t*>(queue.counters->data());
     // Each warp ends with a ticket that names nothing.
-    now.moves_before = (epoch - 1) * (queue.move_count + staff.movers);
-    now.looks_before = (epoch - 1) * (queue.count + staff.lookers);
+    now.moves_before = (epoch - 1) * (queue.move_count + queue.movers);
+    now.looks_before = (epoch - 1) * (queue.count + now.lookers);
     now.shown_before = (epoch - 1) * queue.move_count;
-    blocks += staff.movers;
+    blocks += queue.movers;
   }
   require(cudaMemsetAsync(times_->data(), 0, sizeof(MirrorTimes), stream_), "times");
   mirror_kernel<<<blocks, 32 * (1 + kLookersOfBlock), sizeof(MoverShared), stream_>>>(

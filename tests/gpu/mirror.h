@@ -26,8 +26,8 @@
 
 namespace mk::test {
 
-/// What follows when the rank has shown `seen`: bytes, then a word, then a flag, at the rank.
-/// Flags hold the launch's epoch.
+/// What follows when the rank has shown `seen`: bytes, then a flag, at the rank. Flags hold the
+/// launch's epoch.
 struct Reflection {
   const std::uint32_t* seen = nullptr;  ///< in the mirror's memory
   const std::byte* source = nullptr;    ///< packed, in the mirror's memory; 16-byte aligned
@@ -36,9 +36,15 @@ struct Reflection {
   std::uint32_t rows = 0;
   std::uint32_t row_bytes = 0;  ///< a multiple of 16; of several rows a power of two
   std::uint32_t pieces = 1;     ///< of one row: brought in so many parts, side by side
-  std::uint32_t* word = nullptr;
-  std::uint32_t word_value = 0;
   std::uint32_t* flag = nullptr;
+  bool has_word = false;  ///< shown with the flag, at once: the word behind it; both in 8 bytes
+  std::uint32_t word = 0;
+  /// Counted up, in the mirror's memory, when the flag has been shown; and what others' `told` must
+  /// have been counted up to, so many in each launch, before bytes are brought: whoever sums, or
+  /// passes on, has nothing to bring before.
+  std::uint32_t* told = nullptr;
+  const std::uint32_t* awaits = nullptr;
+  std::uint32_t awaits_count = 0;
   /// Where several have a flag in common: their number, and where they are counted, zero at first.
   std::uint32_t sharers = 1;
   std::uint32_t* counter = nullptr;
@@ -50,6 +56,13 @@ struct Reflections {
   std::vector<Reflection> first;
   std::vector<Reflection> later;    ///< what waits for some of the others
   std::vector<Reflection> network;  ///< what is seen in the host's memory: few look there
+};
+
+/// What a rank has under way at a time, in answers, before it shows the first of them: as many of
+/// a list are brought ahead of what was shown.
+struct UnderWay {
+  std::uint32_t first = 0;
+  std::uint32_t later = 0;
 };
 
 /// Of a launch's first, later and network lists, what came with bytes; in ns of the mirror's own
@@ -74,7 +87,7 @@ struct MirrorTimes {
 class Mirror {
  public:
   /// On `device`, for launches of even and of odd epochs. All of the same number.
-  Mirror(int device, const Reflections& even, const Reflections& odd);
+  Mirror(int device, const Reflections& even, const Reflections& odd, UnderWay under_way);
   ~Mirror();
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
@@ -93,10 +106,13 @@ class Mirror {
   struct Queue {
     std::uint32_t count = 0;
     std::uint32_t move_count = 0;
+    unsigned movers = 0;
+    std::uint32_t ahead = 0;  ///< moves that may be made before the first of them is shown
     std::unique_ptr<DeviceMemory> items[2];  ///< by epoch % 2
     std::unique_ptr<DeviceMemory> moves, brought, counters;
   };
-  Queue make_queue(const std::vector<Reflection>& even, const std::vector<Reflection>& odd) const;
+  Queue make_queue(unsigned of, const std::vector<Reflection>& even,
+                   const std::vector<Reflection>& odd, std::uint32_t under_way) const;
 
   int device_;
   cudaStream_t stream_ = nullptr;

@@ -64,6 +64,10 @@ MirroredRank::MirroredRank(const JobSetup& setup, DaemonNodes* daemons, std::uin
             "rows in place");
   require(cudaDeviceSynchronize(), "inputs");
   use(kThere);
+  // One for each chunk that has a flag of its own, or tile, of which there are no more.
+  constexpr std::uint64_t kToldBytes = shm::kFlagsMax * sizeof(std::uint32_t);
+  places_.told = reinterpret_cast<std::uint32_t*>(allocate_there(kToldBytes));
+  require(cudaMemset(places_.told, 0, kToldBytes), "counters");
   if (setup.op == Op::kAgGemm) {
     fill_rows();
   } else {
@@ -74,7 +78,7 @@ MirroredRank::MirroredRank(const JobSetup& setup, DaemonNodes* daemons, std::uin
   const auto list = [&](std::uint32_t epoch) {
     return reflections(setup_, plan_, places_, rows_order(), epoch);
   };
-  mirror_ = std::make_unique<Mirror>(kThere, list(0), list(1));
+  mirror_ = std::make_unique<Mirror>(kThere, list(0), list(1), under_way());
 }
 
 MirroredRank::~MirroredRank() {
@@ -94,6 +98,26 @@ RowsOrder MirroredRank::rows_order() const {
     order.shared_parts = ag_gemm_sharing(schedule.gather(), op_->blocks(), rows).parts;
   order.handed_parts = ag_gemm_received_parts(schedule.gather(), op_->blocks(), setup_.m);
   return order;
+}
+
+/// A group has a chunk, or a part of one, for each other rank under way; where rows go in turn,
+/// for one.
+UnderWay MirroredRank::under_way() const {
+  const kernels::RoleBlocks& blocks = op_->blocks();
+  const std::uint32_t peers = locals() - 1;
+  UnderWay made;
+  switch (setup_.op) {
+    case Op::kAgGemm:
+      made.first = blocks.share * (op_->shares_in_turn() ? 1 : peers);
+      made.later = blocks.receive * peers;
+      break;
+    case Op::kGemmRs:
+      break;
+    case Op::kGemmAr:
+      made.later = (setup_.nodes > 1 ? blocks.receive : blocks.reduce) * peers;
+      break;
+  }
+  return made;
 }
 
 std::byte* MirroredRank::allocate_there(std::uint64_t bytes) {

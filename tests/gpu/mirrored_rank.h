@@ -56,6 +56,7 @@ class MirroredRank {
   kernels::RankContext make_context();
   kernels::RankContext make_context(DaemonNodes& daemons);
   RowsOrder rows_order() const;
+  UnderWay under_way() const;
   void fill_rows();
   void fill_partials();
   Verdict judge_owned_tiles(const SummedProduct& product);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 
@@ -69,8 +70,12 @@ class Maker {
       Reflection one = brought(locals(), chunk);
       one.seen = places_.arrivals_there + gather.arrival(bank, 1, 0, chunk);
       one.flag = places_.arrivals + gather.arrival(bank, 0, 1, chunk);
+      one.told = places_.told + chunk;
       add_arrival(one);
-      for_peers([&](std::uint32_t p) { add(all.later, p, 1, chunk); });
+      for_peers([&](std::uint32_t p) {
+        add(all.later, p, 1, chunk);
+        await_told(all.later.back(), chunk, 1);
+      });
     }
   }
 
@@ -107,6 +112,7 @@ class Maker {
           run(places_.partials[p] + owned * bytes, at(0, schedule.slot(p, owned)), bytes);
       one.seen = word(owner, schedule.tile_ready(0, owned));
       one.flag = word(0, schedule.tile_ready(p, owned));
+      if (setup_.nodes == 1) one.told = places_.told + owned;
       all.first.push_back(one);
     }
     for (std::uint32_t chunk = 0; chunk < schedule.chunks(0); ++chunk) {
@@ -125,6 +131,12 @@ class Maker {
           one.flag = word(0, schedule.out_ready(p, chunk));
           one.sharers = tiles.end - tiles.begin;
           one.counter = places_.counters + chunk * locals() + p;
+          // It has sums of a tile when rank 0 has, or, over nodes, of a chunk.
+          if (setup_.nodes == 1) {
+            await_told(one, owned, locals() - 1);
+          } else {
+            await_told(one, chunk, 1);
+          }
           all.later.push_back(one);
         }
       });
@@ -139,8 +151,9 @@ class Maker {
     for_peers([&](std::uint32_t p) {
       Reflection one;
       one.seen = &record(turned(p), 0)->epoch;
-      one.word = &record(0, p)->m;
-      one.word_value = setup_.m;
+      static_assert(offsetof(kernels::LaunchRecord, m) == sizeof(std::uint32_t));
+      one.has_word = true;
+      one.word = setup_.m;
       one.flag = &record(0, p)->epoch;
       all.first.push_back(one);
     });
@@ -181,6 +194,10 @@ class Maker {
     one.row_bytes = static_cast<std::uint32_t>(bytes);
     return one;
   }
+  void await_told(Reflection& one, std::uint32_t index, std::uint32_t count) const {
+    one.awaits = places_.told + index;
+    one.awaits_count = count;
+  }
   /// In pieces, as the bytes of few chunks are on their way at one time.
   void add_arrival(Reflection one) {
     constexpr std::uint32_t kPiece = 64 * 1024;
@@ -195,6 +212,7 @@ class Maker {
       Reflection one = run(places_.sums + range.begin, at(0, offset + range.begin), range.bytes);
       one.seen = places_.arrivals_there + flags.arrival(bank, 1, 0, chunk);
       one.flag = places_.arrivals + flags.arrival(bank, 0, 1, chunk);
+      one.told = places_.told + chunk;
       add_arrival(one);
     }
   }

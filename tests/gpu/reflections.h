@@ -21,6 +21,9 @@ struct MirroredPlaces {
   std::uint32_t* arrivals = nullptr;              ///< the rank's arrival flags
   const std::uint32_t* arrivals_there = nullptr;  ///< rank L's
   std::uint32_t* counters = nullptr;  ///< GEMM+AR over nodes: zeroed, one for each out flag
+  /// Zeroed, in the mirror's memory, for `Reflection::told`: one for each of rank 0's tiles
+  /// (GEMM+AR on one node) or of its chunks on the network.
+  std::uint32_t* told = nullptr;
   // By rank; [0] is null.
   std::vector<std::byte*> rows;         ///< AG+GEMM: a shard of A, packed
   std::vector<std::byte*> partials;     ///< p < L: tiles for rank 0, packed, node by node (GEMM+RS)

@@ -32,6 +32,7 @@ class Places {
     places.arrivals = reinterpret_cast<std::uint32_t*>(next());
     places.arrivals_there = reinterpret_cast<std::uint32_t*>(next());
     places.counters = reinterpret_cast<std::uint32_t*>(next());
+    places.told = reinterpret_cast<std::uint32_t*>(next());
     places.header = next();
     places.sums = next();
     first_of_rank_ = ranges_ + 1;
@@ -172,6 +173,43 @@ TEST_P(Mirrored, RowsComeInTheRanksOwnParts) {
   }
   for (const Reflection& one : lists.network)
     EXPECT_EQ(one.pieces, std::max(one.row_bytes >> 16, 1u));
+}
+
+// Nobody has sums, or rows from the network, to bring before rank 0 has the like: all partials of
+// its tile of that number, or its own chunk of that number.
+TEST_P(Mirrored, WhatFollowsFromOthersWaitsForThem) {
+  const auto [op, nodes, locals] = GetParam();
+  const Reflections lists = reflections(places.setup, places.plan, places.places, {}, 1);
+  std::map<const std::uint32_t*, std::uint32_t> told;
+  for (const auto* const list : {&lists.first, &lists.network}) {
+    for (const Reflection& one : *list) {
+      EXPECT_EQ(one.awaits, nullptr);
+      if (one.told != nullptr) ++told[one.told];
+    }
+  }
+  std::map<const std::uint32_t*, std::uint32_t> awaited;
+  for (const Reflection& one : lists.later) {
+    ASSERT_NE(one.awaits, nullptr);
+    EXPECT_EQ(one.told, nullptr);
+    EXPECT_EQ(one.awaits_count, told[one.awaits]);
+    EXPECT_EQ(one.awaits_count, nodes == 1 ? locals - 1 : 1);
+    ++awaited[one.awaits];
+  }
+  if (lists.later.empty()) return;
+  EXPECT_EQ(awaited.size(), told.size());
+  for (const auto& [counter, items] : awaited) EXPECT_EQ(items % (locals - 1), 0u);
+}
+
+// With a flag, at once, go the eight bytes of which it is the first half.
+TEST_P(Mirrored, AWordLiesBehindItsFlag) {
+  std::uint32_t words = 0;
+  for (const Reflection& one : all(1)) {
+    if (!one.has_word) continue;
+    ++words;
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(one.flag) % 8, 0u);
+    EXPECT_EQ(one.word, 2048u);
+  }
+  EXPECT_EQ(words, GetParam().op == Op::kAgGemm ? 0 : GetParam().locals - 1);
 }
 
 // Two launches in a row use different banks of what crosses the network, and of records.

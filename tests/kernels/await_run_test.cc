@@ -26,19 +26,22 @@ struct LooksAtOne {
     ++now;
     return true;
   }
-  void loads_begin() {}
+  void loads_begin() { ++loads; }
+  std::uint32_t loads = 0;
 };
 
 struct LooksAtMany : LooksAtOne {
   static constexpr std::uint32_t kMost = 5;  ///< at a time
   std::uint32_t first = 0;
+  bool acquired = false;  ///< as an executor's that acquires what it has seen when it answers `end`
 
   template <class Flag>
   std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end, std::uint32_t wanted,
                               Flag&& flag) {
     first = *flag(begin);
-    end = std::min(end, begin + kMost);
-    while (begin < end && shm::epoch_reached(*flag(begin), wanted)) ++begin;
+    const std::uint32_t most = std::min(end, begin + kMost);
+    while (begin < most && shm::epoch_reached(*flag(begin), wanted)) ++begin;
+    acquired = begin == end;
     return begin;
   }
   std::uint32_t first_seen() const { return first; }
@@ -58,6 +61,13 @@ struct AwaitRunTest : ::testing::Test {
     return block.await_run(
         begin, least, end, kEpoch, FlagRow{flags.data(), step},
         [&](std::uint32_t i) { return block.site(FlagKind::kChunkReduced, 1, i, 0, 0); });
+  }
+
+  bool await_each(std::uint32_t count, std::uint32_t step) {
+    Block<Executor> block(executor, control, totals, Role::kSend, 0, kEpoch);
+    return block.await_each(count, kEpoch, FlagRow{flags.data(), step}, [&](std::uint32_t i) {
+      return block.site(FlagKind::kChunkReduced, 1, i, 0, 0);
+    });
   }
 
   std::vector<std::uint32_t> flags = std::vector<std::uint32_t>(64, kEpoch - 1);
@@ -120,6 +130,46 @@ TYPED_TEST(AwaitRunTest, WaitsUntilTheFirstOnesAreThere) {
     for (std::uint32_t i = 0; i < answer; ++i) ASSERT_EQ(this->flags[i], kEpoch);
     ASSERT_EQ(this->executor.now, there);
   }
+}
+
+// All of them, in any order, and no sooner; then bulk loads see what lies behind each: what was
+// seen at one look and what was seen at another.
+TYPED_TEST(AwaitRunTest, AwaitsEach) {
+  std::mt19937 random(4);
+  for (int round = 0; round < 300; ++round) {
+    const auto count = static_cast<std::uint32_t>(random() % 13);
+    const auto step = static_cast<std::uint32_t>(1 + random() % 3);
+    std::fill(this->flags.begin(), this->flags.end(), kEpoch - 1);
+    this->executor = TypeParam();
+    std::vector<std::uint32_t*> wanted;
+    for (std::uint32_t i = 0; i < count; ++i) wanted.push_back(&this->flags[i * step]);
+    std::shuffle(wanted.begin(), wanted.end(), random);
+    for (std::size_t at = 0; at < wanted.size();) {
+      const std::size_t end = std::min(wanted.size(), at + random() % 4);
+      this->executor.later.emplace_back(wanted.begin() + at, wanted.begin() + end);
+      at = end;
+    }
+    const std::size_t pauses = this->executor.later.size();
+    ASSERT_TRUE(this->await_each(count, step));
+    ASSERT_EQ(this->executor.now, pauses);
+    if constexpr (std::is_same_v<TypeParam, LooksAtMany>) {
+      ASSERT_EQ(this->executor.loads, 1u);
+      ASSERT_TRUE(this->executor.acquired || count <= 1) << count;
+    } else {
+      ASSERT_EQ(this->executor.loads, count);
+    }
+  }
+}
+
+TYPED_TEST(AwaitRunTest, TheDeadlineNamesTheFirstOfAllThatIsMissing) {
+  for (std::uint32_t i : {0u, 1u, 3u}) this->flags[i] = kEpoch;
+  this->flags[2] = kEpoch - 2;
+  EXPECT_FALSE(this->await_each(6, 1));
+  EXPECT_EQ(this->record.end, WaitEnd::kTimeout);
+  EXPECT_EQ(this->record.site.index[0], 2u);
+  EXPECT_EQ(this->record.seen, kEpoch - 2);
+  const bool many = std::is_same_v<TypeParam, LooksAtMany>;
+  EXPECT_EQ(this->executor.loads, many ? 0u : 2u);
 }
 
 TYPED_TEST(AwaitRunTest, TheDeadlineNamesTheFirstThatIsMissing) {

@@ -66,7 +66,9 @@ TEST(GpuGroups, BlocksThatOnlyStreamFollowThoseThatSeeTheLaunchToItsEnd) {
 }
 
 TEST(GpuGroups, FewTilesAreSummedInParts) {
-  EXPECT_EQ(tile_parts(1), 8u);
+  EXPECT_EQ(tile_parts(1), 16u);
+  EXPECT_EQ(tile_parts(24), 16u);
+  EXPECT_EQ(tile_parts(25), 8u);
   EXPECT_EQ(tile_parts(48), 8u);
   EXPECT_EQ(tile_parts(49), 4u);
   EXPECT_EQ(tile_parts(96), 4u);
@@ -179,7 +181,8 @@ TEST(GpuGroups, FewChunksAreSummedInParts) {
     EXPECT_EQ(steps.count(), chunks * parts_of_last(steps)) << "all in as many";
     return parts_of_last(steps);
   };
-  EXPECT_EQ(parts(1, 4), 32u);
+  EXPECT_EQ(parts(1, 4), 64u);
+  EXPECT_EQ(parts(6, 4), 64u);   // 24 tiles, in sixteenths
   EXPECT_EQ(parts(12, 4), 32u);  // 48 tiles, in eighths
   EXPECT_EQ(parts(24, 4), 16u);
   EXPECT_EQ(parts(48, 4), 8u);  // 192 tiles, in halves
