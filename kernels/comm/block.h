@@ -123,8 +123,7 @@ class Block {
   ///                          the first of `flag(begin)` .. `flag(end - 1)` that is not seen to
   ///                          show `wanted` (those beyond what it looks at at a time are as good as
   ///                          missing); soonest where `flag` is a FlagRow. What the writers of
-  ///                          those before it stored is visible then; or, if the executor is only
-  ///                          asked for all (await_each), when it answers `end`
+  ///                          those before it stored is visible then
   ///     uint32_t first_seen();     what the first of them showed
   template <class Flag, class SiteOf>
   MK_HOST_DEVICE std::uint32_t await_run(std::uint32_t begin, std::uint32_t least,

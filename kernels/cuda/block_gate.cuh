@@ -10,6 +10,7 @@
 #include "kernels/cuda/executor_common.cuh"
 #include "kernels/cuda/gemm_policies.cuh"
 #include "kernels/cuda/launch_state.h"
+#include "kernels/cuda/leader_warp.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tile.h"
 
@@ -50,27 +51,6 @@ class GateExecutor {
  public:
   static __device__ void stores_done() {}
   static __device__ void acquire_fence() { __threadfence_system(); }
-  /// One thread, which awaits all of them: the looks at several are on their way together, and a
-  /// fence follows when the last one has been seen, which acquires those of earlier looks, too.
-  template <class Flag>
-  __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
-                                         std::uint32_t wanted, Flag&& flag) {
-    constexpr std::uint32_t kAtOnce = 8;
-    std::uint32_t at = begin;
-    for (bool reached = true; reached && at < end;) {
-      std::uint32_t seen[kAtOnce];
-      for (std::uint32_t i = 0; i < kAtOnce; ++i)
-        seen[i] = shm::load_relaxed(flag(at + i < end ? at + i : at));
-      if (at == begin) first_seen_ = seen[0];
-      for (std::uint32_t i = 0; reached && i < kAtOnce && at < end; ++i) {
-        reached = shm::epoch_reached(seen[i], wanted);
-        at += static_cast<std::uint32_t>(reached);
-      }
-    }
-    if (at == end) acquire_fence();
-    return at;
-  }
-  __device__ std::uint32_t first_seen() const { return first_seen_; }
   /// What this thread has acquired before its later TMA loads.
   static __device__ void loads_begin() {
     ptx::may_dawdle();
@@ -78,17 +58,34 @@ class GateExecutor {
   }
   static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
   static __device__ bool pause(std::uint32_t attempt) { return look_at_clock(attempt); }
+};
+
+/// The same where tiles wait for many flags: the other lanes of the loading warp look at them for
+/// the thread that loads.
+class WarpGateExecutor : public GateExecutor {
+ public:
+  template <class Flag>
+  __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
+                                         std::uint32_t wanted, Flag&& flag) {
+    return warp_.first_missing(begin, end, wanted, flag);
+  }
+  __device__ std::uint32_t first_seen() const { return warp_.first_seen(); }
+  /// After the last wait, by lane 0, who loads; the others' `assist` ends.
+  __device__ void end() { warp_.end(); }
+  __device__ void assist(std::uint32_t lane) { warp_.assist(lane); }
 
  private:
-  std::uint32_t first_seen_;
+  LeaderWarp warp_;
 };
 
 /// In shared memory: these are too large for a loading thread's registers.
-template <class Launch, class Block>
+template <class Launch, template <class> class BlockOf, class Executor = GateExecutor>
 struct BlockGateShared {
+  using Block = BlockOf<Executor>;
+
   alignas(16) unsigned char launch_bytes[sizeof(Launch)];
   alignas(16) unsigned char block_bytes[sizeof(Block)];
-  GateExecutor executor;
+  Executor executor;
   BlockTotals totals;
   /// A wait of the loading thread's has failed: what the block's storing threads have from here on
   /// is nothing, and where it would go may still be in use.

@@ -199,6 +199,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
     if (warp == 0 && cute::elect_one_sync()) {
       // Loads. Where A's box is short, the rest of the tile in shared memory is stale: it reaches
       // only rows of the accumulators that lie outside C.
+      // The other lanes assist the first (LeaderWarp). That is the one elected, each time, though
+      // PTX does not name it.
+      if constexpr (kGateLooksByWarp<Gate>) {
+        if (lane != 0) __trap();
+      }
       const std::uint32_t stage_bytes = params.a_box_rows * 128 + Config::kBBytes;
       constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
       Gate gate = [&] {
@@ -266,6 +271,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       }
       if constexpr (kAdds<Order>) late.hand_over(gate, shared);
       if constexpr (kGateEnds<Gate>) gate.end();
+      if constexpr (kGateLooksByWarp<Gate>) shared.gate.executor.end();
     } else if (warp >= 1 && warp <= kMathWarpgroups && cute::elect_one_sync()) {
       // Stores of math warpgroup `of`.
       const int of = warp - 1;
@@ -325,6 +331,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       ptx::bulk_wait<0>();
     } else if (warp == kMathWarpgroups + 1) {
       spare();
+    } else if constexpr (kGateLooksByWarp<Gate>) {
+      if (warp == 0) shared.gate.executor.assist(lane);
     }
     __syncwarp();
   } else {

@@ -52,6 +52,11 @@ template <class Gate>
 inline constexpr bool kGateEnds = requires(Gate& gate) {
   gate.end();
 };
+/// The loading warp's other lanes look at flags for the gate (leader_warp.cuh).
+template <class Gate>
+inline constexpr bool kGateLooksByWarp = requires(typename Gate::Shared& shared) {
+  shared.executor.assist(0u);
+};
 template <class Gate>
 inline constexpr bool kGateShares = requires {
   typename Gate::Shared;

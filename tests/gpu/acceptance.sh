@@ -22,12 +22,14 @@
 #   rails      rails_bench: what the paced fabric carries, and unpaced
 #   torch      PyTorch's async-TP, where PyTorch is
 #   sweep_one, sweep_two   by numbers of communication groups and sizes of chunks
+#   sweep_mirror           the same of a mirrored rank of eight
 #
 # A table ends it; the exit status is 1 when a step failed, was cut off, or (of those that test or judge) looked at nothing; 2
 # when nothing was run. NVLink multicast stays off.
 set -u
 
-steps=(cases cases_all delays client fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one sweep_two)
+steps=(cases cases_all delays client fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one sweep_two
+  sweep_mirror)
 programs=(operators_gpu_test operators_gpu_delays_test client_gpu_test gpu_fabric_test gemm_test gemm_seams_test
   operators_bench mirror_bench gemm_bench rails_bench)
 
@@ -105,6 +107,17 @@ step() {
       local mirror=(./mirror_bench --ranks 8 --launches 20 --check-up-to 16384)
       "${mirror[@]}" --json "$out/operators_1x8_mirrored.json" &&
         "${mirror[@]}" "${nodes[@]}" --json "$out/operators_2x4_mirrored.json" ;;
+    sweep_mirror)
+      local sweep=(./mirror_bench --ranks 8 --launches 8 --check-up-to 0) groups=() pairs=() chunks=() larger=() count
+      for count in 0 3 6 12 24 36 48 72 96 144 192; do groups+=(--streams "$count"); done
+      for count in 0 12 24 48 96; do pairs+=(--streams "$count"); done
+      for count in 0 6 24 48; do pairs+=(--receive "$count"); done
+      for count in 0 32768 65536 131072 262144; do chunks+=(--chunk "$count"); done
+      for count in 0 131072 262144 524288 1048576; do larger+=(--chunk "$count"); done
+      "${sweep[@]}" "${groups[@]}" --json "$out/operators_1x8_mirrored_sweep.json" &&
+        "${sweep[@]}" --op ag_gemm "${chunks[@]}" --json "$out/operators_1x8_mirrored_chunks.json" &&
+        "${sweep[@]}" "${nodes[@]}" "${pairs[@]}" --json "$out/operators_2x4_mirrored_sweep.json" &&
+        "${sweep[@]}" "${nodes[@]}" "${larger[@]}" --json "$out/operators_2x4_mirrored_chunks.json" ;;
     core) ./gemm_bench --check --speed --json "$out/gemm.json" ;;
     rails) ./rails_bench ./mkerneld --bandwidth 50GB/s && ./rails_bench ./mkerneld ;;
     torch) env -u LD_LIBRARY_PATH python3 torch_async_tp.py | tee "$out/torch_async_tp_x$devices.json" ;;
@@ -170,5 +183,5 @@ case ${1:-} in
   pack) [ $# -eq 3 ] && pack "$2" "$3" && exit ;;
   run) [ $# -ge 3 ] && shift && run "$@"; exit ;;
 esac
-sed -n '2,27s/^# \{0,1\}//p' "$0" >&2
+sed -n '2,28s/^# \{0,1\}//p' "$0" >&2
 exit 2

@@ -151,6 +151,36 @@ TEST(Tilings, GroupsThatShareRowsAreAsManyAsTheLinksTake) {
   }
 }
 
+// The more the shorter the product beside the sums; of several ranks more than of two, whose sums
+// go to one other.
+TEST(Tilings, GroupsThatSumAreTheMoreTheShorterTheProduct) {
+  for (const std::uint32_t k : {8u, 256u, 512u}) EXPECT_EQ(gemm_rs_reduce_groups(true, k), 144u);
+  for (const std::uint32_t k : {513u, 1024u, 3584u, 8192u})
+    EXPECT_EQ(gemm_rs_reduce_groups(true, k), 12u);
+  for (const std::uint32_t k : {8u, 512u, 8192u}) EXPECT_EQ(gemm_rs_reduce_groups(false, k), 12u);
+  struct Sums {
+    bool several;
+    std::uint32_t m, n, k;
+    std::uint32_t groups;
+  };
+  for (const Sums& one : {
+           Sums{true, 2048, 2048, 256, 144},
+           Sums{false, 2048, 2048, 256, 144},
+           Sums{true, 8192, 8192, 1024, 144},
+           Sums{false, 4096, 4096, 512, 12},
+           Sums{true, 16384, 16384, 2048, 72},
+           Sums{false, 16384, 16384, 2048, 60},
+           Sums{true, 2048, 8192, 3584, 48},
+           Sums{true, 16384, 8192, 3584, 48},
+           Sums{true, 32768, 8192, 3584, 36},
+           Sums{true, 32768, 32768, 4096, 36},
+           Sums{false, 8192, 8192, 3584, 36},
+       }) {
+    EXPECT_EQ(gemm_ar_reduce_groups(one.several, {one.m, one.n, 0}, one.k), one.groups)
+        << one.several << " " << one.m << " " << one.n << " " << one.k;
+  }
+}
+
 // Rows are shown in pieces that leave nobody waiting long, the smaller the more ranks wait for
 // them.
 TEST(Tilings, ChunksWithinANodeAreSmallWhereTheGatherIsLong) {

@@ -74,8 +74,7 @@ class AgGemmGate {
     WaitsDone waits_done;
     const std::uint32_t* taken;  ///< the order's
   };
-  using Block = AgGemmBlock<GateExecutor>;
-  using Shared = BlockGateShared<AgGemmLaunch, Block>;
+  using Shared = BlockGateShared<AgGemmLaunch, AgGemmBlock, WarpGateExecutor>;
 
   __device__ AgGemmGate(const Params& params, Shared& shared)
       : params_(params), block_(&shared.make_block()), all_(params.unfused) {}
@@ -124,7 +123,7 @@ class AgGemmGate {
   }
 
   const Params& params_;
-  Block* block_;
+  Shared::Block* block_;
   int row_ = 0;
   int slot_ = kOwn;
   bool all_;

@@ -9,19 +9,6 @@ namespace {
 
 constexpr char kOp[] = "gemm_ar";
 
-/// Reduce groups of a rank of one node: the shorter the product beside the sums, the more. Few k:
-/// it is shorter than they are, and a small result is summed best by groups that have waited for
-/// its tiles, a larger one by the compute blocks that have none left; but of `several` ranks by
-/// those groups, too, as sums for all of them take the links so long that they had best begin
-/// early.
-std::uint32_t reduce_groups(bool several, const Shape& max, std::uint32_t k) {
-  constexpr std::uint64_t kSmall = 2048 * 2048;
-  constexpr std::uint32_t kFewK = 1024;
-  constexpr std::uint32_t kMuchK = 3072;
-  if (k > kFewK) return k < kMuchK ? 60 : 36;
-  return several || std::uint64_t{max.m} * max.n <= kSmall ? 144 : 12;
-}
-
 /// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
 /// one addition (cuda/late_adds.cuh), and that is quicker, unless the caller wants groups for it.
 bool sums_own(const GemmArPlan& plan, const CudaOptions& options) {
@@ -36,6 +23,22 @@ bool whole_pieces(const GemmArSchedule& schedule, std::uint32_t n) {
 }
 
 }  // namespace
+
+// The shorter the product beside the sums, the more, and of several ranks more than of two, as
+// their sums go to all of them. Few k: the product is shorter than the sums, and a small result is
+// summed best by groups that have waited for its tiles, a larger one by the compute blocks that
+// have none left; but of several ranks by those groups, too, as sums for all of them take the links
+// so long that they had best begin early.
+std::uint32_t gemm_ar_reduce_groups(bool several, const Shape& max, std::uint32_t k) {
+  constexpr std::uint64_t kSmall = 2048 * 2048;
+  constexpr std::uint64_t kMuch = 16384 * 8192;
+  constexpr std::uint32_t kFewK = 1024;
+  constexpr std::uint32_t kMuchK = 3072;
+  const std::uint64_t result = std::uint64_t{max.m} * max.n;
+  if (k >= kMuchK) return several && result <= kMuch ? 48 : 36;
+  if (k > kFewK) return several ? 72 : 60;
+  return several || result <= kSmall ? 144 : 12;
+}
 
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
   Tiling tiling;
@@ -61,7 +64,7 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   sums_own_ = sums_own(plan_, options);
   // Ranks that share a GPU have few SMs: not measured.
   const bool several = plan_.locals > 2 && options.ranks_per_device == 1;
-  const std::uint32_t groups = sums_own_ ? 1 : reduce_groups(several, plan_.max, k());
+  const std::uint32_t groups = sums_own_ ? 1 : gemm_ar_reduce_groups(several, plan_.max, k());
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups, true),
                              plan_.flags(), cuda::kGemmArKernels);
 }

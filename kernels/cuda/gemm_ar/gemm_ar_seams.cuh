@@ -58,7 +58,7 @@ class GemmArGate {
     bool sums_own;
     int k_blocks;
   };
-  using Shared = BlockGateShared<GemmArLaunch, GemmArBlock<GateExecutor>>;
+  using Shared = BlockGateShared<GemmArLaunch, GemmArBlock>;
 
   __device__ GemmArGate(const Params& params, Shared& shared)
       : params_(params),

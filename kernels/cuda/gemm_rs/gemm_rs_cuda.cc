@@ -21,15 +21,14 @@ bool sums_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& option
   return k < kMuchK || GemmRsSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
 }
 
-/// Reduce groups of a rank of one node. Of `several` ranks that have so little to compute that
-/// NVLink takes most of the time, the more the sooner: they have waited for the tiles when those
-/// come.
-std::uint32_t reduce_groups(bool several, std::uint32_t k) {
+}  // namespace
+
+// Of several ranks that have so little to compute that NVLink takes most of the time, the more the
+// sooner: they have waited for the tiles when those come.
+std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k) {
   constexpr std::uint32_t kFewK = 512;
   return several && k <= kFewK ? 144 : 12;
 }
-
-}  // namespace
 
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
@@ -59,7 +58,7 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   arguments_.launch.sums_own = sums_own(plan_, k(), options);
   // Ranks that share a GPU have few SMs: not measured.
   const bool several = plan_.locals > 2 && options.ranks_per_device == 1;
-  const std::uint32_t groups = arguments_.launch.sums_own ? 1 : reduce_groups(several, k());
+  const std::uint32_t groups = arguments_.launch.sums_own ? 1 : gemm_rs_reduce_groups(several, k());
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups),
                              plan_.flags(), cuda::kGemmRsKernels);
 }

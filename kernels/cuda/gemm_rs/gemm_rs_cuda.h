@@ -23,6 +23,10 @@ namespace mk::kernels {
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks);
 
+/// Reduce groups of a rank of one node, by default, where groups sum. `several`: more ranks than
+/// two, with a GPU each.
+std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k);
+
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.

@@ -60,7 +60,7 @@ class GemmRsGate {
     int k_blocks;
     WaitsDone waits_done;
   };
-  using Shared = BlockGateShared<GemmRsLaunch, GemmRsBlock<GateExecutor>>;
+  using Shared = BlockGateShared<GemmRsLaunch, GemmRsBlock>;
 
   __device__ GemmRsGate(const Params& params, Shared& shared)
       : params_(params),
