@@ -6,6 +6,8 @@
     python3 operator_tables.py --goals FILE...    what we want of eight GPUs of a host, and whether it holds
     python3 operator_tables.py --mirrored FILE REAL   mirror_bench's rank 0 of so many, beside what operators_bench measured of as many
                                                   GPUs at some time: a row for each shape
+    python3 operator_tables.py --mirrored-gains FILE REAL, --mirrored-goals FILE REAL   the first table, and what we want, with the
+                                                  unfused form of REAL
 """
 import json
 import math
@@ -110,12 +112,29 @@ def print_alone(rows):
                 table)
 
 
-def print_mirrored(rows, real):
-    """`real`: of as many ranks, with a baseline, by other kernels and perhaps on other GPUs."""
+def counterparts(rows, real):
+    """Of each mirrored row that of as many ranks, with a baseline, by other kernels and perhaps on other GPUs."""
     def key(row):
         return row["op"], row["nodes"], row["ranks"], row["m"], row["n_per_rank"], row["k_per_rank"]
 
     measured = {key(row): row for row in real if "speedup" in row}
+    for row in rows:
+        if key(row) not in measured:
+            sys.exit(f"{row['op']} {row['m']} x {row['n_per_rank']} x {row['k_per_rank']} of {row['ranks']} ranks was not measured without a mirror")
+    return [measured[key(row)] for row in rows]
+
+
+def with_gains(rows, real):
+    """The mirrored rows with the gain over the unfused form of their counterparts."""
+    for row, there in zip(rows, counterparts(rows, real)):
+        row["speedup"] = median(there, "baseline_us") / median(row, "fused_us")
+        if "in_place_us" in row:
+            row["speedup_in_place"] = median(there, "baseline_us") / median(row, "in_place_us")
+    return rows
+
+
+def print_mirrored(rows, real):
+    beside = {id(row): there for row, there in zip(rows, counterparts(rows, real))}
     for op in NAMES:
         of_op = [row for row in rows if row["op"] == op]
         if not of_op:
@@ -125,9 +144,7 @@ def print_mirrored(rows, real):
                   "as many GPUs: fused us", "unfused there", "that / mirrored", *(["that / in place"] if in_place else [])]
         table = []
         for row in of_op:
-            there = measured.get(key(row))
-            if there is None:
-                sys.exit(f"{op} {row['m']} x {row['n_per_rank']} x {row['k_per_rank']} of {row['ranks']} ranks was not measured without a mirror")
+            there = beside[id(row)]
             times = [median(row, what) for what in ("fused_us", *(["in_place_us"] if in_place else []))]
             unfused = median(there, "baseline_us")
             table.append([f"{row['m']} x {row['n_per_rank']} x {row['k_per_rank']}", *(f"{t:.0f}" for t in times),
@@ -184,10 +201,12 @@ def read(name):
 
 
 def main(arguments):
-    if arguments[:1] == ["--mirrored"] and len(arguments) == 3:
+    mirrored = {"--mirrored": print_mirrored, "--mirrored-gains": lambda *rows: print_gains(with_gains(*rows)),
+                "--mirrored-goals": lambda *rows: print_goals(with_gains(*rows))}.get(arguments[0] if arguments else "")
+    if mirrored and len(arguments) == 3:
         document = read(arguments[1])
         print(f"{document['gpu']}, {document['devices']} of them: {document['ranks']}; network: {document['network']}\n")
-        return print_mirrored(document["rows"], read(arguments[2])["rows"])
+        return mirrored(document["rows"], read(arguments[2])["rows"])
     printer = {"--times": print_times, "--alone": print_alone, "--goals": print_goals}.get(arguments[0] if arguments else "")
     files = arguments[1:] if printer else arguments
     printer = printer or print_gains

@@ -96,6 +96,15 @@ class OperatorTables(unittest.TestCase):
         with self.assertRaisesRegex(SystemExit, "of 8 ranks was not measured without a mirror"):
             printed("--mirrored", self.document(mirrored), self.document({**real, "ranks": 4}))
 
+    def test_mirrored_gains_are_those_over_the_unfused_form_there(self):
+        real = {**row("ag_gemm", 8192, 2.5, 6.0, 0.7, nodes=2), "ranks": 8}
+        mirrored = {**row("ag_gemm", 8192, 4.0, 9.0, 0.4, nodes=2), "ranks": 8, "in_place_us": {"median": 2.0}}
+        del mirrored["speedup"], mirrored["baseline_us"]
+        text = printed("--mirrored-gains", self.document(mirrored), self.document(real))
+        self.assertEqual(cells(text)[2:], [("1.50× (40%)",), ("3.00× (80%)",)])
+        self.assertIn("gain at the best shape, 1.41 at least | 3.00 | yes",
+                      printed("--mirrored-goals", self.document(mirrored), self.document(real)))
+
     def test_goals_of_one_node(self):
         rows = [row("gemm_rs", 2048, 1.0, 0.9, 0.5), row("gemm_rs", 8192, 1.0, 1.2, 0.8), row("gemm_rs", 16384, 1.0, 1.5, 0.91)]
         found = {what: (value, holds) for _, what, value, holds in operator_tables.goals(rows)}
@@ -117,6 +126,11 @@ class OperatorTables(unittest.TestCase):
                 for each in rows:
                     if not each[0].startswith("---"):
                         self.assertIn(each, there, f"{readme}: {name}.json says so")
+        there = set(cells((ROOT / "README.md").read_text(encoding="utf-8")))
+        for name, real in MIRRORED.items():
+            for each in cells(printed("--mirrored-gains", *(str(HERE / "results" / f"{file}.json") for file in (name, real)))):
+                if not each[0].startswith("---"):
+                    self.assertIn(each, there, f"README.md: {name}.json says so")
         for readme, name in ALONE.items():
             there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
             for each in cells(printed("--alone", str(HERE / "results" / f"{name}.json"))):
