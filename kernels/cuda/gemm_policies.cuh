@@ -36,6 +36,10 @@ namespace mk::kernels::cuda {
 ///
 ///     void await_partial(int m, int n);             as `wait`, before the tile's partial is loaded
 ///
+/// Where `Shared::executor` has `assist(lane)` and `end()` (WarpGateExecutor), the loading warp's
+/// other lanes stand in the one from the beginning of the tiles until the thread that loads calls
+/// the other.
+///
 /// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs; when it passes, the
 /// gate records who waited for what and answers kAllReady from then on, so that the block runs to
 /// its end on whatever the memory holds and nothing hangs (the store must then not announce the

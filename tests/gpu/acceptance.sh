@@ -91,7 +91,7 @@ step() {
         compute-sanitizer --error-exitcode 9 --tool memcheck ./operators_gpu_test \
           --gtest_filter="*SmallShapes/${case}_on_1" || return
       done
-      for case in ag_gemm_2x1 gemm_rs_1x2 gemm_ar_2x1; do
+      for case in ag_gemm_1x2 ag_gemm_2x1 gemm_rs_1x2 gemm_ar_2x1; do
         compute-sanitizer --error-exitcode 9 --tool racecheck ./operators_gpu_test \
           --gtest_filter="*SmallShapes/${case}_on_1" || return
       done ;;
@@ -171,7 +171,7 @@ run() {
       *) word="FAILED ($status)" ;;
     esac
     [ "$word" = ok ] || failed=1
-    table+=("$(printf '%-10s %-22s %5d s  %s' "$name" "$word" $((SECONDS - began)) "$seen")")
+    table+=("$(printf '%-12s %-22s %5d s  %s' "$name" "$word" $((SECONDS - began)) "$seen")")
     grep -E '^\[  FAILED  \]|: error|Failure$|hazard|ERROR SUMMARY: [^0]' "$log" | head -n 12
   done
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null

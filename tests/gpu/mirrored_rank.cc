@@ -64,7 +64,9 @@ MirroredRank::MirroredRank(const JobSetup& setup, DaemonNodes* daemons, std::uin
             "rows in place");
   require(cudaDeviceSynchronize(), "inputs");
   use(kThere);
-  // One for each chunk that has a flag of its own, or tile, of which there are no more.
+  // One for each chunk that has a flag of its own, or tile.
+  if (setup.op == Op::kGemmAr)
+    demand(own_tiles(setup_, plan_).places.size() <= shm::kFlagsMax, "fewer tiles");
   constexpr std::uint64_t kToldBytes = shm::kFlagsMax * sizeof(std::uint32_t);
   places_.told = reinterpret_cast<std::uint32_t*>(allocate_there(kToldBytes));
   require(cudaMemset(places_.told, 0, kToldBytes), "counters");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <set>
 #include <vector>
@@ -198,6 +199,30 @@ TEST_P(Mirrored, WhatFollowsFromOthersWaitsForThem) {
   if (lists.later.empty()) return;
   EXPECT_EQ(awaited.size(), told.size());
   for (const auto& [counter, items] : awaited) EXPECT_EQ(items % (locals - 1), 0u);
+  // Of the same number, which is that of their flags where these are one rank's.
+  using Flags = std::set<const std::uint32_t*>;
+  const auto number = [](const Flags& flags, const std::uint32_t* flag) {
+    return std::distance(flags.begin(), flags.find(flag));
+  };
+  const auto& causes = nodes == 1 ? lists.first : lists.network;
+  const auto flag_of = [&](const Reflection& cause) {
+    return nodes == 1 ? cause.seen : cause.flag;
+  };
+  Flags of_causes;
+  std::map<const std::uint32_t*, const std::uint32_t*> told_by;
+  for (const Reflection& one : causes) {
+    // Within a node each peer is shown the like.
+    if (one.told == nullptr || (nodes == 1 && places.local_of(one.seen) != 1)) continue;
+    of_causes.insert(flag_of(one));
+    told_by[one.told] = flag_of(one);
+  }
+  std::map<std::uint32_t, Flags> of_peer;
+  for (const Reflection& one : lists.later) of_peer[places.local_of(one.seen)].insert(one.seen);
+  for (const Reflection& one : lists.later) {
+    ASSERT_TRUE(told_by.contains(one.awaits));
+    EXPECT_EQ(number(of_peer[places.local_of(one.seen)], one.seen),
+              number(of_causes, told_by[one.awaits]));
+  }
 }
 
 // With a flag, at once, go the eight bytes of which it is the first half.

@@ -131,6 +131,9 @@ class AgGemmGate {
   bool noted_ = false;  ///< waits_done
 };
 
+// Else nobody would stand at its executor's barriers.
+static_assert(kGateLooksByWarp<AgGemmGate>);
+
 /// Into the caller's C. What lies below a tile's rows is another tile's: whole groups of eight rows
 /// go by the copy engine, the rest row by row. What lies right of its columns is right, too:
 /// whoever computes it stores the same.
