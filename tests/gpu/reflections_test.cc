@@ -204,15 +204,16 @@ TEST_P(Mirrored, WhatFollowsFromOthersWaitsForThem) {
   const auto number = [](const Flags& flags, const std::uint32_t* flag) {
     return std::distance(flags.begin(), flags.find(flag));
   };
-  const auto& causes = nodes == 1 ? lists.first : lists.network;
-  const auto flag_of = [&](const Reflection& cause) {
-    return nodes == 1 ? cause.seen : cause.flag;
+  const bool one_node = nodes == 1;
+  const auto& causes = one_node ? lists.first : lists.network;
+  const auto flag_of = [one_node](const Reflection& cause) {
+    return one_node ? cause.seen : cause.flag;
   };
   Flags of_causes;
   std::map<const std::uint32_t*, const std::uint32_t*> told_by;
   for (const Reflection& one : causes) {
     // Within a node each peer is shown the like.
-    if (one.told == nullptr || (nodes == 1 && places.local_of(one.seen) != 1)) continue;
+    if (one.told == nullptr || (one_node && places.local_of(one.seen) != 1)) continue;
     of_causes.insert(flag_of(one));
     told_by[one.told] = flag_of(one);
   }
