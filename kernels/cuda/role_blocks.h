@@ -33,6 +33,12 @@ struct GroupNeeds {
   /// one block of groups does it besides.
   bool spare_streams = false;
 };
+/// Whether a node has more ranks than two, with a GPU each: they want more groups than two do. (Of
+/// ranks that share a GPU, and have few SMs, it has not been measured.)
+inline bool several_gpus(const World& world, const CudaOptions& options) {
+  return world.locals > 2 && options.ranks_per_device == 1;
+}
+
 /// Of an operator that sums; within one node by `groups` groups of a whole GPU besides those of the
 /// compute blocks, which join when they have no tiles left. `spreads`: what comes over the network
 /// is summed for all ranks of the node.

@@ -134,17 +134,16 @@ def with_gains(rows, real):
 
 
 def print_mirrored(rows, real):
-    beside = {id(row): there for row, there in zip(rows, counterparts(rows, real))}
+    pairs = list(zip(rows, counterparts(rows, real)))
     for op in NAMES:
-        of_op = [row for row in rows if row["op"] == op]
+        of_op = [(row, there) for row, there in pairs if row["op"] == op]
         if not of_op:
             continue
-        in_place = any("in_place_us" in row for row in of_op)
+        in_place = any("in_place_us" in row for row, _ in of_op)
         header = ["M x N x K per rank", "mirrored: fused us", *(["in place us"] if in_place else []), "cuBLAS", "bound / fused",
                   "as many GPUs: fused us", "unfused there", "that / mirrored", *(["that / in place"] if in_place else [])]
         table = []
-        for row in of_op:
-            there = beside[id(row)]
+        for row, there in of_op:
             times = [median(row, what) for what in ("fused_us", *(["in_place_us"] if in_place else []))]
             unfused = median(there, "baseline_us")
             table.append([f"{row['m']} x {row['n_per_rank']} x {row['k_per_rank']}", *(f"{t:.0f}" for t in times),

@@ -117,41 +117,33 @@ class OperatorTables(unittest.TestCase):
         found = operator_tables.goals([row("ag_gemm", 16384, 2.0, 2.0, 0.45, nodes=2, **shard)])
         self.assertEqual([(value, holds) for _, _, value, holds in found], [(2.0, True), (2.0, True), (0.9, True)])
 
+    def assert_has_rows(self, readme, text, name, least=1):
+        """The document has each row of that table of the file."""
+        there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
+        rows = [row for row in cells(text) if not row[0].startswith("---")]
+        self.assertGreaterEqual(len(rows), least)
+        for row in rows:
+            self.assertIn(row, there, f"{readme}: {name}.json says so")
+
     def test_a_readme_s_tables_are_those_of_the_files(self):
+        def path(name):
+            return str(HERE / "results" / f"{name}.json")
+
+        def of_operator(text, op):
+            return text[text.index(operator_tables.NAMES[op] + "\n"):].split("\n\n")[1]
+
         for readme, files in GAINS.items():
-            there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
             for name in files:
-                rows = cells(printed(str(HERE / "results" / f"{name}.json")))
-                self.assertGreaterEqual(len(rows), 5)
-                for each in rows:
-                    if not each[0].startswith("---"):
-                        self.assertIn(each, there, f"{readme}: {name}.json says so")
-        there = set(cells((ROOT / "README.md").read_text(encoding="utf-8")))
+                self.assert_has_rows(readme, printed(path(name)), name, least=4)
         for name, real in MIRRORED.items():
-            for each in cells(printed("--mirrored-gains", *(str(HERE / "results" / f"{file}.json") for file in (name, real)))):
-                if not each[0].startswith("---"):
-                    self.assertIn(each, there, f"README.md: {name}.json says so")
+            self.assert_has_rows("README.md", printed("--mirrored-gains", path(name), path(real)), name, least=4)
         for readme, name in ALONE.items():
-            there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
-            for each in cells(printed("--alone", str(HERE / "results" / f"{name}.json"))):
-                if not each[0].startswith("---"):
-                    self.assertIn(each, there, f"{readme}: {name}.json says so")
+            self.assert_has_rows(readme, printed("--alone", path(name)), name)
         for readme, (op, files) in TIMES.items():
-            there = set(cells((ROOT / readme).read_text(encoding="utf-8")))
             for name, real in MIRRORED.items():
-                text = printed("--mirrored", *(str(HERE / "results" / f"{file}.json") for file in (name, real)))
-                begin = text.index(operator_tables.NAMES[op] + "\n")
-                for each in cells(text[begin:].split("\n\n")[1]):
-                    if not each[0].startswith("---"):
-                        self.assertIn(each, there, f"{readme}: {name}.json says so")
+                self.assert_has_rows(readme, of_operator(printed("--mirrored", path(name), path(real)), op), name)
             for name in files:
-                text = printed("--times", str(HERE / "results" / f"{name}.json"))
-                begin = text.index(operator_tables.NAMES[op] + "\n")
-                rows = cells(text[begin:].split("\n\n")[1])
-                self.assertGreaterEqual(len(rows), 7)
-                for each in rows:
-                    if not each[0].startswith("---"):
-                        self.assertIn(each, there, f"{readme}: {name}.json says so")
+                self.assert_has_rows(readme, of_operator(printed("--times", path(name)), op), name, least=6)
 
 
 if __name__ == "__main__":

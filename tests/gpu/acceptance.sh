@@ -183,5 +183,5 @@ case ${1:-} in
   pack) [ $# -eq 3 ] && pack "$2" "$3" && exit ;;
   run) [ $# -ge 3 ] && shift && run "$@"; exit ;;
 esac
-sed -n '2,28s/^# \{0,1\}//p' "$0" >&2
+sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
 exit 2

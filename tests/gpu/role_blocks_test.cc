@@ -13,6 +13,7 @@ using cuda::choose_blocks;
 using cuda::FrameArguments;
 using cuda::GroupNeeds;
 using cuda::kGroupsOfBlock;
+using cuda::several_gpus;
 using cuda::sum_needs;
 
 constexpr std::uint32_t kDevice = 132;
@@ -169,6 +170,16 @@ TEST(RoleBlocks, ReceiversShareFirst) {
   const Chosen alone = chosen_of(needs, {});
   EXPECT_EQ(alone.frame.sharing_receivers, 0u);
   EXPECT_GE(alone.blocks.share, needs.stream_groups);
+}
+
+TEST(RoleBlocks, SeveralGpusAreMoreThanTwoOfANodeWithOneRankEach) {
+  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+    for (std::uint32_t ranks = 1; ranks <= locals; ++ranks) {
+      for (std::uint32_t nodes = 1; nodes <= 2; ++nodes)
+        EXPECT_EQ(several_gpus(world_of(nodes, locals), shared_by(ranks)),
+                  locals > 2 && ranks == 1);
+    }
+  }
 }
 
 TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {

@@ -62,8 +62,7 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
   sums_own_ = sums_own(plan_, options);
-  // Ranks that share a GPU have few SMs: not measured.
-  const bool several = plan_.locals > 2 && options.ranks_per_device == 1;
+  const bool several = cuda::several_gpus(context.world, options);
   const std::uint32_t groups = sums_own_ ? 1 : gemm_ar_reduce_groups(several, plan_.max, k());
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups, true),
                              plan_.flags(), cuda::kGemmArKernels);

@@ -22,8 +22,8 @@ namespace mk::kernels {
 /// of one rank).
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks);
 
-/// Reduce groups of a rank of one node, by default, where groups sum. `several`: more ranks than
-/// two, with a GPU each.
+/// Reduce groups of a rank of one node, by default, where groups sum. `several`:
+/// cuda::several_gpus.
 std::uint32_t gemm_ar_reduce_groups(bool several, const Shape& max, std::uint32_t k);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that

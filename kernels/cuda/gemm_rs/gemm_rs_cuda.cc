@@ -56,8 +56,7 @@ Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, s
 
 Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options) {
   arguments_.launch.sums_own = sums_own(plan_, k(), options);
-  // Ranks that share a GPU have few SMs: not measured.
-  const bool several = plan_.locals > 2 && options.ranks_per_device == 1;
+  const bool several = cuda::several_gpus(context.world, options);
   const std::uint32_t groups = arguments_.launch.sums_own ? 1 : gemm_rs_reduce_groups(several, k());
   return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups),
                              plan_.flags(), cuda::kGemmRsKernels);

@@ -23,8 +23,8 @@ namespace mk::kernels {
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks);
 
-/// Reduce groups of a rank of one node, by default, where groups sum. `several`: more ranks than
-/// two, with a GPU each.
+/// Reduce groups of a rank of one node, by default, where groups sum. `several`:
+/// cuda::several_gpus.
 std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
