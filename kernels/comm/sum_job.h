@@ -17,11 +17,15 @@ struct SumJob {
   const void* sources[shm::kNodesMax];
   std::uint64_t source_stride = 0;
   std::uint32_t source_count = 0;
+  /// The sum of so many of them, the first ones, is rounded before the next one is added; 0: none.
+  std::uint32_t rounded_sources = 0;
   void* targets[shm::kLocalRanksMax];
   std::uint64_t target_stride = 0;
   std::uint32_t target_count = 0;
   std::uint32_t rows = 0;
   std::uint32_t columns = 0;
+
+  MK_HOST_DEVICE void add_source(const std::byte* source) { sources[source_count++] = source; }
 
   /// Leaves of the rows that part, of about equal ones; false: it has none. The sources and targets
   /// are set.

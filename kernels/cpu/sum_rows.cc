@@ -13,10 +13,16 @@ void sum_rows(const RowMath& math, const SumJob& job) {
     const auto source = [&](std::uint32_t i) {
       return static_cast<const std::uint16_t*>(job.sources[i]) + from;
     };
-    math.widen(source(0), sums, job.columns);
-    for (std::uint32_t i = 1; i < job.source_count; ++i) math.add(source(i), sums, job.columns);
     const std::uint64_t to = row * job.target_stride;
     auto* first = static_cast<std::uint16_t*>(job.targets[0]) + to;
+    math.widen(source(0), sums, job.columns);
+    for (std::uint32_t i = 1; i < job.source_count; ++i) {
+      if (i == job.rounded_sources) {
+        math.narrow(sums, first, job.columns);
+        math.widen(first, sums, job.columns);
+      }
+      math.add(source(i), sums, job.columns);
+    }
     math.narrow(sums, first, job.columns);
     for (std::uint32_t i = 1; i < job.target_count; ++i) {
       std::memcpy(static_cast<std::uint16_t*>(job.targets[i]) + to, first,

@@ -24,6 +24,9 @@ struct CudaOptions {
   /// AllGather + GEMM on one node: whether rows are shared mainly by a warp of each compute block
   /// that has nothing else to do, and only besides by groups. Not set: chosen.
   std::optional<bool> spare_warps;
+  /// GEMM + ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:
+  /// chosen.
+  std::optional<bool> sums_once;
   /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kNK;

@@ -29,7 +29,8 @@ struct VectorJob {
   Vector* targets[shm::kLocalRanksMax];
   std::uint32_t source_stride;
   std::uint32_t target_stride;
-  std::uint32_t source_count;  ///< 0: no more jobs
+  std::uint32_t source_count;     ///< 0: no more jobs
+  std::uint32_t rounded_sources;  ///< SumJob's
   std::uint32_t target_count;
   std::uint32_t rows;
   std::uint32_t columns;
@@ -86,6 +87,12 @@ __device__ __forceinline__ Vector rounded(const float (&sum)[8]) {
           pack_two<Element>(sum[4], sum[5]), pack_two<Element>(sum[6], sum[7])};
 }
 
+/// What a sum is when it has been stored and read again.
+template <class Element>
+__device__ __forceinline__ void round_in_place(float (&sum)[8]) {
+  add<Element>(sum, rounded<Element>(sum), true);
+}
+
 /// Where the vectors of a job lie that one thread takes, one after the other.
 class VectorWalk {
  public:
@@ -135,8 +142,8 @@ struct VectorBatch {
 
 /// The sums of the next kBatch vectors, of which `there` are there: all loads are on their way
 /// before the first is used. Loads and stores go past L1: others on this GPU and its peers write
-/// and read the same lines.
-template <class Element, int kSources, int kBatch>
+/// and read the same lines. `kRounded`: the job's rounded_sources.
+template <class Element, int kSources, int kBatch, int kRounded>
 __device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& walk, int there) {
   const VectorBatch<kBatch> batch(job, walk, there);
   Vector loaded[kBatch][kSources];
@@ -151,7 +158,10 @@ __device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& wa
     if constexpr (kSources > 1) {
       float sum[8];
 #pragma unroll
-      for (int s = 0; s < kSources; ++s) add<Element>(sum, loaded[b][s], s == 0);
+      for (int s = 0; s < kSources; ++s) {
+        add<Element>(sum, loaded[b][s], s == 0);
+        if (s + 1 == kRounded) round_in_place<Element>(sum);
+      }
       result = rounded<Element>(sum);
     }
     if (b < there) batch.store(job, batch.to[b], result);
@@ -171,21 +181,25 @@ __device__ __forceinline__ void sum_vectors_of_any(const VectorJob& job, VectorW
     for (int b = 0; b < kBatch; ++b) loaded[b] = __ldcg(job.sources[s] + batch.from[b]);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) add<Element>(sums[b], loaded[b], s == 0);
+    if (s + 1 != job.rounded_sources) continue;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) round_in_place<Element>(sums[b]);
   }
 #pragma unroll
   for (int b = 0; b < kBatch; ++b)
     if (b < there) batch.store(job, batch.to[b], rounded<Element>(sums[b]));
 }
 
-/// This thread's share of a job with kSources sources; 0: with any number.
-template <class Element, int kSources, int kBatch>
+/// This thread's share of a job with kSources sources, kRounded of them rounded; 0: with any
+/// number.
+template <class Element, int kSources, int kBatch, int kRounded = 0>
 __device__ __forceinline__ void run_job(const VectorJob& job, std::uint32_t thread,
                                         std::uint32_t threads) {
   const auto sum = [&job](VectorWalk& walk, int there) {
     if constexpr (kSources == 0) {
       sum_vectors_of_any<Element, kBatch>(job, walk, there);
     } else {
-      sum_vectors<Element, kSources, kBatch>(job, walk, there);
+      sum_vectors<Element, kSources, kBatch, kRounded>(job, walk, there);
     }
   };
   const std::uint32_t total = job.rows * job.columns;
@@ -197,44 +211,63 @@ __device__ __forceinline__ void run_job(const VectorJob& job, std::uint32_t thre
   if (left > 0) sum(walk, left);
 }
 
-/// A worker thread's life in a role: jobs until the leader says there are no more. It waits without
-/// a deadline of its own, for a leader all of whose waits have one.
+/// This thread's share of a job.
 template <class Element>
+__device__ __forceinline__ void run_plain_job(const VectorJob& job, std::uint32_t thread,
+                                              std::uint32_t threads) {
+  switch (job.source_count) {
+    case 1:
+      return run_job<Element, 1, 8>(job, thread, threads);
+    case 2:
+      return run_job<Element, 2, 8>(job, thread, threads);
+    case 3:
+      return run_job<Element, 3, 8>(job, thread, threads);
+    case 4:
+      return run_job<Element, 4, 6>(job, thread, threads);
+    case 5:
+      return run_job<Element, 5, 6>(job, thread, threads);
+    case 6:
+      return run_job<Element, 6, 5>(job, thread, threads);
+    case 7:
+      return run_job<Element, 7, 4>(job, thread, threads);
+    case 8:
+      return run_job<Element, 8, 4>(job, thread, threads);
+    default:
+      return run_job<Element, 0, 4>(job, thread, threads);
+  }
+}
+/// The same of one that has rounded_sources: those of two, four or eight local ranks and of one
+/// other node, or any.
+template <class Element>
+__device__ __forceinline__ void run_rounding_job(const VectorJob& job, std::uint32_t thread,
+                                                 std::uint32_t threads) {
+  switch (job.source_count == job.rounded_sources + 1 ? job.rounded_sources : 0) {
+    case 2:
+      return run_job<Element, 3, 8, 2>(job, thread, threads);
+    case 4:
+      return run_job<Element, 5, 6, 4>(job, thread, threads);
+    case 8:
+      return run_job<Element, 9, 3, 8>(job, thread, threads);
+    default:
+      return run_job<Element, 0, 4>(job, thread, threads);
+  }
+}
+
+/// A worker thread's life in a role: jobs until the leader says there are no more. It waits without
+/// a deadline of its own, for a leader all of whose waits have one. `kRounds`: whether the operator
+/// has jobs with rounded_sources.
+template <class Element, bool kRounds>
 __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint32_t threads) {
   for (std::uint32_t number = 0;; ++number) {
     const std::uint32_t slot = number % Jobs::kSlots;
     while (!ptx::mbarrier_try_wait(&jobs.posted[slot], number / Jobs::kSlots % 2)) {
     }
     const VectorJob& job = jobs.slots[slot];
-    switch (job.source_count) {
-      case 0:
-        return;
-      case 1:
-        run_job<Element, 1, 8>(job, thread, threads);
-        break;
-      case 2:
-        run_job<Element, 2, 8>(job, thread, threads);
-        break;
-      case 3:
-        run_job<Element, 3, 8>(job, thread, threads);
-        break;
-      case 4:
-        run_job<Element, 4, 6>(job, thread, threads);
-        break;
-      case 5:
-        run_job<Element, 5, 6>(job, thread, threads);
-        break;
-      case 6:
-        run_job<Element, 6, 5>(job, thread, threads);
-        break;
-      case 7:
-        run_job<Element, 7, 4>(job, thread, threads);
-        break;
-      case 8:
-        run_job<Element, 8, 4>(job, thread, threads);
-        break;
-      default:
-        run_job<Element, 0, 4>(job, thread, threads);
+    if (job.source_count == 0) return;
+    if (kRounds && job.rounded_sources != 0) {
+      run_rounding_job<Element>(job, thread, threads);
+    } else {
+      run_plain_job<Element>(job, thread, threads);
     }
     // Each for itself: a lane that arrives for its warp costs no less, and racecheck does not see
     // that it does.
@@ -320,6 +353,7 @@ class Leader : public LeaderBase {
     for (std::uint32_t t = 0; t < job.target_count; ++t)
       to.targets[t] = static_cast<Vector*>(job.targets[t]);
     to.source_count = job.source_count;
+    to.rounded_sources = job.rounded_sources;
     to.target_count = job.target_count;
     post(to, job.rows, job.columns / kVectorElements, job.source_stride / kVectorElements,
          job.target_stride / kVectorElements);
@@ -330,6 +364,7 @@ class Leader : public LeaderBase {
     to.sources[0] = static_cast<const Vector*>(source);
     to.targets[0] = static_cast<Vector*>(c_at(rect));
     to.source_count = 1;
+    to.rounded_sources = 0;
     to.target_count = 1;
     post(to, rect.rows, rect.columns / kVectorElements, source_stride / kVectorElements,
          ldc_ / kVectorElements);

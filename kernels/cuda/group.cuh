@@ -121,7 +121,7 @@ class Group {
     if (!take_steps(block, state.receives_taken, frame.steps.arrivals, receive, on_last))
       return false;
     // Else nobody waits for that.
-    if (block.schedule.flags().has_releases()) block.publish_done(receiving_groups(launch.blocks));
+    if (block.schedule.flags().has_releases()) block.publish_done(Op::receiving_groups(launch));
     return true;
   }
   /// The same in a compute block that has no tiles left.

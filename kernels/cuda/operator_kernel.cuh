@@ -17,6 +17,10 @@
 ///       template <class Executor> using Block;         kernels/<operator>/block.h
 ///       using Executor;                                the leaders' (executor.cuh)
 ///       static constexpr Role kStreams;                reduce or share
+///       static constexpr bool kRounds;                 of an executor with workers: whether jobs
+///                                                      have SumJob::rounded_sources
+///       static uint32_t receiving_groups(const Launch&);  of who uses Group::receive_steps: the
+///                                                      groups that call it in all
 ///       static constexpr bool kHelps;                  blocks that are done with that take tiles,
 ///                                                      too: then the order takes them at run time
 ///       static bool stream(Group<Op>&, uint32_t index, bool goes_on = false);
@@ -210,7 +214,7 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
     }
   } else if (thread >= 32) {
     if constexpr (Op::Executor::kHasWorkers)
-      work<typename Op::Config::Element>(shared.executor, thread - 32, kWorkers);
+      work<typename Op::Config::Element, Op::kRounds>(shared.executor, thread - 32, kWorkers);
   } else {
     if (thread == 0) {
       lead<Op, kOf>(params, shared, tiles.totals, epoch);

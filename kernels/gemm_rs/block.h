@@ -47,6 +47,12 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
   MK_HOST_DEVICE const std::byte* sums_from(std::uint32_t node) const {
     return receive_bank(node) + kBankHeaderBytes;
   }
+  /// Adds the local ranks' partials of a tile of this owner's shard of `node`, which is at `offset`
+  /// of what is packed.
+  MK_HOST_DEVICE void add_partials(SumJob& job, std::uint32_t node, std::uint64_t offset) const {
+    for (std::uint32_t source = 0; source < world.locals; ++source)
+      job.add_source(at(schedule.slots(source, node) + offset));
+  }
   /// A sum of the tile of this owner's shard of `node` from packed sources, which the caller names,
   /// to `targets[0]`: the sums for that node, or, of the result, the caller's C.
   MK_HOST_DEVICE SumJob job_for(std::uint32_t node, std::uint32_t tile, bool result) const {

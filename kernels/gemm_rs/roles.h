@@ -20,14 +20,19 @@
 ///     reduce   owner        slots -> sum over local ranks -> staging;
 ///                           of its own shard: kept                    chunk_reduced[node][chunk]
 ///     send     owner        staging -> receive bank of the rail peer  arrival[bank][from][chunk]
-///     receive  owner        kept and receive banks -> sum over nodes
+///     receive  owner        kept (or slots, GemmRsLaunch::sums_once)
+///                           and receive banks -> sum over nodes
 ///                           -> the caller's C
 ///
-/// Sums go in rank order and in node order, so every run gives the same bits. With one node, reduce
-/// stores into C itself; there is no send and no receive (where one of two ranks sums its own tiles
-/// as it computes them, GemmRsLaunch::sums_own, compute does that, and nobody reduces). With one
-/// local rank, compute stores into staging, or keeps, itself; there is no reduce. With both,
-/// compute stores into C.
+/// Sums go in rank order within a node; over nodes the owner's own comes first, then the others' in
+/// node order: so every run gives the same bits. With one node, reduce stores into C itself; there
+/// is no send and no receive (where one of two ranks sums its own tiles as it computes them,
+/// GemmRsLaunch::sums_own, compute does that, and nobody reduces). With one local rank, compute
+/// stores into staging, or keeps, itself; there is no reduce. With both, compute stores into C.
+///
+/// Why nobody waits in a circle where a shard is summed once: a rank's tiles and its sums for other
+/// nodes wait for nothing that comes over the network, and whoever takes part in several roles does
+/// those first.
 ///
 /// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
 ///  - Slots: a rank writes the first tile of e at an owner after that owner has ended e - 1, in
@@ -59,9 +64,7 @@ MK_HOST_DEVICE inline bool sum_tile(GemmRsBlock<Executor>& block, std::uint32_t 
   const PackedTiles packed = block.schedule.packed(world.rail_peer(node));
   // Before the wait, as a leader's thread takes a microsecond or two for it.
   SumJob job = block.job_for(node, tile, world.nodes == 1);
-  job.source_count = world.locals;
-  for (std::uint32_t source = 0; source < world.locals; ++source)
-    job.sources[source] = block.at(block.schedule.slots(source, node) + packed.offset(tile));
+  block.add_partials(job, node, packed.offset(tile));
   const bool has_rows = job.take(rows);
   if (!block.await_tile(node, tile)) return false;
   const std::uint64_t begin_ns = block.span_begin();
@@ -147,13 +150,11 @@ MK_HOST_DEVICE inline bool begin_reduce(GemmRsBlock<Executor>& block, bool check
 /// another way, in their order.)
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
-  const World& world = block.world;
   if (!begin_reduce(block)) return false;
   if (block.launch.sums_own_tiles()) return true;
-  return deal_parts(block.schedule.pieces(world.node, world.local), parts, block.index,
-                    block.launch.blocks.reduce, [&](std::uint32_t piece, Part part) {
-                      return reduce_piece(block, piece, part);
-                    });
+  return deal_parts(
+      block.launch.pieces_reduced(), parts, block.index, block.launch.blocks.reduce,
+      [&](std::uint32_t piece, Part part) { return reduce_piece(block, piece, part); });
 }
 
 /// The send role's pieces: each as soon as it is reduced, to the rail peer on its node.
@@ -226,23 +227,30 @@ MK_HOST_DEVICE inline bool receive_chunk(GemmRsBlock<Executor>& block, std::uint
   const World& world = block.world;
   const PackedTiles packed = block.schedule.packed(world.rank());
   const TilesPart mine = packed.chunk_part(chunk, part);
-  if (!block.await_piece({world.node, chunk}, mine.tiles)) return false;
+  const bool once = block.launch.sums_shard_once();
+  if (!once && !block.await_piece({world.node, chunk}, mine.tiles)) return false;
   for (std::uint32_t node = 0; node < world.nodes; ++node) {
     if (node == world.node) continue;
     if (!block.await_arrival(node, chunk)) return false;
     block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
   }
-  const std::uint64_t begin_ns = block.span_begin();
   for (std::uint32_t tile = mine.tiles.begin; tile < mine.tiles.end; ++tile) {
     SumJob job = block.job_for(world.node, tile, true);
-    job.source_count = world.nodes;
-    for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      const std::byte* sums = node == world.node ? block.sums_for(node) : block.sums_from(node);
-      job.sources[node] = sums + packed.offset(tile);
+    if (once) {
+      block.add_partials(job, world.node, packed.offset(tile));
+      job.rounded_sources = world.locals;
+    } else {
+      job.add_source(block.sums_for(world.node) + packed.offset(tile));
     }
-    if (job.take(mine.rows)) block.executor.sum(job);
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      if (node != world.node) job.add_source(block.sums_from(node) + packed.offset(tile));
+    }
+    const bool has_rows = job.take(mine.rows);
+    if (once && !block.await_tile(world.node, tile)) return false;
+    const std::uint64_t begin_ns = block.span_begin();
+    if (has_rows) block.executor.sum(job);
+    block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
   }
-  block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
   return true;
 }
 

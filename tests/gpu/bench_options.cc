@@ -33,9 +33,9 @@ BenchOptions::Taken BenchOptions::take(const std::string& argument, const std::s
     if (std::sscanf(value.c_str(), "%dx%dx%d", &shape.m, &shape.n, &shape.k) != 3)
       return Taken::kWrong;
     shapes.push_back(shape);
-  } else if (argument == "--spare") {
+  } else if (argument == "--spare" || argument == "--sums-once") {
     if (value != "on" && value != "off") return Taken::kWrong;
-    cuda.spare_warps = value == "on";
+    (argument == "--spare" ? cuda.spare_warps : cuda.sums_once) = value == "on";
   } else if (argument == "--ranks") {
     ranks = number();
   } else if (argument == "--nodes") {

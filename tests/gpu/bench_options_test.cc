@@ -20,6 +20,7 @@ TEST(BenchOptions, WhatIsSaidIsTaken) {
       {"--streams", "12"},       {"--streams", "24"},     {"--chunk", "65536"},
       {"--receive", "6"},        {"--compute", "100"},    {"--spare", "off"},
       {"--check-up-to", "4096"}, {"--json", "f.json"},    {"--link-bandwidth", "25GB/s"},
+      {"--sums-once", "on"},
   };
   for (const auto& [argument, value] : said)
     EXPECT_EQ(options.take(argument, value), Taken::kYes) << argument;
@@ -36,6 +37,7 @@ TEST(BenchOptions, WhatIsSaidIsTaken) {
   EXPECT_EQ(options.receives, std::vector{6u});
   EXPECT_EQ(options.cuda.compute_blocks, 100u);
   EXPECT_EQ(options.cuda.spare_warps, false);
+  EXPECT_EQ(options.cuda.sums_once, true);
   EXPECT_EQ(options.check_up_to, 4096);
   EXPECT_EQ(options.json, "f.json");
   EXPECT_EQ(options.link_bytes_per_s, 25e9);

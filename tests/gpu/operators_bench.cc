@@ -7,7 +7,7 @@
 ///                      [--piece BYTES]...]
 ///                     [--shape MxNxK]... [--launches L] [--alone SECONDS] [--streams G]...
 ///                     [--chunk BYTES]... [--receive G]... [--compute B] [--spare on|off]
-///                     [--check-up-to M] [--json FILE]
+///                     [--sums-once on|off] [--check-up-to M] [--json FILE]
 ///
 /// N and K are each rank's: AG+GEMM: B_r is [K, N]; the other two: A_r is [M, K]. All ranks' work
 /// of one launch is held until all of it is queued, so that it begins together; a launch's time is
@@ -20,7 +20,8 @@
 /// power is no faster; --alone: on one node, fused, cuBLAS and the baseline also each for so long
 /// (5 s at most) without a pause, at their own. Several --streams, --chunk or --receive: fused with
 /// each, the other sides with the first. --spare: whether the rows of AG+GEMM are shared by the
-/// compute blocks' spare warps (CudaOptions::spare_warps), where the operator does not choose.
+/// compute blocks' spare warps (CudaOptions::spare_warps), --sums-once: whether a shard of GEMM+RS
+/// is summed once (CudaOptions::sums_once), where the operator does not choose.
 /// Results are checked, every element, up to M rows (8192).
 #include <cuda_runtime.h>
 #include <fmt/format.h>

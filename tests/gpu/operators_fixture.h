@@ -47,6 +47,7 @@ class Operators : public testing::TestWithParam<World> {
     setup.k.assign(world(), k);
     setup.options.wait_timeout = std::chrono::seconds(5);
     setup.options.spare_warps = random_() % 2 == 0;  // AG+GEMM: both ways to share rows
+    setup.options.sums_once = random_() % 2 == 0;    // GEMM+RS over nodes: both ways to sum a shard
     setup.in_workspace = random_() % 2 == 0;
     setup.gap = static_cast<std::uint32_t>(random_() % 3) * 24;  // between rows
     return setup;
@@ -71,6 +72,33 @@ class Operators : public testing::TestWithParam<World> {
     const Verdict verdict = job.judge_all(m);
     worst_ = std::max(worst_, verdict.worst);
     ASSERT_TRUE(verdict.right()) << verdict.bad << " elements wrong, first " << verdict.first_bad;
+  }
+  /// One launch, not judged.
+  void launch_to_end(Job& job, std::uint32_t m, std::uint64_t inputs, kernels::Mode mode) {
+    job.launch_all(m, inputs, mode);
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      const Status finished = job.finish(r);
+      ASSERT_TRUE(finished) << finished.error().message;
+    }
+    job.make_current(0);
+  }
+  /// The same, and its results: each rank's.
+  void launch_and_keep(Job& job, std::uint32_t m, std::uint64_t inputs, kernels::Mode mode,
+                       std::vector<DeviceMemory>& results) {
+    launch_to_end(job, m, inputs, mode);
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      const auto bytes = static_cast<std::size_t>(job.c_elements(r, m)) * kernels::kElementBytes;
+      results.emplace_back(bytes);
+      require(cudaMemcpy(results.back().data(), job.c(r), bytes, cudaMemcpyDefault), "copy");
+    }
+  }
+  /// Whether the last launch's results have the bits of those.
+  void expect_same_bits(Job& job, std::uint32_t m, const std::vector<DeviceMemory>& results) {
+    for (std::uint32_t r = 0; r < job.world(); ++r) {
+      ASSERT_EQ(count_different(results[r].data(), job.c(r), job.c_elements(r, m), job.stream(0)),
+                0)
+          << "rank " << r;
+    }
   }
   /// Rounds of launches of 1 to `with.m` rows, or of one of these `heights`, one after the other on
   /// the streams; each round has fresh inputs and poisoned outputs, and is judged after its last

@@ -1,7 +1,7 @@
 // Tiles that a rank adds up itself as it computes them, one of them late
 // (kernels/cuda/late_adds.cuh): in many turns, one launch after the other; beside a rank that sums
 // by groups; and after a wait in vain. Of two ranks of a node; others' sums are made by groups
-// here, too.
+// here, too. And a shard that is summed once, with what has come from other nodes.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -38,6 +38,31 @@ TEST_P(Operators, RanksThatSumInDifferentWays) {
     with.options.compute_blocks = 3;
     launch_without_a_pause(with, 2, 30, {1024, 768, 512, 384, 256, 128, 64});
     if (HasFatalFailure()) return;
+  }
+}
+
+/// The sum within the node is rounded in registers then, instead of by being stored.
+TEST_P(Operators, AShardSummedOnceHasTheBitsOfOneSummedTwice) {
+  if (GetParam().op != Op::kGemmRs || GetParam().nodes == 1 || GetParam().locals == 1)
+    GTEST_SKIP() << "GEMM+RS over several nodes of several ranks only";
+  constexpr std::uint32_t kN = 1032;
+  for (const std::uint32_t m : {600u, 2048u}) {
+    SCOPED_TRACE("m " + std::to_string(m));
+    JobSetup with = setup(m, kN, 264);
+    with.options.sums_once = false;
+    const std::uint64_t same = seed();
+    std::vector<DeviceMemory> twice;
+    {
+      Job job(with);
+      launch_and_keep(job, m, same, Mode::kFused, twice);
+    }
+    with.options.sums_once = true;
+    Job job(with);
+    for (int run = 0; run < 10 && !HasFatalFailure(); ++run) {
+      launch_to_end(job, m, same, run % 5 == 4 ? Mode::kUnfused : Mode::kFused);
+      if (!HasFatalFailure()) expect_same_bits(job, m, twice);
+    }
+    if (!HasFatalFailure()) judge(job, m);
   }
 }
 

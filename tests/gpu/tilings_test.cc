@@ -125,6 +125,29 @@ TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
   EXPECT_FALSE(ag_gemm_spare_warps_share(*few, {}));
 }
 
+// Where the product takes longer than the network: 2 k / 665.6 TFLOP/s against 2 (N - 1) / (N L) /
+// 50 GB/s, or what the caller says of its machine.
+TEST(Tilings, AShardIsSummedOnceWhereTheProductTakesLongerThanTheNetwork) {
+  struct Sum {
+    std::uint32_t nodes, locals, k;
+    double network_bytes_per_s;
+    bool once;
+  };
+  for (const Sum& one :
+       {Sum{2, 4, 1024, 0, false}, Sum{2, 4, 1663, 0, false}, Sum{2, 4, 1665, 0, true},
+        Sum{2, 4, 2048, 0, true}, Sum{2, 2, 3300, 0, false}, Sum{2, 2, 3400, 0, true},
+        Sum{2, 8, 800, 0, false}, Sum{2, 8, 850, 0, true}, Sum{4, 8, 1200, 0, false},
+        Sum{4, 8, 1300, 0, true}, Sum{2, 4, 1024, 100e9, true}, Sum{2, 4, 2048, 25e9, false},
+        // Nothing is summed twice there.
+        Sum{1, 8, 8192, 0, false}, Sum{2, 1, 8192, 0, false}}) {
+    SCOPED_TRACE(testing::Message() << one.nodes << " x " << one.locals << ", k " << one.k);
+    MachineRates rates;
+    rates.network_bytes_per_s = one.network_bytes_per_s;
+    const World world{one.nodes, one.locals, 0, 0};
+    EXPECT_EQ(gemm_rs_sums_once(world, one.k, 128, rates), one.once);
+  }
+}
+
 struct Groups {
   std::uint32_t nodes, locals;
   Shape max;

@@ -189,5 +189,30 @@ TEST(SumRows, SumsFromLeftToRightInFp32AndStoresToAllTargets) {
   }
 }
 
+// A sum that is rounded on its way is what two sums one after the other give.
+TEST(SumRows, RoundsTheFirstSourcesBeforeTheOthersAreAdded) {
+  const RowMath& math = row_math(DType::kBf16);
+  // In bf16 256 + 1 is 256 (even), 256 + 1 + 1 is 258, and 258 + 1 is 260.
+  const float rows[4] = {256, 1, 1, 1};
+  std::uint16_t sources[4];
+  for (int s = 0; s < 4; ++s) math.narrow(&rows[s], &sources[s], 1);
+  const float expected[5] = {260, 260, 258, 260, 260};  // 259, 259, 256 + 2, 258 + 1, 259 rounded
+  for (std::uint32_t rounded = 0; rounded <= 4; ++rounded) {
+    std::uint16_t target = 0;
+    SumJob job;
+    for (const std::uint16_t& source : sources)
+      job.add_source(reinterpret_cast<const std::byte*>(&source));
+    job.rounded_sources = rounded;
+    job.targets[0] = &target;
+    job.target_count = 1;
+    job.rows = job.columns = 1;
+    job.source_stride = job.target_stride = 1;
+    sum_rows(math, job);
+    float sum = 0;
+    math.widen(&target, &sum, 1);
+    EXPECT_EQ(sum, expected[rounded]) << rounded;
+  }
+}
+
 }  // namespace
 }  // namespace mk::kernels

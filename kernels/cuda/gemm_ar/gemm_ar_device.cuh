@@ -21,6 +21,7 @@ struct GemmArOp {
   using Block = GemmArBlock<AnyExecutor>;
   using Executor = Leader;
   static constexpr Role kStreams = Role::kReduce;
+  static constexpr bool kRounds = false;
   static constexpr bool kHelps = false;
 
   static __device__ bool stream(Group<GemmArOp>& group, std::uint32_t index) {
@@ -44,6 +45,9 @@ struct GemmArOp {
     });
   }
 
+  static MK_HOST_DEVICE std::uint32_t receiving_groups(const Launch& launch) {
+    return cuda::receiving_groups(launch.blocks);
+  }
   /// To collect, for other ranks' chunks, who may fail. (Its own come from groups that have
   /// waited.)
   static __device__ bool waits_after_receive(const Launch& launch) {
@@ -74,7 +78,7 @@ struct GemmArOp {
     const std::uint32_t per_chunk = schedule.tiles_per_chunk();
     params.frame.steps = {
         sum_steps(chunks, per_chunk, world.nodes > 1 ? chunks : 0, launch.blocks.reduce),
-        arrival_steps(chunks, per_chunk, receiving_groups(launch.blocks))};
+        arrival_steps(chunks, per_chunk, receiving_groups(launch))};
     return params;
   }
 };

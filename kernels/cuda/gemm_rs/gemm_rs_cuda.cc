@@ -30,6 +30,17 @@ std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k) {
   return several && k <= kFewK ? 144 : 12;
 }
 
+// Both times are of m n elements of C.
+bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks,
+                       const MachineRates& rates) {
+  if (world.nodes == 1 || world.locals == 1) return false;
+  const MachineRates gpu = cuda::gpu_rates(rates, blocks);
+  const double product = 2.0 * k / gpu.flops_per_s;
+  const double network =
+      kElementBytes * (world.nodes - 1.0) / world.size() / gpu.network_bytes_per_s;
+  return product > network;
+}
+
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
@@ -55,11 +66,17 @@ Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, s
 }
 
 Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options) {
-  arguments_.launch.sums_own = sums_own(plan_, k(), options);
-  const bool several = cuda::several_gpus(context.world, options);
-  const std::uint32_t groups = arguments_.launch.sums_own ? 1 : gemm_rs_reduce_groups(several, k());
-  return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups),
-                             plan_.flags(), cuda::kGemmRsKernels);
+  const World& of = context.world;
+  GemmRsLaunch& launch = arguments_.launch;
+  launch.sums_own = sums_own(plan_, k(), options);
+  const std::uint32_t blocks = kBlocksMax / std::max(1u, options.ranks_per_device);
+  launch.sums_once = options.sums_once.value_or(gemm_rs_sums_once(of, k(), blocks, options.rates));
+  const bool several = cuda::several_gpus(of, options);
+  const std::uint32_t groups = launch.sums_own ? 1 : gemm_rs_reduce_groups(several, k());
+  cuda::GroupNeeds needs = cuda::sum_needs(of, groups);
+  // All groups that reduce join it, when they have no more to do.
+  if (launch.sums_shard_once()) needs.receive_groups = 1;
+  return OperatorBase::start(context, options, needs, plan_.flags(), cuda::kGemmRsKernels);
 }
 
 Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,

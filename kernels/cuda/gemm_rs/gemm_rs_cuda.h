@@ -27,6 +27,11 @@ Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
 /// cuda::several_gpus.
 std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k);
 
+/// Whether a rank sums its shard once (GemmRsLaunch::sums_once), by default: where by `rates` the
+/// product of its `blocks` compute blocks takes longer than the network.
+bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks,
+                       const MachineRates& rates);
+
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.

@@ -21,12 +21,16 @@ struct GemmRsOp {
   using Block = GemmRsBlock<AnyExecutor>;
   using Executor = Leader;
   static constexpr Role kStreams = Role::kReduce;
+  static constexpr bool kRounds = true;
   static constexpr bool kHelps = false;
 
   static __device__ bool stream(Group<GemmRsOp>& group, std::uint32_t index) {
-    return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
-      // Groups outside the compute blocks have time to check.
-      if (!gemm_rs::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
+    // Groups outside the compute blocks have time to check, and, where nothing is summed to be
+    // kept, to join those that receive.
+    const bool outside = blockIdx.x >= group.launch.blocks.compute;
+    const bool receives = outside && group.launch.sums_shard_once();
+    const auto role = [&](Block<Executor>& block) {
+      if (!gemm_rs::begin_reduce(block, outside)) return false;
       return group.launch.sums_own_tiles() ||
              group.take_steps(
                  block, group.state.sums_taken, group.frame.steps.sums,
@@ -34,7 +38,9 @@ struct GemmRsOp {
                    return gemm_rs::reduce_piece(b, piece, part);
                  },
                  [] {});
-    });
+    };
+    if (!group.run(Role::kReduce, index, role, receives)) return false;
+    return !receives || group.join_receive();
   }
   static __device__ bool send(Block<Executor>& block) { return gemm_rs::send(block); }
   static __device__ bool receive(Group<GemmRsOp>& group, Block<Executor>& block) {
@@ -44,6 +50,10 @@ struct GemmRsOp {
     });
   }
 
+  static MK_HOST_DEVICE std::uint32_t receiving_groups(const Launch& launch) {
+    return cuda::receiving_groups(launch.blocks) +
+           (launch.sums_shard_once() ? launch.blocks.reduce : 0);
+  }
   static __device__ bool waits_after_receive(const Launch&) { return false; }
 
   static MK_HOST_DEVICE bool ends_with_tiles(const Launch& launch) {
@@ -63,13 +73,17 @@ struct GemmRsOp {
         arguments, schedule.tiles(), {schedule, world, schedule.tiles(), launch.sums_own_tiles()},
         {world, arguments.product.k_blocks, waits_done<GemmRsOp>(arguments)},
         Store::params(schedule, arguments));
-    const std::uint32_t pieces = schedule.pieces(world.node, world.local);
+    const std::uint32_t onward =
+        world.nodes > 1 ? schedule.pieces_sent(world.node, world.local) : 0;
     // Shards' chunks may differ in their tiles; parts are of any number of them.
     const PackedTiles own = schedule.packed(world.rank());
-    const std::uint32_t onward = world.nodes > 1 ? pieces - own.chunks() : 0;
-    params.frame.steps = {
-        sum_steps(pieces, own.tiles_per_chunk(), onward, launch.blocks.reduce),
-        arrival_steps(own.chunks(), own.tiles_per_chunk(), receiving_groups(launch.blocks))};
+    const std::uint32_t per_chunk = own.tiles_per_chunk();
+    SumSteps& steps = params.frame.steps;
+    steps.sums = sum_steps(launch.pieces_reduced(), per_chunk, onward, launch.blocks.reduce);
+    // Tiles that come all along are summed as such, even if what came over the network is, too.
+    steps.arrivals = launch.sums_shard_once()
+                         ? sum_steps(own.chunks(), per_chunk, 0, launch.blocks.reduce)
+                         : arrival_steps(own.chunks(), per_chunk, receiving_groups(launch));
     return params;
   }
 };

@@ -34,10 +34,12 @@ struct GemmRs {
     const World& world = launch.context.world;
     return shard_of(launch.m, world.size(), world.rank());
   }
-  /// Who sums its own tiles as it computes them: some ranks, in some launches.
+  /// Who sums its own tiles as it computes them, and who its shard once: some ranks, in some
+  /// launches.
   static void begin(Launch& launch) {
     const std::uint32_t rank = launch.context.world.rank();
     launch.sums_own = (launch.epoch * 7 + rank * 5 + launch.m) % 3 != 0;
+    launch.sums_once = (launch.epoch * 5 + rank * 11 + launch.m) % 3 != 0;
   }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
