@@ -111,26 +111,42 @@ class AgGemmSchedule {
 /// after that: a B of more than a GPU's L2 cache holds is then read from memory by each of them
 /// anew. Rows that are walked together wait for the last of them.
 struct AgGemmBands {
-  bool in_turn = false;    ///< the node's shards are walked one after the other, as they arrive
-  std::uint32_t near = 1;  ///< of each of the node's other shards, where they are not
+  /// So many of the node's shards, its own first, are walked one after the other; 1 at least.
+  std::uint32_t whole = 1;
+  std::uint32_t near = 1;  ///< of each of the node's other shards
   std::uint32_t far = 1;   ///< of each shard that a hop brings
 
   /// One row where B is small. Else as many as all their tiles are in work at one time, of
   /// `workers` at a time (nothing is then left for later when the last row comes), kBandTiles of
   /// all shards together at most.
+  /// `in_turn`: the node's shards arrive one after the other (gather::share_in_turn). They are
+  /// walked so, too, until each worker has had a tile and more; by then all of them are there, and
+  /// kBandTiles rows of the others are walked together.
   static MK_HOST_DEVICE AgGemmBands of(const AgGemmSchedule& schedule, bool in_turn,
                                        std::uint32_t workers) {
     AgGemmBands bands;
-    bands.in_turn = in_turn;
-    if (schedule.b_bytes() < kLargeB) return bands;
     const std::uint32_t locals = schedule.world().locals;
+    if (in_turn) bands.whole = in_turn_of(schedule, workers);
+    if (schedule.b_bytes() < kLargeB) return bands;
     const std::uint32_t wave = workers / schedule.tiles_n();
     const std::uint32_t rows = wave < TileGrid::kBandTiles ? wave : TileGrid::kBandTiles;
     if (rows >= locals) bands.far = rows / locals;
-    if (locals > 1 && rows >= locals - 1) bands.near = rows / (locals - 1);
+    const std::uint32_t others = locals - bands.whole;
+    const std::uint32_t rows_near = in_turn ? TileGrid::kBandTiles : rows;
+    if (others != 0 && rows_near >= others) bands.near = rows_near / others;
     return bands;
   }
   static constexpr std::uint64_t kLargeB = 8 << 20;
+
+ private:
+  /// Shards that are walked as they arrive.
+  static MK_HOST_DEVICE std::uint32_t in_turn_of(const AgGemmSchedule& schedule,
+                                                 std::uint32_t workers) {
+    const std::uint32_t tiles = schedule.rounds() * schedule.tiles_n();  // of a shard
+    const std::uint32_t whole = 1 + div_up(workers, tiles);
+    const std::uint32_t locals = schedule.world().locals;
+    return whole < locals ? whole : locals;
+  }
 };
 
 /// Goes through a rank's tiles in the order above.
@@ -146,7 +162,7 @@ class AgGemmWalk {
         bands_(bands),
         tiles_n_(schedule.tiles_n()),
         rows_missing_(schedule.rounds_everywhere() != schedule.rounds()),
-        whole_(bands.in_turn ? schedule.world().locals : 1) {
+        whole_(bands.whole) {
     begin_group();
     if (members_ == 0) next_group();
     advance(first);

@@ -29,4 +29,11 @@ constexpr MachineRates gpu_rates(const MachineRates& given, std::uint32_t comput
   return rates;
 }
 
+/// Whether the product takes longer than the network, of an operator that sums: for each element of
+/// C a rank computes 2 k operations and sends `sent_bytes`. By the rates of gpu_rates().
+constexpr bool product_outlasts_network(std::uint32_t k, double sent_bytes,
+                                        const MachineRates& rates) {
+  return 2.0 * k * rates.network_bytes_per_s > sent_bytes * rates.flops_per_s;
+}
+
 }  // namespace mk::kernels::cuda

@@ -4,20 +4,15 @@
 
 namespace mk::kernels::cuda {
 
-GroupNeeds sum_needs(const World& world, std::uint32_t groups, bool spreads) {
+GroupNeeds sum_needs(const World& world, std::uint32_t groups, std::uint32_t receive_groups) {
   constexpr std::uint32_t kOverNodes = 24;
-  // Few: all groups of the compute blocks join these when they have no tiles left, and until then
-  // an SM does more for the product (gemm_rs/EXPERIMENTS.md).
-  constexpr std::uint32_t kReceive = 7;
-  // But what they store on other GPUs takes NVLink as long as the product, and must begin with it.
-  constexpr std::uint32_t kSpread = 24;
   GroupNeeds needs;
   needs.streams = Role::kReduce;
   needs.stream = world.locals > 1;
   needs.send = needs.receive = world.nodes > 1;
   needs.stream_groups = world.nodes > 1 ? kOverNodes : groups;
   needs.stream_least = world.nodes > 1 ? kGroupsOfRail : 0;
-  needs.receive_groups = spreads && world.locals > 1 ? kSpread : kReceive;
+  needs.receive_groups = receive_groups;
   return needs;
 }
 

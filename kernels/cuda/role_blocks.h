@@ -39,10 +39,13 @@ inline bool several_gpus(const World& world, const CudaOptions& options) {
   return world.locals > 2 && options.ranks_per_device == 1;
 }
 
-/// Of an operator that sums; within one node by `groups` groups of a whole GPU besides those of the
-/// compute blocks, which join when they have no tiles left. `spreads`: what comes over the network
-/// is summed for all ranks of the node.
-GroupNeeds sum_needs(const World& world, std::uint32_t groups, bool spreads = false);
+/// Of an operator that sums; by groups of a whole GPU besides those of the compute blocks, which
+/// join when they have no tiles left: within one node by `groups`, what comes over the network by
+/// `receive_groups`.
+GroupNeeds sum_needs(const World& world, std::uint32_t groups, std::uint32_t receive_groups);
+/// Few suffice for that where a rank sums it for itself: all groups of the compute blocks join
+/// them, and until then an SM does more for the product (gemm_rs/EXPERIMENTS.md).
+inline constexpr std::uint32_t kFewReceiveGroups = 7;
 
 /// Fills in `blocks`, in `frame` the blocks outside the compute blocks; its pollers are set. A
 /// count that the options name is taken as it is; by default groups that stream fill their last

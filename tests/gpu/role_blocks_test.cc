@@ -18,6 +18,7 @@ using cuda::sum_needs;
 
 constexpr std::uint32_t kDevice = 132;
 constexpr std::uint32_t kLanes = 4;
+constexpr std::uint32_t kReceive = cuda::kFewReceiveGroups;
 
 World world_of(std::uint32_t nodes, std::uint32_t locals) {
   World world;
@@ -59,7 +60,7 @@ TEST(RoleBlocks, EveryShareHoldsAllGroupsOfItsRoles) {
           SCOPED_TRACE(testing::Message() << ranks << " ranks a device, " << nodes << " nodes of "
                                           << locals << ", " << groups << " groups");
           const Chosen chosen =
-              chosen_of(sum_needs(world_of(nodes, locals), groups), shared_by(ranks));
+              chosen_of(sum_needs(world_of(nodes, locals), groups, kReceive), shared_by(ranks));
           const RoleBlocks& blocks = chosen.blocks;
           EXPECT_EQ(blocks.send, nodes > 1 ? 1u : 0u);
           EXPECT_EQ(blocks.receive != 0, nodes > 1);
@@ -82,22 +83,12 @@ TEST(RoleBlocks, EveryShareHoldsAllGroupsOfItsRoles) {
 TEST(RoleBlocks, SumsForTheNetworkKeepPaceWithARailWhateverTheShare) {
   for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
     const std::uint32_t share = kDevice / ranks;
-    const Chosen over_nodes = chosen_of(sum_needs(world_of(2, 2), 12), shared_by(ranks));
+    const Chosen over_nodes = chosen_of(sum_needs(world_of(2, 2), 12, kReceive), shared_by(ranks));
     EXPECT_GE(over_nodes.blocks.reduce, share >= 24 ? 12u : share / 2) << ranks;
     EXPECT_GE(over_nodes.blocks.compute, share / 2) << ranks;
-    const Chosen within_one = chosen_of(sum_needs(world_of(1, 4), 12), shared_by(ranks));
+    const Chosen within_one = chosen_of(sum_needs(world_of(1, 4), 12, kReceive), shared_by(ranks));
     EXPECT_LT(within_one.blocks.reduce, 12 / ranks + 1 + kGroupsOfBlock) << ranks;
   }
-}
-
-// Sums for the whole node take its links as long as the product: they are not left to its end.
-TEST(RoleBlocks, MoreGroupsSumWhatGoesToTheWholeNode) {
-  const auto receive = [](std::uint32_t locals, bool spreads) {
-    return choose(sum_needs(world_of(2, locals), 12, spreads), shared_by(1)).blocks.receive;
-  };
-  EXPECT_GT(receive(2, true), 2 * receive(2, false));
-  EXPECT_EQ(receive(4, true), receive(2, true));
-  EXPECT_EQ(receive(1, true), receive(1, false));
 }
 
 // One block of groups besides, as many compute blocks as there may be, and each of those counts as
@@ -183,7 +174,7 @@ TEST(RoleBlocks, SeveralGpusAreMoreThanTwoOfANodeWithOneRankEach) {
 }
 
 TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {
-  const GroupNeeds needs = sum_needs(world_of(2, 2), 12);
+  const GroupNeeds needs = sum_needs(world_of(2, 2), 12, kReceive);
   CudaOptions options = shared_by(2);
   options.stream_groups = 5;
   options.receive_groups = 4;
@@ -198,7 +189,7 @@ TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {
 }
 
 TEST(RoleBlocks, WhatDoesNotFitIsRefused) {
-  const GroupNeeds needs = sum_needs(world_of(2, 2), 12);
+  const GroupNeeds needs = sum_needs(world_of(2, 2), 12, kReceive);
   const auto refused = [&](const CudaOptions& options, ErrorCode code, std::uint32_t device) {
     const Chosen chosen = choose(needs, options, device);
     ASSERT_FALSE(chosen.status);

@@ -162,7 +162,7 @@ TEST(Tilings, GroupsThatShareRowsAreAsManyAsTheLinksTake) {
       {1, 2, {4096, 512, 4096}, 96},    {1, 4, {4096, 512, 4096}, 48},
       {1, 8, {4096, 2048, 4096}, 48},   {1, 2, {8192, 1024, 8192}, 72},
       {1, 8, {8192, 1024, 8192}, 36},   {1, 2, {16384, 1024, 16384}, 48},
-      {1, 8, {16384, 2048, 16384}, 36}, {1, 8, {2048, 7168, 8192}, 72},
+      {1, 8, {16384, 2048, 16384}, 36}, {1, 8, {2048, 7168, 8192}, 60},
       {1, 8, {4096, 7168, 8192}, 24},   {1, 8, {8192, 7168, 8192}, 18},
       {1, 8, {16384, 7168, 8192}, 12},  {1, 2, {32768, 4096, 32768}, 24},
       {2, 4, {2048, 256, 2048}, 96},    {2, 4, {8192, 1024, 8192}, 48},
@@ -201,6 +201,31 @@ TEST(Tilings, GroupsThatSumAreTheMoreTheShorterTheProduct) {
        }) {
     EXPECT_EQ(gemm_ar_reduce_groups(one.several, {one.m, one.n, 0}, one.k), one.groups)
         << one.several << " " << one.m << " " << one.n << " " << one.k;
+  }
+}
+
+// What is summed for a whole node takes its links as long as the product: it is not left to its
+// end, and where the network takes longest (4 bytes a rail for each element and k 4096 or less, or
+// as the caller says) it has the more groups.
+TEST(Tilings, MoreGroupsSumWhatGoesToTheWholeNode) {
+  struct Receive {
+    std::uint32_t nodes, locals;
+    bool several;
+    std::uint32_t k;
+    double network_bytes_per_s;
+    std::uint32_t groups;
+  };
+  for (const Receive& one : {Receive{2, 4, true, 256, 0, 48}, Receive{2, 4, true, 2048, 0, 48},
+                             Receive{2, 4, true, 3300, 0, 48}, Receive{2, 4, true, 3400, 0, 24},
+                             Receive{2, 4, true, 2048, 100e9, 24}, Receive{2, 8, true, 1600, 0, 48},
+                             Receive{2, 8, true, 1700, 0, 24}, Receive{4, 8, true, 4900, 0, 48},
+                             Receive{4, 8, true, 5000, 0, 24}, Receive{2, 2, false, 256, 0, 24},
+                             Receive{2, 1, false, 256, 0, 7}, Receive{2, 1, false, 8192, 0, 7}}) {
+    MachineRates rates;
+    rates.network_bytes_per_s = one.network_bytes_per_s;
+    const World world{one.nodes, one.locals, 0, 0};
+    EXPECT_EQ(gemm_ar_receive_groups(world, one.several, one.k, 128, rates), one.groups)
+        << one.nodes << " x " << one.locals << ", k " << one.k;
   }
 }
 

@@ -82,7 +82,7 @@ std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, co
     if (max.n < kNarrow || (max.m <= kFewRows && max.n >= kWide)) return 48;
   } else {
     if (max.n < kNarrow) return pair && max.m <= 4 * kFewRows ? 72 : pair ? 48 : 36;
-    if (comes_in_turn(nodes, max)) return 72;
+    if (comes_in_turn(nodes, max)) return 60;
   }
   if (max.n < kWide) return 24;
   if (max.m <= 2 * kFewRows) return nodes > 1 ? 36 : 24;

@@ -40,6 +40,18 @@ std::uint32_t gemm_ar_reduce_groups(bool several, const Shape& max, std::uint32_
   return several || result <= kSmall ? 144 : 12;
 }
 
+// What they store on the node's other GPUs takes NVLink as long as the product, and must begin with
+// it; the more where the network takes longest, who must not wait for them.
+std::uint32_t gemm_ar_receive_groups(const World& world, bool several, std::uint32_t k,
+                                     std::uint32_t blocks, const MachineRates& rates) {
+  constexpr std::uint32_t kBesideProduct = 24;
+  constexpr std::uint32_t kBesideNetwork = 48;
+  if (world.locals == 1) return cuda::kFewReceiveGroups;
+  const double sent = kElementBytes * (world.nodes - 1.0) / world.locals;
+  const bool product = cuda::product_outlasts_network(k, sent, cuda::gpu_rates(rates, blocks));
+  return product || !several ? kBesideProduct : kBesideNetwork;
+}
+
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
@@ -64,7 +76,9 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   sums_own_ = sums_own(plan_, options);
   const bool several = cuda::several_gpus(context.world, options);
   const std::uint32_t groups = sums_own_ ? 1 : gemm_ar_reduce_groups(several, plan_.max, k());
-  return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups, true),
+  const std::uint32_t receive =
+      gemm_ar_receive_groups(context.world, several, k(), kBlocksMax, options.rates);
+  return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups, receive),
                              plan_.flags(), cuda::kGemmArKernels);
 }
 

@@ -30,15 +30,11 @@ std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k) {
   return several && k <= kFewK ? 144 : 12;
 }
 
-// Both times are of m n elements of C.
 bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks,
                        const MachineRates& rates) {
   if (world.nodes == 1 || world.locals == 1) return false;
-  const MachineRates gpu = cuda::gpu_rates(rates, blocks);
-  const double product = 2.0 * k / gpu.flops_per_s;
-  const double network =
-      kElementBytes * (world.nodes - 1.0) / world.size() / gpu.network_bytes_per_s;
-  return product > network;
+  const double sent = kElementBytes * (world.nodes - 1.0) / world.size();
+  return cuda::product_outlasts_network(k, sent, cuda::gpu_rates(rates, blocks));
 }
 
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
@@ -73,9 +69,9 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   launch.sums_once = options.sums_once.value_or(gemm_rs_sums_once(of, k(), blocks, options.rates));
   const bool several = cuda::several_gpus(of, options);
   const std::uint32_t groups = launch.sums_own ? 1 : gemm_rs_reduce_groups(several, k());
-  cuda::GroupNeeds needs = cuda::sum_needs(of, groups);
-  // All groups that reduce join it, when they have no more to do.
-  if (launch.sums_shard_once()) needs.receive_groups = 1;
+  // Where a shard is summed once, all groups that reduce join it when they have no more to do.
+  const std::uint32_t receive = launch.sums_shard_once() ? 1 : cuda::kFewReceiveGroups;
+  const cuda::GroupNeeds needs = cuda::sum_needs(of, groups, receive);
   return OperatorBase::start(context, options, needs, plan_.flags(), cuda::kGemmRsKernels);
 }
 

@@ -49,12 +49,17 @@ std::vector<AgGemmTile> all_tiles(const AgGemmSchedule& schedule, const AgGemmBa
   return tiles;
 }
 
-constexpr AgGemmBands kBands[] = {
-    {false, 1, 1}, {true, 1, 1}, {false, 8, 2}, {false, 2, 3}, {true, 3, 8}};
+// `whole`: of a node that has as many ranks; in_world() cuts it.
+constexpr AgGemmBands kBands[] = {{1, 1, 1}, {8, 1, 1}, {1, 8, 2}, {1, 2, 3}, {2, 3, 8}, {3, 2, 1}};
+AgGemmBands in_world(AgGemmBands bands, const World& world) {
+  bands.whole = std::min(bands.whole, world.locals);
+  return bands;
+}
 
 TEST(AgGemmSchedule, EveryElementOfCIsComputedOnceFromTheRowsAHasThere) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
-    for (const AgGemmBands& bands : kBands) {
+    for (const AgGemmBands& one : kBands) {
+      const AgGemmBands bands = in_world(one, schedule.world());
       std::vector<std::uint8_t> covered(std::size_t{schedule.m()} * plan.max.n, 0);
       for (const AgGemmTile& tile : all_tiles(schedule, bands)) {
         const ShardRange shard = schedule.shard(tile.origin);
@@ -78,12 +83,13 @@ TEST(AgGemmSchedule, EveryElementOfCIsComputedOnceFromTheRowsAHasThere) {
 }
 
 // Own shard in bands, then hop by hop, the own node's others first; on each hop so many rounds at a
-// time, of all rails; in each band or group of rounds column by column. Where the node's shards
-// arrive in turn, they are walked like the own one.
+// time, of all rails; in each band or group of rounds column by column. The next shards of the own
+// node may be walked like its own.
 TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     const World& world = schedule.world();
-    for (const AgGemmBands& bands : kBands) {
+    for (const AgGemmBands& one : kBands) {
+      const AgGemmBands bands = in_world(one, world);
       const auto key = [&](const AgGemmTile& tile) {
         const std::uint32_t node = tile.origin / plan.locals;
         const std::uint32_t hops = (world.node + plan.nodes - node) % plan.nodes;
@@ -92,7 +98,7 @@ TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
         const std::uint32_t round =
             tile.row / div_up(schedule.shard(tile.origin).count,
                               div_up(schedule.shard(tile.origin).count, plan.tile_m));
-        const bool whole = tile.origin == world.rank() || (bands.in_turn && hops == 0);
+        const bool whole = hops == 0 && rail < bands.whole;
         const std::uint32_t together = whole       ? TileGrid::kBandTiles
                                        : hops == 0 ? bands.near
                                                    : bands.far;
@@ -127,8 +133,8 @@ TEST(AgGemmBands, AGroupIsInWorkAtOneTime) {
         for (std::uint32_t workers = 1; workers <= 132; ++workers) {
           SCOPED_TRACE(
               fmt::format("{} x {}, {} columns, {} workers", nodes, locals, columns, workers));
-          const AgGemmBands bands = AgGemmBands::of(schedule, workers % 2 == 0, workers);
-          ASSERT_EQ(bands.in_turn, workers % 2 == 0);
+          const AgGemmBands bands = AgGemmBands::of(schedule, false, workers);
+          ASSERT_EQ(bands.whole, 1u);
           const auto fits = [&](std::uint32_t rows) {
             return rows <= 8 && rows * columns <= workers;
           };
@@ -150,11 +156,34 @@ TEST(AgGemmBands, AGroupIsInWorkAtOneTime) {
   }
 }
 
+// Where shards arrive in turn: as many by themselves as give each worker a tile, and one more; the
+// others in bands of 16 rows of tiles of all of them together, or one of each.
+TEST(AgGemmBands, ShardsThatArriveInTurnAreWalkedByThemselvesWhileTheyArrive) {
+  struct Case {
+    std::uint32_t nodes, locals, m, workers;
+    std::uint32_t whole, near;
+  };
+  for (const Case& one :
+       {Case{1, 8, 2048, 108, 3, 3}, Case{1, 8, 2048, 56, 2, 2}, Case{1, 8, 2048, 57, 3, 3},
+        Case{1, 8, 1024, 108, 5, 5}, Case{1, 8, 256, 108, 5, 5}, Case{1, 4, 2048, 108, 2, 8},
+        Case{1, 2, 2048, 108, 2, 1}, Case{2, 4, 4096, 108, 2, 8}, Case{2, 4, 2048, 108, 3, 16}}) {
+    SCOPED_TRACE(
+        fmt::format("{} x {}, {} rows, {} workers", one.nodes, one.locals, one.m, one.workers));
+    const Shape max{one.m, 7168, 8192};
+    const auto plan = AgGemmPlan::make(one.nodes, one.locals, max, DType::kBf16, {128, 256, 0, 0});
+    ASSERT_TRUE(plan) << plan.error().message;
+    const AgGemmSchedule schedule(*plan, {one.nodes, one.locals, 0, 0}, max.m);
+    const AgGemmBands bands = AgGemmBands::of(schedule, true, one.workers);
+    EXPECT_EQ(bands.whole, one.whole);
+    EXPECT_EQ(bands.near, one.near);
+  }
+}
+
 // Several blocks, each going on by as many steps as there are, share the same tiles.
 TEST(AgGemmSchedule, BlocksDealOutTheTiles) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     if (plan.max.m > 129) return;
-    const AgGemmBands& bands = kBands[plan.max.m % std::size(kBands)];
+    const AgGemmBands bands = in_world(kBands[plan.max.m % std::size(kBands)], schedule.world());
     const auto tiles = all_tiles(schedule, bands);
     for (std::uint32_t blocks : {2u, 3u, 40u}) {
       std::size_t seen = 0;
