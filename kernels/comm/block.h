@@ -102,7 +102,7 @@ class Block {
   MK_HOST_DEVICE bool await_each(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
                                  SiteOf&& site_of) {
     if constexpr (kLooksAtMany<Flag> && !kTogether) {
-      // One is acquired by the look itself.
+      // A single flag is acquired by the thread's own load, which is sooner than a look by others.
       if (count == 1) return await([&] { return site_of(0); }, flag(0), wanted);
       if (await_run(0, count, count, wanted, flag, site_of) < count) return false;
       executor.loads_begin();

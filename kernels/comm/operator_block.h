@@ -119,8 +119,8 @@ class OperatorBlock : public Block<Executor> {
     const auto site_of = [&](std::uint32_t local) {
       return site(FlagKind::kLaunchRecord, rank_of(local), local, 0, 0);
     };
-    const auto epoch_of = [&](std::uint32_t local) { return &record(local)->epoch; };
-    if (!this->await_each(world.locals, epoch, epoch_of, site_of)) return false;
+    const FlagRow epochs{&record(0)->epoch, WorkspaceHead::kWordStep};
+    if (!this->await_each(world.locals, epoch, epochs, site_of)) return false;
     std::uint32_t other = world.locals;
     std::uint32_t its_m = common.m;
     look_at_each([&](std::uint32_t local) { return &record(local)->m; },
@@ -188,11 +188,10 @@ class OperatorBlock : public Block<Executor> {
   }
   /// Every local rank has ended launch `wanted`.
   MK_HOST_DEVICE bool await_all_finished(std::uint32_t wanted) {
-    return this->await_each(
-        world.locals, wanted, [&](std::uint32_t local) { return word(at(head.finished(local))); },
-        [&](std::uint32_t local) {
-          return site(FlagKind::kFinished, rank_of(local), local, 0, 1);
-        });
+    const FlagRow ends{word(at(head.finished(0))), WorkspaceHead::kWordStep};
+    return this->await_each(world.locals, wanted, ends, [&](std::uint32_t local) {
+      return site(FlagKind::kFinished, rank_of(local), local, 0, 1);
+    });
   }
   /// Flag `flag` of the operator's range shows this launch: what the rank on `node` (of this rail)
   /// has sent is here. `index1` names it to people: the chunk.

@@ -21,6 +21,8 @@ struct WorkspaceHead {
   std::uint32_t locals = 1;
 
   static constexpr std::uint64_t kLine = 64;
+  /// From one local rank's word to the next one's, of those that each has.
+  static constexpr std::uint32_t kWordStep = kLine / sizeof(std::uint32_t);
 
   MK_HOST_DEVICE static constexpr std::uint64_t failed() { return 0; }
   MK_HOST_DEVICE constexpr std::uint64_t record(std::uint32_t epoch, std::uint32_t local) const {

@@ -80,7 +80,6 @@ class GemmArGate {
     const auto number = static_cast<std::uint32_t>(tile);
     if (shared_.in_vain == 0 && !block_->await_others(block_->schedule.owned_index(number)))
       shared_.in_vain = 1;
-    GateExecutor::loads_begin();
   }
 
  private:

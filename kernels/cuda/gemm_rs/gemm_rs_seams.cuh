@@ -90,7 +90,6 @@ class GemmRsGate {
   __device__ void await_partial(int /*shard*/, int tile) {
     if (block_ == nullptr) return;
     if (!block_->await_others(static_cast<std::uint32_t>(tile))) fail();
-    GateExecutor::loads_begin();
   }
   __device__ void end() const { params_.waits_done.note(); }
 
