@@ -87,13 +87,9 @@ step() {
     gemm) ./gemm_test && ./gemm_seams_test ;;
     memcheck)
       local case
-      for case in ag_gemm_1x2 gemm_rs_1x2 gemm_ar_1x2 ag_gemm_2x1 gemm_rs_2x1 gemm_ar_2x1; do
-        compute-sanitizer --error-exitcode 9 --tool memcheck ./operators_gpu_test \
-          --gtest_filter="*SmallShapes/${case}_on_1" || return
-      done
-      for case in ag_gemm_1x2 ag_gemm_2x1 gemm_rs_1x2 gemm_ar_2x1; do
-        compute-sanitizer --error-exitcode 9 --tool racecheck ./operators_gpu_test \
-          --gtest_filter="*SmallShapes/${case}_on_1" || return
+      for case in memcheck:{ag_gemm,gemm_rs,gemm_ar}_{1x2,2x1} racecheck:{ag_gemm_1x2,ag_gemm_2x1,gemm_rs_1x2,gemm_ar_2x1}; do
+        compute-sanitizer --error-exitcode 9 --tool "${case%%:*}" ./operators_gpu_test \
+          --gtest_filter="*SmallShapes/${case#*:}_on_1" || return
       done ;;
     one_node) "${bench[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_x$devices.json" ;;
     alone)

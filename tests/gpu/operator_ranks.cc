@@ -190,11 +190,16 @@ SummedProduct Job::product() const {
 
 Verdict Job::judge_all(std::uint32_t m) {
   std::vector<Verdict> verdicts(world());
+  // A thread for each GPU, not for each rank: under compute-sanitizer's racecheck one that frees
+  // memory and one that waits for a kernel of the same GPU stand still on the tool's lock.
   std::vector<std::thread> threads;
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    threads.emplace_back([&, r] {
-      make_current(r);
-      verdicts[r] = judge(r, m);
+  for (int on = 0; on < setup_.devices; ++on) {
+    threads.emplace_back([&, on] {
+      for (std::uint32_t r = 0; r < world(); ++r) {
+        if (device(r) != on) continue;
+        make_current(r);
+        verdicts[r] = judge(r, m);
+      }
     });
   }
   for (std::thread& thread : threads) thread.join();
