@@ -161,8 +161,7 @@ class AgGemmWalk {
       : schedule_(schedule),
         bands_(bands),
         tiles_n_(schedule.tiles_n()),
-        rows_missing_(schedule.rounds_everywhere() != schedule.rounds()),
-        whole_(bands.whole) {
+        rows_missing_(schedule.rounds_everywhere() != schedule.rounds()) {
     begin_group();
     if (members_ == 0) next_group();
     advance(first);
@@ -194,9 +193,9 @@ class AgGemmWalk {
     return schedule_.gather().origin_at(hops_ * schedule_.world().locals + rail);
   }
   /// In a shard that is walked by itself: this rank's own, or one that arrives in turn.
-  MK_HOST_DEVICE bool is_whole() const { return whole_at_ < whole_; }
+  MK_HOST_DEVICE bool is_whole() const { return whole_at_ < bands_.whole; }
   /// At hop 0 those are done.
-  MK_HOST_DEVICE std::uint32_t first_rail() const { return hops_ == 0 ? whole_ : 0; }
+  MK_HOST_DEVICE std::uint32_t first_rail() const { return hops_ == 0 ? bands_.whole : 0; }
   /// Shards of one row less may lack the last row of tiles.
   MK_HOST_DEVICE bool has_round(std::uint32_t rail, std::uint32_t round) const {
     return !rows_missing_ || round < schedule_.grid(origin_of(rail)).tiles_m();
@@ -238,7 +237,9 @@ class AgGemmWalk {
       if (round_ >= rounds_in_all()) {
         round_ = 0;
         // After the last whole shard the hop's others come, if there are any.
-        if (!is_whole() || (++whole_at_ == whole_ && whole_ == schedule_.world().locals)) ++hops_;
+        if (!is_whole() ||
+            (++whole_at_ == bands_.whole && bands_.whole == schedule_.world().locals))
+          ++hops_;
       }
       if (done()) {
         members_ = 0;
@@ -252,7 +253,6 @@ class AgGemmWalk {
   const AgGemmBands bands_;
   std::uint32_t tiles_n_;
   bool rows_missing_;           ///< some shard lacks the last row of tiles
-  std::uint32_t whole_;         ///< shards that are walked by themselves
   std::uint32_t whole_at_ = 0;  ///< at which of them
   std::uint32_t hops_ = 0;
   std::uint32_t round_ = 0;    ///< the group's first row of tiles of each shard

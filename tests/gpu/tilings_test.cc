@@ -205,8 +205,8 @@ TEST(Tilings, GroupsThatSumAreTheMoreTheShorterTheProduct) {
 }
 
 // What is summed for a whole node takes its links as long as the product: it is not left to its
-// end, and where the network takes longest (4 bytes a rail for each element and k 4096 or less, or
-// as the caller says) it has the more groups.
+// end, and where the network takes longest (2 k / 665.6 TFLOP/s against 2 (N - 1) / L / 50 GB/s, or
+// what the caller says of its machine) it has the more groups.
 TEST(Tilings, MoreGroupsSumWhatGoesToTheWholeNode) {
   struct Receive {
     std::uint32_t nodes, locals;
