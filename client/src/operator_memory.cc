@@ -104,6 +104,8 @@ Result<OperatorMemory> OperatorMemory::create(Session::Impl& session, std::strin
   kernels::RankContext& context = memory.context_;
   context.world = {options.nodes, options.local_size, options.node_rank, options.local_rank};
   context.workspace_handle = memory.workspace_.handle;
+  memory.rail_peers_.resize(options.nodes);
+  context.rail_peers = memory.rail_peers_.data();
   for (std::uint32_t rank = 0; rank < options.world; ++rank) {
     MK_ASSIGN_OR_RETURN(const Announced theirs,
                         unpack(blobs[rank], rank, options.rank, kind, executor, parameters));
@@ -114,7 +116,7 @@ Result<OperatorMemory> OperatorMemory::create(Session::Impl& session, std::strin
     if (device && sharing && rank != options.rank) ++memory.ranks_per_device_;
     if (node != options.node_rank) {
       if (local == options.local_rank) {
-        context.rail_peers[node] = {static_cast<std::uint16_t>(rank), theirs.head.workspace_handle,
+        memory.rail_peers_[node] = {static_cast<std::uint16_t>(rank), theirs.head.workspace_handle,
                                     theirs.head.flag_base};
       }
     } else if (local == options.local_rank) {
@@ -182,6 +184,7 @@ OperatorMemory::OperatorMemory(OperatorMemory&& other) noexcept
       peers_(std::move(other.peers_)),
       device_peers_(std::move(other.device_peers_)),
       ranks_per_device_(other.ranks_per_device_),
+      rail_peers_(std::move(other.rail_peers_)),
       context_(other.context_) {}
 
 void OperatorMemory::await_peers() {

@@ -47,6 +47,7 @@ class OperatorMemory {
   std::vector<shm::BufferFile> peers_;
   std::vector<gpu::View> device_peers_;
   std::uint32_t ranks_per_device_ = 1;
+  std::vector<kernels::RailPeer> rail_peers_;  ///< context_'s
   kernels::RankContext context_;
 };
 

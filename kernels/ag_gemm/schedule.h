@@ -138,6 +138,13 @@ struct AgGemmBands {
   }
   static constexpr std::uint64_t kLargeB = 8 << 20;
 
+  /// Of a tile of such a shard (of `hops` hops from this rank's node), row `round` of its tiles:
+  /// behind the last row of tiles that is walked together with it.
+  MK_HOST_DEVICE std::uint32_t end_of_band(std::uint32_t hops, std::uint32_t round) const {
+    const std::uint32_t rows = hops == 0 ? near : far;
+    return (round / rows + 1) * rows;
+  }
+
  private:
   /// Shards that are walked as they arrive.
   static MK_HOST_DEVICE std::uint32_t in_turn_of(const AgGemmSchedule& schedule,

@@ -32,13 +32,6 @@ class Block {
     executor.first_missing(0u, 0u, 0u, flag);
   };
 
-  /// Whether several threads run the block together: each has a block of its own, asks itself the
-  /// same questions, and the executor supplies
-  ///     bool agree(bool here);
-  /// whether it is so for all of them, for what they see of words that others write (`await`,
-  /// `await_each`, `stopped`); they must go on together.
-  static constexpr bool kTogether = requires(Executor & executor) { executor.agree(true); };
-
   MK_HOST_DEVICE Block(Executor& executor_in, const WaitControl& control_in, BlockTotals& totals_in,
                        Role role_in, std::uint32_t index_in, std::uint32_t epoch_in)
       : executor(executor_in),
@@ -90,7 +83,7 @@ class Block {
   /// made_site.
   template <class Site>
   MK_HOST_DEVICE bool await(const Site& site, const std::uint32_t* flag, std::uint32_t wanted) {
-    if (!agree(wait_flag(executor, control, site, totals.waits, flag, wanted))) return false;
+    if (!wait_flag(executor, control, site, totals.waits, flag, wanted)) return false;
     executor.loads_begin();
     return true;
   }
@@ -101,7 +94,7 @@ class Block {
   template <class Flag, class SiteOf>
   MK_HOST_DEVICE bool await_each(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
                                  SiteOf&& site_of) {
-    if constexpr (kLooksAtMany<Flag> && !kTogether) {
+    if constexpr (kLooksAtMany<Flag>) {
       // A single flag is acquired by the thread's own load, which is sooner than a look by others.
       if (count == 1) return await([&] { return site_of(0); }, flag(0), wanted);
       if (await_run(0, count, count, wanted, flag, site_of) < count) return false;
@@ -129,7 +122,6 @@ class Block {
   MK_HOST_DEVICE std::uint32_t await_run(std::uint32_t begin, std::uint32_t least,
                                          std::uint32_t end, std::uint32_t wanted, Flag&& flag,
                                          SiteOf&& site_of) {
-    static_assert(!kTogether, "what they see is not put to the vote here");
     std::uint32_t missing = begin;
     while (missing < least) {
       const std::uint32_t first = missing;
@@ -166,7 +158,7 @@ class Block {
   }
 
   /// Whether another block has failed. For stretches of work without a wait.
-  MK_HOST_DEVICE bool stopped() const { return !agree(shm::load_acquire(control.stop) == 0); }
+  MK_HOST_DEVICE bool stopped() const { return shm::load_acquire(control.stop) != 0; }
 
   // --- What this block does when; nothing when nobody asked for it ---
 
@@ -187,15 +179,6 @@ class Block {
 
   /// Ends the launch for a reason that the executor has noted.
   MK_HOST_DEVICE void stop() { shm::store_release(control.stop, 1u); }
-
- private:
-  MK_HOST_DEVICE bool agree(bool here) const {
-    if constexpr (kTogether) {
-      return executor.agree(here);
-    } else {
-      return here;
-    }
-  }
 };
 
 }  // namespace mk::kernels

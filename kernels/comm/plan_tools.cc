@@ -82,6 +82,8 @@ Status check_context(std::string_view op, std::uint32_t nodes, std::uint32_t loc
         "{}: needs {} arrival flags from a multiple of {} on; the context has {} from {} on", op,
         flag_count, shm::kFlagGranule, context.flag_count, context.flag_base);
   }
+  if (context.rail_peers == nullptr)
+    return fail(ErrorCode::kInvalidArgument, "{}: the context names no rail peers", op);
   for (std::uint32_t node = 0; node < world.nodes; ++node) {
     if (node == world.node || context.rail_peers[node].rank == world.rail_peer(node)) continue;
     return fail(ErrorCode::kInvalidArgument,

@@ -30,8 +30,9 @@ struct RankContext {
 
   /// This rank's handle of its workspace, known to the daemon as a source.
   std::uint16_t workspace_handle = 0;
-  /// By node; the entry of this rank's own node is unused.
-  RailPeer rail_peers[shm::kNodesMax] = {};
+  /// By node, of several; the entry of this rank's own node is unused. (Not in here: a CUDA block
+  /// keeps a copy of all this in its shared memory.)
+  const RailPeer* rail_peers = nullptr;
 
   /// The lanes this operator may use; each is driven by one send block. Their sequences go on from
   /// launch to launch, so the producers live in the session and are shared by its operators, one

@@ -21,8 +21,8 @@ struct CudaOptions {
   std::uint32_t stream_groups = 0;   ///< sums within the node, or hands out this rank's rows
   std::uint32_t send_groups = 0;     ///< a lane each
   std::uint32_t receive_groups = 0;
-  /// AllGather + GEMM on one node: whether rows are shared mainly by a warp of each compute block
-  /// that has nothing else to do, and only besides by groups. Not set: chosen.
+  /// AllGather + GEMM, several ranks of a node: whether rows are shared mainly by a warp of each
+  /// compute block that has nothing else to do, and only besides by groups. Not set: chosen.
   std::optional<bool> spare_warps;
   /// GEMM + ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:
   /// chosen.

@@ -276,9 +276,9 @@ __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint
 }
 
 /// What all leaders are.
-class LeaderBase {
+class LeaderBase : public RoleExecutor {
  public:
-  __device__ LeaderBase(LeaderWarp& warp, DeviceState& state) : warp_(warp), state_(state) {}
+  __device__ LeaderBase(LeaderWarp& warp, DeviceState& state) : RoleExecutor(state), warp_(warp) {}
 
   template <class Flag>
   __device__ std::uint32_t first_missing(std::uint32_t begin, std::uint32_t end,
@@ -286,29 +286,12 @@ class LeaderBase {
     return warp_.first_missing(begin, end, wanted, flag);
   }
   __device__ std::uint32_t first_seen() const { return warp_.first_seen(); }
-  static __device__ void publish_within_rank(std::uint32_t* flag, std::uint32_t epoch) {
-    ptx::store_release_gpu(flag, epoch);
-  }
-  static __device__ std::uint64_t now_ns() { return ptx::now_ns(); }
-  /// The GPU's clock is not the daemon's: no time.
-  static __device__ std::uint32_t commit_time_ns() { return 0; }
-  static __device__ bool pause(std::uint32_t attempt) { return look_at_clock(attempt); }
-
-  /// Compute blocks show their tiles one by one, and each that it has none left, to people.
-  static __device__ bool counts_done(Role role) { return role != Role::kCompute; }
-  __device__ bool last_done(Role role, std::uint32_t count) {
-    return last_of(&state_.roles_done[static_cast<std::uint32_t>(role)], count);
-  }
-  __device__ bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts) {
-    return count_part(state_, role, chunk, parts);
-  }
 
  protected:
   __device__ void end_warp() { warp_.end(); }
 
  private:
   LeaderWarp& warp_;
-  DeviceState& state_;
 };
 
 /// The leader of an operator that only copies within a node: the copy engine does it, there are no

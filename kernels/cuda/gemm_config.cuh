@@ -49,9 +49,9 @@ struct GemmConfig {
   /// Of one piece each, per math warpgroup; used by turns.
   static constexpr int kStagingBuffers = kStaging;
 
-  /// Registers per thread by role: together exactly what a block of 384 threads is given (3 x 168).
-  static constexpr int kIoRegisters = 72;
-  static constexpr int kMathRegisters = 216;
+  /// Registers per thread by role: together no more than a block of 384 threads is given (3 x 168).
+  static constexpr int kIoRegisters = 80;
+  static constexpr int kMathRegisters = 208;
 
   static constexpr int kABytes = kBlockM * kBlockK * 2;
   static constexpr int kBBytes = kBlockN * kBlockK * 2;

@@ -184,9 +184,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
   constexpr int kMathWarpgroups = Config::kMathWarpgroups;
 
   // Warp-uniform values come through a shuffle so that the compiler keeps them in uniform
-  // registers.
+  // registers. (The warp's number where it is used: from before the branch ptxas may spill it.)
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
+  const auto warp_of_group = [] {
+    return static_cast<int>(__shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0));
+  };
   const int lane = threadIdx.x % 32;
   const int cluster_rank = kCluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
 
@@ -195,6 +197,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
   if (warpgroup == kMathWarpgroups) {
     // ---- io warpgroup ---------------------------------------------------------------------------
     ptx::registers_shrink<Config::kIoRegisters>();
+    const int warp = warp_of_group();
 
     if (warp == 0 && cute::elect_one_sync()) {
       // Loads. Where A's box is short, the rest of the tile in shared memory is stale: it reaches
@@ -338,6 +341,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
   } else {
     // ---- math warpgroups ------------------------------------------------------------------------
     ptx::registers_grow<Config::kMathRegisters>();
+    const int warp = warp_of_group();
 
     // Descriptors of stage 0; another stage, or another 16 of K, is an addition to the low word's
     // address field.

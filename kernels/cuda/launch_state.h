@@ -48,9 +48,9 @@ struct DeviceState {
   /// Of the running launch, without the poller: groups that have ended, or that wait for nothing
   /// more (WaitsDone).
   std::uint32_t groups_done = 0;
-  /// Of the running launch: steps that groups have taken, of the sums within the node and of those
-  /// over the nodes.
-  std::uint32_t sums_taken = 0;
+  /// Of the running launch: steps that have been taken at run time, of what is summed or shared
+  /// within the node and of what comes over the nodes.
+  std::uint32_t streams_taken = 0;
   std::uint32_t receives_taken = 0;
   std::uint32_t tiles_taken = 0;  ///< of the running launch: tiles beyond each block's first
   /// Of each chunk's parts those that are done (place_of_parts), of what is sent on (or handed out)
@@ -64,6 +64,7 @@ struct DeviceState {
   shm::LaneControl controls[shm::kLanesMax] = {};
   /// The session's lanes, but with `controls` above for the host's.
   shm::RingProducer lanes[shm::kLanesMax];
+  alignas(128) RailPeer rail_peers[shm::kNodesMax];  ///< RankContext's
 };
 
 /// The first failure, in memory of the host that the GPU can write. `failed` is written last.
@@ -115,6 +116,11 @@ struct FrameArguments {
   /// So many of the compute blocks, the first ones, share rows by their spare warp, too: they are
   /// the last blocks of the share role, in the sense of comm/block.h. 0 or all.
   std::uint32_t spare_sharers = 0;
+  /// So many of those pass on then what comes over the network: the last blocks of the receive
+  /// role. 0 or all.
+  std::uint32_t spare_receivers = 0;
+  /// Their pace: in so many nanoseconds each writes 1 KiB to one target.
+  std::uint32_t spare_ns_per_kib = 0;
   /// So many groups, those that receive, share rows first; of the share role's blocks they are the
   /// last. 0 or all of them.
   std::uint32_t sharing_receivers = 0;
@@ -127,6 +133,12 @@ MK_HOST_DEVICE constexpr std::uint32_t groups_that_only_share(const FrameArgumen
   return blocks.share - frame.spare_sharers - frame.sharing_receivers;
 }
 
+/// Groups that receive.
+MK_HOST_DEVICE constexpr std::uint32_t groups_that_receive(const FrameArguments& frame,
+                                                           const RoleBlocks& blocks) {
+  return blocks.receive - frame.spare_receivers;
+}
+
 /// Groups of a launch but the poller.
 constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBlocks& blocks) {
   return (blocks.compute + frame.comm_blocks) * kGroupsOfBlock - frame.pollers;
@@ -136,7 +148,8 @@ constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBl
 /// the launch to its end.
 MK_HOST_DEVICE constexpr std::uint32_t first_streaming_block(const FrameArguments& frame,
                                                              const RoleBlocks& blocks) {
-  return blocks.compute + div_up(frame.pollers + blocks.send + blocks.receive, kGroupsOfBlock);
+  return blocks.compute +
+         div_up(frame.pollers + blocks.send + groups_that_receive(frame, blocks), kGroupsOfBlock);
 }
 
 /// Outside the compute blocks, group g is of block g / kGroupsOfBlock there; groups `before`,

@@ -112,6 +112,8 @@ Status OperatorFrame::adopt_context(const RankContext& context, const FlagMap& m
       first->lanes[lane].ring.control = &state_->controls[lane];
     }
     launch.context.lanes = state_->lanes;
+    std::copy_n(context.rail_peers, context.world.nodes, first->rail_peers);
+    launch.context.rail_peers = state_->rail_peers;
   }
   const std::uint32_t* const aborts[2] = {context.session_abort, context.process_abort};
   const std::uint32_t** mirrored[2] = {&launch.context.session_abort,
@@ -213,7 +215,7 @@ std::string OperatorFrame::progress(const Launch& launch) const {
       "{} "
       "blocks have ended, {} steps are taken, stop {}",
       op_, epoch, world_.rank(), computed, launch.blocks.compute, tiles, state->groups_done,
-      state->blocks_done, state->sums_taken + state->receives_taken, state->local.stop);
+      state->blocks_done, state->streams_taken + state->receives_taken, state->local.stop);
 }
 
 }  // namespace mk::kernels::cuda

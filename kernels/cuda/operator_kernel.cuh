@@ -33,7 +33,7 @@
 ///       static bool ends_with_tiles(const Launch&);    compute blocks then have nothing to do; the
 ///                                                      gate goes by waits_done()
 ///       static bool after_tiles(Group<Op>&);           each group of a compute block, if not
-///       static void beside(const OperatorParams<Op>&, const Gate::Shared&);
+///       static void beside(const OperatorParams<Op>&, Gate::Shared&);
 ///                                                      if it has it: all lanes of the spare warp
 ///                                                      of a block that computes tiles
 ///     };
@@ -107,16 +107,17 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
       Op::kStreams == Role::kShare ? groups_that_only_share(frame, blocks) : blocks.reduce;
   if (index < blocks.send) return send(group, index);
   index -= blocks.send;
-  if (index < blocks.receive) {
+  const std::uint32_t receives = groups_that_receive(frame, blocks);
+  if (index < receives) {
     if constexpr (Op::kStreams == Role::kShare) {
       if (frame.sharing_receivers != 0 && !Op::stream(group, streams + index, true)) return;
     }
     group.run(Role::kReceive, index, [&](auto& block) { return Op::receive(group, block); });
     return;
   }
-  index -= blocks.receive;
+  index -= receives;
   if (index >= streams) return;
-  const std::uint32_t before = frame.pollers + blocks.send + blocks.receive;
+  const std::uint32_t before = frame.pollers + blocks.send + receives;
   Op::stream(group, spread_stream(index, before, streams));
 }
 
@@ -146,11 +147,18 @@ __device__ __forceinline__ std::uint32_t comm_index(const OperatorParams<Op>& pa
 __device__ __forceinline__ void prefetch_lane(const FrameArguments& frame, std::uint32_t index,
                                               std::uint32_t thread) {
   constexpr std::uint32_t kWords = sizeof(shm::RingProducer) / sizeof(std::uint64_t);
+  // The rail peers of so many nodes, by lines of the cache.
+  constexpr std::uint32_t kPeersOfLine = 128 / sizeof(RailPeer);
+  constexpr std::uint32_t kPeersNear = 2;
+  static_assert(kPeersNear * kPeersOfLine <= shm::kNodesMax && sizeof(RailPeer) == 8);
   if (thread < kWords) {
     const shm::RingProducer* lane = &frame.state->lanes[index];
     ptx::prefetch_word(reinterpret_cast<const std::uint64_t*>(lane) + thread);
   } else if (thread == kWords) {
     ptx::prefetch_word(&frame.host.session_lanes[index].produced);
+  } else if (thread - kWords <= kPeersNear) {
+    const RailPeer* peers = frame.state->rail_peers + (thread - kWords - 1) * kPeersOfLine;
+    ptx::prefetch_word(reinterpret_cast<const std::uint64_t*>(peers));
   }
 }
 
@@ -257,7 +265,7 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
   if (ptx::fetch_add_gpu(&state.blocks_done, 1u) + 1 != gridDim.x) return;
   shm::store_relaxed(&state.blocks_done, 0u);
   shm::store_relaxed(&state.groups_done, 0u);
-  shm::store_relaxed(&state.sums_taken, 0u);
+  shm::store_relaxed(&state.streams_taken, 0u);
   shm::store_relaxed(&state.receives_taken, 0u);
   shm::store_relaxed(&state.tiles_taken, 0u);
   if (shm::load_acquire(&state.local.stop) == 0) {

@@ -29,8 +29,8 @@ struct GroupNeeds {
   std::uint32_t receive_groups = 6;
   /// Those stream first, too, and receive then.
   bool receivers_stream = false;
-  /// The compute blocks' spare warps stream, too (FrameArguments::spare_sharers): by default only
-  /// one block of groups does it besides.
+  /// The compute blocks' spare warps stream, too, and those groups receive or stream by default
+  /// that the SMs hold which the product cannot have (kBlocksMax; one SM at least).
   bool spare_streams = false;
 };
 /// Whether a node has more ranks than two, with a GPU each: they want more groups than two do. (Of

@@ -45,6 +45,7 @@
 #include "kernels/gather/block.h"
 #include "kernels/gather/copy_job.h"
 #include "kernels/gather/sharing.h"
+#include "kernels/gather/steps.h"
 
 namespace mk::kernels::gather {
 
@@ -67,6 +68,7 @@ MK_HOST_DEVICE inline void share_chunk(GatherBlock<Executor>& gather, const Gath
                                        std::uint32_t chunk, const ByteRange& range, CopyJob& job) {
   auto& block = gather.block;
   if (chunk == 0) {
+    MK_NO_UNROLL
     for (std::uint32_t i = 0; i < job.target_count; ++i) write_header(gather, job.targets[i]);
     return;
   }
@@ -105,10 +107,10 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
   return true;
 }
 
-/// Hands out this rank's own rows (for the network, where they are not in place): chunks `index`,
-/// `index` + share blocks, ..., or, of parts of each chunk, so many of those. Only with several
-/// ranks. `in_turn`: a broadcast as share_in_turn does it, chunk by chunk; else each chunk to
-/// everybody at once, but for what `sharing` says.
+/// Hands out this rank's own rows (for the network, where they are not in place), chunk by chunk,
+/// or, of parts of each chunk, part by part; which of them this block does: next_step. Only with
+/// several ranks. `in_turn`: a broadcast as share_in_turn does it, chunk by chunk; else each chunk
+/// to everybody at once, but for what `sharing` says.
 template <class Executor>
 MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSource& source,
                                  bool in_turn = false, const Sharing& sharing = {}) {
@@ -125,7 +127,7 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
   const std::uint32_t most = sharing.network_first < chunks ? sharing.network_first : chunks;
   const std::uint32_t first = to_own && to_others ? most : 0;
   for (std::uint32_t step = block.index; step < (first + chunks) * sharing.parts;
-       step += block.common.blocks.share) {
+       step = next_step(block, step, block.common.blocks.share, sharing.taken)) {
     if (block.stopped()) return false;
     const std::uint64_t begin_ns = block.span_begin();
     const Part part{step % sharing.parts, sharing.parts};
@@ -137,6 +139,7 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
     if (to_own && (ahead || chunk >= first))
       job.add_target(gather.slot(world.local, own) + range.begin);
     // Each rank starts with its next, so that nobody is everybody's first.
+    MK_NO_UNROLL
     for (std::uint32_t i = 1; to_others && !ahead && i < world.locals; ++i)
       job.add_target(gather.slot((world.local + i) % world.locals, own) + range.begin);
     if (chunk != 0 || part.index == 0) share_chunk(gather, source, chunk, range, job);
@@ -327,6 +330,7 @@ MK_HOST_DEVICE inline void hand_out(GatherBlock<Executor>& gather, std::uint32_t
   const World& world = gather.block.world;
   CopyJob job;
   job.source = gather.slot(world.local, origin) + range.begin;
+  MK_NO_UNROLL
   for (std::uint32_t i = 1; i < world.locals; ++i)
     job.add_target(gather.slot((world.local + i) % world.locals, origin) + range.begin);
   job.rows = 1;
@@ -334,25 +338,27 @@ MK_HOST_DEVICE inline void hand_out(GatherBlock<Executor>& gather, std::uint32_t
   gather.block.executor.copy(job);
 }
 
-/// Hands out on this node what arrives for this rank's rail: chunks `index`, `index` + receive
-/// blocks, ... of each shard, or, of `parts` parts of each chunk, so many of those. Only with
+/// Hands out on this node what arrives for this rank's rail, shard by shard, chunk by chunk, or, of
+/// `parts` parts of each chunk, part by part; which of them this block does: next_step. Only with
 /// several nodes and several local ranks.
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, std::uint32_t parts = 1) {
+MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, std::uint32_t parts = 1,
+                                   bool taken = false) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
   if (!gather.await_bank_free()) return false;
-  std::uint32_t chunks_before = 0;  // of the shards before
+  std::uint32_t chunks_before = 0;   // of the shards before
+  std::uint32_t step = block.index;  // of those of all shards
   for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
     const std::uint32_t node = schedule.node_at(hops);
     const std::uint32_t origin = world.rail_peer(node);
     std::uint32_t rows = 0;
     if (!gather.await_row_count(origin, &rows)) return false;
     const std::uint32_t chunks = schedule.chunks(rows);
-    for (std::uint32_t step = block.index; step < chunks * parts;
-         step += block.common.blocks.receive) {
-      const std::uint32_t chunk = step / parts;
+    for (; step < (chunks_before + chunks) * parts;
+         step = next_step(block, step, block.common.blocks.receive, taken)) {
+      const std::uint32_t chunk = step / parts - chunks_before;
       const Part part{step % parts, parts};
       if (!gather.await_chunk(origin, chunk)) return false;
       block.span_mark(SpanKind::kArrival, chunk, node, origin);

@@ -12,6 +12,9 @@ struct Sharing {
   /// before any to the local ranks: the network, which takes longest, begins so much sooner. Their
   /// parts are counted as those of chunks after the last one.
   std::uint32_t network_first = 0;
+  /// Blocks take their steps at run time (next_step), also those of what they pass on: they are not
+  /// equally quick.
+  bool taken = false;
 };
 
 }  // namespace mk::kernels::gather

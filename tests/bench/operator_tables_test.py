@@ -14,10 +14,9 @@ sys.path.insert(0, str(HERE))
 import operator_tables  # noqa: E402
 
 # Document: of which files it has the tables.
-GAINS = {"README.md": ["operators_h200_x8", "operators_h200_2x4", "operators_h100_x2", "operators_h100_2x1",
-                       "operators_h100_2x2_on_2"]}
-TIMES = {f"kernels/cuda/{op}/FIGURES.md": (op, ["operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"])
-         for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
+PRESENT = ["operators_h100_x4", "operators_h100_2x2", "operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"]
+GAINS = {"README.md": ["operators_h200_x8", "operators_h200_2x4", *PRESENT]}
+TIMES = {f"kernels/cuda/{op}/FIGURES.md": (op, PRESENT) for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
 MIRRORED = {"operators_h100_1x8_mirrored": "operators_h200_x8", "operators_h100_2x4_mirrored": "operators_h200_2x4"}
 ALONE = {"kernels/cuda/FIGURES.md": "operators_h100_x2_alone"}
 

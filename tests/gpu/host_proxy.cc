@@ -47,6 +47,8 @@ HostProxy::HostProxy(std::uint32_t nodes, std::uint32_t locals, std::uint32_t fl
       rank->consumers[lane].ring = ring;
       producers[lane].ring = ring;
     }
+    for (std::uint32_t node = 0; node < nodes; ++node)
+      rank->rail_peers.push_back({static_cast<std::uint16_t>(node * locals + r % locals), 1, 0});
     rank->flags = reinterpret_cast<std::uint32_t*>(at);
     rank->lanes = std::make_unique<DeviceMemory>(sizeof producers);
     require(cudaMemcpy(rank->lanes->data(), producers, sizeof producers, cudaMemcpyDefault),
@@ -69,10 +71,7 @@ HostProxy::~HostProxy() {
 void HostProxy::fill_in(std::uint32_t rank, kernels::RankContext& context) const {
   const Rank& own = *ranks_[rank];
   context.workspace_handle = 1;
-  for (std::uint32_t node = 0; node < nodes_; ++node) {
-    context.rail_peers[node].rank = static_cast<std::uint16_t>(node * locals_ + rank % locals_);
-    context.rail_peers[node].workspace_handle = 1;
-  }
+  context.rail_peers = own.rail_peers.data();
   context.lanes = static_cast<shm::RingProducer*>(own.lanes->data());
   context.lane_count = kLanes;
   context.arrival_flags = own.flags;

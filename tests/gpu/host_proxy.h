@@ -47,6 +47,7 @@ class HostProxy {
     void* host = nullptr;  ///< pinned: controls, slots, flags
     std::unique_ptr<DeviceMemory> lanes;
     shm::RingConsumer consumers[kLanes];
+    std::vector<kernels::RailPeer> rail_peers;
     std::uint32_t* flags = nullptr;
     std::byte* workspace = nullptr;
     int device = 0;

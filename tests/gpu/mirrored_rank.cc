@@ -96,9 +96,10 @@ RowsOrder MirroredRank::rows_order() const {
   order.in_turn = op_->shares_in_turn();
   const kernels::AgGemmSchedule schedule(plan_.ag, mirrored_world(setup_), setup_.m);
   const auto rows = static_cast<std::uint32_t>(shard_rows());
+  const bool spare = op_->spare_sharers() != 0;
   if (!order.in_turn)
-    order.shared_parts = ag_gemm_sharing(schedule.gather(), op_->blocks(), rows).parts;
-  order.handed_parts = ag_gemm_received_parts(schedule.gather(), op_->blocks(), setup_.m);
+    order.shared_parts = ag_gemm_sharing(schedule.gather(), op_->blocks(), rows, spare).parts;
+  order.handed_parts = ag_gemm_received_parts(schedule.gather(), op_->blocks(), setup_.m, spare);
   return order;
 }
 

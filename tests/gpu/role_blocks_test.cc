@@ -91,9 +91,9 @@ TEST(RoleBlocks, SumsForTheNetworkKeepPaceWithARailWhateverTheShare) {
   }
 }
 
-// One block of groups besides, as many compute blocks as there may be, and each of those counts as
-// one that shares.
-TEST(RoleBlocks, SpareWarpsShareBesideOneBlockOfGroups) {
+// As many compute blocks as there may be, each of which counts as one that shares; and on the SMs
+// that are left, one at least, groups.
+TEST(RoleBlocks, SpareWarpsShareBesideTheGroupsThatTheProductCannotHave) {
   GroupNeeds needs;
   needs.streams = Role::kShare;
   needs.stream = true;
@@ -102,10 +102,12 @@ TEST(RoleBlocks, SpareWarpsShareBesideOneBlockOfGroups) {
   for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
     const Chosen chosen = chosen_of(needs, shared_by(ranks));
     const std::uint32_t share = kDevice / ranks;
-    EXPECT_EQ(chosen.frame.comm_blocks, 1u);
+    const std::uint32_t besides = ranks == 1 ? kDevice - kBlocksMax : 1;
+    EXPECT_EQ(chosen.frame.comm_blocks, besides);
     EXPECT_EQ(chosen.blocks.compute, std::min(share - 1, kBlocksMax));
     EXPECT_EQ(chosen.frame.spare_sharers, chosen.blocks.compute);
-    EXPECT_EQ(chosen.blocks.share, kGroupsOfBlock - 1 + chosen.blocks.compute);
+    EXPECT_EQ(chosen.frame.spare_receivers, 0u);
+    EXPECT_EQ(chosen.blocks.share, besides * kGroupsOfBlock - 1 + chosen.blocks.compute);
   }
   CudaOptions options;
   options.stream_groups = 5;
@@ -119,6 +121,38 @@ TEST(RoleBlocks, SpareWarpsShareBesideOneBlockOfGroups) {
   const Chosen alone = chosen_of(needs, {});
   EXPECT_EQ(alone.frame.spare_sharers, 0u);
   EXPECT_EQ(alone.blocks.share, 0u);
+}
+
+// Over nodes they pass on what comes, too; so do all groups that are neither poller nor send.
+TEST(RoleBlocks, SpareWarpsShareAndReceiveOverNodes) {
+  GroupNeeds needs;
+  needs.streams = Role::kShare;
+  needs.stream = needs.send = needs.receive = needs.receivers_stream = needs.spare_streams = true;
+  needs.stream_groups = needs.receive_groups = needs.stream_least = 24;
+  for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
+    SCOPED_TRACE(ranks);
+    const Chosen chosen = chosen_of(needs, shared_by(ranks));
+    const RoleBlocks& blocks = chosen.blocks;
+    const std::uint32_t besides = ranks == 1 ? kDevice - kBlocksMax : 1;
+    EXPECT_EQ(chosen.frame.comm_blocks, besides);
+    EXPECT_EQ(blocks.send, 1u);
+    EXPECT_EQ(chosen.frame.spare_sharers, blocks.compute);
+    EXPECT_EQ(chosen.frame.spare_receivers, blocks.compute);
+    const std::uint32_t receivers = cuda::groups_that_receive(chosen.frame, blocks);
+    EXPECT_EQ(receivers, besides * kGroupsOfBlock - 2);
+    EXPECT_EQ(blocks.receive, receivers + blocks.compute);
+    EXPECT_EQ(chosen.frame.sharing_receivers, receivers);
+    EXPECT_EQ(blocks.share, receivers + blocks.compute);
+    EXPECT_EQ(cuda::groups_that_only_share(chosen.frame, blocks), 0u);
+  }
+  // By the caller's wish some only share.
+  CudaOptions options;
+  options.stream_groups = 4;
+  options.receive_groups = 3;
+  const Chosen asked = chosen_of(needs, options);
+  EXPECT_EQ(cuda::groups_that_receive(asked.frame, asked.blocks), 3u);
+  EXPECT_EQ(cuda::groups_that_only_share(asked.frame, asked.blocks), 4u);
+  EXPECT_EQ(asked.frame.comm_blocks, 3u);
 }
 
 // Who receives shares before that: so few groups in all as are to share, and each has a place in

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
+#include "kernels/cuda/chunk_steps.h"
 #include "kernels/cuda/gemm_ar/gemm_ar_cuda.h"
 #include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
 
@@ -81,29 +83,42 @@ struct Sharing {
   bool by_spare_warps;
 };
 
-// Beside long narrow products, where groups would keep SMs from the last turn of tiles; not beside
-// wide or short ones, nor where the rows take longer than the product.
+// Beside long products of few columns, where groups would keep SMs from the last turn of tiles; not
+// beside wide or short ones, nor where the rows, or the network, take nearly as long as the
+// product.
 TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
   const Sharing cases[] = {
       {1, 2, {16384, 2048, 16384}, 0, true},
       {1, 2, {16384, 2048, 16384}, 400e9, true},
       {1, 2, {32768, 2816, 8192}, 0, true},
-      // Wide.
+      {1, 4, {16384, 2816, 16384}, 0, true},
+      {1, 8, {32768, 2816, 32768}, 0, true},
+      {1, 8, {32768, 2816, 32768}, 400e9, true},
+      {1, 8, {32768, 4096, 32768}, 0, true},
+      {2, 4, {32768, 4096, 32768}, 0, true},
+      // Wide; to one peer sooner.
       {1, 2, {16384, 7168, 8192}, 0, false},
+      {1, 8, {16384, 7168, 8192}, 0, false},
       {1, 2, {32768, 4096, 32768}, 0, false},
       // Short.
       {1, 2, {2048, 256, 2048}, 0, false},
       {1, 2, {8192, 1024, 8192}, 0, false},
+      {1, 8, {8192, 1024, 8192}, 0, false},
       {1, 2, {2048, 2048, 16384}, 0, false},
       {1, 2, {8192, 2560, 8192}, 0, false},
-      // The rows would come late.
+      // The rows would come late: to one peer 1 byte for each of 0.9 * 2 n / 665.6 TFLOP/s at 210
+      // GB/s, to seven 1.75 for each of 0.6 * 2 n / 665.6 TFLOP/s at 360 GB/s.
       {1, 2, {32768, 1024, 16384}, 0, false},
       {1, 2, {16384, 2048, 16384}, 150e9, false},
+      {1, 2, {16384, 1792, 16384}, 0, true},
       {1, 2, {16384, 1536, 16384}, 0, false},
-      {1, 4, {16384, 2816, 16384}, 0, false},
-      {1, 8, {16384, 2048, 16384}, 0, false},
-      {1, 8, {16384, 2048, 16384}, 400e9, false},
-      // Nobody to share with, or a network, too.
+      {1, 8, {16384, 2816, 16384}, 0, true},
+      {1, 8, {16384, 2560, 16384}, 0, false},
+      {1, 8, {32768, 2816, 32768}, 300e9, false},
+      // Or those of the other node, of which each rail brings a third.
+      {2, 3, {32768, 4096, 32768}, 0, true},
+      {2, 3, {32768, 3072, 32768}, 0, false},
+      // Nobody to share with, or one peer and a network.
       {1, 1, {16384, 2048, 16384}, 0, false},
       {2, 1, {16384, 2048, 16384}, 0, false},
       {2, 2, {16384, 2048, 16384}, 0, false},
@@ -123,6 +138,35 @@ TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
       AgGemmPlan::make(1, 2, {2048, 2048, 16384}, DType::kBf16, Tiling{128, 256, 1 << 17});
   ASSERT_TRUE(few) << few.error().message;
   EXPECT_FALSE(ag_gemm_spare_warps_share(*few, {}));
+}
+
+// Together with the groups beside them, at 6 GB/s each, spare warps write so much that the rows are
+// there in two thirds of the product's time, but never more than NVLink takes beside all else.
+TEST(Tilings, SpareWarpsKeepAPace) {
+  struct Pace {
+    std::uint32_t nodes, locals;
+    Shape max;
+    std::uint32_t warps, groups;
+    double wanted_bytes_per_s;
+  };
+  const double product = 2.0 * 32768 * 4096 * 32768 / 665.6e12;
+  const Pace paces[] = {
+      {1, 8, {16384, 2048, 16384}, 128, 11, 360e9 - 66e9},
+      {2, 4, {16384, 2048, 16384}, 128, 10, 310e9 - 60e9},
+      {1, 8, {32768, 4096, 32768}, 128, 11, 1.5 * 7 * 268435456.0 / product - 66e9},
+      // One warp is as quick as a hundred; never less than half of it is theirs.
+      {1, 8, {16384, 2048, 16384}, 1, 11, 360e9 - 66e9},
+      {1, 8, {16384, 2048, 16384}, 128, 60, 180e9},
+  };
+  for (const Pace& one : paces) {
+    SCOPED_TRACE(text({one.nodes, one.locals, one.max, 0, 0}));
+    const Result<AgGemmPlan> plan =
+        AgGemmPlan::make(one.nodes, one.locals, one.max, DType::kBf16,
+                         ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocks, {}));
+    ASSERT_TRUE(plan) << plan.error().message;
+    const std::uint32_t ns = ag_gemm_spare_ns_per_kib(*plan, {}, one.warps, one.groups);
+    EXPECT_NEAR(1024e9 * one.warps / one.wanted_bytes_per_s, ns, 1.01);
+  }
 }
 
 // Where the product takes longer than the network: 2 k / 665.6 TFLOP/s against 2 (N - 1) / (N L) /
@@ -262,12 +306,14 @@ TEST(Tilings, RowsAreHandedOutInTheOrderInWhichTheyAreNeeded) {
       const GatherSchedule schedule(plan->gather, {2, locals, 0, 0});
       const std::uint32_t rows = m / (2 * locals);
       const std::uint32_t chunks = schedule.chunks(rows);
-      const gather::Sharing sharing = ag_gemm_sharing(schedule, blocks, rows);
+      const gather::Sharing sharing = ag_gemm_sharing(schedule, blocks, rows, false);
       const std::uint32_t of_chunk = plan->gather.chunk_bytes / sharing.parts;
       const std::uint32_t most = (locals == 2 ? 256 : 64) * 1024;
       EXPECT_LE(of_chunk, most);
       EXPECT_EQ(sharing.network_first, std::min(chunks, 24u));
-      EXPECT_LE(plan->gather.chunk_bytes / ag_gemm_received_parts(schedule, blocks, m), most);
+      EXPECT_EQ(sharing.taken, chunks > 128) << "of few chunks each group has a few from the start";
+      EXPECT_LE(plan->gather.chunk_bytes / ag_gemm_received_parts(schedule, blocks, m, false),
+                most);
     }
   }
   const Shape max{16384, 2048, 16384};
@@ -275,9 +321,26 @@ TEST(Tilings, RowsAreHandedOutInTheOrderInWhichTheyAreNeeded) {
       AgGemmPlan::make(1, 8, max, DType::kBf16, ag_gemm_cuda_tiling(1, 8, max, kBlocks, {}));
   ASSERT_TRUE(plan) << plan.error().message;
   const GatherSchedule schedule(plan->gather, {1, 8, 0, 0});
-  const gather::Sharing sharing = ag_gemm_sharing(schedule, blocks, 2048);
+  const gather::Sharing sharing = ag_gemm_sharing(schedule, blocks, 2048, false);
   EXPECT_EQ(sharing.parts, 1u);
   EXPECT_EQ(sharing.network_first, 0u) << "there is no network";
+  EXPECT_FALSE(sharing.taken);
+  // Spare warps take long for theirs: a few rows of tiles are on their way all the same. Their
+  // parts have places of their own.
+  for (const std::uint32_t m : {16384u, 32768u}) {
+    const Shape of{m, m / 8, m};
+    for (const auto& [nodes, locals] : {std::pair{1u, 8u}, std::pair{2u, 4u}}) {
+      const auto spare = AgGemmPlan::make(nodes, locals, of, DType::kBf16,
+                                          ag_gemm_cuda_tiling(nodes, locals, of, kBlocks, {}));
+      ASSERT_TRUE(spare) << spare.error().message;
+      const GatherSchedule by_spare(spare->gather, {nodes, locals, 0, 0});
+      const gather::Sharing shared = ag_gemm_sharing(by_spare, blocks, m / 8, true);
+      EXPECT_TRUE(shared.taken);
+      EXPECT_EQ(spare->gather.chunk_bytes / shared.parts, 16u * 1024);
+      EXPECT_LE(by_spare.chunks(m / 8) + shared.network_first, cuda::kPartPlaces);
+      EXPECT_EQ(ag_gemm_received_parts(by_spare, blocks, m, true), shared.parts);
+    }
+  }
 }
 
 // A kernel is compiled for each of these widths, for 64 columns only of AllGather + GEMM; and what

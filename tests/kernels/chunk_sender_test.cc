@@ -41,7 +41,7 @@ struct ChunkSenderTest : ::testing::Test {
     pacer.consumer = &consumer;
     context.world = {3, 2, 1, 1};
     context.workspace_handle = 11;
-    context.rail_peers[2] = {5, 22, 640};
+    context.rail_peers = peers;
     context.lanes = producers;
     context.lane_count = 2;
     control.stop = &stop;
@@ -52,6 +52,7 @@ struct ChunkSenderTest : ::testing::Test {
   shm::LaneControl lane_control{};
   shm::RingProducer producers[2];
   shm::RingConsumer consumer;
+  const RailPeer peers[3] = {{}, {}, {5, 22, 640}};
   RankContext context;
   std::uint32_t stop = 0;
   WaitRecord record;

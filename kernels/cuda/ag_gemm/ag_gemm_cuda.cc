@@ -63,7 +63,16 @@ std::uint32_t local_chunk_bytes(std::uint32_t locals, const Shape& max, std::uin
   if (max.m <= 2 * kFewRows) return kLocalChunkBytes / 2;
   if (max.n < kNarrow && max.m <= 4 * kFewRows)
     return locals > 4 ? kLocalChunkBytes / 4 : kLocalChunkBytes / 2;
+  // So many that each has a place for its parts.
+  if (max.n < kWide && sent / kLocalChunkBytes >= cuda::kPartPlaces / 2)
+    return 2 * kLocalChunkBytes;
   return kLocalChunkBytes;
+}
+
+/// Parts of a chunk that spare warps take: small ones, as each takes long for its own.
+std::uint32_t spare_parts(std::uint32_t chunks, std::uint32_t chunk_bytes, std::uint32_t locals) {
+  const std::uint32_t part_bytes = (locals == 2 ? 64 : 16) * 1024;
+  return chunks > cuda::kPartPlaces ? 1 : std::max(1u, chunk_bytes / part_bytes);
 }
 
 }  // namespace
@@ -89,42 +98,86 @@ std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, co
   return max.m <= 4 * kFewRows ? 18 : 12;
 }
 
+namespace {
+
+/// Bytes that a rank writes to the node's others in a launch of max.m rows: its own rows, and those
+/// that it passes on.
+double bytes_within_node(const AgGemmPlan& plan) {
+  const double ranks = double{1} * plan.nodes * plan.locals;
+  return kElementBytes * double{1} * plan.max.m * plan.max.k / ranks * (plan.locals - 1) *
+         plan.nodes;
+}
+/// The time of its product on as many compute blocks as there may be.
+double product_seconds(const AgGemmPlan& plan, const MachineRates& rates) {
+  return 2.0 * plan.max.m * plan.max.n * plan.max.k /
+         cuda::gpu_rates(rates, kBlocksMax).flops_per_s;
+}
+/// What the spare warps and the groups beside them are to write per second, at most: a tenth less
+/// than NVLink takes, and over nodes less, as the loopback's network goes by it, too. To one peer
+/// they cannot do more.
+double spare_bytes_per_s(const AgGemmPlan& plan, const MachineRates& rates) {
+  const double most = plan.locals == 2 ? 210e9 : plan.nodes > 1 ? 310e9 : 360e9;
+  return rates.local_bytes_per_s > 0 ? std::min(most, rates.local_bytes_per_s) : most;
+}
+
+}  // namespace
+
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates) {
-  if (plan.nodes > 1 || plan.locals == 1) return false;
-  // Groups are a little quicker beside wider products, and beside short ones by far.
-  if (plan.max.n >= kNarrow || plan.tile_n != cuda::kTileColumnsMax) return false;
+  const bool pair = plan.locals == 2;
+  if (plan.locals == 1 || (plan.nodes > 1 && pair)) return false;
+  // To one peer, groups are a little quicker beside wider products, and beside short ones by far.
+  if (plan.max.n >= (pair ? kNarrow : kWide) || plan.tile_n != cuda::kTileColumnsMax) return false;
   const std::uint64_t tiles =
-      cuda::sharded_row_tiles(plan.max.m, plan.locals) * div_up(plan.max.n, plan.tile_n);
+      std::uint64_t{cuda::sharded_row_tiles(plan.max.m, plan.nodes * plan.locals)} *
+      div_up(plan.max.n, plan.tile_n);
   if (tiles <= cuda::kFewTiles) return false;
-  // The rows are to be there well before the last tiles. Both times are of m k / locals elements.
-  constexpr double kWithin = 0.75;
-  constexpr double kSpareBytes = 220e9;  // per second, written to one peer
+  // The rows are to be there before the last tiles; to several peers long before, as they slow the
+  // tiles down where they have to hurry.
+  const double within = pair ? 0.9 : 0.6;
+  const double product = product_seconds(plan, rates);
+  if (bytes_within_node(plan) / spare_bytes_per_s(plan, rates) > within * product) return false;
   const MachineRates gpu = cuda::gpu_rates(rates, kBlocksMax);
-  const double bytes_per_s = std::min(gpu.local_bytes_per_s, kSpareBytes);
-  const double share = kElementBytes * (plan.locals - 1.0) / bytes_per_s;
-  const double product = 2.0 * plan.locals * plan.max.n / gpu.flops_per_s;
-  return share <= kWithin * product;
+  const double network = kElementBytes * (plan.nodes - 1.0) / plan.nodes / plan.locals *
+                         plan.max.m * plan.max.k / gpu.network_bytes_per_s;
+  return network <= within * product;
+}
+
+std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRates& rates,
+                                       std::uint32_t warps, std::uint32_t groups) {
+  // No more than has to be: tiles lose by it.
+  constexpr double kAhead = 1.5;
+  constexpr double kGroupBytes = 6e9;  // per second, of what a group writes beside them
+  const double wanted = kAhead * bytes_within_node(plan) / product_seconds(plan, rates);
+  const double all = std::min(spare_bytes_per_s(plan, rates), wanted);
+  const double by_warps = std::max(all - groups * kGroupBytes, all / 2);
+  return static_cast<std::uint32_t>(1024 * warps / by_warps * 1e9) + 1;
 }
 
 gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                std::uint32_t rows) {
+                                std::uint32_t rows, bool by_spare_warps) {
   const World& world = schedule.world();
   const bool onward = world.nodes > 1;
   const std::uint32_t chunks = schedule.chunks(rows);
+  const std::uint32_t chunk_bytes = schedule.geometry().chunk_bytes;
   gather::Sharing sharing;
-  sharing.parts = cuda::copy_parts(chunks, schedule.geometry().chunk_bytes, blocks.share, onward,
-                                   world.locals - 1);
+  sharing.parts = by_spare_warps ? spare_parts(chunks, chunk_bytes, world.locals)
+                                 : cuda::copy_parts(chunks, chunk_bytes, blocks.share, onward,
+                                                    world.locals - 1);
   if (onward) sharing.network_first = cuda::network_first(chunks, sharing.parts);
+  // Over nodes groups are not equally quick, either: those that receive begin late with it.
+  sharing.taken = by_spare_warps || (onward && chunks > cuda::kFewChunks);
   return sharing;
 }
 
 std::uint32_t ag_gemm_received_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                     std::uint32_t m) {
+                                     std::uint32_t m, bool by_spare_warps) {
   const World& world = schedule.world();
   // Of all shards that come over the network; none has more chunks than the largest.
   const std::uint32_t rows = shard_rows_max(m, world.size());
-  return cuda::copy_parts(schedule.chunks(rows) * (world.nodes - 1),
-                          schedule.geometry().chunk_bytes, blocks.receive, true, world.locals - 1);
+  const std::uint32_t chunks = schedule.chunks(rows) * (world.nodes - 1);
+  const std::uint32_t chunk_bytes = schedule.geometry().chunk_bytes;
+  if (by_spare_warps) return spare_parts(chunks, chunk_bytes, world.locals);
+  return cuda::copy_parts(chunks, chunk_bytes, blocks.receive, true, world.locals - 1);
 }
 
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
@@ -173,10 +226,14 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   needs.stream_groups = needs.receive ? groups - needs.receive_groups : groups;
   // Of ranks that share a GPU it has not been measured; and who names groups wants groups.
   const bool spare = options.ranks_per_device == 1 && options.stream_groups == 0 &&
-                     ag_gemm_spare_warps_share(plan_, options.rates);
-  needs.spare_streams = of.nodes == 1 && options.spare_warps.value_or(spare);
+                     options.receive_groups == 0 && ag_gemm_spare_warps_share(plan_, options.rates);
+  needs.spare_streams = of.locals > 1 && options.spare_warps.value_or(spare);
   const FlagMap flags{of.nodes, plan_.gather.banks, plan_.gather.chunks_max};
-  return OperatorBase::start(context, options, needs, flags, cuda::kAgGemmKernels);
+  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, needs, flags, cuda::kAgGemmKernels));
+  if (spare_sharers() != 0)
+    arguments_.frame.spare_ns_per_kib = ag_gemm_spare_ns_per_kib(
+        plan_, options.rates, spare_sharers(), blocks().share - spare_sharers());
+  return {};
 }
 
 Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_t lda,
@@ -201,8 +258,10 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   arguments_.launch.shard =
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.in_place = in_place;
-  arguments_.launch.sharing = ag_gemm_sharing(schedule.gather(), blocks(), shard_rows);
-  arguments_.launch.received_parts = ag_gemm_received_parts(schedule.gather(), blocks(), m);
+  arguments_.launch.sharing =
+      ag_gemm_sharing(schedule.gather(), blocks(), shard_rows, spare_sharers() != 0);
+  arguments_.launch.received_parts =
+      ag_gemm_received_parts(schedule.gather(), blocks(), m, spare_sharers() != 0);
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
   return enqueue(stream, c, ldc);
 }

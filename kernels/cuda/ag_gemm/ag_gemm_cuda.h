@@ -22,11 +22,15 @@ namespace mk::kernels {
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks, const MachineRates& rates);
 
-/// Whether the rows of a plan of one node are shared mainly by the compute blocks' spare warps (see
-/// CudaOptions::spare_warps), where its ranks have a GPU each: of products that have many whole
-/// tiles and take longer than these warps do, by `rates`. Only one SM is then kept from the
-/// product, where groups would take so many that it needs a turn of tiles more.
+/// Whether a plan's rows are shared (and over nodes passed on) mainly by the compute blocks' spare
+/// warps (see CudaOptions::spare_warps), where its ranks have a GPU each: of products that have
+/// many whole tiles and take longer than these warps do, and the network, by `rates`. The SMs that
+/// are kept from the product are then no more than it cannot have (kBlocksMax), where groups would
+/// take so many that it needs a turn of tiles more.
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates);
+/// The pace of `warps` of them, with `groups` groups beside them: FrameArguments::spare_ns_per_kib.
+std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRates& rates,
+                                       std::uint32_t warps, std::uint32_t groups);
 
 /// Groups that share a rank's rows where its spare warps don't, of a whole GPU and of 128 threads
 /// each. Those that do nothing else take tiles when the rows are shared.
@@ -35,9 +39,9 @@ std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, co
 /// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and in how many
 /// parts those that come over the network in a launch of m rows.
 gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                std::uint32_t rows);
+                                std::uint32_t rows, bool by_spare_warps);
 std::uint32_t ag_gemm_received_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                     std::uint32_t m);
+                                     std::uint32_t m, bool by_spare_warps);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda

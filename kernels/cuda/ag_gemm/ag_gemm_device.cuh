@@ -5,8 +5,8 @@
 
 #include "kernels/ag_gemm/roles.h"
 #include "kernels/cuda/ag_gemm/ag_gemm_seams.cuh"
-#include "kernels/cuda/copy_warp.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
+#include "kernels/cuda/tile_choice.h"
 
 namespace mk::kernels::cuda {
 
@@ -25,35 +25,53 @@ struct AgGemmOp {
   static constexpr bool kHelps = true;
 
   static __device__ bool stream(Group<AgGemmOp>& group, std::uint32_t index, bool goes_on = false) {
-    const auto role = [](Block<Executor>& block) {
-      if (!ag_gemm::share(block)) return false;
-      return block.index != 0 || !ends_with_tiles(block.launch) || ag_gemm::await_headers(block);
+    // The others wait for what a group passes on: that comes before what this one waits for.
+    const auto role = [&](Block<Executor>& block) {
+      return ag_gemm::share(block) && (goes_on || ends(block));
     };
     return group.run(Role::kShare, index, role, goes_on);
   }
-  /// Shares rows like the groups that do.
+  /// Shares rows, and passes on what comes, like the groups that do: one lane.
   static __device__ __forceinline__ void beside(const OperatorParams<AgGemmOp>& params,
-                                                const typename Gate::Shared& gate) {
-    const std::uint32_t sharers = params.frame.spare_sharers;
-    if (blockIdx.x >= sharers) return;
+                                                typename Gate::Shared& gate) {
+    const FrameArguments& frame = params.frame;
+    if (blockIdx.x >= frame.spare_sharers || threadIdx.x % 32 != 0) return;
     ptx::may_dawdle();
     const AgGemmLaunch& launch = gate.launch();
-    CopyWarp warp(*params.frame.state);
-    BlockTotals totals;
-    // In memory, not in an io thread's few registers: else ptxas spills, in some versions of the
-    // core.
-    alignas(Block<CopyWarp>) unsigned char bytes[sizeof(Block<CopyWarp>)];
-    unsigned char* place = bytes;
+    // These are in memory, not in an io thread's few registers: else ptxas spills, in some versions
+    // of the core.
+    struct InMemory {
+      alignas(PacedCopier) unsigned char copier[sizeof(PacedCopier)];
+      alignas(Block<PacedCopier>) unsigned char block[sizeof(Block<PacedCopier>)];
+      BlockTotals totals;
+    } memory;
+    InMemory* place = &memory;
     asm("" : "+l"(place));
-    auto& block = *new (place) Block<CopyWarp>(warp, launch, Role::kShare,
-                                               launch.blocks.share - sharers + blockIdx.x, totals);
-    // As ag_gemm::share on one node: all that there is of it has to fit into those registers.
-    gather::share(block.gather, launch.shard, launch.in_turn, {launch.sharing.parts, 0});
-    if (threadIdx.x % 32 == 0) account_for(*params.frame.state, launch.epoch, Role::kShare, totals);
+    auto& copier =
+        *new (place->copier) PacedCopier(*frame.state, gate.spare, frame.spare_ns_per_kib);
+    const auto run = [&](Role kind, std::uint32_t before, auto&& role) {
+      place->totals = {};
+      auto& block = *new (place->block) Block<PacedCopier>(copier, launch, kind,
+                                                           before + blockIdx.x, place->totals);
+      const bool completed = role(block);
+      copier.stores_done();
+      account_for(*frame.state, launch.epoch, kind, place->totals);
+      return completed;
+    };
+    const RoleBlocks& blocks = launch.blocks;
+    // As ag_gemm::share, but never in turn: all that there is of it has to fit into those
+    // registers.
+    const bool shared = run(Role::kShare, blocks.share - frame.spare_sharers, [&](auto& block) {
+      return gather::share(block.gather, launch.shard, false, launch.sharing);
+    });
+    if (!shared || frame.spare_receivers == 0) return;
+    run(Role::kReceive, blocks.receive - frame.spare_receivers,
+        [](auto& block) { return ag_gemm::receive(block); });
   }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }
-  static __device__ bool receive(Group<AgGemmOp>& /*group*/, Block<Executor>& block) {
-    return ag_gemm::receive(block);
+  static __device__ bool receive(Group<AgGemmOp>& group, Block<Executor>& block) {
+    if (!ag_gemm::receive(block)) return false;
+    return groups_that_only_share(group.frame, group.launch.blocks) != 0 || ends(block);
   }
 
   /// Where nobody waits for the end of their reading, and nobody wants the whole A.
@@ -66,6 +84,18 @@ struct AgGemmOp {
                      [](Block<Executor>& block) { return ag_gemm::collect(block); });
   }
 
+  /// Where there are many tiles, blocks that begin a band at one time read the same part of B at
+  /// one time until its end, and find it in L2.
+  static bool waits_for_bands(const AgGemmSchedule& schedule, bool in_turn) {
+    return schedule.tiles() > kFewTiles && !in_turn;
+  }
+
+  /// Of a group that shares, or, where all those receive, that has received: what `collect` does
+  /// elsewhere, one of them does here.
+  static __device__ bool ends(Block<Executor>& block) {
+    return block.index != 0 || !ends_with_tiles(block.launch) || ag_gemm::await_headers(block);
+  }
+
   static OperatorParams<AgGemmOp> params(const AgGemmArguments& arguments) {
     const AgGemmLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
@@ -76,7 +106,8 @@ struct AgGemmOp {
         arguments, tiles.tiles,
         {tiles, bands, launch.blocks.compute, &arguments.frame.state->tiles_taken},
         {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered,
-         waits_done<AgGemmOp>(arguments), &arguments.frame.state->tiles_taken},
+         waits_done<AgGemmOp>(arguments), &arguments.frame.state->tiles_taken, bands,
+         waits_for_bands(schedule, launch.in_turn)},
         {tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
          arguments.ldc * kElementBytes, launch.plan.max.n});
   }

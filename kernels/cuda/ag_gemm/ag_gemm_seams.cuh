@@ -8,6 +8,7 @@
 #include "kernels/cuda/ag_gemm/launch_arguments.h"
 #include "kernels/cuda/block_gate.cuh"
 #include "kernels/cuda/gemm_core.cuh"
+#include "kernels/cuda/paced_copier.cuh"
 #include "kernels/cuda/tile_feed.cuh"
 
 namespace mk::kernels::cuda {
@@ -73,8 +74,10 @@ class AgGemmGate {
     CUtensorMap gathered;  ///< see AgGemmArguments
     WaitsDone waits_done;
     const std::uint32_t* taken;  ///< the order's
+    AgGemmBands bands;
+    bool in_bands;  ///< a tile waits for all rows of its shard that are walked together with it
   };
-  using Shared = BlockGateShared<AgGemmLaunch, AgGemmBlock, WarpGateExecutor>;
+  using Shared = BlockGateShared<AgGemmLaunch, AgGemmBlock, WarpGateExecutor, PacedCopierShared>;
 
   __device__ AgGemmGate(const Params& params, Shared& shared)
       : params_(params), block_(&shared.make_block()), all_(params.unfused) {}
@@ -100,7 +103,7 @@ class AgGemmGate {
       failed_ = !block_->gather.await_all();
     }
     if (!failed_ && slot_ != kOwn)
-      failed_ = !block_->gather.await_rows(tile.origin, tile.row, tile.row + tile.rect.rows);
+      failed_ = !block_->gather.await_rows(tile.origin, tile.row, end_of_rows(tile));
     return next;
   }
   __device__ void load_a(const CUtensorMap& own, std::uint64_t* full, std::uint64_t hint, void* to,
@@ -117,6 +120,17 @@ class AgGemmGate {
 
  private:
   static constexpr int kOwn = -1;
+  /// Behind the rows that a tile waits for.
+  __device__ std::uint32_t end_of_rows(const AgGemmTile& tile) const {
+    const std::uint32_t end = tile.row + tile.rect.rows;
+    if (!params_.in_bands) return end;
+    const AgGemmSchedule& schedule = params_.tiles.schedule;
+    const GatherSchedule& gather = schedule.gather();
+    const TileGrid& grid = schedule.grid(tile.origin);
+    const std::uint32_t round = tile.row / grid.tile_rows();
+    const std::uint32_t hops = gather.hops_from(gather.node_of(tile.origin));
+    return min(params_.bands.end_of_band(hops, round) * grid.tile_rows(), grid.rows());
+  }
   __device__ void note() {
     params_.waits_done.note();
     noted_ = true;

@@ -30,7 +30,7 @@ struct GemmArOp {
       if (!gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
       return group.launch.sums_own_tiles() ||
              group.take_steps(
-                 block, group.state.sums_taken, group.frame.steps.sums,
+                 block, group.state.streams_taken, group.frame.steps.sums,
                  [](Block<Executor>& b, std::uint32_t chunk, Part part) {
                    return gemm_ar::reduce_chunk(b, chunk, part);
                  },

@@ -33,7 +33,7 @@ struct GemmRsOp {
       if (!gemm_rs::begin_reduce(block, outside)) return false;
       return group.launch.sums_own_tiles() ||
              group.take_steps(
-                 block, group.state.sums_taken, group.frame.steps.sums,
+                 block, group.state.streams_taken, group.frame.steps.sums,
                  [](Block<Executor>& b, std::uint32_t piece, Part part) {
                    return gemm_rs::reduce_piece(b, piece, part);
                  },

@@ -195,7 +195,8 @@ class GatherSimulation : private SimOperator {
         if (receivers_share() &&
             !run_role(index, Role::kShare, options_.blocks.share + block_index, totals, frame))
           return false;
-        return gather::receive(gather, SimExecutor::parts(rank.launch));
+        return gather::receive(gather, SimExecutor::parts(rank.launch),
+                               SimExecutor::sharing(rank.launch).taken);
       case Role::kSend:
         return gather::send(gather, [&block] {
           return block.await_blocks(Role::kCompute, block.common.blocks.compute,

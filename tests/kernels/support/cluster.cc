@@ -40,11 +40,13 @@ RankContext Cluster::context(std::uint32_t rank) {
     context.workspaces[local] = ranks_[own.world.node * shape_.locals + local]->workspace.get();
   }
   context.workspace_handle = own.workspace_handle;
+  own.rail_peers.clear();
   for (std::uint32_t node = 0; node < shape_.nodes; ++node) {
     const RankMemory& peer = *ranks_[own.world.rail_peer(node)];
-    context.rail_peers[node] = {static_cast<std::uint16_t>(peer.world.rank()),
-                                peer.workspace_handle, peer.flag_base};
+    own.rail_peers.push_back(
+        {static_cast<std::uint16_t>(peer.world.rank()), peer.workspace_handle, peer.flag_base});
   }
+  context.rail_peers = own.rail_peers.data();
   context.lanes = own.producers.data();
   context.lane_count = shape_.lanes;
   context.arrival_flags = own.flags.data() + own.flag_base;

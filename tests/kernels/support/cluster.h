@@ -35,6 +35,7 @@ struct RankMemory {
   std::vector<shm::CommandSlot> slots;
   std::vector<shm::LaneControl> controls;
   std::vector<shm::RingProducer> producers;
+  std::vector<RailPeer> rail_peers;
   std::vector<std::uint32_t> flags;  ///< of the session: the operator's begin at flag_base
   std::uint32_t flag_base = 0;
   std::uint32_t session_abort = 0;

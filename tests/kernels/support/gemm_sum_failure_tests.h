@@ -208,8 +208,12 @@ TYPED_TEST_P(GemmSumFailure, AContextThatDoesNotFitIsRefused) {
   bad.flag_base += 1;
   refused(bad, {}, 16, "from a multiple of 64 on");
   bad = good;
-  bad.rail_peers[1].rank = 2;
+  RailPeer peers[2] = {good.rail_peers[0], good.rail_peers[1]};
+  peers[1].rank = 2;
+  bad.rail_peers = peers;
   refused(bad, {}, 16, "rail peer on node 1 is rank 3, the context says 2");
+  bad.rail_peers = nullptr;
+  refused(bad, {}, 16, "names no rail peers");
   GemmCpuOptions options;
   options.blocks.send = 2;
   refused(good, options, 16, "2 send blocks need as many lanes; the context has 1");

@@ -11,6 +11,13 @@
 #include "kernels/comm/workspace_head.h"
 
 namespace mk::kernels::testing {
+namespace {
+
+// In the place of a chunk.
+constexpr std::uint32_t kRole = ~0u;
+constexpr std::uint32_t kStepsTaken = ~1u;
+
+}  // namespace
 
 void SimExecutor::copy_in_pieces(const CopyJob& job, std::uint32_t piece_bytes) {
   for (std::uint64_t row = 0; row < job.rows; ++row) {
@@ -32,8 +39,12 @@ bool SimExecutor::last_part(Role role, std::uint32_t chunk, std::uint32_t parts)
   return true;
 }
 
+std::uint32_t SimExecutor::take_step(Role role) {
+  maybe_yield();
+  return (*parts_done_)[{role, kStepsTaken}]++;
+}
+
 bool SimExecutor::last_done(Role role, std::uint32_t count) {
-  constexpr std::uint32_t kRole = ~0u;  // in the place of a chunk
   return last_part(role, kRole, count);
 }
 
@@ -111,6 +122,8 @@ void Simulation::drive(Rank& rank, std::size_t threads) {
     op_.begin(rank.index);
     if (!await_records_free(launch)) return fail(rank);
     announce_launch(launch);
+    for (const Role role : {Role::kShare, Role::kReceive})
+      rank.parts_done.erase({role, kStepsTaken});
     rank.started = epoch;
     fibers_.changed();
     while (rank.threads_done != threads) {

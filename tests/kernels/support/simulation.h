@@ -27,7 +27,8 @@
 
 namespace mk::kernels::testing {
 
-/// Of one rank: parts done of each chunk, by role and chunk.
+/// Of one rank: parts done of each chunk, by role and chunk. In the place of a chunk: blocks that
+/// are done, and steps taken in the running launch.
 using SimParts = std::map<std::pair<Role, std::uint32_t>, std::uint32_t>;
 
 /// What an operator's executor has in a simulation, besides the operator's arithmetic. It looks at
@@ -59,12 +60,14 @@ class SimExecutor {
   static std::uint32_t parts(const Launch& launch) {
     return 1 + (launch.epoch * 3 + launch.context.world.rank() * 7) % 5;
   }
-  /// So of a gather's rows; every other launch the first ones, or all, to the network first.
+  /// So of a gather's rows; every other launch the first ones, or all, to the network first, and in
+  /// three of six launches each block takes the next step that nobody has.
   static gather::Sharing sharing(const Launch& launch) {
     constexpr std::uint32_t kFirst[] = {1, 2, 5, 1000};
     const std::uint32_t dice = launch.epoch + launch.context.world.rank();
-    return {parts(launch), dice % 2 == 0 ? 0 : kFirst[dice / 2 % 4]};
+    return {parts(launch), dice % 2 == 0 ? 0 : kFirst[dice / 2 % 4], dice / 3 % 2 == 0};
   }
+  std::uint32_t take_step(Role role);
   bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts);
   static bool counts_done(Role role) { return role != Role::kCompute; }
   bool last_done(Role role, std::uint32_t count);
