@@ -167,6 +167,13 @@ TEST(Tilings, SpareWarpsKeepAPace) {
     const std::uint32_t ns = ag_gemm_spare_ns_per_kib(*plan, {}, one.warps, one.groups);
     EXPECT_NEAR(1024e9 * one.warps / one.wanted_bytes_per_s, ns, 1.01);
   }
+  // A piece of 1280 bytes to sixteen targets fits into 32 bits of nanoseconds, however long it may
+  // take.
+  const Result<AgGemmPlan> endless =
+      AgGemmPlan::make(1, 8, {8, 1 << 24, 8}, DType::kBf16, Tiling{128, 256, 1 << 17});
+  ASSERT_TRUE(endless) << endless.error().message;
+  EXPECT_LT(std::uint64_t{20} * 1024 * ag_gemm_spare_ns_per_kib(*endless, {}, 128, 11),
+            std::uint64_t{1} << 32);
 }
 
 // Where the product takes longer than the network: 2 k / 665.6 TFLOP/s against 2 (N - 1) / (N L) /

@@ -155,38 +155,6 @@ TYPED_TEST(AwaitRunTest, AwaitsEach) {
   }
 }
 
-/// As one of several threads that run a block together: they are asked what all of them see.
-struct Together : LooksAtMany {
-  std::uint32_t votes = 0;
-  bool agree(bool here) {
-    ++votes;
-    return here;
-  }
-};
-
-// They put each flag to the vote, and look at none alone.
-TEST(AwaitTogether, EachFlagIsPutToTheVote) {
-  std::vector<std::uint32_t> flags(8, kEpoch);
-  Together executor;
-  WaitControl control;
-  WaitRecord record;
-  BlockTotals totals;
-  std::uint32_t stop = 0;
-  control.stop = &stop;
-  control.record = &record;
-  control.timeout_ns = 20;
-  Block<Together> block(executor, control, totals, Role::kShare, 0, kEpoch);
-  const auto site = [&](std::uint32_t i) { return block.site(FlagKind::kFinished, 1, i, 0, 0); };
-  for (std::uint32_t count : {0u, 1u, 8u}) {
-    executor.votes = 0;
-    ASSERT_TRUE(block.await_each(count, kEpoch, FlagRow{flags.data()}, site));
-    EXPECT_EQ(executor.votes, count);
-  }
-  flags[5] = kEpoch - 1;
-  EXPECT_FALSE(block.await_each(8, kEpoch, FlagRow{flags.data()}, site));
-  EXPECT_EQ(record.site.index[0], 5u);
-}
-
 TYPED_TEST(AwaitRunTest, TheDeadlineNamesTheFirstOfAllThatIsMissing) {
   for (std::uint32_t i : {0u, 1u, 3u}) this->flags[i] = kEpoch;
   this->flags[2] = kEpoch - 2;

@@ -112,9 +112,9 @@ double product_seconds(const AgGemmPlan& plan, const MachineRates& rates) {
   return 2.0 * plan.max.m * plan.max.n * plan.max.k /
          cuda::gpu_rates(rates, kBlocksMax).flops_per_s;
 }
-/// What the spare warps and the groups beside them are to write per second, at most: a tenth less
-/// than NVLink takes, and over nodes less, as the loopback's network goes by it, too. To one peer
-/// they cannot do more.
+/// What the spare warps and the groups beside them are to write per second, at most: a little less
+/// than the 371 GB/s that NVLink takes, and over nodes still less, as the loopback's network goes
+/// by it, too. To one peer they cannot do more.
 double spare_bytes_per_s(const AgGemmPlan& plan, const MachineRates& rates) {
   const double most = plan.locals == 2 ? 210e9 : plan.nodes > 1 ? 310e9 : 360e9;
   return rates.local_bytes_per_s > 0 ? std::min(most, rates.local_bytes_per_s) : most;
@@ -150,7 +150,9 @@ std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRate
   const double wanted = kAhead * bytes_within_node(plan) / product_seconds(plan, rates);
   const double all = std::min(spare_bytes_per_s(plan, rates), wanted);
   const double by_warps = std::max(all - groups * kGroupBytes, all / 2);
-  return static_cast<std::uint32_t>(1024 * warps / by_warps * 1e9) + 1;
+  // Of products that are so long that it does not matter: a piece's time has to fit into 32 bits.
+  constexpr double kSlowest = 1 << 16;
+  return static_cast<std::uint32_t>(std::min(1024 * warps / by_warps * 1e9, kSlowest)) + 1;
 }
 
 gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,

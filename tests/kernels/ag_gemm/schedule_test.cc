@@ -9,6 +9,7 @@
 #include <array>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kernels/ag_gemm/plan.h"
@@ -177,6 +178,32 @@ TEST(AgGemmBands, ShardsThatArriveInTurnAreWalkedByThemselvesWhileTheyArrive) {
     EXPECT_EQ(bands.whole, one.whole);
     EXPECT_EQ(bands.near, one.near);
   }
+}
+
+// What a band's tiles wait for is what is walked together, hop by hop: no tile of a later band
+// comes before one of an earlier.
+TEST(AgGemmBands, EndWhereTheWalkGoesOn) {
+  for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
+    if (plan.max.m < 300) return;
+    const GatherSchedule& gather = schedule.gather();
+    for (const AgGemmBands& one : kBands) {
+      const AgGemmBands bands = in_world(one, schedule.world());
+      std::pair<std::uint32_t, std::uint32_t> last{0, 0};
+      for (AgGemmWalk walk(schedule, bands, 0); !walk.done(); walk.advance(1)) {
+        bool whole = false;
+        for (std::uint32_t i = 0; i < bands.whole; ++i)
+          whole |= gather.origin_at(i) == walk.origin();
+        if (whole) continue;
+        const std::uint32_t hops = gather.hops_from(gather.node_of(walk.origin()));
+        const std::uint32_t end = bands.end_of_band(hops, walk.round());
+        ASSERT_GT(end, walk.round());
+        ASSERT_LE(end, walk.round() + (hops == 0 ? bands.near : bands.far));
+        const std::pair here{hops, end};
+        ASSERT_LE(last, here);
+        last = here;
+      }
+    }
+  });
 }
 
 // Several blocks, each going on by as many steps as there are, share the same tiles.
