@@ -48,6 +48,10 @@ class OperatorBase {
     return blocks().reduce != 0 ? blocks().reduce
                                 : cuda::groups_that_only_share(arguments_.frame, blocks());
   }
+  /// Groups that receive, the compute blocks' spare warps not among them.
+  std::uint32_t receive_groups() const {
+    return cuda::groups_that_receive(arguments_.frame, blocks());
+  }
   /// How far a launch has come that does not end: for people.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 

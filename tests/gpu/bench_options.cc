@@ -127,7 +127,7 @@ Json row_of(const BenchOptions& options, const BenchRun& run, RankOperator& op) 
           {"compute_blocks", blocks.compute},
           {"stream_groups", op.stream_groups()},
           {"spare_warps", op.spare_sharers()},
-          {"receive_groups", blocks.receive},
+          {"receive_groups", op.receive_groups()},
           {"chunk_bytes", run.chunk_bytes}};
 }
 

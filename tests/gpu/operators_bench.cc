@@ -171,7 +171,7 @@ bool measure(const Options& options, const BenchRun& run, Machine& machine, Json
   const double flops = 2.0 * shape.m * shape.n * shape.k;
   fmt::print("{} {}x{} {:5} {:5} {:5} s{:<3} r{:<3} c{:<4}: fused {:8.1f}", name(op), options.nodes,
              setup.locals, shape.m, shape.n, shape.k, job.op(0).stream_groups(),
-             job.op(0).blocks().receive, run.chunk_bytes >> 10, fused_us);
+             job.op(0).receive_groups(), run.chunk_bytes >> 10, fused_us);
   if (run.first) {
     fmt::print(" | cublas {:8.1f} coll {:8.1f} both {:8.1f} own {:8.1f} | {:.2f}x, {:.2f} of bound",
                sides.us("products"), sides.us("collective"), baseline_us, sides.us("unfused"),

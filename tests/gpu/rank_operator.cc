@@ -35,6 +35,7 @@ class AgGemmRank : public RankOperator {
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
   std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
   std::uint32_t stream_groups() const override { return op_->stream_groups(); }
+  std::uint32_t receive_groups() const override { return op_->receive_groups(); }
   std::string progress() const override { return op_->progress(); }
   bool shares_in_turn() const override { return op_->shares_in_turn(); }
   void* input() const override { return op_->input(); }
@@ -59,6 +60,7 @@ class SumRank : public RankOperator {
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
   std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
   std::uint32_t stream_groups() const override { return op_->stream_groups(); }
+  std::uint32_t receive_groups() const override { return op_->receive_groups(); }
   std::string progress() const override { return op_->progress(); }
   const void* output() const override {
     if constexpr (requires { op_->output(); }) {

@@ -62,6 +62,7 @@ class RankOperator {
   virtual const kernels::RoleBlocks& blocks() const = 0;
   virtual std::uint32_t spare_sharers() const = 0;
   virtual std::uint32_t stream_groups() const = 0;       ///< OperatorBase
+  virtual std::uint32_t receive_groups() const = 0;      ///< the same
   virtual bool shares_in_turn() const { return false; }  ///< AG+GEMM
   virtual std::string progress() const = 0;
   /// In the workspace, GEMM+AR's C and AG+GEMM's A.

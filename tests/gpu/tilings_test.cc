@@ -114,6 +114,10 @@ TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
       {1, 2, {16384, 1536, 16384}, 0, false},
       {1, 8, {16384, 2816, 16384}, 0, true},
       {1, 8, {16384, 2560, 16384}, 0, false},
+      {1, 4, {16384, 2048, 16384}, 0, false},
+      {1, 8, {16384, 2048, 16384}, 0, false},
+      {1, 8, {16384, 2048, 16384}, 400e9, false},
+      {2, 4, {16384, 2048, 16384}, 0, false},
       {1, 8, {32768, 2816, 32768}, 300e9, false},
       // Or those of the other node, of which each rail brings a third.
       {2, 3, {32768, 4096, 32768}, 0, true},
