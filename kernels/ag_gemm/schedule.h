@@ -6,12 +6,12 @@
 /// of its own, so a tile needs rows of one rank. A rank computes the tiles of, in this order:
 ///  1. its own shard, in bands of kBandTiles rows of tiles;
 ///  2. the shards of its node's other ranks, from the next local rank on, which arrive side by
-///  side:
-///     the first rows of tiles of each, then the next ones of each, ... (AgGemmBands); or, where
-///     they arrive in turn (gather::share_in_turn), one shard after the other, each as its own;
+///     side: the first row of tiles of each, then the second one of each, ..., so many rows at a
+///     time (AgGemmBands); or, where they arrive in turn (gather::share_in_turn), one shard after
+///     the other, each as its own;
 ///  3. for each hop of the ring, the L shards that it brings over L rails, side by side, this
-///     rank's rail first.
-/// Within such a group of rows of tiles: column by column, in each the group's rows as they arrive.
+///     rank's rail first, in the same way.
+/// Within such a band of rows of tiles: column by column, in each the band's rows as they arrive.
 /// Whoever waits for a chunk has first computed nearly all that the chunks before it allow, and
 /// tiles in work at one time share rows of A and columns of B.
 #pragma once
@@ -106,43 +106,73 @@ class AgGemmSchedule {
   GatherSchedule gather_;
 };
 
-/// How many rows of tiles of each shard are walked together, column by column. A row of tiles that
-/// is walked by itself reads all of B, and so does the next one a little behind it, and the one
-/// after that: a B of more than a GPU's L2 cache holds is then read from memory by each of them
-/// anew. Rows that are walked together wait for the last of them.
+/// How many rows of tiles are walked together, column by column: a band. A row of tiles that is
+/// walked by itself reads all of B, and so does the next one a little behind it, and the one after
+/// that: a B of more than a GPU's L2 cache holds is then read from memory by each of them anew.
+/// Rows that are walked together wait for the last of them.
 struct AgGemmBands {
   /// So many of the node's shards, its own first, are walked one after the other; 1 at least.
   std::uint32_t whole = 1;
-  std::uint32_t near = 1;  ///< of each of the node's other shards
-  std::uint32_t far = 1;   ///< of each shard that a hop brings
+  /// Of the node's other shards, and of those that a hop brings: so many of their rows of tiles in
+  /// the order in which they arrive. 0: one of each shard.
+  std::uint32_t near = 0;
+  std::uint32_t far = 0;
 
-  /// One row where B is small. Else as many as all their tiles are in work at one time, of
-  /// `workers` at a time (nothing is then left for later when the last row comes), kBandTiles of
-  /// all shards together at most.
+  /// One of each shard where B is small. Else as many as all their tiles are in work at one time,
+  /// of `workers` at a time (nothing is then left for later when the last row comes), kBandTiles at
+  /// most: of each shard alike, and one at least.
   /// `in_turn`: the node's shards arrive one after the other (gather::share_in_turn). They are
   /// walked so, too, until each worker has had a tile and more; by then all of them are there, and
   /// kBandTiles rows of the others are walked together.
+  /// `whole_turns`: also more rows of some shards than of others, so that a band has a tile for
+  /// every worker, or nearly: they begin and end all bands together. For rows that come long before
+  /// they are needed: a band waits for more of them.
   static MK_HOST_DEVICE AgGemmBands of(const AgGemmSchedule& schedule, bool in_turn,
-                                       std::uint32_t workers) {
+                                       std::uint32_t workers, bool whole_turns = false) {
     AgGemmBands bands;
     const std::uint32_t locals = schedule.world().locals;
     if (in_turn) bands.whole = in_turn_of(schedule, workers);
     if (schedule.b_bytes() < kLargeB) return bands;
-    const std::uint32_t wave = workers / schedule.tiles_n();
-    const std::uint32_t rows = wave < TileGrid::kBandTiles ? wave : TileGrid::kBandTiles;
-    if (rows >= locals) bands.far = rows / locals;
-    const std::uint32_t others = locals - bands.whole;
-    const std::uint32_t rows_near = in_turn ? TileGrid::kBandTiles : rows;
-    if (others != 0 && rows_near >= others) bands.near = rows_near / others;
+    const std::uint32_t turn = workers / schedule.tiles_n();
+    const std::uint32_t rows = turn < TileGrid::kBandTiles ? turn : TileGrid::kBandTiles;
+    const auto of_shards = [whole_turns](std::uint32_t most, std::uint32_t shards) {
+      if (shards == 0 || most < shards) return 0u;
+      return whole_turns ? most : most / shards * shards;
+    };
+    bands.far = of_shards(rows, locals);
+    bands.near = of_shards(in_turn ? TileGrid::kBandTiles : rows, locals - bands.whole);
     return bands;
   }
   static constexpr std::uint64_t kLargeB = 8 << 20;
 
-  /// Of a tile of such a shard (of `hops` hops from this rank's node), row `round` of its tiles:
-  /// behind the last row of tiles that is walked together with it.
-  MK_HOST_DEVICE std::uint32_t end_of_band(std::uint32_t hops, std::uint32_t round) const {
-    const std::uint32_t rows = hops == 0 ? near : far;
-    return (round / rows + 1) * rows;
+  /// A shard that is walked beside others.
+  struct Place {
+    std::uint32_t hops;    ///< from this rank's node
+    std::uint32_t shard;   ///< in the order in which the hop's shards arrive, those walked so
+    std::uint32_t shards;  ///< how many these are
+  };
+  /// Rows of tiles in a band of the hop's shards.
+  MK_HOST_DEVICE std::uint32_t rows(const Place& at) const {
+    const std::uint32_t rows = at.hops == 0 ? near : far;
+    return rows == 0 ? at.shards : rows;
+  }
+  /// Of row `round` of such a shard's tiles: behind the last of its rows in the same band (which
+  /// the shard may not have).
+  MK_HOST_DEVICE std::uint32_t end_of_band(const Place& at, std::uint32_t round) const {
+    const std::uint32_t band = rows(at);
+    const std::uint32_t end = ((round * at.shards + at.shard) / band + 1) * band;
+    return (end - at.shard + at.shards - 1) / at.shards;
+  }
+  /// Where `origin`'s shard is walked. It is none of the whole ones.
+  MK_HOST_DEVICE Place place(const GatherSchedule& gather, std::uint32_t origin) const {
+    const World& world = gather.world();
+    Place at;
+    at.hops = gather.hops_from(gather.node_of(origin));
+    const std::uint32_t first = at.hops == 0 ? whole : 0;
+    const std::uint32_t rail = gather.rail_of(origin);
+    at.shard = (rail < world.local ? rail + world.locals : rail) - world.local - first;
+    at.shards = world.locals - first;
+    return at;
   }
 
  private:
@@ -169,8 +199,8 @@ class AgGemmWalk {
         bands_(bands),
         tiles_n_(schedule.tiles_n()),
         rows_missing_(schedule.rounds_everywhere() != schedule.rounds()) {
-    begin_group();
-    if (members_ == 0) next_group();
+    begin_shards();
+    next_band();
     advance(first);
   }
 
@@ -181,7 +211,7 @@ class AgGemmWalk {
   MK_HOST_DEVICE std::uint32_t origin() const {
     return is_whole() ? origin_of(whole_at_) : origin_of(rail());
   }
-  MK_HOST_DEVICE std::uint32_t round() const { return round_ + index_ % members_ / shards_; }
+  MK_HOST_DEVICE std::uint32_t round() const { return (first_ + index_ % members_) / shards_; }
   MK_HOST_DEVICE std::uint32_t column() const { return index_ / members_; }
 
   /// Goes on by `steps` tiles.
@@ -189,7 +219,7 @@ class AgGemmWalk {
     std::uint64_t index = std::uint64_t{index_} + steps;
     while (!done() && index >= members_ * tiles_n_) {
       index -= members_ * tiles_n_;
-      next_group();
+      next_band();
     }
     index_ = static_cast<std::uint32_t>(index);
   }
@@ -209,51 +239,48 @@ class AgGemmWalk {
   }
   /// The rail of this index's row of tiles.
   MK_HOST_DEVICE std::uint32_t rail() const {
-    const std::uint32_t row = index_ % members_;
-    std::uint32_t skip = row % shards_;
+    const std::uint32_t row = first_ + index_ % members_;
+    const std::uint32_t round = row / shards_;
+    std::uint32_t skip = row - round * shards_;
     std::uint32_t rail = first_rail() + skip;
     if (!rows_missing_) return rail;
-    const std::uint32_t round = round_ + row / shards_;
     for (rail = first_rail(); !has_round(rail, round) || skip-- != 0; ++rail) {
     }
     return rail;
   }
-  /// Rows of tiles of the shard that is walked by itself, or of the largest of those side by side.
-  MK_HOST_DEVICE std::uint32_t rounds_in_all() const {
-    return is_whole() ? schedule_.grid(origin_of(whole_at_)).tiles_m() : schedule_.rounds();
-  }
-  /// Where round_ is a group's first: how many there are in it, of how many shards.
-  MK_HOST_DEVICE void begin_group() {
+  /// Where the shards come by whose rows the walk goes.
+  MK_HOST_DEVICE void begin_shards() {
+    first_ = 0;
+    if (is_whole()) {
+      shards_ = 1;
+      rows_ = schedule_.grid(origin_of(whole_at_)).tiles_m();
+      return;
+    }
     const std::uint32_t locals = schedule_.world().locals;
-    shards_ = is_whole() ? 1 : locals - first_rail();
-    const std::uint32_t most = is_whole()   ? TileGrid::kBandTiles
-                               : hops_ == 0 ? bands_.near
-                                            : bands_.far;
-    const std::uint32_t left = rounds_in_all() - round_;
-    rounds_ = left < most ? left : most;
-    members_ = rounds_ * shards_;
-    if (is_whole() || !rows_missing_) return;
-    // Some may have no last one.
+    shards_ = locals - first_rail();
+    rows_ = schedule_.rounds() * shards_;
+    if (!rows_missing_) return;
+    // Some have no last one.
     for (std::uint32_t rail = first_rail(); rail < locals; ++rail)
-      members_ -= has_round(rail, round_ + rounds_ - 1) ? 0 : 1;
+      rows_ -= has_round(rail, schedule_.rounds() - 1) ? 0 : 1;
   }
-  /// The next group that has tiles.
-  MK_HOST_DEVICE void next_group() {
-    do {
-      round_ += rounds_;
-      if (round_ >= rounds_in_all()) {
-        round_ = 0;
-        // After the last whole shard the hop's others come, if there are any.
-        if (!is_whole() ||
-            (++whole_at_ == bands_.whole && bands_.whole == schedule_.world().locals))
-          ++hops_;
-      }
-      if (done()) {
-        members_ = 0;
-      } else {
-        begin_group();
-      }
-    } while (!done() && members_ == 0);
+  /// Where first_ is a band's.
+  MK_HOST_DEVICE void begin_band() {
+    const std::uint32_t most = is_whole() ? TileGrid::kBandTiles : bands_.rows({hops_, 0, shards_});
+    const std::uint32_t left = rows_ - first_;
+    members_ = left < most ? left : most;
+  }
+  /// The next band that has tiles.
+  MK_HOST_DEVICE void next_band() {
+    first_ += members_;
+    while (first_ == rows_) {
+      // After the last whole shard the hop's others come, if there are any.
+      if (!is_whole() || (++whole_at_ == bands_.whole && bands_.whole == schedule_.world().locals))
+        ++hops_;
+      if (done()) return;
+      begin_shards();
+    }
+    begin_band();
   }
 
   const AgGemmSchedule& schedule_;
@@ -262,11 +289,11 @@ class AgGemmWalk {
   bool rows_missing_;           ///< some shard lacks the last row of tiles
   std::uint32_t whole_at_ = 0;  ///< at which of them
   std::uint32_t hops_ = 0;
-  std::uint32_t round_ = 0;    ///< the group's first row of tiles of each shard
-  std::uint32_t rounds_ = 0;   ///< how many of each it has
-  std::uint32_t shards_ = 1;   ///< whose rows of tiles it has
-  std::uint32_t members_ = 0;  ///< rows of tiles in the group
-  std::uint32_t index_ = 0;    ///< within the group
+  std::uint32_t shards_ = 1;   ///< that it goes by side by side
+  std::uint32_t rows_ = 0;     ///< of tiles, of all of them: the first of each, the second ...
+  std::uint32_t first_ = 0;    ///< of those, the band's first
+  std::uint32_t members_ = 0;  ///< how many the band has
+  std::uint32_t index_ = 0;    ///< of its tiles
 };
 
 }  // namespace mk::kernels

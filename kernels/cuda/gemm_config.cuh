@@ -22,10 +22,8 @@ namespace mk::kernels::cuda {
 /// Shared memory a block may ask for on sm_90.
 inline constexpr std::size_t kSharedBytesMax = 227 * 1024;
 
-/// Rows of one math warpgroup, columns of one staged piece of C (64 elements are again a 128-byte
-/// row).
+/// Rows of one math warpgroup.
 inline constexpr int kWarpgroupRows = 64;
-inline constexpr int kPieceColumns = 64;
 
 /// A stage costs kBlockM + kBlockN rows of 128 bytes, a staging buffer 8 KiB per math warpgroup: 4
 /// stages with 2 buffers are best where C stays here; 3 stages with 4 (a whole tile of 128 x 256)

@@ -15,6 +15,10 @@ enum class DType { kBf16, kF16 };
 /// (N contiguous).
 enum class BLayout { kNK, kKN };
 
+/// Columns of the pieces in which a math warpgroup's rows of C are staged and stored: 64 elements
+/// are a 128-byte row.
+inline constexpr int kPieceColumns = 64;
+
 /// Row-major matrices in memory the current device can reach: A [m,k], C [m,n], B [n,k] or [k,n];
 /// no padding between rows. Addresses must be multiples of 16 bytes, n and k multiples of 8; m is
 /// free.

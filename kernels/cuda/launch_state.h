@@ -124,6 +124,9 @@ struct FrameArguments {
   /// So many groups, those that receive, share rows first; of the share role's blocks they are the
   /// last. 0 or all of them.
   std::uint32_t sharing_receivers = 0;
+  /// A storing warp puts a piece of a tile on its way to another rank in so many nanoseconds at
+  /// least. 0: as soon as it is there.
+  std::uint32_t piece_ns = 0;
   SumSteps steps;
 };
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/executor_common.cuh"
+#include "kernels/cuda/pace.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/gather/copy_job.h"
 
@@ -26,7 +27,7 @@ class PacedCopier : public RoleExecutor {
  public:
   /// One lane constructs and uses it. `ns_per_kib`: see FrameArguments::spare_ns_per_kib.
   __device__ PacedCopier(DeviceState& state, PacedCopierShared& shared, std::uint32_t ns_per_kib)
-      : RoleExecutor(state), shared_(shared), ns_per_kib_(ns_per_kib), due_ns_(clock_ns()) {
+      : RoleExecutor(state), shared_(shared), ns_per_kib_(ns_per_kib) {
     ptx::mbarrier_init(&shared_.loaded, 1);
     ptx::mbarrier_init_fence();
   }
@@ -52,19 +53,9 @@ class PacedCopier : public RoleExecutor {
   __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
 
  private:
-  /// Whoever was held up (by a wait, by full links) does not make up for more than this: it would
-  /// do so together with all others.
-  static constexpr std::uint32_t kBehindNs = 20'000;
-
-  /// More than a piece's time: what seems more ahead is behind.
-  static constexpr std::uint32_t kAheadNsMost = 1'000'000'000;
-
-  /// Turns over every four seconds. (64 bits are a register more.)
-  static __device__ std::uint32_t clock_ns() { return static_cast<std::uint32_t>(ptx::now_ns()); }
-
   __device__ void copy_piece(const CopyJob& job, const std::byte* source, std::uint64_t target,
                              std::uint32_t bytes) {
-    await_turn(bytes * job.target_count);
+    pace_.take(bytes * job.target_count * ns_per_kib_ / 1024);
     // The piece before this one has left.
     ptx::bulk_wait_read<0>();
     ptx::mbarrier_arrive_expect(&shared_.loaded, bytes);
@@ -76,17 +67,11 @@ class PacedCopier : public RoleExecutor {
       ptx::bulk_store(job.targets[t] + target, shared_.piece, bytes);
     ptx::bulk_commit();
   }
-  __device__ void await_turn(std::uint32_t bytes) {
-    std::uint32_t ahead_ns = due_ns_ - clock_ns();
-    for (; ahead_ns - 1 < kAheadNsMost; ahead_ns = due_ns_ - clock_ns()) __nanosleep(200);
-    if (0 - ahead_ns > kBehindNs) due_ns_ -= ahead_ns + kBehindNs;
-    due_ns_ += bytes * ns_per_kib_ / 1024;
-  }
 
   PacedCopierShared& shared_;
   const std::uint32_t ns_per_kib_;
   std::uint32_t parity_ = 0;
-  std::uint32_t due_ns_;
+  Pace pace_{20'000};
 };
 
 }  // namespace mk::kernels::cuda

@@ -8,6 +8,7 @@
 
 #include "kernels/comm/rank_context.h"
 #include "kernels/cuda/gemm_core.cuh"
+#include "kernels/cuda/pace.cuh"
 #include "shm/flag.h"
 
 namespace mk::kernels::cuda {
@@ -26,6 +27,7 @@ struct TilePlace {
   int columns;
   std::uint32_t* ready;  ///< shows that the tile is there; null: nobody waits for it
   bool within_rank;      ///< only this rank's blocks look at that
+  bool elsewhere;        ///< it lies in another rank's memory
 };
 
 /// Where the other rank's partials of this rank's own tiles lie here, of orders that add them.
@@ -45,6 +47,14 @@ struct PlaceParams {
   std::byte* workspaces[shm::kLocalRanksMax];
 };
 
+/// The pace at which a block's tiles go to other ranks (FrameArguments::piece_ns), all but its last
+/// one: somebody waits for that.
+struct StorePace {
+  std::uint32_t piece_ns;
+  std::uint32_t tiles;    ///< of the launch
+  std::uint32_t workers;  ///< compute blocks, which take them by turns
+};
+
 /// `Places` answers:
 ///
 ///     using Params = PlaceParams<...>;
@@ -60,6 +70,7 @@ class PackedStore {
   struct Params {
     typename Places::Params places;
     PartialsPlace partials;
+    StorePace pace;
     const std::uint32_t* last_epoch;
     const std::uint32_t* stop;  ///< the launch has failed: what is stored now is nothing
   };
@@ -70,6 +81,7 @@ class PackedStore {
     const RankContext& context = arguments.launch.context;
     Params made{{schedule, context.world, arguments.launch.banks, arguments.places, {}},
                 {arguments.partials, 1 - context.world.local},
+                {arguments.frame.piece_ns, schedule.tiles(), arguments.launch.blocks.compute},
                 &arguments.frame.state->epoch,
                 &arguments.frame.state->local.stop};
     std::copy_n(context.workspaces, context.world.locals, made.places.workspaces);
@@ -85,10 +97,17 @@ class PackedStore {
         in_vain_(gate.in_vain),
         halves_done_(reinterpret_cast<std::uint64_t*>(words)),
         halves_summed_(halves_done_ + 1),
-        epoch_(*params.last_epoch + 1) {}
+        epoch_(*params.last_epoch + 1),
+        next_step_(blockIdx.x) {}
 
   __device__ void put(const Piece& piece) {
-    if (piece.column == 0) find_place({piece.m, piece.n});
+    const StorePace& pace = params_.pace;
+    if (piece.column == 0) {
+      find_place({piece.m, piece.n});
+      next_step_ += pace.workers;
+    }
+    if (pace.piece_ns != 0 && place_.elsewhere && next_step_ < pace.tiles)
+      pace_.take(pace.piece_ns);
     to_place<cute::SM90_TMA_STORE_2D, cute::SM90_TMA_STORE_4D>(piece);
   }
 
@@ -185,6 +204,8 @@ class PackedStore {
   std::uint64_t* halves_done_;
   std::uint64_t* halves_summed_;
   std::uint32_t epoch_;
+  std::uint32_t next_step_;  ///< of this block's tiles, behind the present one
+  Pace pace_{0};
   Tile at_{-1, -1};
   TilePlace place_;  ///< of that tile
 };

@@ -36,6 +36,8 @@ BenchOptions::Taken BenchOptions::take(const std::string& argument, const std::s
   } else if (argument == "--spare" || argument == "--sums-once") {
     if (value != "on" && value != "off") return Taken::kWrong;
     (argument == "--spare" ? cuda.spare_warps : cuda.sums_once) = value == "on";
+  } else if (argument == "--piece-ns") {
+    cuda.piece_ns = number();
   } else if (argument == "--ranks") {
     ranks = number();
   } else if (argument == "--nodes") {

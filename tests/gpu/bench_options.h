@@ -38,7 +38,7 @@ struct BenchOptions {
       "[--op ag_gemm|gemm_rs|gemm_ar]... [--ranks R] [--nodes N] [--mkerneld PROGRAM] "
       "[--link-bandwidth 50GB/s] [--shape MxNxK]... [--launches L] [--streams G]... "
       "[--chunk BYTES]... [--receive G]... [--compute B] [--spare on|off] "
-      "[--sums-once on|off] [--check-up-to M] [--json FILE]";
+      "[--sums-once on|off] [--piece-ns NS] [--check-up-to M] [--json FILE]";
 
   enum class Taken { kYes, kUnknown, kWrong };
   /// An argument and its value. kUnknown: it is none of these.

@@ -20,7 +20,7 @@ TEST(BenchOptions, WhatIsSaidIsTaken) {
       {"--streams", "12"},       {"--streams", "24"},     {"--chunk", "65536"},
       {"--receive", "6"},        {"--compute", "100"},    {"--spare", "off"},
       {"--check-up-to", "4096"}, {"--json", "f.json"},    {"--link-bandwidth", "25GB/s"},
-      {"--sums-once", "on"},
+      {"--sums-once", "on"},     {"--piece-ns", "4500"},
   };
   for (const auto& [argument, value] : said)
     EXPECT_EQ(options.take(argument, value), Taken::kYes) << argument;
@@ -38,6 +38,7 @@ TEST(BenchOptions, WhatIsSaidIsTaken) {
   EXPECT_EQ(options.cuda.compute_blocks, 100u);
   EXPECT_EQ(options.cuda.spare_warps, false);
   EXPECT_EQ(options.cuda.sums_once, true);
+  EXPECT_EQ(options.cuda.piece_ns, 4500u);
   EXPECT_EQ(options.check_up_to, 4096);
   EXPECT_EQ(options.json, "f.json");
   EXPECT_EQ(options.link_bytes_per_s, 25e9);

@@ -5,7 +5,8 @@
 ///     mirror_bench [--ranks R] [--nodes 2 --mkerneld PROGRAM [--link-bandwidth 50GB/s]]
 ///                  [--op ag_gemm|gemm_rs|gemm_ar]... [--shape MxNxK]... [--launches N]
 ///                  [--streams G]... [--chunk BYTES]... [--receive G]... [--compute B]
-///                  [--spare on|off] [--sums-once on|off] [--check-up-to M] [--json FILE]
+///                  [--spare on|off] [--sums-once on|off] [--piece-ns NS] [--check-up-to M]
+///                  [--json FILE]
 ///
 /// R: of all nodes. Shapes are those of operators_bench. By turns: the rank's launch (of a gather
 /// over nodes also with its rows in place), and its product by cuBLAS. A collective of R ranks

@@ -107,15 +107,16 @@ TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
       {1, 2, {2048, 2048, 16384}, 0, false},
       {1, 2, {8192, 2560, 8192}, 0, false},
       // The rows would come late: to one peer 1 byte for each of 0.9 * 2 n / 665.6 TFLOP/s at 210
-      // GB/s, to seven 1.75 for each of 0.6 * 2 n / 665.6 TFLOP/s at 360 GB/s.
+      // GB/s, to three 1.5 for each of 0.7, to seven 1.75 for each of 0.6 of that at 360 GB/s.
       {1, 2, {32768, 1024, 16384}, 0, false},
       {1, 2, {16384, 2048, 16384}, 150e9, false},
       {1, 2, {16384, 1792, 16384}, 0, true},
       {1, 2, {16384, 1536, 16384}, 0, false},
       {1, 8, {16384, 2816, 16384}, 0, true},
       {1, 8, {16384, 2560, 16384}, 0, false},
-      {1, 4, {16384, 2048, 16384}, 0, false},
       {1, 8, {16384, 2048, 16384}, 0, false},
+      {1, 4, {16384, 2048, 16384}, 0, true},
+      {1, 4, {16384, 1792, 16384}, 0, false},
       {1, 8, {16384, 2048, 16384}, 400e9, false},
       {2, 4, {16384, 2048, 16384}, 0, false},
       {1, 8, {32768, 2816, 32768}, 300e9, false},
@@ -200,6 +201,36 @@ TEST(Tilings, AShardIsSummedOnceWhereTheProductTakesLongerThanTheNetwork) {
     rates.network_bytes_per_s = one.network_bytes_per_s;
     const World world{one.nodes, one.locals, 0, 0};
     EXPECT_EQ(gemm_rs_sums_once(world, one.k, 128, rates), one.once);
+  }
+}
+
+// A piece of a tile every so often: four in three quarters of a tile's time, which is 2 * 128 * 256
+// k at 5.2 TFLOP/s. Not where NVLink takes longer for the tiles, at 360 GB/s, than the product, nor
+// where nothing goes to other ranks, or the network waits for it.
+TEST(Tilings, TilesGoToTheirOwnersAtAPace) {
+  struct Pace {
+    std::uint32_t nodes, locals;
+    Shape max;
+    std::uint32_t k;
+    double local_bytes_per_s;
+    std::uint32_t piece_ns;
+  };
+  const Shape square{16384, 16384, 0};
+  for (const Pace& one :
+       {Pace{1, 4, square, 2048, 0, 4839}, Pace{1, 8, square, 2048, 0, 4839},
+        Pace{1, 4, {16384, 8192, 0}, 3584, 0, 8468}, Pace{1, 4, square, 1380, 0, 0},
+        Pace{1, 4, square, 1392, 0, 3289}, Pace{1, 8, square, 1600, 0, 0},
+        Pace{1, 8, square, 1632, 0, 3856}, Pace{1, 2, square, 920, 0, 0},
+        Pace{1, 2, square, 936, 0, 2211}, Pace{1, 8, square, 2048, 200e9, 0},
+        Pace{1, 8, square, 1 << 20, 0, 1'000'000}, Pace{1, 1, square, 2048, 0, 0},
+        Pace{2, 4, square, 2048, 0, 0}, Pace{2, 1, square, 2048, 0, 0}}) {
+    SCOPED_TRACE(testing::Message() << one.nodes << " x " << one.locals << ", k " << one.k);
+    const Result<GemmRsPlan> plan =
+        GemmRsPlan::make(one.nodes, one.locals, one.max, DType::kBf16, Tiling{128, 256, 1 << 17});
+    ASSERT_TRUE(plan) << plan.error().message;
+    MachineRates rates;
+    rates.local_bytes_per_s = one.local_bytes_per_s;
+    EXPECT_NEAR(gemm_rs_piece_ns(*plan, one.k, rates), one.piece_ns, 1);
   }
 }
 
@@ -295,6 +326,12 @@ TEST(Tilings, ChunksWithinANodeAreSmallWhereTheGatherIsLong) {
   EXPECT_EQ(chunk_kib(2, {8192, 1024, 8192}), 64u);
   EXPECT_EQ(chunk_kib(8, {8192, 1024, 8192}), 32u);
   EXPECT_EQ(chunk_kib(8, {16384, 2048, 16384}), 128u);
+  // By spare warps long before they are needed: to several ranks a quarter of a row of tiles.
+  EXPECT_EQ(chunk_kib(4, {16384, 2048, 16384}), 1024u);
+  EXPECT_EQ(chunk_kib(4, {16384, 2048, 8192}), 512u);
+  EXPECT_EQ(chunk_kib(8, {32768, 4096, 32768}), 1024u);
+  EXPECT_EQ(chunk_kib(4, {65536, 2048, 1024}), 128u);
+  EXPECT_EQ(chunk_kib(2, {16384, 2048, 16384}), 256u);
   EXPECT_EQ(chunk_kib(8, {2048, 7168, 8192}), 128u);
   EXPECT_EQ(chunk_kib(8, {4096, 7168, 8192}), 64u);
   EXPECT_EQ(chunk_kib(8, {16384, 7168, 8192}), 128u);

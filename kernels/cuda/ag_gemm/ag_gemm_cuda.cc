@@ -69,6 +69,65 @@ std::uint32_t local_chunk_bytes(std::uint32_t locals, const Shape& max, std::uin
   return kLocalChunkBytes;
 }
 
+/// Chunks on one node where spare warps share: a tile that waits for a band of rows looks at a flag
+/// for each, and these come long before. A quarter of a row of tiles.
+std::uint32_t spare_chunk_bytes(const Shape& max) {
+  constexpr std::uint64_t kMost = 8 * kLocalChunkBytes;
+  const std::uint64_t quarter = std::uint64_t{cuda::kTileRowsMax} / 4 * max.k * kElementBytes;
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(quarter / 1024 * 1024, kLocalChunkBytes, kMost));
+}
+
+/// What of a plan says how its rows are shared.
+struct Gathered {
+  std::uint32_t nodes;
+  std::uint32_t locals;
+  Shape max;
+
+  explicit Gathered(const AgGemmPlan& plan) : Gathered(plan.nodes, plan.locals, plan.max) {}
+  Gathered(std::uint32_t node_count, std::uint32_t local_count, const Shape& most)
+      : nodes(node_count), locals(local_count), max(most) {}
+
+  /// Bytes that a rank writes to the node's others in a launch of max.m rows: its own rows, and
+  /// those that it passes on.
+  double bytes_within_node() const {
+    return kElementBytes * double{1} * max.m * max.k / (double{1} * nodes * locals) * (locals - 1) *
+           nodes;
+  }
+  /// The time of its product on as many compute blocks as there may be.
+  double product_seconds(const MachineRates& rates) const {
+    return 2.0 * max.m * max.n * max.k / cuda::gpu_rates(rates, kBlocksMax).flops_per_s;
+  }
+  double network_seconds(const MachineRates& rates) const {
+    return kElementBytes * (nodes - 1.0) / nodes / locals * max.m * max.k /
+           cuda::gpu_rates(rates, kBlocksMax).network_bytes_per_s;
+  }
+  /// What the spare warps and the groups beside them are to write per second, at most: a little
+  /// less than the 371 GB/s that NVLink takes, and over nodes still less, as the loopback's network
+  /// goes by it, too. To one peer they cannot do more.
+  double spare_bytes_per_s(const MachineRates& rates) const {
+    const double most = locals == 2 ? 210e9 : nodes > 1 ? 310e9 : 360e9;
+    return rates.local_bytes_per_s > 0 ? std::min(most, rates.local_bytes_per_s) : most;
+  }
+  /// See ag_gemm_spare_warps_share.
+  bool by_spare_warps(std::uint32_t tile_n, const MachineRates& rates) const {
+    const bool pair = locals == 2;
+    if (locals == 1 || (nodes > 1 && pair)) return false;
+    // To one peer, groups are a little quicker beside wider products, and beside short ones by far.
+    if (max.n >= (pair ? kNarrow : kWide) || tile_n != cuda::kTileColumnsMax) return false;
+    const std::uint64_t tiles =
+        std::uint64_t{cuda::sharded_row_tiles(max.m, nodes * locals)} * div_up(max.n, tile_n);
+    if (tiles <= cuda::kFewTiles) return false;
+    // The rows are to be there before the last tiles; to several peers long before, as they slow
+    // the tiles down where they have to hurry, the more the more there are, and over nodes, where
+    // they come in two hops.
+    const double part = pair ? 0.9 : nodes == 1 && locals <= 4 ? 0.7 : 0.6;
+    const double within = part * product_seconds(rates);
+    return bytes_within_node() / spare_bytes_per_s(rates) <= within &&
+           network_seconds(rates) <= within;
+  }
+};
+
 /// Parts of a chunk that spare warps take: small ones, as each takes long for its own.
 std::uint32_t spare_parts(std::uint32_t chunks, std::uint32_t chunk_bytes, std::uint32_t locals) {
   const std::uint32_t part_bytes = (locals == 2 ? 64 : 16) * 1024;
@@ -98,48 +157,8 @@ std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, co
   return max.m <= 4 * kFewRows ? 18 : 12;
 }
 
-namespace {
-
-/// Bytes that a rank writes to the node's others in a launch of max.m rows: its own rows, and those
-/// that it passes on.
-double bytes_within_node(const AgGemmPlan& plan) {
-  const double ranks = double{1} * plan.nodes * plan.locals;
-  return kElementBytes * double{1} * plan.max.m * plan.max.k / ranks * (plan.locals - 1) *
-         plan.nodes;
-}
-/// The time of its product on as many compute blocks as there may be.
-double product_seconds(const AgGemmPlan& plan, const MachineRates& rates) {
-  return 2.0 * plan.max.m * plan.max.n * plan.max.k /
-         cuda::gpu_rates(rates, kBlocksMax).flops_per_s;
-}
-/// What the spare warps and the groups beside them are to write per second, at most: a little less
-/// than the 371 GB/s that NVLink takes, and over nodes still less, as the loopback's network goes
-/// by it, too. To one peer they cannot do more.
-double spare_bytes_per_s(const AgGemmPlan& plan, const MachineRates& rates) {
-  const double most = plan.locals == 2 ? 210e9 : plan.nodes > 1 ? 310e9 : 360e9;
-  return rates.local_bytes_per_s > 0 ? std::min(most, rates.local_bytes_per_s) : most;
-}
-
-}  // namespace
-
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates) {
-  const bool pair = plan.locals == 2;
-  if (plan.locals == 1 || (plan.nodes > 1 && pair)) return false;
-  // To one peer, groups are a little quicker beside wider products, and beside short ones by far.
-  if (plan.max.n >= (pair ? kNarrow : kWide) || plan.tile_n != cuda::kTileColumnsMax) return false;
-  const std::uint64_t tiles =
-      std::uint64_t{cuda::sharded_row_tiles(plan.max.m, plan.nodes * plan.locals)} *
-      div_up(plan.max.n, plan.tile_n);
-  if (tiles <= cuda::kFewTiles) return false;
-  // The rows are to be there before the last tiles; to several peers long before, as they slow the
-  // tiles down where they have to hurry.
-  const double within = pair ? 0.9 : 0.6;
-  const double product = product_seconds(plan, rates);
-  if (bytes_within_node(plan) / spare_bytes_per_s(plan, rates) > within * product) return false;
-  const MachineRates gpu = cuda::gpu_rates(rates, kBlocksMax);
-  const double network = kElementBytes * (plan.nodes - 1.0) / plan.nodes / plan.locals *
-                         plan.max.m * plan.max.k / gpu.network_bytes_per_s;
-  return network <= within * product;
+  return Gathered(plan).by_spare_warps(plan.tile_n, rates);
 }
 
 std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRates& rates,
@@ -147,8 +166,9 @@ std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRate
   // No more than has to be: tiles lose by it.
   constexpr double kAhead = 1.5;
   constexpr double kGroupBytes = 6e9;  // per second, of what a group writes beside them
-  const double wanted = kAhead * bytes_within_node(plan) / product_seconds(plan, rates);
-  const double all = std::min(spare_bytes_per_s(plan, rates), wanted);
+  const Gathered gathered(plan);
+  const double wanted = kAhead * gathered.bytes_within_node() / gathered.product_seconds(rates);
+  const double all = std::min(gathered.spare_bytes_per_s(rates), wanted);
   const double by_warps = std::max(all - groups * kGroupBytes, all / 2);
   // Of products that are so long that it does not matter: a piece's time has to fit into 32 bits.
   constexpr double kSlowest = 1 << 16;
@@ -197,8 +217,14 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   }
   const std::uint64_t sent =
       std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
-  tiling.chunk_bytes = nodes > 1 ? std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent))
-                                 : local_chunk_bytes(locals, max, sent);
+  if (nodes > 1) {
+    tiling.chunk_bytes = std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent));
+  } else if (locals > 2 && blocks >= kBlocksMax &&
+             Gathered(nodes, locals, max).by_spare_warps(tiling.tile_n, rates)) {
+    tiling.chunk_bytes = spare_chunk_bytes(max);
+  } else {
+    tiling.chunk_bytes = local_chunk_bytes(locals, max, sent);
+  }
   return tiling;
 }
 

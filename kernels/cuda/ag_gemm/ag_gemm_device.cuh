@@ -101,7 +101,10 @@ struct AgGemmOp {
     const World& world = launch.context.world;
     const AgGemmSchedule& schedule = launch.schedule;
     const AgGemmTiles tiles{schedule, Divisor(schedule.rounds()), schedule.tiles()};
-    const AgGemmBands bands = AgGemmBands::of(schedule, launch.in_turn, launch.blocks.compute);
+    // Beside spare warps that share, tiles that are not in step take longer.
+    const bool whole_turns = arguments.frame.spare_sharers != 0 && world.locals > 2;
+    const AgGemmBands bands =
+        AgGemmBands::of(schedule, launch.in_turn, launch.blocks.compute, whole_turns);
     return make_params<AgGemmOp>(
         arguments, tiles.tiles,
         {tiles, bands, launch.blocks.compute, &arguments.frame.state->tiles_taken},

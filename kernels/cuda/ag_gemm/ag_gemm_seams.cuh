@@ -128,8 +128,8 @@ class AgGemmGate {
     const GatherSchedule& gather = schedule.gather();
     const TileGrid& grid = schedule.grid(tile.origin);
     const std::uint32_t round = tile.row / grid.tile_rows();
-    const std::uint32_t hops = gather.hops_from(gather.node_of(tile.origin));
-    return min(params_.bands.end_of_band(hops, round) * grid.tile_rows(), grid.rows());
+    const AgGemmBands::Place at = params_.bands.place(gather, tile.origin);
+    return min(params_.bands.end_of_band(at, round) * grid.tile_rows(), grid.rows());
   }
   __device__ void note() {
     params_.waits_done.note();

@@ -37,6 +37,21 @@ bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks
   return cuda::product_outlasts_network(k, sent, cuda::gpu_rates(rates, blocks));
 }
 
+// Math is at the next tile while one leaves, so that it has nearly that one's time for it.
+std::uint32_t gemm_rs_piece_ns(const GemmRsPlan& plan, std::uint32_t k, const MachineRates& rates) {
+  constexpr double kNvlinkBytes = 360e9;  // per second
+  constexpr double kOfTile = 0.75;
+  if (plan.nodes != 1 || plan.locals == 1) return 0;
+  const MachineRates gpu = cuda::gpu_rates(rates, kBlocksMax);
+  const double element_s = 2.0 * k / gpu.flops_per_s;
+  const double sent = kElementBytes * (plan.locals - 1.0) / plan.locals;
+  const double link = rates.local_bytes_per_s > 0 ? rates.local_bytes_per_s : kNvlinkBytes;
+  if (sent / link > element_s) return 0;
+  const double tile_s = element_s * plan.tile_m * plan.tile_n * kBlocksMax;
+  const std::uint32_t pieces = div_up(plan.tile_n, static_cast<std::uint32_t>(cuda::kPieceColumns));
+  return static_cast<std::uint32_t>(std::min(kOfTile * tile_s / pieces, 1e-3) * 1e9);
+}
+
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
@@ -72,7 +87,12 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   // Where a shard is summed once, all groups that reduce join it when they have no more to do.
   const std::uint32_t receive = launch.sums_shard_once() ? 1 : cuda::kFewReceiveGroups;
   const cuda::GroupNeeds needs = cuda::sum_needs(of, groups, receive);
-  return OperatorBase::start(context, options, needs, plan_.flags(), cuda::kGemmRsKernels);
+  MK_RETURN_IF_ERROR(
+      OperatorBase::start(context, options, needs, plan_.flags(), cuda::kGemmRsKernels));
+  // Of ranks that share a GPU it has not been measured.
+  arguments_.frame.piece_ns = options.piece_ns.value_or(
+      options.ranks_per_device == 1 ? gemm_rs_piece_ns(plan_, k(), options.rates) : 0);
+  return {};
 }
 
 Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,

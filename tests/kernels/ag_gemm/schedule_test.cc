@@ -50,8 +50,10 @@ std::vector<AgGemmTile> all_tiles(const AgGemmSchedule& schedule, const AgGemmBa
   return tiles;
 }
 
-// `whole`: of a node that has as many ranks; in_world() cuts it.
-constexpr AgGemmBands kBands[] = {{1, 1, 1}, {8, 1, 1}, {1, 8, 2}, {1, 2, 3}, {2, 3, 8}, {3, 2, 1}};
+// `whole`: of a node that has as many ranks; in_world() cuts it. Bands of one row of each shard, of
+// fewer, of more, and of more rows of some shards than of others.
+constexpr AgGemmBands kBands[] = {{1, 0, 0},  {8, 0, 0}, {1, 8, 2},  {1, 1, 3},
+                                  {2, 3, 16}, {3, 2, 0}, {1, 16, 5}, {1, 1000, 1000}};
 AgGemmBands in_world(AgGemmBands bands, const World& world) {
   bands.whole = std::min(bands.whole, world.locals);
   return bands;
@@ -83,9 +85,9 @@ TEST(AgGemmSchedule, EveryElementOfCIsComputedOnceFromTheRowsAHasThere) {
   });
 }
 
-// Own shard in bands, then hop by hop, the own node's others first; on each hop so many rounds at a
-// time, of all rails; in each band or group of rounds column by column. The next shards of the own
-// node may be walked like its own.
+// Own shard in bands, then hop by hop, the own node's others first; on each hop the rails' rows of
+// tiles round by round, so many at a time; in each band column by column. The next shards of the
+// own node may be walked like its own.
 TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     const World& world = schedule.world();
@@ -100,11 +102,20 @@ TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
             tile.row / div_up(schedule.shard(tile.origin).count,
                               div_up(schedule.shard(tile.origin).count, plan.tile_m));
         const bool whole = hops == 0 && rail < bands.whole;
-        const std::uint32_t together = whole       ? TileGrid::kBandTiles
-                                       : hops == 0 ? bands.near
-                                                   : bands.far;
-        return std::array{
-            hops, whole ? rail : plan.locals, round / together, tile.rect.column, round, rail};
+        if (whole)
+          return std::array{hops, rail, round / TileGrid::kBandTiles, tile.rect.column, round, 0u};
+        const std::uint32_t first = hops == 0 ? bands.whole : 0;
+        const std::uint32_t shards = plan.locals - first;
+        const std::uint32_t asked = hops == 0 ? bands.near : bands.far;
+        // Of all rows of tiles before this one, in the order in which they arrive. Shards that lack
+        // the last round leave no gap in a band.
+        std::uint32_t row = round * shards;
+        for (std::uint32_t other = first; other < rail; ++other) {
+          const std::uint32_t origin = node * plan.locals + (world.local + other) % plan.locals;
+          row += round < schedule.grid(origin).tiles_m() ? 1 : 0;
+        }
+        return std::array{hops,  plan.locals, row / (asked == 0 ? shards : asked), tile.rect.column,
+                          round, rail};
       };
       const auto tiles = all_tiles(schedule, bands);
       ASSERT_EQ(tiles.size(), all_tiles(schedule).size());
@@ -118,9 +129,9 @@ TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
   });
 }
 
-// As many rows of tiles together as are in work at one time, and no more than in a band; of each
-// shard alike, one at least. One where B is small.
-TEST(AgGemmBands, AGroupIsInWorkAtOneTime) {
+// As many rows of tiles together as are in work at one time, and no more than 16; of each shard
+// alike, or, in whole turns, as many as there are; one of each at least. One where B is small.
+TEST(AgGemmBands, ABandIsInWorkAtOneTime) {
   constexpr std::uint32_t kK = 1024;
   for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
     for (std::uint32_t locals = 1; locals <= 8; ++locals) {
@@ -134,23 +145,21 @@ TEST(AgGemmBands, AGroupIsInWorkAtOneTime) {
         for (std::uint32_t workers = 1; workers <= 132; ++workers) {
           SCOPED_TRACE(
               fmt::format("{} x {}, {} columns, {} workers", nodes, locals, columns, workers));
-          const AgGemmBands bands = AgGemmBands::of(schedule, false, workers);
-          ASSERT_EQ(bands.whole, 1u);
-          const auto fits = [&](std::uint32_t rows) {
-            return rows <= 8 && rows * columns <= workers;
-          };
-          const auto expect_most = [&](std::uint32_t each, std::uint32_t shards) {
-            const bool large = std::uint64_t{2} * kK * max.n >= 8 << 20;
-            ASSERT_GE(each, 1u);
-            if (each > 1) {
-              ASSERT_TRUE(large && fits(each * shards));
-            }
-            if (large) {
-              ASSERT_FALSE(fits((each + 1) * shards));
-            }
-          };
-          expect_most(bands.far, locals);
-          if (locals > 1) expect_most(bands.near, locals - 1);
+          const bool large = std::uint64_t{2} * kK * max.n >= 8 << 20;
+          const std::uint32_t fit = std::min(workers / columns, 16u);
+          for (const bool whole_turns : {false, true}) {
+            const AgGemmBands bands = AgGemmBands::of(schedule, false, workers, whole_turns);
+            ASSERT_EQ(bands.whole, 1u);
+            const auto expect = [&](std::uint32_t rows, std::uint32_t shards) {
+              if (!large || shards == 0 || fit < shards) {
+                ASSERT_EQ(rows, 0u) << "one of each";
+              } else {
+                ASSERT_EQ(rows, whole_turns ? fit : fit - fit % shards);
+              }
+            };
+            expect(bands.far, locals);
+            expect(bands.near, locals - 1);
+          }
         }
       }
     }
@@ -165,9 +174,9 @@ TEST(AgGemmBands, ShardsThatArriveInTurnAreWalkedByThemselvesWhileTheyArrive) {
     std::uint32_t whole, near;
   };
   for (const Case& one :
-       {Case{1, 8, 2048, 108, 3, 3}, Case{1, 8, 2048, 56, 2, 2}, Case{1, 8, 2048, 57, 3, 3},
-        Case{1, 8, 1024, 108, 5, 5}, Case{1, 8, 256, 108, 5, 5}, Case{1, 4, 2048, 108, 2, 8},
-        Case{1, 2, 2048, 108, 2, 1}, Case{2, 4, 4096, 108, 2, 8}, Case{2, 4, 2048, 108, 3, 16}}) {
+       {Case{1, 8, 2048, 108, 3, 15}, Case{1, 8, 2048, 56, 2, 12}, Case{1, 8, 2048, 57, 3, 15},
+        Case{1, 8, 1024, 108, 5, 15}, Case{1, 8, 256, 108, 5, 15}, Case{1, 4, 2048, 108, 2, 16},
+        Case{1, 2, 2048, 108, 2, 0}, Case{2, 4, 4096, 108, 2, 16}, Case{2, 4, 2048, 108, 3, 16}}) {
     SCOPED_TRACE(
         fmt::format("{} x {}, {} rows, {} workers", one.nodes, one.locals, one.m, one.workers));
     const Shape max{one.m, 7168, 8192};
@@ -180,27 +189,46 @@ TEST(AgGemmBands, ShardsThatArriveInTurnAreWalkedByThemselvesWhileTheyArrive) {
   }
 }
 
-// What a band's tiles wait for is what is walked together, hop by hop: no tile of a later band
-// comes before one of an earlier.
+// What a band's tiles wait for is what is walked together: of each shard the rows of tiles that the
+// walk goes by column by column. (Where some shards lack the last one, it may be left out.)
 TEST(AgGemmBands, EndWhereTheWalkGoesOn) {
   for_every_rank([](const AgGemmPlan& plan, const AgGemmSchedule& schedule) {
     if (plan.max.m < 300) return;
     const GatherSchedule& gather = schedule.gather();
+    const bool rows_missing = schedule.rounds() != schedule.rounds_everywhere();
     for (const AgGemmBands& one : kBands) {
       const AgGemmBands bands = in_world(one, schedule.world());
-      std::pair<std::uint32_t, std::uint32_t> last{0, 0};
-      for (AgGemmWalk walk(schedule, bands, 0); !walk.done(); walk.advance(1)) {
-        bool whole = false;
+      const auto is_whole = [&](std::uint32_t origin) {
         for (std::uint32_t i = 0; i < bands.whole; ++i)
-          whole |= gather.origin_at(i) == walk.origin();
-        if (whole) continue;
-        const std::uint32_t hops = gather.hops_from(gather.node_of(walk.origin()));
-        const std::uint32_t end = bands.end_of_band(hops, walk.round());
-        ASSERT_GT(end, walk.round());
-        ASSERT_LE(end, walk.round() + (hops == 0 ? bands.near : bands.far));
-        const std::pair here{hops, end};
-        ASSERT_LE(last, here);
-        last = here;
+          if (gather.origin_at(i) == origin) return true;
+        return false;
+      };
+      // A band ends where the walk is at column 0 again, having left it, or at another hop.
+      using Row = std::pair<std::uint32_t, std::uint32_t>;  // origin, round
+      std::vector<std::set<Row>> walked;
+      std::uint32_t last_column = 1, last_hops = 0;
+      for (AgGemmWalk walk(schedule, bands, 0); !walk.done(); walk.advance(1)) {
+        if (is_whole(walk.origin())) continue;
+        const AgGemmBands::Place at = bands.place(gather, walk.origin());
+        const bool full = !walked.empty() && walked.back().size() == bands.rows(at);
+        const bool again = walk.column() == 0 && (last_column != 0 || full || at.hops != last_hops);
+        if (again) walked.emplace_back();
+        walked.back().insert({walk.origin(), walk.round()});
+        last_column = walk.column();
+        last_hops = at.hops;
+      }
+      for (const std::set<Row>& band : walked) {
+        for (const auto& [origin, round] : band) {
+          std::uint32_t last = round;
+          for (const auto& [other, its] : band)
+            if (other == origin) last = std::max(last, its);
+          const std::uint32_t end = std::min(bands.end_of_band(bands.place(gather, origin), round),
+                                             schedule.grid(origin).tiles_m());
+          ASSERT_GT(end, round);
+          if (!(rows_missing && last + 1 == schedule.rounds() && end == last)) {
+            ASSERT_EQ(end, last + 1) << "origin " << origin << ", row of tiles " << round;
+          }
+        }
       }
     }
   });
