@@ -264,12 +264,6 @@ class AgGemmWalk {
     for (std::uint32_t rail = first_rail(); rail < locals; ++rail)
       rows_ -= has_round(rail, schedule_.rounds() - 1) ? 0 : 1;
   }
-  /// Where first_ is a band's.
-  MK_HOST_DEVICE void begin_band() {
-    const std::uint32_t most = is_whole() ? TileGrid::kBandTiles : bands_.rows({hops_, 0, shards_});
-    const std::uint32_t left = rows_ - first_;
-    members_ = left < most ? left : most;
-  }
   /// The next band that has tiles.
   MK_HOST_DEVICE void next_band() {
     first_ += members_;
@@ -280,7 +274,9 @@ class AgGemmWalk {
       if (done()) return;
       begin_shards();
     }
-    begin_band();
+    const std::uint32_t most = is_whole() ? TileGrid::kBandTiles : bands_.rows({hops_, 0, shards_});
+    const std::uint32_t left = rows_ - first_;
+    members_ = left < most ? left : most;
   }
 
   const AgGemmSchedule& schedule_;

@@ -29,11 +29,21 @@ constexpr MachineRates gpu_rates(const MachineRates& given, std::uint32_t comput
   return rates;
 }
 
-/// Whether the product takes longer than the network, of an operator that sums: for each element of
-/// C a rank computes 2 k operations and sends `sent_bytes`. By the rates of gpu_rates().
+/// What one GPU writes to the node's others per second, at most, without filling NVLink, which
+/// takes 371 GB/s.
+inline constexpr double kNvlinkBytesPerS = 360e9;
+
+/// Whether the product takes longer than a link of `bytes_per_s`, of an operator that sums: for
+/// each element of C a rank computes 2 k operations and sends `sent_bytes`. By the rates of
+/// gpu_rates().
+constexpr bool product_outlasts(std::uint32_t k, double sent_bytes, double bytes_per_s,
+                                const MachineRates& rates) {
+  return 2.0 * k * bytes_per_s > sent_bytes * rates.flops_per_s;
+}
+/// The same of the network.
 constexpr bool product_outlasts_network(std::uint32_t k, double sent_bytes,
                                         const MachineRates& rates) {
-  return 2.0 * k * rates.network_bytes_per_s > sent_bytes * rates.flops_per_s;
+  return product_outlasts(k, sent_bytes, rates.network_bytes_per_s, rates);
 }
 
 }  // namespace mk::kernels::cuda

@@ -53,6 +53,8 @@ class PacedCopier : public RoleExecutor {
   __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
 
  private:
+  static constexpr std::uint32_t kBehindNs = 20'000;
+
   __device__ void copy_piece(const CopyJob& job, const std::byte* source, std::uint64_t target,
                              std::uint32_t bytes) {
     pace_.take(bytes * job.target_count * ns_per_kib_ / 1024);
@@ -71,7 +73,7 @@ class PacedCopier : public RoleExecutor {
   PacedCopierShared& shared_;
   const std::uint32_t ns_per_kib_;
   std::uint32_t parity_ = 0;
-  Pace pace_{20'000};
+  Pace pace_{kBehindNs};
 };
 
 }  // namespace mk::kernels::cuda

@@ -27,7 +27,6 @@ struct TilePlace {
   int columns;
   std::uint32_t* ready;  ///< shows that the tile is there; null: nobody waits for it
   bool within_rank;      ///< only this rank's blocks look at that
-  bool elsewhere;        ///< it lies in another rank's memory
 };
 
 /// Where the other rank's partials of this rank's own tiles lie here, of orders that add them.
@@ -106,8 +105,8 @@ class PackedStore {
       find_place({piece.m, piece.n});
       next_step_ += pace.workers;
     }
-    if (pace.piece_ns != 0 && place_.elsewhere && next_step_ < pace.tiles)
-      pace_.take(pace.piece_ns);
+    const bool leaves = place_.ready != nullptr && !place_.within_rank;
+    if (pace.piece_ns != 0 && leaves && next_step_ < pace.tiles) pace_.take(pace.piece_ns);
     to_place<cute::SM90_TMA_STORE_2D, cute::SM90_TMA_STORE_4D>(piece);
   }
 

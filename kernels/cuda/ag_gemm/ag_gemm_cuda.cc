@@ -84,15 +84,10 @@ struct Gathered {
   std::uint32_t locals;
   Shape max;
 
-  explicit Gathered(const AgGemmPlan& plan) : Gathered(plan.nodes, plan.locals, plan.max) {}
-  Gathered(std::uint32_t node_count, std::uint32_t local_count, const Shape& most)
-      : nodes(node_count), locals(local_count), max(most) {}
-
-  /// Bytes that a rank writes to the node's others in a launch of max.m rows: its own rows, and
-  /// those that it passes on.
+  /// Bytes that a rank writes to the node's others in a launch of max.m rows: of its rail its own
+  /// rows, and those of the other nodes, which it passes on.
   double bytes_within_node() const {
-    return kElementBytes * double{1} * max.m * max.k / (double{1} * nodes * locals) * (locals - 1) *
-           nodes;
+    return kElementBytes * double{1} * max.m * max.k / locals * (locals - 1);
   }
   /// The time of its product on as many compute blocks as there may be.
   double product_seconds(const MachineRates& rates) const {
@@ -102,11 +97,10 @@ struct Gathered {
     return kElementBytes * (nodes - 1.0) / nodes / locals * max.m * max.k /
            cuda::gpu_rates(rates, kBlocksMax).network_bytes_per_s;
   }
-  /// What the spare warps and the groups beside them are to write per second, at most: a little
-  /// less than the 371 GB/s that NVLink takes, and over nodes still less, as the loopback's network
-  /// goes by it, too. To one peer they cannot do more.
+  /// What the spare warps and the groups beside them are to write per second, at most; over nodes
+  /// less, as the loopback's network goes by NVLink, too. To one peer they cannot do more.
   double spare_bytes_per_s(const MachineRates& rates) const {
-    const double most = locals == 2 ? 210e9 : nodes > 1 ? 310e9 : 360e9;
+    const double most = locals == 2 ? 210e9 : nodes > 1 ? 310e9 : cuda::kNvlinkBytesPerS;
     return rates.local_bytes_per_s > 0 ? std::min(most, rates.local_bytes_per_s) : most;
   }
   /// See ag_gemm_spare_warps_share.
@@ -158,7 +152,7 @@ std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, co
 }
 
 bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates) {
-  return Gathered(plan).by_spare_warps(plan.tile_n, rates);
+  return Gathered{plan.nodes, plan.locals, plan.max}.by_spare_warps(plan.tile_n, rates);
 }
 
 std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRates& rates,
@@ -166,7 +160,7 @@ std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRate
   // No more than has to be: tiles lose by it.
   constexpr double kAhead = 1.5;
   constexpr double kGroupBytes = 6e9;  // per second, of what a group writes beside them
-  const Gathered gathered(plan);
+  const Gathered gathered{plan.nodes, plan.locals, plan.max};
   const double wanted = kAhead * gathered.bytes_within_node() / gathered.product_seconds(rates);
   const double all = std::min(gathered.spare_bytes_per_s(rates), wanted);
   const double by_warps = std::max(all - groups * kGroupBytes, all / 2);
@@ -220,7 +214,7 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   if (nodes > 1) {
     tiling.chunk_bytes = std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent));
   } else if (locals > 2 && blocks >= kBlocksMax &&
-             Gathered(nodes, locals, max).by_spare_warps(tiling.tile_n, rates)) {
+             Gathered{nodes, locals, max}.by_spare_warps(tiling.tile_n, rates)) {
     tiling.chunk_bytes = spare_chunk_bytes(max);
   } else {
     tiling.chunk_bytes = local_chunk_bytes(locals, max, sent);

@@ -39,15 +39,14 @@ bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks
 
 // Math is at the next tile while one leaves, so that it has nearly that one's time for it.
 std::uint32_t gemm_rs_piece_ns(const GemmRsPlan& plan, std::uint32_t k, const MachineRates& rates) {
-  constexpr double kNvlinkBytes = 360e9;  // per second
   constexpr double kOfTile = 0.75;
   if (plan.nodes != 1 || plan.locals == 1) return 0;
   const MachineRates gpu = cuda::gpu_rates(rates, kBlocksMax);
-  const double element_s = 2.0 * k / gpu.flops_per_s;
   const double sent = kElementBytes * (plan.locals - 1.0) / plan.locals;
-  const double link = rates.local_bytes_per_s > 0 ? rates.local_bytes_per_s : kNvlinkBytes;
-  if (sent / link > element_s) return 0;
-  const double tile_s = element_s * plan.tile_m * plan.tile_n * kBlocksMax;
+  const double link =
+      rates.local_bytes_per_s > 0 ? rates.local_bytes_per_s : cuda::kNvlinkBytesPerS;
+  if (!cuda::product_outlasts(k, sent, link, gpu)) return 0;
+  const double tile_s = 2.0 * k * plan.tile_m * plan.tile_n / (gpu.flops_per_s / kBlocksMax);
   const std::uint32_t pieces = div_up(plan.tile_n, static_cast<std::uint32_t>(cuda::kPieceColumns));
   return static_cast<std::uint32_t>(std::min(kOfTile * tile_s / pieces, 1e-3) * 1e9);
 }

@@ -144,7 +144,6 @@ struct GemmRsPlaces {
     place.ready = reinterpret_cast<std::uint32_t*>(params.workspaces[owner] +
                                                    schedule.tile_ready(world.local, node, number));
     place.within_rank = owner == world.local;
-    place.elsewhere = !place.within_rank;
     if (world.locals > 1) {
       place.map = &params.maps.slots[owner][which];
       place.plane = static_cast<int>(node);
