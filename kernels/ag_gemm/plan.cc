@@ -38,7 +38,7 @@ Result<AgGemmPlan> AgGemmPlan::make(std::uint32_t nodes, std::uint32_t locals, S
   const GatherShape shape{shard_rows_max(max.m, nodes * locals), max.k * kElementBytes};
   MK_ASSIGN_OR_RETURN(auto gather,
                       GatherPlan::make("ag_gemm", nodes, locals, shape, GatherKind::kBroadcast,
-                                       tiling.chunk_bytes, tiling.banks));
+                                       tiling.chunk_bytes, tiling.banks, tiling.local_banks));
   WorkspaceLayout workspace(locals);
   gather.place(workspace, 0);
   plan.gather = gather;

@@ -33,7 +33,7 @@ template <class Executor>
 MK_HOST_DEVICE inline bool compute(AgGemmBlock<Executor>& block) {
   if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
   const std::uint32_t blocks = block.launch.blocks.compute;
-  const AgGemmBands bands = AgGemmBands::of(block.schedule, block.launch.in_turn, blocks);
+  const AgGemmBands bands = AgGemmBands::of(block.schedule, block.launch.arrival, blocks);
   for (AgGemmWalk walk(block.schedule, bands, block.index); !walk.done(); walk.advance(blocks)) {
     if (block.stopped()) return false;
     const AgGemmTile tile = walk.tile();
@@ -104,7 +104,8 @@ MK_HOST_DEVICE inline bool await_headers(AgGemmBlock<Executor>& block) {
 template <class Executor>
 MK_HOST_DEVICE inline bool share(AgGemmBlock<Executor>& block) {
   const AgGemmLaunch& launch = block.launch;
-  return gather::share(block.gather, launch.shard, launch.in_turn, launch.sharing);
+  return gather::share(block.gather, launch.shard, launch.arrival == Arrival::kSoonInTurn,
+                       launch.sharing);
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {

@@ -7,8 +7,8 @@
 ///  1. its own shard, in bands of kBandTiles rows of tiles;
 ///  2. the shards of its node's other ranks, from the next local rank on, which arrive side by
 ///     side: the first row of tiles of each, then the second one of each, ..., so many rows at a
-///     time (AgGemmBands); or, where they arrive in turn (gather::share_in_turn), one shard after
-///     the other, each as its own;
+///     time (AgGemmBands); or, where they arrive in turn (Arrival), one shard after the other, each
+///     as its own;
 ///  3. for each hop of the ring, the L shards that it brings over L rails, side by side, this
 ///     rank's rail first, in the same way.
 /// Within such a band of rows of tiles: column by column, in each the band's rows as they arrive.
@@ -106,6 +106,13 @@ class AgGemmSchedule {
   GatherSchedule gather_;
 };
 
+/// How the rows of a node's other ranks arrive at a rank.
+enum class Arrival : std::uint8_t {
+  kSideBySide,  ///< everybody's at one time
+  kSoonInTurn,  ///< rank by rank, and all soon: gather::share_in_turn
+  kInTurn,      ///< rank by rank, each shard while those before it are computed
+};
+
 /// How many rows of tiles are walked together, column by column: a band. A row of tiles that is
 /// walked by itself reads all of B, and so does the next one a little behind it, and the one after
 /// that: a B of more than a GPU's L2 cache holds is then read from memory by each of them anew.
@@ -121,26 +128,23 @@ struct AgGemmBands {
   /// One of each shard where B is small. Else as many as all their tiles are in work at one time,
   /// of `workers` at a time (nothing is then left for later when the last row comes), kBandTiles at
   /// most: of each shard alike, and one at least.
-  /// `in_turn`: the node's shards arrive one after the other (gather::share_in_turn). They are
-  /// walked so, too, until each worker has had a tile and more; by then all of them are there, and
-  /// kBandTiles rows of the others are walked together.
-  /// `whole_turns`: also more rows of some shards than of others, so that a band has a tile for
-  /// every worker, or nearly: they begin and end all bands together. For rows that come long before
-  /// they are needed: a band waits for more of them.
-  static MK_HOST_DEVICE AgGemmBands of(const AgGemmSchedule& schedule, bool in_turn,
-                                       std::uint32_t workers, bool whole_turns = false) {
+  /// Shards of the node that arrive in turn are walked so, too: those that are there soon, until
+  /// each worker has had a tile and more, and then kBandTiles rows of the others together.
+  static MK_HOST_DEVICE AgGemmBands of(const AgGemmSchedule& schedule, Arrival arrival,
+                                       std::uint32_t workers) {
     AgGemmBands bands;
     const std::uint32_t locals = schedule.world().locals;
-    if (in_turn) bands.whole = in_turn_of(schedule, workers);
+    if (arrival == Arrival::kInTurn) bands.whole = locals;
+    if (arrival == Arrival::kSoonInTurn) bands.whole = soon_in_turn(schedule, workers);
     if (schedule.b_bytes() < kLargeB) return bands;
     const std::uint32_t turn = workers / schedule.tiles_n();
     const std::uint32_t rows = turn < TileGrid::kBandTiles ? turn : TileGrid::kBandTiles;
-    const auto of_shards = [whole_turns](std::uint32_t most, std::uint32_t shards) {
-      if (shards == 0 || most < shards) return 0u;
-      return whole_turns ? most : most / shards * shards;
+    const auto of_each = [](std::uint32_t most, std::uint32_t shards) {
+      return shards == 0 || most < shards ? 0u : most / shards * shards;
     };
-    bands.far = of_shards(rows, locals);
-    bands.near = of_shards(in_turn ? TileGrid::kBandTiles : rows, locals - bands.whole);
+    bands.far = of_each(rows, locals);
+    bands.near = of_each(arrival == Arrival::kSideBySide ? rows : TileGrid::kBandTiles,
+                         locals - bands.whole);
     return bands;
   }
   static constexpr std::uint64_t kLargeB = 8 << 20;
@@ -176,9 +180,9 @@ struct AgGemmBands {
   }
 
  private:
-  /// Shards that are walked as they arrive.
-  static MK_HOST_DEVICE std::uint32_t in_turn_of(const AgGemmSchedule& schedule,
-                                                 std::uint32_t workers) {
+  /// Shards that are walked as they arrive, where all are there soon.
+  static MK_HOST_DEVICE std::uint32_t soon_in_turn(const AgGemmSchedule& schedule,
+                                                   std::uint32_t workers) {
     const std::uint32_t tiles = schedule.rounds() * schedule.tiles_n();  // of a shard
     const std::uint32_t whole = 1 + div_up(workers, tiles);
     const std::uint32_t locals = schedule.world().locals;

@@ -40,9 +40,11 @@ Status check_tiling(std::string_view op, const Tiling& tiling) {
                 "{}: chunks of {} bytes are too large; at most {} (0: chosen)", op,
                 tiling.chunk_bytes, shm::kCommandPayloadBytesMax / 2);
   }
-  if (tiling.banks > kBanksMax) {
-    return fail(ErrorCode::kInvalidArgument, "{}: {} banks are not possible; 1 or {} are", op,
-                tiling.banks, kBanksMax);
+  for (const std::uint32_t banks : {tiling.banks, tiling.local_banks}) {
+    if (banks > kBanksMax) {
+      return fail(ErrorCode::kInvalidArgument, "{}: {} banks are not possible; 1 or {} are", op,
+                  banks, kBanksMax);
+    }
   }
   return {};
 }

@@ -78,13 +78,8 @@ class WarpGateExecutor : public GateExecutor {
   LeaderWarp warp_;
 };
 
-/// For a spare warp that needs no shared memory.
-struct NothingShared {};
-
-/// In shared memory: these are too large for a loading thread's registers. `SpareShared`: the spare
-/// warp's.
-template <class Launch, template <class> class BlockOf, class Executor = GateExecutor,
-          class SpareShared = NothingShared>
+/// In shared memory: these are too large for a loading thread's registers.
+template <class Launch, template <class> class BlockOf, class Executor = GateExecutor>
 struct BlockGateShared {
   using Block = BlockOf<Executor>;
 
@@ -95,7 +90,6 @@ struct BlockGateShared {
   /// A wait of the loading thread's has failed: what the block's storing threads have from here on
   /// is nothing, and where it would go may still be in use.
   std::uint32_t in_vain;
-  SpareShared spare;
 
   /// All threads of the block; barriers come between this and `begin`, and after that.
   __device__ void prepare(const Launch& from) {

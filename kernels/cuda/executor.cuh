@@ -308,6 +308,14 @@ class CopyLeader : public LeaderBase {
   __device__ void copy(const CopyJob& job) { copier_.copy(job); }
   __device__ void stores_done() { copier_.finish(); }
   __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
+  /// See gather::start_dma. What the engines do then: ag_gemm_cuda.cc.
+  __device__ void start_dma(std::uint32_t epoch, std::uint32_t chunks) {
+    const uint4 epochs = {epoch, epoch, epoch, epoch};
+    for (std::uint32_t i = 0; i < chunks; i += 4)
+      *reinterpret_cast<uint4*>(&state().dma_flags[i]) = epochs;
+    shm::store_relaxed(&state().dma_started, epoch);
+    shm::store_release(&state().dma_go, 1u);
+  }
   /// After the last job; the warp's other lanes return.
   __device__ void finish() {
     copier_.end();

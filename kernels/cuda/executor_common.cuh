@@ -57,6 +57,9 @@ class RoleExecutor {
     return atomicAdd(role == Role::kReceive ? &state_.receives_taken : &state_.streams_taken, 1u);
   }
 
+ protected:
+  __device__ DeviceState& state() { return state_; }
+
  private:
   DeviceState& state_;
 };

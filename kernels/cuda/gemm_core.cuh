@@ -10,9 +10,9 @@
 ///
 /// and four sets of barriers between them (GemmShared): stage_full, stage_empty, piece_full,
 /// piece_empty; where another rank's partials are added to tiles (late_adds.cuh), which the storing
-/// warps see to as well, a fifth. (The fourth io warp is spare: who calls the core may give it
-/// something to do.) The math warpgroups wait for each other nowhere: while one writes its half of
-/// C the other keeps the tensor cores busy, and the loads of the next tile run through all of it.
+/// warps see to as well, a fifth. (The fourth io warp has nothing to do.) The math warpgroups wait
+/// for each other nowhere: while one writes its half of C the other keeps the tensor cores busy,
+/// and the loads of the next tile run through all of it.
 ///
 /// In a cluster of two, the blocks work on tiles one above the other, so they need the same tile of
 /// B: each loads half of it and multicasts that to both. A stage is then free when the math warps
@@ -161,20 +161,14 @@ __device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store
   ptx::mbarrier_init_fence();
 }
 
-/// For the core's spare warp: nothing.
-struct NothingToDo {
-  __device__ void operator()() const {}
-};
-
 /// Runs the tiles of worker `worker` of `workers` (a worker is a cluster) in this block, after
 /// prepare_core. All threads of the block call it, in a kernel with
 /// __launch_bounds__(Config::kThreads, 1) and sizeof(SharedOf) of dynamic shared memory at
-/// `shared`. `spare()`: what the spare warp does meanwhile, all its lanes, with an io thread's
-/// registers; the core's end waits for it.
-template <class Config, class Order, class Gate, class Store, class Spare = NothingToDo>
+/// `shared`.
+template <class Config, class Order, class Gate, class Store>
 __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& params,
                                           SharedOf<Config, Gate, Store>& shared, int worker,
-                                          int workers, Spare&& spare = {}) {
+                                          int workers) {
   static_assert(sizeof(SharedOf<Config, Gate, Store>) <= kSharedBytesMax,
                 "too many stages or staging buffers");
   using Mma = Wgmma<Config>;
@@ -332,8 +326,6 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       }
       store.finish();
       ptx::bulk_wait<0>();
-    } else if (warp == kMathWarpgroups + 1) {
-      spare();
     } else if constexpr (kGateLooksByWarp<Gate>) {
       if (warp == 0) shared.gate.executor.assist(lane);
     }

@@ -10,6 +10,7 @@
 #include "kernels/comm/launch.h"
 #include "kernels/comm/wait.h"
 #include "kernels/cuda/chunk_steps.h"
+#include "kernels/gather/geometry.h"
 #include "shm/layout.h"
 #include "shm/ring.h"
 
@@ -59,6 +60,10 @@ struct DeviceState {
   std::uint32_t roles_done[kRoles] = {};  ///< groups of each role, until all are; then zero
   LocalWords local;                       ///< `stop` stays set: later launches then end at once
   LaunchAccount accounts[2];              ///< by epoch; the next launch's is zero
+  // What the kernel and DMA engines tell each other (dma_queue.h), where they share rows.
+  std::uint32_t dma_go = 0;       ///< 1: they may begin; they set it to 0
+  std::uint32_t dma_started = 0;  ///< the last launch in which a block has set it
+  alignas(16) std::uint32_t dma_flags[kGatherChunksMax] = {};  ///< what they show, of each chunk
   // What the poller brings from the host (poller.cuh).
   std::uint32_t aborts[2] = {};
   shm::LaneControl controls[shm::kLanesMax] = {};
@@ -113,14 +118,11 @@ struct FrameArguments {
   std::uint32_t pollers =
       0;  ///< 1: the first group after the compute blocks polls the host's words
   std::uint32_t comm_blocks = 0;
-  /// So many of the compute blocks, the first ones, share rows by their spare warp, too: they are
-  /// the last blocks of the share role, in the sense of comm/block.h. 0 or all.
-  std::uint32_t spare_sharers = 0;
-  /// So many of those pass on then what comes over the network: the last blocks of the receive
-  /// role. 0 or all.
-  std::uint32_t spare_receivers = 0;
-  /// Their pace: in so many nanoseconds each writes 1 KiB to one target.
-  std::uint32_t spare_ns_per_kib = 0;
+  /// DMA engines bring this rank's rows to the node's others (gather::Sharing::by_dma).
+  bool by_dma = false;
+  /// So may those of the node's others, also when their launch has failed: a launch that ends later
+  /// has failed, too.
+  bool heeds_peers = false;
   /// So many groups, those that receive, share rows first; of the share role's blocks they are the
   /// last. 0 or all of them.
   std::uint32_t sharing_receivers = 0;
@@ -133,13 +135,7 @@ struct FrameArguments {
 /// Groups outside the compute blocks that share rows and do nothing else.
 MK_HOST_DEVICE constexpr std::uint32_t groups_that_only_share(const FrameArguments& frame,
                                                               const RoleBlocks& blocks) {
-  return blocks.share - frame.spare_sharers - frame.sharing_receivers;
-}
-
-/// Groups that receive.
-MK_HOST_DEVICE constexpr std::uint32_t groups_that_receive(const FrameArguments& frame,
-                                                           const RoleBlocks& blocks) {
-  return blocks.receive - frame.spare_receivers;
+  return blocks.share - frame.sharing_receivers;
 }
 
 /// Groups of a launch but the poller.
@@ -151,8 +147,7 @@ constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBl
 /// the launch to its end.
 MK_HOST_DEVICE constexpr std::uint32_t first_streaming_block(const FrameArguments& frame,
                                                              const RoleBlocks& blocks) {
-  return blocks.compute +
-         div_up(frame.pollers + blocks.send + groups_that_receive(frame, blocks), kGroupsOfBlock);
+  return blocks.compute + div_up(frame.pollers + blocks.send + blocks.receive, kGroupsOfBlock);
 }
 
 /// Outside the compute blocks, group g is of block g / kGroupsOfBlock there; groups `before`,

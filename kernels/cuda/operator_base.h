@@ -41,16 +41,12 @@ class OperatorBase {
   }
   const PlanType& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
-  /// Of the share role's blocks those that are a compute block's spare warp.
-  std::uint32_t spare_sharers() const { return arguments_.frame.spare_sharers; }
+  /// Whether DMA engines bring this rank's rows to the node's others.
+  bool shares_by_dma() const { return arguments_.frame.by_dma; }
   /// Groups that stream within the node and do nothing else.
   std::uint32_t stream_groups() const {
     return blocks().reduce != 0 ? blocks().reduce
                                 : cuda::groups_that_only_share(arguments_.frame, blocks());
-  }
-  /// Groups that receive, the compute blocks' spare warps not among them.
-  std::uint32_t receive_groups() const {
-    return cuda::groups_that_receive(arguments_.frame, blocks());
   }
   /// How far a launch has come that does not end: for people.
   std::string progress() const { return frame_.progress(arguments_.launch); }

@@ -33,9 +33,6 @@
 ///       static bool ends_with_tiles(const Launch&);    compute blocks then have nothing to do; the
 ///                                                      gate goes by waits_done()
 ///       static bool after_tiles(Group<Op>&);           each group of a compute block, if not
-///       static void beside(const OperatorParams<Op>&, Gate::Shared&);
-///                                                      if it has it: all lanes of the spare warp
-///                                                      of a block that computes tiles
 ///     };
 #pragma once
 
@@ -107,7 +104,7 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
       Op::kStreams == Role::kShare ? groups_that_only_share(frame, blocks) : blocks.reduce;
   if (index < blocks.send) return send(group, index);
   index -= blocks.send;
-  const std::uint32_t receives = groups_that_receive(frame, blocks);
+  const std::uint32_t receives = blocks.receive;
   if (index < receives) {
     if constexpr (Op::kStreams == Role::kShare) {
       if (frame.sharing_receivers != 0 && !Op::stream(group, streams + index, true)) return;
@@ -256,6 +253,19 @@ __device__ __forceinline__ void clear_account(LaunchAccount& account) {
   if (threadIdx.x < kWords) reinterpret_cast<std::uint64_t*>(&account)[threadIdx.x] = 0;
 }
 
+/// By the last block of a launch that has not failed here: whether one of another local rank has.
+/// What that rank's DMA engines have brought since may lie where this launch still read rows.
+__device__ __forceinline__ void heed_peers(const Launch& launch) {
+  const std::uint32_t failed = shm::load_acquire(launch.control.peer_failed);
+  if (failed == 0) return;
+  const World& world = launch.context.world;
+  const std::uint32_t rank = failed - 1;
+  fail_wait(
+      launch.control,
+      {Role::kCompute, FlagKind::kFinished, 0, rank, {rank - world.node * world.locals, 0}, 0},
+      WaitEnd::kPeerFailed, launch.epoch, 0, 0);
+}
+
 /// The last block of a launch: tells the local ranks, of a failure also the host, and advances the
 /// epoch.
 __device__ inline void end_launch(const Launch& launch, const FrameArguments& frame) {
@@ -268,6 +278,7 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
   shm::store_relaxed(&state.streams_taken, 0u);
   shm::store_relaxed(&state.receives_taken, 0u);
   shm::store_relaxed(&state.tiles_taken, 0u);
+  if (frame.heeds_peers && shm::load_acquire(&state.local.stop) == 0) heed_peers(launch);
   if (shm::load_acquire(&state.local.stop) == 0) {
     announce_end(launch.context, epoch);
   } else if (frame.report->failed == HostReport::kNone) {
@@ -282,6 +293,9 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
     shm::store_release(&report.failed, spent ? std::uint32_t{HostReport::kLaunchesSpent}
                                              : std::uint32_t{HostReport::kWait});
   }
+  // No block has: it failed first. They have been told of that.
+  if (frame.by_dma && shm::load_relaxed(&state.dma_started) != epoch)
+    shm::store_release(&state.dma_go, 1u);
   state.accounts[epoch % 2].end_ns = ptx::now_ns();
   // The next launch begins after this one.
   shm::store_relaxed(&state.epoch, epoch);
@@ -354,11 +368,7 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   if (blockIdx.x < compute || (Op::kHelps && may_help(params))) {
     if (threadIdx.x == 0) shared.gate.begin(epoch);
     __syncthreads();
-    const auto beside = [&] {
-      if constexpr (requires { Op::beside(params, shared.gate); }) Op::beside(params, shared.gate);
-    };
-    gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x), static_cast<int>(compute),
-                      beside);
+    gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x), static_cast<int>(compute));
     // Only when every math warp has the core's registers: an io warp that has nothing to do there
     // would take back what they still wait for, and the block would stand still for ever.
     __syncthreads();

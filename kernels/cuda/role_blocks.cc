@@ -29,32 +29,29 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
   };
   blocks = RoleBlocks{};
   blocks.send = count(needs.send, options.send_groups, 1);
-  const bool spare = needs.stream && needs.spare_streams;
   // The groups of a block or more, whichever they are; the fewest possible are filled up below.
   const std::uint32_t over = share > kBlocksMax ? share - kBlocksMax : 1;
-  blocks.receive = count(needs.receive, options.receive_groups, spare ? 1 : needs.receive_groups,
-                         needs.receivers_stream && !spare ? needs.stream_least : 0);
+  const bool few = needs.stream && needs.few_groups;
+  blocks.receive = count(needs.receive, options.receive_groups, few ? 1 : needs.receive_groups,
+                         needs.receivers_stream && !few ? needs.stream_least : 0);
   std::uint32_t streams =
       count(needs.stream, options.stream_groups,
-            spare ? (needs.receive ? 0 : 1) : needs.stream_groups, spare ? 0 : needs.stream_least);
+            few ? (needs.receive ? 0 : 1) : needs.stream_groups, few ? 0 : needs.stream_least);
   frame.comm_blocks =
       div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
-  if (spare && options.stream_groups == 0 && options.receive_groups == 0)
+  if (few && options.stream_groups == 0 && options.receive_groups == 0)
     frame.comm_blocks = std::max(frame.comm_blocks, over);
   if (needs.stream && options.stream_groups == 0) {
     const std::uint32_t room = frame.comm_blocks * kGroupsOfBlock - frame.pollers - blocks.send;
-    if (spare && needs.receive && options.receive_groups == 0) blocks.receive = room;
+    if (few && needs.receive && options.receive_groups == 0) blocks.receive = room;
     streams = room - blocks.receive;
   }
   frame.sharing_receivers = needs.stream && needs.receivers_stream ? blocks.receive : 0;
   const std::uint32_t rest = share > frame.comm_blocks ? share - frame.comm_blocks : 0;
   blocks.compute =
       options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kBlocksMax);
-  frame.spare_sharers = spare ? blocks.compute : 0;
-  frame.spare_receivers = needs.receive ? frame.spare_sharers : 0;
   blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
-  blocks.share =
-      needs.streams == Role::kShare ? streams + frame.sharing_receivers + frame.spare_sharers : 0;
+  blocks.share = needs.streams == Role::kShare ? streams + frame.sharing_receivers : 0;
   if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||
       blocks.receive > kBlocksMax || blocks.compute + frame.comm_blocks > share) {
     return fail(ErrorCode::kLimitExceeded,
@@ -63,7 +60,6 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
                 op, blocks.compute, frame.comm_blocks, device_blocks, options.ranks_per_device,
                 share, kBlocksMax);
   }
-  blocks.receive += frame.spare_receivers;
   if (blocks.send > lane_count || blocks.send > shm::kLanesMax) {
     return fail(ErrorCode::kInvalidArgument, "{}: {} send groups, but the session has {} lanes", op,
                 blocks.send, lane_count);

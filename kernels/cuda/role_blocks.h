@@ -29,9 +29,9 @@ struct GroupNeeds {
   std::uint32_t receive_groups = 6;
   /// Those stream first, too, and receive then.
   bool receivers_stream = false;
-  /// The compute blocks' spare warps stream, too, and those groups receive or stream by default
-  /// that the SMs hold which the product cannot have (kBlocksMax; one SM at least).
-  bool spare_streams = false;
+  /// By default the groups that receive or stream are those that the SMs hold which the product
+  /// cannot have (kBlocksMax; one SM at least).
+  bool few_groups = false;
 };
 /// Whether a node has more ranks than two, with a GPU each: they want more groups than two do. (Of
 /// ranks that share a GPU, and have few SMs, it has not been measured.)

@@ -157,8 +157,12 @@ class GatherBlock {
         block.common.context.arrival_flags + schedule.release(block.world.node),
         previous_use(block.epoch, block.banks));
   }
-  /// No local rank reads or awaits anything of the bank's last launch any more.
-  MK_HOST_DEVICE bool await_bank_free() {
+  /// No local rank reads or awaits anything any more of the last launch that had this rank's own
+  /// rows, or those of other nodes, where this one has them.
+  MK_HOST_DEVICE bool await_own_slots_free() {
+    return block.await_all_finished(previous_use(block.epoch, schedule.geometry().local_banks));
+  }
+  MK_HOST_DEVICE bool await_others_slots_free() {
     return block.await_all_finished(previous_use(block.epoch, block.banks));
   }
 

@@ -24,6 +24,10 @@ inline constexpr std::uint64_t kGatherHeaderBytes = sizeof(GatherHeader);
 
 /// Chunks end at multiples of it.
 inline constexpr std::uint32_t kGatherLine = 64;
+/// Chunks of one rank, at most, where the nodes alone do not need more flags than an operator
+/// should take (kOperatorFlagsMax): each has a ready word on every rank, and a flag per bank and
+/// node.
+inline constexpr std::uint32_t kGatherChunksMax = 4096;
 /// Rows of one rank, in bytes, at most: so that their lines are numbers that a Divisor takes.
 inline constexpr std::uint64_t kGatherShardBytesMax = 1ull << 36;
 
@@ -46,7 +50,10 @@ struct GatherGeometry {
   std::uint32_t chunk_bytes = 0;  ///< a multiple of kGatherLine; rows may straddle chunks
   std::uint32_t chunks_max = 0;   ///< of one rank, the header's included
   std::uint32_t banks = 2;        ///< the operator's (Launch::banks)
-  std::uint32_t first_flag = 0;   ///< of this gather, within the operator's arrival flags
+  /// Banks of the slots that the ranks of a node fill for each other: `banks`; or 1: always the
+  /// first bank's, so that every launch has them at one place. Those of other nodes have `banks`.
+  std::uint32_t local_banks = 2;
+  std::uint32_t first_flag = 0;  ///< of this gather, within the operator's arrival flags
   GatherLayout layout;
 };
 

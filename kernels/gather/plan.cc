@@ -48,10 +48,11 @@ std::uint64_t choose_chunk_bytes(const GatherGeometry& plan, std::uint32_t asked
 
 Result<GatherPlan> GatherPlan::make(std::string_view op, std::uint32_t nodes, std::uint32_t locals,
                                     const GatherShape& shape, GatherKind kind,
-                                    std::uint32_t chunk_bytes, std::uint32_t banks) {
+                                    std::uint32_t chunk_bytes, std::uint32_t banks,
+                                    std::uint32_t local_banks) {
   MK_RETURN_IF_ERROR(check_world(op, nodes, locals));
   MK_RETURN_IF_ERROR(check_side(op, "rows of one rank", shape.rows_max));
-  MK_RETURN_IF_ERROR(check_tiling(op, {0, 0, chunk_bytes, banks}));
+  MK_RETURN_IF_ERROR(check_tiling(op, {0, 0, chunk_bytes, banks, local_banks}));
   if (shape.row_bytes < 1 || shape.row_bytes > kGatherRowBytesMax) {
     return fail(ErrorCode::kInvalidArgument, "{}: rows of {} bytes cannot be gathered; 1 to {} can",
                 op, shape.row_bytes, kGatherRowBytesMax);
@@ -63,6 +64,8 @@ Result<GatherPlan> GatherPlan::make(std::string_view op, std::uint32_t nodes, st
   plan.rows_max = shape.rows_max;
   plan.row_bytes = shape.row_bytes;
   plan.banks = banks != 0 ? banks : kBanksMax;
+  plan.local_banks = local_banks != 0 ? std::min(local_banks, plan.banks) : plan.banks;
+  if (nodes == 1) plan.banks = plan.local_banks;
   const std::uint64_t shard_bytes = std::uint64_t{plan.rows_max} * plan.row_bytes;
   if (shard_bytes > kGatherShardBytesMax) {
     return fail(ErrorCode::kLimitExceeded,
@@ -102,9 +105,9 @@ std::uint32_t GatherPlan::flag_count() const {
 }
 
 std::uint64_t GatherPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 3;
+  constexpr std::uint64_t kRules = 4;
   return fingerprint_of({kRules, nodes, locals, static_cast<std::uint64_t>(kind), rows_max,
-                         row_bytes, chunk_bytes, banks, first_flag, layout.slots});
+                         row_bytes, chunk_bytes, banks, local_banks, first_flag, layout.slots});
 }
 
 }  // namespace mk::kernels

@@ -19,11 +19,6 @@ struct GatherShape {
 };
 inline constexpr std::uint32_t kGatherRowBytesMax = 1u << 26;
 
-/// Chunks of one rank, at most, where the nodes alone do not need more flags than an operator
-/// should take (kOperatorFlagsMax): each has a ready word on every rank, and a flag per bank and
-/// node.
-inline constexpr std::uint32_t kGatherChunksMax = 4096;
-
 /// An operator's plan makes one (or several), and places it:
 ///
 ///     MK_ASSIGN_OR_RETURN(plan.gather, GatherPlan::make("ag_gemm", nodes, locals, shape,
@@ -35,11 +30,13 @@ inline constexpr std::uint32_t kGatherChunksMax = 4096;
 struct GatherPlan : GatherGeometry {
   /// `chunk_bytes` 0: 128 rows, but 32 KiB to 4 MiB, halved (to 32 KiB at the least) while a full
   /// shard would have fewer than 4 chunks; else what was asked for, rounded up to whole lines of 64
-  /// bytes. Either way doubled while the chunks need too many flags. `op` names the operator in
-  /// messages. Errors: kInvalidArgument, kLimitExceeded.
+  /// bytes. Either way doubled while the chunks need too many flags. `local_banks` 0, or more than
+  /// `banks`: as those; of one node they are all there is. `op` names the operator in messages.
+  /// Errors: kInvalidArgument, kLimitExceeded.
   static Result<GatherPlan> make(std::string_view op, std::uint32_t nodes, std::uint32_t locals,
                                  const GatherShape& shape, GatherKind kind,
-                                 std::uint32_t chunk_bytes, std::uint32_t banks);
+                                 std::uint32_t chunk_bytes, std::uint32_t banks,
+                                 std::uint32_t local_banks = 0);
 
   /// Takes its part of the workspace, and the operator's flags from `first_flag` on, a multiple of
   /// shm::kFlagGranule.

@@ -3,6 +3,7 @@
 /// executors; the executor brings the bulk copies:
 ///
 ///     void copy(const CopyJob&);     gather/copy_job.h
+///     void start_dma(epoch, chunks); if it has it: see start_dma below
 ///     and what comm/block.h asks for
 ///
 /// The way of a chunk, with the flag that hands each step to the next (all hold the epoch; each has
@@ -28,7 +29,7 @@
 /// ranks. (A block may have two roles, share and then receive.) Between launches: whatever launch e
 /// awaits of launch e - b (b: banks) ends without e.
 ///
-/// Why nothing is overwritten too early (e: this launch, b = banks):
+/// Why nothing is overwritten too early (e: this launch, b = banks, for own rows local_banks):
 ///  - A local rank's slot, by share and receive: written after that local rank has ended e - b
 ///    (WorkspaceHead::finished).
 ///  - This rank's own slot: the same. What a launch sends the daemon has read when it ends
@@ -107,6 +108,25 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
   return true;
 }
 
+/// Has the executor bring this rank's own rows to the node's other ranks, and then show chunks 1,
+/// 2,
+/// ... of them there (`chunks` in all), by engines that no block waits for; they may write from now
+/// on. Where a launch fails the executor starts them, too, so that they end; what they write then
+/// must not make a launch of another rank look right.
+template <class Executor>
+MK_HOST_DEVICE inline bool start_dma(GatherBlock<Executor>& gather) {
+  auto& block = gather.block;
+  const World& world = block.world;
+  if (!gather.await_own_slots_free()) return false;
+  MK_NO_UNROLL
+  for (std::uint32_t i = 1; i < world.locals; ++i)
+    write_header(gather, gather.slot((world.local + i) % world.locals, world.rank()));
+  gather.publish_ready_elsewhere(0);
+  if constexpr (requires { block.executor.start_dma(block.epoch, 0u); })
+    block.executor.start_dma(block.epoch, gather.schedule.chunks(gather.own_rows));
+  return true;
+}
+
 /// Hands out this rank's own rows (for the network, where they are not in place), chunk by chunk,
 /// or, of parts of each chunk, part by part; which of them this block does: next_step. Only with
 /// several ranks. `in_turn`: a broadcast as share_in_turn does it, chunk by chunk; else each chunk
@@ -118,12 +138,13 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
   const World& world = block.world;
   const bool broadcast = gather.schedule.geometry().kind == GatherKind::kBroadcast;
   const std::uint32_t own = world.rank();
-  if (gather.in_place && world.locals == 1) return true;
-  if (!gather.await_bank_free()) return false;
+  const bool to_own = !broadcast || (world.nodes > 1 && !gather.in_place);
+  const bool to_others = broadcast && world.locals > 1 && !sharing.by_dma;
+  if (sharing.by_dma && block.index == 0 && !start_dma(gather)) return false;
+  if (!to_own && !to_others) return true;
+  if (!gather.await_own_slots_free()) return false;
   if (in_turn && broadcast) return share_in_turn(gather, source);
   const std::uint32_t chunks = gather.schedule.chunks(gather.own_rows);
-  const bool to_own = !broadcast || (world.nodes > 1 && !gather.in_place);
-  const bool to_others = broadcast && world.locals > 1;
   const std::uint32_t most = sharing.network_first < chunks ? sharing.network_first : chunks;
   const std::uint32_t first = to_own && to_others ? most : 0;
   for (std::uint32_t step = block.index; step < (first + chunks) * sharing.parts;
@@ -145,7 +166,7 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
     if (chunk != 0 || part.index == 0) share_chunk(gather, source, chunk, range, job);
     if (block.last_part(ahead ? chunks + chunk : chunk, part)) {
       // A chunk's two turns are dealt out to different blocks: neither speaks for the other.
-      if (ahead) {
+      if (ahead || sharing.by_dma) {
         gather.publish_ready_here(chunk);
       } else if (chunk < first) {
         gather.publish_ready_elsewhere(chunk);
@@ -173,7 +194,7 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
   for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
     const std::uint32_t node = schedule.node_at(hops);
     const std::uint32_t origin = world.rail_peer(node);
-    const std::uint64_t slot = schedule.slot(block.bank, origin);
+    const std::uint64_t slot = schedule.slot_elsewhere(block.bank, origin);
     const std::uint64_t source = gather.sent_from(origin);
     if (hops == 0 && gather.in_place && block.index == 0) write_header(gather, block.at(source));
     const std::uint32_t chunks = schedule.chunks(rows);
@@ -347,7 +368,7 @@ MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, std::uint32_t 
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
-  if (!gather.await_bank_free()) return false;
+  if (!gather.await_others_slots_free()) return false;
   std::uint32_t chunks_before = 0;   // of the shards before
   std::uint32_t step = block.index;  // of those of all shards
   for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {

@@ -164,11 +164,19 @@ class GatherSchedule {
   MK_HOST_DEVICE std::uint32_t slots() const {
     return geometry_.kind == GatherKind::kBroadcast ? world_.size() : world_.nodes;
   }
-  /// Of the origin's shard; kPull: in the workspace of local rank rail_of(origin) only.
+  /// Of the origin's shard, in the workspaces of this node; kPull: of local rank rail_of(origin)
+  /// only.
   MK_HOST_DEVICE std::uint64_t slot(std::uint32_t bank, std::uint32_t origin) const {
-    const std::uint32_t index = geometry_.kind == GatherKind::kBroadcast ? origin : node_of(origin);
-    return geometry_.layout.slots +
-           (std::uint64_t{bank} * slots() + index) * geometry_.layout.slot_bytes;
+    return slot_at(slot_index(bank, origin));
+  }
+  /// Which slot that is of those of all banks.
+  MK_HOST_DEVICE std::uint32_t slot_index(std::uint32_t bank, std::uint32_t origin) const {
+    const bool one_place = geometry_.local_banks == 1 && node_of(origin) == world_.node;
+    return index_of(one_place ? 0 : bank, origin);
+  }
+  /// The same in the workspaces of a node that is not the origin's.
+  MK_HOST_DEVICE std::uint64_t slot_elsewhere(std::uint32_t bank, std::uint32_t origin) const {
+    return slot_at(index_of(bank, origin));
   }
   /// Of the shard's first row; the others follow without gaps.
   MK_HOST_DEVICE std::uint64_t rows_at(std::uint32_t bank, std::uint32_t origin) const {
@@ -218,6 +226,12 @@ class GatherSchedule {
   }
 
  private:
+  MK_HOST_DEVICE std::uint32_t index_of(std::uint32_t bank, std::uint32_t origin) const {
+    return bank * slots() + (geometry_.kind == GatherKind::kBroadcast ? origin : node_of(origin));
+  }
+  MK_HOST_DEVICE std::uint64_t slot_at(std::uint32_t index) const {
+    return geometry_.layout.slots + std::uint64_t{index} * geometry_.layout.slot_bytes;
+  }
   MK_HOST_DEVICE std::uint32_t node_after(std::uint32_t node) const {
     return node + 1 < world_.nodes ? node + 1 : 0;
   }

@@ -15,6 +15,9 @@ struct Sharing {
   /// Blocks take their steps at run time (next_step), also those of what they pass on: they are not
   /// equally quick.
   bool taken = false;
+  /// The node's other ranks get the rows, and see them shown, by something else than blocks, which
+  /// the first of the blocks starts (a broadcast only): see start_dma in roles.h.
+  bool by_dma = false;
 };
 
 }  // namespace mk::kernels::gather

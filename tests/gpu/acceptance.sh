@@ -6,7 +6,7 @@
 #
 # Steps, each for as many GPUs as there are (MK_DEVICES: fewer), cut off after so many seconds if given:
 #
-#   cases      operators_gpu_test: the worlds on that many GPUs, and what needs no world
+#   cases      dma_queue_test; operators_gpu_test: the worlds on that many GPUs, and what needs no world
 #   cases_all  the worlds on fewer GPUs, too
 #   delays     operators_gpu_delays_test (where it was built): ranks held up at random inside launches
 #   client     client_gpu_test: through libmkclient, kills of ranks and daemons among them
@@ -30,7 +30,7 @@ set -u
 
 steps=(cases cases_all delays client fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one sweep_two
   sweep_mirror)
-programs=(operators_gpu_test operators_gpu_delays_test client_gpu_test gpu_fabric_test gemm_test gemm_seams_test
+programs=(dma_queue_test operators_gpu_test operators_gpu_delays_test client_gpu_test gpu_fabric_test gemm_test gemm_seams_test
   operators_bench mirror_bench gemm_bench rails_bench)
 
 pack() {
@@ -79,8 +79,8 @@ step() {
   local worlds="*_on_$devices:OperatorBlocks*:OperatorLimits*" bench=(./operators_bench --devices "$devices")
   local nodes=(--nodes 2 --mkerneld ./mkerneld)
   case $name in
-    cases) ./operators_gpu_test --gtest_filter="$worlds" ;;
-    cases_all) ./operators_gpu_test ;;
+    cases) ./dma_queue_test && ./operators_gpu_test --gtest_filter="$worlds" ;;
+    cases_all) ./dma_queue_test && ./operators_gpu_test ;;
     delays) ./operators_gpu_delays_test --gtest_filter="$worlds" ;;
     client) ./client_gpu_test ;;
     fabric) ./gpu_fabric_test ;;

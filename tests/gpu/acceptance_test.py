@@ -31,11 +31,12 @@ class Acceptance(unittest.TestCase):
         return self.call(self.folder / "packed/acceptance.sh", "run", self.folder / "out", *steps, devices=devices)
 
     def test_a_step_passes_and_counts_its_cases(self):
+        self.program("dma_queue_test", 'echo "[       OK ] DmaQueues.E (1 ms)"')
         self.program("operators_gpu_test",
                      'echo "asked $*"; echo "[       OK ] Worlds/A.B/c_on_2 (1 ms)"; echo "[       OK ] Worlds/A.D/c_on_2 (1 ms)"')
         status, text = self.run_steps("cases")
         self.assertEqual(status, 0, text)
-        self.assertRegex(text, r"cases +ok +\d+ s  2 passed, 0 failed")
+        self.assertRegex(text, r"cases +ok +\d+ s  3 passed, 0 failed")
         self.assertIn("*_on_2:", (self.folder / "out/cases.log").read_text(encoding="utf-8"))
 
     def test_a_failing_step_fails_all_and_the_next_runs(self):

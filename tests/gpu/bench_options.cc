@@ -33,9 +33,11 @@ BenchOptions::Taken BenchOptions::take(const std::string& argument, const std::s
     if (std::sscanf(value.c_str(), "%dx%dx%d", &shape.m, &shape.n, &shape.k) != 3)
       return Taken::kWrong;
     shapes.push_back(shape);
-  } else if (argument == "--spare" || argument == "--sums-once") {
+  } else if (argument == "--dma" || argument == "--sums-once") {
     if (value != "on" && value != "off") return Taken::kWrong;
-    (argument == "--spare" ? cuda.spare_warps : cuda.sums_once) = value == "on";
+    (argument == "--dma" ? cuda.dma : cuda.sums_once) = value == "on";
+  } else if (argument == "--dma-bytes") {
+    cuda.dma_bytes = number();
   } else if (argument == "--piece-ns") {
     cuda.piece_ns = number();
   } else if (argument == "--ranks") {
@@ -128,8 +130,8 @@ Json row_of(const BenchOptions& options, const BenchRun& run, RankOperator& op) 
           {"k_per_rank", run.shape.k},
           {"compute_blocks", blocks.compute},
           {"stream_groups", op.stream_groups()},
-          {"spare_warps", op.spare_sharers()},
-          {"receive_groups", op.receive_groups()},
+          {"by_dma", op.ag_gemm() != nullptr && op.ag_gemm()->shares_by_dma()},
+          {"receive_groups", blocks.receive},
           {"chunk_bytes", run.chunk_bytes}};
 }
 

@@ -37,8 +37,8 @@ struct BenchOptions {
   static constexpr std::string_view kUsage =
       "[--op ag_gemm|gemm_rs|gemm_ar]... [--ranks R] [--nodes N] [--mkerneld PROGRAM] "
       "[--link-bandwidth 50GB/s] [--shape MxNxK]... [--launches L] [--streams G]... "
-      "[--chunk BYTES]... [--receive G]... [--compute B] [--spare on|off] "
-      "[--sums-once on|off] [--piece-ns NS] [--check-up-to M] [--json FILE]";
+      "[--chunk BYTES]... [--receive G]... [--compute B] [--dma on|off] "
+      "[--dma-bytes BYTES] [--sums-once on|off] [--piece-ns NS] [--check-up-to M] [--json FILE]";
 
   enum class Taken { kYes, kUnknown, kWrong };
   /// An argument and its value. kUnknown: it is none of these.

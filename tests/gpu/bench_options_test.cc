@@ -18,7 +18,7 @@ TEST(BenchOptions, WhatIsSaidIsTaken) {
       {"--op", "gemm_rs"},       {"--ranks", "8"},        {"--nodes", "2"},
       {"--mkerneld", "./d"},     {"--shape", "64x32x16"}, {"--launches", "3"},
       {"--streams", "12"},       {"--streams", "24"},     {"--chunk", "65536"},
-      {"--receive", "6"},        {"--compute", "100"},    {"--spare", "off"},
+      {"--receive", "6"},        {"--compute", "100"},    {"--dma", "off"},
       {"--check-up-to", "4096"}, {"--json", "f.json"},    {"--link-bandwidth", "25GB/s"},
       {"--sums-once", "on"},     {"--piece-ns", "4500"},
   };
@@ -36,7 +36,7 @@ TEST(BenchOptions, WhatIsSaidIsTaken) {
   EXPECT_EQ(options.chunks, std::vector{65536u});
   EXPECT_EQ(options.receives, std::vector{6u});
   EXPECT_EQ(options.cuda.compute_blocks, 100u);
-  EXPECT_EQ(options.cuda.spare_warps, false);
+  EXPECT_EQ(options.cuda.dma, false);
   EXPECT_EQ(options.cuda.sums_once, true);
   EXPECT_EQ(options.cuda.piece_ns, 4500u);
   EXPECT_EQ(options.check_up_to, 4096);
@@ -58,7 +58,7 @@ TEST(BenchOptions, WhatMakesNoSenseIsRefused) {
   EXPECT_EQ(options.take("--devices", "2"), Taken::kUnknown);
   EXPECT_EQ(options.take("--op", "ring_attention"), Taken::kWrong);
   EXPECT_EQ(options.take("--shape", "64x32"), Taken::kWrong);
-  EXPECT_EQ(options.take("--spare", "yes"), Taken::kWrong);
+  EXPECT_EQ(options.take("--dma", "yes"), Taken::kWrong);
   EXPECT_EQ(options.take("--link-bandwidth", "fast"), Taken::kYes);
   EXPECT_FALSE(options.settle());
 }

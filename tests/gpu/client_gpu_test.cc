@@ -12,6 +12,7 @@
 #include <csignal>
 #include <optional>
 
+#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
 #include "tests/client/embedded_ranks.h"
 #include "tests/gpu/client_ranks.h"
 
@@ -217,7 +218,8 @@ std::vector<std::unique_ptr<Child>> start_ranks(const Daemons& daemons, std::uin
     ranks.push_back(std::make_unique<Child>(std::vector<std::string>{
         "--rank", std::to_string(rank), std::to_string(nodes), std::to_string(locals),
         daemons.sockets[rank / locals], job, work.op, std::to_string(work.launches),
-        std::to_string(static_cast<int>(work.pace))}));
+        std::to_string(static_cast<int>(work.pace)), std::to_string(work.m), std::to_string(work.n),
+        std::to_string(work.k)}));
   }
   return ranks;
 }
@@ -235,6 +237,29 @@ TEST_F(ClientGpu, ProcessesOverADaemonOfItsOwn) {
     if (nodes * locals > 2 && devices_here() == 1) continue;
     const Daemons daemons(nodes);
     expect_right(daemons, locals, "processes", {.op = kAll, .launches = 4});
+  }
+}
+
+/// So many rows that DMA engines bring them, of up to four ranks with a GPU each.
+Work many_rows() { return {.op = "ag-gemm", .m = 16384, .n = 1024, .k = 1024}; }
+
+// Into memory of other processes, which the daemon has handed on.
+TEST_F(ClientGpu, ProcessesShareManyRowsByDmaEngines) {
+  Work work = many_rows();
+  for (const std::uint32_t locals : {2u, 4u}) {
+    if (static_cast<int>(locals) > devices_here()) continue;
+    SCOPED_TRACE(locals);
+    ASSERT_TRUE(kernels::ag_gemm_shares_by_dma(1, locals, {work.m, work.n, work.k}, {}));
+    const Daemons daemons(1);
+    work.launches = 4;
+    work.pace = Pace::kOneByOne;
+    expect_right(daemons, locals, "by_dma", work);
+    work.launches = 20;
+    work.pace = Pace::kReplayed;
+    expect_right(daemons, locals, "replayed", work);
+    work.launches = 300;
+    work.pace = Pace::kInARow;
+    expect_right(daemons, locals, "in_a_row", work);
   }
 }
 
@@ -267,14 +292,22 @@ TEST_F(ClientGpu, AThousandLaunchesInARow) {
 struct Loss {
   std::uint32_t nodes, locals;
   Pace pace;
+  bool many_rows = false;
 };
 constexpr Loss kLosses[] = {
-    {2, 1, Pace::kHeldUp}, {1, 2, Pace::kHeldUp}, {2, 1, Pace::kInARow}, {1, 2, Pace::kInARow}};
+    {2, 1, Pace::kHeldUp}, {1, 2, Pace::kHeldUp},       {2, 1, Pace::kInARow},
+    {1, 2, Pace::kInARow}, {1, 2, Pace::kHeldUp, true}, {1, 2, Pace::kInARow, true},
+};
 constexpr double kSecondsToHear = 2.0;
 
 class Lost : public ClientGpu, public testing::WithParamInterface<Loss> {
  protected:
-  Work work() const { return {.op = "gemm-ar", .launches = 1'000'000, .pace = GetParam().pace}; }
+  static Work work() {
+    Work work = GetParam().many_rows ? many_rows() : Work{};
+    work.launches = 1'000'000;
+    work.pace = GetParam().pace;
+    return work;
+  }
   /// Every rank that is left answers in time, and not that all is well.
   static void expect_errors(std::vector<std::unique_ptr<Child>>& ranks,
                             std::chrono::steady_clock::time_point begin) {
@@ -341,8 +374,9 @@ TEST_P(Lost, AKilledDaemonEndsThreadsWhoseProcessThenJoinsAnotherJob) {
 }
 
 INSTANTIATE_TEST_SUITE_P(InMidLaunch, Lost, testing::ValuesIn(kLosses), [](const auto& test) {
-  return fmt::format("{}x{}{}", test.param.nodes, test.param.locals,
-                     test.param.pace == Pace::kHeldUp ? "waiting" : "in_a_row");
+  return fmt::format("{}x{}{}{}", test.param.nodes, test.param.locals,
+                     test.param.pace == Pace::kHeldUp ? "waiting" : "in_a_row",
+                     test.param.many_rows ? "_by_dma" : "");
 });
 
 int run_daemon(std::uint32_t nodes, const std::string& fabric) {
@@ -373,6 +407,9 @@ int run_rank_process(char** argv) {
   work.op = argv[7];
   work.launches = number(8);
   work.pace = static_cast<Pace>(number(9));
+  work.m = number(10);
+  work.n = number(11);
+  work.k = number(12);
   work.under_way = [] {
     fmt::print("under way\n");
     std::fflush(stdout);
@@ -391,7 +428,7 @@ int main(int argc, char** argv) {
     return mk::run_daemon(static_cast<std::uint32_t>(std::stoul(argv[2])),
                           argc > 3 ? argv[3] : "loopback");
   }
-  if (argc == 10 && std::string(argv[1]) == "--rank") return mk::run_rank_process(argv);
+  if (argc == 13 && std::string(argv[1]) == "--rank") return mk::run_rank_process(argv);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

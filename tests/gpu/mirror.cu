@@ -249,6 +249,10 @@ __global__ void pack_kernel(PackedPartial partial, const kernels::TileRect* tile
   }
 }
 
+__global__ void fill_kernel(std::uint32_t* words, std::uint32_t count, std::uint32_t value) {
+  for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) words[i] = value;
+}
+
 template <class T>
 std::unique_ptr<DeviceMemory> copy_of(const std::vector<T>& values) {
   if (values.empty()) return nullptr;
@@ -319,6 +323,12 @@ Mirror::Queue Mirror::make_queue(unsigned of, const std::vector<Reflection>& eve
   queue.brought = copy_of(std::vector<std::uint32_t>(even.size()));
   queue.counters = copy_of(std::vector<std::uint32_t>(kCounters));
   return queue;
+}
+
+void fill_words(std::uint32_t* words, std::uint32_t count, std::uint32_t value,
+                cudaStream_t stream) {
+  fill_kernel<<<1, 128, 0, stream>>>(words, count, value);
+  require(cudaGetLastError(), "words");
 }
 
 void Mirror::launch(std::uint32_t epoch) {

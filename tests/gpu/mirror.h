@@ -120,6 +120,10 @@ class Mirror {
   std::unique_ptr<DeviceMemory> missed_, times_;
 };
 
+/// `value` into each of `count` words of the current device.
+void fill_words(std::uint32_t* words, std::uint32_t count, std::uint32_t value,
+                cudaStream_t stream);
+
 /// Tiles of a partial product of `k` bf16 elements (fp32 sums, rounded once): a [rows, k], b [n,
 /// k].
 struct PackedPartial {

@@ -5,7 +5,8 @@
 ///     mirror_bench [--ranks R] [--nodes 2 --mkerneld PROGRAM [--link-bandwidth 50GB/s]]
 ///                  [--op ag_gemm|gemm_rs|gemm_ar]... [--shape MxNxK]... [--launches N]
 ///                  [--streams G]... [--chunk BYTES]... [--receive G]... [--compute B]
-///                  [--spare on|off] [--sums-once on|off] [--piece-ns NS] [--check-up-to M]
+///                  [--dma on|off] [--dma-bytes BYTES] [--sums-once on|off] [--piece-ns NS]
+///                  [--check-up-to M]
 ///                  [--json FILE]
 ///
 /// R: of all nodes. Shapes are those of operators_bench. By turns: the rank's launch (of a gather
@@ -118,7 +119,7 @@ bool measure(const BenchOptions& options, const BenchRun& run, mk::test::DaemonN
       "{} 1 of {}x{}: {:5} {:5} {:5} s{:<3} r{:<3} c{:<4}: fused {:8.1f} | cublas {:8.1f} nvlink "
       "{:.0f} network {:.0f} | {:.2f} of bound | tiles {:.0f} waited {:.0f}{} end {}",
       name(op), setup.nodes, setup.locals, shape.m, shape.n, shape.k, rank.op().stream_groups(),
-      rank.op().receive_groups(), run.chunk_bytes >> 10, fused_us, products_us, bound.nvlink_us,
+      blocks.receive, run.chunk_bytes >> 10, fused_us, products_us, bound.nvlink_us,
       bound.network_us, bound_us / fused_us, static_cast<double>(stats->gemm_ns) / 1e3, waited_us,
       mk::test::role_ends(*stats), stats->total_ns / 1000);
   if (in_place) fmt::print(" | in place {:.1f}", mk::test::median(placed.by_rank[0]));

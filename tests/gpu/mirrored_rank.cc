@@ -77,6 +77,11 @@ MirroredRank::MirroredRank(const JobSetup& setup, DaemonNodes* daemons, std::uin
   }
   require(cudaDeviceSynchronize(), "the others' inputs");
   use(kHere);
+  if (const auto* op = op_->ag_gemm(); op != nullptr && op->shares_by_dma()) {
+    const kernels::AgGemmSchedule schedule(plan_.ag, mirrored_world(setup_), setup_.m);
+    dma_ = std::make_unique<MirroredDma>(kHere, kThere, schedule.gather(),
+                                         static_cast<std::uint32_t>(shard_rows()), op->dma_bytes());
+  }
   const auto list = [&](std::uint32_t epoch) {
     return reflections(setup_, plan_, places_, rows_order(), epoch);
   };
@@ -85,6 +90,7 @@ MirroredRank::MirroredRank(const JobSetup& setup, DaemonNodes* daemons, std::uin
 
 MirroredRank::~MirroredRank() {
   cudaStreamSynchronize(stream_);
+  dma_.reset();
   mirror_.reset();
   cudaStreamDestroy(there_);
   cudaStreamDestroy(stream_);
@@ -92,14 +98,16 @@ MirroredRank::~MirroredRank() {
 
 RowsOrder MirroredRank::rows_order() const {
   RowsOrder order;
-  if (setup_.op != Op::kAgGemm) return order;
-  order.in_turn = op_->shares_in_turn();
+  const kernels::AgGemmCuda* const op = op_->ag_gemm();
+  if (op == nullptr) return order;
+  order.arrival = op->arrival();
+  order.by_dma = op->shares_by_dma();
   const kernels::AgGemmSchedule schedule(plan_.ag, mirrored_world(setup_), setup_.m);
   const auto rows = static_cast<std::uint32_t>(shard_rows());
-  const bool spare = op_->spare_sharers() != 0;
-  if (!order.in_turn)
-    order.shared_parts = ag_gemm_sharing(schedule.gather(), op_->blocks(), rows, spare).parts;
-  order.handed_parts = ag_gemm_received_parts(schedule.gather(), op_->blocks(), setup_.m, spare);
+  if (order.arrival == kernels::Arrival::kSideBySide)
+    order.shared_parts =
+        ag_gemm_sharing(schedule.gather(), op_->blocks(), rows, order.by_dma).parts;
+  order.handed_parts = ag_gemm_received_parts(schedule.gather(), op_->blocks(), setup_.m);
   return order;
 }
 
@@ -111,7 +119,8 @@ UnderWay MirroredRank::under_way() const {
   UnderWay made;
   switch (setup_.op) {
     case Op::kAgGemm:
-      made.first = blocks.share * (op_->shares_in_turn() ? 1 : peers);
+      made.first =
+          blocks.share * (op_->ag_gemm()->arrival() == kernels::Arrival::kSideBySide ? peers : 1);
       made.later = blocks.receive * peers;
       break;
     case Op::kGemmRs:
@@ -207,6 +216,7 @@ void MirroredRank::fill_partials() {
 
 void MirroredRank::launch(bool in_place) {
   use(kHere);
+  if (dma_) dma_->mark(stream_);
   const bool in_workspace = setup_.op == Op::kGemmAr;
   if (auto launched = op_->launch(stream_, in_place ? op_->input() : a_->data(), b_->data(),
                                   in_workspace ? nullptr : c_->data(), nullptr, setup_.m,
@@ -216,6 +226,7 @@ void MirroredRank::launch(bool in_place) {
     std::exit(1);
   }
   mirror_->launch(++epoch_);
+  if (dma_) dma_->launch(places_, epoch_);
 }
 
 void MirroredRank::poison() {

@@ -12,6 +12,7 @@
 #include "tests/gpu/daemon_nodes.h"
 #include "tests/gpu/gemm_reference.h"
 #include "tests/gpu/mirror.h"
+#include "tests/gpu/mirrored_dma.h"
 #include "tests/gpu/rank_operator.h"
 #include "tests/gpu/reflections.h"
 #include "tests/gpu/summed_reference.h"
@@ -73,6 +74,7 @@ class MirroredRank {
   std::vector<std::byte*> peer_a_, peer_b_;  ///< by rank; of a sum
   std::unique_ptr<RankOperator> op_;
   std::unique_ptr<Mirror> mirror_;
+  std::unique_ptr<MirroredDma> dma_;  ///< AG+GEMM whose rows come so
 };
 
 }  // namespace mk::test

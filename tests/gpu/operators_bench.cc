@@ -6,7 +6,7 @@
 ///                     [--nodes 2 [--mkerneld PROGRAM] [--link-bandwidth 50GB/s]
 ///                      [--piece BYTES]...]
 ///                     [--shape MxNxK]... [--launches L] [--alone SECONDS] [--streams G]...
-///                     [--chunk BYTES]... [--receive G]... [--compute B] [--spare on|off]
+///                     [--chunk BYTES]... [--receive G]... [--compute B] [--dma on|off]
 ///                     [--sums-once on|off] [--piece-ns NS] [--check-up-to M] [--json FILE]
 ///
 /// N and K are each rank's: AG+GEMM: B_r is [K, N]; the other two: A_r is [M, K]. All ranks' work
@@ -19,8 +19,8 @@
 /// operator's own unfused form. By turns all sides run at one clock, so a side that needs less
 /// power is no faster; --alone: on one node, fused, cuBLAS and the baseline also each for so long
 /// (5 s at most) without a pause, at their own. Several --streams, --chunk or --receive: fused with
-/// each, the other sides with the first. --spare: whether the rows of AG+GEMM are shared by the
-/// compute blocks' spare warps (CudaOptions::spare_warps), --sums-once: whether a shard of GEMM+RS
+/// each, the other sides with the first. --dma: whether the rows of AG+GEMM are shared by
+/// DMA engines (CudaOptions::dma), --sums-once: whether a shard of GEMM+RS
 /// is summed once (CudaOptions::sums_once), where the operator does not choose.
 /// Results are checked, every element, up to M rows (8192).
 #include <cuda_runtime.h>
@@ -171,7 +171,7 @@ bool measure(const Options& options, const BenchRun& run, Machine& machine, Json
   const double flops = 2.0 * shape.m * shape.n * shape.k;
   fmt::print("{} {}x{} {:5} {:5} {:5} s{:<3} r{:<3} c{:<4}: fused {:8.1f}", name(op), options.nodes,
              setup.locals, shape.m, shape.n, shape.k, job.op(0).stream_groups(),
-             job.op(0).receive_groups(), run.chunk_bytes >> 10, fused_us);
+             job.op(0).blocks().receive, run.chunk_bytes >> 10, fused_us);
   if (run.first) {
     fmt::print(" | cublas {:8.1f} coll {:8.1f} both {:8.1f} own {:8.1f} | {:.2f}x, {:.2f} of bound",
                sides.us("products"), sides.us("collective"), baseline_us, sides.us("unfused"),

@@ -264,7 +264,12 @@ TEST_P(Operators, AMissingRankEndsTheLaunchWithinTheDeadline) {
   // The late one comes to a broken job, where it may find all that it needs; it ends in any case,
   // and the GPU is as usable as before.
   ASSERT_TRUE(job.launch(missing, 512));
-  job.finish(missing);
+  const Status late = job.finish(missing);
+  // Where rows lie in one place, the others may have gone on to write there.
+  if (!sums() && GetParam().nodes == 1 && with.local_banks == 1) {
+    ASSERT_FALSE(late);
+    EXPECT_THAT(late.error().message, HasSubstr("on the same node failed"));
+  }
   Job fresh(setup(512, 512, 128));
   check(fresh, 512, Mode::kFused);
 }

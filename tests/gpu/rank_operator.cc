@@ -33,11 +33,9 @@ class AgGemmRank : public RankOperator {
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
-  std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
   std::uint32_t stream_groups() const override { return op_->stream_groups(); }
-  std::uint32_t receive_groups() const override { return op_->receive_groups(); }
   std::string progress() const override { return op_->progress(); }
-  bool shares_in_turn() const override { return op_->shares_in_turn(); }
+  const kernels::AgGemmCuda* ag_gemm() const override { return op_.get(); }
   void* input() const override { return op_->input(); }
 
  private:
@@ -58,9 +56,7 @@ class SumRank : public RankOperator {
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
-  std::uint32_t spare_sharers() const override { return op_->spare_sharers(); }
   std::uint32_t stream_groups() const override { return op_->stream_groups(); }
-  std::uint32_t receive_groups() const override { return op_->receive_groups(); }
   std::string progress() const override { return op_->progress(); }
   const void* output() const override {
     if constexpr (requires { op_->output(); }) {
@@ -87,6 +83,7 @@ Plan make_plan(const JobSetup& setup, std::uint32_t blocks) {
   const auto tiling = [&](kernels::Tiling own) {
     if (setup.tiling.tile_m != 0) own = setup.tiling;
     if (setup.chunk_bytes != 0) own.chunk_bytes = setup.chunk_bytes;
+    if (setup.local_banks != 0) own.local_banks = setup.local_banks;
     return own;
   };
   Plan plan;

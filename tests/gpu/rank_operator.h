@@ -35,6 +35,7 @@ struct JobSetup {
   std::vector<std::uint32_t> k;  ///< by rank; AG+GEMM: all the same
   kernels::DType dtype = kernels::DType::kBf16;
   kernels::Tiling tiling;         ///< tile_m 0: the operator's own
+  std::uint32_t local_banks = 0;  ///< 0: the tiling's
   std::uint32_t chunk_bytes = 0;  ///< 0: the tiling's
   kernels::CudaOptions options;
   std::vector<std::uint32_t> stream_groups;  ///< by rank; none: all as the options say
@@ -60,10 +61,8 @@ class RankOperator {
   virtual Status status() const = 0;
   virtual Result<kernels::LaunchStats> finish(cudaStream_t stream) = 0;
   virtual const kernels::RoleBlocks& blocks() const = 0;
-  virtual std::uint32_t spare_sharers() const = 0;
-  virtual std::uint32_t stream_groups() const = 0;       ///< OperatorBase
-  virtual std::uint32_t receive_groups() const = 0;      ///< the same
-  virtual bool shares_in_turn() const { return false; }  ///< AG+GEMM
+  virtual std::uint32_t stream_groups() const = 0;                        ///< OperatorBase
+  virtual const kernels::AgGemmCuda* ag_gemm() const { return nullptr; }  ///< if it is one
   virtual std::string progress() const = 0;
   /// In the workspace, GEMM+AR's C and AG+GEMM's A.
   virtual const void* output() const { return nullptr; }

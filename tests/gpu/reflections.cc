@@ -57,11 +57,11 @@ class Maker {
     };
     // Shared in turn: all for the rank before it, then all for the one before that, ...; what rank
     // 0 then brings to rank L - turn, rank `turn` brings to rank 0. Else each chunk to all.
-    if (order.in_turn) {
+    if (order.arrival == kernels::Arrival::kSoonInTurn) {
       for_peers([&](std::uint32_t p) {
         for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) add(all.first, p, 0, chunk);
       });
-    } else {
+    } else if (!order.by_dma) {
       for (std::uint32_t chunk = 0; chunk < chunks; ++chunk)
         for_peers([&](std::uint32_t p) { add(all.first, p, 0, chunk); });
     }

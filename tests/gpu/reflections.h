@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/world.h"
 #include "tests/gpu/mirror.h"
@@ -34,8 +35,9 @@ struct MirroredPlaces {
 
 /// How a rank hands out rows (AG+GEMM), and so do its peers.
 struct RowsOrder {
-  bool in_turn = false;            ///< RankOperator::shares_in_turn
-  std::uint32_t shared_parts = 1;  ///< of each chunk of its own rows
+  kernels::Arrival arrival = kernels::Arrival::kSideBySide;  ///< AgGemmCuda::arrival
+  bool by_dma = false;                                       ///< own rows come so (MirroredDma)
+  std::uint32_t shared_parts = 1;                            ///< of each chunk of its own rows
   std::uint32_t handed_parts = 1;  ///< and of those that came over the network
 };
 

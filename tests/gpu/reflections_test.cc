@@ -160,7 +160,7 @@ TEST_P(Mirrored, EachFlagAnswersOneThatTheRankShows) {
 // In as many pieces as the rank itself brings its rows in; headers are small.
 TEST_P(Mirrored, RowsComeInTheRanksOwnParts) {
   const auto [op, nodes, locals] = GetParam();
-  const RowsOrder order{.in_turn = false, .shared_parts = 8, .handed_parts = 3};
+  const RowsOrder order{.shared_parts = 8, .handed_parts = 3};
   const Reflections lists = reflections(places.setup, places.plan, places.places, order, 1);
   const auto pieces = [&](const Reflection& one) {
     return one.row_bytes > kernels::kGatherHeaderBytes ? one.pieces : 0;

@@ -91,43 +91,37 @@ TEST(RoleBlocks, SumsForTheNetworkKeepPaceWithARailWhateverTheShare) {
   }
 }
 
-// As many compute blocks as there may be, each of which counts as one that shares; and on the SMs
-// that are left, one at least, groups.
-TEST(RoleBlocks, SpareWarpsShareBesideTheGroupsThatTheProductCannotHave) {
+// As many compute blocks as there may be; and on the SMs that are left, one at least, groups.
+TEST(RoleBlocks, FewGroupsAreThoseOfTheSmsThatTheProductCannotHave) {
   GroupNeeds needs;
   needs.streams = Role::kShare;
   needs.stream = true;
   needs.stream_groups = 48;
-  needs.spare_streams = true;
+  needs.few_groups = true;
   for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
     const Chosen chosen = chosen_of(needs, shared_by(ranks));
     const std::uint32_t share = kDevice / ranks;
     const std::uint32_t besides = ranks == 1 ? kDevice - kBlocksMax : 1;
     EXPECT_EQ(chosen.frame.comm_blocks, besides);
     EXPECT_EQ(chosen.blocks.compute, std::min(share - 1, kBlocksMax));
-    EXPECT_EQ(chosen.frame.spare_sharers, chosen.blocks.compute);
-    EXPECT_EQ(chosen.frame.spare_receivers, 0u);
-    EXPECT_EQ(chosen.blocks.share, besides * kGroupsOfBlock - 1 + chosen.blocks.compute);
+    EXPECT_EQ(chosen.blocks.share, besides * kGroupsOfBlock - 1);
   }
   CudaOptions options;
   options.stream_groups = 5;
   options.compute_blocks = 17;
   const Chosen asked = chosen_of(needs, options);
   EXPECT_EQ(asked.frame.comm_blocks, 2u);
-  EXPECT_EQ(asked.frame.spare_sharers, 17u);
-  EXPECT_EQ(asked.blocks.share, 5u + 17u);
+  EXPECT_EQ(asked.blocks.share, 5u);
   // Whoever has nobody to share with has nobody who shares.
   needs.stream = false;
-  const Chosen alone = chosen_of(needs, {});
-  EXPECT_EQ(alone.frame.spare_sharers, 0u);
-  EXPECT_EQ(alone.blocks.share, 0u);
+  EXPECT_EQ(chosen_of(needs, {}).blocks.share, 0u);
 }
 
-// Over nodes they pass on what comes, too; so do all groups that are neither poller nor send.
-TEST(RoleBlocks, SpareWarpsShareAndReceiveOverNodes) {
+// Over nodes all of them pass on what comes, but for poller and send; so all of them share first.
+TEST(RoleBlocks, FewGroupsShareAndReceiveOverNodes) {
   GroupNeeds needs;
   needs.streams = Role::kShare;
-  needs.stream = needs.send = needs.receive = needs.receivers_stream = needs.spare_streams = true;
+  needs.stream = needs.send = needs.receive = needs.receivers_stream = needs.few_groups = true;
   needs.stream_groups = needs.receive_groups = needs.stream_least = 24;
   for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
     SCOPED_TRACE(ranks);
@@ -136,13 +130,9 @@ TEST(RoleBlocks, SpareWarpsShareAndReceiveOverNodes) {
     const std::uint32_t besides = ranks == 1 ? kDevice - kBlocksMax : 1;
     EXPECT_EQ(chosen.frame.comm_blocks, besides);
     EXPECT_EQ(blocks.send, 1u);
-    EXPECT_EQ(chosen.frame.spare_sharers, blocks.compute);
-    EXPECT_EQ(chosen.frame.spare_receivers, blocks.compute);
-    const std::uint32_t receivers = cuda::groups_that_receive(chosen.frame, blocks);
-    EXPECT_EQ(receivers, besides * kGroupsOfBlock - 2);
-    EXPECT_EQ(blocks.receive, receivers + blocks.compute);
-    EXPECT_EQ(chosen.frame.sharing_receivers, receivers);
-    EXPECT_EQ(blocks.share, receivers + blocks.compute);
+    EXPECT_EQ(blocks.receive, besides * kGroupsOfBlock - 2);
+    EXPECT_EQ(chosen.frame.sharing_receivers, blocks.receive);
+    EXPECT_EQ(blocks.share, blocks.receive);
     EXPECT_EQ(cuda::groups_that_only_share(chosen.frame, blocks), 0u);
   }
   // By the caller's wish some only share.
@@ -150,7 +140,7 @@ TEST(RoleBlocks, SpareWarpsShareAndReceiveOverNodes) {
   options.stream_groups = 4;
   options.receive_groups = 3;
   const Chosen asked = chosen_of(needs, options);
-  EXPECT_EQ(cuda::groups_that_receive(asked.frame, asked.blocks), 3u);
+  EXPECT_EQ(asked.blocks.receive, 3u);
   EXPECT_EQ(cuda::groups_that_only_share(asked.frame, asked.blocks), 4u);
   EXPECT_EQ(asked.frame.comm_blocks, 3u);
 }

@@ -79,106 +79,100 @@ TEST(AgGemmTiling, ShortTilesWhereOnlyTheLastOnesCountWholeOnesWhereThereAreMany
 struct Sharing {
   std::uint32_t nodes, locals;
   Shape max;
-  double local_bytes_per_s;
-  bool by_spare_warps;
+  bool by_dma;
 };
 
-// Beside long products of few columns, where groups would keep SMs from the last turn of tiles; not
-// beside wide or short ones, nor where the rows, or the network, take nearly as long as the
-// product.
-TEST(Tilings, SpareWarpsShareWhereTheProductIsLongAndNarrow) {
+// Many rows: the engines' time for them is more than the time they take to begin. Beside a product
+// that takes 0.7 of NVLink's time: 2 n k operations at 665.6 TFLOP/s for 2 k (L - 1) / L bytes at
+// 360 GB/s. Over nodes beside one of twice the network's time.
+TEST(Tilings, DmaEnginesShareManyRowsOfLongProducts) {
   const Sharing cases[] = {
-      {1, 2, {16384, 2048, 16384}, 0, true},
-      {1, 2, {16384, 2048, 16384}, 400e9, true},
-      {1, 2, {32768, 2816, 8192}, 0, true},
-      {1, 4, {16384, 2816, 16384}, 0, true},
-      {1, 8, {32768, 2816, 32768}, 0, true},
-      {1, 8, {32768, 2816, 32768}, 400e9, true},
-      {1, 8, {32768, 4096, 32768}, 0, true},
-      {2, 4, {32768, 4096, 32768}, 0, true},
-      // Wide; to one peer sooner.
-      {1, 2, {16384, 7168, 8192}, 0, false},
-      {1, 8, {16384, 7168, 8192}, 0, false},
-      {1, 2, {32768, 4096, 32768}, 0, false},
-      // Short.
-      {1, 2, {2048, 256, 2048}, 0, false},
-      {1, 2, {8192, 1024, 8192}, 0, false},
-      {1, 8, {8192, 1024, 8192}, 0, false},
-      {1, 2, {2048, 2048, 16384}, 0, false},
-      {1, 2, {8192, 2560, 8192}, 0, false},
-      // The rows would come late: to one peer 1 byte for each of 0.9 * 2 n / 665.6 TFLOP/s at 210
-      // GB/s, to three 1.5 for each of 0.7, to seven 1.75 for each of 0.6 of that at 360 GB/s.
-      {1, 2, {32768, 1024, 16384}, 0, false},
-      {1, 2, {16384, 2048, 16384}, 150e9, false},
-      {1, 2, {16384, 1792, 16384}, 0, true},
-      {1, 2, {16384, 1536, 16384}, 0, false},
-      {1, 8, {16384, 2816, 16384}, 0, true},
-      {1, 8, {16384, 2560, 16384}, 0, false},
-      {1, 8, {16384, 2048, 16384}, 0, false},
-      {1, 4, {16384, 2048, 16384}, 0, true},
-      {1, 4, {16384, 1792, 16384}, 0, false},
-      {1, 8, {16384, 2048, 16384}, 400e9, false},
-      {2, 4, {16384, 2048, 16384}, 0, false},
-      {1, 8, {32768, 2816, 32768}, 300e9, false},
-      // Or those of the other node, of which each rail brings a third.
-      {2, 3, {32768, 4096, 32768}, 0, true},
-      {2, 3, {32768, 3072, 32768}, 0, false},
-      // Nobody to share with, or one peer and a network.
-      {1, 1, {16384, 2048, 16384}, 0, false},
-      {2, 1, {16384, 2048, 16384}, 0, false},
-      {2, 2, {16384, 2048, 16384}, 0, false},
+      {1, 2, {16384, 2048, 16384}, true},
+      {1, 4, {16384, 2048, 16384}, true},
+      {1, 8, {16384, 2048, 16384}, true},
+      {1, 8, {32768, 7168, 8192}, true},
+      {1, 8, {4096, 7168, 8192}, true},
+      {1, 2, {8192, 1024, 8192}, true},
+      {1, 4, {8192, 1024, 8192}, true},
+      // Fewer than 8 MiB of a rank.
+      {1, 8, {4088, 7168, 8192}, false},
+      {1, 2, {2048, 2048, 2048}, false},
+      // To seven others n is 1133 at least, to three 971, to one 648.
+      {1, 8, {16384, 1128, 16384}, false},
+      {1, 8, {16384, 1136, 16384}, true},
+      {1, 4, {16384, 968, 16384}, false},
+      {1, 4, {16384, 976, 16384}, true},
+      {1, 2, {16384, 640, 16384}, false},
+      {1, 2, {16384, 648, 16384}, true},
+      {1, 8, {8192, 1024, 8192}, false},
+      {1, 4, {4096, 512, 4096}, false},
+      {1, 2, {4096, 512, 4096}, false},
+      // Few rows of a wide product, which groups bring rank by rank.
+      {1, 2, {2048, 7168, 8192}, false},
+      {1, 2, {2056, 7168, 8192}, true},
+      // 2 n / 665.6 TFLOP/s twice 2 (N - 1) / (N L) / 50 GB/s: from n = 3328 on of two nodes of
+      // four.
+      {2, 4, {32768, 4096, 32768}, true},
+      {2, 4, {32768, 3336, 32768}, true},
+      {2, 4, {32768, 3320, 32768}, false},
+      {2, 4, {16384, 2048, 16384}, false},
+      {2, 2, {32768, 4096, 32768}, false},
+      // Nobody to share with.
+      {1, 1, {16384, 2048, 16384}, false},
+      {2, 1, {32768, 32768, 32768}, false},
   };
   for (const Sharing& one : cases) {
     SCOPED_TRACE(text({one.nodes, one.locals, one.max, 0, 0}));
-    MachineRates rates;
-    rates.local_bytes_per_s = one.local_bytes_per_s;
-    const Result<AgGemmPlan> plan =
-        AgGemmPlan::make(one.nodes, one.locals, one.max, DType::kBf16,
-                         ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocks, rates));
-    ASSERT_TRUE(plan) << plan.error().message;
-    EXPECT_EQ(ag_gemm_spare_warps_share(*plan, rates), one.by_spare_warps);
+    EXPECT_EQ(ag_gemm_shares_by_dma(one.nodes, one.locals, one.max, {}), one.by_dma);
+    const Tiling tiling = ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocksMax, {});
+    EXPECT_EQ(tiling.local_banks, one.by_dma ? 1u : 0u);
+    // Of ranks that share a GPU it has not been measured.
+    EXPECT_EQ(ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocksMax / 2, {}).local_banks,
+              0u);
   }
-  // Whole tiles by the caller's wish, of a short product.
-  const Result<AgGemmPlan> few =
-      AgGemmPlan::make(1, 2, {2048, 2048, 16384}, DType::kBf16, Tiling{128, 256, 1 << 17});
-  ASSERT_TRUE(few) << few.error().message;
-  EXPECT_FALSE(ag_gemm_spare_warps_share(*few, {}));
+  MachineRates rates;
+  rates.flops_per_s = 2e15;
+  EXPECT_FALSE(ag_gemm_shares_by_dma(1, 8, {16384, 2048, 16384}, rates)) << "a product too short";
+  rates = {};
+  rates.network_bytes_per_s = 200e9;
+  EXPECT_TRUE(ag_gemm_shares_by_dma(2, 4, {16384, 2048, 16384}, rates)) << "a network quick enough";
 }
 
-// Together with the groups beside them, at 6 GB/s each, spare warps write so much that the rows are
-// there in two thirds of the product's time, but never more than NVLink takes beside all else.
-TEST(Tilings, SpareWarpsKeepAPace) {
-  struct Pace {
-    std::uint32_t nodes, locals;
+// In so many pieces p of a rank's rows that the pieces' own 6.6 us each, (L - 1) p of them, and an
+// L p-th of the product, after the last one, are least together; of whole chunks.
+TEST(Tilings, DmaEnginesBringAsMuchAtATimeAsTheProductLeavesTimeFor) {
+  struct Piece {
+    std::uint32_t locals;
     Shape max;
-    std::uint32_t warps, groups;
-    double wanted_bytes_per_s;
+    std::uint32_t pieces;
   };
-  const double product = 2.0 * 32768 * 4096 * 32768 / 665.6e12;
-  const Pace paces[] = {
-      {1, 8, {16384, 2048, 16384}, 128, 11, 360e9 - 66e9},
-      {2, 4, {16384, 2048, 16384}, 128, 10, 310e9 - 60e9},
-      {1, 8, {32768, 4096, 32768}, 128, 11, 1.5 * 7 * 268435456.0 / product - 66e9},
-      // One warp is as quick as a hundred; never less than half of it is theirs.
-      {1, 8, {16384, 2048, 16384}, 1, 11, 360e9 - 66e9},
-      {1, 8, {16384, 2048, 16384}, 128, 60, 180e9},
-  };
-  for (const Pace& one : paces) {
-    SCOPED_TRACE(text({one.nodes, one.locals, one.max, 0, 0}));
-    const Result<AgGemmPlan> plan =
-        AgGemmPlan::make(one.nodes, one.locals, one.max, DType::kBf16,
-                         ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocks, {}));
+  for (const Piece& one : {Piece{2, {16384, 2048, 16384}, 11}, Piece{4, {16384, 2048, 16384}, 4},
+                           Piece{8, {16384, 2048, 16384}, 2}, Piece{2, {8192, 1024, 8192}, 3},
+                           Piece{4, {8192, 1024, 8192}, 1}, Piece{8, {16384, 7168, 8192}, 2},
+                           Piece{2, {4096, 2048, 4096}, 2}, Piece{2, {32768, 7168, 8192}, 19}}) {
+    SCOPED_TRACE(text({1, one.locals, one.max, 0, 0}));
+    const auto plan = AgGemmPlan::make(1, one.locals, one.max, DType::kBf16,
+                                       ag_gemm_cuda_tiling(1, one.locals, one.max, kBlocksMax, {}));
     ASSERT_TRUE(plan) << plan.error().message;
-    const std::uint32_t ns = ag_gemm_spare_ns_per_kib(*plan, {}, one.warps, one.groups);
-    EXPECT_NEAR(1024e9 * one.warps / one.wanted_bytes_per_s, ns, 1.01);
+    const std::uint32_t bytes = ag_gemm_dma_bytes(*plan, {});
+    const std::uint32_t shard = one.max.m / one.locals * one.max.k * kElementBytes;
+    EXPECT_EQ(bytes % plan->gather.chunk_bytes, 0u);
+    EXPECT_EQ(div_up(shard, bytes), one.pieces);
+    // Not one more, and not one less, would be quicker by more than whole chunks make of it.
+    const double product = 2.0 * one.max.m * one.max.n * one.max.k / 665.6e12;
+    const auto beside = [&](double pieces) {
+      return (one.locals - 1) * pieces * 6.6e-6 + product / (one.locals * pieces);
+    };
+    EXPECT_LE(beside(one.pieces), 1.1 * beside(one.pieces + 1.0));
+    if (one.pieces > 1) {
+      EXPECT_LE(beside(one.pieces), 1.1 * beside(one.pieces - 1.0));
+    }
   }
-  // A piece of 1280 bytes to sixteen targets fits into 32 bits of nanoseconds, however long it may
-  // take.
-  const Result<AgGemmPlan> endless =
-      AgGemmPlan::make(1, 8, {8, 1 << 24, 8}, DType::kBf16, Tiling{128, 256, 1 << 17});
-  ASSERT_TRUE(endless) << endless.error().message;
-  EXPECT_LT(std::uint64_t{20} * 1024 * ag_gemm_spare_ns_per_kib(*endless, {}, 128, 11),
-            std::uint64_t{1} << 32);
+  // A shard of 64 GiB, which is not copied at once.
+  const auto large =
+      AgGemmPlan::make(1, 8, {1 << 19, 8, 1 << 19}, DType::kBf16, Tiling{128, 256, 1 << 29, 1, 1});
+  ASSERT_TRUE(large) << large.error().message;
+  EXPECT_EQ(ag_gemm_dma_bytes(*large, {}), 1u << 30);
 }
 
 // Where the product takes longer than the network: 2 k / 665.6 TFLOP/s against 2 (N - 1) / (N L) /
@@ -315,26 +309,28 @@ TEST(Tilings, MoreGroupsSumWhatGoesToTheWholeNode) {
   }
 }
 
-// Rows are shown in pieces that leave nobody waiting long, the smaller the more ranks wait for
-// them.
-TEST(Tilings, ChunksWithinANodeAreSmallWhereTheGatherIsLong) {
-  const auto chunk_kib = [](std::uint32_t locals, const Shape& max) {
-    return ag_gemm_cuda_tiling(1, locals, max, kBlocks, {}).chunk_bytes / 1024;
+// Groups show rows in pieces that leave nobody waiting long, the smaller the more ranks wait for
+// them. DMA engines bring many at a time: a row of tiles each.
+TEST(Tilings, ChunksWithinANodeAreSmallWhereGroupsGather) {
+  const auto chunk_kib = [](std::uint32_t locals, const Shape& max, std::uint32_t blocks) {
+    return ag_gemm_cuda_tiling(1, locals, max, blocks, {}).chunk_bytes / 1024;
   };
-  EXPECT_EQ(chunk_kib(8, {2048, 256, 2048}), 32u);
-  EXPECT_EQ(chunk_kib(8, {4096, 512, 4096}), 64u);
-  EXPECT_EQ(chunk_kib(2, {8192, 1024, 8192}), 64u);
-  EXPECT_EQ(chunk_kib(8, {8192, 1024, 8192}), 32u);
-  EXPECT_EQ(chunk_kib(8, {16384, 2048, 16384}), 128u);
-  // By spare warps long before they are needed: to several ranks a quarter of a row of tiles.
-  EXPECT_EQ(chunk_kib(4, {16384, 2048, 16384}), 1024u);
-  EXPECT_EQ(chunk_kib(4, {16384, 2048, 8192}), 512u);
-  EXPECT_EQ(chunk_kib(8, {32768, 4096, 32768}), 1024u);
-  EXPECT_EQ(chunk_kib(4, {65536, 2048, 1024}), 128u);
-  EXPECT_EQ(chunk_kib(2, {16384, 2048, 16384}), 256u);
-  EXPECT_EQ(chunk_kib(8, {2048, 7168, 8192}), 128u);
-  EXPECT_EQ(chunk_kib(8, {4096, 7168, 8192}), 64u);
-  EXPECT_EQ(chunk_kib(8, {16384, 7168, 8192}), 128u);
+  constexpr std::uint32_t kGroups = kBlocksMax - 1;
+  EXPECT_EQ(chunk_kib(8, {2048, 256, 2048}, kBlocksMax), 32u);
+  EXPECT_EQ(chunk_kib(8, {4096, 512, 4096}, kGroups), 64u);
+  EXPECT_EQ(chunk_kib(2, {8192, 1024, 8192}, kGroups), 64u);
+  EXPECT_EQ(chunk_kib(8, {8192, 1024, 8192}, kGroups), 32u);
+  EXPECT_EQ(chunk_kib(8, {16384, 2048, 16384}, kGroups), 128u);
+  EXPECT_EQ(chunk_kib(2, {16384, 2048, 16384}, kGroups), 256u);
+  EXPECT_EQ(chunk_kib(8, {2048, 7168, 8192}, kGroups), 128u);
+  EXPECT_EQ(chunk_kib(8, {4096, 7168, 8192}, kGroups), 64u);
+  EXPECT_EQ(chunk_kib(8, {16384, 7168, 8192}, kGroups), 128u);
+  EXPECT_EQ(chunk_kib(2, {4096, 1024, 4096}, kBlocksMax), 1024u);
+  EXPECT_EQ(chunk_kib(8, {4096, 7168, 8192}, kBlocksMax), 2048u);
+  EXPECT_EQ(chunk_kib(8, {16384, 2048, 16384}, kBlocksMax), 4096u);
+  EXPECT_EQ(chunk_kib(8, {32768, 4096, 32768}, kBlocksMax), 8192u);
+  EXPECT_EQ(chunk_kib(8, {65536, 4096, 65536}, kBlocksMax), 8192u);
+  EXPECT_EQ(chunk_kib(2, {1 << 18, 4096, 256}, kBlocksMax), 128u);
 }
 
 // Over nodes the first rows come long before the last, however large their chunks are: what is on
@@ -360,35 +356,21 @@ TEST(Tilings, RowsAreHandedOutInTheOrderInWhichTheyAreNeeded) {
       EXPECT_LE(of_chunk, most);
       EXPECT_EQ(sharing.network_first, std::min(chunks, 24u));
       EXPECT_EQ(sharing.taken, chunks > 128) << "of few chunks each group has a few from the start";
-      EXPECT_LE(plan->gather.chunk_bytes / ag_gemm_received_parts(schedule, blocks, m, false),
-                most);
+      EXPECT_LE(plan->gather.chunk_bytes / ag_gemm_received_parts(schedule, blocks, m), most);
     }
   }
+  // Within one node in their order; where DMA engines bring them, groups have nothing to do.
   const Shape max{16384, 2048, 16384};
   const auto plan =
-      AgGemmPlan::make(1, 8, max, DType::kBf16, ag_gemm_cuda_tiling(1, 8, max, kBlocks, {}));
+      AgGemmPlan::make(1, 8, max, DType::kBf16, ag_gemm_cuda_tiling(1, 8, max, kBlocksMax / 2, {}));
   ASSERT_TRUE(plan) << plan.error().message;
   const GatherSchedule schedule(plan->gather, {1, 8, 0, 0});
   const gather::Sharing sharing = ag_gemm_sharing(schedule, blocks, 2048, false);
   EXPECT_EQ(sharing.parts, 1u);
   EXPECT_EQ(sharing.network_first, 0u) << "there is no network";
   EXPECT_FALSE(sharing.taken);
-  // Spare warps take long for theirs: a few rows of tiles are on their way all the same. Their
-  // parts have places of their own.
-  for (const std::uint32_t m : {16384u, 32768u}) {
-    const Shape of{m, m / 8, m};
-    for (const auto& [nodes, locals] : {std::pair{1u, 8u}, std::pair{2u, 4u}}) {
-      const auto spare = AgGemmPlan::make(nodes, locals, of, DType::kBf16,
-                                          ag_gemm_cuda_tiling(nodes, locals, of, kBlocks, {}));
-      ASSERT_TRUE(spare) << spare.error().message;
-      const GatherSchedule by_spare(spare->gather, {nodes, locals, 0, 0});
-      const gather::Sharing shared = ag_gemm_sharing(by_spare, blocks, m / 8, true);
-      EXPECT_TRUE(shared.taken);
-      EXPECT_EQ(spare->gather.chunk_bytes / shared.parts, 16u * 1024);
-      EXPECT_LE(by_spare.chunks(m / 8) + shared.network_first, cuda::kPartPlaces);
-      EXPECT_EQ(ag_gemm_received_parts(by_spare, blocks, m, true), shared.parts);
-    }
-  }
+  EXPECT_FALSE(sharing.by_dma);
+  EXPECT_TRUE(ag_gemm_sharing(schedule, blocks, 2048, true).by_dma);
 }
 
 // A kernel is compiled for each of these widths, for 64 columns only of AllGather + GEMM; and what

@@ -80,6 +80,7 @@ struct Tuning {
   std::uint32_t reduce_blocks = 0;
   std::uint32_t send_blocks = 0;  ///< at most AttachOptions::lanes
   std::uint32_t receive_blocks = 0;
+  /// AllGather+GEMM on a GPU: 0 lets its DMA engines share many rows, which takes no blocks.
   std::uint32_t share_blocks = 0;
   std::uint32_t pull_blocks = 0;
   std::chrono::milliseconds wait_timeout{

@@ -1,6 +1,7 @@
 #include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/ag_gemm/schedule.h"
 #include "kernels/cuda/tensor_map.h"
@@ -69,63 +70,12 @@ std::uint32_t local_chunk_bytes(std::uint32_t locals, const Shape& max, std::uin
   return kLocalChunkBytes;
 }
 
-/// Chunks on one node where spare warps share: a tile that waits for a band of rows looks at a flag
-/// for each, and these come long before. A quarter of a row of tiles.
-std::uint32_t spare_chunk_bytes(const Shape& max) {
-  constexpr std::uint64_t kMost = 8 * kLocalChunkBytes;
-  const std::uint64_t quarter = std::uint64_t{cuda::kTileRowsMax} / 4 * max.k * kElementBytes;
-  return static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>(quarter / 1024 * 1024, kLocalChunkBytes, kMost));
-}
-
-/// What of a plan says how its rows are shared.
-struct Gathered {
-  std::uint32_t nodes;
-  std::uint32_t locals;
-  Shape max;
-
-  /// Bytes that a rank writes to the node's others in a launch of max.m rows: of its rail its own
-  /// rows, and those of the other nodes, which it passes on.
-  double bytes_within_node() const {
-    return kElementBytes * double{1} * max.m * max.k / locals * (locals - 1);
-  }
-  /// The time of its product on as many compute blocks as there may be.
-  double product_seconds(const MachineRates& rates) const {
-    return 2.0 * max.m * max.n * max.k / cuda::gpu_rates(rates, kBlocksMax).flops_per_s;
-  }
-  double network_seconds(const MachineRates& rates) const {
-    return kElementBytes * (nodes - 1.0) / nodes / locals * max.m * max.k /
-           cuda::gpu_rates(rates, kBlocksMax).network_bytes_per_s;
-  }
-  /// What the spare warps and the groups beside them are to write per second, at most; over nodes
-  /// less, as the loopback's network goes by NVLink, too. To one peer they cannot do more.
-  double spare_bytes_per_s(const MachineRates& rates) const {
-    const double most = locals == 2 ? 210e9 : nodes > 1 ? 310e9 : cuda::kNvlinkBytesPerS;
-    return rates.local_bytes_per_s > 0 ? std::min(most, rates.local_bytes_per_s) : most;
-  }
-  /// See ag_gemm_spare_warps_share.
-  bool by_spare_warps(std::uint32_t tile_n, const MachineRates& rates) const {
-    const bool pair = locals == 2;
-    if (locals == 1 || (nodes > 1 && pair)) return false;
-    // To one peer, groups are a little quicker beside wider products, and beside short ones by far.
-    if (max.n >= (pair ? kNarrow : kWide) || tile_n != cuda::kTileColumnsMax) return false;
-    const std::uint64_t tiles =
-        std::uint64_t{cuda::sharded_row_tiles(max.m, nodes * locals)} * div_up(max.n, tile_n);
-    if (tiles <= cuda::kFewTiles) return false;
-    // The rows are to be there before the last tiles; to several peers long before, as they slow
-    // the tiles down where they have to hurry, the more the more there are, and over nodes, where
-    // they come in two hops.
-    const double part = pair ? 0.9 : nodes == 1 && locals <= 4 ? 0.7 : 0.6;
-    const double within = part * product_seconds(rates);
-    return bytes_within_node() / spare_bytes_per_s(rates) <= within &&
-           network_seconds(rates) <= within;
-  }
-};
-
-/// Parts of a chunk that spare warps take: small ones, as each takes long for its own.
-std::uint32_t spare_parts(std::uint32_t chunks, std::uint32_t chunk_bytes, std::uint32_t locals) {
-  const std::uint32_t part_bytes = (locals == 2 ? 64 : 16) * 1024;
-  return chunks > cuda::kPartPlaces ? 1 : std::max(1u, chunk_bytes / part_bytes);
+/// Chunks on one node where DMA engines bring them, many at a time: a tile looks at a flag for each
+/// of its rows'. A row of tiles.
+std::uint32_t dma_chunk_bytes(const Shape& max) {
+  constexpr std::uint64_t kMost = 8 << 20;
+  const std::uint64_t row = std::uint64_t{cuda::kTileRowsMax} * max.k * kElementBytes;
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(row, kLocalChunkBytes, kMost));
 }
 
 }  // namespace
@@ -151,48 +101,62 @@ std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, co
   return max.m <= 4 * kFewRows ? 18 : 12;
 }
 
-bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates) {
-  return Gathered{plan.nodes, plan.locals, plan.max}.by_spare_warps(plan.tile_n, rates);
+// As measured with two, four and eight ranks (EXPERIMENTS.md).
+bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
+                           const MachineRates& given) {
+  constexpr double kLeast = 8 << 20;  // of a rank's rows: each piece takes time besides its bytes
+  constexpr double kPart = 0.7;       // of NVLink's time
+  if (locals == 1) return false;
+  const MachineRates rates = cuda::gpu_rates(given, kBlocksMax);
+  const double all = kElementBytes * double{1} * max.m * max.k;
+  const double product = double{2} * max.m * max.n * max.k / rates.flops_per_s;
+  const double within_node = all / locals * (locals - 1) / cuda::kNvlinkBytesPerS;
+  const double network = all * (nodes - 1) / nodes / locals / rates.network_bytes_per_s;
+  if (all / (nodes * locals) < kLeast) return false;
+  // What comes by the network groups pass on: with as few as are left there, in good time.
+  if (nodes > 1) return product >= 2 * network;
+  if (comes_in_turn(nodes, max)) return false;
+  return product >= kPart * within_node;
 }
 
-std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRates& rates,
-                                       std::uint32_t warps, std::uint32_t groups) {
-  // No more than has to be: tiles lose by it.
-  constexpr double kAhead = 1.5;
-  constexpr double kGroupBytes = 6e9;  // per second, of what a group writes beside them
-  const Gathered gathered{plan.nodes, plan.locals, plan.max};
-  const double wanted = kAhead * gathered.bytes_within_node() / gathered.product_seconds(rates);
-  const double all = std::min(gathered.spare_bytes_per_s(rates), wanted);
-  const double by_warps = std::max(all - groups * kGroupBytes, all / 2);
-  // Of products that are so long that it does not matter: a piece's time has to fit into 32 bits.
-  constexpr double kSlowest = 1 << 16;
-  return static_cast<std::uint32_t>(std::min(1024 * warps / by_warps * 1e9, kSlowest)) + 1;
+// With p pieces of each shard the rows take (L - 1) p times a piece's own time longer, and the
+// tiles that are left when the last one has come an L-th of a p-th of the product's: together least
+// at this p.
+std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, const MachineRates& rates) {
+  constexpr double kPieceSeconds = 6.6e-6;  // of rows and flags, besides the bytes
+  const double product =
+      2.0 * plan.max.m * plan.max.n * plan.max.k / cuda::gpu_rates(rates, kBlocksMax).flops_per_s;
+  const double locals = plan.locals;
+  const double best = std::sqrt(product / (locals * std::max(1.0, locals - 1) * kPieceSeconds));
+  const std::uint32_t chunks = std::max(2u, plan.gather.chunks_max) - 1;  // but the header
+  const auto pieces = static_cast<std::uint32_t>(std::clamp<double>(best, 1, chunks));
+  constexpr std::uint64_t kMost = 1 << 30;
+  const std::uint64_t bytes = std::uint64_t{div_up(chunks, pieces)} * plan.gather.chunk_bytes;
+  return static_cast<std::uint32_t>(std::min(bytes, kMost));
 }
 
 gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                std::uint32_t rows, bool by_spare_warps) {
+                                std::uint32_t rows, bool by_dma) {
   const World& world = schedule.world();
   const bool onward = world.nodes > 1;
   const std::uint32_t chunks = schedule.chunks(rows);
-  const std::uint32_t chunk_bytes = schedule.geometry().chunk_bytes;
   gather::Sharing sharing;
-  sharing.parts = by_spare_warps ? spare_parts(chunks, chunk_bytes, world.locals)
-                                 : cuda::copy_parts(chunks, chunk_bytes, blocks.share, onward,
-                                                    world.locals - 1);
+  sharing.by_dma = by_dma;
+  sharing.parts = cuda::copy_parts(chunks, schedule.geometry().chunk_bytes, blocks.share, onward,
+                                   by_dma ? 1 : world.locals - 1);
   if (onward) sharing.network_first = cuda::network_first(chunks, sharing.parts);
-  // Over nodes groups are not equally quick, either: those that receive begin late with it.
-  sharing.taken = by_spare_warps || (onward && chunks > cuda::kFewChunks);
+  // Over nodes groups are not equally quick: those that receive begin late with it.
+  sharing.taken = onward && chunks > cuda::kFewChunks;
   return sharing;
 }
 
 std::uint32_t ag_gemm_received_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                     std::uint32_t m, bool by_spare_warps) {
+                                     std::uint32_t m) {
   const World& world = schedule.world();
   // Of all shards that come over the network; none has more chunks than the largest.
   const std::uint32_t rows = shard_rows_max(m, world.size());
   const std::uint32_t chunks = schedule.chunks(rows) * (world.nodes - 1);
   const std::uint32_t chunk_bytes = schedule.geometry().chunk_bytes;
-  if (by_spare_warps) return spare_parts(chunks, chunk_bytes, world.locals);
   return cuda::copy_parts(chunks, chunk_bytes, blocks.receive, true, world.locals - 1);
 }
 
@@ -211,14 +175,13 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   }
   const std::uint64_t sent =
       std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
+  const bool by_dma = blocks >= kBlocksMax && ag_gemm_shares_by_dma(nodes, locals, max, rates);
   if (nodes > 1) {
     tiling.chunk_bytes = std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent));
-  } else if (locals > 2 && blocks >= kBlocksMax &&
-             Gathered{nodes, locals, max}.by_spare_warps(tiling.tile_n, rates)) {
-    tiling.chunk_bytes = spare_chunk_bytes(max);
   } else {
-    tiling.chunk_bytes = local_chunk_bytes(locals, max, sent);
+    tiling.chunk_bytes = by_dma ? dma_chunk_bytes(max) : local_chunk_bytes(locals, max, sent);
   }
+  if (by_dma) tiling.local_banks = 1;
   return tiling;
 }
 
@@ -232,7 +195,13 @@ Result<std::unique_ptr<AgGemmCuda>> AgGemmCuda::create(const AgGemmPlan& plan,
 
 Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
-  arguments_.launch.in_turn = comes_in_turn(of.nodes, plan_.max);
+  MK_RETURN_IF_ERROR(start_dma(of, options));
+  const bool by_dma = dma_ != nullptr;
+  if (by_dma) {
+    arguments_.launch.arrival = Arrival::kInTurn;
+  } else if (comes_in_turn(of.nodes, plan_.max)) {
+    arguments_.launch.arrival = Arrival::kSoonInTurn;
+  }
   cuda::GroupNeeds needs;
   needs.streams = Role::kShare;
   needs.stream = of.size() > 1;
@@ -246,15 +215,32 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   needs.receivers_stream = true;
   needs.receive_groups = groups / 2;
   needs.stream_groups = needs.receive ? groups - needs.receive_groups : groups;
-  // Of ranks that share a GPU it has not been measured; and who names groups wants groups.
-  const bool spare = options.ranks_per_device == 1 && options.stream_groups == 0 &&
-                     options.receive_groups == 0 && ag_gemm_spare_warps_share(plan_, options.rates);
-  needs.spare_streams = of.locals > 1 && options.spare_warps.value_or(spare);
+  needs.few_groups = by_dma;
   const FlagMap flags{of.nodes, plan_.gather.banks, plan_.gather.chunks_max};
   MK_RETURN_IF_ERROR(OperatorBase::start(context, options, needs, flags, cuda::kAgGemmKernels));
-  if (spare_sharers() != 0)
-    arguments_.frame.spare_ns_per_kib = ag_gemm_spare_ns_per_kib(
-        plan_, options.rates, spare_sharers(), blocks().share - spare_sharers());
+  arguments_.frame.by_dma = by_dma;
+  arguments_.frame.heeds_peers = of.locals > 1 && plan_.gather.local_banks == 1;
+  return {};
+}
+
+Status AgGemmCuda::start_dma(const World& world, const CudaOptions& options) {
+  const bool can = world.locals > 1 && plan_.gather.local_banks == 1;
+  if (options.dma == true && world.locals > 1 && !can) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: for DMA engines a plan has one local bank (Tiling::local_banks); this one has "
+                "{}",
+                kOp, plan_.gather.local_banks);
+  }
+  // Of ranks that share a GPU it has not been measured; and who names groups wants groups.
+  const bool chosen = options.ranks_per_device == 1 && options.stream_groups == 0;
+  if (!can || !options.dma.value_or(chosen)) return {};
+  dma_ = std::make_unique<cuda::DmaQueue>(kOp);
+  if (const Status created = dma_->create(); !created) {
+    dma_.reset();
+    const bool asked = options.dma == true || created.error().code != ErrorCode::kUnsupported;
+    return asked ? created : Status{};
+  }
+  dma_bytes_ = options.dma_bytes != 0 ? options.dma_bytes : ag_gemm_dma_bytes(plan_, options.rates);
   return {};
 }
 
@@ -281,11 +267,48 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.in_place = in_place;
   arguments_.launch.sharing =
-      ag_gemm_sharing(schedule.gather(), blocks(), shard_rows, spare_sharers() != 0);
-  arguments_.launch.received_parts =
-      ag_gemm_received_parts(schedule.gather(), blocks(), m, spare_sharers() != 0);
+      ag_gemm_sharing(schedule.gather(), blocks(), shard_rows, dma_ != nullptr);
+  arguments_.launch.received_parts = ag_gemm_received_parts(schedule.gather(), blocks(), m);
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
-  return enqueue(stream, c, ldc);
+  if (!dma_) return enqueue(stream, c, ldc);
+  MK_RETURN_IF_ERROR(dma_->mark(stream));
+  MK_RETURN_IF_ERROR(enqueue(stream, c, ldc));
+  const Status queued = queue_dma();
+  MK_RETURN_IF_ERROR(dma_->join(stream));
+  return queued;
+}
+
+/// This rank's rows to each of the node's others, as gather::share_in_turn has them: so each has
+/// all rows of its next one first. The kernel has written where they are shown (start_dma in
+/// gather/roles.h, CopyLeader).
+Status AgGemmCuda::queue_dma() {
+  cuda::DeviceState* const state = arguments_.frame.state;
+  MK_RETURN_IF_ERROR(dma_->begin(&state->dma_go));
+  const GatherSchedule& gather = arguments_.launch.schedule.gather();
+  const GatherSource& source = arguments_.launch.shard;
+  const std::uint32_t own = world().rank();
+  const std::uint32_t chunks = gather.chunks(source.rows);
+  const std::uint32_t at_once = std::max(1u, dma_bytes_ / gather.geometry().chunk_bytes);
+  for (std::uint32_t turn = 1; turn < world().locals; ++turn) {
+    std::byte* const to = workspace((world().local + world().locals - turn) % world().locals);
+    for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once) {
+      const std::uint32_t count = std::min(at_once, chunks - chunk);
+      const ByteRange first = gather.chunk_range(source.rows, chunk);
+      const ByteRange last = gather.chunk_range(source.rows, chunk + count - 1);
+      CopyJob job;
+      job.add_target(to + gather.slot(0, own) + first.begin);
+      Status copied;
+      source.copy_packed(first.begin - kGatherHeaderBytes,
+                         last.begin + last.bytes - kGatherHeaderBytes, job,
+                         [&](const CopyJob& part) {
+                           if (copied) copied = dma_->copy(part);
+                         });
+      MK_RETURN_IF_ERROR(copied);
+      MK_RETURN_IF_ERROR(dma_->copy(to + gather.ready(own, chunk), &state->dma_flags[chunk],
+                                    count * sizeof(std::uint32_t)));
+    }
+  }
+  return {};
 }
 
 Status AgGemmCuda::make_maps(void* c, std::uint64_t ldc, std::uint32_t m) {

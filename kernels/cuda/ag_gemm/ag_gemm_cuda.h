@@ -12,6 +12,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cuda/ag_gemm/launch_arguments.h"
+#include "kernels/cuda/dma_queue.h"
 #include "kernels/cuda/operator_base.h"
 #include "shm/host/result.h"
 
@@ -22,26 +23,28 @@ namespace mk::kernels {
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks, const MachineRates& rates);
 
-/// Whether a plan's rows are shared (and over nodes passed on) mainly by the compute blocks' spare
-/// warps (see CudaOptions::spare_warps), where its ranks have a GPU each: of products that have
-/// many whole tiles and take longer than these warps do, and the network, by `rates`. The SMs that
-/// are kept from the product are then no more than it cannot have (kBlocksMax), where groups would
-/// take so many that it needs a turn of tiles more.
-bool ag_gemm_spare_warps_share(const AgGemmPlan& plan, const MachineRates& rates);
-/// The pace of `warps` of them, with `groups` groups beside them: FrameArguments::spare_ns_per_kib.
-std::uint32_t ag_gemm_spare_ns_per_kib(const AgGemmPlan& plan, const MachineRates& rates,
-                                       std::uint32_t warps, std::uint32_t groups);
+/// Whether DMA engines are to bring a rank's rows to its node's others (CudaOptions::dma), where
+/// its ranks have a GPU each: many rows, beside a product that takes nearly as long as NVLink or
+/// longer, by `rates`; over nodes beside one that takes twice as long as the network. The plan then
+/// has one local bank (Tiling), and the SMs that are kept from the product are no more than it
+/// cannot have (kBlocksMax).
+bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
+                           const MachineRates& rates);
 
-/// Groups that share a rank's rows where its spare warps don't, of a whole GPU and of 128 threads
-/// each. Those that do nothing else take tiles when the rows are shared.
+/// What they bring to a rank at a time: all of a rank's rows, or, the longer the product, the less,
+/// as tiles wait for it; but each time costs. Whole chunks of the plan.
+std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, const MachineRates& rates);
+
+/// Groups that share a rank's rows where DMA engines don't, of a whole GPU and of 128 threads each.
+/// Those that do nothing else take tiles when the rows are shared.
 std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max);
 
 /// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and in how many
 /// parts those that come over the network in a launch of m rows.
 gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                std::uint32_t rows, bool by_spare_warps);
+                                std::uint32_t rows, bool by_dma);
 std::uint32_t ag_gemm_received_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                     std::uint32_t m, bool by_spare_warps);
+                                     std::uint32_t m);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
@@ -62,13 +65,20 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
                 Mode mode = Mode::kFused, void* gathered = nullptr);
   /// See AgGemmPlan::input. A launch with a shard elsewhere may overwrite it.
   void* input() const { return plan_.input(arguments_.launch.context); }
-  /// Whether the node's rows are shared rank by rank (gather::share_in_turn).
-  bool shares_in_turn() const { return arguments_.launch.in_turn; }
+  /// How the rows of the node's other ranks arrive.
+  Arrival arrival() const { return arguments_.launch.arrival; }
+  /// What DMA engines bring to a rank at a time.
+  std::uint32_t dma_bytes() const { return dma_bytes_; }
 
  private:
   using OperatorBase::OperatorBase;
   Status start(const RankContext& context, const CudaOptions& options);
+  Status start_dma(const World& world, const CudaOptions& options);
   Status make_maps(void* c, std::uint64_t ldc, std::uint32_t m);
+  Status queue_dma();
+
+  std::unique_ptr<cuda::DmaQueue> dma_;  ///< null: groups share this rank's rows
+  std::uint32_t dma_bytes_ = 0;
 };
 
 }  // namespace mk::kernels

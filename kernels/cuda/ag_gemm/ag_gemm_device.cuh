@@ -31,43 +31,6 @@ struct AgGemmOp {
     };
     return group.run(Role::kShare, index, role, goes_on);
   }
-  /// Shares rows, and passes on what comes, like the groups that do: one lane.
-  static __device__ __forceinline__ void beside(const OperatorParams<AgGemmOp>& params,
-                                                typename Gate::Shared& gate) {
-    const FrameArguments& frame = params.frame;
-    if (blockIdx.x >= frame.spare_sharers || threadIdx.x % 32 != 0) return;
-    ptx::may_dawdle();
-    const AgGemmLaunch& launch = gate.launch();
-    // These are in memory, not in an io thread's few registers: else ptxas spills, in some versions
-    // of the core.
-    struct InMemory {
-      alignas(PacedCopier) unsigned char copier[sizeof(PacedCopier)];
-      alignas(Block<PacedCopier>) unsigned char block[sizeof(Block<PacedCopier>)];
-      BlockTotals totals;
-    } memory;
-    InMemory* place = &memory;
-    asm("" : "+l"(place));
-    auto& copier =
-        *new (place->copier) PacedCopier(*frame.state, gate.spare, frame.spare_ns_per_kib);
-    const auto run = [&](Role kind, std::uint32_t before, auto&& role) {
-      place->totals = {};
-      auto& block = *new (place->block) Block<PacedCopier>(copier, launch, kind,
-                                                           before + blockIdx.x, place->totals);
-      const bool completed = role(block);
-      copier.stores_done();
-      account_for(*frame.state, launch.epoch, kind, place->totals);
-      return completed;
-    };
-    const RoleBlocks& blocks = launch.blocks;
-    // As ag_gemm::share, but never in turn: all that there is of it has to fit into those
-    // registers.
-    const bool shared = run(Role::kShare, blocks.share - frame.spare_sharers, [&](auto& block) {
-      return gather::share(block.gather, launch.shard, false, launch.sharing);
-    });
-    if (!shared || frame.spare_receivers == 0) return;
-    run(Role::kReceive, blocks.receive - frame.spare_receivers,
-        [](auto& block) { return ag_gemm::receive(block); });
-  }
   static __device__ bool send(Block<Executor>& block) { return ag_gemm::send(block); }
   static __device__ bool receive(Group<AgGemmOp>& group, Block<Executor>& block) {
     if (!ag_gemm::receive(block)) return false;
@@ -86,8 +49,8 @@ struct AgGemmOp {
 
   /// Where there are many tiles, blocks that begin a band at one time read the same part of B at
   /// one time until its end, and find it in L2.
-  static bool waits_for_bands(const AgGemmSchedule& schedule, bool in_turn) {
-    return schedule.tiles() > kFewTiles && !in_turn;
+  static bool waits_for_bands(const AgGemmSchedule& schedule, Arrival arrival) {
+    return schedule.tiles() > kFewTiles && arrival == Arrival::kSideBySide;
   }
 
   /// Of a group that shares, or, where all those receive, that has received: what `collect` does
@@ -101,16 +64,13 @@ struct AgGemmOp {
     const World& world = launch.context.world;
     const AgGemmSchedule& schedule = launch.schedule;
     const AgGemmTiles tiles{schedule, Divisor(schedule.rounds()), schedule.tiles()};
-    // Beside spare warps that share, tiles that are not in step take longer.
-    const bool whole_turns = arguments.frame.spare_sharers != 0 && world.locals > 2;
-    const AgGemmBands bands =
-        AgGemmBands::of(schedule, launch.in_turn, launch.blocks.compute, whole_turns);
+    const AgGemmBands bands = AgGemmBands::of(schedule, launch.arrival, launch.blocks.compute);
     return make_params<AgGemmOp>(
         arguments, tiles.tiles,
         {tiles, bands, launch.blocks.compute, &arguments.frame.state->tiles_taken},
         {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered,
          waits_done<AgGemmOp>(arguments), &arguments.frame.state->tiles_taken, bands,
-         waits_for_bands(schedule, launch.in_turn)},
+         waits_for_bands(schedule, launch.arrival)},
         {tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
          arguments.ldc * kElementBytes, launch.plan.max.n});
   }

@@ -8,7 +8,6 @@
 #include "kernels/cuda/ag_gemm/launch_arguments.h"
 #include "kernels/cuda/block_gate.cuh"
 #include "kernels/cuda/gemm_core.cuh"
-#include "kernels/cuda/paced_copier.cuh"
 #include "kernels/cuda/tile_feed.cuh"
 
 namespace mk::kernels::cuda {
@@ -77,7 +76,7 @@ class AgGemmGate {
     AgGemmBands bands;
     bool in_bands;  ///< a tile waits for all rows of its shard that are walked together with it
   };
-  using Shared = BlockGateShared<AgGemmLaunch, AgGemmBlock, WarpGateExecutor, PacedCopierShared>;
+  using Shared = BlockGateShared<AgGemmLaunch, AgGemmBlock, WarpGateExecutor>;
 
   __device__ AgGemmGate(const Params& params, Shared& shared)
       : params_(params), block_(&shared.make_block()), all_(params.unfused) {}
@@ -96,7 +95,8 @@ class AgGemmGate {
     row_ = static_cast<int>(tile.row);
     slot_ = tile.origin == params_.world.rank()
                 ? kOwn
-                : static_cast<int>(block_->bank * params_.world.size() + tile.origin);
+                : static_cast<int>(
+                      params_.tiles.schedule.gather().slot_index(block_->bank, tile.origin));
     if (failed_) return next;
     if (all_) {
       all_ = false;

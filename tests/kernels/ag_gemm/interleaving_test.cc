@@ -31,6 +31,7 @@ struct AgGemmRank {
   std::vector<std::uint16_t> a;
   std::vector<std::uint16_t> c;
   std::vector<std::uint16_t> gathered;
+  std::uint32_t dma_starts = 0;
 };
 
 /// Instead of a product, C[i][j] = sum of A's row i, plus j, modulo 2^16: as sensitive to any wrong
@@ -58,6 +59,10 @@ class Executor : public SimExecutor {
     return true;
   }
   void copy(const CopyJob& job) { copy_in_pieces(job, job.row_bytes); }
+  void start_dma(std::uint32_t, std::uint32_t) {
+    maybe_yield();
+    ++rank_.dma_starts;
+  }
 
  private:
   AgGemmRank& rank_;
@@ -111,8 +116,13 @@ class AgGemmSimulation : private SimOperator {
     rank.c.assign(std::size_t{rank.launch.m} * plan_.max.n, 0x7fff);
     rank.gathered.assign(index % 2 == 0 ? std::size_t{rank.launch.m} * k : 0, 0x7fff);
     // Ranks may differ in that.
-    rank.launch.in_turn = (rank.launch.epoch + index / 2) % 2 == 0;
+    const std::uint32_t dice = rank.launch.epoch + index / 2;
     rank.launch.sharing = SimExecutor::sharing(rank.launch);
+    rank.launch.sharing.by_dma = plan_.locals > 1 && plan_.gather.local_banks == 1 && dice % 3 != 0;
+    rank.launch.arrival = rank.launch.sharing.by_dma ? Arrival::kInTurn
+                          : dice % 2 == 0            ? Arrival::kSoonInTurn
+                                                     : Arrival::kSideBySide;
+    rank.dma_starts = 0;
     rank.launch.received_parts = SimExecutor::parts(rank.launch);
     rank.launch.shard = GatherSource::of(rank.a.data(), (k + 1) * kElementBytes,
                                          plan_.gather.row_bytes, shard.count);
@@ -136,9 +146,38 @@ class AgGemmSimulation : private SimOperator {
         return ag_gemm::receive(block);
     }
   }
+  /// A DMA engine: other ranks' rows, chunk by chunk, and each chunk's flag.
+  bool run_beside(std::uint32_t index, const SimExecutor& frame) override {
+    AgGemmRank& rank = ranks_[index];
+    const AgGemmLaunch& launch = rank.launch;
+    if (!launch.sharing.by_dma) return true;
+    Executor executor(frame, rank);
+    BlockTotals totals;
+    AgGemmBlock<Executor> block(executor, launch, Role::kPull, 0, totals);
+    if (!wait_until(executor, launch.control, WaitSite{.role = Role::kPull}, totals.waits, 1,
+                    [&](std::uint64_t*) { return rank.dma_starts != 0; }))
+      return false;
+    const World& world = block.world;
+    const GatherSchedule& gather = block.gather.schedule;
+    for (std::uint32_t turn = 1; turn < world.locals; ++turn) {
+      const std::uint32_t to = (world.local + world.locals - turn) % world.locals;
+      for (std::uint32_t chunk = 1; chunk < gather.chunks(launch.shard.rows); ++chunk) {
+        const ByteRange range = gather.chunk_range(launch.shard.rows, chunk);
+        const std::uint64_t begin = range.begin - kGatherHeaderBytes;
+        CopyJob job;
+        job.add_target(block.gather.slot(to, world.rank()) + range.begin);
+        launch.shard.copy_packed(begin, begin + range.bytes, job,
+                                 [&](const CopyJob& part) { executor.copy(part); });
+        block.gather.publish_ready_at(to, chunk);
+      }
+    }
+    return true;
+  }
   std::string check(std::uint32_t index) override {
     const AgGemmRank& rank = ranks_[index];
     const std::uint32_t k = plan_.max.k;
+    if (rank.dma_starts != (rank.launch.sharing.by_dma ? 1 : 0))
+      return fmt::format("DMA engines were started {} times", rank.dma_starts);
     for (std::uint32_t row = 0; row < rank.launch.m; ++row) {
       std::uint32_t sum = 0;
       for (std::uint32_t at = 0; at < k; ++at) {
@@ -177,7 +216,7 @@ TEST_P(EveryWorldAndOrder, EndsAndIsRight) {
                      static_cast<std::uint32_t>(1 + random() % 20),
                      static_cast<std::uint32_t>(1 + random() % 30)};
       const std::uint32_t banks = 1 + (locals + static_cast<std::uint32_t>(order)) % 2;
-      options.tiling = {2, 8, 64, banks};
+      options.tiling = {2, 8, 64, banks, static_cast<std::uint32_t>(random() % 2)};
       const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
       options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
       options.launches = random_sim_launches(3, options.max.m, options.seed);
@@ -195,7 +234,8 @@ TEST(AgGemmInterleaving, ManySeeds) {
     options.nodes = static_cast<std::uint32_t>(2 + seed % 2);
     options.locals = static_cast<std::uint32_t>(1 + seed % 3);
     options.max = {20, 16, 12};
-    options.tiling = {2, 8, 64, static_cast<std::uint32_t>(1 + seed / 2 % 2)};
+    options.tiling = {2, 8, 64, static_cast<std::uint32_t>(1 + seed / 2 % 2),
+                      static_cast<std::uint32_t>(seed / 4 % 2)};
     options.launches = random_sim_launches(8, 20, seed);
     options.set_seed(seed);
     ASSERT_EQ(AgGemmSimulation(options).run(), "") << "seed " << seed;

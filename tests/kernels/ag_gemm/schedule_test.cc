@@ -130,7 +130,7 @@ TEST(AgGemmSchedule, TilesComeInTheStatedOrder) {
 }
 
 // As many rows of tiles together as are in work at one time, and no more than 16; of each shard
-// alike, or, in whole turns, as many as there are; one of each at least. One where B is small.
+// alike, one at least. One where B is small.
 TEST(AgGemmBands, ABandIsInWorkAtOneTime) {
   constexpr std::uint32_t kK = 1024;
   for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
@@ -147,28 +147,30 @@ TEST(AgGemmBands, ABandIsInWorkAtOneTime) {
               fmt::format("{} x {}, {} columns, {} workers", nodes, locals, columns, workers));
           const bool large = std::uint64_t{2} * kK * max.n >= 8 << 20;
           const std::uint32_t fit = std::min(workers / columns, 16u);
-          for (const bool whole_turns : {false, true}) {
-            const AgGemmBands bands = AgGemmBands::of(schedule, false, workers, whole_turns);
-            ASSERT_EQ(bands.whole, 1u);
-            const auto expect = [&](std::uint32_t rows, std::uint32_t shards) {
-              if (!large || shards == 0 || fit < shards) {
-                ASSERT_EQ(rows, 0u) << "one of each";
-              } else {
-                ASSERT_EQ(rows, whole_turns ? fit : fit - fit % shards);
-              }
-            };
-            expect(bands.far, locals);
-            expect(bands.near, locals - 1);
-          }
+          const auto expect = [&](std::uint32_t rows, std::uint32_t shards) {
+            if (!large || shards == 0 || fit < shards) {
+              ASSERT_EQ(rows, 0u) << "one of each";
+            } else {
+              ASSERT_EQ(rows, fit - fit % shards);
+            }
+          };
+          const AgGemmBands bands = AgGemmBands::of(schedule, Arrival::kSideBySide, workers);
+          ASSERT_EQ(bands.whole, 1u);
+          expect(bands.far, locals);
+          expect(bands.near, locals - 1);
+          // One after the other, all the node's are walked like the rank's own.
+          const AgGemmBands in_turn = AgGemmBands::of(schedule, Arrival::kInTurn, workers);
+          ASSERT_EQ(in_turn.whole, locals);
+          expect(in_turn.far, locals);
         }
       }
     }
   }
 }
 
-// Where shards arrive in turn: as many by themselves as give each worker a tile, and one more; the
-// others in bands of 16 rows of tiles of all of them together, or one of each.
-TEST(AgGemmBands, ShardsThatArriveInTurnAreWalkedByThemselvesWhileTheyArrive) {
+// Where shards arrive in turn, and soon: as many by themselves as give each worker a tile, and one
+// more; the others in bands of 16 rows of tiles of all of them together, or one of each.
+TEST(AgGemmBands, ShardsThatArriveSoonInTurnAreWalkedByThemselvesWhileTheyArrive) {
   struct Case {
     std::uint32_t nodes, locals, m, workers;
     std::uint32_t whole, near;
@@ -183,7 +185,7 @@ TEST(AgGemmBands, ShardsThatArriveInTurnAreWalkedByThemselvesWhileTheyArrive) {
     const auto plan = AgGemmPlan::make(one.nodes, one.locals, max, DType::kBf16, {128, 256, 0, 0});
     ASSERT_TRUE(plan) << plan.error().message;
     const AgGemmSchedule schedule(*plan, {one.nodes, one.locals, 0, 0}, max.m);
-    const AgGemmBands bands = AgGemmBands::of(schedule, true, one.workers);
+    const AgGemmBands bands = AgGemmBands::of(schedule, Arrival::kSoonInTurn, one.workers);
     EXPECT_EQ(bands.whole, one.whole);
     EXPECT_EQ(bands.near, one.near);
   }

@@ -218,11 +218,51 @@ TEST(GatherSchedule, PlacesAreTheSameAsEveryRankSeesThem) {
     const GatherSchedule first(plan, {plan.nodes, plan.locals, 0, 0});
     for_every_rank(plan, [&](const GatherSchedule& schedule) {
       for (std::uint32_t origin = 0; origin < schedule.world().size(); ++origin) {
-        ASSERT_EQ(schedule.slot(1, origin), first.slot(1, origin));
+        const std::uint32_t last = plan.banks - 1;
+        ASSERT_EQ(schedule.slot(last, origin), first.slot(last, origin));
         ASSERT_EQ(schedule.ready(origin, 0), first.ready(origin, 0));
       }
     });
   });
+}
+
+// With one local bank, rows of the own node's ranks are at one place in all launches, those of
+// other nodes in two, where those who send them know them to be; and none where others are.
+TEST(GatherSchedule, RowsOfTheOwnNodeMayHaveOneBankAndThoseOfOthersTwo) {
+  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
+    for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+      SCOPED_TRACE(fmt::format("{} x {}", nodes, locals));
+      const auto plan_of = [&](std::uint32_t local_banks) {
+        return GatherPlan::make("test", nodes, locals, {10, 48}, GatherKind::kBroadcast, 64, 2,
+                                local_banks);
+      };
+      auto plan = plan_of(1);
+      ASSERT_TRUE(plan) << plan.error().message;
+      EXPECT_NE(plan->fingerprint(), plan_of(2)->fingerprint()) << "ranks are to agree";
+      EXPECT_EQ(plan->banks, nodes == 1 ? 1u : 2u) << "one node has only such rows";
+      WorkspaceLayout workspace(locals);
+      plan->place(workspace, 0);
+      for_every_rank(*plan, [&](const GatherSchedule& schedule) {
+        testing::Claims claims;
+        for (std::uint32_t origin = 0; origin < nodes * locals; ++origin) {
+          const bool own = schedule.node_of(origin) == schedule.world().node;
+          ASSERT_EQ(schedule.slot(0, origin) == schedule.slot(1, origin), own);
+          for (std::uint32_t bank = 0; bank < (own ? 1u : 2u); ++bank) {
+            claims.claim(schedule.slot(bank, origin), 64 + 480, "slot");
+            ASSERT_EQ(
+                schedule.slot(bank, origin),
+                plan->layout.slots + schedule.slot_index(bank, origin) * plan->layout.slot_bytes);
+            if (!own) {
+              ASSERT_EQ(schedule.slot(bank, origin), schedule.slot_elsewhere(bank, origin));
+            }
+          }
+        }
+        if (nodes * locals > 1) {
+          ASSERT_LE(claims.end(), workspace.bytes());
+        }
+      });
+    }
+  }
 }
 
 TEST(GatherSchedule, FlagsAreDisjointHaveOneWriterAndStayInTheirRange) {

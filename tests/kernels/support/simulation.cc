@@ -91,16 +91,33 @@ void Simulation::add_rank(std::uint32_t index) {
   const std::vector<RoleThread> threads = op_.threads(launch.context.world);
   for (const RoleThread& thread : threads)
     fibers_.add(index, [this, &rank, thread] { run_thread(rank, thread); });
+  fibers_.add(index, [this, &rank] { run_beside(rank); });
   fibers_.add(index, [this, &rank, count = threads.size()] { drive(rank, count); });
+}
+
+/// False: something has gone wrong meanwhile.
+bool Simulation::await_start(const Rank& rank, std::uint32_t epoch) {
+  while (rank.started != epoch) {
+    if (!wrong_.empty()) return false;
+    fibers_.poll();
+  }
+  return true;
+}
+
+void Simulation::run_beside(Rank& rank) {
+  const SimExecutor executor(fibers_, now_ns_, rank.parts_done);
+  for (std::uint32_t epoch = 1; epoch <= options_.launches.size(); ++epoch) {
+    if (!await_start(rank, epoch)) return;
+    if (!op_.run_beside(rank.index, executor)) fail(rank);
+    rank.beside_done = epoch;
+    fibers_.changed();
+  }
 }
 
 void Simulation::run_thread(Rank& rank, const RoleThread& thread) {
   const SimExecutor executor(fibers_, now_ns_, rank.parts_done);
   for (std::uint32_t epoch = 1; epoch <= options_.launches.size(); ++epoch) {
-    while (rank.started != epoch) {
-      if (!wrong_.empty()) return;
-      fibers_.poll();
-    }
+    if (!await_start(rank, epoch)) return;
     const auto run = [&](Role role) {
       BlockTotals totals;
       return op_.run_role(rank.index, role, thread.index, totals, executor);
@@ -115,6 +132,10 @@ void Simulation::run_thread(Rank& rank, const RoleThread& thread) {
 void Simulation::drive(Rank& rank, std::size_t threads) {
   Launch& launch = op_.launch(rank.index);
   for (std::uint32_t epoch = 1; epoch <= options_.launches.size(); ++epoch) {
+    while (rank.beside_done != epoch - 1) {
+      if (!wrong_.empty()) return;
+      fibers_.poll();
+    }
     launch.epoch = epoch;
     launch.m = options_.launches[epoch - 1].m;
     launch.mode = options_.launches[epoch - 1].mode;

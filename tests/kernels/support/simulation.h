@@ -96,6 +96,8 @@ class SimOperator {
   virtual void begin(std::uint32_t rank) = 0;
   virtual bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
                         const SimExecutor& executor) = 0;
+  /// What goes on beside the rank's launch: its end does not wait for it, but its next one does.
+  virtual bool run_beside(std::uint32_t /*rank*/, const SimExecutor& /*executor*/) { return true; }
   /// After the rank's launch: empty, or which element is wrong.
   virtual std::string check(std::uint32_t rank) = 0;
   /// Now and then while the rank's launch runs.
@@ -149,11 +151,14 @@ class Simulation {
     SimParts parts_done;
     std::uint32_t started = 0;  ///< epoch
     std::uint32_t threads_done = 0;
+    std::uint32_t beside_done = 0;  ///< epoch
   };
 
   void add_rank(std::uint32_t index);
   void run_thread(Rank& rank, const RoleThread& thread);
+  void run_beside(Rank& rank);
   void drive(Rank& rank, std::size_t threads);
+  bool await_start(const Rank& rank, std::uint32_t epoch);
   bool await_records_free(Launch& launch);
   void fail(Rank& rank);
 

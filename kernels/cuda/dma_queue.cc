@@ -1,0 +1,73 @@
+#include "kernels/cuda/dma_queue.h"
+
+namespace mk::kernels::cuda {
+
+DmaQueue::~DmaQueue() {
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  if (done_ != nullptr) cudaEventDestroy(done_);
+  if (marked_ != nullptr) cudaEventDestroy(marked_);
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+Status DmaQueue::check(cudaError_t error) const {
+  if (error == cudaSuccess) return {};
+  return fail(ErrorCode::kSystem, "{}: the DMA engines: {}", op_, cudaGetErrorString(error));
+}
+
+Status DmaQueue::create() {
+  constexpr unsigned kSince = 12000;  // of the CUDA version whose form of it this is
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &function,
+                                                             kSince, cudaEnableDefault, &found);
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess || function == nullptr) {
+    return fail(ErrorCode::kUnsupported,
+                "{}: this driver has no cuStreamBatchMemOp; update it, or have groups share rows",
+                op_);
+  }
+  memory_operations_ = reinterpret_cast<decltype(memory_operations_)>(function);
+  MK_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
+  MK_RETURN_IF_ERROR(check(cudaEventCreateWithFlags(&marked_, cudaEventDisableTiming)));
+  return check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
+}
+
+Status DmaQueue::mark(cudaStream_t stream) { return check(cudaEventRecord(marked_, stream)); }
+
+Status DmaQueue::begin(std::uint32_t* go) {
+  MK_RETURN_IF_ERROR(check(cudaStreamWaitEvent(stream_, marked_, 0)));
+  const auto address = reinterpret_cast<CUdeviceptr>(go);
+  CUstreamBatchMemOpParams operations[2] = {};
+  operations[0].waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
+                             .address = address,
+                             .value = 1,
+                             .flags = CU_STREAM_WAIT_VALUE_EQ,
+                             .alias = 0};
+  operations[1].writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32,
+                              .address = address,
+                              .value = 0,
+                              .flags = CU_STREAM_WRITE_VALUE_DEFAULT,
+                              .alias = 0};
+  if (const CUresult result = memory_operations_(stream_, 2, operations, 0);
+      result != CUDA_SUCCESS) {
+    return fail(ErrorCode::kSystem, "{}: the DMA engines cannot wait for the kernel: error {}", op_,
+                static_cast<int>(result));
+  }
+  return {};
+}
+
+Status DmaQueue::copy(const CopyJob& job) {
+  if (job.rows == 1) return copy(job.targets[0], job.source, job.row_bytes);
+  return check(cudaMemcpy2DAsync(job.targets[0], job.target_stride, job.source, job.source_stride,
+                                 job.row_bytes, job.rows, cudaMemcpyDeviceToDevice, stream_));
+}
+
+Status DmaQueue::copy(void* to, const void* from, std::size_t bytes) {
+  return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
+}
+
+Status DmaQueue::join(cudaStream_t stream) {
+  MK_RETURN_IF_ERROR(check(cudaEventRecord(done_, stream_)));
+  return check(cudaStreamWaitEvent(stream, done_, 0));
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,77 @@
+#include "tests/gpu/mirrored_dma.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/on_device.h"
+#include "tests/gpu/devices.h"
+#include "tests/gpu/mirror.h"
+
+namespace mk::test {
+
+using kernels::ByteRange;
+using kernels::cuda::OnDevice;
+
+MirroredDma::MirroredDma(int here, int there, const kernels::GatherSchedule& schedule,
+                         std::uint32_t rows, std::uint32_t bytes)
+    : here_(here), there_(there), schedule_(schedule), rows_(rows), bytes_(bytes) {
+  {
+    const OnDevice on_device(here_);
+    require(cudaEventCreateWithFlags(&begins_, cudaEventDisableTiming), "event");
+  }
+  const OnDevice on_device(there_);
+  require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+  flags_ = std::make_unique<DeviceMemory>(schedule_.chunks(rows_) * sizeof(std::uint32_t), there_);
+  // A kernel is loaded with its first launch, and that waits for all that run: the mirror's would
+  // wait for the rank, and the rank for these rows.
+  show_from_now_on(0);
+  require(cudaStreamSynchronize(stream_), "words");
+}
+
+MirroredDma::~MirroredDma() {
+  const OnDevice on_device(there_);
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
+  cudaEventDestroy(begins_);
+}
+
+void MirroredDma::mark(cudaStream_t stream) {
+  const OnDevice on_device(here_);
+  require(cudaEventRecord(begins_, stream), "event");
+}
+
+void MirroredDma::launch(const MirroredPlaces& places, std::uint32_t epoch) {
+  const OnDevice on_device(there_);
+  require(cudaStreamWaitEvent(stream_, begins_, 0), "event");
+  show_from_now_on(epoch);
+  const std::uint32_t chunks = schedule_.chunks(rows_);
+  const std::uint32_t at_once = std::max(1u, bytes_ / schedule_.geometry().chunk_bytes);
+  const std::uint32_t locals = schedule_.world().locals;
+  for (std::uint32_t origin = 1; origin < locals; ++origin) bring(places, origin, 0, 1);
+  for (std::uint32_t origin = 1; origin < locals; ++origin) {
+    for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once)
+      bring(places, origin, chunk, std::min(at_once, chunks - chunk));
+  }
+}
+
+void MirroredDma::show_from_now_on(std::uint32_t epoch) {
+  fill_words(static_cast<std::uint32_t*>(flags_->data()), schedule_.chunks(rows_), epoch, stream_);
+}
+
+/// `count` chunks from `chunk` on, the header by itself.
+void MirroredDma::bring(const MirroredPlaces& places, std::uint32_t origin, std::uint32_t chunk,
+                        std::uint32_t count) {
+  const ByteRange first = schedule_.chunk_range(rows_, chunk);
+  const ByteRange last = schedule_.chunk_range(rows_, chunk + count - 1);
+  const std::byte* const from =
+      chunk == 0 ? places.header : places.rows[origin] + first.begin - kernels::kGatherHeaderBytes;
+  std::byte* const to = places.workspaces[0];
+  require(cudaMemcpyAsync(to + schedule_.slot(0, origin) + first.begin, from,
+                          last.begin + last.bytes - first.begin, cudaMemcpyDeviceToDevice, stream_),
+          "rows");
+  require(cudaMemcpyAsync(to + schedule_.ready(origin, chunk),
+                          static_cast<const std::uint32_t*>(flags_->data()) + chunk,
+                          count * sizeof(std::uint32_t), cudaMemcpyDeviceToDevice, stream_),
+          "flags");
+}
+
+}  // namespace mk::test
