@@ -48,20 +48,21 @@ Result<GemmRsPlan> GemmRsPlan::make(std::uint32_t nodes, std::uint32_t locals, S
 
 std::uint32_t GemmRsPlan::flag_count() const { return flags().count(); }
 
-LaunchWork GemmRsPlan::work(const World& world, std::uint32_t m, std::uint32_t k) const {
+LaunchWork GemmRsPlan::work(const World& world, std::uint32_t m, std::uint32_t k,
+                            bool sums_once) const {
   const GemmRsSchedule schedule(*this, m);
   LaunchWork work;
   work.flops = 2.0 * m * max.n * k;
   // Read from each source, written once: sums over the node of one shard per node, then of its own
-  // shard over the nodes.
-  for (std::uint32_t node = 0; node < nodes && locals > 1; ++node) {
+  // shard over the nodes, or of that all at once.
+  const auto sum = [&](std::uint32_t node, std::uint32_t sources) {
     const PackedTiles packed = schedule.packed(world.rail_peer(node));
-    work.local_bytes += static_cast<double>(packed.offset(packed.tiles()) * (locals + 1));
+    work.local_bytes += static_cast<double>(packed.offset(packed.tiles()) * (sources + 1));
+  };
+  for (std::uint32_t node = 0; node < nodes && locals > 1; ++node) {
+    if (node != world.node || !sums_once) sum(node, locals);
   }
-  if (nodes > 1) {
-    const PackedTiles own = schedule.packed(world.rank());
-    work.local_bytes += static_cast<double>(own.offset(own.tiles()) * (nodes + 1));
-  }
+  if (nodes > 1) sum(world.node, sums_once ? locals + nodes - 1 : nodes);
   work.network_bytes = static_cast<double>(schedule.network_bytes(world.node, world.local));
   work.steps = schedule.pieces(world.node, world.local);
   work.commands =

@@ -25,8 +25,10 @@ struct GemmRsPlan : GemmRsGeometry {
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const;
-  /// Of the rank in a launch with m, whose own inner dimension is k.
-  LaunchWork work(const World& world, std::uint32_t m, std::uint32_t k) const;
+  /// Of the rank in a launch with m, whose own inner dimension is k. `sums_once`:
+  /// GemmRsLaunch::sums_shard_once().
+  LaunchWork work(const World& world, std::uint32_t m, std::uint32_t k,
+                  bool sums_once = false) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const;
 };

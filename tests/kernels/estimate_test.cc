@@ -128,5 +128,17 @@ TEST(Estimate, GpusRunFusedUnlessStepsAreDear) {
   }
 }
 
+// What a rank reads and writes of partials of 1024 x 512 x 2 bytes for each shard: over two nodes
+// of four the other node's sum, then its own and what has come; or its own together with what has
+// come.
+TEST(Estimate, AShardSummedOnceIsReadOnce) {
+  const auto plan = GemmRsPlan::make(2, 4, {8192, 512, 0}, DType::kBf16, {128, 256, 512 << 10, 0});
+  ASSERT_TRUE(plan) << plan.error().message;
+  constexpr double kShard = 1024.0 * 512 * 2;
+  const World world{2, 4, 1, 2};
+  EXPECT_EQ(plan->work(world, 8192, 64).local_bytes, kShard * (2 * (4 + 1) + (2 + 1)));
+  EXPECT_EQ(plan->work(world, 8192, 64, true).local_bytes, kShard * ((4 + 1) + (4 + 1 + 1)));
+}
+
 }  // namespace
 }  // namespace mk::kernels

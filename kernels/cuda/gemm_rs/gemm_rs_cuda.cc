@@ -101,7 +101,7 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   if (shard_of(m, world().size(), world().rank()).count != 0)
     MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
   const cuda::OnDevice on_device(device());
-  choose_form(m, mode, plan_.work(world(), m, k()));
+  choose_form(m, mode, plan_.work(world(), m, k(), arguments_.launch.sums_shard_once()));
   const GemmRsSchedule& schedule = arguments_.launch.schedule;
   // As in GemmArCuda: C itself must not be overwritten with anything but what is right.
   const bool alone = world().size() == 1;
