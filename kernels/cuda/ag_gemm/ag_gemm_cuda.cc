@@ -303,7 +303,7 @@ Status AgGemmCuda::queue_dma() {
                          [&](const CopyJob& part) {
                            if (copied) copied = dma_->copy(part);
                          });
-      MK_RETURN_IF_ERROR(copied);
+      if (!copied) return copied;
       MK_RETURN_IF_ERROR(dma_->copy(to + gather.ready(own, chunk), &state->dma_flags[chunk],
                                     count * sizeof(std::uint32_t)));
     }
