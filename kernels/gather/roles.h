@@ -108,11 +108,10 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
   return true;
 }
 
-/// Has the executor bring this rank's own rows to the node's other ranks, and then show chunks 1,
-/// 2,
-/// ... of them there (`chunks` in all), by engines that no block waits for; they may write from now
-/// on. Where a launch fails the executor starts them, too, so that they end; what they write then
-/// must not make a launch of another rank look right.
+/// Has the executor bring this rank's own rows to the node's other ranks, and show their chunks
+/// there, all but the header's (of `chunks` in all), by engines that no block waits for; they may
+/// write from now on. Where a launch fails the executor starts them, too, so that they end; what
+/// they write then must not make a launch of another rank look right.
 template <class Executor>
 MK_HOST_DEVICE inline bool start_dma(GatherBlock<Executor>& gather) {
   auto& block = gather.block;

@@ -271,11 +271,12 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   arguments_.launch.received_parts = ag_gemm_received_parts(schedule.gather(), blocks(), m);
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
   if (!dma_) return enqueue(stream, c, ldc);
+  if (!dma_status_) return dma_status_;
   MK_RETURN_IF_ERROR(dma_->mark(stream));
   MK_RETURN_IF_ERROR(enqueue(stream, c, ldc));
-  const Status queued = queue_dma();
-  MK_RETURN_IF_ERROR(dma_->join(stream));
-  return queued;
+  dma_status_ = queue_dma();
+  if (const Status joined = dma_->join(stream); dma_status_) dma_status_ = joined;
+  return dma_status_;
 }
 
 /// This rank's rows to each of the node's others, as gather::share_in_turn has them: so each has

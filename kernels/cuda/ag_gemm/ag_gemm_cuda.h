@@ -79,6 +79,7 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
 
   std::unique_ptr<cuda::DmaQueue> dma_;  ///< null: groups share this rank's rows
   std::uint32_t dma_bytes_ = 0;
+  Status dma_status_;  ///< an error: copies are missing, and no later launch is any better
 };
 
 }  // namespace mk::kernels
