@@ -105,6 +105,14 @@ class GatherSchedule {
         left < geometry_.chunk_bytes ? static_cast<std::uint32_t>(left) : geometry_.chunk_bytes;
     return range;
   }
+  /// Of `count` chunks that follow each other, one at least.
+  MK_HOST_DEVICE ByteRange chunks_range(std::uint32_t rows, std::uint32_t first,
+                                        std::uint32_t count) const {
+    ByteRange range = chunk_range(rows, first);
+    const ByteRange last = chunk_range(rows, first + count - 1);
+    range.bytes = static_cast<std::uint32_t>(last.begin + last.bytes - range.begin);
+    return range;
+  }
   /// The chunks that hold bytes of rows [begin, end); none when there is no such row.
   MK_HOST_DEVICE ChunkRange chunks_of_rows(std::uint32_t begin, std::uint32_t end) const {
     if (begin >= end) return {};

@@ -20,7 +20,7 @@ TEST(BenchOptions, WhatIsSaidIsTaken) {
       {"--streams", "12"},       {"--streams", "24"},     {"--chunk", "65536"},
       {"--receive", "6"},        {"--compute", "100"},    {"--dma", "off"},
       {"--check-up-to", "4096"}, {"--json", "f.json"},    {"--link-bandwidth", "25GB/s"},
-      {"--sums-once", "on"},     {"--piece-ns", "4500"},
+      {"--sums-once", "on"},     {"--piece-ns", "4500"},  {"--dma-bytes", "65536"},
   };
   for (const auto& [argument, value] : said)
     EXPECT_EQ(options.take(argument, value), Taken::kYes) << argument;
@@ -37,6 +37,7 @@ TEST(BenchOptions, WhatIsSaidIsTaken) {
   EXPECT_EQ(options.receives, std::vector{6u});
   EXPECT_EQ(options.cuda.compute_blocks, 100u);
   EXPECT_EQ(options.cuda.dma, false);
+  EXPECT_EQ(options.cuda.dma_bytes, 65536u);
   EXPECT_EQ(options.cuda.sums_once, true);
   EXPECT_EQ(options.cuda.piece_ns, 4500u);
   EXPECT_EQ(options.check_up_to, 4096);

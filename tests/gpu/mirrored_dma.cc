@@ -60,13 +60,12 @@ void MirroredDma::show_from_now_on(std::uint32_t epoch) {
 /// `count` chunks from `chunk` on, the header by itself.
 void MirroredDma::bring(const MirroredPlaces& places, std::uint32_t origin, std::uint32_t chunk,
                         std::uint32_t count) {
-  const ByteRange first = schedule_.chunk_range(rows_, chunk);
-  const ByteRange last = schedule_.chunk_range(rows_, chunk + count - 1);
+  const ByteRange range = schedule_.chunks_range(rows_, chunk, count);
   const std::byte* const from =
-      chunk == 0 ? places.header : places.rows[origin] + first.begin - kernels::kGatherHeaderBytes;
+      chunk == 0 ? places.header : places.rows[origin] + range.begin - kernels::kGatherHeaderBytes;
   std::byte* const to = places.workspaces[0];
-  require(cudaMemcpyAsync(to + schedule_.slot(0, origin) + first.begin, from,
-                          last.begin + last.bytes - first.begin, cudaMemcpyDeviceToDevice, stream_),
+  require(cudaMemcpyAsync(to + schedule_.slot(0, origin) + range.begin, from, range.bytes,
+                          cudaMemcpyDeviceToDevice, stream_),
           "rows");
   require(cudaMemcpyAsync(to + schedule_.ready(origin, chunk),
                           static_cast<const std::uint32_t*>(flags_->data()) + chunk,

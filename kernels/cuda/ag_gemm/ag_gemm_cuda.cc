@@ -195,7 +195,7 @@ Result<std::unique_ptr<AgGemmCuda>> AgGemmCuda::create(const AgGemmPlan& plan,
 
 Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
-  MK_RETURN_IF_ERROR(start_dma(of, options));
+  MK_RETURN_IF_ERROR(create_dma(of, options));
   const bool by_dma = dma_ != nullptr;
   if (by_dma) {
     arguments_.launch.arrival = Arrival::kInTurn;
@@ -223,7 +223,7 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   return {};
 }
 
-Status AgGemmCuda::start_dma(const World& world, const CudaOptions& options) {
+Status AgGemmCuda::create_dma(const World& world, const CudaOptions& options) {
   const bool can = world.locals > 1 && plan_.gather.local_banks == 1;
   if (options.dma == true && world.locals > 1 && !can) {
     return fail(ErrorCode::kInvalidArgument,
@@ -294,16 +294,14 @@ Status AgGemmCuda::queue_dma() {
     std::byte* const to = workspace((world().local + world().locals - turn) % world().locals);
     for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once) {
       const std::uint32_t count = std::min(at_once, chunks - chunk);
-      const ByteRange first = gather.chunk_range(source.rows, chunk);
-      const ByteRange last = gather.chunk_range(source.rows, chunk + count - 1);
+      const ByteRange range = gather.chunks_range(source.rows, chunk, count);
+      const std::uint64_t begin = range.begin - kGatherHeaderBytes;
       CopyJob job;
-      job.add_target(to + gather.slot(0, own) + first.begin);
+      job.add_target(to + gather.slot(0, own) + range.begin);
       Status copied;
-      source.copy_packed(first.begin - kGatherHeaderBytes,
-                         last.begin + last.bytes - kGatherHeaderBytes, job,
-                         [&](const CopyJob& part) {
-                           if (copied) copied = dma_->copy(part);
-                         });
+      source.copy_packed(begin, begin + range.bytes, job, [&](const CopyJob& part) {
+        if (copied) copied = dma_->copy(part);
+      });
       if (!copied) return copied;
       MK_RETURN_IF_ERROR(dma_->copy(to + gather.ready(own, chunk), &state->dma_flags[chunk],
                                     count * sizeof(std::uint32_t)));

@@ -73,7 +73,7 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
  private:
   using OperatorBase::OperatorBase;
   Status start(const RankContext& context, const CudaOptions& options);
-  Status start_dma(const World& world, const CudaOptions& options);
+  Status create_dma(const World& world, const CudaOptions& options);
   Status make_maps(void* c, std::uint64_t ldc, std::uint32_t m);
   Status queue_dma();
 

@@ -157,6 +157,11 @@ TEST(GatherSchedule, ChunksTileTheShardAndRowsKnowTheirChunks) {
         ASSERT_GT(range.bytes, 0u);
         ASSERT_LE(range.bytes, std::max(plan.chunk_bytes, 64u));
         next += range.bytes;
+        for (std::uint32_t first = 0; first <= chunk; ++first) {
+          const ByteRange all = schedule.chunks_range(rows, first, chunk + 1 - first);
+          ASSERT_EQ(all.begin, schedule.chunk_range(rows, first).begin);
+          ASSERT_EQ(all.begin + all.bytes, next) << "chunks " << first << " to " << chunk;
+        }
       }
       ASSERT_EQ(next, 64 + schedule.data_bytes(rows));
       ASSERT_LE(next, plan.layout.slot_bytes);
@@ -218,8 +223,8 @@ TEST(GatherSchedule, PlacesAreTheSameAsEveryRankSeesThem) {
     const GatherSchedule first(plan, {plan.nodes, plan.locals, 0, 0});
     for_every_rank(plan, [&](const GatherSchedule& schedule) {
       for (std::uint32_t origin = 0; origin < schedule.world().size(); ++origin) {
-        const std::uint32_t last = plan.banks - 1;
-        ASSERT_EQ(schedule.slot(last, origin), first.slot(last, origin));
+        for (std::uint32_t bank = 0; bank < plan.banks; ++bank)
+          ASSERT_EQ(schedule.slot(bank, origin), first.slot(bank, origin));
         ASSERT_EQ(schedule.ready(origin, 0), first.ready(origin, 0));
       }
     });
