@@ -29,7 +29,7 @@ struct CudaOptions {
   /// GEMM + ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:
   /// chosen.
   std::optional<bool> sums_once;
-  /// GEMM + ReduceScatter, several ranks of a node: FrameArguments::piece_ns. Not set: chosen.
+  /// Of operators that sum, several ranks of a node: FrameArguments::piece_ns. Not set: chosen.
   std::optional<std::uint32_t> piece_ns;
   /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/gemm_types.h"
+#include "kernels/cuda/gpu_rates.h"
+
 namespace mk::kernels::cuda {
 
 std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::uint32_t blocks,
@@ -15,6 +18,19 @@ std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::u
                  static_cast<double>(waves(kTileColumnsMax))
              ? half
              : kTileColumnsMax;
+}
+
+// Math is at the next tile while one leaves, so that it has nearly that one's time for it.
+std::uint32_t tile_piece_ns(const SumGeometry& plan, std::uint32_t k, double sent_bytes,
+                            const MachineRates& rates) {
+  constexpr double kOfTile = 0.75;
+  if (plan.nodes != 1 || plan.locals == 1) return 0;
+  const MachineRates gpu = gpu_rates(rates, kBlocksMax);
+  const double link = rates.local_bytes_per_s > 0 ? rates.local_bytes_per_s : kNvlinkBytesPerS;
+  if (!product_outlasts(k, sent_bytes, link, gpu)) return 0;
+  const double tile_s = 2.0 * k * plan.tile_m * plan.tile_n / (gpu.flops_per_s / kBlocksMax);
+  const std::uint32_t pieces = div_up(plan.tile_n, static_cast<std::uint32_t>(kPieceColumns));
+  return static_cast<std::uint32_t>(std::min(kOfTile * tile_s / pieces, 1e-3) * 1e9);
 }
 
 }  // namespace mk::kernels::cuda

@@ -1,12 +1,14 @@
 /// \file
-/// Which tiles, chunks and sums are quickest on a GPU, as measured: what an operator's tiling goes
-/// by. Host arithmetic.
+/// Which tiles, chunks and sums are quickest on a GPU, as measured, and at which pace tiles leave
+/// it: what an operator's tiling and its launches go by. Host arithmetic.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/comm/estimate.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/shard.h"
+#include "kernels/comm/sum_geometry.h"
 #include "kernels/comm/types.h"
 
 namespace mk::kernels::cuda {
@@ -35,6 +37,13 @@ constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
   constexpr std::uint64_t kMuch = 32u << 20;
   return sent_bytes >= kMuch ? 512u << 10 : 0;
 }
+
+/// FrameArguments::piece_ns of an operator that sums, by default, where ranks have a GPU each: on
+/// one node of several, where by `rates` the product takes longer than NVLink for what a rank
+/// stores on others, `sent_bytes` for each element of C, a piece of a tile every so many
+/// nanoseconds. 0: none. (All at once a tile stands in the way of the next one's loads.)
+std::uint32_t tile_piece_ns(const SumGeometry& plan, std::uint32_t k, double sent_bytes,
+                            const MachineRates& rates);
 
 /// Tiles of a launch that are so few that sums beside the product would all come at its end: on a
 /// node of two ranks, compute blocks that add up their rank's own tiles are quicker then. As

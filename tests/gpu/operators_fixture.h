@@ -46,12 +46,13 @@ class Operators : public testing::TestWithParam<World> {
     setup.n = n;
     setup.k.assign(world(), k);
     setup.options.wait_timeout = std::chrono::seconds(5);
-    // AG+GEMM: both ways to share rows; and groups also in one local bank.
-    setup.options.dma = random_() % 2 == 0;
-    if (*setup.options.dma || random_() % 2 == 0) setup.local_banks = 1;
+    // AG+GEMM: both ways to share rows, where they can be; and groups also in one local bank.
+    if (world() <= static_cast<std::uint32_t>(setup.devices))
+      setup.options.dma = random_() % 2 == 0;
+    if (setup.options.dma == true || random_() % 2 == 0) setup.local_banks = 1;
     setup.options.dma_bytes = 1 << (15 + random_() % 8);
     setup.options.sums_once = random_() % 2 == 0;  // GEMM+RS over nodes: both ways to sum a shard
-    // GEMM+RS: at a pace of any kind, also where the operator would choose none.
+    // Tiles that are summed: at a pace of any kind, also where the operator would choose none.
     setup.options.piece_ns = static_cast<std::uint32_t>(random_() % 4) * 1500;
     setup.in_workspace = random_() % 2 == 0;
     setup.gap = static_cast<std::uint32_t>(random_() % 3) * 24;  // between rows

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
 #include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
 #include "shm/atomic.h"
 #include "tests/gpu/operators_fixture.h"
@@ -356,6 +357,21 @@ TEST(OperatorLimits, WhatCannotRunIsRefused) {
     ASSERT_FALSE(made);
     EXPECT_THAT(made.error().message, HasSubstr("more than zero and at most 300 s"));
   }
+  const kernels::Shape all{512, 512, 128};
+  kernels::Tiling tiling = kernels::ag_gemm_cuda_tiling(1, 2, all, whole, {});
+  tiling.local_banks = 1;
+  const auto gather = kernels::AgGemmPlan::make(1, 2, all, DType::kBf16, tiling);
+  ASSERT_TRUE(gather);
+  const DeviceMemory rows(gather->workspace_bytes);
+  context.workspaces[0] = context.workspaces[1] = static_cast<std::byte*>(rows.data());
+  kernels::CudaOptions options;
+  options.ranks_per_device = 2;
+  EXPECT_TRUE(kernels::AgGemmCuda::create(*gather, context, options)) << "by groups";
+  options.dma = true;
+  const auto made = kernels::AgGemmCuda::create(*gather, context, options);
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(made.error().message, HasSubstr("a GPU each, and 2 share this one"));
 }
 
 TEST(OperatorLimits, AfterACallThatIsRefusedTheLastLaunchIsTheOneBefore) {

@@ -224,6 +224,12 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
 }
 
 Status AgGemmCuda::create_dma(const World& world, const CudaOptions& options) {
+  if (options.dma == true && options.ranks_per_device > 1) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: DMA engines share rows of ranks with a GPU each, and {} share this one; leave "
+                "it to be chosen (CudaOptions::dma)",
+                kOp, options.ranks_per_device);
+  }
   const bool can = world.locals > 1 && plan_.gather.local_banks == 1;
   if (options.dma == true && world.locals > 1 && !can) {
     return fail(ErrorCode::kInvalidArgument,
@@ -231,7 +237,8 @@ Status AgGemmCuda::create_dma(const World& world, const CudaOptions& options) {
                 "{}",
                 kOp, plan_.gather.local_banks);
   }
-  // Of ranks that share a GPU it has not been measured; and who names groups wants groups.
+  // Within a GPU CUDA copies by kernels, too, and cannot always queue the first one of a kind while
+  // ranks' kernels run; and who names groups wants groups.
   const bool chosen = options.ranks_per_device == 1 && options.stream_groups == 0;
   if (!can || !options.dma.value_or(chosen)) return {};
   dma_ = std::make_unique<cuda::DmaQueue>(kOp);

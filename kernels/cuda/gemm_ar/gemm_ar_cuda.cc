@@ -31,11 +31,10 @@ bool whole_pieces(const GemmArSchedule& schedule, std::uint32_t n) {
 // so long that they had best begin early.
 std::uint32_t gemm_ar_reduce_groups(bool several, const Shape& max, std::uint32_t k) {
   constexpr std::uint64_t kSmall = 2048 * 2048;
-  constexpr std::uint64_t kMuch = 16384 * 8192;
   constexpr std::uint32_t kFewK = 1024;
   constexpr std::uint32_t kMuchK = 3072;
   const std::uint64_t result = std::uint64_t{max.m} * max.n;
-  if (k >= kMuchK) return several && result <= kMuch ? 48 : 36;
+  if (k >= kMuchK) return 36;
   if (k > kFewK) return several ? 72 : 60;
   return several || result <= kSmall ? 144 : 12;
 }
@@ -50,6 +49,11 @@ std::uint32_t gemm_ar_receive_groups(const World& world, bool several, std::uint
   const double sent = kElementBytes * (world.nodes - 1.0) / world.locals;
   const bool product = cuda::product_outlasts_network(k, sent, cuda::gpu_rates(rates, blocks));
   return product || !several ? kBesideProduct : kBesideNetwork;
+}
+
+std::uint32_t gemm_ar_piece_ns(const GemmArPlan& plan, std::uint32_t k, const MachineRates& rates) {
+  const double sent = kElementBytes * 2 * (plan.locals - 1.0) / plan.locals;
+  return cuda::tile_piece_ns(plan, k, sent, rates);
 }
 
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
@@ -78,8 +82,13 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   const std::uint32_t groups = sums_own_ ? 1 : gemm_ar_reduce_groups(several, plan_.max, k());
   const std::uint32_t receive =
       gemm_ar_receive_groups(context.world, several, k(), kBlocksMax, options.rates);
-  return OperatorBase::start(context, options, cuda::sum_needs(context.world, groups, receive),
-                             plan_.flags(), cuda::kGemmArKernels);
+  MK_RETURN_IF_ERROR(OperatorBase::start(context, options,
+                                         cuda::sum_needs(context.world, groups, receive),
+                                         plan_.flags(), cuda::kGemmArKernels));
+  // Of ranks that share a GPU it has not been measured.
+  arguments_.frame.piece_ns = options.piece_ns.value_or(
+      options.ranks_per_device == 1 ? gemm_ar_piece_ns(plan_, k(), options.rates) : 0);
+  return {};
 }
 
 Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,

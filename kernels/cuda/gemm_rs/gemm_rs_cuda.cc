@@ -37,18 +37,8 @@ bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks
   return cuda::product_outlasts_network(k, sent, cuda::gpu_rates(rates, blocks));
 }
 
-// Math is at the next tile while one leaves, so that it has nearly that one's time for it.
 std::uint32_t gemm_rs_piece_ns(const GemmRsPlan& plan, std::uint32_t k, const MachineRates& rates) {
-  constexpr double kOfTile = 0.75;
-  if (plan.nodes != 1 || plan.locals == 1) return 0;
-  const MachineRates gpu = cuda::gpu_rates(rates, kBlocksMax);
-  const double sent = kElementBytes * (plan.locals - 1.0) / plan.locals;
-  const double link =
-      rates.local_bytes_per_s > 0 ? rates.local_bytes_per_s : cuda::kNvlinkBytesPerS;
-  if (!cuda::product_outlasts(k, sent, link, gpu)) return 0;
-  const double tile_s = 2.0 * k * plan.tile_m * plan.tile_n / (gpu.flops_per_s / kBlocksMax);
-  const std::uint32_t pieces = div_up(plan.tile_n, static_cast<std::uint32_t>(cuda::kPieceColumns));
-  return static_cast<std::uint32_t>(std::min(kOfTile * tile_s / pieces, 1e-3) * 1e9);
+  return cuda::tile_piece_ns(plan, k, kElementBytes * (plan.locals - 1.0) / plan.locals, rates);
 }
 
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,

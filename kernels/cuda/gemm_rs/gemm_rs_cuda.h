@@ -32,9 +32,7 @@ std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k);
 bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks,
                        const MachineRates& rates);
 
-/// FrameArguments::piece_ns, by default, where ranks have a GPU each: on one node, where by `rates`
-/// the product takes longer than NVLink for what it stores on others, a piece of a tile every so
-/// many nanoseconds. All at once a tile stands in the way of the next one's loads.
+/// FrameArguments::piece_ns, by default, where ranks have a GPU each: cuda::tile_piece_ns.
 std::uint32_t gemm_rs_piece_ns(const GemmRsPlan& plan, std::uint32_t k, const MachineRates& rates);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
