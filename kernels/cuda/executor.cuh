@@ -142,7 +142,8 @@ struct VectorBatch {
 
 /// The sums of the next kBatch vectors, of which `there` are there: all loads are on their way
 /// before the first is used. Loads and stores go past L1: others on this GPU and its peers write
-/// and read the same lines. `kRounded`: the job's rounded_sources.
+/// and read the same lines. What is summed nobody reads again. `kRounded`: the job's
+/// rounded_sources.
 template <class Element, int kSources, int kBatch, int kRounded>
 __device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& walk, int there) {
   const VectorBatch<kBatch> batch(job, walk, there);
@@ -150,7 +151,8 @@ __device__ __forceinline__ void sum_vectors(const VectorJob& job, VectorWalk& wa
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
-    for (int s = 0; s < kSources; ++s) loaded[b][s] = __ldcg(job.sources[s] + batch.from[b]);
+    for (int s = 0; s < kSources; ++s)
+      loaded[b][s] = ptx::load_last(job.sources[s] + batch.from[b]);
   }
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
@@ -178,7 +180,7 @@ __device__ __forceinline__ void sum_vectors_of_any(const VectorJob& job, VectorW
   for (std::uint32_t s = 0; s < job.source_count; ++s) {
     Vector loaded[kBatch];
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) loaded[b] = __ldcg(job.sources[s] + batch.from[b]);
+    for (int b = 0; b < kBatch; ++b) loaded[b] = ptx::load_last(job.sources[s] + batch.from[b]);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) add<Element>(sums[b], loaded[b], s == 0);
     if (s + 1 != job.rounded_sources) continue;

@@ -142,6 +142,15 @@ __device__ __forceinline__ void prefetch_run(const void* run, std::uint32_t byte
 __device__ __forceinline__ void prefetch_word(const std::uint64_t* word) {
   asm volatile("{\n.reg .b64 unused;\nld.global.ca.b64 unused, [%0];\n}" ::"l"(word) : "memory");
 }
+/// Reads 16 bytes past this SM's cache, for the last time: L2 gives them up before others.
+__device__ __forceinline__ uint4 load_last(const uint4* from) {
+  constexpr std::uint64_t kEvictFirst = 0x12f0000000000000;  // as createpolicy.fractional makes it
+  uint4 value;
+  asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from), "l"(kEvictFirst));
+  return value;
+}
 /// Acquires and releases; answers the old value.
 __device__ __forceinline__ std::uint32_t fetch_add_gpu(std::uint32_t* word, std::uint32_t value) {
   std::uint32_t before;
