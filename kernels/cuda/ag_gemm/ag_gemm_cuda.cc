@@ -237,8 +237,9 @@ Status AgGemmCuda::create_dma(const World& world, const CudaOptions& options) {
                 "{}",
                 kOp, plan_.gather.local_banks);
   }
-  // Within a GPU CUDA copies by kernels, too, and cannot always queue the first one of a kind while
-  // ranks' kernels run; and who names groups wants groups.
+  // Of ranks that share a GPU one has sometimes waited for another's copies until its deadline (as
+  // if CUDA could not queue the first ones within a GPU while kernels run there). And who names
+  // groups wants groups.
   const bool chosen = options.ranks_per_device == 1 && options.stream_groups == 0;
   if (!can || !options.dma.value_or(chosen)) return {};
   dma_ = std::make_unique<cuda::DmaQueue>(kOp);
