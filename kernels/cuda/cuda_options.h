@@ -22,8 +22,8 @@ struct CudaOptions {
   std::uint32_t send_groups = 0;     ///< a lane each
   std::uint32_t receive_groups = 0;
   /// AllGather + GEMM, several ranks of a node: whether the GPU's DMA engines (what cudaMemcpyAsync
-  /// uses) bring this rank's rows to the others, or groups do. The plan's local_banks have to be 1
-  /// for it. Not set: chosen.
+  /// uses) bring this rank's rows to the others, or groups do. For it the plan's local_banks have
+  /// to be 1, and ranks have a GPU each. Not set: chosen.
   std::optional<bool> dma;
   std::uint32_t dma_bytes = 0;  ///< that they bring at a time; 0: chosen
   /// GEMM + ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:
