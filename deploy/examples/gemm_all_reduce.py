@@ -58,7 +58,8 @@ for other in range(world):
     expected += a.double() @ b.double()
 if not torch.equal(c.double(), expected):
     sys.exit(f"rank {rank}: C differs in {(c.double() != expected).sum()} elements")
-print(f"rank {rank} of {world}: {c.numel()} elements checked", flush=True)
+# In one piece, with its newline: torchrun's ranks write to the same file, unbuffered.
+print(f"rank {rank} of {world}: {c.numel()} elements checked\n", end="", flush=True)
 
 check(mk.mk_session_barrier(session, 60000))
 mk.mk_gemm_ar_destroy(op)
