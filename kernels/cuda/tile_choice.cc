@@ -21,13 +21,17 @@ std::uint32_t best_tile_columns(std::uint64_t row_tiles, std::uint32_t n, std::u
 }
 
 // Math is at the next tile while one leaves, so that it has nearly that one's time for it.
-std::uint32_t tile_piece_ns(const SumGeometry& plan, std::uint32_t k, double sent_bytes,
-                            const MachineRates& rates) {
+std::uint32_t tile_piece_ns(const SumGeometry& plan, std::uint32_t k, double stores,
+                            const CudaOptions& options) {
   constexpr double kOfTile = 0.75;
-  if (plan.nodes != 1 || plan.locals == 1) return 0;
+  if (options.piece_ns) return *options.piece_ns;
+  // Of ranks that share a GPU it has not been measured.
+  if (plan.nodes != 1 || plan.locals == 1 || options.ranks_per_device != 1) return 0;
+  const MachineRates& rates = options.rates;
   const MachineRates gpu = gpu_rates(rates, kBlocksMax);
+  const double sent = stores * kElementBytes * (plan.locals - 1.0) / plan.locals;
   const double link = rates.local_bytes_per_s > 0 ? rates.local_bytes_per_s : kNvlinkBytesPerS;
-  if (!product_outlasts(k, sent_bytes, link, gpu)) return 0;
+  if (!product_outlasts(k, sent, link, gpu)) return 0;
   const double tile_s = 2.0 * k * plan.tile_m * plan.tile_n / (gpu.flops_per_s / kBlocksMax);
   const std::uint32_t pieces = div_up(plan.tile_n, static_cast<std::uint32_t>(kPieceColumns));
   return static_cast<std::uint32_t>(std::min(kOfTile * tile_s / pieces, 1e-3) * 1e9);

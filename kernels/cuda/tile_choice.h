@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
-#include "kernels/comm/estimate.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/shard.h"
 #include "kernels/comm/sum_geometry.h"
 #include "kernels/comm/types.h"
+#include "kernels/cuda/cuda_options.h"
 
 namespace mk::kernels::cuda {
 
@@ -38,12 +38,13 @@ constexpr std::uint32_t network_chunk_bytes(std::uint64_t sent_bytes) {
   return sent_bytes >= kMuch ? 512u << 10 : 0;
 }
 
-/// FrameArguments::piece_ns of an operator that sums, by default, where ranks have a GPU each: on
-/// one node of several, where by `rates` the product takes longer than NVLink for what a rank
-/// stores on others, `sent_bytes` for each element of C, a piece of a tile every so many
-/// nanoseconds. 0: none. (All at once a tile stands in the way of the next one's loads.)
-std::uint32_t tile_piece_ns(const SumGeometry& plan, std::uint32_t k, double sent_bytes,
-                            const MachineRates& rates);
+/// FrameArguments::piece_ns of an operator that sums: what the options say, or, on one node of
+/// several ranks with a GPU each, where by their rates the product takes longer than NVLink for
+/// what a rank stores on others, a piece of a tile every so many nanoseconds. 0: none. (All at once
+/// a tile stands in the way of the next one's loads.) `stores`: how often a rank stores each
+/// element of C: 1: its partial, 2: results, too.
+std::uint32_t tile_piece_ns(const SumGeometry& plan, std::uint32_t k, double stores,
+                            const CudaOptions& options);
 
 /// Tiles of a launch that are so few that sums beside the product would all come at its end: on a
 /// node of two ranks, compute blocks that add up their rank's own tiles are quicker then. As

@@ -222,9 +222,13 @@ TEST(Tilings, TilesGoToTheirOwnersAtAPace) {
     const Result<GemmRsPlan> plan =
         GemmRsPlan::make(one.nodes, one.locals, one.max, DType::kBf16, Tiling{128, 256, 1 << 17});
     ASSERT_TRUE(plan) << plan.error().message;
-    MachineRates rates;
-    rates.local_bytes_per_s = one.local_bytes_per_s;
-    EXPECT_NEAR(gemm_rs_piece_ns(*plan, one.k, rates), one.piece_ns, 1);
+    CudaOptions options;
+    options.rates.local_bytes_per_s = one.local_bytes_per_s;
+    EXPECT_NEAR(cuda::tile_piece_ns(*plan, one.k, 1, options), one.piece_ns, 1);
+    options.ranks_per_device = 2;
+    EXPECT_EQ(cuda::tile_piece_ns(*plan, one.k, 1, options), 0u) << "ranks share a GPU";
+    options.piece_ns = 1234;
+    EXPECT_EQ(cuda::tile_piece_ns(*plan, one.k, 1, options), 1234u) << "as it was said";
   }
 }
 // GEMM+AllReduce's results take NVLink, too: twice as long.
@@ -239,7 +243,7 @@ TEST(Tilings, TilesGoToTheirOwnersAtAPaceWhereResultsTakeNvlinkToo) {
     const Result<GemmArPlan> plan = GemmArPlan::make(one.nodes, one.locals, {16384, 8192, 0},
                                                      DType::kBf16, Tiling{128, 256, 1 << 17});
     ASSERT_TRUE(plan) << plan.error().message;
-    EXPECT_NEAR(gemm_ar_piece_ns(*plan, one.k, {}), one.piece_ns, 1);
+    EXPECT_NEAR(cuda::tile_piece_ns(*plan, one.k, 2, {}), one.piece_ns, 1);
   }
 }
 

@@ -224,14 +224,16 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
 }
 
 Status AgGemmCuda::create_dma(const World& world, const CudaOptions& options) {
-  if (options.dma == true && options.ranks_per_device > 1) {
+  if (world.locals == 1) return {};
+  const bool asked = options.dma == true;
+  if (asked && options.ranks_per_device > 1) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: DMA engines share rows of ranks with a GPU each, and {} share this one; leave "
                 "it to be chosen (CudaOptions::dma)",
                 kOp, options.ranks_per_device);
   }
-  const bool can = world.locals > 1 && plan_.gather.local_banks == 1;
-  if (options.dma == true && world.locals > 1 && !can) {
+  const bool one_bank = plan_.gather.local_banks == 1;
+  if (asked && !one_bank) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: for DMA engines a plan has one local bank (Tiling::local_banks); this one has "
                 "{}",
@@ -240,13 +242,13 @@ Status AgGemmCuda::create_dma(const World& world, const CudaOptions& options) {
   // Of ranks that share a GPU one has sometimes waited for another's copies until its deadline (as
   // if CUDA could not queue the first ones within a GPU while kernels run there). And who names
   // groups wants groups.
-  const bool chosen = options.ranks_per_device == 1 && options.stream_groups == 0;
-  if (!can || !options.dma.value_or(chosen)) return {};
+  const bool chosen = one_bank && options.ranks_per_device == 1 && options.stream_groups == 0;
+  if (!options.dma.value_or(chosen)) return {};
   dma_ = std::make_unique<cuda::DmaQueue>(kOp);
   if (const Status created = dma_->create(); !created) {
     dma_.reset();
-    const bool asked = options.dma == true || created.error().code != ErrorCode::kUnsupported;
-    return asked ? created : Status{};
+    const bool matters = asked || created.error().code != ErrorCode::kUnsupported;
+    return matters ? created : Status{};
   }
   dma_bytes_ = options.dma_bytes != 0 ? options.dma_bytes : ag_gemm_dma_bytes(plan_, options.rates);
   return {};

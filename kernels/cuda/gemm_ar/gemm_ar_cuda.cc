@@ -51,11 +51,6 @@ std::uint32_t gemm_ar_receive_groups(const World& world, bool several, std::uint
   return product || !several ? kBesideProduct : kBesideNetwork;
 }
 
-std::uint32_t gemm_ar_piece_ns(const GemmArPlan& plan, std::uint32_t k, const MachineRates& rates) {
-  const double sent = kElementBytes * 2 * (plan.locals - 1.0) / plan.locals;
-  return cuda::tile_piece_ns(plan, k, sent, rates);
-}
-
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
   Tiling tiling;
   tiling.tile_m = cuda::kTileRowsMax;
@@ -85,9 +80,7 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   MK_RETURN_IF_ERROR(OperatorBase::start(context, options,
                                          cuda::sum_needs(context.world, groups, receive),
                                          plan_.flags(), cuda::kGemmArKernels));
-  // Of ranks that share a GPU it has not been measured.
-  arguments_.frame.piece_ns = options.piece_ns.value_or(
-      options.ranks_per_device == 1 ? gemm_ar_piece_ns(plan_, k(), options.rates) : 0);
+  arguments_.frame.piece_ns = cuda::tile_piece_ns(plan_, k(), 2, options);
   return {};
 }
 

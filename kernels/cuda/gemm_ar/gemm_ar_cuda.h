@@ -18,10 +18,6 @@
 
 namespace mk::kernels {
 
-/// FrameArguments::piece_ns, by default, where ranks have a GPU each: cuda::tile_piece_ns.
-/// (Partials and results take NVLink.)
-std::uint32_t gemm_ar_piece_ns(const GemmArPlan& plan, std::uint32_t k, const MachineRates& rates);
-
 /// Tiles that suit the GPU, for GemmArPlan::make: all ranks use the same `blocks` (compute blocks
 /// of one rank).
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks);

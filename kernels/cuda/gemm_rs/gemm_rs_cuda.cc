@@ -37,10 +37,6 @@ bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks
   return cuda::product_outlasts_network(k, sent, cuda::gpu_rates(rates, blocks));
 }
 
-std::uint32_t gemm_rs_piece_ns(const GemmRsPlan& plan, std::uint32_t k, const MachineRates& rates) {
-  return cuda::tile_piece_ns(plan, k, kElementBytes * (plan.locals - 1.0) / plan.locals, rates);
-}
-
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks) {
   Tiling tiling;
@@ -78,9 +74,7 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   const cuda::GroupNeeds needs = cuda::sum_needs(of, groups, receive);
   MK_RETURN_IF_ERROR(
       OperatorBase::start(context, options, needs, plan_.flags(), cuda::kGemmRsKernels));
-  // Of ranks that share a GPU it has not been measured.
-  arguments_.frame.piece_ns = options.piece_ns.value_or(
-      options.ranks_per_device == 1 ? gemm_rs_piece_ns(plan_, k(), options.rates) : 0);
+  arguments_.frame.piece_ns = cuda::tile_piece_ns(plan_, k(), 1, options);
   return {};
 }
 

@@ -32,9 +32,6 @@ std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k);
 bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks,
                        const MachineRates& rates);
 
-/// FrameArguments::piece_ns, by default, where ranks have a GPU each: cuda::tile_piece_ns.
-std::uint32_t gemm_rs_piece_ns(const GemmRsPlan& plan, std::uint32_t k, const MachineRates& rates);
-
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.
