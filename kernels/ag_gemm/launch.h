@@ -20,7 +20,7 @@ struct AgGemmLaunch : Launch {
   bool in_place = false;          ///< `shard` is what AgGemmPlan::in_place says
   Arrival arrival = Arrival::kSideBySide;  ///< of the node's rows, and the order of their tiles
   gather::Sharing sharing;                 ///< but where they are shared in turn by blocks
-  std::uint32_t received_parts = 1;        ///< of each chunk that is passed on: gather::receive
+  gather::PassingOn onward;                ///< of what comes over the network
 
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = AgGemmSchedule(plan, context.world, m); }

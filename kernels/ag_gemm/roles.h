@@ -115,7 +115,7 @@ MK_HOST_DEVICE inline bool send(AgGemmBlock<Executor>& block) {
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool receive(AgGemmBlock<Executor>& block) {
-  return gather::receive(block.gather, block.launch.received_parts, block.launch.sharing.taken);
+  return gather::receive(block.gather, block.launch.onward);
 }
 
 }  // namespace mk::kernels::ag_gemm

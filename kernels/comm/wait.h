@@ -42,8 +42,9 @@ enum class FlagKind : std::uint8_t {
   kPlanReady = 11,    ///< -, -
   kRowsPacked = 12,   ///< row tile, -
   kShardsSent = 13,   ///< local rank, -
+  kPassedOn = 14,     ///< -, -: what DMA engines bring to the node's others
 };
-inline constexpr std::uint32_t kFlagKinds = 14;
+inline constexpr std::uint32_t kFlagKinds = 15;
 
 /// Why a wait ended.
 enum class WaitEnd : std::uint8_t {

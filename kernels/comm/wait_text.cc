@@ -41,6 +41,8 @@ std::string flag_text(const WaitSite& site) {
       return fmt::format("flag rows-packed[row tile {}]", i);
     case FlagKind::kShardsSent:
       return fmt::format("flag shards-sent[local rank {}]", i);
+    case FlagKind::kPassedOn:
+      return "flag passed-on by the DMA engines";
   }
   return "?";
 }

@@ -23,7 +23,8 @@ struct CudaOptions {
   std::uint32_t receive_groups = 0;
   /// AllGather + GEMM, several ranks of a node: whether the GPU's DMA engines (what cudaMemcpyAsync
   /// uses) bring this rank's rows to the others, or groups do. For it the plan's local_banks have
-  /// to be 1, and ranks have a GPU each. Not set: chosen.
+  /// to be 1, and a node's ranks have a GPU each. With its banks 1, too, they also pass on what
+  /// comes over the network. Not set: chosen.
   std::optional<bool> dma;
   std::uint32_t dma_bytes = 0;  ///< that they bring at a time; 0: chosen
   /// GEMM + ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:

@@ -33,21 +33,49 @@ Status DmaQueue::create() {
 
 Status DmaQueue::mark(cudaStream_t stream) { return check(cudaEventRecord(marked_, stream)); }
 
+namespace {
+
+CUstreamBatchMemOpParams wait_for(std::uint32_t* word, std::uint32_t value, unsigned how) {
+  CUstreamBatchMemOpParams operation = {};
+  operation.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
+                         .address = reinterpret_cast<CUdeviceptr>(word),
+                         .value = value,
+                         .flags = how,
+                         .alias = 0};
+  return operation;
+}
+
+CUstreamBatchMemOpParams write_zero(std::uint32_t* word) {
+  CUstreamBatchMemOpParams operation = {};
+  operation.writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32,
+                          .address = reinterpret_cast<CUdeviceptr>(word),
+                          .value = 0,
+                          .flags = CU_STREAM_WRITE_VALUE_DEFAULT,
+                          .alias = 0};
+  return operation;
+}
+
+}  // namespace
+
 Status DmaQueue::begin(std::uint32_t* go) {
   MK_RETURN_IF_ERROR(check(cudaStreamWaitEvent(stream_, marked_, 0)));
-  const auto address = reinterpret_cast<CUdeviceptr>(go);
-  CUstreamBatchMemOpParams operations[2] = {};
-  operations[0].waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
-                             .address = address,
-                             .value = 1,
-                             .flags = CU_STREAM_WAIT_VALUE_EQ,
-                             .alias = 0};
-  operations[1].writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32,
-                              .address = address,
-                              .value = 0,
-                              .flags = CU_STREAM_WRITE_VALUE_DEFAULT,
-                              .alias = 0};
-  if (const CUresult result = memory_operations_(stream_, 2, operations, 0);
+  CUstreamBatchMemOpParams operations[] = {wait_for(go, 1, CU_STREAM_WAIT_VALUE_EQ),
+                                           write_zero(go)};
+  return order(operations, 2);
+}
+
+Status DmaQueue::await(std::uint32_t* word, std::uint32_t least) {
+  CUstreamBatchMemOpParams operation = wait_for(word, least, CU_STREAM_WAIT_VALUE_GEQ);
+  return order(&operation, 1);
+}
+
+Status DmaQueue::clear(std::uint32_t* word) {
+  CUstreamBatchMemOpParams operation = write_zero(word);
+  return order(&operation, 1);
+}
+
+Status DmaQueue::order(CUstreamBatchMemOpParams* operations, unsigned count) {
+  if (const CUresult result = memory_operations_(stream_, count, operations, 0);
       result != CUDA_SUCCESS) {
     return fail(ErrorCode::kSystem, "{}: the DMA engines cannot wait for the kernel: error {}", op_,
                 static_cast<int>(result));

@@ -20,6 +20,9 @@ namespace mk::kernels::cuda {
 ///     ... the kernel, on `stream`, which at any rate sets *go to 1 ...
 ///     queue.begin(go);
 ///     queue.copy(...); ...            // one after the other, each when the one before is there
+///     queue.await(pieces, 1);         // and when the kernel has set *pieces to 1, 2, ...
+///     queue.copy(...); ...
+///     queue.clear(pieces);
 ///     queue.join(stream);             // what the caller puts there next comes after them
 ///
 /// All of it may be captured into a graph. Called on the device it was created on, by one thread at
@@ -37,13 +40,20 @@ class DmaQueue {
   Status mark(cudaStream_t stream);
   /// What follows waits until the word `go`, in the device's memory, is 1, and sets it to 0.
   Status begin(std::uint32_t* go);
+  /// What follows waits until `word`, in the device's memory, is `least` at least (below 2^31).
+  Status await(std::uint32_t* word, std::uint32_t least);
+  /// Sets it to 0.
+  Status clear(std::uint32_t* word);
   /// Rows to its one target.
   Status copy(const CopyJob& job);
   Status copy(void* to, const void* from, std::size_t bytes);
   Status join(cudaStream_t stream);
+  /// On which all of it is queued.
+  cudaStream_t stream() const { return stream_; }
 
  private:
   Status check(cudaError_t error) const;
+  Status order(CUstreamBatchMemOpParams* operations, unsigned count);
 
   const char* const op_;
   cudaStream_t stream_ = nullptr;

@@ -318,6 +318,11 @@ class CopyLeader : public LeaderBase {
     shm::store_relaxed(&state().dma_started, epoch);
     shm::store_release(&state().dma_go, 1u);
   }
+  /// See gather::pass_on_by_dma. (By one group.)
+  __device__ void pass_on_dma() {
+    shm::store_release(&state().dma_pieces, shm::load_relaxed(&state().dma_pieces) + 1);
+  }
+  __device__ const std::uint32_t* dma_passed_on() { return &state().dma_passed_on; }
   /// After the last job; the warp's other lanes return.
   __device__ void finish() {
     copier_.end();

@@ -42,6 +42,9 @@ struct LaunchAccount {
   RoleAccount roles[kRoles];
 };
 
+/// DeviceState::dma_pieces where a launch has failed: more than there are.
+inline constexpr std::uint32_t kAllPieces = 0x40000000;
+
 /// A rank's words in its GPU's memory; all zero before the first launch.
 struct DeviceState {
   std::uint32_t epoch = 0;        ///< of the last launch that has ended; its last block writes it
@@ -63,6 +66,10 @@ struct DeviceState {
   // What the kernel and DMA engines tell each other (dma_queue.h), where they share rows.
   std::uint32_t dma_go = 0;       ///< 1: they may begin; they set it to 0
   std::uint32_t dma_started = 0;  ///< the last launch in which a block has set it
+  /// Of the running launch: pieces that have come over the network, for them to pass on; they set
+  /// it to 0 when they have.
+  std::uint32_t dma_pieces = 0;
+  std::uint32_t dma_passed_on = 0;  ///< the last launch of which they have passed on everything
   alignas(16) std::uint32_t dma_flags[kGatherChunksMax] = {};  ///< what they show, of each chunk
   // What the poller brings from the host (poller.cuh).
   std::uint32_t aborts[2] = {};

@@ -266,6 +266,14 @@ __device__ __forceinline__ void heed_peers(const Launch& launch) {
       WaitEnd::kPeerFailed, launch.epoch, 0, 0);
 }
 
+/// By the last block of a launch: what it has not told DMA engines, as it failed first, they do not
+/// wait for. (The other ranks have been told of the failure.)
+__device__ __forceinline__ void let_dma_end(DeviceState& state, std::uint32_t epoch) {
+  if (shm::load_acquire(&state.local.stop) == 0) return;
+  if (shm::load_relaxed(&state.dma_started) != epoch) shm::store_release(&state.dma_go, 1u);
+  shm::store_release(&state.dma_pieces, kAllPieces);
+}
+
 /// The last block of a launch: tells the local ranks, of a failure also the host, and advances the
 /// epoch.
 __device__ inline void end_launch(const Launch& launch, const FrameArguments& frame) {
@@ -293,9 +301,7 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
     shm::store_release(&report.failed, spent ? std::uint32_t{HostReport::kLaunchesSpent}
                                              : std::uint32_t{HostReport::kWait});
   }
-  // No block has: it failed first. They have been told of that.
-  if (frame.by_dma && shm::load_relaxed(&state.dma_started) != epoch)
-    shm::store_release(&state.dma_go, 1u);
+  if (frame.by_dma) let_dma_end(state, epoch);
   state.accounts[epoch % 2].end_ns = ptx::now_ns();
   // The next launch begins after this one.
   shm::store_relaxed(&state.epoch, epoch);

@@ -89,9 +89,12 @@ class GatherBlock {
     if (!await_header(origin)) return false;
     if (origin == block.world.rank()) return true;
     const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
-    return block.await_each(chunks.end - chunks.begin, block.epoch,
-                            FlagRow{flags_of(origin) + chunks.begin},
-                            [&](std::uint32_t i) { return site(origin, chunks.begin + i); });
+    return await_chunks(origin, chunks.begin, chunks.end);
+  }
+  /// Chunks [begin, end) of an origin whose header this block has awaited are there.
+  MK_HOST_DEVICE bool await_chunks(std::uint32_t origin, std::uint32_t begin, std::uint32_t end) {
+    return block.await_each(end - begin, block.epoch, FlagRow{flags_of(origin) + begin},
+                            [&](std::uint32_t i) { return site(origin, begin + i); });
   }
   /// The origin's header is there, and its m is this launch's.
   MK_HOST_DEVICE bool await_header(std::uint32_t origin) {

@@ -3,7 +3,9 @@
 /// executors; the executor brings the bulk copies:
 ///
 ///     void copy(const CopyJob&);     gather/copy_job.h
-///     void start_dma(epoch, chunks); if it has it: see start_dma below
+///     void start_dma(epoch, chunks);         if it has them: see start_dma and pass_on_by_dma
+///     void pass_on_dma();                    below
+///     const std::uint32_t* dma_passed_on();  the last launch of which they have passed on all
 ///     and what comm/block.h asks for
 ///
 /// The way of a chunk, with the flag that hands each step to the next (all hold the epoch; each has
@@ -109,9 +111,10 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
 }
 
 /// Has the executor bring this rank's own rows to the node's other ranks, and show their chunks
-/// there, all but the header's (of `chunks` in all), by engines that no block waits for; they may
-/// write from now on. Where a launch fails the executor starts them, too, so that they end; what
-/// they write then must not make a launch of another rank look right.
+/// there, all but the header's, by engines that no block waits for; they may write from now on.
+/// (Told with it: how many chunks a rank has at most.) Where a launch fails the executor starts
+/// them, too, so that they end; what they write then must not make a launch of another rank look
+/// right.
 template <class Executor>
 MK_HOST_DEVICE inline bool start_dma(GatherBlock<Executor>& gather) {
   auto& block = gather.block;
@@ -122,7 +125,7 @@ MK_HOST_DEVICE inline bool start_dma(GatherBlock<Executor>& gather) {
     write_header(gather, gather.slot((world.local + i) % world.locals, world.rank()));
   gather.publish_ready_elsewhere(0);
   if constexpr (requires { block.executor.start_dma(block.epoch, 0u); })
-    block.executor.start_dma(block.epoch, gather.schedule.chunks(gather.own_rows));
+    block.executor.start_dma(block.epoch, gather.schedule.geometry().chunks_max);
   return true;
 }
 
@@ -358,16 +361,50 @@ MK_HOST_DEVICE inline void hand_out(GatherBlock<Executor>& gather, std::uint32_t
   gather.block.executor.copy(job);
 }
 
-/// Hands out on this node what arrives for this rank's rail, shard by shard, chunk by chunk, or, of
-/// `parts` parts of each chunk, part by part; which of them this block does: next_step. Only with
-/// several nodes and several local ranks.
+/// Tells the engines that bring this rank's own rows (start_dma) of each piece that has arrived: in
+/// this order, after those rows, they pass it on to the node's others, and show its chunks there.
+/// Headers this block hands out itself. Ends when the engines have read everything: then the
+/// network may bring the next launch's rows. They go by addresses, so there is one bank.
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, std::uint32_t parts = 1,
-                                   bool taken = false) {
+MK_HOST_DEVICE inline bool pass_on_by_dma(GatherBlock<Executor>& gather, std::uint32_t at_once) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
+  for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
+    const std::uint32_t origin = world.rail_peer(schedule.node_at(hops));
+    std::uint32_t rows = 0;
+    if (!gather.await_row_count(origin, &rows)) return false;
+    hand_out(gather, origin, schedule.chunk_range(rows, 0));
+    gather.publish_ready(origin, 0);
+    const std::uint32_t chunks = schedule.chunks(rows);
+    for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once) {
+      const std::uint32_t end = chunks - chunk < at_once ? chunks : chunk + at_once;
+      if (!gather.await_chunks(origin, chunk, end)) return false;
+      if constexpr (requires { block.executor.pass_on_dma(); }) block.executor.pass_on_dma();
+    }
+  }
+  if constexpr (requires { block.executor.dma_passed_on(); }) {
+    return block.await(block.site(FlagKind::kPassedOn, world.rank(), 0, 0, 1),
+                       block.executor.dma_passed_on(), block.epoch);
+  }
+  return true;
+}
+
+/// Hands out on this node what arrives for this rank's rail, shard by shard, chunk by chunk, or, of
+/// parts of each chunk, part by part; which of them this block does: next_step. (What engines pass
+/// on is block 0's affair.) Only with several nodes and several local ranks.
+template <class Executor>
+MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, const PassingOn& onward = {}) {
+  auto& block = gather.block;
+  const World& world = block.world;
+  const GatherSchedule& schedule = gather.schedule;
+  const std::uint32_t parts = onward.parts;
   if (!gather.await_others_slots_free()) return false;
+  if (onward.dma_chunks != 0) {
+    if (block.index == 0 && !pass_on_by_dma(gather, onward.dma_chunks)) return false;
+    block.publish_done(block.common.blocks.receive);
+    return true;
+  }
   std::uint32_t chunks_before = 0;   // of the shards before
   std::uint32_t step = block.index;  // of those of all shards
   for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
@@ -377,7 +414,7 @@ MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, std::uint32_t 
     if (!gather.await_row_count(origin, &rows)) return false;
     const std::uint32_t chunks = schedule.chunks(rows);
     for (; step < (chunks_before + chunks) * parts;
-         step = next_step(block, step, block.common.blocks.receive, taken)) {
+         step = next_step(block, step, block.common.blocks.receive, onward.taken)) {
       const std::uint32_t chunk = step / parts - chunks_before;
       const Part part{step % parts, parts};
       if (!gather.await_chunk(origin, chunk)) return false;

@@ -1,5 +1,6 @@
 /// \file
-/// How a rank's share blocks hand out its rows: an executor's choice.
+/// How a rank's share blocks hand out its rows, and its receive blocks those that come over the
+/// network: an executor's choice.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,16 @@ struct Sharing {
   /// The node's other ranks get the rows, and see them shown, by something else than blocks, which
   /// the first of the blocks starts (a broadcast only): see start_dma in roles.h.
   bool by_dma = false;
+};
+
+/// How receive blocks pass on what comes over the network to this rank's rail.
+struct PassingOn {
+  std::uint32_t parts = 1;  ///< of each chunk, each one block's
+  bool taken = false;       ///< as Sharing::taken
+  /// The same engines pass on all but headers, so many chunks of a shard at a time (a piece), when
+  /// the first of the blocks tells them that those are there: see pass_on_by_dma in roles.h. 0:
+  /// blocks do.
+  std::uint32_t dma_chunks = 0;
 };
 
 }  // namespace mk::kernels::gather

@@ -12,14 +12,16 @@ using kernels::ByteRange;
 using kernels::cuda::OnDevice;
 
 MirroredDma::MirroredDma(int here, int there, const kernels::GatherSchedule& schedule,
-                         std::uint32_t rows, std::uint32_t bytes)
-    : here_(here), there_(there), schedule_(schedule), rows_(rows), bytes_(bytes) {
+                         std::uint32_t rows, std::uint32_t bytes,
+                         const kernels::gather::PassingOn& onward)
+    : here_(here), there_(there), schedule_(schedule), rows_(rows), bytes_(bytes), onward_(onward) {
   {
     const OnDevice on_device(here_);
     require(cudaEventCreateWithFlags(&begins_, cudaEventDisableTiming), "event");
   }
   const OnDevice on_device(there_);
-  require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+  demand(queue_.create().has_value(), "a driver whose streams wait for words");
+  stream_ = queue_.stream();
   flags_ = std::make_unique<DeviceMemory>(schedule_.chunks(rows_) * sizeof(std::uint32_t), there_);
   // A kernel is loaded with its first launch, and that waits for all that run: the mirror's would
   // wait for the rank, and the rank for these rows.
@@ -30,7 +32,6 @@ MirroredDma::MirroredDma(int here, int there, const kernels::GatherSchedule& sch
 MirroredDma::~MirroredDma() {
   const OnDevice on_device(there_);
   cudaStreamSynchronize(stream_);
-  cudaStreamDestroy(stream_);
   cudaEventDestroy(begins_);
 }
 
@@ -50,6 +51,12 @@ void MirroredDma::launch(const MirroredPlaces& places, std::uint32_t epoch) {
   for (std::uint32_t origin = 1; origin < locals; ++origin) {
     for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once)
       bring(places, origin, chunk, std::min(at_once, chunks - chunk));
+  }
+  if (onward_.dma_chunks == 0) return;
+  for (std::uint32_t chunk = 1; chunk < chunks; chunk += onward_.dma_chunks) {
+    const std::uint32_t count = std::min(onward_.dma_chunks, chunks - chunk);
+    demand(queue_.await(places.told + chunk + count - 1, epoch).has_value(), "words to wait for");
+    for (std::uint32_t rail = 1; rail < locals; ++rail) bring(places, locals + rail, chunk, count);
   }
 }
 

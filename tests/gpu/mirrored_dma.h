@@ -1,6 +1,7 @@
 /// \file
 /// The rows of a mirrored rank's neighbours, as their DMA engines would bring them: by those of the
-/// mirror's GPU, one neighbour's after the other's, from the launch's beginning on.
+/// mirror's GPU, one neighbour's after the other's, from the launch's beginning on; then what these
+/// pass on of another node's, each piece when the rank's own rail has brought as much.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +10,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "kernels/cuda/dma_queue.h"
 #include "kernels/gather/schedule.h"
+#include "kernels/gather/sharing.h"
 #include "tests/gpu/gemm_reference.h"
 #include "tests/gpu/reflections.h"
 
@@ -18,9 +21,9 @@ namespace mk::test {
 class MirroredDma {
  public:
   /// Rank 0 has device `here`, its neighbours have `there`, in a gather `schedule` of `rows` rows
-  /// each. They bring `bytes` at a time.
+  /// each. They bring `bytes` at a time, and pass on by `onward`.
   MirroredDma(int here, int there, const kernels::GatherSchedule& schedule, std::uint32_t rows,
-              std::uint32_t bytes);
+              std::uint32_t bytes, const kernels::gather::PassingOn& onward);
   ~MirroredDma();
   MirroredDma(const MirroredDma&) = delete;
   MirroredDma& operator=(const MirroredDma&) = delete;
@@ -38,8 +41,10 @@ class MirroredDma {
   int here_, there_;
   kernels::GatherSchedule schedule_;
   std::uint32_t rows_, bytes_;
+  kernels::gather::PassingOn onward_;
   cudaEvent_t begins_ = nullptr;
-  cudaStream_t stream_ = nullptr;
+  kernels::cuda::DmaQueue queue_{"the mirror"};
+  cudaStream_t stream_ = nullptr;        ///< the queue's
   std::unique_ptr<DeviceMemory> flags_;  ///< what is shown, of each chunk
 };
 

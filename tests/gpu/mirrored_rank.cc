@@ -80,7 +80,8 @@ MirroredRank::MirroredRank(const JobSetup& setup, DaemonNodes* daemons, std::uin
   if (const auto* op = op_->ag_gemm(); op != nullptr && op->shares_by_dma()) {
     const kernels::AgGemmSchedule schedule(plan_.ag, mirrored_world(setup_), setup_.m);
     dma_ = std::make_unique<MirroredDma>(kHere, kThere, schedule.gather(),
-                                         static_cast<std::uint32_t>(shard_rows()), op->dma_bytes());
+                                         static_cast<std::uint32_t>(shard_rows()), op->dma_bytes(),
+                                         rows_order().onward);
   }
   const auto list = [&](std::uint32_t epoch) {
     return reflections(setup_, plan_, places_, rows_order(), epoch);
@@ -107,7 +108,8 @@ RowsOrder MirroredRank::rows_order() const {
   if (order.arrival == kernels::Arrival::kSideBySide)
     order.shared_parts =
         ag_gemm_sharing(schedule.gather(), op_->blocks(), rows, order.by_dma).parts;
-  order.handed_parts = ag_gemm_received_parts(schedule.gather(), op_->blocks(), setup_.m);
+  order.onward =
+      ag_gemm_passing_on(schedule.gather(), op_->blocks(), setup_.m, op->passes_on_by_dma());
   return order;
 }
 

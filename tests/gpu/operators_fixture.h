@@ -46,10 +46,12 @@ class Operators : public testing::TestWithParam<World> {
     setup.n = n;
     setup.k.assign(world(), k);
     setup.options.wait_timeout = std::chrono::seconds(5);
-    // AG+GEMM: both ways to share rows, where they can be; and groups also in one local bank.
-    if (world() <= static_cast<std::uint32_t>(setup.devices))
+    // AG+GEMM: both ways to share rows, and to pass them on, where a node's ranks have a GPU each;
+    // and groups also in one bank.
+    if (setup.locals <= static_cast<std::uint32_t>(setup.devices))
       setup.options.dma = random_() % 2 == 0;
     if (setup.options.dma == true || random_() % 2 == 0) setup.local_banks = 1;
+    if (setup.local_banks == 1 && random_() % 2 == 0) setup.banks = 1;
     setup.options.dma_bytes = 1 << (15 + random_() % 8);
     setup.options.sums_once = random_() % 2 == 0;  // GEMM+RS over nodes: both ways to sum a shard
     // Tiles that are summed: at a pace of any kind, also where the operator would choose none.

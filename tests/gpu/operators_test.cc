@@ -371,7 +371,7 @@ TEST(OperatorLimits, WhatCannotRunIsRefused) {
   const auto made = kernels::AgGemmCuda::create(*gather, context, options);
   ASSERT_FALSE(made);
   EXPECT_EQ(made.error().code, ErrorCode::kInvalidArgument);
-  EXPECT_THAT(made.error().message, HasSubstr("a GPU each, and 2 share this one"));
+  EXPECT_THAT(made.error().message, HasSubstr("a GPU each, and local rank 1 has this one's"));
 }
 
 TEST(OperatorLimits, AfterACallThatIsRefusedTheLastLaunchIsTheOneBefore) {

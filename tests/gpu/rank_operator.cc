@@ -84,6 +84,7 @@ Plan make_plan(const JobSetup& setup, std::uint32_t blocks) {
     if (setup.tiling.tile_m != 0) own = setup.tiling;
     if (setup.chunk_bytes != 0) own.chunk_bytes = setup.chunk_bytes;
     if (setup.local_banks != 0) own.local_banks = setup.local_banks;
+    if (setup.banks != 0) own.banks = setup.banks;
     return own;
   };
   Plan plan;

@@ -36,6 +36,7 @@ struct JobSetup {
   kernels::DType dtype = kernels::DType::kBf16;
   kernels::Tiling tiling;         ///< tile_m 0: the operator's own
   std::uint32_t local_banks = 0;  ///< 0: the tiling's
+  std::uint32_t banks = 0;        ///< likewise
   std::uint32_t chunk_bytes = 0;  ///< 0: the tiling's
   kernels::CudaOptions options;
   std::vector<std::uint32_t> stream_groups;  ///< by rank; none: all as the options say

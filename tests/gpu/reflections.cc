@@ -50,7 +50,7 @@ class Maker {
                          std::uint32_t chunk) {
       const std::uint32_t first = node * locals();
       Reflection one = brought(first + p, chunk);
-      if (chunk != 0) one.pieces = node == 0 ? order.shared_parts : order.handed_parts;
+      if (chunk != 0) one.pieces = node == 0 ? order.shared_parts : order.onward.parts;
       one.seen = word(turned(p), gather.ready(first, chunk));
       one.flag = word(0, gather.ready(first + p, chunk));
       to.push_back(one);
@@ -72,11 +72,17 @@ class Maker {
       one.flag = places_.arrivals + gather.arrival(bank, 0, 1, chunk);
       one.told = places_.told + chunk;
       add_arrival(one);
+      if (chunk != 0 && order.onward.dma_chunks != 0) continue;  // MirroredDma
       for_peers([&](std::uint32_t p) {
         add(all.later, p, 1, chunk);
         await_told(all.later.back(), chunk, 1);
       });
     }
+    if (!gather.flags().has_releases()) return;
+    Reflection release;
+    release.seen = places_.arrivals_there + gather.release(1);
+    release.flag = places_.arrivals + gather.release(0);
+    all.first.push_back(release);
   }
 
   void add_shard_tiles() {

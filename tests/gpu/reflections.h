@@ -38,7 +38,7 @@ struct RowsOrder {
   kernels::Arrival arrival = kernels::Arrival::kSideBySide;  ///< AgGemmCuda::arrival
   bool by_dma = false;                                       ///< own rows come so (MirroredDma)
   std::uint32_t shared_parts = 1;                            ///< of each chunk of its own rows
-  std::uint32_t handed_parts = 1;  ///< and of those that came over the network
+  kernels::gather::PassingOn onward;  ///< those that came over the network; by engines: MirroredDma
 };
 
 /// `setup`: m rows that fall evenly on ranks and tiles. Ends the process where they don't.

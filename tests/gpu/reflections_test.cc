@@ -20,7 +20,8 @@ class Places {
  public:
   static constexpr std::uint64_t kApart = 1ull << 40;
 
-  Places(Op op, std::uint32_t nodes, std::uint32_t locals) {
+  Places(Op op, std::uint32_t nodes, std::uint32_t locals, std::uint32_t banks = 0) {
+    setup.banks = banks;
     setup.op = op;
     setup.nodes = nodes;
     setup.locals = locals;
@@ -160,7 +161,7 @@ TEST_P(Mirrored, EachFlagAnswersOneThatTheRankShows) {
 // In as many pieces as the rank itself brings its rows in; headers are small.
 TEST_P(Mirrored, RowsComeInTheRanksOwnParts) {
   const auto [op, nodes, locals] = GetParam();
-  const RowsOrder order{.shared_parts = 8, .handed_parts = 3};
+  const RowsOrder order{.shared_parts = 8, .onward = {.parts = 3}};
   const Reflections lists = reflections(places.setup, places.plan, places.places, order, 1);
   const auto pieces = [&](const Reflection& one) {
     return one.row_bytes > kernels::kGatherHeaderBytes ? one.pieces : 0;
@@ -224,6 +225,34 @@ TEST_P(Mirrored, WhatFollowsFromOthersWaitsForThem) {
     EXPECT_EQ(number(of_peer[places.local_of(one.seen)], one.seen),
               number(of_causes, told_by[one.awaits]));
   }
+}
+
+// Where DMA engines share, the lists have headers and what the network brings; with one bank its
+// release as well, which takes the rank's own.
+TEST(MirroredByDma, ListsHaveWhatEnginesDoNotBring) {
+  const Places places(Op::kAgGemm, 2, 4, 1);
+  const RowsOrder order{
+      .arrival = kernels::Arrival::kInTurn, .by_dma = true, .onward = {.dma_chunks = 2}};
+  const Reflections lists = reflections(places.setup, places.plan, places.places, order, 1);
+  const std::uint64_t shard = 2048ull * 2048 * 2 / 8;
+  std::uint64_t bytes = 0;
+  for (const Reflection& one : lists.network) bytes += one.row_bytes;
+  EXPECT_EQ(bytes, shard + kernels::kGatherHeaderBytes);
+  EXPECT_EQ(lists.later.size(), 3u);
+  for (const Reflection& one : lists.later) EXPECT_EQ(one.row_bytes, kernels::kGatherHeaderBytes);
+  std::uint32_t releases = 0;
+  for (const Reflection& one : lists.first) {
+    EXPECT_EQ(one.rows, 0u);
+    const bool over_network = places.local_of(one.flag) == places.setup.locals;
+    if (!over_network) continue;
+    ++releases;
+    EXPECT_EQ(places.local_of(one.seen), places.setup.locals);
+    for (const Reflection& arrival : lists.network) {
+      EXPECT_NE(one.flag, arrival.flag);
+      EXPECT_NE(one.seen, arrival.seen);
+    }
+  }
+  EXPECT_EQ(releases, 1u);
 }
 
 // With a flag, at once, go the eight bytes of which it is the first half.

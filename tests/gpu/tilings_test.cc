@@ -84,7 +84,7 @@ struct Sharing {
 
 // Many rows: the engines' time for them is more than the time they take to begin. Beside a product
 // that takes 0.7 of NVLink's time: 2 n k operations at 665.6 TFLOP/s for 2 k (L - 1) / L bytes at
-// 360 GB/s. Over nodes beside one of twice the network's time.
+// 360 GB/s. Over nodes beside one of the network's time.
 TEST(Tilings, DmaEnginesShareManyRowsOfLongProducts) {
   const Sharing cases[] = {
       {1, 2, {16384, 2048, 16384}, true},
@@ -110,13 +110,14 @@ TEST(Tilings, DmaEnginesShareManyRowsOfLongProducts) {
       // Few rows of a wide product, which groups bring rank by rank.
       {1, 2, {2048, 7168, 8192}, false},
       {1, 2, {2056, 7168, 8192}, true},
-      // 2 n / 665.6 TFLOP/s twice 2 (N - 1) / (N L) / 50 GB/s: from n = 3328 on of two nodes of
-      // four.
+      // 2 n / 665.6 TFLOP/s for 2 (N - 1) / (N L) / 50 GB/s: from n = 1664 on of two nodes of four,
+      // 3328 of two nodes of two.
       {2, 4, {32768, 4096, 32768}, true},
-      {2, 4, {32768, 3336, 32768}, true},
-      {2, 4, {32768, 3320, 32768}, false},
-      {2, 4, {16384, 2048, 16384}, false},
-      {2, 2, {32768, 4096, 32768}, false},
+      {2, 4, {16384, 2048, 16384}, true},
+      {2, 4, {32768, 1672, 32768}, true},
+      {2, 4, {32768, 1656, 32768}, false},
+      {2, 2, {32768, 4096, 32768}, true},
+      {2, 2, {32768, 3320, 32768}, false},
       // Nobody to share with.
       {1, 1, {16384, 2048, 16384}, false},
       {2, 1, {32768, 32768, 32768}, false},
@@ -126,6 +127,7 @@ TEST(Tilings, DmaEnginesShareManyRowsOfLongProducts) {
     EXPECT_EQ(ag_gemm_shares_by_dma(one.nodes, one.locals, one.max, {}), one.by_dma);
     const Tiling tiling = ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocksMax, {});
     EXPECT_EQ(tiling.local_banks, one.by_dma ? 1u : 0u);
+    EXPECT_EQ(tiling.banks, one.by_dma ? 1u : 0u) << "also of what they pass on";
     // Of ranks that share a GPU it has not been measured.
     EXPECT_EQ(ag_gemm_cuda_tiling(one.nodes, one.locals, one.max, kBlocksMax / 2, {}).local_banks,
               0u);
@@ -135,7 +137,7 @@ TEST(Tilings, DmaEnginesShareManyRowsOfLongProducts) {
   EXPECT_FALSE(ag_gemm_shares_by_dma(1, 8, {16384, 2048, 16384}, rates)) << "a product too short";
   rates = {};
   rates.network_bytes_per_s = 200e9;
-  EXPECT_TRUE(ag_gemm_shares_by_dma(2, 4, {16384, 2048, 16384}, rates)) << "a network quick enough";
+  EXPECT_TRUE(ag_gemm_shares_by_dma(2, 4, {32768, 1656, 32768}, rates)) << "a network quick enough";
 }
 
 // In so many pieces p of a rank's rows that the pieces' own 6.6 us each, (L - 1) p of them, and an
@@ -168,6 +170,12 @@ TEST(Tilings, DmaEnginesBringAsMuchAtATimeAsTheProductLeavesTimeFor) {
       EXPECT_LE(beside(one.pieces), 1.1 * beside(one.pieces - 1.0));
     }
   }
+  // Over nodes whole shards, as others come last.
+  const Shape narrow{16384, 2048, 16384};
+  const auto over_nodes = AgGemmPlan::make(2, 4, narrow, DType::kBf16,
+                                           ag_gemm_cuda_tiling(2, 4, narrow, kBlocksMax, {}));
+  ASSERT_TRUE(over_nodes) << over_nodes.error().message;
+  EXPECT_EQ(ag_gemm_dma_bytes(*over_nodes, {}), 64u << 20);
   // A shard of 64 GiB, which is not copied at once.
   const auto large =
       AgGemmPlan::make(1, 8, {1 << 19, 8, 1 << 19}, DType::kBf16, Tiling{128, 256, 1 << 29, 1, 1});
@@ -375,7 +383,12 @@ TEST(Tilings, RowsAreHandedOutInTheOrderInWhichTheyAreNeeded) {
       EXPECT_LE(of_chunk, most);
       EXPECT_EQ(sharing.network_first, std::min(chunks, 24u));
       EXPECT_EQ(sharing.taken, chunks > 128) << "of few chunks each group has a few from the start";
-      EXPECT_LE(plan->gather.chunk_bytes / ag_gemm_received_parts(schedule, blocks, m), most);
+      const gather::PassingOn onward = ag_gemm_passing_on(schedule, blocks, m, false);
+      EXPECT_LE(plan->gather.chunk_bytes / onward.parts, most);
+      EXPECT_EQ(onward.taken, sharing.taken);
+      EXPECT_EQ(onward.dma_chunks, 0u);
+      // A header, and four pieces.
+      EXPECT_EQ(ag_gemm_passing_on(schedule, blocks, m, true).dma_chunks, div_up(chunks - 1, 4));
     }
   }
   // Within one node in their order; where DMA engines bring them, groups have nothing to do.

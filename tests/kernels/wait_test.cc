@@ -180,6 +180,7 @@ TEST(WaitText, EveryFlagHasItsName) {
   EXPECT_NE(text(FlagKind::kCompleted).find("its daemon: commands completed of lane 3"),
             std::string::npos);
   EXPECT_NE(text(FlagKind::kBlockDone).find("block-done[receive block 4]"), std::string::npos);
+  EXPECT_NE(text(FlagKind::kPassedOn).find("passed-on by the DMA engines"), std::string::npos);
 }
 
 }  // namespace

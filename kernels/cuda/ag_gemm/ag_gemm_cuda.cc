@@ -78,6 +78,14 @@ std::uint32_t dma_chunk_bytes(const Shape& max) {
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(row, kLocalChunkBytes, kMost));
 }
 
+/// Whether the workspaces of two local ranks are on one GPU, as far as this process can tell.
+bool on_one_device(const RankContext& context, std::uint32_t one, std::uint32_t other) {
+  cudaPointerAttributes of[2] = {};
+  const bool known = cudaPointerGetAttributes(&of[0], context.workspaces[one]) == cudaSuccess &&
+                     cudaPointerGetAttributes(&of[1], context.workspaces[other]) == cudaSuccess;
+  return !known || of[0].device == of[1].device;
+}
+
 }  // namespace
 
 // The shorter the product beside the gather, the more; but to several peers 12 SMs' bulk stores are
@@ -113,8 +121,7 @@ bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shap
   const double within_node = all / locals * (locals - 1) / cuda::kNvlinkBytesPerS;
   const double network = all * (nodes - 1) / nodes / locals / rates.network_bytes_per_s;
   if (all / (nodes * locals) < kLeast) return false;
-  // What comes by the network groups pass on: with as few as are left there, in good time.
-  if (nodes > 1) return product >= 2 * network;
+  if (nodes > 1) return product >= network;
   if (comes_in_turn(nodes, max)) return false;
   return product >= kPart * within_node;
 }
@@ -127,7 +134,10 @@ std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, const MachineRates& rate
   const double product =
       2.0 * plan.max.m * plan.max.n * plan.max.k / cuda::gpu_rates(rates, kBlocksMax).flops_per_s;
   const double locals = plan.locals;
-  const double best = std::sqrt(product / (locals * std::max(1.0, locals - 1) * kPieceSeconds));
+  // Over nodes other rows come last: there is time enough for all of these.
+  const double best =
+      plan.nodes > 1 ? 1
+                     : std::sqrt(product / (locals * std::max(1.0, locals - 1) * kPieceSeconds));
   const std::uint32_t chunks = std::max(2u, plan.gather.chunks_max) - 1;  // but the header
   const auto pieces = static_cast<std::uint32_t>(std::clamp<double>(best, 1, chunks));
   constexpr std::uint64_t kMost = 1 << 30;
@@ -150,14 +160,20 @@ gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks
   return sharing;
 }
 
-std::uint32_t ag_gemm_received_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                     std::uint32_t m) {
+gather::PassingOn ag_gemm_passing_on(const GatherSchedule& schedule, const RoleBlocks& blocks,
+                                     std::uint32_t m, bool by_dma) {
+  // The fewer pieces, the later tiles have the first rows, and the longer they wait for the last;
+  // but each costs time (EXPERIMENTS.md).
+  constexpr std::uint32_t kDmaPieces = 4;
   const World& world = schedule.world();
-  // Of all shards that come over the network; none has more chunks than the largest.
-  const std::uint32_t rows = shard_rows_max(m, world.size());
-  const std::uint32_t chunks = schedule.chunks(rows) * (world.nodes - 1);
-  const std::uint32_t chunk_bytes = schedule.geometry().chunk_bytes;
-  return cuda::copy_parts(chunks, chunk_bytes, blocks.receive, true, world.locals - 1);
+  // None has more chunks than the largest.
+  const std::uint32_t chunks = schedule.chunks(shard_rows_max(m, world.size()));
+  gather::PassingOn onward;
+  onward.parts = cuda::copy_parts(chunks * (world.nodes - 1), schedule.geometry().chunk_bytes,
+                                  blocks.receive, true, world.locals - 1);
+  onward.taken = chunks > cuda::kFewChunks;
+  if (by_dma) onward.dma_chunks = std::max(1u, div_up(chunks - 1, kDmaPieces));
+  return onward;
 }
 
 Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
@@ -181,7 +197,7 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
   } else {
     tiling.chunk_bytes = by_dma ? dma_chunk_bytes(max) : local_chunk_bytes(locals, max, sent);
   }
-  if (by_dma) tiling.local_banks = 1;
+  if (by_dma) tiling.local_banks = tiling.banks = 1;
   return tiling;
 }
 
@@ -195,7 +211,7 @@ Result<std::unique_ptr<AgGemmCuda>> AgGemmCuda::create(const AgGemmPlan& plan,
 
 Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
-  MK_RETURN_IF_ERROR(create_dma(of, options));
+  MK_RETURN_IF_ERROR(create_dma(context, options));
   const bool by_dma = dma_ != nullptr;
   if (by_dma) {
     arguments_.launch.arrival = Arrival::kInTurn;
@@ -223,14 +239,19 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   return {};
 }
 
-Status AgGemmCuda::create_dma(const World& world, const CudaOptions& options) {
+Status AgGemmCuda::create_dma(const RankContext& context, const CudaOptions& options) {
+  const World& world = context.world;
   if (world.locals == 1) return {};
   const bool asked = options.dma == true;
+  // (Ranks of different nodes may share one, as in tests.)
   if (asked && options.ranks_per_device > 1) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: DMA engines share rows of ranks with a GPU each, and {} share this one; leave "
-                "it to be chosen (CudaOptions::dma)",
-                kOp, options.ranks_per_device);
+    for (std::uint32_t local = 0; local < world.locals; ++local) {
+      if (local == world.local || !on_one_device(context, local, world.local)) continue;
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: DMA engines share rows of a node's ranks with a GPU each, and local rank {} "
+                  "has this one's; leave it to be chosen (CudaOptions::dma)",
+                  kOp, local);
+    }
   }
   const bool one_bank = plan_.gather.local_banks == 1;
   if (asked && !one_bank) {
@@ -278,7 +299,7 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   arguments_.launch.in_place = in_place;
   arguments_.launch.sharing =
       ag_gemm_sharing(schedule.gather(), blocks(), shard_rows, dma_ != nullptr);
-  arguments_.launch.received_parts = ag_gemm_received_parts(schedule.gather(), blocks(), m);
+  arguments_.launch.onward = ag_gemm_passing_on(schedule.gather(), blocks(), m, passes_on_by_dma());
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
   if (!dma_) return enqueue(stream, c, ldc);
   if (!dma_status_) return dma_status_;
@@ -290,34 +311,64 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
 }
 
 /// This rank's rows to each of the node's others, as gather::share_in_turn has them: so each has
-/// all rows of its next one first. The kernel has written where they are shown (start_dma in
-/// gather/roles.h, CopyLeader).
+/// all rows of its next one first. Then what comes over the network (gather::pass_on_by_dma). The
+/// kernel has written where they are shown (start_dma in gather/roles.h, CopyLeader).
 Status AgGemmCuda::queue_dma() {
   cuda::DeviceState* const state = arguments_.frame.state;
   MK_RETURN_IF_ERROR(dma_->begin(&state->dma_go));
-  const GatherSchedule& gather = arguments_.launch.schedule.gather();
-  const GatherSource& source = arguments_.launch.shard;
-  const std::uint32_t own = world().rank();
-  const std::uint32_t chunks = gather.chunks(source.rows);
+  const AgGemmSchedule& schedule = arguments_.launch.schedule;
+  const GatherSchedule& gather = schedule.gather();
+  const std::uint32_t rows = arguments_.launch.shard.rows;
+  const std::uint32_t chunks = gather.chunks(rows);
   const std::uint32_t at_once = std::max(1u, dma_bytes_ / gather.geometry().chunk_bytes);
   for (std::uint32_t turn = 1; turn < world().locals; ++turn) {
-    std::byte* const to = workspace((world().local + world().locals - turn) % world().locals);
     for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once) {
-      const std::uint32_t count = std::min(at_once, chunks - chunk);
-      const ByteRange range = gather.chunks_range(source.rows, chunk, count);
-      const std::uint64_t begin = range.begin - kGatherHeaderBytes;
-      CopyJob job;
-      job.add_target(to + gather.slot(0, own) + range.begin);
-      Status copied;
-      source.copy_packed(begin, begin + range.bytes, job, [&](const CopyJob& part) {
-        if (copied) copied = dma_->copy(part);
-      });
-      if (!copied) return copied;
-      MK_RETURN_IF_ERROR(dma_->copy(to + gather.ready(own, chunk), &state->dma_flags[chunk],
-                                    count * sizeof(std::uint32_t)));
+      MK_RETURN_IF_ERROR(
+          queue_chunks(turn, world().rank(), rows, {chunk, std::min(chunks, chunk + at_once)}));
     }
   }
-  return {};
+  if (!passes_on_by_dma()) return {};
+  const std::uint32_t of_piece = arguments_.launch.onward.dma_chunks;
+  std::uint32_t pieces = 0;
+  for (std::uint32_t hops = 1; hops < world().nodes; ++hops) {
+    const std::uint32_t origin = world().rail_peer(gather.node_at(hops));
+    const std::uint32_t its_rows = schedule.shard(origin).count;
+    const std::uint32_t its_chunks = gather.chunks(its_rows);
+    for (std::uint32_t chunk = 1; chunk < its_chunks; chunk += of_piece) {
+      MK_RETURN_IF_ERROR(dma_->await(&state->dma_pieces, ++pieces));
+      for (std::uint32_t turn = 1; turn < world().locals; ++turn) {
+        MK_RETURN_IF_ERROR(
+            queue_chunks(turn, origin, its_rows, {chunk, std::min(its_chunks, chunk + of_piece)}));
+      }
+    }
+  }
+  MK_RETURN_IF_ERROR(dma_->clear(&state->dma_pieces));
+  return dma_->copy(&state->dma_passed_on, &state->dma_flags[0], sizeof(std::uint32_t));
+}
+
+/// Chunks of the origin's `rows` rows to the local rank `turn` before this one, then their flags.
+Status AgGemmCuda::queue_chunks(std::uint32_t turn, std::uint32_t origin, std::uint32_t rows,
+                                ChunkRange chunks) {
+  const GatherSchedule& gather = arguments_.launch.schedule.gather();
+  std::byte* const to = workspace((world().local + world().locals - turn) % world().locals);
+  const ByteRange range = gather.chunks_range(rows, chunks.begin, chunks.end - chunks.begin);
+  std::byte* const place = to + gather.slot(0, origin) + range.begin;
+  if (origin == world().rank()) {
+    const std::uint64_t begin = range.begin - kGatherHeaderBytes;
+    CopyJob job;
+    job.add_target(place);
+    Status copied;
+    arguments_.launch.shard.copy_packed(begin, begin + range.bytes, job, [&](const CopyJob& part) {
+      if (copied) copied = dma_->copy(part);
+    });
+    MK_RETURN_IF_ERROR(copied);
+  } else {
+    const std::byte* const from = workspace(world().local) + gather.slot(0, origin) + range.begin;
+    MK_RETURN_IF_ERROR(dma_->copy(place, from, range.bytes));
+  }
+  return dma_->copy(to + gather.ready(origin, chunks.begin),
+                    &arguments_.frame.state->dma_flags[chunks.begin],
+                    (chunks.end - chunks.begin) * sizeof(std::uint32_t));
 }
 
 Status AgGemmCuda::make_maps(void* c, std::uint64_t ldc, std::uint32_t m) {

@@ -31,20 +31,21 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
 bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
                            const MachineRates& rates);
 
-/// What they bring to a rank at a time: all of a rank's rows, or, the longer the product, the less,
-/// as tiles wait for it; but each time costs. Whole chunks of the plan.
+/// What they bring to a rank at a time: all of a rank's rows; or, on one node, the longer the
+/// product, the less, as its last tiles wait for it; but each time costs. Whole chunks of the plan.
 std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, const MachineRates& rates);
 
 /// Groups that share a rank's rows where DMA engines don't, of a whole GPU and of 128 threads each.
 /// Those that do nothing else take tiles when the rows are shared.
 std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max);
 
-/// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and in how many
-/// parts those that come over the network in a launch of m rows.
+/// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and those that
+/// come over the network in a launch of m rows. `by_dma`: DMA engines bring the rows, and pass on
+/// what they can.
 gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,
                                 std::uint32_t rows, bool by_dma);
-std::uint32_t ag_gemm_received_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
-                                     std::uint32_t m);
+gather::PassingOn ag_gemm_passing_on(const GatherSchedule& schedule, const RoleBlocks& blocks,
+                                     std::uint32_t m, bool by_dma);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
@@ -69,13 +70,19 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
   Arrival arrival() const { return arguments_.launch.arrival; }
   /// What DMA engines bring to a rank at a time.
   std::uint32_t dma_bytes() const { return dma_bytes_; }
+  /// Whether they also pass on what comes over the network.
+  bool passes_on_by_dma() const {
+    return dma_ != nullptr && world().nodes > 1 && plan_.gather.banks == 1;
+  }
 
  private:
   using OperatorBase::OperatorBase;
   Status start(const RankContext& context, const CudaOptions& options);
-  Status create_dma(const World& world, const CudaOptions& options);
+  Status create_dma(const RankContext& context, const CudaOptions& options);
   Status make_maps(void* c, std::uint64_t ldc, std::uint32_t m);
   Status queue_dma();
+  Status queue_chunks(std::uint32_t turn, std::uint32_t origin, std::uint32_t rows,
+                      ChunkRange chunks);
 
   std::unique_ptr<cuda::DmaQueue> dma_;  ///< null: groups share this rank's rows
   std::uint32_t dma_bytes_ = 0;

@@ -32,6 +32,8 @@ struct AgGemmRank {
   std::vector<std::uint16_t> c;
   std::vector<std::uint16_t> gathered;
   std::uint32_t dma_starts = 0;
+  std::uint32_t dma_pieces = 0;     ///< that have come over the network
+  std::uint32_t dma_passed_on = 0;  ///< the last launch of which all are passed on
 };
 
 /// Instead of a product, C[i][j] = sum of A's row i, plus j, modulo 2^16: as sensitive to any wrong
@@ -63,6 +65,12 @@ class Executor : public SimExecutor {
     maybe_yield();
     ++rank_.dma_starts;
   }
+  void pass_on_dma() {
+    maybe_yield();
+    ++rank_.dma_pieces;
+    stores_done();
+  }
+  const std::uint32_t* dma_passed_on() const { return &rank_.dma_passed_on; }
 
  private:
   AgGemmRank& rank_;
@@ -77,6 +85,7 @@ class AgGemmSimulation : private SimOperator {
 
   std::string run() { return simulation_.run(); }
   bool saw_wrong_element() const { return simulation_.saw_wrong_element(); }
+  std::uint64_t passed_on() const { return passed_on_; }
 
  private:
   static AgGemmPlan make_plan(const AgGemmOptions& options) {
@@ -122,8 +131,10 @@ class AgGemmSimulation : private SimOperator {
     rank.launch.arrival = rank.launch.sharing.by_dma ? Arrival::kInTurn
                           : dice % 2 == 0            ? Arrival::kSoonInTurn
                                                      : Arrival::kSideBySide;
-    rank.dma_starts = 0;
-    rank.launch.received_parts = SimExecutor::parts(rank.launch);
+    rank.dma_starts = rank.dma_pieces = 0;
+    rank.launch.onward = SimExecutor::onward(rank.launch);
+    if (rank.launch.sharing.by_dma && plan_.nodes > 1 && plan_.gather.banks == 1)
+      rank.launch.onward.dma_chunks = 1 + dice % 4;
     rank.launch.shard = GatherSource::of(rank.a.data(), (k + 1) * kElementBytes,
                                          plan_.gather.row_bytes, shard.count);
     rank.launch.gathered =
@@ -171,6 +182,42 @@ class AgGemmSimulation : private SimOperator {
         block.gather.publish_ready_at(to, chunk);
       }
     }
+    return launch.onward.dma_chunks == 0 || pass_on(rank, block);
+  }
+  /// What comes over the network, piece by piece, to one rank after the other.
+  bool pass_on(AgGemmRank& rank, AgGemmBlock<Executor>& block) {
+    const AgGemmLaunch& launch = rank.launch;
+    const World& world = block.world;
+    const GatherSchedule& gather = block.gather.schedule;
+    const std::uint32_t at_once = launch.onward.dma_chunks;
+    std::uint32_t pieces = 0;
+    for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
+      const std::uint32_t origin = world.rail_peer(gather.node_at(hops));
+      const std::uint32_t rows = block.schedule.shard(origin).count;
+      const std::uint32_t chunks = gather.chunks(rows);
+      for (std::uint32_t first = 1; first < chunks; first += at_once) {
+        ++pieces;
+        if (!wait_until(block.executor, launch.control, WaitSite{.role = Role::kPull},
+                        block.totals.waits, 1,
+                        [&](std::uint64_t*) { return rank.dma_pieces >= pieces; }))
+          return false;
+        const std::uint32_t end = std::min(chunks, first + at_once);
+        for (std::uint32_t turn = 1; turn < world.locals; ++turn) {
+          const std::uint32_t to = (world.local + world.locals - turn) % world.locals;
+          const ByteRange range = gather.chunks_range(rows, first, end - first);
+          CopyJob job;
+          job.source = block.gather.slot(world.local, origin) + range.begin;
+          job.add_target(block.gather.slot(to, origin) + range.begin);
+          job.rows = 1;
+          job.row_bytes = range.bytes;
+          block.executor.copy(job);
+          for (std::uint32_t chunk = first; chunk < end; ++chunk)
+            block.publish_at_local(to, gather.ready(origin, chunk));
+        }
+      }
+    }
+    rank.dma_passed_on = launch.epoch;
+    block.executor.stores_done();
     return true;
   }
   std::string check(std::uint32_t index) override {
@@ -178,6 +225,7 @@ class AgGemmSimulation : private SimOperator {
     const std::uint32_t k = plan_.max.k;
     if (rank.dma_starts != (rank.launch.sharing.by_dma ? 1 : 0))
       return fmt::format("DMA engines were started {} times", rank.dma_starts);
+    passed_on_ += rank.dma_pieces;
     for (std::uint32_t row = 0; row < rank.launch.m; ++row) {
       std::uint32_t sum = 0;
       for (std::uint32_t at = 0; at < k; ++at) {
@@ -197,6 +245,7 @@ class AgGemmSimulation : private SimOperator {
 
   AgGemmPlan plan_;
   std::vector<AgGemmRank> ranks_;
+  std::uint64_t passed_on_ = 0;  ///< pieces, by DMA engines
   Simulation simulation_;
 };
 
@@ -240,6 +289,24 @@ TEST(AgGemmInterleaving, ManySeeds) {
     options.set_seed(seed);
     ASSERT_EQ(AgGemmSimulation(options).run(), "") << "seed " << seed;
   }
+}
+
+// One bank, and engines that bring rows and pass on what comes, some of the ranks' in each launch.
+TEST(AgGemmInterleaving, EnginesPassOnWhatComesOverTheNetwork) {
+  std::uint64_t pieces = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    AgGemmOptions options;
+    options.nodes = static_cast<std::uint32_t>(2 + seed % 3);
+    options.locals = static_cast<std::uint32_t>(2 + seed / 3 % 3);
+    options.max = {static_cast<std::uint32_t>(24 + seed % 7), 12, 40};
+    options.tiling = {2, 8, 64, 1, 1};
+    options.launches = random_sim_launches(8, options.max.m, seed);
+    options.set_seed(seed);
+    AgGemmSimulation simulation(options);
+    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
+    pieces += simulation.passed_on();
+  }
+  EXPECT_GT(pieces, 1000u);
 }
 
 /// In how many of 20 runs a wrong element was seen.

@@ -195,8 +195,7 @@ class GatherSimulation : private SimOperator {
         if (receivers_share() &&
             !run_role(index, Role::kShare, options_.blocks.share + block_index, totals, frame))
           return false;
-        return gather::receive(gather, SimExecutor::parts(rank.launch),
-                               SimExecutor::sharing(rank.launch).taken);
+        return gather::receive(gather, SimExecutor::onward(rank.launch));
       case Role::kSend:
         return gather::send(gather, [&block] {
           return block.await_blocks(Role::kCompute, block.common.blocks.compute,

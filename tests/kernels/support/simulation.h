@@ -67,6 +67,9 @@ class SimExecutor {
     const std::uint32_t dice = launch.epoch + launch.context.world.rank();
     return {parts(launch), dice % 2 == 0 ? 0 : kFirst[dice / 2 % 4], dice / 3 % 2 == 0};
   }
+  static gather::PassingOn onward(const Launch& launch) {
+    return {parts(launch), sharing(launch).taken};
+  }
   std::uint32_t take_step(Role role);
   bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts);
   static bool counts_done(Role role) { return role != Role::kCompute; }
