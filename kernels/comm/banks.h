@@ -17,8 +17,8 @@
 
 namespace mk::kernels {
 
-/// Two let a launch send while a slower rank still reads the last one's. One (for memory's sake)
-/// works as well, at the price of the releases. A power of two.
+/// Two let a launch send while a slower rank still reads the last one's. One (for memory's sake, or
+/// where engines go by addresses) works as well, at the price of the releases. A power of two.
 inline constexpr std::uint32_t kBanksMax = 2;
 
 MK_HOST_DEVICE constexpr std::uint32_t bank_of(std::uint32_t epoch, std::uint32_t banks) {

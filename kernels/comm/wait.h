@@ -42,9 +42,8 @@ enum class FlagKind : std::uint8_t {
   kPlanReady = 11,    ///< -, -
   kRowsPacked = 12,   ///< row tile, -
   kShardsSent = 13,   ///< local rank, -
-  kPassedOn = 14,     ///< -, -: what DMA engines bring to the node's others
+  kPassedOn = 14,     ///< -, -: by DMA engines, to the node's others
 };
-inline constexpr std::uint32_t kFlagKinds = 15;
 
 /// Why a wait ended.
 enum class WaitEnd : std::uint8_t {
@@ -62,13 +61,6 @@ constexpr const char* name_of(Role role) {
   constexpr const char* kNames[kRoles] = {"compute", "reduce", "send", "receive",
                                           "collect", "share",  "plan", "pull"};
   return kNames[static_cast<std::uint32_t>(role)];
-}
-constexpr const char* name_of(FlagKind kind) {
-  constexpr const char* kNames[kFlagKinds] = {
-      "launch-record", "tile-ready", "chunk-reduced", "out-ready",  "arrival",
-      "release",       "credit",     "completed",     "block-done", "finished",
-      "rows-ready",    "plan-ready", "rows-packed",   "shards-sent"};
-  return kNames[static_cast<std::uint32_t>(kind)];
 }
 
 /// Who waits for what. `rank` is the one that is behind when the wait takes long, as far as the

@@ -60,7 +60,8 @@ Error describe(const WaitRecord& record, std::string_view op, std::uint32_t epoc
                const World& world, std::uint32_t peer_failed) {
   const WaitSite& site = record.site;
   const std::string launch = fmt::format("{} launch {} on rank {}", op, epoch, world.rank());
-  const bool counter = site.kind == FlagKind::kCredit || site.kind == FlagKind::kCompleted;
+  const bool counter = site.kind == FlagKind::kCredit || site.kind == FlagKind::kCompleted ||
+                       site.kind == FlagKind::kPassedOn;
   const std::string wait = fmt::format(
       "{} block {} waited {:.3f} s for {}: {} shows {}, expected {} {}", name_of(site.role),
       site.block, static_cast<double>(record.waited_ns) * 1e-9, culprit_text(site, world),

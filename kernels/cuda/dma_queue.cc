@@ -45,11 +45,11 @@ CUstreamBatchMemOpParams wait_for(std::uint32_t* word, std::uint32_t value, unsi
   return operation;
 }
 
-CUstreamBatchMemOpParams write_zero(std::uint32_t* word) {
+CUstreamBatchMemOpParams write_of(std::uint32_t* word, std::uint32_t value) {
   CUstreamBatchMemOpParams operation = {};
   operation.writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32,
                           .address = reinterpret_cast<CUdeviceptr>(word),
-                          .value = 0,
+                          .value = value,
                           .flags = CU_STREAM_WRITE_VALUE_DEFAULT,
                           .alias = 0};
   return operation;
@@ -60,7 +60,7 @@ CUstreamBatchMemOpParams write_zero(std::uint32_t* word) {
 Status DmaQueue::begin(std::uint32_t* go) {
   MK_RETURN_IF_ERROR(check(cudaStreamWaitEvent(stream_, marked_, 0)));
   CUstreamBatchMemOpParams operations[] = {wait_for(go, 1, CU_STREAM_WAIT_VALUE_EQ),
-                                           write_zero(go)};
+                                           write_of(go, 0)};
   return order(operations, 2);
 }
 
@@ -69,8 +69,8 @@ Status DmaQueue::await(std::uint32_t* word, std::uint32_t least) {
   return order(&operation, 1);
 }
 
-Status DmaQueue::clear(std::uint32_t* word) {
-  CUstreamBatchMemOpParams operation = write_zero(word);
+Status DmaQueue::write(std::uint32_t* word, std::uint32_t value) {
+  CUstreamBatchMemOpParams operation = write_of(word, value);
   return order(&operation, 1);
 }
 

@@ -17,12 +17,12 @@ namespace mk::kernels::cuda {
 /// For each launch, in this order:
 ///
 ///     queue.mark(stream);             // behind what the caller has put there
-///     ... the kernel, on `stream`, which at any rate sets *go to 1 ...
+///     ... the kernel, on `stream`, which at any rate sets *go to 1, and what else is awaited ...
 ///     queue.begin(go);
 ///     queue.copy(...); ...            // one after the other, each when the one before is there
 ///     queue.await(pieces, 1);         // and when the kernel has set *pieces to 1, 2, ...
 ///     queue.copy(...); ...
-///     queue.clear(pieces);
+///     queue.write(ended, 1);
 ///     queue.join(stream);             // what the caller puts there next comes after them
 ///
 /// All of it may be captured into a graph. Called on the device it was created on, by one thread at
@@ -42,8 +42,9 @@ class DmaQueue {
   Status begin(std::uint32_t* go);
   /// What follows waits until `word`, in the device's memory, is `least` at least (below 2^31).
   Status await(std::uint32_t* word, std::uint32_t least);
-  /// Sets it to 0.
-  Status clear(std::uint32_t* word);
+  /// Sets a word there, when what is queued before is there. (A copy of it within the device would
+  /// do, too, but CUDA has not always queued the first of those while a kernel ran.)
+  Status write(std::uint32_t* word, std::uint32_t value);
   /// Rows to its one target.
   Status copy(const CopyJob& job);
   Status copy(void* to, const void* from, std::size_t bytes);

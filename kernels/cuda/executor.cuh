@@ -323,6 +323,10 @@ class CopyLeader : public LeaderBase {
     shm::store_release(&state().dma_pieces, shm::load_relaxed(&state().dma_pieces) + 1);
   }
   __device__ const std::uint32_t* dma_passed_on() { return &state().dma_passed_on; }
+  __device__ void dma_done() {
+    shm::store_relaxed(&state().dma_pieces, 0u);
+    shm::store_relaxed(&state().dma_passed_on, 0u);
+  }
   /// After the last job; the warp's other lanes return.
   __device__ void finish() {
     copier_.end();

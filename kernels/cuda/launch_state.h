@@ -66,10 +66,10 @@ struct DeviceState {
   // What the kernel and DMA engines tell each other (dma_queue.h), where they share rows.
   std::uint32_t dma_go = 0;       ///< 1: they may begin; they set it to 0
   std::uint32_t dma_started = 0;  ///< the last launch in which a block has set it
-  /// Of the running launch: pieces that have come over the network, for them to pass on; they set
-  /// it to 0 when they have.
+  /// Of the running launch: pieces that have come over the network, for them to pass on. When they
+  /// have passed on all, they set the second to 1, and a group both to 0.
   std::uint32_t dma_pieces = 0;
-  std::uint32_t dma_passed_on = 0;  ///< the last launch of which they have passed on everything
+  std::uint32_t dma_passed_on = 0;
   alignas(16) std::uint32_t dma_flags[kGatherChunksMax] = {};  ///< what they show, of each chunk
   // What the poller brings from the host (poller.cuh).
   std::uint32_t aborts[2] = {};

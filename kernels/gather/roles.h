@@ -5,7 +5,8 @@
 ///     void copy(const CopyJob&);     gather/copy_job.h
 ///     void start_dma(epoch, chunks);         if it has them: see start_dma and pass_on_by_dma
 ///     void pass_on_dma();                    below
-///     const std::uint32_t* dma_passed_on();  the last launch of which they have passed on all
+///     const std::uint32_t* dma_passed_on();  a word that is 1 when they have passed on everything
+///     void dma_done();                       this has been seen: it is 0 again, and no piece told
 ///     and what comm/block.h asks for
 ///
 /// The way of a chunk, with the flag that hands each step to the next (all hold the epoch; each has
@@ -28,19 +29,22 @@
 /// Why nothing waits in a circle: within a launch, a rank's own chunks wait for nobody's of this
 /// launch; a chunk at hop h waits for the same chunk at hop h - 1, and for those that its send and
 /// receive blocks take before it, which are of the same or of fewer hops, in the same order on all
-/// ranks. (A block may have two roles, share and then receive.) Between launches: whatever launch e
-/// awaits of launch e - b (b: banks) ends without e.
+/// ranks. (A block may have two roles, share and then receive.) Engines that bring rows wait for
+/// the node's ranks to end e - b, then for arrivals in the order of their hops; for them only who
+/// reads what they bring, and the end of their rank's receive role. Between launches: whatever
+/// launch e awaits of launch e - b (b: banks) ends without e.
 ///
 /// Why nothing is overwritten too early (e: this launch, b = banks, for own rows local_banks):
-///  - A local rank's slot, by share and receive: written after that local rank has ended e - b
-///    (WorkspaceHead::finished).
+///  - A local rank's slot, by share and receive, or by engines for them: written after that local
+///    rank has ended e - b (WorkspaceHead::finished).
 ///  - This rank's own slot: the same. What a launch sends the daemon has read when it ends
 ///    (LocalWords::sent_in): rows in place are the caller's then.
 ///  - Slots that the network writes: written after the successor ended e - b, as the rank knows by
 ///    comm/banks.h (of the successor, too, it hears in every launch: the last header to come round
-///    the ring). That ends when its consumers and its receive blocks have read them, its daemon has
-///    read what it forwarded, in a pull all local ranks have drained them, and every chunk has
-///    arrived: so that none of e - b can be late and overwrite one of e, or its flag.
+///    the ring). That ends when its consumers and its receive blocks (and engines, which one of
+///    these waits for) have read them, its daemon has read what it forwarded, in a pull all local
+///    ranks have drained them, and every chunk has arrived: so that none of e - b can be late and
+///    overwrite one of e, or its flag.
 #pragma once
 
 #include <cstdint>
@@ -364,7 +368,8 @@ MK_HOST_DEVICE inline void hand_out(GatherBlock<Executor>& gather, std::uint32_t
 /// Tells the engines that bring this rank's own rows (start_dma) of each piece that has arrived: in
 /// this order, after those rows, they pass it on to the node's others, and show its chunks there.
 /// Headers this block hands out itself. Ends when the engines have read everything: then the
-/// network may bring the next launch's rows. They go by addresses, so there is one bank.
+/// network may bring the next launch's rows. They go by addresses, so there is one bank. A launch
+/// that fails tells them of all pieces, as it starts them (start_dma).
 template <class Executor>
 MK_HOST_DEVICE inline bool pass_on_by_dma(GatherBlock<Executor>& gather, std::uint32_t at_once) {
   auto& block = gather.block;
@@ -384,8 +389,11 @@ MK_HOST_DEVICE inline bool pass_on_by_dma(GatherBlock<Executor>& gather, std::ui
     }
   }
   if constexpr (requires { block.executor.dma_passed_on(); }) {
-    return block.await(block.site(FlagKind::kPassedOn, world.rank(), 0, 0, 1),
-                       block.executor.dma_passed_on(), block.epoch);
+    // Nobody stands between this rank and its own engines.
+    if (!block.await(block.site(FlagKind::kPassedOn, world.rank(), 0, 0, 0),
+                     block.executor.dma_passed_on(), 1))
+      return false;
+    block.executor.dma_done();
   }
   return true;
 }

@@ -100,11 +100,11 @@ TEST_F(DmaQueues, CopiesBeginWhenTheWordIsOneAndTheStreamWaitsForThem) {
   }
 }
 
-// Pieces go one by one, in a graph as well, and the word is 0 when all are there.
+// Pieces go one by one, in a graph as well, and a word says when all are there.
 TEST_F(DmaQueues, APieceWaitsForItsNumber) {
   constexpr std::uint32_t kPieces = 4;
-  const DeviceMemory word(4);
-  const auto set_word = [&](std::uint32_t value) {
+  const DeviceMemory pieces(4), ended(4);
+  const auto set = [&](const DeviceMemory& word, std::uint32_t value) {
     require(cudaMemcpyAsync(word.data(), &value, 4, cudaMemcpyHostToDevice, other_), "word");
     require(cudaStreamSynchronize(other_), "word");
   };
@@ -112,14 +112,13 @@ TEST_F(DmaQueues, APieceWaitsForItsNumber) {
     expect(queue_.mark(stream_));
     expect(queue_.begin(go()));
     for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
-      expect(queue_.await(words(word), piece + 1));
+      expect(queue_.await(words(pieces), piece + 1));
       const std::size_t at = piece * (kWords / kPieces);
       expect(queue_.copy(words(*to_) + at, words(*from_) + at, kWords / kPieces * 4));
     }
-    expect(queue_.clear(words(word)));
+    expect(queue_.write(words(ended), 77));
     expect(queue_.join(stream_));
   };
-  set_word(0);
   require(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
   queue_pieces();
   cudaGraph_t graph = nullptr;
@@ -127,6 +126,8 @@ TEST_F(DmaQueues, APieceWaitsForItsNumber) {
   cudaGraphExec_t executable = nullptr;
   require(cudaGraphInstantiate(&executable, graph, 0), "graph");
   for (int round = 0; round < 4; ++round) {
+    set(pieces, 0);
+    set(ended, 0);
     const auto values = fill_anew();
     auto expected = read(*to_, kWords);
     if (round % 2 == 0) {
@@ -139,14 +140,15 @@ TEST_F(DmaQueues, APieceWaitsForItsNumber) {
       std::this_thread::sleep_for(10ms);
       EXPECT_EQ(cudaStreamQuery(stream_), cudaErrorNotReady);
       EXPECT_EQ(read(*to_, kWords), expected) << "piece " << piece << " has not been told of";
+      EXPECT_EQ(read(ended, 1)[0], 0u);
       const std::size_t at = piece * (kWords / kPieces);
       std::copy_n(values.begin() + at, kWords / kPieces, expected.begin() + at);
-      set_word(round == 3 ? 1000 : piece + 1);
+      set(pieces, round == 3 ? 1000 : piece + 1);
       if (round == 3) break;  // all at once, as where a launch has failed
     }
     require(cudaStreamSynchronize(stream_), "copies");
     EXPECT_EQ(read(*to_, kWords), values);
-    EXPECT_EQ(read(word, 1)[0], 0u);
+    EXPECT_EQ(read(ended, 1)[0], 77u);
   }
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);

@@ -31,8 +31,20 @@ MirroredDma::MirroredDma(int here, int there, const kernels::GatherSchedule& sch
 
 MirroredDma::~MirroredDma() {
   const OnDevice on_device(there_);
+  end_of_waits();
   cudaStreamSynchronize(stream_);
   cudaEventDestroy(begins_);
+}
+
+/// A rank whose launch failed has not sent what pieces wait for.
+void MirroredDma::end_of_waits() {
+  if (told_ == nullptr || cudaStreamQuery(stream_) == cudaSuccess) return;
+  constexpr std::uint32_t kMany = 1 << 30;
+  cudaStream_t beside = nullptr;
+  require(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking), "stream");
+  fill_words(told_, schedule_.chunks(rows_), kMany, beside);
+  cudaStreamSynchronize(beside);
+  cudaStreamDestroy(beside);
 }
 
 void MirroredDma::mark(cudaStream_t stream) {
@@ -53,6 +65,7 @@ void MirroredDma::launch(const MirroredPlaces& places, std::uint32_t epoch) {
       bring(places, origin, chunk, std::min(at_once, chunks - chunk));
   }
   if (onward_.dma_chunks == 0) return;
+  told_ = places.told;
   for (std::uint32_t chunk = 1; chunk < chunks; chunk += onward_.dma_chunks) {
     const std::uint32_t count = std::min(onward_.dma_chunks, chunks - chunk);
     demand(queue_.await(places.told + chunk + count - 1, epoch).has_value(), "words to wait for");

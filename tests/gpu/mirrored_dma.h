@@ -34,6 +34,7 @@ class MirroredDma {
   void launch(const MirroredPlaces& places, std::uint32_t epoch);
 
  private:
+  void end_of_waits();
   void show_from_now_on(std::uint32_t epoch);
   void bring(const MirroredPlaces& places, std::uint32_t origin, std::uint32_t chunk,
              std::uint32_t count);
@@ -42,6 +43,7 @@ class MirroredDma {
   kernels::GatherSchedule schedule_;
   std::uint32_t rows_, bytes_;
   kernels::gather::PassingOn onward_;
+  std::uint32_t* told_ = nullptr;  ///< of the last launch, where engines pass on
   cudaEvent_t begins_ = nullptr;
   kernels::cuda::DmaQueue queue_{"the mirror"};
   cudaStream_t stream_ = nullptr;        ///< the queue's

@@ -36,6 +36,40 @@ class Operators : public testing::TestWithParam<World> {
   static bool sums() { return GetParam().op != Op::kAgGemm; }
   static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
 
+  /// AG+GEMM: how rows are shared within a node, and passed on there.
+  struct Way {
+    bool dma = false;
+    std::uint32_t local_banks = 0, banks = 0;
+  };
+  /// By groups, with banks of any kind; by DMA engines where a node's ranks have a GPU each, which
+  /// also pass on where there is one bank.
+  static std::vector<Way> ways() {
+    if (sums() || GetParam().locals == 1) return {{}};
+    std::vector<Way> all = {{}, {false, 1, 0}};
+    if (GetParam().nodes > 1) all.push_back({false, 1, 1});
+    if (GetParam().locals > static_cast<std::uint32_t>(GetParam().devices)) return all;
+    all.push_back({true, 1, 0});
+    if (GetParam().nodes > 1) all.push_back({true, 1, 1});
+    return all;
+  }
+  static void take(const Way& way, JobSetup& setup) {
+    if (sums() || setup.locals == 1) return;
+    setup.options.dma = way.dma;
+    setup.local_banks = way.local_banks;
+    setup.banks = way.banks;
+  }
+  /// `test(setup)`, each way.
+  template <class Test>
+  static void each_way(JobSetup setup, Test&& test) {
+    for (const Way& way : ways()) {
+      SCOPED_TRACE(testing::Message() << (way.dma ? "DMA engines, " : "groups, ") << way.local_banks
+                                      << " and " << way.banks << " banks");
+      take(way, setup);
+      test(setup);
+      if (HasFatalFailure()) return;
+    }
+  }
+
   JobSetup setup(std::uint32_t m, std::uint32_t n, std::uint32_t k) {
     JobSetup setup;
     setup.op = GetParam().op;
@@ -46,12 +80,8 @@ class Operators : public testing::TestWithParam<World> {
     setup.n = n;
     setup.k.assign(world(), k);
     setup.options.wait_timeout = std::chrono::seconds(5);
-    // AG+GEMM: both ways to share rows, and to pass them on, where a node's ranks have a GPU each;
-    // and groups also in one bank.
-    if (setup.locals <= static_cast<std::uint32_t>(setup.devices))
-      setup.options.dma = random_() % 2 == 0;
-    if (setup.options.dma == true || random_() % 2 == 0) setup.local_banks = 1;
-    if (setup.local_banks == 1 && random_() % 2 == 0) setup.banks = 1;
+    const std::vector<Way> all = ways();
+    take(all[random_() % all.size()], setup);
     setup.options.dma_bytes = 1 << (15 + random_() % 8);
     setup.options.sums_once = random_() % 2 == 0;  // GEMM+RS over nodes: both ways to sum a shard
     // Tiles that are summed: at a pace of any kind, also where the operator would choose none.

@@ -195,84 +195,88 @@ TEST_P(Operators, ManyChunks) {
 
 TEST_P(Operators, AGraphReplayed200TimesWithChangingInputs) {
   constexpr std::uint32_t kM = 500, kN = 768;
-  JobSetup with = setup(kM, kN, 192);
-  if (sums()) with.k.back() = kLongK;
-  Job job(with);
-  std::vector<cudaGraphExec_t> graphs(job.world());
-  for (std::uint32_t r = 0; r < job.world(); ++r) {
-    job.make_current(r);
-    cudaGraph_t graph = nullptr;
-    require(cudaStreamBeginCapture(job.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
-    const Status launched = job.launch(r, kM);
-    require(cudaStreamEndCapture(job.stream(r), &graph), "capture");
-    ASSERT_TRUE(launched) << launched.error().message;
-    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
-    require(cudaGraphUpload(graphs[r], job.stream(r)), "upload");
-    require(cudaStreamSynchronize(job.stream(r)), "upload");
-    require(cudaGraphDestroy(graph), "graph");
-  }
-  for (int replay = 0; replay < 200; ++replay) {
-    const std::uint64_t inputs = seed();
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      job.fill(r, inputs);
-      job.poison(r);
-    }
-    for (std::uint32_t r = 0; r < job.world(); ++r)
-      require(cudaStreamSynchronize(job.stream(r)), "inputs");
+  JobSetup any = setup(kM, kN, 192);
+  if (sums()) any.k.back() = kLongK;
+  each_way(any, [&](const JobSetup& with) {
+    Job job(with);
+    std::vector<cudaGraphExec_t> graphs(job.world());
     for (std::uint32_t r = 0; r < job.world(); ++r) {
       job.make_current(r);
-      require(cudaGraphLaunch(graphs[r], job.stream(r)), "replay");
+      cudaGraph_t graph = nullptr;
+      require(cudaStreamBeginCapture(job.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
+      const Status launched = job.launch(r, kM);
+      require(cudaStreamEndCapture(job.stream(r), &graph), "capture");
+      ASSERT_TRUE(launched) << launched.error().message;
+      require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
+      require(cudaGraphUpload(graphs[r], job.stream(r)), "upload");
+      require(cudaStreamSynchronize(job.stream(r)), "upload");
+      require(cudaGraphDestroy(graph), "graph");
     }
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      auto stats = job.op(r).finish(job.stream(r));
-      ASSERT_TRUE(stats) << "replay " << replay << ": " << stats.error().message;
-      ASSERT_EQ(stats->epoch, static_cast<std::uint32_t>(replay + 1));
+    for (int replay = 0; replay < 200; ++replay) {
+      const std::uint64_t inputs = seed();
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        job.fill(r, inputs);
+        job.poison(r);
+      }
+      for (std::uint32_t r = 0; r < job.world(); ++r)
+        require(cudaStreamSynchronize(job.stream(r)), "inputs");
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        job.make_current(r);
+        require(cudaGraphLaunch(graphs[r], job.stream(r)), "replay");
+      }
+      for (std::uint32_t r = 0; r < job.world(); ++r) {
+        auto stats = job.op(r).finish(job.stream(r));
+        ASSERT_TRUE(stats) << "replay " << replay << ": " << stats.error().message;
+        ASSERT_EQ(stats->epoch, static_cast<std::uint32_t>(replay + 1));
+      }
+      SCOPED_TRACE("replay " + std::to_string(replay));
+      judge(job, kM);
+      if (HasFatalFailure()) return;
     }
-    SCOPED_TRACE("replay " + std::to_string(replay));
-    judge(job, kM);
-    if (HasFatalFailure()) return;
-  }
-  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+    for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+  });
 }
 
 TEST_P(Operators, AMissingRankEndsTheLaunchWithinTheDeadline) {
   if (world() == 1) GTEST_SKIP() << "needs several ranks";
-  JobSetup with = setup(512, 512, 128);
-  with.options.wait_timeout = 200ms;
-  Job job(with);
-  check(job, 300, Mode::kFused);
-  const std::uint32_t missing = job.world() - 1;
-  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(job.launch(r, 512));
-  const auto begin = std::chrono::steady_clock::now();
-  bool named = false;
-  for (std::uint32_t r = 0; r < missing; ++r) {
-    const Status finished = job.finish(r);
-    ASSERT_FALSE(finished);
-    const std::string& text = finished.error().message;
-    named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
-    // Of another node's ranks nobody hears here why they are late.
-    if (finished.error().code != ErrorCode::kTimeout) {
-      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << text;
+  JobSetup any = setup(512, 512, 128);
+  any.options.wait_timeout = 200ms;
+  each_way(any, [&](const JobSetup& with) {
+    Job job(with);
+    check(job, 300, Mode::kFused);
+    const std::uint32_t missing = job.world() - 1;
+    for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(job.launch(r, 512));
+    const auto begin = std::chrono::steady_clock::now();
+    bool named = false;
+    for (std::uint32_t r = 0; r < missing; ++r) {
+      const Status finished = job.finish(r);
+      ASSERT_FALSE(finished);
+      const std::string& text = finished.error().message;
+      named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
+      // Of another node's ranks nobody hears here why they are late.
+      if (finished.error().code != ErrorCode::kTimeout) {
+        EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << text;
+      }
+      EXPECT_THAT(text, HasSubstr(std::string(name(GetParam().op)) + " launch 2 on rank " +
+                                  std::to_string(r)));
+      const Status again = job.launch(r, 512);
+      ASSERT_FALSE(again);
+      EXPECT_EQ(again.error().message, text);
     }
-    EXPECT_THAT(text, HasSubstr(std::string(name(GetParam().op)) + " launch 2 on rank " +
-                                std::to_string(r)));
-    const Status again = job.launch(r, 512);
-    ASSERT_FALSE(again);
-    EXPECT_EQ(again.error().message, text);
-  }
-  EXPECT_TRUE(named);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
-  // The late one comes to a broken job, where it may find all that it needs; it ends in any case,
-  // and the GPU is as usable as before.
-  ASSERT_TRUE(job.launch(missing, 512));
-  const Status late = job.finish(missing);
-  // Where rows lie in one place, the others may have gone on to write there.
-  if (!sums() && GetParam().nodes == 1 && with.local_banks == 1) {
-    ASSERT_FALSE(late);
-    EXPECT_THAT(late.error().message, HasSubstr("on the same node failed"));
-  }
-  Job fresh(setup(512, 512, 128));
-  check(fresh, 512, Mode::kFused);
+    EXPECT_TRUE(named);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+    // The late one comes to a broken job, where it may find all that it needs; it ends in any case,
+    // and the GPU is as usable as before.
+    ASSERT_TRUE(job.launch(missing, 512));
+    const Status late = job.finish(missing);
+    // Where rows lie in one place, the others may have gone on to write there.
+    if (!sums() && GetParam().nodes == 1 && with.local_banks == 1) {
+      ASSERT_FALSE(late);
+      EXPECT_THAT(late.error().message, HasSubstr("on the same node failed"));
+    }
+    Job fresh(setup(512, 512, 128));
+    check(fresh, 512, Mode::kFused);
+  });
 }
 
 TEST_P(Operators, DifferentMIsAnErrorWithBothNames) {
@@ -297,9 +301,8 @@ TEST_P(Operators, AnAbortWordInHostMemoryEndsTheLaunch) {
   void* word = nullptr;
   require(cudaHostAlloc(&word, 64, cudaHostAllocMapped | cudaHostAllocPortable), "abort word");
   auto* abort = static_cast<std::uint32_t*>(word);
-  *abort = 0;
-  {
-    JobSetup with = setup(512, 512, 128);
+  each_way(setup(512, 512, 128), [&](JobSetup with) {
+    *abort = 0;
     with.abort = abort;
     Job job(with);
     check(job, 512, Mode::kFused);
@@ -313,7 +316,7 @@ TEST_P(Operators, AnAbortWordInHostMemoryEndsTheLaunch) {
       EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << finished.error().message;
     }
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 1s);
-  }
+  });
   require(cudaFreeHost(word), "abort word");
 }
 
@@ -405,10 +408,10 @@ std::vector<World> worlds() {
     for (const World& world :
          {World{op, 1, 1, 1}, World{op, 1, 2, 1}, World{op, 1, 4, 1}, World{op, 1, 8, 1},
           World{op, 2, 1, 1}, World{op, 2, 2, 1}, World{op, 2, 4, 1}, World{op, 3, 1, 1},
-          World{op, 3, 2, 1}, World{op, 1, 2, 2}, World{op, 1, 4, 2}, World{op, 1, 4, 4},
-          World{op, 1, 8, 8}, World{op, 2, 1, 2}, World{op, 2, 2, 2}, World{op, 2, 2, 4},
-          World{op, 2, 4, 8}, World{op, 1, 3, 1}, World{op, 1, 5, 1}, World{op, 1, 6, 1},
-          World{op, 1, 7, 1}, World{op, 1, 12, 1}})
+          World{op, 3, 2, 1}, World{op, 3, 2, 2}, World{op, 1, 2, 2}, World{op, 1, 4, 2},
+          World{op, 1, 4, 4}, World{op, 1, 8, 8}, World{op, 2, 1, 2}, World{op, 2, 2, 2},
+          World{op, 2, 2, 4}, World{op, 2, 4, 8}, World{op, 1, 3, 1}, World{op, 1, 5, 1},
+          World{op, 1, 6, 1}, World{op, 1, 7, 1}, World{op, 1, 12, 1}})
       worlds.push_back(world);
   }
   return worlds;

@@ -82,7 +82,7 @@ class Maker {
     Reflection release;
     release.seen = places_.arrivals_there + gather.release(1);
     release.flag = places_.arrivals + gather.release(0);
-    all.first.push_back(release);
+    all.network.push_back(release);
   }
 
   void add_shard_tiles() {

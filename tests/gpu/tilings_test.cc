@@ -181,6 +181,14 @@ TEST(Tilings, DmaEnginesBringAsMuchAtATimeAsTheProductLeavesTimeFor) {
       AgGemmPlan::make(1, 8, {1 << 19, 8, 1 << 19}, DType::kBf16, Tiling{128, 256, 1 << 29, 1, 1});
   ASSERT_TRUE(large) << large.error().message;
   EXPECT_EQ(ag_gemm_dma_bytes(*large, {}), 1u << 30);
+  // Nor is a quarter of one of 32 GiB passed on at once.
+  const auto far =
+      AgGemmPlan::make(2, 2, {1 << 17, 8, 1 << 18}, DType::kBf16, Tiling{128, 256, 1 << 28, 1, 1});
+  ASSERT_TRUE(far) << far.error().message;
+  RoleBlocks blocks;
+  blocks.receive = 1;
+  const GatherSchedule schedule(far->gather, {2, 2, 0, 0});
+  EXPECT_EQ(ag_gemm_passing_on(schedule, blocks, 1 << 17, true).dma_chunks, 4u);
 }
 
 // Where the product takes longer than the network: 2 k / 665.6 TFLOP/s against 2 (N - 1) / (N L) /

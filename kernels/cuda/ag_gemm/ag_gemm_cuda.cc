@@ -14,7 +14,8 @@ constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;
 constexpr std::uint32_t kNetworkChunkBytes = 256 * 1024;  ///< at least
 constexpr std::uint64_t kSmallChunkBytesMin = 32 * 1024;
 constexpr std::uint64_t kSmallChunkBytesMax = 64 * 1024;
-constexpr std::uint32_t kSmallChunks = 64;  ///< of a rank: a block for each
+constexpr std::uint32_t kSmallChunks = 64;       ///< of a rank: a block for each
+constexpr std::uint32_t kDmaBytesMax = 1 << 30;  ///< at a time
 constexpr std::uint32_t kFewRows = 2048;
 constexpr std::uint32_t kNarrow =
     3072;  ///< columns, below which a product is shorter than the gather
@@ -140,9 +141,8 @@ std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, const MachineRates& rate
                      : std::sqrt(product / (locals * std::max(1.0, locals - 1) * kPieceSeconds));
   const std::uint32_t chunks = std::max(2u, plan.gather.chunks_max) - 1;  // but the header
   const auto pieces = static_cast<std::uint32_t>(std::clamp<double>(best, 1, chunks));
-  constexpr std::uint64_t kMost = 1 << 30;
   const std::uint64_t bytes = std::uint64_t{div_up(chunks, pieces)} * plan.gather.chunk_bytes;
-  return static_cast<std::uint32_t>(std::min(bytes, kMost));
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes, kDmaBytesMax));
 }
 
 gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks& blocks,
@@ -172,7 +172,10 @@ gather::PassingOn ag_gemm_passing_on(const GatherSchedule& schedule, const RoleB
   onward.parts = cuda::copy_parts(chunks * (world.nodes - 1), schedule.geometry().chunk_bytes,
                                   blocks.receive, true, world.locals - 1);
   onward.taken = chunks > cuda::kFewChunks;
-  if (by_dma) onward.dma_chunks = std::max(1u, div_up(chunks - 1, kDmaPieces));
+  if (by_dma) {
+    const std::uint32_t most = kDmaBytesMax / schedule.geometry().chunk_bytes;
+    onward.dma_chunks = std::max(1u, std::min(most, div_up(chunks - 1, kDmaPieces)));
+  }
   return onward;
 }
 
@@ -342,8 +345,7 @@ Status AgGemmCuda::queue_dma() {
       }
     }
   }
-  MK_RETURN_IF_ERROR(dma_->clear(&state->dma_pieces));
-  return dma_->copy(&state->dma_passed_on, &state->dma_flags[0], sizeof(std::uint32_t));
+  return dma_->write(&state->dma_passed_on, 1);
 }
 
 /// Chunks of the origin's `rows` rows to the local rank `turn` before this one, then their flags.

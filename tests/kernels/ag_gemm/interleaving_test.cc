@@ -33,7 +33,7 @@ struct AgGemmRank {
   std::vector<std::uint16_t> gathered;
   std::uint32_t dma_starts = 0;
   std::uint32_t dma_pieces = 0;     ///< that have come over the network
-  std::uint32_t dma_passed_on = 0;  ///< the last launch of which all are passed on
+  std::uint32_t dma_passed_on = 0;  ///< 1: all of them
 };
 
 /// Instead of a product, C[i][j] = sum of A's row i, plus j, modulo 2^16: as sensitive to any wrong
@@ -71,6 +71,7 @@ class Executor : public SimExecutor {
     stores_done();
   }
   const std::uint32_t* dma_passed_on() const { return &rank_.dma_passed_on; }
+  void dma_done() { rank_.dma_pieces = rank_.dma_passed_on = 0; }
 
  private:
   AgGemmRank& rank_;
@@ -131,7 +132,7 @@ class AgGemmSimulation : private SimOperator {
     rank.launch.arrival = rank.launch.sharing.by_dma ? Arrival::kInTurn
                           : dice % 2 == 0            ? Arrival::kSoonInTurn
                                                      : Arrival::kSideBySide;
-    rank.dma_starts = rank.dma_pieces = 0;
+    rank.dma_starts = 0;
     rank.launch.onward = SimExecutor::onward(rank.launch);
     if (rank.launch.sharing.by_dma && plan_.nodes > 1 && plan_.gather.banks == 1)
       rank.launch.onward.dma_chunks = 1 + dice % 4;
@@ -216,7 +217,8 @@ class AgGemmSimulation : private SimOperator {
         }
       }
     }
-    rank.dma_passed_on = launch.epoch;
+    passed_on_ += pieces;
+    rank.dma_passed_on = 1;
     block.executor.stores_done();
     return true;
   }
@@ -225,7 +227,7 @@ class AgGemmSimulation : private SimOperator {
     const std::uint32_t k = plan_.max.k;
     if (rank.dma_starts != (rank.launch.sharing.by_dma ? 1 : 0))
       return fmt::format("DMA engines were started {} times", rank.dma_starts);
-    passed_on_ += rank.dma_pieces;
+    if (rank.dma_pieces != 0 || rank.dma_passed_on != 0) return "DMA engines are not done";
     for (std::uint32_t row = 0; row < rank.launch.m; ++row) {
       std::uint32_t sum = 0;
       for (std::uint32_t at = 0; at < k; ++at) {
