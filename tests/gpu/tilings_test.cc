@@ -84,7 +84,7 @@ struct Sharing {
 
 // Many rows: the engines' time for them is more than the time they take to begin. Beside a product
 // that takes 0.7 of NVLink's time: 2 n k operations at 665.6 TFLOP/s for 2 k (L - 1) / L bytes at
-// 360 GB/s. Over nodes beside one of the network's time.
+// 360 GB/s. Over nodes beside one of the network's time, of two ranks to a node of twice that.
 TEST(Tilings, DmaEnginesShareManyRowsOfLongProducts) {
   const Sharing cases[] = {
       {1, 2, {16384, 2048, 16384}, true},
@@ -110,14 +110,15 @@ TEST(Tilings, DmaEnginesShareManyRowsOfLongProducts) {
       // Few rows of a wide product, which groups bring rank by rank.
       {1, 2, {2048, 7168, 8192}, false},
       {1, 2, {2056, 7168, 8192}, true},
-      // 2 n / 665.6 TFLOP/s for 2 (N - 1) / (N L) / 50 GB/s: from n = 1664 on of two nodes of four,
-      // 3328 of two nodes of two.
+      // 2 n / 665.6 TFLOP/s for 2 (N - 1) / (N L) / 50 GB/s: from n = 1664 on of two nodes of four;
+      // twice that, from 6656 on of two nodes of two.
       {2, 4, {32768, 4096, 32768}, true},
       {2, 4, {16384, 2048, 16384}, true},
       {2, 4, {32768, 1672, 32768}, true},
       {2, 4, {32768, 1656, 32768}, false},
-      {2, 2, {32768, 4096, 32768}, true},
-      {2, 2, {32768, 3320, 32768}, false},
+      {2, 2, {32768, 4096, 32768}, false},
+      {2, 2, {32768, 6664, 32768}, true},
+      {2, 2, {32768, 6648, 32768}, false},
       // Nobody to share with.
       {1, 1, {16384, 2048, 16384}, false},
       {2, 1, {32768, 32768, 32768}, false},
@@ -297,25 +298,31 @@ TEST(Tilings, GroupsThatSumAreTheMoreTheShorterTheProduct) {
     EXPECT_EQ(gemm_rs_reduce_groups(true, k), 12u);
   for (const std::uint32_t k : {8u, 512u, 8192u}) EXPECT_EQ(gemm_rs_reduce_groups(false, k), 12u);
   struct Sums {
-    bool several;
+    std::uint32_t gpus;
     std::uint32_t m, n, k;
     std::uint32_t groups;
   };
   for (const Sums& one : {
-           Sums{true, 2048, 2048, 256, 144},
-           Sums{false, 2048, 2048, 256, 144},
-           Sums{true, 8192, 8192, 1024, 144},
-           Sums{false, 4096, 4096, 512, 12},
-           Sums{true, 16384, 16384, 2048, 72},
-           Sums{false, 16384, 16384, 2048, 60},
-           Sums{true, 2048, 8192, 3584, 36},
-           Sums{true, 16384, 8192, 3584, 36},
-           Sums{true, 32768, 8192, 3584, 36},
-           Sums{true, 32768, 32768, 4096, 36},
-           Sums{false, 8192, 8192, 3584, 36},
+           Sums{1, 2048, 2048, 256, 144},
+           Sums{4, 2048, 2048, 256, 144},
+           Sums{8, 2048, 2048, 256, 144},
+           Sums{2, 4096, 4096, 512, 12},
+           Sums{3, 4096, 4096, 512, 60},
+           Sums{4, 4096, 4096, 512, 60},
+           Sums{5, 4096, 4096, 512, 144},
+           Sums{4, 8192, 8192, 1024, 60},
+           Sums{8, 8192, 8192, 1024, 144},
+           Sums{2, 16384, 16384, 2048, 60},
+           Sums{4, 16384, 16384, 2048, 60},
+           Sums{8, 16384, 16384, 2048, 72},
+           Sums{8, 2048, 8192, 3584, 36},
+           Sums{8, 16384, 8192, 3584, 36},
+           Sums{4, 32768, 8192, 3584, 36},
+           Sums{8, 32768, 32768, 4096, 36},
+           Sums{2, 8192, 8192, 3584, 36},
        }) {
-    EXPECT_EQ(gemm_ar_reduce_groups(one.several, {one.m, one.n, 0}, one.k), one.groups)
-        << one.several << " " << one.m << " " << one.n << " " << one.k;
+    EXPECT_EQ(gemm_ar_reduce_groups(one.gpus, {one.m, one.n, 0}, one.k), one.groups)
+        << one.gpus << " " << one.m << " " << one.n << " " << one.k;
   }
 }
 

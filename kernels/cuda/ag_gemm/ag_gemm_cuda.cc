@@ -122,7 +122,9 @@ bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shap
   const double within_node = all / locals * (locals - 1) / cuda::kNvlinkBytesPerS;
   const double network = all * (nodes - 1) / nodes / locals / rates.network_bytes_per_s;
   if (all / (nodes * locals) < kLeast) return false;
-  if (nodes > 1) return product >= network;
+  // To one other rank groups pass on in good time, and the loopback's network, which takes the same
+  // engines, has as many bytes to bring as they have (EXPERIMENTS.md).
+  if (nodes > 1) return product >= (locals > 2 ? 1 : 2) * network;
   if (comes_in_turn(nodes, max)) return false;
   return product >= kPart * within_node;
 }

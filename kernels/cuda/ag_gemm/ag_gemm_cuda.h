@@ -25,9 +25,10 @@ Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
 
 /// Whether DMA engines are to bring a rank's rows to its node's others (CudaOptions::dma), where
 /// its ranks have a GPU each: many rows, beside a product that takes nearly as long as NVLink or
-/// longer, by `rates`; over nodes beside one that takes as long as the network, and then they pass
-/// on what that brings. The plan has one bank and one local bank for it (Tiling), and the SMs that
-/// are kept from the product are no more than it cannot have (kBlocksMax).
+/// longer, by `rates`; over nodes beside one that takes as long as the network, or, of two ranks
+/// to a node, twice as long, and then they pass on what that brings. The plan has one bank and one
+/// local bank for it (Tiling), and the SMs that are kept from the product are no more than it
+/// cannot have (kBlocksMax).
 bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
                            const MachineRates& rates);
 

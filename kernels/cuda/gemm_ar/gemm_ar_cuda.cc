@@ -24,19 +24,22 @@ bool whole_pieces(const GemmArSchedule& schedule, std::uint32_t n) {
 
 }  // namespace
 
-// The shorter the product beside the sums, the more, and of several ranks more than of two, as
-// their sums go to all of them. Few k: the product is shorter than the sums, and a small result is
-// summed best by groups that have waited for its tiles, a larger one by the compute blocks that
-// have none left; but of several ranks by those groups, too, as sums for all of them take the links
-// so long that they had best begin early.
-std::uint32_t gemm_ar_reduce_groups(bool several, const Shape& max, std::uint32_t k) {
+// The shorter the product beside the sums, the more, and of many ranks more than of few, as their
+// sums go to all of them. Few k: the product is shorter than the sums, and a small result is summed
+// best by groups that have waited for its tiles, a larger one by the compute blocks that have none
+// left; but of several ranks by groups, too, as sums for all of them take the links so long that
+// they had best begin early.
+std::uint32_t gemm_ar_reduce_groups(std::uint32_t gpus, const Shape& max, std::uint32_t k) {
+  constexpr std::uint32_t kPair = 2;
+  constexpr std::uint32_t kFew = 4;
   constexpr std::uint64_t kSmall = 2048 * 2048;
   constexpr std::uint32_t kFewK = 1024;
   constexpr std::uint32_t kMuchK = 3072;
   const std::uint64_t result = std::uint64_t{max.m} * max.n;
   if (k >= kMuchK) return 36;
-  if (k > kFewK) return several ? 72 : 60;
-  return several || result <= kSmall ? 144 : 12;
+  if (k > kFewK) return gpus > kFew ? 72 : 60;
+  if (result <= kSmall || gpus > kFew) return 144;
+  return gpus > kPair ? 60 : 12;
 }
 
 // What they store on the node's other GPUs takes NVLink as long as the product, and must begin with
@@ -74,7 +77,8 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
   sums_own_ = sums_own(plan_, options);
   const bool several = cuda::several_gpus(context.world, options);
-  const std::uint32_t groups = sums_own_ ? 1 : gemm_ar_reduce_groups(several, plan_.max, k());
+  const std::uint32_t gpus = several ? context.world.locals : 1;
+  const std::uint32_t groups = sums_own_ ? 1 : gemm_ar_reduce_groups(gpus, plan_.max, k());
   const std::uint32_t receive =
       gemm_ar_receive_groups(context.world, several, k(), kBlocksMax, options.rates);
   MK_RETURN_IF_ERROR(OperatorBase::start(context, options,
