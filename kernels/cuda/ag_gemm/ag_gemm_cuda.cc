@@ -365,7 +365,7 @@ Status AgGemmCuda::queue_chunks(std::uint32_t turn, std::uint32_t origin, std::u
     arguments_.launch.shard.copy_packed(begin, begin + range.bytes, job, [&](const CopyJob& part) {
       if (copied) copied = dma_->copy(part);
     });
-    MK_RETURN_IF_ERROR(copied);
+    if (!copied) return copied;
   } else {
     const std::byte* const from = workspace(world().local) + gather.slot(0, origin) + range.begin;
     MK_RETURN_IF_ERROR(dma_->copy(place, from, range.bytes));
