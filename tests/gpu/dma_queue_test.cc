@@ -77,6 +77,19 @@ class DmaQueues : public testing::Test {
     expect(queue_.join(stream_));
   }
 
+  /// What `queue()` puts on the stream, as a graph.
+  template <class Queue>
+  cudaGraphExec_t captured(Queue&& queue) {
+    require(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    queue();
+    cudaGraph_t graph = nullptr;
+    require(cudaStreamEndCapture(stream_, &graph), "capture");
+    cudaGraphExec_t executable = nullptr;
+    require(cudaGraphInstantiate(&executable, graph, 0), "graph");
+    require(cudaGraphDestroy(graph), "graph");
+    return executable;
+  }
+
   std::mt19937_64 random_{std::random_device{}()};
   cudaStream_t stream_ = nullptr, other_ = nullptr;
   std::unique_ptr<DeviceMemory> from_ = std::make_unique<DeviceMemory>(kWords * 4);
@@ -119,12 +132,7 @@ TEST_F(DmaQueues, APieceWaitsForItsNumber) {
     expect(queue_.write(words(ended), 77));
     expect(queue_.join(stream_));
   };
-  require(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-  queue_pieces();
-  cudaGraph_t graph = nullptr;
-  require(cudaStreamEndCapture(stream_, &graph), "capture");
-  cudaGraphExec_t executable = nullptr;
-  require(cudaGraphInstantiate(&executable, graph, 0), "graph");
+  const cudaGraphExec_t executable = captured(queue_pieces);
   for (int round = 0; round < 4; ++round) {
     set(pieces, 0);
     set(ended, 0);
@@ -151,7 +159,6 @@ TEST_F(DmaQueues, APieceWaitsForItsNumber) {
     EXPECT_EQ(read(ended, 1)[0], 77u);
   }
   cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
 }
 
 TEST_F(DmaQueues, WhatTheCallerHasQueuedComesFirst) {
@@ -200,12 +207,7 @@ TEST_F(DmaQueues, RowsAreCopiedAsTheJobSays) {
 }
 
 TEST_F(DmaQueues, AGraphOfThemReplays) {
-  require(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-  queue_all();
-  cudaGraph_t graph = nullptr;
-  require(cudaStreamEndCapture(stream_, &graph), "capture");
-  cudaGraphExec_t executable = nullptr;
-  require(cudaGraphInstantiate(&executable, graph, 0), "graph");
+  const cudaGraphExec_t executable = captured([&] { queue_all(); });
   for (int i = 0; i < 20; ++i) {
     const auto values = fill_anew();
     require(cudaGraphLaunch(executable, stream_), "graph");
@@ -214,7 +216,6 @@ TEST_F(DmaQueues, AGraphOfThemReplays) {
     ASSERT_EQ(read(*to_, kWords), values) << "replay " << i;
   }
   cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
 }
 
 }  // namespace

@@ -21,24 +21,23 @@ MirroredDma::MirroredDma(int here, int there, const kernels::GatherSchedule& sch
   }
   const OnDevice on_device(there_);
   demand(queue_.create().has_value(), "a driver whose streams wait for words");
-  stream_ = queue_.stream();
   flags_ = std::make_unique<DeviceMemory>(schedule_.chunks(rows_) * sizeof(std::uint32_t), there_);
   // A kernel is loaded with its first launch, and that waits for all that run: the mirror's would
   // wait for the rank, and the rank for these rows.
   show_from_now_on(0);
-  require(cudaStreamSynchronize(stream_), "words");
+  require(cudaStreamSynchronize(queue_.stream()), "words");
 }
 
 MirroredDma::~MirroredDma() {
   const OnDevice on_device(there_);
   end_of_waits();
-  cudaStreamSynchronize(stream_);
+  cudaStreamSynchronize(queue_.stream());
   cudaEventDestroy(begins_);
 }
 
 /// A rank whose launch failed has not sent what pieces wait for.
 void MirroredDma::end_of_waits() {
-  if (told_ == nullptr || cudaStreamQuery(stream_) == cudaSuccess) return;
+  if (told_ == nullptr || cudaStreamQuery(queue_.stream()) == cudaSuccess) return;
   constexpr std::uint32_t kMany = 1 << 30;
   cudaStream_t beside = nullptr;
   require(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking), "stream");
@@ -54,7 +53,7 @@ void MirroredDma::mark(cudaStream_t stream) {
 
 void MirroredDma::launch(const MirroredPlaces& places, std::uint32_t epoch) {
   const OnDevice on_device(there_);
-  require(cudaStreamWaitEvent(stream_, begins_, 0), "event");
+  require(cudaStreamWaitEvent(queue_.stream(), begins_, 0), "event");
   show_from_now_on(epoch);
   const std::uint32_t chunks = schedule_.chunks(rows_);
   const std::uint32_t at_once = std::max(1u, bytes_ / schedule_.geometry().chunk_bytes);
@@ -74,7 +73,8 @@ void MirroredDma::launch(const MirroredPlaces& places, std::uint32_t epoch) {
 }
 
 void MirroredDma::show_from_now_on(std::uint32_t epoch) {
-  fill_words(static_cast<std::uint32_t*>(flags_->data()), schedule_.chunks(rows_), epoch, stream_);
+  fill_words(static_cast<std::uint32_t*>(flags_->data()), schedule_.chunks(rows_), epoch,
+             queue_.stream());
 }
 
 /// `count` chunks from `chunk` on, the header by itself.
@@ -85,11 +85,11 @@ void MirroredDma::bring(const MirroredPlaces& places, std::uint32_t origin, std:
       chunk == 0 ? places.header : places.rows[origin] + range.begin - kernels::kGatherHeaderBytes;
   std::byte* const to = places.workspaces[0];
   require(cudaMemcpyAsync(to + schedule_.slot(0, origin) + range.begin, from, range.bytes,
-                          cudaMemcpyDeviceToDevice, stream_),
+                          cudaMemcpyDeviceToDevice, queue_.stream()),
           "rows");
   require(cudaMemcpyAsync(to + schedule_.ready(origin, chunk),
                           static_cast<const std::uint32_t*>(flags_->data()) + chunk,
-                          count * sizeof(std::uint32_t), cudaMemcpyDeviceToDevice, stream_),
+                          count * sizeof(std::uint32_t), cudaMemcpyDeviceToDevice, queue_.stream()),
           "flags");
 }
 

@@ -46,7 +46,6 @@ class MirroredDma {
   std::uint32_t* told_ = nullptr;  ///< of the last launch, where engines pass on
   cudaEvent_t begins_ = nullptr;
   kernels::cuda::DmaQueue queue_{"the mirror"};
-  cudaStream_t stream_ = nullptr;        ///< the queue's
   std::unique_ptr<DeviceMemory> flags_;  ///< what is shown, of each chunk
 };
 

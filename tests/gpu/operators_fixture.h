@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -38,15 +39,18 @@ class Operators : public testing::TestWithParam<World> {
 
   /// AG+GEMM: how rows are shared within a node, and passed on there.
   struct Way {
-    bool dma = false;
+    std::optional<bool> dma;
     std::uint32_t local_banks = 0, banks = 0;
   };
-  /// By groups, with banks of any kind; by DMA engines where a node's ranks have a GPU each, which
-  /// also pass on where there is one bank.
+  /// By groups, with banks of any kind (of itself the operator chooses those where ranks share a
+  /// GPU); by DMA engines where a node's ranks have a GPU each, which also pass on where there is
+  /// one bank.
   static std::vector<Way> ways() {
     if (sums() || GetParam().locals == 1) return {{}};
-    std::vector<Way> all = {{}, {false, 1, 0}};
-    if (GetParam().nodes > 1) all.push_back({false, 1, 1});
+    std::optional<bool> groups;
+    if (world() <= static_cast<std::uint32_t>(GetParam().devices)) groups = false;
+    std::vector<Way> all = {{groups, 0, 0}, {groups, 1, 0}};
+    if (GetParam().nodes > 1) all.push_back({groups, 1, 1});
     if (GetParam().locals > static_cast<std::uint32_t>(GetParam().devices)) return all;
     all.push_back({true, 1, 0});
     if (GetParam().nodes > 1) all.push_back({true, 1, 1});
@@ -62,8 +66,8 @@ class Operators : public testing::TestWithParam<World> {
   template <class Test>
   static void each_way(JobSetup setup, Test&& test) {
     for (const Way& way : ways()) {
-      SCOPED_TRACE(testing::Message() << (way.dma ? "DMA engines, " : "groups, ") << way.local_banks
-                                      << " and " << way.banks << " banks");
+      SCOPED_TRACE(testing::Message() << (way.dma == true ? "DMA engines, " : "groups, ")
+                                      << way.local_banks << " and " << way.banks << " banks");
       take(way, setup);
       test(setup);
       if (HasFatalFailure()) return;

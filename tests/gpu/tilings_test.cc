@@ -182,7 +182,7 @@ TEST(Tilings, DmaEnginesBringAsMuchAtATimeAsTheProductLeavesTimeFor) {
       AgGemmPlan::make(1, 8, {1 << 19, 8, 1 << 19}, DType::kBf16, Tiling{128, 256, 1 << 29, 1, 1});
   ASSERT_TRUE(large) << large.error().message;
   EXPECT_EQ(ag_gemm_dma_bytes(*large, {}), 1u << 30);
-  // Nor is a quarter of one of 32 GiB passed on at once.
+  // Nor is a quarter of one of 16 GiB passed on at once.
   const auto far =
       AgGemmPlan::make(2, 2, {1 << 17, 8, 1 << 18}, DType::kBf16, Tiling{128, 256, 1 << 28, 1, 1});
   ASSERT_TRUE(far) << far.error().message;

@@ -84,6 +84,7 @@ bool on_one_device(const RankContext& context, std::uint32_t one, std::uint32_t 
   cudaPointerAttributes of[2] = {};
   const bool known = cudaPointerGetAttributes(&of[0], context.workspaces[one]) == cudaSuccess &&
                      cudaPointerGetAttributes(&of[1], context.workspaces[other]) == cudaSuccess;
+  if (!known) cudaGetLastError();  // clears it: a launch would take it for its own
   return !known || of[0].device == of[1].device;
 }
 
