@@ -2,8 +2,8 @@
 # From a fresh Debian 12 machine to a checked two-node run, in one command: installs what the build needs, builds the
 # daemon, the client library and the tools, starts two mkerneld processes as two nodes of this machine with two ranks
 # each, runs the five fused operators over them beside their unfused forms, and checks every element of every result.
-# Where it finds GPUs, it builds the kernels too and runs the three tensor-parallel operators on them; without nvcc it
-# offers to put PyPI's pinned CUDA compiler into the build folder.
+# Where it finds GPUs, it builds the kernels too and runs the three tensor-parallel operators on them, as one node and,
+# of an even number, as two; without nvcc it offers to put PyPI's pinned CUDA compiler into the build folder.
 #
 #   bash deploy/quickstart.sh [--no-install] [extra options of `mkbench all`]
 #
@@ -54,10 +54,21 @@ build/release/tests/bench/mkbench/mkbench gemm-ar --nodes 2 --local 2 --m 2048 -
 step "all of them over libfabric's tcp provider, at full speed"
 build/release/tests/bench/mkbench/mkbench all --nodes 2 --local 2 --warmup 1 --iters 3 --fabric ofi
 
+# The checks of these sizes take longest: one launch of each form is checked.
+on_gpus() {
+  local nodes=$1 operator
+  shift
+  for operator in "ag-gemm --n 2048 --k 4096" "gemm-rs --n 4096 --k 1024" "gemm-ar --n 4096 --k 1024"; do
+    # shellcheck disable=SC2086  # an operator and its sizes
+    build/release/tests/bench/mkbench/mkbench $operator --m 4096 --executor cuda --nodes "$nodes" \
+      --local $((gpus / nodes)) --verify first --warmup 3 --iters 20 "$@"
+  done
+}
 if [ "$gpus" -gt 0 ]; then
   step "AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce on $gpus GPUs, a rank on each"
-  for operator in ag-gemm gemm-rs gemm-ar; do
-    build/release/tests/bench/mkbench/mkbench "$operator" --executor cuda --nodes 1 --local "$gpus" \
-      --m 1024 --n 1024 --k 512 --warmup 2 --iters 5
-  done
+  on_gpus 1
+  if [ $((gpus % 2)) = 0 ]; then
+    step "the same as two nodes, joined at 50 GB/s a GPU"
+    on_gpus 2 --link-bandwidth 50GB/s
+  fi
 fi

@@ -7,6 +7,8 @@ DmaQueue::~DmaQueue() {
   if (done_ != nullptr) cudaEventDestroy(done_);
   if (marked_ != nullptr) cudaEventDestroy(marked_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  cudaFreeHost(host_word_);
+  cudaFree(word_);
 }
 
 Status DmaQueue::check(cudaError_t error) const {
@@ -28,7 +30,12 @@ Status DmaQueue::create() {
   memory_operations_ = reinterpret_cast<decltype(memory_operations_)>(function);
   MK_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
   MK_RETURN_IF_ERROR(check(cudaEventCreateWithFlags(&marked_, cudaEventDisableTiming)));
-  return check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
+  MK_RETURN_IF_ERROR(check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming)));
+  MK_RETURN_IF_ERROR(check(cudaMalloc(&word_, sizeof(std::uint32_t))));
+  MK_RETURN_IF_ERROR(check(cudaMallocHost(&host_word_, sizeof(std::uint32_t))));
+  // What the first copy of a kind sets up is not set up beside a kernel.
+  MK_RETURN_IF_ERROR(yield());
+  return check(cudaStreamSynchronize(stream_));
 }
 
 Status DmaQueue::mark(cudaStream_t stream) { return check(cudaEventRecord(marked_, stream)); }
@@ -91,6 +98,11 @@ Status DmaQueue::copy(const CopyJob& job) {
 
 Status DmaQueue::copy(void* to, const void* from, std::size_t bytes) {
   return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
+}
+
+Status DmaQueue::yield() {
+  return check(
+      cudaMemcpyAsync(host_word_, word_, sizeof(std::uint32_t), cudaMemcpyDeviceToHost, stream_));
 }
 
 Status DmaQueue::join(cudaStream_t stream) {

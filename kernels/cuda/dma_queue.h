@@ -20,6 +20,7 @@ namespace mk::kernels::cuda {
 ///     ... the kernel, on `stream`, which at any rate sets *go to 1, and what else is awaited ...
 ///     queue.begin(go);
 ///     queue.copy(...); ...            // one after the other, each when the one before is there
+///     queue.yield();                  // others have a turn
 ///     queue.await(pieces, 1);         // and when the kernel has set *pieces to 1, 2, ...
 ///     queue.copy(...); ...
 ///     queue.write(ended, 1);
@@ -45,6 +46,10 @@ class DmaQueue {
   /// Sets a word there, when what is queued before is there. (A copy of it within the device would
   /// do, too, but CUDA has not always queued the first of those while a kernel ran.)
   Status write(std::uint32_t* word, std::uint32_t value);
+  /// Lets others have the engine that copies to peers, also of other processes: it serves a queue
+  /// until that has nothing to do, or for a millisecond. Here this one waits for a word to go to
+  /// the host, which another engine brings there, some 14 us.
+  Status yield();
   /// Rows to its one target.
   Status copy(const CopyJob& job);
   Status copy(void* to, const void* from, std::size_t bytes);
@@ -58,6 +63,8 @@ class DmaQueue {
 
   const char* const op_;
   cudaStream_t stream_ = nullptr;
+  void* word_ = nullptr;       ///< in the device's memory
+  void* host_word_ = nullptr;  ///< where it goes to
   cudaEvent_t marked_ = nullptr;
   cudaEvent_t done_ = nullptr;
   decltype(&cuStreamBatchMemOp) memory_operations_ = nullptr;

@@ -97,6 +97,19 @@ TEST_P(Reference, IsTheSumOfProducts) {
   }
 }
 
+TEST_P(Reference, IsTheSameHoweverManyThreadsMultiply) {
+  for (const std::uint32_t threads : {2u, 3u, 16u, 17u, 40u}) {
+    GemmReference other{kM, kN, GetParam().nodes, GetParam().locals, type()};
+    other.use_threads(threads);
+    for (std::uint32_t rank = 0; rank < ranks(); ++rank)
+      other.add_rank(inputs_.a[rank].data(), inputs_.b[rank].data(), kK, 1, 1);
+    for (std::uint64_t i = 0; i < kM * kN; ++i) {
+      ASSERT_EQ(reference_.expected(i), other.expected(i)) << threads << " threads, element " << i;
+      ASSERT_EQ(reference_.bound(i), other.bound(i)) << threads << " threads, element " << i;
+    }
+  }
+}
+
 TEST_P(Reference, AcceptsTheOperatorsOwnRoundings) {
   const auto comparison = reference_.compare(c_.data());
   EXPECT_EQ(kM * kN, comparison.compared);

@@ -115,7 +115,9 @@ step() {
         "${sweep[@]}" "${nodes[@]}" "${pairs[@]}" --json "$out/operators_2x4_mirrored_sweep.json" &&
         "${sweep[@]}" "${nodes[@]}" "${larger[@]}" --json "$out/operators_2x4_mirrored_chunks.json" ;;
     core) ./gemm_bench --check --speed --json "$out/gemm.json" ;;
-    rails) ./rails_bench ./mkerneld --bandwidth 50GB/s && ./rails_bench ./mkerneld ;;
+    rails)
+      local rails=(./rails_bench ./mkerneld --locals $((devices > 1 ? devices / 2 : 1)))
+      "${rails[@]}" --bandwidth 50GB/s && "${rails[@]}" ;;
     torch) env -u LD_LIBRARY_PATH python3 torch_async_tp.py | tee "$out/torch_async_tp_x$devices.json" ;;
     sweep_one | sweep_two)
       local groups=() all=() count op

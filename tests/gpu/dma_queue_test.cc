@@ -113,7 +113,8 @@ TEST_F(DmaQueues, CopiesBeginWhenTheWordIsOneAndTheStreamWaitsForThem) {
   }
 }
 
-// Pieces go one by one, in a graph as well, and a word says when all are there.
+// Pieces go one by one, in a graph as well, others have turns between, and a word says when all are
+// there.
 TEST_F(DmaQueues, APieceWaitsForItsNumber) {
   constexpr std::uint32_t kPieces = 4;
   const DeviceMemory pieces(4), ended(4);
@@ -128,6 +129,7 @@ TEST_F(DmaQueues, APieceWaitsForItsNumber) {
       expect(queue_.await(words(pieces), piece + 1));
       const std::size_t at = piece * (kWords / kPieces);
       expect(queue_.copy(words(*to_) + at, words(*from_) + at, kWords / kPieces * 4));
+      expect(queue_.yield());
     }
     expect(queue_.write(words(ended), 77));
     expect(queue_.join(stream_));

@@ -60,8 +60,10 @@ void MirroredDma::launch(const MirroredPlaces& places, std::uint32_t epoch) {
   const std::uint32_t locals = schedule_.world().locals;
   for (std::uint32_t origin = 1; origin < locals; ++origin) bring(places, origin, 0, 1);
   for (std::uint32_t origin = 1; origin < locals; ++origin) {
-    for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once)
+    for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once) {
       bring(places, origin, chunk, std::min(at_once, chunks - chunk));
+      if (schedule_.world().nodes > 1) demand(queue_.yield().has_value(), "a turn for others");
+    }
   }
   if (onward_.dma_chunks == 0) return;
   told_ = places.told;

@@ -107,6 +107,7 @@ class SumWork : public GemmWork {
     const RowRange own = share(rows_, rank_);
     if (own.count == 0) return {};
     GemmReference reference(own.count, n_, job_.nodes, job_.local, type_);
+    reference.use_threads(share_of_cores(job_.world()));
     for (std::uint32_t rank = 0; rank < job_.world(); ++rank) {
       const RowRange k = share(k_, rank);
       const Elements a = a_.block(first_ + own.first, own.count, k.first, k.count, type_);
@@ -177,6 +178,7 @@ class AgGemmWork : public GemmWork {
     GemmReference reference(rows_, own_n_.count, 1, 1, type_);
     const Elements a = a_.rows(first_, rows_, type_);
     const Elements b = b_as_kn({0, k_}, own_n_);
+    reference.use_threads(share_of_cores(job_.world()));
     reference.add_rank(a.data(), b.data(), k_, largest(a, type_), largest(b, type_));
     return reference.compare(c_.data());
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
 
 namespace mk::tools {
 namespace {
@@ -46,6 +47,10 @@ AddProduct widest_add_product() {
 
 }  // namespace
 
+std::uint32_t share_of_cores(std::uint32_t ranks) {
+  return std::max(1u, std::thread::hardware_concurrency() / std::max(1u, ranks));
+}
+
 GemmReference::GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes,
                              std::uint32_t locals, DataType type)
     : rows_(rows),
@@ -62,21 +67,34 @@ void GemmReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, std
                              double range_a, double range_b) {
   std::vector<double> wide_b(k * n_);
   for (std::uint64_t i = 0; i < k * n_; ++i) wide_b[i] = to_float(type_, b[i]);
+  const std::uint64_t each = (rows_ + threads_ - 1) / threads_;
+  {
+    std::vector<std::jthread> others;
+    for (std::uint64_t first = each; first < rows_; first += each) {
+      others.emplace_back(
+          [&, first] { add_rows(a, wide_b, k, first, std::min(rows_, first + each)); });
+    }
+    add_rows(a, wide_b, k, 0, std::min(rows_, each));
+  }
+  const double ku = static_cast<double>(k) * kUnitRoundoffFp32;
+  accumulation_ += ku / (1 - ku) * static_cast<double>(k) * range_a * range_b;
+  if (++ranks_ % locals_ == 0) close_node();
+}
+
+void GemmReference::add_rows(const std::uint16_t* a, const std::vector<double>& b, std::uint64_t k,
+                             std::uint64_t first, std::uint64_t end) {
   const AddProduct add_row_product = widest_add_product();
   std::vector<double> a_row(k);
   std::vector<double> product(n_);
-  for (std::uint64_t row = 0; row < rows_; ++row) {
+  for (std::uint64_t row = first; row < end; ++row) {
     for (std::uint64_t i = 0; i < k; ++i) a_row[i] = to_float(type_, a[row * k + i]);
     std::fill(product.begin(), product.end(), 0.0);
-    add_row_product(a_row.data(), wide_b.data(), k, n_, product.data());
+    add_row_product(a_row.data(), b.data(), k, n_, product.data());
     for (std::uint64_t j = 0; j < n_; ++j) {
       node_[row * n_ + j] += product[j];
       magnitude_p_[row * n_ + j] += std::fabs(product[j]);
     }
   }
-  const double ku = static_cast<double>(k) * kUnitRoundoffFp32;
-  accumulation_ += ku / (1 - ku) * static_cast<double>(k) * range_a * range_b;
-  if (++ranks_ % locals_ == 0) close_node();
 }
 
 void GemmReference::close_node() {

@@ -26,12 +26,18 @@
 
 namespace mk::tools {
 
+/// Threads for one of so many ranks of this machine, all of which check at once.
+std::uint32_t share_of_cores(std::uint32_t ranks);
+
 /// Accumulates the reference rank by rank (node-major order), so that only one rank's inputs are in
 /// memory at a time.
 class GemmReference {
  public:
   GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes, std::uint32_t locals,
                 DataType type);
+
+  /// So many multiply, each some of the rows; without it one.
+  void use_threads(std::uint32_t count) { threads_ = count; }
 
   /// Adds the next rank's product: `a` is rows x k, `b` is k x n, both row-major; all elements lie
   /// within +-range.
@@ -45,12 +51,15 @@ class GemmReference {
   double bound(std::uint64_t index) const;
 
  private:
+  void add_rows(const std::uint16_t* a, const std::vector<double>& b, std::uint64_t k,
+                std::uint64_t first, std::uint64_t end);
   void close_node();
 
   std::uint64_t rows_, n_;
   std::uint32_t nodes_, locals_;
   DataType type_;
   std::uint32_t ranks_ = 0;
+  std::uint32_t threads_ = 1;
   double accumulation_ = 0;          ///< sum of g(K_r) S_r
   std::vector<double> sum_;          ///< C
   std::vector<double> node_;         ///< Q_n of the node being added

@@ -331,6 +331,8 @@ Status AgGemmCuda::queue_dma() {
     for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once) {
       MK_RETURN_IF_ERROR(
           queue_chunks(turn, world().rank(), rows, {chunk, std::min(chunks, chunk + at_once)}));
+      // The loopback's network copies with the same engine.
+      if (world().nodes > 1) MK_RETURN_IF_ERROR(dma_->yield());
     }
   }
   if (!passes_on_by_dma()) return {};

@@ -72,6 +72,7 @@ Result<LaunchStats> GemmRank::launch_with(
 tools::Comparison GemmRank::compare_sum(const RankShare& rows, const std::uint16_t* c) const {
   tools::GemmReference reference(rows.count, options_.n, spec_.nodes, spec_.local,
                                  data_type_of(spec_));
+  reference.use_threads(tools::share_of_cores(spec_.world()));
   for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) {
     reference.add_rank(rows_of(matrix_a(rank), rows.first, rows.count).data(),
                        rows_of(matrix_b(rank), 0, options_.k).data(), options_.k, 1, 1);
