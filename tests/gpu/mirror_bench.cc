@@ -69,19 +69,15 @@ bool measure(const BenchOptions& options, const BenchRun& run, mk::test::DaemonN
       {0, rank.stream()}, {rank.mirror().device(), rank.mirror().stream()}};
   Stopwatch stopwatch(streams_timed, [&] { fmt::print(stderr, "{}\n", rank.op().progress()); });
   Timing fused, placed, products;
-  constexpr int kWarmUp = 3;
-  for (int i = 0; i < kWarmUp + options.launches; ++i) {
-    if (i == kWarmUp) fused = placed = products = {};
-    stopwatch.run([&] { rank.launch(); }, fused, i != 0);
-    if (in_place) stopwatch.run([&] { rank.launch(true); }, placed, i != 0);
-    stopwatch.run(
-        [&] {
-          require(cudaSetDevice(0), "cudaSetDevice");
-          cublas.multiply(shape, op == Op::kAgGemm ? whole.data() : rank.a(), rank.b(),
-                          product.data());
-        },
-        products, i != 0);
-  }
+  std::vector<mk::test::Turn> turns = {{[&] { rank.launch(); }, &fused}};
+  if (in_place) turns.push_back({[&] { rank.launch(true); }, &placed});
+  turns.push_back({[&] {
+                     require(cudaSetDevice(0), "cudaSetDevice");
+                     cublas.multiply(shape, op == Op::kAgGemm ? whole.data() : rank.a(), rank.b(),
+                                     product.data());
+                   },
+                   &products});
+  stopwatch.take_turns(turns, options.launches);
   const bool checks = shape.m <= options.check_up_to;
   mk::test::Verdict verdict;
   std::string mirrored;

@@ -26,13 +26,9 @@ Sides::Sides(Job& job, bool in_place, std::vector<std::unique_ptr<Unfused>> form
 }
 
 void Sides::take_turns(Stopwatch& stopwatch, int launches) {
-  constexpr int kWarmUp = 3;
-  for (int i = 0; i < kWarmUp + launches; ++i) {
-    if (i == kWarmUp) {
-      for (Side& side : sides_) side.by_turns = {};
-    }
-    for (Side& side : sides_) stopwatch.run(side.run, side.by_turns, i != 0);
-  }
+  std::vector<Turn> turns;
+  for (Side& side : sides_) turns.push_back({side.run, &side.by_turns});
+  stopwatch.take_turns(turns, launches);
 }
 
 void Sides::endure(Stopwatch& stopwatch, double seconds) {

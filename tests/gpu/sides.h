@@ -29,7 +29,7 @@ class Sides {
   /// No forms of the baseline: only `fused` and `in_place`.
   Sides(Job& job, bool in_place, std::vector<std::unique_ptr<Unfused>> forms);
 
-  /// Every side `launches` times after a warm-up, one after the other.
+  /// Stopwatch::take_turns.
   void take_turns(Stopwatch& stopwatch, int launches);
   /// fused, products and baseline, each for `seconds` without a pause, three times, after as long
   /// to settle at its own clock. After take_turns, which says how many launches that is.

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 #include <utility>
 
 #include "shm/atomic.h"
@@ -63,6 +64,20 @@ Stopwatch::~Stopwatch() {
 
 void Stopwatch::run(const std::function<void()>& side, Timing& timing, bool held) {
   time(side, 1, timing, held);
+}
+
+void Stopwatch::take_turns(const std::vector<Turn>& turns, int launches) {
+  constexpr int kWarmUp = 3;
+  std::vector<const Turn*> order;
+  for (const Turn& turn : turns) order.push_back(&turn);
+  std::minstd_rand random;
+  for (int round = 0; round < kWarmUp + launches; ++round) {
+    if (round == kWarmUp) {
+      for (const Turn& turn : turns) *turn.timing = {};
+    }
+    std::shuffle(order.begin(), order.end(), random);
+    for (const Turn* turn : order) run(turn->run, *turn->timing, round != 0);
+  }
 }
 
 void Stopwatch::endure(const std::function<void()>& side, int launches, Timing& timing) {

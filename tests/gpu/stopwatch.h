@@ -26,6 +26,12 @@ struct Timing {
   double us() const { return median(slowest); }
 };
 
+/// One of several things that are timed by turns.
+struct Turn {
+  std::function<void()> run;  ///< queues a launch on the ranks' streams
+  Timing* timing = nullptr;
+};
+
 /// All ranks' streams are held until everything is queued, and then go on together.
 class Stopwatch {
  public:
@@ -39,6 +45,10 @@ class Stopwatch {
   /// `side` queues a launch on the ranks' streams. A side's first one is not held: what libraries
   /// do then may wait for the device to be idle.
   void run(const std::function<void()>& side, Timing& timing, bool held = true);
+  /// Each turn `launches` times after a warm-up: once a round, the rounds in orders drawn anew (the
+  /// same in every run of a program). What ran before tells: a launch over the network takes some
+  /// per cent longer behind a product than behind another launch over the network.
+  void take_turns(const std::vector<Turn>& turns, int launches);
   /// Queues that many launches one after the other, the first of which is held; adds the time of
   /// one of them.
   void endure(const std::function<void()>& side, int launches, Timing& timing);
