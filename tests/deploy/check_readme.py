@@ -88,7 +88,7 @@ def quickstart(line):
     commands = re.findall(r"^build/release/\S*/(mkbench [^\n]*)$", text, re.M)
     assert len(commands) >= 3
     for command in commands:
-        command = command.replace('"$@"', "--iters 1")  # the caller's come last, and count
+        command = command.replace('"$@"', "--iters 1 --m 64")  # the caller's come last, and count
         if " all " in command:  # the sizes of `all` are its own, and take minutes: one of its operators
             command = re.sub(r" all ", " gemm-ar --m 256 --n 256 --k 64 ", command)
         command = re.sub(r"--(m|n|k) \d+", r"--\1 128", re.sub(r"--(iters|warmup) \d+", r"--\1 1", command))

@@ -41,6 +41,9 @@ int run(int argc, char** argv) {
       "mkbench: mkernel's operators, timed against their unfused forms and checked element by "
       "element"};
   app.require_subcommand(1);
+  // Of all commands: what is given twice counts as given last, so that a script's callers can
+  // follow its own options with theirs.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.set_version_flag("--version", version());
   std::string line = "mkbench";
   for (int i = 1; i < argc; ++i) line += fmt::format(" {}", argv[i]);

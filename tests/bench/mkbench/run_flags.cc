@@ -11,19 +11,14 @@ namespace mk::bench {
 RunFlags::RunFlags(CLI::App& command) : command_(command) {
   BenchSpec& spec = options.spec;
   spec.seed = tools::mix64(shm::monotonic_ns() ^ static_cast<std::uint64_t>(::getpid()) << 32);
-  // Given twice, the last one counts: so scripts' own come first, and their callers' after them.
   const auto number = [&](const char* flag, std::uint32_t& value, std::uint32_t least,
                           std::uint32_t most, const char* help) {
-    command.add_option(flag, value, help)
-        ->check(CLI::Range(least, most))
-        ->take_last()
-        ->capture_default_str();
+    command.add_option(flag, value, help)->check(CLI::Range(least, most))->capture_default_str();
   };
   const auto choice = [&](const char* flag, std::string& value, std::vector<std::string> values,
                           const char* help) {
     command.add_option(flag, value, help)
         ->check(CLI::IsMember(std::move(values)))
-        ->take_last()
         ->capture_default_str();
   };
   number("--nodes", spec.nodes, 1, 16, "nodes, each with a daemon of its own");
