@@ -61,7 +61,7 @@ on_gpus() {
   for operator in "ag-gemm --n 2048 --k 4096" "gemm-rs --n 4096 --k 1024" "gemm-ar --n 4096 --k 1024"; do
     # shellcheck disable=SC2086  # an operator and its sizes
     build/release/tests/bench/mkbench/mkbench $operator --m 4096 --executor cuda --nodes "$nodes" \
-      --local $((gpus / nodes)) --warmup 2 --iters 5 "$@"
+      --local $((gpus / nodes)) --warmup 1 --iters 3 "$@"
   done
 }
 if [ "$gpus" -gt 0 ]; then

@@ -60,6 +60,19 @@ auto take_one_of(std::string& into, std::vector<std::string> allowed) {
   };
 }
 
+auto take_spin(std::optional<std::uint64_t>& into) {
+  return [&into](std::string_view text) -> Status {
+    if (text == "auto") {
+      into.reset();
+      return {};
+    }
+    const auto spin = parse_duration_ns(text);
+    if (!spin) return fail(spin.error().code, "{}, or \"auto\"", spin.error().message);
+    into = *spin;
+    return {};
+  };
+}
+
 auto take_listen(Address& into) {
   return take(into, [](std::string_view text) { return parse_address(text, true); });
 }
@@ -171,7 +184,7 @@ void read_fabric(Section fabric, Config& config) {
 void read_proxy(Section proxy, Config& config) {
   proxy.integers("cpus", -1, 4095, config.proxy.cpus);
   proxy.string("batch_window", take_duration(config.proxy.batch_window_ns));
-  proxy.string("spin", take_duration(config.proxy.spin_ns));
+  proxy.string("spin", take_spin(config.proxy.spin_ns));
   proxy.string("sleep_max", take_duration(config.proxy.sleep_max_ns));
   proxy.finish();
 }

@@ -82,7 +82,7 @@ struct Config {
   struct {
     std::vector<std::int64_t> cpus;  ///< by rail, -1: not pinned; empty: none is
     std::uint64_t batch_window_ns = 2'000;
-    std::uint64_t spin_ns = 50'000;
+    std::optional<std::uint64_t> spin_ns;  ///< none: "auto", by the CPUs there are
     std::uint64_t sleep_max_ns = 500'000;
   } proxy;
 

@@ -108,7 +108,7 @@ std::string print_config(const Config& config) {
   line("\n[proxy]");
   line("cpus = [{}]", fmt::join(config.proxy.cpus, ", "));
   line("batch_window = {}", quoted(format_duration(config.proxy.batch_window_ns)));
-  line("spin = {}", quoted(format_duration(config.proxy.spin_ns)));
+  line("spin = {}", quoted(config.proxy.spin_ns ? format_duration(*config.proxy.spin_ns) : "auto"));
   line("sleep_max = {}", quoted(format_duration(config.proxy.sleep_max_ns)));
   line("\n[limits]");
   line("sessions = {}", config.limits.sessions);

@@ -1,19 +1,44 @@
 #include "kernels/cuda/role_blocks.h"
 
 #include <algorithm>
+#include <span>
+
+#include "kernels/cuda/gpu_rates.h"
 
 namespace mk::kernels::cuda {
 
-GroupNeeds sum_needs(const World& world, std::uint32_t groups, std::uint32_t receive_groups) {
-  constexpr std::uint32_t kOverNodes = 24;
+GroupNeeds sum_needs(const World& world, const SumGroups& groups) {
   GroupNeeds needs;
   needs.streams = Role::kReduce;
   needs.stream = world.locals > 1;
   needs.send = needs.receive = world.nodes > 1;
-  needs.stream_groups = world.nodes > 1 ? kOverNodes : groups;
+  needs.stream_groups = groups.reduce;
   needs.stream_least = world.nodes > 1 ? kGroupsOfRail : 0;
-  needs.receive_groups = receive_groups;
+  needs.receive_groups = groups.receive;
   return needs;
+}
+
+// As measured with one, two and four ranks to a node (gemm_rs/EXPERIMENTS.md).
+SumGroups sums_over_nodes(const World& world, const CudaOptions& options, std::uint32_t k,
+                          double sent_bytes, const SumGroups& otherwise) {
+  constexpr SumGroups kOfSeveral[] = {{144, 48}, {96, 48}};
+  constexpr SumGroups kOfOne[] = {{0, 24}};  // to a node: nobody reduces there
+  // Of the network's time: one of twice the speed, that nobody has told of, does no harm then.
+  constexpr double kPart = 0.5;
+  if (options.ranks_per_device != 1) return otherwise;
+  const MachineRates whole = gpu_rates(options.rates, kBlocksMax);
+  const auto fits = [&](const SumGroups& groups) {
+    constexpr std::uint32_t kPollerAndSend = 2;
+    const std::uint32_t taken =
+        div_up(kPollerAndSend + groups.reduce + groups.receive, kGroupsOfBlock);
+    MachineRates left = whole;
+    left.flops_per_s *= static_cast<double>(kBlocksMax - taken) / kBlocksMax;
+    return !product_outlasts_network(k, kPart * sent_bytes, left);
+  };
+  const std::span<const SumGroups> tried =
+      world.locals > 1 ? std::span<const SumGroups>(kOfSeveral) : std::span(kOfOne);
+  const auto found = std::find_if(tried.begin(), tried.end(), fits);
+  return found != tried.end() ? *found : otherwise;
 }
 
 Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,

@@ -33,19 +33,33 @@ struct GroupNeeds {
   /// cannot have (kBlocksMax; one SM at least).
   bool few_groups = false;
 };
-/// Whether a node has more ranks than two, with a GPU each: they want more groups than two do. (Of
-/// ranks that share a GPU, and have few SMs, it has not been measured.)
-inline bool several_gpus(const World& world, const CudaOptions& options) {
-  return world.locals > 2 && options.ranks_per_device == 1;
+
+/// The GPUs of a node whose ranks have one each, else 1: more than two want more groups than two
+/// do. (Of ranks that share a GPU, and have few SMs, it has not been measured.)
+inline std::uint32_t gpus_of_node(const World& world, const CudaOptions& options) {
+  return options.ranks_per_device == 1 ? world.locals : 1;
 }
 
-/// Of an operator that sums; by groups of a whole GPU besides those of the compute blocks, which
-/// join when they have no tiles left: within one node by `groups`, what comes over the network by
-/// `receive_groups`.
-GroupNeeds sum_needs(const World& world, std::uint32_t groups, std::uint32_t receive_groups);
-/// Few suffice for that where a rank sums it for itself: all groups of the compute blocks join
-/// them, and until then an SM does more for the product (gemm_rs/EXPERIMENTS.md).
+/// Few suffice for what comes over the network where a rank sums it for itself, beside a product
+/// that takes longer: all groups of the compute blocks join them, and until then an SM does more
+/// for the product (gemm_rs/EXPERIMENTS.md).
 inline constexpr std::uint32_t kFewReceiveGroups = 7;
+/// Within a node, over several, beside a product that takes longer than the network.
+inline constexpr std::uint32_t kReduceGroupsOverNodes = 24;
+
+/// Groups of an operator that sums, of a whole GPU, besides those of the compute blocks, which join
+/// when they have no tiles left.
+struct SumGroups {
+  std::uint32_t reduce = kReduceGroupsOverNodes;  ///< of the node's partial sums
+  std::uint32_t receive = kFewReceiveGroups;      ///< of what comes over the network
+};
+GroupNeeds sum_needs(const World& world, const SumGroups& groups);
+/// Those over nodes, by default: the more the sooner sums go out and come in, as long as the
+/// product, on the SMs that are left to it, takes half of the network's time at most. For each
+/// element of C a rank computes 2 k operations and sends `sent_bytes`. `otherwise`: where no number
+/// is so, or ranks share a GPU (which has not been measured).
+SumGroups sums_over_nodes(const World& world, const CudaOptions& options, std::uint32_t k,
+                          double sent_bytes, const SumGroups& otherwise);
 
 /// Fills in `blocks`, in `frame` the blocks outside the compute blocks; its pollers are set. A
 /// count that the options name is taken as it is; by default groups that stream fill their last

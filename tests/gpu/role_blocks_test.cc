@@ -11,10 +11,12 @@ namespace {
 
 using cuda::choose_blocks;
 using cuda::FrameArguments;
+using cuda::gpus_of_node;
 using cuda::GroupNeeds;
 using cuda::kGroupsOfBlock;
-using cuda::several_gpus;
 using cuda::sum_needs;
+using cuda::SumGroups;
+using cuda::sums_over_nodes;
 
 constexpr std::uint32_t kDevice = 132;
 constexpr std::uint32_t kLanes = 4;
@@ -60,7 +62,7 @@ TEST(RoleBlocks, EveryShareHoldsAllGroupsOfItsRoles) {
           SCOPED_TRACE(testing::Message() << ranks << " ranks a device, " << nodes << " nodes of "
                                           << locals << ", " << groups << " groups");
           const Chosen chosen =
-              chosen_of(sum_needs(world_of(nodes, locals), groups, kReceive), shared_by(ranks));
+              chosen_of(sum_needs(world_of(nodes, locals), {groups, kReceive}), shared_by(ranks));
           const RoleBlocks& blocks = chosen.blocks;
           EXPECT_EQ(blocks.send, nodes > 1 ? 1u : 0u);
           EXPECT_EQ(blocks.receive != 0, nodes > 1);
@@ -83,10 +85,12 @@ TEST(RoleBlocks, EveryShareHoldsAllGroupsOfItsRoles) {
 TEST(RoleBlocks, SumsForTheNetworkKeepPaceWithARailWhateverTheShare) {
   for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
     const std::uint32_t share = kDevice / ranks;
-    const Chosen over_nodes = chosen_of(sum_needs(world_of(2, 2), 12, kReceive), shared_by(ranks));
+    const Chosen over_nodes =
+        chosen_of(sum_needs(world_of(2, 2), {12, kReceive}), shared_by(ranks));
     EXPECT_GE(over_nodes.blocks.reduce, share >= 24 ? 12u : share / 2) << ranks;
     EXPECT_GE(over_nodes.blocks.compute, share / 2) << ranks;
-    const Chosen within_one = chosen_of(sum_needs(world_of(1, 4), 12, kReceive), shared_by(ranks));
+    const Chosen within_one =
+        chosen_of(sum_needs(world_of(1, 4), {12, kReceive}), shared_by(ranks));
     EXPECT_LT(within_one.blocks.reduce, 12 / ranks + 1 + kGroupsOfBlock) << ranks;
   }
 }
@@ -187,18 +191,51 @@ TEST(RoleBlocks, ReceiversShareFirst) {
   EXPECT_GE(alone.blocks.share, needs.stream_groups);
 }
 
-TEST(RoleBlocks, SeveralGpusAreMoreThanTwoOfANodeWithOneRankEach) {
+TEST(RoleBlocks, ANodesGpusCountWhereEachRankHasOne) {
   for (std::uint32_t locals = 1; locals <= 8; ++locals) {
     for (std::uint32_t ranks = 1; ranks <= locals; ++ranks) {
       for (std::uint32_t nodes = 1; nodes <= 2; ++nodes)
-        EXPECT_EQ(several_gpus(world_of(nodes, locals), shared_by(ranks)),
-                  locals > 2 && ranks == 1);
+        EXPECT_EQ(gpus_of_node(world_of(nodes, locals), shared_by(ranks)),
+                  ranks == 1 ? locals : 1u);
     }
   }
 }
 
+// 5.2 TFLOP/s an SM and 50 GB/s a rail, or what the caller says. 144 and 48 groups, with poller and
+// send, have 65 of 128 SMs, 96 and 48 have 49; an element of C takes the other 63 or 79 SMs
+// 2 k / 5.2e12 / SMs seconds, and the network sent / 50e9, of which it may be half.
+TEST(RoleBlocks, SumsOverNodesTakeTheSmsThatTheProductCanSpare) {
+  constexpr SumGroups kOtherwise{24, 7};
+  constexpr double kSent = 1;  // byte an element: 20 ps
+  const auto groups = [&](std::uint32_t locals, std::uint32_t k, const CudaOptions& options) {
+    return sums_over_nodes(world_of(2, locals), options, k, kSent, kOtherwise);
+  };
+  struct Case {
+    std::uint32_t k, reduce, receive;
+  };
+  for (const std::uint32_t locals : {2u, 4u, 8u}) {
+    for (const Case& one : {Case{8, 144, 48}, Case{1638, 144, 48}, Case{1639, 96, 48},
+                            Case{2054, 96, 48}, Case{2055, 24, 7}, Case{100'000, 24, 7}}) {
+      const SumGroups chosen = groups(locals, one.k, {});
+      EXPECT_EQ(chosen.reduce, one.reduce) << locals << " ranks to a node, k " << one.k;
+      EXPECT_EQ(chosen.receive, one.receive) << locals << " ranks to a node, k " << one.k;
+      // Of ranks that share a GPU it has not been measured.
+      EXPECT_EQ(groups(locals, one.k, shared_by(2)).reduce, kOtherwise.reduce);
+      EXPECT_EQ(groups(locals, one.k, shared_by(2)).receive, kOtherwise.receive);
+    }
+  }
+  // One rank to a node only receives, and has 128 - 9 SMs left.
+  EXPECT_EQ(groups(1, 3094, {}).receive, 24u);
+  EXPECT_EQ(groups(1, 3095, {}).receive, 7u);
+  CudaOptions fast;
+  fast.rates.network_bytes_per_s = 100e9;
+  EXPECT_EQ(groups(2, 819, fast).reduce, 144u);
+  EXPECT_EQ(groups(2, 820, fast).reduce, 96u);
+  EXPECT_EQ(groups(2, 1028, fast).reduce, 24u);
+}
+
 TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {
-  const GroupNeeds needs = sum_needs(world_of(2, 2), 12, kReceive);
+  const GroupNeeds needs = sum_needs(world_of(2, 2), {12, kReceive});
   CudaOptions options = shared_by(2);
   options.stream_groups = 5;
   options.receive_groups = 4;
@@ -213,7 +250,7 @@ TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {
 }
 
 TEST(RoleBlocks, WhatDoesNotFitIsRefused) {
-  const GroupNeeds needs = sum_needs(world_of(2, 2), 12, kReceive);
+  const GroupNeeds needs = sum_needs(world_of(2, 2), {12, kReceive});
   const auto refused = [&](const CudaOptions& options, ErrorCode code, std::uint32_t device) {
     const Chosen chosen = choose(needs, options, device);
     ASSERT_FALSE(chosen.status);

@@ -281,8 +281,8 @@ TEST(Tilings, GroupsThatShareRowsAreAsManyAsTheLinksTake) {
       {1, 8, {16384, 2048, 16384}, 36}, {1, 8, {2048, 7168, 8192}, 60},
       {1, 8, {4096, 7168, 8192}, 24},   {1, 8, {8192, 7168, 8192}, 18},
       {1, 8, {16384, 7168, 8192}, 12},  {1, 2, {32768, 4096, 32768}, 24},
-      {2, 4, {2048, 256, 2048}, 96},    {2, 4, {8192, 1024, 8192}, 48},
-      {2, 4, {32768, 4096, 32768}, 24},
+      {2, 4, {2048, 256, 2048}, 192},   {2, 1, {4096, 1024, 4096}, 192},
+      {2, 4, {8192, 1024, 8192}, 48},   {2, 4, {32768, 4096, 32768}, 24},
   };
   for (const Groups& one : cases) {
     EXPECT_EQ(ag_gemm_share_groups(one.nodes, one.locals, one.max), one.groups)
@@ -293,10 +293,13 @@ TEST(Tilings, GroupsThatShareRowsAreAsManyAsTheLinksTake) {
 // The more the shorter the product beside the sums; of several ranks more than of two, whose sums
 // go to one other.
 TEST(Tilings, GroupsThatSumAreTheMoreTheShorterTheProduct) {
-  for (const std::uint32_t k : {8u, 256u, 512u}) EXPECT_EQ(gemm_rs_reduce_groups(true, k), 144u);
-  for (const std::uint32_t k : {513u, 1024u, 3584u, 8192u})
-    EXPECT_EQ(gemm_rs_reduce_groups(true, k), 12u);
-  for (const std::uint32_t k : {8u, 512u, 8192u}) EXPECT_EQ(gemm_rs_reduce_groups(false, k), 12u);
+  for (const std::uint32_t k : {8u, 256u, 257u, 512u, 513u, 1024u, 3584u, 8192u}) {
+    for (const std::uint32_t gpus : {1u, 2u}) EXPECT_EQ(gemm_rs_reduce_groups(gpus, k), 12u);
+    for (const std::uint32_t gpus : {3u, 4u})
+      EXPECT_EQ(gemm_rs_reduce_groups(gpus, k), k <= 256 ? 144u : 12u) << k;
+    for (const std::uint32_t gpus : {5u, 8u, 16u})
+      EXPECT_EQ(gemm_rs_reduce_groups(gpus, k), k <= 512 ? 144u : 12u) << k;
+  }
   struct Sums {
     std::uint32_t gpus;
     std::uint32_t m, n, k;
@@ -332,21 +335,21 @@ TEST(Tilings, GroupsThatSumAreTheMoreTheShorterTheProduct) {
 TEST(Tilings, MoreGroupsSumWhatGoesToTheWholeNode) {
   struct Receive {
     std::uint32_t nodes, locals;
-    bool several;
+    std::uint32_t gpus;
     std::uint32_t k;
     double network_bytes_per_s;
     std::uint32_t groups;
   };
-  for (const Receive& one : {Receive{2, 4, true, 256, 0, 48}, Receive{2, 4, true, 2048, 0, 48},
-                             Receive{2, 4, true, 3300, 0, 48}, Receive{2, 4, true, 3400, 0, 24},
-                             Receive{2, 4, true, 2048, 100e9, 24}, Receive{2, 8, true, 1600, 0, 48},
-                             Receive{2, 8, true, 1700, 0, 24}, Receive{4, 8, true, 4900, 0, 48},
-                             Receive{4, 8, true, 5000, 0, 24}, Receive{2, 2, false, 256, 0, 24},
-                             Receive{2, 1, false, 256, 0, 7}, Receive{2, 1, false, 8192, 0, 7}}) {
+  for (const Receive& one :
+       {Receive{2, 4, 4, 256, 0, 48}, Receive{2, 4, 4, 2048, 0, 48}, Receive{2, 4, 4, 3300, 0, 48},
+        Receive{2, 4, 4, 3400, 0, 24}, Receive{2, 4, 4, 2048, 100e9, 24},
+        Receive{2, 4, 1, 2048, 0, 24}, Receive{2, 8, 8, 1600, 0, 48}, Receive{2, 8, 8, 1700, 0, 24},
+        Receive{4, 8, 8, 4900, 0, 48}, Receive{4, 8, 8, 5000, 0, 24}, Receive{2, 2, 2, 256, 0, 24},
+        Receive{2, 1, 1, 256, 0, 7}, Receive{2, 1, 1, 8192, 0, 7}}) {
     MachineRates rates;
     rates.network_bytes_per_s = one.network_bytes_per_s;
     const World world{one.nodes, one.locals, 0, 0};
-    EXPECT_EQ(gemm_ar_receive_groups(world, one.several, one.k, 128, rates), one.groups)
+    EXPECT_EQ(gemm_ar_receive_groups(world, one.gpus, one.k, 128, rates), one.groups)
         << one.nodes << " x " << one.locals << ", k " << one.k;
   }
 }

@@ -96,8 +96,7 @@ std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, co
   constexpr std::uint32_t kMost = 192;  // half of the GPU
   const bool pair = locals == 2;
   if (is_small(max)) {
-    if (nodes > 1) return kMost / 2;
-    if (max.m <= kFewRows) return kMost;
+    if (nodes > 1 || max.m <= kFewRows) return kMost;
     return pair ? kMost / 2 : 48;
   }
   if (nodes > 1) {

@@ -22,6 +22,11 @@ bool whole_pieces(const GemmArSchedule& schedule, std::uint32_t n) {
          (schedule.tile_cols() >= n || schedule.tile_cols() % 64 == 0);
 }
 
+/// Bytes that a rank sends over the network for each element of C.
+double gemm_ar_sent(const World& world) {
+  return kElementBytes * (world.nodes - 1.0) / world.locals;
+}
+
 }  // namespace
 
 // The shorter the product beside the sums, the more, and of many ranks more than of few, as their
@@ -44,14 +49,14 @@ std::uint32_t gemm_ar_reduce_groups(std::uint32_t gpus, const Shape& max, std::u
 
 // What they store on the node's other GPUs takes NVLink as long as the product, and must begin with
 // it; the more where the network takes longest, who must not wait for them.
-std::uint32_t gemm_ar_receive_groups(const World& world, bool several, std::uint32_t k,
+std::uint32_t gemm_ar_receive_groups(const World& world, std::uint32_t gpus, std::uint32_t k,
                                      std::uint32_t blocks, const MachineRates& rates) {
   constexpr std::uint32_t kBesideProduct = 24;
   constexpr std::uint32_t kBesideNetwork = 48;
   if (world.locals == 1) return cuda::kFewReceiveGroups;
-  const double sent = kElementBytes * (world.nodes - 1.0) / world.locals;
-  const bool product = cuda::product_outlasts_network(k, sent, cuda::gpu_rates(rates, blocks));
-  return product || !several ? kBesideProduct : kBesideNetwork;
+  const bool product =
+      cuda::product_outlasts_network(k, gemm_ar_sent(world), cuda::gpu_rates(rates, blocks));
+  return product || gpus <= 2 ? kBesideProduct : kBesideNetwork;
 }
 
 Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
@@ -76,13 +81,16 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
   sums_own_ = sums_own(plan_, options);
-  const bool several = cuda::several_gpus(context.world, options);
-  const std::uint32_t gpus = several ? context.world.locals : 1;
-  const std::uint32_t groups = sums_own_ ? 1 : gemm_ar_reduce_groups(gpus, plan_.max, k());
-  const std::uint32_t receive =
-      gemm_ar_receive_groups(context.world, several, k(), kBlocksMax, options.rates);
-  MK_RETURN_IF_ERROR(OperatorBase::start(context, options,
-                                         cuda::sum_needs(context.world, groups, receive),
+  const World& of = context.world;
+  const std::uint32_t gpus = cuda::gpus_of_node(of, options);
+  cuda::SumGroups groups;
+  if (of.nodes == 1) {
+    groups.reduce = sums_own_ ? 1 : gemm_ar_reduce_groups(gpus, plan_.max, k());
+  } else {
+    groups.receive = gemm_ar_receive_groups(of, gpus, k(), kBlocksMax, options.rates);
+    groups = cuda::sums_over_nodes(of, options, k(), gemm_ar_sent(of), groups);
+  }
+  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, cuda::sum_needs(of, groups),
                                          plan_.flags(), cuda::kGemmArKernels));
   arguments_.frame.piece_ns = cuda::tile_piece_ns(plan_, k(), 2, options);
   return {};

@@ -21,20 +21,26 @@ bool sums_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& option
   return k < kMuchK || GemmRsSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
 }
 
+/// Bytes that a rank sends over the network for each element of C.
+double gemm_rs_sent(const World& world) {
+  return kElementBytes * (world.nodes - 1.0) / world.size();
+}
+
 }  // namespace
 
 // Of several ranks that have so little to compute that NVLink takes most of the time, the more the
 // sooner: they have waited for the tiles when those come.
-std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k) {
-  constexpr std::uint32_t kFewK = 512;
-  return several && k <= kFewK ? 144 : 12;
+std::uint32_t gemm_rs_reduce_groups(std::uint32_t gpus, std::uint32_t k) {
+  constexpr std::uint32_t kPair = 2;
+  constexpr std::uint32_t kFew = 4;
+  const std::uint32_t few_k = gpus > kFew ? 512 : 256;
+  return gpus > kPair && k <= few_k ? 144 : 12;
 }
 
 bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks,
                        const MachineRates& rates) {
   if (world.nodes == 1 || world.locals == 1) return false;
-  const double sent = kElementBytes * (world.nodes - 1.0) / world.size();
-  return cuda::product_outlasts_network(k, sent, cuda::gpu_rates(rates, blocks));
+  return cuda::product_outlasts_network(k, gemm_rs_sent(world), cuda::gpu_rates(rates, blocks));
 }
 
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
@@ -67,13 +73,17 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   launch.sums_own = sums_own(plan_, k(), options);
   const std::uint32_t blocks = kBlocksMax / std::max(1u, options.ranks_per_device);
   launch.sums_once = options.sums_once.value_or(gemm_rs_sums_once(of, k(), blocks, options.rates));
-  const bool several = cuda::several_gpus(of, options);
-  const std::uint32_t groups = launch.sums_own ? 1 : gemm_rs_reduce_groups(several, k());
-  // Where a shard is summed once, all groups that reduce join it when they have no more to do.
-  const std::uint32_t receive = launch.sums_shard_once() ? 1 : cuda::kFewReceiveGroups;
-  const cuda::GroupNeeds needs = cuda::sum_needs(of, groups, receive);
-  MK_RETURN_IF_ERROR(
-      OperatorBase::start(context, options, needs, plan_.flags(), cuda::kGemmRsKernels));
+  cuda::SumGroups groups;
+  if (of.nodes == 1) {
+    const std::uint32_t gpus = cuda::gpus_of_node(of, options);
+    groups.reduce = launch.sums_own ? 1 : gemm_rs_reduce_groups(gpus, k());
+  } else if (launch.sums_shard_once()) {
+    groups.receive = 1;  // all groups that reduce join it when they have no more to do
+  } else {
+    groups = cuda::sums_over_nodes(of, options, k(), gemm_rs_sent(of), groups);
+  }
+  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, cuda::sum_needs(of, groups),
+                                         plan_.flags(), cuda::kGemmRsKernels));
   arguments_.frame.piece_ns = cuda::tile_piece_ns(plan_, k(), 1, options);
   return {};
 }

@@ -23,9 +23,9 @@ namespace mk::kernels {
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks);
 
-/// Reduce groups of a rank of one node, by default, where groups sum. `several`:
-/// cuda::several_gpus.
-std::uint32_t gemm_rs_reduce_groups(bool several, std::uint32_t k);
+/// Reduce groups of a rank of one node of `gpus` ranks with a GPU each (2: or ranks that share
+/// one), by default, where groups sum.
+std::uint32_t gemm_rs_reduce_groups(std::uint32_t gpus, std::uint32_t k);
 
 /// Whether a rank sums its shard once (GemmRsLaunch::sums_once), by default: where by `rates` the
 /// product of its `blocks` compute blocks takes longer than the network.

@@ -62,8 +62,15 @@ Result<LaunchStats> GemmRank::launch_with(
   const auto contents = [this](Place place, Output* output) -> void* {
     return output != nullptr ? gpu_->at(place) + Output::guard_bytes() : nullptr;
   };
-  MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch(gpu_->at(kA), gpu_->at(kB), contents(kC, &c_),
-                                                      contents(kGathered, gathered)));
+  const auto once = [&] {
+    return launch(gpu_->at(kA), gpu_->at(kB), contents(kC, &c_), contents(kGathered, gathered));
+  };
+  for (std::uint32_t before = 0; before < spec_.lead; ++before) MK_RETURN_IF_ERROR(once());
+  if (spec_.lead != 0) {  // what they have written must not count: poison, as before them
+    MK_RETURN_IF_ERROR(gpu_->put(kC, c_.whole()));
+    if (gathered != nullptr) MK_RETURN_IF_ERROR(gpu_->put(kGathered, gathered->whole()));
+  }
+  MK_ASSIGN_OR_RETURN(const LaunchStats stats, once());
   MK_RETURN_IF_ERROR(gpu_->get(kC, c_.whole()));
   if (gathered != nullptr) MK_RETURN_IF_ERROR(gpu_->get(kGathered, gathered->whole()));
   return stats;

@@ -90,7 +90,9 @@ void print_report(const OperatorCase& operation, const BenchOptions& options,
   const ModeFigures& mode = result.fused.total_ms.count > 0 ? result.fused : result.unfused;
   fmt::print("network         {} in {} commands per rank and launch{}\n",
              megabytes(static_cast<double>(mode.network_bytes_per_rank)), mode.commands_per_rank,
-             result.links.empty() ? "" : "; over all launches:");
+             result.links.empty() ? ""
+             : spec.lead == 0     ? "; over all launches:"
+                                  : "; over all launches, with those that lead up to them:");
   print_links(result.links);
 }
 

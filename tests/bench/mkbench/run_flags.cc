@@ -7,6 +7,12 @@
 #include "shm/host/segment.h"
 
 namespace mk::bench {
+namespace {
+
+/// Some milliseconds' worth: a GPU is at its clock again by then.
+constexpr std::uint32_t kLeadOnGpus = 20;
+
+}  // namespace
 
 RunFlags::RunFlags(CLI::App& command) : command_(command) {
   BenchSpec& spec = options.spec;
@@ -31,6 +37,8 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   command.parse_complete_callback([this] {
     const bool on_gpus = options.spec.executor == "cuda" && options.join_sockets.empty();
     if (on_gpus && command_.count("--rails") == 0) options.rails = options.spec.local;
+    if (options.spec.executor == "cuda" && command_.count("--lead") == 0)
+      options.spec.lead = kLeadOnGpus;
   });
   command.add_option("--link-bandwidth", options.link_bandwidth,
                      "loopback: pace every link, e.g. 2GB/s; \"balanced\": as long for a launch's "
@@ -38,6 +46,9 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   command.add_option("--link-latency", options.link_latency, "loopback: e.g. 5us");
   number("--iters", spec.iterations, 1, 100'000, "timed launches of each mode");
   number("--warmup", spec.warmup, 0, 1000, "untimed launches of each mode first");
+  number("--lead", spec.lead, 0, 1000,
+         "on GPUs, untimed launches of the same inputs right before each one; 20 by default, as "
+         "after the pause for checking a launch the GPU and the daemons are half asleep");
   choice("--modes", spec.modes, {"both", "fused", "unfused", "auto"}, "");
   choice("--verify", spec.verify, {"all", "first", "none"}, "which launches to check");
   choice("--sizes", spec.sizes, {"fixed", "vary"}, "vary: launches go through edge sizes");

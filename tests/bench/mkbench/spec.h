@@ -14,9 +14,11 @@ struct BenchSpec {
   std::string dtype = "bf16";
   std::string executor = "cpu";  ///< "cpu", "cuda": rank r on GPU r modulo their number
   std::uint32_t warmup = 2, iterations = 10;  ///< launches of each mode
-  std::string verify = "all";                 ///< "all" launches, "first" of each mode, "none"
-  std::string modes = "both";                 ///< "both", "fused", "unfused", "auto"
-  std::string sizes = "fixed";                ///< "fixed"; "vary": see extent_of()
+  /// On GPUs: as many launches of the same inputs right before each one, timed or not.
+  std::uint32_t lead = 0;
+  std::string verify = "all";        ///< "all" launches, "first" of each mode, "none"
+  std::string modes = "both";        ///< "both", "fused", "unfused", "auto"
+  std::string sizes = "fixed";       ///< "fixed"; "vary": see extent_of()
   bool barrier = true;               ///< before every launch, so that the ranks start together
   std::uint32_t skew_ms = 0;         ///< each rank sleeps up to so long, drawn, before each launch
   std::uint32_t tamper_at = kNever;  ///< spoils one output of rank 0 after this launch: must show
@@ -33,8 +35,8 @@ struct BenchSpec {
   static constexpr std::uint32_t kTracedRounds = 5;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchSpec, op, nodes, local, dtype, executor, warmup, iterations,
-                                   verify, modes, sizes, barrier, skew_ms, tamper_at, trace, seed,
-                                   timeout_ms, operation)
+                                   lead, verify, modes, sizes, barrier, skew_ms, tamper_at, trace,
+                                   seed, timeout_ms, operation)
 
 /// The size of launch `launch` where the case's largest is `max`: `max` itself with fixed sizes;
 /// else by turns the edges (max, least, max - 1, least + 1) and sizes drawn in between, the same on

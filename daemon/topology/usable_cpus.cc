@@ -1,0 +1,68 @@
+#include "daemon/topology/usable_cpus.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <limits>
+#include <string>
+
+namespace mk::topology {
+namespace {
+
+constexpr std::uint32_t kNoLimit = std::numeric_limits<std::uint32_t>::max();
+
+std::string first_line(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+/// This process's group of version 2: the line "0::/GROUP".
+std::string own_group() {
+  std::ifstream in("/proc/self/cgroup");
+  constexpr std::string_view kVersion2 = "0::";
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(kVersion2)) return line.substr(kVersion2.size());
+  return "/";
+}
+
+std::uint32_t affinity_cpus() {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  // (It fails where there are more than 1024: then a quota alone tells.)
+  if (::sched_getaffinity(0, sizeof cpus, &cpus) != 0) return kNoLimit;
+  return static_cast<std::uint32_t>(CPU_COUNT(&cpus));
+}
+
+}  // namespace
+
+std::uint32_t quota_cpus(std::string_view cpu_max) {
+  std::uint64_t quota = 0;
+  std::uint64_t period = 0;
+  const char* const end = cpu_max.data() + cpu_max.size();
+  const auto first = std::from_chars(cpu_max.data(), end, quota);
+  if (first.ec != std::errc{} || first.ptr == end || *first.ptr != ' ') return kNoLimit;
+  const auto second = std::from_chars(first.ptr + 1, end, period);
+  if (second.ec != std::errc{} || second.ptr != end || period == 0) return kNoLimit;
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(quota / period, 1, kNoLimit));
+}
+
+std::uint32_t group_cpus(const std::filesystem::path& mount, std::string_view group) {
+  while (group.starts_with('/')) group.remove_prefix(1);
+  std::uint32_t least = kNoLimit;
+  std::filesystem::path folder = mount / group;
+  for (;;) {
+    least = std::min(least, quota_cpus(first_line(folder / "cpu.max")));
+    if (folder == mount || !folder.has_relative_path()) return least;
+    folder = folder.parent_path();
+  }
+}
+
+std::uint32_t usable_cpus() {
+  return std::min(affinity_cpus(), group_cpus("/sys/fs/cgroup", own_group()));
+}
+
+}  // namespace mk::topology

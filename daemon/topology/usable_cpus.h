@@ -1,0 +1,24 @@
+/// \file
+/// How many CPUs this process may keep busy.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+
+namespace mk::topology {
+
+/// Of a control group's cpu.max, "QUOTA PERIOD" or "max PERIOD": whole CPUs, rounded down, at least
+/// one; UINT32_MAX: no limit, or nothing that can be understood.
+std::uint32_t quota_cpus(std::string_view cpu_max);
+
+/// The least that a group of control groups version 2 allows, `group` (as /proc/self/cgroup names
+/// it) or one above it; `mount` is where they are (/sys/fs/cgroup). UINT32_MAX: no limit.
+std::uint32_t group_cpus(const std::filesystem::path& mount, std::string_view group);
+
+/// The CPUs this process may run on (its affinity), or fewer where its control group's quota ends
+/// earlier: threads that poll past a quota stand still for most of a period. Version 1 groups are
+/// not looked at. At least one.
+std::uint32_t usable_cpus();
+
+}  // namespace mk::topology

@@ -1,0 +1,82 @@
+// How many CPUs a process may keep busy, by its control groups as the kernel's documentation has
+// them (Documentation/admin-guide/cgroup-v2.rst: cpu.max).
+#include "daemon/topology/usable_cpus.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "tests/daemon/service/temp_folder.h"
+
+namespace mk::topology {
+namespace {
+
+constexpr std::uint32_t kNoLimit = std::numeric_limits<std::uint32_t>::max();
+
+TEST(QuotaCpus, AreTheQuotaInWholePeriods) {
+  EXPECT_EQ(quota_cpus("100000 100000"), 1u);
+  EXPECT_EQ(quota_cpus("400000 100000"), 4u);
+  EXPECT_EQ(quota_cpus("399999 100000"), 3u) << "the fourth would be stopped in each period";
+  EXPECT_EQ(quota_cpus("50000 100000"), 1u) << "less than one CPU is still one thread's";
+  EXPECT_EQ(quota_cpus("80000 10000"), 8u);
+}
+
+TEST(QuotaCpus, WithoutALimitOrSenseThereIsNone) {
+  for (const char* text : {"max 100000", "max", "", "4", "4 ", "4 0", "4 x", "x 4", "-4 1", "4 1 ",
+                           "4 1x", "99999999999999999999 1"})
+    EXPECT_EQ(quota_cpus(text), kNoLimit) << '"' << text << '"';
+}
+
+class GroupCpus : public testing::Test {
+ protected:
+  void limit(const std::string& group, const std::string& cpu_max) {
+    const std::filesystem::path folder = std::filesystem::path(mount_.path()) / group;
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "cpu.max") << cpu_max << '\n';
+  }
+  std::uint32_t cpus(std::string_view group) const { return group_cpus(mount_.path(), group); }
+
+  daemon::TempFolder mount_;
+};
+
+TEST_F(GroupCpus, AreTheLeastOnTheWayUp) {
+  limit("system.slice", "800000 100000");
+  limit("system.slice/mkerneld.service", "max 100000");
+  limit("system.slice/mkerneld.service/small", "300000 100000");
+  limit("other", "100000 100000");
+  EXPECT_EQ(cpus("/system.slice/mkerneld.service"), 8u);
+  EXPECT_EQ(cpus("/system.slice/mkerneld.service/small"), 3u);
+  EXPECT_EQ(cpus("/system.slice"), 8u);
+}
+
+TEST_F(GroupCpus, ContainersSeeTheirOwnLimitAtTheMount) {
+  limit(".", "600000 100000");
+  EXPECT_EQ(cpus("/"), 6u);
+  EXPECT_EQ(cpus(""), 6u);
+  EXPECT_EQ(cpus("/a/group/that/is/not/there"), 6u);
+}
+
+TEST_F(GroupCpus, WithoutGroupsThereIsNoLimit) {
+  EXPECT_EQ(cpus("/"), kNoLimit);
+  EXPECT_EQ(cpus("/user.slice/session.scope"), kNoLimit);
+}
+
+TEST(UsableCpus, AreThoseOfTheAffinityAtMostAndOneAtLeast) {
+  cpu_set_t before;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  EXPECT_LE(usable_cpus(), static_cast<std::uint32_t>(CPU_COUNT(&before)));
+  std::size_t cpu = 0;
+  while (!CPU_ISSET(cpu, &before)) ++cpu;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(usable_cpus(), 1u);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+}  // namespace
+}  // namespace mk::topology
