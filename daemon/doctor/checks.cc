@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "daemon/config/units.h"
 #include "daemon/fabric/ofi/survey.h"
 
 namespace mk::doctor {
@@ -280,6 +281,21 @@ Finding isolation(const Facts& facts) {
   return finding;
 }
 
+Finding wakefulness(const Facts& facts) {
+  Finding finding{"cpu.spin", Outcome::kPass, {}, {}};
+  const std::string awake = daemon::format_duration(facts.spin.ns);
+  finding.evidence = fmt::format("a rail's thread stays awake for {} after its last work ({})",
+                                 awake, facts.spin.why.empty() ? "proxy.spin" : facts.spin.why);
+  if (facts.spin.ns >= topology::kSpinOverPausesNs || facts.spin.why.empty()) return finding;
+  finding.outcome = Outcome::kWarn;
+  finding.evidence += fmt::format("; a launch that finds it asleep begins up to {} later",
+                                  daemon::format_duration(facts.sleep_max_ns));
+  finding.fix =
+      "give the daemon four CPUs a rail (CPUAffinity=, CPUQuota=, a container's limits), or name "
+      "one for each in proxy.cpus, or set proxy.spin";
+  return finding;
+}
+
 Finding distances(const Facts& facts) {
   Finding finding{"topology.distance", Outcome::kPass, {}, {}};
   if (!facts.topology_trouble.empty()) {
@@ -394,10 +410,11 @@ std::string_view outcome_text(Outcome outcome) {
 }
 
 std::vector<Finding> examine(const Facts& facts) {
-  return {memlock(facts),     fabric_choice(facts), devices(facts),      ports(facts),
-          gids(facts),        mtus(facts),          registration(facts), gpu_memory(facts),
-          ofi_version(facts), ofi_providers(facts), huge_pages(facts),   isolation(facts),
-          distances(facts),   abi(facts),           peers(facts),        loopback_write(facts)};
+  return {memlock(facts),       fabric_choice(facts), devices(facts),      ports(facts),
+          gids(facts),          mtus(facts),          registration(facts), gpu_memory(facts),
+          ofi_version(facts),   ofi_providers(facts), huge_pages(facts),   isolation(facts),
+          wakefulness(facts),   distances(facts),     abi(facts),          peers(facts),
+          loopback_write(facts)};
 }
 
 int exit_code(const std::vector<Finding>& findings) {

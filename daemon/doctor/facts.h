@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "daemon/topology/spin.h"
+
 namespace mk::doctor {
 
 /// One port of one RDMA device.
@@ -51,6 +53,8 @@ struct Facts {
   std::string fabric_why;  ///< where the configuration leaves it open; empty: it names one
   std::string provider = "tcp";
   std::vector<std::int64_t> proxy_cpus;
+  topology::Spin spin;  ///< of the daemon that runs, else as this process would have it
+  std::uint64_t sleep_max_ns = 0;
 
   // -- host --
   struct Memlock {

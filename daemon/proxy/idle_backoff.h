@@ -3,23 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 
 namespace mk::daemon {
-
-/// How long a rail's thread polls hot where the configuration leaves it open ("auto"). A thread
-/// that sleeps when a launch begins makes it later, by up to an eighth of the pause before it, so
-/// it stays awake over the pauses between the launches of a job (milliseconds) where nobody misses
-/// the CPU: `own_cpus`, CPUs were named for all of them, or the process has four `cpus` and more
-/// for each of its `rails`.
-constexpr std::uint64_t auto_spin_ns(bool own_cpus, std::uint32_t cpus, std::size_t rails) {
-  constexpr std::uint64_t kOverPauses = 20'000'000;
-  constexpr std::uint64_t kAmongOthers = 50'000;
-  constexpr std::size_t kCpusOfRail = 4;
-  return own_cpus || cpus >= kCpusOfRail * rails ? kOverPauses : kAmongOthers;
-}
 
 /// Hot polling for `spin_ns` after the last work; then sleeps of an eighth of the time that was
 /// idle so far, up to `sleep_ns_max`; after seconds of idleness longer ones, up to kLongSleeps

@@ -12,7 +12,6 @@
 #include "daemon/config/units.h"
 #include "daemon/discovery/discovery.h"
 #include "daemon/metrics/metrics.h"
-#include "daemon/proxy/idle_backoff.h"
 #include "daemon/service/admin_guard.h"
 #include "daemon/service/admin_service.h"
 #include "daemon/service/grpc_channel.h"
@@ -21,28 +20,13 @@
 #include "daemon/service/live_config.h"
 #include "daemon/service/version.h"
 #include "daemon/topology/rails.h"
+#include "daemon/topology/spin.h"
 #include "daemon/topology/usable_cpus.h"
 
 namespace mk::daemon {
 namespace {
 
 constexpr auto kServerGrace = std::chrono::seconds(1);
-
-/// How long the rails' threads poll hot.
-std::uint64_t choose_spin(const Config& config, std::size_t rails, Logger& logger) {
-  if (config.proxy.spin_ns) return *config.proxy.spin_ns;
-  const auto& named = config.proxy.cpus;
-  const bool own_cpus =
-      !named.empty() && std::all_of(named.begin(), named.end(), [](auto cpu) { return cpu >= 0; });
-  const std::uint32_t cpus = topology::usable_cpus();
-  const std::uint64_t spin_ns = auto_spin_ns(own_cpus, cpus, rails);
-  const std::string why =
-      own_cpus ? "each rail has a CPU"
-               : fmt::format("{} CPUs for {} rail{}", cpus, rails, rails == 1 ? "" : "s");
-  logger.write(LogLevel::kInfo,
-               fmt::format("proxy.spin \"auto\" is {}: {}", format_duration(spin_ns), why));
-  return spin_ns;
-}
 
 /// The engine's options of a configuration. `logger` and `live` outlive the node.
 Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger) {
@@ -68,14 +52,19 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   if (!plan.why.empty()) logger.write(LogLevel::kInfo, plan.why);
   if (!plan.unused.empty()) logger.write(LogLevel::kWarning, plan.unused);
   options.rails.clear();
-  const std::uint64_t spin_ns = choose_spin(config, plan.endpoints.size(), logger);
+  const topology::Spin spin =
+      topology::choose_spin(config, plan.endpoints.size(), topology::usable_cpus());
+  if (!spin.why.empty()) {
+    logger.write(LogLevel::kInfo,
+                 fmt::format("proxy.spin \"auto\" is {}: {}", format_duration(spin.ns), spin.why));
+  }
   for (std::uint32_t rail = 0; rail < plan.endpoints.size(); ++rail) {
     RailOptions one;
     one.endpoint = plan.endpoints[rail];
     one.proxy.rail = rail;
     if (!config.proxy.cpus.empty()) one.proxy.cpu = static_cast<int>(config.proxy.cpus[rail]);
     one.proxy.batch_window_ns = config.proxy.batch_window_ns;
-    one.proxy.spin_ns = spin_ns;
+    one.proxy.spin_ns = spin.ns;
     one.proxy.sleep_ns_max = config.proxy.sleep_max_ns;
     options.rails.push_back(std::move(one));
   }

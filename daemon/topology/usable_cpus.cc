@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <fstream>
 #include <limits>
@@ -20,21 +21,20 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-/// This process's group of version 2: the line "0::/GROUP".
-std::string own_group() {
-  std::ifstream in("/proc/self/cgroup");
+/// A process's group of version 2: the line "0::/GROUP".
+std::string group_of(pid_t pid) {
+  const std::string process = pid == 0 ? "self" : std::to_string(pid);
+  std::ifstream in("/proc/" + process + "/cgroup");
   constexpr std::string_view kVersion2 = "0::";
   for (std::string line; std::getline(in, line);)
     if (line.starts_with(kVersion2)) return line.substr(kVersion2.size());
   return "/";
 }
 
-std::uint32_t affinity_cpus() {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  // (It fails where there are more than 1024: then a quota alone tells.)
-  if (::sched_getaffinity(0, sizeof cpus, &cpus) != 0) return kNoLimit;
-  return static_cast<std::uint32_t>(CPU_COUNT(&cpus));
+std::uint32_t affinity_cpus(pid_t pid) {
+  std::array<cpu_set_t, 16> cpus{};  // of 1024 each
+  if (::sched_getaffinity(pid, sizeof cpus, cpus.data()) != 0) return kNoLimit;
+  return static_cast<std::uint32_t>(CPU_COUNT_S(sizeof cpus, cpus.data()));
 }
 
 }  // namespace
@@ -61,8 +61,8 @@ std::uint32_t group_cpus(const std::filesystem::path& mount, std::string_view gr
   }
 }
 
-std::uint32_t usable_cpus() {
-  return std::min(affinity_cpus(), group_cpus("/sys/fs/cgroup", own_group()));
+std::uint32_t usable_cpus(pid_t pid) {
+  return std::min(affinity_cpus(pid), group_cpus("/sys/fs/cgroup", group_of(pid)));
 }
 
 }  // namespace mk::topology

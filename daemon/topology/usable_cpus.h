@@ -2,6 +2,8 @@
 /// How many CPUs this process may keep busy.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string_view>
@@ -16,9 +18,9 @@ std::uint32_t quota_cpus(std::string_view cpu_max);
 /// it) or one above it; `mount` is where they are (/sys/fs/cgroup). UINT32_MAX: no limit.
 std::uint32_t group_cpus(const std::filesystem::path& mount, std::string_view group);
 
-/// The CPUs this process may run on (its affinity), or fewer where its control group's quota ends
-/// earlier: threads that poll past a quota stand still for most of a period. Version 1 groups are
-/// not looked at. At least one.
-std::uint32_t usable_cpus();
+/// The CPUs a process (0: this one) may run on, its affinity, or fewer where its control group's
+/// quota ends earlier: threads that poll past a quota stand still for most of a period. Version 1
+/// groups are not looked at. At least one; UINT32_MAX: there is no such process.
+std::uint32_t usable_cpus(pid_t pid = 0);
 
 }  // namespace mk::topology

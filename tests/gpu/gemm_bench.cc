@@ -41,11 +41,11 @@ using mk::test::launch_or_exit;
 using mk::test::name;
 using mk::test::plans_for;
 using mk::test::race;
+using mk::test::RaceTiming;
 using mk::test::require;
 using mk::test::SeamRun;
 using mk::test::Sets;
 using mk::test::Shape;
-using mk::test::Timing;
 
 constexpr std::array kSpeedShapes = {Shape{2048, 2048, 2048},  Shape{4096, 4096, 4096},
                                      Shape{8192, 8192, 8192},  Shape{16384, 8192, 4096},
@@ -110,11 +110,11 @@ struct Row {
   DType dtype;
   BLayout layout;
   std::string variant;
-  Timing ours, theirs;              // by turns
-  Timing ours_alone, theirs_alone;  // each long enough to settle at its own clock; may be empty
+  RaceTiming ours, theirs;              // by turns
+  RaceTiming ours_alone, theirs_alone;  // each long enough to settle at its own clock; may be empty
   mk::test::Verdict verdict;
   double flops() const { return 2.0 * shape.m * shape.n * shape.k; }
-  double tflops(const Timing& t) const { return flops() / t.median() / 1e6; }
+  double tflops(const RaceTiming& t) const { return flops() / t.median() / 1e6; }
   double ratio() const { return theirs.median() / ours.median(); }
   bool alone() const { return !ours_alone.us.empty(); }
   double ratio_alone() const { return theirs_alone.median() / ours_alone.median(); }
@@ -165,7 +165,7 @@ void write_json(const std::string& path, const std::string& command, const std::
                 int cublas_version, const mk::test::OddShapes& odd) {
   using Json = nlohmann::ordered_json;
   const auto rounded = [](double value) { return std::round(value * 1e4) / 1e4; };
-  const auto times = [&](const Timing& t) {
+  const auto times = [&](const RaceTiming& t) {
     return Json{{"median", rounded(t.median())},
                 {"min", rounded(t.min())},
                 {"max", rounded(t.max())},
@@ -286,7 +286,7 @@ void sweep(const Cublas& cublas, double seconds) {
   }
 }
 
-std::string times(const Timing& t) {
+std::string times(const RaceTiming& t) {
   return fmt::format("{:.1f} ({:.1f}..{:.1f})", t.median(), t.min(), t.max());
 }
 

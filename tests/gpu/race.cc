@@ -8,15 +8,16 @@
 
 namespace mk::test {
 
-double Timing::median() const {
+double RaceTiming::median() const {
   std::vector<double> sorted = us;
   std::sort(sorted.begin(), sorted.end());
   return sorted[sorted.size() / 2];
 }
-double Timing::min() const { return *std::min_element(us.begin(), us.end()); }
-double Timing::max() const { return *std::max_element(us.begin(), us.end()); }
+double RaceTiming::min() const { return *std::min_element(us.begin(), us.end()); }
+double RaceTiming::max() const { return *std::max_element(us.begin(), us.end()); }
 
-std::vector<Timing> race(const std::vector<Launch>& sides, int sets, double flops, double seconds) {
+std::vector<RaceTiming> race(const std::vector<Launch>& sides, int sets, double flops,
+                             double seconds) {
   constexpr double kSampleUs = 4000;
   const double guess_us = flops / 650e6 + 4;
   const int reps = std::max(2, static_cast<int>(kSampleUs / guess_us));
@@ -24,7 +25,7 @@ std::vector<Timing> race(const std::vector<Launch>& sides, int sets, double flop
   cudaEvent_t begin, end;
   require(cudaEventCreate(&begin), "cudaEventCreate");
   require(cudaEventCreate(&end), "cudaEventCreate");
-  std::vector<Timing> timings(sides.size());
+  std::vector<RaceTiming> timings(sides.size());
   int set = 0;
   constexpr int kWarmups = 2;
   for (int sample = -kWarmups; sample < samples; ++sample) {
@@ -48,13 +49,13 @@ std::vector<Timing> race(const std::vector<Launch>& sides, int sets, double flop
   return timings;
 }
 
-std::vector<Timing> endure(const std::vector<Launch>& sides, int sets, double flops, double seconds,
-                           int rounds) {
+std::vector<RaceTiming> endure(const std::vector<Launch>& sides, int sets, double flops,
+                               double seconds, int rounds) {
   const int reps = std::max(2, static_cast<int>(seconds / 2 * 1e6 / (flops / 650e6 + 4)));
   cudaEvent_t begin, end;
   require(cudaEventCreate(&begin), "cudaEventCreate");
   require(cudaEventCreate(&end), "cudaEventCreate");
-  std::vector<Timing> timings(sides.size());
+  std::vector<RaceTiming> timings(sides.size());
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t side = 0; side < sides.size(); ++side) {
       for (int r = 0; r < 2 * reps; ++r) {

@@ -11,7 +11,7 @@ namespace mk::test {
 /// One way to do the work: launches it on input set `set`.
 using Launch = std::function<void(int set)>;
 
-struct Timing {
+struct RaceTiming {
   std::vector<double> us;  ///< per launch, one entry per sample
   double median() const;
   double min() const;
@@ -21,11 +21,12 @@ struct Timing {
 /// Times the sides by turns: a sample is a few milliseconds of back-to-back launches on the null
 /// stream over the rotating sets. `flops` of one launch sizes the samples; `seconds` of samples per
 /// side.
-std::vector<Timing> race(const std::vector<Launch>& sides, int sets, double flops, double seconds);
+std::vector<RaceTiming> race(const std::vector<Launch>& sides, int sets, double flops,
+                             double seconds);
 
 /// Runs each side alone for `seconds` and times the second half of it, round after round: what a
 /// side reaches at the clock that its own power draw leaves it. One sample per round.
-std::vector<Timing> endure(const std::vector<Launch>& sides, int sets, double flops, double seconds,
-                           int rounds);
+std::vector<RaceTiming> endure(const std::vector<Launch>& sides, int sets, double flops,
+                               double seconds, int rounds);
 
 }  // namespace mk::test

@@ -26,6 +26,8 @@ Facts good() {
   Facts facts;
   facts.fabric = "verbs";
   facts.proxy_cpus = {2, 3};
+  facts.spin = {topology::kSpinOverPausesNs, "each rail has a CPU"};
+  facts.sleep_max_ns = 500'000;
   facts.cpus = {0, 1, 2, 3};
   facts.isolated_cpus = {2, 3};
   facts.huge_page_bytes = 2 << 20;
@@ -78,8 +80,8 @@ TEST(DoctorTest, IdsAreStable) {
   EXPECT_EQ(ids, (std::vector<std::string>{
                      "limits.memlock", "fabric.choice", "verbs.devices", "verbs.ports", "verbs.gid",
                      "verbs.mtu", "verbs.register", "gpu.memory", "ofi.version", "ofi.providers",
-                     "memory.hugepages", "cpu.isolation", "topology.distance", "abi.version",
-                     "peers.reachable", "fabric.write"}));
+                     "memory.hugepages", "cpu.isolation", "cpu.spin", "topology.distance",
+                     "abi.version", "peers.reachable", "fabric.write"}));
 }
 
 struct Case {
@@ -219,6 +221,18 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
        [](Facts& f) {
          f.proxy_cpus = {2, 9};
        }},
+      {"cpu.spin", Outcome::kPass, "awake for 20ms after its last work (each rail has a CPU)",
+       [](Facts&) {}},
+      {"cpu.spin", Outcome::kPass, "awake for 50us after its last work (proxy.spin)",
+       [](Facts& f) {
+         f.spin = {topology::kSpinAmongOthersNs, {}};
+       }},
+      {"cpu.spin", Outcome::kWarn,
+       "awake for 50us after its last work (2 CPUs for 1 rail); a launch that finds it asleep "
+       "begins up to 500us later",
+       [](Facts& f) {
+         f.spin = {topology::kSpinAmongOthersNs, "2 CPUs for 1 rail"};
+       }},
       {"topology.distance", Outcome::kWarn, "mlx5_0", [](Facts& f) { f.rails[0].near = false; }},
       {"topology.distance", Outcome::kWarn, "7 NICs stay idle",
        [](Facts& f) { f.idle_nics = "7 NICs stay idle"; }},
@@ -273,7 +287,7 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
     }
     seen.insert({one.id, finding.outcome});
   }
-  EXPECT_GE(seen.size(), 33u);
+  EXPECT_GE(seen.size(), 35u);
 }
 
 TEST(DoctorTest, AFailureDecidesTheExitCodeAndWarningsDoNot) {
@@ -291,9 +305,9 @@ TEST(DoctorTest, TheReportIsForPeopleAndForScripts) {
   const auto findings = examine(facts);
   EXPECT_THAT(to_text(findings), AllOf(HasSubstr("FAIL  limits.memlock     locked memory: 64 KiB"),
                                        HasSubstr("-> set LimitMEMLOCK=infinity"),
-                                       HasSubstr("14 passed, 0 warnings, 1 failed, 1 skipped\n")));
+                                       HasSubstr("15 passed, 0 warnings, 1 failed, 1 skipped\n")));
   const auto json = nlohmann::json::parse(to_json(findings));
-  EXPECT_EQ(json["checks"].size(), 16u);
+  EXPECT_EQ(json["checks"].size(), 17u);
   EXPECT_EQ(json["checks"][0]["id"], "limits.memlock");
   EXPECT_EQ(json["checks"][0]["result"], "FAIL");
   EXPECT_EQ(json["summary"]["fail"], 1);
@@ -305,6 +319,8 @@ TEST(DoctorTest, ThisMachineIsLookedAtForReal) {
   config.peers.push_back({1, {.unix_socket = true, .path = testing::TempDir() + "nor-here.sock"}});
   const Facts facts = gather(config, "0.1.0", {});
   EXPECT_THAT(facts.cpus, Not(IsEmpty()));
+  EXPECT_THAT(facts.spin.why, HasSubstr("for 1 rail"));
+  EXPECT_EQ(facts.sleep_max_ns, config.proxy.sleep_max_ns);
   EXPECT_GT(facts.huge_page_bytes, 0u);
   EXPECT_TRUE(facts.write.trouble.empty()) << facts.write.trouble;
   EXPECT_EQ(facts.write.endpoint, "loopback");

@@ -59,16 +59,5 @@ TEST(BackoffLimits, WithoutSpinningItSleepsAtOnceAndWithoutSleepItNeverDoes) {
   EXPECT_EQ(IdleBackoff(0, 0).sleep_ns(kNow, {}), 0u);
 }
 
-TEST(SpinByItself, IsLongWhereFourCpusArePerRailOrEachHasItsOwn) {
-  constexpr std::uint64_t kLong = 20'000'000;
-  constexpr std::uint64_t kShort = 50'000;
-  for (std::size_t rails = 1; rails <= 16; ++rails) {
-    const auto enough = static_cast<std::uint32_t>(4 * rails);
-    EXPECT_EQ(auto_spin_ns(false, enough, rails), kLong) << rails;
-    EXPECT_EQ(auto_spin_ns(false, enough - 1, rails), kShort) << rails;
-    EXPECT_EQ(auto_spin_ns(true, 1, rails), kLong) << rails;
-  }
-}
-
 }  // namespace
 }  // namespace mk::daemon

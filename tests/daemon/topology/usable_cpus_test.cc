@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <limits>
@@ -75,8 +76,11 @@ TEST(UsableCpus, AreThoseOfTheAffinityAtMostAndOneAtLeast) {
   CPU_SET(cpu, &one);
   ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
   EXPECT_EQ(usable_cpus(), 1u);
+  EXPECT_EQ(usable_cpus(::getpid()), 1u);
   ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
 }
+
+TEST(UsableCpus, OfNoProcessAreUnknown) { EXPECT_EQ(usable_cpus(1 << 30), kNoLimit); }
 
 }  // namespace
 }  // namespace mk::topology
