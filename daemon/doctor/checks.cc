@@ -7,6 +7,7 @@
 
 #include "daemon/config/units.h"
 #include "daemon/fabric/ofi/survey.h"
+#include "daemon/proxy/idle_backoff.h"
 
 namespace mk::doctor {
 namespace {
@@ -288,8 +289,10 @@ Finding wakefulness(const Facts& facts) {
                                  awake, facts.spin.why.empty() ? "proxy.spin" : facts.spin.why);
   if (facts.spin.ns >= topology::kSpinOverPausesNs || facts.spin.why.empty()) return finding;
   finding.outcome = Outcome::kWarn;
-  finding.evidence += fmt::format("; a launch that finds it asleep begins up to {} later",
-                                  daemon::format_duration(facts.sleep_max_ns));
+  finding.evidence += fmt::format(
+      "; a launch that finds it asleep begins up to {} later, {} after seconds without work",
+      daemon::format_duration(facts.sleep_max_ns),
+      daemon::format_duration(facts.sleep_max_ns * daemon::IdleBackoff::kLongSleeps));
   finding.fix =
       "give the daemon four CPUs a rail (CPUAffinity=, CPUQuota=, a container's limits), or name "
       "one for each in proxy.cpus, or set proxy.spin";

@@ -26,7 +26,7 @@ void probe_topology(const daemon::Config& config, Facts& facts);
 void probe_daemon(const daemon::Config& config, Facts& facts);
 /// After probe_daemon: of the daemon that runs, else of this process.
 void probe_memlock(const daemon::Config& config, Facts& facts);
-/// After probe_topology and probe_memlock: of the same process.
+/// After probe_memlock: of the same process.
 void probe_spin(const daemon::Config& config, Facts& facts);
 void probe_peers(const daemon::Config& config, const FindNodes& find, Facts& facts);
 void probe_write(const daemon::Config& config, Facts& facts);

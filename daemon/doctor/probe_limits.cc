@@ -1,11 +1,11 @@
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <sstream>
 
 #include "daemon/doctor/probe.h"
+#include "daemon/topology/rails.h"
 #include "daemon/topology/usable_cpus.h"
 #include "shm/host/unix_socket.h"
 
@@ -71,12 +71,11 @@ void probe_memlock(const daemon::Config& config, Facts& facts) {
 }
 
 void probe_spin(const daemon::Config& config, Facts& facts) {
-  const std::uint32_t asked = config.fabric.rails;
-  const std::size_t rails = asked != daemon::kRailsAuto ? asked : facts.rails.size();
+  const auto plan = topology::plan_rails(config);
+  const std::size_t rails = plan ? plan->endpoints.size() : 1;  // it would not start
   const auto process = static_cast<pid_t>(facts.memlock.daemon);
   facts.sleep_max_ns = config.proxy.sleep_max_ns;
-  facts.spin = topology::choose_spin(config, std::max<std::size_t>(rails, 1),
-                                     topology::usable_cpus(process));
+  facts.spin = topology::choose_spin(config, rails, topology::usable_cpus(process));
 }
 
 }  // namespace mk::doctor

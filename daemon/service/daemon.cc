@@ -53,7 +53,7 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   if (!plan.unused.empty()) logger.write(LogLevel::kWarning, plan.unused);
   options.rails.clear();
   const topology::Spin spin =
-      topology::choose_spin(config, plan.endpoints.size(), topology::usable_cpus());
+      topology::choose_spin(resolved.config, plan.endpoints.size(), topology::usable_cpus());
   if (!spin.why.empty()) {
     logger.write(LogLevel::kInfo,
                  fmt::format("proxy.spin \"auto\" is {}: {}", format_duration(spin.ns), spin.why));

@@ -6,13 +6,16 @@
 #include <array>
 #include <charconv>
 #include <fstream>
-#include <limits>
 #include <string>
 
 namespace mk::topology {
 namespace {
 
-constexpr std::uint32_t kNoLimit = std::numeric_limits<std::uint32_t>::max();
+using Cpus = std::optional<std::uint32_t>;
+
+Cpus least_of(Cpus one, Cpus other) {
+  return one && other ? std::min(*one, *other) : one ? one : other;
+}
 
 std::string first_line(const std::filesystem::path& file) {
   std::ifstream in(file);
@@ -21,7 +24,7 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-/// A process's group of version 2: the line "0::/GROUP".
+/// A process's group of version 2, "/GROUP"; "/" where there are none.
 std::string group_of(pid_t pid) {
   const std::string process = pid == 0 ? "self" : std::to_string(pid);
   std::ifstream in("/proc/" + process + "/cgroup");
@@ -31,38 +34,43 @@ std::string group_of(pid_t pid) {
   return "/";
 }
 
-std::uint32_t affinity_cpus(pid_t pid) {
+Cpus affinity_cpus(pid_t pid) {
   std::array<cpu_set_t, 16> cpus{};  // of 1024 each
-  if (::sched_getaffinity(pid, sizeof cpus, cpus.data()) != 0) return kNoLimit;
+  if (::sched_getaffinity(pid, sizeof cpus, cpus.data()) != 0) return std::nullopt;
   return static_cast<std::uint32_t>(CPU_COUNT_S(sizeof cpus, cpus.data()));
 }
 
 }  // namespace
 
-std::uint32_t quota_cpus(std::string_view cpu_max) {
+Cpus quota_cpus(std::string_view cpu_max) {
   std::uint64_t quota = 0;
   std::uint64_t period = 0;
   const char* const end = cpu_max.data() + cpu_max.size();
   const auto first = std::from_chars(cpu_max.data(), end, quota);
-  if (first.ec != std::errc{} || first.ptr == end || *first.ptr != ' ') return kNoLimit;
+  if (first.ec != std::errc{} || first.ptr == end || *first.ptr != ' ') return std::nullopt;
   const auto second = std::from_chars(first.ptr + 1, end, period);
-  if (second.ec != std::errc{} || second.ptr != end || period == 0) return kNoLimit;
-  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(quota / period, 1, kNoLimit));
+  if (second.ec != std::errc{} || second.ptr != end || period == 0) return std::nullopt;
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(quota / period, 1, UINT32_MAX));
 }
 
-std::uint32_t group_cpus(const std::filesystem::path& mount, std::string_view group) {
+Cpus group_cpus(const std::filesystem::path& mount, std::string_view group) {
   while (group.starts_with('/')) group.remove_prefix(1);
-  std::uint32_t least = kNoLimit;
+  Cpus least;
   std::filesystem::path folder = mount / group;
   for (;;) {
-    least = std::min(least, quota_cpus(first_line(folder / "cpu.max")));
+    least = least_of(least, quota_cpus(first_line(folder / "cpu.max")));
     if (folder == mount || !folder.has_relative_path()) return least;
     folder = folder.parent_path();
   }
 }
 
-std::uint32_t usable_cpus(pid_t pid) {
-  return std::min(affinity_cpus(pid), group_cpus("/sys/fs/cgroup", group_of(pid)));
+Cpus usable_cpus(pid_t pid) {
+  const Cpus allowed = affinity_cpus(pid);
+  const std::string group = group_of(pid);
+  // So the kernel names a group outside this process's namespace of them.
+  const bool outside = group.starts_with("/..");
+  if (!allowed || outside) return std::nullopt;
+  return least_of(allowed, group_cpus("/sys/fs/cgroup", group));
 }
 
 }  // namespace mk::topology

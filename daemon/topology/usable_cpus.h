@@ -1,26 +1,28 @@
 /// \file
-/// How many CPUs this process may keep busy.
+/// How many CPUs a process may keep busy.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 
 namespace mk::topology {
 
 /// Of a control group's cpu.max, "QUOTA PERIOD" or "max PERIOD": whole CPUs, rounded down, at least
-/// one; UINT32_MAX: no limit, or nothing that can be understood.
-std::uint32_t quota_cpus(std::string_view cpu_max);
+/// one; nullopt: no limit, or nothing that can be understood.
+std::optional<std::uint32_t> quota_cpus(std::string_view cpu_max);
 
-/// The least that a group of control groups version 2 allows, `group` (as /proc/self/cgroup names
-/// it) or one above it; `mount` is where they are (/sys/fs/cgroup). UINT32_MAX: no limit.
-std::uint32_t group_cpus(const std::filesystem::path& mount, std::string_view group);
+/// The least that a group of control groups version 2 allows, `group` (as /proc/PID/cgroup names
+/// it) or one above it; `mount` is where they are (/sys/fs/cgroup). nullopt: no limit.
+std::optional<std::uint32_t> group_cpus(const std::filesystem::path& mount, std::string_view group);
 
 /// The CPUs a process (0: this one) may run on, its affinity, or fewer where its control group's
-/// quota ends earlier: threads that poll past a quota stand still for most of a period. Version 1
-/// groups are not looked at. At least one; UINT32_MAX: there is no such process.
-std::uint32_t usable_cpus(pid_t pid = 0);
+/// quota ends earlier: threads that poll past a quota stand still for most of a period. At least
+/// one. Version 1 groups are not looked at. nullopt: there is no such process, or its group lies
+/// outside those that are seen from here.
+std::optional<std::uint32_t> usable_cpus(pid_t pid = 0);
 
 }  // namespace mk::topology

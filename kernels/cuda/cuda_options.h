@@ -35,7 +35,8 @@ struct CudaOptions {
   /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kNK;
-  /// For Mode::kAuto; 0: see gpu_rates.h.
+  /// For Mode::kAuto, and for what is chosen by whether product or network takes longer; 0: see
+  /// gpu_rates.h.
   MachineRates rates;
   /// Null, or at an address of the device the word SegmentHeader::launches: the kernel adds one
   /// when a launch of several ranks begins, and one when it ends.

@@ -25,7 +25,7 @@ SumGroups sums_over_nodes(const World& world, const CudaOptions& options, std::u
   constexpr SumGroups kOfOne[] = {{0, 24}};  // to a node: nobody reduces there
   // Of the network's time: one of twice the speed, that nobody has told of, does no harm then.
   constexpr double kPart = 0.5;
-  if (options.ranks_per_device != 1) return otherwise;
+  if (options.ranks_per_device != 1 || options.compute_blocks != 0) return otherwise;
   const MachineRates whole = gpu_rates(options.rates, kBlocksMax);
   const auto fits = [&](const SumGroups& groups) {
     constexpr std::uint32_t kPollerAndSend = 2;
@@ -40,6 +40,24 @@ SumGroups sums_over_nodes(const World& world, const CudaOptions& options, std::u
   const auto found = std::find_if(tried.begin(), tried.end(), fits);
   return found != tried.end() ? *found : otherwise;
 }
+
+namespace {
+
+/// Takes what is more than `most` from both numbers, in proportion, as far as they are not `named`;
+/// one stays of each.
+void limit(std::uint32_t most, std::uint32_t& one, bool one_named, std::uint32_t& other,
+           bool other_named) {
+  const std::uint32_t both = one + other;
+  if (both <= most) return;
+  const auto without = [most](std::uint32_t rest) {
+    return std::max(1u, most - std::min(most, rest));
+  };
+  if (!one_named && one != 0)
+    one = std::min(one, other_named ? without(other) : std::max(1u, one * most / both));
+  if (!other_named && other != 0) other = std::min(other, without(one));
+}
+
+}  // namespace
 
 Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
@@ -62,6 +80,11 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
   std::uint32_t streams =
       count(needs.stream, options.stream_groups,
             few ? (needs.receive ? 0 : 1) : needs.stream_groups, few ? 0 : needs.stream_least);
+  const std::uint32_t product = options.compute_blocks != 0 ? options.compute_blocks : share / 2;
+  const std::uint32_t most = (share - std::min(share, product)) * kGroupsOfBlock;
+  const std::uint32_t besides = frame.pollers + blocks.send;
+  limit(most - std::min(most, besides), blocks.receive, options.receive_groups != 0, streams,
+        options.stream_groups != 0);
   frame.comm_blocks =
       div_up(frame.pollers + blocks.send + blocks.receive + streams, kGroupsOfBlock);
   if (few && options.stream_groups == 0 && options.receive_groups == 0)

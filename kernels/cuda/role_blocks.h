@@ -55,17 +55,18 @@ struct SumGroups {
 };
 GroupNeeds sum_needs(const World& world, const SumGroups& groups);
 /// Those over nodes, by default: the more the sooner sums go out and come in, as long as the
-/// product, on the SMs that are left to it, takes half of the network's time at most. For each
-/// element of C a rank computes 2 k operations and sends `sent_bytes`. `otherwise`: where no number
-/// is so, or ranks share a GPU (which has not been measured).
+/// product, on those of 128 SMs that are left to it, takes half of the network's time at most. For
+/// each element of C a rank computes 2 k operations and sends `sent_bytes`. `otherwise`: where no
+/// number is so, ranks share a GPU (which has not been measured), or the caller names compute
+/// blocks.
 SumGroups sums_over_nodes(const World& world, const CudaOptions& options, std::uint32_t k,
                           double sent_bytes, const SumGroups& otherwise);
 
 /// Fills in `blocks`, in `frame` the blocks outside the compute blocks; its pollers are set. A
-/// count that the options name is taken as it is; by default groups that stream fill their last
-/// block up. kLimitExceeded: `device_blocks`, the device's, do not hold that for every rank that
-/// shares it; kInvalidArgument: more send groups than the session's `lane_count` lanes. `op`: for
-/// messages.
+/// count that the options name is taken as it is; by default groups leave the compute blocks half
+/// of the share, or as many as the options name, and those that stream fill their last block up.
+/// kLimitExceeded: `device_blocks`, the device's, do not hold that for every rank that shares it;
+/// kInvalidArgument: more send groups than the session's `lane_count` lanes. `op`: for messages.
 Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                      FrameArguments& frame);

@@ -234,6 +234,56 @@ TEST(RoleBlocks, SumsOverNodesTakeTheSmsThatTheProductCanSpare) {
   EXPECT_EQ(groups(2, 1028, fast).reduce, 24u);
 }
 
+TEST(RoleBlocks, SumsOverNodesGoByTheGpusRateAndLeaveNamedBlocksAlone) {
+  constexpr SumGroups kOtherwise{24, 7};
+  CudaOptions slow;
+  slow.rates.flops_per_s = 64e12;  // of all 128 SMs: 63 of them take 2 k / 31.5e12 an element
+  EXPECT_EQ(sums_over_nodes(world_of(2, 2), slow, 157, 1, kOtherwise).reduce, 144u);
+  EXPECT_EQ(sums_over_nodes(world_of(2, 2), slow, 158, 1, kOtherwise).reduce, 96u);
+  CudaOptions named;
+  named.compute_blocks = 100;
+  EXPECT_EQ(sums_over_nodes(world_of(2, 2), named, 8, 1, kOtherwise).reduce, kOtherwise.reduce);
+}
+
+// However many groups are wanted, the product has half of a share, or the blocks that the caller
+// named; every role that is needed has a group.
+TEST(RoleBlocks, GroupsByDefaultLeaveTheProductItsBlocks) {
+  for (const std::uint32_t device : {20u, 60u, 78u, 114u, 132u, 148u}) {
+    for (const std::uint32_t compute : {0u, 5u, 16u}) {
+      for (const SumGroups& groups : {SumGroups{192, 96}, SumGroups{144, 48}, SumGroups{24, 7}}) {
+        SCOPED_TRACE(testing::Message() << device << " SMs, " << compute << " named, "
+                                        << groups.reduce << " and " << groups.receive);
+        CudaOptions options;
+        options.compute_blocks = compute;
+        const Chosen chosen = choose(sum_needs(world_of(2, 2), groups), options, device);
+        ASSERT_TRUE(chosen.status) << chosen.status.error().message;
+        EXPECT_GE(chosen.blocks.compute, compute != 0 ? compute : device / 2);
+        EXPECT_GE(chosen.blocks.receive, 1u);
+        EXPECT_GE(chosen.blocks.reduce, 1u);
+        EXPECT_LE(chosen.blocks.compute + chosen.frame.comm_blocks, device);
+      }
+    }
+  }
+  // Those of a whole H100 are not touched.
+  const Chosen whole = chosen_of(sum_needs(world_of(2, 2), {144, 48}), {});
+  EXPECT_EQ(whole.blocks.receive, 48u);
+  EXPECT_GE(whole.blocks.reduce, 144u);
+  // Of 148 SMs 128 are the product's by name, and 20 are left: 60 groups, poller and send among
+  // them.
+  CudaOptions most;
+  most.compute_blocks = kBlocksMax;
+  const Chosen left = choose(sum_needs(world_of(2, 2), {144, 48}), most, 148);
+  ASSERT_TRUE(left.status) << left.status.error().message;
+  EXPECT_EQ(left.blocks.receive, 48u * 58 / 192);
+  EXPECT_EQ(left.blocks.reduce, 58u - left.blocks.receive);
+  // And one that is named, too, is left as it is.
+  most.receive_groups = 30;
+  const Chosen named = choose(sum_needs(world_of(2, 2), {144, 48}), most, 148);
+  ASSERT_TRUE(named.status) << named.status.error().message;
+  EXPECT_EQ(named.blocks.receive, 30u);
+  EXPECT_EQ(named.blocks.reduce, 28u);
+}
+
 TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {
   const GroupNeeds needs = sum_needs(world_of(2, 2), {12, kReceive});
   CudaOptions options = shared_by(2);

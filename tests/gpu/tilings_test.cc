@@ -285,9 +285,10 @@ TEST(Tilings, GroupsThatShareRowsAreAsManyAsTheLinksTake) {
       {2, 4, {8192, 1024, 8192}, 48},   {2, 4, {32768, 4096, 32768}, 24},
   };
   for (const Groups& one : cases) {
-    EXPECT_EQ(ag_gemm_share_groups(one.nodes, one.locals, one.max), one.groups)
+    EXPECT_EQ(ag_gemm_share_groups(one.nodes, one.locals, one.max, false), one.groups)
         << text({one.nodes, one.locals, one.max, 0, 0});
   }
+  EXPECT_EQ(ag_gemm_share_groups(2, 2, {2048, 256, 2048}, true), 96u);
 }
 
 // The more the shorter the product beside the sums; of several ranks more than of two, whose sums

@@ -92,11 +92,13 @@ bool on_one_device(const RankContext& context, std::uint32_t one, std::uint32_t 
 
 // The shorter the product beside the gather, the more; but to several peers 12 SMs' bulk stores are
 // all that NVLink takes. As measured with two, four and eight ranks (EXPERIMENTS.md).
-std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max) {
+std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
+                                   bool shared) {
   constexpr std::uint32_t kMost = 192;  // half of the GPU
   const bool pair = locals == 2;
   if (is_small(max)) {
-    if (nodes > 1 || max.m <= kFewRows) return kMost;
+    if (nodes > 1) return shared ? kMost / 2 : kMost;  // (ranks that share: not measured)
+    if (max.m <= kFewRows) return kMost;
     return pair ? kMost / 2 : 48;
   }
   if (nodes > 1) {
@@ -228,7 +230,8 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   needs.stream = of.size() > 1;
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
-  const std::uint32_t groups = ag_gemm_share_groups(of.nodes, of.locals, plan_.max);
+  const std::uint32_t groups =
+      ag_gemm_share_groups(of.nodes, of.locals, plan_.max, options.ranks_per_device > 1);
   // Where the product takes longer than the rail, it needs the SMs.
   needs.stream_least = of.nodes > 1 && plan_.max.n < kNarrow ? cuda::kGroupsOfRail : 0;
   // What comes is passed on to the node's others when the rank's own rows are, which are needed

@@ -36,9 +36,11 @@ bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shap
 /// product, the less, as its last tiles wait for it; but each time costs. Whole chunks of the plan.
 std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, const MachineRates& rates);
 
-/// Groups that share a rank's rows where DMA engines don't, of a whole GPU and of 128 threads each.
+/// Groups that share a rank's rows where DMA engines don't, of a whole GPU and of 128 threads each;
+/// `shared`: ranks share a GPU.
 /// Those that do nothing else take tiles when the rows are shared.
-std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max);
+std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
+                                   bool shared);
 
 /// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and those that
 /// come over the network in a launch of m rows. `by_dma`: DMA engines bring the rows, and pass on

@@ -23,7 +23,7 @@ namespace mk::kernels {
 Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
                            std::uint32_t blocks);
 
-/// Reduce groups of a rank of one node of `gpus` ranks with a GPU each (2: or ranks that share
+/// Reduce groups of a rank of one node of `gpus` ranks with a GPU each (1: or of ranks that share
 /// one), by default, where groups sum.
 std::uint32_t gemm_rs_reduce_groups(std::uint32_t gpus, std::uint32_t k);
 

@@ -40,13 +40,21 @@ void GemmRank::upload(Output* gathered) {
     if (!made) return keep(propagate(made));
     gpu_ = std::move(*made);
   }
-  keep(gpu_->put(kA, std::as_bytes(std::span(a_))));
-  keep(gpu_->put(kB, std::as_bytes(std::span(b_))));
-  for (const auto& [place, output] : {std::pair{kC, &c_}, std::pair{kGathered, gathered}}) {
-    if (output == nullptr) continue;
+  const auto put_output = [this, &keep](Place place, Output* output) {
+    if (output == nullptr) return;
     output->poison();
     keep(gpu_->put(place, output->whole()));
-  }
+  };
+  keep(gpu_->put(kA, std::as_bytes(std::span(a_))));
+  keep(gpu_->put(kB, std::as_bytes(std::span(b_))));
+  put_output(kC, &c_);
+  put_output(kGathered, gathered);
+  if (spec_.lead == 0) return;
+  // Other values: what those launches leave behind must not pass for this launch's.
+  const Elements other(a_.rbegin(), a_.rend());
+  keep(gpu_->put(kLeadA, std::as_bytes(std::span(other))));
+  put_output(kLeadC, &c_);
+  put_output(kLeadGathered, gathered);
 }
 
 Result<LaunchStats> GemmRank::launch_with(
@@ -62,18 +70,24 @@ Result<LaunchStats> GemmRank::launch_with(
   const auto contents = [this](Place place, Output* output) -> void* {
     return output != nullptr ? gpu_->at(place) + Output::guard_bytes() : nullptr;
   };
-  const auto once = [&] {
-    return launch(gpu_->at(kA), gpu_->at(kB), contents(kC, &c_), contents(kGathered, gathered));
-  };
-  for (std::uint32_t before = 0; before < spec_.lead; ++before) MK_RETURN_IF_ERROR(once());
-  if (spec_.lead != 0) {  // what they have written must not count: poison, as before them
-    MK_RETURN_IF_ERROR(gpu_->put(kC, c_.whole()));
-    if (gathered != nullptr) MK_RETURN_IF_ERROR(gpu_->put(kGathered, gathered->whole()));
+  if (leading_) {
+    return launch(gpu_->at(kLeadA), gpu_->at(kB), contents(kLeadC, &c_),
+                  contents(kLeadGathered, gathered));
   }
-  MK_ASSIGN_OR_RETURN(const LaunchStats stats, once());
+  MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch(gpu_->at(kA), gpu_->at(kB), contents(kC, &c_),
+                                                      contents(kGathered, gathered)));
   MK_RETURN_IF_ERROR(gpu_->get(kC, c_.whole()));
   if (gathered != nullptr) MK_RETURN_IF_ERROR(gpu_->get(kGathered, gathered->whole()));
   return stats;
+}
+
+Status GemmRank::lead(LaunchMode mode, std::uint32_t launches) {
+  leading_ = true;
+  Status status;
+  for (std::uint32_t done = 0; done < launches && status; ++done)
+    if (const auto stats = launch(mode); !stats) status = propagate(stats);
+  leading_ = false;
+  return status;
 }
 
 tools::Comparison GemmRank::compare_sum(const RankShare& rows, const std::uint16_t* c) const {

@@ -43,6 +43,7 @@ class GemmCase : public CaseWithOptions<GemmOptions> {
 class GemmRank : public RankCase {
  public:
   std::vector<Output*> outputs() override { return {&c_}; }
+  Status lead(LaunchMode mode, std::uint32_t launches) override;
 
  protected:
   GemmRank(const BenchSpec& spec, const GemmOptions& options, std::uint32_t rank)
@@ -80,9 +81,10 @@ class GemmRank : public RankCase {
   Output c_;
 
  private:
-  enum Place : std::size_t { kA, kB, kC, kGathered };
+  enum Place : std::size_t { kA, kB, kC, kGathered, kLeadA, kLeadC, kLeadGathered };
   std::optional<DeviceMatrices> gpu_;
-  Status upload_;  ///< its first error
+  Status upload_;         ///< its first error
+  bool leading_ = false;  ///< what is launched leads up to the launch that counts
 };
 
 }  // namespace mk::bench

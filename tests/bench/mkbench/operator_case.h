@@ -23,7 +23,7 @@ class App;
 
 namespace mk::bench {
 
-/// One rank's operator. Calls come in the order make_inputs, launch, verify.
+/// One rank's operator. Calls come in the order make_inputs, lead (perhaps), launch, verify.
 class RankCase {
  public:
   virtual ~RankCase() = default;
@@ -31,6 +31,9 @@ class RankCase {
   /// follows from the same numbers.
   virtual void make_inputs(std::uint32_t launch) = 0;
   virtual Result<LaunchStats> launch(LaunchMode mode) = 0;
+  /// On GPUs, `launches` like the one that follows, of the same shapes and other values, into
+  /// memory of their own: they wake up GPU and daemons. Others have no need of that.
+  virtual Status lead(LaunchMode /*mode*/, std::uint32_t /*launches*/) { return {}; }
   /// All memory the launch may write: poisoned before it, hashed after it.
   virtual std::vector<Output*> outputs() = 0;
   /// Compares with float64: all of this rank's outputs or, when all ranks' are equal, a share of

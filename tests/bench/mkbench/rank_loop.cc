@@ -48,6 +48,8 @@ class RankLoop {
     bool traced;
   };
   Result<LaunchReport> launch(Session& session, RankCase& rank_case, const Turn& turn);
+  /// All ranks, unless launches are to follow each other without a pause.
+  Status meet(Session& session) const;
   void start_late(std::uint32_t launch) const;
   bool wants_check(bool fused);
 
@@ -99,8 +101,11 @@ Status RankLoop::run(const std::string& socket, const std::string& job, int repo
 Result<LaunchReport> RankLoop::launch(Session& session, RankCase& rank_case, const Turn& turn) {
   rank_case.make_inputs(turn.number);
   for (Output* output : rank_case.outputs()) output->poison();
-  if (spec_.barrier)
-    MK_RETURN_IF_ERROR(session.barrier(std::chrono::milliseconds{spec_.timeout_ms}));
+  MK_RETURN_IF_ERROR(meet(session));
+  if (turn.timed && spec_.lead != 0) {
+    MK_RETURN_IF_ERROR(rank_case.lead(turn.mode, spec_.lead));
+    MK_RETURN_IF_ERROR(meet(session));
+  }
   start_late(turn.number);
   MK_ASSIGN_OR_RETURN(const LaunchStats stats, rank_case.launch(turn.mode));
   if (turn.mode != LaunchMode::kAuto && stats.mode != turn.mode) {
@@ -139,6 +144,10 @@ Result<LaunchReport> RankLoop::launch(Session& session, RankCase& rank_case, con
     report.max_error = std::min(comparison.max_error, 1e300);
   }
   return report;
+}
+
+Status RankLoop::meet(Session& session) const {
+  return spec_.barrier ? session.barrier(std::chrono::milliseconds{spec_.timeout_ms}) : Status{};
 }
 
 void RankLoop::start_late(std::uint32_t launch) const {

@@ -37,8 +37,11 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   command.parse_complete_callback([this] {
     const bool on_gpus = options.spec.executor == "cuda" && options.join_sockets.empty();
     if (on_gpus && command_.count("--rails") == 0) options.rails = options.spec.local;
-    if (options.spec.executor == "cuda" && command_.count("--lead") == 0)
-      options.spec.lead = kLeadOnGpus;
+    // Where launches are to meet each other or late ranks, they do so cold.
+    const BenchSpec& asked = options.spec;
+    const bool figures = asked.barrier && asked.skew_ms == 0 && asked.sizes == "fixed";
+    if (asked.executor == "cuda" && command_.count("--lead") == 0)
+      options.spec.lead = figures ? kLeadOnGpus : 0;
   });
   command.add_option("--link-bandwidth", options.link_bandwidth,
                      "loopback: pace every link, e.g. 2GB/s; \"balanced\": as long for a launch's "
@@ -46,9 +49,13 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   command.add_option("--link-latency", options.link_latency, "loopback: e.g. 5us");
   number("--iters", spec.iterations, 1, 100'000, "timed launches of each mode");
   number("--warmup", spec.warmup, 0, 1000, "untimed launches of each mode first");
-  number("--lead", spec.lead, 0, 1000,
-         "on GPUs, untimed launches of the same inputs right before each one; 20 by default, as "
-         "after the pause for checking a launch the GPU and the daemons are half asleep");
+  command
+      .add_option("--lead", spec.lead,
+                  fmt::format("on GPUs, untimed launches right before each timed one ({} for "
+                              "figures): after the pause in which a launch is checked the GPU and "
+                              "the daemons are half asleep",
+                              kLeadOnGpus))
+      ->check(CLI::Range(0, 1000));
   choice("--modes", spec.modes, {"both", "fused", "unfused", "auto"}, "");
   choice("--verify", spec.verify, {"all", "first", "none"}, "which launches to check");
   choice("--sizes", spec.sizes, {"fixed", "vary"}, "vary: launches go through edge sizes");
@@ -76,6 +83,8 @@ void RunFlags::add_trace_flags() {
 }
 
 void RunFlags::check() const {
+  if (options.spec.lead != 0 && options.spec.executor != "cuda")
+    throw CLI::ValidationError("--lead", "is for GPUs: --executor cuda");
   const bool joined = !options.join_sockets.empty();
   if (joined && options.join_sockets.size() != options.spec.nodes) {
     throw CLI::ValidationError(

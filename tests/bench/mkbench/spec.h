@@ -14,7 +14,7 @@ struct BenchSpec {
   std::string dtype = "bf16";
   std::string executor = "cpu";  ///< "cpu", "cuda": rank r on GPU r modulo their number
   std::uint32_t warmup = 2, iterations = 10;  ///< launches of each mode
-  /// On GPUs: as many launches of the same inputs right before each one, timed or not.
+  /// On GPUs: as many launches right before each timed one, of other values.
   std::uint32_t lead = 0;
   std::string verify = "all";        ///< "all" launches, "first" of each mode, "none"
   std::string modes = "both";        ///< "both", "fused", "unfused", "auto"

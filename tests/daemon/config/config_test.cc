@@ -200,6 +200,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"[fabric.verbs]\narrival = 'soon'",
                 "mk.toml:2:11: fabric.verbs.arrival: \"soon\" is not one of \"flag\", "
                 "\"immediate\""},
+        BadCase{"[proxy]\nspin = 'soon'",
+                "mk.toml:2:8: proxy.spin: a duration such as \"5us\" is expected: a number and ns, "
+                "us, ms or s, at most a day, or \"auto\""},
+        BadCase{"[proxy]\nspin = 5", "mk.toml:2:8: proxy.spin: a string in quotes is expected"},
         BadCase{"[proxy]\ncpus = 1",
                 "mk.toml:2:8: proxy.cpus: a list of whole numbers from -1 to 4095 is expected"},
         BadCase{"[proxy]\ncpus = [0, 'x']",

@@ -229,7 +229,7 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
        }},
       {"cpu.spin", Outcome::kWarn,
        "awake for 50us after its last work (2 CPUs for 1 rail); a launch that finds it asleep "
-       "begins up to 500us later",
+       "begins up to 500us later, 4ms after seconds without work",
        [](Facts& f) {
          f.spin = {topology::kSpinAmongOthersNs, "2 CPUs for 1 rail"};
        }},
@@ -319,7 +319,7 @@ TEST(DoctorTest, ThisMachineIsLookedAtForReal) {
   config.peers.push_back({1, {.unix_socket = true, .path = testing::TempDir() + "nor-here.sock"}});
   const Facts facts = gather(config, "0.1.0", {});
   EXPECT_THAT(facts.cpus, Not(IsEmpty()));
-  EXPECT_THAT(facts.spin.why, HasSubstr("for 1 rail"));
+  EXPECT_THAT(facts.spin.why, HasSubstr("for 1 rail and those of 1 other daemon"));
   EXPECT_EQ(facts.sleep_max_ns, config.proxy.sleep_max_ns);
   EXPECT_GT(facts.huge_page_bytes, 0u);
   EXPECT_TRUE(facts.write.trouble.empty()) << facts.write.trouble;

@@ -33,9 +33,27 @@ TEST(Spin, ByItselfIsLongWithFourCpusARail) {
 
 TEST(Spin, ByItselfIsLongWhereEachRailHasACpu) {
   EXPECT_EQ(choose_spin(config_of("[proxy]\ncpus = [0, 1]"), 2, 2).ns, kSpinOverPausesNs);
-  EXPECT_EQ(choose_spin(config_of("[proxy]\ncpus = [0, -1]"), 2, 2).ns, kSpinAmongOthersNs);
   EXPECT_EQ(choose_spin(config_of("[proxy]\nspin = 'auto'\ncpus = [0]"), 1, 1).ns,
             kSpinOverPausesNs);
+  EXPECT_EQ(choose_spin(config_of("[proxy]\ncpus = [0, -1]"), 2, 2).ns, kSpinAmongOthersNs);
+  EXPECT_EQ(choose_spin(config_of("[proxy]\ncpus = [2, 2]"), 2, 2).ns, kSpinAmongOthersNs);
+  EXPECT_EQ(choose_spin(config_of("[proxy]\ncpus = [0, 1]"), 2, 1).ns, kSpinAmongOthersNs)
+      << "a quota of one CPU";
+}
+
+// Daemons of one machine each see all of its CPUs.
+TEST(Spin, ByItselfCountsTheOtherDaemonsOfThisMachine) {
+  const std::string local = "[[peer]]\nid = 1\naddress = 'unix:/run/other'\n";
+  const std::string remote = "[[peer]]\nid = 2\naddress = '10.0.0.2:7171'\n";
+  EXPECT_EQ(choose_spin(config_of(local), 2, 16).ns, kSpinOverPausesNs);
+  const Spin few = choose_spin(config_of(local), 2, 15);
+  EXPECT_EQ(few.ns, kSpinAmongOthersNs);
+  EXPECT_EQ(few.why, "15 CPUs for 2 rails and those of 1 other daemon of this machine");
+  EXPECT_EQ(choose_spin(config_of("insecure = true\n" + remote), 2, 8).ns, kSpinOverPausesNs);
+}
+
+TEST(Spin, ByItselfIsShortWhereCpusAreNotKnown) {
+  EXPECT_EQ(choose_spin({}, 1, std::nullopt).ns, kSpinAmongOthersNs);
 }
 
 }  // namespace
