@@ -6,6 +6,23 @@
 #include "kernels/cuda/gpu_rates.h"
 
 namespace mk::kernels::cuda {
+namespace {
+
+/// Takes what is more than `most` from both numbers, in proportion, as far as they are not `named`;
+/// one stays of each.
+void limit(std::uint32_t most, std::uint32_t& one, bool one_named, std::uint32_t& other,
+           bool other_named) {
+  const std::uint32_t both = one + other;
+  if (both <= most) return;
+  const auto without = [most](std::uint32_t rest) {
+    return std::max(1u, most - std::min(most, rest));
+  };
+  if (!one_named && one != 0)
+    one = std::min(one, other_named ? without(other) : std::max(1u, one * most / both));
+  if (!other_named && other != 0) other = std::min(other, without(one));
+}
+
+}  // namespace
 
 GroupNeeds sum_needs(const World& world, const SumGroups& groups) {
   GroupNeeds needs;
@@ -40,24 +57,6 @@ SumGroups sums_over_nodes(const World& world, const CudaOptions& options, std::u
   const auto found = std::find_if(tried.begin(), tried.end(), fits);
   return found != tried.end() ? *found : otherwise;
 }
-
-namespace {
-
-/// Takes what is more than `most` from both numbers, in proportion, as far as they are not `named`;
-/// one stays of each.
-void limit(std::uint32_t most, std::uint32_t& one, bool one_named, std::uint32_t& other,
-           bool other_named) {
-  const std::uint32_t both = one + other;
-  if (both <= most) return;
-  const auto without = [most](std::uint32_t rest) {
-    return std::max(1u, most - std::min(most, rest));
-  };
-  if (!one_named && one != 0)
-    one = std::min(one, other_named ? without(other) : std::max(1u, one * most / both));
-  if (!other_named && other != 0) other = std::min(other, without(one));
-}
-
-}  // namespace
 
 Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
