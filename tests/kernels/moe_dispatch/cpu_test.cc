@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/moe_dispatch/schedule.h"
-#include "tests/kernels/moe_dispatch/moe_job.h"
+#include "tests/kernels/moe_dispatch/job.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/ring_attention/schedule.h"
-#include "tests/kernels/ring_attention/ring_job.h"
+#include "tests/kernels/ring_attention/job.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {

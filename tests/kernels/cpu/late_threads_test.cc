@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tests/kernels/ag_gemm/job.h"
-#include "tests/kernels/moe_dispatch/moe_job.h"
-#include "tests/kernels/ring_attention/ring_job.h"
+#include "tests/kernels/moe_dispatch/job.h"
+#include "tests/kernels/ring_attention/job.h"
 #include "tests/kernels/support/gemm_sum_job.h"
 #include "tests/kernels/support/network.h"
 #include "tests/kernels/support/random_stops.h"

@@ -1,4 +1,4 @@
-#include "tests/kernels/ring_attention/ring_job.h"
+#include "tests/kernels/ring_attention/job.h"
 
 #include <fmt/format.h>
 
