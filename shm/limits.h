@@ -55,6 +55,14 @@ inline constexpr std::size_t kReasonBytesMax = 512;
 inline constexpr std::size_t kExchangeBlobBytesMax = 64 * 1024;
 inline constexpr std::size_t kMessageBytesMax = 4 * 1024 * 1024;
 
+/// Bytes of one rank's part of an exchange over `world` ranks, 1 to kWorldMax: all parts go into
+/// one message, which is a 32-bit count and, for each rank, a 32-bit length and its part.
+constexpr std::size_t exchange_blob_bytes_max(std::uint32_t world) {
+  const std::size_t share = (kMessageBytesMax - sizeof(std::uint32_t)) / world;
+  const std::size_t part = share - sizeof(std::uint32_t);
+  return part < kExchangeBlobBytesMax ? part : kExchangeBlobBytesMax;
+}
+
 /// The immediate of an unordered fabric: session slot, flag index, low bits of the epoch.
 inline constexpr unsigned kImmediateSlotBits = 6;
 inline constexpr unsigned kImmediateFlagBits = 16;
@@ -70,6 +78,7 @@ static_assert((kRingSlotsMax & (kRingSlotsMax - 1)) == 0 &&
 static_assert(kRingSlotsMin > kBatchMax, "a ring holds at least one full batch");
 static_assert(kBuffersMax < 1u << 16, "handles are 16 bits");
 static_assert(kWorldMax < 1u << 16, "a command names its peer in 16 bits");
-static_assert(kExchangeBlobBytesMax * 64 <= kMessageBytesMax, "a reply of 64 blobs fits a message");
+static_assert(exchange_blob_bytes_max(63) == kExchangeBlobBytesMax);
+static_assert(exchange_blob_bytes_max(kWorldMax) == 4091);
 
 }  // namespace mk::shm

@@ -63,8 +63,10 @@ Status check_shape(const shm::Attach& a) {
 }  // namespace
 
 void ControlPlane::Impl::attach(Client& client, std::uint64_t request, shm::Attach& message,
-                                shm::Frame&) {
-  auto created = create_session(client, message);
+                                shm::Frame& frame) {
+  const Status watched = clients_port_.watch_process(
+      client.id, frame.fds.empty() ? UniqueFd() : std::move(frame.fds.front()));
+  auto created = watched ? create_session(client, message) : propagate(watched);
   if (!created) {
     log(LogLevel::kWarning, fmt::format("refused an attach: {}", created.error().message),
         {{"pid", fmt::format("{}", client.credentials.pid)}});

@@ -62,6 +62,7 @@ struct ControlPlane::Impl::Handler {
   bool also_ended;  ///< allowed, too, when the session has failed
   std::size_t fds;
   Run run;
+  bool fds_optional = false;  ///< none will do as well
 };
 
 std::span<const ControlPlane::Impl::Handler> ControlPlane::Impl::handlers() {
@@ -69,7 +70,7 @@ std::span<const ControlPlane::Impl::Handler> ControlPlane::Impl::handlers() {
   using T = shm::MessageType;
   static constexpr Handler kHandlers[] = {
       {T::kHello, kConnected, false, 0, &Impl::run<shm::Hello, &Impl::hello_from>},
-      {T::kAttach, kGreeted, false, 0, &Impl::run<shm::Attach, &Impl::attach>},
+      {T::kAttach, kGreeted, false, 1, &Impl::run<shm::Attach, &Impl::attach>, true},
       {T::kRegisterBuffer, kAttached, false, 1,
        &Impl::run<shm::RegisterBuffer, &Impl::register_buffer>},
       {T::kRegisterDeviceBuffer, kAttached, false, 0,
@@ -98,10 +99,11 @@ void ControlPlane::Impl::client_frame(ClientId id, shm::Frame frame) {
     refuse(client, frame.request, {ErrorCode::kProtocol, fmt::format("{} is no request", name)});
     return;
   }
-  if (frame.fds.size() != handler->fds) {
+  if (frame.fds.size() != handler->fds && !(handler->fds_optional && frame.fds.empty())) {
     refuse(client, frame.request,
-           {ErrorCode::kProtocol, fmt::format("{} came with {} descriptors; it takes {}", name,
-                                              frame.fds.size(), handler->fds)});
+           {ErrorCode::kProtocol,
+            fmt::format("{} came with {} descriptors; it takes {}{}", name, frame.fds.size(),
+                        handler->fds_optional ? "none or " : "", handler->fds)});
     return;
   }
   const bool ended = client.state == Client::State::kEnded;

@@ -58,6 +58,24 @@ void Connections::close(ClientId id) {
   }
 }
 
+Status Connections::watch_process(ClientId id, UniqueFd told) {
+  Connection& connection = connections_.at(id);
+  connection.process.reset();
+  auto watch = ProcessWatch::start(connection.socket, std::move(told), epoll_, id | kProcessToken);
+  if (!watch) return propagate(watch);
+  connection.process = std::move(*watch);
+  return {};
+}
+
+void Connections::process_ended(ClientId id) {
+  serve(id, EPOLLIN);  // what it sent before counts
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  break_connection(id, found->second.closing
+                           ? "closed"
+                           : "its process has ended, and another one holds its socket");
+}
+
 void Connections::accept() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     auto accepted = listener_->try_accept();

@@ -12,6 +12,7 @@
 
 #include "daemon/control/control_loop.h"
 #include "daemon/control/control_plane.h"
+#include "daemon/control/process_watch.h"
 #include "shm/host/unix_socket.h"
 
 namespace mk::daemon::control {
@@ -20,6 +21,8 @@ namespace mk::daemon::control {
 inline constexpr std::uint64_t kWakeToken = 0;
 inline constexpr std::uint64_t kListenerToken = 1;
 inline constexpr ClientId kFirstClient = 2;
+/// With a client's id: its process has ended.
+inline constexpr std::uint64_t kProcessToken = std::uint64_t{1} << 63;
 
 class Connections final : public ClientPort {
  public:
@@ -30,6 +33,7 @@ class Connections final : public ClientPort {
   void use(ControlPlane& plane, LogSink log);
   void accept();
   void serve(ClientId id, std::uint32_t events);
+  void process_ended(ClientId id);
   /// Handshakes and closings that take too long.
   void tick(std::uint64_t now_ns);
   /// Drops the connections that broke: the last thing of every turn.
@@ -43,10 +47,12 @@ class Connections final : public ClientPort {
   void send(ClientId id, std::uint16_t type, std::uint64_t request,
             std::span<const std::byte> payload, std::span<const int> fds) override;
   void close(ClientId id) override;
+  Status watch_process(ClientId id, UniqueFd told) override;
 
  private:
   struct Connection {
     shm::FrameSocket socket;
+    std::optional<ProcessWatch> process;
     uid_t user = 0;
     bool attached = false;
     bool closing = false;           ///< no more frames are taken; goes when all is sent

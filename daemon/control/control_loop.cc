@@ -152,6 +152,8 @@ class ControlLoop::Impl {
           run_tasks();
         } else if (token == kListenerToken) {
           connections_.accept();
+        } else if ((token & control::kProcessToken) != 0) {
+          connections_.process_ended(token & ~control::kProcessToken);
         } else {
           connections_.serve(token, events[i].events);
         }

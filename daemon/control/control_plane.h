@@ -32,6 +32,10 @@ class ClientPort {
                     std::span<const std::byte> payload, std::span<const int> fds) = 0;
   /// Closes the connection after what was sent; no on_client_closed follows.
   virtual void close(ClientId client) = 0;
+  /// From now on the end of the client's process counts as a hang-up, whoever else holds its
+  /// socket. `told`: the pidfd by which it says who it is; invalid when it sent none. The error
+  /// says why it is not believed.
+  virtual Status watch_process(ClientId client, UniqueFd told) = 0;
 };
 
 struct ControlOptions {

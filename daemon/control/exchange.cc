@@ -19,9 +19,7 @@ ExchangeTable::ExchangeTable(std::uint32_t world, std::uint32_t local_size)
     : world_(world), local_size_(local_size), next_(world, 0) {}
 
 std::size_t ExchangeTable::blob_bytes_max(std::uint32_t world) {
-  // A reply is a 32-bit count and, for each rank, a 32-bit length and its blob.
-  const std::size_t share = (shm::kMessageBytesMax - sizeof(std::uint32_t)) / world;
-  return std::min(shm::kExchangeBlobBytesMax, share - sizeof(std::uint32_t));
+  return shm::exchange_blob_bytes_max(world);
 }
 
 Result<std::uint64_t> ExchangeTable::put_local(std::uint32_t rank, const std::string& tag,

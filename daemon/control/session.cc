@@ -85,8 +85,12 @@ void Session::add_buffer(std::uint16_t handle, Buffer buffer) {
 }
 
 std::string Session::describe() const {
-  return fmt::format("rank {} (node rank {}, pid {})", attach.rank, attach.node_rank,
-                     credentials.pid);
+  // A container may be seen from outside only: then the client's own word has to do.
+  const std::string pid = credentials.pid != 0
+                              ? fmt::format("{}", credentials.pid)
+                              : fmt::format("{} of another pid namespace",
+                                            shm::load_relaxed(&segment.header().client_pid));
+  return fmt::format("rank {} (node rank {}, pid {})", attach.rank, attach.node_rank, pid);
 }
 
 }  // namespace mk::daemon::control

@@ -82,6 +82,7 @@ class Node final : public daemon::ClientPort,
   void send(ClientId client, std::uint16_t type, std::uint64_t request,
             std::span<const std::byte> payload, std::span<const int> fds) override;
   void close(ClientId client) override;
+  Status watch_process(ClientId, UniqueFd) override { return {}; }
   // PeerTransport
   std::vector<NodeId> nodes() const override;
   Status send(NodeId node, const daemon::PeerMessage& message) override;

@@ -28,6 +28,7 @@ class SocketClient {
  public:
   explicit SocketClient(const std::string& path)
       : socket_(shm::FrameSocket::connect(path, std::chrono::seconds(60)).value()) {}
+  explicit SocketClient(shm::FrameSocket socket) : socket_(std::move(socket)) {}
 
   /// Sends a request and waits for its reply; an ErrorReply is the error.
   template <class Reply, class Request>
@@ -93,13 +94,18 @@ class SocketClient {
   Result<shm::Frame> next() { return socket_.receive(in_time()); }
   void shut() { socket_.shutdown(); }
 
-  Status attach(const shm::Attach& attach) {
+  /// `fds`: the process's own pidfd, or what else a client may send.
+  Status attach(const shm::Attach& attach, std::span<const int> fds = {}) {
     auto hello = call<shm::HelloReply>(shm::Hello{shm::kAbiMajor, shm::kAbiMinor, "test"});
     if (!hello) return propagate(hello);
-    std::vector<UniqueFd> fds;
-    auto reply = call<shm::AttachReply>(attach, {}, &fds);
+    return attach_again(attach, fds);
+  }
+  /// Without hello.
+  Status attach_again(const shm::Attach& attach, std::span<const int> fds = {}) {
+    std::vector<UniqueFd> reply_fds;
+    auto reply = call<shm::AttachReply>(attach, fds, &reply_fds);
     if (!reply) return propagate(reply);
-    auto mapped = shm::Segment::map(std::move(fds.at(0)));
+    auto mapped = shm::Segment::map(std::move(reply_fds.at(0)));
     if (!mapped) return propagate(mapped);
     segment.emplace(std::move(*mapped));
     producer.ring = segment->ring(0);
