@@ -72,10 +72,12 @@ class EmbeddedCluster::Impl {
     peers_.leave(node, "its node has stopped");
   }
 
+  bool is_here() const { return owner_ == ::getpid(); }
   const daemon::Node& node(std::uint32_t id) const { return *nodes_.at(id); }
   std::uint32_t nodes() const { return options_.nodes; }
 
  private:
+  const pid_t owner_ = ::getpid();
   const EmbeddedOptions options_;
   daemon::LocalCluster peers_;  ///< outlives the nodes that send by it
   std::vector<std::unique_ptr<daemon::Node>> nodes_;
@@ -103,7 +105,12 @@ Result<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::start(const EmbeddedOp
 }
 
 EmbeddedCluster::EmbeddedCluster(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-EmbeddedCluster::~EmbeddedCluster() = default;
+EmbeddedCluster::~EmbeddedCluster() {
+  if (impl_->is_here()) return;
+  // A forked child has none of the nodes' threads, for which it would wait for ever.
+  static auto& kept = *new std::vector<Impl*>;
+  kept.push_back(impl_.release());
+}
 
 std::uint32_t EmbeddedCluster::nodes() const { return impl_->nodes(); }
 

@@ -39,7 +39,8 @@ struct EmbeddedOptions {
 class EmbeddedCluster {
  public:
   static Result<std::unique_ptr<EmbeddedCluster>> start(const EmbeddedOptions& options);
-  /// Fails sessions that are still attached (kDraining), and stops all nodes.
+  /// Fails sessions that are still attached (kDraining), and stops all nodes. In a child of fork(),
+  /// which has none of them, it does nothing.
   ~EmbeddedCluster();
   EmbeddedCluster(const EmbeddedCluster&) = delete;
   EmbeddedCluster& operator=(const EmbeddedCluster&) = delete;

@@ -73,6 +73,8 @@ Result<shm::Frame> Connection::call_frame(std::uint16_t type, const std::vector<
                                           std::span<const int> fds,
                                           std::chrono::milliseconds timeout,
                                           std::uint16_t reply_type) {
+  // Before any lock: in a forked child it may be held by a thread that is not there.
+  MK_RETURN_IF_ERROR(home_.check());
   const auto deadline = Clock::now() + timeout;
   std::uint64_t request = 0;
   {
@@ -133,6 +135,7 @@ void Connection::watch_heartbeat(const shm::Segment* segment, std::chrono::milli
 }
 
 Status Connection::status() const {
+  MK_RETURN_IF_ERROR(home_.check());
   std::lock_guard lock(mutex_);
   if (error_) return tl::unexpected<Error>(*error_);
   return {};

@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 
+#include "client/src/process_mark.h"
 #include "shm/host/protocol.h"
 #include "shm/host/result.h"
 #include "shm/host/segment.h"
@@ -48,7 +49,7 @@ class Connection {
   /// loss.
   void watch_heartbeat(const shm::Segment* segment, std::chrono::milliseconds limit);
 
-  /// Why the connection or the session failed; ok while well.
+  /// Why the connection or the session failed; ok while well. In a forked child: that it is one.
   Status status() const;
   /// Non-zero once `status` is an error. A wait inside an operator reads it.
   /// It begins a page on which nothing else lies, so that a GPU may be shown it.
@@ -59,7 +60,8 @@ class Connection {
   void expect_close() { closing_.store(true); }
 
  private:
-  explicit Connection(shm::FrameSocket socket) : socket_(std::move(socket)) {}
+  explicit Connection(shm::FrameSocket socket)
+      : socket_(std::move(socket)), closed_in_children_(socket_.fd()) {}
   Result<shm::Frame> call_frame(std::uint16_t type, const std::vector<std::byte>& payload,
                                 std::span<const int> fds, std::chrono::milliseconds timeout,
                                 std::uint16_t reply_type);
@@ -70,7 +72,9 @@ class Connection {
   void beat();
   void check_heartbeat();
 
+  const ProcessMark home_;
   shm::FrameSocket socket_;
+  const ClosedInChildren closed_in_children_;
   std::thread monitor_thread_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> closing_{false};

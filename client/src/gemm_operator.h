@@ -105,8 +105,8 @@ class __attribute__((visibility("hidden"))) GemmOperator {
       session_;  ///< keeps the segment mapped while blocks may look at it
   DeviceShape shape_;
   std::optional<OperatorMemory> memory_;
-  std::unique_ptr<typename Kind::Cpu> cpu_;  ///< goes first: its blocks use the memory above
-  std::unique_ptr<DeviceOperator> device_;   ///< one of the two
+  client::AtHome<typename Kind::Cpu> cpu_;  ///< goes first: its blocks use the memory above
+  client::AtHome<DeviceOperator> device_;   ///< one of the two
 };
 
 }  // namespace mk

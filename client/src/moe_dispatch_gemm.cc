@@ -79,7 +79,7 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl {
   std::shared_ptr<Session::Impl>
       session_;  ///< keeps the segment mapped while blocks may look at it
   OperatorMemory memory_;
-  std::unique_ptr<kernels::MoeDispatchCpu> cpu_;  ///< goes first: its blocks use the memory above
+  client::AtHome<kernels::MoeDispatchCpu> cpu_;  ///< goes first: its blocks use the memory above
 };
 
 Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& shape) {

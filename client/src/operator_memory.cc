@@ -208,6 +208,11 @@ void OperatorMemory::await_peers() {
 
 OperatorMemory::~OperatorMemory() {
   if (session_ == nullptr || workspace_.data == nullptr) return;
+  if (!session_->is_here()) {
+    // A forked child: the GPU is its parent's.
+    client::keep_for_ever(new std::vector<gpu::View>(std::move(device_peers_)));
+    return;
+  }
   // A kernel of a local rank may still say that it has ended, in our workspace.
   if (gpu_ != nullptr && session_->status()) await_peers();
   device_peers_.clear();

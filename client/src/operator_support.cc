@@ -9,6 +9,9 @@ namespace {
 /// Spans of one thread and launch that a trace keeps: 3 MB.
 constexpr std::uint32_t kTraceSpans = 1u << 16;
 
+/// A wait of a year counts as endless; with more, sums of nanoseconds would overflow.
+constexpr std::chrono::milliseconds kWaitTimeoutMax = std::chrono::hours{24 * 365};
+
 }  // namespace
 
 const char* name_of(DataType type) { return type == DataType::kBf16 ? "bf16" : "f16"; }
@@ -88,7 +91,7 @@ kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
   take(tuning.receive_blocks, options.blocks.receive);
   take(tuning.share_blocks, options.blocks.share);
   take(tuning.pull_blocks, options.blocks.pull);
-  options.wait_timeout = tuning.wait_timeout;
+  options.wait_timeout = std::min(tuning.wait_timeout, kWaitTimeoutMax);
   options.rates = kernel_rates(tuning.rates);
   return options;
 }
@@ -161,6 +164,7 @@ Status launch_on_device(std::string_view op, const Session::Impl& session, Devic
 }
 
 Status device_status(const Session::Impl& session, const DeviceOperator* device) {
+  if (!session.is_here()) return session.status();
   const Status status = device != nullptr ? device->status() : Status{};
   if (status) return session.status();
   const Status failure = session.failure_behind(status.error());
@@ -171,12 +175,14 @@ Status device_status(const Session::Impl& session, const DeviceOperator* device)
 Result<LaunchStats> finish_on_device(std::string_view op, const Session::Impl& session,
                                      DeviceOperator* device, CudaStream stream) {
   MK_RETURN_IF_ERROR(check_device(op, device));
+  if (!session.is_here()) return propagate(session.status());
   return finish_launch(session, device->finish(stream));
 }
 
 Result<LaunchStats> run_on_device(std::string_view op, const Session::Impl& session,
                                   DeviceOperator& device, const DeviceArguments& arguments,
                                   std::uint64_t m, std::uint64_t m_max, LaunchMode mode) {
+  MK_RETURN_IF_ERROR(session.status());
   CUstream_st* const stream = device.own_stream();
   MK_RETURN_IF_ERROR(launch_on_device(op, session, &device, stream, arguments, m, m_max, mode));
   return finish_on_device(op, session, &device, stream);

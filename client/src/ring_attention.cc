@@ -56,7 +56,7 @@ class __attribute__((visibility("hidden"))) RingAttention::Impl {
   std::shared_ptr<Session::Impl>
       session_;  ///< keeps the segment mapped while blocks may look at it
   OperatorMemory memory_;
-  std::unique_ptr<kernels::RingAttentionCpu> cpu_;  ///< goes first: its blocks use the memory above
+  client::AtHome<kernels::RingAttentionCpu> cpu_;  ///< goes first: its blocks use the memory above
 };
 
 Result<RingAttention> RingAttention::create(Session& session, const Shape& shape) {

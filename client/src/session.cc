@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <thread>
 
+#include "client/src/session_checks.h"
 #include "client/src/session_impl.h"
+#include "shm/host/process_fd.h"
 
 namespace mk {
 namespace {
@@ -17,51 +18,10 @@ constexpr std::chrono::milliseconds kFailureNewsTimeout{500};
 /// Since when daemons know of GPU memory.
 constexpr std::uint16_t kDeviceBuffersAbiMinor = 1;
 constexpr std::uint16_t kDmabufsAbiMinor = 2;
+/// Since when they take a client's pidfd.
+constexpr std::uint16_t kProcessAbiMinor = 3;
 
 constexpr const char* kDefaultSocket = "/run/mkernel/mkerneld.sock";
-
-Status check(const AttachOptions& o) {
-  if (o.job.empty() || o.job.size() > shm::kJobNameBytesMax) {
-    return fail(ErrorCode::kInvalidArgument, "the job's name must have 1 to {} bytes, not {}",
-                shm::kJobNameBytesMax, o.job.size());
-  }
-  if (o.job_secret.size() > shm::kJobSecretBytesMax) {
-    return fail(ErrorCode::kInvalidArgument, "the job's secret must have at most {} bytes, not {}",
-                shm::kJobSecretBytesMax, o.job_secret.size());
-  }
-  if (o.nodes == 0 || o.local_size == 0 || std::uint64_t{o.nodes} * o.local_size != o.world) {
-    return fail(ErrorCode::kInvalidArgument, "world size {} is not {} nodes times {} local ranks",
-                o.world, o.nodes, o.local_size);
-  }
-  if (o.world > shm::kWorldMax || o.nodes > shm::kNodesMax || o.local_size > shm::kLocalRanksMax) {
-    return fail(ErrorCode::kLimitExceeded,
-                "a job has at most {} ranks on {} nodes with {} ranks each; asked for {}, {}, {}",
-                shm::kWorldMax, shm::kNodesMax, shm::kLocalRanksMax, o.world, o.nodes,
-                o.local_size);
-  }
-  if (o.node_rank >= o.nodes || o.local_rank >= o.local_size ||
-      o.rank != o.node_rank * o.local_size + o.local_rank) {
-    return fail(ErrorCode::kInvalidArgument,
-                "rank {} does not fit node {} of {} and local rank {} of {}: ranks are numbered "
-                "node by node, "
-                "rank = node_rank * local_size + local_rank",
-                o.rank, o.node_rank, o.nodes, o.local_rank, o.local_size);
-  }
-  if (o.lanes == 0 || o.lanes > shm::kLanesMax) {
-    return fail(ErrorCode::kInvalidArgument, "lanes must be 1 to {}, not {}", shm::kLanesMax,
-                o.lanes);
-  }
-  if (o.arrival_flags < shm::kFlagGranule || o.arrival_flags > shm::kFlagsMax ||
-      o.arrival_flags % shm::kFlagGranule != 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "arrival_flags must be {} to {} in steps of {}, not {}", shm::kFlagGranule,
-                shm::kFlagsMax, shm::kFlagGranule, o.arrival_flags);
-  }
-  if (o.timeout.count() <= 0 || o.heartbeat_timeout.count() <= 0) {
-    return fail(ErrorCode::kInvalidArgument, "timeouts must be positive");
-  }
-  return {};
-}
 
 std::string socket_of(const AttachOptions& options) {
   if (!options.socket.empty()) return options.socket;
@@ -82,8 +42,11 @@ std::string secret_of(const AttachOptions& options) {
 Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions options) {
   options.socket = socket_of(options);
   options.job_secret = secret_of(options);
-  MK_RETURN_IF_ERROR(check(options));
-  std::shared_ptr<Impl> impl(new Impl(std::move(options)));
+  MK_RETURN_IF_ERROR(check_options(options));
+  MK_ASSIGN_OR_RETURN(options.timeout, checked_timeout("AttachOptions::timeout", options.timeout));
+  MK_ASSIGN_OR_RETURN(options.heartbeat_timeout, checked_timeout("AttachOptions::heartbeat_timeout",
+                                                                 options.heartbeat_timeout));
+  std::shared_ptr<Impl> impl(new Impl(std::move(options)), client::DeleteAtHome<Impl>{});
   const AttachOptions& o = impl->options_;
   MK_ASSIGN_OR_RETURN(impl->connection_,
                       client::Connection::open(o.socket, std::min(o.timeout, kRequestTimeout)));
@@ -99,11 +62,19 @@ Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions optio
   attach.local_size = o.local_size;
   attach.lane_count = o.lanes;
   attach.flag_count = o.arrival_flags;
-  attach.timeout_ms = static_cast<std::uint32_t>(std::min<std::chrono::milliseconds::rep>(
-      o.timeout.count(), std::numeric_limits<std::uint32_t>::max()));
+  attach.timeout_ms = static_cast<std::uint32_t>(o.timeout.count());
+  // By it the daemon sees this process end, also while another one holds the socket. Where there is
+  // none (an old kernel, a strict sandbox) the socket has to do.
+  UniqueFd process;
+  if (impl->connection_->abi_minor() >= kProcessAbiMinor) {
+    if (auto own = shm::open_process(::getpid())) process = std::move(*own);
+  }
+  const int own_process = process.get();
   std::vector<UniqueFd> fds;
-  MK_ASSIGN_OR_RETURN(const auto reply,
-                      impl->connection_->call<shm::AttachReply>(attach, kRequestTimeout, {}, &fds));
+  MK_ASSIGN_OR_RETURN(
+      const auto reply,
+      impl->connection_->call<shm::AttachReply>(
+          attach, kRequestTimeout, std::span(&own_process, process.valid() ? 1 : 0), &fds));
   if (fds.size() != 1) {
     return fail(ErrorCode::kProtocol,
                 "the daemon sent {} descriptors with its attach reply instead of 1", fds.size());
@@ -139,6 +110,7 @@ Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view
     return fail(ErrorCode::kInvalidArgument, "a buffer has 1 to {} bytes, not {}",
                 shm::kBufferBytesMax, bytes);
   }
+  MK_RETURN_IF_ERROR(check_name("a buffer's name", name));
   MK_RETURN_IF_ERROR(status());
   OwnBuffer own;
   if (kind == MemoryKind::kDevice) {
@@ -192,6 +164,7 @@ Buffer Session::Impl::keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint1
 }
 
 Result<gpu::MemoryKey> Session::Impl::device_key(const Buffer& buffer) const {
+  MK_RETURN_IF_ERROR(home_.check());
   std::lock_guard lock(mutex_);
   const auto found = buffers_.find(buffer.handle);
   if (found == buffers_.end() || !found->second.device) {
@@ -202,6 +175,7 @@ Result<gpu::MemoryKey> Session::Impl::device_key(const Buffer& buffer) const {
 }
 
 Result<GpuSession*> Session::Impl::gpu() {
+  MK_RETURN_IF_ERROR(home_.check());
   std::lock_guard lock(mutex_);
   if (gpu_ == nullptr) {
     MK_ASSIGN_OR_RETURN(auto driver, gpu::load_driver());
@@ -220,6 +194,7 @@ Result<GpuSession*> Session::Impl::gpu() {
 }
 
 Status Session::Impl::claim_lanes(Executor executor) {
+  MK_RETURN_IF_ERROR(home_.check());
   std::lock_guard lock(mutex_);
   if (!lanes_claimed_) lanes_claimed_ = executor;
   if (*lanes_claimed_ == executor) return {};
@@ -229,6 +204,7 @@ Status Session::Impl::claim_lanes(Executor executor) {
 }
 
 Status Session::Impl::free_buffer(const Buffer& buffer) {
+  MK_RETURN_IF_ERROR(home_.check());
   {
     std::lock_guard lock(mutex_);
     const auto found = buffers_.find(buffer.handle);
@@ -254,14 +230,9 @@ Status Session::Impl::free_buffer(const Buffer& buffer) {
 
 Result<std::vector<std::vector<std::byte>>> Session::Impl::exchange(
     std::string_view tag, std::span<const std::byte> blob, std::chrono::milliseconds timeout) {
-  if (blob.size() > shm::kExchangeBlobBytesMax) {
-    return fail(ErrorCode::kLimitExceeded, "an exchanged blob has at most {} bytes, not {}",
-                shm::kExchangeBlobBytesMax, blob.size());
-  }
-  if (timeout.count() <= 0 || timeout.count() > std::numeric_limits<std::int32_t>::max()) {
-    return fail(ErrorCode::kInvalidArgument, "an exchange's timeout must be 1 to {} ms, not {}",
-                std::numeric_limits<std::int32_t>::max(), timeout.count());
-  }
+  MK_RETURN_IF_ERROR(check_name("an exchange's tag", tag));
+  MK_RETURN_IF_ERROR(check_blob(blob.size(), options_.world));
+  MK_ASSIGN_OR_RETURN(timeout, checked_timeout("an exchange's timeout", timeout));
   MK_RETURN_IF_ERROR(status());
   shm::Exchange request;
   request.tag = std::string(tag);
@@ -277,6 +248,7 @@ Result<std::vector<std::vector<std::byte>>> Session::Impl::exchange(
 }
 
 Status Session::Impl::barrier(std::chrono::milliseconds timeout) {
+  MK_RETURN_IF_ERROR(home_.check());
   std::string tag;
   {
     std::lock_guard lock(mutex_);
@@ -287,6 +259,7 @@ Status Session::Impl::barrier(std::chrono::milliseconds timeout) {
 }
 
 Status Session::Impl::status() const {
+  MK_RETURN_IF_ERROR(home_.check());
   if (segment_ != nullptr) MK_RETURN_IF_ERROR(segment_->failure());
   return connection_->status();
 }
@@ -304,6 +277,7 @@ Status Session::Impl::failure_behind(const Error& launch_error) const {
 }
 
 Status Session::Impl::detach() {
+  MK_RETURN_IF_ERROR(home_.check());
   {
     std::lock_guard lock(mutex_);
     // A session that never came up has nothing to leave in order: closing the connection says it

@@ -12,6 +12,7 @@
 
 #include "client/src/connection.h"
 #include "client/src/gpu_session.h"
+#include "client/src/process_mark.h"
 #include "mkernel/mkernel.h"
 #include "shm/host/buffer_file.h"
 #include "shm/host/segment.h"
@@ -36,6 +37,8 @@ class __attribute__((visibility("hidden"))) Session::Impl {
                                                        std::chrono::milliseconds timeout);
   Status barrier(std::chrono::milliseconds timeout);
   Status status() const;
+  /// Whether this process attached it, and is no forked child.
+  bool is_here() const { return home_.is_here(); }
   /// The session's failure that explains why an operator's launch was cut short, if there is one. A
   /// local rank may hear of it first and end our launch through shared memory: our own word from
   /// the daemon is then still on its way.
@@ -82,6 +85,7 @@ class __attribute__((visibility("hidden"))) Session::Impl {
  private:
   explicit Impl(AttachOptions options) : options_(std::move(options)) {}
 
+  const client::ProcessMark home_;
   AttachOptions options_;
   std::string fabric_;
   std::unique_ptr<shm::Segment>

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "mkernel/mkernel.h"
+#include "shm/host/process_fd.h"
 #include "shm/host/protocol.h"
 #include "shm/host/segment.h"
 #include "shm/host/unix_socket.h"
@@ -181,6 +182,116 @@ TEST(Attach, ThePlaceOfARankIsNodeMajor) {
   const auto session = Session::attach(AttachOptions::of_rank("job", 0, 2, 0));
   ASSERT_FALSE(session);
   EXPECT_EQ(session.error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST(Attach, WhatDoesNotFitTheWireIsRefusedBeforeAnythingIsOpened) {
+  const auto refusal = [](auto&& change) {
+    AttachOptions options;
+    options.socket = "@nowhere";
+    options.job = "job";
+    change(options);
+    const auto session = Session::attach(options);
+    return session ? ErrorCode::kOk : session.error().code;
+  };
+  const auto of_job = [&](const std::string& name) {
+    return refusal([&](AttachOptions& o) { o.job = name; });
+  };
+  EXPECT_EQ(ErrorCode::kUnavailable, of_job("a~!job/1"));
+  EXPECT_EQ(ErrorCode::kUnavailable, of_job(std::string(shm::kJobNameBytesMax, 'x')));
+  for (const std::string& name :
+       {std::string(), std::string(shm::kJobNameBytesMax + 1, 'x'), std::string("two words"),
+        std::string("caf\xe9"), std::string("caf\xc3\xa9"), std::string("line\n"),
+        std::string("zero\0", 5), std::string("del\x7f")}) {
+    EXPECT_EQ(ErrorCode::kInvalidArgument, of_job(name)) << name;
+  }
+  const auto of_secret = [&](std::size_t bytes) {
+    return refusal([&](AttachOptions& o) { o.job_secret.assign(bytes, '\xff'); });
+  };
+  EXPECT_EQ(ErrorCode::kUnavailable, of_secret(shm::kJobSecretBytesMax));
+  EXPECT_EQ(ErrorCode::kInvalidArgument, of_secret(shm::kJobSecretBytesMax + 1));
+  const auto of_socket = [&](std::size_t bytes) {
+    return refusal([&](AttachOptions& o) { o.socket = "@" + std::string(bytes - 1, 'x'); });
+  };
+  EXPECT_EQ(ErrorCode::kUnavailable, of_socket(107));
+  EXPECT_EQ(ErrorCode::kInvalidArgument, of_socket(108));
+}
+
+TEST(Attach, SaysByItsPidfdWhichProcessItIs) {
+  std::atomic<pid_t> said{-2};
+  const FakeDaemon daemon([&](FrameSocket& socket) {
+    say_hello(socket);
+    const auto attach = expect(socket, shm::MessageType::kAttach);
+    if (attach.fds.size() == 1 && shm::is_process(attach.fds[0].get())) {
+      said = shm::pid_of(attach.fds[0].get()).value_or(-3);
+    }
+    answer(socket, attach, shm::ErrorReply{ErrorCode::kUnavailable, "enough"});
+    wait_for_close(socket);
+  });
+  expect_attach_error(daemon, ErrorCode::kUnavailable, "enough");
+  EXPECT_EQ(::getpid(), said.load());
+}
+
+TEST(Attach, SendsNoDescriptorToADaemonThatTakesNone) {
+  std::atomic<std::size_t> descriptors{9};
+  const FakeDaemon daemon([&](FrameSocket& socket) {
+    const auto hello = expect(socket, shm::MessageType::kHello);
+    answer(socket, hello, shm::HelloReply{shm::kAbiMajor, 2, 1, "0.1.0"});
+    const auto attach = expect(socket, shm::MessageType::kAttach);
+    descriptors = attach.fds.size();
+    answer(socket, attach, shm::ErrorReply{ErrorCode::kUnavailable, "enough"});
+    wait_for_close(socket);
+  });
+  expect_attach_error(daemon, ErrorCode::kUnavailable, "enough");
+  EXPECT_EQ(0u, descriptors.load());
+}
+
+/// A daemon that dies on anything that is longer than its wire.
+TEST(AttachedSession, NamesThatDoNotFitTheWireAreNotSent) {
+  std::atomic<int> asked{0};
+  {
+    const FakeDaemon daemon(attached([&](FrameSocket& socket, shm::Segment&) {
+      while (auto frame = socket.receive(soon())) {
+        if (frame->type == static_cast<std::uint16_t>(shm::MessageType::kDetach)) {
+          answer(socket, *frame, shm::Done{});
+        } else {
+          ++asked;
+          answer(socket, *frame, shm::ErrorReply{ErrorCode::kUnavailable, "enough"});
+        }
+      }
+    }));
+    auto session = attach_to(daemon.options());
+    ASSERT_TRUE(session) << session.error().message;
+    const auto bad = {std::string(shm::kNameBytesMax + 1, 'x'), std::string("caf\xe9"),
+                      std::string("line\n"), std::string("zero\0", 5),
+                      std::string("\xed\xa0\x80 is half of a pair")};
+    for (const std::string& name : bad) {
+      EXPECT_EQ(ErrorCode::kInvalidArgument, session->alloc_buffer(64, name).error().code);
+      EXPECT_EQ(ErrorCode::kInvalidArgument, session->exchange(name, {}).error().code);
+    }
+    const std::vector<std::byte> blob(shm::kExchangeBlobBytesMax + 1);
+    EXPECT_EQ(ErrorCode::kInvalidArgument, session->exchange("tag", blob).error().code);
+    EXPECT_EQ(ErrorCode::kInvalidArgument, session->exchange("tag", {}, 0ms).error().code);
+    EXPECT_EQ(0, asked.load());
+    const std::string longest = std::string(shm::kNameBytesMax - 2, 'x') + "\xc3\xa9";
+    EXPECT_EQ(ErrorCode::kUnavailable, session->alloc_buffer(64, longest).error().code);
+    EXPECT_EQ(ErrorCode::kUnavailable, session->exchange(longest, {}).error().code);
+    EXPECT_EQ(ErrorCode::kUnavailable,
+              session->exchange("tag", {}, std::chrono::milliseconds::max()).error().code);
+    EXPECT_EQ(3, asked.load());
+  }
+}
+
+TEST(Attach, TheLongestTimesAreNoTimeAtAllToSum) {
+  const FakeDaemon daemon(attached([](FrameSocket& socket, shm::Segment&) {
+    answer(socket, expect(socket, shm::MessageType::kDetach), shm::Done{});
+    wait_for_close(socket);
+  }));
+  AttachOptions options = daemon.options();
+  options.timeout = options.heartbeat_timeout = std::chrono::milliseconds::max();
+  auto session = attach_to(options);
+  ASSERT_TRUE(session) << session.error().message;
+  EXPECT_TRUE(session->status());
+  EXPECT_TRUE(session->detach());
 }
 
 TEST(Attach, AnotherAbiIsRefusedWithBothVersions) {

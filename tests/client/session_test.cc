@@ -14,6 +14,7 @@
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
 #include "mkernel/mkernel_c.h"
+#include "shm/limits.h"
 #include "tests/client/embedded_ranks.h"
 
 namespace mk {
@@ -98,6 +99,62 @@ TEST(Session, ExchangeGathersByRankAndBarriersPass) {
       }
       EXPECT_TRUE(session->barrier());
     }
+  });
+}
+
+TEST(Session, AnExchangeTakesWhatOneMessageHoldsAndNoMore) {
+  // Ranks of a job are at most what its daemons hold; the rule is the same for any number.
+  EXPECT_EQ(64u * 1024, shm::exchange_blob_bytes_max(63));
+  EXPECT_EQ((4u * 1024 * 1024 - 4) / 64 - 4, shm::exchange_blob_bytes_max(64));
+  const auto cluster = cluster_of(2);
+  for_ranks(2, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 1, rank, "full"));
+    ASSERT_TRUE(session) << session.error().message;
+    const std::vector<std::byte> most(64 * 1024, std::byte{7});
+    const auto all = session->exchange("most", most);
+    ASSERT_TRUE(all) << all.error().message;
+    for (const auto& part : *all) EXPECT_EQ(most, part);
+    const std::vector<std::byte> more(64 * 1024 + 1);
+    EXPECT_EQ(ErrorCode::kInvalidArgument, session->exchange("more", more).error().code);
+    EXPECT_TRUE(session->barrier());
+  });
+}
+
+TEST(Session, ANameThatFitsNoWireHarmsNobody) {
+  const auto cluster = cluster_of(2);
+  for_ranks(4, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 2, rank, "names"));
+    ASSERT_TRUE(session) << session.error().message;
+    for (const std::string& name : {std::string(300, 'x'), std::string("caf\xe9")}) {
+      EXPECT_EQ(ErrorCode::kInvalidArgument, session->alloc_buffer(64, name).error().code);
+      EXPECT_EQ(ErrorCode::kInvalidArgument, session->exchange(name, {}).error().code);
+    }
+    const auto buffer = session->alloc_buffer(64, std::string(256, 'x'));
+    EXPECT_TRUE(buffer) << buffer.error().message;
+    EXPECT_TRUE(session->barrier());
+  });
+}
+
+TEST(GemmAllReduceWaits, TheLongestTimeoutWorks) {
+  const auto cluster = cluster_of(2);
+  for_ranks(2, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, 1, rank, "patient"));
+    ASSERT_TRUE(session) << session.error().message;
+    GemmAllReduce::Tuning tuning;
+    tuning.wait_timeout = std::chrono::milliseconds::max();
+    auto op = GemmAllReduce::create(*session, {16, 16, 16, DataType::kBf16}, tuning);
+    ASSERT_TRUE(op) << op.error().message;
+    const Elements ones(256, 0x3f80);
+    // Rank 1 lets rank 0 wait, longer than any wait spins.
+    if (rank == 1) std::this_thread::sleep_for(200ms);
+    Elements c(256);
+    const auto stats = op->launch(ones.data(), ones.data(), c.data(), 16, LaunchMode::kFused);
+    ASSERT_TRUE(stats) << stats.error().message;
+    for (const std::uint16_t element : c) EXPECT_EQ(0x4200, element);  // 32.0
+    tuning.wait_timeout = 0ms;
+    EXPECT_EQ(ErrorCode::kInvalidArgument,
+              GemmAllReduce::create(*session, {16, 16, 16}, tuning).error().code);
+    EXPECT_TRUE(session->barrier());
   });
 }
 

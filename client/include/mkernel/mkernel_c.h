@@ -31,7 +31,9 @@ enum { MK_CPU = 0, MK_CUDA = 1 };
 enum { MK_FUSED = 0, MK_UNFUSED = 1, MK_AUTO = 2 };
 
 /* See mk::AttachOptions. `socket` and `job` are zero-terminated; a null or empty socket means the
- * default. */
+ * default. A path has at most 107 bytes, a job's name 1 to 128 of printable ASCII without spaces.
+ * A session is its process's alone: in a child of fork() mk_session_detach and the _destroy
+ * functions free what they are given and tell nobody; all other calls answer "unsupported". */
 typedef struct mk_attach_options {
   size_t struct_bytes; /* sizeof(mk_attach_options) */
   const char* socket;
@@ -64,7 +66,8 @@ MK_C_EXPORT const char* mk_last_error(void);
 MK_C_EXPORT const char* mk_status_name(mk_status status);
 
 MK_C_EXPORT mk_status mk_session_attach(const mk_attach_options* options, mk_session** out);
-/* Like mk_session_attach with the launcher's environment (torchrun, Slurm, Open MPI, MKERNEL_*). */
+/* Like mk_session_attach with the launcher's environment (MKERNEL_*, torchrun, Open MPI, MPICH,
+ * Intel MPI, PALS, Flux, Slurm, PMIx): see mk::AttachOptions::from_environment. */
 MK_C_EXPORT mk_status mk_session_attach_from_environment(mk_session** out);
 MK_C_EXPORT mk_status mk_session_status(mk_session* session);
 MK_C_EXPORT mk_status mk_session_barrier(mk_session* session, uint32_t timeout_ms);

@@ -27,12 +27,14 @@ MK_EXPORT const char* version();
 /// How a rank finds its daemon and its place in the job. Ranks are node-major: rank = node_rank *
 /// local_size + local_rank.
 struct MK_EXPORT AttachOptions {
-  /// The daemon's client socket; empty: $MKERNEL_SOCKET, else /run/mkernel/mkerneld.sock. '@' names
-  /// the abstract namespace.
+  /// The daemon's client socket, a path of at most 107 bytes; empty: $MKERNEL_SOCKET, else
+  /// /run/mkernel/mkerneld.sock. '@' names the abstract namespace.
   std::string socket;
-  std::string job;  ///< the same on all ranks; one daemon runs one job of a name at a time
-  /// What all ranks of the job know and nobody else, at most 128 bytes: without it no process joins
-  /// the job. Empty: $MKERNEL_JOB_SECRET, else the user id alone keeps others out.
+  /// The same on all ranks; one daemon runs one job of a name at a time. 1 to 128 bytes of
+  /// printable ASCII without spaces.
+  std::string job;
+  /// What all ranks of the job know and nobody else, at most 128 bytes of any values: without it no
+  /// process joins the job. Empty: $MKERNEL_JOB_SECRET, else the user id alone keeps others out.
   std::string job_secret;
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
@@ -45,14 +47,18 @@ struct MK_EXPORT AttachOptions {
   /// Arrival flags, which operators take when they are created and never give back; 64 to 65536, in
   /// steps of 64. A GEMM+AllReduce on N nodes takes about 128 (N - 1), more with many chunks.
   std::uint32_t arrival_flags = 65'536;
-  std::chrono::milliseconds timeout{
-      60'000};  ///< for the whole job to come up; the error then lists the missing ranks
+  /// For the whole job to come up; the error then lists the missing ranks. Times, here and below,
+  /// are more than 0; more than a day counts as a day.
+  std::chrono::milliseconds timeout{60'000};
   /// The daemon counts as lost when its heartbeat is older than this.
   std::chrono::milliseconds heartbeat_timeout{5'000};
 
   /// Reads the launcher's environment: MKERNEL_{JOB,RANK,WORLD_SIZE,LOCAL_RANK,LOCAL_SIZE} first,
-  /// then torchrun's, Slurm's and Open MPI's variables. kInvalidArgument says which variable is
-  /// missing or makes no sense.
+  /// then the variables of torchrun, Open MPI, MPICH, Intel MPI, PALS, Flux, Slurm and PMIx; what
+  /// one of them does not say may be said by MKERNEL_* beside it (PMIx says no sizes).
+  /// kInvalidArgument names the variable that is missing or makes no sense, or those that
+  /// contradict each other, with their values; nodes with different numbers of ranks are refused,
+  /// too.
   static Result<AttachOptions> from_environment();
 
   /// Of rank `rank` of a job on `nodes` nodes with `local_size` ranks each; all but the place as it
@@ -76,6 +82,10 @@ struct Buffer {
 };
 
 /// One rank attached to its daemon. Movable; detaches when destroyed.
+///
+/// It is its process's alone. A child of fork() may destroy it, exit or exec: that tells nobody
+/// anything, and the parent goes on. Every other call of it, or of its operators, answers
+/// kUnsupported there; a child that wants a session attaches one.
 class MK_EXPORT Session {
  public:
   /// Attaches and waits until all ranks of the job are attached and their links connected.
@@ -89,15 +99,18 @@ class MK_EXPORT Session {
   /// The network between the nodes, e.g. "loopback" or "ofi:tcp;ofi_rxm".
   const std::string& fabric() const;
 
-  /// Zeroed memory, registered with the daemon. `name` shows in the daemon's listings. kDevice:
-  /// kUnavailable on a machine without a GPU; kUnsupported when the job has several nodes and the
-  /// daemon's fabric does not reach GPU memory, or the daemon is too old.
+  /// Zeroed memory, registered with the daemon. `name` shows in the daemon's listings: at most 256
+  /// bytes of UTF-8 without control characters, else kInvalidArgument. kDevice: kUnavailable on a
+  /// machine without a GPU; kUnsupported when the job has several nodes and the daemon's fabric
+  /// does not reach GPU memory, or the daemon is too old.
   Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name,
                               MemoryKind kind = MemoryKind::kHost);
   Status free_buffer(const Buffer& buffer);
 
-  /// An all-gather of small blobs (at most 64 KiB each) over the job, by rank. `tag` must be the
-  /// same on all ranks.
+  /// An all-gather of small blobs over the job, by rank. `tag` must be the same on all ranks, and
+  /// has at most 256 bytes of UTF-8 without control characters. A blob has at most 64 KiB, in a job
+  /// of more than 63 ranks at most (4 MiB - 4) / ranks - 4 bytes: all go into one message. What
+  /// does not fit is kInvalidArgument, and nothing is sent.
   Result<std::vector<std::vector<std::byte>>> exchange(
       std::string_view tag, std::span<const std::byte> blob,
       std::chrono::milliseconds timeout = std::chrono::milliseconds{60'000});

@@ -83,8 +83,9 @@ struct Tuning {
   /// AllGather+GEMM on a GPU: 0 lets its DMA engines share many rows, which takes no blocks.
   std::uint32_t share_blocks = 0;
   std::uint32_t pull_blocks = 0;
-  std::chrono::milliseconds wait_timeout{
-      30'000};  ///< of every single wait inside a launch; on a GPU at most 5 minutes
+  /// Of every single wait inside a launch, more than 0. More than a year counts as a year, on a GPU
+  /// more than 5 minutes as 5 minutes.
+  std::chrono::milliseconds wait_timeout{30'000};
   MachineRates rates;
 };
 

@@ -15,6 +15,7 @@
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
 #include "kernels/cuda/cuda_options.h"
+#include "kernels/cuda/launch_state.h"
 
 namespace mk {
 
@@ -43,7 +44,9 @@ inline kernels::CudaOptions cuda_options(const DeviceShare& share, const DeviceS
   options.stream_groups = std::max(tuning.reduce_blocks, tuning.share_blocks);
   options.send_groups = tuning.send_blocks;
   options.receive_groups = tuning.receive_blocks;
-  options.wait_timeout = tuning.wait_timeout;
+  options.wait_timeout =
+      std::min(tuning.wait_timeout,
+               std::chrono::duration_cast<std::chrono::milliseconds>(kernels::kWaitTimeoutMax));
   options.b_layout = shape.b_layout;
   options.rates = kernel_rates(tuning.rates);
   options.launches = share.launches;

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <mkernel/mkernel.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <thread>
@@ -109,6 +111,27 @@ TEST(Embedded, ASessionMayOutliveItsCluster) {
   ASSERT_TRUE(session) << session.error().message;
   cluster->reset();
   EXPECT_FALSE(session->barrier());
+}
+
+TEST(Embedded, AForkedChildThatDestroysItStopsNothing) {
+  auto cluster = EmbeddedCluster::start({});
+  ASSERT_TRUE(cluster) << cluster.error().message;
+  auto session = Session::attach(rank_options(**cluster, "parent", 1, 0));
+  ASSERT_TRUE(session) << session.error().message;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(100);
+    {
+      const auto mine = std::move(*cluster);
+      const auto own = std::move(*session);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(child, ::waitpid(child, &status, 0));
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_TRUE(session->barrier());
+  EXPECT_TRUE(session->detach());
 }
 
 }  // namespace
