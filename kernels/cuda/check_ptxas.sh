@@ -16,8 +16,9 @@ nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-units=(kernels/cuda/*_kernels_*.cu tests/gpu/gemm_seams.cu kernels/cuda/*/*_kernels_bf16.cu)
-is_operator() { [[ $1 == kernels/cuda/*/* ]]; }
+units=(kernels/cuda/*_kernels_*.cu kernels/cuda/core/*_kernels_*.cu tests/gpu/{gemm,grouped}_seams.cu)
+for unit in kernels/cuda/*/*_kernels_bf16.cu; do [[ $unit == kernels/cuda/core/* ]] || units+=("$unit"); done
+is_operator() { [[ $1 == kernels/cuda/*/* && $1 != kernels/cuda/core/* ]]; }
 # report <unit> <number>: puts it into $work/<number>.log.
 report() {
   local few= kept=

@@ -80,7 +80,7 @@ struct LateBarriers {
 
 /// Shared memory of one block. The swizzle repeats every 1024 bytes, so every tile starts at a
 /// multiple of that. A barrier's name says what has happened to its slot, and to whom it is news.
-template <class Config, int kStoreWords, class GateData>
+template <class Config, int kStoreWords, class GateData, class TileType, class OrderData>
 struct alignas(1024) GemmShared {
   using Bytes = std::uint8_t;
   using Barrier = std::uint64_t;
@@ -98,10 +98,11 @@ struct alignas(1024) GemmShared {
   Barrier piece_empty[kMath][kBuffers];  ///< to math: it has been read, and what passed it since
 
   LateBarriers<kMath> late;  ///< where partials are added
-  TileFeed feed;             ///< where tiles are taken at run time
+  TileFeed<TileType> feed;   ///< where tiles are taken at run time
 
   alignas(16) std::uint32_t store_words[kStoreWords > 0 ? kStoreWords : 1];  ///< the output store's
-  alignas(16) GateData gate;  ///< the readiness gate's
+  alignas(16) GateData gate;    ///< the readiness gate's
+  alignas(16) OrderData order;  ///< the tile order's
 };
 
 /// The wgmma instruction of a configuration: 64 x kBlockN x 16, both operands from shared memory.

@@ -36,7 +36,7 @@ namespace mk::kernels::cuda {
 
 /// The kernel's arguments. Tensor maps must stay in constant memory: pass this as a
 /// __grid_constant__ parameter.
-template <class Order, class Gate, class Store>
+template <class Order, class Gate, class Store, class Epilogue = RoundedSums>
 struct GemmParams {
   CUtensorMap a;   ///< A as [M,K], box a_box_rows x 64, 128-byte swizzle
   CUtensorMap b;   ///< B as [N,K], box kBBox x 64, or as [K,N], box 64 x 64; 128-byte swizzle
@@ -46,6 +46,7 @@ struct GemmParams {
   typename Order::Params order;
   typename Gate::Params gate;
   typename Store::Params store;
+  typename Epilogue::Params epilogue;
 };
 
 /// Where one walks a ring of kSlots barriers: the slot and the parity of the phase it is in.
@@ -87,14 +88,24 @@ inline constexpr bool kIsTaken = requires {
   requires Order::kTaken;
 };
 
+template <class Order, class Params, class OrderShared>
+__device__ __forceinline__ Order make_order(const Params& params, OrderShared& shared, int worker,
+                                            int workers) {
+  if constexpr (kOrderShares<Order>) {
+    return Order(params, shared, worker, workers);
+  } else {
+    return Order(params, worker, workers);
+  }
+}
+
 /// What the warps that do not load walk: the order itself, or what the loading thread hands on.
 template <class Order, bool kWholeWarp>
 class TileWalk {
  public:
-  template <class Params>
-  __device__ TileWalk(const Params& params, TileFeed& /*feed*/, int worker, int workers)
-      : order_(params, worker, workers) {}
-  __device__ bool next(Tile* tile) { return order_.next(tile); }
+  template <class Params, class Shared>
+  __device__ TileWalk(const Params& params, Shared& shared, int worker, int workers)
+      : order_(make_order<Order>(params, shared.order, worker, workers)) {}
+  __device__ bool next(TileOf<Order>* tile) { return order_.next(tile); }
   /// Of an order that kAdds.
   __device__ bool adds() const { return order_.adds(); }
 
@@ -105,39 +116,44 @@ template <class Order, bool kWholeWarp>
 requires kIsTaken<Order>
 class TileWalk<Order, kWholeWarp> {
  public:
-  template <class Params>
-  __device__ TileWalk(const Params& /*params*/, TileFeed& feed, int, int) : feed_(feed) {}
-  __device__ bool next(Tile* tile) { return feed_.get(number_++, tile, kWholeWarp); }
+  template <class Params, class Shared>
+  __device__ TileWalk(const Params& /*params*/, Shared& shared, int, int) : feed_(shared.feed) {}
+  __device__ bool next(TileOf<Order>* tile) { return feed_.get(number_++, tile, kWholeWarp); }
 
  private:
-  TileFeed& feed_;
+  TileFeed<TileOf<Order>>& feed_;
   std::uint32_t number_ = 0;
 };
 
-/// Two sums rounded to nearest even, the first in the low half.
-template <class Element>
-__device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
-  std::uint32_t packed;
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
+/// Whether math warpgroup `warpgroup` has anything to do: whether so many rows (of A's box) reach
+/// its own. Else its wgmma would take as much of the tensor cores' time for nothing.
+__device__ __forceinline__ bool has_rows(int warpgroup, int rows) {
+  return warpgroup * kWarpgroupRows < rows;
 }
 
-/// Whether math warpgroup `warpgroup` has anything to do: whether A's box reaches its rows. Else
-/// its wgmma would take as much of the tensor cores' time for nothing.
-__device__ __forceinline__ bool has_rows(int warpgroup, int a_box_rows) {
-  return warpgroup * kWarpgroupRows < a_box_rows;
+/// Whether tiles differ in their rows (TileOf). Then a math warpgroup that has none of a tile's
+/// passes on the tile's stages.
+template <class TileType>
+inline constexpr bool kHasRows = requires(const TileType& tile) {
+  tile.rows;
+};
+/// The rows of a tile that are computed.
+template <class TileType>
+__device__ __forceinline__ int rows_of(const TileType& tile, int a_box_rows) {
+  if constexpr (kHasRows<TileType>) {
+    return tile.rows;
+  } else {
+    return a_box_rows;
+  }
 }
 
 /// Makes the barriers of gemm_core, by thread 0 of the block; a barrier of the block (or cluster)
 /// comes between the two.
-template <class Config, class Order, class Gate, class Store>
-__device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store>& params,
-                                             SharedOf<Config, Gate, Store>& shared) {
+template <class Config, class Order, class Gate, class Store, class Epilogue>
+__device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store, Epilogue>& params,
+                                             SharedOf<Config, Gate, Store, Order>& shared) {
   constexpr int kMathWarpgroups = Config::kMathWarpgroups;
+  if constexpr (kOrderShares<Order>) Order::prepare(params.order, shared.order);
   if (threadIdx.x != 0) return;
   int readers = 0;  // of a stage: math warps
   for (int w = 0; w < kMathWarpgroups; ++w)
@@ -165,17 +181,18 @@ __device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store
 /// prepare_core. All threads of the block call it, in a kernel with
 /// __launch_bounds__(Config::kThreads, 1) and sizeof(SharedOf) of dynamic shared memory at
 /// `shared`.
-template <class Config, class Order, class Gate, class Store>
-__device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& params,
-                                          SharedOf<Config, Gate, Store>& shared, int worker,
+template <class Config, class Order, class Gate, class Store, class Epilogue>
+__device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, Epilogue>& params,
+                                          SharedOf<Config, Gate, Store, Order>& shared, int worker,
                                           int workers) {
-  static_assert(sizeof(SharedOf<Config, Gate, Store>) <= kSharedBytesMax,
+  static_assert(sizeof(SharedOf<Config, Gate, Store, Order>) <= kSharedBytesMax,
                 "too many stages or staging buffers");
   using Mma = Wgmma<Config>;
   using Element = typename Config::Element;
   constexpr int kStages = Config::kStages;
   constexpr int kCluster = Config::kCluster;
   constexpr int kMathWarpgroups = Config::kMathWarpgroups;
+  constexpr int kOutPieces = Config::kPieces / Epilogue::kSumsPerOutput;
 
   // Warp-uniform values come through a shuffle so that the compiler keeps them in uniform
   // registers. (The warp's number where it is used: from before the branch ptxas may spill it.)
@@ -186,7 +203,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
   const int lane = threadIdx.x % 32;
   const int cluster_rank = kCluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
 
-  Tile tile;
+  TileOf<Order> tile;
 
   if (warpgroup == kMathWarpgroups) {
     // ---- io warpgroup ---------------------------------------------------------------------------
@@ -210,13 +227,13 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           return Gate(params.gate);
         }
       }();
-      Order order(params.order, worker, workers);
+      Order order = make_order<Order>(params.order, shared.order, worker, workers);
       RingPosition<kStages> ring;
       std::uint32_t number = 0;
       [[maybe_unused]] LateAwaits late;
       const auto next = [&] {
         const bool more = order.next(&tile);
-        if constexpr (kIsTaken<Order>) shared.feed.put(number++, more ? &tile : nullptr);
+        if constexpr (kIsTaken<Order>) shared.feed.put(number++, more, tile);
         return more;
       };
       while (next()) {
@@ -226,7 +243,13 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
         if constexpr (kHasOrigin<Order>) origin = order.origin(tile);
         int ready_until = 0;
         for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
-          if (k_block >= ready_until) ready_until = gate.wait(gated_m, tile.n, k_block);
+          if (k_block >= ready_until) {
+            if constexpr (requires { gate.wait(tile, k_block); }) {
+              ready_until = gate.wait(tile, k_block);
+            } else {
+              ready_until = gate.wait(gated_m, tile.n, k_block);
+            }
+          }
           std::uint64_t* full = &shared.stage_full[ring.slot];
           ptx::mbarrier_wait(&shared.stage_empty[ring.slot], ring.parity ^ 1);
           ptx::mbarrier_arrive_expect(full, stage_bytes);
@@ -239,23 +262,27 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
                                          kHasOrigin<Order> ? origin.m : m * Config::kBlockM);
           }
 
-          // B: K-major as one box, N-major as boxes of 64 columns; in a cluster, this block's half
-          // of it, for both.
-          constexpr int kBoxes = Config::kBlockN / kCluster / Config::kBBox;
-          constexpr int kBoxBytes = Config::kBBox * kBlockK * 2;
+          if constexpr (kGateLoadsB<Gate>) {
+            gate.load_b(params.b, full, kHint, shared.b[ring.slot], k);
+          } else {
+            // B: K-major as one box, N-major as boxes of 64 columns; in a cluster, this block's
+            // half of it, for both.
+            constexpr int kBoxes = Config::kBlockN / kCluster / Config::kBBox;
+            constexpr int kBoxBytes = Config::kBBox * kBlockK * 2;
 #pragma unroll
-          for (int i = 0; i < kBoxes; ++i) {
-            const int box = cluster_rank * kBoxes + i;
-            const int n =
-                (kHasOrigin<Order> ? origin.n : tile.n * Config::kBlockN) + box * Config::kBBox;
-            std::uint8_t* to = shared.b[ring.slot] + box * kBoxBytes;
-            const int x = Config::kBLayout == BLayout::kNK ? k : n;
-            const int y = Config::kBLayout == BLayout::kNK ? n : k;
-            if constexpr (kCluster == 1) {
-              cute::SM90_TMA_LOAD_2D::copy(&params.b, full, kHint, to, x, y);
-            } else {
-              cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&params.b, full, (1 << kCluster) - 1, kHint,
-                                                     to, x, y);
+            for (int i = 0; i < kBoxes; ++i) {
+              const int box = cluster_rank * kBoxes + i;
+              const int n =
+                  (kHasOrigin<Order> ? origin.n : tile.n * Config::kBlockN) + box * Config::kBBox;
+              std::uint8_t* to = shared.b[ring.slot] + box * kBoxBytes;
+              const int x = Config::kBLayout == BLayout::kNK ? k : n;
+              const int y = Config::kBLayout == BLayout::kNK ? n : k;
+              if constexpr (kCluster == 1) {
+                cute::SM90_TMA_LOAD_2D::copy(&params.b, full, kHint, to, x, y);
+              } else {
+                cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&params.b, full, (1 << kCluster) - 1, kHint,
+                                                       to, x, y);
+              }
             }
           }
         }
@@ -279,13 +306,13 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
           return Store(params.store, shared.store_words);
         }
       }();
-      TileWalk<Order, false> order(params.order, shared.feed, worker, workers);
+      TileWalk<Order, false> order(params.order, shared, worker, workers);
       RingPosition<Config::kStagingBuffers> ring;
       [[maybe_unused]] LateAdds<Config> late(of);
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
         const bool inside = kCluster == 1 || m < params.m_blocks;
-        const int pieces = has_rows(of, params.a_box_rows) ? Config::kPieces : 0;
+        const int pieces = has_rows(of, rows_of(tile, params.a_box_rows)) ? kOutPieces : 0;
         // A buffer is given back one piece late, so that a piece already waiting is not held up by
         // the reading of the one before it; or, where something is added, all of them after that.
         bool adds = false;
@@ -295,8 +322,13 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
         for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
           ptx::mbarrier_wait(&shared.piece_full[of][ring.slot], ring.parity);
           if (inside) {
-            store.put(Piece{m, tile.n, of * kWarpgroupRows, piece * kPieceColumns,
-                            shared.piece[of][ring.slot]});
+            const Piece ready{m, tile.n, of * kWarpgroupRows, piece * kPieceColumns,
+                              shared.piece[of][ring.slot]};
+            if constexpr (requires { store.put(ready, tile); }) {
+              store.put(ready, tile);
+            } else {
+              store.put(ready);
+            }
           }
           ptx::bulk_commit();
           if (piece > 0 && !adds) {
@@ -306,7 +338,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
         }
         ptx::bulk_wait_read<0>();
         if (pieces != 0 && !adds) ptx::mbarrier_arrive(&shared.piece_empty[of][ring.previous()]);
-        if (inside) store.tile_done(m, tile.n, of);
+        if constexpr (requires { store.tile_done(tile, of); }) {
+          store.tile_done(tile, of);
+        } else {
+          if (inside) store.tile_done(m, tile.n, of);
+        }
         if constexpr (kAdds<Order>) {
           if (adds) {
             late.add(store, shared, first);
@@ -364,11 +400,20 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
 
     RingPosition<kStages> ring;
     RingPosition<Config::kStagingBuffers> staging;
-    TileWalk<typename CountOf<Order>::Type, true> order(params.order, shared.feed, worker, workers);
+    TileWalk<typename CountOf<Order>::Type, true> order(params.order, shared, worker, workers);
+    Epilogue epilogue(params.epilogue);
     float acc[Config::kAccumulators];
 
     while (order.next(&tile)) {
-      if (!has_rows(warpgroup, params.a_box_rows)) continue;
+      if (!has_rows(warpgroup, rows_of(tile, params.a_box_rows))) {
+        if constexpr (kHasRows<TileOf<Order>>) {
+          for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
+            ptx::mbarrier_wait(&shared.stage_full[ring.slot], ring.parity);
+            release_stage(ring.slot);
+          }
+        }
+        continue;
+      }
       int last_stage = 0;
       for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
         const std::uint64_t a =
@@ -397,17 +442,18 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
       for (auto& value : acc) cute::warpgroup_fence_operand(value);
       release_stage(last_stage);
 
+      epilogue.begin(tile, warpgroup * kWarpgroupRows + warp * 16 + lane / 4);
 #pragma unroll
-      for (int piece = 0; piece < Config::kPieces; ++piece, staging.advance()) {
+      for (int piece = 0; piece < kOutPieces; ++piece, staging.advance()) {
         ptx::mbarrier_wait(&shared.piece_empty[warpgroup][staging.slot], staging.parity ^ 1);
         const std::uint32_t to =
             ptx::shared_address(shared.piece[warpgroup][staging.slot]) + row_bytes;
 #pragma unroll
         for (int pair = 0; pair < kPieceColumns / 16; ++pair) {
-          const float* v = acc + piece * (kPieceColumns / 2) + pair * 8;
           const std::uint32_t address = to + (((pair * 2 + group) ^ (row % 8)) << 4);
-          ptx::store_matrices(address, pack_two<Element>(v[0], v[1]), pack_two<Element>(v[2], v[3]),
-                              pack_two<Element>(v[4], v[5]), pack_two<Element>(v[6], v[7]));
+          std::uint32_t packed[4];
+          epilogue.template pack<Element>(acc, piece * kPieceColumns + pair * 16, packed);
+          ptx::store_matrices(address, packed[0], packed[1], packed[2], packed[3]);
         }
         ptx::fence_shared_to_async();
         __syncwarp();
@@ -424,11 +470,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store>& 
 }
 
 /// The core as a whole kernel: block b of the grid works as worker b / kCluster.
-template <class Config, class Order, class Gate, class Store>
+template <class Config, class Order, class Gate, class Store, class Epilogue = RoundedSums>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    gemm_kernel(const __grid_constant__ GemmParams<Order, Gate, Store> params) {
+    gemm_kernel(const __grid_constant__ GemmParams<Order, Gate, Store, Epilogue> params) {
   extern __shared__ __align__(1024) std::uint8_t dynamic_shared[];
-  auto& shared = *reinterpret_cast<SharedOf<Config, Gate, Store>*>(dynamic_shared);
+  auto& shared = *reinterpret_cast<SharedOf<Config, Gate, Store, Order>*>(dynamic_shared);
   prepare_core<Config>(params, shared);
   if constexpr (Config::kCluster == 1) {
     __syncthreads();

@@ -11,11 +11,11 @@ namespace mk::kernels::cuda {
 /// Loads the kernel and allows it its shared memory on the current device. Once per device, before
 /// the first launch; for kernels that wait for each other, before the first launch of any of them
 /// (CUDA loads lazily, and waits to do it).
-template <class Config, class Order, class Gate, class Store>
+template <class Config, class Order, class Gate, class Store, class Epilogue = RoundedSums>
 cudaError_t prepare_gemm() {
-  return cudaFuncSetAttribute(gemm_kernel<Config, Order, Gate, Store>,
+  return cudaFuncSetAttribute(gemm_kernel<Config, Order, Gate, Store, Epilogue>,
                               cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(sizeof(SharedOf<Config, Gate, Store>)));
+                              static_cast<int>(sizeof(SharedOf<Config, Gate, Store, Order>)));
 }
 
 /// Launches `workers` workers (clusters of Config::kCluster blocks); all of them must fit on the
@@ -23,8 +23,8 @@ cudaError_t prepare_gemm() {
 /// without attributes: those whose numbers follow each other then fill one GPC after the other, and
 /// what neighbouring tiles read is read near by. With a cluster's size, be it one, they are dealt
 /// out otherwise: GEMM + ReduceScatter takes 10% longer so (EXPERIMENTS.md).
-template <class Config, class Order, class Gate, class Store>
-cudaError_t launch_gemm(const GemmParams<Order, Gate, Store>& params, int workers,
+template <class Config, class Order, class Gate, class Store, class Epilogue>
+cudaError_t launch_gemm(const GemmParams<Order, Gate, Store, Epilogue>& params, int workers,
                         cudaStream_t stream) {
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -32,11 +32,11 @@ cudaError_t launch_gemm(const GemmParams<Order, Gate, Store>& params, int worker
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(workers * Config::kCluster));
   config.blockDim = dim3(Config::kThreads);
-  config.dynamicSmemBytes = sizeof(SharedOf<Config, Gate, Store>);
+  config.dynamicSmemBytes = sizeof(SharedOf<Config, Gate, Store, Order>);
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = Config::kCluster > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, gemm_kernel<Config, Order, Gate, Store>, params);
+  return cudaLaunchKernelEx(&config, gemm_kernel<Config, Order, Gate, Store, Epilogue>, params);
 }
 
 }  // namespace mk::kernels::cuda

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/gemm_config.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/tile.h"
 
 namespace mk::kernels::cuda {
 
@@ -30,7 +31,9 @@ namespace mk::kernels::cuda {
 ///     void end();
 ///
 /// shared memory of its own; rows of A that lie in several places: it then issues the load of the
-/// tile it was last asked about itself; and something to do when it will not be asked again. Where
+/// tile it was last asked about itself (with `load_b` alike, where B is no single matrix); and
+/// something to do when it will not be asked again. A gate of an order with tiles of its own
+/// (TileOf) has `wait(const TileType& tile, int k_block)` instead. Where
 /// the order says `bool adds()` of the tile that it gave last, another rank's partial of it is
 /// added to this product (late_adds.cuh):
 ///
@@ -51,6 +54,11 @@ template <class Gate>
 inline constexpr bool kGateLoadsA = requires(const Gate& gate, const CUtensorMap& a,
                                              std::uint64_t* full, void* to) {
   gate.load_a(a, full, std::uint64_t{}, to, 0);
+};
+template <class Gate>
+inline constexpr bool kGateLoadsB = requires(const Gate& gate, const CUtensorMap& b,
+                                             std::uint64_t* full, void* to) {
+  gate.load_b(b, full, std::uint64_t{}, to, 0);
 };
 template <class Gate>
 inline constexpr bool kGateEnds = requires(Gate& gate) {
@@ -87,8 +95,9 @@ inline constexpr bool kAdds = requires(const Order& order) {
 };
 
 /// Dynamic shared memory of a block.
-template <class Config, class Gate, class Store>
-using SharedOf = GemmShared<Config, Store::kSharedWords, typename GateSharedOf<Gate>::Type>;
+template <class Config, class Gate, class Store, class Order = RasterOrder>
+using SharedOf = GemmShared<Config, Store::kSharedWords, typename GateSharedOf<Gate>::Type,
+                            TileOf<Order>, OrderSharedOf<Order>>;
 
 /// Inputs that are ready before the launch.
 struct AlwaysReady {
@@ -136,6 +145,9 @@ struct Piece {
 ///     void forward(const Piece&);                   stores it elsewhere, too,
 ///     void sum_done(const Tile&, int warpgroup);    and, as tile_done, shows it
 ///
+/// A store of an order with tiles of its own (TileOf) has `put(const Piece&, const TileType&)` and
+/// `tile_done(const TileType&, int warpgroup)` instead.
+///
 /// StoreToC: one TMA store per piece into row-major C; rows and columns outside C are not written.
 template <class Config>
 struct StoreToC {
@@ -155,6 +167,50 @@ struct StoreToC {
 
  private:
   const Params& params_;
+};
+
+/// Two sums rounded to nearest even, the first in the low half.
+template <class Element>
+__device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
+  std::uint32_t packed;
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+/// An **epilogue** makes what is staged from the fp32 sums; all threads of the math warpgroups have
+/// one.
+///
+///     struct Params;
+///     static constexpr int kSumsPerOutput;          columns of sums that make one of C
+///     explicit Epilogue(const Params&);
+///     void begin(const TileType& tile, int row);    a tile's sums are complete; the thread's rows
+///                                                   within it are `row` and `row` + 8
+///     void pack<Element>(float* sums, int column, uint32_t (&packed)[4]) const;
+///
+/// `pack` makes 16 columns of the staged tile from `column` on, as stmatrix takes them: with t the
+/// thread's lane % 4, packed[0] is (row, column + 2 t and the next), packed[1] the same of row + 8,
+/// packed[2] and [3] the same 8 columns on. sums[column / 8 * 4 + i] is, in the order of i, (row,
+/// column + 2 t), (row, the next), (row + 8, ...), (row + 8, the next). The whole warp calls it. It
+/// works in `sums` itself rather than in a copy: to the compiler they are alive until the next
+/// tile, and there are no registers for both.
+///
+/// RoundedSums: C is the rounded sums.
+struct RoundedSums {
+  struct Params {};
+  static constexpr int kSumsPerOutput = 1;
+  __device__ explicit RoundedSums(const Params&) {}
+  template <class TileType>
+  __device__ void begin(const TileType&, int) {}
+  template <class Element>
+  __device__ __forceinline__ void pack(float* sums, int column, std::uint32_t (&packed)[4]) const {
+    const float* v = sums + column / 8 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) packed[i] = pack_two<Element>(v[2 * i], v[2 * i + 1]);
+  }
 };
 
 }  // namespace mk::kernels::cuda

@@ -106,4 +106,32 @@ Result<CUtensorMap> make_slots_map(const char* name, DType dtype, const void* ba
                    {u32(box_columns), u32(box_rows), 1});
 }
 
+Result<CUtensorMap> make_row_window_map(const char* name, DType dtype, const void* base,
+                                        std::int64_t rows, std::int64_t columns, int window,
+                                        int box_columns) {
+  const std::int64_t row_bytes = columns * kElementBytes;
+  // Window e begins `window` rows before row e; e is 1 at least, and the rows before the matrix are
+  // outside of every box that a caller asks for.
+  const auto* const before = reinterpret_cast<const void*>(
+      reinterpret_cast<std::uintptr_t>(base) - static_cast<std::uintptr_t>(window * row_bytes));
+  if (base == nullptr) return encode<2>(name, dtype, base, {1, 1}, {16}, {1, 1});
+  return encode<3>(name, dtype, before, {u64(columns), u64(window), u64(rows + 1)},
+                   {u64(row_bytes), u64(row_bytes)}, {u32(box_columns), u32(window), 1});
+}
+
+Result<CUtensorMap> make_expert_weights_map(const char* name, DType dtype, BLayout layout,
+                                            const void* base, std::int64_t experts, std::int64_t n,
+                                            std::int64_t k, int halves, int box_n) {
+  const std::int64_t half = n / halves;
+  const cuuint64_t expert_bytes = u64(n * k * kElementBytes);
+  if (layout == BLayout::kNK) {
+    return encode<4>(name, dtype, base, {u64(k), u64(half), u64(halves), u64(experts)},
+                     {u64(k * kElementBytes), u64(half * k * kElementBytes), expert_bytes},
+                     {64, u32(box_n / halves), u32(halves), 1});
+  }
+  return encode<4>(name, dtype, base, {u64(half), u64(halves), u64(k), u64(experts)},
+                   {u64(half * kElementBytes), u64(n * kElementBytes), expert_bytes},
+                   {64, 1, 64, 1});
+}
+
 }  // namespace mk::kernels::cuda

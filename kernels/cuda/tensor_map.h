@@ -42,4 +42,22 @@ Result<CUtensorMap> make_slots_map(const char* name, DType dtype, const void* ba
                                    std::int64_t slots, std::int64_t slot_bytes, std::int64_t rows,
                                    std::int64_t columns, int box_rows, int box_columns);
 
+/// A map of the packed row-major matrix [rows, columns] as windows of `window` rows, moved in boxes
+/// of 1 x window x box_columns with the 128-byte swizzle: coordinates (column, s, e) with 0 < e <=
+/// rows are a box whose first window - s rows are the rows from e - (window - s) on, and whose
+/// others lie outside. So a box ends with any row: what is outside is read as zeros and not
+/// written.
+Result<CUtensorMap> make_row_window_map(const char* name, DType dtype, const void* base,
+                                        std::int64_t rows, std::int64_t columns, int window,
+                                        int box_columns);
+
+/// A map of the packed weights [experts, n, k] (kNK) or [experts, k, n] (kKN) as [.., halves, ..]:
+/// coordinates (k, column of a half, half, expert), moved in boxes of 64 x (box_n / halves) x
+/// halves x 1, or (column of a half, half, k, expert) in boxes of 64 x 1 x 64 x 1. 128-byte
+/// swizzle; each dimension ends by itself, so that nothing of another half or expert is read. n is
+/// a multiple of `halves`.
+Result<CUtensorMap> make_expert_weights_map(const char* name, DType dtype, BLayout layout,
+                                            const void* base, std::int64_t experts, std::int64_t n,
+                                            std::int64_t k, int halves, int box_n);
+
 }  // namespace mk::kernels::cuda

@@ -13,6 +13,42 @@ struct Tile {
   int n = 0;
 };
 
+/// An order's tiles, if they are more than a place in a grid: `using TileType = ...;`, with `m` and
+/// `n` as in Tile (m is never negative) and what else its gate and store go by. Where such a tile
+/// has `rows`, the first so many rows of it are computed and the others not stored, and one with at
+/// most 64 is the first math warpgroup's alone.
+template <class Order>
+struct TileTypeOf {
+  using Type = Tile;
+};
+template <class Order>
+requires requires { typename Order::TileType; }
+struct TileTypeOf<Order> {
+  using Type = typename Order::TileType;
+};
+template <class Order>
+using TileOf = typename TileTypeOf<Order>::Type;
+
+/// Shared memory of an order, if it wants some: `struct Shared;`, filled by all threads of the
+/// block in `static void prepare(const Params&, Shared&)` before any tile is asked for. Its
+/// constructor takes it, too, behind the parameters.
+template <class Order>
+inline constexpr bool kOrderShares = requires {
+  typename Order::Shared;
+};
+struct NoOrderShared {};
+template <class Order>
+struct OrderSharedTypeOf {
+  using Type = NoOrderShared;
+};
+template <class Order>
+requires kOrderShares<Order>
+struct OrderSharedTypeOf<Order> {
+  using Type = typename Order::Shared;
+};
+template <class Order>
+using OrderSharedOf = typename OrderSharedTypeOf<Order>::Type;
+
 /// A **tile order** tells each worker (a block, or a cluster that works on vertically adjacent
 /// tiles) which tile comes next. The loading warp, the math warpgroups and the storing warps of a
 /// worker each walk their own copy, so the sequence must be a pure function of the parameters and

@@ -11,12 +11,14 @@
 
 namespace mk::kernels::cuda {
 
-/// In shared memory, a ring: as many tiles as the loads may be ahead of the stores.
+/// In shared memory, a ring: as many tiles as the loads may be ahead of the stores. `TileType` is
+/// the order's (TileOf).
+template <class TileType>
 struct TileFeed {
   static constexpr int kSlots = 8;
   std::uint64_t known[kSlots];  ///< to the readers: the slot holds the next tile
   std::uint64_t read[kSlots];   ///< to the loads: all readers have read it
-  Tile tiles[kSlots];           ///< m < 0: there are no more
+  TileType tiles[kSlots];       ///< m < 0: there are no more
 
   /// One thread, before the block's first barrier.
   __device__ void begin(std::uint32_t readers) {
@@ -25,15 +27,16 @@ struct TileFeed {
       ptx::mbarrier_init(&read[slot], readers);
     }
   }
-  /// The loading thread's: tile `number` is this one; null: there are no more.
-  __device__ void put(std::uint32_t number, const Tile* tile) {
+  /// The loading thread's: tile `number` is this one; `more` false: there are no more.
+  __device__ void put(std::uint32_t number, bool more, const TileType& tile) {
     const std::uint32_t slot = number % kSlots;
     ptx::mbarrier_wait(&read[slot], number / kSlots % 2 ^ 1);
-    tiles[slot] = tile != nullptr ? *tile : Tile{-1, -1};
+    tiles[slot] = tile;
+    if (!more) tiles[slot].m = -1;
     ptx::mbarrier_arrive(&known[slot]);
   }
   /// A reader's, a thread or a whole warp: false: there are no more.
-  __device__ bool get(std::uint32_t number, Tile* tile, bool whole_warp) {
+  __device__ bool get(std::uint32_t number, TileType* tile, bool whole_warp) {
     const std::uint32_t slot = number % kSlots;
     ptx::mbarrier_wait(&known[slot], number / kSlots % 2);
     *tile = tiles[slot];

@@ -1,0 +1,10 @@
+#include "kernels/cuda/core/grouped_kernels.cuh"
+
+namespace mk::kernels::cuda {
+
+const GroupedKernel& grouped_kernel_f16(BLayout layout, GroupedActivation activation, bool plain,
+                                        GroupedVariant variant) {
+  return grouped_kernel<__half>(layout, activation, plain, variant);
+}
+
+}  // namespace mk::kernels::cuda
