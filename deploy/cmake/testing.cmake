@@ -1,11 +1,11 @@
 # mk_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <s>] [ARGS <arg>...] [NO_MAIN] [HOT])
-#   One GoogleTest binary, one ctest entry. tests/run.sh counts the single cases from the XML that each binary
+#   One GoogleTest binary, one ctest entry. tests/runner counts the single cases from the XML that each binary
 #   writes, so there is no discovery step. TIMEOUT is for a plain build (default 120 s); sanitizer presets scale it.
 #   HOT: mk_hot() of its own code.
 # mk_add_script_test(<name> COMMAND <command>... [LABELS <label>...] [TIMEOUT <s>])
 #   Any command; counts as one case, passed when it exits 0 and skipped when it exits 77.
 #
-# Labels with a meaning to tests/run.sh are listed in tests/README.md.
+# Labels that decide which stage runs a test are listed in tests/README.md.
 enable_testing()
 set(MK_TEST_RESULTS "${PROJECT_BINARY_DIR}/test-results")
 
@@ -22,6 +22,8 @@ function(mk_test_properties name labels timeout)
   if(NOT timeout)
     set(timeout 120)
   endif()
+  # What may take longest begins first: nothing long is left to run alone at the end.
+  set_tests_properties(${name} PROPERTIES COST ${timeout})
   math(EXPR timeout "${timeout} * ${MK_TEST_TIMEOUT_SCALE}")
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} SKIP_RETURN_CODE 77
                        ENVIRONMENT "${mk_test_environment}")

@@ -1,92 +1,57 @@
 #!/usr/bin/env python3
-"""Runs ctest over one build and counts single test cases.
+"""Runs ctest over one build and writes down its single test cases.
 
-  run_ctest.py BUILD NAME LOGS RESULT JOBS [CTEST_ARGUMENT...]
+  run_ctest.py NAME BUILD LOGS JOBS [CTEST_ARGUMENT...]
 
-Cases are those of the XML that a GoogleTest binary wrote (BUILD/test-results/<entry>.xml), or the entry itself. An entry
-that failed with no failed case in its XML (a crash, a time-out, a leak at exit) counts as one failed case.
+LOGS/NAME/cases.xml gets the cases (cases.py): those of the XML that a GoogleTest binary wrote (BUILD/test-results/<entry>.xml), or
+the entry itself. An entry that failed with no failed case in its XML (a crash, a time-out, a leak at exit) is one failed case.
+Among the arguments may be `--preset`, whose build folder is then BUILD. MK_LABEL is a regular expression: of the entries, only
+those with a matching label run.
 
-What failed beside other tests is run once more, alone: a crowded machine is then told apart from a defect. It is said, and
-said again in the summary, and counts as passed when the second run passes. There is no second run after a finding of a
-sanitizer, which no load can cause, nor when more than AGAIN_MOST entries failed.
+What failed beside other tests is run once more, alone: a crowded machine is then told apart from a defect. It counts as passed when
+the second run passes, and is named as unsteady. There is no second run after a finding of a sanitizer, which no load can cause,
+nor when more than AGAIN_MOST entries failed. LOGS/NAME-ctest.log has ctest's own output.
 
-Standard output is for a person; RESULT gets "counts PASSED FAILED SKIPPED" and a line "failure TEXT" or "unsteady TEXT"
-for each entry concerned. LOGS/tests-NAME.log and .xml hold ctest's own output.
+Ends with status 1 when a case failed.
 """
-import dataclasses
+import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
+import time
+
+from cases import Case, read, write
 
 AGAIN_MOST = 3
 SANITIZER = re.compile(r"ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|: runtime error: ")
 TELLING = re.compile(r"Failure$|^FAILED|ERROR: |WARNING: ThreadSanitizer")
 
 
-@dataclasses.dataclass
-class Entry:
-    """One entry of ctest: a GoogleTest binary or a script."""
-
-    name: str
-    passed: int
-    failed: int
-    skipped: int
-    cases: list  # names of failed cases
-    output: str
-
-    def label(self):
-        return self.name + (": " + " ".join(self.cases[:5]) if self.cases else "")
-
-
-def read_entry(case, results):
-    name, status = case.get("name"), case.get("status")
-    skipped = case.find("skipped")
-    left_out = skipped is not None and "SKIP_RETURN_CODE" in (skipped.get("message") or "")
-    failing = status != "run" and not left_out
-    output = case.findtext("system-out") or ""
-    try:
-        root = ElementTree.parse(results / f"{name}.xml").getroot()
-    except (OSError, ElementTree.ParseError):
-        return Entry(name, int(not failing and not left_out), int(failing), int(left_out), [], output)
-    total, bad = int(root.get("tests", 0)), int(root.get("failures", 0)) + int(root.get("errors", 0))
-    skip = sum(int(suite.get("skipped", 0)) + int(suite.get("disabled", 0)) for suite in root.iter("testsuite"))
-    cases = [f"{one.get('classname')}.{one.get('name')}" for one in root.iter("testcase") if one.find("failure") is not None]
-    passed = max(total - bad - skip, 0)
-    return Entry(name, passed, bad or int(failing), skip, cases, output)
+def run(build, log, arguments):
+    """What ctest says of each entry: (case of the entry, its single cases)."""
+    results, junit, began = build / "test-results", log.with_suffix(".xml"), time.time()
+    results.mkdir(parents=True, exist_ok=True)
+    junit.unlink(missing_ok=True)
+    place = [] if "--preset" in arguments else ["--test-dir", str(build)]
+    with open(log, "wb") as out:
+        subprocess.run(["ctest", *place, "--output-on-failure", "--output-junit", str(junit), *arguments],
+                       stdout=out, stderr=subprocess.STDOUT, check=False)
+    entries = []
+    for entry in read(junit):
+        file = results / f"{entry.name}.xml"
+        fresh = file.exists() and file.stat().st_mtime >= began - 1
+        single = [Case(entry.name, f"{one.program}.{one.name}", one.outcome) for one in (read(file) if fresh else [])]
+        if not single or (entry.outcome == "failed" and all(one.outcome != "failed" for one in single)):
+            single.append(Case(entry.name, "", entry.outcome))
+        entries.append((entry, single))
+    return entries
 
 
-class Runner:
-    def __init__(self, build, name, logs):
-        self.build, self.name, self.logs = build, name, logs
-        self.results = build / "test-results"
-
-    def run(self, kind, arguments):
-        """The entries that ctest ran, and its log."""
-        log, junit = (self.logs / f"tests-{self.name}{kind}.{ending}" for ending in ("log", "xml"))
-        junit.unlink(missing_ok=True)
-        with open(log, "wb") as out:
-            subprocess.run(["ctest", "--test-dir", str(self.build), "--output-on-failure", "--output-junit", str(junit),
-                            *arguments], stdout=out, stderr=subprocess.STDOUT, check=False)
-        if not junit.exists():
-            return [], log
-        return [read_entry(case, self.results) for case in ElementTree.parse(junit).getroot().iter("testcase")], log
-
-    def again(self, entry):
-        """What the entry says when nothing runs beside it; None when it did not pass."""
-        xml = self.results / f"{entry.name}.xml"
-        if xml.exists():
-            xml.rename(self.logs / f"{entry.name}-first.xml")
-        entries, _ = self.run(f"-again-{entry.name}", ["-j", "1", "-R", f"^{re.escape(entry.name)}$"])
-        return entries[0] if len(entries) == 1 and entries[0].failed == 0 and entries[0].passed > 0 else None
-
-
-def describe(entry, log):
+def describe(entry, single, log):
     """What a failed entry said: on a machine that is gone after the run, the log is gone too."""
-    print(f"  FAILED  {entry.label()} (log: {log})")
-    lines = entry.output.splitlines()
+    print(f"FAILED  {entry.name}", *[one.name for one in single if one.outcome == "failed"][:5], f"(log: {log})")
+    lines = entry.text.splitlines()
     shown = []
     for at, line in enumerate(lines):
         if TELLING.search(line):
@@ -96,34 +61,42 @@ def describe(entry, log):
 
 
 def main():
-    build, logs = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[3])
-    name, result, jobs, arguments = sys.argv[2], sys.argv[4], int(sys.argv[5]), sys.argv[6:]
-    runner = Runner(build, name, logs)
-    shutil.rmtree(runner.results, ignore_errors=True)
-    runner.results.mkdir(parents=True)
-    said = []
+    name, build, logs, jobs = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]).resolve(), int(sys.argv[4])
+    arguments = sys.argv[5:]
+    if os.environ.get("MK_LABEL"):
+        arguments += ["-L", os.environ["MK_LABEL"]]
+    log = logs / f"{name}-ctest.log"
     # One more than there are cores: many tests mostly wait, for a death to be noticed or a link to come back.
-    entries, log = runner.run("", ["-j", str(jobs + 1), *arguments])
+    entries = run(build, log, [*arguments, "-j", str(jobs + 1)])
     if not entries:
         print("\n".join(log.read_text(errors="replace").splitlines()[-20:]))
-        entries = [Entry("ctest ran no test", 0, 1, 0, [], "")]
-    bad = [entry for entry in entries if entry.failed]
-    for entry in bad:
-        describe(entry, log)
-        second = None
-        if len(bad) <= AGAIN_MOST and entry.name != "ctest ran no test" and not SANITIZER.search(entry.output):
-            second = runner.again(entry)
-        if second:
-            print(f"  UNSTEADY  {entry.label()}: failed beside other tests, passed when run again, alone")
-            said.append(f"unsteady {name}: {entry.label()}: {log}")
-            entries[entries.index(entry)] = second
-        else:
-            said.append(f"failure {name}: {entry.label()}: {log}")
-    counts = [sum(getattr(entry, field) for entry in entries) for field in ("passed", "failed", "skipped")]
-    print("  {} passed, {} failed, {} skipped in {} binaries and scripts".format(*counts, len(entries)))
-    with open(result, "w", encoding="utf-8") as out:
-        out.write("counts {} {} {}\n".format(*counts) + "".join(line + "\n" for line in said))
+        entries = [(Case("", "ctest", "failed"), [Case("ctest", "ran no test", "failed")])]
+    again = entries[0][0].name != "ctest" and sum(entry.outcome == "failed" for entry, _ in entries) <= AGAIN_MOST
+    cases = []
+    for entry, single in entries:
+        if entry.outcome == "failed":
+            describe(entry, single, log)
+            second = []
+            if again and not SANITIZER.search(entry.text):
+                second = run(build, logs / f"{name}-again-{entry.name}.log", [*arguments, "-j", "1", "-R", f"^{re.escape(entry.name)}$"])
+            if second and second[0][0].outcome == "passed":
+                print(f"UNSTEADY  {entry.name}: failed beside other tests, passed when run again, alone")
+                first = {one.name for one in single if one.outcome == "failed"}
+                single = second[0][1]
+                for one in single:
+                    if one.outcome == "passed" and (one.name in first or "" in first):
+                        one.outcome, one.text = "unsteady", str(log)
+        cases += single
+    for case in cases:
+        if case.outcome == "failed":
+            case.text = str(log)
+    (logs / name).mkdir(parents=True, exist_ok=True)
+    write(logs / name / "cases.xml", cases)
+    counts = {outcome: sum(case.outcome == outcome for case in cases) for outcome in ("passed", "failed", "skipped", "unsteady")}
+    print("{} passed, {failed} failed, {skipped} skipped in {} binaries and scripts".format(
+        counts["passed"] + counts["unsteady"], len(entries), **counts))
+    return 1 if counts["failed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
