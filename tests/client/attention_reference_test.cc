@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -134,6 +135,49 @@ TEST(AttentionReference, FindsASwappedRowZerosAndWhatIsNoNumber) {
   EXPECT_EQ(result.out.first_wrong, 777u);
   EXPECT_EQ(result.lse.wrong, 1u);
   EXPECT_EQ(result.lse.first_wrong, 7u);
+}
+
+// Keys and values that are not finite have their effect on the queries that see them, and none on
+// the others.
+TEST(AttentionReference, SpecialKeysAndValuesCountForThoseWhoSeeThem) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const AttentionProblem problem = problem_of(40, true, DataType::kBf16);
+  const Direct plain(problem, [](std::uint64_t i, std::uint64_t j) { return j <= i; });
+  const auto set = [&](Elements& tensor, std::uint64_t row, std::uint64_t element, float value) {
+    tensor[row * 64 + element] = from_float(DataType::kBf16, value);
+  };
+  const auto wrong_rows = [&](const Direct& direct) {
+    std::vector<std::uint64_t> rows;
+    const AttentionReference reference(problem, direct.k.data(), direct.v.data());
+    for (std::uint64_t row = 0; row < 40; ++row) {
+      const auto result =
+          reference.compare(row, 1, direct.q.data() + row * 128, direct.out.data() + row * 128,
+                            direct.lse.data() + row * 2);
+      if (result.out.wrong + result.lse.wrong != 0) rows.push_back(row);
+    }
+    return rows;
+  };
+  ASSERT_TRUE(wrong_rows(plain).empty());
+
+  // A value: one element of the output of each later row.
+  Direct special = plain;
+  set(special.v, 30, 5, infinity);
+  EXPECT_EQ(wrong_rows(special).size(), 10u) << "the rows from 30 on do not have it yet";
+  for (std::uint64_t row = 30; row < 40; ++row) {
+    for (std::uint64_t head = 0; head < 2; ++head) set(special.out, row * 2 + head, 5, infinity);
+  }
+  EXPECT_TRUE(wrong_rows(special).empty());
+  set(special.out, 70, 5, -infinity);
+  set(special.out, 10, 6, infinity);
+  EXPECT_EQ(wrong_rows(special), (std::vector<std::uint64_t>{5, 35}));
+
+  // A key: all of it.
+  special = plain;
+  set(special.k, 39, 0, std::nanf(""));
+  EXPECT_EQ(wrong_rows(special), (std::vector<std::uint64_t>{39}));
+  std::fill(special.out.begin() + 39 * 128, special.out.end(), std::uint16_t{0x7fc0});
+  std::fill(special.lse.begin() + 39 * 2, special.lse.end(), std::nanf(""));
+  EXPECT_TRUE(wrong_rows(special).empty());
 }
 
 }  // namespace

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <random>
+
 #include "client/tools/numeric/random_matrix.h"
 
 namespace mk::tools {
@@ -150,6 +154,135 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Reference,
                            return std::to_string(test.param.nodes) + "x" +
                                   std::to_string(test.param.locals) + name_of(test.param.type);
                          });
+
+TEST(Comparison, ANonFiniteElementIsRightWhereTheReferenceIsTheSame) {
+  const double nan = std::nan("");
+  struct Case {
+    double value, expected;
+    bool right;
+  };
+  for (const auto& [value, expected, right] :
+       {Case{nan, nan, true}, Case{HUGE_VAL, HUGE_VAL, true}, Case{-HUGE_VAL, -HUGE_VAL, true},
+        Case{nan, 1, false}, Case{1, nan, false}, Case{HUGE_VAL, -HUGE_VAL, false},
+        Case{HUGE_VAL, 1, false}, Case{1, HUGE_VAL, false}, Case{nan, HUGE_VAL, false},
+        Case{HUGE_VAL, nan, false}}) {
+    for (const double bound : {0.0, 1.0, HUGE_VAL}) {
+      Comparison comparison;
+      comparison.add(0, value, expected, bound);
+      EXPECT_EQ(right ? 0u : 1u, comparison.wrong) << value << " for " << expected;
+      EXPECT_EQ(right ? 0 : HUGE_VAL, comparison.worst_ratio) << value << " for " << expected;
+      EXPECT_EQ(0, comparison.max_error);
+    }
+  }
+  // Where an error decides, either is right, and nothing else.
+  const Outcome either = Outcome::finite() | Outcome::infinity(1);
+  Comparison comparison;
+  comparison.add(0, HUGE_VAL, 65519, 2, either);
+  comparison.add(1, 65520, 65519, 2, either);
+  EXPECT_EQ(0u, comparison.wrong);
+  comparison.add(2, -HUGE_VAL, 65519, 2, either);
+  comparison.add(3, nan, 65519, 2, either);
+  comparison.add(4, 65522, 65519, 2, either);
+  EXPECT_EQ(3u, comparison.wrong);
+}
+
+TEST(Outcome, AddsUpLikeNumbers) {
+  const double values[] = {1, HUGE_VAL, -HUGE_VAL, std::nan("")};
+  for (const double a : values) {
+    for (const double b : values) {
+      EXPECT_EQ(Outcome::of(a + b), Outcome::of(a) + Outcome::of(b)) << a << " + " << b;
+      for (const double c : values) {
+        EXPECT_EQ(Outcome::of(a + c) | Outcome::of(b + c),
+                  (Outcome::of(a) | Outcome::of(b)) + Outcome::of(c));
+      }
+    }
+  }
+  EXPECT_EQ(Outcome::finite(), Outcome::rounded(65519, 0.5, overflow_threshold(DataType::kF16)));
+  EXPECT_EQ(Outcome::finite() | Outcome::infinity(-1),
+            Outcome::rounded(-65519, 2, overflow_threshold(DataType::kF16)));
+  EXPECT_EQ(Outcome::infinity(1), Outcome::rounded(65522, 2, overflow_threshold(DataType::kF16)));
+  for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+    const auto threshold = static_cast<float>(overflow_threshold(type));
+    EXPECT_TRUE(std::isinf(to_float(type, from_float(type, threshold))));
+    EXPECT_FALSE(std::isinf(to_float(type, from_float(type, std::nextafter(threshold, 0.0f)))));
+  }
+}
+
+// Inputs of every kind, partial sums beyond the type's range, and results that only just fit: the
+// operator's own roundings are right, and a result of another kind is not.
+TEST(GemmReference, FollowsInfinitiesAndNaNsThroughTheRoundings) {
+  constexpr std::uint64_t kM = 6, kN = 9, kK = 5;
+  std::mt19937_64 random(3);
+  std::uint64_t kinds[3] = {};  // finite, infinite, NaN
+  std::uint64_t refused = 0;
+  for (int i = 0; i < 300; ++i) {
+    const DataType type = i % 2 == 0 ? DataType::kF16 : DataType::kBf16;
+    const auto nodes = static_cast<std::uint32_t>(1 + random() % 3);
+    const auto locals = static_cast<std::uint32_t>(1 + random() % 3);
+    const float large = type == DataType::kF16 ? 180 : 1.2e19f;  // its square is half the largest
+    Inputs inputs = random_inputs(nodes * locals, kM, kN, kK, type);
+    double range = 1;
+    for (auto* side : {&inputs.a, &inputs.b}) {
+      for (Elements& elements : *side) {
+        for (std::uint16_t& element : elements) {
+          const float value = to_float(type, element);
+          switch (random() % (i % 4 < 2 ? 40 : 400)) {
+            case 0:
+              element = from_float(type, std::nanf(""));
+              break;
+            case 1:
+              element = from_float(type, std::copysign(HUGE_VALF, value));
+              break;
+            default:
+              if (random() % 2 != 0) element = from_float(type, value * large);
+          }
+          const double magnitude = std::fabs(double{to_float(type, element)});
+          if (std::isfinite(magnitude)) range = std::max(range, magnitude);
+        }
+      }
+    }
+    GemmReference reference(kM, kN, nodes, locals, type);
+    for (std::uint32_t rank = 0; rank < nodes * locals; ++rank) {
+      reference.add_rank(inputs.a[rank].data(), inputs.b[rank].data(), kK, range, range);
+    }
+    Elements c = rounded_like_the_operator(inputs, nodes, locals, kM, kN, kK, type);
+    const auto comparison = reference.compare(c.data());
+    ASSERT_EQ(0u, comparison.wrong) << "case " << i << ", element " << comparison.first_wrong;
+    for (std::uint64_t at = 0; at < kM * kN; ++at) {
+      const float value = to_float(type, c[at]);
+      ++kinds[std::isnan(value) ? 2 : std::isinf(value) ? 1 : 0];
+      const std::uint16_t was = c[at];
+      for (const float other : {1.0f, HUGE_VALF, -HUGE_VALF, std::nanf("")}) {
+        if (reference.outcome(at).allows(double{other})) continue;
+        c[at] = from_float(type, other);
+        ASSERT_EQ(1u, reference.compare(c.data()).wrong) << "case " << i << ", element " << at;
+        ++refused;
+      }
+      c[at] = was;
+    }
+  }
+  for (const std::uint64_t count : kinds) EXPECT_GT(count, 500u);
+  EXPECT_GT(refused, 20'000u) << "of 64800 that are wrong where one kind is right";
+}
+
+// What the public headers say of f16: 40000 and -40000 of two ranks each on two nodes are 80000 and
+// -80000, infinite as f16, and their sum is a NaN; on one node it is 0.
+TEST(GemmReference, PartialSumsBeyondF16AreInfinite) {
+  const std::uint16_t one = from_float(DataType::kF16, 1);
+  const std::uint16_t plus = from_float(DataType::kF16, 40000);
+  const std::uint16_t minus = from_float(DataType::kF16, -40000);
+  const auto result_is = [&](std::uint32_t nodes, std::uint32_t locals, float value) {
+    GemmReference reference(1, 1, nodes, locals, DataType::kF16);
+    for (const std::uint16_t* a : {&plus, &plus, &minus, &minus})
+      reference.add_rank(a, &one, 1, 40000, 1);
+    const std::uint16_t c = from_float(DataType::kF16, value);
+    return reference.compare(&c).wrong == 0;
+  };
+  EXPECT_TRUE(result_is(2, 2, std::nanf("")));
+  EXPECT_FALSE(result_is(2, 2, 0));
+  EXPECT_TRUE(result_is(1, 4, 0));
+  EXPECT_FALSE(result_is(1, 4, std::nanf("")));
+}
 
 TEST(Comparison, CountsWhatIsOutsideItsBoundAndKeepsTheFirst) {
   Comparison comparison;

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace mk::tools {
 namespace {
+
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 double gamma(double roundings) {
   return roundings * kUnitRoundoffFp32 / (1 - roundings * kUnitRoundoffFp32);
@@ -19,6 +22,9 @@ struct AttentionReference::Query {
   double lse = 0;
   double weight_error = 0;  ///< E + G (1 + E)
   double lse_bound = 0;
+  Outcome all = Outcome::finite();  ///< what the scores make of all of O
+  Outcome lse_outcome = Outcome::finite();
+  std::vector<Outcome> values;  ///< what values make of each element; empty: nothing special
 };
 
 AttentionReference::AttentionReference(const AttentionProblem& problem, const std::uint16_t* k,
@@ -31,6 +37,7 @@ AttentionReference::AttentionReference(const AttentionProblem& problem, const st
   key_norms_.assign(problem.key_heads * n, 0.0);
   values_max_.assign(problem.key_heads * dim, 0.0);
   for (std::uint64_t row = 0; row < n; ++row) {
+    bool finite = true;
     for (std::uint64_t head = 0; head < problem.key_heads; ++head) {
       double squares = 0;
       for (std::uint64_t i = 0; i < dim; ++i) {
@@ -41,11 +48,60 @@ AttentionReference::AttentionReference(const AttentionProblem& problem, const st
         values_[(head * n + row) * dim + i] = value;
         squares += double{key} * double{key};
         double& largest = values_max_[head * dim + i];
-        largest = std::max(largest, std::fabs(double{value}));
+        if (std::isfinite(value)) largest = std::max(largest, std::fabs(double{value}));
+        finite = finite && std::isfinite(value);
       }
       key_norms_[head * n + row] = std::sqrt(squares);
     }
+    if (!finite) special_.push_back(row);
   }
+}
+
+/// Sees to scores and values that are not finite; whether there is anything to compute beside.
+bool AttentionReference::evaluate_special(std::uint64_t seen, std::uint64_t key_head, double norm,
+                                          Query& query) const {
+  const std::uint64_t dim = problem_.head_dim;
+  const std::uint64_t n = problem_.sequence;
+  const double* const t = query.scores.data();
+  query.all = query.lse_outcome = Outcome::finite();
+  query.values.clear();
+  double largest = -std::numeric_limits<double>::infinity();
+  bool leaves_fp32 = false;
+  for (std::uint64_t j = 0; j < seen; ++j) {
+    if (std::isnan(t[j]) || t[j] == std::numeric_limits<double>::infinity()) {
+      query.all = query.lse_outcome = Outcome::nan();
+      return false;
+    }
+    largest = std::max(largest, t[j]);
+    const double magnitude = std::fabs(problem_.scale) * norm * key_norms_[key_head * n + j];
+    leaves_fp32 = leaves_fp32 || (std::isfinite(t[j]) && 2 * magnitude >= kOverflowFp32);
+  }
+  if (leaves_fp32) {
+    query.all = query.lse_outcome = Outcome::anything();
+    return false;
+  }
+  if (std::isinf(largest)) {
+    query.all = Outcome::nan();
+    query.lse_outcome = Outcome::infinity(-1);
+    return false;
+  }
+  for (const std::uint64_t row : special_) {
+    if (row >= seen) break;
+    if (query.values.empty()) query.values.assign(dim, Outcome::finite());
+    const double weight = std::exp(t[row] - largest);
+    const float* const value = values_.data() + (key_head * n + row) * dim;
+    for (std::uint64_t i = 0; i < dim; ++i) {
+      if (std::isfinite(value[i])) continue;
+      Outcome effect = Outcome::of(double{value[i]});
+      if (std::isinf(t[row])) {
+        effect = Outcome::nan();
+      } else if (weight < 0x1p-100) {
+        effect = effect | Outcome::nan();
+      }
+      query.values[i] = query.values[i] + effect;
+    }
+  }
+  return true;
 }
 
 void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
@@ -64,9 +120,10 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
     for (std::uint64_t j = 0; j < seen; ++j) t[j] += element * double{keys[j]};
   }
   for (std::uint64_t j = 0; j < seen; ++j) t[j] *= problem_.scale;
+  const double norm = std::sqrt(squares);
+  if (!evaluate_special(seen, key_head, norm, query)) return;
   const double largest = *std::max_element(t, t + seen);
 
-  const double norm = std::sqrt(squares);
   const double* const key_norms = key_norms_.data() + key_head * n;
   const double tiles = static_cast<double>(problem_.tiles);
   const auto score_error = [&](std::uint64_t j) {  // |d_j|
@@ -75,7 +132,7 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
   };
   double worst_score_error = 0;
   for (std::uint64_t j = 0; j < seen; ++j) {
-    worst_score_error = std::max(worst_score_error, score_error(j));
+    if (std::isfinite(t[j])) worst_score_error = std::max(worst_score_error, score_error(j));
   }
 
   query.out.assign(dim, 0.0);
@@ -83,6 +140,7 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
   double weighted_error = 0;
   double worst_exponent = 0;
   for (std::uint64_t j = 0; j < seen; ++j) {
+    if (!std::isfinite(t[j])) continue;  // no weight
     const double weight = std::exp(t[j] - largest);
     const double error = score_error(j);
     const double exponent = error +
@@ -120,6 +178,17 @@ AttentionReference::Result AttentionReference::compare(std::uint64_t first, std:
       evaluate(first + row, head, q + index * dim, query);
       const double* const largest =
           values_max_.data() + head / (problem_.query_heads / problem_.key_heads) * dim;
+      const auto element = [&](std::uint64_t i) {
+        return double{to_float(problem_.type, o[index * dim + i])};
+      };
+      if (!query.all.may_be_finite() || query.all == Outcome::anything()) {
+        for (std::uint64_t i = 0; i < dim; ++i) {
+          result.out.add(index * dim + i, element(i), 0, kUnbounded, query.all);
+        }
+        if (lse != nullptr)
+          result.lse.add(index, double{lse[index]}, 0, kUnbounded, query.lse_outcome);
+        continue;
+      }
       for (std::uint64_t i = 0; i < dim; ++i) {
         const double exact = query.out[i];
         double bound = 2 * largest[i];
@@ -128,8 +197,8 @@ AttentionReference::Result AttentionReference::compare(std::uint64_t first, std:
                                       (1 - query.weight_error));
         }
         bound += unit * (std::fabs(exact) + bound) + subnormal;
-        result.out.add(index * dim + i, double{to_float(problem_.type, o[index * dim + i])}, exact,
-                       bound);
+        const Outcome right = query.values.empty() ? Outcome::finite() : query.values[i];
+        result.out.add(index * dim + i, element(i), exact, bound, right);
       }
       if (lse != nullptr) result.lse.add(index, double{lse[index]}, query.lse, query.lse_bound);
     }

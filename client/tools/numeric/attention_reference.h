@@ -25,6 +25,12 @@
 ///
 /// and rounding O to the element type adds v (|O| + the above), v = 2^-8 or 2^-11, and half the
 /// smallest subnormal.
+///
+/// Only keys that the query sees count, whatever the others are. A score that is a NaN or +infinity
+/// makes all of the query's results NaN; -infinity gives the key no weight; where all scores are
+/// -infinity, O is NaN and the LSE -infinity. A value that is not finite has its usual effect, but
+/// one whose weight may be lost (below 2^-100) may also give a NaN: 0 times infinity. Where a score
+/// may leave fp32's range, anything is right.
 #pragma once
 
 #include <cstdint>
@@ -73,12 +79,15 @@ class AttentionReference {
   struct Query;
   void evaluate(std::uint64_t position, std::uint32_t head, const std::uint16_t* q,
                 Query& query) const;
+  bool evaluate_special(std::uint64_t seen, std::uint64_t key_head, double norm,
+                        Query& query) const;
 
   AttentionProblem problem_;
-  std::vector<float> keys_;         ///< [key head][head_dim][sequence]
-  std::vector<float> values_;       ///< [key head][sequence][head_dim]
-  std::vector<double> key_norms_;   ///< [key head][sequence]
-  std::vector<double> values_max_;  ///< [key head][head_dim]
+  std::vector<float> keys_;             ///< [key head][head_dim][sequence]
+  std::vector<float> values_;           ///< [key head][sequence][head_dim]
+  std::vector<double> key_norms_;       ///< [key head][sequence]
+  std::vector<double> values_max_;      ///< [key head][head_dim], of those that are finite
+  std::vector<std::uint64_t> special_;  ///< rows with a value that is not finite
 };
 
 }  // namespace mk::tools

@@ -8,29 +8,41 @@
 #include <cstdint>
 #include <limits>
 
+#include "client/tools/numeric/outcome.h"
+
 namespace mk::tools {
 
 struct Comparison {
   std::uint64_t compared = 0;
-  std::uint64_t wrong = 0;        ///< elements outside their bound, NaN included
-  double worst_ratio = 0;         ///< the largest |error| / bound; a NaN counts as infinity
-  double max_error = 0;           ///< of the elements that are numbers
+  std::uint64_t wrong = 0;        ///< elements outside their bound, or of a wrong kind
+  double worst_ratio = 0;         ///< the largest |error| / bound; a wrong kind counts as infinity
+  double max_error = 0;           ///< of the elements that are, and should be, finite
   std::uint64_t first_wrong = 0;  ///< the first wrong element's index, as the caller counts
 
-  /// One element. A bound of 0 asks for equality.
-  void add(std::uint64_t index, double value, double expected, double bound) {
-    const double error = std::fabs(value - expected);
-    const bool within = error <= bound;  // a NaN is not
+  /// One element, of a kind that is right: where it is finite, within `bound` of `expected`. A
+  /// bound of 0 asks for equality.
+  void add(std::uint64_t index, double value, double expected, double bound, Outcome right) {
     double ratio = std::numeric_limits<double>::infinity();
-    if (error == 0) {
+    bool within = right.allows(value);
+    if (within && !std::isfinite(value)) {
       ratio = 0;
-    } else if (!std::isnan(error) && bound > 0) {
-      ratio = error / bound;
+    } else if (within) {
+      const double error = std::fabs(value - expected);
+      within = error <= bound;  // not where the expected value is a NaN
+      if (error == 0) {
+        ratio = 0;
+      } else if (bound > 0 && !std::isnan(error)) {
+        ratio = error / bound;
+      }
+      if (std::isfinite(error)) max_error = std::max(max_error, error);
     }
     ++compared;
     if (!within && wrong++ == 0) first_wrong = index;
     worst_ratio = std::max(worst_ratio, ratio);
-    if (!std::isnan(error)) max_error = std::max(max_error, error);
+  }
+  /// One element of the expected value's own kind: NaN equals NaN, an infinity the same infinity.
+  void add(std::uint64_t index, double value, double expected, double bound) {
+    add(index, value, expected, bound, Outcome::of(expected));
   }
 
   /// Takes in the comparison of further elements.

@@ -39,6 +39,12 @@ void add_product_plain(const double* a_row, const double* b, std::uint64_t k, st
   add_product(a_row, b, k, n, row);
 }
 
+bool all_finite(const std::uint16_t* elements, std::uint64_t count, DataType type) {
+  const unsigned exponent = type == DataType::kBf16 ? 0x7f80 : 0x7c00;
+  return std::all_of(elements, elements + count,
+                     [exponent](std::uint16_t bits) { return (bits & exponent) != exponent; });
+}
+
 AddProduct widest_add_product() {
   if (__builtin_cpu_supports("avx512f")) return add_product_avx512;
   if (__builtin_cpu_supports("avx2")) return add_product_avx2;
@@ -63,25 +69,44 @@ GemmReference::GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t 
       magnitude_p_(rows * n),
       magnitude_q_(rows * n) {}
 
+/// B in float64, and its magnitudes where they are wanted.
+struct GemmReference::Factors {
+  std::vector<double> values;
+  std::vector<double> magnitudes;
+};
+
 void GemmReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, std::uint64_t k,
                              double range_a, double range_b) {
-  std::vector<double> wide_b(k * n_);
-  for (std::uint64_t i = 0; i < k * n_; ++i) wide_b[i] = to_float(type_, b[i]);
+  const double ku = static_cast<double>(k) * kUnitRoundoffFp32;
+  const double gamma = ku / (1 - ku);
+  const double terms = static_cast<double>(k) * range_a * range_b;
+  largest_possible_ += terms;
+  if (!careful_ && (largest_possible_ >= overflow_threshold(type_) / 2 ||
+                    !all_finite(a, rows_ * k, type_) || !all_finite(b, k * n_, type_))) {
+    become_careful();
+  }
+  Factors wide;
+  wide.values.resize(k * n_);
+  for (std::uint64_t i = 0; i < k * n_; ++i) wide.values[i] = to_float(type_, b[i]);
+  if (careful_) {
+    wide.magnitudes.resize(k * n_);
+    for (std::uint64_t i = 0; i < k * n_; ++i) wide.magnitudes[i] = std::fabs(wide.values[i]);
+  }
   const std::uint64_t each = (rows_ + threads_ - 1) / threads_;
   {
     std::vector<std::jthread> others;
     for (std::uint64_t first = each; first < rows_; first += each) {
       others.emplace_back(
-          [&, first] { add_rows(a, wide_b, k, first, std::min(rows_, first + each)); });
+          [&, first] { add_rows(a, wide, k, first, std::min(rows_, first + each)); });
     }
-    add_rows(a, wide_b, k, 0, std::min(rows_, each));
+    add_rows(a, wide, k, 0, std::min(rows_, each));
   }
-  const double ku = static_cast<double>(k) * kUnitRoundoffFp32;
-  accumulation_ += ku / (1 - ku) * static_cast<double>(k) * range_a * range_b;
+  accumulation_ += gamma * terms;
+  if (careful_) follow_partials(gamma, terms >= kOverflowFp32);
   if (++ranks_ % locals_ == 0) close_node();
 }
 
-void GemmReference::add_rows(const std::uint16_t* a, const std::vector<double>& b, std::uint64_t k,
+void GemmReference::add_rows(const std::uint16_t* a, const Factors& b, std::uint64_t k,
                              std::uint64_t first, std::uint64_t end) {
   const AddProduct add_row_product = widest_add_product();
   std::vector<double> a_row(k);
@@ -89,20 +114,75 @@ void GemmReference::add_rows(const std::uint16_t* a, const std::vector<double>& 
   for (std::uint64_t row = first; row < end; ++row) {
     for (std::uint64_t i = 0; i < k; ++i) a_row[i] = to_float(type_, a[row * k + i]);
     std::fill(product.begin(), product.end(), 0.0);
-    add_row_product(a_row.data(), b.data(), k, n_, product.data());
+    add_row_product(a_row.data(), b.values.data(), k, n_, product.data());
     for (std::uint64_t j = 0; j < n_; ++j) {
       node_[row * n_ + j] += product[j];
       magnitude_p_[row * n_ + j] += std::fabs(product[j]);
     }
+    if (!careful_) continue;
+    std::copy(product.begin(), product.end(), product_.data() + row * n_);
+    for (double& element : a_row) element = std::fabs(element);
+    std::fill(product.begin(), product.end(), 0.0);
+    add_row_product(a_row.data(), b.magnitudes.data(), k, n_, product.data());
+    std::copy(product.begin(), product.end(), product_terms_.data() + row * n_);
+  }
+}
+
+/// What was added so far is finite, and so are its roundings.
+void GemmReference::become_careful() {
+  careful_ = true;
+  product_.resize(rows_ * n_);
+  product_terms_.resize(rows_ * n_);
+  node_error_.assign(rows_ * n_, accumulation_);
+  node_magnitude_ = magnitude_p_;
+  node_outcome_.assign(rows_ * n_, Outcome::finite());
+  sum_outcome_.assign(rows_ * n_, Outcome::finite());
+}
+
+/// Takes the kinds of P_r into those of its node's sum. `may_overflow_fp32`: some S_r may.
+void GemmReference::follow_partials(double gamma, bool may_overflow_fp32) {
+  const double threshold = overflow_threshold(type_);
+  for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
+    const double product = product_[i];
+    Outcome partial = Outcome::rounded(product, gamma * product_terms_[i], threshold);
+    if (std::isfinite(product)) {
+      if (product_terms_[i] >= kOverflowFp32) partial = Outcome::anything();
+      node_error_[i] += gamma * product_terms_[i];
+      node_magnitude_[i] += std::fabs(product);
+    } else if (std::isinf(product) && may_overflow_fp32) {
+      partial = partial | Outcome::nan();  // what is finite of it may overflow the other way
+    }
+    node_outcome_[i] = node_outcome_[i] + partial;
   }
 }
 
 void GemmReference::close_node() {
+  const double v = unit_roundoff(type_);
+  for (std::uint64_t i = 0; careful_ && i < rows_ * n_; ++i) {
+    Outcome sum = node_outcome_[i];
+    if (locals_ > 1) {
+      const double error =
+          node_error_[i] + (v + kUnitRoundoffFp32 * locals_) * (1 + 4 * v) * node_magnitude_[i];
+      sum = sum.then(Outcome::rounded(node_[i], error, overflow_threshold(type_)));
+      if (node_magnitude_[i] >= kOverflowFp32) sum = sum.then(Outcome::anything());
+    }
+    sum_outcome_[i] = sum_outcome_[i] + sum;
+    node_error_[i] = 0;
+    node_magnitude_[i] = 0;
+    node_outcome_[i] = Outcome::finite();
+  }
   for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
     sum_[i] += node_[i];
     magnitude_q_[i] += std::fabs(node_[i]);
     node_[i] = 0;
   }
+}
+
+Outcome GemmReference::outcome(std::uint64_t i) const {
+  if (!careful_) return Outcome::finite();
+  if (nodes_ == 1) return sum_outcome_[i];
+  if (magnitude_q_[i] >= kOverflowFp32) return sum_outcome_[i].then(Outcome::anything());
+  return sum_outcome_[i].then(Outcome::rounded(sum_[i], bound(i), overflow_threshold(type_)));
 }
 
 double GemmReference::bound(std::uint64_t i) const {
@@ -124,7 +204,7 @@ double GemmReference::bound(std::uint64_t i) const {
 Comparison GemmReference::compare(const std::uint16_t* c) const {
   Comparison result;
   for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
-    result.add(i, to_float(type_, c[i]), sum_[i], bound(i));
+    result.add(i, to_float(type_, c[i]), sum_[i], bound(i), outcome(i));
   }
   return result;
 }

@@ -16,6 +16,11 @@
 ///
 /// and the second-order terms, products of the above with v, are covered by a factor of 1 + 4 v.
 /// f16 adds half of its smallest unit, 2^-25, per rounding.
+///
+/// Infinities and NaNs follow the same roundings: a P_r or Q_n whose magnitude reaches the type's
+/// overflow threshold (65520 for f16) becomes an infinity, and infinities of unlike sign add up to
+/// a NaN. Where the error decides whether it does, either is right. So is anything where fp32
+/// itself may overflow on the way, S_r >= 2^128.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +44,8 @@ class GemmReference {
   /// So many multiply, each some of the rows; without it one.
   void use_threads(std::uint32_t count) { threads_ = count; }
 
-  /// Adds the next rank's product: `a` is rows x k, `b` is k x n, both row-major; all elements lie
-  /// within +-range.
+  /// Adds the next rank's product: `a` is rows x k, `b` is k x n, both row-major; all finite
+  /// elements lie within +-range.
   void add_rank(const std::uint16_t* a, const std::uint16_t* b, std::uint64_t k, double range_a,
                 double range_b);
 
@@ -49,10 +54,15 @@ class GemmReference {
   Comparison compare(const std::uint16_t* c) const;
   double expected(std::uint64_t index) const { return sum_[index]; }
   double bound(std::uint64_t index) const;
+  /// Whether element `index` is finite, an infinity or a NaN.
+  Outcome outcome(std::uint64_t index) const;
 
  private:
-  void add_rows(const std::uint16_t* a, const std::vector<double>& b, std::uint64_t k,
-                std::uint64_t first, std::uint64_t end);
+  struct Factors;
+  void add_rows(const std::uint16_t* a, const Factors& b, std::uint64_t k, std::uint64_t first,
+                std::uint64_t end);
+  void become_careful();
+  void follow_partials(double gamma, bool may_overflow_fp32);
   void close_node();
 
   std::uint64_t rows_, n_;
@@ -65,6 +75,16 @@ class GemmReference {
   std::vector<double> node_;         ///< Q_n of the node being added
   std::vector<double> magnitude_p_;  ///< sum |P_r|
   std::vector<double> magnitude_q_;  ///< sum |Q_n|
+
+  // Kinds other than finite are followed from the first rank on whose partials may have some.
+  bool careful_ = false;
+  double largest_possible_ = 0;         ///< of any sum so far
+  std::vector<double> product_;         ///< P_r
+  std::vector<double> product_terms_;   ///< S_r
+  std::vector<double> node_error_;      ///< of the node being added: sum of g(K_r) S_r
+  std::vector<double> node_magnitude_;  ///< sum |P_r|
+  std::vector<Outcome> node_outcome_;   ///< of the sum of its rounded P_r
+  std::vector<Outcome> sum_outcome_;    ///< of the sum of the rounded Q_n
 };
 
 }  // namespace mk::tools
