@@ -36,7 +36,8 @@ template <std::uint32_t kCount>
                                                   std::uint32_t row, const float* b, float* c) {
   Vector sums[kCount][2] = {};
   const float* a = product.a + row * product.a_row;
-  for (std::uint32_t step = 0; step < product.depth; ++step) {
+  const std::uint32_t shared = product.depths != nullptr ? product.depths[row] : product.depth;
+  for (std::uint32_t step = 0; step < shared; ++step) {
     const Vector b0 = load(b);
     const Vector b1 = load(b + kLanes);
     for (std::uint32_t i = 0; i < kCount; ++i) {
@@ -46,6 +47,20 @@ template <std::uint32_t kCount>
     }
     a += product.a_step;
     b += kPanel;
+  }
+  // The first row's sum ends here; the others have some steps more, each its own number.
+  if (product.depths != nullptr) {
+    for (std::uint32_t i = 1; i < kCount; ++i) {
+      const float* a_more = a + i * product.a_row;
+      const float* b_more = b;
+      for (std::uint32_t step = shared; step < product.depths[row + i]; ++step) {
+        const Vector factor = all(*a_more);
+        sums[i][0] += factor * load(b_more);
+        sums[i][1] += factor * load(b_more + kLanes);
+        a_more += product.a_step;
+        b_more += kPanel;
+      }
+    }
   }
   for (std::uint32_t i = 0; i < kCount; ++i) {
     float* const to = c + (row + i) * product.c_row;

@@ -27,6 +27,10 @@ struct AttentionProduct {
   std::size_t c_row = 0;
   std::size_t c_panel = 0;
   const float* factor = nullptr;  ///< by row of c; null: c is overwritten
+  /// By row of c, or null: the row's sum ends after so many steps, at most `depth` and never fewer
+  /// than the row's before. Elements of `a` and `b` beyond are not read into it: a zero in `a`
+  /// would not hide an infinity in `b`.
+  const std::uint32_t* depths = nullptr;
   std::uint32_t rows = 0;
   std::uint32_t panels = 0;
   std::uint32_t depth = 0;

@@ -42,6 +42,7 @@ CpuAttention::CpuAttention(const CpuAttentionShape& shape, const AttentionMath& 
     *part.place = next;
     next += round_up_to(part.floats, kPanel);
   }
+  seen_.resize(columns);
 }
 
 void CpuAttention::begin(AttentionRows queries, std::uint32_t rows, double scale) {
@@ -84,6 +85,19 @@ void CpuAttention::hide(std::uint32_t keys, std::int64_t diagonal) {
       hidden -= here;
     }
   }
+}
+
+/// Notes how many keys each query sees; whether any sees fewer than all `keys`.
+bool CpuAttention::count_seen(std::uint32_t keys, std::int64_t diagonal) {
+  const auto seen_by = [&](std::uint32_t row) {
+    return static_cast<std::uint32_t>(
+        std::clamp<std::int64_t>(std::int64_t{row} + diagonal + 1, 0, keys));
+  };
+  if (seen_by(0) == keys) return false;
+  for (std::uint32_t row = 0; row < rows_; ++row) {
+    std::fill_n(seen_.begin() + row * shape_.group, shape_.group, seen_by(row));
+  }
+  return true;
 }
 
 void CpuAttention::attend(AttentionRows keys, AttentionRows values, std::uint32_t rows,
@@ -129,11 +143,13 @@ void CpuAttention::attend(AttentionRows keys, AttentionRows values, std::uint32_
   out.c_panel = kPanel;
   out.panels = dim / kPanel;
   out.depth = count;
+  const bool some_hidden = count_seen(count, diagonal);
   for (std::uint32_t panel = 0; panel < query_panels(); ++panel) {
     const std::uint32_t first = panel * kPanel;
     out.a = scores_ + panel * key_panel_;
     out.c = out_ + std::size_t{first} * dim;
     out.factor = alpha_ + first;
+    out.depths = some_hidden ? seen_.data() + first : nullptr;
     out.rows = std::min(queries() - first, kPanel);
     math_.multiply(out);
   }

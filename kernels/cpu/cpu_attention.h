@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/comm/types.h"
 #include "kernels/cpu/attention_math.h"
@@ -46,7 +47,8 @@ class CpuAttention {
   /// scale * q k.
   void begin(AttentionRows queries, std::uint32_t rows, double scale);
 
-  /// Takes in a tile of `rows` ≤ key_rows keys. Query row i sees key j if j <= i + diagonal.
+  /// Takes in a tile of `rows` ≤ key_rows keys. Query row i sees key j if j <= i + diagonal. A key
+  /// that it does not see, and its value, change no bit of its result, whatever they are.
   void attend(AttentionRows keys, AttentionRows values, std::uint32_t rows, std::int64_t diagonal);
   /// The diagonal of a tile whose every key is seen.
   static constexpr std::int64_t kSeesAll = 1ll << 32;
@@ -71,6 +73,7 @@ class CpuAttention {
   std::uint32_t queries() const { return rows_ * shape_.group; }
   std::uint32_t query_panels() const { return div_up(queries(), kPanel); }
   void hide(std::uint32_t keys, std::int64_t diagonal);
+  bool count_seen(std::uint32_t keys, std::int64_t diagonal);
 
   const CpuAttentionShape shape_;
   const AttentionMath& math_;
@@ -87,6 +90,7 @@ class CpuAttention {
   float* max_ = nullptr;           ///< [query], and so on
   float* sum_ = nullptr;
   float* alpha_ = nullptr;
+  std::vector<std::uint32_t> seen_;  ///< [query]: keys of the tile that it sees
 };
 
 }  // namespace mk::kernels

@@ -72,7 +72,7 @@ Status check_routing(const RoutingTable& routing, const MoeDispatchShape& shape)
                     "{}: token {}, slot {} goes to expert {}; allowed are 0 to {}, and -1 for none",
                     kOp, token, slot, id, shape.experts - 1);
       }
-      if (std::isnan(routing.weights[at])) {
+      if (id >= 0 && std::isnan(routing.weights[at])) {
         return fail(ErrorCode::kInvalidArgument,
                     "{}: the weight of token {}, slot {} is not a "
                     "number",

@@ -31,7 +31,8 @@ struct MoeRow {
 
 /// Expert e lives on the rank r with floor(r E / W) <= e < floor((r + 1) E / W), of W ranks and E
 /// experts; with E < W some ranks have none. Inputs and output bf16 or f16, sums in fp32, each
-/// output element rounded once; bitwise the same from run to run.
+/// output element rounded once; bitwise the same from run to run. A token that goes nowhere, or to
+/// other ranks only, changes no bit of a rank's output, NaN and infinities included.
 class MK_EXPORT MoeDispatchGemm {
  public:
   struct Shape {
@@ -62,7 +63,8 @@ class MK_EXPORT MoeDispatchGemm {
   struct Input {
     const void* tokens = nullptr;          ///< count x H
     const std::int32_t* ids = nullptr;     ///< count x top_k, each 0 to E - 1, or -1: nowhere
-    const float* weights = nullptr;        ///< count x top_k; handed through to the rows
+    const float* weights = nullptr;        ///< count x top_k; handed through to the rows; of an
+                                           ///< id of -1, anything
     std::uint64_t count = 0;               ///< tokens; ranks may differ, 0 is allowed
     const void* expert_weights = nullptr;  ///< this rank's experts', one after the other
   };

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -89,19 +90,33 @@ struct Case {
   bool causal = false;
   float range = 1;
   double scale = 0.125;
+  /// Keys and values from here on are NaN, infinite and huge, each in turn; none: `keys`.
+  std::uint32_t special_from = ~0u;
 };
+
+/// Of the type; the `i`-th of those that may stand where a mask hides them.
+std::uint16_t special(DType dtype, std::size_t i) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float values[] = {std::nanf(""), kInfinity, -kInfinity, 6e4f, -6e4f};
+  return tools::from_float(data_type(dtype), values[i % std::size(values)]);
+}
 
 /// Computes the case with tile after tile, putting every tile aside after each `aside`-th tile of
 /// keys (0: never), and compares.
 void run(const Case& c, const AttentionMath& math, std::uint32_t aside,
-         std::vector<std::uint16_t>* bits) {
+         std::vector<std::uint16_t>* bits, std::vector<float>* lse_bits = nullptr) {
   std::mt19937_64 random(c.queries * 131 + c.keys);
   const std::uint32_t heads = c.key_heads * c.group;
   const std::size_t q_row = std::size_t{heads} * c.head_dim;
   const std::size_t k_row = std::size_t{c.key_heads} * c.head_dim;
   const auto q = random_values(c.dtype, c.queries * q_row, c.range, random);
-  const auto k = random_values(c.dtype, c.keys * k_row, c.range, random);
-  const auto v = random_values(c.dtype, c.keys * k_row, 1, random);
+  auto k = random_values(c.dtype, c.keys * k_row, c.range, random);
+  auto v = random_values(c.dtype, c.keys * k_row, 1, random);
+  for (std::size_t i = c.special_from * k_row; c.special_from < c.keys && i < k.size(); ++i) {
+    // Whole heads of one kind, and mixed ones.
+    k[i] = special(c.dtype, i / c.head_dim);
+    v[i] = special(c.dtype, i / 3);
+  }
   std::vector<std::uint16_t> out(c.queries * q_row, 0x7fff);
   std::vector<float> lse(std::size_t{c.queries} * heads, std::nanf(""));
 
@@ -153,6 +168,7 @@ void run(const Case& c, const AttentionMath& math, std::uint32_t aside,
   EXPECT_EQ(result.lse.wrong, 0u) << math.name << ": log-sum-exp " << result.lse.first_wrong
                                   << ", worst " << result.lse.worst_ratio;
   if (bits != nullptr) *bits = out;
+  if (lse_bits != nullptr) *lse_bits = lse;
 }
 
 TEST(CpuAttention, IsWithinItsBound) {
@@ -229,6 +245,46 @@ TEST(CpuAttention, TilesOfQueriesChangeNoBit) {
       std::vector<std::uint16_t> bits;
       run(c, *math, 0, &bits);
       EXPECT_EQ(bits, whole) << math->name << ", tiles of " << tile;
+    }
+  }
+}
+
+// What the mask hides from a query changes no bit of its output or log-sum-exp, whatever it is;
+// what it does not hide has its effect.
+TEST(CpuAttention, HiddenKeysChangeNoBitWhateverTheyAre) {
+  std::mt19937_64 random(11);
+  const auto pick = [&](std::uint32_t low, std::uint32_t high) {
+    return static_cast<std::uint32_t>(low + random() % (high - low + 1));
+  };
+  for (const AttentionMath* math : variants()) {
+    for (int i = 0; i < 24; ++i) {
+      Case c;
+      c.causal = true;
+      c.dtype = i % 3 == 0 ? DType::kF16 : DType::kBf16;
+      c.head_dim = i % 4 == 0 ? 128 : 64;
+      c.group = pick(1, 5);
+      c.key_heads = pick(1, 2);
+      c.keys = pick(2, 120);
+      c.queries = pick(1, c.keys);
+      c.tile_q = pick(1, 40);
+      c.tile_k = pick(1, 70);
+      SCOPED_TRACE(testing::Message() << math->name << ", case " << i);
+      std::vector<std::uint16_t> out;
+      std::vector<float> lse;
+      run(c, *math, 0, &out, &lse);
+      c.special_from = pick(c.keys - c.queries, c.keys - 1);
+      std::vector<std::uint16_t> special_out;
+      std::vector<float> special_lse;
+      run(c, *math, i % 3, &special_out, &special_lse);
+      const std::size_t clean_rows = c.special_from - (c.keys - c.queries);
+      const auto out_end =
+          static_cast<std::ptrdiff_t>(clean_rows * c.key_heads * c.group * c.head_dim);
+      const auto lse_end = static_cast<std::ptrdiff_t>(clean_rows * c.key_heads * c.group);
+      EXPECT_TRUE(std::equal(out.begin(), out.begin() + out_end, special_out.begin()));
+      EXPECT_EQ(0, std::memcmp(lse.data(), special_lse.data(), lse_end * sizeof(float)));
+      EXPECT_TRUE(std::any_of(special_out.end() - c.head_dim, special_out.end(), [&](auto bits) {
+        return !std::isfinite(tools::to_float(data_type(c.dtype), bits));
+      }));
     }
   }
 }

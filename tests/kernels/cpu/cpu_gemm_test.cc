@@ -34,6 +34,8 @@ Tile draw(DType dtype, BLayout layout, CpuGemm::TileShape shape, std::uint32_t k
   tile.ldb = (layout == BLayout::kKN ? shape.columns : k) + pad;
   tile.a = random_values(dtype, shape.rows * tile.lda, random);
   tile.b = random_values(dtype, (layout == BLayout::kKN ? k : shape.columns) * tile.ldb, random);
+  poison_gaps(tile.a, tile.lda, pad);
+  poison_gaps(tile.b, tile.ldb, pad);
   return tile;
 }
 

@@ -139,6 +139,39 @@ TEST(MoeDispatchCpu, RepeatedRunsGiveTheSameBits) {
   }
 }
 
+// Tokens that go nowhere, the weights of their slots, and what an earlier launch left in the rows
+// of padding: NaN and infinities there change no bit, and are refused nowhere.
+TEST(MoeDispatchCpu, WhatGoesNowhereAndPaddingChangeNoBit) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const std::uint32_t nodes : {1u, 2u}) {
+      MoeJobOptions options = two_by_two();
+      options.dtype = dtype;
+      options.nodes = nodes;
+      options.shape.rows_max = 0;
+      MoeLaunch numbers;
+      numbers.unused = MoeLaunch::Unused::kNumbers;
+      MoeLaunch special = numbers;
+      special.unused = MoeLaunch::Unused::kSpecial;
+      MoeLaunch
+          leaves_specials;  // many rows, so that packed rows of all tiles hold them afterwards
+      leaves_specials.all_special = true;
+      leaves_specials.inputs = 1;
+      MoeJob job(options);
+      NetworkThread network(job.cluster(), nodes);
+      const auto results = job.run({numbers, leaves_specials, special, special});
+      ASSERT_EQ(job.check(numbers, results[0]), "");
+      ASSERT_EQ(job.check(leaves_specials, results[1]), "");
+      for (const std::size_t launch : {2u, 3u}) {
+        for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+          ASSERT_TRUE(results[launch][rank].stats) << results[launch][rank].stats.error().message;
+          EXPECT_EQ(results[launch][rank].rows, results[0][rank].rows);
+          EXPECT_EQ(results[launch][rank].y, results[0][rank].y) << "rank " << rank;
+        }
+      }
+    }
+  }
+}
+
 TEST(MoeDispatchCpu, ManyLaunchesBackToBackReadNoStaleFlag) {
   MoeJob job(two_by_two());
   NetworkThread network(job.cluster(), 6);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <stdexcept>
 
@@ -71,6 +72,19 @@ std::vector<tools::MoeSource> MoeJob::sources(const MoeLaunch& launch) const {
     source.values.resize(source.tokens * shape.hidden);
     tools::RandomMatrix{options_.seed + launch.inputs, rank, shape.hidden, type()}.rows(
         0, source.tokens, source.values.data());
+    for (std::uint64_t token = 0; token < source.tokens; ++token) {
+      const bool unused = launch.unused != MoeLaunch::Unused::kAsDrawn && token % 3 == 0;
+      const bool special = unused && launch.unused == MoeLaunch::Unused::kSpecial;
+      for (std::uint64_t slot = token * shape.top_k; slot < (token + 1) * shape.top_k; ++slot) {
+        if (unused) source.ids[slot] = -1;
+        if (special) source.weights[slot] = std::nanf("");
+      }
+      if (!special && !launch.all_special) continue;
+      for (std::uint64_t i = 0; i < shape.hidden; ++i) {
+        const float value = i % 3 == 0 ? std::nanf("") : i % 3 == 1 ? HUGE_VALF : -HUGE_VALF;
+        source.values[token * shape.hidden + i] = tools::from_float(type(), value);
+      }
+    }
     sources.push_back(std::move(source));
   }
   return sources;

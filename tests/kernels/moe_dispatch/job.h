@@ -33,6 +33,10 @@ struct MoeLaunch {
   bool uneven = true;  ///< ranks have different numbers of tokens
   Mode mode = Mode::kFused;
   std::uint64_t inputs = 0;  ///< launches with equal numbers here have equal inputs
+  /// Every third token goes nowhere, and is like the others (kNumbers) or NaN and infinite, its
+  /// weights too (kSpecial).
+  enum class Unused : std::uint8_t { kAsDrawn, kNumbers, kSpecial } unused = Unused::kAsDrawn;
+  bool all_special = false;  ///< every token is NaN and infinite
 };
 
 /// What a rank got. `y` has as many rows as there was room for.

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/ring_attention/schedule.h"
@@ -164,6 +167,48 @@ TEST(RingAttentionCpu, AutoRunsTheCheaperForm) {
       }
     }
     EXPECT_EQ(results.back()[0].stats->mode, cheaper) << "the longest sequence";
+  }
+}
+
+// Causal: no row knows what comes after it, NaN and infinities included, however many ranks there
+// are and whatever lies together in a tile; the rows themselves do.
+TEST(RingAttentionCpu, NothingOfTheFutureReachesARow) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const auto& [nodes, locals] : {std::pair{1u, 1u}, {1u, 2u}, {2u, 1u}, {1u, 4u}, {2u, 2u}}) {
+    for (const std::uint32_t seq : {8u, 77u}) {
+      RingJobOptions options = job_options(nodes, locals, true, 3);
+      options.shape = {seq, 1, 1, 64, true};
+      if (seq == 77) options.tiling.tile_k = 0;
+      RingJob job(options);
+      NetworkThread network(job.cluster(), 3);
+      RingLaunch plain;
+      plain.seq = seq;
+      plain.inputs = seq == 8 ? RingInputs::kOnes : RingInputs::kRandom;
+      std::vector<RingLaunch> launches = {plain};
+      for (const float value : {infinity, -infinity, std::nanf("")}) {
+        launches.push_back(plain);
+        launches.back().special_from = seq - 1;
+        launches.back().special = value;
+      }
+      const auto results = job.run(launches);
+      for (std::size_t i = 0; i < launches.size(); ++i) {
+        SCOPED_TRACE(fmt::format("{} x {}, {} rows, {}", nodes, locals, seq, launches[i].special));
+        ASSERT_EQ(job.check(launches[i], results[i]), "");
+        for (std::uint32_t rank = 0; i > 0 && rank < job.size(); ++rank) {
+          // Rank 0 has the last row of the sequence, as its last.
+          const std::size_t own = results[0][rank].lse.size() - (rank == 0 ? 1 : 0);
+          const auto end = static_cast<std::ptrdiff_t>(own * 64);
+          EXPECT_TRUE(std::equal(results[0][rank].out.begin(), results[0][rank].out.begin() + end,
+                                 results[i][rank].out.begin()));
+          EXPECT_TRUE(std::equal(results[0][rank].lse.begin(),
+                                 results[0][rank].lse.begin() + static_cast<std::ptrdiff_t>(own),
+                                 results[i][rank].lse.begin()));
+        }
+        if (i > 0) {
+          EXPECT_FALSE(std::isfinite(tools::to_float(DataType::kBf16, results[i][0].out.back())));
+        }
+      }
+    }
   }
 }
 

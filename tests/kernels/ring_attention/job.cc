@@ -38,7 +38,13 @@ std::vector<std::uint16_t> RingJob::tensor(const RingLaunch& launch, std::uint32
   std::vector<std::uint16_t> values(launch.seq * columns);
   const tools::RandomMatrix matrix{options_.seed * 7919 + launch.draw, which, columns, type()};
   matrix.rows(0, launch.seq, values.data());
-  if (which == 2) return values;
+  if (launch.inputs == RingInputs::kOnes) {
+    std::fill(values.begin(), values.end(), tools::from_float(type(), 1));
+  }
+  for (std::uint64_t i = launch.special_from * columns; which != 0 && i < values.size(); ++i) {
+    values[i] = tools::from_float(type(), launch.special);
+  }
+  if (which == 2 || launch.special_from < launch.seq) return values;
   for (std::uint64_t row = 0; row < launch.seq; ++row) {
     for (std::uint64_t i = 0; i < columns; ++i) {
       std::uint16_t& value = values[row * columns + i];

@@ -28,10 +28,11 @@ struct RingJobOptions {
 
 /// What the inputs are like.
 enum class RingInputs : std::uint8_t {
-  kRandom = 0,  ///< from [-1, 1)
-  kSharp = 1,   ///< queries and keys from [-32, 32): few keys take all
-  kEqual = 2,   ///< all keys the same: every score of a query is the same
-  kDistant = 3  ///< each key is all its position's, scores from hundreds below to hundreds above 0
+  kRandom = 0,   ///< from [-1, 1)
+  kSharp = 1,    ///< queries and keys from [-32, 32): few keys take all
+  kEqual = 2,    ///< all keys the same: every score of a query is the same
+  kDistant = 3,  ///< each key is all its position's, scores from hundreds below to hundreds above 0
+  kOnes = 4,     ///< all 1
 };
 
 /// One launch, the same for all ranks.
@@ -43,6 +44,9 @@ struct RingLaunch {
   bool lse = true;         ///< wanted
   std::uint64_t draw = 0;  ///< launches with equal numbers here have equal inputs
   double scale = 0;
+  /// Keys and values of this position and all after it are `special`.
+  std::uint32_t special_from = ~0u;
+  float special = 0;
 };
 
 /// What a rank got, its rows without gaps.

@@ -40,6 +40,10 @@ Inputs GemmSumJob<Op>::inputs(std::uint32_t rank, const LaunchPlan& launch) cons
   inputs.ldb = (kn ? n : inputs.k) + (launch.padded ? 3 : 0);
   inputs.a = random_values(options_.dtype, launch.m * inputs.lda, random);
   inputs.b = random_values(options_.dtype, (kn ? inputs.k : n) * inputs.ldb, random);
+  if (launch.padded) {
+    poison_gaps(inputs.a, inputs.lda, 5);
+    poison_gaps(inputs.b, inputs.ldb, 3);
+  }
   return inputs;
 }
 

@@ -37,6 +37,13 @@ std::vector<std::uint16_t> random_values(DType dtype, std::size_t count, std::mt
   return values;
 }
 
+void poison_gaps(std::vector<std::uint16_t>& matrix, std::uint64_t stride, std::uint64_t gap) {
+  constexpr std::uint16_t kNaN = 0x7fff;  // in bf16 and in f16
+  for (std::size_t i = 0; i < matrix.size(); ++i) {
+    if (i % stride >= stride - gap) matrix[i] = kNaN;
+  }
+}
+
 Reference::Reference(DType dtype, std::uint32_t nodes, std::uint32_t locals, std::uint32_t m,
                      std::uint32_t n)
     : dtype_(dtype),

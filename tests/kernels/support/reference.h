@@ -19,6 +19,9 @@ std::uint16_t from_float(DType dtype, float value);
 /// `count` values from [-1, 1).
 std::vector<std::uint16_t> random_values(DType dtype, std::size_t count, std::mt19937_64& random);
 
+/// Makes the last `gap` of every `stride` elements NaNs: what lies between rows is in no result.
+void poison_gaps(std::vector<std::uint16_t>& matrix, std::uint64_t stride, std::uint64_t gap);
+
 /// Adds up the ranks' products, in rank order, and says what is allowed.
 class Reference {
  public:
