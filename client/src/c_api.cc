@@ -52,9 +52,11 @@ Status fill(mk_launch_stats* to, const LaunchStats& stats) {
   to->network_bytes = stats.network_bytes;
   to->network_commands = stats.network_commands;
   // Callers built before these fields were there have no room for them.
-  if (to->struct_bytes < sizeof(*to)) return {};
+  if (to->struct_bytes < offsetof(mk_launch_stats, nonfinite_partials)) return {};
   to->estimated_fused_ns = stats.estimated_fused_ns;
   to->estimated_unfused_ns = stats.estimated_unfused_ns;
+  if (to->struct_bytes < sizeof(*to)) return {};
+  to->nonfinite_partials = stats.nonfinite_partials;
   return {};
 }
 

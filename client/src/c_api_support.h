@@ -57,8 +57,16 @@ mk_status create(mk_session* session, const Shape* shape, const char* name, Hand
   return guarded([&]() -> Status {
     if (session == nullptr || out == nullptr)
       return fail(ErrorCode::kInvalidArgument, "session or out is null");
-    MK_RETURN_IF_ERROR(check_struct(shape, name));
     Tuning tuning;
+    if constexpr (requires { shape->count_nonfinite; }) {
+      // Callers built before this field was there end before it.
+      MK_RETURN_IF_ERROR(check_struct(shape != nullptr, shape != nullptr ? shape->struct_bytes : 0,
+                                      offsetof(Shape, count_nonfinite), name));
+      const std::size_t all = offsetof(Shape, count_nonfinite) + sizeof(shape->count_nonfinite);
+      if (shape->struct_bytes >= all) tuning.count_nonfinite = shape->count_nonfinite != 0;
+    } else {
+      MK_RETURN_IF_ERROR(check_struct(shape, name));
+    }
     if (shape->wait_timeout_ms != 0)
       tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
     if constexpr (requires { shape->executor; })

@@ -4,6 +4,7 @@
 /// memory. `Kind` says what is an operator's own:
 ///
 ///     static constexpr std::string_view kName;      // in messages: "gemm-rs"
+///     static constexpr bool kAddsPartials;           // of several ranks
 ///     using Plan, Cpu;                               // of kernels/
 ///     static std::uint64_t workspace_bytes(const Plan&);
 ///     static Result<std::unique_ptr<Cpu>> make_cpu(const Plan&, std::uint32_t k,
@@ -40,6 +41,12 @@ class __attribute__((visibility("hidden"))) GemmOperator {
     MK_ASSIGN_OR_RETURN(const auto b_layout, checked_layout(name, shape.b_layout));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(name, tuning.executor));
     GemmOperator made(session.impl(), {kernel_shape, dtype, b_layout});
+    if (on_device && tuning.count_nonfinite && Kind::kAddsPartials) {
+      return fail(ErrorCode::kUnsupported,
+                  "{} counts partial sums that are not finite (Tuning::count_nonfinite) on CPUs "
+                  "only; leave that out, or choose Executor::kCpu",
+                  name);
+    }
     if (on_device) {
       MK_ASSIGN_OR_RETURN(made.device_, Kind::make_device(*session.impl(), made.shape_, tuning));
       return made;
@@ -54,6 +61,7 @@ class __attribute__((visibility("hidden"))) GemmOperator {
     made.memory_.emplace(std::move(memory));
     kernels::GemmCpuOptions cpu_options{kernel_options(tuning, options.lanes)};
     cpu_options.b_layout = b_layout;
+    cpu_options.count_nonfinite = tuning.count_nonfinite;
     MK_ASSIGN_OR_RETURN(made.cpu_,
                         Kind::make_cpu(plan, kernel_shape.k, made.memory_->context(), cpu_options));
     return made;

@@ -115,7 +115,8 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
                        stats->commands,
                        compute.wait_ns / std::max(1u, compute.blocks),
                        stats->estimate.fused_ns,
-                       stats->estimate.unfused_ns};
+                       stats->estimate.unfused_ns,
+                       stats->nonfinite_partials};
   }
   const Status failure = session.failure_behind(stats.error());
   if (failure) return tl::unexpected<Error>(stats.error());

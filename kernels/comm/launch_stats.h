@@ -28,7 +28,10 @@ struct LaunchStats {
                               ///< compute blocks had shared its rows, if that took longer)
   std::uint64_t network_bytes = 0;  ///< payload this rank sent to rail peers
   std::uint64_t commands = 0;       ///< commands it wrote, flag-only ones included
-  RoleStats roles[kRoles] = {};     ///< by Role
+  /// If asked for: elements of what this rank added up, products of one rank and sums of one node,
+  /// that were NaN or infinite.
+  std::uint64_t nonfinite_partials = 0;
+  RoleStats roles[kRoles] = {};  ///< by Role
 
   const RoleStats& role(Role role) const { return roles[static_cast<std::uint32_t>(role)]; }
 };

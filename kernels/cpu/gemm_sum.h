@@ -4,6 +4,7 @@
 /// messages.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -36,16 +37,27 @@ struct GemmMatrices {
 /// this thread's own plain ones, so flags order them without further ado.
 class GemmSumExecutor : public CpuPacer {
  public:
-  GemmSumExecutor(TileGemm& tiles, const RowMath& math, const GemmMatrices& matrices,
-                  std::uint32_t compute_block)
-      : matrices_(matrices), tiles_(tiles), math_(math), block_(compute_block) {}
+  /// `nonfinite` is null, or counts elements of what is added that are not finite.
+  GemmSumExecutor(TileGemm& tiles, const RowMath& math, DType dtype, const GemmMatrices& matrices,
+                  std::uint32_t compute_block, std::atomic<std::uint64_t>* nonfinite)
+      : matrices_(matrices),
+        tiles_(tiles),
+        math_(math),
+        dtype_(dtype),
+        block_(compute_block),
+        nonfinite_(nonfinite) {}
 
   bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride) {
     return tiles_.multiply(block_, {rect.rows, rect.columns},
                            matrices_.a + rect.row * matrices_.lda, matrices_.lda, matrices_.b,
                            rect.column, target, target_stride);
   }
-  void sum(const SumJob& job) { sum_rows(math_, job); }
+  void sum(const SumJob& job) {
+    if (nonfinite_ == nullptr) return sum_rows(math_, job);
+    NonfiniteCounter counter(dtype_);
+    sum_rows(math_, job, &counter);
+    nonfinite_->fetch_add(counter.count(), std::memory_order_relaxed);
+  }
   void stores_done() {}
   void loads_begin() {}
 
@@ -55,7 +67,9 @@ class GemmSumExecutor : public CpuPacer {
  private:
   TileGemm& tiles_;
   const RowMath& math_;
+  DType dtype_;
   std::uint32_t block_;
+  std::atomic<std::uint64_t>* nonfinite_;
 };
 
 /// A thread per block of the roles that the world needs. `after_compute`: what compute blocks do

@@ -65,7 +65,11 @@ class GemmSumRunner : private RoleBody {
     const auto grids = Op::grids(plan_, m);
     const Status prepared = tiles_->prepare(grids, {&matrices_.lda, 1}, matrices_.ldb);
     if (!prepared) return runner_.broken_by(prepared.error());
-    return runner_.run(m, mode, estimate(plan_.work(world(), m, k_), rates_));
+    nonfinite_.store(0, std::memory_order_relaxed);
+    MK_ASSIGN_OR_RETURN(LaunchStats stats,
+                        runner_.run(m, mode, estimate(plan_.work(world(), m, k_), rates_)));
+    stats.nonfinite_partials = nonfinite_.load(std::memory_order_relaxed);
+    return stats;
   }
 
   const Plan& plan() const { return plan_; }
@@ -86,7 +90,9 @@ class GemmSumRunner : private RoleBody {
 
   void begin_launch() override { launch_.make_schedule(); }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
-    typename Op::Executor executor(*tiles_, math_, matrices_, role == Role::kCompute ? index : 0);
+    typename Op::Executor executor(*tiles_, math_, plan_.dtype, matrices_,
+                                   role == Role::kCompute ? index : 0,
+                                   options_.count_nonfinite ? &nonfinite_ : nullptr);
     return Op::run_role(executor, launch_, role, index, totals);
   }
   Status role_error() const override { return tiles_->error(); }
@@ -97,6 +103,7 @@ class GemmSumRunner : private RoleBody {
   MachineRates rates_;
   const RowMath& math_;
   GemmMatrices matrices_;
+  std::atomic<std::uint64_t> nonfinite_{0};  ///< of the launch; its threads add to it
   std::unique_ptr<TileGemm> tiles_;
   typename Op::Launch launch_;
   LaunchRunner runner_;  ///< ends first: its threads use the rest

@@ -35,6 +35,9 @@ struct CpuOptions {
 /// Of an operator with one B of the caller's.
 struct GemmCpuOptions : CpuOptions {
   BLayout b_layout = BLayout::kKN;
+  /// Those that sum fill in LaunchStats::nonfinite_partials, which takes another look at all that
+  /// they add.
+  bool count_nonfinite = false;
 };
 
 /// `op` names the operator. kInvalidArgument.

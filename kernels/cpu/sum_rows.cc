@@ -5,7 +5,7 @@
 
 namespace mk::kernels {
 
-void sum_rows(const RowMath& math, const SumJob& job) {
+void sum_rows(const RowMath& math, const SumJob& job, NonfiniteCounter* counter) {
   assert(job.columns <= kTileSideMax && job.source_count >= 1 && job.target_count >= 1);
   float sums[kTileSideMax];
   for (std::uint32_t row = 0; row < job.rows; ++row) {
@@ -15,10 +15,14 @@ void sum_rows(const RowMath& math, const SumJob& job) {
     };
     const std::uint64_t to = row * job.target_stride;
     auto* first = static_cast<std::uint16_t*>(job.targets[0]) + to;
+    for (std::uint32_t i = 0; counter != nullptr && i < job.source_count; ++i) {
+      counter->add(source(i), job.columns);
+    }
     math.widen(source(0), sums, job.columns);
     for (std::uint32_t i = 1; i < job.source_count; ++i) {
       if (i == job.rounded_sources) {
         math.narrow(sums, first, job.columns);
+        if (counter != nullptr) counter->add(first, job.columns);
         math.widen(first, sums, job.columns);
       }
       math.add(source(i), sums, job.columns);

@@ -14,6 +14,12 @@ namespace mk {
 /// C[M, N] = sum over all ranks r of A_r[M, K] * B_r[K, N]; rank r gets its rows of C (`rows_of`),
 /// bitwise the same from run to run. Inputs and output bf16 or f16, sums in fp32
 /// (kernels/gemm_ar/README.md has the error bound).
+///
+/// Partial sums are rounded to the element type: each rank's product and, with several nodes of
+/// several ranks, each node's sum. One whose magnitude reaches 65520 in f16 (about 3.4e38 in bf16)
+/// becomes an infinity, and infinities of unlike sign add up to a NaN, although the whole sum may
+/// be small. In f16, keep the sum of |a| |b| over a node's ranks and their k at 65000 at most, use
+/// bf16, or watch LaunchStats::nonfinite_partials.
 class MK_EXPORT GemmReduceScatter {
  public:
   struct Shape {

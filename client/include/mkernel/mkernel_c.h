@@ -50,6 +50,9 @@ typedef struct mk_gemm_ar_shape {
   uint32_t b_layout;        /* MK_KN, MK_NK */
   uint32_t wait_timeout_ms; /* 0: default */
   uint32_t executor;        /* MK_CPU, MK_CUDA */
+  /* May be left away (struct_bytes): 1 counts in mk_launch_stats.nonfinite_partials. See
+   * mk::Tuning::count_nonfinite. */
+  uint32_t count_nonfinite;
 } mk_gemm_ar_shape;
 
 typedef struct mk_launch_stats {
@@ -57,6 +60,7 @@ typedef struct mk_launch_stats {
   uint32_t epoch, mode; /* mode: as run, MK_FUSED or MK_UNFUSED */
   uint64_t total_ns, compute_ns, network_bytes, network_commands;
   uint64_t estimated_fused_ns, estimated_unfused_ns; /* what MK_AUTO goes by */
+  uint64_t nonfinite_partials;                       /* if asked for: see mk::LaunchStats */
 } mk_launch_stats;
 
 MK_C_EXPORT const char* mk_version(void);

@@ -87,6 +87,10 @@ struct Tuning {
   /// more than 5 minutes as 5 minutes.
   std::chrono::milliseconds wait_timeout{30'000};
   MachineRates rates;
+  /// GEMM+AllReduce and GEMM+ReduceScatter on CPUs: fill in LaunchStats::nonfinite_partials, which
+  /// takes another look at all that is added. On a GPU: kUnsupported. Of no effect on operators
+  /// that add no partial sums. Ranks may differ.
+  bool count_nonfinite = false;
 };
 
 /// What one launch did, on this rank.
@@ -101,6 +105,10 @@ struct LaunchStats {
   // What kAuto goes by, whatever was run.
   std::uint64_t estimated_fused_ns = 0;
   std::uint64_t estimated_unfused_ns = 0;
+  /// If Tuning::count_nonfinite: elements of the partial sums that this rank added up (products of
+  /// one rank, sums of one node) that were NaN or infinite. Where inputs are finite, these have
+  /// overflowed the element type.
+  std::uint64_t nonfinite_partials = 0;
 };
 
 /// Something one thread of a launch did, for traces: kernels/comm/trace.h says what `kind`, the

@@ -189,6 +189,36 @@ TEST(SumRows, SumsFromLeftToRightInFp32AndStoresToAllTargets) {
   }
 }
 
+// What is added and not finite is counted: each source, and a sum that overflows where it is
+// rounded.
+TEST(SumRows, CountsWhatIsAddedAndNotFinite) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    const RowMath& math = row_math(dtype);
+    const float large = dtype == DType::kF16 ? 40000 : 2e38f;
+    // Columns: a NaN, an infinity, numbers, and two that only together are too large.
+    const float rows[3][4] = {{std::nanf(""), 1, 1, large}, {1, HUGE_VALF, 1, large}, {1, 1, 1, 0}};
+    std::uint16_t sources[3][4];
+    SumJob job;
+    for (int s = 0; s < 3; ++s) {
+      math.narrow(rows[s], sources[s], 4);
+      job.add_source(reinterpret_cast<const std::byte*>(sources[s]));
+    }
+    std::uint16_t target[4];
+    job.targets[0] = target;
+    job.target_count = 1;
+    job.rows = 1;
+    job.columns = 4;
+    job.source_stride = job.target_stride = 4;
+    NonfiniteCounter plain(dtype);
+    sum_rows(math, job, &plain);
+    EXPECT_EQ(plain.count(), 2u);
+    job.rounded_sources = 2;
+    NonfiniteCounter rounded(dtype);
+    sum_rows(math, job, &rounded);
+    EXPECT_EQ(rounded.count(), 2u + 3u) << "the rounded sums of three columns as well";
+  }
+}
+
 // A sum that is rounded on its way is what two sums one after the other give.
 TEST(SumRows, RoundsTheFirstSourcesBeforeTheOthersAreAdded) {
   const RowMath& math = row_math(DType::kBf16);
