@@ -17,6 +17,7 @@
 #include "daemon/mkctl/slow.h"
 #include "daemon/mkctl/system_facts.h"
 #include "daemon/service/version.h"
+#include "shm/files/output_file.h"
 
 namespace mk::mkctl {
 namespace {
@@ -41,7 +42,7 @@ class Collector {
   void add(const Fact& fact) {
     std::error_code error;
     fs::create_directories((root_ / fact.file).parent_path(), error);
-    std::ofstream(root_ / fact.file, std::ios::binary) << fact.text;
+    save(fact.file, fact.text);
     manifest_.push_back({{"file", fact.file}, {"from", fact.from}, {"complete", fact.good}});
   }
 
@@ -84,10 +85,17 @@ class Collector {
                            {"mkctl", daemon::version_text()},
                            {"unix_time", std::time(nullptr)},
                            {"files", manifest_}};
-    std::ofstream(root_ / "manifest.json") << text_of(manifest, 2) << '\n';
+    save("manifest.json", text_of(manifest, 2) + "\n");
   }
+  /// Empty, or the first file that could not be written.
+  const std::string& unwritten() const { return unwritten_; }
 
  private:
+  void save(const std::string& name, const std::string& text) {
+    std::ofstream file(root_ / name, std::ios::binary);
+    file << text;
+    if (!file.flush() && unwritten_.empty()) unwritten_ = (root_ / name).string();
+  }
   void add_streams(Daemon& daemon) {
     grpc::ClientContext context;
     context.set_deadline(Daemon::deadline(daemon.timeout() * 2));
@@ -117,38 +125,70 @@ class Collector {
   const fs::path root_;
   std::string folder_;
   Json manifest_ = Json::array();
+  std::string unwritten_;
 };
 
-/// Packs `folder`, which lies in `parent`, as `file`.
-Status pack(const fs::path& parent, const std::string& folder, const std::string& file) {
-  const std::string parent_text = parent.string();
-  std::vector<std::string> arguments{"tar",       "--create",      "--gzip",    "--file",
-                                     file,        "--directory",   parent_text, "--owner=0",
-                                     "--group=0", "--force-local", folder};
+/// A folder of its own in the temporary one, which goes with what is in it.
+class Scratch {
+ public:
+  Scratch() : path_((fs::temp_directory_path() / "mkctl-bundle-XXXXXX").string()) {
+    made_ = ::mkdtemp(path_.data()) != nullptr;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    if (made_) fs::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  bool made() const { return made_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  bool made_ = false;
+};
+
+/// Packs `folder`, which lies in `parent`, into the draft.
+Status pack(const std::string& parent, const std::string& folder, const OutputFile& file) {
+  std::vector<std::string> arguments{"tar",         "--create", "--gzip",    "--file",    "-",
+                                     "--directory", parent,     "--owner=0", "--group=0", folder};
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   pid_t child = 0;
-  if (const int error = ::posix_spawnp(&child, "tar", nullptr, nullptr, argv.data(), environ)) {
-    return fail_errno(error, "cannot run tar");
-  }
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, file.fd(), STDOUT_FILENO);
+  const int error = ::posix_spawnp(&child, "tar", &actions, nullptr, argv.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return fail_errno(error, "cannot run tar");
   int status = 0;
   if (::waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    return fail(ErrorCode::kSystem, "tar could not write {}", file);
+    return fail(ErrorCode::kSystem, "tar could not write {}", file.path());
   }
   return {};
 }
 
-int run(Fleet& fleet, std::string file) {
+struct Options {
+  std::string file;
+  bool overwrite = false;
+};
+
+int run(Fleet& fleet, const Options& options) {
   const std::string name =
       fmt::format("mkernel-bundle-{:%Y%m%dT%H%M%SZ}", fmt::gmtime(std::time(nullptr)));
-  if (file.empty()) file = name + ".tar.gz";
-  std::string scratch = (fs::temp_directory_path() / "mkctl-bundle-XXXXXX").string();
-  if (::mkdtemp(scratch.data()) == nullptr) {
-    return fleet.print(error_answer(kExitUsage, "cannot make " + scratch));
+  OutputRules rules;
+  rules.option = "-o";
+  rules.overwrite = options.overwrite;
+  auto file =
+      OutputFile::create(options.file.empty() ? name + ".tar.gz" : options.file, std::move(rules));
+  if (!file) return fleet.print(error_answer(kExitUsage, file.error().message));
+  const Scratch scratch;
+  std::error_code ignored;
+  Collector collector(fs::path(scratch.path()) / name);
+  if (!scratch.made() || !fs::create_directory(fs::path(scratch.path()) / name, ignored)) {
+    return fleet.print(error_answer(kExitUsage, "cannot make " + scratch.path()));
   }
-  Collector collector(fs::path(scratch) / name);
-  fs::create_directory(fs::path(scratch) / name);
   int code = kExitOk;
   std::size_t answered = 0;
   for (const auto& daemon : fleet.daemons()) {
@@ -162,29 +202,33 @@ int run(Fleet& fleet, std::string file) {
   for (const Fact& fact : system_facts()) collector.add(fact);
   collector.add(daemon_log());
   collector.write_manifest();
-  const Status packed = pack(scratch, name, file);
-  std::error_code ignored;
-  fs::remove_all(scratch, ignored);
+  if (!collector.unwritten().empty()) {
+    return fleet.print(error_answer(kExitUsage, "cannot write " + collector.unwritten() +
+                                                    ": is there room? (TMPDIR moves it)"));
+  }
+  Status packed = pack(scratch.path(), name, *file);
+  if (packed) packed = file->publish();
   if (!packed) return fleet.print(error_answer(kExitUsage, packed.error().message));
-  const auto bytes = fs::file_size(file, ignored);
+  const auto bytes = fs::file_size(file->path(), ignored);
   Answer answer;
   answer.code = code;
-  answer.json = {{"file", file}, {"bytes", bytes}, {"daemons", answered}};
+  answer.json = {{"file", file->path()}, {"bytes", bytes}, {"daemons", answered}};
   answer.text = fmt::format(
       "{}: {} of {} daemons, {} KiB; no secrets, but names of jobs, hosts and "
       "users' numbers\n",
-      file, answered, fleet.daemons().size(), (bytes + 1023) / 1024);
+      file->path(), answered, fleet.daemons().size(), (bytes + 1023) / 1024);
   return fleet.print(answer);
 }
 
 }  // namespace
 
 void declare_bundle_command(Commands& commands) {
-  const auto file = std::make_shared<std::string>();
-  commands
-      .add("bundle", "Write a support archive, without secrets",
-           [file](Fleet& fleet) { return run(fleet, *file); })
-      .option("-o,--output", *file, "The file to write; default: mkernel-bundle-TIME.tar.gz");
+  const auto options = std::make_shared<Options>();
+  Command bundle = commands.add("bundle", "Write a support archive, without secrets",
+                                [options](Fleet& fleet) { return run(fleet, *options); });
+  bundle.option("-o,--output", options->file,
+                "The new file to write; default: mkernel-bundle-TIME.tar.gz");
+  bundle.flag("--overwrite", options->overwrite, "Let it replace any regular file");
 }
 
 }  // namespace mk::mkctl

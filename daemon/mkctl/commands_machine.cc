@@ -14,6 +14,7 @@
 #include "daemon/service/version.h"
 #include "daemon/topology/draw.h"
 #include "daemon/topology/rails.h"
+#include "shm/files/standard_output.h"
 
 namespace mk::mkctl {
 namespace {
@@ -34,9 +35,9 @@ int complain(const Error& error, int code) {
 void print(const Commands& commands, const std::string& command, const std::string& text,
            const std::string& json) {
   if (!commands.given("--json").empty()) {
-    fmt::print("{}\n", text_of(envelope(command, Json::parse(json)), 2));
+    print_out("{}\n", text_of(envelope(command, Json::parse(json)), 2));
   } else {
-    fmt::print("{}", text);
+    print_out(text);
   }
 }
 

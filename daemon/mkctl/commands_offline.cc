@@ -1,9 +1,8 @@
 // What needs no daemon.
-#include <fmt/format.h>
-
 #include "daemon/mkctl/commands.h"
 #include "daemon/mkctl/completion.h"
 #include "daemon/mkctl/schema.h"
+#include "shm/files/standard_output.h"
 
 namespace mk::mkctl {
 
@@ -13,14 +12,14 @@ void declare_offline_commands(Commands& commands) {
   commands
       .add_offline("completion", "Print a script that completes mkctl in a shell",
                    [app, shell] {
-                     fmt::print("{}", completion_script(*app, *shell));
+                     print_out(completion_script(*app, *shell));
                      return kExitOk;
                    })
       .option("SHELL", *shell, "bash, zsh or fish")
       .required()
       .one_of({"bash", "zsh", "fish"});
   commands.add_offline("schema", "Print the JSON Schema of what --json prints", [] {
-    fmt::print("{}\n", text_of(json_schema(), 2));
+    print_out("{}\n", text_of(json_schema(), 2));
     return kExitOk;
   });
 }

@@ -2,12 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <mutex>
+#include <utility>
 
 #include "daemon/mkctl/commands.h"
 #include "daemon/mkctl/render.h"
 #include "daemon/mkctl/table.h"
+#include "shm/files/standard_output.h"
 
 namespace mk::mkctl {
 namespace {
@@ -33,26 +34,34 @@ class Stats {
     request.set_interval_ns(static_cast<std::uint64_t>(interval.count()));
     request.set_samples(options_.count);
     const auto reader = daemon.stub().WatchStats(&context, request);
-    for (v1::StatsSample sample; reader->Read(&sample);) print(daemon, sample);
+    for (v1::StatsSample sample; reader->Read(&sample);) {
+      if (print(daemon, sample)) continue;
+      context.TryCancel();
+      while (reader->Read(&sample)) {
+      }
+      (void)reader->Finish();
+      return {.code = kExitUnhealthy};  // nobody reads on; `main` says why
+    }
     const grpc::Status done = reader->Finish();
     return done.ok() ? Answer{} : daemon.explain(done);
   }
 
  private:
-  void print(const Daemon& daemon, const v1::StatsSample& sample) {
+  /// False: standard output takes no more.
+  bool print(const Daemon& daemon, const v1::StatsSample& sample) {
     std::lock_guard lock(mutex_);
     if (fleet_.json()) {
       Json body = json_of(sample);
       if (fleet_.several()) body["host"] = daemon.name();
-      fmt::print("{}\n", text_of(fleet_.envelope(body), -1));
+      print_out("{}\n", text_of(fleet_.envelope(body), -1));
     } else {
       const auto host = [&](const std::string& text) {
         return fleet_.several() ? fmt::format("{:<{}}  ", printable(text), width_) : std::string();
       };
-      if (!std::exchange(header_, true)) fmt::print("{}{}", host("HOST"), stats_header());
-      fmt::print("{}{}", host(daemon.name()), render(sample));
+      if (!std::exchange(header_, true)) print_out("{}{}", host("HOST"), stats_header());
+      print_out("{}{}", host(daemon.name()), render(sample));
     }
-    std::fflush(stdout);
+    return flush_output();
   }
 
   Fleet& fleet_;

@@ -1,10 +1,8 @@
 // top: samples of all daemons come in on threads of their own; the terminal's thread draws them.
-#include <fmt/format.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <condition_variable>
-#include <cstdio>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -13,6 +11,7 @@
 #include "daemon/mkctl/terminal.h"
 #include "daemon/mkctl/top_model.h"
 #include "daemon/mkctl/top_screen.h"
+#include "shm/files/standard_output.h"
 #include "shm/host/unique_fd.h"
 
 namespace mk::mkctl {
@@ -141,8 +140,8 @@ int print_lines(Fleet& fleet, const Options& options) {
   for (std::uint32_t line = 0; options.count == 0 || line < options.count; ++line) {
     std::this_thread::sleep_for(options.interval.value() * (line == 0 ? 2 : 1));
     const Json json = feed.with_model([](const TopModel& model) { return model.json(); });
-    fmt::print("{}\n", text_of(fleet.envelope(json), -1));
-    std::fflush(stdout);
+    print_out("{}\n", text_of(fleet.envelope(json), -1));
+    if (!flush_output()) return kExitUnhealthy;  // nobody reads on
     if (feed.with_model([](const TopModel& model) { return model.summary().answering; }) == 0) {
       return fleet.print(error_answer(kExitUnreachable, "no daemon answers"));
     }

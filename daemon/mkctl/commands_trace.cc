@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <mutex>
 
 #include "daemon/mkctl/commands.h"
 #include "daemon/mkctl/trace.h"
+#include "shm/files/output_file.h"
 
 namespace mk::mkctl {
 namespace {
@@ -14,7 +14,11 @@ namespace {
 struct Options {
   double seconds = 5;
   std::string file;
+  bool overwrite = false;
 };
+
+/// How a file of this command begins.
+bool is_recording(int fd) { return begins_with(fd, fmt::format(R"({{"tool":"{}")", kTraceTool)); }
 
 /// The daemon's recording into `recording`.
 Answer record(Daemon& daemon, double seconds, Recording& recording) {
@@ -36,12 +40,12 @@ int run(Fleet& fleet, const Options& options) {
                                 Fleet::kParallelMax, fleet.daemons().size())));
   }
   // Before anything is recorded: a file that cannot be written is known at once.
-  std::ofstream file(options.file, std::ios::binary);
-  if (!file) {
-    return fleet.print(
-        error_answer(kExitUsage, fmt::format("cannot write {} (-o): {}", options.file,
-                                             std::generic_category().message(errno))));
-  }
+  OutputRules rules;
+  rules.option = "-o";
+  rules.overwrite = options.overwrite;
+  rules.is_earlier_output = is_recording;
+  auto file = OutputFile::create(options.file, std::move(rules));
+  if (!file) return fleet.print(error_answer(kExitUsage, file.error().message));
   std::vector<Recording> recordings(fleet.daemons().size());
   const auto answers = fleet.collect([&](Daemon& daemon) {
     for (std::size_t i = 0; i < recordings.size(); ++i) {
@@ -59,11 +63,9 @@ int run(Fleet& fleet, const Options& options) {
   TraceSummary summary;
   std::erase_if(recordings, [](const Recording& one) { return one.chunks.empty(); });
   if (recordings.empty()) return code;
-  file << text_of(perfetto(recordings, summary), -1) << '\n';
-  file.close();
-  if (!file) {
-    return fleet.print(error_answer(kExitUnhealthy, "could not write all of " + options.file));
-  }
+  Status written = file->write(text_of(perfetto(recordings, summary), -1) + "\n");
+  if (written) written = file->publish();
+  if (!written) return fleet.print(error_answer(kExitUnhealthy, written.error().message));
   Answer answer;
   answer.code = code;
   answer.json = {{"file", options.file},
@@ -90,7 +92,10 @@ void declare_trace_commands(Commands& commands) {
   Command app = commands.add("trace record", "Record what the proxies do, for ui.perfetto.dev",
                              [options](Fleet& fleet) { return run(fleet, *options); });
   app.option("--seconds", options->seconds, "For how long").between(0.001, 60.0).with_default();
-  app.option("-o,--output", options->file, "The file to write (JSON)").required();
+  app.option("-o,--output", options->file,
+             "The file to write (JSON): a new one, or an earlier recording")
+      .required();
+  app.flag("--overwrite", options->overwrite, "Let it replace any regular file");
 }
 
 }  // namespace mk::mkctl

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "daemon/mkctl/table.h"
+#include "shm/files/standard_output.h"
 
 namespace mk::mkctl {
 
@@ -33,8 +34,8 @@ std::vector<Answer> Fleet::collect(const std::function<Answer(Daemon&)>& ask) {
 
 int Fleet::print(const Answer& answer) const {
   if (!answer.error.empty()) fmt::print(stderr, "mkctl: {}\n", printable(answer.error));
-  if (json_ && !answer.json.is_null()) fmt::print("{}\n", text_of(envelope(answer.json), 2));
-  if (!json_) fmt::print("{}", answer.text);
+  if (json_ && !answer.json.is_null()) print_out("{}\n", text_of(envelope(answer.json), 2));
+  if (!json_) print_out(answer.text);
   return answer.code;
 }
 
@@ -54,12 +55,12 @@ int Fleet::each(const std::function<Answer(Daemon&)>& ask) {
                        {"answer", answer.json}});
       continue;
     }
-    fmt::print("{}== {} ==\n{}", i == 0 ? "" : "\n", printable(name), answer.text);
+    print_out("{}== {} ==\n{}", i == 0 ? "" : "\n", printable(name), answer.text);
     if (answer.error.empty()) continue;
-    std::fflush(stdout);
+    flush_output();
     fmt::print(stderr, "mkctl: {}: {}\n", printable(name), printable(answer.error));
   }
-  if (json_) fmt::print("{}\n", text_of(envelope({{"hosts", hosts}}), 2));
+  if (json_) print_out("{}\n", text_of(envelope({{"hosts", hosts}}), 2));
   return code;
 }
 

@@ -9,6 +9,7 @@
 #include "daemon/mkctl/commands_machine.h"
 #include "daemon/mkctl/targets.h"
 #include "daemon/service/version.h"
+#include "shm/files/standard_output.h"
 
 namespace mk::mkctl {
 namespace {
@@ -22,6 +23,13 @@ void declare_flags(CLI::App& app, Flags& flags) {
   TargetFlags& targets = flags.targets;
   app.fallthrough();  // flags may follow the command
   app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  mkctl status\n"
+      "  mkctl --hosts node1,node2 who-is-slow\n"
+      "  mkctl --json job list\n\n"
+      "Exit status: 0 ok, 1 the daemon is not well or refused, 2 usage, 3 nobody answered.\n"
+      "See mkctl(1).");
   app.set_version_flag("--version", daemon::version_text());
   app.add_option("--address", targets.address,
                  "The daemon's address: HOST:PORT or unix:/PATH; default: the configuration's")
@@ -90,4 +98,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace mk::mkctl
 
-int main(int argc, char** argv) { return mk::mkctl::run(argc, argv); }
+int main(int argc, char** argv) { return mk::finish_output("mkctl", mk::mkctl::run(argc, argv)); }

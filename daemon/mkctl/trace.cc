@@ -211,7 +211,7 @@ Json perfetto(const std::vector<Recording>& recordings, TraceSummary& summary) {
     if (recording.chunks.empty()) continue;
     Writer(recording, process++, first_ns, events, summary).write();
   }
-  return {{"displayTimeUnit", "ns"}, {"traceEvents", std::move(events)}};
+  return {{"tool", kTraceTool}, {"displayTimeUnit", "ns"}, {"traceEvents", std::move(events)}};
 }
 
 }  // namespace mk::mkctl

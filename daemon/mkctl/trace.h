@@ -24,6 +24,9 @@ struct TraceSummary {
   std::uint64_t dropped = 0;
 };
 
+/// What a recording says, first of all, made it.
+inline constexpr const char* kTraceTool = "mkctl trace record";
+
 /// In the Trace Event Format: a process per daemon; per link a track of its submissions and one of
 /// writes, each from its posting to its completion, and a counter of outstanding writes; per rail a
 /// track of arrivals. Times are microseconds since the first event, over all daemons by their wall

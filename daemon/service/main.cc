@@ -19,6 +19,7 @@
 #include "daemon/service/stop_guard.h"
 #include "daemon/service/supervise.h"
 #include "daemon/service/version.h"
+#include "shm/files/standard_output.h"
 
 namespace mk::daemon {
 namespace {
@@ -41,6 +42,13 @@ struct Flags {
 
 void declare(CLI::App& app, Flags& flags) {
   ConfigOverrides& over = flags.overrides;
+  app.footer(
+      "Examples:\n"
+      "  mkerneld --config /etc/mkernel/mkerneld.toml --check-config\n"
+      "  mkerneld --config /etc/mkernel/mkerneld.toml\n\n"
+      "Defaults of the configuration: mkerneld.toml(5), or --check-config.\n"
+      "Exit status: 0 stopped as asked, 1 could not start or run, 2 usage or configuration.\n"
+      "See mkerneld(8).");
   app.add_option("--config", flags.config, "Configuration file (TOML); see mkerneld.toml.example")
       ->envname("MKERNELD_CONFIG");
   app.add_flag("--check-config", flags.check_config,
@@ -144,12 +152,12 @@ int run(int argc, char** argv) {
     return kExitUsage;
   }
   if (flags.check_config) {
-    fmt::print("{}", print_config(*config));
+    print_out(print_config(*config));
     return 0;
   }
   if (flags.doctor) {
     const auto findings = doctor::examine(doctor::gather(*config, version_text(), find_nodes));
-    fmt::print("{}", flags.json ? doctor::to_json(findings) : doctor::to_text(findings));
+    print_out(flags.json ? doctor::to_json(findings) : doctor::to_text(findings));
     return doctor::exit_code(findings);
   }
   Signals signals;
@@ -167,4 +175,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace mk::daemon
 
-int main(int argc, char** argv) { return mk::daemon::run(argc, argv); }
+int main(int argc, char** argv) {
+  return mk::finish_output("mkerneld", mk::daemon::run(argc, argv));
+}

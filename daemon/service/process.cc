@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "shm/files/output_file.h"
 #include "shm/host/unique_fd.h"
 
 namespace mk::daemon {
@@ -124,20 +125,12 @@ Status write_ready_fd(int fd, const std::string& line) {
 }
 
 Status write_ready_file(const std::string& path, const std::string& line) {
-  const std::string draft = fmt::format("{}.{}", path, ::getpid());
-  {
-    const UniqueFd fd(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (!fd.valid() ||
-        ::write(fd.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-      return fail_errno(errno, "cannot write --ready-file {}", draft);
-    }
-  }
-  if (::rename(draft.c_str(), path.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(draft.c_str());
-    return fail_errno(error, "cannot write --ready-file {}", path);
-  }
-  return {};
+  OutputRules rules;
+  rules.option = "--ready-file";
+  rules.overwrite = true;  // one that a daemon left behind, whatever a script made of it
+  MK_ASSIGN_OR_RETURN(auto file, OutputFile::create(path, std::move(rules)));
+  MK_RETURN_IF_ERROR(file.write(line));
+  return file.publish();
 }
 
 }  // namespace mk::daemon

@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "client/tools/launch/process.h"
 #include "client/tools/mkrun/job.h"
+#include "client/tools/mkrun/tensors.h"
 
 namespace mk::tools {
 namespace {
@@ -92,19 +96,21 @@ TEST_F(Safetensors, AMissingTensorListsThoseThatAreThere) {
 TEST_F(Safetensors, WrittenFilesComeBackAndAppearOnlyWhenComplete) {
   const TensorInfo info{"F16", {2, 2}, 0, 8};
   const std::string half = "1234";
+  const auto part_of = [&](const SafetensorsWriter& writer) {
+    return SafetensorsPart::open(UniqueFd(::dup(writer.fd())), path("out"));
+  };
   {
-    auto writer = SafetensorsWriter::create(path("out"), "y", info);
-    ASSERT_TRUE(writer);
-    auto part = SafetensorsPart::open(path("out"));
+    auto writer = SafetensorsWriter::create(path("out"), "y", info, {});
+    ASSERT_TRUE(writer) << writer.error().message;
+    auto part = part_of(*writer);
     ASSERT_TRUE(part) << part.error().message;
     ASSERT_TRUE(part->write(0, std::as_bytes(std::span(half))));
-    EXPECT_FALSE(std::filesystem::exists(path("out")));
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path())) << "nobody published it";
-  EXPECT_FALSE(SafetensorsPart::open(path("out")));
-  auto writer = SafetensorsWriter::create(path("out"), "y", info);
+  EXPECT_FALSE(SafetensorsPart::open(UniqueFd(), path("out")));
+  auto writer = SafetensorsWriter::create(path("out"), "y", info, {});
   const std::string data = "12345678";
-  auto part = SafetensorsPart::open(path("out"));
+  auto part = part_of(*writer);
   ASSERT_TRUE(part->write(4, std::as_bytes(std::span(data).subspan(4))));
   ASSERT_TRUE(part->write(0, std::as_bytes(std::span(half))));
   EXPECT_FALSE(part->write(5, std::as_bytes(std::span(half)))) << "beyond the end";
@@ -113,6 +119,33 @@ TEST_F(Safetensors, WrittenFilesComeBackAndAppearOnlyWhenComplete) {
   ASSERT_TRUE(file) << file.error().message;
   const auto bytes = file->data(*file->find("y"));
   EXPECT_EQ(data, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+}
+
+// A file of ours with one tensor may be replaced. One that others wrote, or put a tensor into, may
+// not: it would be lost.
+TEST_F(Safetensors, OnlyFilesOfTheWritersOwnAreReplaced) {
+  const TensorInfo info{"F16", {2, 2}, 0, 8};
+  const auto written = [&](const std::string& name) {
+    auto writer = SafetensorsWriter::create(path(name), "y", info, {});
+    return writer && writer->publish();
+  };
+  EXPECT_TRUE(written("own"));
+  EXPECT_TRUE(written("own")) << "again";
+  const std::string tensor = R"({"dtype":"F16","shape":[0],"data_offsets":[0,0]})";
+  const std::string mark = R"("__metadata__":{"made_by":"mkrun"})";
+  write("two", fmt::format(R"({{{},"y":{},"w":{}}})", mark, tensor, tensor), "");
+  write("theirs", fmt::format(R"({{"__metadata__":{{"made_by":"them"}},"y":{}}})", tensor), "");
+  write("plain", fmt::format(R"({{"y":{}}})", tensor), "");
+  write("none", "{" + mark + "}", "");
+  write("odd", fmt::format(R"({{"__metadata__":"mkrun","y":{}}})", tensor), "");
+  std::ofstream(path("short")) << "1234";
+  std::ofstream(path("text")) << "no safetensors at all, but long enough";
+  for (const char* name : {"two", "theirs", "plain", "none", "odd", "short", "text"}) {
+    const auto before = std::filesystem::file_size(path(name));
+    EXPECT_FALSE(written(name)) << name;
+    EXPECT_EQ(before, std::filesystem::file_size(path(name))) << name;
+  }
+  EXPECT_TRUE(SafetensorsFile::open(path("two"))) << "what we write and refuse, we read";
 }
 
 class Planning : public Safetensors {
@@ -236,6 +269,108 @@ TEST_F(Planning, EveryOperatorRefusesWhatDoesNotFit) {
   expect_error(o, "k and v must be alike, and like q");
   o.inputs["k"] = o.inputs["v"] = tensor("k", "F16", {8, 2, 64});
   expect_error(o, "3 query heads cannot share 2 key heads");
+}
+
+TEST_F(Planning, RefusesValuesBeyondTheRangeOfTheResultsType) {
+  const auto floats = [&](const std::string& name, std::vector<float> values) {
+    const std::string data(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+    return tensor(name, "F32", {values.size() / 4, 4}, data);
+  };
+  const auto halves = [&](const std::string& name, const char* dtype,
+                          std::vector<std::uint16_t> values) {
+    const std::string data(reinterpret_cast<const char*>(values.data()), values.size() * 2);
+    return tensor(name, dtype, {values.size() / 4, 4}, data);
+  };
+  const float nan = std::nanf("");
+  const std::string b = floats("b", std::vector<float>(16, 1));
+  JobOptions o = options(floats("a", {1, 2, 3, 4, 5, 70000, 65519.9f, -65520}), b);
+  EXPECT_TRUE(plan_job(o)) << "bf16 holds them";
+  o.dtype = "f16";
+  expect_error(
+      o, "--a '" + path("a") +
+             ":t': 2 of its elements are beyond the range of f16 (at "
+             "most 65504 in magnitude) and would become infinite; the first is [1, 1] = 70000");
+  expect_error(o, "--dtype bf16");
+  // What is infinite or a NaN by itself stays so.
+  o.inputs["a"] = floats("a", {HUGE_VALF, -HUGE_VALF, nan, 65519.9f});
+  EXPECT_TRUE(plan_job(o));
+  o.inputs["a"] = halves("a", "BF16", {0x7f7f, 0, 0, 0xff80});
+  expect_error(o, "1 of its elements are beyond the range of f16");
+  o.dtype = "bf16";
+  EXPECT_TRUE(plan_job(o));
+  o.inputs["a"] = halves("a", "F16", {0x7bff, 0xfbff, 0x7c00, 0x7e00});
+  EXPECT_TRUE(plan_job(o));
+  const float beyond = std::numeric_limits<float>::max();
+  o.inputs["a"] = floats("a", {0, 0, beyond, 0});
+  expect_error(o, "beyond the range of bf16");
+  expect_error(o, "[0, 2] = 3.40282e+38. Scale the tensor");
+}
+
+// Elements of the result's type keep their bits; others are rounded, and a NaN stays one.
+TEST_F(Planning, ConversionsKeepNaNsAndInfinities) {
+  const std::uint16_t bits[] = {0x7fc1, 0xff81, 0x7f80, 0xff80, 0x8000, 0x0001, 0x7d01, 0xfe01};
+  const std::string data(reinterpret_cast<const char*>(bits), sizeof(bits));
+  for (const char* dtype : {"BF16", "F16"}) {
+    tensor("x", dtype, {1, 8}, data);
+    const auto opened = Tensor::open(path("x"), "t");
+    ASSERT_TRUE(opened);
+    for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+      const DataType own = std::string(dtype) == "F16" ? DataType::kF16 : DataType::kBf16;
+      const Elements elements = opened->rows(0, 1, type);
+      for (std::size_t i = 0; i < std::size(bits); ++i) {
+        const float was = to_float(own, bits[i]);
+        const float is = to_float(type, elements[i]);
+        if (type == own) {
+          EXPECT_EQ(bits[i], elements[i]);
+        }
+        EXPECT_EQ(std::isnan(was), std::isnan(is)) << i;
+        EXPECT_TRUE(!std::isinf(was) || std::isinf(is)) << i;
+        EXPECT_TRUE(std::isnan(was) || std::signbit(was) == std::signbit(is)) << i;
+      }
+    }
+  }
+  const float floats[] = {std::bit_cast<float>(0x7f800001u), std::bit_cast<float>(0xffffffffu),
+                          HUGE_VALF, -HUGE_VALF};
+  tensor("f", "F32", {1, 4}, {reinterpret_cast<const char*>(floats), sizeof(floats)});
+  const auto opened = Tensor::open(path("f"), "t");
+  for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+    const Elements elements = opened->rows(0, 1, type);
+    EXPECT_TRUE(std::isnan(to_float(type, elements[0])) && std::isnan(to_float(type, elements[1])));
+    EXPECT_EQ(HUGE_VALF, to_float(type, elements[2]));
+    EXPECT_EQ(-HUGE_VALF, to_float(type, elements[3]));
+    EXPECT_EQ(0, largest(elements, type)) << "of those that are finite";
+  }
+}
+
+TEST_F(Planning, TheOutputIsNoInputAndNoFileOfOthers) {
+  const std::string a = matrix("a", "BF16", 8, 8);
+  JobOptions o = options(a, matrix("b", "BF16", 8, 5));
+  const auto expect_refused = [&](const std::string& out, const std::string& words) {
+    o.out = out;
+    const auto job = plan_job(o);
+    ASSERT_TRUE(job);
+    const auto opened = open_output(o, *job);
+    ASSERT_FALSE(opened) << out;
+    EXPECT_EQ(ErrorCode::kInvalidArgument, opened.error().code);
+    EXPECT_NE(std::string::npos, opened.error().message.find(words)) << opened.error().message;
+  };
+  std::filesystem::create_hard_link(path("a"), path("hard"));
+  std::filesystem::create_symlink(path("a"), path("soft"));
+  matrix("c", "BF16", 8, 5);
+  for (const bool overwrite : {false, true}) {
+    o.overwrite = overwrite;
+    expect_refused(path("a") + ":y", "is the input");
+    expect_refused(path("hard"), "is the input");
+    expect_refused(path("soft"), "symbolic link");
+    expect_refused("/dev/null", "a device");
+    expect_refused(folder_.path(), "a folder");
+  }
+  o.inputs["a"] = path("soft") + ":t";
+  expect_refused(path("a"), "is the input");
+  o.overwrite = false;
+  expect_refused(path("c"), "--overwrite");
+  o.overwrite = true;
+  EXPECT_TRUE(open_output(o, *plan_job(o)));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// The programs people type: mkctl, mkbench, mkrun.
+// The programs people type: mkctl, mkbench. (mkrun: mkrun_test.cc.)
 
-#include <bit>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -117,140 +116,60 @@ TEST(Mkbench, BadUsageExitsWithTwo) {
   EXPECT_EQ(2, run_program({MK_TEST_MKBENCH}).status);
 }
 
-class Mkrun : public testing::Test {
- protected:
-  using Shape = std::vector<std::uint64_t>;
-  static std::uint64_t elements_of(const Shape& shape) {
-    std::uint64_t count = 1;
-    for (const std::uint64_t side : shape) count *= side;
-    return count;
+// What is written takes nobody else's place, and that is known before anything is measured.
+TEST(Mkbench, WritesOverNothingThatIsNotItsOwn) {
+  const auto folder = tools::TemporaryFolder::create("mkbench-test");
+  const std::string file = folder->path() + "/report.json";
+  const auto bench = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {MK_TEST_MKBENCH, "gemm-ar", "--nodes", "1", "--local", "1", "--m",
+                               "8", "--n", "8", "--k", "8", "--iters", "1", "--warmup", "0"});
+    return run_program(more);
+  };
+  EXPECT_EQ(0, bench({"--json", file}).status);
+  EXPECT_EQ(0, bench({"--json", file, "--modes", "fused"}).status) << "an earlier report";
+  const auto report = read_json(file);
+  EXPECT_EQ("mkbench gemm-ar", report["tool"]);
+  std::ofstream(file) << "precious";
+  std::filesystem::create_symlink(file, folder->path() + "/link");
+  for (const char* option : {"--json", "--trace", "--trace-picture"}) {
+    const auto refused = bench({option, file});
+    EXPECT_EQ(2, refused.status) << refused.text;
+    EXPECT_NE(std::string::npos, refused.text.find("--overwrite")) << refused.text;
+    EXPECT_EQ(2, bench({option, folder->path() + "/link", "--overwrite"}).status) << option;
+    EXPECT_EQ(2, bench({option, "/dev/null", "--overwrite"}).status) << option;
   }
-  /// A one-tensor file, of elements that are small whole numbers or fractions exact in bf16.
-  template <class T>
-  std::string write(const std::string& name, const char* dtype, const Shape& shape,
-                    const std::vector<T>& values) const {
-    EXPECT_EQ(elements_of(shape), values.size());
-    const std::uint64_t bytes = values.size() * sizeof(T);
-    const std::string header =
-        fmt::format(R"({{"t":{{"dtype":"{}","shape":[{}],"data_offsets":[0,{}]}}}})", dtype,
-                    fmt::join(shape, ","), bytes);
-    const std::uint64_t length = header.size();
-    std::ofstream file(path(name), std::ios::binary);
-    file.write(reinterpret_cast<const char*>(&length), 8);
-    file << header;
-    file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(bytes));
-    return path(name) + ":t";
-  }
-  /// Whole numbers from -1 to modulus - 2.
-  static std::vector<float> numbers(const Shape& shape, std::uint64_t modulus) {
-    std::vector<float> values(elements_of(shape));
-    for (std::uint64_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<float>(i * 7 % modulus) - 1;
-    return values;
-  }
-  std::string write_numbers(const std::string& name, const Shape& shape,
-                            std::uint64_t modulus) const {
-    return write(name, "F32", shape, numbers(shape, modulus));
-  }
-  /// The file's tensor 'y', bf16 of that shape, read by the format's definition.
-  std::vector<float> read(const std::string& name, const Shape& shape) const {
-    std::ifstream file(path(name), std::ios::binary);
-    std::uint64_t length = 0;
-    file.read(reinterpret_cast<char*>(&length), 8);
-    std::string header(length, ' ');
-    file.read(header.data(), static_cast<std::streamsize>(length));
-    const auto info = nlohmann::json::parse(header)["y"];
-    EXPECT_EQ("BF16", info["dtype"]);
-    EXPECT_EQ(shape, info["shape"].get<Shape>());
-    std::vector<float> values(elements_of(shape));
-    for (float& value : values) {
-      std::uint16_t bits = 0;
-      file.read(reinterpret_cast<char*>(&bits), 2);
-      value = std::bit_cast<float>(std::uint32_t{bits} << 16);
-    }
-    EXPECT_TRUE(file.good());
-    return values;
-  }
-  std::string path(const std::string& name) const { return folder_->path() + "/" + name; }
-
-  Result<tools::TemporaryFolder> folder_ = tools::TemporaryFolder::create("mkrun-test");
-};
-
-TEST_F(Mkrun, MultipliesTheUsersTensors) {
-  const std::string a = write_numbers("a", {5, 12}, 4);
-  const std::string b = write_numbers("b", {12, 8}, 3);
-  const auto left = numbers({5, 12}, 4);
-  const auto right = numbers({12, 8}, 3);
-  for (const char* op : {"gemm-ar", "gemm-rs", "ag-gemm"}) {
-    const auto run = run_program(
-        {MK_TEST_MKRUN, op, "--a", a, "--b", b, "--out", path(op), "--rows", "2", "--check"});
-    ASSERT_EQ(0, run.status) << run.text;
-    const auto values = read(op, {5, 8});
-    for (std::uint64_t i = 0; i < 5; ++i) {
-      for (std::uint64_t j = 0; j < 8; ++j) {
-        float expected = 0;
-        for (std::uint64_t x = 0; x < 12; ++x) expected += left[i * 12 + x] * right[x * 8 + j];
-        EXPECT_EQ(expected, values[i * 8 + j]) << op << " " << i << " " << j;
-      }
-    }
-  }
+  std::ifstream kept(file);
+  EXPECT_EQ("precious", std::string(std::istreambuf_iterator<char>(kept), {}));
+  EXPECT_EQ(0, bench({"--trace", file, "--overwrite"}).status);
+  EXPECT_TRUE(read_json(file)["traceEvents"].is_array());
+  EXPECT_EQ(2, std::distance(std::filesystem::directory_iterator(folder->path()),
+                             std::filesystem::directory_iterator{}));
 }
 
-TEST_F(Mkrun, SendsTokensToTheirExperts) {
-  const Shape tokens = {7, 8};
-  const Shape experts = {5, 16, 8};  // transposed
-  std::vector<std::int64_t> ids;
-  for (std::int64_t i = 0; i < 14; ++i) ids.push_back(i * 3 % 6 - 1);
-  const auto run =
-      run_program({MK_TEST_MKRUN, "moe", "--tokens", write_numbers("x", tokens, 4), "--ids",
-                   write("i", "I64", {7, 2}, ids), "--experts", write_numbers("w", experts, 3),
-                   "--experts-transposed", "--out", path("y"), "--rows", "4", "--check"});
-  ASSERT_EQ(0, run.status) << run.text;
-  const auto x = numbers(tokens, 4);
-  const auto w = numbers(experts, 3);
-  const auto values = read("y", {7, 2, 16});
-  for (std::uint64_t i = 0; i < 14; ++i) {
-    for (std::uint64_t f = 0; f < 16; ++f) {
-      float expected = 0;
-      const auto expert = static_cast<std::uint64_t>(ids[i]);
-      for (std::uint64_t h = 0; h < 8 && ids[i] >= 0; ++h)
-        expected += x[i / 2 * 8 + h] * w[(expert * 16 + f) * 8 + h];
-      EXPECT_EQ(expected, values[i * 16 + f]) << "token " << i / 2 << " slot " << i % 2;
-    }
+// Of every program, whatever it prints.
+TEST(Programs, FailWhereTheirOutputIsLost) {
+  const std::vector<std::string> bench = {
+      MK_TEST_MKBENCH, "gemm-ar", "--nodes", "1", "--local", "1", "--m", "8",
+      "--n",           "8",       "--k",     "8", "--iters", "1"};
+  const std::vector<std::vector<std::string>> runs = {{MK_TEST_MKCTL, "--help"},
+                                                      {MK_TEST_MKRUN, "--help"},
+                                                      {MK_TEST_MKBENCH, "--help"},
+                                                      {MK_TEST_MKERNELD, "--help"},
+                                                      {MK_TEST_MKCTL, "--version"},
+                                                      {MK_TEST_MKRUN, "--version"},
+                                                      {MK_TEST_MKBENCH, "--version"},
+                                                      {MK_TEST_MKERNELD, "--version"},
+                                                      {MK_TEST_MKERNELD, "--check-config"},
+                                                      {MK_TEST_MKERNELD, "--doctor"},
+                                                      bench};
+  for (const auto& run : runs) {
+    std::vector<std::string> lost = {"/bin/sh", "-c", "exec \"$@\" >/dev/full", "sh"};
+    lost.insert(lost.end(), run.begin(), run.end());
+    const auto ended = run_program(lost);
+    EXPECT_EQ(1, ended.status) << fmt::format("{}", fmt::join(run, " ")) << "\n" << ended.text;
+    EXPECT_NE(std::string::npos, ended.text.find("cannot write to standard output: No space left"))
+        << ended.text;
   }
-}
-
-// Keys that are all alike weigh the same: a causal position gets the mean of the values so far.
-TEST_F(Mkrun, AttendsOverTheWholeSequence) {
-  const Shape shape = {16, 2, 64};
-  const Shape keys = {16, 1, 64};
-  std::vector<float> v(elements_of(keys));
-  for (std::uint64_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i / 64);
-  const auto run =
-      run_program({MK_TEST_MKRUN, "ring", "--q", write_numbers("q", shape, 5), "--k",
-                   write("k", "F32", keys, std::vector<float>(v.size(), 0.5f)), "--v",
-                   write("v", "F32", keys, v), "--causal", "--out", path("y"), "--check"});
-  ASSERT_EQ(0, run.status) << run.text;
-  const auto values = read("y", shape);
-  for (std::uint64_t i = 0; i < values.size(); ++i) {
-    const double mean = static_cast<double>(i / 128) / 2;
-    EXPECT_NEAR(mean, values[i], mean / 256 + 1e-6) << "position " << i / 128;
-  }
-}
-
-TEST_F(Mkrun, BadInputExitsWithTwoAndWritesNothing) {
-  const std::string a = write_numbers("a", {5, 12}, 4);
-  const std::string b = write_numbers("b", {11, 8}, 3);
-  const auto mismatch =
-      run_program({MK_TEST_MKRUN, "gemm-ar", "--a", a, "--b", b, "--out", path("y")});
-  EXPECT_EQ(2, mismatch.status);
-  EXPECT_NE(std::string::npos, mismatch.text.find("inner dimensions 12 and 11")) << mismatch.text;
-  std::filesystem::resize_file(path("b"), 100);
-  const auto truncated =
-      run_program({MK_TEST_MKRUN, "gemm-ar", "--a", a, "--b", b, "--out", path("y")});
-  EXPECT_EQ(2, truncated.status);
-  EXPECT_NE(std::string::npos, truncated.text.find("truncated")) << truncated.text;
-  EXPECT_FALSE(std::filesystem::exists(path("y")));
 }
 
 }  // namespace

@@ -34,10 +34,12 @@ Result<LocalJob> LocalJob::start(const LocalJobOptions& options, const nlohmann:
   const std::string name = unique_job_name(options.name);
   const std::string text = spec.dump();
   const std::uint32_t world = options.daemons.nodes * options.local;
-  MK_ASSIGN_OR_RETURN(auto ranks, RankSet::start(world, options.program, [&](std::uint32_t rank) {
-                        return std::vector<std::string>{kRankCommand, std::to_string(rank),
-                                                        sockets[rank / options.local], name, text};
-                      }));
+  const auto arguments_of = [&](std::uint32_t rank) {
+    return std::vector<std::string>{kRankCommand, std::to_string(rank),
+                                    sockets[rank / options.local], name, text};
+  };
+  MK_ASSIGN_OR_RETURN(auto ranks,
+                      RankSet::start(world, options.program, arguments_of, options.inherited));
   job.ranks_.emplace(std::move(ranks));
   return job;
 }

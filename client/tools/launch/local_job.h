@@ -22,7 +22,8 @@ struct LocalJobOptions {
   DaemonSetOptions daemons;  ///< `nodes` says how many nodes, also when they are joined
   /// Running daemons to join, one client socket per node; empty: start daemons.
   std::vector<std::string> join_sockets;
-  std::string program;  ///< of a rank; empty: this program
+  std::string program;         ///< of a rank; empty: this program
+  std::vector<int> inherited;  ///< descriptors that ranks get under the same number
 };
 
 /// What a rank process is told, as words of its command line and back.

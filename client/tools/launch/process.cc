@@ -42,7 +42,7 @@ std::vector<char*> c_array(std::vector<std::string>& strings) {
 
 /// Runs in the child between fork and exec: only async-signal-safe calls.
 [[noreturn]] void become(char* const* arguments, char* const* environment, int output_fd,
-                         int report_fd, pid_t parent) {
+                         int report_fd, const std::vector<int>& inherited, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);  // the parent died before the line above
   if (output_fd >= 0) {
@@ -54,6 +54,7 @@ std::vector<char*> c_array(std::vector<std::string>& strings) {
   } else if (report_fd >= 0) {
     ::dup2(report_fd, kReportFd);
   }
+  for (const int fd : inherited) ::fcntl(fd, F_SETFD, 0);
   ::execve(arguments[0], arguments, environment);
   ::_exit(127);
 }
@@ -112,7 +113,10 @@ Result<Process> Process::start(const ProcessOptions& options) {
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return fail_errno(errno, "cannot start {}", options.name);
-  if (pid == 0) become(arguments.data(), environment.data(), output.get(), write_end.get(), parent);
+  if (pid == 0) {
+    become(arguments.data(), environment.data(), output.get(), write_end.get(), options.inherited,
+           parent);
+  }
   return Process(options, pid, std::move(read_end));
 }
 
@@ -199,7 +203,10 @@ Status Process::wait(Clock::time_point deadline) {
 void unwind_on_interrupt() {
   struct sigaction action {};
   action.sa_handler = [](int number) { interrupted_by = number; };
-  for (const int number : {SIGINT, SIGTERM}) ::sigaction(number, &action, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2,
+                           SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO, SIGPWR}) {
+    ::sigaction(number, &action, nullptr);
+  }
 }
 
 std::string program_folder() {

@@ -22,6 +22,7 @@ struct ProcessOptions {
   std::vector<std::string> environment;  ///< "NAME=value", added to this process's own
   std::string output_path;               ///< where its stdout and stderr go; empty: inherited
   bool report = false;                   ///< give it a pipe as descriptor kReportFd
+  std::vector<int> inherited;            ///< descriptors it keeps, each above kReportFd
 };
 
 /// The child's descriptor number of the report pipe.
@@ -67,8 +68,9 @@ class Process {
   std::string buffered_;
 };
 
-/// From now on SIGINT and SIGTERM make `read_line` and `wait` return kAborted, so that a program
-/// unwinds: its children die and its folders go. Call once, early in main.
+/// From now on signals that ask a program to end (SIGINT, SIGTERM, SIGHUP and the like) make
+/// `read_line` and `wait` return kAborted, so that it unwinds: its children die and its folders go.
+/// Call once, early in main.
 void unwind_on_interrupt();
 
 /// The folder of the running program, and a program beside it or in one of the build tree's folders

@@ -10,13 +10,15 @@ using Clock = std::chrono::steady_clock;
 
 Result<RankSet> RankSet::start(
     std::uint32_t world, const std::string& program,
-    const std::function<std::vector<std::string>(std::uint32_t)>& arguments_of) {
+    const std::function<std::vector<std::string>(std::uint32_t)>& arguments_of,
+    const std::vector<int>& inherited) {
   MK_ASSIGN_OR_RETURN(auto folder, TemporaryFolder::create("mkernel-ranks"));
   RankSet set(std::move(folder));
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     ProcessOptions process;
     process.name = fmt::format("rank {}", rank);
     process.report = true;
+    process.inherited = inherited;
     process.output_path = fmt::format("{}/rank{}.log", set.folder(), rank);
     process.arguments = arguments_of(rank);
     process.arguments.insert(process.arguments.begin(),

@@ -17,11 +17,12 @@ namespace mk::tools {
 class RankSet {
  public:
   /// Starts `world` copies of `program` (empty: of this program) with the arguments that
-  /// `arguments_of(rank)` gives. Their output goes to files in a private folder and shows up in
-  /// errors.
+  /// `arguments_of(rank)` gives, and with the descriptors `inherited`. Their output goes to files
+  /// in a private folder and shows up in errors.
   static Result<RankSet> start(
       std::uint32_t world, const std::string& program,
-      const std::function<std::vector<std::string>(std::uint32_t)>& arguments_of);
+      const std::function<std::vector<std::string>(std::uint32_t)>& arguments_of,
+      const std::vector<int>& inherited = {});
 
   /// The next report line of every rank, by rank. When one ends instead or is late: an error with
   /// what every failed rank said last (the one that failed first tells the cause, the others only

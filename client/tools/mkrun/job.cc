@@ -40,6 +40,22 @@ Result<Tensor> open_input(const InputSpec& input, const std::string& text, const
   return tensor;
 }
 
+/// No finite element may become an infinity on its way into the job's type.
+Status check_range(const InputSpec& input, const std::string& text, const Tensor& tensor,
+                   const Job& job) {
+  const auto overflow = tensor.overflow_in(type_of(job));
+  if (overflow.count == 0) return {};
+  const bool bf16_holds_it =
+      type_of(job) == DataType::kF16 && tensor.overflow_in(DataType::kBf16).count == 0;
+  return fail(ErrorCode::kInvalidArgument,
+              "--{} '{}': {} of its elements are beyond the range of {} (at most {:.6g} in "
+              "magnitude) and would become infinite; the first is {} = {:.6g}. {}",
+              input.name, text, overflow.count, job.dtype,
+              type_of(job) == DataType::kF16 ? 65504.0 : (2 - 0x1p-7) * 0x1p127,
+              tensor.place_of(overflow.first), overflow.value,
+              bf16_holds_it ? "Say --dtype bf16, or scale the tensor" : "Scale the tensor");
+}
+
 }  // namespace
 
 const std::vector<const JobOperator*>& job_operators() {
@@ -88,17 +104,29 @@ Result<Job> plan_job(const JobOptions& options) {
   }
   job.out = {std::filesystem::absolute(out.file), out.name};
   MK_RETURN_IF_ERROR(op->plan(tensors, job));
+  for (const InputSpec& input : op->inputs()) {
+    if (input.whole_numbers) continue;
+    MK_RETURN_IF_ERROR(
+        check_range(input, options.inputs.at(input.name), tensors.at(input.name), job));
+  }
   job.rows_per_launch = std::min(job.rows_per_launch, job.rows);
   return job;
 }
 
-Result<JobResult> run_job(const JobOptions& options, const Job& job,
-                          const std::function<void(std::uint64_t)>& progress) {
+Result<SafetensorsWriter> open_output(const JobOptions& options, const Job& job) {
   std::uint64_t bytes = 2;
   for (const std::uint64_t side : job.out_shape) bytes *= side;
-  MK_ASSIGN_OR_RETURN(auto writer, SafetensorsWriter::create(job.out.file, job.out.name,
-                                                             {job.dtype == "f16" ? "F16" : "BF16",
-                                                              job.out_shape, 0, bytes}));
+  OutputRules rules;
+  rules.option = "--out";
+  rules.overwrite = options.overwrite;
+  for (const auto& input : job.inputs) rules.inputs.push_back(input.second.file);
+  return SafetensorsWriter::create(job.out.file, job.out.name,
+                                   {job.dtype == "f16" ? "F16" : "BF16", job.out_shape, 0, bytes},
+                                   std::move(rules));
+}
+
+Result<JobResult> run_job(const JobOptions& options, const Job& job, SafetensorsWriter& writer,
+                          const std::function<void(std::uint64_t)>& progress) {
   LocalJobOptions local;
   local.name = "mkrun";
   local.local = job.local;
@@ -107,7 +135,10 @@ Result<JobResult> run_job(const JobOptions& options, const Job& job,
   local.daemons.link_bandwidth = options.link_bandwidth;
   local.daemons.link_latency = options.link_latency;
   local.join_sockets = options.join_sockets;
-  MK_ASSIGN_OR_RETURN(auto ranks, LocalJob::start(local, job));
+  local.inherited = {writer.fd()};
+  Job spec = job;
+  spec.out_fd = writer.fd();
+  MK_ASSIGN_OR_RETURN(auto ranks, LocalJob::start(local, spec));
   JobResult result;
   // Reading inputs, a launch and its check; every wait inside ends much earlier when something is
   // wrong.
@@ -120,6 +151,7 @@ Result<JobResult> run_job(const JobOptions& options, const Job& job,
       const auto done = report.get<LaunchDone>();
       slowest_ns = std::max(slowest_ns, done.total_ns);
       result.network_bytes += done.network_bytes;
+      result.nonfinite_partials += done.nonfinite_partials;
       result.compared += done.compared;
       result.wrong += done.wrong;
       result.worst_ratio = std::max(result.worst_ratio, done.worst_ratio);

@@ -32,26 +32,29 @@ struct Job {
   std::uint64_t rows = 0;  ///< of the whole, as the operator counts them: rows, tokens, positions
   std::uint64_t rows_per_launch = 1024;
   std::uint32_t timeout_ms = 120'000;
+  int out_fd = -1;  ///< of a rank process: where the result goes
 
   std::uint32_t world() const { return nodes * local; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Job, op, inputs, out, out_shape, dtype, transposed, causal,
-                                   check, nodes, local, rows, rows_per_launch, timeout_ms)
+                                   check, nodes, local, rows, rows_per_launch, timeout_ms, out_fd)
 
 /// What a rank reports after each launch.
 struct LaunchDone {
   std::uint64_t total_ns = 0, network_bytes = 0;
+  std::uint64_t nonfinite_partials = 0;  ///< see LaunchStats
   std::uint64_t compared = 0, wrong = 0;
   double worst_ratio = 0;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchDone, total_ns, network_bytes, compared, wrong,
-                                   worst_ratio)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchDone, total_ns, network_bytes, nonfinite_partials,
+                                   compared, wrong, worst_ratio)
 
 struct JobOptions {
   std::string op;
   std::map<std::string, std::string> inputs;  ///< "file.safetensors:tensor"
   std::string out;                            ///< the tensor's name may be left out ("y")
   std::string dtype;                          ///< empty: f16 if all inputs are, else bf16
+  bool overwrite = false;                     ///< `out` may be any file but an input
   bool transposed = false, causal = false, check = false;
   std::uint32_t nodes = 2, local = 2;
   std::uint64_t rows_per_launch = 1024;
@@ -60,19 +63,22 @@ struct JobOptions {
   std::vector<std::string> join_sockets;
 };
 
-/// Opens the files, checks that the shapes fit, and says what will be computed. Errors name the
-/// option at fault.
+/// Opens the files, checks that shapes and values fit, and says what will be computed. Errors name
+/// the option at fault.
 Result<Job> plan_job(const JobOptions& options);
+/// The job's output file, as a draft. Errors: see OutputFile::create.
+Result<SafetensorsWriter> open_output(const JobOptions& options, const Job& job);
 
 struct JobResult {
   std::uint64_t launches = 0, total_ns = 0, network_bytes = 0;
+  std::uint64_t nonfinite_partials = 0;
   std::uint64_t compared = 0, wrong = 0;
   double worst_ratio = 0;
 };
 
 /// Starts daemons (unless joined) and ranks, and waits; the output file appears when all of it is
 /// there and no check failed. `progress(rows_done)` is called as it goes.
-Result<JobResult> run_job(const JobOptions& options, const Job& job,
+Result<JobResult> run_job(const JobOptions& options, const Job& job, SafetensorsWriter& writer,
                           const std::function<void(std::uint64_t)>& progress);
 
 /// A rank process: launch after launch, of each it writes its part of the result.

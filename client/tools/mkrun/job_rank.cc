@@ -16,7 +16,7 @@ Status run_job_rank(const Job& job, std::uint32_t rank, const std::string& socke
     MK_ASSIGN_OR_RETURN(auto tensor, Tensor::open(from.file, from.name));
     tensors.emplace(input, std::move(tensor));
   }
-  MK_ASSIGN_OR_RETURN(auto out, SafetensorsPart::open(job.out.file));
+  MK_ASSIGN_OR_RETURN(auto out, SafetensorsPart::open(UniqueFd(job.out_fd), job.out.file));
   auto attach = AttachOptions::of_rank(name, rank, job.nodes, job.local);
   attach.socket = socket;
   attach.timeout = std::chrono::milliseconds{job.timeout_ms};
@@ -30,6 +30,7 @@ Status run_job_rank(const Job& job, std::uint32_t rank, const std::string& socke
       LaunchDone done;
       done.total_ns = stats.total_ns;
       done.network_bytes = stats.network_bytes;
+      done.nonfinite_partials = stats.nonfinite_partials;
       if (job.check) {
         const Comparison comparison = work->check();
         done.compared = comparison.compared;

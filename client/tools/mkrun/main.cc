@@ -15,6 +15,7 @@
 #include "client/tools/mkrun/job.h"
 #include "client/tools/mkrun/operators.h"
 #include "mkernel/mkernel.h"
+#include "shm/files/standard_output.h"
 
 namespace mk::tools {
 namespace {
@@ -27,29 +28,39 @@ int report_error(const Error& error, int exit_code) {
 int operator_main(const JobOptions& options) {
   const auto job = plan_job(options);
   if (!job) return report_error(job.error(), 2);
-  fmt::print("{}: {}[{}] in {}, over {} nodes x {} ranks\n", job->op, job->out.name,
-             fmt::join(job->out_shape, ", "), job->dtype, job->nodes, job->local);
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
-  const auto result = run_job(options, *job, [&](std::uint64_t rows) {
+  auto writer = open_output(options, *job);
+  if (!writer) {
+    return report_error(writer.error(), writer.error().code == ErrorCode::kInvalidArgument ? 2 : 1);
+  }
+  print_out("{}: {}[{}] in {}, over {} nodes x {} ranks\n", job->op, job->out.name,
+            fmt::join(job->out_shape, ", "), job->dtype, job->nodes, job->local);
+  const auto result = run_job(options, *job, *writer, [&](std::uint64_t rows) {
     if (terminal)
       fmt::print(stderr, "\r\033[K{} of {} rows ({}%)", rows, job->rows, rows * 100 / job->rows);
   });
   if (terminal) fmt::print(stderr, "\r\033[K");
   if (!result) return report_error(result.error(), 1);
-  fmt::print("{} launches, {:.2f} ms in all (slowest rank of each), {:.2f} MB over the network\n",
-             result->launches, static_cast<double>(result->total_ns) * 1e-6,
-             static_cast<double>(result->network_bytes) * 1e-6);
+  print_out("{} launches, {:.2f} ms in all (slowest rank of each), {:.2f} MB over the network\n",
+            result->launches, static_cast<double>(result->total_ns) * 1e-6,
+            static_cast<double>(result->network_bytes) * 1e-6);
+  if (result->nonfinite_partials != 0) {
+    print_out("note: {} elements of partial sums were not finite in {}; {}\n",
+              result->nonfinite_partials, job->dtype,
+              job->dtype == "f16" ? "--dtype bf16 has a wider range"
+                                  : "the inputs are not, or too large");
+  }
   if (options.check) {
     const std::string worst = result->worst_ratio < 1e29
                                   ? fmt::format("worst {:.2f} of it", result->worst_ratio)
-                                  : "some are not finite";
-    fmt::print("check: {} of {} elements outside their bound, {}\n", result->wrong,
-               result->compared, worst);
+                                  : "some are not finite where they should be, or the reverse";
+    print_out("check: {} of {} elements outside their bound, {}\n", result->wrong, result->compared,
+              worst);
   }
   if (result->wrong != 0) {
     return report_error({ErrorCode::kInternal, "the result is wrong; nothing was written"}, 1);
   }
-  fmt::print("wrote {} ('{}')\n", job->out.file, job->out.name);
+  print_out("wrote {} ('{}')\n", job->out.file, job->out.name);
   return 0;
 }
 
@@ -65,6 +76,7 @@ int rank_main(const std::vector<std::string>& words) {
 void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
   CLI::App* command = app.add_subcommand(op.name(), op.help());
   command->callback([&options, &op] { options.op = op.name(); });
+  command->footer("Exit status: 0 ok, 1 a failure or a wrong result, 2 usage or bad input.");
   for (const InputSpec& input : op.inputs()) {
     command
         ->add_option(std::string("--") + input.name, options.inputs[input.name],
@@ -72,8 +84,13 @@ void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
                                  input.whole_numbers ? "I32 or I64" : "BF16, F16 or F32"))
         ->required();
   }
-  command->add_option("--out", options.out, "FILE.safetensors[:TENSOR], written when all is well")
+  command
+      ->add_option("--out", options.out,
+                   "FILE.safetensors[:TENSOR], written when all is well; a new file, or an earlier "
+                   "output of mkrun")
       ->required();
+  command->add_flag("--overwrite", options.overwrite,
+                    "let --out replace any regular file that is no input");
   for (const FlagSpec& flag : op.flags())
     command->add_flag(std::string("--") + flag.name, options.*flag.value, flag.help);
   command
@@ -109,6 +126,12 @@ int run(int argc, char** argv) {
     return rank_main({argv + 2, argv + argc});
   CLI::App app{"mkrun: mkernel's operators on the tensors of your own safetensors files"};
   app.require_subcommand(1);
+  app.footer(
+      "Example:\n"
+      "  mkrun gemm-ar --a acts.safetensors:x --b model.safetensors:layers.0.weight\n"
+      "        --b-transposed --out y.safetensors --check\n\n"
+      "`mkrun OPERATOR --help` lists an operator's options with their defaults.\n"
+      "Exit status: 0 ok, 1 a failure or a wrong result, 2 usage or bad input. See mkrun(1).");
   app.set_version_flag("--version", version());
 
   JobOptions options;
@@ -130,7 +153,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return mk::tools::run(argc, argv);
+    return mk::finish_output("mkrun", mk::tools::run(argc, argv));
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "mkrun: out of memory\n");
     return 1;

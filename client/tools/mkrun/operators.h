@@ -82,6 +82,7 @@ template <class Tuning>
 Tuning tuning_of(const Job& job) {
   Tuning tuning;
   tuning.wait_timeout = std::chrono::milliseconds{job.timeout_ms};
+  tuning.count_nonfinite = true;
   return tuning;
 }
 

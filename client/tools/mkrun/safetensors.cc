@@ -17,14 +17,18 @@ namespace {
 constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
 constexpr std::uint64_t kLengthBytes = 8;
 
-std::string partial_path(const std::string& path) { return path + ".partial"; }
+/// In the header's metadata: who wrote the file, and so may replace it.
+constexpr const char* kMadeBy = "made_by";
+constexpr const char* kMkrun = "mkrun";
+/// Of our own files, with one tensor.
+constexpr std::uint64_t kOwnHeaderBytesMax = 1 << 16;
 
 Status write_at(int fd, const std::string& path, std::uint64_t offset,
                 std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t wrote = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) return fail_errno(errno, "cannot write {}", partial_path(path));
+    if (wrote < 0) return fail_errno(errno, "cannot write {}", path);
     bytes = bytes.subspan(static_cast<std::size_t>(wrote));
     offset += static_cast<std::uint64_t>(wrote);
   }
@@ -69,6 +73,19 @@ Result<TensorInfo> parse_tensor(const std::string& path, const std::string& name
     if (bytes != tensor.end - tensor.begin) return wrong("its shape and its data_offsets disagree");
   }
   return tensor;
+}
+
+/// Whether a SafetensorsWriter wrote the file, which then has one tensor.
+bool is_own_output(int fd) {
+  std::uint64_t length = 0;
+  if (::pread(fd, &length, kLengthBytes, 0) != static_cast<ssize_t>(kLengthBytes)) return false;
+  if (length > kOwnHeaderBytesMax) return false;
+  std::string text(length, '\0');
+  if (::pread(fd, text.data(), length, kLengthBytes) != static_cast<ssize_t>(length)) return false;
+  const auto header = nlohmann::json::parse(text, nullptr, false);
+  if (!header.is_object() || header.size() != 2 || !header.contains("__metadata__")) return false;
+  const auto& metadata = header["__metadata__"];
+  return metadata.is_object() && metadata.value(kMadeBy, nlohmann::json()) == kMkrun;
 }
 
 }  // namespace
@@ -146,48 +163,33 @@ Result<TensorInfo> SafetensorsFile::find(const std::string& name) const {
 
 Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path,
                                                     const std::string& name,
-                                                    const TensorInfo& tensor) {
+                                                    const TensorInfo& tensor, OutputRules rules) {
+  rules.is_earlier_output = is_own_output;
+  MK_ASSIGN_OR_RETURN(auto file, OutputFile::create(path, std::move(rules)));
   const std::uint64_t bytes = tensor.end - tensor.begin;
   std::string header =
       nlohmann::json{
+          {"__metadata__", {{kMadeBy, kMkrun}}},
           {name, {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {0, bytes}}}}}
           .dump();
   header.resize((header.size() + 7) / 8 * 8,
                 ' ');  // the format pads with spaces, so that the data is aligned
-  SafetensorsWriter writer(path);
-  const UniqueFd fd(
-      ::open(partial_path(path).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd.valid()) return fail_errno(errno, "cannot write {}", partial_path(path));
   const std::uint64_t length = header.size();
-  MK_RETURN_IF_ERROR(write_at(fd.get(), path, 0, std::as_bytes(std::span(&length, 1))));
-  MK_RETURN_IF_ERROR(write_at(fd.get(), path, kLengthBytes, std::as_bytes(std::span(header))));
-  if (::ftruncate(fd.get(), static_cast<off_t>(kLengthBytes + length + bytes)) != 0)
-    return fail_errno(errno, "cannot write {}", partial_path(path));
-  return writer;
+  MK_RETURN_IF_ERROR(write_at(file.fd(), path, 0, std::as_bytes(std::span(&length, 1))));
+  MK_RETURN_IF_ERROR(write_at(file.fd(), path, kLengthBytes, std::as_bytes(std::span(header))));
+  if (::ftruncate(file.fd(), static_cast<off_t>(kLengthBytes + length + bytes)) != 0)
+    return fail_errno(errno, "cannot write {}", path);
+  return SafetensorsWriter(std::move(file));
 }
 
-SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
-    : path_(std::exchange(other.path_, {})) {}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (!path_.empty()) ::unlink(partial_path(path_).c_str());
-}
-
-Status SafetensorsWriter::publish() {
-  if (::rename(partial_path(path_).c_str(), path_.c_str()) != 0)
-    return fail_errno(errno, "cannot put {} in place", path_);
-  path_.clear();
-  return {};
-}
-
-Result<SafetensorsPart> SafetensorsPart::open(const std::string& path) {
-  SafetensorsPart part(path, UniqueFd(::open(partial_path(path).c_str(), O_RDWR | O_CLOEXEC)));
-  const int fd = part.fd_.get();
+Result<SafetensorsPart> SafetensorsPart::open(UniqueFd fd, const std::string& path) {
+  SafetensorsPart part(path, std::move(fd));
   std::uint64_t header_bytes = 0;
   struct stat info {};
-  if (!part.fd_.valid() || ::fstat(fd, &info) != 0 ||
-      ::pread(fd, &header_bytes, kLengthBytes, 0) != static_cast<ssize_t>(kLengthBytes)) {
-    return fail_errno(errno, "cannot write {}", partial_path(path));
+  if (!part.fd_.valid() || ::fstat(part.fd_.get(), &info) != 0 ||
+      ::pread(part.fd_.get(), &header_bytes, kLengthBytes, 0) !=
+          static_cast<ssize_t>(kLengthBytes)) {
+    return fail_errno(errno, "cannot write {}", path);
   }
   part.data_offset_ = kLengthBytes + header_bytes;
   part.data_bytes_ = static_cast<std::uint64_t>(info.st_size) - part.data_offset_;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "shm/files/output_file.h"
 #include "shm/host/result.h"
 #include "shm/host/unique_fd.h"
 
@@ -50,31 +51,29 @@ class SafetensorsFile {
   std::map<std::string, TensorInfo> tensors_;
 };
 
-/// A file with one tensor, which several processes fill piece by piece, as PATH.partial. It appears
-/// under its own name when it is published, or not at all.
+/// A file with one tensor, which several processes fill piece by piece. It appears under its name
+/// when it is published, or not at all.
 class SafetensorsWriter {
  public:
-  /// The whole file, all elements 0.
+  /// The whole file, all elements 0. `rules` say what may be replaced; earlier files of this class
+  /// may.
   static Result<SafetensorsWriter> create(const std::string& path, const std::string& name,
-                                          const TensorInfo& tensor);
-  SafetensorsWriter(SafetensorsWriter&& other) noexcept;
-  SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
-  /// Removes the file unless it is published.
-  ~SafetensorsWriter();
+                                          const TensorInfo& tensor, OutputRules rules);
 
-  /// Renames the file to PATH.
-  Status publish();
+  /// For processes that fill it: see SafetensorsPart.
+  int fd() const { return file_.fd(); }
+  Status publish() { return file_.publish(); }
 
  private:
-  explicit SafetensorsWriter(std::string path) : path_(std::move(path)) {}
-  std::string path_;  ///< empty: nothing to remove
+  explicit SafetensorsWriter(OutputFile file) : file_(std::move(file)) {}
+  OutputFile file_;
 };
 
 /// A process that fills a part of such a file.
 class SafetensorsPart {
  public:
-  /// `path` as the writer has it.
-  static Result<SafetensorsPart> open(const std::string& path);
+  /// `fd`: the writer's, in this process (inherited or duplicated); `path`, for messages.
+  static Result<SafetensorsPart> open(UniqueFd fd, const std::string& path);
 
   /// Bytes of the tensor's data from `offset` on. kInternal: beyond its end.
   Status write(std::uint64_t offset, std::span<const std::byte> bytes);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "client/tools/numeric/outcome.h"
+
 namespace mk::tools {
 namespace {
 
@@ -40,6 +42,13 @@ Elements Tensor::block(std::uint64_t row, std::uint64_t rows, std::uint64_t colu
   const auto data = file_.data(info_);
   const std::uint64_t stride = row_elements();
   Elements block(rows * columns);
+  if (info_.dtype == (type == DataType::kBf16 ? "BF16" : "F16")) {
+    for (std::uint64_t i = 0; i < rows; ++i) {
+      std::memcpy(block.data() + i * columns, data.data() + ((row + i) * stride + column) * 2,
+                  columns * 2);
+    }
+    return block;
+  }
   for (std::uint64_t i = 0; i < rows; ++i) {
     for (std::uint64_t j = 0; j < columns; ++j) {
       block[i * columns + j] =
@@ -47,6 +56,37 @@ Elements Tensor::block(std::uint64_t row, std::uint64_t rows, std::uint64_t colu
     }
   }
   return block;
+}
+
+Tensor::Overflow Tensor::overflow_in(DataType type) const {
+  Overflow overflow;
+  const auto data = file_.data(info_);
+  const double threshold = overflow_threshold(type);
+  const auto look = [&](std::uint64_t count, auto value_of) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const double value = value_of(i);
+      if (!std::isfinite(value) || std::fabs(value) < threshold) continue;
+      if (overflow.count++ != 0) continue;
+      overflow.first = i;
+      overflow.value = value;
+    }
+  };
+  if (info_.dtype == "F32") {
+    look(data.size() / 4, [&](std::uint64_t i) { return double{value_at<float>(data, i)}; });
+  } else if (info_.dtype == "BF16" && type == DataType::kF16) {
+    look(data.size() / 2,
+         [&](std::uint64_t i) { return double{bf16_to_float(value_at<std::uint16_t>(data, i))}; });
+  }
+  return overflow;
+}
+
+std::string Tensor::place_of(std::uint64_t element) const {
+  std::vector<std::uint64_t> indices(info_.shape.size());
+  for (std::size_t i = indices.size(); i-- > 0;) {
+    indices[i] = element % info_.shape[i];
+    element /= info_.shape[i];
+  }
+  return fmt::format("[{}]", fmt::join(indices, ", "));
 }
 
 std::vector<std::int64_t> Tensor::integers(std::uint64_t first, std::uint64_t count) const {
@@ -69,8 +109,10 @@ Elements turned(const Elements& matrix, std::uint64_t rows, std::uint64_t column
 
 double largest(const Elements& elements, DataType type) {
   double most = 0;
-  for (const std::uint16_t bits : elements)
-    most = std::max(most, std::fabs(double{to_float(type, bits)}));
+  for (const std::uint16_t bits : elements) {
+    const double magnitude = std::fabs(double{to_float(type, bits)});
+    if (std::isfinite(magnitude)) most = std::max(most, magnitude);
+  }
   return most;
 }
 

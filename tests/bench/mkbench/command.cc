@@ -2,6 +2,7 @@
 
 #include "tests/bench/mkbench/chrome_trace.h"
 #include "tests/bench/mkbench/report.h"
+#include "tests/bench/mkbench/report_files.h"
 #include "tests/bench/mkbench/trace_picture.h"
 
 namespace mk::bench {
@@ -28,30 +29,27 @@ class OperatorCommand : public Command {
     BenchSpec& spec = flags_.options.spec;
     spec.operation = operation_->options();
     spec.trace = !(flags_.trace_path + flags_.picture_path).empty();
+    auto files = ReportFiles::open(flags_);
+    if (!files) return report_error(files.error(), 2);
     const auto result = run_bench(flags_.options, show_progress);
     show_progress("");
     if (!result) return report_error(result.error());
     print_report(*operation_, flags_.options, *result);
-    const Status written = write_files(*result);
+    const Status written = write_files(*files, *result);
     if (!written) return report_error(written.error());
     return result->verification.passed() ? 0 : 1;
   }
 
  private:
-  Status write_files(const BenchResult& result) const {
+  Status write_files(ReportFiles& files, const BenchResult& result) const {
     const BenchSpec& spec = flags_.options.spec;
-    if (!flags_.json_path.empty()) {
-      const auto json = document("mkbench " + spec.op, line_, json_of(flags_.options, result));
-      MK_RETURN_IF_ERROR(write_text(flags_.json_path, json.dump(1) + "\n"));
-    }
-    if (!flags_.trace_path.empty())
-      MK_RETURN_IF_ERROR(write_text(flags_.trace_path, chrome_trace(result.traces).dump() + "\n"));
-    if (!flags_.picture_path.empty()) {
-      const std::string title = fmt::format("{}, {} x {} ranks, {}", operation_->title(),
-                                            spec.nodes, spec.local, operation_->describe(spec));
-      MK_RETURN_IF_ERROR(write_text(flags_.picture_path, trace_picture(result.traces, title)));
-    }
-    return {};
+    MK_RETURN_IF_ERROR(
+        files.write_json(document("mkbench " + spec.op, line_, json_of(flags_.options, result))));
+    if (!spec.trace) return {};
+    MK_RETURN_IF_ERROR(files.write_trace(chrome_trace(result.traces)));
+    const std::string title = fmt::format("{}, {} x {} ranks, {}", operation_->title(), spec.nodes,
+                                          spec.local, operation_->describe(spec));
+    return files.write_picture(trace_picture(result.traces, title));
   }
 
   std::unique_ptr<OperatorCase> operation_;

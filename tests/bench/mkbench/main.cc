@@ -13,6 +13,7 @@
 
 #include "client/tools/launch/local_job.h"
 #include "client/tools/launch/process.h"
+#include "shm/files/standard_output.h"
 #include "tests/bench/mkbench/command.h"
 #include "tests/bench/mkbench/rank_loop.h"
 
@@ -41,6 +42,12 @@ int run(int argc, char** argv) {
       "mkbench: mkernel's operators, timed against their unfused forms and checked element by "
       "element"};
   app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  mkbench gemm-ar --m 2048 --n 2048 --k 1024 --link-bandwidth balanced --json report.json\n"
+      "  mkbench all\n\n"
+      "`mkbench OPERATOR --help` lists an operator's options with their defaults.\n"
+      "Exit status: 0 ok, 1 a failure or a wrong result, 2 usage. See mkbench(1).");
   // Of all commands: what is given twice counts as given last, so that a script's callers can
   // follow its own options with theirs.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -62,7 +69,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return mk::bench::run(argc, argv);
+    return mk::finish_output("mkbench", mk::bench::run(argc, argv));
   } catch (const std::bad_alloc&) {
     fmt::print(stderr,
                "mkbench: out of memory: the matrices and their float64 reference must fit\n");

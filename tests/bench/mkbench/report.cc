@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-
 #include "mkernel/mkernel.h"
+#include "shm/files/standard_output.h"
 #include "tests/bench/mkbench/machine.h"
 
 namespace mk::bench {
@@ -18,16 +17,16 @@ std::string counted(std::uint32_t count, const char* what) {
 
 void print_verification(const Verification& v, bool outputs_are_equal) {
   if (v.launches_checked == 0) {
-    fmt::print("result          NOT CHECKED (--verify none)\n");
+    print_out("result          NOT CHECKED (--verify none)\n");
   } else if (v.passed()) {
-    fmt::print(
+    print_out(
         "result          correct: {} of {} launches checked, {} values against float64, worst "
         "error "
         "{:.2f} of its bound{}\n",
         v.launches_checked, v.launches, v.elements_compared, v.worst_ratio,
         outputs_are_equal ? "; all ranks bitwise equal" : "");
   } else {
-    fmt::print(
+    print_out(
         "result          WRONG: {} of {} values outside their bound (worst {:.3g} of it), {} "
         "launches in which ranks differ that must not\n",
         v.wrong, v.elements_compared, v.worst_ratio, v.launches_with_differing_ranks);
@@ -36,10 +35,9 @@ void print_verification(const Verification& v, bool outputs_are_equal) {
 
 void print_mode(const char* name, const ModeFigures& figures) {
   if (figures.total_ms.count == 0) return;
-  fmt::print(
-      "  {:<8} {:9.2f} ms median   ({:.2f} .. {:.2f}, {} launches; compute part {:.2f} ms)\n", name,
-      figures.total_ms.median, figures.total_ms.min, figures.total_ms.max, figures.total_ms.count,
-      figures.compute_ms.median);
+  print_out("  {:<8} {:9.2f} ms median   ({:.2f} .. {:.2f}, {} launches; compute part {:.2f} ms)\n",
+            name, figures.total_ms.median, figures.total_ms.min, figures.total_ms.max,
+            figures.total_ms.count, figures.compute_ms.median);
 }
 
 void print_links(const nlohmann::json& by_node) {
@@ -53,9 +51,9 @@ void print_links(const nlohmann::json& by_node) {
         if (found == link.end()) return 0.0;
         return found->is_string() ? std::stod(found->get<std::string>()) : found->get<double>();
       };
-      fmt::print("  node {} -> node {:.0f}, rail {:.0f}: {} in {:.0f} messages, {:.0f} errors\n",
-                 node, number("peer"), number("rail"), megabytes(number("bytes")),
-                 number("messages"), number("errors"));
+      print_out("  node {} -> node {:.0f}, rail {:.0f}: {} in {:.0f} messages, {:.0f} errors\n",
+                node, number("peer"), number("rail"), megabytes(number("bytes")),
+                number("messages"), number("errors"));
     }
   }
 }
@@ -65,40 +63,40 @@ void print_links(const nlohmann::json& by_node) {
 void print_report(const OperatorCase& operation, const BenchOptions& options,
                   const BenchResult& result) {
   const BenchSpec& spec = options.spec;
-  fmt::print("{}, {} x {}: {}\n", operation.title(), counted(spec.nodes, "node"),
-             counted(spec.local, "rank"), operation.describe(spec));
-  fmt::print("network         {}{}{}\n", result.fabric,
-             result.link_bandwidth.empty()
-                 ? ""
-                 : fmt::format(", each link paced to {}", result.link_bandwidth),
-             options.link_latency.empty() ? "" : fmt::format(", latency {}", options.link_latency));
+  print_out("{}, {} x {}: {}\n", operation.title(), counted(spec.nodes, "node"),
+            counted(spec.local, "rank"), operation.describe(spec));
+  print_out("network         {}{}{}\n", result.fabric,
+            result.link_bandwidth.empty()
+                ? ""
+                : fmt::format(", each link paced to {}", result.link_bandwidth),
+            options.link_latency.empty() ? "" : fmt::format(", latency {}", options.link_latency));
   print_verification(result.verification, operation.outputs_are_equal());
-  fmt::print("time            slowest rank of each launch\n");
+  print_out("time            slowest rank of each launch\n");
   print_mode("fused", result.fused);
   print_mode("unfused", result.unfused);
-  if (result.speedup > 0) fmt::print("  fused is {:.2f}x as fast as unfused\n", result.speedup);
+  if (result.speedup > 0) print_out("  fused is {:.2f}x as fast as unfused\n", result.speedup);
   if (result.bound) {
     const Bound& bound = *result.bound;
-    fmt::print(
+    print_out(
         "bound           {:.2f} ms by {} (compute {:.2f}, network {:.2f}, local {:.2f}); fused "
         "reaches {:.0f}%\n",
         bound.ms, bound.limit, bound.compute_ms, bound.network_ms, bound.local_ms,
         bound.fused_share * 100);
   }
-  fmt::print("estimates       fused {:.2f} ms, unfused {:.2f} ms: what LaunchMode::kAuto goes by\n",
-             result.estimates.fused_ms, result.estimates.unfused_ms);
+  print_out("estimates       fused {:.2f} ms, unfused {:.2f} ms: what LaunchMode::kAuto goes by\n",
+            result.estimates.fused_ms, result.estimates.unfused_ms);
   const ModeFigures& mode = result.fused.total_ms.count > 0 ? result.fused : result.unfused;
-  fmt::print("network         {} in {} commands per rank and launch{}\n",
-             megabytes(static_cast<double>(mode.network_bytes_per_rank)), mode.commands_per_rank,
-             result.links.empty() ? ""
-             : spec.lead == 0     ? "; over all launches:"
-                                  : "; over all launches, with those that lead up to them:");
+  print_out("network         {} in {} commands per rank and launch{}\n",
+            megabytes(static_cast<double>(mode.network_bytes_per_rank)), mode.commands_per_rank,
+            result.links.empty() ? ""
+            : spec.lead == 0     ? "; over all launches:"
+                                 : "; over all launches, with those that lead up to them:");
   print_links(result.links);
 }
 
 void print_summary(const std::string& heading, const std::vector<SummaryRow>& rows) {
-  fmt::print("{:<20}{:>10}{:>12}{:>10}{:>11}{:>22}{:>9}{:>11}  {}\n", heading, "fused ms",
-             "unfused ms", "speed-up", "each link", "bound ms", "reached", "GFLOP/s", "checked");
+  print_out("{:<20}{:>10}{:>12}{:>10}{:>11}{:>22}{:>9}{:>11}  {}\n", heading, "fused ms",
+            "unfused ms", "speed-up", "each link", "bound ms", "reached", "GFLOP/s", "checked");
   for (const auto& [name, result] : rows) {
     std::string bound = "-";
     std::string reached = "-";
@@ -110,10 +108,10 @@ void print_summary(const std::string& heading, const std::vector<SummaryRow>& ro
     std::string checked = "NOT CHECKED";
     if (v.launches_checked > 0)
       checked = fmt::format("{} values, {}", v.elements_compared, v.passed() ? "right" : "WRONG");
-    fmt::print("{:<20}{:>10.1f}{:>12.1f}{:>9.2f}x{:>11}{:>22}{:>9}{:>11.1f}  {}\n", name,
-               result.fused.total_ms.median, result.unfused.total_ms.median, result.speedup,
-               result.link_bandwidth.empty() ? "-" : result.link_bandwidth, bound, reached,
-               result.work.all_ranks.flops / result.fused.total_ms.median * 1e-6, checked);
+    print_out("{:<20}{:>10.1f}{:>12.1f}{:>9.2f}x{:>11}{:>22}{:>9}{:>11.1f}  {}\n", name,
+              result.fused.total_ms.median, result.unfused.total_ms.median, result.speedup,
+              result.link_bandwidth.empty() ? "-" : result.link_bandwidth, bound, reached,
+              result.work.all_ranks.flops / result.fused.total_ms.median * 1e-6, checked);
   }
 }
 
@@ -145,13 +143,6 @@ nlohmann::json document(const std::string& tool, const std::string& command, nlo
   body["command"] = command;
   body["machine"] = describe_machine();
   return body;
-}
-
-Status write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  if (!file.flush()) return fail(ErrorCode::kSystem, "cannot write {}", path);
-  return {};
 }
 
 }  // namespace mk::bench

@@ -29,7 +29,4 @@ nlohmann::json json_of(const BenchOptions& options, const BenchResult& result);
 /// `body` with tool, version, date, command line and machine.
 nlohmann::json document(const std::string& tool, const std::string& command, nlohmann::json body);
 
-/// kSystem when the file cannot be written.
-Status write_text(const std::string& path, const std::string& text);
-
 }  // namespace mk::bench

@@ -71,7 +71,9 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
       ->delimiter(',');
   command.add_option("--admin", options.join_admin, "their Admin addresses, for link figures")
       ->delimiter(',');
-  command.add_option("--json", json_path, "write the whole report here");
+  command.add_option("--json", json_path,
+                     "write the whole report here: a new file, or an earlier report");
+  command.add_flag("--overwrite", overwrite, "let what is written replace any regular file");
 }
 
 void RunFlags::add_trace_flags() {
@@ -110,9 +112,9 @@ void show_progress(const std::string& text) {
   if (::isatty(STDERR_FILENO) == 1) fmt::print(stderr, "\r\033[K{}", text);
 }
 
-int report_error(const Error& error) {
+int report_error(const Error& error, int code) {
   fmt::print(stderr, "mkbench: {}\n", error.message);
-  return 1;
+  return code;
 }
 
 }  // namespace mk::bench

@@ -19,6 +19,7 @@ class RunFlags {
 
   BenchOptions options;
   std::string json_path, trace_path, picture_path;
+  bool overwrite = false;  ///< those may be any files
 
  private:
   CLI::App& command_;
@@ -26,7 +27,7 @@ class RunFlags {
 
 /// On a terminal one line that changes; elsewhere nothing, so that logs stay short.
 void show_progress(const std::string& text);
-/// Prints it; the exit status.
-int report_error(const Error& error);
+/// Prints it; answers `code`, the exit status.
+int report_error(const Error& error, int code = 1);
 
 }  // namespace mk::bench

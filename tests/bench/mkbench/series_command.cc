@@ -1,7 +1,10 @@
+#include <optional>
 #include <utility>
 
+#include "shm/files/standard_output.h"
 #include "tests/bench/mkbench/command.h"
 #include "tests/bench/mkbench/report.h"
+#include "tests/bench/mkbench/report_files.h"
 
 namespace mk::bench {
 namespace {
@@ -17,6 +20,13 @@ class SeriesCommand : public Command {
   void check() const override { flags_.check(); }
 
  protected:
+  /// Before anything is measured: the exit status, if the report cannot be written.
+  std::optional<int> open_files() {
+    auto files = ReportFiles::open(flags_);
+    if (!files) return report_error(files.error(), 2);
+    files_ = std::move(*files);
+    return std::nullopt;
+  }
   /// One measurement: `operation` in the world of `options`.
   Status measure(const std::string& name, const OperatorCase& operation, BenchOptions options) {
     options.spec.op = operation.name();
@@ -45,12 +55,9 @@ class SeriesCommand : public Command {
     print_summary(heading, rows_);
     bool right = true;
     for (const SummaryRow& row : rows_) right = right && row.result.verification.passed();
-    if (!flags_.json_path.empty()) {
-      const auto json =
-          document(tool_, line_, {{"measurements", std::move(measurements_)}, {"correct", right}});
-      if (const Status written = write_text(flags_.json_path, json.dump(1) + "\n"); !written)
-        return report_error(written.error());
-    }
+    const Status written = files_.write_json(
+        document(tool_, line_, {{"measurements", std::move(measurements_)}, {"correct", right}}));
+    if (!written) return report_error(written.error());
     return right ? 0 : 1;
   }
 
@@ -59,6 +66,7 @@ class SeriesCommand : public Command {
   bool large_ = false;
 
  private:
+  ReportFiles files_;
   std::string tool_, line_;
   std::vector<SummaryRow> rows_;
   nlohmann::json measurements_ = nlohmann::json::array();
@@ -71,16 +79,17 @@ class AllCommand : public SeriesCommand {
                       "mkbench all", line) {}
 
   int run() override {
+    if (const auto failed = open_files()) return *failed;
     const BenchSpec& spec = flags_.options.spec;
     for (const std::string& name : case_names()) {
       const auto operation = make_case(name);
       if (large_) operation->make_large();
-      fmt::print("{}: {}\n", operation->title(), operation->describe(spec));
+      print_out("{}: {}\n", operation->title(), operation->describe(spec));
       if (const Status done = measure(operation->title(), *operation, flags_.options); !done)
         return report_error(done.error());
     }
-    fmt::print("\n{} nodes x {} ranks, {}; time of a launch: its slowest rank's, medians\n",
-               spec.nodes, spec.local, flags_.options.fabric);
+    print_out("\n{} nodes x {} ranks, {}; time of a launch: its slowest rank's, medians\n",
+              spec.nodes, spec.local, flags_.options.fabric);
     return finish("operator");
   }
 };
@@ -95,6 +104,7 @@ class ScalingCommand : public SeriesCommand {
   }
 
   int run() override {
+    if (const auto failed = open_files()) return *failed;
     const nlohmann::json one_node = operation_->options();
     for (std::uint32_t nodes = 1; nodes <= kNodesMax; ++nodes) {
       operation_->set_options(one_node);
@@ -102,14 +112,14 @@ class ScalingCommand : public SeriesCommand {
       operation_->keep_work_per_rank(nodes);
       BenchOptions options = flags_.options;
       options.spec.nodes = nodes;
-      fmt::print("{} node{}: {}\n", nodes, nodes == 1 ? "" : "s",
-                 operation_->describe(options.spec));
+      print_out("{} node{}: {}\n", nodes, nodes == 1 ? "" : "s",
+                operation_->describe(options.spec));
       if (const Status done = measure(std::to_string(nodes), *operation_, options); !done)
         return report_error(done.error());
     }
-    fmt::print("\n{}, {} rank{} per node, work per rank fixed; all ranks share this machine\n",
-               operation_->title(), flags_.options.spec.local,
-               flags_.options.spec.local == 1 ? "" : "s");
+    print_out("\n{}, {} rank{} per node, work per rank fixed; all ranks share this machine\n",
+              operation_->title(), flags_.options.spec.local,
+              flags_.options.spec.local == 1 ? "" : "s");
     return finish("nodes");
   }
 

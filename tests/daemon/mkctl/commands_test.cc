@@ -89,12 +89,11 @@ TEST_F(WithJob, PrintsMetricsAsPrometheusWouldSeeThem) {
               HasSubstr("\nmkernel_commit_to_post_seconds_bucket{node=\"0\",le=\"+Inf\"} 0\n"));
 }
 
-TEST_F(WithJob, EveryJsonAnswerFitsTheSchema) {
-  const Answer schema_text = run({"schema"});
-  ASSERT_EQ(schema_text.code, 0) << schema_text.err;
-  const auto schema = nlohmann::json::parse(schema_text.out);
-  const std::string trace = folder / "trace.json", bundle = folder / "bundle.tar.gz";
-  const std::pair<std::string, std::vector<std::string>> commands[] = {
+/// Every command that prints an answer of a daemon, and what else it is given, in an order in which
+/// all succeed; `config diff` apart, which wants a file.
+std::vector<std::pair<std::string, std::vector<std::string>>> all_commands(
+    const std::string& trace, const std::string& bundle) {
+  return {
       {"version", {"version"}},
       {"status", {"status"}},
       {"session list", {"session", "list"}},
@@ -119,8 +118,15 @@ TEST_F(WithJob, EveryJsonAnswerFitsTheSchema) {
       {"resume", {"resume"}},
       {"job terminate", {"job", "terminate", "train"}},
   };
+}
+
+TEST_F(WithJob, EveryJsonAnswerFitsTheSchema) {
+  const Answer schema_text = run({"schema"});
+  ASSERT_EQ(schema_text.code, 0) << schema_text.err;
+  const auto schema = nlohmann::json::parse(schema_text.out);
+  const std::string trace = folder / "trace.json", bundle = folder / "bundle.tar.gz";
   std::set<std::string> tried{"config diff"};  // in a test of its own, since it wants a file
-  for (const auto& [name, arguments] : commands) {
+  for (const auto& [name, arguments] : all_commands(trace, bundle)) {
     tried.insert(name);
     std::vector<std::string> with_json = arguments;
     with_json.push_back("--json");
@@ -133,6 +139,38 @@ TEST_F(WithJob, EveryJsonAnswerFitsTheSchema) {
   for (const auto& [name, definition] : schema["commands"].items()) {
     EXPECT_TRUE(tried.contains(name)) << name << " is in the schema, but not tried here";
   }
+  ::unlink(trace.c_str());
+  ::unlink(bundle.c_str());
+}
+
+// What cannot be printed is an exit status of every command, also of those that print without end.
+TEST_F(WithJob, EveryCommandFailsWhereItsAnswerIsLost) {
+  const auto expect_lost = [&](const std::string& name, std::vector<std::string> arguments,
+                               const std::string& daemons = "--address") {
+    arguments.insert(arguments.begin(),
+                     {"/bin/sh", "-c", "exec \"$@\" >/dev/full", "sh", MK_MKCTL, "--timeout", "30s",
+                      daemons, daemons == "--hosts" ? address + "," + address : address});
+    Program program(folder, arguments);
+    const int code = program.wait();
+    EXPECT_TRUE(code == 1 || code == 2) << name << " exits with " << code;
+    EXPECT_THAT(program.err(), HasSubstr("mkctl: cannot write to standard output: No space left"))
+        << name;
+  };
+  const std::string trace = folder / "trace.json", bundle = folder / "bundle.tar.gz";
+  for (const auto& [name, arguments] : all_commands(trace, bundle)) {
+    std::vector<std::string> given = arguments;
+    if (name == "top") given.push_back("--json");
+    expect_lost(name, given);
+  }
+  expect_lost("status as JSON", {"status", "--json"});
+  expect_lost("status of several", {"status"}, "--hosts");
+  expect_lost("stats without end", {"stats", "--interval", "100ms"});
+  expect_lost("stats of several", {"stats", "--interval", "100ms"}, "--hosts");
+  expect_lost("top without end", {"top", "--json", "--interval", "100ms"});
+  expect_lost("help", {"--help"});
+  expect_lost("version", {"--version"});
+  expect_lost("schema", {"schema"});
+  expect_lost("completion", {"completion", "bash"});
   ::unlink(trace.c_str());
   ::unlink(bundle.c_str());
 }
@@ -250,6 +288,31 @@ TEST_F(WithDaemon, RecordsATraceOfNothing) {
   EXPECT_EQ(ask({"trace", "record", "--seconds", "100", "-o", folder / "x.json"}).code, 2);
   EXPECT_EQ(ask({"trace", "record"}).code, 2);
   ::unlink((folder / "x.json").c_str());
+}
+
+TEST_F(WithDaemon, WritesOverNothingThatIsNotItsOwn) {
+  start();
+  const std::string file = folder / "f", link = folder / "link";
+  const auto record = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"trace", "record", "--seconds", "0.05", "-o"});
+    return ask(more);
+  };
+  EXPECT_EQ(record({file}).code, 0);
+  EXPECT_EQ(record({file}).code, 0) << "an earlier recording";
+  ASSERT_EQ(::symlink(file.c_str(), link.c_str()), 0);
+  for (const std::string& out : {link, std::string("/dev/null")}) {
+    EXPECT_EQ(record({out, "--overwrite"}).code, 2) << out;
+    EXPECT_EQ(ask({"bundle", "--overwrite", "-o", out}).code, 2) << out;
+  }
+  std::ofstream(file) << "precious";
+  const Answer refused = record({file});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--overwrite"));
+  EXPECT_EQ(ask({"bundle", "-o", file}).code, 2);
+  EXPECT_EQ(read_file(file), "precious");
+  EXPECT_EQ(record({file, "--overwrite"}).code, 0);
+  EXPECT_EQ(ask({"bundle", "--overwrite", "-o", file}).code, 0);
+  for (const std::string& name : {file, link}) ::unlink(name.c_str());
 }
 
 TEST_F(WithDaemon, BundlesWhatItKnowsAndNoSecret) {

@@ -1,0 +1,154 @@
+// Partial sums beyond the element type's range, as the public headers say: what becomes of them,
+// and that they are counted when asked.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "client/tools/numeric/elements.h"
+#include "mkernel/gemm_all_reduce.h"
+#include "mkernel/gemm_reduce_scatter.h"
+#include "mkernel/mkernel_c.h"
+#include "tests/client/embedded_ranks.h"
+
+namespace mk {
+namespace {
+
+constexpr std::uint64_t kM = 5, kN = 16, kK = 2;
+
+struct World {
+  std::uint32_t nodes, locals;
+  std::uint64_t all_reduce, reduce_scatter;  ///< counted over all ranks, of one element
+};
+/// Rank 0's partial is 80000 everywhere, rank 1's -80000, all others' 0. Products are added by
+/// their owner, here and, where nodes are several, on each; a node's sum is added once more.
+constexpr World kWorlds[] = {{1, 1, 0, 0}, {1, 2, 2, 2}, {2, 1, 4, 2}, {2, 2, 4, 3}};
+
+struct Sums {
+  std::uint64_t counted = 0;
+  std::vector<std::uint16_t> c;  ///< all ranks', one after the other
+};
+
+template <class Op>
+Sums run(const World& world, DataType type, bool count) {
+  const std::uint32_t ranks = world.nodes * world.locals;
+  const auto cluster = cluster_of(world.nodes);
+  std::atomic<std::uint64_t> counted{0};
+  std::vector<std::vector<std::uint16_t>> outputs(ranks);
+  for_ranks(ranks, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, world.locals, rank, "partials"));
+    ASSERT_TRUE(session) << session.error().message;
+    Tuning tuning;
+    tuning.count_nonfinite = count;
+    auto op = Op::create(*session, {kM, kN, kK, type}, tuning);
+    ASSERT_TRUE(op) << op.error().message;
+    // In a world of one rank both products are its own.
+    const float large = rank < 2 ? 40000 : 0;
+    const float other = ranks == 1 ? -large : large;
+    std::vector<std::uint16_t> a;
+    for (std::uint64_t row = 0; row < kM; ++row) {
+      for (const float value : {large, other})
+        a.push_back(tools::from_float(type, rank == 1 ? -value : value));
+    }
+    const std::vector<std::uint16_t> b(kK * kN, tools::from_float(type, 1));
+    for (int launch = 0; launch < 2; ++launch) {
+      std::vector<std::uint16_t> c(kM * kN, 0);
+      const auto stats = op->launch(a.data(), b.data(), c.data(), kM);
+      ASSERT_TRUE(stats) << stats.error().message;
+      if (launch == 0) continue;  // each launch has a count of its own
+      counted += stats->nonfinite_partials;
+      const bool all = std::is_same_v<Op, GemmAllReduce>;
+      c.resize(all ? c.size() : rows_of_rank(kM, ranks, rank).count * kN);
+      outputs[rank] = c;
+    }
+    EXPECT_TRUE(session->barrier());
+  });
+  Sums sums{counted, {}};
+  for (const auto& output : outputs) sums.c.insert(sums.c.end(), output.begin(), output.end());
+  return sums;
+}
+
+template <class Op>
+void expect_counted(std::uint64_t World::*each) {
+  for (const World& world : kWorlds) {
+    SCOPED_TRACE(testing::Message() << world.nodes << " x " << world.locals);
+    const Sums f16 = run<Op>(world, DataType::kF16, true);
+    EXPECT_EQ(world.*each * kM * kN, f16.counted);
+    for (const std::uint16_t bits : f16.c) {
+      const float value = tools::to_float(DataType::kF16, bits);
+      if (world.nodes * world.locals == 1) {
+        EXPECT_EQ(0, value);
+      } else {
+        EXPECT_TRUE(std::isnan(value)) << value;
+      }
+    }
+    EXPECT_EQ(0u, run<Op>(world, DataType::kF16, false).counted) << "nobody asked";
+    const Sums bf16 = run<Op>(world, DataType::kBf16, true);
+    EXPECT_EQ(0u, bf16.counted);
+    for (const std::uint16_t bits : bf16.c) EXPECT_EQ(0, tools::to_float(DataType::kBf16, bits));
+  }
+}
+
+TEST(PartialSums, OfAnAllReduceBeyondF16AreInfiniteAndCounted) {
+  expect_counted<GemmAllReduce>(&World::all_reduce);
+}
+
+TEST(PartialSums, OfAReduceScatterBeyondF16AreInfiniteAndCounted) {
+  expect_counted<GemmReduceScatter>(&World::reduce_scatter);
+}
+
+TEST(PartialSums, AreNotCountedOnGpus) {
+  const auto cluster = cluster_of(1);
+  auto session = Session::attach(place(*cluster, 1, 0, "gpu"));
+  ASSERT_TRUE(session) << session.error().message;
+  Tuning tuning;
+  tuning.count_nonfinite = true;
+  tuning.executor = Executor::kCuda;
+  const auto op = GemmAllReduce::create(*session, {8, 8, 8}, tuning);
+  ASSERT_FALSE(op);
+  EXPECT_EQ(ErrorCode::kUnsupported, op.error().code);
+  EXPECT_NE(std::string::npos, op.error().message.find("count_nonfinite")) << op.error().message;
+}
+
+// Programs built before the fields were there say so by the size of their structs.
+TEST(PartialSums, AreCountedThroughTheCInterfaceByThoseWhoKnowOfIt) {
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    mk_session* session = attach_through_c(place(*cluster, 2, rank, "c"));
+    ASSERT_NE(nullptr, session);
+    for (const bool knows : {false, true}) {
+      mk_gemm_ar_shape shape{};
+      shape.struct_bytes = knows ? sizeof(shape) : offsetof(mk_gemm_ar_shape, count_nonfinite);
+      shape.m_max = kM;
+      shape.n = kN;
+      shape.k = kK;
+      shape.dtype = MK_F16;
+      shape.count_nonfinite = 1;  // not read where the size says that it is not there
+      mk_gemm_ar* op = nullptr;
+      ASSERT_EQ(0, mk_gemm_ar_create(session, &shape, &op)) << mk_last_error();
+      const std::vector<std::uint16_t> a(kM * kK, 0x7c00);  // infinite
+      const std::vector<std::uint16_t> b(kK * kN, 0x3c00);
+      std::vector<std::uint16_t> c(kM * kN);
+      mk_launch_stats stats{};
+      stats.struct_bytes = knows ? sizeof(stats) : offsetof(mk_launch_stats, nonfinite_partials);
+      stats.nonfinite_partials = 77;
+      ASSERT_EQ(0, mk_gemm_ar_launch(op, a.data(), b.data(), c.data(), kM, MK_FUSED, &stats))
+          << mk_last_error();
+      if (knows) {
+        EXPECT_NE(77u, stats.nonfinite_partials);
+      } else {
+        EXPECT_EQ(77u, stats.nonfinite_partials);
+      }
+      EXPECT_NE(0u, stats.estimated_fused_ns + stats.estimated_unfused_ns);
+      mk_gemm_ar_destroy(op);
+    }
+    EXPECT_EQ(0, mk_session_detach(session)) << mk_last_error();
+  });
+}
+
+}  // namespace
+}  // namespace mk
