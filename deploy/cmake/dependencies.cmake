@@ -2,7 +2,7 @@
 # package, and all missing pieces are named at once.
 #
 #   mk::grpc mk::grpc_reflection mk::protobuf mk::fmt mk::expected mk::boost mk::ofi mk::verbs mk::dnnl
-#   mk::toml mk::cli11 mk::spdlog mk::json mk::systemd mk::prometheus mk::hwloc mk::gtest mk::gmock_main mk::benchmark
+#   mk::toml mk::cli11 mk::json mk::systemd mk::prometheus mk::hwloc mk::gtest mk::gmock_main mk::benchmark
 find_package(PkgConfig)
 if(NOT PKG_CONFIG_FOUND)
   message(FATAL_ERROR "pkg-config is missing: run `bash deploy/install-deps.sh`.")
