@@ -1,7 +1,12 @@
 // The faults within one machine. Each leaves a cluster in which the next job works.
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <filesystem>
+
+#include "shm/host/process_fd.h"
 #include "tests/faults/run.h"
 
 namespace mk::faults {
@@ -12,6 +17,7 @@ const std::vector<Run::Named>& Run::local_kinds() {
   static const std::vector<Named> kinds = {{"kill-rank", &Run::kill_rank},
                                            {"stop-rank", &Run::stop_rank},
                                            {"stop-kill-rank", &Run::stop_and_kill_rank},
+                                           {"kill-held-rank", &Run::kill_held_rank},
                                            {"kill-all-ranks", &Run::kill_all_ranks},
                                            {"stop-all-ranks", &Run::stop_all_ranks},
                                            {"kill-daemon", &Run::kill_daemon},
@@ -52,6 +58,37 @@ void Run::stop_and_kill_rank() {
   const std::uint32_t victim = draw(job->size());
   job->rank(victim).signal(SIGSTOP);
   pause(200);
+  strike();
+  const auto at = kill(job->rank(victim));
+  expect_errors(*job, {victim}, at, {"peer-lost"}, fmt::format("rank {}", victim));
+}
+
+namespace {
+
+/// Copies of all sockets of a process: as a child of it would have them, that it has made without
+/// our library's knowledge. None where the system forbids that.
+std::vector<UniqueFd> sockets_of(pid_t pid) {
+  std::vector<UniqueFd> sockets;
+  const auto process = shm::open_process(pid);
+  if (!process) return sockets;
+  std::error_code error;
+  const std::string folder = fmt::format("/proc/{}/fd", pid);
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (!std::filesystem::read_symlink(entry, error).string().starts_with("socket:")) continue;
+    const int fd = std::stoi(entry.path().filename());
+    UniqueFd copy(static_cast<int>(::syscall(SYS_pidfd_getfd, process->get(), fd, 0)));
+    if (copy.valid()) sockets.push_back(std::move(copy));
+  }
+  return sockets;
+}
+
+}  // namespace
+
+void Run::kill_held_rank() {
+  auto job = running_job();
+  const std::uint32_t victim = draw(job->size());
+  const auto held = sockets_of(job->rank(victim).pid());
+  if (held.empty()) fmt::print("kill-held-rank: its socket cannot be copied here\n");
   strike();
   const auto at = kill(job->rank(victim));
   expect_errors(*job, {victim}, at, {"peer-lost"}, fmt::format("rank {}", victim));

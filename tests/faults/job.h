@@ -30,6 +30,7 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
 
   void signal(int number) { process_.signal(number); }
+  pid_t pid() const { return process_.pid(); }
   std::uint64_t launches() const { return launches_.load(); }
   /// Its process has ended or reported an error.
   bool ended() const { return ended_.load(); }

@@ -95,6 +95,7 @@ class Run {
   void kill_rank();
   void stop_rank();
   void stop_and_kill_rank();
+  void kill_held_rank();
   void kill_all_ranks();
   void stop_all_ranks();
   void kill_daemon();
