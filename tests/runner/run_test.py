@@ -173,7 +173,7 @@ class Run(unittest.TestCase):
     def test_without_time_tsan_and_tidy_are_left_out(self):
         status, last, summary = self.run_it(MK_BUDGET_S="0")
         self.assertEqual((status, last), (0, "16 passed, 0 failed"))
-        self.assertRegex(summary, r"  configure-tsan: it would end too late; by itself: bash tests/run.sh --stage tsan\n"
+        self.assertRegex(summary, r"  build-tsan: it would end too late; by itself: bash tests/run.sh --stage tsan\n"
                                   r"(.*\n)?  tidy: it would end too late")
         self.assertFalse({"build-tsan", "unit-of-tsan", "tidy"} & self.ran())
         self.assertEqual(self.run_it("--stage", "tidy", MK_BUDGET_S="0")[:2], (0, "1 passed, 0 failed"))
