@@ -213,7 +213,7 @@ class Place {
 
   /// Reads all variables; an error when one makes no sense, or two say different things.
   Status read() {
-    for (int number = 0; number < kNumbers; ++number) {
+    for (std::size_t number = 0; number < kNumbers; ++number) {
       for (const char* variable : launcher_.numbers[number]) {
         const char* text = text_of(variable);
         if (text == nullptr) continue;
