@@ -167,7 +167,7 @@ TEST(Programs, FailWhereTheirOutputIsLost) {
     lost.insert(lost.end(), run.begin(), run.end());
     const auto ended = run_program(lost);
     EXPECT_EQ(1, ended.status) << fmt::format("{}", fmt::join(run, " ")) << "\n" << ended.text;
-    EXPECT_NE(std::string::npos, ended.text.find("cannot write to standard output: No space left"))
+    EXPECT_NE(std::string::npos, ended.text.find("cannot write to standard output: "))
         << ended.text;
   }
 }

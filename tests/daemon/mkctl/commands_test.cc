@@ -153,8 +153,7 @@ TEST_F(WithJob, EveryCommandFailsWhereItsAnswerIsLost) {
     Program program(folder, arguments);
     const int code = program.wait();
     EXPECT_TRUE(code == 1 || code == 2) << name << " exits with " << code;
-    EXPECT_THAT(program.err(), HasSubstr("mkctl: cannot write to standard output: No space left"))
-        << name;
+    EXPECT_THAT(program.err(), HasSubstr("mkctl: cannot write to standard output: ")) << name;
   };
   const std::string trace = folder / "trace.json", bundle = folder / "bundle.tar.gz";
   for (const auto& [name, arguments] : all_commands(trace, bundle)) {
