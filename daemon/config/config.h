@@ -48,6 +48,9 @@ struct Config {
     std::string kind = "static";                ///< "static": not; "dns", "etcd"
     std::uint64_t interval_ns = 2'000'000'000;  ///< between looks
     std::optional<Address> advertise;           ///< what the others call; nothing: `listen`
+    /// With TLS, what the certificate of the node that is found is made out to, "{node}" being its
+    /// id; empty: see node_name_of.
+    std::string node_name;
     struct {
       std::string name;    ///< see parse_dns_question
       std::string server;  ///< empty: those of /etc/resolv.conf

@@ -11,6 +11,7 @@ constexpr std::uint64_t kSecondNs = 1'000'000'000;
 constexpr std::uint64_t kIntervalMinNs = kSecondNs / 10, kIntervalMaxNs = 3600 * kSecondNs;
 constexpr std::uint64_t kTtlMinNs = 2 * kSecondNs, kTtlMaxNs = 3600 * kSecondNs;
 constexpr std::size_t kEndpointsMax = 16;
+constexpr std::string_view kNodePlace = "{node}";
 
 auto text_of(std::string& into, std::size_t bytes_max) {
   return [&into, bytes_max](std::string_view text) -> Status {
@@ -50,6 +51,14 @@ void read_discovery(Section discovery, Config& config) {
   discovery.string("interval", duration_of(into.interval_ns, kIntervalMinNs, kIntervalMaxNs));
   discovery.string("advertise",
                    [&](std::string_view text) { return accept_advertise(text, config); });
+  discovery.string("node_name", [&](std::string_view text) -> Status {
+    if (!text.empty() && text.find(kNodePlace) == text.npos) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "\"\", or a name with \"{}\" in it, is expected: each node has its own",
+                  kNodePlace);
+    }
+    return text_of(into.node_name, 253)(text);
+  });
   Section dns = discovery.section("dns");
   dns.string("name", [&](std::string_view text) -> Status {
     if (!text.empty()) MK_RETURN_IF_ERROR(parse_dns_question(text));
@@ -74,6 +83,19 @@ void read_discovery(Section discovery, Config& config) {
   etcd.string("ca", text_of(into.etcd.ca, 4096));
   etcd.finish();
   discovery.finish();
+}
+
+std::string node_name_of(const Config& config, std::uint32_t node) {
+  std::string name = config.discovery.node_name;
+  if (name.empty() && config.discovery.kind == "dns") {
+    std::string domain = parse_dns_question(config.discovery.dns.name).value_or(DnsQuestion{}).name;
+    while (domain.starts_with('_')) domain.erase(0, domain.find('.') + 1);
+    name = fmt::format("node-{}.{}", kNodePlace, domain);
+  }
+  for (std::size_t at = name.find(kNodePlace); at != name.npos; at = name.find(kNodePlace)) {
+    name.replace(at, kNodePlace.size(), std::to_string(node));
+  }
+  return name;
 }
 
 Status accept_advertise(std::string_view text, Config& config) {

@@ -8,6 +8,11 @@
 namespace mk::daemon {
 
 void read_discovery(Section discovery, Config& config);
+/// What the certificate of node `node`, found by discovery, must be made out to, so that no node's
+/// certificate speaks for another one's: discovery.node_name; under DNS, where that is empty,
+/// "node-<id>." and the name that is looked up, without a service's labels. Empty: what its source
+/// says.
+std::string node_name_of(const Config& config, std::uint32_t node);
 /// discovery.advertise, or --advertise.
 Status accept_advertise(std::string_view text, Config& config);
 /// What needs the rest of the configuration.

@@ -68,6 +68,7 @@ std::string print_config(const Config& config) {
   line("interval = {}", quoted(format_duration(config.discovery.interval_ns)));
   line("advertise = {}",
        quoted(config.discovery.advertise ? config.discovery.advertise->text() : ""));
+  line("node_name = {}", quoted(config.discovery.node_name));
   line("\n[discovery.dns]");
   line("name = {}", quoted(config.discovery.dns.name));
   line("server = {}", quoted(config.discovery.dns.server));

@@ -11,14 +11,10 @@ namespace {
 
 constexpr std::uint32_t kTimeoutMsMax = 24 * 3600 * 1000;
 
-bool printable(const std::string& name) {
-  return std::ranges::all_of(name, [](char c) { return c > ' ' && c != 0x7f; });
-}
-
 /// The first rule an Attach breaks, as far as it can be seen from it alone.
 Status check_shape(const shm::Attach& a) {
   constexpr auto kBad = ErrorCode::kInvalidArgument;
-  if (a.job.empty() || a.job.size() > shm::kJobNameBytesMax || !printable(a.job)) {
+  if (!valid_job_name(a.job)) {
     return fail(kBad, "a job name has 1 to {} bytes of printable ASCII without spaces",
                 shm::kJobNameBytesMax);
   }
@@ -233,8 +229,10 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   if (existing != by_name_.end()) {
     job = existing->second;
   } else {
-    job =
-        jobs_.emplace_back(std::make_unique<Job>(attach, client.credentials.uid, random_())).get();
+    job = jobs_
+              .emplace_back(
+                  std::make_unique<Job>(attach, client.credentials.uid, random_(), make_nonce()))
+              .get();
     job->deadline_ns = now_() + std::uint64_t{attach.timeout_ms} * 1'000'000;
     by_name_.emplace(attach.job, job);
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "daemon/control/client_text.h"
 #include "daemon/control/control_plane_impl.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
@@ -130,6 +131,10 @@ void ControlPlane::Impl::run(Client& client, shm::Frame& frame) {
   auto message = shm::decode_message<Message>(frame.payload);
   if (!message) {
     refuse(client, frame.request, message.error());
+    return;
+  }
+  if (const Status plain = check_text(*message); !plain) {
+    reply_error(client.id, frame.request, plain.error());
     return;
   }
   (this->*Method)(client, frame.request, *message, frame);

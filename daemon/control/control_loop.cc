@@ -301,9 +301,11 @@ void ControlLoop::proxy_event(std::uint32_t rail, ProxyEvent event) {
       [rail, event = std::move(event)](ControlPlane& plane) { plane.on_proxy_event(rail, event); });
 }
 
-void ControlLoop::peer_message(NodeId node, PeerMessage message) {
-  post([impl = impl_.get(), node, message = std::move(message)](ControlPlane& plane) mutable {
+void ControlLoop::peer_message(NodeId node, PeerMessage message, Taken taken) {
+  post([impl = impl_.get(), node, message = std::move(message),
+        taken = std::move(taken)](ControlPlane& plane) mutable {
     impl->on_peer_message(plane, node, std::move(message));
+    if (taken) taken();
   });
 }
 

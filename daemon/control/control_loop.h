@@ -74,7 +74,7 @@ class ControlLoop final : public PeerSink {
   void proxy_event(std::uint32_t rail, ProxyEvent event);
 
   // PeerSink
-  void peer_message(NodeId node, PeerMessage message) override;
+  void peer_message(NodeId node, PeerMessage message, Taken taken) override;
   void peer_down(NodeId node, std::string reason) override;
   void peers_changed() override;
   /// Valid after `configure`.

@@ -12,8 +12,8 @@ namespace mk::daemon {
 
 namespace {
 
-/// How long another daemon's part waits for our ranks without being sent again.
-constexpr std::uint64_t kEarlyPartExpiryNs = 120'000'000'000;
+/// How long another daemon's offer waits for our ranks without being made again.
+constexpr std::uint64_t kOfferExpiryNs = 120'000'000'000;
 
 std::uint64_t random_word() {
   std::random_device device;
@@ -36,7 +36,7 @@ PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> prox
   hello.abi_minor = shm::kAbiMinor;
   hello.version = options.version;
   hello.fabric = proxies.front()->endpoint().capabilities().name;
-  hello.follows_rails = true;
+  hello.protocol = kPeerProtocol;
   for (Proxy* proxy : proxies) {
     hello.rail_addresses.push_back(proxy->endpoint().address());
     hello.rail_devices.push_back(proxy->endpoint().capabilities().device);
@@ -55,7 +55,7 @@ ControlPlane::Impl::Impl(const ControlOptions& options, ClientPort& clients, Pee
       hello_(std::move(hello)),
       rail_addresses_(hello_.rail_addresses),
       random_(options.random_seed != 0 ? options.random_seed : random_word()),
-      links_(endpoints_of(proxies)) {
+      links_(endpoints_of(proxies), now_) {
   for (const NodeId node : transport_.nodes()) peers_[node].down_reason = "never seen";
   const std::uint32_t slots = std::clamp(options_.sessions_max, 1u, shm::kSessionsMax);
   by_slot_.resize(slots, nullptr);
@@ -130,7 +130,7 @@ std::string ControlPlane::Impl::link_reason(std::uint32_t rail, fabric::LinkId l
 void ControlPlane::Impl::on_link_down(std::uint32_t rail, const LinkDown& event) {
   std::string reason = link_reason(rail, event.link);
   if (reason.empty()) reason = fmt::format("the network reports {}", error_code_name(event.code));
-  links_.on_error(rail, event.link, reason, now_());
+  links_.on_error(rail, event.link, reason);
   for (Job* job : jobs()) {
     if (job->failed || !job->has_active()) continue;
     for (const Session* session : job->sessions()) {
@@ -156,8 +156,8 @@ void ControlPlane::Impl::tick() {
   for (Job* job : jobs()) tick_job(*job);
   if (!draining_) retry_links();
   for (auto& [node, peer] : peers_) {
-    std::erase_if(peer.early, [&](const auto& entry) {
-      return now_() - entry.second.received_ns > kEarlyPartExpiryNs;
+    std::erase_if(peer.offers, [&](const auto& entry) {
+      return now_() - entry.second.received_ns > kOfferExpiryNs;
     });
   }
 }

@@ -125,7 +125,7 @@ struct ControlCounts {
   std::size_t clients = 0;
   std::size_t sessions = 0;     ///< not yet released
   std::size_t jobs = 0;         ///< living and ending
-  std::size_t early_parts = 0;  ///< of other nodes, waiting for local ranks
+  std::size_t early_parts = 0;  ///< of other nodes, offered and not met: waiting for local ranks
   std::size_t slots_used = 0;
   std::size_t links_up = 0;
 

@@ -24,6 +24,7 @@
 #include "daemon/control/control_plane.h"
 #include "daemon/control/heartbeat.h"
 #include "daemon/control/job.h"
+#include "daemon/control/job_secret.h"
 #include "daemon/control/link_table.h"
 #include "daemon/control/session.h"
 
@@ -47,14 +48,16 @@ struct Client {
 
 /// Another daemon.
 struct PeerState {
-  struct EarlyPart {
-    JobPart part;
+  struct Offer {
+    JobOffer offer;
     std::uint64_t received_ns = 0;
+    std::optional<JobProof> proof;  ///< the last that came for it
+    bool met = false;               ///< a job here has answered it
   };
   bool up = false;
-  PeerHello hello;                         ///< while up
-  std::string down_reason;                 ///< while not up
-  std::map<std::string, EarlyPart> early;  ///< by job: parts that no job here has taken yet
+  PeerHello hello;                      ///< while up
+  std::string down_reason;              ///< while not up
+  std::map<std::string, Offer> offers;  ///< by job, until the part ends or is not offered any more
 };
 
 }  // namespace mk::daemon::control
@@ -164,10 +167,6 @@ class ControlPlane::Impl {
   // rendezvous.cc
   /// Takes the job as far towards kUp as it goes now.
   void advance(Job& job);
-  void announce(Job& job);
-  /// Takes a part, early or new, into the job; an unfit one fails the job.
-  void take_part(Job& job, NodeId node, const JobPart& part);
-  void take_early_parts(Job& job);
   /// The link, connected if it is not; null when that fails. Only to a node that is up.
   std::shared_ptr<Link> link_to(std::uint32_t rail, NodeId node);
   /// Connects a link in error that no job waits for.
@@ -186,9 +185,25 @@ class ControlPlane::Impl {
   /// Why the job is not up yet, each reason led by "; "; `missing`: the ranks nobody has heard of.
   std::string obstacles(const Job& job, std::vector<std::uint32_t>& missing) const;
 
+  // handshake.cc
+  /// Offers the job's part to all nodes that do not have the offer.
+  void announce(Job& job);
+  /// Answers the node's offer of the job with our proof, when it is this job's.
+  void meet(Job& job, NodeId node);
+  void meet_all(Job& job);
+  /// Gives the node our part when its proof has come and is right; a part that does not fit then
+  /// fails the job.
+  void check_proof(Job& job, NodeId node);
+  ProofParty own_side(const Job& job) const;
+  /// Offers that no job here has answered.
+  std::size_t offers_waiting() const;
+  Bytes make_nonce();
+  Status on(NodeId node, JobOffer& offer);
+  Status on(NodeId node, JobProof& proof);
+  Status on(NodeId node, JobPart& part);
+
   // peer_messages.cc
   Status on(NodeId node, PeerHello& hello);
-  Status on(NodeId node, JobPart& part);
   Status on(NodeId node, JobReady& ready);
   Status on(NodeId node, RegionAnnounce& region);
   Status on(NodeId node, RegionWithdraw& region);

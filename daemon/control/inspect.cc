@@ -96,7 +96,7 @@ ControlSnapshot ControlPlane::Impl::snapshot() const {
     }
   }
   snapshot.recent_failures.assign(recent_failures_.begin(), recent_failures_.end());
-  snapshot.links = links_.snapshot([this](NodeId node) { return describe_node(node); }, now_());
+  snapshot.links = links_.snapshot([this](NodeId node) { return describe_node(node); });
   for (const Job* job : jobs()) snapshot.jobs.push_back(info_of(*job));
   return snapshot;
 }
@@ -106,7 +106,7 @@ ControlCounts ControlPlane::Impl::counts() const {
   counts.clients = clients_.size();
   counts.sessions = sessions_.size();
   counts.jobs = jobs_.size();
-  for (const auto& [node, peer] : peers_) counts.early_parts += peer.early.size();
+  counts.early_parts = offers_waiting();
   counts.slots_used = by_slot_.size() - free_slots_.size();
   counts.links_up = links_.up_count();
   return counts;

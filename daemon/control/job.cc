@@ -8,9 +8,15 @@
 
 namespace mk::daemon::control {
 
-Job::Job(const shm::Attach& first, std::uint32_t owner, std::uint64_t part)
+bool valid_job_name(std::string_view name) {
+  return !name.empty() && name.size() <= shm::kJobNameBytesMax &&
+         std::ranges::all_of(name, [](char c) { return c > ' ' && c < 0x7f; });
+}
+
+Job::Job(const shm::Attach& first, std::uint32_t owner, std::uint64_t part, Bytes fresh_nonce)
     : name(first.job),
       part_id(part),
+      nonce(std::move(fresh_nonce)),
       uid(owner),
       secret_digest(job_secret_digest(first.job, first.secret)),
       nodes(first.nodes),
@@ -53,6 +59,17 @@ RemotePart* Job::part_from(NodeId node) {
   return nullptr;
 }
 
+JobOffer Job::own_offer() const {
+  return {.job = name,
+          .part_id = part_id,
+          .node_rank = node_rank,
+          .nodes = nodes,
+          .local_size = local_size,
+          .uid = uid,
+          .has_secret = !secret_digest.empty(),
+          .nonce = nonce};
+}
+
 JobPart Job::own_part() const {
   JobPart part;
   part.job = name;
@@ -64,32 +81,29 @@ JobPart Job::own_part() const {
     part.sessions.push_back({session->attach.rank, session->slot,
                              session->segment.shape().flag_count, session->flags_region->key()});
   }
-  part.uid = uid;
-  part.secret_digest = secret_digest;
   return part;
 }
 
-Status Job::check_owner(const JobPart& part) const {
-  if (part.uid && *part.uid != uid) {
+Status Job::check_owner(const JobOffer& offer) const {
+  if (offer.uid != uid) {
     return fail(ErrorCode::kPermission, "job '{}' belongs to user {} there, and to user {} here",
-                name, *part.uid, uid);
+                name, offer.uid, uid);
   }
-  if (part.secret_digest != secret_digest) {
-    const auto has = [](const Bytes& digest) { return digest.empty() ? "none" : "another one"; };
+  if (offer.has_secret == secret_digest.empty()) {
     return fail(ErrorCode::kPermission,
                 "the ranks of job '{}' do not agree on its secret: they have {} there", name,
-                has(part.secret_digest));
+                offer.has_secret ? "one" : "none");
   }
   return {};
 }
 
-Status Job::check_part(const JobPart& part) const {
-  if (part.nodes != nodes || part.local_size != local_size) {
+Status Job::check_offer(const JobOffer& offer) const {
+  if (offer.nodes != nodes || offer.local_size != local_size) {
     return fail(ErrorCode::kInvalidArgument,
                 "job '{}' has {} nodes of {} ranks there, and {} nodes of {} ranks here", name,
-                part.nodes, part.local_size, nodes, local_size);
+                offer.nodes, offer.local_size, nodes, local_size);
   }
-  if (part.node_rank == node_rank) {
+  if (offer.node_rank == node_rank) {
     return fail(ErrorCode::kAlreadyExists, "job '{}' has its node rank {} there and here", name,
                 node_rank);
   }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/control/exchange.h"
@@ -16,6 +17,9 @@
 #include "daemon/control/session.h"
 
 namespace mk::daemon::control {
+
+/// 1 to kJobNameBytesMax bytes of printable ASCII without spaces.
+bool valid_job_name(std::string_view name);
 
 /// Another node's part of the job.
 struct RemotePart {
@@ -28,6 +32,13 @@ struct RemotePart {
   std::vector<ExchangePart> exchanges_waiting;
 };
 
+/// How far we have got with another node that has offered a part of the job.
+struct Meeting {
+  std::uint64_t part_id = 0;  ///< of its offer, which we have answered with our proof
+  bool proved = false;        ///< its proof was right: it has our part
+  std::string refused;        ///< why it was not; for people
+};
+
 enum class JobState {
   kGathering,  ///< local ranks are missing
   kAnnounced,  ///< all local ranks are here, our part is on its way; others' parts are missing
@@ -37,7 +48,7 @@ enum class JobState {
 
 struct Job {
   /// `owner`: the user of `first`.
-  Job(const shm::Attach& first, std::uint32_t owner, std::uint64_t part);
+  Job(const shm::Attach& first, std::uint32_t owner, std::uint64_t part, Bytes fresh_nonce);
 
   std::uint32_t world() const { return nodes * local_size; }
   std::uint32_t first_local_rank() const { return node_rank * local_size; }
@@ -52,17 +63,19 @@ struct Job {
   /// Whether no rank of another node can write to this node's memory any more.
   bool remote_gone() const;
   RemotePart* part_from(NodeId node);
-  /// Our part, as the other daemons get it.
+  /// Our part, as all daemons hear of it, and as those get it that have shown that it is theirs.
+  JobOffer own_offer() const;
   JobPart own_part() const;
   /// Why a part of another node is not this job's at all: another user's, or of another secret.
-  Status check_owner(const JobPart& part) const;
+  Status check_owner(const JobOffer& offer) const;
   /// Why a part of another node does not fit this job.
-  Status check_part(const JobPart& part) const;
+  Status check_offer(const JobOffer& offer) const;
   /// Ranks without whom it cannot be up: local ones not attached, all of nodes without a part.
   std::vector<std::uint32_t> missing_ranks() const;
 
   const std::string name;
   const std::uint64_t part_id;
+  const Bytes nonce;
   const std::uint32_t uid;    ///< of all its ranks, on all nodes
   const Bytes secret_digest;  ///< empty: it has no secret
   const std::uint32_t nodes, local_size, node_rank;
@@ -70,7 +83,8 @@ struct Job {
   JobState state = JobState::kGathering;
   std::vector<Session*> locals;               ///< by local rank; null: not attached, or released
   std::map<std::uint32_t, RemotePart> parts;  ///< by node rank
-  std::set<NodeId> told;                      ///< daemons that have our part
+  std::map<NodeId, Meeting> met;              ///< with whom we are about to share it, or do
+  std::set<NodeId> told;                      ///< daemons that have our offer
   std::set<NodeId> announced_to;              ///< that may have it: who hears of its end
   std::uint64_t next_announce_ns = 0;
   std::uint64_t deadline_ns = 0;  ///< of the rendezvous

@@ -104,4 +104,40 @@ Bytes job_secret_digest(std::string_view job, std::string_view secret) {
   return sha256(std::as_bytes(std::span(text)));
 }
 
+Bytes hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message) {
+  constexpr std::size_t kBlock = 64;
+  const Bytes short_key = key.size() > kBlock ? sha256(key) : Bytes(key.begin(), key.end());
+  const auto keyed = [&](std::byte pad, std::span<const std::byte> text) {
+    Bytes all(kBlock, pad);
+    for (std::size_t i = 0; i < short_key.size(); ++i) all[i] ^= short_key[i];
+    all.insert(all.end(), text.begin(), text.end());
+    return sha256(all);
+  };
+  return keyed(std::byte{0x5c}, keyed(std::byte{0x36}, message));
+}
+
+Bytes job_proof(std::span<const std::byte> digest, std::string_view job, const ProofParty& from,
+                const ProofParty& to) {
+  // The name goes last: all that stands before it has a fixed length.
+  std::string text = "mkernel proof";
+  const auto number = [&text](std::uint64_t value) {
+    for (int shift = 0; shift < 64; shift += 8) text.push_back(static_cast<char>(value >> shift));
+  };
+  for (const ProofParty* party : {&from, &to}) {
+    number(party->node);
+    number(party->uid);
+    number(party->part_id);
+    text.append(reinterpret_cast<const char*>(party->nonce.data()), party->nonce.size());
+  }
+  text.append(job);
+  return hmac_sha256(digest, std::as_bytes(std::span(text)));
+}
+
+bool same_proof(std::span<const std::byte> a, std::span<const std::byte> b) {
+  if (a.size() != b.size()) return false;
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
 }  // namespace mk::daemon

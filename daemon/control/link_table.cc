@@ -15,25 +15,27 @@ constexpr std::uint64_t kUnaskedFactor = 5;
 
 }  // namespace
 
-LinkTable::LinkTable(std::vector<fabric::Endpoint*> endpoints) : endpoints_(std::move(endpoints)) {}
+LinkTable::LinkTable(std::vector<fabric::Endpoint*> endpoints,
+                     std::function<std::uint64_t()> now_ns)
+    : endpoints_(std::move(endpoints)), now_(std::move(now_ns)) {}
 
 std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Bytes& address,
-                                     const std::string& peer_name, std::uint64_t now_ns) {
+                                     const std::string& peer_name) {
   Entry& entry = entries_[{rail, peer}];
-  if (entry.since_ns == 0) entry.since_ns = now_ns;
+  if (entry.since_ns == 0) entry.since_ns = now_();
   if (entry.link != nullptr) {
     // That it went down may be on its way to us.
     const std::string down = endpoints_[rail]->link_reason(entry.link->id);
-    if (!down.empty()) set_error(entry, down, now_ns);
+    if (!down.empty()) set_error(entry, down);
   }
   if (entry.link != nullptr && entry.address == address) return entry.link;
   // One to an earlier address stays with the sessions that have it.
   entry.link.reset();
-  if (now_ns < entry.next_try_ns) return nullptr;
+  if (now_() < entry.next_try_ns) return nullptr;
   auto id = endpoints_[rail]->connect(address, peer_name);
   if (!id) {
     entry.stats->connect_failures.add(1);
-    set_error(entry, id.error().message, now_ns);
+    set_error(entry, id.error().message);
     return nullptr;
   }
   entry.link = std::make_shared<Link>(*endpoints_[rail], *id, rail, peer, entry.stats);
@@ -41,7 +43,7 @@ std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Byte
   entry.stats->connects.add(1);
   entry.reason.clear();
   entry.in_error = false;
-  entry.since_ns = now_ns;
+  entry.since_ns = now_();
   entry.backoff_ns = 0;
   return entry.link;
 }
@@ -51,20 +53,19 @@ std::string LinkTable::reason(std::uint32_t rail, NodeId peer) const {
   return found == entries_.end() ? std::string() : found->second.reason;
 }
 
-void LinkTable::on_error(std::uint32_t rail, fabric::LinkId id, const std::string& reason,
-                         std::uint64_t now_ns) {
+void LinkTable::on_error(std::uint32_t rail, fabric::LinkId id, const std::string& reason) {
   for (auto& [key, entry] : entries_) {
     // A link that was replaced meanwhile is nobody's here any more; the sessions still have it.
     if (key.first == rail && entry.link != nullptr && entry.link->id == id) {
-      set_error(entry, reason, now_ns);
+      set_error(entry, reason);
     }
   }
 }
 
-void LinkTable::on_peer_down(NodeId peer, const std::string& reason, std::uint64_t now_ns) {
+void LinkTable::on_peer_down(NodeId peer, const std::string& reason) {
   for (auto& [key, entry] : entries_) {
     if (key.second != peer) continue;
-    set_error(entry, reason, now_ns);
+    set_error(entry, reason);
     entry.backoff_ns = 0;
     entry.next_try_ns = 0;
   }
@@ -81,7 +82,8 @@ void LinkTable::forget(NodeId peer) {
   std::erase_if(entries_, [peer](const auto& entry) { return entry.first.second == peer; });
 }
 
-void LinkTable::set_error(Entry& entry, const std::string& reason, std::uint64_t now_ns) {
+void LinkTable::set_error(Entry& entry, const std::string& reason) {
+  const std::uint64_t now_ns = now_();
   if (!entry.in_error) entry.since_ns = now_ns;
   entry.link.reset();
   entry.in_error = true;
@@ -91,7 +93,8 @@ void LinkTable::set_error(Entry& entry, const std::string& reason, std::uint64_t
 }
 
 std::optional<std::pair<std::uint32_t, NodeId>> LinkTable::retry_due(
-    std::uint64_t now_ns, const std::function<bool(NodeId)>& reachable) const {
+    const std::function<bool(NodeId)>& reachable) const {
+  const std::uint64_t now_ns = now_();
   for (const auto& [key, entry] : entries_) {
     if (!entry.in_error || !reachable(key.second)) continue;
     if (now_ns >= entry.next_try_ns + kUnaskedFactor * entry.backoff_ns) return key;
@@ -99,8 +102,9 @@ std::optional<std::pair<std::uint32_t, NodeId>> LinkTable::retry_due(
   return std::nullopt;
 }
 
-std::vector<LinkInfo> LinkTable::snapshot(const std::function<std::string(NodeId)>& describe,
-                                          std::uint64_t now_ns) const {
+std::vector<LinkInfo> LinkTable::snapshot(
+    const std::function<std::string(NodeId)>& describe) const {
+  const std::uint64_t now_ns = now_();
   std::vector<LinkInfo> infos;
   for (const auto& [key, entry] : entries_) {
     LinkInfo& info = infos.emplace_back();

@@ -46,21 +46,21 @@ class Link {
 
 class LinkTable {
  public:
-  explicit LinkTable(std::vector<fabric::Endpoint*> endpoints);
+  /// `now_ns`: the clock of all times here.
+  LinkTable(std::vector<fabric::Endpoint*> endpoints, std::function<std::uint64_t()> now_ns);
 
   /// The link of `rail` to `peer` at `address`, connected now if it is not, or leads to where the
   /// peer was before, and its backoff is over; null when it is not up: see `reason`.
   std::shared_ptr<Link> get(std::uint32_t rail, NodeId peer, const Bytes& address,
-                            const std::string& peer_name, std::uint64_t now_ns);
+                            const std::string& peer_name);
   /// Why the link is not up; empty when it is, or was never wanted.
   std::string reason(std::uint32_t rail, NodeId peer) const;
 
   /// The endpoint reported link `id` of `rail` to be in error.
-  void on_error(std::uint32_t rail, fabric::LinkId id, const std::string& reason,
-                std::uint64_t now_ns);
+  void on_error(std::uint32_t rail, fabric::LinkId id, const std::string& reason);
   /// The daemon at the other end is gone: its links are let go, and may be connected at once when
   /// it is back.
-  void on_peer_down(NodeId peer, const std::string& reason, std::uint64_t now_ns);
+  void on_peer_down(NodeId peer, const std::string& reason);
   /// The peer's rail has another address: its link, if not up, may be connected at once.
   void on_moved(std::uint32_t rail, NodeId peer);
   /// The peer has left the cluster, after on_peer_down.
@@ -70,10 +70,9 @@ class LinkTable {
   /// nobody asks: for `get`. Later than jobs that wait would try, and one at a time, since a try
   /// may block.
   std::optional<std::pair<std::uint32_t, NodeId>> retry_due(
-      std::uint64_t now_ns, const std::function<bool(NodeId)>& reachable) const;
+      const std::function<bool(NodeId)>& reachable) const;
 
-  std::vector<LinkInfo> snapshot(const std::function<std::string(NodeId)>& describe,
-                                 std::uint64_t now_ns) const;
+  std::vector<LinkInfo> snapshot(const std::function<std::string(NodeId)>& describe) const;
   std::size_t up_count() const;
 
  private:
@@ -87,9 +86,12 @@ class LinkTable {
     std::uint64_t backoff_ns = 0;
     std::uint64_t next_try_ns = 0;
   };
-  static void set_error(Entry& entry, const std::string& reason, std::uint64_t now_ns);
+  /// The pause before the next try begins now: a connect that blocked until its deadline is no part
+  /// of it.
+  void set_error(Entry& entry, const std::string& reason);
 
   std::vector<fabric::Endpoint*> endpoints_;
+  std::function<std::uint64_t()> now_;
   std::map<std::pair<std::uint32_t, NodeId>, Entry> entries_;
 };
 

@@ -77,7 +77,7 @@ class LocalCluster::Impl {
     if (!up_.contains(std::minmax(from, to))) {
       return fail(ErrorCode::kUnavailable, "there is no stream from node {} to node {}", from, to);
     }
-    members_[to].sink->peer_message(from, message);
+    members_[to].sink->peer_message(from, message, {});
     return {};
   }
 
@@ -85,8 +85,8 @@ class LocalCluster::Impl {
     const auto pair = std::minmax(a, b);
     if (a == b || members_.at(a).sink == nullptr || members_.at(b).sink == nullptr) return;
     if (cut_.contains(pair) || !up_.insert(pair).second) return;
-    members_[a].sink->peer_message(b, members_[b].sink->hello());
-    members_[b].sink->peer_message(a, members_[a].sink->hello());
+    members_[a].sink->peer_message(b, members_[b].sink->hello(), {});
+    members_[b].sink->peer_message(a, members_[a].sink->hello(), {});
   }
 
   void break_stream(NodeId a, NodeId b, const std::string& reason) {

@@ -15,37 +15,6 @@ namespace {
 /// else.
 using fabric::kAddressBytesMax;
 using fabric::kKeyBytesMax;
-/// A daemon has at most this many parts: each has a session.
-constexpr std::size_t kEarlyPartsMax = shm::kSessionsMax;
-
-Status check_part(const JobPart& part) {
-  const auto bad = [&](const std::string& what) {
-    return fail(ErrorCode::kProtocol, "its part of job '{}' {}", part.job, what);
-  };
-  if (part.job.empty() || part.job.size() > shm::kJobNameBytesMax) return bad("has a bad name");
-  if (part.nodes < 2 || part.nodes > shm::kNodesMax || part.local_size == 0 ||
-      part.local_size > shm::kLocalRanksMax || part.node_rank >= part.nodes ||
-      part.nodes * part.local_size > shm::kWorldMax) {
-    return bad(fmt::format("has node rank {} of {} nodes of {} ranks", part.node_rank, part.nodes,
-                           part.local_size));
-  }
-  if (part.sessions.size() != part.local_size) {
-    return bad(fmt::format("has {} sessions", part.sessions.size()));
-  }
-  for (std::uint32_t local = 0; local < part.local_size; ++local) {
-    const PeerSession& session = part.sessions[local];
-    if (session.rank != part.node_rank * part.local_size + local) {
-      return bad(fmt::format("has rank {} at local rank {}", session.rank, local));
-    }
-    if (session.slot >= shm::kSessionsMax || session.flag_count < shm::kFlagGranule ||
-        session.flag_count > shm::kFlagsMax || session.flags_key.size() > kKeyBytesMax) {
-      return bad(fmt::format("has rank {} with slot {}, {} flags, and a key of {} bytes",
-                             session.rank, session.slot, session.flag_count,
-                             session.flags_key.size()));
-    }
-  }
-  return {};
-}
 
 Status check_address(const Bytes& address) {
   if (address.size() <= kAddressBytesMax) return {};
@@ -101,6 +70,12 @@ Status ControlPlane::Impl::check_hello(NodeId node, const PeerHello& hello) cons
                 hello.version, hello.abi_major, hello.abi_minor, options_.version, shm::kAbiMajor,
                 shm::kAbiMinor);
   }
+  if (hello.protocol != kPeerProtocol) {
+    return fail(ErrorCode::kAbiMismatch,
+                "it (mkerneld {}) speaks version {} of what daemons say to each other, and this "
+                "daemon (mkerneld {}) version {}; install the same on all nodes",
+                hello.version, hello.protocol, options_.version, kPeerProtocol);
+  }
   if (hello.fabric != hello_.fabric) {
     return fail(ErrorCode::kInvalidArgument,
                 "it has the fabric '{}' and this daemon '{}'; configure the same on all nodes",
@@ -127,8 +102,7 @@ void ControlPlane::Impl::tell_rails() {
 void ControlPlane::Impl::tell_rail(NodeId node, std::uint32_t rail) {
   const PeerState& peer = peers_.at(node);
   // Whom it does not reach is told after the next hello.
-  if (peer.up && peer.hello.follows_rails)
-    (void)transport_.send(node, RailMoved{rail, rail_addresses_[rail]});
+  if (peer.up) (void)transport_.send(node, RailMoved{rail, rail_addresses_[rail]});
 }
 
 Status ControlPlane::Impl::on(NodeId node, RailMoved& moved) {
@@ -174,37 +148,6 @@ Status ControlPlane::Impl::on(NodeId node, PeerHello& hello) {
   for (Job* job : jobs()) {
     if (job->state == JobState::kAnnounced && !job->ending) announce(*job);
   }
-  return {};
-}
-
-Status ControlPlane::Impl::on(NodeId node, JobPart& part) {
-  MK_RETURN_IF_ERROR(check_part(part));
-  PeerState& peer = peers_.at(node);
-  const auto current = by_name_.find(part.job);
-  Job* job = current == by_name_.end() ? nullptr : current->second;
-  if (job != nullptr) {
-    const RemotePart* taken = job->part_from(node);
-    if (taken != nullptr && taken->part.part_id == part.part_id) return {};  // sent again
-    const Status own = job->check_owner(part);
-    if (own && job->state == JobState::kAnnounced && taken == nullptr) {
-      take_part(*job, node, part);
-      advance(*job);
-      return {};
-    }
-    // Another user's job of that name is none of ours, whatever becomes of it: it fails nobody.
-    if (!own) {
-      log(LogLevel::kWarning,
-          fmt::format("a part of {} was not taken: {}", describe_node(node), own.error().message),
-          {{"job", job->name}});
-    }
-  }
-  // It waits: for our local ranks, or for the job of that name to end here.
-  if (!peer.early.contains(part.job) && peer.early.size() >= kEarlyPartsMax) {
-    return fail(ErrorCode::kProtocol, "it has announced {} jobs at once; at most {}",
-                peer.early.size() + 1, kEarlyPartsMax);
-  }
-  std::string name = part.job;
-  peer.early.insert_or_assign(std::move(name), PeerState::EarlyPart{std::move(part), now_()});
   return {};
 }
 
@@ -354,8 +297,8 @@ Status ControlPlane::Impl::on(NodeId node, ExchangePart& exchange) {
 
 Status ControlPlane::Impl::on(NodeId node, JobLeft& left) {
   PeerState& peer = peers_.at(node);
-  std::erase_if(peer.early, [&](const auto& entry) {
-    return entry.second.part.part_id == left.part_id && !MK_PLANT(early_part_kept);
+  std::erase_if(peer.offers, [&](const auto& entry) {
+    return entry.second.offer.part_id == left.part_id && !MK_PLANT(early_part_kept);
   });
   for (Job* job : jobs()) {
     RemotePart* part = job->part_from(node);
@@ -375,9 +318,10 @@ void ControlPlane::Impl::forget_part(Job& job, const RemotePart& part) {
     std::erase_if(session->peers,
                   [&](const auto& entry) { return entry.second.node == part.node; });
   }
+  job.met.erase(part.node);
   job.parts.erase(part.part.node_rank);
   job.state = JobState::kAnnounced;
-  take_early_parts(job);
+  meet_all(job);
   advance(job);
 }
 
@@ -416,7 +360,7 @@ void ControlPlane::Impl::part_left(Job& job, RemotePart& part, const JobLeft& le
     cause = {ErrorCode::kPeerLost, "all its ranks detached before all had attached"};
     rank = first;
   }
-  const std::string reason(shm::clip_utf8(cause.message, shm::kMessageTextBytesMax));
+  const std::string reason = shm::plain_text(cause.message, shm::kMessageTextBytesMax);
   // What concerns the job as a whole before it is up is our ranks' error as much as theirs.
   const bool whole = job.state != JobState::kUp && (cause.code == ErrorCode::kTimeout ||
                                                     cause.code == ErrorCode::kAlreadyExists ||
@@ -435,11 +379,12 @@ void ControlPlane::Impl::peer_down(NodeId node, const std::string& reason) {
   if (!peer.up) return;
   peer.up = false;
   peer.hello = {};
-  peer.early.clear();
+  peer.offers.clear();
   log(LogLevel::kWarning, fmt::format("lost {}: {}", describe_node(node), reason),
       {{"node", fmt::format("{}", node)}});
   for (Job* job : jobs()) {
     job->told.erase(node);
+    if (job->state == JobState::kAnnounced) job->met.erase(node);
     RemotePart* part = job->part_from(node);
     if (part == nullptr) continue;
     if (job->state == JobState::kAnnounced && !job->ending) {
@@ -454,7 +399,7 @@ void ControlPlane::Impl::peer_down(NodeId node, const std::string& reason) {
       fail_job(*job, lost_error(*job, rank, what), {rank, ErrorCode::kPeerLost, what});
     }
   }
-  links_.on_peer_down(node, reason, now_());
+  links_.on_peer_down(node, reason);
 }
 
 void ControlPlane::Impl::peers_changed() {

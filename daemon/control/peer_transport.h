@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -27,9 +28,13 @@ struct PeerHello {
   std::string version;
   std::string fabric;  ///< Capabilities::name; both sides must agree
   std::vector<Bytes> rail_addresses;
-  std::vector<std::string> rail_devices;  ///< NICs' names, for people; older daemons send none
-  bool follows_rails = false;             ///< it understands RailMoved; older daemons do not
+  std::vector<std::string> rail_devices;  ///< NICs' names, for people
+  std::uint32_t protocol = 0;             ///< kPeerProtocol; 0: a daemon of before there were any
 };
+
+/// What daemons say to each other. Both must speak the same: one that took an older daemon's word
+/// for what this one proves would give a hostile daemon the choice.
+inline constexpr std::uint32_t kPeerProtocol = 2;
 
 /// The sender's rail is to be reached there from now on, whatever its PeerHello said: its NIC has
 /// another place in the network, or came back after a failure.
@@ -46,9 +51,32 @@ struct PeerSession {
   Bytes flags_key;  ///< the fabric's key of its arrival flags
 };
 
-/// A node's part of a job: sent when all its local ranks have attached. `part_id` is random per
-/// part, and every later message about the job carries it, so that a job restarted under the same
-/// name never mixes with its predecessor.
+/// That a node has a part of a job: sent to all nodes when all its local ranks have attached, since
+/// nobody knows yet which nodes the job is on. It holds nothing that helps one that has no part of
+/// the job. `part_id` is random per part, and every later message about the job carries it, so that
+/// a job restarted under the same name never mixes with its predecessor.
+struct JobOffer {
+  std::string job;
+  std::uint64_t part_id = 0;
+  std::uint32_t node_rank = 0;
+  std::uint32_t nodes = 1;
+  std::uint32_t local_size = 1;
+  std::uint32_t uid = 0;    ///< of the ranks
+  bool has_secret = false;  ///< the job has one
+  Bytes nonce;  ///< kNonceBytes, fresh for the part: what the other node's proof is made of
+};
+
+/// The answer to an offer of a job that the sender has a part of, too: that it knows the job's
+/// secret (job_proof).
+struct JobProof {
+  std::string job;
+  std::uint64_t part_id = 0;
+  std::uint64_t peer_part_id = 0;  ///< of the receiver: the offer that is answered
+  Bytes proof;
+};
+
+/// A node's part of a job, with what one must have to reach its ranks' flags: only to a node whose
+/// proof was right.
 struct JobPart {
   std::string job;
   std::uint64_t part_id = 0;
@@ -56,8 +84,6 @@ struct JobPart {
   std::uint32_t nodes = 1;
   std::uint32_t local_size = 1;
   std::vector<PeerSession> sessions;
-  std::optional<std::uint32_t> uid;  ///< of the ranks; nullopt: an older daemon does not say
-  Bytes secret_digest;               ///< job_secret_digest; empty: the job has no secret
 };
 
 /// The sender has connected the rails it needs for the job and holds the parts of all nodes. A job
@@ -109,11 +135,11 @@ struct JobLeft {
   std::uint32_t rank = 0;  ///< whose failure it was
   ErrorCode code = ErrorCode::kOk;
   std::string reason;
-  std::optional<std::uint64_t> peer_part_id;  ///< 0: none; nullopt: an older daemon does not say
+  std::optional<std::uint64_t> peer_part_id;  ///< 0: none; nullopt: it does not say
 };
 
 using PeerMessage = std::variant<PeerHello, JobPart, JobReady, RegionAnnounce, RegionWithdraw,
-                                 ExchangePart, JobLeft, RailMoved>;
+                                 ExchangePart, JobLeft, RailMoved, JobOffer, JobProof>;
 
 /// Sends messages to other daemons. Called by the control thread; never blocks. Messages to one
 /// node arrive in order or not at all: when a stream breaks, the control plane is told
@@ -144,7 +170,12 @@ class PeerTransport {
 class PeerSink {
  public:
   virtual ~PeerSink() = default;
-  virtual void peer_message(NodeId node, PeerMessage message) = 0;
+  /// Called once when the message has been handled, on the sink's thread and never within
+  /// peer_message; not called any more when the sink has stopped. May be empty.
+  using Taken = std::function<void()>;
+  /// A transport whose peers are others' programs reads no more of a peer while many of its
+  /// messages have not been taken: the queue is not bounded otherwise.
+  virtual void peer_message(NodeId node, PeerMessage message, Taken taken) = 0;
   virtual void peer_down(NodeId node, std::string reason) = 0;
   /// PeerTransport::nodes() differs. A node that it no longer names has no stream.
   virtual void peers_changed() {}

@@ -7,8 +7,23 @@ namespace mk::daemon {
 
 namespace {
 
-/// A part is sent again while its job waits, so that a peer that lost it has it soon.
-constexpr std::uint64_t kAnnounceIntervalNs = 30'000'000'000;
+/// Reasons of one kind that a sentence holds; of more it holds the number. With their lengths it
+/// then fits a message, however many nodes there are.
+class Reasons {
+ public:
+  void add(const std::string& reason) {
+    if (++count_ <= kShown) text_ += "; " + reason;
+  }
+  std::string text() const {
+    return count_ <= kShown ? text_
+                            : fmt::format("{}; and {} more like it", text_, count_ - kShown);
+  }
+
+ private:
+  static constexpr std::size_t kShown = 6;
+  std::string text_;
+  std::size_t count_ = 0;
+};
 
 }  // namespace
 
@@ -17,7 +32,7 @@ void ControlPlane::Impl::advance(Job& job) {
   if (job.state == JobState::kGathering) {
     job.state = JobState::kAnnounced;
     announce(job);
-    take_early_parts(job);
+    meet_all(job);
   }
   if (job.state == JobState::kAnnounced && !job.ending && job.parts.size() + 1 == job.nodes &&
       bind(job)) {
@@ -31,64 +46,17 @@ void ControlPlane::Impl::advance(Job& job) {
   if (job.state == JobState::kBound && !job.ending && all_ready) job_up(job);
 }
 
-void ControlPlane::Impl::announce(Job& job) {
-  if (job.nodes == 1) return;
-  tell_rails();  // before anybody connects because of the part
-  const JobPart part = job.own_part();
-  const bool again = now_() >= job.next_announce_ns;
-  for (const auto& [node, peer] : peers_) {
-    if (!peer.up || (job.told.contains(node) && !again)) continue;
-    if (!transport_.send(node, part)) continue;
-    job.told.insert(node);
-    job.announced_to.insert(node);
-  }
-  if (again) job.next_announce_ns = now_() + kAnnounceIntervalNs;
-}
-
-void ControlPlane::Impl::take_early_parts(Job& job) {
-  for (auto& [node, peer] : peers_) {
-    const auto early = peer.early.find(job.name);
-    if (early == peer.early.end() || job.ending || !job.check_owner(early->second.part)) continue;
-    const JobPart part = std::move(early->second.part);
-    peer.early.erase(early);
-    take_part(job, node, part);
-  }
-}
-
-void ControlPlane::Impl::take_part(Job& job, NodeId node, const JobPart& part) {
-  Status fits = job.check_part(part);
-  const auto taken = job.parts.find(part.node_rank);
-  if (fits && taken != job.parts.end() && taken->second.node != node) {
-    fits = fail(ErrorCode::kAlreadyExists, "job '{}' has its node rank {} there and on {}",
-                job.name, part.node_rank, describe_node(taken->second.node));
-  }
-  if (!fits) {
-    const std::string text =
-        fmt::format("{} disagrees: {}", describe_node(node), fits.error().message);
-    fail_job(job, {fits.error().code, text}, {job.first_local_rank(), fits.error().code, text});
-    return;
-  }
-  RemotePart remote;
-  remote.node = node;
-  remote.part = part;
-  job.parts[part.node_rank] = std::move(remote);
-}
-
 std::shared_ptr<Link> ControlPlane::Impl::link_to(std::uint32_t rail, NodeId node) {
   return links_.get(rail, node, peers_.at(node).hello.rail_addresses[rail],
-                    fmt::format("{} rail {}", describe_node(node), rail), now_());
+                    fmt::format("{} rail {}", describe_node(node), rail));
 }
 
 void ControlPlane::Impl::retry_links() {
-  const auto due = links_.retry_due(now_(), [this](NodeId node) { return peers_.at(node).up; });
+  const auto due = links_.retry_due([this](NodeId node) { return peers_.at(node).up; });
   if (due) (void)link_to(due->first, due->second);
 }
 
 bool ControlPlane::Impl::bind(Job& job) {
-  // A node that does not have our part yet cannot be ready; its links can wait.
-  for (const auto& [rank, part] : job.parts) {
-    if (!job.told.contains(part.node)) return false;
-  }
   // All links first: nothing is bound before everything can be. One that does not come up ends this
   // try: a connect may block for as long as the endpoint waits, and one such wait per tick is what
   // the other jobs' requests bear.
@@ -211,45 +179,50 @@ std::string ControlPlane::Impl::obstacles(const Job& job,
                                           std::vector<std::uint32_t>& missing) const {
   std::string text;
   missing = job.missing_ranks();
-  std::string disagreement;
+  Reasons disagreements, not_ready, not_connected, not_reachable;
   for (const auto& [node, peer] : peers_) {
-    const auto early = peer.early.find(job.name);
-    if (early == peer.early.end()) continue;
+    const auto found = peer.offers.find(job.name);
+    if (found == peer.offers.end()) continue;
+    const JobOffer& offer = found->second.offer;
     // Not taken, since ranks of ours are missing: perhaps because the two nodes disagree.
-    Status fits = job.check_owner(early->second.part);
-    if (fits) fits = job.check_part(early->second.part);
+    Status fits = job.check_owner(offer);
+    const auto met = job.met.find(node);
+    if (fits && met != job.met.end() && !met->second.refused.empty()) {
+      fits = fail(ErrorCode::kPermission, "{}", met->second.refused);
+    }
+    if (fits) fits = job.check_offer(offer);
     if (!fits) {
-      disagreement += fmt::format("; {} disagrees: {}", describe_node(node), fits.error().message);
+      disagreements.add(fmt::format("{} disagrees: {}", describe_node(node), fits.error().message));
       continue;
     }
-    std::erase_if(missing, [&](std::uint32_t rank) {
-      return rank / job.local_size == early->second.part.node_rank;
-    });
+    std::erase_if(missing,
+                  [&](std::uint32_t rank) { return rank / job.local_size == offer.node_rank; });
   }
   if (!missing.empty()) {
     text += "; not attached: " + describe_ranks(missing, job.local_size);
   }
-  text += disagreement;
   for (const auto& [node_rank, part] : job.parts) {
     if (!part.ready) {
-      text += fmt::format("; {} (node rank {}) is not ready", describe_node(part.node), node_rank);
+      not_ready.add(
+          fmt::format("{} (node rank {}) is not ready", describe_node(part.node), node_rank));
     }
     for (std::uint32_t rail = 0; rail < proxies_.size(); ++rail) {
       const std::string reason = links_.reason(rail, part.node);
       if (reason.empty() || !missing.empty()) continue;
-      text += fmt::format("; rail {} to {} is not connected: {}", rail, describe_node(part.node),
-                          reason);
+      not_connected.add(fmt::format("rail {} to {} is not connected: {}", rail,
+                                    describe_node(part.node), reason));
     }
   }
   if (job.nodes > 1) {
     for (const auto& [node, peer] : peers_) {
       if (peer.up) continue;
       const std::string trouble = transport_.trouble(node);
-      text += fmt::format("; the daemon of {} is not reachable: {}", describe_node(node),
-                          trouble.empty() ? peer.down_reason : trouble);
+      not_reachable.add(fmt::format("the daemon of {} is not reachable: {}", describe_node(node),
+                                    trouble.empty() ? peer.down_reason : trouble));
     }
   }
-  return text;
+  return text + disagreements.text() + not_ready.text() + not_connected.text() +
+         not_reachable.text();
 }
 
 }  // namespace mk::daemon

@@ -2,6 +2,8 @@
 
 #include "daemon/control/control_plane_impl.h"
 #include "daemon/plant.h"
+#include "shm/host/text.h"
+#include "shm/limits.h"
 
 namespace mk::daemon {
 
@@ -37,12 +39,17 @@ void ControlPlane::Impl::fail_job(Job& job, const Error& error, const Cause& cau
 void ControlPlane::Impl::tell_left(Job& job, std::uint32_t rank, ErrorCode code,
                                    const std::string& text) {
   if (MK_PLANT(others_not_told)) return;
+  // Daemons before this one break the stream for a longer one.
+  const std::string reason = shm::plain_text(text, shm::kMessageTextBytesMax);
   // Not only to those of whom we know that they have it: our announcement may have taken a stream
   // that was made anew before we heard that the last one had broken.
   for (const NodeId node : job.announced_to) {
     const RemotePart* held = job.part_from(node);
+    // One that has not shown that it has a part of the job learns nothing of it.
+    const auto met = job.met.find(node);
+    const bool shares = met != job.met.end() && met->second.proved;
     // A node that cannot be told notices by itself that we are gone.
-    (void)transport_.send(node, JobLeft{job.name, job.part_id, rank, code, text,
+    (void)transport_.send(node, JobLeft{job.name, job.part_id, rank, code, shares ? reason : "",
                                         held != nullptr ? held->part.part_id : 0});
   }
 }
@@ -59,7 +66,9 @@ Error ControlPlane::Impl::lost_error(const Job& job, std::uint32_t rank,
           fmt::format("job '{}' lost rank {} on {}: {}", job.name, rank, where, what)};
 }
 
-void ControlPlane::Impl::end_session(Session& session, const Error& error) {
+void ControlPlane::Impl::end_session(Session& session, const Error& cause) {
+  // What fabrics and systems say is shown as their peers wrote it.
+  const Error error{cause.code, shm::plain_text(cause.message, shm::kMessageTextBytesMax)};
   if (!session.active()) {
     // One that detaches has no error to see; but nobody takes what it still sends.
     fence(session);

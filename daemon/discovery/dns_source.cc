@@ -4,6 +4,8 @@
 
 #include <set>
 
+#include "daemon/config/discovery_section.h"
+
 namespace mk::daemon {
 namespace {
 
@@ -24,7 +26,8 @@ struct Call {
 }  // namespace
 
 DnsSource::DnsSource(const Config& config, const DiscoverySelf& self, const TlsTexts& tls)
-    : question_(parse_dns_question(config.discovery.dns.name).value_or(DnsQuestion{})),
+    : config_(config),
+      question_(parse_dns_question(config.discovery.dns.name).value_or(DnsQuestion{})),
       server_(config.discovery.dns.server),
       self_(self),
       tls_(tls) {}
@@ -68,7 +71,8 @@ Result<std::vector<PeerConfig>> DnsSource::look() {
   }
   std::vector<PeerConfig> peers;
   for (const auto& [node, host] : nodes) {
-    peers.push_back({.id = node, .address = host->answer.address, .name = host->answer.name});
+    peers.push_back(
+        {.id = node, .address = host->answer.address, .name = node_name_of(config_, node)});
   }
   return peers;
 }
@@ -99,8 +103,14 @@ void DnsSource::identify() {
     Host& host = *static_cast<Host*>(tag);
     const Call& call = calls.at(&host);
     if (!call.status.ok()) continue;  // it keeps the name it had
+    const std::uint32_t node = call.response.node();
+    // Another node's certificate says whose it is, and that is not this node.
+    if (tls_.enabled() && !names_match(certificate_names(*call.context.auth_context()),
+                                       node_name_of(config_, node))) {
+      continue;
+    }
     host.known = true;
-    host.node = call.response.node();
+    host.node = node;
     host.generation = call.response.generation();
     host.ask_again = now + kAskAgain;
   }

@@ -1,6 +1,10 @@
 /// \file
 /// Discovery by DNS: the addresses of a name (a Kubernetes headless service), each asked over the
 /// Peer service which node it is. DNS holds no node ids, and pods come and go under any address.
+///
+/// With TLS, a daemon is asked that shows a certificate for the name it was found under, which all
+/// may share; what it then says counts only for a node whose own name its certificate holds, too
+/// (PeerConfig::name, by node_name_of).
 #pragma once
 
 #include <chrono>
@@ -39,6 +43,7 @@ class DnsSource final : public DiscoverySource {
   };
   void identify();
 
+  const Config config_;
   const DnsQuestion question_;
   const std::string server_;
   const DiscoverySelf self_;

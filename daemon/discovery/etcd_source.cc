@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "daemon/config/discovery_section.h"
 #include "daemon/service/version.h"
 #include "shm/limits.h"
 
@@ -80,7 +81,8 @@ void EtcdSource::cancel() {
 }
 
 EtcdSource::EtcdSource(const Config& config, const DiscoverySelf& self, const TlsTexts& tls)
-    : prefix_(config.discovery.etcd.prefix),
+    : config_(config),
+      prefix_(config.discovery.etcd.prefix),
       ttl_seconds_(static_cast<std::int64_t>(config.discovery.etcd.ttl_ns / 1'000'000'000)),
       self_(self),
       value_(Json{{"address", self.advertise.text()}, {"version", version_text()}}.dump()) {
@@ -138,7 +140,11 @@ EtcdSource::Nodes EtcdSource::read_list(Endpoint& endpoint) {
     if (peer) nodes.emplace(peer->id, *peer);
   }
   std::vector<PeerConfig> peers;
-  for (const auto& [node, peer] : nodes) peers.push_back(peer);
+  for (auto& [node, peer] : nodes) {
+    // Whoever may write to etcd may write another node's name there.
+    if (std::string own = node_name_of(config_, node); !own.empty()) peer.name = std::move(own);
+    peers.push_back(peer);
+  }
   return peers;
 }
 

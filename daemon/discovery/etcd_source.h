@@ -54,6 +54,7 @@ class EtcdSource final : public DiscoverySource {
                                                                  std::int64_t revision);
   std::string key() const { return prefix_ + std::to_string(self_.node); }
 
+  const Config config_;
   const std::string prefix_;
   const std::int64_t ttl_seconds_;
   const DiscoverySelf self_;

@@ -44,6 +44,8 @@ std::shared_ptr<grpc::Channel> open_channel(const Address& address, const Channe
   const auto ms = [](std::chrono::milliseconds time) { return static_cast<int>(time.count()); };
   arguments.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
   arguments.SetMaxSendMessageSize(kGrpcMessageBytesMax);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kGrpcStreamWindowBytes);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   // The caller paces its calls itself; gRPC's own pause must not be the longer one.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, ms(options.reconnect_min));
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, ms(options.reconnect_min));

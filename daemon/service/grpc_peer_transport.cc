@@ -100,7 +100,7 @@ Status GrpcPeerTransport::Impl::send(NodeId node, const PeerMessage& message) {
                 options_.node);
   }
   Peer& peer = at->second;
-  if (!peer.stream || !peer.stream->greeted || peer.stream->ended || state_ != State::kRunning) {
+  if (!up(peer) || state_ != State::kRunning) {
     return fail(ErrorCode::kUnavailable, "no connection to {}{}{}", name(peer),
                 peer.info.reason.empty() ? "" : ": ", peer.info.reason);
   }
@@ -142,7 +142,7 @@ std::string GrpcPeerTransport::Impl::trouble(NodeId node) const {
   const auto at = peers_.find(node);
   if (at == peers_.end()) return "it is not among the configured peers";
   const Peer& peer = at->second;
-  if (peer.stream && peer.stream->greeted) return "";
+  if (up(peer)) return "";
   if (!peer.info.reason.empty()) return peer.info.reason;
   return peer.stub ? "" : "it has not called yet";
 }
@@ -152,11 +152,15 @@ std::vector<PeerInfo> GrpcPeerTransport::Impl::peers() const {
   std::vector<PeerInfo> all;
   for (const auto& [node, peer] : peers_) {
     PeerInfo info = peer.info;
-    const bool up = peer.stream && peer.stream->greeted;
-    info.state = up ? PeerState::kUp : peer.stub ? PeerState::kConnecting : PeerState::kWaiting;
-    const std::int64_t since_ns = up ? peer.stream->since_ns : peer.down_since_ns;
+    const bool is_up = up(peer);
+    const bool ending = !is_up && peer.stream && peer.stream->greeted;
+    info.state = is_up ? PeerState::kUp : peer.stub ? PeerState::kConnecting : PeerState::kWaiting;
+    if (ending) info.reason = "its stream is ending";
+    const std::int64_t since_ns = is_up    ? peer.stream->since_ns
+                                  : ending ? peer.stream->ended_ns
+                                           : peer.down_since_ns;
     info.state_for_ns = static_cast<std::uint64_t>(peer_clock_ns() - since_ns);
-    if (up) info.up_for_ns = info.state_for_ns;
+    if (is_up) info.up_for_ns = info.state_for_ns;
     all.push_back(std::move(info));
   }
   return all;

@@ -30,6 +30,10 @@ struct PeerTransportOptions {
   /// Unix sockets never use TLS. When it names its files, they are read again before every call.
   TlsTexts tls;
   std::size_t queue_bytes_max = 64 << 20;  ///< per peer, not yet taken by the network
+  /// Per peer, received and not yet taken by the sink: at either, nothing more is read from it, and
+  /// its own queue fills.
+  std::size_t unread_messages_max = 4096;
+  std::size_t unread_bytes_max = 4 << 20;
   std::chrono::milliseconds backoff_min{100}, backoff_max{5'000};
   std::chrono::milliseconds hello_timeout{5'000};
   /// A peer that has not answered a ping for keepalive_time + keepalive_timeout is down.

@@ -97,6 +97,8 @@ class GrpcServer::Impl {
     for (grpc::Service* service : services) builder.RegisterService(service);
     builder.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
     builder.SetMaxSendMessageSize(kGrpcMessageBytesMax);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kGrpcStreamWindowBytes);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons must not share a port
     // Peers ping to learn whether we live; we do so to learn whether they do.
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);

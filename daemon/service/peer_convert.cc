@@ -4,6 +4,7 @@
 
 #include "daemon/control/job_secret.h"
 #include "daemon/fabric/fabric.h"
+#include "shm/host/text.h"
 #include "shm/limits.h"
 
 namespace mk::daemon {
@@ -33,7 +34,27 @@ void put(const PeerHello& from, v1::PeerMessage& to) {
   hello.set_fabric(from.fabric);
   for (const Bytes& address : from.rail_addresses) hello.add_rail_addresses(as_string(address));
   for (const std::string& device : from.rail_devices) hello.add_rail_devices(device);
-  hello.set_follows_rails(from.follows_rails);
+  hello.set_protocol(from.protocol);
+}
+
+void put(const JobOffer& from, v1::PeerMessage& to) {
+  v1::JobOffer& offer = *to.mutable_job_offer();
+  offer.set_job(from.job);
+  offer.set_part_id(from.part_id);
+  offer.set_node_rank(from.node_rank);
+  offer.set_nodes(from.nodes);
+  offer.set_local_size(from.local_size);
+  offer.set_uid(from.uid);
+  offer.set_has_secret(from.has_secret);
+  offer.set_nonce(as_string(from.nonce));
+}
+
+void put(const JobProof& from, v1::PeerMessage& to) {
+  v1::JobProof& proof = *to.mutable_job_proof();
+  proof.set_job(from.job);
+  proof.set_part_id(from.part_id);
+  proof.set_peer_part_id(from.peer_part_id);
+  proof.set_proof(as_string(from.proof));
 }
 
 void put(const JobPart& from, v1::PeerMessage& to) {
@@ -50,8 +71,6 @@ void put(const JobPart& from, v1::PeerMessage& to) {
     one.set_flag_count(session.flag_count);
     one.set_flags_key(as_string(session.flags_key));
   }
-  if (from.uid) part.set_uid(*from.uid);
-  part.set_secret_digest(as_string(from.secret_digest));
 }
 
 void put(const JobReady& from, v1::PeerMessage& to) {
@@ -95,7 +114,7 @@ void put(const JobLeft& from, v1::PeerMessage& to) {
   left.set_part_id(from.part_id);
   left.set_rank(from.rank);
   left.set_code(static_cast<std::uint32_t>(from.code));
-  left.set_reason(from.reason);
+  left.set_reason(std::string(shm::clip_utf8(from.reason, shm::kMessageTextBytesMax)));
   if (from.peer_part_id) left.set_peer_part_id(*from.peer_part_id);
 }
 
@@ -117,8 +136,13 @@ class Checker {
                      kind_, field, value, max);
     }
   }
-  void text(const char* field, const std::string& value, std::size_t max) {
+  void size(const char* field, const std::string& value, std::size_t max) {
     at_most(field, value.size(), max);
+  }
+  /// A name that people get to see.
+  std::string text(const char* field, const std::string& value, std::size_t max) {
+    size(field, value, max);
+    return shm::plain_text(value, max);
   }
   /// The value when it fits 16 bits.
   std::uint16_t word(const char* field, std::uint32_t value) {
@@ -138,8 +162,6 @@ class Checker {
 Result<PeerMessage> take(const v1::Hello& from) {
   Checker check("hello");
   check.at_most("node", from.node(), shm::kNodesMax - 1);
-  check.text("bytes of version", from.version(), shm::kNameBytesMax);
-  check.text("bytes of fabric", from.fabric(), shm::kNameBytesMax);
   check.at_most("number of rails", static_cast<std::uint64_t>(from.rail_addresses_size()),
                 shm::kLocalRanksMax);
   PeerHello hello;
@@ -147,32 +169,60 @@ Result<PeerMessage> take(const v1::Hello& from) {
   hello.generation = from.generation();
   hello.abi_major = check.word("abi_major", from.abi_major());
   hello.abi_minor = check.word("abi_minor", from.abi_minor());
-  hello.version = from.version();
-  hello.fabric = from.fabric();
+  hello.version = check.text("bytes of version", from.version(), shm::kNameBytesMax);
+  hello.fabric = check.text("bytes of fabric", from.fabric(), shm::kNameBytesMax);
   for (const std::string& address : from.rail_addresses()) {
-    check.text("bytes of a rail's address", address, kAddressBytesMax);
+    check.size("bytes of a rail's address", address, kAddressBytesMax);
     hello.rail_addresses.push_back(as_bytes(address));
   }
   check.at_most("number of rails' devices", static_cast<std::uint64_t>(from.rail_devices_size()),
                 shm::kLocalRanksMax);
   for (const std::string& device : from.rail_devices()) {
-    check.text("bytes of a rail's device", device, shm::kNameBytesMax);
-    hello.rail_devices.push_back(device);
+    hello.rail_devices.push_back(
+        check.text("bytes of a rail's device", device, shm::kNameBytesMax));
   }
-  hello.follows_rails = from.follows_rails();
+  hello.protocol = from.protocol();
   return check.result(std::move(hello));
+}
+
+Result<PeerMessage> take(const v1::JobOffer& from) {
+  Checker check("job_offer");
+  check.at_most("node_rank", from.node_rank(), shm::kNodesMax - 1);
+  check.at_most("nodes", from.nodes(), shm::kNodesMax);
+  check.at_most("local_size", from.local_size(), shm::kLocalRanksMax);
+  check.size("bytes of nonce", from.nonce(), kNonceBytes);
+  JobOffer offer;
+  offer.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  offer.part_id = from.part_id();
+  offer.node_rank = from.node_rank();
+  offer.nodes = from.nodes();
+  offer.local_size = from.local_size();
+  offer.uid = from.uid();
+  offer.has_secret = from.has_secret();
+  offer.nonce = as_bytes(from.nonce());
+  return check.result(std::move(offer));
+}
+
+Result<PeerMessage> take(const v1::JobProof& from) {
+  Checker check("job_proof");
+  check.size("bytes of proof", from.proof(), kDigestBytes);
+  JobProof proof;
+  proof.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  proof.part_id = from.part_id();
+  proof.peer_part_id = from.peer_part_id();
+  proof.proof = as_bytes(from.proof());
+  return check.result(std::move(proof));
 }
 
 Result<PeerMessage> take(const v1::JobPart& from) {
   Checker check("job_part");
-  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   check.at_most("node_rank", from.node_rank(), shm::kNodesMax - 1);
   check.at_most("nodes", from.nodes(), shm::kNodesMax);
   check.at_most("local_size", from.local_size(), shm::kLocalRanksMax);
   check.at_most("number of sessions", static_cast<std::uint64_t>(from.sessions_size()),
                 kPartSessionsMax);
   JobPart part;
-  part.job = from.job();
+  part.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   part.part_id = from.part_id();
   part.node_rank = from.node_rank();
   part.nodes = from.nodes();
@@ -181,29 +231,25 @@ Result<PeerMessage> take(const v1::JobPart& from) {
     check.at_most("rank", one.rank(), shm::kWorldMax - 1);
     check.at_most("slot", one.slot(), shm::kSessionsMax - 1);
     check.at_most("flag_count", one.flag_count(), shm::kFlagsMax);
-    check.text("bytes of flags_key", one.flags_key(), kKeyBytesMax);
+    check.size("bytes of flags_key", one.flags_key(), kKeyBytesMax);
     part.sessions.push_back({one.rank(), one.slot(), one.flag_count(), as_bytes(one.flags_key())});
   }
-  check.text("bytes of secret_digest", from.secret_digest(), kDigestBytes);
-  if (from.has_uid()) part.uid = from.uid();
-  part.secret_digest = as_bytes(from.secret_digest());
   return check.result(std::move(part));
 }
 
 Result<PeerMessage> take(const v1::JobReady& from) {
   Checker check("job_ready");
-  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  return check.result(JobReady{from.job(), from.part_id(), from.peer_part_id()});
+  std::string job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  return check.result(JobReady{std::move(job), from.part_id(), from.peer_part_id()});
 }
 
 Result<PeerMessage> take(const v1::RegionAnnounce& from) {
   Checker check("region_announce");
-  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   check.at_most("rank", from.rank(), shm::kWorldMax - 1);
   check.at_most("bytes", from.bytes(), shm::kBufferBytesMax);
-  check.text("bytes of key", from.key(), kKeyBytesMax);
+  check.size("bytes of key", from.key(), kKeyBytesMax);
   RegionAnnounce region;
-  region.job = from.job();
+  region.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   region.part_id = from.part_id();
   region.rank = from.rank();
   region.handle = check.word("handle", from.handle());
@@ -214,39 +260,36 @@ Result<PeerMessage> take(const v1::RegionAnnounce& from) {
 
 Result<PeerMessage> take(const v1::RegionWithdraw& from) {
   Checker check("region_withdraw");
-  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   check.at_most("rank", from.rank(), shm::kWorldMax - 1);
   const std::uint16_t handle = check.word("handle", from.handle());
-  return check.result(RegionWithdraw{from.job(), from.part_id(), from.rank(), handle});
+  std::string job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
+  return check.result(RegionWithdraw{std::move(job), from.part_id(), from.rank(), handle});
 }
 
 Result<PeerMessage> take(const v1::ExchangePart& from) {
   Checker check("exchange_part");
-  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   check.at_most("rank", from.rank(), shm::kWorldMax - 1);
-  check.text("bytes of tag", from.tag(), shm::kNameBytesMax);
-  check.text("bytes of blob", from.blob(), shm::kExchangeBlobBytesMax);
+  check.size("bytes of blob", from.blob(), shm::kExchangeBlobBytesMax);
   ExchangePart part;
-  part.job = from.job();
+  part.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   part.part_id = from.part_id();
   part.rank = from.rank();
   part.sequence = from.sequence();
-  part.tag = from.tag();
+  part.tag = check.text("bytes of tag", from.tag(), shm::kNameBytesMax);
   part.blob = as_bytes(from.blob());
   return check.result(std::move(part));
 }
 
 Result<PeerMessage> take(const v1::JobLeft& from) {
   Checker check("job_left");
-  check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   check.at_most("rank", from.rank(), shm::kWorldMax - 1);
-  check.text("bytes of reason", from.reason(), shm::kMessageTextBytesMax);
   JobLeft left;
-  left.job = from.job();
+  left.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
   left.part_id = from.part_id();
   left.rank = from.rank();
   left.code = static_cast<ErrorCode>(from.code());  // a newer peer's code is still an error
-  left.reason = from.reason();
+  // Whatever a sentence of another daemon is like, it costs nobody a stream.
+  left.reason = shm::plain_text(from.reason(), shm::kMessageTextBytesMax);
   if (from.has_peer_part_id()) left.peer_part_id = from.peer_part_id();
   return check.result(std::move(left));
 }
@@ -254,7 +297,7 @@ Result<PeerMessage> take(const v1::JobLeft& from) {
 Result<PeerMessage> take(const v1::RailMoved& from) {
   Checker check("rail_moved");
   check.at_most("rail", from.rail(), shm::kLocalRanksMax - 1);
-  check.text("bytes of address", from.address(), kAddressBytesMax);
+  check.size("bytes of address", from.address(), kAddressBytesMax);
   return check.result(RailMoved{from.rail(), as_bytes(from.address())});
 }
 
@@ -270,6 +313,10 @@ Result<PeerMessage> from_proto(const v1::PeerMessage& message) {
   switch (message.kind_case()) {
     case v1::PeerMessage::kHello:
       return take(message.hello());
+    case v1::PeerMessage::kJobOffer:
+      return take(message.job_offer());
+    case v1::PeerMessage::kJobProof:
+      return take(message.job_proof());
     case v1::PeerMessage::kJobPart:
       return take(message.job_part());
     case v1::PeerMessage::kJobReady:

@@ -62,7 +62,9 @@ class PeerStream {
   bool writing = false;
   bool calling = false;          ///< we called
   bool greeted = false;          ///< the peer's Hello was accepted
-  bool ended = false;            ///< by the peer: on_done will say why
+  bool ended = false;            ///< one direction is over: on_done will say why, or never comes
+  std::int64_t ended_ns = 0;     ///< steady clock, when `ended`
+  bool paused = false;           ///< no read is under way: the sink has enough to do
   bool detached = false;         ///< no longer its peer's stream: winding down
   NodeId node = 0;               ///< valid when `calling` or `greeted`
   std::uint64_t generation = 0;  ///< of the peer, when `greeted`

@@ -67,6 +67,8 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
     bool said = false;                    ///< that it can't be reached is in the log already
     bool leaves = false;                  ///< goes when its stream has gone
     std::optional<PeerConfig> elsewhere;  ///< is called there when its stream has gone
+    /// Handed to the sink and not taken by it yet, of all its streams.
+    std::size_t unread_messages = 0, unread_bytes = 0;
     PeerInfo info;
   };
   class Service final : public v1::Peer::CallbackService {
@@ -92,6 +94,9 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>* accept(
       grpc::CallbackServerContext& context);
 
+  /// The sink has taken a message of the node. On the sink's thread.
+  void on_taken(NodeId node, std::size_t bytes);
+
   void identify(v1::IdentifyResponse& response) const;
   std::unique_ptr<v1::Peer::Stub> make_stub(Peer& peer, const TlsTexts& tls);
   /// Fills a new peer in, or points one elsewhere.
@@ -102,13 +107,23 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   void renew_certificate(Peer& peer);
   void call(Peer& peer);
   void enqueue(PeerStream& stream, v1::PeerMessage message);
-  void greet(PeerStream& stream, PeerHello hello);
+  void greet(PeerStream& stream, PeerHello hello, std::size_t bytes);
   /// Why the caller of `stream` may not speak for hello.node; OK when it may.
   grpc::Status judge_caller(const PeerStream& stream, const PeerHello& hello);
   /// The stream is its peer's no longer: the sink is told when it had been greeted.
   void detach(PeerStream& stream, const std::string& reason);
   /// Ends a stream because of what we found out; the called side tells the caller why.
   void end(PeerStream& stream, grpc::StatusCode code, const std::string& reason);
+  /// Nothing more is read from it, or written to it.
+  void note_ended(PeerStream& stream);
+  /// Hands a message to the sink, and notes that it is to be taken.
+  void hand_over(Peer& peer, PeerMessage message, std::size_t bytes);
+  /// Reads on, unless too much of the peer waits for the sink.
+  void read_on(Peer& peer, PeerStream& stream);
+  bool too_much_unread(const Peer& peer) const {
+    return peer.unread_messages >= options_.unread_messages_max ||
+           peer.unread_bytes >= options_.unread_bytes_max;
+  }
   void schedule_call(Peer& peer);
   /// Carries set_peers out for all peers that no stream keeps.
   void settle_peers();
@@ -117,6 +132,10 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   /// Calls that are due, callers that never said Hello, streams that do not end.
   void run_timers();
   bool flushed() const;
+  /// Whether messages go both ways.
+  static bool up(const Peer& peer) {
+    return peer.stream != nullptr && peer.stream->greeted && !peer.stream->ended;
+  }
   std::string name(const Peer& peer) const {
     return fmt::format("node {} ({})", peer.config.id, peer.config.address.text());
   }

@@ -4,12 +4,18 @@
 #include "daemon/service/grpc_channel.h"
 #include "daemon/service/peer_convert.h"
 #include "daemon/service/peer_transport_impl.h"
+#include "shm/host/text.h"
 
 namespace mk::daemon {
 namespace {
 
 constexpr auto kSteadyTime = std::chrono::seconds(2);  ///< up so long: the next break is a new one
 constexpr std::size_t kUngreetedMax = 64;
+/// A peer that sends no more says why in a moment; one that has sent what is no message, or a
+/// network that lost a piece of it, never does.
+constexpr auto kLastWordTime = std::chrono::seconds(1);
+/// Of the reason that a stream ends with: HTTP/2 carries it in a header, and long ones not at all.
+constexpr std::size_t kReasonBytesMax = 1024;
 
 }  // namespace
 
@@ -60,6 +66,11 @@ grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerStream& stream,
             fmt::format("node {} has the lower id and must wait to be called by node {}",
                         hello.node, options_.node)};
   }
+  if (!peer.stream && too_much_unread(peer)) {
+    return {grpc::StatusCode::RESOURCE_EXHAUSTED,
+            fmt::format("node {} still has to do with what the last stream of node {} brought",
+                        options_.node, hello.node)};
+  }
   if (!peer.stream) return grpc::Status::OK;
   if (peer.stream->generation != hello.generation) {
     // A restarted peer's old stream ends at once or by keepalive; until then this may be a second
@@ -73,7 +84,7 @@ grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerStream& stream,
   return grpc::Status::OK;
 }
 
-void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello) {
+void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello, std::size_t bytes) {
   if (stream.calling) {
     if (hello.node != stream.node) {
       return end(stream, grpc::StatusCode::PERMISSION_DENIED,
@@ -99,7 +110,33 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello) {
   peer.info.version = hello.version;
   peer.info.reason.clear();
   peer.said = false;
-  sink_.peer_message(stream.node, std::move(hello));
+  hand_over(peer, std::move(hello), bytes);
+}
+
+void GrpcPeerTransport::Impl::hand_over(Peer& peer, PeerMessage message, std::size_t bytes) {
+  ++peer.unread_messages;
+  peer.unread_bytes += bytes;
+  const NodeId node = peer.config.id;
+  sink_.peer_message(node, std::move(message), [this, node, bytes] { on_taken(node, bytes); });
+}
+
+void GrpcPeerTransport::Impl::read_on(Peer& peer, PeerStream& stream) {
+  stream.paused = too_much_unread(peer);
+  if (!stream.paused) stream.start_read();
+}
+
+void GrpcPeerTransport::Impl::on_taken(NodeId node, std::size_t bytes) {
+  std::lock_guard lock(mutex_);
+  const auto at = peers_.find(node);
+  if (at == peers_.end()) return;
+  Peer& peer = at->second;
+  // A node that left and came back has begun to count anew.
+  peer.unread_messages -= std::min<std::size_t>(peer.unread_messages, 1);
+  peer.unread_bytes -= std::min(peer.unread_bytes, bytes);
+  PeerStream* const stream = peer.stream;
+  if (stream != nullptr && stream->paused && !stream->detached && !stream->ended) {
+    read_on(peer, *stream);
+  }
 }
 
 void GrpcPeerTransport::Impl::detach(PeerStream& stream, const std::string& reason) {
@@ -130,7 +167,8 @@ void GrpcPeerTransport::Impl::detach(PeerStream& stream, const std::string& reas
 }
 
 void GrpcPeerTransport::Impl::end(PeerStream& stream, grpc::StatusCode code,
-                                  const std::string& reason) {
+                                  const std::string& text) {
+  const std::string reason = shm::plain_text(text, kReasonBytesMax);
   detach(stream, reason);
   if (stream.calling) {
     stream.cancel();
@@ -174,14 +212,19 @@ void GrpcPeerTransport::Impl::run_timers() {
       }
     }
     for (PeerStream* stream : streams_) {
-      if (stream->greeted && !stream->detached) continue;
-      const auto due = PeerClock::time_point(std::chrono::nanoseconds(stream->since_ns)) +
-                       options_.hello_timeout;
+      if (stream->greeted && !stream->detached && !stream->ended) continue;
+      const bool last_word = stream->ended && !stream->detached;
+      const auto due = PeerClock::time_point(std::chrono::nanoseconds(
+                           last_word ? stream->ended_ns : stream->since_ns)) +
+                       (last_word ? kLastWordTime : PeerClock::duration(options_.hello_timeout));
       if (due > now) {
         consider(due);
       } else if (stream->detached) {  // its peer does not even take the end of it
         stream->cancel();
         stream->since_ns = peer_clock_ns();
+      } else if (last_word) {
+        end(*stream, grpc::StatusCode::INTERNAL,
+            "nothing more can be read from it or written to it, and it does not say why");
       } else {
         end(*stream, grpc::StatusCode::DEADLINE_EXCEEDED,
             fmt::format("no Hello came within {} ms", options_.hello_timeout.count()));
@@ -223,12 +266,11 @@ void GrpcPeerTransport::Impl::on_read(PeerStream& stream, bool ok) {
   std::lock_guard lock(mutex_);
   if (stream.detached) return;
   if (!ok) {
-    stream.ended = true;
-    stream.end_of_reads();
-    if (stream.calling) return;  // on_done follows, with the peer's reason
+    note_ended(stream);
+    if (stream.calling) return stream.end_of_reads();  // on_done follows, with the peer's reason
     return end(stream, grpc::StatusCode::OK,
                stream.broken() ? "the connection broke, or nothing answers there any more"
-                               : "it has closed the connection");
+                               : "it has closed the connection, or sent what is no message");
   }
   auto message = from_proto(stream.incoming);
   if (!message) {
@@ -239,15 +281,23 @@ void GrpcPeerTransport::Impl::on_read(PeerStream& stream, bool ok) {
     return end(stream, grpc::StatusCode::INVALID_ARGUMENT,
                is_hello ? "a second Hello on one stream" : "the first message was not Hello");
   }
+  const std::size_t bytes = stream.incoming.ByteSizeLong();
+  stream.incoming.Clear();
   if (is_hello) {
-    greet(stream, std::move(std::get<PeerHello>(*message)));
+    greet(stream, std::move(std::get<PeerHello>(*message)), bytes);
     if (stream.detached) return;
   } else {
-    ++peers_.at(stream.node).info.messages_received;
-    sink_.peer_message(stream.node, std::move(*message));
+    Peer& peer = peers_.at(stream.node);
+    ++peer.info.messages_received;
+    hand_over(peer, std::move(*message), bytes);
   }
-  stream.incoming.Clear();
-  stream.start_read();
+  read_on(peers_.at(stream.node), stream);
+}
+
+void GrpcPeerTransport::Impl::note_ended(PeerStream& stream) {
+  if (std::exchange(stream.ended, true)) return;
+  stream.ended_ns = peer_clock_ns();
+  changed_.notify_all();  // the deadline of its last word
 }
 
 void GrpcPeerTransport::Impl::on_written(PeerStream& stream, bool ok) {
@@ -257,8 +307,10 @@ void GrpcPeerTransport::Impl::on_written(PeerStream& stream, bool ok) {
   stream.queue.pop_front();
   if (stream.detached) return stream.after_write();
   if (!ok) {
-    if (!stream.calling) end(stream, grpc::StatusCode::UNAVAILABLE, "the connection broke");
-    return;  // calling: on_done follows, with the reason
+    if (!stream.calling) {
+      return end(stream, grpc::StatusCode::UNAVAILABLE, "the connection broke");
+    }
+    return note_ended(stream);  // on_done follows, with the reason
   }
   if (!stream.queue.empty() && !stream.ended) {
     stream.writing = true;

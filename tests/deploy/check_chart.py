@@ -104,7 +104,7 @@ kinds, pod, data = check(render("insecure=true", "rdma.privileged=true", "metric
 assert len(pod["containers"]) == 1 and pod["containers"][0]["securityContext"]["privileged"]
 assert "ClusterRole" not in kinds and 'listen = ""' in data["mkerneld.toml"]
 
-render(fails="set tls.secret, or insecure=true")
+render(fails="set tls.hostFolder or tls.secret, or insecure=true")
 render("insecure=true", "nodeIds.a=200", fails="0 to 127 is allowed")
 render("insecure=true", "nodeIds.a=1", "nodeIds.b=1", fails="both have 1")
 

@@ -185,6 +185,29 @@ bool HostileTest::shown_as_failed(const std::string& job, const std::string& tex
   });
 }
 
+void HostileTest::expect_all_well() {
+  const Status up = daemons_->check();
+  EXPECT_TRUE(up) << up.error().message;
+  for (std::uint32_t node = 0; node < daemons_->size(); ++node) {
+    const auto ask = [&](std::vector<std::string> words) {
+      words.insert(words.begin(), {MK_TEST_MKCTL, "--address", daemons_->admin_address(node),
+                                   "--timeout", "60s", "--json"});
+      const std::string text = run_program(words).text;
+      const auto shown = nlohmann::json::parse(text, nullptr, false);
+      EXPECT_TRUE(shown.is_object()) << text;
+      return shown;
+    };
+    EXPECT_TRUE(ask({"session", "list"}).contains("sessions"));
+    const auto status = ask({"status"});
+    ASSERT_TRUE(status.contains("peers")) << status.dump();
+    for (const auto& peer : status["peers"]) {
+      const auto breaks = peer.value("breaks", nlohmann::json(0));
+      EXPECT_TRUE(breaks == 0 || breaks == "0") << peer.dump();
+    }
+  }
+  EXPECT_TRUE(healthy_->expect_launches());
+}
+
 std::vector<Holdings> HostileTest::holdings() {
   std::vector<Holdings> all;
   for (std::uint32_t node = 0; node < daemons_->size(); ++node) {

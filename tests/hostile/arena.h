@@ -78,6 +78,9 @@ class HostileTest : public testing::Test {
   /// Whether mkctl shows, soon, a session of `job` that ended for a reason containing `text`.
   static bool shown_as_failed(const std::string& job, const std::string& text,
                               std::uint32_t node = 0);
+  /// Both daemons are up, no stream between them has ever broken, what they show can be read, and
+  /// the healthy job goes on.
+  static void expect_all_well();
   static std::vector<Holdings> holdings();
   static bool eventually(const std::function<bool()>& done);
   /// Counts hostile inputs of this case: commands, messages, connections, descriptors.

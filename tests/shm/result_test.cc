@@ -72,5 +72,23 @@ TEST(ClipUtf8, CutsWhatIsNoUtf8WhereItIs) {
   EXPECT_EQ(shm::clip_utf8(std::string(20, '\x80'), 10), std::string(10, '\x80'));
 }
 
+TEST(PlainText, IsUtf8WithoutControlCharacters) {
+  for (const char* text : {"", "a b~", "caf\u00e9", "\u20ac\U0001F600", "\u00a0", "\U0010ffff"})
+    EXPECT_TRUE(shm::is_plain_text(text)) << text;
+  for (const std::string text :
+       {"caf\xe9", "\x80", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80",
+        "\xf8\x88\x80\x80", "\xe2\x82", "a\n", "\x1b[2J", "\x7f", "\u0085"})
+    EXPECT_FALSE(shm::is_plain_text(text)) << shm::plain_text(text, 100);
+  EXPECT_FALSE(shm::is_plain_text(std::string(1, '\0')));
+}
+
+TEST(PlainText, WritesOtherBytesOut) {
+  EXPECT_EQ(shm::plain_text("caf\xe9 caf\u00e9\n", 100), "caf\\xe9 caf\u00e9\\x0a");
+  EXPECT_EQ(shm::plain_text("caf\xe9!", 5), "caf\\x") << "cut to the length";
+  EXPECT_EQ(shm::plain_text("a\u20acb", 3), "a") << "no half character";
+  for (int byte = 0; byte < 256; ++byte)
+    EXPECT_TRUE(shm::is_plain_text(shm::plain_text(std::string(3, static_cast<char>(byte)), 100)));
+}
+
 }  // namespace
 }  // namespace mk

@@ -15,13 +15,26 @@
 namespace mk::daemon::test {
 namespace {
 
-/// One other daemon that takes every message and answers none.
-class DeafPeer final : public PeerTransport {
+/// One other daemon that meets a job of ours, and says nothing else.
+class MeetingPeer final : public PeerTransport {
  public:
+  MeetingPeer(PeerSink& sink, const JobPart& part) : sink_(sink) {
+    say(peer_.play(part, ::getuid()));
+  }
   std::vector<NodeId> nodes() const override { return {1}; }
-  Status send(NodeId, const PeerMessage&) override { return {}; }
+  Status send(NodeId, const PeerMessage& message) override {
+    say(peer_.answer(message));
+    return {};
+  }
   std::string describe(NodeId node) const override { return fmt::format("node {}", node); }
   void disconnect(NodeId, const std::string&) override {}
+
+ private:
+  void say(std::vector<PeerMessage> messages) {
+    for (PeerMessage& message : messages) sink_.peer_message(1, std::move(message), {});
+  }
+  PeerSink& sink_;
+  PlayedPeer peer_{1, 0};
 };
 
 TEST(ControlLoop, AHungPeerLeavesOtherJobsTheirHeartbeat) {
@@ -41,7 +54,10 @@ TEST(ControlLoop, AHungPeerLeavesOtherJobsTheirHeartbeat) {
   ControlOptions options;
   options.heartbeat_interval_ns = 5 * kMillisecond;
   raw->configure(options, {&proxy});
-  DeafPeer peer;
+  PeerHello hello = raw->hello();
+  hello.node = 1;
+  raw->peer_message(1, hello, {});
+  MeetingPeer peer(*raw, part_of("stuck", 77, 2, 1, 1));
   ASSERT_TRUE(proxy.start());
   ASSERT_TRUE(raw->start(peer));
   {
@@ -50,10 +66,6 @@ TEST(ControlLoop, AHungPeerLeavesOtherJobsTheirHeartbeat) {
     auto attach = rank_of("stuck", 2, 1, 0);
     attach.timeout_ms = 60'000;
     ASSERT_TRUE(stuck.attach(attach));
-    PeerHello hello = raw->hello();
-    hello.node = 1;
-    raw->peer_message(1, hello);
-    raw->peer_message(1, part_of("stuck", 77, 2, 1, 1));
     EXPECT_TRUE(eventually([&] { return importing.load(); }));
     // Nothing that the control thread does can be seen now, but the beats go on.
     for (int beat = 0; beat < 20; ++beat) {
@@ -64,7 +76,7 @@ TEST(ControlLoop, AHungPeerLeavesOtherJobsTheirHeartbeat) {
       }));
     }
     answered.count_down();
-    raw->peer_message(1, JobLeft{"stuck", 77, 1, ErrorCode::kOk, ""});
+    raw->peer_message(1, JobLeft{"stuck", 77, 1, ErrorCode::kOk, ""}, {});
     EXPECT_TRUE(other.call<shm::AllocFlagsReply>(shm::AllocFlags{1}));
   }
   raw->stop(std::chrono::steady_clock::now());

@@ -42,6 +42,7 @@ struct FakeNic {
   std::string gpu_path_why = "the fake NIC reaches no GPU";
   bool refuse_import = false;
   bool hold_completions = false;
+  std::function<void()> on_connect;      ///< called by connect; may block
   std::function<void()> on_import;       ///< called by import_region; may block
   std::set<fabric::LinkId> break_links;  ///< reported as down by the next poll
 
@@ -84,6 +85,7 @@ class FakeEndpoint final : public fabric::Endpoint {
   Result<fabric::LinkId> connect(std::span<const std::byte> address,
                                  const std::string& peer) override {
     ++nic_->connects;
+    if (nic_->on_connect) nic_->on_connect();
     nic_->connected_to.emplace_back(address.begin(), address.end());
     if (nic_->refuse_connect) return fail(ErrorCode::kUnavailable, "no route to {}", peer);
     ++nic_->links;

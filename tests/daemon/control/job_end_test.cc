@@ -331,8 +331,8 @@ TEST(JobEnd, MemoryGoesInTheEndEvenIfAPeerNeverAnswers) {
   hello.node = 1;
   ASSERT_TRUE(node.plane->on_peer_message(1, hello));
   const ClientId client = node.attach(rank_of("job", 2, 1, 0));
-  const std::uint64_t own = std::get<JobPart>(node.sent.back().second).part_id;
-  ASSERT_TRUE(node.plane->on_peer_message(1, part_of("job", 11, 2, 1, 1)));
+  const std::uint64_t own = std::get<JobOffer>(node.sent.back().second).part_id;
+  ASSERT_TRUE(node.play(1, part_of("job", 11, 2, 1, 1)));
   ASSERT_TRUE(node.plane->on_peer_message(1, JobReady{"job", 11, own}));
   ASSERT_TRUE(node.take<shm::JobUp>(client));
   node.hang_up(client);

@@ -33,6 +33,41 @@ TEST(JobSecretDigest, IsSha256) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
+// RFC 4231, cases 1, 2 and 6.
+TEST(JobProof, IsHmacSha256) {
+  const auto hex = [](const Bytes& bytes) {
+    std::string text;
+    for (const std::byte byte : bytes) text += fmt::format("{:02x}", std::to_integer<int>(byte));
+    return text;
+  };
+  EXPECT_EQ(hex(hmac_sha256(Bytes(20, std::byte{0x0b}), bytes_of("Hi There"))),
+            "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  EXPECT_EQ(hex(hmac_sha256(bytes_of("Jefe"), bytes_of("what do ya want for nothing?"))),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(hex(hmac_sha256(Bytes(131, std::byte{0xaa}),
+                            bytes_of("Test Using Larger Than Block-Size Key - Hash Key First"))),
+            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+// It is worth nothing the other way round, nor for another run, node, user or job.
+TEST(JobProof, IsOfThoseTwoPartsAlone) {
+  const Bytes digest = job_secret_digest("job", "s"), one(kNonceBytes, std::byte{1}),
+              two(kNonceBytes, std::byte{2});
+  const ProofParty a{0, 1000, 11, one}, b{1, 1000, 12, two};
+  const Bytes proof = job_proof(digest, "job", a, b);
+  EXPECT_TRUE(same_proof(proof, job_proof(digest, "job", a, b)));
+  std::vector<Bytes> others = {job_proof(digest, "job", b, a), job_proof(digest, "jobs", a, b),
+                               job_proof({}, "job", a, b),
+                               job_proof(job_secret_digest("job", "t"), "job", a, b)};
+  for (const ProofParty& other : {ProofParty{2, 1000, 11, one}, ProofParty{0, 1001, 11, one},
+                                  ProofParty{0, 1000, 13, one}, ProofParty{0, 1000, 11, two}}) {
+    others.push_back(job_proof(digest, "job", other, b));
+  }
+  for (const Bytes& other : others) EXPECT_FALSE(same_proof(proof, other));
+  EXPECT_FALSE(same_proof(proof, {}));
+  EXPECT_FALSE(same_proof(proof, Bytes(proof.begin(), proof.end() - 1)));
+}
+
 TEST(JobSecretDigest, DependsOnNameAndSecret) {
   EXPECT_TRUE(job_secret_digest("job", "").empty());
   EXPECT_EQ(job_secret_digest("job", "s").size(), kDigestBytes);
@@ -135,20 +170,6 @@ TEST_F(JobSecret, TheOwnersPartIsTakenWhereTheStrangersWasNot) {
   cluster.settle();
   EXPECT_TRUE(cluster.node(0).take<shm::JobUp>(zero));
   EXPECT_TRUE(cluster.node(2).take<shm::JobUp>(one));
-}
-
-TEST_F(JobSecret, AnOlderDaemonThatSaysNoUserIsBelieved) {
-  TestNode node = make_node();
-  const ClientId client = node.attach(rank_of("job", 2, 1, 0));
-  ASSERT_TRUE(node.take(client, shm::MessageType::kAttachReply));
-  JobPart part = part_of("job", 9, 2, 1, 1);
-  EXPECT_FALSE(part.uid);
-  PeerHello hello = node.plane->hello();
-  hello.node = 1;
-  EXPECT_TRUE(node.plane->on_peer_message(1, hello));
-  EXPECT_TRUE(node.plane->on_peer_message(1, part));
-  EXPECT_FALSE(node.take<shm::SessionFailed>(client));
-  EXPECT_EQ(node.plane->counts().early_parts, 0u) << "taken, not put aside";
 }
 
 }  // namespace

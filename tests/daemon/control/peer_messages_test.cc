@@ -1,55 +1,12 @@
 // What other daemons may say: every bad field breaks the stream, every stale message is ignored.
 #include <gmock/gmock.h>
 
-#include "tests/daemon/control/rig.h"
+#include "tests/daemon/control/peer_messages_rig.h"
 
 namespace mk::daemon::test {
 namespace {
 
 using testing::HasSubstr;
-
-/// Node 0 of two; the test plays node 1.
-class PeerMessages : public testing::Test {
- protected:
-  PeerMessages() { node.reachable = {1}; }
-
-  PeerHello hello() const {
-    PeerHello hello = node.plane->hello();
-    hello.node = 1;
-    hello.generation = 99;
-    return hello;
-  }
-  void say(const PeerMessage& message) {
-    const Status status = node.plane->on_peer_message(1, message);
-    EXPECT_TRUE(status) << status.error().message;
-  }
-  void expect_refused(const PeerMessage& message, const std::string& says) {
-    const Status status = node.plane->on_peer_message(1, message);
-    ASSERT_FALSE(status) << says;
-    EXPECT_THAT(status.error().message, HasSubstr(says));
-    EXPECT_THAT(status.error().message, HasSubstr("node 1"));
-  }
-  template <class Message>
-  std::vector<Message> sent() {
-    std::vector<Message> found;
-    for (const auto& [to, message] : node.sent) {
-      if (const auto* content = std::get_if<Message>(&message)) found.push_back(*content);
-    }
-    return found;
-  }
-  /// Our own part, as last announced.
-  std::uint64_t own_part() { return sent<JobPart>().back().part_id; }
-  /// A job of 2 x 1 whose remote part has `part_id`, up.
-  ClientId job_up(std::uint64_t part_id) {
-    const ClientId client = node.attach(rank_of("job", 2, 1, 0));
-    say(part_of("job", part_id, 2, 1, 1));
-    say(JobReady{"job", part_id, own_part()});
-    EXPECT_TRUE(node.take<shm::JobUp>(client));
-    return client;
-  }
-
-  TestNode node{{}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1)};
-};
 
 TEST_F(PeerMessages, TheFirstIsHello) {
   expect_refused(part_of("job", 1, 2, 1, 1), "did not begin with a hello");
@@ -104,7 +61,7 @@ TEST_F(PeerMessages, ARailWithAnotherAddressIsToldToThoseThatAreThereAndThoseTha
   node.nic->address = third;
   node.attach(rank_of("job", 2, 1, 0));
   EXPECT_EQ(told(), (std::vector<Bytes>{second, third}));
-  EXPECT_TRUE(std::holds_alternative<JobPart>(node.sent.back().second));
+  EXPECT_TRUE(std::holds_alternative<JobOffer>(node.sent.back().second));
   // What a new stream begins with is of the start.
   node.plane->on_peer_down(1, "gone");
   node.sent.clear();
@@ -148,58 +105,66 @@ TEST_F(PeerMessages, ARailThatMovedIsConnectedToWhereItIs) {
   EXPECT_FALSE(node.take<shm::SessionFailed>(client));
 }
 
-TEST_F(PeerMessages, PartsAreChecked) {
+// A connect blocks for as long as the endpoint waits. The pause before the next one is a pause all
+// the same, or the control thread would do nothing but connect.
+TEST_F(PeerMessages, ThePauseAfterAConnectThatBlockedBeginsWhenItEnds) {
   say(hello());
-  auto with = [](auto change) {
-    JobPart part = part_of("job", 1, 2, 2, 1);
-    change(part);
-    return part;
-  };
-  expect_refused(with([](auto& p) { p.job.clear(); }), "bad name");
-  expect_refused(with([](auto& p) { p.job.assign(129, 'x'); }), "bad name");
-  expect_refused(with([](auto& p) { p.nodes = 1; }), "1 nodes");
-  expect_refused(with([](auto& p) { p.nodes = 129; }), "129 nodes");
-  expect_refused(with([](auto& p) { p.local_size = 0; }), "0 ranks");
-  expect_refused(with([](auto& p) { p.local_size = 17; }), "17 ranks");
-  expect_refused(with([](auto& p) { p.node_rank = 2; }), "node rank 2");
-  expect_refused(with([](auto& p) { p.nodes = 128, p.local_size = 16; }), "128 nodes of 16");
-  expect_refused(with([](auto& p) { p.sessions.pop_back(); }), "1 sessions");
-  expect_refused(with([](auto& p) { p.sessions[0].rank = 3; }), "rank 3 at local rank 0");
-  expect_refused(with([](auto& p) { p.sessions[1].slot = 64; }), "slot 64");
-  expect_refused(with([](auto& p) { p.sessions[1].flag_count = 0; }), "0 flags");
-  expect_refused(with([](auto& p) { p.sessions[1].flag_count = 65537; }), "65537 flags");
-  expect_refused(with([](auto& p) { p.sessions[1].flags_key.resize(1025); }), "1025 bytes");
-  EXPECT_EQ(node.plane->counts().early_parts, 0u);
-}
-
-TEST_F(PeerMessages, EarlyPartsAreBoundedAndExpire) {
-  say(hello());
-  for (std::uint32_t i = 0; i < shm::kSessionsMax; ++i) {
-    say(part_of(fmt::format("job{}", i), i, 2, 1, 1));
-  }
-  say(part_of("job3", 333, 2, 1, 1));  // takes the place of its predecessor
-  EXPECT_EQ(node.plane->counts().early_parts, shm::kSessionsMax);
-  expect_refused(part_of("more", 1, 2, 1, 1), "65 jobs at once");
-  // One that is sent again stays; the others have been forgotten by their daemon, or by us.
-  for (int i = 0; i < 5; ++i) {
-    node.wait(30'000);
-    say(part_of("job7", 7, 2, 1, 1));
-  }
-  EXPECT_EQ(node.plane->counts().early_parts, 1u);
-  node.plane->on_peer_down(1, "gone");
-  EXPECT_EQ(node.plane->counts().early_parts, 0u);
-}
-
-TEST_F(PeerMessages, AWaitingPartIsSentAgainSoThatItDoesNotExpire) {
-  say(hello());
+  node.nic->refuse_connect = true;
+  node.nic->on_connect = [this] { node.pass(2'000); };
   auto attach = rank_of("job", 2, 1, 0);
   attach.timeout_ms = 600'000;
   node.attach(attach);
-  for (int i = 0; i < 120; ++i) node.wait(1'000);
-  const auto parts = sent<JobPart>();
-  EXPECT_GE(parts.size(), 4u);
-  EXPECT_LE(parts.size(), 6u);
-  for (const JobPart& part : parts) EXPECT_EQ(part.part_id, parts.front().part_id);
+  say(part_of("job", 11, 2, 1, 1));
+  ASSERT_EQ(node.nic->connects, 1);
+  node.plane->on_tick();
+  node.plane->on_tick();
+  EXPECT_EQ(node.nic->connects, 1) << "no pause was made";
+  node.wait(101);
+  EXPECT_EQ(node.nic->connects, 2);
+  node.plane->on_tick();
+  node.wait(101);
+  EXPECT_EQ(node.nic->connects, 2) << "the second pause is twice as long";
+  node.wait(100);
+  EXPECT_EQ(node.nic->connects, 3);
+}
+
+// The sentence that ends a job names nodes, and there may be many: it still fits what any daemon
+// takes, and so costs no other job the stream.
+TEST_F(PeerMessages, TheReasonOfAJobThatEndsFitsAMessage) {
+  TestNode many{{.nodes = shm::kNodesMax},
+                std::make_shared<FakeMemory>(),
+                std::make_shared<std::uint64_t>(1)};
+  many.reachable = {1};
+  PeerHello from = hello();
+  from.fabric = many.plane->hello().fabric;
+  ASSERT_TRUE(many.plane->on_peer_message(1, from));
+  for (NodeId other = 2; other < shm::kNodesMax; ++other) {
+    PeerHello bad = from;
+    bad.node = other;
+    bad.fabric.assign(shm::kNameBytesMax, 'x');
+    ASSERT_FALSE(many.plane->on_peer_message(other, bad));
+  }
+  const ClientId client = many.attach(rank_of("job", shm::kNodesMax, 1, 0));
+  many.wait(5'100);
+  const auto failed = many.take<shm::SessionFailed>(client);
+  ASSERT_TRUE(failed);
+  EXPECT_LT(failed->message.size(), shm::kMessageTextBytesMax);
+  EXPECT_THAT(failed->message, HasSubstr("and 120 more like it"));
+  for (const auto& [to, message] : many.sent) {
+    if (const auto* left = std::get_if<JobLeft>(&message)) {
+      EXPECT_LE(left->reason.size(), shm::kMessageTextBytesMax);
+    }
+  }
+}
+
+TEST_F(PeerMessages, AReasonOfAnyLengthAndKindOfBytesIsTaken) {
+  say(hello());
+  const ClientId client = job_up(11);
+  say(JobLeft{"job", 11, 1, ErrorCode::kPeerLost, "caf\xe9\n" + std::string(100'000, 'x')});
+  const auto failed = node.take<shm::SessionFailed>(client);
+  ASSERT_TRUE(failed);
+  EXPECT_THAT(failed->message, HasSubstr("caf\\xe9\\x0axxx"));
+  EXPECT_LE(failed->message.size(), shm::kMessageTextBytesMax);
 }
 
 TEST_F(PeerMessages, WhatConcernsAJobIsChecked) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
+#include "shm/host/text.h"
 #include "tests/daemon/control/rig.h"
 
 namespace mk::daemon::test {
@@ -204,6 +205,52 @@ TEST_F(ProtocolOrder, MalformedPayloadEndsTheConnectionAndTheSession) {
       node.expect_nothing_left();
     }
   }
+}
+
+// What others get to see of a client, in errors, logs, JSON and other daemons' messages, is text.
+TEST_F(ProtocolOrder, ATextThatIsNoneIsRefusedAndCostsNothingElse) {
+  TestNode node({}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1));
+  node.reachable = {1};
+  for (const std::string& text :
+       {std::string("caf\xe9"), std::string("a\nb"), std::string(1, '\0')}) {
+    const auto refused = [&](ClientId client) {
+      const auto error = node.take<shm::ErrorReply>(client);
+      ASSERT_TRUE(error);
+      EXPECT_EQ(error->code, ErrorCode::kInvalidArgument);
+      EXPECT_TRUE(shm::is_plain_text(error->message));
+      EXPECT_FALSE(node.closed(client));
+      EXPECT_FALSE(node.take<shm::SessionFailed>(client));
+    };
+    const ClientId stranger = node.connect();
+    node.send(stranger, shm::Hello{shm::kAbiMajor, shm::kAbiMinor, text});
+    refused(stranger);
+    node.hang_up(stranger);
+    const ClientId client = node.attach(rank_of("text", 2, 1, 0));
+    node.send(client, shm::Exchange{text, bytes_of("blob"), 1'000});
+    refused(client);
+    auto memory = shm::BufferFile::create("text", 4096);
+    ASSERT_TRUE(memory);
+    std::vector<UniqueFd> fds;
+    fds.emplace_back(::dup(memory->fd()));
+    node.send(client, shm::RegisterBuffer{4096, text}, std::move(fds));
+    refused(client);
+    node.send(client, shm::RegisterDeviceBuffer{4096, text, {}});
+    refused(client);
+    EXPECT_NE(node.register_buffer(client), 0) << "the session goes on";
+    node.hang_up(client);
+    node.step();
+    auto attach = rank_of("job", 2, 1, 0);
+    attach.job = text;
+    const ClientId other = node.connect();
+    node.send(other, shm::Hello{shm::kAbiMajor, shm::kAbiMinor, "test"});
+    node.send(other, attach);
+    refused(other);
+    node.hang_up(other);
+  }
+  for (const auto& [to, message] : node.sent) {
+    EXPECT_FALSE(std::holds_alternative<ExchangePart>(message));
+  }
+  for (const std::string& line : node.logged) EXPECT_TRUE(shm::is_plain_text(line)) << line;
 }
 
 TEST_F(ProtocolOrder, DescriptorsWhereNoneBelongEndTheConnection) {

@@ -52,6 +52,7 @@ std::uint64_t TestNode::send_raw(ClientId client, std::uint16_t type,
   frame.fds = std::move(fds);
   const std::uint64_t request = frame.request;
   if (!closed(client)) plane->on_client_frame(client, std::move(frame));
+  EXPECT_TRUE(answer());
   return request;
 }
 
@@ -110,12 +111,36 @@ bool TestNode::step() {
     }
     any = any || worked;
   }
+  EXPECT_TRUE(answer());
   return any;
 }
 
 void TestNode::wait(std::uint64_t ms) {
   *clock_ += ms * kMillisecond;
   plane->on_tick();
+  EXPECT_TRUE(answer());
+}
+
+Status TestNode::play(NodeId from, const JobPart& part, std::uint32_t uid,
+                      const std::string& secret) {
+  PlayedPeer& peer = played_.try_emplace(from, from, setup.id).first->second;
+  MK_RETURN_IF_ERROR(answer());  // what it has heard by now
+  for (PeerMessage& message : peer.play(part, uid, secret)) {
+    MK_RETURN_IF_ERROR(plane->on_peer_message(from, std::move(message)));
+  }
+  return answer();
+}
+
+Status TestNode::answer() {
+  while (!unanswered_.empty()) {
+    const auto [to, said] = std::move(unanswered_.front());
+    unanswered_.pop_front();
+    PlayedPeer& peer = played_.try_emplace(to, to, setup.id).first->second;
+    for (PeerMessage& message : peer.answer(said)) {
+      MK_RETURN_IF_ERROR(plane->on_peer_message(to, std::move(message)));
+    }
+  }
+  return {};
 }
 
 void TestNode::expect_nothing_left() const {
@@ -159,6 +184,7 @@ Status TestNode::send(NodeId node, const PeerMessage& message) {
     route(node, message);
   } else {
     sent.emplace_back(node, message);
+    unanswered_.emplace_back(node, message);
   }
   return {};
 }

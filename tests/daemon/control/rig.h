@@ -22,6 +22,7 @@
 #include "shm/layout.h"
 #include "shm/ring.h"
 #include "tests/daemon/control/fake_network.h"
+#include "tests/daemon/control/played_peer.h"
 
 namespace mk::daemon::test {
 
@@ -87,6 +88,16 @@ class TestNode final : public ClientPort, public PeerTransport {
   bool step();
   /// Lets time pass, then ticks.
   void wait(std::uint64_t ms);
+  /// Lets time pass.
+  void pass(std::uint64_t ms) { *clock_ += ms * kMillisecond; }
+
+  // -- other nodes, played
+  /// Has node `from` offer the part, and answer with proof and part as it should. An error: of
+  /// the first message that was refused.
+  Status play(NodeId from, const JobPart& part, std::uint32_t uid = 1000,
+              const std::string& secret = "");
+  /// Has the played nodes answer what they were told; also at the end of all calls above.
+  Status answer();
 
   // -- what is left
   /// Nobody and nothing is held, except links.
@@ -119,6 +130,8 @@ class TestNode final : public ClientPort, public PeerTransport {
   std::uint64_t next_request_ = 1000;
   std::map<ClientId, std::deque<Received>> inbox_;
   std::set<ClientId> closed_;
+  std::map<NodeId, PlayedPeer> played_;
+  std::deque<std::pair<NodeId, PeerMessage>> unanswered_;
 };
 
 /// Several nodes. Messages between two nodes keep their order; which pair is next is drawn by the

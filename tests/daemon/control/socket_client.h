@@ -91,6 +91,18 @@ class SocketClient {
       }
     }
   }
+  /// Sends a frame of any kind and content, whose reply nobody waits for.
+  Status try_frame(std::uint16_t type, std::span<const std::byte> payload,
+                   std::span<const int> fds = {}) {
+    return socket_.send(type, ++requests_, payload, fds, in_time());
+  }
+  /// Takes and forgets what has come; false when the daemon has hung up.
+  bool drain() {
+    while (true) {
+      const auto frame = socket_.receive(std::chrono::steady_clock::now());
+      if (!frame) return frame.error().code == ErrorCode::kTimeout;
+    }
+  }
   Result<shm::Frame> next() { return socket_.receive(in_time()); }
   void shut() { socket_.shutdown(); }
 

@@ -205,7 +205,7 @@ TEST(Teardown, ItsEndIsToldOverAStreamThatCameBackUnseen) {
   ASSERT_TRUE(node.plane->on_peer_message(1, hello));
   const ClientId client = node.attach(rank_of("job", 2, 1, 0));
   ASSERT_FALSE(node.sent.empty());
-  const auto* announced = std::get_if<JobPart>(&node.sent.back().second);
+  const auto* announced = std::get_if<JobOffer>(&node.sent.back().second);
   ASSERT_NE(announced, nullptr);
   const std::uint64_t part = announced->part_id;
   node.plane->on_peer_down(1, "connection reset");
@@ -228,8 +228,11 @@ TEST(Teardown, WhatAnEarlierRunPutIntoAnExchangeGoesWithItsPart) {
   TestNode node{{}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1)};
   node.reachable = {1};
   const auto say = [&](PeerMessage message) {
-    const Status status = node.plane->on_peer_message(1, std::move(message));
+    const auto* part = std::get_if<JobPart>(&message);
+    const Status status =
+        part != nullptr ? node.play(1, *part) : node.plane->on_peer_message(1, std::move(message));
     EXPECT_TRUE(status) << status.error().message;
+    EXPECT_TRUE(node.answer());
   };
   PeerHello hello = node.plane->hello();
   hello.node = 1;
@@ -238,7 +241,7 @@ TEST(Teardown, WhatAnEarlierRunPutIntoAnExchangeGoesWithItsPart) {
   const ClientId client = node.attach(rank_of("job", 2, 1, 0));
   std::uint64_t own = 0;
   for (const auto& [to, message] : node.sent) {
-    if (const auto* part = std::get_if<JobPart>(&message)) own = part->part_id;
+    if (const auto* part = std::get_if<JobOffer>(&message)) own = part->part_id;
   }
   node.send(client, shm::Exchange{"t", bytes_of("a"), 1'000});
   say(ExchangePart{"job", 11, 1, 0, "t", bytes_of("of an earlier run")});

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <thread>
 
+#include "daemon/config/discovery_section.h"
 #include "daemon/discovery/bystander.h"
 #include "shm/host/unique_fd.h"
 #include "tests/daemon/service/temp_folder.h"
@@ -254,6 +255,7 @@ class DnsSourceTest : public testing::Test {
   DnsSourceTest() {
     dns_.add("host.test", kA, ipv4("127.0.0.1"));
     Config config;
+    config.discovery.kind = "dns";
     config.discovery.dns = {kService, dns_.server()};
     source_ = std::make_unique<DnsSource>(config, DiscoverySelf{0, 100, {}}, TlsTexts{});
   }
@@ -280,7 +282,7 @@ class DnsSourceTest : public testing::Test {
     });
   }
   static std::string at(std::uint32_t node, const FakePeer& peer) {
-    return fmt::format("{}@127.0.0.1:{} host.test", node, peer.port());
+    return fmt::format("{}@127.0.0.1:{} node-{}.test", node, peer.port(), node);
   }
 
   FakeDns dns_;
@@ -300,6 +302,21 @@ class DnsSourceTest : public testing::Test {
     ADD_FAILURE() << last;
   }
 };
+
+// The name that is looked up is everybody's: a certificate that holds it speaks for no node.
+TEST(NodeName, IsTheNodesOwn) {
+  Config config;
+  EXPECT_EQ(node_name_of(config, 3), "");
+  config.discovery.kind = "dns";
+  config.discovery.dns.name = "peers.mkernel.svc.cluster.local:7171";
+  EXPECT_EQ(node_name_of(config, 3), "node-3.peers.mkernel.svc.cluster.local");
+  config.discovery.dns.name = "_peer._tcp.cluster";
+  EXPECT_EQ(node_name_of(config, 13), "node-13.cluster");
+  config.discovery.node_name = "gpu-{node}.example.org";
+  EXPECT_EQ(node_name_of(config, 3), "gpu-3.example.org");
+  config.discovery.kind = "etcd";
+  EXPECT_EQ(node_name_of(config, 127), "gpu-127.example.org");
+}
 
 TEST_F(DnsSourceTest, EveryAddressIsAskedWhoItIs) {
   const FakePeer two(2, 7), one(1, 8), ourselves(0, 100);

@@ -2,7 +2,10 @@
 #include "daemon/service/grpc_peer_transport.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <gtest/gtest.h>
+
+#include <atomic>
 
 #include "proto/mkernel/v1/peer.grpc.pb.h"
 #include "shm/limits.h"
@@ -261,6 +264,98 @@ TEST(GrpcPeerTransport, AStreamWhoseEndIsNotTakenIsCancelled) {
   zero.transport->disconnect(1, "enough");
   EXPECT_TRUE(eventually([&] { return zero.transport->streams() == 0; }));
   context.TryCancel();
+}
+
+// A daemon that floods: what its messages are to be done with is not queued without bound, and the
+// pressure goes back to it.
+TEST(GrpcPeerTransport, NothingMoreIsReadFromAPeerWhileTheSinkHasEnoughToDo) {
+  TempFolder folder;
+  PeerTransportOptions few, short_queue;
+  few.unread_messages_max = 8;
+  short_queue.queue_bytes_max = 1 << 20;
+  PeerRig zero(folder, 0, {1}, 1, few), one(folder, 1, {0}, 1, short_queue);
+  zero.start();
+  one.start();
+  ASSERT_TRUE(zero.sink.until_hello(1));
+  ASSERT_TRUE(one.sink.until_hello(0));
+  constexpr std::uint64_t kMessages = 100;
+  for (std::uint64_t i = 0; i < kMessages; ++i) ASSERT_TRUE(one.transport->send(0, part(i)));
+  for (std::uint64_t i = 0; i < kMessages; ++i) {
+    // The event before has been taken, none of those behind it.
+    EXPECT_LE(zero.sink.events().size(), 1 + i + few.unread_messages_max);
+    ASSERT_EQ(next_sequence(zero.sink), i);
+  }
+  // One that does not stop has its own queue full in the end, and nothing of ours has grown.
+  Status status;
+  for (int i = 0; i < 2'000 && status; ++i) status = one.transport->send(0, part(0, 60'000));
+  ASSERT_FALSE(status) << "120 MB were read although nobody took them";
+  EXPECT_THAT(status.error().message, HasSubstr("does not take messages"));
+  EXPECT_LE(zero.sink.events().size(), 1 + kMessages + few.unread_messages_max);
+  // Nor does it get more in by calling again.
+  EXPECT_TRUE(zero.sink.until_hello(1)) << "as soon as the rest is taken";
+}
+
+/// A daemon of another make: answers each call with Hello, then with bytes that are no message.
+class Babbler final : public grpc::CallbackGenericService {
+ public:
+  explicit Babbler(NodeId node) {
+    v1::PeerMessage hello;
+    hello.mutable_hello()->set_node(node);
+    hello_ = hello.SerializeAsString();
+  }
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+    ++calls;
+    return new Reactor(hello_);
+  }
+  std::atomic<int> calls = 0;
+
+ private:
+  class Reactor final : public grpc::ServerGenericBidiReactor {
+   public:
+    explicit Reactor(const std::string& hello)
+        : hello_(buffer(hello)), babble_(buffer("\xff\xff")) {
+      StartRead(&incoming_);
+      StartWrite(&hello_);
+    }
+    void OnWriteDone(bool) override {
+      if (!std::exchange(babbled_, true)) StartWrite(&babble_);
+    }
+    void OnReadDone(bool ok) override {
+      if (ok) return StartRead(&incoming_);
+      Finish(grpc::Status::OK);
+    }
+    void OnDone() override { delete this; }
+
+   private:
+    static grpc::ByteBuffer buffer(const std::string& bytes) {
+      const grpc::Slice slice(bytes);
+      return {&slice, 1};
+    }
+    grpc::ByteBuffer hello_, babble_, incoming_;
+    bool babbled_ = false;
+  };
+  std::string hello_;
+};
+
+TEST(GrpcPeerTransport, AStreamThatCannotBeReadAnyMoreIsDownAndOpenedAgain) {
+  TempFolder folder;
+  Babbler babbler(0);
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("unix:" + (folder / "0.sock"), grpc::InsecureServerCredentials());
+  builder.RegisterCallbackGenericService(&babbler);
+  const auto server = builder.BuildAndStart();
+  ASSERT_TRUE(server);
+  PeerRig one(folder, 1, {0});
+  one.start();
+  ASSERT_TRUE(one.sink.until_hello(0));
+  EXPECT_THAT(one.sink.until_down(0), HasSubstr("nothing more can be read"));
+  const PeerInfo info = one.transport->peers().at(0);
+  EXPECT_GE(info.breaks, 1u);
+  EXPECT_FALSE(info.reason.empty());
+  EXPECT_TRUE(one.sink.until_hello(0)) << "it is called again";
+  EXPECT_GE(babbler.calls, 2);
+  one.stop();
+  server->Shutdown(std::chrono::system_clock::now());
 }
 
 /// What a hand-made caller is told.

@@ -23,23 +23,27 @@ class RecordingSink final : public PeerSink {
     NodeId node = 0;
     std::optional<PeerMessage> message;  ///< empty: down
     std::string reason;
+    PeerSink::Taken taken = {};
   };
 
   explicit RecordingSink(PeerHello hello) : hello_(std::move(hello)) {}
 
-  void peer_message(NodeId node, PeerMessage message) override {
-    note({node, std::move(message), ""});
+  void peer_message(NodeId node, PeerMessage message, Taken taken) override {
+    note({node, std::move(message), "", std::move(taken)});
   }
   void peer_down(NodeId node, std::string reason) override {
     note({node, std::nullopt, std::move(reason)});
   }
   const PeerHello& hello() const override { return hello_; }
 
-  /// The next event, in order; empty when none comes.
+  /// The next event, in order, which is then taken; empty when none comes.
   std::optional<Event> next(std::chrono::nanoseconds patience = kPatience) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, patience, [this] { return taken_ < events_.size(); })) return {};
-    return events_[taken_++];
+    Event event = events_[taken_++];
+    lock.unlock();
+    if (event.taken) event.taken();
+    return event;
   }
   /// Skips to the next Hello of `node`; false when none comes.
   bool until_hello(NodeId node) {
