@@ -44,9 +44,9 @@ inline kernels::CudaOptions cuda_options(const DeviceShare& share, const DeviceS
   options.stream_groups = std::max(tuning.reduce_blocks, tuning.share_blocks);
   options.send_groups = tuning.send_blocks;
   options.receive_groups = tuning.receive_blocks;
-  options.wait_timeout =
-      std::min(tuning.wait_timeout,
-               std::chrono::duration_cast<std::chrono::milliseconds>(kernels::kWaitTimeoutMax));
+  options.wait_timeout = std::min(
+      tuning.wait_timeout,
+      std::chrono::duration_cast<std::chrono::milliseconds>(kernels::cuda::kWaitTimeoutMax));
   options.b_layout = shape.b_layout;
   options.rates = kernel_rates(tuning.rates);
   options.launches = share.launches;
