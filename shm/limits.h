@@ -54,6 +54,9 @@ inline constexpr std::size_t kMessageTextBytesMax = 8192;
 inline constexpr std::size_t kReasonBytesMax = 512;
 inline constexpr std::size_t kExchangeBlobBytesMax = 64 * 1024;
 inline constexpr std::size_t kMessageBytesMax = 4 * 1024 * 1024;
+/// Of what a client sends: before it has attached, and then.
+inline constexpr std::size_t kHandshakeBytesMax = 4 * 1024;
+inline constexpr std::size_t kRequestBytesMax = 128 * 1024;
 
 /// Bytes of one rank's part of an exchange over `world` ranks, 1 to kWorldMax: all parts go into
 /// one message, which is a 32-bit count and, for each rank, a 32-bit length and its part.
@@ -80,5 +83,9 @@ static_assert(kBuffersMax < 1u << 16, "handles are 16 bits");
 static_assert(kWorldMax < 1u << 16, "a command names its peer in 16 bits");
 static_assert(exchange_blob_bytes_max(63) == kExchangeBlobBytesMax);
 static_assert(exchange_blob_bytes_max(kWorldMax) == 4091);
+static_assert(kJobNameBytesMax + kJobSecretBytesMax + kNameBytesMax <= kHandshakeBytesMax / 2,
+              "an Attach and a Hello fit, with room for fields to come");
+static_assert(kExchangeBlobBytesMax + kNameBytesMax + 1024 <= kRequestBytesMax, "an Exchange fits");
+static_assert(kRequestBytesMax <= kMessageBytesMax);
 
 }  // namespace mk::shm

@@ -3,6 +3,7 @@
 #include <system_error>
 #include <utility>
 
+#include "client/src/listener_check.h"
 #include "mkernel/mkernel.h"
 #include "shm/atomic.h"
 
@@ -19,6 +20,7 @@ constexpr std::chrono::milliseconds kMonitorInterval{250};
 Result<std::unique_ptr<Connection>> Connection::open(const std::string& socket_path,
                                                      std::chrono::milliseconds timeout) {
   MK_ASSIGN_OR_RETURN(auto socket, shm::FrameSocket::connect(socket_path, timeout));
+  MK_RETURN_IF_ERROR(check_listener(socket, socket_path));
   const auto deadline = Clock::now() + timeout;
   shm::Hello hello;
   hello.abi_major = shm::kAbiMajor;

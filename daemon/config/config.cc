@@ -7,6 +7,7 @@
 #include <set>
 
 #include "daemon/config/discovery_section.h"
+#include "daemon/config/limits_section.h"
 #include "daemon/config/reader.h"
 #include "daemon/config/units.h"
 
@@ -37,7 +38,6 @@ auto take(T& into, Parse&& parse) {
 
 auto take_duration(std::uint64_t& into) { return take(into, parse_duration_ns); }
 auto take_bandwidth(double& into) { return take(into, parse_bandwidth); }
-auto take_size(std::uint64_t& into) { return take(into, parse_size_bytes); }
 auto take_text(std::string& into, std::size_t bytes_max = 4096) {
   return [&into, bytes_max](std::string_view text) -> Status {
     if (text.size() > bytes_max || text.find_first_of(std::string_view("\0\n", 2)) != text.npos) {
@@ -187,20 +187,6 @@ void read_proxy(Section proxy, Config& config) {
   proxy.string("spin", take_spin(config.proxy.spin_ns));
   proxy.string("sleep_max", take_duration(config.proxy.sleep_max_ns));
   proxy.finish();
-}
-
-void read_limits(Section limits, Config& config) {
-  limits.integer("sessions", 1, shm::kSessionsMax, config.limits.sessions);
-  limits.integer("outstanding", 1, 65'536, config.limits.outstanding);
-  limits.string("registered", take_size(config.limits.registered_bytes));
-  limits.integer("user_sessions", 0, shm::kSessionsMax, config.limits.user_sessions);
-  limits.integer("user_buffers", 0, shm::kSessionsMax * shm::kBuffersMax,
-                 config.limits.user_buffers);
-  limits.integer("user_rings", 0, shm::kSessionsMax * shm::kLanesMax, config.limits.user_rings);
-  limits.string("user_registered", take_size(config.limits.user_registered_bytes));
-  limits.integer("user_connections", 1, 64, config.limits.user_connections);
-  limits.string("drain", take_duration(config.limits.drain_ns));
-  limits.finish();
 }
 
 void read_admin(Section admin, Config& config) {
@@ -489,9 +475,13 @@ JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job) {
 
 std::string admin_socket_path(const Config& config) {
   constexpr std::string_view kEnding = ".sock", kMark = "-admin";
+  constexpr std::string_view kClients = "/run/mkernel/", kAdmins = "/run/mkernel-admin/";
   std::string path = config.admin.socket;
   if (path != "auto") return path;
   path = config.socket.path;
+  if (path.starts_with(kClients) &&
+      path.size() - kClients.size() + kAdmins.size() <= kSocketPathBytesMax)
+    return path.replace(0, kClients.size(), kAdmins);
   if (path.starts_with('@') || path.size() + kMark.size() > kSocketPathBytesMax) return "";
   path.insert(path.ends_with(kEnding) ? path.size() - kEnding.size() : path.size(), kMark);
   return path;

@@ -91,18 +91,19 @@ struct Config {
 
   struct {
     std::uint32_t sessions = shm::kSessionsMax;
-    std::uint32_t outstanding = 256;     ///< per session
-    std::uint64_t registered_bytes = 0;  ///< per session; 0: unlimited
-    /// Of all sessions of one user; 0: unlimited.
-    std::uint32_t user_sessions = 0, user_buffers = 0, user_rings = 0;
-    std::uint64_t user_registered_bytes = 0;
+    std::uint32_t outstanding = 256;  ///< per session
+    // Of host memory and of what is counted: none: "auto", see client_limits; 0: unlimited.
+    std::optional<std::uint64_t> registered_bytes;  ///< per session
+    std::optional<std::uint32_t> user_sessions, user_buffers, user_rings;
+    std::optional<std::uint64_t> user_registered_bytes, all_registered_bytes;
+    std::optional<std::uint64_t> user_descriptors, descriptors;
     std::uint32_t user_connections = 32;   ///< that have not attached, per user
     std::uint64_t drain_ns = 500'000'000;  ///< how long SIGTERM waits for sessions to end
   } limits;
 
   /// The Admin service's own socket, for people and tools of this machine.
   struct {
-    std::string socket = "auto";  ///< beside socket.path; "": none. See admin_socket_path
+    std::string socket = "auto";  ///< "": none. See admin_socket_path
     std::uint32_t mode = 0660;
     std::string group;  ///< the file's; its members may change things. Empty: as created, nobody
     std::vector<std::string> writers;  ///< names of certificates that may change things
@@ -148,8 +149,9 @@ std::string print_config(const Config& config);
 /// The share of a job by `jobs`; the default when nothing matches.
 JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job);
 
-/// Where the Admin service's socket is; empty: there is none. "auto" is socket.path with "-admin"
-/// before its ending, and nothing for an abstract name or one that would become too long.
+/// Where the Admin service's socket is; empty: there is none. "auto" is in /run/mkernel-admin for a
+/// socket.path in /run/mkernel, which containers of jobs mount; for another, socket.path with
+/// "-admin" before its ending, and nothing for an abstract name or one that would become too long.
 std::string admin_socket_path(const Config& config);
 
 }  // namespace mk::daemon

@@ -28,6 +28,15 @@ std::string quoted_list(const std::vector<std::string>& texts) {
   return fmt::format("[{}]", fmt::join(all, ", "));
 }
 
+std::string auto_size(const std::optional<std::uint64_t>& bytes) {
+  return quoted(bytes ? format_size(*bytes) : "auto");
+}
+
+template <class T>
+std::string auto_count(const std::optional<T>& count) {
+  return count ? fmt::format("{}", *count) : quoted("auto");
+}
+
 std::string_view name_of(LogFormat format) {
   switch (format) {
     case LogFormat::kAuto:
@@ -114,11 +123,14 @@ std::string print_config(const Config& config) {
   line("\n[limits]");
   line("sessions = {}", config.limits.sessions);
   line("outstanding = {}", config.limits.outstanding);
-  line("registered = {}", quoted(format_size(config.limits.registered_bytes)));
-  line("user_sessions = {}", config.limits.user_sessions);
-  line("user_buffers = {}", config.limits.user_buffers);
-  line("user_rings = {}", config.limits.user_rings);
-  line("user_registered = {}", quoted(format_size(config.limits.user_registered_bytes)));
+  line("registered = {}", auto_size(config.limits.registered_bytes));
+  line("user_sessions = {}", auto_count(config.limits.user_sessions));
+  line("user_buffers = {}", auto_count(config.limits.user_buffers));
+  line("user_rings = {}", auto_count(config.limits.user_rings));
+  line("user_registered = {}", auto_size(config.limits.user_registered_bytes));
+  line("all_registered = {}", auto_size(config.limits.all_registered_bytes));
+  line("user_descriptors = {}", auto_count(config.limits.user_descriptors));
+  line("descriptors = {}", auto_count(config.limits.descriptors));
   line("user_connections = {}", config.limits.user_connections);
   line("drain = {}", quoted(format_duration(config.limits.drain_ns)));
   line("\n[admin]");

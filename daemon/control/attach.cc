@@ -9,6 +9,7 @@ namespace mk::daemon {
 
 namespace {
 
+constexpr std::uint64_t kSessionDescriptors = 2;  ///< its segment, and one on its way to the client
 constexpr std::uint32_t kTimeoutMsMax = 24 * 3600 * 1000;
 
 /// The first rule an Attach breaks, as far as it can be seen from it alone.
@@ -65,7 +66,7 @@ void ControlPlane::Impl::attach(Client& client, std::uint64_t request, shm::Atta
   auto created = watched ? create_session(client, message) : propagate(watched);
   if (!created) {
     log(LogLevel::kWarning, fmt::format("refused an attach: {}", created.error().message),
-        {{"pid", fmt::format("{}", client.credentials.pid)}});
+        {{"pid", fmt::format("{}", client.credentials.pid)}}, client.credentials.uid);
     reply_error(client.id, request, created.error());
     return;
   }
@@ -135,18 +136,6 @@ Status ControlPlane::Impl::check_join(const Job& job, const shm::Attach& attach,
   return {};
 }
 
-ControlPlane::Impl::Usage ControlPlane::Impl::usage_of(std::uint32_t uid) const {
-  Usage usage;
-  for (const auto& [id, session] : sessions_) {
-    if (session->credentials.uid != uid) continue;
-    ++usage.sessions;
-    usage.rings += session->segment.shape().lane_count;
-    usage.buffers += session->buffers.size();
-    usage.registered_bytes += session->registered_bytes;
-  }
-  return usage;
-}
-
 Status ControlPlane::Impl::check_user(std::uint32_t uid, const shm::Attach& attach) const {
   const auto& most = options_.user_max;
   const Usage usage = usage_of(uid);
@@ -162,7 +151,17 @@ Status ControlPlane::Impl::check_user(std::uint32_t uid, const shm::Attach& atta
                 "(limits.user_rings), with {} there; attach with fewer lanes",
                 attach.lane_count, most.rings, uid, usage.rings);
   }
-  return {};
+  const shm::SegmentShape shape{attach.lane_count, attach.slot_count_log2, attach.flag_count};
+  const std::uint64_t bytes = shm::layout_of(shape).segment_bytes;
+  const std::string what = fmt::format("a session with {} bytes of rings and flags", bytes);
+  if (options_.session_memory_bytes_max != 0 && bytes > options_.session_memory_bytes_max) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{} exceeds the {} bytes of host memory that a session may have "
+                "(limits.registered); attach with fewer or smaller rings",
+                what, options_.session_memory_bytes_max);
+  }
+  MK_RETURN_IF_ERROR(check_memory(uid, bytes, what));
+  return check_descriptors(uid, kSessionDescriptors, what);
 }
 
 JobShare ControlPlane::Impl::session_share(const Job& job) const {

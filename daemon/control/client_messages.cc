@@ -6,6 +6,7 @@
 
 #include "daemon/control/client_text.h"
 #include "daemon/control/control_plane_impl.h"
+#include "shm/host/memfd.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
 
@@ -154,7 +155,7 @@ void ControlPlane::Impl::refuse(Client& client, std::uint64_t request, const Err
     fence(session);
   }
   log(LogLevel::kWarning, fmt::format("refused a client: {}", error.message),
-      {{"pid", fmt::format("{}", client.credentials.pid)}});
+      {{"pid", fmt::format("{}", client.credentials.pid)}}, client.credentials.uid);
   clients_.erase(id);
   clients_port_.close(id);
 }
@@ -217,30 +218,7 @@ Status ControlPlane::Impl::check_buffer(const Session& session, const std::strin
                 "{}: buffer '{}' has {} bytes; a buffer has 1 to {} bytes", session.describe(),
                 name, bytes, shm::kBufferBytesMax);
   }
-  const std::uint64_t limit = options_.registered_bytes_max;
-  if (limit != 0 && bytes > limit - session.registered_bytes) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{}: buffer '{}' of {} bytes would exceed the {} bytes a session may register "
-                "(it has {}); raise the daemon's limit or deregister some",
-                session.describe(), name, bytes, limit, session.registered_bytes);
-  }
-  const Usage usage = usage_of(session.credentials.uid);
-  const auto& most = options_.user_max;
-  if (most.buffers != 0 && usage.buffers >= most.buffers) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{}: user {} has {} registered buffers, the most one user may have "
-                "(limits.user_buffers); deregister some",
-                session.describe(), session.credentials.uid, usage.buffers);
-  }
-  if (most.registered_bytes != 0 &&
-      bytes > most.registered_bytes - std::min(most.registered_bytes, usage.registered_bytes)) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{}: buffer '{}' of {} bytes would exceed the {} bytes that user {} may register "
-                "(limits.user_registered), with {} there; deregister some",
-                session.describe(), name, bytes, most.registered_bytes, session.credentials.uid,
-                usage.registered_bytes);
-  }
-  return {};
+  return check_buffer_count(session, name);
 }
 
 Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
@@ -248,6 +226,16 @@ Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
                                                               UniqueFd fd) {
   MK_RETURN_IF_ERROR(check_buffer(session, message.name, message.bytes));
   MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.free_handle());
+  // All of the file counts, however little of it is there or announced: we keep all of it alive.
+  // And before anything is pinned: a NIC's driver does so without asking for the client's own
+  // limit.
+  MK_ASSIGN_OR_RETURN(const std::uint64_t file_bytes,
+                      shm::file_bytes(fd.get(), "the received buffer"));
+  const std::uint64_t host_bytes = std::max(file_bytes, message.bytes);
+  MK_RETURN_IF_ERROR(
+      check_session_memory(session, host_bytes,
+                           fmt::format("{}: buffer '{}' in a file of {} bytes", session.describe(),
+                                       message.name, host_bytes)));
   auto memory = shm::BufferFile::map(std::move(fd), message.bytes);
   if (!memory) {
     return fail(memory.error().code, "{}: buffer '{}': {}", session.describe(), message.name,
@@ -261,6 +249,7 @@ Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
   }
   session.add_buffer(handle, {.name = std::move(message.name),
                               .bytes = message.bytes,
+                              .host_bytes = host_bytes,
                               .memory = std::move(*memory),
                               .region = std::move(*region),
                               .withdrawal = std::nullopt});
@@ -289,6 +278,7 @@ Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
   }
   MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.free_handle());
   std::unique_ptr<fabric::LocalRegion> region;
+  std::uint64_t host_bytes = 0;
   // Within one node nobody but its ranks touches it.
   if (session.job->nodes > 1) {
     fabric::Endpoint& endpoint = proxy_of(session).endpoint();
@@ -299,15 +289,21 @@ Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
                   session.describe(), endpoint.capabilities().name);
     }
     // What is registered keeps the memory; the file is closed with the end of this call.
+    const Status image =
+        check_session_memory(session, message.bytes,
+                             fmt::format("{}: GPU buffer '{}' by way of {} bytes of host memory",
+                                         session.describe(), message.name, message.bytes));
     auto registered = endpoint.register_memory({.bytes = message.bytes,
                                                 .device = key,
                                                 .dmabuf = dmabuf.get(),
-                                                .dmabuf_offset = dmabuf_offset});
+                                                .dmabuf_offset = dmabuf_offset,
+                                                .no_image = image ? "" : image.error().message});
     if (!registered) {
       return tl::unexpected<Error>(
           explain_registration(registered.error(), session, message.name, message.bytes));
     }
     region = std::move(*registered);
+    host_bytes = region->image_bytes;
     if (!region->gpu_path.empty()) {
       log(LogLevel::kInfo,
           fmt::format("{}: GPU buffer '{}' of {} bytes goes {}{}", session.describe(), message.name,
@@ -318,6 +314,7 @@ Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
   }
   session.add_buffer(handle, {.name = std::move(message.name),
                               .bytes = message.bytes,
+                              .host_bytes = host_bytes,
                               .memory = std::nullopt,
                               .region = std::move(region),
                               .withdrawal = std::nullopt});
@@ -354,8 +351,7 @@ void ControlPlane::Impl::advance_withdrawal(Session& session, std::uint16_t hand
   if (session.active() && !withdrawal.answered && session.client) {
     reply(*session.client, withdrawal.request, shm::Done{});
   }
-  session.registered_bytes -= found->second.bytes;
-  session.buffers.erase(found);
+  session.remove_buffer(handle);
 }
 
 void ControlPlane::Impl::alloc_flags(Client& client, std::uint64_t request,
@@ -442,6 +438,11 @@ void ControlPlane::Impl::open_peer_buffer(Client& client, std::uint64_t request,
         fmt::format("local rank {}'s buffer {} is GPU memory, which ranks lend each other "
                     "by its key",
                     message.local_rank, message.handle));
+    return;
+  }
+  if (const Status room = check_descriptors(client.credentials.uid, 1, "one more on its way");
+      !room) {
+    reply_error(client.id, request, room.error());
     return;
   }
   const int fds[] = {buffer->second.memory->fd()};

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "shm/host/segment.h"
+#include "shm/limits.h"
 
 namespace mk::daemon::control {
 
@@ -18,6 +19,10 @@ constexpr int kFramesPerTurn = 16;  ///< of one client, before the others have t
 constexpr int kAcceptsPerTurn = 16;
 constexpr std::uint64_t kAcceptPauseNs = 200'000'000;     ///< after accept has failed
 constexpr std::uint64_t kCloseTimeoutNs = 2'000'000'000;  ///< to read what we sent before closing
+
+std::uint64_t after(std::chrono::milliseconds time) {
+  return shm::monotonic_ns() + static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
+}
 
 }  // namespace
 
@@ -36,6 +41,12 @@ void Connections::send(ClientId id, std::uint16_t type, std::uint64_t request,
   Connection& connection = found->second;
   if (type == static_cast<std::uint16_t>(shm::MessageType::kAttachReply)) {
     connection.attached = true;
+    connection.socket.limit_received(shm::kRequestBytesMax);
+  } else if (type == static_cast<std::uint16_t>(shm::MessageType::kSessionFailed)) {
+    // What is left is to read this; a session that is over keeps nobody's place.
+    connection.attached = false;
+    connection.ended = true;
+    connection.deadline_ns = after(options_.handshake_timeout);
   }
   const Status sent = connection.socket.queue_send(type, request, payload, fds);
   if (!sent) {
@@ -107,37 +118,92 @@ void Connections::admit(shm::FrameSocket socket) {
                     credentials->uid));
     return;
   }
-  const auto unattached = static_cast<std::uint32_t>(std::ranges::count_if(
-      connections_, [](const auto& entry) { return !entry.second.attached; }));
-  if (connections_.size() >= options_.clients_max ||
-      unattached >= options_.clients_unattached_max) {
-    say(connection, ErrorCode::kLimitExceeded,
-        fmt::format("the daemon has {} connections, {} of them not attached; at most {} and {}",
-                    connections_.size(), unattached, options_.clients_max,
-                    options_.clients_unattached_max));
-    return;
-  }
   connection.user = credentials->uid;
-  const auto of_user =
-      static_cast<std::uint32_t>(std::ranges::count_if(connections_, [&](const auto& entry) {
-        return !entry.second.attached && entry.second.user == connection.user;
-      }));
-  if (of_user >= options_.user_unattached_max) {
-    say(connection, ErrorCode::kLimitExceeded,
-        fmt::format("user {} has {} connections that have not attached, the most one user may have "
-                    "(limits.user_connections); at most {} ms pass until one ends",
-                    connection.user, of_user, options_.handshake_timeout.count()));
+  if (const Status room = check_room(connection.user); !room) {
+    say(connection, room.error().code, room.error().message);
     return;
   }
   const ClientId id = next_client_++;
   const int fd = connection.socket.fd();
-  connection.deadline_ns =
-      shm::monotonic_ns() +
-      static_cast<std::uint64_t>(std::chrono::nanoseconds(options_.handshake_timeout).count());
+  connection.socket.limit_received(shm::kHandshakeBytesMax);
+  connection.deadline_ns = after(options_.handshake_timeout);
   connection.interest = EPOLLIN;
   if (!watch(EPOLL_CTL_ADD, fd, id, EPOLLIN)) return;
   connections_.emplace(id, std::move(connection));
   plane_->on_client_connected(id, *credentials);
+}
+
+Status Connections::check_room(uid_t user) {
+  struct Held {
+    std::uint32_t unattached = 0;
+    std::optional<ClientId> oldest;
+  };
+  std::map<uid_t, Held> users;
+  std::uint32_t unattached = 0, all = 0;
+  for (const auto& [id, connection] : connections_) {
+    if (connection.broken) continue;
+    ++all;
+    if (connection.attached) continue;
+    ++unattached;
+    Held& held = users[connection.user];
+    ++held.unattached;
+    if (!held.oldest && !connection.closing) held.oldest = id;
+  }
+  if (options_.reserve != nullptr && options_.reserve->spent()) {
+    return fail(ErrorCode::kLimitExceeded,
+                "the daemon has no memory left for another client; see its log");
+  }
+  const std::uint32_t of_user = users[user].unattached;
+  if (of_user >= options_.user_unattached_max) {
+    return fail(ErrorCode::kLimitExceeded,
+                "user {} has {} connections that have not attached, the most one user may have "
+                "(limits.user_connections); at most {} ms pass until one ends",
+                user, of_user, options_.handshake_timeout.count());
+  }
+  MK_RETURN_IF_ERROR(check_descriptors(user));
+  if (all < options_.clients_max && unattached < options_.clients_unattached_max) return {};
+  const auto greediest = std::ranges::max_element(
+      users, {}, [](const auto& entry) { return entry.second.unattached; });
+  if (greediest->second.unattached > of_user + 1 && greediest->second.oldest) {
+    const ClientId id = *greediest->second.oldest;
+    say(connections_.at(id), ErrorCode::kLimitExceeded,
+        fmt::format("user {} has the most connections that have not attached, {}; one makes room "
+                    "for another user",
+                    greediest->first, greediest->second.unattached));
+    break_connection(id, "it made room for another user");
+    return {};
+  }
+  return fail(ErrorCode::kLimitExceeded,
+              "the daemon has {} connections, {} of them not attached; at most {} and {}", all,
+              unattached, options_.clients_max, options_.clients_unattached_max);
+}
+
+Status Connections::check_descriptors(uid_t user) const {
+  const auto has_room = [this](std::optional<std::uint32_t> whose, std::uint64_t most) {
+    return most == 0 || plane_->descriptors(whose) + descriptors(whose) < most;
+  };
+  if (!has_room(user, options_.user_descriptors_max)) {
+    return fail(ErrorCode::kLimitExceeded,
+                "user {} holds {} descriptors of this daemon, the most one user may hold "
+                "(limits.user_descriptors); deregister buffers or detach",
+                user, options_.user_descriptors_max);
+  }
+  if (!has_room({}, options_.descriptors_max)) {
+    return fail(ErrorCode::kLimitExceeded,
+                "clients hold {} descriptors of this daemon, the most that all may hold "
+                "(limits.descriptors; systemd: LimitNOFILE); come back later",
+                options_.descriptors_max);
+  }
+  return {};
+}
+
+std::uint64_t Connections::descriptors(std::optional<std::uint32_t> uid) const {
+  std::uint64_t count = 0;
+  for (const auto& [id, connection] : connections_) {
+    if (uid && connection.user != *uid) continue;
+    count += 1 + (connection.process ? 1 : 0) + connection.socket.queued_fds();
+  }
+  return count;
 }
 
 void Connections::serve(ClientId id, std::uint32_t events) {
@@ -145,7 +211,8 @@ void Connections::serve(ClientId id, std::uint32_t events) {
   if (found == connections_.end()) return;
   Connection& connection = found->second;
   if (connection.broken) return;
-  if ((events & EPOLLOUT) != 0) {
+  const bool hung_up = (events & (EPOLLHUP | EPOLLERR)) != 0;
+  if ((events & EPOLLOUT) != 0 || (hung_up && connection.socket.has_queued())) {
     if (const Status flushed = connection.socket.flush(); !flushed) {
       break_connection(id, flushed.error().message);
       return;
@@ -153,12 +220,25 @@ void Connections::serve(ClientId id, std::uint32_t events) {
     update_interest(id, connection);
   }
   if (connection.closing) {
-    if (!connection.socket.has_queued() || (events & (EPOLLHUP | EPOLLERR)) != 0) {
-      break_connection(id, "closed");
-    }
+    if (!connection.socket.has_queued() || hung_up) break_connection(id, "closed");
     return;
   }
+  if (hung_up && connection.socket.has_queued()) {
+    break_connection(id, "it hung up before it had read what was sent");
+    return;
+  }
+  try {
+    receive(id, connection);
+  } catch (const std::exception& error) {
+    give_up(id, error.what());
+  }
+}
+
+void Connections::receive(ClientId id, Connection& connection) {
   for (int i = 0; i < kFramesPerTurn && !connection.closing && !connection.broken; ++i) {
+    // One who does not read what was sent is not asked for more: what waits for him stays bounded
+    // by the largest reply.
+    if (connection.socket.has_queued()) return;
     auto frame = connection.socket.try_receive();
     if (!frame) {
       if (frame.error().code == ErrorCode::kProtocol) {
@@ -169,6 +249,22 @@ void Connections::serve(ClientId id, std::uint32_t events) {
     }
     if (!*frame) return;
     plane_->on_client_frame(id, std::move(**frame));
+  }
+}
+
+void Connections::give_up(ClientId id, const char* what) noexcept {
+  try {
+    Connection& connection = connections_.at(id);
+    if (!connection.closing) {
+      say(connection, ErrorCode::kLimitExceeded,
+          fmt::format("the daemon could not serve a request ({}); it has little memory left",
+                      what));
+    }
+    log(LogLevel::kError, fmt::format("gave a client up: {}", what), connection.user);
+    connection.closing = false;  // the control plane may know of it, and then has to hear
+    break_connection(id, fmt::format("the daemon could not serve it: {}", what));
+  } catch (const std::exception&) {
+    // Its deadline, or its next event, ends it.
   }
 }
 
@@ -192,16 +288,31 @@ void Connections::break_connection(ClientId id, const std::string& reason) {
 void Connections::sweep() {
   while (!broken_.empty()) {
     const ClientId id = broken_.back();
-    broken_.pop_back();
-    auto node = connections_.extract(id);
-    // Closing means that the control plane has forgotten it.
-    if (!node.mapped().closing) plane_->on_client_closed(id, node.mapped().reason);
+    const auto found = connections_.find(id);
+    // Closing means that the control plane has forgotten it. When this throws, the connection stays
+    // for the next turn.
+    if (!found->second.closing) plane_->on_client_closed(id, found->second.reason);
+    broken_.erase(std::ranges::find(broken_, id));
+    connections_.erase(found);
+  }
+}
+
+void Connections::shed() {
+  for (auto& [id, connection] : connections_) {
+    if (connection.attached || connection.closing || connection.broken) continue;
+    break_connection(id, "the daemon has no memory left for clients without a session");
   }
 }
 
 void Connections::update_interest(ClientId id, Connection& connection) {
-  std::uint32_t interest = connection.closing ? 0u : EPOLLIN;
-  if (connection.socket.has_queued()) interest |= EPOLLOUT;
+  const std::size_t queued = connection.socket.queued_bytes();
+  if (queued == 0) {
+    connection.unread_since_ns = 0;
+  } else if (connection.unread_since_ns == 0 || queued < connection.unread_bytes) {
+    connection.unread_since_ns = shm::monotonic_ns();
+  }
+  connection.unread_bytes = queued;
+  const std::uint32_t interest = queued != 0 ? EPOLLOUT : connection.closing ? 0u : EPOLLIN;
   if (interest == connection.interest) return;
   connection.interest = interest;
   watch(EPOLL_CTL_MOD, connection.socket.fd(), id, interest);
@@ -221,10 +332,20 @@ void Connections::tick(std::uint64_t now_ns) {
     accept_paused_until_ns_ = 0;
     watch(EPOLL_CTL_ADD, listener_->fd(), kListenerToken, EPOLLIN);
   }
+  const auto unread_ns =
+      static_cast<std::uint64_t>(std::chrono::nanoseconds(options_.unread_timeout).count());
   for (auto& [id, connection] : connections_) {
-    if (connection.broken || now_ns < connection.deadline_ns) continue;
+    if (connection.broken) continue;
+    if (connection.unread_since_ns != 0 && now_ns >= connection.unread_since_ns + unread_ns) {
+      break_connection(id, fmt::format("it does not read: {} bytes have waited for it for {} ms",
+                                       connection.unread_bytes, options_.unread_timeout.count()));
+      continue;
+    }
+    if (now_ns < connection.deadline_ns) continue;
     if (connection.closing) {
       break_connection(id, "it did not read what was sent");
+    } else if (connection.ended) {
+      break_connection(id, "its session has ended");
     } else if (!connection.attached) {
       say(connection, ErrorCode::kTimeout,
           fmt::format("no attach within {} ms of connecting", options_.handshake_timeout.count()));
@@ -242,8 +363,9 @@ void Connections::shut() {
   listener_.reset();
 }
 
-void Connections::log(LogLevel level, std::string message) const {
-  if (log_) log_({level, std::move(message), {}});
+void Connections::log(LogLevel level, std::string message, std::optional<std::uint32_t> user,
+                      std::source_location where) const {
+  if (log_) log_({level, std::move(message), {}, user, where});
 }
 
 }  // namespace mk::daemon::control

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <source_location>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,6 +39,8 @@ class Connections final : public ClientPort {
   void tick(std::uint64_t now_ns);
   /// Drops the connections that broke: the last thing of every turn.
   void sweep();
+  /// Drops all that have no session: memory has run out.
+  void shed();
   /// Sends what goes at once.
   void flush();
   /// Closes all and the listener, too; what is sent from then on goes nowhere.
@@ -48,26 +51,39 @@ class Connections final : public ClientPort {
             std::span<const std::byte> payload, std::span<const int> fds) override;
   void close(ClientId id) override;
   Status watch_process(ClientId id, UniqueFd told) override;
+  std::uint64_t descriptors(std::optional<std::uint32_t> uid) const override;
 
  private:
   struct Connection {
     shm::FrameSocket socket;
     std::optional<ProcessWatch> process;
     uid_t user = 0;
-    bool attached = false;
+    bool attached = false;          ///< and its session is alive
+    bool ended = false;             ///< its session is not any more
     bool closing = false;           ///< no more frames are taken; goes when all is sent
     bool broken = false;            ///< goes at the end of this turn
     std::string reason;             ///< why
     std::uint64_t deadline_ns = 0;  ///< of the handshake, then of closing
-    std::uint32_t interest = 0;     ///< epoll events asked for
+    std::uint64_t unread_since_ns =
+        0;                         ///< since when it has read nothing of what is queued; 0: none is
+    std::size_t unread_bytes = 0;  ///< queued at that time
+    std::uint32_t interest = 0;    ///< epoll events asked for
   };
 
   void admit(shm::FrameSocket socket);
+  /// Whether one more connection of this user may be had; makes room where another has more.
+  Status check_room(uid_t user);
+  Status check_descriptors(uid_t user) const;
+  /// Takes what has come, while nothing waits to be sent.
+  void receive(ClientId id, Connection& connection);
+  /// An event of this client could not be handled, for want of memory most likely: it goes.
+  void give_up(ClientId id, const char* what) noexcept;
   static void say(Connection& connection, ErrorCode code, const std::string& message);
   void break_connection(ClientId id, const std::string& reason);
   void update_interest(ClientId id, Connection& connection);
   bool watch(int operation, int fd, std::uint64_t token, std::uint32_t events);
-  void log(LogLevel level, std::string message) const;
+  void log(LogLevel level, std::string message, std::optional<std::uint32_t> user = std::nullopt,
+           std::source_location where = std::source_location::current()) const;
 
   const ControlLoopOptions options_;
   std::optional<shm::FrameListener> listener_;

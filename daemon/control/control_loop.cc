@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <set>
+#include <source_location>
 #include <system_error>
 #include <thread>
 
@@ -37,7 +38,8 @@ class ControlLoop::Impl {
  public:
   Impl(const ControlLoopOptions& options, shm::FrameListener listener, UniqueFd epoll,
        UniqueFd wake)
-      : socket_path_(listener.path()),
+      : reserve_(options.reserve),
+        socket_path_(listener.path()),
         epoll_(std::move(epoll)),
         wake_(std::move(wake)),
         connections_(options, std::move(listener), epoll_.get()) {}
@@ -113,7 +115,13 @@ class ControlLoop::Impl {
     // After a refused message, the rest of that stream is on its way still.
     if (refused_.contains(node) && !std::holds_alternative<PeerHello>(message)) return;
     refused_.erase(node);
-    const Status status = plane.on_peer_message(node, std::move(message));
+    Status status;
+    try {
+      status = plane.on_peer_message(node, std::move(message));
+    } catch (const std::exception& error) {
+      status = fail(ErrorCode::kLimitExceeded, "a message of {} could not be handled: {}",
+                    transport_->describe(node), error.what());
+    }
     if (status) return;
     log(LogLevel::kError, fmt::format("broke the stream of a peer: {}", status.error().message));
     refused_.insert(node);
@@ -149,19 +157,50 @@ class ControlLoop::Impl {
       for (int i = 0; i < count; ++i) {
         const std::uint64_t token = events[i].data.u64;
         if (token == kWakeToken) {
-          run_tasks();
+          contain("events of other threads", [this] { run_tasks(); });
         } else if (token == kListenerToken) {
-          connections_.accept();
+          contain("a new connection", [this] { connections_.accept(); });
         } else if ((token & control::kProcessToken) != 0) {
-          connections_.process_ended(token & ~control::kProcessToken);
+          contain("the end of a process",
+                  [&] { connections_.process_ended(token & ~control::kProcessToken); });
         } else {
-          connections_.serve(token, events[i].events);
+          contain("a client", [&] { connections_.serve(token, events[i].events); });
         }
       }
-      if (shm::monotonic_ns() >= next_tick_ns_) tick();
-      connections_.sweep();
+      if (shm::monotonic_ns() >= next_tick_ns_) contain("the tick", [this] { tick(); });
+      contain("a client's end", [this] { connections_.sweep(); });
+      if (reserve_ != nullptr && reserve_->spent()) {
+        contain("want of memory", [this] { make_room(); });
+      }
     }
-    connections_.flush();
+    contain("the last answers", [this] { connections_.flush(); });
+  }
+
+  /// Runs one step of the loop: what it throws, for want of memory, costs that step and not the
+  /// daemon.
+  template <class Step>
+  void contain(const char* what, Step&& step) noexcept {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      complain(what, error.what());
+    }
+  }
+
+  void complain(const char* what, const char* error) const noexcept {
+    try {
+      log(LogLevel::kError, fmt::format("could not handle {}: {}", what, error));
+    } catch (const std::exception&) {
+      // Nothing is left even for that.
+    }
+  }
+
+  void make_room() {
+    log(LogLevel::kError,
+        "memory has run out: the reserve is in use, and clients without a session are turned away");
+    connections_.shed();
+    connections_.sweep();
+    reserve_->restore();
   }
 
   /// Runs on a thread of its own: the control thread may wait for a peer that does not answer.
@@ -184,7 +223,14 @@ class ControlLoop::Impl {
       std::lock_guard lock(mutex_);
       tasks.swap(tasks_);
     }
-    for (const Task& task : tasks) task.run(*plane_);
+    for (const Task& task : tasks) {
+      try {
+        task.run(*plane_);
+      } catch (const std::exception& error) {
+        complain("an event of another thread", error.what());
+        if (task.abandoned) task.abandoned();
+      }
+    }
   }
 
   void tick() {
@@ -216,10 +262,12 @@ class ControlLoop::Impl {
     return plane_->idle() || shm::monotonic_ns() >= *failed_rest_at_ns_ + kFailedDrainNs;
   }
 
-  void log(LogLevel level, std::string message) const {
-    if (control_.log) control_.log({level, std::move(message), {}});
+  void log(LogLevel level, std::string message,
+           std::source_location where = std::source_location::current()) const {
+    if (control_.log) control_.log({level, std::move(message), {}, std::nullopt, where});
   }
 
+  MemoryReserve* const reserve_;
   const std::string socket_path_;
   const UniqueFd epoll_;
   const UniqueFd wake_;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "daemon/control/control_plane.h"
+#include "daemon/control/memory_reserve.h"
 #include "daemon/control/peer_transport.h"
 #include "daemon/proxy/proxy.h"
 #include "shm/host/result.h"
@@ -29,11 +30,22 @@ struct ControlLoopOptions {
   std::string socket_path;  ///< '@name': abstract namespace
   std::uint32_t socket_mode = 0666;
   int listening_fd = -1;  ///< listens at `socket_path` already, and is taken over; -1: bind
-  std::uint32_t clients_max = 256;            ///< connections at once
-  std::uint32_t clients_unattached_max = 64;  ///< of them, connections that have not attached yet
-  /// Of those, what one user may hold, so that others find a place.
+  std::uint32_t clients_max = 256;  ///< connections at once
+  /// Of them, connections that have no session: not yet, or it has ended. Where there is no place
+  /// left, a user who has more of them than another gives one up.
+  std::uint32_t clients_unattached_max = 64;
+  /// Of those, what one user may hold.
   std::uint32_t user_unattached_max = 32;
-  std::chrono::milliseconds handshake_timeout{10'000};  ///< from the connection to its Attach
+  /// Descriptors that clients may hold, in all and of one user: connections, queued replies' and
+  /// sessions' together; 0: no limit. See client_limits.
+  std::uint64_t descriptors_max = 0, user_descriptors_max = 0;
+  /// From the connection to its Attach, and from the end of its session to its own.
+  std::chrono::milliseconds handshake_timeout{10'000};
+  /// How long what was sent may wait for a client that reads none of it.
+  std::chrono::milliseconds unread_timeout{60'000};
+  /// Watched when there is one: while it is spent, clients without a session make room. Outlives
+  /// the loop.
+  MemoryReserve* reserve = nullptr;
   /// Refuses clients of other users: for sockets that no file's mode protects.
   bool same_user_only = false;
 };
@@ -134,7 +146,10 @@ auto ControlLoop::run_sync(Fn fn, std::chrono::milliseconds timeout)
     return fail(ErrorCode::kTimeout, "the control thread did not answer within {} ms",
                 timeout.count());
   }
-  if (!call->value) return fail(ErrorCode::kUnavailable, "the control thread has stopped");
+  if (!call->value) {
+    return fail(ErrorCode::kUnavailable,
+                "the control thread has stopped, or has no memory for this: see the daemon's log");
+  }
   if constexpr (std::is_void_v<Value>) {
     return {};
   } else {

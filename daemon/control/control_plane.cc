@@ -71,13 +71,13 @@ void ControlPlane::Impl::client_connected(ClientId id, const shm::PeerCredential
 void ControlPlane::Impl::client_closed(ClientId id, const std::string& reason) {
   const auto found = clients_.find(id);
   if (found == clients_.end()) return;
-  Session* session = found->second.session;
-  clients_.erase(found);
-  if (session == nullptr) return;
-  session->client.reset();
-  fail_session(*session,
-               {ErrorCode::kPeerLost, fmt::format("{} has gone: {}", session->describe(), reason)});
-  fence(*session);  // one that was leaving has nobody left to send for
+  if (Session* session = found->second.session) {
+    session->client.reset();
+    fail_session(*session, {ErrorCode::kPeerLost,
+                            fmt::format("{} has gone: {}", session->describe(), reason)});
+    fence(*session);  // one that was leaving has nobody left to send for
+  }
+  clients_.erase(id);  // last: when there is no memory for the rest, this is called again
 }
 
 void ControlPlane::Impl::proxy_event(std::uint32_t rail, ProxyEvent event) {
@@ -246,16 +246,19 @@ std::string ControlPlane::Impl::describe_node(NodeId node) const {
 }
 
 void ControlPlane::Impl::log(LogLevel level, std::string message,
-                             std::vector<std::pair<std::string, std::string>> fields) const {
-  if (options_.log) options_.log({level, std::move(message), std::move(fields)});
+                             std::vector<std::pair<std::string, std::string>> fields,
+                             std::optional<std::uint32_t> user, std::source_location where) const {
+  if (options_.log) options_.log({level, std::move(message), std::move(fields), user, where});
 }
 
-void ControlPlane::Impl::log(LogLevel level, std::string message, const Session& session) const {
+void ControlPlane::Impl::log(LogLevel level, std::string message, const Session& session,
+                             std::source_location where) const {
   log(level, std::move(message),
       {{"job", session.attach.job},
        {"rank", fmt::format("{}", session.attach.rank)},
        {"session", fmt::format("{}", session.id)},
-       {"pid", fmt::format("{}", session.credentials.pid)}});
+       {"pid", fmt::format("{}", session.credentials.pid)}},
+      session.credentials.uid, where);
 }
 
 // -- the public face ------------------------------------------------------------------------------
@@ -280,6 +283,10 @@ void ControlPlane::on_client_frame(ClientId client, shm::Frame frame) {
 void ControlPlane::on_client_closed(ClientId client, const std::string& reason) {
   impl_->client_closed(client, reason);
   impl_->reap();
+}
+
+std::uint64_t ControlPlane::descriptors(std::optional<std::uint32_t> uid) const {
+  return impl_->session_descriptors(uid);
 }
 
 PeerHello ControlPlane::hello() const { return impl_->hello(); }

@@ -36,6 +36,8 @@ class ClientPort {
   /// socket. `told`: the pidfd by which it says who it is; invalid when it sent none. The error
   /// says why it is not believed.
   virtual Status watch_process(ClientId client, UniqueFd told) = 0;
+  /// Descriptors of connections and of replies on their way: of one user's, or of all.
+  virtual std::uint64_t descriptors(std::optional<std::uint32_t> /*uid*/) const { return 0; }
 };
 
 struct ControlOptions {
@@ -44,18 +46,23 @@ struct ControlOptions {
   std::uint64_t generation = 0;   ///< 0: random
   std::uint64_t random_seed = 0;  ///< of the ids it draws; 0: random. For simulators
   std::uint32_t sessions_max = 64;
-  std::uint32_t outstanding_max = 256;     ///< per session, commands taken but not completed
-  std::uint64_t registered_bytes_max = 0;  ///< per session; 0: no limit
+  std::uint32_t outstanding_max = 256;         ///< per session, commands taken but not completed
+  std::uint64_t session_memory_bytes_max = 0;  ///< of the host; 0: no limit
   std::uint64_t heartbeat_interval_ns = 100'000'000;
   /// After a rank has detached in order, the others may stay: an exchange that it cannot join any
   /// more fails them at once, and one launch that goes on for as long as this (it is most likely
   /// waiting for that rank) fails them as well, with kPeerLost.
   std::uint64_t leave_grace_ns = 10'000'000'000;
-  /// Of all sessions of one user together; 0: no limit.
+  /// Of all sessions of one user together; 0: no limit. Memory is the host's: segments, buffers by
+  /// the size of their files however little of it is there, and images of staged GPU memory.
   struct {
     std::uint32_t sessions = 0, buffers = 0, rings = 0;
-    std::uint64_t registered_bytes = 0;
+    std::uint64_t memory_bytes = 0, descriptors = 0;
   } user_max;
+  /// Of all users together; 0: no limit.
+  struct {
+    std::uint64_t memory_bytes = 0, descriptors = 0;
+  } all_max;
   /// A job's share of the network, see `refresh_shares`; empty: the default for all.
   std::function<JobShare(const std::string& job)> job_share;
   LogSink log;  ///< may be empty
@@ -150,6 +157,8 @@ class ControlPlane {
   /// The client hung up or its stream broke: its sessions are fenced, its job's other ranks get
   /// kPeerLost.
   void on_client_closed(ClientId client, const std::string& reason);
+  /// Descriptors that sessions hold: of one user's, or of all.
+  std::uint64_t descriptors(std::optional<std::uint32_t> uid) const;
 
   /// What this daemon says first on a new stream to a peer.
   PeerHello hello() const;

@@ -5,6 +5,7 @@
 ///   inspect.cc          what people and tools see
 ///   client_messages.cc  what a client may ask when, and the requests of an attached session
 ///   attach.cc           a rank joins
+///   quota.cc            what a session, a user and all of them may hold
 ///   rendezvous.cc       a job comes up: parts, links, bindings
 ///   peer_messages.cc    what other daemons say
 ///   teardown.cc         sessions and jobs end, memory and slots come back
@@ -17,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,6 +95,9 @@ class ControlPlane::Impl {
   /// Thread-safe.
   void beat() { heartbeats_.beat(now_()); }
 
+  // quota.cc
+  std::uint64_t session_descriptors(std::optional<std::uint32_t> uid) const;
+
   // client_messages.cc
   void client_frame(ClientId client, shm::Frame frame);
 
@@ -153,13 +158,24 @@ class ControlPlane::Impl {
   void attach(Client& client, std::uint64_t request, shm::Attach& message, shm::Frame&);
   Status check_attach(const shm::Attach& attach) const;
   Status check_join(const Job& job, const shm::Attach& attach, const Client& client) const;
-  /// What the sessions of one user have together.
+  Status check_user(std::uint32_t uid, const shm::Attach& attach) const;
+
+  // quota.cc
+  /// What the sessions of one user, or of all, have together.
   struct Usage {
     std::uint32_t sessions = 0, rings = 0;
-    std::uint64_t buffers = 0, registered_bytes = 0;
+    std::uint64_t buffers = 0, host_bytes = 0;
+    std::uint64_t descriptors = 0;  ///< connections and replies on their way included
   };
-  Usage usage_of(std::uint32_t uid) const;
-  Status check_user(std::uint32_t uid, const shm::Attach& attach) const;
+  Usage usage_of(std::optional<std::uint32_t> uid) const;
+  /// Whether a user may have `bytes` more of the host's memory. `what` begins the error.
+  Status check_memory(std::uint32_t uid, std::uint64_t bytes, const std::string& what) const;
+  /// Whether a user may have `count` more descriptors.
+  Status check_descriptors(std::uint32_t uid, std::uint64_t count, const std::string& what) const;
+  Status check_buffer_count(const Session& session, const std::string& name) const;
+  /// Whether `session` may have `bytes` more of the host's memory.
+  Status check_session_memory(const Session& session, std::uint64_t bytes,
+                              const std::string& what) const;
   /// The share of one of the job's ranks here.
   JobShare session_share(const Job& job) const;
   Result<Session*> create_session(Client& client, const shm::Attach& attach);
@@ -268,9 +284,13 @@ class ControlPlane::Impl {
   std::vector<Job*> jobs() const;
   Proxy& proxy_of(const Session& session) { return *proxies_[session.rail]; }
   std::string describe_node(NodeId node) const;
+  /// `user`: whose client caused it.
   void log(LogLevel level, std::string message,
-           std::vector<std::pair<std::string, std::string>> fields = {}) const;
-  void log(LogLevel level, std::string message, const Session& session) const;
+           std::vector<std::pair<std::string, std::string>> fields = {},
+           std::optional<std::uint32_t> user = std::nullopt,
+           std::source_location where = std::source_location::current()) const;
+  void log(LogLevel level, std::string message, const Session& session,
+           std::source_location where = std::source_location::current()) const;
 
   // inspect.cc
   SessionInfo info_of(const Session& session) const;

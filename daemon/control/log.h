@@ -3,7 +3,10 @@
 /// hands records to whoever hosts it (mkerneld's logger, a test, nobody).
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
+#include <source_location>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +22,10 @@ struct LogRecord {
   LogLevel level = LogLevel::kInfo;
   std::string message;
   std::vector<std::pair<std::string, std::string>> fields;
+  /// The user whose client caused it: each user has a budget of lines. None: the daemon itself.
+  std::optional<std::uint32_t> user = std::nullopt;
+  /// The line of code that says it, which is its kind: a constant that no client can choose.
+  std::source_location where = std::source_location::current();
 };
 
 /// Called on the control thread; must not block for long. May be empty.

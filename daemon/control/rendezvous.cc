@@ -123,7 +123,7 @@ void ControlPlane::Impl::job_up(Job& job) {
   job.state = JobState::kUp;
   log(LogLevel::kInfo,
       fmt::format("job '{}' is up: {} nodes of {} ranks", job.name, job.nodes, job.local_size),
-      {{"job", job.name}});
+      {{"job", job.name}}, job.uid);
   for (Session* session : job.sessions()) {
     session->state = SessionState::kUp;
     open_peers(*session);

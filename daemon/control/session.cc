@@ -81,7 +81,16 @@ Result<std::uint16_t> Session::free_handle() const {
 void Session::add_buffer(std::uint16_t handle, Buffer buffer) {
   last_handle = handle;
   registered_bytes += buffer.bytes;
+  buffers_host_bytes += buffer.host_bytes;
   buffers.emplace(handle, std::move(buffer));
+}
+
+void Session::remove_buffer(std::uint16_t handle) {
+  const auto found = buffers.find(handle);
+  if (found == buffers.end()) return;
+  registered_bytes -= found->second.bytes;
+  buffers_host_bytes -= found->second.host_bytes;
+  buffers.erase(found);
 }
 
 std::string Session::describe() const {

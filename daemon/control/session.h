@@ -38,6 +38,7 @@ struct BufferWithdrawal {
 struct Buffer {
   std::string name;
   std::uint64_t bytes = 0;
+  std::uint64_t host_bytes = 0;                 ///< memory of the host that it may take
   std::optional<shm::BufferFile> memory;        ///< none: of a GPU, and the client's alone
   std::unique_ptr<fabric::LocalRegion> region;  ///< null: of a GPU, in a job of one node
   std::optional<BufferWithdrawal> withdrawal;
@@ -88,6 +89,11 @@ struct Session {
   /// kLimitExceeded when there is none.
   Result<std::uint16_t> free_handle() const;
   void add_buffer(std::uint16_t handle, Buffer buffer);
+  void remove_buffer(std::uint16_t handle);
+  /// Memory of the host that it may take: its segment, and what its buffers do.
+  std::uint64_t host_bytes() const { return segment.bytes() + buffers_host_bytes; }
+  /// Its segment's and its buffers'.
+  std::uint64_t descriptors() const { return 1 + buffers.size(); }
   /// "rank 3 (node rank 1, pid 77)"
   std::string describe() const;
 
@@ -121,8 +127,9 @@ struct Session {
   std::unique_ptr<fabric::LocalRegion> flags_region;
   std::map<std::uint16_t, Buffer> buffers;     ///< by handle
   std::map<std::uint32_t, PeerBinding> peers;  ///< by rank
-  std::uint64_t registered_bytes = 0;
-  std::uint16_t last_handle = 0;  ///< given out most recently
+  std::uint64_t registered_bytes = 0;          ///< of the host and of GPUs, for people
+  std::uint64_t buffers_host_bytes = 0;        ///< see Buffer::host_bytes
+  std::uint16_t last_handle = 0;               ///< given out most recently
   std::uint32_t flags_used = 0;
 };
 

@@ -30,7 +30,7 @@ void ControlPlane::Impl::fail_job(Job& job, const Error& error, const Cause& cau
   job.failed = true;
   begin_ending(job);
   log(level, fmt::format("job '{}' failed: {}", job.name, error.message),
-      {{"job", job.name}, {"code", error_code_name(error.code)}});
+      {{"job", job.name}, {"code", error_code_name(error.code)}}, job.uid);
   for (Session* session : job.sessions()) end_session(*session, error);
   tell_left(job, cause.rank, cause.code == ErrorCode::kOk ? ErrorCode::kInternal : cause.code,
             cause.text);

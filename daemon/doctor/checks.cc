@@ -13,6 +13,7 @@ namespace mk::doctor {
 namespace {
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+constexpr std::uint64_t kDescriptorsWanted = 4096;
 
 bool wants_verbs(const Facts& facts) { return facts.fabric == "verbs"; }
 bool wants_efa(const Facts& facts) {
@@ -55,6 +56,23 @@ Finding memlock(const Facts& facts) {
   } else {
     finding.outcome = Outcome::kWarn;
     finding.evidence += "; sessions that register more are refused";
+  }
+  return finding;
+}
+
+Finding clients(const Facts& facts) {
+  Finding finding{"limits.clients", Outcome::kPass, describe(facts.clients, facts.machine), {}};
+  if (facts.machine.descriptors < kDescriptorsWanted) {
+    finding.outcome = Outcome::kWarn;
+    finding.fix =
+        "set LimitNOFILE=65536 in the service's unit, or `ulimit -n`, and restart mkerneld";
+  }
+  const std::uint64_t memory = facts.clients.all.memory_bytes;
+  if (memory == 0 || memory > facts.machine.memory_bytes) {
+    finding.outcome = Outcome::kWarn;
+    finding.fix =
+        "lower limits.all_registered: what clients register is locked, and beyond the memory there "
+        "is the kernel ends the daemon";
   }
   return finding;
 }
@@ -413,11 +431,11 @@ std::string_view outcome_text(Outcome outcome) {
 }
 
 std::vector<Finding> examine(const Facts& facts) {
-  return {memlock(facts),       fabric_choice(facts), devices(facts),      ports(facts),
-          gids(facts),          mtus(facts),          registration(facts), gpu_memory(facts),
-          ofi_version(facts),   ofi_providers(facts), huge_pages(facts),   isolation(facts),
-          wakefulness(facts),   distances(facts),     abi(facts),          peers(facts),
-          loopback_write(facts)};
+  return {memlock(facts),    clients(facts),       fabric_choice(facts), devices(facts),
+          ports(facts),      gids(facts),          mtus(facts),          registration(facts),
+          gpu_memory(facts), ofi_version(facts),   ofi_providers(facts), huge_pages(facts),
+          isolation(facts),  wakefulness(facts),   distances(facts),     abi(facts),
+          peers(facts),      loopback_write(facts)};
 }
 
 int exit_code(const std::vector<Finding>& findings) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/config/client_limits.h"
 #include "daemon/topology/spin.h"
 
 namespace mk::doctor {
@@ -63,6 +64,8 @@ struct Facts {
     std::string trouble;               ///< a daemon runs, and why its limit is not known
   };
   Memlock memlock;
+  daemon::MachineLimits machine;  ///< of the daemon that runs, else of this process
+  daemon::ClientLimits clients;
   std::uint64_t huge_pages = 0, huge_pages_free = 0, huge_page_bytes = 0;
   std::string transparent_huge_pages;              ///< "always", "madvise", "never"; empty: unknown
   std::vector<std::uint32_t> cpus, isolated_cpus;  ///< online; kept free by the kernel (isolcpus)

@@ -27,11 +27,15 @@ void probe_daemon(const daemon::Config& config, Facts& facts);
 /// After probe_daemon: of the daemon that runs, else of this process.
 void probe_memlock(const daemon::Config& config, Facts& facts);
 /// After probe_memlock: of the same process.
+void probe_client_limits(const daemon::Config& config, Facts& facts);
+/// The same.
 void probe_spin(const daemon::Config& config, Facts& facts);
 void probe_peers(const daemon::Config& config, const FindNodes& find, Facts& facts);
 void probe_write(const daemon::Config& config, Facts& facts);
 
 /// How much a process may lock, in bytes; UINT64_MAX: unlimited.
 Result<std::uint64_t> memlock_of(pid_t pid);
+/// The same of open files.
+Result<std::uint64_t> open_files_of(pid_t pid);
 
 }  // namespace mk::doctor

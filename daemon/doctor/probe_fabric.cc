@@ -148,6 +148,7 @@ Facts gather(const daemon::Config& asked, const std::string& version, const Find
   probe_topology(config, facts);
   probe_daemon(config, facts);
   probe_memlock(config, facts);
+  probe_client_limits(config, facts);
   probe_spin(config, facts);
   probe_peers(config, find, facts);
   probe_write(config, facts);

@@ -7,6 +7,7 @@
 #include "daemon/doctor/probe.h"
 #include "daemon/topology/rails.h"
 #include "daemon/topology/usable_cpus.h"
+#include "daemon/topology/usable_memory.h"
 #include "shm/host/unix_socket.h"
 
 namespace mk::doctor {
@@ -14,7 +15,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatience(2000);
 constexpr std::string_view kDaemon = "mkerneld";
-constexpr std::string_view kLimit = "Max locked memory";
 
 /// The process that has the socket, when it is a daemon. systemd has the client socket that it
 /// hands over.
@@ -31,14 +31,13 @@ std::optional<pid_t> daemon_at(const std::string& socket) {
   return who->pid;
 }
 
-}  // namespace
-
-Result<std::uint64_t> memlock_of(pid_t pid) {
+/// The soft limit that a line of the process's limits (proc(5)) begins with.
+Result<std::uint64_t> limit_of(pid_t pid, std::string_view name) {
   const std::string path = fmt::format("/proc/{}/limits", pid);
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with(kLimit)) continue;
-    std::istringstream words(line.substr(kLimit.size()));
+    if (!line.starts_with(name)) continue;
+    std::istringstream words(line.substr(name.size()));
     std::string soft;
     words >> soft;
     if (soft == "unlimited") return UINT64_MAX;
@@ -48,6 +47,11 @@ Result<std::uint64_t> memlock_of(pid_t pid) {
   }
   return fail(ErrorCode::kSystem, "{} does not say", path);
 }
+
+}  // namespace
+
+Result<std::uint64_t> memlock_of(pid_t pid) { return limit_of(pid, "Max locked memory"); }
+Result<std::uint64_t> open_files_of(pid_t pid) { return limit_of(pid, "Max open files"); }
 
 void probe_memlock(const daemon::Config& config, Facts& facts) {
   rlimit own{};
@@ -68,6 +72,18 @@ void probe_memlock(const daemon::Config& config, Facts& facts) {
   }
   facts.memlock.bytes = *bytes;
   facts.memlock.daemon = static_cast<std::uint32_t>(*pid);
+}
+
+void probe_client_limits(const daemon::Config& config, Facts& facts) {
+  const auto process = static_cast<pid_t>(facts.memlock.daemon);
+  facts.machine.memory_bytes = topology::usable_memory_bytes(process);
+  // A daemon that starts raises its limit as far as it may.
+  rlimit own{};
+  if (::getrlimit(RLIMIT_NOFILE, &own) == 0) facts.machine.descriptors = own.rlim_max;
+  if (process != 0) {
+    facts.machine.descriptors = open_files_of(process).value_or(facts.machine.descriptors);
+  }
+  facts.clients = client_limits(config, facts.machine);
 }
 
 void probe_spin(const daemon::Config& config, Facts& facts) {

@@ -77,6 +77,9 @@ struct MemoryDescriptor {
   /// `dmabuf_offset` in it; -1: there is none. Needed for the call only.
   int dmabuf = -1;
   std::uint64_t dmabuf_offset = 0;
+  /// Why the GPU's memory may have no image in host memory, of the same size: its user's limit.
+  /// Empty: it may.
+  std::string no_image = {};
   /// Only where `Capabilities::gpu_direct`: `address` is the GPU's, and never used by us.
   GpuWindow direct = GpuWindow::kNone;
 };
@@ -91,6 +94,7 @@ class LocalRegion {
   virtual Bytes key() const = 0;
 
   bool of_gpu = false;            ///< staged/ takes it, directly or by way of host memory
+  std::uint64_t image_bytes = 0;  ///< of host memory that stands for a GPU's
   std::string gpu_path = {};      ///< of a GPU: how it goes, for people ("by dmabuf")
   std::string gpu_path_why = {};  ///< why not directly; empty when it does
 };

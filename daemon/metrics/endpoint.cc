@@ -1,170 +1,200 @@
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netdb.h>
-#include <poll.h>
 #include <prometheus/text_serializer.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/beast/http/write.hpp>
 #include <chrono>
+#include <list>
 #include <sstream>
-#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "daemon/metrics/metrics.h"
 #include "shm/host/result.h"
-#include "shm/host/unique_fd.h"
 
 namespace mk::daemon {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+using tcp = asio::ip::tcp;
+using Response = http::response<http::string_body>;
 
-constexpr std::size_t kRequestBytesMax = 8192;
+constexpr std::uint32_t kRequestBytesMax = 8192;
 constexpr auto kPatience = std::chrono::seconds(2);  ///< for one request and its answer
-constexpr std::string_view kContentType = "text/plain; version=0.0.4; charset=utf-8";
+/// At once. One more takes the place of the oldest.
+constexpr std::size_t kConnectionsMax = 32;
+constexpr auto kAcceptPause = std::chrono::milliseconds(200);  ///< when no descriptor is left
 
-std::string answer(std::string_view status, std::string_view type, std::string_view body,
-                   bool with_body) {
-  return fmt::format(
-      "HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
-      status, type, body.size(), with_body ? body : "");
+Response answer(http::status status, std::string body) {
+  Response response(status, 11);
+  response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
+  response.content_length(body.size());
+  response.keep_alive(false);
+  response.body() = std::move(body);
+  return response;
 }
 
-Result<UniqueFd> listen_at(const Address& address) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const std::string port = std::to_string(address.port);
-  if (const int error = ::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found);
-      error != 0) {
-    return fail(ErrorCode::kInvalidArgument, "{}", ::gai_strerror(error));
+/// One request and its answer. The deadline is one for both, and no byte moves it.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  using Answer = std::function<Response(const http::request<http::empty_body>&)>;
+
+  /// `answer` outlives this.
+  Connection(tcp::socket socket, const Answer& answer)
+      : stream_(std::move(socket)), answer_(answer) {
+    parser_.header_limit(kRequestBytesMax);
+    parser_.body_limit(0);
   }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, ::freeaddrinfo);
-  UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-      ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(fd.get(), 16) != 0) {
-    return fail_errno(errno, "socket");
+
+  void start() {
+    stream_.expires_after(kPatience);
+    http::async_read(
+        stream_, buffer_, parser_,
+        [self = shared_from_this()](error_code error, std::size_t) { self->reply(error); });
   }
-  return fd;
+  void cut() { stream_.close(); }
+
+ private:
+  void reply(error_code error) {
+    const error_code any =
+        http::error::bad_method;  // of those that say what is wrong with a request
+    if (error == http::error::end_of_stream || (error && error.category() != any.category())) {
+      return;  // the peer is gone, or its time is up
+    }
+    response_ =
+        error ? answer(http::status::bad_request, "GET /metrics\n") : answer_(parser_.get());
+    http::async_write(stream_, response_, [self = shared_from_this()](error_code, std::size_t) {
+      error_code ignored;
+      self->stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    });
+  }
+
+  boost::beast::tcp_stream stream_;
+  boost::beast::flat_buffer buffer_{kRequestBytesMax};
+  http::request_parser<http::empty_body> parser_;
+  Response response_;
+  const Answer& answer_;
+};
+
+Result<tcp::endpoint> resolve(asio::io_context& io, const Address& address) {
+  error_code error;
+  const auto found = tcp::resolver(io).resolve(address.host, std::to_string(address.port),
+                                               tcp::resolver::passive, error);
+  if (error) return fail(ErrorCode::kInvalidArgument, "{}", error.message());
+  return found.begin()->endpoint();
 }
 
-std::uint16_t port_of(int fd) {
-  sockaddr_storage name{};
-  socklen_t bytes = sizeof name;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &bytes) != 0) return 0;
-  return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(name).sin6_port
-                                          : reinterpret_cast<sockaddr_in&>(name).sin_port);
+Status open(tcp::acceptor& acceptor, const tcp::endpoint& at) {
+  error_code error;
+  acceptor.open(at.protocol(), error);
+  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor.bind(at, error);
+  if (!error) acceptor.listen(kConnectionsMax, error);
+  if (error) return fail_errno(error.value(), "socket");
+  return {};
 }
 
 }  // namespace
 
-/// One thread, one connection at a time: nobody but a scraper comes here, and one that dawdles is
-/// cut off.
+/// One thread serves all connections, so that a silent one holds up nobody.
 class MetricsEndpoint::Impl {
  public:
-  Impl(UniqueFd listener, UniqueFd stop, const Address& address,
-       std::function<MetricsSample()> sample)
-      : listener_(std::move(listener)),
-        stop_(std::move(stop)),
-        sample_(std::move(sample)),
-        address_(address),
-        thread_([this] { run(); }) {}
+  explicit Impl(std::function<MetricsSample()> sample) : sample_(std::move(sample)) {}
   ~Impl() {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
-    thread_.join();
+    io_.stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  Status start(const Address& address) {
+    MK_ASSIGN_OR_RETURN(const tcp::endpoint at, resolve(io_, address));
+    MK_RETURN_IF_ERROR(open(acceptor_, at));
+    address_ = address;
+    error_code error;
+    address_.port = acceptor_.local_endpoint(error).port();
+    accept();
+    thread_ = std::thread([this] { run(); });
+    return {};
   }
   const Address& address() const { return address_; }
 
  private:
   void run() {
     ::pthread_setname_np(::pthread_self(), "mk-metrics");
-    while (wait(listener_.get(), POLLIN, Clock::time_point::max())) {
-      const UniqueFd peer(
-          ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (peer.valid()) {
-        serve(peer.get());
-      } else if (errno == EMFILE || errno == ENFILE) {
-        wait(-1, 0, Clock::now() + kPatience);  // no descriptor is left: later, perhaps
+    while (!io_.stopped()) {
+      try {
+        io_.run();
+      } catch (const std::exception&) {
+        // No memory for this scrape; its connection is gone, and there may be some for the next.
       }
     }
   }
 
-  void serve(int peer) const {
-    const auto until = Clock::now() + kPatience;
-    std::string request;
-    while (request.find("\r\n\r\n") == std::string::npos) {
-      if (request.size() > kRequestBytesMax || !wait(peer, POLLIN, until)) return;
-      char bytes[1024];
-      const ssize_t count = ::recv(peer, bytes, sizeof bytes, 0);
-      if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) return;
-      if (count > 0) request.append(bytes, static_cast<std::size_t>(count));
-    }
-    const std::string reply = reply_to(std::string_view(request).substr(0, request.find('\r')));
-    for (std::size_t sent = 0; sent < reply.size() && wait(peer, POLLOUT, until);) {
-      const ssize_t count = ::send(peer, reply.data() + sent, reply.size() - sent, MSG_NOSIGNAL);
-      if (count < 0 && errno != EAGAIN && errno != EINTR) return;
-      if (count > 0) sent += static_cast<std::size_t>(count);
-    }
+  void accept() {
+    acceptor_.async_accept([this](error_code error, tcp::socket socket) {
+      if (!error) {
+        admit(std::move(socket));
+        accept();
+        return;
+      }
+      pause_.expires_after(kAcceptPause);
+      pause_.async_wait([this](error_code) { accept(); });
+    });
   }
 
-  std::string reply_to(std::string_view line) const {
-    const std::size_t space = line.find(' ');
-    const std::string_view method = line.substr(0, space);
-    std::string_view path = space == line.npos ? "" : line.substr(space + 1);
-    path = path.substr(0, path.find_first_of(" ?"));
-    if (method != "GET" && method != "HEAD") {
-      return answer("405 Method Not Allowed", "text/plain", "GET /metrics\n", true);
+  void admit(tcp::socket socket) {
+    std::erase_if(connections_, [](const auto& weak) { return weak.expired(); });
+    if (connections_.size() >= kConnectionsMax) {
+      if (const auto oldest = connections_.front().lock()) oldest->cut();
+      connections_.pop_front();
     }
-    if (path != "/metrics") return answer("404 Not Found", "text/plain", "GET /metrics\n", true);
+    const auto connection = std::make_shared<Connection>(std::move(socket), answer_);
+    connections_.push_back(connection);
+    connection->start();
+  }
+
+  Response reply_to(const http::request<http::empty_body>& request) const {
+    if (request.method() != http::verb::get && request.method() != http::verb::head) {
+      return answer(http::status::method_not_allowed, "GET /metrics\n");
+    }
+    const auto target = request.target();
+    if (target.substr(0, target.find('?')) != "/metrics") {
+      return answer(http::status::not_found, "GET /metrics\n");
+    }
     std::ostringstream body;
     prometheus::TextSerializer().Serialize(body, to_families(sample_()));
-    return answer("200 OK", kContentType, body.str(), method == "GET");
+    Response response = answer(http::status::ok, body.str());
+    if (request.method() == http::verb::head) response.body().clear();  // but not its length
+    return response;
   }
 
-  /// Until `fd` is ready; false at the time-out, and when the endpoint is to end.
-  bool wait(int fd, short events, Clock::time_point until) const {
-    while (true) {
-      int timeout_ms = -1;
-      if (until != Clock::time_point::max()) {
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-        if (left.count() <= 0) return false;
-        timeout_ms = static_cast<int>(left.count());
-      }
-      pollfd fds[] = {{stop_.get(), POLLIN, 0}, {fd, events, 0}};
-      if (::poll(fds, 2, timeout_ms) < 0 && errno != EINTR) return false;
-      if (fds[0].revents != 0) return false;
-      if (fds[1].revents != 0) return true;
-    }
-  }
-
-  const UniqueFd listener_;
-  const UniqueFd stop_;
   const std::function<MetricsSample()> sample_;
-  const Address address_;
+  const Connection::Answer answer_ = [this](const auto& request) { return reply_to(request); };
+  Address address_;
+  asio::io_context io_{1};
+  tcp::acceptor acceptor_{io_};
+  asio::steady_timer pause_{io_};
+  std::list<std::weak_ptr<Connection>> connections_;  ///< the oldest first
   std::thread thread_;
 };
 
 Result<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::listen(
     const Address& address, std::function<MetricsSample()> sample) {
-  auto listener = listen_at(address);
-  if (!listener) {
+  auto impl = std::make_unique<Impl>(std::move(sample));
+  if (const Status started = impl->start(address); !started) {
     return fail(ErrorCode::kUnavailable, "cannot serve metrics on {} (metrics.listen): {}",
-                address.text(), listener.error().message);
+                address.text(), started.error().message);
   }
-  UniqueFd stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!stop.valid()) return fail_errno(errno, "cannot create an eventfd");
-  Address bound = address;
-  bound.port = port_of(listener->get());
-  return std::unique_ptr<MetricsEndpoint>(new MetricsEndpoint(
-      std::make_unique<Impl>(std::move(*listener), std::move(stop), bound, std::move(sample))));
+  return std::unique_ptr<MetricsEndpoint>(new MetricsEndpoint(std::move(impl)));
 }
 
 MetricsEndpoint::MetricsEndpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

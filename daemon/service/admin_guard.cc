@@ -12,6 +12,12 @@ namespace mk::daemon {
 
 namespace v1 = ::mkernel::v1;
 
+namespace {
+
+constexpr std::size_t kRequestTextBytesMax = 512;  ///< of a request in the log
+
+}  // namespace
+
 class AdminGuard::Impl final : public v1::Admin::Service {
  public:
   Impl(v1::Admin::Service& inner, AdminRights rights, const ConnectionBook& book, Logger& logger)
@@ -65,11 +71,11 @@ class AdminGuard::Impl final : public v1::Admin::Service {
                                     : fmt::format("certificate '{}'", fmt::join(names, "', '"));
     if (who.empty()) who = context.peer();
     std::string what = request.ShortDebugString();
-    if (!what.empty()) what = " " + what;
+    if (!what.empty()) what = fmt::format(" {}", what.substr(0, kRequestTextBytesMax));
     if (!may_change(names)) {
       const std::string text = fmt::format(
           "{} changes the daemon, and {} may only look at it here{}", method, who, rights_.instead);
-      logger_.write_limited("admin refused", LogLevel::kWarning,
+      logger_.audit_refused(caller(names, context.peer()),
                             fmt::format("audit: refused {}{} to {}", method, what, who),
                             fields(method, who, "refused"));
       return {grpc::StatusCode::PERMISSION_DENIED, text};
@@ -79,6 +85,13 @@ class AdminGuard::Impl final : public v1::Admin::Service {
     logger_.audit(fmt::format("audit: {}{} by {}: {}", method, what, who, result),
                   fields(method, who, status.ok() ? "done" : "failed"));
     return status;
+  }
+
+  /// Whose budget of refusals it is: the same for all connections of one caller.
+  std::string caller(const std::vector<std::string>& names, const std::string& peer) const {
+    if (!names.empty()) return names.front();
+    if (const auto uid = book_.uid_of(peer)) return fmt::format("uid {}", *uid);
+    return peer.substr(0, peer.rfind(':'));  // without the port
   }
 
   bool may_change(const std::vector<std::string>& names) const {

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <set>
 
+#include "daemon/config/client_limits.h"
 #include "daemon/config/compare.h"
 #include "daemon/config/discovery_section.h"
 #include "daemon/config/units.h"
@@ -18,10 +20,12 @@
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/live_config.h"
+#include "daemon/service/process.h"
 #include "daemon/service/version.h"
 #include "daemon/topology/rails.h"
 #include "daemon/topology/spin.h"
 #include "daemon/topology/usable_cpus.h"
+#include "daemon/topology/usable_memory.h"
 
 namespace mk::daemon {
 namespace {
@@ -35,9 +39,16 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   options.control.version = version_text();
   options.control.sessions_max = config.limits.sessions;
   options.control.outstanding_max = config.limits.outstanding;
-  options.control.registered_bytes_max = config.limits.registered_bytes;
-  options.control.user_max = {config.limits.user_sessions, config.limits.user_buffers,
-                              config.limits.user_rings, config.limits.user_registered_bytes};
+  const MachineLimits machine{topology::usable_memory_bytes(), open_files_max()};
+  const ClientLimits limits = client_limits(config, machine);
+  logger.write(LogLevel::kInfo, describe(limits, machine));
+  options.control.session_memory_bytes_max = limits.session_memory_bytes;
+  options.control.user_max = {limits.user.sessions, limits.user.buffers, limits.user.rings,
+                              limits.user.memory_bytes, limits.user.descriptors};
+  options.control.all_max = {limits.all.memory_bytes, limits.all.descriptors};
+  options.loop.descriptors_max = limits.all.descriptors;
+  options.loop.user_descriptors_max = limits.user.descriptors;
+  options.loop.reserve = MemoryReserve::installed();
   options.control.job_share = [&live](const std::string& job) { return live.share_of(job); };
   options.control.log = logger.sink();
   options.loop.socket_path = config.socket.path;
@@ -116,6 +127,7 @@ class Daemon::Impl {
     MK_ASSIGN_OR_RETURN(NodeOptions node_config, node_options(config, live, logger));
     node_config.loop.listening_fd = client_socket.release();
     MK_ASSIGN_OR_RETURN(node, Node::create(std::move(node_config)));
+    restore_crash_signals();  // opening fabrics has loaded libraries
     PeerTransportOptions options;
     options.node = config.node_id;
     options.peers = config.peers;
@@ -203,8 +215,20 @@ class Daemon::Impl {
   Status listen(const Config& config, const TlsTexts& tls) {
     GrpcListenOptions at_admin;
     at_admin.address = {.unix_socket = true, .path = admin_socket_path(config)};
+    if (config.admin.socket == "auto") {
+      // Its folder may be another one than the client socket's, which somebody has made.
+      std::error_code there_or_seen_when_listening;
+      std::filesystem::create_directory(std::filesystem::path(at_admin.address.path).parent_path(),
+                                        there_or_seen_when_listening);
+    }
     at_admin.mode = config.admin.mode;
     at_admin.book = &callers;
+    at_admin.logger = &logger;
+    const std::size_t files = open_files_max();
+    if (files != 0) {  // a process that may have few files keeps most for its clients
+      at_admin.tcp.connections = std::clamp<std::size_t>(files / 8, 32, at_admin.tcp.connections);
+      at_admin.tcp.unproved = std::min(at_admin.tcp.unproved, at_admin.tcp.connections / 2);
+    }
     if (!config.admin.group.empty()) {
       MK_ASSIGN_OR_RETURN(at_admin.group, group_id(config.admin.group));
     }

@@ -6,8 +6,6 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_posix.h>
-#include <netdb.h>
-#include <sys/socket.h>
 
 #include <atomic>
 #include <mutex>
@@ -20,34 +18,7 @@ namespace {
 /// Threads that answer Admin calls at once; peers and health do not need any of them.
 constexpr int kSyncThreadsMax = 32;
 constexpr unsigned kCertificatePollSeconds = 2;
-
-/// gRPC does not say why it could not listen; the same calls, made by ourselves, do.
-tl::unexpected<Error> explain(const Address& address) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const std::string port = std::to_string(address.port);
-  if (const int error = ::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found)) {
-    return fail(ErrorCode::kNotFound, "cannot listen on {}: {}", address.text(),
-                ::gai_strerror(error));
-  }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(found, &::freeaddrinfo);
-  const UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(fd.get(), 1) != 0) {
-    const int error = errno;
-    if (error == EADDRINUSE) {
-      return fail(ErrorCode::kAlreadyExists,
-                  "cannot listen on {}: another process holds the port; stop it or choose another "
-                  "--listen (port 0: any free one)",
-                  address.text());
-    }
-    return fail_errno(error, "cannot listen on {}", address.text());
-  }
-  return fail(ErrorCode::kSystem, "gRPC cannot listen on {}", address.text());
-}
+constexpr int kStreamsMax = 64;  ///< calls under way on one connection
 
 /// Health checking and reflection are process-wide switches of gRPC, to be set before any server.
 void enable_plugins() {
@@ -84,22 +55,30 @@ class GrpcServer::Impl {
  public:
   ~Impl() {
     gate.reset();
+    tcp.reset();
     for (const auto& server : servers) server->Shutdown(std::chrono::system_clock::now());
   }
 
-  /// A server of `services`, on the address or, when it is a Unix socket, on what the gate brings.
+  /// A server of `services`, on what a gate brings.
   Status serve(const GrpcListenOptions& options, const std::vector<grpc::Service*>& services) {
     grpc::ServerBuilder builder;
-    int port = 0;
     if (!address.unix_socket) {
-      builder.AddListeningPort(address.text(), credentials_for(options.tls), &port);
+      acceptor = builder.experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+          credentials_for(options.tls));
     }
     for (grpc::Service* service : services) builder.RegisterService(service);
     builder.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
     builder.SetMaxSendMessageSize(kGrpcMessageBytesMax);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kGrpcStreamWindowBytes);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons must not share a port
+    // Whoever connects and says nothing goes: without TLS, and at a Unix socket, when it has been
+    // idle for long.
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                               static_cast<int>(options.tcp.handshake.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                               static_cast<int>(options.idle_timeout.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsMax);
     // Peers ping to learn whether we live; we do so to learn whether they do.
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
@@ -111,15 +90,39 @@ class GrpcServer::Impl {
     builder.SetResourceQuota(quota);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
     auto server = builder.BuildAndStart();
-    if (!server || (!address.unix_socket && port <= 0)) return explain(address);
-    if (!address.unix_socket) address.port = static_cast<std::uint16_t>(port);
+    if (!server) return fail(ErrorCode::kSystem, "gRPC makes no server for {}", address.text());
     servers.push_back(std::move(server));
     return {};
   }
 
+  Status open_tcp(const GrpcListenOptions& options) {
+    MK_ASSIGN_OR_RETURN(tcp, TcpGate::open(address, options.tcp));
+    address.port = tcp->port();
+    return {};
+  }
+
+  /// After the server has been made.
+  void start_tcp(Logger* logger) {
+    tcp->start(
+        [this](UniqueFd connection, int listener) {
+          grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters accepted;
+          accepted.listener_fd = listener;
+          accepted.fd = connection.release();
+          acceptor->HandleNewConnection(&accepted);
+        },
+        told(logger));
+  }
+
+  static std::function<void(const std::string&)> told(Logger* logger) {
+    return [logger](const std::string& what) {
+      if (logger != nullptr) logger->write_limited("turned away", LogLevel::kWarning, what);
+    };
+  }
+
   Status open_gate(const GrpcListenOptions& options) {
     MK_ASSIGN_OR_RETURN(
-        gate, UnixGate::open({address.path, static_cast<mode_t>(options.mode), options.group},
+        gate, UnixGate::open({address.path, static_cast<mode_t>(options.mode), options.group,
+                              options.unix_connections, told(options.logger)},
                              options.book != nullptr ? *options.book : own_book,
                              [this](UniqueFd connection, bool trusted) {
                                grpc::Server& server = *servers[trusted ? servers.size() - 1 : 0];
@@ -132,14 +135,19 @@ class GrpcServer::Impl {
   ConnectionBook own_book;
   std::vector<std::unique_ptr<grpc::Server>> servers;  ///< for everybody, then for the trusted
   std::unique_ptr<UnixGate> gate;
+  std::unique_ptr<TcpGate> tcp;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
 };
 
 Result<std::unique_ptr<GrpcServer>> GrpcServer::listen(const GrpcListenOptions& options) {
   enable_plugins();
   auto impl = std::make_unique<Impl>();
   impl->address = options.address;
+  if (!options.address.unix_socket) MK_RETURN_IF_ERROR(impl->open_tcp(options));
   MK_RETURN_IF_ERROR(impl->serve(options, options.services));
-  if (options.address.unix_socket) {
+  if (!options.address.unix_socket) {
+    impl->start_tcp(options.logger);
+  } else {
     if (!options.trusted_services.empty()) {
       MK_RETURN_IF_ERROR(impl->serve(options, options.trusted_services));
     }
@@ -170,6 +178,7 @@ void GrpcServer::set_serving(bool serving) {
 
 void GrpcServer::shutdown(std::chrono::system_clock::time_point deadline) {
   impl_->gate.reset();
+  impl_->tcp.reset();
   for (const auto& server : impl_->servers) server->Shutdown(deadline);
 }
 
@@ -181,7 +190,7 @@ void route_grpc_log(Logger* logger) {
     if (!to) return;
     const auto level =
         args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug;
-    to->write_limited(args->file, level, fmt::format("gRPC: {}", args->message));
+    to->write_limited("grpc", level, fmt::format("gRPC: {}", args->message));
   });
 }
 

@@ -12,6 +12,7 @@
 #include "daemon/config/address.h"
 #include "daemon/service/grpc_channel.h"
 #include "daemon/service/log.h"
+#include "daemon/service/tcp_gate.h"
 #include "daemon/service/unix_gate.h"
 #include "shm/host/result.h"
 
@@ -33,6 +34,11 @@ struct GrpcListenOptions {
   std::uint32_t mode = 0660;  ///< of a Unix socket's file, and its group
   std::optional<gid_t> group;
   ConnectionBook* book = nullptr;  ///< outlives the server; null: one of its own
+  Logger* logger = nullptr;        ///< hears of connections that are turned away; may be null
+  TcpGateLimits tcp;
+  UnixGateLimits unix_connections;
+  /// A connection without a call for so long is closed.
+  std::chrono::milliseconds idle_timeout{60'000};
 };
 
 class GrpcServer {

@@ -11,13 +11,16 @@
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 namespace mk::daemon {
 namespace {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
-constexpr std::size_t kBucketsMax = 1024;
+constexpr std::size_t kAccountsMax = 256;  ///< users, and callers, with a budget of their own
+constexpr std::chrono::minutes kAccountIdleTime(1);
+constexpr std::size_t kHeldBackBytesMax = 200;  ///< of a sentence that stands for others
 
 std::string_view name_of(LogLevel level) {
   switch (level) {
@@ -202,49 +205,119 @@ void Logger::write(LogLevel level, std::string_view message, const Fields& field
   if (level >= level_.load(std::memory_order_relaxed)) emit(level, message, fields);
 }
 
-void Logger::write_limited(std::string_view kind, LogLevel level, std::string_view message,
+void Logger::write_limited(LogKind kind, LogLevel level, std::string_view message,
                            const Fields& fields) {
   if (level < level_.load(std::memory_order_relaxed)) return;
   std::uint64_t held_back = 0;
-  if (!admit(kind, held_back)) return;
-  if (held_back == 0) return emit(level, message, fields);
-  Fields more = fields;
-  more.emplace_back("held_back", std::to_string(held_back));
-  emit(level, fmt::format("{} ({} like it were not logged)", message, held_back), more);
+  {
+    std::lock_guard lock(mutex_);
+    if (!admit(account_of(users_, ""), false, {kind.name()}, level, message, held_back)) return;
+  }
+  emit_admitted(level, message, fields, held_back);
+}
+
+void Logger::audit_refused(const std::string& caller, std::string_view message,
+                           const Fields& fields) {
+  std::uint64_t held_back = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (!admit(account_of(callers_, caller), true, {"audit"}, LogLevel::kWarning, message,
+               held_back)) {
+      return;
+    }
+  }
+  emit_admitted(LogLevel::kWarning, message, fields, held_back);
 }
 
 LogSink Logger::sink() {
   return [this](const LogRecord& record) {
-    // Sentences of one origin differ in their ids.
-    std::string kind = record.message.substr(0, 64);
-    kind.erase(std::remove_if(kind.begin(), kind.end(),
-                              [](unsigned char c) { return std::isdigit(c) != 0; }),
-               kind.end());
-    write_limited(kind, record.level, record.message, record.fields);
+    if (record.level < level_.load(std::memory_order_relaxed)) return;
+    const std::string user = record.user ? std::to_string(*record.user) : "";
+    std::uint64_t held_back = 0;
+    {
+      std::lock_guard lock(mutex_);
+      if (!admit(account_of(users_, user), record.user.has_value(),
+                 {record.where.file_name(), record.where.line()}, record.level, record.message,
+                 held_back)) {
+        return;
+      }
+    }
+    emit_admitted(record.level, record.message, record.fields, held_back);
   };
 }
 
-bool Logger::admit(std::string_view kind, std::uint64_t& held_back) {
-  const auto now = std::chrono::steady_clock::now();
-  std::lock_guard lock(mutex_);
-  if (buckets_.size() >= kBucketsMax) buckets_.clear();  // kinds made of job names: forget them all
-  const auto [at, fresh] = buckets_.try_emplace(std::string(kind));
-  Bucket& bucket = at->second;
-  if (fresh) {
-    bucket.tokens = options_.burst;
-  } else {
-    bucket.tokens = std::min<double>(
-        options_.burst, bucket.tokens + std::chrono::duration<double>(now - bucket.filled) /
-                                            std::chrono::duration<double>(options_.refill));
+void Logger::tell_held_back() {
+  struct Line {
+    LogLevel level;
+    std::string text;
+  };
+  std::vector<Line> lines;
+  {
+    const auto now = std::chrono::steady_clock::now();
+    std::lock_guard lock(mutex_);
+    for (Accounts* accounts : {&users_, &callers_}) {
+      for (auto& [owner, account] : *accounts) {
+        for (auto& [kind, budget] : account.kinds) {
+          budget.refill(now, options_.burst, options_.refill);
+          if (budget.held_back == 0 || budget.tokens < 1) continue;
+          budget.tokens -= 1;
+          lines.push_back({budget.level, fmt::format("{} events were not logged, the last: {}",
+                                                     std::exchange(budget.held_back, 0),
+                                                     std::exchange(budget.last, {}))});
+        }
+      }
+    }
   }
-  bucket.filled = now;
-  if (bucket.tokens < 1) {
-    ++bucket.held_back;
+  for (const Line& line : lines) emit(line.level, line.text, {});
+}
+
+void Logger::Bucket::refill(std::chrono::steady_clock::time_point now, double burst,
+                            std::chrono::milliseconds per_token) {
+  using Seconds = std::chrono::duration<double>;
+  tokens = filled == std::chrono::steady_clock::time_point{}
+               ? burst
+               : std::min(burst, tokens + Seconds(now - filled) / Seconds(per_token));
+  filled = now;
+}
+
+Logger::Account& Logger::account_of(Accounts& accounts, const std::string& owner) {
+  if (const auto found = accounts.find(owner); found != accounts.end()) return found->second;
+  if (accounts.size() >= kAccountsMax) {
+    const auto now = std::chrono::steady_clock::now();
+    std::erase_if(accounts, [now](const auto& entry) {
+      return now - entry.second.all.filled > kAccountIdleTime &&
+             std::ranges::all_of(entry.second.kinds,
+                                 [](const auto& kind) { return kind.second.held_back == 0; });
+    });
+  }
+  // One who has thousands of uids (a user namespace) does not have thousands of budgets.
+  return accounts[accounts.size() >= kAccountsMax ? "others" : owner];
+}
+
+bool Logger::admit(Account& account, bool bounded_in_all, const Kind& kind, LogLevel level,
+                   std::string_view message, std::uint64_t& held_back) {
+  const auto now = std::chrono::steady_clock::now();
+  Budget& budget = account.kinds[{kind.name, kind.line}];
+  budget.refill(now, options_.burst, options_.refill);
+  account.all.refill(now, options_.user_burst, options_.user_refill);
+  if (budget.tokens < 1 || (bounded_in_all && account.all.tokens < 1)) {
+    ++budget.held_back;
+    budget.level = level;
+    budget.last = message.substr(0, kHeldBackBytesMax);
     return false;
   }
-  bucket.tokens -= 1;
-  held_back = std::exchange(bucket.held_back, 0);
+  budget.tokens -= 1;
+  if (bounded_in_all) account.all.tokens -= 1;
+  held_back = std::exchange(budget.held_back, 0);
   return true;
+}
+
+void Logger::emit_admitted(LogLevel level, std::string_view message, const Fields& fields,
+                           std::uint64_t held_back) {
+  if (held_back == 0) return emit(level, message, fields);
+  Fields more = fields;
+  more.emplace_back("held_back", std::to_string(held_back));
+  emit(level, fmt::format("{} ({} like it were not logged)", message, held_back), more);
 }
 
 void Logger::emit(LogLevel level, std::string_view message, const Fields& fields) {

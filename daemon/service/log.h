@@ -6,11 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,8 +26,23 @@ struct LoggerOptions {
   int fd = 2;                           ///< for text and JSON; stays the caller's
   std::string name = "mkerneld";
   std::uint32_t node = 0;
-  std::uint32_t burst = 20;               ///< events of one kind in a row before they are held back
-  std::chrono::milliseconds refill{500};  ///< then one more per this time
+  /// Of one kind that one user causes: so many in a row, then one more per `refill`.
+  std::uint32_t burst = 20;
+  std::chrono::milliseconds refill{500};
+  /// Of all kinds together that one user causes.
+  std::uint32_t user_burst = 100;
+  std::chrono::milliseconds user_refill{100};
+};
+
+/// What limited events are told apart by. Only a constant becomes one, so that nothing that a
+/// client or a peer says can make kinds of its own.
+class LogKind {
+ public:
+  consteval LogKind(const char* name) : name_(name) {}  // NOLINT: a literal is meant to convert
+  std::string_view name() const { return name_; }
+
+ private:
+  std::string_view name_;
 };
 
 /// kAuto becomes journald when the fd is systemd's journal stream (JOURNAL_STREAM), text when it is
@@ -44,27 +59,58 @@ class Logger {
 
   void write(LogLevel level, std::string_view message,
              const std::vector<std::pair<std::string, std::string>>& fields = {});
-  /// The same, but events of one `kind` (a constant of the caller's) are limited in rate: what a
-  /// client or a peer can cause at will. How many were held back is said with the next one.
-  void write_limited(std::string_view kind, LogLevel level, std::string_view message,
+  /// The same, but events of one `kind` are limited in rate: what a client or a peer can cause at
+  /// will. How many were held back is said with the next one, or by `tell_held_back`.
+  void write_limited(LogKind kind, LogLevel level, std::string_view message,
                      const std::vector<std::pair<std::string, std::string>>& fields = {});
   /// Who changed what: written whatever the level, and never held back.
   void audit(std::string_view message,
              const std::vector<std::pair<std::string, std::string>>& fields) {
     emit(LogLevel::kInfo, message, fields);
   }
-  /// For the engine: limited by the sentence with its digits left out, since clients cause most of
-  /// it.
+  /// Who tried to change what, and may not: whatever the level, too, on a budget that nothing else
+  /// uses, one for each `caller`. Those beyond it are counted, and the count is written.
+  void audit_refused(const std::string& caller, std::string_view message,
+                     const std::vector<std::pair<std::string, std::string>>& fields);
+  /// For the engine: each line of code that logs is a kind, and each user has a budget.
   LogSink sink();
+  /// Writes how many events were held back since something was last said of them, where nothing
+  /// like them has been written since. Call it every few seconds.
+  void tell_held_back();
 
  private:
   struct Bucket {
     double tokens = 0;
     std::chrono::steady_clock::time_point filled;
-    std::uint64_t held_back = 0;
+
+    void refill(std::chrono::steady_clock::time_point now, double burst,
+                std::chrono::milliseconds per_token);
   };
-  /// Whether one more of `kind` may be written; `held_back` is how many were not, before it.
-  bool admit(std::string_view kind, std::uint64_t& held_back);
+  /// Of one kind.
+  struct Budget : Bucket {
+    std::uint64_t held_back = 0;
+    LogLevel level = LogLevel::kInfo;
+    std::string last;  ///< the beginning of the last one that was held back
+  };
+  /// Of one user, of one caller of the Admin service, or of the daemon itself.
+  struct Account {
+    Bucket all;
+    std::map<std::pair<std::string_view, std::uint32_t>, Budget> kinds;  ///< by constant and line
+  };
+  using Accounts = std::map<std::string, Account>;
+  struct Kind {
+    std::string_view name;
+    std::uint32_t line = 0;
+  };
+
+  /// The account of `owner`; a common one when there are too many.
+  static Account& account_of(Accounts& accounts, const std::string& owner);
+  /// Whether one more may be written; `held_back` is how many were not, before it.
+  bool admit(Account& account, bool bounded_in_all, const Kind& kind, LogLevel level,
+             std::string_view message, std::uint64_t& held_back);
+  void emit_admitted(LogLevel level, std::string_view message,
+                     const std::vector<std::pair<std::string, std::string>>& fields,
+                     std::uint64_t held_back);
   void emit(LogLevel level, std::string_view message,
             const std::vector<std::pair<std::string, std::string>>& fields);
 
@@ -72,7 +118,8 @@ class Logger {
   const LogFormat format_;
   std::atomic<LogLevel> level_;
   std::mutex mutex_;
-  std::unordered_map<std::string, Bucket> buckets_;
+  Accounts users_;    ///< by uid; "": the daemon itself
+  Accounts callers_;  ///< of the Admin service, for refused changes
 };
 
 /// One line of each format, without the newline; time in ns of CLOCK_REALTIME. For the logger and

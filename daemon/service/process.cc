@@ -1,5 +1,6 @@
 #include "daemon/service/process.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -9,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "daemon/control/memory_reserve.h"
 #include "shm/files/output_file.h"
 #include "shm/host/unique_fd.h"
 
@@ -43,6 +45,8 @@ void prepare_process(Logger& logger) {
                                                    files.rlim_max, errno_text(errno)));
     }
   }
+  MemoryReserve::install();
+  restore_crash_signals();
   rlimit locked{};
   if (::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY &&
       locked.rlim_cur < kLockedBytesWanted && ::geteuid() != 0) {
@@ -52,6 +56,29 @@ void prepare_process(Logger& logger) {
                              "`ulimit -l unlimited`",
                              locked.rlim_cur >> 10));
   }
+}
+
+void restore_crash_signals() {
+  for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) != 0) continue;
+    if ((action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL) continue;
+    Dl_info owner{};
+    void* const handler = (action.sa_flags & SA_SIGINFO) != 0
+                              ? reinterpret_cast<void*>(action.sa_sigaction)
+                              : reinterpret_cast<void*>(action.sa_handler);
+    const bool named = ::dladdr(handler, &owner) != 0 && owner.dli_fname != nullptr;
+    if (named && std::string_view(owner.dli_fname).find("san.so") != std::string_view::npos) {
+      continue;
+    }
+    ::signal(signal, SIG_DFL);
+  }
+}
+
+std::uint64_t open_files_max() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY) return 0;
+  return files.rlim_cur;
 }
 
 Signals::Signals() {

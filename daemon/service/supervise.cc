@@ -33,6 +33,7 @@ class Supervisor {
   }
 
   void tick() {
+    logger_.tell_held_back();
     std::string lines;
     if (watchdog_interval_.count() > 0) {
       if (watchdog_.all_moved(daemon_.progress())) {

@@ -43,16 +43,26 @@ UniqueFd ConnectionBook::number(const shm::FrameSocket& socket,
   return fd;
 }
 
-std::string ConnectionBook::who(std::string_view grpc_peer) const {
+std::optional<shm::PeerCredentials> ConnectionBook::caller(std::string_view grpc_peer) const {
   constexpr std::string_view kPrefix = "fd:";
   int number = -1;
   if (grpc_peer.starts_with(kPrefix)) {
     std::from_chars(grpc_peer.data() + kPrefix.size(), grpc_peer.data() + grpc_peer.size(), number);
   }
   std::lock_guard lock(mutex_);
-  const auto caller = callers_.find(number);
-  if (caller == callers_.end()) return "";
-  return fmt::format("uid {}, pid {}", caller->second.uid, caller->second.pid);
+  const auto found = callers_.find(number);
+  if (found == callers_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::string ConnectionBook::who(std::string_view grpc_peer) const {
+  const auto found = caller(grpc_peer);
+  return found ? fmt::format("uid {}, pid {}", found->uid, found->pid) : "";
+}
+
+std::optional<uid_t> ConnectionBook::uid_of(std::string_view grpc_peer) const {
+  const auto found = caller(grpc_peer);
+  return found ? std::optional(found->uid) : std::nullopt;
 }
 
 Result<std::unique_ptr<UnixGate>> UnixGate::open(Options options, ConnectionBook& book,
@@ -102,12 +112,31 @@ void UnixGate::run() {
 void UnixGate::admit(const shm::FrameSocket& socket) {
   const auto caller = socket.credentials();
   if (!caller) return;
+  const bool trust = trusted(socket.fd(), *caller);
+  if (!has_room(*caller, trust)) return;
   UniqueFd connection = book_.number(socket, *caller);
   if (!connection.valid()) return;
   const int flags = ::fcntl(connection.get(), F_GETFL);
   if (flags < 0 || ::fcntl(connection.get(), F_SETFL, flags | O_NONBLOCK) != 0) return;
-  const bool trust = trusted(connection.get(), *caller);
+  live_.add(connection.get(), std::to_string(caller->uid));
   deliver_(std::move(connection), trust);
+}
+
+bool UnixGate::has_room(const shm::PeerCredentials& caller, bool trust) {
+  const UnixGateLimits& most = options_.limits;
+  const LiveConnections::Counts counts = live_.count(std::to_string(caller.uid));
+  if (trust ? counts.all < most.connections + most.reserve
+            : counts.all < most.connections && counts.of_owner < most.of_user) {
+    return true;
+  }
+  if (options_.refused) {
+    options_.refused(fmt::format(
+        "turned a connection of user {} to {} away: there are {} connections, {} of this user; at "
+        "most {} and {}, and {} more for administrators",
+        caller.uid, options_.path, counts.all, counts.of_owner, most.connections, most.of_user,
+        most.reserve));
+  }
+  return false;
 }
 
 bool UnixGate::trusted(int fd, const shm::PeerCredentials& caller) const {

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "daemon/control/log.h"
+#include "daemon/service/live_connections.h"
 #include "shm/host/result.h"
 #include "shm/host/unique_fd.h"
 #include "shm/host/unix_socket.h"
@@ -32,12 +33,22 @@ class ConnectionBook {
   /// "uid 0, pid 77"; empty for a peer that came by none of our gates. `grpc_peer` is
   /// grpc::ServerContext::peer().
   std::string who(std::string_view grpc_peer) const;
+  std::optional<uid_t> uid_of(std::string_view grpc_peer) const;
 
  private:
   static constexpr int kNumbers = 256;
+  std::optional<shm::PeerCredentials> caller(std::string_view grpc_peer) const;
   mutable std::mutex mutex_;
   std::map<int, shm::PeerCredentials> callers_;
   int next_ = 0;
+};
+
+/// How many connections there may be, all alive at once: below the numbers that ConnectionBook has.
+struct UnixGateLimits {
+  std::size_t connections = 128;
+  std::size_t of_user = 32;
+  /// Beside them, for those who may change things: however many look, an administrator gets in.
+  std::size_t reserve = 32;
 };
 
 class UnixGate {
@@ -46,6 +57,9 @@ class UnixGate {
     std::string path;
     mode_t mode = 0660;
     std::optional<gid_t> group;  ///< of the file; its members are trusted
+    UnixGateLimits limits{};
+    /// Told when a connection is turned away; a sentence. On the gate's thread; may be empty.
+    std::function<void(const std::string&)> refused{};
   };
   /// Takes the connection over. On the gate's thread.
   using Deliver = std::function<void(UniqueFd connection, bool trusted)>;
@@ -60,6 +74,8 @@ class UnixGate {
   UnixGate(shm::FrameListener listener, Options options, ConnectionBook& book, Deliver deliver);
   void run();
   void admit(const shm::FrameSocket& socket);
+  /// Whether there is a place for one more of this caller.
+  bool has_room(const shm::PeerCredentials& caller, bool trust);
   /// Root, this process's own user, and members of the group.
   bool trusted(int fd, const shm::PeerCredentials& caller) const;
 
@@ -67,6 +83,7 @@ class UnixGate {
   const Options options_;
   ConnectionBook& book_;
   const Deliver deliver_;
+  LiveConnections live_{std::chrono::seconds(0)};
   UniqueFd stop_;
   std::thread thread_;
 };

@@ -17,23 +17,6 @@ Cpus least_of(Cpus one, Cpus other) {
   return one && other ? std::min(*one, *other) : one ? one : other;
 }
 
-std::string first_line(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
-
-/// A process's group of version 2, "/GROUP"; "/" where there are none.
-std::string group_of(pid_t pid) {
-  const std::string process = pid == 0 ? "self" : std::to_string(pid);
-  std::ifstream in("/proc/" + process + "/cgroup");
-  constexpr std::string_view kVersion2 = "0::";
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(kVersion2)) return line.substr(kVersion2.size());
-  return "/";
-}
-
 Cpus affinity_cpus(pid_t pid) {
   std::array<cpu_set_t, 16> cpus{};  // of 1024 each
   if (::sched_getaffinity(pid, sizeof cpus, cpus.data()) != 0) return std::nullopt;
@@ -41,6 +24,22 @@ Cpus affinity_cpus(pid_t pid) {
 }
 
 }  // namespace
+
+std::string first_line(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+std::string control_group_of(pid_t pid) {
+  const std::string process = pid == 0 ? "self" : std::to_string(pid);
+  std::ifstream in("/proc/" + process + "/cgroup");
+  constexpr std::string_view kVersion2 = "0::";
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(kVersion2)) return line.substr(kVersion2.size());
+  return "/";
+}
 
 Cpus quota_cpus(std::string_view cpu_max) {
   std::uint64_t quota = 0;
@@ -66,7 +65,7 @@ Cpus group_cpus(const std::filesystem::path& mount, std::string_view group) {
 
 Cpus usable_cpus(pid_t pid) {
   const Cpus allowed = affinity_cpus(pid);
-  const std::string group = group_of(pid);
+  const std::string group = control_group_of(pid);
   // So the kernel names a group outside this process's namespace of them.
   const bool outside = group.starts_with("/..");
   if (!allowed || outside) return std::nullopt;

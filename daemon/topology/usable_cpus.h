@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace mk::topology {
@@ -18,6 +19,13 @@ std::optional<std::uint32_t> quota_cpus(std::string_view cpu_max);
 /// The least that a group of control groups version 2 allows, `group` (as /proc/PID/cgroup names
 /// it) or one above it; `mount` is where they are (/sys/fs/cgroup). nullopt: no limit.
 std::optional<std::uint32_t> group_cpus(const std::filesystem::path& mount, std::string_view group);
+
+/// The group of version 2 that a process (0: this one) is in, "/GROUP"; "/" where there are none.
+/// It begins with "/.." when it lies outside those that are seen from here.
+std::string control_group_of(pid_t pid);
+
+/// The first line of a file; empty when there is none.
+std::string first_line(const std::filesystem::path& file);
 
 /// The CPUs a process (0: this one) may run on, its affinity, or fewer where its control group's
 /// quota ends earlier: threads that poll past a quota stand still for most of a period. At least

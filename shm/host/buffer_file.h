@@ -21,7 +21,8 @@ class BufferFile {
   static Result<BufferFile> create(std::string_view name, std::uint64_t bytes);
 
   /// Maps a received descriptor. Refuses one that could still shrink under us (no F_SEAL_SHRINK),
-  /// is smaller than `bytes`, or is made of huge pages (kUnsupported: not accepted yet).
+  /// is smaller than `bytes`, or is made of huge pages (kUnsupported: not accepted yet). Core dumps
+  /// leave it out.
   static Result<BufferFile> map(UniqueFd fd, std::uint64_t bytes);
 
   std::byte* data() const { return static_cast<std::byte*>(region_.get_address()); }

@@ -116,6 +116,8 @@ void take_fds(msghdr& message, std::vector<UniqueFd>& fds) {
 
 }  // namespace
 
+FrameSocket::FrameSocket(UniqueFd fd) : fd_(std::move(fd)), in_bytes_max_(kMessageBytesMax) {}
+
 Result<FrameSocket> FrameSocket::connect(const std::string& path,
                                          std::chrono::milliseconds timeout) {
   MK_ASSIGN_OR_RETURN(const UnixAddress address, unix_address(path));
@@ -240,11 +242,11 @@ Result<FrameSocket::Step> FrameSocket::receive_step() {
   }
   in_bytes_ += static_cast<std::size_t>(got);
   if (in_bytes_ < sizeof in_header_) return Step::kPart;
-  if (in_header_.payload_bytes > kMessageBytesMax || in_header_.reserved != 0) {
+  if (in_header_.payload_bytes > in_bytes_max_ || in_header_.reserved != 0) {
     return out_of_step(
         fail(ErrorCode::kProtocol,
              "{} sent a malformed header: {} payload bytes (at most {}), reserved {:#x}",
-             peer_name(fd()), in_header_.payload_bytes, kMessageBytesMax, in_header_.reserved));
+             peer_name(fd()), in_header_.payload_bytes, in_bytes_max_, in_header_.reserved));
   }
   return in_bytes_ == sizeof in_header_ + in_header_.payload_bytes ? Step::kWhole : Step::kPart;
 }
@@ -320,6 +322,12 @@ Status FrameSocket::flush_until(Deadline deadline) {
 }
 
 bool FrameSocket::has_queued() const { return !out_.empty(); }
+
+std::size_t FrameSocket::queued_fds() const {
+  std::size_t count = 0;
+  for (const Queued& queued : out_) count += queued.fds.size();
+  return count;
+}
 
 Result<PeerCredentials> FrameSocket::credentials() const { return peer_credentials(fd()); }
 

@@ -52,7 +52,7 @@ struct PeerCredentials {
 /// A connected stream socket. Not thread-safe, but one thread may send while another receives.
 class FrameSocket {
  public:
-  explicit FrameSocket(UniqueFd fd) : fd_(std::move(fd)) {}
+  explicit FrameSocket(UniqueFd fd);
 
   /// Connects to `path`; a path starting with '@' is in the abstract namespace. The error says
   /// whether nobody listens (stale file, daemon not running) or access was refused.
@@ -83,6 +83,12 @@ class FrameSocket {
   /// For an event loop: sends more of what is queued; call when the socket is writable.
   Status flush();
   bool has_queued() const;
+  std::size_t queued_bytes() const { return out_bytes_; }
+  /// Descriptors that wait to be sent.
+  std::size_t queued_fds() const;
+  /// From now on a frame with a larger payload is refused (kProtocol); kMessageBytesMax before the
+  /// first call.
+  void limit_received(std::size_t payload_bytes) { in_bytes_max_ = payload_bytes; }
 
   Result<PeerCredentials> credentials() const;
   int fd() const { return fd_.get(); }
@@ -105,6 +111,7 @@ class FrameSocket {
 
   UniqueFd fd_;
   FrameHeader in_header_{};
+  std::size_t in_bytes_max_;       ///< of a payload
   std::size_t in_bytes_ = 0;       ///< of the frame being received, header included
   Frame in_;                       ///< its payload and descriptors so far
   std::optional<Error> in_error_;  ///< the stream is out of step: every later receive repeats this

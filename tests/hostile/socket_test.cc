@@ -322,18 +322,83 @@ TEST_F(HostileSocket, WhatBelongsToOthers) {
 }
 
 TEST_F(HostileSocket, RequestsByTheThousandWhoseAnswersNobodyReads) {
+  const auto held = [] { return holdings()[0].descriptors; };
   HostilePair pair(daemons());
-  std::size_t sent = 0;
+  const std::size_t before = held();
+  // Some answers are a descriptor each. What waits for the guilty stays in its socket; when that is
+  // full, nothing more is taken from it.
+  std::size_t sent = 0, most = 0;
   for (; sent < 200'000; ++sent) {
-    const Status status = pair.guilty.try_post(shm::AllocFlags{0}, patience());
+    const auto soon = std::chrono::steady_clock::now() + 500ms;
+    const Status status = sent % 2 == 0
+                              ? pair.guilty.try_post(shm::AllocFlags{0}, soon)
+                              : pair.guilty.try_post(shm::OpenPeerBuffer{0, pair.handles[0]}, soon);
     if (!status) break;
+    if (sent % 256 == 0) most = std::max(most, held());
   }
   tried(sent);
-  // It is cut off when too much waits for it, and the other rank learns it.
+  EXPECT_LT(sent, 200'000u) << "requests are still taken";
+  EXPECT_LE(std::max(most, held()), before + 4) << "after " << sent << " requests";
+  // The job goes on meanwhile: what the other rank asks is answered.
+  EXPECT_TRUE(pair.other.call<shm::AllocFlagsReply>(shm::AllocFlags{1}));
+  pair.guilty.shut();
   const auto lost = pair.other.await<shm::SessionFailed>();
   ASSERT_TRUE(lost) << "after " << sent << " requests: " << lost.error().message;
   EXPECT_EQ(lost->code, ErrorCode::kPeerLost);
-  EXPECT_TRUE(shown_as_failed(pair.job, "does not read"));
+}
+
+TEST_F(HostileSocket, MoreMemoryThanThereIsAndThenLargeFrames) {
+  // Sparse files, as many as an address space holds: none of them costs the client anything.
+  SocketClient client(socket());
+  shm::Attach attach;
+  attach.job = "sparse";
+  ASSERT_TRUE(client.attach(attach));
+  for (int i = 0; i < 80; ++i) {
+    const auto file = shm::BufferFile::create("sparse", std::uint64_t{1} << 41);
+    if (!file) break;  // our own address space is full
+    const int fds[] = {file->fd()};
+    const auto reply = client.call<shm::RegisterBufferReply>(
+        shm::RegisterBuffer{std::uint64_t{1} << 41, "sparse"}, fds);
+    tried();
+    ASSERT_FALSE(reply);
+    EXPECT_NE(reply.error().message.find("host memory"), std::string::npos)
+        << reply.error().message;
+  }
+  // Then frames of the largest size, half sent, from clients who never say who they are.
+  const std::vector<char> much(4 << 20);
+  for (int i = 0; i < 64; ++i) {
+    const UniqueFd fd = connect_raw(socket());
+    const auto header = frame(shm::MessageType::kHello, 4 << 20);
+    send_raw(fd, &header, sizeof header);
+    (void)::send(fd.get(), much.data(), much.size() / 2, MSG_NOSIGNAL | MSG_DONTWAIT);
+    tried();
+    EXPECT_NE(read_to_end(fd).find("malformed header"), std::string::npos);
+  }
+  EXPECT_TRUE(client.call<shm::Done>(shm::Detach{}));
+}
+
+TEST_F(HostileSocket, ThreeHundredSessionsThatEndAtOnceAndNeverHangUp) {
+  std::vector<std::unique_ptr<SocketClient>> left;
+  std::size_t refused = 0;
+  for (int i = 0; i < 300; ++i) {
+    auto client = std::make_unique<SocketClient>(socket());
+    shm::Attach attach;
+    attach.job = "never-" + std::to_string(i);
+    attach.world = attach.nodes = 2;
+    attach.timeout_ms = 1;
+    const Status attached = client->attach(attach);
+    tried();
+    if (attached) left.push_back(std::move(client));
+    refused += attached ? 0 : 1;
+  }
+  EXPECT_GT(refused, 0u) << "no limit is reached";
+  // All of them keep their sockets, and there is room for another one all the same.
+  EXPECT_TRUE(eventually([&] {
+    SocketClient client(socket());
+    shm::Attach attach;
+    attach.job = "after-the-crowd";
+    return client.attach(attach).has_value() && client.call<shm::Done>(shm::Detach{}).has_value();
+  }));
 }
 
 TEST_F(HostileSocket, SessionsComeAndDieAtEveryStep) {

@@ -243,6 +243,8 @@ TEST(AbiDocument, Limits) {
       {"kReasonBytesMax", kReasonBytesMax},
       {"kExchangeBlobBytesMax", kExchangeBlobBytesMax},
       {"kMessageBytesMax", kMessageBytesMax},
+      {"kHandshakeBytesMax", kHandshakeBytesMax},
+      {"kRequestBytesMax", kRequestBytesMax},
       {"kFrameFdsMax", kFrameFdsMax}};
   const AbiDocument document;
   for (const Row& row : document.table("1. Limits")) {

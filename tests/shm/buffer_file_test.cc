@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 #include <string>
 
 #include "shm/limits.h"
@@ -137,6 +138,25 @@ TEST(BufferFile, MapRefusesWhatCannotBeWritten) {
   const std::string path = "/proc/self/fd/" + std::to_string(writable.get());
   expect_refused(UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)), 4096, ErrorCode::kSystem,
                  "cannot map");
+}
+
+/// The kernel's flags of the mapping at `address` (proc(5), smaps).
+std::string flags_of_mapping(const void* address) {
+  std::ifstream maps("/proc/self/smaps");
+  const std::string begins = fmt::format("{:x}-", reinterpret_cast<std::uintptr_t>(address));
+  bool found = false;
+  for (std::string line; std::getline(maps, line);) {
+    found = found || line.starts_with(begins);
+    if (found && line.starts_with("VmFlags:")) return line + ' ';
+  }
+  return "(no such mapping)";
+}
+
+TEST(BufferFile, WhatOthersShareIsLeftOutOfCoreDumps) {
+  const auto mapped = BufferFile::map(memory(8192, F_SEAL_SHRINK), 8192);
+  ASSERT_TRUE(mapped) << mapped.error().message;
+  EXPECT_NE(flags_of_mapping(mapped->data()).find(" dd "), std::string::npos)
+      << flags_of_mapping(mapped->data());
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ MK_EXPORT const char* version();
 /// local_size + local_rank.
 struct MK_EXPORT AttachOptions {
   /// The daemon's client socket, a path of at most 107 bytes; empty: $MKERNEL_SOCKET, else
-  /// /run/mkernel/mkerneld.sock. '@' names the abstract namespace.
+  /// /run/mkernel/mkerneld.sock. '@' names the abstract namespace. Root, this user, "mkernel" or
+  /// the user of $MKERNEL_DAEMON_UID must listen there (kPermission).
   std::string socket;
   /// The same on all ranks; one daemon runs one job of a name at a time. 1 to 128 bytes of
   /// printable ASCII without spaces.

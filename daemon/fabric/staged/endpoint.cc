@@ -113,6 +113,10 @@ Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_gpu_memory(
   region->bytes = memory.bytes;
   const auto direct = reach_directly(memory, *region);
   if (!direct) {
+    if (!memory.no_image.empty()) {
+      return fail(ErrorCode::kLimitExceeded, "{}; and the NIC does not reach it directly: {}",
+                  memory.no_image, direct.error().message);
+    }
     if (region->view.data() == nullptr) MK_RETURN_IF_ERROR(open_view(memory, *region));
     MK_RETURN_IF_ERROR(make_image(*region));
   }
@@ -135,6 +139,7 @@ Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_gpu_memory(
                 "fabric {} needs {} bytes to name a GPU buffer to its peers: {} at most",
                 capabilities_.name, region->key.size(), kKeyBytesMax);
   }
+  made->image_bytes = direct ? 0 : region->memory.bytes();
   made->gpu_path = region->path;
   if (!direct) made->gpu_path_why = direct.error().message;
   return made;

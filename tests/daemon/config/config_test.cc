@@ -102,6 +102,10 @@ INSTANTIATE_TEST_SUITE_P(
         GoodCase{"[limits]\nsessions = 1", "sessions = 1"},
         GoodCase{"[limits]\noutstanding = 65536", "outstanding = 65536"},
         GoodCase{"[limits]\nregistered = '64GiB'", "registered = \"64GiB\""},
+        GoodCase{"[limits]\nregistered = 'auto'", "registered = \"auto\""},
+        GoodCase{"[limits]\nall_registered = 'unlimited'", "all_registered = \"unlimited\""},
+        GoodCase{"[limits]\nuser_sessions = 0", "user_sessions = 0"},
+        GoodCase{"[limits]\ndescriptors = 'auto'", "descriptors = \"auto\""},
         GoodCase{"[limits]\ndrain = '0'", "drain = \"0s\""},
         GoodCase{"[[job]]\npattern = 'a*'\nweight = 9", "weight = 9"},
         GoodCase{"[log]\nlevel = 'debug'", "level = \"debug\""},
@@ -215,7 +219,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{
             "[limits]\nregistered = '1'",
             "mk.toml:2:14: limits.registered: a size such as \"16GiB\" is expected: a number and "
-            "B, KiB, MiB, GiB, TiB, KB, MB, GB or TB, or \"unlimited\""},
+            "B, KiB, MiB, GiB, TiB, KB, MB, GB or TB, or \"unlimited\", or \"auto\""},
+        BadCase{"[limits]\nuser_sessions = 'all'",
+                "mk.toml:2:17: limits.user_sessions: a whole number from 0 to 64, or \"auto\", is "
+                "expected"},
         BadCase{"[[job]]\nweight = 2", "mk.toml:1:1: job.pattern is missing"},
         BadCase{"[[job]]\npattern = 'x'\nweight = 0",
                 "mk.toml:3:10: job.weight: a whole number from 1 to 1000 is expected"},
@@ -391,6 +398,8 @@ TEST(Config, WhatIsPrintedParsesToTheSame) {
       "classic'\n[proxy]"
       "\ncpus=[1,-1]\nbatch_window='1us'\n"
       "spin='2us'\nsleep_max='3us'\n[limits]\nsessions=2\noutstanding=3\nregistered='5MiB'\n"
+      "user_sessions=1\nuser_buffers=2\nuser_rings=3\nuser_registered='4MiB'\n"
+      "all_registered='6MiB'\nuser_descriptors=7\ndescriptors=8\n"
       "drain='6s'\n[[job]]\npattern='a'\nweight=2\n[log]\nlevel='error'\nformat='text'\n";
   const std::string printed = print_config(config_of(all));
   EXPECT_EQ(print_config(config_of(printed)), printed);

@@ -250,7 +250,8 @@ TEST_F(Buffers, HandlesRunOut) {
 }
 
 TEST_F(Buffers, WhatMayNotBeRegistered) {
-  TestNode node({.nodes = 1, .registered_bytes_max = 10'000}, std::make_shared<FakeMemory>(),
+  const std::uint64_t most = segment_bytes_of(rank_of("job", 1, 1, 0)) + 3 * 4096;
+  TestNode node({.nodes = 1, .session_memory_bytes_max = most}, std::make_shared<FakeMemory>(),
                 std::make_shared<std::uint64_t>(1));
   const ClientId client = node.attach(rank_of("job", 1, 1, 0));
   const auto refusal = [&](std::uint64_t bytes, int fd) {
@@ -275,9 +276,9 @@ TEST_F(Buffers, WhatMayNotBeRegistered) {
   refusal(4096, ::open("/dev/null", O_RDWR));
   refusal(4096, ::open("/proc/self/exe", O_RDONLY));
   EXPECT_EQ(node.register_buffer(client, 8192), 1);
-  const auto full = refusal(4096, sealed(4096));
+  const auto full = refusal(8192, sealed(8192));
   EXPECT_EQ(full.code, ErrorCode::kLimitExceeded);
-  EXPECT_THAT(full.message, HasSubstr("10000 bytes"));
+  EXPECT_THAT(full.message, HasSubstr(fmt::format("the {} bytes", most)));
   node.nic->refuse_register = "cannot pin: Cannot allocate memory (ENOMEM)";
   const auto memlock = refusal(1024, sealed(4096));
   EXPECT_EQ(memlock.code, ErrorCode::kSystem);

@@ -137,9 +137,35 @@ TEST_F(DeviceBuffers, WithoutADmabufTheLogSaysWhyItIsStaged) {
   cluster.expect_nothing_left();
 }
 
+TEST_F(DeviceBuffers, AnImageInHostMemoryCountsAsHostMemoryAndGpuMemoryDoesNot) {
+  const std::uint64_t most = segment_bytes_of(rank_of("job", 2, 1, 0)) + 2 * 4096;
+  TestCluster cluster(2, {.session_memory_bytes_max = most, .device_memory = true});
+  cluster.connect_all();
+  JobRun job(cluster, "job", 2, 1);
+  job.attach_all();
+  ASSERT_TRUE(job.all_up());
+  TestNode& node = job.node_of(0);
+  node.nic->gpu_path = "by dmabuf";
+  EXPECT_NE(register_device(node, job.client(0), 1 << 20, blob_of(key_of(1 << 20)), error_),
+            shm::kNoHandle)
+      << error_.message;
+  node.nic->gpu_path = "staged through host memory";
+  node.nic->image_bytes = 2 * 4096;
+  // Before anything is pinned: the network is told that there is no room.
+  EXPECT_EQ(register_device(node, job.client(0), 1 << 20, blob_of(key_of(1 << 20)), error_),
+            shm::kNoHandle);
+  EXPECT_EQ(error_.code, ErrorCode::kLimitExceeded);
+  EXPECT_THAT(error_.message, HasSubstr("limits.registered"));
+  EXPECT_NE(register_device(node, job.client(0), 2 * 4096, blob_of(key_of(2 * 4096)), error_),
+            shm::kNoHandle)
+      << error_.message;
+  EXPECT_EQ(node.register_buffer(job.client(0), 4096), shm::kNoHandle) << "the image is counted";
+  job.detach_all();
+  cluster.expect_nothing_left();
+}
+
 TEST_F(DeviceBuffers, WhatTheKeySaysIsChecked) {
-  TestNode node({.nodes = 1, .registered_bytes_max = 1 << 20}, std::make_shared<FakeMemory>(),
-                std::make_shared<std::uint64_t>(1));
+  TestNode node({.nodes = 1}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1));
   const ClientId client = node.attach(rank_of("job", 1, 1, 0));
   ASSERT_TRUE(node.take<shm::JobUp>(client));
   const auto expect_refused = [&](std::uint64_t bytes, const std::vector<std::byte>& key,
@@ -151,7 +177,6 @@ TEST_F(DeviceBuffers, WhatTheKeySaysIsChecked) {
   expect_refused(4096, std::vector<std::byte>(119), ErrorCode::kProtocol, "119 bytes");
   expect_refused(4097, blob_of(key_of(4096)), ErrorCode::kInvalidArgument, "allocation of 4096");
   expect_refused(0, blob_of(key_of(4096)), ErrorCode::kInvalidArgument, "0 bytes");
-  expect_refused(2 << 20, blob_of(key_of(2 << 20)), ErrorCode::kLimitExceeded, "may register");
   // The daemon would use its own memory by the bare address.
   gpu::MemoryKey forged = key_of(4096);
   forged.process = gpu::this_process();

@@ -40,6 +40,8 @@ struct FakeNic {
   bool device_memory = false;  ///< before the endpoint is made
   std::string gpu_path = "staged through host memory";
   std::string gpu_path_why = "the fake NIC reaches no GPU";
+  std::uint64_t image_bytes = 0;      ///< of GPU memory that is staged; 0: it is not
+  std::function<void()> on_register;  ///< called by register_memory; may throw
   bool refuse_import = false;
   bool hold_completions = false;
   std::function<void()> on_connect;      ///< called by connect; may block
@@ -74,8 +76,13 @@ class FakeEndpoint final : public fabric::Endpoint {
     if (!nic_->refuse_register.empty()) {
       return tl::unexpected<Error>(Error{nic_->refuse_code, nic_->refuse_register});
     }
+    if (nic_->on_register) nic_->on_register();
+    if (memory.device && nic_->image_bytes != 0 && !memory.no_image.empty()) {
+      return fail(ErrorCode::kLimitExceeded, "{}", memory.no_image);
+    }
     auto region = std::make_unique<Local>(*this, memory);
     if (memory.device) {
+      region->image_bytes = nic_->image_bytes;
       nic_->gpu_memory = memory;
       gpu_path_ = region->gpu_path = nic_->gpu_path;
       region->gpu_path_why = nic_->gpu_path_why;

@@ -28,8 +28,9 @@ TestNode::TestNode(const NodeSetup& node_setup, std::shared_ptr<FakeMemory> memo
   options.node = setup.id;
   options.version = "test";
   options.sessions_max = setup.sessions_max;
-  options.registered_bytes_max = setup.registered_bytes_max;
+  options.session_memory_bytes_max = setup.session_memory_bytes_max;
   options.user_max = setup.user_max;
+  options.all_max = setup.all_max;
   options.job_share = setup.job_share;
   options.log = [this](const LogRecord& record) { logged.push_back(record.message); };
   plane = std::make_unique<ControlPlane>(options, *this, *this, raw, [this] { return *clock_; });
@@ -259,6 +260,11 @@ void TestCluster::wait(std::uint64_t ms) {
 void TestCluster::expect_nothing_left() {
   for (const auto& node : nodes_) node->expect_nothing_left();
   EXPECT_TRUE(memory_->ranges.empty());
+}
+
+std::uint64_t segment_bytes_of(const shm::Attach& attach) {
+  return shm::layout_of({attach.lane_count, attach.slot_count_log2, attach.flag_count})
+      .segment_bytes;
 }
 
 shm::Attach rank_of(const std::string& job, std::uint32_t nodes, std::uint32_t local_size,

@@ -41,8 +41,9 @@ struct NodeSetup {
   std::uint32_t rails = 1;
   fabric::DeliveryContract contract = fabric::DeliveryContract::kOrdered;
   std::uint32_t sessions_max = 8;
-  std::uint64_t registered_bytes_max = 0;
+  std::uint64_t session_memory_bytes_max = 0;
   decltype(ControlOptions::user_max) user_max{};
+  decltype(ControlOptions::all_max) all_max{};
   std::function<JobShare(const std::string&)> job_share{};
   bool device_memory = false;  ///< the network reaches GPUs
 };
@@ -165,6 +166,9 @@ class TestCluster {
 /// Rank `rank` of a job of `nodes` x `local_size`.
 shm::Attach rank_of(const std::string& job, std::uint32_t nodes, std::uint32_t local_size,
                     std::uint32_t rank);
+
+/// The host memory that its session takes before it has a buffer.
+std::uint64_t segment_bytes_of(const shm::Attach& attach);
 
 /// The part a scripted peer would send for `node_rank`: `flags_key` names no memory.
 JobPart part_of(const std::string& job, std::uint64_t part_id, std::uint32_t nodes,

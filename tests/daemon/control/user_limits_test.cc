@@ -1,5 +1,6 @@
 // What one user may have of a daemon, over all sessions; and the share of a job's ranks.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include "tests/daemon/control/rig.h"
 
@@ -10,6 +11,13 @@ using testing::HasSubstr;
 
 class UserLimits : public testing::Test {
  protected:
+  /// What a session of one ring takes.
+  const std::uint64_t kSegment = segment_bytes_of(one_ring("a", 1));
+  static shm::Attach one_ring(const std::string& job, std::uint32_t lanes) {
+    shm::Attach attach = rank_of(job, 1, 1, 0);
+    attach.lane_count = lanes;
+    return attach;
+  }
   static TestNode make_node(NodeSetup setup) {
     setup.nodes = 1;
     return TestNode(setup, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1));
@@ -17,9 +25,7 @@ class UserLimits : public testing::Test {
   /// A job of one rank.
   static ClientId attach(TestNode& node, const std::string& job, std::uint32_t uid,
                          std::uint32_t lanes = 1) {
-    shm::Attach attach = rank_of(job, 1, 1, 0);
-    attach.lane_count = lanes;
-    return node.attach(attach, 55, uid);
+    return node.attach(one_ring(job, lanes), 55, uid);
   }
   static void expect_refused(TestNode& node, ClientId client, const std::string& says) {
     const auto error = node.take<shm::ErrorReply>(client);
@@ -49,14 +55,17 @@ TEST_F(UserLimits, Rings) {
 }
 
 TEST_F(UserLimits, BuffersAndTheirBytesOverAllSessions) {
-  TestNode node = make_node({.user_max = {.buffers = 3, .registered_bytes = 5 * 4096}});
+  const std::uint64_t most = 2 * kSegment + 5 * 4096;
+  TestNode node = make_node({.user_max = {.buffers = 3, .memory_bytes = most}});
   const ClientId a = attach(node, "a", 1000), b = attach(node, "b", 1000);
   const ClientId other = attach(node, "c", 1001);
   EXPECT_NE(node.register_buffer(a, 4096), 0);
   const std::uint16_t second = node.register_buffer(b, 4096);
   EXPECT_NE(second, 0);
   EXPECT_EQ(node.register_buffer(b, 4 * 4096), shm::kNoHandle);
-  expect_refused(node, b, "would exceed the 20480 bytes that user 1000 may register");
+  expect_refused(
+      node, b,
+      fmt::format("would exceed the {} bytes of host memory that user 1000 may register", most));
   EXPECT_NE(node.register_buffer(b, 2 * 4096), 0);
   EXPECT_EQ(node.register_buffer(a, 4096), shm::kNoHandle);
   expect_refused(node, a, "user 1000 has 3 registered buffers");
@@ -64,6 +73,69 @@ TEST_F(UserLimits, BuffersAndTheirBytesOverAllSessions) {
   node.send(b, shm::DeregisterBuffer{second});
   node.step();
   EXPECT_NE(node.register_buffer(a, 4096), 0) << "what is given back counts no more";
+}
+
+TEST_F(UserLimits, RingsAndFlagsAreMemoryToo) {
+  TestNode node = make_node({.user_max = {.memory_bytes = 2 * kSegment}});
+  attach(node, "a", 1000);
+  expect_refused(node, attach(node, "b", 1000, 16), "limits.user_registered");
+  attach(node, "c", 1000);
+  expect_refused(node, attach(node, "d", 1000), "limits.user_registered");
+  EXPECT_TRUE(node.take<shm::JobUp>(attach(node, "e", 1001)));
+  TestNode small = make_node({.session_memory_bytes_max = kSegment - 1});
+  expect_refused(small, attach(small, "a", 1000), "limits.registered");
+}
+
+TEST_F(UserLimits, AllUsersTogetherHaveABoundAsWell) {
+  TestNode node = make_node({.all_max = {.memory_bytes = 2 * kSegment + 3 * 4096}});
+  const ClientId a = attach(node, "a", 1000), b = attach(node, "b", 1001);
+  const std::uint16_t first = node.register_buffer(a, 2 * 4096);
+  EXPECT_NE(first, 0);
+  EXPECT_EQ(node.register_buffer(b, 2 * 4096), shm::kNoHandle);
+  expect_refused(node, b, "limits.all_registered");
+  EXPECT_NE(node.register_buffer(b, 4096), 0);
+  node.hang_up(a);
+  node.step();
+  EXPECT_NE(node.register_buffer(b, 2 * 4096), 0);
+}
+
+TEST_F(UserLimits, ASparseFileCountsByItsSizeBeforeAnythingIsPinned) {
+  TestNode node = make_node({.session_memory_bytes_max = kSegment + (1 << 20)});
+  const ClientId client = attach(node, "a", 1000);
+  bool pinned = false;
+  node.nic->on_register = [&] { pinned = true; };
+  for (const std::uint64_t announced : {std::uint64_t{4096}, std::uint64_t{1} << 41}) {
+    // A terabyte or two of which no page is there; and of which little is announced.
+    const auto file = shm::BufferFile::create("sparse", std::uint64_t{1} << 41);
+    ASSERT_TRUE(file) << file.error().message;
+    std::vector<UniqueFd> fds;
+    fds.emplace_back(::dup(file->fd()));
+    node.send(client, shm::RegisterBuffer{announced, "sparse"}, std::move(fds));
+    expect_refused(node, client, "in a file of 2199023255552 bytes");
+  }
+  EXPECT_FALSE(pinned) << "a NIC's driver asks nobody's limit of locked memory but the daemon's";
+  EXPECT_NE(node.register_buffer(client, 1 << 20), 0);
+}
+
+TEST_F(UserLimits, Descriptors) {
+  // A session's own, and one for each buffer.
+  TestNode node = make_node({.user_max = {.descriptors = 5}, .all_max = {.descriptors = 7}});
+  const ClientId a = attach(node, "a", 1000);
+  for (int i = 0; i < 3; ++i) EXPECT_NE(node.register_buffer(a), 0);
+  expect_refused(node, attach(node, "b", 1000), "limits.user_descriptors");
+  const std::uint16_t last = node.register_buffer(a);
+  EXPECT_NE(last, 0);
+  EXPECT_EQ(node.register_buffer(a), shm::kNoHandle);
+  expect_refused(node, a, "limits.user_descriptors");
+  node.send(a, shm::OpenPeerBuffer{0, last});
+  expect_refused(node, a, "limits.user_descriptors");
+  const ClientId other = attach(node, "c", 1001);
+  EXPECT_NE(node.register_buffer(other), 0);
+  EXPECT_EQ(node.register_buffer(other), shm::kNoHandle);
+  expect_refused(node, other, "limits.descriptors");
+  node.send(a, shm::DeregisterBuffer{last});
+  node.step();
+  EXPECT_NE(node.register_buffer(other), 0) << "what is given back counts no more";
 }
 
 TEST_F(UserLimits, AJobsLimitIsSplitOverItsRanksHere) {

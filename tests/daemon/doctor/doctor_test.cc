@@ -28,6 +28,8 @@ Facts good() {
   facts.proxy_cpus = {2, 3};
   facts.spin = {topology::kSpinOverPausesNs, "each rail has a CPU"};
   facts.sleep_max_ns = 500'000;
+  facts.machine = {64ull << 30, 65'536};
+  facts.clients = client_limits({}, facts.machine);
   facts.cpus = {0, 1, 2, 3};
   facts.isolated_cpus = {2, 3};
   facts.huge_page_bytes = 2 << 20;
@@ -77,11 +79,12 @@ TEST(DoctorTest, AHealthyNodePassesEverything) {
 TEST(DoctorTest, IdsAreStable) {
   std::vector<std::string> ids;
   for (const Finding& finding : examine(good())) ids.emplace_back(finding.id);
-  EXPECT_EQ(ids, (std::vector<std::string>{
-                     "limits.memlock", "fabric.choice", "verbs.devices", "verbs.ports", "verbs.gid",
-                     "verbs.mtu", "verbs.register", "gpu.memory", "ofi.version", "ofi.providers",
-                     "memory.hugepages", "cpu.isolation", "cpu.spin", "topology.distance",
-                     "abi.version", "peers.reachable", "fabric.write"}));
+  EXPECT_EQ(ids,
+            (std::vector<std::string>{
+                "limits.memlock", "limits.clients", "fabric.choice", "verbs.devices", "verbs.ports",
+                "verbs.gid", "verbs.mtu", "verbs.register", "gpu.memory", "ofi.version",
+                "ofi.providers", "memory.hugepages", "cpu.isolation", "cpu.spin",
+                "topology.distance", "abi.version", "peers.reachable", "fabric.write"}));
 }
 
 struct Case {
@@ -119,6 +122,15 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
        [](Facts& f) {
          f.memlock = {65536, 0, "nobody says"};
        }},
+      {"limits.clients", Outcome::kWarn, "192 descriptors",
+       [](Facts& f) {
+         f.machine.descriptors = 256;
+         f.clients = client_limits({}, f.machine);
+       }},
+      {"limits.clients", Outcome::kWarn, "128.0 GiB of host memory in all",
+       [](Facts& f) { f.clients.all.memory_bytes = 128ull << 30; }},
+      {"limits.clients", Outcome::kWarn, "any amount of host memory in all",
+       [](Facts& f) { f.clients.all.memory_bytes = 0; }},
       {"fabric.choice", Outcome::kPass, "verbs, as configured", [](Facts&) {}},
       {"fabric.choice", Outcome::kPass, "no InfiniBand",
        [](Facts& f) {

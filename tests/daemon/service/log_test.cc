@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <source_location>
 #include <thread>
 
 #include "tests/daemon/service/process_rig.h"
@@ -102,18 +105,85 @@ TEST_F(LogFile, HoldsBackWhatRepeatsAndSaysHowMuch) {
   EXPECT_GE(std::stoi(std::string(last["fields"]["held_back"])), 1);
 }
 
-TEST_F(LogFile, TheEnginesSentencesAreLimitedWhateverTheirIds) {
+constexpr std::chrono::milliseconds kNever(3'600'000);
+
+/// What one line of the engine's code says.
+LogRecord garbage(const std::string& text, std::optional<std::uint32_t> user) {
+  return {LogLevel::kWarning, text, {}, user, std::source_location::current()};
+}
+LogRecord failure(const std::string& text, std::optional<std::uint32_t> user) {
+  return {LogLevel::kError, text, {}, user, std::source_location::current()};
+}
+
+TEST_F(LogFile, NoTextOfAClientMakesAKindOfItsOwn) {
+  Logger logger({.format = LogFormat::kJson, .fd = fd, .burst = 5, .refill = kNever});
+  const LogSink sink = logger.sink();
+  // Sentences that share no beginning, as when each job has a name of its own.
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 1000; ++i) {
+    std::string name(1 + random() % 100, 'x');
+    for (char& c : name) c = static_cast<char>('a' + random() % 26);
+    sink(garbage(name + " is refused", 1000));
+  }
+  EXPECT_EQ(lines().size(), 5u);
+  for (int i = 0; i < 10; ++i) sink(failure(fmt::format("job 'j{}' failed", i), 1000));
+  EXPECT_EQ(lines().size(), 10u) << "another line of the code is another kind";
+}
+
+TEST_F(LogFile, AUserSpendsNobodyElsesBudget) {
   Logger logger({.format = LogFormat::kJson,
                  .fd = fd,
                  .burst = 5,
-                 .refill = std::chrono::milliseconds(3'600'000)});
+                 .refill = kNever,
+                 .user_burst = 7,
+                 .user_refill = kNever});
   const LogSink sink = logger.sink();
-  for (int i = 0; i < 100; ++i) {
-    sink({LogLevel::kWarning, fmt::format("session {} sent garbage", i), {}});
-  }
-  EXPECT_EQ(lines().size(), 5u);
-  for (int i = 0; i < 10; ++i) sink({LogLevel::kError, fmt::format("job 'j{}' failed", i), {}});
-  EXPECT_EQ(lines().size(), 10u);
+  for (int i = 0; i < 100; ++i) sink(garbage("by 1000", 1000));
+  for (int i = 0; i < 100; ++i) sink(failure("by 1000, another kind", 1000));
+  EXPECT_EQ(lines().size(), 7u) << "all kinds of one user together";
+  sink(garbage("by 1001", 1001));
+  sink(garbage("by the daemon", std::nullopt));
+  EXPECT_EQ(lines().size(), 9u);
+  // Thousands of uids, as a user namespace gives one person, are not thousands of budgets.
+  for (std::uint32_t uid = 100'000; uid < 110'000; ++uid) sink(garbage("by one of many", uid));
+  EXPECT_LE(lines().size(), 9u + 256 + 5);
+}
+
+TEST_F(LogFile, WhatWasHeldBackIsToldWithoutAnotherEvent) {
+  Logger logger(
+      {.format = LogFormat::kJson, .fd = fd, .burst = 1, .refill = std::chrono::milliseconds(20)});
+  const LogSink sink = logger.sink();
+  for (int i = 0; i < 50; ++i) sink(garbage(fmt::format("job {} is refused", i), 1000));
+  EXPECT_TRUE(eventually([&] {
+    logger.tell_held_back();
+    const auto said = lines();
+    return std::ranges::any_of(said, [](const nlohmann::json& line) {
+      return std::string(line["message"]).find("were not logged, the last: job ") !=
+             std::string::npos;
+    });
+  }));
+  const std::size_t said = lines().size();
+  logger.tell_held_back();
+  EXPECT_EQ(lines().size(), said) << "once";
+}
+
+TEST_F(LogFile, AuditsHaveABudgetThatNothingElseUses) {
+  Logger logger({.level = LogLevel::kError,
+                 .format = LogFormat::kJson,
+                 .fd = fd,
+                 .burst = 5,
+                 .refill = kNever,
+                 .user_burst = 7,
+                 .user_refill = kNever});
+  const LogSink sink = logger.sink();
+  for (int i = 0; i < 100; ++i) sink(failure("noise", 1000));
+  ASSERT_EQ(lines().size(), 5u);
+  for (int i = 0; i < 100; ++i) logger.audit("audit: done", {});
+  EXPECT_EQ(lines().size(), 105u) << "no change goes unsaid";
+  for (int i = 0; i < 100; ++i) logger.audit_refused("uid 1000", "audit: refused", {});
+  EXPECT_EQ(lines().size(), 110u);
+  logger.audit_refused("uid 1001", "audit: refused", {});
+  EXPECT_EQ(lines().size(), 111u) << "each caller has its own";
 }
 
 TEST_F(LogFile, LinesOfManyThreadsStayWhole) {

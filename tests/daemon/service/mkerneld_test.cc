@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -79,6 +80,27 @@ TEST_F(Mkerneld, IsReadyServesAndStopsOnSigterm) {
   }
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     EXPECT_THAT(entry.path().string(), HasSubstr(".lock")) << "was left behind";
+  }
+}
+
+TEST_F(Mkerneld, ACrashLeavesACoreAndNoFileOfALibrary) {
+  // By a process that would write a core, into a folder of its own.
+  const rlimit none{0, 0};
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGILL}) {
+    SCOPED_TRACE(signal);
+    const std::string place = folder / fmt::format("crash-{}", signal);
+    std::filesystem::create_directory(place);
+    const auto before = std::filesystem::current_path();
+    std::filesystem::current_path(place);
+    Program daemon(folder, command("0"));
+    std::filesystem::current_path(before);
+    ASSERT_EQ(ready("0")["pid"], daemon.pid()) << daemon.err();
+    ASSERT_EQ(::prlimit(daemon.pid(), RLIMIT_CORE, &none, nullptr), 0);
+    // What the watchdog of systemd does (WatchdogSignal), and what memory errors do.
+    daemon.signal(signal);
+    EXPECT_EQ(daemon.wait(), 128 + signal) << daemon.err();
+    EXPECT_TRUE(std::filesystem::is_empty(place));
+    std::filesystem::remove(folder / "0.ready");
   }
 }
 

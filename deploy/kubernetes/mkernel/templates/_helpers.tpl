@@ -12,6 +12,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "mkernel.peers" -}}{{ .Release.Name }}-peers{{- end }}
 
+{{- define "mkernel.registeredGiB" -}}
+{{- if lt (int .Values.registeredGiB) 1 }}{{ fail (printf "registeredGiB is %v; a whole number from 1 is expected" .Values.registeredGiB) }}{{ end -}}
+{{ int .Values.registeredGiB }}
+{{- end }}
+
+{{/* Pages of jobs that the daemon or its NIC touches first are the daemon's in its control group's books. */}}
+{{- define "mkernel.memory" -}}
+{{ add (int (include "mkernel.registeredGiB" .)) 2 }}Gi
+{{- end }}
+
 {{- define "mkernel.peersName" -}}
 {{ include "mkernel.peers" . }}.{{ .Release.Namespace }}.svc.cluster.local
 {{- end }}
