@@ -135,6 +135,14 @@ class ControlLoop::Impl {
   }
 
   const PeerHello& hello() const { return hello_; }
+  PeerHello hello_for(NodeId node) const {
+    PeerHello hello = hello_;
+    for (std::size_t rail = 0; rail < proxies_.size(); ++rail) {
+      Bytes& address = hello.rail_addresses[rail];
+      address = proxies_[rail]->endpoint().personal(std::move(address), node);
+    }
+    return hello;
+  }
   const std::string& socket_path() const { return socket_path_; }
 
  private:
@@ -368,6 +376,7 @@ void ControlLoop::peers_changed() {
 }
 
 const PeerHello& ControlLoop::hello() const { return impl_->hello(); }
+PeerHello ControlLoop::hello_for(NodeId node) const { return impl_->hello_for(node); }
 const std::string& ControlLoop::socket_path() const { return impl_->socket_path(); }
 
 }  // namespace mk::daemon

@@ -91,6 +91,7 @@ class ControlLoop final : public PeerSink {
   void peers_changed() override;
   /// Valid after `configure`.
   const PeerHello& hello() const override;
+  PeerHello hello_for(NodeId node) const override;
 
   const std::string& socket_path() const;
 

@@ -32,7 +32,7 @@ std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Byte
   // One to an earlier address stays with the sessions that have it.
   entry.link.reset();
   if (now_() < entry.next_try_ns) return nullptr;
-  auto id = endpoints_[rail]->connect(address, peer_name);
+  auto id = endpoints_[rail]->connect_peer(peer, address, peer_name);
   if (!id) {
     entry.stats->connect_failures.add(1);
     set_error(entry, id.error().message);

@@ -85,8 +85,8 @@ class LocalCluster::Impl {
     const auto pair = std::minmax(a, b);
     if (a == b || members_.at(a).sink == nullptr || members_.at(b).sink == nullptr) return;
     if (cut_.contains(pair) || !up_.insert(pair).second) return;
-    members_[a].sink->peer_message(b, members_[b].sink->hello(), {});
-    members_[b].sink->peer_message(a, members_[a].sink->hello(), {});
+    members_[a].sink->peer_message(b, members_[b].sink->hello_for(a), {});
+    members_[b].sink->peer_message(a, members_[a].sink->hello_for(b), {});
   }
 
   void break_stream(NodeId a, NodeId b, const std::string& reason) {

@@ -102,7 +102,9 @@ void ControlPlane::Impl::tell_rails() {
 void ControlPlane::Impl::tell_rail(NodeId node, std::uint32_t rail) {
   const PeerState& peer = peers_.at(node);
   // Whom it does not reach is told after the next hello.
-  if (peer.up) (void)transport_.send(node, RailMoved{rail, rail_addresses_[rail]});
+  if (peer.up)
+    (void)transport_.send(
+        node, RailMoved{rail, proxies_[rail]->endpoint().personal(rail_addresses_[rail], node)});
 }
 
 Status ControlPlane::Impl::on(NodeId node, RailMoved& moved) {
@@ -315,6 +317,7 @@ Status ControlPlane::Impl::on(NodeId node, JobLeft& left) {
 void ControlPlane::Impl::forget_part(Job& job, const RemotePart& part) {
   // Proxies hear of peers when the job is up, so nothing but our own tables names it.
   for (Session* session : job.sessions()) {
+    proxy_of(*session).apply(AdmitPeer{session->slot, part.node, false});
     std::erase_if(session->peers,
                   [&](const auto& entry) { return entry.second.node == part.node; });
   }

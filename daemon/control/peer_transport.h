@@ -182,6 +182,9 @@ class PeerSink {
   /// What this daemon says first on every new stream. Constant: where its rails are by now follows
   /// as RailMoved.
   virtual const PeerHello& hello() const = 0;
+  /// The same for `node`, which alone may have it: its rails' addresses tell this daemon later who
+  /// speaks.
+  virtual PeerHello hello_for(NodeId /*node*/) const { return hello(); }
 };
 
 }  // namespace mk::daemon

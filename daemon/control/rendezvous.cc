@@ -94,6 +94,8 @@ Status ControlPlane::Impl::bind_session(Session& session, const RemotePart& part
   }
   binding.slot = peer.slot;
   binding.flag_count = peer.flag_count;
+  // Before it hears that we are ready: from then on it may be up, and quicker than we are.
+  proxy_of(session).apply(AdmitPeer{session.slot, part.node, true});
   return {};
 }
 
@@ -147,11 +149,14 @@ void ControlPlane::Impl::job_up(Job& job) {
 }
 
 void ControlPlane::Impl::announce_buffer(Session& session, std::uint16_t handle) {
-  const Job& job = *session.job;
+  Job& job = *session.job;
   const Buffer& buffer = session.buffers.at(handle);
   if (buffer.region == nullptr) return;
-  send_to_job(*session.job, RegionAnnounce{job.name, job.part_id, session.attach.rank, handle,
-                                           buffer.bytes, buffer.region->key()});
+  for (const auto& [node_rank, part] : job.parts) {
+    send_to_part(job, part,
+                 RegionAnnounce{job.name, job.part_id, session.attach.rank, handle, buffer.bytes,
+                                buffer.region->key_for(part.node)});
+  }
 }
 
 void ControlPlane::Impl::send_to_job(Job& job, const PeerMessage& message) {

@@ -29,6 +29,11 @@ using Bytes = std::vector<std::byte>;
 inline constexpr std::size_t kKeyBytesMax = 1024;
 inline constexpr std::size_t kAddressBytesMax = 512;
 
+/// Which other daemon: its node id, below shm::kNodesMax. kAnyPeer: not known, in tests of one
+/// fabric.
+using PeerNumber = std::uint32_t;
+inline constexpr PeerNumber kAnyPeer = UINT32_MAX;
+
 /// How an arrival becomes visible at the receiver. The engine has one path per contract, not per
 /// vendor.
 enum class DeliveryContract {
@@ -51,6 +56,9 @@ struct Capabilities {
   std::string gpu_direct_why = {};  ///< why not, where one may ask; for people
   std::string explanation = {};     ///< for the log: which device was chosen and why; may be empty
   std::string device = {};          ///< its name, e.g. "mlx5_0:1"; empty: there is none to name
+  /// The unordered contract: kArrival says which peer wrote, and no other peer could make it say
+  /// so.
+  bool arrivals_named = false;
 };
 
 /// A window through which a NIC reaches memory of a GPU by itself.
@@ -92,6 +100,8 @@ class LocalRegion {
   /// What a peer's endpoint needs to write here; travels over the Peer service. At most
   /// kKeyBytesMax.
   virtual Bytes key() const = 0;
+  /// The same for `peer` alone, where what it needs differs from peer to peer.
+  virtual Bytes key_for(PeerNumber /*peer*/) const { return key(); }
 
   bool of_gpu = false;            ///< staged/ takes it, directly or by way of host memory
   std::uint64_t image_bytes = 0;  ///< of host memory that stands for a GPU's
@@ -145,6 +155,7 @@ struct Event {
   std::uint64_t cookie = 0;
   std::uint32_t immediate = 0;
   ErrorCode code = ErrorCode::kOk;
+  PeerNumber peer = kAnyPeer;  ///< of kArrival, with Capabilities::arrivals_named
 };
 
 class Endpoint {
@@ -156,11 +167,19 @@ class Endpoint {
   /// What a peer needs to connect here; travels over the Peer service. At most
   /// kAddressBytesMax. It may change, and peers are then told: asked for several times a second.
   virtual Bytes address() const = 0;
+  /// What `peer`, and nobody else, is told instead of `address`, which this endpoint gave out: by
+  /// what is in it the endpoint knows later who speaks. Any thread.
+  virtual Bytes personal(Bytes address, PeerNumber /*peer*/) const { return address; }
   virtual Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) = 0;
   /// Connects to the endpoint that gave out `address`. `peer_name` is for messages ("node 1
   /// rail 0").
   virtual Result<LinkId> connect(std::span<const std::byte> address,
                                  const std::string& peer_name) = 0;
+  /// The same to an endpoint of `peer`: nobody else's word counts for the link.
+  virtual Result<LinkId> connect_peer(PeerNumber /*peer*/, std::span<const std::byte> address,
+                                      const std::string& peer_name) {
+    return connect(address, peer_name);
+  }
   /// Gives the link up; outstanding writes are reported as kFailed by later polls.
   virtual void disconnect(LinkId link) = 0;
   /// Makes a peer's region (its `key()`) a possible destination of `link`.

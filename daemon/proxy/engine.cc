@@ -12,6 +12,7 @@ Engine::Engine(fabric::Endpoint& endpoint, const ProxyOptions& options,
     : endpoint_(endpoint),
       batch_window_ns_(options.batch_window_ns),
       publishes_flags_(endpoint.capabilities().contract == fabric::DeliveryContract::kUnordered),
+      knows_senders_(endpoint.capabilities().arrivals_named),
       clock_(options.clock_ns),
       on_event_(std::move(on_event)),
       mailbox_(endpoint.capabilities().link_depth) {
@@ -73,7 +74,7 @@ bool Engine::poll_endpoint() {
           on_finished(event, true);
           break;
         case fabric::Event::Kind::kArrival:
-          on_arrival(event.immediate);
+          on_arrival(event);
           ++arrivals;
           break;
         case fabric::Event::Kind::kLinkDown:
@@ -142,13 +143,19 @@ void Engine::publish_completed() {
   completed_lane_count_ = 0;
 }
 
-void Engine::on_arrival(std::uint32_t immediate) {
-  const SessionSlot slot = shm::immediate_slot(immediate);
-  Session* session = sessions_.find(slot);
+Session* Engine::arrival_at(const fabric::Event& event) const {
+  Session* const session = sessions_.find(shm::immediate_slot(event.immediate));
+  if (session == nullptr || !knows_senders_) return session;
+  return event.peer < session->admitted.size() && session->admitted[event.peer] ? session : nullptr;
+}
+
+void Engine::on_arrival(const fabric::Event& event) {
+  const std::uint32_t immediate = event.immediate;
+  Session* session = arrival_at(event);
   if (session == nullptr && read_mail()) {
-    // The peer may be quicker than this pass: its write came in after the session was added but
-    // before we looked.
-    session = sessions_.find(slot);
+    // The peer may be quicker than this pass: its write came in after the session was added, and
+    // the peer admitted, but before we looked.
+    session = arrival_at(event);
   }
   if (session != nullptr && session->arrivals.publish(immediate)) {
     stats_.arrivals.add(1);

@@ -69,12 +69,15 @@ class Engine {
   void on_mail(Parcel& parcel, const BindPeerBuffer& bind);
   void on_mail(Parcel& parcel, const UnbindPeerBuffer& unbind);
   void on_mail(Parcel& parcel, const RetirePeer& retire);
+  void on_mail(Parcel& parcel, const AdmitPeer& admit);
   void on_mail(Parcel& parcel, const FenceSession& asked);
   void on_mail(Parcel& parcel, const SetShare& share);
 
   bool poll_endpoint();
   void on_finished(const fabric::Event& event, bool failed);
-  void on_arrival(std::uint32_t immediate);
+  void on_arrival(const fabric::Event& event);
+  /// The session whose flag the arrival names, if whoever wrote may raise it; or null.
+  Session* arrival_at(const fabric::Event& event) const;
   void on_link_down(const fabric::Event& event);
   void publish_completed();
 
@@ -104,6 +107,7 @@ class Engine {
   fabric::Endpoint& endpoint_;
   const std::uint64_t batch_window_ns_;
   const bool publishes_flags_;  ///< the unordered contract
+  const bool knows_senders_;    ///< of arrivals
   const std::function<std::uint64_t()> clock_;
   const std::function<void(ProxyEvent)> on_event_;
   Mailbox mailbox_;

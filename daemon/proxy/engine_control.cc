@@ -115,6 +115,12 @@ void Engine::on_mail(Parcel&, const RetirePeer& retire) {
   if (peer != nullptr && !MK_PLANT(writes_to_the_departed)) peer->retired = true;
 }
 
+void Engine::on_mail(Parcel&, const AdmitPeer& admit) {
+  Session* session = sessions_.find(admit.slot);
+  if (session == nullptr || admit.node >= session->admitted.size()) return;
+  session->admitted[admit.node] = admit.admitted;
+}
+
 void Engine::on_mail(Parcel&, const FenceSession& asked) {
   Session* session = sessions_.find(asked.slot);
   if (session == nullptr) {

@@ -69,6 +69,13 @@ struct BindPeer {
   const fabric::RemoteRegion* flags = nullptr;  ///< ordered fabrics
   std::uint32_t flag_count = 0;
 };
+/// The node may raise the session's arrival flags from now on, or no more: it has a part of its
+/// job. Matters where arrivals say who wrote (Capabilities::arrivals_named).
+struct AdmitPeer {
+  SessionSlot slot = 0;
+  fabric::PeerNumber node = 0;
+  bool admitted = true;
+};
 /// The rail peer has left in order, and its memory may go at any time: what the session still sends
 /// to it goes nowhere, and counts as completed.
 struct RetirePeer {
@@ -95,7 +102,7 @@ struct FenceSession {
   SessionSlot slot = 0;
 };
 using ProxyCommand = std::variant<AddSession, BindBuffer, UnbindBuffer, BindPeer, BindPeerBuffer,
-                                  UnbindPeerBuffer, RetirePeer, FenceSession, SetShare>;
+                                  UnbindPeerBuffer, RetirePeer, FenceSession, SetShare, AdmitPeer>;
 
 // -- proxy -> control
 // -----------------------------------------------------------------------------------------------

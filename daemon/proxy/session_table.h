@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -76,7 +77,8 @@ struct Session {
   std::vector<Lane> lanes;
   Bindings bindings;
   ArrivalBoard arrivals;
-  std::vector<UnbindBuffer> unbinding;  ///< not yet answered
+  std::bitset<shm::kNodesMax> admitted;  ///< nodes that may raise its flags
+  std::vector<UnbindBuffer> unbinding;   ///< not yet answered
   std::vector<UnbindPeerBuffer> unbinding_peer;
 
   void set_weight(std::uint32_t wanted) { weight = std::clamp(wanted, 1u, kWeightMax); }

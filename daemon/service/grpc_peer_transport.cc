@@ -53,7 +53,6 @@ void GrpcPeerTransport::Impl::start() {
   std::lock_guard lock(mutex_);
   if (state_ != State::kNew) return;
   state_ = State::kRunning;
-  hello_ = to_proto(sink_.hello());
   for (auto& [node, peer] : peers_) {
     if (peer.stub) call(peer);
   }

@@ -144,7 +144,6 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   PeerSink& sink_;
   Logger& logger_;
   Service service_{*this};
-  v1::PeerMessage hello_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;  ///< streams_, queues, timers, state

@@ -30,7 +30,7 @@ void GrpcPeerTransport::Impl::call(Peer& peer) {
   streams_.insert(stream);
   peer.stream = stream;
   stream->start_read();
-  enqueue(*stream, hello_);
+  enqueue(*stream, to_proto(sink_.hello_for(peer.config.id)));
   stream->StartCall();
 }
 
@@ -101,7 +101,7 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello, std::si
     }
     stream.node = hello.node;
     peers_.at(hello.node).stream = &stream;
-    enqueue(stream, hello_);
+    enqueue(stream, to_proto(sink_.hello_for(hello.node)));
   }
   Peer& peer = peers_.at(stream.node);
   stream.greeted = true;

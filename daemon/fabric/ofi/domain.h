@@ -44,7 +44,7 @@ struct Port {
 
 /// An endpoint's address as peers receive it.
 struct Address {
-  static constexpr std::uint64_t kMagic = 0x31'72'64'61'69'66'6b'6d;  // "mkfiadr1"
+  static constexpr std::uint64_t kMagic = 0x32'72'64'61'69'66'6b'6d;  // "mkfiadr2"
   std::uint64_t magic = kMagic;
   Token endpoint{};
   std::uint64_t doorbell_key =
@@ -54,6 +54,8 @@ struct Address {
   std::uint32_t format = 0;  ///< FI_SOCKADDR_IN, FI_ADDR_STR, ...
   std::uint32_t name_bytes = 0;
   char name[256] = {};
+  std::uint32_t tag = 0;  ///< of the peer that was told this address (SenderTags); 0: none
+  std::uint32_t reserved = 0;
 };
 static_assert(sizeof(Address) <= 512);
 

@@ -9,6 +9,7 @@
 #include "daemon/fabric/ofi/flusher.h"
 #include "daemon/fabric/ofi/link.h"
 #include "daemon/fabric/ofi/probe.h"
+#include "daemon/fabric/ofi/sender_tags.h"
 
 namespace mk::fabric {
 namespace ofi {
@@ -33,6 +34,7 @@ class OfiEndpoint final : public Endpoint {
 
   const Capabilities& capabilities() const override { return capabilities_; }
   Bytes address() const override { return to_blob(address_); }
+  Bytes personal(Bytes address, PeerNumber peer) const override;
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
   Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) override;
   void disconnect(LinkId link) override;
@@ -63,6 +65,7 @@ class OfiEndpoint final : public Endpoint {
   const Token id_;
   Capabilities capabilities_;
   Address address_;
+  SenderTags tags_;
   Doorbell doorbell_;
   std::unique_ptr<Reception> reception_;  ///< null where senders need not be known
   Port receiver_;
@@ -85,10 +88,16 @@ Status OfiEndpoint::open(const std::string& why_no_gpus) {
   if (domain_->introduces()) {
     MK_ASSIGN_OR_RETURN(reception_, Reception::open(*domain_, receiver_, id_));
   }
+  // What identifies the sender goes above the immediate's 32 bits, where there is room.
+  if (domain_->info().domain_attr->cq_data_size >= sizeof(std::uint64_t)) {
+    MK_RETURN_IF_ERROR(tags_.draw());
+  }
   const std::string provider = domain_->provider();
   const std::size_t depth = std::min<std::size_t>(kLinkDepth, domain_->info().tx_attr->size);
-  capabilities_ = {"ofi:" + provider, DeliveryContract::kUnordered,
-                   static_cast<std::uint32_t>(depth), false};
+  capabilities_.name = "ofi:" + provider;
+  capabilities_.contract = DeliveryContract::kUnordered;
+  capabilities_.arrivals_named = tags_.usable();
+  capabilities_.link_depth = static_cast<std::uint32_t>(depth);
   capabilities_.device = domain_->device();
   if (domain_->reaches_gpus()) {
     MK_ASSIGN_OR_RETURN(flusher_, Flusher::open(*domain_));
@@ -98,6 +107,7 @@ Status OfiEndpoint::open(const std::string& why_no_gpus) {
   }
 
   address_.endpoint = id_;
+  address_.tag = tags_.of(kAnyPeer);
   address_.doorbell_key = doorbell_target_->wire_key();
   address_.doorbell_base = doorbell_target_->wire_base();
   provider.copy(address_.provider, sizeof(address_.provider) - 1);
@@ -108,6 +118,13 @@ Status OfiEndpoint::open(const std::string& why_no_gpus) {
   }
   address_.name_bytes = static_cast<std::uint32_t>(bytes);
   return {};
+}
+
+Bytes OfiEndpoint::personal(Bytes address, PeerNumber peer) const {
+  auto own = from_blob<Address>(address);
+  if (!own) return address;
+  own->tag = tags_.of(peer);
+  return to_blob(*own);
 }
 
 Result<std::unique_ptr<OfiLocalRegion>> OfiEndpoint::make_region(const MemoryDescriptor& memory) {
@@ -258,8 +275,11 @@ std::size_t OfiEndpoint::poll_arrivals(std::span<Event> events) {
       if (reception_ != nullptr) reception_->completed(entry.op_context);
       continue;
     }
-    events[count++] = {Event::Kind::kArrival, 0, 0, static_cast<std::uint32_t>(entry.data),
-                       ErrorCode::kOk};
+    const std::optional<PeerNumber> peer = tags_.peer(static_cast<std::uint32_t>(entry.data >> 32));
+    // Nobody was told a tag that is not ours.
+    if (!peer) continue;
+    events[count++] = {Event::Kind::kArrival, 0,    0, static_cast<std::uint32_t>(entry.data),
+                       ErrorCode::kOk,        *peer};
   }
   return count;
 }

@@ -11,8 +11,8 @@ constexpr std::chrono::seconds kConnectAgain{5};
 
 }  // namespace
 
-Result<Link*> Carrier::link_to(LinkId outer, const Bytes& address, const std::string& peer_name,
-                               std::uint32_t depth) {
+Result<Link*> Carrier::link_to(LinkId outer, PeerNumber peer, const Bytes& address,
+                               const std::string& peer_name, std::uint32_t depth) {
   if (Link* const there = owned(outer)) {
     if (there->peer() == address) return there;
     return fail(ErrorCode::kInvalidArgument, "its other GPU buffers are staged elsewhere");
@@ -27,7 +27,7 @@ Result<Link*> Carrier::link_to(LinkId outer, const Bytes& address, const std::st
                       shm::BufferFile::create("mkernel-records", depth * sizeof(Record)));
   MK_ASSIGN_OR_RETURN(
       auto region, endpoint_->register_memory({records.data(), records.bytes(), records.fd(), 0}));
-  MK_ASSIGN_OR_RETURN(const LinkId over, connect(outer, address, peer_name));
+  MK_ASSIGN_OR_RETURN(const LinkId over, connect(outer, peer, address, peer_name));
   slot = std::make_unique<Link>(outer, *endpoint_, over, address, depth, std::move(records),
                                 std::move(region));
   slots_[outer % kLinksMax].store(slot.get(), std::memory_order_release);
@@ -37,13 +37,14 @@ Result<Link*> Carrier::link_to(LinkId outer, const Bytes& address, const std::st
   return slot.get();
 }
 
-Result<LinkId> Carrier::connect(LinkId outer, const Bytes& address, const std::string& peer_name) {
+Result<LinkId> Carrier::connect(LinkId outer, PeerNumber peer, const Bytes& address,
+                                const std::string& peer_name) {
   std::optional<Refusal>& refusal = refusals_[outer % kLinksMax];
   const auto now = std::chrono::steady_clock::now();
   if (refusal && refusal->outer == outer && now < refusal->until)
     return tl::unexpected<Error>(refusal->error);
   refusal.reset();
-  auto over = endpoint_->connect(address, peer_name);
+  auto over = endpoint_->connect_peer(peer, address, peer_name);
   if (!over && over.error().code == ErrorCode::kTimeout)
     refusal = {outer, std::chrono::steady_clock::now() + kConnectAgain, over.error()};
   return over;
@@ -78,7 +79,7 @@ void Carrier::take_carried() {
   for (std::size_t i = 0; i < count; ++i) {
     const Event& event = events[i];
     if (event.kind == Event::Kind::kArrival) {
-      receiver_.arrived(event.immediate);
+      receiver_.arrived(event.immediate, event.peer);
       continue;
     }
     if (event.kind == Event::Kind::kFlushed) {

@@ -36,8 +36,8 @@ class Carrier {
 
   // -- control --
   /// The link beside `outer` to the carrier at `address`, made when it is first asked for.
-  Result<Link*> link_to(LinkId outer, const Bytes& address, const std::string& peer_name,
-                        std::uint32_t depth);
+  Result<Link*> link_to(LinkId outer, PeerNumber peer, const Bytes& address,
+                        const std::string& peer_name, std::uint32_t depth);
   void disconnect(LinkId outer);
   std::string reason(LinkId outer) const {
     const Link* const link = owned(outer);
@@ -64,7 +64,8 @@ class Carrier {
     return {slots_.data(), slot_count_.load(std::memory_order_acquire)};
   }
   Link* over(LinkId inner) const;
-  Result<LinkId> connect(LinkId outer, const Bytes& address, const std::string& peer_name);
+  Result<LinkId> connect(LinkId outer, PeerNumber peer, const Bytes& address,
+                         const std::string& peer_name);
   void take_carried();
   std::size_t poll_link(Link& link, std::uint64_t now, std::span<Event> events);
 

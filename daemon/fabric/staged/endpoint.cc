@@ -32,10 +32,17 @@ class StagedEndpoint final : public Endpoint {
   const Capabilities& capabilities() const override { return capabilities_; }
   Bytes address() const override { return plain_->address(); }
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
+  Bytes personal(Bytes address, PeerNumber peer) const override {
+    return plain_->personal(std::move(address), peer);
+  }
   Result<LinkId> connect(std::span<const std::byte> address,
                          const std::string& peer_name) override {
-    MK_ASSIGN_OR_RETURN(const LinkId link, plain_->connect(address, peer_name));
-    peer_names_[link % kLinksMax] = peer_name;
+    return connect_peer(kAnyPeer, address, peer_name);
+  }
+  Result<LinkId> connect_peer(PeerNumber peer, std::span<const std::byte> address,
+                              const std::string& peer_name) override {
+    MK_ASSIGN_OR_RETURN(const LinkId link, plain_->connect_peer(peer, address, peer_name));
+    peers_[link % kLinksMax] = {peer, peer_name};
     return link;
   }
   void disconnect(LinkId link) override {
@@ -76,7 +83,7 @@ class StagedEndpoint final : public Endpoint {
   Capabilities capabilities_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   const std::shared_ptr<FlagTable> flags_ = std::make_shared<FlagTable>();
-  std::array<std::string, kLinksMax> peer_names_;  ///< control thread: by link
+  std::array<std::pair<PeerNumber, std::string>, kLinksMax> peers_;  ///< control thread: by link
   std::unique_ptr<Carrier> carrier_;              ///< control thread: null until a GPU buffer comes
   std::atomic<Carrier*> proxy_carrier_{nullptr};  ///< the same, for the proxy thread
   bool carrier_first_ = false;                    ///< proxy thread
@@ -130,14 +137,17 @@ Result<std::unique_ptr<LocalRegion>> StagedEndpoint::register_gpu_memory(
   head.bytes = memory.bytes;
   head.region = region->number;
   head.direct = region->direct != nullptr ? 1 : 0;
-  std::vector<Bytes> parts{to_blob(head), carrier.address(), region->host->key()};
-  if (region->direct != nullptr) parts.push_back(region->direct->key());
-  region->key = pack(parts);
+  region->key_parts = {to_blob(head), carrier.address(), region->host->key()};
+  if (region->direct != nullptr) region->key_parts.push_back(region->direct->key());
+  region->personal = [&carrier](Bytes address, PeerNumber peer) {
+    return carrier.personal(std::move(address), peer);
+  };
   auto made = std::make_unique<StagedLocalRegion>(regions_, region);
-  if (region->key.size() > kKeyBytesMax) {
+  const std::size_t key_bytes = made->key().size();
+  if (key_bytes > kKeyBytesMax) {
     return fail(ErrorCode::kLimitExceeded,
                 "fabric {} needs {} bytes to name a GPU buffer to its peers: {} at most",
-                capabilities_.name, region->key.size(), kKeyBytesMax);
+                capabilities_.name, key_bytes, kKeyBytesMax);
   }
   made->image_bytes = direct ? 0 : region->memory.bytes();
   made->gpu_path = region->path;
@@ -234,9 +244,9 @@ Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_gpu_region(
     return fail(ErrorCode::kInvalidArgument, "the key is not one of a GPU buffer");
   }
   MK_RETURN_IF_ERROR(open_carrier());
-  const std::string& peer_name = peer_names_[link % kLinksMax];
-  auto carried =
-      carrier_->link_to(link, parts[1], peer_name + " (GPU memory)", capabilities_.link_depth);
+  const auto& [peer, peer_name] = peers_[link % kLinksMax];
+  auto carried = carrier_->link_to(link, peer, parts[1], peer_name + " (GPU memory)",
+                                   capabilities_.link_depth);
   if (!carried) {
     return fail(carried.error().code, "cannot reach a GPU buffer of {}: {}", peer_name,
                 carried.error().message);

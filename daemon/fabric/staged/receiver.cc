@@ -17,7 +17,7 @@ Receiver::Receiver(GpuCopier& copier, std::shared_ptr<RegionTable> regions,
   flushing_.reserve(kRegionsMax);
 }
 
-void Receiver::arrived(std::uint32_t immediate) {
+void Receiver::arrived(std::uint32_t immediate, PeerNumber peer) {
   const Half half = Half::unpack(immediate);
   const std::shared_ptr<Region> region = regions_->find(half.region);
   if (region == nullptr) {
@@ -25,14 +25,18 @@ void Receiver::arrived(std::uint32_t immediate) {
     return;
   }
   Region::Halves& halves = region->halves[half.flag_index];
+  // The halves of two peers make no whole.
+  const auto from = static_cast<std::uint8_t>(peer);
+  if (halves.peer != from) halves = {.peer = from};
   (half.record ? halves.record : halves.data) =
       static_cast<std::uint16_t>(Region::kHere | half.nonce);
   if (halves.record != halves.data) return;
   halves = {};
-  begin(region, half.flag_index);
+  begin(region, half.flag_index, peer);
 }
 
-void Receiver::begin(const std::shared_ptr<Region>& region, std::uint32_t flag_index) {
+void Receiver::begin(const std::shared_ptr<Region>& region, std::uint32_t flag_index,
+                     PeerNumber peer) {
   Record record;
   std::memcpy(&record, region->record(flag_index), sizeof record);
   // A peer's daemon is trusted to mean well, not to be right.
@@ -42,7 +46,7 @@ void Receiver::begin(const std::shared_ptr<Region>& region, std::uint32_t flag_i
   if (valid && region->direct != nullptr && region->hold()) {
     // What was waiting for a flush until now is in the list.
     if (region->arrived++ == region->flushed && !region->flushing) to_flush_.push_back(region);
-    ring_[begun_++ % ring_.size()] = {region, record, {}, region->arrived};
+    ring_[begun_++ % ring_.size()] = {region, record, {}, peer, region->arrived};
     return;
   }
   const GpuTicket ticket = valid && region->direct == nullptr
@@ -52,7 +56,7 @@ void Receiver::begin(const std::shared_ptr<Region>& region, std::uint32_t flag_i
     ++lost_;
     return;
   }
-  ring_[begun_++ % ring_.size()] = {region, record, ticket, 0};
+  ring_[begun_++ % ring_.size()] = {region, record, ticket, peer, 0};
 }
 
 void Receiver::flush() {
@@ -101,7 +105,8 @@ std::size_t Receiver::report(std::uint64_t now_ns, std::span<Event> events) {
       if (!flags_->store(copy.record.flags, copy.record.flag_index, copy.record.epoch)) ++lost_;
     } else {
       if (count == events.size()) break;
-      events[count++] = {Event::Kind::kArrival, 0, 0, copy.record.immediate, ErrorCode::kOk};
+      events[count++] = {Event::Kind::kArrival, 0,        0, copy.record.immediate,
+                         ErrorCode::kOk,        copy.peer};
     }
     copy.region->end_copy();
     copy.region.reset();

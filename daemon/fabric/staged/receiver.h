@@ -20,7 +20,7 @@ class Receiver {
 
   /// How many halves may arrive before `report` makes room.
   std::size_t room() const { return ring_.size() - (begun_ - shown_); }
-  void arrived(std::uint32_t immediate);
+  void arrived(std::uint32_t immediate, PeerNumber peer);
   /// Has the NIC flush what has arrived: one flush of a buffer stands for all that came before it.
   void flush();
   /// A flush is over, as kFlushed says.
@@ -39,14 +39,15 @@ class Receiver {
     std::shared_ptr<Region> region;
     Record record;
     GpuTicket ticket;
-    std::uint64_t arrival = 0;  ///< of a direct buffer: its number there, from 1
+    PeerNumber peer = kAnyPeer;  ///< who wrote
+    std::uint64_t arrival = 0;   ///< of a direct buffer: its number there, from 1
   };
   struct Flushing {
     std::uint64_t cookie = 0;
     std::shared_ptr<Region> region;
   };
   GpuCopier::State state(const Copy& copy, std::uint64_t now_ns);
-  void begin(const std::shared_ptr<Region>& region, std::uint32_t flag_index);
+  void begin(const std::shared_ptr<Region>& region, std::uint32_t flag_index, PeerNumber peer);
 
   GpuCopier& copier_;
   const std::shared_ptr<RegionTable> regions_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -11,6 +12,7 @@
 
 #include "daemon/fabric/gpu_copier.h"
 #include "daemon/fabric/staged/wire.h"
+#include "daemon/fabric/striped/pack.h"
 #include "shm/host/buffer_file.h"
 
 namespace mk::fabric::staged {
@@ -30,8 +32,9 @@ struct Region {
   std::unique_ptr<LocalRegion> host;  ///< `memory` at the second endpoint
   /// The buffer itself, which the NIC reaches; null: by its image.
   std::unique_ptr<LocalRegion> direct;
-  std::string path;  ///< how it goes, for people
-  Bytes key;
+  std::string path;              ///< how it goes, for people
+  std::vector<Bytes> key_parts;  ///< of its key; the second is the second endpoint's address
+  std::function<Bytes(Bytes address, PeerNumber peer)> personal;  ///< of that endpoint
 
   const Record* record(std::uint32_t flag_index) const {
     return reinterpret_cast<const Record*>(memory.data()) + flag_index;
@@ -47,6 +50,7 @@ struct Region {
   // -- proxy thread --
   struct Halves {
     std::uint16_t data = 0, record = 0;  ///< kHere | nonce; 0: not there
+    std::uint8_t peer = 0;               ///< whose
   };
   static constexpr std::uint16_t kHere = 0x100;
   std::vector<Halves> halves = std::vector<Halves>(shm::kFlagsMax);
@@ -101,7 +105,12 @@ class StagedLocalRegion final : public LocalRegion {
     of_gpu = true;
   }
   ~StagedLocalRegion() override { table_->remove(*region_); }
-  Bytes key() const override { return region_->key; }
+  Bytes key() const override { return pack(region_->key_parts); }
+  Bytes key_for(PeerNumber peer) const override {
+    std::vector<Bytes> parts = region_->key_parts;
+    parts[1] = region_->personal(std::move(parts[1]), peer);
+    return pack(parts);
+  }
   const std::shared_ptr<Region>& region() const { return region_; }
 
  private:

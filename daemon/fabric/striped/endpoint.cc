@@ -57,7 +57,19 @@ class StripedEndpoint final : public Endpoint {
     return pack(addresses);
   }
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
-  Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) override;
+  Bytes personal(Bytes address, PeerNumber peer) const override {
+    auto addresses = unpack(address, stripes_.size());
+    if (!addresses) return address;
+    for (std::size_t i = 0; i < stripes_.size(); ++i)
+      (*addresses)[i] = stripes_[i]->personal(std::move((*addresses)[i]), peer);
+    return pack(*addresses);
+  }
+  Result<LinkId> connect(std::span<const std::byte> address,
+                         const std::string& peer_name) override {
+    return connect_peer(kAnyPeer, address, peer_name);
+  }
+  Result<LinkId> connect_peer(PeerNumber peer, std::span<const std::byte> address,
+                              const std::string& peer_name) override;
   void disconnect(LinkId link) override;
   Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
                                                       std::span<const std::byte> key) override;
@@ -103,6 +115,7 @@ Status StripedEndpoint::open() {
                   capabilities_.name, each.name);
     }
     capabilities_.link_depth = std::min(capabilities_.link_depth, each.link_depth);
+    capabilities_.arrivals_named = capabilities_.arrivals_named && each.arrivals_named;
     capabilities_.device_memory = capabilities_.device_memory && each.device_memory;
     capabilities_.gpu_direct = capabilities_.gpu_direct && each.gpu_direct;
     if (!each.gpu_direct) capabilities_.gpu_direct_why = each.gpu_direct_why;
@@ -136,8 +149,8 @@ Result<std::unique_ptr<LocalRegion>> StripedEndpoint::register_memory(
   return whole;
 }
 
-Result<LinkId> StripedEndpoint::connect(std::span<const std::byte> bytes,
-                                        const std::string& peer_name) {
+Result<LinkId> StripedEndpoint::connect_peer(PeerNumber peer, std::span<const std::byte> bytes,
+                                             const std::string& peer_name) {
   links_.sweep();
   const auto addresses = unpack(bytes, stripes_.size());
   if (!addresses) {
@@ -148,7 +161,7 @@ Result<LinkId> StripedEndpoint::connect(std::span<const std::byte> bytes,
   }
   auto made = std::make_unique<StripedLink>();
   for (std::uint32_t i = 0; i < count(); ++i) {
-    auto id = stripes_[i]->connect((*addresses)[i], peer_name);
+    auto id = stripes_[i]->connect_peer(peer, (*addresses)[i], peer_name);
     if (!id) {
       for (std::uint32_t back = 0; back < i; ++back) stripes_[back]->disconnect(made->ids[back]);
       return propagate(id);

@@ -67,11 +67,10 @@ Status Acceptor::post_receives(std::uint32_t count) {
   return {};
 }
 
-Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& body,
+Result<AcceptBody> Acceptor::accept(PeerNumber peer, std::uint64_t number, const ConnectBody& body,
                                     const Address& own) {
   for (const auto& known : accepted_) {
-    if (known->number == number && same_token(known->from.endpoint, body.from.endpoint))
-      return known->answer;
+    if (known->number == number && known->from.is(peer, body.from.endpoint)) return known->answer;
   }
   if (body.queues == 0 || body.queues > kQueuesMax || body.from.mtu < IBV_MTU_256 ||
       body.from.mtu > IBV_MTU_4096) {
@@ -86,8 +85,8 @@ Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& bod
   if (accepted_.size() + leaving_.size() >= kAcceptedMax) {
     return fail(ErrorCode::kLimitExceeded, "it has {} connections already", kAcceptedMax);
   }
-  auto made = std::make_unique<Accepted>();
-  made->from = body.from;
+  auto made = std::make_unique<Accepted>(*senders_);
+  made->from = {peer, body.from};
   made->number = number;
   made->serial = ++next_serial_;
   made->answer.queues = body.queues;
@@ -108,7 +107,11 @@ Result<AcceptBody> Acceptor::accept(std::uint64_t number, const ConnectBody& bod
     const QueueEnd end{queue->qp_num, first};
     MK_RETURN_IF_ERROR(connect_queue(queue.get(), device_->path(), body.from, end, body.ends[i]));
     made->answer.ends[i] = end;
+    const std::uint32_t queue_number = queue->qp_num;
     made->queues.push_back(std::move(queue));
+    if (!senders_->add(queue_number, peer)) {
+      return fail(ErrorCode::kLimitExceeded, "it has no place for queue pair {}", queue_number);
+    }
   }
   accepted_.push_back(std::move(made));
   return accepted_.back()->answer;
@@ -139,14 +142,12 @@ bool Acceptor::bury() {
   return leaving_.empty();
 }
 
-void Acceptor::release(const Token& from, std::uint64_t number) {
-  let_go([&](const Accepted& one) {
-    return one.number == number && same_token(one.from.endpoint, from);
-  });
+void Acceptor::release(PeerNumber peer, const Token& from, std::uint64_t number) {
+  let_go([&](const Accepted& one) { return one.number == number && one.from.is(peer, from); });
 }
 
-void Acceptor::release_all(const Token& from) {
-  let_go([&](const Accepted& one) { return same_token(one.from.endpoint, from); });
+void Acceptor::release_all(PeerNumber peer, const Token& from) {
+  let_go([&](const Accepted& one) { return one.from.is(peer, from); });
 }
 
 void Acceptor::release_queue(std::uint32_t queue) {
@@ -183,11 +184,11 @@ void Acceptor::keep_alive() {
   });
 }
 
-std::vector<Address> Acceptor::peers() const {
-  std::vector<Address> all;
+std::vector<Remote> Acceptor::peers() const {
+  std::vector<Remote> all;
   for (const auto& one : accepted_) {
-    const bool known = std::any_of(all.begin(), all.end(), [&](const Address& other) {
-      return same_token(other.endpoint, one->from.endpoint);
+    const bool known = std::any_of(all.begin(), all.end(), [&](const Remote& other) {
+      return other.is(one->from.peer, one->from.address.endpoint);
     });
     if (!known) all.push_back(one->from);
   }
@@ -209,7 +210,12 @@ std::size_t Acceptor::arrivals(std::span<Event> events) {
     // A receive that failed belonged to a connection that is gone: nothing arrived.
     if (completion.status != IBV_WC_SUCCESS || (completion.wc_flags & IBV_WC_WITH_IMM) == 0)
       continue;
-    events[count++] = {Event::Kind::kArrival, 0, 0, be32toh(completion.imm_data), ErrorCode::kOk};
+    events[count++] = {Event::Kind::kArrival,
+                       0,
+                       0,
+                       be32toh(completion.imm_data),
+                       ErrorCode::kOk,
+                       senders_->find(completion.qp_num)};
   }
   [[maybe_unused]] const Status posted = post_receives(static_cast<std::uint32_t>(got));
   return count;

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "daemon/fabric/verbs/device.h"
+#include "daemon/fabric/verbs/directory.h"
+#include "daemon/fabric/verbs/sender_table.h"
 
 namespace mk::fabric::verbs {
 
@@ -17,11 +19,12 @@ class Acceptor {
                                                 bool unordered);
 
   // -- service thread --
-  /// The receiving ends for connect `number` of `body.from`; the same again when it asks again.
-  /// `own`: where the endpoint is.
-  Result<AcceptBody> accept(std::uint64_t number, const ConnectBody& body, const Address& own);
-  void release(const Token& from, std::uint64_t number);
-  void release_all(const Token& from);
+  /// The receiving ends for connect `number` of `body.from`, which is `peer`'s; the same again when
+  /// it asks again. `own`: where the endpoint is.
+  Result<AcceptBody> accept(PeerNumber peer, std::uint64_t number, const ConnectBody& body,
+                            const Address& own);
+  void release(PeerNumber peer, const Token& from, std::uint64_t number);
+  void release_all(PeerNumber peer, const Token& from);
   /// A queue pair of ours is in error: its peer broke a rule, or is gone.
   void release_queue(std::uint32_t queue);
   /// Finds out which peers are gone without having said so: an empty write goes to each, and who
@@ -33,7 +36,7 @@ class Acceptor {
   bool bury();
 
   /// The endpoints that are connected to this one. After the service thread has ended.
-  std::vector<Address> peers() const;
+  std::vector<Remote> peers() const;
 
   // -- proxy thread --
   /// Immediates that came in.
@@ -41,7 +44,16 @@ class Acceptor {
 
  private:
   struct Accepted {
-    Address from;
+    explicit Accepted(SenderTable& table) : senders(table) {}
+    ~Accepted() {
+      // Before their numbers may become others'.
+      for (const QueuePairHandle& queue : queues) senders.remove(queue->qp_num);
+    }
+    Accepted(const Accepted&) = delete;
+    Accepted& operator=(const Accepted&) = delete;
+
+    SenderTable& senders;
+    Remote from;
     std::uint64_t number = 0;
     std::uint64_t serial = 0;
     std::vector<QueuePairHandle> queues;
@@ -63,6 +75,7 @@ class Acceptor {
   CompletionQueueHandle received_;
   CompletionQueueHandle probes_;
   ReceiveQueueHandle receives_;
+  const std::unique_ptr<SenderTable> senders_ = std::make_unique<SenderTable>();
   std::vector<std::unique_ptr<Accepted>> accepted_;
   /// Let go of: taking nothing any more, with completions that the proxy may not have taken yet.
   struct Leaving {

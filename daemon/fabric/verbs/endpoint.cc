@@ -94,9 +94,20 @@ class VerbsEndpoint final : public Endpoint {
   Status open();
 
   const Capabilities& capabilities() const override { return capabilities_; }
-  Bytes address() const override { return to_blob(ports_.address()); }
+  Bytes address() const override { return to_blob(service_->address_for(kAnyPeer)); }
+  Bytes personal(Bytes address, PeerNumber peer) const override {
+    auto own = from_blob<Address>(address);
+    if (!own) return address;
+    own->pass = passes_.of(peer);
+    return to_blob(*own);
+  }
   Result<std::unique_ptr<LocalRegion>> register_memory(const MemoryDescriptor& memory) override;
-  Result<LinkId> connect(std::span<const std::byte> address, const std::string& peer_name) override;
+  Result<LinkId> connect(std::span<const std::byte> address,
+                         const std::string& peer_name) override {
+    return connect_peer(kAnyPeer, address, peer_name);
+  }
+  Result<LinkId> connect_peer(PeerNumber peer, std::span<const std::byte> address,
+                              const std::string& peer_name) override;
   void disconnect(LinkId link) override;
   Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
                                                       std::span<const std::byte> key) override;
@@ -116,11 +127,11 @@ class VerbsEndpoint final : public Endpoint {
   Result<std::shared_ptr<OpenPort>> reopen();
   Result<LinkQueues> make_queues(const OpenPort& port) const;
   /// Where the accepting ends are.
-  Result<Address> join(const OpenPort& port, const Address& own, const Address& peer,
+  Result<Address> join(const OpenPort& port, const Address& own, const Remote& remote,
                        std::uint64_t number, const LinkQueues& queues);
-  Result<LinkId> add_link(const OpenPort& port, const Address& peer, const std::string& peer_name,
+  Result<LinkId> add_link(const OpenPort& port, const Remote& peer, const std::string& peer_name,
                           std::uint64_t number, LinkQueues queues);
-  void give_up(const Address& peer, std::uint64_t number) {
+  void give_up(const Remote& peer, std::uint64_t number) {
     Datagram given_up;
     given_up.kind = DatagramKind::kDisconnect;
     given_up.number = number;
@@ -137,6 +148,7 @@ class VerbsEndpoint final : public Endpoint {
   Submission submission_ = Submission::kAuto;
   Capabilities capabilities_;
   Directory directory_;
+  Passes passes_;
   PortPlace ports_;
   PortEntry known_;             ///< of the first opening
   std::uint32_t openings_ = 1;  ///< service thread
@@ -149,6 +161,7 @@ class VerbsEndpoint final : public Endpoint {
 };
 
 Status VerbsEndpoint::open() {
+  MK_RETURN_IF_ERROR(passes_.draw());
   MK_ASSIGN_OR_RETURN(submission_, submission_of(config_.verbs.submission));
   const Device& device = *ports_.get()->device();
   MK_ASSIGN_OR_RETURN(capabilities_.link_depth, depth_of(device, config_.verbs));
@@ -157,10 +170,12 @@ Status VerbsEndpoint::open() {
   capabilities_.device = device.name();
   capabilities_.contract = config_.verbs.arrival == "immediate" ? DeliveryContract::kUnordered
                                                                 : DeliveryContract::kOrdered;
+  capabilities_.arrivals_named = capabilities_.contract == DeliveryContract::kUnordered;
   capabilities_.gpu_direct = config_.verbs.gpu_direct;
   capabilities_.explanation = device.explanation();
   MK_ASSIGN_OR_RETURN(service_, Service::start({.ports = ports_,
                                                 .directory = directory_,
+                                                .passes = passes_,
                                                 .reopen = [this] { return reopen(); },
                                                 .notice = config_.notice}));
   return {};
@@ -239,8 +254,9 @@ Result<LinkQueues> VerbsEndpoint::make_queues(const OpenPort& port) const {
   return queues;
 }
 
-Result<Address> VerbsEndpoint::join(const OpenPort& port, const Address& own, const Address& peer,
+Result<Address> VerbsEndpoint::join(const OpenPort& port, const Address& own, const Remote& remote,
                                     std::uint64_t number, const LinkQueues& queues) {
+  const Address& peer = remote.address;
   ConnectBody body;
   body.from = own;
   body.queues = static_cast<std::uint32_t>(queues.sending.size());
@@ -252,7 +268,7 @@ Result<Address> VerbsEndpoint::join(const OpenPort& port, const Address& own, co
   question.kind = DatagramKind::kConnect;
   question.number = number;
   question.put(body);
-  MK_ASSIGN_OR_RETURN(const Datagram answer, service_->ask(peer, question, deadline()));
+  MK_ASSIGN_OR_RETURN(const Datagram answer, service_->ask(remote, question, deadline()));
   const auto accepted = answer.get<AcceptBody>();
   if (accepted.queues != body.queues) {
     return fail(ErrorCode::kProtocol, "it accepted {} of {} queue pairs", accepted.queues,
@@ -262,8 +278,8 @@ Result<Address> VerbsEndpoint::join(const OpenPort& port, const Address& own, co
   // link.
   const bool told =
       accepted.from.magic == Address::kMagic && same_token(accepted.from.endpoint, peer.endpoint);
-  const Address there = told ? accepted.from : directory_.newest(peer);
-  if (told) service_->learn(there);
+  const Address there = told ? accepted.from : directory_.newest(remote);
+  if (told) service_->learn({remote.peer, there});
   for (std::uint32_t i = 0; i < body.queues; ++i) {
     MK_RETURN_IF_ERROR(connect_queue(queues.sending[i].handle.get(), port.device()->path(), there,
                                      body.ends[i], accepted.ends[i]));
@@ -271,8 +287,9 @@ Result<Address> VerbsEndpoint::join(const OpenPort& port, const Address& own, co
   return there;
 }
 
-Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
-                                      const std::string& peer_name) {
+Result<LinkId> VerbsEndpoint::connect_peer(PeerNumber number_of_peer,
+                                           std::span<const std::byte> bytes,
+                                           const std::string& peer_name) {
   links_.sweep();
   auto peer = from_blob<Address>(bytes);
   if (!peer) {
@@ -282,10 +299,11 @@ Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
                 peer_name);
   }
   // What the Peer service has told may be older than what the peer itself told since.
-  service_->learn(*peer);
-  *peer = directory_.newest(*peer);
+  Remote remote{number_of_peer, *peer};
+  service_->learn(remote);
+  *peer = remote.address = directory_.newest(remote);
   const auto port = ports_.need();
-  const Address own = ports_.address();
+  const Address own = service_->address_for(number_of_peer);
   Status ready = port ? check_peer(own, *peer) : propagate(port);
   if (ready) ready = (*port)->device()->check_located();
   // Nobody would answer: who has many links to make again need not wait for each.
@@ -295,21 +313,22 @@ Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
     return fail(queues.error().code, "cannot connect to {}: {}", peer_name, queues.error().message);
   }
   const std::uint64_t number = service_->next_number();
-  const auto joined = join(**port, own, *peer, number, *queues);
+  const auto joined = join(**port, own, remote, number, *queues);
   // Who does not answer need not be told; its end, if there is one, will miss this one.
-  if (!joined && joined.error().code != ErrorCode::kTimeout) give_up(*peer, number);
+  if (!joined && joined.error().code != ErrorCode::kTimeout) give_up(remote, number);
   if (!joined) {
     return fail(joined.error().code, "cannot connect to {} from {}: {}", peer_name,
                 (*port)->device()->explanation(), joined.error().message);
   }
+  remote.address = *joined;
   MK_ASSIGN_OR_RETURN(const LinkId id,
-                      add_link(**port, *joined, peer_name, number, std::move(*queues)));
+                      add_link(**port, remote, peer_name, number, std::move(*queues)));
   // What happened before the link was watched.
   Link& link = *links_.owned(id);
   if (ports_.get() != *port || ports_.address().version != own.version)
     link.fail(fmt::format("{} cannot be reached by RDMA port {} as before: it was lost, or moved",
                           peer_name, (*port)->device()->name()));
-  if (directory_.newest(*joined).version != joined->version)
+  if (directory_.newest(remote).version != joined->version)
     link.fail(fmt::format("{} got another address meanwhile", peer_name));
   if (!link.failed()) return id;
   const std::string reason = link.reason();
@@ -317,7 +336,7 @@ Result<LinkId> VerbsEndpoint::connect(std::span<const std::byte> bytes,
   return fail(ErrorCode::kUnavailable, "{}", reason);
 }
 
-Result<LinkId> VerbsEndpoint::add_link(const OpenPort& port, const Address& peer,
+Result<LinkId> VerbsEndpoint::add_link(const OpenPort& port, const Remote& peer,
                                        const std::string& peer_name, std::uint64_t number,
                                        LinkQueues queues) {
   auto added = links_.add(std::make_unique<Link>(
@@ -360,7 +379,7 @@ Result<std::unique_ptr<RemoteRegion>> VerbsEndpoint::import_region(
   Link* const link = links_.owned(id);
   if (link == nullptr) return fail(ErrorCode::kNotFound, "there is no link {}", id);
   const auto key = from_blob<Key>(bytes);
-  if (!key || !same_token(key->endpoint, link->peer().endpoint)) {
+  if (!key || !same_token(key->endpoint, link->peer().address.endpoint)) {
     return fail(ErrorCode::kInvalidArgument, "the key of {} bytes is not one of a region of {}",
                 bytes.size(), link->peer_name());
   }
@@ -372,7 +391,7 @@ Result<std::unique_ptr<RemoteRegion>> VerbsEndpoint::import_region(
   Datagram question;
   question.kind = DatagramKind::kRegion;
   question.number = service_->next_number();
-  question.put(RegionBody{ports_.address(), key->region, key->digest()});
+  question.put(RegionBody{service_->address_for(link->peer().peer), key->region, key->digest()});
   const auto answer = service_->ask(link->peer(), question, deadline());
   if (answer) return std::make_unique<VerbsRemoteRegion>(*key);
   // A peer that hangs may cost the control thread one time-out, not one for every region.

@@ -10,6 +10,7 @@
 
 #include "daemon/fabric/link_table.h"
 #include "daemon/fabric/verbs/device.h"
+#include "daemon/fabric/verbs/directory.h"
 #include "daemon/fabric/verbs/sender.h"
 
 namespace mk::fabric::verbs {
@@ -34,7 +35,7 @@ struct LinkQueues {
 
 class Link : public LinkBase {
  public:
-  Link(const Address& peer, std::string peer_name, std::uint64_t connect_number, LinkQueues queues,
+  Link(const Remote& peer, std::string peer_name, std::uint64_t connect_number, LinkQueues queues,
        Sender::Options options)
       : peer_(peer),
         peer_name_(std::move(peer_name)),
@@ -46,7 +47,7 @@ class Link : public LinkBase {
           return std::move(options);
         }()) {}
 
-  const Address& peer() const { return peer_; }
+  const Remote& peer() const { return peer_; }
   const std::string& peer_name() const { return peer_name_; }
   std::uint64_t connect_number() const { return connect_number_; }
   const LinkQueues& queues() const { return queues_; }
@@ -73,7 +74,7 @@ class Link : public LinkBase {
   std::uint64_t watch = 0;  ///< control thread: its number with the service
 
  private:
-  const Address peer_;
+  const Remote peer_;
   const std::string peer_name_;
   const std::uint64_t connect_number_;
   LinkQueues queues_;

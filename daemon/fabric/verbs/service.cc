@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "daemon/fabric/verbs/events.h"
+#include "shm/host/text.h"
 
 namespace mk::fabric::verbs {
 namespace {
@@ -69,16 +70,16 @@ void Service::wake() {
 void Service::say_goodbye() {
   const PortPointer port = parts_.ports.get();
   if (port == nullptr) return;
-  std::vector<Address> peers = port->acceptor().peers();
+  std::vector<Remote> peers = port->acceptor().peers();
   for (const auto& entry : watched_) {
-    const Address& peer = entry.second.peer;
-    const bool known = std::any_of(peers.begin(), peers.end(), [&](const Address& other) {
-      return same_token(other.endpoint, peer.endpoint);
+    const Remote& peer = entry.second.peer;
+    const bool known = std::any_of(peers.begin(), peers.end(), [&](const Remote& other) {
+      return other.is(peer.peer, peer.address.endpoint);
     });
     if (!known) peers.push_back(peer);
   }
   const auto until = steady_clock::now() + kGoodbye;
-  for (const Address& peer : peers) {
+  for (const Remote& peer : peers) {
     if (steady_clock::now() > until) return;
     Datagram gone;
     gone.kind = DatagramKind::kGone;
@@ -158,92 +159,103 @@ void Service::serve(OpenPort& port) {
 void Service::take_datagrams(OpenPort& port) {
   // A question that came again while it waited is answered once: answering every repetition would
   // put a machine that is slow further behind.
-  std::vector<Datagram> waiting;
+  std::vector<std::pair<PeerNumber, Datagram>> waiting;
   do {
     waiting.clear();
     while (std::optional<Datagram> datagram = port.contact().receive()) {
-      if (!same_token(datagram->to, token_)) continue;  // not from anybody who knows us
-      const bool repeated = std::any_of(waiting.begin(), waiting.end(), [&](const Datagram& other) {
-        return std::memcmp(&other, &*datagram, sizeof other) == 0;
+      const std::optional<PeerNumber> peer = parts_.passes.owner(datagram->to);
+      if (!peer) continue;  // not from anybody who knows us
+      const bool repeated = std::any_of(waiting.begin(), waiting.end(), [&](const auto& other) {
+        return std::memcmp(&other.second, &*datagram, sizeof(Datagram)) == 0;
       });
-      if (!repeated) waiting.push_back(*datagram);
+      if (!repeated) waiting.emplace_back(*peer, *datagram);
       if (waiting.size() == kDatagramsAtOnce) break;
     }
-    for (const Datagram& datagram : waiting) take(port, datagram);
+    for (const auto& [peer, datagram] : waiting) take(port, peer, datagram);
   } while (waiting.size() == kDatagramsAtOnce);
 }
 
-void Service::take(OpenPort& port, const Datagram& datagram) {
+void Service::take(OpenPort& port, PeerNumber peer, const Datagram& datagram) {
   switch (datagram.kind) {
     case DatagramKind::kConnect:
     case DatagramKind::kRegion:
-      answer(port, datagram);
+      answer(port, peer, datagram);
       break;
     case DatagramKind::kAccept:
     case DatagramKind::kRefuse: {
       const std::lock_guard lock(mutex_);
-      if (datagram.number != asked_) break;  // answered before, or too late
+      // Answered before, or too late, or not by whom it was put to.
+      if (datagram.number != asked_ || peer != asked_peer_) break;
       answer_ = datagram;
       answered_.notify_all();
       break;
     }
     case DatagramKind::kDisconnect:
-      port.acceptor().release(datagram.from, datagram.number);
+      port.acceptor().release(peer, datagram.from, datagram.number);
       break;
     case DatagramKind::kGone:
-      port.acceptor().release_all(datagram.from);
-      trouble([&](const Watched& one) { return same_token(one.peer.endpoint, datagram.from); },
+      port.acceptor().release_all(peer, datagram.from);
+      trouble([&](const Watched& one) { return one.peer.is(peer, datagram.from); },
               "closed its endpoint: its daemon ended");
       break;
     case DatagramKind::kMoved: {
       const auto address = datagram.get<Address>();
       if (address.magic == Address::kMagic && same_token(address.endpoint, datagram.from))
-        learn(address);
+        learn({peer, address});
       break;
     }
   }
 }
 
-void Service::learn(const Address& address) {
-  if (!parts_.directory.learn(address)) return;
+Address Service::address_for(PeerNumber peer) const {
+  Address address = parts_.ports.address();
+  address.pass = parts_.passes.of(peer);
+  return address;
+}
+
+void Service::learn(const Remote& remote) {
+  if (!parts_.directory.learn(remote)) return;
   trouble(
       [&](const Watched& one) {
-        return same_token(one.peer.endpoint, address.endpoint) &&
-               one.peer.version < address.version;
+        return one.peer.is(remote.peer, remote.address.endpoint) &&
+               one.peer.address.version < remote.address.version;
       },
       "got another address, where it is to be connected to anew");
 }
 
-void Service::answer(OpenPort& port, const Datagram& question) {
+void Service::answer(OpenPort& port, PeerNumber peer, const Datagram& question) {
   Datagram answer;
   answer.kind = DatagramKind::kAccept;
   const auto body = question.get<ConnectBody>();
   if (question.kind == DatagramKind::kConnect) {
     if (body.from.magic != Address::kMagic || !same_token(body.from.endpoint, question.from))
       return;
-    learn(body.from);
+    const Remote from{peer, body.from};
+    learn(from);
     // Ends made where the port was would be of no use.
     if (const Status here = port.device()->check_located(); !here)
-      return reply(body.from, question, propagate(here));
-    auto accepted = port.acceptor().accept(question.number, body, port.address());
-    if (!accepted) return reply(body.from, question, propagate(accepted));
+      return reply(from, question, propagate(here));
+    Address own = port.address();
+    own.pass = parts_.passes.of(peer);
+    auto accepted = port.acceptor().accept(peer, question.number, body, own);
+    if (!accepted) return reply(from, question, propagate(accepted));
     answer.put(*accepted);
-    return reply(body.from, question, answer);
+    return reply(from, question, answer);
   }
   const auto asked = question.get<RegionBody>();
   if (asked.from.magic != Address::kMagic || !same_token(asked.from.endpoint, question.from))
     return;
   if (!port.keys()->valid(asked.region, asked.digest)) {
-    return reply(asked.from, question,
+    return reply({peer, asked.from}, question,
                  fail(ErrorCode::kNotFound,
                       "it has no region of that key (any more: {} forgot all of it if it failed)",
                       port.device()->name()));
   }
   answer.put(asked.region);
-  reply(asked.from, question, answer);
+  reply({peer, asked.from}, question, answer);
 }
 
-void Service::reply(const Address& to, const Datagram& question, Result<Datagram> answer) {
+void Service::reply(const Remote& to, const Datagram& question, Result<Datagram> answer) {
   Datagram message;
   if (answer) {
     message = *answer;
@@ -256,8 +268,8 @@ void Service::reply(const Address& to, const Datagram& question, Result<Datagram
   tell(to, message);
 }
 
-void Service::tell(const Address& to, Datagram message) {
-  message.to = to.endpoint;
+void Service::tell(const Remote& to, Datagram message) {
+  message.to = to.address.pass;
   message.from = token_;
   // What gets lost is asked for again, or found out by who waits for it.
   const PortPointer port = parts_.ports.get();
@@ -266,13 +278,14 @@ void Service::tell(const Address& to, Datagram message) {
   if (port->contact().broken()) wake();
 }
 
-Result<Datagram> Service::ask(const Address& to, Datagram question, Deadline deadline) {
-  question.to = to.endpoint;
+Result<Datagram> Service::ask(const Remote& to, Datagram question, Deadline deadline) {
+  question.to = to.address.pass;
   question.from = token_;
   MK_ASSIGN_OR_RETURN(const PortPointer port, parts_.ports.need());
   {
     const std::lock_guard lock(mutex_);
     asked_ = question.number;
+    asked_peer_ = to.peer;
     answer_.reset();
   }
   Status sent;
@@ -294,14 +307,15 @@ Result<Datagram> Service::ask(const Address& to, Datagram question, Deadline dea
       asked_ = 0;
       if (!sent) return propagate(sent);
       return fail(ErrorCode::kTimeout, "nobody answered at GID {}",
-                  fmt::format("{:02x}", fmt::join(to.gid, "")));
+                  fmt::format("{:02x}", fmt::join(to.address.gid, "")));
     }
     patience = std::min(2 * patience, kAskAgainMax);
   }
   const std::lock_guard lock(mutex_);
   asked_ = 0;
   if (answer_->kind == DatagramKind::kRefuse)
-    return fail(refusal_code(answer_->code), "{}", answer_->text());
+    return fail(refusal_code(answer_->code), "{}",
+                shm::plain_text(answer_->text(), sizeof(Datagram)));
   return *answer_;
 }
 
@@ -344,10 +358,10 @@ void Service::announce() {
   --announcements_left_;
   Datagram moved;
   moved.kind = DatagramKind::kMoved;
-  moved.put(parts_.ports.address());
   const auto until = steady_clock::now() + kGoodbye;
-  for (const Address& peer : parts_.directory.all()) {
+  for (const Remote& peer : parts_.directory.all()) {
     if (steady_clock::now() > until) return;
+    moved.put(address_for(peer.peer));
     tell(peer, moved);
   }
 }

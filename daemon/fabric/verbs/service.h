@@ -13,6 +13,7 @@
 
 #include "daemon/fabric/verbs/directory.h"
 #include "daemon/fabric/verbs/open_port.h"
+#include "daemon/fabric/verbs/passes.h"
 #include "shm/host/unique_fd.h"
 
 namespace mk::fabric::verbs {
@@ -27,6 +28,7 @@ class Service {
   struct Parts {
     PortPlace& ports;
     Directory& directory;
+    const Passes& passes;
     std::function<Result<PortPointer>()> reopen;     ///< the lost port, if it is back
     std::function<void(const std::string&)> notice;  ///< EndpointConfig::notice; may be empty
   };
@@ -42,16 +44,18 @@ class Service {
   // Both go to where the peer has last said that it is.
   /// Asks, again and again, until the answer or the deadline comes, or the port is lost. A refusal
   /// is an error with the peer's sentence and code; kTimeout: nobody answered.
-  Result<Datagram> ask(const Address& to, Datagram question, Deadline deadline);
+  Result<Datagram> ask(const Remote& to, Datagram question, Deadline deadline);
   /// Tells, once, without an answer.
-  void tell(const Address& to, Datagram message);
+  void tell(const Remote& to, Datagram message);
 
   /// Takes in where a peer says that it is; its links of before fail when that is news. Any thread.
-  void learn(const Address& address);
+  void learn(const Remote& remote);
+  /// Where `peer` reaches this endpoint, with what only that peer is told. Any thread.
+  Address address_for(PeerNumber peer) const;
 
   /// A link to be told of trouble, by any thread, until `unwatch`.
   struct Watched {
-    Address peer;
+    Remote peer;
     std::vector<std::uint32_t> queues;
     /// `root`: it explains whatever else the link has run into.
     std::function<void(std::string_view, bool root)> trouble;
@@ -66,9 +70,10 @@ class Service {
   bool wait(const PortPointer& port, Deadline until);
   void serve(OpenPort& port);
   void take_datagrams(OpenPort& port);
-  void take(OpenPort& port, const Datagram& datagram);
-  void answer(OpenPort& port, const Datagram& question);
-  void reply(const Address& to, const Datagram& question, Result<Datagram> answer);
+  /// `peer`: who sent it, by the pass on it. What it says counts for that peer alone.
+  void take(OpenPort& port, PeerNumber peer, const Datagram& datagram);
+  void answer(OpenPort& port, PeerNumber peer, const Datagram& question);
+  void reply(const Remote& to, const Datagram& question, Result<Datagram> answer);
   void take_events(OpenPort& port);
   /// The port was looked for again, with this result: says what that means, and has peers told.
   void move(OpenPort& port, const std::string& what, Result<bool> moved);
@@ -108,7 +113,8 @@ class Service {
 
   std::mutex mutex_;
   std::condition_variable answered_;
-  std::uint64_t asked_ = 0;  ///< the number of the question that is open; 0: none
+  std::uint64_t asked_ = 0;           ///< the number of the question that is open; 0: none
+  PeerNumber asked_peer_ = kAnyPeer;  ///< and whom it was put to
   std::optional<Datagram> answer_;
   std::vector<std::pair<std::uint64_t, Watched>> watched_;
   std::uint64_t next_watch_ = 0;

@@ -21,9 +21,11 @@ inline constexpr std::uint32_t kQueuesMax = kVerbsQueuesMax;
 
 /// An endpoint's address as peers receive it.
 struct Address {
-  static constexpr std::uint64_t kMagic = 0x31'72'64'61'76'62'6b'6d;  // "mkbvadr1"
+  static constexpr std::uint64_t kMagic = 0x32'72'64'61'76'62'6b'6d;  // "mkbvadr2"
   std::uint64_t magic = kMagic;
-  Token endpoint{};  ///< and the proof that a datagram's sender was given this address
+  Token endpoint{};  ///< its name, which all know
+  /// The proof of who sent a datagram: each peer is told an address with another one (passes.h).
+  Token pass{};
   std::array<std::uint8_t, 16> gid{};
   std::uint32_t lid = 0;            ///< InfiniBand
   std::uint32_t contact_queue = 0;  ///< the number of the datagram queue pair
@@ -34,7 +36,7 @@ struct Address {
   std::uint32_t unordered = 0;  ///< 1: arrivals by immediate
   std::uint32_t version = 0;    ///< grows when the endpoint is to be reached otherwise
 };
-static_assert(sizeof(Address) == 72);
+static_assert(sizeof(Address) == 88);
 
 /// A region's key as peers receive it. Large memory is registered in pieces of 2^piece_shift bytes.
 struct Key {
@@ -103,10 +105,10 @@ struct AcceptBody {
 
 /// At most 256 bytes, which the smallest MTU carries in one packet.
 struct Datagram {
-  static constexpr std::uint64_t kMagic = 0x31'6d'67'64'76'62'6b'6d;  // "mkbvdgm1"
+  static constexpr std::uint64_t kMagic = 0x32'6d'67'64'76'62'6b'6d;  // "mkbvdgm2"
   std::uint64_t magic = kMagic;
-  Token to{};
-  Token from{};
+  Token to{};                ///< Address::pass
+  Token from{};              ///< Address::endpoint
   std::uint64_t number = 0;  ///< of the question, among those of `from`; answers repeat it
   DatagramKind kind = DatagramKind::kGone;
   std::uint32_t code = 0;  ///< kRefuse: ErrorCode

@@ -106,6 +106,44 @@ TEST_P(ConformanceTest, AFlagAloneArrives) {
   EXPECT_EQ(a.total(a.completed), 300u);
 }
 
+// Whose flags a peer may raise depends on who it is, and that it cannot choose.
+TEST_P(ConformanceTest, AnArrivalIsThePeersThatWasToldTheAddress) {
+  Node to(GetParam());
+  // By the ordered contract flags are written by their keys; a few providers have no room.
+  if (!to.endpoint->capabilities().arrivals_named) return;
+  std::map<std::uint32_t, PeerNumber> whose;  // by flag
+  to.on_event = [&](const Event& event) {
+    if (event.kind == Event::Kind::kArrival)
+      whose[shm::immediate_flag(event.immediate)] = event.peer;
+  };
+  constexpr std::uint32_t kBytes = 5'000;
+  const Memory target = to.memory(3 * kBytes);
+  Node one(GetParam()), two(GetParam());
+  std::uint32_t flag = 0;
+  for (Node* const from : {&one, &two, &one}) {
+    const PeerNumber peer = from == &one ? 1 : 2;
+    const auto id = from->endpoint->connect_peer(
+        0, to.endpoint->personal(to.endpoint->address(), peer), "node 0 rail 0");
+    ASSERT_TRUE(id) << id.error().message;
+    const TestLink link{*id, nullptr};
+    auto remote = from->endpoint->import_region(*id, target.region->key_for(peer));
+    ASSERT_TRUE(remote) << remote.error().message;
+    const Memory source = from->memory(kBytes);
+    const std::vector<Write> batch{
+        make_write(link, flag, 1, 10, source, 0, **remote, flag * std::uint64_t{kBytes}, kBytes),
+        make_write(link, 100 + flag, 1, 11)};
+    ASSERT_TRUE(post_all(*from, *id, batch, {from, &to}));
+    ASSERT_TRUE(pump({from, &to}, [&] {
+      return to.flag(flag) == 1 && to.flag(100 + flag) == 1 && from->completed[10] > 0 &&
+             from->completed[11] > 0;
+    }));
+    EXPECT_EQ(whose[flag], peer) << "with data";
+    EXPECT_EQ(whose[100 + flag], peer) << "alone";
+    from->completed.clear();
+    ++flag;
+  }
+}
+
 TEST_P(ConformanceTest, BatchesOfEverySizeArriveWhole) {
   Node a(GetParam());
   Node b(GetParam());

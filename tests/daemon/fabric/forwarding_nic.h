@@ -23,6 +23,13 @@ class ForwardingNic : public Endpoint {
   Result<LinkId> connect(std::span<const std::byte> address, const std::string& name) override {
     return inner_->connect(address, name);
   }
+  Bytes personal(Bytes address, PeerNumber peer) const override {
+    return inner_->personal(std::move(address), peer);
+  }
+  Result<LinkId> connect_peer(PeerNumber peer, std::span<const std::byte> address,
+                              const std::string& name) override {
+    return inner_->connect_peer(peer, address, name);
+  }
   void disconnect(LinkId link) override { inner_->disconnect(link); }
   Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
                                                       std::span<const std::byte> key) override {

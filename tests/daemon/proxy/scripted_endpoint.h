@@ -36,6 +36,7 @@ class ScriptedEndpoint : public fabric::Endpoint {
   std::deque<fabric::Event> events;     ///< what the next polls report
   bool complete_at_once = false;        ///< every taken write completes on the next poll
   std::optional<std::uint64_t> due_ns;  ///< the answer of next_due_ns
+  std::function<void()> on_poll;  ///< called by each poll that has something to report
   /// How many of the writes offered on the link are taken; empty: all.
   std::function<std::size_t(fabric::LinkId, std::size_t)> accept;
 
@@ -46,8 +47,9 @@ class ScriptedEndpoint : public fabric::Endpoint {
     events.push_back(
         {.kind = fabric::Event::Kind::kFailed, .cookie = cookie, .code = ErrorCode::kLinkDown});
   }
-  void arrive(std::uint32_t immediate) {
-    events.push_back({.kind = fabric::Event::Kind::kArrival, .immediate = immediate});
+  void arrive(std::uint32_t immediate, fabric::PeerNumber peer = fabric::kAnyPeer) {
+    events.push_back(
+        {.kind = fabric::Event::Kind::kArrival, .immediate = immediate, .peer = peer});
   }
   void link_down(fabric::LinkId link) {
     events.push_back(
@@ -91,6 +93,7 @@ class ScriptedEndpoint : public fabric::Endpoint {
     return taken;
   }
   std::size_t poll(std::span<fabric::Event> out) override {
+    if (on_poll && !events.empty()) on_poll();
     const std::size_t count = std::min(out.size(), events.size());
     std::copy_n(events.begin(), count, out.begin());
     events.erase(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(count));

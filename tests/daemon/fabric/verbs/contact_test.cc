@@ -72,6 +72,64 @@ TEST_F(VerbsContact, ADatagramThatLeavesLateIsStillTheOneThatWasSent) {
   }
 }
 
+// All nodes know the names of all endpoints. Only by what one was told itself does one speak, and only
+// for itself.
+TEST_F(VerbsContact, WhatAPeerSaysOfAnotherChangesNothing) {
+  Node a(on("soft0")), b(on("soft1"));
+  const auto joined = [](Node& from, PeerNumber self, Node& to, PeerNumber peer) {
+    const auto id = from.endpoint->connect_peer(
+        peer, to.endpoint->personal(to.endpoint->address(), self), "the other node");
+    EXPECT_TRUE(id) << id.error().message;
+    auto flags = from.endpoint->import_region(*id, to.flags.region->key());
+    EXPECT_TRUE(flags);
+    return TestLink{*id, std::move(*flags)};
+  };
+  const Busy out(a, b, joined(a, 0, b, 1)), back(b, a, joined(b, 1, a, 0));
+  EXPECT_TRUE(out.arrives(a, b));
+  EXPECT_TRUE(back.arrives(b, a));
+
+  // Node 2 is told node 0's address, as all nodes are, and claims to be node 1.
+  const auto address = [](const Node& node, PeerNumber peer) {
+    return *from_blob<verbs::Address>(node.endpoint->personal(node.endpoint->address(), peer));
+  };
+  const Station two("soft1");
+  const verbs::Address told = address(a, 2), victim = address(b, 2);
+  for (const Token& pass : {told.pass, told.endpoint, Token{}}) {
+    for (const auto kind : {verbs::DatagramKind::kGone, verbs::DatagramKind::kMoved,
+                            verbs::DatagramKind::kDisconnect}) {
+      for (const std::uint64_t number : {1u, 2u, 3u}) {
+        Datagram lie;
+        lie.kind = kind;
+        lie.to = pass;
+        lie.from = victim.endpoint;
+        lie.number = number;
+        verbs::Address elsewhere = victim;
+        elsewhere.version = 99;
+        elsewhere.contact_queue = 1;
+        if (kind == verbs::DatagramKind::kMoved) lie.put(elsewhere);
+        EXPECT_TRUE(two.sends(told, lie));
+      }
+    }
+  }
+  // Datagrams are taken in their order: the answers to these say that the others were looked at.
+  EXPECT_TRUE(Busy(b, a, joined(b, 1, a, 0)).arrives(b, a));
+  EXPECT_TRUE(Busy(a, b, joined(a, 0, b, 1)).arrives(a, b)) << "it is where it was";
+  const auto goes_on = [](const Busy& busy, Node& from, Node& to) {
+    const Write write =
+        make_write(busy.link, 77, 1, 777, busy.source, 0, *busy.remote, 0, busy.number);
+    return post_all(from, busy.link.id, {&write, 1}, {&from, &to}) &&
+           pump({&from, &to}, [&] { return to.flag(77) == 1 || from.failed.contains(777); }) &&
+           to.flag(77) == 1;
+  };
+  EXPECT_TRUE(goes_on(out, a, b));
+  EXPECT_TRUE(goes_on(back, b, a));
+  EXPECT_TRUE(a.links_down.empty());
+  EXPECT_TRUE(b.links_down.empty());
+  // Node 1 itself is believed.
+  b.endpoint.reset();
+  EXPECT_TRUE(holds(reason_of(a, a, out.link.id), "its daemon ended"));
+}
+
 TEST_F(VerbsContact, AQueueInErrorSaysSoAndStartsAnewUnderItsNumber) {
   const Station a("soft0"), b("soft1");
   const std::uint32_t number = a.contact->number();

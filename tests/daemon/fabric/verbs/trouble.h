@@ -56,8 +56,9 @@ class VerbsTrouble : public testing::Test {
 
 /// A link of `a` to `b` with a write of `bytes` under way or done.
 struct Busy {
-  Busy(Node& a, Node& b, std::uint32_t bytes = 100'000)
-      : link(join(a, b)),
+  Busy(Node& a, Node& b, std::uint32_t bytes = 100'000) : Busy(a, b, join(a, b), bytes) {}
+  Busy(Node& a, Node& b, TestLink joined, std::uint32_t bytes = 100'000)
+      : link(std::move(joined)),
         source(a.memory(bytes)),
         target(b.memory(bytes)),
         remote(import(a, link, target)) {
