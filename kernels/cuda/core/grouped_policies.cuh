@@ -186,7 +186,8 @@ class GroupedEpilogue {
 
   __device__ void begin(const GroupedTile& tile, int row) {
     const int column = tile.n * (kHalves ? Config::kBlockN / 2 : Config::kBlockN);
-    columns_left_ = params_.bias == nullptr ? 0 : params_.columns - column;
+    const int columns = kHalves ? params_.columns / 2 : params_.columns;
+    columns_left_ = params_.bias == nullptr ? 0 : columns - column;
     bias_ = static_cast<const std::uint16_t*>(params_.bias) +
             static_cast<std::int64_t>(tile.expert) * params_.columns + column + threadIdx.x % 4 * 2;
     scale_[0] = scale_[1] = 1.0f;
