@@ -16,6 +16,8 @@ namespace mk::shm {
 inline constexpr std::uint64_t kSegmentMagic = 0x314c4e52454b4d1aull;
 inline constexpr std::uint16_t kAbiMajor = 1;  ///< differs: incompatible
 inline constexpr std::uint16_t kAbiMinor = 3;  ///< grows with compatible additions
+/// Since when clients retire their parts of operators.
+inline constexpr std::uint16_t kRetireAbiMinor = 3;
 
 /// Feature bits: what the daemon offers in this segment.
 enum Feature : std::uint64_t {

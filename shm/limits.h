@@ -23,6 +23,8 @@ inline constexpr std::uint32_t kRingSlotsDefault = 1u << 10;
 inline constexpr std::uint32_t kFlagsMax = 1u << 16;
 inline constexpr std::uint32_t kFlagsDefault = 1u << 14;
 inline constexpr std::uint32_t kFlagGranule = 64;
+/// No flag's number: where a message may name flags and names none.
+inline constexpr std::uint32_t kNoFlags = 0xffffffff;
 
 /// Sessions one daemon holds at once (the immediate of an unordered fabric names the session in 6
 /// bits).

@@ -19,6 +19,7 @@ struct AllGatherGemmKind {
   using Plan = kernels::AgGemmPlan;
   using Cpu = kernels::AgGemmCpu;
   static constexpr auto make_device = &make_device_ag_gemm;
+  static constexpr auto device_bytes = &device_workspace_ag_gemm;
 
   static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes; }
   static auto make_cpu(const Plan& plan, std::uint32_t /*k*/, const kernels::RankContext& context,
@@ -49,6 +50,14 @@ Result<AllGatherGemm> AllGatherGemm::create(Session& session, const Shape& shape
                                             const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(auto made, Impl::GemmOperator::create(session, shape, tuning));
   return AllGatherGemm(std::make_unique<Impl>(std::move(made)));
+}
+
+Result<std::uint64_t> AllGatherGemm::workspace_bytes(const Session& session, const Shape& shape,
+                                                     const Tuning& tuning) {
+  return Impl::GemmOperator::workspace_bytes(session, shape, tuning);
+}
+Result<std::uint64_t> AllGatherGemm::workspace_bytes(const Session& session, const Shape& shape) {
+  return workspace_bytes(session, shape, {});
 }
 
 AllGatherGemm::AllGatherGemm(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -16,6 +16,11 @@ mk_status mk_ag_gemm_create(mk_session* session, const mk_ag_gemm_shape* shape, 
   return create_product<mk::AllGatherGemm>(session, shape, "mk_ag_gemm_shape", out);
 }
 
+mk_status mk_ag_gemm_workspace_bytes(mk_session* session, const mk_ag_gemm_shape* shape,
+                                     uint64_t* bytes) {
+  return product_bytes<mk::AllGatherGemm>(session, shape, "mk_ag_gemm_shape", bytes);
+}
+
 mk_status mk_ag_gemm_launch(mk_ag_gemm* op, const void* a_shard, const void* b, void* c,
                             void* gathered, uint64_t m, uint32_t mode, mk_launch_stats* stats) {
   return launch(op, mode, stats, [&](auto& made, mk::LaunchMode wanted) {

@@ -50,6 +50,26 @@ Status check_stats(const mk_launch_stats* to);
 
 // --- What operators are asked for, each alike. A handle holds the operator as `op`. ---
 
+/// What the caller's shape says of the tuning, after a look whether it is a shape of this name.
+template <class Shape>
+Result<Tuning> checked_tuning(const Shape* shape, const char* name) {
+  Tuning tuning;
+  if constexpr (requires { shape->count_nonfinite; }) {
+    // Callers built before this field was there end before it.
+    MK_RETURN_IF_ERROR(check_struct(shape != nullptr, shape != nullptr ? shape->struct_bytes : 0,
+                                    offsetof(Shape, count_nonfinite), name));
+    const std::size_t all = offsetof(Shape, count_nonfinite) + sizeof(shape->count_nonfinite);
+    if (shape->struct_bytes >= all) tuning.count_nonfinite = shape->count_nonfinite != 0;
+  } else {
+    MK_RETURN_IF_ERROR(check_struct(shape, name));
+  }
+  if (shape->wait_timeout_ms != 0)
+    tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
+  if constexpr (requires { shape->executor; })
+    tuning.executor = static_cast<Executor>(shape->executor);
+  return tuning;
+}
+
 /// `make(session, tuning)`: the operator, of the caller's shape; `name` names that.
 template <class Handle, class Shape, class Make>
 mk_status create(mk_session* session, const Shape* shape, const char* name, Handle** out,
@@ -57,33 +77,41 @@ mk_status create(mk_session* session, const Shape* shape, const char* name, Hand
   return guarded([&]() -> Status {
     if (session == nullptr || out == nullptr)
       return fail(ErrorCode::kInvalidArgument, "session or out is null");
-    Tuning tuning;
-    if constexpr (requires { shape->count_nonfinite; }) {
-      // Callers built before this field was there end before it.
-      MK_RETURN_IF_ERROR(check_struct(shape != nullptr, shape != nullptr ? shape->struct_bytes : 0,
-                                      offsetof(Shape, count_nonfinite), name));
-      const std::size_t all = offsetof(Shape, count_nonfinite) + sizeof(shape->count_nonfinite);
-      if (shape->struct_bytes >= all) tuning.count_nonfinite = shape->count_nonfinite != 0;
-    } else {
-      MK_RETURN_IF_ERROR(check_struct(shape, name));
-    }
-    if (shape->wait_timeout_ms != 0)
-      tuning.wait_timeout = std::chrono::milliseconds{shape->wait_timeout_ms};
-    if constexpr (requires { shape->executor; })
-      tuning.executor = static_cast<Executor>(shape->executor);
+    MK_ASSIGN_OR_RETURN(const Tuning tuning, checked_tuning(shape, name));
     MK_ASSIGN_OR_RETURN(auto op, make(session->session, tuning));
     *out = new Handle{std::move(op)};
     return {};
   });
 }
+/// `ask(session, tuning)`: the bytes that the operator would take.
+template <class Shape, class Ask>
+mk_status workspace_bytes(mk_session* session, const Shape* shape, const char* name, uint64_t* out,
+                          Ask&& ask) {
+  return guarded([&]() -> Status {
+    if (session == nullptr || out == nullptr)
+      return fail(ErrorCode::kInvalidArgument, "session or bytes is null");
+    MK_ASSIGN_OR_RETURN(const Tuning tuning, checked_tuning(shape, name));
+    MK_ASSIGN_OR_RETURN(*out, ask(session->session, tuning));
+    return {};
+  });
+}
+
 /// An operator of a dense product.
+template <class Op, class Shape>
+typename Op::Shape product_shape(const Shape& shape) {
+  return {shape.m_max, shape.n, shape.k, static_cast<DataType>(shape.dtype),
+          static_cast<BLayout>(shape.b_layout)};
+}
 template <class Op, class Handle, class Shape>
 mk_status create_product(mk_session* session, const Shape* shape, const char* name, Handle** out) {
   return create(session, shape, name, out, [&](Session& on, const Tuning& tuning) {
-    return Op::create(on,
-                      {shape->m_max, shape->n, shape->k, static_cast<DataType>(shape->dtype),
-                       static_cast<BLayout>(shape->b_layout)},
-                      tuning);
+    return Op::create(on, product_shape<Op>(*shape), tuning);
+  });
+}
+template <class Op, class Shape>
+mk_status product_bytes(mk_session* session, const Shape* shape, const char* name, uint64_t* out) {
+  return workspace_bytes(session, shape, name, out, [&](Session& on, const Tuning& tuning) {
+    return Op::workspace_bytes(on, product_shape<Op>(*shape), tuning);
   });
 }
 

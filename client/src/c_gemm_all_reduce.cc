@@ -16,6 +16,11 @@ mk_status mk_gemm_ar_create(mk_session* session, const mk_gemm_ar_shape* shape, 
   return create_product<mk::GemmAllReduce>(session, shape, "mk_gemm_ar_shape", out);
 }
 
+mk_status mk_gemm_ar_workspace_bytes(mk_session* session, const mk_gemm_ar_shape* shape,
+                                     uint64_t* bytes) {
+  return product_bytes<mk::GemmAllReduce>(session, shape, "mk_gemm_ar_shape", bytes);
+}
+
 mk_status mk_gemm_ar_launch(mk_gemm_ar* op, const void* a, const void* b, void* c, uint64_t m,
                             uint32_t mode, mk_launch_stats* stats) {
   return launch(op, mode, stats,

@@ -23,6 +23,11 @@ mk_status mk_gemm_rs_create(mk_session* session, const mk_gemm_rs_shape* shape, 
   return create_product<mk::GemmReduceScatter>(session, shape, "mk_gemm_rs_shape", out);
 }
 
+mk_status mk_gemm_rs_workspace_bytes(mk_session* session, const mk_gemm_rs_shape* shape,
+                                     uint64_t* bytes) {
+  return product_bytes<mk::GemmReduceScatter>(session, shape, "mk_gemm_rs_shape", bytes);
+}
+
 mk_status mk_gemm_rs_launch(mk_gemm_rs* op, const void* a, const void* b, void* c, uint64_t m,
                             uint32_t mode, mk_launch_stats* stats) {
   return launch(op, mode, stats,

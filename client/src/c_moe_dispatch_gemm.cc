@@ -13,23 +13,40 @@ static_assert(sizeof(mk_moe_row) == sizeof(mk::MoeRow));
 
 using namespace mk::c_api;
 
+namespace {
+
+mk::MoeDispatchGemm::Shape shape_of(const mk_moe_dispatch_shape& shape) {
+  mk::MoeDispatchGemm::Shape wanted;
+  wanted.tokens_max = shape.tokens_max;
+  wanted.hidden = shape.hidden;
+  wanted.features = shape.features;
+  wanted.experts = shape.experts;
+  wanted.top_k = shape.top_k;
+  wanted.rows_max = shape.rows_max;
+  wanted.dtype = static_cast<mk::DataType>(shape.dtype);
+  wanted.b_layout = static_cast<mk::BLayout>(shape.b_layout);
+  return wanted;
+}
+
+}  // namespace
+
 extern "C" {
 
 mk_status mk_moe_dispatch_create(mk_session* session, const mk_moe_dispatch_shape* shape,
                                  mk_moe_dispatch** out) {
   return create(session, shape, "mk_moe_dispatch_shape", out,
                 [&](mk::Session& on, const mk::Tuning& tuning) {
-                  mk::MoeDispatchGemm::Shape wanted;
-                  wanted.tokens_max = shape->tokens_max;
-                  wanted.hidden = shape->hidden;
-                  wanted.features = shape->features;
-                  wanted.experts = shape->experts;
-                  wanted.top_k = shape->top_k;
-                  wanted.rows_max = shape->rows_max;
-                  wanted.dtype = static_cast<mk::DataType>(shape->dtype);
-                  wanted.b_layout = static_cast<mk::BLayout>(shape->b_layout);
-                  return mk::MoeDispatchGemm::create(on, wanted, tuning);
+                  return mk::MoeDispatchGemm::create(on, shape_of(*shape), tuning);
                 });
+}
+
+mk_status mk_moe_dispatch_workspace_bytes(mk_session* session, const mk_moe_dispatch_shape* shape,
+                                          uint64_t* bytes) {
+  return workspace_bytes(session, shape, "mk_moe_dispatch_shape", bytes,
+                         [&](const mk::Session& on, const mk::Tuning& tuning) {
+                           return mk::MoeDispatchGemm::workspace_bytes(on, shape_of(*shape),
+                                                                       tuning);
+                         });
 }
 
 mk_status mk_moe_dispatch_launch(mk_moe_dispatch* op, const mk_moe_dispatch_input* input, void* y,

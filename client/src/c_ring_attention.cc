@@ -10,18 +10,33 @@ struct mk_ring_attention {
 
 using namespace mk::c_api;
 
+namespace {
+
+mk::RingAttention::Shape shape_of(const mk_ring_attention_shape& shape) {
+  return {shape.seq_max,  shape.query_heads, shape.key_heads,
+          shape.head_dim, shape.causal != 0, static_cast<mk::DataType>(shape.dtype)};
+}
+
+}  // namespace
+
 extern "C" {
 
 mk_status mk_ring_attention_create(mk_session* session, const mk_ring_attention_shape* shape,
                                    mk_ring_attention** out) {
   return create(session, shape, "mk_ring_attention_shape", out,
                 [&](mk::Session& on, const mk::Tuning& tuning) {
-                  return mk::RingAttention::create(
-                      on,
-                      {shape->seq_max, shape->query_heads, shape->key_heads, shape->head_dim,
-                       shape->causal != 0, static_cast<mk::DataType>(shape->dtype)},
-                      mk::RingAttention::Tuning{tuning});
+                  return mk::RingAttention::create(on, shape_of(*shape),
+                                                   mk::RingAttention::Tuning{tuning});
                 });
+}
+
+mk_status mk_ring_attention_workspace_bytes(mk_session* session,
+                                            const mk_ring_attention_shape* shape, uint64_t* bytes) {
+  return workspace_bytes(session, shape, "mk_ring_attention_shape", bytes,
+                         [&](const mk::Session& on, const mk::Tuning& tuning) {
+                           return mk::RingAttention::workspace_bytes(
+                               on, shape_of(*shape), mk::RingAttention::Tuning{tuning});
+                         });
 }
 
 mk_status mk_ring_attention_launch(mk_ring_attention* op, const mk_ring_attention_tensors* tensors,

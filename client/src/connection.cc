@@ -15,6 +15,19 @@ using Clock = std::chrono::steady_clock;
 /// How often the monitor beats, and looks at the daemon's heartbeat, when the socket is quiet.
 constexpr std::chrono::milliseconds kMonitorInterval{250};
 
+/// What a reply without content says.
+Status answer_of(const shm::Frame& reply) {
+  if (reply.type == static_cast<std::uint16_t>(shm::MessageType::kDone)) return {};
+  if (reply.type != static_cast<std::uint16_t>(shm::MessageType::kError)) {
+    return fail(ErrorCode::kProtocol, "the daemon answered with {}, expected {}",
+                shm::message_type_name(reply.type),
+                shm::message_type_name(static_cast<std::uint16_t>(shm::MessageType::kDone)));
+  }
+  MK_ASSIGN_OR_RETURN(const shm::ErrorReply error,
+                      shm::decode_message<shm::ErrorReply>(reply.payload));
+  return tl::unexpected<Error>(Error{error.code, error.message});
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Connection>> Connection::open(const std::string& socket_path,
@@ -64,7 +77,9 @@ Result<std::unique_ptr<Connection>> Connection::open(const std::string& socket_p
   return connection;
 }
 
-Connection::~Connection() {
+Connection::~Connection() { close(); }
+
+void Connection::close() {
   closing_.store(true);
   stop_.store(true);
   socket_.shutdown();
@@ -117,6 +132,34 @@ Result<shm::Frame> Connection::call_frame(std::uint16_t type, const std::vector<
                 shm::message_type_name(reply_type));
   }
   return std::move(*reply);
+}
+
+void Connection::post_frame(std::uint16_t type, const std::vector<std::byte>& payload,
+                            std::chrono::milliseconds timeout,
+                            std::function<void(Status)> answered) {
+  const auto take = [this](std::uint64_t request) {
+    std::lock_guard lock(mutex_);
+    const auto posted = posted_.extract(request);
+    return posted ? std::move(posted.mapped()) : nullptr;
+  };
+  std::uint64_t request = 0;
+  std::optional<Error> lost;
+  {
+    std::lock_guard lock(mutex_);
+    lost = error_;
+    if (!lost) {
+      request = next_request_++;
+      posted_.emplace(request, std::move(answered));
+    }
+  }
+  if (lost) return answered(tl::unexpected<Error>(*lost));
+  Status sent;
+  {
+    std::lock_guard lock(send_mutex_);
+    sent = socket_.send(type, request, payload, {}, Clock::now() + timeout);
+  }
+  if (sent) return;
+  if (const auto answer = take(request)) answer(sent);
 }
 
 Status Connection::wait_job_up(std::chrono::milliseconds timeout) {
@@ -179,7 +222,12 @@ void Connection::dispatch(shm::Frame frame) {
       break;
     }
     default: {
-      std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
+      if (auto posted = posted_.extract(frame.request)) {
+        lock.unlock();
+        posted.mapped()(answer_of(frame));
+        return;
+      }
       // A reply nobody waits for any more (its caller timed out) is dropped.
       if (const auto waiting = pending_.find(frame.request); waiting != pending_.end()) {
         waiting->second = std::move(frame);
@@ -190,11 +238,15 @@ void Connection::dispatch(shm::Frame frame) {
 }
 
 void Connection::fail_all(Error error) {
+  std::map<std::uint64_t, std::function<void(Status)>> posted;
   {
     std::lock_guard lock(mutex_);
     if (!error_) error_ = std::move(error);
     shm::store_release(&abort_page_->word, 1u);
+    error = *error_;
+    posted = std::exchange(posted_, {});
   }
+  for (auto& [request, answered] : posted) answered(tl::unexpected<Error>(error));
   changed_.notify_all();
 }
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,8 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "client/src/process_mark.h"
 #include "shm/host/protocol.h"
@@ -42,6 +45,15 @@ class Connection {
     return shm::decode_message<Reply>(frame.payload);
   }
 
+  /// Sends `request`, within `timeout`, and does not wait for its reply. `answered` is called once,
+  /// on the monitor thread: with the reply, or with why there will be none.
+  template <class Request>
+  void post(const Request& request, std::chrono::milliseconds timeout,
+            std::function<void(Status)> answered) {
+    post_frame(static_cast<std::uint16_t>(Request::kType), shm::encode_message(request), timeout,
+               std::move(answered));
+  }
+
   /// Waits for the daemon's JobUp or for a failure.
   Status wait_job_up(std::chrono::milliseconds timeout);
 
@@ -58,6 +70,8 @@ class Connection {
   std::uint16_t abi_minor() const { return abi_minor_; }
   /// The daemon is expected to hang up now; that is no error any more.
   void expect_close() { closing_.store(true); }
+  /// Hangs up; nothing is called or answered any more. The abort word stays.
+  void close();
 
  private:
   explicit Connection(shm::FrameSocket socket)
@@ -65,6 +79,8 @@ class Connection {
   Result<shm::Frame> call_frame(std::uint16_t type, const std::vector<std::byte>& payload,
                                 std::span<const int> fds, std::chrono::milliseconds timeout,
                                 std::uint16_t reply_type);
+  void post_frame(std::uint16_t type, const std::vector<std::byte>& payload,
+                  std::chrono::milliseconds timeout, std::function<void(Status)> answered);
   void monitor();
   void dispatch(shm::Frame frame);
   void fail_all(Error error);
@@ -84,6 +100,7 @@ class Connection {
   std::condition_variable changed_;
   std::uint64_t next_request_ = 1;
   std::map<std::uint64_t, std::optional<shm::Frame>> pending_;
+  std::map<std::uint64_t, std::function<void(Status)>> posted_;
   bool job_up_ = false;
   std::optional<Error> error_;
   const shm::Segment* watched_ = nullptr;

@@ -49,6 +49,14 @@ class DeviceOperator {
   virtual CudaStream own_stream() = 0;
 };
 
+/// The workspace that the operator takes; not collective.
+Result<std::uint64_t> device_workspace_ag_gemm(Session::Impl& session, const DeviceShape& shape,
+                                               const Tuning& tuning);
+Result<std::uint64_t> device_workspace_gemm_rs(Session::Impl& session, const DeviceShape& shape,
+                                               const Tuning& tuning);
+Result<std::uint64_t> device_workspace_gemm_ar(Session::Impl& session, const DeviceShape& shape,
+                                               const Tuning& tuning);
+
 /// Collective, with a barrier at the end: nobody launches before all have loaded their kernels.
 Result<std::unique_ptr<DeviceOperator>> make_device_ag_gemm(Session::Impl& session,
                                                             const DeviceShape& shape,

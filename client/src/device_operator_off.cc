@@ -6,7 +6,7 @@
 namespace mk {
 namespace {
 
-Result<std::unique_ptr<DeviceOperator>> refuse(const char* op) {
+tl::unexpected<Error> refuse(const char* op) {
   return fail(ErrorCode::kUnsupported,
               "{} on a GPU is not in this build of libmkclient: it needs nvcc (MK_CUDA) and CuTe's "
               "headers when it is built",
@@ -14,6 +14,16 @@ Result<std::unique_ptr<DeviceOperator>> refuse(const char* op) {
 }
 
 }  // namespace
+
+Result<std::uint64_t> device_workspace_ag_gemm(Session::Impl&, const DeviceShape&, const Tuning&) {
+  return refuse("ag-gemm");
+}
+Result<std::uint64_t> device_workspace_gemm_rs(Session::Impl&, const DeviceShape&, const Tuning&) {
+  return refuse("gemm-rs");
+}
+Result<std::uint64_t> device_workspace_gemm_ar(Session::Impl&, const DeviceShape&, const Tuning&) {
+  return refuse("gemm-ar");
+}
 
 Result<std::unique_ptr<DeviceOperator>> make_device_ag_gemm(Session::Impl&, const DeviceShape&,
                                                             const Tuning&) {

@@ -19,6 +19,7 @@ struct GemmAllReduceKind {
   using Plan = kernels::GemmArPlan;
   using Cpu = kernels::GemmArCpu;
   static constexpr auto make_device = &make_device_gemm_ar;
+  static constexpr auto device_bytes = &device_workspace_gemm_ar;
 
   static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes(); }
   static auto make_cpu(const Plan& plan, std::uint32_t k, const kernels::RankContext& context,
@@ -51,6 +52,14 @@ Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape
                                             const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(auto made, Impl::GemmOperator::create(session, shape, tuning));
   return GemmAllReduce(std::make_unique<Impl>(std::move(made)));
+}
+
+Result<std::uint64_t> GemmAllReduce::workspace_bytes(const Session& session, const Shape& shape,
+                                                     const Tuning& tuning) {
+  return Impl::GemmOperator::workspace_bytes(session, shape, tuning);
+}
+Result<std::uint64_t> GemmAllReduce::workspace_bytes(const Session& session, const Shape& shape) {
+  return workspace_bytes(session, shape, {});
 }
 
 GemmAllReduce::GemmAllReduce(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

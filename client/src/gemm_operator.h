@@ -11,6 +11,7 @@
 ///                                                  const kernels::RankContext&,
 ///                                                  const kernels::GemmCpuOptions&);
 ///     static constexpr auto make_device;             // make_device_gemm_rs
+///     static constexpr auto device_bytes;            // device_workspace_gemm_rs
 ///     static Status check(const DeviceArguments&);   // before either executor
 ///     static Result<kernels::LaunchStats> launch(Cpu&, const DeviceArguments&, const DeviceShape&,
 ///                                                std::uint32_t m, kernels::Mode);
@@ -35,12 +36,9 @@ class __attribute__((visibility("hidden"))) GemmOperator {
   template <class Shape>
   static Result<GemmOperator> create(Session& session, const Shape& shape, const Tuning& tuning) {
     const auto name = Kind::kName;
-    MK_ASSIGN_OR_RETURN(const kernels::Shape kernel_shape,
-                        checked_shape(name, shape.m_max, shape.n, shape.k));
-    MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(name, shape.dtype));
-    MK_ASSIGN_OR_RETURN(const auto b_layout, checked_layout(name, shape.b_layout));
+    MK_ASSIGN_OR_RETURN(const DeviceShape checked, checked_of(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(name, tuning.executor));
-    GemmOperator made(session.impl(), {kernel_shape, dtype, b_layout});
+    GemmOperator made(session.impl(), checked);
     if (on_device && tuning.count_nonfinite && Kind::kAddsPartials) {
       return fail(ErrorCode::kUnsupported,
                   "{} counts partial sums that are not finite (Tuning::count_nonfinite) on CPUs "
@@ -52,19 +50,28 @@ class __attribute__((visibility("hidden"))) GemmOperator {
       return made;
     }
     const AttachOptions& options = session.options();
-    MK_ASSIGN_OR_RETURN(const auto plan,
-                        Kind::Plan::make(options.nodes, options.local_size, kernel_shape, dtype,
-                                         kernel_tiling(tuning)));
+    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, checked, tuning));
     MK_ASSIGN_OR_RETURN(auto memory,
                         OperatorMemory::create(*session.impl(), name, describe_plan(plan),
                                                Kind::workspace_bytes(plan), plan.flag_count()));
     made.memory_.emplace(std::move(memory));
     kernels::GemmCpuOptions cpu_options{kernel_options(tuning, options.lanes)};
-    cpu_options.b_layout = b_layout;
     cpu_options.count_nonfinite = tuning.count_nonfinite;
-    MK_ASSIGN_OR_RETURN(made.cpu_,
-                        Kind::make_cpu(plan, kernel_shape.k, made.memory_->context(), cpu_options));
+    cpu_options.b_layout = checked.b_layout;
+    MK_ASSIGN_OR_RETURN(
+        made.cpu_, Kind::make_cpu(plan, checked.shape.k, made.memory_->context(), cpu_options));
     return made;
+  }
+
+  /// Not collective.
+  template <class Shape>
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
+                                               const Tuning& tuning) {
+    MK_ASSIGN_OR_RETURN(const DeviceShape checked, checked_of(shape));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
+    if (on_device) return Kind::device_bytes(*session.impl(), checked, tuning);
+    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), checked, tuning));
+    return Kind::workspace_bytes(plan);
   }
 
   Result<LaunchStats> launch(const DeviceArguments& arguments, std::uint64_t m, LaunchMode mode) {
@@ -106,6 +113,19 @@ class __attribute__((visibility("hidden"))) GemmOperator {
   }
 
  private:
+  template <class Shape>
+  static Result<DeviceShape> checked_of(const Shape& shape) {
+    DeviceShape checked;
+    MK_ASSIGN_OR_RETURN(checked.shape, checked_shape(Kind::kName, shape.m_max, shape.n, shape.k));
+    MK_ASSIGN_OR_RETURN(checked.dtype, checked_dtype(Kind::kName, shape.dtype));
+    MK_ASSIGN_OR_RETURN(checked.b_layout, checked_layout(Kind::kName, shape.b_layout));
+    return checked;
+  }
+  static auto cpu_plan(const AttachOptions& options, const DeviceShape& of, const Tuning& tuning) {
+    return Kind::Plan::make(options.nodes, options.local_size, of.shape, of.dtype,
+                            kernel_tiling(tuning));
+  }
+
   GemmOperator(std::shared_ptr<Session::Impl> session, const DeviceShape& shape)
       : session_(std::move(session)), shape_(shape) {}
 

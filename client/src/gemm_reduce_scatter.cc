@@ -19,6 +19,7 @@ struct GemmReduceScatterKind {
   using Plan = kernels::GemmRsPlan;
   using Cpu = kernels::GemmRsCpu;
   static constexpr auto make_device = &make_device_gemm_rs;
+  static constexpr auto device_bytes = &device_workspace_gemm_rs;
 
   static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes(); }
   static auto make_cpu(const Plan& plan, std::uint32_t k, const kernels::RankContext& context,
@@ -48,6 +49,15 @@ Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shap
                                                     const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(auto made, Impl::GemmOperator::create(session, shape, tuning));
   return GemmReduceScatter(std::make_unique<Impl>(std::move(made)));
+}
+
+Result<std::uint64_t> GemmReduceScatter::workspace_bytes(const Session& session, const Shape& shape,
+                                                         const Tuning& tuning) {
+  return Impl::GemmOperator::workspace_bytes(session, shape, tuning);
+}
+Result<std::uint64_t> GemmReduceScatter::workspace_bytes(const Session& session,
+                                                         const Shape& shape) {
+  return workspace_bytes(session, shape, {});
 }
 
 GemmReduceScatter::GemmReduceScatter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

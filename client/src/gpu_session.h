@@ -32,6 +32,10 @@ class __attribute__((visibility("hidden"))) GpuSession {
   const std::uint32_t* process_abort() const { return process_abort_; }
   std::uint64_t* launches() const { return launches_; }
 
+  /// Multiprocessors that operators of this session go by, once its ranks have agreed on them
+  /// (cuda/share_device.cc); 0: not yet.
+  std::uint32_t agreed_blocks = 0;
+
  private:
   GpuSession(std::shared_ptr<gpu::Driver> driver, int device, gpu::Allocation lanes)
       : driver_(std::move(driver)), device_(device), lanes_(std::move(lanes)) {}

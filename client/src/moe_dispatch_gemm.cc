@@ -49,6 +49,17 @@ std::string describe(const kernels::MoeDispatchPlan& plan) {
       plan.fingerprint());
 }
 
+Result<kernels::MoeDispatchPlan> plan_of(const Session& session,
+                                         const MoeDispatchGemm::Shape& shape,
+                                         const Tuning& tuning) {
+  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
+  MK_ASSIGN_OR_RETURN(const kernels::MoeDispatchShape kernel_shape, checked(shape));
+  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
+  const AttachOptions& options = session.options();
+  return kernels::MoeDispatchPlan::make(options.nodes, options.local_size, kernel_shape, dtype,
+                                        kernel_tiling(tuning));
+}
+
 }  // namespace
 
 class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl {
@@ -88,21 +99,24 @@ Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& s
 
 Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& shape,
                                                 const Tuning& tuning) {
-  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
-  MK_ASSIGN_OR_RETURN(const kernels::MoeDispatchShape kernel_shape, checked(shape));
-  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
   kernels::MoeDispatchCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
   MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout(kOp, shape.b_layout));
-  const AttachOptions& options = session.options();
-  MK_ASSIGN_OR_RETURN(const auto plan,
-                      kernels::MoeDispatchPlan::make(options.nodes, options.local_size,
-                                                     kernel_shape, dtype, kernel_tiling(tuning)));
   MK_ASSIGN_OR_RETURN(auto memory,
                       OperatorMemory::create(*session.impl(), kOp, describe(plan),
                                              plan.workspace_bytes(), plan.flag_count()));
   MK_ASSIGN_OR_RETURN(auto cpu,
                       kernels::MoeDispatchCpu::create(plan, memory.context(), cpu_options));
   return MoeDispatchGemm(std::make_unique<Impl>(session.impl(), std::move(memory), std::move(cpu)));
+}
+
+Result<std::uint64_t> MoeDispatchGemm::workspace_bytes(const Session& session, const Shape& shape,
+                                                       const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  return plan.workspace_bytes();
+}
+Result<std::uint64_t> MoeDispatchGemm::workspace_bytes(const Session& session, const Shape& shape) {
+  return workspace_bytes(session, shape, {});
 }
 
 MoeDispatchGemm::MoeDispatchGemm(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

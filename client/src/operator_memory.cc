@@ -10,131 +10,126 @@
 #include "shm/flag.h"
 
 namespace mk {
-namespace {
 
-/// How long an operator that goes waits for the local ranks' last launches to end.
-constexpr std::chrono::milliseconds kPeersTimeout{1'000};
+// What ranks tell each other about one operator: an Announcement's bytes, of a GPU the workspace's
+// gpu::MemoryKey, then the parameters' text. A rank that has no part says so instead: an
+// Announcement with no handle, then why.
 
-/// What ranks tell each other about one operator: this struct's bytes, of a GPU the workspace's
-/// gpu::MemoryKey, then the parameters' text.
-struct Announcement {
-  std::uint32_t flag_base = 0;
-  std::uint16_t workspace_handle = 0;
+struct OperatorMemory::Announcement {
+  std::uint32_t flag_base = 0;  ///< without a handle: an ErrorCode
+  std::uint16_t workspace_handle = shm::kNoHandle;
   std::uint16_t executor = 0;
 };
-struct Announced {
+struct OperatorMemory::Announced {
   Announcement head;
   gpu::MemoryKey key;
+
+  static std::vector<std::byte> pack(const Announcement& head, const gpu::MemoryKey* key,
+                                     std::string_view text) {
+    std::vector<std::byte> blob;
+    const auto put = [&](const void* from, std::size_t bytes) {
+      const auto* const first = static_cast<const std::byte*>(from);
+      blob.insert(blob.end(), first, first + bytes);
+    };
+    put(&head, sizeof head);
+    if (key != nullptr) put(key, sizeof *key);
+    put(text.data(), text.size());
+    return blob;
+  }
+
+  /// `text`: the parameters, or why the rank has no part.
+  static Result<Announced> unpack(std::span<const std::byte> blob, std::uint32_t rank,
+                                  std::string_view kind, std::string& text) {
+    Announced announced;
+    const auto take = [&](void* to, std::size_t bytes) {
+      if (blob.size() < bytes) return false;
+      std::memcpy(to, blob.data(), bytes);
+      blob = blob.subspan(bytes);
+      return true;
+    };
+    const bool whole = take(&announced.head, sizeof announced.head) &&
+                       (!announced.has_key() || take(&announced.key, sizeof announced.key));
+    if (!whole)
+      return fail(ErrorCode::kProtocol, "rank {} announced its {} in too few bytes", rank, kind);
+    text.assign(reinterpret_cast<const char*>(blob.data()), blob.size());
+    return announced;
+  }
+
+  bool has_part() const { return head.workspace_handle != shm::kNoHandle; }
+  bool has_key() const {
+    return has_part() && head.executor == static_cast<std::uint16_t>(Executor::kCuda);
+  }
 };
 
-std::vector<std::byte> pack(const Announced& own, const std::string& parameters) {
-  const bool device = own.head.executor != 0;
-  std::vector<std::byte> blob(sizeof(own.head) + (device ? sizeof(own.key) : 0) +
-                              parameters.size());
-  std::byte* at = blob.data();
-  const auto put = [&](const void* from, std::size_t bytes) {
-    std::memcpy(at, from, bytes);
-    at += bytes;
-  };
-  put(&own.head, sizeof(own.head));
-  if (device) put(&own.key, sizeof(own.key));
-  put(parameters.data(), parameters.size());
-  return blob;
-}
+namespace {
 
-Result<Announced> unpack(std::span<const std::byte> blob, std::uint32_t rank,
-                         std::uint32_t own_rank, std::string_view kind, Executor executor,
-                         const std::string& parameters) {
-  Announced announced;
-  const auto take = [&](void* to, std::size_t bytes) {
-    if (blob.size() < bytes) return false;
-    std::memcpy(to, blob.data(), bytes);
-    blob = blob.subspan(bytes);
-    return true;
-  };
-  const auto malformed = [&] {
-    return fail(ErrorCode::kProtocol, "rank {} announced its {} in too few bytes", rank, kind);
-  };
-  if (!take(&announced.head, sizeof(announced.head))) return malformed();
-  if (announced.head.executor != static_cast<std::uint16_t>(executor)) {
-    const auto name = [](std::uint16_t number) { return number == 0 ? "the CPU" : "the GPU"; };
-    return fail(ErrorCode::kShapeMismatch,
-                "rank {} creates {} on {}, rank {} on {}; they must be the same", own_rank, kind,
-                name(static_cast<std::uint16_t>(executor)), rank, name(announced.head.executor));
-  }
-  if (executor == Executor::kCuda && !take(&announced.key, sizeof(announced.key)))
-    return malformed();
-  const std::string theirs(reinterpret_cast<const char*>(blob.data()), blob.size());
-  if (theirs != parameters) {
-    return fail(ErrorCode::kShapeMismatch,
-                "rank {} creates {} with {}, rank {} with {}; they must be the same", own_rank,
-                kind, parameters, rank, theirs);
-  }
-  return announced;
-}
+/// How long a rank without a part waits for the others to hear of it.
+constexpr std::chrono::milliseconds kRefusalTimeout{1};
+
+const char* name_of_executor(std::uint16_t number) { return number == 0 ? "the CPU" : "the GPU"; }
 
 }  // namespace
+
+Result<OperatorMemory::Announced> OperatorMemory::make_part(std::string_view kind,
+                                                            std::uint64_t workspace_bytes,
+                                                            std::uint32_t flag_count,
+                                                            Executor executor) {
+  const bool device = executor == Executor::kCuda;
+  if (flag_count > 0) MK_RETURN_IF_ERROR(session_->claim_lanes(executor));
+  if (device) {
+    MK_ASSIGN_OR_RETURN(gpu_, session_->gpu());
+  }
+  const MemoryKind kind_of_memory = device ? MemoryKind::kDevice : MemoryKind::kHost;
+  const std::string name = fmt::format("{} workspace", kind);
+  // A file's pages are there only when they are written: by then it is too late to refuse.
+  const std::uint32_t ranks = device ? 1 : session_->options().local_size;
+  MK_RETURN_IF_ERROR(session_->check_room(name, workspace_bytes, ranks, kind_of_memory));
+  MK_ASSIGN_OR_RETURN(workspace_, session_->alloc_buffer(workspace_bytes, name, kind_of_memory));
+  Announced own;
+  own.head.workspace_handle = workspace_.handle;
+  own.head.executor = static_cast<std::uint16_t>(executor);
+  if (flag_count > 0) {
+    MK_ASSIGN_OR_RETURN(flag_base_, session_->alloc_flags(flag_count));
+    own.head.flag_base = flag_base_;
+  }
+  if (device) {
+    MK_ASSIGN_OR_RETURN(own.key, session_->device_key(workspace_));
+  }
+  return own;
+}
 
 Result<OperatorMemory> OperatorMemory::create(Session::Impl& session, std::string_view kind,
                                               const std::string& parameters,
                                               std::uint64_t workspace_bytes,
                                               std::uint32_t flag_count, Executor executor) {
   const AttachOptions& options = session.options();
-  const bool device = executor == Executor::kCuda;
   OperatorMemory memory(session);
-  if (flag_count > 0) MK_RETURN_IF_ERROR(session.claim_lanes(executor));
-  if (device) {
-    MK_ASSIGN_OR_RETURN(memory.gpu_, session.gpu());
+  const auto own = memory.make_part(kind, workspace_bytes, flag_count, executor);
+  const std::string tag = session.next_operator_tag(kind);
+  if (!own) {
+    // The others need not wait for their deadline to hear of it.
+    const auto code = static_cast<std::uint32_t>(own.error().code);
+    (void)session.exchange(tag, Announced::pack({code}, nullptr, own.error().message),
+                           kRefusalTimeout);
+    return propagate(own);
   }
-  MK_ASSIGN_OR_RETURN(memory.workspace_,
-                      session.alloc_buffer(workspace_bytes, fmt::format("{} workspace", kind),
-                                           device ? MemoryKind::kDevice : MemoryKind::kHost));
-  Announced own;
-  own.head.workspace_handle = memory.workspace_.handle;
-  own.head.executor = static_cast<std::uint16_t>(executor);
-  if (flag_count > 0) {
-    MK_ASSIGN_OR_RETURN(own.head.flag_base, session.alloc_flags(flag_count));
+  const auto blobs = session.exchange(
+      tag, Announced::pack(own->head, own->has_key() ? &own->key : nullptr, parameters),
+      options.timeout);
+  if (!blobs) {
+    // Who came later may have heard of our part, and goes by it: it stays with the session.
+    if (blobs.error().code == ErrorCode::kTimeout) memory.session_ = nullptr;
+    return propagate(blobs);
   }
-  if (device) {
-    MK_ASSIGN_OR_RETURN(own.key, session.device_key(memory.workspace_));
-  }
-  MK_ASSIGN_OR_RETURN(const auto blobs, session.exchange(session.next_operator_tag(kind),
-                                                         pack(own, parameters), options.timeout));
-
+  MK_RETURN_IF_ERROR(memory.take_parts(*blobs, kind, *own, parameters, executor, workspace_bytes));
   kernels::RankContext& context = memory.context_;
-  context.world = {options.nodes, options.local_size, options.node_rank, options.local_rank};
-  context.workspace_handle = memory.workspace_.handle;
-  memory.rail_peers_.resize(options.nodes);
-  context.rail_peers = memory.rail_peers_.data();
-  for (std::uint32_t rank = 0; rank < options.world; ++rank) {
-    MK_ASSIGN_OR_RETURN(const Announced theirs,
-                        unpack(blobs[rank], rank, options.rank, kind, executor, parameters));
-    const std::uint32_t node = rank / options.local_size;
-    const std::uint32_t local = rank % options.local_size;
-    const bool sharing =
-        theirs.key.process == own.key.process && theirs.key.device == own.key.device;
-    if (device && sharing && rank != options.rank) ++memory.ranks_per_device_;
-    if (node != options.node_rank) {
-      if (local == options.local_rank) {
-        memory.rail_peers_[node] = {static_cast<std::uint16_t>(rank), theirs.head.workspace_handle,
-                                    theirs.head.flag_base};
-      }
-    } else if (local == options.local_rank) {
-      context.workspaces[local] = memory.workspace_.data;
-    } else if (device) {
-      MK_RETURN_IF_ERROR(memory.open_device_peer(local, theirs.key, workspace_bytes));
-    } else {
-      MK_RETURN_IF_ERROR(
-          memory.open_host_peer(local, theirs.head.workspace_handle, workspace_bytes));
-    }
-  }
-  context.flag_base = own.head.flag_base;
+  context.flag_base = own->head.flag_base;
   context.flag_count = flag_count;
   const shm::Segment& segment = session.segment();
-  if (!device) {
+  if (executor == Executor::kCpu) {
     context.lanes = session.lanes().data();
     context.lane_count = static_cast<std::uint32_t>(session.lanes().size());
-    context.arrival_flags = segment.flags() + own.head.flag_base;
+    context.arrival_flags = segment.flags() + own->head.flag_base;
     context.session_abort = &segment.header().abort_flag;
     context.process_abort = session.connection().abort_word();
     return memory;
@@ -143,10 +138,70 @@ Result<OperatorMemory> OperatorMemory::create(Session::Impl& session, std::strin
     context.lanes = memory.gpu_->lanes();
     context.lane_count = static_cast<std::uint32_t>(session.lanes().size());
   }
-  context.arrival_flags = memory.gpu_->flags() + own.head.flag_base;
+  context.arrival_flags = memory.gpu_->flags() + own->head.flag_base;
   context.session_abort = memory.gpu_->session_abort();
   context.process_abort = memory.gpu_->process_abort();
   return memory;
+}
+
+Status OperatorMemory::take_parts(std::span<const std::vector<std::byte>> blobs,
+                                  std::string_view kind, const Announced& own,
+                                  const std::string& parameters, Executor executor,
+                                  std::uint64_t workspace_bytes) {
+  const AttachOptions& options = session_->options();
+  const auto node_of = [&](std::uint32_t rank) { return rank / options.local_size; };
+  const auto local_of = [&](std::uint32_t rank) { return rank % options.local_size; };
+  std::vector<Announced> parts(options.world);
+  std::vector<std::string> texts(options.world);
+  // All of them first: whoever has heard of our part has to be waited for when it goes.
+  for (std::uint32_t rank = 0; rank < options.world; ++rank) {
+    MK_ASSIGN_OR_RETURN(parts[rank], Announced::unpack(blobs[rank], rank, kind, texts[rank]));
+    const bool near = node_of(rank) == options.node_rank || local_of(rank) == options.local_rank;
+    if (rank != options.rank && near && parts[rank].has_part())
+      peer_buffers_.push_back({rank, parts[rank].head.workspace_handle});
+  }
+  for (std::uint32_t rank = 0; rank < options.world; ++rank) {
+    const Announcement& head = parts[rank].head;
+    if (!parts[rank].has_part()) {
+      return fail(static_cast<ErrorCode>(head.flag_base), "rank {} cannot create {}: {}", rank,
+                  kind, texts[rank]);
+    }
+    if (head.executor != own.head.executor) {
+      return fail(ErrorCode::kShapeMismatch,
+                  "rank {} creates {} on {}, rank {} on {}; they must be the same", options.rank,
+                  kind, name_of_executor(own.head.executor), rank, name_of_executor(head.executor));
+    }
+    if (texts[rank] != parameters) {
+      return fail(ErrorCode::kShapeMismatch,
+                  "rank {} creates {} with {}, rank {} with {}; they must be the same",
+                  options.rank, kind, parameters, rank, texts[rank]);
+    }
+  }
+  const bool device = executor == Executor::kCuda;
+  context_.world = {options.nodes, options.local_size, options.node_rank, options.local_rank};
+  context_.workspace_handle = workspace_.handle;
+  rail_peers_.resize(options.nodes);
+  context_.rail_peers = rail_peers_.data();
+  for (std::uint32_t rank = 0; rank < options.world; ++rank) {
+    const Announced& theirs = parts[rank];
+    const std::uint32_t local = local_of(rank);
+    const bool sharing =
+        theirs.key.process == own.key.process && theirs.key.device == own.key.device;
+    if (device && sharing && rank != options.rank) ++ranks_per_device_;
+    if (node_of(rank) != options.node_rank) {
+      if (local == options.local_rank) {
+        rail_peers_[node_of(rank)] = {static_cast<std::uint16_t>(rank),
+                                      theirs.head.workspace_handle, theirs.head.flag_base};
+      }
+    } else if (local == options.local_rank) {
+      context_.workspaces[local] = workspace_.data;
+    } else if (device) {
+      MK_RETURN_IF_ERROR(open_device_peer(local, theirs.key, workspace_bytes));
+    } else {
+      MK_RETURN_IF_ERROR(open_host_peer(local, theirs.head.workspace_handle, workspace_bytes));
+    }
+  }
+  return {};
 }
 
 Status OperatorMemory::open_host_peer(std::uint32_t local, std::uint16_t handle,
@@ -185,25 +240,27 @@ OperatorMemory::OperatorMemory(OperatorMemory&& other) noexcept
       device_peers_(std::move(other.device_peers_)),
       ranks_per_device_(other.ranks_per_device_),
       rail_peers_(std::move(other.rail_peers_)),
+      flag_base_(other.flag_base_),
+      peer_buffers_(std::move(other.peer_buffers_)),
       context_(other.context_) {}
 
-void OperatorMemory::await_peers() {
-  const kernels::WorkspaceHead head{context_.world.locals};
-  /// The last launch that a local rank has ended; nullopt when the GPU does not answer.
-  const auto ended_by = [&](std::uint32_t local) -> std::optional<std::uint32_t> {
-    std::uint32_t epoch = 0;
-    const std::byte* const word = workspace_.data + head.finished(local);
-    if (!gpu_->driver()->fetch(gpu_->device(), &epoch, word, sizeof epoch)) return std::nullopt;
-    return epoch;
-  };
-  const auto deadline = std::chrono::steady_clock::now() + kPeersTimeout;
-  const std::uint32_t own = ended_by(context_.world.local).value_or(0);
-  for (std::uint32_t local = 0; local < context_.world.locals; ++local) {
-    while (!shm::epoch_reached(ended_by(local).value_or(own), own) && session_->status() &&
-           std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::microseconds{100});
+std::function<bool()> OperatorMemory::kernels_ended() const {
+  // Local ranks say in our workspace which launch they have ended last.
+  return [driver = gpu_->driver(), device = gpu_->device(), world = context_.world,
+          memory = workspace_.data] {
+    const kernels::WorkspaceHead head{world.locals};
+    const auto ended_by = [&](std::uint32_t local) -> std::optional<std::uint32_t> {
+      std::uint32_t epoch = 0;
+      if (!driver->fetch(device, &epoch, memory + head.finished(local), sizeof epoch))
+        return std::nullopt;
+      return epoch;
+    };
+    const std::optional<std::uint32_t> own = ended_by(world.local);
+    for (std::uint32_t local = 0; own && local < world.locals; ++local) {
+      if (!shm::epoch_reached(ended_by(local).value_or(*own), *own)) return false;
     }
-  }
+    return true;
+  };
 }
 
 OperatorMemory::~OperatorMemory() {
@@ -213,11 +270,10 @@ OperatorMemory::~OperatorMemory() {
     client::keep_for_ever(new std::vector<gpu::View>(std::move(device_peers_)));
     return;
   }
-  // A kernel of a local rank may still say that it has ended, in our workspace.
-  if (gpu_ != nullptr && session_->status()) await_peers();
+  peers_.clear();
   device_peers_.clear();
-  // Of a session that failed nothing is given back to the daemon, which cleans up by itself.
-  (void)session_->free_buffer(workspace_);
+  session_->retire(workspace_, flag_base_, std::move(peer_buffers_),
+                   gpu_ != nullptr ? kernels_ended() : nullptr);
 }
 
 }  // namespace mk

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,7 +29,7 @@ class OperatorMemory {
 
   OperatorMemory(OperatorMemory&&) noexcept;
   OperatorMemory& operator=(OperatorMemory&&) = delete;
-  /// Gives the workspace back to the session.
+  /// Gives this rank's part up: it comes back when all ranks have.
   ~OperatorMemory();
 
   /// kCuda: all addresses are such as kernels on this rank's GPU may use.
@@ -36,10 +38,20 @@ class OperatorMemory {
   std::uint32_t ranks_per_device() const { return ranks_per_device_; }
 
  private:
+  struct Announcement;
+  struct Announced;
   explicit OperatorMemory(Session::Impl& session) : session_(&session) {}
+  /// Workspace, flags, and what is told of them: this rank's own part.
+  Result<Announced> make_part(std::string_view kind, std::uint64_t workspace_bytes,
+                              std::uint32_t flag_count, Executor executor);
+  /// Takes the others' parts; the first that does not fit is the error.
+  Status take_parts(std::span<const std::vector<std::byte>> blobs, std::string_view kind,
+                    const Announced& own, const std::string& parameters, Executor executor,
+                    std::uint64_t workspace_bytes);
   Status open_host_peer(std::uint32_t local, std::uint16_t handle, std::uint64_t bytes);
   Status open_device_peer(std::uint32_t local, const gpu::MemoryKey& key, std::uint64_t bytes);
-  void await_peers();
+  /// Tells whether every local rank's kernels have ended our last launch, too.
+  std::function<bool()> kernels_ended() const;
 
   Session::Impl* session_;
   GpuSession* gpu_ = nullptr;  ///< null: on the CPU
@@ -48,6 +60,9 @@ class OperatorMemory {
   std::vector<gpu::View> device_peers_;
   std::uint32_t ranks_per_device_ = 1;
   std::vector<kernels::RailPeer> rail_peers_;  ///< context_'s
+  std::uint32_t flag_base_ = shm::kNoFlags;
+  /// The other ranks' workspaces that this one may name; those ranks may name ours.
+  std::vector<shm::Retire::PeerBuffer> peer_buffers_;
   kernels::RankContext context_;
 };
 

@@ -26,6 +26,22 @@ std::string describe(const kernels::RingAttentionPlan& plan) {
       plan.remote_passes, plan.banks, plan.fingerprint());
 }
 
+Result<kernels::RingAttentionPlan> plan_of(const Session& session,
+                                           const RingAttention::Shape& shape,
+                                           const RingAttention::Tuning& tuning) {
+  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
+  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
+  const AttachOptions& options = session.options();
+  const kernels::RingAttentionShape kernel_shape{shape.seq_max,  shape.query_heads, shape.key_heads,
+                                                 shape.head_dim, shape.causal,      dtype};
+  kernels::RingAttentionTiling tiling;
+  tiling.tile_q = tuning.tile_m;
+  tiling.tile_k = tuning.tile_n;
+  tiling.chunk_bytes = tuning.chunk_bytes;
+  tiling.remote_passes = tuning.remote_passes;
+  return kernels::RingAttentionPlan::make(options.nodes, options.local_size, kernel_shape, tiling);
+}
+
 }  // namespace
 
 class __attribute__((visibility("hidden"))) RingAttention::Impl {
@@ -65,24 +81,22 @@ Result<RingAttention> RingAttention::create(Session& session, const Shape& shape
 
 Result<RingAttention> RingAttention::create(Session& session, const Shape& shape,
                                             const Tuning& tuning) {
-  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
-  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
   const AttachOptions& options = session.options();
-  const kernels::RingAttentionShape kernel_shape{shape.seq_max,  shape.query_heads, shape.key_heads,
-                                                 shape.head_dim, shape.causal,      dtype};
-  kernels::RingAttentionTiling tiling;
-  tiling.tile_q = tuning.tile_m;
-  tiling.tile_k = tuning.tile_n;
-  tiling.chunk_bytes = tuning.chunk_bytes;
-  tiling.remote_passes = tuning.remote_passes;
-  MK_ASSIGN_OR_RETURN(
-      const auto plan,
-      kernels::RingAttentionPlan::make(options.nodes, options.local_size, kernel_shape, tiling));
   MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(*session.impl(), kOp, describe(plan),
                                                           plan.workspace_bytes, plan.flag_count()));
   MK_ASSIGN_OR_RETURN(auto cpu, kernels::RingAttentionCpu::create(
                                     plan, memory.context(), kernel_options(tuning, options.lanes)));
   return RingAttention(std::make_unique<Impl>(session.impl(), std::move(memory), std::move(cpu)));
+}
+
+Result<std::uint64_t> RingAttention::workspace_bytes(const Session& session, const Shape& shape,
+                                                     const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  return plan.workspace_bytes;
+}
+Result<std::uint64_t> RingAttention::workspace_bytes(const Session& session, const Shape& shape) {
+  return workspace_bytes(session, shape, {});
 }
 
 RingAttention::RingAttention(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

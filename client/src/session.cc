@@ -7,6 +7,7 @@
 
 #include "client/src/session_checks.h"
 #include "client/src/session_impl.h"
+#include "shm/host/memory_room.h"
 #include "shm/host/process_fd.h"
 
 namespace mk {
@@ -20,6 +21,11 @@ constexpr std::uint16_t kDeviceBuffersAbiMinor = 1;
 constexpr std::uint16_t kDmabufsAbiMinor = 2;
 /// Since when they take a client's pidfd.
 constexpr std::uint16_t kProcessAbiMinor = 3;
+
+/// How long kernels of this node may go on writing to memory of an operator that goes: with a
+/// daemon that knows of no Retire, and when the session goes as well.
+constexpr std::chrono::milliseconds kKernelsTimeout{1'000};
+constexpr std::chrono::milliseconds kKernelsTimeoutAtDetach{30'000};
 
 constexpr const char* kDefaultSocket = "/run/mkernel/mkerneld.sock";
 
@@ -102,6 +108,7 @@ Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions optio
 Session::Impl::~Impl() {
   // Nobody is told about a failed session but by the closed connection.
   if (attached_ && status()) (void)detach();
+  if (connection_ != nullptr) connection_->close();  // it calls back into what goes now
 }
 
 Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view name,
@@ -112,6 +119,44 @@ Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view
   }
   MK_RETURN_IF_ERROR(check_name("a buffer's name", name));
   MK_RETURN_IF_ERROR(status());
+  MK_RETURN_IF_ERROR(check_room(fmt::format("buffer '{}'", name), bytes, 1, kind));
+  return with_room([&] { return try_buffer(bytes, name, kind); });
+}
+
+Status Session::Impl::check_room(std::string_view what, std::uint64_t bytes, std::uint32_t ranks,
+                                 MemoryKind kind) {
+  MK_RETURN_IF_ERROR(check_room_now(what, bytes, ranks, kind, true));
+  return with_room([&] { return check_room_now(what, bytes, ranks, kind, false); });
+}
+
+Status Session::Impl::check_room_now(std::string_view what, std::uint64_t bytes,
+                                     std::uint32_t ranks, MemoryKind kind, bool ever) {
+  std::uint64_t available = 0;
+  std::uint64_t total = 0;
+  std::string where = "this machine";
+  std::string of_all;
+  if (kind == MemoryKind::kDevice) {
+    MK_ASSIGN_OR_RETURN(GpuSession* const gpu, this->gpu());
+    MK_ASSIGN_OR_RETURN(const gpu::MemoryRoom room, gpu->driver()->room(gpu->device()));
+    available = room.available;
+    total = room.total;
+    where = fmt::format("GPU {}", gpu->device());
+  } else {
+    const auto room = shm::memory_room();
+    if (!room) return {};
+    available = room->available;
+    total = room->total;
+    if (ranks > 1) of_all = fmt::format(", {} for the {} ranks here", bytes * ranks, ranks);
+  }
+  const std::uint64_t most = ever ? total : available;
+  if (bytes <= most / ranks) return {};
+  return fail(ErrorCode::kLimitExceeded,
+              "{} needs {} bytes of memory{}; {} has {} bytes in all, {} of them free", what, bytes,
+              of_all, where, total, available);
+}
+
+Result<Buffer> Session::Impl::try_buffer(std::uint64_t bytes, std::string_view name,
+                                         MemoryKind kind) {
   OwnBuffer own;
   if (kind == MemoryKind::kDevice) {
     if (connection_->abi_minor() < kDeviceBuffersAbiMinor) {
@@ -228,6 +273,37 @@ Status Session::Impl::free_buffer(const Buffer& buffer) {
   return {};
 }
 
+void Session::Impl::retire(const Buffer& buffer, std::uint32_t flag_base,
+                           std::vector<shm::Retire::PeerBuffer> peers,
+                           std::function<bool()> quiet) {
+  const auto well = [this] { return static_cast<bool>(status()); };
+  if (connection_->abi_minor() < shm::kRetireAbiMinor) {
+    // It knows of no agreement: wait a little for the kernels of this node, then take it away.
+    const auto deadline = client::RetiredMemory::Clock::now() + kKernelsTimeout;
+    while (quiet && well() && client::RetiredMemory::Clock::now() < deadline && !quiet())
+      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    (void)free_buffer(buffer);
+    return;
+  }
+  OwnBuffer own;
+  bool attached = false;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = buffers_.find(buffer.handle);
+    if (found == buffers_.end()) return;
+    own = std::move(found->second);
+    buffers_.erase(found);
+    attached = attached_;
+  }
+  // A file's memory the daemon and the local ranks have mapped themselves: ours goes with `own`.
+  const std::uint64_t number = retired_.add(std::move(own.device), std::move(quiet));
+  // Of a session that failed nothing is given back to the daemon, which cleans up by itself.
+  if (!attached) return retired_.answered(number, false);
+  connection_->post(
+      shm::Retire{buffer.handle, flag_base, std::move(peers)}, kRequestTimeout,
+      [this, number](const Status& done) { retired_.answered(number, static_cast<bool>(done)); });
+}
+
 Result<std::vector<std::vector<std::byte>>> Session::Impl::exchange(
     std::string_view tag, std::span<const std::byte> blob, std::chrono::milliseconds timeout) {
   MK_RETURN_IF_ERROR(check_name("an exchange's tag", tag));
@@ -284,6 +360,9 @@ Status Session::Impl::detach() {
     // all.
     if (!std::exchange(attached_, false)) return {};
   }
+  // Kernels of this node may still write to GPU memory that operators of ours had.
+  retired_.await_quiet([this] { return static_cast<bool>(status()); },
+                       client::RetiredMemory::Clock::now() + kKernelsTimeoutAtDetach);
   connection_->expect_close();
   const auto done = connection_->call<shm::Done>(shm::Detach{}, kDetachTimeout);
   if (!done) return propagate(done);
@@ -291,8 +370,10 @@ Status Session::Impl::detach() {
 }
 
 Result<std::uint32_t> Session::Impl::alloc_flags(std::uint32_t count) {
-  MK_ASSIGN_OR_RETURN(const auto reply, connection_->call<shm::AllocFlagsReply>(
-                                            shm::AllocFlags{count}, kRequestTimeout));
+  MK_ASSIGN_OR_RETURN(const auto reply, with_room([&] {
+                        return connection_->call<shm::AllocFlagsReply>(shm::AllocFlags{count},
+                                                                       kRequestTimeout);
+                      }));
   if (std::uint64_t{reply.base} + count > segment_->shape().flag_count) {
     return fail(ErrorCode::kProtocol, "the daemon gave flags {} to {} of {}", reply.base,
                 reply.base + count, segment_->shape().flag_count);

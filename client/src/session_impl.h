@@ -3,16 +3,20 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "client/src/connection.h"
 #include "client/src/gpu_session.h"
 #include "client/src/process_mark.h"
+#include "client/src/retired_memory.h"
 #include "mkernel/mkernel.h"
 #include "shm/host/buffer_file.h"
 #include "shm/host/segment.h"
@@ -22,8 +26,9 @@ namespace mk {
 
 /// Requests that the daemon answers by itself, without waiting for other ranks.
 inline constexpr std::chrono::milliseconds kRequestTimeout{30'000};
-/// Leaving must not hold a process up for long when the daemon hangs.
-inline constexpr std::chrono::milliseconds kDetachTimeout{5'000};
+/// A slow network may have much left of what was committed; a daemon that hangs is noticed by its
+/// heartbeat.
+inline constexpr std::chrono::milliseconds kDetachTimeout{60'000};
 
 class __attribute__((visibility("hidden"))) Session::Impl {
  public:
@@ -45,7 +50,32 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   Status failure_behind(const Error& launch_error) const;
   Status detach();
 
-  /// A range of `count` arrival flags (whole granules) for one operator; never given back.
+  /// Gives up this rank's part of an operator: its buffer, the flags from `flag_base` (kNoFlags:
+  /// none), and the buffers of others that it could name. Does not wait: what others still use
+  /// comes back when they have given up theirs. `quiet`: of GPU memory, whether no kernel of this
+  /// node writes there any more.
+  void retire(const Buffer& buffer, std::uint32_t flag_base,
+              std::vector<shm::Retire::PeerBuffer> peers, std::function<bool()> quiet);
+  /// Calls `attempt` again for as long as it answers that there is no room and there may be some
+  /// when other ranks have given up theirs, too.
+  template <class Attempt>
+  auto with_room(Attempt&& attempt) {
+    const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
+    while (true) {
+      const std::uint64_t seen = retired_.answers();
+      auto result = attempt();
+      if (result || result.error().code != ErrorCode::kLimitExceeded || !status() ||
+          !retired_.await_answer(seen, deadline)) {
+        return result;
+      }
+    }
+  }
+  /// kLimitExceeded, with both numbers, unless `bytes` of memory for each of this node's `ranks`
+  /// may be had: of the host, or of the calling thread's GPU. Waits while other ranks may yet give
+  /// some back. `what`: "gemm-ar workspace".
+  Status check_room(std::string_view what, std::uint64_t bytes, std::uint32_t ranks,
+                    MemoryKind kind);
+  /// A range of `count` arrival flags (whole granules) for one operator.
   Result<std::uint32_t> alloc_flags(std::uint32_t count);
   /// Maps a local rank's buffer as peer memory.
   Result<shm::BufferFile> open_peer_buffer(std::uint32_t local_rank, std::uint16_t handle);
@@ -98,12 +128,20 @@ class __attribute__((visibility("hidden"))) Session::Impl {
     std::optional<gpu::Allocation> device;
     std::byte* data() const { return file ? file->data() : device->data(); }
   };
+  Status check_room_now(std::string_view what, std::uint64_t bytes, std::uint32_t ranks,
+                        MemoryKind kind, bool ever);
+  Result<Buffer> try_buffer(std::uint64_t bytes, std::string_view name, MemoryKind kind);
   Result<std::uint16_t> register_device_buffer(shm::RegisterDeviceBuffer request,
                                                const gpu::Allocation& memory);
   Buffer keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle);
 
+  bool launch_under_way() const {
+    return segment_ != nullptr && shm::load_relaxed(&segment_->header().launches) % 2 != 0;
+  }
+
   mutable std::mutex mutex_;
   std::unique_ptr<GpuSession> gpu_;
+  client::RetiredMemory retired_{[this] { return launch_under_way(); }};
   std::optional<Executor> lanes_claimed_;
   std::map<std::uint16_t, OwnBuffer> buffers_;
   std::uint64_t operators_ = 0;

@@ -210,6 +210,7 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   session->credentials = client.credentials;
   session->attached_ns = now_();
   session->client = client.id;
+  session->retires = client.abi_minor >= shm::kRetireAbiMinor;
   const shm::Segment& memory = session->segment;
   auto flags = proxy_of(*session).endpoint().register_memory(
       {.address = reinterpret_cast<std::byte*>(memory.flags()),

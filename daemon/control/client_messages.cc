@@ -14,9 +14,6 @@ namespace mk::daemon {
 
 namespace {
 
-/// How long a DeregisterBuffer waits for the rail peers' daemons.
-constexpr std::uint64_t kWithdrawTimeoutNs = 30'000'000'000;
-
 std::string state_text(Client::State state) {
   switch (state) {
     case Client::State::kConnected:
@@ -81,6 +78,7 @@ std::span<const ControlPlane::Impl::Handler> ControlPlane::Impl::handlers() {
        &Impl::run<shm::RegisterDmabuf, &Impl::register_dmabuf>},
       {T::kDeregisterBuffer, kAttached, false, 0,
        &Impl::run<shm::DeregisterBuffer, &Impl::deregister_buffer>},
+      {T::kRetire, kAttached, false, 0, &Impl::run<shm::Retire, &Impl::retire>},
       {T::kAllocFlags, kAttached, false, 0, &Impl::run<shm::AllocFlags, &Impl::alloc_flags>},
       {T::kExchange, kAttached, false, 0, &Impl::run<shm::Exchange, &Impl::exchange>},
       {T::kOpenPeerBuffer, kAttached, false, 0,
@@ -172,6 +170,7 @@ void ControlPlane::Impl::hello_from(Client& client, std::uint64_t request, shm::
     return;
   }
   client.state = Client::State::kGreeted;
+  client.abi_minor = hello.abi_minor;
   reply(client.id, request,
         shm::HelloReply{shm::kAbiMajor, shm::kAbiMinor, hello_.generation, options_.version});
 }
@@ -321,39 +320,6 @@ Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
   return handle;
 }
 
-void ControlPlane::Impl::deregister_buffer(Client& client, std::uint64_t request,
-                                           shm::DeregisterBuffer& message, shm::Frame&) {
-  Session& session = *client.session;
-  const auto found = session.buffers.find(message.handle);
-  if (found == session.buffers.end() || found->second.withdrawal) {
-    reply_error(client.id, request,
-                {ErrorCode::kNotFound, fmt::format("{} has no buffer with handle {}",
-                                                   session.describe(), message.handle)});
-    return;
-  }
-  Job& job = *session.job;
-  BufferWithdrawal& withdrawal = found->second.withdrawal.emplace();
-  withdrawal.request = request;
-  withdrawal.deadline_ns = now_() + kWithdrawTimeoutNs;
-  proxy_of(session).apply(UnbindBuffer{session.slot, message.handle});
-  if (job.state != JobState::kUp) return;  // nobody else knows of it
-  for (const auto& [rank, part] : job.parts) {
-    if (!part.gone) withdrawal.nodes_left.insert(part.node);
-  }
-  send_to_job(job, RegionWithdraw{job.name, job.part_id, session.attach.rank, message.handle});
-}
-
-void ControlPlane::Impl::advance_withdrawal(Session& session, std::uint16_t handle) {
-  const auto found = session.buffers.find(handle);
-  if (found == session.buffers.end() || !found->second.withdrawal) return;
-  const BufferWithdrawal& withdrawal = *found->second.withdrawal;
-  if (!withdrawal.proxy_released || !withdrawal.nodes_left.empty()) return;
-  if (session.active() && !withdrawal.answered && session.client) {
-    reply(*session.client, withdrawal.request, shm::Done{});
-  }
-  session.remove_buffer(handle);
-}
-
 void ControlPlane::Impl::alloc_flags(Client& client, std::uint64_t request,
                                      shm::AllocFlags& message, shm::Frame&) {
   const auto base = client.session->allocate_flags(message.count);
@@ -450,9 +416,6 @@ void ControlPlane::Impl::open_peer_buffer(Client& client, std::uint64_t request,
 }
 
 void ControlPlane::Impl::detach(Client& client, std::uint64_t request, shm::Detach&, shm::Frame&) {
-  // What it committed may be held up by a network that takes nothing for a while. Shorter than
-  // libmkclient's own wait.
-  constexpr std::uint64_t kRingsDoneTimeoutNs = 4'000'000'000;
   if (client.session == nullptr || client.session->state == SessionState::kFailed) {
     // It is over already; what is left of it needs no client.
     if (client.session != nullptr) client.session->client.reset();
@@ -467,8 +430,9 @@ void ControlPlane::Impl::detach(Client& client, std::uint64_t request, shm::Deta
   client.state = Client::State::kLeaving;
   session.state = SessionState::kLeaving;
   session.detach_request = request;
-  session.leave_deadline_ns = now_() + kRingsDoneTimeoutNs;
+  session.leave_deadline_ns = now_() + kLeavingStallNs;
   abort_requests(session, {ErrorCode::kAborted, "the session was detached meanwhile"});
+  retire_all(session);
   log(LogLevel::kInfo, fmt::format("{} of job '{}' detaches", session.describe(), job.name),
       session);
   if (job.state == JobState::kUp) {

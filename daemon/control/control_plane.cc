@@ -98,8 +98,10 @@ void ControlPlane::Impl::proxy_event(std::uint32_t rail, ProxyEvent event) {
     advance_withdrawal(*session, released->handle);
   } else if (const auto* peer = std::get_if<PeerBufferReleased>(&event)) {
     if (Session* session = session_at(peer->slot)) {
-      release_peer_buffer(*session, peer->peer_rank, peer->handle);
+      on_peer_buffer_released(*session, peer->peer_rank, peer->handle);
     }
+  } else if (const auto* reset = std::get_if<FlagsReset>(&event)) {
+    if (Session* session = session_at(reset->slot)) on_flags_reset(*session, reset->base);
   } else if (const auto* down = std::get_if<LinkDown>(&event)) {
     on_link_down(rail, *down);
   }
@@ -164,6 +166,9 @@ void ControlPlane::Impl::tick() {
 
 void ControlPlane::Impl::tick_session(Session& session) {
   session.watch_client(now_());
+  if (session.state == SessionState::kLeaving && session.progresses()) {
+    session.leave_deadline_ns = now_() + kLeavingStallNs;
+  }
   if (session.state == SessionState::kLeaving &&
       (session.rings_done() || now_() >= session.leave_deadline_ns)) {
     fence(session);

@@ -8,6 +8,7 @@
 ///   quota.cc            what a session, a user and all of them may hold
 ///   rendezvous.cc       a job comes up: parts, links, bindings
 ///   peer_messages.cc    what other daemons say
+///   withdrawal.cc       buffers and flags come back: when nobody may name them any more
 ///   teardown.cc         sessions and jobs end, memory and slots come back
 ///
 /// Nothing is destroyed in the middle of an event: sessions and jobs are marked, and `reap` takes
@@ -44,8 +45,9 @@ struct Client {
   ClientId id = 0;
   shm::PeerCredentials credentials;
   State state = State::kConnected;
-  Session* session = nullptr;  ///< null also when it has failed and is released
-  Error failure;               ///< when kEnded
+  std::uint16_t abi_minor = 0;  ///< from its hello
+  Session* session = nullptr;   ///< null also when it has failed and is released
+  Error failure;                ///< when kEnded
 };
 
 /// Another daemon.
@@ -65,6 +67,10 @@ struct PeerState {
 }  // namespace mk::daemon::control
 
 namespace mk::daemon {
+
+/// A session that leaves is fenced, with commands left, when the network has taken none of them for
+/// so long.
+inline constexpr std::uint64_t kLeavingStallNs = 4'000'000'000;
 
 // The proxy has sessions, too: what is the control plane's own lives in a namespace of its own.
 using namespace control;
@@ -132,8 +138,6 @@ class ControlPlane::Impl {
                                                    UniqueFd dmabuf, std::uint64_t dmabuf_offset);
   Result<std::uint16_t> register_buffer_for(Session& session, shm::RegisterBuffer& message,
                                             UniqueFd fd);
-  void deregister_buffer(Client& client, std::uint64_t request, shm::DeregisterBuffer& message,
-                         shm::Frame&);
   void alloc_flags(Client& client, std::uint64_t request, shm::AllocFlags& message, shm::Frame&);
   void exchange(Client& client, std::uint64_t request, shm::Exchange& message, shm::Frame&);
   void open_peer_buffer(Client& client, std::uint64_t request, shm::OpenPeerBuffer& message,
@@ -142,8 +146,6 @@ class ControlPlane::Impl {
   void answer_exchanges(Job& job);
   /// Answers what the session still waits for, since it ends.
   void abort_requests(Session& session, const Error& error);
-  /// The handle's withdrawal has come a step further: finishes it when nobody is left.
-  void advance_withdrawal(Session& session, std::uint16_t handle);
   template <class Message>
   void reply(ClientId client, std::uint64_t request, const Message& message,
              std::span<const int> fds = {}) {
@@ -239,7 +241,27 @@ class ControlPlane::Impl {
   /// The part was of a run before this one: waits for that node's next.
   void forget_part(Job& job, const RemotePart& part);
   Status bind_peer_buffer(Job& job, const RemotePart& part, const RegionAnnounce& region);
-  void release_peer_buffer(Session& session, std::uint32_t peer_rank, std::uint16_t handle);
+
+  // withdrawal.cc
+  void deregister_buffer(Client& client, std::uint64_t request, shm::DeregisterBuffer& message,
+                         shm::Frame&);
+  void retire(Client& client, std::uint64_t request, shm::Retire& message, shm::Frame&);
+  /// One of the session's own buffers goes.
+  void withdraw(Session& session, std::uint16_t handle, BufferWithdrawal withdrawal);
+  /// The handle's withdrawal has come a step further: finishes it when nobody is left.
+  void advance_withdrawal(Session& session, std::uint16_t handle);
+  void advance_withdrawals(Job& job);
+  /// Whether another local rank may still name the buffer, which is being withdrawn.
+  bool held_here(const Session& owner, const Buffer& buffer) const;
+  /// The session will not name this buffer of another rank any more.
+  void retire_peer_buffer(Session& session, const shm::Retire::PeerBuffer& named);
+  /// The session will name no buffer of others any more.
+  void retire_all(Session& session);
+  void unbind_peer_buffer(Session& session, std::uint32_t peer_rank, std::uint16_t handle);
+  /// The proxy has let it go: its owner may have it back.
+  void on_peer_buffer_released(Session& session, std::uint32_t peer_rank, std::uint16_t handle);
+  void on_flags_reset(Session& session, std::uint32_t base);
+  void send_back(Session& session, std::uint32_t peer_rank, std::uint16_t handle);
   /// A drained session holds no peer's buffer back.
   void release_withdrawn(Session& session);
 

@@ -26,6 +26,12 @@ Job::Job(const shm::Attach& first, std::uint32_t owner, std::uint64_t part, Byte
       timeout_ms(first.timeout_ms),
       exchange(first.nodes * first.local_size, first.local_size) {}
 
+Status RemotePart::check_rank(std::uint32_t rank, const char* what) const {
+  if (rank / part.local_size == part.node_rank) return {};
+  return fail(ErrorCode::kProtocol, "{} for rank {} of job '{}', which is not on node rank {}",
+              what, rank, part.job, part.node_rank);
+}
+
 Session* Job::session_of(std::uint32_t rank) const {
   return rank < world() && is_local(rank) ? locals[rank % local_size] : nullptr;
 }

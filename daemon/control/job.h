@@ -30,6 +30,9 @@ struct RemotePart {
   std::vector<RegionAnnounce> regions_waiting;  ///< announced before our sessions were bound
   /// Put before the job was up here: they count once this part is known to be with ours.
   std::vector<ExchangePart> exchanges_waiting;
+
+  /// kProtocol unless the rank is one of the part's own; `what`: "a buffer".
+  Status check_rank(std::uint32_t rank, const char* what) const;
 };
 
 /// How far we have got with another node that has offered a part of the job.

@@ -27,22 +27,6 @@ Status two_buffers(const Job& job, const RegionAnnounce& region) {
               region.rank, job.name, region.handle);
 }
 
-/// What the session has bound for a buffer of a rail peer, or null.
-PeerBuffer* peer_buffer(Session* session, std::uint32_t rank, std::uint16_t handle) {
-  if (session == nullptr) return nullptr;
-  const auto binding = session->peers.find(rank);
-  if (binding == session->peers.end()) return nullptr;
-  const auto buffer = binding->second.buffers.find(handle);
-  return buffer == binding->second.buffers.end() ? nullptr : &buffer->second;
-}
-
-/// The rank must be one of the part's own.
-Status check_owner(const RemotePart& part, std::uint32_t rank, const char* what) {
-  if (rank / part.part.local_size == part.part.node_rank) return {};
-  return fail(ErrorCode::kProtocol, "{} for rank {} of job '{}', which is not on node rank {}",
-              what, rank, part.part.job, part.part.node_rank);
-}
-
 }  // namespace
 
 Status ControlPlane::Impl::peer_message(NodeId node, PeerMessage message) {
@@ -176,7 +160,7 @@ Status ControlPlane::Impl::on(NodeId node, RegionAnnounce& region) {
   RemotePart* part = nullptr;
   Job* job = job_with(node, region.part_id, part);
   if (job == nullptr) return {};
-  MK_RETURN_IF_ERROR(check_owner(*part, region.rank, "a buffer"));
+  MK_RETURN_IF_ERROR(part->check_rank(region.rank, "a buffer"));
   if (region.handle == shm::kNoHandle || region.handle > shm::kBuffersMax || region.bytes == 0 ||
       region.bytes > shm::kBufferBytesMax || region.key.size() > kKeyBytesMax) {
     return fail(ErrorCode::kProtocol,
@@ -218,67 +202,11 @@ Status ControlPlane::Impl::bind_peer_buffer(Job& job, const RemotePart& part,
   return {};
 }
 
-Status ControlPlane::Impl::on(NodeId node, RegionWithdraw& region) {
-  for (const auto& job : jobs_) {
-    if (job->part_id != region.part_id) continue;
-    // Ours has come back.
-    Session* session = job->session_of(region.rank);
-    if (session == nullptr) return {};
-    const auto buffer = session->buffers.find(region.handle);
-    if (buffer == session->buffers.end() || !buffer->second.withdrawal) return {};
-    buffer->second.withdrawal->nodes_left.erase(node);
-    advance_withdrawal(*session, region.handle);
-    return {};
-  }
-  RemotePart* part = nullptr;
-  Job* job = job_with(node, region.part_id, part);
-  if (job == nullptr) return {};
-  MK_RETURN_IF_ERROR(check_owner(*part, region.rank, "a withdrawal"));
-  Session* session = job->locals[region.rank % job->local_size];
-  if (PeerBuffer* buffer = peer_buffer(session, region.rank, region.handle); buffer != nullptr) {
-    if (buffer->withdrawing) return {};
-    buffer->withdrawing = true;
-    if (session->drained) {
-      release_peer_buffer(*session, region.rank, region.handle);
-    } else if (!session->fenced) {
-      proxy_of(*session).apply(
-          UnbindPeerBuffer{session->slot, static_cast<std::uint16_t>(region.rank), region.handle});
-    }
-    return {};  // sent back when the proxy has let it go, or the whole session
-  }
-  std::erase_if(part->regions_waiting, [&](const RegionAnnounce& waiting) {
-    return waiting.rank == region.rank && waiting.handle == region.handle;
-  });
-  (void)transport_.send(node, region);  // if the stream is down, on_peer_down says so
-  return {};
-}
-
-void ControlPlane::Impl::release_peer_buffer(Session& session, std::uint32_t peer_rank,
-                                             std::uint16_t handle) {
-  const PeerBuffer* buffer = peer_buffer(&session, peer_rank, handle);
-  if (buffer == nullptr || !buffer->withdrawing) return;
-  PeerBinding& binding = session.peers.at(peer_rank);
-  binding.buffers.erase(handle);
-  const RemotePart* part = session.job->part_from(binding.node);
-  (void)transport_.send(binding.node,
-                        RegionWithdraw{session.job->name, part->part.part_id, peer_rank, handle});
-}
-
-void ControlPlane::Impl::release_withdrawn(Session& session) {
-  std::vector<std::pair<std::uint32_t, std::uint16_t>> withdrawn;
-  for (const auto& [rank, binding] : session.peers) {
-    for (const auto& [handle, buffer] : binding.buffers) {
-      if (buffer.withdrawing) withdrawn.emplace_back(rank, handle);
-    }
-  }
-  for (const auto& [rank, handle] : withdrawn) release_peer_buffer(session, rank, handle);
-}
-
 Status ControlPlane::Impl::on(NodeId node, ExchangePart& exchange) {
   RemotePart* part = nullptr;
   Job* job = job_with(node, exchange.part_id, part);
   if (job == nullptr || job->failed) return {};
-  MK_RETURN_IF_ERROR(check_owner(*part, exchange.rank, "an exchange"));
+  MK_RETURN_IF_ERROR(part->check_rank(exchange.rank, "an exchange"));
   if (exchange.tag.size() > shm::kNameBytesMax) {
     return fail(ErrorCode::kProtocol, "an exchange tag of {} bytes", exchange.tag.size());
   }
@@ -346,6 +274,7 @@ void ControlPlane::Impl::part_left(Job& job, RemotePart& part, const JobLeft& le
       std::vector<std::uint16_t> handles;
       for (auto& [handle, buffer] : session->buffers) {
         if (buffer.withdrawal && buffer.withdrawal->nodes_left.erase(part.node) != 0) {
+          buffer.withdrawal->arrivals.reset();  // it says nothing more
           handles.push_back(handle);
         }
       }

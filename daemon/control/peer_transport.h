@@ -105,13 +105,21 @@ struct RegionAnnounce {
   Bytes key;
 };
 
-/// The region is going. The receiver stops using it and sends the same message back once nothing of
-/// its own in flight names it: whoever gets one with its own `part_id` may deregister the memory.
+/// The region is going. The receiver sends the same message back once nothing of its own in flight
+/// names it: the owner, who knows its own `part_id`, may then deregister the memory. With `shared`
+/// the receiver's rank may go on naming it until it retires it by itself; without, what it has
+/// committed is the last. Older daemons know of no `shared`, and send back no `arrivals`.
 struct RegionWithdraw {
   std::string job;
   std::uint64_t part_id = 0;  ///< of the region's owner, both ways
   std::uint32_t rank = 0;
   std::uint16_t handle = 0;
+  bool shared = false;
+  // Flags of the owner that go with it: whole granules.
+  std::uint32_t flag_base = 0;
+  std::uint32_t flag_count = 0;
+  /// Sent back: writes to these flags that have been completed since the job came up.
+  std::optional<std::uint64_t> arrivals = std::nullopt;
 };
 
 struct ExchangePart {

@@ -94,6 +94,10 @@ Status ControlPlane::Impl::bind_session(Session& session, const RemotePart& part
   }
   binding.slot = peer.slot;
   binding.flag_count = peer.flag_count;
+  if (endpoint.capabilities().contract == fabric::DeliveryContract::kUnordered) {
+    binding.arrivals_sent = std::make_unique<Counter[]>(
+        shm::round_up(peer.flag_count, shm::kFlagGranule) / shm::kFlagGranule);
+  }
   // Before it hears that we are ready: from then on it may be up, and quicker than we are.
   proxy_of(session).apply(AdmitPeer{session.slot, part.node, true});
   return {};
@@ -109,7 +113,8 @@ void ControlPlane::Impl::open_peers(Session& session) {
                                      .link_stats = binding.link->stats.get(),
                                      .peer_slot = binding.slot,
                                      .flags = binding.flags.get(),
-                                     .flag_count = binding.flag_count});
+                                     .flag_count = binding.flag_count,
+                                     .arrivals_sent = binding.arrivals_sent.get()});
   }
 }
 

@@ -24,6 +24,12 @@ bool Session::rings_done() const {
   return true;
 }
 
+bool Session::progresses() {
+  std::uint64_t completed = 0;
+  for (const LaneStats& lane : stats->lanes) completed += lane.completed.value();
+  return std::exchange(completed_seen, completed) != completed;
+}
+
 std::uint64_t Session::launch_age(std::uint64_t now_ns) {
   // The client's word: it decides about its own job only.
   const std::uint64_t launches = shm::load_relaxed(&segment.header().launches);
@@ -57,14 +63,31 @@ Result<std::uint32_t> Session::allocate_flags(std::uint32_t count) {
     return fail(ErrorCode::kInvalidArgument, "{} asked for 0 flags; at least 1", describe());
   }
   const std::uint64_t rounded = shm::round_up(count, shm::kFlagGranule);
-  if (rounded > total - flags_used) {
+  std::uint64_t used = 0;
+  for (const auto& [base, range] : flag_ranges) used += range.count;
+  /// The first gap that is long enough at or behind `at`, or `total`.
+  const auto gap_from = [&](std::uint64_t at) {
+    for (const auto& [base, range] : flag_ranges) {
+      if (base + range.count <= at) continue;
+      if (base >= at + rounded) break;
+      at = base + range.count;
+    }
+    return at + rounded <= total ? static_cast<std::uint32_t>(at) : total;
+  };
+  std::uint32_t base = gap_from(next_flag);
+  if (base == total) base = gap_from(0);
+  if (base == total) {
     return fail(ErrorCode::kLimitExceeded,
-                "{} asked for {} flags, but {} of its {} are left; attach with more flags (at most "
-                "{})",
-                describe(), count, total - flags_used, total, shm::kFlagsMax);
+                "{} asked for {} flags in one piece, but {} of its {} are free, in pieces; destroy "
+                "operators that are not needed any more (their flags come back when all ranks have "
+                "destroyed them){}",
+                describe(), count, total - used, total,
+                total < shm::kFlagsMax
+                    ? fmt::format(", or attach with more flags, at most {}", shm::kFlagsMax)
+                    : "");
   }
-  const std::uint32_t base = flags_used;
-  flags_used += static_cast<std::uint32_t>(rounded);
+  flag_ranges[base] = {static_cast<std::uint32_t>(rounded)};
+  next_flag = base + static_cast<std::uint32_t>(rounded);
   return base;
 }
 

@@ -13,6 +13,7 @@
 #include "daemon/control/control_plane.h"
 #include "daemon/control/heartbeat.h"
 #include "daemon/control/link_table.h"
+#include "daemon/control/peer_transport.h"
 #include "daemon/fabric/fabric.h"
 #include "daemon/proxy/stats.h"
 #include "shm/host/buffer_file.h"
@@ -20,18 +21,28 @@
 #include "shm/host/result.h"
 #include "shm/host/segment.h"
 #include "shm/host/unix_socket.h"
+#include "shm/limits.h"
 
 namespace mk::daemon::control {
 
 struct Job;
 
-/// A DeregisterBuffer under way: answered when our proxy and all rail peers have let the buffer go.
+/// A DeregisterBuffer or a Retire under way: answered when our proxy, all rail peers and, of a
+/// Retire, the other local ranks have let the buffer go.
 struct BufferWithdrawal {
   std::uint64_t request = 0;
-  std::uint64_t deadline_ns = 0;
+  std::uint64_t deadline_ns =
+      ~std::uint64_t{0};  ///< of a Retire, none: other ranks take their time
+  /// Retire: ranks that may name the buffer until they retire it, too.
+  std::set<std::uint32_t> holders = {};
   bool proxy_released = false;
   bool answered = false;        ///< the deadline passed: the client has its error, the wait goes on
   std::set<NodeId> nodes_left;  ///< those whose daemon has not sent the withdrawal back
+  std::uint32_t flag_base = shm::kNoFlags;  ///< flags that go with it
+  std::uint32_t flag_count = 0;
+  /// Sent to those flags, by all who have sent the withdrawal back; nullopt: somebody did not say.
+  std::optional<std::uint64_t> arrivals = 0;
+  bool resets_flags = false;  ///< the proxy has been asked to
 };
 
 /// A buffer the session registered. `region` goes before the memory it names.
@@ -42,12 +53,16 @@ struct Buffer {
   std::optional<shm::BufferFile> memory;        ///< none: of a GPU, and the client's alone
   std::unique_ptr<fabric::LocalRegion> region;  ///< null: of a GPU, in a job of one node
   std::optional<BufferWithdrawal> withdrawal;
+  std::set<std::uint32_t> retired_by = {};  ///< local ranks that will not name it any more
 };
 
 /// A rail peer's buffer that this session may write to.
 struct PeerBuffer {
-  std::unique_ptr<fabric::RemoteRegion> region;
-  bool withdrawing = false;  ///< the owner wants it back; waits for our proxy
+  std::unique_ptr<fabric::RemoteRegion> region;  ///< null once `released`
+  bool unbinding = false;                        ///< the proxy was told that it goes
+  bool released = false;                         ///< the proxy has let it go
+  /// The owner wants it back, and is answered when it is released.
+  std::optional<RegionWithdraw> withdrawal;
 };
 
 /// One rail peer of the session. The regions go before the link they were imported for.
@@ -57,6 +72,7 @@ struct PeerBinding {
   std::uint32_t slot = 0;  ///< at its own daemon
   std::uint32_t flag_count = 0;
   std::unique_ptr<fabric::RemoteRegion> flags;  ///< ordered fabrics only
+  std::unique_ptr<Counter[]> arrivals_sent;     ///< unordered fabrics: by granule of its flags
   std::map<std::uint16_t, PeerBuffer> buffers;
 };
 
@@ -75,6 +91,8 @@ struct Session {
   bool active() const { return state == SessionState::kWaiting || state == SessionState::kUp; }
   /// Whether all that its lanes hold has been sent.
   bool rings_done() const;
+  /// Whether commands have been completed since the last call.
+  bool progresses();
   /// How long the launch that is under way has been seen to be, in nanoseconds; 0: there is none.
   /// It begins with the first call, so that a launch is not older than the question.
   std::uint64_t launch_age(std::uint64_t now_ns);
@@ -83,7 +101,8 @@ struct Session {
   /// For how long the client's process has not run, as far as seen, when that is longer than a
   /// process that runs would stay silent; else 0.
   std::uint64_t silent_ns(std::uint64_t now_ns) const;
-  /// A new range of arrival flags, rounded up to granules; kLimitExceeded when it does not fit.
+  /// A range of arrival flags that nobody has, rounded up to granules, looked for behind the last
+  /// one so that a range comes back late; kLimitExceeded when none is long enough.
   Result<std::uint32_t> allocate_flags(std::uint32_t count);
   /// A handle that no buffer has, found in turn so that one comes back as late as possible;
   /// kLimitExceeded when there is none.
@@ -104,6 +123,7 @@ struct Session {
   std::uint32_t rail = 0;
   shm::PeerCredentials credentials;
   std::uint64_t attached_ns = 0;
+  bool retires = true;  ///< its client says what it will not name any more (ABI 1.3)
   Job* job = nullptr;
 
   SessionState state = SessionState::kWaiting;
@@ -113,6 +133,7 @@ struct Session {
   bool drained = false;            ///< nothing of it is in flight
   std::optional<std::uint64_t> detach_request;
   std::uint64_t leave_deadline_ns = 0;  ///< of kLeaving: when it is fenced with commands left
+  std::uint64_t completed_seen = 0;     ///< commands, by `progresses`
   std::uint64_t launches_seen = 0;      ///< SegmentHeader::launches, since `launches_seen_ns`
   std::uint64_t launches_seen_ns = 0;
   std::uint64_t launches_watched = 0;  ///< the same count, since `launches_since_ns`
@@ -130,7 +151,12 @@ struct Session {
   std::uint64_t registered_bytes = 0;          ///< of the host and of GPUs, for people
   std::uint64_t buffers_host_bytes = 0;        ///< see Buffer::host_bytes
   std::uint16_t last_handle = 0;               ///< given out most recently
-  std::uint32_t flags_used = 0;
+  struct FlagRange {
+    std::uint32_t count = 0;
+    bool retiring = false;
+  };
+  std::map<std::uint32_t, FlagRange> flag_ranges;  ///< given out, by first flag
+  std::uint32_t next_flag = 0;                     ///< where to look for the next range
 };
 
 }  // namespace mk::daemon::control

@@ -141,7 +141,7 @@ struct Event {
   enum class Kind : std::uint8_t {
     /// `cookie`: its source bytes may be reused and its data will arrive. On a paced link its flag
     /// may show later, by a
-    /// poll: as long as `next_due_ns` has a value, or until the link or the endpoint is given up.
+    /// poll: `shown` tells.
     kCompleted,
     kFailed,    ///< `cookie`: it will not arrive (or may have arrived in part)
     kArrival,   ///< `immediate`: a peer's write is visible in our memory (unordered contract only)
@@ -200,6 +200,11 @@ class Endpoint {
   /// Begins to make visible to the GPU what has arrived in its memory, as far as `poll` has said so
   /// before; kFlushed tells when that is over. False: not now. `region`: one of `direct`.
   virtual bool flush(const LocalRegion& /*region*/, std::uint64_t /*cookie*/) { return false; }
+  /// How many writes of `link` have been reported as completed: a mark for `shown`. Always 0 where
+  /// a flag shows before its write is completed, or where the receiver shows it.
+  virtual std::uint64_t completed_on(LinkId /*link*/) const { return 0; }
+  /// Whether the flags of the first `mark` writes of `link` show, or never will.
+  virtual bool shown(LinkId /*link*/, std::uint64_t /*mark*/) const { return true; }
   /// When the endpoint next has something to do by itself (paced links), CLOCK_MONOTONIC ns;
   /// nullopt: unknown, keep polling while writes are in flight. Lets an idle proxy sleep.
   virtual std::optional<std::uint64_t> next_due_ns() const { return std::nullopt; }

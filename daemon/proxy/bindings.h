@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "daemon/fabric/fabric.h"
+#include "daemon/proxy/stats.h"
 #include "shm/limits.h"
 
 namespace mk::daemon {
@@ -66,7 +67,8 @@ struct Peer {
   std::uint32_t slot = 0;                       ///< its session slot at its own daemon
   const fabric::RemoteRegion* flags = nullptr;  ///< ordered fabrics
   std::uint32_t flag_count = 0;
-  bool retired = false;  ///< gone in order: nothing is sent to it any more
+  Counter* arrivals_sent = nullptr;  ///< by granule of its flags; null: not counted
+  bool retired = false;              ///< gone in order: nothing is sent to it any more
   Flow flow;
   BufferTable<fabric::RemoteRegion> buffers;
 };

@@ -61,6 +61,7 @@ struct InFlight {
   Peer* peer = nullptr;
   std::uint16_t src_handle = 0;
   std::uint16_t dst_handle = 0;
+  std::uint16_t granule = 0;  ///< of the peer's flags
   State state = State::kTaken;
 
   /// Whether the fabric may still touch its memory, now or once it is posted.
@@ -105,10 +106,10 @@ class LaneWindow {
     return head_ - before;
   }
 
-  /// Calls `visit` for every command in the window, oldest first.
+  /// Calls `visit(command, its number)` for every command in the window, oldest first.
   template <class Visit>
   void for_each(Visit visit) const {
-    for (std::uint32_t at = head_; at != tail_; ++at) visit(entries_[at & mask_]);
+    for (std::uint32_t at = head_; at != tail_; ++at) visit(entries_[at & mask_], at);
   }
 
  private:

@@ -127,6 +127,7 @@ void Engine::on_finished(const fabric::Event& event, bool failed) {
     return;
   }
   lane->stats->post_to_completion.record(now_ns_ - std::min(now_ns_, entry->posted_ns));
+  if (Counter* sent = entry->peer->arrivals_sent) sent[entry->granule].add(1);
   const std::uint32_t in_order = lane->window.complete(*entry);
   if (in_order == 0) return;
   if (lane->newly_completed == 0) completed_lanes_[completed_lane_count_++] = lane;
@@ -165,6 +166,7 @@ void Engine::on_arrival(const fabric::Event& event) {
   } else {
     stats_.bad_arrivals.add(1);
   }
+  settle_due_ = settle_due_ || answers_waiting_ != 0;
 }
 
 void Engine::on_link_down(const fabric::Event& event) {
@@ -245,6 +247,7 @@ std::uint32_t Engine::take_turn(Session& session, Lane& lane) {
     lane.consumer.publish_consumed();
     lane.stats->commands.add(taken - (session.fenced ? 1 : 0));
     lane.stats->bytes.add(bytes);
+    settle_due_ = settle_due_ || answers_waiting_ != 0;
   }
   return moved;
 }
@@ -306,6 +309,7 @@ bool Engine::take_next(Session& session, Lane& lane, std::uint64_t& bytes) {
   entry.peer = lane.held.peer;
   entry.src_handle = command.src_handle;
   entry.dst_handle = command.dst_handle;
+  entry.granule = static_cast<std::uint16_t>(command.flag_index / shm::kFlagGranule);
   lane.held_entry = &entry;
   lane.held_cookie = lane.cookie_base | static_cast<std::uint32_t>(sequence);
   lane.holds = true;

@@ -70,6 +70,7 @@ class Engine {
   void on_mail(Parcel& parcel, const UnbindPeerBuffer& unbind);
   void on_mail(Parcel& parcel, const RetirePeer& retire);
   void on_mail(Parcel& parcel, const AdmitPeer& admit);
+  void on_mail(Parcel& parcel, const ResetFlags& reset);
   void on_mail(Parcel& parcel, const FenceSession& asked);
   void on_mail(Parcel& parcel, const SetShare& share);
 
@@ -103,6 +104,10 @@ class Engine {
              std::optional<std::uint32_t> peer_rank = std::nullopt);
   void fence(Session& session);
   void settle();
+  // Whether the answer has been given.
+  bool released(Session& session, Unbinding& one);
+  bool released(Session& session, PeerUnbinding& one);
+  bool reset_flags(Session& session, const ResetFlags& reset);
 
   fabric::Endpoint& endpoint_;
   const std::uint64_t batch_window_ns_;
@@ -123,7 +128,7 @@ class Engine {
   std::size_t next_session_ = 0;  ///< where the sweep over the sessions goes on
   bool sweep_ended_ = true;
   bool more_expected_ = false;         ///< a lane's turn ended before its ring was empty
-  std::uint32_t answers_waiting_ = 0;  ///< unbinds and fences not yet answered
+  std::uint32_t answers_waiting_ = 0;  ///< unbinds, resets and fences not yet answered
   bool settle_due_ = false;
   std::uint64_t paced_until_ns_ = 0;  ///< when a session that its limit held up may go on; 0: none
 

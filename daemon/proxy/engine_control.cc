@@ -65,8 +65,7 @@ void Engine::on_mail(Parcel&, const UnbindBuffer& unbind) {
     on_event_(BufferReleased{unbind.slot, unbind.handle});
     return;
   }
-  session->bindings.buffers.unbind(unbind.handle);
-  session->unbinding.push_back(unbind);
+  session->unbinding.push_back({unbind, session->mark()});
   ++answers_waiting_;
   settle_due_ = true;
 }
@@ -103,8 +102,7 @@ void Engine::on_mail(Parcel&, const UnbindPeerBuffer& unbind) {
     on_event_(PeerBufferReleased{unbind.slot, unbind.peer_rank, unbind.handle});
     return;
   }
-  if (Peer* peer = session->bindings.peer(unbind.peer_rank)) peer->buffers.unbind(unbind.handle);
-  session->unbinding_peer.push_back(unbind);
+  session->unbinding_peer.push_back({unbind, session->mark()});
   ++answers_waiting_;
   settle_due_ = true;
 }
@@ -119,6 +117,17 @@ void Engine::on_mail(Parcel&, const AdmitPeer& admit) {
   Session* session = sessions_.find(admit.slot);
   if (session == nullptr || admit.node >= session->admitted.size()) return;
   session->admitted[admit.node] = admit.admitted;
+}
+
+void Engine::on_mail(Parcel&, const ResetFlags& reset) {
+  Session* session = sessions_.find(reset.slot);
+  if (session == nullptr) {
+    on_event_(FlagsReset{reset.slot, reset.base});
+    return;
+  }
+  session->resetting.push_back(reset);
+  ++answers_waiting_;
+  settle_due_ = true;
 }
 
 void Engine::on_mail(Parcel&, const FenceSession& asked) {
@@ -165,22 +174,57 @@ void Engine::fence(Session& session) {
   settle_due_ = settle_due_ || answers_waiting_ != 0;
 }
 
+bool Engine::released(Session& session, Unbinding& one) {
+  if (!one.unbound) {
+    if (!session.taken_to(one.until)) return false;
+    session.bindings.buffers.unbind(one.what.handle);
+    one.unbound = true;
+  }
+  if (session.in_flight(one)) return false;
+  on_event_(BufferReleased{one.what.slot, one.what.handle});
+  return true;
+}
+
+bool Engine::released(Session& session, PeerUnbinding& one) {
+  Peer* const peer = session.bindings.peer(one.what.peer_rank);
+  if (!one.unbound) {
+    if (!session.taken_to(one.until)) return false;
+    if (peer != nullptr) peer->buffers.unbind(one.what.handle);
+    one.unbound = true;
+  }
+  if (session.in_flight(one)) return false;
+  if (peer != nullptr) {
+    const fabric::LinkId link = peer->link->id();
+    if (!one.shows) one.shows = endpoint_.completed_on(link);
+    if (!endpoint_.shown(link, *one.shows)) {
+      settle_due_ = true;  // no completion tells of it
+      return false;
+    }
+  }
+  on_event_(PeerBufferReleased{one.what.slot, one.what.peer_rank, one.what.handle});
+  return true;
+}
+
+bool Engine::reset_flags(Session& session, const ResetFlags& reset) {
+  // Of a session that ends, nothing is used again.
+  if (!session.fenced && session.arrivals.arrivals(reset.base, reset.count) < reset.arrivals) {
+    return false;
+  }
+  session.arrivals.reset(reset.base, reset.count);
+  on_event_(FlagsReset{reset.slot, reset.base});
+  return true;
+}
+
 void Engine::settle() {
   settle_due_ = false;
   for (std::size_t i = sessions_.all().size(); i-- > 0;) {
     Session& session = *sessions_.all()[i];
-    answers_waiting_ -= static_cast<std::uint32_t>(
-        std::erase_if(session.unbinding, [&](const UnbindBuffer& buffer) {
-          if (session.in_flight(buffer)) return false;
-          on_event_(BufferReleased{buffer.slot, buffer.handle});
-          return true;
-        }));
-    answers_waiting_ -= static_cast<std::uint32_t>(
-        std::erase_if(session.unbinding_peer, [&](const UnbindPeerBuffer& buffer) {
-          if (session.in_flight(buffer)) return false;
-          on_event_(PeerBufferReleased{buffer.slot, buffer.peer_rank, buffer.handle});
-          return true;
-        }));
+    const auto answer = [&](auto& waiting, auto&& done) {
+      answers_waiting_ -= static_cast<std::uint32_t>(std::erase_if(waiting, done));
+    };
+    answer(session.unbinding, [&](Unbinding& one) { return released(session, one); });
+    answer(session.unbinding_peer, [&](PeerUnbinding& one) { return released(session, one); });
+    answer(session.resetting, [&](const ResetFlags& reset) { return reset_flags(session, reset); });
     const bool in_flight = session.posted != 0 && !MK_PLANT(drains_with_writes_posted);
     if (!session.drain_asked || in_flight) continue;
     --answers_waiting_;

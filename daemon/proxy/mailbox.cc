@@ -14,6 +14,7 @@ std::unique_ptr<Peer> make_peer(const BindPeer& bind) {
   peer->slot = bind.peer_slot;
   peer->flags = bind.flags;
   peer->flag_count = bind.flag_count;
+  peer->arrivals_sent = bind.arrivals_sent;
   return peer;
 }
 

@@ -54,7 +54,8 @@ struct BindBuffer {
   const fabric::LocalRegion* region = nullptr;
   std::uint64_t bytes = 0;
 };
-/// The handle is no longer valid; answered by BufferReleased when no write in flight names it.
+/// The handle is valid for what the session has committed until now; answered by BufferReleased
+/// when all of that is taken and no write in flight names it.
 struct UnbindBuffer {
   SessionSlot slot = 0;
   std::uint16_t handle = 0;
@@ -68,6 +69,9 @@ struct BindPeer {
   std::uint32_t peer_slot = 0;  ///< the peer's session slot at its own daemon (immediates)
   const fabric::RemoteRegion* flags = nullptr;  ///< ordered fabrics
   std::uint32_t flag_count = 0;
+  /// Unordered fabrics: by granule of the peer's flags, how many writes have been completed;
+  /// outlives the session here. Null: nobody asks.
+  Counter* arrivals_sent = nullptr;
 };
 /// The node may raise the session's arrival flags from now on, or no more: it has a part of its
 /// job. Matters where arrivals say who wrote (Capabilities::arrivals_named).
@@ -90,19 +94,28 @@ struct BindPeerBuffer {
   const fabric::RemoteRegion* region = nullptr;
   std::uint64_t bytes = 0;
 };
-/// The peer's handle is no longer valid; answered by PeerBufferReleased when no write in flight
-/// names it.
+/// The peer's handle is valid for what the session has committed until now; answered by
+/// PeerBufferReleased when all of that, to any flag of the peer, is completed and shows.
 struct UnbindPeerBuffer {
   SessionSlot slot = 0;
   std::uint16_t peer_rank = 0;
   std::uint16_t handle = 0;
 };
+/// Nobody sends to these flags of the session any more: shows 0 in them, once so many arrivals have
+/// been published there since the session was added (unordered fabrics), and answers by FlagsReset.
+struct ResetFlags {
+  SessionSlot slot = 0;
+  std::uint32_t base = 0;   ///< a whole granule's first
+  std::uint32_t count = 0;  ///< whole granules
+  std::uint64_t arrivals = 0;
+};
 /// Stops taking the session's commands now; answered by Drained when nothing of it is in flight.
 struct FenceSession {
   SessionSlot slot = 0;
 };
-using ProxyCommand = std::variant<AddSession, BindBuffer, UnbindBuffer, BindPeer, BindPeerBuffer,
-                                  UnbindPeerBuffer, RetirePeer, FenceSession, SetShare, AdmitPeer>;
+using ProxyCommand =
+    std::variant<AddSession, BindBuffer, UnbindBuffer, BindPeer, BindPeerBuffer, UnbindPeerBuffer,
+                 RetirePeer, ResetFlags, FenceSession, SetShare, AdmitPeer>;
 
 // -- proxy -> control
 // -----------------------------------------------------------------------------------------------
@@ -126,12 +139,16 @@ struct PeerBufferReleased {
   std::uint16_t peer_rank = 0;
   std::uint16_t handle = 0;
 };
+struct FlagsReset {
+  SessionSlot slot = 0;
+  std::uint32_t base = 0;
+};
 struct LinkDown {
   fabric::LinkId link = 0;
   ErrorCode code = ErrorCode::kLinkDown;
 };
 using ProxyEvent =
-    std::variant<SessionFault, Drained, BufferReleased, PeerBufferReleased, LinkDown>;
+    std::variant<SessionFault, Drained, BufferReleased, PeerBufferReleased, FlagsReset, LinkDown>;
 
 struct ProxyOptions {
   std::uint32_t rail = 0;

@@ -12,12 +12,14 @@ std::uint32_t window_capacity(std::uint32_t outstanding_max) {
   return 2 * std::clamp(outstanding_max, 1u, shm::kRingSlotsMax);
 }
 
+/// `names(lane, entry, sequence)`, of those that the fabric may still touch the memory of.
 template <class Names>
 bool any_in_flight(const Session& session, Names names) {
   bool found = false;
   for (const Lane& lane : session.lanes) {
-    lane.window.for_each(
-        [&](const InFlight& entry) { found = found || (entry.pending() && names(entry)); });
+    lane.window.for_each([&](const InFlight& entry, std::uint32_t sequence) {
+      found = found || (entry.pending() && names(lane, entry, sequence));
+    });
   }
   return found;
 }
@@ -40,16 +42,33 @@ Session::Session(const AddSession& added)
   }
   unbinding.reserve(16);
   unbinding_peer.reserve(16);
+  resetting.reserve(16);
 }
 
-bool Session::in_flight(const UnbindBuffer& buffer) const {
-  return any_in_flight(*this,
-                       [&](const InFlight& entry) { return entry.src_handle == buffer.handle; });
+RingMark Session::mark() const {
+  RingMark mark;
+  for (const Lane& lane : lanes) mark.committed[lane.index] = lane.committed();
+  return mark;
 }
 
-bool Session::in_flight(const UnbindPeerBuffer& buffer) const {
-  return any_in_flight(*this, [&](const InFlight& entry) {
-    return entry.peer->rank == buffer.peer_rank && entry.dst_handle == buffer.handle;
+bool Session::taken_to(const RingMark& until) const {
+  return fenced || std::ranges::all_of(lanes, [&](const Lane& lane) {
+           return lane.consumer.consumed >= until.committed[lane.index];
+         });
+}
+
+bool Session::in_flight(const Unbinding& one) const {
+  return any_in_flight(*this, [&](const Lane&, const InFlight& entry, std::uint32_t) {
+    return entry.src_handle == one.what.handle;
+  });
+}
+
+bool Session::in_flight(const PeerUnbinding& one) const {
+  return any_in_flight(*this, [&](const Lane& lane, const InFlight& entry, std::uint32_t sequence) {
+    const auto mark = static_cast<std::uint32_t>(one.until.committed[lane.index]);
+    const bool before = static_cast<std::int32_t>(sequence - mark) < 0;
+    return entry.peer->rank == one.what.peer_rank &&
+           (before || entry.dst_handle == one.what.handle);
   });
 }
 

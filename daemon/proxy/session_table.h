@@ -8,6 +8,7 @@
 #include <bitset>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -53,12 +54,42 @@ struct Lane {
   LaneWindow window;
 
   /// Whether the ring's next command is committed. Reads one word, takes nothing.
-  bool ready() const {
-    const shm::CommandSlot& slot = consumer.ring.slot(consumer.consumed);
+  bool ready() const { return is_committed(consumer.consumed); }
+  /// The number of the first command that is not committed: by the ring, whatever `produced` says.
+  std::uint64_t committed() const {
+    const std::uint64_t end = consumer.consumed + consumer.ring.slot_count();
+    std::uint64_t at = consumer.consumed;
+    while (at != end && is_committed(at)) ++at;
+    return at;
+  }
+
+ private:
+  bool is_committed(std::uint64_t sequence) const {
+    const shm::CommandSlot& slot = consumer.ring.slot(sequence);
     return ((shm::load_relaxed(&slot.words[shm::kCommitWord]) ^
-             shm::lap_parity(consumer.consumed, consumer.ring.slot_count_log2)) &
+             shm::lap_parity(sequence, consumer.ring.slot_count_log2)) &
             shm::kParityBit) == 0;
   }
+};
+
+/// How far a session's rings were filled at some moment.
+struct RingMark {
+  std::array<std::uint64_t, shm::kLanesMax> committed{};
+};
+
+/// A handle that goes: first what was committed before is taken, then nothing may name it any more,
+/// and when nothing in flight does, the answer is due.
+struct Unbinding {
+  UnbindBuffer what;
+  RingMark until;
+  bool unbound = false;
+};
+/// Of a peer's, all that was committed before to any of its flags is completed first, and shows.
+struct PeerUnbinding {
+  UnbindPeerBuffer what;
+  RingMark until;
+  bool unbound = false;
+  std::optional<std::uint64_t> shows = std::nullopt;  ///< once completed: how much of the link must
 };
 
 struct Session {
@@ -78,14 +109,22 @@ struct Session {
   Bindings bindings;
   ArrivalBoard arrivals;
   std::bitset<shm::kNodesMax> admitted;  ///< nodes that may raise its flags
-  std::vector<UnbindBuffer> unbinding;   ///< not yet answered
-  std::vector<UnbindPeerBuffer> unbinding_peer;
+  // Not yet answered.
+  std::vector<Unbinding> unbinding;
+  std::vector<PeerUnbinding> unbinding_peer;
+  std::vector<ResetFlags> resetting;
 
   void set_weight(std::uint32_t wanted) { weight = std::clamp(wanted, 1u, kWeightMax); }
 
-  /// Whether a command that was taken and may still be transferred names the buffer.
-  bool in_flight(const UnbindBuffer& buffer) const;
-  bool in_flight(const UnbindPeerBuffer& buffer) const;
+  /// What has been taken, and what the client says it has committed beyond that: one that lies
+  /// holds its own buffers up.
+  RingMark mark() const;
+  /// Whether all up to the mark is taken, or nothing more will be.
+  bool taken_to(const RingMark& until) const;
+  /// Whether a command that was taken and may still be transferred names the buffer, or, of a
+  /// peer's, goes to that peer and was committed before the mark.
+  bool in_flight(const Unbinding& one) const;
+  bool in_flight(const PeerUnbinding& one) const;
 
  private:
   std::unique_ptr<SessionStats> own_stats_;  ///< when the control thread gave none

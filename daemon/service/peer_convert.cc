@@ -96,6 +96,10 @@ void put(const RegionWithdraw& from, v1::PeerMessage& to) {
   region.set_part_id(from.part_id);
   region.set_rank(from.rank);
   region.set_handle(from.handle);
+  region.set_shared(from.shared);
+  region.set_flag_base(from.flag_base);
+  region.set_flag_count(from.flag_count);
+  if (from.arrivals) region.set_arrivals(*from.arrivals);
 }
 
 void put(const ExchangePart& from, v1::PeerMessage& to) {
@@ -262,8 +266,17 @@ Result<PeerMessage> take(const v1::RegionWithdraw& from) {
   Checker check("region_withdraw");
   check.at_most("rank", from.rank(), shm::kWorldMax - 1);
   const std::uint16_t handle = check.word("handle", from.handle());
-  std::string job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  return check.result(RegionWithdraw{std::move(job), from.part_id(), from.rank(), handle});
+  check.at_most("flag_base", from.flag_base(), shm::kFlagsMax);
+  check.at_most("flag_count", from.flag_count(), shm::kFlagsMax);
+  RegionWithdraw region{check.text("bytes of job", from.job(), shm::kJobNameBytesMax),
+                        from.part_id(),
+                        from.rank(),
+                        handle,
+                        from.shared(),
+                        from.flag_base(),
+                        from.flag_count()};
+  if (from.has_arrivals()) region.arrivals = from.arrivals();
+  return check.result(std::move(region));
 }
 
 Result<PeerMessage> take(const v1::ExchangePart& from) {

@@ -48,6 +48,7 @@ struct Functions {
   CuResult (*CtxEnablePeerAccess)(CuContext, unsigned);
   CuResult (*MemAlloc_v2)(CuAddress*, std::size_t);
   CuResult (*MemFree_v2)(CuAddress);
+  CuResult (*MemGetInfo_v2)(std::size_t*, std::size_t*);
   CuResult (*MemGetAddressRange_v2)(CuAddress*, std::size_t*, CuAddress);
   CuResult (*MemGetHandleForAddressRange)(void*, CuAddress, std::size_t, int, unsigned long long);
   CuResult (*MemsetD8Async)(CuAddress, unsigned char, std::size_t, Stream);
@@ -94,6 +95,7 @@ const char* find_all(void* library, Functions& f) {
   MK_FIND(CtxEnablePeerAccess);
   MK_FIND(MemAlloc_v2);
   MK_FIND(MemFree_v2);
+  MK_FIND(MemGetInfo_v2);
   MK_FIND(MemGetAddressRange_v2);
   MK_FIND(MemGetHandleForAddressRange);
   MK_FIND(MemsetD8Async);
@@ -130,6 +132,7 @@ class CudaDriver final : public Driver {
   Result<int> current_device() override;
 
   Result<std::byte*> allocate(int device, std::uint64_t bytes) override;
+  Result<MemoryRoom> room(int device) override;
   Status free(int device, std::byte* memory) override;
   Result<IpcHandle> share(int device, std::byte* memory) override;
   Result<Dmabuf> dmabuf(int device, std::byte* memory) override;
@@ -298,6 +301,16 @@ Result<std::byte*> CudaDriver::allocate(int device, std::uint64_t bytes) {
     return tl::unexpected<Error>(error(result, "cannot clear new memory", device));
   }
   return pointer(memory);
+}
+
+Result<MemoryRoom> CudaDriver::room(int device) {
+  MK_ASSIGN_OR_RETURN(const Device used, use(device));
+  const Current current(f_, used.context);
+  std::size_t available = 0;
+  std::size_t total = 0;
+  MK_RETURN_IF_ERROR(
+      check(f_.MemGetInfo_v2(&available, &total), "cannot ask for its memory", device));
+  return MemoryRoom{available, total};
 }
 
 Status CudaDriver::free(int device, std::byte* memory) {

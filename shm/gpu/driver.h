@@ -39,6 +39,12 @@ struct Dmabuf {
   std::uint64_t offset = 0;  ///< where in the file the memory asked for begins
 };
 
+/// Bytes of a device.
+struct MemoryRoom {
+  std::uint64_t available = 0;
+  std::uint64_t total = 0;
+};
+
 /// A stream of one device.
 struct StreamTag;
 using Stream = StreamTag*;
@@ -61,6 +67,8 @@ class Driver {
   // -- memory; the calling thread's own choice of a device stays as it was --
   /// Zeroed, an allocation of its own, so that `share` gives away nothing else.
   virtual Result<std::byte*> allocate(int device, std::uint64_t bytes) = 0;
+  /// What may still be allocated, by whomever, and all there is.
+  virtual Result<MemoryRoom> room(int device) = 0;
   virtual Status free(int device, std::byte* memory) = 0;
   /// Of a whole allocation, by its first byte.
   virtual Result<IpcHandle> share(int device, std::byte* memory) = 0;

@@ -33,6 +33,13 @@ class Writer {
     number(static_cast<std::uint32_t>(values.size()));
     for (const auto& value : values) bytes(value);
   }
+  void peers(const std::vector<Retire::PeerBuffer>& values) {
+    number(static_cast<std::uint32_t>(values.size()));
+    for (const auto& value : values) {
+      number(value.rank);
+      number(value.handle);
+    }
+  }
 
   std::vector<std::byte> out;
 
@@ -81,6 +88,16 @@ class Reader {
     number(count);
     if (count > kWorldMax) problem = "more blobs than a job has ranks";
     while (problem == nullptr && values.size() < count) blob(values.emplace_back());
+  }
+  void peers(std::vector<Retire::PeerBuffer>& values) {
+    std::uint32_t count = 0;
+    number(count);
+    if (count > kWorldMax) problem = "more peers than a job has ranks";
+    while (problem == nullptr && values.size() < count) {
+      auto& value = values.emplace_back();
+      number(value.rank);
+      number(value.handle);
+    }
   }
 
   std::span<const std::byte> left;
@@ -177,6 +194,13 @@ template <class V, class M>
 requires Is<M, RegisterBufferReply> || Is<M, DeregisterBuffer>
 void visit(V& v, M& m) { v.number(m.handle); }
 
+template <class V, Is<Retire> M>
+void visit(V& v, M& m) {
+  v.number(m.handle);
+  v.number(m.flag_base);
+  v.peers(m.peers);
+}
+
 template <class V, Is<AllocFlags> M>
 void visit(V& v, M& m) {
   v.number(m.count);
@@ -257,6 +281,7 @@ MK_MESSAGE(RegisterBufferReply)
 MK_MESSAGE(RegisterDeviceBuffer)
 MK_MESSAGE(RegisterDmabuf)
 MK_MESSAGE(DeregisterBuffer)
+MK_MESSAGE(Retire)
 MK_MESSAGE(AllocFlags)
 MK_MESSAGE(AllocFlagsReply)
 MK_MESSAGE(Exchange)
@@ -310,6 +335,8 @@ std::string message_type_name(std::uint16_t type) {
       return "register-device-buffer";
     case MessageType::kRegisterDmabuf:
       return "register-dmabuf";
+    case MessageType::kRetire:
+      return "retire";
   }
   return fmt::format("unknown({})", type);
 }

@@ -39,6 +39,7 @@ enum class MessageType : std::uint16_t {
   kSessionFailed = 18,         ///< from the daemon: the session is dead; says why
   kRegisterDeviceBuffer = 19,  ///< request; reply kRegisterBufferReply
   kRegisterDmabuf = 20,        ///< request, + dmabuf; reply kRegisterBufferReply
+  kRetire = 21,                ///< request; reply kDone, when nobody names the buffer any more
 };
 
 struct ErrorReply {
@@ -123,6 +124,24 @@ struct RegisterDmabuf {
 struct DeregisterBuffer {
   static constexpr MessageType kType = MessageType::kDeregisterBuffer;
   std::uint16_t handle = kNoHandle;
+};
+
+/// One rank gives up its part of what several ranks use together (an operator): a buffer and flags
+/// of its own, and the buffers of others that it could name. What it committed before counts. Whose
+/// buffer it could name, could name its own: buffer, handle and flags come back when each of those
+/// ranks has said the same, or has gone. Since ABI 1.3.
+struct Retire {
+  static constexpr MessageType kType = MessageType::kRetire;
+  /// Another rank's buffer, which this rank's commands and kernels will not name any more. The rank
+  /// is on the same node, or a rail peer.
+  struct PeerBuffer {
+    std::uint32_t rank = 0;
+    std::uint16_t handle = kNoHandle;
+    friend bool operator==(const PeerBuffer&, const PeerBuffer&) = default;
+  };
+  std::uint16_t handle = kNoHandle;
+  std::uint32_t flag_base = kNoFlags;  ///< as AllocFlagsReply gave it out; kNoFlags: none
+  std::vector<PeerBuffer> peers;
 };
 
 struct AllocFlags {

@@ -38,6 +38,7 @@ void take_any(const Frame& frame) {
   take<SessionFailed>(frame);
   take<RegisterDeviceBuffer>(frame);
   take<RegisterDmabuf>(frame);
+  take<Retire>(frame);
   (void)message_type_name(frame.type);
 }
 

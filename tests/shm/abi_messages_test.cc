@@ -19,11 +19,12 @@ using test::AbiDocument;
 using test::number;
 using test::Row;
 using Bytes = std::vector<std::byte>;
-using Value = std::variant<std::uint64_t, std::string, Bytes, std::vector<Bytes>>;
+using Peers = std::vector<Retire::PeerBuffer>;
+using Value = std::variant<std::uint64_t, std::string, Bytes, std::vector<Bytes>, Peers>;
 
 struct DocumentedField {
   std::string name;
-  std::string type;  ///< u16, u32, u64, str, blob, blobs
+  std::string type;  ///< u16, u32, u64, str, blob, blobs, peers
   std::size_t bytes_max = 0;
 };
 
@@ -63,6 +64,13 @@ void put(Bytes& out, const DocumentedField& field, const Value& value) {
     const auto& blobs = std::get<std::vector<Bytes>>(value);
     put(out, blobs.size(), 4);
     for (const Bytes& blob : blobs) put_blob(blob);
+  } else if (field.type == "peers") {
+    const auto& peers = std::get<Peers>(value);
+    put(out, peers.size(), 4);
+    for (const auto& peer : peers) {
+      put(out, peer.rank, 4);
+      put(out, peer.handle, 2);
+    }
   } else {
     ASSERT_TRUE(field.type == "u16" || field.type == "u32" || field.type == "u64")
         << field.name << " " << field.type;
@@ -130,6 +138,10 @@ std::map<std::uint16_t, Sample> samples() {
               {"name", s("a")},
               {"key", blob},
               {"offset", u(0x2122232425262728)}}),
+      sample(Retire{0x0304, 0x01020304, {{7, 0x0809}, {0x11121314, 0x1516}}},
+             {{"handle", u(0x0304)},
+              {"flag_base", u(0x01020304)},
+              {"peers", Peers{{7, 0x0809}, {0x11121314, 0x1516}}}}),
       sample(RegisterBufferReply{0x0102}, {{"handle", u(0x0102)}}),
       sample(DeregisterBuffer{0x0304}, {{"handle", u(0x0304)}}),
       sample(AllocFlags{0x01020304}, {{"count", u(0x01020304)}}),
@@ -167,7 +179,7 @@ TEST(AbiMessages, EveryMessageHasTheDocumentedBytes) {
   }
   for (const auto& [type, sample] : left)
     ADD_FAILURE() << message_type_name(type) << " is not in ABI.md";
-  EXPECT_NE(message_type_name(21).find("unknown"), std::string::npos)
+  EXPECT_NE(message_type_name(22).find("unknown"), std::string::npos)
       << "a message is not in ABI.md";
 }
 

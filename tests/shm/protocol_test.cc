@@ -108,6 +108,14 @@ RegisterDmabuf filled(std::uint64_t seed) {
   return {{f.number<std::uint64_t>(), f.text(), f.blob()}, f.number<std::uint64_t>()};
 }
 template <>
+Retire filled(std::uint64_t seed) {
+  Filler f(seed);
+  Retire m{f.number<std::uint16_t>(), f.number<std::uint32_t>(), {}};
+  for (std::uint64_t i = 0; i < seed % 9; ++i)
+    m.peers.push_back({f.number<std::uint32_t>(), f.number<std::uint16_t>()});
+  return m;
+}
+template <>
 RegisterBufferReply filled(std::uint64_t seed) {
   return {Filler(seed).number<std::uint16_t>()};
 }
@@ -161,7 +169,7 @@ using Messages =
     testing::Types<ErrorReply, Hello, HelloReply, Attach, AttachReply, JobUp, RegisterBuffer,
                    RegisterBufferReply, DeregisterBuffer, AllocFlags, AllocFlagsReply, Exchange,
                    ExchangeReply, OpenPeerBuffer, OpenPeerBufferReply, Detach, Done, SessionFailed,
-                   RegisterDeviceBuffer, RegisterDmabuf>;
+                   RegisterDeviceBuffer, RegisterDmabuf, Retire>;
 TYPED_TEST_SUITE(EveryMessage, Messages);
 
 TYPED_TEST(EveryMessage, RoundTrips) {

@@ -34,8 +34,16 @@ class MK_EXPORT AllGatherGemm {
 
   /// Collective: all ranks of the job, same m_max, k, type and chunks (kShapeMismatch names the
   /// ranks that differ). The operator must not outlive its session.
+  /// kLimitExceeded, with both numbers and at once, when its memory cannot be had on some rank.
   static Result<AllGatherGemm> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<AllGatherGemm> create(Session& session, const Shape& shape);
+
+  /// The memory that `create` takes on this rank: of the host, or with Executor::kCuda of the
+  /// calling thread's GPU. Not collective. On a GPU that several ranks share it is the size for a
+  /// rank that has the GPU to itself until the session's first operator there has been created.
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
+                                               const Tuning& tuning);
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
 
   AllGatherGemm(AllGatherGemm&&) noexcept;
   AllGatherGemm& operator=(AllGatherGemm&&) noexcept;

@@ -82,6 +82,10 @@ MK_C_EXPORT mk_status mk_session_detach(mk_session* session);
 
 MK_C_EXPORT mk_status mk_gemm_ar_create(mk_session* session, const mk_gemm_ar_shape* shape,
                                         mk_gemm_ar** out);
+/* The memory that the creation takes on this rank, which also refuses by it: see
+ * mk::GemmAllReduce::workspace_bytes. Every operator has such a function. */
+MK_C_EXPORT mk_status mk_gemm_ar_workspace_bytes(mk_session* session, const mk_gemm_ar_shape* shape,
+                                                 uint64_t* bytes);
 /* `c` and `stats` may be null. */
 MK_C_EXPORT mk_status mk_gemm_ar_launch(mk_gemm_ar* op, const void* a, const void* b, void* c,
                                         uint64_t m, uint32_t mode, mk_launch_stats* stats);
@@ -105,6 +109,8 @@ typedef mk_gemm_ar_shape mk_gemm_rs_shape;
 
 MK_C_EXPORT mk_status mk_gemm_rs_create(mk_session* session, const mk_gemm_rs_shape* shape,
                                         mk_gemm_rs** out);
+MK_C_EXPORT mk_status mk_gemm_rs_workspace_bytes(mk_session* session, const mk_gemm_rs_shape* shape,
+                                                 uint64_t* bytes);
 /* `c`: the rank's rows, mk_rows_of_rank(m, world, rank); may be null when they are none. `stats`
  * may be null. */
 MK_C_EXPORT mk_status mk_gemm_rs_launch(mk_gemm_rs* op, const void* a, const void* b, void* c,
@@ -123,6 +129,8 @@ typedef mk_gemm_ar_shape mk_ag_gemm_shape;
 
 MK_C_EXPORT mk_status mk_ag_gemm_create(mk_session* session, const mk_ag_gemm_shape* shape,
                                         mk_ag_gemm** out);
+MK_C_EXPORT mk_status mk_ag_gemm_workspace_bytes(mk_session* session, const mk_ag_gemm_shape* shape,
+                                                 uint64_t* bytes);
 /* `a_shard`: the rank's rows of A, mk_rows_of_rank(m, world, rank); may be null when they are none.
  * `gathered`: m x k, gets the whole A. It and `stats` may be null. */
 MK_C_EXPORT mk_status mk_ag_gemm_launch(mk_ag_gemm* op, const void* a_shard, const void* b, void* c,
@@ -171,6 +179,9 @@ typedef struct mk_moe_row {
 MK_C_EXPORT mk_status mk_moe_dispatch_create(mk_session* session,
                                              const mk_moe_dispatch_shape* shape,
                                              mk_moe_dispatch** out);
+MK_C_EXPORT mk_status mk_moe_dispatch_workspace_bytes(mk_session* session,
+                                                      const mk_moe_dispatch_shape* shape,
+                                                      uint64_t* bytes);
 /* `y` has room for `capacity` rows of `features`; `stats` may be null. */
 MK_C_EXPORT mk_status mk_moe_dispatch_launch(mk_moe_dispatch* op,
                                              const mk_moe_dispatch_input* input, void* y,
@@ -212,6 +223,9 @@ typedef struct mk_ring_attention_tensors {
 MK_C_EXPORT mk_status mk_ring_attention_create(mk_session* session,
                                                const mk_ring_attention_shape* shape,
                                                mk_ring_attention** out);
+MK_C_EXPORT mk_status mk_ring_attention_workspace_bytes(mk_session* session,
+                                                        const mk_ring_attention_shape* shape,
+                                                        uint64_t* bytes);
 /* `seq`: rows of the whole sequence; `stats` may be null. */
 MK_C_EXPORT mk_status mk_ring_attention_launch(mk_ring_attention* op,
                                                const mk_ring_attention_tensors* tensors,

@@ -52,8 +52,14 @@ class MK_EXPORT MoeDispatchGemm {
 
   /// Collective: all ranks of the job, same shape, tiles and chunks (kShapeMismatch names the ranks
   /// that differ). The operator must not outlive its session.
+  /// kLimitExceeded, with both numbers and at once, when its memory cannot be had on some rank.
   static Result<MoeDispatchGemm> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<MoeDispatchGemm> create(Session& session, const Shape& shape);
+
+  /// The memory that `create` takes on this rank. Not collective.
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
+                                               const Tuning& tuning);
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
 
   MoeDispatchGemm(MoeDispatchGemm&&) noexcept;
   MoeDispatchGemm& operator=(MoeDispatchGemm&&) noexcept;

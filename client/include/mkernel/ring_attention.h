@@ -58,8 +58,14 @@ class MK_EXPORT RingAttention {
 
   /// Collective: all ranks of the job, same shape, tiles, chunks and passes (kShapeMismatch names
   /// the ranks that differ). The operator must not outlive its session.
+  /// kLimitExceeded, with both numbers and at once, when its memory cannot be had on some rank.
   static Result<RingAttention> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<RingAttention> create(Session& session, const Shape& shape);
+
+  /// The memory that `create` takes on this rank. Not collective.
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
+                                               const Tuning& tuning);
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
 
   RingAttention(RingAttention&&) noexcept;
   RingAttention& operator=(RingAttention&&) noexcept;

@@ -45,8 +45,9 @@ struct MK_EXPORT AttachOptions {
   std::uint32_t local_size = 1;
   std::uint32_t lanes =
       2;  ///< command rings: the most send blocks an operator of this session may have
-  /// Arrival flags, which operators take when they are created and never give back; 64 to 65536, in
-  /// steps of 64. A GEMM+AllReduce on N nodes takes about 128 (N - 1), more with many chunks.
+  /// Arrival flags of all operators that this session has at once; 64 to 65536, in steps of 64. A
+  /// GEMM+AllReduce on N nodes takes about 128 (N - 1), more with many chunks. They come back when
+  /// an operator has been destroyed on all ranks.
   std::uint32_t arrival_flags = 65'536;
   /// For the whole job to come up; the error then lists the missing ranks. Times, here and below,
   /// are more than 0; more than a day counts as a day.

@@ -27,6 +27,9 @@ struct DeviceShare {
 };
 /// Collective.
 Result<DeviceShare> share_device(Session::Impl& session);
+/// What that would answer, by what is known here: not collective. Until the session's first
+/// operator on a GPU, as if this rank had the GPU to itself.
+Result<std::uint32_t> expected_blocks(Session::Impl& session);
 
 /// The GPU's tiles, but for what the caller chose.
 inline kernels::Tiling tiling_for(kernels::Tiling device, const Tuning& tuning) {

@@ -16,19 +16,28 @@ class GemmAr final : public CudaOperator<kernels::GemmArCuda> {
   const void* output() const override { return cuda().output(); }
 };
 
+Result<kernels::GemmArPlan> plan_of(const Session::Impl& session, const DeviceShape& shape,
+                                    const Tuning& tuning, std::uint32_t blocks) {
+  const AttachOptions& options = session.options();
+  const auto tiles = kernels::gemm_ar_cuda_tiling(options.nodes, shape.shape, blocks);
+  return kernels::GemmArPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
+                                   tiling_for(tiles, tuning));
+}
+
 }  // namespace
+
+Result<std::uint64_t> device_workspace_gemm_ar(Session::Impl& session, const DeviceShape& shape,
+                                               const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(const std::uint32_t blocks, expected_blocks(session));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, blocks));
+  return plan.workspace_bytes();
+}
 
 Result<std::unique_ptr<DeviceOperator>> make_device_gemm_ar(Session::Impl& session,
                                                             const DeviceShape& shape,
                                                             const Tuning& tuning) {
-  const AttachOptions& options = session.options();
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
-  MK_ASSIGN_OR_RETURN(
-      const auto plan,
-      kernels::GemmArPlan::make(
-          options.nodes, options.local_size, shape.shape, shape.dtype,
-          tiling_for(kernels::gemm_ar_cuda_tiling(options.nodes, shape.shape, share.blocks),
-                     tuning)));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share.blocks));
   return make_device_operator<GemmAr>(
       session, "gemm-ar", describe_plan(plan), plan.workspace_bytes(), plan.flag_count(), shape,
       [&](const OperatorMemory& memory) {

@@ -13,6 +13,15 @@ struct Placement {
   std::uint32_t reserved = 0;
 };
 
+Result<std::uint32_t> multiprocessors_of(int device) {
+  int count = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) {
+    return fail(ErrorCode::kUnavailable, "GPU {}: {}", device, cudaGetErrorString(error));
+  }
+  return static_cast<std::uint32_t>(count);
+}
+
 }  // namespace
 
 Result<DeviceShare> share_device(Session::Impl& session) {
@@ -20,13 +29,7 @@ Result<DeviceShare> share_device(Session::Impl& session) {
   Placement own;
   own.process = gpu::this_process();
   MK_ASSIGN_OR_RETURN(own.device, gpu->driver()->uuid_of(gpu->device()));
-  int multiprocessors = 0;
-  const cudaError_t error =
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu->device());
-  if (error != cudaSuccess) {
-    return fail(ErrorCode::kUnavailable, "GPU {}: {}", gpu->device(), cudaGetErrorString(error));
-  }
-  own.multiprocessors = static_cast<std::uint32_t>(multiprocessors);
+  MK_ASSIGN_OR_RETURN(own.multiprocessors, multiprocessors_of(gpu->device()));
   MK_ASSIGN_OR_RETURN(const auto blobs, session.exchange(session.next_operator_tag("gpu"),
                                                          std::as_bytes(std::span(&own, 1)),
                                                          session.options().timeout));
@@ -48,7 +51,14 @@ Result<DeviceShare> share_device(Session::Impl& session) {
   share.blocks = ~0u;
   for (const Placement& one : all)
     share.blocks = std::min(share.blocks, one.multiprocessors / sharing(one));
+  gpu->agreed_blocks = share.blocks;
   return share;
+}
+
+Result<std::uint32_t> expected_blocks(Session::Impl& session) {
+  MK_ASSIGN_OR_RETURN(GpuSession* const gpu, session.gpu());
+  if (gpu->agreed_blocks != 0) return gpu->agreed_blocks;
+  return multiprocessors_of(gpu->device());
 }
 
 }  // namespace mk

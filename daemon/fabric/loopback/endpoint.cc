@@ -53,6 +53,14 @@ class LoopbackEndpoint final : public Endpoint {
   std::size_t post(LinkId link, std::span<const Write> writes) override;
   std::size_t poll(std::span<Event> events) override;
   std::optional<std::uint64_t> next_due_ns() const override;
+  std::uint64_t completed_on(LinkId id) const override {
+    const Link* const link = links_.find(id);
+    return link != nullptr ? link->queue.reported() : 0;
+  }
+  bool shown(LinkId id, std::uint64_t mark) const override {
+    const Link* const link = links_.find(id);
+    return link == nullptr || link->queue.shown() >= mark;
+  }
 
  private:
   std::uint64_t now_ns() const {

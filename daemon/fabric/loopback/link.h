@@ -67,6 +67,9 @@ class TransferQueue {
   /// When `advance` or `report` next have something to do; nullopt when nothing is in flight.
   std::optional<std::uint64_t> next_due_ns() const;
   bool empty() const { return posted_ == reported_ && posted_ == shown_; }
+  /// Of the transfers taken, in their order: those reported, and those whose flags show.
+  std::uint64_t reported() const { return reported_; }
+  std::uint64_t shown() const { return shown_; }
   bool failed() const { return broken_ != ErrorCode::kOk; }
 
  private:

@@ -65,6 +65,8 @@ class StagedEndpoint final : public Endpoint {
     return plain_->flush(region, cookie);  // of what it registered itself
   }
   std::optional<std::uint64_t> next_due_ns() const override { return plain_->next_due_ns(); }
+  std::uint64_t completed_on(LinkId link) const override { return plain_->completed_on(link); }
+  bool shown(LinkId link, std::uint64_t mark) const override { return plain_->shown(link, mark); }
 
  private:
   Status open_carrier();

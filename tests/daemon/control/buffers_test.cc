@@ -290,7 +290,7 @@ TEST_F(Buffers, WhatMayNotBeRegistered) {
   node.expect_nothing_left();
 }
 
-TEST_F(Buffers, FlagsAreHandedOutInGranulesAndNeverTwice) {
+TEST_F(Buffers, FlagsAreHandedOutInGranulesAndNotTwice) {
   JobRun job(cluster, "job", 1, 1);
   job.attach_all();  // 256 flags
   std::vector<std::uint32_t> bases;
@@ -303,7 +303,7 @@ TEST_F(Buffers, FlagsAreHandedOutInGranulesAndNeverTwice) {
   const auto full = job.take<shm::ErrorReply>(0);
   ASSERT_TRUE(full);
   EXPECT_EQ(full->code, ErrorCode::kLimitExceeded);
-  EXPECT_THAT(full->message, HasSubstr("0 of its 256 are left"));
+  EXPECT_THAT(full->message, HasSubstr("0 of its 256 are free"));
   job.send(0, shm::AllocFlags{0});
   EXPECT_EQ(job.take<shm::ErrorReply>(0)->code, ErrorCode::kInvalidArgument);
   job.send(0, shm::AllocFlags{0xffffffff});

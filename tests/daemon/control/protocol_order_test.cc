@@ -51,8 +51,9 @@ constexpr Answer kLater{};  ///< neither a reply nor an error yet
 Answer expected(At state, T type) {
   const bool is_request = type == T::kHello || type == T::kAttach || type == T::kRegisterBuffer ||
                           type == T::kDeregisterBuffer || type == T::kAllocFlags ||
-                          type == T::kRegisterDeviceBuffer || type == T::kRegisterDmabuf ||
-                          type == T::kExchange || type == T::kOpenPeerBuffer || type == T::kDetach;
+                          type == T::kRetire || type == T::kRegisterDeviceBuffer ||
+                          type == T::kRegisterDmabuf || type == T::kExchange ||
+                          type == T::kOpenPeerBuffer || type == T::kDetach;
   if (!is_request) return kBreaks;
   const bool needs_session = type != T::kHello && type != T::kAttach;
   switch (state) {
@@ -68,6 +69,7 @@ Answer expected(At state, T type) {
         case T::kRegisterDmabuf:
           return ok(T::kRegisterBufferReply);
         case T::kDeregisterBuffer:
+        case T::kRetire:
           return refused(ErrorCode::kNotFound);
         case T::kAllocFlags:
           return ok(T::kAllocFlagsReply);
@@ -139,6 +141,8 @@ class ProtocolOrder : public testing::Test {
       }
       case T::kDeregisterBuffer:
         return node.send(client, shm::DeregisterBuffer{7});
+      case T::kRetire:
+        return node.send(client, shm::Retire{7, shm::kNoFlags, {}});
       case T::kAllocFlags:
         return node.send(client, shm::AllocFlags{1});
       case T::kExchange:
@@ -155,7 +159,7 @@ class ProtocolOrder : public testing::Test {
 
 TEST_F(ProtocolOrder, EveryMessageInEveryState) {
   for (const At state : kStates) {
-    for (std::uint16_t number = 0; number <= 21; ++number) {
+    for (std::uint16_t number = 0; number <= 22; ++number) {
       SCOPED_TRACE(fmt::format("{} while {}", shm::message_type_name(number), name_of(state)));
       const auto type = static_cast<T>(number);
       TestNode node({.nodes = 1}, std::make_shared<FakeMemory>(),

@@ -86,7 +86,15 @@ PeerMessage random_message(std::size_t kind, Random& r) {
       return RegionAnnounce{
           job, part_id, rank, handle, r.word() % (shm::kBufferBytesMax + 1), r.bytes(512)};
     case 4:
-      return RegionWithdraw{job, part_id, rank, handle};
+      return RegionWithdraw{
+          job,
+          part_id,
+          rank,
+          handle,
+          r.word() % 2 == 0,
+          r.below(shm::kFlagsMax + 1),
+          r.below(shm::kFlagsMax + 1),
+          r.word() % 2 == 0 ? std::nullopt : std::optional<std::uint64_t>(r.word())};
     case 5:
       return ExchangePart{job,
                           part_id,
@@ -133,7 +141,10 @@ auto fields(const JobReady& m) { return std::tie(m.job, m.part_id, m.peer_part_i
 auto fields(const RegionAnnounce& m) {
   return std::tie(m.job, m.part_id, m.rank, m.handle, m.bytes, m.key);
 }
-auto fields(const RegionWithdraw& m) { return std::tie(m.job, m.part_id, m.rank, m.handle); }
+auto fields(const RegionWithdraw& m) {
+  return std::tie(m.job, m.part_id, m.rank, m.handle, m.shared, m.flag_base, m.flag_count,
+                  m.arrivals);
+}
 auto fields(const ExchangePart& m) {
   return std::tie(m.job, m.part_id, m.rank, m.sequence, m.tag, m.blob);
 }

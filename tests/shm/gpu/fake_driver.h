@@ -70,6 +70,7 @@ class FakeDriver final : public Driver {
   bool fail_copies = false;
   bool fail_open = false;
   bool exports_dmabufs = true;
+  MemoryRoom free_memory{1ull << 40, 1ull << 40};
   /// Does up to `count` pieces of work, over all streams in turn; how many there were.
   std::size_t run(std::size_t count = SIZE_MAX) {
     const std::lock_guard lock(machine_->mutex);
@@ -125,6 +126,7 @@ class FakeDriver final : public Driver {
     allocations_.emplace(memory, std::move(block));
     return memory;
   }
+  Result<MemoryRoom> room(int) override { return free_memory; }
   Status free(int, std::byte* memory) override {
     const std::lock_guard lock(machine_->mutex);
     const auto found = allocations_.find(memory);

@@ -1,0 +1,175 @@
+/// \file
+/// The operators as one, for tests of what becomes of them and not of their numbers: inputs of one
+/// value, whose result everybody knows.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "mkernel/mkernel.h"
+#include "shm/host/result.h"
+
+namespace mk::test {
+
+enum class Kind : std::uint32_t {
+  kAllGatherGemm,
+  kGemmReduceScatter,
+  kGemmAllReduce,
+  kMoeDispatchGemm,
+  kRingAttention,
+};
+inline constexpr std::array kKinds = {Kind::kAllGatherGemm, Kind::kGemmReduceScatter,
+                                      Kind::kGemmAllReduce, Kind::kMoeDispatchGemm,
+                                      Kind::kRingAttention};
+inline const char* name_of(Kind kind) {
+  constexpr std::array kNames = {"AllGatherGemm", "GemmReduceScatter", "GemmAllReduce",
+                                 "MoeDispatchGemm", "RingAttention"};
+  return kNames[static_cast<std::uint32_t>(kind)];
+}
+
+using Elements = std::vector<std::uint16_t>;
+/// A bf16 of a small whole number.
+inline std::uint16_t element(std::uint32_t value) {
+  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16);
+}
+inline Elements filled(std::uint64_t count, std::uint32_t value) {
+  return Elements(count, element(value));
+}
+inline Status expect_all(const Elements& found, std::uint32_t value, const char* what) {
+  const auto wrong = std::ranges::find_if(found, [&](auto e) { return e != element(value); });
+  if (wrong == found.end()) return {};
+  return fail(ErrorCode::kInternal, "{}: element {} of {} is {:#06x} instead of {}", what,
+              wrong - found.begin(), found.size(), *wrong, value);
+}
+
+/// One rank's operator, whatever it is.
+class AnyOperator {
+ public:
+  /// `size`: from 0; each has another shape.
+  static Result<AnyOperator> create(Session& session, Kind kind, std::uint32_t size = 0) {
+    AnyOperator made;
+    const AttachOptions& place = session.options();
+    const std::uint64_t rows = 16 + 24 * (size % 5);
+    const std::uint64_t columns = 16 + 8 * (size % 7);
+    const auto take = [&](auto op, auto launch) -> Status {
+      if (!op) return propagate(op);
+      using Op = typename decltype(op)::value_type;
+      auto kept = std::make_shared<Op>(std::move(*op));
+      made.launch_ = [kept, launch](std::uint32_t value) { return launch(*kept, value); };
+      return {};
+    };
+    Tuning tuning;
+    tuning.wait_timeout = std::chrono::seconds(60);
+    // So few threads that many ranks fit a small machine.
+    tuning.compute_blocks = tuning.reduce_blocks = tuning.send_blocks = tuning.receive_blocks =
+        tuning.share_blocks = tuning.pull_blocks = 1;
+    Status done;
+    switch (kind) {
+      case Kind::kAllGatherGemm:
+        done = take(AllGatherGemm::create(session, {rows, columns, kDepth}, tuning),
+                    [place, rows, columns](AllGatherGemm& op, std::uint32_t value) -> Status {
+                      const auto own = AllGatherGemm::rows_of(rows, place.world, place.rank);
+                      const Elements a = filled(own.count * kDepth, value);
+                      const Elements b = filled(kDepth * columns, 1);
+                      Elements c(rows * columns, 0xffff);
+                      MK_ASSIGN_OR_RETURN(
+                          [[maybe_unused]] const auto stats,
+                          op.launch(a.data(), b.data(), c.data(), rows, LaunchMode::kFused));
+                      return expect_all(c, value * kDepth, "ag-gemm");
+                    });
+        break;
+      case Kind::kGemmReduceScatter:
+        done =
+            take(GemmReduceScatter::create(session, {rows, columns, kDepth}, tuning),
+                 [place, rows, columns](GemmReduceScatter& op, std::uint32_t value) -> Status {
+                   const Elements a = filled(rows * kDepth, value);
+                   const Elements b = filled(kDepth * columns, 1);
+                   Elements c(rows_of_rank(rows, place.world, place.rank).count * columns, 0xffff);
+                   MK_ASSIGN_OR_RETURN(
+                       [[maybe_unused]] const auto stats,
+                       op.launch(a.data(), b.data(), c.data(), rows, LaunchMode::kFused));
+                   return expect_all(c, value * kDepth * place.world, "gemm-rs");
+                 });
+        break;
+      case Kind::kGemmAllReduce:
+        done = take(GemmAllReduce::create(session, {rows, columns, kDepth}, tuning),
+                    [place, rows, columns](GemmAllReduce& op, std::uint32_t value) -> Status {
+                      const Elements a = filled(rows * kDepth, value);
+                      const Elements b = filled(kDepth * columns, 1);
+                      Elements c(rows * columns, 0xffff);
+                      MK_ASSIGN_OR_RETURN(
+                          [[maybe_unused]] const auto stats,
+                          op.launch(a.data(), b.data(), c.data(), rows, LaunchMode::kFused));
+                      return expect_all(c, value * kDepth * place.world, "gemm-ar");
+                    });
+        break;
+      case Kind::kMoeDispatchGemm: {
+        MoeDispatchGemm::Shape shape;
+        shape.tokens_max = rows;
+        shape.hidden = kDepth;
+        shape.features = columns;
+        shape.experts = place.world;
+        shape.top_k = 1;
+        // Every rank's tokens go to the next rank's expert.
+        done =
+            take(MoeDispatchGemm::create(session, shape, tuning),
+                 [place, rows, columns](MoeDispatchGemm& op, std::uint32_t value) -> Status {
+                   const Elements tokens = filled(rows * kDepth, value);
+                   const std::vector<std::int32_t> ids(
+                       rows, static_cast<std::int32_t>((place.rank + 1) % place.world));
+                   const std::vector<float> weights(rows, 1.0f);
+                   const Elements experts = filled(kDepth * columns, 1);
+                   Elements y(rows * columns, 0xffff);
+                   MK_ASSIGN_OR_RETURN(
+                       [[maybe_unused]] const auto stats,
+                       op.launch({tokens.data(), ids.data(), weights.data(), rows, experts.data()},
+                                 {y.data(), rows}, LaunchMode::kFused));
+                   return expect_all(y, value * kDepth, "moe-dispatch");
+                 });
+        break;
+      }
+      case Kind::kRingAttention: {
+        constexpr std::uint32_t kHeadDim = 64;
+        const std::uint64_t seq = rows * place.world;
+        RingAttention::Tuning own;
+        static_cast<Tuning&>(own) = tuning;
+        done = take(RingAttention::create(session, {seq, 2, 1, kHeadDim, size % 2 == 1}, own),
+                    [rows, seq](RingAttention& op, std::uint32_t value) -> Status {
+                      const Elements q = filled(rows * 2 * kHeadDim, 1);
+                      const Elements k = filled(rows * kHeadDim, 1);
+                      const Elements v = filled(rows * kHeadDim, value);
+                      Elements out(rows * 2 * kHeadDim, 0xffff);
+                      MK_ASSIGN_OR_RETURN([[maybe_unused]] const auto stats,
+                                          op.launch({q.data(), k.data(), v.data()}, {out.data()},
+                                                    seq, LaunchMode::kFused));
+                      return expect_all(out, value, "ring-attention");
+                    });
+        break;
+      }
+    }
+    if (!done) return propagate(done);
+    return made;
+  }
+
+  /// All of the inputs that make a difference are `value`, 1 to 4; checks the result. Ranks launch
+  /// with the same.
+  Status launch(std::uint32_t value) { return launch_(value); }
+
+ private:
+  /// So that all results are whole numbers that bf16 has: up to 256, of four ranks.
+  static constexpr std::uint32_t kDepth = 16;
+  AnyOperator() = default;
+  std::function<Status(std::uint32_t)> launch_;
+};
+
+}  // namespace mk::test
