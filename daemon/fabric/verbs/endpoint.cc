@@ -31,15 +31,6 @@ Result<std::uint32_t> depth_of(const Device& device, const VerbsOptions& options
               device.name(), device.work_requests_max());
 }
 
-Result<Submission> submission_of(const std::string& name) {
-  if (name == "auto") return Submission::kAuto;
-  if (name == "extended") return Submission::kExtended;
-  if (name == "classic") return Submission::kClassic;
-  return fail(ErrorCode::kInvalidArgument,
-              "fabric.verbs.submission is \"{}\": it is \"auto\", \"extended\" or \"classic\"",
-              name);
-}
-
 /// The smallest pieces, but not below `piece_bytes_max` rounded down, of which `bytes` are so few
 /// that a key names them all.
 std::uint32_t piece_shift_of(std::uint64_t bytes, std::uint64_t piece_bytes_max) {

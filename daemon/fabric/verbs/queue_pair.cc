@@ -99,6 +99,15 @@ Result<std::uint32_t> make_first_packet() {
          static_cast<std::uint32_t>(random[2]) << 16;
 }
 
+Result<Submission> submission_of(const std::string& name) {
+  if (name == "auto") return Submission::kAuto;
+  if (name == "extended") return Submission::kExtended;
+  if (name == "classic") return Submission::kClassic;
+  return fail(ErrorCode::kInvalidArgument,
+              "fabric.verbs.submission is \"{}\": it is \"auto\", \"extended\" or \"classic\"",
+              name);
+}
+
 Result<SendingQueue> make_sending_queue(ibv_pd* domain, ibv_cq* completions,
                                         std::uint32_t work_requests, Submission submission) {
   ibv_qp_init_attr_ex wanted{};

@@ -3,6 +3,7 @@
 /// taking the steps.
 #pragma once
 
+#include <string>
 #include <utility>
 
 #include "daemon/fabric/verbs/handle.h"
@@ -59,6 +60,8 @@ struct SendingQueue {
   ibv_qp_ex* extended = nullptr;  ///< null: classic posts
 };
 enum class Submission { kAuto, kExtended, kClassic };
+/// Of fabric.verbs.submission. kInvalidArgument.
+Result<Submission> submission_of(const std::string& name);
 
 /// `work_requests`: the depth of the send queue; every completion goes to `completions`. kAuto: the
 /// extended interface where the provider has it.

@@ -96,6 +96,15 @@ TEST(ControlLoop, AHungPeerLeavesOtherJobsTheirHeartbeat) {
   raw->reset();
 }
 
+/// One other daemon that says nothing.
+class SilentPeer final : public PeerTransport {
+ public:
+  std::vector<NodeId> nodes() const override { return {1}; }
+  Status send(NodeId, const PeerMessage&) override { return {}; }
+  std::string describe(NodeId node) const override { return fmt::format("node {}", node); }
+  void disconnect(NodeId, const std::string&) override {}
+};
+
 /// A loop with a network that works, and one other daemon that says nothing.
 class LoopTest : public testing::Test {
  protected:
@@ -131,7 +140,7 @@ class LoopTest : public testing::Test {
   }
 
   const std::shared_ptr<FakeNic> nic = std::make_shared<FakeNic>();
-  DeafPeer peer;
+  SilentPeer peer;
   std::unique_ptr<ControlLoop> loop;
   std::unique_ptr<Proxy> proxy;
   std::mutex mutex;

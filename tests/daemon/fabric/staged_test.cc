@@ -265,18 +265,23 @@ class ReceiverTest : public testing::Test {
     memory_.emplace(std::move(*memory));
   }
   ~ReceiverTest() override { copier_.stop(); }
+  static constexpr PeerNumber kPeer = 3;
+
   void put(const staged::Record& record) {
     std::memcpy(region_->memory.data() + record.flag_index * sizeof record, &record, sizeof record);
   }
   void half(bool record, std::uint32_t flag, std::uint8_t nonce) {
-    receiver_.arrived(staged::Half{record, region_->number, flag, nonce}.pack());
+    receiver_.arrived(staged::Half{record, region_->number, flag, nonce}.pack(), kPeer);
   }
   std::vector<std::uint32_t> shown() {
     copier_.mark();
     std::array<Event, 16> events;
     const std::size_t count = receiver_.report(0, events);
     std::vector<std::uint32_t> immediates;
-    for (std::size_t i = 0; i < count; ++i) immediates.push_back(events[i].immediate);
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(events[i].peer, kPeer) << "whom it came from";
+      immediates.push_back(events[i].immediate);
+    }
     return immediates;
   }
 
@@ -327,7 +332,7 @@ TEST_F(ReceiverTest, RecordsThatCannotBeAreDropped) {
   half(true, 5, 1);
   half(false, 5, 1);
   EXPECT_EQ(receiver_.lost(), ++lost);
-  receiver_.arrived(staged::Half{true, region_->number + 1, 0, 1}.pack());
+  receiver_.arrived(staged::Half{true, region_->number + 1, 0, 1}.pack(), kPeer);
   EXPECT_EQ(receiver_.lost(), ++lost) << "no such buffer";
   EXPECT_EQ(driver_->copies(), 0u);
 }
