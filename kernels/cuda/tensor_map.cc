@@ -134,4 +134,18 @@ Result<CUtensorMap> make_expert_weights_map(const char* name, DType dtype, BLayo
                    {64, 1, 64, 1});
 }
 
+Result<CUtensorMap> make_heads_map(const char* name, DType dtype, const void* base,
+                                   const HeadsTensor& tensor, int box_rows) {
+  const std::int64_t columns = tensor.head_dim / 64;
+  // Where there is only one, its stride means nothing, but the driver looks at it.
+  const auto stride = [&](std::int64_t count, std::int64_t elements) {
+    return u64((count > 1 ? elements : 64) * kElementBytes);
+  };
+  return encode<5>(
+      name, dtype, base, {64, u64(tensor.rows), u64(columns), u64(tensor.heads), u64(tensor.batch)},
+      {stride(tensor.rows, tensor.row_stride), 64 * kElementBytes,
+       stride(tensor.heads, tensor.head_stride), stride(tensor.batch, tensor.batch_stride)},
+      {64, u32(box_rows), u32(static_cast<int>(columns)), 1, 1});
+}
+
 }  // namespace mk::kernels::cuda

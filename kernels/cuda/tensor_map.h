@@ -60,4 +60,22 @@ Result<CUtensorMap> make_expert_weights_map(const char* name, DType dtype, BLayo
                                             const void* base, std::int64_t experts, std::int64_t n,
                                             std::int64_t k, int halves, int box_n);
 
+/// A tensor [batch, rows, heads, head_dim] with any strides (in elements) but the last one, which
+/// is 1. head_dim is a multiple of 64.
+struct HeadsTensor {
+  std::int64_t batch = 1;
+  std::int64_t rows = 0;
+  std::int64_t heads = 1;
+  std::int64_t head_dim = 0;
+  std::int64_t batch_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// A map of such a tensor as [batch, head, column of 64, row, 64], loaded in boxes of `box_rows`
+/// rows of one head, all columns, with the 128-byte swizzle: columns lie one after the other. Reads
+/// outside the rows give zeros. Errors as above.
+Result<CUtensorMap> make_heads_map(const char* name, DType dtype, const void* base,
+                                   const HeadsTensor& tensor, int box_rows);
+
 }  // namespace mk::kernels::cuda

@@ -1,0 +1,141 @@
+/// \file
+/// The policies of the attention core beside its items (attention_items.h): which keys an item
+/// meets and where they lie, when they may be loaded, and where O goes. The types here are plain
+/// attention's; an operator supplies its own.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/core/attention_items.h"
+#include "kernels/cuda/ptx.cuh"
+
+namespace mk::kernels::cuda {
+
+/// **Keys** say which key ranges an item meets, in this order.
+///
+///     struct Params;                            holds the tensor maps
+///     explicit Keys(const Params&);
+///     int ranges(const AttentionItem&) const;
+///     KeyRange range(const AttentionItem&, int number) const;
+///     const CUtensorMap& k(const KeyRange&) const;         and v
+///
+/// A tensor map is of [batch, head, column, row, 64] elements, its box one tile of keys.
+/// HeadKeys: all keys of the item's key head, as one range.
+class HeadKeys {
+ public:
+  struct Params {
+    CUtensorMap k;
+    CUtensorMap v;
+    int length = 0;
+    int heads_per_key_head = 1;
+    int offset = kNoMask;
+  };
+  __device__ explicit HeadKeys(const Params& params) : params_(params) {}
+  __device__ int ranges(const AttentionItem&) const { return 1; }
+  __device__ KeyRange range(const AttentionItem& item, int) const {
+    KeyRange range;
+    range.batch = item.batch;
+    range.head = item.head / params_.heads_per_key_head;
+    range.length = params_.length;
+    range.offset = params_.offset;
+    return range;
+  }
+  __device__ const CUtensorMap& k(const KeyRange&) const { return params_.k; }
+  __device__ const CUtensorMap& v(const KeyRange&) const { return params_.v; }
+
+ private:
+  const Params& params_;
+};
+
+/// A **gate** holds back the loads of a range until its keys have arrived. The loading thread asks
+/// before it loads the range's first tile.
+///
+///     struct Params;
+///     explicit Gate(const Params&);
+///     void wait(const AttentionItem&, const KeyRange&);
+///
+/// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs; when it passes, the
+/// gate records who waited for what and returns at once from then on, so that the block runs to
+/// its end on whatever the memory holds (the store must then not announce the result). What it
+/// acquired it passes on to the copy engine with ptx::fence_acquired_to_async().
+struct KeysAreHere {
+  struct Params {};
+  __device__ explicit KeysAreHere(const Params&) {}
+  __device__ void wait(const AttentionItem&, const KeyRange&) {}
+};
+
+/// An **output store** says where a row of O and its log-sum-exp go. Every math warp has one.
+///
+///     struct Params;
+///     explicit Store(const Params&);
+///     Element* o(const AttentionItem&, int row) const;   null: nowhere
+///     float* lse(const AttentionItem&, int row) const;   null: not wanted
+///     void done(const AttentionItem&);                   after this warp's last row of the item
+///
+/// `row` is the row within the sequence. StoreRows: rows of strided tensors.
+template <class Element>
+class StoreRows {
+ public:
+  struct Params {
+    Element* o = nullptr;
+    std::int64_t batch_stride = 0;  ///< in elements, as all of these
+    std::int64_t head_stride = 0;
+    std::int64_t row_stride = 0;
+    float* lse = nullptr;
+    std::int64_t lse_batch_stride = 0;
+    std::int64_t lse_head_stride = 0;
+    std::int64_t lse_row_stride = 0;
+  };
+  __device__ explicit StoreRows(const Params& params) : params_(params) {}
+  __device__ Element* o(const AttentionItem& item, int row) const {
+    if (row >= item.rows_end) return nullptr;
+    return params_.o + item.batch * params_.batch_stride + item.head * params_.head_stride +
+           row * params_.row_stride;
+  }
+  __device__ float* lse(const AttentionItem& item, int row) const {
+    if (params_.lse == nullptr || row >= item.rows_end) return nullptr;
+    return params_.lse + item.batch * params_.lse_batch_stride +
+           item.head * params_.lse_head_stride + row * params_.lse_row_stride;
+  }
+  __device__ void done(const AttentionItem&) {}
+
+ private:
+  const Params& params_;
+};
+
+/// How items are dealt out to the blocks. With `words`, a block takes the next item when it is free
+/// for one: words[0] counts the items taken, words[1] the blocks that are through, and the last of
+/// these sets both to zero again. Without, it takes every `workers`-th.
+class ItemDealer {
+ public:
+  struct Params {
+    std::uint32_t* words = nullptr;  ///< two of them in device memory, zero before the first launch
+  };
+  __device__ ItemDealer(const Params& params, int worker, int workers)
+      : words_(params.words), workers_(workers), next_(worker) {}
+
+  /// The number of the next item; asks for the one after that already.
+  __device__ int next() {
+    const int now = next_;
+    next_ = words_ != nullptr ? workers_ + static_cast<int>(atomicAdd(words_, 1u)) : now + workers_;
+    return now;
+  }
+  /// The loading thread's, when there are no more.
+  __device__ void end() {
+    if (words_ == nullptr) return;
+    __threadfence();
+    if (atomicAdd(words_ + 1, 1u) + 1 == static_cast<std::uint32_t>(workers_)) {
+      words_[0] = 0;
+      words_[1] = 0;
+    }
+  }
+
+ private:
+  std::uint32_t* words_;
+  int workers_;
+  int next_;
+};
+
+}  // namespace mk::kernels::cuda
