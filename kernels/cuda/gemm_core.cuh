@@ -218,7 +218,6 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
       if constexpr (kGateLooksByWarp<Gate>) {
         if (lane != 0) __trap();
       }
-      const std::uint32_t stage_bytes = params.a_box_rows * 128 + Config::kBBytes;
       constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
       Gate gate = [&] {
         if constexpr (kGateShares<Gate>) {
@@ -227,6 +226,13 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
           return Gate(params.gate);
         }
       }();
+      const auto stage_bytes = [&] {
+        if constexpr (requires { gate.a_bytes(); }) {
+          return static_cast<std::uint32_t>(gate.a_bytes() + Config::kBBytes);
+        } else {
+          return static_cast<std::uint32_t>(params.a_box_rows * 128 + Config::kBBytes);
+        }
+      };
       Order order = make_order<Order>(params.order, shared.order, worker, workers);
       RingPosition<kStages> ring;
       std::uint32_t number = 0;
@@ -252,7 +258,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
           }
           std::uint64_t* full = &shared.stage_full[ring.slot];
           ptx::mbarrier_wait(&shared.stage_empty[ring.slot], ring.parity ^ 1);
-          ptx::mbarrier_arrive_expect(full, stage_bytes);
+          ptx::mbarrier_arrive_expect(full, stage_bytes());
 
           const int k = k_block * kBlockK;
           if constexpr (kGateLoadsA<Gate>) {

@@ -31,7 +31,8 @@ namespace mk::kernels::cuda {
 ///     void end();
 ///
 /// shared memory of its own; rows of A that lie in several places: it then issues the load of the
-/// tile it was last asked about itself (with `load_b` alike, where B is no single matrix); and
+/// tile it was last asked about itself (with `load_b` alike, where B is no single matrix, and `int
+/// a_bytes() const`, where a tile's A is not always as large); and
 /// something to do when it will not be asked again. A gate of an order with tiles of its own
 /// (TileOf) has `wait(const TileType& tile, int k_block)` instead. Where
 /// the order says `bool adds()` of the tile that it gave last, another rank's partial of it is

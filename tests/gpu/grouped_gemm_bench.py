@@ -173,6 +173,9 @@ class Run:
     def close(self):
         for plan in self.plans.values():
             self.library.c.mk_grouped_destroy(plan)
+        # The sides hold this object: without a cycle its tensors are free at once.
+        self.plans.clear()
+        self.sides.clear()
 
     def add_torch(self):
         b = self.b.transpose(1, 2) if self.case["layout"] == NK else self.b

@@ -72,7 +72,7 @@ cudaError_t launch_grouped_seam_product(const GroupedSeamMaps& maps, const Group
   params.order = {p.tiles, p.words + 1,
                   static_cast<std::uint32_t>((p.n + GroupedSeamConfig::kBlockN - 1) /
                                              GroupedSeamConfig::kBlockN)};
-  params.gate = {{1}, p.arrived, p.epoch, p.deadline_ns, p.words + 2};
+  params.gate = {{1, maps.a_half}, p.arrived, p.epoch, p.deadline_ns, p.words + 2};
   params.store = {maps.c, p.to};
   return mkc::launch_gemm<GroupedSeamConfig>(params, blocks, stream);
 }

@@ -27,10 +27,10 @@ struct GroupedSeamProduct {
   static constexpr int kWords = 3;
 };
 
-/// Of A [rows, k], which arrives during the launch (make_row_window_map), B
+/// Of A [rows, k], which arrives during the launch (make_row_window_map of 128 and 64 rows), B
 /// (make_expert_weights_map) and C [rows, n] in boxes of 1 x 64.
 struct GroupedSeamMaps {
-  CUtensorMap a, b, c;
+  CUtensorMap a, a_half, b, c;
 };
 
 /// Loads the kernels on the current device.

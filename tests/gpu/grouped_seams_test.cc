@@ -73,6 +73,7 @@ class GroupedSeams : public testing::Test {
     product.deadline_ns = deadline_ns;
     const GroupedSeamMaps maps{
         *make_row_window_map("A", DType::kBf16, a.data(), rows, problem.k, 128, 64),
+        *make_row_window_map("A", DType::kBf16, a.data(), rows, problem.k, 64, 64),
         *make_expert_weights_map("B", DType::kBf16, BLayout::kNK, problem.b, problem.experts,
                                  problem.n, problem.k, 1, 256),
         *make_tensor_map("C", DType::kBf16, problem.c, rows, problem.n, problem.n, 1, 64)};

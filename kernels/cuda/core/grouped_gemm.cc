@@ -148,9 +148,12 @@ Result<GroupedGemmPlan> GroupedGemmPlan::create(const GroupedGemmProblem& proble
   GroupedArguments& arguments = parts->arguments;
   const DType dtype = problem.dtype;
   arguments.halves = problem.activation == GroupedActivation::kGatedSiluHalves ? 2 : 1;
-  MK_ASSIGN_OR_RETURN(arguments.a,
-                      make_row_window_map("A", dtype, problem.a, problem.rows_max, problem.k,
-                                          static_cast<int>(kGroupedTileRows), kBlockK));
+  const auto rows_of_a = [&](std::uint32_t window) {
+    return make_row_window_map("A", dtype, problem.a, problem.rows_max, problem.k,
+                               static_cast<int>(window), kBlockK);
+  };
+  MK_ASSIGN_OR_RETURN(arguments.a, rows_of_a(kGroupedTileRows));
+  MK_ASSIGN_OR_RETURN(arguments.a_half, rows_of_a(kGroupedTileRows / 2));
   MK_ASSIGN_OR_RETURN(
       arguments.b, make_expert_weights_map("B", dtype, problem.b_layout, problem.b, problem.experts,
                                            problem.n, problem.k, arguments.halves, kernel.block_n));

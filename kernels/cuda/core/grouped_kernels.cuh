@@ -25,7 +25,7 @@ struct GroupedProduct {
     params.k_blocks = arguments.k_blocks;
     params.order = {arguments.rows, arguments.experts, arguments.columns, arguments.band,
                     arguments.words};
-    params.gate.halves = arguments.halves;
+    params.gate = {arguments.halves, arguments.a_half};
     params.store.c = arguments.c;
     if constexpr (!std::is_same_v<Epilogue, RoundedSums>)
       params.epilogue = {arguments.bias, arguments.row_scale, arguments.n};

@@ -16,6 +16,7 @@ struct GroupedWords;
 /// What a grouped product's kernel gets, whatever its configuration.
 struct GroupedArguments {
   CUtensorMap a;
+  CUtensorMap a_half;  ///< in windows of half as many rows
   CUtensorMap b;
   CUtensorMap c;
   int k_blocks = 0;

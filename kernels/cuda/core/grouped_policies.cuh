@@ -110,16 +110,18 @@ class GroupedOrder {
 /// Loads of a tile's rows and of its expert's weights, where all is there before the launch. A gate
 /// that waits for rows derives from it and calls `set`.
 ///
-/// Maps, from the fastest dimension on: A [k, window, rows_max + 1], B [k, n, halves, experts] or
-/// [n, halves, k, experts] (see tensor_map.h).
+/// Maps, from the fastest dimension on: A [k, window, rows_max + 1], windows of kBlockM rows, B [k,
+/// n, halves, experts] or [n, halves, k, experts] (see tensor_map.h).
 template <class Config>
 class GroupedInputs {
  public:
   struct Params {
     int halves;  ///< of a tile's columns that come from as many places in the weights: 1 or 2
+    CUtensorMap a_half;  ///< A in windows of 64 rows, for tiles of as many
   };
 
-  __device__ explicit GroupedInputs(const Params& params) : halves_(params.halves) {}
+  __device__ explicit GroupedInputs(const Params& params)
+      : half_map_(params.a_half), halves_(params.halves) {}
 
   __device__ int wait(const GroupedTile& tile, int /*k_block*/) {
     set(tile);
@@ -127,8 +129,11 @@ class GroupedInputs {
   }
   __device__ void load_a(const CUtensorMap& a, std::uint64_t* full, std::uint64_t hint, void* to,
                          int k) const {
-    cute::SM90_TMA_LOAD_3D::copy(&a, full, hint, to, k, Config::kBlockM - rows_, row_end_);
+    const int window = is_half() ? kWarpgroupRows : Config::kBlockM;
+    cute::SM90_TMA_LOAD_3D::copy(is_half() ? &half_map_ : &a, full, hint, to, k, window - rows_,
+                                 row_end_);
   }
+  __device__ int a_bytes() const { return is_half() ? Config::kABytes / 2 : Config::kABytes; }
   __device__ void load_b(const CUtensorMap& b, std::uint64_t* full, std::uint64_t hint, void* to,
                          int k) const {
     if constexpr (Config::kBLayout == BLayout::kNK) {
@@ -156,6 +161,11 @@ class GroupedInputs {
   }
 
  private:
+  /// The second math warpgroup has none of the tile's rows. Bringing it zeros would take shared
+  /// memory's time, which is short where one warpgroup reads all of the weights.
+  __device__ bool is_half() const { return rows_ <= kWarpgroupRows; }
+
+  const CUtensorMap& half_map_;
   int halves_;
   int rows_ = 0;
   int row_end_ = 0;
