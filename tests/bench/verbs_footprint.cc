@@ -44,7 +44,7 @@ std::uint64_t link_heap_bytes(std::uint32_t queues) {
   LinkQueues parts;
   parts.sending.resize(queues);
   return heap_bytes([&] {
-    return std::make_unique<Link>(Address{}, "node 1000 (host-1000.cluster:7171) rail 7", 1,
+    return std::make_unique<Link>(Remote{}, "node 1000 (host-1000.cluster:7171) rail 7", 1,
                                   std::move(parts),
                                   Sender::Options{.depth = kDepth, .stop = [] {}, .peer_name = ""});
   });
