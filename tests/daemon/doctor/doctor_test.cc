@@ -317,9 +317,9 @@ TEST(DoctorTest, TheReportIsForPeopleAndForScripts) {
   const auto findings = examine(facts);
   EXPECT_THAT(to_text(findings), AllOf(HasSubstr("FAIL  limits.memlock     locked memory: 64 KiB"),
                                        HasSubstr("-> set LimitMEMLOCK=infinity"),
-                                       HasSubstr("15 passed, 0 warnings, 1 failed, 1 skipped\n")));
+                                       HasSubstr("16 passed, 0 warnings, 1 failed, 1 skipped\n")));
   const auto json = nlohmann::json::parse(to_json(findings));
-  EXPECT_EQ(json["checks"].size(), 17u);
+  EXPECT_EQ(json["checks"].size(), 18u);
   EXPECT_EQ(json["checks"][0]["id"], "limits.memlock");
   EXPECT_EQ(json["checks"][0]["result"], "FAIL");
   EXPECT_EQ(json["summary"]["fail"], 1);
