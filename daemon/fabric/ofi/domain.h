@@ -50,12 +50,13 @@ struct Address {
   std::uint64_t doorbell_key =
       0;  ///< eight bytes that any peer may write: the target of flag-only writes
   std::uint64_t doorbell_base = 0;
+  std::uint32_t tag = 0;  ///< of the peer that was told this address (SenderTags); 0: none
+  std::uint32_t reserved = 0;
+  // What is mostly zeros goes last: a rail of several NICs packs that (striped/pack.h).
   char provider[64] = {};
   std::uint32_t format = 0;  ///< FI_SOCKADDR_IN, FI_ADDR_STR, ...
   std::uint32_t name_bytes = 0;
   char name[256] = {};
-  std::uint32_t tag = 0;  ///< of the peer that was told this address (SenderTags); 0: none
-  std::uint32_t reserved = 0;
 };
 static_assert(sizeof(Address) <= 512);
 

@@ -183,7 +183,8 @@ class DeafNic final : public ForwardingNic {
  public:
   DeafNic(std::unique_ptr<Endpoint> real, int& tries)
       : ForwardingNic(std::move(real)), tries_(tries) {}
-  Result<LinkId> connect(std::span<const std::byte>, const std::string& peer_name) override {
+  Result<LinkId> connect_peer(PeerNumber, std::span<const std::byte>,
+                              const std::string& peer_name) override {
     return fail(ErrorCode::kTimeout, "try {}: {} does not answer", ++tries_, peer_name);
   }
 
