@@ -364,7 +364,7 @@ void Connections::shut() {
 }
 
 void Connections::log(LogLevel level, std::string message, std::optional<std::uint32_t> user,
-                      std::source_location where) const {
+                      SourceLine where) const {
   if (log_) log_({level, std::move(message), {}, user, where});
 }
 

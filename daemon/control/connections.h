@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <source_location>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "daemon/control/control_loop.h"
 #include "daemon/control/control_plane.h"
 #include "daemon/control/process_watch.h"
+#include "daemon/control/source_line.h"
 #include "shm/host/unix_socket.h"
 
 namespace mk::daemon::control {
@@ -83,7 +83,7 @@ class Connections final : public ClientPort {
   void update_interest(ClientId id, Connection& connection);
   bool watch(int operation, int fd, std::uint64_t token, std::uint32_t events);
   void log(LogLevel level, std::string message, std::optional<std::uint32_t> user = std::nullopt,
-           std::source_location where = std::source_location::current()) const;
+           SourceLine where = SourceLine::current()) const;
 
   const ControlLoopOptions options_;
   std::optional<shm::FrameListener> listener_;

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <set>
-#include <source_location>
 #include <system_error>
 #include <thread>
 
 #include "daemon/control/connections.h"
+#include "daemon/control/source_line.h"
 #include "shm/host/segment.h"
 #include "shm/host/unique_fd.h"
 #include "shm/host/unix_socket.h"
@@ -270,8 +270,7 @@ class ControlLoop::Impl {
     return plane_->idle() || shm::monotonic_ns() >= *failed_rest_at_ns_ + kFailedDrainNs;
   }
 
-  void log(LogLevel level, std::string message,
-           std::source_location where = std::source_location::current()) const {
+  void log(LogLevel level, std::string message, SourceLine where = SourceLine::current()) const {
     if (control_.log) control_.log({level, std::move(message), {}, std::nullopt, where});
   }
 

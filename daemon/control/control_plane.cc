@@ -252,12 +252,12 @@ std::string ControlPlane::Impl::describe_node(NodeId node) const {
 
 void ControlPlane::Impl::log(LogLevel level, std::string message,
                              std::vector<std::pair<std::string, std::string>> fields,
-                             std::optional<std::uint32_t> user, std::source_location where) const {
+                             std::optional<std::uint32_t> user, SourceLine where) const {
   if (options_.log) options_.log({level, std::move(message), std::move(fields), user, where});
 }
 
 void ControlPlane::Impl::log(LogLevel level, std::string message, const Session& session,
-                             std::source_location where) const {
+                             SourceLine where) const {
   log(level, std::move(message),
       {{"job", session.attach.job},
        {"rank", fmt::format("{}", session.attach.rank)},

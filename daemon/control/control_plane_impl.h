@@ -19,7 +19,6 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +29,7 @@
 #include "daemon/control/job_secret.h"
 #include "daemon/control/link_table.h"
 #include "daemon/control/session.h"
+#include "daemon/control/source_line.h"
 
 namespace mk::daemon::control {
 
@@ -310,9 +310,9 @@ class ControlPlane::Impl {
   void log(LogLevel level, std::string message,
            std::vector<std::pair<std::string, std::string>> fields = {},
            std::optional<std::uint32_t> user = std::nullopt,
-           std::source_location where = std::source_location::current()) const;
+           SourceLine where = SourceLine::current()) const;
   void log(LogLevel level, std::string message, const Session& session,
-           std::source_location where = std::source_location::current()) const;
+           SourceLine where = SourceLine::current()) const;
 
   // inspect.cc
   SessionInfo info_of(const Session& session) const;

@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <source_location>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "daemon/control/source_line.h"
 
 namespace mk::daemon {
 
@@ -25,7 +26,7 @@ struct LogRecord {
   /// The user whose client caused it: each user has a budget of lines. None: the daemon itself.
   std::optional<std::uint32_t> user = std::nullopt;
   /// The line of code that says it, which is its kind: a constant that no client can choose.
-  std::source_location where = std::source_location::current();
+  SourceLine where = SourceLine::current();
 };
 
 /// Called on the control thread; must not block for long. May be empty.

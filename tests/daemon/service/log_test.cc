@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <source_location>
 #include <thread>
 
+#include "daemon/control/source_line.h"
 #include "tests/daemon/service/process_rig.h"
 
 namespace mk::daemon {
@@ -109,10 +109,10 @@ constexpr std::chrono::milliseconds kNever(3'600'000);
 
 /// What one line of the engine's code says.
 LogRecord garbage(const std::string& text, std::optional<std::uint32_t> user) {
-  return {LogLevel::kWarning, text, {}, user, std::source_location::current()};
+  return {LogLevel::kWarning, text, {}, user, SourceLine::current()};
 }
 LogRecord failure(const std::string& text, std::optional<std::uint32_t> user) {
-  return {LogLevel::kError, text, {}, user, std::source_location::current()};
+  return {LogLevel::kError, text, {}, user, SourceLine::current()};
 }
 
 TEST_F(LogFile, NoTextOfAClientMakesAKindOfItsOwn) {
