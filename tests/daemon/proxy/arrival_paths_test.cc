@@ -29,8 +29,8 @@ TEST(ArrivalPaths, BadOnesAreCounted) {
   EXPECT_EQ(rig.proxy->stats().arrivals.value(), 0u);
 }
 
-// Any peer can make up an immediate with any slot in it. It counts only from nodes that have a part of
-// the session's job, and only as long as they have.
+// Any peer can make up an immediate with any slot in it. It counts only from nodes that have a part
+// of the session's job, and only as long as they have.
 TEST(ArrivalPaths, CountOnlyFromNodesOfTheSessionsJob) {
   ProxyRig rig({}, {.name = "scripted",
                     .contract = fabric::DeliveryContract::kUnordered,

@@ -36,7 +36,7 @@ class ScriptedEndpoint : public fabric::Endpoint {
   std::deque<fabric::Event> events;     ///< what the next polls report
   bool complete_at_once = false;        ///< every taken write completes on the next poll
   std::optional<std::uint64_t> due_ns;  ///< the answer of next_due_ns
-  std::function<void()> on_poll;  ///< called by each poll that has something to report
+  std::function<void()> on_poll;        ///< called by each poll that has something to report
   /// How many of the writes offered on the link are taken; empty: all.
   std::function<std::size_t(fabric::LinkId, std::size_t)> accept;
 
@@ -48,8 +48,7 @@ class ScriptedEndpoint : public fabric::Endpoint {
         {.kind = fabric::Event::Kind::kFailed, .cookie = cookie, .code = ErrorCode::kLinkDown});
   }
   void arrive(std::uint32_t immediate, fabric::PeerNumber peer = fabric::kAnyPeer) {
-    events.push_back(
-        {.kind = fabric::Event::Kind::kArrival, .immediate = immediate, .peer = peer});
+    events.push_back({.kind = fabric::Event::Kind::kArrival, .immediate = immediate, .peer = peer});
   }
   void link_down(fabric::LinkId link) {
     events.push_back(

@@ -72,8 +72,8 @@ TEST_F(VerbsContact, ADatagramThatLeavesLateIsStillTheOneThatWasSent) {
   }
 }
 
-// All nodes know the names of all endpoints. Only by what one was told itself does one speak, and only
-// for itself.
+// All nodes know the names of all endpoints. Only by what one was told itself does one speak, and
+// only for itself.
 TEST_F(VerbsContact, WhatAPeerSaysOfAnotherChangesNothing) {
   Node a(on("soft0")), b(on("soft1"));
   const auto joined = [](Node& from, PeerNumber self, Node& to, PeerNumber peer) {
