@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-auto soon() { return std::chrono::steady_clock::now() + 20s; }
+auto until_given_up() { return std::chrono::steady_clock::now() + 20s; }
 
 /// A process of user 65534 that listens at `path`; says with its exit code how many of the first
 /// `connections` had anything to say.
@@ -36,7 +36,7 @@ pid_t listen_as_stranger(const std::string& path, int connections) {
   auto listener = shm::FrameListener::listen(path);
   if (!listener || ::write(ready[1], "x", 1) != 1) ::_exit(102);
   int talked = 0;
-  for (const auto deadline = soon(); connections > 0;) {
+  for (const auto deadline = until_given_up(); connections > 0;) {
     auto accepted = listener->try_accept();
     if (!accepted || std::chrono::steady_clock::now() > deadline) ::_exit(103);
     if (*accepted) {
