@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
@@ -11,11 +12,13 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
+import charts  # noqa: E402
 import operator_tables  # noqa: E402
 
 # Document: of which files it has the tables.
 PRESENT = ["operators_h100_x4", "operators_h100_2x2", "operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"]
-GAINS = {"README.md": ["operators_h200_x8", "operators_h200_2x4", *PRESENT]}
+PERFORMANCE = "deploy/docs/performance.md"
+GAINS = {PERFORMANCE: PRESENT}
 TIMES = {f"kernels/cuda/{op}/FIGURES.md": (op, PRESENT) for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
 MIRRORED = {"operators_h100_1x8_mirrored": "operators_h200_x8", "operators_h100_2x4_mirrored": "operators_h200_2x4"}
 ALONE = {"kernels/cuda/FIGURES.md": "operators_h100_x2_alone"}
@@ -135,7 +138,7 @@ class OperatorTables(unittest.TestCase):
             for name in files:
                 self.assert_has_rows(readme, printed(path(name)), name, least=4)
         for name, real in MIRRORED.items():
-            self.assert_has_rows("README.md", printed("--mirrored-gains", path(name), path(real)), name, least=4)
+            self.assert_has_rows(PERFORMANCE, printed("--mirrored-gains", path(name), path(real)), name, least=4)
         for readme, name in ALONE.items():
             self.assert_has_rows(readme, printed("--alone", path(name)), name)
         for readme, (op, files) in TIMES.items():
@@ -143,6 +146,16 @@ class OperatorTables(unittest.TestCase):
                 self.assert_has_rows(readme, of_operator(printed("--mirrored", path(name), path(real)), op), name)
             for name in files:
                 self.assert_has_rows(readme, of_operator(printed("--times", path(name)), op), name, least=6)
+
+    def test_the_charts_are_those_of_the_files(self):
+        for name in charts.CHARTS:
+            self.assertEqual((charts.IMAGES / f"{name}.svg").read_text(encoding="utf-8"), charts.chart(name),
+                             f"{name}.svg: run python3 tests/bench/charts.py")
+
+    def test_a_bar_is_as_high_as_its_speed_up(self):
+        text = charts.draw("T", "B", {"ag_gemm": {2048: 1.0}, "gemm_ar": {2048: 2.0}})
+        bars = [float(height) for height in re.findall(r'height="([0-9.]+)" fill="#(?:3b6ea8|5a8f4e)"', text)][:2]
+        self.assertAlmostEqual(bars[1] / bars[0], 2.0, places=2)
 
 
 if __name__ == "__main__":
