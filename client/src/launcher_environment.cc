@@ -13,7 +13,6 @@
 #include <string>
 #include <string_view>
 
-#include "client/src/session_checks.h"
 #include "mkernel/mkernel.h"
 #include "shm/host/result.h"
 #include "shm/host/text.h"
@@ -400,7 +399,7 @@ Result<std::string> job_of(const Launcher& launcher) {
   constexpr std::string_view kFluxLetter = "\xc6\x92";
   if (job.starts_with(kFluxLetter)) job.replace(0, kFluxLetter.size(), "f");
   if (suffix != nullptr) job += fmt::format(".{}", suffix);
-  if (is_job_name(job)) return job;
+  if (shm::is_job_name(job)) return job;
   return fail(ErrorCode::kInvalidArgument,
               "{}='{}' makes no job name, which has 1 to {} bytes of printable ASCII without "
               "spaces: set {}",

@@ -11,7 +11,7 @@ namespace {
 constexpr std::chrono::milliseconds kTimeoutMax = std::chrono::hours{24};
 
 Status check_job(const AttachOptions& o) {
-  if (!is_job_name(o.job)) {
+  if (!shm::is_job_name(o.job)) {
     return fail(
         ErrorCode::kInvalidArgument,
         "the job's name must have 1 to {} bytes of printable ASCII without spaces; '{}' has "
@@ -64,11 +64,6 @@ Status check_sizes(const AttachOptions& o) {
 }
 
 }  // namespace
-
-bool is_job_name(std::string_view name) {
-  return !name.empty() && name.size() <= shm::kJobNameBytesMax &&
-         std::ranges::all_of(name, [](char c) { return c > ' ' && c < 0x7f; });
-}
 
 Status check_options(const AttachOptions& options) {
   MK_RETURN_IF_ERROR(check_job(options));

@@ -14,8 +14,6 @@
 
 namespace mk {
 
-/// 1 to 128 bytes of printable ASCII without spaces.
-bool is_job_name(std::string_view name);
 /// What attach takes: names, the place, sizes, times. kInvalidArgument or kLimitExceeded.
 Status check_options(const AttachOptions& options);
 /// A buffer's name or an exchange's tag; `what` says which.

@@ -2,6 +2,7 @@
 
 #include "daemon/control/control_plane_impl.h"
 #include "daemon/control/job_secret.h"
+#include "shm/host/text.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
 
@@ -15,7 +16,7 @@ constexpr std::uint32_t kTimeoutMsMax = 24 * 3600 * 1000;
 /// The first rule an Attach breaks, as far as it can be seen from it alone.
 Status check_shape(const shm::Attach& a) {
   constexpr auto kBad = ErrorCode::kInvalidArgument;
-  if (!valid_job_name(a.job)) {
+  if (!shm::is_job_name(a.job)) {
     return fail(kBad, "a job name has 1 to {} bytes of printable ASCII without spaces",
                 shm::kJobNameBytesMax);
   }

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "daemon/control/control_plane_impl.h"
+#include "shm/host/text.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
 
@@ -26,7 +27,7 @@ Status check_offer_shape(const JobOffer& offer) {
   const auto bad = [&](const std::string& what) {
     return fail(ErrorCode::kProtocol, "its part of job '{}' {}", offer.job, what);
   };
-  if (!valid_job_name(offer.job)) return bad("has a bad name");
+  if (!shm::is_job_name(offer.job)) return bad("has a bad name");
   if (offer.nodes < 2 || offer.nodes > shm::kNodesMax || offer.local_size == 0 ||
       offer.local_size > shm::kLocalRanksMax || offer.node_rank >= offer.nodes ||
       offer.nodes * offer.local_size > shm::kWorldMax) {

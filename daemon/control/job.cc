@@ -8,11 +8,6 @@
 
 namespace mk::daemon::control {
 
-bool valid_job_name(std::string_view name) {
-  return !name.empty() && name.size() <= shm::kJobNameBytesMax &&
-         std::ranges::all_of(name, [](char c) { return c > ' ' && c < 0x7f; });
-}
-
 Job::Job(const shm::Attach& first, std::uint32_t owner, std::uint64_t part, Bytes fresh_nonce)
     : name(first.job),
       part_id(part),

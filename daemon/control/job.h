@@ -18,9 +18,6 @@
 
 namespace mk::daemon::control {
 
-/// 1 to kJobNameBytesMax bytes of printable ASCII without spaces.
-bool valid_job_name(std::string_view name);
-
 /// Another node's part of the job.
 struct RemotePart {
   NodeId node = 0;

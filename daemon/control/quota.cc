@@ -4,10 +4,25 @@ namespace mk::daemon {
 
 namespace {
 
-/// Whether `more` beside `used` exceeds `most`; 0: there is no limit.
-bool exceeds(std::uint64_t most, std::uint64_t used, std::uint64_t more) {
-  return most != 0 && (used > most || more > most - used);
-}
+/// What somebody may hold of something, and holds.
+struct Share {
+  std::uint64_t most;  ///< 0: there is no limit
+  std::uint64_t used;
+  const char* key;  ///< of the configuration
+  const char* remedy;
+
+  bool exceeded_by(std::uint64_t more) const {
+    return most != 0 && (used > most || more > most - used);
+  }
+  /// Whether there is room for `more`; `what` wants it, and it is `holder`'s.
+  Status check(std::uint64_t more, const std::string& what, const char* unit,
+               const std::string& holder) const {
+    if (!exceeded_by(more)) return {};
+    return fail(ErrorCode::kLimitExceeded,
+                "{} would exceed the {} {} that {} may hold ({}), with {} there; {}", what, most,
+                unit, holder, key, used, remedy);
+  }
+};
 
 }  // namespace
 
@@ -35,64 +50,42 @@ std::uint64_t ControlPlane::Impl::session_descriptors(std::optional<std::uint32_
 
 Status ControlPlane::Impl::check_memory(std::uint32_t uid, std::uint64_t bytes,
                                         const std::string& what) const {
-  const std::uint64_t of_user = usage_of(uid).host_bytes, of_all = usage_of({}).host_bytes;
-  if (exceeds(options_.user_max.memory_bytes, of_user, bytes)) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{} would exceed the {} bytes of host memory that user {} may register "
-                "(limits.user_registered), with {} there; deregister some",
-                what, options_.user_max.memory_bytes, uid, of_user);
-  }
-  if (exceeds(options_.all_max.memory_bytes, of_all, bytes)) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{} would exceed the {} bytes of host memory that all clients of this daemon may "
-                "register (limits.all_registered), with {} there; wait for others, or run on "
-                "another node",
-                what, options_.all_max.memory_bytes, of_all);
-  }
-  return {};
-}
-
-Status ControlPlane::Impl::check_session_memory(const Session& session, std::uint64_t bytes,
-                                                const std::string& what) const {
-  if (exceeds(options_.session_memory_bytes_max, session.host_bytes(), bytes)) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{} would exceed the {} bytes of host memory that a session may register "
-                "(limits.registered), with {} there; deregister some, or raise the daemon's limit",
-                what, options_.session_memory_bytes_max, session.host_bytes());
-  }
-  return check_memory(session.credentials.uid, bytes, what);
+  constexpr const char* kUnit = "bytes of host memory";
+  const Share of_user{options_.user_max.memory_bytes, usage_of(uid).host_bytes,
+                      "limits.user_registered", "deregister some"};
+  MK_RETURN_IF_ERROR(of_user.check(bytes, what, kUnit, fmt::format("user {}", uid)));
+  const Share of_all{options_.all_max.memory_bytes, usage_of({}).host_bytes,
+                     "limits.all_registered", "wait for others, or run on another node"};
+  return of_all.check(bytes, what, kUnit, "all clients together");
 }
 
 Status ControlPlane::Impl::check_descriptors(std::uint32_t uid, std::uint64_t count,
                                              const std::string& what) const {
-  const std::uint64_t of_user = usage_of(uid).descriptors, of_all = usage_of({}).descriptors;
-  if (exceeds(options_.user_max.descriptors, of_user, count)) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{} would exceed the {} descriptors of this daemon that user {} may hold "
-                "(limits.user_descriptors), with {} there; deregister buffers or detach",
-                what, options_.user_max.descriptors, uid, of_user);
-  }
-  if (exceeds(options_.all_max.descriptors, of_all, count)) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{} would exceed the {} descriptors that all clients of this daemon may hold "
-                "(limits.descriptors; systemd: LimitNOFILE), with {} there; wait for others",
-                what, options_.all_max.descriptors, of_all);
-  }
-  return {};
+  constexpr const char* kUnit = "descriptors of this daemon";
+  const Share of_user{options_.user_max.descriptors, usage_of(uid).descriptors,
+                      "limits.user_descriptors", "deregister buffers or detach"};
+  MK_RETURN_IF_ERROR(of_user.check(count, what, kUnit, fmt::format("user {}", uid)));
+  const Share of_all{options_.all_max.descriptors, usage_of({}).descriptors,
+                     "limits.descriptors; systemd: LimitNOFILE", "wait for others"};
+  return of_all.check(count, what, kUnit, "all clients together");
+}
+
+Status ControlPlane::Impl::check_session_memory(const Session& session, std::uint64_t bytes,
+                                                const std::string& what) const {
+  const Share of_session{options_.session_memory_bytes_max, session.host_bytes(),
+                         "limits.registered", "deregister some, or raise the daemon's limit"};
+  MK_RETURN_IF_ERROR(of_session.check(bytes, what, "bytes of host memory", "a session"));
+  return check_memory(session.credentials.uid, bytes, what);
 }
 
 Status ControlPlane::Impl::check_buffer_count(const Session& session,
                                               const std::string& name) const {
-  const std::uint64_t most = options_.user_max.buffers;
-  const std::uint64_t used = usage_of(session.credentials.uid).buffers;
-  if (exceeds(most, used, 1)) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{}: buffer '{}': user {} has {} registered buffers, the most one user may have "
-                "(limits.user_buffers); deregister some",
-                session.describe(), name, session.credentials.uid, used);
-  }
-  return check_descriptors(session.credentials.uid, 1,
-                           fmt::format("{}: buffer '{}'", session.describe(), name));
+  const std::uint32_t uid = session.credentials.uid;
+  const std::string what = fmt::format("{}: buffer '{}'", session.describe(), name);
+  const Share of_user{options_.user_max.buffers, usage_of(uid).buffers, "limits.user_buffers",
+                      "deregister some"};
+  MK_RETURN_IF_ERROR(of_user.check(1, what, "registered buffers", fmt::format("user {}", uid)));
+  return check_descriptors(uid, 1, what);
 }
 
 }  // namespace mk::daemon

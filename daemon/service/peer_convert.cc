@@ -24,6 +24,22 @@ Bytes as_bytes(const std::string& text) {
 
 // -- to protobuf ------------------------------------------------------------------------------
 
+/// Which part of which job a message is about.
+template <class From, class To>
+void put_part_id(const From& from, To& to) {
+  to.set_job(from.job);
+  to.set_part_id(from.part_id);
+}
+
+/// The same, and the part's place in the job.
+template <class From, class To>
+void put_place(const From& from, To& to) {
+  put_part_id(from, to);
+  to.set_node_rank(from.node_rank);
+  to.set_nodes(from.nodes);
+  to.set_local_size(from.local_size);
+}
+
 void put(const PeerHello& from, v1::PeerMessage& to) {
   v1::Hello& hello = *to.mutable_hello();
   hello.set_node(from.node);
@@ -39,11 +55,7 @@ void put(const PeerHello& from, v1::PeerMessage& to) {
 
 void put(const JobOffer& from, v1::PeerMessage& to) {
   v1::JobOffer& offer = *to.mutable_job_offer();
-  offer.set_job(from.job);
-  offer.set_part_id(from.part_id);
-  offer.set_node_rank(from.node_rank);
-  offer.set_nodes(from.nodes);
-  offer.set_local_size(from.local_size);
+  put_place(from, offer);
   offer.set_uid(from.uid);
   offer.set_has_secret(from.has_secret);
   offer.set_nonce(as_string(from.nonce));
@@ -51,19 +63,14 @@ void put(const JobOffer& from, v1::PeerMessage& to) {
 
 void put(const JobProof& from, v1::PeerMessage& to) {
   v1::JobProof& proof = *to.mutable_job_proof();
-  proof.set_job(from.job);
-  proof.set_part_id(from.part_id);
+  put_part_id(from, proof);
   proof.set_peer_part_id(from.peer_part_id);
   proof.set_proof(as_string(from.proof));
 }
 
 void put(const JobPart& from, v1::PeerMessage& to) {
   v1::JobPart& part = *to.mutable_job_part();
-  part.set_job(from.job);
-  part.set_part_id(from.part_id);
-  part.set_node_rank(from.node_rank);
-  part.set_nodes(from.nodes);
-  part.set_local_size(from.local_size);
+  put_place(from, part);
   for (const PeerSession& session : from.sessions) {
     v1::PeerSession& one = *part.add_sessions();
     one.set_rank(session.rank);
@@ -75,15 +82,13 @@ void put(const JobPart& from, v1::PeerMessage& to) {
 
 void put(const JobReady& from, v1::PeerMessage& to) {
   v1::JobReady& ready = *to.mutable_job_ready();
-  ready.set_job(from.job);
-  ready.set_part_id(from.part_id);
+  put_part_id(from, ready);
   ready.set_peer_part_id(from.peer_part_id);
 }
 
 void put(const RegionAnnounce& from, v1::PeerMessage& to) {
   v1::RegionAnnounce& region = *to.mutable_region_announce();
-  region.set_job(from.job);
-  region.set_part_id(from.part_id);
+  put_part_id(from, region);
   region.set_rank(from.rank);
   region.set_handle(from.handle);
   region.set_bytes(from.bytes);
@@ -92,8 +97,7 @@ void put(const RegionAnnounce& from, v1::PeerMessage& to) {
 
 void put(const RegionWithdraw& from, v1::PeerMessage& to) {
   v1::RegionWithdraw& region = *to.mutable_region_withdraw();
-  region.set_job(from.job);
-  region.set_part_id(from.part_id);
+  put_part_id(from, region);
   region.set_rank(from.rank);
   region.set_handle(from.handle);
   region.set_shared(from.shared);
@@ -104,8 +108,7 @@ void put(const RegionWithdraw& from, v1::PeerMessage& to) {
 
 void put(const ExchangePart& from, v1::PeerMessage& to) {
   v1::ExchangePart& part = *to.mutable_exchange_part();
-  part.set_job(from.job);
-  part.set_part_id(from.part_id);
+  put_part_id(from, part);
   part.set_rank(from.rank);
   part.set_sequence(from.sequence);
   part.set_tag(from.tag);
@@ -114,8 +117,7 @@ void put(const ExchangePart& from, v1::PeerMessage& to) {
 
 void put(const JobLeft& from, v1::PeerMessage& to) {
   v1::JobLeft& left = *to.mutable_job_left();
-  left.set_job(from.job);
-  left.set_part_id(from.part_id);
+  put_part_id(from, left);
   left.set_rank(from.rank);
   left.set_code(static_cast<std::uint32_t>(from.code));
   left.set_reason(std::string(shm::clip_utf8(from.reason, shm::kMessageTextBytesMax)));
@@ -148,6 +150,34 @@ class Checker {
     size(field, value, max);
     return shm::plain_text(value, max);
   }
+  /// Which part of which job the message is about.
+  template <class From, class To>
+  void part_id(const From& from, To& to) {
+    to.job = text("bytes of job", from.job(), shm::kJobNameBytesMax);
+    to.part_id = from.part_id();
+  }
+  /// The same, and the part's place in the job.
+  template <class From, class To>
+  void place(const From& from, To& to) {
+    at_most("node_rank", from.node_rank(), shm::kNodesMax - 1);
+    at_most("nodes", from.nodes(), shm::kNodesMax);
+    at_most("local_size", from.local_size(), shm::kLocalRanksMax);
+    part_id(from, to);
+    to.node_rank = from.node_rank();
+    to.nodes = from.nodes();
+    to.local_size = from.local_size();
+  }
+  /// The same as `part_id`, and one of the job's ranks.
+  template <class From, class To>
+  void rank(const From& from, To& to) {
+    at_most("rank", from.rank(), shm::kWorldMax - 1);
+    part_id(from, to);
+    to.rank = from.rank();
+  }
+  Bytes bytes(const char* field, const std::string& value, std::size_t max) {
+    size(field, value, max);
+    return as_bytes(value);
+  }
   /// The value when it fits 16 bits.
   std::uint16_t word(const char* field, std::uint32_t value) {
     at_most(field, value, 0xffff);
@@ -176,8 +206,8 @@ Result<PeerMessage> take(const v1::Hello& from) {
   hello.version = check.text("bytes of version", from.version(), shm::kNameBytesMax);
   hello.fabric = check.text("bytes of fabric", from.fabric(), shm::kNameBytesMax);
   for (const std::string& address : from.rail_addresses()) {
-    check.size("bytes of a rail's address", address, kAddressBytesMax);
-    hello.rail_addresses.push_back(as_bytes(address));
+    hello.rail_addresses.push_back(
+        check.bytes("bytes of a rail's address", address, kAddressBytesMax));
   }
   check.at_most("number of rails' devices", static_cast<std::uint64_t>(from.rail_devices_size()),
                 shm::kLocalRanksMax);
@@ -191,115 +221,86 @@ Result<PeerMessage> take(const v1::Hello& from) {
 
 Result<PeerMessage> take(const v1::JobOffer& from) {
   Checker check("job_offer");
-  check.at_most("node_rank", from.node_rank(), shm::kNodesMax - 1);
-  check.at_most("nodes", from.nodes(), shm::kNodesMax);
-  check.at_most("local_size", from.local_size(), shm::kLocalRanksMax);
-  check.size("bytes of nonce", from.nonce(), kNonceBytes);
   JobOffer offer;
-  offer.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  offer.part_id = from.part_id();
-  offer.node_rank = from.node_rank();
-  offer.nodes = from.nodes();
-  offer.local_size = from.local_size();
+  check.place(from, offer);
   offer.uid = from.uid();
   offer.has_secret = from.has_secret();
-  offer.nonce = as_bytes(from.nonce());
+  offer.nonce = check.bytes("bytes of nonce", from.nonce(), kNonceBytes);
   return check.result(std::move(offer));
 }
 
 Result<PeerMessage> take(const v1::JobProof& from) {
   Checker check("job_proof");
-  check.size("bytes of proof", from.proof(), kDigestBytes);
   JobProof proof;
-  proof.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  proof.part_id = from.part_id();
+  check.part_id(from, proof);
   proof.peer_part_id = from.peer_part_id();
-  proof.proof = as_bytes(from.proof());
+  proof.proof = check.bytes("bytes of proof", from.proof(), kDigestBytes);
   return check.result(std::move(proof));
 }
 
 Result<PeerMessage> take(const v1::JobPart& from) {
   Checker check("job_part");
-  check.at_most("node_rank", from.node_rank(), shm::kNodesMax - 1);
-  check.at_most("nodes", from.nodes(), shm::kNodesMax);
-  check.at_most("local_size", from.local_size(), shm::kLocalRanksMax);
+  JobPart part;
+  check.place(from, part);
   check.at_most("number of sessions", static_cast<std::uint64_t>(from.sessions_size()),
                 kPartSessionsMax);
-  JobPart part;
-  part.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  part.part_id = from.part_id();
-  part.node_rank = from.node_rank();
-  part.nodes = from.nodes();
-  part.local_size = from.local_size();
   for (const v1::PeerSession& one : from.sessions()) {
     check.at_most("rank", one.rank(), shm::kWorldMax - 1);
     check.at_most("slot", one.slot(), shm::kSessionsMax - 1);
     check.at_most("flag_count", one.flag_count(), shm::kFlagsMax);
-    check.size("bytes of flags_key", one.flags_key(), kKeyBytesMax);
-    part.sessions.push_back({one.rank(), one.slot(), one.flag_count(), as_bytes(one.flags_key())});
+    part.sessions.push_back({one.rank(), one.slot(), one.flag_count(),
+                             check.bytes("bytes of flags_key", one.flags_key(), kKeyBytesMax)});
   }
   return check.result(std::move(part));
 }
 
 Result<PeerMessage> take(const v1::JobReady& from) {
   Checker check("job_ready");
-  std::string job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  return check.result(JobReady{std::move(job), from.part_id(), from.peer_part_id()});
+  JobReady ready;
+  check.part_id(from, ready);
+  ready.peer_part_id = from.peer_part_id();
+  return check.result(std::move(ready));
 }
 
 Result<PeerMessage> take(const v1::RegionAnnounce& from) {
   Checker check("region_announce");
-  check.at_most("rank", from.rank(), shm::kWorldMax - 1);
-  check.at_most("bytes", from.bytes(), shm::kBufferBytesMax);
-  check.size("bytes of key", from.key(), kKeyBytesMax);
   RegionAnnounce region;
-  region.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  region.part_id = from.part_id();
-  region.rank = from.rank();
+  check.rank(from, region);
+  check.at_most("bytes", from.bytes(), shm::kBufferBytesMax);
   region.handle = check.word("handle", from.handle());
   region.bytes = from.bytes();
-  region.key = as_bytes(from.key());
+  region.key = check.bytes("bytes of key", from.key(), kKeyBytesMax);
   return check.result(std::move(region));
 }
 
 Result<PeerMessage> take(const v1::RegionWithdraw& from) {
   Checker check("region_withdraw");
-  check.at_most("rank", from.rank(), shm::kWorldMax - 1);
-  const std::uint16_t handle = check.word("handle", from.handle());
+  RegionWithdraw region;
+  check.rank(from, region);
   check.at_most("flag_base", from.flag_base(), shm::kFlagsMax);
   check.at_most("flag_count", from.flag_count(), shm::kFlagsMax);
-  RegionWithdraw region{check.text("bytes of job", from.job(), shm::kJobNameBytesMax),
-                        from.part_id(),
-                        from.rank(),
-                        handle,
-                        from.shared(),
-                        from.flag_base(),
-                        from.flag_count()};
+  region.handle = check.word("handle", from.handle());
+  region.shared = from.shared();
+  region.flag_base = from.flag_base();
+  region.flag_count = from.flag_count();
   if (from.has_arrivals()) region.arrivals = from.arrivals();
   return check.result(std::move(region));
 }
 
 Result<PeerMessage> take(const v1::ExchangePart& from) {
   Checker check("exchange_part");
-  check.at_most("rank", from.rank(), shm::kWorldMax - 1);
-  check.size("bytes of blob", from.blob(), shm::kExchangeBlobBytesMax);
   ExchangePart part;
-  part.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  part.part_id = from.part_id();
-  part.rank = from.rank();
+  check.rank(from, part);
   part.sequence = from.sequence();
   part.tag = check.text("bytes of tag", from.tag(), shm::kNameBytesMax);
-  part.blob = as_bytes(from.blob());
+  part.blob = check.bytes("bytes of blob", from.blob(), shm::kExchangeBlobBytesMax);
   return check.result(std::move(part));
 }
 
 Result<PeerMessage> take(const v1::JobLeft& from) {
   Checker check("job_left");
-  check.at_most("rank", from.rank(), shm::kWorldMax - 1);
   JobLeft left;
-  left.job = check.text("bytes of job", from.job(), shm::kJobNameBytesMax);
-  left.part_id = from.part_id();
-  left.rank = from.rank();
+  check.rank(from, left);
   left.code = static_cast<ErrorCode>(from.code());  // a newer peer's code is still an error
   // Whatever a sentence of another daemon is like, it costs nobody a stream.
   left.reason = shm::plain_text(from.reason(), shm::kMessageTextBytesMax);
@@ -310,8 +311,8 @@ Result<PeerMessage> take(const v1::JobLeft& from) {
 Result<PeerMessage> take(const v1::RailMoved& from) {
   Checker check("rail_moved");
   check.at_most("rail", from.rail(), shm::kLocalRanksMax - 1);
-  check.size("bytes of address", from.address(), kAddressBytesMax);
-  return check.result(RailMoved{from.rail(), as_bytes(from.address())});
+  RailMoved moved{from.rail(), check.bytes("bytes of address", from.address(), kAddressBytesMax)};
+  return check.result(std::move(moved));
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ Result<BufferFile> BufferFile::map(UniqueFd fd, std::uint64_t bytes) {
                 "the received buffer has {} bytes where {} were announced", actual, bytes);
   }
   MK_ASSIGN_OR_RETURN(auto region, map_shared(fd.get(), bytes, "the received buffer"));
-  exclude_from_dumps(region);
+  exclude_from_dumps(region.get_address(), region.get_size());
   return BufferFile(std::move(fd), std::move(region));
 }
 

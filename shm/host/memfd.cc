@@ -91,9 +91,9 @@ Result<std::uint64_t> file_bytes(int fd, std::string_view what) {
   return static_cast<std::uint64_t>(status.st_size);
 }
 
-void exclude_from_dumps(const boost::interprocess::mapped_region& region) {
+void exclude_from_dumps(void* address, std::size_t bytes) {
   // Only advice: where the kernel takes none, the dump is larger.
-  (void)::madvise(region.get_address(), region.get_size(), MADV_DONTDUMP);
+  (void)::madvise(address, bytes, MADV_DONTDUMP);
 }
 
 Result<boost::interprocess::mapped_region> map_shared(int fd, std::uint64_t bytes,

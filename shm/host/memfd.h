@@ -34,7 +34,7 @@ Result<std::uint64_t> file_bytes(int fd, std::string_view what);
 
 /// Leaves the mapping out of core dumps: what others share with this process is not ours to write
 /// to a disk, and can be most of a machine's memory.
-void exclude_from_dumps(const boost::interprocess::mapped_region& region);
+void exclude_from_dumps(void* address, std::size_t bytes);
 
 /// Maps the first `bytes` for reading and writing, shared.
 Result<boost::interprocess::mapped_region> map_shared(int fd, std::uint64_t bytes,

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "shm/limits.h"
+
 namespace mk::shm {
 
 /// The longest prefix of at most `bytes_max` bytes that does not end inside a UTF-8 character.
@@ -49,6 +51,15 @@ constexpr bool is_plain_text(std::string_view text) {
     const std::size_t bytes = plain_character(text);
     if (bytes == 0) return false;
     text.remove_prefix(bytes);
+  }
+  return true;
+}
+
+/// Whether `name` can be a job's: 1 to kJobNameBytesMax bytes of printable ASCII without spaces.
+constexpr bool is_job_name(std::string_view name) {
+  if (name.empty() || name.size() > kJobNameBytesMax) return false;
+  for (const char c : name) {
+    if (c <= ' ' || c >= 0x7f) return false;
   }
   return true;
 }

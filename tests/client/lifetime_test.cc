@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "shm/host/memory_room.h"
 #include "tests/client/embedded_ranks.h"
 #include "tests/client/lifetime_runs.h"
@@ -205,6 +207,43 @@ TEST(CreationThatCannotFit, OnOneRankIsEveryRanksErrorAtOnce) {
     EXPECT_NE(std::string::npos, op.error().message.find("of its 64 are free"))
         << op.error().message;
     EXPECT_LT(std::chrono::steady_clock::now() - began, options.timeout) << "nobody waited it out";
+  });
+}
+
+// A rank that is late finds what another had given up on: it may use that part, and harms nobody.
+TEST(CreationThatTimesOut, LeavesItsPartToRanksThatComeLater) {
+  const auto cluster = cluster_of(2);
+  ASSERT_NE(nullptr, cluster);
+  std::promise<void> gave_up;
+  for_ranks(2, [&](std::uint32_t rank) {
+    auto options = place(*cluster, 1, rank, "late");
+    if (rank == 0) options.timeout = std::chrono::seconds(5);  // of the attachment, too
+    auto session = Session::attach(options);
+    if (rank == 1) gave_up.get_future().wait_for(std::chrono::seconds(60));
+    ASSERT_TRUE(session) << session.error().message;
+    GemmAllReduce::Tuning tuning;
+    tuning.wait_timeout = std::chrono::milliseconds(500);
+    auto op = GemmAllReduce::create(*session, {64, 64, 64}, tuning);
+    if (rank == 0) gave_up.set_value();
+    if (rank == 0) {
+      ASSERT_FALSE(op);
+      EXPECT_EQ(ErrorCode::kTimeout, op.error().code);
+      EXPECT_NE(std::string::npos, op.error().message.find("missing: rank 1"))
+          << op.error().message;
+    } else {
+      ASSERT_TRUE(op) << op.error().message;
+      const test::Elements a = test::filled(64 * 64, 1), b = test::filled(64 * 64, 1);
+      test::Elements c(64 * 64);
+      const auto alone = op->launch(a.data(), b.data(), c.data(), 64, LaunchMode::kFused);
+      ASSERT_FALSE(alone);
+      EXPECT_EQ(ErrorCode::kTimeout, alone.error().code) << alone.error().message;
+    }
+    // Both sessions go on.
+    const Status together = session->barrier();
+    ASSERT_TRUE(together) << "rank " << rank << ": " << together.error().message;
+    auto next = AnyOperator::create(*session, Kind::kGemmAllReduce);
+    ASSERT_TRUE(next) << next.error().message;
+    EXPECT_TRUE(next->launch(2));
   });
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "shm/host/text.h"
+#include "shm/limits.h"
 
 namespace mk {
 namespace {
@@ -70,6 +71,16 @@ TEST(ClipUtf8, NeverCutsACharacter) {
 
 TEST(ClipUtf8, CutsWhatIsNoUtf8WhereItIs) {
   EXPECT_EQ(shm::clip_utf8(std::string(20, '\x80'), 10), std::string(10, '\x80'));
+}
+
+TEST(JobName, IsPrintableAsciiWithoutSpaces) {
+  for (const std::string& name :
+       {std::string("a"), std::string("train-7/b:~!"), std::string(shm::kJobNameBytesMax, 'x')})
+    EXPECT_TRUE(shm::is_job_name(name)) << name;
+  for (const std::string& name :
+       {std::string(), std::string(shm::kJobNameBytesMax + 1, 'x'), std::string("a b"),
+        std::string("a\n"), std::string("\x7f"), std::string("caf\xc3\xa9"), std::string(1, '\0')})
+    EXPECT_FALSE(shm::is_job_name(name)) << name;
 }
 
 TEST(PlainText, IsUtf8WithoutControlCharacters) {

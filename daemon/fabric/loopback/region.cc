@@ -172,7 +172,7 @@ Result<std::shared_ptr<Target>> map_target(int fd, const Key& key) {
   }
   MK_ASSIGN_OR_RETURN(auto mapping,
                       shm::map_shared(fd, key.fd_offset + key.bytes, "the peer's region"));
-  shm::exclude_from_dumps(mapping);
+  shm::exclude_from_dumps(mapping.get_address(), mapping.get_size());
   auto* address = static_cast<std::byte*>(mapping.get_address()) + key.fd_offset;
   return std::make_shared<Target>(std::move(mapping), address, key.bytes);
 }

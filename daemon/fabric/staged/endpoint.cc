@@ -8,6 +8,7 @@
 
 #include "daemon/fabric/staged/carrier.h"
 #include "daemon/fabric/striped/pack.h"
+#include "shm/host/memfd.h"
 
 namespace mk::fabric {
 namespace staged {
@@ -219,6 +220,7 @@ Status StagedEndpoint::make_image(Region& region) {
   MK_ASSIGN_OR_RETURN(auto driver, copier_.driver());
   MK_ASSIGN_OR_RETURN(region.memory,
                       shm::BufferFile::create("mkernel-staging", kImageOffset + region.bytes));
+  shm::exclude_from_dumps(region.memory.data(), region.memory.bytes());
   MK_ASSIGN_OR_RETURN(region.gpu_slot, copier_.use(region.device));
   std::byte* const image = region.memory.data() + kImageOffset;
   MK_ASSIGN_OR_RETURN(region.pinned, gpu::PinnedPages::pin(driver, region.device, image,

@@ -65,10 +65,10 @@ TEST_F(UserLimits, BuffersAndTheirBytesOverAllSessions) {
   EXPECT_EQ(node.register_buffer(b, 4 * 4096), shm::kNoHandle);
   expect_refused(
       node, b,
-      fmt::format("would exceed the {} bytes of host memory that user 1000 may register", most));
+      fmt::format("would exceed the {} bytes of host memory that user 1000 may hold", most));
   EXPECT_NE(node.register_buffer(b, 2 * 4096), 0);
   EXPECT_EQ(node.register_buffer(a, 4096), shm::kNoHandle);
-  expect_refused(node, a, "user 1000 has 3 registered buffers");
+  expect_refused(node, a, "would exceed the 3 registered buffers that user 1000 may hold");
   EXPECT_NE(node.register_buffer(other, 5 * 4096), 0);
   node.send(b, shm::DeregisterBuffer{second});
   node.step();

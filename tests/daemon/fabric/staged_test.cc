@@ -1,6 +1,8 @@
 // GPU memory staged through the host, over a driver whose streams do their work when the test says
 // so: nothing is sent before it is copied out of the GPU, nothing is shown before it is copied into
 // the other one, and halves of writes find each other in whatever order they come.
+#include <fstream>
+
 #include "daemon/fabric/staged/receiver.h"
 #include "tests/daemon/fabric/forwarding_nic.h"
 #include "tests/daemon/fabric/gpu_pair.h"
@@ -54,6 +56,22 @@ TEST_P(StagedTest, NothingIsSentOrShownBeforeItsCopyIsOver) {
   ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(9) == 1 && a.completed.contains(5); }));
   EXPECT_EQ(pair.target.data()[4096], kPoison);
   EXPECT_EQ(pair.target.data()[4097 + kBytes], kPoison);
+}
+
+// Images hold what ranks of all users compute.
+TEST_P(StagedTest, ImagesAreLeftOutOfCoreDumps) {
+  const Pair pair(GetParam(), 1 << 16);
+  std::ifstream maps("/proc/self/smaps");
+  std::size_t images = 0;
+  bool image = false;
+  for (std::string line; std::getline(maps, line);) {
+    // A mapping begins with its addresses, and its flags end it.
+    if (line.find('-') < line.find(' ')) image = line.find("mkernel-staging") != std::string::npos;
+    if (!image || !line.starts_with("VmFlags:")) continue;
+    ++images;
+    EXPECT_NE((line + ' ').find(" dd "), std::string::npos) << line;
+  }
+  EXPECT_GE(images, 2u);
 }
 
 TEST_P(StagedTest, HostMemoryGoesAsItWouldWithoutGpus) {
