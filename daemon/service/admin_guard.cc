@@ -75,7 +75,7 @@ class AdminGuard::Impl final : public v1::Admin::Service {
     if (!may_change(names)) {
       const std::string text = fmt::format(
           "{} changes the daemon, and {} may only look at it here{}", method, who, rights_.instead);
-      logger_.audit_refused(caller(names, context.peer()),
+      logger_.audit_refused(caller(names, context.peer()), method,
                             fmt::format("audit: refused {}{} to {}", method, what, who),
                             fields(method, who, "refused"));
       return {grpc::StatusCode::PERMISSION_DENIED, text};

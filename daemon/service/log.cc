@@ -21,6 +21,9 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 constexpr std::size_t kAccountsMax = 256;  ///< users, and callers, with a budget of their own
 constexpr std::chrono::minutes kAccountIdleTime(1);
 constexpr std::size_t kHeldBackBytesMax = 200;  ///< of a sentence that stands for others
+constexpr std::string_view kRefusedKind = "audit";
+/// Callers and methods that are counted at a time: who has thousands of uids has a line for each.
+constexpr std::size_t kRefusedEntriesMax = 1024;
 
 std::string_view name_of(LogLevel level) {
   switch (level) {
@@ -199,7 +202,7 @@ Logger::Logger(LoggerOptions options)
       format_(resolve_log_format(options_.format, options_.fd)),
       level_(options_.level) {}
 
-Logger::~Logger() = default;
+Logger::~Logger() { tell_refused(); }
 
 void Logger::write(LogLevel level, std::string_view message, const Fields& fields) {
   if (level >= level_.load(std::memory_order_relaxed)) emit(level, message, fields);
@@ -216,17 +219,46 @@ void Logger::write_limited(LogKind kind, LogLevel level, std::string_view messag
   emit_admitted(level, message, fields, held_back);
 }
 
-void Logger::audit_refused(const std::string& caller, std::string_view message,
-                           const Fields& fields) {
-  std::uint64_t held_back = 0;
+void Logger::audit_refused(const std::string& caller, std::string_view method,
+                           std::string_view message, const Fields& fields) {
+  bool full = false;
   {
     std::lock_guard lock(mutex_);
-    if (!admit(account_of(callers_, caller), true, {"audit"}, LogLevel::kWarning, message,
-               held_back)) {
-      return;
+    std::uint64_t held_back = 0;
+    Account& account = account_of(callers_, caller);
+    if (!admit(account, true, {kRefusedKind}, LogLevel::kWarning, message, held_back)) {
+      // They are told by the ledger, which forgets nothing, and not by the account.
+      account.kinds[{kRefusedKind, 0}].held_back = 0;
+      Refused& entry = refused_[{caller, std::string(method)}];
+      entry.last_unix_ns = now_unix_ns();
+      if (entry.count++ == 0) entry.first_unix_ns = entry.last_unix_ns;
+      if (refused_.size() < kRefusedEntriesMax) return;
+      full = true;
     }
   }
-  emit_admitted(LogLevel::kWarning, message, fields, held_back);
+  if (full) return tell_refused();
+  emit(LogLevel::kWarning, message, fields);
+}
+
+void Logger::tell_refused() {
+  decltype(refused_) told;
+  {
+    std::lock_guard lock(mutex_);
+    told.swap(refused_);
+  }
+  for (const auto& [who, entry] : told) {
+    const auto& [caller, method] = who;
+    const std::string first = time_text(entry.first_unix_ns), last = time_text(entry.last_unix_ns);
+    emit(LogLevel::kWarning,
+         fmt::format("audit: refused {} to {}, {} more times from {} to {}", method, caller,
+                     entry.count, first, last),
+         {{"audit", method},
+          {"who", caller},
+          {"result", "refused"},
+          {"count", std::to_string(entry.count)},
+          {"first", first},
+          {"last", last}});
+  }
 }
 
 LogSink Logger::sink() {
@@ -247,6 +279,7 @@ LogSink Logger::sink() {
 }
 
 void Logger::tell_held_back() {
+  tell_refused();
   struct Line {
     LogLevel level;
     std::string text;
@@ -255,16 +288,14 @@ void Logger::tell_held_back() {
   {
     const auto now = std::chrono::steady_clock::now();
     std::lock_guard lock(mutex_);
-    for (Accounts* accounts : {&users_, &callers_}) {
-      for (auto& [owner, account] : *accounts) {
-        for (auto& [kind, budget] : account.kinds) {
-          budget.refill(now, options_.burst, options_.refill);
-          if (budget.held_back == 0 || budget.tokens < 1) continue;
-          budget.tokens -= 1;
-          lines.push_back({budget.level, fmt::format("{} events were not logged, the last: {}",
-                                                     std::exchange(budget.held_back, 0),
-                                                     std::exchange(budget.last, {}))});
-        }
+    for (auto& [owner, account] : users_) {
+      for (auto& [kind, budget] : account.kinds) {
+        budget.refill(now, options_.burst, options_.refill);
+        if (budget.held_back == 0 || budget.tokens < 1) continue;
+        budget.tokens -= 1;
+        lines.push_back({budget.level, fmt::format("{} events were not logged, the last: {}",
+                                                   std::exchange(budget.held_back, 0),
+                                                   std::exchange(budget.last, {}))});
       }
     }
   }

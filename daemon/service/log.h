@@ -68,14 +68,16 @@ class Logger {
              const std::vector<std::pair<std::string, std::string>>& fields) {
     emit(LogLevel::kInfo, message, fields);
   }
-  /// Who tried to change what, and may not: whatever the level, too, on a budget that nothing else
-  /// uses, one for each `caller`. Those beyond it are counted, and the count is written.
-  void audit_refused(const std::string& caller, std::string_view message,
+  /// Who tried to change what, and may not: whatever the level, too. Each `caller` has a budget of
+  /// lines that nothing else uses. No attempt goes unsaid: those beyond the budget are counted by
+  /// caller and `method`, and one line says how many there were, whose, and from when to when.
+  void audit_refused(const std::string& caller, std::string_view method, std::string_view message,
                      const std::vector<std::pair<std::string, std::string>>& fields);
   /// For the engine: each line of code that logs is a kind, and each user has a budget.
   LogSink sink();
   /// Writes how many events were held back since something was last said of them, where nothing
-  /// like them has been written since. Call it every few seconds.
+  /// like them has been written since; and all refused changes that have no line yet. Call it every
+  /// few seconds; the destructor tells the last of these.
   void tell_held_back();
 
  private:
@@ -98,6 +100,10 @@ class Logger {
     std::map<std::pair<std::string_view, std::uint32_t>, Budget> kinds;  ///< by constant and line
   };
   using Accounts = std::map<std::string, Account>;
+  /// Refused changes of one caller and method that have no line of their own.
+  struct Refused {
+    std::uint64_t count = 0, first_unix_ns = 0, last_unix_ns = 0;
+  };
   struct Kind {
     std::string_view name;
     std::uint32_t line = 0;
@@ -108,6 +114,7 @@ class Logger {
   /// Whether one more may be written; `held_back` is how many were not, before it.
   bool admit(Account& account, bool bounded_in_all, const Kind& kind, LogLevel level,
              std::string_view message, std::uint64_t& held_back);
+  void tell_refused();
   void emit_admitted(LogLevel level, std::string_view message,
                      const std::vector<std::pair<std::string, std::string>>& fields,
                      std::uint64_t held_back);
@@ -120,6 +127,7 @@ class Logger {
   std::mutex mutex_;
   Accounts users_;    ///< by uid; "": the daemon itself
   Accounts callers_;  ///< of the Admin service, for refused changes
+  std::map<std::pair<std::string, std::string>, Refused> refused_;  ///< by caller and method
 };
 
 /// One line of each format, without the newline; time in ns of CLOCK_REALTIME. For the logger and

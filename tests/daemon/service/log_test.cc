@@ -2,11 +2,13 @@
 #include "daemon/service/log.h"
 
 #include <fcntl.h>
+#include <fmt/chrono.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
@@ -167,23 +169,77 @@ TEST_F(LogFile, WhatWasHeldBackIsToldWithoutAnotherEvent) {
   EXPECT_EQ(lines().size(), said) << "once";
 }
 
+LoggerOptions without_refill(int fd) {
+  return {.level = LogLevel::kError,
+          .format = LogFormat::kJson,
+          .fd = fd,
+          .burst = 5,
+          .refill = kNever,
+          .user_burst = 7,
+          .user_refill = kNever};
+}
+
 TEST_F(LogFile, AuditsHaveABudgetThatNothingElseUses) {
-  Logger logger({.level = LogLevel::kError,
-                 .format = LogFormat::kJson,
-                 .fd = fd,
-                 .burst = 5,
-                 .refill = kNever,
-                 .user_burst = 7,
-                 .user_refill = kNever});
+  Logger logger(without_refill(fd));
   const LogSink sink = logger.sink();
   for (int i = 0; i < 100; ++i) sink(failure("noise", 1000));
   ASSERT_EQ(lines().size(), 5u);
   for (int i = 0; i < 100; ++i) logger.audit("audit: done", {});
   EXPECT_EQ(lines().size(), 105u) << "no change goes unsaid";
-  for (int i = 0; i < 100; ++i) logger.audit_refused("uid 1000", "audit: refused", {});
+  for (int i = 0; i < 100; ++i) logger.audit_refused("uid 1000", "Drain", "audit: refused", {});
   EXPECT_EQ(lines().size(), 110u);
-  logger.audit_refused("uid 1001", "audit: refused", {});
+  logger.audit_refused("uid 1001", "Drain", "audit: refused", {});
   EXPECT_EQ(lines().size(), 111u) << "each caller has its own";
+}
+
+// Of a flood of refusals, how many there were, whose and when is told of every one.
+TEST_F(LogFile, NoRefusedChangeGoesUnsaid) {
+  std::map<std::string, std::uint64_t> tried, told;
+  const auto began = std::chrono::system_clock::now();
+  {
+    Logger logger(without_refill(fd));
+    std::mt19937_64 random(3);
+    // More callers than have accounts, and more than are counted at a time.
+    for (int i = 0; i < 20'000; ++i) {
+      const std::string caller = fmt::format("uid {}", random() % 2 == 0 ? 7 : random() % 3000);
+      const std::string method = random() % 3 == 0 ? "Drain" : "SetJob";
+      logger.audit_refused(caller, method, "audit: refused " + method + " to " + caller,
+                           {{"audit", method}, {"who", caller}});
+      ++tried[caller + method];
+      if (i % 5000 == 2500) logger.tell_held_back();
+    }
+  }
+  std::size_t count = 0;
+  for (const auto& line : lines()) {
+    ++count;
+    const auto& fields = line["fields"];
+    const std::string who = std::string(fields["who"]) + std::string(fields["audit"]);
+    EXPECT_THAT(std::string(line["message"]), HasSubstr("audit: refused "));
+    if (!fields.contains("count")) {
+      ++told[who];
+      continue;
+    }
+    told[who] += std::stoull(std::string(fields["count"]));
+    EXPECT_LE(std::string(fields["first"]), std::string(fields["last"]));
+    EXPECT_LE(std::string(fields["last"]), std::string(line["time"]));
+    EXPECT_GE(
+        std::string(fields["first"]),
+        fmt::format("{:%Y-%m-%dT%H:%M}", fmt::gmtime(std::chrono::system_clock::to_time_t(began))));
+  }
+  EXPECT_EQ(told, tried);
+  EXPECT_LT(count, 15'000u) << "one line says many";
+}
+
+TEST_F(LogFile, AFloodOfRefusalsOfOneCallerIsAFewLines) {
+  {
+    Logger logger(without_refill(fd));
+    for (int i = 0; i < 100'000; ++i) logger.audit_refused("uid 7", "Drain", "audit: refused", {});
+    logger.tell_held_back();
+  }
+  const auto said = lines();
+  ASSERT_EQ(said.size(), 6u);
+  EXPECT_EQ(said.back()["fields"]["count"], "99995");
+  EXPECT_EQ(said.back()["fields"]["who"], "uid 7");
 }
 
 TEST_F(LogFile, LinesOfManyThreadsStayWhole) {
