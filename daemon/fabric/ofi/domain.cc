@@ -107,7 +107,8 @@ Info make_hints(const EndpointConfig& config) {
   Info hints(::fi_allocinfo());
   if (!hints) return hints;
   hints->caps = FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
-  if (is_efa(config.provider)) hints->caps |= FI_MSG;  // introductions
+  // Introductions, and whose a write was.
+  if (is_efa(config.provider)) hints->caps |= FI_MSG | FI_SOURCE;
   // FI_HMEM makes the provider load and try CUDA, so it is asked for only where it is of use.
   if (config.gpu_memory) hints->caps |= FI_HMEM | FI_READ | FI_REMOTE_READ;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;  // our operations begin with a fi_context2
@@ -352,6 +353,10 @@ bool Domain::notify_apart() const {
 bool Domain::reaches_gpus() const { return is_efa(provider()) && (info_->caps & FI_HMEM) != 0; }
 
 bool Domain::introduces() const { return is_efa(provider()); }
+
+bool Domain::tags_writes() const {
+  return info_->domain_attr->cq_data_size >= sizeof(std::uint64_t);
+}
 
 bool Domain::over_tcp() const {
   const std::string_view name = info_->fabric_attr->prov_name;

@@ -109,6 +109,8 @@ class Domain {
   bool reaches_gpus() const;
   /// Whether an endpoint must know those that write to it; see introduction.h.
   bool introduces() const;
+  /// Whether what comes with a write has room for a tag above the immediate; see sender_tags.h.
+  bool tags_writes() const;
   /// Between those who poll and those who register and deregister.
   ProgressGate& gate() const { return *gate_; }
   /// Whether addresses are those of listening TCP sockets, which can be probed.

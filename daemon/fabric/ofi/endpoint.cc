@@ -85,12 +85,9 @@ Status OfiEndpoint::open(const std::string& why_no_gpus) {
   MK_ASSIGN_OR_RETURN(doorbell_zeros_,
                       make_region({doorbell_.zeros.data(), doorbell_.zeros.size(), -1, 0}));
 
+  if (domain_->tags_writes() || domain_->introduces()) MK_RETURN_IF_ERROR(tags_.draw());
   if (domain_->introduces()) {
-    MK_ASSIGN_OR_RETURN(reception_, Reception::open(*domain_, receiver_, id_));
-  }
-  // What identifies the sender goes above the immediate's 32 bits, where there is room.
-  if (domain_->info().domain_attr->cq_data_size >= sizeof(std::uint64_t)) {
-    MK_RETURN_IF_ERROR(tags_.draw());
+    MK_ASSIGN_OR_RETURN(reception_, Reception::open(*domain_, receiver_, id_, tags_));
   }
   const std::string provider = domain_->provider();
   const std::size_t depth = std::min<std::size_t>(kLinkDepth, domain_->info().tx_attr->size);
@@ -186,7 +183,7 @@ Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
   }
   std::unique_ptr<Introduction> introduction;
   if (domain_->introduces()) {
-    auto prepared = Introduction::prepare(*domain_, port, to, peer->endpoint);
+    auto prepared = Introduction::prepare(*domain_, port, to, *peer);
     if (!prepared) {
       return fail(prepared.error().code, "cannot connect to {}: {}", peer_name,
                   prepared.error().message);
@@ -195,7 +192,8 @@ Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
   }
   auto made = std::make_unique<Link>(
       std::move(port), to, *peer, peer_name, *doorbell_zeros_,
-      Link::Manner{domain_->notify_apart(), domain_->inject_bytes(), domain_->completes_early()},
+      Link::Manner{domain_->notify_apart(), domain_->inject_bytes(), domain_->completes_early(),
+                   domain_->tags_writes()},
       capabilities_.link_depth, Link::Limits{config_.connect_timeout_ns, config_.write_timeout_ns},
       std::move(introduction), id_);
   MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
@@ -259,24 +257,31 @@ std::size_t OfiEndpoint::poll_arrivals(std::span<Event> events) {
   const std::size_t room = std::min(events.size(), entries.size());
   if (room == 0) return 0;
   if (reception_ != nullptr) reception_->progress();
-  const ssize_t got = ::fi_cq_read(receiver_.completions.get(), entries.data(), room);
+  std::array<fi_addr_t, entries.size()> sources;
+  fid_cq* const queue = receiver_.completions.get();
+  const ssize_t got = reception_ == nullptr
+                          ? ::fi_cq_read(queue, entries.data(), room)
+                          : ::fi_cq_readfrom(queue, entries.data(), room, sources.data());
   if (got == -FI_EAVAIL) {
     // A write that a dying peer left unfinished: its arrival never happened, so there is nothing to
     // tell.
     fi_cq_err_entry error{};
-    const ssize_t read = ::fi_cq_readerr(receiver_.completions.get(), &error, 0);
+    const ssize_t read = ::fi_cq_readerr(queue, &error, 0);
     if (read > 0 && reception_ != nullptr) reception_->failed(error.op_context);
     return 0;
   }
   std::size_t count = 0;
   for (ssize_t i = 0; i < got; ++i) {
-    const fi_cq_data_entry& entry = entries[static_cast<std::size_t>(i)];
+    const auto at = static_cast<std::size_t>(i);
+    const fi_cq_data_entry& entry = entries[at];
     if ((entry.flags & FI_REMOTE_CQ_DATA) == 0) {
       if (reception_ != nullptr) reception_->completed(entry.op_context);
       continue;
     }
-    const std::optional<PeerNumber> peer = tags_.peer(static_cast<std::uint32_t>(entry.data >> 32));
-    // Nobody was told a tag that is not ours.
+    const std::optional<PeerNumber> peer =
+        reception_ != nullptr ? reception_->peer(sources[at])
+                              : tags_.peer(static_cast<std::uint32_t>(entry.data >> 32));
+    // Nobody was told a tag that is not ours, or it is nobody's who introduced himself.
     if (!peer) continue;
     events[count++] = {Event::Kind::kArrival, 0,    0, static_cast<std::uint32_t>(entry.data),
                        ErrorCode::kOk,        *peer};

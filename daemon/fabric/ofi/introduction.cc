@@ -15,12 +15,13 @@ void* descriptor(const Fid<fid_mr>& region) {
 // -- the sender -----------------------------------------------------------------------------------
 
 Result<std::unique_ptr<Introduction>> Introduction::prepare(const Domain& domain, const Port& port,
-                                                            fi_addr_t peer, const Token& to) {
+                                                            fi_addr_t peer, const Address& to) {
   std::unique_ptr<Introduction> made(new Introduction);
   made->endpoint_ = port.endpoint.get();
   made->peer_ = peer;
   Messages& messages = *made->messages_;
-  messages.greeting.to = to;
+  messages.greeting.to = to.endpoint;
+  messages.greeting.tag = to.tag;
   std::size_t bytes = sizeof(messages.greeting.name);
   if (const int rc = ::fi_getname(&made->endpoint_->fid, messages.greeting.name, &bytes)) {
     return fail_fi(rc, "provider {} does not tell its endpoint's address", domain.provider());
@@ -59,8 +60,8 @@ bool Introduction::completed(const void* context) {
 // -- the receiver ---------------------------------------------------------------------------------
 
 Result<std::unique_ptr<Reception>> Reception::open(const Domain& domain, const Port& port,
-                                                   const Token& own) {
-  std::unique_ptr<Reception> made(new Reception(port, own));
+                                                   const Token& own, const SenderTags& tags) {
+  std::unique_ptr<Reception> made(new Reception(port, own, tags));
   MK_ASSIGN_OR_RETURN(made->region_,
                       domain.register_local(made->slots_.data(), made->slots_.size() * sizeof(Slot),
                                             FI_SEND | FI_RECV));
@@ -104,22 +105,40 @@ bool Reception::take(Slot& slot) {
   if (greeting.magic != Greeting::kMagic || !same_token(greeting.to, own_) ||
       greeting.name_bytes == 0 || greeting.name_bytes > sizeof greeting.name)
     return false;
-  const auto forget = [this](auto which) {
-    [[maybe_unused]] const int ignored =
-        ::fi_av_remove(addresses_, &which->second.address, 1, 0);  // it is of no use either way
-    senders_.erase(which);
-  };
-  if (const auto known = senders_.find(greeting.from); known != senders_.end()) forget(known);
-  if (senders_.size() >= kSendersMax) {
-    forget(std::min_element(senders_.begin(), senders_.end(), [](const auto& a, const auto& b) {
-      return a.second.number < b.second.number;
-    }));
-  }
+  // Nobody was told a tag that is not ours.
+  const std::optional<PeerNumber> peer = tags_.peer(greeting.tag);
+  if (!peer) return false;
+  const std::pair name(*peer, greeting.from);
+  if (const auto known = senders_.find(name); known != senders_.end()) forget(known);
+  if (senders_.size() >= kSendersMax) forget(one_too_many());
   // Whose address is not taken is not answered, and says so itself when its time is over.
   if (::fi_av_insert(addresses_, greeting.name, 1, &slot.sender, 0, nullptr) != 1) return false;
-  senders_[greeting.from] = {slot.sender, next_number_++};
+  // An address that another peer has introduced stays that peer's.
+  if (const auto [at, fresh] = peers_.emplace(slot.sender, *peer); !fresh && at->second != *peer)
+    return false;
+  senders_[name] = {slot.sender, next_number_++};
   slot.answer.to = greeting.from;
   return true;
+}
+
+void Reception::forget(Senders::iterator which) {
+  [[maybe_unused]] const int ignored =
+      ::fi_av_remove(addresses_, &which->second.address, 1, 0);  // it is of no use either way
+  peers_.erase(which->second.address);
+  senders_.erase(which);
+}
+
+Reception::Senders::iterator Reception::one_too_many() {
+  // Sorted by peer.
+  std::map<PeerNumber, std::size_t> counts;
+  for (const auto& [name, sender] : senders_) ++counts[name.first];
+  const PeerNumber most =
+      std::ranges::max_element(counts, {}, [](const auto& one) { return one.second; })->first;
+  auto first = senders_.lower_bound({most, SenderName{}});
+  for (auto one = first; one != senders_.end() && one->first.first == most; ++one) {
+    if (one->second.number < first->second.number) first = one;
+  }
+  return first;
 }
 
 void Reception::advance(Slot& slot) {

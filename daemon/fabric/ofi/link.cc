@@ -169,7 +169,8 @@ long Link::submit_write(const void* source, std::size_t bytes, void* descriptor,
   message.rma_iov = &remote;
   message.rma_iov_count = 1;
   message.context = &context.scratch;
-  message.data = std::uint64_t{address_.tag} << 32 | operation.write.immediate;
+  message.data = operation.write.immediate;
+  if (manner_.tags_writes) message.data |= std::uint64_t{address_.tag} << 32;
   // With a completion all the same, so that what is in flight stays bounded, and a link that hangs
   // is noticed.
   const std::uint64_t inject = bytes > 0 && bytes <= manner_.inject_bytes ? FI_INJECT : 0;

@@ -63,6 +63,7 @@ class Link : public LinkBase {
     bool notify_apart = false;
     std::size_t inject_bytes = 0;
     bool completes_early = false;
+    bool tags_writes = false;
   };
   /// `zeros`: eight registered bytes, the source of flag-only writes. `introduction`: null where
   /// the peer need not know this endpoint; `own`: the receiving endpoint beside it.

@@ -1,6 +1,7 @@
 /// \file
 /// By what a receiving endpoint knows who wrote: it gives each peer a number of its own (in its
-/// address), and the peer's writes carry that above their immediate.
+/// address). The peer's writes carry that above their immediate; where there is no room for it, the
+/// endpoint that writes says it once, when it introduces itself.
 #pragma once
 
 #include <array>
@@ -28,7 +29,7 @@ class SenderTags {
     }
     return {};
   }
-  /// Whether the provider has room for them.
+  /// Whether they were drawn: the provider lets peers say them.
   bool usable() const { return !peers_.empty(); }
   /// 0: there are none.
   std::uint32_t of(PeerNumber peer) const { return tags_[peer < kAny ? peer : kAny]; }

@@ -109,7 +109,7 @@ TEST_P(ConformanceTest, AFlagAloneArrives) {
 // Whose flags a peer may raise depends on who it is, and that it cannot choose.
 TEST_P(ConformanceTest, AnArrivalIsThePeersThatWasToldTheAddress) {
   Node to(GetParam());
-  // By the ordered contract flags are written by their keys; a few providers have no room.
+  // By the ordered contract flags are written by their keys.
   if (!to.endpoint->capabilities().arrivals_named) return;
   std::map<std::uint32_t, PeerNumber> whose;  // by flag
   to.on_event = [&](const Event& event) {

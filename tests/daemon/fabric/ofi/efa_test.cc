@@ -118,7 +118,7 @@ TEST_F(EfaTest, WhoWasNotGivenTheAddressOfAnEndpointIsNotTakenIn) {
   ASSERT_TRUE(address);
   const auto domain = ofi::Domain::open(setup_.config);
   ASSERT_TRUE(domain);
-  const auto introduce = [&](const Token& to) {
+  const auto introduce = [&](const ofi::Address& to) {
     auto port = (*domain)->open_port(16);
     EXPECT_TRUE(port);
     fi_addr_t peer = FI_ADDR_UNSPEC;
@@ -136,11 +136,14 @@ TEST_F(EfaTest, WhoWasNotGivenTheAddressOfAnEndpointIsNotTakenIn) {
     port->close();
     return done;
   };
-  Token wrong = address->endpoint;
-  wrong[3] ^= 1;
+  ofi::Address wrong = *address;
+  wrong.endpoint[3] ^= 1;
   EXPECT_FALSE(introduce(wrong));
+  ofi::Address nobodys = *address;
+  nobodys.tag ^= 1;
+  EXPECT_FALSE(introduce(nobodys)) << "a tag that no peer was told";
   EXPECT_EQ(soft_efa::addresses(), 0u);
-  EXPECT_TRUE(introduce(address->endpoint));
+  EXPECT_TRUE(introduce(*address));
   EXPECT_EQ(soft_efa::addresses(), 1u);
 }
 

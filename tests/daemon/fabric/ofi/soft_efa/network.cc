@@ -114,10 +114,15 @@ bool Network::step(Operation& operation) {
   if (operation.landed) {
     const std::uint32_t next = operation.todo.back();
     if (next == kArrival && reached && found != endpoints.end()) {
-      Queue& queue = *found->second->queue;
+      const Endpoint& target = *found->second;
+      Queue& queue = *target.queue;
       if (queue.entries.size() >= queue.size) return false;  // until it is read
-      queue.entries.push_back(
-          {nullptr, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, 0, nullptr, operation.data});
+      if (operation.data > UINT32_MAX) misuse("4 bytes of data go with a write");
+      // What was not asked for is not told.
+      const bool told = (target.capabilities & FI_SOURCE) != 0;
+      queue.push(
+          {nullptr, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, 0, nullptr, operation.data},
+          told ? target.table->place_of(operation.from->address) : FI_ADDR_NOTAVAIL);
     }
     if (next == kCompletion) complete(operation, Status::kOk);
     operation.todo.pop_back();
@@ -214,8 +219,7 @@ bool Network::deliver_message(Operation& operation, Endpoint& target, Status& st
     return true;
   }
   std::memcpy(receive.buffer, operation.local, operation.bytes);
-  target.queue->entries.push_back(
-      {receive.context, FI_MSG | FI_RECV, operation.bytes, receive.buffer, 0});
+  target.queue->push({receive.context, FI_MSG | FI_RECV, operation.bytes, receive.buffer, 0});
   return true;
 }
 
@@ -227,7 +231,7 @@ void Network::complete(Operation& operation, Status status) {
                                                                           : FI_RMA | FI_WRITE;
   if (status == Status::kOk) {
     if (queue.entries.size() >= queue.size) misuse("a completion queue overruns");
-    queue.entries.push_back({operation.context, flags, operation.bytes, nullptr, 0});
+    queue.push({operation.context, flags, operation.bytes, nullptr, 0});
     return;
   }
   fi_cq_err_entry error{};

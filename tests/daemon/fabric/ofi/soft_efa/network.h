@@ -76,12 +76,23 @@ struct Domain : fid_domain {
 struct Table : fid_av {
   Domain* domain = nullptr;
   std::vector<Address> entries;  ///< that of a removed one: all zeros
+  fi_addr_t place_of(const Address& address) const {
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i] == address) return i;
+    }
+    return FI_ADDR_NOTAVAIL;
+  }
   std::size_t users = 0;
 };
 struct Queue : fid_cq {
   Domain* domain = nullptr;
   std::size_t size = 0;
   std::deque<fi_cq_data_entry> entries;
+  std::deque<fi_addr_t> sources;  ///< of the entries
+  void push(const fi_cq_data_entry& entry, fi_addr_t source = FI_ADDR_NOTAVAIL) {
+    entries.push_back(entry);
+    sources.push_back(source);
+  }
   std::deque<fi_cq_err_entry> errors;
   std::size_t users = 0;
 };

@@ -102,7 +102,8 @@ int close_queue(fid* object) {
   });
 }
 
-ssize_t read(fid_cq* cq, void* entries, std::size_t count) {
+/// `sources`: null where nobody asks for them.
+ssize_t read_from(fid_cq* cq, void* entries, std::size_t count, fi_addr_t* sources) {
   Network& network = Network::get();
   const std::lock_guard lock(network.mutex);
   network.run(24);
@@ -111,9 +112,17 @@ ssize_t read(fid_cq* cq, void* entries, std::size_t count) {
   if (queue.entries.empty()) return -FI_EAGAIN;
   const std::size_t taken = std::min(count, queue.entries.size());
   std::copy_n(queue.entries.begin(), taken, static_cast<fi_cq_data_entry*>(entries));
-  queue.entries.erase(queue.entries.begin(),
-                      queue.entries.begin() + static_cast<std::ptrdiff_t>(taken));
+  if (sources != nullptr) std::copy_n(queue.sources.begin(), taken, sources);
+  const auto erase = [taken](auto& all) {
+    all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(taken));
+  };
+  erase(queue.entries);
+  erase(queue.sources);
   return static_cast<ssize_t>(taken);
+}
+
+ssize_t read(fid_cq* cq, void* entries, std::size_t count) {
+  return read_from(cq, entries, count, nullptr);
 }
 
 ssize_t read_error(fid_cq* cq, fi_cq_err_entry* entry, std::uint64_t) {
@@ -132,8 +141,11 @@ const char* error_text(fid_cq*, int error, const void*, char* text, std::size_t 
 }
 
 fi_ops queue_object = {.size = sizeof(fi_ops), .close = close_queue};
-fi_ops_cq queue_calls = {
-    .size = sizeof(fi_ops_cq), .read = read, .readerr = read_error, .strerror = error_text};
+fi_ops_cq queue_calls = {.size = sizeof(fi_ops_cq),
+                         .read = read,
+                         .readfrom = read_from,
+                         .readerr = read_error,
+                         .strerror = error_text};
 
 int open_queue(fid_domain* domain, fi_cq_attr* attributes, fid_cq** made, void* context) {
   return act("fi_cq_open", [&](Network& network) {

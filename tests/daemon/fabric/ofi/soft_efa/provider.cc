@@ -7,7 +7,7 @@ namespace mk::soft_efa {
 namespace {
 
 constexpr std::uint64_t kCapabilities = FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE |
-                                        FI_REMOTE_READ | FI_REMOTE_WRITE | FI_HMEM;
+                                        FI_REMOTE_READ | FI_REMOTE_WRITE | FI_HMEM | FI_SOURCE;
 
 bool wants_efa(const fi_info* hints) {
   const char* const name = hints == nullptr ? nullptr : hints->fabric_attr->prov_name;
