@@ -86,13 +86,15 @@ class Discovery::Impl {
 
   /// That it began to fail, and that it works again, is said once.
   void note(const Result<std::vector<PeerConfig>>& nodes) {
-    const std::string trouble = nodes ? "" : nodes.error().message;
+    const std::string trouble = nodes ? source_->remark() : nodes.error().message;
     if (trouble == trouble_) return;
     const bool had_failed = !trouble_.empty();
     trouble_ = trouble;
     if (!nodes) {
       logger_.write_limited("discovery", LogLevel::kWarning,
                             fmt::format("discovery: {}; the nodes known so far stay", trouble));
+    } else if (!trouble.empty()) {
+      logger_.write_limited("discovery", LogLevel::kWarning, "discovery: " + trouble);
     } else if (had_failed) {
       logger_.write_limited("discovery", LogLevel::kInfo, "discovery works again");
     }

@@ -29,6 +29,8 @@ class DiscoverySource {
   /// The other nodes, ascending by id, each once. An error says what could not be asked: the last
   /// list stays in force then, since a name server that is down says nothing about the nodes.
   virtual Result<std::vector<PeerConfig>> look() = 0;
+  /// What an administrator should know of a look that gave a list all the same; empty: nothing.
+  virtual std::string remark() const { return {}; }
   /// Ends a look that waits for somebody; from any thread, once. Only `leave` is called after it.
   virtual void cancel() {}
   /// This daemon is leaving for good; the others need not find that out by waiting.
@@ -53,7 +55,7 @@ class Discovery {
 
   /// Ends the looking, then leaves; the sink is not called afterwards. Waits for a look under way.
   void stop();
-  /// Why the last look failed; empty when it did not.
+  /// Why the last look failed, or what is wrong with what it found; empty: nothing is.
   std::string trouble() const;
 
  private:

@@ -77,6 +77,14 @@ Result<std::vector<PeerConfig>> DnsSource::look() {
   return peers;
 }
 
+std::string DnsSource::remark() const {
+  std::vector<std::string> all;
+  for (const auto& [place, host] : hosts_) {
+    if (!host.trouble.empty()) all.push_back(host.trouble);
+  }
+  return fmt::format("{}", fmt::join(all, "; "));
+}
+
 std::vector<Address> DnsSource::silent() const {
   std::vector<Address> addresses;
   for (const auto& [place, host] : hosts_) {
@@ -105,10 +113,18 @@ void DnsSource::identify() {
     if (!call.status.ok()) continue;  // it keeps the name it had
     const std::uint32_t node = call.response.node();
     // Another node's certificate says whose it is, and that is not this node.
-    if (tls_.enabled() && !names_match(certificate_names(*call.context.auth_context()),
-                                       node_name_of(config_, node))) {
-      continue;
+    if (tls_.enabled()) {
+      const auto names = certificate_names(*call.context.auth_context());
+      const std::string wanted = node_name_of(config_, node);
+      if (!names_match(names, wanted)) {
+        host.trouble = fmt::format(
+            "the daemon at {} says that it is node {}, but its certificate, of '{}', does not "
+            "speak for node {}; give it one that is made out to {} (discovery.node_name)",
+            host.answer.address.text(), node, fmt::join(names, "', '"), node, wanted);
+        continue;
+      }
     }
+    host.trouble.clear();
     host.known = true;
     host.node = node;
     host.generation = call.response.generation();

@@ -28,6 +28,8 @@ class DnsSource final : public DiscoverySource {
   /// answered is left out. Two daemons with one node id, or with ours, are an error that names
   /// them.
   Result<std::vector<PeerConfig>> look() override;
+  /// Those whose certificate speaks for another node than they say they are: they are left out.
+  std::string remark() const override;
   /// Addresses of the last look that have never answered.
   std::vector<Address> silent() const;
 
@@ -40,6 +42,7 @@ class DnsSource final : public DiscoverySource {
     std::uint32_t node = 0;
     std::uint64_t generation = 0;
     Clock::time_point ask_again;
+    std::string trouble;  ///< with its certificate
   };
   void identify();
 

@@ -4,11 +4,10 @@ lease, one that stops leaves at once; when etcd is gone, who is known stays know
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 
-from cluster import Cluster, eventually, free_port, need
+from cluster import Cluster, certificate, eventually, free_port, need
 
 need("etcd", "etcd-server")
 need("openssl", "openssl")
@@ -96,14 +95,6 @@ def plain(cluster):
     for node in (0, 1):
         cluster.healthy(node)
     cluster.expect_cluster(0, 1, 2)
-
-
-def certificate(folder, name, authority=None):
-    """name.crt and name.key, for localhost; its own authority when there is none."""
-    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    signed = ["-CA", folder / f"{authority}.crt", "-CAkey", folder / f"{authority}.key"] if authority else []
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *signed,
-                    "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt"], check=True, capture_output=True)
 
 
 def over_tls(cluster):

@@ -35,6 +35,14 @@ def need(program, package):
         sys.exit(77)
 
 
+def certificate(folder, name, authority=None, names="IP:127.0.0.1,DNS:localhost"):
+    """name.crt and name.key, made out to `names`; its own authority when there is none."""
+    subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName={names}"]
+    signed = ["-CA", folder / f"{authority}.crt", "-CAkey", folder / f"{authority}.key"] if authority else []
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *signed,
+                    "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt"], check=True, capture_output=True)
+
+
 class Cluster:
     def __init__(self, mkerneld, mkctl, mkbench):
         self.mkerneld, self.mkctl, self.mkbench = mkerneld, mkctl, mkbench
@@ -74,7 +82,7 @@ class Cluster:
         ready.unlink(missing_ok=True)
         config.write_text(
             f'node_id = {node}\nlisten = "{address}"\n[socket]\npath = "{self.folder}/{name}.sock"\n'
-            f'[limits]\ndrain = "0s"\n{discovery}')
+            f'[admin]\nsocket = "{self.folder}/{name}.admin"\n[limits]\ndrain = "0s"\n{discovery}')
         self.addresses[node] = address
         self.start(name, self.mkerneld, "--config", config, "--ready-file", ready)
         eventually(f"{name} is ready", ready.exists)
@@ -89,6 +97,10 @@ class Cluster:
 
     def peers(self, node):
         return {peer["node"] for peer in self.status(node).get("peers", [])}
+
+    def reason(self, node, peer):
+        """Why `node` is not connected with `peer`; empty where it is, or does not know it."""
+        return "".join(one.get("reason", "") for one in self.status(node).get("peers", []) if one["node"] == peer)
 
     def expect_cluster(self, *nodes, seconds=60):
         """Every one of the nodes knows exactly the others, and is connected with them."""

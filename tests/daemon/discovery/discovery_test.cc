@@ -32,6 +32,7 @@ struct Script {
   std::deque<Result<Nodes>> answers;
   std::size_t looks = 0;
   bool left = false, cancelled = false;
+  std::string remark;
   std::vector<std::vector<std::string>> handed;  ///< "id@address" of each list
 
   void then(Result<Nodes> answer) {
@@ -58,6 +59,10 @@ class ScriptedSource final : public DiscoverySource {
       script_.answers.pop_front();
     }
     return last_;
+  }
+  std::string remark() const override {
+    std::lock_guard lock(script_.mutex);
+    return script_.remark;
   }
   void cancel() override {
     std::lock_guard lock(script_.mutex);
@@ -118,6 +123,25 @@ TEST_F(DiscoveryTest, KeepsTheNodesWhenTheSourceFails) {
   script_.play();
   EXPECT_EQ(discovery.trouble(), "");
   EXPECT_THAT(script_.handed, ElementsAre(ElementsAre("1@127.0.0.1:1")));
+}
+
+TEST_F(DiscoveryTest, TellsWhatIsOddAboutAListThatCounts) {
+  {
+    std::lock_guard lock(script_.mutex);
+    script_.remark = "the certificate of node 2 is node 3's";
+  }
+  script_.then(Nodes{node(1, 1)});
+  Discovery discovery = start();
+  script_.play();
+  EXPECT_THAT(discovery.trouble(), HasSubstr("node 3's"));
+  EXPECT_THAT(script_.handed, ElementsAre(ElementsAre("1@127.0.0.1:1")));
+  {
+    std::lock_guard lock(script_.mutex);
+    script_.remark.clear();
+  }
+  script_.then(Nodes{node(1, 1)});
+  script_.play();
+  EXPECT_EQ(discovery.trouble(), "");
 }
 
 TEST_F(DiscoveryTest, LeavesOnceWhenItStops) {
