@@ -1,6 +1,7 @@
 #include "tests/hostile/arena.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -99,6 +100,8 @@ std::vector<Holdings> HostileTest::at_rest_;
 void HostileTest::SetUpTestSuite() {
   daemons_ = start_daemons(2);
   ASSERT_NE(nullptr, daemons_);
+  // Other users, too, get to the sockets.
+  ASSERT_EQ(0, ::chmod(daemons_->folder().c_str(), 0711));
   // Whatever gRPC and the first job make once and keep is no leak.
   expect_job_works(*daemons_, "first", 1, 1);
   for (std::uint32_t node = 0; node < 2; ++node) sessions_shown(node);

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "shm/host/text.h"
@@ -189,6 +191,19 @@ class HostileBytes : public HostileTest {
   const shm::BufferFile file_;
 };
 
+// Or the other cases would prove less than they say.
+TEST_F(HostileBytes, ComeFromAnotherUserThanTheHealthyJobs) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be several users";
+  const HostilePair pair(daemons());
+  const auto shown = nlohmann::json::parse(sessions_shown(), nullptr, false);
+  ASSERT_TRUE(shown.is_object());
+  std::map<std::string, std::uint32_t> users;
+  for (const auto& session : shown["sessions"]) users[session["job"]] = session.value("uid", 0u);
+  ASSERT_TRUE(users.contains("healthy") && users.contains(pair.job)) << shown.dump();
+  EXPECT_EQ(users[pair.job], kOtherUser);
+  EXPECT_EQ(users["healthy"], 0u);
+}
+
 TEST_F(HostileBytes, InAnyFieldOfAnyMessageCostAtMostTheSessionThatSentThem) {
   RandomFields random(20'261'127);
   const std::uint64_t count = messages();
@@ -204,7 +219,7 @@ TEST_F(HostileBytes, InAnyFieldOfAnyMessageCostAtMostTheSessionThatSentThem) {
       }
     }
     for (int strangers = 0; strangers < 4; ++strangers) {
-      SocketClient stranger(socket(static_cast<std::uint32_t>(random.below(2))));
+      HostileClient stranger(socket(static_cast<std::uint32_t>(random.below(2))));
       if (!random.one_in(4)) {
         (void)stranger.call<shm::HelloReply>(
             shm::Hello{shm::kAbiMajor, shm::kAbiMinor, "stranger"});

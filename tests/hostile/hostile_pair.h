@@ -1,6 +1,6 @@
 /// \file
-/// A job of two ranks whose clients are driven by hand: one on each node, so that what the first
-/// writes into its ring really goes somewhere.
+/// A job of two ranks of the hostile user, whose clients are driven by hand: one on each node, so
+/// that what the first writes into its ring really goes somewhere.
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
-#include "tests/daemon/control/socket_client.h"
 #include "tests/hostile/arena.h"
+#include "tests/hostile/other_user.h"
 
 namespace mk::test {
 
@@ -87,7 +87,7 @@ class HostilePair {
   void expect_detaches() { expect_both<shm::Done>(shm::Detach{}); }
 
   const std::string job;
-  daemon::test::SocketClient guilty, other;
+  HostileClient guilty, other;
   std::uint16_t handles[2] = {};
 
  private:

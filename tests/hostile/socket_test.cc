@@ -24,6 +24,7 @@ UniqueFd connect_raw(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof address.sun_path - 1);
+  const AsHostileUser user;
   EXPECT_EQ(0, ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address))
       << std::strerror(errno);
   const timeval patience{60, 0};
@@ -149,7 +150,7 @@ TEST_F(HostileSocket, OneByteASecondEndsAtTheHandshakesDeadline) {
 }
 
 TEST_F(HostileSocket, AnAttachedClientMayBeSlowWithoutHoldingAnyoneUp) {
-  SocketClient slow(socket());
+  HostileClient slow(socket());
   shm::Attach attach;
   attach.job = "slow";
   ASSERT_TRUE(slow.attach(attach));
@@ -186,7 +187,7 @@ TEST_F(HostileSocket, AThousandConnections) {
   crowd.clear();
   // Then there is room again.
   EXPECT_TRUE(eventually([&] {
-    SocketClient client(socket());
+    HostileClient client(socket());
     shm::Attach attach;
     attach.job = "after-the-crowd";
     return client.attach(attach).has_value() && client.call<shm::Done>(shm::Detach{}).has_value();
@@ -308,7 +309,7 @@ TEST_F(HostileSocket, WhatBelongsToOthers) {
   EXPECT_FALSE(pair.guilty.call<shm::AllocFlagsReply>(shm::AllocFlags{0xffffffff}));
   // The healthy job's name, ranks and rendezvous.
   for (const std::uint32_t rank : {0u, 1u}) {
-    SocketClient intruder(socket(rank));
+    HostileClient intruder(socket(rank));
     shm::Attach attach;
     attach.job = "healthy";
     attach.rank = attach.node_rank = rank;
@@ -316,7 +317,10 @@ TEST_F(HostileSocket, WhatBelongsToOthers) {
     const Status status = intruder.attach(attach);
     tried();
     ASSERT_FALSE(status);
-    EXPECT_EQ(status.error().code, ErrorCode::kAlreadyExists) << status.error().message;
+    // Its ranks are taken; another user does not even get to hear that.
+    EXPECT_EQ(status.error().code,
+              hostile_user() == ::geteuid() ? ErrorCode::kAlreadyExists : ErrorCode::kPermission)
+        << status.error().message;
   }
   pair.expect_detaches();
 }
@@ -349,7 +353,7 @@ TEST_F(HostileSocket, RequestsByTheThousandWhoseAnswersNobodyReads) {
 
 TEST_F(HostileSocket, MoreMemoryThanThereIsAndThenLargeFrames) {
   // Sparse files, as many as an address space holds: none of them costs the client anything.
-  SocketClient client(socket());
+  HostileClient client(socket());
   shm::Attach attach;
   attach.job = "sparse";
   ASSERT_TRUE(client.attach(attach));
@@ -378,10 +382,10 @@ TEST_F(HostileSocket, MoreMemoryThanThereIsAndThenLargeFrames) {
 }
 
 TEST_F(HostileSocket, ThreeHundredSessionsThatEndAtOnceAndNeverHangUp) {
-  std::vector<std::unique_ptr<SocketClient>> left;
+  std::vector<std::unique_ptr<HostileClient>> left;
   std::size_t refused = 0;
   for (int i = 0; i < 300; ++i) {
-    auto client = std::make_unique<SocketClient>(socket());
+    auto client = std::make_unique<HostileClient>(socket());
     shm::Attach attach;
     attach.job = "never-" + std::to_string(i);
     attach.world = attach.nodes = 2;
@@ -392,7 +396,7 @@ TEST_F(HostileSocket, ThreeHundredSessionsThatEndAtOnceAndNeverHangUp) {
     refused += attached ? 0 : 1;
   }
   EXPECT_GT(refused, 0u) << "no limit is reached";
-  // All of them keep their sockets, and there is room for another one all the same.
+  // All of them keep their sockets, and there is room for others' all the same.
   EXPECT_TRUE(eventually([&] {
     SocketClient client(socket());
     shm::Attach attach;
@@ -403,7 +407,7 @@ TEST_F(HostileSocket, ThreeHundredSessionsThatEndAtOnceAndNeverHangUp) {
 
 TEST_F(HostileSocket, SessionsComeAndDieAtEveryStep) {
   for (int step = 0; step < 60; ++step) {
-    SocketClient client(socket());
+    HostileClient client(socket());
     tried();
     if (step % 6 == 0) continue;  // connected
     if (step % 6 == 1) {

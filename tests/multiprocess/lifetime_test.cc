@@ -1,6 +1,7 @@
 // Operators and sessions that end at once, over real daemons: nothing fails, and nothing stays. By
-// default a few rounds; MK_TEST_LIFETIME=full runs 2,000 of each operator and 10,000 operators in
-// one session, which takes an hour on two cores.
+// default a few rounds; MK_TEST_LIFETIME=full runs 2,000 of each operator and fabric, 500 with
+// delays, and 10,000 operators in one session. Most of that is waiting: run a process for each
+// test.
 
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 
 #include "tests/client/lifetime_runs.h"
 #include "tests/multiprocess/cluster.h"
+#include "tests/multiprocess/delays.h"
 #include "tests/multiprocess/grpc_threads.h"
 
 namespace mk::test {
@@ -56,35 +58,78 @@ Holding holding_of(pid_t pid) {
   return has;
 }
 
-class OverRealDaemons : public testing::TestWithParam<const char*> {};
-
-TEST_P(OverRealDaemons, OperatorsDestroyedAfterTheirLaunchFailNobody) {
-  auto daemons = start_daemons(2, GetParam());
-  ASSERT_NE(nullptr, daemons);
-  // Jobs side by side, as most of a round is waiting.
-  const std::uint32_t jobs = full() ? 6 : 2;
-  const std::uint32_t rounds = full() ? 2000 : 6;
-  for (const Kind kind : kKinds) {
-    std::atomic<std::uint32_t> next{0};
-    std::vector<std::thread> threads;
-    for (std::uint32_t job = 0; job < jobs; ++job) {
-      threads.emplace_back([&] {
-        for (std::uint32_t round = next++; round < rounds && !HasFailure(); round = next++) {
-          // Now and then so long that all threads sleep as long as they may.
-          const auto pause = round % 25 == 3 ? 3'000'000us : 2'000us;
-          const std::string name = fmt::format("{}-{}", name_of(kind), round);
-          for_both([&](std::uint32_t rank) {
-            live_once(place(*daemons, name, rank), kind, round, pause);
-          });
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    if (HasFailure()) return;
-    if (full()) std::cout << name_of(kind) << " " << rounds << " times over " << GetParam() << "\n";
+/// Many jobs, as many at a time as `full()` says: both ranks attach, create, launch once, destroy
+/// and detach, each at once or a little later.
+void live_and_die(const tools::DaemonSet& daemons, Kind kind, std::uint32_t rounds) {
+  const std::uint32_t at_a_time = full() ? 8 : 2;
+  std::atomic<std::uint32_t> next{0};
+  std::vector<std::thread> threads;
+  for (std::uint32_t i = 0; i < at_a_time; ++i) {
+    threads.emplace_back([&] {
+      for (std::uint32_t round = next++; round < rounds && !testing::Test::HasFailure();
+           round = next++) {
+        // Pauses of up to 3 s let all threads of the daemons fall asleep. A few are enough here.
+        const bool sleeps = full() || round % 25 == 3;
+        const std::string name = fmt::format("{}-{}", name_of(kind), round);
+        for_both([&](std::uint32_t rank) {
+          live_once(place(daemons, name, rank), kind, round, sleeps ? 3'000'000us : 2'000us);
+        });
+      }
+    });
   }
-  EXPECT_TRUE(daemons->stop(120s));
+  for (std::thread& thread : threads) thread.join();
 }
+
+struct Place {
+  Kind kind;
+  const char* fabric;
+};
+std::vector<Place> places() {
+  std::vector<Place> all;
+  for (const Kind kind : kKinds) {
+    for (const char* const fabric : {"loopback", "ofi"}) all.push_back({kind, fabric});
+  }
+  return all;
+}
+void PrintTo(const Place& place, std::ostream* out) {
+  *out << name_of(place.kind) << " over " << place.fabric;
+}
+
+class DestroyedAtOnce : public testing::TestWithParam<Place> {
+ protected:
+  void SetUp() override {
+    daemons_ = start_daemons(2, GetParam().fabric);
+    ASSERT_NE(nullptr, daemons_);
+  }
+  void TearDown() override {
+    if (daemons_ == nullptr) return;
+    EXPECT_TRUE(daemons_->stop(120s));
+  }
+  void run(std::uint32_t rounds) {
+    live_and_die(*daemons_, GetParam().kind, rounds);
+    if (full() && !HasFailure()) {
+      std::cout << testing::PrintToString(GetParam()) << ": " << rounds << " times\n";
+    }
+  }
+  std::unique_ptr<tools::DaemonSet> daemons_;
+};
+
+TEST_P(DestroyedAtOnce, FailsNobody) { run(full() ? 2000 : 6); }
+
+// A rank's threads or a whole daemon stand still, while the other rank destroys and goes.
+TEST_P(DestroyedAtOnce, FailsNobodyWhileOthersAreDelayed) {
+  const auto most = full() ? 100ms : 20ms;
+  const ThreadDelays threads(most, 1);
+  const ProcessDelays daemons({daemons_->process(0).pid(), daemons_->process(1).pid()}, most, 2);
+  run(full() ? 500 : 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Operators, DestroyedAtOnce, testing::ValuesIn(places()),
+                         [](const testing::TestParamInfo<Place>& test) {
+                           return fmt::format("{}_{}", name_of(test.param.kind), test.param.fabric);
+                         });
+
+class OverRealDaemons : public testing::TestWithParam<const char*> {};
 
 TEST_P(OverRealDaemons, OperatorsThatComeAndGoLeaveNothingBehind) {
   auto daemons = start_daemons(2, GetParam());
