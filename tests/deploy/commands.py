@@ -12,8 +12,8 @@ def help_of(program, *commands):
 
 
 def subcommands(text):
-    """Of one --help."""
-    listed = re.search(r"^Subcommands:\n(.*)", text, re.M | re.S)
+    """Of one --help: the list ends at the first empty line, examples may follow."""
+    listed = re.search(r"^Subcommands:\n((?: .*\n?)+)", text, re.M)
     return re.findall(r"^  ([a-z][a-z-]*)", listed.group(1), re.M) if listed else []
 
 
