@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "client/src/portable/one_dnn.h"
+
 namespace mk {
 namespace {
 
@@ -124,7 +126,7 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
 }
 
 Status check_cpu_only(std::string_view op, Executor executor) {
-  if (executor == Executor::kCpu) return {};
+  if (executor == Executor::kCpu) return one_dnn_available();
   return fail(ErrorCode::kUnsupported,
               "{} runs on the CPU only (Executor::kCpu); ag-gemm, gemm-rs and gemm-ar also run on "
               "GPUs",
@@ -134,6 +136,7 @@ Status check_cpu_only(std::string_view op, Executor executor) {
 Result<bool> wants_device(std::string_view op, Executor executor) {
   switch (executor) {
     case Executor::kCpu:
+      MK_RETURN_IF_ERROR(one_dnn_available());
       return false;
     case Executor::kCuda:
       return true;

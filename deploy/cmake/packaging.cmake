@@ -58,7 +58,9 @@ mk_package(libmkclient1 libs "client library of the mkernel communication daemon
 buffers with it, and runs fused operators in which computation and the
 exchange over the network overlap tile by tile.
 
-It links neither gRPC nor protobuf, which training jobs bring themselves.")
+It needs libc alone; oneDNN (libdnnl2) is opened when an operator is to run on
+the CPU.")
+set(CPACK_DEBIAN_LIBMKCLIENT1_PACKAGE_RECOMMENDS "libdnnl2")
 set(CPACK_DEBIAN_LIBMKCLIENT1_PACKAGE_CONTROL_EXTRA
     "${mk_debian}/triggers;${mk_debian_made}/shlibs;${mk_debian_made}/symbols")
 
@@ -74,7 +76,7 @@ mk_package(mkernel-tools utils "try and measure fused multi-node GPU kernels"
 "mkrun runs an operator on tensors of your own files; mkbench measures the
 fused operators against their unfused forms. Both start nodes and ranks on
 this machine or join a cluster, and check every element.")
-set(CPACK_DEBIAN_MKERNEL-TOOLS_PACKAGE_DEPENDS "libmkclient1 (= ${mk_package_version}), mkerneld (= ${mk_package_version})")
+set(CPACK_DEBIAN_MKERNEL-TOOLS_PACKAGE_DEPENDS "libmkclient1 (= ${mk_package_version}), libdnnl2, mkerneld (= ${mk_package_version})")
 
 file(CONFIGURE OUTPUT ${mk_debian_made}/shlibs CONTENT "libmkclient 1 libmkclient1 (>= ${PROJECT_VERSION})\n")
 configure_file(${mk_debian}/libmkclient1.symbols ${mk_debian_made}/symbols COPYONLY)
