@@ -44,6 +44,18 @@ sys.path[:0] = [str(path) for path in tools.glob("lib/python3*/site-packages")]
 import yaml  # noqa: E402
 
 
+def make_certificate(folder):
+    """What cert-manager or a host's folder would bring, for node 0."""
+    names = "DNS:mk-peers.training.svc.cluster.local,DNS:node-0.mk-peers.training.svc.cluster.local"
+    for command in (
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=ca",
+            "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout tls.key -out request -subj /CN=node",
+            "openssl x509 -req -in request -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out tls.crt"):
+        (pathlib.Path(folder) / "names").write_text(f"subjectAltName={names}\n")
+        done = run(*command.split(), cwd=folder)
+        assert done.returncode == 0, done.stderr
+
+
 def check(text):
     objects = [one for one in yaml.safe_load_all(text) if one]
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +73,8 @@ def check(text):
         labels = daemons["template"]["metadata"]["labels"]
         data = by_kind["ConfigMap"]["mk"]["data"]
         config = pathlib.Path(folder) / "mkerneld.toml"
-        config.write_text(data["mkerneld.toml"])
+        config.write_text(data["mkerneld.toml"].replace("/etc/mkernel/tls", folder))
+        make_certificate(folder)
         done = run(mkerneld, "--config", config, "--node-id", "0", "--check-config")
         assert done.returncode == 0, done.stdout + done.stderr
     # Every name that an object says of another.
@@ -90,7 +103,7 @@ def check(text):
         assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
     for mount in pod["containers"][0]["volumeMounts"]:
         assert mount.get("subPath") is None or mount["subPath"] in data
-    assert pod["containers"][0]["readinessProbe"]["exec"]["command"] == ["mkctl", "doctor"]
+    assert pod["containers"][0]["readinessProbe"]["exec"]["command"] == ["mkctl", "ready"]
     return by_kind, pod, data
 
 
