@@ -1,0 +1,58 @@
+/// \file
+/// What the planner decides: a launch's problem, and one way to run it. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "kernels/comm/plan_tools.h"
+#include "kernels/comm/types.h"
+#include "shm/host/expected.h"
+
+namespace mk::kernels::plan {
+
+enum class Op : std::uint8_t { kAgGemm, kGemmRs, kGemmAr };
+std::string_view name_of(Op op);  ///< "ag_gemm", "gemm_rs", "gemm_ar"
+Result<Op> op_named(std::string_view name);
+
+/// One launch of one rank.
+struct Problem {
+  Op op = Op::kAgGemm;
+  std::uint32_t nodes = 1;
+  std::uint32_t locals = 1;
+  Shape shape;  ///< m of all ranks; n and k as a rank multiplies them
+  DType dtype = DType::kBf16;
+  bool in_place = false;  ///< AllGather + GEMM: rows lie where the network reads them
+  std::uint32_t ranks_per_device = 1;
+  std::uint32_t lanes = 1;  ///< command rings of the session
+
+  std::uint32_t ranks() const { return nodes * locals; }
+};
+
+/// Who adds up the node's partial tiles.
+enum class Sums : std::uint8_t {
+  kWarpgroups,  ///< warpgroups outside the compute blocks
+  kOwn,         ///< one node of two ranks: compute blocks, one tile late
+  kOnce,        ///< GEMM + ReduceScatter over nodes: a rank's shard in one pass with what has come
+};
+
+/// One way to run a problem.
+struct Candidate {
+  Mode form = Mode::kFused;  ///< kFused or kUnfused
+  Sums sums = Sums::kWarpgroups;
+  bool engines = false;  ///< AllGather + GEMM: copy engines bring a rank's rows to its peers
+  Tiling tiling;         ///< tile_m, tile_n and chunk_bytes are named; banks: 0 for the default
+  /// Warpgroups outside the compute blocks. Those that only share or reduce; those that receive
+  /// (AllGather + GEMM's share first); those that send.
+  std::uint32_t stream_warpgroups = 0;
+  std::uint32_t receive_warpgroups = 0;
+  std::uint32_t send_warpgroups = 0;
+  std::uint32_t compute_blocks = 0;  ///< SMs that only multiply; place_warpgroups() fills it in
+};
+bool operator==(const Candidate& one, const Candidate& other);
+
+/// One line: "fused, tile 128x256, chunks of 128 KiB, 36 warpgroups share, ...".
+std::string describe(const Problem& problem, const Candidate& candidate);
+
+}  // namespace mk::kernels::plan

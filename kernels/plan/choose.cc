@@ -1,0 +1,128 @@
+#include "kernels/plan/choose.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/plan/legal.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+/// The candidates' kinds, of which explain() shows the best of each.
+struct Kind {
+  const char* text;
+  bool (*same)(const Candidate& chosen, const Candidate& other);
+};
+constexpr Kind kKinds[] = {
+    {"unfused", [](const Candidate&, const Candidate& o) { return o.form == Mode::kUnfused; }},
+    {"other tiles",
+     [](const Candidate& c, const Candidate& o) {
+       return o.form == c.form &&
+              (o.tiling.tile_m != c.tiling.tile_m || o.tiling.tile_n != c.tiling.tile_n);
+     }},
+    {"other transport",
+     [](const Candidate& c, const Candidate& o) {
+       return o.form == c.form && o.engines != c.engines;
+     }},
+    {"other sums",
+     [](const Candidate& c, const Candidate& o) { return o.form == c.form && o.sums != c.sums; }},
+    {"more warpgroups",
+     [](const Candidate& c, const Candidate& o) {
+       return o.form == c.form && o.engines == c.engines && o.compute_blocks < c.compute_blocks;
+     }},
+    {"fewer warpgroups",
+     [](const Candidate& c, const Candidate& o) {
+       return o.form == c.form && o.engines == c.engines && o.compute_blocks > c.compute_blocks;
+     }},
+    {"other chunks",
+     [](const Candidate& c, const Candidate& o) {
+       return o.form == c.form && o.engines == c.engines &&
+              o.tiling.chunk_bytes != c.tiling.chunk_bytes;
+     }},
+};
+
+Status none_legal(const Problem& problem, const Machine& machine) {
+  Candidate first;
+  first.tiling.tile_m = 128;
+  first.tiling.tile_n = 128;
+  first.send_warpgroups = problem.nodes > 1 ? 1 : 0;
+  MK_RETURN_IF_ERROR(check_candidate(problem, machine, first));
+  return fail(ErrorCode::kLimitExceeded,
+              "{}: {} SMs of {} are too few for any way to run it over {} x {} ranks",
+              name_of(problem.op), machine.sms / std::max(1u, problem.ranks_per_device),
+              machine.name, problem.nodes, problem.locals);
+}
+
+std::string terms_text(const Timeline& time) {
+  struct Term {
+    const char* name;
+    double us;
+  };
+  const Term terms[] = {{"compute", time.compute},    {"NVLink", time.local},
+                        {"passed on", time.passed},   {"network", time.network},
+                        {"network waits", time.wait}, {"sums left", time.sums},
+                        {"last tiles", time.last},    {"launch", time.launch}};
+  std::string text;
+  for (const Term& term : terms) {
+    if (term.us > 0) text += fmt::format("  {:<14}{:>10.1f} us\n", term.name, term.us);
+  }
+  return text;
+}
+
+}  // namespace
+
+const Candidate* cheapest(const Problem& problem, const Machine& machine,
+                          std::span<const Candidate> candidates) {
+  const Candidate* best = nullptr;
+  double least = HUGE_VAL;
+  for (const Candidate& candidate : candidates) {
+    const double total = predict(problem, machine, candidate).total;
+    if (total >= least) continue;
+    least = total;
+    best = &candidate;
+  }
+  return best;
+}
+
+Result<Choice> choose(const Problem& problem, const Machine& machine, const Tuned* tuned) {
+  if (tuned != nullptr) {
+    if (const TunedEntry* entry = tuned->find(problem, machine.name)) {
+      Candidate candidate = entry->candidate;
+      // A bucket's shapes differ: what one can run another may not.
+      if (place_warpgroups(problem, machine, candidate) &&
+          check_candidate(problem, machine, candidate)) {
+        return Choice{candidate, predict(problem, machine, candidate), true};
+      }
+    }
+  }
+  const std::vector<Candidate> legal = legal_candidates(problem, machine);
+  const Candidate* best = cheapest(problem, machine, legal);
+  if (best == nullptr) return propagate(none_legal(problem, machine));
+  return Choice{*best, predict(problem, machine, *best), false};
+}
+
+Result<std::string> explain(const Problem& problem, const Machine& machine, const Tuned* tuned) {
+  MK_ASSIGN_OR_RETURN(const Choice choice, choose(problem, machine, tuned));
+  const std::vector<Candidate> legal = legal_candidates(problem, machine);
+  std::string text =
+      fmt::format("{} {} x {} x {} on {} x {} {}: {:.1f} us predicted\n{}{}\n\n",
+                  name_of(problem.op), problem.shape.m, problem.shape.n, problem.shape.k,
+                  problem.nodes, problem.locals, machine.name, choice.time.total,
+                  choice.tuned ? "tuned: " : "", describe(problem, choice.candidate));
+  text += terms_text(choice.time);
+  text += fmt::format("\nof {} candidates, the best of other kinds:\n", legal.size());
+  for (const Kind& kind : kKinds) {
+    std::vector<Candidate> of_kind;
+    std::copy_if(legal.begin(), legal.end(), std::back_inserter(of_kind),
+                 [&](const Candidate& other) { return kind.same(choice.candidate, other); });
+    const Candidate* best = cheapest(problem, machine, of_kind);
+    if (best == nullptr) continue;
+    const double total = predict(problem, machine, *best).total;
+    text += fmt::format("  {:<17}{:>10.1f} us  {:+6.1f}%  {}\n", kind.text, total,
+                        (total / choice.time.total - 1) * 100, describe(problem, *best));
+  }
+  return text;
+}
+
+}  // namespace mk::kernels::plan

@@ -1,0 +1,30 @@
+/// \file
+/// Which candidates an operator can run. The rules are the operators' own: their plans are made,
+/// and warpgroups are placed on SMs as kernels/cuda/role_blocks.h does. Host only.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/plan/candidate.h"
+#include "kernels/plan/machine.h"
+
+namespace mk::kernels::plan {
+
+/// Fills in compute_blocks: SMs that the warpgroups outside leave of the rank's share, at most
+/// kBlocksMax. kLimitExceeded: they leave none, or a role has more than kBlocksMax.
+Status place_warpgroups(const Problem& problem, const Machine& machine, Candidate& candidate);
+
+/// The first reason why the operator would refuse `candidate`; ok: it runs. `candidate` has been
+/// placed. kInvalidArgument, kLimitExceeded.
+Status check_candidate(const Problem& problem, const Machine& machine, const Candidate& candidate);
+
+/// The least payload of a command that legal_candidates() has over nodes: each costs the daemon's
+/// thread some time besides its bytes, which smaller ones feel (two nodes of four H200s).
+inline constexpr std::uint32_t kNetworkChunkBytesMin = 256 * 1024;
+
+/// All legal candidates of a grid over every dimension of Candidate, placed, in a fixed order that
+/// depends on the world and the operator and hardly on the shape.
+std::vector<Candidate> legal_candidates(const Problem& problem, const Machine& machine);
+
+}  // namespace mk::kernels::plan

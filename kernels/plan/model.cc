@@ -1,0 +1,399 @@
+#include "kernels/plan/model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/ag_gemm/plan.h"
+#include "kernels/comm/shard.h"
+#include "kernels/cuda/chunk_steps.h"
+#include "kernels/gemm_ar/plan.h"
+#include "kernels/gemm_rs/plan.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+constexpr double kBytesPerUs = 1e3;  ///< of 1 GB/s
+constexpr double kNoTime = 1e-9;
+
+double us(double bytes, double gb_s) { return gb_s > 0 ? bytes / (gb_s * kBytesPerUs) : 0; }
+
+/// What a rail takes: its bytes, the first chunk's way by itself, and each command's.
+double rail_us(const Machine& machine, double bytes, double chunk_bytes) {
+  if (bytes <= 0) return 0;
+  const double chunk = std::max(1.0, chunk_bytes);
+  return us(bytes + machine.network_fill_chunks * std::min(chunk, bytes), machine.network_gb_s) +
+         machine.network_command_us * bytes / chunk;
+}
+
+/// Lower clock at the power limit: a product of a millisecond hardly feels it, one of ten does
+/// (facts: 2048^3 to 32768^2 x 4096).
+double clock_factor(const Machine& machine, double time) {
+  return time > 0 ? 1 + machine.power_slowdown * time / (time + machine.power_after_us) : 1;
+}
+
+double waves(const Machine& machine, double tiles_per_block) {
+  const double whole = std::ceil(tiles_per_block - 1e-9);
+  return machine.whole_waves_share * whole +
+         (1 - machine.whole_waves_share) * std::max(tiles_per_block, 1.0);
+}
+
+struct ByOp {
+  double launch, overlap, unfused, unfused_link, unfused_network;
+};
+ByOp by_op(const Machine& m, Op op) {
+  switch (op) {
+    case Op::kAgGemm:
+      return {m.launch_us_ag, m.overlap_ag, m.unfused_us_ag, m.unfused_link_ag,
+              m.unfused_network_ag};
+    case Op::kGemmRs:
+      return {m.launch_us_rs, m.overlap_rs, m.unfused_us_rs, m.unfused_link_rs,
+              m.unfused_network_rs};
+    case Op::kGemmAr:
+      break;
+  }
+  return {m.launch_us_ar, m.overlap_ar, m.unfused_us_ar, m.unfused_link_ar, m.unfused_network_ar};
+}
+
+/// AllGather + GEMM: SMs that share rows take tiles when they have done so; so the product has
+/// `blocks` SMs until the rows are out, and all of the GPU's after that.
+double gather_product_us(const Machine& machine, const Candidate& candidate, const Work& work,
+                         double tile, double rows_out) {
+  const double blocks = candidate.compute_blocks;
+  const double all = candidate.engines ? blocks : machine.sms;
+  const double each = work.tiles * tile / blocks;
+  const double alone = each * clock_factor(machine, each);
+  const double time = alone <= rows_out ? alone : rows_out + (alone - rows_out) * blocks / all;
+  return waves(machine, time / tile / clock_factor(machine, time)) * tile *
+         clock_factor(machine, time);
+}
+
+/// In how many parts warpgroups copy a chunk: the operator's own rule.
+double parts_of_chunk(const Problem& problem, const Candidate& candidate, double chunks,
+                      double warpgroups) {
+  return cuda::copy_parts(static_cast<std::uint32_t>(std::ceil(chunks)),
+                          candidate.tiling.chunk_bytes, static_cast<std::uint32_t>(warpgroups),
+                          problem.nodes > 1, problem.locals - 1);
+}
+
+Timeline predict_gather(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                        const Work& work) {
+  const ByOp op = by_op(machine, problem.op);
+  const bool over_nodes = problem.nodes > 1;
+  const double peers = problem.locals - 1.0;
+  Timeline time;
+  time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
+  // Own rows. Warpgroups: bytes, a flag for each chunk, and the first chunk of each. Engines:
+  // bytes, and what each copy costs besides them (ag_gemm/EXPERIMENTS.md, DMA engines).
+  if (peers > 0) {
+    if (candidate.engines) {
+      time.local = us(work.link_bytes, machine.engine_gb_s) + machine.engine_copy_us * peers;
+    } else {
+      const double warpgroups = candidate.stream_warpgroups + candidate.receive_warpgroups;
+      const double chunk = std::max(1u, candidate.tiling.chunk_bytes);
+      const double chunks = work.link_bytes / peers / chunk;
+      const double parts = parts_of_chunk(problem, candidate, chunks, warpgroups);
+      // Chunks of more than three parts are counted and shown later; and the last part ends late.
+      time.local = us(work.link_bytes, copy_rate_gb_s(machine, warpgroups, problem.locals - 1)) *
+                       (1 + machine.many_parts_share * std::max(0.0, 1 - 3 / parts)) +
+                   machine.chunk_flag_us * chunks +
+                   machine.last_part_share * us(chunk / parts * peers, machine.copy_gb_s);
+    }
+  }
+  double rows = time.local;
+  if (over_nodes) {
+    // Rows from other nodes, which receivers pass on when they have shared the rank's own.
+    if (peers > 0) {
+      constexpr double kEnginePieces = 4;
+      time.passed =
+          candidate.engines
+              ? us(work.passed_bytes, machine.engine_gb_s) +
+                    machine.engine_copy_us * kEnginePieces * peers
+              : us(work.passed_bytes, saturated_gb_s(machine, candidate.receive_warpgroups,
+                                                     machine.pass_on_gb_s, machine.rows_link_gb_s));
+    }
+    time.network = rail_us(machine, work.network_bytes, candidate.tiling.chunk_bytes);
+    if (!problem.in_place)
+      time.network += machine.copy_for_network_us + machine.copy_for_network_share * time.network;
+    rows = overlapped_us(op.overlap, time.network + kNoTime,
+                         peers > 0 ? time.local + time.passed : kNoTime);
+  }
+  time.compute = gather_product_us(machine, candidate, work, time.tile, rows);
+  // Warpgroups' stores stand in the way of tiles' loads; engines' copies hardly do.
+  if (peers > 0 && !candidate.engines)
+    time.compute += machine.copy_beside_share * std::min(time.compute, time.local);
+  time.last = machine.arrival_tiles * time.tile * clock_factor(machine, time.compute);
+  time.launch = op.launch + (over_nodes ? machine.network_latency_us : 0);
+  time.total = time.launch + overlapped_us(op.overlap, time.compute, rows + time.last);
+  return time;
+}
+
+/// What is left of `bytes` when warpgroups of `gb_s` in all have had `time`.
+double share_left(double bytes, double gb_s, double time) {
+  if (bytes <= 0) return 0;
+  return 1 - std::min(1.0, gb_s * kBytesPerUs * time / bytes);
+}
+
+/// Sums within a node: warpgroups sum beside the product; what is left then all SMs sum, as fast as
+/// memory or, of results for several, the link lets them.
+/// The last wave's tiles come when no product is left to sum them beside.
+void add_local_sums(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                    const Work& work, double product, Timeline& time) {
+  const double last =
+      machine.last_wave_share * std::min(1.0, candidate.compute_blocks / std::max(1.0, work.tiles));
+  if (problem.op == Op::kGemmRs) {
+    const double all = us(work.sum_bytes, machine.hbm_gb_s);
+    time.sums =
+        candidate.sums == Sums::kOwn
+            ? machine.own_share * all
+            : all * std::max(last,
+                             share_left(work.sum_bytes,
+                                        candidate.stream_warpgroups * machine.sum_gb_s, product));
+    time.total = product + time.sums;
+    return;
+  }
+  const double all = us(work.result_bytes, machine.sums_link_gb_s);
+  time.sums =
+      candidate.sums == Sums::kOwn
+          ? machine.own_share * all
+          : all * std::max(last,
+                           share_left(work.result_bytes,
+                                      candidate.stream_warpgroups * machine.sum_out_gb_s, product));
+  time.total = overlapped_us(machine.overlap_ar, product + time.sums,
+                             us(work.link_bytes + work.result_bytes, machine.link_gb_s));
+}
+
+/// Sums over nodes: the rail waits for what is to be sent, and ends with sums of what has come.
+void add_network_sums(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                      const Work& work, double product, Timeline& time) {
+  const bool scatter = problem.op == Op::kGemmRs;
+  const double overlap = scatter ? machine.overlap_rs : machine.overlap_ar;
+  time.network = rail_us(machine, work.network_bytes, candidate.tiling.chunk_bytes);
+  // One rank to a node: math stores what is sent, nobody reduces.
+  const double unsummed =
+      problem.locals == 1
+          ? 0
+          : share_left(work.sent_sum_bytes,
+                       candidate.stream_warpgroups *
+                           (scatter ? machine.sum_sent_gb_s : machine.sum_sent_ar_gb_s),
+                       product);
+  time.wait = unsummed * time.network;
+  const double rail = overlapped_us(overlap, time.network + machine.network_fill_tiles * time.tile,
+                                    product + time.wait);
+  if (scatter) {
+    const bool once = candidate.sums == Sums::kOnce;
+    const double warpgroups =
+        candidate.receive_warpgroups + (once ? candidate.stream_warpgroups : 0u);
+    const double ready =
+        1 - share_left(work.come_sum_bytes, warpgroups * machine.sum_gb_s, product);
+    // A shard that is summed once can only be so from the middle of the launch on.
+    time.sums = (1 - ready * (once ? 0.5 : 1.0)) * us(work.come_sum_bytes, machine.hbm_gb_s);
+  } else if (problem.locals > 1) {
+    // Sums of what has come go on until rail or product ends, whichever is first.
+    const double beside = overlapped_us(-8, product, rail);
+    time.sums = share_left(work.come_sum_bytes,
+                           candidate.receive_warpgroups * machine.sum_come_gb_s, beside) *
+                us(work.come_sum_bytes, machine.sums_link_gb_s);
+  }
+  const double link = us(work.link_bytes + work.result_bytes, machine.link_gb_s);
+  const double legs[] = {rail, product + time.sums, link};
+  const double longest = *std::max_element(std::begin(legs), std::end(legs));
+  double sum = 0;
+  for (double leg : legs) sum += std::pow(leg / longest, overlap);
+  time.total = longest * std::pow(sum, 1 / overlap);
+}
+
+Timeline predict_sums(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                      const Work& work) {
+  const ByOp op = by_op(machine, problem.op);
+  Timeline time;
+  time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
+  time.compute = product_us(machine, work.tiles, time.tile, candidate.compute_blocks);
+  time.local = us(work.link_bytes, machine.link_gb_s);
+  // Tiles leave for their owners as they are computed, and stand in their SM's way a little.
+  const double product = overlapped_us(op.overlap, time.compute, time.local) +
+                         machine.store_beside_share * std::min(time.compute, time.local);
+  time.launch = op.launch + (problem.nodes > 1 ? machine.network_latency_us : 0);
+  if (problem.nodes == 1) {
+    add_local_sums(problem, machine, candidate, work, product, time);
+  } else {
+    add_network_sums(problem, machine, candidate, work, product, time);
+  }
+  time.total += time.launch;
+  return time;
+}
+
+/// One phase after the other, each with all SMs.
+Timeline predict_unfused(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                         const Work& work) {
+  const ByOp op = by_op(machine, problem.op);
+  Timeline time;
+  time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
+  time.compute = product_us(machine, work.tiles, time.tile, candidate.compute_blocks);
+  const double bytes = problem.op == Op::kAgGemm ? work.link_bytes + work.passed_bytes
+                                                 : work.link_bytes + work.result_bytes;
+  time.local = op.unfused_link * us(bytes, machine.link_gb_s);
+  time.network =
+      op.unfused_network * rail_us(machine, work.network_bytes, candidate.tiling.chunk_bytes);
+  if (problem.op != Op::kAgGemm) {
+    const double c = 2.0 * problem.shape.m * problem.shape.n * kElementBytes;
+    time.sums = machine.unfused_sum_share * us(c, machine.hbm_gb_s);
+  }
+  time.launch = op.unfused;
+  time.total = time.launch + time.compute + time.local + time.network + time.sums;
+  return time;
+}
+
+/// The plan's own account of what a rank does, as comm/estimate.h has it.
+Result<LaunchWork> launch_work(const Problem& problem, const Candidate& candidate) {
+  const World world{problem.nodes, problem.locals, 0, 0};
+  const Shape& shape = problem.shape;
+  switch (problem.op) {
+    case Op::kAgGemm: {
+      auto plan =
+          AgGemmPlan::make(problem.nodes, problem.locals, shape, problem.dtype, candidate.tiling);
+      if (!plan) return propagate(plan);
+      return plan->work(world, shape.m);
+    }
+    case Op::kGemmRs: {
+      auto plan =
+          GemmRsPlan::make(problem.nodes, problem.locals, shape, problem.dtype, candidate.tiling);
+      if (!plan) return propagate(plan);
+      return plan->work(world, shape.m, shape.k, candidate.sums == Sums::kOnce);
+    }
+    case Op::kGemmAr:
+      break;
+  }
+  auto plan =
+      GemmArPlan::make(problem.nodes, problem.locals, shape, problem.dtype, candidate.tiling);
+  if (!plan) return propagate(plan);
+  return plan->work(world, shape.m, shape.k);
+}
+
+/// Threads of a CPU: the longest part hides the others but for a step of each, and steps cost what
+/// they cost; unfused, the sum (comm/estimate.h).
+Timeline predict_cpu(const Problem& problem, const Machine& machine, const Candidate& candidate) {
+  Timeline time;
+  const auto work = launch_work(problem, candidate);
+  if (!work) {
+    time.total = HUGE_VAL;
+    return time;
+  }
+  const double blocks = std::max(1u, candidate.compute_blocks);
+  const double cores = std::max(1u, machine.sms);
+  const double share = std::min(1.0, cores / (problem.locals * blocks));
+  const bool in_turns = problem.locals * (blocks + 1) > cores;
+  time.compute = us(work->flops, machine.cpu_gflops * blocks * share);
+  time.local = us(work->local_bytes, machine.cpu_memory_gb_s * share);
+  time.network =
+      us(work->network_bytes, in_turns ? machine.cpu_network_in_turns_gb_s : machine.network_gb_s) +
+      work->commands * machine.cpu_command_us;
+  const double sum = time.compute + time.local + time.network;
+  if (candidate.form == Mode::kUnfused) {
+    time.total = sum;
+    return time;
+  }
+  const double steps = std::max(1u, work->steps);
+  const double longest = std::max({time.compute, time.local, time.network});
+  time.last = (sum - longest) / steps;
+  time.launch = steps * (in_turns ? machine.cpu_step_in_turns_us : machine.cpu_step_us);
+  time.total = longest + time.last + time.launch;
+  return time;
+}
+
+}  // namespace
+
+double tile_us(const Machine& machine, const Tiling& tiling, double steps, double b_bytes) {
+  // Tiles of 64 rows are the first math warpgroup's alone: a step takes as long as one of 128 x 64
+  // (SHORT_LAUNCHES.md).
+  if (tiling.tile_m <= 64 || tiling.tile_n <= 64)
+    return steps * machine.step_us_64 + machine.tile_us_128;
+  if (tiling.tile_n <= 128) {
+    // They read half as much again for each product; an H100's L2 feels that, an H200's does not
+    // (EXPERIMENTS.md, H100 and H200).
+    const double megabytes = b_bytes / 1e6;
+    const double l2 =
+        megabytes > 0 ? machine.l2_share_128 * megabytes / (megabytes + machine.l2_mb_128) : 0;
+    return steps * machine.step_us_128 * (1 + l2) + machine.tile_us_128;
+  }
+  return steps * machine.step_us_256 + machine.tile_us_256;
+}
+
+double product_us(const Machine& machine, double tiles, double tile, double blocks) {
+  const double time = waves(machine, tiles / std::max(1.0, blocks)) * tile;
+  return time * clock_factor(machine, time);
+}
+
+double saturated_gb_s(const Machine& machine, double warpgroups, double each, double link) {
+  const double asked = std::max(warpgroups, 1e-3) * each;
+  const double sharpness = machine.link_sharpness;
+  return asked / std::pow(1 + std::pow(asked / link, sharpness), 1 / sharpness);
+}
+
+double overlapped_us(double sharpness, double one, double other) {
+  const double longest = std::max({one, other, kNoTime});
+  return longest *
+         std::pow(std::pow(one / longest, sharpness) + std::pow(other / longest, sharpness),
+                  1 / sharpness);
+}
+
+double copy_rate_gb_s(const Machine& machine, double warpgroups, std::uint32_t peers) {
+  const double rate =
+      saturated_gb_s(machine, warpgroups, machine.copy_gb_s, machine.rows_link_gb_s);
+  if (peers <= 1) return rate;
+  return rate / (1 + machine.crowding * std::max(0.0, warpgroups - kCrowdedAbove) / 100);
+}
+
+Work work_of(const Problem& problem, const Candidate& candidate) {
+  const double m = problem.shape.m;
+  const double n = problem.shape.n;
+  const double k = problem.shape.k;
+  const double locals = problem.locals;
+  const double ranks = problem.ranks();
+  const double others = problem.nodes - 1.0;
+  const std::uint32_t shard = shard_rows_max(problem.shape.m, problem.ranks());
+  const std::uint32_t tile_m = std::max(1u, candidate.tiling.tile_m);
+  const std::uint32_t tile_n = std::max(1u, candidate.tiling.tile_n);
+  Work work;
+  const double row_tiles =
+      problem.op == Op::kGemmAr ? div_up(problem.shape.m, tile_m) : ranks * div_up(shard, tile_m);
+  work.tiles = row_tiles * div_up(problem.shape.n, tile_n);
+  work.steps = k / 64;
+  work.b_bytes = n * k * kElementBytes;
+  const double c = m * n * kElementBytes;
+  switch (problem.op) {
+    case Op::kAgGemm: {
+      const double rows = m * k * kElementBytes / ranks;
+      work.link_bytes = rows * (locals - 1);
+      work.passed_bytes = work.link_bytes * others;
+      work.network_bytes = rows * others;
+      break;
+    }
+    case Op::kGemmRs:
+      work.link_bytes = c * (locals - 1) / locals;
+      work.sum_bytes = c * (1 + 1 / locals);
+      work.network_bytes = c / ranks * others;
+      // What is kept is summed after what is sent.
+      if (locals > 1) work.sent_sum_bytes = work.network_bytes * locals;
+      work.come_sum_bytes = c / ranks * (problem.nodes + 1.0);
+      if (candidate.sums == Sums::kOnce) work.come_sum_bytes += c / ranks * locals;
+      break;
+    case Op::kGemmAr:
+      work.link_bytes = c * (locals - 1) / locals;
+      work.result_bytes = c * (locals - 1) / locals;
+      work.network_bytes = c / locals * others;
+      if (locals > 1) work.sent_sum_bytes = work.network_bytes * locals;
+      work.come_sum_bytes = c / locals * std::max(1.0, locals - 1);
+      break;
+  }
+  return work;
+}
+
+Timeline predict(const Problem& problem, const Machine& machine, const Candidate& candidate) {
+  if (machine.kind == MachineKind::kCpu) return predict_cpu(problem, machine, candidate);
+  const Work work = work_of(problem, candidate);
+  if (candidate.form == Mode::kUnfused) return predict_unfused(problem, machine, candidate, work);
+  return problem.op == Op::kAgGemm ? predict_gather(problem, machine, candidate, work)
+                                   : predict_sums(problem, machine, candidate, work);
+}
+
+}  // namespace mk::kernels::plan

@@ -1,0 +1,258 @@
+// What the planner chooses: legal, the same each time, steady with the shape, sensible on another
+// machine; and that it can say why.
+#include "kernels/plan/choose.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <sstream>
+
+#include "kernels/plan/legal.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+Problem problem_of(Op op, std::uint32_t nodes, std::uint32_t locals, Shape shape) {
+  Problem problem;
+  problem.op = op;
+  problem.nodes = nodes;
+  problem.locals = locals;
+  problem.shape = shape;
+  return problem;
+}
+
+constexpr Op kOps[] = {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr};
+struct World2 {
+  std::uint32_t nodes, locals;
+};
+constexpr World2 kWorlds[] = {{1, 2}, {1, 4}, {1, 8}, {2, 1}, {2, 2}, {2, 4}};
+
+TEST(PlanChoice, EveryCandidateIsLegalAndPlaced) {
+  const Machine machine = shipped_machine("H100").value();
+  for (Op op : kOps) {
+    for (const World2& world : kWorlds) {
+      for (const Shape& shape : {Shape{2048, 2048, 1024}, Shape{101, 72, 64}}) {
+        const Problem problem = problem_of(op, world.nodes, world.locals, shape);
+        const auto candidates = legal_candidates(problem, machine);
+        EXPECT_GE(candidates.size(), 40u)
+            << name_of(op) << " " << world.nodes << "x" << world.locals;
+        for (const Candidate& candidate : candidates) {
+          ASSERT_TRUE(check_candidate(problem, machine, candidate));
+          Candidate placed = candidate;
+          ASSERT_TRUE(place_warpgroups(problem, machine, placed));
+          ASSERT_EQ(placed, candidate);
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanChoice, TheCheapestIsChosenAndTheSameEachTime) {
+  const Machine machine = shipped_machine("H200").value();
+  for (Op op : kOps) {
+    const Problem problem = problem_of(op, 2, 4, {8192, 4096, 4096});
+    const auto choice = choose(problem, machine);
+    ASSERT_TRUE(choice) << choice.error().message;
+    for (const Candidate& candidate : legal_candidates(problem, machine))
+      EXPECT_GE(predict(problem, machine, candidate).total, choice->time.total);
+    EXPECT_EQ(choose(problem, machine)->candidate, choice->candidate);
+  }
+}
+
+TEST(PlanChoice, WhatNobodyCanRunIsRefusedWithTheReason) {
+  const Machine machine = shipped_machine("H100").value();
+  Problem problem = problem_of(Op::kGemmRs, 1, 4, {0, 4096, 4096});
+  EXPECT_EQ(choose(problem, machine).error().code, ErrorCode::kInvalidArgument);
+  problem = problem_of(Op::kGemmRs, 2, 4, {4096, 4096, 4096});
+  problem.lanes = 0;
+  const auto refused = choose(problem, machine);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("rings"), std::string::npos) << refused.error().message;
+}
+
+TEST(PlanChoice, IllegalCandidatesAreRefused) {
+  const Machine machine = shipped_machine("H100").value();
+  const Problem gather = problem_of(Op::kAgGemm, 1, 4, {4096, 4096, 4096});
+  Candidate candidate;
+  candidate.tiling.tile_m = 128;
+  candidate.tiling.tile_n = 256;
+  candidate.stream_warpgroups = 12;
+  ASSERT_TRUE(check_candidate(gather, machine, candidate));
+  Candidate other = candidate;
+  other.tiling.tile_n = 512;
+  EXPECT_FALSE(check_candidate(gather, machine, other));
+  other = candidate;
+  other.engines = true;
+  EXPECT_FALSE(check_candidate(gather, machine, other)) << "two banks";
+  other.tiling.local_banks = 1;
+  EXPECT_TRUE(check_candidate(gather, machine, other));
+  Problem shared = gather;
+  shared.ranks_per_device = 2;
+  EXPECT_FALSE(check_candidate(shared, machine, other)) << "ranks share a GPU";
+  other = candidate;
+  other.stream_warpgroups = 3 * 132;
+  EXPECT_FALSE(check_candidate(gather, machine, other)) << "no SM is left";
+  other = candidate;
+  other.sums = Sums::kOnce;
+  EXPECT_FALSE(check_candidate(gather, machine, other));
+  const Problem reduce = problem_of(Op::kGemmAr, 1, 4, {4096, 4096, 4096});
+  other.sums = Sums::kOwn;
+  EXPECT_FALSE(check_candidate(reduce, machine, other)) << "four ranks";
+  Problem pair = problem_of(Op::kGemmAr, 1, 2, {4096, 4096, 4096});
+  EXPECT_TRUE(check_candidate(pair, machine, other));
+  pair.shape.m = 100;
+  EXPECT_FALSE(check_candidate(pair, machine, other)) << "tiles of 100 rows are no whole pieces";
+}
+
+/// The old choice at the new shape against the new one's, or 1 where the old one is not legal.
+double cost_of_staying(const Problem& problem, const Machine& machine, const Choice& old,
+                       const Choice& chosen) {
+  if (old.candidate == chosen.candidate) return 1;
+  if (!check_candidate(problem, machine, old.candidate)) return 1;
+  return predict(problem, machine, old.candidate).total / chosen.time.total;
+}
+
+// n, k and m by ones: where the choice changes, the old one costs nearly as little.
+TEST(PlanChoice, ChoicesVarySteadilyWithTheShape) {
+  const Machine machine = shipped_machine("H100").value();
+  struct Walk {
+    Op op;
+    World2 world;
+    Shape from;
+    Shape step;
+    int steps;
+  };
+  std::vector<Walk> walks = {
+      // Where tables had thresholds.
+      {Op::kAgGemm, {1, 4}, {2048, 3000, 4096}, {0, 1, 0}, 150},
+      {Op::kAgGemm, {1, 4}, {2048, 6100, 4096}, {0, 1, 0}, 100},
+      {Op::kAgGemm, {2, 2}, {4046, 2048, 4096}, {1, 0, 0}, 100},
+      {Op::kGemmRs, {1, 4}, {4096, 4096, 206}, {0, 0, 1}, 100},
+      {Op::kGemmRs, {2, 4}, {16384, 16384, 2000}, {0, 0, 1}, 50},
+      {Op::kGemmAr, {1, 4}, {1998, 2048, 256}, {1, 0, 0}, 100},
+      {Op::kGemmAr, {1, 8}, {4096, 4096, 974}, {0, 0, 1}, 100},
+      {Op::kGemmAr, {1, 2}, {2048, 2000, 3584}, {0, 1, 0}, 100},
+  };
+  std::mt19937 random(20261127);
+  const auto pick = [&](std::uint32_t least, std::uint32_t most) {
+    return std::uniform_int_distribution<std::uint32_t>(least, most)(random);
+  };
+  for (int round = 0; round < 36; ++round) {
+    const Shape step{round % 3 == 0 ? 1u : 0u, round % 3 == 1 ? 1u : 0u, round % 3 == 2 ? 1u : 0u};
+    walks.push_back({kOps[round / 3 % 3],
+                     kWorlds[pick(0, 5)],
+                     {pick(64, 9000), pick(256, 9000), pick(128, 9000)},
+                     step,
+                     30});
+  }
+  for (const Walk& walk : walks) {
+    Problem problem = problem_of(walk.op, walk.world.nodes, walk.world.locals, walk.from);
+    auto old = choose(problem, machine);
+    ASSERT_TRUE(old) << old.error().message;
+    for (int step = 0; step < walk.steps; ++step) {
+      problem.shape.m += walk.step.m;
+      problem.shape.n += walk.step.n;
+      problem.shape.k += walk.step.k;
+      auto chosen = choose(problem, machine);
+      ASSERT_TRUE(chosen) << chosen.error().message;
+      EXPECT_LE(cost_of_staying(problem, machine, *old, *chosen), 1.03)
+          << name_of(walk.op) << " " << problem.shape.m << " x " << problem.shape.n << " x "
+          << problem.shape.k << ": " << describe(problem, old->candidate) << " -> "
+          << describe(problem, chosen->candidate);
+      old = std::move(chosen);
+    }
+  }
+}
+
+// NVLink at half its rate: what it carries takes longer, no choice gives it more warpgroups than it
+// can use, and the planner gains from knowing.
+TEST(PlanChoice, ASlowerNvlinkChangesChoicesSensibly) {
+  const Machine machine = shipped_machine("H100").value();
+  Machine halved = machine;
+  for (double Machine::*rate : {&Machine::link_gb_s, &Machine::rows_link_gb_s,
+                                &Machine::sums_link_gb_s, &Machine::engine_gb_s}) {
+    halved.*rate /= 2;
+  }
+  int changed = 0;
+  for (Op op : kOps) {
+    for (const Shape& shape : {Shape{8192, 1024, 8192}, Shape{8192, 8192, 1024},
+                               Shape{16384, 16384, 2048}, Shape{4096, 512, 4096}}) {
+      const Problem problem = problem_of(op, 1, 8, shape);
+      const auto real = choose(problem, machine);
+      const auto slow = choose(problem, halved);
+      ASSERT_TRUE(real && slow);
+      EXPECT_GE(slow->time.total, real->time.total);
+      // On the halved machine its own choice is at least as good as the other's.
+      EXPECT_LE(slow->time.total, predict(problem, halved, real->candidate).total * (1 + 1e-9));
+      if (op == Op::kAgGemm && !slow->candidate.engines && !real->candidate.engines) {
+        EXPECT_LE(slow->candidate.stream_warpgroups, real->candidate.stream_warpgroups)
+            << "half the link needs no more warpgroups to fill";
+      }
+      changed += slow->candidate == real->candidate ? 0 : 1;
+    }
+  }
+  EXPECT_GE(changed, 3);
+}
+
+// A slow network turns a launch into its rail's time: the choice keeps SMs for sums and sends.
+TEST(PlanChoice, ASlowNetworkIsSeen) {
+  const Machine machine = shipped_machine("H200").value();
+  Machine tcp = machine;
+  tcp.network_gb_s = 0.5;
+  const Problem problem = problem_of(Op::kAgGemm, 2, 1, {4096, 4096, 4096});
+  const auto fast = choose(problem, machine);
+  const auto slow = choose(problem, tcp);
+  ASSERT_TRUE(fast && slow);
+  EXPECT_GT(slow->time.total, 20 * fast->time.total);
+  EXPECT_GT(slow->time.network, 0.9 * slow->time.total);
+}
+
+TEST(PlanChoice, ATunedEntryOverridesWhereItIsLegal) {
+  const Machine machine = shipped_machine("H100").value();
+  const Problem problem = problem_of(Op::kGemmRs, 1, 4, {4000, 4096, 512});
+  const auto chosen = choose(problem, machine);
+  ASSERT_TRUE(chosen);
+  TunedEntry entry;
+  entry.op = problem.op;
+  entry.machine = "H100";
+  entry.nodes = 1;
+  entry.locals = 4;
+  entry.bucket = bucket_of(problem.shape);
+  entry.candidate = chosen->candidate;
+  entry.candidate.stream_warpgroups = 99;
+  entry.candidate.compute_blocks = 0;
+  Tuned tuned;
+  tuned.put(entry);
+  const auto overridden = choose(problem, machine, &tuned);
+  ASSERT_TRUE(overridden);
+  EXPECT_TRUE(overridden->tuned);
+  EXPECT_EQ(overridden->candidate.stream_warpgroups, 99u);
+  EXPECT_EQ(overridden->candidate.compute_blocks, 99u);
+  // Another world, another machine, another bucket, or an entry that cannot run: the model's.
+  EXPECT_FALSE(choose(problem_of(Op::kGemmRs, 1, 8, problem.shape), machine, &tuned)->tuned);
+  EXPECT_FALSE(choose(problem, shipped_machine("H200").value(), &tuned)->tuned);
+  EXPECT_FALSE(choose(problem_of(Op::kGemmRs, 1, 4, {2000, 4096, 512}), machine, &tuned)->tuned);
+  tuned.entries[0].candidate.engines = true;
+  const auto refused = choose(problem, machine, &tuned);
+  ASSERT_TRUE(refused);
+  EXPECT_FALSE(refused->tuned);
+  EXPECT_EQ(refused->candidate, chosen->candidate);
+}
+
+TEST(PlanChoice, ExplainIsAScreenWithTermsAndRunnersUp) {
+  const Machine machine = shipped_machine("H100").value();
+  for (Op op : kOps) {
+    const Problem problem = problem_of(op, 2, 4, {8192, 8192, 4096});
+    const auto text = explain(problem, machine);
+    ASSERT_TRUE(text) << text.error().message;
+    EXPECT_LE(std::count(text->begin(), text->end(), '\n'), 24) << *text;
+    for (const char* word : {"compute", "NVLink", "network", "launch", "unfused", "H100"})
+      EXPECT_NE(text->find(word), std::string::npos) << word << " in\n" << *text;
+    std::istringstream lines(*text);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 160u) << line;
+  }
+}
+
+}  // namespace
+}  // namespace mk::kernels::plan

@@ -1,0 +1,172 @@
+// Machine files and tuned.json: what is written is read back; what is wrong is named.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "kernels/plan/machine.h"
+#include "kernels/plan/tuned.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+std::string replaced(std::string text, const std::string& what, const std::string& with) {
+  const std::size_t at = text.find(what);
+  EXPECT_NE(at, std::string::npos) << what;
+  return text.replace(at, what.size(), with);
+}
+
+TEST(MachineFile, ShippedOnesAreReadAndWrittenAgain) {
+  for (const char* name : {"H100", "H200", "CPU"}) {
+    const auto machine = shipped_machine(name);
+    ASSERT_TRUE(machine) << machine.error().message;
+    EXPECT_EQ(machine->name, name);
+    const auto again = parse_machine(machine_text(*machine), "again");
+    ASSERT_TRUE(again) << again.error().message;
+    EXPECT_EQ(*again, *machine);
+  }
+  const auto none = shipped_machine("B300");
+  ASSERT_FALSE(none);
+  EXPECT_NE(none.error().message.find("H200"), std::string::npos) << none.error().message;
+}
+
+TEST(MachineFile, WhatIsMissingUnknownOrOutOfRangeIsNamed) {
+  const std::string text = machine_text(shipped_machine("H100").value());
+  struct Case {
+    std::string text;
+    const char* named;
+  };
+  const Case cases[] = {
+      {"{", "JSON"},
+      {"[]", "object"},
+      {replaced(text, "\"hbm_gb_s\"", "\"hbm_gbs\""), "hbm_gb_s"},
+      {replaced(text, "\"sms\": 132", "\"sms\": 132.5"), "sms"},
+      {replaced(text, "\"sms\": 132", "\"sms\": \"many\""), "sms"},
+      {replaced(text, "\"sms\": 132", "\"sms\": 132, \"colour\": 3"), "colour"},
+      {replaced(text, "\"sms\": 132", "\"sms\": 132, \"cpu_gflops\": 3"), "cpu_gflops"},
+      {replaced(text, "\"kind\": \"gpu\"", "\"kind\": \"tpu\""), "kind"},
+      {replaced(text, "\"name\": \"H100\"", "\"name\": \"\""), "name"},
+      {replaced(text, "\"link_gb_s\":", "\"link_gb_s\": 0, \"x\":"), "x"},
+      {replaced(text, "\"link_gb_s\":", "\"link_gb_s\": -1, \"x\":"), "link_gb_s"},
+  };
+  for (const Case& wrong : cases) {
+    const auto machine = parse_machine(wrong.text, "here.json");
+    ASSERT_FALSE(machine) << wrong.named;
+    EXPECT_EQ(machine.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(machine.error().message.find(wrong.named), std::string::npos)
+        << machine.error().message;
+    EXPECT_NE(machine.error().message.find("here.json"), std::string::npos);
+  }
+}
+
+TEST(MachineFile, AnUnknownGpuGetsADerivedOneAndAWarning) {
+  EXPECT_EQ(machine_for_gpu("NVIDIA H100 80GB HBM3", 132).warning, "");
+  EXPECT_EQ(machine_for_gpu("NVIDIA H200", 132).machine, shipped_machine("H200").value());
+  const DerivedMachine other = machine_for_gpu("NVIDIA H20", 78);
+  EXPECT_EQ(other.machine.sms, 78u);
+  EXPECT_EQ(other.machine.name, "NVIDIA H20");
+  EXPECT_NE(other.warning.find("H20"), std::string::npos);
+  EXPECT_FALSE(machine_for_gpu("NVIDIA H100 PCIe", 114).warning.empty());
+}
+
+TunedEntry some_entry() {
+  TunedEntry entry;
+  entry.op = Op::kGemmAr;
+  entry.machine = "H200";
+  entry.nodes = 2;
+  entry.locals = 4;
+  entry.bucket = bucket_of({4097, 7168, 512});
+  entry.measured_us = 123.5;
+  Candidate& candidate = entry.candidate;
+  candidate.form = Mode::kUnfused;
+  candidate.sums = Sums::kOnce;
+  candidate.tiling.tile_m = 128;
+  candidate.tiling.tile_n = 256;
+  candidate.tiling.chunk_bytes = 262144;
+  candidate.stream_warpgroups = 24;
+  candidate.receive_warpgroups = 7;
+  candidate.send_warpgroups = 1;
+  return entry;
+}
+
+TEST(TunedFile, BucketsAreQuartersOfPowersOfTwo) {
+  EXPECT_EQ(bucket_of({4096, 4097, 5120}), (Bucket{4096, 5120, 5120}));
+  EXPECT_EQ(bucket_of({1, 3, 5}), (Bucket{1, 3, 5}));
+  for (std::uint32_t side = 1; side < 20000; ++side) {
+    const std::uint32_t up = bucket_of({side, 1, 1}).m;
+    ASSERT_GE(up, side);
+    ASSERT_LE(up, side + side / 4 + 1);
+    ASSERT_EQ(bucket_of({up, 1, 1}).m, up) << side;
+    ASSERT_GE(bucket_of({side + 1, 1, 1}).m, up) << side;
+  }
+}
+
+TEST(TunedFile, IsWrittenAndReadBack) {
+  const std::string folder = (std::filesystem::temp_directory_path() / "mk_tuned_XXXXXX").string();
+  std::string made = folder;
+  ASSERT_NE(::mkdtemp(made.data()), nullptr);
+  const std::string path = made + "/tuned.json";
+  Tuned tuned;
+  tuned.put(some_entry());
+  TunedEntry other = some_entry();
+  other.op = Op::kAgGemm;
+  other.candidate.sums = Sums::kWarpgroups;
+  other.candidate.engines = true;
+  tuned.put(other);
+  ASSERT_TRUE(save_tuned(tuned, path));
+  const auto read = load_tuned(path);
+  ASSERT_TRUE(read) << read.error().message;
+  ASSERT_EQ(read->entries.size(), 2u);
+  EXPECT_EQ(tuned_text(*read), tuned_text(tuned));
+  EXPECT_EQ(read->entries[0].candidate, some_entry().candidate);
+  // The same key again replaces.
+  other.measured_us = 99;
+  tuned.put(other);
+  EXPECT_EQ(tuned.entries.size(), 2u);
+  // A folder that does not exist leaves the file as it was.
+  EXPECT_FALSE(save_tuned(tuned, made + "/none/tuned.json"));
+  EXPECT_EQ(load_tuned(made + "/none.json").error().code, ErrorCode::kNotFound);
+  std::size_t files = 0;
+  for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator(made)) ++files;
+  EXPECT_EQ(files, 1u);
+  std::filesystem::remove_all(made);
+}
+
+TEST(TunedFile, WhatIsMissingUnknownOrOutOfRangeIsNamed) {
+  Tuned tuned;
+  tuned.put(some_entry());
+  const std::string text = tuned_text(tuned);
+  tuned.entries.push_back(some_entry());
+  struct Case {
+    std::string text;
+    const char* named;
+  };
+  const Case cases[] = {
+      {"no", "JSON"},
+      {replaced(text, "\"version\": 1", "\"version\": 2"), "version"},
+      {replaced(text, "\"version\": 1", "\"version\": 1, \"more\": 1"), "entries"},
+      {replaced(text, "\"tile_m\"", "\"tile_rows\""), "tile_m"},
+      {replaced(text, "\"tile_m\": 128", "\"tile_m\": 128, \"also\": 1"), "also"},
+      {replaced(text, "\"tile_m\": 128", "\"tile_m\": 1280"), "tile_m"},
+      {replaced(text, "\"tile_m\": 128", "\"tile_m\": -1"), "tile_m"},
+      {replaced(text, "\"tile_m\": 128", "\"tile_m\": 12.5"), "tile_m"},
+      {replaced(text, "\"engines\": false", "\"engines\": 0"), "engines"},
+      {replaced(text, "\"op\": \"gemm_ar\"", "\"op\": \"gemm\""), "gemm"},
+      {replaced(text, "\"form\": \"unfused\"", "\"form\": \"auto\""), "form"},
+      {replaced(text, "\"sums\": \"once\"", "\"sums\": \"never\""), "sums"},
+      {replaced(text, "\"m\": 5120", "\"m\": 5000"), "bucket"},
+      {replaced(text, "\"measured_us\": 123.5", "\"measured_us\": 0"), "measured_us"},
+      {tuned_text(tuned), "another"},
+  };
+  for (const Case& wrong : cases) {
+    const auto read = parse_tuned(wrong.text, "here.json");
+    ASSERT_FALSE(read) << wrong.named;
+    EXPECT_EQ(read.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(read.error().message.find(wrong.named), std::string::npos) << read.error().message;
+  }
+}
+
+}  // namespace
+}  // namespace mk::kernels::plan

@@ -1,0 +1,310 @@
+// The model term by term, with numbers one can follow; and what must hold whatever the numbers are.
+#include "kernels/plan/model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "kernels/ag_gemm/plan.h"
+#include "kernels/gemm_ar/plan.h"
+#include "kernels/gemm_rs/plan.h"
+#include "kernels/plan/legal.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+/// 100 SMs; a tile of 128 x 256 takes 1 us for each 64 of K; no second terms.
+Machine plain_machine() {
+  Machine machine = shipped_machine("H100").value();
+  machine.sms = 100;
+  machine.step_us_256 = 1;
+  machine.step_us_128 = 0.6;
+  machine.step_us_64 = 0.25;
+  machine.tile_us_256 = machine.tile_us_128 = 0;
+  machine.power_slowdown = 0;
+  machine.whole_waves_share = 1;
+  machine.store_beside_share = machine.copy_beside_share = 0;
+  machine.last_wave_share = 0;
+  machine.overlap_ag = machine.overlap_rs = machine.overlap_ar = 64;  // as good as a maximum
+  return machine;
+}
+
+Problem problem_of(Op op, std::uint32_t nodes, std::uint32_t locals, Shape shape) {
+  Problem problem;
+  problem.op = op;
+  problem.nodes = nodes;
+  problem.locals = locals;
+  problem.shape = shape;
+  return problem;
+}
+
+Candidate candidate_of(const Problem& problem, const Machine& machine, std::uint32_t stream,
+                       std::uint32_t receive = 0) {
+  Candidate candidate;
+  candidate.tiling.tile_m = 128;
+  candidate.tiling.tile_n = 256;
+  candidate.tiling.chunk_bytes = 256 * 1024;
+  candidate.stream_warpgroups = stream;
+  candidate.receive_warpgroups = receive;
+  candidate.send_warpgroups = problem.nodes > 1 ? 1 : 0;
+  EXPECT_TRUE(place_warpgroups(problem, machine, candidate));
+  return candidate;
+}
+
+TEST(PlanModel, ATileTakesItsStepsAndItsEnds) {
+  Machine machine = plain_machine();
+  machine.tile_us_256 = 3;
+  machine.tile_us_128 = 2;
+  Tiling tiling;
+  tiling.tile_m = 128;
+  tiling.tile_n = 256;
+  EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 0), 13);
+  tiling.tile_n = 128;
+  EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 0), 8);
+  tiling.tile_n = 64;
+  EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 0), 4.5);
+  tiling = {};
+  tiling.tile_m = 64;
+  tiling.tile_n = 128;
+  EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 0), 4.5);
+}
+
+TEST(PlanModel, NarrowTilesTakeLongerAsTheWeightsOutgrowL2) {
+  Machine machine = plain_machine();
+  machine.l2_share_128 = 0.3;
+  machine.l2_mb_128 = 20;
+  Tiling tiling;
+  tiling.tile_m = 128;
+  tiling.tile_n = 128;
+  EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 20e6), 6 * 1.15);
+  EXPECT_NEAR(tile_us(machine, tiling, 10, 1e12), 6 * 1.3, 1e-3);
+  tiling.tile_n = 256;
+  EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 20e6), 10);
+}
+
+TEST(PlanModel, AProductTakesWholeWaves) {
+  Machine machine = plain_machine();
+  EXPECT_DOUBLE_EQ(product_us(machine, 100, 7, 100), 7);
+  EXPECT_DOUBLE_EQ(product_us(machine, 101, 7, 100), 14);
+  EXPECT_DOUBLE_EQ(product_us(machine, 200, 7, 100), 14);
+  machine.whole_waves_share = 0.5;
+  EXPECT_DOUBLE_EQ(product_us(machine, 150, 7, 100), 7 * 1.75);
+  // Fewer tiles than SMs take a tile's time all the same.
+  EXPECT_DOUBLE_EQ(product_us(machine, 10, 7, 100), 7);
+}
+
+TEST(PlanModel, ALongProductRunsAtTheClockOfThePowerLimit) {
+  Machine machine = plain_machine();
+  machine.power_slowdown = 0.2;
+  machine.power_after_us = 1000;
+  EXPECT_NEAR(product_us(machine, 100, 1, 100), 1, 1e-3);
+  EXPECT_DOUBLE_EQ(product_us(machine, 100, 1000, 100), 1000 * 1.1);
+  EXPECT_NEAR(product_us(machine, 100, 1e6, 100), 1.2e6, 1e3);
+}
+
+TEST(PlanModel, WarpgroupsSaturateALink) {
+  const Machine machine = plain_machine();
+  EXPECT_NEAR(saturated_gb_s(machine, 3, 10, 300), 30, 0.1);
+  EXPECT_NEAR(saturated_gb_s(machine, 300, 10, 300), 300, 0.1);
+  double before = 0;
+  for (int warpgroups = 1; warpgroups < 200; ++warpgroups) {
+    const double rate = saturated_gb_s(machine, warpgroups, 10, 300);
+    EXPECT_GE(rate, before);
+    EXPECT_LE(rate, std::min(300.0, 10.0 * warpgroups) + 1e-9);
+    before = rate;
+  }
+}
+
+TEST(PlanModel, CrowdedWarpgroupsCopySlowerToSeveralPeers) {
+  Machine machine = plain_machine();
+  machine.crowding = 0.1;
+  const double one = copy_rate_gb_s(machine, 136, 1);
+  EXPECT_NEAR(copy_rate_gb_s(machine, 136, 7), one / 1.1, 1e-9);
+  EXPECT_DOUBLE_EQ(copy_rate_gb_s(machine, 36, 7), copy_rate_gb_s(machine, 36, 1));
+}
+
+TEST(PlanModel, OverlappedLegsTakeTheLongestAndALittle) {
+  EXPECT_NEAR(overlapped_us(64, 10, 3), 10, 1e-6);
+  EXPECT_DOUBLE_EQ(overlapped_us(2, 3, 4), 5);
+  EXPECT_DOUBLE_EQ(overlapped_us(2, 4, 3), 5);
+  EXPECT_NEAR(overlapped_us(-64, 10, 3), 3, 1e-6);
+}
+
+// Tiles and bytes are those of the plans that the operators run by.
+TEST(PlanModel, WorkIsThatOfTheOperatorsPlans) {
+  const Machine machine = plain_machine();
+  std::mt19937 random(20261127);
+  const auto pick = [&](std::uint32_t least, std::uint32_t most) {
+    return std::uniform_int_distribution<std::uint32_t>(least, most)(random);
+  };
+  for (int round = 0; round < 60; ++round) {
+    const std::uint32_t nodes = pick(1, 3);
+    const std::uint32_t locals = pick(1, 4);
+    const Shape shape{nodes * locals * 128 * pick(1, 4), 256 * pick(1, 6), 64 * pick(1, 20)};
+    const World world{nodes, locals, 0, 0};
+    Problem problem = problem_of(Op::kAgGemm, nodes, locals, shape);
+    Candidate candidate = candidate_of(problem, machine, 12, nodes > 1 ? 12 : 0);
+    const auto ag = AgGemmPlan::make(nodes, locals, shape, problem.dtype, candidate.tiling);
+    ASSERT_TRUE(ag) << ag.error().message;
+    const Work rows = work_of(problem, candidate);
+    EXPECT_DOUBLE_EQ(rows.tiles * 128 * 256 * rows.steps * 64 * 2, ag->work(world, shape.m).flops);
+    EXPECT_NEAR(rows.network_bytes, ag->work(world, shape.m).network_bytes,
+                0.001 * rows.network_bytes + 64.0 * nodes * 8);
+
+    problem.op = Op::kGemmRs;
+    const auto rs = GemmRsPlan::make(nodes, locals, shape, problem.dtype, candidate.tiling);
+    ASSERT_TRUE(rs) << rs.error().message;
+    const Work scattered = work_of(problem, candidate);
+    EXPECT_DOUBLE_EQ(scattered.tiles * 128 * 256 * scattered.steps * 64 * 2,
+                     rs->work(world, shape.m, shape.k).flops);
+    EXPECT_NEAR(scattered.network_bytes, rs->work(world, shape.m, shape.k).network_bytes,
+                0.001 * scattered.network_bytes + 64.0 * nodes * 8);
+
+    problem.op = Op::kGemmAr;
+    const auto ar = GemmArPlan::make(nodes, locals, shape, problem.dtype, candidate.tiling);
+    ASSERT_TRUE(ar) << ar.error().message;
+    const Work reduced = work_of(problem, candidate);
+    // An owner has whole tiles: at most one more than its share.
+    EXPECT_NEAR(reduced.network_bytes, ar->work(world, shape.m, shape.k).network_bytes,
+                128.0 * 256 * 2 * nodes + 64.0 * nodes * 8);
+  }
+}
+
+TEST(PlanModel, AGatherByWarpgroupsTakesItsBytesAtTheirRate) {
+  Machine machine = plain_machine();
+  machine.many_parts_share = machine.chunk_flag_us = machine.last_part_share = 0;
+  machine.crowding = 0;
+  const Problem problem = problem_of(Op::kAgGemm, 1, 4, {8192, 256, 8192});
+  const Candidate candidate = candidate_of(problem, machine, 12);
+  const Timeline time = predict(problem, machine, candidate);
+  const double bytes = 8192.0 / 4 * 8192 * 2 * 3;
+  EXPECT_NEAR(time.local,
+              bytes / 1e3 / saturated_gb_s(machine, 12, machine.copy_gb_s, machine.rows_link_gb_s),
+              1e-6);
+  EXPECT_EQ(time.network, 0);
+  EXPECT_EQ(time.passed, 0);
+  EXPECT_GE(time.total, time.local);
+}
+
+TEST(PlanModel, EnginesCostNoSmAndEachCopy) {
+  Machine machine = plain_machine();
+  const Problem problem = problem_of(Op::kAgGemm, 1, 4, {8192, 256, 8192});
+  Candidate candidate = candidate_of(problem, machine, 12);
+  candidate.engines = true;
+  candidate.tiling.local_banks = 1;
+  const double before = predict(problem, machine, candidate).local;
+  machine.engine_copy_us += 10;
+  EXPECT_NEAR(predict(problem, machine, candidate).local, before + 30, 1e-9);
+  EXPECT_NEAR(before - 3 * (machine.engine_copy_us - 10),
+              8192.0 / 4 * 8192 * 2 * 3 / 1e3 / machine.engine_gb_s, 1e-6);
+}
+
+// GEMM + ReduceScatter: the sums that 0 warpgroups' rates leave come at the end, at memory's rate.
+TEST(PlanModel, SumsThatNobodyDoesBesideTheProductComeAtItsEnd) {
+  Machine machine = plain_machine();
+  machine.sum_gb_s = 0;
+  const Problem problem = problem_of(Op::kGemmRs, 1, 4, {8192, 8192, 8192});
+  const Candidate candidate = candidate_of(problem, machine, 12);
+  const Timeline none = predict(problem, machine, candidate);
+  EXPECT_NEAR(none.sums, 8192.0 * 8192 * 2 * 1.25 / 1e3 / machine.hbm_gb_s, 1e-6);
+  machine.sum_gb_s = 1e6;
+  const Timeline all = predict(problem, machine, candidate);
+  EXPECT_EQ(all.sums, 0);
+  EXPECT_NEAR(none.total - all.total, none.sums, 1e-6);
+}
+
+// Over nodes the rail waits for sums: none are ready when the product ends, so it begins then.
+TEST(PlanModel, TheRailWaitsForSums) {
+  Machine machine = plain_machine();
+  machine.sum_sent_gb_s = 0;
+  const Problem problem = problem_of(Op::kGemmRs, 2, 4, {16384, 16384, 2048});
+  const Candidate candidate = candidate_of(problem, machine, 24, 6);
+  const Timeline late = predict(problem, machine, candidate);
+  EXPECT_NEAR(late.wait, late.network, 1e-6);
+  EXPECT_GE(late.total, late.compute + late.network);
+  machine.sum_sent_gb_s = 1e6;
+  const Timeline early = predict(problem, machine, candidate);
+  EXPECT_EQ(early.wait, 0);
+  EXPECT_LT(early.total, late.total);
+}
+
+// A shard is in place: nothing is copied for the network.
+TEST(PlanModel, RowsInPlaceSaveTheirCopy) {
+  const Machine machine = shipped_machine("H100").value();
+  Problem problem = problem_of(Op::kAgGemm, 2, 2, {4096, 512, 4096});
+  const Candidate candidate = candidate_of(problem, machine, 48, 48);
+  const double copied = predict(problem, machine, candidate).network;
+  problem.in_place = true;
+  EXPECT_LT(predict(problem, machine, candidate).network, copied);
+}
+
+TEST(PlanModel, UnfusedIsOnePhaseAfterTheOther) {
+  const Machine machine = shipped_machine("H100").value();
+  for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    const Problem problem = problem_of(op, 2, 4, {8192, 8192, 4096});
+    Candidate candidate = candidate_of(problem, machine, 24, 24);
+    candidate.form = Mode::kUnfused;
+    const Timeline time = predict(problem, machine, candidate);
+    EXPECT_NEAR(time.total, time.launch + time.compute + time.local + time.network + time.sums,
+                1e-6);
+  }
+}
+
+// A CPU's estimate is that of comm/estimate.h, by the plan's own account of the work.
+TEST(PlanModel, ACpusTimesAreThoseOfTheEstimate) {
+  const Machine machine = shipped_machine("CPU").value();
+  const Problem problem = problem_of(Op::kGemmAr, 2, 2, {2048, 2048, 1024});
+  Candidate candidate;
+  candidate.compute_blocks = 1;
+  const LaunchWork work =
+      GemmArPlan::make(2, 2, problem.shape, problem.dtype, {})->work({2, 2, 0, 0}, 2048, 1024);
+  const double share = std::min(1.0, machine.sms / 2.0);
+  const bool in_turns = 2 * 2 > machine.sms;
+  MachineRates rates;
+  rates.flops_per_s = machine.cpu_gflops * share * 1e9;
+  rates.local_bytes_per_s = machine.cpu_memory_gb_s * share * 1e9;
+  rates.network_bytes_per_s =
+      (in_turns ? machine.cpu_network_in_turns_gb_s : machine.network_gb_s) * 1e9;
+  rates.command_ns = machine.cpu_command_us * 1e3;
+  rates.step_ns = (in_turns ? machine.cpu_step_in_turns_us : machine.cpu_step_us) * 1e3;
+  const Estimate expected = estimate(work, rates);
+  EXPECT_NEAR(predict(problem, machine, candidate).total,
+              static_cast<double>(expected.fused_ns) / 1e3, 0.01);
+  candidate.form = Mode::kUnfused;
+  EXPECT_NEAR(predict(problem, machine, candidate).total,
+              static_cast<double>(expected.unfused_ns) / 1e3, 0.01);
+}
+
+// More of anything takes no less: rows, columns, K, and a slower part of the machine.
+TEST(PlanModel, MoreWorkAndSlowerPartsTakeNoLess) {
+  const Machine machine = shipped_machine("H100").value();
+  std::mt19937 random(42);
+  const auto pick = [&](std::uint32_t least, std::uint32_t most) {
+    return std::uniform_int_distribution<std::uint32_t>(least, most)(random);
+  };
+  for (int round = 0; round < 300; ++round) {
+    const Op op = static_cast<Op>(pick(0, 2));
+    const std::uint32_t nodes = pick(1, 2);
+    const Shape shape{pick(64, 16384), 8 * pick(16, 1024), 64 * pick(4, 128)};
+    const Problem problem = problem_of(op, nodes, 4, shape);
+    const Candidate candidate =
+        candidate_of(problem, machine, 12 * pick(1, 8), nodes > 1 ? 12 * pick(1, 4) : 0);
+    const double time = predict(problem, machine, candidate).total;
+    ASSERT_TRUE(std::isfinite(time));
+    ASSERT_GT(time, 0);
+    Problem deeper = problem;
+    deeper.shape.k *= 2;
+    EXPECT_GE(predict(deeper, machine, candidate).total, time * (1 - 1e-9)) << round;
+    Machine slower = machine;
+    slower.network_gb_s /= 2;
+    EXPECT_GE(predict(problem, slower, candidate).total, time * (1 - 1e-9)) << round;
+    slower = machine;
+    slower.step_us_256 *= 2;
+    slower.step_us_128 *= 2;
+    EXPECT_GE(predict(problem, slower, candidate).total, time * (1 - 1e-9)) << round;
+  }
+}
+
+}  // namespace
+}  // namespace mk::kernels::plan
