@@ -9,6 +9,7 @@
 #include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "shm/host/result.h"
 
