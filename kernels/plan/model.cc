@@ -70,7 +70,7 @@ double gather_product_us(const Machine& machine, const Candidate& candidate, con
 /// In how many parts warpgroups copy a chunk: the operator's own rule.
 double parts_of_chunk(const Problem& problem, const Candidate& candidate, double chunks,
                       double warpgroups) {
-  return cuda::copy_parts(static_cast<std::uint32_t>(std::ceil(chunks)),
+  return cuda::copy_parts(static_cast<std::uint32_t>(std::ceil(std::min(chunks, 1e9))),
                           candidate.tiling.chunk_bytes, static_cast<std::uint32_t>(warpgroups),
                           problem.nodes > 1, problem.locals - 1);
 }

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
+#include "kernels/plan/job_plan.h"
 #include "kernels/plan/machine.h"
 #include "kernels/plan/tuned.h"
 
@@ -166,6 +168,51 @@ TEST(TunedFile, WhatIsMissingUnknownOrOutOfRangeIsNamed) {
     EXPECT_EQ(read.error().code, ErrorCode::kInvalidArgument);
     EXPECT_NE(read.error().message.find(wrong.named), std::string::npos) << read.error().message;
   }
+}
+
+TEST(JobPlan, AllRanksReadWhatRankZeroWrote) {
+  JobPlan plan;
+  plan.machine = shipped_machine("H200").value();
+  plan.machine.network_gb_s = 12.25;
+  plan.tuned.put(some_entry());
+  const std::string text = job_plan_text(plan);
+  const auto read = parse_job_plan(text);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(read->machine, plan.machine);
+  EXPECT_EQ(tuned_text(read->tuned), tuned_text(plan.tuned));
+  EXPECT_EQ(job_plan_text(*read), text);
+  for (const std::string& wrong :
+       {std::string(), std::string("[]"), text.substr(1), replaced(text, "tuned", "toned"),
+        replaced(text, "hbm_gb_s", "hbm"), replaced(text, "tile_m", "tile")}) {
+    EXPECT_FALSE(parse_job_plan(wrong)) << wrong.substr(0, 60);
+  }
+}
+
+TEST(JobPlan, AMixedJobIsPlannedForTheSlowerMachine) {
+  Machine quick = shipped_machine("H200").value();
+  Machine slow = shipped_machine("H100").value();
+  slow.step_us_256 = 1.2 * quick.step_us_256;
+  EXPECT_EQ(slowest(std::vector{quick, slow}).name, "H100");
+  EXPECT_EQ(slowest(std::vector{slow, quick}).name, "H100");
+  quick.sms /= 2;
+  EXPECT_EQ(slowest(std::vector{quick, slow}).name, "H200");
+  EXPECT_EQ(slowest(std::vector{quick, quick}).name, "H200");
+}
+
+TEST(JobPlan, ARankWithOtherFilesIsNamed) {
+  JobPlan job;
+  job.machine = shipped_machine("H100").value();
+  JobPlan own = job;
+  EXPECT_EQ(difference(job, own, 3), "");
+  own.tuned.put(some_entry());
+  EXPECT_NE(difference(job, own, 3).find("rank 3's tuned.json"), std::string::npos);
+  own = job;
+  own.machine.link_gb_s += 1;
+  EXPECT_NE(difference(job, own, 3).find("rank 3's machine file"), std::string::npos);
+  own.machine = shipped_machine("H200").value();
+  const std::string text = difference(job, own, 3);
+  EXPECT_NE(text.find("rank 3 has machine 'H200'"), std::string::npos) << text;
+  EXPECT_NE(text.find("H100"), std::string::npos) << text;
 }
 
 }  // namespace
