@@ -104,14 +104,14 @@ TEST_F(UserLimits, ASparseFileCountsByItsSizeBeforeAnythingIsPinned) {
   const ClientId client = attach(node, "a", 1000);
   bool pinned = false;
   node.nic->on_register = [&] { pinned = true; };
-  for (const std::uint64_t announced : {std::uint64_t{4096}, std::uint64_t{1} << 41}) {
-    // A terabyte or two of which no page is there; and of which little is announced.
-    const auto file = shm::BufferFile::create("sparse", std::uint64_t{1} << 41);
+  for (const std::uint64_t announced : {std::uint64_t{4096}, std::uint64_t{1} << 36}) {
+    // 64 GiB of which no page is there, and of which little is announced.
+    const auto file = shm::BufferFile::create("sparse", std::uint64_t{1} << 36);
     ASSERT_TRUE(file) << file.error().message;
     std::vector<UniqueFd> fds;
     fds.emplace_back(::dup(file->fd()));
     node.send(client, shm::RegisterBuffer{announced, "sparse"}, std::move(fds));
-    expect_refused(node, client, "in a file of 2199023255552 bytes");
+    expect_refused(node, client, "in a file of 68719476736 bytes");
   }
   EXPECT_FALSE(pinned) << "a NIC's driver asks nobody's limit of locked memory but the daemon's";
   EXPECT_NE(node.register_buffer(client, 1 << 20), 0);
