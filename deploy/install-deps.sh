@@ -16,7 +16,7 @@ build_packages=(
   build-essential cmake ninja-build pkg-config ccache mold
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev
   libfmt-dev libexpected-dev libboost-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
-  libdnnl-dev libfabric-dev libibverbs-dev libhwloc-dev libsystemd-dev
+  libdnnl-dev libfabric-dev libibverbs-dev libhwloc-dev libsystemd-dev libssl-dev
   prometheus-cpp-dev scdoc python3-pip
 )
 test_packages=(

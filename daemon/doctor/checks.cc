@@ -8,12 +8,15 @@
 #include "daemon/config/units.h"
 #include "daemon/fabric/ofi/survey.h"
 #include "daemon/proxy/idle_backoff.h"
+#include "daemon/tls/certificates.h"
 
 namespace mk::doctor {
 namespace {
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 constexpr std::uint64_t kDescriptorsWanted = 4096;
+/// A certificate that ends sooner is worth a warning: two weeks, as the alert rule has it.
+constexpr std::int64_t kRenewalSeconds = 14 * 86'400;
 
 bool wants_verbs(const Facts& facts) { return facts.fabric == "verbs"; }
 bool wants_efa(const Facts& facts) {
@@ -402,6 +405,44 @@ Finding peers(const Facts& facts) {
   return finding;
 }
 
+Finding tls_files(const Facts& facts) {
+  if (!facts.tls.configured) return {"tls.files", Outcome::kSkip, "[tls] is not configured", {}};
+  Finding finding{"tls.files", Outcome::kPass, {}, {}};
+  if (!facts.tls.faults.empty()) {
+    finding.outcome = Outcome::kFail;
+    finding.evidence = fmt::format("{}", fmt::join(facts.tls.faults, "; "));
+    finding.fix = "mend the files; a running daemon takes new ones within seconds";
+    return finding;
+  }
+  finding.evidence =
+      fmt::format("the certificate is made out to '{}'", fmt::join(facts.tls.names, "', '"));
+  if (!facts.tls.expires) return finding;
+  finding.evidence += ", until " + daemon::utc_text(*facts.tls.expires);
+  if (*facts.tls.expires - facts.now < kRenewalSeconds) {
+    finding.outcome = Outcome::kWarn;
+    finding.fix = "renew it before that; a running daemon takes the new files within seconds";
+  }
+  return finding;
+}
+
+Finding tls_peers(const Facts& facts) {
+  Finding finding{"tls.peers", Outcome::kSkip, {}, {}};
+  for (const PeerFacts& peer : facts.peers) {
+    if (!facts.tls.configured || !peer.trouble.empty()) continue;
+    if (finding.outcome == Outcome::kSkip) finding.outcome = Outcome::kPass;
+    if (!peer.tls_trouble.empty()) finding.outcome = Outcome::kFail;
+    finding.evidence +=
+        fmt::format("{}node {} ({}): {}", finding.evidence.empty() ? "" : "; ", peer.id.value_or(0),
+                    peer.address, peer.tls_trouble.empty() ? "accepted" : peer.tls_trouble);
+  }
+  if (finding.outcome == Outcome::kSkip) {
+    finding.evidence = facts.tls.configured ? "no peer is reachable" : "[tls] is not configured";
+  } else if (finding.outcome == Outcome::kFail) {
+    finding.fix = "mend the certificate that is named, on its node; see tls.files of both nodes";
+  }
+  return finding;
+}
+
 Finding loopback_write(const Facts& facts) {
   if (facts.write.trouble.empty()) {
     return {"fabric.write",
@@ -431,11 +472,11 @@ std::string_view outcome_text(Outcome outcome) {
 }
 
 std::vector<Finding> examine(const Facts& facts) {
-  return {memlock(facts),    clients(facts),       fabric_choice(facts), devices(facts),
-          ports(facts),      gids(facts),          mtus(facts),          registration(facts),
-          gpu_memory(facts), ofi_version(facts),   ofi_providers(facts), huge_pages(facts),
-          isolation(facts),  wakefulness(facts),   distances(facts),     abi(facts),
-          peers(facts),      loopback_write(facts)};
+  return {memlock(facts),    clients(facts),     fabric_choice(facts), devices(facts),
+          ports(facts),      gids(facts),        mtus(facts),          registration(facts),
+          gpu_memory(facts), ofi_version(facts), ofi_providers(facts), huge_pages(facts),
+          isolation(facts),  wakefulness(facts), distances(facts),     abi(facts),
+          peers(facts),      tls_files(facts),   tls_peers(facts),     loopback_write(facts)};
 }
 
 int exit_code(const std::vector<Finding>& findings) {

@@ -46,6 +46,16 @@ struct PeerFacts {
   std::optional<std::uint32_t> id;  ///< nothing: it has not said which node it is
   std::string address;
   std::string trouble;  ///< empty: somebody accepts connections there
+  /// With TLS, and where somebody does: what either side has against the other's certificate.
+  std::string tls_trouble{};
+};
+
+/// The certificates of this node.
+struct TlsFacts {
+  bool configured = false;
+  std::vector<std::string> faults;      ///< sentences: what is wrong and what to do
+  std::optional<std::int64_t> expires;  ///< Unix seconds
+  std::vector<std::string> names;       ///< that the certificate is made out to
 };
 
 struct Facts {
@@ -95,6 +105,8 @@ struct Facts {
   std::string discovery = "static";  ///< how the other nodes are found
   std::string discovery_trouble;     ///< why the other nodes could not be looked up
   std::vector<PeerFacts> peers;
+  TlsFacts tls;
+  std::int64_t now = 0;  ///< Unix seconds
   struct LoopbackWrite {
     std::string trouble;   ///< empty: bytes and flag arrived
     std::string endpoint;  ///< what was written over

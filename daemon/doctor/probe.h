@@ -30,6 +30,7 @@ void probe_memlock(const daemon::Config& config, Facts& facts);
 void probe_client_limits(const daemon::Config& config, Facts& facts);
 /// The same.
 void probe_spin(const daemon::Config& config, Facts& facts);
+void probe_tls(const daemon::Config& config, Facts& facts);
 void probe_peers(const daemon::Config& config, const FindNodes& find, Facts& facts);
 void probe_write(const daemon::Config& config, Facts& facts);
 

@@ -150,6 +150,7 @@ Facts gather(const daemon::Config& asked, const std::string& version, const Find
   probe_memlock(config, facts);
   probe_client_limits(config, facts);
   probe_spin(config, facts);
+  probe_tls(config, facts);
   probe_peers(config, find, facts);
   probe_write(config, facts);
   return facts;

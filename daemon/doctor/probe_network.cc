@@ -1,17 +1,11 @@
-#include <netdb.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <future>
-#include <memory>
 
+#include "daemon/config/discovery_section.h"
 #include "daemon/doctor/probe.h"
+#include "daemon/tls/handshake.h"
+#include "daemon/tls/own_files.h"
 #include "shm/host/protocol.h"
-#include "shm/host/unique_fd.h"
 #include "shm/host/unix_socket.h"
 #include "shm/layout.h"
 
@@ -22,51 +16,30 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPatience(2000);
 
-/// Connects and hangs up: whether anybody listens.
-Status try_connect(const sockaddr* address, socklen_t bytes) {
-  const UniqueFd fd(::socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) return fail_errno(errno, "no socket");
-  if (::connect(fd.get(), address, bytes) == 0) return {};
-  if (errno != EINPROGRESS) return fail(ErrorCode::kUnavailable, "{}", errno_text(errno));
-  pollfd waiting{fd.get(), POLLOUT, 0};
-  if (::poll(&waiting, 1, static_cast<int>(kPatience.count())) != 1) {
-    return fail(ErrorCode::kTimeout, "no answer within {} s",
-                static_cast<double>(kPatience.count()) / 1e3);
+/// What the node's certificate must be made out to.
+std::string name_of(const daemon::Config& config, const daemon::Sighting& node) {
+  for (const daemon::PeerConfig& peer : config.peers) {
+    if (peer.id == node.node) return peer.name.empty() ? peer.address.host : peer.name;
   }
-  int error = 0;
-  socklen_t size = sizeof error;
-  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
-  if (error != 0) return fail(ErrorCode::kUnavailable, "{}", errno_text(error));
-  return {};
+  const std::string name = node.node ? daemon::node_name_of(config, *node.node) : std::string();
+  return name.empty() ? node.address.host : name;
 }
 
-Status try_address(const daemon::Address& address) {
-  if (address.unix_socket) {
-    sockaddr_un name{};
-    name.sun_family = AF_UNIX;
-    if (address.path.size() >= sizeof name.sun_path)
-      return fail(ErrorCode::kInvalidArgument, "its path is too long");
-    std::memcpy(name.sun_path, address.path.data(), address.path.size());
-    if (!address.path.empty() && address.path.front() == '@') name.sun_path[0] = '\0';
-    return try_connect(
-        reinterpret_cast<const sockaddr*>(&name),
-        static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address.path.size()));
+/// What is known of one node after a look at its address.
+PeerFacts look_at_peer(const daemon::Config& config, const daemon::Sighting& node) {
+  PeerFacts facts{node.node, node.address.text(), node.trouble};
+  if (!facts.trouble.empty()) return facts;
+  const auto connection = daemon::connect_to(node.address, kPatience);
+  if (!connection) {
+    facts.trouble = connection.error().message;
+  } else if (!node.node) {
+    facts.trouble = "accepts connections, but has not said which node it is";
+  } else if (config.tls.enabled() && !node.address.unix_socket) {
+    const daemon::TlsFiles own = daemon::tls_files(config);
+    const Status met = daemon::try_handshake(own, *connection, name_of(config, node), kPatience);
+    if (!met) facts.tls_trouble = met.error().message;
   }
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error =
-      ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  if (error != 0) {
-    return fail(ErrorCode::kNotFound, "its name is not known here: {}", ::gai_strerror(error));
-  }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, ::freeaddrinfo);
-  Status last = fail(ErrorCode::kNotFound, "its name has no address");
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-    last = try_connect(one->ai_addr, one->ai_addrlen);
-    if (last) break;
-  }
-  return last;
+  return facts;
 }
 
 /// What the daemon answers to a client's first message.
@@ -119,21 +92,23 @@ void probe_peers(const daemon::Config& config, const FindNodes& find, Facts& fac
     }
   }
   // All at once: the patience with one is the patience with all.
-  std::vector<std::future<Status>> attempts;
+  std::vector<std::future<PeerFacts>> looks;
   for (const daemon::Sighting& node : nodes) {
-    attempts.push_back(std::async(std::launch::async, [&node]() -> Status {
-      if (!node.trouble.empty()) return fail(ErrorCode::kUnsupported, "{}", node.trouble);
-      MK_RETURN_IF_ERROR(try_address(node.address));
-      if (node.node) return {};
-      return fail(ErrorCode::kUnavailable,
-                  "accepts connections, but has not said which node it is");
-    }));
+    looks.push_back(
+        std::async(std::launch::async, [&config, &node] { return look_at_peer(config, node); }));
   }
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const Status reached = attempts[i].get();
-    facts.peers.push_back({nodes[i].node, nodes[i].address.text(),
-                           reached ? std::string() : reached.error().message});
-  }
+  for (auto& look : looks) facts.peers.push_back(look.get());
+}
+
+void probe_tls(const daemon::Config& config, Facts& facts) {
+  facts.now = daemon::unix_now();
+  facts.tls.configured = config.tls.enabled() || !config.discovery.etcd.cert.empty();
+  if (!facts.tls.configured) return;
+  facts.tls.faults = daemon::certificate_faults(config, facts.now);
+  if (!config.tls.enabled()) return;
+  daemon::TlsReport report = daemon::look_at(daemon::tls_files(config), facts.now);
+  facts.tls.expires = report.expires;
+  facts.tls.names = std::move(report.names);
 }
 
 }  // namespace mk::doctor

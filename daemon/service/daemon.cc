@@ -22,6 +22,7 @@
 #include "daemon/service/live_config.h"
 #include "daemon/service/process.h"
 #include "daemon/service/version.h"
+#include "daemon/tls/own_files.h"
 #include "daemon/topology/rails.h"
 #include "daemon/topology/spin.h"
 #include "daemon/topology/usable_cpus.h"
@@ -118,7 +119,14 @@ class Daemon::Impl {
     const Config config = live.get();
     MK_ASSIGN_OR_RETURN(const TlsTexts tls,
                         read_tls(config.tls.cert, config.tls.key, config.tls.ca));
-    if (!tls.enabled() && !config.listen.local()) {
+    if (tls.enabled()) {
+      for (const TlsFault& fault : look_at(tls_files(config), unix_now()).faults) {
+        // With such files nobody could be served; the others are peers' to judge, and may be
+        // mended.
+        if (fault.dead()) return fail(ErrorCode::kInvalidArgument, "{}", fault.text);
+        logger.write(LogLevel::kError, fault.text);
+      }
+    } else if (!config.listen.local()) {
       logger.write(LogLevel::kWarning,
                    fmt::format("listening on {} without TLS: anybody on that network can speak to "
                                "this daemon",

@@ -19,6 +19,7 @@
 #include "daemon/service/stop_guard.h"
 #include "daemon/service/supervise.h"
 #include "daemon/service/version.h"
+#include "daemon/tls/own_files.h"
 #include "shm/files/standard_output.h"
 
 namespace mk::daemon {
@@ -51,8 +52,10 @@ void declare(CLI::App& app, Flags& flags) {
       "See mkerneld(8).");
   app.add_option("--config", flags.config, "Configuration file (TOML); see mkerneld.toml.example")
       ->envname("MKERNELD_CONFIG");
-  app.add_flag("--check-config", flags.check_config,
-               "Check the configuration, print what is in effect, and exit (0 good, 2 not)");
+  app.add_flag(
+      "--check-config", flags.check_config,
+      "Check the configuration and its certificates, print what is in effect, and exit (0 good, "
+      "2 not)");
   app.add_flag(
       "--doctor", flags.doctor,
       "Check this machine by that configuration, say what to mend, and exit (1: a failure)");
@@ -137,6 +140,15 @@ int serve(const Flags& flags, const Config& config, Logger& logger, Signals& sig
   return 0;
 }
 
+/// What a daemon would start with, and whether its certificates would do.
+int check_config(const Config& config) {
+  const std::vector<std::string> faults = certificate_faults(config, unix_now());
+  for (const std::string& fault : faults) fmt::print(stderr, "mkerneld: {}\n", fault);
+  if (!faults.empty()) return kExitUsage;
+  print_out(print_config(config));
+  return 0;
+}
+
 int run(int argc, char** argv) {
   CLI::App app("mkerneld: the mkernel daemon of one node", "mkerneld");
   Flags flags;
@@ -151,10 +163,7 @@ int run(int argc, char** argv) {
     fmt::print(stderr, "{}\n", config.error().message);
     return kExitUsage;
   }
-  if (flags.check_config) {
-    print_out(print_config(*config));
-    return 0;
-  }
+  if (flags.check_config) return check_config(*config);
   if (flags.doctor) {
     const auto findings = doctor::examine(doctor::gather(*config, version_text(), find_nodes));
     print_out(flags.json ? doctor::to_json(findings) : doctor::to_text(findings));

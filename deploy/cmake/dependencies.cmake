@@ -2,7 +2,7 @@
 # package, and all missing pieces are named at once.
 #
 #   mk::grpc mk::grpc_reflection mk::protobuf mk::fmt mk::expected mk::boost mk::ofi mk::verbs mk::dnnl
-#   mk::toml mk::cli11 mk::json mk::systemd mk::prometheus mk::hwloc mk::gtest mk::gmock_main mk::benchmark
+#   mk::toml mk::cli11 mk::json mk::systemd mk::prometheus mk::hwloc mk::openssl mk::gtest mk::gmock_main mk::benchmark
 find_package(PkgConfig)
 if(NOT PKG_CONFIG_FOUND)
   message(FATAL_ERROR "pkg-config is missing: run `bash deploy/install-deps.sh`.")
@@ -89,6 +89,8 @@ mk_pkg(systemd libsystemd)
 mk_need(systemd libsystemd-dev systemd_FOUND mk_pkg_systemd)
 find_package(prometheus-cpp QUIET)
 mk_need(prometheus prometheus-cpp-dev prometheus-cpp_FOUND prometheus-cpp::core)
+mk_pkg(openssl openssl)
+mk_need(openssl libssl-dev openssl_FOUND mk_pkg_openssl)
 mk_pkg(hwloc hwloc)
 mk_need(hwloc libhwloc-dev hwloc_FOUND mk_pkg_hwloc)
 

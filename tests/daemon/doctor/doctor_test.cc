@@ -55,6 +55,8 @@ Facts good() {
   facts.abi_minor = 2;
   facts.daemon = {"/run/sock", "", "0.1.0", 1, 2};
   facts.peers = {{1, "10.0.0.2:7171", ""}};
+  facts.now = 1'000'000;
+  facts.tls = {true, {}, facts.now + 30 * 86'400, {"node0.cluster"}};
   facts.write = {"", "verbs mlx5_0:1", 12.3};
   return facts;
 }
@@ -79,12 +81,12 @@ TEST(DoctorTest, AHealthyNodePassesEverything) {
 TEST(DoctorTest, IdsAreStable) {
   std::vector<std::string> ids;
   for (const Finding& finding : examine(good())) ids.emplace_back(finding.id);
-  EXPECT_EQ(ids,
-            (std::vector<std::string>{
-                "limits.memlock", "limits.clients", "fabric.choice", "verbs.devices", "verbs.ports",
-                "verbs.gid", "verbs.mtu", "verbs.register", "gpu.memory", "ofi.version",
-                "ofi.providers", "memory.hugepages", "cpu.isolation", "cpu.spin",
-                "topology.distance", "abi.version", "peers.reachable", "fabric.write"}));
+  EXPECT_EQ(ids, (std::vector<std::string>{
+                     "limits.memlock",  "limits.clients", "fabric.choice",     "verbs.devices",
+                     "verbs.ports",     "verbs.gid",      "verbs.mtu",         "verbs.register",
+                     "gpu.memory",      "ofi.version",    "ofi.providers",     "memory.hugepages",
+                     "cpu.isolation",   "cpu.spin",       "topology.distance", "abi.version",
+                     "peers.reachable", "tls.files",      "tls.peers",         "fabric.write"}));
 }
 
 struct Case {
@@ -280,6 +282,16 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
          f.peers.clear();
          f.discovery = "etcd";
        }},
+      {"tls.files", Outcome::kFail, "expired on",
+       [](Facts& f) { f.tls.faults = {"tls.cert /c expired on some day"}; }},
+      {"tls.files", Outcome::kWarn, "made out to 'node0.cluster', until 1970-01-25 13:46:40 UTC",
+       [](Facts& f) { f.tls.expires = f.now + 13 * 86'400; }},
+      {"tls.files", Outcome::kSkip, "not configured", [](Facts& f) { f.tls = {}; }},
+      {"tls.peers", Outcome::kFail, "node 1 (10.0.0.2:7171): its certificate expired",
+       [](Facts& f) { f.peers[0].tls_trouble = "its certificate expired on some day"; }},
+      {"tls.peers", Outcome::kSkip, "no peer is reachable",
+       [](Facts& f) { f.peers[0].trouble = "Connection refused"; }},
+      {"tls.peers", Outcome::kSkip, "not configured", [](Facts& f) { f.tls = {}; }},
       {"fabric.write", Outcome::kFail, "does not acknowledge",
        [](Facts& f) { f.write.trouble = "over verbs: does not acknowledge"; }},
   };
@@ -317,9 +329,9 @@ TEST(DoctorTest, TheReportIsForPeopleAndForScripts) {
   const auto findings = examine(facts);
   EXPECT_THAT(to_text(findings), AllOf(HasSubstr("FAIL  limits.memlock     locked memory: 64 KiB"),
                                        HasSubstr("-> set LimitMEMLOCK=infinity"),
-                                       HasSubstr("16 passed, 0 warnings, 1 failed, 1 skipped\n")));
+                                       HasSubstr("17 passed, 0 warnings, 1 failed, 2 skipped\n")));
   const auto json = nlohmann::json::parse(to_json(findings));
-  EXPECT_EQ(json["checks"].size(), 18u);
+  EXPECT_EQ(json["checks"].size(), 20u);
   EXPECT_EQ(json["checks"][0]["id"], "limits.memlock");
   EXPECT_EQ(json["checks"][0]["result"], "FAIL");
   EXPECT_EQ(json["summary"]["fail"], 1);

@@ -1,0 +1,19 @@
+/// \file
+/// The certificates of a configuration.
+#pragma once
+
+#include <vector>
+
+#include "daemon/config/config.h"
+#include "daemon/tls/certificates.h"
+
+namespace mk::daemon {
+
+/// The files of [tls], with the names that the other daemons know this node by; empty paths where
+/// the configuration has no TLS.
+TlsFiles tls_files(const Config& config);
+
+/// The faults of all of a configuration's certificates, as sentences: [tls] and discovery.etcd.
+std::vector<std::string> certificate_faults(const Config& config, std::int64_t now);
+
+}  // namespace mk::daemon
