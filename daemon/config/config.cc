@@ -277,7 +277,9 @@ void override_with(const std::optional<std::string>& value, std::string_view fla
   }
 }
 
-void override_peer(const std::string& text, Config& config, Diagnostics& diagnostics) {
+/// `given`: the ids of the flags before this one.
+void override_peer(const std::string& text, std::set<std::uint32_t>& given, Config& config,
+                   Diagnostics& diagnostics) {
   const std::size_t equals = text.find('=');
   PeerConfig peer;
   Status status = equals == std::string::npos
@@ -287,6 +289,10 @@ void override_peer(const std::string& text, Config& config, Diagnostics& diagnos
   if (status) status = take_peer_address(peer.address)(std::string_view(text).substr(equals + 1));
   if (!status) {
     return diagnostics.plain(fmt::format("--peer {}: {}", text, status.error().message));
+  }
+  if (!given.insert(peer.id).second) {
+    return diagnostics.plain(
+        fmt::format("--peer {}: another --peer has given node {} an address", text, peer.id));
   }
   for (PeerConfig& known : config.peers) {
     if (known.id != peer.id) continue;
@@ -321,7 +327,8 @@ void apply(const ConfigOverrides& overrides, Config& config, Diagnostics& diagno
   override_with(overrides.log_format, "log-format", diagnostics,
                 [&](std::string_view text) { return accept_log_format(text, config.log.format); });
   if (overrides.insecure) config.insecure = true;
-  for (const std::string& peer : overrides.peers) override_peer(peer, config, diagnostics);
+  std::set<std::uint32_t> given;
+  for (const std::string& peer : overrides.peers) override_peer(peer, given, config, diagnostics);
 }
 
 // -- what needs all of it ---------------------------------------------------------------------
@@ -371,12 +378,32 @@ void check_rails(const Config& config, Diagnostics& diagnostics) {
   check_names("fabric.ofi.bind", config.fabric.ofi.bind.size());
 }
 
+/// Whether who calls `address` on this machine reaches this daemon itself.
+bool is_own(const Config& config, const Address& address) {
+  const auto reaches = [&address](const Address& listen) {
+    if (listen.unix_socket || address.unix_socket) return listen.text() == address.text();
+    const bool everywhere = listen.host == "0.0.0.0" || listen.host == "::";
+    const auto named = [](const std::string& host) {  // other addresses of 127/8 are others' places
+      return host == "127.0.0.1" || host == "::1" ? "localhost" : host;
+    };
+    return listen.port == address.port &&
+           (named(listen.host) == named(address.host) || (everywhere && address.local()));
+  };
+  const auto& advertise = config.discovery.advertise;
+  return reaches(config.listen) || (advertise && advertise->text() == address.text());
+}
+
 void check(const Config& config, Diagnostics& diagnostics) {
   std::set<std::string> addresses;
   for (const PeerConfig& peer : config.peers) {
     if (peer.id == config.node_id) {
       diagnostics.plain(
           fmt::format("peer {}: this daemon has node id {} itself", peer.id, config.node_id));
+    }
+    if (is_own(config, peer.address)) {
+      diagnostics.plain(
+          fmt::format("peer {}: {} is this daemon's own address: name the one of node {}", peer.id,
+                      peer.address.text(), peer.id));
     }
     if (!addresses.insert(peer.address.text()).second) {
       diagnostics.plain(
@@ -404,26 +431,6 @@ void check(const Config& config, Diagnostics& diagnostics) {
   }
   check_discovery(config, diagnostics);
   check_security(config, diagnostics);
-}
-
-/// Whether `text` matches `pattern` (* and ?), without recursion.
-bool matches(std::string_view pattern, std::string_view text) {
-  std::size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
-      ++p, ++t;
-    } else if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
 }
 
 }  // namespace
@@ -464,13 +471,6 @@ Result<Config> load_config(const std::string& path, const ConfigOverrides& overr
                 kFileBytesMax);
   }
   return parse_config(text, path, overrides);
-}
-
-JobShare job_share(const std::vector<JobConfig>& jobs, std::string_view job) {
-  for (const JobConfig& entry : jobs) {
-    if (matches(entry.pattern, job)) return entry.share;
-  }
-  return {};
 }
 
 std::string admin_socket_path(const Config& config) {

@@ -291,6 +291,17 @@ TEST(Config, ADaemonIsNotItsOwnPeer) {
   EXPECT_EQ(
       error_of("[[peer]]\nid=1\naddress='localhost:1'\n[[peer]]\nid=2\naddress='localhost:1'"),
       "peer 2: another peer has address localhost:1");
+  // The default is listen = "127.0.0.1:7171".
+  const std::string peer = "[[peer]]\nid = 1\naddress = ";
+  for (const std::string& own : {peer + "'127.0.0.1:7171'", peer + "'localhost:7171'",
+                                 "listen='unix:/p'\n" + peer + "'unix:/p'",
+                                 "insecure=true\nlisten='0.0.0.0:5'\n" + peer + "'localhost:5'",
+                                 "insecure=true\ndiscovery.advertise='a:9'\n" + peer + "'a:9'"}) {
+    EXPECT_THAT(error_of(own), HasSubstr("is this daemon's own address: name the one of node 1"))
+        << own;
+  }
+  EXPECT_EQ(error_of(peer + "'127.0.0.2:7171'"), "(accepted)");
+  EXPECT_EQ(error_of(peer + "'127.0.0.1:7172'"), "(accepted)");
   EXPECT_EQ(error_of("listen = 'unix:/x'\n[socket]\npath = '/x'"),
             "listen and socket.path must not be the same socket");
 }
@@ -349,6 +360,8 @@ TEST(Config, BadFlagsAreNamed) {
   EXPECT_THAT(error_of("", {.link_latency = "x"}), HasSubstr("--link-latency x: a duration"));
   EXPECT_THAT(error_of("", {.log_level = "x"}), HasSubstr("--log-level x: \"x\" is not one of"));
   EXPECT_THAT(error_of("", {.log_format = "x"}), HasSubstr("--log-format x: \"x\" is not one of"));
+  EXPECT_EQ(error_of("", {.peers = {"1=localhost:1", "1=localhost:2"}}),
+            "--peer 1=localhost:2: another --peer has given node 1 an address");
   EXPECT_EQ(error_of("", {.peers = {"1"}}),
             "--peer 1: ID=ADDRESS is expected, such as 1=unix:/run/mkernel/1.sock");
   EXPECT_THAT(error_of("", {.peers = {"x=localhost:1"}}), HasSubstr("a node id from 0 to 127"));
