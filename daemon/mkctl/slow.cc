@@ -170,11 +170,25 @@ class Search {
       if (now.launches() == rank.before->launches()) standing.push_back(number);
     }
     for (const std::uint32_t number : standing) {
-      if (!may_wait(number, all, standing)) behind(job, number, all.at(number), most, ahead);
+      if (may_wait(number, all, standing)) continue;
+      const bool in_launch = all.at(number).after->launches() % 2 == 1;
+      behind(job, number, all.at(number), most, ahead,
+             in_launch && motion.ranks_seen < motion.world);
     }
     if (stopped || moved || most % 2 == 0 || ahead.size() != all.size()) return;
     // All are in one launch, and have been for as long as we looked.
     const auto [youngest, entered] = last_to_enter(all);
+    if (const std::uint32_t unseen = motion.world - motion.ranks_seen; unseen > 0) {
+      // Any of those may be the one, and all who are seen may wait for it.
+      add({"launch-long", job,
+           fmt::format("{} of {} ranks, which were not seen", unseen, motion.world),
+           fmt::format(
+               "all {} ranks seen are in launch {}, {} since last: ask the other nodes, too "
+               "(--hosts)",
+               all.size(), launch_of(most), numbers({youngest})),
+           -1, all.at(youngest).node, entered});
+      return;
+    }
     add({"launch-long", job, numbers({youngest}),
          fmt::format("all {} ranks seen are in launch {}; this one came last", all.size(),
                      launch_of(most)),
@@ -201,15 +215,16 @@ class Search {
   }
 
   void behind(const std::string& job, std::uint32_t number, const Rank& rank, std::uint64_t most,
-              const std::vector<std::uint32_t>& ahead) {
+              const std::vector<std::uint32_t>& ahead, bool may_wait_for_unseen) {
     const v1::Session& now = *rank.after;
     const std::string where = now.launches() % 2 == 1
                                   ? fmt::format("still in launch {}", launch_of(now.launches()))
                                   : fmt::format("has not begun launch {}", now.launches() / 2 + 1);
     const std::string others = most % 2 == 1 ? "in" : "through with";
     add({"rank-behind", job, person(number, rank),
-         fmt::format("{}; {} {} {} launch {}", where, numbers(ahead),
-                     ahead.size() == 1 ? "is" : "are", others, launch_of(most)),
+         fmt::format("{}; {} {} {} launch {}{}", where, numbers(ahead),
+                     ahead.size() == 1 ? "is" : "are", others, launch_of(most),
+                     may_wait_for_unseen ? "; or it waits for a rank that was not seen" : ""),
          number, rank.node, now.launches_for_ns()});
   }
 

@@ -76,16 +76,28 @@ TEST(WhoIsSlow, TheRankThatIsStillInTheLaunchBefore) {
   const auto found = find({Node(0).rank(0, 43, 43).rank(1, 39, 39)});
   ASSERT_EQ(found.findings.size(), 1u);
   EXPECT_EQ(found.findings[0].rank, 1);
-  EXPECT_EQ(found.findings[0].why, "still in launch 20; rank 0 is in launch 22");
+  EXPECT_EQ(found.findings[0].why,
+            "still in launch 20; rank 0 is in launch 22; or it waits for a rank that was not seen");
   EXPECT_THAT(render(found), HasSubstr("only 2 of 4 ranks were seen"));
 }
 
 TEST(WhoIsSlow, AllInOneLaunchNamesTheLastToEnter) {
-  const auto found = find({Node(0).rank(0, 41, 41, 9 * kSecond).rank(1, 41, 41, 2 * kSecond)});
+  const auto found = find({Node(0).rank(0, 41, 41, 9 * kSecond).rank(1, 41, 41, 2 * kSecond),
+                           Node(1).rank(2, 41, 41, 9 * kSecond).rank(3, 41, 41, 9 * kSecond)});
   ASSERT_EQ(found.findings.size(), 1u);
   EXPECT_EQ(found.findings[0].kind, "launch-long");
   EXPECT_EQ(found.findings[0].rank, 1);
   EXPECT_EQ(found.findings[0].for_ns, 2 * kSecond);
+}
+
+TEST(WhoIsSlow, NobodyWhoIsSeenTakesTheBlameOfThoseWhoAreNot) {
+  // Rank 3, on a node that was not asked, is stopped: 1 came last, and waits like 0.
+  const auto found = find({Node(0).rank(0, 41, 41, 9 * kSecond).rank(1, 41, 41, 2 * kSecond)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].kind, "launch-long");
+  EXPECT_EQ(found.findings[0].rank, -1);
+  EXPECT_EQ(found.findings[0].who, "2 of 4 ranks, which were not seen");
+  EXPECT_THAT(found.findings[0].why, HasSubstr("ask the other nodes, too (--hosts)"));
 }
 
 TEST(WhoIsSlow, TheRankWhoseProcessDoesNotRun) {
