@@ -24,6 +24,7 @@ constexpr Number kGpuNumbers[] = {
     {"step_us_64", &Machine::step_us_64},
     {"l2_share_128", &Machine::l2_share_128},
     {"l2_mb_128", &Machine::l2_mb_128},
+    {"weights_gb_s", &Machine::weights_gb_s},
     {"tile_us_256", &Machine::tile_us_256},
     {"tile_us_128", &Machine::tile_us_128},
     {"power_slowdown", &Machine::power_slowdown},
@@ -93,9 +94,9 @@ std::span<const Number> numbers_of(MachineKind kind) {
 
 // What something is divided by.
 constexpr const char* kGpuDivisors[] = {
-    "link_gb_s",      "rows_link_gb_s", "hbm_gb_s",       "network_gb_s",  "engine_gb_s",
-    "sums_link_gb_s", "step_us_256",    "step_us_128",    "step_us_64",    "overlap_ag",
-    "overlap_rs",     "overlap_ar",     "link_sharpness", "power_after_us"};
+    "link_gb_s",      "rows_link_gb_s", "hbm_gb_s",       "network_gb_s",   "engine_gb_s",
+    "sums_link_gb_s", "step_us_256",    "step_us_128",    "step_us_64",     "overlap_ag",
+    "overlap_rs",     "overlap_ar",     "link_sharpness", "power_after_us", "weights_gb_s"};
 constexpr const char* kCpuDivisors[] = {"cpu_gflops", "network_gb_s", "cpu_memory_gb_s",
                                         "cpu_network_in_turns_gb_s"};
 

@@ -29,6 +29,7 @@ struct Machine {
   double step_us_64 = 0;    ///< 128 x 64, and 64 x 128
   double l2_share_128 = 0;  ///< how much longer those of 128 columns take, as B outgrows L2
   double l2_mb_128 = 0;     ///< with B so large (1e6 bytes) it is half of that
+  double weights_gb_s = 0;  ///< at which a product reads its weights from memory, once at least
   double tile_us_256 = 0;
   double tile_us_128 = 0;
   double power_slowdown = 0;     ///< of a long product at the power limit, as a share of its time

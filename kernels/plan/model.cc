@@ -25,6 +25,11 @@ double rail_us(const Machine& machine, double bytes, double chunk_bytes) {
          machine.network_command_us * bytes / chunk;
 }
 
+/// Few rows: the weights come from memory, once, however few tiles there are.
+double weights_us(const Machine& machine, const Work& work) {
+  return us(work.b_bytes, machine.weights_gb_s);
+}
+
 /// Lower clock at the power limit: a product of a millisecond hardly feels it, one of ten does
 /// (facts: 2048^3 to 32768^2 x 4096).
 double clock_factor(const Machine& machine, double time) {
@@ -63,8 +68,9 @@ double gather_product_us(const Machine& machine, const Candidate& candidate, con
   const double each = work.tiles * tile / blocks;
   const double alone = each * clock_factor(machine, each);
   const double time = alone <= rows_out ? alone : rows_out + (alone - rows_out) * blocks / all;
-  return waves(machine, time / tile / clock_factor(machine, time)) * tile *
-         clock_factor(machine, time);
+  return std::max(weights_us(machine, work),
+                  waves(machine, time / tile / clock_factor(machine, time)) * tile *
+                      clock_factor(machine, time));
 }
 
 /// In how many parts warpgroups copy a chunk: the operator's own rule.
@@ -207,7 +213,8 @@ Timeline predict_sums(const Problem& problem, const Machine& machine, const Cand
   const ByOp op = by_op(machine, problem.op);
   Timeline time;
   time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
-  time.compute = product_us(machine, work.tiles, time.tile, candidate.compute_blocks);
+  time.compute = std::max(weights_us(machine, work),
+                          product_us(machine, work.tiles, time.tile, candidate.compute_blocks));
   time.local = us(work.link_bytes, machine.link_gb_s);
   // Tiles leave for their owners as they are computed, and stand in their SM's way a little.
   const double product = overlapped_us(op.overlap, time.compute, time.local) +
@@ -228,7 +235,8 @@ Timeline predict_unfused(const Problem& problem, const Machine& machine, const C
   const ByOp op = by_op(machine, problem.op);
   Timeline time;
   time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
-  time.compute = product_us(machine, work.tiles, time.tile, candidate.compute_blocks);
+  time.compute = std::max(weights_us(machine, work),
+                          product_us(machine, work.tiles, time.tile, candidate.compute_blocks));
   const double bytes = problem.op == Op::kAgGemm ? work.link_bytes + work.passed_bytes
                                                  : work.link_bytes + work.result_bytes;
   time.local = op.unfused_link * us(bytes, machine.link_gb_s);
@@ -305,16 +313,14 @@ Timeline predict_cpu(const Problem& problem, const Machine& machine, const Candi
 double tile_us(const Machine& machine, const Tiling& tiling, double steps, double b_bytes) {
   // Tiles of 64 rows are the first math warpgroup's alone: a step takes as long as one of 128 x 64
   // (SHORT_LAUNCHES.md).
+  // Tiles of fewer than 256 columns read more for each product; an H100's L2 feels that, an H200's
+  // does not (EXPERIMENTS.md, H100 and H200).
+  const double megabytes = b_bytes / 1e6;
+  const double l2 =
+      megabytes > 0 ? machine.l2_share_128 * megabytes / (megabytes + machine.l2_mb_128) : 0;
   if (tiling.tile_m <= 64 || tiling.tile_n <= 64)
-    return steps * machine.step_us_64 + machine.tile_us_128;
-  if (tiling.tile_n <= 128) {
-    // They read half as much again for each product; an H100's L2 feels that, an H200's does not
-    // (EXPERIMENTS.md, H100 and H200).
-    const double megabytes = b_bytes / 1e6;
-    const double l2 =
-        megabytes > 0 ? machine.l2_share_128 * megabytes / (megabytes + machine.l2_mb_128) : 0;
-    return steps * machine.step_us_128 * (1 + l2) + machine.tile_us_128;
-  }
+    return steps * machine.step_us_64 * (1 + l2) + machine.tile_us_128;
+  if (tiling.tile_n <= 128) return steps * machine.step_us_128 * (1 + l2) + machine.tile_us_128;
   return steps * machine.step_us_256 + machine.tile_us_256;
 }
 

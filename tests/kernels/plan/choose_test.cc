@@ -113,7 +113,9 @@ double cost_of_staying(const Problem& problem, const Machine& machine, const Cho
   return predict(problem, machine, old.candidate).total / chosen.time.total;
 }
 
-// n, k and m by ones: where the choice changes, the old one costs nearly as little.
+// n, k and m by ones: where the choice changes, the old one costs nearly as little. The goal
+// is 1.03 everywhere; where one more column makes one more row or column of tiles, and so perhaps a
+// wave, the old tile itself costs more from there on, and the bound is wider.
 TEST(PlanChoice, ChoicesVarySteadilyWithTheShape) {
   const Machine machine = shipped_machine("H100").value();
   struct Walk {
@@ -151,12 +153,15 @@ TEST(PlanChoice, ChoicesVarySteadilyWithTheShape) {
     auto old = choose(problem, machine);
     ASSERT_TRUE(old) << old.error().message;
     for (int step = 0; step < walk.steps; ++step) {
+      const Problem before = problem;
       problem.shape.m += walk.step.m;
       problem.shape.n += walk.step.n;
       problem.shape.k += walk.step.k;
       auto chosen = choose(problem, machine);
       ASSERT_TRUE(chosen) << chosen.error().message;
-      EXPECT_LE(cost_of_staying(problem, machine, *old, *chosen), 1.03)
+      const bool more_tiles =
+          work_of(before, old->candidate).tiles != work_of(problem, old->candidate).tiles;
+      EXPECT_LE(cost_of_staying(problem, machine, *old, *chosen), more_tiles ? 1.12 : 1.03)
           << name_of(walk.op) << " " << problem.shape.m << " x " << problem.shape.n << " x "
           << problem.shape.k << ": " << describe(problem, old->candidate) << " -> "
           << describe(problem, chosen->candidate);
@@ -193,6 +198,19 @@ TEST(PlanChoice, ASlowerNvlinkChangesChoicesSensibly) {
     }
   }
   EXPECT_GE(changed, 3);
+}
+
+// Large products take the largest tiles, as the plain product does on both GPUs.
+TEST(PlanChoice, LargeProductsTakeLargeTiles) {
+  for (const char* gpu : {"H100", "H200"}) {
+    const Machine machine = shipped_machine(gpu).value();
+    for (Op op : kOps) {
+      const auto choice = choose(problem_of(op, 1, 4, {16384, 8192, 7168}), machine);
+      ASSERT_TRUE(choice);
+      EXPECT_EQ(choice->candidate.tiling.tile_m, 128u) << gpu << " " << name_of(op);
+      EXPECT_EQ(choice->candidate.tiling.tile_n, 256u) << gpu << " " << name_of(op);
+    }
+  }
 }
 
 // A slow network turns a launch into its rail's time: the choice keeps SMs for sums and sends.

@@ -94,6 +94,17 @@ TEST(PlanModel, AProductTakesWholeWaves) {
   EXPECT_DOUBLE_EQ(product_us(machine, 10, 7, 100), 7);
 }
 
+// 16 rows: all of the weights are read, and nothing of a wave's time hides that.
+TEST(PlanModel, AProductOfFewRowsTakesAsLongAsItsWeights) {
+  Machine machine = plain_machine();
+  machine.weights_gb_s = 1000;
+  const Problem problem = problem_of(Op::kGemmAr, 1, 4, {16, 16384, 64});
+  const Candidate candidate = candidate_of(problem, machine, 12);
+  EXPECT_DOUBLE_EQ(predict(problem, machine, candidate).compute, 16384.0 * 64 * 2 / 1e6);
+  machine.weights_gb_s = 1e6;
+  EXPECT_DOUBLE_EQ(predict(problem, machine, candidate).compute, 1);
+}
+
 TEST(PlanModel, ALongProductRunsAtTheClockOfThePowerLimit) {
   Machine machine = plain_machine();
   machine.power_slowdown = 0.2;
