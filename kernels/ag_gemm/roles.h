@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "kernels/ag_gemm/block.h"
+#include "kernels/ag_gemm/protocol.h"
 #include "kernels/gather/roles.h"
 
 namespace mk::kernels::ag_gemm {
@@ -30,14 +31,19 @@ namespace mk::kernels::ag_gemm {
 
 /// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
 template <class Executor>
-MK_HOST_DEVICE inline bool compute(AgGemmBlock<Executor>& block) {
-  if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
-  const std::uint32_t blocks = block.launch.blocks.compute;
-  const AgGemmBands bands = AgGemmBands::of(block.schedule, block.launch.arrival, blocks);
-  for (AgGemmWalk walk(block.schedule, bands, block.index); !walk.done(); walk.advance(blocks)) {
+inline bool compute(AgGemmBlock<Executor>& block) {
+  using Scheduler = AgGemmTileScheduler<AgGemmEvenSteps, AgGemmEvenSteps::Params>;
+  using InputBarrier = AgGemmInputBarrier<AgGemmBlock<Executor>>;
+  const auto barrier_params = InputBarrier::Params::of(block.launch);
+  const Scheduler::Params scheduler_params{barrier_params.order};
+  Scheduler scheduler(scheduler_params, static_cast<int>(block.index),
+                      static_cast<int>(block.launch.blocks.compute));
+  InputBarrier barrier(barrier_params, block);
+  for (Tile next; scheduler.next(&next);) {
     if (block.stopped()) return false;
-    const AgGemmTile tile = walk.tile();
-    if (!block.gather.await_rows(tile.origin, tile.row, tile.row + tile.rect.rows)) return false;
+    const AgGemmTile tile = scheduler_params.order.tiles.find(next);
+    barrier.await_rows(tile);
+    if (barrier.failed()) return false;
     std::uint64_t stride_bytes = 0;
     const std::byte* rows = block.rows_of(tile, &stride_bytes);
     const std::uint64_t begin_ns = block.span_begin();

@@ -58,6 +58,12 @@ class GemmSumExecutor : public CpuPacer {
     sum_rows(math_, job, &counter);
     nonfinite_->fetch_add(counter.count(), std::memory_order_relaxed);
   }
+  void accumulate(const AccumulateJob& job) {
+    if (nonfinite_ == nullptr) return accumulate_rows(math_, job);
+    NonfiniteCounter counter(dtype_);
+    accumulate_rows(math_, job, &counter);
+    nonfinite_->fetch_add(counter.count(), std::memory_order_relaxed);
+  }
   void stores_done() {}
   void loads_begin() {}
 

@@ -35,4 +35,24 @@ void sum_rows(const RowMath& math, const SumJob& job, NonfiniteCounter* counter)
   }
 }
 
+void accumulate_rows(const RowMath& math, const AccumulateJob& job, NonfiniteCounter* counter) {
+  assert(job.columns <= kTileSideMax);
+  float sums[kTileSideMax];
+  for (std::uint32_t row = 0; row < job.rows; ++row) {
+    auto* target = static_cast<std::uint16_t*>(job.target) + row * job.target_stride;
+    const auto* partial = static_cast<const std::uint16_t*>(job.partial) + row * job.partial_stride;
+    if (counter != nullptr) {
+      counter->add(target, job.columns);
+      counter->add(partial, job.columns);
+    }
+    math.widen(target, sums, job.columns);
+    math.add(partial, sums, job.columns);
+    math.narrow(sums, target, job.columns);
+    for (std::uint32_t i = 0; i < job.copy_count; ++i) {
+      std::memcpy(static_cast<std::uint16_t*>(job.copies[i]) + row * job.target_stride, target,
+                  std::size_t{job.columns} * kElementBytes);
+    }
+  }
+}
+
 }  // namespace mk::kernels

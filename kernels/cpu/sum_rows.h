@@ -1,10 +1,11 @@
 /// \file
-/// SumJob on the CPU.
+/// SumJob and AccumulateJob on the CPU.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/comm/sum_job.h"
+#include "kernels/comm/tile_worker.h"
 #include "kernels/cpu/row_math.h"
 
 namespace mk::kernels {
@@ -26,5 +27,8 @@ class NonfiniteCounter {
 /// Does the job on the calling thread. `job.columns` ≤ kTileSideMax. `counter`, unless null, counts
 /// in what is added: the sources, and the sum of the first ones where that is rounded.
 void sum_rows(const RowMath& math, const SumJob& job, NonfiniteCounter* counter = nullptr);
+/// The same for an AccumulateJob: counts in the tile at the target and in the partial.
+void accumulate_rows(const RowMath& math, const AccumulateJob& job,
+                     NonfiniteCounter* counter = nullptr);
 
 }  // namespace mk::kernels

@@ -109,4 +109,16 @@ struct BlockGateShared {
   }
 };
 
+/// An operator's InputBarrier (comm/tile_worker.h) as a gate of the core: asked by the loading
+/// thread, with its block in shared memory.
+template <class InputBarrier, class Launch, template <class> class BlockOf>
+class BlockGate : public InputBarrier {
+ public:
+  using Params = typename InputBarrier::Params;
+  using Shared = BlockGateShared<Launch, BlockOf>;
+
+  __device__ BlockGate(const Params& params, Shared& shared)
+      : InputBarrier(params, params.waits() ? &shared.make_block() : nullptr, shared.in_vain) {}
+};
+
 }  // namespace mk::kernels::cuda

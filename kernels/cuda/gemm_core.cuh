@@ -61,11 +61,11 @@ struct RingPosition {
   __device__ __forceinline__ int previous() const { return slot == 0 ? kSlots - 1 : slot - 1; }
 };
 
-/// Whether the order's tiles are no grid of kBlockM x kBlockN: then `Tile origin(Tile) const` says
-/// their first row and column, in elements. Such an order works without clusters.
+/// Whether the order's tiles are no grid of kBlockM x kBlockN: then `TileRect rect(Tile) const`
+/// says where they lie, in elements. Such an order works without clusters.
 template <class Order>
-inline constexpr bool kHasOrigin = requires(const Order& order, Tile tile) {
-  order.origin(tile);
+inline constexpr bool kHasRect = requires(const Order& order, Tile tile) {
+  order.rect(tile);
 };
 
 /// What the math warpgroups walk: they need to know that there is a tile, not which. An order whose
@@ -106,8 +106,8 @@ class TileWalk {
   __device__ TileWalk(const Params& params, Shared& shared, int worker, int workers)
       : order_(make_order<Order>(params, shared.order, worker, workers)) {}
   __device__ bool next(TileOf<Order>* tile) { return order_.next(tile); }
-  /// Of an order that kAdds.
-  __device__ bool adds() const { return order_.adds(); }
+  /// Of an order that kAccumulates.
+  __device__ bool accumulates() const { return order_.accumulates(); }
 
  private:
   Order order_;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store
       ptx::mbarrier_init(&shared.piece_empty[w][buffer], 1);
     }
   }
-  if constexpr (kAdds<Order>) shared.late.begin();
+  if constexpr (kAccumulates<Order>) shared.late.begin();
   // The math warps and the storing threads.
   if constexpr (kIsTaken<Order>) shared.feed.begin(kMathWarpgroups * 4 + kMathWarpgroups);
   for (auto& word : shared.store_words) word = 0;
@@ -245,8 +245,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
       while (next()) {
         const int m = tile.m * kCluster + cluster_rank;
         const int gated_m = kCluster == 1 ? m : min(m, params.m_blocks - 1);
-        Tile origin;
-        if constexpr (kHasOrigin<Order>) origin = order.origin(tile);
+        Tile origin;  // its first row and column
+        if constexpr (kHasRect<Order>) {
+          const TileRect rect = order.rect(tile);
+          origin = {static_cast<int>(rect.row), static_cast<int>(rect.column)};
+        }
         int ready_until = 0;
         for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
           if (k_block >= ready_until) {
@@ -265,7 +268,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
             gate.load_a(params.a, full, kHint, shared.a[ring.slot], k);
           } else {
             cute::SM90_TMA_LOAD_2D::copy(&params.a, full, kHint, shared.a[ring.slot], k,
-                                         kHasOrigin<Order> ? origin.m : m * Config::kBlockM);
+                                         kHasRect<Order> ? origin.m : m * Config::kBlockM);
           }
 
           if constexpr (kGateLoadsB<Gate>) {
@@ -279,7 +282,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
             for (int i = 0; i < kBoxes; ++i) {
               const int box = cluster_rank * kBoxes + i;
               const int n =
-                  (kHasOrigin<Order> ? origin.n : tile.n * Config::kBlockN) + box * Config::kBBox;
+                  (kHasRect<Order> ? origin.n : tile.n * Config::kBlockN) + box * Config::kBBox;
               std::uint8_t* to = shared.b[ring.slot] + box * kBoxBytes;
               const int x = Config::kBLayout == BLayout::kNK ? k : n;
               const int y = Config::kBLayout == BLayout::kNK ? n : k;
@@ -292,14 +295,14 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
             }
           }
         }
-        if constexpr (kAdds<Order>) {
-          if (order.adds()) {
+        if constexpr (kAccumulates<Order>) {
+          if (order.accumulates()) {
             late.hand_over(gate, shared);
             late.set(tile);
           }
         }
       }
-      if constexpr (kAdds<Order>) late.hand_over(gate, shared);
+      if constexpr (kAccumulates<Order>) late.hand_over(gate, shared);
       if constexpr (kGateEnds<Gate>) gate.end();
       if constexpr (kGateLooksByWarp<Gate>) shared.gate.executor.end();
     } else if (warp >= 1 && warp <= kMathWarpgroups && cute::elect_one_sync()) {
@@ -322,7 +325,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
         // A buffer is given back one piece late, so that a piece already waiting is not held up by
         // the reading of the one before it; or, where something is added, all of them after that.
         bool adds = false;
-        if constexpr (kAdds<Order>) adds = order.adds() && late.due();
+        if constexpr (kAccumulates<Order>) adds = order.accumulates() && late.due();
         const auto first = ring;
 #pragma unroll 1
         for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
@@ -349,7 +352,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
         } else {
           if (inside) store.tile_done(m, tile.n, of);
         }
-        if constexpr (kAdds<Order>) {
+        if constexpr (kAccumulates<Order>) {
           if (adds) {
             late.add(store, shared, first);
             auto back = first;
@@ -357,10 +360,10 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
               ptx::mbarrier_arrive(&shared.piece_empty[of][back.slot]);
             late.done(store);
           }
-          if (order.adds()) late.set(tile);
+          if (order.accumulates()) late.set(tile);
         }
       }
-      if constexpr (kAdds<Order>) {
+      if constexpr (kAccumulates<Order>) {
         if (late.due()) {
           late.add(store, shared, ring);
           late.done(store);

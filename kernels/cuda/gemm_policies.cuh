@@ -35,8 +35,8 @@ namespace mk::kernels::cuda {
 /// a_bytes() const`, where a tile's A is not always as large); and
 /// something to do when it will not be asked again. A gate of an order with tiles of its own
 /// (TileOf) has `wait(const TileType& tile, int k_block)` instead. Where
-/// the order says `bool adds()` of the tile that it gave last, another rank's partial of it is
-/// added to this product (late_adds.cuh):
+/// the order says `bool accumulates()` of the tile that it gave last, another rank's partial of it
+/// is added to this product (late_adds.cuh):
 ///
 ///     void await_partial(int m, int n);             as `wait`, before the tile's partial is loaded
 ///
@@ -49,7 +49,7 @@ namespace mk::kernels::cuda {
 /// its end on whatever the memory holds and nothing hangs (the store must then not announce the
 /// result: see there). What was acquired must be passed on to the copy engine with
 /// ptx::fence_acquired_to_async() before `wait` returns.
-inline constexpr int kAllReady = 0x7fffffff;
+using mk::kernels::kAllReady;
 
 template <class Gate>
 inline constexpr bool kGateLoadsA = requires(const Gate& gate, const CUtensorMap& a,
@@ -91,8 +91,8 @@ inline constexpr bool kStoreSees =
 
 /// An order of tiles to some of which another rank's partial is added.
 template <class Order>
-inline constexpr bool kAdds = requires(const Order& order) {
-  order.adds();
+inline constexpr bool kAccumulates = requires(const Order& order) {
+  order.accumulates();
 };
 
 /// Dynamic shared memory of a block.
@@ -135,8 +135,9 @@ struct Piece {
 /// either may release: count them in `words`. The warpgroups may be several tiles apart when K is
 /// short.
 ///
-/// Where the order adds (late_adds.cuh), for all pieces of a tile of which that is true, after the
-/// tile_done of a later one or at the end, `full` and shared memory as the core gives them:
+/// Where the order accumulates (late_adds.cuh), for all pieces of a tile of which that is true,
+/// after the tile_done of a later one or at the end, `full` and shared memory as the core gives
+/// them:
 ///
 ///     void load_partial(const Piece&, uint64_t* full);   has the other's partial of the piece
 ///                                                   brought there (all 64 x 64, swizzled)

@@ -1,6 +1,6 @@
 /// \file
 /// Tiles that another rank's partial is added to by the copy engine, one of them late
-/// (comm/late_sum.h says why, and why nobody waits in a circle): a block stores its own partial
+/// (comm/deferred.h says why, and why nobody waits in a circle): a block stores its own partial
 /// where the sum is to be, computes the next such tile, and only then has the other's partial of
 /// the first, which lies in this GPU's memory by now, brought into shared memory and added in L2.
 /// Math has nothing to do with it. Between a block's threads (gemm_core.cuh):

@@ -16,17 +16,17 @@ namespace mk::kernels::cuda {
 /// Where a tile goes: into [plane][tile][row][column] of a map of packed tiles, or, where `tile` is
 /// negative, to (row, column) of a matrix. Rows and columns of the core's tile that are not the
 /// schedule's are clipped by the map; in a matrix they are right, and somebody else stores the
-/// same (so of tiles that are added to there are none).
-struct TilePlace {
+/// same (so of tiles that are accumulated there are none).
+struct MappedPlace {
   const CUtensorMap* map;
   int plane;
   int tile;
   int row;
   int column;
-  int rows;  ///< pieces from here on hold nothing of the tile
-  int columns;
-  std::uint32_t* ready;  ///< shows that the tile is there; null: nobody waits for it
-  bool within_rank;      ///< only this rank's blocks look at that
+
+  static __device__ MappedPlace of_matrix(const CUtensorMap* map, const TileRect& rect) {
+    return {map, 0, -1, static_cast<int>(rect.row), static_cast<int>(rect.column)};
+  }
 };
 
 /// Where the other rank's partials of this rank's own tiles lie here, of orders that add them.
@@ -35,13 +35,14 @@ struct PartialsPlace {
   std::uint32_t source;  ///< the other rank
 };
 
-/// What the places of tiles go by.
+/// What the places of tiles go by: a PlaceView (comm/tile_worker.h), with the maps.
 template <class ScheduleType, class PlaceMaps>
 struct PlaceParams {
   using Schedule = ScheduleType;
   Schedule schedule;
   World world;
   std::uint32_t banks;
+  bool accumulates;
   PlaceMaps maps;
   std::byte* workspaces[shm::kLocalRanksMax];
 };
@@ -54,15 +55,12 @@ struct StorePace {
   std::uint32_t workers;  ///< compute blocks, which take them by turns
 };
 
-/// `Places` answers:
+/// `Places`: the operator's TilePlaces (comm/tile_worker.h), and
 ///
 ///     using Params = PlaceParams<...>;
-///     static TilePlace place(const Params&, Tile, std::uint32_t epoch);
-///     static std::uint32_t owned_tile(const Params&, Tile);  of this rank's own: its number
-///     static constexpr bool kForwards;     whether sums of this rank's own tiles, where they are
-///                                          added, go from where `place` says to the other rank:
-///     static const CUtensorMap* other_out(const Params&);    the map of its matrix
-///     static uint64_t out_ready(const Params&, Tile);        in each workspace: shows the sum
+///     static MappedPlace map(const Params&, const TilePlace&, std::uint32_t epoch);
+///     static const CUtensorMap* other_out(const Params&);    where sums are forwarded: the map of
+///                                                            the other rank's matrix
 template <class Config, class Places>
 class PackedStore {
  public:
@@ -78,7 +76,12 @@ class PackedStore {
   static Params params(const typename Places::Params::Schedule& schedule,
                        const Arguments& arguments) {
     const RankContext& context = arguments.launch.context;
-    Params made{{schedule, context.world, arguments.launch.banks, arguments.places, {}},
+    Params made{{schedule,
+                 context.world,
+                 arguments.launch.banks,
+                 arguments.launch.accumulates_own_tiles(),
+                 arguments.places,
+                 {}},
                 {arguments.partials, 1 - context.world.local},
                 {arguments.frame.piece_ns, schedule.tiles(), arguments.launch.blocks.compute},
                 &arguments.frame.state->epoch,
@@ -105,7 +108,7 @@ class PackedStore {
       find_place({piece.m, piece.n});
       next_step_ += pace.workers;
     }
-    const bool leaves = place_.ready != nullptr && !place_.within_rank;
+    const bool leaves = ready_ != nullptr && !within_rank_;
     if (pace.piece_ns != 0 && leaves && next_step_ < pace.tiles) pace_.take(pace.piece_ns);
     to_place<cute::SM90_TMA_STORE_2D, cute::SM90_TMA_STORE_4D>(piece);
   }
@@ -114,12 +117,12 @@ class PackedStore {
     if (!is_last_half(halves_done_, warpgroup)) return;
     // A warp without rows has put nothing.
     if (at_.m != m || at_.n != n) find_place({m, n});
-    if (place_.ready == nullptr) return;
+    if (ready_ == nullptr) return;
     ptx::may_dawdle();
-    if (place_.within_rank) {
-      ptx::store_release_gpu(place_.ready, epoch_);
+    if (within_rank_) {
+      ptx::store_release_gpu(ready_, epoch_);
     } else {
-      shm::flag_publish(place_.ready, epoch_);
+      shm::flag_publish(ready_, epoch_);
     }
   }
 
@@ -167,11 +170,15 @@ class PackedStore {
   /// partial, loaded.
   __device__ void find_place(const Tile& tile) {
     at_ = tile;
-    place_ = Places::place(params_.places, tile, epoch_);
-    if (in_vain_ != 0) place_.rows = 0;
+    const TilePlace found = Places::place(params_.places, tile);
+    place_ = Places::map(params_.places, found, epoch_);
+    rows_ = in_vain_ != 0 ? 0 : static_cast<int>(found.rows);
+    columns_ = static_cast<int>(found.columns);
+    ready_ = found.ready;
+    within_rank_ = found.within_rank;
   }
   __device__ bool holds(const Piece& piece) const {
-    return piece.row < place_.rows && piece.column < place_.columns;
+    return piece.row < rows_ && piece.column < columns_;
   }
   /// By these instructions, for a matrix and for packed tiles.
   template <class ToMatrix, class ToTiles>
@@ -206,7 +213,12 @@ class PackedStore {
   std::uint32_t next_step_;  ///< of this block's tiles, behind the present one
   Pace pace_{0};
   Tile at_{-1, -1};
-  TilePlace place_;  ///< of that tile
+  // Of that tile:
+  MappedPlace place_;
+  int rows_;  ///< pieces from here on hold nothing of it
+  int columns_;
+  std::uint32_t* ready_;  ///< shows that it is there; null: nobody waits for it
+  bool within_rank_;      ///< only this rank's blocks look at that
 };
 
 }  // namespace mk::kernels::cuda

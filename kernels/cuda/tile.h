@@ -3,15 +3,13 @@
 /// tested on the host.
 #pragma once
 
+#include "kernels/comm/tile_worker.h"
 #include "shm/platform.h"
 
 namespace mk::kernels::cuda {
 
-/// Which output tile: row and column in units of the configuration's tile.
-struct Tile {
-  int m = 0;
-  int n = 0;
-};
+/// Which output tile. Of the plain product: row and column in units of the configuration's tile.
+using mk::kernels::Tile;
 
 /// An order's tiles, if they are more than a place in a grid: `using TileType = ...;`, with `m` and
 /// `n` as in Tile (m is never negative) and what else its gate and store go by. Where such a tile

@@ -8,6 +8,7 @@
 
 #include "kernels/comm/sum_block.h"
 #include "kernels/comm/sum_job.h"
+#include "kernels/comm/tile_worker.h"
 #include "kernels/gemm_ar/launch.h"
 #include "kernels/gemm_ar/schedule.h"
 
@@ -67,11 +68,36 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
       job.targets[i] = at((world.local + i) % world.locals, out);
   }
 
+  /// The first element of a tile's place; `stride`: from row to row, in elements.
+  std::byte* address(const TilePlace& place, std::uint64_t* stride) const {
+    *stride = place.columns;
+    switch (place.region) {
+      case Region::kSlots:
+        return at(place.local, schedule.slot(world.local, place.tile));
+      case Region::kStaging:
+        return staging_slot(place.tile);
+      default:
+        *stride = this->launch.plan.max.n;
+        return at(place.local, schedule.out(place.rect));
+    }
+  }
+  /// The other local rank's partial of a tile of this rank's, whose place is in this rank's C; the
+  /// sum goes to the other's, too.
+  AccumulateJob accumulate_job(const TilePlace& place) const {
+    const std::uint32_t other = 1 - world.local;
+    AccumulateJob job;
+    job.partial = at(schedule.slot(other, place.tile));
+    job.partial_stride = place.columns;
+    job.target = address(place, &job.target_stride);
+    job.copies[0] = at(other, schedule.out(place.rect));
+    job.copy_count = 1;
+    job.rows = place.rect.rows;
+    job.columns = place.rect.columns;
+    return job;
+  }
+
   // --- Shown by this block ---
 
-  MK_HOST_DEVICE void publish_tile_ready(std::uint32_t owner, std::uint32_t owned) {
-    publish(word(at(owner, schedule.tile_ready(world.local, owned))));
-  }
   MK_HOST_DEVICE void publish_chunk_reduced(std::uint32_t chunk) {
     publish_within_rank(reduced_flag(chunk));
   }

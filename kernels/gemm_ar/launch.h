@@ -13,13 +13,13 @@ struct GemmArLaunch : Launch {
   /// This rank's compute blocks add up the tiles that it owns as they compute them, where a launch
   /// is fused, the world one node of two ranks, and a chunk a tile; nobody reduces then. Ranks may
   /// differ; one that owns no tile shows its chunk without any as ever.
-  bool sums_own = false;
+  bool accumulates_own = false;
 
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = GemmArSchedule(plan, m); }
 
-  MK_HOST_DEVICE bool sums_own_tiles() const {
-    return sums_own && mode != Mode::kUnfused && plan.nodes == 1 && plan.locals == 2 &&
+  MK_HOST_DEVICE bool accumulates_own_tiles() const {
+    return accumulates_own && mode != Mode::kUnfused && plan.nodes == 1 && plan.locals == 2 &&
            schedule.tiles_per_chunk() == 1 && schedule.owned(context.world.local) != 0;
   }
 };

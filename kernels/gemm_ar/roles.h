@@ -23,7 +23,7 @@
 ///
 /// Sums go in rank order and in node order, so every run gives the same bits, on every rank.
 /// With one node, reduce stores into C itself; there is no send and no receive (where a rank sums
-/// its own tiles as it computes them, GemmArLaunch::sums_own, compute does that, and nobody
+/// its own tiles as it computes them, GemmArLaunch::accumulates_own, compute does that, and nobody
 /// reduces). With one local rank, compute stores into staging itself; there is no reduce. With
 /// both, compute stores into C.
 ///
@@ -41,9 +41,10 @@
 
 #include <cstdint>
 
+#include "kernels/comm/compute_role.h"
 #include "kernels/comm/exchange.h"
-#include "kernels/comm/late_sum.h"
 #include "kernels/gemm_ar/block.h"
+#include "kernels/gemm_ar/protocol.h"
 
 namespace mk::kernels::gemm_ar {
 
@@ -75,50 +76,11 @@ MK_HOST_DEVICE inline bool sum_tile(GemmArBlock<Executor>& block, std::uint32_t 
   return true;
 }
 
-/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order; where it sums its
-/// own (GemmArLaunch::sums_own), those too, one late (comm/late_sum.h). (An executor may add the
-/// other's partial to its own where that already lies in C; the bits are the same.)
+/// Computes this rank's tiles and, where it accumulates its own (GemmArLaunch::accumulates_own),
+/// adds the other rank's partials to those.
 template <class Executor>
-MK_HOST_DEVICE inline bool compute(GemmArBlock<Executor>& block) {
-  const GemmArSchedule& schedule = block.schedule;
-  const World& world = block.world;
-  if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
-  const bool sums_own = block.launch.sums_own_tiles();
-  const auto sum_own = [&](std::uint32_t owned) {
-    if (!sum_tile(block, owned, {})) return false;
-    block.publish_out_ready(schedule.chunk_of(owned));
-    return true;
-  };
-  LateSum<std::uint32_t> late;
-  for (std::uint32_t step = block.index; step < schedule.tiles();
-       step += block.launch.blocks.compute) {
-    if (block.stopped()) return false;
-    const std::uint32_t tile = schedule.tile_at(world.local, step);
-    const std::uint32_t owner = schedule.owner(tile);
-    const std::uint32_t owned = schedule.owned_index(tile);
-    const TileRect rect = schedule.rect(tile);
-    std::byte* target = nullptr;
-    std::uint64_t stride = schedule.tile_cols();
-    if (world.locals > 1) {
-      target = block.at(owner, schedule.slot(world.local, owned));
-    } else if (world.nodes > 1) {
-      target = block.staging_slot(owned);
-    } else {
-      target = block.at(schedule.out(rect));
-      stride = block.launch.plan.max.n;
-    }
-    const std::uint64_t begin_ns = block.span_begin();
-    if (!block.executor.multiply(rect, target, stride)) {
-      block.stop();
-      return false;
-    }
-    block.span_end(begin_ns, SpanKind::kTile, tile, 0, block.rank_of(owner));
-    block.publish_tile_ready(owner, owned);
-    if (sums_own && owner == world.local && !late.next(owned, sum_own)) return false;
-  }
-  if (!late.end(sum_own)) return false;
-  block.publish_done(block.launch.blocks.compute);
-  return true;
+inline bool compute(GemmArBlock<Executor>& block) {
+  return compute_tiles<GemmArCompute>(block);
 }
 
 /// The owner's local sums of one chunk, or of that part of it.
@@ -154,7 +116,7 @@ MK_HOST_DEVICE inline bool begin_reduce(GemmArBlock<Executor>& block, bool check
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
   if (!begin_reduce(block)) return false;
-  if (block.launch.sums_own_tiles()) return true;
+  if (block.launch.accumulates_own_tiles()) return true;
   return deal_parts(
       block.schedule.chunks(block.world.local), parts, block.index, block.launch.blocks.reduce,
       [&](std::uint32_t chunk, Part part) { return reduce_chunk(block, chunk, part); });

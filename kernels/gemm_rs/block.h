@@ -8,6 +8,7 @@
 
 #include "kernels/comm/sum_block.h"
 #include "kernels/comm/sum_job.h"
+#include "kernels/comm/tile_worker.h"
 #include "kernels/gemm_rs/launch.h"
 #include "kernels/gemm_rs/schedule.h"
 
@@ -69,12 +70,37 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
     return job;
   }
 
+  /// The first element of a tile's place; `stride`: from row to row, in elements.
+  std::byte* address(const TilePlace& place, std::uint64_t* stride) const {
+    const std::uint64_t packed =
+        std::uint64_t{place.rows} * place.columns * kElementBytes * place.tile;
+    *stride = place.columns;
+    switch (place.region) {
+      case Region::kSlots:
+        return at(place.local, schedule.slots(world.local, place.plane) + packed);
+      case Region::kStaging:
+        return sums_for(place.plane < world.node ? place.plane : place.plane + 1) + packed;
+      case Region::kKept:
+        return sums_for(world.node) + packed;
+      default:
+        *stride = executor.c_stride();
+        return static_cast<std::byte*>(executor.c_at(place.rect));
+    }
+  }
+  /// The other local rank's partial of a tile of this rank's shard, whose place is in C.
+  AccumulateJob accumulate_job(const TilePlace& place) const {
+    AccumulateJob job;
+    job.partial = at(schedule.slots(1 - world.local, world.node) +
+                     schedule.packed(world.rank()).offset(place.tile));
+    job.partial_stride = place.columns;
+    job.target = address(place, &job.target_stride);
+    job.rows = place.rect.rows;
+    job.columns = place.rect.columns;
+    return job;
+  }
+
   // --- Shown by this block ---
 
-  /// This rank's partial of a tile is at its owner.
-  MK_HOST_DEVICE void publish_tile_ready(const GemmRsSchedule::Tile& tile) {
-    publish(word(at(tile.local, schedule.tile_ready(world.local, tile.node, tile.tile))));
-  }
   MK_HOST_DEVICE void publish_chunk_reduced(const GemmRsSchedule::Piece& piece) {
     publish_within_rank(piece_flag(piece));
   }

@@ -12,7 +12,7 @@ struct GemmRsLaunch : Launch {
   GemmRsSchedule schedule;  ///< make_schedule()
   /// This rank's compute blocks add up the tiles of its own shard as they compute them, where a
   /// launch is fused and the world one node of two ranks; nobody reduces then. Ranks may differ.
-  bool sums_own = false;
+  bool accumulates_own = false;
   /// Over several nodes of several ranks: what this rank's node has of its shard is not summed by
   /// itself, to be kept (reduce), but together with what has come from the other nodes (receive),
   /// in one pass. For launches whose product takes longer than the network, so that the others'
@@ -21,8 +21,8 @@ struct GemmRsLaunch : Launch {
 
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = GemmRsSchedule(plan, m); }
-  MK_HOST_DEVICE bool sums_own_tiles() const {
-    return sums_own && mode != Mode::kUnfused && plan.nodes == 1 && plan.locals == 2;
+  MK_HOST_DEVICE bool accumulates_own_tiles() const {
+    return accumulates_own && mode != Mode::kUnfused && plan.nodes == 1 && plan.locals == 2;
   }
   MK_HOST_DEVICE bool sums_shard_once() const {
     const std::uint32_t sources = plan.locals + plan.nodes - 1;

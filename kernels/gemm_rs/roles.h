@@ -27,8 +27,9 @@
 /// Sums go in rank order within a node; over nodes the owner's own comes first, then the others' in
 /// node order: so every run gives the same bits. With one node, reduce stores into C itself; there
 /// is no send and no receive (where one of two ranks sums its own tiles as it computes them,
-/// GemmRsLaunch::sums_own, compute does that, and nobody reduces). With one local rank, compute
-/// stores into staging, or keeps, itself; there is no reduce. With both, compute stores into C.
+/// GemmRsLaunch::accumulates_own, compute does that, and nobody reduces). With one local rank,
+/// compute stores into staging, or keeps, itself; there is no reduce. With both, compute stores
+/// into C.
 ///
 /// Why nobody waits in a circle where a shard is summed once: a rank's tiles and its sums for other
 /// nodes wait for nothing that comes over the network, and whoever takes part in several roles does
@@ -46,9 +47,10 @@
 
 #include <cstdint>
 
+#include "kernels/comm/compute_role.h"
 #include "kernels/comm/exchange.h"
-#include "kernels/comm/late_sum.h"
 #include "kernels/gemm_rs/block.h"
+#include "kernels/gemm_rs/protocol.h"
 
 namespace mk::kernels::gemm_rs {
 
@@ -73,52 +75,11 @@ MK_HOST_DEVICE inline bool sum_tile(GemmRsBlock<Executor>& block, std::uint32_t 
   return true;
 }
 
-/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order; where it sums its
-/// own (GemmRsLaunch::sums_own), those too, one late (comm/late_sum.h). (An executor may add the
-/// other's partial to its own where that already lies in C; the bits are the same.)
+/// Computes this rank's tiles and, where it accumulates its own (GemmRsLaunch::accumulates_own),
+/// adds the other rank's partials to those.
 template <class Executor>
-MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
-  const GemmRsSchedule& schedule = block.schedule;
-  const World& world = block.world;
-  if (world.locals == 1 && world.nodes > 1 && !block.await_staging_free()) return false;
-  const bool sums_own = block.launch.sums_own_tiles();
-  const auto sum_own = [&](std::uint32_t tile) { return sum_tile(block, world.node, tile, {}); };
-  LateSum<std::uint32_t> late;
-  std::uint32_t free = 0;  // a bit for each owner whose slots are
-  for (std::uint32_t step = block.index; step < schedule.tiles();
-       step += block.launch.blocks.compute) {
-    if (block.stopped()) return false;
-    const GemmRsSchedule::Tile tile = schedule.tile_at(world.node, world.local, step);
-    const std::uint32_t shard = tile.node * world.locals + tile.local;
-    const TileGrid& grid = schedule.grid(shard);
-    TileRect rect = grid.rect(tile.tile);
-    const std::uint64_t packed = grid.tile_bytes() * tile.tile;
-    void* target = nullptr;
-    std::uint64_t stride = grid.tile_cols();
-    if (world.locals > 1) {
-      if ((free >> tile.local & 1) == 0 && !block.await_finished(tile.local, block.epoch - 1))
-        return false;
-      free |= 1u << tile.local;
-      target = block.at(tile.local, schedule.slots(world.local, tile.node) + packed);
-    } else if (world.nodes > 1) {
-      target = block.sums_for(tile.node) + packed;
-    } else {
-      target = block.executor.c_at(rect);
-      stride = block.executor.c_stride();
-    }
-    rect.row += schedule.rows(shard).first;
-    const std::uint64_t begin_ns = block.span_begin();
-    if (!block.executor.multiply(rect, target, stride)) {
-      block.stop();
-      return false;
-    }
-    block.span_end(begin_ns, SpanKind::kTile, tile.tile, 0, shard);
-    block.publish_tile_ready(tile);
-    if (sums_own && tile.local == world.local && !late.next(tile.tile, sum_own)) return false;
-  }
-  if (!late.end(sum_own)) return false;
-  block.publish_done(block.launch.blocks.compute);
-  return true;
+inline bool compute(GemmRsBlock<Executor>& block) {
+  return compute_tiles<GemmRsCompute>(block);
 }
 
 /// The owner's local sums of its `index`-th piece, or of that part of it.
@@ -151,7 +112,7 @@ MK_HOST_DEVICE inline bool begin_reduce(GemmRsBlock<Executor>& block, bool check
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
   if (!begin_reduce(block)) return false;
-  if (block.launch.sums_own_tiles()) return true;
+  if (block.launch.accumulates_own_tiles()) return true;
   return deal_parts(
       block.launch.pieces_reduced(), parts, block.index, block.launch.blocks.reduce,
       [&](std::uint32_t piece, Part part) { return reduce_piece(block, piece, part); });

@@ -13,7 +13,7 @@ namespace mk::kernels::cuda {
 template <class ConfigType>
 struct AgGemmOp {
   using Config = ConfigType;
-  using Order = AgGemmOrder;
+  using Order = AgGemmTakenTiles;
   using Gate = AgGemmGate;
   using Store = AgGemmStore<Config>;
   using Launch = AgGemmLaunch;
@@ -63,15 +63,17 @@ struct AgGemmOp {
     const AgGemmLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const AgGemmSchedule& schedule = launch.schedule;
-    const AgGemmTiles tiles{schedule, Divisor(schedule.rounds()), schedule.tiles()};
-    const AgGemmBands bands = AgGemmBands::of(schedule, launch.arrival, launch.blocks.compute);
+    AgGemmOrder order = AgGemmOrder::of(launch);
+    order.in_bands = waits_for_bands(schedule, launch.arrival);
+    std::uint32_t* const taken = &arguments.frame.state->tiles_taken;
     return make_params<AgGemmOp>(
-        arguments, tiles.tiles,
-        {tiles, bands, launch.blocks.compute, &arguments.frame.state->tiles_taken},
-        {tiles, world, launch.mode == Mode::kUnfused, arguments.gathered,
-         waits_done<AgGemmOp>(arguments), &arguments.frame.state->tiles_taken, bands,
-         waits_for_bands(schedule, launch.arrival)},
-        {tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
+        arguments, order.tiles.tiles, {order, launch.blocks.compute, taken},
+        {{order, launch.mode == Mode::kUnfused},
+         world,
+         arguments.gathered,
+         waits_done<AgGemmOp>(arguments),
+         taken},
+        {order.tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
          arguments.ldc * kElementBytes, launch.plan.max.n});
   }
 };

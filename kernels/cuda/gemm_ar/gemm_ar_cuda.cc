@@ -11,7 +11,7 @@ constexpr char kOp[] = "gemm_ar";
 
 /// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
 /// one addition (cuda/late_adds.cuh), and that is quicker, unless the caller wants groups for it.
-bool sums_own(const GemmArPlan& plan, const CudaOptions& options) {
+bool accumulates_own(const GemmArPlan& plan, const CudaOptions& options) {
   if (plan.nodes != 1 || plan.locals != cuda::kSumsOwnLocals || options.stream_groups != 0)
     return false;
   return GemmArSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
@@ -80,12 +80,12 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 }
 
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
-  sums_own_ = sums_own(plan_, options);
+  accumulates_own_ = accumulates_own(plan_, options);
   const World& of = context.world;
   const std::uint32_t gpus = cuda::gpus_of_node(of, options);
   cuda::SumGroups groups;
   if (of.nodes == 1) {
-    groups.reduce = sums_own_ ? 1 : gemm_ar_reduce_groups(gpus, plan_.max, k());
+    groups.reduce = accumulates_own_ ? 1 : gemm_ar_reduce_groups(gpus, plan_.max, k());
   } else {
     groups.receive = gemm_ar_receive_groups(of, gpus, k(), kBlocksMax, options.rates);
     groups = cuda::sums_over_nodes(of, options, k(), gemm_ar_sent(of), groups);
@@ -104,7 +104,7 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   const cuda::OnDevice on_device(device());
   choose_form(m, mode, plan_.work(world(), m, k()));
   const GemmArSchedule& schedule = arguments_.launch.schedule;
-  arguments_.launch.sums_own = sums_own_ && whole_pieces(schedule, plan_.max.n);
+  arguments_.launch.accumulates_own = accumulates_own_ && whole_pieces(schedule, plan_.max.n);
   // Rows of A beyond the tile are not stored into slots; C itself they would overwrite, so there
   // they are computed in full and right.
   const std::uint32_t rows =
@@ -126,8 +126,7 @@ Status GemmArCuda::make_places(const GemmArSchedule& schedule) {
     return cuda::make_tensor_map("C", type, workspace(local) + plan_.layout.out, schedule.m(), n, n,
                                  64, 64);
   };
-  places.sums_own = arguments_.launch.sums_own_tiles();
-  if (places.sums_own) {
+  if (arguments_.launch.accumulates_own_tiles()) {
     for (std::uint32_t local = 0; local < world().locals; ++local) {
       MK_ASSIGN_OR_RETURN(places.out[local], out_of(local));
     }

@@ -70,7 +70,7 @@ class GemmArCuda : public cuda::OperatorBase<GemmArPlan, cuda::GemmArArguments> 
   Status start(const RankContext& context, const CudaOptions& options);
   Status make_places(const GemmArSchedule& schedule);
 
-  bool sums_own_ = false;  ///< where a launch's tiles are of whole pieces
+  bool accumulates_own_ = false;  ///< where a launch's tiles are of whole pieces
 };
 
 }  // namespace mk::kernels

@@ -12,9 +12,9 @@ namespace mk::kernels::cuda {
 template <class ConfigType>
 struct GemmArOp {
   using Config = ConfigType;
-  using Order = GemmArOrder;
+  using Order = GemmArTileScheduler;
   using Gate = GemmArGate;
-  using Store = PackedStore<Config, GemmArPlaces>;
+  using Store = PackedStore<Config, GemmArMapped>;
   using Launch = GemmArLaunch;
   using Arguments = GemmArArguments;
   template <class AnyExecutor>
@@ -28,7 +28,7 @@ struct GemmArOp {
     return group.run(Role::kReduce, index, [&](Block<Executor>& block) {
       // Groups outside the compute blocks have time to check.
       if (!gemm_ar::begin_reduce(block, blockIdx.x >= group.launch.blocks.compute)) return false;
-      return group.launch.sums_own_tiles() ||
+      return group.launch.accumulates_own_tiles() ||
              group.take_steps(
                  block, group.state.streams_taken, group.frame.steps.sums,
                  [](Block<Executor>& b, std::uint32_t chunk, Part part) {
@@ -69,11 +69,9 @@ struct GemmArOp {
     const GemmArLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmArSchedule& schedule = launch.schedule;
-    const bool sums_own = launch.sums_own_tiles();
     OperatorParams<GemmArOp> params = make_params<GemmArOp>(
-        arguments, schedule.tiles(), {schedule, world.local, schedule.tiles(), sums_own},
-        {world.locals == 1 && world.nodes > 1, sums_own, arguments.product.k_blocks},
-        Store::params(schedule, arguments));
+        arguments, schedule.tiles(), Order::Params::of(launch),
+        Gate::Params::of(launch, arguments.product.k_blocks), Store::params(schedule, arguments));
     const std::uint32_t chunks = schedule.chunks(world.local);
     const std::uint32_t per_chunk = schedule.tiles_per_chunk();
     params.frame.steps = {

@@ -12,7 +12,6 @@ inline constexpr std::uint32_t kSumsOwnLocals = 2;
 
 /// Maps of the tiles' places; which are made depends on the world (gemm_ar/roles.h).
 struct GemmArPlaceMaps {
-  bool sums_own = false;                   ///< GemmArLaunch::sums_own_tiles
   CUtensorMap out[kSumsOwnLocals];         ///< C as [m, n] of each local rank; one alone: its own
   CUtensorMap slots[shm::kLocalRanksMax];  ///< this rank's slots at each owner, tile by tile
   CUtensorMap staging[kBanksMax];          ///< this rank's staging banks, tile by tile

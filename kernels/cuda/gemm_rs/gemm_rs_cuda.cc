@@ -13,7 +13,7 @@ constexpr char kOp[] = "gemm_rs";
 /// one addition (cuda/late_adds.cuh), unless the caller wants groups for them, or a few groups are
 /// through with them beside the product (EXPERIMENTS.md). Such tiles go to C in pieces of 64
 /// columns, which must not reach into the next tile.
-bool sums_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
+bool accumulates_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
   constexpr std::uint32_t kMuchK = 4096;
   if (plan.nodes != 1 || plan.locals != 2 || options.stream_groups != 0) return false;
   const TileGrid columns(1, plan.max.n, plan.tile_m, plan.tile_n);
@@ -70,13 +70,13 @@ Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, s
 Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
   GemmRsLaunch& launch = arguments_.launch;
-  launch.sums_own = sums_own(plan_, k(), options);
+  launch.accumulates_own = accumulates_own(plan_, k(), options);
   const std::uint32_t blocks = kBlocksMax / std::max(1u, options.ranks_per_device);
   launch.sums_once = options.sums_once.value_or(gemm_rs_sums_once(of, k(), blocks, options.rates));
   cuda::SumGroups groups;
   if (of.nodes == 1) {
     const std::uint32_t gpus = cuda::gpus_of_node(of, options);
-    groups.reduce = launch.sums_own ? 1 : gemm_rs_reduce_groups(gpus, k());
+    groups.reduce = launch.accumulates_own ? 1 : gemm_rs_reduce_groups(gpus, k());
   } else if (launch.sums_shard_once()) {
     groups.receive = 1;  // all groups that reduce join it when they have no more to do
   } else {
@@ -116,8 +116,7 @@ Status GemmRsCuda::make_places(const GemmRsSchedule& schedule, void* c, std::uin
     return {};
   }
   const TileGrid& own = schedule.grid(world().rank());
-  places.sums_own = arguments_.launch.sums_own_tiles();
-  if (places.sums_own && own.tiles() != 0) {
+  if (arguments_.launch.accumulates_own_tiles() && own.tiles() != 0) {
     const auto columns = static_cast<std::int64_t>(plan_.max.n);
     const auto row = static_cast<std::int64_t>(ldc);
     MK_ASSIGN_OR_RETURN(places.out,

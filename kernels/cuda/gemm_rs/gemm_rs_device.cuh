@@ -12,9 +12,9 @@ namespace mk::kernels::cuda {
 template <class ConfigType>
 struct GemmRsOp {
   using Config = ConfigType;
-  using Order = GemmRsOrder;
+  using Order = GemmRsTileScheduler;
   using Gate = GemmRsGate;
-  using Store = PackedStore<Config, GemmRsPlaces>;
+  using Store = PackedStore<Config, GemmRsMapped>;
   using Launch = GemmRsLaunch;
   using Arguments = GemmRsArguments;
   template <class AnyExecutor>
@@ -31,7 +31,7 @@ struct GemmRsOp {
     const bool receives = outside && group.launch.sums_shard_once();
     const auto role = [&](Block<Executor>& block) {
       if (!gemm_rs::begin_reduce(block, outside)) return false;
-      return group.launch.sums_own_tiles() ||
+      return group.launch.accumulates_own_tiles() ||
              group.take_steps(
                  block, group.state.streams_taken, group.frame.steps.sums,
                  [](Block<Executor>& b, std::uint32_t piece, Part part) {
@@ -57,7 +57,7 @@ struct GemmRsOp {
   static __device__ bool waits_after_receive(const Launch&) { return false; }
 
   static MK_HOST_DEVICE bool ends_with_tiles(const Launch& launch) {
-    return launch.sums_own_tiles() || launch.context.world.size() == 1;
+    return launch.accumulates_own_tiles() || launch.context.world.size() == 1;
   }
   static __device__ bool after_tiles(Group<GemmRsOp>& group) {
     const World& world = group.launch.context.world;
@@ -69,10 +69,11 @@ struct GemmRsOp {
     const GemmRsLaunch& launch = arguments.launch;
     const World& world = launch.context.world;
     const GemmRsSchedule& schedule = launch.schedule;
-    OperatorParams<GemmRsOp> params = make_params<GemmRsOp>(
-        arguments, schedule.tiles(), {schedule, world, schedule.tiles(), launch.sums_own_tiles()},
-        {world, arguments.product.k_blocks, waits_done<GemmRsOp>(arguments)},
-        Store::params(schedule, arguments));
+    OperatorParams<GemmRsOp> params =
+        make_params<GemmRsOp>(arguments, schedule.tiles(), Order::Params::of(launch),
+                              {Gate::Base::Params::of(launch, arguments.product.k_blocks),
+                               waits_done<GemmRsOp>(arguments)},
+                              Store::params(schedule, arguments));
     const std::uint32_t onward =
         world.nodes > 1 ? schedule.pieces_sent(world.node, world.local) : 0;
     // Shards' chunks may differ in their tiles; parts are of any number of them.

@@ -13,9 +13,8 @@ inline constexpr std::uint32_t kGemmRsGrids = 2;
 /// Maps of the tiles' places, by grid (0: of large shards); which are made depends on the world
 /// (gemm_rs/roles.h).
 struct GemmRsPlaceMaps {
-  bool sums_own = false;  ///< GemmRsLaunch::sums_own_tiles
-  CUtensorMap out;        ///< the caller's C
-  CUtensorMap out_rows;   ///< the same by rows of tiles without the last, [1][row of tiles]
+  CUtensorMap out;       ///< the caller's C
+  CUtensorMap out_rows;  ///< the same by rows of tiles without the last, [1][row of tiles]
   CUtensorMap kept[kGemmRsGrids];  ///< [1][tile]...
   CUtensorMap slots[shm::kLocalRanksMax]
                    [kGemmRsGrids];               ///< this rank's at each owner, [node][tile]

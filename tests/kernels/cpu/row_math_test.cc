@@ -219,6 +219,54 @@ TEST(SumRows, CountsWhatIsAddedAndNotFinite) {
   }
 }
 
+// Two ranks' partials, one of them where the sum is to be: the sum is the same, in every copy, and
+// what is not finite in either counts.
+TEST(AccumulateRows, AddsAPartialWhereTheSumIsToBeAndCountsWhatIsNotFinite) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    const RowMath& math = row_math(dtype);
+    // Two rows of three columns, four elements apart; the sums' rows five apart.
+    const float own[2][4] = {{1, std::nanf(""), 3, 77}, {4, 5, 6, 77}};
+    const float other[2][4] = {{10, 1, HUGE_VALF, 88}, {40, 50, -6, 88}};
+    std::uint16_t partial[2][4];
+    std::uint16_t target[2][5];
+    std::uint16_t copy[2][5];
+    for (int row = 0; row < 2; ++row) {
+      math.narrow(other[row], partial[row], 4);
+      math.narrow(own[row], target[row], 4);
+      target[row][3] = target[row][4] = copy[row][3] = copy[row][4] = 0xabcd;
+    }
+    AccumulateJob job;
+    job.partial = partial;
+    job.partial_stride = 4;
+    job.target = target;
+    job.copies[0] = copy;
+    job.copy_count = 1;
+    job.target_stride = 5;
+    job.rows = 2;
+    job.columns = 3;
+    NonfiniteCounter counter(dtype);
+    accumulate_rows(math, job, &counter);
+    EXPECT_EQ(counter.count(), 2u) << "a NaN of one's own, an infinity of the other's";
+    const float expected[2][3] = {{11, std::nanf(""), HUGE_VALF}, {44, 55, 0}};
+    for (int row = 0; row < 2; ++row) {
+      for (int column = 0; column < 3; ++column) {
+        float sum = 0;
+        math.widen(&target[row][column], &sum, 1);
+        if (std::isnan(expected[row][column])) {
+          EXPECT_TRUE(std::isnan(sum));
+        } else {
+          EXPECT_EQ(sum, expected[row][column]) << row << ", " << column;
+        }
+        EXPECT_EQ(copy[row][column], target[row][column]);
+      }
+      for (int column = 3; column < 5; ++column) {
+        EXPECT_EQ(target[row][column], 0xabcd) << "beyond the job's columns";
+        EXPECT_EQ(copy[row][column], 0xabcd);
+      }
+    }
+  }
+}
+
 // A sum that is rounded on its way is what two sums one after the other give.
 TEST(SumRows, RoundsTheFirstSourcesBeforeTheOthersAreAdded) {
   const RowMath& math = row_math(DType::kBf16);

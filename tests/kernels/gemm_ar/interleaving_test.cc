@@ -13,6 +13,9 @@ struct GemmAr {
   using Plan = GemmArPlan;
   using Launch = GemmArLaunch;
   using Schedule = GemmArSchedule;
+  using Compute = GemmArCompute;
+  template <class Executor>
+  using Block = GemmArBlock<Executor>;
   static constexpr const char* kName = "gemm_ar";
   static constexpr std::uint32_t kRowsMax = 9;
   static constexpr std::optional<Role> kThen = Role::kCollect;
@@ -39,7 +42,7 @@ struct GemmAr {
   /// Who sums its own tiles as it computes them: some ranks, in some launches.
   static void begin(Launch& launch) {
     const std::uint32_t rank = launch.context.world.rank();
-    launch.sums_own = (launch.epoch * 7 + rank * 5 + launch.m) % 3 != 0;
+    launch.accumulates_own = (launch.epoch * 7 + rank * 5 + launch.m) % 3 != 0;
     auto* out = reinterpret_cast<std::uint16_t*>(
         launch.context.workspaces[launch.context.world.local] + launch.plan.layout.out);
     std::fill(out, out + std::size_t{launch.plan.max.m} * launch.plan.max.n, std::uint16_t{0x7fff});

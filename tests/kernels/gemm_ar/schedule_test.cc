@@ -92,7 +92,7 @@ TEST(Schedule, EveryRankComputesEveryTileOnce) {
   });
 }
 
-// What comm/late_sum.h relies on.
+// What comm/deferred.h relies on.
 TEST(Schedule, TwoRanksComputeATileInTheSamePairOfSteps) {
   for_every_launch([](const GemmArPlan& plan, const GemmArSchedule& schedule) {
     if (plan.locals != 2) return;

@@ -12,6 +12,9 @@ struct GemmRs {
   using Plan = GemmRsPlan;
   using Launch = GemmRsLaunch;
   using Schedule = GemmRsSchedule;
+  using Compute = GemmRsCompute;
+  template <class Executor>
+  using Block = GemmRsBlock<Executor>;
   static constexpr const char* kName = "gemm_rs";
   static constexpr std::uint32_t kRowsMax = 40;  // shards of 0, 1 and several rows
   static constexpr std::optional<Role> kThen = std::nullopt;
@@ -38,7 +41,7 @@ struct GemmRs {
   /// launches.
   static void begin(Launch& launch) {
     const std::uint32_t rank = launch.context.world.rank();
-    launch.sums_own = (launch.epoch * 7 + rank * 5 + launch.m) % 3 != 0;
+    launch.accumulates_own = (launch.epoch * 7 + rank * 5 + launch.m) % 3 != 0;
     launch.sums_once = (launch.epoch * 5 + rank * 11 + launch.m) % 3 != 0;
   }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
@@ -63,7 +66,10 @@ INSTANTIATE_TYPED_TEST_SUITE_P(ReduceScatter, GemmInterleaving, GemmRs);
 TEST(GemmRsInterleaving, SlotsReusedTooEarlyAreSeen) {
   GemmSimOptions faults;
   faults.forge_ends = true;
-  EXPECT_GT(wrong_of_240<GemmRs>(1, 3, faults), 5);
+  for (const bool device : {false, true}) {
+    faults.device_blocks = device;
+    EXPECT_GT(wrong_of_240<GemmRs>(1, 3, faults), 5);
+  }
 }
 
 // A rank that sums its own tiles must wait for the other's partial of each, whatever it did with it
@@ -74,6 +80,7 @@ TEST(GemmRsInterleaving, TwoRanksThatSumTheirOwnTilesNeitherHangNorMissAPartial)
     options.max = {static_cast<std::uint32_t>(2 * (1 + seed % 7) + seed % 3), 24, 0};
     options.launches = random_sim_launches(6, options.max.m, seed);
     options.blocks.compute = 1 + seed % 4;
+    options.device_blocks = seed % 2 != 0;
     ASSERT_EQ(GemmSimulation<GemmRs>(options).run(), "") << "seed " << seed;
   }
 }

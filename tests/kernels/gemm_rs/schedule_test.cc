@@ -124,7 +124,7 @@ TEST(GemmRsSchedule, TilesComeInTheStatedOrder) {
   });
 }
 
-// What comm/late_sum.h relies on: pairs, as long as both shards have tiles, then the larger
+// What comm/deferred.h relies on: pairs, as long as both shards have tiles, then the larger
 // shard's.
 TEST(GemmRsSchedule, TwoRanksComputeATileInTheSamePairOfSteps) {
   for_every_launch([](const GemmRsPlan& plan, const GemmRsSchedule& schedule) {

@@ -4,7 +4,8 @@
 /// integers, so sums are exact.
 ///
 /// An operator is a struct
-///     using Plan, Launch, Schedule;
+///     using Plan, Launch, Schedule, Compute;         // Compute: of its protocol.h
+///     template <class Executor> using Block;
 ///     class Executor;                    // from (const SimExecutor&, GemmSimRank<Op>&)
 ///     static constexpr const char* kName;
 ///     static constexpr std::uint32_t kRowsMax;       // m in the tests with random shapes
@@ -30,6 +31,7 @@
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/workspace_head.h"
 #include "kernels/cpu/sum_rows.h"
+#include "tests/kernels/support/device_block.h"
 #include "tests/kernels/support/reference.h"
 #include "tests/kernels/support/simulation.h"
 
@@ -82,6 +84,18 @@ class GemmSimExecutor : public SimExecutor {
         row.targets[t] = static_cast<std::uint16_t*>(job.targets[t]) + i * job.target_stride;
       }
       sum_rows(row_math_generic(DType::kBf16), row);
+      maybe_yield();
+    }
+  }
+  void accumulate(const AccumulateJob& job) {
+    AccumulateJob row = job;
+    row.rows = 1;
+    for (std::uint32_t i = 0; i < job.rows; ++i) {
+      row.partial = static_cast<const std::uint16_t*>(job.partial) + i * job.partial_stride;
+      row.target = static_cast<std::uint16_t*>(job.target) + i * job.target_stride;
+      for (std::uint32_t c = 0; c < job.copy_count; ++c)
+        row.copies[c] = static_cast<std::uint16_t*>(job.copies[c]) + i * job.target_stride;
+      accumulate_rows(row_math_generic(DType::kBf16), row);
       maybe_yield();
     }
   }
@@ -141,13 +155,17 @@ struct GemmSimOptions : SimOptions {
   bool mixed_modes = false;     ///< every other rank runs fused, whatever the launch says
   bool forge_releases = false;  ///< the one receive bank looks released for ever
   bool forge_ends = false;  ///< to a rank that begins a launch, all others have ended all theirs
+  bool forge_partials = false;  ///< and all of them have sent it all partials that it will sum
+  /// Compute blocks are a GPU's (device_block.h), not the CPU's one thread.
+  bool device_blocks = false;
 };
 
 template <class Op>
 struct GemmSimRank {
   typename Op::Launch launch;
   SentEarly sent_early;
-  std::vector<std::uint16_t> c;  ///< the rank's rows, dense
+  std::vector<std::uint16_t> c;                 ///< the rank's rows, dense
+  std::vector<DeviceBlockState> device_blocks;  ///< of the launch
 };
 
 template <class Op>
@@ -178,7 +196,14 @@ class GemmSimulation : private SimOperator {
   Launch& launch(std::uint32_t rank) override { return ranks_[rank].launch; }
   std::vector<RoleThread> threads(const World& world) const override {
     std::vector<RoleThread> threads;
-    add_role(threads, Role::kCompute, options_.blocks.compute, Op::kThen);
+    if (options_.device_blocks) {
+      for (std::uint32_t i = 0; i < options_.blocks.compute * kDeviceParts; ++i) {
+        const bool loads = i % kDeviceParts == kLoadingPart;
+        threads.push_back({Role::kCompute, i, loads ? Op::kThen : std::nullopt});
+      }
+    } else {
+      add_role(threads, Role::kCompute, options_.blocks.compute, Op::kThen);
+    }
     if (world.locals > 1) add_role(threads, Role::kReduce, options_.blocks.reduce);
     if (world.nodes > 1) add_role(threads, Role::kSend, options_.blocks.send);
     if (world.nodes > 1) add_role(threads, Role::kReceive, options_.blocks.receive);
@@ -191,12 +216,23 @@ class GemmSimulation : private SimOperator {
     Op::begin(rank.launch);
     rank.launch.make_schedule();
     rank.sent_early.begin(rank.launch);
+    rank.device_blocks.assign(options_.blocks.compute, {});
     if (options_.forge_ends) forge_ends(rank.launch.context);
+    if (options_.forge_partials) forge_partials(rank.launch);
   }
   bool run_role(std::uint32_t index, Role role, std::uint32_t block, BlockTotals& totals,
                 const SimExecutor& frame) override {
-    typename Op::Executor executor(frame, ranks_[index]);
-    return Op::run_role(executor, ranks_[index].launch, role, block, totals);
+    GemmSimRank<Op>& rank = ranks_[index];
+    typename Op::Executor executor(frame, rank);
+    if (!options_.device_blocks || (role != Role::kCompute && role != Op::kThen))
+      return Op::run_role(executor, rank.launch, role, block, totals);
+    const std::uint32_t of = block / kDeviceParts;
+    if (role != Role::kCompute) return Op::run_role(executor, rank.launch, role, of, totals);
+    using Block = typename Op::template Block<typename Op::Executor>;
+    Block part(executor, rank.launch, Role::kCompute, of, totals);
+    const std::uint32_t k_blocks = 1 + (rank.launch.epoch + index) % 6;
+    return DeviceBlock<typename Op::Compute, Block>(part, rank.device_blocks[of], k_blocks)
+        .run(block % kDeviceParts);
   }
   void watch(std::uint32_t index) override { ranks_[index].sent_early.watch(ranks_[index].launch); }
   std::string check(std::uint32_t index) override {
@@ -230,6 +266,15 @@ class GemmSimulation : private SimOperator {
       const std::uint64_t word = WorkspaceHead{world.locals}.finished(local);
       *reinterpret_cast<std::uint32_t*>(context.workspaces[world.local] + word) = kForged;
     }
+  }
+
+  static void forge_partials(const typename Op::Launch& launch) {
+    const World& world = launch.context.world;
+    const auto& layout = launch.plan.layout;
+    auto* flags = reinterpret_cast<std::uint32_t*>(launch.context.workspaces[world.local] +
+                                                   layout.tile_ready);
+    std::fill(flags, flags + std::size_t{world.locals} * launch.plan.nodes * launch.plan.tiles_max,
+              kForged);
   }
 
   typename Op::Plan plan_;
@@ -272,6 +317,8 @@ TYPED_TEST_P(GemmInterleaving, EveryWorldAndOrderEndsAndIsRight) {
       options.blocks = {blocks(), blocks(), blocks(), blocks()};
       options.launches = random_sim_launches(5, options.max.m, options.seed);
       options.mixed_modes = random() % 2 == 0;
+      // Three fibers instead of one each, which larger worlds would only make slow.
+      options.device_blocks = random() % 2 == 0 && options.nodes * options.locals <= 12;
       ASSERT_EQ(GemmSimulation<TypeParam>(options).run(), "")
           << fmt::format("{} x {}, order {}, {} banks, seed {}", options.nodes, options.locals,
                          static_cast<int>(order), options.tiling.banks, options.seed);
@@ -285,6 +332,7 @@ TYPED_TEST_P(GemmInterleaving, ManySeeds) {
                                         static_cast<std::uint32_t>(1 + seed % 3), seed);
     options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
     options.mixed_modes = seed % 3 == 0;
+    options.device_blocks = seed / 4 % 2 != 0;
     ASSERT_EQ(GemmSimulation<TypeParam>(options).run(), "") << "seed " << seed;
   }
 }
@@ -315,6 +363,8 @@ int wrong_of_240(std::uint32_t nodes, std::uint32_t locals, const GemmSimOptions
     options.network = faults.network;
     options.forge_releases = faults.forge_releases;
     options.forge_ends = faults.forge_ends;
+    options.forge_partials = faults.forge_partials;
+    options.device_blocks = faults.device_blocks;
     return options;
   });
 }
@@ -344,7 +394,22 @@ TYPED_TEST_P(GemmInterleaving, AFlagBeforeItsDataIsSeen) {
 TYPED_TEST_P(GemmInterleaving, AStagingBankReusedTooEarlyIsSeen) {
   GemmSimOptions faults;
   faults.network.complete_early = true;
-  EXPECT_GT(wrong_of_240<TypeParam>(3, 1, faults), 5);
+  for (const bool device : {false, true}) {
+    faults.device_blocks = device;
+    EXPECT_GT(wrong_of_240<TypeParam>(3, 1, faults), 5);
+  }
+}
+
+// Whoever sums must wait for every partial: a reduce worker, or, of two ranks, the compute worker
+// that accumulates its own tiles.
+TYPED_TEST_P(GemmInterleaving, APartialSummedBeforeItIsHereIsSeen) {
+  GemmSimOptions faults;
+  faults.forge_partials = true;
+  for (const bool device : {false, true}) {
+    faults.device_blocks = device;
+    EXPECT_GT(wrong_of_240<TypeParam>(1, 2, faults), 100);
+    EXPECT_GT(wrong_of_240<TypeParam>(1, 3, faults), 100);
+  }
 }
 
 // More chunks than a granule has flags, most launches with few of them: the granules that those do
@@ -365,7 +430,7 @@ TYPED_TEST_P(GemmInterleaving, IdleFlagGranulesStayWithinTheEpochWindow) {
 REGISTER_TYPED_TEST_SUITE_P(GemmInterleaving, EveryWorldAndOrderEndsAndIsRight, ManySeeds,
                             FusedLaunchesOverlapAndUnfusedOnesDoNot,
                             AReceiveBankReusedTooEarlyIsSeen, AFlagBeforeItsDataIsSeen,
-                            AStagingBankReusedTooEarlyIsSeen,
+                            AStagingBankReusedTooEarlyIsSeen, APartialSummedBeforeItIsHereIsSeen,
                             IdleFlagGranulesStayWithinTheEpochWindow);
 
 }  // namespace mk::kernels::testing

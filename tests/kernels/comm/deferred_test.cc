@@ -1,5 +1,5 @@
-// Sums that come one tile late (comm/late_sum.h): which when, and that nobody waits in a circle.
-#include "kernels/comm/late_sum.h"
+// Sums that come one tile late (comm/deferred.h): which when, and that nobody waits in a circle.
+#include "kernels/comm/deferred.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 namespace mk::kernels {
 namespace {
 
-TEST(LateSum, EachTileWhenTheNextOneIsComputedAndTheLastOneInTheEnd) {
-  LateSum<std::uint32_t> late;
+TEST(DeferredAccumulate, EachTileWhenTheNextOneIsComputedAndTheLastOneInTheEnd) {
+  DeferredAccumulate<std::uint32_t> late;
   std::vector<std::uint32_t> summed;
   const auto sum = [&](std::uint32_t tile) {
     summed.push_back(tile);
@@ -25,13 +25,13 @@ TEST(LateSum, EachTileWhenTheNextOneIsComputedAndTheLastOneInTheEnd) {
   EXPECT_EQ(summed, (std::vector<std::uint32_t>{3, 5, 4}));
 }
 
-TEST(LateSum, NothingToSumWhereNoTileIsOwn) {
-  LateSum<int> late;
+TEST(DeferredAccumulate, NothingToSumWhereNoTileIsOwn) {
+  DeferredAccumulate<int> late;
   EXPECT_TRUE(late.end([](int) -> bool { throw 1; }));
 }
 
-TEST(LateSum, AFailedSumEndsIt) {
-  LateSum<int> late;
+TEST(DeferredAccumulate, AFailedSumEndsIt) {
+  DeferredAccumulate<int> late;
   const auto fails = [](int) { return false; };
   EXPECT_TRUE(late.next(1, fails));
   EXPECT_FALSE(late.next(2, fails));
@@ -40,7 +40,7 @@ TEST(LateSum, AFailedSumEndsIt) {
 
 /// Two ranks of so many blocks each go through pairs of tiles, the first of which is rank 0's, then
 /// through `singles` tiles of one rank's: a block computes its steps in their order, and sums as
-/// LateSum says, each only when the other rank has computed that tile.
+/// DeferredAccumulate says, each only when the other rank has computed that tile.
 class TwoRanks {
  public:
   struct Setup {
@@ -79,7 +79,7 @@ class TwoRanks {
  private:
   struct Block {
     std::uint32_t step = 0;
-    LateSum<std::uint32_t> late;
+    DeferredAccumulate<std::uint32_t> late;
     bool counted = false;  ///< the tile of `step` is computed, its own sum is not begun
     bool ended = false;
   };
@@ -115,7 +115,7 @@ class TwoRanks {
   std::vector<Block> blocks_[2];
 };
 
-TEST(LateSum, NobodyWaitsInACircle) {
+TEST(DeferredAccumulate, NobodyWaitsInACircle) {
   for (std::uint32_t pairs = 0; pairs <= 9; ++pairs) {
     for (std::uint32_t singles = 0; singles <= 6; ++singles) {
       for (std::uint32_t first = 1; first <= 6; ++first) {
