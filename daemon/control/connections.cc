@@ -120,6 +120,10 @@ void Connections::admit(shm::FrameSocket socket) {
   }
   connection.user = credentials->uid;
   if (const Status room = check_room(connection.user); !room) {
+    log(LogLevel::kWarning,
+        fmt::format("turned a connection of process {} away: {}", credentials->pid,
+                    room.error().message),
+        connection.user);
     say(connection, room.error().code, room.error().message);
     return;
   }

@@ -171,6 +171,24 @@ TEST_F(LoopTest, ASessionThatHasEndedKeepsNobodysPlace) {
   EXPECT_TRUE(eventually([&] { return attaches("others"); }));
 }
 
+TEST_F(LoopTest, AConnectionBeyondTheUsersShareIsRefusedAndLogged) {
+  ControlLoopOptions options;
+  options.user_unattached_max = 2;
+  start(options);
+  const SocketClient first(loop->socket_path()), second(loop->socket_path());
+  SocketClient third(loop->socket_path());
+  EXPECT_FALSE(third.attach(rank_of("late", 1, 1, 0)));
+  EXPECT_TRUE(eventually([&] {
+    std::lock_guard lock(mutex);
+    return std::ranges::any_of(logged, [](const std::string& line) {
+      return line.starts_with(
+          fmt::format("turned a connection of process {} away: user {} has 2 "
+                      "connections that have not attached",
+                      ::getpid(), ::getuid()));
+    });
+  }));
+}
+
 TEST_F(LoopTest, AnswersThatNobodyReadsHoldFewDescriptorsAndHaveADeadline) {
   ControlLoopOptions options;
   options.unread_timeout = std::chrono::milliseconds(500);
