@@ -50,5 +50,6 @@ done
 
 # What is promised is shown by tests that are there.
 python3 tests/check_security.py || breaches=$((breaches + 1))
+python3 tests/check_docs.py || breaches=$((breaches + 1))
 
 [ $breaches = 0 ] || { echo "$breaches breaches"; exit 1; }
