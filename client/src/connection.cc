@@ -149,7 +149,7 @@ void Connection::post_frame(std::uint16_t type, const std::vector<std::byte>& pa
     lost = error_;
     if (!lost) {
       request = next_request_++;
-      posted_.emplace(request, std::move(answered));
+      posted_.emplace(request, answered);
     }
   }
   if (lost) return answered(tl::unexpected<Error>(*lost));

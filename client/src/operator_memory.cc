@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <span>
 #include <thread>
 #include <utility>
@@ -267,7 +268,7 @@ OperatorMemory::~OperatorMemory() {
   if (session_ == nullptr || workspace_.data == nullptr) return;
   if (!session_->is_here()) {
     // A forked child: the GPU is its parent's.
-    client::keep_for_ever(new std::vector<gpu::View>(std::move(device_peers_)));
+    client::keep_for_ever(new (std::nothrow) std::vector<gpu::View>(std::move(device_peers_)));
     return;
   }
   peers_.clear();

@@ -8,8 +8,8 @@
 #include <cstdlib>
 
 // libstdc++'s std::random_device, since glibc 2.36.
-extern "C" std::uint32_t arc4random();
-extern "C" std::uint32_t arc4random() {
+extern "C" std::uint32_t arc4random() noexcept;
+extern "C" std::uint32_t arc4random() noexcept {
   std::uint32_t value = 0;
   if (::getrandom(&value, sizeof value, 0) != sizeof value) std::abort();  // as glibc's does
   return value;
