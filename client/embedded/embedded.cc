@@ -107,7 +107,9 @@ Result<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::start(const EmbeddedOp
 EmbeddedCluster::EmbeddedCluster(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 EmbeddedCluster::~EmbeddedCluster() {
   if (impl_->is_here()) return;
-  // A forked child has none of the nodes' threads, for which it would wait for ever.
+  // A forked child has none of the nodes' threads, for which it would wait for ever. Without memory
+  // for a pointer the child ends.
+  // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new)
   static auto& kept = *new std::vector<Impl*>;
   kept.push_back(impl_.release());
 }
