@@ -146,26 +146,18 @@ void add_local_sums(const Problem& problem, const Machine& machine, const Candid
                     const Work& work, double product, Timeline& time) {
   const double last =
       machine.last_wave_share * std::min(1.0, candidate.compute_blocks / std::max(1.0, work.tiles));
-  if (problem.op == Op::kGemmRs) {
-    const double all = us(work.sum_bytes, machine.hbm_gb_s);
-    time.sums =
-        candidate.sums == Sums::kOwn
-            ? machine.own_share * all
-            : all * std::max(last,
-                             share_left(work.sum_bytes,
-                                        candidate.stream_warpgroups * machine.sum_gb_s, product));
-    time.total = product + time.sums;
-    return;
-  }
-  const double all = us(work.result_bytes, machine.sums_link_gb_s);
-  time.sums =
-      candidate.sums == Sums::kOwn
-          ? machine.own_share * all
-          : all * std::max(last,
-                           share_left(work.result_bytes,
-                                      candidate.stream_warpgroups * machine.sum_out_gb_s, product));
-  time.total = overlapped_us(machine.overlap_ar, product + time.sums,
-                             us(work.link_bytes + work.result_bytes, machine.link_gb_s));
+  const bool scatter = problem.op == Op::kGemmRs;
+  const double bytes = scatter ? work.sum_bytes : work.result_bytes;
+  const double all = us(bytes, scatter ? machine.hbm_gb_s : machine.sums_link_gb_s);
+  const double beside_gb_s =
+      candidate.stream_warpgroups * (scatter ? machine.sum_gb_s : machine.sum_out_gb_s);
+  time.sums = candidate.sums == Sums::kOwn
+                  ? machine.own_share * all
+                  : all * std::max(last, share_left(bytes, beside_gb_s, product));
+  time.total = product + time.sums;
+  if (!scatter)
+    time.total = overlapped_us(machine.overlap_ar, time.total,
+                               us(work.link_bytes + work.result_bytes, machine.link_gb_s));
 }
 
 /// Sums over nodes: the rail waits for what is to be sent, and ends with sums of what has come.

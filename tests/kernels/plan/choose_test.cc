@@ -9,18 +9,10 @@
 #include <sstream>
 
 #include "kernels/plan/legal.h"
+#include "tests/kernels/plan/problems.h"
 
 namespace mk::kernels::plan {
 namespace {
-
-Problem problem_of(Op op, std::uint32_t nodes, std::uint32_t locals, Shape shape) {
-  Problem problem;
-  problem.op = op;
-  problem.nodes = nodes;
-  problem.locals = locals;
-  problem.shape = shape;
-  return problem;
-}
 
 constexpr Op kOps[] = {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr};
 struct World2 {

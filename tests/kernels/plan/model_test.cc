@@ -10,6 +10,7 @@
 #include "kernels/gemm_ar/plan.h"
 #include "kernels/gemm_rs/plan.h"
 #include "kernels/plan/legal.h"
+#include "tests/kernels/plan/problems.h"
 
 namespace mk::kernels::plan {
 namespace {
@@ -28,15 +29,6 @@ Machine plain_machine() {
   machine.last_wave_share = 0;
   machine.overlap_ag = machine.overlap_rs = machine.overlap_ar = 64;  // as good as a maximum
   return machine;
-}
-
-Problem problem_of(Op op, std::uint32_t nodes, std::uint32_t locals, Shape shape) {
-  Problem problem;
-  problem.op = op;
-  problem.nodes = nodes;
-  problem.locals = locals;
-  problem.shape = shape;
-  return problem;
 }
 
 Candidate candidate_of(const Problem& problem, const Machine& machine, std::uint32_t stream,
