@@ -24,6 +24,13 @@ struct Share {
   }
 };
 
+/// Whether `more` fits into what user `uid` may have, and into what all users together may.
+Status check_shares(std::uint32_t uid, std::uint64_t more, const std::string& what,
+                    const char* unit, const Share& of_user, const Share& of_all) {
+  MK_RETURN_IF_ERROR(of_user.check(more, what, unit, fmt::format("user {}", uid)));
+  return of_all.check(more, what, unit, "all clients together");
+}
+
 }  // namespace
 
 ControlPlane::Impl::Usage ControlPlane::Impl::usage_of(std::optional<std::uint32_t> uid) const {
@@ -50,24 +57,20 @@ std::uint64_t ControlPlane::Impl::session_descriptors(std::optional<std::uint32_
 
 Status ControlPlane::Impl::check_memory(std::uint32_t uid, std::uint64_t bytes,
                                         const std::string& what) const {
-  constexpr const char* kUnit = "bytes of host memory";
-  const Share of_user{options_.user_max.memory_bytes, usage_of(uid).host_bytes,
-                      "limits.user_registered", "deregister some"};
-  MK_RETURN_IF_ERROR(of_user.check(bytes, what, kUnit, fmt::format("user {}", uid)));
-  const Share of_all{options_.all_max.memory_bytes, usage_of({}).host_bytes,
-                     "limits.all_registered", "wait for others, or run on another node"};
-  return of_all.check(bytes, what, kUnit, "all clients together");
+  return check_shares(uid, bytes, what, "bytes of host memory",
+                      {options_.user_max.memory_bytes, usage_of(uid).host_bytes,
+                       "limits.user_registered", "deregister some"},
+                      {options_.all_max.memory_bytes, usage_of({}).host_bytes,
+                       "limits.all_registered", "wait for others, or run on another node"});
 }
 
 Status ControlPlane::Impl::check_descriptors(std::uint32_t uid, std::uint64_t count,
                                              const std::string& what) const {
-  constexpr const char* kUnit = "descriptors of this daemon";
-  const Share of_user{options_.user_max.descriptors, usage_of(uid).descriptors,
-                      "limits.user_descriptors", "deregister buffers or detach"};
-  MK_RETURN_IF_ERROR(of_user.check(count, what, kUnit, fmt::format("user {}", uid)));
-  const Share of_all{options_.all_max.descriptors, usage_of({}).descriptors,
-                     "limits.descriptors; systemd: LimitNOFILE", "wait for others"};
-  return of_all.check(count, what, kUnit, "all clients together");
+  return check_shares(uid, count, what, "descriptors of this daemon",
+                      {options_.user_max.descriptors, usage_of(uid).descriptors,
+                       "limits.user_descriptors", "deregister buffers or detach"},
+                      {options_.all_max.descriptors, usage_of({}).descriptors,
+                       "limits.descriptors; systemd: LimitNOFILE", "wait for others"});
 }
 
 Status ControlPlane::Impl::check_session_memory(const Session& session, std::uint64_t bytes,
