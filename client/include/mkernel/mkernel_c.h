@@ -1,8 +1,11 @@
 /* libmkclient's C ABI. Every function that can fail returns an mk_status: 0, or a code of
  * shm/error_code.h; the sentence that belongs to it is mk_last_error() of the same thread, valid
- * until that thread's next call. Pointers returned through `out` arguments are the caller's, to be
- * given to the matching _destroy/_detach function. Structs carry their size, so that fields can be
- * added at the end. */
+ * until that thread's next call. What is returned through an `out` argument is the caller's, to be
+ * given to the matching _destroy, _detach or _free function. Structs carry their size, so that
+ * fields can be added at the end: set `struct_bytes` to sizeof and what you do not name to 0.
+ *
+ * All operators have the same functions (mk_op_...); what is an operator's own is in two structs of
+ * its own, its shape and its arguments. */
 #ifndef MKERNEL_MKERNEL_C_H_
 #define MKERNEL_MKERNEL_C_H_
 
@@ -21,7 +24,8 @@ extern "C" {
 
 typedef int32_t mk_status; /* 0 is success */
 typedef struct mk_session mk_session;
-typedef struct mk_gemm_ar mk_gemm_ar;
+typedef struct mk_op mk_op;
+typedef struct mk_blobs mk_blobs;
 
 enum { MK_BF16 = 1, MK_F16 = 2 };
 enum { MK_KN = 0, MK_NK = 1 };
@@ -29,11 +33,21 @@ enum { MK_KN = 0, MK_NK = 1 };
 enum { MK_CPU = 0, MK_CUDA = 1 };
 /* How a launch runs; MK_AUTO is the usual choice: see mk::LaunchMode. */
 enum { MK_FUSED = 0, MK_UNFUSED = 1, MK_AUTO = 2 };
+/* Where a buffer lies: see mk::MemoryKind. */
+enum { MK_HOST = 0, MK_DEVICE = 1 };
+
+MK_C_EXPORT const char* mk_version(void);
+/* The calling thread's last error sentence; empty after success. */
+MK_C_EXPORT const char* mk_last_error(void);
+/* "timeout" for the code of kTimeout, and so on. */
+MK_C_EXPORT const char* mk_status_name(mk_status status);
+
+/* --- Sessions --- */
 
 /* See mk::AttachOptions. `socket` and `job` are zero-terminated; a null or empty socket means the
  * default. A path has at most 107 bytes, a job's name 1 to 128 of printable ASCII without spaces.
- * A session is its process's alone: in a child of fork() mk_session_detach and the _destroy
- * functions free what they are given and tell nobody; all other calls answer "unsupported". */
+ * A session is its process's alone: in a child of fork() mk_session_detach and mk_op_destroy free
+ * what they are given and tell nobody; all other calls answer "unsupported". */
 typedef struct mk_attach_options {
   size_t struct_bytes; /* sizeof(mk_attach_options) */
   const char* socket;
@@ -41,33 +55,18 @@ typedef struct mk_attach_options {
   uint32_t rank, world, node_rank, nodes, local_rank, local_size;
   uint32_t lanes;      /* 0: default */
   uint32_t timeout_ms; /* 0: default */
+  /* From here on a caller's struct may end (struct_bytes). */
+  const void* job_secret; /* any bytes; null: $MKERNEL_JOB_SECRET, else none */
+  uint64_t job_secret_bytes;
+  uint32_t arrival_flags;        /* 0: default */
+  uint32_t heartbeat_timeout_ms; /* 0: default */
 } mk_attach_options;
 
-typedef struct mk_gemm_ar_shape {
-  size_t struct_bytes; /* sizeof(mk_gemm_ar_shape) */
-  uint64_t m_max, n, k;
-  uint32_t dtype;           /* MK_BF16, MK_F16 */
-  uint32_t b_layout;        /* MK_KN, MK_NK */
-  uint32_t wait_timeout_ms; /* 0: default */
-  uint32_t executor;        /* MK_CPU, MK_CUDA */
-  /* May be left away (struct_bytes): 1 counts in mk_launch_stats.nonfinite_partials. See
-   * mk::Tuning::count_nonfinite. */
-  uint32_t count_nonfinite;
-} mk_gemm_ar_shape;
-
-typedef struct mk_launch_stats {
-  size_t struct_bytes;  /* in: sizeof(mk_launch_stats) */
-  uint32_t epoch, mode; /* mode: as run, MK_FUSED or MK_UNFUSED */
-  uint64_t total_ns, compute_ns, network_bytes, network_commands;
-  uint64_t estimated_fused_ns, estimated_unfused_ns; /* what MK_AUTO goes by */
-  uint64_t nonfinite_partials;                       /* if asked for: see mk::LaunchStats */
-} mk_launch_stats;
-
-MK_C_EXPORT const char* mk_version(void);
-/* The calling thread's last error sentence; empty after success. */
-MK_C_EXPORT const char* mk_last_error(void);
-/* "timeout" for the code of kTimeout, and so on. */
-MK_C_EXPORT const char* mk_status_name(mk_status status);
+/* Where a rank is in its job. */
+typedef struct mk_place {
+  size_t struct_bytes; /* in: sizeof(mk_place) */
+  uint32_t rank, world, node_rank, nodes, local_rank, local_size;
+} mk_place;
 
 MK_C_EXPORT mk_status mk_session_attach(const mk_attach_options* options, mk_session** out);
 /* Like mk_session_attach with the launcher's environment (MKERNEL_*, torchrun, Open MPI, MPICH,
@@ -77,160 +76,192 @@ MK_C_EXPORT mk_status mk_session_status(mk_session* session);
 MK_C_EXPORT mk_status mk_session_barrier(mk_session* session, uint32_t timeout_ms);
 MK_C_EXPORT uint32_t mk_session_rank(const mk_session* session);
 MK_C_EXPORT uint32_t mk_session_world(const mk_session* session);
+MK_C_EXPORT mk_status mk_session_place(const mk_session* session, mk_place* out);
+/* The network between the nodes, e.g. "loopback"; valid as long as the session. */
+MK_C_EXPORT const char* mk_session_fabric(const mk_session* session);
 /* Detaches and frees the session, also when it fails; null is allowed. */
 MK_C_EXPORT mk_status mk_session_detach(mk_session* session);
 
-MK_C_EXPORT mk_status mk_gemm_ar_create(mk_session* session, const mk_gemm_ar_shape* shape,
-                                        mk_gemm_ar** out);
-/* The memory that the creation takes on this rank, which also refuses by it: see
- * mk::GemmAllReduce::workspace_bytes. Every operator has such a function. */
-MK_C_EXPORT mk_status mk_gemm_ar_workspace_bytes(mk_session* session, const mk_gemm_ar_shape* shape,
-                                                 uint64_t* bytes);
-/* `c` and `stats` may be null. */
-MK_C_EXPORT mk_status mk_gemm_ar_launch(mk_gemm_ar* op, const void* a, const void* b, void* c,
-                                        uint64_t m, uint32_t mode, mk_launch_stats* stats);
-/* MK_CUDA: puts a launch on the stream (a cudaStream_t) and returns at once; the matrices are in
- * the GPU's memory. See launch_on, status and finish of the C++ class. */
-MK_C_EXPORT mk_status mk_gemm_ar_launch_on(mk_gemm_ar* op, void* stream, const void* a,
-                                           const void* b, void* c, uint64_t m, uint32_t mode);
-MK_C_EXPORT mk_status mk_gemm_ar_status(const mk_gemm_ar* op);
-MK_C_EXPORT mk_status mk_gemm_ar_finish(mk_gemm_ar* op, void* stream, mk_launch_stats* stats);
-MK_C_EXPORT const void* mk_gemm_ar_output(const mk_gemm_ar* op);
-MK_C_EXPORT void mk_gemm_ar_destroy(mk_gemm_ar* op);
+/* An all-gather of small blobs over the job: see mk::Session::exchange for the lengths. `tag` is
+ * zero-terminated and the same on all ranks. timeout_ms 0: 60 s. */
+MK_C_EXPORT mk_status mk_session_exchange(mk_session* session, const char* tag, const void* blob,
+                                          uint64_t bytes, uint32_t timeout_ms, mk_blobs** out);
+/* A rank's blob, valid until mk_blobs_free; null and 0 for a rank that the job has not. */
+MK_C_EXPORT const void* mk_blobs_at(const mk_blobs* blobs, uint32_t rank, uint64_t* bytes);
+MK_C_EXPORT void mk_blobs_free(mk_blobs* blobs);
+
+/* Memory that the daemon, its NIC and the local ranks can reach. It belongs to the session, and
+ * goes with it: see mk::Session::alloc_buffer. */
+typedef struct mk_buffer {
+  size_t struct_bytes; /* in: sizeof(mk_buffer) */
+  void* data;          /* MK_DEVICE: a device address */
+  uint64_t bytes;
+  uint32_t handle;
+} mk_buffer;
+
+/* `name` is zero-terminated and shows in the daemon's listings; `kind` is MK_HOST or MK_DEVICE. */
+MK_C_EXPORT mk_status mk_session_alloc_buffer(mk_session* session, uint64_t bytes, const char* name,
+                                              uint32_t kind, mk_buffer* out);
+MK_C_EXPORT mk_status mk_session_free_buffer(mk_session* session, const mk_buffer* buffer);
+
+/* --- Operators --- */
+
+/* What a rank may choose of any operator; 0: the default. See mk::Tuning and mk::MachineRates. */
+typedef struct mk_tuning {
+  size_t struct_bytes; /* sizeof(mk_tuning) */
+  uint32_t executor;   /* MK_CPU, MK_CUDA */
+  uint32_t tile_m, tile_n, chunk_bytes;
+  uint32_t compute_blocks, reduce_blocks, send_blocks, receive_blocks, share_blocks, pull_blocks;
+  uint32_t wait_timeout_ms;
+  uint32_t count_nonfinite; /* 1 counts in mk_launch_stats.nonfinite_partials */
+  double flops_per_s, local_bytes_per_s, network_bytes_per_s, command_ns, step_ns;
+} mk_tuning;
+
+typedef struct mk_launch_stats {
+  size_t struct_bytes;  /* in: sizeof(mk_launch_stats) */
+  uint32_t epoch, mode; /* mode: as run, MK_FUSED or MK_UNFUSED */
+  uint64_t total_ns, compute_ns, network_bytes, network_commands;
+  uint64_t estimated_fused_ns, estimated_unfused_ns; /* what MK_AUTO goes by */
+  uint64_t nonfinite_partials;                       /* if asked for: see mk::LaunchStats */
+  uint64_t compute_wait_ns;
+} mk_launch_stats;
+
+/* Something one thread of a launch did: see mk::TraceSpan. */
+typedef struct mk_trace_span {
+  const char* role;
+  uint32_t block;
+  const char* kind;
+  uint32_t index[2];
+  uint32_t rank;
+  uint64_t begin_ns, end_ns;
+} mk_trace_span;
+
+/* The name of the index-th operator of this library, or null: "ag-gemm", "gemm-rs", "gemm-ar",
+ * "moe", "ring". */
+MK_C_EXPORT const char* mk_op_name(uint32_t index);
+
+/* Creates the operator of that name. Collective. `shape` is its mk_..._shape, which must start with
+ * struct_bytes. The operator must not outlive its session. */
+MK_C_EXPORT mk_status mk_op_create(mk_session* session, const char* name, const void* shape,
+                                   mk_op** out);
+/* The memory that the creation takes on this rank, which also refuses by it. Not collective. */
+MK_C_EXPORT mk_status mk_op_workspace_bytes(mk_session* session, const char* name,
+                                            const void* shape, uint64_t* bytes);
+/* Collective; returns when the output is there. `arguments` is the operator's mk_..._arguments;
+ * `stats` may be null. */
+MK_C_EXPORT mk_status mk_op_launch(mk_op* op, const void* arguments, uint32_t mode,
+                                   mk_launch_stats* stats);
+/* MK_CUDA: puts a launch on the stream (a cudaStream_t) and returns at once; what the arguments
+ * point at is in the GPU's memory. See launch_on, status and finish of the C++ classes. */
+MK_C_EXPORT mk_status mk_op_launch_on(mk_op* op, void* stream, const void* arguments,
+                                      uint32_t mode);
+MK_C_EXPORT mk_status mk_op_status(const mk_op* op);
+MK_C_EXPORT mk_status mk_op_finish(mk_op* op, void* stream, mk_launch_stats* stats);
+
+/* What mk_op_query is asked for. Memory is the operator's, and lives as long. */
+enum {
+  /* ag-gemm: where the rank's rows may lie that then need no copy for the network, in bytes; null
+   * in a job of one rank. See mk::AllGatherGemm::input. */
+  MK_INPUT = 1,
+  /* gemm-ar: where the operator keeps C itself, in bytes. See mk::GemmAllReduce::output. */
+  MK_OUTPUT = 2,
+  /* moe, of the last launch: mk_moe_row, one for each row of y. */
+  MK_ROWS = 3,
+  /* moe, of the last launch: uint32_t, one more than this rank has experts; expert first + i has
+   * the rows [offsets[i], offsets[i + 1]) of y. */
+  MK_EXPERT_OFFSETS = 4,
+  /* moe: `count` is the number of this rank's first expert. */
+  MK_FIRST_EXPERT = 5
+};
+/* `data` and `count` may be null. "unsupported" when the operator has no such thing. */
+MK_C_EXPORT mk_status mk_op_query(const mk_op* op, uint32_t what, void** data, uint64_t* count);
+/* Whether later launches keep what their threads did when; costs a little time. */
+MK_C_EXPORT mk_status mk_op_set_trace(mk_op* op, uint32_t on);
+/* Of the last launch, valid until the next call of this function; none unless traced. */
+MK_C_EXPORT mk_status mk_op_trace(mk_op* op, const mk_trace_span** spans, uint64_t* count);
+/* Null is allowed. */
+MK_C_EXPORT void mk_op_destroy(mk_op* op);
 
 /* The rows [*first, *first + *count) that a rank has when `rows` rows are dealt out over the job:
  * see mk::rows_of_rank. */
 MK_C_EXPORT void mk_rows_of_rank(uint64_t rows, uint32_t world, uint32_t rank, uint64_t* first,
                                  uint64_t* count);
 
-/* GEMM + ReduceScatter: see mk::GemmReduceScatter. */
-typedef struct mk_gemm_rs mk_gemm_rs;
-typedef mk_gemm_ar_shape mk_gemm_rs_shape;
+/* --- ag-gemm, gemm-rs, gemm-ar: mk::AllGatherGemm, mk::GemmReduceScatter, mk::GemmAllReduce --- */
 
-MK_C_EXPORT mk_status mk_gemm_rs_create(mk_session* session, const mk_gemm_rs_shape* shape,
-                                        mk_gemm_rs** out);
-MK_C_EXPORT mk_status mk_gemm_rs_workspace_bytes(mk_session* session, const mk_gemm_rs_shape* shape,
-                                                 uint64_t* bytes);
-/* `c`: the rank's rows, mk_rows_of_rank(m, world, rank); may be null when they are none. `stats`
- * may be null. */
-MK_C_EXPORT mk_status mk_gemm_rs_launch(mk_gemm_rs* op, const void* a, const void* b, void* c,
-                                        uint64_t m, uint32_t mode, mk_launch_stats* stats);
-/* MK_CUDA: puts a launch on the stream (a cudaStream_t) and returns at once; the matrices are in
- * the GPU's memory. See launch_on, status and finish of the C++ class. */
-MK_C_EXPORT mk_status mk_gemm_rs_launch_on(mk_gemm_rs* op, void* stream, const void* a,
-                                           const void* b, void* c, uint64_t m, uint32_t mode);
-MK_C_EXPORT mk_status mk_gemm_rs_status(const mk_gemm_rs* op);
-MK_C_EXPORT mk_status mk_gemm_rs_finish(mk_gemm_rs* op, void* stream, mk_launch_stats* stats);
-MK_C_EXPORT void mk_gemm_rs_destroy(mk_gemm_rs* op);
+typedef struct mk_gemm_shape {
+  size_t struct_bytes;     /* sizeof(mk_gemm_shape) */
+  const mk_tuning* tuning; /* may be null */
+  uint64_t m_max, n, k;
+  uint32_t dtype;    /* MK_BF16, MK_F16 */
+  uint32_t b_layout; /* MK_KN, MK_NK */
+} mk_gemm_shape;
 
-/* AllGather + GEMM: see mk::AllGatherGemm. */
-typedef struct mk_ag_gemm mk_ag_gemm;
-typedef mk_gemm_ar_shape mk_ag_gemm_shape;
+typedef struct mk_gemm_arguments {
+  size_t struct_bytes; /* sizeof(mk_gemm_arguments) */
+  /* ag-gemm: the rank's rows of A, mk_rows_of_rank(m, world, rank); null when they are none. */
+  const void* a;
+  const void* b;
+  /* gemm-ar: may be null, see MK_OUTPUT. gemm-rs: the rank's rows of C; null when they are none. */
+  void* c;
+  uint64_t m;
+  void* gathered; /* ag-gemm: m x k, gets the whole A; may be null. The others: null */
+} mk_gemm_arguments;
 
-MK_C_EXPORT mk_status mk_ag_gemm_create(mk_session* session, const mk_ag_gemm_shape* shape,
-                                        mk_ag_gemm** out);
-MK_C_EXPORT mk_status mk_ag_gemm_workspace_bytes(mk_session* session, const mk_ag_gemm_shape* shape,
-                                                 uint64_t* bytes);
-/* `a_shard`: the rank's rows of A, mk_rows_of_rank(m, world, rank); may be null when they are none.
- * `gathered`: m x k, gets the whole A. It and `stats` may be null. */
-MK_C_EXPORT mk_status mk_ag_gemm_launch(mk_ag_gemm* op, const void* a_shard, const void* b, void* c,
-                                        void* gathered, uint64_t m, uint32_t mode,
-                                        mk_launch_stats* stats);
-/* MK_CUDA: puts a launch on the stream (a cudaStream_t) and returns at once; the matrices are in
- * the GPU's memory. See launch_on, status and finish of the C++ class. */
-MK_C_EXPORT mk_status mk_ag_gemm_launch_on(mk_ag_gemm* op, void* stream, const void* a_shard,
-                                           const void* b, void* c, void* gathered, uint64_t m,
-                                           uint32_t mode);
-/* Where the rank's rows may lie that then need no copy for the network; null in a job of one rank.
- * See input() of the C++ class. */
-MK_C_EXPORT void* mk_ag_gemm_input(const mk_ag_gemm* op);
-MK_C_EXPORT mk_status mk_ag_gemm_status(const mk_ag_gemm* op);
-MK_C_EXPORT mk_status mk_ag_gemm_finish(mk_ag_gemm* op, void* stream, mk_launch_stats* stats);
-MK_C_EXPORT void mk_ag_gemm_destroy(mk_ag_gemm* op);
+/* --- moe: mk::MoeDispatchGemm --- */
 
-/* MoE Dispatch + GEMM: see mk::MoeDispatchGemm. */
-typedef struct mk_moe_dispatch mk_moe_dispatch;
-
-typedef struct mk_moe_dispatch_shape {
-  size_t struct_bytes; /* sizeof(mk_moe_dispatch_shape) */
+typedef struct mk_moe_shape {
+  size_t struct_bytes;     /* sizeof(mk_moe_shape) */
+  const mk_tuning* tuning; /* may be null */
   uint64_t tokens_max, hidden, features;
+  uint64_t rows_max; /* 0: enough for any routing */
   uint32_t experts, top_k;
-  uint64_t rows_max;        /* 0: enough for any routing */
-  uint32_t dtype;           /* MK_BF16, MK_F16 */
-  uint32_t b_layout;        /* MK_KN, MK_NK: of an expert's weights */
-  uint32_t wait_timeout_ms; /* 0: default */
-} mk_moe_dispatch_shape;
+  uint32_t dtype;    /* MK_BF16, MK_F16 */
+  uint32_t b_layout; /* MK_KN, MK_NK: of an expert's weights */
+} mk_moe_shape;
 
-typedef struct mk_moe_dispatch_input {
-  size_t struct_bytes;  /* sizeof(mk_moe_dispatch_input) */
+typedef struct mk_moe_arguments {
+  size_t struct_bytes;  /* sizeof(mk_moe_arguments) */
   const void* tokens;   /* count x hidden */
   const int32_t* ids;   /* count x top_k; -1: nowhere */
   const float* weights; /* count x top_k */
   uint64_t count;       /* 0 to tokens_max */
   const void* expert_weights;
-} mk_moe_dispatch_input;
+  void* y;           /* capacity x features */
+  uint64_t capacity; /* rows that y has room for */
+} mk_moe_arguments;
 
-/* Where a row of the output comes from. */
+/* Where a row of y comes from. */
 typedef struct mk_moe_row {
   uint32_t rank, token, slot;
   float weight;
 } mk_moe_row;
 
-MK_C_EXPORT mk_status mk_moe_dispatch_create(mk_session* session,
-                                             const mk_moe_dispatch_shape* shape,
-                                             mk_moe_dispatch** out);
-MK_C_EXPORT mk_status mk_moe_dispatch_workspace_bytes(mk_session* session,
-                                                      const mk_moe_dispatch_shape* shape,
-                                                      uint64_t* bytes);
-/* `y` has room for `capacity` rows of `features`; `stats` may be null. */
-MK_C_EXPORT mk_status mk_moe_dispatch_launch(mk_moe_dispatch* op,
-                                             const mk_moe_dispatch_input* input, void* y,
-                                             uint64_t capacity, uint32_t mode,
-                                             mk_launch_stats* stats);
-/* Of the last launch, valid until the next: one for each row of y. */
-MK_C_EXPORT const mk_moe_row* mk_moe_dispatch_rows(const mk_moe_dispatch* op, uint64_t* count);
-/* Of the last launch, valid until the next: this rank's expert `first_expert` + i has the rows
- * [offsets[i], offsets[i + 1]) of y, 0 <= i < experts. */
-MK_C_EXPORT const uint32_t* mk_moe_dispatch_expert_offsets(const mk_moe_dispatch* op,
-                                                           uint32_t* first_expert,
-                                                           uint32_t* experts);
-MK_C_EXPORT void mk_moe_dispatch_destroy(mk_moe_dispatch* op);
+/* --- ring: mk::RingAttention --- */
 
-/* Ring Attention: see mk::RingAttention. */
-typedef struct mk_ring_attention mk_ring_attention;
-
-typedef struct mk_ring_attention_shape {
-  size_t struct_bytes; /* sizeof(mk_ring_attention_shape) */
-  uint64_t seq_max;    /* rows over all ranks */
+typedef struct mk_ring_shape {
+  size_t struct_bytes;     /* sizeof(mk_ring_shape) */
+  const mk_tuning* tuning; /* may be null */
+  uint64_t seq_max;        /* rows over all ranks */
   uint32_t query_heads, key_heads, head_dim;
-  uint32_t causal;          /* 0 or 1 */
-  uint32_t dtype;           /* MK_BF16, MK_F16 */
-  uint32_t wait_timeout_ms; /* 0: default */
-} mk_ring_attention_shape;
+  uint32_t causal;        /* 0 or 1 */
+  uint32_t dtype;         /* MK_BF16, MK_F16 */
+  uint32_t remote_passes; /* 0: default */
+} mk_ring_shape;
 
 /* One rank's rows. Strides are in elements from row to row; 0: rows without gaps. */
-typedef struct mk_ring_attention_tensors {
-  size_t struct_bytes; /* sizeof(mk_ring_attention_tensors) */
+typedef struct mk_ring_arguments {
+  size_t struct_bytes; /* sizeof(mk_ring_arguments) */
   const void* q;
   const void* k;
   const void* v;
   void* out;
-  float* lse; /* [row][query head]; may be null */
+  float* lse;   /* [row][query head]; may be null */
+  uint64_t seq; /* rows of the whole sequence */
   uint64_t q_stride, k_stride, v_stride, out_stride;
   double scale; /* 0: 1 / sqrt(head_dim) */
-} mk_ring_attention_tensors;
+} mk_ring_arguments;
 
-MK_C_EXPORT mk_status mk_ring_attention_create(mk_session* session,
-                                               const mk_ring_attention_shape* shape,
-                                               mk_ring_attention** out);
-MK_C_EXPORT mk_status mk_ring_attention_workspace_bytes(mk_session* session,
-                                                        const mk_ring_attention_shape* shape,
-                                                        uint64_t* bytes);
-/* `seq`: rows of the whole sequence; `stats` may be null. */
-MK_C_EXPORT mk_status mk_ring_attention_launch(mk_ring_attention* op,
-                                               const mk_ring_attention_tensors* tensors,
-                                               uint64_t seq, uint32_t mode, mk_launch_stats* stats);
-MK_C_EXPORT void mk_ring_attention_destroy(mk_ring_attention* op);
 /* The rows of the sequence that a rank has, one after the other in its tensors: [first[0], first[0]
  * + count[0]) and, when causal, [first[1], first[1] + count[1]). See mk::sequence_rows_of_rank. */
 MK_C_EXPORT void mk_sequence_rows_of_rank(uint64_t seq, uint32_t causal, uint32_t world,
