@@ -1,9 +1,12 @@
 /// \file
-/// The C ABI's sessions; operators are in files of their own (c_<operator>.cc). A thin translation
-/// of the C++ interface. Exceptions end here: what the standard library throws becomes a status.
+/// The C ABI's sessions (operators: c_operators.cc). A thin translation of the C++ interface.
+/// Exceptions end here: what the standard library throws becomes a status.
 
 #include <cstddef>
+#include <cstring>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "client/src/c_api_support.h"
 #include "mkernel/mkernel.h"
@@ -22,53 +25,51 @@ mk_status answer(const Error& error) {
 
 void clear_error() { last_error.clear(); }
 
-Status check_struct(bool present, std::size_t given, std::size_t least, const char* name) {
-  if (!present) return fail(ErrorCode::kInvalidArgument, "{} is null", name);
-  if (given < least) {
+Status check_out_struct(const void* passed, std::size_t known, const char* name) {
+  MK_RETURN_IF_ERROR(check_present(passed, name));
+  std::size_t given = 0;
+  std::memcpy(&given, passed, sizeof(given));
+  if (given >= known) return {};
+  return fail(ErrorCode::kInvalidArgument, "{}.struct_bytes is {}, set it to sizeof({}) = {}", name,
+              given, name, known);
+}
+
+Status check_struct(const void* passed, std::size_t known, const char* name) {
+  MK_RETURN_IF_ERROR(check_out_struct(passed, known, name));
+  std::size_t given = 0;
+  std::memcpy(&given, passed, sizeof(given));
+  // A size that makes no sense must not lead the look below astray.
+  constexpr std::size_t kMost = 4096;
+  if (given > kMost) {
     return fail(ErrorCode::kInvalidArgument, "{}.struct_bytes is {}, set it to sizeof({}) = {}",
-                name, given, name, least);
+                name, given, name, known);
   }
-  return {};
-}
-
-Result<LaunchMode> checked_mode(std::uint32_t mode) {
-  if (mode == MK_FUSED || mode == MK_UNFUSED || mode == MK_AUTO)
-    return static_cast<LaunchMode>(mode);
-  return fail(ErrorCode::kInvalidArgument, "mode {} is not MK_FUSED, MK_UNFUSED or MK_AUTO", mode);
-}
-
-Status check_stats(const mk_launch_stats* to) {
-  if (to == nullptr) return {};
-  return check_struct(true, to->struct_bytes, offsetof(mk_launch_stats, estimated_fused_ns),
-                      "mk_launch_stats");
-}
-
-Status fill(mk_launch_stats* to, const LaunchStats& stats) {
-  if (to == nullptr) return {};
-  to->epoch = stats.epoch;
-  to->mode = static_cast<uint32_t>(stats.mode);
-  to->total_ns = stats.total_ns;
-  to->compute_ns = stats.compute_ns;
-  to->network_bytes = stats.network_bytes;
-  to->network_commands = stats.network_commands;
-  // Callers built before these fields were there have no room for them.
-  if (to->struct_bytes < offsetof(mk_launch_stats, nonfinite_partials)) return {};
-  to->estimated_fused_ns = stats.estimated_fused_ns;
-  to->estimated_unfused_ns = stats.estimated_unfused_ns;
-  if (to->struct_bytes < sizeof(*to)) return {};
-  to->nonfinite_partials = stats.nonfinite_partials;
+  const auto* const bytes = static_cast<const std::byte*>(passed);
+  for (std::size_t at = known; at < given; ++at) {
+    if (bytes[at] == std::byte{}) continue;
+    return fail(ErrorCode::kUnsupported,
+                "{} has something at byte {}, but this library (version {}) knows {} bytes of it; "
+                "take a later library",
+                name, at, version(), known);
+  }
   return {};
 }
 
 }  // namespace mk::c_api
 
+struct mk_blobs {
+  std::vector<std::vector<std::byte>> of_rank;
+};
+
+using mk::c_api::check_out_struct;
+using mk::c_api::check_present;
 using mk::c_api::check_struct;
 using mk::c_api::guarded;
 
 namespace {
 
 mk::Status attach(const mk::AttachOptions& options, mk_session** out) {
-  if (out == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "out is null");
+  MK_RETURN_IF_ERROR(check_present(out, "out"));
   MK_ASSIGN_OR_RETURN(auto session, mk::Session::attach(options));
   *out = new mk_session{std::move(session)};
   return {};
@@ -98,6 +99,12 @@ mk_status mk_session_attach(const mk_attach_options* options, mk_session** out) 
     o.local_size = options->local_size;
     if (options->lanes != 0) o.lanes = options->lanes;
     if (options->timeout_ms != 0) o.timeout = std::chrono::milliseconds{options->timeout_ms};
+    if (options->job_secret != nullptr) {
+      o.job_secret.assign(static_cast<const char*>(options->job_secret), options->job_secret_bytes);
+    }
+    if (options->arrival_flags != 0) o.arrival_flags = options->arrival_flags;
+    if (options->heartbeat_timeout_ms != 0)
+      o.heartbeat_timeout = std::chrono::milliseconds{options->heartbeat_timeout_ms};
     return attach(o, out);
   });
 }
@@ -111,14 +118,14 @@ mk_status mk_session_attach_from_environment(mk_session** out) {
 
 mk_status mk_session_status(mk_session* session) {
   return guarded([&]() -> mk::Status {
-    if (session == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "session is null");
+    MK_RETURN_IF_ERROR(check_present(session, "session"));
     return session->session.status();
   });
 }
 
 mk_status mk_session_barrier(mk_session* session, uint32_t timeout_ms) {
   return guarded([&]() -> mk::Status {
-    if (session == nullptr) return mk::fail(mk::ErrorCode::kInvalidArgument, "session is null");
+    MK_RETURN_IF_ERROR(check_present(session, "session"));
     return timeout_ms == 0 ? session->session.barrier()
                            : session->session.barrier(std::chrono::milliseconds{timeout_ms});
   });
@@ -129,6 +136,79 @@ uint32_t mk_session_rank(const mk_session* session) {
 }
 uint32_t mk_session_world(const mk_session* session) {
   return session != nullptr ? session->session.options().world : 0;
+}
+
+mk_status mk_session_place(const mk_session* session, mk_place* out) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(session, "session"));
+    MK_RETURN_IF_ERROR(check_out_struct(out, "mk_place"));
+    const mk::AttachOptions& place = session->session.options();
+    out->rank = place.rank;
+    out->world = place.world;
+    out->node_rank = place.node_rank;
+    out->nodes = place.nodes;
+    out->local_rank = place.local_rank;
+    out->local_size = place.local_size;
+    return {};
+  });
+}
+
+const char* mk_session_fabric(const mk_session* session) {
+  return session != nullptr ? session->session.fabric().c_str() : "";
+}
+
+mk_status mk_session_exchange(mk_session* session, const char* tag, const void* blob,
+                              uint64_t bytes, uint32_t timeout_ms, mk_blobs** out) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(session, "session"));
+    MK_RETURN_IF_ERROR(check_present(tag, "tag"));
+    MK_RETURN_IF_ERROR(check_present(out, "out"));
+    if (bytes != 0) MK_RETURN_IF_ERROR(check_present(blob, "blob"));
+    const std::span sent(static_cast<const std::byte*>(blob), bytes);
+    const std::chrono::milliseconds timeout{timeout_ms != 0 ? timeout_ms : 60'000};
+    MK_ASSIGN_OR_RETURN(auto all, session->session.exchange(tag, sent, timeout));
+    *out = new mk_blobs{std::move(all)};
+    return {};
+  });
+}
+
+const void* mk_blobs_at(const mk_blobs* blobs, uint32_t rank, uint64_t* bytes) {
+  const bool there = blobs != nullptr && rank < blobs->of_rank.size();
+  if (bytes != nullptr) *bytes = there ? blobs->of_rank[rank].size() : 0;
+  return there ? blobs->of_rank[rank].data() : nullptr;
+}
+
+void mk_blobs_free(mk_blobs* blobs) { delete blobs; }
+
+mk_status mk_session_alloc_buffer(mk_session* session, uint64_t bytes, const char* name,
+                                  uint32_t kind, mk_buffer* out) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(session, "session"));
+    MK_RETURN_IF_ERROR(check_present(name, "name"));
+    MK_RETURN_IF_ERROR(check_out_struct(out, "mk_buffer"));
+    if (kind != MK_HOST && kind != MK_DEVICE) {
+      return mk::fail(mk::ErrorCode::kInvalidArgument, "kind {} is not MK_HOST or MK_DEVICE", kind);
+    }
+    MK_ASSIGN_OR_RETURN(const mk::Buffer made, session->session.alloc_buffer(
+                                                   bytes, name, static_cast<mk::MemoryKind>(kind)));
+    out->data = made.data;
+    out->bytes = made.bytes;
+    out->handle = made.handle;
+    return {};
+  });
+}
+
+mk_status mk_session_free_buffer(mk_session* session, const mk_buffer* buffer) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(session, "session"));
+    MK_RETURN_IF_ERROR(check_struct(buffer, "mk_buffer"));
+    if (buffer->handle > 0xFFFF) {
+      return mk::fail(mk::ErrorCode::kInvalidArgument, "no buffer has the handle {}",
+                      buffer->handle);
+    }
+    return session->session.free_buffer({static_cast<std::byte*>(buffer->data), buffer->bytes,
+                                         static_cast<std::uint16_t>(buffer->handle)});
+  });
 }
 
 mk_status mk_session_detach(mk_session* session) {

@@ -14,9 +14,13 @@ BF16, KN, AUTO = 1, 0, 2
 VOID, U64, U32, SIZE = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t
 
 
-class Shape(ctypes.Structure):  # mk_gemm_ar_shape
-    _fields_ = [("struct_bytes", SIZE), ("m_max", U64), ("n", U64), ("k", U64),
-                ("dtype", U32), ("b_layout", U32), ("wait_timeout_ms", U32)]
+class Shape(ctypes.Structure):  # mk_gemm_shape
+    _fields_ = [("struct_bytes", SIZE), ("tuning", VOID), ("m_max", U64), ("n", U64), ("k", U64),
+                ("dtype", U32), ("b_layout", U32)]
+
+
+class Arguments(ctypes.Structure):  # mk_gemm_arguments
+    _fields_ = [("struct_bytes", SIZE), ("a", VOID), ("b", VOID), ("c", VOID), ("m", U64), ("gathered", VOID)]
 
 
 mk = ctypes.CDLL(os.environ.get("MKERNEL_LIBRARY", "libmkclient.so.1"))
@@ -24,9 +28,9 @@ mk.mk_last_error.restype = ctypes.c_char_p
 mk.mk_session_rank.restype = mk.mk_session_world.restype = U32
 mk.mk_session_rank.argtypes = mk.mk_session_world.argtypes = mk.mk_session_detach.argtypes = [VOID]
 mk.mk_session_barrier.argtypes = [VOID, U32]
-mk.mk_gemm_ar_create.argtypes = [VOID, ctypes.POINTER(Shape), ctypes.POINTER(VOID)]
-mk.mk_gemm_ar_launch.argtypes = [VOID, VOID, VOID, VOID, U64, U32, VOID]
-mk.mk_gemm_ar_destroy.argtypes = [VOID]
+mk.mk_op_create.argtypes = [VOID, ctypes.c_char_p, ctypes.POINTER(Shape), ctypes.POINTER(VOID)]
+mk.mk_op_launch.argtypes = [VOID, ctypes.POINTER(Arguments), U32, VOID]
+mk.mk_op_destroy.argtypes = [VOID]
 
 
 def check(status):
@@ -45,12 +49,13 @@ check(mk.mk_session_attach_from_environment(ctypes.byref(session)))
 rank, world = mk.mk_session_rank(session), mk.mk_session_world(session)
 if k * world > 256:
     sys.exit("K times the number of ranks may be 256 at most")
-shape = Shape(ctypes.sizeof(Shape), m, n, k, BF16, KN, 0)
-check(mk.mk_gemm_ar_create(session, ctypes.byref(shape), ctypes.byref(op)))
+shape = Shape(ctypes.sizeof(Shape), None, m, n, k, BF16, KN)
+check(mk.mk_op_create(session, b"gemm-ar", ctypes.byref(shape), ctypes.byref(op)))
 
 a, b = inputs(rank, m, n, k)
 c = torch.empty(m, n, dtype=torch.bfloat16)
-check(mk.mk_gemm_ar_launch(op, a.data_ptr(), b.data_ptr(), c.data_ptr(), m, AUTO, None))
+arguments = Arguments(ctypes.sizeof(Arguments), a.data_ptr(), b.data_ptr(), c.data_ptr(), m, None)
+check(mk.mk_op_launch(op, ctypes.byref(arguments), AUTO, None))
 
 expected = torch.zeros(m, n, dtype=torch.float64)
 for other in range(world):
@@ -62,5 +67,5 @@ if not torch.equal(c.double(), expected):
 print(f"rank {rank} of {world}: {c.numel()} elements checked\n", end="", flush=True)
 
 check(mk.mk_session_barrier(session, 60000))
-mk.mk_gemm_ar_destroy(op)
+mk.mk_op_destroy(op)
 check(mk.mk_session_detach(session))

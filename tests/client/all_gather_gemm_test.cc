@@ -114,49 +114,5 @@ TEST(AllGatherGemm, WrongArgumentsChangeNothing) {
   expect_wrong_gemm_arguments_change_nothing<AllGatherGemm>();
 }
 
-TEST(AllGatherGemm, RunsThroughTheCAbi) {
-  const auto cluster = cluster_of(1);
-  for_ranks(2, [&](std::uint32_t rank) {
-    mk_session* session = attach_through_c(place(*cluster, 2, rank, "c"));
-    ASSERT_NE(nullptr, session);
-    mk_ag_gemm_shape shape{};
-    shape.struct_bytes = sizeof(shape);
-    shape.m_max = shape.n = shape.k = 16;
-    shape.dtype = MK_BF16;
-    mk_ag_gemm* op = nullptr;
-    ASSERT_EQ(0, mk_ag_gemm_create(session, &shape, &op)) << mk_last_error();
-    const Elements ones(256, 0x3f80);
-    Elements c(256, 0xffff);
-    Elements gathered(256, 0xffff);
-    mk_launch_stats stats{};
-    stats.struct_bytes = sizeof(stats);
-    ASSERT_EQ(0, mk_ag_gemm_launch(op, ones.data(), ones.data(), c.data(), gathered.data(), 15,
-                                   MK_FUSED, &stats))
-        << mk_last_error();
-    EXPECT_EQ(1u, stats.epoch);
-    for (std::size_t i = 0; i < 256; ++i) {
-      EXPECT_EQ(i < 240 ? 0x4180 : 0xffff, c[i]);  // 16.0
-      EXPECT_EQ(i < 240 ? 0x3f80 : 0xffff, gathered[i]);
-    }
-    auto* const input = static_cast<std::uint16_t*>(mk_ag_gemm_input(op));
-    ASSERT_NE(nullptr, input);
-    EXPECT_EQ(nullptr, mk_ag_gemm_input(nullptr));
-    std::fill(input, input + 128, std::uint16_t{0x4000});  // 2.0, 8 rows of each rank
-    ASSERT_EQ(0,
-              mk_ag_gemm_launch(op, input, ones.data(), c.data(), nullptr, 16, MK_FUSED, nullptr))
-        << mk_last_error();
-    EXPECT_EQ(Elements(256, 0x4200), c);  // 32.0
-    EXPECT_STREQ("invalid-argument",
-                 mk_status_name(mk_ag_gemm_launch(op, input + 8, ones.data(), c.data(), nullptr, 16,
-                                                  MK_FUSED, nullptr)));
-    EXPECT_STREQ("invalid-argument",
-                 mk_status_name(mk_ag_gemm_launch(op, ones.data(), ones.data(), c.data(), nullptr,
-                                                  17, MK_FUSED, nullptr)));
-    mk_ag_gemm_destroy(op);
-    EXPECT_EQ(0, mk_session_barrier(session, 0));
-    EXPECT_EQ(0, mk_session_detach(session));
-  });
-}
-
 }  // namespace
 }  // namespace mk

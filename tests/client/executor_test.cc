@@ -89,25 +89,5 @@ TEST_F(ExecutorChoice, AnExecutorThatDoesNotExistIsAnArgumentError) {
   EXPECT_TRUE(session.detach());
 }
 
-TEST_F(ExecutorChoice, TheCAbiChoosesToo) {
-  mk_session* session = attach_through_c(place(*cluster_, 1, 0, "c"));
-  ASSERT_NE(session, nullptr);
-  mk_gemm_ar_shape shape{};
-  shape.struct_bytes = sizeof shape;
-  shape.m_max = shape.n = shape.k = 64;
-  shape.dtype = MK_BF16;
-  shape.executor = 7;
-  mk_gemm_ar* op = nullptr;
-  EXPECT_EQ(mk_gemm_ar_create(session, &shape, &op),
-            static_cast<mk_status>(ErrorCode::kInvalidArgument));
-  shape.executor = MK_CPU;
-  ASSERT_EQ(mk_gemm_ar_create(session, &shape, &op), 0) << mk_last_error();
-  EXPECT_EQ(mk_gemm_ar_launch_on(op, nullptr, nullptr, nullptr, nullptr, 1, MK_AUTO),
-            static_cast<mk_status>(ErrorCode::kInvalidArgument));
-  EXPECT_EQ(mk_gemm_ar_status(op), 0);
-  mk_gemm_ar_destroy(op);
-  EXPECT_EQ(mk_session_detach(session), 0);
-}
-
 }  // namespace
 }  // namespace mk

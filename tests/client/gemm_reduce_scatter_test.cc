@@ -131,48 +131,5 @@ TEST(GemmReduceScatter, TheEstimateChoosesTheModeUnlessToldOtherwise) {
             GemmReduceScatter::create(*session, {8, 8, 8}, tuning).error().code);
 }
 
-TEST(GemmReduceScatter, RunsThroughTheCAbi) {
-  const auto cluster = cluster_of(1);
-  for_ranks(2, [&](std::uint32_t rank) {
-    mk_session* session = attach_through_c(place(*cluster, 2, rank, "c"));
-    ASSERT_NE(nullptr, session);
-    mk_gemm_rs_shape shape{};
-    shape.struct_bytes = sizeof(shape);
-    shape.m_max = shape.n = shape.k = 16;
-    shape.dtype = MK_BF16;
-    mk_gemm_rs* op = nullptr;
-    ASSERT_EQ(0, mk_gemm_rs_create(session, &shape, &op)) << mk_last_error();
-    std::uint64_t first = 0;
-    std::uint64_t count = 0;
-    mk_rows_of_rank(15, 2, rank, &first, &count);
-    EXPECT_EQ(rank == 0 ? 7u : 8u, count);
-    const Elements ones(256, 0x3f80);
-    Elements c((count + 1) * 16, 0xffff);
-    mk_launch_stats stats{};
-    stats.struct_bytes = sizeof(stats);
-    ASSERT_EQ(0, mk_gemm_rs_launch(op, ones.data(), ones.data(), c.data(), 15, MK_AUTO, &stats))
-        << mk_last_error();
-    EXPECT_EQ(1u, stats.epoch);
-    EXPECT_GT(stats.estimated_fused_ns, 0u);
-    EXPECT_EQ(stats.mode,
-              stats.estimated_unfused_ns < stats.estimated_fused_ns ? MK_UNFUSED : MK_FUSED);
-    // A caller of before the estimates were there.
-    stats.struct_bytes = offsetof(mk_launch_stats, estimated_fused_ns);
-    stats.estimated_fused_ns = stats.estimated_unfused_ns = 7;
-    ASSERT_EQ(0, mk_gemm_rs_launch(op, ones.data(), ones.data(), c.data(), 15, MK_FUSED, &stats))
-        << mk_last_error();
-    EXPECT_EQ(2u, stats.epoch);
-    EXPECT_EQ(7u, stats.estimated_fused_ns);
-    for (std::size_t i = 0; i < count * 16; ++i) EXPECT_EQ(0x4200, c[i]);  // 32.0
-    EXPECT_TRUE(std::all_of(c.end() - 16, c.end(), [](std::uint16_t e) { return e == 0xffff; }));
-    EXPECT_STREQ("invalid-argument",
-                 mk_status_name(mk_gemm_rs_launch(op, ones.data(), ones.data(), c.data(), 17,
-                                                  MK_FUSED, nullptr)));
-    mk_gemm_rs_destroy(op);
-    EXPECT_EQ(0, mk_session_barrier(session, 0));
-    EXPECT_EQ(0, mk_session_detach(session));
-  });
-}
-
 }  // namespace
 }  // namespace mk

@@ -178,15 +178,15 @@ TEST(CreationThatCannotFit, WhatAnOperatorTakesIsWhatItAsksFor) {
     EXPECT_FALSE(GemmAllReduce::workspace_bytes(*session, {0, 64, 64}));
     mk_session* const by_c = attach_through_c(place(*cluster, 1, rank, "bytes-in-C"));
     ASSERT_NE(nullptr, by_c);
-    mk_gemm_ar_shape shape{};
+    mk_gemm_shape shape{};
     shape.struct_bytes = sizeof shape;
     shape.m_max = shape.n = shape.k = 64;
     shape.dtype = MK_BF16;
     std::uint64_t bytes = 0;
-    EXPECT_EQ(0, mk_gemm_ar_workspace_bytes(by_c, &shape, &bytes)) << mk_last_error();
+    EXPECT_EQ(0, mk_op_workspace_bytes(by_c, "gemm-ar", &shape, &bytes)) << mk_last_error();
     EXPECT_EQ(*small, bytes);
-    EXPECT_NE(0, mk_gemm_ar_workspace_bytes(by_c, &shape, nullptr));
-    EXPECT_NE(0, mk_gemm_ar_workspace_bytes(nullptr, &shape, &bytes));
+    EXPECT_NE(0, mk_op_workspace_bytes(by_c, "gemm-ar", &shape, nullptr));
+    EXPECT_NE(0, mk_op_workspace_bytes(nullptr, "gemm-ar", &shape, &bytes));
     EXPECT_EQ(0, mk_session_detach(by_c));
   });
 }

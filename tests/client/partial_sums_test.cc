@@ -114,41 +114,5 @@ TEST(PartialSums, AreNotCountedOnGpus) {
   EXPECT_NE(std::string::npos, op.error().message.find("count_nonfinite")) << op.error().message;
 }
 
-// Programs built before the fields were there say so by the size of their structs.
-TEST(PartialSums, AreCountedThroughTheCInterfaceByThoseWhoKnowOfIt) {
-  const auto cluster = cluster_of(1);
-  for_ranks(2, [&](std::uint32_t rank) {
-    mk_session* session = attach_through_c(place(*cluster, 2, rank, "c"));
-    ASSERT_NE(nullptr, session);
-    for (const bool knows : {false, true}) {
-      mk_gemm_ar_shape shape{};
-      shape.struct_bytes = knows ? sizeof(shape) : offsetof(mk_gemm_ar_shape, count_nonfinite);
-      shape.m_max = kM;
-      shape.n = kN;
-      shape.k = kK;
-      shape.dtype = MK_F16;
-      shape.count_nonfinite = 1;  // not read where the size says that it is not there
-      mk_gemm_ar* op = nullptr;
-      ASSERT_EQ(0, mk_gemm_ar_create(session, &shape, &op)) << mk_last_error();
-      const std::vector<std::uint16_t> a(kM * kK, 0x7c00);  // infinite
-      const std::vector<std::uint16_t> b(kK * kN, 0x3c00);
-      std::vector<std::uint16_t> c(kM * kN);
-      mk_launch_stats stats{};
-      stats.struct_bytes = knows ? sizeof(stats) : offsetof(mk_launch_stats, nonfinite_partials);
-      stats.nonfinite_partials = 77;
-      ASSERT_EQ(0, mk_gemm_ar_launch(op, a.data(), b.data(), c.data(), kM, MK_FUSED, &stats))
-          << mk_last_error();
-      if (knows) {
-        EXPECT_NE(77u, stats.nonfinite_partials);
-      } else {
-        EXPECT_EQ(77u, stats.nonfinite_partials);
-      }
-      EXPECT_NE(0u, stats.estimated_fused_ns + stats.estimated_unfused_ns);
-      mk_gemm_ar_destroy(op);
-    }
-    EXPECT_EQ(0, mk_session_detach(session)) << mk_last_error();
-  });
-}
-
 }  // namespace
 }  // namespace mk

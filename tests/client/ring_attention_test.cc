@@ -217,54 +217,5 @@ TEST(RingAttention, RanksThatDifferAreNamed) {
   });
 }
 
-TEST(RingAttention, RunsThroughTheCAbi) {
-  const auto cluster = cluster_of(1);
-  for_ranks(2, [&](std::uint32_t rank) {
-    mk_session* session = attach_through_c(place(*cluster, 2, rank, "c"));
-    ASSERT_NE(nullptr, session);
-    mk_ring_attention_shape shape{};
-    shape.struct_bytes = sizeof(shape);
-    shape.seq_max = 20;
-    shape.query_heads = 2;
-    shape.key_heads = 1;
-    shape.head_dim = 64;
-    shape.causal = 1;
-    shape.dtype = MK_BF16;
-    mk_ring_attention* op = nullptr;
-    ASSERT_EQ(0, mk_ring_attention_create(session, &shape, &op)) << mk_last_error();
-    std::uint64_t first[2] = {};
-    std::uint64_t count[2] = {};
-    mk_sequence_rows_of_rank(18, 1, 2, rank, first, count);
-    // 18 rows in four parts: 4, 5, 4, 5.
-    EXPECT_EQ(rank == 0 ? 4u : 5u, count[0]);
-    EXPECT_EQ(rank == 0 ? 5u : 4u, count[1]);
-    EXPECT_EQ(rank == 0 ? 13u : 9u, first[1]);
-    const std::uint64_t rows = count[0] + count[1];
-    const Elements ones(rows * 128, 0x3f80);
-    Elements out(rows * 128, 0xffff);
-    std::vector<float> lse(rows * 2, std::nanf(""));
-    mk_ring_attention_tensors tensors{};
-    tensors.struct_bytes = sizeof(tensors);
-    tensors.q = tensors.k = tensors.v = ones.data();
-    tensors.out = out.data();
-    tensors.lse = lse.data();
-    mk_launch_stats stats{};
-    stats.struct_bytes = sizeof(stats);
-    ASSERT_EQ(0, mk_ring_attention_launch(op, &tensors, 18, MK_FUSED, &stats)) << mk_last_error();
-    EXPECT_EQ(1u, stats.epoch);
-    for (const std::uint16_t element : out) EXPECT_EQ(0x3f80, element);
-    // Every score is 64 / 8; row i sees i + 1 of them.
-    for (std::uint64_t row = 0; row < rows; ++row) {
-      const std::uint64_t position = row < count[0] ? first[0] + row : first[1] + row - count[0];
-      EXPECT_NEAR(lse[row * 2], 8 + std::log(static_cast<double>(position) + 1), 1e-5);
-    }
-    EXPECT_STREQ("invalid-argument",
-                 mk_status_name(mk_ring_attention_launch(op, &tensors, 21, MK_FUSED, nullptr)));
-    mk_ring_attention_destroy(op);
-    EXPECT_EQ(0, mk_session_barrier(session, 0));
-    EXPECT_EQ(0, mk_session_detach(session));
-  });
-}
-
 }  // namespace
 }  // namespace mk

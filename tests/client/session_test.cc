@@ -294,45 +294,5 @@ TEST(GemmAllReduceErrors, ADaemonThatStopsEndsTheLaunch) {
   });
 }
 
-TEST(CApi, RunsAnOperatorAndReportsErrors) {
-  const auto cluster = cluster_of(1);
-  mk_attach_options options{};
-  mk_session* session = nullptr;
-  EXPECT_EQ(static_cast<mk_status>(ErrorCode::kInvalidArgument),
-            mk_session_attach(&options, &session));
-  EXPECT_NE(std::string::npos, std::string(mk_last_error()).find("struct_bytes"));
-  options.struct_bytes = sizeof(options);
-  options.socket = cluster->socket_path(0).c_str();
-  options.job = "c";
-  options.world = options.nodes = options.local_size = 1;
-  ASSERT_EQ(0, mk_session_attach(&options, &session)) << mk_last_error();
-  EXPECT_STREQ("", mk_last_error());
-  EXPECT_EQ(1u, mk_session_world(session));
-  EXPECT_EQ(0, mk_session_status(session));
-  EXPECT_EQ(0, mk_session_barrier(session, 0));
-
-  mk_gemm_ar_shape shape{};
-  shape.struct_bytes = sizeof(shape);
-  shape.m_max = shape.n = shape.k = 16;
-  shape.dtype = MK_BF16;
-  mk_gemm_ar* op = nullptr;
-  ASSERT_EQ(0, mk_gemm_ar_create(session, &shape, &op)) << mk_last_error();
-  const Elements ones(256, 0x3f80);
-  Elements c(256, 0xffff);
-  mk_launch_stats stats{};
-  stats.struct_bytes = sizeof(stats);
-  ASSERT_EQ(0, mk_gemm_ar_launch(op, ones.data(), ones.data(), c.data(), 16, MK_FUSED, &stats))
-      << mk_last_error();
-  EXPECT_EQ(1u, stats.epoch);
-  for (const std::uint16_t element : c) EXPECT_EQ(0x4180, element);  // 16.0
-  EXPECT_STREQ("invalid-argument",
-               mk_status_name(mk_gemm_ar_launch(op, ones.data(), ones.data(), nullptr, 17, MK_FUSED,
-                                                nullptr)));
-  EXPECT_NE(0, mk_gemm_ar_launch(op, ones.data(), ones.data(), nullptr, 16, 9, nullptr));
-  mk_gemm_ar_destroy(op);
-  EXPECT_EQ(0, mk_session_detach(session));
-  EXPECT_EQ(0, mk_session_detach(nullptr));
-}
-
 }  // namespace
 }  // namespace mk

@@ -40,7 +40,7 @@ constexpr std::uint16_t kOne = 0x3f80;
 std::optional<Session> session;
 std::optional<GemmAllReduce> op;
 mk_session* c_session = nullptr;
-mk_gemm_ar* c_op = nullptr;
+mk_op* c_op = nullptr;
 
 [[noreturn]] void finish(const std::string& error) {
   tools::report_line(tools::kReportFd, error.empty() ? "done" : "error " + error);
@@ -97,17 +97,26 @@ int call_all() {
   const auto c_check = [&](mk_status status) {
     refuses(static_cast<ErrorCode>(status), mk_last_error());
   };
-  mk_gemm_ar_shape shape{};
+  mk_gemm_shape shape{};
   shape.struct_bytes = sizeof shape;
   shape.m_max = shape.n = shape.k = kSize;
   shape.dtype = MK_BF16;
-  mk_gemm_ar* other = nullptr;
+  mk_op* other = nullptr;
   c_check(mk_session_status(c_session));
   c_check(mk_session_barrier(c_session, 1000));
-  c_check(mk_gemm_ar_create(c_session, &shape, &other));
-  c_check(mk_gemm_ar_launch(c_op, ones().data(), ones().data(), nullptr, kSize, MK_FUSED, nullptr));
-  c_check(mk_gemm_ar_status(c_op));
-  mk_gemm_ar_destroy(c_op);
+  c_check(mk_op_create(c_session, "gemm-ar", &shape, &other));
+  mk_gemm_arguments arguments{};
+  arguments.struct_bytes = sizeof arguments;
+  arguments.a = arguments.b = ones().data();
+  arguments.m = kSize;
+  c_check(mk_op_launch(c_op, &arguments, MK_FUSED, nullptr));
+  mk_blobs* blobs = nullptr;
+  c_check(mk_session_exchange(c_session, "child", nullptr, 0, 1000, &blobs));
+  mk_buffer buffer{};
+  buffer.struct_bytes = sizeof buffer;
+  c_check(mk_session_alloc_buffer(c_session, 4096, "child", MK_HOST, &buffer));
+  c_check(mk_op_status(c_op));
+  mk_op_destroy(c_op);
   c_check(mk_session_detach(c_session));
   return wrong;
 }
@@ -220,11 +229,11 @@ void attach_by_c(const AttachOptions& place) {
   options.local_rank = place.local_rank;
   options.local_size = place.local_size;
   require(mk_session_attach(&options, &c_session) == 0, mk_last_error());
-  mk_gemm_ar_shape shape{};
+  mk_gemm_shape shape{};
   shape.struct_bytes = sizeof shape;
   shape.m_max = shape.n = shape.k = kSize;
   shape.dtype = MK_BF16;
-  require(mk_gemm_ar_create(c_session, &shape, &c_op) == 0, mk_last_error());
+  require(mk_op_create(c_session, "gemm-ar", &shape, &c_op) == 0, mk_last_error());
 }
 
 void run(const AttachOptions& place, const std::string& what) {
@@ -244,7 +253,7 @@ void run(const AttachOptions& place, const std::string& what) {
   require(session->barrier(), "the barrier");
   if (c_session != nullptr) {
     require(mk_session_barrier(c_session, 0) == 0, mk_last_error());
-    mk_gemm_ar_destroy(c_op);
+    mk_op_destroy(c_op);
     require(mk_session_detach(c_session) == 0, mk_last_error());
   }
   op.reset();

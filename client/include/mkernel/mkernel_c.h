@@ -53,9 +53,8 @@ typedef struct mk_attach_options {
   const char* socket;
   const char* job;
   uint32_t rank, world, node_rank, nodes, local_rank, local_size;
-  uint32_t lanes;      /* 0: default */
-  uint32_t timeout_ms; /* 0: default */
-  /* From here on a caller's struct may end (struct_bytes). */
+  uint32_t lanes;         /* 0: default */
+  uint32_t timeout_ms;    /* 0: default */
   const void* job_secret; /* any bytes; null: $MKERNEL_JOB_SECRET, else none */
   uint64_t job_secret_bytes;
   uint32_t arrival_flags;        /* 0: default */
@@ -120,10 +119,9 @@ typedef struct mk_tuning {
 typedef struct mk_launch_stats {
   size_t struct_bytes;  /* in: sizeof(mk_launch_stats) */
   uint32_t epoch, mode; /* mode: as run, MK_FUSED or MK_UNFUSED */
-  uint64_t total_ns, compute_ns, network_bytes, network_commands;
+  uint64_t total_ns, compute_ns, compute_wait_ns, network_bytes, network_commands;
   uint64_t estimated_fused_ns, estimated_unfused_ns; /* what MK_AUTO goes by */
   uint64_t nonfinite_partials;                       /* if asked for: see mk::LaunchStats */
-  uint64_t compute_wait_ns;
 } mk_launch_stats;
 
 /* Something one thread of a launch did: see mk::TraceSpan. */

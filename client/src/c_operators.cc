@@ -1,0 +1,367 @@
+/// \file
+/// The C ABI's operators: what is each one's own, and the functions that all share. A new operator
+/// is a Kind and a line of `kOperators`.
+
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "client/src/c_operator.h"
+#include "mkernel/mkernel.h"
+
+namespace mk::c_api {
+
+Result<Found> nothing_of(const char* name, std::uint32_t what) {
+  if (what < MK_INPUT || what > MK_FIRST_EXPERT) {
+    return fail(ErrorCode::kInvalidArgument, "mk_op_query was asked for {}, which is nothing",
+                what);
+  }
+  static constexpr const char* kNames[] = {"MK_INPUT", "MK_OUTPUT", "MK_ROWS", "MK_EXPERT_OFFSETS",
+                                           "MK_FIRST_EXPERT"};
+  return fail(ErrorCode::kUnsupported, "{} has no {}", name, kNames[what - MK_INPUT]);
+}
+
+Result<Tuning> tuning_of(const mk_tuning* given) {
+  Tuning tuning;
+  if (given == nullptr) return tuning;
+  MK_RETURN_IF_ERROR(check_struct(given, "mk_tuning"));
+  tuning.executor = static_cast<Executor>(given->executor);
+  tuning.tile_m = given->tile_m;
+  tuning.tile_n = given->tile_n;
+  tuning.chunk_bytes = given->chunk_bytes;
+  tuning.compute_blocks = given->compute_blocks;
+  tuning.reduce_blocks = given->reduce_blocks;
+  tuning.send_blocks = given->send_blocks;
+  tuning.receive_blocks = given->receive_blocks;
+  tuning.share_blocks = given->share_blocks;
+  tuning.pull_blocks = given->pull_blocks;
+  if (given->wait_timeout_ms != 0)
+    tuning.wait_timeout = std::chrono::milliseconds{given->wait_timeout_ms};
+  tuning.count_nonfinite = given->count_nonfinite != 0;
+  tuning.rates = {given->flops_per_s, given->local_bytes_per_s, given->network_bytes_per_s,
+                  given->command_ns, given->step_ns};
+  return tuning;
+}
+
+namespace {
+
+// What the products over all ranks have in common.
+template <class Class>
+struct GemmKind {
+  using Op = Class;
+  using Shape = mk_gemm_shape;
+  using Arguments = mk_gemm_arguments;
+  static constexpr const char* kShapeName = "mk_gemm_shape";
+  static constexpr const char* kArgumentsName = "mk_gemm_arguments";
+
+  static typename Op::Shape shape_of(const Shape& shape) {
+    return {shape.m_max, shape.n, shape.k, static_cast<DataType>(shape.dtype),
+            static_cast<BLayout>(shape.b_layout)};
+  }
+};
+
+// Of the products that gather nothing.
+template <class Class>
+struct GemmSumKind : GemmKind<Class> {
+  static Result<LaunchStats> launch(Class& op, const mk_gemm_arguments& given, LaunchMode mode) {
+    MK_RETURN_IF_ERROR(check(given));
+    return op.launch(given.a, given.b, given.c, given.m, mode);
+  }
+  static Status launch_on(Class& op, CudaStream stream, const mk_gemm_arguments& given,
+                          LaunchMode mode) {
+    MK_RETURN_IF_ERROR(check(given));
+    return op.launch_on(stream, given.a, given.b, given.c, given.m, mode);
+  }
+
+ private:
+  static Status check(const mk_gemm_arguments& given) {
+    if (given.gathered == nullptr) return {};
+    return fail(ErrorCode::kInvalidArgument,
+                "mk_gemm_arguments.gathered is set, but only ag-gemm gathers; set it to null");
+  }
+};
+
+struct AgGemmKind : GemmKind<AllGatherGemm> {
+  static constexpr const char* kName = "ag-gemm";
+
+  static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
+    return op.launch(given.a, given.b, given.c, given.m, mode, given.gathered);
+  }
+  static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
+    return op.launch_on(stream, given.a, given.b, given.c, given.m, mode, given.gathered);
+  }
+  static Result<Found> query(const Op& op, const Shape& shape, const AttachOptions& place,
+                             std::uint32_t what) {
+    if (what != MK_INPUT) return nothing_of(kName, what);
+    const void* const input = op.input();
+    if (input == nullptr) return Found{};
+    const RowRange rows = Op::rows_of(shape.m_max, place.world, place.rank);
+    return Found{input, rows.count * shape.k * bytes_of(static_cast<DataType>(shape.dtype))};
+  }
+};
+
+struct GemmRsKind : GemmSumKind<GemmReduceScatter> {
+  static constexpr const char* kName = "gemm-rs";
+
+  static Result<Found> query(const Op&, const Shape&, const AttachOptions&, std::uint32_t what) {
+    return nothing_of(kName, what);
+  }
+};
+
+struct GemmArKind : GemmSumKind<GemmAllReduce> {
+  static constexpr const char* kName = "gemm-ar";
+
+  static Result<Found> query(const Op& op, const Shape& shape, const AttachOptions&,
+                             std::uint32_t what) {
+    if (what != MK_OUTPUT) return nothing_of(kName, what);
+    const void* const output = op.output();
+    if (output == nullptr) return Found{};
+    return Found{output, shape.m_max * shape.n * bytes_of(static_cast<DataType>(shape.dtype))};
+  }
+};
+
+struct MoeKind {
+  using Op = MoeDispatchGemm;
+  using Shape = mk_moe_shape;
+  using Arguments = mk_moe_arguments;
+  static constexpr const char* kName = "moe";
+  static constexpr const char* kShapeName = "mk_moe_shape";
+  static constexpr const char* kArgumentsName = "mk_moe_arguments";
+
+  static Op::Shape shape_of(const Shape& shape) {
+    Op::Shape wanted;
+    wanted.tokens_max = shape.tokens_max;
+    wanted.hidden = shape.hidden;
+    wanted.features = shape.features;
+    wanted.experts = shape.experts;
+    wanted.top_k = shape.top_k;
+    wanted.rows_max = shape.rows_max;
+    wanted.dtype = static_cast<DataType>(shape.dtype);
+    wanted.b_layout = static_cast<BLayout>(shape.b_layout);
+    return wanted;
+  }
+  static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
+    return op.launch({given.tokens, given.ids, given.weights, given.count, given.expert_weights},
+                     {given.y, given.capacity}, mode);
+  }
+  static Result<Found> query(const Op& op, const Shape&, const AttachOptions&, std::uint32_t what) {
+    // A caller reads the rows where they are.
+    static_assert(sizeof(mk_moe_row) == sizeof(MoeRow));
+    switch (what) {
+      case MK_ROWS:
+        return Found{op.rows().data(), op.rows().size()};
+      case MK_EXPERT_OFFSETS:
+        return Found{op.expert_offsets().data(), op.expert_offsets().size()};
+      case MK_FIRST_EXPERT:
+        return Found{nullptr, op.first_expert()};
+      default:
+        return nothing_of(kName, what);
+    }
+  }
+};
+
+struct RingKind {
+  using Op = RingAttention;
+  using Shape = mk_ring_shape;
+  using Arguments = mk_ring_arguments;
+  static constexpr const char* kName = "ring";
+  static constexpr const char* kShapeName = "mk_ring_shape";
+  static constexpr const char* kArgumentsName = "mk_ring_arguments";
+
+  static Op::Shape shape_of(const Shape& shape) {
+    return {shape.seq_max,  shape.query_heads, shape.key_heads,
+            shape.head_dim, shape.causal != 0, static_cast<DataType>(shape.dtype)};
+  }
+  static void tune(Op::Tuning& tuning, const Shape& shape) {
+    tuning.remote_passes = shape.remote_passes;
+  }
+  static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
+    return op.launch(
+        {given.q, given.k, given.v, given.q_stride, given.k_stride, given.v_stride, given.scale},
+        {given.out, given.out_stride, given.lse}, given.seq, mode);
+  }
+  static Result<Found> query(const Op&, const Shape&, const AttachOptions&, std::uint32_t what) {
+    return nothing_of(kName, what);
+  }
+};
+
+struct Operator {
+  const char* name;
+  Result<std::unique_ptr<mk_op>> (*create)(mk_session&, const void* shape);
+  Result<std::uint64_t> (*workspace_bytes)(const mk_session&, const void* shape);
+};
+template <class Kind>
+constexpr Operator operator_of() {
+  return {Kind::kName, &COperator<Kind>::create, &COperator<Kind>::workspace_bytes};
+}
+constexpr std::array kOperators{operator_of<AgGemmKind>(), operator_of<GemmRsKind>(),
+                                operator_of<GemmArKind>(), operator_of<MoeKind>(),
+                                operator_of<RingKind>()};
+
+Result<const Operator*> find_operator(const char* name) {
+  MK_RETURN_IF_ERROR(check_present(name, "name"));
+  for (const Operator& known : kOperators)
+    if (std::strcmp(known.name, name) == 0) return &known;
+  std::string names;
+  for (const Operator& known : kOperators) {
+    names += names.empty() ? "" : ", ";
+    names += known.name;
+  }
+  return fail(ErrorCode::kInvalidArgument, "there is no operator '{:.64}'; there are {}", name,
+              names);
+}
+
+Result<LaunchMode> checked_mode(std::uint32_t mode) {
+  if (mode == MK_FUSED || mode == MK_UNFUSED || mode == MK_AUTO)
+    return static_cast<LaunchMode>(mode);
+  return fail(ErrorCode::kInvalidArgument, "mode {} is not MK_FUSED, MK_UNFUSED or MK_AUTO", mode);
+}
+
+// Before a launch: `to` is null or large enough.
+Status check_stats(const mk_launch_stats* to) {
+  return to != nullptr ? check_out_struct(to, "mk_launch_stats") : Status{};
+}
+
+void fill(mk_launch_stats* to, const LaunchStats& stats) {
+  if (to == nullptr) return;
+  to->epoch = stats.epoch;
+  to->mode = static_cast<std::uint32_t>(stats.mode);
+  to->total_ns = stats.total_ns;
+  to->compute_ns = stats.compute_ns;
+  to->compute_wait_ns = stats.compute_wait_ns;
+  to->network_bytes = stats.network_bytes;
+  to->network_commands = stats.network_commands;
+  to->estimated_fused_ns = stats.estimated_fused_ns;
+  to->estimated_unfused_ns = stats.estimated_unfused_ns;
+  to->nonfinite_partials = stats.nonfinite_partials;
+}
+
+}  // namespace
+}  // namespace mk::c_api
+
+using namespace mk::c_api;
+
+extern "C" {
+
+const char* mk_op_name(uint32_t index) {
+  return index < kOperators.size() ? kOperators[index].name : nullptr;
+}
+
+mk_status mk_op_create(mk_session* session, const char* name, const void* shape, mk_op** out) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(session, "session"));
+    MK_RETURN_IF_ERROR(check_present(out, "out"));
+    MK_ASSIGN_OR_RETURN(const Operator* known, find_operator(name));
+    MK_ASSIGN_OR_RETURN(auto op, known->create(*session, shape));
+    *out = op.release();
+    return {};
+  });
+}
+
+mk_status mk_op_workspace_bytes(mk_session* session, const char* name, const void* shape,
+                                uint64_t* bytes) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(session, "session"));
+    MK_RETURN_IF_ERROR(check_present(bytes, "bytes"));
+    MK_ASSIGN_OR_RETURN(const Operator* known, find_operator(name));
+    MK_ASSIGN_OR_RETURN(*bytes, known->workspace_bytes(*session, shape));
+    return {};
+  });
+}
+
+mk_status mk_op_launch(mk_op* op, const void* arguments, uint32_t mode, mk_launch_stats* stats) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(op, "op"));
+    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
+    MK_RETURN_IF_ERROR(check_stats(stats));
+    MK_ASSIGN_OR_RETURN(const mk::LaunchStats done, op->launch(arguments, wanted));
+    fill(stats, done);
+    return {};
+  });
+}
+
+mk_status mk_op_launch_on(mk_op* op, void* stream, const void* arguments, uint32_t mode) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(op, "op"));
+    MK_ASSIGN_OR_RETURN(const mk::LaunchMode wanted, checked_mode(mode));
+    return op->launch_on(static_cast<mk::CudaStream>(stream), arguments, wanted);
+  });
+}
+
+mk_status mk_op_status(const mk_op* op) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(op, "op"));
+    return op->status();
+  });
+}
+
+mk_status mk_op_finish(mk_op* op, void* stream, mk_launch_stats* stats) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(op, "op"));
+    MK_RETURN_IF_ERROR(check_stats(stats));
+    MK_ASSIGN_OR_RETURN(const mk::LaunchStats done,
+                        op->finish(static_cast<mk::CudaStream>(stream)));
+    fill(stats, done);
+    return {};
+  });
+}
+
+mk_status mk_op_query(const mk_op* op, uint32_t what, void** data, uint64_t* count) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(op, "op"));
+    MK_ASSIGN_OR_RETURN(const Found found, op->query(what));
+    if (data != nullptr) *data = const_cast<void*>(found.data);
+    if (count != nullptr) *count = found.count;
+    return {};
+  });
+}
+
+mk_status mk_op_set_trace(mk_op* op, uint32_t on) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(op, "op"));
+    op->set_trace(on != 0);
+    return {};
+  });
+}
+
+mk_status mk_op_trace(mk_op* op, const mk_trace_span** spans, uint64_t* count) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(op, "op"));
+    MK_RETURN_IF_ERROR(check_present(spans, "spans"));
+    MK_RETURN_IF_ERROR(check_present(count, "count"));
+    std::vector<mk_trace_span> kept;
+    for (const mk::TraceSpan& span : op->trace()) {
+      kept.push_back({span.role,
+                      span.block,
+                      span.kind,
+                      {span.index[0], span.index[1]},
+                      span.rank,
+                      span.begin_ns,
+                      span.end_ns});
+    }
+    op->kept_trace = std::move(kept);
+    *spans = op->kept_trace.data();
+    *count = op->kept_trace.size();
+    return {};
+  });
+}
+
+void mk_op_destroy(mk_op* op) { delete op; }
+
+void mk_rows_of_rank(uint64_t rows, uint32_t world, uint32_t rank, uint64_t* first,
+                     uint64_t* count) {
+  const mk::RowRange range = mk::rows_of_rank(rows, world == 0 ? 1 : world, rank);
+  if (first != nullptr) *first = range.first;
+  if (count != nullptr) *count = range.count;
+}
+
+void mk_sequence_rows_of_rank(uint64_t seq, uint32_t causal, uint32_t world, uint32_t rank,
+                              uint64_t first[2], uint64_t count[2]) {
+  const mk::SequenceRows rows = mk::sequence_rows_of_rank(seq, causal != 0, world, rank);
+  for (int part = 0; part < 2; ++part) {
+    first[part] = rows.parts[part].first;
+    count[part] = rows.parts[part].count;
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,393 @@
+/// \file
+/// The C ABI's operators: all through the same functions, and what each function refuses.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "client/tools/numeric/elements.h"
+#include "tests/client/c_calls.h"
+
+namespace mk {
+namespace {
+
+// Any of the three products over a session of one rank, all sizes 16.
+struct OneRank {
+  explicit OneRank(const char* name)
+      : cluster(cluster_of(1)), session(attach(*cluster, 1, 0)), ones(256, 0x3f80), c(256) {
+    const mk_gemm_shape shape = square_shape(16);
+    op = create(session, name, &shape);
+  }
+  ~OneRank() { leave(session, op); }
+
+  std::unique_ptr<EmbeddedCluster> cluster;
+  mk_session* session;
+  mk_op* op = nullptr;
+  Elements ones, c;
+  mk_gemm_arguments arguments = gemm_arguments(ones.data(), ones.data(), c.data(), 16);
+};
+
+TEST(CApiOperators, HaveNames) {
+  std::vector<std::string> names;
+  for (std::uint32_t i = 0; mk_op_name(i) != nullptr; ++i) names.emplace_back(mk_op_name(i));
+  EXPECT_EQ((std::vector<std::string>{"ag-gemm", "gemm-rs", "gemm-ar", "moe", "ring"}), names);
+  const auto cluster = cluster_of(1);
+  mk_session* const session = attach(*cluster, 1, 0);
+  mk_op* op = nullptr;
+  expect_refused(mk_op_create(session, "gemm_ar", nullptr, &op), ErrorCode::kInvalidArgument,
+                 {"'gemm_ar'", "ag-gemm, gemm-rs, gemm-ar, moe, ring"});
+  leave(session);
+}
+
+TEST(CApiOperators, AreRefusedWithoutWhatTheyNeed) {
+  OneRank on("gemm-ar");
+  mk_op* op = nullptr;
+  std::uint64_t bytes = 0;
+  const mk_gemm_shape shape = square_shape(16);
+  const auto refused = [](mk_status status) {
+    expect_refused(status, ErrorCode::kInvalidArgument, {"is null"});
+  };
+  refused(mk_op_create(nullptr, "gemm-ar", &shape, &op));
+  refused(mk_op_create(on.session, nullptr, &shape, &op));
+  refused(mk_op_create(on.session, "gemm-ar", nullptr, &op));
+  refused(mk_op_create(on.session, "gemm-ar", &shape, nullptr));
+  refused(mk_op_workspace_bytes(nullptr, "gemm-ar", &shape, &bytes));
+  refused(mk_op_workspace_bytes(on.session, "gemm-ar", &shape, nullptr));
+  refused(mk_op_launch(nullptr, &on.arguments, MK_AUTO, nullptr));
+  refused(mk_op_launch(on.op, nullptr, MK_AUTO, nullptr));
+  refused(mk_op_launch_on(nullptr, nullptr, &on.arguments, MK_AUTO));
+  refused(mk_op_status(nullptr));
+  refused(mk_op_finish(nullptr, nullptr, nullptr));
+  refused(mk_op_query(nullptr, MK_OUTPUT, nullptr, nullptr));
+  refused(mk_op_set_trace(nullptr, 1));
+  refused(mk_op_trace(on.op, nullptr, nullptr));
+  mk_op_destroy(nullptr);
+}
+
+TEST(CApiOperators, TakeThreeModes) {
+  OneRank on("gemm-ar");
+  for (const std::uint32_t mode : {MK_FUSED, MK_UNFUSED, MK_AUTO})
+    EXPECT_EQ(0, mk_op_launch(on.op, &on.arguments, mode, nullptr)) << mk_last_error();
+  expect_refused(mk_op_launch(on.op, &on.arguments, 9, nullptr), ErrorCode::kInvalidArgument,
+                 {"mode 9"});
+  EXPECT_EQ(Elements(256, 0x4180), on.c);  // 16.0
+}
+
+// A struct of an earlier or a later header says so by its size.
+TEST(CApiStructs, OfAnotherSize) {
+  OneRank on("gemm-ar");
+  mk_op* op = nullptr;
+  mk_gemm_shape small = square_shape(16);
+  small.struct_bytes = sizeof(small) - 1;
+  expect_refused(mk_op_create(on.session, "gemm-ar", &small, &op), ErrorCode::kInvalidArgument,
+                 {"mk_gemm_shape.struct_bytes", std::to_string(sizeof(small))});
+  struct Later {
+    mk_gemm_shape shape;
+    std::uint64_t more;
+  } later = {square_shape(16), 0};
+  later.shape.struct_bytes = sizeof(later);
+  ASSERT_EQ(0, mk_op_create(on.session, "gemm-ar", &later, &op)) << mk_last_error();
+  mk_op_destroy(op);
+  later.more = 1;
+  expect_refused(mk_op_create(on.session, "gemm-ar", &later, &op), ErrorCode::kUnsupported,
+                 {"mk_gemm_shape", "later library"});
+  later.shape.struct_bytes = ~std::size_t{0};
+  expect_refused(mk_op_create(on.session, "gemm-ar", &later, &op), ErrorCode::kInvalidArgument,
+                 {"struct_bytes"});
+  auto stats = sized<mk_launch_stats>();
+  stats.struct_bytes -= 1;
+  expect_refused(mk_op_launch(on.op, &on.arguments, MK_AUTO, &stats), ErrorCode::kInvalidArgument,
+                 {"mk_launch_stats"});
+  auto tuning = sized<mk_tuning>();
+  tuning.struct_bytes = 0;
+  mk_gemm_shape tuned = square_shape(16);
+  tuned.tuning = &tuning;
+  expect_refused(mk_op_create(on.session, "gemm-ar", &tuned, &op), ErrorCode::kInvalidArgument,
+                 {"mk_tuning"});
+}
+
+TEST(CApiTuning, ReachesTheOperator) {
+  OneRank on("gemm-ar");
+  mk_op* op = nullptr;
+  auto tuning = sized<mk_tuning>();
+  mk_gemm_shape shape = square_shape(16);
+  shape.tuning = &tuning;
+  tuning.executor = 7;
+  expect_refused(mk_op_create(on.session, "gemm-ar", &shape, &op), ErrorCode::kInvalidArgument,
+                 {"executor 7"});
+  tuning.executor = MK_CPU;
+  tuning.flops_per_s = -1;
+  EXPECT_NE(0, mk_op_create(on.session, "gemm-ar", &shape, &op));
+  tuning.flops_per_s = 0;
+  tuning.count_nonfinite = 1;
+  tuning.wait_timeout_ms = 5000;
+  tuning.tile_m = tuning.tile_n = 8;
+  op = create(on.session, "gemm-ar", &shape);
+  auto stats = sized<mk_launch_stats>();
+  EXPECT_EQ(0, mk_op_launch(op, &on.arguments, MK_FUSED, &stats)) << mk_last_error();
+  EXPECT_EQ(1u, stats.epoch);
+  EXPECT_EQ(static_cast<std::uint32_t>(MK_FUSED), stats.mode);
+  EXPECT_NE(0u, stats.total_ns);
+  EXPECT_NE(0u, stats.estimated_fused_ns);
+  EXPECT_EQ(0u, stats.nonfinite_partials);
+  mk_op_destroy(op);
+}
+
+TEST(CApiTuning, CountsPartialsThatAreNotFinite) {
+  const auto cluster = cluster_of(1);
+  std::atomic<std::uint64_t> counted{0};  // the one tile is one rank's to add
+  for_ranks(2, [&](std::uint32_t rank) {
+    mk_session* const session = attach(*cluster, 2, rank);
+    auto tuning = sized<mk_tuning>();
+    tuning.count_nonfinite = 1;
+    mk_gemm_shape shape = square_shape(16);
+    shape.tuning = &tuning;
+    shape.dtype = MK_F16;
+    mk_op* const op = create(session, "gemm-ar", &shape);
+    const Elements infinite(256, 0x7c00), ones(256, 0x3c00);
+    Elements c(256);
+    auto stats = sized<mk_launch_stats>();
+    const auto arguments = gemm_arguments(infinite.data(), ones.data(), c.data(), 16);
+    ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, &stats)) << mk_last_error();
+    counted += stats.nonfinite_partials;
+    leave(session, op);
+  });
+  EXPECT_GE(counted, 256u);
+}
+
+TEST(CApiTrace, IsOfTheLastLaunch) {
+  OneRank on("gemm-ar");
+  const mk_trace_span* spans = nullptr;
+  std::uint64_t count = 9;
+  ASSERT_EQ(0, mk_op_launch(on.op, &on.arguments, MK_FUSED, nullptr)) << mk_last_error();
+  ASSERT_EQ(0, mk_op_trace(on.op, &spans, &count));
+  EXPECT_EQ(0u, count);
+  ASSERT_EQ(0, mk_op_set_trace(on.op, 1));
+  ASSERT_EQ(0, mk_op_launch(on.op, &on.arguments, MK_FUSED, nullptr)) << mk_last_error();
+  ASSERT_EQ(0, mk_op_trace(on.op, &spans, &count));
+  ASSERT_NE(0u, count);
+  EXPECT_TRUE(std::any_of(spans, spans + count, [](const mk_trace_span& span) {
+    return std::strcmp(span.role, "compute") == 0 && std::strcmp(span.kind, "tile") == 0;
+  }));
+  for (std::uint64_t i = 0; i < count; ++i) EXPECT_LE(spans[i].begin_ns, spans[i].end_ns);
+}
+
+// What every operator refuses alike.
+class CApiOperator : public testing::TestWithParam<const char*> {};
+TEST_P(CApiOperator, RefusesAShapeThatIsNone) {
+  const auto cluster = cluster_of(1);
+  mk_session* const session = attach(*cluster, 1, 0);
+  mk_op* op = nullptr;
+  std::uint64_t bytes = 0;
+  std::size_t no_bytes = 0;
+  expect_refused(mk_op_create(session, GetParam(), &no_bytes, &op), ErrorCode::kInvalidArgument,
+                 {"struct_bytes"});
+  expect_refused(mk_op_workspace_bytes(session, GetParam(), &no_bytes, &bytes),
+                 ErrorCode::kInvalidArgument, {"struct_bytes"});
+  // All sizes 0.
+  union {
+    std::size_t struct_bytes;
+    unsigned char all[4096];
+  } zeros = {};
+  zeros.struct_bytes = sizeof(zeros);
+  EXPECT_NE(0, mk_op_create(session, GetParam(), &zeros, &op));
+  EXPECT_EQ(nullptr, op);
+  leave(session);
+}
+INSTANTIATE_TEST_SUITE_P(, CApiOperator,
+                         testing::Values("ag-gemm", "gemm-rs", "gemm-ar", "moe", "ring"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(CApiGemmAr, SumsOverRanks) {
+  OneRank on("gemm-ar");
+  auto stats = sized<mk_launch_stats>();
+  ASSERT_EQ(0, mk_op_launch(on.op, &on.arguments, MK_FUSED, &stats)) << mk_last_error();
+  EXPECT_EQ(Elements(256, 0x4180), on.c);  // 16.0
+  std::uint64_t bytes = 0;
+  void* data = nullptr;
+  ASSERT_EQ(0, mk_op_query(on.op, MK_OUTPUT, &data, &bytes)) << mk_last_error();
+  EXPECT_EQ(data == nullptr ? 0u : 512u, bytes);
+  on.arguments.m = 17;
+  expect_refused(mk_op_launch(on.op, &on.arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
+                 {"from 1 to 16", "17"});
+  on.arguments.m = 16;
+  on.arguments.gathered = on.c.data();
+  expect_refused(mk_op_launch(on.op, &on.arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
+                 {"gathered"});
+  expect_refused(mk_op_query(on.op, MK_ROWS, &data, &bytes), ErrorCode::kUnsupported,
+                 {"gemm-ar has no MK_ROWS"});
+  expect_refused(mk_op_query(on.op, 77, &data, &bytes), ErrorCode::kInvalidArgument, {"77"});
+  EXPECT_EQ(0, mk_op_status(on.op)) << mk_last_error();
+  on.arguments.gathered = nullptr;
+  EXPECT_NE(0, mk_op_launch_on(on.op, nullptr, &on.arguments, MK_AUTO));  // of the CPU
+  EXPECT_NE(0, mk_op_finish(on.op, nullptr, nullptr));
+}
+
+TEST(CApiGemmRs, GivesEachRankItsRows) {
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    mk_session* const session = attach(*cluster, 2, rank);
+    const mk_gemm_shape shape = square_shape(16);
+    std::uint64_t bytes = 0;
+    EXPECT_EQ(0, mk_op_workspace_bytes(session, "gemm-rs", &shape, &bytes)) << mk_last_error();
+    EXPECT_GE(bytes, 16u * 16 * 2);
+    mk_op* const op = create(session, "gemm-rs", &shape);
+    std::uint64_t first = 0, count = 0;
+    mk_rows_of_rank(15, 2, rank, &first, &count);
+    EXPECT_EQ(rank == 0 ? 0u : 7u, first);
+    EXPECT_EQ(rank == 0 ? 7u : 8u, count);
+    const Elements ones(256, 0x3f80);
+    Elements c((count + 1) * 16, 0xffff);
+    const auto arguments = gemm_arguments(ones.data(), ones.data(), c.data(), 15);
+    ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
+    for (std::size_t i = 0; i < count * 16; ++i) EXPECT_EQ(0x4200, c[i]);  // 32.0
+    EXPECT_TRUE(std::all_of(c.end() - 16, c.end(), [](std::uint16_t e) { return e == 0xffff; }));
+    leave(session, op);
+  });
+}
+
+TEST(CApiAgGemm, GathersAndMultiplies) {
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    mk_session* const session = attach(*cluster, 2, rank);
+    const mk_gemm_shape shape = square_shape(16);
+    mk_op* const op = create(session, "ag-gemm", &shape);
+    const Elements ones(256, 0x3f80);
+    Elements c(256, 0xffff), gathered(256, 0xffff);
+    auto arguments = gemm_arguments(ones.data(), ones.data(), c.data(), 15);
+    arguments.gathered = gathered.data();
+    ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
+    for (std::size_t i = 0; i < 256; ++i) {
+      EXPECT_EQ(i < 240 ? 0x4180 : 0xffff, c[i]);  // 16.0
+      EXPECT_EQ(i < 240 ? 0x3f80 : 0xffff, gathered[i]);
+    }
+    void* data = nullptr;
+    std::uint64_t bytes = 0;
+    ASSERT_EQ(0, mk_op_query(op, MK_INPUT, &data, &bytes)) << mk_last_error();
+    ASSERT_NE(nullptr, data);
+    EXPECT_EQ(8u * 16 * 2, bytes);
+    auto* const input = static_cast<std::uint16_t*>(data);
+    std::fill(input, input + 128, std::uint16_t{0x4000});  // 2.0, 8 rows of each rank
+    arguments = gemm_arguments(input, ones.data(), c.data(), 16);
+    ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
+    EXPECT_EQ(Elements(256, 0x4200), c);  // 32.0
+    arguments.a = input + 8;
+    expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
+                   {});
+    leave(session, op);
+  });
+}
+
+TEST(CApiMoe, SendsTokensToTheirExperts) {
+  const auto cluster = cluster_of(1);
+  mk_session* const session = attach(*cluster, 1, 0);
+  auto shape = sized<mk_moe_shape>();
+  shape.tokens_max = 2;
+  shape.hidden = shape.features = 8;
+  shape.experts = 3;
+  shape.top_k = 2;
+  shape.dtype = MK_BF16;
+  mk_op* const op = create(session, "moe", &shape);
+
+  // Tokens of ones and of twos; expert e multiplies by e + 1 (times the unit matrix).
+  Elements tokens(16), weights(3 * 64, 0), y(4 * 8, 0xffff);
+  for (std::uint32_t i = 0; i < 16; ++i)
+    tokens[i] = tools::from_float(DataType::kBf16, i < 8 ? 1.0f : 2.0f);
+  for (std::uint32_t expert = 0; expert < 3; ++expert) {
+    for (std::uint32_t i = 0; i < 8; ++i)
+      weights[expert * 64 + i * 9] =
+          tools::from_float(DataType::kBf16, static_cast<float>(expert + 1));
+  }
+  const std::int32_t ids[] = {2, 0, 2, -1};
+  const float routing[] = {0.25f, 0.5f, 0.75f, 1.0f};
+  auto arguments = sized<mk_moe_arguments>();
+  arguments.tokens = tokens.data();
+  arguments.ids = ids;
+  arguments.weights = routing;
+  arguments.count = 2;
+  arguments.expert_weights = weights.data();
+  arguments.y = y.data();
+  arguments.capacity = 4;
+  ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
+
+  void* data = nullptr;
+  std::uint64_t count = 0;
+  ASSERT_EQ(0, mk_op_query(op, MK_ROWS, &data, &count)) << mk_last_error();
+  const auto* const rows = static_cast<const mk_moe_row*>(data);
+  ASSERT_EQ(3u, count);
+  const mk_moe_row expected[] = {{0, 0, 1, 0.5f}, {0, 0, 0, 0.25f}, {0, 1, 0, 0.75f}};
+  const float values[] = {1, 3, 6};
+  for (std::uint32_t row = 0; row < 3; ++row) {
+    EXPECT_EQ(expected[row].rank, rows[row].rank);
+    EXPECT_EQ(expected[row].token, rows[row].token);
+    EXPECT_EQ(expected[row].slot, rows[row].slot);
+    EXPECT_EQ(expected[row].weight, rows[row].weight);
+    for (std::uint32_t i = 0; i < 8; ++i)
+      EXPECT_EQ(values[row], tools::bf16_to_float(y[row * 8 + i]));
+  }
+  ASSERT_EQ(0, mk_op_query(op, MK_EXPERT_OFFSETS, &data, &count)) << mk_last_error();
+  const auto* const offsets = static_cast<const std::uint32_t*>(data);
+  EXPECT_EQ((std::vector<std::uint32_t>{0, 1, 1, 3}),
+            std::vector<std::uint32_t>(offsets, offsets + count));
+  ASSERT_EQ(0, mk_op_query(op, MK_FIRST_EXPERT, nullptr, &count)) << mk_last_error();
+  EXPECT_EQ(0u, count);
+  arguments.capacity = 2;
+  expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kLimitExceeded, {"3"});
+  expect_refused(mk_op_launch_on(op, nullptr, &arguments, MK_FUSED), ErrorCode::kUnsupported,
+                 {"moe"});
+  EXPECT_EQ(0, mk_op_status(op)) << mk_last_error();
+  leave(session, op);
+}
+
+TEST(CApiRing, AttendsOverRanks) {
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    mk_session* const session = attach(*cluster, 2, rank);
+    auto shape = sized<mk_ring_shape>();
+    shape.seq_max = 20;
+    shape.query_heads = 2;
+    shape.key_heads = 1;
+    shape.head_dim = 64;
+    shape.causal = 1;
+    shape.dtype = MK_BF16;
+    mk_op* const op = create(session, "ring", &shape);
+    std::uint64_t first[2] = {}, count[2] = {};
+    mk_sequence_rows_of_rank(18, 1, 2, rank, first, count);
+    // 18 rows in four parts: 4, 5, 4, 5.
+    EXPECT_EQ(rank == 0 ? 4u : 5u, count[0]);
+    EXPECT_EQ(rank == 0 ? 5u : 4u, count[1]);
+    EXPECT_EQ(rank == 0 ? 13u : 9u, first[1]);
+    const std::uint64_t rows = count[0] + count[1];
+    const Elements ones(rows * 128, 0x3f80);
+    Elements out(rows * 128, 0xffff);
+    std::vector<float> lse(rows * 2, std::nanf(""));
+    auto arguments = sized<mk_ring_arguments>();
+    arguments.q = arguments.k = arguments.v = ones.data();
+    arguments.out = out.data();
+    arguments.lse = lse.data();
+    arguments.seq = 18;
+    ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
+    EXPECT_EQ(Elements(rows * 128, 0x3f80), out);
+    // Every score is 64 / 8; row i sees i + 1 of them.
+    for (std::uint64_t row = 0; row < rows; ++row) {
+      const std::uint64_t position = row < count[0] ? first[0] + row : first[1] + row - count[0];
+      EXPECT_NEAR(lse[row * 2], 8 + std::log(static_cast<double>(position) + 1), 1e-5);
+    }
+    arguments.seq = 21;
+    expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
+                   {});
+    leave(session, op);
+  });
+}
+
+}  // namespace
+}  // namespace mk
