@@ -68,6 +68,19 @@ using mk::c_api::guarded;
 
 namespace {
 
+// What the caller names, before what is there.
+void take_all_but_place(const mk_attach_options& given, mk::AttachOptions& o) {
+  if (given.socket != nullptr && *given.socket != '\0') o.socket = given.socket;
+  if (given.job != nullptr && *given.job != '\0') o.job = given.job;
+  if (given.job_secret != nullptr)
+    o.job_secret.assign(static_cast<const char*>(given.job_secret), given.job_secret_bytes);
+  if (given.lanes != 0) o.lanes = given.lanes;
+  if (given.timeout_ms != 0) o.timeout = std::chrono::milliseconds{given.timeout_ms};
+  if (given.arrival_flags != 0) o.arrival_flags = given.arrival_flags;
+  if (given.heartbeat_timeout_ms != 0)
+    o.heartbeat_timeout = std::chrono::milliseconds{given.heartbeat_timeout_ms};
+}
+
 mk::Status attach(const mk::AttachOptions& options, mk_session** out) {
   MK_RETURN_IF_ERROR(check_present(out, "out"));
   MK_ASSIGN_OR_RETURN(auto session, mk::Session::attach(options));
@@ -89,30 +102,23 @@ mk_status mk_session_attach(const mk_attach_options* options, mk_session** out) 
   return guarded([&]() -> mk::Status {
     MK_RETURN_IF_ERROR(check_struct(options, "mk_attach_options"));
     mk::AttachOptions o;
-    if (options->socket != nullptr) o.socket = options->socket;
-    if (options->job != nullptr) o.job = options->job;
     o.rank = options->rank;
     o.world = options->world;
     o.node_rank = options->node_rank;
     o.nodes = options->nodes;
     o.local_rank = options->local_rank;
     o.local_size = options->local_size;
-    if (options->lanes != 0) o.lanes = options->lanes;
-    if (options->timeout_ms != 0) o.timeout = std::chrono::milliseconds{options->timeout_ms};
-    if (options->job_secret != nullptr) {
-      o.job_secret.assign(static_cast<const char*>(options->job_secret), options->job_secret_bytes);
-    }
-    if (options->arrival_flags != 0) o.arrival_flags = options->arrival_flags;
-    if (options->heartbeat_timeout_ms != 0)
-      o.heartbeat_timeout = std::chrono::milliseconds{options->heartbeat_timeout_ms};
+    take_all_but_place(*options, o);
     return attach(o, out);
   });
 }
 
-mk_status mk_session_attach_from_environment(mk_session** out) {
+mk_status mk_session_attach_from_environment(const mk_attach_options* options, mk_session** out) {
   return guarded([&]() -> mk::Status {
-    MK_ASSIGN_OR_RETURN(const auto options, mk::AttachOptions::from_environment());
-    return attach(options, out);
+    if (options != nullptr) MK_RETURN_IF_ERROR(check_struct(options, "mk_attach_options"));
+    MK_ASSIGN_OR_RETURN(mk::AttachOptions o, mk::AttachOptions::from_environment());
+    if (options != nullptr) take_all_but_place(*options, o);
+    return attach(o, out);
   });
 }
 

@@ -45,7 +45,7 @@ def inputs(rank, m, n, k):
 
 m, n, k = map(int, sys.argv[1:4]) if len(sys.argv) > 3 else (256, 256, 64)
 session, op = VOID(), VOID()
-check(mk.mk_session_attach_from_environment(ctypes.byref(session)))
+check(mk.mk_session_attach_from_environment(None, ctypes.byref(session)))
 rank, world = mk.mk_session_rank(session), mk.mk_session_world(session)
 if k * world > 256:
     sys.exit("K times the number of ranks may be 256 at most")

@@ -1,6 +1,8 @@
 /// \file
 /// The C ABI's sessions: place, exchange, buffers, and what they refuse.
 
+#include <cstdlib>
+
 #include "tests/client/c_calls.h"
 
 namespace mk {
@@ -52,6 +54,35 @@ TEST(CApiSession, TakesASecretOfAnyBytes) {
       expect_refused(mk_session_attach(&options, &session), ErrorCode::kInvalidArgument, {"65"});
     }
   });
+}
+
+TEST(CApiSession, AttachesByTheLaunchersEnvironment) {
+  const auto cluster = cluster_of(1);
+  const auto set = [](const char* name, const char* value) { ::setenv(name, value, 1); };
+  set("MKERNEL_SOCKET", "/nobody/listens.sock");
+  set("MKERNEL_JOB", "of-the-environment");
+  set("MKERNEL_RANK", "0");
+  set("MKERNEL_WORLD_SIZE", "1");
+  set("MKERNEL_LOCAL_RANK", "0");
+  set("MKERNEL_LOCAL_SIZE", "1");
+  mk_session* session = nullptr;
+  auto options = sized<mk_attach_options>();
+  options.timeout_ms = 200;
+  options.rank = 7;  // the place is the environment's
+  expect_refused(mk_session_attach_from_environment(&options, &session), ErrorCode::kUnavailable,
+                 {"/nobody/listens.sock"});
+  options.socket = cluster->socket_path(0).c_str();
+  ASSERT_EQ(0, mk_session_attach_from_environment(&options, &session)) << mk_last_error();
+  EXPECT_EQ(0u, mk_session_rank(session));
+  leave(session);
+  set("MKERNEL_SOCKET", cluster->socket_path(0).c_str());
+  ASSERT_EQ(0, mk_session_attach_from_environment(nullptr, &session)) << mk_last_error();
+  leave(session);
+  options.struct_bytes = 1;
+  expect_refused(mk_session_attach_from_environment(&options, &session),
+                 ErrorCode::kInvalidArgument, {"struct_bytes"});
+  for (const char* name : {"SOCKET", "JOB", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"})
+    ::unsetenv((std::string("MKERNEL_") + name).c_str());
 }
 
 TEST(CApiSession, ExchangesBlobsOfDifferentLengths) {

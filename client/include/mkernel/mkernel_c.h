@@ -68,9 +68,12 @@ typedef struct mk_place {
 } mk_place;
 
 MK_C_EXPORT mk_status mk_session_attach(const mk_attach_options* options, mk_session** out);
-/* Like mk_session_attach with the launcher's environment (MKERNEL_*, torchrun, Open MPI, MPICH,
- * Intel MPI, PALS, Flux, Slurm, PMIx): see mk::AttachOptions::from_environment. */
-MK_C_EXPORT mk_status mk_session_attach_from_environment(mk_session** out);
+/* The same with the launcher's environment (MKERNEL_*, torchrun, Open MPI, MPICH, Intel MPI, PALS,
+ * Flux, Slurm, PMIx): see mk::AttachOptions::from_environment. `options` may be null; of its
+ * fields, the place (rank to local_size) is not looked at, and each other one that is neither null
+ * nor 0 goes before the environment's. */
+MK_C_EXPORT mk_status mk_session_attach_from_environment(const mk_attach_options* options,
+                                                         mk_session** out);
 MK_C_EXPORT mk_status mk_session_status(mk_session* session);
 MK_C_EXPORT mk_status mk_session_barrier(mk_session* session, uint32_t timeout_ms);
 MK_C_EXPORT uint32_t mk_session_rank(const mk_session* session);
