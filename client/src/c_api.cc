@@ -10,6 +10,7 @@
 
 #include "client/src/c_api_support.h"
 #include "mkernel/mkernel.h"
+#include "shm/limits.h"
 
 namespace mk::c_api {
 namespace {
@@ -81,8 +82,26 @@ void take_all_but_place(const mk_attach_options& given, mk::AttachOptions& o) {
     o.heartbeat_timeout = std::chrono::milliseconds{given.heartbeat_timeout_ms};
 }
 
+// Null options are allowed with the environment alone.
+mk::Result<mk::AttachOptions> options_of(const mk_attach_options* given, bool from_environment) {
+  if (given != nullptr || !from_environment)
+    MK_RETURN_IF_ERROR(check_struct(given, "mk_attach_options"));
+  mk::AttachOptions o;
+  if (from_environment) {
+    MK_ASSIGN_OR_RETURN(o, mk::AttachOptions::from_environment());
+  } else {
+    o.rank = given->rank;
+    o.world = given->world;
+    o.node_rank = given->node_rank;
+    o.nodes = given->nodes;
+    o.local_rank = given->local_rank;
+    o.local_size = given->local_size;
+  }
+  if (given != nullptr) take_all_but_place(*given, o);
+  return o;
+}
+
 mk::Status attach(const mk::AttachOptions& options, mk_session** out) {
-  MK_RETURN_IF_ERROR(check_present(out, "out"));
   MK_ASSIGN_OR_RETURN(auto session, mk::Session::attach(options));
   *out = new mk_session{std::move(session)};
   return {};
@@ -100,25 +119,35 @@ const char* mk_status_name(mk_status status) {
 
 mk_status mk_session_attach(const mk_attach_options* options, mk_session** out) {
   return guarded([&]() -> mk::Status {
-    MK_RETURN_IF_ERROR(check_struct(options, "mk_attach_options"));
-    mk::AttachOptions o;
-    o.rank = options->rank;
-    o.world = options->world;
-    o.node_rank = options->node_rank;
-    o.nodes = options->nodes;
-    o.local_rank = options->local_rank;
-    o.local_size = options->local_size;
-    take_all_but_place(*options, o);
-    return attach(o, out);
+    MK_RETURN_IF_ERROR(check_present(out, "out"));
+    MK_ASSIGN_OR_RETURN(const auto wanted, options_of(options, false));
+    return attach(wanted, out);
   });
 }
 
 mk_status mk_session_attach_from_environment(const mk_attach_options* options, mk_session** out) {
   return guarded([&]() -> mk::Status {
-    if (options != nullptr) MK_RETURN_IF_ERROR(check_struct(options, "mk_attach_options"));
-    MK_ASSIGN_OR_RETURN(mk::AttachOptions o, mk::AttachOptions::from_environment());
-    if (options != nullptr) take_all_but_place(*options, o);
-    return attach(o, out);
+    MK_RETURN_IF_ERROR(check_present(out, "out"));
+    MK_ASSIGN_OR_RETURN(const auto wanted, options_of(options, true));
+    return attach(wanted, out);
+  });
+}
+
+mk_status mk_session_attach_group(const mk_attach_options* options, uint32_t from_environment,
+                                  const uint32_t* ranks, uint64_t count, const char* name,
+                                  mk_session** out) {
+  return guarded([&]() -> mk::Status {
+    MK_RETURN_IF_ERROR(check_present(out, "out"));
+    MK_RETURN_IF_ERROR(check_present(ranks, "ranks"));
+    if (count > mk::shm::kWorldMax) {
+      return mk::fail(mk::ErrorCode::kInvalidArgument,
+                      "a group of {} ranks; at most {} are possible", count, mk::shm::kWorldMax);
+    }
+    MK_ASSIGN_OR_RETURN(const auto whole, options_of(options, from_environment != 0));
+    MK_ASSIGN_OR_RETURN(
+        const auto group,
+        mk::AttachOptions::of_group(whole, {ranks, count}, name != nullptr ? name : "group"));
+    return attach(group, out);
   });
 }
 

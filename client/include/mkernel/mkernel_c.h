@@ -74,6 +74,12 @@ MK_C_EXPORT mk_status mk_session_attach(const mk_attach_options* options, mk_ses
  * nor 0 goes before the environment's. */
 MK_C_EXPORT mk_status mk_session_attach_from_environment(const mk_attach_options* options,
                                                          mk_session** out);
+/* A session of some of the job's ranks: see mk::AttachOptions::of_group. `options` is as for
+ * mk_session_attach_from_environment when `from_environment` is 1, else as for mk_session_attach:
+ * the place is the one in the whole job. `name` may be null. */
+MK_C_EXPORT mk_status mk_session_attach_group(const mk_attach_options* options,
+                                              uint32_t from_environment, const uint32_t* ranks,
+                                              uint64_t count, const char* name, mk_session** out);
 MK_C_EXPORT mk_status mk_session_status(mk_session* session);
 MK_C_EXPORT mk_status mk_session_barrier(mk_session* session, uint32_t timeout_ms);
 MK_C_EXPORT uint32_t mk_session_rank(const mk_session* session);

@@ -67,6 +67,16 @@ struct MK_EXPORT AttachOptions {
   /// is by default. For who starts ranks himself. (attach checks it.)
   static AttachOptions of_rank(std::string job, std::uint32_t rank, std::uint32_t nodes,
                                std::uint32_t local_size);
+
+  /// Of this process in a group of the job's ranks: tensor-, data- or expert-parallel groups of one
+  /// launch are jobs of their own, and a process may be in several at once. `whole`: the place in
+  /// the launch, and all else. `ranks`: the group's, in rising order, this one's among them; as
+  /// many on every node. Rank i of the group is ranks[i]. `name`, printable ASCII without spaces,
+  /// tells groups of the same ranks apart; the group's job is "<job>.<name>.<digest of ranks>".
+  /// kInvalidArgument says what breaks these rules.
+  static Result<AttachOptions> of_group(const AttachOptions& whole,
+                                        std::span<const std::uint32_t> ranks,
+                                        std::string_view name = "group");
 };
 
 /// Where a buffer lies.
