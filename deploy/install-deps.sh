@@ -26,7 +26,7 @@ test_packages=(
 ops_packages=(
   prometheus debootstrap lintian dnsmasq-base etcd-server openssl
   slurmctld slurmd slurm-client munge openmpi-bin python3-torch python3-venv buildah
-  fish zsh
+  fish zsh python3-numpy python3-pytest
 )
 rdma_packages=(
   qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers perftest

@@ -1,0 +1,225 @@
+"""The C ABI (client/include/mkernel/mkernel_c.h) through ctypes: the library, its structs, its functions.
+
+Nothing outside this file names a C function's types. `call` turns a status into an exception.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any, Optional
+
+from .errors import Error, ErrorCode
+
+BF16, F16 = 1, 2
+KN, NK = 0, 1
+CPU, CUDA = 0, 1
+FUSED, UNFUSED, AUTO = 0, 1, 2
+
+
+class _Sized(Structure):
+    """A struct of the C ABI: it begins with its own size."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(struct_bytes=ctypes.sizeof(type(self)), **fields)
+
+
+class AttachOptions(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("socket", c_char_p),
+        ("job", c_char_p),
+        ("rank", c_uint32),
+        ("world", c_uint32),
+        ("node_rank", c_uint32),
+        ("nodes", c_uint32),
+        ("local_rank", c_uint32),
+        ("local_size", c_uint32),
+        ("lanes", c_uint32),
+        ("timeout_ms", c_uint32),
+        ("job_secret", c_void_p),
+        ("job_secret_bytes", c_uint64),
+        ("arrival_flags", c_uint32),
+        ("heartbeat_timeout_ms", c_uint32),
+    ]
+
+
+class Place(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("rank", c_uint32),
+        ("world", c_uint32),
+        ("node_rank", c_uint32),
+        ("nodes", c_uint32),
+        ("local_rank", c_uint32),
+        ("local_size", c_uint32),
+    ]
+
+
+class Tuning(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("executor", c_uint32),
+        ("tile_m", c_uint32),
+        ("tile_n", c_uint32),
+        ("chunk_bytes", c_uint32),
+        ("compute_blocks", c_uint32),
+        ("reduce_blocks", c_uint32),
+        ("send_blocks", c_uint32),
+        ("receive_blocks", c_uint32),
+        ("share_blocks", c_uint32),
+        ("pull_blocks", c_uint32),
+        ("wait_timeout_ms", c_uint32),
+        ("count_nonfinite", c_uint32),
+        ("flops_per_s", c_double),
+        ("local_bytes_per_s", c_double),
+        ("network_bytes_per_s", c_double),
+        ("command_ns", c_double),
+        ("step_ns", c_double),
+    ]
+
+
+class LaunchStats(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("epoch", c_uint32),
+        ("mode", c_uint32),
+        ("total_ns", c_uint64),
+        ("compute_ns", c_uint64),
+        ("compute_wait_ns", c_uint64),
+        ("network_bytes", c_uint64),
+        ("network_commands", c_uint64),
+        ("estimated_fused_ns", c_uint64),
+        ("estimated_unfused_ns", c_uint64),
+        ("nonfinite_partials", c_uint64),
+    ]
+
+
+class GemmShape(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("tuning", POINTER(Tuning)),
+        ("m_max", c_uint64),
+        ("n", c_uint64),
+        ("k", c_uint64),
+        ("dtype", c_uint32),
+        ("b_layout", c_uint32),
+    ]
+
+
+class GemmArguments(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("c", c_void_p),
+        ("m", c_uint64),
+        ("gathered", c_void_p),
+    ]
+
+
+_HANDLE = POINTER(c_void_p)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "mk_version": (c_char_p, []),
+    "mk_last_error": (c_char_p, []),
+    "mk_session_attach": (c_int32, [POINTER(AttachOptions), _HANDLE]),
+    "mk_session_attach_from_environment": (c_int32, [POINTER(AttachOptions), _HANDLE]),
+    "mk_session_attach_group": (
+        c_int32,
+        [POINTER(AttachOptions), c_uint32, POINTER(c_uint32), c_uint64, c_char_p, _HANDLE],
+    ),
+    "mk_session_status": (c_int32, [c_void_p]),
+    "mk_session_barrier": (c_int32, [c_void_p, c_uint32]),
+    "mk_session_place": (c_int32, [c_void_p, POINTER(Place)]),
+    "mk_session_fabric": (c_char_p, [c_void_p]),
+    "mk_session_detach": (c_int32, [c_void_p]),
+    "mk_session_exchange": (c_int32, [c_void_p, c_char_p, c_void_p, c_uint64, c_uint32, _HANDLE]),
+    "mk_blobs_at": (c_void_p, [c_void_p, c_uint32, POINTER(c_uint64)]),
+    "mk_blobs_free": (None, [c_void_p]),
+    "mk_op_create": (c_int32, [c_void_p, c_char_p, c_void_p, _HANDLE]),
+    "mk_op_workspace_bytes": (c_int32, [c_void_p, c_char_p, c_void_p, POINTER(c_uint64)]),
+    "mk_op_launch": (c_int32, [c_void_p, c_void_p, c_uint32, POINTER(LaunchStats)]),
+    "mk_op_launch_on": (c_int32, [c_void_p, c_void_p, c_void_p, c_uint32]),
+    "mk_op_status": (c_int32, [c_void_p]),
+    "mk_op_finish": (c_int32, [c_void_p, c_void_p, POINTER(LaunchStats)]),
+    "mk_op_destroy": (None, [c_void_p]),
+    "mk_rows_of_rank": (None, [c_uint64, c_uint32, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
+}
+
+
+def build_folders() -> list[pathlib.Path]:
+    """The build folders of the checkout that this package lies in; none where it is installed."""
+    root = pathlib.Path(__file__).resolve().parents[3]
+    if not (root / "client/include/mkernel/mkernel_c.h").exists():
+        return []
+    return [folder for name in ("release", "dev") if (folder := root / "build" / name).is_dir()]
+
+
+def _candidates() -> list[str]:
+    """Where libmkclient may be, the first choice first."""
+    chosen = os.environ.get("MKERNEL_LIBRARY")
+    if chosen:
+        return [chosen]
+    shipped = pathlib.Path(__file__).parent / "lib/libmkclient.so.1"
+    built = [folder / "client/libmkclient.so.1" for folder in build_folders()]
+    return [*(str(path) for path in (shipped, *built) if path.exists()), "libmkclient.so.1"]
+
+
+def _load_one_dnn() -> None:
+    """The wheel's oneDNN, which the CPU executor then finds under its name; its symbols stay its own."""
+    folder = pathlib.Path(__file__).parent / "lib"
+    for name in ("libgomp.so.1", "libdnnl.so.2"):
+        if (folder / name).exists():
+            ctypes.CDLL(str(folder / name))
+
+
+@functools.lru_cache(maxsize=None)
+def library() -> ctypes.CDLL:
+    """The loaded library; Error with what to do when there is none, or one without these functions."""
+    troubles = []
+    for path in _candidates():
+        try:
+            loaded = ctypes.CDLL(path)
+        except OSError as error:
+            troubles.append(str(error))
+            continue
+        for name, (result, arguments) in _FUNCTIONS.items():
+            try:
+                function = getattr(loaded, name)
+            except AttributeError:
+                raise Error(
+                    ErrorCode.ABI_MISMATCH,
+                    f"{path} has no function {name}, so it is older than this package: install the "
+                    "libmkclient of the package's version, or point MKERNEL_LIBRARY at it",
+                ) from None
+            function.restype, function.argtypes = result, arguments
+        _load_one_dnn()
+        return loaded
+    raise Error(
+        ErrorCode.UNAVAILABLE,
+        f"libmkclient.so.1 is not to be had ({'; '.join(troubles)}): install the wheel for this machine or the "
+        "Debian package libmkclient1, or point MKERNEL_LIBRARY at the file",
+    )
+
+
+def call(name: str, *arguments: Any, rank: Optional[int] = None) -> None:
+    """Calls a function that answers a status; a failure becomes an Error."""
+    loaded = library()
+    status = getattr(loaded, name)(*arguments)
+    if status != 0:
+        raise Error(status, loaded.mk_last_error().decode(errors="replace"), rank)
+
+
+def version() -> str:
+    """The library's version, "major.minor.patch"."""
+    return library().mk_version().decode()
+
+
+def rows_of_rank(rows: int, world: int, rank: int) -> tuple[int, int]:
+    """(first, count): the rows that a rank has when `rows` rows are dealt out over the job."""
+    first, count = c_uint64(), c_uint64()
+    library().mk_rows_of_rank(rows, world, rank, ctypes.byref(first), ctypes.byref(count))
+    return first.value, count.value

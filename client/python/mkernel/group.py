@@ -1,0 +1,389 @@
+"""Groups: the ranks that compute together, each attached to its node's daemon.
+
+`init` attaches this process and registers the group under a name; operators find it by that name.
+A group keeps the operators it has made, by shape, type and device. Every rank makes the same calls in
+the same order, so all ranks make and drop the same operators.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import ctypes
+import dataclasses
+import os
+import sys
+import threading
+from typing import Any, Optional, Sequence, Union
+
+from . import _c
+from .errors import Error, ErrorCode, invalid
+
+#: Operators that a group keeps; the one longest unused goes when there are more.
+OPERATORS_MAX = 128
+#: Of one message of `Group.exchange`: the library's limit for jobs of any size up to 63 ranks.
+_BLOB_BYTES = 60 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a rank is in its job. Ranks are node-major: rank = node_rank * local_size + local_rank."""
+
+    rank: int
+    world: int
+    node_rank: int
+    nodes: int
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def of_rank(cls, rank: int, nodes: int, local_size: int) -> Place:
+        """The place of a rank on `nodes` nodes of `local_size` ranks each."""
+        return cls(rank, nodes * local_size, rank // local_size, nodes, rank % local_size, local_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchStats:
+    """What one launch did on this rank; times in nanoseconds. `fused` is how it ran."""
+
+    epoch: int
+    fused: bool
+    total_ns: int
+    compute_ns: int
+    compute_wait_ns: int
+    network_bytes: int
+    network_commands: int
+
+
+class _Operator:
+    """One operator of the library, for launches of up to m_max rows."""
+
+    def __init__(self, group: Group, name: str, m_max: int, n: int, k: int, dtype: int, layout: int, executor: int) -> None:
+        tuning = _c.Tuning(executor=executor, wait_timeout_ms=group.wait_timeout_ms)
+        shape = _c.GemmShape(tuning=ctypes.pointer(tuning), m_max=m_max, n=n, k=k, dtype=dtype, b_layout=layout)
+        self.rank, self.m_max = group.rank, m_max
+        self.workspace_bytes = ctypes.c_uint64()
+        _c.call("mk_op_workspace_bytes", group.handle, name.encode(), ctypes.byref(shape), ctypes.byref(self.workspace_bytes), rank=group.rank)
+        self.handle = ctypes.c_void_p()
+        _c.call("mk_op_create", group.handle, name.encode(), ctypes.byref(shape), ctypes.byref(self.handle), rank=group.rank)
+
+    def destroy(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle:
+            _c.library().mk_op_destroy(handle)
+
+
+class Group:
+    """The ranks of one job, as this rank sees them. Made by `init`; usable until `shutdown`."""
+
+    def __init__(self, name: str, handle: ctypes.c_void_p, wait_timeout: float, process_group: Any = None) -> None:
+        self.name = name
+        self.process_group = process_group
+        self.wait_timeout_ms = _milliseconds(wait_timeout)
+        self._handle: Optional[ctypes.c_void_p] = handle
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._operators: collections.OrderedDict[tuple, _Operator] = collections.OrderedDict()
+        self._launched = False
+        self.last_launch: Optional[LaunchStats] = None
+        place = _c.Place()
+        _c.call("mk_session_place", handle, ctypes.byref(place))
+        self.place = Place(place.rank, place.world, place.node_rank, place.nodes, place.local_rank, place.local_size)
+        self.fabric = _c.library().mk_session_fabric(handle).decode()
+
+    def __repr__(self) -> str:
+        state = "" if self._handle else ", closed"
+        return f"<mkernel.Group {self.name!r}: rank {self.rank} of {self.world}, {self.place.nodes} nodes, {self.fabric}{state}>"
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def world(self) -> int:
+        return self.place.world
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The C session."""
+        if self._process != os.getpid():
+            raise Error(
+                ErrorCode.UNSUPPORTED,
+                f"group '{self.name}' belongs to process {self._process}, and this is its child of fork(): call "
+                "mkernel.init() here, with another job name",
+                self.rank,
+            )
+        if self._handle is None:
+            raise Error(ErrorCode.UNAVAILABLE, f"group '{self.name}' is closed: call mkernel.init() again", self.rank)
+        return self._handle
+
+    def rows(self, m: int) -> tuple[int, int]:
+        """(first, count): the rows of m that this rank has in a matrix dealt out by rows."""
+        return _c.rows_of_rank(m, self.world, self.rank)
+
+    def check(self) -> None:
+        """Raises why the group, or a launch on a GPU that has ended, failed. Does not wait."""
+        _c.call("mk_session_status", self.handle, rank=self.rank)
+        with self._lock:
+            for operator in self._operators.values():
+                _c.call("mk_op_status", operator.handle, rank=self.rank)
+
+    def barrier(self, timeout: float = 60.0) -> None:
+        """Returns when every rank of the group has called it."""
+        _c.call("mk_session_barrier", self.handle, _milliseconds(timeout), rank=self.rank)
+
+    def exchange(self, tag: str, blob: bytes, timeout: float = 60.0) -> list[bytes]:
+        """An all-gather of small blobs, by rank; `tag` is the same on all ranks. At most 64 KiB a blob."""
+        blobs = ctypes.c_void_p()
+        _c.call(
+            "mk_session_exchange", self.handle, tag.encode(), blob, len(blob), _milliseconds(timeout), ctypes.byref(blobs), rank=self.rank
+        )
+        try:
+            gathered = []
+            for rank in range(self.world):
+                size = ctypes.c_uint64()
+                data = _c.library().mk_blobs_at(blobs, rank, ctypes.byref(size))
+                gathered.append(ctypes.string_at(data, size.value) if data else b"")
+            return gathered
+        finally:
+            _c.library().mk_blobs_free(blobs)
+
+    def sum_f32(self, values: Any, timeout: float = 60.0) -> Any:
+        """The sum over the ranks, in rank order, of a small float32 NumPy array: biases, norms, losses.
+
+        Every rank gets the same bits. The bytes go through the daemons' control plane in messages of
+        60 KiB, so this is for kilobytes; large tensors are the operators' business.
+        """
+        import numpy
+
+        values = numpy.ascontiguousarray(values, dtype=numpy.float32)
+        total = numpy.zeros(values.size, dtype=numpy.float32)
+        flat = values.reshape(-1)
+        with self._lock:
+            for first in range(0, flat.size, _BLOB_BYTES // 4):
+                piece = slice(first, min(flat.size, first + _BLOB_BYTES // 4))
+                for blob in self.exchange("mkernel.sum", flat[piece].tobytes(), timeout):
+                    total[piece] += numpy.frombuffer(blob, dtype=numpy.float32)
+        return total.reshape(values.shape)
+
+    def launch(
+        self,
+        name: str,
+        *,
+        a: int,
+        b: int,
+        c: int,
+        m: int,
+        n: int,
+        k: int,
+        dtype: int,
+        layout: int,
+        gathered: int = 0,
+        device: int = -1,
+        stream: int = 0,
+        mode: int = _c.AUTO,
+    ) -> None:
+        """Launches an operator on addresses. `device` -1: on CPUs, and waits; else on that GPU's stream."""
+        arguments = _c.GemmArguments(a=a or None, b=b or None, c=c or None, m=m, gathered=gathered or None)
+        with self._lock:
+            operator = self._operator(name, m, n, k, dtype, layout, device)
+            if device >= 0:
+                _c.call("mk_op_launch_on", operator.handle, stream, ctypes.byref(arguments), mode, rank=self.rank)
+                return
+            stats = _c.LaunchStats()
+            _c.call("mk_op_launch", operator.handle, ctypes.byref(arguments), mode, ctypes.byref(stats), rank=self.rank)
+            self.last_launch = LaunchStats(
+                stats.epoch,
+                stats.mode == _c.FUSED,
+                stats.total_ns,
+                stats.compute_ns,
+                stats.compute_wait_ns,
+                stats.network_bytes,
+                stats.network_commands,
+            )
+
+    def _operator(self, name: str, m: int, n: int, k: int, dtype: int, layout: int, device: int) -> _Operator:
+        key = (name, n, k, dtype, layout, device)
+        operator = self._operators.get(key)
+        if operator is not None and operator.m_max < m:
+            self._operators.pop(key).destroy()
+            operator = None
+        if operator is None:
+            while len(self._operators) >= OPERATORS_MAX:
+                self._operators.popitem(last=False)[1].destroy()
+            self._tell_first_launch(name, m, n, k)
+            executor = _c.CPU if device < 0 else _c.CUDA
+            operator = self._operators[key] = _Operator(self, name, m, n, k, dtype, layout, executor)
+        self._operators.move_to_end(key)
+        return operator
+
+    def _tell_first_launch(self, name: str, m: int, n: int, k: int) -> None:
+        """One line on a terminal: the first launch loads kernels, and takes longer than the others."""
+        if not self._launched and self.rank == 0 and sys.stderr.isatty():
+            print(f"mkernel: {self!r} prepares its first operator, {name} {m} x {n} x {k}", file=sys.stderr)
+        self._launched = True
+
+    def explain(self) -> str:
+        """What this group is and keeps, for people."""
+        place = self.place
+        lines = [
+            f"{self!r}",
+            f"  library {_c.version()}, node {place.node_rank} of {place.nodes}, local rank {place.local_rank} of {place.local_size}",
+        ]
+        names = {_c.BF16: "bf16", _c.F16: "f16"}
+        for (name, n, k, dtype, layout, device), operator in self._operators.items():
+            where = "CPU" if device < 0 else f"GPU {device}"
+            lines.append(
+                f"  {name}: m up to {operator.m_max}, n {n}, k {k}, {names[dtype]}, B {'n x k' if layout == _c.NK else 'k x n'}, "
+                f"{where}, workspace {operator.workspace_bytes.value / 2**20:.1f} MiB"
+            )
+        if self.last_launch is not None:
+            last = self.last_launch
+            lines.append(
+                f"  last launch: {'fused' if last.fused else 'unfused'}, {last.total_ns / 1e6:.2f} ms, "
+                f"{last.network_bytes} bytes to other nodes"
+            )
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Frees the operators and leaves the job; also after a failure. Idempotent."""
+        with self._lock:
+            handle, self._handle = self._handle, None
+            if handle is None:
+                return
+            while self._operators:
+                self._operators.popitem()[1].destroy()
+            # A failed session answers that it failed; it is freed all the same.
+            _c.library().mk_session_detach(handle)
+
+
+_groups: dict[str, Group] = {}
+_registry_lock = threading.Lock()
+DEFAULT = "default"
+
+GroupLike = Union[None, str, Group]
+
+
+def init(
+    group: Any = None,
+    *,
+    name: str = DEFAULT,
+    job: Optional[str] = None,
+    place: Optional[Place] = None,
+    socket: Optional[str] = None,
+    secret: Optional[bytes] = None,
+    timeout: float = 60.0,
+    wait_timeout: float = 30.0,
+) -> Group:
+    """Attaches this process to its node's daemon, and returns when all ranks of the group have.
+
+    The launcher's environment says where this rank is in the whole launch: torchrun, Slurm, Open MPI and
+    others, or MKERNEL_*. A `place` says it instead, together with `job`.
+
+    Without `group` all ranks of the launch form the group. Else it is a ProcessGroup or a one-dimensional
+    DeviceMesh of torch.distributed, or a list of ranks in rising order. So one process may be in groups for
+    tensor, context and expert parallelism side by side, each under its own `name`.
+
+    `timeout` is for the whole group to come up, in seconds; `wait_timeout` is for each wait inside a
+    launch. A daemon or a rank that is missing is an `Error` that names it.
+    """
+    with _registry_lock:
+        if name in _groups:
+            raise Error(
+                ErrorCode.ALREADY_EXISTS, f"group '{name}' is there already: {_groups[name]!r}; call mkernel.shutdown() first, or give a name"
+            )
+    rank = place.rank if place else None
+    if place is not None and not job:
+        raise invalid("init with a place needs the name of the job: job='...', the same on all ranks", rank)
+    options = _c.AttachOptions(timeout_ms=_milliseconds(timeout))
+    options.socket = socket.encode() if socket else None
+    options.job = job.encode() if job else None
+    if secret:
+        options.job_secret, options.job_secret_bytes = ctypes.cast(ctypes.c_char_p(secret), ctypes.c_void_p), len(secret)
+    for field in dataclasses.fields(place) if place else ():
+        setattr(options, field.name, getattr(place, field.name))
+    handle = ctypes.c_void_p()
+    process_group = None
+    if group is not None:
+        process_group, ranks = _ranks_of(group)
+        listed = (ctypes.c_uint32 * len(ranks))(*ranks)
+        tag = None if name == DEFAULT else name.encode()
+        _c.call("mk_session_attach_group", ctypes.byref(options), place is None, listed, len(ranks), tag, ctypes.byref(handle), rank=rank)
+    elif place is None:
+        _c.call("mk_session_attach_from_environment", ctypes.byref(options), ctypes.byref(handle))
+    else:
+        _c.call("mk_session_attach", ctypes.byref(options), ctypes.byref(handle), rank=rank)
+    made = Group(name, handle, wait_timeout, process_group)
+    with _registry_lock:
+        _groups[name] = made
+    return made
+
+
+def _ranks_of(group: Any) -> tuple[Any, list[int]]:
+    """(torch.distributed's ProcessGroup or None, the ranks of the launch) of what `init` was given."""
+    if isinstance(group, Sequence) and all(isinstance(rank, int) for rank in group):
+        return None, list(group)
+    if "torch" in sys.modules:
+        from .torch.process_groups import ranks_of
+
+        return ranks_of(group)
+    raise invalid(f"init takes a ProcessGroup, a DeviceMesh of one dimension, or a list of ranks, not a {type(group).__name__}")
+
+
+def get_group(group: GroupLike = None) -> Group:
+    """The group of that name; without one, the default, or the only one that there is."""
+    if isinstance(group, Group):
+        return group
+    with _registry_lock:
+        if group:
+            if group in _groups:
+                return _groups[group]
+            for made in _groups.values():  # by the name that torch.distributed gave its ProcessGroup
+                if getattr(made.process_group, "group_name", None) == group:
+                    return made
+        elif DEFAULT in _groups:
+            return _groups[DEFAULT]
+        elif len(_groups) == 1:
+            return next(iter(_groups.values()))
+        known = ", ".join(sorted(_groups)) or "none"
+    raise invalid(f"no group '{group or DEFAULT}' (there are: {known}): call mkernel.init() first")
+
+
+def is_initialized(name: str = DEFAULT) -> bool:
+    """Whether `init` has made a group of that name."""
+    return name in _groups
+
+
+def shutdown(group: GroupLike = None) -> None:
+    """Leaves the job of that group, or of all groups, and frees what they keep; `init` may follow."""
+    with _registry_lock:
+        chosen = list(_groups.values()) if group is None else []
+    if group is not None:
+        chosen = [get_group(group)]
+    for made in chosen:
+        made.close()
+        with _registry_lock:
+            if _groups.get(made.name) is made:
+                del _groups[made.name]
+
+
+def explain(group: GroupLike = None) -> str:
+    """What a group is, which operators it keeps, and what its last launch did."""
+    return get_group(group).explain()
+
+
+def _milliseconds(seconds: float) -> int:
+    if not seconds > 0:
+        raise invalid(f"a time limit of {seconds} s: it must be more than 0")
+    return max(1, min(int(seconds * 1000), 2**32 - 1))
+
+
+def _forget_in_child() -> None:
+    """A child of fork() has no groups: the sessions are its parent's, and go on there."""
+    global _registry_lock
+    _registry_lock = threading.Lock()
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(shutdown)

@@ -1,0 +1,156 @@
+"""The tensor-parallel operators on NumPy arrays and DLPack tensors; PyTorch's go to mkernel.torch.
+
+Shapes: A is dense by rows; B may lie by rows (k x n) or by columns (the transpose of an n x k array,
+which is how a linear layer keeps its weight). Everything is collective: all ranks of the group make the same calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional
+
+import numpy
+
+from . import _c, arrays, gradients
+from .errors import invalid
+from .group import Group, GroupLike, get_group
+
+
+def ag_gemm(
+    a: Any, b: Any, *, group: GroupLike = None, m: Optional[int] = None, out: Any = None, return_gathered: bool = False
+) -> Any:
+    """AllGather + GEMM: (all ranks' rows of A) B.
+
+    `a` is this rank's rows of A, `b` this rank's k x n. Without `m`, the rows of the whole A, every rank has
+    as many rows as this one. `return_gathered`: (C, A gathered), which the gradient of B needs.
+    """
+    if _is_torch(a):
+        from .torch import operators as torch_operators
+
+        return torch_operators.ag_gemm(a, b, group=group, return_gathered=return_gathered)
+    chosen = get_group(group)
+    a_, b_ = _operands(chosen, "ag_gemm", a, b)
+    m = a_.rows * chosen.world if m is None else m
+    if a_.rows != chosen.rows(m)[1]:
+        raise invalid(f"ag_gemm: a has {a_.rows} rows, and of m = {m} this rank has {chosen.rows(m)[1]} (Group.rows)", chosen.rank)
+    result, c = arrays.output(out, "out", m, b_.columns, a_.like)
+    gathered = numpy.empty((m, a_.columns), dtype=a_.like) if return_gathered else None
+    _launch(chosen, "ag-gemm", a_, b_, c, m, gathered)
+    return (result, gathered) if return_gathered else result
+
+
+def gemm_rs(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
+    """GEMM + ReduceScatter: this rank's rows of the sum over all ranks of A B.
+
+    `a` is m x k and `b` k x n, of this rank's share of the inner dimension; `Group.rows(m)` says which rows the rank gets.
+    """
+    if _is_torch(a):
+        from .torch import operators as torch_operators
+
+        return torch_operators.gemm_rs(a, b, group=group)
+    chosen = get_group(group)
+    a_, b_ = _operands(chosen, "gemm_rs", a, b)
+    result, c = arrays.output(out, "out", chosen.rows(a_.rows)[1], b_.columns, a_.like)
+    _launch(chosen, "gemm-rs", a_, b_, c, a_.rows, None)
+    return result
+
+
+def gemm_ar(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
+    """GEMM + AllReduce: the sum over all ranks of A B, the same bits on every rank.
+
+    `a` is m x k and `b` k x n, of this rank's share of the inner dimension.
+    """
+    if _is_torch(a):
+        from .torch import operators as torch_operators
+
+        return torch_operators.gemm_ar(a, b, group=group)
+    chosen = get_group(group)
+    a_, b_ = _operands(chosen, "gemm_ar", a, b)
+    result, c = arrays.output(out, "out", a_.rows, b_.columns, a_.like)
+    _launch(chosen, "gemm-ar", a_, b_, c, a_.rows, None)
+    return result
+
+
+def all_gather(a: Any, *, group: GroupLike = None, m: Optional[int] = None) -> numpy.ndarray:
+    """All ranks' rows of A: an AllGather+GEMM of eight columns, which is what brings the rows."""
+    chosen = get_group(group)
+    array = arrays.dense(a, "a")
+    columns = numpy.zeros((array.columns, 8), dtype=array.like)
+    return ag_gemm(array.owner, columns, group=chosen, m=m, return_gathered=True)[1]
+
+
+def ag_gemm_backward(dy: Any, a: Any, b: Any, *, gathered: Any = None, group: GroupLike = None) -> tuple:
+    """(dA, dB) of ``ag_gemm(a, b)``; `gathered` is the gathered A if the forward call returned it."""
+    return gradients.ag_gemm(_NumpyOps(m=dy.shape[0]), dy, a, b, gathered, get_group(group))
+
+
+def gemm_rs_backward(dy: Any, a: Any, b: Any, *, group: GroupLike = None) -> tuple:
+    """(dA, dB) of ``gemm_rs(a, b)``; `dy` has this rank's rows."""
+    return gradients.gemm_rs(_NumpyOps(m=a.shape[0]), dy, a, b, get_group(group))
+
+
+def gemm_ar_backward(dy: Any, a: Any, b: Any, *, group: GroupLike = None) -> tuple:
+    """(dA, dB) of ``gemm_ar(a, b)``; `dy` is the same on all ranks."""
+    return gradients.gemm_ar(_numpy_ops, dy, a, b)
+
+
+def copy_gemm_backward(dy: Any, a: Any, b: Any, *, group: GroupLike = None) -> tuple:
+    """(dA, dB) of the local product a b, where `a` is the same on all ranks and `b` is this rank's columns."""
+    return gradients.copy_gemm(_numpy_ops, dy, a, b, get_group(group))
+
+
+class _NumpyOps:
+    """What gradients.py needs, on NumPy arrays. Local products are summed in float32."""
+
+    def __init__(self, m: Optional[int] = None) -> None:
+        self._m = m
+
+    def ag_gemm(self, a: Any, b: Any, group: Group) -> tuple:
+        return ag_gemm(a, b, group=group, m=self._m, return_gathered=True)
+
+    def gemm_rs(self, a: Any, b: Any, group: Group) -> Any:
+        return gemm_rs(a, b, group=group)
+
+    def gemm_ar(self, a: Any, b: Any, group: Group) -> Any:
+        return gemm_ar(a, b, group=group)
+
+    def all_gather(self, a: Any, group: Group) -> Any:
+        return all_gather(a, group=group, m=self._m)
+
+    def mm(self, x: Any, y: Any) -> Any:
+        return arrays.to_like(arrays.to_float(x) @ arrays.to_float(y), x.dtype)
+
+    def mm_t(self, x: Any, y: Any) -> Any:
+        return self.mm(x.T, y)
+
+
+_numpy_ops = _NumpyOps()
+
+
+def _is_torch(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _operands(group: Group, what: str, a: Any, b: Any) -> tuple[arrays.Matrix, arrays.Matrix]:
+    a_, b_ = arrays.dense(a, f"{what}: a"), arrays.either(b, f"{what}: b")
+    if a_.columns != b_.rows:
+        raise invalid(f"{what}: a is {a_.rows} x {a_.columns} and b {b_.rows} x {b_.columns}: the inner dimensions differ", group.rank)
+    if a_.dtype != b_.dtype:
+        raise invalid(f"{what}: a has elements of {a_.like} and b of {b_.like}", group.rank)
+    return a_, b_
+
+
+def _launch(group: Group, name: str, a: arrays.Matrix, b: arrays.Matrix, c: numpy.ndarray, m: int, gathered: Optional[numpy.ndarray]) -> None:
+    group.launch(
+        name,
+        a=a.address,
+        b=b.address,
+        c=c.ctypes.data,
+        m=m,
+        n=b.columns,
+        k=a.columns,
+        dtype=a.dtype,
+        layout=_c.NK if b.transposed else _c.KN,
+        gathered=0 if gathered is None else gathered.ctypes.data,
+    )

@@ -1,0 +1,73 @@
+"""What the operators must answer: float64 products, and for each element the error that rounding allows.
+
+The bound is the one of kernels/gemm_ar/README.md; there is no constant to tune.
+"""
+import numpy
+
+from mkernel import from_bf16, to_bf16
+
+#: By element type: half a unit in the last place, half the spacing of subnormals.
+ROUNDING = {"f16": (2.0**-11, 2.0**-25), "bf16": (2.0**-8, 2.0**-134)}
+
+
+def elements(values, dtype):
+    """Float values in the element type, and the float64 values that they have there."""
+    if dtype == "f16":
+        stored = values.astype(numpy.float16)
+        return stored, stored.astype(numpy.float64)
+    stored = to_bf16(values.astype(numpy.float32))
+    return stored, from_bf16(stored).astype(numpy.float64)
+
+
+def values_of(stored):
+    """The float64 values of an f16 array or of the bits of bf16."""
+    return (from_bf16(stored) if stored.dtype == numpy.uint16 else stored).astype(numpy.float64)
+
+
+def random_matrix(seed, rows, columns, dtype):
+    """The same on every rank that asks for it: (stored, float64)."""
+    return elements(numpy.random.default_rng(seed).standard_normal((rows, columns)) / 4, dtype)
+
+
+def _sum_error(terms):
+    unit = terms * 2.0**-24
+    return unit / (1 - unit)
+
+
+def product(a, b, dtype):
+    """(exact, allowed error) of one rank's product, summed in float32 and rounded to the type."""
+    half, tiny = ROUNDING[dtype]
+    exact = a @ b
+    error = _sum_error(a.shape[1]) * (abs(a) @ abs(b)) + a.shape[1] * 2.0**-126
+    return exact, error + half * (abs(exact) + error) + tiny
+
+
+def sum_of_products(pairs, local, dtype):
+    """(exact, allowed error) of the sum over ranks of A_r B_r, ranks node by node, `local` of them a node."""
+    half, tiny = ROUNDING[dtype]
+
+    def rounded(exact, error):
+        return error + half * (abs(exact) + error) + tiny
+
+    nodes = []
+    parts = [product(a, b, dtype) for a, b in pairs]
+    for first in range(0, len(parts), local):
+        mine = parts[first : first + local]
+        exact = sum(p for p, _ in mine)
+        error = sum(e for _, e in mine) + _sum_error(local - 1) * sum(abs(p) + e for p, e in mine)
+        nodes.append((exact, error if local == 1 else rounded(exact, error)))
+    exact = sum(p for p, _ in nodes)
+    error = sum(e for _, e in nodes) + _sum_error(len(nodes) - 1) * sum(abs(p) + e for p, e in nodes)
+    return exact, error if len(nodes) == 1 else rounded(exact, error)
+
+
+def assert_close(got, expected, what):
+    exact, allowed = expected
+    values = values_of(numpy.asarray(got))
+    assert values.shape == exact.shape, f"{what}: {values.shape}, not {exact.shape}"
+    wrong = ~(abs(values - exact) <= allowed)
+    if wrong.any():
+        at = tuple(int(i[0]) for i in numpy.nonzero(wrong))
+        raise AssertionError(
+            f"{what}: {int(wrong.sum())} of {wrong.size} elements are off; at {at}: {values[at]}, exactly {exact[at]}, allowed {allowed[at]}"
+        )

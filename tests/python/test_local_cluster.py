@@ -1,0 +1,102 @@
+"""Nodes of this machine: they start and end as they should, and tell which rank failed."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import on_ranks
+import pytest
+
+import mkernel
+from mkernel import local
+
+PACKAGE = pathlib.Path(mkernel.__file__).resolve().parents[1]
+PATIENCE_S = 30 * int(os.environ.get("MK_TEST_PATIENCE") or 1)
+
+
+def await_end(processes):
+    until = time.monotonic() + PATIENCE_S
+    while any(pathlib.Path(f"/proc/{process}").exists() for process in processes):
+        assert time.monotonic() < until, f"{processes} go on"
+        time.sleep(0.02)
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback(cluster):
+    with pytest.raises(mkernel.RankFailed, match="rank 2 failed") as failed:
+        cluster.run(on_ranks.raises_on, 2)
+    assert "as the test wants" in str(failed.value) and "raises_on" in failed.value.failures[2]
+
+
+def test_a_rank_that_does_not_return_is_named_when_time_is_up(cluster):
+    with pytest.raises(mkernel.RankFailed, match=r"rank 1 was not done within 2 s"):
+        cluster.run(on_ranks.sleeps_on, 1, timeout=2)
+
+
+def test_the_daemons_and_their_folder_go_with_the_block():
+    with mkernel.local_cluster(nodes=1, local=1) as cluster:
+        folder, daemons = cluster.folder, cluster.daemons
+        assert folder.exists() and len(daemons) == 1
+        assert repr(cluster) == f"<mkernel.LocalCluster of 1 nodes with 1 ranks each, {folder}>"
+    await_end(daemons)
+    assert not folder.exists() and repr(cluster).endswith("stopped>")
+
+
+def test_the_daemons_end_when_their_process_is_killed():
+    program = "import mkernel, time\nc = mkernel.local_cluster(1, 1)\nprint(c.folder, *c.daemons, flush=True)\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(PACKAGE)}) as owner:
+        folder, daemon = owner.stdout.readline().split()
+        owner.send_signal(signal.SIGKILL)
+    await_end([int(daemon)])
+    until = time.monotonic() + PATIENCE_S
+    while pathlib.Path(folder).exists():
+        assert time.monotonic() < until, f"{folder} stays"
+        time.sleep(0.02)
+
+
+def test_a_daemon_that_cannot_start_is_quoted():
+    with pytest.raises(mkernel.Error, match="did not start.*link-bandwidth"):
+        mkernel.local_cluster(1, 1, link_bandwidth="much")
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(mkernel.Error, match="0 nodes"):
+        mkernel.local_cluster(0, 1)
+    with pytest.raises(mkernel.Error, match="knows no speed"):
+        mkernel.local_cluster(1, 1, speed="1GB/s")
+
+
+def test_a_missing_daemon_program_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("MKERNEL_BIN", str(tmp_path))
+    monkeypatch.setattr(local.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(mkernel.Error, match="no mkerneld on this machine.*mkernel-daemon"):
+        local.find_program("mkerneld")
+
+
+SCRIPT = """
+import sys, numpy, mkernel
+group = mkernel.init()
+if group.rank == int(sys.argv[1]):
+    sys.exit(3)
+group.barrier()
+with open(f"{sys.argv[2]}/{group.rank}", "w") as out:
+    out.write(repr(group))
+"""
+
+
+def run_command(folder, failing):
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "mkernel", "--nodes", "2", "--local", "1", str(folder / "script.py"), str(failing), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_S, env={**os.environ, "PYTHONPATH": str(PACKAGE)})
+
+
+def test_the_command_runs_a_script_on_every_rank(tmp_path):
+    done = run_command(tmp_path, -1)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "1").read_text() == "<mkernel.Group 'default': rank 1 of 2, 2 nodes, loopback>"
+
+
+def test_the_command_names_the_rank_that_failed(tmp_path):
+    done = run_command(tmp_path, 1)
+    assert done.returncode == 1 and "rank 1 ended with status 3" in done.stderr

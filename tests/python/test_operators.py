@@ -1,0 +1,46 @@
+"""The operators and their gradients on NumPy arrays, against float64."""
+import on_ranks
+import pytest
+
+import mkernel
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_every_element_and_gradient_is_within_the_rounding_error(cluster, dtype):
+    assert cluster.run(on_ranks.operators_are_right, dtype) == [len(on_ranks.SHAPES)] * 4
+
+
+def test_other_layouts_of_nodes_and_ranks_are_right_too(other_cluster):
+    other_cluster.run(on_ranks.operators_are_right, "f16", on_ranks.SHAPES[:3])
+
+
+@pytest.mark.parametrize("which", ["ag_gemm", "gemm_rs", "gemm_ar", "copy_gemm"])
+def test_a_wrong_gradient_of_b_turns_the_check_red(cluster, which):
+    for said in cluster.run(on_ranks.wrong_db_is_seen, which):
+        assert f"dB of {which}" in said
+
+
+def test_bf16_arrays_of_ml_dtypes_are_taken_where_it_is_installed(cluster):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for answer in cluster.run(on_ranks.product_of, ml_dtypes.bfloat16):
+        assert answer.dtype == ml_dtypes.bfloat16 and (answer == 32).all()
+
+
+def test_dlpack_tensors_are_read_and_written_in_place(cluster):
+    assert cluster.run(on_ranks.dlpack_tensors) == [True] * 4
+
+
+def test_operators_are_kept_by_shape_and_the_oldest_dropped(cluster):
+    assert cluster.run(on_ranks.operators_are_kept) == [[(1, 4), (1, 4), (1, 9), 3]] * 4
+
+
+def test_small_float32_sums_are_exact_and_alike(cluster):
+    assert cluster.run(on_ranks.sums_of_float32) == [(2, 20000)] * 4
+
+
+def test_a_thousand_steps_leak_neither_memory_nor_descriptors():
+    with mkernel.local_cluster(nodes=2, local=1) as two:
+        answers = two.run(on_ranks.thousand_steps)
+    for (pages, descriptors), (pages_after, descriptors_after) in answers:
+        assert descriptors_after == descriptors
+        assert pages_after - pages < 256, "more than 1 MiB in 800 steps"
