@@ -35,7 +35,7 @@ GroupNeeds sum_needs(const World& world, const SumGroups& groups) {
   return needs;
 }
 
-// As measured with one, two and four ranks to a node (gemm_rs/EXPERIMENTS.md).
+// As measured with one, two and four ranks to a node (kernels/cuda/decisions/sums_over_nodes.md).
 SumGroups sums_over_nodes(const World& world, const CudaOptions& options, std::uint32_t k,
                           double sent_bytes, const SumGroups& otherwise) {
   constexpr SumGroups kOfSeveral[] = {{144, 48}, {96, 48}};

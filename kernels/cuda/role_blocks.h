@@ -42,7 +42,7 @@ inline std::uint32_t gpus_of_node(const World& world, const CudaOptions& options
 
 /// Few suffice for what comes over the network where a rank sums it for itself, beside a product
 /// that takes longer: all groups of the compute blocks join them, and until then an SM does more
-/// for the product (gemm_rs/EXPERIMENTS.md).
+/// for the product (kernels/cuda/decisions/sums_over_nodes.md).
 inline constexpr std::uint32_t kFewReceiveGroups = 7;
 /// Within a node, over several, beside a product that takes longer than the network.
 inline constexpr std::uint32_t kReduceGroupsOverNodes = 24;

@@ -48,7 +48,7 @@ std::uint32_t tile_piece_ns(const SumGeometry& plan, std::uint32_t k, double sto
 
 /// Tiles of a launch that are so few that sums beside the product would all come at its end: on a
 /// node of two ranks, compute blocks that add up their rank's own tiles are quicker then. As
-/// measured (gemm_rs/EXPERIMENTS.md, gemm_ar/EXPERIMENTS.md).
+/// measured (kernels/cuda/decisions/deferred_accumulate.md).
 inline constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
 
 }  // namespace mk::kernels::cuda

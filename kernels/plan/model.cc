@@ -89,7 +89,7 @@ Timeline predict_gather(const Problem& problem, const Machine& machine, const Ca
   Timeline time;
   time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
   // Own rows. Warpgroups: bytes, a flag for each chunk, and the first chunk of each. Engines:
-  // bytes, and what each copy costs besides them (ag_gemm/EXPERIMENTS.md, DMA engines).
+  // bytes, and what each copy costs besides them (kernels/cuda/decisions/ag_copy_engines.md).
   if (peers > 0) {
     if (candidate.engines) {
       time.local = us(work.link_bytes, machine.engine_gb_s) + machine.engine_copy_us * peers;
@@ -304,9 +304,9 @@ Timeline predict_cpu(const Problem& problem, const Machine& machine, const Candi
 
 double tile_us(const Machine& machine, const Tiling& tiling, double steps, double b_bytes) {
   // Tiles of 64 rows are the first math warpgroup's alone: a step takes as long as one of 128 x 64
-  // (SHORT_LAUNCHES.md).
+  // (kernels/cuda/decisions/short_launches.md).
   // Tiles of fewer than 256 columns read more for each product; an H100's L2 feels that, an H200's
-  // does not (EXPERIMENTS.md, H100 and H200).
+  // does not (kernels/cuda/decisions/tile_columns.md).
   const double megabytes = b_bytes / 1e6;
   const double l2 =
       megabytes > 0 ? machine.l2_share_128 * megabytes / (megabytes + machine.l2_mb_128) : 0;

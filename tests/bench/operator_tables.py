@@ -108,7 +108,7 @@ def print_alone(rows):
                       f"{alone['speedup']:.2f}"])
     if not table:
         sys.exit("no row was measured alone")
-    print_table(["M x N x K per rank", "by turns: fused us", "speedup", "alone: fused us", "cuBLAS", "cuBLAS, then NCCL", "speedup"],
+    print_table(["M x N x K per rank", "interleaved: fused µs", "speedup", "alone: fused µs", "cuBLAS", "cuBLAS, then NCCL", "speedup"],
                 table)
 
 

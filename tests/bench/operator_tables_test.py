@@ -19,9 +19,8 @@ import operator_tables  # noqa: E402
 PRESENT = ["operators_h100_x4", "operators_h100_2x2", "operators_h100_x2", "operators_h100_2x1", "operators_h100_2x2_on_2"]
 PERFORMANCE = "deploy/docs/performance.md"
 GAINS = {PERFORMANCE: PRESENT}
-TIMES = {f"kernels/cuda/{op}/FIGURES.md": (op, PRESENT) for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
 MIRRORED = {"operators_h100_1x8_mirrored": "operators_h200_x8", "operators_h100_2x4_mirrored": "operators_h200_2x4"}
-ALONE = {"kernels/cuda/FIGURES.md": "operators_h100_x2_alone"}
+ALONE = {PERFORMANCE: "operators_h100_x2_alone"}
 
 
 def printed(*arguments):
@@ -131,9 +130,6 @@ class OperatorTables(unittest.TestCase):
         def path(name):
             return str(HERE / "results" / f"{name}.json")
 
-        def of_operator(text, op):
-            return text[text.index(operator_tables.NAMES[op] + "\n"):].split("\n\n")[1]
-
         for readme, files in GAINS.items():
             for name in files:
                 self.assert_has_rows(readme, printed(path(name)), name, least=4)
@@ -141,11 +137,6 @@ class OperatorTables(unittest.TestCase):
             self.assert_has_rows(PERFORMANCE, printed("--mirrored-gains", path(name), path(real)), name, least=4)
         for readme, name in ALONE.items():
             self.assert_has_rows(readme, printed("--alone", path(name)), name)
-        for readme, (op, files) in TIMES.items():
-            for name, real in MIRRORED.items():
-                self.assert_has_rows(readme, of_operator(printed("--mirrored", path(name), path(real)), op), name)
-            for name in files:
-                self.assert_has_rows(readme, of_operator(printed("--times", path(name)), op), name, least=6)
 
     def test_the_charts_are_those_of_the_files(self):
         for name in charts.CHARTS:

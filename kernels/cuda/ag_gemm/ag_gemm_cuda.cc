@@ -91,7 +91,7 @@ bool on_one_device(const RankContext& context, std::uint32_t one, std::uint32_t 
 }  // namespace
 
 // The shorter the product beside the gather, the more; but to several peers 12 SMs' bulk stores are
-// all that NVLink takes. As measured with two, four and eight ranks (EXPERIMENTS.md).
+// all that NVLink takes. As measured with two, four and eight ranks (../decisions).
 std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
                                    bool shared) {
   constexpr std::uint32_t kMost = 192;  // half of the GPU
@@ -112,7 +112,7 @@ std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, co
   return max.m <= 4 * kFewRows ? 18 : 12;
 }
 
-// As measured with two, four and eight ranks (EXPERIMENTS.md).
+// As measured with two, four and eight ranks (../decisions).
 bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
                            const MachineRates& given) {
   constexpr double kLeast = 8 << 20;  // of a rank's rows: each piece takes time besides its bytes
@@ -125,7 +125,7 @@ bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shap
   const double network = all * (nodes - 1) / nodes / locals / rates.network_bytes_per_s;
   if (all / (nodes * locals) < kLeast) return false;
   // To one other rank groups pass on in good time, and the loopback's network, which takes the same
-  // engines, has as many bytes to bring as they have (EXPERIMENTS.md).
+  // engines, has as many bytes to bring as they have (../decisions).
   if (nodes > 1) return product >= (locals > 2 ? 1 : 2) * network;
   if (comes_in_turn(nodes, max)) return false;
   return product >= kPart * within_node;
@@ -167,7 +167,7 @@ gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks
 gather::PassingOn ag_gemm_passing_on(const GatherSchedule& schedule, const RoleBlocks& blocks,
                                      std::uint32_t m, bool by_dma) {
   // The fewer pieces, the later tiles have the first rows, and the longer they wait for the last;
-  // but each costs time (EXPERIMENTS.md).
+  // but each costs time (../decisions).
   constexpr std::uint32_t kDmaPieces = 4;
   const World& world = schedule.world();
   // None has more chunks than the largest.

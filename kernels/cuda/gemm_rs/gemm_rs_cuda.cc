@@ -11,8 +11,8 @@ constexpr char kOp[] = "gemm_rs";
 
 /// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
 /// one addition (cuda/late_adds.cuh), unless the caller wants groups for them, or a few groups are
-/// through with them beside the product (EXPERIMENTS.md). Such tiles go to C in pieces of 64
-/// columns, which must not reach into the next tile.
+/// through with them beside the product (../decisions/deferred_accumulate.md). Such tiles go to C
+/// in pieces of 64 columns, which must not reach into the next tile.
 bool accumulates_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
   constexpr std::uint32_t kMuchK = 4096;
   if (plan.nodes != 1 || plan.locals != 2 || options.stream_groups != 0) return false;

@@ -29,7 +29,7 @@ std::string text(const Case& one) {
          std::to_string(one.max.k);
 }
 
-// kernels/cuda/ag_gemm/EXPERIMENTS.md says why.
+// kernels/cuda/decisions/ag_network_tiles.md says why.
 TEST(AgGemmTiling, ShortTilesWhereOnlyTheLastOnesCountWholeOnesWhereThereAreMany) {
   const Case cases[] = {
       // Each of the shortest has an SM.

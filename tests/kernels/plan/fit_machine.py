@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 SMS = 132
 GB = 1e3  # bytes in a us at 1 GB/s
 
-# Field of machine.h: first guess, least, most. The bounds are what was measured otherwise (the EXPERIMENTS.md).
+# Field of machine.h: first guess, least, most. The bounds are what was measured otherwise (kernels/cuda/decisions).
 FIELDS = {
     "step_us_256": (0.58, 0.5, 0.75), "step_us_128": (0.31, 0.27, 0.5), "step_us_64": (0.27, 0.25, 0.34),
     "tile_us_256": (4, 1, 15), "tile_us_128": (2, 0.5, 12), "power_slowdown": (0.25, 0, 0.6),

@@ -16,9 +16,7 @@ SMS = 132
 ELEMENT = 2
 
 # Files whose ranks share one GPU, or whose sides did not run by turns.
-LEFT_OUT = {"operators_h100_1x2.json", "operators_h100_2x2_on_2.json", "operators_h200_shared.json",
-            "operators_h200_shared_ranks.json", "operators_h200_x1.json", "operators_h100_x2_alone.json",
-            "operators_h200_x2_sums.json"}
+LEFT_OUT = {"operators_h100_2x2_on_2.json", "operators_h100_x2_alone.json"}
 # Runs of the kernels that exist (the results' README); the others are of earlier ones: they still say which of two
 # candidates is quicker, but not how long a launch takes today.
 PRESENT = {"operators_h100_x4.json", "operators_h100_2x2.json", "operators_h100_x2.json", "operators_h100_2x1.json",
