@@ -52,4 +52,9 @@ done
 python3 tests/check_security.py || breaches=$((breaches + 1))
 python3 tests/check_docs.py || breaches=$((breaches + 1))
 
+# Documents are plain, and what they name exists. The check itself is checked first.
+python3 tests/check_prose_test.py 2>&1 | grep -vE '^(\.+|-+|Ran .*|OK|)$'
+[ "${PIPESTATUS[0]}" = 0 ] || breach "tests/check_prose_test.py: the lines above"
+python3 tests/check_prose.py || breaches=$((breaches + 1))
+
 [ $breaches = 0 ] || { echo "$breaches breaches"; exit 1; }

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""check_prose.py finds what it promises to find, and nothing in plain text."""
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import check_prose  # noqa: E402
+
+LONG = " ".join(["word"] * 26) + "."
+SHORT = " ".join(["word"] * 25) + "."
+
+
+class CheckProse(unittest.TestCase):
+    checker = check_prose.Checker()
+
+    def long_sentences(self, text):
+        paragraphs, _ = check_prose.markdown_prose(text)
+        return [one for paragraph in paragraphs for one in check_prose.sentences(paragraph) if len(one.split()) > check_prose.MOST_WORDS]
+
+    def test_a_sentence_of_26_words_is_long_and_one_of_25_is_not(self):
+        self.assertEqual(len(self.long_sentences(f"{LONG} A {SHORT[5:]}")), 1)
+
+    def test_a_code_span_and_a_link_count_as_their_words(self):
+        self.assertEqual(self.long_sentences(" ".join(["word"] * 23) + " `a b c d` [e](f g)."), [])
+
+    def test_lines_of_a_paragraph_are_one_sentence_and_list_items_are_not(self):
+        half = " ".join(["word"] * 14)
+        self.assertEqual(len(self.long_sentences(f"{half}\n{half}.")), 1)
+        self.assertEqual(self.long_sentences(f"- {half}\n- {half}."), [])
+
+    def test_code_blocks_headings_and_tables_are_no_prose(self):
+        self.assertEqual(self.long_sentences(f"# {LONG}\n```\n{LONG}\n```\n| {LONG} |\n"), [])
+        self.assertEqual(check_prose.markdown_prose(f"| a | {LONG} |")[1], ["a", LONG])
+
+    def test_a_man_page_s_paragraphs_are_read(self):
+        paragraphs, _ = check_prose.man_prose(f"# NAME\n\n{LONG}\n\n*--flag* _FILE_\n\tShort text here.\n")
+        self.assertEqual([len(one.split()) for one in paragraphs], [26, 5])
+
+    def test_paths_and_links_that_do_not_exist_are_found(self):
+        text = "`tests/run.sh` `run.sh` `../tests/run.sh` `no/such.h` `/etc/x.toml` [a](run.sh) [b](gone.md) [c](README.md#no-heading)"
+        self.assertEqual(list(self.checker.dead_paths("tests/README.md", text)), ["no/such.h"])
+        self.assertEqual(list(self.checker.dead_links("tests/README.md", text)), ["gone.md", "README.md#no-heading"])
+
+    def test_headings_become_anchors(self):
+        self.assertEqual(check_prose.headings("## How it's `done`, quickly\n"), {"how-its-done-quickly"})
+
+    def test_a_small_file_may_have_one_long_sentence_and_the_readme_5_percent(self):
+        self.assertEqual([check_prose.free("a.md", "long", 3), check_prose.free("a.md", "long", 100), check_prose.free("README.md", "long", 100),
+                          check_prose.free("a.md", "nested", 100)], [1, 7, 5, 0])
+
+
+if __name__ == "__main__":
+    unittest.main()
