@@ -39,8 +39,11 @@ Result<std::unique_ptr<DiscoverySource>> open_discovery(const Config& config,
 class Discovery::Impl {
  public:
   Impl(std::unique_ptr<DiscoverySource> source, std::chrono::nanoseconds interval, Sink sink,
-       Logger& logger)
-      : source_(std::move(source)), interval_(interval), sink_(std::move(sink)), logger_(logger) {
+       LogSink log)
+      : source_(std::move(source)),
+        interval_(interval),
+        sink_(std::move(sink)),
+        log_(std::move(log)) {
     thread_ = std::thread([this] { run(); });
   }
   ~Impl() { stop(); }
@@ -91,19 +94,23 @@ class Discovery::Impl {
     const bool had_failed = !trouble_.empty();
     trouble_ = trouble;
     if (!nodes) {
-      logger_.write_limited("discovery", LogLevel::kWarning,
-                            fmt::format("discovery: {}; the nodes known so far stay", trouble));
+      say(LogLevel::kWarning, fmt::format("discovery: {}; the nodes known so far stay", trouble));
     } else if (!trouble.empty()) {
-      logger_.write_limited("discovery", LogLevel::kWarning, "discovery: " + trouble);
+      say(LogLevel::kWarning, "discovery: " + trouble);
     } else if (had_failed) {
-      logger_.write_limited("discovery", LogLevel::kInfo, "discovery works again");
+      say(LogLevel::kInfo, "discovery works again");
     }
+  }
+
+  /// One line of code, and so one kind: a source that comes and goes fills no log.
+  void say(LogLevel level, std::string text) {
+    if (log_) log_({.level = level, .message = std::move(text), .fields = {}});
   }
 
   const std::unique_ptr<DiscoverySource> source_;
   const std::chrono::nanoseconds interval_;
   const Sink sink_;
-  Logger& logger_;
+  const LogSink log_;
   std::optional<std::vector<Entry>> known_;  ///< the thread's
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -113,8 +120,8 @@ class Discovery::Impl {
 };
 
 Discovery::Discovery(std::unique_ptr<DiscoverySource> source, std::chrono::nanoseconds interval,
-                     Sink sink, Logger& logger)
-    : impl_(std::make_unique<Impl>(std::move(source), interval, std::move(sink), logger)) {}
+                     Sink sink, LogSink log)
+    : impl_(std::make_unique<Impl>(std::move(source), interval, std::move(sink), std::move(log))) {}
 Discovery::~Discovery() = default;
 void Discovery::stop() { impl_->stop(); }
 std::string Discovery::trouble() const { return impl_->trouble(); }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "daemon/config/config.h"
-#include "daemon/service/grpc_channel.h"
-#include "daemon/service/log.h"
+#include "daemon/control/log.h"
+#include "daemon/rpc/grpc_channel.h"
 
 namespace mk::daemon {
 
@@ -20,6 +20,7 @@ struct DiscoverySelf {
   std::uint32_t node = 0;
   std::uint64_t generation = 0;
   Address advertise;
+  std::string version{};  ///< for people who look at etcd
 };
 
 /// Where the list comes from. Used by one thread; looking may take some seconds.
@@ -48,9 +49,9 @@ class Discovery {
   using Sink = std::function<void(std::vector<PeerConfig> nodes)>;
 
   /// `sink` is called on that thread with the whole list, first when the source has answered, then
-  /// whenever it differs. `logger` outlives this.
+  /// whenever it differs. `log` is called on that thread, too.
   Discovery(std::unique_ptr<DiscoverySource> source, std::chrono::nanoseconds interval, Sink sink,
-            Logger& logger);
+            LogSink log);
   ~Discovery();  ///< stop()
 
   /// Ends the looking, then leaves; the sink is not called afterwards. Waits for a look under way.

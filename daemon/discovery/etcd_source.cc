@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "daemon/config/discovery_section.h"
-#include "daemon/service/version.h"
 #include "shm/limits.h"
 
 namespace mk::daemon {
@@ -85,7 +84,7 @@ EtcdSource::EtcdSource(const Config& config, const DiscoverySelf& self, const Tl
       prefix_(config.discovery.etcd.prefix),
       ttl_seconds_(static_cast<std::int64_t>(config.discovery.etcd.ttl_ns / 1'000'000'000)),
       self_(self),
-      value_(Json{{"address", self.advertise.text()}, {"version", version_text()}}.dump()) {
+      value_(Json{{"address", self.advertise.text()}, {"version", self.version}}.dump()) {
   for (const std::string& text : config.discovery.etcd.endpoints) {
     const auto address = parse_address(text, false);
     if (!address) continue;  // checked with the configuration

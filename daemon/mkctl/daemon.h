@@ -9,7 +9,7 @@
 #include <string>
 
 #include "daemon/mkctl/answer.h"
-#include "daemon/service/grpc_channel.h"
+#include "daemon/rpc/grpc_channel.h"
 #include "proto/mkernel/v1/admin.grpc.pb.h"
 
 namespace mk::mkctl {

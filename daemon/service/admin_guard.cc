@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "daemon/service/grpc_channel.h"
+#include "daemon/rpc/grpc_channel.h"
 #include "proto/mkernel/v1/admin.grpc.pb.h"
 
 namespace mk::daemon {

@@ -14,9 +14,9 @@
 #include "daemon/config/units.h"
 #include "daemon/discovery/discovery.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/rpc/grpc_channel.h"
 #include "daemon/service/admin_guard.h"
 #include "daemon/service/admin_service.h"
-#include "daemon/service/grpc_channel.h"
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/live_config.h"
@@ -163,7 +163,7 @@ class Daemon::Impl {
 
   /// Looks for other nodes from now on, when the configuration says how.
   Status discover(const Config& config, const TlsTexts& tls) {
-    DiscoverySelf self{config.node_id, node->generation(), server->address()};
+    DiscoverySelf self{config.node_id, node->generation(), server->address(), version_text()};
     if (config.discovery.advertise) self.advertise = *config.discovery.advertise;
     MK_ASSIGN_OR_RETURN(auto source, open_discovery(config, self, tls));
     if (!source) return {};
@@ -174,7 +174,7 @@ class Daemon::Impl {
           found = std::move(nodes);
           set_peers(live.get());
         },
-        logger);
+        logger.sink());
     std::lock_guard lock(peers_mutex);
     discovery = std::move(looking);
     return {};

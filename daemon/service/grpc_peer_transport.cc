@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "daemon/service/grpc_channel.h"
+#include "daemon/rpc/grpc_channel.h"
 #include "daemon/service/peer_convert.h"
 #include "daemon/service/peer_transport_impl.h"
 

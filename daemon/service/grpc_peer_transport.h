@@ -14,7 +14,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/control/peer_transport.h"
-#include "daemon/service/grpc_channel.h"
+#include "daemon/rpc/grpc_channel.h"
 #include "daemon/service/log.h"
 
 namespace grpc {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "daemon/config/address.h"
-#include "daemon/service/grpc_channel.h"
+#include "daemon/rpc/grpc_channel.h"
 #include "daemon/service/log.h"
 #include "daemon/service/tcp_gate.h"
 #include "daemon/service/unix_gate.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "daemon/control/peer_transport.h"
-#include "daemon/service/grpc_channel.h"
+#include "daemon/rpc/grpc_channel.h"
 #include "proto/mkernel/v1/peer.grpc.pb.h"
 
 namespace mk::daemon {

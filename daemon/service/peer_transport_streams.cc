@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/service/grpc_channel.h"
+#include "daemon/rpc/grpc_channel.h"
 #include "daemon/service/peer_convert.h"
 #include "daemon/service/peer_transport_impl.h"
 #include "shm/host/text.h"

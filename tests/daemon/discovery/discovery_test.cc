@@ -34,6 +34,7 @@ struct Script {
   bool left = false, cancelled = false;
   std::string remark;
   std::vector<std::vector<std::string>> handed;  ///< "id@address" of each list
+  std::vector<std::string> said;                 ///< in the log
 
   void then(Result<Nodes> answer) {
     std::lock_guard lock(mutex);
@@ -91,11 +92,13 @@ class DiscoveryTest : public testing::Test {
           std::lock_guard lock(script_.mutex);
           script_.handed.push_back(std::move(texts));
         },
-        logger_);
+        [this](const LogRecord& record) {
+          std::lock_guard lock(script_.mutex);
+          script_.said.push_back(record.message);
+        });
   }
 
   Script script_;
-  Logger logger_{LoggerOptions{.level = LogLevel::kError}};
 };
 
 TEST_F(DiscoveryTest, HandsAListOnWhenItDiffers) {
@@ -123,6 +126,20 @@ TEST_F(DiscoveryTest, KeepsTheNodesWhenTheSourceFails) {
   script_.play();
   EXPECT_EQ(discovery.trouble(), "");
   EXPECT_THAT(script_.handed, ElementsAre(ElementsAre("1@127.0.0.1:1")));
+}
+
+// A source that stays down for a night is one line, not thousands.
+TEST_F(DiscoveryTest, SaysOnceThatTheSourceFailsAndOnceThatItWorksAgain) {
+  for (int look = 0; look < 3; ++look) {
+    script_.then(fail(ErrorCode::kUnavailable, "the name server sleeps"));
+  }
+  Discovery discovery = start();
+  script_.play();
+  for (int look = 0; look < 3; ++look) script_.then(Nodes{node(1, 1)});
+  script_.play();
+  discovery.stop();
+  EXPECT_THAT(script_.said,
+              ElementsAre(HasSubstr("the name server sleeps"), HasSubstr("discovery works again")));
 }
 
 TEST_F(DiscoveryTest, TellsWhatIsOddAboutAListThatCounts) {

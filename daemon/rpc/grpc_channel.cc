@@ -1,4 +1,4 @@
-#include "daemon/service/grpc_channel.h"
+#include "daemon/rpc/grpc_channel.h"
 
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/grpcpp.h>
