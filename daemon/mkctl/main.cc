@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "daemon/fabric/library_signals.h"
 #include "daemon/mkctl/commands.h"
 #include "daemon/mkctl/commands_machine.h"
 #include "daemon/mkctl/targets.h"
@@ -98,4 +99,7 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace mk::mkctl
 
-int main(int argc, char** argv) { return mk::finish_output("mkctl", mk::mkctl::run(argc, argv)); }
+int main(int argc, char** argv) {
+  mk::daemon::take_signals_back();
+  return mk::finish_output("mkctl", mk::mkctl::run(argc, argv));
+}

@@ -13,6 +13,7 @@
 #include "daemon/config/discovery_section.h"
 #include "daemon/config/units.h"
 #include "daemon/discovery/discovery.h"
+#include "daemon/fabric/library_signals.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/rpc/grpc_channel.h"
 #include "daemon/service/admin_guard.h"
@@ -135,7 +136,7 @@ class Daemon::Impl {
     MK_ASSIGN_OR_RETURN(NodeOptions node_config, node_options(config, live, logger));
     node_config.loop.listening_fd = client_socket.release();
     MK_ASSIGN_OR_RETURN(node, Node::create(std::move(node_config)));
-    restore_crash_signals();  // opening fabrics has loaded libraries
+    take_signals_back();  // opening fabrics has loaded libraries
     PeerTransportOptions options;
     options.node = config.node_id;
     options.peers = config.peers;

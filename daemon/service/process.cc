@@ -1,6 +1,5 @@
 #include "daemon/service/process.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -11,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "daemon/control/memory_reserve.h"
+#include "daemon/fabric/library_signals.h"
 #include "shm/files/output_file.h"
 #include "shm/host/unique_fd.h"
 
@@ -46,7 +46,7 @@ void prepare_process(Logger& logger) {
     }
   }
   MemoryReserve::install();
-  restore_crash_signals();
+  take_signals_back();
   rlimit locked{};
   if (::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY &&
       locked.rlim_cur < kLockedBytesWanted && ::geteuid() != 0) {
@@ -55,23 +55,6 @@ void prepare_process(Logger& logger) {
                              "buffers. Raise it with LimitMEMLOCK=infinity in the unit or "
                              "`ulimit -l unlimited`",
                              locked.rlim_cur >> 10));
-  }
-}
-
-void restore_crash_signals() {
-  for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) {
-    struct sigaction action {};
-    if (::sigaction(signal, nullptr, &action) != 0) continue;
-    if ((action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL) continue;
-    Dl_info owner{};
-    void* const handler = (action.sa_flags & SA_SIGINFO) != 0
-                              ? reinterpret_cast<void*>(action.sa_sigaction)
-                              : reinterpret_cast<void*>(action.sa_handler);
-    const bool named = ::dladdr(handler, &owner) != 0 && owner.dli_fname != nullptr;
-    if (named && std::string_view(owner.dli_fname).find("san.so") != std::string_view::npos) {
-      continue;
-    }
-    ::signal(signal, SIG_DFL);
   }
 }
 

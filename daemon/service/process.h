@@ -15,13 +15,8 @@ namespace mk::daemon {
 
 /// Ignores SIGPIPE, raises the limit of open files as far as allowed, warns when little memory may
 /// be locked (fabrics that register memory need it), sets memory aside for the control path, and
-/// takes signals of crashes back from libraries (see `restore_crash_signals`). Before any thread.
+/// takes signals back from libraries (`fabric/library_signals.h`). Before any thread.
 void prepare_process(Logger& logger);
-
-/// SIGSEGV, SIGBUS, SIGILL, SIGFPE and SIGABRT end the process and leave a core: libraries that
-/// were loaded (providers of libfabric) put handlers in their place that write a file of their own
-/// and exit with 1. Handlers of sanitizers stay. Again after anything that loads libraries.
-void restore_crash_signals();
 
 /// How many files this process may have open.
 std::uint64_t open_files_max();

@@ -1,4 +1,8 @@
 // mkctl as a program against a real mkerneld, and against nobody.
+#include <sys/resource.h>
+
+#include <filesystem>
+
 #include "tests/daemon/mkctl/mkctl_rig.h"
 
 namespace mk::daemon {
@@ -102,6 +106,27 @@ TEST_F(WithDaemon, NoticesTheEndOfTheDaemonWhileWatching) {
   daemon->signal(SIGTERM);
   EXPECT_EQ(watch.wait(), 3);
   EXPECT_THAT(watch.err(), HasSubstr("no answer from " + address));
+}
+
+// Libraries that it loads take these signals, write a file into the working folder, and exit
+// with 1.
+TEST_F(WithDaemon, EndsBySignalsAsEveryProgramAndLeavesNoFileOfALibrary) {
+  start();
+  const rlimit none{0, 0};
+  for (const int signal : {SIGINT, SIGTERM, SIGABRT, SIGSEGV}) {
+    SCOPED_TRACE(signal);
+    const std::string place = folder / ("signal-" + std::to_string(signal));
+    std::filesystem::create_directory(place);
+    const auto before = std::filesystem::current_path();
+    std::filesystem::current_path(place);
+    Program watch(folder, {MK_MKCTL, "--address", address, "stats", "--interval", "100ms"});
+    std::filesystem::current_path(before);
+    ASSERT_TRUE(eventually([&] { return watch.out().find('\n') != std::string::npos; }));
+    ASSERT_EQ(::prlimit(watch.pid(), RLIMIT_CORE, &none, nullptr), 0);
+    watch.signal(signal);
+    EXPECT_EQ(watch.wait(), 128 + signal);
+    EXPECT_TRUE(std::filesystem::is_empty(place));
+  }
 }
 
 TEST_F(WithDaemon, SaysBothVersions) {
