@@ -1,11 +1,16 @@
-"""Clusters that several tests share. MKERNEL_LIBRARY and MKERNEL_BIN say what is tested; else this checkout's build."""
+"""Clusters that several tests share. MKERNEL_LIBRARY and MKERNEL_BIN say what is tested; else this checkout's build.
+
+With MKERNEL_INSTALLED the package is the one that is installed, and all that it brought along.
+"""
+import os
 import pathlib
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "client/python"))
+if not os.environ.get("MKERNEL_INSTALLED"):
+    sys.path.insert(0, str(ROOT / "client/python"))
 
 import mkernel  # noqa: E402
 

@@ -170,10 +170,9 @@ def _candidates() -> list[str]:
 
 def _load_one_dnn() -> None:
     """The wheel's oneDNN, which the CPU executor then finds under its name; its symbols stay its own."""
-    folder = pathlib.Path(__file__).parent / "lib"
-    for name in ("libgomp.so.1", "libdnnl.so.2"):
-        if (folder / name).exists():
-            ctypes.CDLL(str(folder / name))
+    shipped = pathlib.Path(__file__).parent / "lib/libdnnl.so.2"
+    if shipped.exists():
+        ctypes.CDLL(str(shipped))
 
 
 @functools.lru_cache(maxsize=None)

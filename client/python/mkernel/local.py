@@ -40,9 +40,10 @@ def find_program(name: str) -> str:
         wheel = importlib.util.find_spec("mkernel_daemon")
         if wheel is not None and wheel.submodule_search_locations:
             places.append(pathlib.Path(next(iter(wheel.submodule_search_locations))) / "bin")
-        places.extend(folder / "daemon" for folder in _c.build_folders())
+        for folder in _c.build_folders():
+            places.extend([folder / "daemon", folder / "daemon" / name])
     for place in places:
-        if (place / name).exists():
+        if (place / name).is_file():
             return str(place / name)
     found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin")
     if found is None:

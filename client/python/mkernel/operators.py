@@ -120,7 +120,7 @@ class _NumpyOps:
     def mm(self, x: Any, y: Any) -> Any:
         return arrays.to_like(arrays.to_float(x) @ arrays.to_float(y), x.dtype)
 
-    def mm_t(self, x: Any, y: Any) -> Any:
+    def mm_t(self, x: Any, y: Any, b: Any) -> Any:
         return self.mm(x.T, y)
 
 

@@ -1,0 +1,27 @@
+"""mkernel for PyTorch: operators with gradients, modules, styles for parallelize_module, async tensor parallelism.
+
+The operators are `torch.ops.mkernel.ag_gemm`, `gemm_rs` and `gemm_ar` on CPU and CUDA tensors of f16 and bf16. They
+are functional, run on the current stream, and know fake tensors, so `torch.compile(fullgraph=True)` takes them.
+"""
+
+from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
+from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs
+from .parallel import ColwiseParallel, RowwiseParallel
+from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp
+
+__all__ = [
+    "ColumnParallelLinear",
+    "ColwiseParallel",
+    "RowParallelLinear",
+    "RowwiseParallel",
+    "ag_gemm",
+    "all_gather",
+    "copy_gemm",
+    "finish_gradients",
+    "fused_all_gather_matmul",
+    "fused_matmul_reduce_scatter",
+    "gemm_ar",
+    "gemm_rs",
+    "mark_sequence_parallel",
+    "use_for_async_tp",
+]

@@ -1,0 +1,94 @@
+"""Styles for torch.distributed.tensor.parallelize_module, which run linear layers by the fused operators.
+
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+Weights become DTensors, so optimizers, checkpoints and clipping see what they know. Inputs and outputs are local tensors.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from ..errors import invalid
+from ..group import _groups, init
+from .layers import column_parallel, row_parallel
+
+
+class _Style(ParallelStyle):
+    """`sequence_dim`: the dimension by which activations between the layers are split; None: they are not."""
+
+    def __init__(self, *, sequence_dim: Any = 0) -> None:
+        super().__init__()
+        self.sequence_dim = sequence_dim
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(sequence_dim={self.sequence_dim})"
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, nn.Linear):
+            raise invalid(f"{type(self).__name__} is for nn.Linear, not for {type(module).__name__}")
+        group, dim = _group_of(device_mesh), self.sequence_dim
+        self._distribute(module, device_mesh)
+        run = self._run
+
+        def forward(layer: nn.Linear, x: Tensor) -> Tensor:
+            bias = None if layer.bias is None else layer.bias.to_local()
+            first = x if dim in (None, 0) else x.transpose(0, dim)
+            y = run(first, layer.weight.to_local(), bias, group, dim is not None)
+            return y if dim in (None, 0) else y.transpose(0, dim)
+
+        module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
+        return module
+
+    def _distribute(self, module: nn.Linear, mesh: DeviceMesh) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def _run(x: Tensor, weight: Tensor, bias: Any, group: str, sequence_parallel: bool) -> Tensor:
+        raise NotImplementedError
+
+
+class ColwiseParallel(_Style):
+    """Splits a linear layer's output features: AllGather+GEMM, or with ``sequence_dim=None`` a local product."""
+
+    def _distribute(self, module: nn.Linear, mesh: DeviceMesh) -> None:
+        for name, parameter in list(module.named_parameters()):
+            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+
+    _run = staticmethod(column_parallel)
+
+
+class RowwiseParallel(_Style):
+    """Splits a linear layer's input features: GEMM+ReduceScatter, or with ``sequence_dim=None`` GEMM+AllReduce."""
+
+    def _distribute(self, module: nn.Linear, mesh: DeviceMesh) -> None:
+        module.weight = nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(1)]))
+        if module.bias is not None:
+            module.bias = nn.Parameter(distribute_tensor(module.bias, mesh, [Replicate()]))
+            if self.sequence_dim is not None:
+                module.bias.register_hook(_sum_of_parts)
+
+    _run = staticmethod(row_parallel)
+
+
+def _sum_of_parts(gradient: DTensor) -> DTensor:
+    """Each rank's gradient of a bias is of its part of the sequence; the layer's is their sum."""
+    import torch.distributed as dist
+
+    local = gradient.to_local().float()
+    dist.all_reduce(local, group=gradient.device_mesh.get_group())
+    return DTensor.from_local(local.to(gradient.dtype), gradient.device_mesh, [Replicate()], run_check=False)
+
+
+def _group_of(mesh: DeviceMesh) -> str:
+    """The name of the group on that mesh; `init` made it, or makes it now."""
+    wanted = mesh.get_group()
+    for name, group in _groups.items():
+        if group.process_group is wanted:
+            return name
+    return init(mesh, name=f"mesh-{wanted.group_name}").name

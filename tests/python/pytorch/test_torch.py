@@ -1,0 +1,67 @@
+"""The operators of torch.library, the modules and the hooks, on two nodes of two ranks."""
+import pytest
+import torch_ranks
+
+import mkernel
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_results_and_gradients_are_within_the_rounding_error_of_float64(cluster, dtype):
+    assert cluster.run(torch_ranks.gradients_are_right, dtype) == [True] * 4
+
+
+def test_what_uses_the_gathered_input_has_a_gradient(cluster):
+    assert cluster.run(torch_ranks.gradient_of_the_gathered_input) == [True] * 4
+
+
+@pytest.mark.parametrize("which", ["ag_gemm", "gemm_rs", "gemm_ar", "copy_gemm"])
+def test_a_wrong_gradient_of_b_turns_the_check_red(cluster, which):
+    for said in cluster.run(torch_ranks.wrong_db_is_seen, which):
+        assert said.startswith(f"dB of {which}")
+
+
+def test_opcheck_finds_nothing(cluster):
+    for outcomes in cluster.run(torch_ranks.operators_pass_opcheck):
+        assert len(outcomes) == 20 and set(outcomes.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(
+    "sequence_parallel, compiled", [(True, ""), (False, ""), (True, "aot_eager"), (False, "aot_eager"), (True, "inductor")]
+)
+def test_modules_are_like_one_process(cluster, sequence_parallel, compiled):
+    assert cluster.run(torch_ranks.modules_are_like_one_process, sequence_parallel, compiled, timeout=600) == [True] * 4
+
+
+def test_autocast_is_followed(cluster):
+    assert cluster.run(torch_ranks.autocast_is_followed) == [True] * 4
+
+
+def test_styles_of_parallelize_module_are_like_one_process(cluster, tmp_path):
+    assert cluster.run(torch_ranks.styles_of_parallelize_module, str(tmp_path)) == ["ColwiseParallel(sequence_dim=None)"] * 4
+
+
+def test_dimensions_of_a_device_mesh_are_groups_side_by_side(cluster, tmp_path):
+    for rank, (refused, ranks, sums) in enumerate(cluster.run(torch_ranks.groups_of_a_mesh, str(tmp_path))):
+        assert "dp, tp" in refused and "mesh['tp']" in refused
+        dp, tp = divmod(rank, 2)
+        assert ranks == (dp, tp)
+        tp_sum = 4.0 * dp + 3.0
+        assert sums == [4.0 + 2 * tp, tp_sum, tp_sum]
+
+
+def test_the_fused_operators_of_symm_mem_are_ours(cluster, tmp_path):
+    assert cluster.run(torch_ranks.fused_operators_of_symm_mem, str(tmp_path)) == [True] * 4
+
+
+def test_a_rank_that_dies_in_a_training_step_is_named_to_the_others(cluster):
+    with pytest.raises(mkernel.RankFailed, match="rank 1's process was ended by signal 9") as failed:
+        cluster.run(torch_ranks.rank_dies_in_a_training_step, 1)
+    assert sorted(failed.value.answers) == [0, 2, 3]
+    for error in failed.value.answers.values():
+        assert error.code == mkernel.ErrorCode.PEER_LOST and "rank 1" in error.sentence
+
+
+def test_wrong_tensors_are_refused_in_words(cluster):
+    for said in cluster.run(torch_ranks.wrong_tensors):
+        for sentence, telling in zip(said, ["float32", "bfloat16", "inner dimensions", "1 dimensions", "5 rows", "out_features=6"]):
+            assert sentence is not None and telling in sentence
