@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages mkernel needs. Idempotent; asks apt only when something is missing.
 #
-#   bash deploy/install-deps.sh [--build] [--test] [--rdma] [--ops] [--list]
+#   bash deploy/install-deps.sh [--build] [--test] [--rdma] [--ops] [--docs] [--list]
 #
 # --build  compiler, build tools, libraries       --test  test libraries, formatter, linter
 # --rdma   a virtual machine with a software RDMA NIC (tests/rdma)
 # --ops    what only tests of the daemon's surroundings need: promtool, dnsmasq, etcd, Slurm, Open MPI, torch, lintian, ...;
 #          their services are not started
+# --docs   what builds the site of deploy/docs
 # --list   print the packages and stop            without a group: --build and --test
 #
 # Runs as root, or with sudo. CUDA is not installed here: it is used when nvcc is there already.
@@ -28,6 +29,7 @@ ops_packages=(
   slurmctld slurmd slurm-client munge openmpi-bin python3-torch python3-venv buildah
   fish zsh python3-numpy python3-pytest
 )
+docs_packages=(python3-sphinx python3-myst-parser furo doxygen python3-breathe)
 rdma_packages=(
   qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-providers perftest
 )
@@ -41,9 +43,10 @@ for argument in "$@"; do
     --test) packages+=("${test_packages[@]}") ;;
     --rdma) packages+=("${rdma_packages[@]}") ;;
     --ops) packages+=("${ops_packages[@]}") quiet_services=1 ;;
+    --docs) packages+=("${docs_packages[@]}") ;;
     --list) list=1 ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "install-deps: unknown argument '$argument' (--build, --test, --rdma, --ops, --list)" >&2; exit 2 ;;
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "install-deps: unknown argument '$argument' (--build, --test, --rdma, --ops, --docs, --list)" >&2; exit 2 ;;
   esac
 done
 [ ${#packages[@]} -gt 0 ] || packages=("${build_packages[@]}" "${test_packages[@]}")

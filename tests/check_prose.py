@@ -222,7 +222,7 @@ def main(arguments):
         for kind in KINDS:
             have, least = len(found[kind]), free(document, kind, count)
             most = max(least, allowed.get(kind, 0))
-            line[kind] = min(have if have > least else 0, allowed.get(kind, 10 ** 6))
+            line[kind] = min(have if have > least else 0, allowed.get(kind, 0) if budget else have)
             if have > most:
                 examples = "".join(f"\n    {one}" for one in found[kind][-3:])
                 breaches.append(f"{document}: {kind}: {have}, at most {most} (of {count} sentences; all: "

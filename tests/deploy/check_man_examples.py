@@ -9,16 +9,16 @@ daemons of this machine with a job on them. What is no part of the test (systemc
 Commands within the text must exist, with their flags; a page names no flag that its program has not, and mkctl(1) and mkrun(1)
 leave no command out, mkerneld(8) and mkctl(1) no flag.
 """
-import json
 import os
 import pathlib
 import re
-import struct
 import subprocess
 import sys
 
 import commands
-from cluster import Cluster, wait_for
+import console
+import tensors
+from cluster import Cluster, moving_job
 
 pages, build, programs = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 # The last one ends the job and drains a daemon.
@@ -44,26 +44,8 @@ def examples(name, text):
             assert not re.search(rf"^({OURS}|systemctl|cc|c\+\+) ", block, re.M), f"{name}: a command without '$ ':\n{block}"
             continue
         assert lines[0].startswith("$ "), f"{name}: a block begins without a command: {lines[0]}"
-        goes_on = False
-        for line in lines:
-            if goes_on:
-                found[-1][0] += "\n" + line
-            elif line.startswith("$ "):
-                found.append([line[2:], []])
-            else:
-                found[-1][1].append(line)
-            goes_on = line.endswith("\\") and not found[-1][1]
+        found += console.examples(lines)
     return found
-
-
-def pattern_of(line):
-    words = re.split(r"(\.\.\.|\s+)", line.strip())
-    return "".join(".*" if word == "..." else r"\s+" if word.isspace() else re.escape(word) for word in words)
-
-
-def matches(expected, seen):
-    pattern = "".join(r"(?:.*\n)*" if line.strip() == "..." else r"[ \t]*" + pattern_of(line) + r"[ \t]*\n" for line in expected)
-    return re.fullmatch(pattern, "".join(f"{line}\n" for line in seen)) is not None
 
 
 def within_text(name, text):
@@ -84,12 +66,6 @@ def within_text(name, text):
         assert (missing := known - shown - {"--help", "--version", "--output"}) == set(), f"{name} leaves out {missing}"
 
 
-def write_tensor(path, key, rows, columns):
-    data = b"".join(struct.pack("<f", (row * 7 + column * 3) % 5 - 2) for row in range(rows) for column in range(columns))
-    header = json.dumps({key: {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, len(data)]}}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
-
-
 def prepare(work, environment):
     """What the pages take for granted: files of a user, an installed libmkclient, systemctl."""
     (work / "bin").mkdir()
@@ -97,26 +73,11 @@ def prepare(work, environment):
     (work / "bin/systemctl").chmod(0o755)
     for name, key, rows, columns in (("a", "a", 64, 96), ("b", "b", 96, 32), ("acts", "x", 64, 96),
                                      ("model", "layers.0.weight", 32, 96)):
-        write_tensor(work / f"{name}.safetensors", key, rows, columns)
+        tensors.write(work / f"{name}.safetensors", key, rows, columns)
     for component in ("libmkclient1", "libmkclient-dev"):
         subprocess.run(["cmake", "--install", build, "--component", component, "--prefix", work / "usr"], check=True, capture_output=True)
     (pkgconfig,) = (work / "usr").glob("lib*/**/pkgconfig")
     environment["PKG_CONFIG_PATH"], environment["LD_LIBRARY_PATH"] = str(pkgconfig), str(pkgconfig.parent)
-
-
-def start_job(cluster, environment):
-    """The name of a job that moves."""
-    job = subprocess.Popen(
-        ["mkbench", "gemm-ar", "--join", cluster.socket(0), cluster.socket(1), "--local", "1", "--m", "256", "--n", "256", "--k", "256",
-         "--iters", "100000", "--verify", "none"], env=environment, stdout=open(cluster.folder / "job.log", "w"), stderr=subprocess.STDOUT)
-    cluster.processes.append(job)
-
-    def moving():
-        assert job.poll() is None, (cluster.folder / "job.log").read_text()
-        seen = subprocess.run(["mkctl", "--json", "job", "list"], env=environment, text=True, capture_output=True)
-        return [one for one in json.loads(seen.stdout)["jobs"] if one["state"] == "up" and one["commands"] > 0]
-
-    return wait_for(moving, "the job")[0]["job"]
 
 
 def run(name, cluster, environment, job):
@@ -133,12 +94,11 @@ def run(name, cluster, environment, job):
         seen = subprocess.run(["bash", "-c", typed], env=environment, cwd=cluster.folder, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=120)
         lines = seen.stdout.replace(f"'{job}'", "'train'").splitlines()
-        good = seen.returncode == 0 and matches(expected, lines)
+        good = seen.returncode == 0 and console.matches(expected, lines)
         print(f"{'passed' if good else 'FAILED'}  {name}: {command}")
         if not good:
             failures += 1
-            print(f"  exit status {seen.returncode}; expected:\n" + "".join(f"    {line}\n" for line in expected) + "  seen:\n" +
-                  "".join(f"    {line}\n" for line in lines))
+            print(console.mismatch(seen.returncode, expected, lines), end="")
     return len(found), failures
 
 
@@ -154,7 +114,7 @@ def main():
         prepare(cluster.folder, environment)
         counts = []
         for name in PAGES:
-            job = start_job(cluster, environment) if name == "mkctl.1" else "none"
+            job = moving_job(cluster, environment) if name == "mkctl.1" else "none"
             counts.append(run(name, cluster, environment, job))
     for name, (count, _) in zip(PAGES, counts):
         assert count > 0, f"{name} shows no command"

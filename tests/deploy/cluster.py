@@ -1,4 +1,5 @@
 """Daemons and ranks of this machine, for the tests that are scripts. Everything lies in one folder; nothing has a fixed port."""
+import json
 import os
 import pathlib
 import shutil
@@ -83,3 +84,18 @@ class Cluster:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.processes.append(process)
         return process
+
+
+def moving_job(cluster, environment):
+    """Starts a job of one rank on each of two nodes that goes on, and answers its name when it moves."""
+    job = subprocess.Popen(
+        ["mkbench", "gemm-ar", "--join", cluster.socket(0), cluster.socket(1), "--local", "1", "--m", "256", "--n", "256", "--k", "256",
+         "--iters", "100000", "--verify", "none"], env=environment, stdout=open(cluster.folder / "job.log", "w"), stderr=subprocess.STDOUT)
+    cluster.processes.append(job)
+
+    def moving():
+        assert job.poll() is None, (cluster.folder / "job.log").read_text()
+        seen = subprocess.run(["mkctl", "--json", "job", "list"], env=environment, text=True, capture_output=True)
+        return [one for one in json.loads(seen.stdout)["jobs"] if one["state"] == "up" and one["commands"] > 0]
+
+    return wait_for(moving, "the job")[0]["job"]
