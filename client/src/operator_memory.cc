@@ -240,6 +240,7 @@ OperatorMemory::OperatorMemory(OperatorMemory&& other) noexcept
       peers_(std::move(other.peers_)),
       device_peers_(std::move(other.device_peers_)),
       ranks_per_device_(other.ranks_per_device_),
+      rest_(std::move(other.rest_)),
       rail_peers_(std::move(other.rail_peers_)),
       flag_base_(other.flag_base_),
       peer_buffers_(std::move(other.peer_buffers_)),
@@ -269,12 +270,13 @@ OperatorMemory::~OperatorMemory() {
   if (!session_->is_here()) {
     // A forked child: the GPU is its parent's.
     client::keep_for_ever(new (std::nothrow) std::vector<gpu::View>(std::move(device_peers_)));
+    client::keep_for_ever(new (std::nothrow) std::shared_ptr<void>(std::move(rest_)));
     return;
   }
   peers_.clear();
   device_peers_.clear();
   session_->retire(workspace_, flag_base_, std::move(peer_buffers_),
-                   gpu_ != nullptr ? kernels_ended() : nullptr);
+                   gpu_ != nullptr ? kernels_ended() : nullptr, std::move(rest_));
 }
 
 }  // namespace mk

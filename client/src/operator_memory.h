@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,6 +35,9 @@ class OperatorMemory {
 
   /// kCuda: all addresses are such as kernels on this rank's GPU may use.
   const kernels::RankContext& context() const { return context_; }
+  /// kCuda: `rest` goes with the memory, when nobody waits for it any more: freeing what is a GPU's
+  /// waits for kernels, and nothing of this process may do so while others wait for this rank.
+  void keep(std::shared_ptr<void> rest) { rest_ = std::move(rest); }
   /// kCuda: ranks of the job, this one included, that are threads of this process with this GPU.
   std::uint32_t ranks_per_device() const { return ranks_per_device_; }
 
@@ -59,6 +63,7 @@ class OperatorMemory {
   std::vector<shm::BufferFile> peers_;
   std::vector<gpu::View> device_peers_;
   std::uint32_t ranks_per_device_ = 1;
+  std::shared_ptr<void> rest_;
   std::vector<kernels::RailPeer> rail_peers_;  ///< context_'s
   std::uint32_t flag_base_ = shm::kNoFlags;
   /// The other ranks' workspaces that this one may name; those ranks may name ours.

@@ -19,12 +19,12 @@ RetiredMemory::~RetiredMemory() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::uint64_t RetiredMemory::add(std::optional<gpu::Allocation> memory,
-                                 std::function<bool()> quiet) {
+std::uint64_t RetiredMemory::add(std::optional<gpu::Allocation> memory, std::function<bool()> quiet,
+                                 std::shared_ptr<void> rest) {
   const std::lock_guard lock(mutex_);
   // Not from the monitor thread, which must not wait for a GPU: it is what ends waits there.
   if (memory && !thread_.joinable()) thread_ = std::thread([this] { reclaim(); });
-  outstanding_[next_] = {std::move(memory), std::move(quiet)};
+  outstanding_[next_] = {std::move(memory), std::move(quiet), std::move(rest)};
   return next_++;
 }
 
@@ -37,7 +37,7 @@ void RetiredMemory::answered(std::uint64_t number, bool ok) {
     outstanding_.erase(found);
     ++answers_;
     if (kept.memory && ok) {
-      free_.push_back(std::move(*kept.memory));
+      free_.push_back(std::move(kept));
     } else if (kept.memory) {
       parked_.push_back(std::move(kept));
     }
@@ -71,6 +71,15 @@ void RetiredMemory::await_quiet(const std::function<bool()>& well, Clock::time_p
     std::this_thread::sleep_for(kLookInterval);
 }
 
+void RetiredMemory::await_idle(Clock::time_point deadline) const {
+  const auto kept = [&] {
+    const std::lock_guard lock(mutex_);
+    return thread_.joinable() &&
+           (freeing_ != 0 || !free_.empty() || !parked_.empty() || !outstanding_.empty());
+  };
+  while (kept() && busy_() && Clock::now() < deadline) std::this_thread::sleep_for(kLookInterval);
+}
+
 void RetiredMemory::reclaim() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
@@ -83,7 +92,7 @@ void RetiredMemory::reclaim() {
       continue;
     }
     freeing_ = static_cast<std::uint32_t>(free_.size());
-    std::vector<gpu::Allocation> now = std::exchange(free_, {});
+    std::vector<Kept> now = std::exchange(free_, {});
     lock.unlock();
     now.clear();
     lock.lock();

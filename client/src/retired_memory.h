@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -22,15 +23,18 @@ class RetiredMemory {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `busy`: whether a launch of this session is under way on its GPU. Freeing memory waits for
-  /// kernels, so it waits until none is.
+  /// `busy`: whether a launch of this process is under way on the session's GPU. Freeing memory
+  /// waits for kernels, so it waits until none is.
   explicit RetiredMemory(std::function<bool()> busy) : busy_(std::move(busy)) {}
   /// Frees all that is left.
   ~RetiredMemory();
 
   /// One more is given up; `memory`, if any, is kept until the daemon has answered. `quiet`:
-  /// whether no kernel of this node writes there any more. Returns its number.
-  std::uint64_t add(std::optional<gpu::Allocation> memory, std::function<bool()> quiet);
+  /// whether no kernel of this node writes there any more. `rest` goes right before the memory, if
+  /// any: what is freed in the same way, and must not make a thread of the caller wait. Returns its
+  /// number.
+  std::uint64_t add(std::optional<gpu::Allocation> memory, std::function<bool()> quiet,
+                    std::shared_ptr<void> rest = nullptr);
   /// From any thread: the daemon says that nobody uses it (`ok`), or it never will say so.
   void answered(std::uint64_t number, bool ok);
 
@@ -40,11 +44,14 @@ class RetiredMemory {
   bool await_answer(std::uint64_t seen, Clock::time_point deadline);
   /// Waits until kernels of this node write to nothing of what is kept; `well`: worth waiting.
   void await_quiet(const std::function<bool()>& well, Clock::time_point deadline);
+  /// Waits until no launch is under way, if memory is kept: before the session frees all of it.
+  void await_idle(Clock::time_point deadline) const;
 
  private:
   struct Kept {
     std::optional<gpu::Allocation> memory;
     std::function<bool()> quiet;
+    std::shared_ptr<void> rest;  ///< goes first
   };
   void reclaim();
 
@@ -54,9 +61,9 @@ class RetiredMemory {
   std::uint64_t next_ = 0;
   std::uint64_t answers_ = 0;
   std::map<std::uint64_t, Kept> outstanding_;
-  std::vector<Kept> parked_;           ///< until the session ends
-  std::vector<gpu::Allocation> free_;  ///< for the thread
-  std::uint32_t freeing_ = 0;          ///< taken from there, not free yet
+  std::vector<Kept> parked_;   ///< until the session ends
+  std::vector<Kept> free_;     ///< for the thread
+  std::uint32_t freeing_ = 0;  ///< taken from there, not free yet
   bool stop_ = false;
   std::thread thread_;  ///< only where there is GPU memory
 };

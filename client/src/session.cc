@@ -226,6 +226,7 @@ Result<GpuSession*> Session::Impl::gpu() {
     MK_ASSIGN_OR_RETURN(auto driver, gpu::load_driver());
     MK_ASSIGN_OR_RETURN(
         gpu_, GpuSession::create(std::move(driver), *segment_, connection_->abort_word(), lanes_));
+    launches_.emplace(gpu_->device(), &segment_->header().launches);
     return gpu_.get();
   }
   MK_ASSIGN_OR_RETURN(const int device, gpu_->driver()->current_device());
@@ -274,8 +275,8 @@ Status Session::Impl::free_buffer(const Buffer& buffer) {
 }
 
 void Session::Impl::retire(const Buffer& buffer, std::uint32_t flag_base,
-                           std::vector<shm::Retire::PeerBuffer> peers,
-                           std::function<bool()> quiet) {
+                           std::vector<shm::Retire::PeerBuffer> peers, std::function<bool()> quiet,
+                           std::shared_ptr<void> rest) {
   const auto well = [this] { return static_cast<bool>(status()); };
   if (connection_->abi_minor() < shm::kRetireAbiMinor) {
     // It knows of no agreement: wait a little for the kernels of this node, then take it away.
@@ -296,7 +297,8 @@ void Session::Impl::retire(const Buffer& buffer, std::uint32_t flag_base,
     attached = attached_;
   }
   // A file's memory the daemon and the local ranks have mapped themselves: ours goes with `own`.
-  const std::uint64_t number = retired_.add(std::move(own.device), std::move(quiet));
+  const std::uint64_t number =
+      retired_.add(std::move(own.device), std::move(quiet), std::move(rest));
   // Of a session that failed nothing is given back to the daemon, which cleans up by itself.
   if (!attached) return retired_.answered(number, false);
   connection_->post(
@@ -366,6 +368,8 @@ Status Session::Impl::detach() {
   connection_->expect_close();
   const auto done = connection_->call<shm::Done>(shm::Detach{}, kDetachTimeout);
   if (!done) return propagate(done);
+  // What is left is freed next, which waits for kernels of other ranks of this process, too.
+  retired_.await_idle(client::RetiredMemory::Clock::now() + kKernelsTimeoutAtDetach);
   return {};
 }
 

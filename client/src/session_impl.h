@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client/src/connection.h"
+#include "client/src/gpu_launches.h"
 #include "client/src/gpu_session.h"
 #include "client/src/process_mark.h"
 #include "client/src/retired_memory.h"
@@ -53,9 +54,10 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   /// Gives up this rank's part of an operator: its buffer, the flags from `flag_base` (kNoFlags:
   /// none), and the buffers of others that it could name. Does not wait: what others still use
   /// comes back when they have given up theirs. `quiet`: of GPU memory, whether no kernel of this
-  /// node writes there any more.
+  /// node writes there any more. `rest`: what is freed with GPU memory, and as late.
   void retire(const Buffer& buffer, std::uint32_t flag_base,
-              std::vector<shm::Retire::PeerBuffer> peers, std::function<bool()> quiet);
+              std::vector<shm::Retire::PeerBuffer> peers, std::function<bool()> quiet,
+              std::shared_ptr<void> rest);
   /// Calls `attempt` again for as long as it answers that there is no room and there may be some
   /// when other ranks have given up theirs, too.
   template <class Attempt>
@@ -136,11 +138,12 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   Buffer keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle);
 
   bool launch_under_way() const {
-    return segment_ != nullptr && shm::load_relaxed(&segment_->header().launches) % 2 != 0;
+    return gpu_ != nullptr && client::GpuLaunches::under_way(gpu_->device());
   }
 
   mutable std::mutex mutex_;
   std::unique_ptr<GpuSession> gpu_;
+  std::optional<client::GpuLaunches> launches_;  ///< with gpu_
   client::RetiredMemory retired_{[this] { return launch_under_way(); }};
   std::optional<Executor> lanes_claimed_;
   std::map<std::uint16_t, OwnBuffer> buffers_;

@@ -10,6 +10,7 @@
 #   cases_all  the worlds on fewer GPUs, too
 #   delays     operators_gpu_delays_test (where it was built): ranks held up at random inside launches
 #   client     client_gpu_test: through libmkclient, kills of ranks and daemons among them
+#   lifetime   lifetime_gpu_test in full: operators destroyed right after a launch
 #   fabric     gpu_fabric_test: bytes, flags and pace of the loopback fabric
 #   gemm       gemm_test, gemm_seams_test
 #   memcheck   compute-sanitizer over small cases, racecheck over fewer
@@ -28,10 +29,10 @@
 # when nothing was run. NVLink multicast stays off.
 set -u
 
-steps=(cases cases_all delays client fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one sweep_two
-  sweep_mirror)
-programs=(dma_queue_test operators_gpu_test operators_gpu_delays_test client_gpu_test gpu_fabric_test gemm_test gemm_seams_test
-  operators_bench mirror_bench gemm_bench rails_bench)
+steps=(cases cases_all delays client lifetime fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one
+  sweep_two sweep_mirror)
+programs=(dma_queue_test operators_gpu_test operators_gpu_delays_test client_gpu_test lifetime_gpu_test gpu_fabric_test gemm_test
+  gemm_seams_test operators_bench mirror_bench gemm_bench rails_bench)
 
 pack() {
   local build=$1 folder=$2 program library any=
@@ -83,6 +84,7 @@ step() {
     cases_all) ./dma_queue_test && ./operators_gpu_test ;;
     delays) ./operators_gpu_delays_test --gtest_filter="$worlds" ;;
     client) ./client_gpu_test ;;
+    lifetime) MK_TEST_LIFETIME=full ./lifetime_gpu_test ;;
     fabric) ./gpu_fabric_test ;;
     gemm) ./gemm_test && ./gemm_seams_test ;;
     memcheck)

@@ -62,8 +62,17 @@ class CudaOperator : public DeviceOperator {
  public:
   CudaOperator(OperatorMemory memory, std::unique_ptr<Cuda> cuda, CudaStream stream,
                const DeviceShape& shape)
-      : memory_(std::move(memory)), cuda_(std::move(cuda)), stream_(stream), shape_(shape) {}
-  ~CudaOperator() override { cudaStreamDestroy(stream_); }
+      : memory_(std::move(memory)), cuda_(std::move(cuda)), stream_(stream), shape_(shape) {
+    cudaGetDevice(&device_);
+  }
+  ~CudaOperator() override {
+    cudaStreamDestroy(stream_);
+    // Its memory goes with the workspace, on a thread that has no device of its own yet.
+    memory_.keep(std::shared_ptr<Cuda>(cuda_.release(), [device = device_](Cuda* cuda) {
+      cudaSetDevice(device);
+      delete cuda;
+    }));
+  }
   CudaOperator(const CudaOperator&) = delete;
   CudaOperator& operator=(const CudaOperator&) = delete;
 
@@ -84,6 +93,7 @@ class CudaOperator : public DeviceOperator {
   std::unique_ptr<Cuda> cuda_;  ///< goes first: it uses the memory
   const CudaStream stream_;
   const DeviceShape shape_;
+  int device_ = 0;
 };
 
 /// From the agreed plan to the operator. `create(memory)` makes the kernels' side of it.
