@@ -248,7 +248,11 @@ void Connections::receive(ClientId id, Connection& connection) {
       if (frame.error().code == ErrorCode::kProtocol) {
         say(connection, frame.error().code, frame.error().message);
       }
-      break_connection(id, frame.error().message);
+      // The system says this of a process that has ended, too.
+      break_connection(
+          id, frame.error().code == ErrorCode::kUnavailable
+                  ? "its process exited, was killed or closed the connection, without detaching"
+                  : frame.error().message);
       return;
     }
     if (!*frame) return;

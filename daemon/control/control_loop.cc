@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <set>
+#include <string>
 #include <system_error>
 #include <thread>
 
@@ -115,6 +117,7 @@ class ControlLoop::Impl {
     // After a refused message, the rest of that stream is on its way still.
     if (refused_.contains(node) && !std::holds_alternative<PeerHello>(message)) return;
     refused_.erase(node);
+    const bool greeting = std::holds_alternative<PeerHello>(message);
     Status status;
     try {
       status = plane.on_peer_message(node, std::move(message));
@@ -122,8 +125,15 @@ class ControlLoop::Impl {
       status = fail(ErrorCode::kLimitExceeded, "a message of {} could not be handled: {}",
                     transport_->describe(node), error.what());
     }
-    if (status) return;
-    log(LogLevel::kError, fmt::format("broke the stream of a peer: {}", status.error().message));
+    if (status) {
+      if (greeting) disconnected_for_.erase(node);
+      return;
+    }
+    // A peer that is refused calls again and again: only what is new is an error.
+    std::string& told = disconnected_for_[node];
+    log(told == status.error().message ? LogLevel::kDebug : LogLevel::kError,
+        fmt::format("disconnected {}: {}", transport_->describe(node), status.error().message));
+    told = status.error().message;
     refused_.insert(node);
     transport_->disconnect(node, status.error().message);
     plane.on_peer_down(node, status.error().message);
@@ -301,6 +311,8 @@ class ControlLoop::Impl {
   // The control thread's.
   Connections connections_;
   std::set<NodeId> refused_;
+  /// The reason in the log's last such line; until the next good hello.
+  std::map<NodeId, std::string> disconnected_for_;
   std::uint64_t next_tick_ns_ = 0;
   std::optional<std::uint64_t> failed_rest_at_ns_;
 };

@@ -115,7 +115,7 @@ Status ControlPlane::Impl::on(NodeId node, PeerHello& hello) {
   peer.up = true;
   peer.hello = std::move(hello);
   log(LogLevel::kInfo,
-      fmt::format("{} is there, mkerneld {}", describe_node(node), peer.hello.version),
+      fmt::format("connected to {}, mkerneld {}", describe_node(node), peer.hello.version),
       {{"node", fmt::format("{}", node)}});
   const std::string apart = control::misalignment(hello_.rail_devices, peer.hello.rail_devices);
   if (!apart.empty()) {

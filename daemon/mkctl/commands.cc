@@ -1,6 +1,8 @@
 #include "daemon/mkctl/commands.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <string>
 
 #include "daemon/config/units.h"
 
@@ -29,7 +31,13 @@ Flag& Flag::with_default() {
 }
 
 Flag& Flag::not_negative() {
-  option_.check(CLI::NonNegativeNumber);
+  // CLI::NonNegativeNumber names the limit of double, with 309 digits.
+  option_.check(CLI::Validator(
+      [](std::string& text) {
+        return std::strtod(text.c_str(), nullptr) >= 0 ? std::string{}
+                                                       : std::string{"must be at least 0"};
+      },
+      "NONNEGATIVE"));
   return *this;
 }
 

@@ -196,8 +196,10 @@ std::vector<std::string> TopScreen::lines(const TopModel& model, ScreenSize size
   }
   std::string tabs;
   for (const TopView view : {TopView::kLinks, TopView::kQueues, TopView::kJobs}) {
-    const std::string tab = fmt::format("{} {}", static_cast<int>(view) + 1, name_of(view));
-    tabs += view == view_ ? "[" + tab + "] " : " " + tab + "  ";
+    // The key, then what it shows.
+    const int key = static_cast<int>(view) + 1;
+    tabs += view == view_ ? fmt::format("[{}] {}  ", key, name_of(view))
+                          : fmt::format("{}:{}  ", key, name_of(view));
   }
   if (typing_ || !filter_.empty()) tabs += fmt::format(" /{}{}", filter_, typing_ ? "_" : "");
   out.push_back(tabs + (help_ ? "" : "  ? help"));

@@ -228,10 +228,14 @@ class AdminService::Impl final : public v1::Admin::Service {
     for (const PeerInfo& peer : peers_.peers()) {
       to_proto(peer, *response.add_peers());
       if (peer.state == PeerState::kUp) continue;
-      response.add_problems(
-          fmt::format("node {} ({}) is not connected{}{}", peer.node, peer.address,
-                      peer.state == PeerState::kWaiting ? ", it has to call this daemon" : "",
-                      peer.reason.empty() ? "" : ": " + peer.reason));
+      if (peer.state == PeerState::kWaiting) {
+        response.add_problems(fmt::format(
+            "waiting for node {} ({}) to connect: it has the higher id, so it calls{}", peer.node,
+            peer.address, peer.reason.empty() ? "" : "; last attempt: " + peer.reason));
+        continue;
+      }
+      response.add_problems(fmt::format("node {} ({}) is not connected{}", peer.node, peer.address,
+                                        peer.reason.empty() ? "" : ": " + peer.reason));
     }
   }
 

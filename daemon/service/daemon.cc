@@ -69,7 +69,8 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
       topology::choose_spin(resolved.config, plan.endpoints.size(), topology::usable_cpus());
   if (!spin.why.empty()) {
     logger.write(LogLevel::kInfo,
-                 fmt::format("proxy.spin \"auto\" is {}: {}", format_duration(spin.ns), spin.why));
+                 fmt::format("rail threads sleep after {} without work: {} (proxy.spin \"auto\")",
+                             format_duration(spin.ns), spin.why));
   }
   for (std::uint32_t rail = 0; rail < plan.endpoints.size(); ++rail) {
     RailOptions one;

@@ -76,9 +76,10 @@ grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerStream& stream,
     // A restarted peer's old stream ends at once or by keepalive; until then this may be a second
     // daemon with the same id, which must not take the first one's place.
     return {grpc::StatusCode::ALREADY_EXISTS,
-            fmt::format("another daemon is connected as node {}; if it is gone, that is noticed "
-                        "within seconds",
-                        hello.node)};
+            fmt::format("node id {} is already in use by a daemon that is connected to node {} and "
+                        "belongs at {}: give one of the two another id; after a restart, this "
+                        "ends by itself within seconds",
+                        hello.node, options_.node, peer.config.address.text())};
   }
   end(*peer.stream, grpc::StatusCode::ABORTED, name(peer) + " has called again");
   return grpc::Status::OK;

@@ -51,10 +51,12 @@ int operator_main(const JobOptions& options) {
                                   : "the inputs are not, or too large");
   }
   if (options.check) {
-    const std::string worst = result->worst_ratio < 1e29
-                                  ? fmt::format("worst {:.2f} of it", result->worst_ratio)
-                                  : "some are not finite where they should be, or the reverse";
-    print_out("check: {} of {} elements outside their bound, {}\n", result->wrong, result->compared,
+    const std::string worst =
+        result->worst_ratio < 1e29
+            ? fmt::format("largest error: {:.0f}% of the allowed rounding error",
+                          100 * result->worst_ratio)
+            : "some are not finite where they should be, or the reverse";
+    print_out("check: {} of {} elements outside their bound; {}\n", result->wrong, result->compared,
               worst);
   }
   if (result->wrong != 0) {

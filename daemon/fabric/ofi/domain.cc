@@ -1,5 +1,6 @@
 #include "daemon/fabric/ofi/domain.h"
 
+#include <arpa/inet.h>
 #include <net/if.h>
 #include <rdma/fi_ext.h>
 
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <string>
 #include <string_view>
 
 #include "daemon/fabric/ofi/survey.h"
@@ -35,6 +37,47 @@ std::string provider_names() {
   for (const fi_info* info = list; info != nullptr; info = info->next)
     names.insert(info->fabric_attr->prov_name);
   return fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::string interface_names() {
+  auto* const all = ::if_nameindex();
+  if (all == nullptr) return "none";
+  std::string names;
+  for (const auto* one = all; one->if_index != 0; ++one) {
+    if (!names.empty()) names += ", ";
+    names += one->if_name;
+  }
+  ::if_freenameindex(all);
+  return names;
+}
+
+bool is_address(const std::string& text) {
+  in6_addr address{};
+  return ::inet_pton(AF_INET, text.c_str(), &address) == 1 ||
+         ::inet_pton(AF_INET6, text.c_str(), &address) == 1;
+}
+
+/// Why libfabric, which answered `rc`, offers nothing for this configuration, and what to do.
+Error nothing_offered(const EndpointConfig& config, bool by_address, int rc) {
+  const std::string here = provider_names();
+  const char* only = std::getenv("FI_PROVIDER");
+  if (only != nullptr && *only != '\0' && here.find(config.provider) == std::string::npos) {
+    return {ErrorCode::kUnsupported,
+            fmt::format("FI_PROVIDER={} in the environment hides libfabric's provider '{}': unset "
+                        "it, or set fabric.ofi.provider to one of those left: {}",
+                        only, config.provider, here)};
+  }
+  if (by_address && !is_address(config.bind_address)) {
+    return {ErrorCode::kNotFound, fmt::format("no interface or address '{}' here; there are: {}",
+                                              config.bind_address, interface_names())};
+  }
+  return {
+      ErrorCode::kUnsupported,
+      fmt::format("libfabric {} has no provider '{}'{} that offers reliable datagrams with "
+                  "remote writes and 4 bytes of immediate data ({}); providers here: {}",
+                  version_text(::fi_version()), config.provider,
+                  config.bind_address.empty() ? "" : fmt::format(" on '{}'", config.bind_address),
+                  ::fi_strerror(-rc), here)};
 }
 
 /// An endpoint of the ofi_rxm layer receives 4096 messages of 16 KiB at once, which we never send:
@@ -138,15 +181,7 @@ Result<std::shared_ptr<Domain>> Domain::open(const EndpointConfig& config) {
   fi_info* found = nullptr;
   const int rc = ::fi_getinfo(api_version(), by_address ? config.bind_address.c_str() : nullptr,
                               nullptr, by_address ? FI_SOURCE : 0, hints.get(), &found);
-  if (rc != 0) {
-    return fail(ErrorCode::kUnsupported,
-                "libfabric {} has no provider '{}'{} that offers reliable datagrams with remote "
-                "writes and 4 bytes of "
-                "immediate data ({}); providers here: {}",
-                version_text(::fi_version()), config.provider,
-                config.bind_address.empty() ? "" : fmt::format(" on '{}'", config.bind_address),
-                ::fi_strerror(-rc), provider_names());
-  }
+  if (rc != 0) return tl::unexpected<Error>(nothing_offered(config, by_address, rc));
   auto domain = std::make_shared<Domain>();
   domain->info_ = by_device ? take_device(found, config.bind_address) : Info(found);
   if (!domain->info_) {

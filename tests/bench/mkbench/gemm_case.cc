@@ -3,12 +3,13 @@
 #include <CLI/CLI.hpp>
 
 #include "client/tools/numeric/gemm_reference.h"
+#include "tests/bench/mkbench/at_least_one.h"
 
 namespace mk::bench {
 
 void GemmCase::add_gemm_options(CLI::App& command, const Help& help) {
   const auto size = [&](const char* flag, std::uint64_t& value, const char* text) {
-    command.add_option(flag, value, text)->check(CLI::PositiveNumber)->capture_default_str();
+    command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
   };
   size("--m", options_.m, help.m);
   size("--n", options_.n, help.n);

@@ -7,6 +7,7 @@
 
 #include "client/tools/numeric/moe_reference.h"
 #include "mkernel/moe_dispatch_gemm.h"
+#include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/cases.h"
 #include "tests/bench/mkbench/inputs.h"
 
@@ -189,7 +190,7 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
   void add_options(CLI::App& command) override {
     MoeOptions& o = options_;
     const auto positive = [&](const char* flag, auto& value, const char* text) {
-      command.add_option(flag, value, text)->check(CLI::PositiveNumber)->capture_default_str();
+      command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
     };
     positive("--tokens", o.tokens, "of each rank");
     positive("--hidden", o.hidden, "elements of a token");

@@ -20,14 +20,14 @@ void print_verification(const Verification& v, bool outputs_are_equal) {
     print_out("result          NOT CHECKED (--verify none)\n");
   } else if (v.passed()) {
     print_out(
-        "result          correct: {} of {} launches checked, {} values against float64, worst "
-        "error "
-        "{:.2f} of its bound{}\n",
-        v.launches_checked, v.launches, v.elements_compared, v.worst_ratio,
+        "result          correct: {} of {} launches checked, {} values against float64, largest "
+        "error: {:.0f}% of the allowed rounding error{}\n",
+        v.launches_checked, v.launches, v.elements_compared, 100 * v.worst_ratio,
         outputs_are_equal ? "; all ranks bitwise equal" : "");
   } else {
     print_out(
-        "result          WRONG: {} of {} values outside their bound (worst {:.3g} of it), {} "
+        "result          WRONG: {} of {} values outside the allowed rounding error (largest error: "
+        "{:.3g} times it), {} "
         "launches in which ranks differ that must not\n",
         v.wrong, v.elements_compared, v.worst_ratio, v.launches_with_differing_ranks);
   }

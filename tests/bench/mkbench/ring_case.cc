@@ -6,6 +6,7 @@
 
 #include "client/tools/numeric/attention_reference.h"
 #include "mkernel/ring_attention.h"
+#include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/cases.h"
 #include "tests/bench/mkbench/inputs.h"
 
@@ -140,7 +141,7 @@ class RingCase : public CaseWithOptions<RingOptions> {
   void add_options(CLI::App& command) override {
     RingOptions& o = options_;
     const auto positive = [&](const char* flag, auto& value, const char* text) {
-      command.add_option(flag, value, text)->check(CLI::PositiveNumber)->capture_default_str();
+      command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
     };
     positive("--seq", o.seq, "rows of the sequence, over all ranks");
     positive("--query-heads", o.query_heads, "a multiple of the key heads");

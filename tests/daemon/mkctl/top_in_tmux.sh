@@ -64,10 +64,10 @@ sees '2 of 2 daemons, 2 ranks of 1 jobs, 2 of 2 links up'
 sees "^ 0 unix:.* up .* $some $bytes $spark"
 sees '^ 1 unix:.* up '
 keys 2
-sees '\[2 queues\]'
+sees '\[2\] queues'
 sees "^ 0 unix:.* $some k? +$some $bytes $spark"
 keys Tab
-sees '\[3 jobs\]'
+sees '\[3\] jobs'
 sees '^ 1 unix:.* up .* 1/1 '
 
 # Sorting: the mark moves, and the order turns.

@@ -106,7 +106,7 @@ TEST(TopScreen, ShowsTheBusiestFirstAndTurnsRound) {
   TopScreen screen;
   const TopModel model = model_after(3);
   std::string text = all(screen, model);
-  EXPECT_THAT(text, HasSubstr("[1 links]"));
+  EXPECT_THAT(text, HasSubstr("[1] links"));
   EXPECT_LT(text.find("3.00 MB"), text.find("2.00 MB"));
   EXPECT_LT(text.find("2.00 MB"), text.find("1.00 MB"));
   type(screen, "r");
@@ -132,13 +132,13 @@ TEST(TopScreen, ChangesTheView) {
   TopScreen screen;
   const TopModel model = model_after(3);
   type(screen, "2");
-  EXPECT_THAT(all(screen, model), HasSubstr("[2 queues]"));
+  EXPECT_THAT(all(screen, model), HasSubstr("[2] queues"));
   EXPECT_THAT(all(screen, model), HasSubstr("LANE"));
   type(screen, "\t");
-  EXPECT_THAT(all(screen, model), HasSubstr("[3 jobs]"));
+  EXPECT_THAT(all(screen, model), HasSubstr("[3] jobs"));
   EXPECT_THAT(all(screen, model), HasSubstr("train"));
   type(screen, "\t");
-  EXPECT_THAT(all(screen, model), HasSubstr("[1 links]"));
+  EXPECT_THAT(all(screen, model), HasSubstr("[1] links"));
 }
 
 TEST(TopScreen, FiltersWhatIsTyped) {

@@ -194,7 +194,8 @@ TEST(AdminStatus, NamesThePeersThatAreAbsent) {
   ASSERT_EQ(response.problems_size(), 2);
   EXPECT_THAT(response.problems(0),
               HasSubstr("node 0 (unix:" + (folder / "absent") + ") is not connected"));
-  EXPECT_THAT(response.problems(1), HasSubstr("it has to call this daemon"));
+  EXPECT_THAT(response.problems(1),
+              HasSubstr("waiting for node 2 (unix:" + (folder / "late") + ") to connect"));
   EXPECT_EQ(response.peers(0).state(), v1::PeerStatus::STATE_CONNECTING);
   EXPECT_EQ(response.peers(1).state(), v1::PeerStatus::STATE_WAITING);
 }

@@ -201,8 +201,7 @@ TEST(GrpcPeerTransport, RefusesASecondDaemonWithTheSameId) {
   PeerRig twin(elsewhere, 1, {0}, 12);
   twin.start();
   EXPECT_TRUE(eventually([&] { return !twin.transport->peers().at(0).reason.empty(); }));
-  EXPECT_THAT(twin.transport->peers().at(0).reason,
-              HasSubstr("another daemon is connected as node 1"));
+  EXPECT_THAT(twin.transport->peers().at(0).reason, HasSubstr("node id 1 is already in use"));
   EXPECT_EQ(zero.transport->peers().at(0).state, PeerState::kUp);
   EXPECT_EQ(zero.transport->peers().at(0).breaks, 0u);
 }

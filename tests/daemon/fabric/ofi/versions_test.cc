@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
 
 #include "daemon/fabric/ofi/domain.h"
 #include "daemon/fabric/ofi/survey.h"
@@ -61,7 +62,20 @@ TEST(OfiVersionsTest, TheSurveyListsEachUsableProviderOnce) {
   for (const auto& [name, version] : found.providers) {
     EXPECT_TRUE(names.insert(name + version).second) << name;
     EXPECT_FALSE(version.empty());
+    EXPECT_LT(std::stoul(version), 100u) << name << " " << version << ": 1.17, not 117.0";
   }
+}
+
+TEST(OfiVersionsTest, AnInterfaceThatIsNotHereIsNamedWithThoseThatAre) {
+  EndpointConfig config;
+  config.provider = "tcp";
+  config.bind_address = "eth77";
+  const auto opened = Domain::open(config);
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(
+      opened.error().message,
+      AllOf(HasSubstr("no interface or address 'eth77' here; there are:"), HasSubstr("lo")));
 }
 
 }  // namespace

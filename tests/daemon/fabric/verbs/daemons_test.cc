@@ -161,8 +161,8 @@ TEST_F(VerbsDaemons, RailsOnOtherNicsThanThePeersAreWarnedOfAtBothEnds) {
   });
   EXPECT_TRUE(eventually([&] {
     const std::lock_guard lock(mutex);
-    return holds(said_alike, "node 0 (in this process) is there") &&
-           holds(said_alike, "node 1 (in this process) is there");
+    return holds(said_alike, "connected to node 0 (in this process)") &&
+           holds(said_alike, "connected to node 1 (in this process)");
   })) << said_alike;
   const std::lock_guard lock(mutex);
   EXPECT_FALSE(holds(said_alike, "on other NICs")) << said_alike;

@@ -1,0 +1,20 @@
+/// \file
+/// A check of numbers on the command line that says what is allowed: CLI::PositiveNumber names the
+/// limits of double, with 309 digits.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <string>
+
+namespace mk::bench {
+
+inline CLI::Validator at_least_one() {
+  return {[](std::string& text) {
+            return std::strtod(text.c_str(), nullptr) >= 1 ? std::string{}
+                                                           : std::string{"must be at least 1"};
+          },
+          "AT LEAST 1"};
+}
+
+}  // namespace mk::bench
