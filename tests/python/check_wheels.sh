@@ -29,7 +29,7 @@ for python in /usr/bin/python3.11 "$(command -v /usr/bin/python3.12 || ls "$HOME
   [ -x "$python" ] || continue
   clean=$work/venv-$ran
   "$python" -m venv "$clean"
-  "$clean/bin/pip" install --quiet --disable-pip-version-check --find-links "$work/wheels" mkernel mkernel-daemon pytest==8.4.2
+  "$clean/bin/pip" install --quiet --disable-pip-version-check "$work"/wheels/*.whl pytest==8.4.2
   if "$clean/bin/python" -c 'import torch' 2>/dev/null; then echo "torch is there"; exit 1; fi
   (cd "$work" && "$clean/bin/python" -B -m pytest -q -p no:cacheprovider tests/python --ignore tests/python/pytorch)
   echo "$("$python" --version): well"
@@ -37,5 +37,5 @@ for python in /usr/bin/python3.11 "$(command -v /usr/bin/python3.12 || ls "$HOME
 done
 [ $ran -ge 1 ]
 
-"$torch/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-index --find-links "$work/wheels" --target "$work/installed" mkernel mkernel-daemon
+"$torch/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-index --target "$work/installed" "$work"/wheels/*.whl
 (cd "$work" && PYTHONPATH=$work/installed "$torch/bin/python" -B -m pytest -q -p no:cacheprovider tests/python/pytorch/test_torch.py -k "gradients_are or wrong_tensors")

@@ -4,7 +4,7 @@ import signal
 import time
 
 import numpy
-from reference import assert_close, product, random_matrix, sum_of_products
+from reference import ROUNDING, assert_close, product, random_matrix, sum_of_products, values_of
 
 import mkernel
 from mkernel import gradients
@@ -189,7 +189,7 @@ def operators_are_kept():
     for m in (4, 2, 9):
         a = numpy.ones((m, 8), numpy.float16)
         assert (mkernel.gemm_ar(a, numpy.ones((8, 8), numpy.float16)) == 8 * group.world).all()
-        counts.append((len(group._operators), max(kept.m_max for kept in group._operators.values())))
+        counts.append((len(group._operators), max(kept.room for kept in group._operators.values())))
     module.OPERATORS_MAX = 3
     for turn in range(3):
         for n in range(8, 48, 8):
@@ -288,3 +288,57 @@ def wrong_groups_of_the_second_node():
         except mkernel.Error as error:
             errors.append(error.code)
     return errors
+
+
+def exact_attention(q, k, v, q_positions, causal, scale):
+    """float64: (output, log-sum-exp); keys are in the order of the sequence."""
+    each = q.shape[1] // k.shape[1]
+    scores = numpy.einsum("qhd,khd->hqk", q, k.repeat(each, 1)) * scale
+    if causal:
+        scores[:, q_positions[:, None] < numpy.arange(len(k))] = -numpy.inf
+    most = scores.max(-1, keepdims=True)
+    weights = numpy.exp(scores - most)
+    total = weights.sum(-1, keepdims=True)
+    return numpy.einsum("hqk,khd->qhd", weights / total, v.repeat(each, 1)), (most + numpy.log(total))[..., 0].T
+
+
+def attention_is_right(dtype):
+    """Ring Attention on this rank's rows, against float64."""
+    group = mkernel.init()
+    for causal, seq, heads, key_heads, size in ((False, 64, 4, 2, 64), (True, 64, 4, 4, 64), (True, 75, 2, 1, 128), (False, 9, 2, 2, 64)):
+        q, k, v = (random_matrix([i, seq], seq, h * size, dtype) for i, h in ((1, heads), (2, key_heads), (3, key_heads)))
+        rows = mkernel.sequence_rows(seq, causal=causal)
+        stored = [x[0][rows].reshape(len(rows), -1, size) for x in (q, k, v)]
+        whole = [x[1].reshape(seq, -1, size) for x in (q, k, v)]
+        out, lse = mkernel.ring_attention(*stored, causal=causal, seq=seq)
+        expected, expected_lse = exact_attention(whole[0][rows], whole[1], whole[2], rows, causal, size**-0.5)
+        half, tiny = ROUNDING[dtype]
+        # The output is rounded once; what comes before is float32, and far below that.
+        allowed = 1.1 * half * abs(expected) + 1e-5 + tiny
+        assert (abs(values_of(out) - expected) <= allowed).all(), f"causal={causal} seq={seq} on rank {group.rank}"
+        assert (abs(lse - expected_lse) <= 1e-4).all()
+    return True
+
+
+def moe_is_right(dtype, hidden=32, features=24, experts=6, top_k=2):
+    """Every row of this rank's experts, for ranks with different counts of tokens, one with none."""
+    group = mkernel.init()
+    first, count = [(r * experts // group.world, (r + 1) * experts // group.world - r * experts // group.world) for r in range(group.world)][group.rank]
+    counts = [5 * r for r in range(group.world)]
+    weights, exact_weights = zip(*(random_matrix([9, e], hidden, features, dtype) for e in range(first, first + count)))
+    tokens = [random_matrix([7, r], max(1, counts[r]), hidden, dtype) for r in range(group.world)]
+    ids = [numpy.random.default_rng([8, r]).integers(-1, experts, (counts[r], top_k)) for r in range(group.world)]
+    factors = [numpy.random.default_rng([6, r]).random((counts[r], top_k)) for r in range(group.world)]
+    mine = group.rank
+    for _ in range(2):
+        routed = mkernel.moe_dispatch_gemm(tokens[mine][0][: counts[mine]], ids[mine], factors[mine], numpy.stack(weights), experts_total=experts)
+        assert routed.first_expert == first and len(routed.offsets) == count + 1
+        wanted = sorted(
+            (e, r, t, s) for r in range(group.world) for t in range(counts[r]) for s in range(top_k) for e in [ids[r][t, s]] if first <= e < first + count
+        )
+        expert = numpy.repeat(numpy.arange(first, first + count), numpy.diff(routed.offsets))
+        assert sorted(zip(expert, routed.rank, routed.token, routed.slot)) == wanted
+        for j, (e, r, t, s) in enumerate(zip(expert, routed.rank, routed.token, routed.slot)):
+            assert routed.weight[j] == numpy.float32(factors[r][t, s])
+            assert_close(routed.y[j : j + 1], product(tokens[r][1][t : t + 1], exact_weights[e - first], dtype), f"row {j} on rank {mine}")
+    return len(wanted)

@@ -110,6 +110,11 @@ def test_the_structs_of_ctypes_are_those_of_the_header(tmp_path):
         "mk_launch_stats": _c.LaunchStats,
         "mk_gemm_shape": _c.GemmShape,
         "mk_gemm_arguments": _c.GemmArguments,
+        "mk_moe_shape": _c.MoeShape,
+        "mk_moe_arguments": _c.MoeArguments,
+        "mk_moe_row": _c.MoeRow,
+        "mk_ring_shape": _c.RingShape,
+        "mk_ring_arguments": _c.RingArguments,
     }
     lines, expected = [], []
     for name, struct in structs.items():
@@ -119,7 +124,7 @@ def test_the_structs_of_ctypes_are_those_of_the_header(tmp_path):
             lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));')
             place = getattr(struct, field)
             expected.append(f"{name}.{field} {place.offset} {place.size}")
-    for name in ("BF16", "F16", "KN", "NK", "CPU", "CUDA", "FUSED", "UNFUSED", "AUTO"):
+    for name in ("BF16", "F16", "KN", "NK", "CPU", "CUDA", "FUSED", "UNFUSED", "AUTO", "ROWS", "EXPERT_OFFSETS", "FIRST_EXPERT"):
         lines.append(f'printf("{name} %d\\n", MK_{name});')
         expected.append(f"{name} {getattr(_c, name)}")
     source = tmp_path / "structs.c"

@@ -14,6 +14,16 @@ def test_other_layouts_of_nodes_and_ranks_are_right_too(other_cluster):
     other_cluster.run(on_ranks.operators_are_right, "f16", on_ranks.SHAPES[:3])
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_attention_over_all_ranks_is_right(cluster, dtype):
+    assert cluster.run(on_ranks.attention_is_right, dtype) == [True] * 4
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_each_expert_gets_its_tokens_and_the_products_are_right(cluster, dtype):
+    assert sum(cluster.run(on_ranks.moe_is_right, dtype)) > 30
+
+
 @pytest.mark.parametrize("which", ["ag_gemm", "gemm_rs", "gemm_ar", "copy_gemm"])
 def test_a_wrong_gradient_of_b_turns_the_check_red(cluster, which):
     for said in cluster.run(on_ranks.wrong_db_is_seen, which):

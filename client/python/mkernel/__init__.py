@@ -20,9 +20,11 @@ PyTorch's operators, gradients and modules are in `mkernel.torch`, which is impo
 
 from ._version import __version__
 from .arrays import from_bf16, to_bf16
+from .attention import ring_attention, sequence_rows
 from .errors import Error, ErrorCode, RankFailed
 from .group import Group, LaunchStats, Place, explain, get_group, init, is_initialized, shutdown
 from .local import LocalCluster, local_cluster
+from .moe import Routed, moe_dispatch_gemm
 from .operators import (
     ag_gemm,
     ag_gemm_backward,
@@ -42,6 +44,7 @@ __all__ = [
     "LocalCluster",
     "Place",
     "RankFailed",
+    "Routed",
     "__version__",
     "ag_gemm",
     "ag_gemm_backward",
@@ -57,6 +60,9 @@ __all__ = [
     "init",
     "is_initialized",
     "local_cluster",
+    "moe_dispatch_gemm",
+    "ring_attention",
+    "sequence_rows",
     "shutdown",
     "to_bf16",
 ]

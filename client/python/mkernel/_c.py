@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 import pathlib
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, Optional
 
 from .errors import Error, ErrorCode
@@ -121,6 +121,79 @@ class GemmArguments(_Sized):
     ]
 
 
+class MoeShape(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("tuning", POINTER(Tuning)),
+        ("tokens_max", c_uint64),
+        ("hidden", c_uint64),
+        ("features", c_uint64),
+        ("rows_max", c_uint64),
+        ("experts", c_uint32),
+        ("top_k", c_uint32),
+        ("dtype", c_uint32),
+        ("b_layout", c_uint32),
+    ]
+
+
+class MoeArguments(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("tokens", c_void_p),
+        ("ids", c_void_p),
+        ("weights", c_void_p),
+        ("count", c_uint64),
+        ("expert_weights", c_void_p),
+        ("y", c_void_p),
+        ("capacity", c_uint64),
+    ]
+
+
+class MoeRow(Structure):
+    _fields_ = [("rank", c_uint32), ("token", c_uint32), ("slot", c_uint32), ("weight", c_float)]
+
+
+class RingShape(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("tuning", POINTER(Tuning)),
+        ("seq_max", c_uint64),
+        ("query_heads", c_uint32),
+        ("key_heads", c_uint32),
+        ("head_dim", c_uint32),
+        ("causal", c_uint32),
+        ("dtype", c_uint32),
+        ("remote_passes", c_uint32),
+    ]
+
+
+class RingArguments(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("seq", c_uint64),
+        ("q_stride", c_uint64),
+        ("k_stride", c_uint64),
+        ("v_stride", c_uint64),
+        ("out_stride", c_uint64),
+        ("scale", c_double),
+    ]
+
+
+#: By the operator's name: its shape, and the field of it that says for how much it makes room.
+SHAPES: dict[str, tuple[Any, str]] = {
+    "ag-gemm": (GemmShape, "m_max"),
+    "gemm-rs": (GemmShape, "m_max"),
+    "gemm-ar": (GemmShape, "m_max"),
+    "moe": (MoeShape, "tokens_max"),
+    "ring": (RingShape, "seq_max"),
+}
+ROWS, EXPERT_OFFSETS, FIRST_EXPERT = 3, 4, 5
+
 _HANDLE = POINTER(c_void_p)
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mk_version": (c_char_p, []),
@@ -145,8 +218,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mk_op_launch_on": (c_int32, [c_void_p, c_void_p, c_void_p, c_uint32]),
     "mk_op_status": (c_int32, [c_void_p]),
     "mk_op_finish": (c_int32, [c_void_p, c_void_p, POINTER(LaunchStats)]),
+    "mk_op_query": (c_int32, [c_void_p, c_uint32, _HANDLE, POINTER(c_uint64)]),
     "mk_op_destroy": (None, [c_void_p]),
     "mk_rows_of_rank": (None, [c_uint64, c_uint32, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
+    "mk_sequence_rows_of_rank": (None, [c_uint64, c_uint32, c_uint32, c_uint32, c_uint64 * 2, c_uint64 * 2]),
 }
 
 
@@ -222,3 +297,10 @@ def rows_of_rank(rows: int, world: int, rank: int) -> tuple[int, int]:
     first, count = c_uint64(), c_uint64()
     library().mk_rows_of_rank(rows, world, rank, ctypes.byref(first), ctypes.byref(count))
     return first.value, count.value
+
+
+def sequence_rows_of_rank(rows: int, causal: bool, world: int, rank: int) -> list[tuple[int, int]]:
+    """[(first, count), ...]: the parts of a sequence that a rank has, one after the other in its tensors."""
+    first, count = (c_uint64 * 2)(), (c_uint64 * 2)()
+    library().mk_sequence_rows_of_rank(rows, causal, world, rank, first, count)
+    return [(first[i], count[i]) for i in range(2 if causal else 1)]

@@ -14,7 +14,7 @@ import dataclasses
 import os
 import sys
 import threading
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 from . import _c
 from .errors import Error, ErrorCode, invalid
@@ -56,16 +56,18 @@ class LaunchStats:
 
 
 class _Operator:
-    """One operator of the library, for launches of up to m_max rows."""
+    """One operator of the library; `room` is the most rows, tokens or positions of a launch."""
 
-    def __init__(self, group: Group, name: str, m_max: int, n: int, k: int, dtype: int, layout: int, executor: int) -> None:
+    def __init__(self, group: Group, name: str, shape: dict[str, int], room: int, executor: int) -> None:
+        struct, room_field = _c.SHAPES[name]
         tuning = _c.Tuning(executor=executor, wait_timeout_ms=group.wait_timeout_ms)
-        shape = _c.GemmShape(tuning=ctypes.pointer(tuning), m_max=m_max, n=n, k=k, dtype=dtype, b_layout=layout)
-        self.rank, self.m_max = group.rank, m_max
+        filled = struct(tuning=ctypes.pointer(tuning), **{room_field: room}, **shape)
+        self.room = room
         self.workspace_bytes = ctypes.c_uint64()
-        _c.call("mk_op_workspace_bytes", group.handle, name.encode(), ctypes.byref(shape), ctypes.byref(self.workspace_bytes), rank=group.rank)
-        self.handle = ctypes.c_void_p()
-        _c.call("mk_op_create", group.handle, name.encode(), ctypes.byref(shape), ctypes.byref(self.handle), rank=group.rank)
+        self.handle: Optional[ctypes.c_void_p] = ctypes.c_void_p()
+        arguments = (group.handle, name.encode(), ctypes.byref(filled))
+        _c.call("mk_op_workspace_bytes", *arguments, ctypes.byref(self.workspace_bytes), rank=group.rank)
+        _c.call("mk_op_create", *arguments, ctypes.byref(self.handle), rank=group.rank)
 
     def destroy(self) -> None:
         handle, self.handle = self.handle, None
@@ -169,24 +171,21 @@ class Group:
     def launch(
         self,
         name: str,
+        shape: dict[str, int],
+        room: int,
+        arguments: Any,
         *,
-        a: int,
-        b: int,
-        c: int,
-        m: int,
-        n: int,
-        k: int,
-        dtype: int,
-        layout: int,
-        gathered: int = 0,
         device: int = -1,
         stream: int = 0,
         mode: int = _c.AUTO,
+        after: Optional[Callable[[ctypes.c_void_p], None]] = None,
     ) -> None:
-        """Launches an operator on addresses. `device` -1: on CPUs, and waits; else on that GPU's stream."""
-        arguments = _c.GemmArguments(a=a or None, b=b or None, c=c or None, m=m, gathered=gathered or None)
+        """Launches an operator. `shape` is its C struct without room; `arguments` is its C struct.
+
+        `device` -1: on CPUs, and waits; else on that GPU's stream. `after` may then ask the operator about the launch.
+        """
         with self._lock:
-            operator = self._operator(name, m, n, k, dtype, layout, device)
+            operator = self._operator(name, shape, room, device)
             if device >= 0:
                 _c.call("mk_op_launch_on", operator.handle, stream, ctypes.byref(arguments), mode, rank=self.rank)
                 return
@@ -201,26 +200,48 @@ class Group:
                 stats.network_bytes,
                 stats.network_commands,
             )
+            if after is not None:
+                assert operator.handle is not None
+                after(operator.handle)
 
-    def _operator(self, name: str, m: int, n: int, k: int, dtype: int, layout: int, device: int) -> _Operator:
-        key = (name, n, k, dtype, layout, device)
+    def launch_gemm(
+        self,
+        name: str,
+        *,
+        a: int,
+        b: int,
+        c: int,
+        m: int,
+        n: int,
+        k: int,
+        dtype: int,
+        layout: int,
+        gathered: int = 0,
+        device: int = -1,
+        stream: int = 0,
+    ) -> None:
+        """Launches one of the three tensor-parallel operators on addresses."""
+        arguments = _c.GemmArguments(a=a or None, b=b or None, c=c or None, m=m, gathered=gathered or None)
+        self.launch(name, dict(n=n, k=k, dtype=dtype, b_layout=layout), m, arguments, device=device, stream=stream)
+
+    def _operator(self, name: str, shape: dict[str, int], room: int, device: int) -> _Operator:
+        key = (name, tuple(shape.items()), device)
         operator = self._operators.get(key)
-        if operator is not None and operator.m_max < m:
+        if operator is not None and operator.room < room:
             self._operators.pop(key).destroy()
             operator = None
         if operator is None:
             while len(self._operators) >= OPERATORS_MAX:
                 self._operators.popitem(last=False)[1].destroy()
-            self._tell_first_launch(name, m, n, k)
-            executor = _c.CPU if device < 0 else _c.CUDA
-            operator = self._operators[key] = _Operator(self, name, m, n, k, dtype, layout, executor)
+            self._tell_first_launch(name)
+            operator = self._operators[key] = _Operator(self, name, shape, room, _c.CPU if device < 0 else _c.CUDA)
         self._operators.move_to_end(key)
         return operator
 
-    def _tell_first_launch(self, name: str, m: int, n: int, k: int) -> None:
+    def _tell_first_launch(self, name: str) -> None:
         """One line on a terminal: the first launch loads kernels, and takes longer than the others."""
         if not self._launched and self.rank == 0 and sys.stderr.isatty():
-            print(f"mkernel: {self!r} prepares its first operator, {name} {m} x {n} x {k}", file=sys.stderr)
+            print(f"mkernel: {self!r} prepares its first operator, {name}", file=sys.stderr)
         self._launched = True
 
     def explain(self) -> str:
@@ -230,13 +251,11 @@ class Group:
             f"{self!r}",
             f"  library {_c.version()}, node {place.node_rank} of {place.nodes}, local rank {place.local_rank} of {place.local_size}",
         ]
-        names = {_c.BF16: "bf16", _c.F16: "f16"}
-        for (name, n, k, dtype, layout, device), operator in self._operators.items():
+        for (name, shape, device), operator in self._operators.items():
             where = "CPU" if device < 0 else f"GPU {device}"
-            lines.append(
-                f"  {name}: m up to {operator.m_max}, n {n}, k {k}, {names[dtype]}, B {'n x k' if layout == _c.NK else 'k x n'}, "
-                f"{where}, workspace {operator.workspace_bytes.value / 2**20:.1f} MiB"
-            )
+            words = ", ".join(f"{field} {_said(field, value)}" for field, value in shape)
+            room = _c.SHAPES[name][1]
+            lines.append(f"  {name}: {room} {operator.room}, {words}, {where}, workspace {operator.workspace_bytes.value / 2**20:.1f} MiB")
         if self.last_launch is not None:
             last = self.last_launch
             lines.append(
@@ -370,6 +389,12 @@ def shutdown(group: GroupLike = None) -> None:
 def explain(group: GroupLike = None) -> str:
     """What a group is, which operators it keeps, and what its last launch did."""
     return get_group(group).explain()
+
+
+def _said(field: str, value: int) -> Any:
+    """A shape's number, in words where it stands for one."""
+    words = {"dtype": {_c.BF16: "bf16", _c.F16: "f16"}, "b_layout": {_c.KN: "k x n", _c.NK: "n x k"}}
+    return words.get(field, {}).get(value, value)
 
 
 def _milliseconds(seconds: float) -> int:

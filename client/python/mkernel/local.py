@@ -86,7 +86,7 @@ class LocalCluster:
         )
         assert self._supervisor.stdout is not None
         said = self._supervisor.stdout.readline()
-        answer = json.loads(said) if said else {"failed": "their supervisor ended without a word"}
+        answer: dict[str, Any] = json.loads(said) if said else {"failed": "their supervisor ended without a word"}
         if "failed" in answer:
             self.stop()
             raise Error(ErrorCode.UNAVAILABLE, f"the local cluster did not start: {answer['failed']}")
@@ -261,8 +261,10 @@ def _collect(processes: list, pipes: list, until: float, timeout: float) -> list
             for rank in left.values():
                 failures.setdefault(rank, f"rank {rank} was not done within {timeout:g} s")
             break
+        pipe: Any
         for pipe in ready:
             rank = left.pop(pipe)
+            answer: tuple
             try:
                 answer = pipe.recv()
             except EOFError:

@@ -142,7 +142,7 @@ def _operands(group: Group, what: str, a: Any, b: Any) -> tuple[arrays.Matrix, a
 
 
 def _launch(group: Group, name: str, a: arrays.Matrix, b: arrays.Matrix, c: numpy.ndarray, m: int, gathered: Optional[numpy.ndarray]) -> None:
-    group.launch(
+    group.launch_gemm(
         name,
         a=a.address,
         b=b.address,

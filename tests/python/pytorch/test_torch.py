@@ -32,6 +32,17 @@ def test_modules_are_like_one_process(cluster, sequence_parallel, compiled):
     assert cluster.run(torch_ranks.modules_are_like_one_process, sequence_parallel, compiled, timeout=600) == [True] * 4
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_and_its_gradient_are_as_good_as_one_process(cluster, causal):
+    for said in cluster.run(torch_ranks.attention_and_gradients_are_right, causal):
+        assert "attn_mask" in said
+
+
+def test_a_layer_of_experts_and_its_gradients_are_as_good_as_one_process(cluster):
+    for said in cluster.run(torch_ranks.moe_layer_and_gradients_are_right):
+        assert "experts=6, top_k=2" in said
+
+
 def test_autocast_is_followed(cluster):
     assert cluster.run(torch_ranks.autocast_is_followed) == [True] * 4
 

@@ -331,3 +331,81 @@ def wrong_tensors():
         except mkernel.Error as error:
             errors.append(error.sentence)
     return errors
+
+
+def attention_and_gradients_are_right(causal):
+    """Attention over all ranks and its composed gradient, beside PyTorch's in one process, against float64."""
+    import warnings
+
+    group = mkernel.init()
+    q, k, v, dout = (random_tensor(i, 2, h, 64, 64) * 4 for i, h in ((1, 4), (2, 2), (3, 2), (4, 4)))
+    answers = {}
+    for dtype in (torch.float64, torch.bfloat16):
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
+        y = nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
+        y.backward(dout.to(dtype))
+        answers[dtype] = [mt.sequence_shard(x, 2, is_causal=causal) for x in (y.detach(), *(x.grad for x in leaves))]
+    mine = [mt.sequence_shard(x, 2, is_causal=causal).requires_grad_() for x in (q, k, v)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y = mt.attention(*mine, is_causal=causal, enable_gqa=True)
+        y.backward(mt.sequence_shard(dout, 2, is_causal=causal))
+    assert sum("composed" in str(one.message) for one in caught) == 1
+    for name, got, exact, near in zip(("out", "dq", "dk", "dv"), (y, *(x.grad for x in mine)), answers[torch.float64], answers[torch.bfloat16]):
+        ours, theirs = error_of(got, exact), error_of(near, exact)
+        assert ours <= 1.5 * theirs + 1e-4, f"{name}: error {ours:.2e}, and {theirs:.2e} in one process"
+    args = [x.detach()[0].transpose(0, 1).contiguous().requires_grad_() for x in mine]
+    outcomes = torch.library.opcheck(torch.ops.mkernel.ring_attention, (*args, causal, 0.125, ""))
+    assert set(outcomes.values()) == {"SUCCESS"}
+    try:
+        mt.attention(*mine, attn_mask=torch.ones(1), enable_gqa=True)
+    except mkernel.Error as error:
+        return error.sentence
+
+
+def moe_layer_and_gradients_are_right(hidden=32, intermediate=64, experts=6, top_k=2, count=24):
+    """A layer of experts, beside one process that has all experts, against float64."""
+    group = mkernel.init()
+    whole = {
+        "router": random_tensor(1, experts, hidden) * 2,
+        "gate_up": random_tensor(2, experts, hidden, 2 * intermediate),
+        "down": random_tensor(3, experts, intermediate, hidden),
+    }
+    x, dy = random_tensor(4, count * group.world, hidden) * 4, random_tensor(5, count * group.world, hidden)
+    layer = mt.MoELayer(hidden, intermediate, experts, top_k, dtype=torch.bfloat16)
+    first = group.rank * experts // group.world
+    own = slice(first, first + layer.gate_up.shape[0])
+    rows = slice(group.rank * count, (group.rank + 1) * count)
+    with torch.no_grad():
+        layer.router.weight.copy_(whole["router"])
+        layer.gate_up.copy_(whole["gate_up"][own])
+        layer.down.copy_(whole["down"][own])
+    mine = x[rows].clone().requires_grad_()
+    y = layer(mine)
+    y.backward(dy[rows])
+    mt.finish_gradients(layer)
+    # Rounding decides which experts a token at the edge goes to: the reference takes the choice of bf16.
+    ids = (x @ whole["router"].t()).float().softmax(-1).topk(top_k, -1)[1]
+
+    def one_process(dtype):
+        leaves = [t.to(dtype, copy=True).requires_grad_() for t in (x, *whole.values())]
+        x_, router, gate_up, down = leaves
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        weights = (x_ @ router.t()).to(wide).softmax(-1).gather(1, ids)
+        weights = (weights / weights.sum(-1, keepdim=True)).to(dtype)
+        total = 0
+        for e in range(experts):
+            gate, up = (x_ @ gate_up[e]).chunk(2, -1)
+            factor = (weights * (ids == e)).sum(1, keepdim=True)
+            total = total + factor * ((nn.functional.silu(gate) * up) @ down[e])
+        total.backward(dy.to(dtype))
+        return [total[rows], leaves[0].grad[rows], leaves[1].grad, leaves[2].grad[own], leaves[3].grad[own]]
+
+    results = (y, mine.grad, layer.router.weight.grad, layer.gate_up.grad, layer.down.grad)
+    for name, got, exact, near in zip(("y", "dx", "router", "gate_up", "down"), results, one_process(torch.float64), one_process(torch.bfloat16)):
+        ours, theirs = error_of(got, exact), error_of(near, exact)
+        assert ours <= 2 * theirs, f"{name}: error {ours:.2e}, and {theirs:.2e} in one process"
+    inputs = (x[rows].clone().requires_grad_(), ids[rows], whole["gate_up"][own].clone().requires_grad_(), experts, "")
+    outcomes = torch.library.opcheck(torch.ops.mkernel.moe_dispatch_gemm, inputs)
+    assert set(outcomes.values()) == {"SUCCESS"}
+    return repr(layer)

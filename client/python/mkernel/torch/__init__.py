@@ -4,7 +4,9 @@ The operators are `torch.ops.mkernel.ag_gemm`, `gemm_rs` and `gemm_ar` on CPU an
 are functional, run on the current stream, and know fake tensors, so `torch.compile(fullgraph=True)` takes them.
 """
 
+from .attention import attention, sequence_shard
 from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
+from .moe import MoELayer, moe_combine, moe_dispatch_gemm
 from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs
 from .parallel import ColwiseParallel, RowwiseParallel
 from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp
@@ -12,10 +14,12 @@ from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_
 __all__ = [
     "ColumnParallelLinear",
     "ColwiseParallel",
+    "MoELayer",
     "RowParallelLinear",
     "RowwiseParallel",
     "ag_gemm",
     "all_gather",
+    "attention",
     "copy_gemm",
     "finish_gradients",
     "fused_all_gather_matmul",
@@ -23,5 +27,8 @@ __all__ = [
     "gemm_ar",
     "gemm_rs",
     "mark_sequence_parallel",
+    "moe_combine",
+    "moe_dispatch_gemm",
+    "sequence_shard",
     "use_for_async_tp",
 ]

@@ -167,9 +167,9 @@ def _ag_gemm_backward(ctx: Any, dy: Optional[Tensor], dgathered: Optional[Tensor
     da = db = None
     if dy is not None:
         # What flows back into the gathered A is one more product, by the identity, of the same reduce-scatter.
-        beside = dgathered is not None and ctx.keep and want_a
+        beside = ctx.keep and want_a and dgathered is not None
         da, db = gradients.ag_gemm(_TorchOps, dy, a, b, gathered, ctx.group, want_a and not beside, want_b)
-        if beside:
+        if beside and dgathered is not None:
             one = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
             da = torch.ops.mkernel.gemm_rs(torch.cat([dy, dgathered], 1), torch.cat([b.t(), one], 0), ctx.group)
     elif dgathered is not None and ctx.keep and want_a:
@@ -244,8 +244,8 @@ def _launch(group: Group, name: str, a: Tensor, b: Tensor, c: Tensor, m: int, ga
         gathered=0 if gathered is None else gathered.data_ptr(),
     )
     if a.device.type == "cpu":
-        group.launch(name, **arguments)
+        group.launch_gemm(name, **arguments)
         return
     with torch.cuda.device(a.device):
         # Copies made here are freed in the order of the same stream.
-        group.launch(name, device=a.device.index, stream=torch.cuda.current_stream().cuda_stream, **arguments)
+        group.launch_gemm(name, device=a.device.index, stream=torch.cuda.current_stream().cuda_stream, **arguments)

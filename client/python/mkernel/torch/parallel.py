@@ -37,9 +37,9 @@ class _Style(ParallelStyle):
         run = self._run
 
         def forward(layer: nn.Linear, x: Tensor) -> Tensor:
-            bias = None if layer.bias is None else layer.bias.to_local()
+            bias = None if layer.bias is None else _local(layer.bias)
             first = x if dim in (None, 0) else x.transpose(0, dim)
-            y = run(first, layer.weight.to_local(), bias, group, dim is not None)
+            y = run(first, _local(layer.weight), bias, group, dim is not None)
             return y if dim in (None, 0) else y.transpose(0, dim)
 
         module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
@@ -74,6 +74,10 @@ class RowwiseParallel(_Style):
                 module.bias.register_hook(_sum_of_parts)
 
     _run = staticmethod(row_parallel)
+
+
+def _local(parameter: Any) -> Tensor:
+    return parameter.to_local()
 
 
 def _sum_of_parts(gradient: DTensor) -> DTensor:

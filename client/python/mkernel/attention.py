@@ -1,0 +1,62 @@
+"""Ring Attention on NumPy arrays: one sequence, spread over the ranks of the group."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy
+
+from . import _c, arrays
+from .errors import invalid
+from .group import Group, GroupLike, get_group
+
+
+def sequence_rows(seq: int, *, causal: bool = False, group: GroupLike = None, rank: Optional[int] = None) -> numpy.ndarray:
+    """The positions of the sequence that a rank has, in the order of its tensors; without `rank`, this one.
+
+    Without a mask the sequence is dealt out in one part for each rank. Causal, rank r of W has the parts r and 2W-1-r of 2W, so that all ranks have
+    the same work.
+    """
+    chosen = get_group(group)
+    parts = _c.sequence_rows_of_rank(seq, causal, chosen.world, chosen.rank if rank is None else rank)
+    return numpy.concatenate([numpy.arange(first, first + count) for first, count in parts])
+
+
+def ring_attention(
+    q: Any, k: Any, v: Any, *, causal: bool = False, scale: Optional[float] = None, seq: Optional[int] = None, group: GroupLike = None
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """softmax(scale Q K^T) V over the sequence of all ranks: (output, log-sum-exp of each query and head).
+
+    `q` is [rows, heads, 64 or 128] and `k` and `v` are [rows, key heads, the same], of this rank's `sequence_rows`. Without `seq`, the length of
+    the sequence, every rank has as many rows. `scale` is 1 / sqrt(head dimension) unless given.
+    """
+    chosen = get_group(group)
+    q, k, v = (numpy.ascontiguousarray(x) for x in (q, k, v))
+    check_shapes(chosen, q.shape, k.shape, v.shape)
+    dtype = arrays.dtype_of(q.dtype)
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        raise invalid(f"ring_attention: elements of {q.dtype}, {k.dtype} and {v.dtype}: they must be alike", chosen.rank)
+    out, lse = numpy.empty_like(q), numpy.empty(q.shape[:2], dtype=numpy.float32)
+    seq = q.shape[0] * chosen.world if seq is None else seq
+    expected = len(sequence_rows(seq, causal=causal, group=chosen))
+    if q.shape[0] != expected:
+        raise invalid(f"ring_attention: q has {q.shape[0]} rows, and of {seq} this rank has {expected} (sequence_rows)", chosen.rank)
+    addresses = [x.ctypes.data for x in (q, k, v, out, lse)]
+    launch(chosen, addresses, q.shape, k.shape[1], seq, dtype, causal, scale)
+    return out, lse
+
+
+def check_shapes(group: Group, q: Any, k: Any, v: Any) -> None:
+    """Raises what is wrong with the shapes of q, k and v."""
+    if not len(q) == len(k) == len(v) == 3 or tuple(k) != tuple(v) or q[0] != k[0] or q[2] != k[2]:
+        raise invalid(
+            f"ring_attention: q is {tuple(q)}, k {tuple(k)} and v {tuple(v)}: they must be [rows, heads, dimension], alike but for the heads", group.rank
+        )
+
+
+def launch(group: Group, addresses: list[int], q_shape: Any, key_heads: int, seq: int, dtype: int, causal: bool, scale: Optional[float]) -> None:
+    """Launches on the addresses of q, k, v, out and lse, all without gaps."""
+    q, k, v, out, lse = addresses
+    arguments = _c.RingArguments(q=q, k=k, v=v, out=out, lse=lse, seq=seq, scale=scale or 0.0)
+    shape = dict(query_heads=q_shape[1], key_heads=key_heads, head_dim=q_shape[2], causal=int(causal), dtype=dtype)
+    group.launch("ring", shape, seq, arguments)
