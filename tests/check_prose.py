@@ -90,7 +90,7 @@ def markdown_prose(text):
 def man_prose(text):
     """As markdown_prose, of scdoc."""
     text = re.sub(r"^[;].*$", "", without_code(text), flags=re.M)
-    text = re.sub(r"\*[^*\n]+\*|(?<!\w)_[^_\n]+_(?!\w)", "x", text)
+    text = re.sub(r"\*[^*\n]+\*(\(\d\))?|(?<!\w)_[^_\n]+_(?!\w)", "x", text)
     text = re.sub(r"\\(.)", r"\1", text)
     paragraphs, current = [], []
     for line in [*text.split("\n"), ""]:
