@@ -8,6 +8,8 @@ Each Markdown file and man page of the repository keeps these limits:
 - It has none of the words and spellings of WORDS, and no sentence that begins with "Who", "What" or "Of" as its subject.
 - Relative links lead to files and headings that exist. A file that is named in backticks exists.
 
+Comments in C++ and CUDA sources keep the first limit by folder (COMMENTS).
+
 Files that are not there yet have a line in tests/prose_budget.txt: what they may have at most. A line may only go down: the
 check fails if it allows more than is needed. --lower writes the lines anew, never higher; --show prints what counts.
 """
@@ -45,6 +47,8 @@ WORDS = [  # what is found; what to write
     (r"\bMkernel[d]?\b|\bMKernel[d]?\b", "mkernel, mkerneld"),
     (r"\b[Pp]roxies' threads\b", "proxy threads"),
 ]
+# Of the sentences in a folder's comments, how many per cent may be that long. Lower a number when the folder is better.
+COMMENTS = {"client": 12, "daemon": 9, "deploy": 15, "kernels": 17, "shm": 8, "systemd": 0, "tests": 10}
 SUBJECT = re.compile(r"(Who|Whoever|What|Of|That it)\b")
 SUFFIXES = "h|c|cc|cu|cuh|py|sh|md|json|svg|proto|toml|txt|cmake|yml|yaml|pml|scd|service|csv|in|map"
 
@@ -104,8 +108,35 @@ def man_prose(text):
     return paragraphs, []
 
 
+def comment_paragraphs(text):
+    """What C++ and CUDA sources say in `//` and `///`: consecutive lines are one paragraph, list items their own."""
+    paragraphs, current = [], []
+    for line in [*text.split("\n"), ""]:
+        comment = re.match(r"\s*///?<?\s?(.*)", line)
+        said = comment[1].strip() if comment else ""
+        if current and (not said or said.startswith("- ")):
+            paragraphs.append(re.sub(r"`[^`]*`", "x", " ".join(current)))
+            current = []
+        if said:
+            current.append(re.sub(r"^- ", "", said))
+    return paragraphs
+
+
+def long_comments(checker):
+    """{folder: (long sentences, all sentences)}."""
+    found = {folder: ([], 0) for folder in COMMENTS}
+    for name in checker.files:
+        folder = name.split("/")[0]
+        if folder in found and name.endswith((".h", ".c", ".cc", ".cu", ".cuh")):
+            text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+            said = [one for paragraph in comment_paragraphs(text) for one in sentences(paragraph)]
+            long, count = found[folder]
+            found[folder] = (long + [f"{name}: {one}" for one in said if len(one.split()) > MOST_WORDS], count + len(said))
+    return found
+
+
 def sentences(paragraph):
-    return [one for one in re.split(r"(?<=[.!?])\s+(?=[A-Z(\"'“]|x )", paragraph) if len(one.split()) > 2]
+    return [one for one in re.split(r"(?<=[.!?])\s+(?=[A-Z(\"'“])", paragraph) if len(one.split()) > 2]
 
 
 def headings(text):
@@ -206,6 +237,9 @@ def main(arguments):
     checker, budget, breaches, lower = Checker(), read_budget(), [], {}
     if arguments[:1] == ["--show"]:
         for document in arguments[1:]:
+            if document in COMMENTS:
+                print("\n".join(long_comments(checker)[document][0]))
+                continue
             found, count, links = checker.check(document)
             for kind in KINDS:
                 for one in found[kind]:
@@ -234,6 +268,10 @@ def main(arguments):
     if arguments == ["--lower"]:
         write_budget(lower)
         return 0
+    for folder, (long, count) in long_comments(checker).items():
+        if 100 * len(long) > COMMENTS[folder] * count:
+            breaches.append(f"{folder}: {len(long)} of {count} sentences in comments have more than {MOST_WORDS} words, at most "
+                            f"{COMMENTS[folder]}% may: python3 tests/check_prose.py --show {folder}")
     for name in budget:
         if name not in checker.places:
             print(f"tests/prose_budget.txt: {name} is gone: python3 tests/check_prose.py --lower")

@@ -37,6 +37,10 @@ class CheckProse(unittest.TestCase):
         paragraphs, _ = check_prose.man_prose(f"# NAME\n\n{LONG}\n\n*--flag* _FILE_\n\tShort text here.\n")
         self.assertEqual([len(one.split()) for one in paragraphs], [26, 5])
 
+    def test_comments_are_read_over_their_lines(self):
+        text = "/// One `two three` four\n/// five.\nint x;  // no\n// - item one two\n// - item three four\n"
+        self.assertEqual(check_prose.comment_paragraphs(text), ["One x four five.", "item one two", "item three four"])
+
     def test_paths_and_links_that_do_not_exist_are_found(self):
         text = "`tests/run.sh` `run.sh` `../tests/run.sh` `no/such.h` `/etc/x.toml` [a](run.sh) [b](gone.md) [c](README.md#no-heading)"
         self.assertEqual(list(self.checker.dead_paths("tests/README.md", text)), ["no/such.h"])
