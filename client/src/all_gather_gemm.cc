@@ -1,5 +1,5 @@
 /// \file
-/// AllGather+GEMM for people: what it adds to gemm_operator.h.
+/// Public AllGather+GEMM API: what it adds to gemm_operator.h.
 
 #include "mkernel/all_gather_gemm.h"
 

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM+AllReduce for people: what it adds to gemm_operator.h.
+/// Public GEMM+AllReduce API: what it adds to gemm_operator.h.
 
 #include "mkernel/gemm_all_reduce.h"
 

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM+ReduceScatter for people: what it adds to gemm_operator.h.
+/// Public GEMM+ReduceScatter API: what it adds to gemm_operator.h.
 
 #include "mkernel/gemm_reduce_scatter.h"
 

@@ -1,5 +1,5 @@
 /// \file
-/// MoE Dispatch+GEMM for people: agrees with the other ranks on the plan, gives the executor its
+/// Public MoE Dispatch+GEMM API: agrees with the other ranks on the plan, gives the executor its
 /// memory, translates arguments.
 
 #include "mkernel/moe_dispatch_gemm.h"

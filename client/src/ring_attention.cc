@@ -1,5 +1,5 @@
 /// \file
-/// Ring Attention for people: agrees with the other ranks on the plan, gives the executor its
+/// Public Ring Attention API: agrees with the other ranks on the plan, gives the executor its
 /// memory, translates arguments.
 
 #include "mkernel/ring_attention.h"

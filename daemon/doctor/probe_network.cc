@@ -59,7 +59,7 @@ Result<shm::HelloReply> greet(const std::string& socket) {
     return tl::unexpected<Error>(Error{error.code, error.message});
   }
   if (answer.type != static_cast<std::uint16_t>(shm::HelloReply::kType))
-    return fail(ErrorCode::kProtocol, "who answers there is no mkerneld");
+    return fail(ErrorCode::kProtocol, "the program that answers there is not a mkerneld");
   return shm::decode_message<shm::HelloReply>(answer.payload);
 }
 

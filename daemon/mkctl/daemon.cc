@@ -24,9 +24,10 @@ Answer Daemon::explain(const grpc::Status& status) const {
                            : status.error_message()));
     }
     case grpc::StatusCode::UNIMPLEMENTED:
-      return error_answer(kExitUnreachable,
-                          fmt::format("{} is no mkerneld of this version, or does not do that: {}",
-                                      where, status.error_message()));
+      return error_answer(
+          kExitUnreachable,
+          fmt::format("{} is not a mkerneld of this version or does not support this request: {}",
+                      where, status.error_message()));
     default:
       return error_answer(kExitUnhealthy,
                           fmt::format("{} refused: {}", where, status.error_message()));

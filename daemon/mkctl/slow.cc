@@ -250,7 +250,7 @@ Slowness find_slow(const std::vector<Look>& looks) { return Search(looks).take()
 std::string render(const Slowness& slowness) {
   std::string text;
   if (slowness.findings.empty()) {
-    text = slowness.jobs.empty() ? "no job is up\n" : "nobody is seen to keep others waiting\n";
+    text = slowness.jobs.empty() ? "no job is up\n" : "no rank is behind\n";
   } else {
     Table table({"JOB", "WHO", "FOR", "WHY"});
     for (const Finding& one : slowness.findings) {

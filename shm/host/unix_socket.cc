@@ -130,9 +130,10 @@ Result<FrameSocket> FrameSocket::connect(const std::string& path,
         continue;
       case EAGAIN:  // its queue of new connections is full, which poll cannot wait for
         if (std::chrono::steady_clock::now() >= deadline) {
-          return fail(ErrorCode::kTimeout,
-                      "whoever listens at '{}' took no connection within {} ms: is it hung?", path,
-                      timeout.count());
+          return fail(
+              ErrorCode::kTimeout,
+              "the program that listens at '{}' took no connection within {} ms: is it hung?", path,
+              timeout.count());
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         continue;

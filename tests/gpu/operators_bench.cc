@@ -12,7 +12,8 @@
 ///
 /// N and K are each rank's: AG+GEMM: B_r is [K, N]; the other two: A_r is [M, K]. All ranks' work
 /// of one launch is held until all of it is queued, so that it begins together; a launch's time is
-/// its slowest rank's. Sides take turns: `fused`; `products`: cuBLAS alone; `collective`: that
+/// its slowest rank's. Variants run interleaved in random order, so all
+/// see the same GPU clock: `fused`; `products`: cuBLAS alone; `collective`: that
 /// alone; `baseline`: the two one after the other. On one node the collective is NCCL's, without
 /// NVLS; on two, joined by daemons of PROGRAM (without it, by daemons in this process: for ranks
 /// that share a GPU) over the paced loopback fabric, it is unfused.h's, in pieces of each --piece

@@ -64,7 +64,7 @@ struct MK_EXPORT AttachOptions {
   static Result<AttachOptions> from_environment();
 
   /// Of rank `rank` of a job on `nodes` nodes with `local_size` ranks each; all but the place as it
-  /// is by default. For who starts ranks himself. (attach checks it.)
+  /// is by default. For callers that launch ranks without a launcher. (attach checks it.)
   static AttachOptions of_rank(std::string job, std::uint32_t rank, std::uint32_t nodes,
                                std::uint32_t local_size);
 

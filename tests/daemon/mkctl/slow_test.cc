@@ -57,7 +57,7 @@ TEST(WhoIsSlow, NobodyWhenAllMove) {
   ASSERT_EQ(found.jobs.size(), 1u);
   EXPECT_EQ(found.jobs[0].ranks_seen, 4u);
   EXPECT_DOUBLE_EQ(found.jobs[0].launches_per_second, 4.5);
-  EXPECT_THAT(render(found), HasSubstr("nobody is seen to keep others waiting"));
+  EXPECT_THAT(render(found), HasSubstr("no rank is behind"));
 }
 
 TEST(WhoIsSlow, TheRankThatHasNotBegunTheLaunchTheOthersAreIn) {
