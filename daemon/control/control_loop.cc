@@ -122,7 +122,7 @@ class ControlLoop::Impl {
     try {
       status = plane.on_peer_message(node, std::move(message));
     } catch (const std::exception& error) {
-      status = fail(ErrorCode::kLimitExceeded, "a message of {} could not be handled: {}",
+      status = fail(ErrorCode::kLimitExceeded, "{}: a message could not be handled: {}",
                     transport_->describe(node), error.what());
     }
     if (status) {
@@ -132,7 +132,7 @@ class ControlLoop::Impl {
     // A peer that is refused calls again and again: only what is new is an error.
     std::string& told = disconnected_for_[node];
     log(told == status.error().message ? LogLevel::kDebug : LogLevel::kError,
-        fmt::format("disconnected {}: {}", transport_->describe(node), status.error().message));
+        "disconnected " + status.error().message);
     told = status.error().message;
     refused_.insert(node);
     transport_->disconnect(node, status.error().message);
