@@ -65,7 +65,7 @@ build-backend = "setuptools.build_meta"
 name = "mkernel-daemon"
 version = "$version"
 description = "mkerneld and mkctl, for mkernel.local_cluster"
-requires-python = ">=3.9"
+requires-python = ">=3.10"
 license = { text = "Apache-2.0" }
 [tool.setuptools]
 packages = ["mkernel_daemon"]

@@ -228,6 +228,7 @@ def sums_of_float32():
     total = group.sum_f32(values)
     expected = numpy.arange(40000, dtype=numpy.float32).reshape(2, 20000) * sum(range(1, group.world + 1))
     assert (total == expected).all()
+    assert float(group.sum_f32(1.5)) == 1.5 * group.world
     return total.shape
 
 

@@ -158,9 +158,9 @@ class Group:
         """
         import numpy
 
-        values = numpy.ascontiguousarray(values, dtype=numpy.float32)
-        total = numpy.zeros(values.size, dtype=numpy.float32)
-        flat = values.reshape(-1)
+        values = numpy.asarray(values, dtype=numpy.float32)
+        flat = values.ravel()
+        total = numpy.zeros(flat.size, dtype=numpy.float32)
         with self._lock:
             for first in range(0, flat.size, _BLOB_BYTES // 4):
                 piece = slice(first, min(flat.size, first + _BLOB_BYTES // 4))

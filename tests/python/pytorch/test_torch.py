@@ -76,3 +76,11 @@ def test_wrong_tensors_are_refused_in_words(cluster):
     for said in cluster.run(torch_ranks.wrong_tensors):
         for sentence, telling in zip(said, ["float32", "bfloat16", "inner dimensions", "1 dimensions", "5 rows", "out_features=6"]):
             assert sentence is not None and telling in sentence
+
+
+def test_a_thousand_training_steps_leak_neither_memory_nor_descriptors():
+    with mkernel.local_cluster(nodes=2, local=1) as two:
+        answers = two.run(torch_ranks.thousand_steps, timeout=600)
+    for (pages, descriptors), (pages_after, descriptors_after) in answers:
+        assert descriptors_after == descriptors
+        assert pages_after - pages < 512, "more than 2 MiB in 700 steps"

@@ -409,3 +409,26 @@ def moe_layer_and_gradients_are_right(hidden=32, intermediate=64, experts=6, top
     outcomes = torch.library.opcheck(torch.ops.mkernel.moe_dispatch_gemm, inputs)
     assert set(outcomes.values()) == {"SUCCESS"}
     return repr(layer)
+
+
+def thousand_steps():
+    """(pages of memory, descriptors) after 300 training steps and after 1,000."""
+    torch.set_num_threads(1)
+    mkernel.init()
+    up = mt.ColumnParallelLinear(16, 32, sequence_parallel=True, dtype=torch.bfloat16)
+    down = mt.RowParallelLinear(32, 16, sequence_parallel=True, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD([*up.parameters(), *down.parameters()], lr=1e-4)
+    x = torch.randn(8, 1, 16).bfloat16()
+
+    def use():
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]), len(os.listdir("/proc/self/fd"))
+
+    for step in range(1000):
+        if step == 300:
+            before = use()
+        optimizer.zero_grad()
+        down(up(x)).float().square().sum().backward()
+        mt.finish_gradients(down)
+        optimizer.step()
+    return before, use()

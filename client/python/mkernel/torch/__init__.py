@@ -4,12 +4,23 @@ The operators are `torch.ops.mkernel.ag_gemm`, `gemm_rs` and `gemm_ar` on CPU an
 are functional, run on the current stream, and know fake tensors, so `torch.compile(fullgraph=True)` takes them.
 """
 
+from typing import Any
+
 from .attention import attention, sequence_shard
 from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
 from .moe import MoELayer, moe_combine, moe_dispatch_gemm
 from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs
-from .parallel import ColwiseParallel, RowwiseParallel
 from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp
+
+
+def __getattr__(name: str) -> Any:
+    # Styles need torch.distributed, which not every build of PyTorch has.
+    if name in ("ColwiseParallel", "RowwiseParallel"):
+        from . import parallel
+
+        return getattr(parallel, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ColumnParallelLinear",

@@ -67,8 +67,14 @@ class MoELayer(nn.Module):
     def extra_repr(self) -> str:
         return f"experts={self.experts_total}, top_k={self.top_k}, on this rank {self.gate_up.shape[0]}"
 
+    def choose(self, probabilities: Tensor) -> Tensor:
+        """The experts of each token, [count, top_k]; another choice may override it."""
+        return probabilities.topk(self.top_k, -1)[1]
+
     def forward(self, x: Tensor) -> Tensor:
-        weights, ids = self.router(x).float().softmax(-1).topk(self.top_k, -1)
+        probabilities = self.router(x).float().softmax(-1)
+        ids = self.choose(probabilities)
+        weights = probabilities.gather(-1, ids)
         weights = weights / weights.sum(-1, keepdim=True)
         y, source, slot, offsets = moe_dispatch_gemm(x, ids, self.gate_up, experts_total=self.experts_total, group=self.group)
         gate, up = y.chunk(2, -1)

@@ -11,8 +11,12 @@ import types
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+
+try:
+    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
+except ImportError:  # PyTorch 2.4
+    from torch.distributed._tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor  # type: ignore[no-redef]
 
 from ..errors import invalid
 from ..group import _groups, init

@@ -11,7 +11,7 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import invalid
+from ..errors import Error, ErrorCode, invalid
 from ..group import get_group
 from . import operators
 
@@ -51,10 +51,15 @@ def use_for_async_tp(device: str = "cuda") -> None:
     """From now on, torch.ops.symm_mem's two operators run by this package on that kind of device."""
     if device in _overrides:
         return
-    import torch.distributed._symmetric_memory  # noqa: F401: it defines the operators
+    try:
+        import torch.distributed._symmetric_memory  # noqa: F401: it defines the operators
 
-    library = torch.library.Library("symm_mem", "IMPL")
-    key = {"cuda": "CUDA", "cpu": "CPU"}[device]
-    library.impl("fused_all_gather_matmul", fused_all_gather_matmul, key, allow_override=True)
-    library.impl("fused_matmul_reduce_scatter", fused_matmul_reduce_scatter, key, allow_override=True)
+        library = torch.library.Library("symm_mem", "IMPL")
+        key = {"cuda": "CUDA", "cpu": "CPU"}[device]
+        for function in (fused_all_gather_matmul, fused_matmul_reduce_scatter):
+            library.impl(function.__name__, function, key, allow_override=True)
+    except (ImportError, TypeError) as error:
+        raise Error(
+            ErrorCode.UNSUPPORTED, f"PyTorch {torch.__version__} cannot have its async tensor parallelism replaced ({error}): use a later one"
+        ) from None
     _overrides[device] = library
