@@ -10,6 +10,7 @@
 
 #include "kernels/comm/deferred.h"
 #include "kernels/comm/tile_worker.h"
+#include "kernels/comm/trace.h"
 
 namespace mk::kernels {
 

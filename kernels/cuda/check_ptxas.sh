@@ -17,13 +17,15 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 units=(kernels/cuda/*_kernels_*.cu kernels/cuda/core/*_kernels_*.cu tests/gpu/{gemm,grouped}_seams.cu)
-for unit in kernels/cuda/*/*_kernels_bf16.cu; do [[ $unit == kernels/cuda/core/* ]] || units+=("$unit"); done
-is_operator() { [[ $1 == kernels/cuda/*/* && $1 != kernels/cuda/core/* ]]; }
+for unit in kernels/cuda/*/*_kernels_bf16.cu kernels/ops/*/sm90_bf16.cu; do
+  [ ! -f "$unit" ] || [[ $unit == kernels/cuda/core/* ]] || units+=("$unit")
+done
+is_operator() { [[ $1 == kernels/ops/* || ( $1 == kernels/cuda/*/* && $1 != kernels/cuda/core/* ) ]]; }
 # report <unit> <number>: puts it into $work/<number>.log.
 report() {
   local few= kept=
   # The newest: a target that once had the unit leaves its report behind.
-  [ -z "$build" ] || kept=$(find "$build" -path "*.dir/$(sed 's#^kernels/cuda/##; s#^tests/gpu/##' <<<"$1").o.ptxas" -not -path '*delays*' -printf '%T@ %p\n' |
+  [ -z "$build" ] || kept=$(find "$build" -path "*.dir/$(sed 's#^kernels/cuda/##; s#^kernels/ops/#__/ops/#; s#^tests/gpu/##' <<<"$1").o.ptxas" -not -path '*delays*' -printf '%T@ %p\n' |
     sort -rn | sed -n '1s/^[^ ]* //p')
   if [ -n "$kept" ]; then
     cp "$kept" "$work/$2.log"
