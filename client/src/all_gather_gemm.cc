@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "client/src/gemm_operator.h"
-#include "kernels/ag_gemm/plan.h"
-#include "kernels/cpu/ag_gemm_cpu.h"
+#include "kernels/ops/ag_gemm/cpu.h"
+#include "kernels/ops/ag_gemm/spec.h"
 
 namespace mk {
 namespace {

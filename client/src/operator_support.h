@@ -13,10 +13,10 @@
 
 #include "client/src/device_operator.h"
 #include "client/src/session_impl.h"
-#include "kernels/ag_gemm/plan.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cpu/launch_runner.h"
+#include "kernels/ops/ag_gemm/spec.h"
 #include "mkernel/types.h"
 
 namespace mk {

@@ -310,7 +310,7 @@ class CopyLeader : public LeaderBase {
   __device__ void copy(const CopyJob& job) { copier_.copy(job); }
   __device__ void stores_done() { copier_.finish(); }
   __device__ void loads_begin() { ptx::fence_acquired_to_async(); }
-  /// See gather::start_dma. What the engines do then: ag_gemm_cuda.cc.
+  /// See gather::start_dma. What the engines do then: ops/ag_gemm/sm90.cc.
   __device__ void start_dma(std::uint32_t epoch, std::uint32_t chunks) {
     const uint4 epochs = {epoch, epoch, epoch, epoch};
     for (std::uint32_t i = 0; i < chunks; i += 4)

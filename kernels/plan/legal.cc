@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <span>
 
-#include "kernels/ag_gemm/plan.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/gemm_ar/plan.h"
 #include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/ag_gemm/spec.h"
 #include "shm/host/result.h"
 #include "shm/limits.h"
 

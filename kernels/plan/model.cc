@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/ag_gemm/plan.h"
 #include "kernels/comm/shard.h"
 #include "kernels/cuda/chunk_steps.h"
 #include "kernels/gemm_ar/plan.h"
 #include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/ag_gemm/spec.h"
 
 namespace mk::kernels::plan {
 namespace {

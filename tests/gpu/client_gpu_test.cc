@@ -12,7 +12,7 @@
 #include <csignal>
 #include <optional>
 
-#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
+#include "kernels/ops/ag_gemm/sm90.h"
 #include "tests/client/embedded_ranks.h"
 #include "tests/gpu/client_ranks.h"
 

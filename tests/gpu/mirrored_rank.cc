@@ -5,11 +5,11 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/launch_record.h"
-#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
 #include "kernels/gather/geometry.h"
 #include "kernels/gemm_ar/schedule.h"
+#include "kernels/ops/ag_gemm/schedule.h"
+#include "kernels/ops/ag_gemm/sm90.h"
 #include "tests/gpu/devices.h"
 
 namespace mk::test {

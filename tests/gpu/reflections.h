@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/world.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 #include "tests/gpu/mirror.h"
 #include "tests/gpu/rank_operator.h"
 

@@ -13,7 +13,8 @@ namespace mk {
 
 /// C_r[M, N_r] = A[M, K] * B_r[K, N_r] on every rank r, where each rank brings its rows of A
 /// (`rows_of`) and its own B. Inputs and output bf16 or f16, sums in fp32, each element of C
-/// rounded once (kernels/ag_gemm/README.md has the error bound); bitwise the same from run to run.
+/// rounded once (kernels/ops/ag_gemm/README.md has the error bound); bitwise the same from run to
+/// run.
 class MK_EXPORT AllGatherGemm {
  public:
   struct Shape {

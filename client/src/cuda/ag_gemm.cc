@@ -1,6 +1,6 @@
 #include "client/src/cuda/cuda_operator.h"
-#include "kernels/ag_gemm/plan.h"
-#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
+#include "kernels/ops/ag_gemm/sm90.h"
+#include "kernels/ops/ag_gemm/spec.h"
 
 namespace mk {
 namespace {

@@ -1,6 +1,6 @@
 // AllGather+GEMM on the CPU executor, ranks as threads of one process: right results for every
 // world, whatever the skew.
-#include "kernels/cpu/ag_gemm_cpu.h"
+#include "kernels/ops/ag_gemm/cpu.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -13,8 +13,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/ag_gemm/schedule.h"
 #include "kernels/cpu/pacer.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 #include "tests/kernels/ag_gemm/job.h"
 #include "tests/kernels/support/network.h"
 

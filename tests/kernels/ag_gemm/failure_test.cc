@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cpu/ag_gemm_cpu.h"
+#include "kernels/ops/ag_gemm/cpu.h"
 #include "tests/kernels/ag_gemm/job.h"
 #include "tests/kernels/support/network.h"
 

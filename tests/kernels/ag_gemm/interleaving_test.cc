@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ag_gemm/plan.h"
-#include "kernels/ag_gemm/roles.h"
+#include "kernels/ops/ag_gemm/roles.h"
+#include "kernels/ops/ag_gemm/spec.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {

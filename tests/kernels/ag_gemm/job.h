@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/ag_gemm_cpu.h"
+#include "kernels/ops/ag_gemm/cpu.h"
 #include "tests/kernels/support/cluster.h"
 
 namespace mk::kernels::testing {

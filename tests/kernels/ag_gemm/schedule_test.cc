@@ -1,6 +1,6 @@
 // The schedule of AllGather+GEMM, exhaustively for every world of 1-4 nodes x 1-8 local ranks and a
 // set of shapes: every element of C once, in the stated order, and rows where A has them.
-#include "kernels/ag_gemm/schedule.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ag_gemm/plan.h"
 #include "kernels/gather/plan.h"
+#include "kernels/ops/ag_gemm/spec.h"
 #include "tests/kernels/support/every_launch.h"
 
 namespace mk::kernels {

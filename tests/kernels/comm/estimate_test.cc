@@ -7,10 +7,10 @@
 #include <cmath>
 #include <thread>
 
-#include "kernels/ag_gemm/plan.h"
 #include "kernels/cpu/cpu_rates.h"
 #include "kernels/cuda/gpu_rates.h"
 #include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/ag_gemm/spec.h"
 
 namespace mk::kernels {
 namespace {

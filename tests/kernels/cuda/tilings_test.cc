@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
 #include "kernels/cuda/chunk_steps.h"
 #include "kernels/cuda/gemm_ar/gemm_ar_cuda.h"
 #include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
+#include "kernels/ops/ag_gemm/sm90.h"
 
 namespace mk::kernels {
 namespace {

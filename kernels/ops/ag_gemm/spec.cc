@@ -1,8 +1,8 @@
-#include "kernels/ag_gemm/plan.h"
+#include "kernels/ops/ag_gemm/spec.h"
 
-#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/shard.h"
 #include "kernels/gather/plan.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 
 namespace mk::kernels {
 namespace {

@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/ag_gemm/plan.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
-#include "kernels/cuda/ag_gemm/launch_arguments.h"
 #include "kernels/cuda/dma_queue.h"
 #include "kernels/cuda/operator_base.h"
+#include "kernels/ops/ag_gemm/sm90_arguments.h"
+#include "kernels/ops/ag_gemm/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

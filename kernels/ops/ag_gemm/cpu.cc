@@ -1,14 +1,14 @@
-#include "kernels/cpu/ag_gemm_cpu.h"
+#include "kernels/ops/ag_gemm/cpu.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "kernels/ag_gemm/roles.h"
 #include "kernels/cpu/copy_rows.h"
 #include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
+#include "kernels/ops/ag_gemm/roles.h"
 
 namespace mk::kernels {
 namespace {
@@ -24,8 +24,8 @@ struct Matrices {
   std::uint16_t* gathered = nullptr;
 };
 
-/// What kernels/ag_gemm/roles.h asks of an executor, for one block on one thread. Stores and loads
-/// are this thread's own plain ones, so flags order them without further ado.
+/// What kernels/ops/ag_gemm/roles.h asks of an executor, for one block on one thread. Stores and
+/// loads are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:
   CpuExecutor(TileGemm& tiles, const Matrices& matrices, std::uint32_t compute_block)

@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
-#include "kernels/ag_gemm/geometry.h"
 #include "kernels/comm/estimate.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/world.h"
+#include "kernels/ops/ag_gemm/geometry.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

@@ -20,9 +20,9 @@
 
 #include <cstdint>
 
-#include "kernels/ag_gemm/block.h"
-#include "kernels/ag_gemm/protocol.h"
 #include "kernels/gather/roles.h"
+#include "kernels/ops/ag_gemm/block.h"
+#include "kernels/ops/ag_gemm/protocol.h"
 
 namespace mk::kernels::ag_gemm {
 

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "kernels/ag_gemm/launch.h"
-#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/operator_block.h"
 #include "kernels/gather/block.h"
+#include "kernels/ops/ag_gemm/launch.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 
 namespace mk::kernels {
 

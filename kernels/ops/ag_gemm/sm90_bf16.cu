@@ -1,4 +1,4 @@
-#include "kernels/cuda/ag_gemm/ag_gemm_device.cuh"
+#include "kernels/ops/ag_gemm/sm90_kernel.cuh"
 
 namespace mk::kernels::cuda {
 

@@ -18,11 +18,11 @@
 
 #include <cstdint>
 
-#include "kernels/ag_gemm/geometry.h"
 #include "kernels/comm/shard.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/world.h"
 #include "kernels/gather/schedule.h"
+#include "kernels/ops/ag_gemm/geometry.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {

@@ -3,11 +3,11 @@
 /// stored into the caller's C.
 #pragma once
 
-#include "kernels/ag_gemm/protocol.h"
-#include "kernels/cuda/ag_gemm/launch_arguments.h"
 #include "kernels/cuda/block_gate.cuh"
 #include "kernels/cuda/gemm_core.cuh"
 #include "kernels/cuda/tile_feed.cuh"
+#include "kernels/ops/ag_gemm/protocol.h"
+#include "kernels/ops/ag_gemm/sm90_arguments.h"
 
 namespace mk::kernels::cuda {
 

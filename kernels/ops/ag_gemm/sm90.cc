@@ -1,10 +1,10 @@
-#include "kernels/cuda/ag_gemm/ag_gemm_cuda.h"
+#include "kernels/ops/ag_gemm/sm90.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/ag_gemm/schedule.h"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 
 namespace mk::kernels {
 namespace {

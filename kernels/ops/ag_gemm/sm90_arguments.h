@@ -2,8 +2,8 @@
 /// What an AllGather + GEMM launch hands to its kernel. Plain data for host and device.
 #pragma once
 
-#include "kernels/ag_gemm/launch.h"
 #include "kernels/cuda/operator_arguments.h"
+#include "kernels/ops/ag_gemm/launch.h"
 
 namespace mk::kernels::cuda {
 

@@ -6,11 +6,11 @@
 
 #include <cstdint>
 
-#include "kernels/ag_gemm/block.h"
-#include "kernels/ag_gemm/launch.h"
-#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/divisor.h"
 #include "kernels/comm/tile_worker.h"
+#include "kernels/ops/ag_gemm/block.h"
+#include "kernels/ops/ag_gemm/launch.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 
 namespace mk::kernels {
 

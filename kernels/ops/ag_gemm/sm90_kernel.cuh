@@ -3,10 +3,10 @@
 /// one .cu file per element type.
 #pragma once
 
-#include "kernels/ag_gemm/roles.h"
-#include "kernels/cuda/ag_gemm/ag_gemm_seams.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
 #include "kernels/cuda/tile_choice.h"
+#include "kernels/ops/ag_gemm/roles.h"
+#include "kernels/ops/ag_gemm/sm90_policies.cuh"
 
 namespace mk::kernels::cuda {
 

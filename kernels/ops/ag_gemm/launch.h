@@ -4,11 +4,11 @@
 
 #include <cstddef>
 
-#include "kernels/ag_gemm/geometry.h"
-#include "kernels/ag_gemm/schedule.h"
 #include "kernels/comm/launch.h"
 #include "kernels/gather/copy_job.h"
 #include "kernels/gather/sharing.h"
+#include "kernels/ops/ag_gemm/geometry.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 
 namespace mk::kernels {
 

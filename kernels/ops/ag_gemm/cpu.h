@@ -1,17 +1,17 @@
 /// \file
 /// AllGather + GEMM on the CPU: C_r[m,n_r] = A[m,k] B_r[k,n_r], where each rank brings its share of
 /// A's rows and every rank r gets its whole C_r. Blocks are threads; what they do is
-/// kernels/ag_gemm/roles.h.
+/// kernels/ops/ag_gemm/roles.h.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
-#include "kernels/ag_gemm/plan.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cpu/launch_runner.h"
+#include "kernels/ops/ag_gemm/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
