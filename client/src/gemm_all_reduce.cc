@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "client/src/gemm_operator.h"
-#include "kernels/cpu/gemm_ar_cpu.h"
-#include "kernels/gemm_ar/plan.h"
+#include "kernels/ops/gemm_ar/cpu.h"
+#include "kernels/ops/gemm_ar/spec.h"
 
 namespace mk {
 namespace {

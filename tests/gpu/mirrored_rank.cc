@@ -7,9 +7,9 @@
 
 #include "kernels/comm/launch_record.h"
 #include "kernels/gather/geometry.h"
-#include "kernels/gemm_ar/schedule.h"
 #include "kernels/ops/ag_gemm/schedule.h"
 #include "kernels/ops/ag_gemm/sm90.h"
+#include "kernels/ops/gemm_ar/schedule.h"
 #include "tests/gpu/devices.h"
 
 namespace mk::test {

@@ -30,9 +30,10 @@ struct SummedProduct {
 };
 
 /// Compares every element of `c` (rows `ldc` apart) with the float64 sum of products. The bound is
-/// that of kernels/gemm_ar/README.md, in which the error of a dot product is that of fp32 sums on
-/// tensor cores, which add 16 products at a time and truncate: d = s 2^-22 (k/16 + 2) sum |a||b|,
-/// s = 1.01 of slack. So of one rank: d + u (|ref| + d), u = 2^-8 for bf16 and 2^-11 for f16.
+/// that of kernels/ops/gemm_ar/README.md, in which the error of a dot product is that of fp32 sums
+/// on tensor cores, which add 16 products at a time and truncate: d = s 2^-22 (k/16 + 2) sum
+/// |a||b|, s = 1.01 of slack. So of one rank: d + u (|ref| + d), u = 2^-8 for bf16 and 2^-11 for
+/// f16.
 Verdict judge_sum(const SummedProduct& product, const void* c, int ldc, cudaStream_t stream);
 
 /// NaN into what lies between rows of `length` elements, `gap` elements after each.

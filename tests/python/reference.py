@@ -1,6 +1,6 @@
 """What the operators must answer: float64 products, and for each element the error that rounding allows.
 
-The bound is the one of kernels/gemm_ar/README.md; there is no constant to tune.
+The bound is the one of kernels/ops/gemm_ar/README.md; there is no constant to tune.
 """
 import numpy
 

@@ -13,7 +13,7 @@ namespace mk {
 
 /// C[M, N] = sum over all ranks r of A_r[M, K] * B_r[K, N]; rank r gets its rows of C (`rows_of`),
 /// bitwise the same from run to run. Inputs and output bf16 or f16, sums in fp32
-/// (kernels/gemm_ar/README.md has the error bound).
+/// (kernels/ops/gemm_ar/README.md has the error bound).
 ///
 /// Partial sums are rounded to the element type: each rank's product and, with several nodes of
 /// several ranks, each node's sum. One whose magnitude reaches 65520 in f16 (about 3.4e38 in bf16)

@@ -1,6 +1,6 @@
 #include "client/src/cuda/cuda_operator.h"
-#include "kernels/cuda/gemm_ar/gemm_ar_cuda.h"
-#include "kernels/gemm_ar/plan.h"
+#include "kernels/ops/gemm_ar/sm90.h"
+#include "kernels/ops/gemm_ar/spec.h"
 
 namespace mk {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/gemm_ar/plan.h"
 #include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/gemm_ar/spec.h"
 #include "shm/limits.h"
 
 namespace mk::kernels {

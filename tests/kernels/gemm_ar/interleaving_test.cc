@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/gemm_ar/plan.h"
-#include "kernels/gemm_ar/roles.h"
+#include "kernels/ops/gemm_ar/roles.h"
+#include "kernels/ops/gemm_ar/spec.h"
 #include "tests/kernels/support/gemm_simulation.h"
 
 namespace mk::kernels::testing {

@@ -1,6 +1,6 @@
 // The schedule of GEMM+AllReduce, exhaustively for every world of 1-4 nodes x 1-8 local ranks and a
 // set of shapes: tiles, owners, chunks, places and flags are what schedule.h says.
-#include "kernels/gemm_ar/schedule.h"
+#include "kernels/ops/gemm_ar/schedule.h"
 #include "kernels/comm/workspace_head.h"
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/comm/launch_record.h"
-#include "kernels/gemm_ar/plan.h"
+#include "kernels/ops/gemm_ar/spec.h"
 #include "tests/kernels/support/claims.h"
 #include "tests/kernels/support/every_launch.h"
 

@@ -1,6 +1,6 @@
 /// \file
 /// C = sum of A_r B_r in float64, and how far each element of the operator's result may be from it.
-/// The derivation is in kernels/gemm_ar/README.md; this follows it step by step.
+/// The derivation is in kernels/ops/gemm_ar/README.md; this follows it step by step.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 /// \file
 /// GEMM + AllReduce on the CPU: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and every
-/// rank gets C. Blocks are threads; what they do is kernels/gemm_ar/roles.h.
+/// rank gets C. Blocks are threads; what they do is kernels/ops/gemm_ar/roles.h.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cpu/launch_runner.h"
-#include "kernels/gemm_ar/plan.h"
+#include "kernels/ops/gemm_ar/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

@@ -43,8 +43,8 @@
 
 #include "kernels/comm/compute_role.h"
 #include "kernels/comm/exchange.h"
-#include "kernels/gemm_ar/block.h"
-#include "kernels/gemm_ar/protocol.h"
+#include "kernels/ops/gemm_ar/block.h"
+#include "kernels/ops/gemm_ar/protocol.h"
 
 namespace mk::kernels::gemm_ar {
 

@@ -10,10 +10,10 @@
 
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
-#include "kernels/cuda/gemm_ar/launch_arguments.h"
 #include "kernels/cuda/operator_base.h"
-#include "kernels/gemm_ar/plan.h"
-#include "kernels/gemm_ar/schedule.h"
+#include "kernels/ops/gemm_ar/schedule.h"
+#include "kernels/ops/gemm_ar/sm90_arguments.h"
+#include "kernels/ops/gemm_ar/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

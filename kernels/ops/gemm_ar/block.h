@@ -9,8 +9,8 @@
 #include "kernels/comm/sum_block.h"
 #include "kernels/comm/sum_job.h"
 #include "kernels/comm/tile_worker.h"
-#include "kernels/gemm_ar/launch.h"
-#include "kernels/gemm_ar/schedule.h"
+#include "kernels/ops/gemm_ar/launch.h"
+#include "kernels/ops/gemm_ar/schedule.h"
 
 namespace mk::kernels {
 

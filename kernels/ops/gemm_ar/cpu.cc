@@ -1,4 +1,4 @@
-#include "kernels/cpu/gemm_ar_cpu.h"
+#include "kernels/ops/gemm_ar/cpu.h"
 
 #include <algorithm>
 #include <array>
@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "kernels/cpu/gemm_sum_runner.h"
-#include "kernels/gemm_ar/roles.h"
+#include "kernels/ops/gemm_ar/roles.h"
 
 namespace mk::kernels {
 namespace {
 
-/// What kernels/gemm_ar/roles.h asks of an executor.
+/// What kernels/ops/gemm_ar/roles.h asks of an executor.
 class CpuExecutor : public GemmSumExecutor {
  public:
   using GemmSumExecutor::GemmSumExecutor;

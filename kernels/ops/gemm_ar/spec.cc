@@ -1,9 +1,9 @@
-#include "kernels/gemm_ar/plan.h"
+#include "kernels/ops/gemm_ar/spec.h"
 
 #include "kernels/comm/banks.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/sum_plan.h"
-#include "kernels/gemm_ar/schedule.h"
+#include "kernels/ops/gemm_ar/schedule.h"
 
 namespace mk::kernels {
 namespace {

@@ -24,7 +24,7 @@
 #include "kernels/comm/packed_tiles.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/types.h"
-#include "kernels/gemm_ar/geometry.h"
+#include "kernels/ops/gemm_ar/geometry.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {

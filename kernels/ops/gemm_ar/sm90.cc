@@ -1,4 +1,4 @@
-#include "kernels/cuda/gemm_ar/gemm_ar_cuda.h"
+#include "kernels/ops/gemm_ar/sm90.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/gemm_ar/gemm_ar_device.cuh"
+#include "kernels/ops/gemm_ar/sm90_kernel.cuh"
 
 namespace mk::kernels::cuda {
 

@@ -3,9 +3,9 @@
 /// done, and then collect. Included by one .cu file per element type.
 #pragma once
 
-#include "kernels/cuda/gemm_ar/gemm_ar_seams.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
-#include "kernels/gemm_ar/roles.h"
+#include "kernels/ops/gemm_ar/roles.h"
+#include "kernels/ops/gemm_ar/sm90_policies.cuh"
 
 namespace mk::kernels::cuda {
 

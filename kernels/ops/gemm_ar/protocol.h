@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "kernels/comm/tile_worker.h"
-#include "kernels/gemm_ar/block.h"
-#include "kernels/gemm_ar/launch.h"
-#include "kernels/gemm_ar/schedule.h"
+#include "kernels/ops/gemm_ar/block.h"
+#include "kernels/ops/gemm_ar/launch.h"
+#include "kernels/ops/gemm_ar/schedule.h"
 
 namespace mk::kernels {
 
