@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "client/src/gemm_operator.h"
-#include "kernels/cpu/gemm_rs_cpu.h"
-#include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/gemm_rs/cpu.h"
+#include "kernels/ops/gemm_rs/spec.h"
 
 namespace mk {
 namespace {

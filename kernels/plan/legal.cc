@@ -5,9 +5,9 @@
 
 #include "kernels/comm/launch.h"
 #include "kernels/comm/tile_grid.h"
-#include "kernels/gemm_rs/plan.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
+#include "kernels/ops/gemm_rs/spec.h"
 #include "shm/host/result.h"
 #include "shm/limits.h"
 

@@ -5,9 +5,9 @@
 
 #include "kernels/comm/shard.h"
 #include "kernels/cuda/chunk_steps.h"
-#include "kernels/gemm_rs/plan.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
+#include "kernels/ops/gemm_rs/spec.h"
 
 namespace mk::kernels::plan {
 namespace {

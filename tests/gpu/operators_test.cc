@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
 #include "kernels/ops/ag_gemm/sm90.h"
+#include "kernels/ops/gemm_rs/sm90.h"
 #include "shm/atomic.h"
 #include "tests/gpu/operators_fixture.h"
 #include "tests/gpu/products.h"

@@ -14,9 +14,9 @@
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cuda/cuda_options.h"
-#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/gemm_ar/sm90.h"
+#include "kernels/ops/gemm_rs/sm90.h"
 
 namespace mk::test {
 

@@ -8,9 +8,9 @@
 
 #include "kernels/comm/banks.h"
 #include "kernels/comm/workspace_head.h"
-#include "kernels/gemm_rs/schedule.h"
 #include "kernels/ops/ag_gemm/schedule.h"
 #include "kernels/ops/gemm_ar/schedule.h"
+#include "kernels/ops/gemm_rs/schedule.h"
 
 namespace mk::test {
 namespace {

@@ -1,6 +1,6 @@
 #include "client/src/cuda/cuda_operator.h"
-#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
-#include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/gemm_rs/sm90.h"
+#include "kernels/ops/gemm_rs/spec.h"
 
 namespace mk {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "kernels/cpu/cpu_rates.h"
 #include "kernels/cuda/gpu_rates.h"
-#include "kernels/gemm_rs/plan.h"
 #include "kernels/ops/ag_gemm/spec.h"
+#include "kernels/ops/gemm_rs/spec.h"
 
 namespace mk::kernels {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/gemm_rs/plan.h"
 #include "kernels/ops/gemm_ar/spec.h"
+#include "kernels/ops/gemm_rs/spec.h"
 #include "shm/limits.h"
 
 namespace mk::kernels {

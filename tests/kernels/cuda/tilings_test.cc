@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "kernels/cuda/chunk_steps.h"
-#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/gemm_ar/sm90.h"
+#include "kernels/ops/gemm_rs/sm90.h"
 
 namespace mk::kernels {
 namespace {

@@ -1,8 +1,8 @@
 // The roles of GEMM+ReduceScatter as a discrete-event simulation (support/gemm_simulation.h).
 #include <optional>
 
-#include "kernels/gemm_rs/plan.h"
-#include "kernels/gemm_rs/roles.h"
+#include "kernels/ops/gemm_rs/roles.h"
+#include "kernels/ops/gemm_rs/spec.h"
 #include "tests/kernels/support/gemm_simulation.h"
 
 namespace mk::kernels::testing {

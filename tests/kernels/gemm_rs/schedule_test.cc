@@ -1,7 +1,7 @@
 // The schedule of GEMM+ReduceScatter, exhaustively for every world of 1-4 nodes x 1-8 local ranks
 // and a set of shapes: shards, tiles, their order, pieces, places and flags are what schedule.h
 // says.
-#include "kernels/gemm_rs/schedule.h"
+#include "kernels/ops/gemm_rs/schedule.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kernels/comm/workspace_head.h"
-#include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/gemm_rs/spec.h"
 #include "tests/kernels/support/claims.h"
 #include "tests/kernels/support/every_launch.h"
 

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/gemm_rs/plan.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
+#include "kernels/ops/gemm_rs/spec.h"
 #include "kernels/plan/legal.h"
 #include "tests/kernels/plan/problems.h"
 

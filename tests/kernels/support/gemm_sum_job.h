@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "kernels/comm/shard.h"
-#include "kernels/cpu/gemm_rs_cpu.h"
-#include "kernels/gemm_rs/schedule.h"
 #include "kernels/ops/gemm_ar/cpu.h"
 #include "kernels/ops/gemm_ar/schedule.h"
+#include "kernels/ops/gemm_rs/cpu.h"
+#include "kernels/ops/gemm_rs/schedule.h"
 #include "tests/kernels/support/cluster.h"
 
 namespace mk::kernels::testing {

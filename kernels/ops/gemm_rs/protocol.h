@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "kernels/comm/tile_worker.h"
-#include "kernels/gemm_rs/block.h"
-#include "kernels/gemm_rs/launch.h"
-#include "kernels/gemm_rs/schedule.h"
+#include "kernels/ops/gemm_rs/block.h"
+#include "kernels/ops/gemm_rs/launch.h"
+#include "kernels/ops/gemm_rs/schedule.h"
 
 namespace mk::kernels {
 

@@ -31,7 +31,7 @@
 #include "kernels/comm/shard.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/types.h"
-#include "kernels/gemm_rs/geometry.h"
+#include "kernels/ops/gemm_rs/geometry.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {

@@ -9,8 +9,8 @@
 #include "kernels/comm/sum_block.h"
 #include "kernels/comm/sum_job.h"
 #include "kernels/comm/tile_worker.h"
-#include "kernels/gemm_rs/launch.h"
-#include "kernels/gemm_rs/schedule.h"
+#include "kernels/ops/gemm_rs/launch.h"
+#include "kernels/ops/gemm_rs/schedule.h"
 
 namespace mk::kernels {
 

@@ -9,7 +9,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
-#include "kernels/gemm_rs/geometry.h"
+#include "kernels/ops/gemm_rs/geometry.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

@@ -1,6 +1,7 @@
 /// \file
 /// GEMM + ReduceScatter on the CPU: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and
-/// rank r gets its shard of C's rows. Blocks are threads; what they do is kernels/gemm_rs/roles.h.
+/// rank r gets its shard of C's rows. Blocks are threads; what they do is
+/// kernels/ops/gemm_rs/roles.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cpu/launch_runner.h"
-#include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/gemm_rs/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/operator_arguments.h"
-#include "kernels/gemm_rs/launch.h"
+#include "kernels/ops/gemm_rs/launch.h"
 
 namespace mk::kernels::cuda {
 

@@ -3,9 +3,9 @@
 /// done. Included by one .cu file per element type.
 #pragma once
 
-#include "kernels/cuda/gemm_rs/gemm_rs_seams.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
-#include "kernels/gemm_rs/roles.h"
+#include "kernels/ops/gemm_rs/roles.h"
+#include "kernels/ops/gemm_rs/sm90_policies.cuh"
 
 namespace mk::kernels::cuda {
 

@@ -1,16 +1,16 @@
-#include "kernels/cpu/gemm_rs_cpu.h"
+#include "kernels/ops/gemm_rs/cpu.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "kernels/cpu/gemm_sum_runner.h"
-#include "kernels/gemm_rs/roles.h"
+#include "kernels/ops/gemm_rs/roles.h"
 
 namespace mk::kernels {
 namespace {
 
-/// What kernels/gemm_rs/roles.h asks of an executor.
+/// What kernels/ops/gemm_rs/roles.h asks of an executor.
 class CpuExecutor : public GemmSumExecutor {
  public:
   using GemmSumExecutor::GemmSumExecutor;

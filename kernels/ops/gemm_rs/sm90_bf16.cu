@@ -1,4 +1,4 @@
-#include "kernels/cuda/gemm_rs/gemm_rs_device.cuh"
+#include "kernels/ops/gemm_rs/sm90_kernel.cuh"
 
 namespace mk::kernels::cuda {
 

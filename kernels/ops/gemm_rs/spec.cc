@@ -1,4 +1,4 @@
-#include "kernels/gemm_rs/plan.h"
+#include "kernels/ops/gemm_rs/spec.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/shard.h"
 #include "kernels/comm/sum_plan.h"
-#include "kernels/gemm_rs/schedule.h"
+#include "kernels/ops/gemm_rs/schedule.h"
 
 namespace mk::kernels {
 namespace {

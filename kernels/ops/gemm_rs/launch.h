@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/comm/launch.h"
-#include "kernels/gemm_rs/schedule.h"
+#include "kernels/ops/gemm_rs/schedule.h"
 
 namespace mk::kernels {
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/gemm_rs/gemm_rs_cuda.h"
+#include "kernels/ops/gemm_rs/sm90.h"
 
 #include <algorithm>
 

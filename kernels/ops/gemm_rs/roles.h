@@ -49,8 +49,8 @@
 
 #include "kernels/comm/compute_role.h"
 #include "kernels/comm/exchange.h"
-#include "kernels/gemm_rs/block.h"
-#include "kernels/gemm_rs/protocol.h"
+#include "kernels/ops/gemm_rs/block.h"
+#include "kernels/ops/gemm_rs/protocol.h"
 
 namespace mk::kernels::gemm_rs {
 

@@ -10,10 +10,10 @@
 
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
-#include "kernels/cuda/gemm_rs/launch_arguments.h"
 #include "kernels/cuda/operator_base.h"
-#include "kernels/gemm_rs/plan.h"
-#include "kernels/gemm_rs/schedule.h"
+#include "kernels/ops/gemm_rs/schedule.h"
+#include "kernels/ops/gemm_rs/sm90_arguments.h"
+#include "kernels/ops/gemm_rs/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/cuda/block_gate.cuh"
-#include "kernels/cuda/gemm_rs/launch_arguments.h"
 #include "kernels/cuda/packed_store.cuh"
-#include "kernels/gemm_rs/protocol.h"
+#include "kernels/ops/gemm_rs/protocol.h"
+#include "kernels/ops/gemm_rs/sm90_arguments.h"
 
 namespace mk::kernels::cuda {
 
