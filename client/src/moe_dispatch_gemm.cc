@@ -10,8 +10,8 @@
 
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
-#include "kernels/cpu/moe_dispatch_cpu.h"
-#include "kernels/moe_dispatch/plan.h"
+#include "kernels/ops/moe/cpu.h"
+#include "kernels/ops/moe/spec.h"
 
 namespace mk {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/kernels/ag_gemm/job.h"
-#include "tests/kernels/moe_dispatch/job.h"
+#include "tests/kernels/moe/job.h"
 #include "tests/kernels/ring_attention/job.h"
 #include "tests/kernels/support/gemm_sum_job.h"
 #include "tests/kernels/support/network.h"

@@ -1,6 +1,6 @@
 // Compiles the roles that no CUDA kernel runs yet (those that one does: kernels/cuda) for the
 // device, so that they stay device code.
-#include "kernels/moe_dispatch/roles.h"
+#include "kernels/ops/moe/roles.h"
 #include "kernels/ring_attention/roles.h"
 
 namespace mk::kernels {

@@ -1,4 +1,4 @@
-#include "tests/kernels/moe_dispatch/job.h"
+#include "tests/kernels/moe/job.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/moe_dispatch_cpu.h"
+#include "kernels/ops/moe/cpu.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
-#include "kernels/moe_dispatch/roles.h"
+#include "kernels/ops/moe/roles.h"
 
 namespace mk::kernels {
 namespace {
@@ -22,7 +22,7 @@ struct Matrices {
   std::uint16_t* y = nullptr;
 };
 
-/// What kernels/moe_dispatch/roles.h asks of an executor, for one block on one thread. Stores and
+/// What kernels/ops/moe/roles.h asks of an executor, for one block on one thread. Stores and
 /// loads are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "client/tools/numeric/moe_reference.h"
-#include "kernels/cpu/moe_dispatch_cpu.h"
-#include "tests/kernels/moe_dispatch/routing_cases.h"
+#include "kernels/ops/moe/cpu.h"
+#include "tests/kernels/moe/routing_cases.h"
 #include "tests/kernels/support/cluster.h"
 
 namespace mk::kernels::testing {

@@ -1,12 +1,12 @@
-#include "kernels/moe_dispatch/plan.h"
+#include "kernels/ops/moe/spec.h"
 
 #include <algorithm>
 #include <bit>
 #include <limits>
 
 #include "kernels/comm/shard.h"
-#include "kernels/moe_dispatch/routing_plan.h"
-#include "kernels/moe_dispatch/schedule.h"
+#include "kernels/ops/moe/routing_plan.h"
+#include "kernels/ops/moe/schedule.h"
 
 namespace mk::kernels {
 namespace {

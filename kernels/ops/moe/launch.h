@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "kernels/comm/launch.h"
-#include "kernels/moe_dispatch/geometry.h"
-#include "kernels/moe_dispatch/routing_plan.h"
+#include "kernels/ops/moe/geometry.h"
+#include "kernels/ops/moe/routing_plan.h"
 
 namespace mk::kernels {
 

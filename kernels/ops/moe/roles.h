@@ -34,7 +34,7 @@
 #include <cstdint>
 
 #include "kernels/gather/roles.h"
-#include "kernels/moe_dispatch/block.h"
+#include "kernels/ops/moe/block.h"
 
 namespace mk::kernels::moe_dispatch {
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/moe_dispatch/routing_plan.h"
+#include "kernels/ops/moe/routing_plan.h"
 
 namespace mk::kernels::testing {
 

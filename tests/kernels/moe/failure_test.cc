@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/kernels/moe_dispatch/job.h"
+#include "tests/kernels/moe/job.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {

@@ -1,7 +1,7 @@
 // The routing plan against its definition: every (token, slot) whose expert lives here stands in
 // the output once, where the stated order puts it; tiles cover the rows and come in the stated
 // order.
-#include "kernels/moe_dispatch/routing_plan.h"
+#include "kernels/ops/moe/routing_plan.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest-spi.h>
@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/kernels/moe_dispatch/routing_cases.h"
+#include "tests/kernels/moe/routing_cases.h"
 
 namespace mk::kernels::testing {
 namespace {

@@ -1,7 +1,7 @@
 // MoE Dispatch + GEMM on the CPU executor, ranks as threads of one process: every row where the
 // definition puts it and every element within its bound, for every world, any skew of routing and
 // of ranks.
-#include "kernels/cpu/moe_dispatch_cpu.h"
+#include "kernels/ops/moe/cpu.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/moe_dispatch/schedule.h"
-#include "tests/kernels/moe_dispatch/job.h"
+#include "kernels/ops/moe/schedule.h"
+#include "tests/kernels/moe/job.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {

@@ -1,6 +1,6 @@
 /// \file
 /// The numbers that all ranks of a MoE Dispatch + GEMM agree on for the operator's lifetime: shape,
-/// tiles, the two gathers, and where everything lies in the workspace. plan.h makes them. Compiles
+/// tiles, the two gathers, and where everything lies in the workspace. spec.h makes them. Compiles
 /// for host and device.
 #pragma once
 

@@ -1,7 +1,7 @@
 /// \file
 /// MoE Dispatch + GEMM on the CPU: every rank's tokens go to the ranks that have their experts, and
 /// each rank multiplies what reaches it with its experts' weights. Blocks are threads; what they do
-/// is kernels/moe_dispatch/roles.h.
+/// is kernels/ops/moe/roles.h.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cpu/launch_runner.h"
-#include "kernels/moe_dispatch/plan.h"
-#include "kernels/moe_dispatch/routing_plan.h"
+#include "kernels/ops/moe/routing_plan.h"
+#include "kernels/ops/moe/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

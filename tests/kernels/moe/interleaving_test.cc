@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/moe_dispatch/plan.h"
-#include "kernels/moe_dispatch/roles.h"
-#include "tests/kernels/moe_dispatch/routing_cases.h"
+#include "kernels/ops/moe/roles.h"
+#include "kernels/ops/moe/spec.h"
+#include "tests/kernels/moe/routing_cases.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {

@@ -9,8 +9,8 @@
 #include "kernels/comm/operator_block.h"
 #include "kernels/gather/block.h"
 #include "kernels/gather/copy_job.h"
-#include "kernels/moe_dispatch/launch.h"
-#include "kernels/moe_dispatch/schedule.h"
+#include "kernels/ops/moe/launch.h"
+#include "kernels/ops/moe/schedule.h"
 
 namespace mk::kernels {
 

@@ -9,7 +9,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/world.h"
 #include "kernels/gather/plan.h"
-#include "kernels/moe_dispatch/geometry.h"
+#include "kernels/ops/moe/geometry.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

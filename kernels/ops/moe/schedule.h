@@ -15,8 +15,8 @@
 #include "kernels/comm/launch.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/gather/schedule.h"
-#include "kernels/moe_dispatch/geometry.h"
-#include "kernels/moe_dispatch/routing_plan.h"
+#include "kernels/ops/moe/geometry.h"
+#include "kernels/ops/moe/routing_plan.h"
 
 namespace mk::kernels {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kernels/comm/workspace_head.h"
-#include "kernels/moe_dispatch/block.h"
-#include "kernels/moe_dispatch/plan.h"
-#include "tests/kernels/moe_dispatch/routing_cases.h"
+#include "kernels/ops/moe/block.h"
+#include "kernels/ops/moe/spec.h"
+#include "tests/kernels/moe/routing_cases.h"
 #include "tests/kernels/support/claims.h"
 
 namespace mk::kernels::testing {
