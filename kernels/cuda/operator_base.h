@@ -20,7 +20,7 @@
 
 namespace mk::kernels::cuda {
 
-/// `Plan`: of kernels/<operator>/plan.h. `Arguments`: OperatorArguments or derived.
+/// `Plan`: of kernels/ops/<operator>/spec.h. `Arguments`: OperatorArguments or derived.
 template <class PlanType, class Arguments>
 class OperatorBase {
  public:

@@ -41,7 +41,7 @@ def best_columns(row_tiles, n, half_time):
 
 
 def tile_of(op, nodes, local, m, n, name):
-    """The tile that the operators' rules gave (kernels/cuda/*/*_cuda.cc)."""
+    """The tile that the operators' rules gave (kernels/ops/*/sm90.cc)."""
     ranks = nodes * local
     sharded = ranks * div_up(div_up(m, ranks), 128)
     if op == "gemm_rs":

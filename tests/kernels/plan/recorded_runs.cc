@@ -28,7 +28,7 @@ std::uint32_t number(const Row& row, const char* column) {
   return static_cast<std::uint32_t>(std::stoul(row.at(column)));
 }
 
-/// What the operators chose where a row names no chunk (kernels/cuda/*/*_cuda.cc then).
+/// What the operators chose where a row names no chunk (kernels/ops/*/sm90.cc then).
 std::uint32_t default_chunk(const Problem& problem, const Tiling& tiling, bool engines) {
   constexpr std::uint64_t kKib = 1024;
   const Shape& shape = problem.shape;
