@@ -8,7 +8,7 @@ Each Markdown file and man page of the repository keeps these limits:
 - It has none of the words and spellings of WORDS, and no sentence that begins with "Who", "What" or "Of" as its subject.
 - Relative links lead to files and headings that exist. A file that is named in backticks exists.
 
-Comments in C++ and CUDA sources keep the first limit by folder (COMMENTS).
+Comments in C++ and CUDA sources keep the first limit by folder (COMMENTS), and messages and help texts in one number (MESSAGES).
 
 Files that are not there yet have a line in tests/prose_budget.txt: what they may have at most. A line may only go down: the
 check fails if it allows more than is needed. --lower writes the lines anew, never higher; --show prints what counts.
@@ -39,7 +39,7 @@ WORDS = [  # what is found; what to write
     (r"\d us\b", "µs"),
     (r"AllGather \+ GEMM|GEMM \+ (ReduceScatter|AllReduce)", "without blanks: AllGather+GEMM"),
     (r"\bNVlink\b|\bNvlink\b", "NVLink"),
-    (r"\bInfiniband\b|\binfiniband\b", "InfiniBand"),
+    (r"\bInfiniband\b", "InfiniBand"),
     (r"\bRoce\b|\bROCE\b", "RoCE"),
     (r"\b[Cc]uBlas\b|\bcublas\b", "cuBLAS"),
     (r"\bPytorch\b|\bpytorch\b", "PyTorch"),
@@ -49,6 +49,8 @@ WORDS = [  # what is found; what to write
 ]
 # Of the sentences in a folder's comments, how many per cent may be that long. Lower a number when the folder is better.
 COMMENTS = {"client": 12, "daemon": 9, "deploy": 15, "kernels": 17, "shm": 8, "systemd": 0, "tests": 10}
+# The same for messages and help texts of programs, over all of them.
+MESSAGES = 1
 SUBJECT = re.compile(r"(Who|Whoever|What|Of|That it)\b")
 SUFFIXES = "h|c|cc|cu|cuh|py|sh|md|json|svg|proto|toml|txt|cmake|yml|yaml|pml|scd|service|csv|in|map"
 
@@ -120,6 +122,31 @@ def comment_paragraphs(text):
         if said:
             current.append(re.sub(r"^- ", "", said))
     return paragraphs
+
+
+def messages(checker):
+    """(file, text) of the string literals of programs and libraries that are sentences: messages, help, log lines."""
+    for name in checker.files:
+        if name.endswith(".cc") and name.startswith(("client/", "daemon/", "kernels/", "shm/", "tests/bench/mkbench/")):
+            code = re.sub(r"//[^\n]*", "", (ROOT / name).read_text(encoding="utf-8", errors="replace"))
+            for literals in re.finditer(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*', code):
+                said = "".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', literals[0]))
+                if len(said.split()) > 3:
+                    yield name, said
+
+
+def bad_messages(checker):
+    """(what is wrong with single ones, long sentences, how many sentences)."""
+    wrong, long, count = [], [], 0
+    for name, said in messages(checker):
+        parts = re.split(r"(?<=[.!?;])\s+|\\n", said)
+        count += len(parts)
+        long += [f"{name}: {one}" for one in parts if len(one.split()) > MOST_WORDS]
+        wrong += [f"{name}: message with '{match[0]}', better: {better}: {said}" for pattern, better in WORDS if "blanks" not in better
+                  for match in re.finditer(pattern, said)]
+        if SUBJECT.match(said):
+            wrong.append(f"{name}: message begins with '{said.split()[0]}': {said}")
+    return wrong, long, count
 
 
 def long_comments(checker):
@@ -272,6 +299,11 @@ def main(arguments):
         if 100 * len(long) > COMMENTS[folder] * count:
             breaches.append(f"{folder}: {len(long)} of {count} sentences in comments have more than {MOST_WORDS} words, at most "
                             f"{COMMENTS[folder]}% may: python3 tests/check_prose.py --show {folder}")
+    wrong, long, count = bad_messages(checker)
+    breaches += wrong
+    if 100 * len(long) > MESSAGES * count:
+        breaches.append(f"{len(long)} of {count} sentences in messages have more than {MOST_WORDS} words, at most {MESSAGES}% may:\n" +
+                        "\n".join(f"    {one}" for one in long))
     for name in budget:
         if name not in checker.places:
             print(f"tests/prose_budget.txt: {name} is gone: python3 tests/check_prose.py --lower")

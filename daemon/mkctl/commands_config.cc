@@ -86,7 +86,7 @@ void declare_config_commands(Commands& commands) {
                [](Fleet& fleet) { return fleet.each(show); });
   const auto file = std::make_shared<std::string>();
   commands
-      .add("config diff", "What the daemon's file, or another, would change",
+      .add("config diff", "Show what the daemon's file, or another, would change",
            [file](Fleet& fleet) {
              return fleet.each([&](Daemon& daemon) { return diff(daemon, *file); });
            })

@@ -14,7 +14,7 @@ mkdir -p "$work/completions"
 
 fish_offers() { fish -c "source '$work/mkctl.fish'; complete -C '$1'"; }
 diff <(fish_offers 'mkctl link ') <(printf "list\tList all links\nshow\tA link's state and since when, and its peer's\n")
-diff <(fish_offers 'mkctl --json config d') <(printf 'diff\tWhat the daemon'"'"'s file, or another, would change\n')
+diff <(fish_offers 'mkctl --json config d') <(printf 'diff\tShow what the daemon'"'"'s file, or another, would change\n')
 [ -z "$(fish_offers 'mkctl link list ')" ]
 fish_offers 'mkctl drain --' | grep '^--timeout' >/dev/null
 fish_offers 'mkctl who' | grep '^who-is-slow' >/dev/null
