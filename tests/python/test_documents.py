@@ -39,3 +39,15 @@ def test_the_version_is_the_librarys():
     from mkernel import _c
 
     assert mkernel.__version__ == _c.version()
+
+
+def test_an_old_pytorch_is_refused_in_words(monkeypatch):
+    import types
+
+    old = types.ModuleType("torch")
+    old.library, old.__version__ = types.SimpleNamespace(), "1.13.0"
+    monkeypatch.setitem(sys.modules, "torch", old)
+    for name in [name for name in sys.modules if name.startswith("mkernel.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match="2.4 or later, and this is 1.13.0"):
+        import mkernel.torch  # noqa: F401

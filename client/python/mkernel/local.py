@@ -28,6 +28,8 @@ from . import _c
 from .errors import Error, ErrorCode, RankFailed, invalid
 from .group import Place, shutdown
 
+#: After a rank has failed, how long the others have to fail or to finish.
+_GRACE_S = 30.0
 _LINK = {"link_bandwidth": "--link-bandwidth", "link_latency": "--link-latency"}
 
 
@@ -274,7 +276,7 @@ def _collect(processes: list, pipes: list, until: float, timeout: float) -> list
                 answers[rank] = answer[1]
                 continue
             if not failures:
-                until = min(until, time.monotonic() + 15.0)
+                until = min(until, time.monotonic() + _GRACE_S)
             failures[rank] = answer[1]
             if answer[2] in (ErrorCode.PEER_LOST, ErrorCode.ABORTED):
                 consequences.add(rank)

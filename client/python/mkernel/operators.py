@@ -25,6 +25,7 @@ def ag_gemm(
     as many rows as this one. `return_gathered`: (C, A gathered), which the gradient of B needs.
     """
     if _is_torch(a):
+        _refuse_for_torch("ag_gemm", out=out, m=m)
         from .torch import operators as torch_operators
 
         return torch_operators.ag_gemm(a, b, group=group, return_gathered=return_gathered)
@@ -45,6 +46,7 @@ def gemm_rs(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
     `a` is m x k and `b` k x n, of this rank's share of the inner dimension; `Group.rows(m)` says which rows the rank gets.
     """
     if _is_torch(a):
+        _refuse_for_torch("gemm_rs", out=out)
         from .torch import operators as torch_operators
 
         return torch_operators.gemm_rs(a, b, group=group)
@@ -61,6 +63,7 @@ def gemm_ar(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
     `a` is m x k and `b` k x n, of this rank's share of the inner dimension.
     """
     if _is_torch(a):
+        _refuse_for_torch("gemm_ar", out=out)
         from .torch import operators as torch_operators
 
         return torch_operators.gemm_ar(a, b, group=group)
@@ -130,6 +133,12 @@ _numpy_ops = _NumpyOps()
 def _is_torch(x: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _refuse_for_torch(what: str, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise invalid(f"{what}: {name}= is for NumPy arrays; PyTorch's operators are functional, and all ranks have as many rows")
 
 
 def _operands(group: Group, what: str, a: Any, b: Any) -> tuple[arrays.Matrix, arrays.Matrix]:

@@ -324,6 +324,7 @@ def wrong_tensors():
         lambda: mt.gemm_ar(half[0], half),
         lambda: mt.gemm_rs(half[:5], half),
         lambda: mt.ColumnParallelLinear(8, 6),
+        lambda: mkernel.gemm_ar(half, half, out=half),
     ):
         try:
             call()

@@ -6,6 +6,11 @@ are functional, run on the current stream, and know fake tensors, so `torch.comp
 
 from typing import Any
 
+import torch as _torch
+
+if not hasattr(_torch.library, "custom_op"):
+    raise ImportError(f"mkernel.torch needs PyTorch 2.4 or later, and this is {_torch.__version__}; NumPy arrays need none")
+
 from .attention import attention, sequence_shard
 from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
 from .moe import MoELayer, moe_combine, moe_dispatch_gemm
