@@ -1,5 +1,7 @@
 #include "kernels/comm/plan_tools.h"
 
+#include <bit>
+
 #include "kernels/comm/workspace_head.h"
 #include "shm/limits.h"
 
@@ -93,6 +95,16 @@ Status check_context(std::string_view op, std::uint32_t nodes, std::uint32_t loc
                 world.rail_peer(node), context.rail_peers[node].rank);
   }
   return {};
+}
+
+Status check_row_tiles(std::string_view op, std::uint32_t tile_m) {
+  constexpr std::uint32_t kLeast = 8;
+  constexpr std::uint32_t kMost = 256;
+  if (tile_m == 0 || (tile_m >= kLeast && tile_m <= kMost && std::has_single_bit(tile_m)))
+    return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: tiles of {} rows are not possible; a power of two from {} to {} is (0: chosen)",
+              op, tile_m, kLeast, kMost);
 }
 
 WorkspaceLayout::WorkspaceLayout(std::uint32_t locals) : end_(WorkspaceHead{locals}.bytes()) {}

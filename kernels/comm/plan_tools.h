@@ -71,6 +71,14 @@ TileSides choose_tile_sides(const Tiling& tiling, std::uint64_t wanted, Count&& 
   return sides;
 }
 
+/// Tiles of one expert's rows: `tile_m` is a power of two from 8 to 256, or 0: left open.
+Status check_row_tiles(std::string_view op, std::uint32_t tile_m);
+/// Such a tile is computed with a multiple of this many rows, so that few heights occur: each needs
+/// a kernel of its own.
+constexpr std::uint32_t row_tile_pad(std::uint32_t tile_m) {
+  return tile_m / 8 < 8 ? 8 : tile_m / 8;
+}
+
 /// Deals out a workspace from its head on.
 class WorkspaceLayout {
  public:

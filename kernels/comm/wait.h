@@ -43,6 +43,7 @@ enum class FlagKind : std::uint8_t {
   kRowsPacked = 12,   ///< row tile, -
   kShardsSent = 13,   ///< local rank, -
   kPassedOn = 14,     ///< -, -: by DMA engines, to the node's others
+  kRowsIndexed = 15,  ///< local rank, -
 };
 
 /// Why a wait ended.

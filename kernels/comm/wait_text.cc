@@ -43,6 +43,8 @@ std::string flag_text(const WaitSite& site) {
       return fmt::format("flag shards-sent[local rank {}]", i);
     case FlagKind::kPassedOn:
       return "flag passed-on by the DMA engines";
+    case FlagKind::kRowsIndexed:
+      return fmt::format("flag rows-indexed[local rank {}]", i);
   }
   return "?";
 }

@@ -49,12 +49,27 @@ Status TileGemm::prepare(std::span<const TileGrid> grids, std::span<const std::u
   return gemm_->prepare(shapes, ldas, ldb);
 }
 
+Status TileGemm::prepare_row_tiles(std::uint32_t tile_m, std::uint32_t tile_n,
+                                   std::uint32_t row_pad) {
+  std::vector<TileGrid> grids;
+  for (std::uint32_t rows = row_pad; rows <= tile_m; rows += row_pad)
+    grids.emplace_back(rows, n_, tile_m, tile_n);
+  const std::uint64_t lda = k_;
+  return prepare(grids, {&lda, 1}, b_layout_ == BLayout::kKN ? n_ : k_);
+}
+
+float* TileGemm::product(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
+                         std::uint64_t lda, const std::uint16_t* b, std::uint32_t column) {
+  const std::uint16_t* first = b + (b_layout_ == BLayout::kKN ? column : column * ldb_);
+  float* const tile = scratch_[block].data();
+  return gemm_->multiply(block, shape, a, lda, first, tile) ? tile : nullptr;
+}
+
 bool TileGemm::multiply(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
                         std::uint64_t lda, const std::uint16_t* b, std::uint32_t column,
                         void* target, std::uint64_t target_stride, std::uint32_t rows_kept) {
-  const std::uint16_t* first = b + (b_layout_ == BLayout::kKN ? column : column * ldb_);
-  float* tile = scratch_[block].data();
-  if (!gemm_->multiply(block, shape, a, lda, first, tile)) return false;
+  const float* const tile = product(block, shape, a, lda, b, column);
+  if (tile == nullptr) return false;
   auto* row = static_cast<std::uint16_t*>(target);
   for (std::uint32_t i = 0; i < std::min(shape.rows, rows_kept); ++i, row += target_stride)
     math_->narrow(tile + std::size_t{i} * shape.columns, row, shape.columns);

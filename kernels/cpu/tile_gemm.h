@@ -35,6 +35,15 @@ class TileGemm {
                 std::uint64_t lda, const std::uint16_t* b, std::uint32_t column, void* target,
                 std::uint64_t target_stride, std::uint32_t rows_kept = kTileSideMax);
 
+  /// The same, neither rounded nor stored: [rows][columns] of fp32, the block's own until its next
+  /// product. Null if oneDNN failed.
+  float* product(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
+                 std::uint64_t lda, const std::uint16_t* b, std::uint32_t column);
+
+  /// Makes what tiles of one expert's rows need: of `row_pad`, 2 `row_pad`, ... `tile_m` rows, A's
+  /// and B's dense.
+  Status prepare_row_tiles(std::uint32_t tile_m, std::uint32_t tile_n, std::uint32_t row_pad);
+
   Status error() const { return gemm_->error(); }
   /// kNative or kThroughF32.
   GemmPath path() const { return gemm_->path(); }

@@ -42,7 +42,7 @@ class MK_EXPORT MoeDispatchGemm {
     std::uint32_t experts = 0;     ///< E, over all ranks
     std::uint32_t top_k = 0;       ///< experts of a token, 1 to E
     /// Output rows of one rank, at most. 0: enough for any routing, which may be much memory:
-    /// W tokens_max min(top_k, experts of a rank) rows of H elements.
+    /// W tokens_max top_k rows of H elements.
     std::uint64_t rows_max = 0;
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: H x F, or F x H

@@ -100,7 +100,8 @@ class MoeDispatchCpu::Impl : private RoleBody {
     MK_ASSIGN_OR_RETURN(gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, columns},
                                                 plan_.shape.features, plan_.shape.hidden,
                                                 plan_.dtype, options_.b_layout));
-    MK_RETURN_IF_ERROR(prepare_tiles());
+    // Which rows an expert gets is not known before the launch, but packed tiles have few heights.
+    MK_RETURN_IF_ERROR(gemm_->prepare_row_tiles(plan_.tile_m, plan_.tile_n, plan_.row_pad));
     rates_ = cpu_rates(options_.rates, world(), launch_.blocks, block_flops_per_s(gemm_->path()));
     return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
@@ -166,18 +167,6 @@ class MoeDispatchCpu::Impl : private RoleBody {
     }
   }
   Status role_error() const override { return gemm_->error(); }
-
-  /// Which rows an expert gets is not known before the launch, but packed tiles have only so many
-  /// heights.
-  Status prepare_tiles() {
-    std::vector<TileGrid> grids;
-    for (std::uint32_t rows = plan_.row_pad; rows <= plan_.tile_m; rows += plan_.row_pad)
-      grids.emplace_back(rows, plan_.shape.features, plan_.tile_m, plan_.tile_n);
-    const std::uint64_t lda = plan_.shape.hidden;
-    const std::uint64_t ldb =
-        options_.b_layout == BLayout::kKN ? plan_.shape.features : plan_.shape.hidden;
-    return gemm_->prepare(grids, {&lda, 1}, ldb);
-  }
 
   Status check_arguments(const MoeDispatchInput& input, const void* y,
                          std::uint32_t capacity) const {

@@ -1,7 +1,6 @@
 #include "kernels/ops/moe/spec.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 #include "kernels/comm/shard.h"
@@ -13,10 +12,7 @@ namespace {
 
 constexpr std::string_view kOp = "moe_dispatch";
 constexpr std::uint32_t kTopKMax = 1024;
-constexpr std::uint32_t kTileRowsMin = 8;
-constexpr std::uint32_t kTileRowsMax = 256;
 constexpr std::uint32_t kTilesWanted = 16;  ///< of one rank
-constexpr std::uint32_t kHeights = 8;       ///< of packed tiles: each needs a kernel of its own
 
 Status check_shape(const MoeDispatchShape& shape, std::uint32_t world) {
   MK_RETURN_IF_ERROR(check_side(kOp, "tokens_max", shape.tokens_max));
@@ -47,15 +43,6 @@ Status check_shape(const MoeDispatchShape& shape, std::uint32_t world) {
   return {};
 }
 
-Status check_tile_rows(std::uint32_t tile_m) {
-  if (tile_m == 0 ||
-      (tile_m >= kTileRowsMin && tile_m <= kTileRowsMax && std::has_single_bit(tile_m)))
-    return {};
-  return fail(ErrorCode::kInvalidArgument,
-              "{}: tiles of {} rows are not possible; a power of two from {} to {} is (0: chosen)",
-              kOp, tile_m, kTileRowsMin, kTileRowsMax);
-}
-
 void choose_tiles(MoeDispatchPlan& plan, const Tiling& tiling, std::uint32_t world) {
   const MoeDispatchShape& shape = plan.shape;
   const std::uint64_t experts = shard_rows_max(shape.experts, world);
@@ -66,7 +53,7 @@ void choose_tiles(MoeDispatchPlan& plan, const Tiling& tiling, std::uint32_t wor
   });
   plan.tile_m = sides.rows;
   plan.tile_n = sides.columns;
-  plan.row_pad = std::max(kTileRowsMin, sides.rows / kHeights);
+  plan.row_pad = row_tile_pad(sides.rows);
 }
 
 void lay_out(MoeDispatchPlan& plan, WorkspaceLayout& workspace) {
@@ -115,7 +102,7 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   MK_RETURN_IF_ERROR(check_world(kOp, nodes, locals));
   MK_RETURN_IF_ERROR(check_dtype(kOp, dtype));
   MK_RETURN_IF_ERROR(check_tiling(kOp, tiling));
-  MK_RETURN_IF_ERROR(check_tile_rows(tiling.tile_m));
+  MK_RETURN_IF_ERROR(check_row_tiles(kOp, tiling.tile_m));
   const std::uint32_t world = nodes * locals;
   MK_RETURN_IF_ERROR(check_shape(shape, world));
   MoeDispatchPlan plan;
@@ -124,10 +111,8 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   plan.shape = shape;
   plan.dtype = dtype;
   plan.banks = tiling.banks != 0 ? tiling.banks : kBanksMax;
-  if (shape.rows_max == 0) {
-    plan.shape.rows_max =
-        world * shape.tokens_max * std::min(shape.top_k, shard_rows_max(shape.experts, world));
-  }
+  // Whatever the experts of a rank: a token may name one of them in all its slots.
+  if (shape.rows_max == 0) plan.shape.rows_max = world * shape.tokens_max * shape.top_k;
   choose_tiles(plan, tiling, world);
 
   const auto gather = [&](std::uint32_t row_bytes) {

@@ -19,7 +19,7 @@ struct MoeDispatchPlan : MoeDispatchGeometry {
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have
   ///    fewer than 16 at even routing; if asked for, tile_m is a power of two from 8 to 256;
   ///  - chunks: see GatherPlan::make; `tiling.chunk_bytes` goes for tokens and for routing;
-  ///  - rows_max: enough for any routing that names no expert twice for one token.
+  ///  - rows_max: enough for any routing, also where a token names one expert several times.
   /// hidden and features are multiples of 8, so that rows begin at multiples of 16 bytes; top_k is
   /// 1 to experts. Errors: kInvalidArgument, kLimitExceeded.
   static Result<MoeDispatchPlan> make(std::uint32_t nodes, std::uint32_t locals,

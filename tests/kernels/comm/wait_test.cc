@@ -180,6 +180,7 @@ TEST(WaitText, EveryFlagHasItsName) {
   EXPECT_NE(text(FlagKind::kCompleted).find("its daemon: commands completed of lane 3"),
             std::string::npos);
   EXPECT_NE(text(FlagKind::kBlockDone).find("block-done[receive block 4]"), std::string::npos);
+  EXPECT_NE(text(FlagKind::kRowsIndexed).find("rows-indexed[local rank 3]"), std::string::npos);
   EXPECT_NE(text(FlagKind::kPassedOn).find("passed-on by the DMA engines shows 0, expected at"),
             std::string::npos);
 }

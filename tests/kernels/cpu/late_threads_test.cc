@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/kernels/ag_gemm/job.h"
+#include "tests/kernels/combine/job.h"
 #include "tests/kernels/moe/job.h"
 #include "tests/kernels/ring_attention/job.h"
 #include "tests/kernels/support/gemm_sum_job.h"
@@ -78,6 +79,19 @@ struct MoeCase {
     return {kSkews[random() % std::size(kSkews)], random() % 4 != 0, random_mode(random), inputs};
   }
 };
+struct CombineCase {
+  using Job = CombineJob;
+  static Job job(std::uint32_t banks, std::uint64_t seed) {
+    auto options = options_of<CombineJobOptions>(seed);
+    options.shape = {20, 24, 16, 6, 2, CombinePartials::kElement};
+    options.tiling = {8, 8, 128, banks};
+    return Job(options);
+  }
+  static CombineLaunchCase launch(std::uint64_t inputs, std::mt19937_64& random) {
+    return {kSkews[random() % std::size(kSkews)], random() % 4 != 0, random_mode(random), inputs,
+            random() % 2 == 0};
+  }
+};
 template <bool kCausal>
 struct RingCase {
   using Job = RingJob;
@@ -102,7 +116,7 @@ struct RingCase {
 template <class Case>
 class LateThreads : public ::testing::Test {};
 using Cases = ::testing::Types<AgGemmCase, GemmSumCase<GemmRsOp>, GemmSumCase<GemmArOp>, MoeCase,
-                               RingCase<false>, RingCase<true>>;
+                               CombineCase, RingCase<false>, RingCase<true>>;
 TYPED_TEST_SUITE(LateThreads, Cases);
 
 TYPED_TEST(LateThreads, GetTheSameInLaunchesBackToBack) {

@@ -172,6 +172,21 @@ TEST(MoeDispatchCpu, WhatGoesNowhereAndPaddingChangeNoBit) {
   }
 }
 
+// A rank with one expert may get every slot of every token.
+TEST(MoeDispatchCpu, TheDefaultRoomHoldsTokensThatNameOneExpertInAllSlots) {
+  MoeJobOptions options = two_by_two();
+  options.shape = {10, 24, 40, 4, 3, 0};
+  MoeJob job(options);
+  NetworkThread network(job.cluster(), 8);
+  EXPECT_EQ(job.plan().shape.rows_max, 4u * 10 * 3);
+  const std::vector<MoeLaunch> launches = {{Skew::kOneRank, false, Mode::kFused, 0}};
+  const auto results = job.run(launches);
+  ASSERT_EQ(job.check(launches[0], results[0]), "");
+  std::size_t most = 0;
+  for (const MoeRankResult& result : results[0]) most = std::max(most, result.rows.size());
+  EXPECT_EQ(most, 4u * 10 * 3);
+}
+
 TEST(MoeDispatchCpu, ManyLaunchesBackToBackReadNoStaleFlag) {
   MoeJob job(two_by_two());
   NetworkThread network(job.cluster(), 6);

@@ -1,0 +1,40 @@
+/// \file
+/// Makes what all ranks of a GEMM + Combine agree on, and says what an operator needs before it
+/// exists: workspace and arrival flags. Host only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/comm/estimate.h"
+#include "kernels/comm/plan_tools.h"
+#include "kernels/comm/world.h"
+#include "kernels/ops/combine/geometry.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+struct CombinePlan : CombineGeometry {
+  /// Checks the arguments and fills in what was left open:
+  ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have
+  ///    fewer than 16 at even routing; if asked for, tile_m is a power of two from 8 to 256;
+  ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while a full bank would have fewer than 8;
+  ///    whole tokens, one at least; larger than asked for where their flags would exceed
+  ///    kOperatorFlagsMax.
+  /// hidden and features are multiples of 8, so that rows begin at multiples of 16 bytes; top_k is
+  /// 1 to experts. Errors: kInvalidArgument, kLimitExceeded.
+  static Result<CombinePlan> make(std::uint32_t nodes, std::uint32_t locals,
+                                  const CombineShape& shape, DType dtype, const Tiling& tiling);
+
+  /// Bytes of the workspace, which starts out zeroed.
+  std::uint64_t workspace_bytes() const { return layout.bytes; }
+  /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
+  /// shm::kFlagGranule; 0 with one node.
+  std::uint32_t flag_count() const;
+  /// Of a rank with `rows` product rows and `tokens` tokens, as if the others had as many and all
+  /// experts were alike.
+  LaunchWork work(std::uint32_t rows, std::uint32_t tokens) const;
+  /// Equal on two ranks when their plans are: compare before the first launch.
+  std::uint64_t fingerprint() const;
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,439 @@
+// The roles of GEMM + Combine as a discrete-event simulation (support/simulation.h): whatever the
+// routing, every launch ends and every token of every rank has the sum of its own rows, in every
+// world, in adversarial orders. Products are small numbers that any stale or half-written element
+// changes.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/ops/combine/protocol.h"
+#include "kernels/ops/combine/spec.h"
+#include "tests/kernels/combine/handles.h"
+#include "tests/kernels/support/reference.h"
+#include "tests/kernels/support/simulation.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+/// What a rank's handle lacks in a launch.
+enum class Fault { kNone, kIncomplete, kRowMissing };
+
+struct CombineSimOptions : SimOptions {
+  CombineShape shape = {6, 16, 8, 5, 3, CombinePartials::kElement};
+  Tiling tiling = {8, 8, 64, 2};
+  bool faults = false;          ///< in every third launch some rank's handle does not fit
+  bool forge_releases = false;  ///< the one bank looks released for ever
+  bool forge_tiles = false;     ///< all product rows look complete
+  /// Ranks have one token each but in the first two launches and the last two, which have all.
+  bool few_tokens_between = false;
+};
+
+/// An element of the product row of that token and slot, times its weight: exact in bf16, and so is
+/// the sum of a few.
+int product(std::uint32_t epoch, const MoeRow& row, std::uint32_t column) {
+  std::uint32_t hash = row.rank * 0x9e3779b1u ^ epoch * 0x85ebca6bu ^ row.token * 0xc2b2ae35u ^
+                       row.slot * 0x27d4eb2fu ^ column * 0x165667b1u;
+  hash ^= hash >> 15;
+  hash *= 0x2c1b3c6du;
+  return static_cast<int>(hash >> 27);
+}
+
+/// Exact for the few bits of these.
+std::uint16_t bf16_of(int value) {
+  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16);
+}
+
+struct CombineRank {
+  CombineLaunch launch;
+  RankRouting routing;
+  Handle handle;
+  Fault fault = Fault::kNone;
+  std::vector<std::uint16_t> out;
+  std::uint32_t sums_before_products = 0;  ///< made while compute blocks were at work
+};
+
+class Executor : public SimExecutor {
+ public:
+  Executor(const SimExecutor& frame, CombineRank& rank) : SimExecutor(frame), rank_(rank) {}
+
+  template <class PlaceOf>
+  bool multiply(const CombineTile& tile, std::uint32_t padded_rows, const TileRect& columns,
+                PlaceOf&& place_of) {
+    if (padded_rows < tile.rows || padded_rows % rank_.launch.plan.row_pad != 0) return false;
+    for (std::uint32_t i = 0; i < tile.rows; ++i) {
+      const MoeRow& row = rank_.handle.rows[tile.row + i];
+      for (std::uint32_t c = 0; c < columns.columns; ++c)
+        store(place_of(i), c, product(rank_.launch.epoch, row, columns.column + c));
+      maybe_yield();
+    }
+    return true;
+  }
+
+  template <class Before, class Rows, class After>
+  void sum(const CombineSum& job, Before&& before, Rows&& rows, After&& after) {
+    const std::uint32_t hidden = rank_.launch.plan.shape.hidden;
+    rank_.sums_before_products += computing() ? 1 : 0;
+    std::vector<int> sums(hidden, 0);
+    const auto add = [&](const std::byte* row) {
+      for (std::uint32_t c = 0; c < hidden; ++c) sums[c] += load(row, c);
+      maybe_yield();
+    };
+    before(add);
+    rows(add);
+    after(add);
+    for (std::uint32_t c = 0; c < hidden; ++c) {
+      if (job.target != nullptr) {
+        store(job.target, c, sums[c]);
+      } else {
+        rank_.out[std::size_t{job.token} * hidden + c] = bf16_of(sums[c]);
+      }
+    }
+    maybe_yield();
+  }
+
+ private:
+  bool f32() const { return rank_.launch.plan.shape.partials == CombinePartials::kF32; }
+  bool computing() const {
+    const std::uint32_t* done = rank_.launch.local->done_by(Role::kCompute);
+    return std::any_of(done, done + rank_.launch.blocks.compute,
+                       [&](std::uint32_t epoch) { return epoch != rank_.launch.epoch; });
+  }
+  void store(std::byte* row, std::uint32_t column, int value) const {
+    if (f32()) {
+      reinterpret_cast<float*>(row)[column] = static_cast<float>(value);
+    } else {
+      reinterpret_cast<std::uint16_t*>(row)[column] = bf16_of(value);
+    }
+  }
+  int load(const std::byte* row, std::uint32_t column) const {
+    if (f32()) return static_cast<int>(reinterpret_cast<const float*>(row)[column]);
+    return static_cast<int>(
+        to_double(DType::kBf16, reinterpret_cast<const std::uint16_t*>(row)[column]));
+  }
+
+  CombineRank& rank_;
+};
+
+class CombineSimulation : private SimOperator {
+ public:
+  explicit CombineSimulation(const CombineSimOptions& options)
+      : options_(options),
+        plan_(plan_or_throw(CombinePlan::make(options.nodes, options.locals, options.shape,
+                                              DType::kBf16, options.tiling))),
+        ranks_(options.nodes * options.locals),
+        simulation_(*this, options, plan_.workspace_bytes(), plan_.flag_count()) {
+    for (CombineRank& rank : ranks_) {
+      rank.launch.plan = plan_;
+      rank.launch.banks = plan_.banks;
+      rank.launch.blocks = options_.blocks;
+    }
+    if (options.forge_releases) forge_releases();
+  }
+
+  std::string run() { return simulation_.run(); }
+  bool saw_wrong_element() const { return simulation_.saw_wrong_element(); }
+  std::uint32_t sums_before_products() const {
+    std::uint32_t all = 0;
+    for (const CombineRank& rank : ranks_) all += rank.sums_before_products;
+    return all;
+  }
+  std::uint32_t faults_named() const { return faults_named_; }
+
+ private:
+  const char* name() const override { return "gemm_combine"; }
+  Launch& launch(std::uint32_t rank) override { return ranks_[rank].launch; }
+  std::vector<RoleThread> threads(const World& world) const override {
+    const RoleBlocks& blocks = options_.blocks;
+    std::vector<RoleThread> threads;
+    add_role(threads, Role::kCompute, blocks.compute);
+    add_role(threads, Role::kPlan, blocks.plan);
+    add_role(threads, Role::kReceive, blocks.receive);
+    if (world.nodes > 1) add_role(threads, Role::kReduce, blocks.reduce);
+    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+    return threads;
+  }
+
+  std::vector<RankRouting> routing(std::uint32_t epoch) const {
+    std::mt19937_64 random(options_.seed * 1009 + epoch);
+    const Skew skew = kSkews[random() % std::size(kSkews)];
+    if (options_.few_tokens_between) {
+      const bool all = epoch <= 2 || epoch + 1 >= options_.launches.size();
+      return draw_routing(options_.nodes * options_.locals, plan_.shape.experts, plan_.shape.top_k,
+                          all ? plan_.shape.tokens_max : 1, Skew::kUniform, false, random);
+    }
+    return draw_routing(options_.nodes * options_.locals, plan_.shape.experts, plan_.shape.top_k,
+                        plan_.shape.tokens_max, skew, random() % 4 != 0, random);
+  }
+  /// The rank whose handle does not fit in that launch, and how; or no rank.
+  Fault fault_of(std::uint32_t epoch, std::uint32_t* rank) const {
+    *rank = static_cast<std::uint32_t>((options_.seed + epoch) % ranks_.size());
+    if (!options_.faults || epoch % 3 != 2) return Fault::kNone;
+    return (options_.seed + epoch / 3) % 2 == 0 ? Fault::kIncomplete : Fault::kRowMissing;
+  }
+
+  void begin(std::uint32_t index) override {
+    CombineRank& rank = ranks_[index];
+    CombineLaunch& launch = rank.launch;
+    const auto all = routing(launch.epoch);
+    rank.routing = all[index];
+    std::mt19937_64 random(options_.seed + launch.epoch * 64 + index);
+    rank.handle = draw_handle(all, plan_.shape.experts, plan_.shape.top_k, index, random);
+    std::uint32_t faulty = 0;
+    const Fault fault = fault_of(launch.epoch, &faulty);
+    rank.fault = faulty == index ? fault : Fault::kNone;
+    launch.complete = rank.fault != Fault::kIncomplete;
+    // The last row of the last expert that has any.
+    if (rank.fault == Fault::kRowMissing && !rank.handle.rows.empty()) {
+      const auto rows = static_cast<std::uint32_t>(rank.handle.rows.size());
+      for (std::uint32_t& offset : rank.handle.offsets) offset = std::min(offset, rows - 1);
+    }
+    launch.rows = rank.handle.rows.data();
+    launch.offsets = rank.handle.offsets.data();
+    launch.routing = rank.routing.table(plan_.shape.top_k);
+    rank.out.assign(std::size_t{rank.routing.tokens} * plan_.shape.hidden, kPoison);
+    if (options_.forge_tiles) forge_tiles(launch);
+  }
+  bool run_role(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
+                const SimExecutor& frame) override {
+    Executor executor(frame, ranks_[index]);
+    CombineBlock<Executor> block(executor, ranks_[index].launch, role, block_index, totals);
+    switch (role) {
+      case Role::kPlan:
+        return gemm_combine::plan(block);
+      case Role::kReduce:
+        return gemm_combine::reduce(block);
+      case Role::kSend:
+        return gemm_combine::send(block);
+      case Role::kReceive:
+        return gemm_combine::receive(block);
+      default:
+        return gemm_combine::compute(block);
+    }
+  }
+
+  std::string check(std::uint32_t index) override {
+    const CombineRank& rank = ranks_[index];
+    const CombineLaunch& launch = rank.launch;
+    const auto* words = reinterpret_cast<const CombineWords*>(
+        launch.context.workspaces[launch.context.world.local] + plan_.layout.words);
+    const std::string wrong = check_verdict(index, words->verdict);
+    if (!wrong.empty()) return wrong;
+    const bool stored = words->verdict.bad_rank == 0;
+    faults_named_ += stored ? 0 : 1;
+    const std::uint32_t hidden = plan_.shape.hidden;
+    for (std::uint32_t token = 0; token < rank.routing.tokens; ++token) {
+      for (std::uint32_t column = 0; column < hidden; ++column) {
+        int expected = 0;
+        for (std::uint32_t slot = 0; slot < plan_.shape.top_k; ++slot) {
+          if (rank.routing.ids[std::size_t{token} * plan_.shape.top_k + slot] >= 0)
+            expected += product(launch.epoch, {index, token, slot, 0}, column);
+        }
+        const std::uint16_t got = rank.out[std::size_t{token} * hidden + column];
+        if (!stored && got != kPoison) return "something was stored although a handle does not fit";
+        if (stored && to_double(DType::kBf16, got) != expected)
+          return fmt::format("[{}][{}] is {}, expected {}", token, column,
+                             to_double(DType::kBf16, got), expected);
+      }
+    }
+    return {};
+  }
+  /// An incomplete rank is named by all; one that lacks a row by that row's rank.
+  std::string check_verdict(std::uint32_t index, const CombineVerdict& verdict) const {
+    std::uint32_t faulty = 0;
+    const Fault fault = fault_of(ranks_[index].launch.epoch, &faulty);
+    std::uint32_t expected = 0;
+    if (fault == Fault::kIncomplete) expected = faulty + 1;
+    if (fault == Fault::kRowMissing) {
+      std::mt19937_64 random(options_.seed + ranks_[index].launch.epoch * 64 + faulty);
+      const Handle whole = draw_handle(routing(ranks_[index].launch.epoch), plan_.shape.experts,
+                                       plan_.shape.top_k, faulty, random);
+      if (!whole.rows.empty() && whole.rows.back().rank == index) expected = faulty + 1;
+    }
+    if (verdict.bad_rank != expected || (verdict.incomplete != 0) != (fault == Fault::kIncomplete))
+      return fmt::format("the verdict is rank {} - 1, incomplete {}; expected rank {} - 1",
+                         verdict.bad_rank, verdict.incomplete, expected);
+    return {};
+  }
+
+  void forge_releases() {
+    const FlagMap flags = plan_.flags();
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      const std::uint32_t node = rank / plan_.locals;
+      for (std::uint32_t from = 0; from < plan_.nodes; ++from) {
+        if (from != node) simulation_.forge_flag(rank, flags.release(node, from));
+      }
+    }
+  }
+  void forge_tiles(const CombineLaunch& launch) const {
+    auto* flags = reinterpret_cast<std::uint32_t*>(
+        launch.context.workspaces[launch.context.world.local] + plan_.layout.tile_ready);
+    std::fill(flags, flags + std::size_t{plan_.locals} * plan_.tiles_max, kForged);
+  }
+
+  static constexpr std::uint16_t kPoison = 0x7fff;
+  CombineSimOptions options_;
+  CombinePlan plan_;
+  std::vector<CombineRank> ranks_;
+  std::uint32_t faults_named_ = 0;
+  Simulation simulation_;
+};
+
+/// Launches all with the operator's m.
+std::vector<SimLaunch> sim_launches(std::uint32_t count, std::uint64_t seed) {
+  auto launches = random_sim_launches(count, 1, seed);
+  for (SimLaunch& launch : launches) launch.m = kCombineM;
+  return launches;
+}
+
+/// Shape, tiles, chunks and blocks by the seed.
+void draw(CombineSimOptions& options) {
+  std::mt19937_64 random(options.seed);
+  const auto from_to = [&](std::uint32_t first, std::uint32_t last) {
+    return static_cast<std::uint32_t>(first + random() % (last - first + 1));
+  };
+  options.shape.tokens_max = from_to(1, 20);
+  options.shape.hidden = 8 * from_to(1, 3);
+  options.shape.experts = from_to(1, 40);
+  options.shape.top_k = from_to(1, std::min(options.shape.experts, 3u));
+  options.shape.partials = random() % 2 == 0 ? CombinePartials::kElement : CombinePartials::kF32;
+  options.tiling.chunk_bytes = from_to(16, 200);
+  const auto blocks = [&] { return from_to(1, 2); };
+  options.blocks = {blocks(), blocks(), blocks(), blocks(), 1, 1, blocks()};
+}
+
+class EveryWorldAndOrder : public ::testing::TestWithParam<std::uint32_t> {};
+
+TEST_P(EveryWorldAndOrder, EndsAndIsRight) {
+  const std::uint32_t nodes = GetParam();
+  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+    for (Order order : kOrders) {
+      // Large worlds take long: half of the orders, others for each world.
+      if (nodes * locals > 8 && (static_cast<std::uint32_t>(order) + locals) % 2 != 0) continue;
+      CombineSimOptions options;
+      options.nodes = nodes;
+      options.locals = locals;
+      options.order = order;
+      options.seed = nodes * 1000 + locals * 100 + static_cast<std::uint64_t>(order) * 10;
+      options.tiling.banks = static_cast<std::uint32_t>(1 + (locals + static_cast<int>(order)) % 2);
+      draw(options);
+      options.faults = locals % 2 == 0;
+      options.launches = sim_launches(4, options.seed);
+      ASSERT_EQ(CombineSimulation(options).run(), "")
+          << fmt::format("{} x {}, order {}, {} banks, seed {}", nodes, locals,
+                         static_cast<int>(order), options.tiling.banks, options.seed);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Nodes, EveryWorldAndOrder, ::testing::Values(1u, 2u, 3u, 4u));
+
+CombineSimOptions small(std::uint32_t nodes, std::uint32_t locals, std::uint64_t seed) {
+  CombineSimOptions options;
+  options.nodes = nodes;
+  options.locals = locals;
+  options.launches = sim_launches(6, seed);
+  options.set_seed(seed);
+  return options;
+}
+
+TEST(CombineInterleaving, ManySeeds) {
+  for (std::uint64_t seed = 1; seed <= 120; ++seed) {
+    CombineSimOptions options = small(static_cast<std::uint32_t>(1 + seed % 3),
+                                      static_cast<std::uint32_t>(1 + seed / 3 % 3), seed);
+    options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
+    draw(options);
+    ASSERT_EQ(CombineSimulation(options).run(), "") << "seed " << seed;
+  }
+}
+
+// All ranks hear of a rank that has no rows, and its rank of a row that is missing; nothing is
+// stored there, and the launches after it are right.
+TEST(CombineInterleaving, HandlesThatDoNotFitAreNamedAndDisturbNoLaterLaunch) {
+  std::uint32_t named = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    CombineSimOptions options = small(static_cast<std::uint32_t>(1 + seed % 3),
+                                      static_cast<std::uint32_t>(1 + seed / 3 % 3), seed);
+    options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
+    options.faults = true;
+    CombineSimulation simulation(options);
+    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
+    named += simulation.faults_named();
+  }
+  EXPECT_GT(named, 150u);
+}
+
+TEST(CombineInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
+  std::uint32_t early[2] = {};
+  for (Mode mode : {Mode::kFused, Mode::kUnfused}) {
+    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+      CombineSimOptions options = small(2, 2, seed);
+      options.shape.tokens_max = 30;
+      for (SimLaunch& launch : options.launches) launch.mode = mode;
+      CombineSimulation simulation(options);
+      ASSERT_EQ(simulation.run(), "");
+      early[static_cast<int>(mode)] += simulation.sums_before_products();
+    }
+  }
+  EXPECT_GT(early[0], 0u);
+  EXPECT_EQ(early[1], 0u);
+}
+
+/// In how many of 60 runs a wrong element was seen.
+int wrong_of_60(std::uint32_t nodes, std::uint32_t locals, const CombineSimOptions& faults) {
+  return seeds_seen_wrong<CombineSimulation>(60, [&](std::uint64_t seed) {
+    CombineSimOptions options = small(nodes, locals, seed);
+    options.tiling = {8, 8, 128, 1};
+    options.forge_releases = faults.forge_releases;
+    options.forge_tiles = faults.forge_tiles;
+    options.network = faults.network;
+    return options;
+  });
+}
+
+// With one bank, the release is all that keeps a rank from overwriting what its peer still reads.
+// If that went unnoticed, the tests above would prove nothing about reuse.
+TEST(CombineInterleaving, AReceiveBankReusedTooEarlyIsSeen) {
+  CombineSimOptions faults;
+  faults.forge_releases = true;
+  faults.network.keep_forged_flags = true;
+  EXPECT_GT(wrong_of_60(2, 1, faults), 5);
+}
+
+TEST(CombineInterleaving, AFlagBeforeItsDataIsSeen) {
+  CombineSimOptions faults;
+  faults.network.flags_first = true;
+  EXPECT_GT(wrong_of_60(2, 2, faults), 5);
+}
+
+TEST(CombineInterleaving, AStagingBankReusedTooEarlyIsSeen) {
+  CombineSimOptions faults;
+  faults.network.complete_early = true;
+  EXPECT_GT(wrong_of_60(3, 1, faults), 5);
+}
+
+TEST(CombineInterleaving, ARowSummedBeforeItIsHereIsSeen) {
+  CombineSimOptions faults;
+  faults.forge_tiles = true;
+  EXPECT_GT(wrong_of_60(1, 3, faults), 20);
+}
+
+// More chunks than a granule has flags, most launches with few of them: the granules that those do
+// not reach must not fall out of the window in which an immediate's ten bits name the epoch.
+TEST(CombineInterleaving, IdleFlagGranulesStayWithinTheEpochWindow) {
+  CombineSimOptions options;
+  options.nodes = 2;
+  options.shape = {140, 8, 8, 2, 2, CombinePartials::kElement};
+  options.few_tokens_between = true;
+  options.tiling = {8, 8, 1, 2};
+  options.network.immediates = true;
+  options.order = Order::kRandom;
+  options.launches.assign(1300, {kCombineM, Mode::kFused});
+  EXPECT_EQ(CombineSimulation(options).run(), "");
+}
+
+}  // namespace
+}  // namespace mk::kernels::testing
