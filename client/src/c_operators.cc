@@ -160,6 +160,43 @@ struct MoeKind {
   }
 };
 
+struct CombineKind {
+  using Op = GemmCombine;
+  using Shape = mk_combine_shape;
+  using Arguments = mk_combine_arguments;
+  static constexpr const char* kName = "combine";
+  static constexpr const char* kShapeName = "mk_combine_shape";
+  static constexpr const char* kArgumentsName = "mk_combine_arguments";
+
+  static Op::Shape shape_of(const Shape& shape) {
+    return {shape.tokens_max,
+            shape.hidden,
+            shape.features,
+            shape.experts,
+            shape.top_k,
+            static_cast<DataType>(shape.dtype),
+            static_cast<BLayout>(shape.b_layout),
+            static_cast<Partials>(shape.partials)};
+  }
+  static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
+    if (given.row_count != 0) MK_RETURN_IF_ERROR(check_present(given.rows, "rows"));
+    MK_RETURN_IF_ERROR(check_present(given.expert_offsets, "expert_offsets"));
+    Op::Input input;
+    input.y = given.y;
+    input.rows = {reinterpret_cast<const MoeRow*>(given.rows), given.row_count};
+    input.expert_offsets = {given.expert_offsets, given.expert_offset_count};
+    input.expert_weights = given.expert_weights;
+    input.ids = given.ids;
+    input.count = given.count;
+    input.residual = given.residual;
+    return op.launch(input, given.out, mode);
+  }
+  static Result<Found> query(const Op& op, const Shape&, const AttachOptions&, std::uint32_t what) {
+    if (what != MK_FIRST_EXPERT) return nothing_of(kName, what);
+    return Found{nullptr, op.first_expert()};
+  }
+};
+
 struct RingKind {
   using Op = RingAttention;
   using Shape = mk_ring_shape;
@@ -194,9 +231,9 @@ template <class Kind>
 constexpr Operator operator_of() {
   return {Kind::kName, &COperator<Kind>::create, &COperator<Kind>::workspace_bytes};
 }
-constexpr std::array kOperators{operator_of<AgGemmKind>(), operator_of<GemmRsKind>(),
-                                operator_of<GemmArKind>(), operator_of<MoeKind>(),
-                                operator_of<RingKind>()};
+constexpr std::array kOperators{operator_of<AgGemmKind>(),  operator_of<GemmRsKind>(),
+                                operator_of<GemmArKind>(),  operator_of<MoeKind>(),
+                                operator_of<CombineKind>(), operator_of<RingKind>()};
 
 Result<const Operator*> find_operator(const char* name) {
   MK_RETURN_IF_ERROR(check_present(name, "name"));

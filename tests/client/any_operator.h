@@ -26,14 +26,15 @@ enum class Kind : std::uint32_t {
   kGemmReduceScatter,
   kGemmAllReduce,
   kMoeDispatchGemm,
+  kGemmCombine,
   kRingAttention,
 };
 inline constexpr std::array kKinds = {Kind::kAllGatherGemm, Kind::kGemmReduceScatter,
                                       Kind::kGemmAllReduce, Kind::kMoeDispatchGemm,
-                                      Kind::kRingAttention};
+                                      Kind::kGemmCombine,   Kind::kRingAttention};
 inline const char* name_of(Kind kind) {
-  constexpr std::array kNames = {"AllGatherGemm", "GemmReduceScatter", "GemmAllReduce",
-                                 "MoeDispatchGemm", "RingAttention"};
+  constexpr std::array kNames = {"AllGatherGemm",   "GemmReduceScatter", "GemmAllReduce",
+                                 "MoeDispatchGemm", "GemmCombine",       "RingAttention"};
   return kNames[static_cast<std::uint32_t>(kind)];
 }
 
@@ -136,6 +137,34 @@ class AnyOperator {
                                  {y.data(), rows}, LaunchMode::kFused));
                    return expect_all(y, value * kDepth, "moe-dispatch");
                  });
+        break;
+      }
+      case Kind::kGemmCombine: {
+        GemmCombine::Shape shape;
+        shape.tokens_max = rows;
+        shape.hidden = columns;
+        shape.features = kDepth;
+        shape.experts = place.world;
+        shape.top_k = 1;
+        // This rank's expert has the rows of the rank before it.
+        done = take(
+            GemmCombine::create(session, shape, tuning),
+            [place, rows, columns](GemmCombine& op, std::uint32_t value) -> Status {
+              const Elements y = filled(rows * kDepth, value);
+              std::vector<MoeRow> whose;
+              for (std::uint32_t token = 0; token < rows; ++token)
+                whose.push_back({(place.rank + place.world - 1) % place.world, token, 0, 1.0f});
+              const std::vector<std::uint32_t> offsets = {0, static_cast<std::uint32_t>(rows)};
+              const Elements experts = filled(kDepth * columns, 1);
+              const std::vector<std::int32_t> ids(
+                  rows, static_cast<std::int32_t>((place.rank + 1) % place.world));
+              Elements out(rows * columns, 0xffff);
+              MK_ASSIGN_OR_RETURN(
+                  [[maybe_unused]] const auto stats,
+                  op.launch({y.data(), whose, offsets, experts.data(), ids.data(), rows},
+                            out.data(), LaunchMode::kFused));
+              return expect_all(out, value * kDepth, "combine");
+            });
         break;
       }
       case Kind::kRingAttention: {

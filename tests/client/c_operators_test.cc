@@ -35,12 +35,13 @@ struct OneRank {
 TEST(CApiOperators, HaveNames) {
   std::vector<std::string> names;
   for (std::uint32_t i = 0; mk_op_name(i) != nullptr; ++i) names.emplace_back(mk_op_name(i));
-  EXPECT_EQ((std::vector<std::string>{"ag-gemm", "gemm-rs", "gemm-ar", "moe", "ring"}), names);
+  EXPECT_EQ((std::vector<std::string>{"ag-gemm", "gemm-rs", "gemm-ar", "moe", "combine", "ring"}),
+            names);
   const auto cluster = cluster_of(1);
   mk_session* const session = attach(*cluster, 1, 0);
   mk_op* op = nullptr;
   expect_refused(mk_op_create(session, "gemm_ar", nullptr, &op), ErrorCode::kInvalidArgument,
-                 {"'gemm_ar'", "ag-gemm, gemm-rs, gemm-ar, moe, ring"});
+                 {"'gemm_ar'", "ag-gemm, gemm-rs, gemm-ar, moe, combine, ring"});
   leave(session);
 }
 
@@ -200,7 +201,7 @@ TEST_P(CApiOperator, RefusesAShapeThatIsNone) {
   leave(session);
 }
 INSTANTIATE_TEST_SUITE_P(, CApiOperator,
-                         testing::Values("ag-gemm", "gemm-rs", "gemm-ar", "moe", "ring"),
+                         testing::Values("ag-gemm", "gemm-rs", "gemm-ar", "moe", "combine", "ring"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -285,6 +286,63 @@ TEST(CApiAgGemm, GathersAndMultiplies) {
                    {});
     leave(session, op);
   });
+}
+
+TEST(CApiCombine, SumsTheRowsOfEveryToken) {
+  const auto cluster = cluster_of(1);
+  mk_session* const session = attach(*cluster, 1, 0);
+  auto shape = sized<mk_combine_shape>();
+  shape.tokens_max = 2;
+  shape.hidden = shape.features = 8;
+  shape.experts = 3;
+  shape.top_k = 2;
+  shape.dtype = MK_BF16;
+  shape.partials = MK_PARTIALS_F32;
+  mk_op* const op = create(session, "combine", &shape);
+
+  // Rows of ones; expert e multiplies by e + 1 (times the unit matrix).
+  const Elements y(3 * 8, tools::from_float(DataType::kBf16, 1));
+  Elements weights(3 * 64, 0), out(16, 0xffff);
+  const Elements residual(16, tools::from_float(DataType::kBf16, 10));
+  for (std::uint32_t expert = 0; expert < 3; ++expert) {
+    for (std::uint32_t i = 0; i < 8; ++i)
+      weights[expert * 64 + i * 9] =
+          tools::from_float(DataType::kBf16, static_cast<float>(expert + 1));
+  }
+  const mk_moe_row rows[] = {{0, 0, 1, 0.5f}, {0, 0, 0, 0.25f}, {0, 1, 0, 0.75f}};
+  const std::uint32_t offsets[] = {0, 1, 1, 3};
+  const std::int32_t ids[] = {2, 0, 2, -1};
+  auto arguments = sized<mk_combine_arguments>();
+  arguments.y = y.data();
+  arguments.rows = rows;
+  arguments.row_count = 3;
+  arguments.expert_offsets = offsets;
+  arguments.expert_offset_count = 4;
+  arguments.expert_weights = weights.data();
+  arguments.ids = ids;
+  arguments.count = 2;
+  arguments.residual = residual.data();
+  arguments.out = out.data();
+  ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
+  for (std::uint32_t i = 0; i < 16; ++i)
+    EXPECT_EQ(i < 8 ? 11.25f : 12.25f, tools::bf16_to_float(out[i])) << i;
+
+  std::uint64_t count = 9;
+  ASSERT_EQ(0, mk_op_query(op, MK_FIRST_EXPERT, nullptr, &count)) << mk_last_error();
+  EXPECT_EQ(0u, count);
+  expect_refused(mk_op_query(op, MK_ROWS, nullptr, &count), ErrorCode::kUnsupported, {"combine"});
+  expect_refused(mk_op_launch_on(op, nullptr, &arguments, MK_FUSED), ErrorCode::kUnsupported,
+                 {"combine"});
+  arguments.rows = nullptr;
+  expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
+                 {"rows"});
+  arguments.row_count = 0;  // as after a moe launch that had no room
+  expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kLimitExceeded,
+                 {"3 rows"});
+  arguments.expert_offsets = nullptr;
+  expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
+                 {"expert_offsets"});
+  leave(session, op);
 }
 
 TEST(CApiMoe, SendsTokensToTheirExperts) {

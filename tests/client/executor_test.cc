@@ -53,6 +53,9 @@ TEST_F(ExecutorChoice, MoeAndRingAttentionRunOnTheCpuOnly) {
   MoeDispatchGemm::Tuning moe;
   moe.executor = Executor::kCuda;
   const auto dispatch = MoeDispatchGemm::create(session, {}, moe);
+  const auto combine = GemmCombine::create(session, {}, moe);
+  ASSERT_FALSE(combine);
+  EXPECT_EQ(combine.error().code, ErrorCode::kUnsupported);
   ASSERT_FALSE(dispatch);
   EXPECT_EQ(dispatch.error().code, ErrorCode::kUnsupported);
   EXPECT_NE(dispatch.error().message.find("CPU only"), std::string::npos);

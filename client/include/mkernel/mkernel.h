@@ -19,6 +19,7 @@
 
 #include "mkernel/all_gather_gemm.h"
 #include "mkernel/gemm_all_reduce.h"
+#include "mkernel/gemm_combine.h"
 #include "mkernel/gemm_reduce_scatter.h"
 #include "mkernel/moe_dispatch_gemm.h"
 #include "mkernel/ring_attention.h"

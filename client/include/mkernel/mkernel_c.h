@@ -144,7 +144,7 @@ typedef struct mk_trace_span {
 } mk_trace_span;
 
 /* The name of the index-th operator of this library, or null: "ag-gemm", "gemm-rs", "gemm-ar",
- * "moe", "ring". */
+ * "moe", "combine", "ring". */
 MK_C_EXPORT const char* mk_op_name(uint32_t index);
 
 /* Creates the operator of that name. Collective. `shape` is its mk_..._shape, which must start with
@@ -177,7 +177,7 @@ enum {
   /* moe, of the last launch: uint32_t, one more than this rank has experts; expert first + i has
    * the rows [offsets[i], offsets[i + 1]) of y. */
   MK_EXPERT_OFFSETS = 4,
-  /* moe: `count` is the number of this rank's first expert. */
+  /* moe, combine: `count` is the number of this rank's first expert. */
   MK_FIRST_EXPERT = 5
 };
 /* `data` and `count` may be null. "unsupported" when the operator has no such thing. */
@@ -243,6 +243,34 @@ typedef struct mk_moe_row {
   uint32_t rank, token, slot;
   float weight;
 } mk_moe_row;
+
+/* --- combine: mk::GemmCombine --- */
+
+enum { MK_PARTIALS_ELEMENT = 0, MK_PARTIALS_F32 = 1 };
+
+typedef struct mk_combine_shape {
+  size_t struct_bytes;     /* sizeof(mk_combine_shape) */
+  const mk_tuning* tuning; /* may be null */
+  uint64_t tokens_max, hidden, features;
+  uint32_t experts, top_k;
+  uint32_t dtype;    /* MK_BF16, MK_F16 */
+  uint32_t b_layout; /* MK_KN, MK_NK: of an expert's weights */
+  uint32_t partials; /* MK_PARTIALS_ELEMENT, MK_PARTIALS_F32 */
+} mk_combine_shape;
+
+typedef struct mk_combine_arguments {
+  size_t struct_bytes;            /* sizeof(mk_combine_arguments) */
+  const void* y;                  /* row_count x features */
+  const mk_moe_row* rows;         /* moe's MK_ROWS */
+  uint64_t row_count;             /* 0 after a moe launch that had no room */
+  const uint32_t* expert_offsets; /* moe's MK_EXPERT_OFFSETS */
+  uint64_t expert_offset_count;   /* one more than this rank has experts */
+  const void* expert_weights;
+  const int32_t* ids;   /* count x top_k, as dispatched */
+  uint64_t count;       /* of this rank's tokens, 0 to tokens_max */
+  const void* residual; /* count x hidden; may be null */
+  void* out;            /* count x hidden */
+} mk_combine_arguments;
 
 /* --- ring: mk::RingAttention --- */
 

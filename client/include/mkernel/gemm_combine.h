@@ -1,0 +1,107 @@
+/// \file
+/// GEMM+Combine: the second half of the MoE layer. The rows that MoE Dispatch+GEMM left on each
+/// rank are multiplied with the experts' down projections, scaled with their routing weights, and
+/// summed at their tokens' ranks, while others are still computed.
+///
+///     auto combine = mk::GemmCombine::create(*session, {.tokens_max = 4096, .hidden = 4096,
+///                                                       .features = 1536, .experts = 64,
+///                                                       .top_k = 8});
+///     auto stats = combine->launch({.y = y, .rows = dispatch->rows(),
+///                                   .expert_offsets = dispatch->expert_offsets(),
+///                                   .expert_weights = my_down_projections, .ids = ids,
+///                                   .count = t}, out);
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "mkernel/moe_dispatch_gemm.h"
+#include "mkernel/session.h"
+#include "mkernel/types.h"
+
+namespace mk {
+
+/// As what product rows, and a node's sums of them, travel.
+enum class Partials : std::uint32_t {
+  kElement = 0,  ///< of the element type: each is rounded to it
+  kF32 = 1,      ///< in fp32: twice the bytes, and no rounding
+};
+
+/// Token t of this rank gets the sum over its slots of weight times (row times the expert's
+/// weights). Products and sums are in fp32. Rows of one node are added in slot order, then nodes in
+/// their order, then the residual; then comes one rounding. So it is bitwise the same from run to
+/// run. A token without an expert gets 0, or its residual. A NaN in a token's rows reaches no other
+/// token.
+class MK_EXPORT GemmCombine {
+ public:
+  struct Shape {
+    std::uint64_t tokens_max = 0;  ///< of any rank; a launch takes any number from 0 to this
+    std::uint64_t hidden = 0;      ///< H: elements of a token's output; a multiple of 8
+    std::uint64_t features = 0;    ///< I: elements of a row; a multiple of 8
+    std::uint32_t experts = 0;     ///< E, over all ranks: who has which is MoeDispatchGemm's rule
+    std::uint32_t top_k = 0;       ///< experts of a token, 1 to E
+    DataType dtype = DataType::kBf16;
+    BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: I x H, or H x I
+    Partials partials = Partials::kElement;
+  };
+  /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8.
+  using Tuning = mk::Tuning;
+
+  /// Collective: all ranks of the job, same shape, tiles and chunks (kShapeMismatch names the ranks
+  /// that differ). The operator must not outlive its session.
+  /// kLimitExceeded, with both numbers and at once, when its memory cannot be had on some rank.
+  static Result<GemmCombine> create(Session& session, const Shape& shape, const Tuning& tuning);
+  static Result<GemmCombine> create(Session& session, const Shape& shape);
+
+  /// The memory that `create` takes on this rank. Not collective.
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
+                                               const Tuning& tuning);
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
+
+  GemmCombine(GemmCombine&&) noexcept;
+  GemmCombine& operator=(GemmCombine&&) noexcept;
+  ~GemmCombine();
+
+  /// One rank's input; all dense.
+  struct Input {
+    /// rows.size() x I, of MoeDispatchGemm's output, or what the caller made of it.
+    const void* y = nullptr;
+    /// Whose rows they are, and with which weights: MoeDispatchGemm::rows().
+    std::span<const MoeRow> rows;
+    /// MoeDispatchGemm::expert_offsets(). After a dispatch that had no room (kLimitExceeded), give
+    /// these and no rows.
+    std::span<const std::uint32_t> expert_offsets;
+    const void* expert_weights = nullptr;  ///< this rank's experts', one after the other
+    const std::int32_t* ids = nullptr;     ///< count x top_k: what was dispatched
+    std::uint64_t count = 0;               ///< of this rank's tokens
+    const void* residual = nullptr;        ///< count x H; null: none
+  };
+
+  /// Collective. Blocks until `out`, count x H in the order of this rank's tokens, is complete.
+  ///
+  /// kInvalidArgument for a wrong argument: nothing was launched, and the other ranks wait for this
+  /// one until it launches rightly or their deadline. kInvalidArgument that names a rank: the rows
+  /// it combines are not those of this rank's tokens. kLimitExceeded: the named rank has no rows,
+  /// because its dispatch had no room; every rank hears of it. After these two nothing of `out` is
+  /// written, the other ranks have what they could get, and all may launch again. After any other
+  /// error the operator is broken and says so at every call.
+  Result<LaunchStats> launch(const Input& input, void* out, LaunchMode mode = LaunchMode::kAuto);
+
+  /// This rank's experts.
+  std::uint32_t first_expert() const;
+  std::uint32_t expert_count() const;
+
+  /// Whether later launches keep what their threads did when; costs a little time.
+  void set_trace(bool on);
+  /// Of the last launch; empty unless traced.
+  std::vector<TraceSpan> trace() const;
+
+ private:
+  class Impl;
+  explicit GemmCombine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mk
