@@ -1,5 +1,6 @@
 // Compiles the roles that no CUDA kernel runs yet (those that one does: kernels/cuda) for the
 // device, so that they stay device code.
+#include "kernels/ops/combine/protocol.h"
 #include "kernels/ops/moe/roles.h"
 #include "kernels/ring_attention/roles.h"
 
@@ -10,6 +11,22 @@ struct NullExecutor {
   __device__ bool multiply(const RowTile&, std::uint32_t, const TileRect&, const std::byte*) {
     return true;
   }
+  template <class PlaceOf>
+  __device__ bool multiply(const CombineTile& tile, std::uint32_t, const TileRect&,
+                           PlaceOf&& place_of) {
+    for (std::uint32_t i = 0; i < tile.rows; ++i) *place_of(i) = std::byte{};
+    return true;
+  }
+  template <class Before, class Rows, class After>
+  __device__ void sum(const CombineSum& job, Before&& before, Rows&& rows, After&& after) {
+    const auto add = [&](const std::byte* row) {
+      if (job.target != nullptr) *job.target = *row;
+    };
+    before(add);
+    rows(add);
+    after(add);
+  }
+  __device__ bool last_part(Role, std::uint32_t, std::uint32_t) { return true; }
   __device__ void begin(const AttentionItem&) {}
   __device__ void resume(const AttentionItem&) {}
   __device__ void attend(const AttentionItem&, const AttentionKeys&, bool, std::int64_t) {}
@@ -48,6 +65,31 @@ __global__ void run_moe_dispatch_role(const __grid_constant__ MoeDispatchLaunch 
       break;
     default:
       moe_dispatch::compute(block);
+      break;
+  }
+}
+
+__global__ void run_combine_role(const __grid_constant__ CombineLaunch launch, Role role,
+                                 std::uint32_t index) {
+  NullExecutor executor;
+  BlockTotals totals;
+  CombineBlock<NullExecutor> block(executor, launch, role, index, totals);
+  announce_launch(launch);
+  switch (role) {
+    case Role::kPlan:
+      gemm_combine::plan(block);
+      break;
+    case Role::kReduce:
+      gemm_combine::reduce(block);
+      break;
+    case Role::kSend:
+      gemm_combine::send(block);
+      break;
+    case Role::kReceive:
+      gemm_combine::receive(block);
+      break;
+    default:
+      gemm_combine::compute(block);
       break;
   }
 }
