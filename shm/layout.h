@@ -15,9 +15,11 @@ namespace mk::shm {
 /// The bytes 1a 'M' 'K' 'E' 'R' 'N' 'L' '1'.
 inline constexpr std::uint64_t kSegmentMagic = 0x314c4e52454b4d1aull;
 inline constexpr std::uint16_t kAbiMajor = 1;  ///< differs: incompatible
-inline constexpr std::uint16_t kAbiMinor = 3;  ///< grows with compatible additions
+inline constexpr std::uint16_t kAbiMinor = 4;  ///< grows with compatible additions
 /// Since when clients retire their parts of operators.
 inline constexpr std::uint16_t kRetireAbiMinor = 3;
+/// Since when an Attach may say which GPU the rank has, and which rail it wants.
+inline constexpr std::uint16_t kPlaceAbiMinor = 4;
 
 /// Feature bits: what the daemon offers in this segment.
 enum Feature : std::uint64_t {

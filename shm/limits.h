@@ -51,6 +51,8 @@ inline constexpr std::uint32_t kBatchMax = 8;
 /// exchange tags; texts are sentences for people, and longer ones are cut.
 inline constexpr std::size_t kJobNameBytesMax = 128;
 inline constexpr std::size_t kJobSecretBytesMax = 128;
+/// "0000:1b:00.0"
+inline constexpr std::size_t kPciAddressBytesMax = 16;
 inline constexpr std::size_t kNameBytesMax = 256;
 inline constexpr std::size_t kMessageTextBytesMax = 8192;
 inline constexpr std::size_t kReasonBytesMax = 512;
@@ -85,7 +87,8 @@ static_assert(kBuffersMax < 1u << 16, "handles are 16 bits");
 static_assert(kWorldMax < 1u << 16, "a command names its peer in 16 bits");
 static_assert(exchange_blob_bytes_max(63) == kExchangeBlobBytesMax);
 static_assert(exchange_blob_bytes_max(kWorldMax) == 4091);
-static_assert(kJobNameBytesMax + kJobSecretBytesMax + kNameBytesMax <= kHandshakeBytesMax / 2,
+static_assert(kJobNameBytesMax + kJobSecretBytesMax + kPciAddressBytesMax + kNameBytesMax <=
+                  kHandshakeBytesMax / 2,
               "an Attach and a Hello fit, with room for fields to come");
 static_assert(kExchangeBlobBytesMax + kNameBytesMax + 1024 <= kRequestBytesMax, "an Exchange fits");
 static_assert(kRequestBytesMax <= kMessageBytesMax);

@@ -22,7 +22,7 @@ namespace mk {
 
 struct EmbeddedOptions {
   std::uint32_t nodes = 1;
-  std::uint32_t rails = 1;          ///< of each node; local rank r uses rail r % rails
+  std::uint32_t rails = 1;          ///< of each node; a job's ranks take them in turn
   std::string fabric = "loopback";  ///< "loopback", or "ofi" (libfabric)
   std::string provider = "tcp";     ///< ofi: libfabric's provider
   std::string bind_address;  ///< ofi: local address or interface; empty: the provider's choice

@@ -77,6 +77,8 @@ void take_all_but_place(const mk_attach_options& given, mk::AttachOptions& o) {
     o.job_secret.assign(static_cast<const char*>(given.job_secret), given.job_secret_bytes);
   if (given.lanes != 0) o.lanes = given.lanes;
   if (given.timeout_ms != 0) o.timeout = std::chrono::milliseconds{given.timeout_ms};
+  if (given.gpu != nullptr) o.gpu = given.gpu;
+  if (given.rail != 0) o.rail = static_cast<std::int32_t>(given.rail - 1);
   if (given.arrival_flags != 0) o.arrival_flags = given.arrival_flags;
   if (given.heartbeat_timeout_ms != 0)
     o.heartbeat_timeout = std::chrono::milliseconds{given.heartbeat_timeout_ms};

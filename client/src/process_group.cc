@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "client/src/gpu_place.h"
 #include "mkernel/session.h"
 #include "shm/host/result.h"
 #include "shm/host/text.h"
@@ -76,6 +77,8 @@ Result<AttachOptions> AttachOptions::of_group(const AttachOptions& whole,
   const auto self = std::lower_bound(ranks.begin(), ranks.end(), whole.rank);
   group.rank = static_cast<std::uint32_t>(self - ranks.begin());
   group.local_rank = group.rank % group.local_size;
+  // Which GPU it has goes by its place in the launch.
+  if (group.gpu.empty()) group.gpu = client::own_gpu(whole.local_rank);
   group.job = fmt::format("{}.{}.{:08x}", whole.job, name, digest_of(ranks));
   if (!shm::is_job_name(group.job)) {
     return fail(ErrorCode::kInvalidArgument,

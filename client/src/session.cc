@@ -1,14 +1,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 
+#include "client/src/gpu_place.h"
 #include "client/src/session_checks.h"
 #include "client/src/session_impl.h"
 #include "shm/host/memory_room.h"
 #include "shm/host/process_fd.h"
+#include "shm/host/text.h"
 
 namespace mk {
 namespace {
@@ -43,6 +46,33 @@ std::string secret_of(const AttachOptions& options) {
   return from_environment != nullptr ? from_environment : "";
 }
 
+/// The rail, from the options or the environment.
+Result<std::int32_t> rail_of(const AttachOptions& options) {
+  const char* const text = std::getenv("MKERNEL_RAIL");
+  if (options.rail >= 0 || text == nullptr || *text == '\0') return options.rail;
+  const std::string_view digits = text;
+  std::int32_t rail = -1;
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), rail);
+  if (error == std::errc() && end == digits.end() && rail >= 0) return rail;
+  return fail(ErrorCode::kInvalidArgument, "MKERNEL_RAIL is '{}'; a rail's number is expected",
+              shm::plain_text(digits, 64));
+}
+
+/// Where the rank is wanted to be served, in the words of the protocol.
+Status put_place(const AttachOptions& options, std::uint16_t abi_minor, shm::Attach& attach) {
+  MK_ASSIGN_OR_RETURN(const std::int32_t rail, rail_of(options));
+  if (abi_minor < shm::kPlaceAbiMinor) {
+    if (rail < 0) return {};
+    return fail(ErrorCode::kUnsupported,
+                "rail {} cannot be asked for: the daemon is older than this library and chooses by "
+                "itself (ABI 1.{}); upgrade it, or leave AttachOptions::rail and MKERNEL_RAIL out",
+                rail, abi_minor);
+  }
+  attach.gpu = options.gpu.empty() ? client::own_gpu(options.local_rank) : options.gpu;
+  if (rail >= 0) attach.rail = static_cast<std::uint32_t>(rail);
+  return {};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions options) {
@@ -69,6 +99,7 @@ Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions optio
   attach.lane_count = o.lanes;
   attach.flag_count = o.arrival_flags;
   attach.timeout_ms = static_cast<std::uint32_t>(o.timeout.count());
+  MK_RETURN_IF_ERROR(put_place(o, impl->connection_->abi_minor(), attach));
   // By it the daemon sees this process end, also while another one holds the socket. Where there is
   // none (an old kernel, a strict sandbox) the socket has to do.
   UniqueFd process;

@@ -68,6 +68,12 @@ Status check_sizes(const AttachOptions& o) {
 Status check_options(const AttachOptions& options) {
   MK_RETURN_IF_ERROR(check_job(options));
   MK_RETURN_IF_ERROR(check_place(options));
+  if (!options.gpu.empty() && !shm::is_pci_address(options.gpu)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "AttachOptions::gpu is '{}'; a PCI address is expected, as 0000:1b:00.0, in small "
+                "letters",
+                shm::plain_text(options.gpu, 64));
+  }
   return check_sizes(options);
 }
 

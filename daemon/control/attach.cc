@@ -47,6 +47,11 @@ Status check_shape(const shm::Attach& a) {
     return fail(kBad, "job '{}': a rendezvous timeout of {} ms; 1 to {} are possible", a.job,
                 a.timeout_ms, kTimeoutMsMax);
   }
+  if (!a.gpu.empty() && !shm::is_pci_address(a.gpu)) {
+    return fail(
+        kBad, "job '{}': a GPU's PCI address has the form 0000:1b:00.0, in small letters; got '{}'",
+        a.job, shm::plain_text(a.gpu, 2 * shm::kPciAddressBytesMax));
+  }
   if (!shm::valid({a.lane_count, a.slot_count_log2, a.flag_count})) {
     return fail(kBad,
                 "job '{}': {} lanes of 2^{} slots and {} flags; possible are 1 to {} lanes of {} "
@@ -184,6 +189,29 @@ std::uint32_t ControlPlane::Impl::refresh_shares(const std::string& job) {
   return here;
 }
 
+Result<control::RailChoice> ControlPlane::Impl::choose_rail(const shm::Attach& attach,
+                                                            const Job* job) const {
+  const auto rails = static_cast<std::uint32_t>(proxies_.size());
+  if (attach.rail != shm::kAnyRail) {
+    if (attach.rail < rails) return control::RailChoice{attach.rail, std::nullopt};
+    return fail(ErrorCode::kInvalidArgument,
+                "rank {} of job '{}' wants rail {}, but this node has {} (AttachOptions::rail, "
+                "MKERNEL_RAIL; mkctl topology shows them)",
+                attach.rank, attach.job, attach.rail, rails);
+  }
+  std::vector<std::uint32_t> load(rails, 0);
+  for (const auto& [id, session] : sessions_)
+    if (!session->fenced) ++load[session->rail];
+  const std::vector<std::uint32_t> near = options_.rails_near && !attach.gpu.empty()
+                                              ? options_.rails_near(attach.gpu)
+                                              : std::vector<std::uint32_t>{};
+  return control::choose_rail({.local_rank = attach.local_rank,
+                               .local_size = attach.local_size,
+                               .load = load,
+                               .near = near,
+                               .first = job != nullptr ? job->first_rail : std::nullopt});
+}
+
 Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::Attach& attach) {
   MK_RETURN_IF_ERROR(check_attach(attach));
   const auto existing = by_name_.find(attach.job);
@@ -197,6 +225,8 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
                 "nothing of them is in flight); `mkctl session list` shows them",
                 by_slot_.size());
   }
+  MK_ASSIGN_OR_RETURN(const control::RailChoice rail,
+                      choose_rail(attach, existing != by_name_.end() ? existing->second : nullptr));
   const std::uint32_t slot = free_slots_.front();
   auto segment =
       shm::Segment::create({attach.lane_count, attach.slot_count_log2, attach.flag_count},
@@ -207,7 +237,7 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   auto session = std::make_unique<Session>(kept, std::move(*segment));
   session->id = next_session_id_;
   session->slot = slot;
-  session->rail = attach.local_rank % static_cast<std::uint32_t>(proxies_.size());
+  session->rail = rail.rail;
   session->credentials = client.credentials;
   session->attached_ns = now_();
   session->client = client.id;
@@ -238,6 +268,7 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
     by_name_.emplace(attach.job, job);
   }
   session->job = job;
+  if (rail.first) job->first_rail = rail.first;
   job->locals[attach.local_rank] = session.get();
   free_slots_.pop_front();
   by_slot_[slot] = session.get();

@@ -65,6 +65,8 @@ struct ControlOptions {
   } all_max;
   /// A job's share of the network, see `refresh_shares`; empty: the default for all.
   std::function<JobShare(const std::string& job)> job_share;
+  /// The rails nearest to a GPU, by its PCI address; none: not known. Empty: for all.
+  std::function<std::vector<std::uint32_t>(const std::string& gpu)> rails_near;
   LogSink log;  ///< may be empty
 };
 
@@ -89,6 +91,8 @@ struct SessionInfo {
   std::uint64_t attached_for_ns = 0;
   /// SegmentHeader::launches (the client's word), and how long it has been standing as far as seen.
   std::uint64_t launches = 0, launches_for_ns = 0;
+  std::uint32_t rail = 0;
+  std::string gpu;  ///< PCI address, as far as the client said
 };
 /// A run of a job with ranks here.
 struct JobInfo {
@@ -105,6 +109,7 @@ struct JobInfo {
 struct LinkInfo {
   std::uint32_t rail = 0;
   NodeId peer = 0;
+  std::uint32_t peer_rail = 0;  ///< of the peer; mostly the same as `rail`
   std::string peer_name;
   std::string fabric;
   std::string state;  ///< "connecting", "up", "error"
@@ -145,7 +150,8 @@ PeerHello make_hello(const ControlOptions& options, std::span<Proxy* const> prox
 
 class ControlPlane {
  public:
-  /// `proxies`: one per rail, index = rail; session of local rank r uses rail r % proxies.size().
+  /// `proxies`: one per rail, index = rail; see rail_choice.h for which one
+  /// serves a session.
   /// All outlive this. `hello`: from make_hello, where peers may have had it already.
   ControlPlane(const ControlOptions& options, ClientPort& clients, PeerTransport& peers,
                std::span<Proxy* const> proxies, std::function<std::uint64_t()> now_ns,

@@ -28,6 +28,7 @@
 #include "daemon/control/job.h"
 #include "daemon/control/job_secret.h"
 #include "daemon/control/link_table.h"
+#include "daemon/control/rail_choice.h"
 #include "daemon/control/session.h"
 #include "daemon/control/source_line.h"
 
@@ -186,7 +187,13 @@ class ControlPlane::Impl {
   /// Takes the job as far towards kUp as it goes now.
   void advance(Job& job);
   /// The link, connected if it is not; null when that fails. Only to a node that is up.
-  std::shared_ptr<Link> link_to(std::uint32_t rail, NodeId node);
+  std::shared_ptr<Link> link_to(const LinkKey& key);
+  /// Of a session that is to be; `job` is null where it is the job's first here.
+  Result<control::RailChoice> choose_rail(const shm::Attach& attach, const Job* job) const;
+  /// "rail 0 to node 1 (b:7000)", with the rail there where it is another.
+  std::string describe_link(const LinkKey& key) const;
+  /// By which the session writes to its rail peer there.
+  static LinkKey link_key(const Session& session, const RemotePart& part);
   /// Connects a link in error that no job waits for.
   void retry_links();
   bool bind(Job& job);

@@ -41,7 +41,7 @@ Status check_offer_shape(const JobOffer& offer) {
 }
 
 /// The part must be the one that was offered.
-Status check_part(const JobPart& part, const JobOffer& offer) {
+Status check_part(const JobPart& part, const JobOffer& offer, std::size_t rails) {
   const auto bad = [&](const std::string& what) {
     return fail(ErrorCode::kProtocol, "its part of job '{}' {}", part.job, what);
   };
@@ -66,6 +66,9 @@ Status check_part(const JobPart& part, const JobOffer& offer) {
       return bad(fmt::format("has rank {} with slot {}, {} flags, and a key of {} bytes",
                              session.rank, session.slot, session.flag_count,
                              session.flags_key.size()));
+    }
+    if (session.rail >= rails) {
+      return bad(fmt::format("has rank {} on rail {} of {}", session.rank, session.rail, rails));
     }
   }
   return {};
@@ -214,7 +217,7 @@ Status ControlPlane::Impl::on(NodeId node, JobPart& part) {
       offered == peer.offers.end()) {
     return {};
   }
-  MK_RETURN_IF_ERROR(check_part(part, offered->second.offer));
+  MK_RETURN_IF_ERROR(check_part(part, offered->second.offer, proxies_.size()));
   if (job.part_from(node) != nullptr || job.ending || job.state != JobState::kAnnounced) return {};
   const auto taken = job.parts.find(part.node_rank);
   if (taken != job.parts.end()) {

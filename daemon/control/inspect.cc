@@ -45,6 +45,8 @@ SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
   info.registered_bytes = session.registered_bytes;
   info.attached_for_ns = now_() - session.attached_ns;
   info.launches = session.launches_watched;
+  info.rail = session.rail;
+  info.gpu = session.attach.gpu;
   if (session.launches_since_ns != 0) info.launches_for_ns = now_() - session.launches_since_ns;
   return info;
 }

@@ -80,7 +80,8 @@ JobPart Job::own_part() const {
   part.local_size = local_size;
   for (const Session* session : sessions()) {
     part.sessions.push_back({session->attach.rank, session->slot,
-                             session->segment.shape().flag_count, session->flags_region->key()});
+                             session->segment.shape().flag_count, session->flags_region->key(),
+                             session->rail});
   }
   return part;
 }

@@ -80,6 +80,8 @@ struct Job {
   const Bytes secret_digest;  ///< empty: it has no secret
   const std::uint32_t nodes, local_size, node_rank;
 
+  /// Of local rank 0, if it has its rail by its number; once a rank has one so.
+  std::optional<std::uint32_t> first_rail;
   JobState state = JobState::kGathering;
   std::vector<Session*> locals;               ///< by local rank; null: not attached, or released
   std::map<std::uint32_t, RemotePart> parts;  ///< by node rank

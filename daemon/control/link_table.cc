@@ -19,26 +19,27 @@ LinkTable::LinkTable(std::vector<fabric::Endpoint*> endpoints,
                      std::function<std::uint64_t()> now_ns)
     : endpoints_(std::move(endpoints)), now_(std::move(now_ns)) {}
 
-std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Bytes& address,
+std::shared_ptr<Link> LinkTable::get(const LinkKey& key, const Bytes& address,
                                      const std::string& peer_name) {
-  Entry& entry = entries_[{rail, peer}];
+  Entry& entry = entries_[key];
+  fabric::Endpoint& endpoint = *endpoints_[key.rail];
   if (entry.since_ns == 0) entry.since_ns = now_();
   if (entry.link != nullptr) {
     // That it went down may be on its way to us.
-    const std::string down = endpoints_[rail]->link_reason(entry.link->id);
+    const std::string down = endpoint.link_reason(entry.link->id);
     if (!down.empty()) set_error(entry, down);
   }
   if (entry.link != nullptr && entry.address == address) return entry.link;
   // One to an earlier address stays with the sessions that have it.
   entry.link.reset();
   if (now_() < entry.next_try_ns) return nullptr;
-  auto id = endpoints_[rail]->connect_peer(peer, address, peer_name);
+  auto id = endpoint.connect_peer(key.peer, address, peer_name);
   if (!id) {
     entry.stats->connect_failures.add(1);
     set_error(entry, id.error().message);
     return nullptr;
   }
-  entry.link = std::make_shared<Link>(*endpoints_[rail], *id, rail, peer, entry.stats);
+  entry.link = std::make_shared<Link>(endpoint, *id, entry.stats);
   entry.address = address;
   entry.stats->connects.add(1);
   entry.reason.clear();
@@ -48,15 +49,15 @@ std::shared_ptr<Link> LinkTable::get(std::uint32_t rail, NodeId peer, const Byte
   return entry.link;
 }
 
-std::string LinkTable::reason(std::uint32_t rail, NodeId peer) const {
-  const auto found = entries_.find({rail, peer});
+std::string LinkTable::reason(const LinkKey& key) const {
+  const auto found = entries_.find(key);
   return found == entries_.end() ? std::string() : found->second.reason;
 }
 
 void LinkTable::on_error(std::uint32_t rail, fabric::LinkId id, const std::string& reason) {
   for (auto& [key, entry] : entries_) {
     // A link that was replaced meanwhile is nobody's here any more; the sessions still have it.
-    if (key.first == rail && entry.link != nullptr && entry.link->id == id) {
+    if (key.rail == rail && entry.link != nullptr && entry.link->id == id) {
       set_error(entry, reason);
     }
   }
@@ -64,22 +65,23 @@ void LinkTable::on_error(std::uint32_t rail, fabric::LinkId id, const std::strin
 
 void LinkTable::on_peer_down(NodeId peer, const std::string& reason) {
   for (auto& [key, entry] : entries_) {
-    if (key.second != peer) continue;
+    if (key.peer != peer) continue;
     set_error(entry, reason);
     entry.backoff_ns = 0;
     entry.next_try_ns = 0;
   }
 }
 
-void LinkTable::on_moved(std::uint32_t rail, NodeId peer) {
-  const auto found = entries_.find({rail, peer});
-  if (found == entries_.end()) return;
-  found->second.backoff_ns = 0;
-  found->second.next_try_ns = 0;
+void LinkTable::on_moved(NodeId peer, std::uint32_t peer_rail) {
+  for (auto& [key, entry] : entries_) {
+    if (key.peer != peer || key.peer_rail != peer_rail) continue;
+    entry.backoff_ns = 0;
+    entry.next_try_ns = 0;
+  }
 }
 
 void LinkTable::forget(NodeId peer) {
-  std::erase_if(entries_, [peer](const auto& entry) { return entry.first.second == peer; });
+  std::erase_if(entries_, [peer](const auto& entry) { return entry.first.peer == peer; });
 }
 
 void LinkTable::set_error(Entry& entry, const std::string& reason) {
@@ -92,11 +94,10 @@ void LinkTable::set_error(Entry& entry, const std::string& reason) {
   entry.next_try_ns = now_ns + entry.backoff_ns;
 }
 
-std::optional<std::pair<std::uint32_t, NodeId>> LinkTable::retry_due(
-    const std::function<bool(NodeId)>& reachable) const {
+std::optional<LinkKey> LinkTable::retry_due(const std::function<bool(NodeId)>& reachable) const {
   const std::uint64_t now_ns = now_();
   for (const auto& [key, entry] : entries_) {
-    if (!entry.in_error || !reachable(key.second)) continue;
+    if (!entry.in_error || !reachable(key.peer)) continue;
     if (now_ns >= entry.next_try_ns + kUnaskedFactor * entry.backoff_ns) return key;
   }
   return std::nullopt;
@@ -108,11 +109,12 @@ std::vector<LinkInfo> LinkTable::snapshot(
   std::vector<LinkInfo> infos;
   for (const auto& [key, entry] : entries_) {
     LinkInfo& info = infos.emplace_back();
-    info.rail = key.first;
-    info.peer = key.second;
-    info.peer_name = describe(key.second);
-    info.fabric = endpoints_[key.first]->capabilities().name;
-    const std::string gpu_path = endpoints_[key.first]->gpu_path();
+    info.rail = key.rail;
+    info.peer = key.peer;
+    info.peer_rail = key.peer_rail;
+    info.peer_name = describe(key.peer);
+    info.fabric = endpoints_[key.rail]->capabilities().name;
+    const std::string gpu_path = endpoints_[key.rail]->gpu_path();
     if (!gpu_path.empty()) info.fabric += ", GPU memory " + gpu_path;
     info.state = entry.link != nullptr ? "up" : entry.in_error ? "error" : "connecting";
     info.reason = entry.reason;

@@ -24,20 +24,26 @@ struct LinkInfo;
 
 namespace mk::daemon::control {
 
+/// From which rail of this node to which rail of which node.
+struct LinkKey {
+  std::uint32_t rail = 0;
+  NodeId peer = 0;
+  std::uint32_t peer_rail = 0;
+
+  friend auto operator<=>(const LinkKey&, const LinkKey&) = default;
+};
+
 /// One connection of an endpoint. It is given up when the table and the last session that uses it
 /// have let it go, so that a reconnected link never shares its id with writes of the old one.
 class Link {
  public:
-  Link(fabric::Endpoint& endpoint, fabric::LinkId link_id, std::uint32_t on_rail, NodeId to,
-       std::shared_ptr<LinkStats> counters)
-      : id(link_id), rail(on_rail), peer(to), stats(std::move(counters)), endpoint_(endpoint) {}
+  Link(fabric::Endpoint& endpoint, fabric::LinkId link_id, std::shared_ptr<LinkStats> counters)
+      : id(link_id), stats(std::move(counters)), endpoint_(endpoint) {}
   ~Link() { endpoint_.disconnect(id); }
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
   const fabric::LinkId id;
-  const std::uint32_t rail;
-  const NodeId peer;
   const std::shared_ptr<LinkStats> stats;
 
  private:
@@ -49,28 +55,26 @@ class LinkTable {
   /// `now_ns`: the clock of all times here.
   LinkTable(std::vector<fabric::Endpoint*> endpoints, std::function<std::uint64_t()> now_ns);
 
-  /// The link of `rail` to `peer` at `address`, connected now if it is not, or leads to where the
-  /// peer was before, and its backoff is over; null when it is not up: see `reason`.
-  std::shared_ptr<Link> get(std::uint32_t rail, NodeId peer, const Bytes& address,
-                            const std::string& peer_name);
+  /// The link to `address`, connected now if it is not, or leads to where the peer was before, and
+  /// its backoff is over; null when it is not up: see `reason`.
+  std::shared_ptr<Link> get(const LinkKey& key, const Bytes& address, const std::string& peer_name);
   /// Why the link is not up; empty when it is, or was never wanted.
-  std::string reason(std::uint32_t rail, NodeId peer) const;
+  std::string reason(const LinkKey& key) const;
 
   /// The endpoint reported link `id` of `rail` to be in error.
   void on_error(std::uint32_t rail, fabric::LinkId id, const std::string& reason);
   /// The daemon at the other end is gone: its links are let go, and may be connected at once when
   /// it is back.
   void on_peer_down(NodeId peer, const std::string& reason);
-  /// The peer's rail has another address: its link, if not up, may be connected at once.
-  void on_moved(std::uint32_t rail, NodeId peer);
+  /// The peer's rail has another address: the links to it that are not up may be connected at once.
+  void on_moved(NodeId peer, std::uint32_t peer_rail);
   /// The peer has left the cluster, after on_peer_down.
   void forget(NodeId peer);
 
   /// A link in error to a peer that is `reachable` and that is to be tried again now although
   /// nobody asks: for `get`. Later than jobs that wait would try, and one at a time, since a try
   /// may block.
-  std::optional<std::pair<std::uint32_t, NodeId>> retry_due(
-      const std::function<bool(NodeId)>& reachable) const;
+  std::optional<LinkKey> retry_due(const std::function<bool(NodeId)>& reachable) const;
 
   std::vector<LinkInfo> snapshot(const std::function<std::string(NodeId)>& describe) const;
   std::size_t up_count() const;
@@ -92,7 +96,7 @@ class LinkTable {
 
   std::vector<fabric::Endpoint*> endpoints_;
   std::function<std::uint64_t()> now_;
-  std::map<std::pair<std::uint32_t, NodeId>, Entry> entries_;
+  std::map<LinkKey, Entry> entries_;
 };
 
 }  // namespace mk::daemon::control

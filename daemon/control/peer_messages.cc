@@ -101,7 +101,7 @@ Status ControlPlane::Impl::on(NodeId node, RailMoved& moved) {
   Bytes& known = peer.hello.rail_addresses[moved.rail];
   if (known == moved.address) return {};
   known = std::move(moved.address);
-  links_.on_moved(moved.rail, node);
+  links_.on_moved(node, moved.rail);
   return {};
 }
 

@@ -48,7 +48,8 @@ struct PeerSession {
   std::uint32_t rank = 0;
   std::uint32_t slot = 0;
   std::uint32_t flag_count = 0;
-  Bytes flags_key;  ///< the fabric's key of its arrival flags
+  Bytes flags_key;         ///< the fabric's key of its arrival flags
+  std::uint32_t rail = 0;  ///< of its node, that serves it
 };
 
 /// That a node has a part of a job: sent to all nodes when all its local ranks have attached, since

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include "daemon/control/control_plane_impl.h"
 #include "daemon/control/ranks.h"
@@ -46,32 +47,43 @@ void ControlPlane::Impl::advance(Job& job) {
   if (job.state == JobState::kBound && !job.ending && all_ready) job_up(job);
 }
 
-std::shared_ptr<Link> ControlPlane::Impl::link_to(std::uint32_t rail, NodeId node) {
-  return links_.get(rail, node, peers_.at(node).hello.rail_addresses[rail],
-                    fmt::format("{} rail {}", describe_node(node), rail));
+std::shared_ptr<Link> ControlPlane::Impl::link_to(const LinkKey& key) {
+  return links_.get(key, peers_.at(key.peer).hello.rail_addresses[key.peer_rail],
+                    fmt::format("{} rail {}", describe_node(key.peer), key.peer_rail));
+}
+
+std::string ControlPlane::Impl::describe_link(const LinkKey& key) const {
+  const std::string there =
+      key.peer_rail == key.rail ? "" : fmt::format("rail {} of ", key.peer_rail);
+  return fmt::format("rail {} to {}{}", key.rail, there, describe_node(key.peer));
+}
+
+LinkKey ControlPlane::Impl::link_key(const Session& session, const RemotePart& part) {
+  return {session.rail, part.node, part.part.sessions[session.attach.local_rank].rail};
 }
 
 void ControlPlane::Impl::retry_links() {
   const auto due = links_.retry_due([this](NodeId node) { return peers_.at(node).up; });
-  if (due) (void)link_to(due->first, due->second);
+  if (due) (void)link_to(*due);
 }
 
 bool ControlPlane::Impl::bind(Job& job) {
   // All links first: nothing is bound before everything can be. One that does not come up ends this
   // try: a connect may block for as long as the endpoint waits, and one such wait per tick is what
   // the other jobs' requests bear.
-  std::map<std::pair<std::uint32_t, NodeId>, std::shared_ptr<Link>> links;
+  std::map<LinkKey, std::shared_ptr<Link>> links;
   for (const Session* session : job.sessions()) {
     for (const auto& [rank, part] : job.parts) {
-      auto& link = links[{session->rail, part.node}];
+      const LinkKey key = link_key(*session, part);
+      auto& link = links[key];
       if (link != nullptr) continue;
-      link = link_to(session->rail, part.node);
+      link = link_to(key);
       if (link == nullptr) return false;
     }
   }
   for (Session* session : job.sessions()) {
     for (const auto& [rank, part] : job.parts) {
-      const Status bound = bind_session(*session, part, links.at({session->rail, part.node}));
+      const Status bound = bind_session(*session, part, links.at(link_key(*session, part)));
       if (bound) continue;
       const std::string text = fmt::format("cannot reach the arrival flags of {}: {}",
                                            describe_node(part.node), bound.error().message);
@@ -216,11 +228,13 @@ std::string ControlPlane::Impl::obstacles(const Job& job,
       not_ready.add(
           fmt::format("{} (node rank {}) is not ready", describe_node(part.node), node_rank));
     }
-    for (std::uint32_t rail = 0; rail < proxies_.size(); ++rail) {
-      const std::string reason = links_.reason(rail, part.node);
-      if (reason.empty() || !missing.empty()) continue;
-      not_connected.add(fmt::format("rail {} to {} is not connected: {}", rail,
-                                    describe_node(part.node), reason));
+    std::set<LinkKey> wanted;
+    if (missing.empty() && part.part.sessions.size() == job.local_size)
+      for (const Session* session : job.sessions()) wanted.insert(link_key(*session, part));
+    for (const LinkKey& key : wanted) {
+      const std::string reason = links_.reason(key);
+      if (reason.empty()) continue;
+      not_connected.add(fmt::format("{} is not connected: {}", describe_link(key), reason));
     }
   }
   if (job.nodes > 1) {

@@ -260,7 +260,9 @@ void add_queues(Families& out, const ControlSnapshot& control) {
 
 void add_links(Families& out, const ControlSnapshot& control) {
   for (const LinkInfo& link : control.links) {
-    const Labels labels{{"rail", std::to_string(link.rail)}, {"peer", std::to_string(link.peer)}};
+    const Labels labels{{"rail", std::to_string(link.rail)},
+                        {"peer", std::to_string(link.peer)},
+                        {"peer_rail", std::to_string(link.peer_rail)}};
     out.gauge("mkernel_link_up", "1 while a link works.", link.state == "up" ? 1 : 0, labels);
     out.gauge("mkernel_link_stalled_seconds",
               "How long writes have been outstanding on a link without any completing.",

@@ -45,7 +45,7 @@ std::string sizes_text(const v1::Link& link) {
 
 std::string link_text(const v1::Link& link, const v1::GetStatusResponse& status) {
   std::string text = fmt::format(
-      "rail {} to {}: {} for {}{}\n", link.rail(), printable(link.peer_name()), link.state(),
+      "rail {} to {}: {} for {}{}\n", rails_of(link), printable(link.peer_name()), link.state(),
       human_age(link.state_for_ns()), link.reason().empty() ? "" : ": " + printable(link.reason()));
   for (const v1::PeerStatus& peer : status.peers()) {
     if (peer.node() == link.peer()) text += "  its daemon   " + peer_text(peer) + "\n";

@@ -88,13 +88,14 @@ std::string render(const v1::DrainResponse& left) {
 }
 
 std::string sessions_table(const google::protobuf::RepeatedPtrField<v1::Session>& sessions) {
-  Table table({"SESSION", "JOB", "RANK", "NODE", "LOCAL", "PID", "UID", "STATE", "BUFFERS",
-               "REGISTERED", "ATTACHED", "REASON"});
+  Table table({"SESSION", "JOB", "RANK", "NODE", "LOCAL", "PID", "UID", "RAIL", "GPU", "STATE",
+               "BUFFERS", "REGISTERED", "ATTACHED", "REASON"});
   for (const v1::Session& one : sessions) {
     table.add({number(one.session_id()), one.job(), fmt::format("{}/{}", one.rank(), one.world()),
                fmt::format("{}/{}", one.node_rank(), one.nodes()),
                fmt::format("{}/{}", one.local_rank(), one.local_size()), std::to_string(one.pid()),
-               number(one.uid()), one.state(), number(one.buffers()),
+               number(one.uid()), number(one.rail()), one.gpu().empty() ? "-" : one.gpu(),
+               one.state(), number(one.buffers()),
                human_bytes(static_cast<double>(one.registered_bytes())),
                human_age(one.attached_for_ns()), one.reason()});
   }
@@ -128,13 +129,18 @@ std::string queues_table(const google::protobuf::RepeatedPtrField<v1::Queue>& qu
   return table.text();
 }
 
+std::string rails_of(const v1::Link& link) {
+  if (link.peer_rail() == link.rail()) return number(link.rail());
+  return fmt::format("{} > {}", link.rail(), link.peer_rail());
+}
+
 std::string render(const v1::ListLinksResponse& links) {
   if (links.links_size() == 0)
     return "no links: no job spans several nodes, or there are no peers\n";
   Table table({"RAIL", "PEER", "FABRIC", "STATE", "SINCE", "BYTES", "MESSAGES", "BATCHES",
                "OUTSTANDING", "ERRORS", "REASON"});
   for (const v1::Link& one : links.links()) {
-    table.add({number(one.rail()), one.peer_name(), one.fabric(), one.state(),
+    table.add({rails_of(one), one.peer_name(), one.fabric(), one.state(),
                human_age(one.state_for_ns()), human_bytes(static_cast<double>(one.bytes())),
                number(one.messages()), number(one.batches()), number(one.outstanding()),
                number(one.errors()), one.reason()});

@@ -18,6 +18,8 @@ std::string render(const v1::ListQueuesResponse& queues);
 std::string render(const v1::ListLinksResponse& links);
 std::string render(const v1::ListJobsResponse& jobs);
 std::string render(const v1::MetricsSample& metrics);  ///< Prometheus' text format
+/// The link's rail here, "2", or "2 > 0" where the peer's is another.
+std::string rails_of(const v1::Link& link);
 std::string sessions_table(const google::protobuf::RepeatedPtrField<v1::Session>& sessions);
 std::string queues_table(const google::protobuf::RepeatedPtrField<v1::Queue>& queues);
 

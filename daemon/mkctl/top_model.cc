@@ -26,7 +26,7 @@ void push(History& history, double value) {
 }
 
 std::string link_key(const v1::Link& link) {
-  return fmt::format("l{}.{}", link.rail(), link.peer());
+  return fmt::format("l{}.{}.{}", link.rail(), link.peer(), link.peer_rail());
 }
 std::string queue_key(const v1::Queue& queue) {
   return fmt::format("q{}.{}", queue.session_id(), queue.lane());

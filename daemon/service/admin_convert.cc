@@ -64,6 +64,8 @@ void to_proto(const SessionInfo& from, v1::Session& to) {
   to.set_attached_for_ns(from.attached_for_ns);
   to.set_launches(from.launches);
   to.set_launches_for_ns(from.launches_for_ns);
+  to.set_rail(from.rail);
+  to.set_gpu(from.gpu);
 }
 
 void to_proto(const QueueInfo& from, bool buckets, v1::Queue& to) {
@@ -88,6 +90,7 @@ void to_proto(const QueueInfo& from, bool buckets, v1::Queue& to) {
 void to_proto(const LinkInfo& from, v1::Link& to) {
   to.set_rail(from.rail);
   to.set_peer(from.peer);
+  to.set_peer_rail(from.peer_rail);
   to.set_peer_name(from.peer_name);
   to.set_fabric(from.fabric);
   to.set_state(from.state);

@@ -64,6 +64,15 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   MK_ASSIGN_OR_RETURN(const topology::RailPlan plan, topology::plan_rails(resolved.config));
   if (!plan.why.empty()) logger.write(LogLevel::kInfo, plan.why);
   if (!plan.unused.empty()) logger.write(LogLevel::kWarning, plan.unused);
+  if (plan.endpoints.size() > 1) {
+    if (const auto here = topology::read_machine()) {
+      options.control.rails_near =
+          [near = topology::rails_by_gpu(*here, resolved.config)](const std::string& gpu) {
+            const auto found = near.find(gpu);
+            return found != near.end() ? found->second : std::vector<std::uint32_t>{};
+          };
+    }
+  }
   options.rails.clear();
   const topology::Spin spin =
       topology::choose_spin(resolved.config, plan.endpoints.size(), topology::usable_cpus());

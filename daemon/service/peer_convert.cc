@@ -77,6 +77,7 @@ void put(const JobPart& from, v1::PeerMessage& to) {
     one.set_slot(session.slot);
     one.set_flag_count(session.flag_count);
     one.set_flags_key(as_string(session.flags_key));
+    one.set_rail(session.rail);
   }
 }
 
@@ -248,8 +249,10 @@ Result<PeerMessage> take(const v1::JobPart& from) {
     check.at_most("rank", one.rank(), shm::kWorldMax - 1);
     check.at_most("slot", one.slot(), shm::kSessionsMax - 1);
     check.at_most("flag_count", one.flag_count(), shm::kFlagsMax);
+    check.at_most("rail", one.rail(), shm::kLocalRanksMax - 1);
     part.sessions.push_back({one.rank(), one.slot(), one.flag_count(),
-                             check.bytes("bytes of flags_key", one.flags_key(), kKeyBytesMax)});
+                             check.bytes("bytes of flags_key", one.flags_key(), kKeyBytesMax),
+                             one.rail()});
   }
   return check.result(std::move(part));
 }

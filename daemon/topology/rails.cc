@@ -162,4 +162,33 @@ Result<RailPlan> plan_rails(const daemon::Config& asked,
   return plan;
 }
 
+std::map<std::string, std::vector<std::uint32_t>> rails_by_gpu(const Machine& machine,
+                                                               const daemon::Config& config) {
+  std::map<std::string, std::vector<std::uint32_t>> near;
+  if (!kind_of(resolve_fabric(config).config)) return near;
+  const auto choices = choose_nics(machine, config);
+  if (!choices) return near;
+  for (std::uint32_t number = 0; number < machine.gpus.size(); ++number) {
+    const Gpu& gpu = machine.gpus[number];
+    std::vector<std::uint32_t>& rails = near[gpu.bus_id];
+    std::optional<Distance> least;
+    for (std::uint32_t rail = 0; rail < choices->size(); ++rail) {
+      const RailChoice& choice = (*choices)[rail];
+      // Of GPUs that share NICs, each has a rail of its own.
+      if (choice.gpu == number) {
+        rails = {rail};
+        break;
+      }
+      for (const std::uint32_t nic : choice.nics) {
+        const Distance to = distance(machine, gpu, machine.nics[nic]);
+        if (least && *least < to) continue;
+        if (!least || to < *least) rails.clear();
+        least = to;
+        if (rails.empty() || rails.back() != rail) rails.push_back(rail);
+      }
+    }
+  }
+  return near;
+}
+
 }  // namespace mk::topology

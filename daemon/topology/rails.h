@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -49,5 +50,10 @@ struct RailPlan {
 Result<RailPlan> plan_rails(
     const daemon::Config& config,
     const std::function<Result<Machine>()>& read = [] { return read_machine(); });
+
+/// Of each GPU, by its bus id, the rails on the NICs nearest to it. Nothing of a fabric whose rails
+/// are no NICs in particular, and of a machine without GPUs.
+std::map<std::string, std::vector<std::uint32_t>> rails_by_gpu(const Machine& machine,
+                                                               const daemon::Config& config);
 
 }  // namespace mk::topology

@@ -24,9 +24,13 @@ class Writer {
     bytes(std::as_bytes(std::span(clip_utf8(value, kMessageTextBytesMax))));
   }
   void name(std::string_view value, std::size_t) { bytes(std::as_bytes(std::span(value))); }
-  /// The last field of a message; left out when empty.
-  void last_name(std::string_view value, std::size_t) {
-    if (!value.empty()) bytes(std::as_bytes(std::span(value)));
+  /// The last fields of an Attach; left out where they say nothing.
+  void attach_tail(const Attach& m) {
+    const bool place = !m.gpu.empty() || m.rail != kAnyRail;
+    if (!m.secret.empty() || place) name(m.secret, kJobSecretBytesMax);
+    if (!place) return;
+    name(m.gpu, kPciAddressBytesMax);
+    number(m.rail);
   }
   void blob(std::span<const std::byte> value) { bytes(value); }
   void blobs(const std::vector<std::vector<std::byte>>& values) {
@@ -72,12 +76,20 @@ class Reader {
     const auto from = bytes(bytes_max);
     value.assign(reinterpret_cast<const char*>(from.data()), from.size());
   }
-  void last_name(std::string& value, std::size_t bytes_max) {
-    value.clear();
+  void attach_tail(Attach& m) {
+    m.secret.clear();
+    m.gpu.clear();
+    m.rail = kAnyRail;
     if (problem != nullptr || left.empty()) return;
-    name(value, bytes_max);
-    // There is one way to say that it is not there.
-    if (problem == nullptr && value.empty()) problem = "its last field is empty";
+    name(m.secret, kJobSecretBytesMax);
+    const bool place = !left.empty();
+    if (problem == nullptr && place) {
+      name(m.gpu, kPciAddressBytesMax);
+      number(m.rail);
+    }
+    // There is one way to say that something is not there.
+    const bool says = place ? !m.gpu.empty() || m.rail != kAnyRail : !m.secret.empty();
+    if (problem == nullptr && !says) problem = "its last field is empty";
   }
   void blob(std::vector<std::byte>& value) {
     const auto from = bytes(kExchangeBlobBytesMax);
@@ -160,7 +172,7 @@ void visit(V& v, M& m) {
   v.number(m.slot_count_log2);
   v.number(m.flag_count);
   v.number(m.timeout_ms);
-  v.last_name(m.secret, kJobSecretBytesMax);
+  v.attach_tail(m);
 }
 
 template <class V, Is<AttachReply> M>

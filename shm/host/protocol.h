@@ -63,6 +63,8 @@ struct HelloReply {
   std::string daemon_version;
 };
 
+inline constexpr std::uint32_t kAnyRail = 0xffff'ffff;
+
 /// One rank joins its job. Ranks are node-major: rank = node_rank * local_size + local_rank.
 struct Attach {
   static constexpr MessageType kType = MessageType::kAttach;
@@ -81,6 +83,10 @@ struct Attach {
   /// What all ranks of the job know and nobody else; empty: none. On the wire only when there is
   /// one, so that a client without a secret also attaches to a daemon that knows of none.
   std::string secret;
+  /// PCI address of the rank's GPU, "0000:1b:00.0"; empty: none, or not known. It and `rail` are on
+  /// the wire only when one says something: for daemons of ABI 1.4.
+  std::string gpu;
+  std::uint32_t rail = kAnyRail;  ///< of the node; kAnyRail: the daemon's choice
 };
 
 struct AttachReply {

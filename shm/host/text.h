@@ -55,6 +55,19 @@ constexpr bool is_plain_text(std::string_view text) {
   return true;
 }
 
+/// Whether `text` is a PCI address as Linux writes it: "0000:1b:00.0", in small letters.
+constexpr bool is_pci_address(std::string_view text) {
+  constexpr std::string_view kForm = "xxxx:xx:xx.x";
+  if (text.size() != kForm.size()) return false;
+  for (std::size_t i = 0; i < kForm.size(); ++i) {
+    const char c = text[i];
+    const bool fits =
+        kForm[i] != 'x' ? c == kForm[i] : (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+    if (!fits) return false;
+  }
+  return true;
+}
+
 /// Whether `name` can be a job's: 1 to kJobNameBytesMax bytes of printable ASCII without spaces.
 constexpr bool is_job_name(std::string_view name) {
   if (name.empty() || name.size() > kJobNameBytesMax) return false;

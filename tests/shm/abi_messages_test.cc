@@ -111,18 +111,21 @@ std::map<std::uint16_t, Sample> samples() {
               {"abi_minor", u(0x0304)},
               {"generation", u(0x1112131415161718)},
               {"daemon_version", s("4.5")}}),
-      sample(Attach{"job", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "secret"}, {{"job", s("job")},
-                                                                      {"rank", u(1)},
-                                                                      {"world", u(2)},
-                                                                      {"node_rank", u(3)},
-                                                                      {"nodes", u(4)},
-                                                                      {"local_rank", u(5)},
-                                                                      {"local_size", u(6)},
-                                                                      {"lane_count", u(7)},
-                                                                      {"slot_count_log2", u(8)},
-                                                                      {"flag_count", u(9)},
-                                                                      {"timeout_ms", u(10)},
-                                                                      {"secret", s("secret")}}),
+      sample(Attach{"job", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "secret", "0000:1b:00.0", 11},
+             {{"job", s("job")},
+              {"rank", u(1)},
+              {"world", u(2)},
+              {"node_rank", u(3)},
+              {"nodes", u(4)},
+              {"local_rank", u(5)},
+              {"local_size", u(6)},
+              {"lane_count", u(7)},
+              {"slot_count_log2", u(8)},
+              {"flag_count", u(9)},
+              {"timeout_ms", u(10)},
+              {"secret", s("secret")},
+              {"gpu", s("0000:1b:00.0")},
+              {"rail", u(11)}}),
       sample(AttachReply{0x01020304, 5, 0x1112131415161718, "loopback"},
              {{"session_id", u(0x01020304)},
               {"session_slot", u(5)},
@@ -210,7 +213,7 @@ TEST(AbiMessages, EveryDocumentedLimitIsTheCodes) {
       }
     }
   }
-  EXPECT_EQ(checked, 15);
+  EXPECT_EQ(checked, 16);
 }
 
 }  // namespace

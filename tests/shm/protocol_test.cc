@@ -207,29 +207,55 @@ TYPED_TEST(EveryMessage, BytesLeftOverAreRefused) {
     const auto received = decode_message<TypeParam>(bytes);
     ASSERT_FALSE(received);
     // A message whose last field may be absent takes the byte for the beginning of that field.
-    const char* const expected = std::is_same_v<TypeParam, Attach> ? "cut short" : "left over";
+    const bool may_be_absent = std::is_same_v<TypeParam, Attach>;
+    const char* const expected = may_be_absent ? "cut short" : "left over";
     EXPECT_NE(received.error().message.find(expected), std::string::npos)
         << received.error().message;
   }
 }
 
-TEST(AttachSecret, IsTheLastFieldAndMayBeAbsent) {
+// Daemons before ABI 1.4 read up to the secret, and those before know of none: what an Attach does
+// not say takes no byte.
+TEST(AttachTail, IsThereAsFarAsItSaysSomething) {
   Attach attach = filled<Attach>(1);
   const std::size_t without = encode_message(attach).size();
   attach.secret = "between us";
+  const std::size_t with_secret = encode_message(attach).size();
+  attach.gpu = "0000:1b:00.0";
+  attach.rail = 3;
   Bytes bytes = encode_message(attach);
   for (std::size_t size = 0; size <= bytes.size(); ++size) {
     const auto received = decode_message<Attach>(std::span(bytes).first(size));
-    ASSERT_EQ(received.has_value(), size == without || size == bytes.size()) << size;
-    if (received) {
-      EXPECT_EQ(received->secret, size == without ? "" : "between us");
-    }
+    ASSERT_EQ(received.has_value(), size == without || size == with_secret || size == bytes.size())
+        << size;
+    if (!received) continue;
+    EXPECT_EQ(received->secret, size == without ? "" : "between us");
+    EXPECT_EQ(received->gpu, size == bytes.size() ? "0000:1b:00.0" : "");
+    EXPECT_EQ(received->rail, size == bytes.size() ? 3u : kAnyRail);
   }
   bytes.push_back(std::byte{0});
   const auto received = decode_message<Attach>(bytes);
   ASSERT_FALSE(received);
   EXPECT_NE(received.error().message.find("left over"), std::string::npos)
       << received.error().message;
+}
+
+TEST(AttachTail, OfAnyPartsIsReadAsItWasWritten) {
+  for (const char* secret : {"", "s"}) {
+    for (const char* gpu : {"", "0000:1b:00.0"}) {
+      for (const std::uint32_t rail : {0u, 15u, kAnyRail}) {
+        Attach attach = filled<Attach>(2);
+        attach.secret = secret;
+        attach.gpu = gpu;
+        attach.rail = rail;
+        const auto received = decode_message<Attach>(encode_message(attach));
+        ASSERT_TRUE(received) << received.error().message;
+        EXPECT_EQ(received->secret, secret);
+        EXPECT_EQ(received->gpu, gpu);
+        EXPECT_EQ(received->rail, rail);
+      }
+    }
+  }
 }
 
 TYPED_TEST(EveryMessage, RandomBytesAreRefusedOrReadAsTheyAre) {

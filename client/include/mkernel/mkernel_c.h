@@ -59,6 +59,8 @@ typedef struct mk_attach_options {
   uint64_t job_secret_bytes;
   uint32_t arrival_flags;        /* 0: default */
   uint32_t heartbeat_timeout_ms; /* 0: default */
+  const char* gpu; /* PCI address of the rank's GPU; null: see mk::AttachOptions::gpu */
+  uint32_t rail;   /* 1 + the rail's number; 0: the daemon's choice */
 } mk_attach_options;
 
 /* Where a rank is in its job. */

@@ -49,6 +49,12 @@ struct MK_EXPORT AttachOptions {
   /// GEMM+AllReduce on N nodes takes about 128 (N - 1), more with many chunks. They come back when
   /// an operator has been destroyed on all ranks.
   std::uint32_t arrival_flags = 65'536;
+  /// PCI address of this rank's GPU, "0000:1b:00.0": its daemon gives it the nearest rail (NIC).
+  /// Empty: the calling thread's GPU if it has a CUDA context, else what CUDA_VISIBLE_DEVICES and
+  /// the local rank tell, if that is one; else the job's ranks take rails in turn.
+  std::string gpu;
+  /// The rail itself; -1: $MKERNEL_RAIL, else the daemon's choice.
+  std::int32_t rail = -1;
   /// For the whole job to come up; the error then lists the missing ranks. Times, here and below,
   /// are more than 0; more than a day counts as a day.
   std::chrono::milliseconds timeout{60'000};

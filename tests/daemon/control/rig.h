@@ -45,6 +45,7 @@ struct NodeSetup {
   decltype(ControlOptions::user_max) user_max{};
   decltype(ControlOptions::all_max) all_max{};
   std::function<JobShare(const std::string&)> job_share{};
+  decltype(ControlOptions::rails_near) rails_near{};
   bool device_memory = false;  ///< the network reaches GPUs
 };
 

@@ -66,7 +66,8 @@ MetricsSample busy_sample(const ProxyStats& proxy) {
 TEST(Metrics, NamesFollowPrometheusRules) {
   const ProxyStats proxy;
   const std::regex name_rule("mkernel_[a-z]+(_[a-z]+)*");
-  const std::regex label_rule("node|rail|peer|job|rank|lane|state|result|version|build|fabric");
+  const std::regex label_rule(
+      "node|rail|peer|peer_rail|job|rank|lane|state|result|version|build|fabric");
   for (const auto& [name, family] : families_of(busy_sample(proxy))) {
     EXPECT_TRUE(std::regex_match(name, name_rule)) << name;
     EXPECT_EQ(name.ends_with("_total"), family.type == MetricType::Counter) << name;

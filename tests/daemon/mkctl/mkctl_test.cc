@@ -27,7 +27,8 @@ TEST_F(WithDaemon, StatusOfADaemonWithoutItsPeerIsOne) {
   const Answer answer = ask({"status"});
   EXPECT_EQ(answer.code, 1);
   EXPECT_THAT(answer.out, StartsWith("node 0: degraded\n"));
-  EXPECT_THAT(answer.out, HasSubstr("node 1 (unix:" + (folder / "absent") + ") is not connected"));
+  EXPECT_THAT(answer.out,
+              HasSubstr("waiting for node 1 (unix:" + (folder / "absent") + ") to connect"));
   const Answer json = ask({"--json", "status"});
   EXPECT_EQ(json.code, 1);
   EXPECT_EQ(nlohmann::json::parse(json.out)["health"], "degraded");

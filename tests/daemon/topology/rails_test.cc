@@ -103,6 +103,34 @@ TEST(Rails, OnAP5enThereIsOneForEachGpuWithItsTwoEfaDevices) {
   EXPECT_EQ(shown(kEfa, machine), opened(plan));
 }
 
+TEST(RailsByGpu, AreThoseOnTheNearestNics) {
+  const Machine h200 = machine_of(dgx_h200(true));
+  const auto near = rails_by_gpu(h200, kVerbs);
+  ASSERT_EQ(near.size(), 8u);
+  for (std::uint32_t gpu = 0; gpu < 8; ++gpu)
+    EXPECT_THAT(near.at(h200.gpus[gpu].bus_id), ElementsAre(gpu));
+  const Machine p5 = machine_of(p5en());
+  for (std::uint32_t gpu = 0; gpu < 8; ++gpu)
+    EXPECT_THAT(rails_by_gpu(p5, kEfa).at(p5.gpus[gpu].bus_id), ElementsAre(gpu));
+  // Fewer rails than GPUs: a GPU without a rail of its own takes the nearest, or all that are as
+  // near.
+  const auto two = rails_by_gpu(h200, with_rails(kVerbs, 2));
+  EXPECT_THAT(two.at(h200.gpus[0].bus_id), ElementsAre(0));
+  EXPECT_THAT(two.at(h200.gpus[1].bus_id), ElementsAre(1));
+  for (std::uint32_t gpu = 2; gpu < 8; ++gpu)
+    EXPECT_THAT(two.at(h200.gpus[gpu].bus_id), testing::SizeIs(testing::Ge(1u)));
+  // Of GPUs that share a NIC, each has a rail of its own.
+  const Machine shared = machine_of(workstation());
+  EXPECT_THAT(rails_by_gpu(shared, kVerbs).at(shared.gpus[1].bus_id), ElementsAre(1));
+}
+
+TEST(RailsByGpu, AreNothingWhereRailsAreNoNics) {
+  const Machine h200 = machine_of(dgx_h200(true));
+  EXPECT_TRUE(
+      rails_by_gpu(h200, config_of("fabric.name = \"loopback\"\nfabric.rails = 4")).empty());
+  EXPECT_TRUE(rails_by_gpu(without_gpus(2, true), kEfa).empty());
+}
+
 TEST(Rails, OnAWorkstationTheGpusShareTheNic) {
   const Machine machine = machine_of(workstation());
   const RailPlan plan = plan_of(kVerbs, machine);
