@@ -138,6 +138,7 @@ struct MoeKind {
     wanted.rows_max = shape.rows_max;
     wanted.dtype = static_cast<DataType>(shape.dtype);
     wanted.b_layout = static_cast<BLayout>(shape.b_layout);
+    wanted.epilogue = static_cast<MoeEpilogue>(shape.epilogue);
     return wanted;
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {

@@ -30,23 +30,29 @@ Result<kernels::MoeDispatchShape> checked(const MoeDispatchGemm::Shape& shape) {
   MK_RETURN_IF_ERROR(check_dimension(kOp, "hidden", shape.hidden));
   MK_RETURN_IF_ERROR(check_dimension(kOp, "features", shape.features));
   if (shape.rows_max != 0) MK_RETURN_IF_ERROR(check_dimension(kOp, "rows_max", shape.rows_max));
+  if (shape.epilogue > MoeEpilogue::kGatedSiluInterleaved) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: there is no epilogue {}; 0 is none, 1 gated SiLU, 2 the same interleaved", kOp,
+                static_cast<std::uint32_t>(shape.epilogue));
+  }
   return kernels::MoeDispatchShape{static_cast<std::uint32_t>(shape.tokens_max),
                                    static_cast<std::uint32_t>(shape.hidden),
                                    static_cast<std::uint32_t>(shape.features),
                                    shape.experts,
                                    shape.top_k,
-                                   static_cast<std::uint32_t>(shape.rows_max)};
+                                   static_cast<std::uint32_t>(shape.rows_max),
+                                   static_cast<kernels::MoeEpilogue>(shape.epilogue)};
 }
 
 /// What must be equal on all ranks, for people to compare.
 std::string describe(const kernels::MoeDispatchPlan& plan) {
   const kernels::MoeDispatchShape& shape = plan.shape;
   return fmt::format(
-      "tokens_max={} hidden={} features={} experts={} top_k={} rows_max={} dtype={} tiles={}x{} "
-      "chunk_bytes={} banks={} plan={:016x}",
+      "tokens_max={} hidden={} features={} experts={} top_k={} rows_max={} epilogue={} dtype={} "
+      "tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
       shape.tokens_max, shape.hidden, shape.features, shape.experts, shape.top_k, shape.rows_max,
-      kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n, plan.tokens.chunk_bytes, plan.banks,
-      plan.fingerprint());
+      kernels::name_of(shape.epilogue), kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
+      plan.tokens.chunk_bytes, plan.banks, plan.fingerprint());
 }
 
 Result<kernels::MoeDispatchPlan> plan_of(const Session& session,

@@ -49,13 +49,18 @@ Status TileGemm::prepare(std::span<const TileGrid> grids, std::span<const std::u
   return gemm_->prepare(shapes, ldas, ldb);
 }
 
-Status TileGemm::prepare_row_tiles(std::uint32_t tile_m, std::uint32_t tile_n,
-                                   std::uint32_t row_pad) {
-  std::vector<TileGrid> grids;
-  for (std::uint32_t rows = row_pad; rows <= tile_m; rows += row_pad)
-    grids.emplace_back(rows, n_, tile_m, tile_n);
+Status TileGemm::prepare_row_tiles(std::uint32_t tile_m, std::uint32_t row_pad,
+                                   std::span<const std::uint32_t> widths) {
+  std::vector<CpuGemm::TileShape> shapes;
+  for (std::uint32_t rows = row_pad; rows <= tile_m; rows += row_pad) {
+    for (const std::uint32_t width : widths) {
+      const CpuGemm::TileShape shape{rows, width};
+      if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
+    }
+  }
   const std::uint64_t lda = k_;
-  return prepare(grids, {&lda, 1}, b_layout_ == BLayout::kKN ? n_ : k_);
+  ldb_ = b_layout_ == BLayout::kKN ? n_ : k_;
+  return gemm_->prepare(shapes, {&lda, 1}, ldb_);
 }
 
 float* TileGemm::product(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,

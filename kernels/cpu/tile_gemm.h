@@ -40,9 +40,10 @@ class TileGemm {
   float* product(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
                  std::uint64_t lda, const std::uint16_t* b, std::uint32_t column);
 
-  /// Makes what tiles of one expert's rows need: of `row_pad`, 2 `row_pad`, ... `tile_m` rows, A's
-  /// and B's dense.
-  Status prepare_row_tiles(std::uint32_t tile_m, std::uint32_t tile_n, std::uint32_t row_pad);
+  /// Makes what tiles of one expert's rows need: of `row_pad`, 2 `row_pad`, ... `tile_m` rows and
+  /// of these widths, A's and B's rows dense.
+  Status prepare_row_tiles(std::uint32_t tile_m, std::uint32_t row_pad,
+                           std::span<const std::uint32_t> widths);
 
   Status error() const { return gemm_->error(); }
   /// kNative or kThroughF32.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/tools/numeric/combine_reference.h"
+#include "client/tools/numeric/moe_reference.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "tests/client/embedded_ranks.h"
 
@@ -55,37 +56,18 @@ Elements weights_of(std::uint32_t expert, std::uint64_t rows, std::uint64_t colu
   tools::RandomMatrix{6 + rows, expert, columns, type}.rows(0, rows, weights.data());
   return weights;
 }
-Elements up_of(std::uint32_t expert, DataType type) {
-  return weights_of(expert, kModel, kInner, type);
+/// Gates and up projections, or up projections alone.
+Elements up_of(std::uint32_t expert, DataType type, MoeEpilogue epilogue) {
+  return weights_of(expert, kModel, epilogue == MoeEpilogue::kNone ? kInner : 2 * kInner, type);
 }
 Elements down_of(std::uint32_t expert, DataType type) {
   return weights_of(expert, kInner, kModel, type);
 }
 
-/// The row that a dispatch leaves of a token, in float64, and by how much it may be off.
-void row_of(const Tokens& tokens, std::uint64_t token, std::uint32_t expert, DataType type,
-            std::vector<double>* row, std::vector<double>* off) {
-  const Elements up = up_of(expert, type);
-  const double u = tools::kUnitRoundoffFp32;
-  const double h = tools::unit_roundoff(type);
-  const double g = kModel * u / (1 - kModel * u);
-  for (std::uint64_t i = 0; i < kInner; ++i) {
-    double exact = 0, size = 0;
-    for (std::uint64_t c = 0; c < kModel; ++c) {
-      const double term = double{tools::to_float(type, tokens.values[token * kModel + c])} *
-                          tools::to_float(type, up[c * kInner + i]);
-      exact += term;
-      size += std::fabs(term);
-    }
-    row->push_back(exact);
-    off->push_back(g * size + h * (std::fabs(exact) + g * size) + 0x1p-25);
-  }
-}
-
 class CombineWorld : public testing::TestWithParam<EmbeddedWorld> {};
 
-// A whole layer without its activation, fresh inputs at each launch: every element of every token,
-// with partials of both kinds.
+// A whole layer, fresh inputs at each launch: every element of every token, with each epilogue and
+// partials of both kinds.
 TEST_P(CombineWorld, BringsEveryTokenTheSumOfWhatItsExpertsMadeOfIt) {
   const auto [nodes, locals, fabric, type] = GetParam();
   const std::uint32_t world = nodes * locals;
@@ -94,17 +76,21 @@ TEST_P(CombineWorld, BringsEveryTokenTheSumOfWhatItsExpertsMadeOfIt) {
   for_ranks(world, [&, nodes = nodes, type = type, locals = locals](std::uint32_t rank) {
     auto session = Session::attach(place(*cluster, locals, rank, "world"));
     ASSERT_TRUE(session) << session.error().message;
-    auto dispatch =
-        MoeDispatchGemm::create(*session, {kTokens, kModel, kInner, kExperts, kTopK, 0, type});
-    ASSERT_TRUE(dispatch) << dispatch.error().message;
-    Elements up, down;
-    for (std::uint32_t i = 0; i < dispatch->expert_count(); ++i) {
-      const Elements one = up_of(dispatch->first_expert() + i, type);
-      up.insert(up.end(), one.begin(), one.end());
-      const Elements other = down_of(dispatch->first_expert() + i, type);
-      down.insert(down.end(), other.begin(), other.end());
-    }
-    for (const Partials partials : {Partials::kElement, Partials::kF32}) {
+    constexpr MoeEpilogue kEpilogues[] = {MoeEpilogue::kNone, MoeEpilogue::kGatedSilu,
+                                          MoeEpilogue::kGatedSiluInterleaved};
+    for (std::uint32_t turn = 0; turn < 3; ++turn) {
+      const MoeEpilogue epilogue = kEpilogues[turn];
+      const Partials partials = turn % 2 == 0 ? Partials::kElement : Partials::kF32;
+      auto dispatch = MoeDispatchGemm::create(
+          *session, {kTokens, kModel, kInner, kExperts, kTopK, 0, type, BLayout::kKN, epilogue});
+      ASSERT_TRUE(dispatch) << dispatch.error().message;
+      Elements up, down;
+      for (std::uint32_t i = 0; i < dispatch->expert_count(); ++i) {
+        const Elements one = up_of(dispatch->first_expert() + i, type, epilogue);
+        up.insert(up.end(), one.begin(), one.end());
+        const Elements other = down_of(dispatch->first_expert() + i, type);
+        down.insert(down.end(), other.begin(), other.end());
+      }
       auto combine = GemmCombine::create(
           *session, {kTokens, kModel, kInner, kExperts, kTopK, type, BLayout::kKN, partials});
       ASSERT_TRUE(combine) << combine.error().message;
@@ -137,7 +123,9 @@ TEST_P(CombineWorld, BringsEveryTokenTheSumOfWhatItsExpertsMadeOfIt) {
             const std::int32_t id = mine.ids[token * kTopK + slot];
             if (id < 0) continue;
             const auto expert = static_cast<std::uint32_t>(id);
-            row_of(mine, token, expert, type, &rows[slot], &offs[slot]);
+            tools::moe_row({nodes, locals, kExperts, kTopK, kModel, kInner, type, epilogue},
+                           mine.values.data() + token * kModel,
+                           up_of(expert, type, epilogue).data(), &rows[slot], &offs[slot]);
             weights[slot] = down_of(expert, type);
             terms.push_back(
                 {rows[slot], offs[slot], weights[slot].data(), mine.weights[token * kTopK + slot]});

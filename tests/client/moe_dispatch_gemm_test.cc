@@ -120,6 +120,8 @@ TEST(MoeDispatchGemm, WrongArgumentsChangeNothing) {
   refused({8, 8, 8, 4, 5}, "1 to 4 of 4 experts");
   refused({8, 8, 8, 0, 1}, "experts");
   refused({8, 8, 8, 4, 2, 0, static_cast<DataType>(7)}, "bf16 or f16");
+  refused({8, 8, 8, 4, 2, 0, DataType::kBf16, BLayout::kKN, static_cast<MoeEpilogue>(3)},
+          "no epilogue 3");
   auto op = Op::create(*session, {8, 8, 8, 4, 2});
   ASSERT_TRUE(op) << op.error().message;
   const Elements x(64, 0), weights(4 * 64, 0);

@@ -219,6 +219,10 @@ typedef struct mk_gemm_arguments {
 
 /* --- moe: mk::MoeDispatchGemm --- */
 
+/* Gated: an expert's weights have 2 features columns, all gates then all up projections, or a gate
+ * and its up projection in turn. */
+enum { MK_NO_EPILOGUE = 0, MK_GATED_SILU = 1, MK_GATED_SILU_INTERLEAVED = 2 };
+
 typedef struct mk_moe_shape {
   size_t struct_bytes;     /* sizeof(mk_moe_shape) */
   const mk_tuning* tuning; /* may be null */
@@ -227,6 +231,7 @@ typedef struct mk_moe_shape {
   uint32_t experts, top_k;
   uint32_t dtype;    /* MK_BF16, MK_F16 */
   uint32_t b_layout; /* MK_KN, MK_NK: of an expert's weights */
+  uint32_t epilogue; /* MK_NO_EPILOGUE, MK_GATED_SILU, MK_GATED_SILU_INTERLEAVED */
 } mk_moe_shape;
 
 typedef struct mk_moe_arguments {

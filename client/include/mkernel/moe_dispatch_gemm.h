@@ -29,6 +29,15 @@ struct MoeRow {
   float weight = 0;         ///< the routing weight, as that rank gave it
 };
 
+/// What becomes of a product row before it is rounded. With a gated epilogue an expert's weights
+/// have 2 F columns: for each of the output's a gate and an up projection. The output is
+/// silu(x gate) * (x up), in fp32.
+enum class MoeEpilogue : std::uint32_t {
+  kNone = 0,
+  kGatedSilu = 1,             ///< all gates, then all up projections
+  kGatedSiluInterleaved = 2,  ///< a gate, its up projection, the next gate, ...
+};
+
 /// Expert e lives on the rank r with floor(r E / W) <= e < floor((r + 1) E / W), of W ranks and E
 /// experts; with E < W some ranks have none. Inputs and output bf16 or f16, sums in fp32, each
 /// output element rounded once; bitwise the same from run to run. A token that goes nowhere, or to
@@ -38,14 +47,15 @@ class MK_EXPORT MoeDispatchGemm {
   struct Shape {
     std::uint64_t tokens_max = 0;  ///< of any rank; a launch takes any number from 0 to this
     std::uint64_t hidden = 0;      ///< H: elements of a token; a multiple of 8
-    std::uint64_t features = 0;    ///< F: columns of an expert's weights; a multiple of 8
+    std::uint64_t features = 0;    ///< F: columns of the output; a multiple of 8
     std::uint32_t experts = 0;     ///< E, over all ranks
     std::uint32_t top_k = 0;       ///< experts of a token, 1 to E
     /// Output rows of one rank, at most. 0: enough for any routing, which may be much memory:
     /// W tokens_max top_k rows of H elements.
     std::uint64_t rows_max = 0;
     DataType dtype = DataType::kBf16;
-    BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: H x F, or F x H
+    BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: H x F, or F x H; gated 2 F
+    MoeEpilogue epilogue = MoeEpilogue::kNone;
   };
   /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8.
   using Tuning = mk::Tuning;

@@ -133,6 +133,7 @@ class MoeShape(_Sized):
         ("top_k", c_uint32),
         ("dtype", c_uint32),
         ("b_layout", c_uint32),
+        ("epilogue", c_uint32),
     ]
 
 

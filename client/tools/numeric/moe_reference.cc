@@ -1,6 +1,7 @@
 #include "client/tools/numeric/moe_reference.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "client/tools/numeric/gemm_reference.h"
@@ -16,7 +17,50 @@ std::uint32_t steps(std::uint32_t from, std::uint32_t to, std::uint32_t circle) 
   return (to + circle - from) % circle;
 }
 
+/// A column of a product in float64, and the size of its terms.
+struct Dot {
+  double exact = 0;
+  double size = 0;
+};
+
 }  // namespace
+
+void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::uint16_t* weights,
+             std::vector<double>* row, std::vector<double>* off) {
+  const std::uint64_t columns = shape.weight_columns();
+  std::vector<Dot> dots(columns);
+  for (std::uint64_t i = 0; i < shape.hidden; ++i) {
+    const double value = to_float(shape.type, token[i]);
+    for (std::uint64_t c = 0; c < columns; ++c) {
+      const double term = value * to_float(shape.type, weights[i * columns + c]);
+      dots[c].exact += term;
+      dots[c].size += std::fabs(term);
+    }
+  }
+  const double u = kUnitRoundoffFp32;
+  const double h = unit_roundoff(shape.type);
+  const auto hidden = static_cast<double>(shape.hidden);
+  const double g = hidden * u / (1 - hidden * u);
+  const double tiny = shape.type == DataType::kBf16 ? 0x1p-134 : 0x1p-25;
+  for (std::uint64_t i = 0; i < shape.features; ++i) {
+    double exact = dots[i].exact;
+    double before = g * dots[i].size;
+    if (shape.epilogue != MoeEpilogue::kNone) {
+      const bool pairs = shape.epilogue == MoeEpilogue::kGatedSiluInterleaved;
+      const Dot& gate = dots[pairs ? 2 * i : i];
+      const Dot& up = dots[pairs ? 2 * i + 1 : shape.features + i];
+      const double v = gate.exact / (1 + std::exp(-gate.exact));
+      const double off_gate = 1.1 * g * gate.size;
+      const double off_v = off_gate + 8 * u * (std::fabs(v) + off_gate);
+      const double off_up = g * up.size;
+      exact = v * up.exact;
+      before = (std::fabs(v) * off_up + off_v * (std::fabs(up.exact) + off_up)) * (1 + u) +
+               u * std::fabs(exact);
+    }
+    row->push_back(exact);
+    off->push_back(before + h * (std::fabs(exact) + before) + tiny);
+  }
+}
 
 MoeReference::MoeReference(const MoeJobShape& shape, std::uint32_t rank,
                            std::span<const MoeSource> sources)
@@ -57,6 +101,20 @@ Comparison MoeReference::compare(std::uint32_t i, const std::uint16_t* weights,
   const std::uint64_t first = offset(i);
   const std::uint64_t count = offset(i + 1) - first;
   const std::uint64_t hidden = shape_.hidden;
+  if (shape_.epilogue != MoeEpilogue::kNone) {
+    Comparison result;
+    for (std::uint64_t row = first; row < first + count; ++row) {
+      const Row& from = rows_[row];
+      std::vector<double> exact, off;
+      moe_row(shape_, sources_[from.rank].values.data() + from.token * hidden, weights, &exact,
+              &off);
+      for (std::uint64_t column = 0; column < shape_.features; ++column) {
+        const std::uint64_t at = row * shape_.features + column;
+        result.add(at, to_float(shape_.type, y[at]), exact[column], off[column]);
+      }
+    }
+    return result;
+  }
   std::vector<std::uint16_t> packed(count * hidden);
   for (std::uint64_t row = 0; row < count; ++row) {
     const Row& from = rows_[first + row];

@@ -7,7 +7,8 @@
 /// (r's, then node - 1, node - 2, ... cyclically); then by token / 256, rounded down; then by the
 /// source (of each node beginning with r's rail, from there on cyclically); then by token; then by
 /// slot. The row is the token times the expert's weights: one product of length H, rounded once
-/// (gemm_reference.h has the bound).
+/// (gemm_reference.h has the bound). With a gated epilogue it is made of two such products; then
+/// moe_row has the bound, which kernels/ops/moe/README.md derives.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 
 #include "client/tools/numeric/comparison.h"
 #include "client/tools/numeric/elements.h"
+#include "mkernel/moe_dispatch_gemm.h"
 
 namespace mk::tools {
 
@@ -28,7 +30,18 @@ struct MoeJobShape {
   std::uint64_t hidden = 0;    ///< H
   std::uint64_t features = 0;  ///< F
   DataType type = DataType::kBf16;
+  MoeEpilogue epilogue = MoeEpilogue::kNone;
+
+  /// Columns of an expert's weights.
+  std::uint64_t weight_columns() const {
+    return epilogue == MoeEpilogue::kNone ? features : 2 * features;
+  }
 };
+
+/// Appends the output row [F] of a token [H] and an expert's weights, and by how much each element
+/// may be off.
+void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::uint16_t* weights,
+             std::vector<double>* row, std::vector<double>* off);
 
 /// One rank's input, dense.
 struct MoeSource {
@@ -57,7 +70,8 @@ class MoeReference {
   /// Rows of the rank's experts before its `i`-th, 0 <= i <= expert_count().
   std::uint64_t offset(std::uint32_t i) const;
 
-  /// Compares the output rows of the rank's `i`-th expert with its weights ([H][F], within +-1).
+  /// Compares the output rows of the rank's `i`-th expert with its weights ([H][F], or
+  /// [H][2 F] of a gated epilogue; within +-1).
   /// `y` is the whole output, [rows().size()][F]. Indices count its elements.
   Comparison compare(std::uint32_t i, const std::uint16_t* weights, const std::uint16_t* y) const;
 

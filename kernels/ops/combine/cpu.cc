@@ -156,7 +156,10 @@ class CombineCpu::Impl : private RoleBody {
         shared_.gemm,
         TileGemm::create(launch_.blocks.compute, {plan_.tile_m, columns}, shape.hidden,
                          shape.features, plan_.dtype, options_.b_layout));
-    MK_RETURN_IF_ERROR(shared_.gemm->prepare_row_tiles(plan_.tile_m, plan_.tile_n, plan_.row_pad));
+    const CombineSchedule schedule(plan_, world());
+    const std::uint32_t widths[] = {schedule.columns_at(0).columns,
+                                    schedule.columns_at(schedule.column_tiles() - 1).columns};
+    MK_RETURN_IF_ERROR(shared_.gemm->prepare_row_tiles(plan_.tile_m, plan_.row_pad, widths));
     shared_.math = &row_math(plan_.dtype);
     shared_.padded.assign(launch_.blocks.compute,
                           std::vector<std::uint16_t>(std::size_t{plan_.tile_m} * shape.features));

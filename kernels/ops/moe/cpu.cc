@@ -7,7 +7,9 @@
 
 #include "kernels/cpu/copy_rows.h"
 #include "kernels/cpu/cpu_rates.h"
+#include "kernels/cpu/gated_silu.h"
 #include "kernels/cpu/pacer.h"
+#include "kernels/cpu/row_math.h"
 #include "kernels/cpu/tile_gemm.h"
 #include "kernels/ops/moe/roles.h"
 
@@ -26,29 +28,76 @@ struct Matrices {
 /// loads are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:
-  CpuExecutor(TileGemm& gemm, const MoeDispatchShape& shape, const Matrices& matrices,
-              std::uint32_t compute_block)
-      : gemm_(gemm), shape_(shape), matrices_(matrices), block_(compute_block) {}
+  /// `gates`: the block's own room for a tile of fp32; only with a gated epilogue.
+  CpuExecutor(TileGemm& gemm, const RowMath& math, const MoeDispatchShape& shape,
+              const Matrices& matrices, std::uint32_t compute_block, float* gates)
+      : gemm_(gemm),
+        math_(math),
+        shape_(shape),
+        matrices_(matrices),
+        block_(compute_block),
+        gates_(gates) {}
 
   bool multiply(const RowTile& tile, std::uint32_t packed_rows, const TileRect& columns,
                 const std::byte* packed) {
-    const std::uint64_t expert = std::uint64_t{shape_.hidden} * shape_.features;
+    const std::uint64_t expert = std::uint64_t{shape_.hidden} * shape_.weight_columns();
     std::uint16_t* y = matrices_.y + std::uint64_t{tile.row} * shape_.features + columns.column;
-    return gemm_.multiply(block_, {packed_rows, columns.columns},
-                          reinterpret_cast<const std::uint16_t*>(packed), shape_.hidden,
-                          matrices_.weights + tile.expert * expert, columns.column, y,
-                          shape_.features, tile.rows);
+    const auto* rows = reinterpret_cast<const std::uint16_t*>(packed);
+    const std::uint16_t* weights = matrices_.weights + tile.expert * expert;
+    const std::uint32_t width = columns.columns;
+    if (shape_.epilogue == MoeEpilogue::kNone) {
+      return gemm_.multiply(block_, {packed_rows, width}, rows, shape_.hidden, weights,
+                            columns.column, y, shape_.features, tile.rows);
+    }
+    if (shape_.epilogue == MoeEpilogue::kGatedSiluInterleaved) {
+      float* const product = gemm_.product(block_, {packed_rows, 2 * width}, rows, shape_.hidden,
+                                           weights, 2 * columns.column);
+      if (product == nullptr) return false;
+      return store_gated(tile.rows, width, product, product + 1, 2, y);
+    }
+    const auto product = [&](std::uint32_t column) {
+      return gemm_.product(block_, {packed_rows, width}, rows, shape_.hidden, weights, column);
+    };
+    const float* const gates = product(columns.column);
+    if (gates == nullptr) return false;
+    std::copy_n(gates, std::size_t{tile.rows} * width, gates_);
+    const float* const ups = product(shape_.features + columns.column);
+    return ups != nullptr && store_gated(tile.rows, width, gates_, ups, 1, y);
   }
   void copy(const CopyJob& job) { copy_rows(job); }
   void stores_done() {}
   void loads_begin() {}
 
  private:
+  /// Of dense tiles whose elements are `step` apart.
+  bool store_gated(std::uint32_t rows, std::uint32_t width, const float* gates, const float* ups,
+                   std::uint32_t step, std::uint16_t* y) const {
+    float row[kTileSideMax];
+    for (std::uint32_t i = 0; i < rows; ++i) {
+      const std::size_t at = std::size_t{i} * width * step;
+      gated_silu(gates + at, ups + at, step, row, width);
+      math_.narrow(row, y + std::size_t{i} * shape_.features, width);
+    }
+    return true;
+  }
+
   TileGemm& gemm_;
+  const RowMath& math_;
   const MoeDispatchShape& shape_;
   const Matrices& matrices_;
   std::uint32_t block_;
+  float* gates_;
 };
+
+/// The widths of the products that a launch's column tiles take.
+std::vector<std::uint32_t> product_widths(const MoeDispatchPlan& plan, const World& world) {
+  const MoeDispatchSchedule schedule(plan, world);
+  const bool pairs = plan.shape.epilogue == MoeEpilogue::kGatedSiluInterleaved;
+  std::vector<std::uint32_t> widths;
+  for (const std::uint32_t tile : {0u, schedule.column_tiles() - 1})
+    widths.push_back(schedule.columns_at(tile).columns * (pairs ? 2 : 1));
+  return widths;
+}
 
 std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
   std::vector<RoleThread> threads;
@@ -96,12 +145,15 @@ class MoeDispatchCpu::Impl : private RoleBody {
   virtual ~Impl() = default;
 
   Status start() {
-    const std::uint32_t columns = std::min(plan_.tile_n, plan_.shape.features);
-    MK_ASSIGN_OR_RETURN(gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, columns},
-                                                plan_.shape.features, plan_.shape.hidden,
+    const std::vector<std::uint32_t> widths = product_widths(plan_, world());
+    MK_ASSIGN_OR_RETURN(gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, widths[0]},
+                                                plan_.shape.weight_columns(), plan_.shape.hidden,
                                                 plan_.dtype, options_.b_layout));
     // Which rows an expert gets is not known before the launch, but packed tiles have few heights.
-    MK_RETURN_IF_ERROR(gemm_->prepare_row_tiles(plan_.tile_m, plan_.tile_n, plan_.row_pad));
+    MK_RETURN_IF_ERROR(gemm_->prepare_row_tiles(plan_.tile_m, plan_.row_pad, widths));
+    if (plan_.shape.epilogue == MoeEpilogue::kGatedSilu)
+      gates_.assign(launch_.blocks.compute,
+                    std::vector<float>(std::size_t{plan_.tile_m} * widths[0]));
     rates_ = cpu_rates(options_.rates, world(), launch_.blocks, block_flops_per_s(gemm_->path()));
     return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
@@ -147,7 +199,9 @@ class MoeDispatchCpu::Impl : private RoleBody {
   RoutingPlan routing_plan() const { return routing_plan_of(launch_); }
 
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
-    CpuExecutor executor(*gemm_, plan_.shape, matrices_, role == Role::kCompute ? index : 0);
+    const std::uint32_t compute = role == Role::kCompute ? index : 0;
+    CpuExecutor executor(*gemm_, row_math(plan_.dtype), plan_.shape, matrices_, compute,
+                         gates_.empty() ? nullptr : gates_[compute].data());
     MoeDispatchBlock block(executor, launch_, role, index, totals);
     switch (role) {
       case Role::kCompute:
@@ -199,6 +253,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
   MachineRates rates_;
   Matrices matrices_;
   std::unique_ptr<TileGemm> gemm_;
+  std::vector<std::vector<float>> gates_;  ///< by compute block
   MoeDispatchLaunch launch_;
   LaunchRunner runner_;  ///< ends first: its threads use the rest
 };

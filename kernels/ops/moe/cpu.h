@@ -20,7 +20,8 @@
 namespace mk::kernels {
 
 struct MoeDispatchCpuOptions : CpuOptions {
-  BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: [H][F], or [F][H]
+  /// Of an expert's weights: [H][F], or [F][H]; with a gated epilogue 2 F in the place of F.
+  BLayout b_layout = BLayout::kKN;
 };
 
 /// One rank's input of one launch; dense.

@@ -11,13 +11,33 @@
 
 namespace mk::kernels {
 
+/// What becomes of a product row before it is rounded. Gated: the experts' weights have two columns
+/// for each of the output's, a gate and an up projection; the output is silu(x gate) * (x up), in
+/// fp32.
+enum class MoeEpilogue : std::uint8_t {
+  kNone = 0,
+  kGatedSilu = 1,             ///< all gates, then all up projections
+  kGatedSiluInterleaved = 2,  ///< a gate, its up projection, the next gate, ...
+};
+constexpr const char* name_of(MoeEpilogue epilogue) {
+  return epilogue == MoeEpilogue::kNone        ? "none"
+         : epilogue == MoeEpilogue::kGatedSilu ? "gated-silu"
+                                               : "gated-silu-interleaved";
+}
+
 struct MoeDispatchShape {
   std::uint32_t tokens_max = 0;  ///< T: of one rank, at most
   std::uint32_t hidden = 0;      ///< H: elements of a token
-  std::uint32_t features = 0;    ///< F: columns of an expert's weights
+  std::uint32_t features = 0;    ///< F: columns of the output
   std::uint32_t experts = 0;     ///< E: of all ranks
   std::uint32_t top_k = 0;       ///< k: experts of a token, at most
   std::uint32_t rows_max = 0;    ///< output rows of one rank, at most; 0: as many as can be
+  MoeEpilogue epilogue = MoeEpilogue::kNone;
+
+  /// Of an expert's weights.
+  MK_HOST_DEVICE constexpr std::uint32_t weight_columns() const {
+    return epilogue == MoeEpilogue::kNone ? features : 2 * features;
+  }
   friend constexpr bool operator==(const MoeDispatchShape&, const MoeDispatchShape&) = default;
 };
 

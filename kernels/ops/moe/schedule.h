@@ -66,6 +66,8 @@ class MoeDispatchSchedule {
   MK_HOST_DEVICE TileRect columns_at(std::uint64_t step) const {
     return columns_.rect(static_cast<std::uint32_t>(step % columns_.tiles_n()));
   }
+  /// Column tiles of a row tile.
+  MK_HOST_DEVICE std::uint32_t column_tiles() const { return columns_.tiles_n(); }
   /// Payload that this rank sends in a launch (the formula above); `tokens_of(rank)`.
   template <class TokensOf>
   MK_HOST_DEVICE std::uint64_t network_bytes(TokensOf&& tokens_of) const {

@@ -24,6 +24,11 @@ Status check_shape(const MoeDispatchShape& shape, std::uint32_t world) {
                 "{}: hidden = {} and features = {} must be multiples of 8", kOp, shape.hidden,
                 shape.features);
   }
+  if (shape.epilogue > MoeEpilogue::kGatedSiluInterleaved) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: there is no epilogue {}; 0 is none, 1 gated SiLU, 2 the same interleaved", kOp,
+                static_cast<int>(shape.epilogue));
+  }
   if (shape.top_k < 1 || shape.top_k > std::min(shape.experts, kTopKMax)) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: a token goes to 1 to {} of {} experts (top_k), not to {}", kOp,
@@ -81,7 +86,7 @@ LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const 
                       experts_of(shape.experts, world).count / shape.experts;
   const double token_bytes = schedule.token_bytes();
   LaunchWork work;
-  work.flops = 2 * rows * shape.hidden * shape.features;
+  work.flops = 2 * rows * shape.hidden * shape.weight_columns();
   work.local_bytes = 2 * rows * token_bytes;  // pulled
   if (world.size() > 1)
     work.local_bytes += 2.0 * count * (token_bytes + shape.top_k * kRoutingBytes);  // shared
@@ -131,10 +136,10 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
 
   constexpr std::uint64_t kRules = 1;
   plan.flags = routing.flag_count() + tokens.flag_count();
-  plan.print = fingerprint_of({kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts,
-                               shape.top_k, shape.features, plan.shape.rows_max,
-                               static_cast<std::uint64_t>(dtype), plan.tile_m, plan.tile_n,
-                               plan.layout.bytes});
+  plan.print = fingerprint_of(
+      {kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts, shape.top_k,
+       shape.features, plan.shape.rows_max, static_cast<std::uint64_t>(dtype),
+       static_cast<std::uint64_t>(shape.epilogue), plan.tile_m, plan.tile_n, plan.layout.bytes});
   return plan;
 }
 

@@ -187,6 +187,32 @@ TEST(MoeDispatchCpu, TheDefaultRoomHoldsTokensThatNameOneExpertInAllSlots) {
   EXPECT_EQ(most, 4u * 10 * 3);
 }
 
+// Gates and up projections in two halves or alternating, in both layouts and types; a column tile
+// that is narrower than the others, and one alone.
+TEST(MoeDispatchCpu, GatedSiluGivesTheProductOfBothHalves) {
+  std::uint32_t turn = 0;
+  for (const MoeEpilogue epilogue : {MoeEpilogue::kGatedSilu, MoeEpilogue::kGatedSiluInterleaved}) {
+    for (const BLayout layout : {BLayout::kKN, BLayout::kNK}) {
+      for (const std::uint32_t tile_n : {16u, 0u}) {
+        MoeJobOptions options = two_by_two();
+        options.dtype = turn++ % 2 == 0 ? DType::kBf16 : DType::kF16;
+        options.shape.epilogue = epilogue;
+        options.tiling.tile_n = tile_n;
+        options.cpu.b_layout = layout;
+        options.cpu.blocks.compute = 2;
+        MoeJob job(options);
+        NetworkThread network(job.cluster(), turn);
+        const auto launches = random_launches(3, turn);
+        const auto results = job.run(launches);
+        for (std::size_t i = 0; i < launches.size(); ++i)
+          ASSERT_EQ(job.check(launches[i], results[i]), "") << name_of(epilogue) << " " << i;
+        // A bound far above what is seen would prove little.
+        EXPECT_GT(job.worst(), 0.01);
+      }
+    }
+  }
+}
+
 TEST(MoeDispatchCpu, ManyLaunchesBackToBackReadNoStaleFlag) {
   MoeJob job(two_by_two());
   NetworkThread network(job.cluster(), 6);

@@ -214,6 +214,8 @@ TEST(MoeDispatchPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
   refused(2, with([](auto& s) { s.hidden = 20; }), {}, "hidden = 20");
   refused(2, with([](auto& s) { s.features = 41; }), {}, "multiples of 8");
   refused(2, with([](auto& s) { s.experts = 0; }), {}, "experts = 0");
+  refused(2, with([](auto& s) { s.epilogue = static_cast<MoeEpilogue>(3); }), {},
+          "there is no epilogue 3");
   refused(2, with([](auto& s) { s.top_k = 7; }), {}, "1 to 6 of 6 experts (top_k), not to 7");
   refused(2, with([](auto& s) { s.top_k = 0; }), {}, "not to 0");
   refused(2, with([](auto& s) { s.rows_max = 161; }), {}, "more than the 160 rows");

@@ -36,8 +36,8 @@ MoeJob::MoeJob(const MoeJobOptions& options) : options_(options) {
 
 std::vector<std::uint16_t> MoeJob::weights_of(std::uint32_t expert) const {
   const MoeDispatchShape& shape = options_.shape;
-  std::vector<std::uint16_t> values(std::size_t{shape.hidden} * shape.features);
-  tools::RandomMatrix{options_.seed, 1u << 20 | expert, shape.features, type()}.rows(
+  std::vector<std::uint16_t> values(std::size_t{shape.hidden} * shape.weight_columns());
+  tools::RandomMatrix{options_.seed, 1u << 20 | expert, shape.weight_columns(), type()}.rows(
       0, shape.hidden, values.data());
   return values;
 }
@@ -52,9 +52,9 @@ std::vector<std::uint16_t> MoeJob::weights_at(std::uint32_t rank) const {
       all.insert(all.end(), one.begin(), one.end());
       continue;
     }
-    for (std::uint32_t column = 0; column < shape.features; ++column) {
+    for (std::uint32_t column = 0; column < shape.weight_columns(); ++column) {
       for (std::uint32_t row = 0; row < shape.hidden; ++row)
-        all.push_back(one[std::size_t{row} * shape.features + column]);
+        all.push_back(one[std::size_t{row} * shape.weight_columns() + column]);
     }
   }
   return all;
@@ -94,7 +94,7 @@ tools::MoeReference MoeJob::reference(std::uint32_t rank,
                                       const std::vector<tools::MoeSource>& sources) const {
   const MoeDispatchShape& shape = options_.shape;
   return {{options_.nodes, options_.locals, shape.experts, shape.top_k, shape.hidden,
-           shape.features, type()},
+           shape.features, type(), static_cast<mk::MoeEpilogue>(shape.epilogue)},
           rank,
           sources};
 }
