@@ -7,9 +7,9 @@
 namespace mk::client {
 
 /// A session's count of launches begun and ended, which is odd while one is under way, told to all
-/// of this process while this lives. Freeing GPU memory waits for kernels and keeps everybody else
-/// from the driver meanwhile, so whoever frees asks first: another session's kernel may wait for
-/// something that somebody of this process has yet to do.
+/// of this process while this lives. Freeing GPU memory waits for kernels, and other threads cannot
+/// use the driver meanwhile. So a thread that frees asks first. Another session's kernel may wait
+/// for what a thread of this process has yet to do.
 class GpuLaunches {
  public:
   /// `launches` outlives this.

@@ -35,8 +35,8 @@ class OperatorMemory {
 
   /// kCuda: all addresses are such as kernels on this rank's GPU may use.
   const kernels::RankContext& context() const { return context_; }
-  /// kCuda: `rest` goes with the memory, when nobody waits for it any more: freeing what is a GPU's
-  /// waits for kernels, and nothing of this process may do so while others wait for this rank.
+  /// kCuda: `rest` goes with the memory, when no rank uses it any more. Freeing it waits for
+  /// kernels. No thread of this process may do so while other ranks wait for this one.
   void keep(std::shared_ptr<void> rest) { rest_ = std::move(rest); }
   /// kCuda: ranks of the job, this one included, that are threads of this process with this GPU.
   std::uint32_t ranks_per_device() const { return ranks_per_device_; }

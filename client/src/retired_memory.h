@@ -30,8 +30,8 @@ class RetiredMemory {
   ~RetiredMemory();
 
   /// One more is given up; `memory`, if any, is kept until the daemon has answered. `quiet`:
-  /// whether no kernel of this node writes there any more. `rest` goes right before the memory, if
-  /// any: what is freed in the same way, and must not make a thread of the caller wait. Returns its
+  /// whether no kernel of this node writes there any more. `rest` goes right before the memory.
+  /// It is what is freed in the same way, and must not make the caller's thread wait. Returns its
   /// number.
   std::uint64_t add(std::optional<gpu::Allocation> memory, std::function<bool()> quiet,
                     std::shared_ptr<void> rest = nullptr);
