@@ -118,6 +118,59 @@ TEST_F(Mkrun, SendsTokensToTheirExperts) {
   }
 }
 
+// A gate of 32 lets everything through: silu(32) is 32 in bf16. Up and down projections pick and
+// scale one element.
+TEST_F(Mkrun, BringsTokensThroughTheirExpertsAndHome) {
+  constexpr std::uint64_t kTokens = 7, kModel = 8, kInner = 16, kExperts = 5;
+  const auto x = numbers({kTokens, kModel}, 4);
+  std::vector<std::int64_t> ids;
+  std::vector<float> weights;
+  for (std::int64_t i = 0; i < 14; ++i) {
+    ids.push_back(i * 3 % 6 - 1);
+    weights.push_back(static_cast<float>(i % 4) / 4);
+  }
+  // Expert e: the gate is 32 where the token's first element is 1, the up projection copies
+  // element e to inner element e, and the down projection brings that to element 7.
+  std::vector<float> tokens(x.begin(), x.end());
+  for (std::uint64_t t = 0; t < kTokens; ++t) tokens[t * kModel] = 1;
+  for (const bool interleaved : {false, true}) {
+    std::vector<float> gate_up(kExperts * kModel * 2 * kInner, 0);
+    std::vector<float> down(kExperts * kInner * kModel, 0);
+    for (std::uint64_t e = 0; e < kExperts; ++e) {
+      const auto at = [&](std::uint64_t row, std::uint64_t column, bool up) -> float& {
+        const std::uint64_t there = interleaved ? 2 * column + up : column + (up ? kInner : 0);
+        return gate_up[(e * kModel + row) * 2 * kInner + there];
+      };
+      at(0, e, false) = 32;
+      at(e + 1, e, true) = 1;
+      down[(e * kInner + e) * kModel + 7] = 0.125f;
+    }
+    std::vector<std::string> command = {
+        MK_TEST_MKRUN, "moe-layer",
+        "--tokens",    write("x", "F32", {kTokens, kModel}, tokens),
+        "--ids",       write("i", "I64", {kTokens, 2}, ids),
+        "--weights",   write("r", "F32", {kTokens, 2}, weights),
+        "--gate-up",   write("g", "F32", {kExperts, kModel, 2 * kInner}, gate_up),
+        "--down",      write("d", "F32", {kExperts, kInner, kModel}, down),
+        "--out",       path(interleaved ? "z" : "y"),
+        "--rows",      "4",
+        "--check"};
+    if (interleaved) command.emplace_back("--interleaved");
+    const auto run = run_program(command);
+    ASSERT_EQ(0, run.status) << run.text;
+    const auto values = read(interleaved ? "z" : "y", {kTokens, kModel});
+    for (std::uint64_t t = 0; t < kTokens; ++t) {
+      float expected = 0;
+      for (std::uint64_t i = 2 * t; i < 2 * t + 2; ++i) {
+        if (ids[i] >= 0)
+          expected += weights[i] * 4 * tokens[t * kModel + static_cast<std::uint64_t>(ids[i]) + 1];
+      }
+      for (std::uint64_t c = 0; c < kModel; ++c)
+        EXPECT_EQ(c == 7 ? expected : 0, values[t * kModel + c]) << "token " << t << " " << c;
+    }
+  }
+}
+
 // Keys that are all alike weigh the same: a causal position gets the mean of the values so far.
 TEST_F(Mkrun, AttendsOverTheWholeSequence) {
   const Shape shape = {16, 2, 64};

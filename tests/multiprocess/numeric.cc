@@ -12,11 +12,14 @@ Running& running() {
   return running;
 }
 
+/// They all have tokens, experts and a routing.
+bool is_moe(const std::string& op) { return op == "moe" || op == "combine" || op == "moe-layer"; }
+
 /// Values that must have been compared where that follows from the sizes; 0: it does not.
 std::uint64_t values_of(const bench::BenchSpec& spec, std::uint32_t launch) {
   const auto& o = spec.operation;
   const auto number = [&](const char* key) { return o.at(key).get<std::uint64_t>(); };
-  if (spec.op == "moe") return 0;
+  if (is_moe(spec.op)) return 0;
   if (spec.op == "ring") {
     const std::uint64_t parts = spec.world() * (o.at("causal").get<bool>() ? 2 : 1);
     const std::uint64_t per_head = number("head_dim") + (o.at("lse").get<bool>() ? 1 : 0);
@@ -36,7 +39,7 @@ std::vector<NumericSizes> edge_sizes(const std::string& op) {
     operation.update(changes);
     return NumericSizes{dtype, operation};
   };
-  if (op == "moe") {
+  if (is_moe(op)) {
     return {with("bf16", {{"tokens", 37},
                           {"hidden", 72},
                           {"features", 40},

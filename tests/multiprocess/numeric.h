@@ -35,6 +35,16 @@ struct NumericSizes {
 };
 std::vector<NumericSizes> edge_sizes(const std::string& op);
 
+/// The cases whose operator has its own protocol. Of the MoE layer's second half, the layer is
+/// what runs as a job of processes (`with_layer`): its other worlds are in
+/// tests/client/gemm_combine_test.cc.
+inline std::vector<std::string> numeric_cases(bool with_layer) {
+  std::vector<std::string> names = bench::case_names();
+  std::erase(names, "combine");
+  if (!with_layer) std::erase(names, "moe-layer");
+  return names;
+}
+
 /// Running daemons, kept from test to test while they fit. Null when they did not start.
 const tools::DaemonSet* daemons_for(const std::string& fabric, std::uint32_t nodes);
 void stop_daemons();

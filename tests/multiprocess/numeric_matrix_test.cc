@@ -23,7 +23,7 @@ std::vector<NumericWorld> worlds() {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, NumericMatrix,
                          testing::Combine(testing::ValuesIn(worlds()),
-                                          testing::ValuesIn(bench::case_names())),
+                                          testing::ValuesIn(numeric_cases(false))),
                          numeric_name);
 
 }  // namespace

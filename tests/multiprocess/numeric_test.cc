@@ -14,7 +14,7 @@ TEST_P(Numeric, IsRightAtAllSizes) { expect_right_at_all_sizes(); }
 INSTANTIATE_TEST_SUITE_P(Operators, Numeric,
                          testing::Combine(testing::Values(NumericWorld{"loopback", 2, 2},
                                                           NumericWorld{"ofi", 2, 2}),
-                                          testing::ValuesIn(bench::case_names())),
+                                          testing::ValuesIn(numeric_cases(true))),
                          numeric_name);
 
 class NumericRun : public NumericTest {
@@ -63,7 +63,7 @@ TEST_P(NumericRun, ASpoiledElementIsFound) {
 
 INSTANTIATE_TEST_SUITE_P(Operators, NumericRun,
                          testing::Combine(testing::Values(NumericWorld{"loopback", 2, 2}),
-                                          testing::ValuesIn(bench::case_names())),
+                                          testing::ValuesIn(numeric_cases(false))),
                          numeric_name);
 
 }  // namespace

@@ -59,9 +59,9 @@ Status check_range(const InputSpec& input, const std::string& text, const Tensor
 }  // namespace
 
 const std::vector<const JobOperator*>& job_operators() {
-  static const std::vector<const JobOperator*> all = {&ag_gemm_operator(), &gemm_rs_operator(),
-                                                      &gemm_ar_operator(), &moe_operator(),
-                                                      &ring_operator()};
+  static const std::vector<const JobOperator*> all = {&ag_gemm_operator(),   &gemm_rs_operator(),
+                                                      &gemm_ar_operator(),   &moe_operator(),
+                                                      &moe_layer_operator(), &ring_operator()};
   return all;
 }
 
@@ -78,6 +78,7 @@ Result<Job> plan_job(const JobOptions& options) {
   job.op = options.op;
   job.transposed = options.transposed;
   job.causal = options.causal;
+  job.interleaved = options.interleaved;
   job.check = options.check;
   job.nodes = options.nodes;
   job.local = options.local;

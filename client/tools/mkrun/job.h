@@ -27,7 +27,7 @@ struct Job {
   TensorName out;
   std::vector<std::uint64_t> out_shape;
   std::string dtype;  ///< computed and written in: "bf16", "f16"
-  bool transposed = false, causal = false, check = false;
+  bool transposed = false, causal = false, interleaved = false, check = false;
   std::uint32_t nodes = 2, local = 2;
   std::uint64_t rows = 0;  ///< of the whole, as the operator counts them: rows, tokens, positions
   std::uint64_t rows_per_launch = 1024;
@@ -37,7 +37,8 @@ struct Job {
   std::uint32_t world() const { return nodes * local; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Job, op, inputs, out, out_shape, dtype, transposed, causal,
-                                   check, nodes, local, rows, rows_per_launch, timeout_ms, out_fd)
+                                   interleaved, check, nodes, local, rows, rows_per_launch,
+                                   timeout_ms, out_fd)
 
 /// What a rank reports after each launch.
 struct LaunchDone {
@@ -55,7 +56,7 @@ struct JobOptions {
   std::string out;                            ///< the tensor's name may be left out ("y")
   std::string dtype;                          ///< empty: f16 if all inputs are, else bf16
   bool overwrite = false;                     ///< `out` may be any file but an input
-  bool transposed = false, causal = false, check = false;
+  bool transposed = false, causal = false, interleaved = false, check = false;
   std::uint32_t nodes = 2, local = 2;
   std::uint64_t rows_per_launch = 1024;
   std::uint32_t timeout_ms = 120'000;

@@ -68,6 +68,7 @@ const JobOperator& gemm_ar_operator();
 const JobOperator& gemm_rs_operator();
 const JobOperator& ag_gemm_operator();
 const JobOperator& moe_operator();
+const JobOperator& moe_layer_operator();
 const JobOperator& ring_operator();
 
 // --- For the operators ---

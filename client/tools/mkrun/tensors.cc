@@ -89,6 +89,13 @@ std::string Tensor::place_of(std::uint64_t element) const {
   return fmt::format("[{}]", fmt::join(indices, ", "));
 }
 
+std::vector<float> Tensor::floats(std::uint64_t first, std::uint64_t count) const {
+  const auto data = file_.data(info_);
+  std::vector<float> all(count);
+  for (std::uint64_t i = 0; i < count; ++i) all[i] = element_at(info_.dtype, data, first + i);
+  return all;
+}
+
 std::vector<std::int64_t> Tensor::integers(std::uint64_t first, std::uint64_t count) const {
   const auto data = file_.data(info_);
   std::vector<std::int64_t> all(count);

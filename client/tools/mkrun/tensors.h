@@ -43,6 +43,8 @@ class Tensor {
   /// "[1, 7]": the indices of an element.
   std::string place_of(std::uint64_t element) const;
 
+  /// Elements [first, first + count) of floats, row-major, as they are.
+  std::vector<float> floats(std::uint64_t first, std::uint64_t count) const;
   /// Elements [first, first + count) of whole numbers, I32 or I64.
   std::vector<std::int64_t> integers(std::uint64_t first, std::uint64_t count) const;
 

@@ -7,7 +7,8 @@ namespace {
 
 using MakeCase = std::unique_ptr<OperatorCase> (*)();
 constexpr MakeCase kCases[] = {make_ag_gemm_case, make_gemm_rs_case, make_gemm_ar_case,
-                               make_moe_case, make_ring_case};
+                               make_moe_case,     make_combine_case, make_moe_layer_case,
+                               make_ring_case};
 
 }  // namespace
 

@@ -151,7 +151,8 @@ TEST(OutputMemory, ShowsWritesBeyondItsEnds) {
 }
 
 TEST(Cases, EachHasItsNameAndTakesItsOwnOptionsBack) {
-  EXPECT_EQ((std::vector<std::string>{"ag-gemm", "gemm-rs", "gemm-ar", "moe", "ring"}),
+  EXPECT_EQ((std::vector<std::string>{"ag-gemm", "gemm-rs", "gemm-ar", "moe", "combine",
+                                      "moe-layer", "ring"}),
             case_names());
   for (const std::string& name : case_names()) {
     BenchSpec spec;

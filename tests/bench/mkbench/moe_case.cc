@@ -10,6 +10,7 @@
 #include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/cases.h"
 #include "tests/bench/mkbench/inputs.h"
+#include "tests/bench/mkbench/moe_routing.h"
 
 namespace mk::bench {
 namespace {
@@ -23,26 +24,6 @@ struct MoeOptions {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MoeOptions, tokens, hidden, features, rows_max, experts, top_k,
                                    routing, tile_m, tile_n, chunk_bytes, compute_blocks)
 
-/// A token's experts: all different, each as likely as any other. "hot": expert 0 is always the
-/// first, and one in sixteen of the others is -1, nowhere.
-void route(const MoeOptions& options, std::uint64_t key, std::int32_t* ids) {
-  std::uint64_t state = key;
-  const auto draw = [&](std::uint64_t below) { return (state = tools::mix64(state)) % below; };
-  const bool hot = options.routing == "hot";
-  for (std::uint32_t slot = 0; slot < options.top_k; ++slot) {
-    if (hot && slot == 0) {
-      ids[slot] = 0;
-      continue;
-    }
-    do {
-      ids[slot] = static_cast<std::int32_t>(draw(options.experts));
-    } while (std::find(ids, ids + slot, ids[slot]) != ids + slot);
-  }
-  for (std::uint32_t slot = 1; hot && slot < options.top_k; ++slot) {
-    if (draw(16) == 0) ids[slot] = -1;
-  }
-}
-
 class MoeRank : public RankCase {
  public:
   MoeRank(const BenchSpec& spec, const MoeOptions& options, std::uint32_t rank, MoeDispatchGemm op)
@@ -55,7 +36,10 @@ class MoeRank : public RankCase {
 
   void make_inputs(std::uint32_t launch) override {
     launch_ = launch;
-    for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) draw_routing(rank);
+    const MoeRouting routing{options_.tokens, options_.experts, options_.top_k,
+                             options_.routing == "hot"};
+    for (std::uint32_t rank = 0; rank < spec_.world(); ++rank)
+      draw_routing(spec_, routing, launch, rank, &sources_[rank]);
     sources_[rank_].values = rows_of(token_matrix(rank_), 0, sources_[rank_].tokens);
     experts_.clear();
     for (std::uint32_t expert = 0; expert < op_.expert_count(); ++expert) {
@@ -130,22 +114,6 @@ class MoeRank : public RankCase {
   }
   Elements expert_weights(std::uint32_t expert) const {
     return rows_of(input_matrix(spec_, launch_, expert, 1, options_.features), 0, options_.hidden);
-  }
-
-  /// How many tokens `rank` has, where they go and with which weights. With varying sizes ranks
-  /// differ, and a rank may have none.
-  void draw_routing(std::uint32_t rank) {
-    tools::MoeSource& source = sources_[rank];
-    source.tokens = extent_of(spec_, launch_ + rank, 0, options_.tokens);
-    source.ids.resize(source.tokens * options_.top_k);
-    source.weights.resize(source.ids.size());
-    source.values.clear();
-    const std::uint64_t key =
-        tools::mix64(spec_.seed ^ tools::mix64(std::uint64_t{launch_} << 32 | (rank + 1)));
-    for (std::uint64_t token = 0; token < source.tokens; ++token)
-      route(options_, tools::mix64(key + token), source.ids.data() + token * options_.top_k);
-    for (std::size_t i = 0; i < source.weights.size(); ++i)
-      source.weights[i] = static_cast<float>(tools::mix64(key ^ i) >> 40) / (1 << 24);
   }
 
   tools::Comparison compare_rows(const tools::MoeReference& reference) const {

@@ -1,0 +1,307 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "client/tools/numeric/combine_reference.h"
+#include "client/tools/numeric/moe_reference.h"
+#include "mkernel/gemm_combine.h"
+#include "mkernel/moe_dispatch_gemm.h"
+#include "tests/bench/mkbench/at_least_one.h"
+#include "tests/bench/mkbench/cases.h"
+#include "tests/bench/mkbench/inputs.h"
+#include "tests/bench/mkbench/moe_routing.h"
+
+namespace mk::bench {
+namespace {
+
+struct MoeLayerOptions {
+  std::uint64_t tokens = 256, hidden = 512, features = 256;
+  std::uint32_t experts = 16, top_k = 2;
+  std::string routing = "uniform", partials = "element";
+  std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MoeLayerOptions, tokens, hidden, features, experts, top_k,
+                                   routing, partials, tile_m, tile_n, chunk_bytes, compute_blocks)
+
+/// GEMM+Combine, of rows as a dispatch would leave them; or a whole layer, whose dispatch (with its
+/// gated SiLU) comes first in each launch.
+class MoeLayerRank : public RankCase {
+ public:
+  MoeLayerRank(const BenchSpec& spec, const MoeLayerOptions& options, std::uint32_t rank,
+               std::optional<MoeDispatchGemm> dispatch, GemmCombine combine)
+      : spec_(spec),
+        options_(options),
+        routing_{options.tokens, options.experts, options.top_k, options.routing == "hot"},
+        rank_(rank),
+        dispatch_(std::move(dispatch)),
+        combine_(std::move(combine)),
+        sources_(spec.world()) {}
+
+  void make_inputs(std::uint32_t launch) override {
+    launch_ = launch;
+    for (std::uint32_t rank = 0; rank < spec_.world(); ++rank)
+      draw_routing(spec_, routing_, launch, rank, &sources_[rank]);
+    const tools::MoeReference reference(shape(), rank_, sources_);
+    rows_.clear();
+    for (const tools::MoeReference::Row& row : reference.rows())
+      rows_.push_back({row.rank, row.token, row.slot, row.weight});
+    offsets_.clear();
+    for (std::uint32_t i = 0; i <= combine_.expert_count(); ++i)
+      offsets_.push_back(static_cast<std::uint32_t>(reference.offset(i)));
+    y_.assign(rows_.size() * options_.features, 0);
+    gate_up_.clear();
+    down_.clear();
+    const auto append = [](Elements& to, const Elements& more) {
+      to.insert(to.end(), more.begin(), more.end());
+    };
+    for (std::uint32_t i = 0; i < combine_.expert_count(); ++i) {
+      append(down_, down_of(combine_.first_expert() + i));
+      if (dispatch_) append(gate_up_, gate_up_of(combine_.first_expert() + i));
+    }
+    if (dispatch_) {
+      mine().values = values_of_tokens();
+    } else {
+      for (std::size_t i = 0; i < rows_.size(); ++i) {
+        const Elements row = y_row(rows_[i].rank, rows_[i].token, rows_[i].slot);
+        std::copy(row.begin(), row.end(),
+                  y_.begin() + static_cast<std::ptrdiff_t>(i * options_.features));
+      }
+    }
+    out_.resize(mine().tokens * options_.hidden * 2);
+  }
+
+  Result<LaunchStats> launch(LaunchMode mode) override {
+    const tools::MoeSource& own = mine();
+    LaunchStats before;
+    if (dispatch_) {
+      MK_ASSIGN_OR_RETURN(before,
+                          dispatch_->launch({own.values.data(), own.ids.data(), own.weights.data(),
+                                             own.tokens, gate_up_.data()},
+                                            {y_.data(), rows_.size()}, mode));
+    }
+    MK_ASSIGN_OR_RETURN(
+        LaunchStats stats,
+        combine_.launch(
+            {y_.data(), dispatch_ ? dispatch_->rows() : std::span<const MoeRow>(rows_),
+             dispatch_ ? dispatch_->expert_offsets() : std::span<const std::uint32_t>(offsets_),
+             down_.data(), own.ids.data(), own.tokens},
+            out_.as<void>(), mode));
+    stats.total_ns += before.total_ns;
+    stats.compute_ns += before.compute_ns;
+    stats.compute_wait_ns += before.compute_wait_ns;
+    stats.network_bytes += before.network_bytes;
+    stats.network_commands += before.network_commands;
+    stats.estimated_fused_ns += before.estimated_fused_ns;
+    stats.estimated_unfused_ns += before.estimated_unfused_ns;
+    return stats;
+  }
+
+  std::vector<Output*> outputs() override { return {&out_}; }
+
+  tools::Comparison verify() const override {
+    tools::CombineReference reference({spec_.nodes, options_.top_k, options_.hidden,
+                                       options_.features, data_type_of(spec_),
+                                       options_.partials == "f32"});
+    const tools::MoeSource& own = sources_[rank_];
+    const DataType type = data_type_of(spec_);
+    std::map<std::uint32_t, Elements> gate_ups, downs;
+    tools::Comparison result;
+    for (std::uint32_t token = 0; token < own.tokens; ++token) {
+      std::vector<std::vector<double>> rows(options_.top_k), offs(options_.top_k);
+      std::vector<tools::CombineTerm> terms;
+      for (std::uint32_t slot = 0; slot < options_.top_k; ++slot) {
+        const std::size_t at = std::size_t{token} * options_.top_k + slot;
+        if (own.ids[at] < 0) continue;
+        const auto expert = static_cast<std::uint32_t>(own.ids[at]);
+        if (downs[expert].empty()) downs[expert] = down_of(expert);
+        if (dispatch_) {
+          if (gate_ups[expert].empty()) gate_ups[expert] = gate_up_of(expert);
+          tools::moe_row(shape(), own.values.data() + token * options_.hidden,
+                         gate_ups[expert].data(), &rows[slot], &offs[slot]);
+        } else {
+          for (const std::uint16_t value : y_row(rank_, token, slot))
+            rows[slot].push_back(tools::to_float(type, value));
+        }
+        terms.push_back({rows[slot], offs[slot], downs[expert].data(), own.weights[at]});
+      }
+      const std::uint64_t first = token * options_.hidden;
+      reference.compare(terms, nullptr, out_.as<std::uint16_t>() + first, first, &result);
+    }
+    return result;
+  }
+
+  /// A token's sum crosses once from each other node that has any of its experts; in a whole layer
+  /// the tokens go round the ring before.
+  Work work() const override {
+    Work work;
+    if (dispatch_) {
+      work = ring_work(spec_, rank_, [this](std::uint32_t rank) {
+        return static_cast<double>(sources_[rank].tokens * options_.hidden * 2);
+      });
+    }
+    const double sum_bytes =
+        static_cast<double>(options_.hidden) * (options_.partials == "f32" ? 4 : 2);
+    double sent = 0;
+    for (std::uint32_t node = 0; node < spec_.nodes; ++node) {
+      const std::uint32_t peer = node * spec_.local + rank_ % spec_.local;
+      if (node == rank_ / spec_.local) continue;
+      const std::vector<std::int32_t>& ids = sources_[peer].ids;
+      for (std::size_t token = 0; token < ids.size(); token += options_.top_k) {
+        const auto begin = ids.begin() + static_cast<std::ptrdiff_t>(token);
+        if (std::any_of(begin, begin + options_.top_k,
+                        [this](std::int32_t id) { return is_on_my_node(id); }))
+          sent += sum_bytes;
+      }
+    }
+    work.network_bytes += sent;
+    work.link_bytes += sent;
+    const auto rows = static_cast<double>(rows_.size());
+    const auto product = static_cast<double>(options_.hidden * options_.features);
+    work.flops = 2 * rows * product * (dispatch_ ? 3 : 1);
+    work.local_bytes += rows * sum_bytes;
+    return work;
+  }
+  void set_trace(bool on) override { combine_.set_trace(on); }
+  std::vector<TraceSpan> trace() const override { return combine_.trace(); }
+
+ private:
+  tools::MoeSource& mine() { return sources_[rank_]; }
+  tools::MoeJobShape shape() const {
+    return {spec_.nodes,     spec_.local,       options_.experts,    options_.top_k,
+            options_.hidden, options_.features, data_type_of(spec_), MoeEpilogue::kGatedSilu};
+  }
+  bool is_on_my_node(std::int32_t id) const {
+    if (id < 0) return false;
+    const std::uint32_t first = rank_ / spec_.local * spec_.local;
+    for (std::uint32_t rank = first; rank < first + spec_.local; ++rank) {
+      const RankShare experts = share_of(options_.experts, spec_.world(), rank);
+      if (static_cast<std::uint64_t>(id) - experts.first < experts.count) return true;
+    }
+    return false;
+  }
+  Elements values_of_tokens() const {
+    return rows_of(input_matrix(spec_, launch_, rank_, 0, options_.hidden), 0,
+                   sources_[rank_].tokens);
+  }
+  Elements gate_up_of(std::uint32_t expert) const {
+    return rows_of(input_matrix(spec_, launch_, expert, 1, 2 * options_.features), 0,
+                   options_.hidden);
+  }
+  Elements down_of(std::uint32_t expert) const {
+    return rows_of(input_matrix(spec_, launch_, expert, 2, options_.hidden), 0, options_.features);
+  }
+  /// What a dispatch would have left of that slot.
+  Elements y_row(std::uint32_t rank, std::uint64_t token, std::uint64_t slot) const {
+    return rows_of(input_matrix(spec_, launch_, rank, 3, options_.features),
+                   token * options_.top_k + slot, 1);
+  }
+
+  const BenchSpec& spec_;
+  const MoeLayerOptions options_;
+  const MoeRouting routing_;
+  const std::uint32_t rank_;
+  std::optional<MoeDispatchGemm> dispatch_;
+  GemmCombine combine_;
+  std::uint32_t launch_ = 0;
+  std::vector<tools::MoeSource> sources_;  ///< of all ranks; values of this one only
+  std::vector<MoeRow> rows_;               ///< of this rank's experts
+  std::vector<std::uint32_t> offsets_;
+  Elements y_, gate_up_, down_;
+  Output out_;
+};
+
+class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
+ public:
+  explicit MoeLayerCase(bool whole) : whole_(whole) {}
+  const char* name() const override { return whole_ ? "moe-layer" : "combine"; }
+  const char* title() const override { return whole_ ? "MoE layer" : "GEMM+Combine"; }
+  const char* help() const override {
+    return whole_ ? "tokens to their experts' ranks, gated SiLU, down projection, and home"
+                  : "the experts' rows times their down projections, summed at the tokens' ranks";
+  }
+  void add_options(CLI::App& command) override {
+    MoeLayerOptions& o = options_;
+    const auto positive = [&](const char* flag, auto& value, const char* text) {
+      command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
+    };
+    positive("--tokens", o.tokens, "of each rank");
+    positive("--hidden", o.hidden, "elements of a token");
+    positive("--features", o.features, "elements of an expert's inner rows");
+    positive("--experts", o.experts, "over all ranks");
+    positive("--top-k", o.top_k, "experts of a token");
+    command.add_option("--routing", o.routing, "hot: every token to expert 0 as well")
+        ->check(CLI::IsMember({"uniform", "hot"}))
+        ->capture_default_str();
+    command.add_option("--partials", o.partials, "as what rows and sums travel")
+        ->check(CLI::IsMember({"element", "f32"}))
+        ->capture_default_str();
+    command.add_option("--tile-m", o.tile_m);
+    command.add_option("--tile-n", o.tile_n);
+    command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
+    command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
+  }
+  std::string describe(const BenchSpec& spec) const override {
+    const MoeLayerOptions& o = options_;
+    return fmt::format(
+        "{} tokens[{}] per rank, top {} of {} experts with {} features, {} routing, {}", o.tokens,
+        o.hidden, o.top_k, o.experts, o.features, o.routing, spec.dtype);
+  }
+  bool outputs_are_equal() const override { return false; }
+  void make_large() override {
+    options_.tokens = 2048;
+    options_.hidden = 1024;
+    options_.features = 512;
+  }
+  /// As many experts per rank.
+  void keep_work_per_rank(std::uint32_t nodes) override { options_.experts *= nodes; }
+  Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
+                                          std::uint32_t rank) const override {
+    const MoeLayerOptions& o = options_;
+    if (o.top_k > o.experts) {
+      return fail(ErrorCode::kInvalidArgument, "top {} of {} experts cannot all be different",
+                  o.top_k, o.experts);
+    }
+    Tuning tuning;
+    if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
+    tuning.tile_m = o.tile_m;
+    tuning.tile_n = o.tile_n;
+    tuning.chunk_bytes = o.chunk_bytes;
+    tuning.compute_blocks = o.compute_blocks;
+    tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
+    std::optional<MoeDispatchGemm> dispatch;
+    if (whole_) {
+      const MoeDispatchGemm::Shape shape{.tokens_max = o.tokens,
+                                         .hidden = o.hidden,
+                                         .features = o.features,
+                                         .experts = o.experts,
+                                         .top_k = o.top_k,
+                                         .dtype = data_type_of(spec),
+                                         .epilogue = MoeEpilogue::kGatedSilu};
+      MK_ASSIGN_OR_RETURN(auto made, MoeDispatchGemm::create(session, shape, tuning));
+      dispatch.emplace(std::move(made));
+    }
+    const GemmCombine::Shape shape{
+        .tokens_max = o.tokens,
+        .hidden = o.hidden,
+        .features = o.features,
+        .experts = o.experts,
+        .top_k = o.top_k,
+        .dtype = data_type_of(spec),
+        .partials = o.partials == "f32" ? Partials::kF32 : Partials::kElement};
+    MK_ASSIGN_OR_RETURN(auto combine, GemmCombine::create(session, shape, tuning));
+    return std::make_unique<MoeLayerRank>(spec, o, rank, std::move(dispatch), std::move(combine));
+  }
+
+ private:
+  const bool whole_;
+};
+
+}  // namespace
+
+std::unique_ptr<OperatorCase> make_combine_case() { return std::make_unique<MoeLayerCase>(false); }
+std::unique_ptr<OperatorCase> make_moe_layer_case() { return std::make_unique<MoeLayerCase>(true); }
+
+}  // namespace mk::bench
