@@ -11,7 +11,7 @@ namespace {
 
 TopCell text(const std::string& words) { return {printable(words), 0, false}; }
 TopCell count(std::uint64_t value) {
-  return {std::to_string(value), static_cast<double>(value), true};
+  return {std::to_string(value), static_cast<double>(value), true, true};
 }
 TopCell rate(double value) { return {human_count(value), value, true}; }
 TopCell bytes(double value) { return {human_bytes(value), value, true}; }
@@ -135,7 +135,7 @@ void TopModel::link_rows(const Host& host, std::vector<TopRow>& rows) const {
                                                    static_cast<double>(link.batches());
     rows.push_back({{text(host_text(host)),
                      count(link.rail()),
-                     {std::to_string(link.peer()), static_cast<double>(link.peer()), true},
+                     count(link.peer()),
                      text(link.state()),
                      age(link.state_for_ns()),
                      bytes(series.rates.bytes),
@@ -181,9 +181,14 @@ void TopModel::job_rows(const Host& host, std::vector<TopRow>& rows) const {
 std::vector<TopRow> TopModel::rows(TopView view) const {
   std::vector<TopRow> rows;
   for (const Host& host : hosts_) {
+    const std::size_t first = rows.size();
     if (view == TopView::kLinks) link_rows(host, rows);
     if (view == TopView::kQueues) queue_rows(host, rows);
     if (view == TopView::kJobs) job_rows(host, rows);
+    for (std::size_t i = first; i < rows.size(); ++i) {
+      rows[i].node = host.sample.node();
+      rows[i].host = host.name;
+    }
   }
   return rows;
 }
@@ -236,14 +241,17 @@ Json TopModel::json() const {
   for (const TopView view : {TopView::kLinks, TopView::kQueues, TopView::kJobs}) {
     Json list = Json::array();
     for (const TopRow& row : rows(view)) {
-      Json one = Json::object();
-      for (std::size_t i = 0; i < row.cells.size(); ++i) {
+      Json one = {{"node", row.node}, {"host", row.host}};
+      for (std::size_t i = 1; i < row.cells.size(); ++i) {
         std::string name = columns_of(view)[i];
         for (char& c : name) c = c == ' ' ? '_' : static_cast<char>(std::tolower(c));
         if (const auto slash = name.find("/s"); slash != name.npos) {
           name.replace(slash, 2, "_per_second");
         }
-        one[name] = row.cells[i].number ? Json(row.cells[i].value) : Json(row.cells[i].text);
+        const TopCell& cell = row.cells[i];
+        one[name] = cell.whole    ? Json(static_cast<std::uint64_t>(cell.value))
+                    : cell.number ? Json(cell.value)
+                                  : Json(cell.text);
       }
       list.push_back(std::move(one));
     }

@@ -23,11 +23,14 @@ struct TopCell {
   std::string text;
   double value = 0;     ///< to sort by, when `number`
   bool number = false;  ///< right-aligned
+  bool whole = false;   ///< an integer: a count or an id
 };
 
 struct TopRow {
-  std::vector<TopCell> cells;
+  std::vector<TopCell> cells;        ///< the first: its node, for people
   const History* history = nullptr;  ///< of the view's leading rate; lives until the next `add`
+  std::uint32_t node = 0;
+  std::string host{};  ///< as it was named
 };
 
 enum class TopView { kLinks, kQueues, kJobs };

@@ -96,6 +96,13 @@ TEST(TopModel, ADaemonThatIsGoneTakesItsRowsAlong) {
 TEST(TopModel, IsJsonToo) {
   const Json json = model_after(2).json();
   EXPECT_EQ(json["links"].size(), 3u);
+  // Ids and counts are integers, rates are not.
+  for (const char* key : {"node", "rail", "peer", "outstanding", "errors"}) {
+    EXPECT_TRUE(json["links"][0][key].is_number_integer()) << key << ": " << json["links"][0][key];
+  }
+  EXPECT_EQ(json["links"][0]["node"], 7);
+  EXPECT_TRUE(json["links"][0]["host"].is_string());
+  EXPECT_TRUE(json["links"][0]["bytes_per_second"].is_number_float());
   EXPECT_EQ(json["links"][2]["bytes_per_second"], 3e6);
   EXPECT_EQ(json["links"][1]["state"], "error");
   EXPECT_EQ(json["queues"][0]["commands_per_second"], 500);
