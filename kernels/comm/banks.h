@@ -48,19 +48,20 @@ struct FlagMap {
   std::uint32_t nodes = 1;
   std::uint32_t banks = kBanksMax;
   std::uint32_t chunks_max = 0;
+  std::uint32_t first = 0;  ///< index of the first flag, where the operator's range has more
 
   MK_HOST_DEVICE constexpr std::uint32_t stride() const {
     return static_cast<std::uint32_t>(round_up_to(chunks_max, shm::kFlagGranule));
   }
   MK_HOST_DEVICE constexpr std::uint32_t arrival(std::uint32_t bank, std::uint32_t at,
                                                  std::uint32_t from, std::uint32_t chunk) const {
-    return bank * bank_arrivals() + peer_index(at, from) * stride() + chunk;
+    return first + bank * bank_arrivals() + peer_index(at, from) * stride() + chunk;
   }
   /// Arrivals of a bank; they follow each other, bank by bank, and behind them come the releases.
   MK_HOST_DEVICE constexpr std::uint32_t bank_arrivals() const { return (nodes - 1) * stride(); }
   MK_HOST_DEVICE constexpr bool has_releases() const { return banks == 1; }
   MK_HOST_DEVICE constexpr std::uint32_t release(std::uint32_t at, std::uint32_t from) const {
-    return banks * bank_arrivals() + peer_index(at, from);
+    return first + banks * bank_arrivals() + peer_index(at, from);
   }
   MK_HOST_DEVICE constexpr std::uint32_t count() const {
     return banks * bank_arrivals() + (has_releases() ? nodes - 1 : 0);
@@ -69,6 +70,15 @@ struct FlagMap {
   /// every kFlagGranule-th up to stride().
   MK_HOST_DEVICE static constexpr std::uint32_t first_idle_granule(std::uint32_t chunks) {
     return static_cast<std::uint32_t>(round_up_to(chunks, shm::kFlagGranule));
+  }
+  /// Calls `visit(chunk)` for these, until it answers false; whether it never did.
+  template <class Visit>
+  MK_HOST_DEVICE bool for_idle_granules(std::uint32_t chunks, Visit&& visit) const {
+    for (std::uint32_t chunk = first_idle_granule(chunks); chunk < stride();
+         chunk += shm::kFlagGranule) {
+      if (!visit(chunk)) return false;
+    }
+    return true;
   }
 };
 

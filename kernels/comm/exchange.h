@@ -5,9 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/comm/banks.h"
-#include "kernels/comm/chunk_sender.h"
-#include "kernels/comm/operator_block.h"
+#include "kernels/comm/channel.h"
 
 namespace mk::kernels {
 
@@ -16,37 +14,32 @@ namespace mk::kernels {
 /// receive bank may be filled again, after all receive blocks have read it. `sent(node)` and
 /// `received(node)`: the chunks of this launch to and from that node.
 template <class Executor, class Sent, class Received>
-MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block,
-                                        ChunkSender<Executor>& sender, const FlagMap& flags,
-                                        Sent&& sent, Received&& received) {
+MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block, Channel<Executor>& channel,
+                                        const FlagMap& flags, Sent&& sent, Received&& received) {
   const World& world = block.world;
   const bool refresh = refresh_due(block.epoch, block.banks);
   for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {
     const std::uint32_t node = (world.node + i) % world.nodes;
-    if (!block.await_release(flags, node)) return false;
-    for (std::uint32_t chunk = FlagMap::first_idle_granule(sent(node)); chunk < flags.stride();
-         chunk += shm::kFlagGranule) {
-      const std::uint32_t flag = flags.arrival(block.bank, node, world.node, chunk);
-      if (!sender.add_flag(node, flag, block.epoch)) return false;
-    }
+    if (!block.await_release(flags, node) ||
+        !channel.signal_idle(flags, node, world.node, sent(node)))
+      return false;
   }
   // The peers wait for these, as this rank does for theirs.
-  sender.commit();
+  channel.flush();
   for (std::uint32_t i = 1; refresh && i < world.nodes; ++i) {
     const std::uint32_t node = (world.node + i) % world.nodes;
-    for (std::uint32_t chunk = FlagMap::first_idle_granule(received(node)); chunk < flags.stride();
-         chunk += shm::kFlagGranule) {
+    const bool seen = flags.for_idle_granules(received(node), [&](std::uint32_t chunk) {
       const std::uint32_t flag = flags.arrival(block.bank, world.node, node, chunk);
-      if (!block.await_arrival_flag(node, flag, chunk)) return false;
-    }
+      return block.await_arrival_flag(node, flag, chunk);
+    });
+    if (!seen) return false;
   }
   if (!flags.has_releases()) return true;
   if (!block.await_blocks(Role::kReceive, block.common.blocks.receive, 2)) return false;
   for (std::uint32_t i = 1; i < world.nodes; ++i) {
-    const std::uint32_t node = (world.node + i) % world.nodes;
-    if (!sender.add_flag(node, flags.release(node, world.node), block.epoch)) return false;
+    if (!channel.release(flags, (world.node + i) % world.nodes)) return false;
   }
-  sender.commit();
+  channel.flush();
   return true;
 }
 

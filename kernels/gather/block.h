@@ -153,12 +153,7 @@ class GatherBlock {
   }
   /// The rank on the next node has done with what the bank's last launch brought it.
   MK_HOST_DEVICE bool await_release() {
-    if (!schedule.flags().has_releases()) return true;
-    const std::uint32_t node = schedule.successor();
-    return block.await(
-        block.site(FlagKind::kRelease, block.world.rail_peer(node), node, block.bank, 1),
-        block.common.context.arrival_flags + schedule.release(block.world.node),
-        previous_use(block.epoch, block.banks));
+    return block.await_release(schedule.flags(), schedule.successor());
   }
   /// No local rank reads or awaits anything any more of the last launch that had this rank's own
   /// rows, or those of other nodes, where this one has them.

@@ -49,6 +49,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/channel.h"
 #include "kernels/gather/block.h"
 #include "kernels/gather/copy_job.h"
 #include "kernels/gather/sharing.h"
@@ -188,7 +189,7 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSour
 /// Sends round the ring: chunks `index`, `index` + `blocks`, ... of this rank's own shard, and of
 /// its rail's others as they arrive, `index` being this block's. Only with several nodes.
 template <class Executor>
-MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender,
+MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, Channel<Executor>& channel,
                                        std::uint32_t blocks) {
   auto& block = gather.block;
   const World& world = block.world;
@@ -200,31 +201,21 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
   for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
     const std::uint32_t node = schedule.node_at(hops);
     const std::uint32_t origin = world.rail_peer(node);
-    const std::uint64_t slot = schedule.slot_elsewhere(block.bank, origin);
-    const std::uint64_t source = gather.sent_from(origin);
-    if (hops == 0 && gather.in_place && block.index == 0) write_header(gather, block.at(source));
-    const std::uint32_t chunks = schedule.chunks(rows);
-    for (std::uint32_t chunk = block.index; chunk < chunks;) {
-      const std::uint32_t most = sender.at_once(schedule.geometry().chunk_bytes);
-      const std::uint32_t left = blocks == 1 ? chunks - chunk : div_up(chunks - chunk, blocks);
-      const std::uint32_t wanted = left < most ? left : most;
-      // Commands are written while their rows come.
-      for (std::uint32_t i = sender.added(); i < wanted; ++i) {
-        const std::uint32_t number = chunk + i * blocks;
-        const ByteRange range = schedule.chunk_range(rows, number);
-        if (!sender.add_chunk(to, source + range.begin, slot + range.begin, range.bytes,
-                              schedule.arrival(block.bank, to, node, number), block.epoch)) {
-          return false;
-        }
-      }
-      // A header by itself keeps the daemon as busy as a chunk: it goes with the first rows.
-      const std::uint32_t least = chunk == 0 && wanted > 1 ? 2 : 1;
-      const std::uint32_t here = gather.await_sendable(origin, chunk, least, wanted, blocks);
-      if (here == 0) return false;
-      sender.commit(here);
-      for (const std::uint32_t end = chunk + here * blocks; chunk < end; chunk += blocks)
-        block.span_mark(SpanKind::kSend, chunk, node, world.rail_peer(to));
-    }
+    const Route route{to, gather.sent_from(origin), schedule.slot_elsewhere(block.bank, origin),
+                      schedule.arrival(block.bank, to, node, 0)};
+    if (hops == 0 && gather.in_place && block.index == 0)
+      write_header(gather, block.at(route.source));
+    const ChunkRun run = ChunkRun::below(schedule.chunks(rows), block.index, blocks);
+    const bool sent = channel.send_when_ready(
+        {run, 1, schedule.geometry().chunk_bytes, node, nullptr},
+        [&](std::uint32_t /*peer*/) { return route; },
+        [&](std::uint32_t chunk) { return schedule.chunk_range(rows, chunk); },
+        [&](std::uint32_t chunk, std::uint32_t count) {
+          // A header by itself keeps the daemon as busy as a chunk: it goes with the first rows.
+          const std::uint32_t least = chunk == 0 && count > 1 ? 2 : 1;
+          return gather.await_sendable(origin, chunk, least, count, blocks);
+        });
+    if (!sent) return false;
     const bool last = hops + 1 == schedule.shards_sent();
     const std::uint32_t next = world.rail_peer(schedule.node_at(hops + 1));
     if (!last && !gather.await_row_count(next, &rows)) return false;
@@ -236,12 +227,11 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, ChunkSende
 /// no block anything of the second before every local rank has sent the first. Ranks of a node may
 /// share a link, where what is given to it first goes first.
 template <class Executor>
-MK_HOST_DEVICE inline bool send_first(GatherBlock<Executor>& gather,
-                                      ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool send_first(GatherBlock<Executor>& gather, Channel<Executor>& channel) {
   auto& block = gather.block;
   const GatherSchedule& schedule = gather.schedule;
   if (block.index == 0) {
-    if (!send_shards(gather, sender, 1)) return false;
+    if (!send_shards(gather, channel, 1)) return false;
     block.publish_at_every_local(schedule.sent(block.world.local));
   }
   for (std::uint32_t local = 0; local < block.world.locals; ++local) {
@@ -253,54 +243,39 @@ MK_HOST_DEVICE inline bool send_first(GatherBlock<Executor>& gather,
   return true;
 }
 
-/// After everything a send block sends in a launch but releases: notes what its lane's bytes may be
+/// After everything a send block sends in a launch but releases: notes what its ring's bytes may be
 /// reused after.
 template <class Executor>
-MK_HOST_DEVICE inline void end_shards(OperatorBlock<Executor>& block,
-                                      const ChunkSender<Executor>& sender) {
-  block.common.local->sent_in(block.epoch)[block.index] = sender.produced();
+MK_HOST_DEVICE inline void end_shards(OperatorBlock<Executor>& block, Channel<Executor>& channel) {
+  channel.note_sent();
   block.publish_done(block.common.blocks.send);
-}
-
-/// Flags of granules that the launch leaves alone, of a shard of `rows` rows (comm/banks.h): calls
-/// `flag(chunk)` for the first of each until it answers false. Nothing when no refresh is due.
-template <class Executor, class Flag>
-MK_HOST_DEVICE inline bool for_idle_granules(const GatherBlock<Executor>& gather,
-                                             std::uint32_t rows, Flag&& flag) {
-  if (!refresh_due(gather.block.epoch, gather.block.banks)) return true;
-  const FlagMap flags = gather.schedule.flags();
-  for (std::uint32_t chunk = FlagMap::first_idle_granule(gather.schedule.chunks(rows));
-       chunk < flags.stride(); chunk += shm::kFlagGranule) {
-    if (!flag(chunk)) return false;
-  }
-  return true;
 }
 
 /// Once per rank and launch, by one send block, after its send_shards and end_shards: awaits all
 /// that the end of the launch must come after (or `release`), but this rank's consumers, who may be
 /// later.
 template <class Executor>
-MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, Channel<Executor>& channel) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
-  for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
+  const FlagMap flags = schedule.flags();
+  const bool refresh = refresh_due(block.epoch, block.banks);
+  for (std::uint32_t hops = 0; refresh && hops < schedule.shards_sent(); ++hops) {
     const std::uint32_t node = schedule.node_at(hops);
     const std::uint32_t rows = gather.row_count(world.rail_peer(node));
-    const bool sent = for_idle_granules(gather, rows, [&](std::uint32_t chunk) {
-      const std::uint32_t to = schedule.successor();
-      return sender.add_flag(to, schedule.arrival(block.bank, to, node, chunk), block.epoch);
-    });
-    if (!sent) return false;
+    if (!channel.signal_idle(flags, schedule.successor(), node, schedule.chunks(rows)))
+      return false;
   }
   // The other ranks wait for these, as this one does for theirs.
-  sender.commit();
+  channel.flush();
   for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
     const std::uint32_t origin = world.rail_peer(schedule.node_at(hops));
     std::uint32_t rows = 0;
     if (!gather.await_row_count(origin, &rows) || !gather.await_rows(origin, 0, rows)) return false;
-    if (!for_idle_granules(gather, rows,
-                           [&](std::uint32_t chunk) { return gather.await_chunk(origin, chunk); }))
+    if (refresh && !flags.for_idle_granules(schedule.chunks(rows), [&](std::uint32_t chunk) {
+          return gather.await_chunk(origin, chunk);
+        }))
       return false;
   }
   if (world.locals > 1 && !block.await_blocks(Role::kReceive, block.common.blocks.receive, 2))
@@ -312,7 +287,7 @@ MK_HOST_DEVICE inline bool settle(GatherBlock<Executor>& gather, ChunkSender<Exe
 /// After `settle`, and, where `awaits_consumers`, after this rank's consumers have read the last
 /// row: lets the predecessor fill the bank again, or sees that the end of the launch does.
 template <class Executor>
-MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, Channel<Executor>& channel) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
@@ -325,9 +300,8 @@ MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Ex
     }
   }
   if (!schedule.flags().has_releases()) return true;
-  const std::uint32_t to = schedule.predecessor();
-  if (!sender.add_flag(to, schedule.release(to), block.epoch)) return false;
-  sender.commit();
+  if (!channel.release(schedule.flags(), schedule.predecessor())) return false;
+  channel.flush();
   return true;
 }
 
@@ -337,17 +311,12 @@ MK_HOST_DEVICE inline bool release(GatherBlock<Executor>& gather, ChunkSender<Ex
 template <class Executor, class ConsumersDone>
 MK_HOST_DEVICE inline bool send(GatherBlock<Executor>& gather, ConsumersDone&& consumers_done) {
   auto& block = gather.block;
-  ChunkSender<Executor> sender(block.executor, block.control, block.common.context, block.index,
-                               block.totals.waits);
-  bool sent = send_shards(gather, sender, block.common.blocks.send);
-  if (sent) end_shards(block, sender);
-  if (sent && block.index == 0) {
-    sent = settle(gather, sender) && (!gather.schedule.awaits_consumers() || consumers_done()) &&
-           release(gather, sender);
-  }
-  block.totals.commands += sender.commands();
-  block.totals.network_bytes += sender.payload_bytes();
-  return sent;
+  Channel<Executor> channel(block);
+  if (!send_shards(gather, channel, block.common.blocks.send)) return false;
+  end_shards(block, channel);
+  if (block.index != 0) return true;
+  return settle(gather, channel) && (!gather.schedule.awaits_consumers() || consumers_done()) &&
+         release(gather, channel);
 }
 
 /// Brings the part of a chunk that has arrived to the node's others.

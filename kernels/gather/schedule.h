@@ -222,15 +222,15 @@ class GatherSchedule {
   /// node before `at` in the ring.
   MK_HOST_DEVICE std::uint32_t arrival(std::uint32_t bank, std::uint32_t at,
                                        std::uint32_t origin_node, std::uint32_t chunk) const {
-    return geometry_.first_flag + flags().arrival(bank, at, origin_node, chunk);
+    return flags().arrival(bank, at, origin_node, chunk);
   }
   /// At node `at`, with one bank: the node after it in the ring has done with it. Written by that
   /// node.
   MK_HOST_DEVICE std::uint32_t release(std::uint32_t at) const {
-    return geometry_.first_flag + flags().release(at, node_after(at));
+    return flags().release(at, node_after(at));
   }
   MK_HOST_DEVICE FlagMap flags() const {
-    return FlagMap{world_.nodes, geometry_.banks, geometry_.chunks_max};
+    return FlagMap{world_.nodes, geometry_.banks, geometry_.chunks_max, geometry_.first_flag};
   }
 
  private:

@@ -124,88 +124,49 @@ MK_HOST_DEVICE inline bool reduce(GemmArBlock<Executor>& block, std::uint32_t pa
 
 /// The send role's chunks: each as soon as it is reduced, to every rail peer.
 template <class Executor>
-MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block,
-                                       ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block, Channel<Executor>& channel) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   const std::uint64_t staging = schedule.staging_bank(block.bank);
   const PackedTiles packed = schedule.packed(world.local);
   const FlagMap flags = schedule.flags();
   const std::uint32_t step = block.launch.blocks.send;
-  if (block.index < packed.chunks()) {
-    // What the first chunk needs besides its sums, before those.
-    if (!block.await_release(flags, (world.node + 1) % world.nodes)) return false;
-    // Else whoever stored a tile there has seen the bank free.
-    if (packed.tiles() == 0 && !block.await_staging_free()) return false;
-  }
-  const std::uint32_t mine =
-      block.index < packed.chunks() ? div_up(packed.chunks() - block.index, step) : 0;
-  const auto chunk_of = [&](std::uint32_t turn) { return block.index + turn * step; };
+  const ChunkRun run = ChunkRun::below(packed.chunks(), block.index, step);
+  // Else whoever stored a tile there has seen the bank free.
+  if (run.count != 0 && packed.tiles() == 0 && !block.await_staging_free()) return false;
   // Each chunk goes to the next node first, so that no link is everybody's first.
-  const auto node_of = [&](std::uint32_t hops) {
-    const std::uint32_t node = world.node + hops;
-    return node < world.nodes ? node : node - world.nodes;
+  const auto route_to = [&](std::uint32_t peer) {
+    const std::uint32_t after = world.node + 1 + peer;
+    const std::uint32_t node = after < world.nodes ? after : after - world.nodes;
+    return Route{node, staging, schedule.receive_bank(block.bank, node, world.node),
+                 flags.arrival(block.bank, node, world.node, 0)};
   };
-  struct Place {
-    std::uint32_t turn = 0;
-    std::uint32_t hops = 1;
-  };
-  const auto advance = [&](Place& place) {
-    if (++place.hops < world.nodes) return;
-    place.hops = 1;
-    ++place.turn;
-  };
-  Place added;  // the first that is not
-  for (Place sent; sent.turn < mine;) {
-    // Commands are written while the sums are made; but none is held back by a node that it is not
-    // for.
-    const std::uint32_t most = sender.at_once(packed.chunk_bytes());
-    for (; added.turn < mine && sender.added() < most; advance(added)) {
-      const std::uint32_t node = node_of(added.hops);
-      const std::uint32_t chunk = chunk_of(added.turn);
-      if (flags.has_releases() && added.turn == 0 && added.hops > 1) {
-        if (sender.added() != 0) break;
-        if (!block.await_release(flags, node)) return false;
-      }
-      const ByteRange range = packed.chunk_range(chunk);
-      if (!sender.add_chunk(node, staging + range.begin,
-                            schedule.receive_bank(block.bank, node, world.node) + range.begin,
-                            range.bytes, flags.arrival(block.bank, node, world.node, chunk),
-                            block.epoch))
-        return false;
-    }
-    const std::uint32_t chunks = added.turn - sent.turn + (added.hops > 1 ? 1 : 0);
-    const std::uint32_t here = block.await_chunks_reduced(chunk_of(sent.turn), chunks, step);
-    if (here == 0) return false;
-    // The header is this role's own.
-    if (block.index == 0 && sent.turn == 0 && sent.hops == 1) block.write_header(staging);
-    const std::uint32_t there = here * (world.nodes - 1) - (sent.hops - 1);
-    const std::uint32_t now = there < sender.added() ? there : sender.added();
-    sender.commit(now);
-    for (std::uint32_t i = 0; i < now; ++i, advance(sent)) {
-      block.span_mark(SpanKind::kSend, chunk_of(sent.turn), world.node,
-                      world.rail_peer(node_of(sent.hops)));
-    }
-  }
-  block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
-  return true;
+  bool header_due = block.index == 0;
+  const bool sent = channel.send_when_ready(
+      {run, world.nodes - 1, packed.chunk_bytes(), world.node, &flags}, route_to,
+      [&](std::uint32_t chunk) { return packed.chunk_range(chunk); },
+      [&](std::uint32_t chunk, std::uint32_t count) {
+        const std::uint32_t ready = block.await_chunks_reduced(chunk, count, step);
+        // The header is this role's own, and goes with the first chunk.
+        if (header_due && ready != 0) block.write_header(staging);
+        header_due = false;
+        return ready;
+      });
+  if (sent) channel.note_sent();
+  return sent;
 }
 
-/// The owner's way to the network, chunks `index`, `index` + send blocks, ..., through lane
+/// The owner's way to the network, chunks `index`, `index` + send blocks, ..., through ring
 /// `index`. Only with several nodes.
 template <class Executor>
 MK_HOST_DEVICE inline bool send(GemmArBlock<Executor>& block) {
   if (!block.await_turn()) return false;
-  ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
-                               block.totals.waits);
+  Channel<Executor> channel(block);
   const std::uint32_t chunks = block.schedule.chunks(block.world.local);
   const auto every_node = [chunks](std::uint32_t) { return chunks; };
-  const bool sent = send_chunks(block, sender) &&
-                    (block.index != 0 ||
-                     end_exchange(block, sender, block.schedule.flags(), every_node, every_node));
-  block.totals.commands += sender.commands();
-  block.totals.network_bytes += sender.payload_bytes();
-  return sent;
+  return send_chunks(block, channel) &&
+         (block.index != 0 ||
+          end_exchange(block, channel, block.schedule.flags(), every_node, every_node));
 }
 
 /// The owner's sums over the nodes of one chunk, or of that part of it, and their broadcast on its

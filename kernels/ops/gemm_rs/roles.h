@@ -120,65 +120,51 @@ MK_HOST_DEVICE inline bool reduce(GemmRsBlock<Executor>& block, std::uint32_t pa
 
 /// The send role's pieces: each as soon as it is reduced, to the rail peer on its node.
 template <class Executor>
-MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block,
-                                       ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block, Channel<Executor>& channel) {
   const GemmRsSchedule& schedule = block.schedule;
   const World& world = block.world;
+  const FlagMap flags = schedule.flags();
   const std::uint32_t step = block.launch.blocks.send;
-  std::uint32_t chunk = block.index;  // of the node's, or of those after it
+  std::uint32_t first = block.index;  // of the node's chunks, or of those after it
   for (std::uint32_t position = 0; position + 1 < world.nodes; ++position) {
     const std::uint32_t node = schedule.node_after(world.node, position);
     const PackedTiles packed = schedule.packed(world.rail_peer(node));
-    const std::uint32_t chunks = packed.chunks();
-    const std::uint64_t staging = schedule.staging_bank(block.bank, world.node, node);
-    const std::uint64_t target = schedule.receive_bank(block.bank, node, world.node);
-    const std::uint32_t flags = schedule.flags().arrival(block.bank, node, world.node, 0);
-    // Before the sums, which the first look may have to wait for.
-    if (chunk < chunks && !block.await_release(schedule.flags(), node)) return false;
+    const ChunkRun run = ChunkRun::below(packed.chunks(), first, step);
+    const Route route{node, schedule.staging_bank(block.bank, world.node, node),
+                      schedule.receive_bank(block.bank, node, world.node),
+                      flags.arrival(block.bank, node, world.node, 0)};
     // Else whoever stored a tile there has seen the bank free.
     if (packed.tiles() == 0 && !block.await_staging_free()) return false;
-    while (chunk < chunks) {
-      const std::uint32_t left = step == 1 ? chunks - chunk : div_up(chunks - chunk, step);
-      const std::uint32_t most = sender.at_once(packed.chunk_bytes());
-      const std::uint32_t wanted = left < most ? left : most;
-      // Their commands are written while the sums are made.
-      for (std::uint32_t i = sender.added(); i < wanted; ++i) {
-        const ByteRange range = packed.chunk_range(chunk + i * step);
-        if (!sender.add_chunk(node, staging + range.begin, target + range.begin, range.bytes,
-                              flags + chunk + i * step, block.epoch))
-          return false;
-      }
-      const std::uint32_t here = block.await_pieces({node, chunk}, packed, wanted, step);
-      if (here == 0) return false;
-      // The header is this role's own.
-      if (chunk == 0) block.write_header(staging);
-      sender.commit(here);
-      for (const std::uint32_t end = chunk + here * step; chunk < end; chunk += step)
-        block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
-    }
-    chunk -= chunks;
+    const bool sent = channel.send_when_ready(
+        {run, 1, packed.chunk_bytes(), world.node, &flags},
+        [&](std::uint32_t /*peer*/) { return route; },
+        [&](std::uint32_t chunk) { return packed.chunk_range(chunk); },
+        [&](std::uint32_t chunk, std::uint32_t count) {
+          const std::uint32_t ready = block.await_pieces({node, chunk}, packed, count, step);
+          // The header is this role's own.
+          if (chunk == 0 && ready != 0) block.write_header(route.source);
+          return ready;
+        });
+    if (!sent) return false;
+    first = run.end() - packed.chunks();
   }
-  block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
+  channel.note_sent();
   return true;
 }
 
-/// The owner's way to the network, pieces `index`, `index` + send blocks, ..., through lane
+/// The owner's way to the network, pieces `index`, `index` + send blocks, ..., through ring
 /// `index`. Only with several nodes.
 template <class Executor>
 MK_HOST_DEVICE inline bool send(GemmRsBlock<Executor>& block) {
   if (!block.await_turn()) return false;
-  ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
-                               block.totals.waits);
+  Channel<Executor> channel(block);
   const auto chunks = [&](std::uint32_t node) {
     return block.schedule.packed(block.world.rail_peer(node)).chunks();
   };
   const auto own_chunks = [&](std::uint32_t) { return chunks(block.world.node); };
-  const bool sent =
-      send_pieces(block, sender) &&
-      (block.index != 0 || end_exchange(block, sender, block.schedule.flags(), chunks, own_chunks));
-  block.totals.commands += sender.commands();
-  block.totals.network_bytes += sender.payload_bytes();
-  return sent;
+  return send_pieces(block, channel) &&
+         (block.index != 0 ||
+          end_exchange(block, channel, block.schedule.flags(), chunks, own_chunks));
 }
 
 /// The owner's sums over the nodes of one chunk of its shard, or of that part of it.

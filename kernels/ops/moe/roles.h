@@ -52,19 +52,15 @@ MK_HOST_DEVICE inline bool share(MoeDispatchBlock<Executor>& block) {
 /// a token before it has all routing. Only with several nodes.
 template <class Executor>
 MK_HOST_DEVICE inline bool send(MoeDispatchBlock<Executor>& block) {
-  ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
-                               block.totals.waits);
-  bool sent = gather::send_first(block.routing, sender) &&
-              gather::send_shards(block.tokens, sender, block.launch.blocks.send);
-  if (sent) gather::end_shards(block, sender);
-  if (sent && block.index == 0) {
-    sent = gather::settle(block.routing, sender) && gather::settle(block.tokens, sender) &&
-           (!block.tokens.schedule.awaits_consumers() || block.await_pulled()) &&
-           gather::release(block.routing, sender) && gather::release(block.tokens, sender);
-  }
-  block.totals.commands += sender.commands();
-  block.totals.network_bytes += sender.payload_bytes();
-  return sent;
+  Channel<Executor> channel(block);
+  if (!gather::send_first(block.routing, channel) ||
+      !gather::send_shards(block.tokens, channel, block.launch.blocks.send))
+    return false;
+  gather::end_shards(block, channel);
+  if (block.index != 0) return true;
+  return gather::settle(block.routing, channel) && gather::settle(block.tokens, channel) &&
+         (!block.tokens.schedule.awaits_consumers() || block.await_pulled()) &&
+         gather::release(block.routing, channel) && gather::release(block.tokens, channel);
 }
 
 /// Shows the node what has arrived. Only with several nodes and several local ranks.
