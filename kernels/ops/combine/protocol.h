@@ -53,7 +53,6 @@
 
 #include <cstdint>
 
-#include "kernels/comm/chunk_sender.h"
 #include "kernels/comm/exchange.h"
 #include "kernels/ops/combine/block.h"
 
@@ -240,33 +239,21 @@ MK_HOST_DEVICE inline bool reduce_chunk(CombineBlock<Executor>& block, std::uint
   return true;
 }
 
-/// Calls take(node, chunk) for the chunks of sums that this rank sends, from `first` on every
-/// `step`-th, in their order. `headers`: those among them.
-template <class Executor, class Take>
-MK_HOST_DEVICE inline bool for_chunks_sent(CombineBlock<Executor>& block, bool headers,
-                                           std::uint32_t first, std::uint32_t step, Take&& take) {
-  const std::uint32_t skipped = headers ? 0 : 1;
-  std::uint32_t turn = first;
+/// The owner's sums for the ranks of its rail, chunks `index`, `index` + reduce blocks, ... of
+/// those that carry sums. Only with several nodes.
+template <class Executor>
+MK_HOST_DEVICE inline bool reduce(CombineBlock<Executor>& block) {
+  if (!block.await_turn() || !block.await_plan() || !block.await_staging_free()) return false;
+  std::uint32_t turn = block.index;
   for (std::uint32_t position = 0; position + 1 < block.world.nodes; ++position) {
     const std::uint32_t node = block.schedule.node_after(position);
-    const std::uint32_t chunks = block.schedule.chunks(block.peer(node)->tokens) - skipped;
-    for (; turn < chunks; turn += step) {
-      if (!take(node, turn + skipped)) return false;
+    const std::uint32_t chunks = block.schedule.chunks(block.peer(node)->tokens) - 1;
+    for (; turn < chunks; turn += block.launch.blocks.reduce) {
+      if (!reduce_chunk(block, node, turn + 1)) return false;
     }
     turn -= chunks;
   }
   return true;
-}
-
-/// The owner's sums for the ranks of its rail, chunks `index`, `index` + reduce blocks, .... Only
-/// with several nodes.
-template <class Executor>
-MK_HOST_DEVICE inline bool reduce(CombineBlock<Executor>& block) {
-  return block.await_turn() && block.await_plan() && block.await_staging_free() &&
-         for_chunks_sent(block, false, block.index, block.launch.blocks.reduce,
-                         [&](std::uint32_t node, std::uint32_t chunk) {
-                           return reduce_chunk(block, node, chunk);
-                         });
 }
 
 /// Every header has arrived.
@@ -280,53 +267,50 @@ MK_HOST_DEVICE inline bool await_headers(CombineBlock<Executor>& block) {
 
 /// Each chunk as soon as it is reduced, to the rail peer on its node.
 template <class Executor>
-MK_HOST_DEVICE inline bool send_chunks(CombineBlock<Executor>& block,
-                                       ChunkSender<Executor>& sender) {
+MK_HOST_DEVICE inline bool send_chunks(CombineBlock<Executor>& block, Channel<Executor>& channel) {
   const CombineSchedule& schedule = block.schedule;
   const World& world = block.world;
+  const FlagMap flags = schedule.flags();
   if (!block.await_staging_free()) return false;
-  const bool sent = for_chunks_sent(
-      block, true, block.index, block.launch.blocks.send,
-      [&](std::uint32_t node, std::uint32_t chunk) {
-        if (chunk == 0) {
+  std::uint32_t first = block.index;  // of the node's chunks, or of those after it
+  for (std::uint32_t position = 0; position + 1 < world.nodes; ++position) {
+    const std::uint32_t node = schedule.node_after(position);
+    const std::uint32_t tokens = block.peer(node)->tokens;
+    const ChunkRun run = ChunkRun::below(schedule.chunks(tokens), first, block.launch.blocks.send);
+    const Route route{node, schedule.staging_bank(block.bank, world.node, node),
+                      schedule.receive_bank(block.bank, node, world.node),
+                      flags.arrival(block.bank, node, world.node, 0)};
+    const bool sent = channel.send_when_ready(
+        {run, 1, schedule.chunk_bytes(), world.node, &flags},
+        [&](std::uint32_t /*peer*/) { return route; },
+        [&](std::uint32_t chunk) { return schedule.chunk_range(tokens, chunk); },
+        [&](std::uint32_t chunk, std::uint32_t /*count*/) -> std::uint32_t {
+          if (chunk != 0) return block.await_chunk_reduced(node, chunk) ? 1 : 0;
           block.write_header(node);
-        } else if (!block.await_chunk_reduced(node, chunk)) {
-          return false;
-        }
-        if (!block.await_release(schedule.flags(), node)) return false;
-        const ByteRange range = schedule.chunk_range(block.peer(node)->tokens, chunk);
-        if (!sender.add_chunk(
-                node, schedule.staging_bank(block.bank, world.node, node) + range.begin,
-                schedule.receive_bank(block.bank, node, world.node) + range.begin, range.bytes,
-                schedule.flags().arrival(block.bank, node, world.node, chunk), block.epoch))
-          return false;
-        sender.commit();
-        block.span_mark(SpanKind::kSend, chunk, world.node, world.rail_peer(node));
-        return true;
-      });
-  block.launch.local->sent_in(block.epoch)[block.index] = sender.produced();
-  return sent;
+          return 1;
+        });
+    if (!sent) return false;
+    first = run.end() - schedule.chunks(tokens);
+  }
+  channel.note_sent();
+  return true;
 }
 
 /// The owner's way to the network, through ring `index`. Only with several nodes.
 template <class Executor>
 MK_HOST_DEVICE inline bool send(CombineBlock<Executor>& block) {
   if (!block.await_turn() || !block.await_plan()) return false;
-  ChunkSender<Executor> sender(block.executor, block.control, block.launch.context, block.index,
-                               block.totals.waits);
+  Channel<Executor> channel(block);
   const auto sent_to = [&](std::uint32_t node) {
     return block.schedule.chunks(block.peer(node)->tokens);
   };
   const auto received_from = [&](std::uint32_t node) {
     return block.schedule.chunks(block.tokens_from(node));
   };
-  const bool sent = send_chunks(block, sender) &&
-                    (block.index != 0 ||
-                     (await_headers(block) &&
-                      end_exchange(block, sender, block.schedule.flags(), sent_to, received_from)));
-  block.totals.commands += sender.commands();
-  block.totals.network_bytes += sender.payload_bytes();
-  return sent;
+  return send_chunks(block, channel) &&
+         (block.index != 0 ||
+          (await_headers(block) &&
+           end_exchange(block, channel, block.schedule.flags(), sent_to, received_from)));
 }
 
 /// Whether all ranks' rows are those of this rank's tokens, when all headers are here: the first

@@ -100,6 +100,8 @@ class CombineSchedule {
     return {sum_in_bank(range.begin),
             static_cast<std::uint32_t>((range.end - range.begin) * row_bytes())};
   }
+  /// Of a whole chunk of sums.
+  MK_HOST_DEVICE std::uint64_t chunk_bytes() const { return plan_.chunk_tokens * row_bytes(); }
   /// Payload of `tokens` sums for one rail peer.
   MK_HOST_DEVICE std::uint64_t network_bytes(std::uint32_t tokens) const {
     return header_bytes() + tokens * row_bytes();
