@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -73,12 +74,16 @@ TEST(CombineFailure, RowsOfAnotherDispatchAreRefusedByName) {
   CombineJob job(job_options(2, 2, std::chrono::seconds(120)));
   NetworkThread network(job.cluster(), 2);
   auto inputs = job.inputs(kPlain);
-  // Another slot of the same token, in a row of rank 0's tokens.
-  for (MoeRow& row : inputs[3].handle.rows) {
-    if (row.rank != 0) continue;
-    row.token = 19 - row.token;
-    break;
+  // A row of rank 0's tokens names another one, whose slot is node 0's: no row of node 1 is there.
+  const std::vector<std::int32_t>& ids = inputs[0].routing.ids;
+  const auto row = std::find_if(inputs[3].handle.rows.begin(), inputs[3].handle.rows.end(),
+                                [](const MoeRow& of) { return of.rank == 0; });
+  ASSERT_NE(row, inputs[3].handle.rows.end());
+  for (row->token = 0; row->token < 20; ++row->token) {
+    const std::int32_t id = ids[std::size_t{row->token} * 2 + row->slot];
+    if (id >= 0 && id < 3) break;
   }
+  ASSERT_LT(row->token, 20u);
   const auto results = launch_on(job, {0, 1, 2, 3}, inputs);
   ASSERT_FALSE(results[0].stats);
   EXPECT_EQ(results[0].stats.error().code, ErrorCode::kInvalidArgument);
