@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "client/tools/launch/local_job.h"
@@ -35,6 +37,27 @@ Result<nlohmann::json> links_of(const std::string& admin_address, const std::str
   return parsed;
 }
 
+/// What joined daemons have counted before this run.
+Result<std::vector<nlohmann::json>> links_before(const std::vector<std::string>& admin) {
+  std::vector<nlohmann::json> all;
+  if (admin.empty()) return all;
+  std::string folder = "/tmp/mkbench-XXXXXX";
+  if (::mkdtemp(folder.data()) == nullptr) return fail_errno(errno, "cannot make a folder in /tmp");
+  Status status;
+  for (const std::string& address : admin) {
+    auto links = links_of(address, folder);
+    if (links) {
+      all.push_back(std::move(*links));
+    } else if (status) {
+      status = propagate(links);
+    }
+  }
+  std::error_code left_behind;
+  std::filesystem::remove_all(folder, left_behind);
+  MK_RETURN_IF_ERROR(status);
+  return all;
+}
+
 /// Daemons of our own, or the caller's, with the given pacing; all launches of `spec`; then the
 /// links' counters.
 Result<Run> run_world(const BenchOptions& options, const BenchSpec& spec,
@@ -50,6 +73,7 @@ Result<Run> run_world(const BenchOptions& options, const BenchSpec& spec,
   local.daemons.program = options.daemon_program;
   local.join_sockets = options.join_sockets;
   local.program = options.rank_program;
+  MK_ASSIGN_OR_RETURN(const auto before, links_before(options.join_admin));
   MK_ASSIGN_OR_RETURN(auto job, tools::LocalJob::start(local, spec));
   Run run;
   // A launch includes drawing inputs and checking; a rank's own deadlines end it much earlier when
@@ -71,7 +95,9 @@ Result<Run> run_world(const BenchOptions& options, const BenchSpec& spec,
   }
   for (const std::string& address : admin) {
     MK_ASSIGN_OR_RETURN(auto links, links_of(address, job.folder()));
-    run.links.push_back(std::move(links));
+    const std::size_t node = run.links.size();
+    run.links.push_back(node < before.size() ? links_since(before[node], std::move(links))
+                                             : std::move(links));
   }
   MK_RETURN_IF_ERROR(job.stop_daemons());
   return run;

@@ -1,8 +1,17 @@
 #include "tests/bench/mkbench/figures.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
+#include <cmath>
 
 namespace mk::bench {
+namespace {
+
+constexpr double kTrustedFactor = 3;  ///< between an estimate and what was measured
+
+}  // namespace
 
 ModeFigures figures_of(const Reports& reports, bool fused) {
   ModeFigures figures;
@@ -84,6 +93,60 @@ Estimates estimates_of(const Reports& reports) {
         std::max(estimates.unfused_ms, static_cast<double>(rank.estimated_unfused_ns) * 1e-6);
   }
   return estimates;
+}
+
+std::string doubt_of(const Estimates& estimates, const ModeFigures& fused,
+                     const ModeFigures& unfused) {
+  double worst = 1;
+  const auto compare = [&worst](double estimate, const ModeFigures& measured) {
+    const double median = measured.total_ms.median;
+    if (measured.total_ms.count == 0 || !(estimate > 0) || !(median > 0)) return;
+    const double ratio = median / estimate;
+    if (std::abs(std::log(ratio)) > std::abs(std::log(worst))) worst = ratio;
+  };
+  compare(estimates.fused_ms, fused);
+  compare(estimates.unfused_ms, unfused);
+  if (worst <= kTrustedFactor && worst * kTrustedFactor >= 1) return {};
+  return fmt::format(
+      "; measured is {}x that: the estimates are for ranks and daemons with a CPU or GPU each, "
+      "so kAuto may choose wrongly here",
+      worst < 10 ? fmt::format("{:.2g}", worst) : fmt::format("{:.0f}", worst));
+}
+
+namespace {
+
+double count_of(const nlohmann::json& link, const char* key) {
+  const auto found = link.find(key);
+  if (found == link.end()) return 0;
+  return found->is_string() ? std::stod(found->get<std::string>()) : found->get<double>();
+}
+
+nlohmann::json* find_link(nlohmann::json& answer, const nlohmann::json& wanted) {
+  if (!answer.is_object() || !answer.contains("links")) return nullptr;
+  for (nlohmann::json& link : answer["links"]) {
+    const bool same = std::ranges::all_of(std::array{"rail", "peer", "peer_rail"}, [&](auto* key) {
+      return link.value(key, -1) == wanted.value(key, -1);
+    });
+    if (same) return &link;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+nlohmann::json links_since(const nlohmann::json& before, nlohmann::json after) {
+  for (const nlohmann::json& old : before.value("links", nlohmann::json::array())) {
+    nlohmann::json* const link = find_link(after, old);
+    constexpr std::array kCounters = {"bytes", "messages", "batches", "completed", "errors"};
+    // Where a counter fell, the daemon was started again and has begun at nothing.
+    const auto fell = [&](const char* key) { return count_of(*link, key) < count_of(old, key); };
+    if (link == nullptr || std::ranges::any_of(kCounters, fell)) continue;
+    for (const char* key : kCounters) {
+      if (!link->contains(key)) continue;
+      (*link)[key] = static_cast<std::uint64_t>(count_of(*link, key) - count_of(old, key));
+    }
+  }
+  return after;
 }
 
 std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails, const WorkFigures& work,

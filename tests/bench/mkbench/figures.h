@@ -62,6 +62,14 @@ struct Estimates {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Estimates, fused_ms, unfused_ms)
 
 Estimates estimates_of(const Reports& reports);
+/// Why kAuto's choice means little in this run, as a clause; empty where the estimates are within a
+/// factor of three of what was measured.
+std::string doubt_of(const Estimates& estimates, const ModeFigures& fused,
+                     const ModeFigures& unfused);
+
+/// What `mkctl --json link list` counted since an earlier look at the same daemon: of each link,
+/// the counters' differences. A link that was not there before counts from nothing.
+nlohmann::json links_since(const nlohmann::json& before, nlohmann::json after);
 
 /// What no execution on this machine and these links can beat: each part as if alone. All ranks of
 /// a run share the machine's cores and memory, so computing and copying count for all of them.

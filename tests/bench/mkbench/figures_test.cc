@@ -2,6 +2,7 @@
 
 #include "tests/bench/mkbench/figures.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -148,6 +149,33 @@ TEST(OutputMemory, ShowsWritesBeyondItsEnds) {
     output.as<std::uint16_t>()[at] = 0;
     EXPECT_FALSE(output.guards_intact());
   }
+}
+
+TEST(Figures, LinksOfRunningDaemonsCountFromTheBeginOfTheRun) {
+  const auto before = nlohmann::json::parse(
+      R"({"links": [{"rail": 0, "peer": 1, "bytes": 1000, "messages": "10", "errors": 2}]})");
+  const auto after = nlohmann::json::parse(
+      R"({"links": [{"rail": 0, "peer": 1, "bytes": 1500, "messages": "14", "errors": 2},
+                    {"rail": 1, "peer": 1, "bytes": 70, "messages": 7, "errors": 0}]})");
+  const auto links = links_since(before, after)["links"];
+  EXPECT_EQ(500, links[0]["bytes"]);
+  EXPECT_EQ(4, links[0]["messages"]);
+  EXPECT_EQ(0, links[0]["errors"]);
+  EXPECT_EQ(70, links[1]["bytes"]);
+  EXPECT_EQ(after, links_since(nlohmann::json::object(), after)) << "none before";
+  EXPECT_EQ(before, links_since(after, before)) << "started again meanwhile";
+}
+
+TEST(Figures, EstimatesThatAreFarOffAreDoubted) {
+  ModeFigures fused, unfused, none;
+  fused.total_ms.count = unfused.total_ms.count = 3;
+  fused.total_ms.median = 1768;
+  unfused.total_ms.median = 40;
+  const Estimates estimates{35, 40};
+  EXPECT_THAT(doubt_of(estimates, fused, unfused), testing::HasSubstr("measured is 51x that"));
+  EXPECT_EQ("", doubt_of(estimates, none, unfused));
+  unfused.total_ms.median = 10;
+  EXPECT_THAT(doubt_of(estimates, none, unfused), testing::HasSubstr("measured is 0.25x that"));
 }
 
 TEST(Cases, EachHasItsNameAndTakesItsOwnOptionsBack) {

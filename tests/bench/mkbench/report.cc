@@ -83,8 +83,10 @@ void print_report(const OperatorCase& operation, const BenchOptions& options,
         bound.ms, bound.limit, bound.compute_ms, bound.network_ms, bound.local_ms,
         bound.fused_share * 100);
   }
-  print_out("estimates       fused {:.2f} ms, unfused {:.2f} ms: what LaunchMode::kAuto goes by\n",
-            result.estimates.fused_ms, result.estimates.unfused_ms);
+  print_out(
+      "estimates       fused {:.2f} ms, unfused {:.2f} ms: what LaunchMode::kAuto goes by{}\n",
+      result.estimates.fused_ms, result.estimates.unfused_ms,
+      doubt_of(result.estimates, result.fused, result.unfused));
   const ModeFigures& mode = result.fused.total_ms.count > 0 ? result.fused : result.unfused;
   print_out("network         {} in {} commands per rank and launch{}\n",
             megabytes(static_cast<double>(mode.network_bytes_per_rank)), mode.commands_per_rank,
@@ -95,8 +97,9 @@ void print_report(const OperatorCase& operation, const BenchOptions& options,
 }
 
 void print_summary(const std::string& heading, const std::vector<SummaryRow>& rows) {
-  print_out("{:<20}{:>10}{:>12}{:>10}{:>11}{:>22}{:>9}{:>11}  {}\n", heading, "fused ms",
-            "unfused ms", "speed-up", "each link", "bound ms", "reached", "GFLOP/s", "checked");
+  print_out("{:<20}{:>10}{:>12}{:>10}{:>17}{:>22}{:>9}{:>11}  {}\n", heading, "fused ms",
+            "unfused ms", "speed-up", "links paced to", "bound ms", "reached", "GFLOP/s",
+            "checked");
   for (const auto& [name, result] : rows) {
     std::string bound = "-";
     std::string reached = "-";
@@ -108,9 +111,9 @@ void print_summary(const std::string& heading, const std::vector<SummaryRow>& ro
     std::string checked = "NOT CHECKED";
     if (v.launches_checked > 0)
       checked = fmt::format("{} values, {}", v.elements_compared, v.passed() ? "right" : "WRONG");
-    print_out("{:<20}{:>10.1f}{:>12.1f}{:>9.2f}x{:>11}{:>22}{:>9}{:>11.1f}  {}\n", name,
+    print_out("{:<20}{:>10.1f}{:>12.1f}{:>9.2f}x{:>17}{:>22}{:>9}{:>11.1f}  {}\n", name,
               result.fused.total_ms.median, result.unfused.total_ms.median, result.speedup,
-              result.link_bandwidth.empty() ? "-" : result.link_bandwidth, bound, reached,
+              result.link_bandwidth.empty() ? "not paced" : result.link_bandwidth, bound, reached,
               result.work.all_ranks.flops / result.fused.total_ms.median * 1e-6, checked);
   }
 }
