@@ -21,26 +21,25 @@ constexpr const char* kOp = "ring_attention";
 /// loads are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:
-  /// `attention`, of this block, and `state`, of all items, are null but for compute blocks.
+  /// `rows`: this rank's, of each batch. `attention`, of this block, and `state`, of all items, are
+  /// null but for compute blocks.
   CpuExecutor(const RingAttentionGeometry& plan, const RingAttentionTensors& tensors,
-              CpuAttention* attention, float* state)
-      : plan_(plan), tensors_(tensors), attention_(attention), state_(state) {}
+              std::uint32_t rows, CpuAttention* attention, float* state)
+      : plan_(plan), tensors_(tensors), rows_(rows), attention_(attention), state_(state) {}
 
   void begin(const AttentionItem& item) {
     const auto* q = static_cast<const std::uint16_t*>(tensors_.q);
-    attention_->begin(
-        {q + item.query.row * tensors_.q_stride + first_element(item), tensors_.q_stride},
-        item.query.rows, tensors_.scale);
+    const std::uint64_t first = item.batch * tensors_.q_batch_stride +
+                                item.query.row * tensors_.q_stride + first_element(item);
+    attention_->begin({q + first, tensors_.q_stride}, item.query.rows, tensors_.scale);
   }
   void resume(const AttentionItem& item) {
     begin(item);
     attention_->resume(state_ + state_offset(item));
   }
-  void attend(const AttentionItem& item, const AttentionKeys& keys, bool all,
-              std::int64_t diagonal) {
-    const std::uint64_t head = std::uint64_t{item.key_head} * plan_.head_dim;
-    attention_->attend({element(keys.keys) + head, keys.key_stride / kElementBytes},
-                       {element(keys.values) + head, keys.value_stride / kElementBytes}, keys.rows,
+  void attend(const AttentionItem&, const AttentionKeys& keys, bool all, std::int64_t diagonal) {
+    attention_->attend({element(keys.keys), keys.key_stride / kElementBytes},
+                       {element(keys.values), keys.value_stride / kElementBytes}, keys.rows,
                        all ? CpuAttention::kSeesAll : diagonal);
   }
   void put_aside(const AttentionItem& item) { attention_->save(state_ + state_offset(item)); }
@@ -48,10 +47,12 @@ class CpuExecutor : public CpuPacer {
     auto* out = static_cast<std::uint16_t*>(tensors_.out);
     float* lse = tensors_.lse;
     if (lse != nullptr) {
-      lse += std::uint64_t{item.query.row} * plan_.query_heads + item.key_head * plan_.group();
+      lse += (std::uint64_t{item.batch} * rows_ + item.query.row) * plan_.query_heads +
+             item.key_head * plan_.group();
     }
-    attention_->finish(out + item.query.row * tensors_.out_stride + first_element(item),
-                       tensors_.out_stride, lse, plan_.query_heads);
+    const std::uint64_t first = item.batch * tensors_.out_batch_stride +
+                                item.query.row * tensors_.out_stride + first_element(item);
+    attention_->finish(out + first, tensors_.out_stride, lse, plan_.query_heads);
   }
   void copy(const CopyJob& job) { copy_rows(job); }
   void stores_done() {}
@@ -67,13 +68,15 @@ class CpuExecutor : public CpuPacer {
   }
   /// States lie in the order of the items, each as large as its queries need.
   std::uint64_t state_offset(const AttentionItem& item) const {
-    const std::uint64_t queries = std::uint64_t{item.query.row} * plan_.query_heads +
-                                  std::uint64_t{item.key_head} * plan_.group() * item.query.rows;
+    const std::uint64_t queries =
+        (std::uint64_t{item.batch} * rows_ + item.query.row) * plan_.query_heads +
+        std::uint64_t{item.key_head} * plan_.group() * item.query.rows;
     return queries * (plan_.head_dim + 2);
   }
 
   const RingAttentionGeometry& plan_;
   const RingAttentionTensors& tensors_;
+  const std::uint32_t rows_;
   CpuAttention* attention_;
   float* state_;
 };
@@ -106,7 +109,7 @@ class RingAttentionCpu::Impl : private RoleBody {
       attention_.push_back(std::make_unique<CpuAttention>(shape));
     }
     if (plan_.nodes > 1) {
-      state_.resize(CpuAttention::state_floats(shape, plan_.gather.rows_max) * plan_.key_heads);
+      state_.resize(CpuAttention::state_floats(shape, plan_.rows_max()) * plan_.head_pairs());
     }
     return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
@@ -116,10 +119,15 @@ class RingAttentionCpu::Impl : private RoleBody {
     tensors_ = tensors;
     const std::uint64_t query_row = std::uint64_t{plan_.query_heads} * plan_.head_dim;
     const std::uint64_t key_row = std::uint64_t{plan_.key_heads} * plan_.head_dim;
-    MK_RETURN_IF_ERROR(check_tensor("q", tensors.q, query_row, &tensors_.q_stride));
-    MK_RETURN_IF_ERROR(check_tensor("k", tensors.k, key_row, &tensors_.k_stride));
-    MK_RETURN_IF_ERROR(check_tensor("v", tensors.v, key_row, &tensors_.v_stride));
-    MK_RETURN_IF_ERROR(check_tensor("out", tensors.out, query_row, &tensors_.out_stride));
+    const std::uint32_t own = rows(seq);
+    MK_RETURN_IF_ERROR(
+        check_tensor("q", tensors.q, query_row, own, &tensors_.q_stride, &tensors_.q_batch_stride));
+    MK_RETURN_IF_ERROR(
+        check_tensor("k", tensors.k, key_row, own, &tensors_.k_stride, &tensors_.k_batch_stride));
+    MK_RETURN_IF_ERROR(
+        check_tensor("v", tensors.v, key_row, own, &tensors_.v_stride, &tensors_.v_batch_stride));
+    MK_RETURN_IF_ERROR(check_tensor("out", tensors.out, query_row, own, &tensors_.out_stride,
+                                    &tensors_.out_batch_stride));
     if (!std::isfinite(tensors.scale)) {
       return fail(ErrorCode::kInvalidArgument,
                   "{}: a scale of {} is not possible; it must be "
@@ -129,10 +137,14 @@ class RingAttentionCpu::Impl : private RoleBody {
     if (tensors.scale == 0)
       tensors_.scale = 1 / std::sqrt(double{static_cast<float>(plan_.head_dim)});
     MK_RETURN_IF_ERROR(runner_.ready());
-    GatherSource& rows = launch_.keys_values;
-    rows = GatherSource::of(tensors.k, tensors_.k_stride * kElementBytes, plan_.key_row_bytes(),
-                            this->rows(seq));
-    rows.add(tensors.v, tensors_.v_stride * kElementBytes, plan_.key_row_bytes());
+    const auto heads_of = [this](const void* tensor, std::uint64_t batch_stride,
+                                 std::uint64_t stride) {
+      return HeadTensor{static_cast<const std::byte*>(tensor), batch_stride * kElementBytes,
+                        stride * kElementBytes, plan_.head_bytes()};
+    };
+    launch_.keys_values =
+        KeySource::of(plan_, heads_of(tensors.k, tensors_.k_batch_stride, tensors_.k_stride),
+                      heads_of(tensors.v, tensors_.v_batch_stride, tensors_.v_stride), own);
     const auto length = static_cast<std::uint32_t>(seq);
     return runner_.run(length, mode, estimate(plan_.work(launch_.context.world, length), rates_));
   }
@@ -149,7 +161,8 @@ class RingAttentionCpu::Impl : private RoleBody {
  private:
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     const bool computes = role == Role::kCompute;
-    CpuExecutor executor(plan_, tensors_, computes ? attention_[index].get() : nullptr,
+    CpuExecutor executor(plan_, tensors_, launch_.keys_values.sequence,
+                         computes ? attention_[index].get() : nullptr,
                          computes ? state_.data() : nullptr);
     RingAttentionBlock<CpuExecutor> block(executor, launch_, role, index, totals);
     switch (role) {
@@ -166,15 +179,23 @@ class RingAttentionCpu::Impl : private RoleBody {
     }
   }
 
-  /// `stride` 0 becomes `row`.
+  /// `stride` 0 becomes `row`, `batch_stride` 0 that of `rows` such rows.
   static Status check_tensor(const char* name, const void* tensor, std::uint64_t row,
-                             std::uint64_t* stride) {
+                             std::uint32_t rows, std::uint64_t* stride,
+                             std::uint64_t* batch_stride) {
     if (tensor == nullptr) return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, name);
     if (*stride == 0) *stride = row;
-    if (*stride >= row) return {};
+    if (*stride < row) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: rows of {} are {} elements apart; they have {} elements", kOp, name, *stride,
+                  row);
+    }
+    const std::uint64_t batch = (rows - 1) * *stride + row;
+    if (*batch_stride == 0) *batch_stride = rows * *stride;
+    if (*batch_stride >= batch) return {};
     return fail(ErrorCode::kInvalidArgument,
-                "{}: rows of {} are {} elements apart; they have {} elements", kOp, name, *stride,
-                row);
+                "{}: batches of {} are {} elements apart; they have {} elements", kOp, name,
+                *batch_stride, batch);
   }
 
   const RingAttentionPlan plan_;

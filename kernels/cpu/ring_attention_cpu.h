@@ -30,6 +30,11 @@ struct RingAttentionTensors {
   std::uint64_t k_stride = 0;
   std::uint64_t v_stride = 0;
   std::uint64_t out_stride = 0;
+  // From batch to batch; 0: batches without gaps. (Those of lse have none.)
+  std::uint64_t q_batch_stride = 0;
+  std::uint64_t k_batch_stride = 0;
+  std::uint64_t v_batch_stride = 0;
+  std::uint64_t out_batch_stride = 0;
   double scale = 0;  ///< of the scores q k; 0: 1 / sqrt(head_dim)
 };
 

@@ -25,6 +25,13 @@ namespace mk::kernels {
 /// A wait for whoever waits for rows is to have one more.
 inline constexpr std::uint32_t kGatherHopsMax = 4;
 
+/// How many rows of an origin a block has seen arrive, one after the other from the first on. All
+/// zero: none.
+struct GatherProgress {
+  std::uint32_t rows = 0;    ///< whole ones
+  std::uint32_t chunks = 0;  ///< that they are in
+};
+
 /// A part of an operator's block. Cheap to make; an operator may have several, of several gathers.
 template <class Executor>
 class GatherBlock {
@@ -90,6 +97,26 @@ class GatherBlock {
     if (origin == block.world.rank()) return true;
     const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
     return await_chunks(origin, chunks.begin, chunks.end);
+  }
+  /// All rows of the origin before `end`, which is one at least, are there, by a block that notes
+  /// in `progress` how far they have come: with rows that it has seen it has nothing to do.
+  MK_HOST_DEVICE bool await_rows_before(std::uint32_t origin, std::uint32_t end,
+                                        GatherProgress& progress) {
+    if (end <= progress.rows || origin == block.world.rank()) return true;
+    if (progress.chunks == 0) {
+      if (!await_header(origin)) return false;
+      progress.chunks = 1;
+    }
+    const std::uint32_t rows = row_count(origin);
+    const std::uint32_t wanted = schedule.chunks(end < rows ? end : rows);
+    const std::uint32_t seen = block.await_run(progress.chunks, wanted, schedule.chunks(rows),
+                                               block.epoch, FlagRow{flags_of(origin)},
+                                               [&](std::uint32_t i) { return site(origin, i); });
+    if (seen < wanted) return false;
+    block.executor.loads_begin();
+    progress.chunks = seen;
+    progress.rows = schedule.rows_in(seen, rows);
+    return true;
   }
   /// Chunks [begin, end) of an origin whose header this block has awaited are there.
   MK_HOST_DEVICE bool await_chunks(std::uint32_t origin, std::uint32_t begin, std::uint32_t end) {

@@ -51,7 +51,11 @@ Result<GatherPlan> GatherPlan::make(std::string_view op, std::uint32_t nodes, st
                                     std::uint32_t chunk_bytes, std::uint32_t banks,
                                     std::uint32_t local_banks) {
   MK_RETURN_IF_ERROR(check_world(op, nodes, locals));
-  MK_RETURN_IF_ERROR(check_side(op, "rows of one rank", shape.rows_max));
+  if (shape.rows_max < 1 || shape.rows_max > kGatherRowsMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} rows of one rank cannot be gathered; 1 to {} can", op, shape.rows_max,
+                kGatherRowsMax);
+  }
   MK_RETURN_IF_ERROR(check_tiling(op, {0, 0, chunk_bytes, banks, local_banks}));
   if (shape.row_bytes < 1 || shape.row_bytes > kGatherRowBytesMax) {
     return fail(ErrorCode::kInvalidArgument, "{}: rows of {} bytes cannot be gathered; 1 to {} can",

@@ -14,10 +14,11 @@ namespace mk::kernels {
 
 /// What is gathered from every rank.
 struct GatherShape {
-  std::uint32_t rows_max = 0;   ///< 1 .. kSideMax; a launch gathers 0 .. rows_max of any rank
+  std::uint32_t rows_max = 0;   ///< 1 .. kGatherRowsMax; a launch gathers 0 .. rows_max of any rank
   std::uint32_t row_bytes = 0;  ///< 1 .. kGatherRowBytesMax
 };
 inline constexpr std::uint32_t kGatherRowBytesMax = 1u << 26;
+inline constexpr std::uint32_t kGatherRowsMax = 1u << 30;
 
 /// An operator's plan makes one (or several), and places it:
 ///

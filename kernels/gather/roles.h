@@ -71,8 +71,8 @@ MK_HOST_DEVICE inline void write_header(const GatherBlock<Executor>& gather, std
 
 /// Brings a chunk of this rank's own rows to the targets of `job`, which point to its place in the
 /// slots; `job` is used up.
-template <class Executor>
-MK_HOST_DEVICE inline void share_chunk(GatherBlock<Executor>& gather, const GatherSource& source,
+template <class Executor, class Source>
+MK_HOST_DEVICE inline void share_chunk(GatherBlock<Executor>& gather, const Source& source,
                                        std::uint32_t chunk, const ByteRange& range, CopyJob& job) {
   auto& block = gather.block;
   if (chunk == 0) {
@@ -89,9 +89,8 @@ MK_HOST_DEVICE inline void share_chunk(GatherBlock<Executor>& gather, const Gath
 /// network), then to the one before that, and so on: so each local rank has all rows of its next
 /// one in an (L - 1)th of the time that everybody's take, and can compute with them. Each chunk is
 /// read anew for each, which costs little where it is in a cache.
-template <class Executor>
-MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather,
-                                         const GatherSource& source) {
+template <class Executor, class Source>
+MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather, const Source& source) {
   auto& block = gather.block;
   const World& world = block.world;
   const std::uint32_t own = world.rank();
@@ -134,12 +133,14 @@ MK_HOST_DEVICE inline bool start_dma(GatherBlock<Executor>& gather) {
   return true;
 }
 
-/// Hands out this rank's own rows (for the network, where they are not in place), chunk by chunk,
+/// Hands out this rank's own rows, as `source` has them (GatherSource, or what else has its
+/// copy_packed), to the network, where they are not in place, and to the node's ranks: chunk by
+/// chunk,
 /// or, of parts of each chunk, part by part; which of them this block does: next_step. Only with
 /// several ranks. `in_turn`: a broadcast as share_in_turn does it, chunk by chunk; else each chunk
 /// to everybody at once, but for what `sharing` says.
-template <class Executor>
-MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const GatherSource& source,
+template <class Executor, class Source>
+MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const Source& source,
                                  bool in_turn = false, const Sharing& sharing = {}) {
   auto& block = gather.block;
   const World& world = block.world;

@@ -119,6 +119,12 @@ class GatherSchedule {
     const auto first_line = static_cast<std::uint32_t>(data_bytes(begin) / kGatherLine);
     return {1 + first_line / chunk_lines_, chunks(end)};
   }
+  /// Whole rows in the first `count` chunks, the header's included, of a shard of `rows` rows.
+  MK_HOST_DEVICE std::uint32_t rows_in(std::uint32_t count, std::uint32_t rows) const {
+    const std::uint64_t bytes = count == 0 ? 0 : std::uint64_t{count - 1} * geometry_.chunk_bytes;
+    return bytes < data_bytes(rows) ? static_cast<std::uint32_t>(bytes / geometry_.row_bytes)
+                                    : rows;
+  }
   /// Payload that this rank sends in a launch (the formula above); `rows_of(rank)`.
   template <class RowsOf>
   MK_HOST_DEVICE std::uint64_t network_bytes(RowsOf&& rows_of) const {

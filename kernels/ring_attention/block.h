@@ -17,10 +17,12 @@ namespace mk::kernels {
 struct AttentionItem {
   std::uint32_t number = 0;
   SequenceTile query;
+  std::uint32_t pair = 0;  ///< batch * key_heads + key_head
+  std::uint32_t batch = 0;
   std::uint32_t key_head = 0;
 };
 
-/// A tile of keys of all key heads, and their values, where this rank reads them. Strides are in
+/// A tile of keys of one key head, and their values, where this rank reads them. Strides are in
 /// bytes from row to row.
 struct AttentionKeys {
   const std::byte* keys = nullptr;
@@ -28,6 +30,25 @@ struct AttentionKeys {
   const std::byte* values = nullptr;
   std::uint64_t value_stride = 0;
   std::uint32_t rows = 0;
+};
+
+/// How far the rows of each rank have come, as far as one block has seen: those of the first few
+/// ranks, and of one more at a time.
+class ArrivedRows {
+ public:
+  MK_HOST_DEVICE GatherProgress& of(std::uint32_t origin) {
+    if (origin < kRanks) return progress_[origin];
+    if (origin != other_) {
+      other_ = origin;
+      progress_[kRanks] = {};
+    }
+    return progress_[kRanks];
+  }
+
+ private:
+  static constexpr std::uint32_t kRanks = 32;
+  GatherProgress progress_[kRanks + 1];
+  std::uint32_t other_ = kRanks;
 };
 
 template <class Executor>
@@ -49,34 +70,84 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
   GatherBlock<Executor> gather;
 
   MK_HOST_DEVICE AttentionItem item(std::uint32_t number) const {
-    const std::uint32_t heads = launch.plan.key_heads;
-    return {number, schedule.query_tile(number / heads), number % heads};
+    const std::uint32_t pairs = launch.plan.head_pairs();
+    const std::uint32_t pair = number % pairs;
+    return {number, schedule.query_tile(number / pairs), pair, pair / launch.plan.key_heads,
+            pair % launch.plan.key_heads};
   }
 
-  /// Waits until the tile of keys is here; false: the launch has failed.
-  MK_HOST_DEVICE bool await_keys(const KeyTile& key) {
-    if (key.origin == this->world.rank()) return true;
-    return gather.await_rows(key.origin, key.tile.row, key.tile.row + key.tile.rows);
+  /// Waits until K and V of the pair (batch * key_heads + key head) are here, rows [row, row +
+  /// rows) of the origin's rows of the sequence; false: the launch has failed.
+  MK_HOST_DEVICE bool await_keys(std::uint32_t origin, std::uint32_t pair, std::uint32_t row,
+                                 std::uint32_t rows) {
+    if (origin == this->world.rank()) return true;
+    if (launch.plan.packing == KeyPacking::kRows) {
+      const std::uint32_t batch = pair / launch.plan.key_heads;
+      const std::uint32_t first = schedule.first_row_of_batch(origin, batch) + row;
+      return gather.await_rows(origin, first, first + rows);
+    }
+    // Its V comes last, and everything comes in order.
+    const std::uint32_t end =
+        schedule.first_row_of_pair(origin, pair) + schedule.rows(origin) + row + rows;
+    if constexpr (requires { this->executor.rows_shown(origin); }) {
+      return await_shown(origin, end);
+    } else {
+      return gather.await_rows_before(origin, end, arrived_.of(origin));
+    }
   }
-  MK_HOST_DEVICE AttentionKeys keys(const KeyTile& key) const {
+  /// For others (the watch role): waits until the pair is here as a whole, and shows how far the
+  /// origin's rows have come.
+  MK_HOST_DEVICE bool watch_pair(std::uint32_t origin, std::uint32_t pair) {
+    GatherProgress& progress = arrived_.of(origin);
+    const std::uint32_t before = progress.rows;
+    const std::uint32_t end = schedule.first_row_of_pair(origin, pair + 1);
+    if (!gather.await_rows_before(origin, end, progress)) return false;
+    if (progress.rows != before) this->executor.show_rows(origin, progress.rows);
+    return true;
+  }
+  MK_HOST_DEVICE AttentionKeys keys(const AttentionItem& item, const KeyTile& key) const {
     AttentionKeys keys;
     keys.rows = key.tile.rows;
     if (key.origin == this->world.rank()) {
-      const RowPiece& k = launch.keys_values.pieces[0];
-      const RowPiece& v = launch.keys_values.pieces[1];
-      keys.keys = k.base + key.tile.row * k.stride;
-      keys.key_stride = k.stride;
-      keys.values = v.base + key.tile.row * v.stride;
-      keys.value_stride = v.stride;
+      const HeadTensor& k = launch.keys_values.keys;
+      const HeadTensor& v = launch.keys_values.values;
+      keys.keys = k.head(item.batch, item.key_head) + key.tile.row * k.row_stride;
+      keys.key_stride = k.row_stride;
+      keys.values = v.head(item.batch, item.key_head) + key.tile.row * v.row_stride;
+      keys.value_stride = v.row_stride;
       return keys;
     }
-    const std::uint64_t stride = launch.plan.gather.row_bytes;
-    keys.keys = gather.rows(key.origin) + key.tile.row * stride;
-    keys.values = keys.keys + launch.plan.key_row_bytes();
+    const RingAttentionGeometry& plan = launch.plan;
+    const std::uint64_t stride = plan.gathered_row_bytes();
+    if (plan.packing == KeyPacking::kRows) {
+      const std::uint64_t first =
+          schedule.first_row_of_batch(key.origin, item.batch) + key.tile.row;
+      keys.keys = gather.rows(key.origin) + first * stride + item.key_head * plan.head_bytes();
+      keys.values = keys.keys + plan.key_heads * plan.head_bytes();
+    } else {
+      const std::uint64_t first = schedule.first_row_of_pair(key.origin, item.pair) + key.tile.row;
+      keys.keys = gather.rows(key.origin) + first * stride;
+      keys.values = keys.keys + schedule.rows(key.origin) * stride;
+    }
     keys.key_stride = stride;
     keys.value_stride = stride;
     return keys;
   }
+
+ private:
+  /// Later than who watches: that one names who is behind.
+  MK_HOST_DEVICE bool await_shown(std::uint32_t origin, std::uint32_t end) {
+    return wait_until(
+        this->executor, this->control,
+        [&] { return this->site(FlagKind::kRowsReady, origin, origin, 0, kGatherHopsMax + 1); },
+        this->totals.waits, end,
+        [&](std::uint64_t* seen) {
+          *seen = this->executor.rows_shown(origin);
+          return *seen >= end;
+        });
+  }
+
+  ArrivedRows arrived_;
 };
 
 }  // namespace mk::kernels

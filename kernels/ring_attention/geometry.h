@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/shard.h"
 #include "kernels/comm/types.h"
 #include "kernels/gather/geometry.h"
 
@@ -13,9 +14,23 @@ namespace mk::kernels {
 /// Passes over the remote keys, at most.
 inline constexpr std::uint32_t kRemotePassesMax = 8;
 
+/// In which order a rank's keys and values lie in its packed rows, and so arrive.
+enum class KeyPacking : std::uint8_t {
+  /// Row by row: a row of the gather is a row of the sequence, K of all key heads, then V. Its
+  /// batches follow each other. For executors that take all heads of a tile of keys before the next
+  /// tile (passes).
+  kRows = 0,
+  /// Head by head: a row of the gather is one head's, of one row of the sequence. K of the first
+  /// head, all its rows, then its V, then the next head's, then the next batch's. A head is
+  /// complete
+  /// as soon as its own bytes are there. For executors that take one head over all its keys.
+  kHeads = 1,
+};
+
 struct RingAttentionGeometry {
   std::uint32_t nodes = 1;
   std::uint32_t locals = 1;
+  std::uint32_t batch = 1;    ///< sequences of one length
   std::uint32_t seq_max = 0;  ///< the longest sequence, over all ranks
   std::uint32_t query_heads = 0;
   std::uint32_t key_heads = 0;  ///< of K and of V
@@ -27,14 +42,25 @@ struct RingAttentionGeometry {
   std::uint32_t remote_passes = 1;  ///< see schedule.h
   std::uint32_t banks = 2;
   std::uint64_t workspace_bytes = 0;
-  /// One row: K of all key heads, then V of all key heads.
+  KeyPacking packing = KeyPacking::kRows;
   GatherGeometry gather;
 
   /// Query heads that share a key head.
   MK_HOST_DEVICE constexpr std::uint32_t group() const { return query_heads / key_heads; }
-  /// Bytes of a sequence row of K, or of V.
-  MK_HOST_DEVICE constexpr std::uint32_t key_row_bytes() const {
-    return key_heads * head_dim * kElementBytes;
+  /// Pairs of K and V of one head: the key heads of all batches.
+  MK_HOST_DEVICE constexpr std::uint32_t head_pairs() const { return batch * key_heads; }
+  /// Bytes of one head's row.
+  MK_HOST_DEVICE constexpr std::uint32_t head_bytes() const { return head_dim * kElementBytes; }
+  /// Rows of the gather of a rank with `sequence` rows of the sequence, and bytes of one.
+  MK_HOST_DEVICE constexpr std::uint32_t gathered_rows(std::uint32_t sequence) const {
+    return sequence * (packing == KeyPacking::kRows ? batch : 2 * head_pairs());
+  }
+  MK_HOST_DEVICE constexpr std::uint32_t gathered_row_bytes() const {
+    return packing == KeyPacking::kRows ? 2 * key_heads * head_bytes() : head_bytes();
+  }
+  /// Rows of the sequence of one rank, at most.
+  MK_HOST_DEVICE constexpr std::uint32_t rows_max() const {
+    return shard_rows_max(seq_max, parts()) * parts_per_rank();
   }
   /// Parts the sequence is cut into, and how many of them a rank holds.
   MK_HOST_DEVICE constexpr std::uint32_t parts() const { return nodes * locals * parts_per_rank(); }

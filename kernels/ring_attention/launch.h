@@ -3,15 +3,15 @@
 #pragma once
 
 #include "kernels/comm/launch.h"
-#include "kernels/gather/copy_job.h"
 #include "kernels/ring_attention/geometry.h"
+#include "kernels/ring_attention/key_source.h"
 
 namespace mk::kernels {
 
 /// Launch::m is the length of the whole sequence.
 struct RingAttentionLaunch : Launch {
   RingAttentionGeometry plan;
-  GatherSource keys_values;  ///< this rank's rows, in the caller's memory: pieces K and V
+  KeySource keys_values;  ///< this rank's, in the caller's memory
 };
 
 }  // namespace mk::kernels

@@ -17,6 +17,12 @@ constexpr std::uint32_t kQueriesWanted = 128;  ///< of a tile
 constexpr std::uint32_t kQueriesMin = 32;
 constexpr std::uint32_t kItemsWanted = 8;  ///< of a rank
 constexpr std::uint32_t kTileKeys = 128;
+constexpr std::uint32_t kBatchMax = 1u << 16;
+// A chunk is a key head's K and V; or less, so that the first one comes early, or so much that it
+// costs little to send.
+constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
+constexpr std::uint64_t kChunkBytesMax = 4 * 1024 * 1024;
+constexpr std::uint64_t kChunksWanted = 4;  ///< of one rank
 constexpr std::uint32_t kRemotePasses = 4;
 
 Status check_shape(std::uint32_t ranks, const RingAttentionShape& shape) {
@@ -34,6 +40,10 @@ Status check_shape(std::uint32_t ranks, const RingAttentionShape& shape) {
                 "{}: {} query heads over {} key heads are not possible; query heads are 1 to {} "
                 "and a multiple of the key heads",
                 kOp, shape.query_heads, shape.key_heads, kHeadsMax);
+  }
+  if (shape.batch < 1 || shape.batch > kBatchMax) {
+    return fail(ErrorCode::kInvalidArgument, "{}: a batch of {} is not possible; 1 to {} are", kOp,
+                shape.batch, kBatchMax);
   }
   if (shape.head_dim != 64 && shape.head_dim != 128) {
     return fail(ErrorCode::kInvalidArgument,
@@ -61,13 +71,20 @@ Status check_ring_tiling(const RingAttentionTiling& tiling) {
 std::uint32_t choose_tile_q(const RingAttentionPlan& plan) {
   const std::uint32_t part_rows = shard_rows_max(plan.seq_max, plan.parts());
   const auto items = [&](std::uint32_t tile) {
-    return div_up(part_rows, tile) * plan.parts_per_rank() * plan.key_heads;
+    return div_up(part_rows, tile) * plan.parts_per_rank() * plan.head_pairs();
   };
   std::uint32_t tile = std::max(1u, kQueriesWanted / plan.group());
   while (items(tile) < kItemsWanted && tile > 1 && tile / 2 * plan.group() >= kQueriesMin) {
     tile /= 2;
   }
   return tile;
+}
+
+std::uint32_t choose_chunk_bytes(const RingAttentionPlan& plan) {
+  const std::uint64_t pair = std::uint64_t{2} * plan.rows_max() * plan.head_bytes();
+  const std::uint64_t all = pair * plan.head_pairs();
+  const std::uint64_t wanted = std::min(pair, all / kChunksWanted);
+  return static_cast<std::uint32_t>(std::clamp(wanted, kChunkBytesMin, kChunkBytesMax));
 }
 
 }  // namespace
@@ -81,6 +98,7 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   RingAttentionPlan plan;
   plan.nodes = nodes;
   plan.locals = locals;
+  plan.batch = shape.batch;
   plan.seq_max = static_cast<std::uint32_t>(shape.seq_max);
   plan.query_heads = shape.query_heads;
   plan.key_heads = shape.key_heads;
@@ -90,12 +108,23 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   plan.tile_q = tiling.tile_q != 0 ? tiling.tile_q : choose_tile_q(plan);
   plan.tile_k = tiling.tile_k != 0 ? tiling.tile_k : kTileKeys;
   plan.remote_passes = tiling.remote_passes != 0 ? tiling.remote_passes : kRemotePasses;
-  // A rank's rows are at most those of its parts, each rounded up.
-  const GatherShape rows{shard_rows_max(plan.seq_max, plan.parts()) * plan.parts_per_rank(),
-                         2 * plan.key_row_bytes()};
+  plan.packing = tiling.packing;
+  const std::uint64_t all_rows =
+      std::uint64_t{plan.rows_max()} *
+      (plan.packing == KeyPacking::kRows ? plan.batch : 2 * plan.head_pairs());
+  if (all_rows > kGatherRowsMax) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: {} sequences of {} rows with {} key heads are {} rows of K and V per rank; at "
+                "most {} are possible",
+                kOp, plan.batch, plan.seq_max, plan.key_heads, all_rows, kGatherRowsMax);
+  }
+  const GatherShape rows{static_cast<std::uint32_t>(all_rows), plan.gathered_row_bytes()};
+  const std::uint32_t chunk_bytes = tiling.chunk_bytes == 0 && plan.packing == KeyPacking::kHeads
+                                        ? choose_chunk_bytes(plan)
+                                        : tiling.chunk_bytes;
   MK_ASSIGN_OR_RETURN(GatherPlan gather,
                       GatherPlan::make(kOp, nodes, locals, rows, GatherKind::kBroadcast,
-                                       tiling.chunk_bytes, tiling.banks));
+                                       chunk_bytes, tiling.banks));
   WorkspaceLayout workspace(locals);
   gather.place(workspace, 0);
   plan.gather = gather;
@@ -128,10 +157,11 @@ LaunchWork RingAttentionPlan::work(const World& world, std::uint32_t seq) const 
 }
 
 std::uint64_t RingAttentionPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 1;
-  return fingerprint_of({kRules, nodes, locals, seq_max, query_heads, key_heads, head_dim,
-                         causal ? 1u : 0u, static_cast<std::uint64_t>(dtype), tile_q, tile_k,
-                         remote_passes, workspace_bytes, GatherPlan{gather}.fingerprint()});
+  constexpr std::uint64_t kRules = 2;
+  return fingerprint_of({kRules, nodes, locals, batch, seq_max, query_heads, key_heads, head_dim,
+                         causal ? 1u : 0u, static_cast<std::uint64_t>(packing),
+                         static_cast<std::uint64_t>(dtype), tile_q, tile_k, remote_passes,
+                         workspace_bytes, GatherPlan{gather}.fingerprint()});
 }
 
 }  // namespace mk::kernels

@@ -13,7 +13,7 @@
 
 namespace mk::kernels {
 
-/// One sequence (a batch of one) over all ranks.
+/// Sequences of one length over all ranks.
 struct RingAttentionShape {
   std::uint64_t seq_max = 0;      ///< rows over all ranks; a launch takes any from plan.parts() on
   std::uint32_t query_heads = 0;  ///< a multiple of key_heads
@@ -21,6 +21,7 @@ struct RingAttentionShape {
   std::uint32_t head_dim = 0;  ///< 64 or 128
   bool causal = false;
   DType dtype = DType::kBf16;
+  std::uint32_t batch = 1;
 };
 
 /// 0: chosen, see RingAttentionPlan::make.
@@ -30,13 +31,17 @@ struct RingAttentionTiling {
   std::uint32_t chunk_bytes = 0;
   std::uint32_t remote_passes = 0;  ///< 1 .. kRemotePassesMax
   std::uint32_t banks = 0;          ///< 1 or 2; comm/banks.h
+  KeyPacking packing = KeyPacking::kRows;
 };
 
 struct RingAttentionPlan : RingAttentionGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tile_q: as many sequence rows as make 128 queries of one key head (at least 1), halved (to
   ///    32 queries at the least) while a rank has fewer than 8 items; tile_k: 128;
-  ///  - remote_passes: 4.
+  ///  - remote_passes: 4;
+  ///  - chunk_bytes: by rows as GatherPlan::make; by heads those of a head's K and V, but 32 KiB to
+  ///  4
+  ///    MiB, and fewer while a rank would have less than 4 chunks.
   /// Errors: kInvalidArgument, kLimitExceeded.
   static Result<RingAttentionPlan> make(std::uint32_t nodes, std::uint32_t locals,
                                         const RingAttentionShape& shape,

@@ -12,10 +12,18 @@
 ///                                            wanted
 ///     and what gather/roles.h asks for
 ///
+/// Keys by heads come in order, so that one number says of an origin how far its rows have come. An
+/// executor whose compute blocks cannot look at flags has one block for each node that does it for
+/// them:
+///
+///     void show_rows(origin, rows);    to this rank's compute blocks: so many rows are here
+///     uint64_t rows_shown(origin);     what the last one showed in this launch; 0: nothing yet
+///
 ///     role     does                                             waits for
 ///     share    this rank's K and V -> its node, its send blocks
 ///     send     the K and V of its rail -> next node             what it sends
 ///     receive  arrived K and V -> its node                      arrivals
+///     collect  sees K and V arrive, for compute                 each head of each origin
 ///     compute  items, pass after pass                           each tile of keys that it sees
 ///
 /// Slots are read until compute is done. Nothing else of a launch outlives it: the output is the
@@ -53,9 +61,9 @@ MK_HOST_DEVICE inline bool compute_item(RingAttentionBlock<Executor>& block,
     const KeyTile key = schedule.key_tile(step);
     const Sight sight = schedule.sight(item.query, key);
     if (sight == Sight::kNone) continue;
-    if (!block.await_keys(key)) return false;
+    if (!block.await_keys(key.origin, item.pair, key.tile.row, key.tile.rows)) return false;
     const std::uint64_t begin_ns = block.span_begin();
-    block.executor.attend(item, block.keys(key), sight == Sight::kAll,
+    block.executor.attend(item, block.keys(item, key), sight == Sight::kAll,
                           schedule.diagonal(item.query, key));
     block.span_end(begin_ns, SpanKind::kTile, item.number, step, key.origin);
   }
@@ -79,6 +87,20 @@ MK_HOST_DEVICE inline bool compute(RingAttentionBlock<Executor>& block) {
     }
   }
   block.publish_done(block.launch.blocks.compute);
+  return true;
+}
+
+/// The collect role, by heads: of the ranks of the node from which rows come over `index` hops
+/// (0: this node's), in the order in which compute wants them.
+template <class Executor>
+MK_HOST_DEVICE inline bool watch(RingAttentionBlock<Executor>& block) {
+  const std::uint32_t locals = block.world.locals;
+  for (std::uint32_t pair = 0; pair < block.launch.plan.head_pairs(); ++pair) {
+    for (std::uint32_t local = 0; local < locals; ++local) {
+      const std::uint32_t origin = block.schedule.gather().origin_at(block.index * locals + local);
+      if (origin != block.world.rank() && !block.watch_pair(origin, pair)) return false;
+    }
+  }
   return true;
 }
 

@@ -112,9 +112,23 @@ class RingAttentionSchedule {
   MK_HOST_DEVICE SequenceTile query_tile(std::uint32_t tile) const {
     return tile_of(world_.rank(), plan_.tile_q, tile);
   }
-  /// What a compute block takes at a time: a tile of queries with all heads of one key head. Item i
-  /// is tile i / key_heads with key head i % key_heads.
-  MK_HOST_DEVICE std::uint32_t items() const { return query_tiles() * plan_.key_heads; }
+  /// What a compute block takes at a time: a tile of queries with all heads of one key head, of one
+  /// batch. Item i is tile i / head_pairs() with pair i % head_pairs().
+  MK_HOST_DEVICE std::uint32_t items() const { return query_tiles() * plan_.head_pairs(); }
+
+  // --- Rows of the gather (KeyPacking) ---
+
+  /// Of rank `rank`, in all.
+  MK_HOST_DEVICE std::uint32_t gathered_rows(std::uint32_t rank) const {
+    return plan_.gathered_rows(rows(rank));
+  }
+  /// The first one with rows of the batch, or of the pair's K; those of its V follow the last one.
+  MK_HOST_DEVICE std::uint32_t first_row_of_batch(std::uint32_t rank, std::uint32_t batch) const {
+    return batch * rows(rank);
+  }
+  MK_HOST_DEVICE std::uint32_t first_row_of_pair(std::uint32_t rank, std::uint32_t pair) const {
+    return 2 * pair * rows(rank);
+  }
 
   // --- Steps ---
 
@@ -194,13 +208,13 @@ class RingAttentionSchedule {
   // --- What the gather moves, with these rows; see gather/schedule.h ---
 
   MK_HOST_DEVICE std::uint64_t network_bytes() const {
-    return gather_.network_bytes([this](std::uint32_t rank) { return rows(rank); });
+    return gather_.network_bytes([this](std::uint32_t rank) { return gathered_rows(rank); });
   }
   MK_HOST_DEVICE std::uint64_t local_bytes() const {
-    return gather_.local_bytes([this](std::uint32_t rank) { return rows(rank); });
+    return gather_.local_bytes([this](std::uint32_t rank) { return gathered_rows(rank); });
   }
   MK_HOST_DEVICE std::uint32_t commands() const {
-    return gather_.commands([this](std::uint32_t rank) { return rows(rank); });
+    return gather_.commands([this](std::uint32_t rank) { return gathered_rows(rank); });
   }
 
  private:

@@ -353,7 +353,7 @@ TEST(GatherPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
   };
   constexpr auto kKind = GatherKind::kBroadcast;
   refused(GatherPlan::make("op", 0, 1, {4, 4}, kKind, 0, 0), "op: a world of 0 nodes");
-  refused(GatherPlan::make("op", 1, 1, {0, 4}, kKind, 0, 0), "rows of one rank = 0");
+  refused(GatherPlan::make("op", 1, 1, {0, 4}, kKind, 0, 0), "0 rows of one rank");
   refused(GatherPlan::make("op", 1, 1, {4, 0}, kKind, 0, 0), "rows of 0 bytes");
   refused(GatherPlan::make("op", 1, 1, {4, (1u << 26) + 1}, kKind, 0, 0), "1 to 67108864 can");
   refused(GatherPlan::make("op", 1, 1, {4, 4}, kKind, 1u << 30, 0), "too large");

@@ -32,6 +32,7 @@ std::uint32_t mixed(std::uint32_t hash) {
 }
 
 /// What the elements of a key head's key (or value) are in a launch, all of a row the same.
+/// `head`: of the heads of all batches.
 std::uint16_t content(std::uint32_t epoch, std::uint32_t position, std::uint32_t head, bool value) {
   return static_cast<std::uint16_t>(mixed(epoch * 0x85ebca6bu ^ position * 0x9e3779b1u ^
                                           (head * 2 + (value ? 1u : 0u)) * 0xc2b2ae35u));
@@ -45,11 +46,12 @@ struct RingRank {
   std::vector<std::uint16_t> keys;
   std::vector<std::uint16_t> values;
   std::map<std::uint32_t, std::vector<std::uint64_t>> aside;  ///< by item: its sums
-  std::vector<std::uint64_t> out;                             ///< [row][key head]
+  std::vector<std::uint64_t> out;                             ///< [row][pair]
   bool attended = false;
   bool attended_early = false;  ///< before everything had arrived
   std::uint32_t resumed_most = 0;
   std::map<std::uint32_t, std::uint32_t> resumed;  ///< by item: how often
+  std::map<std::uint32_t, std::uint64_t> shown;    ///< by origin: rows, to compute blocks
 };
 
 /// The executor of kernels/ring_attention/roles.h; yields between rows.
@@ -71,11 +73,10 @@ class Executor : public SimExecutor {
       // The first element of the key and the last of the value.
       std::uint16_t key = 0;
       std::uint16_t value = 0;
-      const std::uint64_t head = std::uint64_t{item.key_head} * plan.head_dim * kElementBytes;
-      std::copy_n(keys.keys + j * keys.key_stride + head, 2, reinterpret_cast<std::byte*>(&key));
+      std::copy_n(keys.keys + j * keys.key_stride, 2, reinterpret_cast<std::byte*>(&key));
       maybe_yield();
-      std::copy_n(keys.values + j * keys.value_stride + head + (plan.head_dim - 1) * kElementBytes,
-                  2, reinterpret_cast<std::byte*>(&value));
+      std::copy_n(keys.values + j * keys.value_stride + (plan.head_dim - 1) * kElementBytes, 2,
+                  reinterpret_cast<std::byte*>(&value));
       for (std::uint32_t i = 0; i < item.query.rows; ++i) {
         if (all || std::int64_t{j} <= std::int64_t{i} + diagonal) sums_[i] += number_of(key, value);
       }
@@ -84,15 +85,31 @@ class Executor : public SimExecutor {
   void put_aside(const AttentionItem& item) { rank_.aside[item.number] = sums_; }
   void finish(const AttentionItem& item) {
     for (std::uint32_t i = 0; i < item.query.rows; ++i) {
-      rank_.out[std::size_t{item.query.row + i} * rank_.launch.plan.key_heads + item.key_head] =
+      rank_.out[std::size_t{item.query.row + i} * rank_.launch.plan.head_pairs() + item.pair] =
           sums_[i];
     }
   }
   void copy(const CopyJob& job) { copy_in_pieces(job, 200); }
 
- private:
+ protected:
   RingRank& rank_;
+
+ private:
   std::vector<std::uint64_t> sums_;
+};
+
+/// One whose compute blocks hear from others what has arrived, as on a GPU.
+class WatchingExecutor : public Executor {
+ public:
+  using Executor::Executor;
+  void show_rows(std::uint32_t origin, std::uint64_t rows) {
+    maybe_yield();
+    rank_.shown[origin] = rows;
+  }
+  std::uint64_t rows_shown(std::uint32_t origin) {
+    const auto found = rank_.shown.find(origin);
+    return found == rank_.shown.end() ? 0 : found->second;
+  }
 };
 
 class RingSimulation : private SimOperator {
@@ -150,6 +167,7 @@ class RingSimulation : private SimOperator {
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCompute, blocks.compute);
     add_gather_roles(threads, world, blocks);
+    if (plan_.packing == KeyPacking::kHeads) add_role(threads, Role::kCollect, world.nodes);
     return threads;
   }
 
@@ -167,24 +185,34 @@ class RingSimulation : private SimOperator {
   void begin(std::uint32_t index) override {
     RingRank& rank = ranks_[index];
     const std::uint32_t epoch = rank.launch.epoch;
-    const std::uint32_t heads = plan_.key_heads;
+    const std::uint32_t pairs = plan_.head_pairs();
     const auto own = positions(index, rank.launch.m);
-    const std::size_t row = std::size_t{heads} * plan_.head_dim;
-    rank.keys.resize(own.size() * row);
-    rank.values.resize(own.size() * row);
+    const auto rows = static_cast<std::uint32_t>(own.size());
+    // Keys as [row][batch][head], values the same or, by heads, as [batch][head][row].
+    const bool by_heads = plan_.packing == KeyPacking::kHeads;
+    rank.keys.resize(std::size_t{rows} * pairs * plan_.head_dim);
+    rank.values.resize(rank.keys.size());
     for (std::size_t i = 0; i < rank.keys.size(); ++i) {
-      const auto head = static_cast<std::uint32_t>(i % row / plan_.head_dim);
-      rank.keys[i] = content(epoch, own[i / row], head, false);
-      rank.values[i] = content(epoch, own[i / row], head, true);
+      const std::size_t line = i / plan_.head_dim;
+      rank.keys[i] =
+          content(epoch, own[line / pairs], static_cast<std::uint32_t>(line % pairs), false);
+      rank.values[i] =
+          by_heads
+              ? content(epoch, own[line % rows], static_cast<std::uint32_t>(line / rows), true)
+              : content(epoch, own[line / pairs], static_cast<std::uint32_t>(line % pairs), true);
     }
-    GatherSource& source = rank.launch.keys_values;
-    source = GatherSource::of(rank.keys.data(), row * kElementBytes, plan_.key_row_bytes(),
-                              static_cast<std::uint32_t>(own.size()));
-    source.add(rank.values.data(), row * kElementBytes, plan_.key_row_bytes());
+    const std::uint64_t line = plan_.head_bytes();
+    const HeadTensor keys{reinterpret_cast<const std::byte*>(rank.keys.data()),
+                          plan_.key_heads * line, pairs * line, line};
+    HeadTensor values = keys;
+    if (by_heads) values = {nullptr, plan_.key_heads * rows * line, line, rows * line};
+    values.base = reinterpret_cast<const std::byte*>(rank.values.data());
+    rank.launch.keys_values = KeySource::of(plan_, keys, values, rows);
     rank.attended = rank.attended_early = false;
     rank.aside.clear();
     rank.resumed.clear();
-    rank.out.assign(own.size() * heads, 0xdddddddddddddddd);
+    rank.shown.clear();
+    rank.out.assign(own.size() * pairs, 0xdddddddddddddddd);
     const RingAttentionSchedule schedule(plan_, rank.launch.context.world, rank.launch.m,
                                          rank.launch.mode);
     network_bytes_[index] += schedule.network_bytes();
@@ -192,11 +220,22 @@ class RingSimulation : private SimOperator {
 
   bool run_role(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
                 const SimExecutor& frame) override {
-    Executor executor(frame, ranks_[index]);
-    RingAttentionBlock<Executor> block(executor, ranks_[index].launch, role, block_index, totals);
+    if (plan_.packing == KeyPacking::kHeads)
+      return run_role_with<WatchingExecutor>(index, role, block_index, totals, frame);
+    return run_role_with<Executor>(index, role, block_index, totals, frame);
+  }
+  template <class RoleExecutor>
+  bool run_role_with(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
+                     const SimExecutor& frame) {
+    RoleExecutor executor(frame, ranks_[index]);
+    RingAttentionBlock<RoleExecutor> block(executor, ranks_[index].launch, role, block_index,
+                                           totals);
     switch (role) {
       case Role::kCompute:
         return ring_attention::compute(block);
+      case Role::kCollect:
+        if constexpr (requires { executor.show_rows(0u, 0u); }) return ring_attention::watch(block);
+        return false;
       case Role::kShare:
         return ring_attention::share(block);
       case Role::kSend:
@@ -215,8 +254,9 @@ class RingSimulation : private SimOperator {
       if (node == world.node) continue;
       const auto rows =
           static_cast<std::uint32_t>(positions(world.rail_peer(node), rank.launch.m).size());
-      const std::uint32_t flag = schedule.arrival(bank_of(rank.launch.epoch, plan_.banks),
-                                                  world.node, node, schedule.chunks(rows) - 1);
+      const std::uint32_t flag =
+          schedule.arrival(bank_of(rank.launch.epoch, plan_.banks), world.node, node,
+                           schedule.chunks(plan_.gathered_rows(rows)) - 1);
       rank.attended_early |=
           !shm::flag_reached(rank.launch.context.arrival_flags + flag, rank.launch.epoch);
     }
@@ -229,7 +269,7 @@ class RingSimulation : private SimOperator {
     ++all;
     const std::uint32_t seq = rank.launch.m;
     const auto own = positions(index, seq);
-    for (std::uint32_t head = 0; head < plan_.key_heads; ++head) {
+    for (std::uint32_t head = 0; head < plan_.head_pairs(); ++head) {
       std::vector<std::uint64_t> sums(seq + 1);  // of the first keys
       for (std::uint32_t j = 0; j < seq; ++j) {
         sums[j + 1] = sums[j] + number_of(content(rank.launch.epoch, j, head, false),
@@ -237,7 +277,7 @@ class RingSimulation : private SimOperator {
       }
       for (std::size_t row = 0; row < own.size(); ++row) {
         const std::uint64_t expected = sums[plan_.causal ? own[row] + 1 : seq];
-        if (rank.out[row * plan_.key_heads + head] != expected)
+        if (rank.out[row * plan_.head_pairs() + head] != expected)
           return fmt::format("row {} of the sequence, head {} is wrong", own[row], head);
       }
     }
@@ -285,7 +325,9 @@ TEST_P(EveryWorldAndOrder, EndsAndEveryQuerySeesItsKeysOnce) {
       };
       const std::uint32_t parts = nodes * locals * (causal ? 2 : 1);
       options.shape = {parts + 8 + pick(8), 2, pick(2), 64, causal};
+      options.shape.batch = pick(2);
       options.tiling = {pick(3), pick(3), 100 + pick(900), pick(4), pick(2)};
+      options.tiling.packing = random() % 2 == 0 ? KeyPacking::kHeads : KeyPacking::kRows;
       options.blocks = {pick(2), 1, pick(2), pick(2), pick(2), 1, 1};
       options.launches = launches_from(parts, static_cast<std::uint32_t>(options.shape.seq_max),
                                        nodes > 2 ? 2 : 3, options.seed);
@@ -315,6 +357,7 @@ TEST(RingAttentionInterleaving, ManySeeds) {
     RingOptions options = small(static_cast<std::uint32_t>(2 + seed % 3),
                                 static_cast<std::uint32_t>(1 + seed % 3), seed);
     options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
+    options.tiling.packing = seed % 5 < 3 ? KeyPacking::kHeads : KeyPacking::kRows;
     ASSERT_EQ(RingSimulation(options).run(), "") << "seed " << seed;
   }
 }
@@ -324,6 +367,7 @@ TEST(RingAttentionInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
   std::pair<int, int> unfused;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     RingOptions options = small(2, 2, seed);
+    options.tiling.packing = seed % 4 < 2 ? KeyPacking::kHeads : KeyPacking::kRows;
     options.launches = {{17, Mode::kFused}, {17, Mode::kUnfused}, {12, Mode::kUnfused}};
     RingSimulation simulation(options);
     ASSERT_EQ(simulation.run(), "");
@@ -337,10 +381,11 @@ TEST(RingAttentionInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
 }
 
 /// In how many of 60 runs something wrong was attended.
-int wrong_of_60(bool forge_releases, const NetworkOptions& network) {
+int wrong_of_60(bool forge_releases, const NetworkOptions& network, KeyPacking packing) {
   return seeds_seen_wrong<RingSimulation>(60, [&](std::uint64_t seed) {
     RingOptions options = small(2, 1, seed);
     options.tiling.banks = 1;
+    options.tiling.packing = packing;
     // The same m, or a header that came too early would be taken for another m.
     options.launches.assign(8, {13, Mode::kFused});
     options.forge_releases = forge_releases;
@@ -355,13 +400,15 @@ int wrong_of_60(bool forge_releases, const NetworkOptions& network) {
 TEST(RingAttentionInterleaving, ABankReusedTooEarlyIsSeen) {
   NetworkOptions network;
   network.keep_forged_flags = true;
-  EXPECT_GT(wrong_of_60(true, network), 5);
+  EXPECT_GT(wrong_of_60(true, network, KeyPacking::kRows), 5);
+  EXPECT_GT(wrong_of_60(true, network, KeyPacking::kHeads), 5);
 }
 
 TEST(RingAttentionInterleaving, AFlagBeforeItsDataIsSeen) {
   NetworkOptions network;
   network.flags_first = true;
-  EXPECT_GT(wrong_of_60(false, network), 5);
+  EXPECT_GT(wrong_of_60(false, network, KeyPacking::kRows), 5);
+  EXPECT_GT(wrong_of_60(false, network, KeyPacking::kHeads), 5);
 }
 
 }  // namespace

@@ -64,7 +64,8 @@ TEST(RingAttentionSchedule, EveryRowOfTheSequenceIsOnOneRank) {
         for (std::uint32_t i = 0; i < part.count; ++i) ++held[part.first + i];
       }
       ASSERT_EQ(schedule.rows(rank), rows);
-      ASSERT_LE(rows, plan.gather.rows_max);
+      ASSERT_LE(rows, plan.rows_max());
+      ASSERT_EQ(schedule.gathered_rows(rank), rows * plan.batch);
     }
     for (int count : held) ASSERT_EQ(count, 1);
   });
