@@ -46,13 +46,31 @@ class BulkCopier {
         const std::uint64_t left = run_bytes - at;
         const auto bytes = static_cast<std::uint32_t>(
             left < BulkCopierShared::kBufferBytes ? left : BulkCopierShared::kBufferBytes);
-        load(source + at, bytes);
-        auto& piece = shared_.pieces[(loads_ - 1) % BulkCopierShared::kBuffers];
-        piece.target_count = job.target_count;
-        piece.bytes = bytes;
-        for (std::uint32_t t = 0; t < job.target_count; ++t)
-          piece.targets[t] = job.targets[t] + target + at;
+        const std::uint32_t buffer = next_buffer(bytes);
+        ptx::bulk_load(shared_.buffers[buffer], source + at, bytes, &shared_.loaded[buffer]);
+        put_into(job, target + at, bytes);
       }
+    }
+  }
+  /// Whether `collect` is the quicker way: short rows that lie apart, and follow each other where
+  /// they go.
+  static __device__ bool collects(const CopyJob& job) {
+    return job.rows > 1 && job.source_stride != job.row_bytes &&
+           job.target_stride == job.row_bytes &&
+           job.row_bytes <= BulkCopierShared::kBufferBytes / 2;
+  }
+  /// The same as `copy` for such a job: as many rows at a time as a buffer holds.
+  __device__ void collect(const CopyJob& job) {
+    const std::uint32_t most = BulkCopierShared::kBufferBytes / job.row_bytes;
+    for (std::uint32_t row = 0; row < job.rows; row += most) {
+      const std::uint32_t rows = job.rows - row < most ? job.rows - row : most;
+      const std::uint32_t buffer = next_buffer(rows * job.row_bytes);
+      const std::byte* source = job.source + row * job.source_stride;
+      for (std::uint32_t i = 0; i < rows; ++i, source += job.source_stride) {
+        ptx::bulk_load(shared_.buffers[buffer] + i * job.row_bytes, source, job.row_bytes,
+                       &shared_.loaded[buffer]);
+      }
+      put_into(job, std::uint64_t{row} * job.row_bytes, rows * job.row_bytes);
     }
   }
   /// Until all that was begun is where it belongs, and may be shown to others.
@@ -69,14 +87,22 @@ class BulkCopier {
  private:
   static constexpr std::uint32_t kAhead = 2;
 
-  __device__ void load(const std::byte* source, std::uint32_t bytes) {
+  /// Whose loads of `bytes` in all may begin.
+  __device__ std::uint32_t next_buffer(std::uint32_t bytes) {
     if (loads_ - stores_ == kAhead) store();
     // All groups but the last have been read: among them the one that used this buffer.
     ptx::bulk_wait_read<1>();
     const std::uint32_t buffer = loads_ % BulkCopierShared::kBuffers;
     ptx::mbarrier_arrive_expect(&shared_.loaded[buffer], bytes);
-    ptx::bulk_load(shared_.buffers[buffer], source, bytes, &shared_.loaded[buffer]);
     ++loads_;
+    return buffer;
+  }
+  /// Where what was loaded last goes: so many bytes into the job's targets.
+  __device__ void put_into(const CopyJob& job, std::uint64_t at, std::uint32_t bytes) {
+    auto& piece = shared_.pieces[(loads_ - 1) % BulkCopierShared::kBuffers];
+    piece.target_count = job.target_count;
+    piece.bytes = bytes;
+    for (std::uint32_t t = 0; t < job.target_count; ++t) piece.targets[t] = job.targets[t] + at;
   }
   __device__ void store() {
     const std::uint32_t buffer = stores_ % BulkCopierShared::kBuffers;

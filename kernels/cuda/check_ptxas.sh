@@ -2,7 +2,8 @@
 # check_ptxas.sh [CuTe's include folder [build folder]]: reads ptxas' report of the hot kernels: what the build kept beside
 # its objects, or, where it has none, of two kernels of each operator and all others, compiled here as the build does. Fails on
 # a spill, a stack frame, wgmma serialised (C7509, C7510) or setmaxnreg ignored (C7506, C7508); prints each kernel's registers.
-# The operators' leaders' roles may have a stack frame, which the product does not touch.
+# The operators' leaders' roles may have a stack frame, which the product does not touch. The thread that loads for Ring
+# Attention's, with 24 registers, may spill some words, once for each item.
 # Needs nvcc where it compiles, no GPU; then a minute or two on two cores. NVCC and NVCC_FLAGS (added at the end) may be set.
 set -u
 cd "$(dirname "$0")/../.."
@@ -53,9 +54,11 @@ for i in "${!units[@]}"; do
   # One line per kernel: what it is, its registers, its stack and spills; and every line that ptxas adds to the usual ones.
   frames=0
   is_operator "${units[$i]}" && frames=1
-  c++filt <"$work/$i.log" | awk -v frames=$frames '
+  spills=0
+  [[ ${units[$i]} == kernels/cuda/ring_attention/* ]] && spills=96
+  c++filt <"$work/$i.log" | awk -v frames=$frames -v spills=$spills '
     /Compiling entry function/ { match($0, /\047.*\047 for/); name = substr($0, RSTART + 1, RLENGTH - 6); kernels++ }
-    /bytes stack frame/ { frame = $0; if ((frames ? 0 : $1) + $5 + $9 > 0) { bad = 1; frame = frame "   <-- SPILLS" } }
+    /bytes stack frame/ { frame = $0; if ((frames ? 0 : $1) > 0 || $5 + $9 > spills) { bad = 1; frame = frame "   <-- SPILLS" } }
     /Used [0-9]+ registers/ {
       match($0, /Used [0-9]+/)
       gsub(/mk::kernels::cuda::|mk::test::|\(anonymous namespace\)::|void |\(int\)|\(mk::kernels::cuda::BLayout\)/, "", name)

@@ -333,6 +333,9 @@ class CopyLeader : public LeaderBase {
     end_warp();
   }
 
+ protected:
+  __device__ BulkCopier& copier() { return copier_; }
+
  private:
   BulkCopier copier_;
 };

@@ -64,6 +64,7 @@ class Group {
       : launch(*reinterpret_cast<Launch*>(shared.launch)),
         state(*params.frame.state),
         frame(params.frame),
+        params_(params),
         leader_(shared.warp, *params.frame.state, shared.executor, params.c, params.ldc),
         block_(shared.block) {
     launch.epoch = epoch;
@@ -73,6 +74,7 @@ class Group {
   Launch& launch;  ///< this group's copy
   DeviceState& state;
   const FrameArguments& frame;
+  __device__ const OperatorParams<Op>& params() const { return params_; }
 
   /// Runs `role(block)` as block `index` of `kind`; false: the launch has failed. `goes_on`: this
   /// group has another role after that.
@@ -158,6 +160,7 @@ class Group {
   }
 
  private:
+  const OperatorParams<Op>& params_;
   bool over_ = false;
   Executor leader_;
   unsigned char* block_;

@@ -71,8 +71,8 @@ __device__ void count(Counts* counts, int which, double got, double expected, do
 
 /// One block for each query of a head: threads share the keys, then the elements.
 template <class Element>
-__global__ void judge_kernel(AttentionProblem problem, double scale, int tile_keys, int row_begin,
-                             Counts* counts) {
+__global__ void judge_kernel(AttentionProblem problem, double scale, int tile_keys, int runs,
+                             int row_begin, Counts* counts) {
   constexpr bool kBf16 = std::is_same_v<Element, __nv_bfloat16>;
   const double u = kBf16 ? 0x1p-8 : 0x1p-11;
   const int row = row_begin + blockIdx.x;
@@ -111,7 +111,7 @@ __global__ void judge_kernel(AttentionProblem problem, double scale, int tile_ke
   }
   const double top = over_block(my_top, most);
   const double error_max = over_block(my_error, most);
-  const double tiles = (problem.keys + tile_keys - 1) / tile_keys + 1;
+  const double tiles = (problem.keys + tile_keys - 1) / tile_keys + runs;
 
   // Weights relative to the largest, of kThreads keys at one time; thread c has element c of V.
   __shared__ double weight[kThreads], weight_error[kThreads];
@@ -176,7 +176,7 @@ __global__ void judge_kernel(AttentionProblem problem, double scale, int tile_ke
 }  // namespace
 
 AttentionVerdict judge_attention(const AttentionProblem& problem, int tile_keys, int row_begin,
-                                 int row_end, cudaStream_t stream) {
+                                 int row_end, cudaStream_t stream, int runs) {
   Counts host{{0, 0}, {0, 0}, {0, 0}, {~0ull, ~0ull}};
   const DeviceMemory memory(sizeof(Counts));
   auto* counts = static_cast<Counts*>(memory.data());
@@ -189,7 +189,7 @@ AttentionVerdict judge_attention(const AttentionProblem& problem, int tile_keys,
                   static_cast<unsigned>(problem.query_heads), static_cast<unsigned>(problem.batch));
   const auto kernel =
       problem.dtype == DType::kBf16 ? judge_kernel<__nv_bfloat16> : judge_kernel<__half>;
-  kernel<<<grid, kThreads, 0, stream>>>(problem, scale, tile_keys, row_begin, counts);
+  kernel<<<grid, kThreads, 0, stream>>>(problem, scale, tile_keys, runs, row_begin, counts);
   require(cudaGetLastError(), "judge_attention");
   require(cudaMemcpyAsync(&host, counts, sizeof(host), cudaMemcpyDeviceToHost, stream), "counts");
   require(cudaStreamSynchronize(stream), "judge_attention");

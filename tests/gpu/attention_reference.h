@@ -42,8 +42,9 @@ struct AttentionVerdict {
 };
 
 /// Compares every element of problem.o and problem.lse, of queries row_begin to row_end of all
-/// heads. Where the float64 result is not finite, ours must be the same kind of it.
+/// heads. Where the float64 result is not finite, ours must be the same kind of it. `runs`: the
+/// keys come in so many runs, each of which may end with a tile of fewer keys.
 AttentionVerdict judge_attention(const kernels::cuda::AttentionProblem& problem, int tile_keys,
-                                 int row_begin, int row_end, cudaStream_t stream);
+                                 int row_begin, int row_end, cudaStream_t stream, int runs = 1);
 
 }  // namespace mk::test

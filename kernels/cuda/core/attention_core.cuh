@@ -28,81 +28,14 @@
 #include "kernels/cuda/core/attention_config.cuh"
 #include "kernels/cuda/core/attention_items.h"
 #include "kernels/cuda/core/attention_policies.cuh"
+#include "kernels/cuda/core/attention_shared.cuh"
 #include "kernels/cuda/core/attention_softmax.cuh"
 #include "kernels/cuda/core/block_sync.cuh"
 #include "kernels/cuda/core/non_finite.cuh"
+#include "kernels/cuda/gemm_policies.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace mk::kernels::cuda {
-
-/// The kernel's arguments. Tensor maps must stay in constant memory: pass this as a
-/// __grid_constant__ parameter.
-template <class Items, class Keys, class Gate, class Store>
-struct AttentionParams {
-  CUtensorMap q;     ///< as those of Keys, its box the queries of one warpgroup
-  float scale_log2;  ///< scale * log2(e), positive
-  ItemDealer::Params dealer;
-  typename Items::Params items;
-  typename Keys::Params keys;
-  typename Gate::Params gate;
-  typename Store::Params store;
-};
-
-/// Shared memory of one block. A barrier's name says what has happened to its slot.
-template <class Config>
-struct alignas(1024) AttentionShared {
-  using Bytes = std::uint8_t;
-  using Barrier = std::uint64_t;
-  static constexpr int kStages = Config::kStages;
-  static constexpr int kMath = Config::kMathWarpgroups;
-
-  alignas(1024) Bytes q[kMath][Config::kQueryBytes];
-  alignas(1024) Bytes k[kStages][Config::kKeyBytes];
-  alignas(1024) Bytes v[kStages][Config::kKeyBytes];
-
-  Barrier q_full[kMath];     ///< to a math warpgroup: its queries have landed
-  Barrier q_empty[kMath];    ///< to the loads: its last scores of the item are there
-  Barrier k_full[kStages];   ///< to math: the tile has landed
-  Barrier k_empty[kStages];  ///< to the loads: all have multiplied with it
-  Barrier v_full[kStages];   ///< to math: the tile has landed and, if masked, is finite
-  Barrier v_empty[kStages];
-  Barrier v_raw[kStages];  ///< to the inspecting warps: a masked tile has landed
-  MaskedTile masked[kStages];
-  Barrier item_done[kMath];  ///< to the inspecting warps: the warpgroup's table is clear again
-  NonFiniteTable<Config::kHeadDim> non_finite[kMath];
-  struct {
-    StageCount<ItemFeed::kSlots> fed;  ///< items, empty ones too
-    std::uint32_t begun;               ///< items that have keys
-    StageCount<kStages> masked;        ///< masked tiles
-  } load_counts;                       ///< the loading thread's, which has no registers for them
-  ItemFeed feed;  ///< items' numbers, from the loading thread to the math warps
-};
-
-/// Makes the barriers of attention_core, by all threads of the block; a barrier of the block comes
-/// between the two.
-template <class Config, class Params>
-__device__ __forceinline__ void prepare_attention(const Params& params,
-                                                  AttentionShared<Config>& shared) {
-  constexpr int kMathWarps = Config::kMathWarpgroups * 4;
-  using Search = NonFiniteSearch<Config>;
-  for (auto& table : shared.non_finite) table.clear(threadIdx.x, Config::kThreads);
-  if (threadIdx.x != 0) return;
-  ptx::prefetch_tensor_map(&params.q);
-  for (int w = 0; w < Config::kMathWarpgroups; ++w) {
-    ptx::mbarrier_init(&shared.q_full[w], 1);
-    ptx::mbarrier_init(&shared.q_empty[w], 4);
-    ptx::mbarrier_init(&shared.item_done[w], 4);
-  }
-  for (int stage = 0; stage < Config::kStages; ++stage) {
-    ptx::mbarrier_init(&shared.k_full[stage], 1);
-    ptx::mbarrier_init(&shared.k_empty[stage], kMathWarps);
-    ptx::mbarrier_init(&shared.v_full[stage], Search::kWarps);
-    ptx::mbarrier_init(&shared.v_empty[stage], kMathWarps);
-    ptx::mbarrier_init(&shared.v_raw[stage], 1);
-  }
-  shared.feed.begin(kMathWarps);
-  ptx::mbarrier_init_fence();
-}
 
 /// What the loading thread does: walks all items and their tiles.
 template <class Config, class Items, class Keys, class Gate, class Store>
@@ -113,13 +46,23 @@ __device__ __forceinline__ void load_attention(
   constexpr auto kKeyHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
   const Items items(params.items);
   const Keys keys(params.keys);
-  Gate gate(params.gate);
+  Gate gate = [&] {
+    if constexpr (kGateShares<Gate>) {
+      return Gate(params.gate, gate_shared<Gate>(shared));
+    } else {
+      return Gate(params.gate);
+    }
+  }();
   ItemDealer dealer(params.dealer, worker, workers);
   StageCount<Config::kStages> loaded{0};  // tiles of K
-  auto& [fed, begun, masked] = shared.load_counts;
+  auto& [fed, begun, masked, shared_item, shared_range] = shared.load_counts;
   fed.count = begun = masked.count = 0;
+  [[maybe_unused]] AttentionItem own_item;
+  [[maybe_unused]] KeyRange own_range;
+  AttentionItem& item = kGateShares<Gate> ? shared_item : own_item;
+  KeyRange& range = kGateShares<Gate> ? shared_range : own_range;
 
-  const auto load_q = [&](const AttentionItem& item) {
+  const auto load_q = [&] {
 #pragma unroll 1
     for (int w = 0; w < Config::kMathWarpgroups; ++w) {
       wait_lean(&shared.q_empty[w], begun & 1 ^ 1);
@@ -132,14 +75,14 @@ __device__ __forceinline__ void load_attention(
   for (int index = dealer.next(); index < items.count(); index = dealer.next()) {
     shared.feed.put(fed, index);
     ++fed.count;
-    const AttentionItem item = items.at(index);
+    item = items.at(index);
     bool first = true;  // its queries are not loaded
 #pragma unroll 1
     for (int r = 0; r < keys.ranges(item); ++r) {
-      const KeyRange range = keys.range(item, r);
+      range = keys.range(item, r);
       const TileSpan span = span_of(item, Config::kTileQueries, range, Config::kTileKeys);
       if (span.tiles == 0) continue;
-      gate.wait(item, range);
+      gate.wait(item, range, keys);
 
       const auto load_k = [&](int tile) {
         const std::uint32_t slot = loaded.slot();
@@ -171,8 +114,8 @@ __device__ __forceinline__ void load_attention(
         }
         ptx::mbarrier_arrive_expect(full, Config::kKeyBytes);
         cute::SM90_TMA_LOAD_5D::copy(&keys.v(range), full, kKeyHint, shared.v[slot], 0,
-                                     range.first_key + tile * Config::kTileKeys, 0, range.head,
-                                     range.batch);
+                                     keys.first_value(range) + tile * Config::kTileKeys, 0,
+                                     range.head, range.batch);
       };
 
       // V of a tile is wanted one tile later than K.
@@ -180,7 +123,7 @@ __device__ __forceinline__ void load_attention(
         load_k(tile);
         if (first) {
           first = false;
-          load_q(item);
+          load_q();
         }
         if (tile < span.tiles - 1) load_v(tile + 1, 1);
       }
@@ -188,6 +131,7 @@ __device__ __forceinline__ void load_attention(
     }
     if (!first) ++begun;
   }
+  if constexpr (kGateEnds<Gate>) gate.end();
   shared.feed.put(fed, ItemFeed::kNoMore);
   // The slot of the last word to the inspecting warps is free when the stage would be.
   wait_lean(&shared.v_empty[loaded.slot()], loaded.parity() ^ 1);
@@ -471,6 +415,14 @@ __device__ __forceinline__ void attention_core(
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
     if (warp > 0) {
       inspect_attention<Config>(shared, threadIdx.x - Config::kMathWarpgroups * 128 - 32);
+    } else if constexpr (kGateLooksByWarp<Gate>) {
+      auto& helpers = gate_shared<Gate>(shared).executor;
+      if (threadIdx.x % 32 == 0) {
+        load_attention<Config>(params, shared, worker, workers);
+        helpers.end();
+      } else {
+        helpers.assist(threadIdx.x % 32);
+      }
     } else if (cute::elect_one_sync()) {
       load_attention<Config>(params, shared, worker, workers);
     }

@@ -19,6 +19,7 @@ namespace mk::kernels::cuda {
 ///     explicit Keys(const Params&);
 ///     int ranges(const AttentionItem&) const;
 ///     KeyRange range(const AttentionItem&, int number) const;
+///     int first_value(const KeyRange&) const;  row of v's tensor where the range's values begin
 ///     const CUtensorMap& k(const KeyRange&) const;         and v
 ///
 /// A tensor map is of [batch, head, column, row, 64] elements, its box one tile of keys.
@@ -42,6 +43,7 @@ class HeadKeys {
     range.offset = params_.offset;
     return range;
   }
+  __device__ int first_value(const KeyRange& range) const { return range.first_key; }
   __device__ const CUtensorMap& k(const KeyRange&) const { return params_.k; }
   __device__ const CUtensorMap& v(const KeyRange&) const { return params_.v; }
 
@@ -54,7 +56,10 @@ class HeadKeys {
 ///
 ///     struct Params;
 ///     explicit Gate(const Params&);
-///     void wait(const AttentionItem&, const KeyRange&);
+///     void wait(const AttentionItem&, const KeyRange&, const Keys&);
+///
+/// It may have `Shared`, `end()` and helpers in the other lanes of its warp, as the product's gates
+/// (gemm_policies.cuh); its Shared lies behind the core's shared memory (gate_shared).
 ///
 /// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs; when it passes, the
 /// gate records who waited for what and returns at once from then on, so that the block runs to
@@ -63,7 +68,8 @@ class HeadKeys {
 struct KeysAreHere {
   struct Params {};
   __device__ explicit KeysAreHere(const Params&) {}
-  __device__ void wait(const AttentionItem&, const KeyRange&) {}
+  template <class Keys>
+  __device__ void wait(const AttentionItem&, const KeyRange&, const Keys&) {}
 };
 
 /// An **output store** says where a row of O and its log-sum-exp go. Every math warp has one.

@@ -1,0 +1,50 @@
+/// \file
+/// What a Ring Attention launch hands to its kernel. Plain data for host and device.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/core/attention_types.h"
+#include "kernels/cuda/launch_state.h"
+#include "kernels/cuda/ring_attention/ring_items.h"
+#include "kernels/ring_attention/launch.h"
+
+namespace mk::kernels::cuda {
+
+struct RingAttentionArguments {
+  CUtensorMap q;         ///< this rank's queries, box kAttentionRows rows
+  CUtensorMap k;         ///< this rank's keys
+  CUtensorMap v;         ///< and values
+  CUtensorMap gathered;  ///< rows of the gather, [slot of any bank][row]; as K and V of all ranks
+  float scale_log2 = 0;  ///< scale * log2(e)
+  RingLaunchItems items;
+  std::uint32_t* dealer_words = nullptr;  ///< ItemDealer::Params::words
+  std::uint64_t* shown = nullptr;         ///< by rank: ShownRows; zero before the first launch
+  std::uint32_t watchers = 0;  ///< groups that look at flags for the compute blocks: the first of
+                               ///< those that share
+  AttentionTensor o;
+  float* lse = nullptr;
+  std::int64_t lse_batch_stride = 0;
+  std::int64_t lse_row_stride = 0;
+  std::int64_t lse_head_stride = 0;
+  RingAttentionLaunch launch;  ///< the kernel puts in the epoch
+  FrameArguments frame;
+};
+
+/// One compiled kernel, seen from the host.
+struct RingAttentionKernel {
+  int tile_queries;
+  int tile_keys;
+  int query_box_rows;  ///< of Q's tensor map; those of keys have tile_keys
+  cudaError_t (*prepare)();
+  cudaError_t (*launch)(const RingAttentionArguments&, cudaStream_t);
+};
+
+/// Null: this build has none.
+const RingAttentionKernel* ring_attention_kernel_bf16(std::uint32_t head_dim);
+const RingAttentionKernel* ring_attention_kernel_f16(std::uint32_t head_dim);
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,101 @@
+/// \file
+/// Ring Attention on GPUs: O = softmax(scale Q K^T) V over sequences that are spread over all
+/// ranks, as one persistent kernel per rank. Each rank brings its rows of Q, K and V and gets its
+/// rows of O; K and V of the others arrive head by head while it computes.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/comm/launch_stats.h"
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/types.h"
+#include "kernels/cuda/core/attention_types.h"
+#include "kernels/cuda/cuda_options.h"
+#include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/ring_attention/launch_arguments.h"
+#include "kernels/ring_attention/plan.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+/// What suits the GPU, for RingAttentionPlan::make; the same on all ranks.
+RingAttentionTiling ring_attention_cuda_tiling(const RingAttentionShape& shape);
+
+/// One launch's tensors, of one rank, in device memory: its rows of each sequence
+/// (RingAttentionSchedule: without a mask one part; causal two parts, one after the other). Strides
+/// are in elements, multiples of 8; addresses multiples of 16 bytes. Nothing may overlap what is
+/// written, or lie in the workspace.
+struct RingAttentionDeviceTensors {
+  cuda::AttentionTensor q;
+  cuda::AttentionTensor k;
+  cuda::AttentionTensor v;
+  cuda::AttentionTensor o;  ///< undefined after an error
+  float* lse = nullptr;     ///< natural logarithm of each query's sum of exponentials; or null
+  std::int64_t lse_batch_stride = 0;
+  std::int64_t lse_row_stride = 0;
+  std::int64_t lse_head_stride = 0;
+  float scale = 0;  ///< positive; 0: 1 / sqrt(head_dim)
+};
+
+/// One rank's operator, on the device that was current at creation. Not thread-safe, except that
+/// `status()` may be asked from any thread. Launches follow each other: one stream, or events
+/// between streams; they may be captured into a graph.
+class RingAttentionCuda {
+ public:
+  /// Everything `context` points to outlives the operator. kInvalidArgument, kLimitExceeded,
+  /// kUnsupported (no Hopper, or more ranks than the kernel's table of keys holds), kUnavailable.
+  static Result<std::unique_ptr<RingAttentionCuda>> create(const RingAttentionPlan& plan,
+                                                           const RankContext& context,
+                                                           const CudaOptions& options);
+  ~RingAttentionCuda();
+  RingAttentionCuda(const RingAttentionCuda&) = delete;
+  RingAttentionCuda& operator=(const RingAttentionCuda&) = delete;
+
+  /// Puts one launch over sequences of `seq` rows in all on the stream, and does not wait. All
+  /// ranks launch equally often and with the same `seq` (plan().check_seq). A wrong argument
+  /// (kInvalidArgument) changes nothing; after a launch that failed its error, at once.
+  Status launch(cudaStream_t stream, const RingAttentionDeviceTensors& tensors, std::uint64_t seq,
+                Mode mode = Mode::kFused);
+
+  /// The first failure among the launches that have ended: kTimeout, kAborted, kShapeMismatch,
+  /// kLimitExceeded. Does not wait.
+  Status status() const { return frame_.status(); }
+  /// Waits for the stream, then answers what the last launch did, or the first failure.
+  Result<LaunchStats> finish(cudaStream_t stream);
+
+  /// Rows of Q, K, V and O that this rank has of a sequence of `seq` rows.
+  std::uint32_t rows(std::uint64_t seq) const;
+  const RingAttentionPlan& plan() const { return plan_; }
+  const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
+  /// Keys of a tile: for what is derived of its rounding.
+  int tile_keys() const { return kernel_->tile_keys; }
+  /// How far a launch has come that does not end: for people.
+  std::string progress() const { return frame_.progress(arguments_.launch); }
+
+ private:
+  explicit RingAttentionCuda(const RingAttentionPlan& plan);
+  Status start(const RankContext& context, const CudaOptions& options);
+  Status make_maps(const RingAttentionDeviceTensors& tensors, std::uint32_t rows);
+  RingAttentionSchedule schedule_of(std::uint64_t seq) const;
+  const World& world() const { return arguments_.launch.context.world; }
+
+  struct Form {
+    std::uint32_t m = 0;
+    Mode mode = Mode::kFused;
+    Estimate estimate;
+  };
+
+  const RingAttentionPlan plan_;
+  cuda::RingAttentionArguments arguments_;
+  cuda::OperatorFrame frame_;
+  MachineRates rates_;
+  Form queued_;  ///< of the last launch on a stream
+  const cuda::RingAttentionKernel* kernel_ = nullptr;
+  void* words_ = nullptr;  ///< in device memory: the dealer's, then what has arrived of each rank
+};
+
+}  // namespace mk::kernels

@@ -1,0 +1,231 @@
+/// \file
+/// Ring Attention as one persistent kernel: the gather's roles beside the attention core. Included
+/// by one .cu file per element type.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "kernels/cuda/core/attention_core.cuh"
+#include "kernels/cuda/operator_kernel.cuh"
+#include "kernels/cuda/ring_attention/launch_arguments.h"
+#include "kernels/cuda/ring_attention/ring_policies.cuh"
+#include "kernels/ring_attention/roles.h"
+
+namespace mk::kernels::cuda {
+
+template <class Config>
+using RingAttentionParams =
+    AttentionParams<RingItems, RingKeys, RingGate, StoreRows<typename Config::Element>>;
+
+template <class ConfigType>
+struct RingAttentionOp;
+
+/// The kernel's parameters, as group.cuh reads them.
+template <class Config>
+struct OperatorParams<RingAttentionOp<Config>> {
+  RingAttentionParams<Config> attention;
+  RingAttentionLaunch launch;  ///< without the epoch
+  FrameArguments frame;
+  std::uint64_t* shown = nullptr;  ///< RingAttentionArguments
+  std::uint32_t watchers = 0;
+  void* c = nullptr;  ///< no role asks for it
+  std::uint64_t ldc = 0;
+};
+
+/// What operator_kernel.cuh says of an operator, for the blocks that compute nothing.
+template <class ConfigType>
+struct RingAttentionOp {
+  using Config = ConfigType;
+  using Gate = RingGate;
+  using Launch = RingAttentionLaunch;
+  using Params = OperatorParams<RingAttentionOp>;
+  template <class AnyExecutor>
+  using Block = RingAttentionBlock<AnyExecutor>;
+  using Executor = RingLeader;
+  static constexpr Role kStreams = Role::kShare;
+  static constexpr bool kRounds = false;
+  static constexpr bool kHelps = false;
+
+  /// The first groups watch, the others share.
+  static __device__ bool stream(Group<RingAttentionOp>& group, std::uint32_t index,
+                                bool goes_on = false) {
+    const std::uint32_t watchers = group.params().watchers;
+    if (index < watchers) {
+      return group.run(Role::kCollect, index, [&group](Block<Executor>& block) {
+        block.executor.begin(group.params().shown, block.epoch);
+        return ring_attention::watch(block);
+      });
+    }
+    group.launch.blocks.share -= watchers;
+    return group.run(
+        Role::kShare, index - watchers,
+        [](Block<Executor>& block) { return ring_attention::share(block); }, goes_on);
+  }
+  static __device__ bool send(Block<Executor>& block) { return ring_attention::send(block); }
+  static __device__ bool receive(Group<RingAttentionOp>&, Block<Executor>& block) {
+    return ring_attention::receive(block);
+  }
+  /// Blocks that compute end with their items.
+  static __device__ bool after_tiles(Group<RingAttentionOp>&) { return true; }
+};
+
+/// Shared memory of a block that computes.
+template <class Config>
+struct RingAttentionShared {
+  AttentionShared<Config> core;
+  RingGate::Shared gate;  ///< where gate_shared looks for it
+};
+
+/// Of any block: those outside the compute blocks have their groups there, and the poller's words.
+template <class Op>
+constexpr std::size_t ring_attention_shared_bytes() {
+  constexpr std::size_t kGroups = sizeof(GroupShared<Op>) * kGroupsOfBlock + kPolledFlagsMax * 4;
+  constexpr std::size_t kBytes =
+      std::max(kGroups, sizeof(RingAttentionShared<typename Op::Config>));
+  static_assert(kBytes <= 227 * 1024, "what a block may have");
+  return kBytes;
+}
+
+/// By all threads of a block outside the compute blocks. Of a larger block the threads beyond its
+/// groups only stand at the barrier.
+template <class Op>
+__device__ __forceinline__ void run_ring_groups(const typename Op::Params& params,
+                                                GroupShared<Op>* groups,
+                                                const RingGate::Shared& gate, std::uint32_t epoch) {
+  if constexpr (Op::Config::kThreads > kGroupsOfBlock * kGroupThreads) {
+    if (threadIdx.x >= kGroupsOfBlock * kGroupThreads) {
+      __syncthreads();
+      return;
+    }
+  }
+  run_groups<Blocks::kOthers>(params, groups, gate, epoch);
+}
+
+template <class Op>
+__global__ void __launch_bounds__(Op::Config::kThreads, 1)
+    ring_attention_kernel(const __grid_constant__ OperatorParams<Op> params) {
+  using Config = typename Op::Config;
+  using Shared = RingAttentionShared<Config>;
+  extern __shared__ __align__(1024) std::uint8_t dynamic_shared[];
+  constexpr std::uint32_t kGroupsThreads = kGroupsOfBlock * kGroupThreads;
+  static_assert(Config::kThreads >= kGroupsThreads);
+  static_assert(offsetof(Shared, gate) == sizeof(AttentionShared<Config>));
+  constexpr std::uint32_t kLaunchesMax = 0x7fffffffu;
+  auto& shared = *reinterpret_cast<Shared*>(dynamic_shared);
+  auto* const groups = reinterpret_cast<GroupShared<Op>*>(dynamic_shared);
+
+  DeviceState& state = *params.frame.state;
+  const std::uint32_t stop = shm::load_relaxed(&state.local.stop);
+  const std::uint32_t epoch = shm::load_relaxed(&state.epoch) + 1;
+  const std::uint32_t compute = params.launch.blocks.compute;
+  if (blockIdx.x < compute) {
+    prepare_attention<Config>(params.attention, shared.core);
+    if (threadIdx.x < RingRuns::kMax) shared.gate.seen[threadIdx.x] = 0;
+  } else if (threadIdx.x < kGroupsThreads) {
+    const std::uint32_t index = comm_index(params, threadIdx.x / kGroupThreads);
+    if (index < params.launch.blocks.send)
+      prefetch_lane(params.frame, index, threadIdx.x % kGroupThreads);
+    prepare_groups<Op>(groups, params.launch);
+  }
+  if (blockIdx.x == gridDim.x - 1) clear_account(state.accounts[(epoch + 1) % 2]);
+  if (threadIdx.x == 0) {
+    ptx::max_relaxed_gpu(&state.accounts[epoch % 2].begin_ns_inverted, ~ptx::now_ns());
+    if (epoch > kLaunchesMax) shm::store_release(&state.local.stop, 1u);
+  }
+  // One thread's look counts: another block may fail meanwhile.
+  const int seen = __syncthreads_or(threadIdx.x == 0 && (stop != 0 || epoch > kLaunchesMax));
+  const bool stopped = __any_sync(0xffffffffu, seen) != 0;
+  if (stopped) {
+    if (threadIdx.x == 0) {
+      // The poller may have begun before the launch failed: it waits for these groups, too.
+      shm::fetch_add(&state.groups_done, kGroupsOfBlock);
+      end_launch(params.launch, params.frame);
+    }
+    return;
+  }
+  ptx::may_dawdle();
+  if (blockIdx.x >= compute) {
+    run_ring_groups<Op>(params, groups, shared.gate, epoch);
+    if (threadIdx.x == 0) end_launch(params.launch, params.frame);
+    return;
+  }
+  if (threadIdx.x == 0) shared.gate.begin(params.launch, epoch);
+  __syncthreads();
+  attention_core<Config>(params.attention, shared.core, static_cast<int>(blockIdx.x),
+                         static_cast<int>(compute));
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    tiles_done(state, shared.gate.epoch, shared.gate.totals);
+    // The poller need not stay for this block.
+    if (params.frame.pollers != 0) ptx::add_release_gpu(&state.groups_done, kGroupsOfBlock);
+    end_launch(params.launch, params.frame);
+  }
+}
+
+template <class Op>
+cudaError_t prepare_ring_attention() {
+  return cudaFuncSetAttribute(ring_attention_kernel<Op>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(ring_attention_shared_bytes<Op>()));
+}
+
+template <class Op>
+cudaError_t launch_ring_attention(const RingAttentionArguments& arguments, cudaStream_t stream) {
+  using Config = typename Op::Config;
+  using Element = typename Config::Element;
+  OperatorParams<Op> params{};
+  RingAttentionParams<Config>& attention = params.attention;
+  attention.q = arguments.q;
+  attention.scale_log2 = arguments.scale_log2;
+  attention.dealer.words = arguments.dealer_words;
+  attention.items = arguments.items.items;
+  attention.keys.ranges = arguments.items.ranges;
+  attention.keys.k = arguments.k;
+  attention.keys.v = arguments.v;
+  attention.keys.gathered = arguments.gathered;
+  attention.keys.epoch = &arguments.frame.state->epoch;
+  attention.keys.banks = arguments.launch.banks;
+  attention.gate.shown = arguments.shown;
+  attention.gate.stop = &arguments.frame.state->local.stop;
+  attention.gate.tile_queries = Config::kTileQueries;
+  attention.gate.pairs = static_cast<int>(arguments.launch.plan.head_pairs());
+  attention.gate.all_first = arguments.launch.mode == Mode::kUnfused;
+  params.shown = arguments.shown;
+  params.watchers = arguments.watchers;
+  attention.store.o = static_cast<Element*>(arguments.o.data);
+  attention.store.batch_stride = arguments.o.batch_stride;
+  attention.store.head_stride = arguments.o.head_stride;
+  attention.store.row_stride = arguments.o.row_stride;
+  attention.store.lse = arguments.lse;
+  attention.store.lse_batch_stride = arguments.lse_batch_stride;
+  attention.store.lse_head_stride = arguments.lse_head_stride;
+  attention.store.lse_row_stride = arguments.lse_row_stride;
+  params.launch = arguments.launch;
+  params.frame = arguments.frame;
+  const std::uint32_t blocks = params.launch.blocks.compute + params.frame.comm_blocks;
+  ring_attention_kernel<Op>
+      <<<blocks, Config::kThreads, ring_attention_shared_bytes<Op>(), stream>>>(params);
+  return cudaGetLastError();
+}
+
+template <class Config>
+inline constexpr RingAttentionKernel kRingAttentionRecord = {
+    .tile_queries = Config::kTileQueries,
+    .tile_keys = Config::kTileKeys,
+    .query_box_rows = kAttentionRows,
+    .prepare = prepare_ring_attention<RingAttentionOp<Config>>,
+    .launch = launch_ring_attention<RingAttentionOp<Config>>,
+};
+
+template <class Element>
+const RingAttentionKernel* ring_attention_of(std::uint32_t head_dim) {
+  if (head_dim == 64) return &kRingAttentionRecord<AttentionConfig<Element, 64, 192, 128, 2>>;
+#if defined(MK_RING_ATTENTION_D64_ONLY)
+  return nullptr;
+#else
+  return &kRingAttentionRecord<AttentionConfig<Element, 128, 128, 176, 2>>;
+#endif
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,9 @@
+#include "kernels/cuda/ring_attention/ring_attention_device.cuh"
+
+namespace mk::kernels::cuda {
+
+const RingAttentionKernel* ring_attention_kernel_bf16(std::uint32_t head_dim) {
+  return ring_attention_of<__nv_bfloat16>(head_dim);
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,177 @@
+/// \file
+/// The attention core's policies for Ring Attention: own keys where the caller has them, others'
+/// where the gather puts them.
+///
+/// A loading thread has registers for its own work alone. So it does not look at the gather's
+/// flags: groups outside the compute blocks do (the watch role of kernels/ring_attention/roles.h),
+/// and show it one word for each rank.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/comm/banks.h"
+#include "kernels/cuda/core/attention_items.h"
+#include "kernels/cuda/executor.cuh"
+#include "kernels/cuda/ring_attention/launch_arguments.h"
+#include "kernels/cuda/ring_attention/ring_items.h"
+
+namespace mk::kernels::cuda {
+
+class RingKeys {
+ public:
+  struct Params {
+    RingRanges::Params ranges;
+    CUtensorMap k;
+    CUtensorMap v;
+    CUtensorMap gathered;
+    const std::uint32_t* epoch = nullptr;  ///< of the last launch
+    std::uint32_t banks = 1;
+  };
+  __device__ explicit RingKeys(const Params& params) : params_(params), ranges_(params.ranges) {}
+  __device__ int ranges(const AttentionItem& item) const { return ranges_.ranges(item); }
+  __device__ KeyRange range(const AttentionItem& item, int number) const {
+    // Nobody writes the word before all blocks have ended.
+    const int bank =
+        params_.banks > 1 ? static_cast<int>(bank_of(*params_.epoch + 1, params_.banks)) : 0;
+    return ranges_.range(item, number, bank);
+  }
+  __device__ const RingRanges& all() const { return ranges_; }
+  __device__ int first_value(const KeyRange& range) const { return ranges_.first_value(range); }
+  __device__ const CUtensorMap& k(const KeyRange& range) const {
+    return ranges_.own(range) ? params_.k : params_.gathered;
+  }
+  __device__ const CUtensorMap& v(const KeyRange& range) const {
+    return ranges_.own(range) ? params_.v : params_.gathered;
+  }
+
+ private:
+  const Params& params_;
+  RingRanges ranges_;
+};
+
+/// The word of a rank: how many of its rows are here, in which launch.
+struct ShownRows {
+  static __device__ void show(std::uint64_t* word, std::uint32_t epoch, std::uint32_t rows) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word),
+                 "l"(std::uint64_t{epoch} << 32 | rows)
+                 : "memory");
+  }
+  /// 0: nothing in this launch.
+  static __device__ std::uint32_t seen(const std::uint64_t* word, std::uint32_t epoch) {
+    std::uint32_t rows, its_epoch;
+    asm volatile(
+        "{\n"
+        ".reg .b64 both;\n"
+        "ld.acquire.gpu.global.b64 both, [%2];\n"
+        "mov.b64 {%0, %1}, both;\n"
+        "}"
+        : "=r"(rows), "=r"(its_epoch)
+        : "l"(word)
+        : "memory");
+    return its_epoch == epoch ? rows : 0;
+  }
+};
+
+/// A leader that copies rows of one head, and shows to the compute blocks what has arrived.
+class RingLeader : public CopyLeader {
+ public:
+  __device__ RingLeader(LeaderWarp& warp, DeviceState& state, Shared& shared, void* c,
+                        std::uint64_t ldc)
+      : CopyLeader(warp, state, shared, c, ldc) {}
+  __device__ void copy(const CopyJob& job) {
+    if (BulkCopier::collects(job)) {
+      copier().collect(job);
+    } else {
+      CopyLeader::copy(job);
+    }
+  }
+  /// Before the first show_rows.
+  __device__ void begin(std::uint64_t* shown, std::uint32_t epoch) {
+    shown_ = shown;
+    epoch_ = epoch;
+  }
+  __device__ void show_rows(std::uint32_t origin, std::uint32_t rows) {
+    ShownRows::show(shown_ + origin, epoch_, rows);
+  }
+
+ private:
+  std::uint64_t* shown_ = nullptr;
+  std::uint32_t epoch_ = 0;
+};
+
+/// Waits for the keys of a range, as far as the item sees them. Who watches has a deadline, and
+/// stops the launch when that passes.
+class RingGate {
+ public:
+  struct Params {
+    const std::uint64_t* shown = nullptr;  ///< by rank
+    const std::uint32_t* stop = nullptr;   ///< LocalWords::stop
+    int tile_queries = 0;
+    int pairs = 0;           ///< batch * key heads
+    bool all_first = false;  ///< an unfused launch
+  };
+  struct Shared {
+    BlockTotals totals;
+    std::uint32_t epoch;
+    std::uint32_t in_vain;               ///< the launch has failed
+    std::uint32_t seen[RingRuns::kMax];  ///< by run: rows of its rank
+    const RingAttentionLaunch* from;
+
+    /// One thread.
+    __device__ void begin(const RingAttentionLaunch& launch, std::uint32_t epoch_in) {
+      totals = BlockTotals{};
+      epoch = epoch_in;
+      in_vain = 0;
+      from = &launch;
+    }
+    __device__ const RingAttentionLaunch& launch() const { return *from; }
+  };
+
+  __device__ RingGate(const Params& params, Shared& shared) : params_(params), shared_(shared) {}
+
+  __device__ void wait(const AttentionItem& item, const KeyRange& range, const RingKeys& keys) {
+    const RingRanges& ranges = keys.all();
+    if (params_.all_first && !began_) {
+      for (int run = 0; run < ranges.count(); ++run)
+        await(ranges, run, ranges.rows(run, params_.pairs));
+    }
+    began_ = true;
+    if (ranges.own(range)) return;
+    const int end = item.first_row + params_.tile_queries;
+    const int last_row = (end < item.rows_end ? end : item.rows_end) - 1;
+    await(ranges, range.source, ranges.first_value(range) + range.visible_to(last_row));
+  }
+
+ private:
+  /// Until so many rows of the run's rank are here.
+  __device__ void await(const RingRanges& ranges, int run, int rows) {
+    if (shared_.seen[run] >= static_cast<std::uint32_t>(rows) || shared_.in_vain != 0) return;
+    const std::uint64_t* word = params_.shown + ranges.origin(run);
+    constexpr std::uint32_t kLooksPerStop = 64;
+    for (std::uint32_t look = 0;; ++look) {
+      const std::uint32_t seen = ShownRows::seen(word, shared_.epoch);
+      if (seen >= static_cast<std::uint32_t>(rows)) {
+        shared_.seen[run] = seen;
+        if (look != 0) shared_.totals.waits.ns += ptx::now_ns();
+        break;
+      }
+      if (look == 0) {
+        ++shared_.totals.waits.count;
+        shared_.totals.waits.ns -= ptx::now_ns();
+      }
+      if (look % kLooksPerStop == kLooksPerStop - 1 && shm::load_relaxed(params_.stop) != 0) {
+        shared_.in_vain = 1;
+        return;
+      }
+    }
+    ptx::fence_acquired_to_async();
+  }
+
+  const Params& params_;
+  Shared& shared_;
+  bool began_ = false;
+};
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,366 @@
+// Ring Attention on GPUs, one kernel per rank: every element of O and LSE against float64; the same
+// bits in every run; launches without a pause and of changing lengths; graphs; and the ways in
+// which a launch ends when a rank is missing, disagrees, or is told to stop.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shm/atomic.h"
+#include "tests/gpu/devices.h"
+#include "tests/gpu/products.h"
+#include "tests/gpu/ring_ranks.h"
+
+namespace mk::test {
+namespace {
+
+using kernels::DType;
+using kernels::Mode;
+using kernels::RingAttentionShape;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+/// All ranks and proxies are one process here. With CUDA's 8 connections to a GPU, a proxy's copy
+/// may get in line behind launches that wait for it.
+[[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+
+struct RingWorld {
+  std::uint32_t nodes;
+  std::uint32_t locals;
+  int devices;
+};
+
+class RingAttentionOnGpus : public testing::TestWithParam<RingWorld> {
+ protected:
+  void SetUp() override {
+    if (device_count() < GetParam().devices)
+      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
+  }
+  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
+  static RingSetup setup(const RingAttentionShape& shape) {
+    RingSetup setup;
+    setup.nodes = GetParam().nodes;
+    setup.locals = GetParam().locals;
+    setup.devices = GetParam().devices;
+    setup.shape = shape;
+    return setup;
+  }
+  static std::string shape_text(const RingSetup& setup, std::uint32_t seq) {
+    const RingAttentionShape& shape = setup.shape;
+    return std::to_string(seq) + " rows, batch " + std::to_string(shape.batch) + ", heads " +
+           std::to_string(shape.query_heads) + ":" + std::to_string(shape.key_heads) + ", dim " +
+           std::to_string(shape.head_dim) + (shape.causal ? ", causal" : "") +
+           (setup.layout == HeadLayout::kRowsFirst ? "" : ", heads first");
+  }
+
+  void launch_all(RingRanks& ranks, Mode mode, bool late) {
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+      if (late && random_() % 3 == 0) {
+        ranks.make_current(r);
+        delay(random_() % 200'000, ranks.stream(r));
+      }
+      const Status launched = ranks.launch(r, mode);
+      ASSERT_TRUE(launched) << launched.error().message;
+    }
+  }
+  void finish_all(RingRanks& ranks) {
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+      const Status finished = ranks.finish(r);
+      ASSERT_TRUE(finished) << finished.error().message;
+    }
+  }
+  void judge(RingRanks& ranks) {
+    const AttentionVerdict verdict = ranks.judge();
+    worst_ = std::max({worst_, verdict.o.worst, verdict.lse.worst});
+    ASSERT_TRUE(verdict.right()) << "O: " << verdict.o.bad << " wrong, the first "
+                                 << verdict.o.first_bad << ", worst " << verdict.o.worst
+                                 << " of its bound; LSE: " << verdict.lse.bad << ", "
+                                 << verdict.lse.first_bad << ", " << verdict.lse.worst;
+  }
+  void check(RingRanks& ranks, std::uint32_t seq, Mode mode, RingInputs inputs = {}) {
+    SCOPED_TRACE(shape_text(ranks.setup(), seq));
+    inputs.seed = fresh_seed();
+    ranks.fill(seq, inputs);
+    launch_all(ranks, mode, true);
+    if (HasFatalFailure()) return;
+    finish_all(ranks);
+    if (!HasFatalFailure()) judge(ranks);
+  }
+  void TearDown() override {
+    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
+  }
+
+  std::mt19937_64 random_{std::random_device{}()};
+  double worst_ = 0;
+};
+
+TEST_P(RingAttentionOnGpus, EveryElementOfManyShapes) {
+  struct Case {
+    RingAttentionShape shape;
+    HeadLayout layout;
+    std::uint32_t gap;
+  };
+  const DType bf16 = DType::kBf16;
+  const auto rows = HeadLayout::kRowsFirst;
+  const auto heads = HeadLayout::kHeadsFirst;
+  for (const Case& one : {Case{{1024, 4, 4, 128, false, bf16, 1}, rows, 0},
+                          Case{{1000, 8, 1, 128, true, bf16, 2}, rows, 8},
+                          Case{{777, 6, 3, 64, true, bf16, 1}, heads, 0},
+                          Case{{1537, 16, 2, 64, false, bf16, 3}, rows, 24},
+                          Case{{2900, 8, 8, 128, true, bf16, 1}, heads, 0},
+                          Case{{640, 64, 1, 128, true, bf16, 1}, rows, 0}}) {
+    RingSetup with = setup(one.shape);
+    with.layout = one.layout;
+    with.gap = one.gap;
+    RingRanks ranks(with);
+    const auto most = static_cast<std::uint32_t>(one.shape.seq_max);
+    const std::uint32_t least = ranks.plan().parts();
+    check(ranks, most, Mode::kFused);
+    check(ranks, most, Mode::kUnfused);
+    check(ranks, least, Mode::kFused);
+    for (int i = 0; i < 3 && !HasFatalFailure(); ++i)
+      check(ranks, static_cast<std::uint32_t>(least + random_() % (most - least + 1)),
+            Mode::kFused);
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// Few items and all roles: what compute-sanitizer, which slows a kernel a hundredfold, can run.
+TEST_P(RingAttentionOnGpus, SmallShapes) {
+  for (const bool causal : {false, true}) {
+    for (const std::uint32_t dim : {64u, 128u}) {
+      RingSetup with = setup({200, 2, 1, dim, causal});
+      with.options.wait_timeout = 20s;
+      RingRanks ranks(with);
+      check(ranks, 200, Mode::kFused);
+      check(ranks, 131, Mode::kUnfused);
+      check(ranks, ranks.plan().parts(), Mode::kFused);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(RingAttentionOnGpus, SmallChunksAndOneBank) {
+  for (const std::uint32_t banks : {1u, 2u}) {
+    RingSetup with = setup({900, 6, 3, 128, true});
+    with.chunk_bytes = 4096;  // amid rows of a head
+    with.banks = banks;
+    RingRanks ranks(with);
+    if (ranks.proxy() != nullptr) ranks.proxy()->dawdle(true);
+    for (int i = 0; i < 4 && !HasFatalFailure(); ++i)
+      check(ranks, static_cast<std::uint32_t>(900 - random_() % 300), Mode::kFused);
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// Zero times Inf is NaN in the tensor cores: what a row must not see must not reach it.
+TEST_P(RingAttentionOnGpus, InfAndNanBehindTheMaskChangeNothing) {
+  RingRanks ranks(setup({1100, 4, 2, 128, true}));
+  for (const std::uint16_t bits :
+       {std::uint16_t{0x7f80}, std::uint16_t{0xff80}, std::uint16_t{0x7fc0}}) {
+    for (const bool keys_too : {false, true}) {
+      RingInputs inputs;
+      inputs.from = static_cast<std::uint32_t>(random_() % 1100);
+      inputs.to = inputs.from + 1 + static_cast<std::uint32_t>(random_() % (1100 - inputs.from));
+      inputs.value = bits;
+      inputs.keys_too = keys_too;
+      check(ranks, 1100, Mode::kFused, inputs);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(RingAttentionOnGpus, LargeScoresAndEqualScores) {
+  for (const bool causal : {false, true}) {
+    RingRanks ranks(setup({700, 4, 2, 128, causal}));
+    RingInputs large;
+    large.scale = 300;  // scores of some ten thousand
+    check(ranks, 700, Mode::kFused, large);
+    RingInputs equal;
+    equal.equal_keys = true;
+    check(ranks, 699, Mode::kFused, equal);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(RingAttentionOnGpus, SameBitsInEveryRun) {
+  RingRanks ranks(setup({2000, 8, 2, 128, true}));
+  RingInputs inputs;
+  inputs.seed = fresh_seed();
+  DeviceMemory first(std::size_t{2000} * 8 * 128 * 2);
+  for (int run = 0; run < 10; ++run) {
+    SCOPED_TRACE("run " + std::to_string(run));
+    ranks.fill(2000, inputs);
+    launch_all(ranks, run % 4 == 3 ? Mode::kUnfused : Mode::kFused, true);
+    finish_all(ranks);
+    if (HasFatalFailure()) return;
+    ranks.collect();
+    if (run == 0) {
+      require(cudaMemcpy(first.data(), ranks.outputs(), std::size_t{2000} * 8 * 128 * 2,
+                         cudaMemcpyDefault),
+              "copy");
+      judge(ranks);
+    } else {
+      ASSERT_EQ(count_different(first.data(), ranks.outputs(), ranks.output_elements(), nullptr),
+                0);
+    }
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// On the streams, one after the other, of lengths that change: the last one's results are judged.
+TEST_P(RingAttentionOnGpus, ManyLaunchesWithoutAPause) {
+  for (const std::uint32_t dim : {128u, 64u}) {
+    RingRanks ranks(setup({700, 4, 2, dim, true}));
+    const std::uint32_t least = ranks.plan().parts();
+    for (int round = 0; round < 3 && !HasFatalFailure(); ++round) {
+      const auto last = static_cast<std::uint32_t>(least + random_() % (700 - least));
+      RingInputs inputs;
+      inputs.seed = fresh_seed();
+      ranks.fill(last, inputs);
+      for (int i = 0; i < 100; ++i) {
+        const auto seq =
+            i == 99 ? last : static_cast<std::uint32_t>(least + random_() % (last - least + 1));
+        for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+          ranks.make_current(r);
+          const Status launched = ranks.launch_of(r, seq, Mode::kFused);
+          ASSERT_TRUE(launched) << launched.error().message;
+        }
+      }
+      finish_all(ranks);
+      if (!HasFatalFailure()) judge(ranks);
+    }
+  }
+}
+
+TEST_P(RingAttentionOnGpus, AGraphReplayedWithChangingInputs) {
+  constexpr std::uint32_t kSeq = 900;
+  RingRanks ranks(setup({kSeq, 4, 4, 128, true}));
+  RingInputs inputs;
+  ranks.fill(kSeq, inputs);
+  std::vector<cudaGraphExec_t> graphs(ranks.world());
+  for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+    ranks.make_current(r);
+    cudaGraph_t graph = nullptr;
+    require(cudaStreamBeginCapture(ranks.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
+    const Status launched = ranks.launch(r);
+    require(cudaStreamEndCapture(ranks.stream(r), &graph), "capture");
+    ASSERT_TRUE(launched) << launched.error().message;
+    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
+    require(cudaGraphUpload(graphs[r], ranks.stream(r)), "upload");
+    require(cudaStreamSynchronize(ranks.stream(r)), "upload");
+    require(cudaGraphDestroy(graph), "graph");
+  }
+  for (int replay = 0; replay < 40; ++replay) {
+    SCOPED_TRACE("replay " + std::to_string(replay));
+    inputs.seed = fresh_seed();
+    ranks.fill(kSeq, inputs);
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+      ranks.make_current(r);
+      require(cudaGraphLaunch(graphs[r], ranks.stream(r)), "replay");
+    }
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+      auto stats = ranks.op(r).finish(ranks.stream(r));
+      ASSERT_TRUE(stats) << stats.error().message;
+      ASSERT_EQ(stats->epoch, static_cast<std::uint32_t>(replay + 1));
+    }
+    judge(ranks);
+    if (HasFatalFailure()) return;
+  }
+  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+}
+
+TEST_P(RingAttentionOnGpus, AMissingRankEndsTheLaunchWithinTheDeadline) {
+  if (world() == 1) GTEST_SKIP() << "needs several ranks";
+  RingSetup with = setup({600, 4, 2, 128, true});
+  with.options.wait_timeout = 200ms;
+  RingRanks ranks(with);
+  check(ranks, 300, Mode::kFused);
+  ranks.fill(600, {});
+  const std::uint32_t missing = ranks.world() - 1;
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(ranks.launch(r));
+  bool named = false;
+  for (std::uint32_t r = 0; r < missing; ++r) {
+    const Status finished = ranks.finish(r);
+    ASSERT_FALSE(finished);
+    const std::string& text = finished.error().message;
+    named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
+    if (finished.error().code != ErrorCode::kTimeout) {
+      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << text;
+    }
+    EXPECT_THAT(text, HasSubstr("ring_attention launch 2 on rank " + std::to_string(r)));
+    const Status again = ranks.launch(r);
+    ASSERT_FALSE(again);
+    EXPECT_EQ(again.error().message, text);
+  }
+  EXPECT_TRUE(named);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  // The late one comes to a broken job; it ends in any case, and the GPU is as usable as before.
+  ASSERT_TRUE(ranks.launch(missing));
+  (void)ranks.finish(missing);
+  RingRanks fresh(setup({600, 4, 2, 128, true}));
+  check(fresh, 600, Mode::kFused);
+}
+
+TEST_P(RingAttentionOnGpus, DifferentLengthsAreAnError) {
+  if (world() == 1) GTEST_SKIP() << "needs several ranks";
+  RingSetup with = setup({600, 4, 2, 128, false});
+  with.options.wait_timeout = 500ms;
+  RingRanks ranks(with);
+  ranks.fill(600, {});
+  for (std::uint32_t r = 0; r < ranks.world(); ++r)
+    ASSERT_TRUE(ranks.launch_of(r, r == 0 ? 500 : 600, Mode::kFused));
+  bool mismatch = false;
+  std::string texts;
+  for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+    const Status finished = ranks.finish(r);
+    if (finished) continue;
+    mismatch |= finished.error().code == ErrorCode::kShapeMismatch;
+    texts += finished.error().message + "\n";
+  }
+  EXPECT_TRUE(mismatch) << texts;
+}
+
+TEST_P(RingAttentionOnGpus, AnAbortWordInHostMemoryEndsTheLaunch) {
+  if (world() == 1) GTEST_SKIP() << "needs several ranks";
+  void* word = nullptr;
+  require(cudaHostAlloc(&word, 64, cudaHostAllocMapped | cudaHostAllocPortable), "abort word");
+  auto* abort = static_cast<std::uint32_t*>(word);
+  *abort = 0;
+  {
+    RingSetup with = setup({600, 4, 2, 128, true});
+    with.abort = abort;
+    RingRanks ranks(with);
+    check(ranks, 600, Mode::kFused);
+    for (std::uint32_t r = 1; r < ranks.world(); ++r) ASSERT_TRUE(ranks.launch(r));
+    std::this_thread::sleep_for(50ms);
+    shm::store_release(abort, 1u);
+    for (std::uint32_t r = 1; r < ranks.world(); ++r) {
+      const Status finished = ranks.finish(r);
+      ASSERT_FALSE(finished);
+      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << finished.error().message;
+    }
+  }
+  require(cudaFreeHost(word), "abort word");
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, RingAttentionOnGpus,
+                         testing::Values(RingWorld{1, 1, 1}, RingWorld{1, 2, 1}, RingWorld{1, 3, 1},
+                                         RingWorld{1, 4, 1}, RingWorld{2, 1, 1}, RingWorld{2, 2, 1},
+                                         RingWorld{2, 4, 1}, RingWorld{4, 1, 1}, RingWorld{1, 2, 2},
+                                         RingWorld{1, 4, 4}, RingWorld{2, 1, 2}, RingWorld{2, 2, 4},
+                                         RingWorld{4, 1, 4}),
+                         [](const auto& world) {
+                           return std::to_string(world.param.nodes) + "x" +
+                                  std::to_string(world.param.locals) + "_on_" +
+                                  std::to_string(world.param.devices);
+                         });
+
+}  // namespace
+}  // namespace mk::test
