@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # check_ptxas.sh <build folder>: no CUDA kernel may spill registers or have wgmma serialised. Reads the
 # reports that the build keeps beside each object (deploy/cmake/ptxas_report.sh).
+# One exception, as in kernels/cuda/check_ptxas.sh: the thread that loads for Ring Attention, with 24 registers, may spill some words,
+# once for each item.
 set -eu
 mapfile -t reports < <(find "$1" -name '*.ptxas' | sort)
 [ ${#reports[@]} -gt 0 ] || { echo "no ptxas report under $1: nothing was compiled" >&2; exit 1; }
 bad=0
 for report in "${reports[@]}"; do
+  most=0
+  [[ $report != */ring_attention/* ]] || most=96
   # A function's name stands on the line before its figures.
-  spills=$(awk '/Function properties for/ { name = $NF }
-                /bytes spill stores/ && ($5 + $9 > 0) { print name ": " $0 }' "$report" | c++filt)
+  spills=$(awk -v most=$most '/Function properties for/ { name = $NF }
+                /bytes spill stores/ && ($5 + $9 > most) { print name ": " $0 }' "$report" | c++filt)
   if [ -n "$spills" ]; then
     echo "$report spills:"
     echo "$spills"

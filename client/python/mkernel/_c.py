@@ -44,6 +44,8 @@ class AttachOptions(_Sized):
         ("job_secret_bytes", c_uint64),
         ("arrival_flags", c_uint32),
         ("heartbeat_timeout_ms", c_uint32),
+        ("gpu", c_char_p),
+        ("rail", c_uint32),
     ]
 
 
