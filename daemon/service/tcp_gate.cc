@@ -13,11 +13,12 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/service/accept_pause.h"
+
 namespace mk::daemon {
 namespace {
 
 constexpr int kBacklog = 128;
-constexpr int kAcceptPauseMs = 200;  ///< after accept has failed: typically out of descriptors
 
 std::uint16_t port_of(int fd) {
   sockaddr_storage name{};

@@ -11,11 +11,12 @@
 #include <charconv>
 #include <vector>
 
+#include "daemon/service/accept_pause.h"
+
 namespace mk::daemon {
 namespace {
 
-constexpr int kFirstNumber = 256;    ///< of a connection's descriptor: above those in daily use
-constexpr int kAcceptPauseMs = 200;  ///< after accept has failed: typically out of descriptors
+constexpr int kFirstNumber = 256;  ///< of a connection's descriptor: above those in daily use
 
 std::vector<gid_t> groups_of(int fd, gid_t primary) {
   std::vector<gid_t> groups(64);

@@ -8,6 +8,7 @@
 #
 #   cases      dma_queue_test; operators_gpu_test: the worlds on that many GPUs, and what needs no world
 #   cases_all  the worlds on fewer GPUs, too
+#   ring       ring_attention_gpu_test: Ring Attention, in the worlds on so many GPUs and fewer
 #   delays     operators_gpu_delays_test (where it was built): ranks held up at random inside launches
 #   client     client_gpu_test: through libmkclient, kills of ranks and daemons among them
 #   lifetime   lifetime_gpu_test in full: operators destroyed right after a launch
@@ -29,9 +30,9 @@
 # when nothing was run. NVLink multicast stays off.
 set -u
 
-steps=(cases cases_all delays client lifetime fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one
+steps=(cases cases_all ring delays client lifetime fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one
   sweep_two sweep_mirror)
-programs=(dma_queue_test operators_gpu_test operators_gpu_delays_test client_gpu_test lifetime_gpu_test gpu_fabric_test gemm_test
+programs=(dma_queue_test operators_gpu_test ring_attention_gpu_test operators_gpu_delays_test client_gpu_test lifetime_gpu_test gpu_fabric_test gemm_test
   gemm_seams_test operators_bench mirror_bench gemm_bench rails_bench)
 
 pack() {
@@ -82,6 +83,7 @@ step() {
   case $name in
     cases) ./dma_queue_test && ./operators_gpu_test --gtest_filter="$worlds" ;;
     cases_all) ./dma_queue_test && ./operators_gpu_test ;;
+    ring) ./ring_attention_gpu_test ;;
     delays) ./operators_gpu_delays_test --gtest_filter="$worlds" ;;
     client) ./client_gpu_test ;;
     lifetime) MK_TEST_LIFETIME=full ./lifetime_gpu_test ;;
