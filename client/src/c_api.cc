@@ -88,6 +88,12 @@ void take_all_but_place(const mk_attach_options& given, mk::AttachOptions& o) {
 mk::Result<mk::AttachOptions> options_of(const mk_attach_options* given, bool from_environment) {
   if (given != nullptr || !from_environment)
     MK_RETURN_IF_ERROR(check_struct(given, "mk_attach_options"));
+  // Before anything of it is read.
+  if (given != nullptr && given->job_secret_bytes > mk::shm::kJobSecretBytesMax) {
+    return mk::fail(mk::ErrorCode::kInvalidArgument,
+                    "mk_attach_options.job_secret_bytes is {}; a secret has at most {} bytes",
+                    given->job_secret_bytes, mk::shm::kJobSecretBytesMax);
+  }
   mk::AttachOptions o;
   if (from_environment) {
     MK_ASSIGN_OR_RETURN(o, mk::AttachOptions::from_environment());
