@@ -61,11 +61,17 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
     logger.write(LogLevel::kInfo, "fabric \"auto\" is " + resolved.why,
                  {{"fabric", resolved.config.fabric.name}});
   }
-  MK_ASSIGN_OR_RETURN(const topology::RailPlan plan, topology::plan_rails(resolved.config));
+  std::optional<Result<topology::Machine>> seen;
+  const auto read_once = [&seen] {
+    if (!seen) seen = topology::read_machine();
+    return *seen;
+  };
+  MK_ASSIGN_OR_RETURN(const topology::RailPlan plan,
+                      topology::plan_rails(resolved.config, read_once));
   if (!plan.why.empty()) logger.write(LogLevel::kInfo, plan.why);
   if (!plan.unused.empty()) logger.write(LogLevel::kWarning, plan.unused);
   if (plan.endpoints.size() > 1) {
-    if (const auto here = topology::read_machine()) {
+    if (const auto here = read_once()) {
       options.control.rails_near =
           [near = topology::rails_by_gpu(*here, resolved.config)](const std::string& gpu) {
             const auto found = near.find(gpu);
