@@ -9,7 +9,7 @@ mapfile -t reports < <(find "$1" -name '*.ptxas' | sort)
 bad=0
 for report in "${reports[@]}"; do
   most=0
-  [[ $report != */ring_attention/* ]] || most=96
+  [[ $report != */ops/ring/* ]] || most=96
   # A function's name stands on the line before its figures.
   spills=$(awk -v most=$most '/Function properties for/ { name = $NF }
                 /bytes spill stores/ && ($5 + $9 > most) { print name ": " $0 }' "$report" | c++filt)

@@ -8,8 +8,8 @@
 
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
-#include "kernels/cpu/ring_attention_cpu.h"
-#include "kernels/ring_attention/plan.h"
+#include "kernels/ops/ring/cpu.h"
+#include "kernels/ops/ring/spec.h"
 
 namespace mk {
 namespace {

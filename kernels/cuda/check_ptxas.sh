@@ -18,10 +18,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 units=(kernels/cuda/*_kernels_*.cu kernels/cuda/core/*_kernels_*.cu tests/gpu/{gemm,grouped}_seams.cu)
-for unit in kernels/cuda/*/*_kernels_bf16.cu kernels/ops/*/sm90_bf16.cu; do
-  [ ! -f "$unit" ] || [[ $unit == kernels/cuda/core/* ]] || units+=("$unit")
-done
-is_operator() { [[ $1 == kernels/ops/* || ( $1 == kernels/cuda/*/* && $1 != kernels/cuda/core/* ) ]]; }
+units+=(kernels/ops/*/sm90_bf16.cu)
+is_operator() { [[ $1 == kernels/ops/* ]]; }
 # report <unit> <number>: puts it into $work/<number>.log.
 report() {
   local few= kept=
@@ -55,7 +53,7 @@ for i in "${!units[@]}"; do
   frames=0
   is_operator "${units[$i]}" && frames=1
   spills=0
-  [[ ${units[$i]} == kernels/cuda/ring_attention/* ]] && spills=96
+  [[ ${units[$i]} == kernels/ops/ring/* ]] && spills=96
   c++filt <"$work/$i.log" | awk -v frames=$frames -v spills=$spills '
     /Compiling entry function/ { match($0, /\047.*\047 for/); name = substr($0, RSTART + 1, RLENGTH - 6); kernels++ }
     /bytes stack frame/ { frame = $0; if ((frames ? 0 : $1) > 0 || $5 + $9 > spills) { bad = 1; frame = frame "   <-- SPILLS" } }

@@ -10,7 +10,7 @@
 
 #include "client/tools/numeric/attention_reference.h"
 #include "client/tools/numeric/random_matrix.h"
-#include "kernels/ring_attention/schedule.h"
+#include "kernels/ops/ring/schedule.h"
 #include "mkernel/mkernel_c.h"
 #include "tests/client/embedded_ranks.h"
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/ring_attention/ring_attention_cuda.h"
+#include "kernels/ops/ring/sm90.h"
 #include "tests/gpu/attention_reference.h"
 #include "tests/gpu/host_proxy.h"
 #include "tests/gpu/summed_reference.h"

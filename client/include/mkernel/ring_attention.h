@@ -35,7 +35,7 @@ constexpr SequenceRows sequence_rows_of_rank(std::uint64_t seq, bool causal, std
 
 /// O = softmax(scale Q K^T) V, for one sequence (a batch of one), per query head; query head h uses
 /// key head h / (query_heads / key_heads). Tensors bf16 or f16, everything between them fp32;
-/// bitwise the same from run to run (kernels/ring_attention/README.md has the error bound). What
+/// bitwise the same from run to run (kernels/ops/ring/README.md has the error bound). What
 /// the causal mask hides from a row changes no bit of it, NaN and infinities included.
 class MK_EXPORT RingAttention {
  public:

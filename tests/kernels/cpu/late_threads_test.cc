@@ -10,7 +10,7 @@
 #include "tests/kernels/ag_gemm/job.h"
 #include "tests/kernels/combine/job.h"
 #include "tests/kernels/moe/job.h"
-#include "tests/kernels/ring_attention/job.h"
+#include "tests/kernels/ring/job.h"
 #include "tests/kernels/support/gemm_sum_job.h"
 #include "tests/kernels/support/network.h"
 #include "tests/kernels/support/random_stops.h"

@@ -1,6 +1,6 @@
 // A rank's items of Ring Attention on a GPU, and the runs of keys that they meet, against the
 // definition of the parts.
-#include "kernels/cuda/ring_attention/ring_items.h"
+#include "kernels/ops/ring/items.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/ring_attention/plan.h"
+#include "kernels/ops/ring/spec.h"
 
 namespace mk::kernels::cuda {
 namespace {

@@ -2,7 +2,7 @@
 // device, so that they stay device code.
 #include "kernels/ops/combine/protocol.h"
 #include "kernels/ops/moe/roles.h"
-#include "kernels/ring_attention/roles.h"
+#include "kernels/ops/ring/roles.h"
 
 namespace mk::kernels {
 namespace {

@@ -1,13 +1,13 @@
 /// \file
 /// Ring Attention in the attention core's words: a rank's items, and which runs of keys each of
-/// them meets. Made from kernels/ring_attention/schedule.h on the host, for each launch. Compiles
+/// them meets. Made from kernels/ops/ring/schedule.h on the host, for each launch. Compiles
 /// for host and device.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/core/attention_items.h"
-#include "kernels/ring_attention/schedule.h"
+#include "kernels/ops/ring/schedule.h"
 #include "shm/platform.h"
 
 namespace mk::kernels::cuda {

@@ -3,7 +3,7 @@
 /// where the gather puts them.
 ///
 /// A loading thread has registers for its own work alone. So it does not look at the gather's
-/// flags: groups outside the compute blocks do (the watch role of kernels/ring_attention/roles.h),
+/// flags: groups outside the compute blocks do (the watch role of kernels/ops/ring/roles.h),
 /// and show it one word for each rank.
 #pragma once
 
@@ -14,8 +14,8 @@
 #include "kernels/comm/banks.h"
 #include "kernels/cuda/core/attention_items.h"
 #include "kernels/cuda/executor.cuh"
-#include "kernels/cuda/ring_attention/launch_arguments.h"
-#include "kernels/cuda/ring_attention/ring_items.h"
+#include "kernels/ops/ring/items.h"
+#include "kernels/ops/ring/sm90_arguments.h"
 
 namespace mk::kernels::cuda {
 

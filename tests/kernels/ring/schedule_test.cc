@@ -1,6 +1,6 @@
 // The schedule of Ring Attention, exhaustively for every world of 1-4 nodes x 1-8 local ranks, with
 // and without the causal mask, and a set of sequence lengths and tiles.
-#include "kernels/ring_attention/schedule.h"
+#include "kernels/ops/ring/schedule.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "kernels/ring_attention/plan.h"
+#include "kernels/ops/ring/spec.h"
 
 namespace mk::kernels {
 namespace {

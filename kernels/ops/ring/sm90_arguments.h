@@ -9,8 +9,8 @@
 
 #include "kernels/cuda/core/attention_types.h"
 #include "kernels/cuda/launch_state.h"
-#include "kernels/cuda/ring_attention/ring_items.h"
-#include "kernels/ring_attention/launch.h"
+#include "kernels/ops/ring/items.h"
+#include "kernels/ops/ring/launch.h"
 
 namespace mk::kernels::cuda {
 

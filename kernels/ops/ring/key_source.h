@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/gather/copy_job.h"
-#include "kernels/ring_attention/geometry.h"
+#include "kernels/ops/ring/geometry.h"
 
 namespace mk::kernels {
 

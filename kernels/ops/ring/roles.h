@@ -38,7 +38,7 @@
 #include <cstdint>
 
 #include "kernels/gather/roles.h"
-#include "kernels/ring_attention/block.h"
+#include "kernels/ops/ring/block.h"
 
 namespace mk::kernels::ring_attention {
 

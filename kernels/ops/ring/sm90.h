@@ -16,8 +16,8 @@
 #include "kernels/cuda/core/attention_types.h"
 #include "kernels/cuda/cuda_options.h"
 #include "kernels/cuda/operator_frame.h"
-#include "kernels/cuda/ring_attention/launch_arguments.h"
-#include "kernels/ring_attention/plan.h"
+#include "kernels/ops/ring/sm90_arguments.h"
+#include "kernels/ops/ring/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

@@ -1,4 +1,4 @@
-#include "tests/kernels/ring_attention/job.h"
+#include "tests/kernels/ring/job.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "client/tools/numeric/random_matrix.h"
-#include "kernels/ring_attention/schedule.h"
+#include "kernels/ops/ring/schedule.h"
 #include "tests/kernels/support/run_ranks.h"
 
 namespace mk::kernels::testing {

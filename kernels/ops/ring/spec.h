@@ -8,7 +8,7 @@
 #include "kernels/comm/estimate.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
-#include "kernels/ring_attention/geometry.h"
+#include "kernels/ops/ring/geometry.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

@@ -1,7 +1,7 @@
 /// \file
 /// Ring Attention on the CPU: O = softmax(scale Q K^T) V over a sequence that is spread over all
 /// ranks; each rank brings its rows of Q, K and V and gets its rows of O. Blocks are threads; what
-/// they do is kernels/ring_attention/roles.h.
+/// they do is kernels/ops/ring/roles.h.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cpu/launch_runner.h"
-#include "kernels/ring_attention/plan.h"
+#include "kernels/ops/ring/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/comm/launch.h"
-#include "kernels/ring_attention/geometry.h"
-#include "kernels/ring_attention/key_source.h"
+#include "kernels/ops/ring/geometry.h"
+#include "kernels/ops/ring/key_source.h"
 
 namespace mk::kernels {
 

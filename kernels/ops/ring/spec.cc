@@ -1,11 +1,11 @@
-#include "kernels/ring_attention/plan.h"
+#include "kernels/ops/ring/spec.h"
 
 #include <algorithm>
 
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/shard.h"
 #include "kernels/gather/plan.h"
-#include "kernels/ring_attention/schedule.h"
+#include "kernels/ops/ring/schedule.h"
 
 namespace mk::kernels {
 namespace {

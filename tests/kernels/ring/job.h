@@ -11,7 +11,7 @@
 
 #include "client/tools/numeric/attention_reference.h"
 #include "kernels/comm/shard.h"
-#include "kernels/cpu/ring_attention_cpu.h"
+#include "kernels/ops/ring/cpu.h"
 #include "tests/kernels/support/cluster.h"
 
 namespace mk::kernels::testing {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/ring_attention/ring_attention_cuda.h"
+#include "kernels/ops/ring/sm90.h"
 
 #include <algorithm>
 #include <cmath>

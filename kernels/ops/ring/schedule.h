@@ -34,7 +34,7 @@
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
 #include "kernels/gather/schedule.h"
-#include "kernels/ring_attention/geometry.h"
+#include "kernels/ops/ring/geometry.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {

@@ -1,5 +1,5 @@
 /// \file
-/// The numbers that all ranks of a Ring Attention agree on for the operator's lifetime. plan.h
+/// The numbers that all ranks of a Ring Attention agree on for the operator's lifetime. spec.h
 /// makes them; per launch: schedule.h. Compiles for host and device.
 #pragma once
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/ring_attention_cpu.h"
+#include "kernels/ops/ring/cpu.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,14 +10,14 @@
 #include "kernels/cpu/cpu_attention.h"
 #include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
-#include "kernels/ring_attention/roles.h"
+#include "kernels/ops/ring/roles.h"
 
 namespace mk::kernels {
 namespace {
 
 constexpr const char* kOp = "ring_attention";
 
-/// What kernels/ring_attention/roles.h asks of an executor, for one block on one thread. Stores and
+/// What kernels/ops/ring/roles.h asks of an executor, for one block on one thread. Stores and
 /// loads are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:

@@ -8,9 +8,9 @@
 
 #include "kernels/cuda/core/attention_core.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
-#include "kernels/cuda/ring_attention/launch_arguments.h"
-#include "kernels/cuda/ring_attention/ring_policies.cuh"
-#include "kernels/ring_attention/roles.h"
+#include "kernels/ops/ring/roles.h"
+#include "kernels/ops/ring/sm90_arguments.h"
+#include "kernels/ops/ring/sm90_policies.cuh"
 
 namespace mk::kernels::cuda {
 

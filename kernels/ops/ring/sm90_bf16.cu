@@ -1,4 +1,4 @@
-#include "kernels/cuda/ring_attention/ring_attention_device.cuh"
+#include "kernels/ops/ring/sm90_kernel.cuh"
 
 namespace mk::kernels::cuda {
 

@@ -12,8 +12,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/ring_attention/plan.h"
-#include "kernels/ring_attention/roles.h"
+#include "kernels/ops/ring/roles.h"
+#include "kernels/ops/ring/spec.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {
@@ -54,7 +54,7 @@ struct RingRank {
   std::map<std::uint32_t, std::uint64_t> shown;    ///< by origin: rows, to compute blocks
 };
 
-/// The executor of kernels/ring_attention/roles.h; yields between rows.
+/// The executor of kernels/ops/ring/roles.h; yields between rows.
 class Executor : public SimExecutor {
  public:
   Executor(const SimExecutor& frame, RingRank& rank) : SimExecutor(frame), rank_(rank) {}

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ring_attention/schedule.h"
-#include "tests/kernels/ring_attention/job.h"
+#include "kernels/ops/ring/schedule.h"
+#include "tests/kernels/ring/job.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {

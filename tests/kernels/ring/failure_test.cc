@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/kernels/ring_attention/job.h"
+#include "tests/kernels/ring/job.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {

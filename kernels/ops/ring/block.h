@@ -8,8 +8,8 @@
 
 #include "kernels/comm/operator_block.h"
 #include "kernels/gather/block.h"
-#include "kernels/ring_attention/launch.h"
-#include "kernels/ring_attention/schedule.h"
+#include "kernels/ops/ring/launch.h"
+#include "kernels/ops/ring/schedule.h"
 
 namespace mk::kernels {
 
