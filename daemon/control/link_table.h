@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,9 @@ struct LinkKey {
   NodeId peer = 0;
   std::uint32_t peer_rail = 0;
 
-  friend auto operator<=>(const LinkKey&, const LinkKey&) = default;
+  friend bool operator<(const LinkKey& a, const LinkKey& b) {
+    return std::tie(a.rail, a.peer, a.peer_rail) < std::tie(b.rail, b.peer, b.peer_rail);
+  }
 };
 
 /// One connection of an endpoint. It is given up when the table and the last session that uses it
