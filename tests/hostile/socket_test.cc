@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <random>
 
 #include "tests/hostile/hostile_pair.h"
@@ -349,6 +350,28 @@ TEST_F(HostileSocket, RequestsByTheThousandWhoseAnswersNobodyReads) {
   const auto lost = pair.other.await<shm::SessionFailed>();
   ASSERT_TRUE(lost) << "after " << sent << " requests: " << lost.error().message;
   EXPECT_EQ(lost->code, ErrorCode::kPeerLost);
+}
+
+// The healthy job's buffers are mapped by its own daemon, and by the other one as a peer's.
+TEST_F(HostileSocket, NoMemoryOfAClientIsInADumpOfADaemon) {
+  for (std::uint32_t node = 0; node < 2; ++node) {
+    std::ifstream smaps("/proc/" + std::to_string(daemons().process(node).pid()) + "/smaps");
+    std::size_t buffers = 0;
+    std::string mapping;
+    for (std::string line; std::getline(smaps, line);) {
+      // A mapping begins with its addresses, and its flags end it.
+      if (line.find('-') < line.find(' ')) mapping = line;
+      // The daemon's own files hold rings and flags, and no payload.
+      if (!line.starts_with("VmFlags:") || mapping.find("/memfd:") == std::string::npos ||
+          mapping.find("/memfd:mkernel-session-") != std::string::npos) {
+        continue;
+      }
+      ++buffers;
+      EXPECT_NE((line + ' ').find(" dd "), std::string::npos) << mapping << '\n' << line;
+    }
+    EXPECT_GE(buffers, 2u) << "of node " << node;
+  }
+  tried();
 }
 
 TEST_F(HostileSocket, MoreMemoryThanThereIsAndThenLargeFrames) {

@@ -13,6 +13,7 @@ namespace mk::daemon {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 std::string error_of(const std::string& toml, const ConfigOverrides& overrides = {}) {
   const auto config = parse_config(toml, "mk.toml", overrides);
@@ -347,6 +348,22 @@ TEST(Config, FlagsOverrideTheFile) {
   ASSERT_EQ(config.peers.size(), 2u);
   EXPECT_EQ(config.peers[0].address.text(), "unix:/tmp/0.sock");
   EXPECT_EQ(config.peers[1].id, 1u);
+}
+
+TEST(Config, TheAdminSocketIsNotInTheFolderThatJobsMount) {
+  const auto admin_of = [](const std::string& toml) { return admin_socket_path(config_of(toml)); };
+  EXPECT_EQ(admin_of(""), "/run/mkernel-admin/mkerneld.sock");
+  EXPECT_EQ(admin_of("socket.path = '/run/mkernel/a/b.sock'"), "/run/mkernel-admin/a/b.sock");
+  // Whatever the length of the name, none falls back to the folder of the clients.
+  for (std::size_t bytes = 1; bytes <= 94; ++bytes) {
+    const std::string admin =
+        admin_of("socket.path = '/run/mkernel/" + std::string(bytes, 'x') + "'");
+    EXPECT_THAT(admin, Not(HasSubstr("/run/mkernel/")));
+    EXPECT_EQ(admin.empty(), bytes > 88) << "there is none where its path would be too long";
+  }
+  EXPECT_EQ(admin_of("socket.path = '/srv/m.sock'"), "/srv/m-admin.sock");
+  EXPECT_EQ(admin_of("socket.path = '@m'"), "");
+  EXPECT_EQ(admin_of("[admin]\nsocket = '/elsewhere/a.sock'"), "/elsewhere/a.sock");
 }
 
 TEST(Config, BadFlagsAreNamed) {

@@ -233,6 +233,20 @@ TEST_F(LoopTest, WhoHasNotAttachedSendsSmallFramesOnly) {
   }
 }
 
+TEST_F(LoopTest, WhoHasAttachedSendsRequestsAndNoLargerFrames) {
+  start({});
+  SocketClient client(loop->socket_path());
+  ASSERT_TRUE(client.attach(rank_of("large", 1, 1, 0)));
+  const std::vector<std::byte> largest(shm::kExchangeBlobBytesMax);
+  const auto taken = client.call<shm::ExchangeReply>(shm::Exchange{"tag", largest, 1});
+  EXPECT_TRUE(taken) << taken.error().message;
+  const std::vector<std::byte> larger(shm::kRequestBytesMax);
+  (void)client.try_post(shm::Exchange{"tag", larger, 1}, in_time());
+  const auto refused = client.await<shm::ErrorReply>();
+  const std::string said = refused ? refused->message : refused.error().message;
+  EXPECT_NE(said.find("at most 131072"), std::string::npos) << said;
+}
+
 TEST_F(LoopTest, AnExceptionCostsTheClientThatCausedItAndNobodyElse) {
   start({});
   SocketClient other(loop->socket_path()), guilty(loop->socket_path());
