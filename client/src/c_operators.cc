@@ -2,6 +2,7 @@
 /// The C ABI's operators: what is each one's own, and the functions that all share. A new operator
 /// is a Kind and a line of `kOperators`.
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -207,19 +208,52 @@ struct RingKind {
   static constexpr const char* kArgumentsName = "mk_ring_arguments";
 
   static Op::Shape shape_of(const Shape& shape) {
-    return {shape.seq_max,  shape.query_heads, shape.key_heads,
-            shape.head_dim, shape.causal != 0, static_cast<DataType>(shape.dtype)};
+    return {shape.seq_max,
+            shape.query_heads,
+            shape.key_heads,
+            shape.head_dim,
+            shape.causal != 0,
+            static_cast<DataType>(shape.dtype),
+            std::max(1u, shape.batch)};
   }
   static void tune(Op::Tuning& tuning, const Shape& shape) {
     tuning.remote_passes = shape.remote_passes;
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
-    return op.launch(
-        {given.q, given.k, given.v, given.q_stride, given.k_stride, given.v_stride, given.scale},
-        {given.out, given.out_stride, given.lse}, given.seq, mode);
+    return op.launch(input_of(given), output_of(given), given.seq, mode);
+  }
+  static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
+    return op.launch_on(stream, input_of(given), output_of(given), given.seq, mode);
   }
   static Result<Found> query(const Op&, const Shape&, const AttachOptions&, std::uint32_t what) {
     return nothing_of(kName, what);
+  }
+
+ private:
+  static Op::Input input_of(const Arguments& given) {
+    return {given.q,
+            given.k,
+            given.v,
+            given.q_stride,
+            given.k_stride,
+            given.v_stride,
+            given.scale,
+            given.q_head_stride,
+            given.k_head_stride,
+            given.v_head_stride,
+            given.q_batch_stride,
+            given.k_batch_stride,
+            given.v_batch_stride};
+  }
+  static Op::Output output_of(const Arguments& given) {
+    return {given.out,
+            given.out_stride,
+            given.lse,
+            given.out_head_stride,
+            given.out_batch_stride,
+            given.lse_stride,
+            given.lse_head_stride,
+            given.lse_batch_stride};
   }
 };
 

@@ -1,6 +1,6 @@
 /// \file
-/// An operator on a GPU, as the operator classes use it: the same for the three that have a CUDA
-/// form. In builds without CUDA each `make_device_...` answers kUnsupported.
+/// An operator on a GPU, as the operator classes use it. In builds without CUDA each
+/// `make_device_...` answers kUnsupported.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,26 @@
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/types.h"
+#include "kernels/ops/ring/spec.h"
+#include "kernels/ops/ring/tensors.h"
 #include "mkernel/types.h"
 
 namespace mk {
+
+/// What every operator on a GPU has, whatever it computes. Every call is for the thread's current
+/// GPU, the one of the creation.
+class DeviceOperator {
+ public:
+  virtual ~DeviceOperator() = default;
+  /// Of the launches that have ended.
+  virtual Status status() const = 0;
+  virtual Result<kernels::LaunchStats> finish(CudaStream stream) = 0;
+  /// Of this operator alone, for launches without a stream: ranks that share a GPU must not share
+  /// one.
+  virtual CudaStream own_stream() = 0;
+};
+
+// --- The products over all ranks ---
 
 /// What a launch is given; on a GPU, in its memory.
 struct DeviceArguments {
@@ -32,21 +49,14 @@ struct DeviceShape {
   std::uint64_t ldc() const { return shape.n; }
 };
 
-/// Matrices are dense. Every call is for the thread's current GPU, the one of the creation.
-class DeviceOperator {
+/// Matrices are dense.
+class DeviceGemm : public DeviceOperator {
  public:
-  virtual ~DeviceOperator() = default;
   /// On the stream, without waiting.
   virtual Status launch(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
                         kernels::Mode mode) = 0;
-  /// Of the launches that have ended.
-  virtual Status status() const = 0;
-  virtual Result<kernels::LaunchStats> finish(CudaStream stream) = 0;
   virtual const void* output() const { return nullptr; }
   virtual void* input() const { return nullptr; }
-  /// Of this operator alone, for launches without a stream: ranks that share a GPU must not share
-  /// one.
-  virtual CudaStream own_stream() = 0;
 };
 
 /// The workspace that the operator takes; not collective.
@@ -58,14 +68,31 @@ Result<std::uint64_t> device_workspace_gemm_ar(Session::Impl& session, const Dev
                                                const Tuning& tuning);
 
 /// Collective, with a barrier at the end: nobody launches before all have loaded their kernels.
-Result<std::unique_ptr<DeviceOperator>> make_device_ag_gemm(Session::Impl& session,
-                                                            const DeviceShape& shape,
-                                                            const Tuning& tuning);
-Result<std::unique_ptr<DeviceOperator>> make_device_gemm_rs(Session::Impl& session,
-                                                            const DeviceShape& shape,
-                                                            const Tuning& tuning);
-Result<std::unique_ptr<DeviceOperator>> make_device_gemm_ar(Session::Impl& session,
-                                                            const DeviceShape& shape,
-                                                            const Tuning& tuning);
+Result<std::unique_ptr<DeviceGemm>> make_device_ag_gemm(Session::Impl& session,
+                                                        const DeviceShape& shape,
+                                                        const Tuning& tuning);
+Result<std::unique_ptr<DeviceGemm>> make_device_gemm_rs(Session::Impl& session,
+                                                        const DeviceShape& shape,
+                                                        const Tuning& tuning);
+Result<std::unique_ptr<DeviceGemm>> make_device_gemm_ar(Session::Impl& session,
+                                                        const DeviceShape& shape,
+                                                        const Tuning& tuning);
+
+// --- Ring Attention ---
+
+class DeviceRing : public DeviceOperator {
+ public:
+  /// On the stream, without waiting.
+  virtual Status launch(CudaStream stream, const kernels::RingAttentionTensors& tensors,
+                        std::uint64_t seq, kernels::Mode mode) = 0;
+};
+
+/// As of the products.
+Result<std::uint64_t> device_workspace_ring(Session::Impl& session,
+                                            const kernels::RingAttentionShape& shape,
+                                            const Tuning& tuning);
+Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl& session,
+                                                     const kernels::RingAttentionShape& shape,
+                                                     const Tuning& tuning);
 
 }  // namespace mk

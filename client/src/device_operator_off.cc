@@ -25,17 +25,27 @@ Result<std::uint64_t> device_workspace_gemm_ar(Session::Impl&, const DeviceShape
   return refuse("gemm-ar");
 }
 
-Result<std::unique_ptr<DeviceOperator>> make_device_ag_gemm(Session::Impl&, const DeviceShape&,
-                                                            const Tuning&) {
+Result<std::unique_ptr<DeviceGemm>> make_device_ag_gemm(Session::Impl&, const DeviceShape&,
+                                                        const Tuning&) {
   return refuse("ag-gemm");
 }
-Result<std::unique_ptr<DeviceOperator>> make_device_gemm_rs(Session::Impl&, const DeviceShape&,
-                                                            const Tuning&) {
+Result<std::unique_ptr<DeviceGemm>> make_device_gemm_rs(Session::Impl&, const DeviceShape&,
+                                                        const Tuning&) {
   return refuse("gemm-rs");
 }
-Result<std::unique_ptr<DeviceOperator>> make_device_gemm_ar(Session::Impl&, const DeviceShape&,
-                                                            const Tuning&) {
+Result<std::unique_ptr<DeviceGemm>> make_device_gemm_ar(Session::Impl&, const DeviceShape&,
+                                                        const Tuning&) {
   return refuse("gemm-ar");
+}
+
+Result<std::uint64_t> device_workspace_ring(Session::Impl&, const kernels::RingAttentionShape&,
+                                            const Tuning&) {
+  return refuse("ring");
+}
+Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl&,
+                                                     const kernels::RingAttentionShape&,
+                                                     const Tuning&) {
+  return refuse("ring");
 }
 
 }  // namespace mk

@@ -76,13 +76,10 @@ class __attribute__((visibility("hidden"))) GemmOperator {
 
   Result<LaunchStats> launch(const DeviceArguments& arguments, std::uint64_t m, LaunchMode mode) {
     MK_RETURN_IF_ERROR(Kind::check(arguments));
-    if (m == 0 || m > shape_.shape.m) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{} was created for m from 1 to {}; launched with {}", Kind::kName,
-                  shape_.shape.m, m);
-    }
+    MK_RETURN_IF_ERROR(check_m(m));
     if (device_ != nullptr) {
-      return run_on_device(Kind::kName, *session_, *device_, arguments, m, shape_.shape.m, mode);
+      return run_on_device(Kind::kName, *session_, *device_,
+                           [&](CudaStream stream) { return put_on(stream, arguments, m, mode); });
     }
     return run_launch(*session_, [&] {
       return Kind::launch(*cpu_, arguments, shape_, static_cast<std::uint32_t>(m),
@@ -92,8 +89,10 @@ class __attribute__((visibility("hidden"))) GemmOperator {
 
   Status launch_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
                    LaunchMode mode) {
-    return launch_on_device(Kind::kName, *session_, device_.get(), stream, arguments, m,
-                            shape_.shape.m, mode);
+    return launch_on_device(Kind::kName, *session_, device_.get(), [&]() -> Status {
+      MK_RETURN_IF_ERROR(check_m(m));
+      return put_on(stream, arguments, m, mode);
+    });
   }
   Status status() const { return device_status(*session_, device_.get()); }
   Result<LaunchStats> finish(CudaStream stream) {
@@ -126,6 +125,16 @@ class __attribute__((visibility("hidden"))) GemmOperator {
                             kernel_tiling(tuning));
   }
 
+  Status check_m(std::uint64_t m) const {
+    if (m != 0 && m <= shape_.shape.m) return {};
+    return fail(ErrorCode::kInvalidArgument, "{} was created for m from 1 to {}; launched with {}",
+                Kind::kName, shape_.shape.m, m);
+  }
+  Status put_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+                LaunchMode mode) {
+    return device_->launch(stream, arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
+  }
+
   GemmOperator(std::shared_ptr<Session::Impl> session, const DeviceShape& shape)
       : session_(std::move(session)), shape_(shape) {}
 
@@ -134,7 +143,7 @@ class __attribute__((visibility("hidden"))) GemmOperator {
   DeviceShape shape_;
   std::optional<OperatorMemory> memory_;
   client::AtHome<typename Kind::Cpu> cpu_;  ///< goes first: its blocks use the memory above
-  client::AtHome<DeviceOperator> device_;   ///< one of the two
+  client::AtHome<DeviceGemm> device_;       ///< one of the two
 };
 
 }  // namespace mk

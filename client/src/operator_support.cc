@@ -104,6 +104,15 @@ std::string describe_plan(const kernels::AgGemmPlan& plan) {
                      plan.gather.banks, plan.fingerprint());
 }
 
+std::string describe_plan(const kernels::RingAttentionPlan& plan) {
+  return fmt::format(
+      "seq_max={} batch={} query_heads={} key_heads={} head_dim={} causal={} dtype={} tiles={}x{} "
+      "chunk_bytes={} remote_passes={} banks={} plan={:016x}",
+      plan.seq_max, plan.batch, plan.query_heads, plan.key_heads, plan.head_dim, plan.causal,
+      kernels::name_of(plan.dtype), plan.tile_q, plan.tile_k, plan.gather.chunk_bytes,
+      plan.remote_passes, plan.banks, plan.fingerprint());
+}
+
 Result<LaunchStats> finish_launch(const Session::Impl& session,
                                   const Result<kernels::LaunchStats>& stats) {
   if (stats) {
@@ -127,10 +136,11 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
 
 Status check_cpu_only(std::string_view op, Executor executor) {
   if (executor == Executor::kCpu) return one_dnn_available();
-  return fail(ErrorCode::kUnsupported,
-              "{} runs on the CPU only (Executor::kCpu); ag-gemm, gemm-rs and gemm-ar also run on "
-              "GPUs",
-              op);
+  return fail(
+      ErrorCode::kUnsupported,
+      "{} runs on the CPU only (Executor::kCpu); ag-gemm, gemm-rs, gemm-ar and ring also run "
+      "on GPUs",
+      op);
 }
 
 Result<bool> wants_device(std::string_view op, Executor executor) {
@@ -145,26 +155,10 @@ Result<bool> wants_device(std::string_view op, Executor executor) {
               static_cast<std::uint32_t>(executor));
 }
 
-namespace {
-
 Status check_device(std::string_view op, const DeviceOperator* device) {
   if (device != nullptr) return {};
   return fail(ErrorCode::kInvalidArgument,
               "{} was created for the CPU, which has no streams: launch it without one", op);
-}
-
-}  // namespace
-
-Status launch_on_device(std::string_view op, const Session::Impl& session, DeviceOperator* device,
-                        CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
-                        std::uint64_t m_max, LaunchMode mode) {
-  MK_RETURN_IF_ERROR(check_device(op, device));
-  if (m == 0 || m > m_max) {
-    return fail(ErrorCode::kInvalidArgument, "{} was created for m from 1 to {}; launched with {}",
-                op, m_max, m);
-  }
-  MK_RETURN_IF_ERROR(session.status());
-  return device->launch(stream, arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
 }
 
 Status device_status(const Session::Impl& session, const DeviceOperator* device) {
@@ -181,15 +175,6 @@ Result<LaunchStats> finish_on_device(std::string_view op, const Session::Impl& s
   MK_RETURN_IF_ERROR(check_device(op, device));
   if (!session.is_here()) return propagate(session.status());
   return finish_launch(session, device->finish(stream));
-}
-
-Result<LaunchStats> run_on_device(std::string_view op, const Session::Impl& session,
-                                  DeviceOperator& device, const DeviceArguments& arguments,
-                                  std::uint64_t m, std::uint64_t m_max, LaunchMode mode) {
-  MK_RETURN_IF_ERROR(session.status());
-  CUstream_st* const stream = device.own_stream();
-  MK_RETURN_IF_ERROR(launch_on_device(op, session, &device, stream, arguments, m, m_max, mode));
-  return finish_on_device(op, session, &device, stream);
 }
 
 void set_trace(kernels::LaunchRunner& runner, bool on) { runner.set_trace(on ? kTraceSpans : 0); }

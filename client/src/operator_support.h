@@ -17,6 +17,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/ops/ag_gemm/spec.h"
+#include "kernels/ops/ring/spec.h"
 #include "mkernel/types.h"
 
 namespace mk {
@@ -46,6 +47,7 @@ std::string describe_plan(const Plan& plan) {
 
 /// The same of AllGather + GEMM, where n and the tiles are each rank's own.
 std::string describe_plan(const kernels::AgGemmPlan& plan);
+std::string describe_plan(const kernels::RingAttentionPlan& plan);
 
 /// A launch's answer for the caller. The wait that was cut short says less than what the daemon
 /// knows (a rank died, a link broke): then the session's failure comes first.
@@ -60,23 +62,33 @@ Result<LaunchStats> run_launch(const Session::Impl& session, Launch&& launch) {
   return finish_launch(session, launch());
 }
 
-/// MoE and Ring Attention: kUnsupported unless for the CPU.
+/// MoE and Combine: kUnsupported unless for the CPU.
 Status check_cpu_only(std::string_view op, Executor executor);
+/// kInvalidArgument for an operator of the CPU.
+Status check_device(std::string_view op, const DeviceOperator* device);
 /// Which of `cpu` and `device` an operator has; kInvalidArgument for no executor at all.
 Result<bool> wants_device(std::string_view op, Executor executor);
 
-// What the classes of the three operators on GPUs do with it. `device` null: the operator runs on
-// the CPU.
-Status launch_on_device(std::string_view op, const Session::Impl& session, DeviceOperator* device,
-                        CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
-                        std::uint64_t m_max, LaunchMode mode);
+// What the classes of operators on GPUs do with it. `device` null: the operator runs on the CPU.
+/// Puts a launch on a stream (`launch()` does), unless the session has failed.
+template <class Launch>
+Status launch_on_device(std::string_view op, const Session::Impl& session,
+                        const DeviceOperator* device, Launch&& launch) {
+  MK_RETURN_IF_ERROR(check_device(op, device));
+  MK_RETURN_IF_ERROR(session.status());
+  return launch();
+}
 Status device_status(const Session::Impl& session, const DeviceOperator* device);
 Result<LaunchStats> finish_on_device(std::string_view op, const Session::Impl& session,
                                      DeviceOperator* device, CudaStream stream);
-/// Blocks, on a stream of its own.
+/// Blocks, on a stream of its own: `launch(stream)`.
+template <class Launch>
 Result<LaunchStats> run_on_device(std::string_view op, const Session::Impl& session,
-                                  DeviceOperator& device, const DeviceArguments& arguments,
-                                  std::uint64_t m, std::uint64_t m_max, LaunchMode mode);
+                                  DeviceOperator& device, Launch&& launch) {
+  const CudaStream stream = device.own_stream();
+  MK_RETURN_IF_ERROR(launch_on_device(op, session, &device, [&] { return launch(stream); }));
+  return finish_on_device(op, session, &device, stream);
+}
 
 void set_trace(kernels::LaunchRunner& runner, bool on);
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner);

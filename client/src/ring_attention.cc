@@ -4,7 +4,10 @@
 
 #include "mkernel/ring_attention.h"
 
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
@@ -14,65 +17,114 @@
 namespace mk {
 namespace {
 
-constexpr std::string_view kOp = "ring-attention";
+constexpr std::string_view kOp = "ring";
 
-/// What must be equal on all ranks, for people to compare.
-std::string describe(const kernels::RingAttentionPlan& plan) {
-  return fmt::format(
-      "seq_max={} query_heads={} key_heads={} head_dim={} causal={} dtype={} tiles={}x{} "
-      "chunk_bytes={} remote_passes={} banks={} plan={:016x}",
-      plan.seq_max, plan.query_heads, plan.key_heads, plan.head_dim, plan.causal,
-      kernels::name_of(plan.dtype), plan.tile_q, plan.tile_k, plan.gather.chunk_bytes,
-      plan.remote_passes, plan.banks, plan.fingerprint());
+Result<kernels::RingAttentionShape> checked_shape(const RingAttention::Shape& shape) {
+  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
+  return kernels::RingAttentionShape{shape.seq_max,  shape.query_heads, shape.key_heads,
+                                     shape.head_dim, shape.causal,      dtype,
+                                     shape.batch};
 }
 
-Result<kernels::RingAttentionPlan> plan_of(const Session& session,
-                                           const RingAttention::Shape& shape,
-                                           const RingAttention::Tuning& tuning) {
-  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
-  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
-  const AttachOptions& options = session.options();
-  const kernels::RingAttentionShape kernel_shape{shape.seq_max,  shape.query_heads, shape.key_heads,
-                                                 shape.head_dim, shape.causal,      dtype};
+Result<kernels::RingAttentionPlan> cpu_plan(const AttachOptions& options,
+                                            const kernels::RingAttentionShape& shape,
+                                            const RingAttention::Tuning& tuning) {
   kernels::RingAttentionTiling tiling;
   tiling.tile_q = tuning.tile_m;
   tiling.tile_k = tuning.tile_n;
   tiling.chunk_bytes = tuning.chunk_bytes;
   tiling.remote_passes = tuning.remote_passes;
-  return kernels::RingAttentionPlan::make(options.nodes, options.local_size, kernel_shape, tiling);
+  return kernels::RingAttentionPlan::make(options.nodes, options.local_size, shape, tiling);
+}
+
+/// A kernel has its own tiles, and takes all keys of an item at one time.
+Status check_device_tuning(const RingAttention::Tuning& tuning) {
+  if (tuning.tile_m == 0 && tuning.tile_n == 0 && tuning.remote_passes == 0) return {};
+  return fail(ErrorCode::kUnsupported,
+              "{}: tiles of {} queries and {} keys and {} remote passes were asked for; on a GPU "
+              "the kernel has its own: leave tile_m, tile_n and remote_passes 0",
+              kOp, tuning.tile_m, tuning.tile_n, tuning.remote_passes);
+}
+
+kernels::RingAttentionTensors tensors_of(const RingAttention::Input& in,
+                                         const RingAttention::Output& out) {
+  kernels::RingAttentionTensors tensors;
+  tensors.q = in.q;
+  tensors.k = in.k;
+  tensors.v = in.v;
+  tensors.out = out.out;
+  tensors.lse = out.lse;
+  tensors.q_strides = {in.q_stride, in.q_head_stride, in.q_batch_stride};
+  tensors.k_strides = {in.k_stride, in.k_head_stride, in.k_batch_stride};
+  tensors.v_strides = {in.v_stride, in.v_head_stride, in.v_batch_stride};
+  tensors.out_strides = {out.out_stride, out.out_head_stride, out.out_batch_stride};
+  tensors.lse_strides = {out.lse_stride, out.lse_head_stride, out.lse_batch_stride};
+  tensors.scale = in.scale;
+  return tensors;
 }
 
 }  // namespace
 
 class __attribute__((visibility("hidden"))) RingAttention::Impl {
  public:
-  Impl(std::shared_ptr<Session::Impl> session, OperatorMemory memory,
-       std::unique_ptr<kernels::RingAttentionCpu> cpu)
-      : session_(std::move(session)), memory_(std::move(memory)), cpu_(std::move(cpu)) {}
+  static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
+                                              const Tuning& tuning) {
+    MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
+    std::unique_ptr<Impl> made(new Impl(session.impl()));
+    if (on_device) {
+      MK_RETURN_IF_ERROR(check_device_tuning(tuning));
+      MK_ASSIGN_OR_RETURN(made->device_, make_device_ring(*session.impl(), checked, tuning));
+      return made;
+    }
+    const AttachOptions& options = session.options();
+    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, checked, tuning));
+    MK_ASSIGN_OR_RETURN(auto memory,
+                        OperatorMemory::create(*session.impl(), kOp, describe_plan(plan),
+                                               plan.workspace_bytes, plan.flag_count()));
+    made->memory_.emplace(std::move(memory));
+    MK_ASSIGN_OR_RETURN(made->cpu_,
+                        kernels::RingAttentionCpu::create(plan, made->memory_->context(),
+                                                          kernel_options(tuning, options.lanes)));
+    return made;
+  }
 
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
                              LaunchMode mode) {
-    kernels::RingAttentionTensors tensors;
-    tensors.q = input.q;
-    tensors.k = input.k;
-    tensors.v = input.v;
-    tensors.out = output.out;
-    tensors.lse = output.lse;
-    tensors.q_stride = input.q_stride;
-    tensors.k_stride = input.k_stride;
-    tensors.v_stride = input.v_stride;
-    tensors.out_stride = output.out_stride;
-    tensors.scale = input.scale;
+    const auto tensors = tensors_of(input, output);
+    if (device_ != nullptr) {
+      return run_on_device(kOp, *session_, *device_, [&](CudaStream stream) {
+        return device_->launch(stream, tensors, seq, kernel_mode(mode));
+      });
+    }
     return run_launch(*session_, [&] { return cpu_->launch(tensors, seq, kernel_mode(mode)); });
   }
+  Status launch_on(CudaStream stream, const Input& input, const Output& output, std::uint64_t seq,
+                   LaunchMode mode) {
+    return launch_on_device(kOp, *session_, device_.get(), [&] {
+      return device_->launch(stream, tensors_of(input, output), seq, kernel_mode(mode));
+    });
+  }
+  Status status() const { return device_status(*session_, device_.get()); }
+  Result<LaunchStats> finish(CudaStream stream) {
+    return finish_on_device(kOp, *session_, device_.get(), stream);
+  }
 
-  kernels::LaunchRunner& runner() { return cpu_->runner(); }
+  void set_trace(bool on) {
+    if (cpu_ != nullptr) mk::set_trace(cpu_->runner(), on);
+  }
+  std::vector<TraceSpan> trace() const {
+    return cpu_ != nullptr ? trace_of(cpu_->runner()) : std::vector<TraceSpan>{};
+  }
 
  private:
+  explicit Impl(std::shared_ptr<Session::Impl> session) : session_(std::move(session)) {}
+
   std::shared_ptr<Session::Impl>
       session_;  ///< keeps the segment mapped while blocks may look at it
-  OperatorMemory memory_;
+  std::optional<OperatorMemory> memory_;
   client::AtHome<kernels::RingAttentionCpu> cpu_;  ///< goes first: its blocks use the memory above
+  client::AtHome<DeviceRing> device_;              ///< one of the two
 };
 
 Result<RingAttention> RingAttention::create(Session& session, const Shape& shape) {
@@ -81,18 +133,19 @@ Result<RingAttention> RingAttention::create(Session& session, const Shape& shape
 
 Result<RingAttention> RingAttention::create(Session& session, const Shape& shape,
                                             const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
-  const AttachOptions& options = session.options();
-  MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(*session.impl(), kOp, describe(plan),
-                                                          plan.workspace_bytes, plan.flag_count()));
-  MK_ASSIGN_OR_RETURN(auto cpu, kernels::RingAttentionCpu::create(
-                                    plan, memory.context(), kernel_options(tuning, options.lanes)));
-  return RingAttention(std::make_unique<Impl>(session.impl(), std::move(memory), std::move(cpu)));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::create(session, shape, tuning));
+  return RingAttention(std::move(made));
 }
 
 Result<std::uint64_t> RingAttention::workspace_bytes(const Session& session, const Shape& shape,
                                                      const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
+  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
+  if (on_device) {
+    MK_RETURN_IF_ERROR(check_device_tuning(tuning));
+    return device_workspace_ring(*session.impl(), checked, tuning);
+  }
+  MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), checked, tuning));
   return plan.workspace_bytes;
 }
 Result<std::uint64_t> RingAttention::workspace_bytes(const Session& session, const Shape& shape) {
@@ -108,7 +161,13 @@ Result<LaunchStats> RingAttention::launch(const Input& input, const Output& outp
                                           std::uint64_t seq, LaunchMode mode) {
   return impl_->launch(input, output, seq, mode);
 }
-void RingAttention::set_trace(bool on) { mk::set_trace(impl_->runner(), on); }
-std::vector<TraceSpan> RingAttention::trace() const { return trace_of(impl_->runner()); }
+Status RingAttention::launch_on(CudaStream stream, const Input& input, const Output& output,
+                                std::uint64_t seq, LaunchMode mode) {
+  return impl_->launch_on(stream, input, output, seq, mode);
+}
+Status RingAttention::status() const { return impl_->status(); }
+Result<LaunchStats> RingAttention::finish(CudaStream stream) { return impl_->finish(stream); }
+void RingAttention::set_trace(bool on) { impl_->set_trace(on); }
+std::vector<TraceSpan> RingAttention::trace() const { return impl_->trace(); }
 
 }  // namespace mk

@@ -29,7 +29,8 @@ AttentionProblem problem_of(std::uint64_t sequence, bool causal, DataType type) 
   return problem;
 }
 
-/// Attention in the most direct way, every query by itself, rounded once at the end.
+/// Attention in the most direct way, every query by itself, rounded once at the end; on a GPU the
+/// weights of the values are rounded as well.
 struct Direct {
   Elements q, k, v, out;
   std::vector<float> lse;
@@ -52,15 +53,21 @@ struct Direct {
     };
     for (std::uint64_t i = 0; i < n; ++i) {
       for (std::uint32_t head = 0; head < problem.query_heads; ++head) {
-        double sum = 0;
+        double sum = 0, largest = 0;
         std::vector<double> o(dim);
         for (std::uint64_t j = 0; j < n; ++j) {
           if (!sees(i, j)) continue;
           double score = 0;
           for (std::uint32_t d = 0; d < dim; ++d)
             score += value(q, (i * problem.query_heads + head) * dim + d) * value(k, j * dim + d);
-          const double weight = std::exp(problem.scale * score);
+          double weight = std::exp(problem.scale * score);
           sum += weight;
+          if (problem.on_gpu) {
+            // Relative to the largest so far, whichever power of two that is.
+            largest = std::max(largest, std::exp2(std::round(problem.scale * score)));
+            const auto relative = static_cast<float>(weight / largest);
+            weight = double{to_float(problem.type, from_float(problem.type, relative))} * largest;
+          }
           for (std::uint32_t d = 0; d < dim; ++d) o[d] += weight * value(v, j * dim + d);
         }
         for (std::uint32_t d = 0; d < dim; ++d)
@@ -92,6 +99,56 @@ TEST(AttentionReference, AgreesWithTheDefinition) {
       EXPECT_LT(result.out.worst_ratio, 1.0);
     }
   }
+}
+
+TEST(AttentionReference, AllowsWeightsRoundedOnAGpuAndThereOnly) {
+  for (DataType type : {DataType::kBf16, DataType::kF16}) {
+    AttentionProblem problem = problem_of(90, false, type);
+    problem.on_gpu = true;
+    const Direct direct(problem, [](std::uint64_t, std::uint64_t) { return true; });
+    const auto result = direct.compare(problem);
+    EXPECT_EQ(result.out.wrong, 0u);
+    EXPECT_EQ(result.out.compared, 90u * 2 * 64);
+    EXPECT_EQ(result.lse.wrong, 0u);
+    EXPECT_GT(result.out.worst_ratio, 0.05);
+    problem.on_gpu = false;
+    EXPECT_GT(direct.compare(problem).out.wrong, 0u);
+  }
+}
+
+TEST(AttentionReference, FindsOnAGpuOneKeyTooManyOrTooFewByTheLogSumExp) {
+  for (DataType type : {DataType::kBf16, DataType::kF16}) {
+    AttentionProblem problem = problem_of(1000, true, type);
+    problem.query_heads = 1;
+    problem.tile_keys = AttentionProblem::gpu_tile_keys(64);
+    problem.on_gpu = true;
+    const auto wrong_of_last = [&](auto&& sees) {
+      // The last query alone, whose keys are the most.
+      const Direct direct(problem, [&](std::uint64_t i, std::uint64_t j) {
+        return i + 1 == problem.sequence && sees(j);
+      });
+      return AttentionReference(problem, direct.k.data(), direct.v.data())
+          .compare(999, 1, direct.q.data() + 999 * 64, direct.out.data() + 999 * 64,
+                   direct.lse.data() + 999);
+    };
+    EXPECT_EQ(wrong_of_last([](std::uint64_t) { return true; }).lse.wrong, 0u);
+    EXPECT_EQ(wrong_of_last([](std::uint64_t j) { return j != 500; }).lse.wrong, 1u);
+    EXPECT_EQ(wrong_of_last([](std::uint64_t j) { return j != 999; }).lse.wrong, 1u);
+    // A tile of them: values, too.
+    EXPECT_GT(wrong_of_last([](std::uint64_t j) { return j / 128 != 3; }).out.wrong, 0u);
+  }
+}
+
+TEST(AttentionReference, FindsOnAGpuASwappedRowAndZeros) {
+  AttentionProblem problem = problem_of(120, false, DataType::kBf16);
+  problem.on_gpu = true;
+  const Direct right(problem, [](std::uint64_t, std::uint64_t) { return true; });
+  Direct swapped = right;
+  std::swap_ranges(swapped.out.begin(), swapped.out.begin() + 64, swapped.out.begin() + 64 * 50);
+  EXPECT_GT(swapped.compare(problem).out.wrong, 32u);
+  Direct zeros = right;
+  std::fill(zeros.out.begin(), zeros.out.end(), std::uint16_t{0});
+  EXPECT_GT(zeros.compare(problem).out.wrong, zeros.out.size() / 2);
 }
 
 // Each of these is a mistake that a schedule could make.

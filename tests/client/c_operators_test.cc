@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -404,47 +403,6 @@ TEST(CApiMoe, SendsTokensToTheirExperts) {
                  {"moe"});
   EXPECT_EQ(0, mk_op_status(op)) << mk_last_error();
   leave(session, op);
-}
-
-TEST(CApiRing, AttendsOverRanks) {
-  const auto cluster = cluster_of(1);
-  for_ranks(2, [&](std::uint32_t rank) {
-    mk_session* const session = attach(*cluster, 2, rank);
-    auto shape = sized<mk_ring_shape>();
-    shape.seq_max = 20;
-    shape.query_heads = 2;
-    shape.key_heads = 1;
-    shape.head_dim = 64;
-    shape.causal = 1;
-    shape.dtype = MK_BF16;
-    mk_op* const op = create(session, "ring", &shape);
-    std::uint64_t first[2] = {}, count[2] = {};
-    mk_sequence_rows_of_rank(18, 1, 2, rank, first, count);
-    // 18 rows in four parts: 4, 5, 4, 5.
-    EXPECT_EQ(rank == 0 ? 4u : 5u, count[0]);
-    EXPECT_EQ(rank == 0 ? 5u : 4u, count[1]);
-    EXPECT_EQ(rank == 0 ? 13u : 9u, first[1]);
-    const std::uint64_t rows = count[0] + count[1];
-    const Elements ones(rows * 128, 0x3f80);
-    Elements out(rows * 128, 0xffff);
-    std::vector<float> lse(rows * 2, std::nanf(""));
-    auto arguments = sized<mk_ring_arguments>();
-    arguments.q = arguments.k = arguments.v = ones.data();
-    arguments.out = out.data();
-    arguments.lse = lse.data();
-    arguments.seq = 18;
-    ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
-    EXPECT_EQ(Elements(rows * 128, 0x3f80), out);
-    // Every score is 64 / 8; row i sees i + 1 of them.
-    for (std::uint64_t row = 0; row < rows; ++row) {
-      const std::uint64_t position = row < count[0] ? first[0] + row : first[1] + row - count[0];
-      EXPECT_NEAR(lse[row * 2], 8 + std::log(static_cast<double>(position) + 1), 1e-5);
-    }
-    arguments.seq = 21;
-    expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
-                   {});
-    leave(session, op);
-  });
 }
 
 }  // namespace

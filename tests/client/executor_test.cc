@@ -42,13 +42,18 @@ TEST_F(ExecutorChoice, WithoutAGpuEachRequestSaysWhatIsMissing) {
   expect_refused(AllGatherGemm::create(session, {.m_max = 64, .n = 64, .k = 64}, on_gpu()));
   expect_refused(GemmReduceScatter::create(session, {.m_max = 64, .n = 64, .k = 64}, on_gpu()));
   expect_refused(GemmAllReduce::create(session, {.m_max = 64, .n = 64, .k = 64}, on_gpu()));
+  RingAttention::Tuning ring;
+  ring.executor = Executor::kCuda;
+  const RingAttention::Shape sequence{64, 2, 1, 64};
+  expect_refused(RingAttention::create(session, sequence, ring));
+  EXPECT_FALSE(RingAttention::workspace_bytes(session, sequence, ring));
   // The session is as good as before, for the CPU.
   auto op = GemmAllReduce::create(session, {.m_max = 64, .n = 64, .k = 64});
   ASSERT_TRUE(op) << op.error().message;
   EXPECT_TRUE(session.detach());
 }
 
-TEST_F(ExecutorChoice, MoeAndRingAttentionRunOnTheCpuOnly) {
+TEST_F(ExecutorChoice, MoeRunsOnTheCpuOnly) {
   Session session = attach("cpu-only");
   MoeDispatchGemm::Tuning moe;
   moe.executor = Executor::kCuda;
@@ -59,11 +64,28 @@ TEST_F(ExecutorChoice, MoeAndRingAttentionRunOnTheCpuOnly) {
   ASSERT_FALSE(dispatch);
   EXPECT_EQ(dispatch.error().code, ErrorCode::kUnsupported);
   EXPECT_NE(dispatch.error().message.find("CPU only"), std::string::npos);
-  RingAttention::Tuning ring;
-  ring.executor = Executor::kCuda;
-  const auto attention = RingAttention::create(session, {}, ring);
-  ASSERT_FALSE(attention);
-  EXPECT_EQ(attention.error().code, ErrorCode::kUnsupported);
+  EXPECT_TRUE(session.detach());
+}
+
+// They are the kernel's own there: what was chosen for the CPU would go unheeded.
+TEST_F(ExecutorChoice, RingAttentionOnAGpuTakesNoTilesAndPasses) {
+  Session session = attach("tiles");
+  for (const auto member : {&RingAttention::Tuning::tile_m, &RingAttention::Tuning::tile_n}) {
+    RingAttention::Tuning tuning;
+    tuning.executor = Executor::kCuda;
+    tuning.*member = 128;
+    const auto op = RingAttention::create(session, {64, 2, 1, 64}, tuning);
+    ASSERT_FALSE(op);
+    EXPECT_EQ(op.error().code, ErrorCode::kUnsupported);
+    EXPECT_NE(op.error().message.find("leave tile_m, tile_n and remote_passes 0"),
+              std::string::npos);
+  }
+  RingAttention::Tuning tuning;
+  tuning.executor = Executor::kCuda;
+  tuning.remote_passes = 2;
+  const auto bytes = RingAttention::workspace_bytes(session, {64, 2, 1, 64}, tuning);
+  ASSERT_FALSE(bytes);
+  EXPECT_NE(bytes.error().message.find("2 remote passes"), std::string::npos);
   EXPECT_TRUE(session.detach());
 }
 
@@ -78,6 +100,14 @@ TEST_F(ExecutorChoice, AnOperatorOnTheCpuHasNoStreams) {
   EXPECT_EQ(launched.error().code, ErrorCode::kInvalidArgument);
   EXPECT_FALSE(op->finish(nullptr));
   EXPECT_TRUE(op->status());
+  auto ring = RingAttention::create(session, {64, 1, 1, 64});
+  ASSERT_TRUE(ring) << ring.error().message;
+  const Status attended = ring->launch_on(nullptr, {matrix.data(), matrix.data(), matrix.data()},
+                                          {.out = c.data()}, 64);
+  ASSERT_FALSE(attended);
+  EXPECT_EQ(attended.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(ring->finish(nullptr));
+  EXPECT_TRUE(ring->status());
   EXPECT_TRUE(op->launch(matrix.data(), matrix.data(), c.data(), 64));
   EXPECT_TRUE(session.detach());
 }

@@ -15,9 +15,12 @@
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "tests/client/embedded_ranks.h"
 #include "tests/gpu/client_ranks.h"
+#include "tests/gpu/client_ring.h"
 
 namespace mk {
 namespace {
+
+const std::string kAll = "ag-gemm,gemm-rs,gemm-ar,ring,ring-open";
 
 int devices_here() {
   int count = 0;
@@ -47,17 +50,15 @@ void run_threads(std::uint32_t nodes, std::uint32_t locals, const Work& work,
 }
 
 TEST_F(ClientGpu, ThreadsOfOneNode) {
-  run_threads(1, 1, {.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 3});
-  run_threads(1, 2, {.op = "ag-gemm,gemm-rs,gemm-ar"});
-  run_threads(1, 4, {.op = "ag-gemm,gemm-rs,gemm-ar", .m = 900, .n = 768});
+  run_threads(1, 1, {.op = kAll, .launches = 3});
+  run_threads(1, 2, {.op = kAll});
+  run_threads(1, 4, {.op = kAll, .m = 900, .n = 768});
 }
-TEST_F(ClientGpu, ThreadsOfTwoNodes) { run_threads(2, 1, {.op = "ag-gemm,gemm-rs,gemm-ar"}); }
-TEST_F(ClientGpu, ThreadsOfTwoNodesOfTwo) {
-  run_threads(2, 2, {.op = "ag-gemm,gemm-rs,gemm-ar", .m = 900, .n = 768});
-}
+TEST_F(ClientGpu, ThreadsOfTwoNodes) { run_threads(2, 1, {.op = kAll}); }
+TEST_F(ClientGpu, ThreadsOfTwoNodesOfTwo) { run_threads(2, 2, {.op = kAll, .m = 900, .n = 768}); }
 
 TEST_F(ClientGpu, AGraphReplaysALaunchWithNewInputs) {
-  const Work work{.op = "ag-gemm,gemm-rs,gemm-ar", .launches = 20, .pace = Pace::kReplayed};
+  const Work work{.op = kAll, .launches = 20, .pace = Pace::kReplayed};
   run_threads(1, 2, work);
   run_threads(2, 1, work);
 }
@@ -108,12 +109,58 @@ TEST_F(ClientGpu, ARankThatLeavesEndsALaunchThatWaitsForIt) {
   });
 }
 
-/// A machine with a GPU and without an RDMA device: payload by way of host memory, over TCP.
-TEST_F(ClientGpu, ThreadsOfTwoNodesOverTcp) {
-  run_threads(2, 1, {.op = "ag-gemm,gemm-rs,gemm-ar"}, "ofi");
+TEST_F(ClientGpu, MemoryOfTheHostIsRefusedAndChangesNothing) {
+  auto cluster = cluster_of(1);
+  auto session = Session::attach(place(*cluster, 1, 0, "host"));
+  ASSERT_TRUE(session) << session.error().message;
+  cudaStream_t stream = nullptr;
+  test::require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  std::vector<std::uint16_t> host(1 << 20);
+  const auto expect_refused = [](const Status& status, const char* what) {
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(status.error().message.find(what), std::string::npos) << status.error().message;
+    EXPECT_NE(status.error().message.find("memory of the host"), std::string::npos);
+  };
+  {
+    const Work work;
+    RankMatrices matrices(work, session->options());
+    auto op = create<GemmAllReduce>(*session, work);
+    ASSERT_TRUE(op) << op.error().message;
+    expect_refused(op->launch_on(stream, host.data(), matrices.b(), matrices.c(), 8), "gemm-ar: a");
+    expect_refused(op->launch_on(stream, matrices.a(), host.data(), matrices.c(), 8), "gemm-ar: b");
+    expect_refused(op->launch_on(stream, matrices.a(), matrices.b(), host.data(), 8), "gemm-ar: c");
+    matrices.draw(1, stream);
+    ASSERT_TRUE(matrices.launch(*op, stream, work.m));
+    EXPECT_TRUE(op->finish(stream));
+    EXPECT_EQ(matrices.bad(work.m, stream), 0);
+  }
+  const Work work{.op = "ring"};
+  RankSequences sequences(work, session->options());
+  auto op = create_ring(*session, sequences);
+  ASSERT_TRUE(op) << op.error().message;
+  const test::DeviceMemory there(host.size() * 2);
+  const RingAttention::Input in{there.data(), there.data(), there.data()};
+  const auto launch = [&](const RingAttention::Input& input, void* out, float* lse) {
+    return op->launch_on(stream, input, {.out = out, .lse = lse}, 8);
+  };
+  auto* const host_lse = reinterpret_cast<float*>(host.data());
+  expect_refused(launch({host.data(), in.k, in.v}, there.data(), nullptr), "ring: q");
+  expect_refused(launch({in.q, host.data(), in.v}, there.data(), nullptr), "ring: k");
+  expect_refused(launch({in.q, in.k, host.data()}, there.data(), nullptr), "ring: v");
+  expect_refused(launch(in, host.data(), nullptr), "ring: out");
+  expect_refused(launch(in, there.data(), host_lse), "ring: lse");
+  sequences.draw(1, stream);
+  ASSERT_TRUE(sequences.launch(*op, stream, work.m));
+  EXPECT_TRUE(op->finish(stream));
+  EXPECT_EQ(sequences.bad(work.m, stream), 0);
+  cudaStreamDestroy(stream);
 }
+
+/// A machine with a GPU and without an RDMA device: payload by way of host memory, over TCP.
+TEST_F(ClientGpu, ThreadsOfTwoNodesOverTcp) { run_threads(2, 1, {.op = kAll}, "ofi"); }
 TEST_F(ClientGpu, ThreadsOfTwoNodesOfTwoOverTcp) {
-  run_threads(2, 2, {.op = "ag-gemm,gemm-rs,gemm-ar", .m = 900, .n = 768}, "ofi");
+  run_threads(2, 2, {.op = kAll, .m = 900, .n = 768}, "ofi");
 }
 
 TEST_F(ClientGpu, BuffersComeAndGo) {
@@ -232,8 +279,6 @@ void expect_right(const Daemons& daemons, std::uint32_t locals, const std::strin
   }
 }
 
-const std::string kAll = "ag-gemm,gemm-rs,gemm-ar";
-
 /// A process for each rank; with several GPUs, on one each.
 TEST_F(ClientGpu, ProcessesOverADaemonOfItsOwn) {
   for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {2u, 1u}, {1u, 4u}, {2u, 2u}}) {
@@ -293,21 +338,32 @@ TEST_F(ClientGpu, AThousandLaunchesInARow) {
   }
 }
 
+/// What the lost ranks were at.
+enum class Task : std::uint8_t { kProduct, kManyRows, kRing };
 struct Loss {
   std::uint32_t nodes, locals;
   Pace pace;
-  bool many_rows = false;
+  Task task = Task::kProduct;
 };
 constexpr Loss kLosses[] = {
-    {2, 1, Pace::kHeldUp}, {1, 2, Pace::kHeldUp},       {2, 1, Pace::kInARow},
-    {1, 2, Pace::kInARow}, {1, 2, Pace::kHeldUp, true}, {1, 2, Pace::kInARow, true},
+    {2, 1, Pace::kHeldUp},
+    {1, 2, Pace::kHeldUp},
+    {2, 1, Pace::kInARow},
+    {1, 2, Pace::kInARow},
+    {1, 2, Pace::kHeldUp, Task::kManyRows},
+    {1, 2, Pace::kInARow, Task::kManyRows},
+    {2, 1, Pace::kHeldUp, Task::kRing},
+    {1, 2, Pace::kHeldUp, Task::kRing},
+    {2, 1, Pace::kInARow, Task::kRing},
+    {1, 2, Pace::kInARow, Task::kRing},
 };
 constexpr double kSecondsToHear = 2.0;
 
 class Lost : public ClientGpu, public testing::WithParamInterface<Loss> {
  protected:
   static Work work() {
-    Work work = GetParam().many_rows ? many_rows() : Work{};
+    Work work = GetParam().task == Task::kManyRows ? many_rows() : Work{};
+    if (GetParam().task == Task::kRing) work.op = "ring";
     work.launches = 1'000'000;
     work.pace = GetParam().pace;
     return work;
@@ -380,7 +436,9 @@ TEST_P(Lost, AKilledDaemonEndsThreadsWhoseProcessThenJoinsAnotherJob) {
 INSTANTIATE_TEST_SUITE_P(InMidLaunch, Lost, testing::ValuesIn(kLosses), [](const auto& test) {
   return fmt::format("{}x{}{}{}", test.param.nodes, test.param.locals,
                      test.param.pace == Pace::kHeldUp ? "waiting" : "in_a_row",
-                     test.param.many_rows ? "_by_dma" : "");
+                     test.param.task == Task::kManyRows ? "_by_dma"
+                     : test.param.task == Task::kRing   ? "_ring"
+                                                        : "");
 });
 
 int run_daemon(std::uint32_t nodes, const std::string& fabric) {

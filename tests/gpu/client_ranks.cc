@@ -6,6 +6,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/gpu/client_ring.h"
 #include "tests/gpu/summed_reference.h"
 
 namespace mk {
@@ -75,15 +76,17 @@ namespace {
 /// What each launch adds to it. One rank alone has nobody to wait for, and says nothing.
 std::uint64_t launch_counts(const AttachOptions& at) { return at.world == 1 ? 0 : 2; }
 
-/// What every pace begins with: a stream, matrices, and kernels that are loaded.
+/// What every pace begins with: a stream, inputs and outputs (RankMatrices, RankSequences), and
+/// kernels that are loaded.
+template <class Tensors>
 class Lane {
  public:
   Lane(Session& session, const Work& work)
-      : session_(session), work_(work), matrices_(work, session.options()) {
+      : session_(session), work_(work), tensors_(work, session.options()) {
     test::require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
     // CUDA loads a kernel at its first launch, for which it may wait for the device to be idle.
-    matrices_.draw(0, stream_);
-    (void)matrices_.bad(work.m, stream_);
+    tensors_.draw(0, stream_);
+    (void)tensors_.bad(work.m, stream_);
     test::require(cudaStreamSynchronize(stream_), "warm-up");
     seen_before_ = launches_seen(session);
   }
@@ -92,17 +95,19 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   cudaStream_t stream() const { return stream_; }
+  const Tensors& tensors() const { return tensors_; }
   /// Of launch `number`: the first is of the largest.
   std::uint32_t m_of(std::uint32_t number) const {
-    return number == 0 ? work_.m : 1 + (number * 7919u) % work_.m;
+    return number == 0 ? work_.m
+                       : tensors_.least() + (number * 7919u) % (work_.m - tensors_.least() + 1);
   }
   template <class Operator>
   Status launch(Operator& op, std::uint32_t m) const {
-    return op.launch_on(stream_, matrices_.a(), matrices_.b(), matrices_.c(), m);
+    return tensors_.launch(op, stream_, m);
   }
   /// New inputs for launch `number`, of all ranks: whoever returns may launch.
   Status draw(std::uint32_t number) {
-    matrices_.draw(number, stream_);
+    tensors_.draw(number, stream_);
     test::require(cudaStreamSynchronize(stream_), "inputs");
     return session_.barrier();
   }
@@ -111,7 +116,7 @@ class Lane {
     const AttachOptions& at = session_.options();
     // The last launch has ended everywhere.
     MK_TRY_STEP(session_.barrier(), "barrier");
-    const std::int64_t bad = matrices_.bad(m, stream_);
+    const std::int64_t bad = tensors_.bad(m, stream_);
     if (bad != 0)
       return fmt::format("rank {}, launch {}, m {}: {} wrong", at.rank, launches, m, bad);
     const std::uint64_t seen = launches_seen(session_) - seen_before_;
@@ -123,14 +128,15 @@ class Lane {
   Session& session_;
   const Work& work_;
   cudaStream_t stream_ = nullptr;
-  RankMatrices matrices_;
+  Tensors tensors_;
   std::uint64_t seen_before_ = 0;
 };
 
 // Each answers what went wrong, or nothing.
 
-template <class Operator>
-std::string launch_one_by_one(Lane& lane, const AttachOptions& at, Operator& op, const Work& work) {
+template <class Operator, class Tensors>
+std::string launch_one_by_one(Lane<Tensors>& lane, const AttachOptions& at, Operator& op,
+                              const Work& work) {
   for (std::uint32_t launch = 0; launch < work.launches; ++launch) {
     const std::uint32_t m = lane.m_of(launch);
     MK_TRY_STEP(lane.draw(launch), "inputs");
@@ -142,8 +148,8 @@ std::string launch_one_by_one(Lane& lane, const AttachOptions& at, Operator& op,
   return {};
 }
 
-template <class Operator>
-std::string replay(Lane& lane, const AttachOptions& at, Operator& op, const Work& work) {
+template <class Operator, class Tensors>
+std::string replay(Lane<Tensors>& lane, const AttachOptions& at, Operator& op, const Work& work) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
   test::require(cudaStreamBeginCapture(lane.stream(), cudaStreamCaptureModeThreadLocal), "capture");
@@ -167,8 +173,9 @@ std::string replay(Lane& lane, const AttachOptions& at, Operator& op, const Work
   return wrong;
 }
 
-template <class Operator>
-std::string launch_in_a_row(Lane& lane, const AttachOptions& at, Operator& op, const Work& work) {
+template <class Operator, class Tensors>
+std::string launch_in_a_row(Lane<Tensors>& lane, const AttachOptions& at, Operator& op,
+                            const Work& work) {
   for (std::uint32_t launch = 0; launch < work.launches;) {
     MK_TRY_STEP(lane.draw(launch / kRow), "inputs");
     std::uint32_t m = 0;
@@ -183,9 +190,9 @@ std::string launch_in_a_row(Lane& lane, const AttachOptions& at, Operator& op, c
   return {};
 }
 
-template <class Operator>
-std::string launch_held_up(Session& session, Lane& lane, const AttachOptions& at, Operator& op,
-                           const Work& work) {
+template <class Operator, class Tensors>
+std::string launch_held_up(Session& session, Lane<Tensors>& lane, const AttachOptions& at,
+                           Operator& op, const Work& work) {
   const bool last = at.rank + 1 == at.world;
   MK_TRY_STEP(lane.draw(0), "inputs");
   if (!last) {
@@ -205,12 +212,13 @@ std::string launch_held_up(Session& session, Lane& lane, const AttachOptions& at
   return "nothing held it up";
 }
 
-template <class Operator>
-std::string create_and_launch(Session& session, const Work& work) {
-  auto op = create<Operator>(session, work);
+/// `create(lane)` makes the operator.
+template <class Tensors, class Create>
+std::string create_and_launch(Session& session, const Work& work, Create&& create) {
+  Lane<Tensors> lane(session, work);
+  auto op = create(lane);
   if (!op) return fmt::format("rank {}: create: {}", session.options().rank, op.error().message);
   const AttachOptions& at = session.options();
-  Lane lane(session, work);
   const auto run = [&] {
     switch (work.pace) {
       case Pace::kReplayed:
@@ -228,6 +236,16 @@ std::string create_and_launch(Session& session, const Work& work) {
   return {};
 }
 
+template <class Operator>
+std::string multiply(Session& session, const Work& work) {
+  return create_and_launch<RankMatrices>(
+      session, work, [&](const auto&) { return create<Operator>(session, work); });
+}
+std::string attend(Session& session, const Work& work) {
+  return create_and_launch<RankSequences>(
+      session, work, [&](const auto& lane) { return create_ring(session, lane.tensors()); });
+}
+
 }  // namespace
 
 std::string run_rank(const AttachOptions& at, const Work& work) {
@@ -239,10 +257,10 @@ std::string run_rank(const AttachOptions& at, const Work& work) {
   while (std::getline(ops, op, ',')) {
     Work one = work;
     one.op = op;
-    const std::string wrong = op == "ag-gemm" ? create_and_launch<AllGatherGemm>(*session, one)
-                              : op == "gemm-rs"
-                                  ? create_and_launch<GemmReduceScatter>(*session, one)
-                                  : create_and_launch<GemmAllReduce>(*session, one);
+    const std::string wrong = op == "ag-gemm"          ? multiply<AllGatherGemm>(*session, one)
+                              : op == "gemm-rs"        ? multiply<GemmReduceScatter>(*session, one)
+                              : op.starts_with("ring") ? attend(*session, one)
+                                                       : multiply<GemmAllReduce>(*session, one);
     if (!wrong.empty()) return fmt::format("{}: {}", op, wrong);
   }
   if (const Status left = session->detach(); !left) return left.error().message;

@@ -29,7 +29,7 @@ inline constexpr std::uint32_t kRow = 100;
 
 /// What all ranks do.
 struct Work {
-  std::string op = "gemm-ar";
+  std::string op = "gemm-ar";  ///< or several, with commas; client_ring.h has "ring", "ring-open"
   std::uint32_t m = 640, n = 512, k = 320;
   std::uint32_t launches = 6;
   std::uint64_t seed = 1;
@@ -55,6 +55,12 @@ class RankMatrices {
   const void* a() const { return a_[at_.rank].data(); }
   const void* b() const { return b_[at_.rank].data(); }
   void* c() const { return c_.data(); }
+  /// Rows that a launch has at least.
+  std::uint32_t least() const { return 1; }
+  template <class Operator>
+  Status launch(Operator& op, cudaStream_t stream, std::uint32_t m) const {
+    return op.launch_on(stream, a(), b(), c(), m);
+  }
 
   /// Elements of this rank's result of a launch with m that are wrong.
   std::int64_t bad(std::uint32_t m, cudaStream_t stream) const;

@@ -289,19 +289,24 @@ typedef struct mk_ring_shape {
   uint32_t causal;        /* 0 or 1 */
   uint32_t dtype;         /* MK_BF16, MK_F16 */
   uint32_t remote_passes; /* 0: default */
+  uint32_t batch;         /* sequences of one length; 0: 1 */
 } mk_ring_shape;
 
-/* One rank's rows. Strides are in elements from row to row; 0: rows without gaps. */
+/* One rank's rows. Strides are in elements, `..._stride` from row to row; 0: as
+ * [sequence][row][head] without gaps. On CPUs head strides and the strides of lse are 0. */
 typedef struct mk_ring_arguments {
   size_t struct_bytes; /* sizeof(mk_ring_arguments) */
   const void* q;
   const void* k;
   const void* v;
   void* out;
-  float* lse;   /* [row][query head]; may be null */
+  float* lse;   /* [sequence][row][query head]; may be null */
   uint64_t seq; /* rows of the whole sequence */
   uint64_t q_stride, k_stride, v_stride, out_stride;
   double scale; /* 0: 1 / sqrt(head_dim) */
+  uint64_t q_head_stride, k_head_stride, v_head_stride, out_head_stride;
+  uint64_t q_batch_stride, k_batch_stride, v_batch_stride, out_batch_stride;
+  uint64_t lse_stride, lse_head_stride, lse_batch_stride;
 } mk_ring_arguments;
 
 /* The rows of the sequence that a rank has, one after the other in its tensors: [first[0], first[0]

@@ -33,7 +33,7 @@ constexpr SequenceRows sequence_rows_of_rank(std::uint64_t seq, bool causal, std
   return {{rows_of_rank(seq, 2 * world, rank), rows_of_rank(seq, 2 * world, 2 * world - 1 - rank)}};
 }
 
-/// O = softmax(scale Q K^T) V, for one sequence (a batch of one), per query head; query head h uses
+/// O = softmax(scale Q K^T) V, for each sequence of a batch and each query head; query head h uses
 /// key head h / (query_heads / key_heads). Tensors bf16 or f16, everything between them fp32;
 /// bitwise the same from run to run (kernels/ops/ring/README.md has the error bound). What
 /// the causal mask hides from a row changes no bit of it, NaN and infinities included.
@@ -48,8 +48,10 @@ class MK_EXPORT RingAttention {
     std::uint32_t head_dim = 0;     ///< 64 or 128
     bool causal = false;            ///< a row sees itself and what is before it in the sequence
     DataType dtype = DataType::kBf16;
+    std::uint32_t batch = 1;  ///< sequences of one length; each is spread over all ranks
   };
-  /// Tuning::tile_m: sequence rows of a tile of queries; Tuning::tile_n: keys of a tile.
+  /// Tuning::tile_m: sequence rows of a tile of queries; Tuning::tile_n: keys of a tile. On a GPU
+  /// both are the kernel's own, and so are its passes: leave them 0.
   struct Tuning : mk::Tuning {
     /// In how many stretches queries meet the keys of other nodes, 1 to 8; more of them wait less
     /// for the network, and touch the fp32 state of the output more often.
@@ -62,7 +64,8 @@ class MK_EXPORT RingAttention {
   static Result<RingAttention> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<RingAttention> create(Session& session, const Shape& shape);
 
-  /// The memory that `create` takes on this rank. Not collective.
+  /// The memory that `create` takes on this rank: of the host, or with Executor::kCuda of the
+  /// calling thread's GPU. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -71,8 +74,11 @@ class MK_EXPORT RingAttention {
   RingAttention& operator=(RingAttention&&) noexcept;
   ~RingAttention();
 
-  /// One rank's input: its rows of the sequence (sequence_rows_of_rank), each of heads x head_dim
-  /// elements. Strides are in elements from row to row; 0: rows without gaps.
+  /// One rank's input: its rows of each sequence (sequence_rows_of_rank), each of heads x head_dim
+  /// elements. Strides are in elements, `..._stride` from row to row; 0: as
+  /// [sequence][row][head][head_dim] without gaps. On CPUs the heads of a row follow each other:
+  /// head strides are for GPUs, where [sequence][head][row][head_dim] is possible, too.
+  /// Executor::kCuda: strides are multiples of 8, addresses of 16 bytes.
   struct Input {
     const void* q = nullptr;
     const void* k = nullptr;
@@ -80,13 +86,25 @@ class MK_EXPORT RingAttention {
     std::uint64_t q_stride = 0;
     std::uint64_t k_stride = 0;
     std::uint64_t v_stride = 0;
-    double scale = 0;  ///< of the scores; 0: 1 / sqrt(head_dim)
+    double scale = 0;  ///< of the scores; 0: 1 / sqrt(head_dim). On a GPU not negative
+    std::uint64_t q_head_stride = 0;
+    std::uint64_t k_head_stride = 0;
+    std::uint64_t v_head_stride = 0;
+    std::uint64_t q_batch_stride = 0;
+    std::uint64_t k_batch_stride = 0;
+    std::uint64_t v_batch_stride = 0;
   };
   /// Where the output goes; must not overlap the input.
   struct Output {
     void* out = nullptr;  ///< like q
     std::uint64_t out_stride = 0;
-    float* lse = nullptr;  ///< [row][query head], ln of the sum of exp(scores); or null
+    /// [sequence][row][query head], ln of the sum of exp(scores); or null. On a GPU in any strides.
+    float* lse = nullptr;
+    std::uint64_t out_head_stride = 0;
+    std::uint64_t out_batch_stride = 0;
+    std::uint64_t lse_stride = 0;
+    std::uint64_t lse_head_stride = 0;
+    std::uint64_t lse_batch_stride = 0;
   };
 
   /// Collective, same `seq`, the rows of the whole sequence, on all ranks. Blocks until this rank's
@@ -95,7 +113,21 @@ class MK_EXPORT RingAttention {
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
                              LaunchMode mode = LaunchMode::kAuto);
 
-  /// Whether later launches keep what their threads did when; costs a little time.
+  /// Executor::kCuda: puts a launch on the stream and returns at once; all tensors are in the GPU's
+  /// memory. May be captured into a CUDA graph, which then replays it with the same addresses and
+  /// `seq`. A launch that fails while it runs ends, with its output undefined, and breaks the
+  /// operator: `status` and later calls say why. Launches of one operator follow each other; those
+  /// of ranks that share a GPU go to streams of their own. (`launch` without a stream waits for its
+  /// end.)
+  Status launch_on(CudaStream stream, const Input& input, const Output& output, std::uint64_t seq,
+                   LaunchMode mode = LaunchMode::kAuto);
+  /// The first failure among the launches that have ended, or of the session. Does not wait.
+  Status status() const;
+  /// kCuda: waits for the stream, then answers what the last launch did, or the first failure.
+  Result<LaunchStats> finish(CudaStream stream);
+
+  /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
+  /// effect.
   void set_trace(bool on);
   /// Of the last launch; empty unless traced.
   std::vector<TraceSpan> trace() const;

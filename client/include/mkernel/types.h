@@ -48,7 +48,8 @@ enum class Executor : std::uint32_t {
   /// Threads of this process; matrices in host memory.
   kCpu = 0,
   /// A kernel on the GPU (H100, H200) that is the calling thread's when the operator is created;
-  /// matrices in its memory. The three tensor-parallel operators, in builds with CUDA.
+  /// matrices in its memory. In builds with CUDA: all operators but MoE Dispatch + GEMM and GEMM +
+  /// Combine.
   kCuda = 1,
 };
 

@@ -167,6 +167,7 @@ class RingShape(_Sized):
         ("causal", c_uint32),
         ("dtype", c_uint32),
         ("remote_passes", c_uint32),
+        ("batch", c_uint32),
     ]
 
 
@@ -184,6 +185,17 @@ class RingArguments(_Sized):
         ("v_stride", c_uint64),
         ("out_stride", c_uint64),
         ("scale", c_double),
+        ("q_head_stride", c_uint64),
+        ("k_head_stride", c_uint64),
+        ("v_head_stride", c_uint64),
+        ("out_head_stride", c_uint64),
+        ("q_batch_stride", c_uint64),
+        ("k_batch_stride", c_uint64),
+        ("v_batch_stride", c_uint64),
+        ("out_batch_stride", c_uint64),
+        ("lse_stride", c_uint64),
+        ("lse_head_stride", c_uint64),
+        ("lse_batch_stride", c_uint64),
     ]
 
 

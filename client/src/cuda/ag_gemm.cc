@@ -1,19 +1,23 @@
-#include "client/src/cuda/cuda_operator.h"
+#include "client/src/cuda/gemm.h"
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/ag_gemm/spec.h"
 
 namespace mk {
 namespace {
 
-class AgGemm final : public CudaOperator<kernels::AgGemmCuda> {
+constexpr const char* kOp = "ag-gemm";
+
+class AgGemm final : public CudaGemm<kernels::AgGemmCuda> {
  public:
-  using CudaOperator::CudaOperator;
-  Status launch(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
-                kernels::Mode mode) override {
-    return cuda().launch(stream, arguments.a, lda(), arguments.b, ldb(), arguments.c, ldc(), m,
-                         mode, arguments.gathered);
-  }
+  using CudaGemm::CudaGemm;
   void* input() const override { return cuda().input(); }
+
+ private:
+  Status launch_checked(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
+                        kernels::Mode mode) override {
+    return cuda().launch(stream, arguments.a, shape().lda(), arguments.b, shape().ldb(),
+                         arguments.c, shape().ldc(), m, mode, arguments.gathered);
+  }
 };
 
 Result<kernels::AgGemmPlan> plan_of(const Session::Impl& session, const DeviceShape& shape,
@@ -34,17 +38,18 @@ Result<std::uint64_t> device_workspace_ag_gemm(Session::Impl& session, const Dev
   return plan.workspace_bytes;
 }
 
-Result<std::unique_ptr<DeviceOperator>> make_device_ag_gemm(Session::Impl& session,
-                                                            const DeviceShape& shape,
-                                                            const Tuning& tuning) {
+Result<std::unique_ptr<DeviceGemm>> make_device_ag_gemm(Session::Impl& session,
+                                                        const DeviceShape& shape,
+                                                        const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share.blocks));
-  return make_device_operator<AgGemm>(session, "ag-gemm", describe_plan(plan), plan.workspace_bytes,
-                                      plan.flag_count(), shape, [&](const OperatorMemory& memory) {
-                                        return kernels::AgGemmCuda::create(
-                                            plan, memory.context(),
-                                            cuda_options(share, shape, tuning));
-                                      });
+  return make_device_operator<AgGemm>(
+      session, kOp, describe_plan(plan), plan.workspace_bytes, plan.flag_count(),
+      [&](const OperatorMemory& memory) {
+        return kernels::AgGemmCuda::create(plan, memory.context(),
+                                           gemm_options(share, shape, tuning));
+      },
+      kOp, shape);
 }
 
 }  // namespace mk

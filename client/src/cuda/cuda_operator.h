@@ -1,6 +1,6 @@
 /// \file
-/// What the three operators on a GPU have in common: the plan by the GPU's tiles, the memory, the
-/// kernels, the barrier, the leading dimensions of dense matrices.
+/// What operators on a GPU have in common: the memory, the kernels, the barrier. gemm.h adds what
+/// the products over all ranks have in common.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -31,16 +31,7 @@ Result<DeviceShare> share_device(Session::Impl& session);
 /// operator on a GPU, as if this rank had the GPU to itself.
 Result<std::uint32_t> expected_blocks(Session::Impl& session);
 
-/// The GPU's tiles, but for what the caller chose.
-inline kernels::Tiling tiling_for(kernels::Tiling device, const Tuning& tuning) {
-  if (tuning.tile_m != 0) device.tile_m = tuning.tile_m;
-  if (tuning.tile_n != 0) device.tile_n = tuning.tile_n;
-  if (tuning.chunk_bytes != 0) device.chunk_bytes = tuning.chunk_bytes;
-  return device;
-}
-
-inline kernels::CudaOptions cuda_options(const DeviceShare& share, const DeviceShape& shape,
-                                         const Tuning& tuning) {
+inline kernels::CudaOptions cuda_options(const DeviceShare& share, const Tuning& tuning) {
   kernels::CudaOptions options;
   options.ranks_per_device = share.ranks_per_device;
   options.compute_blocks = tuning.compute_blocks;
@@ -50,19 +41,21 @@ inline kernels::CudaOptions cuda_options(const DeviceShare& share, const DeviceS
   options.wait_timeout = std::min(
       tuning.wait_timeout,
       std::chrono::duration_cast<std::chrono::milliseconds>(kernels::cuda::kWaitTimeoutMax));
-  options.b_layout = shape.b_layout;
   options.rates = kernel_rates(tuning.rates);
   options.launches = share.launches;
   return options;
 }
 
-/// `Cuda`: the operator in kernels/cuda.
-template <class Cuda>
-class CudaOperator : public DeviceOperator {
+/// Of what a launch is given: in the memory of the calling thread's GPU, so that a kernel can use
+/// it; or null. kInvalidArgument names it.
+Status check_on_gpu(std::string_view op, const char* name, const void* memory);
+
+/// `Interface`: of device_operator.h. `Cuda`: the operator in kernels/.
+template <class Interface, class Cuda>
+class CudaOperator : public Interface {
  public:
-  CudaOperator(OperatorMemory memory, std::unique_ptr<Cuda> cuda, CudaStream stream,
-               const DeviceShape& shape)
-      : memory_(std::move(memory)), cuda_(std::move(cuda)), stream_(stream), shape_(shape) {
+  CudaOperator(OperatorMemory memory, std::unique_ptr<Cuda> cuda, CudaStream stream)
+      : memory_(std::move(memory)), cuda_(std::move(cuda)), stream_(stream) {
     cudaGetDevice(&device_);
   }
   ~CudaOperator() override {
@@ -82,26 +75,22 @@ class CudaOperator : public DeviceOperator {
 
  protected:
   Cuda& cuda() const { return *cuda_; }
-  std::uint64_t lda() const { return shape_.shape.k; }
-  std::uint64_t ldb() const {
-    return shape_.b_layout == kernels::BLayout::kKN ? shape_.shape.n : shape_.shape.k;
-  }
-  std::uint64_t ldc() const { return shape_.shape.n; }
 
  private:
   OperatorMemory memory_;
   std::unique_ptr<Cuda> cuda_;  ///< goes first: it uses the memory
   const CudaStream stream_;
-  const DeviceShape shape_;
   int device_ = 0;
 };
 
-/// From the agreed plan to the operator. `create(memory)` makes the kernels' side of it.
-template <class Operator, class Create>
-Result<std::unique_ptr<DeviceOperator>> make_device_operator(
-    Session::Impl& session, std::string_view op, const std::string& parameters,
-    std::uint64_t workspace_bytes, std::uint32_t flag_count, const DeviceShape& shape,
-    Create&& create) {
+/// From the agreed plan to the operator. `create(memory)` makes the kernels' side of it; `more`
+/// follows in Operator's constructor.
+template <class Operator, class Create, class... More>
+Result<std::unique_ptr<Operator>> make_device_operator(Session::Impl& session, std::string_view op,
+                                                       const std::string& parameters,
+                                                       std::uint64_t workspace_bytes,
+                                                       std::uint32_t flag_count, Create&& create,
+                                                       const More&... more) {
   MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(session, op, parameters, workspace_bytes,
                                                           flag_count, Executor::kCuda));
   MK_ASSIGN_OR_RETURN(auto cuda, create(memory));
@@ -109,8 +98,7 @@ Result<std::unique_ptr<DeviceOperator>> make_device_operator(
   const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (error != cudaSuccess)
     return fail(ErrorCode::kSystem, "{}: cannot make a stream: {}", op, cudaGetErrorString(error));
-  std::unique_ptr<DeviceOperator> made =
-      std::make_unique<Operator>(std::move(memory), std::move(cuda), stream, shape);
+  auto made = std::make_unique<Operator>(std::move(memory), std::move(cuda), stream, more...);
   MK_RETURN_IF_ERROR(session.barrier(session.options().timeout));
   return made;
 }

@@ -1,17 +1,21 @@
-#include "client/src/cuda/cuda_operator.h"
+#include "client/src/cuda/gemm.h"
 #include "kernels/ops/gemm_rs/sm90.h"
 #include "kernels/ops/gemm_rs/spec.h"
 
 namespace mk {
 namespace {
 
-class GemmRs final : public CudaOperator<kernels::GemmRsCuda> {
+constexpr const char* kOp = "gemm-rs";
+
+class GemmRs final : public CudaGemm<kernels::GemmRsCuda> {
  public:
-  using CudaOperator::CudaOperator;
-  Status launch(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
-                kernels::Mode mode) override {
-    return cuda().launch(stream, arguments.a, lda(), arguments.b, ldb(), arguments.c, ldc(), m,
-                         mode);
+  using CudaGemm::CudaGemm;
+
+ private:
+  Status launch_checked(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
+                        kernels::Mode mode) override {
+    return cuda().launch(stream, arguments.a, shape().lda(), arguments.b, shape().ldb(),
+                         arguments.c, shape().ldc(), m, mode);
   }
 };
 
@@ -33,17 +37,18 @@ Result<std::uint64_t> device_workspace_gemm_rs(Session::Impl& session, const Dev
   return plan.workspace_bytes();
 }
 
-Result<std::unique_ptr<DeviceOperator>> make_device_gemm_rs(Session::Impl& session,
-                                                            const DeviceShape& shape,
-                                                            const Tuning& tuning) {
+Result<std::unique_ptr<DeviceGemm>> make_device_gemm_rs(Session::Impl& session,
+                                                        const DeviceShape& shape,
+                                                        const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share.blocks));
   return make_device_operator<GemmRs>(
-      session, "gemm-rs", describe_plan(plan), plan.workspace_bytes(), plan.flag_count(), shape,
+      session, kOp, describe_plan(plan), plan.workspace_bytes(), plan.flag_count(),
       [&](const OperatorMemory& memory) {
         return kernels::GemmRsCuda::create(plan, shape.shape.k, memory.context(),
-                                           cuda_options(share, shape, tuning));
-      });
+                                           gemm_options(share, shape, tuning));
+      },
+      kOp, shape);
 }
 
 }  // namespace mk

@@ -9,6 +9,13 @@ namespace {
 
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
+constexpr double kSecondOrder = 1.05;
+
+/// Of a sum of so many products by a tensor core, relative to the sum of their magnitudes.
+double tensor_core_error(std::uint64_t products) {
+  return 1.01 * 0x1p-22 * (static_cast<double>(products) / 16 + 2);
+}
+
 double gamma(double roundings) {
   return roundings * kUnitRoundoffFp32 / (1 - roundings * kUnitRoundoffFp32);
 }
@@ -19,8 +26,11 @@ double gamma(double roundings) {
 struct AttentionReference::Query {
   std::vector<double> scores;
   std::vector<double> out;
+  std::vector<double> magnitude;  ///< on a GPU: A
   double lse = 0;
-  double weight_error = 0;  ///< E + G (1 + E)
+  double sum = 0;           ///< of exp(t_j - max t)
+  double weight_error = 0;  ///< E + G (1 + E); on a GPU: E
+  double sum_error = 0;     ///< on a GPU: G
   double lse_bound = 0;
   Outcome all = Outcome::finite();  ///< what the scores make of all of O
   Outcome lse_outcome = Outcome::finite();
@@ -127,6 +137,8 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
   const double* const key_norms = key_norms_.data() + key_head * n;
   const double tiles = static_cast<double>(problem_.tiles);
   const auto score_error = [&](std::uint64_t j) {  // |d_j|
+    if (problem_.on_gpu)
+      return tensor_core_error(dim) * std::fabs(problem_.scale) * norm * key_norms[j];
     return gamma(static_cast<double>(dim) + 3) * std::fabs(problem_.scale) * norm * key_norms[j] +
            static_cast<double>(dim) * 0x1p-149 * (1 + key_norms[j]);
   };
@@ -136,6 +148,7 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
   }
 
   query.out.assign(dim, 0.0);
+  query.magnitude.assign(problem_.on_gpu ? dim : 0, 0.0);
   double sum = 0;
   double weighted_error = 0;
   double worst_exponent = 0;
@@ -143,24 +156,54 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
     if (!std::isfinite(t[j])) continue;  // no weight
     const double weight = std::exp(t[j] - largest);
     const double error = score_error(j);
-    const double exponent = error +
-                            kUnitRoundoffFp32 * (largest - t[j] + error + worst_score_error) +
-                            4 * (tiles + 1) * kUnitRoundoffFp32;
+    const double exponent =
+        problem_.on_gpu
+            ? error + worst_score_error + 0x1p-22 * (largest - t[j]) + (tiles + 2) * 0x1p-20
+            : error + kUnitRoundoffFp32 * (largest - t[j] + error + worst_score_error) +
+                  4 * (tiles + 1) * kUnitRoundoffFp32;
     sum += weight;
     weighted_error += weight * std::expm1(exponent);
     worst_exponent = std::max(worst_exponent, exponent);
     const float* const value = values_.data() + (key_head * n + j) * dim;
     double* const out = query.out.data();
     for (std::uint64_t i = 0; i < dim; ++i) out[i] += weight * double{value[i]};
+    double* const magnitude = query.magnitude.data();
+    for (std::uint64_t i = 0; i < query.magnitude.size(); ++i)
+      magnitude[i] += weight * std::fabs(double{value[i]});
   }
   for (double& element : query.out) element /= sum;
+  for (double& element : query.magnitude) element /= sum;
+  query.sum = sum;
   query.lse = largest + std::log(sum);
+  if (problem_.on_gpu) {
+    const double b = static_cast<double>(problem_.tile_keys);
+    const double weights_sum = (b / 4 + tiles + 4) * 0x1p-23;
+    query.weight_error = weighted_error / sum;
+    query.sum_error = weights_sum + tensor_core_error(seen) + 1.01 * 0x1p-22 * tiles;
+    query.lse_bound =
+        kSecondOrder *
+        (-std::log1p(-std::min(0.5, query.weight_error + weights_sum)) + worst_score_error +
+         0x1p-22 * (std::fabs(largest) + std::fabs(query.lse) + 1));
+    return;
+  }
   const double e = weighted_error / sum + static_cast<double>(seen) * (tiles + 1) * 0x1p-125;
   const double g = gamma(static_cast<double>(problem_.tile_keys) + 2 * tiles + 3);
   query.weight_error = e + g * (1 + e);
   query.lse_bound =
       (query.weight_error < 0.5 ? -std::log1p(-query.weight_error) : worst_exponent + 2 * g) +
       kUnitRoundoffFp32 * std::fabs(query.lse) + 0x1p-50 * std::fabs(query.lse);
+}
+
+/// Before the last rounding; `largest` of the values.
+double AttentionReference::bound_on_gpu(const Query& query, std::uint64_t i, double largest) const {
+  const double subnormal_weights =
+      problem_.type == DataType::kF16
+          ? 0x1p-25 * static_cast<double>(query.scores.size()) * largest / query.sum
+          : 0;
+  return kSecondOrder *
+         (query.weight_error * largest +
+          (unit_roundoff(problem_.type) + query.sum_error) * query.magnitude[i] +
+          std::fabs(query.out[i]) * (query.weight_error + query.sum_error) + subnormal_weights);
 }
 
 AttentionReference::Result AttentionReference::compare(std::uint64_t first, std::uint64_t rows,
@@ -192,7 +235,9 @@ AttentionReference::Result AttentionReference::compare(std::uint64_t first, std:
       for (std::uint64_t i = 0; i < dim; ++i) {
         const double exact = query.out[i];
         double bound = 2 * largest[i];
-        if (query.weight_error < 0.5) {
+        if (problem_.on_gpu) {
+          bound = std::min(bound, bound_on_gpu(query, i, largest[i]));
+        } else if (query.weight_error < 0.5) {
           bound = std::min(bound, query.weight_error * (largest[i] + std::fabs(exact)) /
                                       (1 - query.weight_error));
         }

@@ -26,6 +26,21 @@
 /// and rounding O to the element type adds v (|O| + the above), v = 2^-8 or 2^-11, and half the
 /// smallest subnormal.
 ///
+/// On a GPU (AttentionProblem::on_gpu) products are those of tensor cores, which add 16 at a time
+/// and truncate, and the second one takes weights that are rounded to the element type:
+///
+///  1. |d_j| <= 1.01 2^-22 (D/16 + 2) |scale| |q|_2 |k_j|_2;
+///  2. |e_j| <= exp(|d_j| + max |d| + 2^-22 (max t - t_j) + (T + 2) 2^-20) - 1;
+///  3. H = (B/4 + T + 4) 2^-23 for the sum of the weights, and with G = H + 1.01 2^-22 (n/16 + 2 +
+///  T),
+///     E = sum w_j |e_j|, A the sum of w_j |v_j| and V the largest |v_j|,
+///
+///     |O' - O| <= E V + (v + G) A + |O| (E + G) + [f16] 2^-25 n V / (sum of exp(t_j - max t))
+///     |LSE' - LSE| <= -ln(1 - E - H) + max |d| + 2^-22 (|max t| + |LSE| + 1)
+///
+/// each times 1.05 for second-order terms; O is then rounded. The worst case of v A says little of
+/// a long sequence, in which roundings cancel: there the LSE shows a key too many or too few.
+///
 /// Only keys that the query sees count, whatever the others are. A score that is a NaN or +infinity
 /// makes all of the query's results NaN; -infinity gives the key no weight; where all scores are
 /// -infinity, O is NaN and the LSE -infinity. A value that is not finite has its usual effect, but
@@ -51,11 +66,16 @@ struct AttentionProblem {
   DataType type = DataType::kBf16;
   std::uint32_t tile_keys = 128;  ///< B
   std::uint64_t tiles = 1;        ///< T, at most
+  bool on_gpu = false;            ///< by tensor cores
 
   /// T for a sequence in `parts` parts of about the same size, whose tiles straddle none.
   static constexpr std::uint64_t tiles_over(std::uint64_t sequence, std::uint64_t parts,
                                             std::uint64_t tile_keys) {
     return parts * (((sequence + parts - 1) / parts + tile_keys - 1) / tile_keys);
+  }
+  /// B of the kernels for GPUs.
+  static constexpr std::uint32_t gpu_tile_keys(std::uint32_t head_dim) {
+    return head_dim == 64 ? 128 : 176;
   }
 };
 
@@ -79,6 +99,7 @@ class AttentionReference {
   struct Query;
   void evaluate(std::uint64_t position, std::uint32_t head, const std::uint16_t* q,
                 Query& query) const;
+  double bound_on_gpu(const Query& query, std::uint64_t i, double largest) const;
   bool evaluate_special(std::uint64_t seen, std::uint64_t key_head, double norm,
                         Query& query) const;
 

@@ -1,7 +1,6 @@
 #include "kernels/ops/ring/cpu.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -29,9 +28,9 @@ class CpuExecutor : public CpuPacer {
 
   void begin(const AttentionItem& item) {
     const auto* q = static_cast<const std::uint16_t*>(tensors_.q);
-    const std::uint64_t first = item.batch * tensors_.q_batch_stride +
-                                item.query.row * tensors_.q_stride + first_element(item);
-    attention_->begin({q + first, tensors_.q_stride}, item.query.rows, tensors_.scale);
+    const std::uint64_t first = item.batch * tensors_.q_strides.batch +
+                                item.query.row * tensors_.q_strides.row + first_element(item);
+    attention_->begin({q + first, tensors_.q_strides.row}, item.query.rows, tensors_.scale);
   }
   void resume(const AttentionItem& item) {
     begin(item);
@@ -47,12 +46,12 @@ class CpuExecutor : public CpuPacer {
     auto* out = static_cast<std::uint16_t*>(tensors_.out);
     float* lse = tensors_.lse;
     if (lse != nullptr) {
-      lse += (std::uint64_t{item.batch} * rows_ + item.query.row) * plan_.query_heads +
+      lse += item.batch * tensors_.lse_strides.batch + item.query.row * tensors_.lse_strides.row +
              item.key_head * plan_.group();
     }
-    const std::uint64_t first = item.batch * tensors_.out_batch_stride +
-                                item.query.row * tensors_.out_stride + first_element(item);
-    attention_->finish(out + first, tensors_.out_stride, lse, plan_.query_heads);
+    const std::uint64_t first = item.batch * tensors_.out_strides.batch +
+                                item.query.row * tensors_.out_strides.row + first_element(item);
+    attention_->finish(out + first, tensors_.out_strides.row, lse, tensors_.lse_strides.row);
   }
   void copy(const CopyJob& job) { copy_rows(job); }
   void stores_done() {}
@@ -116,35 +115,16 @@ class RingAttentionCpu::Impl : private RoleBody {
 
   Result<LaunchStats> launch(const RingAttentionTensors& tensors, std::uint64_t seq, Mode mode) {
     MK_RETURN_IF_ERROR(plan_.check_seq(seq));
-    tensors_ = tensors;
-    const std::uint64_t query_row = std::uint64_t{plan_.query_heads} * plan_.head_dim;
-    const std::uint64_t key_row = std::uint64_t{plan_.key_heads} * plan_.head_dim;
     const std::uint32_t own = rows(seq);
-    MK_RETURN_IF_ERROR(
-        check_tensor("q", tensors.q, query_row, own, &tensors_.q_stride, &tensors_.q_batch_stride));
-    MK_RETURN_IF_ERROR(
-        check_tensor("k", tensors.k, key_row, own, &tensors_.k_stride, &tensors_.k_batch_stride));
-    MK_RETURN_IF_ERROR(
-        check_tensor("v", tensors.v, key_row, own, &tensors_.v_stride, &tensors_.v_batch_stride));
-    MK_RETURN_IF_ERROR(check_tensor("out", tensors.out, query_row, own, &tensors_.out_stride,
-                                    &tensors_.out_batch_stride));
-    if (!std::isfinite(tensors.scale)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{}: a scale of {} is not possible; it must be "
-                  "finite (0: 1 / sqrt(head_dim))",
-                  kOp, tensors.scale);
-    }
-    if (tensors.scale == 0)
-      tensors_.scale = 1 / std::sqrt(double{static_cast<float>(plan_.head_dim)});
+    MK_ASSIGN_OR_RETURN(tensors_, checked_tensors(plan_, tensors, own));
+    MK_RETURN_IF_ERROR(check_heads());
     MK_RETURN_IF_ERROR(runner_.ready());
-    const auto heads_of = [this](const void* tensor, std::uint64_t batch_stride,
-                                 std::uint64_t stride) {
-      return HeadTensor{static_cast<const std::byte*>(tensor), batch_stride * kElementBytes,
-                        stride * kElementBytes, plan_.head_bytes()};
+    const auto heads_of = [this](const void* tensor, const RingStrides& strides) {
+      return HeadTensor{static_cast<const std::byte*>(tensor), strides.batch * kElementBytes,
+                        strides.row * kElementBytes, plan_.head_bytes()};
     };
-    launch_.keys_values =
-        KeySource::of(plan_, heads_of(tensors.k, tensors_.k_batch_stride, tensors_.k_stride),
-                      heads_of(tensors.v, tensors_.v_batch_stride, tensors_.v_stride), own);
+    launch_.keys_values = KeySource::of(plan_, heads_of(tensors.k, tensors_.k_strides),
+                                        heads_of(tensors.v, tensors_.v_strides), own);
     const auto length = static_cast<std::uint32_t>(seq);
     return runner_.run(length, mode, estimate(plan_.work(launch_.context.world, length), rates_));
   }
@@ -179,23 +159,22 @@ class RingAttentionCpu::Impl : private RoleBody {
     }
   }
 
-  /// `stride` 0 becomes `row`, `batch_stride` 0 that of `rows` such rows.
-  static Status check_tensor(const char* name, const void* tensor, std::uint64_t row,
-                             std::uint32_t rows, std::uint64_t* stride,
-                             std::uint64_t* batch_stride) {
-    if (tensor == nullptr) return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, name);
-    if (*stride == 0) *stride = row;
-    if (*stride < row) {
+  /// What the executor takes for granted.
+  Status check_heads() const {
+    for (const auto& [name, strides] : {std::pair{"q", &tensors_.q_strides},
+                                        {"k", &tensors_.k_strides},
+                                        {"v", &tensors_.v_strides},
+                                        {"out", &tensors_.out_strides}}) {
+      if (strides->head == plan_.head_dim) continue;
       return fail(ErrorCode::kInvalidArgument,
-                  "{}: rows of {} are {} elements apart; they have {} elements", kOp, name, *stride,
-                  row);
+                  "{}: heads of {} are {} elements apart; on CPUs the heads of a row follow each "
+                  "other, {} apart",
+                  kOp, name, strides->head, plan_.head_dim);
     }
-    const std::uint64_t batch = (rows - 1) * *stride + row;
-    if (*batch_stride == 0) *batch_stride = rows * *stride;
-    if (*batch_stride >= batch) return {};
+    if (tensors_.lse_strides.head == 1) return {};
     return fail(ErrorCode::kInvalidArgument,
-                "{}: batches of {} are {} elements apart; they have {} elements", kOp, name,
-                *batch_stride, batch);
+                "{}: heads of lse are {} elements apart; on CPUs those of a row follow each other",
+                kOp, tensors_.lse_strides.head);
   }
 
   const RingAttentionPlan plan_;

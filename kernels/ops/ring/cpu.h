@@ -12,31 +12,10 @@
 #include "kernels/comm/types.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/ops/ring/spec.h"
+#include "kernels/ops/ring/tensors.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
-
-/// One launch's tensors, of one rank: its rows of the sequence (RingAttentionSchedule: without a
-/// mask one part; causal two parts, one after the other), each row [heads][head_dim] elements.
-/// Strides are in elements from row to row; 0: rows without gaps. Nothing may overlap what is
-/// written, or lie in the workspace.
-struct RingAttentionTensors {
-  const void* q = nullptr;
-  const void* k = nullptr;
-  const void* v = nullptr;
-  void* out = nullptr;   ///< like q; undefined after an error
-  float* lse = nullptr;  ///< [row][query head] without gaps: ln of the sum of exp(scores); or null
-  std::uint64_t q_stride = 0;
-  std::uint64_t k_stride = 0;
-  std::uint64_t v_stride = 0;
-  std::uint64_t out_stride = 0;
-  // From batch to batch; 0: batches without gaps. (Those of lse have none.)
-  std::uint64_t q_batch_stride = 0;
-  std::uint64_t k_batch_stride = 0;
-  std::uint64_t v_batch_stride = 0;
-  std::uint64_t out_batch_stride = 0;
-  double scale = 0;  ///< of the scores q k; 0: 1 / sqrt(head_dim)
-};
 
 /// One rank's operator. How to make one: see GemmArCpu; the plan is RingAttentionPlan::make.
 ///
@@ -57,6 +36,9 @@ class RingAttentionCpu {
   /// Runs one launch over a sequence of `seq` rows in all; returns when this rank has its output
   /// and no block touches memory of the caller any more. All ranks launch equally often and with
   /// the same `seq` (plan().parts() ≤ seq ≤ the plan's).
+  ///
+  /// Of the tensors, the heads of a row follow each other, and so do those of `lse`
+  /// (kInvalidArgument else).
   ///
   /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
   ///

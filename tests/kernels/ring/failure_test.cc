@@ -129,8 +129,16 @@ TEST(RingAttentionFailure, WrongArgumentsChangeNothing) {
   bad.out = nullptr;
   EXPECT_TRUE(contains(error(bad, 80), "out is null"));
   bad = good;
-  bad.v_stride = 63;
+  bad.v_strides.row = 63;
   EXPECT_TRUE(contains(error(bad, 80), "rows of v are 63 elements apart; they have 64"));
+  bad = good;
+  bad.q_strides.head = 80 * 64;
+  bad.q_strides.row = 64;
+  EXPECT_TRUE(contains(error(bad, 80), "on CPUs the heads of a row follow each other, 64 apart"));
+  bad = good;
+  bad.lse_strides.head = 80;
+  bad.lse_strides.row = 1;
+  EXPECT_TRUE(contains(error(bad, 80), "heads of lse are 80 elements apart"));
   bad = good;
   bad.scale = std::nan("");
   EXPECT_TRUE(contains(error(bad, 80), "a scale of nan"));

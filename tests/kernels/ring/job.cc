@@ -93,18 +93,18 @@ RingRankResult RingJob::launch(std::uint32_t rank, const RingLaunch& launch) {
     return std::uint64_t{row} + (launch.padded ? gap : 0);
   };
   RingAttentionTensors tensors;
-  tensors.q_stride = stride(query_row, 5);
-  tensors.k_stride = stride(key_row, 3);
-  tensors.v_stride = stride(key_row, 8);
-  tensors.out_stride = stride(query_row, 7);
-  const auto q =
-      rows_of(tensor(launch, 0, plan_.query_heads), rank, launch.seq, query_row, tensors.q_stride);
+  tensors.q_strides.row = stride(query_row, 5);
+  tensors.k_strides.row = stride(key_row, 3);
+  tensors.v_strides.row = stride(key_row, 8);
+  tensors.out_strides.row = stride(query_row, 7);
+  const auto q = rows_of(tensor(launch, 0, plan_.query_heads), rank, launch.seq, query_row,
+                         tensors.q_strides.row);
   const auto k =
-      rows_of(tensor(launch, 1, plan_.key_heads), rank, launch.seq, key_row, tensors.k_stride);
+      rows_of(tensor(launch, 1, plan_.key_heads), rank, launch.seq, key_row, tensors.k_strides.row);
   const auto v =
-      rows_of(tensor(launch, 2, plan_.key_heads), rank, launch.seq, key_row, tensors.v_stride);
+      rows_of(tensor(launch, 2, plan_.key_heads), rank, launch.seq, key_row, tensors.v_strides.row);
   const std::size_t rows = ops_[rank]->rows(launch.seq);
-  std::vector<std::uint16_t> out(rows * tensors.out_stride, kPoison);
+  std::vector<std::uint16_t> out(rows * tensors.out_strides.row, kPoison);
   RingRankResult result;
   result.lse.assign(launch.lse ? rows * plan_.query_heads : 0, std::nanf(""));
   tensors.q = q.data();
@@ -116,9 +116,9 @@ RingRankResult RingJob::launch(std::uint32_t rank, const RingLaunch& launch) {
   result.stats = ops_[rank]->launch(tensors, launch.seq, launch.mode);
   if (!result.stats) return result;
   for (std::size_t row = 0; row < rows; ++row) {
-    const auto first = out.begin() + static_cast<std::ptrdiff_t>(row * tensors.out_stride);
+    const auto first = out.begin() + static_cast<std::ptrdiff_t>(row * tensors.out_strides.row);
     result.out.insert(result.out.end(), first, first + query_row);
-    if (std::any_of(first + query_row, first + static_cast<std::ptrdiff_t>(tensors.out_stride),
+    if (std::any_of(first + query_row, first + static_cast<std::ptrdiff_t>(tensors.out_strides.row),
                     [](std::uint16_t value) { return value != kPoison; })) {
       result.stats = fail(ErrorCode::kInternal, "row {} of out was written beyond its end", row);
     }

@@ -1,0 +1,78 @@
+#include "client/src/cuda/cuda_operator.h"
+#include "kernels/ops/ring/sm90.h"
+#include "kernels/ops/ring/spec.h"
+
+namespace mk {
+namespace {
+
+constexpr const char* kOp = "ring";
+
+kernels::cuda::AttentionTensor tensor_of(const void* data, const kernels::RingStrides& strides) {
+  kernels::cuda::AttentionTensor tensor;
+  tensor.data = const_cast<void*>(data);  // only the output's is written
+  tensor.batch_stride = static_cast<std::int64_t>(strides.batch);
+  tensor.row_stride = static_cast<std::int64_t>(strides.row);
+  tensor.head_stride = static_cast<std::int64_t>(strides.head);
+  return tensor;
+}
+
+class Ring final : public CudaOperator<DeviceRing, kernels::RingAttentionCuda> {
+ public:
+  using CudaOperator::CudaOperator;
+  Status launch(CudaStream stream, const kernels::RingAttentionTensors& given, std::uint64_t seq,
+                kernels::Mode mode) override {
+    MK_RETURN_IF_ERROR(cuda().plan().check_seq(seq));
+    MK_ASSIGN_OR_RETURN(const auto tensors,
+                        checked_tensors(cuda().plan(), given, cuda().rows(seq)));
+    const std::pair<const char*, const void*> all[] = {{"q", tensors.q},
+                                                       {"k", tensors.k},
+                                                       {"v", tensors.v},
+                                                       {"out", tensors.out},
+                                                       {"lse", tensors.lse}};
+    for (const auto& [name, memory] : all) MK_RETURN_IF_ERROR(check_on_gpu(kOp, name, memory));
+    kernels::RingAttentionDeviceTensors on_device;
+    on_device.q = tensor_of(tensors.q, tensors.q_strides);
+    on_device.k = tensor_of(tensors.k, tensors.k_strides);
+    on_device.v = tensor_of(tensors.v, tensors.v_strides);
+    on_device.o = tensor_of(tensors.out, tensors.out_strides);
+    on_device.lse = tensors.lse;
+    on_device.lse_batch_stride = static_cast<std::int64_t>(tensors.lse_strides.batch);
+    on_device.lse_row_stride = static_cast<std::int64_t>(tensors.lse_strides.row);
+    on_device.lse_head_stride = static_cast<std::int64_t>(tensors.lse_strides.head);
+    on_device.scale = static_cast<float>(tensors.scale);
+    return cuda().launch(stream, on_device, seq, mode);
+  }
+};
+
+Result<kernels::RingAttentionPlan> plan_of(const Session::Impl& session,
+                                           const kernels::RingAttentionShape& shape,
+                                           const Tuning& tuning) {
+  const AttachOptions& options = session.options();
+  auto tiling = kernels::ring_attention_cuda_tiling(shape);
+  tiling.chunk_bytes = tuning.chunk_bytes;
+  return kernels::RingAttentionPlan::make(options.nodes, options.local_size, shape, tiling);
+}
+
+}  // namespace
+
+Result<std::uint64_t> device_workspace_ring(Session::Impl& session,
+                                            const kernels::RingAttentionShape& shape,
+                                            const Tuning& tuning) {
+  MK_RETURN_IF_ERROR(expected_blocks(session));  // a GPU is there
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  return plan.workspace_bytes;
+}
+
+Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl& session,
+                                                     const kernels::RingAttentionShape& shape,
+                                                     const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  return make_device_operator<Ring>(session, kOp, describe_plan(plan), plan.workspace_bytes,
+                                    plan.flag_count(), [&](const OperatorMemory& memory) {
+                                      return kernels::RingAttentionCuda::create(
+                                          plan, memory.context(), cuda_options(share, tuning));
+                                    });
+}
+
+}  // namespace mk
