@@ -54,9 +54,19 @@ def check_shapes(group: Group, q: Any, k: Any, v: Any) -> None:
         )
 
 
-def launch(group: Group, addresses: list[int], q_shape: Any, key_heads: int, seq: int, dtype: int, causal: bool, scale: Optional[float]) -> None:
-    """Launches on the addresses of q, k, v, out and lse, all without gaps."""
+def launch(
+    group: Group,
+    addresses: list[int],
+    q_shape: Any,
+    key_heads: int,
+    seq: int,
+    dtype: int,
+    causal: bool,
+    scale: Optional[float],
+    **where: int,
+) -> None:
+    """Launches on the addresses of q, k, v, out and lse, all without gaps. `where`: Group.launch's device and stream."""
     q, k, v, out, lse = addresses
     arguments = _c.RingArguments(q=q, k=k, v=v, out=out, lse=lse, seq=seq, scale=scale or 0.0)
     shape = dict(query_heads=q_shape[1], key_heads=key_heads, head_dim=q_shape[2], causal=int(causal), dtype=dtype)
-    group.launch("ring", shape, seq, arguments)
+    group.launch("ring", shape, seq, arguments, **where)

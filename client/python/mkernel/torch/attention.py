@@ -1,6 +1,6 @@
 """Ring Attention for context parallelism: `mkernel::ring_attention`, and `attention` with the signature of PyTorch's own.
 
-The forward pass is the fused operator, on CPUs. The backward pass is composed: it gathers all keys and values, computes again with the
+The forward pass is the fused operator. The backward pass is composed: it gathers all keys and values, computes again with the
 log-sum-exp that the forward pass has kept, in float32, and scatters the sums of the gradients of keys and values.
 """
 
@@ -62,12 +62,18 @@ def _ring_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float,
     base.check_shapes(chosen, q.shape, k.shape, v.shape)
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES:
         raise invalid(f"ring_attention: elements of {q.dtype}, {k.dtype}, {v.dtype}: all must be torch.bfloat16 or all torch.float16", chosen.rank)
-    if {x.device.type for x in (q, k, v)} != {"cpu"}:
-        raise Error(ErrorCode.UNSUPPORTED, "ring_attention runs on CPUs only, so far: give it tensors of the host", chosen.rank)
+    if not q.device == k.device == v.device or q.device.type not in ("cpu", "cuda"):
+        raise invalid(f"ring_attention: tensors on {q.device}, {k.device}, {v.device}: all must be on CPUs or on one GPU", chosen.rank)
     q, k, v = (x.contiguous() for x in (q, k, v))
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
     addresses = [x.data_ptr() for x in (q, k, v, out, lse)]
-    base.launch(chosen, addresses, q.shape, k.shape[1], q.shape[0] * chosen.world, _DTYPES[q.dtype], causal, scale)
+    arguments = (chosen, addresses, q.shape, k.shape[1], q.shape[0] * chosen.world, _DTYPES[q.dtype], causal, scale)
+    if q.device.type == "cpu":
+        base.launch(*arguments)
+        return out, lse
+    with torch.cuda.device(q.device):
+        # Copies made here are freed in the order of the same stream.
+        base.launch(*arguments, device=q.device.index, stream=torch.cuda.current_stream().cuda_stream)
     return out, lse
 
 
@@ -89,11 +95,11 @@ def _backward(
     rows, key_heads, size = k.shape
     seq = rows * chosen.world
     everyone = all_gather(torch.cat([k, v], 1).reshape(rows, -1), group=group).view(seq, 2, key_heads, size).float()
-    mine = torch.from_numpy(base.sequence_rows(seq, causal=causal, group=chosen))
-    theirs = torch.cat([torch.from_numpy(base.sequence_rows(seq, causal=causal, group=chosen, rank=r)) for r in range(chosen.world)])
+    everyones_rows = [torch.from_numpy(base.sequence_rows(seq, causal=causal, group=chosen, rank=r)) for r in range(chosen.world)]
+    mine, theirs = everyones_rows[chosen.rank].to(q.device), torch.cat(everyones_rows).to(q.device)
     hidden = mine[:, None] < theirs[None, :] if causal else None
     each = q.shape[1] // key_heads
-    dq = torch.empty(q.shape, dtype=torch.float32)
+    dq = q.new_empty(q.shape, dtype=torch.float32)
     parts = torch.zeros_like(everyone)
     for head in range(q.shape[1]):
         keys, values = everyone[:, 0, head // each], everyone[:, 1, head // each]
