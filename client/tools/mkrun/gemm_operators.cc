@@ -52,7 +52,8 @@ class GemmWork : public RankWork {
         a_(tensors.at("a")),
         b_(tensors.at("b")),
         k_(a_.shape()[1]),
-        n_(job.out_shape[1]) {}
+        n_(job.out_shape[1]),
+        there_(job) {}
 
  protected:
   RowRange share(std::uint64_t whole, std::uint32_t rank) const {
@@ -67,6 +68,17 @@ class GemmWork : public RankWork {
     return job_.transposed ? turned(b_as_is(k, n), n.count, k.count) : b_as_is(k, n);
   }
   BLayout layout() const { return job_.transposed ? BLayout::kNK : BLayout::kKN; }
+  /// `launch(a, b, c)` where the executor wants them.
+  template <class Launch>
+  Result<LaunchStats> launch_with(const Elements& a, const Elements& b, Elements& c,
+                                  Launch&& launch) {
+    MK_ASSIGN_OR_RETURN(const void* const its_a, there_.put(0, a));
+    MK_ASSIGN_OR_RETURN(const void* const its_b, there_.put(1, b));
+    MK_ASSIGN_OR_RETURN(void* const its_c, there_.put(2, c));
+    MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch(its_a, its_b, its_c));
+    MK_RETURN_IF_ERROR(there_.get(2, c));
+    return stats;
+  }
 
   const Job& job_;
   const std::uint32_t rank_;
@@ -75,6 +87,9 @@ class GemmWork : public RankWork {
   const Tensor& b_;
   const std::uint64_t k_, n_;
   std::uint64_t first_ = 0, rows_ = 0;  ///< of the last launch
+
+ private:
+  WorkTensors there_;
 };
 
 /// The inner dimension is split; rows of the sum are this rank's to write: its share of them.
@@ -93,8 +108,9 @@ class SumWork : public GemmWork {
     const bool whole = std::is_same_v<Operator, GemmAllReduce>;
     const RowRange own = share(rows, rank_);
     Elements c((whole ? rows : own.count) * n_, 0xffff);  // NaN, until the operator writes it
-    MK_ASSIGN_OR_RETURN(const LaunchStats stats,
-                        op_.launch(a.data(), own_b_.data(), c.data(), rows));
+    MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch_with(a, own_b_, c, [&](auto... matrices) {
+                          return op_.launch(matrices..., rows);
+                        }));
     const std::uint64_t skip = whole ? own.first * n_ : 0;
     c_.assign(c.begin() + static_cast<std::ptrdiff_t>(skip),
               c.begin() + static_cast<std::ptrdiff_t>(skip + own.count * n_));
@@ -163,7 +179,8 @@ class AgGemmWork : public GemmWork {
     const RowRange own = share(rows, rank_);
     const Elements a = a_.rows(first + own.first, own.count, type_);
     c_.assign(rows * own_n_.count, 0xffff);
-    return op_.launch(a.data(), own_b_.data(), c_.data(), rows);
+    return launch_with(a, own_b_, c_,
+                       [&](auto... matrices) { return op_.launch(matrices..., rows); });
   }
   Status write(SafetensorsPart& out) override {
     const auto bytes = raw(c_);

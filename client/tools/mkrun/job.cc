@@ -80,6 +80,7 @@ Result<Job> plan_job(const JobOptions& options) {
   job.causal = options.causal;
   job.interleaved = options.interleaved;
   job.check = options.check;
+  job.executor = options.executor;
   job.nodes = options.nodes;
   job.local = options.local;
   job.rows_per_launch = options.rows_per_launch;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "client/tools/executor_matrices.h"
 #include "client/tools/launch/process.h"
 #include "client/tools/mkrun/job.h"
 #include "client/tools/mkrun/operators.h"
@@ -17,6 +18,10 @@ Status run_job_rank(const Job& job, std::uint32_t rank, const std::string& socke
     tensors.emplace(input, std::move(tensor));
   }
   MK_ASSIGN_OR_RETURN(auto out, SafetensorsPart::open(UniqueFd(job.out_fd), job.out.file));
+  std::shared_ptr<gpu::Driver> driver;
+  if (job.executor == "cuda") {
+    MK_ASSIGN_OR_RETURN(driver, choose_gpu(rank));
+  }
   auto attach = AttachOptions::of_rank(name, rank, job.nodes, job.local);
   attach.socket = socket;
   attach.timeout = std::chrono::milliseconds{job.timeout_ms};

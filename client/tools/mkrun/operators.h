@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "client/tools/executor_matrices.h"
 #include "client/tools/mkrun/job.h"
 #include "client/tools/mkrun/tensors.h"
 #include "client/tools/numeric/comparison.h"
@@ -29,6 +31,27 @@ struct FlagSpec {
   const char* name;
   const char* help;
   bool JobOptions::*value;
+};
+
+/// A rank's tensors where its executor wants them, launch after launch.
+class WorkTensors {
+ public:
+  explicit WorkTensors(const Job& job) : on_gpu_(job.executor == "cuda") {}
+  /// What comes in, and what goes out with what it is before. On CPUs it stays where it is.
+  Result<void*> put(std::size_t place, const Elements& elements) {
+    if (!matrices_) {
+      MK_ASSIGN_OR_RETURN(matrices_, ExecutorMatrices::create(on_gpu_));
+    }
+    MK_RETURN_IF_ERROR(matrices_->put(place, std::as_bytes(std::span(elements))));
+    return matrices_->at(place);
+  }
+  Status get(std::size_t place, Elements& elements) const {
+    return matrices_->get(place, std::as_writable_bytes(std::span(elements)));
+  }
+
+ private:
+  bool on_gpu_;
+  std::optional<ExecutorMatrices> matrices_;
 };
 
 /// A rank's part of a job: launch after launch, in order.
@@ -83,7 +106,8 @@ template <class Tuning>
 Tuning tuning_of(const Job& job) {
   Tuning tuning;
   tuning.wait_timeout = std::chrono::milliseconds{job.timeout_ms};
-  tuning.count_nonfinite = true;
+  tuning.executor = job.executor == "cuda" ? Executor::kCuda : Executor::kCpu;
+  tuning.count_nonfinite = tuning.executor == Executor::kCpu;  // which GPUs do not
   return tuning;
 }
 

@@ -7,8 +7,10 @@
 namespace mk::tools {
 namespace {
 
-/// Keys of a tile, which the reference's bound depends on.
+/// Keys of a tile on CPUs, which the reference's bound depends on.
 constexpr std::uint32_t kTileKeys = 128;
+
+bool on_gpu(const Job& job) { return job.executor == "cuda"; }
 
 std::uint64_t parts_of(const Job& job) { return std::uint64_t{job.world()} * (job.causal ? 2 : 1); }
 
@@ -22,7 +24,8 @@ class RingWork : public RankWork {
         v_(tensors.at("v")),
         own_(sequence_rows_of_rank(job.rows, job.causal, job.world(), rank)),
         row_elements_(tensors.at("q").row_elements()),
-        op_(std::move(op)) {
+        op_(std::move(op)),
+        there_(job) {
     own_q_ = own_rows(tensors.at("q"));
   }
 
@@ -31,10 +34,13 @@ class RingWork : public RankWork {
     const Elements v = own_rows(v_);
     out_.assign(own_q_.size(), 0xffff);
     RingAttention::Input input;
-    input.q = own_q_.data();
-    input.k = k.data();
-    input.v = v.data();
-    return op_.launch(input, {.out = out_.data()}, rows);
+    MK_ASSIGN_OR_RETURN(input.q, there_.put(0, own_q_));
+    MK_ASSIGN_OR_RETURN(input.k, there_.put(1, k));
+    MK_ASSIGN_OR_RETURN(input.v, there_.put(2, v));
+    MK_ASSIGN_OR_RETURN(void* const out, there_.put(3, out_));
+    MK_ASSIGN_OR_RETURN(const LaunchStats stats, op_.launch(input, {.out = out}, rows));
+    MK_RETURN_IF_ERROR(there_.get(3, out_));
+    return stats;
   }
   Status write(SafetensorsPart& out) override {
     auto bytes = raw(out_);
@@ -54,8 +60,10 @@ class RingWork : public RankWork {
     problem.causal = job_.causal;
     problem.scale = 1 / std::sqrt(static_cast<double>(problem.head_dim));
     problem.type = type_;
-    problem.tile_keys = kTileKeys;
-    problem.tiles = AttentionProblem::tiles_over(job_.rows, parts_of(job_), kTileKeys);
+    problem.on_gpu = on_gpu(job_);
+    problem.tile_keys =
+        problem.on_gpu ? AttentionProblem::gpu_tile_keys(problem.head_dim) : kTileKeys;
+    problem.tiles = AttentionProblem::tiles_over(job_.rows, parts_of(job_), problem.tile_keys);
     const AttentionReference reference(problem, k_.rows(0, job_.rows, type_).data(),
                                        v_.rows(0, job_.rows, type_).data());
     Comparison result;
@@ -86,6 +94,7 @@ class RingWork : public RankWork {
   const SequenceRows own_;
   const std::uint64_t row_elements_;  ///< of Q and the output
   RingAttention op_;
+  WorkTensors there_;
   Elements own_q_;
   Elements out_;
 };
@@ -140,7 +149,7 @@ class Ring : public JobOperator {
     shape.causal = job.causal;
     shape.dtype = type_of(job);
     auto tuning = tuning_of<RingAttention::Tuning>(job);
-    tuning.tile_n = kTileKeys;
+    if (!on_gpu(job)) tuning.tile_n = kTileKeys;
     MK_ASSIGN_OR_RETURN(auto op, RingAttention::create(session, shape, tuning));
     return std::make_unique<RingWork>(job, rank, tensors, std::move(op));
   }

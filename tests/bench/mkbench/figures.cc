@@ -28,6 +28,10 @@ ModeFigures figures_of(const Reports& reports, bool fused) {
     }
     figures.samples_ms.push_back(static_cast<double>(total_ns) * 1e-6);
     compute.push_back(static_cast<double>(compute_ns) * 1e-6);
+    const auto core = std::ranges::max(launch, {}, &LaunchReport::core_ns);
+    const double core_ms = static_cast<double>(core.core_ns) * 1e-6;
+    if (core_ms > 0 && (figures.core_ms == 0 || core_ms < figures.core_ms))
+      figures.core_ms = core_ms;
   }
   figures.total_ms = summarise(figures.samples_ms);
   figures.compute_ms = summarise(compute);
@@ -156,6 +160,7 @@ std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails, const 
   if (spec.nodes > 1 && !(link_bytes_per_s > 0)) return std::nullopt;
   Bound bound;
   bound.compute_ms = unfused.compute_ms.min;
+  if (fused.core_ms > 0) bound.compute_ms = std::min(bound.compute_ms, fused.core_ms);
   if (spec.nodes > 1)
     bound.network_ms = link_bytes(fused, work, spec, rails) / link_bytes_per_s * 1e3;
   // Host memory is everybody's; a GPU has links of its own.

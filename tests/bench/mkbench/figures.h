@@ -19,11 +19,12 @@ using Reports = std::vector<std::vector<LaunchReport>>;
 /// One mode's timed launches.
 struct ModeFigures {
   Summary total_ms, compute_ms;
+  double core_ms = 0;  ///< RankCase::core_ns, the shortest; 0: not known
   std::vector<double> samples_ms;
   std::uint64_t network_bytes_per_rank = 0;
   std::uint64_t commands_per_rank = 0;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModeFigures, total_ms, compute_ms, samples_ms,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModeFigures, total_ms, compute_ms, core_ms, samples_ms,
                                    network_bytes_per_rank, commands_per_rank)
 
 ModeFigures figures_of(const Reports& reports, bool fused);
@@ -75,6 +76,7 @@ nlohmann::json links_since(const nlohmann::json& before, nlohmann::json after);
 /// a run share the machine's cores and memory, so computing and copying count for all of them.
 struct Bound {
   double compute_ms = 0;   ///< the ranks' computation, measured: all at once, no communication
+                           ///< (the unfused form's; or the core's alone, where it is quicker)
   double network_ms = 0;   ///< the busiest link's bytes at the rate it is paced to
   double local_ms = 0;     ///< the local peers' bytes at the machine's measured copy rate
   double ms = 0;           ///< the largest

@@ -32,28 +32,27 @@ Tuning GemmCase::tuning(const BenchSpec& spec) const {
 }
 
 void GemmRank::upload(Output* gathered) {
-  if (spec_.executor != "cuda") return;
   const auto keep = [this](const Status& status) {
     if (!status && upload_) upload_ = status;
   };
-  if (!gpu_) {
-    auto made = DeviceMatrices::create();
+  if (!there_) {
+    auto made = tools::ExecutorMatrices::create(spec_.executor == "cuda");
     if (!made) return keep(propagate(made));
-    gpu_ = std::move(*made);
+    there_ = std::move(*made);
   }
   const auto put_output = [this, &keep](Place place, Output* output) {
     if (output == nullptr) return;
     output->poison();
-    keep(gpu_->put(place, output->whole()));
+    keep(there_->put(place, output->whole()));
   };
-  keep(gpu_->put(kA, std::as_bytes(std::span(a_))));
-  keep(gpu_->put(kB, std::as_bytes(std::span(b_))));
+  keep(there_->put(kA, std::as_bytes(std::span(a_))));
+  keep(there_->put(kB, std::as_bytes(std::span(b_))));
   put_output(kC, &c_);
   put_output(kGathered, gathered);
   if (spec_.lead == 0) return;
   // Other values: what those launches leave behind must not pass for this launch's.
   const Elements other(a_.rbegin(), a_.rend());
-  keep(gpu_->put(kLeadA, std::as_bytes(std::span(other))));
+  keep(there_->put(kLeadA, std::as_bytes(std::span(other))));
   put_output(kLeadC, &c_);
   put_output(kLeadGathered, gathered);
 }
@@ -62,23 +61,19 @@ Result<LaunchStats> GemmRank::launch_with(
     const std::function<Result<LaunchStats>(const void* a, const void* b, void* c, void* gathered)>&
         launch,
     Output* gathered) {
-  if (!gpu_) {
-    MK_RETURN_IF_ERROR(upload_);
-    return launch(a_.data(), b_.data(), c_.as<void>(),
-                  gathered != nullptr ? gathered->as<void>() : nullptr);
-  }
   MK_RETURN_IF_ERROR(upload_);
   const auto contents = [this](Place place, Output* output) -> void* {
-    return output != nullptr ? gpu_->at(place) + Output::guard_bytes() : nullptr;
+    return output != nullptr ? there_->at(place) + Output::guard_bytes() : nullptr;
   };
   if (leading_) {
-    return launch(gpu_->at(kLeadA), gpu_->at(kB), contents(kLeadC, &c_),
+    return launch(there_->at(kLeadA), there_->at(kB), contents(kLeadC, &c_),
                   contents(kLeadGathered, gathered));
   }
-  MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch(gpu_->at(kA), gpu_->at(kB), contents(kC, &c_),
-                                                      contents(kGathered, gathered)));
-  MK_RETURN_IF_ERROR(gpu_->get(kC, c_.whole()));
-  if (gathered != nullptr) MK_RETURN_IF_ERROR(gpu_->get(kGathered, gathered->whole()));
+  MK_ASSIGN_OR_RETURN(
+      const LaunchStats stats,
+      launch(there_->at(kA), there_->at(kB), contents(kC, &c_), contents(kGathered, gathered)));
+  MK_RETURN_IF_ERROR(there_->get(kC, c_.whole()));
+  if (gathered != nullptr) MK_RETURN_IF_ERROR(there_->get(kGathered, gathered->whole()));
   return stats;
 }
 

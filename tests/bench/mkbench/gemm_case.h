@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "tests/bench/mkbench/device_matrices.h"
+#include "client/tools/executor_matrices.h"
 #include "tests/bench/mkbench/inputs.h"
 #include "tests/bench/mkbench/operator_case.h"
 
@@ -63,7 +63,7 @@ class GemmRank : public RankCase {
   }
   /// Compares rows of the sum over all ranks of A_r B_r.
   tools::Comparison compare_sum(const RankShare& rows, const std::uint16_t* c) const;
-  /// After the inputs were made: copies them, and poisoned outputs, to the GPU if that computes.
+  /// After the inputs were made: puts them, and poisoned outputs, where the executor wants them.
   void upload(Output* gathered = nullptr);
   /// Launches with the matrices where the executor wants them, and fetches the outputs.
   Result<LaunchStats> launch_with(
@@ -82,7 +82,7 @@ class GemmRank : public RankCase {
 
  private:
   enum Place : std::size_t { kA, kB, kC, kGathered, kLeadA, kLeadC, kLeadGathered };
-  std::optional<DeviceMatrices> gpu_;
+  std::optional<tools::ExecutorMatrices> there_;
   Status upload_;         ///< its first error
   bool leading_ = false;  ///< what is launched leads up to the launch that counts
 };

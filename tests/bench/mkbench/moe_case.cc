@@ -181,6 +181,7 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
         "{} tokens[{}] per rank, top {} of {} experts, W[{}, {}] each, {} routing, {}", o.tokens,
         o.hidden, o.top_k, o.experts, o.hidden, o.features, o.routing, spec.dtype);
   }
+  bool runs_on_gpus() const override { return false; }
   bool outputs_are_equal() const override { return false; }
   void make_large() override {
     options_.tokens = 2048;

@@ -249,6 +249,7 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
         "{} tokens[{}] per rank, top {} of {} experts with {} features, {} routing, {}", o.tokens,
         o.hidden, o.top_k, o.experts, o.features, o.routing, spec.dtype);
   }
+  bool runs_on_gpus() const override { return false; }
   bool outputs_are_equal() const override { return false; }
   void make_large() override {
     options_.tokens = 2048;

@@ -40,6 +40,9 @@ class RankCase {
   /// them of which every rank takes another.
   virtual tools::Comparison verify() const = 0;
   virtual Work work() const = 0;
+  /// What this rank's computation takes by itself, measured on its GPU with all inputs there; 0:
+  /// not known, the unfused form's computation stands for it.
+  virtual Result<std::uint64_t> core_ns() { return 0; }
   virtual void set_trace(bool on) = 0;
   virtual std::vector<TraceSpan> trace() const = 0;  ///< of the last launch
 };
@@ -58,6 +61,8 @@ class OperatorCase {
   virtual std::string describe(const BenchSpec& spec) const = 0;
   /// Whether all ranks put out the same bytes.
   virtual bool outputs_are_equal() const = 0;
+  /// Whether there is a form for GPUs.
+  virtual bool runs_on_gpus() const { return true; }
   /// Sizes at which figures mean something: launches of some hundred milliseconds on two cores.
   virtual void make_large() = 0;
   /// Changes the sizes, meant for one node, so that a rank computes as much with `nodes`.

@@ -6,10 +6,10 @@
 #include <thread>
 #include <utility>
 
+#include "client/tools/executor_matrices.h"
 #include "client/tools/launch/process.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
-#include "shm/gpu/driver.h"
 #include "tests/bench/mkbench/operator_case.h"
 #include "tests/bench/mkbench/trace.h"
 
@@ -62,9 +62,7 @@ Status RankLoop::run(const std::string& socket, const std::string& job, int repo
   MK_ASSIGN_OR_RETURN(const auto operation, case_of(spec_));
   std::shared_ptr<gpu::Driver> driver;
   if (spec_.executor == "cuda") {
-    MK_ASSIGN_OR_RETURN(driver, gpu::load_driver());
-    MK_RETURN_IF_ERROR(
-        driver->choose_device(static_cast<int>(rank_) % std::max(1, driver->devices())));
+    MK_ASSIGN_OR_RETURN(driver, tools::choose_gpu(rank_));
   }
   auto attach = AttachOptions::of_rank(job, rank_, spec_.nodes, spec_.local);
   attach.socket = socket;
@@ -122,6 +120,9 @@ Result<LaunchReport> RankLoop::launch(Session& session, RankCase& rank_case, con
   report.timed = turn.timed;
   report.total_ns = stats.total_ns;
   report.compute_ns = stats.compute_ns - std::min(stats.compute_ns, stats.compute_wait_ns);
+  if (turn.timed && report.fused && spec_.executor == "cuda") {
+    MK_ASSIGN_OR_RETURN(report.core_ns, rank_case.core_ns());
+  }
   report.network_bytes = stats.network_bytes;
   report.network_commands = stats.network_commands;
   report.estimated_fused_ns = stats.estimated_fused_ns;

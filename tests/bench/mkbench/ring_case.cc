@@ -3,10 +3,19 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <optional>
+#include <span>
+#include <thread>
+#include <tuple>
+#include <vector>
 
+#include "client/tools/executor_matrices.h"
 #include "client/tools/numeric/attention_reference.h"
+#include "client/tools/numeric/gemm_reference.h"
 #include "mkernel/ring_attention.h"
 #include "tests/bench/mkbench/at_least_one.h"
+#include "tests/bench/mkbench/attention_core.h"
 #include "tests/bench/mkbench/cases.h"
 #include "tests/bench/mkbench/inputs.h"
 
@@ -15,12 +24,16 @@ namespace {
 
 struct RingOptions {
   std::uint64_t seq = 2048;
-  std::uint32_t query_heads = 8, key_heads = 2, head_dim = 64;
+  std::uint32_t batch = 1, query_heads = 8, key_heads = 2, head_dim = 64;
   bool causal = false, lse = false;
-  std::uint32_t tile_q = 0, tile_k = 128, remote_passes = 0, chunk_bytes = 0, compute_blocks = 0;
+  std::uint32_t tile_q = 0, tile_k = 0, remote_passes = 0, chunk_bytes = 0, compute_blocks = 0;
+  std::uint64_t check_rows = 0;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RingOptions, seq, query_heads, key_heads, head_dim, causal, lse,
-                                   tile_q, tile_k, remote_passes, chunk_bytes, compute_blocks)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RingOptions, seq, batch, query_heads, key_heads, head_dim,
+                                   causal, lse, tile_q, tile_k, remote_passes, chunk_bytes,
+                                   compute_blocks, check_rows)
+
+constexpr std::uint32_t kTileKeys = 128;  // on CPUs
 
 class RingRank : public RankCase {
  public:
@@ -35,12 +48,21 @@ class RingRank : public RankCase {
     v_ = rows_of_rank(kV);
     out_.resize(q_.size() * sizeof(std::uint16_t));
     lse_.resize(options_.lse ? q_.size() / options_.head_dim * sizeof(float) : 0);
+    put_ = put_tensors();
   }
 
   Result<LaunchStats> launch(LaunchMode mode) override {
-    return op_.launch({.q = q_.data(), .k = k_.data(), .v = v_.data()},
-                      {.out = out_.as<void>(), .lse = options_.lse ? lse_.as<float>() : nullptr},
-                      seq_, mode);
+    MK_RETURN_IF_ERROR(put_);
+    MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch_with(kQ, kOut, kLse, mode));
+    MK_RETURN_IF_ERROR(there_->get(kOut, out_.whole()));
+    MK_RETURN_IF_ERROR(there_->get(kLse, lse_.whole()));
+    return stats;
+  }
+  Status lead(LaunchMode mode, std::uint32_t launches) override {
+    MK_RETURN_IF_ERROR(put_);
+    for (std::uint32_t done = 0; done < launches; ++done)
+      MK_RETURN_IF_ERROR(launch_with(kLeadQ, kLeadOut, kLeadLse, mode));
+    return {};
   }
 
   std::vector<Output*> outputs() override { return {&out_, &lse_}; }
@@ -54,23 +76,16 @@ class RingRank : public RankCase {
     problem.causal = options_.causal;
     problem.scale = 1 / std::sqrt(static_cast<double>(options_.head_dim));
     problem.type = data_type_of(spec_);
-    problem.tile_keys = options_.tile_k;
-    // Tiles of keys end with their part, each of which has at most so many rows.
-    const std::uint64_t rows_of_part = (seq_ + parts() - 1) / parts();
-    problem.tiles = parts() * ((rows_of_part + options_.tile_k - 1) / options_.tile_k);
-    const Elements k = rows_of(matrix(kK), 0, seq_);
-    const Elements v = rows_of(matrix(kV), 0, seq_);
-    const tools::AttentionReference reference(problem, k.data(), v.data());
+    problem.on_gpu = on_gpu();
+    problem.tile_keys = on_gpu() ? tools::AttentionProblem::gpu_tile_keys(options_.head_dim)
+                                 : (options_.tile_k != 0 ? options_.tile_k : kTileKeys);
+    // Tiles of keys end with their part.
+    problem.tiles = tools::AttentionProblem::tiles_over(seq_, parts(), problem.tile_keys);
     tools::Comparison result;
-    std::uint64_t row = 0;
-    for (const RankShare& part : parts_of(rank_)) {
-      const std::uint64_t at = row * row_elements(kQ);
-      const auto compared =
-          reference.compare(part.first, part.count, q_.data() + at, out_.as<std::uint16_t>() + at,
-                            options_.lse ? lse_.as<float>() + row * options_.query_heads : nullptr);
-      result.add(compared.out);
-      result.add(compared.lse);
-      row += part.count;
+    for (std::uint32_t batch = 0; batch < options_.batch; ++batch) {
+      const Elements k = rows_of(matrix(kK, batch), 0, seq_);
+      const Elements v = rows_of(matrix(kV, batch), 0, seq_);
+      verify_batch(batch, tools::AttentionReference(problem, k.data(), v.data()), result);
     }
     return result;
   }
@@ -81,7 +96,8 @@ class RingRank : public RankCase {
     Work work = gather_work(spec_, rank_, [this](std::uint32_t rank) {
       std::uint64_t rows = 0;
       for (const RankShare& part : parts_of(rank)) rows += part.count;
-      return 2.0 * static_cast<double>(rows * row_elements(kK) * sizeof(std::uint16_t));
+      return 2.0 *
+             static_cast<double>(options_.batch * rows * row_elements(kK) * sizeof(std::uint16_t));
     });
     double keys_seen = 0;
     for (const RankShare& part : parts_of(rank_)) {
@@ -89,22 +105,111 @@ class RingRank : public RankCase {
       keys_seen += options_.causal ? count * (static_cast<double>(part.first) + (count + 1) / 2)
                                    : count * static_cast<double>(seq_);
     }
-    work.flops = 4.0 * options_.head_dim * options_.query_heads * keys_seen;
+    work.flops = 4.0 * options_.head_dim * options_.query_heads * options_.batch * keys_seen;
     return work;
+  }
+  Result<std::uint64_t> core_ns() override {
+    if (spec_.sizes != "fixed") return 0;
+    if (core_ == nullptr) {
+      CoreProblem problem{data_type_of(spec_), options_.batch,    options_.query_heads,
+                          options_.key_heads,  options_.head_dim, options_.causal};
+      for (const RankShare& part : parts_of(rank_))
+        problem.parts.push_back({part.count, options_.causal ? part.first + part.count : seq_});
+      MK_ASSIGN_OR_RETURN(core_, AttentionCore::create(problem));
+    }
+    return core_->measure_ns();
   }
   void set_trace(bool on) override { op_.set_trace(on); }
   std::vector<TraceSpan> trace() const override { return op_.trace(); }
 
  private:
-  enum Tensor : std::uint32_t { kQ = 0, kK = 1, kV = 2 };
+  enum Tensor : std::uint32_t { kQ = 0, kK = 1, kV = 2, kOut, kLse, kLeadQ, kLeadOut, kLeadLse };
+
+  bool on_gpu() const { return spec_.executor == "cuda"; }
+  /// Inputs, and poisoned outputs, where the executor wants them.
+  Status put_tensors() {
+    if (!there_) {
+      MK_ASSIGN_OR_RETURN(there_, tools::ExecutorMatrices::create(on_gpu()));
+    }
+    const auto put = [this](Tensor tensor, const Elements& elements) {
+      return there_->put(tensor, std::as_bytes(std::span(elements)));
+    };
+    MK_RETURN_IF_ERROR(put(kQ, q_));
+    MK_RETURN_IF_ERROR(put(kK, k_));
+    MK_RETURN_IF_ERROR(put(kV, v_));
+    const bool leads = spec_.lead != 0;
+    // Other values: what those launches leave behind must not pass for this launch's.
+    if (leads) MK_RETURN_IF_ERROR(put(kLeadQ, Elements(q_.rbegin(), q_.rend())));
+    out_.poison();
+    lse_.poison();
+    for (const auto& [output, at, lead_at] :
+         {std::tuple{&out_, kOut, kLeadOut}, {&lse_, kLse, kLeadLse}}) {
+      MK_RETURN_IF_ERROR(there_->put(at, output->whole()));
+      if (leads) MK_RETURN_IF_ERROR(there_->put(lead_at, output->whole()));
+    }
+    return {};
+  }
+  Result<LaunchStats> launch_with(Tensor q, Tensor out, Tensor lse, LaunchMode mode) {
+    std::byte* const its_lse = there_->at(lse) + Output::guard_bytes();
+    return op_.launch({.q = there_->at(q), .k = there_->at(kK), .v = there_->at(kV)},
+                      {.out = there_->at(out) + Output::guard_bytes(),
+                       .lse = options_.lse ? reinterpret_cast<float*>(its_lse) : nullptr},
+                      seq_, mode);
+  }
+
+  /// This rank's rows of one sequence: all of them, or `check_rows` in all that are spread over its
+  /// parts, each part's last among them.
+  void verify_batch(std::uint32_t batch, const tools::AttentionReference& reference,
+                    tools::Comparison& result) const {
+    struct Row {
+      std::uint64_t own, position;
+    };
+    std::vector<Row> rows;
+    std::uint64_t own = batch * rows_per_batch();
+    for (const RankShare& part : parts_of(rank_)) {
+      const std::uint64_t wanted = rows_to_check() / parts_of(rank_).size();
+      const std::uint64_t count =
+          std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(part.count, 1));
+      for (std::uint64_t i = 1; part.count != 0 && i <= count; ++i) {
+        const std::uint64_t row = part.count * i / count - 1;
+        rows.push_back({own + row, part.first + row});
+      }
+      own += part.count;
+    }
+    const std::uint32_t threads = on_gpu() ? tools::share_of_cores(spec_.world()) : 1;
+    std::vector<tools::Comparison> found(threads);
+    const auto compare = [&](std::uint32_t thread) {
+      for (std::size_t i = thread; i < rows.size(); i += threads) {
+        const std::uint64_t at = rows[i].own * row_elements(kQ);
+        const auto compared = reference.compare(
+            rows[i].position, 1, q_.data() + at, out_.as<std::uint16_t>() + at,
+            options_.lse ? lse_.as<float>() + rows[i].own * options_.query_heads : nullptr);
+        found[thread].add(compared.out);
+        found[thread].add(compared.lse);
+      }
+    };
+    std::vector<std::thread> others;
+    for (std::uint32_t thread = 1; thread < threads; ++thread) others.emplace_back(compare, thread);
+    compare(0);
+    for (std::thread& other : others) other.join();
+    for (const tools::Comparison& one : found) result.add(one);
+  }
+  std::uint64_t rows_to_check() const {
+    if (options_.check_rows != 0) return options_.check_rows;
+    if (!on_gpu()) return seq_;
+    const auto per_row = static_cast<double>(seq_ * row_elements(kQ) * options_.batch);
+    return static_cast<std::uint64_t>(kCheckedProducts / per_row) + 2;
+  }
+  /// Of the two products, that a check on a GPU takes some seconds for.
+  static constexpr double kCheckedProducts = 4e9;
 
   std::uint64_t row_elements(Tensor tensor) const {
     return std::uint64_t{tensor == kQ ? options_.query_heads : options_.key_heads} *
            options_.head_dim;
   }
-  /// Of the whole sequence.
-  tools::RandomMatrix matrix(Tensor tensor) const {
-    return input_matrix(spec_, launch_, 0, tensor, row_elements(tensor));
+  /// Of a whole sequence.
+  tools::RandomMatrix matrix(Tensor tensor, std::uint32_t batch) const {
+    return input_matrix(spec_, launch_, batch, tensor, row_elements(tensor));
   }
   std::uint32_t parts() const { return spec_.world() * (options_.causal ? 2 : 1); }
   std::vector<RankShare> parts_of(std::uint32_t rank) const {
@@ -112,11 +217,18 @@ class RingRank : public RankCase {
     if (options_.causal) shares.push_back(share_of(seq_, parts(), parts() - 1 - rank));
     return shares;
   }
+  std::uint64_t rows_per_batch() const {
+    std::uint64_t rows = 0;
+    for (const RankShare& part : parts_of(rank_)) rows += part.count;
+    return rows;
+  }
   Elements rows_of_rank(Tensor tensor) const {
     Elements rows;
-    for (const RankShare& part : parts_of(rank_)) {
-      const Elements more = rows_of(matrix(tensor), part.first, part.count);
-      rows.insert(rows.end(), more.begin(), more.end());
+    for (std::uint32_t batch = 0; batch < options_.batch; ++batch) {
+      for (const RankShare& part : parts_of(rank_)) {
+        const Elements more = rows_of(matrix(tensor, batch), part.first, part.count);
+        rows.insert(rows.end(), more.begin(), more.end());
+      }
     }
     return rows;
   }
@@ -129,6 +241,9 @@ class RingRank : public RankCase {
   std::uint64_t seq_ = 0;
   Elements q_, k_, v_;
   Output out_, lse_;
+  std::optional<tools::ExecutorMatrices> there_;
+  Status put_;
+  std::unique_ptr<AttentionCore> core_;
 };
 
 class RingCase : public CaseWithOptions<RingOptions> {
@@ -144,20 +259,26 @@ class RingCase : public CaseWithOptions<RingOptions> {
       command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
     };
     positive("--seq", o.seq, "rows of the sequence, over all ranks");
+    positive("--batch", o.batch, "sequences of that length");
     positive("--query-heads", o.query_heads, "a multiple of the key heads");
     positive("--key-heads", o.key_heads, "of K and V");
     positive("--head-dim", o.head_dim, "64 or 128");
     command.add_flag("--causal", o.causal, "a row sees only what is before it");
     command.add_flag("--lse", o.lse, "put out the log-sum-exp as well");
     command.add_option("--tile-q", o.tile_q);
-    positive("--tile-k", o.tile_k, "keys of a tile");
+    command.add_option("--tile-k", o.tile_k, "keys of a tile");
     command.add_option("--remote-passes", o.remote_passes);
     command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
     command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
+    command.add_option(
+        "--check-rows", o.check_rows,
+        "rows of each sequence that a rank compares; without it all, on GPUs as many "
+        "as take some seconds");
   }
   std::string describe(const BenchSpec& spec) const override {
     const RingOptions& o = options_;
-    return fmt::format("{} rows, {} query heads, {} key heads, D {}{}, {}", o.seq, o.query_heads,
+    return fmt::format("{} rows, {}{} query heads, {} key heads, D {}{}, {}", o.seq,
+                       o.batch > 1 ? fmt::format("batch {}, ", o.batch) : "", o.query_heads,
                        o.key_heads, o.head_dim, o.causal ? ", causal" : "", spec.dtype);
   }
   bool outputs_are_equal() const override { return false; }
@@ -169,9 +290,11 @@ class RingCase : public CaseWithOptions<RingOptions> {
   }
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
-    const RingOptions& o = options_;
-    const RingAttention::Shape shape{o.seq,      o.query_heads, o.key_heads,
-                                     o.head_dim, o.causal,      data_type_of(spec)};
+    RingOptions o = options_;
+    // A GPU's weights are rounded: of a long sequence the LSE says more than the output.
+    if (spec.executor == "cuda") o.lse = true;
+    const RingAttention::Shape shape{o.seq,    o.query_heads,      o.key_heads, o.head_dim,
+                                     o.causal, data_type_of(spec), o.batch};
     RingAttention::Tuning tuning;
     if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
     tuning.tile_m = o.tile_q;

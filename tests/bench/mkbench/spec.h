@@ -62,6 +62,7 @@ struct LaunchReport {
   bool timed = true;   ///< neither for warming up nor traced
   std::uint64_t total_ns = 0;
   std::uint64_t compute_ns = 0;  ///< of the rank's computing threads, waits left out
+  std::uint64_t core_ns = 0;     ///< RankCase::core_ns
   std::uint64_t network_bytes = 0, network_commands = 0;
   std::uint64_t estimated_fused_ns = 0,
                 estimated_unfused_ns = 0;  ///< what LaunchMode::kAuto goes by
@@ -73,7 +74,7 @@ struct LaunchReport {
   nlohmann::json trace;  ///< null, or trace.h's spans
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchReport, launch, fabric, fused, timed, total_ns, compute_ns,
-                                   network_bytes, network_commands, estimated_fused_ns,
+                                   core_ns, network_bytes, network_commands, estimated_fused_ns,
                                    estimated_unfused_ns, work, output_hash, verified, wrong,
                                    compared, worst_ratio, max_error, trace)
 
