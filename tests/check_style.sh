@@ -48,6 +48,13 @@ for file in "${files[@]}"; do
   esac
 done
 
+# Man pages are ones that scdoc takes.
+if command -v scdoc >/dev/null; then
+  for page in deploy/man/*.scd; do
+    refused=$(scdoc <"$page" 2>&1 >/dev/null) || breach "$page: $refused"
+  done
+fi
+
 # What is promised is shown by tests that are there.
 python3 tests/check_security.py || breaches=$((breaches + 1))
 python3 tests/check_docs.py || breaches=$((breaches + 1))

@@ -60,7 +60,9 @@ if(MK_SCDOC)
     set(page ${PROJECT_BINARY_DIR}/deploy/man/${name}.${section}.gz)
     add_custom_command(OUTPUT ${page} DEPENDS ${source} ${mk_example} VERBATIM
       COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/deploy/man
-      COMMAND sh -c "sed -e '/^@EXAMPLE@$/r ${mk_example}' -e '/^@EXAMPLE@$/d' '${source}' | '${MK_SCDOC}' | gzip -9n >'${page}'")
+      # A pipeline has the status of its last command: gzip by itself, or a page that scdoc refuses would be an empty one.
+      COMMAND sh -c "sed -e '/^@EXAMPLE@$/r ${mk_example}' -e '/^@EXAMPLE@$/d' '${source}' | '${MK_SCDOC}' >'${page}.text'"
+      COMMAND sh -c "gzip -9nc '${page}.text' >'${page}'")
     install(FILES ${page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man${section} COMPONENT ${component})
     list(APPEND pages ${page})
     set(pages "${pages}" PARENT_SCOPE)
