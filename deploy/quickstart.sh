@@ -86,4 +86,5 @@ if [ "$cpus" -lt 8 ]; then
     "rank, those rows gain, too."
 fi
 printf '   %s\n' \
-  "Next: a job of your own, README.md and deploy/examples; daemons on real nodes, deploy/README.md; other sizes, build/release/tests/bench/mkbench/mkbench --help."
+  "Next: all documents, deploy/docs/index.md; a job of your own, deploy/examples;" \
+  "daemons on real nodes, deploy/docs/tutorials/03_two_nodes.md; other sizes, build/release/tests/bench/mkbench/mkbench --help."
