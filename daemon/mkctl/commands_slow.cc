@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "daemon/mkctl/commands.h"
 #include "daemon/mkctl/slow.h"
@@ -25,26 +26,75 @@ Answer look_at(Daemon& daemon, std::chrono::nanoseconds interval, Look& look) {
   return both && done.ok() ? Answer{} : daemon.explain(done);
 }
 
-int run(Fleet& fleet, std::chrono::nanoseconds interval) {
+struct Looks {
+  std::vector<Look> good;
+  std::vector<std::pair<std::size_t, Answer>> bad;  ///< with their places in the fleet
+};
+
+/// At all daemons of the fleet.
+Looks look_at_all(Fleet& fleet, std::chrono::nanoseconds interval) {
   std::vector<Look> looks(fleet.daemons().size());
   std::map<const Daemon*, Look*> of;
   for (std::size_t i = 0; i < looks.size(); ++i) {
     looks[i].host = fleet.daemons()[i]->name();
     of[fleet.daemons()[i].get()] = &looks[i];
   }
-  int code = kExitOk;
-  const auto answers =
+  std::vector<Answer> answers =
       fleet.collect([&](Daemon& daemon) { return look_at(daemon, interval, *of.at(&daemon)); });
-  std::vector<Look> good;
+  Looks all;
   for (std::size_t i = 0; i < answers.size(); ++i) {
     if (answers[i].error.empty()) {
-      good.push_back(std::move(looks[i]));
+      all.good.push_back(std::move(looks[i]));
     } else {
-      code = std::max(code, fleet.print(answers[i]));
+      all.bad.emplace_back(i, std::move(answers[i]));
     }
   }
-  if (good.empty()) return code;
-  const Slowness slowness = find_slow(good);
+  return all;
+}
+
+/// Adds the daemons of other nodes, as the ones that were asked call them, when ranks of a job were
+/// not seen: the rank that all wait for may be there. False when there is none to add.
+bool add_unseen(Fleet& fleet, const std::vector<Look>& looks) {
+  std::map<std::string, std::uint32_t> missing;
+  std::set<std::uint32_t> nodes;
+  std::map<std::uint32_t, std::string> others;
+  for (const Look& look : looks) {
+    nodes.insert(look.after.node());
+    for (const v1::Session& session : look.after.ranks()) {
+      missing.try_emplace(session.job(), session.world()).first->second -= 1;
+    }
+    for (const v1::PeerStatus& peer : look.after.peers()) {
+      if (peer.state() == v1::PeerStatus::STATE_UP) others[peer.node()] = peer.address();
+    }
+  }
+  const bool all_seen =
+      std::ranges::all_of(missing, [](const auto& job) { return job.second == 0; });
+  if (all_seen) return false;
+  bool added = false;
+  for (const auto& [node, text] : others) {
+    const auto address = daemon::parse_address(text, false);
+    if (nodes.contains(node) || !address) continue;
+    fleet.daemons().push_back(fleet.daemons().front()->beside(*address));
+    added = true;
+  }
+  return added;
+}
+
+int run(Fleet& fleet, std::chrono::nanoseconds interval) {
+  Looks looks = look_at_all(fleet, interval);
+  const std::size_t asked_for = fleet.daemons().size();
+  if (add_unseen(fleet, looks.good)) {
+    Looks more = look_at_all(fleet, interval);
+    if (!more.good.empty()) looks = std::move(more);
+  }
+  int code = kExitOk;
+  for (const auto& [place, answer] : looks.bad) {
+    // A daemon that was not named need not answer: that is worth a word, and no failure.
+    const int its_code = fleet.print(answer);
+    if (place < asked_for) code = std::max(code, its_code);
+  }
+  if (looks.good.empty()) return code;
+  const Slowness slowness = find_slow(looks.good);
   Answer answer;
   answer.code = code;
   answer.text = render(slowness);

@@ -10,6 +10,14 @@ Daemon::Daemon(Target target)
     : target_(std::move(target)),
       stub_(v1::Admin::NewStub(daemon::open_channel(target_.address, target_.channel))) {}
 
+std::unique_ptr<Daemon> Daemon::beside(daemon::Address address) const {
+  Target other = target_;
+  other.name = address.text();
+  other.channel.tls_name.clear();
+  other.address = std::move(address);
+  return std::make_unique<Daemon>(std::move(other));
+}
+
 Answer Daemon::explain(const grpc::Status& status) const {
   const std::string where = target_.address.text();
   switch (status.error_code()) {

@@ -43,6 +43,9 @@ class Daemon {
            std::chrono::duration_cast<std::chrono::milliseconds>(patience);
   }
 
+  /// A daemon at another address, which is asked in the same way.
+  std::unique_ptr<Daemon> beside(daemon::Address address) const;
+
   /// What went wrong, as a sentence, and the exit code for it.
   Answer explain(const grpc::Status& status) const;
 

@@ -61,6 +61,8 @@ with Cluster(mkerneld) as nodes:
         line = rf"^train +rank {rank} \(node {rank // 2}, pid {process.pid}\) .*its process has not run for "
         assert re.search(line, text, re.M), text
         wait_for(lambda: only_it(hosts=nodes.address(rank // 2)), "its own daemon names it", NAMED_MAX_S)
+        # From the other node as well, whose own ranks only wait: mkctl asks the daemon of this one itself.
+        wait_for(lambda: only_it(hosts=nodes.address(1 - rank // 2)), "the other daemon leads to it", NAMED_MAX_S)
         process.send_signal(signal.SIGCONT)
         wait_for(lambda: not findings(nodes, "rank-stopped"), "nobody is named any more", NAMED_MAX_S)
         await_motion(nodes, 4)
