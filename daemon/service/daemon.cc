@@ -8,10 +8,8 @@
 #include <mutex>
 #include <set>
 
-#include "daemon/config/client_limits.h"
 #include "daemon/config/compare.h"
 #include "daemon/config/discovery_section.h"
-#include "daemon/config/units.h"
 #include "daemon/discovery/discovery.h"
 #include "daemon/fabric/library_signals.h"
 #include "daemon/metrics/metrics.h"
@@ -21,84 +19,15 @@
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/live_config.h"
+#include "daemon/service/node_options.h"
 #include "daemon/service/process.h"
 #include "daemon/service/version.h"
 #include "daemon/tls/own_files.h"
-#include "daemon/topology/rails.h"
-#include "daemon/topology/spin.h"
-#include "daemon/topology/usable_cpus.h"
-#include "daemon/topology/usable_memory.h"
 
 namespace mk::daemon {
 namespace {
 
 constexpr auto kServerGrace = std::chrono::seconds(1);
-
-/// The engine's options of a configuration. `logger` and `live` outlive the node.
-Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger) {
-  NodeOptions options;
-  options.control.node = config.node_id;
-  options.control.version = version_text();
-  options.control.sessions_max = config.limits.sessions;
-  options.control.outstanding_max = config.limits.outstanding;
-  const MachineLimits machine{topology::usable_memory_bytes(), open_files_max()};
-  const ClientLimits limits = client_limits(config, machine);
-  logger.write(LogLevel::kInfo, describe(limits, machine));
-  options.control.session_memory_bytes_max = limits.session_memory_bytes;
-  options.control.user_max = {limits.user.sessions, limits.user.buffers, limits.user.rings,
-                              limits.user.memory_bytes, limits.user.descriptors};
-  options.control.all_max = {limits.all.memory_bytes, limits.all.descriptors};
-  options.loop.descriptors_max = limits.all.descriptors;
-  options.loop.user_descriptors_max = limits.user.descriptors;
-  options.loop.reserve = MemoryReserve::installed();
-  options.control.job_share = [&live](const std::string& job) { return live.share_of(job); };
-  options.control.log = logger.sink();
-  options.loop.socket_path = config.socket.path;
-  options.loop.socket_mode = config.socket.mode;
-  options.loop.user_unattached_max = config.limits.user_connections;
-  const topology::ResolvedConfig resolved = topology::resolve_fabric(config);
-  if (!resolved.why.empty()) {
-    logger.write(LogLevel::kInfo, "fabric \"auto\" is " + resolved.why,
-                 {{"fabric", resolved.config.fabric.name}});
-  }
-  std::optional<Result<topology::Machine>> seen;
-  const auto read_once = [&seen] {
-    if (!seen) seen = topology::read_machine();
-    return *seen;
-  };
-  MK_ASSIGN_OR_RETURN(const topology::RailPlan plan,
-                      topology::plan_rails(resolved.config, read_once));
-  if (!plan.why.empty()) logger.write(LogLevel::kInfo, plan.why);
-  if (!plan.unused.empty()) logger.write(LogLevel::kWarning, plan.unused);
-  if (plan.endpoints.size() > 1) {
-    if (const auto here = read_once()) {
-      options.control.rails_near =
-          [near = topology::rails_by_gpu(*here, resolved.config)](const std::string& gpu) {
-            const auto found = near.find(gpu);
-            return found != near.end() ? found->second : std::vector<std::uint32_t>{};
-          };
-    }
-  }
-  options.rails.clear();
-  const topology::Spin spin =
-      topology::choose_spin(resolved.config, plan.endpoints.size(), topology::usable_cpus());
-  if (!spin.why.empty()) {
-    logger.write(LogLevel::kInfo,
-                 fmt::format("rail threads sleep after {} without work: {} (proxy.spin \"auto\")",
-                             format_duration(spin.ns), spin.why));
-  }
-  for (std::uint32_t rail = 0; rail < plan.endpoints.size(); ++rail) {
-    RailOptions one;
-    one.endpoint = plan.endpoints[rail];
-    one.proxy.rail = rail;
-    if (!config.proxy.cpus.empty()) one.proxy.cpu = static_cast<int>(config.proxy.cpus[rail]);
-    one.proxy.batch_window_ns = config.proxy.batch_window_ns;
-    one.proxy.spin_ns = spin.ns;
-    one.proxy.sleep_ns_max = config.proxy.sleep_max_ns;
-    options.rails.push_back(std::move(one));
-  }
-  return options;
-}
 
 Result<gid_t> group_id(const std::string& name) {
   std::vector<char> text(16'384);

@@ -1,0 +1,15 @@
+/// \file
+/// From a configuration and a machine to the engine's options.
+#pragma once
+
+#include "daemon/config/config.h"
+#include "daemon/control/node.h"
+#include "daemon/service/live_config.h"
+#include "daemon/service/log.h"
+
+namespace mk::daemon {
+
+/// Writes what it chose to the log. `logger` and `live` outlive the node.
+Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger);
+
+}  // namespace mk::daemon
