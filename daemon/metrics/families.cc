@@ -141,6 +141,16 @@ void add_daemon(Families& out, const MetricsSample& sample) {
             sample.reloads.last_succeeded ? 1 : 0);
 }
 
+void add_certificates(Families& out, const CertificateMetrics& certificates) {
+  out.gauge("mkernel_tls_certificate_faults",
+            "Faults of the files of [tls]: peers cannot connect while there are any.",
+            static_cast<double>(certificates.faults));
+  if (!certificates.expires) return;
+  out.gauge("mkernel_tls_certificate_expiry_time_seconds",
+            "When the daemon's certificate expires, since the epoch.",
+            static_cast<double>(*certificates.expires));
+}
+
 void add_rails(Families& out, const MetricsSample& sample) {
   for (std::size_t rail = 0; rail < sample.rails.size(); ++rail) {
     const ProxyStats& stats = *sample.rails[rail];
@@ -294,6 +304,7 @@ void add_links(Families& out, const ControlSnapshot& control) {
 std::vector<MetricFamily> to_families(const MetricsSample& sample) {
   Families out(sample.node);
   add_daemon(out, sample);
+  if (sample.certificates) add_certificates(out, *sample.certificates);
   add_rails(out, sample);
   add_peers(out, sample);
   if (sample.control) {

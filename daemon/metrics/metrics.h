@@ -35,6 +35,12 @@ struct ReloadMetrics {
   bool last_succeeded = true;
 };
 
+/// The certificates of [tls].
+struct CertificateMetrics {
+  std::uint64_t faults = 0;
+  std::optional<std::int64_t> expires;  ///< Unix seconds
+};
+
 /// One look.
 struct MetricsSample {
   NodeId node = 0;
@@ -45,6 +51,7 @@ struct MetricsSample {
   std::vector<const ProxyStats*> rails;    ///< index = rail
   std::vector<PeerMetrics> peers;
   ReloadMetrics reloads;
+  std::optional<CertificateMetrics> certificates;  ///< nothing without TLS
 };
 
 /// The sample as Prometheus wants it: names and base units by its rules; every series carries the

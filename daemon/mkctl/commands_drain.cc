@@ -47,6 +47,11 @@ Answer ready(Daemon& daemon) {
   if (response.health() == v1::GetStatusResponse::HEALTH_DRAINING) {
     return {kExitUnhealthy, "", json_of(response), daemon.name() + " is drained or shutting down"};
   }
+  if (response.health() == v1::GetStatusResponse::HEALTH_NOT_READY) {
+    return {
+        kExitUnhealthy, "", json_of(response),
+        fmt::format("{} is not ready: {}", daemon.name(), fmt::join(response.problems(), "; "))};
+  }
   return answer_of(response, "new jobs are taken\n");
 }
 

@@ -27,6 +27,8 @@ std::string_view name_of(v1::GetStatusResponse::Health health) {
       return "degraded";
     case v1::GetStatusResponse::HEALTH_DRAINING:
       return "draining";
+    case v1::GetStatusResponse::HEALTH_NOT_READY:
+      return "not ready";
     default:
       return "unknown";
   }

@@ -68,7 +68,8 @@ class AdminGuard::Impl final : public v1::Admin::Service {
                       const google::protobuf::Message& request, Act&& act) {
     const std::vector<std::string> names = certificate_names(*context.auth_context());
     std::string who = names.empty() ? book_.who(context.peer())
-                                    : fmt::format("certificate '{}'", fmt::join(names, "', '"));
+                                    : fmt::format("certificate '{}' at {}",
+                                                  fmt::join(names, "', '"), context.peer());
     if (who.empty()) who = context.peer();
     std::string what = request.ShortDebugString();
     if (!what.empty()) what = fmt::format(" {}", what.substr(0, kRequestTextBytesMax));

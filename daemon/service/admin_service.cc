@@ -89,7 +89,9 @@ class AdminService::Impl final : public v1::Admin::Service {
     if (actions_.problems) {
       for (const std::string& problem : actions_.problems()) response->add_problems(problem);
     }
+    const bool not_ready = actions_.not_ready && actions_.not_ready();
     response->set_health(snapshot->draining              ? v1::GetStatusResponse::HEALTH_DRAINING
+                         : not_ready                     ? v1::GetStatusResponse::HEALTH_NOT_READY
                          : response->problems_size() > 0 ? v1::GetStatusResponse::HEALTH_DEGRADED
                                                          : v1::GetStatusResponse::HEALTH_OK);
     return grpc::Status::OK;

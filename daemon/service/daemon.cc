@@ -20,6 +20,7 @@
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/live_config.h"
 #include "daemon/service/node_options.h"
+#include "daemon/service/own_certificates.h"
 #include "daemon/service/process.h"
 #include "daemon/service/version.h"
 #include "daemon/tls/own_files.h"
@@ -66,11 +67,10 @@ class Daemon::Impl {
     MK_ASSIGN_OR_RETURN(const TlsTexts tls,
                         read_tls(config.tls.cert, config.tls.key, config.tls.ca));
     if (tls.enabled()) {
-      for (const TlsFault& fault : look_at(tls_files(config), unix_now()).faults) {
-        // With such files nobody could be served; the others are peers' to judge, and may be
-        // mended.
-        if (fault.dead()) return fail(ErrorCode::kInvalidArgument, "{}", fault.text);
-        logger.write(LogLevel::kError, fault.text);
+      certificates.note(look_at(tls_files(config), unix_now()));
+      // Later, the daemon waits for better files; at the start, somebody is there to name them.
+      if (const std::string dead = certificates.why_dead(); !dead.empty()) {
+        return fail(ErrorCode::kInvalidArgument, "{}", dead);
       }
     } else if (!config.listen.local()) {
       logger.write(LogLevel::kWarning,
@@ -94,7 +94,7 @@ class Daemon::Impl {
                      [this] { return sample(); },
                      [this](bool compare) { return config_view(compare); },
                      [this](const JobChange& change) { return set_job(change); },
-                     [this] { return problems(); }});
+                     [this] { return problems(); }, [this] { return certificates.dead(); }});
     MK_RETURN_IF_ERROR(listen(config, tls));
     admin->set_listen(server->address().text());
     if (config.metrics.listen) {
@@ -103,7 +103,8 @@ class Daemon::Impl {
     }
     MK_RETURN_IF_ERROR(node->start(*peers));
     peers->start();
-    set_serving(true);
+    set_open(true);
+    if (tls.enabled()) watch_certificates(config);
     return discover(config, tls);
   }
 
@@ -133,11 +134,37 @@ class Daemon::Impl {
     if (looking) looking->stop();
   }
 
+  /// What is wrong with the daemon as a whole.
   std::vector<std::string> problems() {
+    std::vector<std::string> all = certificates.faults();
+    {
+      std::lock_guard lock(reload_mutex);
+      if (!reload_refused.empty()) {
+        all.push_back(
+            fmt::format("the last reload was refused: {}; mkctl config diff shows what "
+                        "the file would change",
+                        reload_refused));
+      }
+    }
     std::lock_guard lock(peers_mutex);
     const std::string trouble = discovery ? discovery->trouble() : "";
-    if (trouble.empty()) return {};
-    return {fmt::format("discovery ({}): {}", live.get().discovery.kind, trouble)};
+    if (!trouble.empty()) {
+      all.push_back(fmt::format("discovery ({}): {}", live.get().discovery.kind, trouble));
+    }
+    return all;
+  }
+
+  void watch_certificates(const Config& config) {
+    certificate_watch = std::make_unique<CertificateWatch>(
+        tls_files(config),
+        CertificateWatch::Callbacks{[this] { return peers->unconnected(); },
+                                    [this](const TlsReport& own) {
+                                      certificates.note(own);
+                                      update_serving();
+                                    },
+                                    [this](NodeId peer, const std::string& trouble) {
+                                      peers->note_certificate(peer, trouble);
+                                    }});
   }
 
   /// Those of the configuration, and those found beside them. With peers_mutex held.
@@ -160,7 +187,15 @@ class Daemon::Impl {
     peers->set_peers(all);
   }
 
-  void set_serving(bool serving) {
+  void set_open(bool takes_jobs) {
+    open = takes_jobs;
+    update_serving();
+  }
+
+  /// What health checks are told.
+  void update_serving() {
+    std::lock_guard lock(serving_mutex);
+    const bool serving = open && !certificates.dead();
     if (server) server->set_serving(serving);
     if (admin_server) admin_server->set_serving(serving);
   }
@@ -229,6 +264,7 @@ class Daemon::Impl {
     std::lock_guard lock(reload_mutex);
     ++(report.refused ? reloads.refused : reloads.succeeded);
     reloads.last_succeeded = !report.refused;
+    reload_refused = report.refused ? report.text : "";
     return report;
   }
 
@@ -287,6 +323,7 @@ class Daemon::Impl {
       sample.peers.push_back({peer.node, peer.state == PeerState::kUp, peer.messages_sent,
                               peer.messages_received, peer.breaks});
     }
+    if (live.get().tls.enabled()) sample.certificates = certificates.metrics();
     std::lock_guard lock(reload_mutex);
     sample.reloads = reloads;
     return sample;
@@ -324,7 +361,7 @@ class Daemon::Impl {
     if (shutting_down) {
       return fail(ErrorCode::kDraining, "the daemon of node {} is shutting down", node->id());
     }
-    set_serving(!drained);
+    set_open(!drained);
     if (drained) {
       node->drain("is drained for maintenance (mkctl drain)");
     } else {
@@ -336,7 +373,7 @@ class Daemon::Impl {
   void drain() {
     std::lock_guard lock(drain_mutex);
     shutting_down = true;
-    set_serving(false);
+    set_open(false);
     if (node) node->drain();
   }
 
@@ -351,6 +388,8 @@ class Daemon::Impl {
     at("readers of its metrics");
     metrics.reset();
     if (node) node->stop(deadline, phase);
+    at("certificates");
+    if (certificate_watch) certificate_watch->stop();
     at("discovery");
     stop_discovery();
     at("the streams of its peers");
@@ -369,6 +408,7 @@ class Daemon::Impl {
   const std::chrono::system_clock::time_point began = std::chrono::system_clock::now();
   std::mutex reload_mutex;
   ReloadMetrics reloads;
+  std::string reload_refused;  ///< why, until the next good one
   std::mutex source_mutex;
   std::string config_file;
   std::function<Result<Config>()> load_config;  ///< empty: there is nothing to load again
@@ -379,6 +419,10 @@ class Daemon::Impl {
   std::unique_ptr<AdminGuard> lookers, changers;
   std::unique_ptr<GrpcServer> server, admin_server;
   std::unique_ptr<MetricsEndpoint> metrics;
+  std::atomic<bool> open = false;  ///< neither starting, nor drained, nor shutting down
+  std::mutex serving_mutex;
+  OwnCertificates certificates{logger};
+  std::unique_ptr<CertificateWatch> certificate_watch;
   std::mutex peers_mutex;
   std::vector<PeerConfig> found;  ///< by discovery
   std::unique_ptr<Discovery> discovery;

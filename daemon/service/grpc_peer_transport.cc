@@ -26,6 +26,7 @@ void GrpcPeerTransport::Impl::place(Peer& peer, const PeerConfig& config) {
   peer.config = config;
   peer.info.node = config.id;
   peer.info.address = config.address.text();
+  peer.certificate_trouble.clear();
   if (options_.node > config.id) peer.stub = make_stub(peer, options_.tls);
 }
 
@@ -142,6 +143,7 @@ std::string GrpcPeerTransport::Impl::trouble(NodeId node) const {
   if (at == peers_.end()) return "it is not among the configured peers";
   const Peer& peer = at->second;
   if (up(peer)) return "";
+  if (!peer.certificate_trouble.empty()) return peer.certificate_trouble;
   if (!peer.info.reason.empty()) return peer.info.reason;
   return peer.stub ? "" : "it has not called yet";
 }
@@ -154,6 +156,7 @@ std::vector<PeerInfo> GrpcPeerTransport::Impl::peers() const {
     const bool is_up = up(peer);
     const bool ending = !is_up && peer.stream && peer.stream->greeted;
     info.state = is_up ? PeerState::kUp : peer.stub ? PeerState::kConnecting : PeerState::kWaiting;
+    if (!is_up && !peer.certificate_trouble.empty()) info.reason = peer.certificate_trouble;
     if (ending) info.reason = "its stream is ending";
     const std::int64_t since_ns = is_up    ? peer.stream->since_ns
                                   : ending ? peer.stream->ended_ns
@@ -163,6 +166,28 @@ std::vector<PeerInfo> GrpcPeerTransport::Impl::peers() const {
     all.push_back(std::move(info));
   }
   return all;
+}
+
+std::vector<CertificateWatch::Target> GrpcPeerTransport::Impl::unconnected() const {
+  std::lock_guard lock(mutex_);
+  std::vector<CertificateWatch::Target> targets;
+  for (const auto& [node, peer] : peers_) {
+    const Address& address = peer.config.address;
+    if (up(peer) || address.unix_socket) continue;
+    targets.push_back({node, address, peer.config.name.empty() ? address.host : peer.config.name});
+  }
+  return targets;
+}
+
+void GrpcPeerTransport::Impl::note_certificate(NodeId node, const std::string& trouble) {
+  std::lock_guard lock(mutex_);
+  const auto at = peers_.find(node);
+  if (at == peers_.end() || up(at->second) || at->second.certificate_trouble == trouble) return;
+  at->second.certificate_trouble = trouble;
+  if (trouble.empty()) return;
+  logger_.write_limited("peer's certificate", LogLevel::kError,
+                        fmt::format("{} is kept away by TLS: {}", name(at->second), trouble),
+                        {{"peer", std::to_string(node)}});
 }
 
 // -- nodes that join and leave ----------------------------------------------------------------
@@ -263,6 +288,12 @@ void GrpcPeerTransport::disconnect(NodeId node, const std::string& reason) {
   impl_->disconnect(node, reason);
 }
 std::vector<PeerInfo> GrpcPeerTransport::peers() const { return impl_->peers(); }
+std::vector<CertificateWatch::Target> GrpcPeerTransport::unconnected() const {
+  return impl_->unconnected();
+}
+void GrpcPeerTransport::note_certificate(NodeId node, const std::string& trouble) {
+  impl_->note_certificate(node, trouble);
+}
 std::size_t GrpcPeerTransport::streams() const { return impl_->streams(); }
 
 }  // namespace mk::daemon

@@ -16,6 +16,7 @@
 #include "daemon/control/peer_transport.h"
 #include "daemon/rpc/grpc_channel.h"
 #include "daemon/service/log.h"
+#include "daemon/tls/peer_watch.h"
 
 namespace grpc {
 class Service;
@@ -86,6 +87,10 @@ class GrpcPeerTransport final : public PeerTransport {
   void disconnect(NodeId node, const std::string& reason) override;
 
   std::vector<PeerInfo> peers() const;
+  /// The peers that are not connected, with addresses at which TLS can be tried.
+  std::vector<CertificateWatch::Target> unconnected() const;
+  /// What TLS has against `node` and us, until it is connected: its reason, and a line in the log.
+  void note_certificate(NodeId node, const std::string& trouble);
   /// Streams that exist, also unauthenticated ones and those winding down.
   std::size_t streams() const;
 

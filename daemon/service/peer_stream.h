@@ -53,6 +53,8 @@ class PeerStream {
   virtual void end_of_reads() = 0;
   /// The called side: whether the stream broke, rather than being closed in order.
   virtual bool broken() const { return false; }
+  /// The called side: where the call came from, as gRPC writes it ("ipv4:10.0.0.2:34567").
+  virtual std::string remote() const { return {}; }
   /// The called side, over TLS: the names in the caller's certificate.
   virtual std::optional<std::vector<std::string>> certificate_names() const { return {}; }
 
@@ -144,6 +146,7 @@ class CalledStream final : public PeerStream,
   }
   void end_of_reads() override {}
   bool broken() const override { return context_.IsCancelled(); }
+  std::string remote() const override { return context_.peer(); }
   std::optional<std::vector<std::string>> certificate_names() const override {
     const auto context = context_.auth_context();
     if (!context->IsPeerAuthenticated()) return {};

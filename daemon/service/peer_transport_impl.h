@@ -44,6 +44,8 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   std::string describe(NodeId node) const;
   std::string trouble(NodeId node) const;
   std::vector<PeerInfo> peers() const;
+  std::vector<CertificateWatch::Target> unconnected() const;
+  void note_certificate(NodeId node, const std::string& trouble);
   std::size_t streams() const {
     std::lock_guard lock(mutex_);
     return streams_.size();
@@ -64,6 +66,8 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
     std::optional<PeerClock::time_point> call_at;
     std::chrono::milliseconds backoff{0};
     std::int64_t down_since_ns = peer_clock_ns();  ///< while no stream is up
+    /// What TLS has against the two of us; says more than gRPC's reason.
+    std::string certificate_trouble;
     bool said = false;                    ///< that it can't be reached is in the log already
     bool leaves = false;                  ///< goes when its stream has gone
     std::optional<PeerConfig> elsewhere;  ///< is called there when its stream has gone

@@ -95,9 +95,10 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello, std::si
   } else {
     const grpc::Status judged = judge_caller(stream, hello);
     if (!judged.ok()) {
-      logger_.write_limited("peer refused", LogLevel::kWarning,
-                            fmt::format("refused a peer: {}", judged.error_message()),
-                            {{"peer", std::to_string(hello.node)}});
+      logger_.write_limited(
+          "peer refused", LogLevel::kWarning,
+          fmt::format("refused a peer at {}: {}", stream.remote(), judged.error_message()),
+          {{"peer", std::to_string(hello.node)}, {"remote", stream.remote()}});
       return end(stream, judged.error_code(), judged.error_message());
     }
     stream.node = hello.node;
@@ -110,6 +111,7 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello, std::si
   stream.since_ns = peer_clock_ns();
   peer.info.version = hello.version;
   peer.info.reason.clear();
+  peer.certificate_trouble.clear();
   peer.said = false;
   hand_over(peer, std::move(hello), bytes);
 }

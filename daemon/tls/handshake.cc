@@ -101,8 +101,9 @@ int run(SSL* ssl, int fd, Clock::time_point deadline, int& error, Step step) {
   }
 }
 
-/// What the other side, or our own library, says when a handshake ends badly.
-std::string refusal(const TlsFiles& own, int error) {
+/// What the other side, or our own library, says when a handshake ends badly. `judged`: the other
+/// side had our certificate by then.
+std::string refusal(const TlsFiles& own, int error, bool judged) {
   const int reason = ERR_GET_REASON(ERR_peek_last_error());
   const std::string text = openssl_error();
   const std::string ours = fmt::format("{}.cert {}", own.section, own.cert);
@@ -113,6 +114,13 @@ std::string refusal(const TlsFiles& own, int error) {
     return "it closes the connection in the TLS handshake: check cert and key of [tls] there";
   }
   switch (reason) {
+    case SSL_R_UNEXPECTED_EOF_WHILE_READING:
+      // gRPC's servers close without an alert.
+      if (!judged) break;
+      return fmt::format(
+          "it closes the connection once it has seen {} of this node: it refuses that, and "
+          "`mkctl status` there says why",
+          ours);
     case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
       return fmt::format("it refuses {} of this node, which it holds for expired", ours);
     case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
@@ -123,8 +131,9 @@ std::string refusal(const TlsFiles& own, int error) {
     case SSL_R_HTTP_REQUEST:
       return "it speaks no TLS: its configuration lacks [tls]";
     default:
-      return fmt::format("the TLS handshake with {} of this node fails: {}", ours, text);
+      break;
   }
+  return fmt::format("the TLS handshake with {} of this node fails: {}", ours, text);
 }
 
 }  // namespace
@@ -174,13 +183,14 @@ Status try_handshake(const TlsFiles& own, const UniqueFd& connected, const std::
   };
   int error = 0;
   bool fine = run(ssl.get(), fd, deadline, error, [&] { return SSL_connect(ssl.get()); }) == 1;
+  const bool judged = fine;
   if (fine) {
     // A server of TLS 1.3 looks at our certificate after that; then it greets, or says why not.
     char greeting[64];
     fine = run(ssl.get(), fd, deadline, error,
                [&] { return SSL_read(ssl.get(), greeting, sizeof greeting); }) > 0;
   }
-  const std::string refused = fine ? "" : refusal(own, error);
+  const std::string refused = fine ? "" : refusal(own, error, judged);
   if (X509* const certificate = SSL_get0_peer_certificate(ssl.get())) {
     if (!chain.trouble.empty()) {
       add(fmt::format("its certificate is not signed by {}.ca {} of this node ({})", own.section,

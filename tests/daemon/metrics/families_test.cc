@@ -50,6 +50,7 @@ MetricsSample busy_sample(const ProxyStats& proxy) {
   MetricsSample sample;
   sample.node = 3;
   sample.rails = {&proxy, &proxy};
+  sample.certificates = {.faults = 1, .expires = 1'800'000'000};
   sample.peers = {{.node = 1, .up = true}, {.node = 2, .breaks = 7}};
   ControlSnapshot& control = sample.control.emplace();
   control.sessions.resize(2);

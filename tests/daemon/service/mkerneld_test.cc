@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "daemon/rpc/grpc_channel.h"
 #include "proto/mkernel/v1/admin.grpc.pb.h"
 #include "shm/host/unique_fd.h"
 #include "tests/daemon/service/process_rig.h"
@@ -17,6 +18,7 @@ namespace mk::daemon {
 namespace {
 
 namespace v1 = ::mkernel::v1;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -363,6 +365,15 @@ TEST_F(Mkerneld, ReloadsOnSighup) {
     EXPECT_THAT(systemd.next_with("READY=1"), HasSubstr("STATUS=node 0"));
     return daemon.err();
   };
+  // What GetStatus says of the last reload: what `mkctl status` shows.
+  const auto problems = [&] {
+    const auto admin = mkernel::v1::Admin::NewStub(
+        open_channel({.unix_socket = true, .path = folder / "0-admin.sock"}, {}));
+    grpc::ClientContext context;
+    mkernel::v1::GetStatusResponse status;
+    EXPECT_TRUE(admin->GetStatus(&context, {}, &status).ok());
+    return std::string(fmt::format("{}", fmt::join(status.problems(), "; ")));
+  };
   configure("[limits]\ndrain = '3600s'\n");
   Program daemon(folder, command("0", {"--config", folder / "toml", "--log-format", "text"}),
                  {systemd.variable()});
@@ -373,12 +384,16 @@ TEST_F(Mkerneld, ReloadsOnSighup) {
   EXPECT_THAT(reload(daemon),
               HasSubstr("is kept, since the new one is not valid: " + (folder / "toml") +
                         ":4:9: fabric.rails: a whole number from 1 to"));
+  EXPECT_THAT(problems(), AllOf(HasSubstr("the last reload was refused: "),
+                                HasSubstr("fabric.rails: a whole number from 1 to")));
   configure("[limits]\ndrain = '200ms'\nsessions = 3\n[log]\nformat = 'text'\n");
   EXPECT_THAT(reload(daemon), HasSubstr("these changes need a restart of mkerneld: "
                                         "limits.sessions 64 -> 3"));
+  EXPECT_THAT(problems(), HasSubstr("limits.sessions 64 -> 3"));
   configure("[limits]\ndrain = '200ms'\n[log]\nlevel = 'warning'\n[[job]]\npattern='a*'\n");
   daemon.signal(SIGHUP);
   EXPECT_THAT(systemd.next_with("READY=1"), HasSubstr("READY=1"));
+  EXPECT_EQ(problems(), "");
 
   // What was refused together with other keys has not been taken over before; now it has.
   auto client = RawClient::attach(folder / "0.sock", "stays");

@@ -248,8 +248,10 @@ TEST_F(TlsDaemon, OnlyNamedCertificatesChangeTheDaemon) {
   EXPECT_EQ(answers(""), std::pair(UNAVAILABLE, UNAVAILABLE)) << "no certificate, no word";
   EXPECT_EQ(answers("node"), std::pair(OK, PERMISSION_DENIED));
   EXPECT_EQ(answers("admin"), std::pair(OK, OK));
-  EXPECT_THAT(daemon->err(), HasSubstr("audit: refused Resume to certificate 'localhost'"));
-  EXPECT_THAT(daemon->err(), HasSubstr("audit: Resume by certificate 'admin.cluster'"));
+  EXPECT_THAT(daemon->err(), HasSubstr("audit: refused Resume to certificate 'localhost', "));
+  EXPECT_THAT(daemon->err(), HasSubstr("'node' at ipv4:127.0.0.1:"));
+  EXPECT_THAT(daemon->err(), HasSubstr("audit: Resume by certificate 'admin.cluster', "));
+  EXPECT_THAT(daemon->err(), HasSubstr("'admin' at ipv4:127.0.0.1:"));
 }
 
 TEST_F(TlsDaemon, MkctlAsksAnotherMachine) {
