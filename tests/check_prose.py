@@ -9,6 +9,7 @@ Each Markdown file and man page of the repository keeps these limits:
 - Relative links lead to files and headings that exist. A file that is named in backticks exists.
 
 Comments in C++ and CUDA sources keep the first limit by folder (COMMENTS), and messages and help texts in one number (MESSAGES).
+All Markdown outside deploy/docs has at most ALL_WORDS words, those of tables included: READMEs say a thing once, and link to it.
 
 Files that are not there yet have a line in tests/prose_budget.txt: what they may have at most. A line may only go down: the
 check fails if it allows more than is needed. --lower writes the lines anew, never higher; --show prints what counts.
@@ -51,6 +52,8 @@ WORDS = [  # what is found; what to write
 COMMENTS = {"client": 12, "daemon": 9, "deploy": 15, "kernels": 17, "shm": 8, "systemd": 0, "tests": 10}
 # The same for messages and help texts of programs, over all of them.
 MESSAGES = 1
+# Of all Markdown outside deploy/docs, as `wc -w` counts them. Lower it when there are fewer.
+ALL_WORDS = 37500
 SUBJECT = re.compile(r"(Who|Whoever|What|Of|That it)\b")
 SUFFIXES = "h|c|cc|cu|cuh|py|sh|md|json|svg|proto|toml|txt|cmake|yml|yaml|pml|scd|service|csv|in|map"
 
@@ -235,6 +238,12 @@ class Checker:
         return found, len(all_sentences), links
 
 
+def words_outside(names, root):
+    """Words of all Markdown files but those of deploy/docs."""
+    return sum(len((root / name).read_text(encoding="utf-8").split()) for name in names
+               if name.endswith(".md") and not name.startswith("deploy/docs/"))
+
+
 def free(document, kind, count):
     """What a file may have without a line in the budget."""
     if kind != "long":
@@ -304,11 +313,15 @@ def main(arguments):
     if 100 * len(long) > MESSAGES * count:
         breaches.append(f"{len(long)} of {count} sentences in messages have more than {MOST_WORDS} words, at most {MESSAGES}% may:\n" +
                         "\n".join(f"    {one}" for one in long))
+    if (words := words_outside(checker.files, ROOT)) > ALL_WORDS:
+        breaches.append(f"{words} words of Markdown outside deploy/docs, at most {ALL_WORDS} may be: leave out what headers, man pages or "
+                        "other pages say, and link to them")
     for name in budget:
         if name not in checker.places:
             print(f"tests/prose_budget.txt: {name} is gone: python3 tests/check_prose.py --lower")
     print("\n".join(breaches), end="\n" if breaches else "")
-    print(f"{total[0]} sentences, {total[1]} ({100 * total[1] / max(1, total[0]):.1f}%) of more than {MOST_WORDS} words")
+    print(f"{total[0]} sentences, {total[1]} ({100 * total[1] / max(1, total[0]):.1f}%) of more than {MOST_WORDS} words; "
+          f"{words} words outside deploy/docs")
     return 1 if breaches else 0
 
 

@@ -2,6 +2,7 @@
 """check_prose.py finds what it promises to find, and nothing in plain text."""
 import pathlib
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -48,6 +49,14 @@ class CheckProse(unittest.TestCase):
 
     def test_headings_become_anchors(self):
         self.assertEqual(check_prose.headings("## How it's `done`, quickly\n"), {"how-its-done-quickly"})
+
+    def test_words_are_counted_in_tables_and_code_but_not_in_the_documents_for_users(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name in ("a.md", "b/README.md", "deploy/docs/c.md", "d.txt"):
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text("one two\n```\nthree\n```\n| four |\n", encoding="utf-8")
+            self.assertEqual(check_prose.words_outside(["a.md", "b/README.md", "deploy/docs/c.md", "d.txt"], root), 2 * 8)
 
     def test_a_small_file_may_have_one_long_sentence_and_the_readme_5_percent(self):
         self.assertEqual([check_prose.free("a.md", "long", 3), check_prose.free("a.md", "long", 100), check_prose.free("README.md", "long", 100),
