@@ -23,6 +23,8 @@ class Node::Impl {
     }
     MK_ASSIGN_OR_RETURN(loop_, ControlLoop::create(options_.loop));
     std::vector<Proxy*> raw;
+    std::vector<LogRecord>
+        chosen;  // told once all rails are open: a daemon may try again and again
     for (std::uint32_t rail = 0; rail < options_.rails.size(); ++rail) {
       RailOptions& rail_options = options_.rails[rail];
       rail_options.endpoint.rail = rail;
@@ -44,16 +46,18 @@ class Node::Impl {
         return fail(endpoint.error().code, "cannot open rail {}: {}", rail,
                     endpoint.error().message);
       }
-      const std::string& chosen = (*endpoint)->capabilities().explanation;
-      if (!chosen.empty() && options_.control.log) {
-        options_.control.log({LogLevel::kInfo,
-                              fmt::format("rail {}: {}", rail, chosen),
-                              {{"rail", std::to_string(rail)}}});
+      if (const std::string& why = (*endpoint)->capabilities().explanation; !why.empty()) {
+        chosen.push_back({LogLevel::kInfo,
+                          fmt::format("rail {}: {}", rail, why),
+                          {{"rail", std::to_string(rail)}}});
       }
       proxies_.push_back(std::make_unique<Proxy>(
           std::move(*endpoint), rail_options.proxy,
           [loop, rail](ProxyEvent event) { loop->proxy_event(rail, std::move(event)); }));
       raw.push_back(proxies_.back().get());
+    }
+    for (const LogRecord& record : chosen) {
+      if (options_.control.log) options_.control.log(record);
     }
     loop_->configure(options_.control, std::move(raw));
     return {};

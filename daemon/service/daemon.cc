@@ -1,10 +1,9 @@
 #include "daemon/service/daemon.h"
 
-#include <grp.h>
+#include <fcntl.h>
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
 #include <mutex>
 #include <set>
 
@@ -15,6 +14,7 @@
 #include "daemon/metrics/metrics.h"
 #include "daemon/rpc/grpc_channel.h"
 #include "daemon/service/admin_guard.h"
+#include "daemon/service/admin_listen.h"
 #include "daemon/service/admin_service.h"
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/grpc_server.h"
@@ -23,6 +23,7 @@
 #include "daemon/service/own_certificates.h"
 #include "daemon/service/process.h"
 #include "daemon/service/version.h"
+#include "daemon/service/waiting_admin.h"
 #include "daemon/tls/own_files.h"
 
 namespace mk::daemon {
@@ -30,16 +31,9 @@ namespace {
 
 constexpr auto kServerGrace = std::chrono::seconds(1);
 
-Result<gid_t> group_id(const std::string& name) {
-  std::vector<char> text(16'384);
-  group entry{};
-  group* found = nullptr;
-  const int error = ::getgrnam_r(name.c_str(), &entry, text.data(), text.size(), &found);
-  if (error != 0) return fail_errno(error, "admin.group: cannot look up group '{}'", name);
-  if (found == nullptr) {
-    return fail(ErrorCode::kNotFound, "admin.group: this machine has no group '{}'", name);
-  }
-  return entry.gr_gid;
+/// Whether what an error names may come later: a device, its port, an address.
+bool may_come_later(const Error& error) {
+  return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kNotFound;
 }
 
 /// "log.level \"info\" -> \"debug\"", for each.
@@ -59,7 +53,8 @@ std::string describe(const std::vector<ConfigChange>& changes, bool live) {
 /// Members in the order of their needs: what is declared later goes first.
 class Daemon::Impl {
  public:
-  Impl(const Config& config, Logger& log) : logger(log), live(config) {}
+  Impl(const Config& config, Logger& log, Wait wait_for)
+      : logger(log), live(config), wait(std::move(wait_for)) {}
   ~Impl() { stop(std::chrono::steady_clock::now(), nullptr); }
 
   Status start(UniqueFd client_socket) {
@@ -78,9 +73,10 @@ class Daemon::Impl {
                                "this daemon",
                                config.listen.text()));
     }
-    MK_ASSIGN_OR_RETURN(NodeOptions node_config, node_options(config, live, logger));
-    node_config.loop.listening_fd = client_socket.release();
-    MK_ASSIGN_OR_RETURN(node, Node::create(std::move(node_config)));
+    MK_ASSIGN_OR_RETURN(const GrpcListenOptions at_admin, admin_options(config, callers, logger));
+    const auto open_rails = [&](bool first) { return open_node(config, client_socket, first); };
+    MK_RETURN_IF_ERROR(when_there(at_admin, open_rails));
+    client_socket.reset();
     take_signals_back();  // opening fabrics has loaded libraries
     PeerTransportOptions options;
     options.node = config.node_id;
@@ -95,7 +91,10 @@ class Daemon::Impl {
                      [this](bool compare) { return config_view(compare); },
                      [this](const JobChange& change) { return set_job(change); },
                      [this] { return problems(); }, [this] { return certificates.dead(); }});
-    MK_RETURN_IF_ERROR(listen(config, tls));
+    const auto open_port = [&](bool) { return listen(config, tls, at_admin); };
+    MK_RETURN_IF_ERROR(when_there(at_admin, open_port));
+    waiting.reset();
+    MK_RETURN_IF_ERROR(listen_for_admins(at_admin));
     admin->set_listen(server->address().text());
     if (config.metrics.listen) {
       MK_ASSIGN_OR_RETURN(
@@ -106,6 +105,37 @@ class Daemon::Impl {
     set_open(true);
     if (tls.enabled()) watch_certificates(config);
     return discover(config, tls);
+  }
+
+  /// Attempts again and again while what it needs may come later and somebody waits for it.
+  Status when_there(const GrpcListenOptions& at_admin,
+                    const std::function<Status(bool first)>& attempt) {
+    for (bool first = true;; first = false) {
+      const Status status = attempt(first);
+      if (status || !wait || !may_come_later(status.error())) return status;
+      const std::string what = "waiting: " + status.error().message;
+      if (!waiting) {
+        waiting = std::make_unique<WaitingAdmin>(live.get().node_id);
+        // Without its socket, systemd and the log tell.
+        if (!at_admin.address.path.empty()) {
+          make_admin_folder(live.get());
+          const Status listening = waiting->listen(at_admin);
+          if (!listening) logger.write(LogLevel::kWarning, listening.error().message);
+        }
+      }
+      waiting->set_what(what);
+      if (!wait(what)) return fail(ErrorCode::kAborted, "stopped while {}", what);
+    }
+  }
+
+  Status open_node(const Config& config, const UniqueFd& client_socket, bool first) {
+    MK_ASSIGN_OR_RETURN(NodeOptions options, node_options(config, live, logger, first));
+    if (client_socket.valid()) {
+      options.loop.listening_fd = ::fcntl(client_socket.get(), F_DUPFD_CLOEXEC, 0);
+      if (options.loop.listening_fd < 0) return fail_errno(errno, "cannot keep the client socket");
+    }
+    MK_ASSIGN_OR_RETURN(node, Node::create(std::move(options)));
+    return {};
   }
 
   /// Looks for other nodes from now on, when the configuration says how.
@@ -200,27 +230,8 @@ class Daemon::Impl {
     if (admin_server) admin_server->set_serving(serving);
   }
 
-  /// The peers' address, and the Admin service there and at its own socket, with rights apart.
-  Status listen(const Config& config, const TlsTexts& tls) {
-    GrpcListenOptions at_admin;
-    at_admin.address = {.unix_socket = true, .path = admin_socket_path(config)};
-    if (config.admin.socket == "auto") {
-      // Its folder may be another one than the client socket's, which somebody has made.
-      std::error_code there_or_seen_when_listening;
-      std::filesystem::create_directory(std::filesystem::path(at_admin.address.path).parent_path(),
-                                        there_or_seen_when_listening);
-    }
-    at_admin.mode = config.admin.mode;
-    at_admin.book = &callers;
-    at_admin.logger = &logger;
-    const std::size_t files = open_files_max();
-    if (files != 0) {  // a process that may have few files keeps most for its clients
-      at_admin.tcp.connections = std::clamp<std::size_t>(files / 8, 32, at_admin.tcp.connections);
-      at_admin.tcp.unproved = std::min(at_admin.tcp.unproved, at_admin.tcp.connections / 2);
-    }
-    if (!config.admin.group.empty()) {
-      MK_ASSIGN_OR_RETURN(at_admin.group, group_id(config.admin.group));
-    }
+  /// The peers' address, and the Admin service there, with rights apart.
+  Status listen(const Config& config, const TlsTexts& tls, const GrpcListenOptions& at_admin) {
     AdminRights rights;
     rights.writers = config.admin.writers;
     if (!at_admin.address.path.empty()) {
@@ -242,7 +253,12 @@ class Daemon::Impl {
     at_listen.services = {&peers->service(), &lookers->service()};
     at_listen.trusted_services = {&peers->service(), &changers->service()};
     MK_ASSIGN_OR_RETURN(server, GrpcServer::listen(at_listen));
+    return {};
+  }
+
+  Status listen_for_admins(GrpcListenOptions at_admin) {
     if (at_admin.address.path.empty()) return {};
+    make_admin_folder(live.get());
     at_admin.services = {&lookers->service()};
     at_admin.trusted_services = {&changers->service()};
     MK_ASSIGN_OR_RETURN(admin_server, GrpcServer::listen(at_admin));
@@ -403,6 +419,7 @@ class Daemon::Impl {
 
   Logger& logger;
   LiveConfig live;
+  const Wait wait;
   const std::shared_ptr<std::atomic<std::uint64_t>> control_turns =
       std::make_shared<std::atomic<std::uint64_t>>(0);
   const std::chrono::system_clock::time_point began = std::chrono::system_clock::now();
@@ -417,6 +434,7 @@ class Daemon::Impl {
   std::unique_ptr<AdminService> admin;
   ConnectionBook callers;
   std::unique_ptr<AdminGuard> lookers, changers;
+  std::unique_ptr<WaitingAdmin> waiting;  ///< while something is not there yet
   std::unique_ptr<GrpcServer> server, admin_server;
   std::unique_ptr<MetricsEndpoint> metrics;
   std::atomic<bool> open = false;  ///< neither starting, nor drained, nor shutting down
@@ -432,8 +450,8 @@ class Daemon::Impl {
 };
 
 Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config, Logger& logger,
-                                              UniqueFd client_socket) {
-  auto impl = std::make_unique<Impl>(config, logger);
+                                              UniqueFd client_socket, Wait wait) {
+  auto impl = std::make_unique<Impl>(config, logger, std::move(wait));
   MK_RETURN_IF_ERROR(impl->start(std::move(client_socket)));
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
 }

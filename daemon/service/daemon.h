@@ -25,11 +25,18 @@ struct ReloadReport {
 
 class Daemon {
  public:
+  /// Told what the daemon waits for, a sentence. Returns when it is time for another look, and
+  /// false when nobody wants the daemon any more.
+  using Wait = std::function<bool(const std::string& what)>;
+
   /// When it returns, clients, peers and tools are served. On an error nothing is left behind.
   /// `logger` outlives this. `client_socket` listens at socket.path already (systemd); when it is
   /// invalid, the daemon binds its own.
+  /// A device, port or address that is not there yet is an error without `wait`. With it, the
+  /// daemon looks again and again, and tells tools meanwhile that it is not ready, and why. The
+  /// error is kAborted when `wait` ends that.
   static Result<std::unique_ptr<Daemon>> start(const Config& config, Logger& logger,
-                                               UniqueFd client_socket = {});
+                                               UniqueFd client_socket = {}, Wait wait = {});
   ~Daemon();  ///< stops at once if it still runs
 
   /// Where it listens, with the real port.

@@ -3,6 +3,7 @@
 // Exit codes: 0 stopped as asked, or the configuration is good; 1 could not start or run; 2 usage
 // or configuration.
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -30,6 +31,10 @@ constexpr int kExitUsage = 2;
 /// For all of a shutdown but the sessions' time to end; an ordinary one takes milliseconds. Below
 /// systemd's TimeoutStopSec.
 constexpr std::chrono::seconds kStopTime(15);
+/// Between two looks for a device or an address that is not there yet, and how long systemd then
+/// grants the start.
+constexpr std::chrono::milliseconds kWaitPause(1000);
+constexpr std::chrono::seconds kWaitExtension(60);
 
 struct Flags {
   std::string config;
@@ -96,6 +101,17 @@ Status announce(const Flags& flags, const Config& config, Daemon& daemon) {
   return {};
 }
 
+/// Says what the daemon waits for, and to systemd that it still does. False when a signal ends it.
+bool wait_for_hardware(const std::string& what, std::string& said, Logger& logger,
+                       Signals& signals) {
+  if (said != what) logger.write(LogLevel::kWarning, what);
+  said = what;
+  notify_systemd(fmt::format("STATUS={}\nEXTEND_TIMEOUT_USEC={}", what,
+                             std::chrono::microseconds(kWaitExtension).count()));
+  const auto signal = signals.wait(kWaitPause);
+  return !signal || *signal == SIGHUP;
+}
+
 int serve(const Flags& flags, const Config& config, Logger& logger, Signals& signals) {
   prepare_process(logger);
   const auto fail_with = [&logger](const Error& error) {
@@ -105,7 +121,14 @@ int serve(const Flags& flags, const Config& config, Logger& logger, Signals& sig
   };
   auto socket = take_activated_socket(config.socket.path);
   if (!socket) return fail_with(socket.error());
-  auto daemon = Daemon::start(config, logger, std::move(*socket));
+  std::string said;
+  auto daemon = Daemon::start(config, logger, std::move(*socket), [&](const std::string& what) {
+    return wait_for_hardware(what, said, logger, signals);
+  });
+  if (!daemon && daemon.error().code == ErrorCode::kAborted) {
+    logger.write(LogLevel::kInfo, daemon.error().message);
+    return 0;
+  }
   if (!daemon) return fail_with(daemon.error());
   logger.write(
       LogLevel::kInfo,

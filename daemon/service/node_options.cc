@@ -14,7 +14,12 @@
 
 namespace mk::daemon {
 
-Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger) {
+Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger,
+                                 bool says) {
+  const auto say = [&](LogLevel level, const std::string& text,
+                       const std::vector<std::pair<std::string, std::string>>& fields = {}) {
+    if (says) logger.write(level, text, fields);
+  };
   NodeOptions options;
   options.control.node = config.node_id;
   options.control.version = version_text();
@@ -22,7 +27,7 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   options.control.outstanding_max = config.limits.outstanding;
   const MachineLimits machine{topology::usable_memory_bytes(), open_files_max()};
   const ClientLimits limits = client_limits(config, machine);
-  logger.write(LogLevel::kInfo, describe(limits, machine));
+  say(LogLevel::kInfo, describe(limits, machine));
   options.control.session_memory_bytes_max = limits.session_memory_bytes;
   options.control.user_max = {limits.user.sessions, limits.user.buffers, limits.user.rings,
                               limits.user.memory_bytes, limits.user.descriptors};
@@ -37,8 +42,8 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   options.loop.user_unattached_max = config.limits.user_connections;
   const topology::ResolvedConfig resolved = topology::resolve_fabric(config);
   if (!resolved.why.empty()) {
-    logger.write(LogLevel::kInfo, "fabric \"auto\" is " + resolved.why,
-                 {{"fabric", resolved.config.fabric.name}});
+    say(LogLevel::kInfo, "fabric \"auto\" is " + resolved.why,
+        {{"fabric", resolved.config.fabric.name}});
   }
   std::optional<Result<topology::Machine>> seen;
   const auto read_once = [&seen] {
@@ -47,8 +52,8 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   };
   MK_ASSIGN_OR_RETURN(const topology::RailPlan plan,
                       topology::plan_rails(resolved.config, read_once));
-  if (!plan.why.empty()) logger.write(LogLevel::kInfo, plan.why);
-  if (!plan.unused.empty()) logger.write(LogLevel::kWarning, plan.unused);
+  if (!plan.why.empty()) say(LogLevel::kInfo, plan.why);
+  if (!plan.unused.empty()) say(LogLevel::kWarning, plan.unused);
   if (plan.endpoints.size() > 1) {
     if (const auto here = read_once()) {
       options.control.rails_near =
@@ -62,9 +67,9 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   const topology::Spin spin =
       topology::choose_spin(resolved.config, plan.endpoints.size(), topology::usable_cpus());
   if (!spin.why.empty()) {
-    logger.write(LogLevel::kInfo,
-                 fmt::format("rail threads sleep after {} without work: {} (proxy.spin \"auto\")",
-                             format_duration(spin.ns), spin.why));
+    say(LogLevel::kInfo,
+        fmt::format("rail threads sleep after {} without work: {} (proxy.spin \"auto\")",
+                    format_duration(spin.ns), spin.why));
   }
   for (std::uint32_t rail = 0; rail < plan.endpoints.size(); ++rail) {
     RailOptions one;

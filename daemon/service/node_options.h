@@ -9,7 +9,8 @@
 
 namespace mk::daemon {
 
-/// Writes what it chose to the log. `logger` and `live` outlive the node.
-Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger);
+/// `logger` and `live` outlive the node. With `says`, it writes what it chose to the log.
+Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger,
+                                 bool says);
 
 }  // namespace mk::daemon

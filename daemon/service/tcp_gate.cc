@@ -60,6 +60,12 @@ UniqueFd listen_everywhere(std::uint16_t port) {
 }
 
 tl::unexpected<Error> explain(const Address& address, int error) {
+  if (error == EADDRNOTAVAIL) {
+    return fail(ErrorCode::kUnavailable,
+                "cannot listen on {}: no interface of this machine has that address now; give one "
+                "that address, or choose another --listen",
+                address.text());
+  }
   if (error != EADDRINUSE) return fail_errno(error, "cannot listen on {}", address.text());
   return fail(ErrorCode::kAlreadyExists,
               "cannot listen on {}: another process holds the port; stop it or choose another "

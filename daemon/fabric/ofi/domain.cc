@@ -2,9 +2,12 @@
 
 #include <arpa/inet.h>
 #include <net/if.h>
+#include <netinet/in.h>
 #include <rdma/fi_ext.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -13,6 +16,7 @@
 #include <string_view>
 
 #include "daemon/fabric/ofi/survey.h"
+#include "shm/host/unique_fd.h"
 
 namespace mk::fabric::ofi {
 namespace {
@@ -55,6 +59,23 @@ bool is_address(const std::string& text) {
   in6_addr address{};
   return ::inet_pton(AF_INET, text.c_str(), &address) == 1 ||
          ::inet_pton(AF_INET6, text.c_str(), &address) == 1;
+}
+
+/// Whether no interface has this address now. It may be given to one later.
+bool is_elsewhere(const std::string& address) {
+  sockaddr_storage name{};
+  auto& v4 = reinterpret_cast<sockaddr_in&>(name);
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(name);
+  if (::inet_pton(AF_INET, address.c_str(), &v4.sin_addr) == 1) {
+    name.ss_family = AF_INET;
+  } else if (::inet_pton(AF_INET6, address.c_str(), &v6.sin6_addr) == 1) {
+    name.ss_family = AF_INET6;
+  } else {
+    return false;
+  }
+  const UniqueFd fd(::socket(name.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return fd.valid() && ::bind(fd.get(), reinterpret_cast<sockaddr*>(&name), sizeof name) != 0 &&
+         errno == EADDRNOTAVAIL;
 }
 
 /// Why libfabric, which answered `rc`, offers nothing for this configuration, and what to do.
@@ -178,6 +199,11 @@ Result<std::shared_ptr<Domain>> Domain::open(const EndpointConfig& config) {
   const bool by_device = is_efa(config.provider) && !config.bind_address.empty();
   const bool by_address =
       !by_device && !config.bind_address.empty() && hints->domain_attr->name == nullptr;
+  // libfabric offers such an address, and then cannot use it.
+  if (by_address && is_elsewhere(config.bind_address)) {
+    return fail(ErrorCode::kNotFound, "no interface has the address '{}' now; there are: {}",
+                config.bind_address, interface_names());
+  }
   fi_info* found = nullptr;
   const int rc = ::fi_getinfo(api_version(), by_address ? config.bind_address.c_str() : nullptr,
                               nullptr, by_address ? FI_SOURCE : 0, hints.get(), &found);

@@ -64,8 +64,8 @@ TEST_F(MachineCommands, TopologyDrawsAnotherMachineAndItsRails) {
   }
 }
 
-// hwloc takes the machine from a file: a daemon says what it would open there, and then that the
-// first NIC is not here.
+// hwloc takes the machine from a file: a daemon says what it would open there, and then waits for
+// the first NIC, which is not here.
 TEST_F(MachineCommands, TheDaemonOpensTheRailsOfItsMachine) {
   const std::string xml = folder / "dgx.xml";
   std::ofstream(xml) << topology::dgx_h200();
@@ -74,7 +74,12 @@ TEST_F(MachineCommands, TheDaemonOpensTheRailsOfItsMachine) {
                    {MK_MKERNELD, "--config", configuration("fabric = { " + fabric + " }"),
                     "--log-format", "text"},
                    {"HWLOC_XMLFILE=" + xml, "MKERNELD_CONFIG"});
-    EXPECT_EQ(daemon.wait(), 1) << daemon.err();
+    EXPECT_TRUE(eventually([&] {
+      return !daemon.running() ||
+             daemon.err().find("waiting: cannot open rail 0") != std::string::npos;
+    })) << daemon.err();
+    daemon.signal(SIGTERM);
+    daemon.wait();
     return daemon.err();
   };
   EXPECT_THAT(log_of("name = \"verbs\""),

@@ -78,5 +78,15 @@ TEST(OfiVersionsTest, AnInterfaceThatIsNotHereIsNamedWithThoseThatAre) {
       AllOf(HasSubstr("no interface or address 'eth77' here; there are:"), HasSubstr("lo")));
 }
 
+TEST(OfiVersionsTest, AnAddressThatNoInterfaceHasMayComeLater) {
+  EndpointConfig config;
+  config.provider = "tcp";
+  config.bind_address = "192.0.2.77";  // for documentation (RFC 5737): nobody has it
+  const auto opened = Domain::open(config);
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(opened.error().message, HasSubstr("no interface has the address '192.0.2.77' now"));
+}
+
 }  // namespace
 }  // namespace mk::fabric::ofi

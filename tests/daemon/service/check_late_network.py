@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""check_late_network.py <mkerneld> <mkctl>: a daemon that starts before its network waits for it, says for what, and is ready when the
+network is there. It runs in a network namespace of its own, whose loopback interface gets the address later."""
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+PATIENCE_S = 60
+ADDRESS = "192.0.2.77"  # for documentation (RFC 5737)
+mkerneld, mkctl = sys.argv[1:3]
+if "MK_IN_NAMESPACE" not in os.environ:
+    unshare = ["unshare", "--user", "--map-root-user", "--net"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+        print("no network namespace is to be had here")
+        sys.exit(77)
+    os.environ["MK_IN_NAMESPACE"] = "1"
+    os.execvp("unshare", [*unshare, sys.executable, *sys.argv])
+
+
+def of_loopback(name, request, argument):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, request, struct.pack("16s16s8x", name, argument))
+
+
+def set_address(there):
+    """Gives the loopback interface ADDRESS, or takes it away."""
+    SIOCSIFADDR, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x8914, 1
+    of_loopback(b"lo", SIOCSIFFLAGS, struct.pack("H14x", IFF_UP))
+    if there:
+        of_loopback(b"lo:1", SIOCSIFADDR, struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(ADDRESS)))
+    else:
+        try:
+            of_loopback(b"lo:1", SIOCSIFFLAGS, struct.pack("H14x", 0))
+        except OSError:
+            pass  # it did not have it
+
+
+def eventually(what, done):
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if value := done():
+            return value
+        time.sleep(0.1)
+    sys.exit(f"never: {what}")
+
+
+def start(folder, listen, fabric):
+    config = pathlib.Path(folder) / "mk.toml"
+    config.write_text(f'listen = "{listen.format(folder=folder)}"\nsocket.path = "{folder}/s.sock"\n{fabric}\n')
+    return subprocess.Popen([mkerneld, "--config", config, "--ready-file", f"{folder}/ready", "--log-format", "text"],
+                            stderr=subprocess.PIPE, text=True)
+
+
+def check(listen, fabric, waits_for):
+    with tempfile.TemporaryDirectory() as folder:
+        ready = pathlib.Path(folder) / "ready"
+        set_address(False)
+        with start(folder, listen, fabric) as daemon:
+            def ask(*command):
+                return subprocess.run([mkctl, "--address", f"unix:{folder}/s-admin.sock", "--timeout", "30s", *command],
+                                      capture_output=True, text=True, check=False)
+
+            try:
+                status = eventually("its status says what it waits for", lambda: (text := ask("status").stdout) and waits_for in text and text)
+                assert status.startswith("node 0: not ready\n"), status
+                said_no = ask("ready")
+                assert said_no.returncode == 1 and waits_for in said_no.stderr, said_no
+                assert ask("version").returncode == 0, "liveness"
+                assert not ready.exists() and daemon.poll() is None
+                set_address(True)
+                eventually("it is ready", ready.exists)
+                assert ask("ready").returncode == 0
+                assert ask("status").stdout.startswith("node 0: ok\n")
+            finally:
+                daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(PATIENCE_S) == 0
+            log = daemon.stderr.read()
+            assert log.count("waiting: ") == 1, log
+            print(f"waited, and then was ready: {waits_for}")
+
+    # A stop while it waits is one as at any other time.
+    with tempfile.TemporaryDirectory() as folder:
+        set_address(False)
+        with start(folder, listen, fabric) as daemon:
+            for line in daemon.stderr:
+                if "waiting: " in line:
+                    break
+            daemon.send_signal(signal.SIGTERM)
+            assert "stopped while waiting" in daemon.stderr.read()
+            assert daemon.wait(PATIENCE_S) == 0
+
+
+check(f"{ADDRESS}:0", "insecure = true\nfabric.name = 'null'", f"cannot listen on {ADDRESS}:0: no interface of this machine has that address now")
+if any(check["id"] == "ofi.version" and check["result"] != "SKIP"
+       for check in json.loads(subprocess.run([mkerneld, "--doctor", "--json"], capture_output=True, text=True, check=False).stdout)["checks"]):
+    check("unix:{folder}/peer", "[fabric]\nname = 'ofi'\n[fabric.ofi]\nbind = ['" + ADDRESS + "']",
+          f"cannot open rail 0: no interface has the address '{ADDRESS}' now")
