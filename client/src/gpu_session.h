@@ -35,6 +35,7 @@ class __attribute__((visibility("hidden"))) GpuSession {
   /// Multiprocessors that operators of this session go by, once its ranks have agreed on them
   /// (cuda/share_device.cc); 0: not yet.
   std::uint32_t agreed_blocks = 0;
+  std::uint32_t agreed_most_ranks = 1;  ///< of those that share a GPU
 
  private:
   GpuSession(std::shared_ptr<gpu::Driver> driver, int device, gpu::Allocation lanes)

@@ -16,6 +16,7 @@
 #include "client/src/connection.h"
 #include "client/src/gpu_launches.h"
 #include "client/src/gpu_session.h"
+#include "client/src/job_plan.h"
 #include "client/src/process_mark.h"
 #include "client/src/retired_memory.h"
 #include "mkernel/mkernel.h"
@@ -108,6 +109,9 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   /// A tag that is the same on all ranks for their n-th operator of `kind`.
   std::string next_operator_tag(std::string_view kind);
 
+  /// Of the last operator on a GPU.
+  JobPlanSeen& job_plan_seen() { return job_plan_seen_; }
+
   const AttachOptions& options() const { return options_; }
   const std::string& fabric() const { return fabric_; }
   const shm::Segment& segment() const { return *segment_; }
@@ -147,6 +151,7 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   client::RetiredMemory retired_{[this] { return launch_under_way(); }};
   std::optional<Executor> lanes_claimed_;
   std::map<std::uint16_t, OwnBuffer> buffers_;
+  JobPlanSeen job_plan_seen_;
   std::uint64_t operators_ = 0;
   std::uint64_t barriers_ = 0;
   bool attached_ = false;

@@ -4,12 +4,17 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "kernels/comm/estimate.h"
 #include "kernels/comm/types.h"
 
 namespace mk::kernels {
+
+namespace plan {
+struct JobPlan;
+}
 
 /// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`. Numbers of groups:
 /// three groups of threads are one block on one SM. 0: chosen.
@@ -35,9 +40,10 @@ struct CudaOptions {
   /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kNK;
-  /// For Mode::kAuto, and for what is chosen by whether product or network takes longer; 0: see
-  /// gpu_rates.h.
+  /// What the planner goes by in the machine's place; 0: as the machine file says.
   MachineRates rates;
+  /// What all ranks of the job plan by; null: the files that are shipped, for this device.
+  std::shared_ptr<const plan::JobPlan> job_plan;
   /// Null, or at an address of the device the word SegmentHeader::launches: the kernel adds one
   /// when a launch of several ranks begins, and one when it ends.
   std::uint64_t* launches = nullptr;

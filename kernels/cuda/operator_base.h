@@ -8,14 +8,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
-#include "kernels/comm/estimate.h"
 #include "kernels/comm/tile_grid.h"
-#include "kernels/cuda/gpu_rates.h"
 #include "kernels/cuda/operator_arguments.h"
 #include "kernels/cuda/operator_frame.h"
 #include "kernels/cuda/operator_inputs.h"
-#include "kernels/cuda/tile_choice.h"
+#include "kernels/cuda/planned.h"
+#include "kernels/cuda/tile_limits.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels::cuda {
@@ -59,15 +59,28 @@ class OperatorBase {
   }
   ~OperatorBase() = default;
 
-  /// Checks all that it is given, deals out the blocks and loads the kernel for the plan's tiles.
-  Status start(const RankContext& context, const CudaOptions& options, const GroupNeeds& needs,
-               const FlagMap& flags, const KernelChoice<Arguments>& kernels) {
+  /// Checks all that it is given, and asks the planner how launches run. `chunk_bytes`, `banks`,
+  /// `local_banks`: the plan's.
+  Status plan_with(plan::Op op, const RankContext& context, const CudaOptions& options,
+                   std::uint32_t chunk_bytes, std::uint32_t banks, std::uint32_t local_banks) {
     MK_RETURN_IF_ERROR(check_context(op_, plan_.nodes, plan_.locals, plan_.flag_count(),
                                      std::max(1u, options.send_groups), context));
     MK_RETURN_IF_ERROR(check_shape(op_, plan_.tile_m, plan_.tile_n, plan_.max.n, k_));
-    MK_RETURN_IF_ERROR(
-        frame_.start(context, options, needs, flags, arguments_.launch, arguments_.frame));
-    rates_ = gpu_rates(options.rates, blocks().compute);
+    MK_ASSIGN_OR_RETURN(const std::uint32_t device_blocks, frame_.choose_device(options));
+    const Tiling tiling{plan_.tile_m, plan_.tile_n, chunk_bytes, banks, local_banks};
+    const Shape shape{plan_.max.m, plan_.max.n, k_};
+    MK_ASSIGN_OR_RETURN(auto job, job_plan_of(options));
+    MK_ASSIGN_OR_RETURN(planned_, plan_launches(op, context.world, shape, plan_.dtype, tiling,
+                                                device_blocks / options.ranks_per_device,
+                                                context.lane_count, options, std::move(job)));
+    return {};
+  }
+
+  /// Deals out the blocks as planned, and loads the kernel for the plan's tiles.
+  Status start(const RankContext& context, const CudaOptions& options, const FlagMap& flags,
+               const KernelChoice<Arguments>& kernels) {
+    MK_RETURN_IF_ERROR(frame_.start(context, options, planned_needs(planned_), flags,
+                                    arguments_.launch, arguments_.frame));
     const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);
     const auto choose = plan_.dtype == kernels::DType::kBf16 ? kernels.bf16 : kernels.f16;
     kernel_ = &choose(cuda_layout(b_layout_), columns.tile_cols());
@@ -85,12 +98,11 @@ class OperatorBase {
                                                          kernel_->b_box));
     return {};
   }
-  /// Settles the next launch's m, with its schedule, and its form. `work`: this rank's, by which
-  /// kAuto chooses.
-  void choose_form(std::uint32_t m, Mode mode, const LaunchWork& work) {
-    estimate_ = estimate(work, rates_);
+  /// Settles the next launch's m, with its schedule, and its form.
+  void choose_form(std::uint32_t m, Mode mode) {
+    estimate_ = planned_.expected(m);
     arguments_.launch.m = m;
-    arguments_.launch.mode = mode == Mode::kAuto ? estimate_.cheaper() : mode;
+    arguments_.launch.mode = mode == Mode::kAuto ? planned_.form(m, estimate_) : mode;
     arguments_.launch.make_schedule();
   }
   /// Puts the launch on the stream, with what is in the arguments besides these.
@@ -111,6 +123,7 @@ class OperatorBase {
 
   const PlanType plan_;
   Arguments arguments_;
+  plan::OperatorPlan planned_;
 
  private:
   struct Form {
@@ -123,7 +136,6 @@ class OperatorBase {
   const std::uint32_t k_;
   const kernels::BLayout b_layout_;
   OperatorFrame frame_;
-  MachineRates rates_;
   Estimate estimate_;  ///< of a launch that may yet be refused
   Form queued_;        ///< of the last one on a stream
   const OperatorKernel<Arguments>* kernel_ = nullptr;

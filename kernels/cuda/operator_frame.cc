@@ -1,5 +1,7 @@
 #include "kernels/cuda/operator_frame.h"
 
+#include "kernels/cuda/planned.h"
+
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -18,6 +20,17 @@ constexpr std::uint32_t kNodesHere = shm::kLocalRanksMax;
 
 }  // namespace
 
+Result<std::shared_ptr<const plan::JobPlan>> job_plan_of(const CudaOptions& options) {
+  if (options.job_plan != nullptr) return options.job_plan;
+  int device = 0;
+  cudaDeviceProp properties;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, device);
+  if (error != cudaSuccess)
+    return fail(ErrorCode::kUnavailable, "no CUDA device: {}", cudaGetErrorString(error));
+  return job_plan_for(properties.name, static_cast<std::uint32_t>(properties.multiProcessorCount));
+}
+
 OperatorFrame::~OperatorFrame() {
   const OnDevice on_device(device_);
   cudaFree(state_);
@@ -30,14 +43,7 @@ Status OperatorFrame::check(cudaError_t error, const char* what) const {
   return fail(ErrorCode::kSystem, "{}: {}: {}", op_, what, cudaGetErrorString(error));
 }
 
-Status OperatorFrame::start(const RankContext& context, const CudaOptions& options,
-                            const GroupNeeds& needs, const FlagMap& flags, Launch& launch,
-                            FrameArguments& frame) {
-  world_ = context.world;
-  if (world_.nodes > kNodesHere) {
-    return fail(ErrorCode::kUnsupported, "{}: {} nodes: the CUDA operators take at most {}", op_,
-                world_.nodes, kNodesHere);
-  }
+Result<std::uint32_t> OperatorFrame::choose_device(const CudaOptions& options) {
   if (options.ranks_per_device < 1 || options.ranks_per_device > shm::kLocalRanksMax) {
     return fail(ErrorCode::kInvalidArgument, "{}: {} ranks on one device; 1 to {} are possible",
                 op_, options.ranks_per_device, shm::kLocalRanksMax);
@@ -61,11 +67,22 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
                 "{}: device {} has compute capability {}.x; the kernel is for 9.0 (H100, H200)",
                 op_, device_, major);
   }
+  return static_cast<std::uint32_t>(multiprocessors);
+}
+
+Status OperatorFrame::start(const RankContext& context, const CudaOptions& options,
+                            const GroupNeeds& needs, const FlagMap& flags, Launch& launch,
+                            FrameArguments& frame) {
+  world_ = context.world;
+  if (world_.nodes > kNodesHere) {
+    return fail(ErrorCode::kUnsupported, "{}: {} nodes: the CUDA operators take at most {}", op_,
+                world_.nodes, kNodesHere);
+  }
+  MK_ASSIGN_OR_RETURN(const std::uint32_t multiprocessors, choose_device(options));
   MK_RETURN_IF_ERROR(adopt_context(context, flags, launch, frame));
   // The kernel takes nearly all of a multiprocessor's shared memory: one block on each.
-  MK_RETURN_IF_ERROR(choose_blocks(op_, options, needs, context.lane_count,
-                                   static_cast<std::uint32_t>(multiprocessors), launch.blocks,
-                                   frame));
+  MK_RETURN_IF_ERROR(choose_blocks(op_, options, needs, context.lane_count, multiprocessors,
+                                   launch.blocks, frame));
   frame.host.lane_count = launch.blocks.send;
   frame.host.launches = options.launches;
   launch.banks = flags.banks;

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "kernels/comm/banks.h"
@@ -20,6 +21,10 @@
 
 namespace mk::kernels::cuda {
 
+/// The job's plan that the options have, or by the shipped files for the calling thread's GPU.
+/// kUnavailable without one.
+Result<std::shared_ptr<const plan::JobPlan>> job_plan_of(const CudaOptions& options);
+
 /// One rank's operator between its launches, on the device that is current at start.
 class OperatorFrame {
  public:
@@ -28,6 +33,9 @@ class OperatorFrame {
   OperatorFrame(const OperatorFrame&) = delete;
   OperatorFrame& operator=(const OperatorFrame&) = delete;
 
+  /// Takes the calling thread's current device, and answers its multiprocessors. kUnsupported for
+  /// one that is no Hopper.
+  Result<std::uint32_t> choose_device(const CudaOptions& options);
   /// Checks device and context, deals out the blocks, and fills in what launches share: all of
   /// `launch` but plan, epoch, m and mode, and all of `frame`. `flags`: the plan's.
   Status start(const RankContext& context, const CudaOptions& options, const GroupNeeds& needs,

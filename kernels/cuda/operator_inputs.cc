@@ -1,7 +1,7 @@
 #include "kernels/cuda/operator_inputs.h"
 
 #include "kernels/cuda/tensor_map.h"
-#include "kernels/cuda/tile_choice.h"
+#include "kernels/cuda/tile_limits.h"
 
 namespace mk::kernels::cuda {
 namespace {

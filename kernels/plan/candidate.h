@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,6 +17,18 @@ enum class Op : std::uint8_t { kAgGemm, kGemmRs, kGemmAr };
 std::string_view name_of(Op op);  ///< "ag_gemm", "gemm_rs", "gemm_ar"
 Result<Op> op_named(std::string_view name);
 
+/// What a caller has settled of a launch; 0, or not set: to be chosen.
+struct Named {
+  Tiling tiling;
+  std::uint32_t compute_blocks = 0;
+  std::uint32_t stream_warpgroups = 0;  ///< not of compute blocks that sum, nor beside copy engines
+  std::uint32_t receive_warpgroups = 0;
+  std::uint32_t send_warpgroups = 0;
+  std::optional<bool> engines;    ///< Candidate::engines
+  std::optional<bool> sums_once;  ///< whether Candidate::sums is kOnce
+  std::optional<Mode> form;       ///< kFused or kUnfused
+};
+
 /// One launch of one rank.
 struct Problem {
   Op op = Op::kAgGemm;
@@ -25,7 +38,9 @@ struct Problem {
   DType dtype = DType::kBf16;
   bool in_place = false;  ///< AllGather + GEMM: rows lie where the network reads them
   std::uint32_t ranks_per_device = 1;
-  std::uint32_t lanes = 1;  ///< command rings of the session
+  std::uint32_t blocks = 0;  ///< SMs of the rank; 0: its share of the machine's
+  std::uint32_t lanes = 1;   ///< command rings of the session
+  Named named;
 
   std::uint32_t ranks() const { return nodes * locals; }
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "kernels/plan/legal.h"
 #include "shm/host/result.h"
@@ -42,11 +43,48 @@ constexpr Kind kKinds[] = {
      }},
 };
 
+/// The entry's candidate with what the problem names in its place; none where that is another way
+/// of running.
+std::optional<Candidate> tuned_candidate(const Problem& problem, const TunedEntry& entry) {
+  const Named& named = problem.named;
+  Candidate candidate = entry.candidate;
+  Tiling& tiling = candidate.tiling;
+  if ((named.tiling.tile_m != 0 && named.tiling.tile_m != tiling.tile_m) ||
+      (named.tiling.tile_n != 0 && named.tiling.tile_n != tiling.tile_n) ||
+      named.engines.value_or(candidate.engines) != candidate.engines ||
+      named.sums_once.value_or(candidate.sums == Sums::kOnce) != (candidate.sums == Sums::kOnce)) {
+    return std::nullopt;
+  }
+  if (named.stream_warpgroups != 0 &&
+      ((candidate.engines && !named.engines) || candidate.sums == Sums::kOwn))
+    return std::nullopt;
+  const auto take = [](std::uint32_t from, std::uint32_t& to) {
+    if (from != 0) to = from;
+  };
+  take(named.tiling.chunk_bytes, tiling.chunk_bytes);
+  take(named.tiling.banks, tiling.banks);
+  take(named.tiling.local_banks, tiling.local_banks);
+  if (problem.ranks() > 1) take(named.stream_warpgroups, candidate.stream_warpgroups);
+  if (problem.nodes > 1) {
+    take(named.receive_warpgroups, candidate.receive_warpgroups);
+    take(named.send_warpgroups, candidate.send_warpgroups);
+  }
+  candidate.form = named.form.value_or(candidate.form);
+  return candidate;
+}
+
 Status none_legal(const Problem& problem, const Machine& machine) {
   Candidate first;
-  first.tiling.tile_m = 128;
-  first.tiling.tile_n = 128;
-  first.send_warpgroups = problem.nodes > 1 ? 1 : 0;
+  const Named& named = problem.named;
+  first.tiling = named.tiling;
+  if (named.tiling.tile_m == 0) first.tiling.tile_m = 128;
+  if (named.tiling.tile_n == 0) first.tiling.tile_n = 128;
+  const bool several = problem.ranks() > 1;
+  if (problem.nodes > 1) first.send_warpgroups = std::max(1u, named.send_warpgroups);
+  if (several) first.stream_warpgroups = named.stream_warpgroups;
+  if (problem.nodes > 1) first.receive_warpgroups = named.receive_warpgroups;
+  first.engines = named.engines.value_or(false);
+  if (named.sums_once.value_or(false)) first.sums = Sums::kOnce;
   MK_RETURN_IF_ERROR(check_candidate(problem, machine, first));
   return fail(ErrorCode::kLimitExceeded,
               "{}: {} SMs of {} are too few for any way to run it over {} x {} ranks",
@@ -86,13 +124,14 @@ const Candidate* cheapest(const Problem& problem, const Machine& machine,
 }
 
 Result<Choice> choose(const Problem& problem, const Machine& machine, const Tuned* tuned) {
-  if (tuned != nullptr) {
+  // They were measured by ranks with a whole GPU each.
+  if (tuned != nullptr && blocks_of_rank(problem, machine) >= machine.sms) {
     if (const TunedEntry* entry = tuned->find(problem, machine.name)) {
-      Candidate candidate = entry->candidate;
       // A bucket's shapes differ: what one can run another may not.
-      if (place_warpgroups(problem, machine, candidate) &&
-          check_candidate(problem, machine, candidate)) {
-        return Choice{candidate, predict(problem, machine, candidate), true};
+      std::optional<Candidate> candidate = tuned_candidate(problem, *entry);
+      if (candidate && place_warpgroups(problem, machine, *candidate) &&
+          check_candidate(problem, machine, *candidate)) {
+        return Choice{*candidate, predict(problem, machine, *candidate), true};
       }
     }
   }

@@ -1,13 +1,13 @@
 #include "kernels/plan/legal.h"
 
 #include <algorithm>
-#include <span>
 
 #include "kernels/comm/launch.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/plan/model.h"
 #include "shm/host/result.h"
 #include "shm/limits.h"
 
@@ -24,8 +24,9 @@ constexpr std::uint32_t kKib = 1024;
 
 std::uint32_t pollers(const Problem& problem) { return problem.nodes > 1 ? 1 : 0; }
 
-std::uint32_t share_of_device(const Problem& problem, const Machine& machine) {
-  return machine.sms / std::max(1u, problem.ranks_per_device);
+/// What is named, or `chosen`.
+std::uint32_t or_chosen(std::uint32_t named, std::uint32_t chosen) {
+  return named != 0 ? named : chosen;
 }
 
 /// The plan refuses what every executor would.
@@ -79,7 +80,8 @@ Status check_sums(const Problem& problem, const Candidate& candidate) {
 Status check_engines(const Problem& problem, const Candidate& candidate) {
   if (!candidate.engines) return {};
   const std::string op(name_of(problem.op));
-  if (problem.op != Op::kAgGemm || problem.locals == 1 || problem.ranks_per_device > 1)
+  if (problem.op != Op::kAgGemm || problem.locals == 1 ||
+      (problem.ranks_per_device > 1 && !problem.named.engines.value_or(false)))
     return fail(ErrorCode::kInvalidArgument,
                 "{}: copy engines bring rows of AllGather + GEMM to other ranks of a node, with a "
                 "GPU each; here are {} local ranks, {} to a GPU",
@@ -93,56 +95,145 @@ Status check_engines(const Problem& problem, const Candidate& candidate) {
 }
 
 struct Numbers {
-  std::span<const std::uint32_t> stream;
-  std::span<const std::uint32_t> receive;
+  std::vector<std::uint32_t> stream;
+  std::vector<std::uint32_t> receive;
 };
 
-/// Numbers of warpgroups: whole SMs. Those of roles that a world has not are 0.
-Numbers numbers_of(const Problem& problem, bool engines) {
-  static constexpr std::uint32_t kNone[] = {0};
-  static constexpr std::uint32_t kStream[] = {3, 6, 12, 18, 24, 36, 48, 60, 72, 96, 144, 192};
-  static constexpr std::uint32_t kShareFirst[] = {0, 12, 24, 48, 96};
-  static constexpr std::uint32_t kReceive[] = {1, 6, 12, 24, 48, 96};
-  static constexpr std::uint32_t kEngines[] = {12};
-  static constexpr std::uint32_t kEnginesReceive[] = {10};
+/// Numbers of warpgroups: whole SMs, of those that have run. Those of roles that a world has not
+/// are 0, whatever is named.
+Numbers numbers_of(const Problem& problem, const Machine& machine, bool engines, Sums sums) {
+  constexpr std::uint32_t kFewBlocks = 24;  // of ranks that share a GPU
+  const std::vector<std::uint32_t> none = {0};
   const bool over_nodes = problem.nodes > 1;
   const bool gather = problem.op == Op::kAgGemm;
-  if (problem.ranks() == 1) return {kNone, kNone};
-  if (engines) return over_nodes ? Numbers{kNone, kEnginesReceive} : Numbers{kEngines, kNone};
-  if (!over_nodes) return {kStream, kNone};
-  // One rank to a node: nobody reduces there, and nobody passes rows on.
-  if (problem.locals == 1) return gather ? Numbers{kStream, kNone} : Numbers{kNone, kReceive};
-  return gather ? Numbers{kShareFirst, kReceive} : Numbers{kStream, kReceive};
+  const bool few = blocks_of_rank(problem, machine) < kFewBlocks;
+  Numbers numbers = {none, none};
+  if (problem.ranks() == 1) return numbers;
+  // Beside copy engines those that the SMs hold which the product cannot have; one at least.
+  const std::uint32_t share = blocks_of_rank(problem, machine);
+  const std::uint32_t beside = (share > kBlocksMax ? share - kBlocksMax : 1) * kWarpgroupsOfBlock;
+  if (engines && over_nodes) {
+    numbers.receive = {beside - 2};  // poller and send
+  } else if (engines) {
+    numbers.stream = {beside};
+  } else if (sums == Sums::kOwn) {
+    // Math that sums needs one SM's warpgroups for the end.
+    numbers.stream = {3};
+  } else {
+    if (gather || problem.locals > 1) {
+      numbers.stream =
+          gather && over_nodes && problem.locals > 1
+              ? std::vector<std::uint32_t>{3, 12, 24, 48, 96}
+              : std::vector<std::uint32_t>{3, 6, 12, 18, 24, 36, 48, 60, 72, 96, 144, 192};
+      if (few) numbers.stream.insert(numbers.stream.begin(), 1);
+    }
+    // A shard that is summed once has run with 12 and more.
+    if (sums == Sums::kOnce && !few)
+      numbers.stream.erase(numbers.stream.begin(), numbers.stream.begin() + 2);
+    // One rank to a node: nobody passes rows on.
+    if (over_nodes && (!gather || problem.locals > 1)) {
+      numbers.receive = {6, 12, 24, 48, 96};
+      // They are joined by those that reduce.
+      if (few || sums == Sums::kOnce) numbers.receive.insert(numbers.receive.begin(), 1);
+    }
+  }
+  const Named& named = problem.named;
+  if (numbers.stream != none && named.stream_warpgroups != 0)
+    numbers.stream = {named.stream_warpgroups};
+  if (engines && over_nodes && named.stream_warpgroups != 0)
+    numbers.stream = {named.stream_warpgroups};
+  if (numbers.receive != none && named.receive_warpgroups != 0)
+    numbers.receive = {named.receive_warpgroups};
+  return numbers;
 }
 
-std::vector<Tiling> tilings_of(const Problem& problem, bool engines) {
+/// Payloads of a network command, of what one warpgroup shares, or of what copy engines show at a
+/// time.
+std::vector<std::uint32_t> chunks_of(const Problem& problem, const TileSides& side, bool engines) {
+  if (problem.named.tiling.chunk_bytes != 0) return {problem.named.tiling.chunk_bytes};
+  if (problem.nodes > 1)
+    return {kNetworkChunkBytesMin, 2 * kNetworkChunkBytesMin, 4 * kNetworkChunkBytesMin};
+  if (engines) {
+    // A row of tiles: a tile looks at a flag for each chunk of its rows.
+    const std::uint64_t row = std::uint64_t{128} * problem.shape.k * kElementBytes;
+    return {
+        static_cast<std::uint32_t>(std::clamp<std::uint64_t>(row, 128 * kKib, 8 * 1024 * kKib))};
+  }
+  if (problem.op == Op::kAgGemm) return {32 * kKib, 64 * kKib, 128 * kKib, 256 * kKib, 512 * kKib};
+  // What one warpgroup sums at a time: a tile.
+  return {side.rows * side.columns * kElementBytes};
+}
+
+std::vector<TileSides> sides_of(const Problem& problem) {
   std::vector<TileSides> sides = {{128, 256}, {128, 128}};
   if (problem.op == Op::kAgGemm) {
     sides.push_back({128, 64});
     sides.push_back({64, 128});
   }
-  std::vector<Tiling> tilings;
+  const Tiling& named = problem.named.tiling;
+  std::vector<TileSides> kept;
   for (const TileSides& side : sides) {
-    std::vector<std::uint32_t> chunks;
-    if (engines && problem.nodes == 1) {
-      // A row of tiles: a tile looks at a flag for each chunk of its rows.
-      const std::uint64_t row = std::uint64_t{128} * problem.shape.k * kElementBytes;
-      chunks = {
-          static_cast<std::uint32_t>(std::clamp<std::uint64_t>(row, 128 * kKib, 8 * 1024 * kKib))};
-    } else if (problem.op == Op::kAgGemm && problem.nodes == 1) {
-      chunks = {32 * kKib, 64 * kKib, 128 * kKib, 256 * kKib, 512 * kKib};
-    } else if (problem.nodes == 1) {
-      // What one warpgroup sums at a time: a tile.
-      chunks = {side.rows * side.columns * kElementBytes};
-    } else {
-      chunks = {kNetworkChunkBytesMin, 2 * kNetworkChunkBytesMin, 4 * kNetworkChunkBytesMin};
+    const TileSides with_named = {or_chosen(named.tile_m, side.rows),
+                                  or_chosen(named.tile_n, side.columns)};
+    const bool known = std::any_of(kept.begin(), kept.end(), [&](const TileSides& other) {
+      return other.rows == with_named.rows && other.columns == with_named.columns;
+    });
+    if (!known) kept.push_back(with_named);
+  }
+  return kept;
+}
+
+/// Ways that were measured to be slower wherever they were tried, or were not tried at all: the
+/// model's terms do not hold there. Who names one, in Named or in tuned.json, gets it.
+bool was_measured(const Problem& problem, const Machine& machine, const Candidate& candidate) {
+  constexpr double kEngineBytesMin = 8 << 20;  // of a rank's rows: each copy takes time to begin
+  constexpr double kPairFactor = 2;
+  constexpr double kLinkShare = 0.7;
+  constexpr std::uint32_t kFewRows = 2048;
+  constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
+  constexpr std::uint32_t kMuchK = 4096;
+  const Named& named = problem.named;
+  const Shape& shape = problem.shape;
+  const Work work = work_of(problem, candidate);
+  if (candidate.engines && !named.engines) {
+    const double rows = double{1} * shape.m * shape.k * kElementBytes / problem.ranks();
+    if (rows < kEngineBytesMin) return false;
+    const double product = product_us(machine, work.tiles,
+                                      tile_us(machine, candidate.tiling, work.steps, work.b_bytes),
+                                      blocks_of_rank(problem, machine));
+    const auto us = [](double bytes, double gb_s) { return bytes / (gb_s * 1e3); };
+    // Of many rows beside products that take nearly as long as the link, over nodes as long as the
+    // network. To one other rank warpgroups pass on in good time, and the loopback's network takes
+    // the same engines (kernels/cuda/decisions/ag_copy_engines.md).
+    if (problem.nodes == 1 &&
+        (shape.m <= kFewRows || product < kLinkShare * us(work.link_bytes, machine.link_gb_s)))
+      return false;
+    if (product <
+        (problem.locals > 2 ? 1 : kPairFactor) * us(work.network_bytes, machine.network_gb_s)) {
+      return false;
     }
-    for (std::uint32_t chunk : chunks) {
-      Tiling tiling;
+  }
+  // Beside many tiles of much k a few warpgroups are through with the sums in good time
+  // (kernels/cuda/decisions/deferred_accumulate.md).
+  if (candidate.sums == Sums::kOwn && work.tiles > kFewTiles &&
+      (problem.op == Op::kGemmAr || shape.k >= kMuchK)) {
+    return false;
+  }
+  // Tiles of 64 rows are one math warpgroup's (kernels/cuda/decisions/ag_network_tiles.md).
+  return problem.nodes > 1 || candidate.tiling.tile_m >= 128 || named.tiling.tile_m != 0;
+}
+
+std::vector<Tiling> tilings_of(const Problem& problem, bool engines) {
+  const Tiling& named = problem.named.tiling;
+  std::vector<Tiling> tilings;
+  for (const TileSides& side : sides_of(problem)) {
+    for (const std::uint32_t chunk : chunks_of(problem, side, engines)) {
+      Tiling tiling = named;
       tiling.tile_m = side.rows;
       tiling.tile_n = side.columns;
       tiling.chunk_bytes = chunk;
-      if (engines) tiling.banks = tiling.local_banks = 1;
+      if (engines && named.banks == 0) tiling.banks = 1;
+      if (engines && named.local_banks == 0) tiling.local_banks = 1;
       tilings.push_back(tiling);
     }
   }
@@ -151,45 +242,24 @@ std::vector<Tiling> tilings_of(const Problem& problem, bool engines) {
 
 std::vector<Sums> sums_of(const Problem& problem) {
   if (problem.op == Op::kAgGemm) return {Sums::kWarpgroups};
-  return {Sums::kWarpgroups, Sums::kOwn, Sums::kOnce};
-}
-
-/// A CPU's: the plan's default tiles and three sizes of chunks, in both forms.
-std::vector<Candidate> cpu_candidates(const Problem& problem, const Machine& machine) {
-  std::vector<Candidate> legal;
-  for (Mode form : {Mode::kFused, Mode::kUnfused}) {
-    for (std::uint32_t chunk : {0u, 64 * kKib, 256 * kKib, 1024 * kKib}) {
-      Candidate candidate;
-      candidate.form = form;
-      candidate.tiling.chunk_bytes = chunk;
-      candidate.compute_blocks = 1;
-      if (check_candidate(problem, machine, candidate)) legal.push_back(candidate);
-    }
+  const Named& named = problem.named;
+  std::vector<Sums> sums;
+  if (!named.sums_once.value_or(false)) {
+    sums.push_back(Sums::kWarpgroups);
+    // Who names warpgroups that sum wants them to.
+    if (named.stream_warpgroups == 0) sums.push_back(Sums::kOwn);
   }
-  return legal;
+  if (named.sums_once.value_or(true)) sums.push_back(Sums::kOnce);
+  return sums;
 }
 
-}  // namespace
-
-Status place_warpgroups(const Problem& problem, const Machine& machine, Candidate& candidate) {
-  if (machine.kind == MachineKind::kCpu) return {};
-  const std::uint32_t share = share_of_device(problem, machine);
-  const std::uint32_t warpgroups = pollers(problem) + candidate.send_warpgroups +
-                                   candidate.receive_warpgroups + candidate.stream_warpgroups;
-  const std::uint32_t comm = div_up(warpgroups, kWarpgroupsOfBlock);
-  candidate.compute_blocks = std::min(share > comm ? share - comm : 0, kBlocksMax);
-  if (candidate.compute_blocks >= 1 && comm <= kBlocksMax &&
-      candidate.receive_warpgroups <= kBlocksMax) {
-    return {};
-  }
-  return fail(ErrorCode::kLimitExceeded,
-              "{}: {} warpgroups take {} of the {} SMs that a rank has, and {} receive; they must "
-              "leave one SM, and at most {} receive",
-              name_of(problem.op), warpgroups, comm, share, candidate.receive_warpgroups,
-              kBlocksMax);
+std::vector<Mode> forms_of(const Problem& problem) {
+  if (problem.named.form) return {*problem.named.form};
+  return {Mode::kFused, Mode::kUnfused};
 }
 
-Status check_candidate(const Problem& problem, const Machine& machine, const Candidate& candidate) {
+/// All of check_candidate() but the SMs.
+Status check_way(const Problem& problem, const Machine& machine, const Candidate& candidate) {
   const auto op = name_of(problem.op);
   MK_RETURN_IF_ERROR(check_plan(problem, candidate.tiling));
   if (machine.kind == MachineKind::kCpu) {
@@ -208,36 +278,95 @@ Status check_candidate(const Problem& problem, const Machine& machine, const Can
     return fail(ErrorCode::kInvalidArgument, "{}: {} send warpgroups for {} nodes", op,
                 candidate.send_warpgroups, problem.nodes);
   MK_RETURN_IF_ERROR(check_sums(problem, candidate));
-  MK_RETURN_IF_ERROR(check_engines(problem, candidate));
+  return check_engines(problem, candidate);
+}
+
+/// A CPU's: the plan's default tiles and three sizes of chunks, in both forms.
+std::vector<Candidate> cpu_candidates(const Problem& problem, const Machine& machine) {
+  std::vector<Candidate> legal;
+  for (Mode form : forms_of(problem)) {
+    for (std::uint32_t chunk : {0u, 64 * kKib, 256 * kKib, 1024 * kKib}) {
+      Candidate candidate;
+      candidate.form = form;
+      candidate.tiling.chunk_bytes = chunk;
+      candidate.compute_blocks = 1;
+      if (check_candidate(problem, machine, candidate)) legal.push_back(candidate);
+    }
+  }
+  return legal;
+}
+
+}  // namespace
+
+std::uint32_t blocks_of_rank(const Problem& problem, const Machine& machine) {
+  if (problem.blocks != 0) return problem.blocks;
+  return machine.sms / std::max(1u, problem.ranks_per_device);
+}
+
+std::uint32_t blocks_outside(const Problem& problem, const Candidate& candidate) {
+  return div_up(pollers(problem) + candidate.send_warpgroups + candidate.receive_warpgroups +
+                    candidate.stream_warpgroups,
+                kWarpgroupsOfBlock);
+}
+
+Status place_warpgroups(const Problem& problem, const Machine& machine, Candidate& candidate) {
+  if (machine.kind == MachineKind::kCpu) return {};
+  const std::uint32_t share = blocks_of_rank(problem, machine);
+  const std::uint32_t outside = blocks_outside(problem, candidate);
+  candidate.compute_blocks = or_chosen(problem.named.compute_blocks,
+                                       std::min(share > outside ? share - outside : 0, kBlocksMax));
+  if (candidate.compute_blocks >= 1 && candidate.compute_blocks <= kBlocksMax &&
+      candidate.compute_blocks + outside <= share && outside <= kBlocksMax &&
+      candidate.receive_warpgroups <= kBlocksMax) {
+    return {};
+  }
+  return fail(
+      ErrorCode::kLimitExceeded,
+      "{}: {} compute blocks and {} for communication do not fit: this device holds {} at a "
+      "time, {} ranks share it, so at most {} each (and {} of one role)",
+      name_of(problem.op), candidate.compute_blocks, outside,
+      share * std::max(1u, problem.ranks_per_device), std::max(1u, problem.ranks_per_device), share,
+      kBlocksMax);
+}
+
+Status check_candidate(const Problem& problem, const Machine& machine, const Candidate& candidate) {
+  MK_RETURN_IF_ERROR(check_way(problem, machine, candidate));
   Candidate placed = candidate;
   return place_warpgroups(problem, machine, placed);
 }
 
 std::vector<Candidate> legal_candidates(const Problem& problem, const Machine& machine) {
   if (machine.kind == MachineKind::kCpu) return cpu_candidates(problem, machine);
+  const Named& named = problem.named;
+  const std::uint32_t share = blocks_of_rank(problem, machine);
+  // Who names warpgroups or compute blocks decides what is left of the rank's SMs.
+  const bool all_chosen = named.compute_blocks == 0 && named.stream_warpgroups == 0 &&
+                          named.receive_warpgroups == 0 && named.send_warpgroups == 0;
+  const std::uint32_t most_outside = all_chosen ? std::max(1u, share / 2) : share;
   std::vector<Candidate> legal;
   for (bool engines : {false, true}) {
+    if (named.engines.value_or(engines) != engines) continue;
+    // Who names warpgroups that share wants them to, unless copy engines are named, too.
+    if (engines && !named.engines && named.stream_warpgroups != 0) continue;
     for (const Tiling& tiling : tilings_of(problem, engines)) {
       for (Sums sums : sums_of(problem)) {
         Candidate candidate;
         candidate.sums = sums;
         candidate.engines = engines;
         candidate.tiling = tiling;
-        candidate.send_warpgroups = problem.nodes > 1 ? 1 : 0;
+        candidate.send_warpgroups = problem.nodes > 1 ? or_chosen(named.send_warpgroups, 1) : 0;
         // Whether tile, engines and sums are possible does not depend on the numbers.
-        if (!check_candidate(problem, machine, candidate)) continue;
-        const Numbers numbers = numbers_of(problem, engines);
-        // Math that sums needs one SM's warpgroups for the end.
-        static constexpr std::uint32_t kOneSm[] = {3};
-        const std::span<const std::uint32_t> streams =
-            sums == Sums::kOwn ? std::span<const std::uint32_t>(kOneSm) : numbers.stream;
-        for (std::uint32_t stream : streams) {
-          for (std::uint32_t receive : numbers.receive) {
+        if (!was_measured(problem, machine, candidate) || !check_way(problem, machine, candidate))
+          continue;
+        const Numbers numbers = numbers_of(problem, machine, engines, sums);
+        for (const std::uint32_t stream : numbers.stream) {
+          for (const std::uint32_t receive : numbers.receive) {
             candidate.stream_warpgroups = stream;
             candidate.receive_warpgroups = receive;
-            if (stream + receive == 0 && problem.ranks() > 1) continue;
-            if (!place_warpgroups(problem, machine, candidate)) continue;
-            for (Mode form : {Mode::kFused, Mode::kUnfused}) {
+            if (blocks_outside(problem, candidate) > most_outside ||
+                !place_warpgroups(problem, machine, candidate))
+              continue;
+            for (Mode form : forms_of(problem)) {
               candidate.form = form;
               legal.push_back(candidate);
             }

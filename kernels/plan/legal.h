@@ -1,6 +1,6 @@
 /// \file
 /// Which candidates an operator can run. The rules are the operators' own: their plans are made,
-/// and warpgroups are placed on SMs as kernels/cuda/role_blocks.h does. Host only.
+/// and kernels/cuda/role_blocks.h places warpgroups on SMs by the same rule. Host only.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,14 @@
 
 namespace mk::kernels::plan {
 
-/// Fills in compute_blocks: SMs that the warpgroups outside leave of the rank's share, at most
-/// kBlocksMax. kLimitExceeded: they leave none, or a role has more than kBlocksMax.
+/// SMs that a rank has.
+std::uint32_t blocks_of_rank(const Problem& problem, const Machine& machine);
+/// SMs that a candidate's warpgroups outside the compute blocks take, and the poller's.
+std::uint32_t blocks_outside(const Problem& problem, const Candidate& candidate);
+
+/// Fills in compute_blocks, unless they are named: SMs that the warpgroups outside leave of the
+/// rank's share, at most kBlocksMax. kLimitExceeded: they leave none, or a role has more than
+/// kBlocksMax.
 Status place_warpgroups(const Problem& problem, const Machine& machine, Candidate& candidate);
 
 /// The first reason why the operator would refuse `candidate`; ok: it runs. `candidate` has been
@@ -24,7 +30,9 @@ Status check_candidate(const Problem& problem, const Machine& machine, const Can
 inline constexpr std::uint32_t kNetworkChunkBytesMin = 256 * 1024;
 
 /// All legal candidates of a grid over every dimension of Candidate, placed, in a fixed order that
-/// depends on the world and the operator and hardly on the shape.
+/// depends on the world and the operator and hardly on the shape. What the problem names they all
+/// have. Of what is chosen they leave the product half of the rank's SMs, and numbers of
+/// warpgroups are among those that were measured.
 std::vector<Candidate> legal_candidates(const Problem& problem, const Machine& machine);
 
 }  // namespace mk::kernels::plan

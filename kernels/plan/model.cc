@@ -8,6 +8,7 @@
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/plan/legal.h"
 
 namespace mk::kernels::plan {
 namespace {
@@ -61,10 +62,10 @@ ByOp by_op(const Machine& m, Op op) {
 
 /// AllGather + GEMM: SMs that share rows take tiles when they have done so; so the product has
 /// `blocks` SMs until the rows are out, and all of the GPU's after that.
-double gather_product_us(const Machine& machine, const Candidate& candidate, const Work& work,
-                         double tile, double rows_out) {
+double gather_product_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                         const Work& work, double tile, double rows_out) {
   const double blocks = candidate.compute_blocks;
-  const double all = candidate.engines ? blocks : machine.sms;
+  const double all = candidate.engines ? blocks : blocks_of_rank(problem, machine);
   const double each = work.tiles * tile / blocks;
   const double alone = each * clock_factor(machine, each);
   const double time = alone <= rows_out ? alone : rows_out + (alone - rows_out) * blocks / all;
@@ -123,7 +124,7 @@ Timeline predict_gather(const Problem& problem, const Machine& machine, const Ca
     rows = overlapped_us(op.overlap, time.network + kNoTime,
                          peers > 0 ? time.local + time.passed : kNoTime);
   }
-  time.compute = gather_product_us(machine, candidate, work, time.tile, rows);
+  time.compute = gather_product_us(problem, machine, candidate, work, time.tile, rows);
   // Warpgroups' stores stand in the way of tiles' loads; engines' copies hardly do.
   if (peers > 0 && !candidate.engines)
     time.compute += machine.copy_beside_share * std::min(time.compute, time.local);

@@ -42,6 +42,8 @@ struct Tuned {
 
 /// kInvalidArgument names the entry and the key that is missing, unknown or out of range.
 Result<Tuned> parse_tuned(std::string_view text, std::string_view source);
+/// The choices that are shipped: of recorded sweeps.
+const Tuned& shipped_tuned();
 Result<Tuned> load_tuned(const std::string& path);
 std::string tuned_text(const Tuned& tuned);
 /// Replaces the file at once, or leaves it as it was.

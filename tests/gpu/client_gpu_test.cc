@@ -298,7 +298,11 @@ TEST_F(ClientGpu, ProcessesShareManyRowsByDmaEngines) {
   for (const std::uint32_t locals : {2u, 4u}) {
     if (static_cast<int>(locals) > devices_here()) continue;
     SCOPED_TRACE(locals);
-    ASSERT_TRUE(kernels::ag_gemm_shares_by_dma(1, locals, {work.m, work.n, work.k}, {}));
+    const kernels::plan::Problem problem{
+        .locals = locals, .shape = {work.m, work.n, work.k}, .named = {}};
+    const auto choice =
+        kernels::plan::choose(problem, kernels::plan::shipped_machine("H100").value());
+    ASSERT_TRUE(choice && choice->candidate.engines);
     const Daemons daemons(1);
     work.launches = 4;
     work.pace = Pace::kOneByOne;

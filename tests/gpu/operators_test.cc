@@ -327,8 +327,8 @@ TEST(OperatorLimits, WhatCannotRunIsRefused) {
   require(cudaGetDeviceProperties(&device, 0), "device");
   const auto whole = static_cast<std::uint32_t>(device.multiProcessorCount);
   const kernels::Shape max{512, 512, 0};
-  const auto plan = kernels::GemmRsPlan::make(1, 2, max, DType::kBf16,
-                                              kernels::gemm_rs_cuda_tiling(1, 2, max, whole));
+  const kernels::Tiling whole_tiles{128, 256, 1 << 16, 0, 0};
+  const auto plan = kernels::GemmRsPlan::make(1, 2, max, DType::kBf16, whole_tiles);
   ASSERT_TRUE(plan);
   const DeviceMemory workspace(plan->workspace_bytes());
   kernels::RankContext context;
@@ -361,8 +361,7 @@ TEST(OperatorLimits, WhatCannotRunIsRefused) {
     EXPECT_THAT(made.error().message, HasSubstr("more than zero and at most 300 s"));
   }
   const kernels::Shape all{512, 512, 128};
-  kernels::Tiling tiling = kernels::ag_gemm_cuda_tiling(1, 2, all, whole, {});
-  tiling.local_banks = 1;
+  const kernels::Tiling tiling{128, 128, 1 << 16, 1, 1};
   const auto gather = kernels::AgGemmPlan::make(1, 2, all, DType::kBf16, tiling);
   ASSERT_TRUE(gather);
   const DeviceMemory rows(gather->workspace_bytes);

@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
+
+#include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/planned.h"
 
 namespace mk::test {
 namespace {
@@ -80,38 +84,36 @@ const char* name(Op op) {
 Plan make_plan(const JobSetup& setup, std::uint32_t blocks) {
   const std::uint32_t nodes = setup.nodes;
   const std::uint32_t locals = setup.locals;
-  const auto tiling = [&](kernels::Tiling own) {
-    if (setup.tiling.tile_m != 0) own = setup.tiling;
+  // AG+GEMM: all ranks have one k; else the longest counts.
+  const kernels::Shape shape{setup.m, setup.n, *std::max_element(setup.k.begin(), setup.k.end())};
+  const auto job = or_exit(kernels::cuda::job_plan_of(setup.options));
+  const auto tiling = [&](kernels::plan::Op op) {
+    kernels::Tiling own = setup.tiling;
     if (setup.chunk_bytes != 0) own.chunk_bytes = setup.chunk_bytes;
     if (setup.local_banks != 0) own.local_banks = setup.local_banks;
     if (setup.banks != 0) own.banks = setup.banks;
-    return own;
+    return or_exit(kernels::cuda::planned_tiling(op, nodes, locals, shape, setup.dtype, blocks,
+                                                 *job, setup.options, own));
   };
   Plan plan;
   switch (setup.op) {
     case Op::kAgGemm: {
-      const kernels::Shape max{setup.m, setup.n, setup.k[0]};
-      plan.ag = or_exit(kernels::AgGemmPlan::make(
-          nodes, locals, max, setup.dtype,
-          tiling(kernels::ag_gemm_cuda_tiling(nodes, locals, max, blocks, setup.options.rates))));
+      plan.ag = or_exit(kernels::AgGemmPlan::make(nodes, locals, shape, setup.dtype,
+                                                  tiling(kernels::plan::Op::kAgGemm)));
       plan.workspace_bytes = plan.ag.workspace_bytes;
       plan.flags = plan.ag.flag_count();
       break;
     }
     case Op::kGemmRs: {
-      const kernels::Shape max{setup.m, setup.n, 0};
-      plan.rs = or_exit(kernels::GemmRsPlan::make(
-          nodes, locals, max, setup.dtype,
-          tiling(kernels::gemm_rs_cuda_tiling(nodes, locals, max, blocks))));
+      plan.rs = or_exit(kernels::GemmRsPlan::make(nodes, locals, {setup.m, setup.n, 0}, setup.dtype,
+                                                  tiling(kernels::plan::Op::kGemmRs)));
       plan.workspace_bytes = plan.rs.workspace_bytes();
       plan.flags = plan.rs.flag_count();
       break;
     }
     case Op::kGemmAr: {
-      const kernels::Shape max{setup.m, setup.n, 0};
-      plan.ar = or_exit(
-          kernels::GemmArPlan::make(nodes, locals, max, setup.dtype,
-                                    tiling(kernels::gemm_ar_cuda_tiling(nodes, max, blocks))));
+      plan.ar = or_exit(kernels::GemmArPlan::make(nodes, locals, {setup.m, setup.n, 0}, setup.dtype,
+                                                  tiling(kernels::plan::Op::kGemmAr)));
       plan.workspace_bytes = plan.ar.workspace_bytes();
       plan.flags = plan.ar.flag_count();
       break;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "mkernel/session.h"
@@ -56,10 +57,9 @@ enum class Executor : std::uint32_t {
 /// cudaStream_t.
 using CudaStream = CUstream_st*;
 
-/// What one rank has of its machine, for LaunchMode::kAuto's estimate, and for AllGather + GEMM's
-/// tiles on a GPU, which are short where the network is slow; 0: a default. The defaults are those
-/// of a CPU with AVX-512 and its ranks' share of the cores (kernels/cpu/cpu_rates.cc), or of an
-/// H200 (kernels/cuda/gpu_rates.h).
+/// What one rank has of its machine, in the place of the machine file's numbers
+/// (kernels/plan/machines); 0: those. On a GPU rank 0's count for all ranks, and what is chosen for
+/// a launch goes by them; on a CPU LaunchMode::kAuto's estimate does.
 struct MachineRates {
   double flops_per_s = 0;          ///< of its compute threads together
   double local_bytes_per_s = 0;    ///< read and written by its sums and copies
@@ -88,6 +88,11 @@ struct Tuning {
   /// more than 5 minutes as 5 minutes.
   std::chrono::milliseconds wait_timeout{30'000};
   MachineRates rates;
+  /// On a GPU, what its launches are planned by: a machine file, or the name of a shipped one
+  /// ("H100", "H200"), and a tuned.json. Empty: $MKERNEL_MACHINE and $MKERNEL_TUNED, else what is
+  /// shipped for the GPU. Rank 0's count for all ranks.
+  std::string machine_file;
+  std::string tuned_file;
   /// GEMM+AllReduce and GEMM+ReduceScatter on CPUs: fill in LaunchStats::nonfinite_partials, which
   /// takes another look at all that is added. On a GPU: kUnsupported. Of no effect on operators
   /// that add no partial sums. Ranks may differ.

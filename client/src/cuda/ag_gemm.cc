@@ -21,20 +21,22 @@ class AgGemm final : public CudaGemm<kernels::AgGemmCuda> {
 };
 
 Result<kernels::AgGemmPlan> plan_of(const Session::Impl& session, const DeviceShape& shape,
-                                    const Tuning& tuning, std::uint32_t blocks) {
+                                    const Tuning& tuning, const DeviceShare& share,
+                                    const AgreedPlan& agreed) {
   const AttachOptions& options = session.options();
-  const auto tiles = kernels::ag_gemm_cuda_tiling(options.nodes, options.local_size, shape.shape,
-                                                  blocks, kernel_rates(tuning.rates));
+  MK_ASSIGN_OR_RETURN(const kernels::Tiling tiling, tiling_for(kernels::plan::Op::kAgGemm, session,
+                                                               shape, tuning, share, agreed));
   return kernels::AgGemmPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
-                                   tiling_for(tiles, tuning));
+                                   tiling);
 }
 
 }  // namespace
 
 Result<std::uint64_t> device_workspace_ag_gemm(Session::Impl& session, const DeviceShape& shape,
                                                const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const std::uint32_t blocks, expected_blocks(session));
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, blocks));
+  MK_ASSIGN_OR_RETURN(const DeviceShare share, expected_share(session));
+  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, expected_device_plan(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share, agreed));
   return plan.workspace_bytes;
 }
 
@@ -42,12 +44,13 @@ Result<std::unique_ptr<DeviceGemm>> make_device_ag_gemm(Session::Impl& session,
                                                         const DeviceShape& shape,
                                                         const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share.blocks));
+  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, agree_device_plan(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share, agreed));
   return make_device_operator<AgGemm>(
       session, kOp, describe_plan(plan), plan.workspace_bytes, plan.flag_count(),
       [&](const OperatorMemory& memory) {
         return kernels::AgGemmCuda::create(plan, memory.context(),
-                                           gemm_options(share, shape, tuning));
+                                           gemm_options(share, agreed, shape, tuning));
       },
       kOp, shape);
 }

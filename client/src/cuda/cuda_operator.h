@@ -23,13 +23,14 @@ namespace mk {
 struct DeviceShare {
   std::uint32_t blocks = 0;
   std::uint32_t ranks_per_device = 1;  ///< of this rank's device
+  std::uint32_t most_ranks = 1;        ///< of any
   std::uint64_t* launches = nullptr;   ///< GpuSession::launches
 };
 /// Collective.
 Result<DeviceShare> share_device(Session::Impl& session);
 /// What that would answer, by what is known here: not collective. Until the session's first
 /// operator on a GPU, as if this rank had the GPU to itself.
-Result<std::uint32_t> expected_blocks(Session::Impl& session);
+Result<DeviceShare> expected_share(Session::Impl& session);
 
 inline kernels::CudaOptions cuda_options(const DeviceShare& share, const Tuning& tuning) {
   kernels::CudaOptions options;

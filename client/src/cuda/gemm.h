@@ -6,21 +6,28 @@
 #include <utility>
 
 #include "client/src/cuda/cuda_operator.h"
+#include "client/src/job_plan.h"
+#include "kernels/plan/candidate.h"
 
 namespace mk {
 
-/// The GPU's tiles, but for what the caller chose.
-inline kernels::Tiling tiling_for(kernels::Tiling device, const Tuning& tuning) {
-  if (tuning.tile_m != 0) device.tile_m = tuning.tile_m;
-  if (tuning.tile_n != 0) device.tile_n = tuning.tile_n;
-  if (tuning.chunk_bytes != 0) device.chunk_bytes = tuning.chunk_bytes;
-  return device;
-}
+/// What all ranks plan a product by: collective.
+Result<AgreedPlan> agree_device_plan(Session::Impl& session, const DeviceShape& shape,
+                                     const Tuning& tuning);
+/// What that would answer, by what is known here: not collective.
+Result<AgreedPlan> expected_device_plan(Session::Impl& session, const DeviceShape& shape,
+                                        const Tuning& tuning);
+/// The tiles, chunks and banks on which all ranks agree, but for what the caller chose.
+Result<kernels::Tiling> tiling_for(kernels::plan::Op op, const Session::Impl& session,
+                                   const DeviceShape& shape, const Tuning& tuning,
+                                   const DeviceShare& share, const AgreedPlan& agreed);
 
-inline kernels::CudaOptions gemm_options(const DeviceShare& share, const DeviceShape& shape,
-                                         const Tuning& tuning) {
+inline kernels::CudaOptions gemm_options(const DeviceShare& share, const AgreedPlan& agreed,
+                                         const DeviceShape& shape, const Tuning& tuning) {
   kernels::CudaOptions options = cuda_options(share, tuning);
   options.b_layout = shape.b_layout;
+  options.job_plan = agreed.job;
+  options.rates = {};  // rank 0's are in the plan
   return options;
 }
 

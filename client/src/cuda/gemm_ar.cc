@@ -21,19 +21,22 @@ class GemmAr final : public CudaGemm<kernels::GemmArCuda> {
 };
 
 Result<kernels::GemmArPlan> plan_of(const Session::Impl& session, const DeviceShape& shape,
-                                    const Tuning& tuning, std::uint32_t blocks) {
+                                    const Tuning& tuning, const DeviceShare& share,
+                                    const AgreedPlan& agreed) {
   const AttachOptions& options = session.options();
-  const auto tiles = kernels::gemm_ar_cuda_tiling(options.nodes, shape.shape, blocks);
+  MK_ASSIGN_OR_RETURN(const kernels::Tiling tiling, tiling_for(kernels::plan::Op::kGemmAr, session,
+                                                               shape, tuning, share, agreed));
   return kernels::GemmArPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
-                                   tiling_for(tiles, tuning));
+                                   tiling);
 }
 
 }  // namespace
 
 Result<std::uint64_t> device_workspace_gemm_ar(Session::Impl& session, const DeviceShape& shape,
                                                const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const std::uint32_t blocks, expected_blocks(session));
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, blocks));
+  MK_ASSIGN_OR_RETURN(const DeviceShare share, expected_share(session));
+  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, expected_device_plan(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share, agreed));
   return plan.workspace_bytes();
 }
 
@@ -41,12 +44,13 @@ Result<std::unique_ptr<DeviceGemm>> make_device_gemm_ar(Session::Impl& session,
                                                         const DeviceShape& shape,
                                                         const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share.blocks));
+  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, agree_device_plan(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share, agreed));
   return make_device_operator<GemmAr>(
       session, kOp, describe_plan(plan), plan.workspace_bytes(), plan.flag_count(),
       [&](const OperatorMemory& memory) {
         return kernels::GemmArCuda::create(plan, shape.shape.k, memory.context(),
-                                           gemm_options(share, shape, tuning));
+                                           gemm_options(share, agreed, shape, tuning));
       },
       kOp, shape);
 }

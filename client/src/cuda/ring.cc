@@ -58,7 +58,7 @@ Result<kernels::RingAttentionPlan> plan_of(const Session::Impl& session,
 Result<std::uint64_t> device_workspace_ring(Session::Impl& session,
                                             const kernels::RingAttentionShape& shape,
                                             const Tuning& tuning) {
-  MK_RETURN_IF_ERROR(expected_blocks(session));  // a GPU is there
+  MK_RETURN_IF_ERROR(expected_share(session));  // a GPU is there
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
   return plan.workspace_bytes;
 }

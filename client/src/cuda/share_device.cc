@@ -49,16 +49,24 @@ Result<DeviceShare> share_device(Session::Impl& session) {
   share.launches = gpu->launches();
   share.ranks_per_device = sharing(own);
   share.blocks = ~0u;
-  for (const Placement& one : all)
+  for (const Placement& one : all) {
     share.blocks = std::min(share.blocks, one.multiprocessors / sharing(one));
+    share.most_ranks = std::max(share.most_ranks, sharing(one));
+  }
   gpu->agreed_blocks = share.blocks;
+  gpu->agreed_most_ranks = share.most_ranks;
   return share;
 }
 
-Result<std::uint32_t> expected_blocks(Session::Impl& session) {
+Result<DeviceShare> expected_share(Session::Impl& session) {
   MK_ASSIGN_OR_RETURN(GpuSession* const gpu, session.gpu());
-  if (gpu->agreed_blocks != 0) return gpu->agreed_blocks;
-  return multiprocessors_of(gpu->device());
+  DeviceShare share;
+  share.blocks = gpu->agreed_blocks;
+  share.most_ranks = gpu->agreed_most_ranks;
+  if (share.blocks == 0) {
+    MK_ASSIGN_OR_RETURN(share.blocks, multiprocessors_of(gpu->device()));
+  }
+  return share;
 }
 
 }  // namespace mk

@@ -10,73 +10,15 @@ namespace mk::kernels {
 namespace {
 
 constexpr char kOp[] = "ag_gemm";
-constexpr std::uint32_t kLocalChunkBytes = 128 * 1024;
-constexpr std::uint32_t kNetworkChunkBytes = 256 * 1024;  ///< at least
-constexpr std::uint64_t kSmallChunkBytesMin = 32 * 1024;
-constexpr std::uint64_t kSmallChunkBytesMax = 64 * 1024;
-constexpr std::uint32_t kSmallChunks = 64;       ///< of a rank: a block for each
 constexpr std::uint32_t kDmaBytesMax = 1 << 30;  ///< at a time
-constexpr std::uint32_t kFewRows = 2048;
-constexpr std::uint32_t kNarrow =
-    3072;  ///< columns, below which a product is shorter than the gather
-constexpr std::uint32_t kWide = 6144;  ///< columns, from which a product of few rows is long
 
 /// Whether the node's rows come rank by rank: where a rank's own rows are done with before rows of
-/// everybody could have come, and there is enough to compute to hide those of the last.
+/// everybody could have come, and there is enough to compute to hide those of the last. As measured
+/// (../../cuda/decisions/ag_rank_order.md).
 bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
+  constexpr std::uint32_t kFewRows = 2048;
+  constexpr std::uint32_t kWide = 6144;
   return max.n >= kWide && max.m <= (nodes == 1 ? kFewRows : 2 * kFewRows);
-}
-
-/// A narrow product of few rows: the gather is nearly all of it.
-bool is_small(const Shape& max) { return max.n < kNarrow && max.m <= 2 * kFewRows; }
-
-/// Whether the gather takes so long, whatever the product, that only its last tiles count: a rank
-/// sends all but one of its rail's shards over the network, and that takes more than twice the time
-/// of its product. (Both times are of m k elements of A.)
-bool network_bound(std::uint32_t nodes, std::uint32_t locals, std::uint32_t n,
-                   const MachineRates& rates) {
-  const double network = kElementBytes * (nodes - 1.0) / (nodes * locals);
-  const double product = 2.0 * n;
-  return network * rates.flops_per_s > 2 * product * rates.network_bytes_per_s;
-}
-
-constexpr std::uint32_t kShortest = cuda::kTileColumnsMax / 4;
-
-/// The last rows come when little else is left to compute: short tiles then end sooner, as a tile's
-/// time is what its SM reads from L2. Where even the shortest have an SM each, those. But where
-/// there are many tiles the last ones are little of them, and whole ones read a quarter less.
-/// `waits`: it is network_bound.
-std::uint32_t tile_columns(const Shape& max, std::uint64_t row_tiles, std::uint32_t blocks,
-                           bool waits) {
-  constexpr std::uint32_t kMany = 4;  // of each block
-  const bool many = row_tiles * div_up(max.n, cuda::kTileColumnsMax) >= kMany * blocks;
-  if (max.n >= kNarrow || (many && !waits))
-    return cuda::best_tile_columns(row_tiles, max.n, blocks, cuda::kHalfTileTime);
-  return row_tiles * div_up(max.n, kShortest) <= blocks ? kShortest : cuda::kTileColumnsMax / 2;
-}
-
-/// Chunks on one node: the sooner rows are there, the more blocks find tiles; but each is a flag
-/// for every local rank.
-std::uint32_t local_chunk_bytes(std::uint32_t locals, const Shape& max, std::uint64_t sent) {
-  if (is_small(max))
-    return static_cast<std::uint32_t>(
-        std::clamp(sent / kSmallChunks, kSmallChunkBytesMin, kSmallChunkBytesMax));
-  if (comes_in_turn(1, max)) return kLocalChunkBytes;
-  if (max.m <= 2 * kFewRows) return kLocalChunkBytes / 2;
-  if (max.n < kNarrow && max.m <= 4 * kFewRows)
-    return locals > 4 ? kLocalChunkBytes / 4 : kLocalChunkBytes / 2;
-  // So many that each has a place for its parts.
-  if (max.n < kWide && sent / kLocalChunkBytes >= cuda::kPartPlaces / 2)
-    return 2 * kLocalChunkBytes;
-  return kLocalChunkBytes;
-}
-
-/// Chunks on one node where DMA engines bring them, many at a time: a tile looks at a flag for each
-/// of its rows'. A row of tiles.
-std::uint32_t dma_chunk_bytes(const Shape& max) {
-  constexpr std::uint64_t kMost = 8 << 20;
-  const std::uint64_t row = std::uint64_t{cuda::kTileRowsMax} * max.k * kElementBytes;
-  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(row, kLocalChunkBytes, kMost));
 }
 
 /// Whether the workspaces of two local ranks are on one GPU, as far as this process can tell.
@@ -90,59 +32,15 @@ bool on_one_device(const RankContext& context, std::uint32_t one, std::uint32_t 
 
 }  // namespace
 
-// The shorter the product beside the gather, the more; but to several peers 12 SMs' bulk stores are
-// all that NVLink takes. As measured with two, four and eight ranks (../decisions).
-std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
-                                   bool shared) {
-  constexpr std::uint32_t kMost = 192;  // half of the GPU
-  const bool pair = locals == 2;
-  if (is_small(max)) {
-    if (nodes > 1) return shared ? kMost / 2 : kMost;  // (ranks that share: not measured)
-    if (max.m <= kFewRows) return kMost;
-    return pair ? kMost / 2 : 48;
-  }
-  if (nodes > 1) {
-    if (max.n < kNarrow || (max.m <= kFewRows && max.n >= kWide)) return 48;
-  } else {
-    if (max.n < kNarrow) return pair && max.m <= 4 * kFewRows ? 72 : pair ? 48 : 36;
-    if (comes_in_turn(nodes, max)) return 60;
-  }
-  if (max.n < kWide) return 24;
-  if (max.m <= 2 * kFewRows) return nodes > 1 ? 36 : 24;
-  return max.m <= 4 * kFewRows ? 18 : 12;
-}
-
-// As measured with two, four and eight ranks (../decisions).
-bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
-                           const MachineRates& given) {
-  constexpr double kLeast = 8 << 20;  // of a rank's rows: each piece takes time besides its bytes
-  constexpr double kPart = 0.7;       // of NVLink's time
-  if (locals == 1) return false;
-  const MachineRates rates = cuda::gpu_rates(given, kBlocksMax);
-  const double all = kElementBytes * double{1} * max.m * max.k;
-  const double product = double{2} * max.m * max.n * max.k / rates.flops_per_s;
-  const double within_node = all / locals * (locals - 1) / cuda::kNvlinkBytesPerS;
-  const double network = all * (nodes - 1) / nodes / locals / rates.network_bytes_per_s;
-  if (all / (nodes * locals) < kLeast) return false;
-  // To one other rank groups pass on in good time, and the loopback's network, which takes the same
-  // engines, has as many bytes to bring as they have (../decisions).
-  if (nodes > 1) return product >= (locals > 2 ? 1 : 2) * network;
-  if (comes_in_turn(nodes, max)) return false;
-  return product >= kPart * within_node;
-}
-
 // With p pieces of each shard the rows take (L - 1) p times a piece's own time longer, and the
 // tiles that are left when the last one has come an L-th of a p-th of the product's: together least
 // at this p.
-std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, const MachineRates& rates) {
-  constexpr double kPieceSeconds = 6.6e-6;  // of rows and flags, besides the bytes
-  const double product =
-      2.0 * plan.max.m * plan.max.n * plan.max.k / cuda::gpu_rates(rates, kBlocksMax).flops_per_s;
+std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, double product_us) {
+  constexpr double kPieceUs = 6.6;  // of rows and flags, besides the bytes
   const double locals = plan.locals;
   // Over nodes other rows come last: there is time enough for all of these.
   const double best =
-      plan.nodes > 1 ? 1
-                     : std::sqrt(product / (locals * std::max(1.0, locals - 1) * kPieceSeconds));
+      plan.nodes > 1 ? 1 : std::sqrt(product_us / (locals * std::max(1.0, locals - 1) * kPieceUs));
   const std::uint32_t chunks = std::max(2u, plan.gather.chunks_max) - 1;  // but the header
   const auto pieces = static_cast<std::uint32_t>(std::clamp<double>(best, 1, chunks));
   const std::uint64_t bytes = std::uint64_t{div_up(chunks, pieces)} * plan.gather.chunk_bytes;
@@ -183,31 +81,6 @@ gather::PassingOn ag_gemm_passing_on(const GatherSchedule& schedule, const RoleB
   return onward;
 }
 
-Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                           std::uint32_t blocks, const MachineRates& rates) {
-  const bool waits = network_bound(nodes, locals, max.n, cuda::gpu_rates(rates, blocks));
-  Tiling tiling;
-  if (waits && max.n < kNarrow && max.m <= 4 * kFewRows) {
-    // The network leaves time for tiles that read half as much again, all but the last ones.
-    tiling.tile_m = cuda::kTileRowsMax / 2;
-    tiling.tile_n = cuda::kTileColumnsMax / 2;
-  } else {
-    tiling.tile_m = cuda::kTileRowsMax;
-    tiling.tile_n =
-        tile_columns(max, cuda::sharded_row_tiles(max.m, nodes * locals), blocks, waits);
-  }
-  const std::uint64_t sent =
-      std::uint64_t{shard_rows_max(max.m, nodes * locals)} * max.k * kElementBytes;
-  const bool by_dma = blocks >= kBlocksMax && ag_gemm_shares_by_dma(nodes, locals, max, rates);
-  if (nodes > 1) {
-    tiling.chunk_bytes = std::max(kNetworkChunkBytes, cuda::network_chunk_bytes(sent));
-  } else {
-    tiling.chunk_bytes = by_dma ? dma_chunk_bytes(max) : local_chunk_bytes(locals, max, sent);
-  }
-  if (by_dma) tiling.local_banks = tiling.banks = 1;
-  return tiling;
-}
-
 Result<std::unique_ptr<AgGemmCuda>> AgGemmCuda::create(const AgGemmPlan& plan,
                                                        const RankContext& context,
                                                        const CudaOptions& options) {
@@ -216,43 +89,42 @@ Result<std::unique_ptr<AgGemmCuda>> AgGemmCuda::create(const AgGemmPlan& plan,
   return made;
 }
 
+Status AgGemmCuda::plan_with(const RankContext& context, const CudaOptions& options) {
+  const GatherGeometry& gather = plan_.gather;
+  return OperatorBase::plan_with(plan::Op::kAgGemm, context, options, gather.chunk_bytes,
+                                 gather.banks, gather.local_banks);
+}
+
 Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
-  MK_RETURN_IF_ERROR(create_dma(context, options));
+  MK_RETURN_IF_ERROR(check_dma(context, options));
+  MK_RETURN_IF_ERROR(plan_with(context, options));
+  if (planned_.candidate.engines) {
+    MK_ASSIGN_OR_RETURN(const bool made, create_dma(options));
+    if (!made) {
+      CudaOptions without = options;
+      without.dma = false;
+      MK_RETURN_IF_ERROR(plan_with(context, without));
+    }
+  }
   const bool by_dma = dma_ != nullptr;
   if (by_dma) {
     arguments_.launch.arrival = Arrival::kInTurn;
   } else if (comes_in_turn(of.nodes, plan_.max)) {
     arguments_.launch.arrival = Arrival::kSoonInTurn;
   }
-  cuda::GroupNeeds needs;
-  needs.streams = Role::kShare;
-  needs.stream = of.size() > 1;
-  needs.send = of.nodes > 1;
-  needs.receive = of.nodes > 1 && of.locals > 1;
-  const std::uint32_t groups =
-      ag_gemm_share_groups(of.nodes, of.locals, plan_.max, options.ranks_per_device > 1);
-  // Where the product takes longer than the rail, it needs the SMs.
-  needs.stream_least = of.nodes > 1 && plan_.max.n < kNarrow ? cuda::kGroupsOfRail : 0;
-  // What comes is passed on to the node's others when the rank's own rows are, which are needed
-  // first: half of the groups that share those do it then.
-  needs.receivers_stream = true;
-  needs.receive_groups = groups / 2;
-  needs.stream_groups = needs.receive ? groups - needs.receive_groups : groups;
-  needs.few_groups = by_dma;
   const FlagMap flags{of.nodes, plan_.gather.banks, plan_.gather.chunks_max};
-  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, needs, flags, cuda::kAgGemmKernels));
+  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, flags, cuda::kAgGemmKernels));
   arguments_.frame.by_dma = by_dma;
   arguments_.frame.heeds_peers = of.locals > 1 && plan_.gather.local_banks == 1;
   return {};
 }
 
-Status AgGemmCuda::create_dma(const RankContext& context, const CudaOptions& options) {
+Status AgGemmCuda::check_dma(const RankContext& context, const CudaOptions& options) const {
   const World& world = context.world;
-  if (world.locals == 1) return {};
-  const bool asked = options.dma == true;
+  if (options.dma != true || world.locals == 1) return {};
   // (Ranks of different nodes may share one, as in tests.)
-  if (asked && options.ranks_per_device > 1) {
+  if (options.ranks_per_device > 1) {
     for (std::uint32_t local = 0; local < world.locals; ++local) {
       if (local == world.local || !on_one_device(context, local, world.local)) continue;
       return fail(ErrorCode::kInvalidArgument,
@@ -261,26 +133,26 @@ Status AgGemmCuda::create_dma(const RankContext& context, const CudaOptions& opt
                   kOp, local);
     }
   }
-  const bool one_bank = plan_.gather.local_banks == 1;
-  if (asked && !one_bank) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: for DMA engines a plan has one local bank (Tiling::local_banks); this one has "
-                "{}",
-                kOp, plan_.gather.local_banks);
-  }
-  // Of ranks that share a GPU one has sometimes waited for another's copies until its deadline (as
-  // if CUDA could not queue the first ones within a GPU while kernels run there). And who names
-  // groups wants groups.
-  const bool chosen = one_bank && options.ranks_per_device == 1 && options.stream_groups == 0;
-  if (!options.dma.value_or(chosen)) return {};
+  if (plan_.gather.local_banks == 1) return {};
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "{}: for DMA engines a plan has one local bank (Tiling::local_banks); this one has {}", kOp,
+      plan_.gather.local_banks);
+}
+
+/// False: this device's engines cannot be told to wait for the kernel, and nobody insists.
+Result<bool> AgGemmCuda::create_dma(const CudaOptions& options) {
   dma_ = std::make_unique<cuda::DmaQueue>(kOp);
   if (const Status created = dma_->create(); !created) {
     dma_.reset();
-    const bool matters = asked || created.error().code != ErrorCode::kUnsupported;
-    return matters ? created : Status{};
+    if (options.dma == true || created.error().code != ErrorCode::kUnsupported)
+      return propagate(created);
+    return false;
   }
-  dma_bytes_ = options.dma_bytes != 0 ? options.dma_bytes : ag_gemm_dma_bytes(plan_, options.rates);
-  return {};
+  const double product =
+      plan::predict(planned_.problem, planned_.machine, planned_.candidate).compute;
+  dma_bytes_ = options.dma_bytes != 0 ? options.dma_bytes : ag_gemm_dma_bytes(plan_, product);
+  return true;
 }
 
 Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_t lda,
@@ -293,7 +165,8 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
                 kOp);
   MK_ASSIGN_OR_RETURN(const bool in_place, plan_.in_place(arguments_.launch.context, a_shard, lda));
   const cuda::OnDevice on_device(device());
-  choose_form(m, mode, plan_.work(world(), m));
+  planned_.problem.in_place = in_place;
+  choose_form(m, mode);
   const AgGemmSchedule& schedule = arguments_.launch.schedule;
   const std::uint32_t shard_rows = schedule.shard(world().rank()).count;
   // Shards of one row more may have lower tiles.

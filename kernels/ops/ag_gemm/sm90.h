@@ -18,29 +18,10 @@
 
 namespace mk::kernels {
 
-/// Tiles and chunks that suit the GPU, for AgGemmPlan::make. `blocks`: compute blocks of one rank,
-/// the same on all. `rates`: by which its tiles, its own affair, are short or whole (gpu_rates.h).
-Tiling ag_gemm_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                           std::uint32_t blocks, const MachineRates& rates);
-
-/// Whether DMA engines are to bring a rank's rows to its node's others (CudaOptions::dma), where
-/// its ranks have a GPU each: many rows, beside a product that takes nearly as long as NVLink or
-/// longer, by `rates`; over nodes beside one that takes as long as the network, or, of two ranks
-/// to a node, twice as long, and then they pass on what that brings. The plan has one bank and one
-/// local bank for it (Tiling), and the SMs that are kept from the product are no more than it
-/// cannot have (kBlocksMax).
-bool ag_gemm_shares_by_dma(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
-                           const MachineRates& rates);
-
-/// What they bring to a rank at a time: all of a rank's rows; or, on one node, the longer the
-/// product, the less, as its last tiles wait for it; but each time costs. Whole chunks of the plan.
-std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, const MachineRates& rates);
-
-/// Groups that share a rank's rows where DMA engines don't, of a whole GPU and of 128 threads each;
-/// `shared`: ranks share a GPU.
-/// Those that do nothing else take tiles when the rows are shared.
-std::uint32_t ag_gemm_share_groups(std::uint32_t nodes, std::uint32_t locals, const Shape& max,
-                                   bool shared);
+/// What DMA engines bring to a rank at a time: all of a rank's rows; or, on one node, the longer
+/// the product (of so many us), the less, as its last tiles wait for it; but each time costs. Whole
+/// chunks of the plan.
+std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, double product_us);
 
 /// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and those that
 /// come over the network in a launch of m rows. `by_dma`: DMA engines bring the rows, and pass on
@@ -81,7 +62,9 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
  private:
   using OperatorBase::OperatorBase;
   Status start(const RankContext& context, const CudaOptions& options);
-  Status create_dma(const RankContext& context, const CudaOptions& options);
+  Status plan_with(const RankContext& context, const CudaOptions& options);
+  Status check_dma(const RankContext& context, const CudaOptions& options) const;
+  Result<bool> create_dma(const CudaOptions& options);
   Status make_maps(void* c, std::uint64_t ldc, std::uint32_t m);
   Status queue_dma();
   Status queue_chunks(std::uint32_t turn, std::uint32_t origin, std::uint32_t rows,

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/operator_kernel.cuh"
-#include "kernels/cuda/tile_choice.h"
+#include "kernels/cuda/tile_limits.h"
 #include "kernels/ops/ag_gemm/roles.h"
 #include "kernels/ops/ag_gemm/sm90_policies.cuh"
 

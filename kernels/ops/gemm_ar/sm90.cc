@@ -9,67 +9,14 @@ namespace {
 
 constexpr char kOp[] = "gemm_ar";
 
-/// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
-/// one addition (cuda/late_adds.cuh), and that is quicker, unless the caller wants groups for it.
-bool accumulates_own(const GemmArPlan& plan, const CudaOptions& options) {
-  if (plan.nodes != 1 || plan.locals != cuda::kSumsOwnLocals || options.stream_groups != 0)
-    return false;
-  return GemmArSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
-}
-/// Such tiles go to C in pieces of 64 rows and 64 columns, which must not reach into the next tile.
+/// Tiles that compute blocks add up go to C in pieces of 64 rows and 64 columns, which must not
+/// reach into the next tile.
 bool whole_pieces(const GemmArSchedule& schedule, std::uint32_t n) {
   return schedule.tile_rows() % 64 == 0 &&
          (schedule.tile_cols() >= n || schedule.tile_cols() % 64 == 0);
 }
 
-/// Bytes that a rank sends over the network for each element of C.
-double gemm_ar_sent(const World& world) {
-  return kElementBytes * (world.nodes - 1.0) / world.locals;
-}
-
 }  // namespace
-
-// The shorter the product beside the sums, the more, and of many ranks more than of few, as their
-// sums go to all of them. Few k: the product is shorter than the sums, and a small result is summed
-// best by groups that have waited for its tiles, a larger one by the compute blocks that have none
-// left; but of several ranks by groups, too, as sums for all of them take the links so long that
-// they had best begin early.
-std::uint32_t gemm_ar_reduce_groups(std::uint32_t gpus, const Shape& max, std::uint32_t k) {
-  constexpr std::uint32_t kPair = 2;
-  constexpr std::uint32_t kFew = 4;
-  constexpr std::uint64_t kSmall = 2048 * 2048;
-  constexpr std::uint32_t kFewK = 1024;
-  constexpr std::uint32_t kMuchK = 3072;
-  const std::uint64_t result = std::uint64_t{max.m} * max.n;
-  if (k >= kMuchK) return 36;
-  if (k > kFewK) return gpus > kFew ? 72 : 60;
-  if (result <= kSmall || gpus > kFew) return 144;
-  return gpus > kPair ? 60 : 12;
-}
-
-// What they store on the node's other GPUs takes NVLink as long as the product, and must begin with
-// it; the more where the network takes longest, who must not wait for them.
-std::uint32_t gemm_ar_receive_groups(const World& world, std::uint32_t gpus, std::uint32_t k,
-                                     std::uint32_t blocks, const MachineRates& rates) {
-  constexpr std::uint32_t kBesideProduct = 24;
-  constexpr std::uint32_t kBesideNetwork = 48;
-  if (world.locals == 1) return cuda::kFewReceiveGroups;
-  const bool product =
-      cuda::product_outlasts_network(k, gemm_ar_sent(world), cuda::gpu_rates(rates, blocks));
-  return product || gpus <= 2 ? kBesideProduct : kBesideNetwork;
-}
-
-Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks) {
-  Tiling tiling;
-  tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n = cuda::best_tile_columns(div_up(max.m, cuda::kTileRowsMax), max.n, blocks,
-                                          cuda::half_tile_time(nodes));
-  // Within a node a chunk is only what one reduce block does at a time: a tile.
-  tiling.chunk_bytes =
-      nodes == 1 ? cuda::kTileRowsMax * tiling.tile_n * kElementBytes
-                 : cuda::network_chunk_bytes(std::uint64_t{max.m} * max.n / 8 * kElementBytes);
-  return tiling;
-}
 
 Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, std::uint32_t k,
                                                        const RankContext& context,
@@ -80,19 +27,12 @@ Result<std::unique_ptr<GemmArCuda>> GemmArCuda::create(const GemmArPlan& plan, s
 }
 
 Status GemmArCuda::start(const RankContext& context, const CudaOptions& options) {
-  accumulates_own_ = accumulates_own(plan_, options);
-  const World& of = context.world;
-  const std::uint32_t gpus = cuda::gpus_of_node(of, options);
-  cuda::SumGroups groups;
-  if (of.nodes == 1) {
-    groups.reduce = accumulates_own_ ? 1 : gemm_ar_reduce_groups(gpus, plan_.max, k());
-  } else {
-    groups.receive = gemm_ar_receive_groups(of, gpus, k(), kBlocksMax, options.rates);
-    groups = cuda::sums_over_nodes(of, options, k(), gemm_ar_sent(of), groups);
-  }
-  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, cuda::sum_needs(of, groups),
-                                         plan_.flags(), cuda::kGemmArKernels));
-  arguments_.frame.piece_ns = cuda::tile_piece_ns(plan_, k(), 2, options);
+  MK_RETURN_IF_ERROR(plan_with(plan::Op::kGemmAr, context, options, plan_.chunk_bytes, plan_.banks,
+                               /*local_banks=*/0));
+  accumulates_own_ = planned_.candidate.sums == plan::Sums::kOwn;
+  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, plan_.flags(), cuda::kGemmArKernels));
+  arguments_.frame.piece_ns = options.piece_ns.value_or(
+      plan::tile_pace_ns(planned_.problem, planned_.machine, planned_.candidate));
   return {};
 }
 
@@ -102,7 +42,7 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
   if (c != nullptr) MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
   const cuda::OnDevice on_device(device());
-  choose_form(m, mode, plan_.work(world(), m, k()));
+  choose_form(m, mode);
   const GemmArSchedule& schedule = arguments_.launch.schedule;
   arguments_.launch.accumulates_own = accumulates_own_ && whole_pieces(schedule, plan_.max.n);
   // Rows of A beyond the tile are not stored into slots; C itself they would overwrite, so there

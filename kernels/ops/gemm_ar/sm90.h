@@ -18,19 +18,6 @@
 
 namespace mk::kernels {
 
-/// Tiles that suit the GPU, for GemmArPlan::make: all ranks use the same `blocks` (compute blocks
-/// of one rank).
-Tiling gemm_ar_cuda_tiling(std::uint32_t nodes, Shape max, std::uint32_t blocks);
-
-/// Reduce groups of a rank of one node, by default, where groups sum. `gpus`: how many there are, a
-/// rank each; two at most, or ranks that share one, are alike.
-std::uint32_t gemm_ar_reduce_groups(std::uint32_t gpus, const Shape& max, std::uint32_t k);
-/// Groups that sum what comes over the network, by default, of a whole GPU, where
-/// cuda::sums_over_nodes has none. `gpus`: as above; `blocks`: compute blocks by which the
-/// product's time is estimated.
-std::uint32_t gemm_ar_receive_groups(const World& world, std::uint32_t gpus, std::uint32_t k,
-                                     std::uint32_t blocks, const MachineRates& rates);
-
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread.
 class GemmArCuda : public cuda::OperatorBase<GemmArPlan, cuda::GemmArArguments> {

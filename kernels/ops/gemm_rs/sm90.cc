@@ -9,55 +9,7 @@ namespace {
 
 constexpr char kOp[] = "gemm_rs";
 
-/// Whether the compute blocks add up their rank's own tiles: where the copy engine can do it, with
-/// one addition (cuda/late_adds.cuh), unless the caller wants groups for them, or a few groups are
-/// through with them beside the product (../decisions/deferred_accumulate.md). Such tiles go to C
-/// in pieces of 64 columns, which must not reach into the next tile.
-bool accumulates_own(const GemmRsPlan& plan, std::uint32_t k, const CudaOptions& options) {
-  constexpr std::uint32_t kMuchK = 4096;
-  if (plan.nodes != 1 || plan.locals != 2 || options.stream_groups != 0) return false;
-  const TileGrid columns(1, plan.max.n, plan.tile_m, plan.tile_n);
-  if (columns.tiles_n() > 1 && columns.tile_cols() % 64 != 0) return false;
-  return k < kMuchK || GemmRsSchedule(plan, plan.max.m).tiles() <= cuda::kFewTiles;
-}
-
-/// Bytes that a rank sends over the network for each element of C.
-double gemm_rs_sent(const World& world) {
-  return kElementBytes * (world.nodes - 1.0) / world.size();
-}
-
 }  // namespace
-
-// Of several ranks that have so little to compute that NVLink takes most of the time, the more the
-// sooner: they have waited for the tiles when those come.
-std::uint32_t gemm_rs_reduce_groups(std::uint32_t gpus, std::uint32_t k) {
-  constexpr std::uint32_t kPair = 2;
-  constexpr std::uint32_t kFew = 4;
-  const std::uint32_t few_k = gpus > kFew ? 512 : 256;
-  return gpus > kPair && k <= few_k ? 144 : 12;
-}
-
-bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks,
-                       const MachineRates& rates) {
-  if (world.nodes == 1 || world.locals == 1) return false;
-  return cuda::product_outlasts_network(k, gemm_rs_sent(world), cuda::gpu_rates(rates, blocks));
-}
-
-Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                           std::uint32_t blocks) {
-  Tiling tiling;
-  tiling.tile_m = cuda::kTileRowsMax;
-  tiling.tile_n = cuda::best_tile_columns(cuda::sharded_row_tiles(max.m, nodes * locals), max.n,
-                                          blocks, cuda::half_tile_time(nodes));
-  // Within a node a chunk is only what one group sums at a time: a tile.
-  if (nodes == 1) {
-    tiling.chunk_bytes = cuda::kTileRowsMax * tiling.tile_n * kElementBytes;
-  } else {
-    const std::uint64_t shard = shard_rows_max(max.m, nodes * locals);
-    tiling.chunk_bytes = cuda::network_chunk_bytes((nodes - 1) * shard * max.n * kElementBytes);
-  }
-  return tiling;
-}
 
 Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, std::uint32_t k,
                                                        const RankContext& context,
@@ -68,23 +20,14 @@ Result<std::unique_ptr<GemmRsCuda>> GemmRsCuda::create(const GemmRsPlan& plan, s
 }
 
 Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options) {
-  const World& of = context.world;
+  MK_RETURN_IF_ERROR(plan_with(plan::Op::kGemmRs, context, options, plan_.chunk_bytes, plan_.banks,
+                               /*local_banks=*/0));
   GemmRsLaunch& launch = arguments_.launch;
-  launch.accumulates_own = accumulates_own(plan_, k(), options);
-  const std::uint32_t blocks = kBlocksMax / std::max(1u, options.ranks_per_device);
-  launch.sums_once = options.sums_once.value_or(gemm_rs_sums_once(of, k(), blocks, options.rates));
-  cuda::SumGroups groups;
-  if (of.nodes == 1) {
-    const std::uint32_t gpus = cuda::gpus_of_node(of, options);
-    groups.reduce = launch.accumulates_own ? 1 : gemm_rs_reduce_groups(gpus, k());
-  } else if (launch.sums_shard_once()) {
-    groups.receive = 1;  // all groups that reduce join it when they have no more to do
-  } else {
-    groups = cuda::sums_over_nodes(of, options, k(), gemm_rs_sent(of), groups);
-  }
-  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, cuda::sum_needs(of, groups),
-                                         plan_.flags(), cuda::kGemmRsKernels));
-  arguments_.frame.piece_ns = cuda::tile_piece_ns(plan_, k(), 1, options);
+  launch.accumulates_own = planned_.candidate.sums == plan::Sums::kOwn;
+  launch.sums_once = planned_.candidate.sums == plan::Sums::kOnce;
+  MK_RETURN_IF_ERROR(OperatorBase::start(context, options, plan_.flags(), cuda::kGemmRsKernels));
+  arguments_.frame.piece_ns = options.piece_ns.value_or(
+      plan::tile_pace_ns(planned_.problem, planned_.machine, planned_.candidate));
   return {};
 }
 
@@ -95,7 +38,7 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   if (shard_of(m, world().size(), world().rank()).count != 0)
     MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
   const cuda::OnDevice on_device(device());
-  choose_form(m, mode, plan_.work(world(), m, k(), arguments_.launch.sums_shard_once()));
+  choose_form(m, mode);
   const GemmRsSchedule& schedule = arguments_.launch.schedule;
   // As in GemmArCuda: C itself must not be overwritten with anything but what is right.
   const bool alone = world().size() == 1;

@@ -18,20 +18,6 @@
 
 namespace mk::kernels {
 
-/// Tiles that suit the GPU, for GemmRsPlan::make: all ranks use the same `blocks` (compute blocks
-/// of one rank).
-Tiling gemm_rs_cuda_tiling(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                           std::uint32_t blocks);
-
-/// Reduce groups of a rank of one node of `gpus` ranks with a GPU each (1: or of ranks that share
-/// one), by default, where groups sum.
-std::uint32_t gemm_rs_reduce_groups(std::uint32_t gpus, std::uint32_t k);
-
-/// Whether a rank sums its shard once (GemmRsLaunch::sums_once), by default: where by `rates` the
-/// product of its `blocks` compute blocks takes longer than the network.
-bool gemm_rs_sums_once(const World& world, std::uint32_t k, std::uint32_t blocks,
-                       const MachineRates& rates);
-
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda
 /// holds here.

@@ -6,9 +6,9 @@
 #include "kernels/comm/banks.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cuda/core/attention.h"
-#include "kernels/cuda/gpu_rates.h"
 #include "kernels/cuda/on_device.h"
 #include "kernels/cuda/operator_inputs.h"
+#include "kernels/cuda/planned.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/gather/plan.h"
 
@@ -132,7 +132,8 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
                 kOp, cuda::groups_that_only_share(arguments_.frame, blocks()), watchers);
   }
   arguments_.watchers = watchers;
-  rates_ = cuda::gpu_rates(options.rates, blocks().compute);
+  MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
+  rates_ = plan::gpu_rates(job->machine, options.rates, blocks().compute);
 
   void* words = nullptr;
   const std::size_t bytes = (1 + of.size()) * sizeof(std::uint64_t);

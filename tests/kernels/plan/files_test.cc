@@ -7,6 +7,7 @@
 #include <fstream>
 #include <vector>
 
+#include "kernels/plan/choose.h"
 #include "kernels/plan/job_plan.h"
 #include "kernels/plan/machine.h"
 #include "kernels/plan/tuned.h"
@@ -18,6 +19,25 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   const std::size_t at = text.find(what);
   EXPECT_NE(at, std::string::npos) << what;
   return text.replace(at, what.size(), with);
+}
+
+// Each entry is of a machine that is shipped, too, and runs there: the model is not asked for it.
+TEST(TunedFile, ShippedChoicesAreReadAndTaken) {
+  const Tuned& tuned = shipped_tuned();
+  ASSERT_GT(tuned.entries.size(), 50u);
+  EXPECT_EQ(tuned_text(parse_tuned(tuned_text(tuned), "again").value()), tuned_text(tuned));
+  for (const TunedEntry& entry : tuned.entries) {
+    const auto machine = shipped_machine(entry.machine);
+    ASSERT_TRUE(machine) << entry.machine;
+    Problem problem;
+    problem.op = entry.op;
+    problem.nodes = entry.nodes;
+    problem.locals = entry.locals;
+    problem.shape = {entry.bucket.m, entry.bucket.n, entry.bucket.k};
+    const auto choice = choose(problem, *machine, &tuned);
+    ASSERT_TRUE(choice);
+    EXPECT_TRUE(choice->tuned) << describe(problem, entry.candidate);
+  }
 }
 
 TEST(MachineFile, ShippedOnesAreReadAndWrittenAgain) {
@@ -150,16 +170,16 @@ TEST(TunedFile, WhatIsMissingUnknownOrOutOfRangeIsNamed) {
       {replaced(text, "\"version\": 1", "\"version\": 2"), "version"},
       {replaced(text, "\"version\": 1", "\"version\": 1, \"more\": 1"), "entries"},
       {replaced(text, "\"tile_m\"", "\"tile_rows\""), "tile_m"},
-      {replaced(text, "\"tile_m\": 128", "\"tile_m\": 128, \"also\": 1"), "also"},
-      {replaced(text, "\"tile_m\": 128", "\"tile_m\": 1280"), "tile_m"},
-      {replaced(text, "\"tile_m\": 128", "\"tile_m\": -1"), "tile_m"},
-      {replaced(text, "\"tile_m\": 128", "\"tile_m\": 12.5"), "tile_m"},
-      {replaced(text, "\"engines\": false", "\"engines\": 0"), "engines"},
-      {replaced(text, "\"op\": \"gemm_ar\"", "\"op\": \"gemm\""), "gemm"},
-      {replaced(text, "\"form\": \"unfused\"", "\"form\": \"auto\""), "form"},
-      {replaced(text, "\"sums\": \"once\"", "\"sums\": \"never\""), "sums"},
-      {replaced(text, "\"m\": 5120", "\"m\": 5000"), "bucket"},
-      {replaced(text, "\"measured_us\": 123.5", "\"measured_us\": 0"), "measured_us"},
+      {replaced(text, "\"tile_m\":128", "\"tile_m\":128, \"also\":1"), "also"},
+      {replaced(text, "\"tile_m\":128", "\"tile_m\":1280"), "tile_m"},
+      {replaced(text, "\"tile_m\":128", "\"tile_m\":-1"), "tile_m"},
+      {replaced(text, "\"tile_m\":128", "\"tile_m\":12.5"), "tile_m"},
+      {replaced(text, "\"engines\":false", "\"engines\":0"), "engines"},
+      {replaced(text, "\"op\":\"gemm_ar\"", "\"op\":\"gemm\""), "gemm"},
+      {replaced(text, "\"form\":\"unfused\"", "\"form\":\"auto\""), "form"},
+      {replaced(text, "\"sums\":\"once\"", "\"sums\":\"never\""), "sums"},
+      {replaced(text, "\"m\":5120", "\"m\":5000"), "bucket"},
+      {replaced(text, "\"measured_us\":123.5", "\"measured_us\":0"), "measured_us"},
       {tuned_text(tuned), "another"},
   };
   for (const Case& wrong : cases) {

@@ -173,6 +173,43 @@ TEST(RecordedRuns, ChoicesAmongRecordedCandidatesAreNearTheBest) {
   EXPECT_LE(geometric_mean(seen), 1.03);
 }
 
+// What operators take: of shapes that the present kernels have run, the quickest recorded
+// candidate, and none that was not run.
+TEST(RecordedRuns, ShippedChoicesAreTheQuickestRecorded) {
+  using Key = std::tuple<std::string, Op, std::uint32_t, std::uint32_t, std::uint32_t,
+                         std::uint32_t, std::uint32_t>;
+  std::map<Key, Sweep> shapes;
+  for (const RecordedRun& run : runs()) {
+    const Problem& of = run.problem;
+    if (run.candidate.form != Mode::kFused || !run.present || of.in_place) continue;
+    Sweep& sweep =
+        shapes[{run.gpu, of.op, of.nodes, of.locals, of.shape.m, of.shape.n, of.shape.k}];
+    sweep.any = &run;
+    const auto known = std::find(sweep.candidates.begin(), sweep.candidates.end(), run.candidate);
+    const auto index = static_cast<std::size_t>(known - sweep.candidates.begin());
+    if (known == sweep.candidates.end()) {
+      sweep.candidates.push_back(run.candidate);
+      sweep.us.emplace_back();
+    }
+    sweep.us[index].push_back(run.us);
+  }
+  ASSERT_GT(shapes.size(), 60u);
+  for (const auto& [key, sweep] : shapes) {
+    Problem problem = sweep.any->problem;
+    problem.named.form = Mode::kFused;
+    const auto choice = choose(problem, machine_of(*sweep.any), &shipped_tuned());
+    ASSERT_TRUE(choice);
+    const auto at = std::find(sweep.candidates.begin(), sweep.candidates.end(), choice->candidate);
+    ASSERT_NE(at, sweep.candidates.end())
+        << name_of(problem.op) << " " << problem.shape.m << " x " << problem.shape.n << " x "
+        << problem.shape.k << ": " << describe(problem, choice->candidate);
+    double least = HUGE_VAL;
+    for (const auto& us : sweep.us) least = std::min(least, mean(us));
+    EXPECT_LE(mean(sweep.us[static_cast<std::size_t>(at - sweep.candidates.begin())]),
+              least * 1.001);
+  }
+}
+
 // Fused or unfused, as Mode::kAuto asks: where both were measured, present kernels, shapes held
 // out.
 TEST(RecordedRuns, TheFormThatIsChosenIsTheQuickerOne) {

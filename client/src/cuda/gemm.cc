@@ -1,0 +1,58 @@
+#include "client/src/cuda/gemm.h"
+
+#include <span>
+#include <string_view>
+
+#include "kernels/cuda/planned.h"
+
+namespace mk {
+namespace {
+
+/// This rank's files, of its GPU.
+Result<kernels::plan::JobPlan> plan_of_device(Session::Impl& session, const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(GpuSession* const gpu, session.gpu());
+  cudaDeviceProp properties;
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, gpu->device());
+      error != cudaSuccess) {
+    return fail(ErrorCode::kUnavailable, "GPU {}: {}", gpu->device(), cudaGetErrorString(error));
+  }
+  const AttachOptions& options = session.options();
+  return own_plan(options.nodes, options.local_size, tuning, kernel_rates(tuning.rates),
+                  kernels::cuda::machine_of(
+                      properties.name, static_cast<std::uint32_t>(properties.multiProcessorCount)));
+}
+
+}  // namespace
+
+Result<AgreedPlan> agree_device_plan(Session::Impl& session, const DeviceShape& shape,
+                                     const Tuning& tuning) {
+  // How long a rank without files waits for the others to hear of it.
+  constexpr std::chrono::milliseconds kRefusalTimeout{1};
+  const AttachOptions& options = session.options();
+  PlanExchange ranks;
+  ranks.is_first = options.node_rank == 0 && options.local_rank == 0;
+  ranks.exchange = [&](std::string_view kind, std::span<const std::byte> blob, bool refuses) {
+    return session.exchange(session.next_operator_tag(kind), blob,
+                            refuses ? kRefusalTimeout : options.timeout);
+  };
+  return agree_plan(ranks, session.job_plan_seen(), shape.shape, plan_of_device(session, tuning));
+}
+
+Result<AgreedPlan> expected_device_plan(Session::Impl& session, const DeviceShape& shape,
+                                        const Tuning& tuning) {
+  return expected_plan(session.job_plan_seen(), shape.shape, plan_of_device(session, tuning));
+}
+
+Result<kernels::Tiling> tiling_for(kernels::plan::Op op, const Session::Impl& session,
+                                   const DeviceShape& shape, const Tuning& tuning,
+                                   const DeviceShare& share, const AgreedPlan& agreed) {
+  const AttachOptions& options = session.options();
+  // As any rank would have it.
+  kernels::CudaOptions all;
+  all.ranks_per_device = share.most_ranks;
+  return kernels::cuda::planned_tiling(op, options.nodes, options.local_size, agreed.shape,
+                                       shape.dtype, share.blocks, *agreed.job, all,
+                                       kernel_tiling(tuning));
+}
+
+}  // namespace mk

@@ -1,0 +1,127 @@
+#include "kernels/plan/operator_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "kernels/plan/legal.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+constexpr double kBytesOfGb = 1e9;
+constexpr double kNsOfUs = 1e3;
+constexpr double kFlopsOfStep = 2.0 * 128 * 256 * 64;  ///< Machine::step_us_256
+
+/// Of one SM, in a product that is not at the power limit.
+double block_flops_per_s(const Machine& machine) {
+  return kFlopsOfStep / machine.step_us_256 * 1e6;
+}
+
+std::uint64_t ns_of(double us) {
+  // More than this (584 years) says nothing anyway, and would not fit the type.
+  constexpr double kMost = 1.8e19;
+  return static_cast<std::uint64_t>(std::min(us * kNsOfUs, kMost));
+}
+
+}  // namespace
+
+Machine with_rates(const Machine& machine, const MachineRates& rates) {
+  Machine told = machine;
+  if (rates.network_bytes_per_s > 0) told.network_gb_s = rates.network_bytes_per_s / kBytesOfGb;
+  if (machine.kind == MachineKind::kCpu) {
+    if (rates.network_bytes_per_s > 0) told.cpu_network_in_turns_gb_s = told.network_gb_s;
+    if (rates.local_bytes_per_s > 0) told.cpu_memory_gb_s = rates.local_bytes_per_s / kBytesOfGb;
+    if (rates.command_ns > 0) told.cpu_command_us = rates.command_ns / kNsOfUs;
+    if (rates.step_ns > 0) told.cpu_step_us = told.cpu_step_in_turns_us = rates.step_ns / kNsOfUs;
+    return told;
+  }
+  if (rates.command_ns > 0) told.network_command_us = rates.command_ns / kNsOfUs;
+  if (rates.step_ns > 0) told.chunk_flag_us = rates.step_ns / kNsOfUs;
+  if (rates.local_bytes_per_s > 0) {
+    // All that a link carries keeps its proportion.
+    const double times = rates.local_bytes_per_s / kBytesOfGb / machine.link_gb_s;
+    for (double Machine::*rate : {&Machine::link_gb_s, &Machine::rows_link_gb_s,
+                                  &Machine::sums_link_gb_s, &Machine::engine_gb_s}) {
+      told.*rate *= times;
+    }
+  }
+  if (rates.flops_per_s > 0) {
+    const double whole = machine.sms * block_flops_per_s(machine);
+    for (double Machine::*time :
+         {&Machine::step_us_256, &Machine::step_us_128, &Machine::step_us_64, &Machine::tile_us_256,
+          &Machine::tile_us_128}) {
+      told.*time *= whole / rates.flops_per_s;
+    }
+  }
+  return told;
+}
+
+MachineRates gpu_rates(const Machine& machine, const MachineRates& rates,
+                       std::uint32_t compute_blocks) {
+  const auto or_own = [](double told, double own) { return told > 0 ? told : own; };
+  MachineRates all;
+  all.flops_per_s = or_own(rates.flops_per_s, compute_blocks * block_flops_per_s(machine) /
+                                                  (1 + machine.power_slowdown));
+  all.local_bytes_per_s = or_own(rates.local_bytes_per_s, machine.rows_link_gb_s * kBytesOfGb);
+  all.network_bytes_per_s = or_own(rates.network_bytes_per_s, machine.network_gb_s * kBytesOfGb);
+  all.command_ns = or_own(rates.command_ns, machine.network_command_us * kNsOfUs);
+  all.step_ns = or_own(rates.step_ns, machine.chunk_flag_us * kNsOfUs);
+  return all;
+}
+
+Estimate OperatorPlan::expected(std::uint32_t m) const {
+  Problem launch = problem;
+  launch.shape.m = m;
+  Candidate as = candidate;
+  as.form = Mode::kFused;
+  Estimate estimate;
+  estimate.fused_ns = ns_of(predict(launch, machine, as).total);
+  as.form = Mode::kUnfused;
+  estimate.unfused_ns = ns_of(predict(launch, machine, as).total);
+  return estimate;
+}
+
+Mode OperatorPlan::form(std::uint32_t m, const Estimate& expected) const {
+  Problem launch = problem;
+  launch.shape.m = m;
+  const TunedEntry* const entry = blocks_of_rank(problem, machine) >= machine.sms
+                                      ? job->tuned.find(launch, machine.name)
+                                      : nullptr;
+  return entry != nullptr ? entry->candidate.form : expected.cheaper();
+}
+
+Result<OperatorPlan> plan_operator(const Problem& problem, std::shared_ptr<const JobPlan> job,
+                                   const MachineRates& rates) {
+  OperatorPlan made;
+  made.problem = problem;
+  made.problem.named.form = Mode::kFused;
+  made.machine = with_rates(job->machine, rates);
+  MK_ASSIGN_OR_RETURN(const Choice choice, choose(made.problem, made.machine, &job->tuned));
+  made.candidate = choice.candidate;
+  made.job = std::move(job);
+  return made;
+}
+
+std::uint32_t tile_pace_ns(const Problem& problem, const Machine& machine,
+                           const Candidate& candidate) {
+  // Math is at the next tile while one leaves, so that it has nearly that one's time for it.
+  constexpr double kOfTile = 0.75;
+  constexpr std::uint32_t kPieceColumns = 64;
+  constexpr double kMostUs = 1000;
+  // Of ranks that share a GPU it has not been measured.
+  if (problem.op == Op::kAgGemm || problem.nodes != 1 || problem.locals == 1 ||
+      problem.ranks_per_device != 1) {
+    return 0;
+  }
+  const Work work = work_of(problem, candidate);
+  const double tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
+  const double product = work.tiles * tile / std::max(1u, candidate.compute_blocks);
+  const double link = (work.link_bytes + work.result_bytes) / (machine.link_gb_s * kNsOfUs);
+  if (product <= link) return 0;
+  const std::uint32_t pieces = div_up(candidate.tiling.tile_n, kPieceColumns);
+  return static_cast<std::uint32_t>(std::min(kOfTile * tile / pieces, kMostUs) * kNsOfUs);
+}
+
+}  // namespace mk::kernels::plan
