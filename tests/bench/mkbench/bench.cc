@@ -172,8 +172,9 @@ Result<BenchResult> run_bench(const BenchOptions& options, const Progress& progr
   result.work = work_of(run.reports);
   result.estimates = estimates_of(run.reports);
   const bool on_gpus = options.spec.executor == "cuda";
-  result.bound = bound_of(options.spec, options.rails, result.work, result.fused, result.unfused,
-                          link_bytes_per_s, on_gpus ? kNvlinkBytesPerS : copy_bytes_per_second());
+  result.bound =
+      bound_of(options.spec, options.rails, result.work, result.fused, result.unfused,
+               link_bytes_per_s, on_gpus ? nvlink_bytes_per_second() : copy_bytes_per_second());
   result.verification = verification_of(run.reports, operation->outputs_are_equal());
   result.traces = take_traces(options.spec, run.reports);
   result.links = std::move(run.links);

@@ -68,6 +68,7 @@ Commands::Commands(CLI::App& app, const std::string& line) {
   scaling.require_subcommand(1);
   for (const std::string& name : case_names())
     commands_.push_back(make_scaling_command(scaling, name, line));
+  commands_.push_back(make_explain_command(app));
 }
 
 void Commands::check() const {

@@ -1,5 +1,6 @@
 /// \file
-/// mkbench's commands: `mkbench OPERATOR`, one per case; `mkbench all`; `mkbench scaling OPERATOR`.
+/// mkbench's commands: `mkbench OPERATOR`, one per case; `mkbench all`; `mkbench scaling OPERATOR`;
+/// `mkbench explain OPERATOR`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -26,6 +27,9 @@ std::unique_ptr<Command> make_all_command(CLI::App& app, const std::string& line
 /// `mkbench scaling OPERATOR`: nodes 1 to N, a rank's work being the same.
 std::unique_ptr<Command> make_scaling_command(CLI::App& app, const std::string& name,
                                               const std::string& line);
+
+/// `mkbench explain OPERATOR`: the planner's choice and what else would cost (kernels/plan).
+std::unique_ptr<Command> make_explain_command(CLI::App& app);
 
 class Commands {
  public:

@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/plan/machine.h"
+
 namespace mk::bench {
 namespace {
 
@@ -43,6 +45,10 @@ nlohmann::json describe_machine() {
           {"compiler", __VERSION__},
           {"build_type", MK_BUILD_TYPE},
           {"gpu", "none used"}};
+}
+
+double nvlink_bytes_per_second() {
+  return kernels::plan::shipped_machine("H100").value().link_gb_s * 1e9;
 }
 
 double copy_bytes_per_second() {

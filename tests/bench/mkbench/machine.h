@@ -13,9 +13,8 @@ nlohmann::json describe_machine();
 /// process may use, measured for about a tenth of a second.
 double copy_bytes_per_second();
 
-/// What stores of one H200's SMs reach over NVLink (NV18), measured with all SMs storing to one
-/// peer.
-inline constexpr double kNvlinkBytesPerS = 389e9;
+/// What stores of one GPU's SMs reach over NVLink: the planner's figure.
+double nvlink_bytes_per_second();
 
 /// UTC now, "2026-01-31T12:34:56Z".
 std::string utc_now();

@@ -1,0 +1,85 @@
+#include <string>
+
+#include "kernels/plan/choose.h"
+#include "kernels/plan/machine.h"
+#include "shm/files/standard_output.h"
+#include "tests/bench/mkbench/command.h"
+#include "tests/bench/mkbench/report_files.h"
+
+namespace mk::bench {
+namespace {
+
+namespace plan = kernels::plan;
+
+/// `mkbench explain OPERATOR`: the planner's choice, on a machine that need not be here.
+class ExplainCommand : public Command {
+ public:
+  explicit ExplainCommand(CLI::App& app)
+      : command_(*app.add_subcommand(
+            "explain", "why a launch runs as it does, and what the next best would cost")) {
+    command_.add_option("operator", operator_, "ag-gemm, gemm-rs or gemm-ar")
+        ->required()
+        ->check(CLI::IsMember({"ag-gemm", "gemm-rs", "gemm-ar"}));
+    command_.add_option("--m", problem_.shape.m, "rows of all ranks")->required();
+    command_.add_option("--n", problem_.shape.n, "columns that a rank multiplies")->required();
+    command_.add_option("--k", problem_.shape.k, "inner dimension that a rank multiplies")
+        ->required();
+    command_.add_option("--nodes", problem_.nodes, "nodes")->capture_default_str();
+    command_.add_option("--local", problem_.locals, "ranks of a node, a GPU each")
+        ->capture_default_str();
+    command_.add_option("--machine", machine_, "H100, H200, CPU, or a machine file")
+        ->capture_default_str();
+    command_.add_option("--tuned", tuned_, "a tuned.json; the shipped choices without");
+    command_.add_flag("--model-only", model_only_, "no tuned choice");
+    command_.add_option("--network-gb-s", network_gb_s_,
+                        "a rail's rate; the machine's without (1 GB/s: 8 Gb/s)");
+    command_.add_flag("--in-place", problem_.in_place,
+                      "AllGather+GEMM: rows lie where the network reads them");
+    problem_.locals = 4;
+  }
+
+  bool chosen() const override { return command_.parsed(); }
+  void check() const override {}
+
+  int run() override {
+    const auto text = explained();
+    if (!text) return report_error(text.error());
+    print_out("{}", *text);
+    return 0;
+  }
+
+ private:
+  Result<std::string> explained() const {
+    std::string name = operator_;
+    name.replace(name.find('-'), 1, "_");
+    plan::Problem problem = problem_;
+    MK_ASSIGN_OR_RETURN(problem.op, plan::op_named(name));
+    const auto shipped = plan::shipped_machine(machine_);
+    MK_ASSIGN_OR_RETURN(plan::Machine machine, shipped ? shipped : plan::load_machine(machine_));
+    if (network_gb_s_ > 0) {
+      machine.network_gb_s = network_gb_s_;
+      machine.cpu_network_in_turns_gb_s = network_gb_s_;
+    }
+    plan::Tuned tuned = plan::shipped_tuned();
+    if (!tuned_.empty()) {
+      MK_ASSIGN_OR_RETURN(tuned, plan::load_tuned(tuned_));
+    }
+    return plan::explain(problem, machine, model_only_ ? nullptr : &tuned);
+  }
+
+  CLI::App& command_;
+  std::string operator_;
+  plan::Problem problem_;
+  std::string machine_ = "H100";
+  std::string tuned_;
+  bool model_only_ = false;
+  double network_gb_s_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_explain_command(CLI::App& app) {
+  return std::make_unique<ExplainCommand>(app);
+}
+
+}  // namespace mk::bench

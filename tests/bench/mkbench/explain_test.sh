@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# mkbench explain MKBENCH: the choice, its terms and what else would cost, on one screen, of machines that are not here.
+set -eu
+mkbench=$1
+fail() {
+  echo "$1"
+  exit 1
+}
+for op in ag-gemm gemm-rs gemm-ar; do
+  for machine in H100 H200 CPU; do
+    text=$("$mkbench" explain "$op" --m 4096 --n 7168 --k 2048 --nodes 2 --local 4 --machine "$machine")
+    [ "$(wc -l <<<"$text")" -le 24 ] || fail "$op on $machine: more than a screen"
+    for word in "$machine" compute network launch candidates; do
+      grep -q "$word" <<<"$text" || fail "$op on $machine: no '$word' in
+$text"
+    done
+  done
+done
+predicted() { "$mkbench" explain gemm-rs --m 4096 --n 4096 --k 4096 --nodes 2 --local 1 "$@" | grep -oP '[0-9]+(?=\.[0-9] us predicted)'; }
+[ "$(predicted --network-gb-s 0.5)" -gt $((10 * $(predicted))) ] || fail "a slow network is not seen"
+code=0
+error=$("$mkbench" explain gemm-ar --m 1 --n 8 --k 8 --machine nowhere.json 2>&1) || code=$?
+[ "$code" -eq 1 ] && grep -q nowhere.json <<<"$error" || fail "a missing machine file ends with $code: $error"
+code=0
+"$mkbench" explain moe --m 1 --n 8 --k 8 >/dev/null 2>&1 || code=$?
+[ "$code" -eq 2 ] || fail "an operator that is not planned ends with $code"
