@@ -14,9 +14,22 @@
 
 namespace mk::kernels::cuda {
 
+/// What an operator makes of its sums before they are stored.
+template <class Op>
+struct EpilogueTypeOf {
+  using Type = RoundedSums;
+};
+template <class Op>
+requires requires { typename Op::Epilogue; }
+struct EpilogueTypeOf<Op> {
+  using Type = typename Op::Epilogue;
+};
+template <class Op>
+using EpilogueOf = typename EpilogueTypeOf<Op>::Type;
+
 template <class Op>
 struct OperatorParams {
-  GemmParams<typename Op::Order, typename Op::Gate, typename Op::Store> gemm;
+  GemmParams<typename Op::Order, typename Op::Gate, typename Op::Store, EpilogueOf<Op>> gemm;
   typename Op::Launch launch;  ///< without the epoch
   FrameArguments frame;
   void* c = nullptr;  ///< where the leaders' c_at() points, or null

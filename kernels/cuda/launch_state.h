@@ -95,7 +95,7 @@ struct HostWords {
   std::uint32_t* flags_here = nullptr;
   std::uint32_t flag_count = 0;  ///< a multiple of 4
   std::uint32_t bank_flags = 0;  ///< of them the arrivals of one bank, a multiple of 4 (FlagMap)
-  std::uint32_t releases_begin = 0;  ///< behind all banks' arrivals
+  std::uint32_t releases_begin = 0;  ///< behind all banks' arrivals; 0, as bank_flags: all flags
   const std::uint32_t* aborts[2] = {};
   std::uint64_t* launches = nullptr;  ///< CudaOptions::launches
   shm::LaneControl* controls[shm::kLanesMax] = {};

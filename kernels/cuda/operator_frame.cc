@@ -71,7 +71,7 @@ Result<std::uint32_t> OperatorFrame::choose_device(const CudaOptions& options) {
 }
 
 Status OperatorFrame::start(const RankContext& context, const CudaOptions& options,
-                            const GroupNeeds& needs, const FlagMap& flags, Launch& launch,
+                            const GroupNeeds& needs, const PolledFlags& flags, Launch& launch,
                             FrameArguments& frame) {
   world_ = context.world;
   if (world_.nodes > kNodesHere) {
@@ -91,8 +91,8 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
 }
 
 /// Device memory, and a context whose words of the host are their mirrors.
-Status OperatorFrame::adopt_context(const RankContext& context, const FlagMap& map, Launch& launch,
-                                    FrameArguments& frame) {
+Status OperatorFrame::adopt_context(const RankContext& context, const PolledFlags& polled,
+                                    Launch& launch, FrameArguments& frame) {
   void* state = nullptr;
   MK_RETURN_IF_ERROR(check(cudaMalloc(&state, sizeof(DeviceState)), "memory"));
   state_ = static_cast<DeviceState*>(state);
@@ -101,12 +101,12 @@ Status OperatorFrame::adopt_context(const RankContext& context, const FlagMap& m
   launch.context = context;
   HostWords& host = frame.host;
   if (context.world.nodes > 1) {
-    host.flag_count = static_cast<std::uint32_t>(round_up_to(map.count(), 4));
-    host.bank_flags = map.bank_arrivals();
-    host.releases_begin = map.banks * map.bank_arrivals();
+    host.flag_count = static_cast<std::uint32_t>(round_up_to(polled.count, 4));
+    host.bank_flags = polled.bank_arrivals;
+    host.releases_begin = polled.releases_begin;
     if (host.flag_count > kPolledFlagsMax) {
       return fail(ErrorCode::kLimitExceeded, "{}: {} arrival flags are more than a GPU polls ({})",
-                  op_, map.count(), kPolledFlagsMax);
+                  op_, polled.count, kPolledFlagsMax);
     }
     if (reinterpret_cast<std::uintptr_t>(context.arrival_flags) % kPolledBytes != 0) {
       return fail(ErrorCode::kInvalidArgument, "{}: the arrival flags begin amid a granule", op_);

@@ -25,6 +25,23 @@ namespace mk::kernels::cuda {
 /// kUnavailable without one.
 Result<std::shared_ptr<const plan::JobPlan>> job_plan_of(const CudaOptions& options);
 
+/// Which of an operator's arrival flags a launch looks at.
+struct PolledFlags {
+  std::uint32_t count = 0;           ///< all there are
+  std::uint32_t bank_arrivals = 0;   ///< of them, of each bank, one bank after the other
+  std::uint32_t releases_begin = 0;  ///< where those begin that every launch looks at
+  std::uint32_t banks = 1;
+
+  /// Those of its bank, and the releases.
+  PolledFlags(const FlagMap& map)  // NOLINT(google-explicit-constructor)
+      : count(map.count()),
+        bank_arrivals(map.bank_arrivals()),
+        releases_begin(map.banks * map.bank_arrivals()),
+        banks(map.banks) {}
+  /// Of an operator with several maps: all.
+  PolledFlags(std::uint32_t all, std::uint32_t banks_in) : count(all), banks(banks_in) {}
+};
+
 /// One rank's operator between its launches, on the device that is current at start.
 class OperatorFrame {
  public:
@@ -39,7 +56,7 @@ class OperatorFrame {
   /// Checks device and context, deals out the blocks, and fills in what launches share: all of
   /// `launch` but plan, epoch, m and mode, and all of `frame`. `flags`: the plan's.
   Status start(const RankContext& context, const CudaOptions& options, const GroupNeeds& needs,
-               const FlagMap& flags, Launch& launch, FrameArguments& frame);
+               const PolledFlags& flags, Launch& launch, FrameArguments& frame);
   int device() const { return device_; }
 
   /// kSystem with CUDA's reason.
@@ -53,7 +70,7 @@ class OperatorFrame {
   std::string progress(const Launch& launch) const;
 
  private:
-  Status adopt_context(const RankContext& context, const FlagMap& map, Launch& launch,
+  Status adopt_context(const RankContext& context, const PolledFlags& polled, Launch& launch,
                        FrameArguments& frame);
 
   const char* op_;

@@ -11,6 +11,7 @@
 ///
 ///     struct Op {
 ///       using Config, Order, Gate, Store;              the seams of the core
+///       using Epilogue;                                likewise, if not RoundedSums
 ///       using Launch;                                  kernels/<operator>/launch.h
 ///       using Arguments;                               OperatorArguments<Launch> or derived
 ///       static OperatorParams<Op> params(const Arguments&);
@@ -309,7 +310,8 @@ __device__ inline void end_launch(const Launch& launch, const FrameArguments& fr
 }
 
 template <class Op>
-using OperatorShared = SharedOf<typename Op::Config, typename Op::Gate, typename Op::Store>;
+using OperatorShared =
+    SharedOf<typename Op::Config, typename Op::Gate, typename Op::Store, typename Op::Order>;
 
 template <class Op>
 __global__ void __launch_bounds__(Op::Config::kThreads, 1)

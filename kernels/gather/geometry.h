@@ -35,7 +35,7 @@ inline constexpr std::uint64_t kGatherShardBytesMax = 1ull << 36;
 struct GatherLayout {
   std::uint64_t ready = 0;       ///< uint32[origin rank][chunks_max]
   std::uint64_t drained = 0;     ///< a line of 64 bytes per local rank; kPull over several nodes
-  std::uint64_t sent = 0;        ///< the same
+  std::uint64_t sent = 0;        ///< the same, of either kind (gather::send_first)
   std::uint64_t slots = 0;       ///< [banks][slots of a bank][slot_bytes]
   std::uint64_t slot_bytes = 0;  ///< a GatherHeader, then rows_max rows, packed; rows begin at a
                                  ///< multiple of 128 bytes, what NVLink and L2 move at a time

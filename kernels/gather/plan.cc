@@ -97,7 +97,7 @@ void GatherPlan::place(WorkspaceLayout& workspace, std::uint32_t first) {
   const std::uint64_t slots = world == 1 ? 0 : kind == GatherKind::kBroadcast ? world : nodes;
   layout.ready = workspace.place(world == 1 ? 0 : world * chunks_max * 4, kLine);
   layout.drained = workspace.place(pulled ? locals * kLine : 0, kLine);
-  layout.sent = workspace.place(pulled ? locals * kLine : 0, kLine);
+  layout.sent = workspace.place(nodes > 1 ? locals * kLine : 0, kLine);
   constexpr std::uint64_t kBeforeHeader = kRowsAlign - kGatherHeaderBytes;
   const std::uint64_t bytes = slots == 0 ? 0 : kBeforeHeader + banks * slots * layout.slot_bytes;
   layout.slots = workspace.place(bytes, kPage) + kBeforeHeader;
@@ -109,7 +109,7 @@ std::uint32_t GatherPlan::flag_count() const {
 }
 
 std::uint64_t GatherPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 4;
+  constexpr std::uint64_t kRules = 5;
   return fingerprint_of({kRules, nodes, locals, static_cast<std::uint64_t>(kind), rows_max,
                          row_bytes, chunk_bytes, banks, local_banks, first_flag, layout.slots});
 }

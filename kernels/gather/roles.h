@@ -370,18 +370,18 @@ MK_HOST_DEVICE inline bool pass_on_by_dma(GatherBlock<Executor>& gather, std::ui
 
 /// Hands out on this node what arrives for this rank's rail, shard by shard, chunk by chunk, or, of
 /// parts of each chunk, part by part; which of them this block does: next_step. (What engines pass
-/// on is block 0's affair.) Only with several nodes and several local ranks.
+/// on is block 0's affair.) For `receive`, and for an operator with several gathers, whose block
+/// shows that it is done when it has received all of them.
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, const PassingOn& onward = {}) {
+MK_HOST_DEVICE inline bool receive_shards(GatherBlock<Executor>& gather,
+                                          const PassingOn& onward = {}) {
   auto& block = gather.block;
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
   const std::uint32_t parts = onward.parts;
   if (!gather.await_others_slots_free()) return false;
   if (onward.dma_chunks != 0) {
-    if (block.index == 0 && !pass_on_by_dma(gather, onward.dma_chunks)) return false;
-    block.publish_done(block.common.blocks.receive);
-    return true;
+    return block.index != 0 || pass_on_by_dma(gather, onward.dma_chunks);
   }
   std::uint32_t chunks_before = 0;   // of the shards before
   std::uint32_t step = block.index;  // of those of all shards
@@ -407,8 +407,16 @@ MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, const PassingO
     }
     chunks_before += chunks;
   }
+  return true;
+}
+
+/// The receive role of an operator with one gather. Only with several nodes and several local
+/// ranks.
+template <class Executor>
+MK_HOST_DEVICE inline bool receive(GatherBlock<Executor>& gather, const PassingOn& onward = {}) {
+  if (!receive_shards(gather, onward)) return false;
   // Also with no chunk of its own: the send block that releases waits for all receive blocks.
-  block.publish_done(block.common.blocks.receive);
+  gather.block.publish_done(gather.block.common.blocks.receive);
   return true;
 }
 

@@ -207,7 +207,8 @@ class GatherSchedule {
   MK_HOST_DEVICE std::uint64_t drained(std::uint32_t local) const {
     return geometry_.layout.drained + std::uint64_t{local} * 64;
   }
-  /// The word that shows that the local rank has given its daemon all that it sends (kPull).
+  /// The word that shows that the local rank has given its daemon all that it sends
+  /// (gather::send_first).
   MK_HOST_DEVICE std::uint64_t sent(std::uint32_t local) const {
     return geometry_.layout.sent + std::uint64_t{local} * 64;
   }

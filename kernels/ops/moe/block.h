@@ -24,6 +24,7 @@ MK_HOST_DEVICE inline RoutingPlan routing_plan_of(const MoeDispatchLaunch& launc
   std::byte* const workspace = launch.context.workspaces[world.local];
   RoutingPlan::Arrays arrays;
   arrays.counts = reinterpret_cast<std::uint32_t*>(workspace + layout.counts);
+  arrays.places = reinterpret_cast<std::uint32_t*>(workspace + layout.places);
   arrays.offsets = reinterpret_cast<std::uint32_t*>(workspace + layout.offsets);
   arrays.tiles = reinterpret_cast<RowTile*>(workspace + layout.tiles);
   arrays.rows = reinterpret_cast<MoeRow*>(workspace + layout.rows);
@@ -107,6 +108,14 @@ class MoeDispatchBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE bool await_arranged() {
     return await(site(FlagKind::kPlanReady, world.rank(), 0, 0, kMoeDispatchHops),
                  &words_->arranged, epoch);
+  }
+  /// After a plan without tiles, by one block.
+  MK_HOST_DEVICE void note_refusal() const {
+    MoeRefusals& refusals = *launch.refusals;
+    refusals.epoch = epoch;
+    refusals.capacity = launch.capacity;
+    refusals.summary = plan.summary();
+    shm::store_release(&refusals.count, shm::load_relaxed(&refusals.count) + 1);
   }
   /// The plan is made.
   MK_HOST_DEVICE bool await_plan() {

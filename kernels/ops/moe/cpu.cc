@@ -173,10 +173,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
         runner_.run(kMoeDispatchM, mode, estimate(plan_.work(world(), input.count), rates_)));
     const PlanSummary& summary = routing_plan().summary();
     if (summary.fits == 0) {
-      return fail(ErrorCode::kLimitExceeded,
-                  "{} launch {} on rank {}: the routing sends {} rows to this rank's experts, the "
-                  "output has room for {}; give it more (this operator can take {})",
-                  kOp, launch_.epoch, world().rank(), summary.rows, capacity, plan_.shape.rows_max);
+      return tl::unexpected<Error>(plan_.refusal(world(), launch_.epoch, capacity, summary));
     }
     stats.m = input.count;
     return stats;

@@ -13,6 +13,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cpu/launch_runner.h"
+#include "kernels/ops/moe/launch.h"
 #include "kernels/ops/moe/routing_plan.h"
 #include "kernels/ops/moe/spec.h"
 #include "shm/host/result.h"
@@ -22,15 +23,6 @@ namespace mk::kernels {
 struct MoeDispatchCpuOptions : CpuOptions {
   /// Of an expert's weights: [H][F], or [F][H]; with a gated epilogue 2 F in the place of F.
   BLayout b_layout = BLayout::kKN;
-};
-
-/// One rank's input of one launch; dense.
-struct MoeDispatchInput {
-  const void* tokens = nullptr;          ///< [count][H]
-  const std::int32_t* ids = nullptr;     ///< [count][top_k]: 0 to E - 1, or -1: nowhere
-  const float* weights = nullptr;        ///< [count][top_k]: handed through; numbers
-  std::uint32_t count = 0;               ///< 0 to the plan's tokens_max
-  const void* expert_weights = nullptr;  ///< of this rank's experts, one after the other
 };
 
 /// One rank's operator; made like GemmArCpu, and as little thread-safe.

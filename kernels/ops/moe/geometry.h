@@ -45,7 +45,8 @@ struct MoeDispatchShape {
 /// own layouts. All but these is read and written by this rank alone.
 struct MoeDispatchLayout {
   std::uint64_t words = 0;        ///< MoePlanWords
-  std::uint64_t counts = 0;       ///< uint32[parts][experts of a rank]
+  std::uint64_t counts = 0;       ///< uint32[parts][experts of a rank + 1] (RoutingPlan)
+  std::uint64_t places = 0;       ///< uint32[keys of tiles + 1][experts of a rank + 1]
   std::uint64_t offsets = 0;      ///< uint32[experts of a rank + 1]
   std::uint64_t tiles = 0;        ///< RowTile[tiles_max], in the order of computation
   std::uint64_t rows = 0;         ///< MoeRow[rows_max]

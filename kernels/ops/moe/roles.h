@@ -9,6 +9,12 @@
 ///                          dropped; false: it cannot, and has noted why
 ///     and what gather/roles.h and comm/block.h ask for
 ///
+/// One whose blocks have several lanes (routing_plan.h) does the plan's pieces by them:
+///
+///     void count(const RoutingPlan&, uint32_t part, const RoutingTable&);
+///     void arrange(const RoutingPlan&, uint32_t capacity);
+///     void fill(const RoutingPlan&, uint32_t part, const RoutingTable&);
+///
 /// The way of a token, with the flag that hands each step to the next (all hold the epoch; each
 /// word has one writer):
 ///
@@ -24,7 +30,8 @@
 /// each rank takes those that its experts need.
 ///
 /// A rank whose rows do not fit its output says so in its plan's summary, and computes and pulls
-/// nothing; it shares, sends and receives as ever, so that no other rank notices.
+/// nothing; it shares, sends and receives as ever, so that no other rank notices. The same where a
+/// table has a fault, which all ranks see. (The CPU's executor looks at its own table before.)
 ///
 /// Why nothing is overwritten too early: the gathers' slots by gather/roles.h; what they are read
 /// for, here, ends with the last pull block, which began after the last plan block. All else is
@@ -63,10 +70,13 @@ MK_HOST_DEVICE inline bool send(MoeDispatchBlock<Executor>& block) {
          gather::release(block.routing, channel) && gather::release(block.tokens, channel);
 }
 
-/// Shows the node what has arrived. Only with several nodes and several local ranks.
+/// Shows the node what has arrived, or brings it to the node's others. Only with several nodes and
+/// several local ranks.
 template <class Executor>
 MK_HOST_DEVICE inline bool receive(MoeDispatchBlock<Executor>& block) {
-  return gather::receive(block.routing) && gather::receive(block.tokens);
+  if (!gather::receive_shards(block.routing) || !gather::receive_shards(block.tokens)) return false;
+  block.publish_done(block.launch.blocks.receive);
+  return true;
 }
 
 /// Calls visit(part, table) for the parts `index`, `index` + plan blocks, ... of the routing plan,
@@ -82,23 +92,47 @@ MK_HOST_DEVICE inline bool for_own_parts(MoeDispatchBlock<Executor>& block, Visi
   return true;
 }
 
+template <class Executor>
+MK_HOST_DEVICE inline void arrange(MoeDispatchBlock<Executor>& block) {
+  if constexpr (requires { block.executor.arrange(block.plan, 0u); }) {
+    block.executor.arrange(block.plan, block.launch.capacity);
+  } else {
+    block.plan.arrange(block.launch.capacity);
+  }
+}
+
 /// The routing plan; block 0 makes the step that is one block's.
 template <class Executor>
 MK_HOST_DEVICE inline bool plan(MoeDispatchBlock<Executor>& block) {
   const auto count = [&](std::uint32_t part, const RoutingTable& table) {
-    block.plan.count(part, table);
+    if constexpr (requires { block.executor.count(block.plan, part, table); }) {
+      block.executor.count(block.plan, part, table);
+    } else {
+      block.plan.count(part, table);
+    }
   };
   if (!for_own_parts(block, count)) return false;
   block.publish_counted();
   if (block.index == 0) {
     if (!block.await_counted()) return false;
-    block.plan.arrange(block.launch.capacity);
+    arrange(block);
+    const PlanSummary& summary = block.plan.summary();
+    if (summary.fault.any()) {
+      RoutingTable table;
+      if (!block.await_table(summary.fault.rank, &table)) return false;
+      block.plan.complete_fault(table);
+    }
+    if (summary.fits == 0 && block.launch.refusals != nullptr) block.note_refusal();
     block.publish_arranged();
   } else if (!block.await_arranged()) {
     return false;
   }
   const auto fill = [&](std::uint32_t part, const RoutingTable& table) {
-    block.plan.fill(part, table);
+    if constexpr (requires { block.executor.fill(block.plan, part, table); }) {
+      block.executor.fill(block.plan, part, table);
+    } else {
+      block.plan.fill(part, table);
+    }
   };
   if (block.plan.summary().fits != 0 && !for_own_parts(block, fill)) return false;
   block.publish_done(block.launch.blocks.plan);
@@ -132,11 +166,16 @@ MK_HOST_DEVICE inline bool pull(MoeDispatchBlock<Executor>& block) {
   return true;
 }
 
+/// What a compute block waits for before its first tile, besides that tile's rows.
+template <class Executor>
+MK_HOST_DEVICE inline bool await_tiles(MoeDispatchBlock<Executor>& block) {
+  return block.await_plan() && (block.launch.mode != Mode::kUnfused || block.await_pulled());
+}
+
 /// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(MoeDispatchBlock<Executor>& block) {
-  if (!block.await_plan()) return false;
-  if (block.launch.mode == Mode::kUnfused && !block.await_pulled()) return false;
+  if (!await_tiles(block)) return false;
   const std::uint64_t steps = block.schedule.steps(block.row_tiles());
   for (std::uint64_t step = block.index; step < steps; step += block.launch.blocks.compute) {
     const std::uint32_t row_tile = block.schedule.row_tile_at(step);

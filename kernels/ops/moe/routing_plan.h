@@ -7,6 +7,9 @@
 ///     arrange()        once, after all parts are counted      offsets and row tiles
 ///     fill(part)       every part, after arrange              where each row comes from
 ///
+/// Each piece may be done by several **lanes** together (a GPU's threads), each of which has
+/// experts of its own. What they make does not depend on how many they are.
+///
 /// The output's rows are grouped by expert; within an expert they stand in the order of their
 /// expected arrival: by the nodes that their source's rows cross, then, because the sources of one
 /// node arrive side by side, by part (kPartTokens tokens) of the source, then by source
@@ -22,7 +25,6 @@
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
 #include "kernels/gather/schedule.h"
-#include "shm/limits.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {
@@ -64,11 +66,36 @@ struct RowTile {
   std::uint32_t step = 0;
 };
 
+/// Something that a table may not say: a token that goes to an expert that does not exist, or with
+/// a weight that is no number.
+struct RoutingFault {
+  static constexpr std::uint32_t kNone = 0xffffffff;
+  std::uint32_t rank = kNone;  ///< whose table; kNone: all is well
+  std::uint32_t token = 0;
+  std::uint32_t slot = 0;
+  std::int32_t id = 0;
+  MK_HOST_DEVICE bool any() const { return rank != kNone; }
+  friend bool operator==(const RoutingFault&, const RoutingFault&) = default;
+};
+
 /// What arrange() found.
 struct PlanSummary {
   std::uint32_t rows = 0;   ///< of the output; also when they do not fit
-  std::uint32_t tiles = 0;  ///< 0 when the rows do not fit
-  std::uint32_t fits = 0;
+  std::uint32_t tiles = 0;  ///< 0 when nothing is to be computed
+  std::uint32_t fits = 0;   ///< 1: the rows fit, and all tables make sense
+  RoutingFault fault;       ///< the first one in the order of the parts
+};
+
+/// Who makes a piece of the plan: lane `index` of `count`, which all call it. `sync` is a barrier
+/// between them; `least(word, value)` makes the word the lesser of both, whoever else does so. Here
+/// one does it alone.
+struct OneLane {
+  static constexpr std::uint32_t index = 0;
+  static constexpr std::uint32_t count = 1;
+  MK_HOST_DEVICE void sync() const {}
+  MK_HOST_DEVICE void least(std::uint32_t* word, std::uint32_t value) const {
+    if (value < *word) *word = value;
+  }
 };
 
 /// The numbers a routing plan is made from.
@@ -116,13 +143,24 @@ struct RoutingShape {
   MK_HOST_DEVICE constexpr std::uint64_t packed_rows_max() const {
     return rows_max + tiles_max() * (row_pad - 1);
   }
+  /// Tiles are computed by class, and by step within it: these are their keys.
+  MK_HOST_DEVICE constexpr std::uint32_t keys() const { return world.nodes * kSteps; }
+  /// Words of Arrays::counts: a part's counts, and its first fault.
+  MK_HOST_DEVICE constexpr std::uint64_t count_words() const {
+    return std::uint64_t{parts()} * (experts_here_max() + 1);
+  }
+  /// Words of Arrays::places: for each key, and for the packed rows, one of each expert and a sum.
+  MK_HOST_DEVICE constexpr std::uint64_t place_words() const {
+    return (std::uint64_t{keys()} + 1) * (experts_here_max() + 1);
+  }
 };
 
 /// One rank's plan of one launch, over memory that someone else lays out:
 class RoutingPlan {
  public:
   struct Arrays {
-    std::uint32_t* counts = nullptr;   ///< [parts][experts_here_max]
+    std::uint32_t* counts = nullptr;   ///< [parts][experts_here_max + 1]
+    std::uint32_t* places = nullptr;   ///< [keys + 1][experts_here_max + 1]
     std::uint32_t* offsets = nullptr;  ///< [experts_here_max + 1]
     RowTile* tiles = nullptr;          ///< [tiles_max]
     MoeRow* rows = nullptr;            ///< [rows_max]
@@ -145,29 +183,61 @@ class RoutingPlan {
   }
 
   /// `table` is the one of rank_of(part).
-  MK_HOST_DEVICE void count(std::uint32_t part, const RoutingTable& table) const {
+  template <class Lanes = OneLane>
+  MK_HOST_DEVICE void count(std::uint32_t part, const RoutingTable& table,
+                            const Lanes& lanes = {}) const {
     std::uint32_t* const counts = counts_of(part);
-    for (std::uint32_t e = 0; e < experts_.count; ++e) counts[e] = 0;
-    for_each_row(part, table,
+    for (std::uint32_t e = lanes.index; e < experts_.count; e += lanes.count) counts[e] = 0;
+    std::uint32_t* const fault = counts + shape_.experts_here_max();
+    if (lanes.index == 0) *fault = RoutingFault::kNone;
+    for_each_row(part, table, lanes,
                  [&](std::uint32_t expert, std::uint32_t, std::uint32_t) { ++counts[expert]; });
+    lanes.sync();
+    const std::uint32_t first = first_token(part);
+    const std::uint32_t slots = (last_token(part, table) - first) * shape_.top_k;
+    for (std::uint32_t i = lanes.index; i < slots; i += lanes.count) {
+      const std::uint64_t at = place_in_table(first, i, table);
+      const std::int32_t id = table.ids[at];
+      const float weight = table.weights[at];
+      const bool some = id >= 0 && static_cast<std::uint32_t>(id) < shape_.experts;
+      if (id != -1 && (!some || weight != weight)) lanes.least(fault, i);
+    }
   }
 
   /// Makes offsets and tiles from the counts, and the counts into what fill() needs. With more than
-  /// `capacity` (at most rows_max) rows it only says so: then nothing else may be done.
-  MK_HOST_DEVICE void arrange(std::uint32_t capacity) const {
-    const std::uint32_t rows = arrange_rows();
-    *arrays_.summary = {rows, 0, rows <= capacity ? 1u : 0u};
-    if (rows <= capacity) arrays_.summary->tiles = arrange_tiles();
+  /// `capacity` (at most rows_max) rows, or with a fault in a table, it only says so: then nothing
+  /// else may be done.
+  template <class Lanes = OneLane>
+  MK_HOST_DEVICE void arrange(std::uint32_t capacity, const Lanes& lanes = {}) const {
+    PlanSummary& summary = *arrays_.summary;
+    find_fault(lanes);
+    arrange_rows(lanes);
+    if (lanes.index == 0) {
+      summary.rows = arrays_.offsets[experts_.count];
+      summary.tiles = 0;
+      summary.fits = summary.rows <= capacity && !summary.fault.any() ? 1u : 0u;
+    }
+    lanes.sync();
+    if (summary.fits != 0) arrange_tiles(lanes);
+  }
+
+  /// After arrange() has found a fault: what the table of its rank says there.
+  MK_HOST_DEVICE void complete_fault(const RoutingTable& table) const {
+    RoutingFault& fault = arrays_.summary->fault;
+    fault.id = table.ids[std::uint64_t{fault.token} * table.stride + fault.slot];
   }
 
   /// `table` is the one of rank_of(part).
-  MK_HOST_DEVICE void fill(std::uint32_t part, const RoutingTable& table) const {
+  template <class Lanes = OneLane>
+  MK_HOST_DEVICE void fill(std::uint32_t part, const RoutingTable& table,
+                           const Lanes& lanes = {}) const {
     std::uint32_t* const next = counts_of(part);
     const std::uint32_t rank = rank_of(part);
-    for_each_row(part, table, [&](std::uint32_t expert, std::uint32_t token, std::uint32_t slot) {
-      arrays_.rows[next[expert]++] = {rank, token, slot,
-                                      table.weights[std::uint64_t{token} * table.stride + slot]};
-    });
+    for_each_row(
+        part, table, lanes, [&](std::uint32_t expert, std::uint32_t token, std::uint32_t slot) {
+          arrays_.rows[next[expert]++] = {
+              rank, token, slot, table.weights[std::uint64_t{token} * table.stride + slot]};
+        });
   }
 
   // --- The result ---
@@ -187,32 +257,95 @@ class RoutingPlan {
 
  private:
   MK_HOST_DEVICE std::uint32_t* counts_of(std::uint32_t part) const {
-    return arrays_.counts + std::uint64_t{part} * shape_.experts_here_max();
+    return arrays_.counts + std::uint64_t{part} * (shape_.experts_here_max() + 1);
+  }
+  /// Of the key's tiles by expert, then of all; key keys(): of the packed rows.
+  MK_HOST_DEVICE std::uint32_t* places_of(std::uint32_t key) const {
+    return arrays_.places + std::uint64_t{key} * (shape_.experts_here_max() + 1);
   }
 
-  /// Calls visit(expert, token, slot) for the part's rows that this rank computes.
-  template <class Visit>
+  // --- A part's tokens ---
+
+  MK_HOST_DEVICE std::uint32_t first_token(std::uint32_t part) const {
+    return shape_.place_of(part) * RoutingShape::kPartTokens;
+  }
+  /// Not the first one's predecessor: a part may be empty.
+  MK_HOST_DEVICE std::uint32_t last_token(std::uint32_t part, const RoutingTable& table) const {
+    const std::uint32_t first = first_token(part);
+    const std::uint32_t end = first + RoutingShape::kPartTokens;
+    return table.tokens >= end ? end : table.tokens > first ? table.tokens : first;
+  }
+  /// Of slot `i` of those of the tokens from `first` on.
+  MK_HOST_DEVICE std::uint64_t place_in_table(std::uint32_t first, std::uint32_t i,
+                                              const RoutingTable& table) const {
+    const std::uint32_t token = i / shape_.top_k;
+    return std::uint64_t{first + token} * table.stride + (i - token * shape_.top_k);
+  }
+
+  /// Calls visit(expert, token, slot) for the part's rows that this rank computes and whose experts
+  /// are this lane's.
+  template <class Lanes, class Visit>
   MK_HOST_DEVICE void for_each_row(std::uint32_t part, const RoutingTable& table,
-                                   Visit&& visit) const {
-    const std::uint32_t first = shape_.place_of(part) * RoutingShape::kPartTokens;
-    const std::uint32_t last = table.tokens < first + RoutingShape::kPartTokens
-                                   ? table.tokens
-                                   : first + RoutingShape::kPartTokens;
-    for (std::uint32_t token = first; token < last; ++token) {
+                                   const Lanes& lanes, Visit&& visit) const {
+    constexpr std::uint32_t kBatch = 8;  // their loads are on their way together
+    const std::uint32_t last = last_token(part, table);
+    for (std::uint32_t token = first_token(part); token < last; ++token) {
       const std::int32_t* ids = table.ids + std::uint64_t{token} * table.stride;
-      for (std::uint32_t slot = 0; slot < shape_.top_k; ++slot) {
-        // Wraps for -1 and for experts before this rank's first.
-        const std::uint32_t expert = static_cast<std::uint32_t>(ids[slot]) - experts_.first;
-        if (expert < experts_.count) visit(expert, token, slot);
+      for (std::uint32_t begin = 0; begin < shape_.top_k; begin += kBatch) {
+        std::int32_t batch[kBatch];
+        for (std::uint32_t i = 0; i < kBatch; ++i)
+          batch[i] = begin + i < shape_.top_k ? ids[begin + i] : -1;
+        for (std::uint32_t i = 0; i < kBatch; ++i) {
+          // Wraps for -1 and for experts before this rank's first.
+          const std::uint32_t expert = static_cast<std::uint32_t>(batch[i]) - experts_.first;
+          if (expert < experts_.count && expert % lanes.count == lanes.index)
+            visit(expert, token, begin + i);
+        }
       }
     }
   }
 
-  /// Offsets from counts; each part's counts become the first output rows of its share.
-  MK_HOST_DEVICE std::uint32_t arrange_rows() const {
-    std::uint32_t rows = 0;
-    for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
-      arrays_.offsets[expert] = rows;
+  /// The first part with a fault, and where that is.
+  template <class Lanes>
+  MK_HOST_DEVICE void find_fault(const Lanes& lanes) const {
+    RoutingFault& fault = arrays_.summary->fault;
+    if (lanes.index == 0) fault.rank = RoutingFault::kNone;  // the part, as yet
+    lanes.sync();
+    for (std::uint32_t part = lanes.index; part < shape_.parts(); part += lanes.count) {
+      if (counts_of(part)[shape_.experts_here_max()] != RoutingFault::kNone)
+        lanes.least(&fault.rank, part);
+    }
+    lanes.sync();
+    if (lanes.index == 0 && fault.any()) {
+      const std::uint32_t part = fault.rank;
+      const std::uint32_t i = counts_of(part)[shape_.experts_here_max()];
+      fault.rank = rank_of(part);
+      fault.token = first_token(part) + i / shape_.top_k;
+      fault.slot = i % shape_.top_k;
+    }
+  }
+
+  /// Offsets from counts; each part's counts become the first output rows of its share. Ends with a
+  /// barrier.
+  template <class Lanes>
+  MK_HOST_DEVICE void arrange_rows(const Lanes& lanes) const {
+    for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
+      std::uint32_t rows = 0;
+      for (std::uint32_t part = 0; part < shape_.parts(); ++part) rows += counts_of(part)[expert];
+      arrays_.offsets[expert + 1] = rows;
+    }
+    lanes.sync();
+    if (lanes.index == 0) {
+      std::uint32_t rows = 0;
+      arrays_.offsets[0] = 0;
+      for (std::uint32_t expert = 1; expert <= experts_.count; ++expert) {
+        rows += arrays_.offsets[expert];
+        arrays_.offsets[expert] = rows;
+      }
+    }
+    lanes.sync();
+    for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
+      std::uint32_t rows = arrays_.offsets[expert];
       for (std::uint32_t part = 0; part < shape_.parts(); ++part) {
         std::uint32_t& cell = counts_of(part)[expert];
         const std::uint32_t count = cell;
@@ -220,8 +353,7 @@ class RoutingPlan {
         rows += count;
       }
     }
-    arrays_.offsets[experts_.count] = rows;
-    return rows;
+    lanes.sync();
   }
 
   /// The first of the expert's rows that come over `hops` hops or more. Between arrange_rows() and
@@ -235,50 +367,90 @@ class RoutingPlan {
     return part + 1 < shape_.parts() ? counts_of(part + 1)[expert] : arrays_.offsets[expert + 1];
   }
 
-  /// Calls visit(tile) for every row tile, by expert and row. A tile is full, or has the last of
-  /// its expert's rows, or ends where rows over more hops begin: at the first such place that
-  /// leaves it at least half full. So few tiles with rows from near wait for rows from far.
+  /// Calls visit(tile) for every row tile of the expert, by row; their packed rows begin at
+  /// `packed_row`. A tile is full, or has the last of its expert's rows, or ends where rows over
+  /// more hops begin: at the first such place that leaves it at least half full. So few tiles with
+  /// rows from near wait for rows from far.
   template <class Visit>
-  MK_HOST_DEVICE void for_each_tile(Visit&& visit) const {
-    std::uint32_t packed_row = 0;
-    for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
-      const std::uint32_t end = arrays_.offsets[expert + 1];
-      std::uint32_t row = arrays_.offsets[expert];
-      std::uint32_t part = 0;  // of the tile's last row
-      while (row < end) {
-        RowTile tile;
-        tile.expert = expert;
-        tile.row = row;
-        tile.rows = end - row < shape_.tile_m ? end - row : shape_.tile_m;
-        tile.packed_row = packed_row;
-        for (std::uint32_t hops = 1; hops < shape_.world.nodes; ++hops) {
-          const std::uint32_t border = first_row_over(hops, expert);
-          if (border >= row + tile.rows) break;
-          if (border < row + shape_.tile_m / 2) continue;
-          tile.rows = border - row;
-          break;
-        }
-        while (first_row_after(part, expert) < row + tile.rows) ++part;
-        tile.hops = shape_.hops_of(part);
-        tile.step = shape_.step_of(part);
-        row += tile.rows;
-        packed_row += packed_rows(tile);
-        visit(tile);
+  MK_HOST_DEVICE void for_each_tile(std::uint32_t expert, std::uint32_t packed_row,
+                                    Visit&& visit) const {
+    const std::uint32_t end = arrays_.offsets[expert + 1];
+    std::uint32_t row = arrays_.offsets[expert];
+    std::uint32_t part = 0;  // of the tile's last row
+    while (row < end) {
+      RowTile tile;
+      tile.expert = expert;
+      tile.row = row;
+      tile.rows = end - row < shape_.tile_m ? end - row : shape_.tile_m;
+      tile.packed_row = packed_row;
+      for (std::uint32_t hops = 1; hops < shape_.world.nodes; ++hops) {
+        const std::uint32_t border = first_row_over(hops, expert);
+        if (border >= row + tile.rows) break;
+        if (border < row + shape_.tile_m / 2) continue;
+        tile.rows = border - row;
+        break;
       }
+      while (first_row_after(part, expert) < row + tile.rows) ++part;
+      tile.hops = shape_.hops_of(part);
+      tile.step = shape_.step_of(part);
+      row += tile.rows;
+      packed_row += packed_rows(tile);
+      visit(tile);
     }
   }
+  MK_HOST_DEVICE static std::uint32_t key_of(const RowTile& tile) {
+    return tile.hops * RoutingShape::kSteps + tile.step;
+  }
 
-  MK_HOST_DEVICE std::uint32_t arrange_tiles() const {
-    constexpr std::uint32_t kSteps = RoutingShape::kSteps;
-    std::uint32_t next[shm::kNodesMax * kSteps + 1] =
-        {};  // by class and step: its next tile's place
-    const auto key = [](const RowTile& tile) { return tile.hops * kSteps + tile.step; };
-    for_each_tile([&](const RowTile& tile) { ++next[key(tile) + 1]; });
-    const std::uint32_t keys = shape_.world.nodes * kSteps;
-    for (std::uint32_t i = 0; i < keys; ++i) next[i + 1] += next[i];
-    const std::uint32_t tiles = next[keys];
-    for_each_tile([&](const RowTile& tile) { arrays_.tiles[next[key(tile)]++] = tile; });
-    return tiles;
+  /// By key, expert and row: first how many tiles each expert has of each key, and how many packed
+  /// rows; from that, where the first of them goes; then the tiles.
+  template <class Lanes>
+  MK_HOST_DEVICE void arrange_tiles(const Lanes& lanes) const {
+    const std::uint32_t keys = shape_.keys();
+    const std::uint32_t sums = shape_.experts_here_max();
+    for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
+      for (std::uint32_t key = 0; key < keys; ++key) places_of(key)[expert] = 0;
+      std::uint32_t packed = 0;
+      for_each_tile(expert, 0, [&](const RowTile& tile) {
+        ++places_of(key_of(tile))[expert];
+        packed += packed_rows(tile);
+      });
+      places_of(keys)[expert] = packed;
+    }
+    lanes.sync();
+    for (std::uint32_t key = lanes.index; key < keys; key += lanes.count) {
+      std::uint32_t sum = 0;
+      for (std::uint32_t expert = 0; expert < experts_.count; ++expert)
+        sum += places_of(key)[expert];
+      places_of(key)[sums] = sum;
+    }
+    lanes.sync();
+    if (lanes.index == 0) {
+      std::uint32_t tiles = 0;
+      for (std::uint32_t key = 0; key < keys; ++key) {
+        const std::uint32_t sum = places_of(key)[sums];
+        places_of(key)[sums] = tiles;
+        tiles += sum;
+      }
+      places_of(keys)[sums] = 0;
+      arrays_.summary->tiles = tiles;
+    }
+    lanes.sync();
+    for (std::uint32_t key = lanes.index; key <= keys; key += lanes.count) {
+      std::uint32_t next = places_of(key)[sums];
+      for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
+        std::uint32_t& place = places_of(key)[expert];
+        const std::uint32_t count = place;
+        place = next;
+        next += count;
+      }
+    }
+    lanes.sync();
+    for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
+      for_each_tile(expert, places_of(keys)[expert], [&](const RowTile& tile) {
+        arrays_.tiles[places_of(key_of(tile))[expert]++] = tile;
+      });
+    }
   }
 
   RoutingShape shape_;

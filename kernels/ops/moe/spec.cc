@@ -1,7 +1,10 @@
 #include "kernels/ops/moe/spec.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "kernels/comm/shard.h"
 #include "kernels/ops/moe/routing_plan.h"
@@ -67,7 +70,8 @@ void lay_out(MoeDispatchPlan& plan, WorkspaceLayout& workspace) {
   constexpr std::uint64_t kLine = 64;
   MoeDispatchLayout& layout = plan.layout;
   layout.words = workspace.place(sizeof(MoePlanWords), kLine);
-  layout.counts = workspace.place(shape.parts() * experts * 4, kLine);
+  layout.counts = workspace.place(shape.count_words() * 4, kLine);
+  layout.places = workspace.place(shape.place_words() * 4, kLine);
   layout.offsets = workspace.place((experts + 1) * 4, kLine);
   layout.tiles = workspace.place(shape.tiles_max() * sizeof(RowTile), kLine);
   layout.rows = workspace.place(std::uint64_t{shape.rows_max} * sizeof(MoeRow), kLine);
@@ -78,6 +82,29 @@ void lay_out(MoeDispatchPlan& plan, WorkspaceLayout& workspace) {
 }
 
 }  // namespace
+
+Error MoeDispatchPlan::refusal(const World& world, std::uint32_t epoch, std::uint32_t capacity,
+                               const PlanSummary& summary) const {
+  const std::string launch = fmt::format("{} launch {} on rank {}", kOp, epoch, world.rank());
+  const RoutingFault& fault = summary.fault;
+  if (!fault.any()) {
+    return {ErrorCode::kLimitExceeded,
+            fmt::format("{}: the routing sends {} rows to this rank's experts, the output has room "
+                        "for {}; give it more (this operator can take {})",
+                        launch, summary.rows, capacity, shape.rows_max)};
+  }
+  const std::string slot =
+      fmt::format("rank {}'s token {}, slot {}", fault.rank, fault.token, fault.slot);
+  if (fault.id >= 0 && static_cast<std::uint32_t>(fault.id) < shape.experts) {
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("{}: the weight of {} is not a number; no rank computed anything", launch,
+                        slot)};
+  }
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("{}: {} goes to expert {}; allowed are 0 to {}, and -1 for none; no rank "
+                      "computed anything",
+                      launch, slot, fault.id, shape.experts - 1)};
+}
 
 LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const {
   const MoeDispatchSchedule schedule(*this, world);
@@ -103,7 +130,7 @@ LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const 
 
 Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t locals,
                                               const MoeDispatchShape& shape, DType dtype,
-                                              const Tiling& tiling) {
+                                              const Tiling& tiling, GatherKind kind) {
   MK_RETURN_IF_ERROR(check_world(kOp, nodes, locals));
   MK_RETURN_IF_ERROR(check_dtype(kOp, dtype));
   MK_RETURN_IF_ERROR(check_tiling(kOp, tiling));
@@ -121,7 +148,7 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   choose_tiles(plan, tiling, world);
 
   const auto gather = [&](std::uint32_t row_bytes) {
-    return GatherPlan::make(kOp, nodes, locals, {shape.tokens_max, row_bytes}, GatherKind::kPull,
+    return GatherPlan::make(kOp, nodes, locals, {shape.tokens_max, row_bytes}, kind,
                             tiling.chunk_bytes, plan.banks);
   };
   MK_ASSIGN_OR_RETURN(GatherPlan routing, gather(shape.top_k * kRoutingBytes));
@@ -134,7 +161,7 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   lay_out(plan, workspace);
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.layout.bytes));
 
-  constexpr std::uint64_t kRules = 1;
+  constexpr std::uint64_t kRules = 2;
   plan.flags = routing.flag_count() + tokens.flag_count();
   plan.print = fingerprint_of(
       {kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts, shape.top_k,

@@ -10,6 +10,7 @@
 #include "kernels/comm/world.h"
 #include "kernels/gather/plan.h"
 #include "kernels/ops/moe/geometry.h"
+#include "kernels/ops/moe/routing_plan.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -20,11 +21,13 @@ struct MoeDispatchPlan : MoeDispatchGeometry {
   ///    fewer than 16 at even routing; if asked for, tile_m is a power of two from 8 to 256;
   ///  - chunks: see GatherPlan::make; `tiling.chunk_bytes` goes for tokens and for routing;
   ///  - rows_max: enough for any routing, also where a token names one expert several times.
+  /// `kind`: whether tokens, and routing, stay with one rank of each node and the others read them
+  /// there, or each rank gets all of them.
   /// hidden and features are multiples of 8, so that rows begin at multiples of 16 bytes; top_k is
   /// 1 to experts. Errors: kInvalidArgument, kLimitExceeded.
   static Result<MoeDispatchPlan> make(std::uint32_t nodes, std::uint32_t locals,
                                       const MoeDispatchShape& shape, DType dtype,
-                                      const Tiling& tiling);
+                                      const Tiling& tiling, GatherKind kind = GatherKind::kPull);
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }
@@ -34,6 +37,10 @@ struct MoeDispatchPlan : MoeDispatchGeometry {
   /// Of the rank in a launch with `tokens` tokens, as far as it can know before it has the others'
   /// routing: as if all ranks had as many, and all experts as many rows.
   LaunchWork work(const World& world, std::uint32_t tokens) const;
+  /// Why a launch of the rank computed nothing, with room for `capacity` rows: kInvalidArgument or
+  /// kLimitExceeded.
+  Error refusal(const World& world, std::uint32_t epoch, std::uint32_t capacity,
+                const PlanSummary& summary) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const { return print; }
 

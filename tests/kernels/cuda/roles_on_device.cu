@@ -1,16 +1,12 @@
 // Compiles the roles that no CUDA kernel runs yet (those that one does: kernels/cuda) for the
 // device, so that they stay device code.
 #include "kernels/ops/combine/protocol.h"
-#include "kernels/ops/moe/roles.h"
 #include "kernels/ops/ring/roles.h"
 
 namespace mk::kernels {
 namespace {
 
 struct NullExecutor {
-  __device__ bool multiply(const RowTile&, std::uint32_t, const TileRect&, const std::byte*) {
-    return true;
-  }
   template <class PlaceOf>
   __device__ bool multiply(const CombineTile& tile, std::uint32_t, const TileRect&,
                            PlaceOf&& place_of) {
@@ -40,34 +36,6 @@ struct NullExecutor {
 };
 
 }  // namespace
-
-__global__ void run_moe_dispatch_role(const __grid_constant__ MoeDispatchLaunch launch, Role role,
-                                      std::uint32_t index) {
-  NullExecutor executor;
-  BlockTotals totals;
-  MoeDispatchBlock<NullExecutor> block(executor, launch, role, index, totals);
-  announce_launch(launch);
-  switch (role) {
-    case Role::kShare:
-      moe_dispatch::share(block);
-      break;
-    case Role::kSend:
-      moe_dispatch::send(block);
-      break;
-    case Role::kReceive:
-      moe_dispatch::receive(block);
-      break;
-    case Role::kPlan:
-      moe_dispatch::plan(block);
-      break;
-    case Role::kPull:
-      moe_dispatch::pull(block);
-      break;
-    default:
-      moe_dispatch::compute(block);
-      break;
-  }
-}
 
 __global__ void run_combine_role(const __grid_constant__ CombineLaunch launch, Role role,
                                  std::uint32_t index) {

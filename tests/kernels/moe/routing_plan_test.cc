@@ -8,9 +8,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -22,11 +26,13 @@ namespace {
 /// A plan with memory of its own, of exactly the size it asks for (so that sanitizers see more).
 struct PlanOnHeap {
   explicit PlanOnHeap(const RoutingShape& shape)
-      : counts(std::size_t{shape.parts()} * shape.experts_here_max(), 0xdeadbeef),
+      : counts(shape.count_words(), 0xdeadbeef),
+        places(shape.place_words(), 0xdeadbeef),
         offsets(shape.experts_here_max() + 1, 0xdeadbeef),
         tiles(shape.tiles_max()),
         rows(shape.rows_max, MoeRow{0xdead, 0xdead, 0xdead, -1}),
-        plan(shape, {counts.data(), offsets.data(), tiles.data(), rows.data(), &summary}) {}
+        plan(shape,
+             {counts.data(), places.data(), offsets.data(), tiles.data(), rows.data(), &summary}) {}
   PlanOnHeap(const PlanOnHeap&) = delete;
   PlanOnHeap& operator=(const PlanOnHeap&) = delete;
 
@@ -47,6 +53,7 @@ struct PlanOnHeap {
   }
 
   std::vector<std::uint32_t> counts;
+  std::vector<std::uint32_t> places;
   std::vector<std::uint32_t> offsets;
   std::vector<RowTile> tiles;
   std::vector<MoeRow> rows;
@@ -276,6 +283,110 @@ TEST(RoutingPlan, MoreRowsThanFitAreCountedAndNothingElse) {
     EXPECT_EQ(heap.plan.summary().rows, has_it ? 40u : 0u);
     EXPECT_EQ(heap.plan.summary().tiles, 0u);
     for (const MoeRow& row : heap.rows) EXPECT_EQ(row.weight, -1);
+  }
+}
+
+/// Threads that make the pieces of a plan together.
+class Threads {
+ public:
+  explicit Threads(std::uint32_t count) : count_(count) {}
+
+  /// One of them.
+  struct Lane {
+    Threads& all;
+    std::uint32_t index;
+    std::uint32_t count;
+    void sync() const {
+      const std::uint32_t turn = all.turn_;
+      if (++all.here_ == count) {
+        all.here_ = 0;
+        ++all.turn_;
+      }
+      while (all.turn_ == turn) std::this_thread::yield();
+    }
+    void least(std::uint32_t* word, std::uint32_t value) const {
+      std::atomic_ref<std::uint32_t> least(*word);
+      std::uint32_t seen = least.load();
+      while (value < seen && !least.compare_exchange_weak(seen, value)) {
+      }
+    }
+  };
+  template <class Piece>
+  void run(Piece&& piece) {
+    std::vector<std::thread> threads;
+    for (std::uint32_t i = 0; i < count_; ++i)
+      threads.emplace_back([&, i] { piece(Lane{*this, i, count_}); });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  const std::uint32_t count_;
+  std::atomic<std::uint32_t> here_{0};
+  std::atomic<std::uint32_t> turn_{0};
+};
+
+// However many lanes make a plan, they make the same one.
+TEST(RoutingPlan, LanesMakeWhatOneMakes) {
+  std::mt19937_64 random(7);
+  for (const std::uint32_t lanes : {2u, 5u, 96u}) {
+    const RoutingShape shape{{2, 2, 1, 0}, 23, 3, 600, 4 * 600 * 3, 16, 8};
+    const auto routing = draw_routing(4, 23, 3, 600, Skew::kUniform, true, random);
+    PlanOnHeap one(shape);
+    one.make(routing, shape.rows_max, random);
+    PlanOnHeap many(shape);
+    Threads threads(lanes);
+    const auto for_parts = [&](auto&& piece) {
+      for (std::uint32_t part = 0; part < shape.parts(); ++part) {
+        const RoutingTable table = routing[many.plan.rank_of(part)].table(shape.top_k);
+        threads.run([&](const Threads::Lane& lane) { piece(part, table, lane); });
+      }
+    };
+    for_parts([&](std::uint32_t part, const RoutingTable& table, const Threads::Lane& lane) {
+      many.plan.count(part, table, lane);
+    });
+    threads.run([&](const Threads::Lane& lane) { many.plan.arrange(shape.rows_max, lane); });
+    ASSERT_EQ(many.summary.fits, 1u);
+    for_parts([&](std::uint32_t part, const RoutingTable& table, const Threads::Lane& lane) {
+      many.plan.fill(part, table, lane);
+    });
+    ASSERT_EQ(many.summary.tiles, one.summary.tiles);
+    EXPECT_EQ(many.rows, one.rows);
+    for (std::uint32_t e = 0; e <= one.plan.experts().count; ++e)
+      EXPECT_EQ(many.offsets[e], one.offsets[e]);
+    check_tiles(many.plan, expected_rows(shape, routing));
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A table that makes no sense is named by every rank, at the place where it comes first; nothing is
+// stored.
+TEST(RoutingPlan, AFaultIsNamedByEveryRank) {
+  std::mt19937_64 random(8);
+  for (int turn = 0; turn < 60; ++turn) {
+    auto routing = draw_routing(4, 6, 2, 700, Skew::kSparse, false, random);
+    const auto rank = static_cast<std::uint32_t>(random() % 4);
+    const auto token = static_cast<std::uint32_t>(random() % 700);
+    const auto slot = static_cast<std::uint32_t>(random() % 2);
+    const std::size_t at = std::size_t{token} * 2 + slot;
+    constexpr std::int32_t kIds[] = {6, -2, std::numeric_limits<std::int32_t>::max(),
+                                     std::numeric_limits<std::int32_t>::min(), 3};
+    const std::int32_t id = kIds[turn % 5];
+    routing[rank].ids[at] = id;
+    if (id == 3) routing[rank].weights[at] = std::nanf("");
+    // A later one of the same table is not the first; where nothing goes, the weight is nobody's.
+    if (token + 300 < 700) routing[rank].ids[at + 600] = 77;
+    if (token > 0 && routing[rank].ids[at - 2] == -1) routing[rank].weights[at - 2] = std::nanf("");
+    for (std::uint32_t of = 0; of < 4; ++of) {
+      const RoutingShape shape{{2, 2, of / 2, of % 2}, 6, 2, 700, 4 * 700 * 2, 8, 8};
+      PlanOnHeap heap(shape);
+      heap.make(routing, shape.rows_max, random);
+      ASSERT_TRUE(heap.summary.fault.any()) << "id " << id;
+      heap.plan.complete_fault(routing[heap.summary.fault.rank].table(2));
+      EXPECT_EQ(heap.summary.fault, (RoutingFault{rank, token, slot, id}));
+      EXPECT_EQ(heap.summary.fits, 0u);
+      EXPECT_EQ(heap.summary.tiles, 0u);
+      for (const MoeRow& row : heap.rows) ASSERT_EQ(row.weight, -1);
+    }
   }
 }
 

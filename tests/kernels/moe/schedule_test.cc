@@ -132,6 +132,8 @@ TEST(MoeDispatchSchedule, PlacesInTheWorkspaceAreDisjointAndInside) {
                    name + " ready");
       for (std::uint32_t local = 0; local < plan.locals && plan.nodes > 1; ++local)
         claims.claim(gather->drained(local), 64, name + " drained");
+      for (std::uint32_t local = 0; local < plan.locals && plan.nodes > 1; ++local)
+        claims.claim(gather->sent(local), 64, name + " sent");
       for (std::uint32_t bank = 0; bank < plan.banks; ++bank) {
         for (std::uint32_t node = 0; node < plan.nodes; ++node) {
           claims.claim(gather->slot(bank, node * plan.locals),
@@ -140,7 +142,8 @@ TEST(MoeDispatchSchedule, PlacesInTheWorkspaceAreDisjointAndInside) {
       }
     }
     claims.claim(plan.layout.words, sizeof(MoePlanWords), "words");
-    claims.claim(plan.layout.counts, shape.parts() * experts * 4, "counts");
+    claims.claim(plan.layout.counts, shape.parts() * (experts + 1) * 4, "counts");
+    claims.claim(plan.layout.places, (plan.nodes * 16 + 1) * (experts + 1) * 4, "places");
     claims.claim(plan.layout.offsets, (experts + 1) * 4, "offsets");
     claims.claim(plan.layout.tiles, shape.tiles_max() * sizeof(RowTile), "tiles");
     claims.claim(plan.layout.rows, std::uint64_t{plan.shape.rows_max} * sizeof(MoeRow), "rows");

@@ -1,0 +1,287 @@
+#include "tests/gpu/moe_ranks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "kernels/cuda/operator_inputs.h"
+#include "tests/gpu/devices.h"
+#include "tests/gpu/summed_reference.h"
+
+namespace mk::test {
+
+using kernels::cuda::GroupedActivation;
+using kernels::cuda::GroupedGemmProblem;
+
+namespace {
+
+constexpr std::uint16_t kNan = 0x7fc0;  // of bf16; of f16 a NaN, too
+
+template <class T>
+T or_exit(Result<T> result) {
+  if (result) return std::move(*result);
+  fmt::print(stderr, "{}\n", result.error().message);
+  std::exit(1);
+}
+
+GroupedActivation activation_of(kernels::MoeEpilogue epilogue) {
+  switch (epilogue) {
+    case kernels::MoeEpilogue::kNone:
+      return GroupedActivation::kNone;
+    case kernels::MoeEpilogue::kGatedSilu:
+      return GroupedActivation::kGatedSiluHalves;
+    case kernels::MoeEpilogue::kGatedSiluInterleaved:
+      return GroupedActivation::kGatedSiluPairs;
+  }
+  return GroupedActivation::kNone;
+}
+
+template <class T>
+std::vector<T> from_device(const void* from, std::size_t count) {
+  std::vector<T> host(count);
+  if (count > 0)
+    require(cudaMemcpy(host.data(), from, count * sizeof(T), cudaMemcpyDefault), "from device");
+  return host;
+}
+template <class T>
+void to_device(const DeviceMemory& to, const std::vector<T>& host) {
+  if (!host.empty())
+    require(cudaMemcpy(to.data(), host.data(), host.size() * sizeof(T), cudaMemcpyDefault),
+            "to device");
+}
+
+}  // namespace
+
+bool MoeSetup::has_kernel() const {
+  const auto layout = kernels::cuda::cuda_layout(options.b_layout);
+  const auto* const kernel = dtype == kernels::DType::kBf16
+                                 ? kernels::cuda::moe_dispatch_kernel_bf16(layout, shape.epilogue)
+                                 : kernels::cuda::moe_dispatch_kernel_f16(layout, shape.epilogue);
+  return kernel != nullptr;
+}
+
+MoeRanks::MoeRanks(const MoeSetup& setup)
+    : setup_(setup), ranks_(setup.world()), routing_(setup.sets), sources_(setup.sets) {
+  const int devices = std::min(setup.devices, static_cast<int>(world()));
+  for (int from = 0; from < devices; ++from) {
+    for (int to = 0; to < devices; ++to) {
+      if (from != to) allow_access(from, to);
+    }
+  }
+  const auto used = static_cast<std::uint32_t>(devices);
+  const std::uint32_t per_device = (world() + used - 1) / used;
+  // Ranks of several nodes leave some SMs to the copies between them, if they share a GPU.
+  const std::uint32_t shares = per_device > 1 && setup.nodes > 1 ? per_device + 1 : per_device;
+  kernels::Tiling tiling = kernels::moe_dispatch_cuda_tiling();
+  tiling.chunk_bytes = setup.chunk_bytes;
+  tiling.banks = setup.banks;
+  plan_ = or_exit(kernels::MoeDispatchPlan::make(setup.nodes, setup.locals, setup.shape,
+                                                 setup.dtype, tiling, setup.kind));
+  const kernels::MoeDispatchShape& shape = plan_.shape;
+  const auto make = [](std::size_t bytes) {
+    return std::make_unique<DeviceMemory>(std::max<std::size_t>(bytes, 16));
+  };
+  const std::size_t slots = std::size_t{shape.tokens_max} * shape.top_k;
+  std::vector<int> device_of;
+  std::vector<std::byte*> workspaces;
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    Rank& rank = ranks_[r];
+    rank.device = static_cast<int>(r) % devices;
+    make_current(r);
+    require(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "stream");
+    rank.workspace = make(plan_.workspace_bytes());
+    const std::size_t here = kernels::shard_of(shape.experts, world(), r).count;
+    rank.expert_weights = make(here * shape.hidden * shape.weight_columns() * 2);
+    rank.y = make(static_cast<std::size_t>(output_elements()) * 2);
+    for (std::uint32_t set = 0; set < setup.sets; ++set) {
+      rank.sets.push_back({make(std::size_t{shape.tokens_max} * shape.hidden * 2), make(slots * 4),
+                           make(slots * 4)});
+    }
+    require(cudaMemset(rank.workspace->data(), 0, plan_.workspace_bytes()), "workspace");
+    require(cudaDeviceSynchronize(), "workspace");
+    device_of.push_back(rank.device);
+    workspaces.push_back(static_cast<std::byte*>(rank.workspace->data()));
+  }
+  if (setup.nodes > 1) {
+    proxy_ = std::make_unique<HostProxy>(setup.nodes, setup.locals, plan_.flag_count(), device_of,
+                                         workspaces);
+  }
+  kernels::CudaOptions options = setup.options;
+  options.ranks_per_device = shares;
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    make_current(r);
+    kernels::RankContext context;
+    context.world = {setup.nodes, setup.locals, r / setup.locals, r % setup.locals};
+    context.session_abort = setup.abort;
+    for (std::uint32_t local = 0; local < setup.locals; ++local)
+      context.workspaces[local] = workspaces[r / setup.locals * setup.locals + local];
+    if (proxy_ != nullptr) proxy_->fill_in(r, context);
+    ranks_[r].op = or_exit(kernels::MoeDispatchCuda::create(plan_, context, options));
+    // CUDA loads a kernel at its first launch, and may wait for the device to be idle to do so.
+    poison(ranks_[r].y->data(), 8, stream(r));
+    delay(1, stream(r));
+    require(cudaDeviceSynchronize(), "warm-up");
+  }
+  require(cudaSetDevice(0), "cudaSetDevice");
+}
+
+MoeRanks::~MoeRanks() {
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    make_current(r);
+    cudaStreamSynchronize(ranks_[r].stream);
+  }
+  proxy_.reset();
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    make_current(r);
+    cudaStreamDestroy(ranks_[r].stream);
+    ranks_[r].op.reset();
+  }
+  cudaSetDevice(0);
+}
+
+void MoeRanks::make_current(std::uint32_t rank) const {
+  require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");
+}
+
+void MoeRanks::fill(const JobRouting& routing, std::uint64_t seed, std::uint32_t set) {
+  const kernels::MoeDispatchShape& shape = plan_.shape;
+  const auto type = kernels::cuda::cuda_type(plan_.dtype);
+  routing_[set] = routing;
+  sources_[set].clear();
+  last_set_ = set;
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    make_current(r);
+    Rank& rank = ranks_[r];
+    const kernels::testing::RankRouting& its = routing[r];
+    to_device(*rank.sets[set].ids, its.ids);
+    to_device(*rank.sets[set].weights, its.weights);
+    sources_[set].push_back({its.tokens, its.ids, its.weights, {}});
+    fill_normal(rank.sets[set].tokens->data(), type, std::int64_t{its.tokens} * shape.hidden,
+                seed * 64 + r, stream(r));
+    const std::int64_t here = kernels::shard_of(shape.experts, world(), r).count;
+    fill_normal(rank.expert_weights->data(), type, here * shape.hidden * shape.weight_columns(),
+                seed * 64 + 32 + r, stream(r));
+    poison(rank.y->data(), output_elements(), stream(r));
+    require(cudaStreamSynchronize(stream(r)), "inputs");
+  }
+  require(cudaSetDevice(0), "cudaSetDevice");
+}
+
+void MoeRanks::spoil_token(std::uint32_t rank, std::uint32_t token) {
+  const std::vector<std::uint16_t> bits(plan_.shape.hidden, kNan);
+  auto* const tokens = static_cast<std::uint16_t*>(ranks_[rank].sets[last_set_].tokens->data()) +
+                       std::size_t{token} * plan_.shape.hidden;
+  require(cudaMemcpy(tokens, bits.data(), bits.size() * 2, cudaMemcpyDefault), "token");
+}
+
+Status MoeRanks::launch(std::uint32_t r, kernels::Mode mode, std::uint32_t set,
+                        std::uint32_t capacity) {
+  const Rank& rank = ranks_[r];
+  kernels::MoeDispatchInput input;
+  input.tokens = rank.sets[set].tokens->data();
+  input.ids = static_cast<const std::int32_t*>(rank.sets[set].ids->data());
+  input.weights = static_cast<const float*>(rank.sets[set].weights->data());
+  input.count = routing_[set][r].tokens;
+  input.expert_weights = rank.expert_weights->data();
+  return rank.op->launch(rank.stream, input, rank.y->data(),
+                         std::min(capacity, plan_.shape.rows_max), mode);
+}
+
+Status MoeRanks::finish(std::uint32_t r) {
+  auto finished = op(r).finish(stream(r));
+  if (!finished) return propagate(finished);
+  return {};
+}
+
+tools::MoeReference MoeRanks::reference(std::uint32_t rank, std::uint32_t set) const {
+  const kernels::MoeDispatchShape& shape = plan_.shape;
+  tools::MoeJobShape job;
+  job.nodes = setup_.nodes;
+  job.locals = setup_.locals;
+  job.experts = shape.experts;
+  job.top_k = shape.top_k;
+  job.hidden = shape.hidden;
+  job.features = shape.features;
+  return {job, rank, sources_[set]};
+}
+
+std::uint32_t MoeRanks::rows(std::uint32_t rank, std::uint32_t set) const {
+  return static_cast<std::uint32_t>(reference(rank, set).rows().size());
+}
+
+std::vector<std::uint16_t> MoeRanks::tokens_of(std::uint32_t rank, std::uint32_t set) const {
+  return from_device<std::uint16_t>(ranks_[rank].sets[set].tokens->data(),
+                                    std::size_t{routing_[set][rank].tokens} * plan_.shape.hidden);
+}
+
+std::vector<std::uint16_t> MoeRanks::output(std::uint32_t rank) const {
+  return from_device<std::uint16_t>(ranks_[rank].y->data(),
+                                    static_cast<std::size_t>(output_elements()));
+}
+
+bool MoeRanks::untouched(std::uint32_t rank) {
+  const std::vector<std::uint16_t> y = output(rank);
+  return std::all_of(y.begin(), y.end(), [](std::uint16_t bits) { return bits == 0xffff; });
+}
+
+std::string MoeRanks::judge(std::uint32_t r, std::uint32_t set, bool behind) {
+  make_current(r);
+  const kernels::MoeDispatchShape& shape = plan_.shape;
+  const tools::MoeReference expected = reference(r, set);
+  const std::size_t count = expected.rows().size();
+  const kernels::MoeDispatchDeviceOutput output = op(r).output();
+  if (op(r).rows() != count)
+    return fmt::format("rank {}: {} rows, expected {}", r, op(r).rows(), count);
+  std::vector<std::uint32_t> offsets;
+  for (std::uint32_t e = 0; e <= expected.expert_count(); ++e)
+    offsets.push_back(static_cast<std::uint32_t>(expected.offset(e)));
+  if (from_device<std::uint32_t>(output.offsets, offsets.size()) != offsets)
+    return fmt::format("rank {}: the offsets are wrong", r);
+  std::vector<std::vector<std::uint16_t>> tokens;
+  for (std::uint32_t rank = 0; rank < world(); ++rank) tokens.push_back(tokens_of(rank, set));
+  std::vector<std::uint16_t> a(std::max<std::size_t>(count, 1) * shape.hidden);
+  const auto rows = from_device<kernels::MoeRow>(output.rows, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const tools::MoeReference::Row& row = expected.rows()[i];
+    if (rows[i] != kernels::MoeRow{row.rank, row.token, row.slot, row.weight}) {
+      return fmt::format("rank {}, row {}: of rank {}, token {}, slot {}; expected {}, {}, {}", r,
+                         i, rows[i].rank, rows[i].token, rows[i].slot, row.rank, row.token,
+                         row.slot);
+    }
+    std::copy_n(tokens[row.rank].begin() + std::ptrdiff_t{row.token} * shape.hidden, shape.hidden,
+                a.begin() + static_cast<std::ptrdiff_t>(i * shape.hidden));
+  }
+  const DeviceMemory a_here(a.size() * 2);
+  const DeviceMemory offsets_here(offsets.size() * 4);
+  to_device(a_here, a);
+  to_device(offsets_here, offsets);
+  GroupedGemmProblem problem;
+  problem.dtype = kernels::cuda::cuda_type(plan_.dtype);
+  problem.b_layout = kernels::cuda::cuda_layout(setup_.options.b_layout);
+  problem.activation = activation_of(shape.epilogue);
+  problem.experts = static_cast<int>(expected.expert_count());
+  problem.rows_max = static_cast<int>(shape.rows_max);
+  problem.n = static_cast<int>(shape.weight_columns());
+  problem.k = static_cast<int>(shape.hidden);
+  problem.a = a_here.data();
+  problem.b = ranks_[r].expert_weights->data();
+  problem.c = ranks_[r].y->data();
+  problem.offsets = static_cast<const std::uint32_t*>(offsets_here.data());
+  const auto stored =
+      behind ? static_cast<std::int64_t>(count) : std::int64_t{shape.rows_max} + kGuardRows;
+  if (stored == 0) return {};
+  const GroupedVerdict verdict = judge_grouped(problem, stored, stream(r));
+  worst_ = std::max(worst_, verdict.rows.worst);
+  if (verdict.right()) return {};
+  return fmt::format(
+      "rank {}: of {} rows {} elements are wrong, one in row {}, column {} (worst {} of its "
+      "bound); "
+      "{} elements behind the rows were touched",
+      r, count, verdict.rows.bad, verdict.rows.first_bad / shape.features,
+      verdict.rows.first_bad % shape.features, verdict.rows.worst, verdict.touched);
+}
+
+}  // namespace mk::test
