@@ -108,6 +108,7 @@ Result<GemmCombine> GemmCombine::create(Session& session, const Shape& shape,
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
   kernels::CombineCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
   MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout(kOp, shape.b_layout));
+  cpu_options.count_nonfinite = tuning.count_nonfinite;
   MK_ASSIGN_OR_RETURN(auto memory,
                       OperatorMemory::create(*session.impl(), kOp, describe(plan),
                                              plan.workspace_bytes(), plan.flag_count()));

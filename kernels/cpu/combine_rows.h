@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kernels/cpu/row_math.h"
+#include "kernels/cpu/sum_rows.h"
 #include "kernels/ops/combine/geometry.h"
 
 namespace mk::kernels {
@@ -29,15 +30,16 @@ class CombineRows {
 
   /// before + (rows) + after, each of them from left to right: to `partial`, or with `residual`
   /// (null: none) to the elements at `result`. Each of the three calls a visitor with what it has.
+  /// `counter`, unless null, counts in the partials that are added.
   template <class Before, class Rows, class After>
   void sum(Before&& before, Rows&& rows, After&& after, std::byte* partial, std::uint16_t* result,
-           const std::uint16_t* residual) const {
+           const std::uint16_t* residual, NonfiniteCounter* counter = nullptr) const {
     for (std::uint32_t begin = 0; begin < columns_; begin += kPiece) {
       const std::uint32_t count = std::min(kPiece, columns_ - begin);
       Sum all;
       Sum node;
       const auto add_to = [&](Sum& sum) {
-        return [&, this](const std::byte* row) { add(sum, row, begin, count); };
+        return [&, this](const std::byte* row) { add(sum, row, begin, count, counter); };
       };
       before(add_to(all));
       rows(add_to(node));
@@ -63,9 +65,15 @@ class CombineRows {
     float values[kPiece];
   };
 
-  void add(Sum& sum, const std::byte* row, std::uint32_t begin, std::uint32_t count) const {
-    if (f32_) return add(sum, reinterpret_cast<const float*>(row) + begin, count);
+  void add(Sum& sum, const std::byte* row, std::uint32_t begin, std::uint32_t count,
+           NonfiniteCounter* counter) const {
+    if (f32_) {
+      const auto* values = reinterpret_cast<const float*>(row) + begin;
+      if (counter != nullptr) counter->add(values, count);
+      return add(sum, values, count);
+    }
     const auto* elements = reinterpret_cast<const std::uint16_t*>(row) + begin;
+    if (counter != nullptr) counter->add(elements, count);
     (sum.any ? math_.add : math_.widen)(elements, sum.values, count);
     sum.any = true;
   }

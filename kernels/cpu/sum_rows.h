@@ -2,6 +2,7 @@
 /// SumJob and AccumulateJob on the CPU.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/comm/sum_job.h"
@@ -16,6 +17,9 @@ class NonfiniteCounter {
   explicit NonfiniteCounter(DType dtype) : exponent_(dtype == DType::kBf16 ? 0x7f80 : 0x7c00) {}
   void add(const std::uint16_t* row, std::uint32_t count) {
     for (std::uint32_t i = 0; i < count; ++i) count_ += (row[i] & exponent_) == exponent_ ? 1u : 0u;
+  }
+  void add(const float* row, std::uint32_t count) {
+    for (std::uint32_t i = 0; i < count; ++i) count_ += std::isfinite(row[i]) ? 0u : 1u;
   }
   std::uint64_t count() const { return count_; }
 

@@ -156,6 +156,12 @@ TEST(CreationThatCannotFit, IsRefusedAtOnceWithBothNumbers) {
     moe.experts = 8;
     moe.top_k = 2;
     check(std::type_identity<MoeDispatchGemm>{}, moe);
+    GemmCombine::Shape combine;
+    combine.tokens_max = kLarge;
+    combine.hidden = kLarge / 16;
+    combine.features = 64;
+    combine.experts = combine.top_k = 8;
+    check(std::type_identity<GemmCombine>{}, combine);
     check(std::type_identity<RingAttention>{}, {kLarge * 16, 8, 8, 128, false});
     // The session is as well as before.
     auto op = AnyOperator::create(*session, Kind::kGemmAllReduce);

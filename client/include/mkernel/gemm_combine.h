@@ -34,6 +34,12 @@ enum class Partials : std::uint32_t {
 /// their order, then the residual; then comes one rounding. So it is bitwise the same from run to
 /// run. A token without an expert gets 0, or its residual. A NaN in a token's rows reaches no other
 /// token.
+///
+/// With Partials::kElement, each weighted product row and each node's sum of a token is rounded to
+/// the element type. One whose magnitude reaches 65520 in f16 becomes an infinity, and infinities
+/// of unlike sign add up to a NaN, although the whole sum may be small. In f16, keep the sum of
+/// |weight| |row| |expert's weights| over a token's slots at 65000 at most, use Partials::kF32, or
+/// watch LaunchStats::nonfinite_partials.
 class MK_EXPORT GemmCombine {
  public:
   struct Shape {

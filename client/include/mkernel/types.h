@@ -93,9 +93,9 @@ struct Tuning {
   /// shipped for the GPU. Rank 0's count for all ranks.
   std::string machine_file;
   std::string tuned_file;
-  /// GEMM+AllReduce and GEMM+ReduceScatter on CPUs: fill in LaunchStats::nonfinite_partials, which
-  /// takes another look at all that is added. On a GPU: kUnsupported. Of no effect on operators
-  /// that add no partial sums. Ranks may differ.
+  /// GEMM+AllReduce, GEMM+ReduceScatter and GEMM+Combine on CPUs: fill in
+  /// LaunchStats::nonfinite_partials, which takes another look at all that is added. On a GPU:
+  /// kUnsupported. Of no effect on operators that add no partial sums. Ranks may differ.
   bool count_nonfinite = false;
 };
 
@@ -112,8 +112,8 @@ struct LaunchStats {
   std::uint64_t estimated_fused_ns = 0;
   std::uint64_t estimated_unfused_ns = 0;
   /// If Tuning::count_nonfinite: elements of the partial sums that this rank added up (products of
-  /// one rank, sums of one node) that were NaN or infinite. Where inputs are finite, these have
-  /// overflowed the element type.
+  /// one rank or expert, sums of one node) that were NaN or infinite. Where inputs are finite,
+  /// these have overflowed the element type.
   std::uint64_t nonfinite_partials = 0;
 };
 

@@ -40,11 +40,12 @@ struct Shared {
 class CpuExecutor : public CpuPacer {
  public:
   CpuExecutor(Shared& shared, const CombineLaunch& launch, const Matrices& matrices,
-              std::uint32_t compute_block)
+              std::uint32_t compute_block, std::atomic<std::uint64_t>* nonfinite)
       : shared_(shared),
         launch_(launch),
         matrices_(matrices),
         block_(compute_block),
+        nonfinite_(nonfinite),
         sums_(*shared.math, launch.plan.shape.partials, launch.plan.shape.hidden) {}
 
   template <class PlaceOf>
@@ -70,8 +71,12 @@ class CpuExecutor : public CpuPacer {
     const std::uint64_t at = std::uint64_t{job.token} * launch_.plan.shape.hidden;
     const bool result = job.target == nullptr;
     const bool residual = result && matrices_.residual != nullptr;
+    NonfiniteCounter counter(launch_.plan.dtype);
     sums_.sum(before, rows, after, job.target, result ? matrices_.out + at : nullptr,
-              residual ? matrices_.residual + at : nullptr);
+              residual ? matrices_.residual + at : nullptr, nonfinite_ ? &counter : nullptr);
+    if (nonfinite_ && counter.count() != 0) {
+      nonfinite_->fetch_add(counter.count(), std::memory_order_relaxed);
+    }
   }
 
   /// Acquire and release: the last one's next release shows what all have stored.
@@ -101,6 +106,7 @@ class CpuExecutor : public CpuPacer {
   const CombineLaunch& launch_;
   const Matrices& matrices_;
   std::uint32_t block_;
+  std::atomic<std::uint64_t>* nonfinite_;  ///< null: nobody counts
   CombineRows sums_;
 };
 
@@ -182,7 +188,9 @@ class CombineCpu::Impl : private RoleBody {
         static_cast<const std::uint16_t*>(input.expert_weights),
         static_cast<const std::uint16_t*>(input.residual), static_cast<std::uint16_t*>(out)};
     const LaunchWork work = plan_.work(matrices_.rows, input.count);
+    nonfinite_.store(0, std::memory_order_relaxed);
     MK_ASSIGN_OR_RETURN(LaunchStats stats, runner_.run(kCombineM, mode, estimate(work, rates_)));
+    stats.nonfinite_partials = nonfinite_.load(std::memory_order_relaxed);
     MK_RETURN_IF_ERROR(check_verdict(input));
     stats.m = input.count;
     return stats;
@@ -197,7 +205,8 @@ class CombineCpu::Impl : private RoleBody {
   const World& world() const { return launch_.context.world; }
 
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
-    CpuExecutor executor(shared_, launch_, matrices_, role == Role::kCompute ? index : 0);
+    CpuExecutor executor(shared_, launch_, matrices_, role == Role::kCompute ? index : 0,
+                         options_.count_nonfinite ? &nonfinite_ : nullptr);
     CombineBlock block(executor, launch_, role, index, totals);
     switch (role) {
       case Role::kCompute:
@@ -290,6 +299,7 @@ class CombineCpu::Impl : private RoleBody {
   const CombineCpuOptions options_;
   MachineRates rates_;
   Matrices matrices_;
+  std::atomic<std::uint64_t> nonfinite_{0};  ///< of the launch; its threads add to it
   Shared shared_;
   CombineLaunch launch_;
   LaunchRunner runner_;  ///< ends first: its threads use the rest

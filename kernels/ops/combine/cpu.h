@@ -20,6 +20,8 @@ namespace mk::kernels {
 
 struct CombineCpuOptions : CpuOptions {
   BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: [I][H], or [H][I]
+  /// As GemmCpuOptions'.
+  bool count_nonfinite = false;
 };
 
 /// One rank's input of one launch; dense.
