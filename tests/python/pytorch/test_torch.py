@@ -1,5 +1,6 @@
 """The operators of torch.library, the modules and the hooks, on two nodes of two ranks."""
 import pytest
+import torch
 import torch_ranks
 
 import mkernel
@@ -35,6 +36,13 @@ def test_modules_are_like_one_process(cluster, sequence_parallel, compiled):
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_and_its_gradient_are_as_good_as_one_process(cluster, causal):
     for said in cluster.run(torch_ranks.attention_and_gradients_are_right, causal):
+        assert "attn_mask" in said
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_on_a_gpu_and_its_gradient_are_as_good_as_one_process(cluster, causal):
+    for said in cluster.run(torch_ranks.attention_and_gradients_are_right, causal, "cuda:0"):
         assert "attn_mask" in said
 
 

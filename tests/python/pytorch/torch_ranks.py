@@ -334,7 +334,7 @@ def wrong_tensors():
     return errors
 
 
-def attention_and_gradients_are_right(causal):
+def attention_and_gradients_are_right(causal, device="cpu"):
     """Attention over all ranks and its composed gradient, beside PyTorch's in one process, against float64."""
     import warnings
 
@@ -346,14 +346,14 @@ def attention_and_gradients_are_right(causal):
         y = nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
         y.backward(dout.to(dtype))
         answers[dtype] = [mt.sequence_shard(x, 2, is_causal=causal) for x in (y.detach(), *(x.grad for x in leaves))]
-    mine = [mt.sequence_shard(x, 2, is_causal=causal).requires_grad_() for x in (q, k, v)]
+    mine = [mt.sequence_shard(x, 2, is_causal=causal).to(device).requires_grad_() for x in (q, k, v)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         y = mt.attention(*mine, is_causal=causal, enable_gqa=True)
-        y.backward(mt.sequence_shard(dout, 2, is_causal=causal))
+        y.backward(mt.sequence_shard(dout, 2, is_causal=causal).to(device))
     assert sum("composed" in str(one.message) for one in caught) == 1
     for name, got, exact, near in zip(("out", "dq", "dk", "dv"), (y, *(x.grad for x in mine)), answers[torch.float64], answers[torch.bfloat16]):
-        ours, theirs = error_of(got, exact), error_of(near, exact)
+        ours, theirs = error_of(got.cpu(), exact), error_of(near, exact)
         assert ours <= 1.5 * theirs + 1e-4, f"{name}: error {ours:.2e}, and {theirs:.2e} in one process"
     args = [x.detach()[0].transpose(0, 1).contiguous().requires_grad_() for x in mine]
     outcomes = torch.library.opcheck(torch.ops.mkernel.ring_attention, (*args, causal, 0.125, ""))
