@@ -214,7 +214,8 @@ struct RingKind {
             shape.head_dim,
             shape.causal != 0,
             static_cast<DataType>(shape.dtype),
-            std::max(1u, shape.batch)};
+            std::max(1u, shape.batch),
+            shape.sequences_max};
   }
   static void tune(Op::Tuning& tuning, const Shape& shape) {
     tuning.remote_passes = shape.remote_passes;
@@ -243,7 +244,9 @@ struct RingKind {
             given.v_head_stride,
             given.q_batch_stride,
             given.k_batch_stride,
-            given.v_batch_stride};
+            given.v_batch_stride,
+            given.sequence_starts,
+            static_cast<std::uint32_t>(std::min<std::uint64_t>(given.sequences, ~0u))};
   }
   static Op::Output output_of(const Arguments& given) {
     return {given.out,

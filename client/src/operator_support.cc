@@ -106,10 +106,11 @@ std::string describe_plan(const kernels::AgGemmPlan& plan) {
 
 std::string describe_plan(const kernels::RingAttentionPlan& plan) {
   return fmt::format(
-      "seq_max={} batch={} query_heads={} key_heads={} head_dim={} causal={} dtype={} tiles={}x{} "
+      "seq_max={} batch={} sequences_max={} query_heads={} key_heads={} head_dim={} causal={} "
+      "dtype={} tiles={}x{} "
       "chunk_bytes={} remote_passes={} banks={} plan={:016x}",
-      plan.seq_max, plan.batch, plan.query_heads, plan.key_heads, plan.head_dim, plan.causal,
-      kernels::name_of(plan.dtype), plan.tile_q, plan.tile_k, plan.gather.chunk_bytes,
+      plan.seq_max, plan.batch, plan.sequences_max, plan.query_heads, plan.key_heads, plan.head_dim,
+      plan.causal, kernels::name_of(plan.dtype), plan.tile_q, plan.tile_k, plan.gather.chunk_bytes,
       plan.remote_passes, plan.banks, plan.fingerprint());
 }
 

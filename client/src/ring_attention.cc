@@ -21,9 +21,9 @@ constexpr std::string_view kOp = "ring";
 
 Result<kernels::RingAttentionShape> checked_shape(const RingAttention::Shape& shape) {
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
-  return kernels::RingAttentionShape{shape.seq_max,  shape.query_heads, shape.key_heads,
-                                     shape.head_dim, shape.causal,      dtype,
-                                     shape.batch};
+  return kernels::RingAttentionShape{shape.seq_max,  shape.query_heads,  shape.key_heads,
+                                     shape.head_dim, shape.causal,       dtype,
+                                     shape.batch,    shape.sequences_max};
 }
 
 Result<kernels::RingAttentionPlan> cpu_plan(const AttachOptions& options,
@@ -38,7 +38,13 @@ Result<kernels::RingAttentionPlan> cpu_plan(const AttachOptions& options,
 }
 
 /// A kernel has its own tiles, and takes all keys of an item at one time.
-Status check_device_tuning(const RingAttention::Tuning& tuning) {
+Status check_for_device(const RingAttention::Shape& shape, const RingAttention::Tuning& tuning) {
+  if (shape.sequences_max != 0) {
+    return fail(ErrorCode::kUnsupported,
+                "{}: sequences of different lengths (sequences_max = {}) run on CPUs only; on a "
+                "GPU leave it 0, or choose Executor::kCpu",
+                kOp, shape.sequences_max);
+  }
   if (tuning.tile_m == 0 && tuning.tile_n == 0 && tuning.remote_passes == 0) return {};
   return fail(ErrorCode::kUnsupported,
               "{}: tiles of {} queries and {} keys and {} remote passes were asked for; on a GPU "
@@ -60,6 +66,8 @@ kernels::RingAttentionTensors tensors_of(const RingAttention::Input& in,
   tensors.out_strides = {out.out_stride, out.out_head_stride, out.out_batch_stride};
   tensors.lse_strides = {out.lse_stride, out.lse_head_stride, out.lse_batch_stride};
   tensors.scale = in.scale;
+  tensors.starts = in.sequence_starts;
+  tensors.sequences = in.sequences;
   return tensors;
 }
 
@@ -73,7 +81,7 @@ class __attribute__((visibility("hidden"))) RingAttention::Impl {
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
     std::unique_ptr<Impl> made(new Impl(session.impl()));
     if (on_device) {
-      MK_RETURN_IF_ERROR(check_device_tuning(tuning));
+      MK_RETURN_IF_ERROR(check_for_device(shape, tuning));
       MK_ASSIGN_OR_RETURN(made->device_, make_device_ring(*session.impl(), checked, tuning));
       return made;
     }
@@ -142,7 +150,7 @@ Result<std::uint64_t> RingAttention::workspace_bytes(const Session& session, con
   MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
   MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
   if (on_device) {
-    MK_RETURN_IF_ERROR(check_device_tuning(tuning));
+    MK_RETURN_IF_ERROR(check_for_device(shape, tuning));
     return device_workspace_ring(*session.impl(), checked, tuning);
   }
   MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), checked, tuning));

@@ -112,5 +112,52 @@ TEST(CApiRing, TakesBatches) {
   leave(session, op);
 }
 
+TEST(CApiRing, TakesSequencesOfDifferentLengths) {
+  const auto cluster = cluster_of(2);
+  constexpr std::uint32_t kStarts[] = {0, 7, 8, 20};
+  for_ranks(2, [&](std::uint32_t rank) {
+    mk_session* const session = attach(*cluster, 1, rank);
+    auto shape = sized<mk_ring_shape>();
+    shape.seq_max = 20;
+    shape.query_heads = shape.key_heads = 1;
+    shape.head_dim = 64;
+    shape.causal = 1;
+    shape.sequences_max = 3;
+    shape.dtype = MK_BF16;
+    mk_op* const op = create(session, "ring", &shape);
+    // All values of a sequence are the same, so its output is that.
+    Elements values;
+    std::vector<float> expected_lse;
+    for (std::uint32_t sequence = 0; sequence < 3; ++sequence) {
+      std::uint64_t first[2] = {}, count[2] = {};
+      mk_sequence_rows_of_rank(kStarts[sequence + 1] - kStarts[sequence], 1, 2, rank, first, count);
+      values.insert(values.end(), (count[0] + count[1]) * 64,
+                    static_cast<std::uint16_t>(0x3f80 + sequence * 0x80));
+      for (int part = 0; part < 2; ++part) {
+        for (std::uint64_t row = first[part]; row < first[part] + count[part]; ++row)
+          expected_lse.push_back(std::log(static_cast<float>(row + 1)));
+      }
+    }
+    const Elements zeros(values.size(), 0);  // keys: all scores are 0
+    Elements out(values.size(), 0xffff);
+    std::vector<float> lse(expected_lse.size(), std::nanf(""));
+    auto arguments = sized<mk_ring_arguments>();
+    arguments.q = arguments.v = values.data();
+    arguments.k = zeros.data();
+    arguments.out = out.data();
+    arguments.lse = lse.data();
+    arguments.seq = 20;
+    expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
+                   {"starts are null"});
+    arguments.sequence_starts = kStarts;
+    arguments.sequences = 3;
+    ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
+    EXPECT_EQ(values, out);
+    for (std::size_t row = 0; row < lse.size(); ++row)
+      EXPECT_NEAR(lse[row], expected_lse[row], 1e-5);
+    leave(session, op);
+  });
+}
+
 }  // namespace
 }  // namespace mk

@@ -68,7 +68,7 @@ TEST_F(ExecutorChoice, MoeRunsOnTheCpuOnly) {
 }
 
 // They are the kernel's own there: what was chosen for the CPU would go unheeded.
-TEST_F(ExecutorChoice, RingAttentionOnAGpuTakesNoTilesAndPasses) {
+TEST_F(ExecutorChoice, RingAttentionOnAGpuTakesNoTilesPassesAndLengths) {
   Session session = attach("tiles");
   for (const auto member : {&RingAttention::Tuning::tile_m, &RingAttention::Tuning::tile_n}) {
     RingAttention::Tuning tuning;
@@ -80,6 +80,14 @@ TEST_F(ExecutorChoice, RingAttentionOnAGpuTakesNoTilesAndPasses) {
     EXPECT_NE(op.error().message.find("leave tile_m, tile_n and remote_passes 0"),
               std::string::npos);
   }
+  RingAttention::Tuning on_gpu;
+  on_gpu.executor = Executor::kCuda;
+  RingAttention::Shape packed{64, 2, 1, 64};
+  packed.sequences_max = 3;
+  const auto of_lengths = RingAttention::create(session, packed, on_gpu);
+  ASSERT_FALSE(of_lengths);
+  EXPECT_EQ(of_lengths.error().code, ErrorCode::kUnsupported);
+  EXPECT_NE(of_lengths.error().message.find("sequences_max = 3"), std::string::npos);
   RingAttention::Tuning tuning;
   tuning.executor = Executor::kCuda;
   tuning.remote_passes = 2;

@@ -49,6 +49,9 @@ class MK_EXPORT RingAttention {
     bool causal = false;            ///< a row sees itself and what is before it in the sequence
     DataType dtype = DataType::kBf16;
     std::uint32_t batch = 1;  ///< sequences of one length; each is spread over all ranks
+    /// Executor::kCpu: sequences of different lengths in one launch, at most; then seq_max is the
+    /// number of their rows in all, and batch 1. 0: all of a launch have one length.
+    std::uint32_t sequences_max = 0;
   };
   /// Tuning::tile_m: sequence rows of a tile of queries; Tuning::tile_n: keys of a tile. On a GPU
   /// both are the kernel's own, and so are its passes: leave them 0.
@@ -93,6 +96,13 @@ class MK_EXPORT RingAttention {
     std::uint64_t q_batch_stride = 0;
     std::uint64_t k_batch_stride = 0;
     std::uint64_t v_batch_stride = 0;
+    /// With Shape::sequences_max: where each of the `sequences` sequences begins among the rows of
+    /// all ranks, and where the last one ends (FlashAttention's cu_seqlens). Each is dealt out by
+    /// itself: a rank's rows are its sequence_rows_of_rank of the first, then those of the second,
+    /// and so on; of a short one some ranks have none. The same on all ranks (kShapeMismatch, whose
+    /// m stands for the lengths).
+    const std::uint32_t* sequence_starts = nullptr;
+    std::uint32_t sequences = 0;
   };
   /// Where the output goes; must not overlap the input.
   struct Output {
@@ -107,7 +117,8 @@ class MK_EXPORT RingAttention {
     std::uint64_t lse_batch_stride = 0;
   };
 
-  /// Collective, same `seq`, the rows of the whole sequence, on all ranks. Blocks until this rank's
+  /// Collective, same `seq`, the rows of the whole sequence (with Shape::sequences_max: of all), on
+  /// all ranks. Blocks until this rank's
   /// output is complete. A wrong argument (kInvalidArgument) changes nothing. After any other error
   /// the operator is broken and says so at every call.
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,

@@ -168,6 +168,7 @@ class RingShape(_Sized):
         ("dtype", c_uint32),
         ("remote_passes", c_uint32),
         ("batch", c_uint32),
+        ("sequences_max", c_uint32),
     ]
 
 
@@ -196,6 +197,8 @@ class RingArguments(_Sized):
         ("lse_stride", c_uint64),
         ("lse_head_stride", c_uint64),
         ("lse_batch_stride", c_uint64),
+        ("sequence_starts", c_void_p),
+        ("sequences", c_uint64),
     ]
 
 

@@ -20,6 +20,7 @@ struct AttentionItem {
   std::uint32_t pair = 0;  ///< batch * key_heads + key_head
   std::uint32_t batch = 0;
   std::uint32_t key_head = 0;
+  std::uint32_t sequence = 0;  ///< of a packed launch
 };
 
 /// A tile of keys of one key head, and their values, where this rank reads them. Strides are in
@@ -69,11 +70,33 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
   const RingAttentionSchedule schedule;
   GatherBlock<Executor> gather;
 
+  MK_HOST_DEVICE std::uint32_t items() const {
+    return packed() ? launch.packed.items[launch.packed.count] : schedule.items();
+  }
   MK_HOST_DEVICE AttentionItem item(std::uint32_t number) const {
+    const std::uint32_t sequence = packed() ? launch.packed.sequence_of(number) : 0;
+    const std::uint32_t within = packed() ? number - launch.packed.items[sequence] : number;
     const std::uint32_t pairs = launch.plan.head_pairs();
-    const std::uint32_t pair = number % pairs;
-    return {number, schedule.query_tile(number / pairs), pair, pair / launch.plan.key_heads,
-            pair % launch.plan.key_heads};
+    const std::uint32_t pair = within % pairs;
+    SequenceTile query = schedule_of(sequence).query_tile(within / pairs);
+    query.row += first_row(this->world.rank(), sequence);
+    return {number,  query, pair, pair / launch.plan.key_heads, pair % launch.plan.key_heads,
+            sequence};
+  }
+  /// Of the rows of one sequence by themselves.
+  MK_HOST_DEVICE RingAttentionSchedule schedule_of(std::uint32_t sequence) const {
+    if (!packed()) return schedule;
+    return {launch.plan, this->world, launch.packed.rows[sequence], launch.mode};
+  }
+  /// Where an origin's rows of the sequence begin among all that it has.
+  MK_HOST_DEVICE std::uint32_t first_row(std::uint32_t origin, std::uint32_t sequence) const {
+    return packed() ? launch.packed.first_rows[origin * launch.packed.count + sequence] : 0;
+  }
+  /// Passes that any sequence has, at most.
+  MK_HOST_DEVICE std::uint32_t passes() const {
+    if (!packed()) return schedule.passes();
+    const bool one = launch.mode == Mode::kUnfused || this->world.nodes == 1;
+    return one ? 1 : 1 + launch.plan.remote_passes;
   }
 
   /// Waits until K and V of the pair (batch * key_heads + key head) are here, rows [row, row +
@@ -135,6 +158,7 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
   }
 
  private:
+  MK_HOST_DEVICE bool packed() const { return launch.packed.count != 0; }
   /// Later than who watches: that one names who is behind.
   MK_HOST_DEVICE bool await_shown(std::uint32_t origin, std::uint32_t end) {
     return wait_until(

@@ -1,6 +1,7 @@
 #include "kernels/ops/ring/cpu.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "kernels/cpu/cpu_attention.h"
 #include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
+#include "kernels/ops/ring/packed.h"
 #include "kernels/ops/ring/roles.h"
 
 namespace mk::kernels {
@@ -114,8 +116,14 @@ class RingAttentionCpu::Impl : private RoleBody {
   }
 
   Result<LaunchStats> launch(const RingAttentionTensors& tensors, std::uint64_t seq, Mode mode) {
-    MK_RETURN_IF_ERROR(plan_.check_seq(seq));
-    const std::uint32_t own = rows(seq);
+    if (plan_.sequences_max != 0) {
+      MK_RETURN_IF_ERROR(pack(tensors, seq));
+    } else {
+      MK_RETURN_IF_ERROR(plan_.check_seq(seq));
+    }
+    const World& world = launch_.context.world;
+    const bool packed = plan_.sequences_max != 0;
+    const std::uint32_t own = packed ? packed_.rows(world.rank()) : rows(seq);
     MK_ASSIGN_OR_RETURN(tensors_, checked_tensors(plan_, tensors, own));
     MK_RETURN_IF_ERROR(check_heads());
     MK_RETURN_IF_ERROR(runner_.ready());
@@ -125,8 +133,9 @@ class RingAttentionCpu::Impl : private RoleBody {
     };
     launch_.keys_values = KeySource::of(plan_, heads_of(tensors.k, tensors_.k_strides),
                                         heads_of(tensors.v, tensors_.v_strides), own);
+    if (packed) return runner_.run(packed_.digest(), mode, estimate(packed_.work(), rates_));
     const auto length = static_cast<std::uint32_t>(seq);
-    return runner_.run(length, mode, estimate(plan_.work(launch_.context.world, length), rates_));
+    return runner_.run(length, mode, estimate(plan_.work(world, length), rates_));
   }
 
   std::uint32_t rows(std::uint64_t seq) const {
@@ -159,6 +168,24 @@ class RingAttentionCpu::Impl : private RoleBody {
     }
   }
 
+  Status pack(const RingAttentionTensors& tensors, std::uint64_t seq) {
+    if (tensors.starts == nullptr) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: the operator was made for sequences of different lengths, and their starts "
+                  "are null",
+                  kOp);
+    }
+    const std::span<const std::uint32_t> starts(tensors.starts, std::size_t{tensors.sequences} + 1);
+    MK_RETURN_IF_ERROR(check_starts(plan_, starts));
+    if (starts.back() != seq) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: {} rows in all, but the last sequence ends at row {}", kOp, seq,
+                  starts.back());
+    }
+    packed_ = PackedTables(plan_, launch_.context.world, starts);
+    launch_.packed = packed_.view();
+    return {};
+  }
   /// What the executor takes for granted.
   Status check_heads() const {
     for (const auto& [name, strides] : {std::pair{"q", &tensors_.q_strides},
@@ -179,6 +206,7 @@ class RingAttentionCpu::Impl : private RoleBody {
 
   const RingAttentionPlan plan_;
   RingAttentionTensors tensors_;
+  PackedTables packed_;                                   ///< of the last launch
   std::vector<std::unique_ptr<CpuAttention>> attention_;  ///< by compute block
   std::vector<float> state_;                              ///< of items that are put aside
   RingAttentionLaunch launch_;

@@ -35,7 +35,8 @@ class RingAttentionCpu {
 
   /// Runs one launch over a sequence of `seq` rows in all; returns when this rank has its output
   /// and no block touches memory of the caller any more. All ranks launch equally often and with
-  /// the same `seq` (plan().parts() ≤ seq ≤ the plan's).
+  /// the same `seq` (plan().parts() ≤ seq ≤ the plan's). Of a plan with sequences_max `seq` is the
+  /// number of rows in all, and `tensors` says how they divide, alike on all ranks.
   ///
   /// Of the tensors, the heads of a row follow each other, and so do those of `lse`
   /// (kInvalidArgument else).
@@ -49,7 +50,8 @@ class RingAttentionCpu {
   Result<LaunchStats> launch(const RingAttentionTensors& tensors, std::uint64_t seq,
                              Mode mode = Mode::kFused);
 
-  /// Rows of Q, K, V and O that this rank has of a sequence of `seq` rows.
+  /// Rows of Q, K, V and O that this rank has of a sequence of `seq` rows. (A packed launch has the
+  /// sum of that over its sequences.)
   std::uint32_t rows(std::uint64_t seq) const;
 
   const RingAttentionPlan& plan() const;

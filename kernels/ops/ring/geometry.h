@@ -31,7 +31,9 @@ struct RingAttentionGeometry {
   std::uint32_t nodes = 1;
   std::uint32_t locals = 1;
   std::uint32_t batch = 1;    ///< sequences of one length
-  std::uint32_t seq_max = 0;  ///< the longest sequence, over all ranks
+  std::uint32_t seq_max = 0;  ///< the longest sequence, over all ranks; packed: rows in all
+  std::uint32_t sequences_max =
+      0;  ///< packed.h: of different lengths, in one launch; 0: one length
   std::uint32_t query_heads = 0;
   std::uint32_t key_heads = 0;  ///< of K and of V
   std::uint32_t head_dim = 0;   ///< 64 or 128
@@ -60,6 +62,12 @@ struct RingAttentionGeometry {
   }
   /// Rows of the sequence of one rank, at most.
   MK_HOST_DEVICE constexpr std::uint32_t rows_max() const {
+    if (sequences_max != 0) {
+      // Each of a rank's parts has less than a row more than its share.
+      const std::uint64_t most =
+          seq_max / (nodes * locals) + std::uint64_t{sequences_max} * parts_per_rank();
+      return most < seq_max ? static_cast<std::uint32_t>(most) : seq_max;
+    }
     return shard_rows_max(seq_max, parts()) * parts_per_rank();
   }
   /// Parts the sequence is cut into, and how many of them a rank holds.

@@ -5,13 +5,15 @@
 #include "kernels/comm/launch.h"
 #include "kernels/ops/ring/geometry.h"
 #include "kernels/ops/ring/key_source.h"
+#include "kernels/ops/ring/packed_sequences.h"
 
 namespace mk::kernels {
 
-/// Launch::m is the length of the whole sequence.
+/// Launch::m is the length of the whole sequence; of a packed launch, PackedTables::digest.
 struct RingAttentionLaunch : Launch {
   RingAttentionGeometry plan;
   KeySource keys_values;  ///< this rank's, in the caller's memory
+  PackedSequences packed;
 };
 
 }  // namespace mk::kernels

@@ -49,8 +49,8 @@ namespace mk::kernels::ring_attention {
 template <class Executor>
 MK_HOST_DEVICE inline bool compute_item(RingAttentionBlock<Executor>& block,
                                         const AttentionItem& item, std::uint32_t pass) {
-  const RingAttentionSchedule& schedule = block.schedule;
-  if (!schedule.in_pass(item.query, pass)) return true;
+  const RingAttentionSchedule schedule = block.schedule_of(item.sequence);
+  if (pass >= schedule.passes() || !schedule.in_pass(item.query, pass)) return true;
   if (pass == 0) {
     block.executor.begin(item);
   } else {
@@ -58,9 +58,10 @@ MK_HOST_DEVICE inline bool compute_item(RingAttentionBlock<Executor>& block,
   }
   const StepRange steps = schedule.pass_steps(pass);
   for (std::uint32_t step = steps.begin; step < steps.end; ++step) {
-    const KeyTile key = schedule.key_tile(step);
+    KeyTile key = schedule.key_tile(step);
     const Sight sight = schedule.sight(item.query, key);
     if (sight == Sight::kNone) continue;
+    key.tile.row += block.first_row(key.origin, item.sequence);
     if (!block.await_keys(key.origin, item.pair, key.tile.row, key.tile.rows)) return false;
     const std::uint64_t begin_ns = block.span_begin();
     block.executor.attend(item, block.keys(item, key), sight == Sight::kAll,
@@ -79,8 +80,8 @@ MK_HOST_DEVICE inline bool compute_item(RingAttentionBlock<Executor>& block,
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(RingAttentionBlock<Executor>& block) {
   if (block.launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
-  for (std::uint32_t pass = 0; pass < block.schedule.passes(); ++pass) {
-    for (std::uint32_t number = block.index; number < block.schedule.items();
+  for (std::uint32_t pass = 0; pass < block.passes(); ++pass) {
+    for (std::uint32_t number = block.index; number < block.items();
          number += block.launch.blocks.compute) {
       if (block.stopped()) return false;
       if (!compute_item(block, block.item(number), pass)) return false;

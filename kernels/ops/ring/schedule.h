@@ -46,7 +46,9 @@ struct RowTiles {
   std::uint32_t height = 0;  ///< of each but the last
 
   MK_HOST_DEVICE constexpr RowTiles(std::uint32_t rows_in, std::uint32_t limit)
-      : rows(rows_in), tiles(div_up(rows_in, limit)), height(div_up(rows_in, tiles)) {}
+      : rows(rows_in),
+        tiles(div_up(rows_in, limit)),
+        height(rows == 0 ? 0 : div_up(rows_in, tiles)) {}
   MK_HOST_DEVICE constexpr ShardRange tile(std::uint32_t index) const {
     const std::uint32_t first = index * height;
     return {first, rows - first < height ? rows - first : height};
@@ -81,7 +83,8 @@ struct StepRange {
 
 class RingAttentionSchedule {
  public:
-  /// As the rank of `world` sees it. `seq` is from plan.parts() to plan.seq_max.
+  /// As the rank of `world` sees it. `seq` is from plan.parts() to plan.seq_max; of a packed launch
+  /// (packed.h), the rows of one of its sequences, of which some ranks may then have none.
   MK_HOST_DEVICE RingAttentionSchedule(const RingAttentionGeometry& plan, const World& world,
                                        std::uint32_t seq, Mode mode)
       : plan_(plan),

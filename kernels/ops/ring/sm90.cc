@@ -95,6 +95,10 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
                 "(ring_attention_cuda_tiling)",
                 kOp);
   }
+  if (plan_.sequences_max != 0) {
+    return fail(ErrorCode::kUnsupported,
+                "{}: sequences of different lengths run on CPUs only, so far", kOp);
+  }
   constexpr std::uint32_t kRunsMax = cuda::RingRuns::kMax;
   if (of.size() * plan_.parts_per_rank() > kRunsMax) {
     return fail(ErrorCode::kUnsupported, "{}: {} ranks{} are more than the kernel takes ({})", kOp,

@@ -18,6 +18,7 @@ constexpr std::uint32_t kQueriesMin = 32;
 constexpr std::uint32_t kItemsWanted = 8;  ///< of a rank
 constexpr std::uint32_t kTileKeys = 128;
 constexpr std::uint32_t kBatchMax = 1u << 16;
+constexpr std::uint32_t kSequencesMax = 1u << 16;
 // A chunk is a key head's K and V; or less, so that the first one comes early, or so much that it
 // costs little to send.
 constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
@@ -29,7 +30,13 @@ Status check_shape(std::uint32_t ranks, const RingAttentionShape& shape) {
   MK_RETURN_IF_ERROR(check_dtype(kOp, shape.dtype));
   MK_RETURN_IF_ERROR(check_side(kOp, "seq_max", shape.seq_max));
   const std::uint32_t parts = shape.causal ? 2 * ranks : ranks;
-  if (shape.seq_max < parts) {
+  if (shape.sequences_max > kSequencesMax || (shape.sequences_max != 0 && shape.batch != 1)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} sequences of different lengths in a batch of {} are not possible; at most "
+                "{} in a batch of 1 are",
+                kOp, shape.sequences_max, shape.batch, kSequencesMax);
+  }
+  if (shape.sequences_max == 0 && shape.seq_max < parts) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: seq_max = {} is less than one row for each of {} parts ({} ranks{})", kOp,
                 shape.seq_max, parts, ranks, shape.causal ? ", two parts each when causal" : "");
@@ -100,6 +107,7 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   plan.locals = locals;
   plan.batch = shape.batch;
   plan.seq_max = static_cast<std::uint32_t>(shape.seq_max);
+  plan.sequences_max = shape.sequences_max;
   plan.query_heads = shape.query_heads;
   plan.key_heads = shape.key_heads;
   plan.head_dim = shape.head_dim;
@@ -157,9 +165,9 @@ LaunchWork RingAttentionPlan::work(const World& world, std::uint32_t seq) const 
 }
 
 std::uint64_t RingAttentionPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 2;
-  return fingerprint_of({kRules, nodes, locals, batch, seq_max, query_heads, key_heads, head_dim,
-                         causal ? 1u : 0u, static_cast<std::uint64_t>(packing),
+  constexpr std::uint64_t kRules = 3;
+  return fingerprint_of({kRules, nodes, locals, batch, seq_max, sequences_max, query_heads,
+                         key_heads, head_dim, causal ? 1u : 0u, static_cast<std::uint64_t>(packing),
                          static_cast<std::uint64_t>(dtype), tile_q, tile_k, remote_passes,
                          workspace_bytes, GatherPlan{gather}.fingerprint()});
 }

@@ -22,6 +22,9 @@ struct RingAttentionShape {
   bool causal = false;
   DType dtype = DType::kBf16;
   std::uint32_t batch = 1;
+  /// Sequences of different lengths in one launch, at most (packed.h); then seq_max is the number
+  /// of their rows in all, and batch 1. 0: none, all have one length.
+  std::uint32_t sequences_max = 0;
 };
 
 /// 0: chosen, see RingAttentionPlan::make.

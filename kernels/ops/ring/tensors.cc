@@ -15,7 +15,7 @@ Status fill_in(const char* name, RingStrides& strides, const RingAttentionGeomet
                std::uint32_t rows, std::uint32_t heads, std::uint32_t dim) {
   // Where there is one of them only, any stride will do.
   if (strides.head == 0 || heads == 1) strides.head = dim;
-  if (strides.row == 0 || rows == 1) strides.row = std::uint64_t{heads} * dim;
+  if (strides.row == 0 || rows <= 1) strides.row = std::uint64_t{heads} * dim;
   if (strides.batch == 0 || plan.batch == 1)
     strides.batch = std::max(rows * strides.row, heads * strides.head);
   struct Dimension {
@@ -29,7 +29,7 @@ Status fill_in(const char* name, RingStrides& strides, const RingAttentionGeomet
   std::ranges::stable_sort(dimensions, {}, &Dimension::stride);
   std::uint64_t elements = dim;  // from the first to the last of one of them
   for (const Dimension& dimension : dimensions) {
-    if (dimension.count == 1) continue;
+    if (dimension.count <= 1) continue;
     if (dimension.stride < elements || dimension.stride > kStrideMax) {
       return fail(ErrorCode::kInvalidArgument,
                   "{}: {} of {} are {} elements apart; they have {} elements", kOp,
@@ -48,7 +48,8 @@ Result<RingAttentionTensors> checked_tensors(const RingAttentionGeometry& plan,
                                      {"k", tensors.k},
                                      {"v", tensors.v},
                                      {"out", tensors.out}}) {
-    if (tensor == nullptr) return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, name);
+    if (tensor == nullptr && rows != 0)
+      return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, name);
   }
   const auto fill = [&](const char* name, RingStrides& strides, std::uint32_t heads,
                         std::uint32_t dim) {

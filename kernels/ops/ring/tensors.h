@@ -32,10 +32,15 @@ struct RingAttentionTensors {
   RingStrides out_strides;
   RingStrides lse_strides;  ///< a head has one element
   double scale = 0;         ///< of the scores q k; 0: 1 / sqrt(head_dim)
+  /// Of a plan with sequences_max: the first row of each sequence over all ranks, and the number of
+  /// rows in all, for `sequences` of them.
+  const std::uint32_t* starts = nullptr;
+  std::uint32_t sequences = 0;
 };
 
 /// With strides and scale filled in where they were left open, for a rank with `rows` rows of each
-/// sequence. kInvalidArgument: a tensor is missing, or its rows, heads or batches overlap.
+/// sequence; with none, nothing is looked at. kInvalidArgument: a tensor is missing, or its rows,
+/// heads or batches overlap.
 Result<RingAttentionTensors> checked_tensors(const RingAttentionGeometry& plan,
                                              RingAttentionTensors tensors, std::uint32_t rows);
 

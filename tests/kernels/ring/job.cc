@@ -60,23 +60,36 @@ std::vector<std::uint16_t> RingJob::tensor(const RingLaunch& launch, std::uint32
   return values;
 }
 
-std::vector<ShardRange> RingJob::parts(std::uint32_t rank, std::uint32_t seq) const {
+std::vector<ShardRange> RingJob::sequences(const RingLaunch& launch) {
+  if (launch.lengths.empty()) return {{0, launch.seq}};
+  std::vector<ShardRange> all;
+  std::uint32_t first = 0;
+  for (const std::uint32_t rows : launch.lengths) {
+    all.push_back({first, rows});
+    first += rows;
+  }
+  return all;
+}
+
+std::vector<ShardRange> RingJob::parts(std::uint32_t rank, std::uint32_t rows) const {
   const std::uint32_t all = plan_.parts();
-  std::vector<ShardRange> parts = {shard_of(seq, all, rank)};
-  if (plan_.causal) parts.push_back(shard_of(seq, all, all - 1 - rank));
+  std::vector<ShardRange> parts = {shard_of(rows, all, rank)};
+  if (plan_.causal) parts.push_back(shard_of(rows, all, all - 1 - rank));
   return parts;
 }
 
 std::vector<std::uint16_t> RingJob::rows_of(const std::vector<std::uint16_t>& whole,
-                                            std::uint32_t rank, std::uint32_t seq,
+                                            std::uint32_t rank, const RingLaunch& launch,
                                             std::uint32_t row, std::uint64_t stride) const {
   std::vector<std::uint16_t> rows;
-  for (const ShardRange& part : parts(rank, seq)) {
-    for (std::uint32_t i = 0; i < part.count; ++i) {
-      const auto first =
-          whole.begin() + static_cast<std::ptrdiff_t>(std::uint64_t{part.first + i} * row);
-      rows.insert(rows.end(), first, first + row);
-      rows.resize(rows.size() + stride - row, kPoison);
+  for (const ShardRange& sequence : sequences(launch)) {
+    for (const ShardRange& part : parts(rank, sequence.count)) {
+      for (std::uint32_t i = 0; i < part.count; ++i) {
+        const std::uint64_t position = std::uint64_t{sequence.first} + part.first + i;
+        const auto first = whole.begin() + static_cast<std::ptrdiff_t>(position * row);
+        rows.insert(rows.end(), first, first + row);
+        rows.resize(rows.size() + stride - row, kPoison);
+      }
     }
   }
   return rows;
@@ -97,13 +110,16 @@ RingRankResult RingJob::launch(std::uint32_t rank, const RingLaunch& launch) {
   tensors.k_strides.row = stride(key_row, 3);
   tensors.v_strides.row = stride(key_row, 8);
   tensors.out_strides.row = stride(query_row, 7);
-  const auto q = rows_of(tensor(launch, 0, plan_.query_heads), rank, launch.seq, query_row,
-                         tensors.q_strides.row);
+  const auto q =
+      rows_of(tensor(launch, 0, plan_.query_heads), rank, launch, query_row, tensors.q_strides.row);
   const auto k =
-      rows_of(tensor(launch, 1, plan_.key_heads), rank, launch.seq, key_row, tensors.k_strides.row);
+      rows_of(tensor(launch, 1, plan_.key_heads), rank, launch, key_row, tensors.k_strides.row);
   const auto v =
-      rows_of(tensor(launch, 2, plan_.key_heads), rank, launch.seq, key_row, tensors.v_strides.row);
-  const std::size_t rows = ops_[rank]->rows(launch.seq);
+      rows_of(tensor(launch, 2, plan_.key_heads), rank, launch, key_row, tensors.v_strides.row);
+  std::size_t rows = 0;
+  for (const ShardRange& sequence : sequences(launch)) rows += ops_[rank]->rows(sequence.count);
+  std::vector<std::uint32_t> starts{0};
+  for (const std::uint32_t length : launch.lengths) starts.push_back(starts.back() + length);
   std::vector<std::uint16_t> out(rows * tensors.out_strides.row, kPoison);
   RingRankResult result;
   result.lse.assign(launch.lse ? rows * plan_.query_heads : 0, std::nanf(""));
@@ -113,6 +129,10 @@ RingRankResult RingJob::launch(std::uint32_t rank, const RingLaunch& launch) {
   tensors.out = out.data();
   tensors.lse = launch.lse ? result.lse.data() : nullptr;
   tensors.scale = launch.scale;
+  if (!launch.lengths.empty()) {
+    tensors.starts = starts.data();
+    tensors.sequences = static_cast<std::uint32_t>(launch.lengths.size());
+  }
   result.stats = ops_[rank]->launch(tensors, launch.seq, launch.mode);
   if (!result.stats) return result;
   for (std::size_t row = 0; row < rows; ++row) {
@@ -143,7 +163,6 @@ std::string RingJob::check(const RingLaunch& launch, const std::vector<RingRankR
   const auto k = tensor(launch, 1, plan_.key_heads);
   const auto v = tensor(launch, 2, plan_.key_heads);
   tools::AttentionProblem problem;
-  problem.sequence = launch.seq;
   problem.query_heads = plan_.query_heads;
   problem.key_heads = plan_.key_heads;
   problem.head_dim = plan_.head_dim;
@@ -151,31 +170,43 @@ std::string RingJob::check(const RingLaunch& launch, const std::vector<RingRankR
   problem.scale = scale(launch);
   problem.type = type();
   problem.tile_keys = plan_.tile_k;
-  problem.tiles =
-      RingAttentionSchedule(plan_, cluster_->context(0).world, launch.seq, launch.mode).steps();
-  const tools::AttentionReference reference(problem, k.data(), v.data());
   const std::uint64_t row_elements = std::uint64_t{plan_.query_heads} * plan_.head_dim;
-  for (std::uint32_t rank = 0; rank < size(); ++rank) {
-    const RingRankResult& result = results[rank];
-    if (!result.stats) return fmt::format("rank {}: {}", rank, result.stats.error().message);
-    std::uint64_t row = 0;
-    for (const ShardRange& part : parts(rank, launch.seq)) {
-      const auto compared =
-          reference.compare(part.first, part.count, q.data() + part.first * row_elements,
-                            result.out.data() + row * row_elements,
-                            launch.lse ? result.lse.data() + row * plan_.query_heads : nullptr);
-      for (const auto& [name, of] :
-           {std::pair{"out", &compared.out}, std::pair{"lse", &compared.lse}}) {
-        worst_ = std::max(worst_, of->worst_ratio);
-        if (of->wrong == 0) continue;
-        return fmt::format(
-            "rank {}, rows {} and on of the sequence: {} of {} wrong in {}, the "
-            "first at {}, worst {} times its bound",
-            rank, part.first, of->wrong, of->compared, name, of->first_wrong, of->worst_ratio);
+  const std::uint64_t key_elements = std::uint64_t{plan_.key_heads} * plan_.head_dim;
+  std::vector<std::uint64_t> rows(size());  // of each rank, so far
+  for (const ShardRange& sequence : sequences(launch)) {
+    problem.sequence = sequence.count;
+    problem.tiles =
+        RingAttentionSchedule(plan_, cluster_->context(0).world, sequence.count, launch.mode)
+            .steps();
+    const tools::AttentionReference reference(problem, k.data() + sequence.first * key_elements,
+                                              v.data() + sequence.first * key_elements);
+    for (std::uint32_t rank = 0; rank < size(); ++rank) {
+      const RingRankResult& result = results[rank];
+      if (!result.stats) return fmt::format("rank {}: {}", rank, result.stats.error().message);
+      std::uint64_t& row = rows[rank];
+      for (const ShardRange& part : parts(rank, sequence.count)) {
+        const std::uint64_t position = std::uint64_t{sequence.first} + part.first;
+        const auto compared =
+            reference.compare(part.first, part.count, q.data() + position * row_elements,
+                              result.out.data() + row * row_elements,
+                              launch.lse ? result.lse.data() + row * plan_.query_heads : nullptr);
+        for (const auto& [name, of] :
+             {std::pair{"out", &compared.out}, std::pair{"lse", &compared.lse}}) {
+          worst_ = std::max(worst_, of->worst_ratio);
+          if (of->wrong == 0) continue;
+          return fmt::format(
+              "rank {}, rows {} and on of the sequence at {}: {} of {} wrong in {}, the "
+              "first at {}, worst {} times its bound",
+              rank, part.first, sequence.first, of->wrong, of->compared, name, of->first_wrong,
+              of->worst_ratio);
+        }
+        row += part.count;
       }
-      row += part.count;
     }
-    if (row * row_elements != result.out.size()) return "the outputs are of another size";
+  }
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    if (rows[rank] * row_elements != results[rank].out.size())
+      return "the outputs are of another size";
   }
   return {};
 }

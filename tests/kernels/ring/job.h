@@ -38,6 +38,8 @@ enum class RingInputs : std::uint8_t {
 /// One launch, the same for all ranks.
 struct RingLaunch {
   std::uint32_t seq = 0;
+  /// Of a plan with sequences_max: the rows of each sequence, `seq` in all.
+  std::vector<std::uint32_t> lengths = {};
   Mode mode = Mode::kFused;
   RingInputs inputs = RingInputs::kRandom;
   bool padded = false;     ///< rows further apart than they need be
@@ -86,9 +88,12 @@ class RingJob {
                                     std::uint32_t heads) const;
   /// A rank's rows of the whole.
   std::vector<std::uint16_t> rows_of(const std::vector<std::uint16_t>& whole, std::uint32_t rank,
-                                     std::uint32_t seq, std::uint32_t row,
+                                     const RingLaunch& launch, std::uint32_t row,
                                      std::uint64_t stride) const;
-  std::vector<ShardRange> parts(std::uint32_t rank, std::uint32_t seq) const;
+  /// What the launch's one sequence, or each of its sequences, begins and ends with.
+  static std::vector<ShardRange> sequences(const RingLaunch& launch);
+  /// The rank's, of a sequence, counted from its first row.
+  std::vector<ShardRange> parts(std::uint32_t rank, std::uint32_t rows) const;
   double scale(const RingLaunch& launch) const;
   DataType type() const {
     return options_.shape.dtype == DType::kBf16 ? DataType::kBf16 : DataType::kF16;

@@ -104,6 +104,11 @@ TEST_F(RingTensors, RefusesStridesWhoseSumsWouldOverflow) {
   EXPECT_THAT(error(plan_of(3, 6, 2)), HasSubstr("batches of q"));
 }
 
+TEST_F(RingTensors, MayBeMissingOnARankWithoutRows) {
+  EXPECT_TRUE(checked_tensors(plan_of(1, 2, 1), {}, 0));
+  EXPECT_FALSE(checked_tensors(plan_of(1, 2, 1), {}, 1));
+}
+
 TEST_F(RingTensors, RefusesMissingTensorsAndScalesThatAreNoNumbers) {
   const auto plan = plan_of(1, 2, 1);
   for (const void** tensor : {&tensors_.q, &tensors_.k, &tensors_.v}) {
