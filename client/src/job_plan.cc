@@ -103,8 +103,9 @@ Result<plan::JobPlan> plan_of(const std::vector<std::string>& texts, bool tell) 
 
 }  // namespace
 
-Result<plan::JobPlan> own_plan(std::uint32_t nodes, std::uint32_t locals, const Tuning& tuning,
-                               const kernels::MachineRates& rates, const plan::Machine& machine) {
+Result<plan::JobPlan> own_plan(std::uint32_t nodes, std::uint32_t locals, std::string_view fabric,
+                               const Tuning& tuning, const kernels::MachineRates& rates,
+                               const plan::Machine& machine) {
   const auto named = [](const std::string& by_tuning, const char* variable) {
     if (!by_tuning.empty()) return by_tuning;
     const char* const text = std::getenv(variable);
@@ -123,7 +124,7 @@ Result<plan::JobPlan> own_plan(std::uint32_t nodes, std::uint32_t locals, const 
     // What a rank has is not more than its GPU has.
     own.machine.sms = std::min(own.machine.sms, machine.sms);
   }
-  own.machine = plan::with_rates(own.machine, rates);
+  own.machine = plan::with_rates(plan::machine_on_fabric(own.machine, fabric), rates);
   plan::Tuned all = plan::shipped_tuned();
   if (const std::string path = named(tuning.tuned_file, "MKERNEL_TUNED"); !path.empty()) {
     MK_ASSIGN_OR_RETURN(all, plan::load_tuned(path));

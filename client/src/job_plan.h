@@ -20,9 +20,11 @@ namespace mk {
 
 /// What this rank would plan by: the files that `tuning` names, else $MKERNEL_MACHINE (a file or
 /// the name of a shipped machine) and $MKERNEL_TUNED, else `machine` and the shipped choices; with
-/// the caller's rates. Of choices those for the world. kNotFound, kInvalidArgument.
+/// the caller's rates. Of choices those for the world. `fabric`: the session's. kNotFound,
+/// kInvalidArgument.
 Result<kernels::plan::JobPlan> own_plan(std::uint32_t nodes, std::uint32_t locals,
-                                        const Tuning& tuning, const kernels::MachineRates& rates,
+                                        std::string_view fabric, const Tuning& tuning,
+                                        const kernels::MachineRates& rates,
                                         const kernels::plan::Machine& machine);
 
 /// What all ranks plan by, and the texts' hashes by which they agreed on it.

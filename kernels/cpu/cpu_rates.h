@@ -1,5 +1,6 @@
 /// \file
-/// What the CPU executor takes a machine to do (comm/estimate.h) where nobody says better.
+/// What the CPU executor takes a machine to do (comm/estimate.h) where nobody says better: by the
+/// planner's machine file.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,7 @@ namespace mk::kernels {
 /// Of one block that has a core of its own.
 double block_flops_per_s(GemmPath path);
 
-/// `rates`, with every 0 replaced: `block_flops_per_s` times the compute blocks, and defaults for
-/// the rest. Where the node's ranks have more compute blocks than the machine has cores, they share
-/// them; ranks of other nodes on the same machine are not seen.
+/// plan::cpu_rates() of the shipped CPU's machine file, with this machine's cores.
 MachineRates cpu_rates(const MachineRates& rates, const World& world, const RoleBlocks& blocks,
                        double block_flops_per_s);
 

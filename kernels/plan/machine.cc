@@ -57,6 +57,8 @@ constexpr Number kGpuNumbers[] = {
     {"network_fill_chunks", &Machine::network_fill_chunks},
     {"network_command_us", &Machine::network_command_us},
     {"network_fill_tiles", &Machine::network_fill_tiles},
+    {"sockets_gb_s", &Machine::sockets_gb_s},
+    {"sockets_latency_us", &Machine::sockets_latency_us},
     {"copy_for_network_us", &Machine::copy_for_network_us},
     {"copy_for_network_share", &Machine::copy_for_network_share},
     {"launch_us_ag", &Machine::launch_us_ag},
@@ -80,6 +82,7 @@ constexpr Number kGpuNumbers[] = {
 constexpr Number kCpuNumbers[] = {
     {"network_gb_s", &Machine::network_gb_s},
     {"cpu_gflops", &Machine::cpu_gflops},
+    {"cpu_f32_gflops", &Machine::cpu_f32_gflops},
     {"cpu_memory_gb_s", &Machine::cpu_memory_gb_s},
     {"cpu_step_us", &Machine::cpu_step_us},
     {"cpu_step_in_turns_us", &Machine::cpu_step_in_turns_us},
@@ -94,10 +97,11 @@ std::span<const Number> numbers_of(MachineKind kind) {
 
 // What something is divided by.
 constexpr const char* kGpuDivisors[] = {
-    "link_gb_s",      "rows_link_gb_s", "hbm_gb_s",       "network_gb_s",   "engine_gb_s",
-    "sums_link_gb_s", "step_us_256",    "step_us_128",    "step_us_64",     "overlap_ag",
-    "overlap_rs",     "overlap_ar",     "link_sharpness", "power_after_us", "weights_gb_s"};
-constexpr const char* kCpuDivisors[] = {"cpu_gflops", "network_gb_s", "cpu_memory_gb_s",
+    "link_gb_s",      "rows_link_gb_s", "hbm_gb_s",     "network_gb_s",
+    "engine_gb_s",    "sums_link_gb_s", "step_us_256",  "step_us_128",
+    "step_us_64",     "overlap_ag",     "overlap_rs",   "overlap_ar",
+    "link_sharpness", "power_after_us", "weights_gb_s", "sockets_gb_s"};
+constexpr const char* kCpuDivisors[] = {"cpu_gflops", "cpu_f32_gflops", "network_gb_s", "cpu_memory_gb_s",
                                         "cpu_network_in_turns_gb_s"};
 
 std::span<const char* const> divisors_of(MachineKind kind) {
@@ -193,6 +197,16 @@ Result<Machine> shipped_machine(std::string_view name) {
   }
   return fail(ErrorCode::kNotFound, "no machine file is shipped for '{}'; there are {}", name,
               names);
+}
+
+Machine machine_on_fabric(const Machine& machine, std::string_view fabric) {
+  const bool sockets = fabric.starts_with("ofi:") && fabric.find("efa") == std::string_view::npos &&
+                       fabric.find("verbs") == std::string_view::npos;
+  Machine on = machine;
+  if (!sockets || machine.kind != MachineKind::kGpu) return on;
+  on.network_gb_s = machine.sockets_gb_s;
+  on.network_latency_us = machine.sockets_latency_us;
+  return on;
 }
 
 DerivedMachine machine_for_gpu(std::string_view device_name, std::uint32_t sms) {

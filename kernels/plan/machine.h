@@ -68,6 +68,8 @@ struct Machine {
   double network_fill_chunks = 0;     ///< chunks that go by themselves
   double network_command_us = 0;      ///< of each command besides its bytes
   double network_fill_tiles = 0;      ///< tiles before the first chunk goes
+  double sockets_gb_s = 0;            ///< a rail over sockets, whose daemons stage GPU memory
+  double sockets_latency_us = 0;      ///< and its first command's
   double copy_for_network_us = 0;     ///< rows that are not in place: once
   double copy_for_network_share = 0;  ///< and as a share of the network's time
 
@@ -94,6 +96,7 @@ struct Machine {
 
   // A CPU's: of one thread with a core, and of what goes on beside it.
   double cpu_gflops = 0;
+  double cpu_f32_gflops = 0;  ///< where 16-bit products go through fp32
   double cpu_memory_gb_s = 0;
   double cpu_step_us = 0;           ///< a chunk's way where every block has a core
   double cpu_step_in_turns_us = 0;  ///< and where they take turns
@@ -116,6 +119,10 @@ std::string machine_text(const Machine& machine);
 
 /// The shipped machine files: "H100", "H200", "CPU". kNotFound names those that there are.
 Result<Machine> shipped_machine(std::string_view name);
+
+/// The machine with the network's numbers for the kind of fabric of that name (as a daemon says it:
+/// "loopback", "verbs", "ofi:efa", "ofi:tcp;ofi_rxm"): those of sockets, or its own.
+Machine machine_on_fabric(const Machine& machine, std::string_view fabric);
 
 /// For a GPU whose name no shipped file has: the file of the nearest kind, with its SMs, and a
 /// `warning` that says so and how to measure.

@@ -279,15 +279,14 @@ Timeline predict_cpu(const Problem& problem, const Machine& machine, const Candi
     time.total = HUGE_VAL;
     return time;
   }
-  const double blocks = std::max(1u, candidate.compute_blocks);
-  const double cores = std::max(1u, machine.sms);
-  const double share = std::min(1.0, cores / (problem.locals * blocks));
-  const bool in_turns = problem.locals * (blocks + 1) > cores;
-  time.compute = us(work->flops, machine.cpu_gflops * blocks * share);
-  time.local = us(work->local_bytes, machine.cpu_memory_gb_s * share);
-  time.network =
-      us(work->network_bytes, in_turns ? machine.cpu_network_in_turns_gb_s : machine.network_gb_s) +
-      work->commands * machine.cpu_command_us;
+  const MachineRates rates =
+      cpu_rates(machine, {}, problem.locals, std::max(1u, candidate.compute_blocks),
+                machine.cpu_gflops * 1e9);
+  const auto us_of = [](double amount, double per_s) { return amount / per_s * 1e6; };
+  time.compute = us_of(work->flops, rates.flops_per_s);
+  time.local = us_of(work->local_bytes, rates.local_bytes_per_s);
+  time.network = us_of(work->network_bytes, rates.network_bytes_per_s) +
+                 work->commands * rates.command_ns / 1e3;
   const double sum = time.compute + time.local + time.network;
   if (candidate.form == Mode::kUnfused) {
     time.total = sum;
@@ -296,12 +295,31 @@ Timeline predict_cpu(const Problem& problem, const Machine& machine, const Candi
   const double steps = std::max(1u, work->steps);
   const double longest = std::max({time.compute, time.local, time.network});
   time.last = (sum - longest) / steps;
-  time.launch = steps * (in_turns ? machine.cpu_step_in_turns_us : machine.cpu_step_us);
+  time.launch = steps * rates.step_ns / 1e3;
   time.total = longest + time.last + time.launch;
   return time;
 }
 
 }  // namespace
+
+MachineRates cpu_rates(const Machine& machine, const MachineRates& rates, std::uint32_t locals,
+                       std::uint32_t compute_blocks, double block_flops_per_s) {
+  const double cores = std::max(1u, machine.sms);
+  const double share = std::min(1.0, cores / (locals * compute_blocks));
+  // A compute block, and one more core a rank for what goes on beside it.
+  const bool in_turns = locals * (compute_blocks + 1) > cores;
+  const auto or_own = [](double told, double own) { return told > 0 ? told : own; };
+  MachineRates all;
+  all.flops_per_s = or_own(rates.flops_per_s, block_flops_per_s * compute_blocks * share);
+  all.local_bytes_per_s = or_own(rates.local_bytes_per_s, machine.cpu_memory_gb_s * 1e9 * share);
+  all.network_bytes_per_s =
+      or_own(rates.network_bytes_per_s,
+             1e9 * (in_turns ? machine.cpu_network_in_turns_gb_s : machine.network_gb_s));
+  all.command_ns = or_own(rates.command_ns, machine.cpu_command_us * 1e3);
+  all.step_ns =
+      or_own(rates.step_ns, 1e3 * (in_turns ? machine.cpu_step_in_turns_us : machine.cpu_step_us));
+  return all;
+}
 
 double tile_us(const Machine& machine, const Tiling& tiling, double steps, double b_bytes) {
   // Tiles of 64 rows are the first math warpgroup's alone: a step takes as long as one of 128 x 64

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/estimate.h"
 #include "kernels/plan/candidate.h"
 #include "kernels/plan/machine.h"
 
@@ -41,6 +42,13 @@ struct Timeline {
 /// `candidate` is legal for the problem (legal.h); its tile and chunk are named. The formulas and
 /// what they stem from stand beside each term in model.cc. `machine` has the problem's kind.
 Timeline predict(const Problem& problem, const Machine& machine, const Candidate& candidate);
+
+/// What comm/estimate.h takes of a CPU: the caller's `rates`, or the machine's, for a rank of
+/// `locals` on its cores with so many compute blocks of `block_flops_per_s` each. Where the node's
+/// ranks have more compute blocks than there are cores, they share them; ranks of other nodes on
+/// the same machine are not seen.
+MachineRates cpu_rates(const Machine& machine, const MachineRates& rates, std::uint32_t locals,
+                       std::uint32_t compute_blocks, double block_flops_per_s);
 
 /// Terms of predict(), by themselves.
 /// `b_bytes`: of the weights, which tiles of 128 columns read twice as often as those of 256.

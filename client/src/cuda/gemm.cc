@@ -17,7 +17,8 @@ Result<kernels::plan::JobPlan> plan_of_device(Session::Impl& session, const Tuni
     return fail(ErrorCode::kUnavailable, "GPU {}: {}", gpu->device(), cudaGetErrorString(error));
   }
   const AttachOptions& options = session.options();
-  return own_plan(options.nodes, options.local_size, tuning, kernel_rates(tuning.rates),
+  return own_plan(options.nodes, options.local_size, session.fabric(), tuning,
+                  kernel_rates(tuning.rates),
                   kernels::cuda::machine_of(
                       properties.name, static_cast<std::uint32_t>(properties.multiProcessorCount)));
 }

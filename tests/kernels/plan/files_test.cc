@@ -40,6 +40,21 @@ TEST(TunedFile, ShippedChoicesAreReadAndTaken) {
   }
 }
 
+// Over sockets GPU memory goes through the host's: two H200s' two ranks reached 2.6 GB/s each there
+// (tests/bench/results/staged_tcp_h200.json), not a rail's 50.
+TEST(MachineFile, AFabricOfSocketsIsAnotherNetwork) {
+  const Machine machine = shipped_machine("H200").value();
+  for (const char* rail : {"loopback", "verbs", "ofi:efa", "ofi:verbs;ofi_rxm"})
+    EXPECT_EQ(machine_on_fabric(machine, rail), machine) << rail;
+  for (const char* sockets : {"ofi:tcp;ofi_rxm", "ofi:net", "ofi:sockets"}) {
+    const Machine on = machine_on_fabric(machine, sockets);
+    EXPECT_DOUBLE_EQ(on.network_gb_s, 2.6) << sockets;
+    EXPECT_GT(on.network_latency_us, machine.network_latency_us);
+  }
+  const Machine cpu = shipped_machine("CPU").value();
+  EXPECT_EQ(machine_on_fabric(cpu, "ofi:tcp;ofi_rxm"), cpu) << "its figure is of sockets already";
+}
+
 TEST(MachineFile, ShippedOnesAreReadAndWrittenAgain) {
   for (const char* name : {"H100", "H200", "CPU"}) {
     const auto machine = shipped_machine(name);

@@ -38,9 +38,11 @@ for op in ("ag", "rs", "ar"):
     FIELDS.update({f"launch_us_{op}": (18, 3, 40), f"overlap_{op}": (6, 1.5, 20), f"unfused_us_{op}": (25, 5, 80),
                    f"unfused_link_{op}": (1.2, 0.5, 4), f"unfused_network_{op}": (1, 0.9, 1.6)})
 # What is taken as measured: on an H100 tiles of 128 columns take 24 to 33% longer in wide products, on an H200 8%; and the
-# rate at which weights come from memory (gemm_h100.json, gemm_h200.json: 16 rows), which no recorded operator feels.
-MEASURED = {"H100": {"l2_share_128": 0.35, "l2_mb_128": 25.0, "weights_gb_s": 2700.0},
-            "H200": {"l2_share_128": 0.1, "l2_mb_128": 25.0, "weights_gb_s": 3600.0}}
+# rate at which weights come from memory (gemm_h100.json, gemm_h200.json: 16 rows), which no recorded operator feels; a
+# fabric of sockets (staged_tcp_h200.json).
+SOCKETS = {"sockets_gb_s": 2.6, "sockets_latency_us": 90.0}
+MEASURED = {"H100": {"l2_share_128": 0.35, "l2_mb_128": 25.0, "weights_gb_s": 2700.0, **SOCKETS},
+            "H200": {"l2_share_128": 0.1, "l2_mb_128": 25.0, "weights_gb_s": 3600.0, **SOCKETS}}
 NAMES = list(FIELDS)
 
 
