@@ -101,8 +101,8 @@ constexpr const char* kGpuDivisors[] = {
     "engine_gb_s",    "sums_link_gb_s", "step_us_256",  "step_us_128",
     "step_us_64",     "overlap_ag",     "overlap_rs",   "overlap_ar",
     "link_sharpness", "power_after_us", "weights_gb_s", "sockets_gb_s"};
-constexpr const char* kCpuDivisors[] = {"cpu_gflops", "cpu_f32_gflops", "network_gb_s", "cpu_memory_gb_s",
-                                        "cpu_network_in_turns_gb_s"};
+constexpr const char* kCpuDivisors[] = {"cpu_gflops", "cpu_f32_gflops", "network_gb_s",
+                                        "cpu_memory_gb_s", "cpu_network_in_turns_gb_s"};
 
 std::span<const char* const> divisors_of(MachineKind kind) {
   return kind == MachineKind::kGpu ? std::span<const char* const>(kGpuDivisors)

@@ -1,6 +1,7 @@
 /// \file
 /// mkbench's commands: `mkbench OPERATOR`, one per case; `mkbench all`; `mkbench scaling OPERATOR`;
-/// `mkbench explain OPERATOR`.
+/// `mkbench explain OPERATOR`;
+/// `mkbench tune OPERATOR`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -30,6 +31,9 @@ std::unique_ptr<Command> make_scaling_command(CLI::App& app, const std::string& 
 
 /// `mkbench explain OPERATOR`: the planner's choice and what else would cost (kernels/plan).
 std::unique_ptr<Command> make_explain_command(CLI::App& app);
+
+/// `mkbench tune OPERATOR SHAPE...`: measures around the planner's choice, and writes tuned.json.
+std::unique_ptr<Command> make_tune_command(CLI::App& app);
 
 class Commands {
  public:

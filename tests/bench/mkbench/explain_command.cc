@@ -1,9 +1,9 @@
 #include <string>
 
 #include "kernels/plan/choose.h"
-#include "kernels/plan/machine.h"
 #include "shm/files/standard_output.h"
 #include "tests/bench/mkbench/command.h"
+#include "tests/bench/mkbench/planned_shapes.h"
 #include "tests/bench/mkbench/report_files.h"
 
 namespace mk::bench {
@@ -20,9 +20,8 @@ class ExplainCommand : public Command {
     command_.add_option("operator", operator_, "ag-gemm, gemm-rs or gemm-ar")
         ->required()
         ->check(CLI::IsMember({"ag-gemm", "gemm-rs", "gemm-ar"}));
-    command_.add_option("--m", problem_.shape.m, "rows of all ranks")->required();
-    command_.add_option("--n", problem_.shape.n, "columns that a rank multiplies")->required();
-    command_.add_option("--k", problem_.shape.k, "inner dimension that a rank multiplies")
+    command_
+        .add_option("shape", shape_, "MxNxK: m of all ranks, n and k as a rank multiplies them")
         ->required();
     command_.add_option("--nodes", problem_.nodes, "nodes")->capture_default_str();
     command_.add_option("--local", problem_.locals, "ranks of a node, a GPU each")
@@ -50,12 +49,10 @@ class ExplainCommand : public Command {
 
  private:
   Result<std::string> explained() const {
-    std::string name = operator_;
-    name.replace(name.find('-'), 1, "_");
     plan::Problem problem = problem_;
-    MK_ASSIGN_OR_RETURN(problem.op, plan::op_named(name));
-    const auto shipped = plan::shipped_machine(machine_);
-    MK_ASSIGN_OR_RETURN(plan::Machine machine, shipped ? shipped : plan::load_machine(machine_));
+    MK_ASSIGN_OR_RETURN(problem.op, planned_op(operator_));
+    MK_ASSIGN_OR_RETURN(problem.shape, parse_shape(shape_));
+    MK_ASSIGN_OR_RETURN(plan::Machine machine, machine_named(machine_));
     if (network_gb_s_ > 0) {
       machine.network_gb_s = network_gb_s_;
       machine.cpu_network_in_turns_gb_s = network_gb_s_;
@@ -68,7 +65,7 @@ class ExplainCommand : public Command {
   }
 
   CLI::App& command_;
-  std::string operator_;
+  std::string operator_, shape_;
   plan::Problem problem_;
   std::string machine_ = "H100";
   std::string tuned_;

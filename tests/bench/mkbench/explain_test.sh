@@ -8,7 +8,7 @@ fail() {
 }
 for op in ag-gemm gemm-rs gemm-ar; do
   for machine in H100 H200 CPU; do
-    text=$("$mkbench" explain "$op" --m 4096 --n 7168 --k 2048 --nodes 2 --local 4 --machine "$machine")
+    text=$("$mkbench" explain "$op" 4096x7168x2048 --nodes 2 --local 4 --machine "$machine")
     [ "$(wc -l <<<"$text")" -le 24 ] || fail "$op on $machine: more than a screen"
     for word in "$machine" compute network launch candidates; do
       grep -q "$word" <<<"$text" || fail "$op on $machine: no '$word' in
@@ -16,11 +16,17 @@ $text"
     done
   done
 done
-predicted() { "$mkbench" explain gemm-rs --m 4096 --n 4096 --k 4096 --nodes 2 --local 1 "$@" | grep -oP '[0-9]+(?=\.[0-9] us predicted)'; }
+predicted() { "$mkbench" explain gemm-rs 4096x4096x4096 --nodes 2 --local 1 "$@" | grep -oP '[0-9]+(?=\.[0-9] us predicted)'; }
 [ "$(predicted --network-gb-s 0.5)" -gt $((10 * $(predicted))) ] || fail "a slow network is not seen"
 code=0
-error=$("$mkbench" explain gemm-ar --m 1 --n 8 --k 8 --machine nowhere.json 2>&1) || code=$?
+error=$("$mkbench" explain gemm-ar 1x8x8 --machine nowhere.json 2>&1) || code=$?
 [ "$code" -eq 1 ] && grep -q nowhere.json <<<"$error" || fail "a missing machine file ends with $code: $error"
 code=0
-"$mkbench" explain moe --m 1 --n 8 --k 8 >/dev/null 2>&1 || code=$?
+error=$("$mkbench" explain gemm-ar 64x64 2>&1) || code=$?
+[ "$code" -eq 1 ] && grep -q "no shape" <<<"$error" || fail "a shape of two sides ends with $code: $error"
+code=0
+error=$("$mkbench" tune gemm-ar 64x64x64 --tuned /dev/null 2>&1) || code=$?
+[ "$code" -eq 2 ] && grep -q "executor cuda" <<<"$error" || fail "a search without GPUs ends with $code: $error"
+code=0
+"$mkbench" explain moe 1x8x8 >/dev/null 2>&1 || code=$?
 [ "$code" -eq 2 ] || fail "an operator that is not planned ends with $code"

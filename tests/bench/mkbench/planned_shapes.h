@@ -1,0 +1,42 @@
+/// \file
+/// What mkbench asks the planner (kernels/plan) about: problems as they are typed, and the search
+/// for a choice that is quicker than the model's.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/plan/candidate.h"
+#include "kernels/plan/machine.h"
+#include "shm/host/result.h"
+
+namespace mk::bench {
+
+/// "4096x7168x2048": m of all ranks, n and k as a rank multiplies them. kInvalidArgument.
+Result<kernels::Shape> parse_shape(std::string_view text);
+/// "ag-gemm", "gemm-rs", "gemm-ar". kInvalidArgument.
+Result<kernels::plan::Op> planned_op(std::string_view name);
+/// The name of a shipped machine, or a file.
+Result<kernels::plan::Machine> machine_named(const std::string& name);
+
+/// Fused candidates in the order in which a search tries them: by predicted time, the model's
+/// choice first, as far as they are predicted to take `factor` of its time at most.
+std::vector<kernels::plan::Candidate> candidates_to_try(const kernels::plan::Problem& problem,
+                                                        const kernels::plan::Machine& machine,
+                                                        double factor);
+
+struct Trial {
+  kernels::plan::Candidate candidate;
+  double us = 0;
+};
+/// Measures candidates in their order while `goes_on()`, the first in any case; answers those that
+/// were, quickest first. What cannot be measured is told to `tell` and left out; kUnavailable if
+/// that is all.
+Result<std::vector<Trial>> try_candidates(
+    const std::vector<kernels::plan::Candidate>& candidates,
+    const std::function<Result<double>(const kernels::plan::Candidate&)>& measure,
+    const std::function<bool()>& goes_on, const std::function<void(const std::string&)>& tell);
+
+}  // namespace mk::bench
