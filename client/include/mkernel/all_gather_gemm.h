@@ -1,5 +1,5 @@
 /// \file
-/// AllGather + GEMM.
+/// AllGather+GEMM.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,15 @@
 namespace mk {
 
 /// C_r[M, N_r] = A[M, K] * B_r[K, N_r] on every rank r, where each rank brings its rows of A
-/// (`rows_of`) and its own B. Inputs and output bf16 or f16, sums in fp32, each element of C
-/// rounded once (kernels/ops/ag_gemm/README.md has the error bound); bitwise the same from run to
-/// run.
+/// (`rows_of`) and its own B. Inputs and output are bf16 or f16. Sums are fp32, and each element of
+/// C is rounded once; kernels/ops/ag_gemm/README.md has the error bound. Results are bitwise the
+/// same from run to run.
 class MK_EXPORT AllGatherGemm {
  public:
   struct Shape {
-    std::uint64_t m_max =
-        0;                ///< rows of the whole A, and of C; a launch takes any m from 1 to this
-    std::uint64_t n = 0;  ///< columns of this rank's B and C; ranks may differ
-    std::uint64_t k = 0;  ///< columns of A; the same on all ranks
+    std::uint64_t m_max = 0;  ///< rows of the whole A and of C; a launch takes any m from 1 to this
+    std::uint64_t n = 0;      ///< columns of this rank's B and C; ranks may differ
+    std::uint64_t k = 0;      ///< columns of A; the same on all ranks
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;  ///< ranks may differ
   };
@@ -39,9 +38,9 @@ class MK_EXPORT AllGatherGemm {
   static Result<AllGatherGemm> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<AllGatherGemm> create(Session& session, const Shape& shape);
 
-  /// The memory that `create` takes on this rank: of the host, or with Executor::kCuda of the
-  /// calling thread's GPU. Not collective. On a GPU that several ranks share it is the size for a
-  /// rank that has the GPU to itself until the session's first operator there has been created.
+  /// Bytes that `create` takes on this rank: of host memory, or with Executor::kCuda of the calling
+  /// thread's GPU. Not collective. Before the session's first operator on a GPU that ranks share,
+  /// it is the size for a rank that has the GPU to itself.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -52,9 +51,9 @@ class MK_EXPORT AllGatherGemm {
 
   /// Collective, same `m` on all ranks. `a_shard`: this rank's rows of A, k columns; may be null
   /// when it has none. B: by Shape::b_layout. C: m x n. `gathered`: null, or m x k, which gets the
-  /// whole A; ranks may differ in that. All dense. Blocks until C (and A) are complete and this
-  /// rank's part for the others is done. After an error the operator is broken and says so at every
-  /// call; a wrong argument changes nothing.
+  /// whole A; ranks may differ in that. All are dense, and row-major except B. Blocks until C (and
+  /// A) are complete and this rank's part for the others is done. After an error the operator is
+  /// broken and says so at every call; a wrong argument changes nothing.
   Result<LaunchStats> launch(const void* a_shard, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode = LaunchMode::kAuto, void* gathered = nullptr);
 
@@ -64,17 +63,18 @@ class MK_EXPORT AllGatherGemm {
   /// overwrite it. Null in a job of one rank.
   void* input() const;
 
-  /// Executor::kCuda: puts a launch on the stream and returns at once; the arguments are in the
-  /// GPU's memory, at multiples of 16 bytes, n and k multiples of 8. May be captured into a CUDA
-  /// graph, which then replays it with the same addresses and `m`. A launch that fails while it
-  /// runs ends, with its output undefined, and breaks the operator: `status` and later calls say
-  /// why. Launches of one operator follow each other; those of ranks that share a GPU go to streams
+  /// Executor::kCuda: puts a launch on the stream and returns at once. The arguments are in the
+  /// GPU's memory, at multiples of 16 bytes; n and k are multiples of 8. It may be captured into a
+  /// CUDA graph, which then replays it with the same addresses and `m`. A launch that fails while
+  /// it runs ends, its output is undefined, and the operator is broken: `status` and later calls
+  /// say why. Launches of one operator follow each other. Ranks that share a GPU launch on streams
   /// of their own. (`launch` without a stream waits for its end.)
   Status launch_on(CudaStream stream, const void* a_shard, const void* b, void* c, std::uint64_t m,
                    LaunchMode mode = LaunchMode::kAuto, void* gathered = nullptr);
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
-  /// kCuda: waits for the stream, then answers what the last launch did, or the first failure.
+  /// Executor::kCuda: waits for the stream, then returns what the last launch did, or the first
+  /// failure.
   Result<LaunchStats> finish(CudaStream stream);
 
   /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no

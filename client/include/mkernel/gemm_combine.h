@@ -1,7 +1,7 @@
 /// \file
-/// GEMM+Combine: the second half of the MoE layer. The rows that MoE Dispatch+GEMM left on each
-/// rank are multiplied with the experts' down projections, scaled with their routing weights, and
-/// summed at their tokens' ranks, while others are still computed.
+/// GEMM+Combine: the second half of the MoE layer. It multiplies the rows that MoE Dispatch+GEMM
+/// left on each rank with the experts' down projections, and scales them with their routing
+/// weights. It sums them at their tokens' ranks, while others are still computed.
 ///
 ///     auto combine = mk::GemmCombine::create(*session, {.tokens_max = 4096, .hidden = 4096,
 ///                                                       .features = 1536, .experts = 64,
@@ -23,9 +23,9 @@
 
 namespace mk {
 
-/// As what product rows, and a node's sums of them, travel.
+/// The type in which product rows, and a node's sums of them, travel.
 enum class Partials : std::uint32_t {
-  kElement = 0,  ///< of the element type: each is rounded to it
+  kElement = 0,  ///< the element type: each is rounded to it
   kF32 = 1,      ///< in fp32: twice the bytes, and no rounding
 };
 
@@ -61,7 +61,7 @@ class MK_EXPORT GemmCombine {
   static Result<GemmCombine> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<GemmCombine> create(Session& session, const Shape& shape);
 
-  /// The memory that `create` takes on this rank. Not collective.
+  /// Bytes of host memory that `create` takes on this rank. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -87,12 +87,15 @@ class MK_EXPORT GemmCombine {
 
   /// Collective. Blocks until `out`, count x H in the order of this rank's tokens, is complete.
   ///
-  /// kInvalidArgument for a wrong argument: nothing was launched, and the other ranks wait for this
-  /// one until it launches rightly or their deadline. kInvalidArgument that names a rank: the rows
-  /// it combines are not those of this rank's tokens. kLimitExceeded: the named rank has no rows,
-  /// because its dispatch had no room; every rank hears of it. After these two nothing of `out` is
-  /// written, the other ranks have what they could get, and all may launch again. After any other
-  /// error the operator is broken and says so at every call.
+  /// - kInvalidArgument for a wrong argument: nothing was launched. The other ranks wait for this
+  ///   one until it launches rightly or their deadline.
+  /// - kInvalidArgument that names a rank: the rows it combines are not those of this rank's
+  ///   tokens.
+  /// - kLimitExceeded: the named rank has no rows, because its dispatch had no room. Every rank
+  ///   hears of it.
+  ///
+  /// After the last two nothing of `out` is written, the other ranks have what they could get, and
+  /// all may launch again. After any other error the operator is broken and says so at every call.
   Result<LaunchStats> launch(const Input& input, void* out, LaunchMode mode = LaunchMode::kAuto);
 
   /// This rank's experts.

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + ReduceScatter.
+/// GEMM+ReduceScatter.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace mk {
 
-/// C[M, N] = sum over all ranks r of A_r[M, K] * B_r[K, N]; rank r gets its rows of C (`rows_of`),
-/// bitwise the same from run to run. Inputs and output bf16 or f16, sums in fp32
-/// (kernels/ops/gemm_ar/README.md has the error bound).
+/// C[M, N] = sum over all ranks r of A_r[M, K] * B_r[K, N]. Rank r gets its rows of C (`rows_of`),
+/// bitwise the same from run to run. Inputs and output are bf16 or f16, sums are fp32;
+/// kernels/ops/gemm_ar/README.md has the error bound.
 ///
 /// Partial sums are rounded to the element type: each rank's product and, with several nodes of
 /// several ranks, each node's sum. One whose magnitude reaches 65520 in f16 (about 3.4e38 in bf16)
-/// becomes an infinity, and infinities of unlike sign add up to a NaN, although the whole sum may
-/// be small. In f16, keep the sum of |a| |b| over a node's ranks and their k at 65000 at most, use
+/// becomes an infinity. Infinities of unlike sign add up to a NaN, although the whole sum may be
+/// small. In f16, keep the sum of |a| |b| over a node's ranks and their k at 65000 at most, use
 /// bf16, or watch LaunchStats::nonfinite_partials.
 class MK_EXPORT GemmReduceScatter {
  public:
@@ -43,9 +43,9 @@ class MK_EXPORT GemmReduceScatter {
                                           const Tuning& tuning);
   static Result<GemmReduceScatter> create(Session& session, const Shape& shape);
 
-  /// The memory that `create` takes on this rank: of the host, or with Executor::kCuda of the
-  /// calling thread's GPU. Not collective. On a GPU that several ranks share it is the size for a
-  /// rank that has the GPU to itself until the session's first operator there has been created.
+  /// Bytes that `create` takes on this rank: of host memory, or with Executor::kCuda of the calling
+  /// thread's GPU. Not collective. Before the session's first operator on a GPU that ranks share,
+  /// it is the size for a rank that has the GPU to itself.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -54,24 +54,25 @@ class MK_EXPORT GemmReduceScatter {
   GemmReduceScatter& operator=(GemmReduceScatter&&) noexcept;
   ~GemmReduceScatter();
 
-  /// Collective, same `m` on all ranks. A: m x k, B: by Shape::b_layout, C: this rank's rows, n
-  /// columns, all dense; `c` may be null when the rank gets no rows. Blocks until this rank's rows
-  /// are complete and its part for the others is done. After an error the operator is broken and
-  /// says so at every call; a wrong argument changes nothing.
+  /// Collective, same `m` on all ranks. A: m x k, row-major. B: by Shape::b_layout. C: this rank's
+  /// rows, n columns, row-major. All are dense. `c` may be null when the rank gets no rows. Blocks
+  /// until this rank's rows are complete and its part for the others is done. After an error the
+  /// operator is broken and says so at every call; a wrong argument changes nothing.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode = LaunchMode::kAuto);
 
-  /// Executor::kCuda: puts a launch on the stream and returns at once; the arguments are in the
-  /// GPU's memory, at multiples of 16 bytes, n and k multiples of 8. May be captured into a CUDA
-  /// graph, which then replays it with the same addresses and `m`. A launch that fails while it
-  /// runs ends, with its output undefined, and breaks the operator: `status` and later calls say
-  /// why. Launches of one operator follow each other; those of ranks that share a GPU go to streams
+  /// Executor::kCuda: puts a launch on the stream and returns at once. The arguments are in the
+  /// GPU's memory, at multiples of 16 bytes; n and k are multiples of 8. It may be captured into a
+  /// CUDA graph, which then replays it with the same addresses and `m`. A launch that fails while
+  /// it runs ends, its output is undefined, and the operator is broken: `status` and later calls
+  /// say why. Launches of one operator follow each other. Ranks that share a GPU launch on streams
   /// of their own. (`launch` without a stream waits for its end.)
   Status launch_on(CudaStream stream, const void* a, const void* b, void* c, std::uint64_t m,
                    LaunchMode mode = LaunchMode::kAuto);
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
-  /// kCuda: waits for the stream, then answers what the last launch did, or the first failure.
+  /// Executor::kCuda: waits for the stream, then returns what the last launch did, or the first
+  /// failure.
   Result<LaunchStats> finish(CudaStream stream);
 
   /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no

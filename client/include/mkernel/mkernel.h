@@ -2,19 +2,21 @@
 /// libmkclient: attach to this node's mkerneld, share buffers with it and with the other ranks of
 /// the job, and run fused multi-GPU, multi-node operators.
 ///
-///     auto options = mk::AttachOptions::from_environment();          // torchrun, srun, mpirun, or
-///     set by hand auto session = mk::Session::attach(*options);                  // returns when
-///     the whole job is up auto op = mk::GemmAllReduce::create(*session, {.m_max = 4096, .n = 4096,
-///     .k = 512}); auto stats = op->launch(a, b, c, m);                           // C = sum over
-///     ranks of A B, on every rank
+///     auto options = mk::AttachOptions::from_environment();  // torchrun, srun, mpirun
+///     auto session = mk::Session::attach(*options);          // returns when the job is up
+///     auto op = mk::GemmAllReduce::create(*session, {.m_max = 4096, .n = 4096, .k = 512});
+///     auto stats = op->launch(a, b, c, m);                   // C = sum over ranks of A B
 ///
-/// Threads: a Session may be used by several threads; its collective calls (exchange, barrier,
-/// creating and launching operators) must be made in the same order on all ranks of the job. An
-/// operator is used by one thread at a time, and the operators of one session launch one after the
-/// other. Errors: every call answers mk::Result and
-/// nothing throws, but for std::bad_alloc when the process is out of memory. A session that failed
-/// (a rank died, the daemon went away, a link broke) stays failed: every later call answers the
-/// same error. Attach anew to go on.
+/// **Threads.** A Session may be used by several threads. All ranks of the job must make its
+/// collective calls (exchange, barrier, creating and launching operators) in the same order. One
+/// thread at a time uses an operator. The operators of a session launch one after the other.
+///
+/// **Memory.** Matrices are the caller's. Inputs must not change, and outputs must not be read,
+/// until the launch has returned (`launch_on`: until the stream has passed it).
+///
+/// **Errors.** Every call returns mk::Result. Nothing throws, except std::bad_alloc when the
+/// process is out of memory. A session that failed (a rank died, the daemon went away, a link
+/// broke) stays failed: every later call returns the same error. Attach anew to go on.
 #pragma once
 
 #include "mkernel/all_gather_gemm.h"

@@ -1,11 +1,18 @@
-/* libmkclient's C ABI. Every function that can fail returns an mk_status: 0, or a code of
- * shm/error_code.h; the sentence that belongs to it is mk_last_error() of the same thread, valid
- * until that thread's next call. What is returned through an `out` argument is the caller's, to be
- * given to the matching _destroy, _detach or _free function. Structs carry their size, so that
- * fields can be added at the end: set `struct_bytes` to sizeof and what you do not name to 0.
+/* libmkclient's C ABI.
  *
- * All operators have the same functions (mk_op_...); what is an operator's own is in two structs of
- * its own, its shape and its arguments. */
+ * Errors: every function that can fail returns an mk_status: 0, or a code of shm/error_code.h.
+ * mk_last_error() of the same thread has its sentence, valid until that thread's next call.
+ *
+ * Ownership: an `out` argument's object is the caller's. Give it to the matching _destroy, _detach
+ * or _free function. Matrices are the caller's, as in mkernel.h.
+ *
+ * Structs carry their size, so that fields can be added at the end: set `struct_bytes` to sizeof,
+ * and what you do not name to 0.
+ *
+ * Threads: as in mkernel.h. Collective calls come in the same order on all ranks.
+ *
+ * All operators have the same functions (mk_op_...). Each operator has two structs of its own, its
+ * shape and its arguments. */
 #ifndef MKERNEL_MKERNEL_C_H_
 #define MKERNEL_MKERNEL_C_H_
 
@@ -39,7 +46,7 @@ enum { MK_HOST = 0, MK_DEVICE = 1 };
 MK_C_EXPORT const char* mk_version(void);
 /* The calling thread's last error sentence; empty after success. */
 MK_C_EXPORT const char* mk_last_error(void);
-/* "timeout" for the code of kTimeout, and so on. */
+/* The name of a code: "timeout" for kTimeout, and so on. Never null. */
 MK_C_EXPORT const char* mk_status_name(mk_status status);
 
 /* --- Sessions --- */
@@ -69,6 +76,7 @@ typedef struct mk_place {
   uint32_t rank, world, node_rank, nodes, local_rank, local_size;
 } mk_place;
 
+/* Attaches; returns when the whole job is up: see mk::Session::attach. */
 MK_C_EXPORT mk_status mk_session_attach(const mk_attach_options* options, mk_session** out);
 /* The same with the launcher's environment (MKERNEL_*, torchrun, Open MPI, MPICH, Intel MPI, PALS,
  * Flux, Slurm, PMIx): see mk::AttachOptions::from_environment. `options` may be null; of its
@@ -82,7 +90,9 @@ MK_C_EXPORT mk_status mk_session_attach_from_environment(const mk_attach_options
 MK_C_EXPORT mk_status mk_session_attach_group(const mk_attach_options* options,
                                               uint32_t from_environment, const uint32_t* ranks,
                                               uint64_t count, const char* name, mk_session** out);
+/* 0 while the session is well; else why it failed. */
 MK_C_EXPORT mk_status mk_session_status(mk_session* session);
+/* Collective: returns when every rank has called it. timeout_ms 0: 60 s. */
 MK_C_EXPORT mk_status mk_session_barrier(mk_session* session, uint32_t timeout_ms);
 MK_C_EXPORT uint32_t mk_session_rank(const mk_session* session);
 MK_C_EXPORT uint32_t mk_session_world(const mk_session* session);
@@ -149,14 +159,16 @@ typedef struct mk_trace_span {
  * "moe", "combine", "ring". */
 MK_C_EXPORT const char* mk_op_name(uint32_t index);
 
-/* Creates the operator of that name. Collective. `shape` is its mk_..._shape, which must start with
- * struct_bytes. The operator must not outlive its session. */
+/* Creates the operator of that name. Collective: the C++ class says in what ranks may differ.
+ * `shape` is its mk_..._shape, which must start with struct_bytes. The operator must not outlive
+ * its session. */
 MK_C_EXPORT mk_status mk_op_create(mk_session* session, const char* name, const void* shape,
                                    mk_op** out);
-/* The memory that the creation takes on this rank, which also refuses by it. Not collective. */
+/* Bytes that the creation takes on this rank; it is refused where they are not there. Not
+ * collective. */
 MK_C_EXPORT mk_status mk_op_workspace_bytes(mk_session* session, const char* name,
                                             const void* shape, uint64_t* bytes);
-/* Collective; returns when the output is there. `arguments` is the operator's mk_..._arguments;
+/* Collective; returns when the output is complete. `arguments` is the operator's mk_..._arguments;
  * `stats` may be null. */
 MK_C_EXPORT mk_status mk_op_launch(mk_op* op, const void* arguments, uint32_t mode,
                                    mk_launch_stats* stats);

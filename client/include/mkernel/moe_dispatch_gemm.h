@@ -1,6 +1,6 @@
 /// \file
-/// MoE Dispatch+GEMM: every token goes to the ranks that have its experts, and each rank multiplies
-/// the tokens that reach it with its experts' weights, while others are still on their way.
+/// MoE Dispatch+GEMM: every token goes to the ranks that have its experts. Each rank multiplies the
+/// tokens that reach it with its experts' weights, while others are still on their way.
 ///
 ///     auto op = mk::MoeDispatchGemm::create(*session, {.tokens_max = 4096, .hidden = 4096,
 ///                                                      .features = 1536, .experts = 64, .top_k =
@@ -29,18 +29,18 @@ struct MoeRow {
   float weight = 0;         ///< the routing weight, as that rank gave it
 };
 
-/// What becomes of a product row before it is rounded. With a gated epilogue an expert's weights
-/// have 2 F columns: for each of the output's a gate and an up projection. The output is
-/// silu(x gate) * (x up), in fp32.
+/// What happens to a product row before it is rounded. With a gated epilogue an expert's weights
+/// have 2 F columns: for each of the output's a gate and an up projection. The output is silu(x
+/// gate) * (x up), in fp32.
 enum class MoeEpilogue : std::uint32_t {
   kNone = 0,
   kGatedSilu = 1,             ///< all gates, then all up projections
   kGatedSiluInterleaved = 2,  ///< a gate, its up projection, the next gate, ...
 };
 
-/// Expert e lives on the rank r with floor(r E / W) <= e < floor((r + 1) E / W), of W ranks and E
-/// experts; with E < W some ranks have none. Inputs and output bf16 or f16, sums in fp32, each
-/// output element rounded once; bitwise the same from run to run. A token that goes nowhere, or to
+/// Of W ranks, rank r has the experts e with floor(r E / W) <= e < floor((r + 1) E / W). With E < W
+/// some ranks have none. Inputs and output are bf16 or f16. Sums are fp32, and each output element
+/// is rounded once. Results are bitwise the same from run to run. A token that goes nowhere, or to
 /// other ranks only, changes no bit of a rank's output, NaN and infinities included.
 class MK_EXPORT MoeDispatchGemm {
  public:
@@ -66,7 +66,7 @@ class MK_EXPORT MoeDispatchGemm {
   static Result<MoeDispatchGemm> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<MoeDispatchGemm> create(Session& session, const Shape& shape);
 
-  /// The memory that `create` takes on this rank. Not collective.
+  /// Bytes of host memory that `create` takes on this rank. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -92,12 +92,14 @@ class MK_EXPORT MoeDispatchGemm {
 
   /// Collective. Blocks until this rank's rows of y are complete.
   ///
-  /// kInvalidArgument (a wrong argument, an id out of range, a weight that is not a number):
-  /// nothing was launched, and the other ranks wait for this one until it launches rightly or their
-  /// deadline. kLimitExceeded: the routing sends this rank more rows than `capacity`; the sentence
-  /// says how many. Nothing of y is written then, but this rank did its part for the others, whose
-  /// launches succeed, and all may launch again. After any other error the operator is broken and
-  /// says so at every call.
+  /// - kInvalidArgument (a wrong argument, an id out of range, a weight that is not a number):
+  ///   nothing was launched. The other ranks wait for this one until it launches rightly or their
+  ///   deadline.
+  /// - kLimitExceeded: the routing sends this rank more rows than `capacity`; the sentence says how
+  ///   many. Nothing of y is written. This rank did its part for the others, whose launches
+  ///   succeed, and all may launch again.
+  ///
+  /// After any other error the operator is broken and says so at every call.
   Result<LaunchStats> launch(const Input& input, const Output& output,
                              LaunchMode mode = LaunchMode::kAuto);
 

@@ -25,18 +25,19 @@ struct SequenceRows {
   constexpr std::uint64_t count() const { return parts[0].count + parts[1].count; }
 };
 /// How a sequence of `seq` rows is dealt out. Without a mask rank r of W has the r-th of W parts.
-/// Causal, it has parts r and 2W-1-r of 2W ("zigzag"): what the first sees less than the average,
-/// the second sees more, so all ranks have the same work.
+/// Causal, it has parts r and 2W-1-r of 2W ("zigzag"). The first sees less than the average and the
+/// second more, so all ranks have the same work.
 constexpr SequenceRows sequence_rows_of_rank(std::uint64_t seq, bool causal, std::uint32_t world,
                                              std::uint32_t rank) {
   if (!causal) return {{rows_of_rank(seq, world, rank), {}}};
   return {{rows_of_rank(seq, 2 * world, rank), rows_of_rank(seq, 2 * world, 2 * world - 1 - rank)}};
 }
 
-/// O = softmax(scale Q K^T) V, for each sequence of a batch and each query head; query head h uses
-/// key head h / (query_heads / key_heads). Tensors bf16 or f16, everything between them fp32;
-/// bitwise the same from run to run (kernels/ops/ring/README.md has the error bound). What
-/// the causal mask hides from a row changes no bit of it, NaN and infinities included.
+/// O = softmax(scale Q K^T) V, for each sequence of a batch and each query head. Query head h uses
+/// key head h / (query_heads / key_heads). Tensors are bf16 or f16, everything between them is
+/// fp32; kernels/ops/ring/README.md has the error bound. Results are bitwise the same from run to
+/// run. Rows that the causal mask hides from a row change no bit of it, NaN and infinities
+/// included.
 class MK_EXPORT RingAttention {
  public:
   struct Shape {
@@ -56,7 +57,7 @@ class MK_EXPORT RingAttention {
   /// Tuning::tile_m: sequence rows of a tile of queries; Tuning::tile_n: keys of a tile. On a GPU
   /// both are the kernel's own, and so are its passes: leave them 0.
   struct Tuning : mk::Tuning {
-    /// In how many stretches queries meet the keys of other nodes, 1 to 8; more of them wait less
+    /// In how many stretches queries meet the keys of other nodes, 1 to 8. More of them wait less
     /// for the network, and touch the fp32 state of the output more often.
     std::uint32_t remote_passes = 0;
   };

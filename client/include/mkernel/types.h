@@ -1,5 +1,5 @@
 /// \file
-/// The words all operators share: element types, layouts, modes, what a launch did.
+/// What all operators share: element types, layouts, modes, what a launch did.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,9 @@ struct CUstream_st;
 
 namespace mk {
 
+/// The type of a matrix's elements.
 enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2 };
+/// Bytes of an element.
 constexpr std::size_t bytes_of(DataType) { return 2; }
 /// "bf16", "f16".
 MK_EXPORT const char* name_of(DataType type);
@@ -41,10 +43,10 @@ constexpr RowRange rows_of_rank(std::uint64_t rows, std::uint32_t world, std::ui
 enum class LaunchMode : std::uint32_t {
   kFused = 0,    ///< computation, local exchange and network overlap tile by tile
   kUnfused = 1,  ///< the whole GEMM first, then the collective: the baseline
-  kAuto = 2,     ///< as fused as pays: by the estimate for this rank, shape and machine
+  kAuto = 2,     ///< the form that the estimate for this rank, shape and machine expects faster
 };
 
-/// What computes an operator; ranks must agree.
+/// What computes an operator. All ranks must choose the same.
 enum class Executor : std::uint32_t {
   /// Threads of this process; matrices in host memory.
   kCpu = 0,
@@ -61,31 +63,33 @@ using CudaStream = CUstream_st*;
 /// (kernels/plan/machines); 0: those. On a GPU rank 0's count for all ranks, and what is chosen for
 /// a launch goes by them; on a CPU LaunchMode::kAuto's estimate does.
 struct MachineRates {
-  double flops_per_s = 0;          ///< of its compute threads together
-  double local_bytes_per_s = 0;    ///< read and written by its sums and copies
-  double network_bytes_per_s = 0;  ///< sent to other nodes
-  double command_ns = 0;           ///< that a network transfer takes besides its bytes
-  double step_ns = 0;              ///< that handing over one chunk costs the fused form
+  double flops_per_s = 0;          ///< of all its compute threads
+  double local_bytes_per_s = 0;    ///< read plus written, of its sums and copies
+  double network_bytes_per_s = 0;  ///< to other nodes
+  double command_ns = 0;           ///< time of a network transfer besides its bytes
+  double step_ns = 0;              ///< time that the hand-off of a chunk costs the fused form
 };
 
-/// What a rank may choose of any operator; zero means: the default, chosen from the shape and the
-/// machine. Ranks must agree on tiles and chunks; the rest is each rank's own.
+/// What a rank may choose of any operator. 0 means the default, from the shape and the machine.
+/// Ranks must agree on executor, tiles and chunks. All else is each rank's own.
 struct Tuning {
   Executor executor = Executor::kCpu;
-  std::uint32_t tile_m = 0;
-  std::uint32_t tile_n = 0;
-  std::uint32_t chunk_bytes = 0;  ///< of one network transfer
-  // Threads of each role (on a GPU, thread blocks); of roles that an operator has not, of no
-  // effect.
+  std::uint32_t tile_m = 0;       ///< rows of a tile
+  std::uint32_t tile_n = 0;       ///< columns of a tile
+  std::uint32_t chunk_bytes = 0;  ///< payload of one network transfer
+  // Workers of each role: on CPUs threads. On a GPU, compute_blocks are thread blocks, one to an
+  // SM; the others are warpgroups, three to an SM. A role that an operator does not have ignores
+  // its number.
   std::uint32_t compute_blocks = 0;
   std::uint32_t reduce_blocks = 0;
   std::uint32_t send_blocks = 0;  ///< at most AttachOptions::lanes
   std::uint32_t receive_blocks = 0;
-  /// AllGather+GEMM on a GPU: 0 lets its DMA engines share many rows, which takes no blocks.
+  /// AllGather+GEMM on a GPU: 0 lets copy engines share many rows, which takes no SMs.
   std::uint32_t share_blocks = 0;
   std::uint32_t pull_blocks = 0;
-  /// Of every single wait inside a launch, more than 0. More than a year counts as a year, on a GPU
-  /// more than 5 minutes as 5 minutes.
+  /// Deadline of each wait inside a launch, more than 0. More than a year counts as a year, on a
+  /// GPU more than 5 minutes as 5 minutes. A launch that misses it ends with kTimeout, which names
+  /// the rank that is behind.
   std::chrono::milliseconds wait_timeout{30'000};
   MachineRates rates;
   /// On a GPU, what its launches are planned by: a machine file, or the name of a shipped one
@@ -101,14 +105,14 @@ struct Tuning {
 
 /// What one launch did, on this rank.
 struct LaunchStats {
-  std::uint32_t epoch = 0;
+  std::uint32_t epoch = 0;               ///< the operator's launches so far: 1, 2, 3, ...
   LaunchMode mode = LaunchMode::kFused;  ///< as run: kFused or kUnfused
-  std::uint64_t total_ns = 0;
-  std::uint64_t compute_ns = 0;        ///< until this rank's last tile was computed
-  std::uint64_t network_bytes = 0;     ///< payload this rank sent
-  std::uint64_t network_commands = 0;  ///< commands this rank wrote, flag-only ones included
-  std::uint64_t compute_wait_ns = 0;   ///< of compute_ns, waited: mean of the computing threads
-  // What kAuto goes by, whatever was run.
+  std::uint64_t total_ns = 0;            ///< from its begin to its end on this rank
+  std::uint64_t compute_ns = 0;          ///< until this rank's last tile was computed
+  std::uint64_t network_bytes = 0;       ///< payload this rank sent
+  std::uint64_t network_commands = 0;    ///< commands this rank wrote, flag-only ones included
+  std::uint64_t compute_wait_ns = 0;     ///< the part of compute_ns in waits: mean of its threads
+  // The estimates of kAuto, whatever was run.
   std::uint64_t estimated_fused_ns = 0;
   std::uint64_t estimated_unfused_ns = 0;
   /// If Tuning::count_nonfinite: elements of the partial sums that this rank added up (products of
