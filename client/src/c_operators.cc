@@ -143,8 +143,10 @@ struct MoeKind {
     return wanted;
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
-    return op.launch({given.tokens, given.ids, given.weights, given.count, given.expert_weights},
-                     {given.y, given.capacity}, mode);
+    return op.launch(input_of(given), {given.y, given.capacity}, mode);
+  }
+  static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
+    return op.launch_on(stream, input_of(given), {given.y, given.capacity}, mode);
   }
   static Result<Found> query(const Op& op, const Shape&, const AttachOptions&, std::uint32_t what) {
     // A caller reads the rows where they are.
@@ -159,6 +161,11 @@ struct MoeKind {
       default:
         return nothing_of(kName, what);
     }
+  }
+
+ private:
+  static Op::Input input_of(const Arguments& given) {
+    return {given.tokens, given.ids, given.weights, given.count, given.expert_weights};
   }
 };
 

@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/types.h"
+#include "kernels/ops/moe/launch.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/ops/ring/tensors.h"
 #include "mkernel/types.h"
@@ -94,5 +96,30 @@ Result<std::uint64_t> device_workspace_ring(Session::Impl& session,
 Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl& session,
                                                      const kernels::RingAttentionShape& shape,
                                                      const Tuning& tuning);
+
+// --- MoE Dispatch + GEMM ---
+
+class DeviceMoe : public DeviceOperator {
+ public:
+  /// On the stream, without waiting.
+  virtual Status launch(CudaStream stream, const kernels::MoeDispatchInput& input, void* y,
+                        std::uint64_t capacity, kernels::Mode mode) = 0;
+  virtual kernels::ShardRange experts() const = 0;
+  /// In the GPU's memory; see MoeDispatchGemm.
+  virtual std::span<const std::uint32_t> expert_offsets() const = 0;
+  virtual std::span<const kernels::MoeRow> rows() const = 0;
+};
+
+/// As of the products. What is not an expert's layout is in the shape.
+struct DeviceMoeShape {
+  kernels::MoeDispatchShape shape;
+  kernels::DType dtype;
+  kernels::BLayout b_layout;
+};
+Result<std::uint64_t> device_workspace_moe(Session::Impl& session, const DeviceMoeShape& shape,
+                                           const Tuning& tuning);
+Result<std::unique_ptr<DeviceMoe>> make_device_moe(Session::Impl& session,
+                                                   const DeviceMoeShape& shape,
+                                                   const Tuning& tuning);
 
 }  // namespace mk

@@ -48,4 +48,12 @@ Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl&,
   return refuse("ring");
 }
 
+Result<std::uint64_t> device_workspace_moe(Session::Impl&, const DeviceMoeShape&, const Tuning&) {
+  return refuse("moe-dispatch");
+}
+Result<std::unique_ptr<DeviceMoe>> make_device_moe(Session::Impl&, const DeviceMoeShape&,
+                                                   const Tuning&) {
+  return refuse("moe-dispatch");
+}
+
 }  // namespace mk

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
@@ -44,59 +47,121 @@ Result<kernels::MoeDispatchShape> checked(const MoeDispatchGemm::Shape& shape) {
                                    static_cast<kernels::MoeEpilogue>(shape.epilogue)};
 }
 
-/// What must be equal on all ranks, for people to compare.
-std::string describe(const kernels::MoeDispatchPlan& plan) {
-  const kernels::MoeDispatchShape& shape = plan.shape;
-  return fmt::format(
-      "tokens_max={} hidden={} features={} experts={} top_k={} rows_max={} epilogue={} dtype={} "
-      "tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
-      shape.tokens_max, shape.hidden, shape.features, shape.experts, shape.top_k, shape.rows_max,
-      kernels::name_of(shape.epilogue), kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
-      plan.tokens.chunk_bytes, plan.banks, plan.fingerprint());
+Result<DeviceMoeShape> checked_all(const MoeDispatchGemm::Shape& shape) {
+  DeviceMoeShape all;
+  MK_ASSIGN_OR_RETURN(all.shape, checked(shape));
+  MK_ASSIGN_OR_RETURN(all.dtype, checked_dtype(kOp, shape.dtype));
+  MK_ASSIGN_OR_RETURN(all.b_layout, checked_layout(kOp, shape.b_layout));
+  return all;
 }
 
-Result<kernels::MoeDispatchPlan> plan_of(const Session& session,
-                                         const MoeDispatchGemm::Shape& shape,
-                                         const Tuning& tuning) {
-  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
-  MK_ASSIGN_OR_RETURN(const kernels::MoeDispatchShape kernel_shape, checked(shape));
-  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
-  const AttachOptions& options = session.options();
-  return kernels::MoeDispatchPlan::make(options.nodes, options.local_size, kernel_shape, dtype,
+Result<kernels::MoeDispatchPlan> cpu_plan(const AttachOptions& options, const DeviceMoeShape& shape,
+                                          const Tuning& tuning) {
+  return kernels::MoeDispatchPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
                                         kernel_tiling(tuning));
+}
+
+/// A kernel has its own tiles.
+Status check_device_tuning(const Tuning& tuning) {
+  if (tuning.tile_m == 0 && tuning.tile_n == 0) return {};
+  return fail(
+      ErrorCode::kUnsupported,
+      "{}: tiles of {} rows and {} columns were asked for; on a GPU the kernel has its own: "
+      "leave tile_m and tile_n 0",
+      kOp, tuning.tile_m, tuning.tile_n);
 }
 
 }  // namespace
 
 class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl {
  public:
-  Impl(std::shared_ptr<Session::Impl> session, OperatorMemory memory,
-       std::unique_ptr<kernels::MoeDispatchCpu> cpu)
-      : session_(std::move(session)), memory_(std::move(memory)), cpu_(std::move(cpu)) {}
-
-  Result<LaunchStats> launch(const Input& input, const Output& output, LaunchMode mode) {
-    const kernels::MoeDispatchShape& shape = cpu_->plan().shape;
-    if (input.count > shape.tokens_max) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{} was created for 0 to {} tokens; launched with {}", kOp, shape.tokens_max,
-                  input.count);
+  static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
+                                              const Tuning& tuning) {
+    MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
+    std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
+    if (on_device) {
+      MK_RETURN_IF_ERROR(check_device_tuning(tuning));
+      MK_ASSIGN_OR_RETURN(made->device_, make_device_moe(*session.impl(), all, tuning));
+      return made;
     }
-    // More room than the operator can fill is of no harm.
-    const std::uint64_t capacity = std::min<std::uint64_t>(output.capacity, shape.rows_max);
-    return run_launch(*session_, [&] {
-      return cpu_->launch({input.tokens, input.ids, input.weights,
-                           static_cast<std::uint32_t>(input.count), input.expert_weights},
-                          output.y, static_cast<std::uint32_t>(capacity), kernel_mode(mode));
-    });
+    const AttachOptions& options = session.options();
+    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, all, tuning));
+    MK_ASSIGN_OR_RETURN(auto memory,
+                        OperatorMemory::create(*session.impl(), kOp, describe_plan(plan),
+                                               plan.workspace_bytes(), plan.flag_count()));
+    made->memory_.emplace(std::move(memory));
+    kernels::MoeDispatchCpuOptions cpu_options{kernel_options(tuning, options.lanes)};
+    cpu_options.b_layout = all.b_layout;
+    MK_ASSIGN_OR_RETURN(
+        made->cpu_, kernels::MoeDispatchCpu::create(plan, made->memory_->context(), cpu_options));
+    made->shape_ = plan.shape;
+    return made;
   }
 
-  kernels::MoeDispatchCpu& cpu() { return *cpu_; }
+  Result<LaunchStats> launch(const Input& input, const Output& output, LaunchMode mode) {
+    MK_RETURN_IF_ERROR(check_count(input));
+    if (device_ != nullptr) {
+      return run_on_device(kOp, *session_, *device_, [&](CudaStream stream) {
+        return device_->launch(stream, kernel_input(input), output.y, output.capacity,
+                               kernel_mode(mode));
+      });
+    }
+    // More room than the operator can fill is of no harm.
+    const std::uint64_t capacity = std::min<std::uint64_t>(output.capacity, shape_.rows_max);
+    return run_launch(*session_, [&] {
+      return cpu_->launch(kernel_input(input), output.y, static_cast<std::uint32_t>(capacity),
+                          kernel_mode(mode));
+    });
+  }
+  Status launch_on(CudaStream stream, const Input& input, const Output& output, LaunchMode mode) {
+    MK_RETURN_IF_ERROR(check_count(input));
+    return launch_on_device(kOp, *session_, device_.get(), [&] {
+      return device_->launch(stream, kernel_input(input), output.y, output.capacity,
+                             kernel_mode(mode));
+    });
+  }
+  Status status() const { return device_status(*session_, device_.get()); }
+  Result<LaunchStats> finish(CudaStream stream) {
+    return finish_on_device(kOp, *session_, device_.get(), stream);
+  }
+
+  kernels::ShardRange experts() const {
+    return device_ != nullptr ? device_->experts() : cpu_->experts();
+  }
+  std::span<const std::uint32_t> expert_offsets() const {
+    return device_ != nullptr ? device_->expert_offsets() : cpu_->expert_offsets();
+  }
+  std::span<const kernels::MoeRow> rows() const {
+    return device_ != nullptr ? device_->rows() : cpu_->rows();
+  }
+  void set_trace(bool on) {
+    if (cpu_ != nullptr) mk::set_trace(cpu_->runner(), on);
+  }
+  std::vector<TraceSpan> trace() const {
+    return cpu_ != nullptr ? trace_of(cpu_->runner()) : std::vector<TraceSpan>{};
+  }
 
  private:
+  Impl(std::shared_ptr<Session::Impl> session, const kernels::MoeDispatchShape& shape)
+      : session_(std::move(session)), shape_(shape) {}
+
+  Status check_count(const Input& input) const {
+    if (input.count <= shape_.tokens_max) return {};
+    return fail(ErrorCode::kInvalidArgument, "{} was created for 0 to {} tokens; launched with {}",
+                kOp, shape_.tokens_max, input.count);
+  }
+  static kernels::MoeDispatchInput kernel_input(const Input& input) {
+    return {input.tokens, input.ids, input.weights, static_cast<std::uint32_t>(input.count),
+            input.expert_weights};
+  }
+
   std::shared_ptr<Session::Impl>
-      session_;  ///< keeps the segment mapped while blocks may look at it
-  OperatorMemory memory_;
+      session_;                      ///< keeps the segment mapped while blocks may look at it
+  kernels::MoeDispatchShape shape_;  ///< on a CPU with rows_max as chosen
+  std::optional<OperatorMemory> memory_;
   client::AtHome<kernels::MoeDispatchCpu> cpu_;  ///< goes first: its blocks use the memory above
+  client::AtHome<DeviceMoe> device_;             ///< one of the two
 };
 
 Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& shape) {
@@ -105,20 +170,19 @@ Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& s
 
 Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& shape,
                                                 const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
-  kernels::MoeDispatchCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
-  MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout(kOp, shape.b_layout));
-  MK_ASSIGN_OR_RETURN(auto memory,
-                      OperatorMemory::create(*session.impl(), kOp, describe(plan),
-                                             plan.workspace_bytes(), plan.flag_count()));
-  MK_ASSIGN_OR_RETURN(auto cpu,
-                      kernels::MoeDispatchCpu::create(plan, memory.context(), cpu_options));
-  return MoeDispatchGemm(std::make_unique<Impl>(session.impl(), std::move(memory), std::move(cpu)));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::create(session, shape, tuning));
+  return MoeDispatchGemm(std::move(made));
 }
 
 Result<std::uint64_t> MoeDispatchGemm::workspace_bytes(const Session& session, const Shape& shape,
                                                        const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
+  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
+  if (on_device) {
+    MK_RETURN_IF_ERROR(check_device_tuning(tuning));
+    return device_workspace_moe(*session.impl(), all, tuning);
+  }
+  MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), all, tuning));
   return plan.workspace_bytes();
 }
 Result<std::uint64_t> MoeDispatchGemm::workspace_bytes(const Session& session, const Shape& shape) {
@@ -134,16 +198,22 @@ Result<LaunchStats> MoeDispatchGemm::launch(const Input& input, const Output& ou
                                             LaunchMode mode) {
   return impl_->launch(input, output, mode);
 }
-std::uint32_t MoeDispatchGemm::first_expert() const { return impl_->cpu().experts().first; }
-std::uint32_t MoeDispatchGemm::expert_count() const { return impl_->cpu().experts().count; }
+Status MoeDispatchGemm::launch_on(CudaStream stream, const Input& input, const Output& output,
+                                  LaunchMode mode) {
+  return impl_->launch_on(stream, input, output, mode);
+}
+Status MoeDispatchGemm::status() const { return impl_->status(); }
+Result<LaunchStats> MoeDispatchGemm::finish(CudaStream stream) { return impl_->finish(stream); }
+std::uint32_t MoeDispatchGemm::first_expert() const { return impl_->experts().first; }
+std::uint32_t MoeDispatchGemm::expert_count() const { return impl_->experts().count; }
 std::span<const std::uint32_t> MoeDispatchGemm::expert_offsets() const {
-  return impl_->cpu().expert_offsets();
+  return impl_->expert_offsets();
 }
 std::span<const MoeRow> MoeDispatchGemm::rows() const {
-  const auto rows = impl_->cpu().rows();
+  const auto rows = impl_->rows();
   return {reinterpret_cast<const MoeRow*>(rows.data()), rows.size()};
 }
-void MoeDispatchGemm::set_trace(bool on) { mk::set_trace(impl_->cpu().runner(), on); }
-std::vector<TraceSpan> MoeDispatchGemm::trace() const { return trace_of(impl_->cpu().runner()); }
+void MoeDispatchGemm::set_trace(bool on) { impl_->set_trace(on); }
+std::vector<TraceSpan> MoeDispatchGemm::trace() const { return impl_->trace(); }
 
 }  // namespace mk

@@ -104,6 +104,16 @@ std::string describe_plan(const kernels::AgGemmPlan& plan) {
                      plan.gather.banks, plan.fingerprint());
 }
 
+std::string describe_plan(const kernels::MoeDispatchPlan& plan) {
+  const kernels::MoeDispatchShape& shape = plan.shape;
+  return fmt::format(
+      "tokens_max={} hidden={} features={} experts={} top_k={} rows_max={} epilogue={} dtype={} "
+      "tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
+      shape.tokens_max, shape.hidden, shape.features, shape.experts, shape.top_k, shape.rows_max,
+      kernels::name_of(shape.epilogue), kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
+      plan.tokens.chunk_bytes, plan.banks, plan.fingerprint());
+}
+
 std::string describe_plan(const kernels::RingAttentionPlan& plan) {
   return fmt::format(
       "seq_max={} batch={} sequences_max={} query_heads={} key_heads={} head_dim={} causal={} "
@@ -139,8 +149,8 @@ Status check_cpu_only(std::string_view op, Executor executor) {
   if (executor == Executor::kCpu) return one_dnn_available();
   return fail(
       ErrorCode::kUnsupported,
-      "{} runs on the CPU only (Executor::kCpu); ag-gemm, gemm-rs, gemm-ar and ring also run "
-      "on GPUs",
+      "{} runs on the CPU only (Executor::kCpu); ag-gemm, gemm-rs, gemm-ar, moe and ring also "
+      "run on GPUs",
       op);
 }
 

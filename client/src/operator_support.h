@@ -17,6 +17,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/ops/ag_gemm/spec.h"
+#include "kernels/ops/moe/spec.h"
 #include "kernels/ops/ring/spec.h"
 #include "mkernel/types.h"
 
@@ -48,6 +49,7 @@ std::string describe_plan(const Plan& plan) {
 /// The same of AllGather + GEMM, where n and the tiles are each rank's own.
 std::string describe_plan(const kernels::AgGemmPlan& plan);
 std::string describe_plan(const kernels::RingAttentionPlan& plan);
+std::string describe_plan(const kernels::MoeDispatchPlan& plan);
 
 /// A launch's answer for the caller. The wait that was cut short says less than what the daemon
 /// knows (a rank died, a link broke): then the session's failure comes first.
@@ -62,7 +64,7 @@ Result<LaunchStats> run_launch(const Session::Impl& session, Launch&& launch) {
   return finish_launch(session, launch());
 }
 
-/// MoE and Combine: kUnsupported unless for the CPU.
+/// GEMM + Combine: kUnsupported unless for the CPU.
 Status check_cpu_only(std::string_view op, Executor executor);
 /// kInvalidArgument for an operator of the CPU.
 Status check_device(std::string_view op, const DeviceOperator* device);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,6 +51,16 @@ class ExecutorMatrices {
   Status get(std::size_t place, std::span<std::byte> host) const {
     if (driver_ == nullptr || host.empty() || at(place) == nullptr) return {};
     return driver_->fetch(device_, host.data(), at(place), host.size());
+  }
+  /// What an operator keeps itself, where its executor has it.
+  Status get_from(const void* there, std::span<std::byte> host) const {
+    if (host.empty()) return {};
+    if (driver_ != nullptr) {
+      const auto* const from = static_cast<const std::byte*>(there);
+      return driver_->fetch(device_, host.data(), from, host.size());
+    }
+    std::memcpy(host.data(), there, host.size());
+    return {};
   }
 
  private:

@@ -47,23 +47,41 @@ TEST_F(ExecutorChoice, WithoutAGpuEachRequestSaysWhatIsMissing) {
   const RingAttention::Shape sequence{64, 2, 1, 64};
   expect_refused(RingAttention::create(session, sequence, ring));
   EXPECT_FALSE(RingAttention::workspace_bytes(session, sequence, ring));
+  const MoeDispatchGemm::Shape moe{
+      .tokens_max = 8, .hidden = 16, .features = 8, .experts = 2, .top_k = 1};
+  expect_refused(MoeDispatchGemm::create(session, moe, on_gpu()));
+  EXPECT_FALSE(MoeDispatchGemm::workspace_bytes(session, moe, on_gpu()));
   // The session is as good as before, for the CPU.
   auto op = GemmAllReduce::create(session, {.m_max = 64, .n = 64, .k = 64});
   ASSERT_TRUE(op) << op.error().message;
   EXPECT_TRUE(session.detach());
 }
 
-TEST_F(ExecutorChoice, MoeRunsOnTheCpuOnly) {
+TEST_F(ExecutorChoice, CombineRunsOnTheCpuOnly) {
   Session session = attach("cpu-only");
-  MoeDispatchGemm::Tuning moe;
-  moe.executor = Executor::kCuda;
-  const auto dispatch = MoeDispatchGemm::create(session, {}, moe);
-  const auto combine = GemmCombine::create(session, {}, moe);
+  GemmCombine::Tuning tuning;
+  tuning.executor = Executor::kCuda;
+  const auto combine = GemmCombine::create(session, {}, tuning);
   ASSERT_FALSE(combine);
   EXPECT_EQ(combine.error().code, ErrorCode::kUnsupported);
-  ASSERT_FALSE(dispatch);
-  EXPECT_EQ(dispatch.error().code, ErrorCode::kUnsupported);
-  EXPECT_NE(dispatch.error().message.find("CPU only"), std::string::npos);
+  EXPECT_NE(combine.error().message.find("CPU only"), std::string::npos);
+  EXPECT_TRUE(session.detach());
+}
+
+TEST_F(ExecutorChoice, MoeOnAGpuTakesNoTiles) {
+  Session session = attach("moe-tiles");
+  const MoeDispatchGemm::Shape shape{
+      .tokens_max = 8, .hidden = 16, .features = 8, .experts = 2, .top_k = 1};
+  for (const auto member : {&Tuning::tile_m, &Tuning::tile_n}) {
+    MoeDispatchGemm::Tuning tuning;
+    tuning.executor = Executor::kCuda;
+    tuning.*member = 64;
+    const auto op = MoeDispatchGemm::create(session, shape, tuning);
+    ASSERT_FALSE(op);
+    EXPECT_EQ(op.error().code, ErrorCode::kUnsupported);
+    EXPECT_NE(op.error().message.find("leave tile_m and tile_n 0"), std::string::npos);
+    EXPECT_FALSE(MoeDispatchGemm::workspace_bytes(session, shape, tuning));
+  }
   EXPECT_TRUE(session.detach());
 }
 
@@ -116,6 +134,14 @@ TEST_F(ExecutorChoice, AnOperatorOnTheCpuHasNoStreams) {
   EXPECT_EQ(attended.error().code, ErrorCode::kInvalidArgument);
   EXPECT_FALSE(ring->finish(nullptr));
   EXPECT_TRUE(ring->status());
+  auto moe = MoeDispatchGemm::create(
+      session, {.tokens_max = 8, .hidden = 16, .features = 8, .experts = 2, .top_k = 1});
+  ASSERT_TRUE(moe) << moe.error().message;
+  const Status sent = moe->launch_on(nullptr, {}, {});
+  ASSERT_FALSE(sent);
+  EXPECT_EQ(sent.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(moe->finish(nullptr));
+  EXPECT_TRUE(moe->status());
   EXPECT_TRUE(op->launch(matrix.data(), matrix.data(), c.data(), 64));
   EXPECT_TRUE(session.detach());
 }

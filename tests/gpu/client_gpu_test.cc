@@ -20,7 +20,7 @@
 namespace mk {
 namespace {
 
-const std::string kAll = "ag-gemm,gemm-rs,gemm-ar,ring,ring-open";
+const std::string kAll = "ag-gemm,gemm-rs,gemm-ar,moe,ring,ring-open";
 
 int devices_here() {
   int count = 0;

@@ -186,10 +186,11 @@ enum {
   MK_INPUT = 1,
   /* gemm-ar: where the operator keeps C itself, in bytes. See mk::GemmAllReduce::output. */
   MK_OUTPUT = 2,
-  /* moe, of the last launch: mk_moe_row, one for each row of y. */
+  /* moe, of the last launch: mk_moe_row, one for each row of y. MK_CUDA: in the GPU's memory, as
+   * many as the last launch that ended by mk_op_launch or mk_op_finish gave. */
   MK_ROWS = 3,
   /* moe, of the last launch: uint32_t, one more than this rank has experts; expert first + i has
-   * the rows [offsets[i], offsets[i + 1]) of y. */
+   * the rows [offsets[i], offsets[i + 1]) of y. MK_CUDA: in the GPU's memory. */
   MK_EXPERT_OFFSETS = 4,
   /* moe, combine: `count` is the number of this rank's first expert. */
   MK_FIRST_EXPERT = 5

@@ -57,7 +57,8 @@ class MK_EXPORT MoeDispatchGemm {
     BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: H x F, or F x H; gated 2 F
     MoeEpilogue epilogue = MoeEpilogue::kNone;
   };
-  /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8.
+  /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8. On a GPU both
+  /// are the kernel's own: leave them 0.
   using Tuning = mk::Tuning;
 
   /// Collective: all ranks of the job, same shape, tiles and chunks (kShapeMismatch names the ranks
@@ -66,7 +67,8 @@ class MK_EXPORT MoeDispatchGemm {
   static Result<MoeDispatchGemm> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<MoeDispatchGemm> create(Session& session, const Shape& shape);
 
-  /// Bytes of host memory that `create` takes on this rank. Not collective.
+  /// Bytes that `create` takes on this rank: of the host, or with Executor::kCuda of the calling
+  /// thread's GPU. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -75,7 +77,8 @@ class MK_EXPORT MoeDispatchGemm {
   MoeDispatchGemm& operator=(MoeDispatchGemm&&) noexcept;
   ~MoeDispatchGemm();
 
-  /// One rank's input; all dense.
+  /// One rank's input; all dense. Executor::kCuda: in the GPU's memory, tokens and expert_weights
+  /// at multiples of 16 bytes, as y.
   struct Input {
     const void* tokens = nullptr;          ///< count x H
     const std::int32_t* ids = nullptr;     ///< count x top_k, each 0 to E - 1, or -1: nowhere
@@ -100,8 +103,26 @@ class MK_EXPORT MoeDispatchGemm {
   ///   succeed, and all may launch again.
   ///
   /// After any other error the operator is broken and says so at every call.
+  ///
+  /// On a GPU the kernel looks at the routing. An id out of range, or a weight that is not a
+  /// number, is then kInvalidArgument on all ranks, with that token. No rank computes anything. All
+  /// may launch again.
   Result<LaunchStats> launch(const Input& input, const Output& output,
                              LaunchMode mode = LaunchMode::kAuto);
+
+  /// Executor::kCuda: puts a launch on the stream and returns at once. May be captured into a CUDA
+  /// graph. A replay has the same addresses and count, and takes what routing, tokens and weights
+  /// are there then. A launch that fails while it runs ends, with its output undefined; `status`
+  /// and later calls say why. Launches that computed nothing, as `launch` has it, only `finish`
+  /// tells. Launches of one operator follow each other; those of ranks that share a GPU go to
+  /// streams of their own. (`launch` waits for its end.)
+  Status launch_on(CudaStream stream, const Input& input, const Output& output,
+                   LaunchMode mode = LaunchMode::kAuto);
+  /// The first failure among the launches that have ended, or of the session. Does not wait.
+  Status status() const;
+  /// kCuda: waits for the stream, then answers what the last launch did, or the first failure. If
+  /// launches since the last `finish` computed nothing, it answers why the last of these did so.
+  Result<LaunchStats> finish(CudaStream stream);
 
   /// This rank's experts.
   std::uint32_t first_expert() const;
@@ -109,11 +130,17 @@ class MK_EXPORT MoeDispatchGemm {
 
   /// Of the last launch, valid until the next: expert first_expert() + i has the rows
   /// [expert_offsets()[i], expert_offsets()[i + 1]) of y; expert_count() + 1 numbers.
+  ///
+  /// kCuda: in the GPU's memory, always at the same address. Kernels behind the launch can use
+  /// them.
   std::span<const std::uint32_t> expert_offsets() const;
   /// Of the last launch, valid until the next: one for each row of y.
+  ///
+  /// kCuda: likewise in the GPU's memory. The host knows their number after `launch` or `finish`.
   std::span<const MoeRow> rows() const;
 
-  /// Whether later launches keep what their threads did when; costs a little time.
+  /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
+  /// effect.
   void set_trace(bool on);
   /// Of the last launch; empty unless traced.
   std::vector<TraceSpan> trace() const;

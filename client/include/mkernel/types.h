@@ -51,8 +51,7 @@ enum class Executor : std::uint32_t {
   /// Threads of this process; matrices in host memory.
   kCpu = 0,
   /// A kernel on the GPU (H100, H200) that is the calling thread's when the operator is created;
-  /// matrices in its memory. In builds with CUDA: all operators but MoE Dispatch + GEMM and GEMM +
-  /// Combine.
+  /// matrices in its memory. In builds with CUDA: all operators but GEMM + Combine.
   kCuda = 1,
 };
 

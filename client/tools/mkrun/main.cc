@@ -101,7 +101,7 @@ void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
       ->check(CLI::IsMember({"bf16", "f16"}));
   command
       ->add_option("--executor", options.executor,
-                   "cuda: ag-gemm, gemm-rs, gemm-ar and ring on the GPUs of this machine")
+                   "cuda: on the GPUs of this machine; not moe-layer")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command->add_flag("--check", options.check, "compare every element with float64");

@@ -21,7 +21,8 @@ class MoeWork : public RankWork {
         hidden_(tokens_.shape()[1]),
         top_k_(ids_.shape()[1]),
         features_(job.out_shape[2]),
-        op_(std::move(op)) {
+        op_(std::move(op)),
+        there_(job) {
     own_experts_ = experts_.rows(op_.first_expert(), op_.expert_count(), type_);
   }
 
@@ -37,15 +38,26 @@ class MoeWork : public RankWork {
     const std::vector<float> weights(ids.size(), 1);
     const std::uint64_t capacity = rows * top_k_;
     y_.assign(capacity * features_, 0xffff);
-    return op_.launch({tokens.data(), ids.data(), weights.data(), own.count, own_experts_.data()},
-                      {y_.data(), capacity});
+    MoeDispatchGemm::Input input;
+    input.count = own.count;
+    MK_ASSIGN_OR_RETURN(input.tokens, there_.put(0, tokens));
+    MK_ASSIGN_OR_RETURN(void* const its_ids, there_.put(1, ids));
+    MK_ASSIGN_OR_RETURN(void* const its_weights, there_.put(2, weights));
+    MK_ASSIGN_OR_RETURN(input.expert_weights, there_.put(3, own_experts_));
+    MK_ASSIGN_OR_RETURN(void* const y, there_.put(4, y_));
+    input.ids = static_cast<const std::int32_t*>(its_ids);
+    input.weights = static_cast<const float*>(its_weights);
+    MK_ASSIGN_OR_RETURN(const LaunchStats stats, op_.launch(input, {y, capacity}));
+    MK_RETURN_IF_ERROR(there_.get(4, y_));
+    MK_ASSIGN_OR_RETURN(its_rows_, there_.copy_of(op_.rows()));
+    MK_ASSIGN_OR_RETURN(offsets_, there_.copy_of(op_.expert_offsets()));
+    return stats;
   }
   Status write(SafetensorsPart& out) override {
     const auto bytes = raw(y_);
     const std::uint64_t row_bytes = features_ * 2;
-    const auto rows = op_.rows();
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const std::uint64_t to = token_of(rows[i]) * top_k_ + rows[i].slot;
+    for (std::size_t i = 0; i < its_rows_.size(); ++i) {
+      const std::uint64_t to = token_of(its_rows_[i]) * top_k_ + its_rows_[i].slot;
       MK_RETURN_IF_ERROR(out.write(to * row_bytes, bytes.subspan(i * row_bytes, row_bytes)));
     }
     return {};
@@ -61,11 +73,11 @@ class MoeWork : public RankWork {
         expected.emplace(first_ + i / top_k_, i % top_k_);
     }
     for (std::uint32_t expert = 0; expert < op_.expert_count(); ++expert) {
-      const std::uint64_t begin = op_.expert_offsets()[expert];
-      const std::uint64_t count = op_.expert_offsets()[expert + 1] - begin;
+      const std::uint64_t begin = offsets_[expert];
+      const std::uint64_t count = offsets_[expert + 1] - begin;
       Elements packed;
       for (std::uint64_t row = begin; row < begin + count; ++row) {
-        const MoeRow& from = op_.rows()[row];
+        const MoeRow& from = its_rows_[row];
         const std::uint64_t token = token_of(from);
         const bool right = ids_.integers(token * top_k_ + from.slot, 1)[0] ==
                                op_.first_expert() + std::int64_t{expert} &&
@@ -100,9 +112,12 @@ class MoeWork : public RankWork {
   const Tensor& experts_;
   const std::uint64_t hidden_, top_k_, features_;
   MoeDispatchGemm op_;
+  WorkTensors there_;
   Elements own_experts_;
   std::uint64_t first_ = 0, rows_ = 0;  ///< of the last launch
   Elements y_;
+  std::vector<MoeRow> its_rows_;
+  std::vector<std::uint32_t> offsets_;
 };
 
 class Moe : public JobOperator {

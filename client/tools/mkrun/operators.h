@@ -38,7 +38,8 @@ class WorkTensors {
  public:
   explicit WorkTensors(const Job& job) : on_gpu_(job.executor == "cuda") {}
   /// What comes in, and what goes out with what it is before. On CPUs it stays where it is.
-  Result<void*> put(std::size_t place, const Elements& elements) {
+  template <class Element>
+  Result<void*> put(std::size_t place, const std::vector<Element>& elements) {
     if (!matrices_) {
       MK_ASSIGN_OR_RETURN(matrices_, ExecutorMatrices::create(on_gpu_));
     }
@@ -47,6 +48,13 @@ class WorkTensors {
   }
   Status get(std::size_t place, Elements& elements) const {
     return matrices_->get(place, std::as_writable_bytes(std::span(elements)));
+  }
+  /// What an operator has there, after a `put`.
+  template <class Element>
+  Result<std::vector<Element>> copy_of(std::span<const Element> there) const {
+    std::vector<Element> here(there.size());
+    MK_RETURN_IF_ERROR(matrices_->get_from(there.data(), std::as_writable_bytes(std::span(here))));
+    return here;
   }
 
  private:

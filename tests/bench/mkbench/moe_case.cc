@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
+#include <span>
 
+#include "client/tools/executor_matrices.h"
 #include "client/tools/numeric/moe_reference.h"
 #include "mkernel/moe_dispatch_gemm.h"
 #include "tests/bench/mkbench/at_least_one.h"
@@ -46,13 +49,26 @@ class MoeRank : public RankCase {
       const Elements weights = expert_weights(op_.first_expert() + expert);
       experts_.insert(experts_.end(), weights.begin(), weights.end());
     }
+    put_ = put_tensors();
   }
 
   Result<LaunchStats> launch(LaunchMode mode) override {
-    const tools::MoeSource& mine = sources_[rank_];
-    return op_.launch(
-        {mine.values.data(), mine.ids.data(), mine.weights.data(), mine.tokens, experts_.data()},
-        {y_.as<void>(), y_.bytes() / row_bytes()}, mode);
+    MK_RETURN_IF_ERROR(put_);
+    MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch_with(kTokens, kY, mode));
+    MK_RETURN_IF_ERROR(there_->get(kY, y_.whole()));
+    rows_.resize(op_.rows().size());
+    offsets_.resize(op_.expert_offsets().size());
+    MK_RETURN_IF_ERROR(
+        there_->get_from(op_.rows().data(), std::as_writable_bytes(std::span(rows_))));
+    MK_RETURN_IF_ERROR(
+        there_->get_from(op_.expert_offsets().data(), std::as_writable_bytes(std::span(offsets_))));
+    return stats;
+  }
+  Status lead(LaunchMode mode, std::uint32_t launches) override {
+    MK_RETURN_IF_ERROR(put_);
+    for (std::uint32_t done = 0; done < launches; ++done)
+      MK_RETURN_IF_ERROR(launch_with(kLeadTokens, kLeadY, mode));
+    return {};
   }
 
   std::vector<Output*> outputs() override { return {&y_}; }
@@ -104,6 +120,38 @@ class MoeRank : public RankCase {
   std::vector<TraceSpan> trace() const override { return op_.trace(); }
 
  private:
+  enum Tensor : std::uint32_t { kTokens, kIds, kWeights, kExperts, kY, kLeadTokens, kLeadY };
+
+  /// Inputs, and poisoned outputs, where the executor wants them.
+  Status put_tensors() {
+    if (!there_) {
+      MK_ASSIGN_OR_RETURN(there_, tools::ExecutorMatrices::create(spec_.executor == "cuda"));
+    }
+    const auto put = [this](Tensor tensor, const auto& elements) {
+      return there_->put(tensor, std::as_bytes(std::span(elements)));
+    };
+    const tools::MoeSource& mine = sources_[rank_];
+    MK_RETURN_IF_ERROR(put(kTokens, mine.values));
+    MK_RETURN_IF_ERROR(put(kIds, mine.ids));
+    MK_RETURN_IF_ERROR(put(kWeights, mine.weights));
+    MK_RETURN_IF_ERROR(put(kExperts, experts_));
+    y_.poison();
+    MK_RETURN_IF_ERROR(there_->put(kY, y_.whole()));
+    if (spec_.lead == 0) return {};
+    // Other values: what those launches leave behind must not pass for this launch's.
+    MK_RETURN_IF_ERROR(put(kLeadTokens, Elements(mine.values.rbegin(), mine.values.rend())));
+    return there_->put(kLeadY, y_.whole());
+  }
+  Result<LaunchStats> launch_with(Tensor tokens, Tensor y, LaunchMode mode) {
+    MoeDispatchGemm::Input input;
+    input.tokens = there_->at(tokens);
+    input.ids = reinterpret_cast<const std::int32_t*>(there_->at(kIds));
+    input.weights = reinterpret_cast<const float*>(there_->at(kWeights));
+    input.count = sources_[rank_].tokens;
+    input.expert_weights = there_->at(kExperts);
+    return op_.launch(input, {there_->at(y) + Output::guard_bytes(), y_.bytes() / row_bytes()},
+                      mode);
+  }
   std::uint64_t row_bytes() const { return options_.features * sizeof(std::uint16_t); }
   bool is_mine(std::int32_t id) const {
     const auto expert = static_cast<std::uint32_t>(id);
@@ -122,12 +170,12 @@ class MoeRank : public RankCase {
     const auto equal = [&](double value, double expected) {
       result.add(index++, value, expected, 0);
     };
-    const auto rows = op_.rows();
+    const std::vector<MoeRow>& rows = rows_;
     equal(static_cast<double>(rows.size()), static_cast<double>(reference.rows().size()));
-    equal(static_cast<double>(op_.expert_offsets().size()), reference.expert_count() + 1);
+    equal(static_cast<double>(offsets_.size()), reference.expert_count() + 1);
     if (result.wrong != 0) return result;
     for (std::uint32_t i = 0; i <= reference.expert_count(); ++i)
-      equal(op_.expert_offsets()[i], static_cast<double>(reference.offset(i)));
+      equal(offsets_[i], static_cast<double>(reference.offset(i)));
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const tools::MoeReference::Row& expected = reference.rows()[i];
       equal(rows[i].rank, expected.rank);
@@ -146,6 +194,10 @@ class MoeRank : public RankCase {
   std::vector<tools::MoeSource> sources_;  ///< of all ranks; values of this one only
   Elements experts_;                       ///< this rank's experts' weights
   Output y_;
+  std::vector<MoeRow> rows_;  ///< of the last launch
+  std::vector<std::uint32_t> offsets_;
+  std::optional<tools::ExecutorMatrices> there_;
+  Status put_;
 };
 
 class MoeCase : public CaseWithOptions<MoeOptions> {
@@ -181,7 +233,6 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
         "{} tokens[{}] per rank, top {} of {} experts, W[{}, {}] each, {} routing, {}", o.tokens,
         o.hidden, o.top_k, o.experts, o.hidden, o.features, o.routing, spec.dtype);
   }
-  bool runs_on_gpus() const override { return false; }
   bool outputs_are_equal() const override { return false; }
   void make_large() override {
     options_.tokens = 2048;
