@@ -188,7 +188,7 @@ std::vector<TileSides> sides_of(const Problem& problem) {
 bool was_measured(const Problem& problem, const Machine& machine, const Candidate& candidate) {
   constexpr double kEngineBytesMin = 8 << 20;  // of a rank's rows: each copy takes time to begin
   constexpr double kPairFactor = 2;
-  constexpr double kLinkShare = 0.7;
+  constexpr double kLinkShare = 0.65;
   constexpr std::uint32_t kFewRows = 2048;
   constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
   constexpr std::uint32_t kMuchK = 4096;
@@ -198,9 +198,13 @@ bool was_measured(const Problem& problem, const Machine& machine, const Candidat
   if (candidate.engines && !named.engines) {
     const double rows = double{1} * shape.m * shape.k * kElementBytes / problem.ranks();
     if (rows < kEngineBytesMin) return false;
-    const double product = product_us(machine, work.tiles,
-                                      tile_us(machine, candidate.tiling, work.steps, work.b_bytes),
-                                      blocks_of_rank(problem, machine));
+    // The product's time, whatever tiles the candidate has.
+    Candidate large = candidate;
+    large.tiling.tile_m = kGpuTileRowsMax;
+    large.tiling.tile_n = kGpuTileColumnsMax;
+    const double tile = tile_us(machine, large.tiling, work.steps, work.b_bytes);
+    const double product =
+        product_us(machine, work_of(problem, large).tiles, tile, blocks_of_rank(problem, machine));
     const auto us = [](double bytes, double gb_s) { return bytes / (gb_s * 1e3); };
     // Of many rows beside products that take nearly as long as the link, over nodes as long as the
     // network. To one other rank warpgroups pass on in good time, and the loopback's network takes

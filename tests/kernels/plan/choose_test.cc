@@ -40,6 +40,45 @@ TEST(PlanChoice, EveryCandidateIsLegalAndPlaced) {
   }
 }
 
+bool any(const Problem& problem, bool (*is)(const Candidate&)) {
+  const auto candidates = legal_candidates(problem, shipped_machine("H100").value());
+  return std::any_of(candidates.begin(), candidates.end(), is);
+}
+
+// What was measured to be slower is not among them (kernels/cuda/decisions): copy engines of few
+// rows or beside short products; compute blocks' sums beside many tiles of much k; tiles of 64 rows
+// within a node. Who names copy engines gets them.
+TEST(PlanChoice, WaysThatWereMeasuredToBeSlowerAreNotTried) {
+  const auto engines = [](const Candidate& candidate) { return candidate.engines; };
+  struct Sharing {
+    World2 world;
+    Shape shape;
+    bool engines;
+  };
+  for (const Sharing& one :
+       {Sharing{{1, 2}, {16384, 2048, 16384}, true}, Sharing{{1, 8}, {16384, 2048, 16384}, true},
+        Sharing{{1, 4}, {8192, 1024, 8192}, true}, Sharing{{1, 8}, {8192, 1024, 8192}, false},
+        Sharing{{1, 8}, {4088, 7168, 8192}, false}, Sharing{{1, 2}, {2048, 7168, 8192}, false},
+        Sharing{{1, 4}, {64, 8192, 7168}, false}, Sharing{{2, 4}, {16384, 2048, 16384}, true},
+        Sharing{{2, 4}, {32768, 1024, 32768}, false},
+        Sharing{{2, 2}, {32768, 4096, 32768}, false}}) {
+    Problem problem = problem_of(Op::kAgGemm, one.world.nodes, one.world.locals, one.shape);
+    EXPECT_EQ(any(problem, engines), one.engines)
+        << one.world.nodes << "x" << one.world.locals << " " << one.shape.m << " x " << one.shape.n
+        << " x " << one.shape.k;
+    problem.named.engines = true;
+    EXPECT_TRUE(any(problem, engines));
+  }
+  const auto own = [](const Candidate& candidate) { return candidate.sums == Sums::kOwn; };
+  EXPECT_TRUE(any(problem_of(Op::kGemmRs, 1, 2, {2048, 2048, 8192}), own));
+  EXPECT_TRUE(any(problem_of(Op::kGemmRs, 1, 2, {16384, 16384, 2048}), own));
+  EXPECT_FALSE(any(problem_of(Op::kGemmRs, 1, 2, {16384, 16384, 4096}), own));
+  EXPECT_FALSE(any(problem_of(Op::kGemmAr, 1, 2, {16384, 16384, 2048}), own));
+  const auto low = [](const Candidate& candidate) { return candidate.tiling.tile_m == 64; };
+  EXPECT_FALSE(any(problem_of(Op::kAgGemm, 1, 4, {64, 4096, 4096}), low));
+  EXPECT_TRUE(any(problem_of(Op::kAgGemm, 2, 2, {64, 4096, 4096}), low));
+}
+
 TEST(PlanChoice, TheCheapestIsChosenAndTheSameEachTime) {
   const Machine machine = shipped_machine("H200").value();
   for (Op op : kOps) {
