@@ -99,6 +99,7 @@ struct Config {
     std::optional<std::uint64_t> user_descriptors, descriptors;
     std::uint32_t user_connections = 32;   ///< that have not attached, per user
     std::uint64_t drain_ns = 500'000'000;  ///< how long SIGTERM waits for sessions to end
+    std::uint64_t ended_jobs_ns = 3'600'000'000'000;  ///< how long their totals are kept
   } limits;
 
   /// The Admin service's own socket, for people and tools of this machine.

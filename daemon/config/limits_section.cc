@@ -44,6 +44,10 @@ void read_limits(Section limits, Config& config) {
     MK_ASSIGN_OR_RETURN(config.limits.drain_ns, parse_duration_ns(text));
     return {};
   });
+  limits.string("ended_jobs", [&](std::string_view text) -> Status {
+    MK_ASSIGN_OR_RETURN(config.limits.ended_jobs_ns, parse_duration_ns(text));
+    return {};
+  });
   limits.finish();
 }
 

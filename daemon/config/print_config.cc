@@ -133,6 +133,7 @@ std::string print_config(const Config& config) {
   line("descriptors = {}", auto_count(config.limits.descriptors));
   line("user_connections = {}", config.limits.user_connections);
   line("drain = {}", quoted(format_duration(config.limits.drain_ns)));
+  line("ended_jobs = {}", quoted(format_duration(config.limits.ended_jobs_ns)));
   line("\n[admin]");
   line("socket = {}", quoted(config.admin.socket));
   line("mode = \"{:04o}\"", config.admin.mode);

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/control/ended_jobs.h"
 #include "daemon/control/log.h"
 #include "daemon/control/peer_transport.h"
 #include "daemon/proxy/proxy.h"
@@ -67,6 +68,8 @@ struct ControlOptions {
   std::function<JobShare(const std::string& job)> job_share;
   /// The rails nearest to a GPU, by its PCI address; none: not known. Empty: for all.
   std::function<std::vector<std::uint32_t>(const std::string& gpu)> rails_near;
+  /// How long the totals of an ended job are kept; 0: not at all.
+  std::uint64_t ended_jobs_keep_ns = 3'600'000'000'000;
   LogSink log;  ///< may be empty
 };
 
@@ -130,6 +133,7 @@ struct ControlSnapshot {
   std::uint64_t sessions_attached = 0, sessions_failed = 0;
   /// What the lanes of released sessions have counted, added up.
   LaneTotals released;
+  std::vector<EndedJob> ended_jobs;  ///< the oldest first
 };
 
 /// How much the control plane holds: all but `links_up` is zero when nobody is there.

@@ -324,6 +324,7 @@ class ControlPlane::Impl {
   // inspect.cc
   SessionInfo info_of(const Session& session) const;
   JobInfo info_of(const Job& job) const;
+  std::uint64_t age_of(const Job& job) const;  ///< since its first rank attached here
 
   const ControlOptions options_;
   ClientPort& clients_port_;
@@ -349,6 +350,7 @@ class ControlPlane::Impl {
   std::deque<SessionInfo> recent_failures_;
   std::uint64_t sessions_failed_ = 0;
   LaneTotals released_;  ///< of the lanes of released sessions
+  control::EndedJobs ended_jobs_{options_.ended_jobs_keep_ns};
 };
 
 }  // namespace mk::daemon

@@ -51,13 +51,17 @@ SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
   return info;
 }
 
+std::uint64_t ControlPlane::Impl::age_of(const Job& job) const {
+  return now_() - (job.deadline_ns - std::uint64_t{job.timeout_ms} * 1'000'000);
+}
+
 JobInfo ControlPlane::Impl::info_of(const Job& job) const {
   JobInfo info;
   info.name = job.name;
   info.nodes = job.nodes;
   info.local_size = job.local_size;
   info.node_rank = job.node_rank;
-  info.age_ns = now_() - (job.deadline_ns - std::uint64_t{job.timeout_ms} * 1'000'000);
+  info.age_ns = age_of(job);
   if (options_.job_share) {
     const JobShare share = options_.job_share(job.name);
     info.weight = share.weight;
@@ -80,6 +84,7 @@ ControlSnapshot ControlPlane::Impl::snapshot() const {
   snapshot.sessions_attached = next_session_id_ - 1;
   snapshot.sessions_failed = sessions_failed_;
   snapshot.released = released_;
+  snapshot.ended_jobs = ended_jobs_.list(now_());
   for (const auto& [id, session] : sessions_) {
     snapshot.sessions.push_back(info_of(*session));
     for (std::uint32_t lane = 0; lane < session->segment.shape().lane_count; ++lane) {

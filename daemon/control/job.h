@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "daemon/control/ended_jobs.h"
 #include "daemon/control/exchange.h"
 #include "daemon/control/peer_transport.h"
 #include "daemon/control/session.h"
@@ -99,6 +100,7 @@ struct Job {
   std::map<std::uint32_t, std::string> leavers;  ///< ranks that left in order, for people
   std::uint32_t first_leaver = 0;                ///< when there are any
   bool failed = false;
+  EndedJob record;                        ///< filled while its sessions go
   bool gone_sent = false;                 ///< the others know that our part is gone
   std::uint64_t release_deadline_ns = 0;  ///< when the memory goes, whatever the others say
 };

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <utility>
 
 #include "daemon/control/control_plane_impl.h"
 #include "daemon/plant.h"
+#include "shm/atomic.h"
 #include "shm/host/text.h"
 #include "shm/limits.h"
 
@@ -91,6 +93,8 @@ void ControlPlane::Impl::end_session(Session& session, const Error& cause) {
 void ControlPlane::Impl::begin_ending(Job& job) {
   if (job.ending) return;
   job.ending = true;
+  job.record.ended_ns = now_();
+  job.record.ran_ns = age_of(job);
   by_name_.erase(job.name);
 }
 
@@ -175,7 +179,12 @@ void ControlPlane::Impl::release(Session& session) {
   job.locals[session.attach.local_rank] = nullptr;
   by_slot_[session.slot] = nullptr;
   if (!MK_PLANT(slot_lost)) free_slots_.push_back(session.slot);
-  for (const LaneStats& lane : session.stats->lanes) released_.add(lane);
+  for (const LaneStats& lane : session.stats->lanes) {
+    released_.add(lane);
+    job.record.totals.add(lane);
+  }
+  ++job.record.ranks;
+  job.record.launches += shm::load_relaxed(&session.segment.header().launches) / 2;
   sessions_.erase(session.id);
 }
 
@@ -186,7 +195,14 @@ void ControlPlane::Impl::reap() {
     ++next;
     if (releasable(session)) release(session);
   }
-  std::erase_if(jobs_, [](const auto& job) { return job->ending && job->sessions().empty(); });
+  std::erase_if(jobs_, [this](const auto& job) {
+    if (!job->ending || !job->sessions().empty()) return false;
+    job->record.name = job->name;
+    job->record.uid = job->uid;
+    job->record.failed = job->failed;
+    ended_jobs_.add(std::move(job->record));
+    return true;
+  });
 }
 
 void ControlPlane::Impl::record_failure(const Session& session) {

@@ -1,6 +1,7 @@
 #include <map>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "daemon/metrics/metrics.h"
 
@@ -227,6 +228,40 @@ void add_sessions(Families& out, const MetricsSample& sample) {
   }
 }
 
+/// Runs of one name and user are one series: they come and go, so they are gauges.
+void add_ended_jobs(Families& out, const ControlSnapshot& control) {
+  struct Sum {
+    std::uint64_t runs = 0, failures = 0, launches = 0, commands = 0, bytes = 0, ran_ns = 0;
+  };
+  std::map<std::pair<std::string, std::uint32_t>, Sum> jobs;
+  for (const EndedJob& job : control.ended_jobs) {
+    Sum& sum = jobs[{label_text(job.name), job.uid}];
+    ++sum.runs;
+    sum.failures += job.failed ? 1 : 0;
+    sum.launches += job.launches;
+    sum.commands += job.totals.commands;
+    sum.bytes += job.totals.bytes;
+    sum.ran_ns += job.ran_ns;
+  }
+  for (const auto& [key, sum] : jobs) {
+    const Labels labels{{"job", key.first}, {"uid", std::to_string(key.second)}};
+    const auto gauge = [&](const char* name, const char* help, double value) {
+      out.gauge(name, help, value, labels);
+    };
+    gauge("mkernel_ended_job_runs", "Runs of a job that ended in the last limits.ended_jobs.",
+          static_cast<double>(sum.runs));
+    gauge("mkernel_ended_job_failures", "Those of them that ended with an error.",
+          static_cast<double>(sum.failures));
+    gauge("mkernel_ended_job_launches", "Launches of their ranks on this node.",
+          static_cast<double>(sum.launches));
+    gauge("mkernel_ended_job_commands", "Valid commands taken from their rings.",
+          static_cast<double>(sum.commands));
+    gauge("mkernel_ended_job_bytes", "Payload of these commands.", static_cast<double>(sum.bytes));
+    gauge("mkernel_ended_job_run_seconds", "How long they ran, all together.",
+          1e-9 * static_cast<double>(sum.ran_ns));
+  }
+}
+
 /// The newest session first: of a job that was restarted under its name, the old one may still be
 /// there for a moment.
 void add_queues(Families& out, const ControlSnapshot& control) {
@@ -309,6 +344,7 @@ std::vector<MetricFamily> to_families(const MetricsSample& sample) {
   add_peers(out, sample);
   if (sample.control) {
     add_sessions(out, sample);
+    add_ended_jobs(out, *sample.control);
     add_queues(out, *sample.control);
     add_links(out, *sample.control);
   }

@@ -24,6 +24,7 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
   options.control.node = config.node_id;
   options.control.version = version_text();
   options.control.sessions_max = config.limits.sessions;
+  options.control.ended_jobs_keep_ns = config.limits.ended_jobs_ns;
   options.control.outstanding_max = config.limits.outstanding;
   const MachineLimits machine{topology::usable_memory_bytes(), open_files_max()};
   const ClientLimits limits = client_limits(config, machine);

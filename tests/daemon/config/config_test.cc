@@ -110,6 +110,7 @@ INSTANTIATE_TEST_SUITE_P(
         GoodCase{"[limits]\nuser_sessions = 0", "user_sessions = 0"},
         GoodCase{"[limits]\ndescriptors = 'auto'", "descriptors = \"auto\""},
         GoodCase{"[limits]\ndrain = '0'", "drain = \"0s\""},
+        GoodCase{"[limits]\nended_jobs = '0'", "ended_jobs = \"0s\""},
         GoodCase{"[[job]]\npattern = 'a*'\nweight = 9", "weight = 9"},
         GoodCase{"[log]\nlevel = 'debug'", "level = \"debug\""},
         GoodCase{"[log]\nformat = 'journald'", "format = \"journald\""},
@@ -477,7 +478,8 @@ TEST(Config, WhatIsPrintedParsesToTheSame) {
       "spin='2us'\nsleep_max='3us'\n[limits]\nsessions=2\noutstanding=3\nregistered='5MiB'\n"
       "user_sessions=1\nuser_buffers=2\nuser_rings=3\nuser_registered='4MiB'\n"
       "all_registered='6MiB'\nuser_descriptors=7\ndescriptors=8\n"
-      "drain='6s'\n[[job]]\npattern='a'\nweight=2\n[log]\nlevel='error'\nformat='text'\n";
+      "drain='6s'\nended_jobs='7s'\n[[job]]\npattern='a'\nweight=2\n[log]\nlevel='error'\nformat='"
+      "text'\n";
   const std::string printed = print_config(config_of(all));
   EXPECT_EQ(print_config(config_of(printed)), printed);
 }

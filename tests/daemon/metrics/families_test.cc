@@ -58,6 +58,16 @@ MetricsSample busy_sample(const ProxyStats& proxy) {
   control.sessions[0].state = control.sessions[1].state = "up";
   control.sessions[1].registered_bytes = 4096;
   control.queues = {queue(1, "train", 0, 0), queue(1, "train", 0, 1), queue(2, "train", 1, 0)};
+  control.ended_jobs.resize(3);
+  for (EndedJob& job : control.ended_jobs) {
+    job.name = "train";
+    job.uid = 1000;
+    job.ran_ns = 2'000'000'000;
+    job.launches = 5;
+    job.totals.bytes = 10;
+  }
+  control.ended_jobs[1].failed = true;
+  control.ended_jobs[2].uid = 1001;
   control.links.resize(1);
   control.links[0].state = "error";
   control.links[0].stats = std::make_shared<LinkStats>();
@@ -68,7 +78,7 @@ TEST(Metrics, NamesFollowPrometheusRules) {
   const ProxyStats proxy;
   const std::regex name_rule("mkernel_[a-z]+(_[a-z]+)*");
   const std::regex label_rule(
-      "node|rail|peer|peer_rail|job|rank|lane|state|result|version|build|fabric");
+      "node|rail|peer|peer_rail|job|uid|rank|lane|state|result|version|build|fabric");
   for (const auto& [name, family] : families_of(busy_sample(proxy))) {
     EXPECT_TRUE(std::regex_match(name, name_rule)) << name;
     EXPECT_EQ(name.ends_with("_total"), family.type == MetricType::Counter) << name;
@@ -104,6 +114,20 @@ TEST(Metrics, SessionsAreCountedByStateAndJob) {
   EXPECT_EQ(families["mkernel_link_up"].metric[0].gauge.value, 0);
   EXPECT_EQ(families["mkernel_peer_up"].metric[0].gauge.value, 1);
   EXPECT_EQ(families["mkernel_peer_breaks_total"].metric[1].counter.value, 7);
+}
+
+TEST(Metrics, EndedJobsAreAddedUpByNameAndUser) {
+  const ProxyStats proxy;
+  auto families = families_of(busy_sample(proxy));
+  const auto& runs = families["mkernel_ended_job_runs"].metric;
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_EQ(key_of(runs[0]), "job=train;uid=1000;node=3;");
+  EXPECT_EQ(runs[0].gauge.value, 2);
+  EXPECT_EQ(key_of(runs[1]), "job=train;uid=1001;node=3;");
+  EXPECT_EQ(families["mkernel_ended_job_failures"].metric[0].gauge.value, 1);
+  EXPECT_EQ(families["mkernel_ended_job_launches"].metric[0].gauge.value, 10);
+  EXPECT_EQ(families["mkernel_ended_job_bytes"].metric[0].gauge.value, 20);
+  EXPECT_EQ(families["mkernel_ended_job_run_seconds"].metric[1].gauge.value, 2);
 }
 
 TEST(Metrics, TotalsKeepWhatEndedSessionsHadDone) {
