@@ -78,8 +78,10 @@ MoeRanks::MoeRanks(const MoeSetup& setup)
   kernels::Tiling tiling = kernels::moe_dispatch_cuda_tiling();
   tiling.chunk_bytes = setup.chunk_bytes;
   tiling.banks = setup.banks;
+  kernels::MoeDispatchWay way = kernels::moe_dispatch_cuda_way(setup.nodes);
+  way.kind = setup.kind;
   plan_ = or_exit(kernels::MoeDispatchPlan::make(setup.nodes, setup.locals, setup.shape,
-                                                 setup.dtype, tiling, setup.kind));
+                                                 setup.dtype, tiling, way));
   const kernels::MoeDispatchShape& shape = plan_.shape;
   const auto make = [](std::size_t bytes) {
     return std::make_unique<DeviceMemory>(std::max<std::size_t>(bytes, 16));

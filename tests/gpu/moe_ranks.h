@@ -27,7 +27,7 @@ struct MoeSetup {
   int devices = 1;  ///< ranks are dealt out to so many
   kernels::MoeDispatchShape shape;
   kernels::DType dtype = kernels::DType::kBf16;
-  kernels::GatherKind kind = kernels::kMoeDispatchCudaGather;
+  kernels::GatherKind kind = kernels::GatherKind::kBroadcast;
   std::uint32_t chunk_bytes = 0;  ///< 0: the plan's
   std::uint32_t banks = 0;        ///< likewise
   kernels::CudaOptions options;

@@ -37,7 +37,7 @@ Result<kernels::MoeDispatchPlan> plan_of(const Session::Impl& session, const Dev
   auto tiling = kernels::moe_dispatch_cuda_tiling();
   tiling.chunk_bytes = tuning.chunk_bytes;
   return kernels::MoeDispatchPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
-                                        tiling, kernels::kMoeDispatchCudaGather);
+                                        tiling, kernels::moe_dispatch_cuda_way(options.nodes));
 }
 
 }  // namespace

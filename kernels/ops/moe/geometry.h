@@ -63,6 +63,7 @@ struct MoeDispatchGeometry {
   std::uint32_t tile_m = 0;
   std::uint32_t tile_n = 0;
   std::uint32_t row_pad = 0;  ///< packed tiles have a multiple of this many rows
+  std::uint32_t steps = 0;    ///< RoutingShape's
   std::uint32_t banks = 2;
   GatherGeometry routing;  ///< a row: a token's k ids, then its k weights
   GatherGeometry tokens;   ///< a row: a token

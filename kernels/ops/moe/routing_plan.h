@@ -25,6 +25,7 @@
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
 #include "kernels/gather/schedule.h"
+#include "kernels/ops/moe/routing_types.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {
@@ -35,61 +36,11 @@ MK_HOST_DEVICE constexpr ShardRange experts_of(std::uint32_t experts, const Worl
   return shard_of(experts, world.size(), world.rank());
 }
 
-/// One rank's routing: token t goes to the experts ids[t * stride + slot], 0 <= slot < top_k, where
-/// -1 means nowhere, with weights[t * stride + slot].
-struct RoutingTable {
-  std::uint32_t tokens = 0;
-  std::uint32_t stride = 0;
-  const std::int32_t* ids = nullptr;
-  const float* weights = nullptr;
-};
-
-/// Where a row of the output comes from, and with which weight a combine adds it there.
-struct MoeRow {
-  std::uint32_t rank = 0;   ///< whose token
-  std::uint32_t token = 0;  ///< its row there
-  std::uint32_t slot = 0;   ///< of its top_k
-  float weight = 0;
-  friend constexpr bool operator==(const MoeRow&, const MoeRow&) = default;
-};
-static_assert(sizeof(MoeRow) == 16);
-
-/// A tile's rows: output rows [row, row + rows) of one expert. Packed, it has a multiple of row_pad
-/// rows from `packed_row` on, the last of which mean nothing.
-struct RowTile {
-  std::uint32_t expert = 0;  ///< counted from this rank's first
-  std::uint32_t row = 0;
-  std::uint32_t rows = 0;
-  std::uint32_t packed_row = 0;
-  std::uint32_t hops = 0;  ///< of the source that arrives last: the tile's class
-  /// Within its class, when the last of its rows is to be expected (RoutingShape::step_of).
-  std::uint32_t step = 0;
-};
-
-/// Something that a table may not say: a token that goes to an expert that does not exist, or with
-/// a weight that is no number.
-struct RoutingFault {
-  static constexpr std::uint32_t kNone = 0xffffffff;
-  std::uint32_t rank = kNone;  ///< whose table; kNone: all is well
-  std::uint32_t token = 0;
-  std::uint32_t slot = 0;
-  std::int32_t id = 0;
-  MK_HOST_DEVICE bool any() const { return rank != kNone; }
-  friend bool operator==(const RoutingFault&, const RoutingFault&) = default;
-};
-
-/// What arrange() found.
-struct PlanSummary {
-  std::uint32_t rows = 0;   ///< of the output; also when they do not fit
-  std::uint32_t tiles = 0;  ///< 0 when nothing is to be computed
-  std::uint32_t fits = 0;   ///< 1: the rows fit, and all tables make sense
-  RoutingFault fault;       ///< the first one in the order of the parts
-};
-
 /// Who makes a piece of the plan: lane `index` of `count`, which all call it. `sync` is a barrier
 /// between them; `least(word, value)` makes the word the lesser of both, whoever else does so. Here
 /// one does it alone.
 struct OneLane {
+  static constexpr bool kAlone = true;
   static constexpr std::uint32_t index = 0;
   static constexpr std::uint32_t count = 1;
   MK_HOST_DEVICE void sync() const {}
@@ -107,6 +58,10 @@ struct RoutingShape {
   std::uint32_t rows_max = 0;    ///< output rows there is room for
   std::uint32_t tile_m = 0;      ///< rows of a tile, at most
   std::uint32_t row_pad = 0;     ///< packed tiles have a multiple of this many rows; divides tile_m
+  /// The sources of one class arrive side by side, each from its first token on; tiles go by so
+  /// many steps of that: the more, the sooner there is work, but tiles of an expert, which share
+  /// its weights, are the farther apart.
+  std::uint32_t steps = 16;
 
   /// Tokens of one part of a routing table.
   static constexpr std::uint32_t kPartTokens = 256;
@@ -127,10 +82,8 @@ struct RoutingShape {
   MK_HOST_DEVICE constexpr std::uint32_t source_of(std::uint32_t part) const {
     return hops_of(part) * world.locals + part % world.locals;
   }
-  /// The sources of one class arrive side by side, each from its first token on, in so many steps.
-  static constexpr std::uint32_t kSteps = 16;
   MK_HOST_DEVICE constexpr std::uint32_t step_of(std::uint32_t part) const {
-    return static_cast<std::uint32_t>(std::uint64_t{place_of(part)} * kSteps / parts_of_source());
+    return static_cast<std::uint32_t>(std::uint64_t{place_of(part)} * steps / parts_of_source());
   }
   /// Experts of any rank, at most.
   MK_HOST_DEVICE constexpr std::uint32_t experts_here_max() const {
@@ -144,7 +97,7 @@ struct RoutingShape {
     return rows_max + tiles_max() * (row_pad - 1);
   }
   /// Tiles are computed by class, and by step within it: these are their keys.
-  MK_HOST_DEVICE constexpr std::uint32_t keys() const { return world.nodes * kSteps; }
+  MK_HOST_DEVICE constexpr std::uint32_t keys() const { return world.nodes * steps; }
   /// Words of Arrays::counts: a part's counts, and its first fault.
   MK_HOST_DEVICE constexpr std::uint64_t count_words() const {
     return std::uint64_t{parts()} * (experts_here_max() + 1);
@@ -187,11 +140,23 @@ class RoutingPlan {
   MK_HOST_DEVICE void count(std::uint32_t part, const RoutingTable& table,
                             const Lanes& lanes = {}) const {
     std::uint32_t* const counts = counts_of(part);
-    for (std::uint32_t e = lanes.index; e < experts_.count; e += lanes.count) counts[e] = 0;
     std::uint32_t* const fault = counts + shape_.experts_here_max();
     if (lanes.index == 0) *fault = RoutingFault::kNone;
-    for_each_row(part, table, lanes,
-                 [&](std::uint32_t expert, std::uint32_t, std::uint32_t) { ++counts[expert]; });
+    if constexpr (is_alone<Lanes>()) {
+      for (std::uint32_t e = 0; e < experts_.count; ++e) counts[e] = 0;
+      for_each_slot(part, table, [&](std::uint32_t expert, std::uint32_t, std::uint32_t) {
+        if (expert < experts_.count) ++counts[expert];
+      });
+    } else {
+      // Lanes go on together: none may wait for memory when it finds a row.
+      for (std::uint32_t own = lanes.index; own < experts_.count; own += lanes.count) {
+        std::uint32_t count = 0;
+        for_each_slot(part, table, [&](std::uint32_t expert, std::uint32_t, std::uint32_t) {
+          count += expert == own ? 1 : 0;
+        });
+        counts[own] = count;
+      }
+    }
     lanes.sync();
     const std::uint32_t first = first_token(part);
     const std::uint32_t slots = (last_token(part, table) - first) * shape_.top_k;
@@ -233,11 +198,35 @@ class RoutingPlan {
                            const Lanes& lanes = {}) const {
     std::uint32_t* const next = counts_of(part);
     const std::uint32_t rank = rank_of(part);
-    for_each_row(
-        part, table, lanes, [&](std::uint32_t expert, std::uint32_t token, std::uint32_t slot) {
-          arrays_.rows[next[expert]++] = {
-              rank, token, slot, table.weights[std::uint64_t{token} * table.stride + slot]};
-        });
+    const auto weight_of = [&](std::uint32_t token, std::uint32_t slot) {
+      return table.weights[std::uint64_t{token} * table.stride + slot];
+    };
+    if constexpr (is_alone<Lanes>()) {
+      for_each_slot(part, table,
+                    [&](std::uint32_t expert, std::uint32_t token, std::uint32_t slot) {
+                      if (expert >= experts_.count) return;
+                      arrays_.rows[next[expert]++] = {rank, token, slot, weight_of(token, slot)};
+                    });
+    } else {
+      for (std::uint32_t own = lanes.index; own < experts_.count; own += lanes.count) {
+        const std::uint32_t first = next[own];
+        std::uint32_t row = first;
+        for_each_slot(part, table,
+                      [&](std::uint32_t expert, std::uint32_t token, std::uint32_t slot) {
+                        if (expert == own) arrays_.rows[row++] = {rank, token, slot, 0};
+                      });
+        constexpr std::uint32_t kBatch = 8;  // their loads are on their way together
+        for (std::uint32_t begin = first; begin < row; begin += kBatch) {
+          float weights[kBatch];
+          for (std::uint32_t i = 0; i < kBatch; ++i) {
+            const MoeRow& its = arrays_.rows[begin + i < row ? begin + i : begin];
+            weights[i] = weight_of(its.token, its.slot);
+          }
+          for (std::uint32_t i = 0; i < kBatch; ++i)
+            if (begin + i < row) arrays_.rows[begin + i].weight = weights[i];
+        }
+      }
+    }
   }
 
   // --- The result ---
@@ -282,24 +271,39 @@ class RoutingPlan {
     return std::uint64_t{first + token} * table.stride + (i - token * shape_.top_k);
   }
 
-  /// Calls visit(expert, token, slot) for the part's rows that this rank computes and whose experts
-  /// are this lane's.
-  template <class Lanes, class Visit>
-  MK_HOST_DEVICE void for_each_row(std::uint32_t part, const RoutingTable& table,
-                                   const Lanes& lanes, Visit&& visit) const {
-    constexpr std::uint32_t kBatch = 8;  // their loads are on their way together
-    const std::uint32_t last = last_token(part, table);
-    for (std::uint32_t token = first_token(part); token < last; ++token) {
-      const std::int32_t* ids = table.ids + std::uint64_t{token} * table.stride;
-      for (std::uint32_t begin = 0; begin < shape_.top_k; begin += kBatch) {
-        std::int32_t batch[kBatch];
-        for (std::uint32_t i = 0; i < kBatch; ++i)
-          batch[i] = begin + i < shape_.top_k ? ids[begin + i] : -1;
-        for (std::uint32_t i = 0; i < kBatch; ++i) {
-          // Wraps for -1 and for experts before this rank's first.
-          const std::uint32_t expert = static_cast<std::uint32_t>(batch[i]) - experts_.first;
-          if (expert < experts_.count && expert % lanes.count == lanes.index)
-            visit(expert, token, begin + i);
+  template <class Lanes>
+  MK_HOST_DEVICE static constexpr bool is_alone() {
+    return requires { Lanes::kAlone; };
+  }
+  /// Calls visit(expert, token, slot) for the part's slots. Experts are counted from this rank's
+  /// first; those of other ranks, and none, are beyond its last.
+  template <class Visit>
+  MK_HOST_DEVICE void for_each_slot(std::uint32_t part, const RoutingTable& table,
+                                    Visit&& visit) const {
+    constexpr std::uint32_t kBatch = 32;  // their loads are on their way together
+    const std::uint32_t first = first_token(part);
+    const std::uint32_t slots = (last_token(part, table) - first) * shape_.top_k;
+    if (slots == 0) return;
+    std::uint32_t slot = 0;  // of the next id
+    std::uint32_t its_token = first;
+    std::uint32_t its_slot = 0;
+    const std::int32_t* ids = table.ids + std::uint64_t{first} * table.stride;
+    for (std::uint32_t begin = 0; begin < slots; begin += kBatch) {
+      std::int32_t batch[kBatch];
+      for (std::uint32_t i = 0; i < kBatch; ++i) {
+        batch[i] = begin + i < slots ? ids[slot] : -1;
+        if (++slot == shape_.top_k) {
+          slot = 0;
+          ids += table.stride;
+        }
+      }
+      for (std::uint32_t i = 0; i < kBatch; ++i) {
+        // Wraps for -1 and for experts before this rank's first.
+        const std::uint32_t expert = static_cast<std::uint32_t>(batch[i]) - experts_.first;
+        visit(expert, its_token, its_slot);
+        if (++its_slot == shape_.top_k) {
+          its_slot = 0;
+          ++its_token;
         }
       }
     }
@@ -325,6 +329,23 @@ class RoutingPlan {
     }
   }
 
+  /// Makes counts *at(0) .. *at(count - 1), which follow each other from `first` on, into where
+  /// each begins; answers where the last one ends.
+  template <class At>
+  MK_HOST_DEVICE static std::uint32_t make_starts(std::uint32_t count, std::uint32_t first,
+                                                  At&& at) {
+    constexpr std::uint32_t kBatch = 16;  // their loads are on their way together
+    for (std::uint32_t begin = 0; begin < count; begin += kBatch) {
+      std::uint32_t counts[kBatch];
+      for (std::uint32_t i = 0; i < kBatch; ++i) counts[i] = begin + i < count ? *at(begin + i) : 0;
+      for (std::uint32_t i = 0; i < kBatch; ++i) {
+        if (begin + i < count) *at(begin + i) = first;
+        first += counts[i];
+      }
+    }
+    return first;
+  }
+
   /// Offsets from counts; each part's counts become the first output rows of its share. Ends with a
   /// barrier.
   template <class Lanes>
@@ -332,26 +353,17 @@ class RoutingPlan {
     for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
       std::uint32_t rows = 0;
       for (std::uint32_t part = 0; part < shape_.parts(); ++part) rows += counts_of(part)[expert];
-      arrays_.offsets[expert + 1] = rows;
+      arrays_.offsets[expert] = rows;
     }
     lanes.sync();
     if (lanes.index == 0) {
-      std::uint32_t rows = 0;
-      arrays_.offsets[0] = 0;
-      for (std::uint32_t expert = 1; expert <= experts_.count; ++expert) {
-        rows += arrays_.offsets[expert];
-        arrays_.offsets[expert] = rows;
-      }
+      arrays_.offsets[experts_.count] = make_starts(
+          experts_.count, 0, [&](std::uint32_t expert) { return arrays_.offsets + expert; });
     }
     lanes.sync();
     for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
-      std::uint32_t rows = arrays_.offsets[expert];
-      for (std::uint32_t part = 0; part < shape_.parts(); ++part) {
-        std::uint32_t& cell = counts_of(part)[expert];
-        const std::uint32_t count = cell;
-        cell = rows;
-        rows += count;
-      }
+      make_starts(shape_.parts(), arrays_.offsets[expert],
+                  [&](std::uint32_t part) { return counts_of(part) + expert; });
     }
     lanes.sync();
   }
@@ -398,8 +410,8 @@ class RoutingPlan {
       visit(tile);
     }
   }
-  MK_HOST_DEVICE static std::uint32_t key_of(const RowTile& tile) {
-    return tile.hops * RoutingShape::kSteps + tile.step;
+  MK_HOST_DEVICE std::uint32_t key_of(const RowTile& tile) const {
+    return tile.hops * shape_.steps + tile.step;
   }
 
   /// By key, expert and row: first how many tiles each expert has of each key, and how many packed
@@ -426,24 +438,14 @@ class RoutingPlan {
     }
     lanes.sync();
     if (lanes.index == 0) {
-      std::uint32_t tiles = 0;
-      for (std::uint32_t key = 0; key < keys; ++key) {
-        const std::uint32_t sum = places_of(key)[sums];
-        places_of(key)[sums] = tiles;
-        tiles += sum;
-      }
+      arrays_.summary->tiles =
+          make_starts(keys, 0, [&](std::uint32_t key) { return places_of(key) + sums; });
       places_of(keys)[sums] = 0;
-      arrays_.summary->tiles = tiles;
     }
     lanes.sync();
     for (std::uint32_t key = lanes.index; key <= keys; key += lanes.count) {
-      std::uint32_t next = places_of(key)[sums];
-      for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
-        std::uint32_t& place = places_of(key)[expert];
-        const std::uint32_t count = place;
-        place = next;
-        next += count;
-      }
+      make_starts(experts_.count, places_of(key)[sums],
+                  [&](std::uint32_t expert) { return places_of(key) + expert; });
     }
     lanes.sync();
     for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {

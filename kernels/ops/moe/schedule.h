@@ -40,6 +40,7 @@ MK_HOST_DEVICE constexpr RoutingShape routing_shape(const MoeDispatchGeometry& p
   shape.rows_max = plan.shape.rows_max;
   shape.tile_m = plan.tile_m;
   shape.row_pad = plan.row_pad;
+  shape.steps = plan.steps;
   return shape;
 }
 

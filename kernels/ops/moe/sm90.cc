@@ -26,6 +26,12 @@ Tiling moe_dispatch_cuda_tiling() {
   return tiling;
 }
 
+MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes) {
+  // Over nodes tokens come for long: a guess.
+  constexpr std::uint32_t kStepsOverNodes = 2;
+  return {GatherKind::kBroadcast, nodes > 1 ? kStepsOverNodes : 1};
+}
+
 std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks) {
   // Nobody shares where there is one rank. Else all can pull when tokens come, and until then
   // routing is all that there is to work on.

@@ -21,9 +21,9 @@ namespace mk::kernels {
 
 /// What suits the GPU, for MoeDispatchPlan::make; the same on all ranks.
 Tiling moe_dispatch_cuda_tiling();
-/// Likewise: each rank gets every token once. (Nearly every token has an expert on each rank of a
-/// small node.)
-inline constexpr GatherKind kMoeDispatchCudaGather = GatherKind::kBroadcast;
+/// Likewise: each rank gets every token once, as nearly every token has an expert on each rank of a
+/// small node; and tiles of one expert stand together, as its weights stay in L2 then.
+MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes);
 
 /// How a rank's `streams` groups that stream are dealt out: those that plan come first.
 std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks);

@@ -130,7 +130,7 @@ LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const 
 
 Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t locals,
                                               const MoeDispatchShape& shape, DType dtype,
-                                              const Tiling& tiling, GatherKind kind) {
+                                              const Tiling& tiling, const MoeDispatchWay& way) {
   MK_RETURN_IF_ERROR(check_world(kOp, nodes, locals));
   MK_RETURN_IF_ERROR(check_dtype(kOp, dtype));
   MK_RETURN_IF_ERROR(check_tiling(kOp, tiling));
@@ -143,12 +143,13 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   plan.shape = shape;
   plan.dtype = dtype;
   plan.banks = tiling.banks != 0 ? tiling.banks : kBanksMax;
+  plan.steps = way.steps;
   // Whatever the experts of a rank: a token may name one of them in all its slots.
   if (shape.rows_max == 0) plan.shape.rows_max = world * shape.tokens_max * shape.top_k;
   choose_tiles(plan, tiling, world);
 
   const auto gather = [&](std::uint32_t row_bytes) {
-    return GatherPlan::make(kOp, nodes, locals, {shape.tokens_max, row_bytes}, kind,
+    return GatherPlan::make(kOp, nodes, locals, {shape.tokens_max, row_bytes}, way.kind,
                             tiling.chunk_bytes, plan.banks);
   };
   MK_ASSIGN_OR_RETURN(GatherPlan routing, gather(shape.top_k * kRoutingBytes));
@@ -163,10 +164,11 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
 
   constexpr std::uint64_t kRules = 2;
   plan.flags = routing.flag_count() + tokens.flag_count();
-  plan.print = fingerprint_of(
-      {kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts, shape.top_k,
-       shape.features, plan.shape.rows_max, static_cast<std::uint64_t>(dtype),
-       static_cast<std::uint64_t>(shape.epilogue), plan.tile_m, plan.tile_n, plan.layout.bytes});
+  plan.print =
+      fingerprint_of({kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts,
+                      shape.top_k, shape.features, plan.shape.rows_max,
+                      static_cast<std::uint64_t>(dtype), static_cast<std::uint64_t>(shape.epilogue),
+                      plan.tile_m, plan.tile_n, plan.steps, plan.layout.bytes});
   return plan;
 }
 

@@ -15,19 +15,25 @@
 
 namespace mk::kernels {
 
+/// What suits an executor; the same on all ranks.
+struct MoeDispatchWay {
+  /// Whether tokens, and routing, stay with one rank of each node and the others read them there,
+  /// or each rank gets all of them.
+  GatherKind kind = GatherKind::kPull;
+  std::uint32_t steps = 16;  ///< RoutingShape's, 1 at least
+};
+
 struct MoeDispatchPlan : MoeDispatchGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have
   ///    fewer than 16 at even routing; if asked for, tile_m is a power of two from 8 to 256;
   ///  - chunks: see GatherPlan::make; `tiling.chunk_bytes` goes for tokens and for routing;
   ///  - rows_max: enough for any routing, also where a token names one expert several times.
-  /// `kind`: whether tokens, and routing, stay with one rank of each node and the others read them
-  /// there, or each rank gets all of them.
   /// hidden and features are multiples of 8, so that rows begin at multiples of 16 bytes; top_k is
   /// 1 to experts. Errors: kInvalidArgument, kLimitExceeded.
   static Result<MoeDispatchPlan> make(std::uint32_t nodes, std::uint32_t locals,
                                       const MoeDispatchShape& shape, DType dtype,
-                                      const Tiling& tiling, GatherKind kind = GatherKind::kPull);
+                                      const Tiling& tiling, const MoeDispatchWay& way = {});
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }

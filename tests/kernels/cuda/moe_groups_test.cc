@@ -43,7 +43,7 @@ TEST(MoeTiling, IsTheKernels) {
   shape.top_k = 3;
   for (const GatherKind kind : {GatherKind::kBroadcast, GatherKind::kPull}) {
     const auto plan =
-        MoeDispatchPlan::make(2, 2, shape, DType::kBf16, moe_dispatch_cuda_tiling(), kind);
+        MoeDispatchPlan::make(2, 2, shape, DType::kBf16, moe_dispatch_cuda_tiling(), {kind, 2});
     ASSERT_TRUE(plan) << plan.error().message;
     EXPECT_EQ(plan->tile_m, static_cast<std::uint32_t>(cuda::kMoeTileRows));
     EXPECT_EQ(plan->tokens.kind, kind);

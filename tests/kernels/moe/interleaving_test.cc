@@ -22,7 +22,7 @@ namespace {
 struct MoeSimOptions : SimOptions {
   MoeDispatchShape shape = {6, 24, 16, 5, 2, 0};
   Tiling tiling = {8, 8, 64, 2};
-  GatherKind kind = GatherKind::kPull;
+  MoeDispatchWay way;
   bool forge_releases = false;  ///< the one bank looks released for ever
   /// Rows that a rank has room for in a launch, of `needed`.
   std::function<std::uint32_t(std::uint32_t needed)> room = [](std::uint32_t needed) {
@@ -120,7 +120,7 @@ class MoeSimulation : private SimOperator {
     if (shape.rows_max == 0)  // enough for repeated experts too
       shape.rows_max = options.nodes * options.locals * shape.tokens_max * shape.top_k;
     return plan_or_throw(MoeDispatchPlan::make(options.nodes, options.locals, shape, DType::kBf16,
-                                               options.tiling, options.kind));
+                                               options.tiling, options.way));
   }
   std::vector<MoeRank> make_ranks() const {
     std::vector<MoeRank> ranks(options_.nodes * options_.locals);
@@ -314,7 +314,8 @@ TEST_P(EveryWorldAndOrder, EndsAndIsRight) {
       options.shape.tokens_max = static_cast<std::uint32_t>(1 + random() % 6);
       options.shape.experts = static_cast<std::uint32_t>(2 + random() % 40);
       options.tiling.banks = static_cast<std::uint32_t>(1 + (locals + static_cast<int>(order)) % 2);
-      options.kind = random() % 2 == 0 ? GatherKind::kPull : GatherKind::kBroadcast;
+      options.way.kind = random() % 2 == 0 ? GatherKind::kPull : GatherKind::kBroadcast;
+      options.way.steps = random() % 2 == 0 ? 16 : 1;
       const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
       options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), blocks(), blocks()};
       options.launches = sim_launches(3, options.seed);
@@ -342,7 +343,7 @@ TEST(MoeDispatchInterleaving, ManySeeds) {
     MoeSimOptions options = small(static_cast<std::uint32_t>(1 + seed % 4),
                                   static_cast<std::uint32_t>(1 + seed % 3), seed);
     options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
-    options.kind = seed / 4 % 2 == 0 ? GatherKind::kPull : GatherKind::kBroadcast;
+    options.way.kind = seed / 4 % 2 == 0 ? GatherKind::kPull : GatherKind::kBroadcast;
     MoeSimulation simulation(options);
     ASSERT_EQ(simulation.run(), "") << "seed " << seed;
     watched += simulation.watched();
