@@ -399,8 +399,8 @@ TEST(CApiMoe, SendsTokensToTheirExperts) {
   EXPECT_EQ(0u, count);
   arguments.capacity = 2;
   expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kLimitExceeded, {"3"});
-  expect_refused(mk_op_launch_on(op, nullptr, &arguments, MK_FUSED), ErrorCode::kUnsupported,
-                 {"moe"});
+  expect_refused(mk_op_launch_on(op, nullptr, &arguments, MK_FUSED), ErrorCode::kInvalidArgument,
+                 {"moe", "CPU"});
   EXPECT_EQ(0, mk_op_status(op)) << mk_last_error();
   leave(session, op);
 }

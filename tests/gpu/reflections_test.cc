@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/comm/launch_record.h"
+#include "kernels/cuda/planned.h"
 #include "kernels/gather/geometry.h"
 
 namespace mk::test {
@@ -28,6 +29,8 @@ class Places {
     setup.m = 2048;
     setup.n = op == Op::kAgGemm ? 256 : 2048;
     setup.k.assign(setup.world(), op == Op::kAgGemm ? 2048 : 256);
+    // By the file of a machine, since there may be no GPU here.
+    setup.options.job_plan = kernels::cuda::job_plan_for("NVIDIA H100 80GB HBM3", kMultiprocessors);
     plan = make_plan(setup, kMultiprocessors);
     const auto next = [this] { return reinterpret_cast<std::byte*>(kApart * ++ranges_); };
     for (std::uint32_t local = 0; local < locals; ++local) places.workspaces.push_back(next());

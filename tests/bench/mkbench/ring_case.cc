@@ -196,7 +196,7 @@ class RingRank : public RankCase {
   }
   std::uint64_t rows_to_check() const {
     if (options_.check_rows != 0) return options_.check_rows;
-    if (!on_gpu()) return seq_;
+    if (!on_gpu()) return seq_ * parts_of(rank_).size();  // all of each part, even or not
     const auto per_row = static_cast<double>(seq_ * row_elements(kQ) * options_.batch);
     return static_cast<std::uint64_t>(kCheckedProducts / per_row) + 2;
   }
