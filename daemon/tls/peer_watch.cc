@@ -56,7 +56,7 @@ void CertificateWatch::run(const std::shared_ptr<State>& state) {
     state->callbacks.own(look_at(state->own, unix_now()));
     const std::vector<Target> targets = state->callbacks.targets();
     if (!targets.empty()) {
-      const Target target = targets[state->turn++ % targets.size()];
+      const Target& target = targets[state->turn++ % targets.size()];
       lock.unlock();
       const auto connection = connect_to(target.address, kPatience);
       lock.lock();
