@@ -136,4 +136,16 @@ void HostProxy::serve(std::uint32_t r) {
   cudaStreamDestroy(stream);
 }
 
+kernels::RankContext rank_context(std::uint32_t nodes, std::uint32_t locals, std::uint32_t rank,
+                                  const std::vector<std::byte*>& workspaces,
+                                  const std::uint32_t* abort, const HostProxy* proxy) {
+  kernels::RankContext context;
+  context.world = {nodes, locals, rank / locals, rank % locals};
+  context.session_abort = abort;
+  for (std::uint32_t local = 0; local < locals; ++local)
+    context.workspaces[local] = workspaces[rank / locals * locals + local];
+  if (proxy != nullptr) proxy->fill_in(rank, context);
+  return context;
+}
+
 }  // namespace mk::test

@@ -63,11 +63,7 @@ Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
     make_current(r);
     kernels::RankContext& context = contexts[r];
     if (!setup.join) {
-      context.world = {setup.nodes, setup.locals, r / setup.locals, r % setup.locals};
-      context.session_abort = setup.abort;
-      for (std::uint32_t local = 0; local < setup.locals; ++local)
-        context.workspaces[local] = workspaces[r / setup.locals * setup.locals + local];
-      if (proxy_ != nullptr) proxy_->fill_in(r, context);
+      context = rank_context(setup.nodes, setup.locals, r, workspaces, setup.abort, proxy_.get());
     }
     if (!setup.stream_groups.empty()) options.stream_groups = setup.stream_groups[r];
     ranks_[r].op = make_operator(setup, plan, r, context, options);
@@ -81,19 +77,7 @@ Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
   require(cudaSetDevice(0), "cudaSetDevice");
 }
 
-Job::~Job() {
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    make_current(r);
-    cudaStreamSynchronize(ranks_[r].stream);
-  }
-  proxy_.reset();
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    make_current(r);
-    cudaStreamDestroy(ranks_[r].stream);
-    ranks_[r].op.reset();
-  }
-  cudaSetDevice(0);
-}
+Job::~Job() { end_ranks(ranks_, proxy_); }
 
 void Job::make_current(std::uint32_t rank) const {
   require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");

@@ -73,12 +73,8 @@ RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world
   options.ranks_per_device = shares;
   for (std::uint32_t r = 0; r < world(); ++r) {
     make_current(r);
-    kernels::RankContext context;
-    context.world = {setup.nodes, setup.locals, r / setup.locals, r % setup.locals};
-    context.session_abort = setup.abort;
-    for (std::uint32_t local = 0; local < setup.locals; ++local)
-      context.workspaces[local] = workspaces[r / setup.locals * setup.locals + local];
-    if (proxy_ != nullptr) proxy_->fill_in(r, context);
+    const kernels::RankContext context =
+        rank_context(setup.nodes, setup.locals, r, workspaces, setup.abort, proxy_.get());
     ranks_[r].op = or_exit(kernels::RingAttentionCuda::create(plan_, context, options));
     // CUDA loads a kernel at its first launch, and may wait for the device to be idle to do so.
     poison(ranks_[r].o->data(), 8, stream(r));
@@ -94,19 +90,7 @@ RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world
   lse_ = make(rows * plan_.query_heads * 4);
 }
 
-RingRanks::~RingRanks() {
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    make_current(r);
-    cudaStreamSynchronize(ranks_[r].stream);
-  }
-  proxy_.reset();
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    make_current(r);
-    cudaStreamDestroy(ranks_[r].stream);
-    ranks_[r].op.reset();
-  }
-  cudaSetDevice(0);
-}
+RingRanks::~RingRanks() { end_ranks(ranks_, proxy_); }
 
 void RingRanks::make_current(std::uint32_t rank) const {
   require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");
