@@ -12,8 +12,8 @@ constexpr const char* kOp = "ring_attention";
 
 /// Of any lengths one, and never zero.
 std::uint32_t digest_of(std::span<const std::uint32_t> starts) {
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const std::uint32_t start : starts) hash = (hash ^ start) * 0x100000001b3;
+  std::uint64_t hash = 0;
+  for (const std::uint32_t start : starts) hash = fingerprint_of({hash, start});
   return static_cast<std::uint32_t>(hash >> 32) | 1;
 }
 
