@@ -2,12 +2,16 @@
 //
 // Exit codes: 0 stopped as asked, or the configuration is good; 1 could not start or run; 2 usage
 // or configuration.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <optional>
+#include <variant>
 
 #include "daemon/config/config.h"
 #include "daemon/discovery/bystander.h"
@@ -101,42 +105,81 @@ Status announce(const Flags& flags, const Config& config, Daemon& daemon) {
   return {};
 }
 
-/// Says what the daemon waits for, and to systemd that it still does. False when a signal ends it.
-bool wait_for_hardware(const std::string& what, std::string& said, Logger& logger,
-                       Signals& signals) {
-  if (said != what) logger.write(LogLevel::kWarning, what);
-  said = what;
-  notify_systemd(fmt::format("STATUS={}\nEXTEND_TIMEOUT_USEC={}", what,
-                             std::chrono::microseconds(kWaitExtension).count()));
-  const auto signal = signals.wait(kWaitPause);
-  return !signal || *signal == SIGHUP;
+int fail_with(const Error& error, Logger& logger) {
+  logger.write(LogLevel::kError, error.message, {{"code", error_code_name(error.code)}});
+  notify_systemd("STATUS=" + error.message);
+  return kExitFailure;
 }
 
-int serve(const Flags& flags, const Config& config, Logger& logger, Signals& signals) {
-  prepare_process(logger);
-  const auto fail_with = [&logger](const Error& error) {
-    logger.write(LogLevel::kError, error.message, {{"code", error_code_name(error.code)}});
-    notify_systemd("STATUS=" + error.message);
-    return kExitFailure;
-  };
-  auto socket = take_activated_socket(config.socket.path);
-  if (!socket) return fail_with(socket.error());
-  std::string said;
-  auto daemon = Daemon::start(config, logger, std::move(*socket), [&](const std::string& what) {
-    return wait_for_hardware(what, said, logger, signals);
-  });
+/// Waits with a daemon that cannot start yet.
+class Patience {
+ public:
+  Patience(const Flags& flags, Logger& logger, Signals& signals)
+      : flags_(flags), logger_(logger), signals_(signals) {}
+
+  /// Says what the daemon waits for, and to systemd that it still does. False when a signal ends
+  /// that: for ever, or for a start with another configuration.
+  bool wait(const std::string& what) {
+    if (said_ != what) logger_.write(LogLevel::kWarning, what);
+    said_ = what;
+    notify_systemd(fmt::format("STATUS={}\nEXTEND_TIMEOUT_USEC={}", what,
+                               std::chrono::microseconds(kWaitExtension).count()));
+    const auto signal = signals_.wait(kWaitPause);
+    if (!signal) return true;
+    if (*signal != SIGHUP) return false;
+    auto loaded = load_config(flags_.config, flags_.overrides);
+    if (loaded) {
+      other_ = std::move(*loaded);
+      return false;
+    }
+    logger_.write(LogLevel::kError,
+                  fmt::format("SIGHUP: the configuration is kept, since the new one is not valid: "
+                              "{}",
+                              loaded.error().message));
+    return true;
+  }
+  /// Read at a SIGHUP meanwhile.
+  const std::optional<Config>& other() const { return other_; }
+
+ private:
+  const Flags& flags_;
+  Logger& logger_;
+  Signals& signals_;
+  std::string said_;
+  std::optional<Config> other_;
+};
+
+/// Runs a daemon. Its exit code, or the configuration to start it with instead: one that was
+/// corrected while the daemon waited. `socket` stays the caller's.
+std::variant<int, Config> serve(const Flags& flags, const Config& config, const UniqueFd& socket,
+                                Logger& logger, Signals& signals) {
+  UniqueFd listening;
+  if (socket.valid()) {
+    listening = UniqueFd(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+    if (!listening.valid()) {
+      return fail_with({ErrorCode::kSystem, "cannot keep the client socket: " + errno_text(errno)},
+                       logger);
+    }
+  }
+  Patience patience(flags, logger, signals);
+  auto daemon = Daemon::start(config, logger, std::move(listening),
+                              [&patience](const std::string& what) { return patience.wait(what); });
   if (!daemon && daemon.error().code == ErrorCode::kAborted) {
+    if (patience.other()) {
+      logger.write(LogLevel::kInfo, "SIGHUP: the configuration is reloaded; starting anew");
+      return *patience.other();
+    }
     logger.write(LogLevel::kInfo, daemon.error().message);
     return 0;
   }
-  if (!daemon) return fail_with(daemon.error());
+  if (!daemon) return fail_with(daemon.error(), logger);
   logger.write(
       LogLevel::kInfo,
       fmt::format("mkerneld {} is ready: clients at {}, peers and tools at {}", version_text(),
                   config.socket.path, (*daemon)->listen()),
       {{"fabric", config.fabric.name}, {"rails", std::to_string((*daemon)->node().rails())}});
   if (const Status status = announce(flags, config, **daemon); !status) {
-    return fail_with(status.error());
+    return fail_with(status.error(), logger);
   }
 
   const auto load = [flags] { return load_config(flags.config, flags.overrides); };
@@ -172,6 +215,29 @@ int check_config(const Config& config) {
   return 0;
 }
 
+int run_daemon(const Flags& flags, Config config) {
+  Signals signals;
+  std::optional<UniqueFd> socket;
+  while (true) {
+    LoggerOptions options;
+    options.level = log_level_of(config.log.level);
+    options.format = config.log.format;
+    options.node = config.node_id;
+    Logger logger(options);
+    if (!socket) {
+      prepare_process(logger);
+      auto activated = take_activated_socket(config.socket.path);
+      if (!activated) return fail_with(activated.error(), logger);
+      socket = std::move(*activated);
+    }
+    route_grpc_log(&logger);
+    auto ended = serve(flags, config, *socket, logger, signals);
+    route_grpc_log(nullptr);
+    if (const int* code = std::get_if<int>(&ended)) return *code;
+    config = std::get<Config>(std::move(ended));
+  }
+}
+
 int run(int argc, char** argv) {
   CLI::App app("mkerneld: the mkernel daemon of one node", "mkerneld");
   Flags flags;
@@ -192,16 +258,7 @@ int run(int argc, char** argv) {
     print_out(flags.json ? doctor::to_json(findings) : doctor::to_text(findings));
     return doctor::exit_code(findings);
   }
-  Signals signals;
-  LoggerOptions options;
-  options.level = log_level_of(config->log.level);
-  options.format = config->log.format;
-  options.node = config->node_id;
-  Logger logger(options);
-  route_grpc_log(&logger);
-  const int code = serve(flags, *config, logger, signals);
-  route_grpc_log(nullptr);
-  return code;
+  return run_daemon(flags, *config);
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ Result<std::vector<RailChoice>> choose_nics(const Machine& machine, NicKind kind
       MK_ASSIGN_OR_RETURN(choice, choose_by_name(machine, name));
       if (rail < machine.gpus.size()) choice.gpu = rail;
     } else if (among.empty()) {
-      return fail(ErrorCode::kUnsupported, "no {} NIC with a port that is up for rail {}; {}",
+      return fail(ErrorCode::kUnavailable, "no {} NIC with a port that is up for rail {}; {}",
                   kind_text(kind), rail, list_of(machine));
     } else if (!by_gpu.empty()) {
       choice = by_gpu[rail % by_gpu.size()];

@@ -33,7 +33,7 @@ struct RailChoice {
 /// where n < k, GPU i gets NIC i mod n. Without a GPU, rail r gets the r-th usable NIC in turn.
 ///
 /// `by_name` (entry r, in turn) decides where it is not empty: "mlx5_0", or "mlx5_0+mlx5_1".
-/// kNotFound names what there is; kUnsupported: the machine has no NIC of this kind.
+/// kNotFound names what there is; kUnavailable: no NIC of this kind has a port that is up, yet.
 Result<std::vector<RailChoice>> choose_nics(const Machine& machine, NicKind kind,
                                             std::uint32_t rails,
                                             const std::vector<std::string>& by_name);

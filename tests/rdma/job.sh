@@ -86,4 +86,5 @@ ring --seq 256 --query-heads 4 --causal
 END
 operators flag
 operators immediate
+step late-port bash "$here/late_port.sh" "$build" "$folder"
 step recovery bash "$here/recovery.sh" "$build" "$folder" flag

@@ -92,6 +92,13 @@ Error nothing_offered(const EndpointConfig& config, bool by_address, int rc) {
     return {ErrorCode::kNotFound, fmt::format("no interface or address '{}' here; there are: {}",
                                               config.bind_address, interface_names())};
   }
+  // A device may come, with its driver.
+  if (is_efa(config.provider) && rc == -FI_ENODATA) {
+    return {ErrorCode::kUnavailable,
+            fmt::format("no EFA device for rail {} now: is the driver loaded (modprobe efa), and "
+                        "does the instance have one? Providers here: {}",
+                        config.rail, here)};
+  }
   return {
       ErrorCode::kUnsupported,
       fmt::format("libfabric {} has no provider '{}'{} that offers reliable datagrams with "

@@ -86,7 +86,7 @@ Result<Choice> choose_port(std::span<const PortEntry> ports, const std::string& 
     if (usable(ports[i])) candidates.push_back(i);
   }
   if (candidates.empty()) {
-    return fail(ErrorCode::kUnsupported, "no active RDMA port for rail {}; {}", rail,
+    return fail(ErrorCode::kUnavailable, "no active RDMA port for rail {}; {}", rail,
                 list_of(ports));
   }
   std::sort(candidates.begin(), candidates.end(), [&](std::size_t a, std::size_t b) {

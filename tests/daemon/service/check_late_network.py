@@ -99,8 +99,58 @@ def check(listen, fabric, waits_for):
             assert daemon.wait(PATIENCE_S) == 0
 
 
+def check_correction():
+    """A name that never comes is corrected in the file, and a reload takes it; a file that is no good is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = pathlib.Path(folder) / "ready"
+        good = "insecure = true\nfabric.name = 'null'"
+        with start(folder, f"{ADDRESS}:0", good) as daemon:
+            def hears(what):
+                for line in daemon.stderr:
+                    if what in line:
+                        return
+                sys.exit(f"never said: {what}")
+
+            try:
+                hears("waiting: ")
+                config = pathlib.Path(folder) / "mk.toml"
+                as_it_was = config.read_text()
+                config.write_text(as_it_was + "\nno_such_key = 1\n")
+                daemon.send_signal(signal.SIGHUP)
+                hears("the configuration is kept, since the new one is not valid")
+                assert not ready.exists()
+                config.write_text(as_it_was.replace(ADDRESS, "127.0.0.1"))
+                daemon.send_signal(signal.SIGHUP)
+                eventually("it is ready with the corrected file", ready.exists)
+                assert "127.0.0.1:" in ready.read_text(), ready.read_text()
+            finally:
+                daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(PATIENCE_S) == 0
+
+
+def check_no_port():
+    """No RDMA port is up, and the configuration names none: one may come."""
+    with tempfile.TemporaryDirectory() as folder:
+        with start(folder, f"unix:{folder}/peer", "fabric.name = 'verbs'") as daemon:
+            for line in daemon.stderr:
+                if "no active RDMA port for rail 0" in line:
+                    break
+            assert daemon.poll() is None
+            daemon.send_signal(signal.SIGTERM)
+            assert "stopped while waiting: " in daemon.stderr.read()
+            assert daemon.wait(PATIENCE_S) == 0
+
+
+def doctor_runs(check_id):
+    report = json.loads(subprocess.run([mkerneld, "--doctor", "--json"], capture_output=True, text=True, check=False).stdout)
+    return any(one["id"] == check_id and one["result"] != "SKIP" for one in report["checks"])
+
+
+set_address(False)
+check_correction()
+if not pathlib.Path("/sys/class/infiniband").exists() or not os.listdir("/sys/class/infiniband"):
+    check_no_port()
 check(f"{ADDRESS}:0", "insecure = true\nfabric.name = 'null'", f"cannot listen on {ADDRESS}:0: no interface of this machine has that address now")
-if any(check["id"] == "ofi.version" and check["result"] != "SKIP"
-       for check in json.loads(subprocess.run([mkerneld, "--doctor", "--json"], capture_output=True, text=True, check=False).stdout)["checks"]):
+if doctor_runs("ofi.version"):
     check("unix:{folder}/peer", "[fabric]\nname = 'ofi'\n[fabric.ofi]\nbind = ['" + ADDRESS + "']",
           f"cannot open rail 0: no interface has the address '{ADDRESS}' now")

@@ -87,7 +87,7 @@ TEST(TopologyTest, AMachineWithoutNicsSaysSo) {
       machine_of(xml.text({{xml.host_bridge(0, {xml.bridge(0, 1, {xml.gpu(1)})})}}));
   const auto choices = choose_nics(machine, NicKind::kVerbs, 0, {});
   ASSERT_FALSE(choices);
-  EXPECT_EQ(choices.error().code, ErrorCode::kUnsupported);
+  EXPECT_EQ(choices.error().code, ErrorCode::kUnavailable);
   EXPECT_THAT(choices.error().message, HasSubstr("this machine has no NIC"));
   EXPECT_THAT(draw(machine, {}), AllOf(HasSubstr("GPU 0 0000:01:00.0"), HasSubstr("no NIC")));
   const Machine empty = machine_of(MachineXml(1).text({}));

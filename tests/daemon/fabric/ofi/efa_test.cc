@@ -62,6 +62,15 @@ TEST_F(EfaTest, ADeviceThatIsNotThereIsRefusedByName) {
   EXPECT_EQ((*endpoint)->capabilities().device, "rdmap1s6-rdm");
 }
 
+TEST_F(EfaTest, ADeviceMayCome) {
+  soft_efa::refuse("fi_getinfo", FI_ENODATA, 1);
+  const auto endpoint = setup_.open();
+  ASSERT_FALSE(endpoint);
+  EXPECT_EQ(endpoint.error().code, ErrorCode::kUnavailable) << "which the daemon waits for";
+  EXPECT_THAT(endpoint.error().message, HasSubstr("no EFA device"));
+  EXPECT_EQ(refusal(), "");
+}
+
 TEST_F(EfaTest, NoWriteGoesOutBeforeThePeerHasTakenTheSendersAddress) {
   Node a(setup_);
   Node b(setup_);
