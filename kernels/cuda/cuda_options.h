@@ -20,7 +20,8 @@ struct JobPlan;
 /// three groups of threads are one block on one SM. 0: chosen.
 struct CudaOptions {
   /// Ranks of this process that share the device; each uses at most its share of the SMs, one block
-  /// on each, because all blocks of all ranks must be resident at the same time.
+  /// on each, because all blocks of all ranks must be resident at the same time, and copies that
+  /// they wait for (plan/legal.h).
   std::uint32_t ranks_per_device = 1;
   std::uint32_t compute_blocks = 0;  ///< 0: what the groups leave of the share
   std::uint32_t stream_groups = 0;   ///< sums within the node, or hands out this rank's rows

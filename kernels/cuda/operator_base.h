@@ -16,6 +16,7 @@
 #include "kernels/cuda/operator_inputs.h"
 #include "kernels/cuda/planned.h"
 #include "kernels/cuda/tile_limits.h"
+#include "kernels/plan/legal.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels::cuda {
@@ -70,9 +71,10 @@ class OperatorBase {
     const Tiling tiling{plan_.tile_m, plan_.tile_n, chunk_bytes, banks, local_banks};
     const Shape shape{plan_.max.m, plan_.max.n, k_};
     MK_ASSIGN_OR_RETURN(auto job, job_plan_of(options));
-    MK_ASSIGN_OR_RETURN(planned_, plan_launches(op, context.world, shape, plan_.dtype, tiling,
-                                                device_blocks / options.ranks_per_device,
-                                                context.lane_count, options, std::move(job)));
+    MK_ASSIGN_OR_RETURN(
+        planned_, plan_launches(op, context.world, shape, plan_.dtype, tiling,
+                                plan::blocks_of_share(device_blocks, options.ranks_per_device),
+                                context.lane_count, options, std::move(job)));
     return {};
   }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/plan/legal.h"
+
 namespace mk::kernels::cuda {
 namespace {
 
@@ -24,7 +26,7 @@ void limit(std::uint32_t most, std::uint32_t& one, bool one_named, std::uint32_t
 Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                      FrameArguments& frame) {
-  const std::uint32_t share = device_blocks / options.ranks_per_device;
+  const std::uint32_t share = plan::blocks_of_share(device_blocks, options.ranks_per_device);
   const bool planned = needs.planned_blocks != 0;
   const auto count = [&](bool wanted, std::uint32_t asked, std::uint32_t of_whole,
                          std::uint32_t least = 0) {

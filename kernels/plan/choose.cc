@@ -88,8 +88,8 @@ Status none_legal(const Problem& problem, const Machine& machine) {
   MK_RETURN_IF_ERROR(check_candidate(problem, machine, first));
   return fail(ErrorCode::kLimitExceeded,
               "{}: {} SMs of {} are too few for any way to run it over {} x {} ranks",
-              name_of(problem.op), machine.sms / std::max(1u, problem.ranks_per_device),
-              machine.name, problem.nodes, problem.locals);
+              name_of(problem.op), blocks_of_rank(problem, machine), machine.name, problem.nodes,
+              problem.locals);
 }
 
 std::string terms_text(const Timeline& time) {

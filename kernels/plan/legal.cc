@@ -304,7 +304,7 @@ std::vector<Candidate> cpu_candidates(const Problem& problem, const Machine& mac
 
 std::uint32_t blocks_of_rank(const Problem& problem, const Machine& machine) {
   if (problem.blocks != 0) return problem.blocks;
-  return machine.sms / std::max(1u, problem.ranks_per_device);
+  return blocks_of_share(machine.sms, problem.ranks_per_device);
 }
 
 std::uint32_t blocks_outside(const Problem& problem, const Candidate& candidate) {

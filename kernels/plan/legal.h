@@ -11,6 +11,12 @@
 
 namespace mk::kernels::plan {
 
+/// SMs of a device of `sms` for each of `ranks` ranks that share it. They leave one free: CUDA
+/// copies between two places of one GPU by a kernel of its own, and such a copy, which brings what
+/// the ranks wait for, must find room beside theirs.
+constexpr std::uint32_t blocks_of_share(std::uint32_t sms, std::uint32_t ranks) {
+  return ranks <= 1 ? sms : (sms > 0 ? sms - 1 : 0) / ranks;
+}
 /// SMs that a rank has.
 std::uint32_t blocks_of_rank(const Problem& problem, const Machine& machine);
 /// SMs that a candidate's warpgroups outside the compute blocks take, and the poller's.

@@ -338,10 +338,11 @@ TEST(OperatorLimits, WhatCannotRunIsRefused) {
     std::uint32_t ranks, compute, groups;
     bool fits;
   };
-  for (const Case& one : {Case{1, whole - 32, 96, true}, Case{1, whole - 31, 96, false},
-                          Case{2, whole / 2 - 32, 96, true}, Case{2, whole / 2 - 31, 96, false},
-                          Case{1, 0, 3 * (whole - 1), false}, Case{2, 0, 3 * (whole / 2), false},
-                          Case{1, 0, 3 * 64, true}}) {
+  for (const Case& one :
+       {Case{1, whole - 32, 96, true}, Case{1, whole - 31, 96, false},
+        Case{2, (whole - 1) / 2 - 32, 96, true}, Case{2, (whole - 1) / 2 - 31, 96, false},
+        Case{1, 0, 3 * (whole - 1), false}, Case{2, 0, 3 * ((whole - 1) / 2), false},
+        Case{1, 0, 3 * 64, true}}) {
     SCOPED_TRACE(std::to_string(one.compute) + " and " + std::to_string(one.groups) + " groups");
     kernels::CudaOptions options;
     options.ranks_per_device = one.ranks;

@@ -13,6 +13,7 @@
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/plan/legal.h"
 
 namespace mk::kernels {
 namespace {
@@ -79,7 +80,7 @@ struct Job {
   std::uint32_t device = kDevice;
   std::uint32_t lanes = 1;
 
-  std::uint32_t share() const { return device / options.ranks_per_device; }
+  std::uint32_t share() const { return plan::blocks_of_share(device, options.ranks_per_device); }
   std::string text() const {
     return fmt::format("{} {}x{} {} x {} x {}, {} ranks on {} SMs", plan::name_of(op), of.nodes,
                        of.locals, shape.m, shape.n, shape.k, options.ranks_per_device, device);
