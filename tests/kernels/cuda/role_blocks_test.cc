@@ -197,7 +197,8 @@ TEST(RoleBlocks, PlannedNumbersAreTakenAsTheyAre) {
     EXPECT_EQ(over_nodes.frame.comm_blocks, 11u);
     EXPECT_EQ(over_nodes.blocks.reduce, 25u);
     EXPECT_EQ(over_nodes.blocks.receive, 6u);
-    EXPECT_EQ(over_nodes.blocks.compute, std::min(plan::blocks_of_share(kDevice, ranks) - 11, kBlocksMax));
+    EXPECT_EQ(over_nodes.blocks.compute,
+              std::min(plan::blocks_of_share(kDevice, ranks) - 11, kBlocksMax));
     GroupNeeds within = sum_needs(world_of(1, 4), 12);
     within.planned_blocks = 4;
     const Chosen polled = chosen_of(within, shared_by(ranks));
