@@ -1,13 +1,16 @@
 """What single ranks do in the tests: functions that a new process can import. They check, and raise where it is wrong."""
+import functools
+import io
 import os
 import signal
+import sys
 import time
 
 import numpy
-from reference import ROUNDING, assert_close, product, random_matrix, sum_of_products, values_of
+from reference import ROUNDING, assert_close, combined, product, random_matrix, sum_of_products, values_of
 
 import mkernel
-from mkernel import gradients
+from mkernel import _c, _progress, gradients
 
 #: m, n, k of this rank: even and odd, fewer rows than ranks, larger than a tile.
 SHAPES = [(64, 48, 32), (37, 24, 40), (3, 16, 8), (300, 272, 64)]
@@ -343,3 +346,100 @@ def moe_is_right(dtype, hidden=32, features=24, experts=6, top_k=2):
             assert routed.weight[j] == numpy.float32(factors[r][t, s])
             assert_close(routed.y[j : j + 1], product(tokens[r][1][t : t + 1], exact_weights[e - first], dtype), f"row {j} on rank {mine}")
     return len(wanted)
+
+
+def combine_is_right(dtype, hidden=40, features=24, experts=6, top_k=3, other=16):
+    """GEMM + Combine behind a dispatch, with a residual and without, for ranks with different counts of tokens, one with none."""
+    group = mkernel.init()
+    counts = [5 * r for r in range(group.world)]
+    shares = [range(r * experts // group.world, (r + 1) * experts // group.world) for r in range(group.world)]
+    up = [random_matrix([9, e], hidden, features, dtype)[0] for e in range(experts)]
+    down, exact_down = zip(*(random_matrix([10, e], features, hidden, dtype) for e in range(experts)))
+    ids = [numpy.random.default_rng([8, r]).integers(-1, experts, (counts[r], top_k)) for r in range(group.world)]
+    factors = [numpy.random.default_rng([6, r]).random((counts[r], top_k)).astype(numpy.float32) for r in range(group.world)]
+    mine = group.rank
+    own = shares[mine]
+    tokens = random_matrix([7, mine], max(1, counts[mine]), hidden, dtype)[0][: counts[mine]]
+    residual, exact_residual = random_matrix([5, mine], max(1, counts[mine]), hidden, dtype)
+    experts_up = numpy.stack([up[e] for e in own]) if own else numpy.empty((0, hidden, features), up[0].dtype)
+    experts_down = numpy.stack([down[e] for e in own]) if own else numpy.empty((0, features, hidden), up[0].dtype)
+    routed = mkernel.moe_dispatch_gemm(tokens, ids[mine], factors[mine], experts_up, experts_total=experts)
+    # What became of the rows, told by their tokens: every rank can then say what the sum must be.
+    made = [[random_matrix([4, r, t, s], 1, features, dtype) for t in range(counts[r]) for s in range(top_k)] for r in range(group.world)]
+    y = numpy.empty_like(routed.y)
+    for j, (r, t, s) in enumerate(zip(routed.rank, routed.token, routed.slot)):
+        y[j] = made[r][t * top_k + s][0][0]
+    for more in (None, residual[: counts[mine]]):
+        out = mkernel.gemm_combine(y, routed, experts_down, residual=more)
+        assert out.shape == (counts[mine], hidden)
+        for t in range(counts[mine]):
+            rows = [(factors[mine][t, s], made[mine][t * top_k + s][1], exact_down[e]) for s, e in enumerate(ids[mine][t]) if e >= 0]
+            beside = numpy.zeros((1, hidden)) if more is None else exact_residual[t : t + 1]
+            assert_close(out[t : t + 1], combined(rows, beside, features, top_k, group.place.nodes, dtype), f"token {t} of rank {mine}")
+    return counts[mine]
+
+
+def wrong_experts_are_refused():
+    """The errors of wrong shapes, before anything is launched; the group stays usable."""
+    group = mkernel.init()
+    ids = numpy.full((2, 1), (group.rank + 1) % group.world)
+    ones = numpy.ones((2, 8), numpy.float16)
+    expert = numpy.ones((1, 8, 8), numpy.float16)
+    routed = mkernel.moe_dispatch_gemm(ones, ids, numpy.ones((2, 1)), expert, experts_total=group.world)
+    errors = []
+    for call in (
+        lambda: mkernel.gemm_combine(routed.y[:1], routed, expert),
+        lambda: mkernel.gemm_combine(routed.y, routed, expert[:, :4]),
+        lambda: mkernel.gemm_combine(routed.y, routed, mkernel.to_bf16(expert)),
+        lambda: mkernel.gemm_combine(routed.y, routed, expert, residual=ones[:1]),
+        lambda: mkernel.moe_dispatch_gemm(ones, ids, numpy.ones((2, 2)), expert, experts_total=group.world),
+        lambda: mkernel.moe_dispatch_gemm(ones, ids, numpy.ones((2, 1)), expert[:, :4], experts_total=group.world),
+    ):
+        try:
+            call()
+            errors.append(None)
+        except mkernel.Error as error:
+            errors.append(error.sentence)
+    assert (mkernel.gemm_combine(routed.y, routed, expert) == 64).all()
+    return errors
+
+
+def foreign_tensors_of_three_dimensions():
+    """Attention and experts of a library that knows DLPack alone."""
+    group = mkernel.init()
+    q = numpy.random.default_rng(group.rank).standard_normal((4, 2, 64)).astype(numpy.float16)
+    out, lse = mkernel.ring_attention(Foreign(q), Foreign(q), Foreign(q))
+    expected, expected_lse = mkernel.ring_attention(q, q, q)
+    assert (out == expected).all() and (lse == expected_lse).all()
+    tokens, experts = numpy.ones((2, 8), numpy.float16), numpy.ones((1, 8, 16), numpy.float16)
+    ids, weights = numpy.full((2, 1), group.rank), numpy.ones((2, 1))
+    routed = mkernel.moe_dispatch_gemm(Foreign(tokens), ids, weights, Foreign(experts), experts_total=group.world)
+    assert (routed.y == 8).all()
+    assert (mkernel.gemm_combine(Foreign(routed.y), routed, Foreign(experts.transpose(0, 2, 1).copy()), residual=Foreign(tokens)) == 129).all()
+    return True
+
+
+def operators_make_room_for_each_other():
+    """With arrival flags for a few operators, those longest unused go, on all ranks alike."""
+    _c.AttachOptions = functools.partial(_c.AttachOptions, arrival_flags=1024)
+    group = mkernel.init()
+    most = 0
+    for n in [*range(8, 8 * 33, 8), 8]:
+        assert (mkernel.gemm_ar(numpy.ones((4, 8), numpy.float16), numpy.ones((8, n), numpy.float16)) == 8 * group.world).all()
+        most = max(most, len(group._operators))
+    return most
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def what_takes_long_is_said():
+    """With every step worth a line: what a terminal shows."""
+    sys.stderr, _progress.DELAY_S = Terminal(), 0.0
+    group = mkernel.init()
+    for _ in range(2):
+        mkernel.gemm_ar(numpy.ones((4, 8), numpy.float16), numpy.ones((8, 8), numpy.float16))
+    group.barrier()
+    return sys.stderr.getvalue()

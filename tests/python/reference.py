@@ -61,6 +61,15 @@ def sum_of_products(pairs, local, dtype):
     return exact, error if len(nodes) == 1 else rounded(exact, error)
 
 
+def combined(rows, residual, features, top_k, nodes, dtype):
+    """(exact, allowed error) of a token's sum over `rows` (weight, row, expert's weights) and its residual: the bound of kernels/ops/combine/README.md."""
+    half, tiny = ROUNDING[dtype]
+    exact = sum((float(weight) * (row @ expert) for weight, row, expert in rows), residual)
+    size = sum((abs(float(weight)) * (abs(row) @ abs(expert)) for weight, row, expert in rows), abs(residual))
+    error = ((1 + _sum_error(features + top_k + nodes + 1)) * (1 + half) ** 2 - 1) * size + (top_k + nodes) * tiny
+    return exact, error + half * (abs(exact) + error) + tiny
+
+
 def assert_close(got, expected, what):
     exact, allowed = expected
     values = values_of(numpy.asarray(got))

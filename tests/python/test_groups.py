@@ -90,6 +90,15 @@ def test_a_rank_that_dies_in_mid_step_is_named_and_the_others_start_over(cluster
         assert again == (16.0 if rank < 2 else None)
 
 
+def test_a_terminal_shows_what_takes_long_on_one_rank_alone(cluster):
+    first, *others = cluster.run(on_ranks.what_takes_long_is_said)
+    lines = [line.rsplit("\r", 1)[-1] for line in first.removesuffix("\n").split("\n")]
+    assert len(lines) == 3, first
+    for line, telling in zip(lines, ["group 'default' waits for its ranks", "gemm-ar of", "gemm-ar of"]):
+        assert telling in line and line.endswith(" s")
+    assert others == [""] * 3
+
+
 def test_a_child_of_fork_has_no_group_and_its_parent_goes_on(cluster):
     for said, answer in cluster.run(on_ranks.child_of_fork):
         assert said.startswith("False ") and "init()" in said
@@ -115,6 +124,8 @@ def test_the_structs_of_ctypes_are_those_of_the_header(tmp_path):
         "mk_moe_shape": _c.MoeShape,
         "mk_moe_arguments": _c.MoeArguments,
         "mk_moe_row": _c.MoeRow,
+        "mk_combine_shape": _c.CombineShape,
+        "mk_combine_arguments": _c.CombineArguments,
         "mk_ring_shape": _c.RingShape,
         "mk_ring_arguments": _c.RingArguments,
     }
@@ -126,7 +137,8 @@ def test_the_structs_of_ctypes_are_those_of_the_header(tmp_path):
             lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));')
             place = getattr(struct, field)
             expected.append(f"{name}.{field} {place.offset} {place.size}")
-    for name in ("BF16", "F16", "KN", "NK", "CPU", "CUDA", "FUSED", "UNFUSED", "AUTO", "ROWS", "EXPERT_OFFSETS", "FIRST_EXPERT"):
+    for name in ("BF16", "F16", "KN", "NK", "CPU", "CUDA", "FUSED", "UNFUSED", "AUTO", "ROWS", "EXPERT_OFFSETS", "FIRST_EXPERT", "PARTIALS_ELEMENT",
+                 "PARTIALS_F32"):
         lines.append(f'printf("{name} %d\\n", MK_{name});')
         expected.append(f"{name} {getattr(_c, name)}")
     source = tmp_path / "structs.c"

@@ -24,6 +24,21 @@ def test_each_expert_gets_its_tokens_and_the_products_are_right(cluster, dtype):
     assert sum(cluster.run(on_ranks.moe_is_right, dtype)) > 30
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_each_token_gets_the_sum_of_its_experts(cluster, dtype):
+    assert sum(cluster.run(on_ranks.combine_is_right, dtype)) == 30
+
+
+def test_wrong_shapes_of_experts_are_refused_in_words(cluster):
+    for said in cluster.run(on_ranks.wrong_experts_are_refused):
+        for sentence, telling in zip(said, ["(1, 8)", "(1, 4, 8)", "uint16", "(1, 8)", "(2, 2)", "(1, 4, 8)"]):
+            assert sentence is not None and telling in sentence
+
+
+def test_tensors_of_dlpack_may_have_three_dimensions(cluster):
+    assert cluster.run(on_ranks.foreign_tensors_of_three_dimensions) == [True] * 4
+
+
 @pytest.mark.parametrize("which", ["ag_gemm", "gemm_rs", "gemm_ar", "copy_gemm"])
 def test_a_wrong_gradient_of_b_turns_the_check_red(cluster, which):
     for said in cluster.run(on_ranks.wrong_db_is_seen, which):
@@ -42,6 +57,11 @@ def test_dlpack_tensors_are_read_and_written_in_place(cluster):
 
 def test_operators_are_kept_by_shape_and_the_oldest_dropped(cluster):
     assert cluster.run(on_ranks.operators_are_kept) == [[(1, 4), (1, 4), (1, 9), 3]] * 4
+
+
+def test_operators_longest_unused_make_room_for_new_ones(cluster):
+    most = cluster.run(on_ranks.operators_make_room_for_each_other)
+    assert len(set(most)) == 1 and 1 < most[0] < 32
 
 
 def test_small_float32_sums_are_exact_and_alike(cluster):

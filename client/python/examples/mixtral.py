@@ -45,7 +45,7 @@ class Block(nn.Module):
         q, k, v = (t.permute(1, 2, 0, 3) for t in (rotate(q, angles), rotate(k, angles), v))
         attended = attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(attended.permute(2, 0, 1, 3).flatten(2))
-        return x + self.experts(self.norm2(x).flatten(0, 1)).view_as(x)
+        return self.experts(self.norm2(x).flatten(0, 1), residual=x.flatten(0, 1)).view_as(x)
 
 
 class Mixtral(nn.Module):

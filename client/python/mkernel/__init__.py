@@ -15,16 +15,19 @@ On one machine without any daemon:
 ...     print([float(sum_) for sum_ in cluster.run(on_every_rank)])
 [24.0, 24.0, 24.0, 24.0]
 
-PyTorch's operators, gradients and modules are in `mkernel.torch`, which is imported when it is asked for.
+PyTorch's operators, gradients and modules are in `mkernel.torch`, which is imported when it is asked for. `mkernel.attention` and the
+layers are there, too.
 """
+
+import importlib
+from typing import Any
 
 from ._version import __version__
 from .arrays import from_bf16, to_bf16
-from .attention import ring_attention, sequence_rows
 from .errors import Error, ErrorCode, RankFailed
 from .group import Group, LaunchStats, Place, explain, get_group, init, is_initialized, shutdown
 from .local import LocalCluster, local_cluster
-from .moe import Routed, moe_dispatch_gemm
+from .moe import Routed, gemm_combine, moe_dispatch_gemm
 from .operators import (
     ag_gemm,
     ag_gemm_backward,
@@ -35,6 +38,19 @@ from .operators import (
     gemm_rs,
     gemm_rs_backward,
 )
+from .ring import ring_attention, sequence_rows
+
+#: What needs PyTorch, which is imported when one of these is asked for.
+_OF_TORCH = ("ColumnParallelLinear", "ColwiseParallel", "MoELayer", "RowParallelLinear", "RowwiseParallel", "attention")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch":
+        return importlib.import_module("mkernel.torch")
+    if name in _OF_TORCH:
+        return getattr(importlib.import_module("mkernel.torch"), name)
+    raise AttributeError(f"module 'mkernel' has no attribute '{name}'")
+
 
 __all__ = [
     "Error",
@@ -54,6 +70,7 @@ __all__ = [
     "from_bf16",
     "gemm_ar",
     "gemm_ar_backward",
+    "gemm_combine",
     "gemm_rs",
     "gemm_rs_backward",
     "get_group",

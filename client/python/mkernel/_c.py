@@ -18,6 +18,7 @@ BF16, F16 = 1, 2
 KN, NK = 0, 1
 CPU, CUDA = 0, 1
 FUSED, UNFUSED, AUTO = 0, 1, 2
+PARTIALS_ELEMENT, PARTIALS_F32 = 0, 1
 
 
 class _Sized(Structure):
@@ -156,6 +157,37 @@ class MoeRow(Structure):
     _fields_ = [("rank", c_uint32), ("token", c_uint32), ("slot", c_uint32), ("weight", c_float)]
 
 
+class CombineShape(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("tuning", POINTER(Tuning)),
+        ("tokens_max", c_uint64),
+        ("hidden", c_uint64),
+        ("features", c_uint64),
+        ("experts", c_uint32),
+        ("top_k", c_uint32),
+        ("dtype", c_uint32),
+        ("b_layout", c_uint32),
+        ("partials", c_uint32),
+    ]
+
+
+class CombineArguments(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("y", c_void_p),
+        ("rows", c_void_p),
+        ("row_count", c_uint64),
+        ("expert_offsets", c_void_p),
+        ("expert_offset_count", c_uint64),
+        ("expert_weights", c_void_p),
+        ("ids", c_void_p),
+        ("count", c_uint64),
+        ("residual", c_void_p),
+        ("out", c_void_p),
+    ]
+
+
 class RingShape(_Sized):
     _fields_ = [
         ("struct_bytes", c_size_t),
@@ -208,6 +240,7 @@ SHAPES: dict[str, tuple[Any, str]] = {
     "gemm-rs": (GemmShape, "m_max"),
     "gemm-ar": (GemmShape, "m_max"),
     "moe": (MoeShape, "tokens_max"),
+    "combine": (CombineShape, "tokens_max"),
     "ring": (RingShape, "seq_max"),
 }
 ROWS, EXPERT_OFFSETS, FIRST_EXPERT = 3, 4, 5

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import sys
 from typing import Any
 
 import numpy
@@ -113,15 +114,38 @@ def _matrix(array: numpy.ndarray, transposed: bool) -> Matrix:
     return Matrix(array.ctypes.data, rows, columns, dtype_of(array.dtype), transposed, array.dtype, array)
 
 
+def is_torch(x: Any) -> bool:
+    """Whether x is PyTorch's; PyTorch is not imported for that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def refuse_torch(x: Any, what: str, instead: str) -> None:
+    """Raises which function takes PyTorch's tensors, if x is one."""
+    if is_torch(x):
+        raise invalid(f"{what} of mkernel is for NumPy arrays and DLPack: for PyTorch's tensors call {instead}, which has gradients")
+
+
+def tensor(x: Any, what: str) -> numpy.ndarray:
+    """`x`, of any number of dimensions, without gaps; an array that has gaps is copied."""
+    array = _elements(x, what)
+    return array if array.flags.c_contiguous else numpy.ascontiguousarray(array)
+
+
 def _array(x: Any, what: str) -> numpy.ndarray:
+    array = _elements(x, what)
+    if array.ndim != 2:
+        raise invalid(f"{what} has {array.ndim} dimensions, and must be a matrix: reshape it to 2")
+    return array
+
+
+def _elements(x: Any, what: str) -> numpy.ndarray:
     if isinstance(x, numpy.ndarray):
         array = x
     elif hasattr(x, "__dlpack__"):
         array = _from_dlpack(x, what)
     else:
         raise invalid(f"{what} is a {type(x).__name__}: give a NumPy array, a PyTorch tensor, or anything with DLPack")
-    if array.ndim != 2:
-        raise invalid(f"{what} has {array.ndim} dimensions, and must be a matrix: reshape it to 2")
     dtype_of(array.dtype)
     return array
 

@@ -17,6 +17,7 @@ import threading
 from typing import Any, Callable, Optional, Sequence, Union
 
 from . import _c
+from ._progress import Progress
 from .errors import Error, ErrorCode, invalid
 
 #: Operators that a group keeps; the one longest unused goes when there are more.
@@ -63,6 +64,7 @@ class _Operator:
         tuning = _c.Tuning(executor=executor, wait_timeout_ms=group.wait_timeout_ms)
         filled = struct(tuning=ctypes.pointer(tuning), **{room_field: room}, **shape)
         self.room = room
+        self.launched = False
         self.workspace_bytes = ctypes.c_uint64()
         self.handle: Optional[ctypes.c_void_p] = ctypes.c_void_p()
         arguments = (group.handle, name.encode(), ctypes.byref(filled))
@@ -86,7 +88,6 @@ class Group:
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._operators: collections.OrderedDict[tuple, _Operator] = collections.OrderedDict()
-        self._launched = False
         self.last_launch: Optional[LaunchStats] = None
         place = _c.Place()
         _c.call("mk_session_place", handle, ctypes.byref(place))
@@ -178,7 +179,7 @@ class Group:
         device: int = -1,
         stream: int = 0,
         mode: int = _c.AUTO,
-        after: Optional[Callable[[ctypes.c_void_p], None]] = None,
+        after: Optional[Callable[[Any], None]] = None,
     ) -> None:
         """Launches an operator. `shape` is its C struct without room; `arguments` is its C struct.
 
@@ -186,11 +187,17 @@ class Group:
         """
         with self._lock:
             operator = self._operator(name, shape, room, device)
-            if device >= 0:
-                _c.call("mk_op_launch_on", operator.handle, stream, ctypes.byref(arguments), mode, rank=self.rank)
-                return
             stats = _c.LaunchStats()
-            _c.call("mk_op_launch", operator.handle, ctypes.byref(arguments), mode, ctypes.byref(stats), rank=self.rank)
+            if operator.launched:
+                self._call_launch(operator, arguments, device, stream, mode, stats)
+            else:
+                with Progress(f"{name} of {self!r} runs for the first time", self.rank):
+                    self._call_launch(operator, arguments, device, stream, mode, stats)
+                operator.launched = True
+            if device >= 0:
+                if after is not None:
+                    after(operator.handle)
+                return
             self.last_launch = LaunchStats(
                 stats.epoch,
                 stats.mode == _c.FUSED,
@@ -201,8 +208,13 @@ class Group:
                 stats.network_commands,
             )
             if after is not None:
-                assert operator.handle is not None
                 after(operator.handle)
+
+    def _call_launch(self, operator: _Operator, arguments: Any, device: int, stream: int, mode: int, stats: _c.LaunchStats) -> None:
+        if device >= 0:
+            _c.call("mk_op_launch_on", operator.handle, stream, ctypes.byref(arguments), mode, rank=self.rank)
+        else:
+            _c.call("mk_op_launch", operator.handle, ctypes.byref(arguments), mode, ctypes.byref(stats), rank=self.rank)
 
     def launch_gemm(
         self,
@@ -233,16 +245,21 @@ class Group:
         if operator is None:
             while len(self._operators) >= OPERATORS_MAX:
                 self._operators.popitem(last=False)[1].destroy()
-            self._tell_first_launch(name)
-            operator = self._operators[key] = _Operator(self, name, shape, room, _c.CPU if device < 0 else _c.CUDA)
+            with Progress(f"{name} of {self!r} takes its memory", self.rank):
+                operator = self._operators[key] = self._created(name, shape, room, device)
         self._operators.move_to_end(key)
         return operator
 
-    def _tell_first_launch(self, name: str) -> None:
-        """One line on a terminal: the first launch loads kernels, and takes longer than the others."""
-        if not self._launched and self.rank == 0 and sys.stderr.isatty():
-            print(f"mkernel: {self!r} prepares its first operator, {name}", file=sys.stderr)
-        self._launched = True
+    def _created(self, name: str, shape: dict[str, int], room: int, device: int) -> _Operator:
+        """A new operator. Where there is no room for it, those longest unused go: all ranks hear of that, and do alike."""
+        while True:
+            try:
+                return _Operator(self, name, shape, room, _c.CPU if device < 0 else _c.CUDA)
+            except Error as error:
+                if error.code != ErrorCode.LIMIT_EXCEEDED or not self._operators:
+                    raise
+                self._operators.popitem(last=False)[1].destroy()
+                self.barrier()  # what an operator had is free again when all ranks have destroyed it
 
     def explain(self) -> str:
         """What this group is and keeps, for people."""
@@ -322,16 +339,16 @@ def init(
     for field in dataclasses.fields(place) if place else ():
         setattr(options, field.name, getattr(place, field.name))
     handle = ctypes.c_void_p()
-    process_group = None
-    if group is not None:
-        process_group, ranks = _ranks_of(group)
-        listed = (ctypes.c_uint32 * len(ranks))(*ranks)
-        tag = None if name == DEFAULT else name.encode()
-        _c.call("mk_session_attach_group", ctypes.byref(options), place is None, listed, len(ranks), tag, ctypes.byref(handle), rank=rank)
-    elif place is None:
-        _c.call("mk_session_attach_from_environment", ctypes.byref(options), ctypes.byref(handle))
-    else:
-        _c.call("mk_session_attach", ctypes.byref(options), ctypes.byref(handle), rank=rank)
+    process_group, ranks = (None, None) if group is None else _ranks_of(group)
+    with Progress(f"group '{name}' waits for its ranks and the links between their nodes", rank):
+        if ranks is not None:
+            listed = (ctypes.c_uint32 * len(ranks))(*ranks)
+            tag = None if name == DEFAULT else name.encode()
+            _c.call("mk_session_attach_group", ctypes.byref(options), place is None, listed, len(ranks), tag, ctypes.byref(handle), rank=rank)
+        elif place is None:
+            _c.call("mk_session_attach_from_environment", ctypes.byref(options), ctypes.byref(handle))
+        else:
+            _c.call("mk_session_attach", ctypes.byref(options), ctypes.byref(handle), rank=rank)
     made = Group(name, handle, wait_timeout, process_group)
     with _registry_lock:
         _groups[name] = made
@@ -366,6 +383,12 @@ def get_group(group: GroupLike = None) -> Group:
             return next(iter(_groups.values()))
         known = ", ".join(sorted(_groups)) or "none"
     raise invalid(f"no group '{group or DEFAULT}' (there are: {known}): call mkernel.init() first")
+
+
+def groups() -> list[Group]:
+    """The groups that there are."""
+    with _registry_lock:
+        return list(_groups.values())
 
 
 def is_initialized(name: str = DEFAULT) -> bool:

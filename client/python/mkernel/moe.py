@@ -1,10 +1,10 @@
-"""MoE Dispatch + GEMM on NumPy arrays: each rank's experts times the tokens of all ranks that go to them."""
+"""MoE Dispatch + GEMM and GEMM + Combine on NumPy arrays: the two halves of a layer whose experts are dealt out over the ranks."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import Any
+from typing import Any, Optional
 
 import numpy
 
@@ -12,12 +12,16 @@ from . import _c, arrays
 from .errors import invalid
 from .group import Group, GroupLike, get_group
 
+#: A row of the library: whose token it is, and its weight.
+ROW = numpy.dtype([("rank", "u4"), ("token", "u4"), ("slot", "u4"), ("weight", "f4")])
+
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
     """The rows of this rank's experts. Expert `first_expert` + i has the rows offsets[i] to offsets[i + 1].
 
     Row j is of the token `token[j]` of rank `rank[j]`, for the slot `slot[j]` of its experts, with the weight `weight[j]`.
+    `ids` are the experts of this rank's own tokens, and `tokens_max` is the most tokens that any rank has: `gemm_combine` needs both.
     """
 
     y: numpy.ndarray
@@ -27,9 +31,9 @@ class Routed:
     token: numpy.ndarray
     slot: numpy.ndarray
     weight: numpy.ndarray
-
-
-_ROW = numpy.dtype([("rank", "u4"), ("token", "u4"), ("slot", "u4"), ("weight", "f4")])
+    ids: numpy.ndarray
+    experts_total: int
+    tokens_max: int
 
 
 def moe_dispatch_gemm(tokens: Any, ids: Any, weights: Any, experts: Any, *, experts_total: int, group: GroupLike = None) -> Routed:
@@ -38,8 +42,9 @@ def moe_dispatch_gemm(tokens: Any, ids: Any, weights: Any, experts: Any, *, expe
     `tokens` is [count, hidden], and counts may differ between ranks. `ids` and `weights` are [count, k]: the experts of each token, -1 for none,
     and their weights, which only travel along. `experts` is [experts of this rank, hidden, features]. Hidden and features are multiples of 8.
     """
+    arrays.refuse_torch(tokens, "moe_dispatch_gemm", "mkernel.torch.moe_dispatch_gemm")
     chosen = get_group(group)
-    tokens, experts = numpy.ascontiguousarray(tokens), numpy.ascontiguousarray(experts)
+    tokens, experts = arrays.tensor(tokens, "moe_dispatch_gemm: tokens"), arrays.tensor(experts, "moe_dispatch_gemm: experts")
     ids, weights = numpy.ascontiguousarray(ids, numpy.int32), numpy.ascontiguousarray(weights, numpy.float32)
     if experts.dtype != tokens.dtype:
         raise invalid(f"moe_dispatch_gemm: tokens of {tokens.dtype} and experts of {experts.dtype}", chosen.rank)
@@ -49,10 +54,38 @@ def moe_dispatch_gemm(tokens: Any, ids: Any, weights: Any, experts: Any, *, expe
     capacity = rows_at_most(sum(counts), ids.shape[1], experts.shape[0])
     y = numpy.empty((capacity, experts.shape[2]), dtype=tokens.dtype)
     addresses = [x.ctypes.data for x in (tokens, ids, weights, experts, y)]
-    first, offsets, rows = launch(
-        chosen, addresses, tokens.shape, ids.shape[1], experts.shape, experts_total, capacity, max(counts), arrays.dtype_of(tokens.dtype), _c.KN
+    first, offsets, rows = dispatch(
+        chosen, addresses, len(tokens), shape_of(experts.shape, experts_total, ids.shape[1], arrays.dtype_of(tokens.dtype)), capacity, max(counts)
     )
-    return Routed(y[: len(rows)], first, offsets, rows["rank"].copy(), rows["token"].copy(), rows["slot"].copy(), rows["weight"].copy())
+    rank, token, slot, weight = (rows[name].copy() for name in ("rank", "token", "slot", "weight"))
+    return Routed(y[: len(rows)], first, offsets, rank, token, slot, weight, ids, experts_total, max(counts))
+
+
+def gemm_combine(y: Any, routed: Routed, experts: Any, *, residual: Optional[Any] = None, group: GroupLike = None) -> numpy.ndarray:
+    """For each token of this rank, the weighted sum of its experts' products: sum of weight (row of `y`) (its expert's weights).
+
+    `routed` is what `moe_dispatch_gemm` answered, `y` [rows, features] what became of routed.y. `experts` is [experts of this rank, features,
+    hidden], and `residual` [count, hidden], which is added. The sums are in float32.
+    """
+    arrays.refuse_torch(y, "gemm_combine", "mkernel.torch.gemm_combine")
+    chosen = get_group(group)
+    y, experts = arrays.tensor(y, "gemm_combine: y"), arrays.tensor(experts, "gemm_combine: experts")
+    check_combine(chosen, y.shape, len(routed.rank), experts.shape, routed.experts_total)
+    if experts.dtype != y.dtype:
+        raise invalid(f"gemm_combine: y has elements of {y.dtype} and experts of {experts.dtype}", chosen.rank)
+    out = numpy.empty((len(routed.ids), experts.shape[2]), dtype=y.dtype)
+    addresses = {"y": y.ctypes.data, "expert_weights": experts.ctypes.data, "out": out.ctypes.data}
+    if residual is not None:
+        residual = arrays.tensor(residual, "gemm_combine: residual")
+        if residual.shape != out.shape or residual.dtype != out.dtype:
+            raise invalid(f"gemm_combine: residual is {residual.shape} of {residual.dtype}, and the result {out.shape} of {out.dtype}", chosen.rank)
+        addresses["residual"] = residual.ctypes.data
+    rows = numpy.empty(len(routed.rank), dtype=ROW)
+    for name in ("rank", "token", "slot", "weight"):
+        rows[name] = getattr(routed, name)
+    shape = shape_of(experts.shape, routed.experts_total, routed.ids.shape[1], arrays.dtype_of(y.dtype), combine=True)
+    combine(chosen, addresses, rows, routed.offsets, routed.ids, shape, routed.tokens_max)
+    return out
 
 
 def rows_at_most(tokens: int, top_k: int, experts: int) -> int:
@@ -67,42 +100,67 @@ def experts_of_rank(group: Group, experts_total: int) -> tuple[int, int]:
 
 
 def check_shapes(group: Group, tokens: Any, ids: Any, weights: Any, experts: Any, experts_total: int) -> None:
-    """Raises what is wrong with the shapes."""
+    """Raises what is wrong with the shapes of a dispatch."""
     count = experts_of_rank(group, experts_total)[1]
     if len(tokens) != 2 or len(ids) != 2 or tuple(ids) != tuple(weights) or ids[0] != tokens[0]:
         raise invalid(f"moe: tokens are {tuple(tokens)}, ids {tuple(ids)} and weights {tuple(weights)}", group.rank)
-    if len(experts) != 3 or experts[0] != count:
-        raise invalid(f"moe: experts are {tuple(experts)}, and of {experts_total} experts this rank has {count}", group.rank)
+    if len(experts) != 3 or experts[0] != count or experts[1] != tokens[1]:
+        raise invalid(
+            f"moe: experts are {tuple(experts)} and tokens {tuple(tokens)}: experts must be [{count}, hidden, features], as this rank has "
+            f"{count} of {experts_total} experts",
+            group.rank,
+        )
 
 
-def launch(
-    group: Group,
-    addresses: list[int],
-    tokens: Any,
-    top_k: int,
-    experts: Any,
-    experts_total: int,
-    capacity: int,
-    tokens_max: int,
-    dtype: int,
-    layout: int,
-) -> tuple[int, numpy.ndarray, numpy.ndarray]:
-    """Launches on addresses; answers the first expert, the offsets and the rows."""
-    hidden, features = (experts[1], experts[2]) if layout == _c.KN else (experts[2], experts[1])
+def check_combine(group: Group, y: Any, rows: int, experts: Any, experts_total: int) -> None:
+    """Raises what is wrong with the shapes of a combine."""
+    count = experts_of_rank(group, experts_total)[1]
+    if len(y) != 2 or y[0] != rows or len(experts) != 3 or experts[0] != count or experts[1] != y[1]:
+        raise invalid(
+            f"gemm_combine: y is {tuple(y)} with {rows} rows routed, and experts are {tuple(experts)}: y must be [{rows}, features] and experts "
+            f"[{count}, features, hidden]",
+            group.rank,
+        )
+
+
+def shape_of(experts: Any, experts_total: int, top_k: int, dtype: int, *, layout: int = _c.KN, combine: bool = False, **more: int) -> dict[str, int]:
+    """The fields of the library's shape for experts of [count, from, to], or with _c.NK of [count, to, from]."""
+    inner, outer = experts[1:] if layout == _c.KN else reversed(experts[1:])
+    hidden, features = (outer, inner) if combine else (inner, outer)
+    return dict(hidden=hidden, features=features, experts=experts_total, top_k=top_k, dtype=dtype, b_layout=layout, **more)
+
+
+def dispatch(group: Group, addresses: list[int], count: int, shape: dict[str, int], capacity: int, tokens_max: int) -> tuple[int, Any, Any]:
+    """Launches on the addresses of tokens, ids, weights, experts and y, in host memory; answers the first expert, the offsets and the rows."""
     x, ids, weights, w, y = addresses
-    arguments = _c.MoeArguments(tokens=x, ids=ids, weights=weights, count=tokens[0], expert_weights=w, y=y, capacity=capacity)
-    shape = dict(hidden=hidden, features=features, experts=experts_total, top_k=top_k, dtype=dtype, b_layout=layout)
+    arguments = _c.MoeArguments(tokens=x, ids=ids, weights=weights, count=count, expert_weights=w, y=y, capacity=capacity)
     answer: list[Any] = []
 
     def ask(operator: ctypes.c_void_p) -> None:
         for what in (_c.FIRST_EXPERT, _c.EXPERT_OFFSETS, _c.ROWS):
-            data, count = ctypes.c_void_p(), ctypes.c_uint64()
-            _c.call("mk_op_query", operator, what, ctypes.byref(data), ctypes.byref(count), rank=group.rank)
-            answer.append((data.value, count.value))
+            data, found = ctypes.c_void_p(), ctypes.c_uint64()
+            _c.call("mk_op_query", operator, what, ctypes.byref(data), ctypes.byref(found), rank=group.rank)
+            answer.append((data.value, found.value))
 
     group.launch("moe", shape, max(1, tokens_max), arguments, after=ask)
     (_, first), offsets, rows = answer
-    return first, _array(offsets, numpy.dtype("u4")), _array(rows, _ROW)
+    return first, _array(offsets, numpy.dtype("u4")), _array(rows, ROW)
+
+
+def combine(
+    group: Group, addresses: dict[str, int], rows: numpy.ndarray, offsets: numpy.ndarray, ids: numpy.ndarray, shape: dict[str, int], tokens_max: int
+) -> None:
+    """Launches on the addresses of y, expert_weights, out and perhaps residual, in host memory."""
+    arguments = _c.CombineArguments(
+        rows=rows.ctypes.data,
+        row_count=len(rows),
+        expert_offsets=offsets.ctypes.data,
+        expert_offset_count=len(offsets),
+        ids=ids.ctypes.data,
+        count=len(ids),
+        **addresses,
+    )
+    group.launch("combine", shape, max(1, tokens_max), arguments)
 
 
 def _array(found: tuple[int, int], dtype: numpy.dtype) -> numpy.ndarray:

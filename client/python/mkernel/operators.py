@@ -6,7 +6,6 @@ which is how a linear layer keeps its weight). Everything is collective: all ran
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Optional
 
 import numpy
@@ -24,7 +23,7 @@ def ag_gemm(
     `a` is this rank's rows of A, `b` this rank's k x n. Without `m`, the rows of the whole A, every rank has
     as many rows as this one. `return_gathered`: (C, A gathered), which the gradient of B needs.
     """
-    if _is_torch(a):
+    if arrays.is_torch(a):
         _refuse_for_torch("ag_gemm", out=out, m=m)
         from .torch import operators as torch_operators
 
@@ -45,7 +44,7 @@ def gemm_rs(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
 
     `a` is m x k and `b` k x n, of this rank's share of the inner dimension; `Group.rows(m)` says which rows the rank gets.
     """
-    if _is_torch(a):
+    if arrays.is_torch(a):
         _refuse_for_torch("gemm_rs", out=out)
         from .torch import operators as torch_operators
 
@@ -62,7 +61,7 @@ def gemm_ar(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
 
     `a` is m x k and `b` k x n, of this rank's share of the inner dimension.
     """
-    if _is_torch(a):
+    if arrays.is_torch(a):
         _refuse_for_torch("gemm_ar", out=out)
         from .torch import operators as torch_operators
 
@@ -128,11 +127,6 @@ class _NumpyOps:
 
 
 _numpy_ops = _NumpyOps()
-
-
-def _is_torch(x: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
 
 
 def _refuse_for_torch(what: str, **given: Any) -> None:

@@ -39,16 +39,25 @@ def test_attention_and_its_gradient_are_as_good_as_one_process(cluster, causal):
         assert "attn_mask" in said
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_on_a_gpu_and_its_gradient_are_as_good_as_one_process(cluster, causal):
-    for said in cluster.run(torch_ranks.attention_and_gradients_are_right, causal, "cuda:0"):
-        assert "attn_mask" in said
-
-
 def test_a_layer_of_experts_and_its_gradients_are_as_good_as_one_process(cluster):
     for said in cluster.run(torch_ranks.moe_layer_and_gradients_are_right):
         assert "experts=6, top_k=2" in said
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_dispatch_and_combine_and_their_gradients_are_within_the_rounding_error_of_float64(cluster, dtype):
+    for outcomes in cluster.run(torch_ranks.experts_gradients_are_right, dtype):
+        assert len(outcomes) == 12 and set(outcomes.values()) == {"SUCCESS"}
+
+
+def test_a_wrong_gradient_of_experts_turns_the_check_red(cluster):
+    for said in cluster.run(torch_ranks.wrong_gradient_of_experts_is_seen):
+        assert "gemm_combine" in said
+
+
+def test_attention_and_the_layers_are_in_mkernel_itself(cluster):
+    for said in cluster.run(torch_ranks.names_of_torch_are_at_hand):
+        assert "mkernel.attention" in said[0] and "mkernel.torch" in said[1]
 
 
 def test_autocast_is_followed(cluster):
@@ -70,6 +79,11 @@ def test_dimensions_of_a_device_mesh_are_groups_side_by_side(cluster, tmp_path):
 
 def test_the_fused_operators_of_symm_mem_are_ours(cluster, tmp_path):
     assert cluster.run(torch_ranks.fused_operators_of_symm_mem, str(tmp_path)) == [True] * 4
+
+
+def test_inductors_pass_for_async_tensor_parallelism_calls_ours(tmp_path):
+    with mkernel.local_cluster(nodes=2, local=1) as two:
+        assert two.run(torch_ranks.async_tp_pass_calls_ours, str(tmp_path), timeout=600) == [["ag-gemm", "gemm-rs"]] * 2
 
 
 def test_a_rank_that_dies_in_a_training_step_is_named_to_the_others(cluster):

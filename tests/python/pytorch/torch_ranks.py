@@ -19,8 +19,15 @@ def random_tensor(seed, *shape, dtype=torch.bfloat16):
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / 4).to(dtype)
 
 
+def init_on(device):
+    """Joins the job; "cuda" is the GPU of this rank, which ranks share where there are too few."""
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["MKERNEL_LOCAL_RANK"]) % torch.cuda.device_count())
+    return mkernel.init()
+
+
 def within(got, exact, allowed, what):
-    wrong = ~((got.detach().double().numpy() - exact.numpy()).__abs__() <= allowed)
+    wrong = ~((got.detach().double().cpu().numpy() - exact.numpy()).__abs__() <= allowed)
     assert not wrong.any(), f"{what}: {wrong.sum()} of {wrong.size} elements are off"
 
 
@@ -28,9 +35,9 @@ def f64(tensor):
     return tensor.detach().double().requires_grad_()
 
 
-def gradients_are_right(kind, m=32, n=24, k=16):
+def gradients_are_right(kind, device="cpu", m=32, n=24, k=16):
     """Each operator's result and gradients, within the rounding error of float64's by autograd."""
-    group = mkernel.init()
+    group = init_on(device)
     dtype, rank, world, local = DTYPES[kind], group.rank, group.world, group.place.local_size
 
     def arrays(tensors):
@@ -55,12 +62,12 @@ def gradients_are_right(kind, m=32, n=24, k=16):
                 exact_ys = list(total.chunk(world)) if name == "gemm_rs" else [total]
             sum((y * dy.double()).sum() for y, dy in zip(exact_ys, dys)).backward()
 
-            a, b = as_[rank].clone().requires_grad_(), bs[rank].detach().requires_grad_()
+            a, b = (x.detach().to(device, copy=True).requires_grad_() for x in (as_[rank], bs[rank]))
             call = {"ag_gemm": lambda: mt.ag_gemm(a, b, keep_gathered=keep)}.get(name, lambda: getattr(mt, name)(a, b))
             y = call()
-            y.backward(dys[rank])
+            y.backward(dys[rank].to(device))
 
-            at = f"{name} {kind} by_columns={by_columns} keep={keep} on rank {rank}"
+            at = f"{name} {device} {kind} by_columns={by_columns} keep={keep} on rank {rank}"
             npa, npb, npdy = arrays(as_), arrays(bs), arrays(dys)
             mine = slice(rank * m // world, (rank + 1) * m // world)
             back = sum_of_products([(dy, b_.T) for dy, b_ in zip(npdy, npb)], local, kind)[1]
@@ -183,27 +190,29 @@ def check_like_one_process(results, rows, group, x, dy, reference, compiled=""):
         assert mine <= 2 * theirs, f"{name}: error {mine:.2e}, and {theirs:.2e} in one process"
 
 
-def modules_are_like_one_process(sequence_parallel, compiled=""):
+def modules_are_like_one_process(sequence_parallel, compiled="", device="cpu"):
     """ColumnParallelLinear and RowParallelLinear, eager or compiled in one graph."""
-    group = mkernel.init()
+    group = init_on(device)
     for bias in (True, False):
         reference = reference_mlp(bias=bias)
         model = Mlp(
             mt.ColumnParallelLinear.from_linear(reference.up, sequence_parallel=sequence_parallel),
             mt.RowParallelLinear.from_linear(reference.down, sequence_parallel=sequence_parallel),
             32,
-        ).bfloat16()
+        ).bfloat16().to(device)
         if sequence_parallel:
             mt.mark_sequence_parallel(model.norm)
         assert "sequence_parallel=" in repr(model.up)
         x, dy = random_tensor(1, 64, 2, 32) * 4, random_tensor(2, 64, 2, 32)
-        rows = slice(16 * group.rank, 16 * (group.rank + 1)) if sequence_parallel else slice(None)
+        share = 64 // group.world
+        rows = slice(share * group.rank, share * (group.rank + 1)) if sequence_parallel else slice(None)
         run = torch.compile(model, fullgraph=True, backend=compiled) if compiled else model
-        mine = x[rows].clone().requires_grad_()
+        mine = x[rows].to(device, copy=True).requires_grad_()
         y = run(mine)
-        y.backward(dy[rows])
+        y.backward(dy[rows].to(device))
         mt.finish_gradients(model)
-        check_like_one_process([y, mine.grad, *(p.grad for p in model.parameters())], rows, group, x, dy, reference, compiled)
+        results = [one.cpu() for one in (y, mine.grad, *(p.grad for p in model.parameters()))]
+        check_like_one_process(results, rows, group, x, dy, reference, compiled)
     return True
 
 
@@ -298,6 +307,30 @@ def fused_operators_of_symm_mem(folder):
     return True
 
 
+def async_tp_pass_calls_ours(folder):
+    """Inductor's pass for async tensor parallelism finds gather and product, product and scatter; the graph then runs by our operators."""
+    join_torch_distributed(folder)
+    import torch._inductor.config as inductor
+    import torch.distributed as dist
+    from torch.distributed import _functional_collectives as funcol
+
+    torch.set_num_threads(1)
+    group = mkernel.init(dist.group.WORLD)
+    mt.use_for_async_tp("cpu")
+
+    def layers(x, up, down):
+        y = nn.functional.silu(funcol.all_gather_tensor(x, 0, dist.group.WORLD) @ up)
+        return funcol.reduce_scatter_tensor(y @ down, "sum", 0, dist.group.WORLD)
+
+    inputs = [random_tensor(i + 10 * group.rank, *shape) for i, shape in enumerate(((4, 16), (16, 32), (32, 16)))]
+    eager = layers(*inputs)
+    assert not group._operators, "eager mode gathers by torch.distributed"
+    with inductor.patch(_micro_pipeline_tp=True):
+        compiled = torch.compile(layers, fullgraph=True)(*inputs)
+    assert error_of(compiled, eager.double()) < 0.01
+    return sorted({name for name, *_ in group._operators})
+
+
 def rank_dies_in_a_training_step(victim):
     group = mkernel.init(wait_timeout=60)
     layer = mt.ColumnParallelLinear(16, 32, sequence_parallel=True, dtype=torch.bfloat16)
@@ -338,7 +371,7 @@ def attention_and_gradients_are_right(causal, device="cpu"):
     """Attention over all ranks and its composed gradient, beside PyTorch's in one process, against float64."""
     import warnings
 
-    group = mkernel.init()
+    init_on(device)
     q, k, v, dout = (random_tensor(i, 2, h, 64, 64) * 4 for i, h in ((1, 4), (2, 2), (3, 2), (4, 4)))
     answers = {}
     for dtype in (torch.float64, torch.bfloat16):
@@ -355,25 +388,32 @@ def attention_and_gradients_are_right(causal, device="cpu"):
     for name, got, exact, near in zip(("out", "dq", "dk", "dv"), (y, *(x.grad for x in mine)), answers[torch.float64], answers[torch.bfloat16]):
         ours, theirs = error_of(got.cpu(), exact), error_of(near, exact)
         assert ours <= 1.5 * theirs + 1e-4, f"{name}: error {ours:.2e}, and {theirs:.2e} in one process"
-    args = [x.detach()[0].transpose(0, 1).contiguous().requires_grad_() for x in mine]
-    outcomes = torch.library.opcheck(torch.ops.mkernel.ring_attention, (*args, causal, 0.125, ""))
-    assert set(outcomes.values()) == {"SUCCESS"}
+    for by_rows in (False, True):  # heads by heads, and as a transposed view of rows
+        args = [(x.detach().transpose(1, 2).contiguous().transpose(1, 2) if by_rows else x.detach()).requires_grad_() for x in mine]
+        outcomes = torch.library.opcheck(torch.ops.mkernel.ring_attention, (*args, causal, 0.125, ""))
+        assert set(outcomes.values()) == {"SUCCESS"}
+    # One key head for all queries, repeated without a copy: a stride of 0.
+    one = [x.detach()[:, :1] for x in mine[1:]]
+    repeated = mt.attention(mine[0].detach(), *(x.expand(-1, 2, -1, -1) for x in one), is_causal=causal, enable_gqa=True)
+    assert torch.equal(repeated, mt.attention(mine[0].detach(), *one, is_causal=causal, enable_gqa=True))
+    compiled = torch.compile(lambda q, k, v: mt.attention(q, k, v, is_causal=causal, enable_gqa=True), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*mine), y)
     try:
         mt.attention(*mine, attn_mask=torch.ones(1), enable_gqa=True)
     except mkernel.Error as error:
         return error.sentence
 
 
-def moe_layer_and_gradients_are_right(hidden=32, intermediate=64, experts=6, top_k=2, count=24):
+def moe_layer_and_gradients_are_right(device="cpu", hidden=32, intermediate=64, experts=6, top_k=2, count=24):
     """A layer of experts, beside one process that has all experts, against float64."""
-    group = mkernel.init()
+    group = init_on(device)
     whole = {
         "router": random_tensor(1, experts, hidden) * 2,
         "gate_up": random_tensor(2, experts, hidden, 2 * intermediate),
         "down": random_tensor(3, experts, intermediate, hidden),
     }
     x, dy = random_tensor(4, count * group.world, hidden) * 4, random_tensor(5, count * group.world, hidden)
-    layer = mt.MoELayer(hidden, intermediate, experts, top_k, dtype=torch.bfloat16)
+    layer = mt.MoELayer(hidden, intermediate, experts, top_k, dtype=torch.bfloat16, device=device)
     first = group.rank * experts // group.world
     own = slice(first, first + layer.gate_up.shape[0])
     rows = slice(group.rank * count, (group.rank + 1) * count)
@@ -381,9 +421,9 @@ def moe_layer_and_gradients_are_right(hidden=32, intermediate=64, experts=6, top
         layer.router.weight.copy_(whole["router"])
         layer.gate_up.copy_(whole["gate_up"][own])
         layer.down.copy_(whole["down"][own])
-    mine = x[rows].clone().requires_grad_()
+    mine = x[rows].to(device, copy=True).requires_grad_()
     y = layer(mine)
-    y.backward(dy[rows])
+    y.backward(dy[rows].to(device))
     mt.finish_gradients(layer)
     # Rounding decides which experts a token at the edge goes to: the reference takes the choice of bf16.
     ids = (x @ whole["router"].t()).float().softmax(-1).topk(top_k, -1)[1]
@@ -403,13 +443,155 @@ def moe_layer_and_gradients_are_right(hidden=32, intermediate=64, experts=6, top
         return [total[rows], leaves[0].grad[rows], leaves[1].grad, leaves[2].grad[own], leaves[3].grad[own]]
 
     results = (y, mine.grad, layer.router.weight.grad, layer.gate_up.grad, layer.down.grad)
+    results = [result.cpu() for result in results]
     for name, got, exact, near in zip(("y", "dx", "router", "gate_up", "down"), results, one_process(torch.float64), one_process(torch.bfloat16)):
         ours, theirs = error_of(got, exact), error_of(near, exact)
         assert ours <= 2 * theirs, f"{name}: error {ours:.2e}, and {theirs:.2e} in one process"
-    inputs = (x[rows].clone().requires_grad_(), ids[rows], whole["gate_up"][own].clone().requires_grad_(), experts, "")
-    outcomes = torch.library.opcheck(torch.ops.mkernel.moe_dispatch_gemm, inputs)
-    assert set(outcomes.values()) == {"SUCCESS"}
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    again = x[rows].to(device, copy=True).requires_grad_()
+    layer.zero_grad()
+    compiled(again).backward(dy[rows].to(device))
+    # The compiled graph may round between operators where eager mode does not.
+    assert error_of(again.grad, mine.grad.double()) < 0.01
     return repr(layer)
+
+
+def experts_gradients_are_right(kind, device="cpu", hidden=32, features=24, experts=6, top_k=3, count=5):
+    """Dispatch, and combine with a residual: results and gradients, element by element, against float64's by autograd."""
+    group = init_on(device)
+    dtype, rank, world = DTYPES[kind], group.rank, group.world
+    first = rank * experts // world
+    own = slice(first, (rank + 1) * experts // world)
+    x, up = random_tensor(1, count * world, hidden, dtype=dtype), random_tensor(2, experts, hidden, features, dtype=dtype)
+    down, residual = random_tensor(3, experts, features, hidden, dtype=dtype), random_tensor(4, count * world, hidden, dtype=dtype)
+    weights = torch.rand(count * world, top_k, generator=torch.Generator().manual_seed(5))
+    ids = torch.stack([torch.randperm(experts, generator=torch.Generator().manual_seed(t))[:top_k] for t in range(count * world)])
+    ids[::4, 0] = -1
+    dout = random_tensor(6, count * world, hidden, dtype=dtype)
+    mine = slice(rank * count, (rank + 1) * count)
+    half = {"bf16": 2.0**-8, "f16": 2.0**-11}[kind]
+
+    def close(got, exact, size, what, roundings):
+        """Each element rounded to the type so often, on its way through sums of that size."""
+        off = (got.detach().cpu().double() - exact).abs() - roundings * half * (exact.abs() + size) - 1e-6
+        assert (off <= 0).all(), f"{what} {kind} on rank {rank}: off by {float(off.max()):.2e} more than allowed"
+
+    def leaf(x):
+        return x.detach().to(device, copy=True).requires_grad_()
+
+    # Combine alone: rows that are what dispatch has brought, so that only its own rounding counts.
+    ids_ = ids[mine].to(device)
+    routed = mt.moe_dispatch_gemm(x[mine].to(device), ids_, weights[mine].to(device), up[own].to(device), experts_total=experts)
+    y = leaf(routed.y)
+    used = int(routed.offsets[-1])
+    assert (routed.y[used:] == 0).all() and (routed.rows[used:] == -1).all() and (routed.weight[used:] == 0).all()
+    factor, w, beside = leaf(routed.weight), leaf(down[own]), leaf(residual[mine])
+    out = mt.gemm_combine(y, routed._replace(weight=factor), w, residual=beside)
+    out.backward(dout[mine].to(device))
+    expert = torch.arange(own.start, own.stop).repeat_interleave(routed.offsets.cpu().long().diff())
+    rows = routed.rows[:used].cpu().long()
+    token, slot = rows[:, 0] * count + rows[:, 1], rows[:, 2]
+    assert torch.equal(ids[token, slot], expert) and torch.equal(weights[token, slot], routed.weight[:used].cpu())
+    given, matrix, row, scale = dout[token].double(), down[expert].double(), y.detach()[:used].cpu().double(), weights[token, slot, None].double()
+    back = torch.einsum("jh,jih->ji", given, matrix)
+    size = torch.einsum("jh,jih->ji", given.abs(), matrix.abs())
+    close(y.grad[:used], scale * back, scale * size * 2.0**-14, "dY of gemm_combine", 1.1)
+    assert (y.grad[used:] == 0).all() and (factor.grad[used:] == 0).all()
+    close(factor.grad[:used], (back * row).sum(1), (size * row.abs()).sum(1) * 2.0**-10, "dweight of gemm_combine", 1.1)
+    for e in range(own.stop - own.start):
+        here = expert == own.start + e
+        exact = (row[here] * scale[here]).t() @ given[here]
+        close(w.grad[e], exact, (row[here] * scale[here]).abs().t() @ given[here].abs() * 2.0**-10, "dW of gemm_combine", 1.1)
+    assert torch.equal(beside.grad.cpu(), dout[mine])
+
+    # Dispatch: any gradient of its rows and weights.
+    x_, w_, f_ = leaf(x[mine]), leaf(up[own]), leaf(weights[mine])
+    routed = mt.moe_dispatch_gemm(x_, ids_, f_, w_, experts_total=experts)
+    dys = random_tensor(7, count * world, top_k, features, dtype=dtype)
+    dfactors = torch.randn(count * world, top_k, generator=torch.Generator().manual_seed(8))
+    dy, dfactor = torch.zeros_like(routed.y), torch.zeros_like(routed.weight)
+    dy[:used], dfactor[:used] = dys[token, slot].to(device), dfactors[token, slot].to(device)
+    torch.autograd.backward([routed.y, routed.weight], [dy, dfactor])
+    close(routed.y[:used], torch.einsum("jh,jhf->jf", x[token].double(), up[expert].double()), 2.0**-10, "Y of moe_dispatch_gemm", 1.1)
+    there = (ids[mine] >= 0).double()
+    products = torch.einsum("tsf,tshf->tsh", dys[mine].double(), up[ids[mine].clamp(min=0)].double()) * there[:, :, None]
+    sizes = torch.einsum("tsf,tshf->tsh", dys[mine].double().abs(), up[ids[mine].clamp(min=0)].double().abs()) * there[:, :, None]
+    # On a GPU each product is rounded before the sum.
+    close(x_.grad, products.sum(1), products.abs().sum(1) if device == "cuda" else sizes.sum(1) * 2.0**-10, "dtokens of moe_dispatch_gemm", 1.1)
+    close(f_.grad, dfactors[mine].double() * there, 0, "dweights of moe_dispatch_gemm", 2.0**-6)
+    for e in range(own.stop - own.start):
+        here = expert == own.start + e
+        exact = x[token[here]].double().t() @ dys[token[here], slot[here]].double()
+        close(w_.grad[e], exact, exact.abs() * 0 + 2.0**-8, "dW of moe_dispatch_gemm", 1.1)
+
+    inputs = (leaf(x_), ids_, leaf(f_), leaf(w_), experts, "")
+    outcomes = torch.library.opcheck(torch.ops.mkernel.moe_dispatch_gemm, inputs)
+    for more in (None, leaf(beside)):
+        leaves = (leaf(y), leaf(factor), routed.rows, routed.offsets, ids_, leaf(w))
+        seen = torch.library.opcheck(torch.ops.mkernel.gemm_combine, (*leaves, more, experts, ""))
+        outcomes.update({f"{key} {more is None}": value for key, value in seen.items()})
+    return outcomes
+
+
+def wrong_gradient_of_experts_is_seen():
+    """The same with the gradient of the experts' weights made wrong; answers what the check says."""
+    from mkernel.torch import moe
+
+    right = moe._slices
+    moe._slices = lambda offsets: [slice(s.start, max(s.start, s.stop - 1)) for s in right(offsets)]
+    try:
+        experts_gradients_are_right("bf16")
+    except AssertionError as error:
+        return str(error)
+    return "nothing"
+
+
+def cuda_graphs_replay(name):
+    """A step captured once, forward and backward, and replayed with other numbers in the same memory."""
+    init_on("cuda")
+    a, b = (random_tensor(i, 64, 64).cuda().requires_grad_() for i in (1, 2))
+    call = getattr(mt, name)
+
+    def step():
+        a.grad = b.grad = None
+        y = call(a, b)
+        y.backward(torch.ones_like(y))
+        return y
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # operators are made, and take their memory, before the capture
+        for _ in range(2):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = step()
+    da, db = a.grad, b.grad
+    for round_ in range(3):
+        with torch.no_grad():
+            a.copy_(random_tensor(10 + round_, 64, 64))
+        graph.replay()
+        torch.cuda.synchronize()
+        got = [x.clone() for x in (y, da, db)]
+        for mine, again in zip(got, (step(), a.grad, b.grad)):
+            assert torch.equal(mine, again), f"{name}, replay {round_}"
+    mkernel.get_group().check()
+    return True
+
+
+def names_of_torch_are_at_hand():
+    """mkernel itself offers attention and the layers."""
+    mkernel.init()
+    assert mkernel.attention is mt.attention and mkernel.MoELayer is mt.MoELayer and mkernel.ColwiseParallel.__name__ == "ColwiseParallel"
+    errors = []
+    half = torch.ones(4, 2, 64).half()
+    for call in (lambda: mkernel.ring_attention(half, half, half), lambda: mkernel.moe_dispatch_gemm(half, half, half, half, experts_total=4)):
+        try:
+            call()
+            errors.append(None)
+        except mkernel.Error as error:
+            errors.append(error.sentence)
+    return errors
 
 
 def thousand_steps():

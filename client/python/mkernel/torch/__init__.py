@@ -1,7 +1,7 @@
 """mkernel for PyTorch: operators with gradients, modules, styles for parallelize_module, async tensor parallelism.
 
-The operators are `torch.ops.mkernel.ag_gemm`, `gemm_rs` and `gemm_ar` on CPU and CUDA tensors of f16 and bf16. They
-are functional, run on the current stream, and know fake tensors, so `torch.compile(fullgraph=True)` takes them.
+The operators are `torch.ops.mkernel.ag_gemm`, `gemm_rs`, `gemm_ar`, `moe_dispatch_gemm`, `gemm_combine` and `ring_attention` on CPU and CUDA tensors
+of f16 and bf16. They are functional, run on the current stream, and know fake tensors, so `torch.compile(fullgraph=True)` takes them.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ if not hasattr(_torch.library, "custom_op"):
 
 from .attention import attention, sequence_shard
 from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
-from .moe import MoELayer, moe_combine, moe_dispatch_gemm
+from .moe import MoELayer, Routed, gemm_combine, moe_dispatch_gemm
 from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs
 from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp
 
@@ -31,6 +31,7 @@ __all__ = [
     "ColumnParallelLinear",
     "ColwiseParallel",
     "MoELayer",
+    "Routed",
     "RowParallelLinear",
     "RowwiseParallel",
     "ag_gemm",
@@ -41,9 +42,9 @@ __all__ = [
     "fused_all_gather_matmul",
     "fused_matmul_reduce_scatter",
     "gemm_ar",
+    "gemm_combine",
     "gemm_rs",
     "mark_sequence_parallel",
-    "moe_combine",
     "moe_dispatch_gemm",
     "sequence_shard",
     "use_for_async_tp",

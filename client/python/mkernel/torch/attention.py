@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .. import attention as base
+from .. import ring as base
 from ..errors import Error, ErrorCode, invalid
 from ..group import GroupLike, get_group
 from .composed import reduce_scatter, warn_once
@@ -42,11 +42,7 @@ def attention(
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise invalid(f"mkernel.torch.attention: {query.shape[1]} heads of queries and {key.shape[1]} of keys need enable_gqa=True")
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    outputs = [
-        torch.ops.mkernel.ring_attention(*(x[i].transpose(0, 1).contiguous() for x in (query, key, value)), is_causal, factor, _name(group))[0]
-        for i in range(query.shape[0])
-    ]
-    return torch.stack(outputs).transpose(1, 2)
+    return torch.ops.mkernel.ring_attention(query, key, value, is_causal, factor, _name(group))[0]
 
 
 def sequence_shard(x: Tensor, dim: int, *, is_causal: bool = False, group: GroupLike = None) -> Tensor:
@@ -58,28 +54,50 @@ def sequence_shard(x: Tensor, dim: int, *, is_causal: bool = False, group: Group
     "mkernel::ring_attention", mutates_args=(), schema="(Tensor q, Tensor k, Tensor v, bool causal, float scale, str group) -> (Tensor, Tensor)"
 )
 def _ring_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, group: str) -> tuple[Tensor, Tensor]:
+    """q is [batch, heads, rows, dimension]; the results are the output, like q, and the log-sum-exp [batch, heads, rows]. Both lie row by row."""
     chosen = get_group(group)
     base.check_shapes(chosen, q.shape, k.shape, v.shape)
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES:
         raise invalid(f"ring_attention: elements of {q.dtype}, {k.dtype}, {v.dtype}: all must be torch.bfloat16 or all torch.float16", chosen.rank)
     if not q.device == k.device == v.device or q.device.type not in ("cpu", "cuda"):
         raise invalid(f"ring_attention: tensors on {q.device}, {k.device}, {v.device}: all must be on CPUs or on one GPU", chosen.rank)
-    q, k, v = (x.contiguous() for x in (q, k, v))
-    out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
-    addresses = [x.data_ptr() for x in (q, k, v, out, lse)]
-    arguments = (chosen, addresses, q.shape, k.shape[1], q.shape[0] * chosen.world, _DTYPES[q.dtype], causal, scale)
+    batch, heads, rows, size = q.shape
+    taken = [_as_taken(x) for x in (q, k, v)]  # copies live until the launch; on a GPU they are freed in the order of the same stream
+    out, lse = _like_output(q)
+    tensors = {"out": out.data_ptr(), "lse": lse.data_ptr()}
+    for name, x in zip("qkv", taken):
+        tensors[name] = x.data_ptr()
+        tensors.update({f"{name}_batch_stride": x.stride(0), f"{name}_stride": x.stride(2)})
+        if x.is_cuda:
+            tensors[f"{name}_head_stride"] = x.stride(1)
+    shape = dict(query_heads=heads, key_heads=k.shape[1], head_dim=size, causal=int(causal), dtype=_DTYPES[q.dtype], batch=batch)
     if q.device.type == "cpu":
-        base.launch(*arguments)
+        base.launch(chosen, tensors, shape, rows * chosen.world, scale)
         return out, lse
     with torch.cuda.device(q.device):
-        # Copies made here are freed in the order of the same stream.
-        base.launch(*arguments, device=q.device.index, stream=torch.cuda.current_stream().cuda_stream)
+        base.launch(chosen, tensors, shape, rows * chosen.world, scale, device=q.device.index, stream=torch.cuda.current_stream().cuda_stream)
     return out, lse
+
+
+def _as_taken(x: Tensor) -> Tensor:
+    """x where the library can read it: on a GPU in any order but for the dimension, on CPUs head after head within a row."""
+    batch, heads, rows, size = x.stride()
+    # A stride of 0 would mean the default, so a repeated tensor is copied; sizes of 1 have any stride.
+    if x.is_cuda and size == 1 and min(batch, heads, rows) > 0 and all(stride % 8 == 0 for stride in (batch, heads, rows)) and x.data_ptr() % 16 == 0:
+        return x
+    if not x.is_cuda and size == 1 and heads == x.shape[3] and min(batch, rows) > 0:
+        return x
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _like_output(q: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, rows, size = q.shape
+    return q.new_empty((batch, rows, heads, size)).transpose(1, 2), q.new_empty((batch, rows, heads), dtype=torch.float32).transpose(1, 2)
 
 
 @_ring_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, group: str) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+    return _like_output(q)
 
 
 @torch.library.custom_op(
@@ -92,33 +110,37 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     warn_once("ring_attention")
     chosen = get_group(group)
-    rows, key_heads, size = k.shape
+    batch, key_heads, rows, size = k.shape
     seq = rows * chosen.world
-    everyone = all_gather(torch.cat([k, v], 1).reshape(rows, -1), group=group).view(seq, 2, key_heads, size).float()
+    packed = torch.stack([k, v]).permute(3, 1, 0, 2, 4)  # [rows, batch, k and v, heads, dimension]
+    everyone = all_gather(packed.reshape(rows, -1), group=group).view(seq, batch, 2, key_heads, size)
     everyones_rows = [torch.from_numpy(base.sequence_rows(seq, causal=causal, group=chosen, rank=r)) for r in range(chosen.world)]
     mine, theirs = everyones_rows[chosen.rank].to(q.device), torch.cat(everyones_rows).to(q.device)
     hidden = mine[:, None] < theirs[None, :] if causal else None
     each = q.shape[1] // key_heads
-    dq = q.new_empty(q.shape, dtype=torch.float32)
-    parts = torch.zeros_like(everyone)
-    for head in range(q.shape[1]):
-        keys, values = everyone[:, 0, head // each], everyone[:, 1, head // each]
-        queries, dy = q[:, head].float(), dout[:, head].float()
-        weights = (queries @ keys.T * scale - lse[:, head, None]).exp()
-        if hidden is not None:
-            weights = weights.masked_fill(hidden, 0.0)
-        parts[:, 1, head // each] += weights.T @ dy
-        inner = (dy * out[:, head].float()).sum(1, keepdim=True) - dlse[:, head, None]
-        dscores = weights * (dy @ values.T - inner) * scale
-        dq[:, head] = dscores @ keys
-        parts[:, 0, head // each] += dscores.T @ queries
-    dk, dv = reduce_scatter(parts.reshape(seq, -1).to(k.dtype), group).view(rows, 2, key_heads, size).unbind(1)
-    return dq.to(q.dtype), dk.contiguous(), dv.contiguous()
+    dq = q.new_empty((batch, rows, q.shape[1], size)).transpose(1, 2)
+    parts = torch.zeros(everyone.shape, dtype=torch.float32, device=q.device)
+    for b in range(batch):
+        for head in range(q.shape[1]):
+            keys, values = everyone[:, b, 0, head // each].float(), everyone[:, b, 1, head // each].float()
+            queries, dy = q[b, head].float(), dout[b, head].float()
+            weights = (queries @ keys.T * scale - lse[b, head, :, None]).exp()
+            if hidden is not None:
+                weights = weights.masked_fill(hidden, 0.0)
+            parts[:, b, 1, head // each] += weights.T @ dy
+            inner = (dy * out[b, head].float()).sum(1, keepdim=True) - dlse[b, head, :, None]
+            dscores = weights * (dy @ values.T - inner) * scale
+            dq[b, head] = (dscores @ keys).to(q.dtype)
+            parts[:, b, 0, head // each] += dscores.T @ queries
+    mine_of_all = reduce_scatter(parts.reshape(seq, -1).to(k.dtype), group).view(rows, batch, 2, key_heads, size)
+    # Copies, each with its rows one after the other: an operator's results must not share memory.
+    dk, dv = (x.transpose(0, 1).contiguous().transpose(1, 2) for x in mine_of_all.unbind(2))
+    return dq, dk, dv
 
 
 @_backward.register_fake
 def _(dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return _like_output(q)[0], _like_output(k)[0], _like_output(v)[0]
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:

@@ -192,8 +192,13 @@ def _as(linear: nn.Linear, options: dict[str, Any]) -> dict[str, Any]:
 
 def _cast_for_autocast(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Tensor, Optional[Tensor]]:
     """Under torch.autocast, all in its type, as torch.nn.functional.linear does."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.is_autocast_enabled(x.device.type):
         return x, weight, bias
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = autocast_dtype(x)
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The element type that torch.autocast asks for, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -1,47 +1,60 @@
-"""Mixture of experts: `mkernel::moe_dispatch_gemm`, the sum that brings its rows back, and a layer of both.
+"""Mixture of experts: `mkernel::moe_dispatch_gemm`, `mkernel::gemm_combine`, and a layer of both.
 
-The first product is the fused operator, on CPUs. Its gradient and `moe_combine` are composed of gathers and reduce-scatters over the tokens of all ranks.
-Every rank has as many tokens.
+Their gradients are composed: the ranks gather the tokens, or their gradients, and multiply locally. On CPUs, gradients of tokens then
+return by GEMM + Combine. GEMM + Combine has no kernel for GPUs: there it is composed, too. Every rank has as many tokens.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
+import numpy
 import torch
 from torch import Tensor, nn
 
 from .. import _c
 from .. import moe as base
-from ..errors import Error, ErrorCode, invalid
-from ..group import GroupLike, get_group
-from .composed import reduce_scatter, warn_once
-from .layers import mark_sequence_parallel
+from ..errors import invalid
+from ..group import Group, GroupLike, get_group
+from .composed import on_device, reduce_scatter, warn_once
+from .layers import autocast_dtype, mark_sequence_parallel
 from .operators import _DTYPES, _name, all_gather
 
 
-def moe_dispatch_gemm(tokens: Tensor, ids: Tensor, experts: Tensor, *, experts_total: int, group: GroupLike = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(y, source, slot, offsets): each token times the weights of its experts, on the ranks that have them.
+class Routed(NamedTuple):
+    """The rows of this rank's experts. The i-th expert of the rank has the rows offsets[i] to offsets[i + 1] of y.
 
-    `tokens` is [count, hidden], `ids` [count, k] with -1 for none, `experts` [experts of this rank, hidden, features]. The i-th expert of this rank has the
-    rows offsets[i] to offsets[i + 1] of y. Row j is of the token source[j] of all ranks' tokens, one rank after the other, for its slot slot[j].
-    y has room for any routing; the rows behind the last offset are zero, and have the source -1.
+    `rows` has for each row its token: (rank, token of that rank, slot of its experts), and `weight` its weight, with a gradient. y has room for
+    any routing: the rows behind the last offset are zero, with the weight 0 and the token (-1, -1, -1).
     """
-    return torch.ops.mkernel.moe_dispatch_gemm(tokens, ids, experts, experts_total, _name(group))
+
+    y: Tensor
+    weight: Tensor
+    rows: Tensor
+    offsets: Tensor
+    ids: Tensor
+    experts_total: int
 
 
-def moe_combine(z: Tensor, source: Tensor, slot: Tensor, weights: Tensor, *, group: GroupLike = None) -> Tensor:
-    """For each token of this rank, the sum of its experts' rows of z with its weights [count, k]."""
-    warn_once("moe_combine")
-    name = _name(group)
-    everyones = all_gather(weights.to(z.dtype), group=name)
-    there = source >= 0
-    index = source.clamp(min=0)
-    factor = torch.where(there, everyones[index, slot.clamp(min=0)], torch.zeros((), dtype=z.dtype))
-    total = torch.zeros(everyones.shape[0], z.shape[1], dtype=torch.float32, device=z.device)
-    total = total.index_add(0, index, (z * factor[:, None]).float())
-    return reduce_scatter(total.to(z.dtype), name)
+def moe_dispatch_gemm(tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, *, experts_total: int, group: GroupLike = None) -> Routed:
+    """Each token times the weights of its experts, on the ranks that have them.
+
+    `tokens` is [count, hidden], `ids` [count, k] with -1 for none, `weights` [count, k], `experts` [experts of this rank, hidden, features]. A token
+    names an expert once at most.
+    """
+    y, weight, rows, offsets = torch.ops.mkernel.moe_dispatch_gemm(tokens, ids, weights, experts, experts_total, _name(group))
+    return Routed(y, weight, rows, offsets, ids, experts_total)
+
+
+def gemm_combine(y: Tensor, routed: Routed, experts: Tensor, *, residual: Optional[Tensor] = None, group: GroupLike = None) -> Tensor:
+    """For each token of this rank the sum over its experts of weight (row of y) (the expert's weights), plus the residual.
+
+    `y` is what became of routed.y, and `experts` [experts of this rank, features, hidden].
+    """
+    return torch.ops.mkernel.gemm_combine(
+        y, routed.weight, routed.rows, routed.offsets, routed.ids, experts, residual, routed.experts_total, _name(group)
+    )
 
 
 class MoELayer(nn.Module):
@@ -71,85 +84,306 @@ class MoELayer(nn.Module):
         """The experts of each token, [count, top_k]; another choice may override it."""
         return probabilities.topk(self.top_k, -1)[1]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
         probabilities = self.router(x).float().softmax(-1)
         ids = self.choose(probabilities)
         weights = probabilities.gather(-1, ids)
         weights = weights / weights.sum(-1, keepdim=True)
-        y, source, slot, offsets = moe_dispatch_gemm(x, ids, self.gate_up, experts_total=self.experts_total, group=self.group)
-        gate, up = y.chunk(2, -1)
-        active = nn.functional.silu(gate) * up
-        bounds = offsets.tolist()
-        parts = [active[begin:end] @ self.down[i] for i, (begin, end) in enumerate(zip(bounds, bounds[1:]))]
-        z = torch.cat([*parts, active.new_zeros(active.shape[0] - bounds[-1], x.shape[1])])
-        return moe_combine(z, source, slot, weights, group=self.group)
+        dtype = autocast_dtype(x)
+        routed = moe_dispatch_gemm(x.to(dtype), ids, weights, self.gate_up.to(dtype), experts_total=self.experts_total, group=self.group)
+        gate, up = routed.y.chunk(2, -1)
+        residual = None if residual is None else residual.to(dtype)
+        return gemm_combine(nn.functional.silu(gate) * up, routed, self.down.to(dtype), residual=residual, group=self.group)
+
+
+# --- Dispatch ---------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op(
     "mkernel::moe_dispatch_gemm",
     mutates_args=(),
-    schema="(Tensor tokens, Tensor ids, Tensor experts, int experts_total, str group) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor tokens, Tensor ids, Tensor weights, Tensor experts, int experts_total, str group) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _moe_dispatch_gemm(tokens: Tensor, ids: Tensor, experts: Tensor, experts_total: int, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _moe_dispatch_gemm(
+    tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, experts_total: int, group: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     chosen = get_group(group)
-    base.check_shapes(chosen, tokens.shape, ids.shape, ids.shape, experts.shape, experts_total)
-    if tokens.dtype != experts.dtype or tokens.dtype not in _DTYPES:
-        raise invalid(f"moe: tokens of {tokens.dtype} and experts of {experts.dtype}: both must be torch.bfloat16 or torch.float16", chosen.rank)
-    if {x.device.type for x in (tokens, ids, experts)} != {"cpu"}:
-        raise Error(ErrorCode.UNSUPPORTED, "moe_dispatch_gemm runs on CPUs only, so far: give it tensors of the host", chosen.rank)
-    tokens, ids, experts = tokens.contiguous(), ids.to(torch.int32).contiguous(), experts.contiguous()
-    capacity = base.rows_at_most(tokens.shape[0] * chosen.world, ids.shape[1], experts.shape[0])
-    y = torch.empty(capacity, experts.shape[2], dtype=tokens.dtype)
-    weights = torch.ones(ids.shape, dtype=torch.float32)  # they stay with the caller
+    base.check_shapes(chosen, tokens.shape, ids.shape, weights.shape, experts.shape, experts_total)
+    dtype = _checked(chosen, "moe_dispatch_gemm", tokens, experts, ids, weights)
+    tokens, experts = tokens.contiguous(), experts.contiguous()
+    ids, weights = ids.to(torch.int32).contiguous(), weights.to(torch.float32).contiguous()
+    shape = base.shape_of(experts.shape, experts_total, ids.shape[1], dtype)
+    capacity = _capacity(chosen, ids, experts)
+    if tokens.is_cuda:
+        return _dispatch_on_device(chosen, tokens, ids, weights, experts, shape, capacity)
+    y = tokens.new_empty((capacity, experts.shape[2]))
     addresses = [x.data_ptr() for x in (tokens, ids, weights, experts, y)]
-    _, offsets, rows = base.launch(
-        chosen, addresses, tokens.shape, ids.shape[1], experts.shape, experts_total, capacity, tokens.shape[0], _DTYPES[tokens.dtype], _c.KN
+    _, offsets, found = base.dispatch(chosen, addresses, len(tokens), shape, capacity, len(tokens))
+    y[len(found) :] = 0
+    factor, rows = weights.new_zeros(capacity), ids.new_full((capacity, 3), -1)
+    # The rows as words: rank, token and slot, and then the bits of the weight.
+    words = torch.from_numpy(found.view("i4").reshape(-1, 4).copy())
+    rows[: len(found)] = words[:, :3]
+    factor[: len(found)] = words[:, 3].contiguous().view(torch.float32)
+    return y, factor, rows, torch.from_numpy(offsets.astype("i4"))
+
+
+def _dispatch_on_device(
+    group: Group, tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, shape: dict[str, int], capacity: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    # A launch that refuses its routing computes nothing, and its host hears of it late: then not-a-number says it.
+    y = tokens.new_full((capacity, experts.shape[2]), math.nan)
+    arguments = _c.MoeArguments(
+        tokens=tokens.data_ptr(),
+        ids=ids.data_ptr(),
+        weights=weights.data_ptr(),
+        count=len(tokens),
+        expert_weights=experts.data_ptr(),
+        y=y.data_ptr(),
+        capacity=capacity,
     )
-    y[len(rows) :] = 0
-    source, slot = torch.full((capacity,), -1), torch.full((capacity,), -1)
-    source[: len(rows)] = torch.from_numpy(rows["rank"].astype("i8") * tokens.shape[0] + rows["token"])
-    slot[: len(rows)] = torch.from_numpy(rows["slot"].astype("i8"))
-    return y, source, slot, torch.from_numpy(offsets.astype("i8"))
+    # The room of all ranks alike, whichever of them has an expert more.
+    most = -(-shape["experts"] // group.world)
+    shape["rows_max"] = base.rows_at_most(len(tokens) * group.world, shape["top_k"], most)
+    kept: list[Tensor] = []
+
+    def ask(operator: Any) -> None:
+        offsets = on_device(group, operator, _c.EXPERT_OFFSETS, (len(experts) + 1,), tokens.device)
+        kept.extend((offsets.clone(), on_device(group, operator, _c.ROWS, (capacity, 4), tokens.device).clone()))
+
+    with torch.cuda.device(tokens.device):
+        group.launch("moe", shape, max(1, len(tokens)), arguments, device=tokens.device.index, stream=torch.cuda.current_stream().cuda_stream, after=ask)
+        offsets, words = kept
+        nothing = torch.arange(capacity, device=y.device) >= offsets[-1]
+        rows = words[:, :3].masked_fill(nothing[:, None], -1)
+        factor = words[:, 3].contiguous().view(torch.float32).masked_fill(nothing, 0)
+        return y.masked_fill_(nothing[:, None], 0), factor, rows, offsets
 
 
 @_moe_dispatch_gemm.register_fake
-def _(tokens: Tensor, ids: Tensor, experts: Tensor, experts_total: int, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    capacity = base.rows_at_most(tokens.shape[0] * get_group(group).world, ids.shape[1], experts.shape[0])
-    index = ids.new_empty((capacity,), dtype=torch.int64)
-    return tokens.new_empty((capacity, experts.shape[2])), index, torch.empty_like(index), ids.new_empty((experts.shape[0] + 1,), dtype=torch.int64)
+def _(tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, experts_total: int, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    capacity = _capacity(get_group(group), ids, experts)
+    return (
+        tokens.new_empty((capacity, experts.shape[2])),
+        weights.new_empty((capacity,), dtype=torch.float32),
+        ids.new_empty((capacity, 3), dtype=torch.int32),
+        ids.new_empty((experts.shape[0] + 1,), dtype=torch.int32),
+    )
 
 
 @torch.library.custom_op(
     "mkernel::moe_dispatch_gemm_backward",
     mutates_args=(),
-    schema="(Tensor dy, Tensor tokens, Tensor experts, Tensor source, Tensor offsets, str group) -> (Tensor, Tensor)",
+    schema="(Tensor dy, Tensor? dweight, Tensor tokens, Tensor ids, Tensor experts, Tensor rows, Tensor offsets, int experts_total, str group)"
+    " -> (Tensor, Tensor, Tensor)",
 )
-def _backward(dy: Tensor, tokens: Tensor, experts: Tensor, source: Tensor, offsets: Tensor, group: str) -> tuple[Tensor, Tensor]:
+def _dispatch_backward(
+    dy: Tensor,
+    dweight: Optional[Tensor],
+    tokens: Tensor,
+    ids: Tensor,
+    experts: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    experts_total: int,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor]:
     warn_once("moe_dispatch_gemm")
-    everyones = all_gather(tokens, group=group)
-    total = torch.zeros(everyones.shape, dtype=torch.float32)
-    dexperts = torch.zeros_like(experts)
+    chosen = get_group(group)
+    dy, everyones, source = dy.contiguous(), all_gather(tokens, group=group), _source(rows, len(tokens))
+    dexperts = torch.zeros_like(experts, memory_format=torch.contiguous_format)
+    for i, mine in enumerate(_slices(offsets)):
+        dexperts[i] = everyones[source[mine]].t() @ dy[mine]
+    one = torch.ones(len(rows), device=dy.device)
+    dtokens = _combine(chosen, dy, one, rows, offsets, ids, experts, None, experts_total, transposed=True)
+    dweights = torch.zeros(ids.shape, device=dy.device)
+    if dweight is not None:
+        # Two parts of each number, as the sum is of the element type; one rank alone adds to each.
+        parts = dy.new_zeros((len(everyones), 2, -(-ids.shape[1] // 4) * 4))
+        there = slice(0, int(offsets[-1]))
+        high = dweight.to(dy.dtype)
+        parts[source[there], 0, rows[there, 2].long()] = high[there]
+        parts[source[there], 1, rows[there, 2].long()] = (dweight - high.float()).to(dy.dtype)[there]
+        high, low = reduce_scatter(parts.flatten(1), group).view(len(tokens), 2, -1).float().unbind(1)
+        dweights = (high + low)[:, : ids.shape[1]].contiguous()
+    return dtokens, dweights, dexperts
+
+
+@_dispatch_backward.register_fake
+def _(dy: Tensor, dweight: Optional[Tensor], tokens: Tensor, ids: Tensor, experts: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return tokens.new_empty(tokens.shape), tokens.new_empty(ids.shape, dtype=torch.float32), experts.new_empty(experts.shape)
+
+
+def _save_dispatch(ctx: Any, inputs: tuple, output: tuple) -> None:
+    tokens, ids, weights, experts, ctx.experts_total, ctx.group = inputs
+    _, _, rows, offsets = output
+    ctx.mark_non_differentiable(rows, offsets)
+    ctx.set_materialize_grads(False)
+    ctx.dtype = weights.dtype
+    ctx.save_for_backward(tokens, ids, experts, rows, offsets)
+
+
+def _dispatch_gradients(ctx: Any, dy: Optional[Tensor], dweight: Optional[Tensor], *_: Any) -> tuple:
+    tokens, ids, experts, rows, offsets = ctx.saved_tensors
+    if dy is None:
+        dy = tokens.new_zeros((rows.shape[0], experts.shape[2]))
+    # Only where it is asked for does a gradient of the weights travel.
+    wanted = dweight if ctx.needs_input_grad[2] else None
+    dtokens, dweights, dexperts = torch.ops.mkernel.moe_dispatch_gemm_backward(
+        dy, wanted, tokens, ids, experts, rows, offsets, ctx.experts_total, ctx.group
+    )
+    return dtokens, None, dweights.to(ctx.dtype) if ctx.needs_input_grad[2] else None, dexperts, None, None
+
+
+_moe_dispatch_gemm.register_autograd(_dispatch_gradients, setup_context=_save_dispatch)
+
+
+# --- Combine ----------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "mkernel::gemm_combine",
+    mutates_args=(),
+    schema="(Tensor y, Tensor weight, Tensor rows, Tensor offsets, Tensor ids, Tensor experts, Tensor? residual, int experts_total, str group) -> Tensor",
+)
+def _gemm_combine(
+    y: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    ids: Tensor,
+    experts: Tensor,
+    residual: Optional[Tensor],
+    experts_total: int,
+    group: str,
+) -> Tensor:
+    chosen = get_group(group)
+    base.check_combine(chosen, y.shape, rows.shape[0], experts.shape, experts_total)
+    _checked(chosen, "gemm_combine", y, experts, weight, rows, offsets, ids)
+    out = (ids.shape[0], experts.shape[2])
+    if residual is not None and (tuple(residual.shape) != out or residual.dtype != y.dtype or residual.device != y.device):
+        raise invalid(f"gemm_combine: residual is {tuple(residual.shape)} of {residual.dtype} and the result {out} of {y.dtype}", chosen.rank)
+    return _combine(chosen, y, weight, rows, offsets, ids, experts, residual, experts_total)
+
+
+@_gemm_combine.register_fake
+def _(y: Tensor, weight: Tensor, rows: Tensor, offsets: Tensor, ids: Tensor, experts: Tensor, *_: Any) -> Tensor:
+    return y.new_empty((ids.shape[0], experts.shape[2]))
+
+
+@torch.library.custom_op(
+    "mkernel::gemm_combine_backward",
+    mutates_args=(),
+    schema="(Tensor dout, Tensor y, Tensor weight, Tensor rows, Tensor offsets, Tensor experts, str group) -> (Tensor, Tensor, Tensor)",
+)
+def _combine_backward(
+    dout: Tensor, y: Tensor, weight: Tensor, rows: Tensor, offsets: Tensor, experts: Tensor, group: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    warn_once("gemm_combine")
+    everyones, source = all_gather(dout, group=group), _source(rows, len(dout))
+    dy = torch.zeros(y.shape, dtype=y.dtype, device=y.device)
+    dweight = torch.zeros_like(weight)
+    dexperts = torch.zeros_like(experts, memory_format=torch.contiguous_format)
+    for i, mine in enumerate(_slices(offsets)):
+        given = everyones[source[mine]]
+        unweighted = given.float() @ experts[i].float().t()
+        dy[mine] = (unweighted * weight[mine, None]).to(y.dtype)
+        dweight[mine] = (unweighted * y[mine].float()).sum(1)
+        dexperts[i] = ((y[mine].float() * weight[mine, None]).t() @ given.float()).to(experts.dtype)
+    return dy, dweight, dexperts
+
+
+@_combine_backward.register_fake
+def _(dout: Tensor, y: Tensor, weight: Tensor, rows: Tensor, offsets: Tensor, experts: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor]:
+    return y.new_empty(y.shape), weight.new_empty(weight.shape), experts.new_empty(experts.shape)
+
+
+def _save_combine(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    y, weight, rows, offsets, _, experts, residual, _, ctx.group = inputs
+    ctx.save_for_backward(y, weight, rows, offsets, experts)
+
+
+def _combine_gradients(ctx: Any, dout: Tensor) -> tuple:
+    dresidual = dout if ctx.needs_input_grad[6] else None
+    if not any(ctx.needs_input_grad[:6]):
+        return (None,) * 6 + (dresidual, None, None)
+    y, weight, rows, offsets, experts = ctx.saved_tensors
+    dy, dweight, dexperts = torch.ops.mkernel.gemm_combine_backward(dout, y, weight, rows, offsets, experts, ctx.group)
+    return dy, dweight, None, None, None, dexperts, dresidual, None, None
+
+
+_gemm_combine.register_autograd(_combine_gradients, setup_context=_save_combine)
+
+
+# --- What both share --------------------------------------------------------------------------------
+
+
+def _combine(
+    group: Group,
+    y: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    ids: Tensor,
+    experts: Tensor,
+    residual: Optional[Tensor],
+    experts_total: int,
+    transposed: bool = False,
+) -> Tensor:
+    """GEMM + Combine. `transposed`: by the experts' weights transposed, and sums travel in float32, for a gradient."""
+    hidden = experts.shape[1 if transposed else 2]
+    if y.is_cuda:
+        warn_once("gemm_combine on GPUs", "operator")
+        source, bounds = _source(rows, len(ids)), list(_slices(offsets))
+        total = torch.zeros(len(ids) * group.world, hidden, dtype=torch.float32, device=y.device)
+        for i, mine in enumerate(bounds):
+            product = y[mine] @ (experts[i].t() if transposed else experts[i])
+            total.index_add_(0, source[mine], product.float() * weight[mine, None])
+        out = reduce_scatter(total.to(y.dtype), group.name)
+        return out if residual is None else out + residual
+    out = y.new_empty((len(ids), hidden))
+    y, experts, ids = y.contiguous(), experts.contiguous(), ids.to(torch.int32).contiguous()
+    addresses = {"y": y.data_ptr(), "expert_weights": experts.data_ptr(), "out": out.data_ptr()}
+    if residual is not None:
+        residual = residual.contiguous()
+        addresses["residual"] = residual.data_ptr()
+    count = int(offsets[-1])
+    found = numpy.empty(count, dtype=base.ROW)
+    for i, name in enumerate(("rank", "token", "slot")):
+        found[name] = rows[:count, i].numpy()
+    found["weight"] = weight[:count].detach().numpy()
+    shape = base.shape_of(
+        experts.shape,
+        experts_total,
+        ids.shape[1],
+        _DTYPES[y.dtype],
+        layout=_c.NK if transposed else _c.KN,
+        combine=True,
+        partials=_c.PARTIALS_F32 if transposed else _c.PARTIALS_ELEMENT,
+    )
+    base.combine(group, addresses, found, offsets.numpy().astype("u4"), ids.numpy(), shape, len(ids))
+    return out
+
+
+def _capacity(group: Group, ids: Tensor, experts: Tensor) -> int:
+    return base.rows_at_most(ids.shape[0] * group.world, ids.shape[1], experts.shape[0])
+
+
+def _source(rows: Tensor, count: int) -> Tensor:
+    """By row: its token among those of all ranks, one rank after the other."""
+    return rows[:, 0].long() * count + rows[:, 1]
+
+
+def _slices(offsets: Tensor) -> list[slice]:
     bounds = offsets.tolist()
-    for i, (begin, end) in enumerate(zip(bounds, bounds[1:])):
-        rows = source[begin:end]
-        dexperts[i] = everyones[rows].t() @ dy[begin:end]
-        total.index_add_(0, rows, dy[begin:end].float() @ experts[i].float().t())
-    return reduce_scatter(total.to(tokens.dtype), group), dexperts
+    return [slice(begin, end) for begin, end in zip(bounds, bounds[1:])]
 
 
-@_backward.register_fake
-def _(dy: Tensor, tokens: Tensor, experts: Tensor, source: Tensor, offsets: Tensor, group: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(tokens), torch.empty_like(experts)
-
-
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    tokens, _, experts, _, ctx.group = inputs
-    ctx.save_for_backward(tokens, experts, output[1], output[3])
-
-
-def _gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple:
-    dtokens, dexperts = torch.ops.mkernel.moe_dispatch_gemm_backward(dy, *ctx.saved_tensors, ctx.group)
-    return dtokens, None, dexperts, None, None
-
-
-_moe_dispatch_gemm.register_autograd(_gradients, setup_context=_save)
+def _checked(group: Group, what: str, x: Tensor, experts: Tensor, *others: Tensor) -> int:
+    """The library's number of the element type."""
+    if x.dtype != experts.dtype or x.dtype not in _DTYPES:
+        raise invalid(f"{what}: elements of {x.dtype} and experts of {experts.dtype}: both must be torch.bfloat16 or torch.float16", group.rank)
+    devices = {str(one.device) for one in (x, experts, *others)}
+    if len(devices) > 1 or x.device.type not in ("cpu", "cuda"):
+        raise invalid(f"{what}: tensors on {', '.join(sorted(devices))}: all must be on CPUs or on one GPU", group.rank)
+    return _DTYPES[x.dtype]

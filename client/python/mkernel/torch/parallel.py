@@ -19,7 +19,7 @@ except ImportError:  # PyTorch 2.4
     from torch.distributed._tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor  # type: ignore[no-redef]
 
 from ..errors import invalid
-from ..group import _groups, init
+from ..group import groups, init
 from .layers import column_parallel, row_parallel
 
 
@@ -96,7 +96,7 @@ def _sum_of_parts(gradient: DTensor) -> DTensor:
 def _group_of(mesh: DeviceMesh) -> str:
     """The name of the group on that mesh; `init` made it, or makes it now."""
     wanted = mesh.get_group()
-    for name, group in _groups.items():
+    for group in groups():
         if group.process_group is wanted:
-            return name
+            return group.name
     return init(mesh, name=f"mesh-{wanted.group_name}").name

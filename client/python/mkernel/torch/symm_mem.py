@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Error, ErrorCode, invalid
-from ..group import get_group
+from ..group import get_group, groups
 from . import operators
 
 _overrides: dict[str, torch.library.Library] = {}
@@ -48,17 +48,24 @@ def fused_matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_di
 
 
 def use_for_async_tp(device: str = "cuda") -> None:
-    """From now on, torch.ops.symm_mem's two operators run by this package on that kind of device."""
-    if device in _overrides:
-        return
-    try:
-        import torch.distributed._symmetric_memory  # noqa: F401: it defines the operators
+    """From now on, torch.ops.symm_mem's two operators run by this package on that kind of device.
 
+    Call it after `mkernel.init`. Inductor's pass then takes the groups that were made of a ProcessGroup: turn it on by
+    ``torch._inductor.config._micro_pipeline_tp = True``.
+    """
+    try:
+        import torch.distributed._symmetric_memory as symmetric_memory  # it defines the operators
+
+        for group in groups():
+            if group.process_group is not None:
+                symmetric_memory.enable_symm_mem_for_group(group.process_group.group_name)
+        if device in _overrides:
+            return
         library = torch.library.Library("symm_mem", "IMPL")
         key = {"cuda": "CUDA", "cpu": "CPU"}[device]
         for function in (fused_all_gather_matmul, fused_matmul_reduce_scatter):
             library.impl(function.__name__, function, key, allow_override=True)
-    except (ImportError, TypeError) as error:
+    except (AttributeError, ImportError, TypeError) as error:
         raise Error(
             ErrorCode.UNSUPPORTED, f"PyTorch {torch.__version__} cannot have its async tensor parallelism replaced ({error}): use a later one"
         ) from None

@@ -30,9 +30,12 @@ def ring_attention(
     `q` is [rows, heads, 64 or 128] and `k` and `v` are [rows, key heads, the same], of this rank's `sequence_rows`. Without `seq`, the length of
     the sequence, every rank has as many rows. `scale` is 1 / sqrt(head dimension) unless given.
     """
+    arrays.refuse_torch(q, "ring_attention", "mkernel.attention")
     chosen = get_group(group)
-    q, k, v = (numpy.ascontiguousarray(x) for x in (q, k, v))
-    check_shapes(chosen, q.shape, k.shape, v.shape)
+    q, k, v = (arrays.tensor(x, f"ring_attention: {name}") for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    if not q.ndim == k.ndim == v.ndim == 3:
+        raise invalid(f"ring_attention: q is {q.shape}, k {k.shape} and v {v.shape}: they must be [rows, heads, dimension]", chosen.rank)
+    check_shapes(chosen, *((1, x.shape[1], x.shape[0], x.shape[2]) for x in (q, k, v)))
     dtype = arrays.dtype_of(q.dtype)
     if k.dtype != q.dtype or v.dtype != q.dtype:
         raise invalid(f"ring_attention: elements of {q.dtype}, {k.dtype} and {v.dtype}: they must be alike", chosen.rank)
@@ -41,32 +44,24 @@ def ring_attention(
     expected = len(sequence_rows(seq, causal=causal, group=chosen))
     if q.shape[0] != expected:
         raise invalid(f"ring_attention: q has {q.shape[0]} rows, and of {seq} this rank has {expected} (sequence_rows)", chosen.rank)
-    addresses = [x.ctypes.data for x in (q, k, v, out, lse)]
-    launch(chosen, addresses, q.shape, k.shape[1], seq, dtype, causal, scale)
+    addresses = {name: x.ctypes.data for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse))}
+    shape = dict(query_heads=q.shape[1], key_heads=k.shape[1], head_dim=q.shape[2], causal=int(causal), dtype=dtype, batch=1)
+    launch(chosen, addresses, shape, seq, scale)
     return out, lse
 
 
 def check_shapes(group: Group, q: Any, k: Any, v: Any) -> None:
-    """Raises what is wrong with the shapes of q, k and v."""
-    if not len(q) == len(k) == len(v) == 3 or tuple(k) != tuple(v) or q[0] != k[0] or q[2] != k[2]:
+    """Raises what is wrong with the shapes [batch, heads, rows, dimension] of q, k and v."""
+    if not len(q) == len(k) == len(v) == 4 or tuple(k) != tuple(v) or (q[0], *q[2:]) != (k[0], *k[2:]):
         raise invalid(
-            f"ring_attention: q is {tuple(q)}, k {tuple(k)} and v {tuple(v)}: they must be [rows, heads, dimension], alike but for the heads", group.rank
+            f"ring_attention: q is {tuple(q)}, k {tuple(k)} and v {tuple(v)}: they must be [batch, heads, rows, dimension], alike but for the heads",
+            group.rank,
         )
 
 
-def launch(
-    group: Group,
-    addresses: list[int],
-    q_shape: Any,
-    key_heads: int,
-    seq: int,
-    dtype: int,
-    causal: bool,
-    scale: Optional[float],
-    **where: int,
-) -> None:
-    """Launches on the addresses of q, k, v, out and lse, all without gaps. `where`: Group.launch's device and stream."""
-    q, k, v, out, lse = addresses
-    arguments = _c.RingArguments(q=q, k=k, v=v, out=out, lse=lse, seq=seq, scale=scale or 0.0)
-    shape = dict(query_heads=q_shape[1], key_heads=key_heads, head_dim=q_shape[2], causal=int(causal), dtype=dtype)
-    group.launch("ring", shape, seq, arguments, **where)
+def launch(group: Group, tensors: dict[str, int], shape: dict[str, int], seq: int, scale: Optional[float], device: int = -1, stream: int = 0) -> None:
+    """Launches on `tensors`: addresses, and strides where the tensors have gaps."""
+    if scale == 0:
+        raise invalid("ring_attention: a scale of 0 makes all keys alike, and means the default to the library: leave scale out", group.rank)
+    arguments = _c.RingArguments(seq=seq, scale=scale or 0.0, **tensors)
+    group.launch("ring", shape, seq, arguments, device=device, stream=stream)

@@ -1,0 +1,45 @@
+"""The same on GPUs, which ranks share where there are too few: one node of two ranks, and two nodes of one rank."""
+import pytest
+import torch
+import torch_ranks
+
+import mkernel
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@pytest.fixture(scope="module", params=[(1, 2), (2, 1)], ids=["one node", "two nodes"])
+def pair(request):
+    with mkernel.local_cluster(*request.param) as started:
+        yield started
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_results_and_gradients_are_within_the_rounding_error_of_float64(pair, dtype):
+    assert pair.run(torch_ranks.gradients_are_right, dtype, "cuda", 256, 192, 128) == [True] * 2
+
+
+@pytest.mark.parametrize("sequence_parallel, compiled", [(True, ""), (False, "aot_eager"), (True, "inductor")])
+def test_modules_are_like_one_process(pair, sequence_parallel, compiled):
+    assert pair.run(torch_ranks.modules_are_like_one_process, sequence_parallel, compiled, "cuda") == [True] * 2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_and_its_gradient_are_as_good_as_one_process(pair, causal):
+    for said in pair.run(torch_ranks.attention_and_gradients_are_right, causal, "cuda"):
+        assert "attn_mask" in said
+
+
+def test_dispatch_and_combine_and_their_gradients_are_within_the_rounding_error_of_float64(pair):
+    for outcomes in pair.run(torch_ranks.experts_gradients_are_right, "bf16", "cuda"):
+        assert set(outcomes.values()) == {"SUCCESS"}
+
+
+def test_a_layer_of_experts_and_its_gradients_are_as_good_as_one_process(pair):
+    for said in pair.run(torch_ranks.moe_layer_and_gradients_are_right, "cuda"):
+        assert "experts=6" in said
+
+
+@pytest.mark.parametrize("name", ["ag_gemm", "gemm_rs", "gemm_ar", "copy_gemm"])
+def test_a_captured_step_is_replayed_with_other_numbers(pair, name):
+    assert pair.run(torch_ranks.cuda_graphs_replay, name) == [True] * 2
