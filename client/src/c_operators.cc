@@ -253,7 +253,8 @@ struct RingKind {
             given.k_batch_stride,
             given.v_batch_stride,
             given.sequence_starts,
-            static_cast<std::uint32_t>(std::min<std::uint64_t>(given.sequences, ~0u))};
+            static_cast<std::uint32_t>(std::min<std::uint64_t>(given.sequences, ~0u)),
+            given.rows};
   }
   static Op::Output output_of(const Arguments& given) {
     return {given.out,

@@ -38,13 +38,7 @@ Result<kernels::RingAttentionPlan> cpu_plan(const AttachOptions& options,
 }
 
 /// A kernel has its own tiles, and takes all keys of an item at one time.
-Status check_for_device(const RingAttention::Shape& shape, const RingAttention::Tuning& tuning) {
-  if (shape.sequences_max != 0) {
-    return fail(ErrorCode::kUnsupported,
-                "{}: sequences of different lengths (sequences_max = {}) run on CPUs only; on a "
-                "GPU leave it 0, or choose Executor::kCpu",
-                kOp, shape.sequences_max);
-  }
+Status check_for_device(const RingAttention::Tuning& tuning) {
   if (tuning.tile_m == 0 && tuning.tile_n == 0 && tuning.remote_passes == 0) return {};
   return fail(ErrorCode::kUnsupported,
               "{}: tiles of {} queries and {} keys and {} remote passes were asked for; on a GPU "
@@ -68,6 +62,7 @@ kernels::RingAttentionTensors tensors_of(const RingAttention::Input& in,
   tensors.scale = in.scale;
   tensors.starts = in.sequence_starts;
   tensors.sequences = in.sequences;
+  tensors.room = in.rows;
   return tensors;
 }
 
@@ -81,7 +76,7 @@ class __attribute__((visibility("hidden"))) RingAttention::Impl {
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
     std::unique_ptr<Impl> made(new Impl(session.impl()));
     if (on_device) {
-      MK_RETURN_IF_ERROR(check_for_device(shape, tuning));
+      MK_RETURN_IF_ERROR(check_for_device(tuning));
       MK_ASSIGN_OR_RETURN(made->device_, make_device_ring(*session.impl(), checked, tuning));
       return made;
     }
@@ -150,7 +145,7 @@ Result<std::uint64_t> RingAttention::workspace_bytes(const Session& session, con
   MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
   MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
   if (on_device) {
-    MK_RETURN_IF_ERROR(check_for_device(shape, tuning));
+    MK_RETURN_IF_ERROR(check_for_device(tuning));
     return device_workspace_ring(*session.impl(), checked, tuning);
   }
   MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), checked, tuning));

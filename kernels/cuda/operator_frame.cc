@@ -9,6 +9,7 @@
 
 #include "kernels/comm/wait_text.h"
 #include "kernels/comm/workspace_head.h"
+#include "kernels/cuda/launch_accounts.h"
 
 namespace mk::kernels::cuda {
 namespace {
@@ -187,9 +188,12 @@ Result<LaunchStats> OperatorFrame::finish(cudaStream_t stream) const {
       check(cudaMemcpyAsync(state.get(), state_, sizeof *state, cudaMemcpyDeviceToHost, stream),
             "statistics"));
   MK_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), "statistics"));
+  return stats_of(state->accounts[state->epoch % 2], state->epoch);
+}
+
+LaunchStats stats_of(const LaunchAccount& account, std::uint32_t epoch) {
   LaunchStats stats;
-  stats.epoch = state->epoch;
-  const LaunchAccount& account = state->accounts[state->epoch % 2];
+  stats.epoch = epoch;
   const std::uint64_t begin_ns = ~account.begin_ns_inverted;
   stats.total_ns = account.end_ns - begin_ns;
   for (std::uint32_t role = 0; role < kRoles; ++role) {

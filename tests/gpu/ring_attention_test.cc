@@ -5,16 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "shm/atomic.h"
-#include "tests/gpu/devices.h"
 #include "tests/gpu/products.h"
-#include "tests/gpu/ring_ranks.h"
+#include "tests/gpu/ring_fixture.h"
 
 namespace mk::test {
 namespace {
@@ -25,79 +22,7 @@ using kernels::RingAttentionShape;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-/// All ranks and proxies are one process here. With CUDA's 8 connections to a GPU, a proxy's copy
-/// may get in line behind launches that wait for it.
-[[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-
-struct RingWorld {
-  std::uint32_t nodes;
-  std::uint32_t locals;
-  int devices;
-};
-
-class RingAttentionOnGpus : public testing::TestWithParam<RingWorld> {
- protected:
-  void SetUp() override {
-    if (device_count() < GetParam().devices)
-      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
-  }
-  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
-  static RingSetup setup(const RingAttentionShape& shape) {
-    RingSetup setup;
-    setup.nodes = GetParam().nodes;
-    setup.locals = GetParam().locals;
-    setup.devices = GetParam().devices;
-    setup.shape = shape;
-    return setup;
-  }
-  static std::string shape_text(const RingSetup& setup, std::uint32_t seq) {
-    const RingAttentionShape& shape = setup.shape;
-    return std::to_string(seq) + " rows, batch " + std::to_string(shape.batch) + ", heads " +
-           std::to_string(shape.query_heads) + ":" + std::to_string(shape.key_heads) + ", dim " +
-           std::to_string(shape.head_dim) + (shape.causal ? ", causal" : "") +
-           (setup.layout == HeadLayout::kRowsFirst ? "" : ", heads first");
-  }
-
-  void launch_all(RingRanks& ranks, Mode mode, bool late) {
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      if (late && random_() % 3 == 0) {
-        ranks.make_current(r);
-        delay(random_() % 200'000, ranks.stream(r));
-      }
-      const Status launched = ranks.launch(r, mode);
-      ASSERT_TRUE(launched) << launched.error().message;
-    }
-  }
-  void finish_all(RingRanks& ranks) {
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      const Status finished = ranks.finish(r);
-      ASSERT_TRUE(finished) << finished.error().message;
-    }
-  }
-  void judge(RingRanks& ranks) {
-    const AttentionVerdict verdict = ranks.judge();
-    worst_ = std::max({worst_, verdict.o.worst, verdict.lse.worst});
-    ASSERT_TRUE(verdict.right()) << "O: " << verdict.o.bad << " wrong, the first "
-                                 << verdict.o.first_bad << ", worst " << verdict.o.worst
-                                 << " of its bound; LSE: " << verdict.lse.bad << ", "
-                                 << verdict.lse.first_bad << ", " << verdict.lse.worst;
-  }
-  void check(RingRanks& ranks, std::uint32_t seq, Mode mode, RingInputs inputs = {}) {
-    SCOPED_TRACE(shape_text(ranks.setup(), seq));
-    inputs.seed = fresh_seed();
-    ranks.fill(seq, inputs);
-    launch_all(ranks, mode, true);
-    if (HasFatalFailure()) return;
-    finish_all(ranks);
-    if (!HasFatalFailure()) judge(ranks);
-  }
-  void TearDown() override {
-    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
-  }
-
-  std::mt19937_64 random_{std::random_device{}()};
-  double worst_ = 0;
-};
+using RingAttentionOnGpus = RingOnGpus;
 
 TEST_P(RingAttentionOnGpus, EveryElementOfManyShapes) {
   struct Case {
@@ -154,6 +79,27 @@ TEST_P(RingAttentionOnGpus, SmallChunksAndOneBank) {
     if (ranks.proxy() != nullptr) ranks.proxy()->dawdle(true);
     for (int i = 0; i < 4 && !HasFatalFailure(); ++i)
       check(ranks, static_cast<std::uint32_t>(900 - random_() % 300), Mode::kFused);
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// The workspace has room for fewer heads than there are: banks and releases let the next ones in.
+TEST_P(RingAttentionOnGpus, WindowsOfHeads) {
+  for (const auto& [batch, window] : {std::pair{3u, 4u}, {3u, 1u}, {1u, 2u}}) {
+    RingAttentionShape shape{800, 6, 3, 128, batch == 3};
+    shape.batch = batch;
+    RingSetup with = setup(shape);
+    with.window_pairs = window;
+    with.layout = window == 1 ? HeadLayout::kHeadsFirst : HeadLayout::kRowsFirst;
+    RingRanks ranks(with);
+    ASSERT_GT(ranks.plan().windows(), 1u);
+    if (ranks.proxy() != nullptr) ranks.proxy()->dawdle(true);
+    for (int i = 0; i < 3 && !HasFatalFailure(); ++i)
+      check(ranks, static_cast<std::uint32_t>(800 - random_() % 300), Mode::kFused);
+    const auto stats = ranks.op(0).finish(ranks.stream(0));
+    ASSERT_TRUE(stats) << stats.error().message;
+    EXPECT_EQ(stats->epoch, 3 * ranks.plan().windows());
+    EXPECT_GE(stats->total_ns, stats->gemm_ns);
     if (HasFatalFailure()) return;
   }
 }
@@ -350,17 +296,8 @@ TEST_P(RingAttentionOnGpus, AnAbortWordInHostMemoryEndsTheLaunch) {
   require(cudaFreeHost(word), "abort word");
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, RingAttentionOnGpus,
-                         testing::Values(RingWorld{1, 1, 1}, RingWorld{1, 2, 1}, RingWorld{1, 3, 1},
-                                         RingWorld{1, 4, 1}, RingWorld{2, 1, 1}, RingWorld{2, 2, 1},
-                                         RingWorld{2, 4, 1}, RingWorld{4, 1, 1}, RingWorld{1, 2, 2},
-                                         RingWorld{1, 4, 4}, RingWorld{2, 1, 2}, RingWorld{2, 2, 4},
-                                         RingWorld{4, 1, 4}),
-                         [](const auto& world) {
-                           return std::to_string(world.param.nodes) + "x" +
-                                  std::to_string(world.param.locals) + "_on_" +
-                                  std::to_string(world.param.devices);
-                         });
+INSTANTIATE_TEST_SUITE_P(Worlds, RingAttentionOnGpus, testing::ValuesIn(kRingWorlds),
+                         name_of_world);
 
 }  // namespace
 }  // namespace mk::test

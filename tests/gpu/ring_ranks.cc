@@ -41,6 +41,7 @@ RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world
   kernels::RingAttentionTiling tiling = kernels::ring_attention_cuda_tiling(setup.shape);
   if (setup.chunk_bytes != 0) tiling.chunk_bytes = setup.chunk_bytes;
   if (setup.banks != 0) tiling.banks = setup.banks;
+  tiling.window_pairs = setup.window_pairs;
   plan_ = or_exit(kernels::RingAttentionPlan::make(setup.nodes, setup.locals, setup.shape, tiling));
   const std::size_t dim_bytes = plan_.head_dim * 2;
   const auto bytes_of = [&](std::size_t rows, std::size_t heads) {
@@ -60,6 +61,7 @@ RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world
     rank.v = make(bytes_of(plan_.rows_max(), plan_.key_heads));
     rank.o = make(bytes_of(plan_.rows_max(), plan_.query_heads));
     rank.lse = make(std::size_t{4} * plan_.batch * plan_.rows_max() * plan_.query_heads);
+    rank.starts = make((plan_.sequences_max + 1) * sizeof(std::uint32_t));
     require(cudaMemset(rank.workspace->data(), 0, plan_.workspace_bytes), "workspace");
     require(cudaDeviceSynchronize(), "workspace");
     device_of.push_back(rank.device);
@@ -104,11 +106,14 @@ std::int64_t RingRanks::output_elements() const {
 template <class Take>
 void RingRanks::for_parts(std::uint32_t rank, Take&& take) const {
   std::uint32_t row = 0;
-  for (const std::uint32_t part : {rank, plan_.parts() - 1 - rank}) {
-    const kernels::ShardRange range = kernels::shard_of(seq_, plan_.parts(), part);
-    take(row, range.first, range.count);
-    row += range.count;
-    if (!plan_.causal) break;
+  for (std::size_t i = 0; i + 1 < starts_.size(); ++i) {
+    for (const std::uint32_t part : {rank, plan_.parts() - 1 - rank}) {
+      const kernels::ShardRange range =
+          kernels::shard_of(starts_[i + 1] - starts_[i], plan_.parts(), part);
+      if (range.count != 0) take(row, starts_[i] + range.first, range.count);
+      row += range.count;
+      if (!plan_.causal) break;
+    }
   }
 }
 
@@ -145,6 +150,11 @@ kernels::RingAttentionDeviceTensors RingRanks::tensors(std::uint32_t r) const {
   tensors.lse_row_stride = plan_.query_heads;
   tensors.lse_batch_stride = std::int64_t{own} * plan_.query_heads;
   tensors.scale = inputs_.scale;
+  if (packed()) {
+    tensors.starts = static_cast<const std::uint32_t*>(rank.starts->data());
+    tensors.sequences = static_cast<std::uint32_t>(starts_.size() - 1);
+    tensors.room = room_ != 0 ? room_ : own;
+  }
   return tensors;
 }
 
@@ -182,6 +192,26 @@ void RingRanks::deal_out(const DeviceMemory& whole, std::uint32_t heads,
 }
 
 void RingRanks::fill(std::uint32_t seq, const RingInputs& inputs) {
+  starts_ = {0, seq};
+  fill_rows(seq, inputs);
+}
+
+void RingRanks::fill_packed(const std::vector<std::uint32_t>& lengths, const RingInputs& inputs) {
+  starts_ = {0};
+  for (const std::uint32_t length : lengths) starts_.push_back(starts_.back() + length);
+  for (std::uint32_t r = 0; r < world(); ++r) set_starts(r, starts_);
+  fill_rows(starts_.back(), inputs);
+}
+
+void RingRanks::set_starts(std::uint32_t r, const std::vector<std::uint32_t>& starts) {
+  make_current(r);
+  require(cudaMemcpyAsync(ranks_[r].starts->data(), starts.data(),
+                          starts.size() * sizeof(std::uint32_t), cudaMemcpyDefault, stream(r)),
+          "starts");
+  require(cudaStreamSynchronize(stream(r)), "starts");
+}
+
+void RingRanks::fill_rows(std::uint32_t seq, const RingInputs& inputs) {
   seq_ = seq;
   inputs_ = inputs;
   require(cudaSetDevice(0), "cudaSetDevice");
@@ -208,6 +238,16 @@ void RingRanks::fill(std::uint32_t seq, const RingInputs& inputs) {
           "bits");
     }
   }
+  // What a tile reads beyond its own rows must not matter.
+  for (std::uint32_t r = 0; packed() && r < world(); ++r) {
+    const std::int64_t room = std::int64_t{rows(r)} * plan_.head_dim;
+    make_current(r);
+    test::poison(ranks_[r].q->data(), room * plan_.query_heads, nullptr);
+    test::poison(ranks_[r].k->data(), room * plan_.key_heads, nullptr);
+    test::poison(ranks_[r].v->data(), room * plan_.key_heads, nullptr);
+    require(cudaStreamSynchronize(nullptr), "poison");
+  }
+  require(cudaSetDevice(0), "cudaSetDevice");
   deal_out(*q_, plan_.query_heads, &Rank::q);
   deal_out(*k_, plan_.key_heads, &Rank::k);
   deal_out(*v_, plan_.key_heads, &Rank::v);
@@ -222,7 +262,10 @@ void RingRanks::fill(std::uint32_t seq, const RingInputs& inputs) {
   require(cudaSetDevice(0), "cudaSetDevice");
 }
 
-Status RingRanks::launch(std::uint32_t r, kernels::Mode mode) { return launch_of(r, seq_, mode); }
+Status RingRanks::launch(std::uint32_t r, kernels::Mode mode) {
+  // The GPU alone knows how many rows packed sequences have.
+  return launch_of(r, packed() ? plan_.seq_max : seq_, mode);
+}
 
 Status RingRanks::launch_of(std::uint32_t r, std::uint32_t seq, kernels::Mode mode) {
   return op(r).launch(stream(r), tensors(r), seq, mode);
@@ -260,27 +303,41 @@ void RingRanks::collect() {
 
 AttentionVerdict RingRanks::judge() {
   collect();
+  AttentionVerdict all;
+  for (std::size_t i = 0; i + 1 < starts_.size(); ++i) {
+    if (starts_[i] == starts_[i + 1]) continue;
+    const AttentionVerdict one = judge_sequence(starts_[i], starts_[i + 1]);
+    all.o.include(one.o);
+    all.lse.include(one.lse);
+  }
+  return all;
+}
+
+/// Rows [begin, end) of all, which are a sequence.
+AttentionVerdict RingRanks::judge_sequence(std::uint32_t begin, std::uint32_t end) {
   AttentionProblem problem;
   problem.dtype = kernels::cuda::cuda_type(plan_.dtype);
   problem.head_dim = static_cast<int>(plan_.head_dim);
   problem.batch = static_cast<int>(plan_.batch);
   problem.query_heads = static_cast<int>(plan_.query_heads);
   problem.key_heads = static_cast<int>(plan_.key_heads);
-  problem.queries = problem.keys = static_cast<int>(seq_);
+  problem.queries = problem.keys = static_cast<int>(end - begin);
   problem.causal = plan_.causal;
   problem.scale = inputs_.scale;
   const auto whole = [&](const std::unique_ptr<DeviceMemory>& memory, std::uint32_t heads) {
-    return tensor(memory->data(), seq_, heads, HeadLayout::kRowsFirst, 0);
+    AttentionTensor all = tensor(memory->data(), seq_, heads, HeadLayout::kRowsFirst, 0);
+    all.data = static_cast<std::uint16_t*>(all.data) + begin * all.row_stride;
+    return all;
   };
   problem.q = whole(q_, plan_.query_heads);
   problem.k = whole(k_, plan_.key_heads);
   problem.v = whole(v_, plan_.key_heads);
   problem.o = whole(o_, plan_.query_heads);
-  problem.lse = static_cast<float*>(lse_->data());
+  problem.lse = static_cast<float*>(lse_->data()) + std::size_t{begin} * plan_.query_heads;
   problem.lse_head_stride = 1;
   problem.lse_row_stride = plan_.query_heads;
   problem.lse_batch_stride = std::int64_t{seq_} * plan_.query_heads;
-  return judge_attention(problem, op(0).tile_keys(), 0, static_cast<int>(seq_), nullptr,
+  return judge_attention(problem, op(0).tile_keys(), 0, problem.queries, nullptr,
                          static_cast<int>(plan_.parts()));
 }
 

@@ -24,8 +24,9 @@ struct RingSetup {
   std::uint32_t locals = 1;
   int devices = 1;  ///< ranks are dealt out to so many
   kernels::RingAttentionShape shape;
-  std::uint32_t chunk_bytes = 0;  ///< 0: the plan's
-  std::uint32_t banks = 0;        ///< likewise
+  std::uint32_t chunk_bytes = 0;   ///< 0: the plan's
+  std::uint32_t banks = 0;         ///< likewise
+  std::uint32_t window_pairs = 0;  ///< likewise
   HeadLayout layout = HeadLayout::kRowsFirst;
   std::uint32_t gap = 0;  ///< elements (a multiple of 8) between the rows of kRowsFirst
   kernels::CudaOptions options;
@@ -61,8 +62,14 @@ class RingRanks {
   void make_current(std::uint32_t rank) const;
   HostProxy* proxy() { return proxy_.get(); }
 
-  /// Fresh inputs for a launch of `seq` rows, and poisoned outputs, on all ranks; waits.
+  /// Fresh inputs for a launch of `seq` rows, and poisoned outputs, on all ranks; waits. Of a shape
+  /// with sequences_max: for sequences of these lengths, which are at the same place each time.
   void fill(std::uint32_t seq, const RingInputs& inputs);
+  void fill_packed(const std::vector<std::uint32_t>& lengths, const RingInputs& inputs);
+  /// Puts other starts of sequences, of any kind, where the rank's next launch reads them.
+  void set_starts(std::uint32_t rank, const std::vector<std::uint32_t>& starts);
+  /// Of the rank's tensors of packed sequences, for its next launch; 0: as many as there may be.
+  void set_room(std::uint32_t rows) { room_ = rows; }
   Status launch(std::uint32_t rank, kernels::Mode mode = kernels::Mode::kFused);
   /// The same with another length than the inputs were made for.
   Status launch_of(std::uint32_t rank, std::uint32_t seq, kernels::Mode mode);
@@ -80,10 +87,16 @@ class RingRanks {
   struct Rank {
     int device = 0;
     cudaStream_t stream = nullptr;
-    std::unique_ptr<DeviceMemory> workspace, q, k, v, o, lse;
+    std::unique_ptr<DeviceMemory> workspace, q, k, v, o, lse, starts;
     std::unique_ptr<kernels::RingAttentionCuda> op;
   };
-  std::uint32_t rows(std::uint32_t rank) const { return ranks_[rank].op->rows(seq_); }
+  bool packed() const { return plan_.sequences_max != 0; }
+  /// Of its tensors. (Packed ones have room for all that may come.)
+  std::uint32_t rows(std::uint32_t rank) const {
+    return packed() ? plan_.rows_max() : ranks_[rank].op->rows(seq_);
+  }
+  void fill_rows(std::uint32_t seq, const RingInputs& inputs);
+  AttentionVerdict judge_sequence(std::uint32_t begin, std::uint32_t end);
   /// Calls `take(row of the rank, first row of the sequence, rows)`.
   template <class Take>
   void for_parts(std::uint32_t rank, Take&& take) const;
@@ -99,6 +112,8 @@ class RingRanks {
   std::unique_ptr<HostProxy> proxy_;
   std::unique_ptr<DeviceMemory> q_, k_, v_, o_, lse_;  ///< of the whole sequence, on device 0
   std::uint32_t seq_ = 0;
+  std::vector<std::uint32_t> starts_;  ///< of the launch's sequences, and the last one's end
+  std::uint32_t room_ = 0;
   RingInputs inputs_;
 };
 

@@ -303,7 +303,7 @@ typedef struct mk_ring_shape {
   uint32_t dtype;         /* MK_BF16, MK_F16 */
   uint32_t remote_passes; /* 0: default */
   uint32_t batch;         /* sequences of one length; 0: 1 */
-  uint32_t sequences_max; /* on CPUs: of different lengths, seq_max rows in all; 0: one length */
+  uint32_t sequences_max; /* of different lengths, seq_max rows in all; 0: one length */
 } mk_ring_shape;
 
 /* One rank's rows. Strides are in elements, `..._stride` from row to row; 0: as
@@ -321,8 +321,11 @@ typedef struct mk_ring_arguments {
   uint64_t q_head_stride, k_head_stride, v_head_stride, out_head_stride;
   uint64_t q_batch_stride, k_batch_stride, v_batch_stride, out_batch_stride;
   uint64_t lse_stride, lse_head_stride, lse_batch_stride;
-  const uint32_t* sequence_starts; /* with sequences_max: sequences + 1 row numbers, seq the last */
+  const uint32_t* sequence_starts; /* with sequences_max: sequences + 1 row numbers, seq the last;
+                                    * on a GPU in its memory, and seq the most the last may be */
   uint64_t sequences;
+  uint64_t rows; /* with sequence_starts: that the tensors have room for; 0: enough, on a GPU for
+                  * any lengths (mk::packed_rows_max) */
 } mk_ring_arguments;
 
 /* The rows of the sequence that a rank has, one after the other in its tensors: [first[0], first[0]

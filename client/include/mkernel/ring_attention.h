@@ -33,6 +33,14 @@ constexpr SequenceRows sequence_rows_of_rank(std::uint64_t seq, bool causal, std
   return {{rows_of_rank(seq, 2 * world, rank), rows_of_rank(seq, 2 * world, 2 * world - 1 - rank)}};
 }
 
+/// The most rows that any rank has of `sequences` sequences with `seq` rows in all, whatever their
+/// lengths: what a graph whose replays have other lengths takes room for.
+constexpr std::uint64_t packed_rows_max(std::uint64_t seq, std::uint64_t sequences, bool causal,
+                                        std::uint32_t world) {
+  const std::uint64_t most = seq / world + sequences * (causal ? 2 : 1);
+  return most < seq ? most : seq;
+}
+
 /// O = softmax(scale Q K^T) V, for each sequence of a batch and each query head. Query head h uses
 /// key head h / (query_heads / key_heads). Tensors are bf16 or f16, everything between them is
 /// fp32; kernels/ops/ring/README.md has the error bound. Results are bitwise the same from run to
@@ -50,8 +58,8 @@ class MK_EXPORT RingAttention {
     bool causal = false;            ///< a row sees itself and what is before it in the sequence
     DataType dtype = DataType::kBf16;
     std::uint32_t batch = 1;  ///< sequences of one length; each is spread over all ranks
-    /// Executor::kCpu: sequences of different lengths in one launch, at most; then seq_max is the
-    /// number of their rows in all, and batch 1. 0: all of a launch have one length.
+    /// Sequences of different lengths in one launch, at most; then seq_max is the number of their
+    /// rows in all, and batch 1. 0: all of a launch have one length.
     std::uint32_t sequences_max = 0;
   };
   /// Tuning::tile_m: sequence rows of a tile of queries; Tuning::tile_n: keys of a tile. On a GPU
@@ -100,10 +108,15 @@ class MK_EXPORT RingAttention {
     /// With Shape::sequences_max: where each of the `sequences` sequences begins among the rows of
     /// all ranks, and where the last one ends (FlashAttention's cu_seqlens). Each is dealt out by
     /// itself: a rank's rows are its sequence_rows_of_rank of the first, then those of the second,
-    /// and so on; of a short one some ranks have none. The same on all ranks (kShapeMismatch, whose
-    /// m stands for the lengths).
+    /// and so on; of a short one some ranks have none, and one may be empty. The same on all ranks
+    /// (kShapeMismatch, whose m stands for the lengths). Executor::kCuda: in the GPU's memory. They
+    /// are read when the launch runs, so another launch or the next replay of a graph may have
+    /// others.
     const std::uint32_t* sequence_starts = nullptr;
     std::uint32_t sequences = 0;
+    /// With sequence_starts: rows that this rank's tensors have room for, which no lengths may
+    /// exceed. 0: enough; on a GPU as many as any lengths may give it, packed_rows_max.
+    std::uint64_t rows = 0;
   };
   /// Where the output goes; must not overlap the input.
   struct Output {
@@ -118,10 +131,10 @@ class MK_EXPORT RingAttention {
     std::uint64_t lse_batch_stride = 0;
   };
 
-  /// Collective, same `seq`, the rows of the whole sequence (with Shape::sequences_max: of all), on
-  /// all ranks. Blocks until this rank's
-  /// output is complete. A wrong argument (kInvalidArgument) changes nothing. After any other error
-  /// the operator is broken and says so at every call.
+  /// Collective, same `seq`, the rows of the whole sequence (with Shape::sequences_max: of all; on
+  /// a GPU as many at most), on all ranks. Blocks until this rank's output is complete. A wrong
+  /// argument (kInvalidArgument) changes nothing. After any other error the operator is broken and
+  /// says so at every call.
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
                              LaunchMode mode = LaunchMode::kAuto);
 

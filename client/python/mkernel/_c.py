@@ -231,6 +231,7 @@ class RingArguments(_Sized):
         ("lse_batch_stride", c_uint64),
         ("sequence_starts", c_void_p),
         ("sequences", c_uint64),
+        ("rows", c_uint64),
     ]
 
 

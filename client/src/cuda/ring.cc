@@ -21,14 +21,11 @@ class Ring final : public CudaOperator<DeviceRing, kernels::RingAttentionCuda> {
   using CudaOperator::CudaOperator;
   Status launch(CudaStream stream, const kernels::RingAttentionTensors& given, std::uint64_t seq,
                 kernels::Mode mode) override {
-    MK_RETURN_IF_ERROR(cuda().plan().check_seq(seq));
-    MK_ASSIGN_OR_RETURN(const auto tensors,
-                        checked_tensors(cuda().plan(), given, cuda().rows(seq)));
-    const std::pair<const char*, const void*> all[] = {{"q", tensors.q},
-                                                       {"k", tensors.k},
-                                                       {"v", tensors.v},
-                                                       {"out", tensors.out},
-                                                       {"lse", tensors.lse}};
+    MK_ASSIGN_OR_RETURN(const std::uint32_t rows, cuda().rows_of_tensors(given, seq));
+    MK_ASSIGN_OR_RETURN(const auto tensors, checked_tensors(cuda().plan(), given, rows));
+    const std::pair<const char*, const void*> all[] = {
+        {"q", tensors.q},     {"k", tensors.k},     {"v", tensors.v},
+        {"out", tensors.out}, {"lse", tensors.lse}, {"sequence_starts", tensors.starts}};
     for (const auto& [name, memory] : all) MK_RETURN_IF_ERROR(check_on_gpu(kOp, name, memory));
     kernels::RingAttentionDeviceTensors on_device;
     on_device.q = tensor_of(tensors.q, tensors.q_strides);
@@ -40,6 +37,9 @@ class Ring final : public CudaOperator<DeviceRing, kernels::RingAttentionCuda> {
     on_device.lse_row_stride = static_cast<std::int64_t>(tensors.lse_strides.row);
     on_device.lse_head_stride = static_cast<std::int64_t>(tensors.lse_strides.head);
     on_device.scale = static_cast<float>(tensors.scale);
+    on_device.starts = tensors.starts;
+    on_device.sequences = tensors.sequences;
+    on_device.room = rows;
     return cuda().launch(stream, on_device, seq, mode);
   }
 };

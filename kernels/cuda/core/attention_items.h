@@ -17,6 +17,7 @@ struct AttentionItem {
   int first_row = 0;  ///< of the tile, in its sequence
   int rows_end = 0;   ///< rows of the sequence: those from here on are not stored
   int q_row = 0;      ///< row of Q's tensor map where the tile begins
+  int place = 0;      ///< an operator's own: where a table of its has more of the item
 };
 
 /// Offset of a key range that hides nothing.

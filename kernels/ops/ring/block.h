@@ -110,8 +110,7 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
       return gather.await_rows(origin, first, first + rows);
     }
     // Its V comes last, and everything comes in order.
-    const std::uint32_t end =
-        schedule.first_row_of_pair(origin, pair) + schedule.rows(origin) + row + rows;
+    const std::uint32_t end = first_row_of_pair(origin, pair) + rows_of(origin) + row + rows;
     if constexpr (requires { this->executor.rows_shown(origin); }) {
       return await_shown(origin, end);
     } else {
@@ -123,7 +122,9 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE bool watch_pair(std::uint32_t origin, std::uint32_t pair) {
     GatherProgress& progress = arrived_.of(origin);
     const std::uint32_t before = progress.rows;
-    const std::uint32_t end = schedule.first_row_of_pair(origin, pair + 1);
+    const std::uint32_t end = first_row_of_pair(origin, pair + 1);
+    // Of packed sequences the rank may have no row, but other lengths.
+    if (end == 0) return gather.await_header(origin);
     if (!gather.await_rows_before(origin, end, progress)) return false;
     if (progress.rows != before) this->executor.show_rows(origin, progress.rows);
     return true;
@@ -148,9 +149,9 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
       keys.keys = gather.rows(key.origin) + first * stride + item.key_head * plan.head_bytes();
       keys.values = keys.keys + plan.key_heads * plan.head_bytes();
     } else {
-      const std::uint64_t first = schedule.first_row_of_pair(key.origin, item.pair) + key.tile.row;
+      const std::uint64_t first = first_row_of_pair(key.origin, item.pair) + key.tile.row;
       keys.keys = gather.rows(key.origin) + first * stride;
-      keys.values = keys.keys + schedule.rows(key.origin) * stride;
+      keys.values = keys.keys + rows_of(key.origin) * stride;
     }
     keys.key_stride = stride;
     keys.value_stride = stride;
@@ -159,6 +160,14 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
 
  private:
   MK_HOST_DEVICE bool packed() const { return launch.packed.count != 0; }
+  /// All that an origin has of a batch, or of packed sequences.
+  MK_HOST_DEVICE std::uint32_t rows_of(std::uint32_t origin) const {
+    return packed() ? launch.packed.rank_rows[origin] : schedule.rows(origin);
+  }
+  /// By heads: of K of the pair, among the origin's rows of the gather; its V follows.
+  MK_HOST_DEVICE std::uint32_t first_row_of_pair(std::uint32_t origin, std::uint32_t pair) const {
+    return 2 * pair * rows_of(origin);
+  }
   /// Later than who watches: that one names who is behind.
   MK_HOST_DEVICE bool await_shown(std::uint32_t origin, std::uint32_t end) {
     return wait_until(

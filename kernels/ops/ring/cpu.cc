@@ -12,6 +12,7 @@
 #include "kernels/cpu/pacer.h"
 #include "kernels/ops/ring/packed.h"
 #include "kernels/ops/ring/roles.h"
+#include "kernels/ops/ring/windows.h"
 
 namespace mk::kernels {
 namespace {
@@ -124,18 +125,25 @@ class RingAttentionCpu::Impl : private RoleBody {
     const World& world = launch_.context.world;
     const bool packed = plan_.sequences_max != 0;
     const std::uint32_t own = packed ? packed_.rows(world.rank()) : rows(seq);
-    MK_ASSIGN_OR_RETURN(tensors_, checked_tensors(plan_, tensors, own));
-    MK_RETURN_IF_ERROR(check_heads());
+    if (packed && tensors.room != 0 && own > tensors.room) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: by the sequences' lengths this rank has {} rows, and its tensors have room "
+                  "for {}; make them larger",
+                  kOp, own, tensors.room);
+    }
+    MK_ASSIGN_OR_RETURN(const RingAttentionTensors all, checked_tensors(plan_, tensors, own));
+    MK_RETURN_IF_ERROR(check_heads(all));
     MK_RETURN_IF_ERROR(runner_.ready());
-    const auto heads_of = [this](const void* tensor, const RingStrides& strides) {
-      return HeadTensor{static_cast<const std::byte*>(tensor), strides.batch * kElementBytes,
-                        strides.row * kElementBytes, plan_.head_bytes()};
-    };
-    launch_.keys_values = KeySource::of(plan_, heads_of(tensors.k, tensors_.k_strides),
-                                        heads_of(tensors.v, tensors_.v_strides), own);
-    if (packed) return runner_.run(packed_.digest(), mode, estimate(packed_.work(), rates_));
     const auto length = static_cast<std::uint32_t>(seq);
-    return runner_.run(length, mode, estimate(plan_.work(world, length), rates_));
+    const std::uint32_t m = packed ? packed_.digest() : length;
+    const Estimate expected = estimate(packed ? packed_.work() : plan_.work(world, length), rates_);
+    LaunchStats stats;
+    for (std::uint32_t i = 0; i < plan_.windows(); ++i) {
+      set_window(plan_.window(i), all, own);
+      MK_ASSIGN_OR_RETURN(const LaunchStats window, runner_.run(m, mode, expected));
+      stats = with_window(stats, window);
+    }
+    return stats;
   }
 
   std::uint32_t rows(std::uint64_t seq) const {
@@ -150,7 +158,7 @@ class RingAttentionCpu::Impl : private RoleBody {
  private:
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     const bool computes = role == Role::kCompute;
-    CpuExecutor executor(plan_, tensors_, launch_.keys_values.sequence,
+    CpuExecutor executor(launch_.plan, tensors_, launch_.keys_values.sequence,
                          computes ? attention_[index].get() : nullptr,
                          computes ? state_.data() : nullptr);
     RingAttentionBlock<CpuExecutor> block(executor, launch_, role, index, totals);
@@ -183,30 +191,45 @@ class RingAttentionCpu::Impl : private RoleBody {
                   starts.back());
     }
     packed_ = PackedTables(plan_, launch_.context.world, starts);
-    launch_.packed = packed_.view();
+    starts_ = starts;
     return {};
   }
+  /// The next launch of the protocol is that of these heads.
+  void set_window(const HeadWindow& heads, const RingAttentionTensors& all, std::uint32_t rows) {
+    launch_.plan = plan_.of_window(heads);
+    tensors_ = of_window(launch_.plan, all, heads);
+    const auto heads_of = [this](const void* tensor, const RingStrides& strides) {
+      return HeadTensor{static_cast<const std::byte*>(tensor), strides.batch * kElementBytes,
+                        strides.row * kElementBytes, plan_.head_bytes()};
+    };
+    launch_.keys_values = KeySource::of(launch_.plan, heads_of(tensors_.k, tensors_.k_strides),
+                                        heads_of(tensors_.v, tensors_.v_strides), rows);
+    if (plan_.sequences_max == 0) return;
+    if (plan_.windows() > 1) packed_ = PackedTables(launch_.plan, launch_.context.world, starts_);
+    launch_.packed = packed_.view();
+  }
   /// What the executor takes for granted.
-  Status check_heads() const {
-    for (const auto& [name, strides] : {std::pair{"q", &tensors_.q_strides},
-                                        {"k", &tensors_.k_strides},
-                                        {"v", &tensors_.v_strides},
-                                        {"out", &tensors_.out_strides}}) {
+  Status check_heads(const RingAttentionTensors& tensors) const {
+    for (const auto& [name, strides] : {std::pair{"q", &tensors.q_strides},
+                                        {"k", &tensors.k_strides},
+                                        {"v", &tensors.v_strides},
+                                        {"out", &tensors.out_strides}}) {
       if (strides->head == plan_.head_dim) continue;
       return fail(ErrorCode::kInvalidArgument,
                   "{}: heads of {} are {} elements apart; on CPUs the heads of a row follow each "
                   "other, {} apart",
                   kOp, name, strides->head, plan_.head_dim);
     }
-    if (tensors_.lse_strides.head == 1) return {};
+    if (tensors.lse_strides.head == 1) return {};
     return fail(ErrorCode::kInvalidArgument,
                 "{}: heads of lse are {} elements apart; on CPUs those of a row follow each other",
-                kOp, tensors_.lse_strides.head);
+                kOp, tensors.lse_strides.head);
   }
 
   const RingAttentionPlan plan_;
-  RingAttentionTensors tensors_;
+  RingAttentionTensors tensors_;                          ///< of the window of heads
   PackedTables packed_;                                   ///< of the last launch
+  std::span<const std::uint32_t> starts_;                 ///< likewise, the caller's
   std::vector<std::unique_ptr<CpuAttention>> attention_;  ///< by compute block
   std::vector<float> state_;                              ///< of items that are put aside
   RingAttentionLaunch launch_;

@@ -27,6 +27,14 @@ enum class KeyPacking : std::uint8_t {
   kHeads = 1,
 };
 
+/// Key heads of one batch, or all those of some batches.
+struct HeadWindow {
+  std::uint32_t batch = 0;  ///< the first
+  std::uint32_t batches = 1;
+  std::uint32_t key_head = 0;  ///< the first, of each
+  std::uint32_t key_heads = 1;
+};
+
 struct RingAttentionGeometry {
   std::uint32_t nodes = 1;
   std::uint32_t locals = 1;
@@ -44,6 +52,8 @@ struct RingAttentionGeometry {
   std::uint32_t remote_passes = 1;  ///< see schedule.h
   std::uint32_t banks = 2;
   std::uint64_t workspace_bytes = 0;
+  /// Pairs of K and V (head_pairs) that the workspace has room for, at most.
+  std::uint32_t window_pairs = 0;
   KeyPacking packing = KeyPacking::kRows;
   GatherGeometry gather;
 
@@ -51,6 +61,36 @@ struct RingAttentionGeometry {
   MK_HOST_DEVICE constexpr std::uint32_t group() const { return query_heads / key_heads; }
   /// Pairs of K and V of one head: the key heads of all batches.
   MK_HOST_DEVICE constexpr std::uint32_t head_pairs() const { return batch * key_heads; }
+
+  // --- Windows of heads ---
+  // A launch goes through its heads window by window, each of which is a launch of the protocol by
+  // itself: banks and releases are the credits that let a rank write the next one's keys.
+
+  MK_HOST_DEVICE constexpr std::uint32_t windows() const {
+    return window_pairs < key_heads ? batch * div_up(key_heads, window_pairs)
+                                    : div_up(batch, window_pairs / key_heads);
+  }
+  MK_HOST_DEVICE constexpr HeadWindow window(std::uint32_t index) const {
+    if (window_pairs >= key_heads) {
+      const std::uint32_t most = window_pairs / key_heads;
+      const std::uint32_t left = batch - index * most;
+      return {index * most, left < most ? left : most, 0, key_heads};
+    }
+    const std::uint32_t of_batch = div_up(key_heads, window_pairs);
+    const std::uint32_t first = index % of_batch * window_pairs;
+    const std::uint32_t left = key_heads - first;
+    return {index / of_batch, 1, first, left < window_pairs ? left : window_pairs};
+  }
+  /// As if there were no other heads.
+  MK_HOST_DEVICE constexpr RingAttentionGeometry of_window(const HeadWindow& heads) const {
+    RingAttentionGeometry its = *this;
+    its.batch = heads.batches;
+    its.query_heads = heads.key_heads * group();
+    its.key_heads = heads.key_heads;
+    its.window_pairs = its.head_pairs();
+    return its;
+  }
+
   /// Bytes of one head's row.
   MK_HOST_DEVICE constexpr std::uint32_t head_bytes() const { return head_dim * kElementBytes; }
   /// Rows of the gather of a rank with `sequence` rows of the sequence, and bytes of one.
@@ -62,13 +102,15 @@ struct RingAttentionGeometry {
   }
   /// Rows of the sequence of one rank, at most.
   MK_HOST_DEVICE constexpr std::uint32_t rows_max() const {
-    if (sequences_max != 0) {
-      // Each of a rank's parts has less than a row more than its share.
-      const std::uint64_t most =
-          seq_max / (nodes * locals) + std::uint64_t{sequences_max} * parts_per_rank();
-      return most < seq_max ? static_cast<std::uint32_t>(most) : seq_max;
-    }
+    if (sequences_max != 0) return packed_rows_max(seq_max, sequences_max);
     return shard_rows_max(seq_max, parts()) * parts_per_rank();
+  }
+  /// Of so many packed sequences of `seq` rows in all, whatever their lengths.
+  MK_HOST_DEVICE constexpr std::uint32_t packed_rows_max(std::uint32_t seq,
+                                                         std::uint32_t sequences) const {
+    // Each of a rank's parts has less than a row more than its share.
+    const std::uint64_t most = seq / (nodes * locals) + std::uint64_t{sequences} * parts_per_rank();
+    return most < seq ? static_cast<std::uint32_t>(most) : seq;
   }
   /// Parts the sequence is cut into, and how many of them a rank holds.
   MK_HOST_DEVICE constexpr std::uint32_t parts() const { return nodes * locals * parts_per_rank(); }

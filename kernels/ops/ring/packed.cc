@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/comm/plan_tools.h"
 #include "kernels/ops/ring/schedule.h"
 
 namespace mk::kernels {
@@ -10,16 +9,15 @@ namespace {
 
 constexpr const char* kOp = "ring_attention";
 
-/// Of any lengths one, and never zero.
 std::uint32_t digest_of(std::span<const std::uint32_t> starts) {
-  std::uint64_t hash = 0;
-  for (const std::uint32_t start : starts) hash = fingerprint_of({hash, start});
-  return static_cast<std::uint32_t>(hash >> 32) | 1;
+  std::uint64_t sum = 0;
+  for (std::uint32_t i = 0; i + 1 < starts.size(); ++i) sum += LengthsDigest::of(i, starts[i + 1]);
+  return LengthsDigest::finish(sum);
 }
 
 }  // namespace
 
-PackedTables::PackedTables(const RingAttentionPlan& plan, const World& world,
+PackedTables::PackedTables(const RingAttentionGeometry& plan, const World& world,
                            std::span<const std::uint32_t> starts)
     : items_{0}, rank_rows_(world.size()), digest_(digest_of(starts)) {
   const auto count = static_cast<std::uint32_t>(starts.size() - 1);
@@ -45,8 +43,8 @@ PackedTables::PackedTables(const RingAttentionPlan& plan, const World& world,
 }
 
 PackedSequences PackedTables::view() const {
-  return {static_cast<std::uint32_t>(rows_.size()), rows_.data(), items_.data(),
-          first_rows_.data()};
+  return {static_cast<std::uint32_t>(rows_.size()), rows_.data(), items_.data(), first_rows_.data(),
+          rank_rows_.data()};
 }
 
 Status check_starts(const RingAttentionPlan& plan, std::span<const std::uint32_t> starts) {
@@ -66,11 +64,12 @@ Status check_starts(const RingAttentionPlan& plan, std::span<const std::uint32_t
     return fail(ErrorCode::kInvalidArgument, "{}: the first sequence starts at row {}, not at 0",
                 kOp, starts[0]);
   }
-  const auto end = std::ranges::adjacent_find(starts, std::greater_equal<>{});
+  const auto end = std::ranges::adjacent_find(starts, std::greater<>{});
   if (end != starts.end()) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: sequence {} starts at row {} and ends before row {}: each has a row at least",
-                kOp, end - starts.begin(), end[0], end[1]);
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: sequence {} starts at row {} and ends at row {}: none may end before it starts", kOp,
+        end - starts.begin(), end[0], end[1]);
   }
   if (starts.back() > plan.seq_max) {
     return fail(ErrorCode::kInvalidArgument,

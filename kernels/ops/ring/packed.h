@@ -18,14 +18,13 @@ class PackedTables {
  public:
   PackedTables() = default;
   /// `starts`: the first row of each sequence, and the number of rows in all (check_starts).
-  PackedTables(const RingAttentionPlan& plan, const World& world,
+  PackedTables(const RingAttentionGeometry& plan, const World& world,
                std::span<const std::uint32_t> starts);
 
   PackedSequences view() const;
   /// Rows of Q, K, V and O of a rank.
   std::uint32_t rows(std::uint32_t rank) const { return rank_rows_[rank]; }
-  /// A number that stands for the lengths, for Launch::m: ranks with other lengths have another
-  /// one, as good as certainly.
+  /// For Launch::m (LengthsDigest).
   std::uint32_t digest() const { return digest_; }
   /// What RingAttentionPlan::work is for one sequence.
   LaunchWork work() const { return work_; }
@@ -40,7 +39,7 @@ class PackedTables {
 };
 
 /// kInvalidArgument unless a launch of the plan may have these sequences: from one to
-/// plan.sequences_max of at least one row each, plan.seq_max rows in all at most.
+/// plan.sequences_max, each of which may be empty, plan.seq_max rows in all at most.
 Status check_starts(const RingAttentionPlan& plan, std::span<const std::uint32_t> starts);
 
 }  // namespace mk::kernels

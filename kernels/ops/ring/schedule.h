@@ -125,12 +125,9 @@ class RingAttentionSchedule {
   MK_HOST_DEVICE std::uint32_t gathered_rows(std::uint32_t rank) const {
     return plan_.gathered_rows(rows(rank));
   }
-  /// The first one with rows of the batch, or of the pair's K; those of its V follow the last one.
+  /// The first one with rows of the batch.
   MK_HOST_DEVICE std::uint32_t first_row_of_batch(std::uint32_t rank, std::uint32_t batch) const {
     return batch * rows(rank);
-  }
-  MK_HOST_DEVICE std::uint32_t first_row_of_pair(std::uint32_t rank, std::uint32_t pair) const {
-    return 2 * pair * rows(rank);
   }
 
   // --- Steps ---

@@ -1,7 +1,13 @@
 #include "kernels/ops/ring/sm90.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kernels/comm/banks.h"
 #include "kernels/comm/plan_tools.h"
@@ -11,6 +17,8 @@
 #include "kernels/cuda/planned.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/gather/plan.h"
+#include "kernels/ops/ring/windows.h"
+#include "shm/atomic.h"
 
 namespace mk::kernels {
 namespace {
@@ -23,6 +31,12 @@ constexpr float kLog2E = 1.44269504088896340736f;
 // The kernels' tiles, as the CPU's statements about a plan know them.
 constexpr std::uint32_t tile_queries(std::uint32_t head_dim) { return head_dim == 64 ? 192 : 128; }
 constexpr std::uint32_t tile_keys(std::uint32_t head_dim) { return head_dim == 64 ? 128 : 176; }
+
+/// Tiles of queries of a rank, at most: each part of each sequence may end with a smaller one.
+std::uint64_t tiles_max(const RingAttentionPlan& plan) {
+  return div_up(plan.rows_max(), tile_queries(plan.head_dim)) +
+         std::uint64_t{std::max(1u, plan.sequences_max)} * plan.parts_per_rank();
+}
 
 cuda::AttentionProblem problem_of(const RingAttentionPlan& plan,
                                   const RingAttentionDeviceTensors& tensors, std::uint32_t rows) {
@@ -49,14 +63,40 @@ HeadTensor source_of(const cuda::AttentionTensor& tensor) {
           bytes(tensor.row_stride), bytes(tensor.head_stride)};
 }
 
+RingAttentionDeviceTensors of_window(const RingAttentionGeometry& its,
+                                     RingAttentionDeviceTensors tensors, const HeadWindow& heads) {
+  const auto shift = [&](cuda::AttentionTensor& tensor, std::uint32_t group) {
+    tensor.data = static_cast<std::uint16_t*>(tensor.data) +
+                  first_of_window(heads, group, tensor.batch_stride, tensor.head_stride);
+  };
+  shift(tensors.q, its.group());
+  shift(tensors.k, 1);
+  shift(tensors.v, 1);
+  shift(tensors.o, its.group());
+  if (tensors.lse != nullptr) {
+    tensors.lse +=
+        first_of_window(heads, its.group(), tensors.lse_batch_stride, tensors.lse_head_stride);
+  }
+  return tensors;
+}
+
 /// How many query heads are worked on at one time: of whole key heads, as many as have their keys
-/// and values in L2 together. Without a mask one by one: their tiles are equally long.
-int choose_section(const RingAttentionPlan& plan, std::uint64_t seq) {
-  if (!plan.causal) return 1;
+/// and values in L2 together. One by one where all tiles are equally long: without a mask.
+int choose_section(const RingAttentionGeometry& plan, std::uint64_t seq) {
+  if (!plan.causal && plan.sequences_max == 0) return 1;
   const std::int64_t bytes = static_cast<std::int64_t>(seq) * plan.head_dim * 2 * kElementBytes;
   const std::int64_t key_heads = std::max<std::int64_t>(1, kL2Bytes / bytes);
   const std::int64_t heads = std::int64_t{plan.batch} * plan.query_heads;
   return static_cast<int>(std::min(heads, key_heads * plan.group()));
+}
+
+const cuda::RingAttentionKernel* kernel_of(const RingAttentionPlan& plan) {
+  if (plan.sequences_max != 0) {
+    return plan.dtype == DType::kBf16 ? cuda::ring_attention_packed_kernel_bf16(plan.head_dim)
+                                      : cuda::ring_attention_packed_kernel_f16(plan.head_dim);
+  }
+  return plan.dtype == DType::kBf16 ? cuda::ring_attention_kernel_bf16(plan.head_dim)
+                                    : cuda::ring_attention_kernel_f16(plan.head_dim);
 }
 
 }  // namespace
@@ -77,6 +117,9 @@ RingAttentionCuda::RingAttentionCuda(const RingAttentionPlan& plan) : plan_(plan
 RingAttentionCuda::~RingAttentionCuda() {
   const cuda::OnDevice on_device(frame_.device());
   cudaFree(words_);
+  cudaFree(tables_);
+  cudaFree(accounts_);
+  cudaFreeHost(report_);
 }
 
 Result<std::unique_ptr<RingAttentionCuda>> RingAttentionCuda::create(const RingAttentionPlan& plan,
@@ -95,18 +138,13 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
                 "(ring_attention_cuda_tiling)",
                 kOp);
   }
-  if (plan_.sequences_max != 0) {
-    return fail(ErrorCode::kUnsupported,
-                "{}: sequences of different lengths run on CPUs only, so far", kOp);
-  }
   constexpr std::uint32_t kRunsMax = cuda::RingRuns::kMax;
   if (of.size() * plan_.parts_per_rank() > kRunsMax) {
     return fail(ErrorCode::kUnsupported, "{}: {} ranks{} are more than the kernel takes ({})", kOp,
                 of.size(), plan_.causal ? " with two parts each" : "",
                 kRunsMax / plan_.parts_per_rank());
   }
-  const std::uint64_t items = std::uint64_t{plan_.batch} * plan_.query_heads *
-                              (div_up(plan_.rows_max(), tile_queries(plan_.head_dim)) + 1);
+  const std::uint64_t items = std::uint64_t{plan_.batch} * plan_.query_heads * tiles_max(plan_);
   if (items > kItemsMax) {
     return fail(ErrorCode::kLimitExceeded,
                 "{}: batch {} x {} heads x {} rows are {} tiles of queries; at most {}", kOp,
@@ -147,8 +185,14 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   MK_RETURN_IF_ERROR(frame_.check(cudaStreamSynchronize(nullptr), "memory"));
   arguments_.dealer_words = static_cast<std::uint32_t*>(words);
   arguments_.shown = static_cast<std::uint64_t*>(words) + 1;
-  kernel_ = plan_.dtype == DType::kBf16 ? cuda::ring_attention_kernel_bf16(plan_.head_dim)
-                                        : cuda::ring_attention_kernel_f16(plan_.head_dim);
+  if (plan_.sequences_max != 0) MK_RETURN_IF_ERROR(make_room_for_tables());
+  if (plan_.windows() > 1) {
+    void* accounts = nullptr;
+    MK_RETURN_IF_ERROR(frame_.check(
+        cudaMalloc(&accounts, plan_.windows() * sizeof(cuda::LaunchAccounts)), "memory"));
+    accounts_ = static_cast<cuda::LaunchAccounts*>(accounts);
+  }
+  kernel_ = kernel_of(plan_);
   if (kernel_ == nullptr) {
     return fail(ErrorCode::kUnsupported,
                 "{}: {} with heads of {} is compiled in release builds only "
@@ -166,50 +210,210 @@ std::uint32_t RingAttentionCuda::rows(std::uint64_t seq) const {
   return schedule_of(seq).rows(world().rank());
 }
 
-Status RingAttentionCuda::launch(cudaStream_t stream, const RingAttentionDeviceTensors& tensors,
-                                 std::uint64_t seq, Mode mode) {
-  MK_RETURN_IF_ERROR(plan_.check_seq(seq));
-  const std::uint32_t own = rows(seq);
-  MK_RETURN_IF_ERROR(cuda::check_attention(problem_of(plan_, tensors, own)));
-  MK_RETURN_IF_ERROR(status());
-  const cuda::OnDevice on_device(frame_.device());
-  MK_RETURN_IF_ERROR(make_maps(tensors, own));
+Status RingAttentionCuda::make_room_for_tables() {
+  const std::uint64_t sequences = plan_.sequences_max;
+  const std::uint64_t ranks = world().size();
+  const std::uint64_t tile_bytes = tiles_max(plan_) * sizeof(cuda::PackedTile);
+  const std::uint64_t words = sequences + ranks * sequences + ranks;
+  void* tables = nullptr;
+  MK_RETURN_IF_ERROR(frame_.check(
+      cudaMalloc(&tables, sizeof(cuda::PackedTotals) + tile_bytes + words * 4), "memory"));
+  tables_ = tables;
+  void* report = nullptr;
+  MK_RETURN_IF_ERROR(frame_.check(cudaHostAlloc(&report, sizeof(cuda::LengthsReport),
+                                                cudaHostAllocMapped | cudaHostAllocPortable),
+                                  "pinned memory"));
+  report_ = new (report) cuda::LengthsReport;
+  cuda::PackedLaunchTables& packed = arguments_.packed;
+  cuda::PackedTableArguments& make = packed.make;
+  make.totals = static_cast<cuda::PackedTotals*>(tables);
+  make.tiles = reinterpret_cast<cuda::PackedTile*>(make.totals + 1);
+  make.rows =
+      reinterpret_cast<std::uint32_t*>(reinterpret_cast<std::byte*>(make.tiles) + tile_bytes);
+  make.first_rows = make.rows + sequences;
+  make.rank_rows = make.first_rows + ranks * sequences;
+  make.rank = world().rank();
+  make.ranks = world().size();
+  make.causal = plan_.causal;
+  make.parts = Divisor(plan_.parts());
+  make.stop = arguments_.launch.control.stop;
+  make.report = report_;
+  packed.items.totals = make.totals;
+  packed.items.tiles = make.tiles;
+  packed.ranges = cuda::packed_ranges(plan_, world());
+  packed.ranges.tiles = make.tiles;
+  return {};
+}
 
-  const auto m = static_cast<std::uint32_t>(seq);
-  const Estimate expected = estimate(plan_.work(world(), m), rates_);
-  RingAttentionLaunch& launch = arguments_.launch;
-  launch.m = m;
-  launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
-  launch.keys_values = KeySource::of(plan_, source_of(tensors.k), source_of(tensors.v), own);
-  arguments_.items = cuda::ring_items(plan_, world(), schedule_of(seq), kernel_->tile_queries,
-                                      choose_section(plan_, seq));
-  const float scale =
-      tensors.scale != 0 ? tensors.scale : 1.0f / std::sqrt(static_cast<float>(plan_.head_dim));
-  arguments_.scale_log2 = scale * kLog2E;
+Result<std::uint32_t> RingAttentionCuda::rows_of_packed(const std::uint32_t* starts,
+                                                        std::uint32_t sequences, std::uint64_t room,
+                                                        std::uint64_t seq) const {
+  if (starts == nullptr || sequences < 1 || sequences > plan_.sequences_max) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: {} sequences{}; the operator was made for 1 to {} of them, with as many starts "
+        "and one more",
+        kOp, sequences, starts == nullptr ? ", and their starts are null" : "",
+        plan_.sequences_max);
+  }
+  if (seq < 1 || seq > plan_.seq_max) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} rows in all; the operator was made for 1 to {}", kOp, seq, plan_.seq_max);
+  }
+  // More than any lengths need is as good as enough.
+  const std::uint64_t most = plan_.packed_rows_max(static_cast<std::uint32_t>(seq), sequences);
+  return static_cast<std::uint32_t>(room == 0 ? most : std::min(room, most));
+}
+
+Result<std::uint32_t> RingAttentionCuda::rows_of_tensors(const RingAttentionTensors& tensors,
+                                                         std::uint64_t seq) const {
+  if (plan_.sequences_max != 0)
+    return rows_of_packed(tensors.starts, tensors.sequences, tensors.room, seq);
+  MK_RETURN_IF_ERROR(plan_.check_seq(seq));
+  return rows(seq);
+}
+
+Status RingAttentionCuda::status() const {
+  const cuda::LengthsReport none;
+  const cuda::LengthsReport& lengths = report_ != nullptr ? *report_ : none;
+  const auto refused = [&](std::string why) -> Status {
+    return fail(ErrorCode::kInvalidArgument, "{} on rank {}: {}", kOp, world().rank(), why);
+  };
+  switch (shm::load_acquire(&lengths.failed)) {
+    case cuda::LengthsReport::kNone:
+      return frame_.status();
+    case cuda::LengthsReport::kNotAscending:
+      return refused(fmt::format(
+          "sequence {} starts at row {} and ends at row {}; the first one must start at row 0, and "
+          "none may end before it starts",
+          lengths.sequence, lengths.begin, lengths.end));
+    case cuda::LengthsReport::kTooLong:
+      return refused(
+          fmt::format("sequence {} ends at row {}, and the launch was for {} rows in all",
+                      lengths.sequence, lengths.end, lengths.most));
+    default:
+      return refused(
+          fmt::format("the sequences' lengths give it {} rows, and its tensors have "
+                      "room for {}; make them larger",
+                      lengths.end, lengths.most));
+  }
+}
+
+/// Of packed sequences, whose lengths nobody has read yet: as if they were alike.
+LaunchWork RingAttentionCuda::work(const RingAttentionDeviceTensors& tensors,
+                                   std::uint32_t seq) const {
+  LaunchWork work = plan_.work(world(), seq);
+  if (plan_.sequences_max != 0) {
+    const RingAttentionSchedule one = schedule_of(div_up(seq, tensors.sequences));
+    work.flops = 4.0 * plan_.head_dim * plan_.query_heads * static_cast<double>(one.pairs()) *
+                 tensors.sequences;
+  }
+  return work;
+}
+
+/// The next launch of the kernel is that of these heads, the launch's `index`-th.
+Status RingAttentionCuda::set_window(const RingAttentionDeviceTensors& all, std::uint32_t index,
+                                     std::uint32_t seq, std::uint32_t rows) {
+  const HeadWindow heads = plan_.window(index);
+  const RingAttentionGeometry its = plan_.of_window(heads);
+  const RingAttentionDeviceTensors tensors = of_window(its, all, heads);
+  MK_RETURN_IF_ERROR(make_maps(its, tensors, rows));
+  arguments_.launch.plan = its;
+  arguments_.launch.keys_values =
+      KeySource::of(its, source_of(tensors.k), source_of(tensors.v), rows);
   arguments_.o = tensors.o;
   arguments_.lse = tensors.lse;
   arguments_.lse_batch_stride = tensors.lse_batch_stride;
   arguments_.lse_row_stride = tensors.lse_row_stride;
   arguments_.lse_head_stride = tensors.lse_head_stride;
-  MK_RETURN_IF_ERROR(frame_.check(kernel_->launch(arguments_, stream), "the launch was refused"));
+  const int section = choose_section(its, seq);
+  if (plan_.sequences_max == 0) {
+    arguments_.items =
+        cuda::ring_items(its, world(), schedule_of(seq), kernel_->tile_queries, section);
+    return {};
+  }
+  cuda::PackedLaunchTables& packed = arguments_.packed;
+  cuda::PackedTableArguments& make = packed.make;
+  make.starts = tensors.starts;
+  make.count = tensors.sequences;
+  make.rows_max = seq;
+  make.room = rows;
+  packed.there = index != 0;
+  packed.items.heads = static_cast<int>(its.query_heads);
+  packed.items.section = section;
+  arguments_.launch.packed = {tensors.sequences, make.rows, nullptr, make.first_rows,
+                              make.rank_rows};
+  packed.ranges.sequences = arguments_.launch.packed;
+  return {};
+}
+
+Status RingAttentionCuda::launch(cudaStream_t stream, const RingAttentionDeviceTensors& tensors,
+                                 std::uint64_t seq, Mode mode) {
+  const bool packed = plan_.sequences_max != 0;
+  std::uint32_t own = 0;  // rows
+  if (packed) {
+    MK_ASSIGN_OR_RETURN(own, rows_of_packed(tensors.starts, tensors.sequences, tensors.room, seq));
+  } else {
+    MK_RETURN_IF_ERROR(plan_.check_seq(seq));
+    own = rows(seq);
+  }
+  const auto m = static_cast<std::uint32_t>(seq);
+  MK_RETURN_IF_ERROR(cuda::check_attention(problem_of(plan_, tensors, own)));
+  MK_RETURN_IF_ERROR(status());
+  const cuda::OnDevice on_device(frame_.device());
+
+  const Estimate expected = estimate(work(tensors, m), rates_);
+  RingAttentionLaunch& launch = arguments_.launch;
+  launch.m = m;
+  launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
+  const float scale =
+      tensors.scale != 0 ? tensors.scale : 1.0f / std::sqrt(static_cast<float>(plan_.head_dim));
+  arguments_.scale_log2 = scale * kLog2E;
+  for (std::uint32_t i = 0; i < plan_.windows(); ++i) {
+    MK_RETURN_IF_ERROR(set_window(tensors, i, m, own));
+    MK_RETURN_IF_ERROR(frame_.check(kernel_->launch(arguments_, stream), "the launch was refused"));
+    if (plan_.windows() == 1) break;
+    MK_RETURN_IF_ERROR(
+        frame_.check(cudaMemcpyAsync(accounts_ + i, &arguments_.frame.state->accounts,
+                                     sizeof *accounts_, cudaMemcpyDeviceToDevice, stream),
+                     "statistics"));
+  }
   queued_ = {m, launch.mode, expected};
   return {};
 }
 
 Result<LaunchStats> RingAttentionCuda::finish(cudaStream_t stream) {
-  MK_ASSIGN_OR_RETURN(LaunchStats stats, frame_.finish(stream));
+  auto finished = frame_.finish(stream);
+  MK_RETURN_IF_ERROR(status());
+  MK_ASSIGN_OR_RETURN(LaunchStats stats, std::move(finished));
+  const std::uint32_t windows = plan_.windows();
+  if (windows > 1) {
+    std::vector<cuda::LaunchAccounts> accounts(windows);
+    const cuda::OnDevice on_device(frame_.device());
+    MK_RETURN_IF_ERROR(frame_.check(
+        cudaMemcpy(accounts.data(), accounts_, windows * sizeof accounts[0], cudaMemcpyDefault),
+        "statistics"));
+    const std::uint32_t last = stats.epoch;
+    LaunchStats all;
+    for (std::uint32_t i = 0; i < windows; ++i) {
+      const std::uint32_t epoch = last - (windows - 1 - i);
+      all = with_window(all, cuda::stats_of(accounts[i].of[epoch % 2], epoch));
+    }
+    stats = all;
+  }
   stats.m = queued_.m;
   stats.mode = queued_.mode;
   stats.estimate = queued_.estimate;
   return stats;
 }
 
-Status RingAttentionCuda::make_maps(const RingAttentionDeviceTensors& tensors, std::uint32_t rows) {
+Status RingAttentionCuda::make_maps(const RingAttentionGeometry& plan,
+                                    const RingAttentionDeviceTensors& tensors, std::uint32_t rows) {
   const auto type = cuda::cuda_type(plan_.dtype);
   const auto map_of = [&](const char* name, const cuda::AttentionTensor& tensor,
                           std::uint32_t heads, int box_rows) {
     cuda::HeadsTensor shape;
-    shape.batch = plan_.batch;
+    shape.batch = plan.batch;
     shape.rows = rows;
     shape.heads = heads;
     shape.head_dim = plan_.head_dim;
@@ -219,9 +423,9 @@ Status RingAttentionCuda::make_maps(const RingAttentionDeviceTensors& tensors, s
     return cuda::make_heads_map(name, type, tensor.data, shape, box_rows);
   };
   MK_ASSIGN_OR_RETURN(arguments_.q,
-                      map_of("Q", tensors.q, plan_.query_heads, kernel_->query_box_rows));
-  MK_ASSIGN_OR_RETURN(arguments_.k, map_of("K", tensors.k, plan_.key_heads, kernel_->tile_keys));
-  MK_ASSIGN_OR_RETURN(arguments_.v, map_of("V", tensors.v, plan_.key_heads, kernel_->tile_keys));
+                      map_of("Q", tensors.q, plan.query_heads, kernel_->query_box_rows));
+  MK_ASSIGN_OR_RETURN(arguments_.k, map_of("K", tensors.k, plan.key_heads, kernel_->tile_keys));
+  MK_ASSIGN_OR_RETURN(arguments_.v, map_of("V", tensors.v, plan.key_heads, kernel_->tile_keys));
   if (world().size() == 1) {
     arguments_.gathered = arguments_.k;  // nothing is loaded by it
     return {};

@@ -15,9 +15,11 @@
 #include "kernels/comm/types.h"
 #include "kernels/cuda/core/attention_types.h"
 #include "kernels/cuda/cuda_options.h"
+#include "kernels/cuda/launch_accounts.h"
 #include "kernels/cuda/operator_frame.h"
 #include "kernels/ops/ring/sm90_arguments.h"
 #include "kernels/ops/ring/spec.h"
+#include "kernels/ops/ring/tensors.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -39,6 +41,11 @@ struct RingAttentionDeviceTensors {
   std::int64_t lse_row_stride = 0;
   std::int64_t lse_head_stride = 0;
   float scale = 0;  ///< positive; 0: 1 / sqrt(head_dim)
+  /// Of a plan with sequences_max: what RingAttentionTensors has, the starts in device memory. They
+  /// are read when the launch runs.
+  const std::uint32_t* starts = nullptr;
+  std::uint32_t sequences = 0;
+  std::uint64_t room = 0;  ///< rows that the tensors have room for; 0: packed_rows_max
 };
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
@@ -57,18 +64,24 @@ class RingAttentionCuda {
 
   /// Puts one launch over sequences of `seq` rows in all on the stream, and does not wait. All
   /// ranks launch equally often and with the same `seq` (plan().check_seq). A wrong argument
-  /// (kInvalidArgument) changes nothing; after a launch that failed its error, at once.
+  /// (kInvalidArgument) changes nothing; after a launch that failed its error, at once. Of packed
+  /// sequences `seq` is what the starts may say at most; lengths that are not possible make the
+  /// launch fail (kInvalidArgument).
   Status launch(cudaStream_t stream, const RingAttentionDeviceTensors& tensors, std::uint64_t seq,
                 Mode mode = Mode::kFused);
 
   /// The first failure among the launches that have ended: kTimeout, kAborted, kShapeMismatch,
-  /// kLimitExceeded. Does not wait.
-  Status status() const { return frame_.status(); }
+  /// kLimitExceeded; kInvalidArgument for lengths that are not possible. Does not wait.
+  Status status() const;
   /// Waits for the stream, then answers what the last launch did, or the first failure.
   Result<LaunchStats> finish(cudaStream_t stream);
 
   /// Rows of Q, K, V and O that this rank has of a sequence of `seq` rows.
   std::uint32_t rows(std::uint64_t seq) const;
+  /// The same of a launch with these arguments; of packed sequences, what its tensors have room
+  /// for. kInvalidArgument: they are not possible.
+  Result<std::uint32_t> rows_of_tensors(const RingAttentionTensors& tensors,
+                                        std::uint64_t seq) const;
   const RingAttentionPlan& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
   /// Keys of a tile: for what is derived of its rounding.
@@ -79,7 +92,14 @@ class RingAttentionCuda {
  private:
   explicit RingAttentionCuda(const RingAttentionPlan& plan);
   Status start(const RankContext& context, const CudaOptions& options);
-  Status make_maps(const RingAttentionDeviceTensors& tensors, std::uint32_t rows);
+  Status make_room_for_tables();
+  Result<std::uint32_t> rows_of_packed(const std::uint32_t* starts, std::uint32_t sequences,
+                                       std::uint64_t room, std::uint64_t seq) const;
+  Status make_maps(const RingAttentionGeometry& plan, const RingAttentionDeviceTensors& tensors,
+                   std::uint32_t rows);
+  Status set_window(const RingAttentionDeviceTensors& all, std::uint32_t index, std::uint32_t seq,
+                    std::uint32_t rows);
+  LaunchWork work(const RingAttentionDeviceTensors& tensors, std::uint32_t seq) const;
   RingAttentionSchedule schedule_of(std::uint64_t seq) const;
   const World& world() const { return arguments_.launch.context.world; }
 
@@ -95,7 +115,10 @@ class RingAttentionCuda {
   MachineRates rates_;
   Form queued_;  ///< of the last launch on a stream
   const cuda::RingAttentionKernel* kernel_ = nullptr;
-  void* words_ = nullptr;  ///< in device memory: the dealer's, then what has arrived of each rank
+  void* words_ = nullptr;   ///< in device memory: the dealer's, then what has arrived of each rank
+  void* tables_ = nullptr;  ///< likewise, of packed sequences
+  cuda::LaunchAccounts* accounts_ = nullptr;  ///< likewise, of a launch's windows, if several
+  cuda::LengthsReport* report_ = nullptr;     ///< of packed sequences, in memory of the host
 };
 
 }  // namespace mk::kernels

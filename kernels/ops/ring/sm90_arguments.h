@@ -11,16 +11,27 @@
 #include "kernels/cuda/launch_state.h"
 #include "kernels/ops/ring/items.h"
 #include "kernels/ops/ring/launch.h"
+#include "kernels/ops/ring/packed_items.h"
+#include "kernels/ops/ring/packed_tables.h"
 
 namespace mk::kernels::cuda {
 
+/// Of a launch of packed sequences: how its tables are made, and who looks at them.
+struct PackedLaunchTables {
+  PackedTableArguments make;
+  bool there = false;  ///< a launch before this one, on its stream, has made them
+  PackedItems::Params items;
+  PackedRanges::Params ranges;
+};
+
 struct RingAttentionArguments {
-  CUtensorMap q;         ///< this rank's queries, box kAttentionRows rows
-  CUtensorMap k;         ///< this rank's keys
-  CUtensorMap v;         ///< and values
-  CUtensorMap gathered;  ///< rows of the gather, [slot of any bank][row]; as K and V of all ranks
-  float scale_log2 = 0;  ///< scale * log2(e)
-  RingLaunchItems items;
+  CUtensorMap q;          ///< this rank's queries, box kAttentionRows rows
+  CUtensorMap k;          ///< this rank's keys
+  CUtensorMap v;          ///< and values
+  CUtensorMap gathered;   ///< rows of the gather, [slot of any bank][row]; as K and V of all ranks
+  float scale_log2 = 0;   ///< scale * log2(e)
+  RingLaunchItems items;  ///< of sequences of one length
+  PackedLaunchTables packed;              ///< of packed ones
   std::uint32_t* dealer_words = nullptr;  ///< ItemDealer::Params::words
   std::uint64_t* shown = nullptr;         ///< by rank: ShownRows; zero before the first launch
   std::uint32_t watchers = 0;  ///< groups that look at flags for the compute blocks: the first of
@@ -43,8 +54,10 @@ struct RingAttentionKernel {
   cudaError_t (*launch)(const RingAttentionArguments&, cudaStream_t);
 };
 
-/// Null: this build has none.
+/// Null: this build has none. The packed ones make their tables first.
 const RingAttentionKernel* ring_attention_kernel_bf16(std::uint32_t head_dim);
 const RingAttentionKernel* ring_attention_kernel_f16(std::uint32_t head_dim);
+const RingAttentionKernel* ring_attention_packed_kernel_bf16(std::uint32_t head_dim);
+const RingAttentionKernel* ring_attention_packed_kernel_f16(std::uint32_t head_dim);
 
 }  // namespace mk::kernels::cuda

@@ -3,7 +3,7 @@
 namespace mk::kernels::cuda {
 
 const RingAttentionKernel* ring_attention_kernel_bf16(std::uint32_t head_dim) {
-  return ring_attention_of<__nv_bfloat16>(head_dim);
+  return ring_attention_of<__nv_bfloat16, RingSequences::kAlike>(head_dim);
 }
 
 }  // namespace mk::kernels::cuda

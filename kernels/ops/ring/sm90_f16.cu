@@ -3,7 +3,7 @@
 namespace mk::kernels::cuda {
 
 const RingAttentionKernel* ring_attention_kernel_f16(std::uint32_t head_dim) {
-  return ring_attention_of<__half>(head_dim);
+  return ring_attention_of<__half, RingSequences::kAlike>(head_dim);
 }
 
 }  // namespace mk::kernels::cuda

@@ -8,23 +8,36 @@
 
 #include "kernels/cuda/core/attention_core.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
+#include "kernels/ops/ring/packed_tables.cuh"
 #include "kernels/ops/ring/roles.h"
 #include "kernels/ops/ring/sm90_arguments.h"
 #include "kernels/ops/ring/sm90_policies.cuh"
 
 namespace mk::kernels::cuda {
 
-template <class Config>
-using RingAttentionParams =
-    AttentionParams<RingItems, RingKeys, RingGate, StoreRows<typename Config::Element>>;
+/// Sequences of one length in a launch, or packed ones.
+enum class RingSequences { kAlike, kPacked };
 
-template <class ConfigType>
+template <class Config, RingSequences kOf>
+struct RingParams;
+template <class Config>
+struct RingParams<Config, RingSequences::kAlike> {
+  using Type = AttentionParams<RingItems, RingKeys<RingRanges>, RingGate,
+                               StoreRows<typename Config::Element>>;
+};
+template <class Config>
+struct RingParams<Config, RingSequences::kPacked> {
+  using Type = AttentionParams<PackedItems, RingKeys<PackedRanges>, RingGate,
+                               StoreRows<typename Config::Element>>;
+};
+
+template <class ConfigType, RingSequences kOf>
 struct RingAttentionOp;
 
 /// The kernel's parameters, as group.cuh reads them.
-template <class Config>
-struct OperatorParams<RingAttentionOp<Config>> {
-  RingAttentionParams<Config> attention;
+template <class Config, RingSequences kOf>
+struct OperatorParams<RingAttentionOp<Config, kOf>> {
+  typename RingParams<Config, kOf>::Type attention;
   RingAttentionLaunch launch;  ///< without the epoch
   FrameArguments frame;
   std::uint64_t* shown = nullptr;  ///< RingAttentionArguments
@@ -34,9 +47,10 @@ struct OperatorParams<RingAttentionOp<Config>> {
 };
 
 /// What operator_kernel.cuh says of an operator, for the blocks that compute nothing.
-template <class ConfigType>
+template <class ConfigType, RingSequences kOf>
 struct RingAttentionOp {
   using Config = ConfigType;
+  static constexpr bool kPacked = kOf == RingSequences::kPacked;
   using Gate = RingGate;
   using Launch = RingAttentionLaunch;
   using Params = OperatorParams<RingAttentionOp>;
@@ -87,6 +101,17 @@ constexpr std::size_t ring_attention_shared_bytes() {
   return kBytes;
 }
 
+/// By a group's leader, of packed sequences: what the host did not know of the launch.
+template <class Op>
+__device__ __forceinline__ void complete_launch(const typename Op::Params& params,
+                                                GroupShared<Op>& group) {
+  auto& launch = *reinterpret_cast<typename Op::Launch*>(group.launch);
+  const PackedTotals& totals = *params.attention.items.totals;
+  launch.m = totals.digest;
+  launch.keys_values.sequence = totals.rows;
+  launch.keys_values.rows = launch.plan.gathered_rows(totals.rows);
+}
+
 /// By all threads of a block outside the compute blocks. Of a larger block the threads beyond its
 /// groups only stand at the barrier.
 template <class Op>
@@ -98,6 +123,10 @@ __device__ __forceinline__ void run_ring_groups(const typename Op::Params& param
       __syncthreads();
       return;
     }
+  }
+  if constexpr (Op::kPacked) {
+    if (threadIdx.x % kGroupThreads == 0)
+      complete_launch<Op>(params, groups[threadIdx.x / kGroupThreads]);
   }
   run_groups<Blocks::kOthers>(params, groups, gate, epoch);
 }
@@ -163,6 +192,13 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   }
 }
 
+/// Makes a packed launch's tables; the launch's kernel follows it on the stream.
+template <class Config>
+__global__ void __launch_bounds__(PackedTableMaker::kThreads)
+    make_packed_tables(const __grid_constant__ PackedTableArguments arguments) {
+  PackedTableMaker(arguments).run();
+}
+
 template <class Op>
 cudaError_t prepare_ring_attention() {
   return cudaFuncSetAttribute(ring_attention_kernel<Op>,
@@ -175,12 +211,22 @@ cudaError_t launch_ring_attention(const RingAttentionArguments& arguments, cudaS
   using Config = typename Op::Config;
   using Element = typename Config::Element;
   OperatorParams<Op> params{};
-  RingAttentionParams<Config>& attention = params.attention;
+  auto& attention = params.attention;
   attention.q = arguments.q;
   attention.scale_log2 = arguments.scale_log2;
   attention.dealer.words = arguments.dealer_words;
-  attention.items = arguments.items.items;
-  attention.keys.ranges = arguments.items.ranges;
+  if constexpr (Op::kPacked) {
+    PackedTableArguments make = arguments.packed.make;
+    make.tile_rows = Config::kTileQueries;
+    if (!arguments.packed.there)
+      make_packed_tables<Config><<<1, PackedTableMaker::kThreads, 0, stream>>>(make);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    attention.items = arguments.packed.items;
+    attention.keys.ranges = arguments.packed.ranges;
+  } else {
+    attention.items = arguments.items.items;
+    attention.keys.ranges = arguments.items.ranges;
+  }
   attention.keys.k = arguments.k;
   attention.keys.v = arguments.v;
   attention.keys.gathered = arguments.gathered;
@@ -209,22 +255,22 @@ cudaError_t launch_ring_attention(const RingAttentionArguments& arguments, cudaS
   return cudaGetLastError();
 }
 
-template <class Config>
+template <class Config, RingSequences kOf>
 inline constexpr RingAttentionKernel kRingAttentionRecord = {
     .tile_queries = Config::kTileQueries,
     .tile_keys = Config::kTileKeys,
     .query_box_rows = kAttentionRows,
-    .prepare = prepare_ring_attention<RingAttentionOp<Config>>,
-    .launch = launch_ring_attention<RingAttentionOp<Config>>,
+    .prepare = prepare_ring_attention<RingAttentionOp<Config, kOf>>,
+    .launch = launch_ring_attention<RingAttentionOp<Config, kOf>>,
 };
 
-template <class Element>
+template <class Element, RingSequences kOf>
 const RingAttentionKernel* ring_attention_of(std::uint32_t head_dim) {
-  if (head_dim == 64) return &kRingAttentionRecord<AttentionConfig<Element, 64, 192, 128, 2>>;
+  if (head_dim == 64) return &kRingAttentionRecord<AttentionConfig<Element, 64, 192, 128, 2>, kOf>;
 #if defined(MK_RING_ATTENTION_D64_ONLY)
   return nullptr;
 #else
-  return &kRingAttentionRecord<AttentionConfig<Element, 128, 128, 176, 2>>;
+  return &kRingAttentionRecord<AttentionConfig<Element, 128, 128, 176, 2>, kOf>;
 #endif
 }
 

@@ -15,14 +15,17 @@
 #include "kernels/cuda/core/attention_items.h"
 #include "kernels/cuda/executor.cuh"
 #include "kernels/ops/ring/items.h"
+#include "kernels/ops/ring/packed_items.h"
 #include "kernels/ops/ring/sm90_arguments.h"
 
 namespace mk::kernels::cuda {
 
+/// `Ranges`: RingRanges or PackedRanges.
+template <class Ranges>
 class RingKeys {
  public:
   struct Params {
-    RingRanges::Params ranges;
+    typename Ranges::Params ranges;
     CUtensorMap k;
     CUtensorMap v;
     CUtensorMap gathered;
@@ -37,7 +40,7 @@ class RingKeys {
         params_.banks > 1 ? static_cast<int>(bank_of(*params_.epoch + 1, params_.banks)) : 0;
     return ranges_.range(item, number, bank);
   }
-  __device__ const RingRanges& all() const { return ranges_; }
+  __device__ const Ranges& all() const { return ranges_; }
   __device__ int first_value(const KeyRange& range) const { return ranges_.first_value(range); }
   __device__ const CUtensorMap& k(const KeyRange& range) const {
     return ranges_.own(range) ? params_.k : params_.gathered;
@@ -48,7 +51,7 @@ class RingKeys {
 
  private:
   const Params& params_;
-  RingRanges ranges_;
+  Ranges ranges_;
 };
 
 /// The word of a rank: how many of its rows are here, in which launch.
@@ -131,8 +134,10 @@ class RingGate {
 
   __device__ RingGate(const Params& params, Shared& shared) : params_(params), shared_(shared) {}
 
-  __device__ void wait(const AttentionItem& item, const KeyRange& range, const RingKeys& keys) {
-    const RingRanges& ranges = keys.all();
+  template <class Ranges>
+  __device__ void wait(const AttentionItem& item, const KeyRange& range,
+                       const RingKeys<Ranges>& keys) {
+    const Ranges& ranges = keys.all();
     if (params_.all_first && !began_) {
       for (int run = 0; run < ranges.count(); ++run)
         await(ranges, run, ranges.rows(run, params_.pairs));
@@ -146,7 +151,8 @@ class RingGate {
 
  private:
   /// Until so many rows of the run's rank are here.
-  __device__ void await(const RingRanges& ranges, int run, int rows) {
+  template <class Ranges>
+  __device__ void await(const Ranges& ranges, int run, int rows) {
     if (shared_.seen[run] >= static_cast<std::uint32_t>(rows) || shared_.in_vain != 0) return;
     const std::uint64_t* word = params_.shown + ranges.origin(run);
     constexpr std::uint32_t kLooksPerStop = 64;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/comm/banks.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/shard.h"
 #include "kernels/gather/plan.h"
@@ -25,6 +26,9 @@ constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
 constexpr std::uint64_t kChunkBytesMax = 4 * 1024 * 1024;
 constexpr std::uint64_t kChunksWanted = 4;  ///< of one rank
 constexpr std::uint32_t kRemotePasses = 4;
+// A window of heads begins with a wait for its first one, and ends with a last, half empty wave of
+// items. In keys and values of 4 GiB there are so many items that neither matters.
+constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 30;
 
 Status check_shape(std::uint32_t ranks, const RingAttentionShape& shape) {
   MK_RETURN_IF_ERROR(check_dtype(kOp, shape.dtype));
@@ -89,9 +93,28 @@ std::uint32_t choose_tile_q(const RingAttentionPlan& plan) {
 
 std::uint32_t choose_chunk_bytes(const RingAttentionPlan& plan) {
   const std::uint64_t pair = std::uint64_t{2} * plan.rows_max() * plan.head_bytes();
-  const std::uint64_t all = pair * plan.head_pairs();
+  const std::uint64_t all = pair * plan.window_pairs;
   const std::uint64_t wanted = std::min(pair, all / kChunksWanted);
   return static_cast<std::uint32_t>(std::clamp(wanted, kChunkBytesMin, kChunkBytesMax));
+}
+
+/// As many as are wanted, or fewer, so that the windows are alike.
+std::uint32_t choose_window(const RingAttentionPlan& plan, std::uint32_t wanted,
+                            std::uint32_t banks) {
+  std::uint64_t pairs = wanted;
+  if (wanted == 0 && plan.packing == KeyPacking::kRows) return plan.head_pairs();
+  if (wanted == 0) {
+    const std::uint64_t slots =
+        std::uint64_t{banks != 0 ? banks : kBanksMax} * plan.nodes * plan.locals;
+    pairs = kWindowBytes / (slots * 2 * plan.rows_max() * plan.head_bytes());
+  }
+  const auto evenly = [](std::uint32_t things, std::uint64_t most) {
+    const auto at_most = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(most, 1, things));
+    return div_up(things, div_up(things, at_most));
+  };
+  if (pairs >= plan.key_heads || plan.packing == KeyPacking::kRows)
+    return evenly(plan.batch, pairs / plan.key_heads) * plan.key_heads;
+  return evenly(plan.key_heads, pairs);
 }
 
 }  // namespace
@@ -117,14 +140,14 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   plan.tile_k = tiling.tile_k != 0 ? tiling.tile_k : kTileKeys;
   plan.remote_passes = tiling.remote_passes != 0 ? tiling.remote_passes : kRemotePasses;
   plan.packing = tiling.packing;
+  plan.window_pairs = choose_window(plan, tiling.window_pairs, tiling.banks);
   const std::uint64_t all_rows =
       std::uint64_t{plan.rows_max()} *
-      (plan.packing == KeyPacking::kRows ? plan.batch : 2 * plan.head_pairs());
+      (plan.packing == KeyPacking::kRows ? plan.window(0).batches : 2 * plan.window_pairs);
   if (all_rows > kGatherRowsMax) {
     return fail(ErrorCode::kLimitExceeded,
-                "{}: {} sequences of {} rows with {} key heads are {} rows of K and V per rank; at "
-                "most {} are possible",
-                kOp, plan.batch, plan.seq_max, plan.key_heads, all_rows, kGatherRowsMax);
+                "{}: {} pairs of K and V of {} rows are {} rows per rank; at most {} are possible",
+                kOp, plan.window_pairs, plan.seq_max, all_rows, kGatherRowsMax);
   }
   const GatherShape rows{static_cast<std::uint32_t>(all_rows), plan.gathered_row_bytes()};
   const std::uint32_t chunk_bytes = tiling.chunk_bytes == 0 && plan.packing == KeyPacking::kHeads
@@ -165,11 +188,11 @@ LaunchWork RingAttentionPlan::work(const World& world, std::uint32_t seq) const 
 }
 
 std::uint64_t RingAttentionPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 3;
+  constexpr std::uint64_t kRules = 4;
   return fingerprint_of({kRules, nodes, locals, batch, seq_max, sequences_max, query_heads,
                          key_heads, head_dim, causal ? 1u : 0u, static_cast<std::uint64_t>(packing),
                          static_cast<std::uint64_t>(dtype), tile_q, tile_k, remote_passes,
-                         workspace_bytes, GatherPlan{gather}.fingerprint()});
+                         workspace_bytes, window_pairs, GatherPlan{gather}.fingerprint()});
 }
 
 }  // namespace mk::kernels

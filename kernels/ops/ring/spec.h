@@ -35,6 +35,9 @@ struct RingAttentionTiling {
   std::uint32_t remote_passes = 0;  ///< 1 .. kRemotePassesMax
   std::uint32_t banks = 0;          ///< 1 or 2; comm/banks.h
   KeyPacking packing = KeyPacking::kRows;
+  /// Pairs of K and V (key heads times batch) that the workspace has room for, at most; of
+  /// KeyPacking::kRows whole batches.
+  std::uint32_t window_pairs = 0;
 };
 
 struct RingAttentionPlan : RingAttentionGeometry {
@@ -44,7 +47,8 @@ struct RingAttentionPlan : RingAttentionGeometry {
   ///  - remote_passes: 4;
   ///  - chunk_bytes: by rows as GatherPlan::make; by heads those of a head's K and V, but 32 KiB to
   ///  4
-  ///    MiB, and fewer while a rank would have less than 4 chunks.
+  ///    MiB, and fewer while a rank would have less than 4 chunks;
+  ///  - window_pairs: by rows all; by heads as many as a workspace of 4 GiB has room for.
   /// Errors: kInvalidArgument, kLimitExceeded.
   static Result<RingAttentionPlan> make(std::uint32_t nodes, std::uint32_t locals,
                                         const RingAttentionShape& shape,

@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "kernels/ops/ring/windows.h"
+
 namespace mk::kernels {
 namespace {
 
@@ -66,6 +68,24 @@ Result<RingAttentionTensors> checked_tensors(const RingAttentionGeometry& plan,
                 tensors.scale);
   }
   if (tensors.scale == 0) tensors.scale = 1 / std::sqrt(double{static_cast<float>(plan.head_dim)});
+  return tensors;
+}
+
+RingAttentionTensors of_window(const RingAttentionGeometry& its, RingAttentionTensors tensors,
+                               const HeadWindow& heads) {
+  const auto first = [&](const RingStrides& strides, std::uint32_t group) {
+    return first_of_window(heads, group, strides.batch, strides.head);
+  };
+  // A rank without rows may have no tensors.
+  const auto elements = [](const void* tensor, std::uint64_t before) -> const std::uint16_t* {
+    return tensor == nullptr ? nullptr : static_cast<const std::uint16_t*>(tensor) + before;
+  };
+  tensors.q = elements(tensors.q, first(tensors.q_strides, its.group()));
+  tensors.k = elements(tensors.k, first(tensors.k_strides, 1));
+  tensors.v = elements(tensors.v, first(tensors.v_strides, 1));
+  tensors.out =
+      const_cast<std::uint16_t*>(elements(tensors.out, first(tensors.out_strides, its.group())));
+  if (tensors.lse != nullptr) tensors.lse += first(tensors.lse_strides, its.group());
   return tensors;
 }
 

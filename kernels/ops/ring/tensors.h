@@ -36,6 +36,7 @@ struct RingAttentionTensors {
   /// rows in all, for `sequences` of them.
   const std::uint32_t* starts = nullptr;
   std::uint32_t sequences = 0;
+  std::uint64_t room = 0;  ///< rows that the tensors have room for; 0: enough
 };
 
 /// With strides and scale filled in where they were left open, for a rank with `rows` rows of each
@@ -43,5 +44,9 @@ struct RingAttentionTensors {
 /// heads or batches overlap.
 Result<RingAttentionTensors> checked_tensors(const RingAttentionGeometry& plan,
                                              RingAttentionTensors tensors, std::uint32_t rows);
+
+/// A window's part of checked tensors; `its`: RingAttentionGeometry::of_window.
+RingAttentionTensors of_window(const RingAttentionGeometry& its, RingAttentionTensors tensors,
+                               const HeadWindow& heads);
 
 }  // namespace mk::kernels

@@ -145,6 +145,50 @@ TEST(RingAttentionCpu, EveryRunGivesTheSameBits) {
   }
 }
 
+// A workspace with room for fewer heads than there are: launch by launch of the protocol, with
+// skewed ranks, and the bits of one that has room for all.
+TEST(RingAttentionCpu, WindowsOfHeadsChangeNoBit) {
+  for (const bool causal : {false, true}) {
+    RingJobOptions options = job_options(2, 2, causal, 3);
+    options.shape.query_heads = 10;
+    options.shape.key_heads = 5;
+    options.tiling.packing = KeyPacking::kHeads;
+    std::vector<std::vector<RingRankResult>> all;
+    std::vector<RingLaunch> launches;
+    std::uint64_t workspace_bytes = ~0ull;
+    for (const std::uint32_t window : {0u, 4u, 2u, 1u}) {
+      SCOPED_TRACE(fmt::format("windows of {}, causal {}", window, causal));
+      options.tiling.window_pairs = window;
+      options.tiling.banks = 1 + window % 2;
+      RingJob job(options);
+      NetworkThread network(job.cluster(), 3);
+      if (window == 0) launches = random_launches(job.plan(), 6, 4);
+      const auto results = job.run(launches, milliseconds(2));
+      if (window == 0) all = results;
+      for (std::size_t i = 0; i < launches.size(); ++i) {
+        ASSERT_EQ(job.check(launches[i], results[i]), "") << "launch " << i;
+        for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+          ASSERT_EQ(results[i][rank].out, all[i][rank].out);
+          ASSERT_EQ(results[i][rank].lse, all[i][rank].lse);
+          std::uint64_t bytes = 0;
+          for (std::uint32_t w = 0; w < job.plan().windows(); ++w) {
+            const RingAttentionGeometry its = job.plan().of_window(job.plan().window(w));
+            bytes += RingAttentionSchedule(its, job.cluster().rank(rank).world, launches[i].seq,
+                                           launches[i].mode)
+                         .network_bytes();
+          }
+          ASSERT_EQ(results[i][rank].stats->network_bytes, bytes);
+        }
+      }
+      if (options.tiling.banks == 1) {
+        ASSERT_LT(job.plan().workspace_bytes, workspace_bytes);
+        workspace_bytes = job.plan().workspace_bytes;
+      }
+      ASSERT_EQ(network.stop().complaint(), "");
+    }
+  }
+}
+
 // The estimate chooses, each rank for itself, and the statistics say what ran.
 TEST(RingAttentionCpu, AutoRunsTheCheaperForm) {
   for (const auto& [step_ns, cheaper] : {std::pair{1.0, Mode::kFused}, {1e9, Mode::kUnfused}}) {

@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Many short ones, and some that are much longer.
+/// Many short ones, empty ones among them, and some that are much longer.
 std::vector<std::uint32_t> random_lengths(std::mt19937_64& random, std::uint32_t sequences_max,
                                           std::uint32_t rows_max) {
   std::vector<std::uint32_t> lengths;
@@ -28,7 +28,7 @@ std::vector<std::uint32_t> random_lengths(std::mt19937_64& random, std::uint32_t
   for (std::uint32_t rows = 0; lengths.size() < count && rows < rows_max;) {
     const std::uint64_t most = random() % 3 == 0 ? rows_max : 9;
     const auto length =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(1 + random() % most, rows_max - rows));
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(random() % (most + 1), rows_max - rows));
     lengths.push_back(length);
     rows += length;
   }
@@ -90,6 +90,7 @@ TEST(RingPacked, TablesAreThoseOfEachSequenceByItself) {
       ASSERT_EQ(view.items[view.count], items);
       for (std::uint32_t other = 0; other < world.size(); ++other) {
         ASSERT_EQ(tables.rows(other), rows[other]);
+        ASSERT_EQ(view.rank_rows[other], rows[other]);
         ASSERT_LE(rows[other], plan->rows_max());
       }
     }
@@ -133,6 +134,11 @@ TEST_P(RingPackedWorlds, AreWithinTheirBoundOnEveryRank) {
       options.locals = locals;
       options.shape = shape_of(90, 7, causal);
       options.tiling = {5, 7, 700, 1 + locals % 4, 1 + locals % 2};
+      // As GPUs have their keys, too.
+      if ((nodes + locals) % 2 == 0) {
+        options.tiling.packing = KeyPacking::kHeads;
+        options.tiling.window_pairs = locals % 3;
+      }
       options.cpu.wait_timeout = std::chrono::seconds(60);
       options.seed = nodes * 10 + locals;
       RingJob job(options);
@@ -149,6 +155,8 @@ TEST_P(RingPackedWorlds, AreWithinTheirBoundOnEveryRank) {
       launches.push_back(launch_of({1}));  // most ranks have no row
       launches.push_back(launch_of({90}));
       launches.push_back(launch_of({1, 1, 1, 1, 1, 1, 84}));
+      launches.push_back(launch_of({0, 0, 41, 0, 2, 0, 0}));
+      launches.push_back(launch_of({0, 0}));  // nobody has a row
       const auto results = job.run(launches);
       for (std::size_t i = 0; i < launches.size(); ++i)
         ASSERT_EQ(job.check(launches[i], results[i]), "") << "launch " << i;
@@ -210,12 +218,14 @@ TEST(RingPacked, WrongStartsChangeNothing) {
   RingJob job(options);
   const std::vector<std::uint16_t> some(80 * 4 * 64, 0);
   std::vector<std::uint16_t> out(some.size(), 0x1234);
-  const auto error = [&](const std::vector<std::uint32_t>& starts, std::uint64_t seq) {
+  const auto error = [&](const std::vector<std::uint32_t>& starts, std::uint64_t seq,
+                         std::uint64_t room = 0) {
     RingAttentionTensors tensors;
     tensors.q = tensors.k = tensors.v = some.data();
     tensors.out = out.data();
     tensors.starts = starts.empty() ? nullptr : starts.data();
     tensors.sequences = static_cast<std::uint32_t>(starts.empty() ? 0 : starts.size() - 1);
+    tensors.room = room;
     const auto result = job.op(0).launch(tensors, seq);
     if (result) return std::string("none");
     EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
@@ -226,8 +236,10 @@ TEST(RingPacked, WrongStartsChangeNothing) {
   EXPECT_THAT(error({0, 1, 2, 3, 4}, 4),
               HasSubstr("4 sequences; the operator was made for 1 to 3"));
   EXPECT_THAT(error({1, 80}, 80), HasSubstr("starts at row 1, not at 0"));
-  EXPECT_THAT(error({0, 30, 30, 80}, 80), HasSubstr("sequence 1 starts at row 30"));
-  EXPECT_THAT(error({0, 30, 20, 80}, 80), HasSubstr("sequence 1 starts at row 30"));
+  EXPECT_THAT(error({0, 30, 20, 80}, 80),
+              HasSubstr("sequence 1 starts at row 30 and ends at row 20"));
+  EXPECT_THAT(error({0, 30, 80}, 80, 79),
+              HasSubstr("has 80 rows, and its tensors have room for 79"));
   EXPECT_THAT(error({0, 30, 81}, 81), HasSubstr("81 rows in all"));
   EXPECT_THAT(error({0, 30, 79}, 80), HasSubstr("the last sequence ends at row 79"));
   EXPECT_EQ(out, std::vector<std::uint16_t>(some.size(), 0x1234));

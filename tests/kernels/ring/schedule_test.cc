@@ -314,6 +314,58 @@ TEST(RingAttentionPlan, SaysWhatItCannotDo) {
   EXPECT_FALSE(plan->check_seq(65));
 }
 
+TEST(RingAttentionPlan, WindowsHaveEveryPairOnceInItsOrder) {
+  for (std::uint32_t batch = 1; batch <= 6; ++batch) {
+    for (std::uint32_t heads = 1; heads <= 7; ++heads) {
+      for (std::uint32_t wanted = 0; wanted <= batch * heads + 1; ++wanted) {
+        for (const KeyPacking packing : {KeyPacking::kRows, KeyPacking::kHeads}) {
+          RingAttentionShape shape{64, 2 * heads, heads, 64, true};
+          shape.batch = batch;
+          RingAttentionTiling tiling;
+          tiling.packing = packing;
+          tiling.window_pairs = wanted;
+          const auto plan = RingAttentionPlan::make(1, 2, shape, tiling);
+          ASSERT_TRUE(plan) << plan.error().message;
+          const bool by_rows = packing == KeyPacking::kRows;
+          // By rows, at least a batch.
+          const std::uint32_t most = by_rows ? std::max(wanted, heads) : wanted;
+          ASSERT_LE(plan->window_pairs, wanted == 0 ? batch * heads : most);
+          std::uint32_t next = 0;
+          for (std::uint32_t i = 0; i < plan->windows(); ++i) {
+            const HeadWindow window = plan->window(i);
+            ASSERT_EQ(window.batch * heads + window.key_head, next);
+            ASSERT_TRUE(window.batches == 1 || window.key_heads == heads);
+            ASSERT_TRUE(!by_rows || window.key_heads == heads);
+            const RingAttentionGeometry its = plan->of_window(window);
+            ASSERT_EQ(its.head_pairs(), window.batches * window.key_heads);
+            ASSERT_LE(its.head_pairs(), plan->window_pairs);
+            ASSERT_LE(its.gathered_rows(plan->rows_max()), plan->gather.rows_max);
+            ASSERT_EQ(its.gathered_row_bytes(), plan->gather.row_bytes);
+            ASSERT_EQ(its.group(), 2u);
+            next += its.head_pairs();
+          }
+          ASSERT_EQ(next, batch * heads);
+        }
+      }
+    }
+  }
+}
+
+// Batch 16 x 16 heads of 192K: not all 25.8 GB of keys and values, and those twice.
+TEST(RingAttentionPlan, AWorkspaceHasRoomForAWindowOfHeads) {
+  RingAttentionShape shape{192 * 1024, 16, 16, 128, false};
+  shape.batch = 16;
+  RingAttentionTiling tiling;
+  tiling.packing = KeyPacking::kHeads;
+  const auto plan = RingAttentionPlan::make(1, 4, shape, tiling);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_LE(plan->workspace_bytes, std::uint64_t{4400} << 20);
+  EXPECT_EQ(plan->window_pairs, 16u);
+  EXPECT_EQ(plan->windows(), 16u);
+  shape.seq_max = 4096;
+  EXPECT_EQ(RingAttentionPlan::make(1, 4, shape, tiling)->windows(), 1u);
+}
+
 TEST(RingAttentionPlan, PlansThatDifferHaveDifferentFingerprints) {
   const RingAttentionShape base{64, 4, 2, 64, true};
   std::vector<RingAttentionShape> shapes(8, base);
@@ -330,10 +382,12 @@ TEST(RingAttentionPlan, PlansThatDifferHaveDifferentFingerprints) {
   }
   for (const RingAttentionTiling tiling :
        {RingAttentionTiling{1}, RingAttentionTiling{0, 5}, RingAttentionTiling{0, 0, 6400},
-        RingAttentionTiling{0, 0, 0, 2}, RingAttentionTiling{0, 0, 0, 0, 1}}) {
+        RingAttentionTiling{0, 0, 0, 2}, RingAttentionTiling{0, 0, 0, 0, 1},
+        RingAttentionTiling{0, 0, 0, 0, 0, KeyPacking::kHeads},
+        RingAttentionTiling{0, 0, 0, 0, 0, KeyPacking::kHeads, 1}}) {
     prints.insert(RingAttentionPlan::make(2, 2, base, tiling)->fingerprint());
   }
-  EXPECT_EQ(prints.size(), shapes.size() + 5);
+  EXPECT_EQ(prints.size(), shapes.size() + 7);
   EXPECT_EQ(RingAttentionPlan::make(2, 2, base, {})->fingerprint(),
             RingAttentionPlan::make(2, 2, base, {})->fingerprint());
 }
