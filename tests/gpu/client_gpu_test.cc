@@ -20,7 +20,7 @@
 namespace mk {
 namespace {
 
-const std::string kAll = "ag-gemm,gemm-rs,gemm-ar,moe,ring,ring-open";
+const std::string kAll = "ag-gemm,gemm-rs,gemm-ar,moe,ring,ring-open,ring-f16,ring-packed";
 
 int devices_here() {
   int count = 0;

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "mkernel/mkernel.h"
 #include "tests/gpu/attention_reference.h"
@@ -16,7 +17,9 @@ namespace mk {
 
 /// One rank's rows of Q, K, V, O and LSE; and those of all ranks, which it draws itself to deal out
 /// and to judge by. Work::op "ring": causal, two sequences, [B,S,H,D]; "ring-open": no mask,
-/// [B,H,S,D]. Work::m is the longest sequence.
+/// [B,H,S,D]; "ring-f16": the same of f16; "ring-packed": causal, sequences of different lengths
+/// (`lengths`), whose starts are written on the stream right before a launch. Work::m is the
+/// longest sequence; of packed ones all their rows.
 class RankSequences {
  public:
   RankSequences(const Work& work, const AttachOptions& at);
@@ -32,9 +35,16 @@ class RankSequences {
   std::int64_t bad(std::uint32_t seq, cudaStream_t stream) const;
 
  private:
-  SequenceRows rows(std::uint32_t seq) const {
-    return sequence_rows_of_rank(seq, shape_.causal, at_.world, at_.rank);
-  }
+  /// A sequence of the launch, and the rank's rows of it, all among those of all sequences.
+  struct Part {
+    RowRange sequence;
+    RowRange rows;
+  };
+  bool packed() const { return shape_.sequences_max != 0; }
+  /// The sequences of a launch with `seq` rows: where each begins, and where the last one ends.
+  std::vector<std::uint32_t> starts(std::uint32_t seq) const;
+  std::vector<Part> parts(std::uint32_t seq) const;
+  std::uint64_t count(std::uint32_t seq) const;  ///< of the rank's rows
   kernels::cuda::AttentionTensor own(const test::DeviceMemory& memory, std::uint32_t heads,
                                      std::uint64_t rows) const;
   kernels::cuda::AttentionTensor whole(const test::DeviceMemory& memory, std::uint32_t heads) const;
@@ -50,7 +60,8 @@ class RankSequences {
   const bool heads_first_;
   const std::uint64_t rows_max_;
   test::DeviceMemory all_q_, all_k_, all_v_;  ///< [B,S,H,D]
-  test::DeviceMemory q_, k_, v_, o_, lse_;
+  test::DeviceMemory q_, k_, v_, o_, lse_, starts_;
+  mutable std::vector<std::uint32_t> begins_;  ///< of the last launch
 };
 
 /// Collective.

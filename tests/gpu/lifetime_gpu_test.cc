@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "tests/client/embedded_ranks.h"
 #include "tests/gpu/client_ranks.h"
+#include "tests/gpu/client_ring.h"
 #include "tests/multiprocess/delays.h"
 
 namespace mk {
@@ -27,19 +29,21 @@ bool full() {
   return wanted != nullptr && std::string(wanted) == "full";
 }
 
-/// One rank's stream and matrices, which outlive its operators and sessions.
+/// One rank's stream and tensors (RankMatrices, RankSequences), which outlive its operators and
+/// sessions.
+template <class Tensors>
 struct Rank {
-  Rank(const Work& work, const AttachOptions& at) : matrices(work, at) {
+  Rank(const Work& work, const AttachOptions& at) : tensors(work, at) {
     test::require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     // CUDA loads a kernel at its first launch, for which it may wait for the device to be idle.
-    matrices.draw(0, stream);
-    (void)matrices.bad(work.m, stream);
+    tensors.draw(0, stream);
+    (void)tensors.bad(work.m, stream);
   }
   ~Rank() { cudaStreamDestroy(stream); }
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 
-  RankMatrices matrices;
+  Tensors tensors;
   cudaStream_t stream = nullptr;
 };
 
@@ -62,27 +66,42 @@ class DestroyedOnTheGpu : public testing::TestWithParam<Case> {
     ASSERT_TRUE(started) << started.error().message;
     cluster_ = std::move(*started);
     work_.op = GetParam().op;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      test::require(cudaSetDevice(device_of(rank)), "device");
-      ranks_[rank].emplace(work_, place(*cluster_, 1, rank, ""));
-    }
   }
 
   void run(std::uint32_t rounds, std::chrono::microseconds pause) {
+    const auto multiply = [&]<class Operator>() {
+      run_with<RankMatrices>(rounds, pause, [this](Session& session, const RankMatrices&) {
+        return create<Operator>(session, work_, std::chrono::seconds(20));
+      });
+    };
+    if (work_.op == "ag-gemm") {
+      multiply.operator()<AllGatherGemm>();
+    } else if (work_.op == "gemm-rs") {
+      multiply.operator()<GemmReduceScatter>();
+    } else if (work_.op == "gemm-ar") {
+      multiply.operator()<GemmAllReduce>();
+    } else {
+      run_with<RankSequences>(rounds, pause, [](Session& session, const RankSequences& sequences) {
+        return create_ring(session, sequences, std::chrono::seconds(20));
+      });
+    }
+  }
+
+ private:
+  template <class Tensors, class Create>
+  void run_with(std::uint32_t rounds, std::chrono::microseconds pause, Create&& create_op) {
+    std::optional<Rank<Tensors>> ranks[2];
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      test::require(cudaSetDevice(device_of(rank)), "device");
+      ranks[rank].emplace(work_, place(*cluster_, 1, rank, ""));
+    }
     for (std::uint32_t round = 0; round < rounds && !HasFailure(); ++round) {
       SCOPED_TRACE(fmt::format("round {}", round));
-      for_ranks(2, [&](std::uint32_t rank) {
-        if (work_.op == "ag-gemm") {
-          live_once<AllGatherGemm>(rank, round, pause);
-        } else if (work_.op == "gemm-rs") {
-          live_once<GemmReduceScatter>(rank, round, pause);
-        } else {
-          live_once<GemmAllReduce>(rank, round, pause);
-        }
-      });
+      for_ranks(
+          2, [&](std::uint32_t rank) { live_once(*ranks[rank], rank, round, pause, create_op); });
       for (std::uint32_t rank = 0; rank < 2 && !HasFailure(); ++rank) {
         test::require(cudaSetDevice(device_of(rank)), "device");
-        EXPECT_EQ(ranks_[rank]->matrices.bad(work_.m, ranks_[rank]->stream), 0) << "rank " << rank;
+        EXPECT_EQ(ranks[rank]->tensors.bad(work_.m, ranks[rank]->stream), 0) << "rank " << rank;
       }
     }
     if (full() && !HasFailure()) {
@@ -90,28 +109,26 @@ class DestroyedOnTheGpu : public testing::TestWithParam<Case> {
     }
   }
 
- private:
   /// Attaches, creates, launches once, destroys and detaches. At each step this rank may wait for a
   /// time of at most `pause`, while the other one goes on.
-  template <class Operator>
-  void live_once(std::uint32_t rank, std::uint32_t round, std::chrono::microseconds pause) {
+  template <class Tensors, class Create>
+  void live_once(Rank<Tensors>& own, std::uint32_t rank, std::uint32_t round,
+                 std::chrono::microseconds pause, Create&& create_op) {
     std::mt19937 random(round * 2 + rank);
     const auto dawdle = [&] {
       if (random() % 2 == 0)
         std::this_thread::sleep_for(std::chrono::microseconds(random() % pause.count()));
     };
-    Rank& own = *ranks_[rank];
     test::require(cudaSetDevice(device_of(rank)), "device");
     auto session = Session::attach(place(*cluster_, 1, rank, fmt::format("round-{}", round)));
     ASSERT_TRUE(session) << session.error().message;
-    auto made = create<Operator>(*session, work_, std::chrono::seconds(20));
+    auto made = create_op(*session, own.tensors);
     ASSERT_TRUE(made) << "rank " << rank << ": " << made.error().message;
-    std::optional<Operator> op(std::move(*made));
-    own.matrices.draw(round, own.stream);
+    std::optional op(std::move(*made));
+    own.tensors.draw(round, own.stream);
     test::require(cudaStreamSynchronize(own.stream), "inputs");
     dawdle();
-    const Status launched =
-        op->launch_on(own.stream, own.matrices.a(), own.matrices.b(), own.matrices.c(), work_.m);
+    const Status launched = own.tensors.launch(*op, own.stream, work_.m);
     EXPECT_TRUE(launched) << "rank " << rank << ": " << launched.error().message;
     const auto ended = op->finish(own.stream);
     EXPECT_TRUE(ended) << "rank " << rank << ": " << ended.error().message;
@@ -124,7 +141,6 @@ class DestroyedOnTheGpu : public testing::TestWithParam<Case> {
 
   Work work_{.m = 256, .n = 256, .k = 128};
   std::unique_ptr<EmbeddedCluster> cluster_;
-  std::optional<Rank> ranks_[2];
 };
 
 TEST_P(DestroyedOnTheGpu, FailsNobody) { run(full() ? 200 : 10, std::chrono::milliseconds(3)); }
@@ -139,10 +155,12 @@ TEST_P(DestroyedOnTheGpu, FailsNobodyWhileOthersAreDelayed) {
 INSTANTIATE_TEST_SUITE_P(Operators, DestroyedOnTheGpu,
                          testing::Values(Case{"ag-gemm", "loopback"}, Case{"gemm-rs", "loopback"},
                                          Case{"gemm-ar", "loopback"}, Case{"ag-gemm", "ofi"},
-                                         Case{"gemm-rs", "ofi"}, Case{"gemm-ar", "ofi"}),
+                                         Case{"gemm-rs", "ofi"}, Case{"gemm-ar", "ofi"},
+                                         Case{"ring", "loopback"}, Case{"ring", "ofi"},
+                                         Case{"ring-packed", "loopback"}),
                          [](const testing::TestParamInfo<Case>& test) {
                            std::string op = test.param.op;
-                           op[op.find('-')] = '_';
+                           std::replace(op.begin(), op.end(), '-', '_');
                            return fmt::format("{}_{}", op, test.param.fabric);
                          });
 
