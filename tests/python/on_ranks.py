@@ -324,6 +324,37 @@ def attention_is_right(dtype):
     return True
 
 
+def packed_attention_is_right(dtype):
+    """Sequences of different lengths, an empty one and one of a single row among them, against float64."""
+    group = mkernel.init()
+    for causal, lengths, heads, key_heads in ((True, [31, 0, 1, 9], 4, 2), (False, [5, 40], 2, 2), (True, [0, 2, 0], 2, 1)):
+        seq = sum(lengths)
+        q, k, v = (random_matrix([i, seq], seq, h * 64, dtype) for i, h in ((1, heads), (2, key_heads), (3, key_heads)))
+        rows = mkernel.packed_rows(lengths, causal=causal)
+        stored = [x[0][rows].reshape(len(rows), x[0].shape[1] // 64, 64) for x in (q, k, v)]
+        out, lse = mkernel.ring_attention_packed(*stored, lengths, causal=causal)
+        whole = [x[1].reshape(seq, -1, 64) for x in (q, k, v)]
+        half, tiny = ROUNDING[dtype]
+        starts = numpy.cumsum([0, *lengths])
+        for i, length in enumerate(lengths):
+            own = (rows >= starts[i]) & (rows < starts[i] + length)
+            if not own.any():
+                continue
+            keys, values = (x[starts[i] : starts[i] + length] for x in whole[1:])
+            expected, expected_lse = exact_attention(whole[0][rows[own]], keys, values, rows[own] - starts[i], causal, 64**-0.5)
+            allowed = 1.1 * half * abs(expected) + 1e-5 + tiny
+            assert (abs(values_of(out[own]) - expected) <= allowed).all(), f"{lengths}, sequence {i}, on rank {group.rank}"
+            assert (abs(lse[own] - expected_lse) <= 1e-4).all()
+    errors = []
+    one = numpy.zeros((1, 1, 64), numpy.float16)
+    for lengths in ([], [-1, 2], [group.world * 2]):
+        try:
+            mkernel.ring_attention_packed(one, one, one, lengths)
+        except mkernel.Error as error:
+            errors.append(error.sentence)
+    return errors
+
+
 def moe_is_right(dtype, hidden=32, features=24, experts=6, top_k=2):
     """Every row of this rank's experts, for ranks with different counts of tokens, one with none."""
     group = mkernel.init()

@@ -20,6 +20,12 @@ def test_attention_over_all_ranks_is_right(cluster, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_attention_over_sequences_of_different_lengths_is_right(cluster, dtype):
+    for none, negative, rows in cluster.run(on_ranks.packed_attention_is_right, dtype):
+        assert "at least one" in none and "none below 0" in negative and "this rank has 2" in rows
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_each_expert_gets_its_tokens_and_the_products_are_right(cluster, dtype):
     assert sum(cluster.run(on_ranks.moe_is_right, dtype)) > 30
 

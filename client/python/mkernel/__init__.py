@@ -38,6 +38,7 @@ from .operators import (
     gemm_rs,
     gemm_rs_backward,
 )
+from .packed import packed_rows, ring_attention_packed
 from .ring import ring_attention, sequence_rows
 
 #: What needs PyTorch, which is imported when one of these is asked for.
@@ -78,7 +79,9 @@ __all__ = [
     "is_initialized",
     "local_cluster",
     "moe_dispatch_gemm",
+    "packed_rows",
     "ring_attention",
+    "ring_attention_packed",
     "sequence_rows",
     "shutdown",
     "to_bf16",

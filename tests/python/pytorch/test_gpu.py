@@ -30,6 +30,11 @@ def test_attention_and_its_gradient_are_as_good_as_one_process(pair, causal):
         assert "attn_mask" in said
 
 
+def test_attention_over_sequences_of_different_lengths_is_like_each_by_itself(pair):
+    for said in pair.run(torch_ranks.packed_attention_is_right, "cuda"):
+        assert "torch.int32" in said
+
+
 def test_dispatch_and_combine_and_their_gradients_are_within_the_rounding_error_of_float64(pair):
     for outcomes in pair.run(torch_ranks.experts_gradients_are_right, "bf16", "cuda"):
         assert set(outcomes.values()) == {"SUCCESS"}

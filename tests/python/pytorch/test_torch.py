@@ -39,6 +39,11 @@ def test_attention_and_its_gradient_are_as_good_as_one_process(cluster, causal):
         assert "attn_mask" in said
 
 
+def test_attention_over_sequences_of_different_lengths_is_like_each_by_itself(cluster):
+    for said in cluster.run(torch_ranks.packed_attention_is_right):
+        assert "torch.int32" in said
+
+
 def test_a_layer_of_experts_and_its_gradients_are_as_good_as_one_process(cluster):
     for said in cluster.run(torch_ranks.moe_layer_and_gradients_are_right):
         assert "experts=6, top_k=2" in said

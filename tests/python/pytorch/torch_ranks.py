@@ -404,6 +404,32 @@ def attention_and_gradients_are_right(causal, device="cpu"):
         return error.sentence
 
 
+def packed_attention_is_right(device="cpu"):
+    """Sequences of different lengths: as PyTorch's attention of each by itself, in float64; then without a row on some rank."""
+    group = init_on(device)
+    for causal, lengths in ((True, [50, 0, 1, 13]), (False, [7, 64]), (True, [1, 0])):
+        rows = torch.from_numpy(mkernel.packed_rows(lengths, causal=causal))
+        q, k, v = (random_tensor(i, sum(lengths), h, 64) * 4 for i, h in ((1, 4), (2, 2), (3, 2)))
+        exact = [
+            nn.functional.scaled_dot_product_attention(*(x.double().transpose(0, 1) for x in part), is_causal=causal, enable_gqa=True).transpose(0, 1)
+            for part in zip(*(x.bfloat16().split(lengths) for x in (q, k, v)))
+        ]
+        mine = [x[rows].bfloat16().to(device) for x in (q, k, v)]
+        starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
+        y = mt.attention_varlen(*mine, starts, causal, rows_max=sum(lengths))
+        assert y.shape == mine[0].shape
+        if len(rows):
+            assert error_of(y.cpu(), torch.cat(exact)[rows]) < 0.004, f"{lengths} on rank {group.rank}"
+        if device == "cpu":
+            assert torch.equal(y, mt.attention_varlen(*mine, starts, causal))
+    outcomes = torch.library.opcheck(torch.ops.mkernel.ring_attention_packed, (*mine, starts, 1, True, 0.125, ""))
+    assert set(outcomes.values()) == {"SUCCESS"}
+    try:
+        mt.attention_varlen(*mine, starts.long(), rows_max=1)
+    except mkernel.Error as error:
+        return error.sentence
+
+
 def moe_layer_and_gradients_are_right(device="cpu", hidden=32, intermediate=64, experts=6, top_k=2, count=24):
     """A layer of experts, beside one process that has all experts, against float64."""
     group = init_on(device)

@@ -15,6 +15,7 @@ from .attention import attention, sequence_shard
 from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
 from .moe import MoELayer, Routed, gemm_combine, moe_dispatch_gemm
 from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs
+from .packed import attention_varlen
 from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp
 
 
@@ -37,6 +38,7 @@ __all__ = [
     "ag_gemm",
     "all_gather",
     "attention",
+    "attention_varlen",
     "copy_gemm",
     "finish_gradients",
     "fused_all_gather_matmul",
