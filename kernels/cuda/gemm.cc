@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/cuda/gemm_choice.h"
 #include "kernels/cuda/gemm_kernels.h"
 #include "kernels/cuda/tensor_map.h"
 
@@ -18,35 +19,19 @@ const PlainGemmKernel& kernel_of(DType dtype, BLayout b_layout, GemmVariant vari
                                : plain_gemm_f16(b_layout, variant);
 }
 
-/// The variant with the least estimated time: waves of tiles times the time of one tile, relative
-/// to the largest tile's, as measured on an H200. A pair loads B once for two tiles; that leaves
-/// the GPU, which is at its power limit in long products, a higher clock, but starts a little
-/// later.
-GemmVariant choose_variant(int m, int n, int blocks) {
-  struct Candidate {
-    GemmVariant variant;
-    int rows, columns;
-    int cluster;
-    double tile_time;
-    double start_time;
-  };
-  constexpr Candidate kCandidates[] = {{GemmVariant::k128x256, 128, 256, 1, 1.0, 0.0},
-                                       {GemmVariant::k128x256Pair, 256, 256, 2, 0.97, 0.07},
-                                       {GemmVariant::k128x128, 128, 128, 1, 0.54, 0.0},
-                                       {GemmVariant::k128x64, 128, 64, 1, 0.38, 0.0}};
-  GemmVariant best = GemmVariant::k128x256;
-  double best_time = 0;
-  for (const Candidate& candidate : kCandidates) {
-    const int workers = blocks / candidate.cluster;
-    if (workers == 0) continue;
-    const int tiles = ceil_div(m, candidate.rows) * ceil_div(n, candidate.columns);
-    const double time = ceil_div(tiles, workers) * candidate.tile_time + candidate.start_time;
-    if (best_time == 0 || time < best_time) {
-      best_time = time;
-      best = candidate.variant;
+/// What the current device holds, of `blocks` blocks that the product may have. Each takes a
+/// multiprocessor of its own.
+Result<GemmRoom> room_of(const PlainGemmKernel& kernel, int blocks) {
+  GemmRoom room;
+  room.blocks = blocks;
+  for (int size = 1; size <= kClusterMax; ++size) {
+    int& clusters = room.clusters[static_cast<std::size_t>(size)];
+    if (cudaError_t error = kernel.clusters(size, &clusters); error != cudaSuccess) {
+      return fail(ErrorCode::kSystem, "gemm: how many clusters of {} blocks fit is unknown: {}",
+                  size, cudaGetErrorString(error));
     }
   }
-  return best;
+  return room;
 }
 
 Status check_sizes(const GemmProblem& problem) {
@@ -79,6 +64,12 @@ const char* gemm_variant_name(GemmVariant variant) {
       return "128x64";
     case GemmVariant::k128x128:
       return "128x128";
+    case GemmVariant::k128x160:
+      return "128x160";
+    case GemmVariant::k128x192:
+      return "128x192";
+    case GemmVariant::k128x224:
+      return "128x224";
     case GemmVariant::k128x256:
       return "128x256";
     case GemmVariant::k128x256Pair:
@@ -87,7 +78,10 @@ const char* gemm_variant_name(GemmVariant variant) {
   return "unknown";
 }
 
-int GemmPlan::blocks() const { return parts_->workers * parts_->kernel->cluster; }
+int GemmPlan::blocks() const {
+  return parts_->workers * parts_->kernel->cluster * parts_->arguments.splits;
+}
+int GemmPlan::splits() const { return parts_->arguments.splits; }
 
 Result<GemmPlan> GemmPlan::create(const GemmProblem& problem, const GemmTuning& tuning) {
   MK_RETURN_IF_ERROR(check_sizes(problem));
@@ -108,9 +102,13 @@ Result<GemmPlan> GemmPlan::create(const GemmProblem& problem, const GemmTuning& 
 
   GemmPlan plan;
   const int blocks = tuning.blocks_max > 0 ? std::min(tuning.blocks_max, sm_count) : sm_count;
-  plan.variant_ = tuning.variant != GemmVariant::kAuto
-                      ? tuning.variant
-                      : choose_variant(problem.m, problem.n, blocks);
+  GemmChoice choice{tuning.variant, std::max(1, tuning.splits)};
+  if (tuning.variant == GemmVariant::kAuto) {
+    const PlainGemmKernel& any = kernel_of(problem.dtype, problem.b_layout, GemmVariant::k128x64);
+    MK_ASSIGN_OR_RETURN(const GemmRoom room, room_of(any, blocks));
+    choice = choose_gemm(problem.m, problem.n, problem.k, room, tuning.one_order_of_k);
+  }
+  plan.variant_ = choice.variant;
   const PlainGemmKernel& kernel = kernel_of(problem.dtype, problem.b_layout, plan.variant_);
 
   auto parts = std::make_shared<Parts>();
@@ -129,6 +127,12 @@ Result<GemmPlan> GemmPlan::create(const GemmProblem& problem, const GemmTuning& 
       arguments.c, make_tensor_map("C", dtype, problem.c, problem.m, problem.n, problem.n, 64, 64));
   arguments.m_blocks = ceil_div(problem.m, kernel.block_m);
   arguments.k_blocks = ceil_div(problem.k, kBlockK);
+  arguments.splits = choice.splits;
+  if (const int most = splits_max(plan.variant_, arguments.k_blocks); arguments.splits > most) {
+    return fail(ErrorCode::kInvalidArgument,
+                "gemm: {} blocks cannot share k = {} of a tile of {}: at most {} can",
+                arguments.splits, problem.k, gemm_variant_name(plan.variant_), most);
+  }
 
   const int worker_rows = kernel.block_m * kernel.cluster;
   // With 132 blocks, 2048 rows of tiles in flight are about as wide as they are high.
@@ -137,8 +141,10 @@ Result<GemmPlan> GemmPlan::create(const GemmProblem& problem, const GemmTuning& 
   arguments.order.tiles_n = ceil_div(problem.n, kernel.block_n);
   arguments.order.band =
       std::max(1, (tuning.band_rows > 0 ? tuning.band_rows : kBandRows) / worker_rows);
-  parts->workers = std::min(arguments.order.tiles_m * arguments.order.tiles_n,
-                            std::max(1, blocks / kernel.cluster));
+  const int tiles = arguments.order.tiles_m * arguments.order.tiles_n;
+  // Blocks that share a tile have no other.
+  parts->workers =
+      arguments.splits > 1 ? tiles : std::min(tiles, std::max(1, blocks / kernel.cluster));
 
   if (cudaError_t error = kernel.prepare(); error != cudaSuccess) {
     return fail(ErrorCode::kSystem, "gemm: the device refuses the kernel's shared memory: {}",

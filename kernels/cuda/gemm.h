@@ -18,8 +18,10 @@ const char* gemm_variant_name(GemmVariant variant);
 /// What may be set by hand; 0 and kAuto leave the choice to the plan.
 struct GemmTuning {
   GemmVariant variant = GemmVariant::kAuto;
+  int splits = 0;      ///< blocks that share a tile's K, of a variant that is set
   int band_rows = 0;   ///< rows of C in one band of the tile order
   int blocks_max = 0;  ///< thread blocks to use, at most one per SM: leaves the other SMs to others
+  bool one_order_of_k = false;  ///< a row's bits do not depend on m: K is not shared
 };
 
 /// A product ready to launch any number of times on the device that was current at creation. It
@@ -35,6 +37,8 @@ class GemmPlan {
   Status launch(cudaStream_t stream) const;
 
   GemmVariant variant() const { return variant_; }
+  /// Shares of a tile's K, each summed by itself: C's bits depend on their number, and on no tile.
+  int splits() const;
   int blocks() const;
 
  private:

@@ -28,8 +28,9 @@ inline constexpr int kWarpgroupRows = 64;
 /// A stage costs kBlockM + kBlockN rows of 128 bytes, a staging buffer 8 KiB per math warpgroup: 4
 /// stages with 2 buffers are best where C stays here; 3 stages with 4 (a whole tile of 128 x 256)
 /// let math go on at once when tiles leave slowly, all blocks at a time, over NVLink.
+/// `kSplitsOfK`: the blocks of a cluster may share a tile's K (split_sums.cuh).
 template <class ElementType, BLayout kLayoutOfB, int kTileM, int kTileN, int kStageCount,
-          int kClusterRows, int kStaging = 2>
+          int kClusterRows, int kStaging = 2, bool kSplitsOfK = false>
 struct GemmConfig {
   using Element = ElementType;  ///< __nv_bfloat16 or __half, of A, B and C
   static constexpr BLayout kBLayout = kLayoutOfB;
@@ -39,11 +40,12 @@ struct GemmConfig {
   /// Blocks of a cluster: they work on vertically adjacent tiles, each loads 1/kCluster of B's tile
   /// for all.
   static constexpr int kCluster = kClusterRows;
+  static constexpr bool kSplitsK = kSplitsOfK;
 
   static constexpr int kMathWarpgroups = kBlockM / kWarpgroupRows;
   static constexpr int kThreads = 128 * (kMathWarpgroups + 1);
   static constexpr int kAccumulators = kBlockN / 2;  ///< fp32 registers of one thread
-  static constexpr int kPieces = kBlockN / kPieceColumns;
+  static constexpr int kPieces = (kBlockN + kPieceColumns - 1) / kPieceColumns;
   /// Of one piece each, per math warpgroup; used by turns.
   static constexpr int kStagingBuffers = kStaging;
 
@@ -51,17 +53,26 @@ struct GemmConfig {
   static constexpr int kIoRegisters = 80;
   static constexpr int kMathRegisters = 208;
 
+  /// Columns of B in a stage: as [K,N] it comes in boxes of 64 columns.
+  static constexpr int kBColumns = kBLayout == BLayout::kNK ? kBlockN : (kBlockN + 63) / 64 * 64;
   static constexpr int kABytes = kBlockM * kBlockK * 2;
-  static constexpr int kBBytes = kBlockN * kBlockK * 2;
+  static constexpr int kBBytes = kBColumns * kBlockK * 2;
   static constexpr int kPieceBytes = kWarpgroupRows * kPieceColumns * 2;
 
   /// Rows (or columns, for B as [K,N]) of the box of one TMA load of B.
   static constexpr int kBBox = kBLayout == BLayout::kNK ? kBlockN / kCluster : 64;
 
   static_assert(kMathWarpgroups == 2, "the register split is made for two");
-  static_assert(kBlockN == 64 || kBlockN == 128 || kBlockN == 256);
-  static_assert(kCluster == 1 || kCluster == 2);
+  static_assert(kBlockN % 32 == 0 && kBlockN >= 64 && kBlockN <= 256);
+  static_assert(kCluster == 1 || (kCluster == 2 && !kSplitsK));
 };
+
+/// First column of a piece among `columns`: the last piece begins earlier where they are no whole
+/// pieces, so it has the second half of the piece before it, too. Both store the same there.
+__device__ __forceinline__ constexpr int piece_column(int piece, int columns) {
+  return piece * kPieceColumns <= columns - kPieceColumns ? piece * kPieceColumns
+                                                          : columns - kPieceColumns;
+}
 
 /// For tiles that another's partial is added to (late_adds.cuh).
 template <int kMath>
@@ -77,6 +88,14 @@ struct LateBarriers {
     for (auto& barrier : full) ptx::mbarrier_init(&barrier, 1);
   }
 };
+
+/// For blocks that share a tile's K (split_sums.cuh).
+struct SplitBarriers {
+  std::uint64_t room;  ///< to who sends: no block of the cluster needs its stages any more
+  std::uint64_t come;  ///< to the warpgroup that sums: the others' sums are here
+};
+
+struct NoSplitBarriers {};
 
 /// Shared memory of one block. The swizzle repeats every 1024 bytes, so every tile starts at a
 /// multiple of that. A barrier's name says what has happened to its slot, and to whom it is news.
@@ -98,11 +117,50 @@ struct alignas(1024) GemmShared {
   Barrier piece_empty[kMath][kBuffers];  ///< to math: it has been read, and what passed it since
 
   LateBarriers<kMath> late;  ///< where partials are added
-  TileFeed<TileType> feed;   ///< where tiles are taken at run time
+  /// Where the blocks of a cluster share K; else nothing.
+  [[no_unique_address]] std::conditional_t<Config::kSplitsK, SplitBarriers, NoSplitBarriers> split;
+  TileFeed<TileType> feed;  ///< where tiles are taken at run time
 
   alignas(16) std::uint32_t store_words[kStoreWords > 0 ? kStoreWords : 1];  ///< the output store's
   alignas(16) GateData gate;    ///< the readiness gate's
   alignas(16) OrderData order;  ///< the tile order's
+};
+
+/// CuTe's atom for so many columns. Those that CuTe has in a second, large header are in
+/// wgmma_between.cuh, for the few units that need them.
+template <int kColumns, class Element, cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom;
+template <cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom<64, __nv_bfloat16, kA, kB> {
+  using Type = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<kA, kB>;
+};
+template <cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom<64, __half, kA, kB> {
+  using Type = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<kA, kB>;
+};
+template <cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom<128, __nv_bfloat16, kA, kB> {
+  using Type = cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<kA, kB>;
+};
+template <cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom<128, __half, kA, kB> {
+  using Type = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<kA, kB>;
+};
+template <cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom<192, __nv_bfloat16, kA, kB> {
+  using Type = cute::SM90::GMMA::MMA_64x192x16_F32BF16BF16_SS<kA, kB>;
+};
+template <cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom<192, __half, kA, kB> {
+  using Type = cute::SM90::GMMA::MMA_64x192x16_F32F16F16_SS<kA, kB>;
+};
+template <cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom<256, __nv_bfloat16, kA, kB> {
+  using Type = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<kA, kB>;
+};
+template <cute::SM90::GMMA::Major kA, cute::SM90::GMMA::Major kB>
+struct WgmmaAtom<256, __half, kA, kB> {
+  using Type = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<kA, kB>;
 };
 
 /// The wgmma instruction of a configuration: 64 x kBlockN x 16, both operands from shared memory.
@@ -111,24 +169,8 @@ struct Wgmma {
   static constexpr auto kMajorB =
       Config::kBLayout == BLayout::kNK ? cute::SM90::GMMA::Major::K : cute::SM90::GMMA::Major::MN;
   static constexpr auto kMajorA = cute::SM90::GMMA::Major::K;
-  static constexpr bool kBf16 = std::is_same_v<typename Config::Element, __nv_bfloat16>;
-
-  template <int kN>
-  static auto select() {
-    namespace gmma = cute::SM90::GMMA;
-    if constexpr (kN == 256) {
-      return std::conditional_t<kBf16, gmma::MMA_64x256x16_F32BF16BF16_SS<kMajorA, kMajorB>,
-                                gmma::MMA_64x256x16_F32F16F16_SS<kMajorA, kMajorB>>{};
-    } else if constexpr (kN == 128) {
-      return std::conditional_t<kBf16, gmma::MMA_64x128x16_F32BF16BF16_SS<kMajorA, kMajorB>,
-                                gmma::MMA_64x128x16_F32F16F16_SS<kMajorA, kMajorB>>{};
-    } else {
-      static_assert(kN == 64);
-      return std::conditional_t<kBf16, gmma::MMA_64x64x16_F32BF16BF16_SS<kMajorA, kMajorB>,
-                                gmma::MMA_64x64x16_F32F16F16_SS<kMajorA, kMajorB>>{};
-    }
-  }
-  using Atom = decltype(select<Config::kBlockN>());
+  using Atom =
+      typename WgmmaAtom<Config::kBlockN, typename Config::Element, kMajorA, kMajorB>::Type;
 
   /// Issues acc (+)= A * B for 16 of K; `keep` false overwrites acc.
   static __device__ __forceinline__ void issue(std::uint64_t a, std::uint64_t b,

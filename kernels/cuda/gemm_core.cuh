@@ -17,6 +17,8 @@
 /// In a cluster of two, the blocks work on tiles one above the other, so they need the same tile of
 /// B: each loads half of it and multicasts that to both. A stage is then free when the math warps
 /// of both blocks have read it.
+///
+/// Where tiles are few, a cluster works on one tile, each block on its share of K (split_sums.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -29,8 +31,9 @@
 #include "kernels/cuda/gemm_policies.cuh"
 #include "kernels/cuda/late_adds.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/split_sums.cuh"
 #include "kernels/cuda/tile.h"
-#include "kernels/cuda/tile_feed.cuh"
+#include "kernels/cuda/tile_walk.cuh"
 
 namespace mk::kernels::cuda {
 
@@ -43,6 +46,7 @@ struct GemmParams {
   int a_box_rows;  ///< kBlockM, or M rounded up to 8 if that is less: no more than C has is loaded
   int m_blocks;    ///< ceil(M / kBlockM); a cluster's last tile may lie below it, and is not stored
   int k_blocks;    ///< ceil(K / 64)
+  int splits = 1;  ///< blocks of a cluster, which share K; then a cluster has one tile at most
   typename Order::Params order;
   typename Gate::Params gate;
   typename Store::Params store;
@@ -66,63 +70,6 @@ struct RingPosition {
 template <class Order>
 inline constexpr bool kHasRect = requires(const Order& order, Tile tile) {
   order.rect(tile);
-};
-
-/// What the math warpgroups walk: they need to know that there is a tile, not which. An order whose
-/// `next` is dear names a cheaper one that ends with it: `Count(const Params&, int worker, int
-/// workers)` with `bool next(Tile*)`.
-template <class Order>
-struct CountOf {
-  using Type = Order;
-};
-template <class Order>
-requires requires { typename Order::Count; }
-struct CountOf<Order> {
-  using Type = typename Order::Count;
-};
-
-/// An order whose tiles are taken at run time, `static constexpr bool kTaken = true`: only the
-/// loading thread has one, and hands its tiles on (TileFeed).
-template <class Order>
-inline constexpr bool kIsTaken = requires {
-  requires Order::kTaken;
-};
-
-template <class Order, class Params, class OrderShared>
-__device__ __forceinline__ Order make_order(const Params& params, OrderShared& shared, int worker,
-                                            int workers) {
-  if constexpr (kOrderShares<Order>) {
-    return Order(params, shared, worker, workers);
-  } else {
-    return Order(params, worker, workers);
-  }
-}
-
-/// What the warps that do not load walk: the order itself, or what the loading thread hands on.
-template <class Order, bool kWholeWarp>
-class TileWalk {
- public:
-  template <class Params, class Shared>
-  __device__ TileWalk(const Params& params, Shared& shared, int worker, int workers)
-      : order_(make_order<Order>(params, shared.order, worker, workers)) {}
-  __device__ bool next(TileOf<Order>* tile) { return order_.next(tile); }
-  /// Of an order that kAccumulates.
-  __device__ bool accumulates() const { return order_.accumulates(); }
-
- private:
-  Order order_;
-};
-template <class Order, bool kWholeWarp>
-requires kIsTaken<Order>
-class TileWalk<Order, kWholeWarp> {
- public:
-  template <class Params, class Shared>
-  __device__ TileWalk(const Params& /*params*/, Shared& shared, int, int) : feed_(shared.feed) {}
-  __device__ bool next(TileOf<Order>* tile) { return feed_.get(number_++, tile, kWholeWarp); }
-
- private:
-  TileFeed<TileOf<Order>>& feed_;
-  std::uint32_t number_ = 0;
 };
 
 /// Whether math warpgroup `warpgroup` has anything to do: whether so many rows (of A's box) reach
@@ -171,6 +118,10 @@ __device__ __forceinline__ void prepare_core(const GemmParams<Order, Gate, Store
     }
   }
   if constexpr (kAccumulates<Order>) shared.late.begin();
+  if constexpr (Config::kSplitsK) {
+    const auto split = KShare::of<Config>(params.splits, params.k_blocks);
+    prepare_split_sums<Config>(shared.split, split, readers);
+  }
   // The math warps and the storing threads.
   if constexpr (kIsTaken<Order>) shared.feed.begin(kMathWarpgroups * 4 + kMathWarpgroups);
   for (auto& word : shared.store_words) word = 0;
@@ -193,6 +144,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
   constexpr int kCluster = Config::kCluster;
   constexpr int kMathWarpgroups = Config::kMathWarpgroups;
   constexpr int kOutPieces = Config::kPieces / Epilogue::kSumsPerOutput;
+  constexpr int kOutColumns = Config::kBlockN / Epilogue::kSumsPerOutput;
 
   // Warp-uniform values come through a shuffle so that the compiler keeps them in uniform
   // registers. (The warp's number where it is used: from before the branch ptxas may spill it.)
@@ -202,6 +154,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
   };
   const int lane = threadIdx.x % 32;
   const int cluster_rank = kCluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
+
+  const auto share = KShare::of<Config>(params.splits, params.k_blocks);
 
   TileOf<Order> tile;
 
@@ -251,7 +205,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
           origin = {static_cast<int>(rect.row), static_cast<int>(rect.column)};
         }
         int ready_until = 0;
-        for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
+        for (int k_block = share.begin; k_block < share.end; ++k_block, ring.advance()) {
           if (k_block >= ready_until) {
             if constexpr (requires { gate.wait(tile, k_block); }) {
               ready_until = gate.wait(tile, k_block);
@@ -276,7 +230,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
           } else {
             // B: K-major as one box, N-major as boxes of 64 columns; in a cluster, this block's
             // half of it, for both.
-            constexpr int kBoxes = Config::kBlockN / kCluster / Config::kBBox;
+            constexpr int kBoxes = Config::kBColumns / kCluster / Config::kBBox;
             constexpr int kBoxBytes = Config::kBBox * kBlockK * 2;
 #pragma unroll
             for (int i = 0; i < kBoxes; ++i) {
@@ -321,7 +275,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
         const bool inside = kCluster == 1 || m < params.m_blocks;
-        const int pieces = has_rows(of, rows_of(tile, params.a_box_rows)) ? kOutPieces : 0;
+        const int pieces =
+            has_rows(of, rows_of(tile, params.a_box_rows)) && share.sums(of) ? kOutPieces : 0;
         // A buffer is given back one piece late, so that a piece already waiting is not held up by
         // the reading of the one before it; or, where something is added, all of them after that.
         bool adds = false;
@@ -331,7 +286,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
         for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
           ptx::mbarrier_wait(&shared.piece_full[of][ring.slot], ring.parity);
           if (inside) {
-            const Piece ready{m, tile.n, of * kWarpgroupRows, piece * kPieceColumns,
+            const Piece ready{m, tile.n, of * kWarpgroupRows, piece_column(piece, kOutColumns),
                               shared.piece[of][ring.slot]};
             if constexpr (requires { store.put(ready, tile); }) {
               store.put(ready, tile);
@@ -416,7 +371,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
     while (order.next(&tile)) {
       if (!has_rows(warpgroup, rows_of(tile, params.a_box_rows))) {
         if constexpr (kHasRows<TileOf<Order>>) {
-          for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
+          for (int k_block = share.begin; k_block < share.end; ++k_block, ring.advance()) {
             ptx::mbarrier_wait(&shared.stage_full[ring.slot], ring.parity);
             release_stage(ring.slot);
           }
@@ -424,7 +379,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
         continue;
       }
       int last_stage = 0;
-      for (int k_block = 0; k_block < params.k_blocks; ++k_block, ring.advance()) {
+      for (int k_block = 0; k_block < share.end - share.begin; ++k_block, ring.advance()) {
         const std::uint64_t a =
             a_base + static_cast<std::uint64_t>(ring.slot) * (Config::kABytes >> 4);
         const std::uint64_t b =
@@ -451,7 +406,11 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
       for (auto& value : acc) cute::warpgroup_fence_operand(value);
       release_stage(last_stage);
 
+      if constexpr (Config::kSplitsK) {
+        if (!split_sums<Config>(shared, share, warpgroup, acc)) continue;
+      }
       epilogue.begin(tile, warpgroup * kWarpgroupRows + warp * 16 + lane / 4);
+      [[maybe_unused]] std::uint32_t shown_twice[2][4];  // columns of the last two pieces
 #pragma unroll
       for (int piece = 0; piece < kOutPieces; ++piece, staging.advance()) {
         ptx::mbarrier_wait(&shared.piece_empty[warpgroup][staging.slot], staging.parity ^ 1);
@@ -461,7 +420,21 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
         for (int pair = 0; pair < kPieceColumns / 16; ++pair) {
           const std::uint32_t address = to + (((pair * 2 + group) ^ (row % 8)) << 4);
           std::uint32_t packed[4];
-          epilogue.template pack<Element>(acc, piece * kPieceColumns + pair * 16, packed);
+          constexpr bool kOverlaps = kOutColumns % kPieceColumns != 0;
+          if (kOverlaps && piece == kOutPieces - 1 && pair < 2) {
+            // An epilogue works in the sums themselves: once.
+#pragma unroll
+            for (int i = 0; i < 4; ++i) packed[i] = shown_twice[pair][i];
+          } else {
+            epilogue.template pack<Element>(acc, piece_column(piece, kOutColumns) + pair * 16,
+                                            packed);
+          }
+          if constexpr (kOverlaps) {
+            if (piece == kOutPieces - 2 && pair >= 2) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) shown_twice[pair - 2][i] = packed[i];
+            }
+          }
           ptx::store_matrices(address, packed[0], packed[1], packed[2], packed[3]);
         }
         ptx::fence_shared_to_async();
@@ -472,25 +445,26 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
   }
 
   // A block's shared memory must outlive what the other block of the cluster sends to it.
-  if constexpr (kCluster > 1) {
+  if constexpr (kCluster > 1 || Config::kSplitsK) {
     __syncwarp();
     cute::cluster_sync();
   }
 }
 
-/// The core as a whole kernel: block b of the grid works as worker b / kCluster.
+/// The core as a whole kernel: a cluster is a worker.
 template <class Config, class Order, class Gate, class Store, class Epilogue = RoundedSums>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     gemm_kernel(const __grid_constant__ GemmParams<Order, Gate, Store, Epilogue> params) {
   extern __shared__ __align__(1024) std::uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedOf<Config, Gate, Store, Order>*>(dynamic_shared);
   prepare_core<Config>(params, shared);
-  if constexpr (Config::kCluster == 1) {
+  if constexpr (Config::kCluster == 1 && !Config::kSplitsK) {
     __syncthreads();
   } else {
     cute::cluster_sync();
   }
-  gemm_core<Config>(params, shared, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);
+  const int blocks = Config::kSplitsK ? params.splits : Config::kCluster;
+  gemm_core<Config>(params, shared, blockIdx.x / blocks, gridDim.x / blocks);
 }
 
 }  // namespace mk::kernels::cuda

@@ -18,16 +18,19 @@ struct PlainGemmArguments {
   int a_box_rows = 0;
   int m_blocks = 0;
   int k_blocks = 0;
+  int splits = 1;
   RasterOrder::Params order;
 };
 
 struct PlainGemmKernel {
   int block_m;
   int block_n;
-  int cluster;     ///< blocks of one worker
+  int cluster;     ///< blocks of one worker that are on tiles one above the other
   int b_box_rows;  ///< box of B's tensor map
   int b_box_columns;
   cudaError_t (*prepare)();
+  /// How many clusters of so many blocks the current device holds.
+  cudaError_t (*clusters)(int blocks, int* count);
   cudaError_t (*launch)(const PlainGemmArguments&, int workers, cudaStream_t);
 };
 

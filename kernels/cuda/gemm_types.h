@@ -35,6 +35,15 @@ struct GemmProblem {
 
 /// The compiled configurations: tile of a block, and whether two blocks form a cluster that shares
 /// loads of B.
-enum class GemmVariant { kAuto, k128x64, k128x128, k128x256, k128x256Pair };
+enum class GemmVariant {
+  kAuto,
+  k128x64,
+  k128x128,
+  k128x160,
+  k128x192,
+  k128x224,
+  k128x256,
+  k128x256Pair
+};
 
 }  // namespace mk::kernels::cuda

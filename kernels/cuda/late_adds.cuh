@@ -64,8 +64,8 @@ class LateAdds {
     const auto for_each_piece = [&](auto&& what) {
       Position at = first;
       for (int piece = 0; piece < Config::kPieces; ++piece, at.advance()) {
-        what(Piece{late_.m, late_.n, warpgroup_ * kWarpgroupRows, piece * kPieceColumns,
-                   shared.piece[warpgroup_][at.slot]});
+        what(Piece{late_.m, late_.n, warpgroup_ * kWarpgroupRows,
+                   piece_column(piece, Config::kBlockN), shared.piece[warpgroup_][at.slot]});
       }
     };
     const auto load = [&](auto&& what) {

@@ -161,6 +161,32 @@ __device__ __forceinline__ std::uint32_t fetch_add_gpu(std::uint32_t* word, std:
   return before;
 }
 
+// ---- shared memory of a cluster -----------------------------------------------------------------
+
+/// What lies at this shared-memory address in block `rank` of the cluster.
+__device__ __forceinline__ std::uint32_t shared_address_at(std::uint32_t address, int rank) {
+  std::uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+/// Stores 16 bytes in a block of the cluster; the barrier there counts them when they are visible.
+__device__ __forceinline__ void store_async(std::uint32_t to, float x, float y, float z, float w,
+                                            std::uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(x), "f"(y), "f"(z), "f"(w), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ float4 load_shared(std::uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 // ---- bulk stores and proxies --------------------------------------------------------------------
 
 /// Brings `bytes` bytes (addresses and size multiples of 16) from global to shared memory; the

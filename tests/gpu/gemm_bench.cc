@@ -1,11 +1,12 @@
 /// \file
 /// gemm_bench: our matrix product against cuBLAS, same run, same inputs, every element checked.
 ///
-///     gemm_bench [--check] [--speed] [--sweep] [--seams] [--seconds S] [--json FILE]
+///     gemm_bench [--check] [--speed] [--sweep] [--few-rows] [--seams] [--seconds S] [--json FILE]
 ///
 /// --check: odd shapes, both layouts of B, both types, every variant. --speed: the shapes of the
 /// table, ours and cuBLAS by turns, medians. --sweep: speed of each variant and band, to set the
 /// defaults.
+/// --few-rows: the same of products of 64 to 1024 rows, with K shared by several blocks, too.
 /// --seams: what a gate and a store of an operator's kind cost. Exit status 1 if any element of any
 /// product is wrong.
 #include <cublas_v2.h>
@@ -55,7 +56,12 @@ constexpr std::array kSmallShapes = {
     Shape{16, 8192, 8192},  Shape{64, 8192, 8192},   Shape{128, 8192, 8192}, Shape{256, 8192, 8192},
     Shape{512, 4096, 4096}, Shape{1024, 4096, 4096}, Shape{1024, 7168, 8192}};
 
+constexpr std::array kFewRows = {64, 128, 256, 512, 1024};
+constexpr std::array kFewRowsWeights = {Shape{0, 8192, 7168}, Shape{0, 14336, 8192},
+                                        Shape{0, 2560, 8192}};
+
 struct Options {
+  bool few_rows = false;
   bool check = false;
   bool speed = false;
   bool sweep = false;
@@ -224,7 +230,7 @@ void race_seams(const Cublas& cublas, double seconds, bool peer) {
   for (const Shape& shape : {kSpeedShapes[2], kSpeedShapes[3], kSpeedShapes[6]}) {
     Sets sets(shape, DType::kBf16, BLayout::kNK);
     const GemmProblem& p = sets.problems()[0];
-    const auto plans = plans_for(sets, {GemmVariant::k128x256Pair, 0, 0});
+    const auto plans = plans_for(sets, {GemmVariant::k128x256Pair});
     const int blocks = plans[0].blocks();
     const int other = peer ? 1 : 0;
     const SeamRun here(p, 0, false), here_staged(p, 0, true);
@@ -261,7 +267,7 @@ void sweep(const Cublas& cublas, double seconds) {
         for (int band : {1024, 2048, 4096}) {
           const bool large_tile = variant >= GemmVariant::k128x256;
           if (band != 2048 && (!large_tile || shape.m <= 2048)) continue;
-          all.push_back(plans_for(sets, {variant, band, 0}));
+          all.push_back(plans_for(sets, {variant, 0, band}));
           names.push_back(
               fmt::format("{}/{}", mk::kernels::cuda::gemm_variant_name(variant), band));
         }
@@ -279,6 +285,52 @@ void sweep(const Cublas& cublas, double seconds) {
       fmt::print("{} {:5} {:5} {:5}", name(layout), shape.m, shape.n, shape.k);
       for (std::size_t i = 0; i < timings.size(); ++i) {
         fmt::print("  {} {:.0f}", names[i], flops / timings[i].median() / 1e6);
+      }
+      fmt::print("\n");
+      std::fflush(stdout);
+    }
+  }
+}
+
+/// Every variant and number of blocks that share K, beside what the plan takes and cuBLAS.
+void sweep_few_rows(const Cublas& cublas, double seconds) {
+  for (const Shape& weights : kFewRowsWeights) {
+    for (const int rows : kFewRows) {
+      const Shape shape{rows, weights.n, weights.k};
+      Sets sets(shape, DType::kBf16, BLayout::kNK);
+      std::vector<std::vector<GemmPlan>> all = {plans_for(sets, {})};
+      const auto name_of = [](const GemmPlan& plan) {
+        return fmt::format("{}/{}", mk::kernels::cuda::gemm_variant_name(plan.variant()),
+                           plan.splits());
+      };
+      std::vector<std::string> names = {"auto " + name_of(all[0][0])};
+      for (GemmVariant variant : kVariants) {
+        const int most = mk::kernels::cuda::splits_max(variant, shape.k / 64);
+        for (int splits = 1; splits <= most; ++splits) {
+          auto plans = plans_for(sets, {variant, splits});
+          // More than a wave of shares is never quicker.
+          if (splits > 1 && plans[0].blocks() > 132) continue;
+          all.push_back(std::move(plans));
+          names.push_back(name_of(all.back()[0]));
+        }
+      }
+      std::vector<Launch> sides;
+      for (const auto& plans : all) {
+        sides.emplace_back(
+            [&plans](int set) { launch_or_exit(plans[static_cast<std::size_t>(set)]); });
+      }
+      sides.emplace_back(
+          [&](int set) { cublas.run(sets.problems()[static_cast<std::size_t>(set)]); });
+      const double flops = 2.0 * shape.m * shape.n * shape.k;
+      const auto timings = race(sides, sets.count(), flops, seconds);
+      const double theirs = timings.back().median();
+      fmt::print("{:5} {:5} {:5} cublas {:.1f} us;", shape.m, shape.n, shape.k, theirs);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        sets.poison_outputs();
+        launch_or_exit(all[i][0]);
+        const bool right = mk::test::judge(sets.problems()[0], 0, shape.m, nullptr).right();
+        const double ours = timings[i].median();
+        fmt::print(" {} {:.1f} ({:.3f}){}", names[i], ours, theirs / ours, right ? "" : " WRONG");
       }
       fmt::print("\n");
       std::fflush(stdout);
@@ -325,6 +377,8 @@ int run(int argc, char** argv) {
       options.speed = true;
     } else if (argument == "--sweep") {
       options.sweep = true;
+    } else if (argument == "--few-rows") {
+      options.few_rows = true;
     } else if (argument == "--seams") {
       options.seams = true;
     } else if (argument == "--seconds" && i + 1 < argc) {
@@ -333,9 +387,10 @@ int run(int argc, char** argv) {
     } else if (argument == "--json" && i + 1 < argc) {
       options.json = argv[++i];
     } else {
-      fmt::print(stderr,
-                 "usage: gemm_bench [--check] [--speed] [--sweep] [--seams] [--seconds S] "
-                 "[--json FILE]\n");
+      fmt::print(
+          stderr,
+          "usage: gemm_bench [--check] [--speed] [--sweep] [--few-rows] [--seams] [--seconds S] "
+          "[--json FILE]\n");
       return 2;
     }
   }
@@ -350,6 +405,7 @@ int run(int argc, char** argv) {
   std::fflush(stdout);
   Cublas cublas;
   if (options.sweep) sweep(cublas, options.seconds);
+  if (options.few_rows) sweep_few_rows(cublas, options.seconds);
   if (options.seams) race_seams(cublas, options.seconds, devices > 1);
   std::vector<Row> rows;
   if (options.speed) {

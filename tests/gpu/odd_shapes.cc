@@ -39,6 +39,8 @@ OddShapes check_odd_shapes() {
           GemmTuning tuning;
           tuning.variant = variant;
           tuning.band_rows = 512;
+          const int k_blocks = (shape.k + kernels::cuda::kBlockK - 1) / kernels::cuda::kBlockK;
+          tuning.splits = 1 + checked / 3 % kernels::cuda::splits_max(variant, k_blocks);
           tuning.blocks_max = checked % 3 == 0 ? 4 : 0;  // several tiles per block
           auto plan = GemmPlan::create(problem, tuning);
           if (!plan) {
@@ -57,10 +59,10 @@ OddShapes check_odd_shapes() {
           ++checked;
           if (!verdict.right() || !intact) {
             ++wrong;
-            fmt::print("WRONG {} {} {} m {} n {} k {}: {} elements, first {}, worst {:.3g}{}\n",
+            fmt::print("WRONG {} {} {}/{} m {} n {} k {}: {} elements, first {}, worst {:.3g}{}\n",
                        name(dtype), name(layout), kernels::cuda::gemm_variant_name(variant),
-                       shape.m, shape.n, shape.k, verdict.bad, verdict.first_bad, verdict.worst,
-                       intact ? "" : ", wrote behind C");
+                       tuning.splits, shape.m, shape.n, shape.k, verdict.bad, verdict.first_bad,
+                       verdict.worst, intact ? "" : ", wrote behind C");
           }
         }
       }

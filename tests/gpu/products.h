@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm_choice.h"
 #include "tests/gpu/gemm_reference.h"
 
 namespace mk::test {
@@ -17,8 +18,10 @@ struct Shape {
 };
 
 inline constexpr std::array kVariants = {
-    kernels::cuda::GemmVariant::k128x64, kernels::cuda::GemmVariant::k128x128,
-    kernels::cuda::GemmVariant::k128x256, kernels::cuda::GemmVariant::k128x256Pair};
+    kernels::cuda::GemmVariant::k128x64,     kernels::cuda::GemmVariant::k128x128,
+    kernels::cuda::GemmVariant::k128x160,    kernels::cuda::GemmVariant::k128x192,
+    kernels::cuda::GemmVariant::k128x224,    kernels::cuda::GemmVariant::k128x256,
+    kernels::cuda::GemmVariant::k128x256Pair};
 
 inline const char* name(kernels::cuda::DType dtype) {
   return dtype == kernels::cuda::DType::kBf16 ? "bf16" : "f16";
