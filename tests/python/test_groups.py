@@ -39,6 +39,7 @@ def test_errors_carry_code_rank_and_a_sentence_that_says_what_to_do(cluster, tmp
             assert caught[name] is not None, f"no error for '{name}'"
             assert caught[name].code == code, f"{name}: {caught[name]}"
             assert telling in caught[name].sentence, f"{name}: {caught[name]}"
+        assert caught["no daemon"].rank == rank
         assert caught["inner"].rank == rank and str(caught["inner"]).startswith(f"rank {rank}: ")
 
 

@@ -1,4 +1,5 @@
 """The operators and their gradients on NumPy arrays, against float64."""
+import layer_ranks
 import on_ranks
 import pytest
 
@@ -16,33 +17,51 @@ def test_other_layouts_of_nodes_and_ranks_are_right_too(other_cluster):
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_attention_over_all_ranks_is_right(cluster, dtype):
-    assert cluster.run(on_ranks.attention_is_right, dtype) == [True] * 4
+    assert cluster.run(layer_ranks.attention_is_right, dtype) == [True] * 4
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_attention_over_sequences_of_different_lengths_is_right(cluster, dtype):
-    for none, negative, rows in cluster.run(on_ranks.packed_attention_is_right, dtype):
+    for none, negative, rows in cluster.run(layer_ranks.packed_attention_is_right, dtype):
         assert "at least one" in none and "none below 0" in negative and "this rank has 2" in rows
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_each_expert_gets_its_tokens_and_the_products_are_right(cluster, dtype):
-    assert sum(cluster.run(on_ranks.moe_is_right, dtype)) > 30
+    assert sum(cluster.run(layer_ranks.moe_is_right, dtype)) > 30
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_each_token_gets_the_sum_of_its_experts(cluster, dtype):
-    assert sum(cluster.run(on_ranks.combine_is_right, dtype)) == 30
+    assert sum(cluster.run(layer_ranks.combine_is_right, dtype)) == 30
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_gradients_of_attention_are_right(cluster, dtype):
+    assert cluster.run(layer_ranks.attention_gradients_are_right, dtype) == [True] * 4
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_gradients_of_experts_are_right(cluster, dtype):
+    assert sum(cluster.run(layer_ranks.experts_gradients_are_right, dtype)) > 60
+
+
+@pytest.mark.parametrize(
+    "formula, check, telling",
+    [("attention_of_head", "attention_gradients_are_right", "dv"), ("combine_of_expert", "experts_gradients_are_right", "dW of combine")],
+)
+def test_a_wrong_formula_turns_the_check_red(cluster, formula, check, telling):
+    assert all(telling in said for said in cluster.run(layer_ranks.wrong_formula_is_seen, formula, check))
 
 
 def test_wrong_shapes_of_experts_are_refused_in_words(cluster):
-    for said in cluster.run(on_ranks.wrong_experts_are_refused):
+    for said in cluster.run(layer_ranks.wrong_experts_are_refused):
         for sentence, telling in zip(said, ["(1, 8)", "(1, 4, 8)", "uint16", "(1, 8)", "(2, 2)", "(1, 4, 8)"]):
             assert sentence is not None and telling in sentence
 
 
 def test_tensors_of_dlpack_may_have_three_dimensions(cluster):
-    assert cluster.run(on_ranks.foreign_tensors_of_three_dimensions) == [True] * 4
+    assert cluster.run(layer_ranks.foreign_tensors_of_three_dimensions) == [True] * 4
 
 
 @pytest.mark.parametrize("which", ["ag_gemm", "gemm_rs", "gemm_ar", "copy_gemm"])

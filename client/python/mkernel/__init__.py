@@ -27,7 +27,7 @@ from .arrays import from_bf16, to_bf16
 from .errors import Error, ErrorCode, RankFailed
 from .group import Group, LaunchStats, Place, explain, get_group, init, is_initialized, shutdown
 from .local import LocalCluster, local_cluster
-from .moe import Routed, gemm_combine, moe_dispatch_gemm
+from .moe import Routed, gemm_combine, gemm_combine_backward, moe_dispatch_gemm, moe_dispatch_gemm_backward
 from .operators import (
     ag_gemm,
     ag_gemm_backward,
@@ -39,7 +39,7 @@ from .operators import (
     gemm_rs_backward,
 )
 from .packed import packed_rows, ring_attention_packed
-from .ring import ring_attention, sequence_rows
+from .ring import ring_attention, ring_attention_backward, sequence_rows
 
 #: What needs PyTorch, which is imported when one of these is asked for.
 _OF_TORCH = ("ColumnParallelLinear", "ColwiseParallel", "MoELayer", "RowParallelLinear", "RowwiseParallel", "attention")
@@ -72,6 +72,7 @@ __all__ = [
     "gemm_ar",
     "gemm_ar_backward",
     "gemm_combine",
+    "gemm_combine_backward",
     "gemm_rs",
     "gemm_rs_backward",
     "get_group",
@@ -79,8 +80,10 @@ __all__ = [
     "is_initialized",
     "local_cluster",
     "moe_dispatch_gemm",
+    "moe_dispatch_gemm_backward",
     "packed_rows",
     "ring_attention",
+    "ring_attention_backward",
     "ring_attention_packed",
     "sequence_rows",
     "shutdown",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -11,17 +10,15 @@ from typing import Any, Optional
 
 #: What is over sooner is not worth a line.
 DELAY_S = 0.5
-_RANKS = ("MKERNEL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 class Progress:
     """``with Progress("what is being done", rank):`` writes to standard error if it is a terminal, on rank 0 alone."""
 
-    def __init__(self, what: str, rank: Optional[int] = None, stream: Any = None) -> None:
+    def __init__(self, what: str, rank: Optional[int]) -> None:
         self._what = what
-        self._stream = sys.stderr if stream is None else stream
-        rank = _launched_rank() if rank is None else rank
-        self._on = rank == 0 and self._stream is not None and self._stream.isatty()
+        self._stream: Any = sys.stderr
+        self._on = rank in (None, 0) and self._stream is not None and self._stream.isatty()
         self._over = threading.Event()
         self._thread: Optional[threading.Thread] = None
 
@@ -52,12 +49,3 @@ class Progress:
             self._stream.flush()
         except (OSError, ValueError):  # the terminal is gone: that is no reason to fail
             pass
-
-
-def _launched_rank() -> int:
-    """The launcher's word, before the library knows it; 0 where nobody says it."""
-    for name in _RANKS:
-        said = os.environ.get(name, "")
-        if said.isdigit():
-            return int(said)
-    return 0

@@ -1,6 +1,6 @@
-"""The gradients of the tensor-parallel operators, by the operators themselves.
+"""The gradients of all operators, stated once for every tensor library.
 
-They are stated once, for every tensor library: `ops` brings ag_gemm, gemm_rs and gemm_ar on its tensors,
+Those of the tensor-parallel operators are the operators themselves: `ops` brings ag_gemm, gemm_rs and gemm_ar on its tensors,
 `all_gather`, the local product `mm(x, y)`, and `mm_t(x, y, b)`, the product of the transpose of x with y, which is
 a gradient of b and may lie in memory as b does.
 """
@@ -36,3 +36,23 @@ def gemm_ar(ops: Any, dy: Any, a: Any, b: Any, want_a: bool = True, want_b: bool
 def copy_gemm(ops: Any, dy: Any, a: Any, b: Any, group: Any, want_a: bool = True, want_b: bool = True) -> tuple:
     """Of Y = A B with the same A on all ranks and a B of each: dA is GEMM+AllReduce, dB is local."""
     return ops.gemm_ar(dy, b.T, group) if want_a else None, ops.mm_t(a, dy, b) if want_b else None
+
+
+# --- Local parts of composed gradients: everything is float, and `library` is numpy or torch ----------
+
+
+def attention_of_head(library: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, scale: float, hidden: Any) -> tuple:
+    """(dq, dk, dv) of this rank's queries with all keys: out = softmax(scale q k^T) v, and lse its log-sum-exp, which the forward pass kept.
+
+    `hidden`, queries by keys, says what a causal mask hides; None: nothing.
+    """
+    scores = scale * (q @ k.T) - lse[:, None]
+    weights = library.exp(scores if hidden is None else library.where(hidden, -library.inf, scores))
+    dscores = scale * weights * (dout @ v.T - ((dout * out).sum(1) - dlse)[:, None])
+    return dscores @ k, dscores.T @ q, weights.T @ dout
+
+
+def combine_of_expert(dout: Any, y: Any, weight: Any, expert: Any) -> tuple:
+    """(dy, dweight, dexpert) of an expert's rows: out = weight (y expert), with the dout of each row's token."""
+    unweighted = dout @ expert.T
+    return unweighted * weight[:, None], (unweighted * y).sum(1), (y * weight[:, None]).T @ dout

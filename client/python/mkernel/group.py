@@ -328,7 +328,7 @@ def init(
             raise Error(
                 ErrorCode.ALREADY_EXISTS, f"group '{name}' is there already: {_groups[name]!r}; call mkernel.shutdown() first, or give a name"
             )
-    rank = place.rank if place else None
+    rank = place.rank if place else _rank_of_launcher()
     if place is not None and not job:
         raise invalid("init with a place needs the name of the job: job='...', the same on all ranks", rank)
     options = _c.AttachOptions(timeout_ms=_milliseconds(timeout))
@@ -346,13 +346,22 @@ def init(
             tag = None if name == DEFAULT else name.encode()
             _c.call("mk_session_attach_group", ctypes.byref(options), place is None, listed, len(ranks), tag, ctypes.byref(handle), rank=rank)
         elif place is None:
-            _c.call("mk_session_attach_from_environment", ctypes.byref(options), ctypes.byref(handle))
+            _c.call("mk_session_attach_from_environment", ctypes.byref(options), ctypes.byref(handle), rank=rank)
         else:
             _c.call("mk_session_attach", ctypes.byref(options), ctypes.byref(handle), rank=rank)
     made = Group(name, handle, wait_timeout, process_group)
     with _registry_lock:
         _groups[name] = made
     return made
+
+
+#: Where launchers say a process's rank; client/src/launcher_environment.cc has the whole story.
+_RANK_VARIABLES = ("MKERNEL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "SLURM_PROCID")
+
+
+def _rank_of_launcher() -> Optional[int]:
+    """The rank that an error of `init` names, before the library knows it; None where nobody says it."""
+    return next((int(said) for said in map(os.environ.get, _RANK_VARIABLES) if said and said.isdigit()), None)
 
 
 def _ranks_of(group: Any) -> tuple[Any, list[int]]:

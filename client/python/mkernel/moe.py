@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import numpy
 
-from . import _c, arrays
+from . import _c, arrays, gradients, operators
 from .errors import invalid
 from .group import Group, GroupLike, get_group
 
@@ -21,7 +21,7 @@ class Routed:
     """The rows of this rank's experts. Expert `first_expert` + i has the rows offsets[i] to offsets[i + 1].
 
     Row j is of the token `token[j]` of rank `rank[j]`, for the slot `slot[j]` of its experts, with the weight `weight[j]`.
-    `ids` are the experts of this rank's own tokens, and `tokens_max` is the most tokens that any rank has: `gemm_combine` needs both.
+    `ids` are the experts of this rank's own tokens, and `tokens_max` is the most tokens that any rank has, 1 at least: `gemm_combine` needs both.
     """
 
     y: numpy.ndarray
@@ -55,10 +55,10 @@ def moe_dispatch_gemm(tokens: Any, ids: Any, weights: Any, experts: Any, *, expe
     y = numpy.empty((capacity, experts.shape[2]), dtype=tokens.dtype)
     addresses = [x.ctypes.data for x in (tokens, ids, weights, experts, y)]
     first, offsets, rows = dispatch(
-        chosen, addresses, len(tokens), shape_of(experts.shape, experts_total, ids.shape[1], arrays.dtype_of(tokens.dtype)), capacity, max(counts)
+        chosen, addresses, len(tokens), dispatch_shape(experts.shape, experts_total, ids.shape[1], arrays.dtype_of(tokens.dtype)), capacity, max(counts)
     )
     rank, token, slot, weight = (rows[name].copy() for name in ("rank", "token", "slot", "weight"))
-    return Routed(y[: len(rows)], first, offsets, rank, token, slot, weight, ids, experts_total, max(counts))
+    return Routed(y[: len(rows)], first, offsets, rank, token, slot, weight, ids, experts_total, max(1, *counts))
 
 
 def gemm_combine(y: Any, routed: Routed, experts: Any, *, residual: Optional[Any] = None, group: GroupLike = None) -> numpy.ndarray:
@@ -73,18 +73,69 @@ def gemm_combine(y: Any, routed: Routed, experts: Any, *, residual: Optional[Any
     check_combine(chosen, y.shape, len(routed.rank), experts.shape, routed.experts_total)
     if experts.dtype != y.dtype:
         raise invalid(f"gemm_combine: y has elements of {y.dtype} and experts of {experts.dtype}", chosen.rank)
-    out = numpy.empty((len(routed.ids), experts.shape[2]), dtype=y.dtype)
-    addresses = {"y": y.ctypes.data, "expert_weights": experts.ctypes.data, "out": out.ctypes.data}
     if residual is not None:
         residual = arrays.tensor(residual, "gemm_combine: residual")
-        if residual.shape != out.shape or residual.dtype != out.dtype:
-            raise invalid(f"gemm_combine: residual is {residual.shape} of {residual.dtype}, and the result {out.shape} of {out.dtype}", chosen.rank)
+        out = (len(routed.ids), experts.shape[2])
+        if residual.shape != out or residual.dtype != y.dtype:
+            raise invalid(f"gemm_combine: residual is {residual.shape} of {residual.dtype}, and the result {out} of {y.dtype}", chosen.rank)
+    return _combined(chosen, y, routed, routed.weight, experts, residual)
+
+
+def moe_dispatch_gemm_backward(
+    dy: Any, routed: Routed, tokens: Any, experts: Any, *, dweight: Optional[Any] = None, group: GroupLike = None
+) -> tuple[numpy.ndarray, Optional[numpy.ndarray], numpy.ndarray]:
+    """(dtokens, dweights, dexperts) of ``moe_dispatch_gemm``, which answered `routed`; `dy` has its rows, and `dweight` its rows' weights.
+
+    It is composed: tokens are gathered for the experts' gradients. Those of tokens return by GEMM + Combine.
+    """
+    chosen = get_group(group)
+    everyone, source = _everyones(chosen, tokens, routed)
+    dexperts = numpy.zeros_like(experts)
+    for i, mine in enumerate(_slices(routed)):
+        dexperts[i] = arrays.to_like(arrays.to_float(everyone[source[mine]]).T @ arrays.to_float(dy[mine]), experts.dtype)
+    dtokens = _combined(chosen, numpy.ascontiguousarray(dy), routed, numpy.float32(1), numpy.ascontiguousarray(experts), None, transposed=True)
+    if dweight is None:
+        return dtokens, None, dexperts
+    parts = numpy.zeros((chosen.world * routed.tokens_max, routed.ids.shape[1]), numpy.float32)
+    parts[source, routed.slot] = dweight
+    first = chosen.rank * routed.tokens_max
+    return dtokens, chosen.sum_f32(parts)[first : first + len(routed.ids)], dexperts
+
+
+def gemm_combine_backward(dout: Any, y: Any, routed: Routed, experts: Any, *, group: GroupLike = None) -> tuple[numpy.ndarray, ...]:
+    """(dy, dweight, dexperts) of ``gemm_combine(y, routed, experts)``; dweight is by row, and a residual's gradient is `dout` itself."""
+    everyone, source = _everyones(get_group(group), dout, routed)
+    dy, dexperts, dweight = numpy.zeros_like(y), numpy.zeros_like(experts), numpy.zeros(len(y), numpy.float32)
+    for i, mine in enumerate(_slices(routed)):
+        given, row, expert = (arrays.to_float(x) for x in (everyone[source[mine]], y[mine], experts[i]))
+        of_y, dweight[mine], of_expert = gradients.combine_of_expert(given, row, routed.weight[mine], expert)
+        dy[mine], dexperts[i] = arrays.to_like(of_y, y.dtype), arrays.to_like(of_expert, experts.dtype)
+    return dy, dweight, dexperts
+
+
+def _everyones(group: Group, mine: Any, routed: Routed) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """(the rows of all ranks' tokens, each rank's made up to as many; by routed row, where its token is among them)."""
+    padded = numpy.zeros((routed.tokens_max, mine.shape[1]), dtype=mine.dtype)
+    padded[: len(mine)] = mine
+    return operators.all_gather(padded, group=group), routed.rank.astype(numpy.int64) * routed.tokens_max + routed.token
+
+
+def _slices(routed: Routed) -> list[slice]:
+    return [slice(begin, end) for begin, end in zip(routed.offsets[:-1], routed.offsets[1:])]
+
+
+def _combined(
+    group: Group, y: numpy.ndarray, routed: Routed, weight: Any, experts: numpy.ndarray, residual: Optional[numpy.ndarray], transposed: bool = False
+) -> numpy.ndarray:
+    """GEMM + Combine with a weight for each row. `transposed`: by the experts' weights transposed, and sums travel in float32, for a gradient."""
+    out = numpy.empty((len(routed.ids), experts.shape[1 if transposed else 2]), dtype=y.dtype)
+    addresses = {"y": y.ctypes.data, "expert_weights": experts.ctypes.data, "out": out.ctypes.data}
+    if residual is not None:
         addresses["residual"] = residual.ctypes.data
     rows = numpy.empty(len(routed.rank), dtype=ROW)
-    for name in ("rank", "token", "slot", "weight"):
-        rows[name] = getattr(routed, name)
-    shape = shape_of(experts.shape, routed.experts_total, routed.ids.shape[1], arrays.dtype_of(y.dtype), combine=True)
-    combine(chosen, addresses, rows, routed.offsets, routed.ids, shape, routed.tokens_max)
+    rows["rank"], rows["token"], rows["slot"], rows["weight"] = routed.rank, routed.token, routed.slot, weight
+    shape = combine_shape(experts.shape, routed.experts_total, routed.ids.shape[1], arrays.dtype_of(y.dtype), transposed)
+    combine(group, addresses, rows, routed.offsets, routed.ids, shape, routed.tokens_max)
     return out
 
 
@@ -123,11 +174,16 @@ def check_combine(group: Group, y: Any, rows: int, experts: Any, experts_total: 
         )
 
 
-def shape_of(experts: Any, experts_total: int, top_k: int, dtype: int, *, layout: int = _c.KN, combine: bool = False, **more: int) -> dict[str, int]:
-    """The fields of the library's shape for experts of [count, from, to], or with _c.NK of [count, to, from]."""
-    inner, outer = experts[1:] if layout == _c.KN else reversed(experts[1:])
-    hidden, features = (outer, inner) if combine else (inner, outer)
-    return dict(hidden=hidden, features=features, experts=experts_total, top_k=top_k, dtype=dtype, b_layout=layout, **more)
+def dispatch_shape(experts: Any, experts_total: int, top_k: int, dtype: int) -> dict[str, int]:
+    """The fields of the library's shape for experts of [count, hidden, features]."""
+    return dict(hidden=experts[1], features=experts[2], experts=experts_total, top_k=top_k, dtype=dtype, b_layout=_c.KN)
+
+
+def combine_shape(experts: Any, experts_total: int, top_k: int, dtype: int, transposed: bool = False) -> dict[str, int]:
+    """The same for experts of [count, features, hidden]. `transposed`: of [count, hidden, features], and sums in float32."""
+    features, hidden = reversed(experts[1:]) if transposed else experts[1:]
+    layout, partials = (_c.NK, _c.PARTIALS_F32) if transposed else (_c.KN, _c.PARTIALS_ELEMENT)
+    return dict(hidden=hidden, features=features, experts=experts_total, top_k=top_k, dtype=dtype, b_layout=layout, partials=partials)
 
 
 def dispatch(group: Group, addresses: list[int], count: int, shape: dict[str, int], capacity: int, tokens_max: int) -> tuple[int, Any, Any]:

@@ -81,6 +81,11 @@ def all_gather(a: Any, *, group: GroupLike = None, m: Optional[int] = None) -> n
     return ag_gemm(array.owner, columns, group=chosen, m=m, return_gathered=True)[1]
 
 
+def reduce_scatter(parts: Any, *, group: GroupLike = None) -> numpy.ndarray:
+    """This rank's rows of the sum over the ranks: a GEMM+ReduceScatter with the identity."""
+    return gemm_rs(parts, arrays.to_like(numpy.eye(parts.shape[1], dtype=numpy.float32), parts.dtype), group=group)
+
+
 def ag_gemm_backward(dy: Any, a: Any, b: Any, *, gathered: Any = None, group: GroupLike = None) -> tuple:
     """(dA, dB) of ``ag_gemm(a, b)``; `gathered` is the gathered A if the forward call returned it."""
     return gradients.ag_gemm(_NumpyOps(m=dy.shape[0]), dy, a, b, gathered, get_group(group))

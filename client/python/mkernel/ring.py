@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import numpy
 
-from . import _c, arrays
+from . import _c, arrays, gradients, operators
 from .errors import invalid
 from .group import Group, GroupLike, get_group
 
@@ -48,6 +48,51 @@ def ring_attention(
     shape = dict(query_heads=q.shape[1], key_heads=k.shape[1], head_dim=q.shape[2], causal=int(causal), dtype=dtype, batch=1)
     launch(chosen, addresses, shape, seq, scale)
     return out, lse
+
+
+def ring_attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    scale: Optional[float] = None,
+    seq: Optional[int] = None,
+    dlse: Optional[Any] = None,
+    group: GroupLike = None,
+) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """(dq, dk, dv) of ``ring_attention(q, k, v)``, which answered (out, lse); `dlse` is the gradient of lse, if it has one.
+
+    It is composed: each rank gathers all keys and values, and the sums of their gradients are scattered.
+    """
+    chosen = get_group(group)
+    rows, key_heads, size = k.shape
+    seq = rows * chosen.world if seq is None else seq
+    factor = size**-0.5 if scale is None else scale
+    theirs = [sequence_rows(seq, causal=causal, group=chosen, rank=r) for r in range(chosen.world)]
+    most = max(map(len, theirs))  # ranks may have a row more or less: all gather as many
+    packed = numpy.zeros((most, 2, key_heads, size), dtype=k.dtype)
+    packed[:rows, 0], packed[:rows, 1] = k, v
+    gathered = operators.all_gather(packed.reshape(most, -1), group=chosen, m=most * chosen.world)
+    there = numpy.concatenate([r * most + numpy.arange(len(mine)) for r, mine in enumerate(theirs)])
+    everyone = arrays.to_float(gathered[there]).reshape(seq, 2, key_heads, size)
+    hidden = theirs[chosen.rank][:, None] < numpy.concatenate(theirs)[None, :] if causal else None
+    q_, out_, dout_ = (arrays.to_float(numpy.asarray(x)) for x in (q, out, dout))
+    dlse_ = numpy.zeros_like(lse) if dlse is None else dlse
+    dq, parts = numpy.empty(q.shape, numpy.float32), numpy.zeros((seq, 2, key_heads, size), numpy.float32)
+    for head in range(q.shape[1]):
+        of = head // (q.shape[1] // key_heads)
+        one = (q_[:, head], everyone[:, 0, of], everyone[:, 1, of], out_[:, head], lse[:, head], dout_[:, head], dlse_[:, head])
+        dq[:, head], dk, dv = gradients.attention_of_head(numpy, *one, factor, hidden)
+        parts[:, 0, of] += dk
+        parts[:, 1, of] += dv
+    spread = numpy.zeros((most * chosen.world, 2 * key_heads * size), k.dtype)
+    spread[there] = arrays.to_like(parts.reshape(seq, -1), k.dtype)
+    mine = operators.reduce_scatter(spread, group=chosen)[:rows].reshape(rows, 2, key_heads, size)
+    return arrays.to_like(dq, q.dtype), mine[:, 0].copy(), mine[:, 1].copy()
 
 
 def check_shapes(group: Group, q: Any, k: Any, v: Any) -> None:

@@ -1,6 +1,7 @@
 """The same on GPUs, which ranks share where there are too few: one node of two ranks, and two nodes of one rank."""
 import pytest
 import torch
+import torch_layer_ranks
 import torch_ranks
 
 import mkernel
@@ -26,22 +27,22 @@ def test_modules_are_like_one_process(pair, sequence_parallel, compiled):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_and_its_gradient_are_as_good_as_one_process(pair, causal):
-    for said in pair.run(torch_ranks.attention_and_gradients_are_right, causal, "cuda"):
+    for said in pair.run(torch_layer_ranks.attention_and_gradients_are_right, causal, "cuda"):
         assert "attn_mask" in said
 
 
 def test_attention_over_sequences_of_different_lengths_is_like_each_by_itself(pair):
-    for said in pair.run(torch_ranks.packed_attention_is_right, "cuda"):
+    for said in pair.run(torch_layer_ranks.packed_attention_is_right, "cuda"):
         assert "torch.int32" in said
 
 
 def test_dispatch_and_combine_and_their_gradients_are_within_the_rounding_error_of_float64(pair):
-    for outcomes in pair.run(torch_ranks.experts_gradients_are_right, "bf16", "cuda"):
+    for outcomes in pair.run(torch_layer_ranks.experts_gradients_are_right, "bf16", "cuda"):
         assert set(outcomes.values()) == {"SUCCESS"}
 
 
 def test_a_layer_of_experts_and_its_gradients_are_as_good_as_one_process(pair):
-    for said in pair.run(torch_ranks.moe_layer_and_gradients_are_right, "cuda"):
+    for said in pair.run(torch_layer_ranks.moe_layer_and_gradients_are_right, "cuda"):
         assert "experts=6" in said
 
 

@@ -1,6 +1,6 @@
 """The operators of torch.library, the modules and the hooks, on two nodes of two ranks."""
 import pytest
-import torch
+import torch_layer_ranks
 import torch_ranks
 
 import mkernel
@@ -35,28 +35,28 @@ def test_modules_are_like_one_process(cluster, sequence_parallel, compiled):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_and_its_gradient_are_as_good_as_one_process(cluster, causal):
-    for said in cluster.run(torch_ranks.attention_and_gradients_are_right, causal):
+    for said in cluster.run(torch_layer_ranks.attention_and_gradients_are_right, causal):
         assert "attn_mask" in said
 
 
 def test_attention_over_sequences_of_different_lengths_is_like_each_by_itself(cluster):
-    for said in cluster.run(torch_ranks.packed_attention_is_right):
+    for said in cluster.run(torch_layer_ranks.packed_attention_is_right):
         assert "torch.int32" in said
 
 
 def test_a_layer_of_experts_and_its_gradients_are_as_good_as_one_process(cluster):
-    for said in cluster.run(torch_ranks.moe_layer_and_gradients_are_right):
+    for said in cluster.run(torch_layer_ranks.moe_layer_and_gradients_are_right):
         assert "experts=6, top_k=2" in said
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_dispatch_and_combine_and_their_gradients_are_within_the_rounding_error_of_float64(cluster, dtype):
-    for outcomes in cluster.run(torch_ranks.experts_gradients_are_right, dtype):
+    for outcomes in cluster.run(torch_layer_ranks.experts_gradients_are_right, dtype):
         assert len(outcomes) == 12 and set(outcomes.values()) == {"SUCCESS"}
 
 
 def test_a_wrong_gradient_of_experts_turns_the_check_red(cluster):
-    for said in cluster.run(torch_ranks.wrong_gradient_of_experts_is_seen):
+    for said in cluster.run(torch_layer_ranks.wrong_gradient_of_experts_is_seen):
         assert "gemm_combine" in said
 
 

@@ -13,7 +13,8 @@ if not hasattr(_torch.library, "custom_op"):
 
 from .attention import attention, sequence_shard
 from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
-from .moe import MoELayer, Routed, gemm_combine, moe_dispatch_gemm
+from .moe import Routed, gemm_combine, moe_dispatch_gemm
+from .moe_layer import MoELayer
 from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs
 from .packed import attention_varlen
 from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp

@@ -11,6 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from .. import gradients
 from .. import ring as base
 from ..errors import Error, ErrorCode, invalid
 from ..group import GroupLike, get_group
@@ -122,20 +123,16 @@ def _backward(
     parts = torch.zeros(everyone.shape, dtype=torch.float32, device=q.device)
     for b in range(batch):
         for head in range(q.shape[1]):
-            keys, values = everyone[:, b, 0, head // each].float(), everyone[:, b, 1, head // each].float()
-            queries, dy = q[b, head].float(), dout[b, head].float()
-            weights = (queries @ keys.T * scale - lse[b, head, :, None]).exp()
-            if hidden is not None:
-                weights = weights.masked_fill(hidden, 0.0)
-            parts[:, b, 1, head // each] += weights.T @ dy
-            inner = (dy * out[b, head].float()).sum(1, keepdim=True) - dlse[b, head, :, None]
-            dscores = weights * (dy @ values.T - inner) * scale
-            dq[b, head] = (dscores @ keys).to(q.dtype)
-            parts[:, b, 0, head // each] += dscores.T @ queries
+            of = head // each
+            one = (q[b, head], everyone[:, b, 0, of], everyone[:, b, 1, of], out[b, head], lse[b, head], dout[b, head], dlse[b, head])
+            of_q, dk, dv = gradients.attention_of_head(torch, *(x.float() for x in one), scale, hidden)
+            dq[b, head] = of_q.to(q.dtype)
+            parts[:, b, 0, of] += dk
+            parts[:, b, 1, of] += dv
     mine_of_all = reduce_scatter(parts.reshape(seq, -1).to(k.dtype), group).view(rows, batch, 2, key_heads, size)
     # Copies, each with its rows one after the other: an operator's results must not share memory.
-    dk, dv = (x.transpose(0, 1).contiguous().transpose(1, 2) for x in mine_of_all.unbind(2))
-    return dq, dk, dv
+    of_k, of_v = (x.transpose(0, 1).contiguous().transpose(1, 2) for x in mine_of_all.unbind(2))
+    return dq, of_k, of_v
 
 
 @_backward.register_fake

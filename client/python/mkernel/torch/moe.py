@@ -1,4 +1,4 @@
-"""Mixture of experts: `mkernel::moe_dispatch_gemm`, `mkernel::gemm_combine`, and a layer of both.
+"""Mixture of experts: `mkernel::moe_dispatch_gemm` and `mkernel::gemm_combine`.
 
 Their gradients are composed: the ranks gather the tokens, or their gradients, and multiply locally. On CPUs, gradients of tokens then
 return by GEMM + Combine. GEMM + Combine has no kernel for GPUs: there it is composed, too. Every rank has as many tokens.
@@ -11,14 +11,13 @@ from typing import Any, NamedTuple, Optional
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import _c
+from .. import _c, gradients
 from .. import moe as base
-from ..errors import invalid
+from ..errors import Error, ErrorCode, invalid
 from ..group import Group, GroupLike, get_group
 from .composed import on_device, reduce_scatter, warn_once
-from .layers import autocast_dtype, mark_sequence_parallel
 from .operators import _DTYPES, _name, all_gather
 
 
@@ -57,45 +56,6 @@ def gemm_combine(y: Tensor, routed: Routed, experts: Tensor, *, residual: Option
     )
 
 
-class MoELayer(nn.Module):
-    """A router, and experts of the form down(silu(gate(x)) up(x)), dealt out over the group: Mixtral's block.
-
-    x is [tokens of this rank, hidden], as many on every rank. The router is the same on all ranks, and its gradient of this rank's tokens, until
-    `finish_gradients`. Every rank initialises its own experts, so seed each rank differently.
-    """
-
-    def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int, *, group: GroupLike = None, device: Any = None, dtype: Any = None) -> None:
-        super().__init__()
-        chosen = get_group(group)
-        self.group, self.experts_total, self.top_k = chosen.name, experts, top_k
-        count = base.experts_of_rank(chosen, experts)[1]
-        self.router = nn.Linear(hidden, experts, bias=False, device=device, dtype=dtype)
-        self.gate_up = nn.Parameter(torch.empty(count, hidden, 2 * intermediate, device=device, dtype=dtype))
-        self.down = nn.Parameter(torch.empty(count, intermediate, hidden, device=device, dtype=dtype))
-        with torch.no_grad():
-            self.gate_up.uniform_(-1 / math.sqrt(hidden), 1 / math.sqrt(hidden))
-            self.down.uniform_(-1 / math.sqrt(intermediate), 1 / math.sqrt(intermediate))
-        mark_sequence_parallel(self.router)
-
-    def extra_repr(self) -> str:
-        return f"experts={self.experts_total}, top_k={self.top_k}, on this rank {self.gate_up.shape[0]}"
-
-    def choose(self, probabilities: Tensor) -> Tensor:
-        """The experts of each token, [count, top_k]; another choice may override it."""
-        return probabilities.topk(self.top_k, -1)[1]
-
-    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
-        probabilities = self.router(x).float().softmax(-1)
-        ids = self.choose(probabilities)
-        weights = probabilities.gather(-1, ids)
-        weights = weights / weights.sum(-1, keepdim=True)
-        dtype = autocast_dtype(x)
-        routed = moe_dispatch_gemm(x.to(dtype), ids, weights, self.gate_up.to(dtype), experts_total=self.experts_total, group=self.group)
-        gate, up = routed.y.chunk(2, -1)
-        residual = None if residual is None else residual.to(dtype)
-        return gemm_combine(nn.functional.silu(gate) * up, routed, self.down.to(dtype), residual=residual, group=self.group)
-
-
 # --- Dispatch ---------------------------------------------------------------------------------------
 
 
@@ -112,7 +72,7 @@ def _moe_dispatch_gemm(
     dtype = _checked(chosen, "moe_dispatch_gemm", tokens, experts, ids, weights)
     tokens, experts = tokens.contiguous(), experts.contiguous()
     ids, weights = ids.to(torch.int32).contiguous(), weights.to(torch.float32).contiguous()
-    shape = base.shape_of(experts.shape, experts_total, ids.shape[1], dtype)
+    shape = base.dispatch_shape(experts.shape, experts_total, ids.shape[1], dtype)
     capacity = _capacity(chosen, ids, experts)
     if tokens.is_cuda:
         return _dispatch_on_device(chosen, tokens, ids, weights, experts, shape, capacity)
@@ -285,11 +245,8 @@ def _combine_backward(
     dweight = torch.zeros_like(weight)
     dexperts = torch.zeros_like(experts, memory_format=torch.contiguous_format)
     for i, mine in enumerate(_slices(offsets)):
-        given = everyones[source[mine]]
-        unweighted = given.float() @ experts[i].float().t()
-        dy[mine] = (unweighted * weight[mine, None]).to(y.dtype)
-        dweight[mine] = (unweighted * y[mine].float()).sum(1)
-        dexperts[i] = ((y[mine].float() * weight[mine, None]).t() @ given.float()).to(experts.dtype)
+        of_y, dweight[mine], of_expert = gradients.combine_of_expert(everyones[source[mine]].float(), y[mine].float(), weight[mine], experts[i].float())
+        dy[mine], dexperts[i] = of_y.to(y.dtype), of_expert.to(experts.dtype)
     return dy, dweight, dexperts
 
 
@@ -332,37 +289,78 @@ def _combine(
 ) -> Tensor:
     """GEMM + Combine. `transposed`: by the experts' weights transposed, and sums travel in float32, for a gradient."""
     hidden = experts.shape[1 if transposed else 2]
-    if y.is_cuda:
-        warn_once("gemm_combine on GPUs", "operator")
-        source, bounds = _source(rows, len(ids)), list(_slices(offsets))
-        total = torch.zeros(len(ids) * group.world, hidden, dtype=torch.float32, device=y.device)
-        for i, mine in enumerate(bounds):
-            product = y[mine] @ (experts[i].t() if transposed else experts[i])
-            total.index_add_(0, source[mine], product.float() * weight[mine, None])
-        out = reduce_scatter(total.to(y.dtype), group.name)
-        return out if residual is None else out + residual
-    out = y.new_empty((len(ids), hidden))
     y, experts, ids = y.contiguous(), experts.contiguous(), ids.to(torch.int32).contiguous()
-    addresses = {"y": y.data_ptr(), "expert_weights": experts.data_ptr(), "out": out.data_ptr()}
+    residual = None if residual is None else residual.contiguous()
+    shape = base.combine_shape(experts.shape, experts_total, ids.shape[1], _DTYPES[y.dtype], transposed)
+    addresses = {"y": y.data_ptr(), "expert_weights": experts.data_ptr()}
     if residual is not None:
-        residual = residual.contiguous()
         addresses["residual"] = residual.data_ptr()
+    if y.is_cuda:
+        made = _combine_on_device(group, addresses, y.new_full((len(ids), hidden), math.nan), weight, rows, offsets, ids, shape)
+        return _combine_composed(group, y, weight, rows, offsets, ids, experts, residual, transposed) if made is None else made
+    out = y.new_empty((len(ids), hidden))
     count = int(offsets[-1])
     found = numpy.empty(count, dtype=base.ROW)
     for i, name in enumerate(("rank", "token", "slot")):
         found[name] = rows[:count, i].numpy()
     found["weight"] = weight[:count].detach().numpy()
-    shape = base.shape_of(
-        experts.shape,
-        experts_total,
-        ids.shape[1],
-        _DTYPES[y.dtype],
-        layout=_c.NK if transposed else _c.KN,
-        combine=True,
-        partials=_c.PARTIALS_F32 if transposed else _c.PARTIALS_ELEMENT,
-    )
+    addresses["out"] = out.data_ptr()
     base.combine(group, addresses, found, offsets.numpy().astype("u4"), ids.numpy(), shape, len(ids))
     return out
+
+
+#: Kinds of GEMM + Combine that the library said it cannot do on GPUs; it says so on all ranks.
+_without_kernel: set[int] = set()
+
+
+def _combine_on_device(
+    group: Group, addresses: dict[str, int], out: Tensor, weight: Tensor, rows: Tensor, offsets: Tensor, ids: Tensor, shape: dict[str, int]
+) -> Optional[Tensor]:
+    """GEMM + Combine on the current stream; None where the library has no kernel. A launch that refuses its rows leaves not-a-number."""
+    if shape["partials"] in _without_kernel:
+        return None
+    words = torch.cat([rows, weight.detach().contiguous().view(torch.int32)[:, None]], 1)
+    arguments = _c.CombineArguments(
+        rows=words.data_ptr(),
+        row_count=len(words),
+        expert_offsets=offsets.data_ptr(),
+        expert_offset_count=len(offsets),
+        ids=ids.data_ptr(),
+        count=len(ids),
+        out=out.data_ptr(),
+        **addresses,
+    )
+    try:
+        with torch.cuda.device(out.device):
+            group.launch("combine", shape, max(1, len(ids)), arguments, device=out.device.index, stream=torch.cuda.current_stream().cuda_stream)
+    except Error as error:
+        if error.code != ErrorCode.UNSUPPORTED:
+            raise
+        _without_kernel.add(shape["partials"])
+        return None
+    return out
+
+
+def _combine_composed(
+    group: Group,
+    y: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    ids: Tensor,
+    experts: Tensor,
+    residual: Optional[Tensor],
+    transposed: bool,
+) -> Tensor:
+    """The same by local products and a reduce-scatter over the tokens of all ranks."""
+    warn_once("gemm_combine on GPUs", "operator")
+    source = _source(rows, len(ids))
+    total = torch.zeros(len(ids) * group.world, experts.shape[1 if transposed else 2], dtype=torch.float32, device=y.device)
+    for i, mine in enumerate(_slices(offsets)):
+        product = y[mine] @ (experts[i].t() if transposed else experts[i])
+        total.index_add_(0, source[mine], product.float() * weight[mine, None])
+    out = reduce_scatter(total.to(y.dtype), group.name)
+    return out if residual is None else out + residual
 
 
 def _capacity(group: Group, ids: Tensor, experts: Tensor) -> int:
