@@ -39,6 +39,7 @@ Result<Tuning> tuning_of(const mk_tuning* given) {
   if (given->wait_timeout_ms != 0)
     tuning.wait_timeout = std::chrono::milliseconds{given->wait_timeout_ms};
   tuning.count_nonfinite = given->count_nonfinite != 0;
+  tuning.batch_invariant = given->batch_invariant != 0;
   tuning.rates = {given->flops_per_s, given->local_bytes_per_s, given->network_bytes_per_s,
                   given->command_ns, given->step_ns};
   return tuning;

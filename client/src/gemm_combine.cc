@@ -105,6 +105,7 @@ Result<GemmCombine> GemmCombine::create(Session& session, const Shape& shape) {
 
 Result<GemmCombine> GemmCombine::create(Session& session, const Shape& shape,
                                         const Tuning& tuning) {
+  MK_RETURN_IF_ERROR(refuse_batch_invariance(kOp, tuning));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
   kernels::CombineCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
   MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout(kOp, shape.b_layout));

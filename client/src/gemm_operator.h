@@ -49,6 +49,7 @@ class __attribute__((visibility("hidden"))) GemmOperator {
       MK_ASSIGN_OR_RETURN(made.device_, Kind::make_device(*session.impl(), made.shape_, tuning));
       return made;
     }
+    MK_RETURN_IF_ERROR(refuse_batch_invariance(name, tuning));
     const AttachOptions& options = session.options();
     MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, checked, tuning));
     MK_ASSIGN_OR_RETURN(auto memory,

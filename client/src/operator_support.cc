@@ -56,6 +56,14 @@ Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout) {
               static_cast<std::uint32_t>(layout));
 }
 
+Status refuse_batch_invariance(std::string_view op, const Tuning& tuning) {
+  if (!tuning.batch_invariant) return {};
+  return fail(ErrorCode::kUnsupported,
+              "{}: a row's bits may depend on the number of rows here (Tuning::batch_invariant is "
+              "for ag-gemm, gemm-rs and gemm-ar with Executor::kCuda); leave that out",
+              op);
+}
+
 kernels::Mode kernel_mode(LaunchMode mode) {
   switch (mode) {
     case LaunchMode::kFused:

@@ -31,6 +31,10 @@ Result<kernels::Shape> checked_shape(std::string_view op, std::uint64_t m_max, s
 Result<kernels::DType> checked_dtype(std::string_view op, DataType type);
 Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout);
 
+/// Of an operator or executor whose bits may depend on the shape: kUnsupported if the caller wants
+/// Tuning::batch_invariant.
+Status refuse_batch_invariance(std::string_view op, const Tuning& tuning);
+
 kernels::Mode kernel_mode(LaunchMode mode);
 kernels::Tiling kernel_tiling(const Tuning& tuning);
 /// `lanes`: of the session.

@@ -41,6 +41,8 @@ struct CudaOptions {
   /// How long one wait may take; see CpuOptions.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
   BLayout b_layout = BLayout::kNK;
+  /// An element's bits do not depend on M; refused where that cannot hold (plan/legal.h).
+  bool batch_invariant = false;
   /// What the planner goes by in the machine's place; 0: as the machine file says.
   MachineRates rates;
   /// What all ranks of the job plan by; null: the files that are shipped, for this device.

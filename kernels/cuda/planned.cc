@@ -19,6 +19,7 @@ plan::Problem problem_of(plan::Op op, std::uint32_t nodes, std::uint32_t locals,
   problem.shape = shape;
   problem.dtype = dtype;
   problem.blocks = blocks;
+  problem.batch_invariant = options.batch_invariant;
   problem.ranks_per_device = options.ranks_per_device;
   problem.named.tiling = tiling;
   return problem;

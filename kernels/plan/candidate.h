@@ -36,7 +36,8 @@ struct Problem {
   std::uint32_t locals = 1;
   Shape shape;  ///< m of all ranks; n and k as a rank multiplies them
   DType dtype = DType::kBf16;
-  bool in_place = false;  ///< AllGather + GEMM: rows lie where the network reads them
+  bool in_place = false;         ///< AllGather + GEMM: rows lie where the network reads them
+  bool batch_invariant = false;  ///< an element's bits must not depend on m
   std::uint32_t ranks_per_device = 1;
   std::uint32_t blocks = 0;  ///< SMs of the rank; 0: its share of the machine's
   std::uint32_t lanes = 1;   ///< command rings of the session

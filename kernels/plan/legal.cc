@@ -262,10 +262,25 @@ std::vector<Mode> forms_of(const Problem& problem) {
   return {Mode::kFused, Mode::kUnfused};
 }
 
+/// Whether an element's bits are the same whatever m is. No way to run shares the K of a tile, a
+/// node's partials are added in rank order, and each node's sum is rounded. So the order of the
+/// nodes is left: GEMM + AllReduce has the same for all rows, but GEMM + ReduceScatter begins with
+/// the owner's node, and a row's owner depends on m. (Of two nodes either order gives the same.)
+Status check_batch_invariance(const Problem& problem) {
+  constexpr std::uint32_t kNodesMax = 2;
+  if (!problem.batch_invariant || problem.op != Op::kGemmRs || problem.nodes <= kNodesMax)
+    return {};
+  return fail(ErrorCode::kUnsupported,
+              "{}: over {} nodes a row's sum begins with its owner's node, which depends on m, so "
+              "it is not batch_invariant; leave that out, or use at most {} nodes or gemm_ar",
+              name_of(problem.op), problem.nodes, kNodesMax);
+}
+
 /// All of check_candidate() but the SMs.
 Status check_way(const Problem& problem, const Machine& machine, const Candidate& candidate) {
   const auto op = name_of(problem.op);
   MK_RETURN_IF_ERROR(check_plan(problem, candidate.tiling));
+  MK_RETURN_IF_ERROR(check_batch_invariance(problem));
   if (machine.kind == MachineKind::kCpu) {
     if (!candidate.engines && candidate.sums == Sums::kWarpgroups) return {};
     return fail(ErrorCode::kInvalidArgument, "{}: a CPU has no copy engines and one way to sum",

@@ -28,7 +28,8 @@ std::uint32_t blocks_outside(const Problem& problem, const Candidate& candidate)
 Status place_warpgroups(const Problem& problem, const Machine& machine, Candidate& candidate);
 
 /// The first reason why the operator would refuse `candidate`; ok: it runs. `candidate` has been
-/// placed. kInvalidArgument, kLimitExceeded.
+/// placed. kInvalidArgument, kLimitExceeded; kUnsupported of a problem that shall be
+/// batch_invariant and cannot.
 Status check_candidate(const Problem& problem, const Machine& machine, const Candidate& candidate);
 
 /// The least payload of a command that legal_candidates() has over nodes: each costs the daemon's

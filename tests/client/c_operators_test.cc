@@ -124,6 +124,10 @@ TEST(CApiTuning, ReachesTheOperator) {
   tuning.flops_per_s = -1;
   EXPECT_NE(0, mk_op_create(on.session, "gemm-ar", &shape, &op));
   tuning.flops_per_s = 0;
+  tuning.batch_invariant = 1;
+  expect_refused(mk_op_create(on.session, "gemm-ar", &shape, &op), ErrorCode::kUnsupported,
+                 {"batch_invariant"});
+  tuning.batch_invariant = 0;
   tuning.count_nonfinite = 1;
   tuning.wait_timeout_ms = 5000;
   tuning.tile_m = tuning.tile_n = 8;

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/comm/shard.h"
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/gemm_rs/sm90.h"
 #include "shm/atomic.h"
@@ -141,6 +142,53 @@ TEST_P(Operators, SameBitsInEveryRun) {
       launch_to_end(job, m, same, run % 5 == 4 ? Mode::kUnfused : Mode::kFused);
       if (!HasFatalFailure()) expect_same_bits(job, m, first);
     }
+  }
+}
+
+/// The same rows of A in products of other m, made with other m_max, so that tiles and all that is
+/// chosen differ; and who owns a row does. With K of 1096 a row's sum has 18 blocks of K.
+TEST_P(Operators, ARowsBitsDoNotDependOnM) {
+  if (GetParam().op == Op::kGemmRs && GetParam().nodes > 2) GTEST_SKIP() << "refused";
+  constexpr std::uint32_t kN = 520, kK = 1096;
+  const std::uint64_t same = seed();
+  using Row = std::vector<std::uint16_t>;
+  std::vector<Row> first;
+  for (const std::uint32_t m : {1536u, 1024u, 776u, 520u}) {
+    SCOPED_TRACE("m " + std::to_string(m));
+    JobSetup with = setup(m, kN, kK);
+    with.options.batch_invariant = true;
+    with.in_workspace = false;
+    with.gap = 0;
+    Job job(with);
+    launch_to_end(job, m, same, Mode::kFused);
+    if (HasFatalFailure()) return;
+    const auto row_of = [&](std::uint32_t rank, std::uint32_t row) {
+      Row bits(kN);
+      const auto* const c = static_cast<const std::uint16_t*>(job.c(rank));
+      require(cudaMemcpy(bits.data(), c + std::size_t{row} * kN, kN * 2, cudaMemcpyDefault), "row");
+      return bits;
+    };
+    std::vector<Row> rows;
+    if (sums()) {
+      for (const std::uint32_t row : {0u, 63u, 300u, 519u}) {
+        for (std::uint32_t rank = 0; rank < world(); ++rank) {
+          const auto shard = kernels::shard_of(m, world(), rank);
+          if (GetParam().op == Op::kGemmAr) {
+            rows.push_back(row_of(rank, row));
+          } else if (row >= shard.first && row < shard.first + shard.count) {
+            rows.push_back(row_of(rank, row - shard.first));
+          }
+        }
+      }
+    } else {
+      // Row `row` of rank `of`'s shard.
+      for (const std::uint32_t row : {0u, 1u, 60u}) {
+        for (std::uint32_t of = 0; of < world(); ++of)
+          rows.push_back(row_of(of, kernels::shard_of(m, world(), of).first + row));
+      }
+    }
+    if (first.empty()) first = rows;
+    EXPECT_EQ(rows, first);
   }
 }
 

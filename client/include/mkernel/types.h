@@ -96,6 +96,11 @@ struct Tuning {
   /// shipped for the GPU. Rank 0's count for all ranks.
   std::string machine_file;
   std::string tuned_file;
+  /// AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce on a GPU: the bits of a row of C depend
+  /// on that row of A, on B, on the ranks and on nothing else: not on m or m_max, nor on tiles or
+  /// what else is chosen. To be set on all ranks. kUnsupported: on CPUs, of other operators, and of
+  /// GEMM+ReduceScatter over more than two nodes.
+  bool batch_invariant = false;
   /// GEMM+AllReduce, GEMM+ReduceScatter and GEMM+Combine on CPUs: fill in
   /// LaunchStats::nonfinite_partials, which takes another look at all that is added. On a GPU:
   /// kUnsupported. Of no effect on operators that add no partial sums. Ranks may differ.

@@ -82,6 +82,7 @@ class Tuning(_Sized):
         ("network_bytes_per_s", c_double),
         ("command_ns", c_double),
         ("step_ns", c_double),
+        ("batch_invariant", c_uint32),
     ]
 
 

@@ -42,6 +42,7 @@ inline kernels::CudaOptions cuda_options(const DeviceShare& share, const Tuning&
   options.wait_timeout = std::min(
       tuning.wait_timeout,
       std::chrono::duration_cast<std::chrono::milliseconds>(kernels::cuda::kWaitTimeoutMax));
+  options.batch_invariant = tuning.batch_invariant;
   options.rates = kernel_rates(tuning.rates);
   options.launches = share.launches;
   return options;

@@ -79,6 +79,29 @@ TEST(PlanChoice, WaysThatWereMeasuredToBeSlowerAreNotTried) {
   EXPECT_TRUE(any(problem_of(Op::kAgGemm, 2, 2, {64, 4096, 4096}), low));
 }
 
+// A row's owner depends on m; GEMM + ReduceScatter adds the owner's node first, the others in their
+// order. So of three nodes the order of a row's sum does, too. All else has one order.
+TEST(PlanChoice, BatchInvarianceIsRefusedWhereTheOrderOfSumsDependsOnM) {
+  const Machine machine = shipped_machine("H100").value();
+  for (const Op op : kOps) {
+    for (const World2& world : {World2{1, 1}, {1, 4}, {2, 1}, {2, 4}, {3, 1}, {3, 2}, {4, 4}}) {
+      Problem problem = problem_of(op, world.nodes, world.locals, {1024, 4096, 4096});
+      const auto chosen = choose(problem, machine);
+      ASSERT_TRUE(chosen) << chosen.error().message;
+      problem.batch_invariant = true;
+      const auto invariant = choose(problem, machine);
+      if (op == Op::kGemmRs && world.nodes > 2) {
+        ASSERT_FALSE(invariant) << world.nodes << "x" << world.locals;
+        EXPECT_EQ(invariant.error().code, ErrorCode::kUnsupported);
+        EXPECT_NE(invariant.error().message.find("batch_invariant"), std::string::npos);
+        continue;
+      }
+      ASSERT_TRUE(invariant) << invariant.error().message;
+      EXPECT_EQ(invariant->candidate, chosen->candidate);
+    }
+  }
+}
+
 TEST(PlanChoice, TheCheapestIsChosenAndTheSameEachTime) {
   const Machine machine = shipped_machine("H200").value();
   for (Op op : kOps) {
