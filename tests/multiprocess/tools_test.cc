@@ -73,6 +73,33 @@ TEST(Mkbench, WritesItsReportAndJoinsRunningDaemons) {
   EXPECT_EQ(2u, report["links"].size());
 }
 
+TEST(Mkbench, TakesSequencesOfDifferentLengths) {
+  auto daemons = start_daemons(2);
+  ASSERT_NE(nullptr, daemons);
+  const std::string json = daemons->folder() + "/out.json";
+  const auto bench =
+      run_program({MK_TEST_MKBENCH, "ring",
+                   "--nodes",       "2",
+                   "--local",       "1",
+                   "--lengths",     "40,0,1,33",
+                   "--sizes",       "vary",
+                   "--query-heads", "2",
+                   "--key-heads",   "1",
+                   "--causal",      "--lse",
+                   "--iters",       "2",
+                   "--warmup",      "1",
+                   "--join",        daemons->client_socket(0) + "," + daemons->client_socket(1),
+                   "--admin",       daemons->admin_address(0) + "," + daemons->admin_address(1),
+                   "--json",        json});
+  EXPECT_EQ(0, bench.status) << bench.text;
+  EXPECT_NE(std::string::npos, bench.text.find("74 rows in 4 sequences")) << bench.text;
+  const auto report = read_json(json);
+  ASSERT_FALSE(report.is_discarded());
+  EXPECT_TRUE(report["correct"].get<bool>());
+  // Every element of the output, and every log-sum-exp.
+  EXPECT_EQ(6u * 74 * 2 * (64 + 1), report["verification"]["elements_compared"].get<unsigned>());
+}
+
 /// Daemons that were told no network: what they chose and said, and that a job runs over it.
 void expect_chooses(const std::vector<std::string>& arguments, const std::string& said,
                     const std::string& shown) {

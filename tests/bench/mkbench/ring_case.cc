@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <thread>
@@ -28,10 +29,15 @@ struct RingOptions {
   bool causal = false, lse = false;
   std::uint32_t tile_q = 0, tile_k = 0, remote_passes = 0, chunk_bytes = 0, compute_blocks = 0;
   std::uint64_t check_rows = 0;
+  std::vector<std::uint32_t> lengths;  ///< of packed sequences; none: one length
+
+  std::uint64_t rows() const {
+    return lengths.empty() ? seq : std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{});
+  }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RingOptions, seq, batch, query_heads, key_heads, head_dim,
                                    causal, lse, tile_q, tile_k, remote_passes, chunk_bytes,
-                                   compute_blocks, check_rows)
+                                   compute_blocks, check_rows, lengths)
 
 constexpr std::uint32_t kTileKeys = 128;  // on CPUs
 
@@ -42,7 +48,12 @@ class RingRank : public RankCase {
 
   void make_inputs(std::uint32_t launch) override {
     launch_ = launch;
-    seq_ = extent_of(spec_, launch, parts(), options_.seq);
+    if (options_.lengths.empty()) {
+      seq_ = extent_of(spec_, launch, parts(), options_.seq);
+      starts_ = {0, static_cast<std::uint32_t>(seq_)};
+    } else {
+      set_lengths();
+    }
     q_ = rows_of_rank(kQ);
     k_ = rows_of_rank(kK);
     v_ = rows_of_rank(kV);
@@ -68,24 +79,11 @@ class RingRank : public RankCase {
   std::vector<Output*> outputs() override { return {&out_, &lse_}; }
 
   tools::Comparison verify() const override {
-    tools::AttentionProblem problem;
-    problem.sequence = seq_;
-    problem.query_heads = options_.query_heads;
-    problem.key_heads = options_.key_heads;
-    problem.head_dim = options_.head_dim;
-    problem.causal = options_.causal;
-    problem.scale = 1 / std::sqrt(static_cast<double>(options_.head_dim));
-    problem.type = data_type_of(spec_);
-    problem.on_gpu = on_gpu();
-    problem.tile_keys = on_gpu() ? tools::AttentionProblem::gpu_tile_keys(options_.head_dim)
-                                 : (options_.tile_k != 0 ? options_.tile_k : kTileKeys);
-    // Tiles of keys end with their part.
-    problem.tiles = tools::AttentionProblem::tiles_over(seq_, parts(), problem.tile_keys);
     tools::Comparison result;
     for (std::uint32_t batch = 0; batch < options_.batch; ++batch) {
-      const Elements k = rows_of(matrix(kK, batch), 0, seq_);
-      const Elements v = rows_of(matrix(kV, batch), 0, seq_);
-      verify_batch(batch, tools::AttentionReference(problem, k.data(), v.data()), result);
+      std::uint64_t own = batch * rows_per_batch();
+      for (std::size_t i = 0; i + 1 < starts_.size(); ++i)
+        verify_sequence(batch, {starts_[i], starts_[i + 1] - starts_[i]}, own, result);
     }
     return result;
   }
@@ -95,15 +93,15 @@ class RingRank : public RankCase {
   Work work() const override {
     Work work = gather_work(spec_, rank_, [this](std::uint32_t rank) {
       std::uint64_t rows = 0;
-      for (const RankShare& part : parts_of(rank)) rows += part.count;
+      for (const Part& part : parts_of(rank)) rows += part.count;
       return 2.0 *
              static_cast<double>(options_.batch * rows * row_elements(kK) * sizeof(std::uint16_t));
     });
     double keys_seen = 0;
-    for (const RankShare& part : parts_of(rank_)) {
+    for (const Part& part : parts_of(rank_)) {
       const auto count = static_cast<double>(part.count);
       keys_seen += options_.causal ? count * (static_cast<double>(part.first) + (count + 1) / 2)
-                                   : count * static_cast<double>(seq_);
+                                   : count * static_cast<double>(part.sequence.count);
     }
     work.flops = 4.0 * options_.head_dim * options_.query_heads * options_.batch * keys_seen;
     return work;
@@ -113,8 +111,10 @@ class RingRank : public RankCase {
     if (core_ == nullptr) {
       CoreProblem problem{data_type_of(spec_), options_.batch,    options_.query_heads,
                           options_.key_heads,  options_.head_dim, options_.causal};
-      for (const RankShare& part : parts_of(rank_))
-        problem.parts.push_back({part.count, options_.causal ? part.first + part.count : seq_});
+      for (const Part& part : parts_of(rank_)) {
+        problem.parts.push_back(
+            {part.count, options_.causal ? part.first + part.count : part.sequence.count});
+      }
       MK_ASSIGN_OR_RETURN(core_, AttentionCore::create(problem));
     }
     return core_->measure_ns();
@@ -123,7 +123,22 @@ class RingRank : public RankCase {
   std::vector<TraceSpan> trace() const override { return op_.trace(); }
 
  private:
-  enum Tensor : std::uint32_t { kQ = 0, kK = 1, kV = 2, kOut, kLse, kLeadQ, kLeadOut, kLeadLse };
+  enum Tensor : std::uint32_t {
+    kQ = 0,
+    kK = 1,
+    kV = 2,
+    kOut,
+    kLse,
+    kLeadQ,
+    kLeadOut,
+    kLeadLse,
+    kStarts,
+  };
+  /// Rows of a sequence that a rank has.
+  struct Part {
+    std::uint64_t first = 0, count = 0;
+    RankShare sequence;  ///< among the rows of all
+  };
 
   bool on_gpu() const { return spec_.executor == "cuda"; }
   /// Inputs, and poisoned outputs, where the executor wants them.
@@ -137,6 +152,7 @@ class RingRank : public RankCase {
     MK_RETURN_IF_ERROR(put(kQ, q_));
     MK_RETURN_IF_ERROR(put(kK, k_));
     MK_RETURN_IF_ERROR(put(kV, v_));
+    MK_RETURN_IF_ERROR(there_->put(kStarts, std::as_bytes(std::span(starts_))));
     const bool leads = spec_.lead != 0;
     // Other values: what those launches leave behind must not pass for this launch's.
     if (leads) MK_RETURN_IF_ERROR(put(kLeadQ, Elements(q_.rbegin(), q_.rend())));
@@ -151,23 +167,57 @@ class RingRank : public RankCase {
   }
   Result<LaunchStats> launch_with(Tensor q, Tensor out, Tensor lse, LaunchMode mode) {
     std::byte* const its_lse = there_->at(lse) + Output::guard_bytes();
-    return op_.launch({.q = there_->at(q), .k = there_->at(kK), .v = there_->at(kV)},
+    RingAttention::Input input{.q = there_->at(q), .k = there_->at(kK), .v = there_->at(kV)};
+    if (!options_.lengths.empty()) {
+      input.sequence_starts = reinterpret_cast<const std::uint32_t*>(there_->at(kStarts));
+      input.sequences = static_cast<std::uint32_t>(starts_.size() - 1);
+      input.rows = rows_per_batch();
+    }
+    return op_.launch(input,
                       {.out = there_->at(out) + Output::guard_bytes(),
                        .lse = options_.lse ? reinterpret_cast<float*>(its_lse) : nullptr},
                       seq_, mode);
   }
 
+  /// Packed sequences; with sizes that vary, in another order for each launch.
+  void set_lengths() {
+    std::vector<std::uint32_t> lengths = options_.lengths;
+    if (spec_.sizes != "fixed")
+      std::rotate(lengths.begin(), lengths.begin() + launch_ % lengths.size(), lengths.end());
+    starts_ = {0};
+    for (const std::uint32_t length : lengths) starts_.push_back(starts_.back() + length);
+    seq_ = starts_.back();
+  }
+
   /// This rank's rows of one sequence: all of them, or `check_rows` in all that are spread over its
-  /// parts, each part's last among them.
-  void verify_batch(std::uint32_t batch, const tools::AttentionReference& reference,
-                    tools::Comparison& result) const {
+  /// parts, each part's last among them. `own`: where its rows begin among the rank's, and then
+  /// those of the next one.
+  void verify_sequence(std::uint32_t batch, const RankShare& sequence, std::uint64_t& own,
+                       tools::Comparison& result) const {
+    if (sequence.count == 0) return;
+    tools::AttentionProblem problem;
+    problem.sequence = sequence.count;
+    problem.query_heads = options_.query_heads;
+    problem.key_heads = options_.key_heads;
+    problem.head_dim = options_.head_dim;
+    problem.causal = options_.causal;
+    problem.scale = 1 / std::sqrt(static_cast<double>(options_.head_dim));
+    problem.type = data_type_of(spec_);
+    problem.on_gpu = on_gpu();
+    problem.tile_keys = on_gpu() ? tools::AttentionProblem::gpu_tile_keys(options_.head_dim)
+                                 : (options_.tile_k != 0 ? options_.tile_k : kTileKeys);
+    // Tiles of keys end with their part.
+    problem.tiles = tools::AttentionProblem::tiles_over(sequence.count, parts(), problem.tile_keys);
+    const Elements k = rows_of(matrix(kK, batch), sequence.first, sequence.count);
+    const Elements v = rows_of(matrix(kV, batch), sequence.first, sequence.count);
+    const tools::AttentionReference reference(problem, k.data(), v.data());
     struct Row {
       std::uint64_t own, position;
     };
     std::vector<Row> rows;
-    std::uint64_t own = batch * rows_per_batch();
-    for (const RankShare& part : parts_of(rank_)) {
-      const std::uint64_t wanted = rows_to_check() / parts_of(rank_).size();
+    const auto its_parts = parts_of_sequence(rank_, sequence);
+    for (const Part& part : its_parts) {
+      const std::uint64_t wanted = rows_to_check() / its_parts.size();
       const std::uint64_t count =
           std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(part.count, 1));
       for (std::uint64_t i = 1; part.count != 0 && i <= count; ++i) {
@@ -196,7 +246,7 @@ class RingRank : public RankCase {
   }
   std::uint64_t rows_to_check() const {
     if (options_.check_rows != 0) return options_.check_rows;
-    if (!on_gpu()) return seq_ * parts_of(rank_).size();  // all of each part, even or not
+    if (!on_gpu()) return seq_ * 2;  // all of each part, even or not
     const auto per_row = static_cast<double>(seq_ * row_elements(kQ) * options_.batch);
     return static_cast<std::uint64_t>(kCheckedProducts / per_row) + 2;
   }
@@ -212,21 +262,35 @@ class RingRank : public RankCase {
     return input_matrix(spec_, launch_, batch, tensor, row_elements(tensor));
   }
   std::uint32_t parts() const { return spec_.world() * (options_.causal ? 2 : 1); }
-  std::vector<RankShare> parts_of(std::uint32_t rank) const {
-    std::vector<RankShare> shares = {share_of(seq_, parts(), rank)};
-    if (options_.causal) shares.push_back(share_of(seq_, parts(), parts() - 1 - rank));
-    return shares;
+  std::vector<Part> parts_of_sequence(std::uint32_t rank, const RankShare& sequence) const {
+    std::vector<Part> made;
+    const auto add = [&](std::uint32_t part) {
+      const RankShare share = share_of(sequence.count, parts(), part);
+      made.push_back({share.first, share.count, sequence});
+    };
+    add(rank);
+    if (options_.causal) add(parts() - 1 - rank);
+    return made;
+  }
+  std::vector<Part> parts_of(std::uint32_t rank) const {
+    std::vector<Part> all;
+    for (std::size_t i = 0; i + 1 < starts_.size(); ++i) {
+      for (const Part& part : parts_of_sequence(rank, {starts_[i], starts_[i + 1] - starts_[i]}))
+        all.push_back(part);
+    }
+    return all;
   }
   std::uint64_t rows_per_batch() const {
     std::uint64_t rows = 0;
-    for (const RankShare& part : parts_of(rank_)) rows += part.count;
+    for (const Part& part : parts_of(rank_)) rows += part.count;
     return rows;
   }
   Elements rows_of_rank(Tensor tensor) const {
     Elements rows;
     for (std::uint32_t batch = 0; batch < options_.batch; ++batch) {
-      for (const RankShare& part : parts_of(rank_)) {
-        const Elements more = rows_of(matrix(tensor, batch), part.first, part.count);
+      for (const Part& part : parts_of(rank_)) {
+        const Elements more =
+            rows_of(matrix(tensor, batch), part.sequence.first + part.first, part.count);
         rows.insert(rows.end(), more.begin(), more.end());
       }
     }
@@ -239,6 +303,7 @@ class RingRank : public RankCase {
   RingAttention op_;
   std::uint32_t launch_ = 0;
   std::uint64_t seq_ = 0;
+  std::vector<std::uint32_t> starts_;  ///< of the launch's sequences, and the last one's end
   Elements q_, k_, v_;
   Output out_, lse_;
   std::optional<tools::ExecutorMatrices> there_;
@@ -260,6 +325,11 @@ class RingCase : public CaseWithOptions<RingOptions> {
     };
     positive("--seq", o.seq, "rows of the sequence, over all ranks");
     positive("--batch", o.batch, "sequences of that length");
+    command
+        .add_option("--lengths", o.lengths,
+                    "of packed sequences, instead of --seq and --batch, e.g. 300,0,5000; with "
+                    "--sizes vary in another order for each launch")
+        ->delimiter(',');
     positive("--query-heads", o.query_heads, "a multiple of the key heads");
     positive("--key-heads", o.key_heads, "of K and V");
     positive("--head-dim", o.head_dim, "64 or 128");
@@ -277,7 +347,8 @@ class RingCase : public CaseWithOptions<RingOptions> {
   }
   std::string describe(const BenchSpec& spec) const override {
     const RingOptions& o = options_;
-    return fmt::format("{} rows, {}{} query heads, {} key heads, D {}{}, {}", o.seq,
+    return fmt::format("{} rows{}, {}{} query heads, {} key heads, D {}{}, {}", o.rows(),
+                       o.lengths.empty() ? "" : fmt::format(" in {} sequences", o.lengths.size()),
                        o.batch > 1 ? fmt::format("batch {}, ", o.batch) : "", o.query_heads,
                        o.key_heads, o.head_dim, o.causal ? ", causal" : "", spec.dtype);
   }
@@ -293,8 +364,9 @@ class RingCase : public CaseWithOptions<RingOptions> {
     RingOptions o = options_;
     // A GPU's weights are rounded: of a long sequence the LSE says more than the output.
     if (spec.executor == "cuda") o.lse = true;
-    const RingAttention::Shape shape{o.seq,    o.query_heads,      o.key_heads, o.head_dim,
-                                     o.causal, data_type_of(spec), o.batch};
+    const RingAttention::Shape shape{
+        o.rows(), o.query_heads,      o.key_heads, o.head_dim,
+        o.causal, data_type_of(spec), o.batch,     static_cast<std::uint32_t>(o.lengths.size())};
     RingAttention::Tuning tuning;
     if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
     tuning.tile_m = o.tile_q;
