@@ -189,6 +189,36 @@ TEST_F(Mkrun, AttendsOverTheWholeSequence) {
   }
 }
 
+// The same of sequences of different lengths, whose means begin anew. One is empty, one has a row.
+TEST_F(Mkrun, AttendsWithinEachOfSeveralSequences) {
+  const Shape shape = {16, 2, 64};
+  const Shape keys = {16, 1, 64};
+  std::vector<float> v(elements_of(keys));
+  for (std::uint64_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i / 64);
+  std::vector<std::string> command = {
+      MK_TEST_MKRUN, "ring",
+      "--q",         write_numbers("q", shape, 5),
+      "--k",         write("k", "F32", keys, std::vector<float>(v.size(), 0.5f)),
+      "--v",         write("v", "F32", keys, v),
+      "--causal",    "--out",
+      path("y"),     "--check",
+      "--lengths",   "10,0,1,5"};
+  const auto run = run_program(command);
+  ASSERT_EQ(0, run.status) << run.text;
+  const auto values = read("y", shape);
+  for (std::uint64_t i = 0; i < values.size(); ++i) {
+    const std::uint64_t position = i / 128;
+    const std::uint64_t first = position < 10 ? 0 : position < 11 ? 10 : 11;
+    const double mean = static_cast<double>(first + position) / 2;
+    EXPECT_NEAR(mean, values[i], mean / 256 + 1e-6) << "position " << position;
+  }
+  command.back() = "10,5";
+  const auto refused = run_program(command);
+  EXPECT_EQ(2, refused.status);
+  EXPECT_NE(std::string::npos, refused.text.find("--lengths are of 15 rows in all"))
+      << refused.text;
+}
+
 TEST_F(Mkrun, BadInputExitsWithTwoAndWritesNothing) {
   const std::string a = write_numbers("a", {5, 12}, 4);
   const std::string b = write_numbers("b", {11, 8}, 3);

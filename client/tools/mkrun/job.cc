@@ -84,6 +84,7 @@ Result<Job> plan_job(const JobOptions& options) {
   job.nodes = options.nodes;
   job.local = options.local;
   job.rows_per_launch = options.rows_per_launch;
+  job.lengths = options.lengths;
   job.timeout_ms = options.timeout_ms;
   Tensors tensors;
   bool all_f16 = true;

@@ -32,6 +32,7 @@ struct Job {
   std::uint32_t nodes = 2, local = 2;
   std::uint64_t rows = 0;  ///< of the whole, as the operator counts them: rows, tokens, positions
   std::uint64_t rows_per_launch = 1024;
+  std::vector<std::uint32_t> lengths;  ///< of packed sequences; none: there is one
   std::uint32_t timeout_ms = 120'000;
   int out_fd = -1;  ///< of a rank process: where the result goes
 
@@ -39,7 +40,7 @@ struct Job {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Job, op, inputs, out, out_shape, dtype, executor, transposed,
                                    causal, interleaved, check, nodes, local, rows, rows_per_launch,
-                                   timeout_ms, out_fd)
+                                   lengths, timeout_ms, out_fd)
 
 /// What a rank reports after each launch.
 struct LaunchDone {
@@ -61,6 +62,7 @@ struct JobOptions {
   bool transposed = false, causal = false, interleaved = false, check = false;
   std::uint32_t nodes = 2, local = 2;
   std::uint64_t rows_per_launch = 1024;
+  std::vector<std::uint32_t> lengths;
   std::uint32_t timeout_ms = 120'000;
   std::string fabric = "loopback", link_bandwidth, link_latency;
   std::vector<std::string> join_sockets;

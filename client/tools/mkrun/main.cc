@@ -95,6 +95,10 @@ void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
                     "let --out replace any regular file that is no input");
   for (const FlagSpec& flag : op.flags())
     command->add_flag(std::string("--") + flag.name, options.*flag.value, flag.help);
+  for (const NumbersSpec& numbers : op.numbers()) {
+    command->add_option(std::string("--") + numbers.name, options.*numbers.value, numbers.help)
+        ->delimiter(',');
+  }
   command
       ->add_option("--dtype", options.dtype,
                    "compute and write in; default: f16 if all inputs are, else bf16")

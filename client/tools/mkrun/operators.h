@@ -33,6 +33,13 @@ struct FlagSpec {
   bool JobOptions::*value;
 };
 
+/// Numbers that the operator takes: `--name 3,0,5`.
+struct NumbersSpec {
+  const char* name;
+  const char* help;
+  std::vector<std::uint32_t> JobOptions::*value;
+};
+
 /// A rank's tensors where its executor wants them, launch after launch.
 class WorkTensors {
  public:
@@ -81,6 +88,7 @@ class JobOperator {
   virtual const char* help() const = 0;
   virtual std::vector<InputSpec> inputs() const = 0;
   virtual std::vector<FlagSpec> flags() const = 0;
+  virtual std::vector<NumbersSpec> numbers() const { return {}; }
   /// Checks the shapes; sets job.rows and job.out_shape, and rows_per_launch where it is not the
   /// user's to choose.
   virtual Status plan(const Tensors& tensors, Job& job) const = 0;
