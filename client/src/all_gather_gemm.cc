@@ -21,6 +21,14 @@ struct AllGatherGemmKind {
   static constexpr auto make_device = &make_device_ag_gemm;
   static constexpr auto device_bytes = &device_workspace_ag_gemm;
 
+  static Result<Plan> make_plan(const AttachOptions& options, const DeviceShape& of,
+                                const kernels::Tiling& tiling) {
+    return Plan::make(options.nodes, options.local_size, of.shape, of.dtype, tiling,
+                      of.result.epilogue);
+  }
+  static GemmRows rows(const AttachOptions& options, std::uint64_t m) {
+    return {rows_of_rank(m, options.world, options.rank).count, m};
+  }
   static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes; }
   static auto make_cpu(const Plan& plan, std::uint32_t /*k*/, const kernels::RankContext& context,
                        const kernels::GemmCpuOptions& options) {
@@ -28,10 +36,9 @@ struct AllGatherGemmKind {
   }
   static Status check(const DeviceArguments&) { return {}; }  // the executors do
 
-  static auto launch(Cpu& cpu, const DeviceArguments& given, const DeviceShape& shape,
-                     std::uint32_t m, kernels::Mode mode) {
-    return cpu.launch(given.a, shape.lda(), given.b, shape.ldb(), given.c, shape.ldc(), m, mode,
-                      given.gathered);
+  static auto launch(Cpu& cpu, const DeviceArguments& given, std::uint32_t m, kernels::Mode mode) {
+    return cpu.launch(given.a, given.lda, given.b, given.ldb, given.c, given.ldc, m, mode,
+                      given.gathered, given.bias);
   }
 };
 
@@ -73,6 +80,13 @@ void* AllGatherGemm::input() const { return impl_->input(); }
 Status AllGatherGemm::launch_on(CudaStream stream, const void* a_shard, const void* b, void* c,
                                 std::uint64_t m, LaunchMode mode, void* gathered) {
   return impl_->launch_on(stream, {a_shard, b, c, gathered}, m, mode);
+}
+Result<LaunchStats> AllGatherGemm::launch(const GemmArguments& arguments, LaunchMode mode) {
+  return impl_->launch(DeviceArguments::of(arguments), arguments.m, mode);
+}
+Status AllGatherGemm::launch_on(CudaStream stream, const GemmArguments& arguments,
+                                LaunchMode mode) {
+  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, mode);
 }
 Status AllGatherGemm::status() const { return impl_->status(); }
 Result<LaunchStats> AllGatherGemm::finish(CudaStream stream) { return impl_->finish(stream); }

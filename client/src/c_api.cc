@@ -36,9 +36,15 @@ Status check_out_struct(const void* passed, std::size_t known, const char* name)
 }
 
 Status check_struct(const void* passed, std::size_t known, const char* name) {
-  MK_RETURN_IF_ERROR(check_out_struct(passed, known, name));
+  return check_grown_struct(passed, known, known, name);
+}
+
+Status check_grown_struct(const void* passed, std::size_t least, std::size_t known,
+                          const char* name) {
+  MK_RETURN_IF_ERROR(check_present(passed, name));
   std::size_t given = 0;
   std::memcpy(&given, passed, sizeof(given));
+  if (given < least) return check_out_struct(passed, known, name);
   // A size that makes no sense must not lead the look below astray.
   constexpr std::size_t kMost = 4096;
   if (given > kMost) {

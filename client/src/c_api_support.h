@@ -49,6 +49,9 @@ Status check_struct(const Struct* passed, const char* name) {
   static_assert(offsetof(Struct, struct_bytes) == 0);
   return check_struct(passed, sizeof(Struct), name);
 }
+/// The same of a struct that has had `least` bytes before fields were added: of an older caller's.
+Status check_grown_struct(const void* passed, std::size_t least, std::size_t known,
+                          const char* name);
 /// The same of a struct that is to be filled: what is behind the known bytes is let alone.
 Status check_out_struct(const void* passed, std::size_t known, const char* name);
 template <class Struct>

@@ -6,6 +6,8 @@
 ///     using Shape, Arguments;                     // its C structs
 ///     static constexpr const char *kName, *kShapeName, *kArgumentsName;
 ///     static typename Op::Shape shape_of(const Shape&);
+///     static constexpr std::size_t least_bytes(const Shape*);             // of a struct that has
+///     static constexpr std::size_t least_bytes(const Arguments*);         // grown, before that
 ///     static void tune(typename Op::Tuning&, const Shape&);               // may be left out
 ///     static Result<LaunchStats> launch(Op&, const Arguments&, LaunchMode);
 ///     static Status launch_on(Op&, CudaStream, const Arguments&, LaunchMode);  // on GPUs only
@@ -13,6 +15,8 @@
 ///                               std::uint32_t what);
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -77,13 +81,13 @@ class COperator final : public mk_op {
   }
 
   Result<LaunchStats> launch(const void* given, LaunchMode mode) override {
-    MK_ASSIGN_OR_RETURN(const Arguments* arguments, arguments_of(given));
-    return Kind::launch(op_, *arguments, mode);
+    MK_ASSIGN_OR_RETURN(const Arguments arguments, arguments_of(given));
+    return Kind::launch(op_, arguments, mode);
   }
   Status launch_on(CudaStream stream, const void* given, LaunchMode mode) override {
-    MK_ASSIGN_OR_RETURN(const Arguments* arguments, arguments_of(given));
+    MK_ASSIGN_OR_RETURN(const Arguments arguments, arguments_of(given));
     if constexpr (kOnGpus) {
-      return Kind::launch_on(op_, stream, *arguments, mode);
+      return Kind::launch_on(op_, stream, arguments, mode);
     } else {
       return no_gpus();
     }
@@ -120,16 +124,33 @@ class COperator final : public mk_op {
       : session_(session.impl()), shape_(shape), op_(std::move(op)) {}
 
   static Result<Wanted> checked(const void* given) {
-    MK_RETURN_IF_ERROR(check_struct(given, sizeof(Shape), Kind::kShapeName));
-    Wanted wanted{*static_cast<const Shape*>(given), {}};
+    Wanted wanted;
+    MK_ASSIGN_OR_RETURN(wanted.shape, copied<Shape>(given, least_of<Shape>(), Kind::kShapeName));
     MK_ASSIGN_OR_RETURN(static_cast<Tuning&>(wanted.tuning), tuning_of(wanted.shape.tuning));
     if constexpr (requires { Kind::tune(wanted.tuning, wanted.shape); })
       Kind::tune(wanted.tuning, wanted.shape);
     return wanted;
   }
-  static Result<const Arguments*> arguments_of(const void* given) {
-    MK_RETURN_IF_ERROR(check_struct(given, sizeof(Arguments), Kind::kArgumentsName));
-    return static_cast<const Arguments*>(given);
+  static Result<Arguments> arguments_of(const void* given) {
+    return copied<Arguments>(given, least_of<Arguments>(), Kind::kArgumentsName);
+  }
+  /// Bytes that a caller of any age knows of it.
+  template <class Struct>
+  static constexpr std::size_t least_of() {
+    if constexpr (requires { Kind::least_bytes(static_cast<const Struct*>(nullptr)); }) {
+      return Kind::least_bytes(static_cast<const Struct*>(nullptr));
+    } else {
+      return sizeof(Struct);
+    }
+  }
+  template <class Struct>
+  static Result<Struct> copied(const void* given, std::size_t least, const char* name) {
+    MK_RETURN_IF_ERROR(check_grown_struct(given, least, sizeof(Struct), name));
+    std::size_t bytes = 0;
+    std::memcpy(&bytes, given, sizeof(bytes));
+    Struct whole{};
+    std::memcpy(&whole, given, std::min(bytes, sizeof(Struct)));
+    return whole;
   }
   static tl::unexpected<Error> no_gpus() {
     return fail(ErrorCode::kUnsupported, "{} runs on CPUs only; launch it without a stream",

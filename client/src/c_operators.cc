@@ -30,12 +30,12 @@ Result<Tuning> tuning_of(const mk_tuning* given) {
   tuning.tile_m = given->tile_m;
   tuning.tile_n = given->tile_n;
   tuning.chunk_bytes = given->chunk_bytes;
-  tuning.compute_blocks = given->compute_blocks;
-  tuning.reduce_blocks = given->reduce_blocks;
-  tuning.send_blocks = given->send_blocks;
-  tuning.receive_blocks = given->receive_blocks;
-  tuning.share_blocks = given->share_blocks;
-  tuning.pull_blocks = given->pull_blocks;
+  tuning.compute_sms = given->compute_sms;
+  tuning.reduce_sms = given->reduce_sms;
+  tuning.send_sms = given->send_sms;
+  tuning.receive_sms = given->receive_sms;
+  tuning.share_sms = given->share_sms;
+  tuning.pull_sms = given->pull_sms;
   if (given->wait_timeout_ms != 0)
     tuning.wait_timeout = std::chrono::milliseconds{given->wait_timeout_ms};
   tuning.count_nonfinite = given->count_nonfinite != 0;
@@ -56,9 +56,21 @@ struct GemmKind {
   static constexpr const char* kShapeName = "mk_gemm_shape";
   static constexpr const char* kArgumentsName = "mk_gemm_arguments";
 
+  // As of the first release.
+  static constexpr std::size_t least_bytes(const Shape*) { return offsetof(Shape, activation); }
+  static constexpr std::size_t least_bytes(const Arguments*) { return offsetof(Arguments, bias); }
+
   static typename Op::Shape shape_of(const Shape& shape) {
-    return {shape.m_max, shape.n, shape.k, static_cast<DataType>(shape.dtype),
-            static_cast<BLayout>(shape.b_layout)};
+    typename Op::Shape wanted{shape.m_max, shape.n, shape.k, static_cast<DataType>(shape.dtype),
+                              static_cast<BLayout>(shape.b_layout)};
+    wanted.epilogue = {static_cast<Activation>(shape.activation), shape.bias != 0};
+    if constexpr (requires { wanted.partials; })
+      wanted.partials = static_cast<Partials>(shape.partials);
+    return wanted;
+  }
+  static GemmArguments arguments_of(const Arguments& given) {
+    return {given.a,   given.b,   given.c,   given.m,       given.bias,
+            given.lda, given.ldb, given.ldc, given.gathered};
   }
 };
 
@@ -67,12 +79,12 @@ template <class Class>
 struct GemmSumKind : GemmKind<Class> {
   static Result<LaunchStats> launch(Class& op, const mk_gemm_arguments& given, LaunchMode mode) {
     MK_RETURN_IF_ERROR(check(given));
-    return op.launch(given.a, given.b, given.c, given.m, mode);
+    return op.launch(GemmKind<Class>::arguments_of(given), mode);
   }
   static Status launch_on(Class& op, CudaStream stream, const mk_gemm_arguments& given,
                           LaunchMode mode) {
     MK_RETURN_IF_ERROR(check(given));
-    return op.launch_on(stream, given.a, given.b, given.c, given.m, mode);
+    return op.launch_on(stream, GemmKind<Class>::arguments_of(given), mode);
   }
 
  private:
@@ -87,10 +99,10 @@ struct AgGemmKind : GemmKind<AllGatherGemm> {
   static constexpr const char* kName = "ag-gemm";
 
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
-    return op.launch(given.a, given.b, given.c, given.m, mode, given.gathered);
+    return op.launch(arguments_of(given), mode);
   }
   static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
-    return op.launch_on(stream, given.a, given.b, given.c, given.m, mode, given.gathered);
+    return op.launch_on(stream, arguments_of(given), mode);
   }
   static Result<Found> query(const Op& op, const Shape& shape, const AttachOptions& place,
                              std::uint32_t what) {
@@ -118,7 +130,9 @@ struct GemmArKind : GemmSumKind<GemmAllReduce> {
     if (what != MK_OUTPUT) return nothing_of(kName, what);
     const void* const output = op.output();
     if (output == nullptr) return Found{};
-    return Found{output, shape.m_max * shape.n * bytes_of(static_cast<DataType>(shape.dtype))};
+    const bool gated = shape.activation == MK_ACTIVATION_GATED_SILU;
+    const std::uint64_t columns = gated ? shape.n / 2 : shape.n;
+    return Found{output, shape.m_max * columns * bytes_of(static_cast<DataType>(shape.dtype))};
   }
 };
 

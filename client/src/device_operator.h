@@ -38,20 +38,24 @@ struct DeviceArguments {
   const void* b = nullptr;
   void* c = nullptr;
   void* gathered = nullptr;  ///< AllGather + GEMM
+  const void* bias = nullptr;
+  std::uint64_t lda = 0;  ///< 0: without gaps, until checked_matrices() has filled it in
+  std::uint64_t ldb = 0;
+  std::uint64_t ldc = 0;
+
+  static DeviceArguments of(const GemmArguments& given) {
+    return {given.a, given.b, given.c, given.gathered, given.bias, given.lda, given.ldb, given.ldc};
+  }
 };
 
 struct DeviceShape {
   kernels::Shape shape;
   kernels::DType dtype;
   kernels::BLayout b_layout;
-
-  // Leading dimensions of dense matrices.
-  std::uint64_t lda() const { return shape.k; }
-  std::uint64_t ldb() const { return b_layout == kernels::BLayout::kKN ? shape.n : shape.k; }
-  std::uint64_t ldc() const { return shape.n; }
+  kernels::GemmResult result;
 };
 
-/// Matrices are dense.
+/// Its launches get what checked_matrices() has passed.
 class DeviceGemm : public DeviceOperator {
  public:
   /// On the stream, without waiting.

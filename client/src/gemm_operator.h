@@ -6,6 +6,8 @@
 ///     static constexpr std::string_view kName;      // in messages: "gemm-rs"
 ///     static constexpr bool kAddsPartials;           // of several ranks
 ///     using Plan, Cpu;                               // of kernels/
+///     static Result<Plan> make_plan(const AttachOptions&, const DeviceShape&,
+///                                   const kernels::Tiling&);
 ///     static std::uint64_t workspace_bytes(const Plan&);
 ///     static Result<std::unique_ptr<Cpu>> make_cpu(const Plan&, std::uint32_t k,
 ///                                                  const kernels::RankContext&,
@@ -13,8 +15,9 @@
 ///     static constexpr auto make_device;             // make_device_gemm_rs
 ///     static constexpr auto device_bytes;            // device_workspace_gemm_rs
 ///     static Status check(const DeviceArguments&);   // before either executor
-///     static Result<kernels::LaunchStats> launch(Cpu&, const DeviceArguments&, const DeviceShape&,
-///                                                std::uint32_t m, kernels::Mode);
+///     static GemmRows rows(const AttachOptions&, std::uint64_t m);
+///     static Result<kernels::LaunchStats> launch(Cpu&, const DeviceArguments&, std::uint32_t m,
+///                                                kernels::Mode);
 #pragma once
 
 #include <memory>
@@ -22,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/src/gemm_matrices.h"
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
 #include "kernels/cpu/launch_runner.h"
@@ -75,23 +79,21 @@ class __attribute__((visibility("hidden"))) GemmOperator {
     return Kind::workspace_bytes(plan);
   }
 
-  Result<LaunchStats> launch(const DeviceArguments& arguments, std::uint64_t m, LaunchMode mode) {
-    MK_RETURN_IF_ERROR(Kind::check(arguments));
-    MK_RETURN_IF_ERROR(check_m(m));
+  Result<LaunchStats> launch(const DeviceArguments& given, std::uint64_t m, LaunchMode mode) {
+    MK_ASSIGN_OR_RETURN(const DeviceArguments arguments, checked(given, m));
     if (device_ != nullptr) {
       return run_on_device(Kind::kName, *session_, *device_,
                            [&](CudaStream stream) { return put_on(stream, arguments, m, mode); });
     }
     return run_launch(*session_, [&] {
-      return Kind::launch(*cpu_, arguments, shape_, static_cast<std::uint32_t>(m),
-                          kernel_mode(mode));
+      return Kind::launch(*cpu_, arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
     });
   }
 
-  Status launch_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+  Status launch_on(CudaStream stream, const DeviceArguments& given, std::uint64_t m,
                    LaunchMode mode) {
     return launch_on_device(Kind::kName, *session_, device_.get(), [&]() -> Status {
-      MK_RETURN_IF_ERROR(check_m(m));
+      MK_ASSIGN_OR_RETURN(const DeviceArguments arguments, checked(given, m));
       return put_on(stream, arguments, m, mode);
     });
   }
@@ -119,11 +121,22 @@ class __attribute__((visibility("hidden"))) GemmOperator {
     MK_ASSIGN_OR_RETURN(checked.shape, checked_shape(Kind::kName, shape.m_max, shape.n, shape.k));
     MK_ASSIGN_OR_RETURN(checked.dtype, checked_dtype(Kind::kName, shape.dtype));
     MK_ASSIGN_OR_RETURN(checked.b_layout, checked_layout(Kind::kName, shape.b_layout));
+    MK_ASSIGN_OR_RETURN(checked.result.epilogue, checked_epilogue(Kind::kName, shape.epilogue));
+    if constexpr (requires { shape.partials; }) {
+      MK_ASSIGN_OR_RETURN(checked.result.partials, checked_partials(Kind::kName, shape.partials));
+    }
     return checked;
   }
   static auto cpu_plan(const AttachOptions& options, const DeviceShape& of, const Tuning& tuning) {
-    return Kind::Plan::make(options.nodes, options.local_size, of.shape, of.dtype,
-                            kernel_tiling(tuning));
+    return Kind::make_plan(options, of, kernel_tiling(tuning));
+  }
+
+  /// A launch's arguments with their pitches.
+  Result<DeviceArguments> checked(const DeviceArguments& given, std::uint64_t m) const {
+    MK_RETURN_IF_ERROR(Kind::check(given));
+    MK_RETURN_IF_ERROR(check_m(m));
+    return checked_matrices(Kind::kName, shape_, Kind::rows(session_->options(), m), given,
+                            device_ != nullptr);
   }
 
   Status check_m(std::uint64_t m) const {

@@ -21,6 +21,13 @@ struct GemmReduceScatterKind {
   static constexpr auto make_device = &make_device_gemm_rs;
   static constexpr auto device_bytes = &device_workspace_gemm_rs;
 
+  static Result<Plan> make_plan(const AttachOptions& options, const DeviceShape& of,
+                                const kernels::Tiling& tiling) {
+    return Plan::make(options.nodes, options.local_size, of.shape, of.dtype, tiling, of.result);
+  }
+  static GemmRows rows(const AttachOptions& options, std::uint64_t m) {
+    return {m, rows_of_rank(m, options.world, options.rank).count};
+  }
   static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes(); }
   static auto make_cpu(const Plan& plan, std::uint32_t k, const kernels::RankContext& context,
                        const kernels::GemmCpuOptions& options) {
@@ -28,9 +35,9 @@ struct GemmReduceScatterKind {
   }
   static Status check(const DeviceArguments&) { return {}; }  // the executors do
 
-  static auto launch(Cpu& cpu, const DeviceArguments& given, const DeviceShape& shape,
-                     std::uint32_t m, kernels::Mode mode) {
-    return cpu.launch(given.a, shape.lda(), given.b, shape.ldb(), given.c, shape.ldc(), m, mode);
+  static auto launch(Cpu& cpu, const DeviceArguments& given, std::uint32_t m, kernels::Mode mode) {
+    return cpu.launch(given.a, given.lda, given.b, given.ldb, given.c, given.ldc, m, mode,
+                      given.bias);
   }
 };
 
@@ -72,6 +79,13 @@ Result<LaunchStats> GemmReduceScatter::launch(const void* a, const void* b, void
 Status GemmReduceScatter::launch_on(CudaStream stream, const void* a, const void* b, void* c,
                                     std::uint64_t m, LaunchMode mode) {
   return impl_->launch_on(stream, {a, b, c}, m, mode);
+}
+Result<LaunchStats> GemmReduceScatter::launch(const GemmArguments& arguments, LaunchMode mode) {
+  return impl_->launch(DeviceArguments::of(arguments), arguments.m, mode);
+}
+Status GemmReduceScatter::launch_on(CudaStream stream, const GemmArguments& arguments,
+                                    LaunchMode mode) {
+  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, mode);
 }
 Status GemmReduceScatter::status() const { return impl_->status(); }
 Result<LaunchStats> GemmReduceScatter::finish(CudaStream stream) { return impl_->finish(stream); }

@@ -64,6 +64,23 @@ Status refuse_batch_invariance(std::string_view op, const Tuning& tuning) {
               op);
 }
 
+Result<kernels::Epilogue> checked_epilogue(std::string_view op, const Epilogue& epilogue) {
+  if (epilogue.activation <= Activation::kGatedSilu)
+    return kernels::Epilogue{static_cast<kernels::Activation>(epilogue.activation), epilogue.bias};
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "{}: activation {} is none; there are none (0), ReLU (1), GELU (2), SiLU (3) and gated "
+      "SiLU (4)",
+      op, static_cast<std::uint32_t>(epilogue.activation));
+}
+
+Result<kernels::Partials> checked_partials(std::string_view op, Partials partials) {
+  if (partials <= Partials::kF32) return static_cast<kernels::Partials>(partials);
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: partial sums travel as elements (0) or in fp32 (1), not as {}", op,
+              static_cast<std::uint32_t>(partials));
+}
+
 kernels::Mode kernel_mode(LaunchMode mode) {
   switch (mode) {
     case LaunchMode::kFused:
@@ -95,12 +112,12 @@ kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
     if (wanted != 0) value = wanted;
   };
   options.blocks.send = std::min(options.blocks.send, lanes);
-  take(tuning.compute_blocks, options.blocks.compute);
-  take(tuning.reduce_blocks, options.blocks.reduce);
-  take(tuning.send_blocks, options.blocks.send);
-  take(tuning.receive_blocks, options.blocks.receive);
-  take(tuning.share_blocks, options.blocks.share);
-  take(tuning.pull_blocks, options.blocks.pull);
+  take(tuning.compute_sms, options.blocks.compute);
+  take(tuning.reduce_sms, options.blocks.reduce);
+  take(tuning.send_sms, options.blocks.send);
+  take(tuning.receive_sms, options.blocks.receive);
+  take(tuning.share_sms, options.blocks.share);
+  take(tuning.pull_sms, options.blocks.pull);
   options.wait_timeout = std::min(tuning.wait_timeout, kWaitTimeoutMax);
   options.rates = kernel_rates(tuning.rates);
   return options;

@@ -30,6 +30,8 @@ Result<kernels::Shape> checked_shape(std::string_view op, std::uint64_t m_max, s
                                      std::uint64_t k);
 Result<kernels::DType> checked_dtype(std::string_view op, DataType type);
 Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout);
+Result<kernels::Epilogue> checked_epilogue(std::string_view op, const Epilogue& epilogue);
+Result<kernels::Partials> checked_partials(std::string_view op, Partials partials);
 
 /// Of an operator or executor whose bits may depend on the shape: kUnsupported if the caller wants
 /// Tuning::batch_invariant.
@@ -45,9 +47,14 @@ kernels::MachineRates kernel_rates(const MachineRates& rates);
 /// rank's own k is not among it.
 template <class Plan>
 std::string describe_plan(const Plan& plan) {
-  return fmt::format("m_max={} n={} dtype={} tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
-                     plan.max.m, plan.max.n, kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
-                     plan.chunk_bytes, plan.banks, plan.fingerprint());
+  return fmt::format(
+      "m_max={} n={} dtype={} activation={} bias={} partials={} tiles={}x{} chunk_bytes={} "
+      "banks={} "
+      "plan={:016x}",
+      plan.max.m, plan.max.n, kernels::name_of(plan.dtype),
+      kernels::name_of(plan.epilogue.activation), plan.epilogue.bias ? 1 : 0,
+      kernels::name_of(plan.partials), plan.tile_m, plan.tile_n, plan.chunk_bytes, plan.banks,
+      plan.fingerprint());
 }
 
 /// The same of AllGather + GEMM, where n and the tiles are each rank's own.

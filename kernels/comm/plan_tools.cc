@@ -30,6 +30,35 @@ Status check_side(std::string_view op, std::string_view name, std::uint64_t side
   return fail(ErrorCode::kInvalidArgument, "{}: {} = {} must be 1 to {}", op, name, side, kSideMax);
 }
 
+Status check_result(std::string_view op, const GemmResult& result, std::uint32_t n) {
+  if (result.epilogue.activation > Activation::kGatedSilu) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: activation {} is none; there are none (0), ReLU (1), GELU (2), SiLU (3), gated "
+        "SiLU (4)",
+        op, static_cast<unsigned>(result.epilogue.activation));
+  }
+  if (result.partials > Partials::kF32) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: partial sums travel as elements (0) or in fp32 (1), not as {}", op,
+                static_cast<unsigned>(result.partials));
+  }
+  if (result.epilogue.gated() && n % 2 != 0) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: gated SiLU makes one column of two, a gate and its up projection; n = {} is odd", op,
+        n);
+  }
+  return {};
+}
+
+Status check_bias(std::string_view op, const Epilogue& epilogue, const void* bias) {
+  if (epilogue.bias == (bias != nullptr)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: bias is {}, but the operator was created with{} one", op,
+              epilogue.bias ? "null" : "given", epilogue.bias ? "" : "out");
+}
+
 Status check_tiling(std::string_view op, const Tiling& tiling) {
   if (tiling.tile_m > 1024 || tiling.tile_n > 1024 || tiling.tile_n % 8 != 0) {
     return fail(ErrorCode::kInvalidArgument,

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
@@ -45,6 +46,10 @@ Status check_dtype(std::string_view op, DType dtype);
 /// `name` is "m", "n", ...; 1 to kSideMax.
 Status check_side(std::string_view op, std::string_view name, std::uint64_t side);
 Status check_tiling(std::string_view op, const Tiling& tiling);
+/// `n`: columns of the product.
+Status check_result(std::string_view op, const GemmResult& result, std::uint32_t n);
+/// A launch's bias is there if the operator was made for one, and not if it was not.
+Status check_bias(std::string_view op, const Epilogue& epilogue, const void* bias);
 /// Everything an executor reads of `context` is there and fits a plan for nodes x locals ranks with
 /// `flag_count` arrival flags.
 Status check_context(std::string_view op, std::uint32_t nodes, std::uint32_t locals,

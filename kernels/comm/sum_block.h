@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/comm/operator_block.h"
+#include "kernels/comm/sum_job.h"
 
 namespace mk::kernels {
 
@@ -42,6 +43,13 @@ class SumBlock : public OperatorBlock<Executor> {
     auto* header = reinterpret_cast<BankHeader*>(this->at(staging));
     header->epoch = this->epoch;
     header->m = launch.m;
+  }
+
+  /// Has the job make the result of the product's tile at `rect`.
+  MK_HOST_DEVICE void finish(SumJob& job, const TileRect& rect) const {
+    job.target_type = Partials::kElement;
+    job.activation = launch.plan.epilogue.activation;
+    if (launch.bias != nullptr) job.bias = launch.bias + rect.column;
   }
 
   // --- Awaited by this block; false: the launch has failed ---

@@ -5,14 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/comm/part.h"
 #include "kernels/comm/types.h"
 #include "shm/limits.h"
 
 namespace mk::kernels {
 
-/// targets[*] = round(sources[0] + sources[1] + ...), summed in fp32 from left to right. Strides
-/// are in elements from row to row.
+/// targets[*] = round(sources[0] + sources[1] + ...), summed in fp32 from left to right; of the
+/// whole sum the activation, after the bias. Strides are in elements from row to row. A gated
+/// activation makes `columns` / 2 of `columns`.
 struct SumJob {
   const void* sources[shm::kNodesMax];
   std::uint64_t source_stride = 0;
@@ -24,6 +26,17 @@ struct SumJob {
   std::uint32_t target_count = 0;
   std::uint32_t rows = 0;
   std::uint32_t columns = 0;
+  // Where partial sums travel as such, or the sum is the result:
+  Partials source_type = Partials::kElement;
+  Partials target_type = Partials::kElement;
+  Activation activation = Activation::kNone;
+  const std::uint16_t* bias = nullptr;  ///< of the first column on; or null
+
+  /// Elements are added and rounded, and nothing else.
+  MK_HOST_DEVICE bool is_plain() const {
+    return source_type == Partials::kElement && target_type == Partials::kElement &&
+           activation == Activation::kNone && bias == nullptr;
+  }
 
   MK_HOST_DEVICE void add_source(const std::byte* source) { sources[source_count++] = source; }
 
@@ -36,9 +49,10 @@ struct SumJob {
     if (first >= rows) return false;
     for (std::uint32_t s = 0; s < source_count; ++s)
       sources[s] =
-          static_cast<const std::byte*>(sources[s]) + first * source_stride * kElementBytes;
+          static_cast<const std::byte*>(sources[s]) + first * source_stride * bytes_of(source_type);
     for (std::uint32_t t = 0; t < target_count; ++t)
-      targets[t] = static_cast<std::byte*>(targets[t]) + first * target_stride * kElementBytes;
+      targets[t] =
+          static_cast<std::byte*>(targets[t]) + first * target_stride * bytes_of(target_type);
     rows = rows - first < most ? rows - first : most;
     return true;
   }

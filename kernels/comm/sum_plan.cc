@@ -20,8 +20,9 @@ std::uint64_t tiles_of_grid(const SumRules& rules, std::uint32_t n, const TileSi
 
 std::uint64_t tile_bytes_max(const SumGeometry& geometry, std::uint32_t rows) {
   const std::uint32_t n = geometry.max.n;
-  const std::uint64_t columns = round_up_to(div_up(n, div_up(n, geometry.tile_n)), 8);
-  return std::min(geometry.tile_m, rows) * columns * kElementBytes;
+  const std::uint64_t columns =
+      round_up_to(div_up(n, div_up(n, geometry.tile_n)), geometry.epilogue.column_step());
+  return std::min(geometry.tile_m, rows) * columns * bytes_of(geometry.partials);
 }
 
 /// Fewer rows make no larger tiles and no more of them, hence no more chunks.
@@ -55,17 +56,21 @@ Status choose_chunks(const SumRules& rules, const Tiling& tiling, SumGeometry& g
 }  // namespace
 
 Result<SumGeometry> begin_sums(std::string_view op, std::uint32_t nodes, std::uint32_t locals,
-                               Shape max, DType dtype, const Tiling& tiling) {
+                               Shape max, DType dtype, const Tiling& tiling,
+                               const GemmResult& result) {
   MK_RETURN_IF_ERROR(check_world(op, nodes, locals));
   MK_RETURN_IF_ERROR(check_side(op, "m", max.m));
   MK_RETURN_IF_ERROR(check_side(op, "n", max.n));
   MK_RETURN_IF_ERROR(check_dtype(op, dtype));
   MK_RETURN_IF_ERROR(check_tiling(op, tiling));
+  MK_RETURN_IF_ERROR(check_result(op, result, max.n));
   SumGeometry geometry;
   geometry.nodes = nodes;
   geometry.locals = locals;
   geometry.max = {max.m, max.n, 0};
   geometry.dtype = dtype;
+  geometry.epilogue = result.epilogue;
+  geometry.partials = result.partials;
   if (tiling.banks != 0) geometry.banks = tiling.banks;
   return geometry;
 }
@@ -74,9 +79,11 @@ Status choose_sums(const SumRules& rules, const Tiling& tiling, SumGeometry& geo
   const auto tiles = [&](const TileSides& sides) {
     return tiles_of_grid(rules, geometry.max.n, sides);
   };
-  const TileSides sides =
+  TileSides sides =
       choose_tile_sides(tiling, std::uint64_t{kTilesWanted} * rules.owners,
                         [&](const TileSides& tried) { return rules.owned_grids * tiles(tried); });
+  sides.columns =
+      static_cast<std::uint32_t>(round_up_to(sides.columns, geometry.epilogue.column_step()));
   geometry.tile_m = sides.rows;
   geometry.tile_n = sides.columns;
   if (const std::uint64_t all = tiles(sides) * rules.grids; all > kTilesMax) {
@@ -97,7 +104,10 @@ std::uint64_t sum_fingerprint(std::uint64_t rules, const SumGeometry& geometry,
                               std::uint64_t bytes) {
   return fingerprint_of({rules, geometry.nodes, geometry.locals, geometry.max.m, geometry.max.n,
                          static_cast<std::uint64_t>(geometry.dtype), geometry.tile_m,
-                         geometry.tile_n, geometry.chunk_bytes, geometry.banks, bytes});
+                         geometry.tile_n, geometry.chunk_bytes, geometry.banks, bytes,
+                         static_cast<std::uint64_t>(geometry.epilogue.activation),
+                         geometry.epilogue.bias ? 1u : 0u,
+                         static_cast<std::uint64_t>(geometry.partials)});
 }
 
 }  // namespace mk::kernels

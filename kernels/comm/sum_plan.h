@@ -24,7 +24,8 @@ struct SumRules {
 
 /// Checks what an operator that sums is given, and begins its geometry with it.
 Result<SumGeometry> begin_sums(std::string_view op, std::uint32_t nodes, std::uint32_t locals,
-                               Shape max, DType dtype, const Tiling& tiling);
+                               Shape max, DType dtype, const Tiling& tiling,
+                               const GemmResult& result);
 
 /// Chooses what the tiling leaves open, and fills in the geometry:
 ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while an owner would have

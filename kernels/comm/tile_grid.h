@@ -32,19 +32,21 @@ struct ByteRange {
 
 /// rows x columns in as few tiles of at most tile_m x tile_n as cover it. Rows and columns are
 /// spread evenly over the tiles, so that small or odd sizes have hardly any padding; columns by
-/// eights, so that a packed tile's rows stay 16-byte aligned. No rows: no tiles.
+/// eights, so that a packed tile's rows stay 16-byte aligned, or by another `column_step`, of which
+/// tile_n is a multiple then. No rows: no tiles.
 class TileGrid {
  public:
   TileGrid() = default;
   /// `band`: rows of tiles in a band (see rect).
   MK_HOST_DEVICE TileGrid(std::uint32_t rows, std::uint32_t columns, std::uint32_t tile_m,
-                          std::uint32_t tile_n, std::uint32_t band = kBandTiles)
+                          std::uint32_t tile_n, std::uint32_t column_step = kColumnStep,
+                          std::uint32_t band = kBandTiles)
       : rows_(rows),
         columns_(columns),
         tiles_m_(div_up(rows, tile_m)),
         tiles_n_(div_up(columns, tile_n)),
         tile_rows_(rows == 0 ? 0 : div_up(rows, tiles_m_)),
-        tile_cols_(static_cast<std::uint32_t>(round_up_to(div_up(columns, tiles_n_), 8))),
+        tile_cols_(static_cast<std::uint32_t>(round_up_to(div_up(columns, tiles_n_), column_step))),
         band_(band),
         band_tiles_(band * tiles_n_),
         last_band_(tiles_m_ % band == 0 ? band : tiles_m_ % band) {}
@@ -57,9 +59,6 @@ class TileGrid {
   /// Size of every packed tile; the last ones of a row or column of tiles use less of it.
   MK_HOST_DEVICE std::uint32_t tile_rows() const { return tile_rows_; }
   MK_HOST_DEVICE std::uint32_t tile_cols() const { return tile_cols_; }
-  MK_HOST_DEVICE std::uint64_t tile_bytes() const {
-    return std::uint64_t{tile_rows_} * tile_cols_ * kElementBytes;
-  }
 
   /// Where tile `tile` lies. Tiles are numbered in bands of `band` rows of tiles, within a band
   /// column by column: tiles in work at one time then share rows of A and columns of B.
@@ -77,6 +76,7 @@ class TileGrid {
   }
 
   static constexpr std::uint32_t kBandTiles = 16;
+  static constexpr std::uint32_t kColumnStep = 8;
 
  private:
   std::uint32_t rows_ = 0;

@@ -10,9 +10,11 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/comm/sum_geometry.h"
 #include "kernels/comm/sum_job.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/world.h"
+#include "kernels/cpu/finish_row.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/row_math.h"
@@ -29,6 +31,7 @@ struct GemmMatrices {
   std::uint64_t ldb = 0;
   std::uint16_t* c = nullptr;  ///< all rows, or those that are this rank's
   std::uint64_t ldc = 0;
+  const std::uint16_t* bias = nullptr;
 
   std::uint16_t* c_at(const TileRect& rect) const { return c + rect.row * ldc + rect.column; }
 };
@@ -38,29 +41,35 @@ struct GemmMatrices {
 class GemmSumExecutor : public CpuPacer {
  public:
   /// `nonfinite` is null, or counts elements of what is added that are not finite.
-  GemmSumExecutor(TileGemm& tiles, const RowMath& math, DType dtype, const GemmMatrices& matrices,
-                  std::uint32_t compute_block, std::atomic<std::uint64_t>* nonfinite)
+  GemmSumExecutor(TileGemm& tiles, const RowMath& math, const SumGeometry& geometry,
+                  const GemmMatrices& matrices, std::uint32_t compute_block,
+                  std::atomic<std::uint64_t>* nonfinite)
       : matrices_(matrices),
         tiles_(tiles),
         math_(math),
-        dtype_(dtype),
+        geometry_(geometry),
         block_(compute_block),
         nonfinite_(nonfinite) {}
 
+  /// One rank alone computes the result.
   bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride) {
+    const bool alone = geometry_.nodes * geometry_.locals == 1;
+    const TileOutput output{target, target_stride, alone ? Partials::kElement : geometry_.partials,
+                            alone ? geometry_.epilogue.activation : Activation::kNone,
+                            alone ? matrices_.bias : nullptr};
     return tiles_.multiply(block_, {rect.rows, rect.columns},
                            matrices_.a + rect.row * matrices_.lda, matrices_.lda, matrices_.b,
-                           rect.column, target, target_stride);
+                           rect.column, output);
   }
   void sum(const SumJob& job) {
     if (nonfinite_ == nullptr) return sum_rows(math_, job);
-    NonfiniteCounter counter(dtype_);
+    NonfiniteCounter counter(geometry_.dtype);
     sum_rows(math_, job, &counter);
     nonfinite_->fetch_add(counter.count(), std::memory_order_relaxed);
   }
   void accumulate(const AccumulateJob& job) {
     if (nonfinite_ == nullptr) return accumulate_rows(math_, job);
-    NonfiniteCounter counter(dtype_);
+    NonfiniteCounter counter(geometry_.dtype);
     accumulate_rows(math_, job, &counter);
     nonfinite_->fetch_add(counter.count(), std::memory_order_relaxed);
   }
@@ -73,7 +82,7 @@ class GemmSumExecutor : public CpuPacer {
  private:
   TileGemm& tiles_;
   const RowMath& math_;
-  DType dtype_;
+  const SumGeometry& geometry_;
   std::uint32_t block_;
   std::atomic<std::uint64_t>* nonfinite_;
 };
@@ -83,8 +92,8 @@ class GemmSumExecutor : public CpuPacer {
 std::vector<RoleThread> gemm_sum_threads(const RoleBlocks& blocks, const World& world,
                                          std::optional<Role> after_compute);
 
-/// Shape of one launch: m rows, of an operator made for `max`; k is this rank's own.
+/// Shape of one launch: m rows, of an operator with that geometry; k is this rank's own.
 Status check_gemm_launch(std::string_view op, const GemmMatrices& matrices, std::uint32_t m,
-                         const Shape& max, std::uint32_t k, BLayout b_layout);
+                         const SumGeometry& geometry, std::uint32_t k, BLayout b_layout);
 
 }  // namespace mk::kernels

@@ -54,14 +54,16 @@ class GemmSumRunner : private RoleBody {
   virtual ~GemmSumRunner() = default;
 
   Result<LaunchStats> launch(const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb,
-                             void* c, std::uint64_t ldc, std::uint32_t m, Mode mode) {
-    const GemmMatrices matrices{static_cast<const std::uint16_t*>(a), lda,
-                                static_cast<const std::uint16_t*>(b), ldb,
-                                static_cast<std::uint16_t*>(c),       ldc};
-    MK_RETURN_IF_ERROR(check_gemm_launch(Op::kName, matrices, m, plan_.max, k_, options_.b_layout));
+                             void* c, std::uint64_t ldc, std::uint32_t m, Mode mode,
+                             const void* bias) {
+    const GemmMatrices matrices{
+        static_cast<const std::uint16_t*>(a), lda, static_cast<const std::uint16_t*>(b),   ldb,
+        static_cast<std::uint16_t*>(c),       ldc, static_cast<const std::uint16_t*>(bias)};
+    MK_RETURN_IF_ERROR(check_gemm_launch(Op::kName, matrices, m, plan_, k_, options_.b_layout));
     MK_RETURN_IF_ERROR(Op::check(world(), matrices, m));
     MK_RETURN_IF_ERROR(runner_.ready());
     matrices_ = matrices;
+    launch_.bias = matrices.bias;
     const auto grids = Op::grids(plan_, m);
     const Status prepared = tiles_->prepare(grids, {&matrices_.lda, 1}, matrices_.ldb);
     if (!prepared) return runner_.broken_by(prepared.error());
@@ -90,7 +92,7 @@ class GemmSumRunner : private RoleBody {
 
   void begin_launch() override { launch_.make_schedule(); }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
-    typename Op::Executor executor(*tiles_, math_, plan_.dtype, matrices_,
+    typename Op::Executor executor(*tiles_, math_, plan_, matrices_,
                                    role == Role::kCompute ? index : 0,
                                    options_.count_nonfinite ? &nonfinite_ : nullptr);
     return Op::run_role(executor, launch_, role, index, totals);

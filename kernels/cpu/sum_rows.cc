@@ -3,35 +3,44 @@
 #include <cassert>
 #include <cstring>
 
+#include "kernels/cpu/finish_row.h"
+
 namespace mk::kernels {
 
 void sum_rows(const RowMath& math, const SumJob& job, NonfiniteCounter* counter) {
   assert(job.columns <= kTileSideMax && job.source_count >= 1 && job.target_count >= 1);
+  const bool f32 = job.source_type == Partials::kF32;
+  const RowFinish finish{job.target_type, job.activation, job.bias};
   float sums[kTileSideMax];
+  std::uint16_t rounded[kTileSideMax];
+  // Adds a source's row to the sums, of which it may be the first.
+  const auto add = [&](const std::byte* source, bool begins) {
+    if (f32) {
+      const auto* from = reinterpret_cast<const float*>(source);
+      if (counter != nullptr) counter->add(from, job.columns);
+      for (std::uint32_t c = 0; c < job.columns; ++c)
+        sums[c] = begins ? from[c] : sums[c] + from[c];
+      return;
+    }
+    const auto* from = reinterpret_cast<const std::uint16_t*>(source);
+    if (counter != nullptr) counter->add(from, job.columns);
+    (begins ? math.widen : math.add)(from, sums, job.columns);
+  };
+  const std::uint64_t source_bytes = job.source_stride * bytes_of(job.source_type);
+  const std::uint64_t target_bytes = job.target_stride * bytes_of(job.target_type);
   for (std::uint32_t row = 0; row < job.rows; ++row) {
-    const std::uint64_t from = row * job.source_stride;
-    const auto source = [&](std::uint32_t i) {
-      return static_cast<const std::uint16_t*>(job.sources[i]) + from;
-    };
-    const std::uint64_t to = row * job.target_stride;
-    auto* first = static_cast<std::uint16_t*>(job.targets[0]) + to;
-    for (std::uint32_t i = 0; counter != nullptr && i < job.source_count; ++i) {
-      counter->add(source(i), job.columns);
-    }
-    math.widen(source(0), sums, job.columns);
-    for (std::uint32_t i = 1; i < job.source_count; ++i) {
-      if (i == job.rounded_sources) {
-        math.narrow(sums, first, job.columns);
-        if (counter != nullptr) counter->add(first, job.columns);
-        math.widen(first, sums, job.columns);
+    for (std::uint32_t i = 0; i < job.source_count; ++i) {
+      if (i != 0 && i == job.rounded_sources) {
+        math.narrow(sums, rounded, job.columns);
+        if (counter != nullptr) counter->add(rounded, job.columns);
+        math.widen(rounded, sums, job.columns);
       }
-      math.add(source(i), sums, job.columns);
+      add(static_cast<const std::byte*>(job.sources[i]) + row * source_bytes, i == 0);
     }
-    math.narrow(sums, first, job.columns);
-    for (std::uint32_t i = 1; i < job.target_count; ++i) {
-      std::memcpy(static_cast<std::uint16_t*>(job.targets[i]) + to, first,
-                  std::size_t{job.columns} * kElementBytes);
-    }
+    auto* const first = static_cast<std::byte*>(job.targets[0]) + row * target_bytes;
+    const std::size_t bytes = finish_row(math, finish, sums, first, job.columns);
+    for (std::uint32_t i = 1; i < job.target_count; ++i)
+      std::memcpy(static_cast<std::byte*>(job.targets[i]) + row * target_bytes, first, bytes);
   }
 }
 

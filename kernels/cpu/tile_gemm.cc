@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/finish_row.h"
+
 namespace mk::kernels {
 
 Result<std::unique_ptr<TileGemm>> TileGemm::create(std::uint32_t blocks, CpuGemm::TileShape largest,
@@ -72,12 +74,17 @@ float* TileGemm::product(std::uint32_t block, CpuGemm::TileShape shape, const st
 
 bool TileGemm::multiply(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
                         std::uint64_t lda, const std::uint16_t* b, std::uint32_t column,
-                        void* target, std::uint64_t target_stride, std::uint32_t rows_kept) {
-  const float* const tile = product(block, shape, a, lda, b, column);
-  if (tile == nullptr) return false;
-  auto* row = static_cast<std::uint16_t*>(target);
-  for (std::uint32_t i = 0; i < std::min(shape.rows, rows_kept); ++i, row += target_stride)
-    math_->narrow(tile + std::size_t{i} * shape.columns, row, shape.columns);
+                        const TileOutput& output) {
+  float* sums = product(block, shape, a, lda, b, column);
+  if (sums == nullptr) return false;
+  const RowFinish finish{output.type, output.activation,
+                         output.bias == nullptr ? nullptr : output.bias + column};
+  auto* row = static_cast<std::byte*>(output.target);
+  for (std::uint32_t i = 0; i < std::min(shape.rows, output.rows_kept); ++i) {
+    finish_row(*math_, finish, sums, row, shape.columns);
+    sums += shape.columns;
+    row += output.stride * bytes_of(output.type);
+  }
   return true;
 }
 

@@ -15,6 +15,16 @@
 
 namespace mk::kernels {
 
+/// Where a tile goes, and as what.
+struct TileOutput {
+  void* target = nullptr;
+  std::uint64_t stride = 0;  ///< from row to row, in elements of `type`
+  Partials type = Partials::kElement;
+  Activation activation = Activation::kNone;  ///< of the result
+  const std::uint16_t* bias = nullptr;        ///< of all of B's columns; or null
+  std::uint32_t rows_kept = kTileSideMax;     ///< the first ones; others are not stored
+};
+
 class TileGemm {
  public:
   /// For `blocks` threads and tiles of at most `largest`. B has `n` columns.
@@ -27,13 +37,12 @@ class TileGemm {
   Status prepare(std::span<const TileGrid> grids, std::span<const std::uint64_t> ldas,
                  std::uint64_t ldb);
 
-  /// target[rows][columns] = round(A B), for the columns of `b` from `column` on; `a`: the tile's
-  /// first row. Only the first `rows_kept` rows are stored. Strides in elements. The shape and
-  /// leading dimensions are of the last `prepare`. Each block on one thread; false if oneDNN
-  /// failed: see `error`.
+  /// A B, for the columns of `b` from `column` on; `a`: the tile's first row. Strides in elements.
+  /// The shape and leading dimensions are of the last `prepare`. Each block on one thread; false if
+  /// oneDNN failed: see `error`.
   bool multiply(std::uint32_t block, CpuGemm::TileShape shape, const std::uint16_t* a,
-                std::uint64_t lda, const std::uint16_t* b, std::uint32_t column, void* target,
-                std::uint64_t target_stride, std::uint32_t rows_kept = kTileSideMax);
+                std::uint64_t lda, const std::uint16_t* b, std::uint32_t column,
+                const TileOutput& output);
 
   /// The same, neither rounded nor stored: [rows][columns] of fp32, the block's own until its next
   /// product. Null if oneDNN failed.

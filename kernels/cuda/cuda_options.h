@@ -7,8 +7,10 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/comm/estimate.h"
 #include "kernels/comm/types.h"
+#include "kernels/comm/units.h"
 
 namespace mk::kernels {
 
@@ -16,17 +18,16 @@ namespace plan {
 struct JobPlan;
 }
 
-/// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`. Numbers of groups:
-/// three groups of threads are one block on one SM. 0: chosen.
+/// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`. 0: chosen.
 struct CudaOptions {
   /// Ranks of this process that share the device; each uses at most its share of the SMs, one block
   /// on each, because all blocks of all ranks must be resident at the same time, and copies that
   /// they wait for (plan/legal.h).
   std::uint32_t ranks_per_device = 1;
-  std::uint32_t compute_blocks = 0;  ///< 0: what the groups leave of the share
-  std::uint32_t stream_groups = 0;   ///< sums within the node, or hands out this rank's rows
-  std::uint32_t send_groups = 0;     ///< a lane each
-  std::uint32_t receive_groups = 0;
+  ThreadBlocks compute_blocks;  ///< 0: what the groups leave of the share
+  Warpgroups stream_groups;     ///< sums within the node, or hands out this rank's rows
+  Warpgroups send_groups;       ///< a lane each
+  Warpgroups receive_groups;
   /// AllGather + GEMM, several ranks of a node: whether the GPU's DMA engines (what cudaMemcpyAsync
   /// uses) bring this rank's rows to the others, or groups do. For it the plan's local_banks have
   /// to be 1, and a node's ranks have a GPU each. With its banks 1, too, they also pass on what
@@ -43,6 +44,8 @@ struct CudaOptions {
   BLayout b_layout = BLayout::kNK;
   /// An element's bits do not depend on M; refused where that cannot hold (plan/legal.h).
   bool batch_invariant = false;
+  /// What the planner goes by; an operator takes its plan's.
+  GemmResult result;
   /// What the planner goes by in the machine's place; 0: as the machine file says.
   MachineRates rates;
   /// What all ranks of the job plan by; null: the files that are shipped, for this device.

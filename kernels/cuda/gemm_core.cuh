@@ -33,6 +33,7 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/split_sums.cuh"
 #include "kernels/cuda/tile.h"
+#include "kernels/cuda/tile_staging.cuh"
 #include "kernels/cuda/tile_walk.cuh"
 
 namespace mk::kernels::cuda {
@@ -51,18 +52,6 @@ struct GemmParams {
   typename Gate::Params gate;
   typename Store::Params store;
   typename Epilogue::Params epilogue;
-};
-
-/// Where one walks a ring of kSlots barriers: the slot and the parity of the phase it is in.
-template <int kSlots>
-struct RingPosition {
-  int slot = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    slot = slot == kSlots - 1 ? 0 : slot + 1;
-    parity ^= slot == 0;
-  }
-  __device__ __forceinline__ int previous() const { return slot == 0 ? kSlots - 1 : slot - 1; }
 };
 
 /// Whether the order's tiles are no grid of kBlockM x kBlockN: then `TileRect rect(Tile) const`
@@ -139,12 +128,9 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
   static_assert(sizeof(SharedOf<Config, Gate, Store, Order>) <= kSharedBytesMax,
                 "too many stages or staging buffers");
   using Mma = Wgmma<Config>;
-  using Element = typename Config::Element;
   constexpr int kStages = Config::kStages;
   constexpr int kCluster = Config::kCluster;
   constexpr int kMathWarpgroups = Config::kMathWarpgroups;
-  constexpr int kOutPieces = Config::kPieces / Epilogue::kSumsPerOutput;
-  constexpr int kOutColumns = Config::kBlockN / Epilogue::kSumsPerOutput;
 
   // Warp-uniform values come through a shuffle so that the compiler keeps them in uniform
   // registers. (The warp's number where it is used: from before the branch ptxas may spill it.)
@@ -275,8 +261,9 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
       while (order.next(&tile)) {
         const int m = tile.m * kCluster + cluster_rank;
         const bool inside = kCluster == 1 || m < params.m_blocks;
-        const int pieces =
-            has_rows(of, rows_of(tile, params.a_box_rows)) && share.sums(of) ? kOutPieces : 0;
+        const int pieces = has_rows(of, rows_of(tile, params.a_box_rows)) && share.sums(of)
+                               ? pieces_of<Epilogue, Config>(params.epilogue)
+                               : 0;
         // A buffer is given back one piece late, so that a piece already waiting is not held up by
         // the reading of the one before it; or, where something is added, all of them after that.
         bool adds = false;
@@ -286,7 +273,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
         for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
           ptx::mbarrier_wait(&shared.piece_full[of][ring.slot], ring.parity);
           if (inside) {
-            const Piece ready{m, tile.n, of * kWarpgroupRows, piece_column(piece, kOutColumns),
+            const Piece ready{m, tile.n, of * kWarpgroupRows,
+                              piece_column_of<Epilogue, Config>(params.epilogue, piece),
                               shared.piece[of][ring.slot]};
             if constexpr (requires { store.put(ready, tile); }) {
               store.put(ready, tile);
@@ -333,7 +321,6 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
   } else {
     // ---- math warpgroups ------------------------------------------------------------------------
     ptx::registers_grow<Config::kMathRegisters>();
-    const int warp = warp_of_group();
 
     // Descriptors of stage 0; another stage, or another 16 of K, is an addition to the low word's
     // address field.
@@ -355,17 +342,16 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
       }
     };
 
-    // One stmatrix stores two 8-column groups of this warp's 16 rows: lane l gives the address of
-    // row l % 16 of group l / 16. The 16-byte column is swizzled by the row, as the copy engine
-    // expects.
-    const int row = warp * 16 + lane % 16;
-    const int group = lane / 16;
-    const std::uint32_t row_bytes = row * 128;
-
     RingPosition<kStages> ring;
     RingPosition<Config::kStagingBuffers> staging;
     TileWalk<typename CountOf<Order>::Type, true> order(params.order, shared, worker, workers);
-    Epilogue epilogue(params.epilogue);
+    Epilogue epilogue = [&] {
+      if constexpr (kHasForms<Epilogue>) {
+        return Epilogue(params.epilogue, worker);
+      } else {
+        return Epilogue(params.epilogue);
+      }
+    }();
     float acc[Config::kAccumulators];
 
     while (order.next(&tile)) {
@@ -409,38 +395,7 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
       if constexpr (Config::kSplitsK) {
         if (!split_sums<Config>(shared, share, warpgroup, acc)) continue;
       }
-      epilogue.begin(tile, warpgroup * kWarpgroupRows + warp * 16 + lane / 4);
-      [[maybe_unused]] std::uint32_t shown_twice[2][4];  // columns of the last two pieces
-#pragma unroll
-      for (int piece = 0; piece < kOutPieces; ++piece, staging.advance()) {
-        ptx::mbarrier_wait(&shared.piece_empty[warpgroup][staging.slot], staging.parity ^ 1);
-        const std::uint32_t to =
-            ptx::shared_address(shared.piece[warpgroup][staging.slot]) + row_bytes;
-#pragma unroll
-        for (int pair = 0; pair < kPieceColumns / 16; ++pair) {
-          const std::uint32_t address = to + (((pair * 2 + group) ^ (row % 8)) << 4);
-          std::uint32_t packed[4];
-          constexpr bool kOverlaps = kOutColumns % kPieceColumns != 0;
-          if (kOverlaps && piece == kOutPieces - 1 && pair < 2) {
-            // An epilogue works in the sums themselves: once.
-#pragma unroll
-            for (int i = 0; i < 4; ++i) packed[i] = shown_twice[pair][i];
-          } else {
-            epilogue.template pack<Element>(acc, piece_column(piece, kOutColumns) + pair * 16,
-                                            packed);
-          }
-          if constexpr (kOverlaps) {
-            if (piece == kOutPieces - 2 && pair >= 2) {
-#pragma unroll
-              for (int i = 0; i < 4; ++i) shown_twice[pair - 2][i] = packed[i];
-            }
-          }
-          ptx::store_matrices(address, packed[0], packed[1], packed[2], packed[3]);
-        }
-        ptx::fence_shared_to_async();
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(&shared.piece_full[warpgroup][staging.slot]);
-      }
+      stage_tile<Config>(epilogue, acc, tile, shared, warpgroup, staging);
     }
   }
 

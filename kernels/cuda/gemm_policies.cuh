@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "kernels/cuda/core/activation.cuh"
 #include "kernels/cuda/gemm_config.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tile.h"
@@ -171,18 +172,6 @@ struct StoreToC {
   const Params& params_;
 };
 
-/// Two sums rounded to nearest even, the first in the low half.
-template <class Element>
-__device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
-  std::uint32_t packed;
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
-
 /// An **epilogue** makes what is staged from the fp32 sums; all threads of the math warpgroups have
 /// one.
 ///
@@ -200,7 +189,14 @@ __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
 /// works in `sums` itself rather than in a copy: to the compiler they are alive until the next
 /// tile, and there are no registers for both.
 ///
+/// An epilogue that has kForms chooses at launch among several ways to stage a tile: see
+/// finishing_epilogue.cuh.
+///
 /// RoundedSums: C is the rounded sums.
+template <class Epilogue>
+inline constexpr bool kHasForms = requires {
+  requires Epilogue::kForms;
+};
 struct RoundedSums {
   struct Params {};
   static constexpr int kSumsPerOutput = 1;
@@ -208,7 +204,8 @@ struct RoundedSums {
   template <class TileType>
   __device__ void begin(const TileType&, int) {}
   template <class Element>
-  __device__ __forceinline__ void pack(float* sums, int column, std::uint32_t (&packed)[4]) const {
+  static __device__ __forceinline__ void pack(const float* sums, int column,
+                                              std::uint32_t (&packed)[4]) {
     const float* v = sums + column / 8 * 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) packed[i] = pack_two<Element>(v[2 * i], v[2 * i + 1]);

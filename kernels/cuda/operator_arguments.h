@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/cuda/gemm_types.h"
 #include "kernels/cuda/launch_state.h"
 
@@ -21,6 +22,17 @@ struct ProductArguments {
   int k_blocks = 0;
 };
 
+/// What the product's epilogue does besides rounding, of operators that have a choice.
+struct EpilogueArguments {
+  bool f32 = false;  ///< sums are stored as partial sums in fp32
+  Activation activation = Activation::kNone;
+  const std::uint16_t* bias = nullptr;  ///< of the product's columns, or null
+
+  MK_HOST_DEVICE bool any() const {
+    return f32 || activation != Activation::kNone || bias != nullptr;
+  }
+};
+
 /// An operator's arguments derive from it. `OperatorLaunch`: of kernels/<operator>/launch.h.
 template <class OperatorLaunch>
 struct OperatorArguments {
@@ -29,6 +41,7 @@ struct OperatorArguments {
   FrameArguments frame;
   void* c = nullptr;  ///< the caller's C, or null
   std::uint64_t ldc = 0;
+  EpilogueArguments epilogue;
 };
 
 /// Box of B's tensor map.

@@ -62,11 +62,13 @@ class OperatorBase {
 
   /// Checks all that it is given, and asks the planner how launches run. `chunk_bytes`, `banks`,
   /// `local_banks`: the plan's.
-  Status plan_with(plan::Op op, const RankContext& context, const CudaOptions& options,
+  Status plan_with(plan::Op op, const RankContext& context, CudaOptions options,
                    std::uint32_t chunk_bytes, std::uint32_t banks, std::uint32_t local_banks) {
+    if constexpr (requires { plan_.partials; }) options.result = {plan_.epilogue, plan_.partials};
     MK_RETURN_IF_ERROR(check_context(op_, plan_.nodes, plan_.locals, plan_.flag_count(),
-                                     std::max(1u, options.send_groups), context));
+                                     std::max(1u, options.send_groups.count()), context));
     MK_RETURN_IF_ERROR(check_shape(op_, plan_.tile_m, plan_.tile_n, plan_.max.n, k_));
+    MK_RETURN_IF_ERROR(check_gated(op_, plan_.epilogue, plan_.max.n));
     MK_ASSIGN_OR_RETURN(const std::uint32_t device_blocks, frame_.choose_device(options));
     const Tiling tiling{plan_.tile_m, plan_.tile_n, chunk_bytes, banks, local_banks};
     const Shape shape{plan_.max.m, plan_.max.n, k_};
@@ -83,9 +85,12 @@ class OperatorBase {
                const KernelChoice<Arguments>& kernels) {
     MK_RETURN_IF_ERROR(frame_.start(context, options, planned_needs(planned_), flags,
                                     arguments_.launch, arguments_.frame));
-    const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);
+    const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n,
+                           plan_.epilogue.column_step());
     const auto choose = plan_.dtype == kernels::DType::kBf16 ? kernels.bf16 : kernels.f16;
-    kernel_ = &choose(cuda_layout(b_layout_), columns.tile_cols());
+    // Two pieces of sums make one of a gated C.
+    const std::uint32_t least = plan_.epilogue.gated() ? 2 * kPieceColumns : 0;
+    kernel_ = &choose(cuda_layout(b_layout_), std::max(least, columns.tile_cols()));
     return frame_.check(kernel_->prepare(), "the device refuses the kernel");
   }
 
@@ -99,6 +104,20 @@ class OperatorBase {
                                                           k_, a, lda, a_rows, box_rows, b, ldb},
                                                          kernel_->b_box));
     return {};
+  }
+  /// What the next launch makes of the sums. The product's own epilogue finishes them where nobody
+  /// adds to them; else it stores partial sums, and the operator's roles finish those.
+  void set_epilogue(const void* bias) {
+    const auto* const elements = static_cast<const std::uint16_t*>(bias);
+    arguments_.launch.bias = elements;
+    if constexpr (requires { plan_.partials; }) {
+      if (world().size() > 1) {
+        arguments_.epilogue = {};
+        arguments_.epilogue.f32 = plan_.partials == Partials::kF32;
+        return;
+      }
+    }
+    arguments_.epilogue = {false, plan_.epilogue.activation, elements};
   }
   /// Settles the next launch's m, with its schedule, and its form.
   void choose_form(std::uint32_t m, Mode mode) {

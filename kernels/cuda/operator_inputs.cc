@@ -1,5 +1,6 @@
 #include "kernels/cuda/operator_inputs.h"
 
+#include "kernels/comm/plan_tools.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/tile_limits.h"
 
@@ -47,6 +48,22 @@ Status check_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t n
                 op, kAlignBytes, kElementStep, ldc);
   }
   return {};
+}
+
+Status check_gated(const char* op, const Epilogue& epilogue, std::uint32_t n) {
+  if (!epilogue.gated() || n % (2 * kElementStep) == 0) return {};
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "{}: gated SiLU makes n / 2 columns, a multiple of {} on a GPU; n = {} is no multiple of "
+      "{}: pad it",
+      op, kElementStep, n, 2 * kElementStep);
+}
+
+Status check_bias(const char* op, const Epilogue& epilogue, const void* bias) {
+  MK_RETURN_IF_ERROR(kernels::check_bias(op, epilogue, bias));
+  if (reinterpret_cast<std::uintptr_t>(bias) % kAlignBytes == 0) return {};
+  return fail(ErrorCode::kInvalidArgument, "{}: bias must lie at a multiple of {} bytes", op,
+              kAlignBytes);
 }
 
 Status check_m(const char* op, std::uint32_t m, std::uint32_t max) {

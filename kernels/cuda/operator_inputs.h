@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/comm/types.h"
 #include "kernels/cuda/operator_arguments.h"
 #include "shm/host/result.h"
@@ -38,6 +39,10 @@ Result<ProductArguments> make_product(const ProductInputs& inputs, const BBox& b
 
 /// `c` of rows `ldc` apart can be stored to; kInvalidArgument.
 Status check_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t n);
+/// C's rows of a gated product with n columns suit the kernels.
+Status check_gated(const char* op, const Epilogue& epilogue, std::uint32_t n);
+/// `bias` is there if the epilogue wants one, at a multiple of 16 bytes; kInvalidArgument.
+Status check_bias(const char* op, const Epilogue& epilogue, const void* bias);
 /// m is in 1 .. max; kInvalidArgument.
 Status check_m(const char* op, std::uint32_t m, std::uint32_t max);
 /// Tiles, n and k suit the kernels.

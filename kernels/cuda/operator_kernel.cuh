@@ -51,19 +51,24 @@ OperatorParams<Op> make_params(const typename Op::Arguments& arguments, std::uin
                                const typename Op::Order::Params& order,
                                const typename Op::Gate::Params& gate,
                                const typename Op::Store::Params& store) {
-  return {.gemm = {.a = arguments.product.a,
-                   .b = arguments.product.b,
-                   .a_box_rows = arguments.product.a_box_rows,
-                   .m_blocks = static_cast<int>(tiles),
-                   .k_blocks = arguments.product.k_blocks,
-                   .order = order,
-                   .gate = gate,
-                   .store = store,
-                   .epilogue = {}},
-          .launch = arguments.launch,
-          .frame = arguments.frame,
-          .c = arguments.c,
-          .ldc = arguments.ldc};
+  OperatorParams<Op> params = {.gemm = {.a = arguments.product.a,
+                                        .b = arguments.product.b,
+                                        .a_box_rows = arguments.product.a_box_rows,
+                                        .m_blocks = static_cast<int>(tiles),
+                                        .k_blocks = arguments.product.k_blocks,
+                                        .order = order,
+                                        .gate = gate,
+                                        .store = store,
+                                        .epilogue = {}},
+                               .launch = arguments.launch,
+                               .frame = arguments.frame,
+                               .c = arguments.c,
+                               .ldc = arguments.ldc};
+  if constexpr (kHasForms<EpilogueOf<Op>>) {
+    params.gemm.epilogue.what = arguments.epilogue;
+    params.gemm.epilogue.columns = arguments.launch.plan.max.n;
+  }
+  return params;
 }
 
 /// For the gate of an operator whose compute blocks may end with their tiles.

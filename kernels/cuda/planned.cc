@@ -18,6 +18,7 @@ plan::Problem problem_of(plan::Op op, std::uint32_t nodes, std::uint32_t locals,
   problem.locals = locals;
   problem.shape = shape;
   problem.dtype = dtype;
+  problem.result = options.result;
   problem.blocks = blocks;
   problem.batch_invariant = options.batch_invariant;
   problem.ranks_per_device = options.ranks_per_device;

@@ -239,6 +239,12 @@ __device__ __forceinline__ void fence_acquired_to_async() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+/// Stores two words to an address of shared memory that is a multiple of 8.
+__device__ __forceinline__ void store_two(std::uint32_t address, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second)
+               : "memory");
+}
+
 /// stmatrix.x4: stores four 8x8 matrices of two-byte elements, two elements of each in a register;
 /// lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(std::uint32_t row_address, std::uint32_t m0,

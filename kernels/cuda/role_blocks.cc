@@ -44,7 +44,8 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
       count(needs.stream, options.stream_groups, needs.stream_groups, needs.stream_least);
   const std::uint32_t besides = frame.pollers + blocks.send;
   if (!planned) {
-    const std::uint32_t product = options.compute_blocks != 0 ? options.compute_blocks : share / 2;
+    const std::uint32_t product =
+        options.compute_blocks != 0 ? options.compute_blocks.count() : share / 2;
     const std::uint32_t most = (share - std::min(share, product)) * kGroupsOfBlock;
     limit(most - std::min(most, besides), blocks.receive, options.receive_groups != 0, streams,
           options.stream_groups != 0);
@@ -57,7 +58,7 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
   frame.sharing_receivers = needs.stream && needs.receivers_stream ? blocks.receive : 0;
   const std::uint32_t rest = share > frame.comm_blocks ? share - frame.comm_blocks : 0;
   blocks.compute =
-      options.compute_blocks != 0 ? options.compute_blocks : std::min(rest, kBlocksMax);
+      options.compute_blocks != 0 ? options.compute_blocks.count() : std::min(rest, kBlocksMax);
   blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
   blocks.share = needs.streams == Role::kShare ? streams + frame.sharing_receivers : 0;
   if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||

@@ -25,9 +25,10 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
 
 /// Sizes and boxes from the fastest dimension (columns) on; strides of the others, in bytes.
 template <int kRank>
-Result<CUtensorMap> encode(const char* name, DType dtype, const void* base,
-                           const cuuint64_t (&sizes)[kRank], const cuuint64_t (&strides)[kRank - 1],
-                           const cuuint32_t (&box)[kRank]) {
+Result<CUtensorMap> encode_as(const char* name, CUtensorMapDataType type, const void* base,
+                              const cuuint64_t (&sizes)[kRank],
+                              const cuuint64_t (&strides)[kRank - 1],
+                              const cuuint32_t (&box)[kRank]) {
   if (reinterpret_cast<std::uintptr_t>(base) % kAlignBytes != 0 || base == nullptr) {
     return fail(ErrorCode::kInvalidArgument,
                 "matrix {}: its address {} must be a multiple of {} bytes", name, fmt::ptr(base),
@@ -48,18 +49,27 @@ Result<CUtensorMap> encode(const char* name, DType dtype, const void* base,
   cuuint32_t element_strides[kRank];
   for (cuuint32_t& stride : element_strides) stride = 1;
   CUtensorMap map{};
-  const CUresult result = encode_tiled(
-      &map,
-      dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      kRank, const_cast<void*>(base), sizes, strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode_tiled(&map, type, kRank, const_cast<void*>(base), sizes, strides, box, element_strides,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return fail(ErrorCode::kInvalidArgument,
                 "matrix {}: the driver refuses a map of [.., {}, {}], box {} x {} (CUresult {})",
                 name, sizes[1], sizes[0], box[1], box[0], static_cast<int>(result));
   }
   return map;
+}
+
+/// The same of elements.
+template <int kRank>
+Result<CUtensorMap> encode(const char* name, DType dtype, const void* base,
+                           const cuuint64_t (&sizes)[kRank], const cuuint64_t (&strides)[kRank - 1],
+                           const cuuint32_t (&box)[kRank]) {
+  return encode_as<kRank>(
+      name,
+      dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      base, sizes, strides, box);
 }
 
 cuuint64_t u64(std::int64_t value) { return static_cast<cuuint64_t>(value); }
@@ -82,11 +92,13 @@ Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* b
 Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const void* base,
                                          std::int64_t planes, std::int64_t plane_bytes,
                                          std::int64_t tiles, std::int64_t rows,
-                                         std::int64_t columns) {
-  return encode<4>(
-      name, dtype, base, {u64(columns), u64(rows), u64(tiles), u64(planes)},
-      {u64(columns * kElementBytes), u64(rows * columns * kElementBytes), u64(plane_bytes)},
-      {64, 64, 1, 1});
+                                         std::int64_t columns, Partials type) {
+  const std::int64_t row_bytes = columns * bytes_of(type);
+  const cuuint64_t sizes[] = {u64(columns), u64(rows), u64(tiles), u64(planes)};
+  const cuuint64_t strides[] = {u64(row_bytes), u64(rows * row_bytes), u64(plane_bytes)};
+  const cuuint32_t box[] = {128 / bytes_of(type), 64, 1, 1};
+  if (type == Partials::kElement) return encode<4>(name, dtype, base, sizes, strides, box);
+  return encode_as<4>(name, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, base, sizes, strides, box);
 }
 
 Result<CUtensorMap> make_row_tiles_map(const char* name, DType dtype, const void* base,

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/cuda/gemm_types.h"
 #include "shm/host/result.h"
 
@@ -21,13 +22,13 @@ Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* b
                                     std::int64_t row_stride, int box_rows, int box_columns);
 
 /// A map of planes, `plane_bytes` apart, of `tiles` packed tiles, each [rows, columns] row-major,
-/// one after the other from a plane's beginning on, stored in boxes of 1 x 1 x 64 x 64 with the
-/// 128-byte swizzle: what of a box lies outside its tile is not written. `columns` is a multiple
-/// of 8. Errors as above.
+/// one after the other from a plane's beginning on, of elements or in fp32, stored in boxes of 1 x
+/// 1 x 64 x 64 (fp32: 32) with the 128-byte swizzle: what of a box lies outside its tile is not
+/// written. `columns` is a multiple of 8. Errors as above.
 Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const void* base,
                                          std::int64_t planes, std::int64_t plane_bytes,
                                          std::int64_t tiles, std::int64_t rows,
-                                         std::int64_t columns);
+                                         std::int64_t columns, Partials type = Partials::kElement);
 
 /// A map of the row-major matrix at `base`, rows `row_stride` elements apart, as `tiles` rows of
 /// tiles of `rows` rows each: stored in boxes of 1 x 1 x 64 x 64 (the first dimension is always 0),

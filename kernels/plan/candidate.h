@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/types.h"
 #include "shm/host/expected.h"
@@ -36,6 +37,7 @@ struct Problem {
   std::uint32_t locals = 1;
   Shape shape;  ///< m of all ranks; n and k as a rank multiplies them
   DType dtype = DType::kBf16;
+  GemmResult result;
   bool in_place = false;         ///< AllGather + GEMM: rows lie where the network reads them
   bool batch_invariant = false;  ///< an element's bits must not depend on m
   std::uint32_t ranks_per_device = 1;

@@ -4,6 +4,7 @@
 
 #include "kernels/comm/launch.h"
 #include "kernels/comm/tile_grid.h"
+#include "kernels/comm/units.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
@@ -17,8 +18,7 @@ namespace {
 // The tiles of a GPU's compiled configurations, at most (kernels/cuda/operator_inputs.cc).
 constexpr std::uint32_t kGpuTileRowsMax = 128;
 constexpr std::uint32_t kGpuTileColumnsMax = 256;
-constexpr std::uint32_t kWarpgroupsOfBlock = 3;  ///< cuda::kGroupsOfBlock
-constexpr std::uint32_t kPieceColumns = 64;      ///< of C that math stores at a time
+constexpr std::uint32_t kPieceColumns = 64;  ///< of C that math stores at a time
 constexpr std::uint32_t kPieceRows = 64;
 constexpr std::uint32_t kKib = 1024;
 
@@ -37,13 +37,13 @@ Status check_plan(const Problem& problem, const Tiling& tiling) {
       return refused(
           AgGemmPlan::make(problem.nodes, problem.locals, problem.shape, problem.dtype, tiling));
     case Op::kGemmRs:
-      return refused(
-          GemmRsPlan::make(problem.nodes, problem.locals, problem.shape, problem.dtype, tiling));
+      return refused(GemmRsPlan::make(problem.nodes, problem.locals, problem.shape, problem.dtype,
+                                      tiling, problem.result));
     case Op::kGemmAr:
       break;
   }
-  return refused(
-      GemmArPlan::make(problem.nodes, problem.locals, problem.shape, problem.dtype, tiling));
+  return refused(GemmArPlan::make(problem.nodes, problem.locals, problem.shape, problem.dtype,
+                                  tiling, problem.result));
 }
 
 Status check_sums(const Problem& problem, const Candidate& candidate) {
@@ -66,6 +66,12 @@ Status check_sums(const Problem& problem, const Candidate& candidate) {
                 "{}: compute blocks add up their own tiles on one node of two ranks; here are "
                 "{} x {}",
                 op, problem.nodes, problem.locals);
+  if (!problem.result.adds_in_place())
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: compute blocks add to C, so partial sums must be elements, and nothing may come "
+        "after the sum: no bias, no activation",
+        op);
   // Pieces must not reach into the next tile.
   const TileGrid grid(problem.op == Op::kGemmAr ? problem.shape.m : 1, problem.shape.n,
                       candidate.tiling.tile_m, candidate.tiling.tile_n);
@@ -161,7 +167,7 @@ std::vector<std::uint32_t> chunks_of(const Problem& problem, const TileSides& si
   }
   if (problem.op == Op::kAgGemm) return {32 * kKib, 64 * kKib, 128 * kKib, 256 * kKib, 512 * kKib};
   // What one warpgroup sums at a time: a tile.
-  return {side.rows * side.columns * kElementBytes};
+  return {side.rows * side.columns * bytes_of(problem.result.partials)};
 }
 
 std::vector<TileSides> sides_of(const Problem& problem) {
@@ -251,7 +257,7 @@ std::vector<Sums> sums_of(const Problem& problem) {
   if (!named.sums_once.value_or(false)) {
     sums.push_back(Sums::kWarpgroups);
     // Who names warpgroups that sum wants them to.
-    if (named.stream_warpgroups == 0) sums.push_back(Sums::kOwn);
+    if (named.stream_warpgroups == 0 && problem.result.adds_in_place()) sums.push_back(Sums::kOwn);
   }
   if (named.sums_once.value_or(true)) sums.push_back(Sums::kOnce);
   return sums;

@@ -236,7 +236,7 @@ Timeline predict_unfused(const Problem& problem, const Machine& machine, const C
   time.network =
       op.unfused_network * rail_us(machine, work.network_bytes, candidate.tiling.chunk_bytes);
   if (problem.op != Op::kAgGemm) {
-    const double c = 2.0 * problem.shape.m * problem.shape.n * kElementBytes;
+    const double c = 2.0 * problem.shape.m * problem.shape.n * bytes_of(problem.result.partials);
     time.sums = machine.unfused_sum_share * us(c, machine.hbm_gb_s);
   }
   time.launch = op.unfused;
@@ -256,16 +256,16 @@ Result<LaunchWork> launch_work(const Problem& problem, const Candidate& candidat
       return plan->work(world, shape.m);
     }
     case Op::kGemmRs: {
-      auto plan =
-          GemmRsPlan::make(problem.nodes, problem.locals, shape, problem.dtype, candidate.tiling);
+      auto plan = GemmRsPlan::make(problem.nodes, problem.locals, shape, problem.dtype,
+                                   candidate.tiling, problem.result);
       if (!plan) return propagate(plan);
       return plan->work(world, shape.m, shape.k, candidate.sums == Sums::kOnce);
     }
     case Op::kGemmAr:
       break;
   }
-  auto plan =
-      GemmArPlan::make(problem.nodes, problem.locals, shape, problem.dtype, candidate.tiling);
+  auto plan = GemmArPlan::make(problem.nodes, problem.locals, shape, problem.dtype,
+                               candidate.tiling, problem.result);
   if (!plan) return propagate(plan);
   return plan->work(world, shape.m, shape.k);
 }
@@ -376,7 +376,7 @@ Work work_of(const Problem& problem, const Candidate& candidate) {
   work.tiles = row_tiles * div_up(problem.shape.n, tile_n);
   work.steps = k / 64;
   work.b_bytes = n * k * kElementBytes;
-  const double c = m * n * kElementBytes;
+  const double c = m * n * bytes_of(problem.result.partials);
   switch (problem.op) {
     case Op::kAgGemm: {
       const double rows = m * k * kElementBytes / ranks;
@@ -396,7 +396,8 @@ Work work_of(const Problem& problem, const Candidate& candidate) {
       break;
     case Op::kGemmAr:
       work.link_bytes = c * (locals - 1) / locals;
-      work.result_bytes = c * (locals - 1) / locals;
+      work.result_bytes = m * problem.result.epilogue.columns_of(problem.shape.n) * kElementBytes *
+                          (locals - 1) / locals;
       work.network_bytes = c / locals * others;
       if (locals > 1) work.sent_sum_bytes = work.network_bytes * locals;
       work.come_sum_bytes = c / locals * std::max(1.0, locals - 1);

@@ -114,5 +114,11 @@ TEST(AllGatherGemm, WrongArgumentsChangeNothing) {
   expect_wrong_gemm_arguments_change_nothing<AllGatherGemm>();
 }
 
+TEST(AllGatherGemm, FollowsPitchesAndChecksThem) {
+  expect_pitches_are_followed_and_checked<AllGatherGemm>();
+}
+
+TEST(AllGatherGemm, AppliesItsEpilogue) { expect_an_epilogue<AllGatherGemm>(); }
+
 }  // namespace
 }  // namespace mk

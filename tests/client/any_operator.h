@@ -72,8 +72,8 @@ class AnyOperator {
     Tuning tuning;
     tuning.wait_timeout = std::chrono::seconds(60);
     // So few threads that many ranks fit a small machine.
-    tuning.compute_blocks = tuning.reduce_blocks = tuning.send_blocks = tuning.receive_blocks =
-        tuning.share_blocks = tuning.pull_blocks = 1;
+    tuning.compute_sms = tuning.reduce_sms = tuning.send_sms = tuning.receive_sms =
+        tuning.share_sms = tuning.pull_sms = 1;
     Status done;
     switch (kind) {
       case Kind::kAllGatherGemm:

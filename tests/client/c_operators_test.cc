@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -78,12 +79,61 @@ TEST(CApiOperators, TakeThreeModes) {
   EXPECT_EQ(Elements(256, 0x4180), on.c);  // 16.0
 }
 
+// A caller that was built before bias, activation and pitches came hands over shorter structs: what
+// lies behind them is not looked at.
+TEST(CApiStructs, OfCallersFromBeforeTheyGrew) {
+  OneRank on("gemm-ar");
+  mk_gemm_shape shape = square_shape(16);
+  shape.struct_bytes = offsetof(mk_gemm_shape, activation);
+  shape.activation = 99;
+  mk_op* const op = create(on.session, "gemm-ar", &shape);
+  mk_gemm_arguments arguments = on.arguments;
+  arguments.struct_bytes = offsetof(mk_gemm_arguments, bias);
+  arguments.lda = 1;
+  EXPECT_EQ(0, mk_op_launch(op, &arguments, MK_AUTO, nullptr)) << mk_last_error();
+  EXPECT_EQ(Elements(256, 0x4180), on.c);  // 16.0
+  mk_op_destroy(op);
+}
+
+// Bias, activation and pitches, of each product.
+TEST(CApiOperators, FinishProductsAndFollowPitches) {
+  for (const char* const name : {"ag-gemm", "gemm-rs", "gemm-ar"}) {
+    OneRank on(name);
+    mk_gemm_shape shape = square_shape(8);
+    shape.activation = MK_ACTIVATION_RELU;
+    shape.bias = 1;
+    shape.partials = std::string(name) == "ag-gemm" ? MK_PARTIALS_ELEMENT : MK_PARTIALS_F32;
+    mk_op* const op = create(on.session, name, &shape);
+    Elements bias(8, 0x3f80);
+    bias[3] = 0xc120;  // -10
+    Elements c(4 * 12, 0xffff);
+    mk_gemm_arguments arguments = gemm_arguments(on.ones.data(), on.ones.data(), c.data(), 4);
+    arguments.bias = bias.data();
+    arguments.lda = 16;
+    arguments.ldb = 8;
+    arguments.ldc = 12;
+    EXPECT_EQ(0, mk_op_launch(op, &arguments, MK_AUTO, nullptr)) << mk_last_error();
+    for (std::size_t i = 0; i < c.size(); ++i) {
+      const std::size_t column = i % 12;
+      EXPECT_EQ(c[i], column >= 8 ? 0xffff : column == 3 ? 0 : 0x4110) << name << ", " << i;  // 9
+    }
+    arguments.bias = nullptr;
+    expect_refused(mk_op_launch(op, &arguments, MK_AUTO, nullptr), ErrorCode::kInvalidArgument,
+                   {"bias is null"});
+    shape.activation = 5;
+    mk_op* none = nullptr;
+    expect_refused(mk_op_create(on.session, name, &shape, &none), ErrorCode::kInvalidArgument,
+                   {"activation 5"});
+    mk_op_destroy(op);
+  }
+}
+
 // A struct of an earlier or a later header says so by its size.
 TEST(CApiStructs, OfAnotherSize) {
   OneRank on("gemm-ar");
   mk_op* op = nullptr;
   mk_gemm_shape small = square_shape(16);
-  small.struct_bytes = sizeof(small) - 1;
+  small.struct_bytes = offsetof(mk_gemm_shape, activation) - 1;
   expect_refused(mk_op_create(on.session, "gemm-ar", &small, &op), ErrorCode::kInvalidArgument,
                  {"mk_gemm_shape.struct_bytes", std::to_string(sizeof(small))});
   struct Later {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tests/client/embedded_ranks.h"
@@ -35,6 +36,84 @@ void expect_wrong_gemm_arguments_change_nothing() {
   refused(ones.data(), ones.data(), nullptr, 8);
   ASSERT_TRUE(op->launch(ones.data(), ones.data(), c.data(), 8));
   for (const std::uint16_t element : c) EXPECT_EQ(0x4100, element);  // 8.0
+}
+
+/// Pitches, and a C beside A in rows of one buffer; what is refused of them, by its words.
+template <class Op>
+void expect_pitches_are_followed_and_checked() {
+  const auto cluster = cluster_of(1);
+  auto session = Session::attach(place(*cluster, 1, 0, "pitches"));
+  ASSERT_TRUE(session);
+  auto op = Op::create(*session, {4, 8, 8});
+  ASSERT_TRUE(op) << op.error().message;
+  constexpr std::uint16_t kOne = 0x3f80, kEight = 0x4100, kNaN = 0xffff;
+  // Rows of 32: A, then a gap, then C, then a gap.
+  std::vector<std::uint16_t> rows(4 * 32, kNaN);
+  std::vector<std::uint16_t> b(8 * 11, kNaN);
+  for (std::size_t i = 0; i < 4 * 8; ++i) rows[i / 8 * 32 + i % 8] = kOne;
+  for (std::size_t i = 0; i < 8 * 8; ++i) b[i / 8 * 11 + i % 8] = kOne;
+  GemmArguments given;
+  given.a = rows.data();
+  given.b = b.data();
+  given.c = rows.data() + 16;
+  given.m = 4;
+  given.lda = given.ldc = 32;
+  given.ldb = 11;
+  const auto stats = op->launch(given);
+  ASSERT_TRUE(stats) << stats.error().message;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::size_t column = i % 32;
+    const bool in_c = column >= 16 && column < 24;
+    EXPECT_EQ(rows[i], column < 8 ? kOne : in_c ? kEight : kNaN) << i;
+  }
+  const auto refused = [&](auto change, const char* words) {
+    GemmArguments wrong = given;
+    change(wrong);
+    const auto answer = op->launch(wrong);
+    ASSERT_FALSE(answer) << words;
+    EXPECT_EQ(ErrorCode::kInvalidArgument, answer.error().code);
+    EXPECT_NE(std::string::npos, answer.error().message.find(words)) << answer.error().message;
+  };
+  refused([](GemmArguments& of) { of.lda = 7; }, "lda = 7 is too small: rows of a have 8");
+  refused([](GemmArguments& of) { of.ldb = 7; }, "ldb = 7 is too small");
+  refused([](GemmArguments& of) { of.ldc = 7; }, "ldc = 7 is too small");
+  refused([&](GemmArguments& of) { of.c = rows.data() + 7; }, "shares memory with a (4 rows of 16");
+  refused([&](GemmArguments& of) { of.c = b.data() + 70, of.m = 1; }, "shares memory with b");
+  refused([&](GemmArguments& of) { of.bias = b.data(); }, "bias is given");
+  ASSERT_TRUE(op->launch(given));
+}
+
+/// C = silu of gates times ups, with a bias: of each of Op's launches in a world of one rank.
+template <class Op>
+void expect_an_epilogue() {
+  const auto cluster = cluster_of(1);
+  auto session = Session::attach(place(*cluster, 1, 0, "epilogue"));
+  ASSERT_TRUE(session);
+  typename Op::Shape shape{4, 8, 8};
+  shape.epilogue = {Activation::kGatedSilu, true};
+  auto op = Op::create(*session, shape);
+  ASSERT_TRUE(op) << op.error().message;
+  const std::vector<std::uint16_t> ones(64, 0x3f80);
+  // Gates are 8 - 8 = 0, but the last, 8 + 56 = 64; ups are 8 + 8 = 16.
+  const std::vector<std::uint16_t> bias = {0xc100, 0x4100, 0xc100, 0x4100,
+                                           0xc100, 0x4100, 0x4260, 0x4100};
+  std::vector<std::uint16_t> c(4 * 4 + 1, 0xffff);
+  GemmArguments given;
+  given.a = given.b = ones.data();
+  given.bias = bias.data();
+  given.c = c.data();
+  given.m = 4;
+  const auto stats = op->launch(given);
+  ASSERT_TRUE(stats) << stats.error().message;
+  for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(c[i], i % 4 == 3 ? 0x4480 : 0) << i;  // 1024
+  EXPECT_EQ(c[16], 0xffff);
+  given.bias = nullptr;
+  EXPECT_EQ(ErrorCode::kInvalidArgument, op->launch(given).error().code);
+  shape.epilogue.activation = static_cast<Activation>(7);
+  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, shape).error().code);
+  shape.epilogue.activation = Activation::kGatedSilu;
+  shape.n = 7;
+  EXPECT_EQ(ErrorCode::kInvalidArgument, Op::create(*session, shape).error().code);
 }
 
 }  // namespace mk

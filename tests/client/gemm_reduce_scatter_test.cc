@@ -97,6 +97,12 @@ TEST(GemmReduceScatter, WrongArgumentsChangeNothing) {
   expect_wrong_gemm_arguments_change_nothing<GemmReduceScatter>();
 }
 
+TEST(GemmReduceScatter, FollowsPitchesAndChecksThem) {
+  expect_pitches_are_followed_and_checked<GemmReduceScatter>();
+}
+
+TEST(GemmReduceScatter, AppliesItsEpilogue) { expect_an_epilogue<GemmReduceScatter>(); }
+
 TEST(GemmReduceScatter, TheEstimateChoosesTheModeUnlessToldOtherwise) {
   const auto cluster = cluster_of(1);
   for_ranks(2, [&](std::uint32_t rank) {

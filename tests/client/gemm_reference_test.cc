@@ -284,6 +284,53 @@ TEST(GemmReference, PartialSumsBeyondF16AreInfinite) {
   EXPECT_FALSE(result_is(1, 4, std::nanf("")));
 }
 
+// The whole sum gets its bias, then its activation, then one rounding: what does so in fp32 is
+// right, and what is a hundredth off is not.
+TEST(GemmReference, FinishesTheSum) {
+  constexpr std::uint64_t kM = 4, kN = 8, kK = 6;
+  for (int i = 0; i < 40; ++i) {
+    const auto activation = static_cast<Activation>(i % 5);
+    const bool gated = activation == Activation::kGatedSilu;
+    const DataType type = i % 2 == 0 ? DataType::kF16 : DataType::kBf16;
+    const std::uint32_t ranks = i / 20 == 0 ? 1 : 4;
+    const Inputs inputs = random_inputs(ranks, kM, kN, kK, type);
+    const Elements bias = i / 5 % 2 == 0 ? Elements{} : random_inputs(1, 1, kN, kN, type).a[0];
+    const std::uint32_t side = ranks > 1 ? 2 : 1;
+    GemmReference reference(kM, kN, side, side, type, Partials::kF32);
+    for (std::uint32_t rank = 0; rank < ranks; ++rank)
+      reference.add_rank(inputs.a[rank].data(), inputs.b[rank].data(), kK, 1, 1);
+    reference.finish(activation, bias);
+    std::vector<float> sums(kM * kN);
+    for (std::uint64_t at = 0; at < kM * kN; ++at) {
+      for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+        for (std::uint64_t k = 0; k < kK; ++k) {
+          sums[at] += to_float(type, inputs.a[rank][at / kN * kK + k]) *
+                      to_float(type, inputs.b[rank][k * kN + at % kN]);
+        }
+      }
+      if (!bias.empty()) sums[at] += to_float(type, bias[at % kN]);
+    }
+    Elements c;
+    for (std::uint64_t at = 0; at < kM * kN; at += gated ? 2 : 1) {
+      const float s = sums[at];
+      const float silu = s / (1 + std::exp(-s));
+      const float results[] = {s, std::max(s, 0.0f), 0.5f * s * (1 + std::erf(s * 0.70710678f)),
+                               silu, gated ? silu * sums[at + 1] : 0};
+      c.push_back(from_float(type, results[i % 5]));
+    }
+    ASSERT_EQ(0u, reference.compare(c.data()).wrong) << "case " << i;
+    std::uint64_t refused = 0;
+    for (std::uint16_t& element : c) {
+      const std::uint16_t was = element;
+      const float right = to_float(type, was);
+      element = from_float(type, right + std::copysign(std::fabs(right) * 0.05f + 0.01f, right));
+      refused += reference.compare(c.data()).wrong;
+      element = was;
+    }
+    EXPECT_EQ(refused, c.size()) << "case " << i;
+  }
+}
+
 TEST(Comparison, CountsWhatIsOutsideItsBoundAndKeepsTheFirst) {
   Comparison comparison;
   comparison.add(0, 1.0, 1.0, 0);

@@ -235,7 +235,7 @@ TEST_F(Planning, EveryOperatorSaysWhatItMakesOfTheTensors) {
 TEST_F(Planning, EveryOperatorRefusesWhatDoesNotFit) {
   JobOptions o = options(tensor("a", "BF16", {3, 8}), tensor("b", "BF16", {8, 3}));
   o.op = "ag-gemm";
-  expect_error(o, "the columns of B, 3 can't be split over 4 ranks");
+  expect_error(o, "the columns of C, 3 can't be split over 4 ranks");
   o.op = "fft";
   expect_error(o, "no operator 'fft'");
 

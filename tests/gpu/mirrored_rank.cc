@@ -221,7 +221,7 @@ void MirroredRank::launch(bool in_place) {
   if (dma_) dma_->mark(stream_);
   const bool in_workspace = setup_.op == Op::kGemmAr;
   if (auto launched = op_->launch(stream_, in_place ? op_->input() : a_->data(), b_->data(),
-                                  in_workspace ? nullptr : c_->data(), nullptr, setup_.m,
+                                  in_workspace ? nullptr : c_->data(), nullptr, nullptr, setup_.m,
                                   kernels::Mode::kFused);
       !launched) {
     fmt::print(stderr, "{}\n", launched.error().message);

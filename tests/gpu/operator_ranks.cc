@@ -42,7 +42,9 @@ Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
     if (!setup.join) rank.workspace = std::make_unique<DeviceMemory>(plan.workspace_bytes);
     rank.a = std::make_unique<DeviceMemory>(a_rows_max() * (k + setup.gap) * 2);
     rank.b = std::make_unique<DeviceMemory>((setup.n + setup.gap) * (k + setup.gap) * 2);
-    rank.c = std::make_unique<DeviceMemory>(std::size_t{c_rows_max()} * (setup.n + setup.gap) * 2);
+    rank.c = std::make_unique<DeviceMemory>(std::size_t{c_rows_max()} *
+                                            (setup.c_columns() + setup.gap) * 2);
+    if (setup.result.epilogue.bias) rank.bias = std::make_unique<DeviceMemory>(setup.n * 2);
     if (setup.gathers) rank.gathered = std::make_unique<DeviceMemory>(setup.m * k * 2);
     device_of.push_back(rank.device);
     if (setup.join) continue;
@@ -96,22 +98,25 @@ void Job::fill(std::uint32_t r, std::uint64_t seed) {
   fill_matrix(a(r), a_rows_max(), k, a_gap(), seed * 64 + 2 * r);
   fill_matrix(ranks_[r].b->data(), nk ? setup_.n : k, nk ? k : setup_.n, setup_.gap,
               seed * 64 + 2 * r + 1);
+  // The same on all ranks.
+  if (ranks_[r].bias != nullptr)
+    fill_normal(ranks_[r].bias->data(), type, setup_.n, seed * 64 + 63, stream(r));
 }
 
 void Job::poison(std::uint32_t r) {
   make_current(r);
   auto* const matrix = const_cast<void*>(c(r));
-  test::poison(matrix, std::int64_t{c_rows_max()} * (setup_.n + c_gap()), stream(r));
-  poison_gaps(matrix, c_rows_max(), setup_.n, c_gap(), stream(r));
+  test::poison(matrix, std::int64_t{c_rows_max()} * (setup_.c_columns() + c_gap()), stream(r));
+  poison_gaps(matrix, c_rows_max(), setup_.c_columns(), c_gap(), stream(r));
   if (ranks_[r].gathered != nullptr)
     test::poison(ranks_[r].gathered->data(), std::int64_t{setup_.m} * setup_.k[0], stream(r));
 }
 
 Status Job::launch(std::uint32_t r, std::uint32_t m, kernels::Mode mode) {
   const Rank& rank = ranks_[r];
-  return rank.op->launch(rank.stream, a(r), rank.b->data(),
-                         in_workspace(Op::kGemmAr) ? nullptr : rank.c->data(),
-                         rank.gathered == nullptr ? nullptr : rank.gathered->data(), m, mode);
+  return rank.op->launch(
+      rank.stream, a(r), rank.b->data(), in_workspace(Op::kGemmAr) ? nullptr : rank.c->data(),
+      rank.gathered == nullptr ? nullptr : rank.gathered->data(), bias(r), m, mode);
 }
 
 void Job::launch_all(std::uint32_t m, std::uint64_t seed, kernels::Mode mode) {
@@ -144,7 +149,7 @@ std::uint32_t Job::c_rows(std::uint32_t rank, std::uint32_t m) const {
 }
 
 std::int64_t Job::c_elements(std::uint32_t rank, std::uint32_t m) const {
-  return std::int64_t{c_rows(rank, m)} * (setup_.n + c_gap());
+  return std::int64_t{c_rows(rank, m)} * (setup_.c_columns() + c_gap());
 }
 
 std::uint32_t Job::a_rows_max() const {
@@ -159,6 +164,8 @@ SummedProduct Job::product() const {
   SummedProduct product;
   product.dtype = setup_.dtype;
   product.b_layout = setup_.options.b_layout;
+  product.result = setup_.result;
+  product.bias = bias(0);
   product.n = static_cast<int>(setup_.n);
   product.nodes = static_cast<int>(setup_.nodes);
   product.locals = static_cast<int>(setup_.locals);
@@ -198,12 +205,12 @@ Verdict Job::judge_all(std::uint32_t m) {
 /// bits as rank 0.
 Verdict Job::judge(std::uint32_t r, std::uint32_t m) const {
   Verdict all;
-  all.bad += count_touched_gaps(c(r), c_rows(r, m), setup_.n, c_gap(), stream(r));
+  all.bad += count_touched_gaps(c(r), c_rows(r, m), setup_.c_columns(), c_gap(), stream(r));
   const auto judge_rows = [&](const SummedProduct& product, const void* c, std::uint32_t rows) {
     if (rows == 0) return;
     SummedProduct part = product;
     part.m = static_cast<int>(rows);
-    all.include(judge_sum(part, c, static_cast<int>(setup_.n + c_gap()), stream(r)));
+    all.include(judge_sum(part, c, static_cast<int>(setup_.c_columns() + c_gap()), stream(r)));
   };
   const auto rows_from = [&](const void* matrix, std::uint32_t row, std::uint32_t columns) {
     return static_cast<const std::byte*>(matrix) + std::size_t{row} * columns * 2;
@@ -216,7 +223,8 @@ Verdict Job::judge(std::uint32_t r, std::uint32_t m) const {
       one.nodes = one.locals = 1;
       one.a[0] = a(origin);
       one.b[0] = b(r);
-      judge_rows(one, rows_from(c(r), shard.first, setup_.n + c_gap()), shard.count);
+      one.bias = bias(r);
+      judge_rows(one, rows_from(c(r), shard.first, setup_.c_columns() + c_gap()), shard.count);
     }
     return all;
   }
@@ -225,7 +233,8 @@ Verdict Job::judge(std::uint32_t r, std::uint32_t m) const {
   for (std::uint32_t source = 0; source < world(); ++source)
     part.a[source] = rows_from(a(source), share.first, setup_.k[source] + a_gap());
   const bool whole = setup_.op == Op::kGemmAr;
-  judge_rows(part, whole ? rows_from(c(r), share.first, setup_.n + c_gap()) : c(r), share.count);
+  judge_rows(part, whole ? rows_from(c(r), share.first, setup_.c_columns() + c_gap()) : c(r),
+             share.count);
   if (whole && r != 0) all.bad += count_different(c(0), c(r), c_elements(r, m), stream(r));
   return all;
 }

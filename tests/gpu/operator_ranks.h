@@ -47,6 +47,10 @@ class Job {
   void* a(std::uint32_t rank) const {
     return in_workspace(Op::kAgGemm) ? ranks_[rank].op->input() : ranks_[rank].a->data();
   }
+  /// Null: the operator has none.
+  const void* bias(std::uint32_t rank) const {
+    return ranks_[rank].bias == nullptr ? nullptr : ranks_[rank].bias->data();
+  }
   const void* b(std::uint32_t rank) const { return ranks_[rank].b->data(); }
   const void* c(std::uint32_t rank) const {
     return in_workspace(Op::kGemmAr) ? ranks_[rank].op->output() : ranks_[rank].c->data();
@@ -61,7 +65,7 @@ class Job {
   struct Rank {
     int device = 0;
     cudaStream_t stream = nullptr;
-    std::unique_ptr<DeviceMemory> workspace, a, b, c, gathered;
+    std::unique_ptr<DeviceMemory> workspace, a, b, c, gathered, bias;
     std::unique_ptr<RankOperator> op;
   };
   /// Rows of C that the rank gets in a launch with m.

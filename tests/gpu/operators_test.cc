@@ -106,6 +106,29 @@ TEST_P(Operators, SmallShapes) {
   }
 }
 
+/// Every activation, with and without a bias, both types of partial sums; f16, too, which has
+/// kernels of its own.
+TEST_P(Operators, EveryEpilogueOfEveryElement) {
+  for (int i = 0; i < 20; ++i) {
+    kernels::GemmResult result;
+    result.epilogue = {static_cast<kernels::Activation>(i % 5), i / 5 % 2 == 1};
+    if (sums() && i >= 10) result.partials = kernels::Partials::kF32;
+    SCOPED_TRACE(std::string(name_of(result.epilogue.activation)) + ", partial sums " +
+                 name_of(result.partials) + (result.epilogue.bias ? ", bias" : ""));
+    const std::uint32_t m = 100 + static_cast<std::uint32_t>(random_() % 400);
+    const std::uint32_t n = 16 * (8 + static_cast<std::uint32_t>(random_() % 60));
+    JobSetup with = setup(m, n, 264);
+    with.result = result;
+    with.dtype = random_() % 4 == 0 ? DType::kF16 : DType::kBf16;
+    with.options.b_layout = random_() % 2 == 0 ? BLayout::kKN : BLayout::kNK;
+    if (random_() % 2 == 0) with.tiling.tile_n = 128;
+    Job job(with);
+    check(job, m, Mode::kFused);
+    check(job, static_cast<std::uint32_t>(1 + random_() % m), Mode::kUnfused);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_P(Operators, BothTypesAndLayoutsAndSizesOfTiles) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const BLayout layout : {BLayout::kNK, BLayout::kKN}) {
@@ -438,8 +461,8 @@ TEST(OperatorLimits, AfterACallThatIsRefusedTheLastLaunchIsTheOneBefore) {
     job.launch_all(96, fresh_seed(), Mode::kFused);
     const auto* const odd = static_cast<const std::byte*>(job.a(0)) + 2;
     const DeviceMemory c(std::size_t{128} * 128 * 2);
-    const Status refused =
-        job.op(0).launch(job.stream(0), odd, job.b(0), c.data(), nullptr, 64, Mode::kUnfused);
+    const Status refused = job.op(0).launch(job.stream(0), odd, job.b(0), c.data(), nullptr,
+                                            nullptr, 64, Mode::kUnfused);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
     const auto stats = job.op(0).finish(job.stream(0));

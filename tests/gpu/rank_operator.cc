@@ -30,9 +30,9 @@ class AgGemmRank : public RankOperator {
   AgGemmRank(std::unique_ptr<kernels::AgGemmCuda> op, Strides strides, std::uint64_t k)
       : op_(std::move(op)), strides_(strides), k_(k) {}
   Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* gathered,
-                std::uint32_t m, kernels::Mode mode) override {
+                const void* bias, std::uint32_t m, kernels::Mode mode) override {
     const std::uint64_t lda = a == op_->input() ? k_ : strides_.a;
-    return op_->launch(stream, a, lda, b, strides_.b, c, strides_.c, m, mode, gathered);
+    return op_->launch(stream, a, lda, b, strides_.b, c, strides_.c, m, mode, gathered, bias);
   }
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
@@ -54,8 +54,8 @@ class SumRank : public RankOperator {
  public:
   SumRank(std::unique_ptr<Operator> op, Strides strides) : op_(std::move(op)), strides_(strides) {}
   Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* /*gathered*/,
-                std::uint32_t m, kernels::Mode mode) override {
-    return op_->launch(stream, a, strides_.a, b, strides_.b, c, strides_.c, m, mode);
+                const void* bias, std::uint32_t m, kernels::Mode mode) override {
+    return op_->launch(stream, a, strides_.a, b, strides_.b, c, strides_.c, m, mode, bias);
   }
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
@@ -87,33 +87,38 @@ Plan make_plan(const JobSetup& setup, std::uint32_t blocks) {
   // AG+GEMM: all ranks have one k; else the longest counts.
   const kernels::Shape shape{setup.m, setup.n, *std::max_element(setup.k.begin(), setup.k.end())};
   const auto job = or_exit(kernels::cuda::job_plan_of(setup.options));
+  kernels::CudaOptions options = setup.options;
+  options.result = setup.result;
   const auto tiling = [&](kernels::plan::Op op) {
     kernels::Tiling own = setup.tiling;
     if (setup.chunk_bytes != 0) own.chunk_bytes = setup.chunk_bytes;
     if (setup.local_banks != 0) own.local_banks = setup.local_banks;
     if (setup.banks != 0) own.banks = setup.banks;
     return or_exit(kernels::cuda::planned_tiling(op, nodes, locals, shape, setup.dtype, blocks,
-                                                 *job, setup.options, own));
+                                                 *job, options, own));
   };
   Plan plan;
   switch (setup.op) {
     case Op::kAgGemm: {
       plan.ag = or_exit(kernels::AgGemmPlan::make(nodes, locals, shape, setup.dtype,
-                                                  tiling(kernels::plan::Op::kAgGemm)));
+                                                  tiling(kernels::plan::Op::kAgGemm),
+                                                  setup.result.epilogue));
       plan.workspace_bytes = plan.ag.workspace_bytes;
       plan.flags = plan.ag.flag_count();
       break;
     }
     case Op::kGemmRs: {
-      plan.rs = or_exit(kernels::GemmRsPlan::make(nodes, locals, {setup.m, setup.n, 0}, setup.dtype,
-                                                  tiling(kernels::plan::Op::kGemmRs)));
+      plan.rs =
+          or_exit(kernels::GemmRsPlan::make(nodes, locals, {setup.m, setup.n, 0}, setup.dtype,
+                                            tiling(kernels::plan::Op::kGemmRs), setup.result));
       plan.workspace_bytes = plan.rs.workspace_bytes();
       plan.flags = plan.rs.flag_count();
       break;
     }
     case Op::kGemmAr: {
-      plan.ar = or_exit(kernels::GemmArPlan::make(nodes, locals, {setup.m, setup.n, 0}, setup.dtype,
-                                                  tiling(kernels::plan::Op::kGemmAr)));
+      plan.ar =
+          or_exit(kernels::GemmArPlan::make(nodes, locals, {setup.m, setup.n, 0}, setup.dtype,
+                                            tiling(kernels::plan::Op::kGemmAr), setup.result));
       plan.workspace_bytes = plan.ar.workspace_bytes();
       plan.flags = plan.ar.flag_count();
       break;
@@ -127,7 +132,7 @@ std::unique_ptr<RankOperator> make_operator(const JobSetup& setup, const Plan& p
                                             const kernels::CudaOptions& options) {
   const std::uint64_t k = setup.k[rank];
   const std::uint64_t b_length = options.b_layout == kernels::BLayout::kNK ? k : setup.n;
-  const Strides strides{k + setup.gap, b_length + setup.gap, setup.n + setup.gap};
+  const Strides strides{k + setup.gap, b_length + setup.gap, setup.c_columns() + setup.gap};
   switch (setup.op) {
     case Op::kAgGemm:
       return std::make_unique<AgGemmRank>(

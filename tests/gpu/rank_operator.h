@@ -34,6 +34,7 @@ struct JobSetup {
   std::uint32_t m = 0, n = 0;
   std::vector<std::uint32_t> k;  ///< by rank; AG+GEMM: all the same
   kernels::DType dtype = kernels::DType::kBf16;
+  kernels::GemmResult result;     ///< AG+GEMM: its partials are of no effect
   kernels::Tiling tiling;         ///< tile_m 0: the operator's own
   std::uint32_t local_banks = 0;  ///< 0: the tiling's
   std::uint32_t banks = 0;        ///< likewise
@@ -51,6 +52,8 @@ struct JobSetup {
   std::function<std::vector<kernels::RankContext>(std::uint64_t bytes, std::uint32_t flags)> join;
 
   std::uint32_t world() const { return nodes * locals; }
+  /// Columns of C.
+  std::uint32_t c_columns() const { return result.epilogue.columns_of(n); }
 };
 
 /// What the operators have in common.
@@ -58,7 +61,7 @@ class RankOperator {
  public:
   virtual ~RankOperator() = default;
   virtual Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* gathered,
-                        std::uint32_t m, kernels::Mode mode) = 0;
+                        const void* bias, std::uint32_t m, kernels::Mode mode) = 0;
   virtual Status status() const = 0;
   virtual Result<kernels::LaunchStats> finish(cudaStream_t stream) = 0;
   virtual const kernels::RoleBlocks& blocks() const = 0;

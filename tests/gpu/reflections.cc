@@ -87,7 +87,7 @@ class Maker {
 
   void add_shard_tiles() {
     const GemmRsSchedule schedule(plan_.rs, setup_.m);
-    const std::uint64_t bytes = schedule.grid(0).tile_bytes();
+    const std::uint64_t bytes = plan_.rs.tile_bytes(schedule.grid(0));
     const std::uint64_t of_node = bytes * schedule.grid(0).tiles();
     for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
       const GemmRsSchedule::Tile tile = schedule.tile_at(0, 0, step);
@@ -262,7 +262,7 @@ OwnTiles own_tiles(const JobSetup& setup, const Plan& plan) {
   if (setup.op == Op::kGemmRs) {
     const kernels::TileGrid grid = GemmRsSchedule(plan.rs, setup.m).grid(0);
     for (std::uint32_t tile = 0; tile < grid.tiles(); ++tile) own.places.push_back(grid.rect(tile));
-    own.tile_bytes = grid.tile_bytes();
+    own.tile_bytes = plan.rs.tile_bytes(grid);
     own.tile_columns = grid.tile_cols();
   } else {
     const GemmArSchedule schedule(plan.ar, setup.m);

@@ -26,6 +26,37 @@ __device__ double gamma_of(int additions) {
   return additions * 0x1p-24 / (1 - additions * 0x1p-24);
 }
 
+/// A number, and how far the computed one may be from it.
+struct Bounded {
+  double exact;
+  double error;
+};
+
+/// As kernels/ops/gemm_ar/README.md has it; `gate` and `up` are the same but for gated activations.
+__device__ Bounded activated(kernels::Activation activation, const Bounded& gate,
+                             const Bounded& up) {
+  const double x = gate.exact;
+  const double reach = fabs(x) + gate.error;
+  const double silu = x / (1 + exp(-x));
+  const double silu_error =
+      1.1 * gate.error + (8 + 1.2 * reach) * 0x1p-23 * (fabs(silu) + 1.1 * gate.error);
+  switch (activation) {
+    case kernels::Activation::kRelu:
+      return {fmax(x, 0.0), gate.error};
+    case kernels::Activation::kGelu:
+      return {x * erfc(-x / sqrt(2.0)) / 2, 1.13 * gate.error + 0x1p-20 * reach};
+    case kernels::Activation::kSilu:
+      return {silu, silu_error};
+    case kernels::Activation::kGatedSilu: {
+      const double product = silu * up.exact;
+      const double error = silu_error * (fabs(up.exact) + up.error) + fabs(silu) * up.error;
+      return {product, error + 0x1p-24 * (fabs(product) + error) + 0x1p-126};
+    }
+    default:
+      return gate;
+  }
+}
+
 /// 64 x 64 outputs per block of 256 threads, 4 x 4 per thread, plain float64 multiply-adds, rank by
 /// rank.
 template <class Element>
@@ -90,13 +121,15 @@ __global__ void __launch_bounds__(256)
     for (int i = 0; i < 4; ++i) {
       for (int j = 0; j < 4; ++j) {
         const double d = dot_unit * magnitude[i][j] + k * 0x1p-126;
-        const double e = d + unit * (fabs(sum[i][j]) + d) + tiny;
+        const bool rounds =
+            p.nodes * p.locals > 1 && p.result.partials == kernels::Partials::kElement;
+        const double e = rounds ? d + unit * (fabs(sum[i][j]) + d) + tiny : d;
         node_total[i][j] += sum[i][j];
         node_bound[i][j] += e + node_gamma * (fabs(sum[i][j]) + e);
         if ((rank + 1) % p.locals != 0) continue;
         const double magnitude_of_node = fabs(node_total[i][j]);
         double node = node_bound[i][j];
-        if (p.locals > 1) node += unit * (magnitude_of_node + node) + tiny;
+        if (rounds && p.locals > 1 && p.nodes > 1) node += unit * (magnitude_of_node + node) + tiny;
         total[i][j] += node_total[i][j];
         total_bound[i][j] += node + gamma * (magnitude_of_node + node);
         node_total[i][j] = node_bound[i][j] = 0;
@@ -105,19 +138,28 @@ __global__ void __launch_bounds__(256)
   }
   double worst = 0, error_max = 0;
   long long bad = 0, first_bad = -1;
+  const bool gated = p.result.epilogue.gated();
   for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 4; j += gated ? 2 : 1) {
       const int row = m0 + ty * 4 + i;
       const int column = n0 + tx * 4 + j;
       if (row >= p.m || column >= p.n) continue;
-      const double exact = total[i][j];
-      const double sum = total_bound[i][j];
-      const double bound = p.nodes == 1 ? sum : sum + unit * (fabs(exact) + sum) + tiny;
-      const double error =
-          fabs(to_double(c[static_cast<std::int64_t>(row) * ldc + column]) - exact);
+      const auto sum_at = [&](int of) -> Bounded {
+        Bounded sum = {total[i][of], total_bound[i][of]};
+        if (p.bias == nullptr) return sum;
+        sum.exact += to_double(static_cast<const Element*>(p.bias)[n0 + tx * 4 + of]);
+        sum.error += 0x1p-24 * (fabs(sum.exact) + sum.error);
+        return sum;
+      };
+      const Bounded result =
+          activated(p.result.epilogue.activation, sum_at(j), sum_at(gated ? j + 1 : j));
+      const double exact = result.exact;
+      const double bound = result.error + unit * (fabs(exact) + result.error) + tiny;
+      const int to = gated ? column / 2 : column;
+      const double error = fabs(to_double(c[static_cast<std::int64_t>(row) * ldc + to]) - exact);
       if (!(error <= bound)) {  // NaN lands here too
         ++bad;
-        first_bad = static_cast<long long>(row) * p.n + column;
+        first_bad = static_cast<long long>(row) * p.n + to;
       }
       worst = fmax(worst, isfinite(error) ? error / bound : 1e300);
       error_max = fmax(error_max, isfinite(error) ? error : 1e300);

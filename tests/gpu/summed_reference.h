@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/comm/types.h"
 #include "shm/limits.h"
 #include "tests/gpu/gemm_reference.h"
@@ -23,8 +24,10 @@ struct SummedProduct {
   int nodes = 1;
   int locals = 1;
   int k[kRanksMax] = {};
-  int a_gap = 0;  ///< elements between the end of a row and the next one
-  int b_gap = 0;  ///< of what lies in a row of B, as it lies
+  kernels::GemmResult result;
+  const void* bias = nullptr;  ///< n elements, if the result has one
+  int a_gap = 0;               ///< elements between the end of a row and the next one
+  int b_gap = 0;               ///< of what lies in a row of B, as it lies
   const void* a[kRanksMax] = {};
   const void* b[kRanksMax] = {};
 };
@@ -33,7 +36,7 @@ struct SummedProduct {
 /// that of kernels/ops/gemm_ar/README.md, in which the error of a dot product is that of fp32 sums
 /// on tensor cores, which add 16 products at a time and truncate: d = s 2^-22 (k/16 + 2) sum
 /// |a||b|, s = 1.01 of slack. So of one rank: d + u (|ref| + d), u = 2^-8 for bf16 and 2^-11 for
-/// f16.
+/// f16. Bias and activation: as there.
 Verdict judge_sum(const SummedProduct& product, const void* c, int ldc, cudaStream_t stream);
 
 /// NaN into what lies between rows of `length` elements, `gap` elements after each.

@@ -94,6 +94,46 @@ TEST_F(Mkrun, MultipliesTheUsersTensors) {
   }
 }
 
+// C = relu(A B + bias), over whole numbers; and gated SiLU by its own check. A wrong bias is named.
+TEST_F(Mkrun, FinishesProducts) {
+  const std::string a = write_numbers("a", {5, 12}, 4);
+  const std::string b = write_numbers("b", {12, 8}, 3);
+  const std::string bias =
+      write("bias", "F32", {8}, std::vector<float>{-9, 9, -8, 8, -7, 7, -6, 6});
+  const auto left = numbers({5, 12}, 4);
+  const auto right = numbers({12, 8}, 3);
+  for (const char* op : {"gemm-ar", "gemm-rs", "ag-gemm"}) {
+    const auto run = [&](const std::string& out, const std::vector<std::string>& more) {
+      std::vector<std::string> line = {MK_TEST_MKRUN, op,   "--a",    a,   "--b",   b,
+                                       "--bias",      bias, "--rows", "3", "--out", path(out),
+                                       "--check"};
+      line.insert(line.end(), more.begin(), more.end());
+      return run_program(line);
+    };
+    const auto relu = run(op, {"--activation", "relu"});
+    ASSERT_EQ(0, relu.status) << relu.text;
+    const auto values = read(op, {5, 8});
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      for (std::uint64_t j = 0; j < 8; ++j) {
+        float expected = static_cast<float>(j % 2 == 0 ? -9 + static_cast<int>(j) / 2
+                                                       : 9 - static_cast<int>(j) / 2);
+        for (std::uint64_t x = 0; x < 12; ++x) expected += left[i * 12 + x] * right[x * 8 + j];
+        EXPECT_EQ(std::max(expected, 0.0f), values[i * 8 + j]) << op << " " << i << " " << j;
+      }
+    }
+    std::vector<std::string> gated = {"--activation", "gated-silu"};
+    if (std::string(op) != "ag-gemm") gated.insert(gated.end(), {"--partials", "f32"});
+    const auto finished = run(std::string(op) + "-gated", gated);
+    ASSERT_EQ(0, finished.status) << finished.text;
+    read(std::string(op) + "-gated", {5, 4});
+  }
+  const auto wrong = run_program({MK_TEST_MKRUN, "gemm-ar", "--a", a, "--b", b, "--bias",
+                                  write_numbers("short", {7}, 3), "--out", path("none")});
+  EXPECT_EQ(2, wrong.status);
+  EXPECT_NE(std::string::npos, wrong.text.find("--bias has 7 elements, but B has 8 columns"))
+      << wrong.text;
+}
+
 TEST_F(Mkrun, SendsTokensToTheirExperts) {
   const Shape tokens = {7, 8};
   const Shape experts = {5, 16, 8};  // transposed

@@ -23,6 +23,7 @@ class MK_EXPORT AllGatherGemm {
     std::uint64_t k = 0;      ///< columns of A; the same on all ranks
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;  ///< ranks may differ
+    Epilogue epilogue;                ///< of each tile as it is stored; ranks may differ
   };
   /// The default chunk is 128 rows of A. Ranks may differ in all but chunk_bytes.
   using Tuning = mk::Tuning;
@@ -51,11 +52,13 @@ class MK_EXPORT AllGatherGemm {
 
   /// Collective, same `m` on all ranks. `a_shard`: this rank's rows of A, k columns; may be null
   /// when it has none. B: by Shape::b_layout. C: m x n. `gathered`: null, or m x k, which gets the
-  /// whole A; ranks may differ in that. All are dense, and row-major except B. Blocks until C (and
-  /// A) are complete and this rank's part for the others is done. After an error the operator is
-  /// broken and says so at every call; a wrong argument changes nothing.
+  /// whole A; ranks may differ in that. All are without gaps, and row-major except B. Blocks until
+  /// C (and A) are complete and this rank's part for the others is done. After an error the
+  /// operator is broken and says so at every call; a wrong argument changes nothing.
   Result<LaunchStats> launch(const void* a_shard, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode = LaunchMode::kAuto, void* gathered = nullptr);
+  /// The same with pitches, and with the bias that the shape asks for.
+  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchMode mode = LaunchMode::kAuto);
 
   /// Where `a_shard` may lie so that the network reads it there: over several nodes that spares its
   /// copy, and the first rows leave sooner. Room for rows_of(m_max, ...) rows, dense; the caller's
@@ -71,6 +74,8 @@ class MK_EXPORT AllGatherGemm {
   /// of their own. (`launch` without a stream waits for its end.)
   Status launch_on(CudaStream stream, const void* a_shard, const void* b, void* c, std::uint64_t m,
                    LaunchMode mode = LaunchMode::kAuto, void* gathered = nullptr);
+  Status launch_on(CudaStream stream, const GemmArguments& arguments,
+                   LaunchMode mode = LaunchMode::kAuto);
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
   /// Executor::kCuda: waits for the stream, then returns what the last launch did, or the first

@@ -15,11 +15,11 @@ namespace mk {
 /// the same on all ranks and from run to run. Inputs and output are bf16 or f16, sums are fp32;
 /// kernels/ops/gemm_ar/README.md has the error bound.
 ///
-/// Partial sums are rounded to the element type: each rank's product and, with several nodes of
-/// several ranks, each node's sum. One whose magnitude reaches 65520 in f16 (about 3.4e38 in bf16)
-/// becomes an infinity. Infinities of unlike sign add up to a NaN, although the whole sum may be
-/// small. In f16, keep the sum of |a| |b| over a node's ranks and their k at 65000 at most, use
-/// bf16, or watch LaunchStats::nonfinite_partials.
+/// With Partials::kElement, partial sums are rounded to the element type: each rank's product and,
+/// with several nodes of several ranks, each node's sum. One whose magnitude reaches 65520 in f16
+/// (about 3.4e38 in bf16) becomes an infinity. Infinities of unlike sign add up to a NaN, although
+/// the whole sum may be small. In f16, keep the sum of |a| |b| over a node's ranks and their k at
+/// 65000 at most, use bf16 or Partials::kF32, or watch LaunchStats::nonfinite_partials.
 class MK_EXPORT GemmAllReduce {
  public:
   struct Shape {
@@ -28,6 +28,8 @@ class MK_EXPORT GemmAllReduce {
     std::uint64_t k = 0;      ///< this rank's share of the inner dimension; ranks may differ
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;
+    Epilogue epilogue;  ///< of the sum over all ranks, applied once
+    Partials partials = Partials::kElement;
   };
   using Tuning = mk::Tuning;
 
@@ -49,10 +51,12 @@ class MK_EXPORT GemmAllReduce {
   ~GemmAllReduce();
 
   /// Collective, same `m` on all ranks. A: m x k, row-major. B: by Shape::b_layout. C: m x n,
-  /// row-major. All are dense. Blocks until C is complete. `c` may be null: then read `output()`.
-  /// After an error the operator is broken and says so at every call.
+  /// row-major. All are without gaps. Blocks until C is complete. `c` may be null: then read
+  /// `output()`. After an error the operator is broken and says so at every call.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode = LaunchMode::kAuto);
+  /// The same with pitches, and with the bias that the shape asks for.
+  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchMode mode = LaunchMode::kAuto);
   /// The last launch's result, m x n row-major, in memory of the operator; valid until the next
   /// launch. Peers write here during a launch only.
   const void* output() const;
@@ -64,6 +68,8 @@ class MK_EXPORT GemmAllReduce {
   /// say why. Launches of one operator follow each other. Ranks that share a GPU launch on streams
   /// of their own. (`launch` without a stream waits for its end.)
   Status launch_on(CudaStream stream, const void* a, const void* b, void* c, std::uint64_t m,
+                   LaunchMode mode = LaunchMode::kAuto);
+  Status launch_on(CudaStream stream, const GemmArguments& arguments,
                    LaunchMode mode = LaunchMode::kAuto);
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;

@@ -23,12 +23,6 @@
 
 namespace mk {
 
-/// The type in which product rows, and a node's sums of them, travel.
-enum class Partials : std::uint32_t {
-  kElement = 0,  ///< the element type: each is rounded to it
-  kF32 = 1,      ///< in fp32: twice the bytes, and no rounding
-};
-
 /// Token t of this rank gets the sum over its slots of weight times (row times the expert's
 /// weights). Products and sums are in fp32. Rows of one node are added in slot order, then nodes in
 /// their order, then the residual; then comes one rounding. So it is bitwise the same from run to

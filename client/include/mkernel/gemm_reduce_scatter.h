@@ -15,11 +15,11 @@ namespace mk {
 /// bitwise the same from run to run. Inputs and output are bf16 or f16, sums are fp32;
 /// kernels/ops/gemm_ar/README.md has the error bound.
 ///
-/// Partial sums are rounded to the element type: each rank's product and, with several nodes of
-/// several ranks, each node's sum. One whose magnitude reaches 65520 in f16 (about 3.4e38 in bf16)
-/// becomes an infinity. Infinities of unlike sign add up to a NaN, although the whole sum may be
-/// small. In f16, keep the sum of |a| |b| over a node's ranks and their k at 65000 at most, use
-/// bf16, or watch LaunchStats::nonfinite_partials.
+/// With Partials::kElement, partial sums are rounded to the element type: each rank's product and,
+/// with several nodes of several ranks, each node's sum. One whose magnitude reaches 65520 in f16
+/// (about 3.4e38 in bf16) becomes an infinity. Infinities of unlike sign add up to a NaN, although
+/// the whole sum may be small. In f16, keep the sum of |a| |b| over a node's ranks and their k at
+/// 65000 at most, use bf16 or Partials::kF32, or watch LaunchStats::nonfinite_partials.
 class MK_EXPORT GemmReduceScatter {
  public:
   struct Shape {
@@ -28,6 +28,8 @@ class MK_EXPORT GemmReduceScatter {
     std::uint64_t k = 0;      ///< this rank's share of the inner dimension; ranks may differ
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;
+    Epilogue epilogue;  ///< of the sum over all ranks, applied once
+    Partials partials = Partials::kElement;
   };
   using Tuning = mk::Tuning;
 
@@ -55,11 +57,13 @@ class MK_EXPORT GemmReduceScatter {
   ~GemmReduceScatter();
 
   /// Collective, same `m` on all ranks. A: m x k, row-major. B: by Shape::b_layout. C: this rank's
-  /// rows, n columns, row-major. All are dense. `c` may be null when the rank gets no rows. Blocks
-  /// until this rank's rows are complete and its part for the others is done. After an error the
-  /// operator is broken and says so at every call; a wrong argument changes nothing.
+  /// rows, n columns, row-major. All are without gaps. `c` may be null when the rank gets no rows.
+  /// Blocks until this rank's rows are complete and its part for the others is done. After an error
+  /// the operator is broken and says so at every call; a wrong argument changes nothing.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode = LaunchMode::kAuto);
+  /// The same with pitches, and with the bias that the shape asks for.
+  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchMode mode = LaunchMode::kAuto);
 
   /// Executor::kCuda: puts a launch on the stream and returns at once. The arguments are in the
   /// GPU's memory, at multiples of 16 bytes; n and k are multiples of 8. It may be captured into a
@@ -68,6 +72,8 @@ class MK_EXPORT GemmReduceScatter {
   /// say why. Launches of one operator follow each other. Ranks that share a GPU launch on streams
   /// of their own. (`launch` without a stream waits for its end.)
   Status launch_on(CudaStream stream, const void* a, const void* b, void* c, std::uint64_t m,
+                   LaunchMode mode = LaunchMode::kAuto);
+  Status launch_on(CudaStream stream, const GemmArguments& arguments,
                    LaunchMode mode = LaunchMode::kAuto);
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;

@@ -7,7 +7,7 @@
  * or _free function. Matrices are the caller's, as in mkernel.h.
  *
  * Structs carry their size, so that fields can be added at the end: set `struct_bytes` to sizeof,
- * and what you do not name to 0.
+ * and what you do not name to 0. What an older caller's shorter shape or arguments lack is 0.
  *
  * Threads: as in mkernel.h. Collective calls come in the same order on all ranks.
  *
@@ -131,7 +131,8 @@ typedef struct mk_tuning {
   size_t struct_bytes; /* sizeof(mk_tuning) */
   uint32_t executor;   /* MK_CPU, MK_CUDA */
   uint32_t tile_m, tile_n, chunk_bytes;
-  uint32_t compute_blocks, reduce_blocks, send_blocks, receive_blocks, share_blocks, pull_blocks;
+  /* SMs of each role on a GPU, threads on CPUs. */
+  uint32_t compute_sms, reduce_sms, send_sms, receive_sms, share_sms, pull_sms;
   uint32_t wait_timeout_ms;
   uint32_t count_nonfinite; /* 1 counts in mk_launch_stats.nonfinite_partials */
   double flops_per_s, local_bytes_per_s, network_bytes_per_s, command_ns, step_ns;
@@ -212,12 +213,26 @@ MK_C_EXPORT void mk_rows_of_rank(uint64_t rows, uint32_t world, uint32_t rank, u
 
 /* --- ag-gemm, gemm-rs, gemm-ar: mk::AllGatherGemm, mk::GemmReduceScatter, mk::GemmAllReduce --- */
 
+/* What is made of the whole sum, after the bias: see mk::Activation. Gated: n / 2 columns of C. */
+enum {
+  MK_ACTIVATION_NONE = 0,
+  MK_ACTIVATION_RELU = 1,
+  MK_ACTIVATION_GELU = 2,
+  MK_ACTIVATION_SILU = 3,
+  MK_ACTIVATION_GATED_SILU = 4
+};
+/* The type in which partial sums travel: see mk::Partials. */
+enum { MK_PARTIALS_ELEMENT = 0, MK_PARTIALS_F32 = 1 };
+
 typedef struct mk_gemm_shape {
   size_t struct_bytes;     /* sizeof(mk_gemm_shape) */
   const mk_tuning* tuning; /* may be null */
   uint64_t m_max, n, k;
-  uint32_t dtype;    /* MK_BF16, MK_F16 */
-  uint32_t b_layout; /* MK_KN, MK_NK */
+  uint32_t dtype;      /* MK_BF16, MK_F16 */
+  uint32_t b_layout;   /* MK_KN, MK_NK */
+  uint32_t activation; /* MK_ACTIVATION_NONE, ... */
+  uint32_t bias;       /* 1: launches bring one */
+  uint32_t partials;   /* gemm-rs, gemm-ar: MK_PARTIALS_ELEMENT, MK_PARTIALS_F32. ag-gemm: 0 */
 } mk_gemm_shape;
 
 typedef struct mk_gemm_arguments {
@@ -228,7 +243,10 @@ typedef struct mk_gemm_arguments {
   /* gemm-ar: may be null, see MK_OUTPUT. gemm-rs: the rank's rows of C; null when they are none. */
   void* c;
   uint64_t m;
-  void* gathered; /* ag-gemm: m x k, gets the whole A; may be null. The others: null */
+  void* gathered;    /* ag-gemm: m x k, gets the whole A; may be null. The others: null */
+  const void* bias;  /* n elements, if the shape has a bias; else null */
+  uint64_t lda, ldb; /* elements from row to row; 0: without gaps. See mk::GemmArguments */
+  uint64_t ldc;
 } mk_gemm_arguments;
 
 /* --- moe: mk::MoeDispatchGemm --- */
@@ -266,8 +284,6 @@ typedef struct mk_moe_row {
 } mk_moe_row;
 
 /* --- combine: mk::GemmCombine --- */
-
-enum { MK_PARTIALS_ELEMENT = 0, MK_PARTIALS_F32 = 1 };
 
 typedef struct mk_combine_shape {
   size_t struct_bytes;     /* sizeof(mk_combine_shape) */

@@ -27,6 +27,46 @@ enum class BLayout : std::uint32_t {
   kNK = 1,  ///< row-major N x K: the usual layout of a linear layer's weight
 };
 
+/// What is made of each element of a product, s, in fp32.
+enum class Activation : std::uint32_t {
+  kNone = 0,
+  kRelu = 1,  ///< max(s, 0)
+  kGelu = 2,  ///< s (1 + erf(s / sqrt(2))) / 2
+  kSilu = 3,  ///< s / (1 + exp(-s))
+  /// Columns alternate: a gate g, then its up projection u. C has one column of two, silu(g) u: n /
+  /// 2 of them.
+  kGatedSilu = 4,
+};
+
+/// What becomes of the whole sum before its only rounding to C's type: the bias is added, then
+/// comes the activation. Sums over ranks are complete by then.
+struct Epilogue {
+  Activation activation = Activation::kNone;
+  bool bias = false;  ///< launches bring one element for each of B's columns
+};
+
+/// The type in which partial sums travel: of a rank's product, of a node's sum.
+enum class Partials : std::uint32_t {
+  kElement = 0,  ///< the element type: each is rounded to it
+  kF32 = 1,      ///< in fp32: twice the bytes, and no rounding
+};
+
+/// What a launch of a product over all ranks is given: pointers as the operator's class says.
+/// Pitches are in elements from row to row; 0 is a matrix without gaps. C may lie beside the other
+/// matrices in rows of one buffer, but shares no element with them. On a GPU all pointers are
+/// multiples of 16 bytes, and pitches of 8 elements.
+struct GemmArguments {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* c = nullptr;
+  std::uint64_t m = 0;
+  const void* bias = nullptr;  ///< if the shape's epilogue has one: n elements
+  std::uint64_t lda = 0;
+  std::uint64_t ldb = 0;
+  std::uint64_t ldc = 0;
+  void* gathered = nullptr;  ///< AllGatherGemm: m x k without gaps, gets the whole A; or null
+};
+
 /// Rows [first, first + count) of a matrix.
 struct RowRange {
   std::uint64_t first = 0;
@@ -76,16 +116,17 @@ struct Tuning {
   std::uint32_t tile_m = 0;       ///< rows of a tile
   std::uint32_t tile_n = 0;       ///< columns of a tile
   std::uint32_t chunk_bytes = 0;  ///< payload of one network transfer
-  // Workers of each role: on CPUs threads. On a GPU, compute_blocks are thread blocks, one to an
-  // SM; the others are warpgroups, three to an SM. A role that an operator does not have ignores
-  // its number.
-  std::uint32_t compute_blocks = 0;
-  std::uint32_t reduce_blocks = 0;
-  std::uint32_t send_blocks = 0;  ///< at most AttachOptions::lanes
-  std::uint32_t receive_blocks = 0;
+  // What each role gets: on a GPU so many SMs, on CPUs so many threads. A role that an operator
+  // does not have ignores its number.
+  std::uint32_t compute_sms = 0;
+  std::uint32_t reduce_sms = 0;
+  /// Each thread that sends has a command ring: on CPUs at most AttachOptions::lanes. An SM has
+  /// three such threads, or as many as there are rings, if those are less.
+  std::uint32_t send_sms = 0;
+  std::uint32_t receive_sms = 0;
   /// AllGather+GEMM on a GPU: 0 lets copy engines share many rows, which takes no SMs.
-  std::uint32_t share_blocks = 0;
-  std::uint32_t pull_blocks = 0;
+  std::uint32_t share_sms = 0;
+  std::uint32_t pull_sms = 0;
   /// Deadline of each wait inside a launch, more than 0. More than a year counts as a year, on a
   /// GPU more than 5 minutes as 5 minutes. A launch that misses it ends with kTimeout, which names
   /// the rank that is behind.

@@ -15,8 +15,8 @@ class AgGemm final : public CudaGemm<kernels::AgGemmCuda> {
  private:
   Status launch_checked(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
                         kernels::Mode mode) override {
-    return cuda().launch(stream, arguments.a, shape().lda(), arguments.b, shape().ldb(),
-                         arguments.c, shape().ldc(), m, mode, arguments.gathered);
+    return cuda().launch(stream, arguments.a, arguments.lda, arguments.b, arguments.ldb,
+                         arguments.c, arguments.ldc, m, mode, arguments.gathered, arguments.bias);
   }
 };
 
@@ -27,7 +27,7 @@ Result<kernels::AgGemmPlan> plan_of(const Session::Impl& session, const DeviceSh
   MK_ASSIGN_OR_RETURN(const kernels::Tiling tiling, tiling_for(kernels::plan::Op::kAgGemm, session,
                                                                shape, tuning, share, agreed));
   return kernels::AgGemmPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
-                                   tiling);
+                                   tiling, shape.result.epilogue);
 }
 
 }  // namespace

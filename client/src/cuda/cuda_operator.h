@@ -24,6 +24,7 @@ struct DeviceShare {
   std::uint32_t blocks = 0;
   std::uint32_t ranks_per_device = 1;  ///< of this rank's device
   std::uint32_t most_ranks = 1;        ///< of any
+  std::uint32_t lanes = 1;             ///< of this rank's session
   std::uint64_t* launches = nullptr;   ///< GpuSession::launches
 };
 /// Collective.
@@ -33,12 +34,13 @@ Result<DeviceShare> share_device(Session::Impl& session);
 Result<DeviceShare> expected_share(Session::Impl& session);
 
 inline kernels::CudaOptions cuda_options(const DeviceShare& share, const Tuning& tuning) {
+  using kernels::Sms;
   kernels::CudaOptions options;
   options.ranks_per_device = share.ranks_per_device;
-  options.compute_blocks = tuning.compute_blocks;
-  options.stream_groups = std::max(tuning.reduce_blocks, tuning.share_blocks);
-  options.send_groups = tuning.send_blocks;
-  options.receive_groups = tuning.receive_blocks;
+  options.compute_blocks = thread_blocks_of(Sms(tuning.compute_sms));
+  options.stream_groups = warpgroups_of(Sms(std::max(tuning.reduce_sms, tuning.share_sms)));
+  options.send_groups = std::min(warpgroups_of(Sms(tuning.send_sms)).count(), share.lanes);
+  options.receive_groups = warpgroups_of(Sms(tuning.receive_sms));
   options.wait_timeout = std::min(
       tuning.wait_timeout,
       std::chrono::duration_cast<std::chrono::milliseconds>(kernels::cuda::kWaitTimeoutMax));

@@ -51,6 +51,7 @@ Result<kernels::Tiling> tiling_for(kernels::plan::Op op, const Session::Impl& se
   // As any rank would have it.
   kernels::CudaOptions all;
   all.ranks_per_device = share.most_ranks;
+  all.result = shape.result;
   return kernels::cuda::planned_tiling(op, options.nodes, options.local_size, agreed.shape,
                                        shape.dtype, share.blocks, *agreed.job, all,
                                        kernel_tiling(tuning));

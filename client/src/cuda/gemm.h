@@ -1,5 +1,5 @@
 /// \file
-/// What the three products over all ranks have in common on a GPU: tiles, options, dense matrices.
+/// What the three products over all ranks have in common on a GPU: tiles, options, matrices.
 #pragma once
 
 #include <memory>
@@ -47,6 +47,7 @@ class CudaGemm : public CudaOperator<DeviceGemm, Cuda> {
     MK_RETURN_IF_ERROR(check_on_gpu(op_, "b", arguments.b));
     MK_RETURN_IF_ERROR(check_on_gpu(op_, "c", arguments.c));
     MK_RETURN_IF_ERROR(check_on_gpu(op_, "gathered", arguments.gathered));
+    MK_RETURN_IF_ERROR(check_on_gpu(op_, "bias", arguments.bias));
     return launch_checked(stream, arguments, m, mode);
   }
 

@@ -15,8 +15,8 @@ class GemmAr final : public CudaGemm<kernels::GemmArCuda> {
  private:
   Status launch_checked(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
                         kernels::Mode mode) override {
-    return cuda().launch(stream, arguments.a, shape().lda(), arguments.b, shape().ldb(),
-                         arguments.c, shape().ldc(), m, mode);
+    return cuda().launch(stream, arguments.a, arguments.lda, arguments.b, arguments.ldb,
+                         arguments.c, arguments.ldc, m, mode, arguments.bias);
   }
 };
 
@@ -27,7 +27,7 @@ Result<kernels::GemmArPlan> plan_of(const Session::Impl& session, const DeviceSh
   MK_ASSIGN_OR_RETURN(const kernels::Tiling tiling, tiling_for(kernels::plan::Op::kGemmAr, session,
                                                                shape, tuning, share, agreed));
   return kernels::GemmArPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
-                                   tiling);
+                                   tiling, shape.result);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ class GemmRs final : public CudaGemm<kernels::GemmRsCuda> {
  private:
   Status launch_checked(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
                         kernels::Mode mode) override {
-    return cuda().launch(stream, arguments.a, shape().lda(), arguments.b, shape().ldb(),
-                         arguments.c, shape().ldc(), m, mode);
+    return cuda().launch(stream, arguments.a, arguments.lda, arguments.b, arguments.ldb,
+                         arguments.c, arguments.ldc, m, mode, arguments.bias);
   }
 };
 
@@ -26,7 +26,7 @@ Result<kernels::GemmRsPlan> plan_of(const Session::Impl& session, const DeviceSh
   MK_ASSIGN_OR_RETURN(const kernels::Tiling tiling, tiling_for(kernels::plan::Op::kGemmRs, session,
                                                                shape, tuning, share, agreed));
   return kernels::GemmRsPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
-                                   tiling);
+                                   tiling, shape.result);
 }
 
 }  // namespace

@@ -76,6 +76,8 @@ Result<Job> plan_job(const JobOptions& options) {
   if (op == nullptr) return fail(ErrorCode::kNotFound, "there is no operator '{}'", options.op);
   Job job;
   job.op = options.op;
+  job.activation = options.activation;
+  job.partials = options.partials;
   job.transposed = options.transposed;
   job.causal = options.causal;
   job.interleaved = options.interleaved;
@@ -90,8 +92,9 @@ Result<Job> plan_job(const JobOptions& options) {
   bool all_f16 = true;
   for (const InputSpec& input : op->inputs()) {
     const auto given = options.inputs.find(input.name);
-    if (given == options.inputs.end())
-      return fail(ErrorCode::kInvalidArgument, "--{} is missing", input.name);
+    const bool missing = given == options.inputs.end() || given->second.empty();
+    if (missing && input.optional) continue;
+    if (missing) return fail(ErrorCode::kInvalidArgument, "--{} is missing", input.name);
     const TensorName name = split_name(given->second, "");
     MK_ASSIGN_OR_RETURN(auto tensor, open_input(input, given->second, name));
     if (!input.whole_numbers) all_f16 = all_f16 && tensor.dtype() == "F16";
@@ -108,7 +111,7 @@ Result<Job> plan_job(const JobOptions& options) {
   job.out = {std::filesystem::absolute(out.file), out.name};
   MK_RETURN_IF_ERROR(op->plan(tensors, job));
   for (const InputSpec& input : op->inputs()) {
-    if (input.whole_numbers) continue;
+    if (input.whole_numbers || tensors.count(input.name) == 0) continue;
     MK_RETURN_IF_ERROR(
         check_range(input, options.inputs.at(input.name), tensors.at(input.name), job));
   }

@@ -84,7 +84,7 @@ void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
         ->add_option(std::string("--") + input.name, options.inputs[input.name],
                      fmt::format("FILE.safetensors:TENSOR, {}; {}", input.help,
                                  input.whole_numbers ? "I32 or I64" : "BF16, F16 or F32"))
-        ->required();
+        ->required(!input.optional);
   }
   command
       ->add_option("--out", options.out,
@@ -98,6 +98,11 @@ void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
   for (const NumbersSpec& numbers : op.numbers()) {
     command->add_option(std::string("--") + numbers.name, options.*numbers.value, numbers.help)
         ->delimiter(',');
+  }
+  for (const ChoiceSpec& choice : op.choices()) {
+    command->add_option(std::string("--") + choice.name, options.*choice.value, choice.help)
+        ->check(CLI::IsMember(choice.words))
+        ->default_str(choice.words.front());
   }
   command
       ->add_option("--dtype", options.dtype,

@@ -24,6 +24,7 @@ struct InputSpec {
   const char* help;
   std::uint32_t dimensions;
   bool whole_numbers = false;  ///< I32 or I64; else BF16, F16 or F32
+  bool optional = false;
 };
 
 /// Something the operator can be told by a flag.
@@ -38,6 +39,14 @@ struct NumbersSpec {
   const char* name;
   const char* help;
   std::vector<std::uint32_t> JobOptions::*value;
+};
+
+/// Something the operator can be told by one of several words; the first is the default.
+struct ChoiceSpec {
+  const char* name;
+  const char* help;
+  std::vector<std::string> words;
+  std::string JobOptions::*value;
 };
 
 /// A rank's tensors where its executor wants them, launch after launch.
@@ -89,6 +98,7 @@ class JobOperator {
   virtual std::vector<InputSpec> inputs() const = 0;
   virtual std::vector<FlagSpec> flags() const = 0;
   virtual std::vector<NumbersSpec> numbers() const { return {}; }
+  virtual std::vector<ChoiceSpec> choices() const { return {}; }
   /// Checks the shapes; sets job.rows and job.out_shape, and rows_per_launch where it is not the
   /// user's to choose.
   virtual Status plan(const Tensors& tensors, Job& job) const = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <thread>
+#include <utility>
 
 namespace mk::tools {
 namespace {
@@ -39,6 +40,10 @@ void add_product_plain(const double* a_row, const double* b, std::uint64_t k, st
   add_product(a_row, b, k, n, row);
 }
 
+double half_smallest_unit(DataType type) {
+  return std::ldexp(1.0, type == DataType::kF16 ? -25 : -134);
+}
+
 bool all_finite(const std::uint16_t* elements, std::uint64_t count, DataType type) {
   const unsigned exponent = type == DataType::kBf16 ? 0x7f80 : 0x7c00;
   return std::all_of(elements, elements + count,
@@ -58,12 +63,13 @@ std::uint32_t share_of_cores(std::uint32_t ranks) {
 }
 
 GemmReference::GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes,
-                             std::uint32_t locals, DataType type)
+                             std::uint32_t locals, DataType type, Partials partials)
     : rows_(rows),
       n_(n),
       nodes_(nodes),
       locals_(locals),
       type_(type),
+      partials_(partials),
       sum_(rows * n),
       node_(rows * n),
       magnitude_p_(rows * n),
@@ -141,7 +147,7 @@ void GemmReference::become_careful() {
 
 /// Takes the kinds of P_r into those of its node's sum. `may_overflow_fp32`: some S_r may.
 void GemmReference::follow_partials(double gamma, bool may_overflow_fp32) {
-  const double threshold = overflow_threshold(type_);
+  const double threshold = partial_threshold();
   for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
     const double product = product_[i];
     Outcome partial = Outcome::rounded(product, gamma * product_terms_[i], threshold);
@@ -156,6 +162,15 @@ void GemmReference::follow_partials(double gamma, bool may_overflow_fp32) {
   }
 }
 
+double GemmReference::partial_threshold() const {
+  return rounds_partials() ? overflow_threshold(type_) : kOverflowFp32;
+}
+
+void GemmReference::finish(Activation activation, std::vector<std::uint16_t> bias) {
+  activation_ = activation;
+  bias_ = std::move(bias);
+}
+
 void GemmReference::close_node() {
   const double v = unit_roundoff(type_);
   for (std::uint64_t i = 0; careful_ && i < rows_ * n_; ++i) {
@@ -163,7 +178,7 @@ void GemmReference::close_node() {
     if (locals_ > 1) {
       const double error =
           node_error_[i] + (v + kUnitRoundoffFp32 * locals_) * (1 + 4 * v) * node_magnitude_[i];
-      sum = sum.then(Outcome::rounded(node_[i], error, overflow_threshold(type_)));
+      sum = sum.then(Outcome::rounded(node_[i], error, partial_threshold()));
       if (node_magnitude_[i] >= kOverflowFp32) sum = sum.then(Outcome::anything());
     }
     sum_outcome_[i] = sum_outcome_[i] + sum;
@@ -180,31 +195,81 @@ void GemmReference::close_node() {
 
 Outcome GemmReference::outcome(std::uint64_t i) const {
   if (!careful_) return Outcome::finite();
-  if (nodes_ == 1) return sum_outcome_[i];
-  if (magnitude_q_[i] >= kOverflowFp32) return sum_outcome_[i].then(Outcome::anything());
-  return sum_outcome_[i].then(Outcome::rounded(sum_[i], bound(i), overflow_threshold(type_)));
+  const bool overflows = magnitude_q_[i] >= kOverflowFp32 || !std::isfinite(sum_[i]);
+  if (finishes() && (overflows || !(sum_outcome_[i] == Outcome::finite())))
+    return Outcome::anything();
+  const Outcome sum = sum_outcome_[i];
+  if (magnitude_q_[i] >= kOverflowFp32) return sum.then(Outcome::anything());
+  const Bounded rounded = result(i);
+  return sum.then(Outcome::rounded(rounded.exact, rounded.error, overflow_threshold(type_)));
 }
 
-double GemmReference::bound(std::uint64_t i) const {
+GemmReference::Bounded GemmReference::total(std::uint64_t i) const {
   const double v = unit_roundoff(type_);
-  double first_order = accumulation_ + v * magnitude_p_[i];
-  double roundings = nodes_ * locals_;
-  if (locals_ > 1) {
-    first_order += v * magnitude_q_[i] + kUnitRoundoffFp32 * locals_ * magnitude_p_[i];
+  double first_order = accumulation_;
+  double roundings = 0;
+  if (rounds_partials()) {
+    first_order += v * magnitude_p_[i];
+    roundings += nodes_ * locals_;
+  }
+  if (locals_ > 1) first_order += kUnitRoundoffFp32 * locals_ * magnitude_p_[i];
+  if (rounds_partials() && locals_ > 1 && nodes_ > 1) {
+    first_order += v * magnitude_q_[i];
     roundings += nodes_;
   }
-  if (nodes_ > 1) {
-    first_order += v * std::fabs(sum_[i]) + kUnitRoundoffFp32 * nodes_ * magnitude_q_[i];
-    roundings += 1;
+  if (nodes_ > 1) first_order += kUnitRoundoffFp32 * nodes_ * magnitude_q_[i];
+  Bounded sum{sum_[i], first_order * (1 + 4 * v) + half_smallest_unit(type_) * roundings};
+  if (!bias_.empty()) {
+    sum.exact += to_float(type_, bias_[i % n_]);
+    sum.error += kUnitRoundoffFp32 * (std::fabs(sum.exact) + sum.error);
   }
-  const double half_smallest_unit = std::ldexp(1.0, type_ == DataType::kF16 ? -25 : -134);
-  return first_order * (1 + 4 * v) + half_smallest_unit * roundings;
+  return sum;
+}
+
+GemmReference::Bounded GemmReference::activated(const Bounded& gate, const Bounded& up) const {
+  constexpr double kGeluSlope = 1.13;
+  constexpr double kSiluSlope = 1.1;
+  const double x = gate.exact;
+  const double reach = std::fabs(x) + gate.error;
+  const double silu = x / (1 + std::exp(-x));
+  const double silu_moved = kSiluSlope * gate.error;
+  const double silu_error =
+      silu_moved + std::ldexp(8 + 1.2 * reach, -23) * (std::fabs(silu) + silu_moved);
+  switch (activation_) {
+    case Activation::kNone:
+      break;
+    case Activation::kRelu:
+      return {std::max(x, 0.0), gate.error};
+    case Activation::kGelu:
+      return {x * std::erfc(-x / std::sqrt(2.0)) / 2,
+              kGeluSlope * gate.error + std::ldexp(reach, -20)};
+    case Activation::kSilu:
+      return {silu, silu_error};
+    case Activation::kGatedSilu: {
+      const double product = silu * up.exact;
+      const double error =
+          silu_error * (std::fabs(up.exact) + up.error) + std::fabs(silu) * up.error;
+      return {product, error + kUnitRoundoffFp32 * (std::fabs(product) + error)};
+    }
+  }
+  return gate;
+}
+
+GemmReference::Bounded GemmReference::result(std::uint64_t i) const {
+  const double v = unit_roundoff(type_);
+  Bounded sum = total(i);
+  if (activation_ != Activation::kNone)
+    sum = activated(sum, activation_ == Activation::kGatedSilu ? total(i + 1) : sum);
+  sum.error += v * (std::fabs(sum.exact) + sum.error) + half_smallest_unit(type_);
+  return sum;
 }
 
 Comparison GemmReference::compare(const std::uint16_t* c) const {
   Comparison result;
-  for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
-    result.add(i, to_float(type_, c[i]), sum_[i], bound(i), outcome(i));
+  const std::uint64_t step = activation_ == Activation::kGatedSilu ? 2 : 1;
+  for (std::uint64_t i = 0; i < rows_ * n_; i += step) {
+    const Bounded expected = this->result(i);
+    result.add(i, to_float(type_, c[i / step]), expected.exact, expected.error, outcome(i));
   }
   return result;
 }

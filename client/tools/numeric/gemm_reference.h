@@ -15,12 +15,17 @@
 ///              + [N > 1] (v |C| + u N sum_n |Q_n|)
 ///
 /// and the second-order terms, products of the above with v, are covered by a factor of 1 + 4 v.
-/// f16 adds half of its smallest unit, 2^-25, per rounding.
+/// f16 adds half of its smallest unit, 2^-25, per rounding. With partials in fp32 the terms with v
+/// but the last, v |C|, are not there, and that one always is.
+///
+/// Bias and activation come before the last rounding. The sum's error E, without that rounding,
+/// grows to q E + a: kernels/ops/gemm_ar/README.md has the slopes q and the activations' own errors
+/// a, of which this takes the larger one of the executors.
 ///
 /// Infinities and NaNs follow the same roundings: a P_r or Q_n whose magnitude reaches the type's
 /// overflow threshold (65520 for f16) becomes an infinity, and infinities of unlike sign add up to
 /// a NaN. Where the error decides whether it does, either is right. So is anything where fp32
-/// itself may overflow on the way, S_r >= 2^128.
+/// itself may overflow on the way, S_r >= 2^128, and what an activation makes of an infinity.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +44,7 @@ std::uint32_t share_of_cores(std::uint32_t ranks);
 class GemmReference {
  public:
   GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes, std::uint32_t locals,
-                DataType type);
+                DataType type, Partials partials = Partials::kElement);
 
   /// So many multiply, each some of the rows; without it one.
   void use_threads(std::uint32_t count) { threads_ = count; }
@@ -49,15 +54,32 @@ class GemmReference {
   void add_rank(const std::uint16_t* a, const std::uint16_t* b, std::uint64_t k, double range_a,
                 double range_b);
 
-  /// After all ranks: compares every element of `c`, rows x n, row-major. Indices count row * n +
-  /// column.
+  /// What becomes of the sum. `bias`: n elements, or none.
+  void finish(Activation activation, std::vector<std::uint16_t> bias);
+
+  /// After all ranks: compares every element of `c`, rows x n (gated: n / 2), row-major. Indices
+  /// count row * n + column of the sum; gated: of the gate.
   Comparison compare(const std::uint16_t* c) const;
-  double expected(std::uint64_t index) const { return sum_[index]; }
-  double bound(std::uint64_t index) const;
+  double expected(std::uint64_t index) const { return result(index).exact; }
+  double bound(std::uint64_t index) const { return result(index).error; }
   /// Whether element `index` is finite, an infinity or a NaN.
   Outcome outcome(std::uint64_t index) const;
 
  private:
+  /// A number, and how far the computed one may be from it.
+  struct Bounded {
+    double exact = 0;
+    double error = 0;
+  };
+  /// Before its last rounding.
+  Bounded total(std::uint64_t index) const;
+  Bounded activated(const Bounded& gate, const Bounded& up) const;
+  Bounded result(std::uint64_t index) const;
+  bool finishes() const { return activation_ != Activation::kNone || !bias_.empty(); }
+  /// Whether partial sums are rounded to the element type.
+  bool rounds_partials() const { return partials_ == Partials::kElement && nodes_ * locals_ > 1; }
+  double partial_threshold() const;
+
   struct Factors;
   void add_rows(const std::uint16_t* a, const Factors& b, std::uint64_t k, std::uint64_t first,
                 std::uint64_t end);
@@ -68,6 +90,9 @@ class GemmReference {
   std::uint64_t rows_, n_;
   std::uint32_t nodes_, locals_;
   DataType type_;
+  Partials partials_;
+  Activation activation_ = Activation::kNone;
+  std::vector<std::uint16_t> bias_;
   std::uint32_t ranks_ = 0;
   std::uint32_t threads_ = 1;
   double accumulation_ = 0;          ///< sum of g(K_r) S_r

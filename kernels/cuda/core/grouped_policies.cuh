@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "kernels/cuda/core/activation.cuh"
 #include "kernels/cuda/core/grouped_tiles.h"
 #include "kernels/cuda/core/grouped_types.h"
 #include "kernels/cuda/gemm_config.cuh"
@@ -173,9 +174,6 @@ class GroupedInputs {
   int expert_ = 0;
 };
 
-/// g / (1 + e^-g). Relative error at most (8 + 1.2 |g|) 2^-23.
-__device__ __forceinline__ float silu(float g) { return __fdividef(g, 1.0f + __expf(-g)); }
-
 /// What grouped epilogues go by.
 struct GroupedEpilogueParams {
   const void* bias;        ///< [experts, columns] of Element, or null
@@ -232,41 +230,15 @@ class GroupedEpilogue {
   }
 
  private:
-  /// Two elements. The compiler leaves the load where it stands: moved up, many at a time would
-  /// take registers that the sums need.
-  static __device__ __forceinline__ std::uint32_t load_in_place(const std::uint16_t* from) {
-    std::uint32_t two;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(two) : "l"(from));
-    return two;
-  }
-  static __device__ float low(std::uint32_t two, const __nv_bfloat16*) {
-    return __uint_as_float(two << 16);
-  }
-  static __device__ float high(std::uint32_t two, const __nv_bfloat16*) {
-    return __uint_as_float(two & 0xffff0000u);
-  }
-  static __device__ float low(std::uint32_t two, const __half*) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(two)));
-  }
-  static __device__ float high(std::uint32_t two, const __half*) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(two >> 16)));
-  }
-
   /// To this thread's four of eight columns of sums: the bias of the columns from `column` behind
   /// `bias` on.
   template <class Element>
   __device__ __forceinline__ void add_bias(float* v, const std::uint16_t* bias, int column) const {
     if (column >= columns_left_) return;
-    const std::uint32_t two = load_in_place(bias + column);
-    const Element* const type = nullptr;
-    v[0] += low(two, type);
-    v[1] += high(two, type);
-    v[2] += low(two, type);
-    v[3] += high(two, type);
+    add_two_biases<Element>(v, bias + column);
   }
 
-  /// A thread's gates and ups lie side by side: of eight columns of sums it makes one of C, where
-  /// it should have two that follow each other. It gets them from its quad.
+  /// See pack_silu_pairs.
   template <class Element>
   __device__ __forceinline__ void pack_pairs(float* sums, int column,
                                              std::uint32_t (&packed)[4]) const {
@@ -276,21 +248,8 @@ class GroupedEpilogue {
       float* const v = sums + at / 8 * 4;
       add_bias<Element>(v, bias_, at);
       add_bias<Element>(v + 4, bias_, at + 8);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[2 * i] = silu(v[2 * i]) * v[2 * i + 1];
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        packed[eight * 2 + row] =
-            from_quad(pack_two<Element>(v[2 * row] * scale_[row], v[2 * row + 4] * scale_[row]));
-      }
+      pack_silu_pairs<Element>(v, scale_[0], scale_[1], packed + eight * 2);
     }
-  }
-  /// Lane t of a quad has columns t (low) and 4 + t of eight; answers columns 2 t and 2 t + 1.
-  static __device__ __forceinline__ std::uint32_t from_quad(std::uint32_t mine) {
-    const int t = threadIdx.x % 4;
-    const std::uint32_t first = __shfl_sync(0xffffffffu, mine, 2 * t % 4, 4);
-    const std::uint32_t second = __shfl_sync(0xffffffffu, mine, 2 * t % 4 + 1, 4);
-    return __byte_perm(first, second, t < 2 ? 0x5410 : 0x7632);
   }
 
   const Params& params_;

@@ -22,21 +22,25 @@ struct Matrices {
   std::uint16_t* c = nullptr;
   std::uint64_t ldc = 0;
   std::uint16_t* gathered = nullptr;
+  const std::uint16_t* bias = nullptr;
 };
 
 /// What kernels/ops/ag_gemm/roles.h asks of an executor, for one block on one thread. Stores and
 /// loads are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:
-  CpuExecutor(TileGemm& tiles, const Matrices& matrices, std::uint32_t compute_block)
-      : tiles_(tiles), matrices_(matrices), block_(compute_block) {}
+  CpuExecutor(TileGemm& tiles, const Matrices& matrices, const Epilogue& epilogue,
+              std::uint32_t compute_block)
+      : tiles_(tiles), matrices_(matrices), epilogue_(epilogue), block_(compute_block) {}
 
   bool multiply(const AgGemmTile& tile, const std::byte* rows, std::uint64_t stride_bytes) {
     const TileRect& rect = tile.rect;
+    const TileRect to = epilogue_.result_of(rect);
+    const TileOutput output{matrices_.c + to.row * matrices_.ldc + to.column, matrices_.ldc,
+                            Partials::kElement, epilogue_.activation, matrices_.bias};
     return tiles_.multiply(block_, {rect.rows, rect.columns},
                            reinterpret_cast<const std::uint16_t*>(rows),
-                           stride_bytes / kElementBytes, matrices_.b, rect.column,
-                           matrices_.c + rect.row * matrices_.ldc + rect.column, matrices_.ldc);
+                           stride_bytes / kElementBytes, matrices_.b, rect.column, output);
   }
   void copy(const CopyJob& job) { copy_rows(job); }
   void stores_done() {}
@@ -45,6 +49,7 @@ class CpuExecutor : public CpuPacer {
  private:
   TileGemm& tiles_;
   const Matrices& matrices_;
+  const Epilogue& epilogue_;
   std::uint32_t block_;
 };
 
@@ -70,7 +75,8 @@ class AgGemmCpu::Impl : private RoleBody {
 
   Status start() {
     const World& world = launch_.context.world;
-    const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n);
+    const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n,
+                           plan_.epilogue.column_step());
     // Of any launch: smaller ones may have taller tiles.
     const CpuGemm::TileShape tile{std::min(plan_.tile_m, shard_rows_max(plan_.max.m, world.size())),
                                   columns.tile_cols()};
@@ -91,6 +97,7 @@ class AgGemmCpu::Impl : private RoleBody {
     launch_.shard =
         GatherSource::of(matrices.a_shard, matrices.lda * kElementBytes, plan_.gather.row_bytes,
                          shard_of(m, world.size(), world.rank()).count);
+    launch_.bias = matrices.bias;
     launch_.gathered = reinterpret_cast<std::byte*>(matrices.gathered);
     if (const Status prepared = prepare_tiles(m); !prepared)
       return runner_.broken_by(prepared.error());
@@ -105,7 +112,7 @@ class AgGemmCpu::Impl : private RoleBody {
  private:
   void begin_launch() override { launch_.make_schedule(); }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
-    CpuExecutor executor(*tiles_, matrices_, role == Role::kCompute ? index : 0);
+    CpuExecutor executor(*tiles_, matrices_, plan_.epilogue, role == Role::kCompute ? index : 0);
     AgGemmBlock<CpuExecutor> block(executor, launch_, role, index, totals);
     switch (role) {
       case Role::kCompute:
@@ -144,19 +151,20 @@ class AgGemmCpu::Impl : private RoleBody {
                   matrices.b == nullptr ? "b" : "c");
     }
     const std::uint32_t b_side = options_.b_layout == BLayout::kKN ? n : k;
-    if (matrices.lda < k || matrices.ldb < b_side || matrices.ldc < n) {
+    const std::uint32_t c_side = plan_.result_columns();
+    if (matrices.lda < k || matrices.ldb < b_side || matrices.ldc < c_side) {
       return fail(ErrorCode::kInvalidArgument,
                   "ag_gemm: leading dimensions a {}, b {}, c {} are too small; at least {}, {}, {}",
-                  matrices.lda, matrices.ldb, matrices.ldc, k, b_side, n);
+                  matrices.lda, matrices.ldb, matrices.ldc, k, b_side, c_side);
     }
-    return {};
+    return check_bias("ag_gemm", plan_.epilogue, matrices.bias);
   }
 
   /// Shards are of two sizes at most; rows are the caller's or packed.
   Status prepare_tiles(std::uint32_t m) {
     const std::uint32_t world = launch_.context.world.size();
     const auto grid = [&](std::uint32_t rows) {
-      return TileGrid(rows, plan_.max.n, plan_.tile_m, plan_.tile_n);
+      return TileGrid(rows, plan_.max.n, plan_.tile_m, plan_.tile_n, plan_.epilogue.column_step());
     };
     const TileGrid grids[] = {grid(m / world), grid(shard_rows_max(m, world))};
     const std::uint64_t ldas[] = {matrices_.lda, plan_.max.k};
@@ -188,10 +196,12 @@ Result<std::unique_ptr<AgGemmCpu>> AgGemmCpu::create(const AgGemmPlan& plan,
 
 Result<LaunchStats> AgGemmCpu::launch(const void* a_shard, std::uint64_t lda, const void* b,
                                       std::uint64_t ldb, void* c, std::uint64_t ldc,
-                                      std::uint32_t m, Mode mode, void* gathered) {
+                                      std::uint32_t m, Mode mode, void* gathered,
+                                      const void* bias) {
   return impl_->launch(
       {static_cast<const std::uint16_t*>(a_shard), lda, static_cast<const std::uint16_t*>(b), ldb,
-       static_cast<std::uint16_t*>(c), ldc, static_cast<std::uint16_t*>(gathered)},
+       static_cast<std::uint16_t*>(c), ldc, static_cast<std::uint16_t*>(gathered),
+       static_cast<const std::uint16_t*>(bias)},
       m, mode);
 }
 

@@ -39,10 +39,11 @@ class AgGemmCpu {
   ///
   /// `a_shard`: this rank's rows of A, shard_of(m, world size, rank) (comm/shard.h) of k elements,
   /// `lda` ≥ k apart; may be null when they are none. `b`: per BLayout, `ldb` ≥ its contiguous
-  /// side. `c`: m rows of n elements, `ldc` ≥ n apart. `gathered`: null, or room for the whole A, m
-  /// rows of k elements without gaps. Leading dimensions are in elements. None of them may overlap
-  /// another or lie in the workspace, but for a shard at `input()`. `c` and `gathered` are
-  /// undefined after an error.
+  /// side. `c`: m rows of the plan's
+  /// result_columns() elements, `ldc` ≥ that apart. `bias`: n elements, or null, as the plan says.
+  /// `gathered`: null, or room for the whole A, m rows of k elements without gaps. Leading
+  /// dimensions are in elements. None of them may overlap another or lie in the workspace, but for
+  /// a shard at `input()`. `c` and `gathered` are undefined after an error.
   ///
   /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
   ///
@@ -52,7 +53,8 @@ class AgGemmCpu {
   /// launched with different `m`.
   Result<LaunchStats> launch(const void* a_shard, std::uint64_t lda, const void* b,
                              std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
-                             Mode mode = Mode::kFused, void* gathered = nullptr);
+                             Mode mode = Mode::kFused, void* gathered = nullptr,
+                             const void* bias = nullptr);
 
   /// See AgGemmPlan::input. A launch with a shard elsewhere may overwrite it.
   void* input() const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/comm/launch.h"
 #include "kernels/gather/copy_job.h"
@@ -14,8 +15,9 @@ namespace mk::kernels {
 
 struct AgGemmLaunch : Launch {
   AgGemmGeometry plan;
-  AgGemmSchedule schedule;        ///< make_schedule()
-  GatherSource shard;             ///< this rank's rows of A, in the caller's memory
+  AgGemmSchedule schedule;              ///< make_schedule()
+  GatherSource shard;                   ///< this rank's rows of A, in the caller's memory
+  const std::uint16_t* bias = nullptr;  ///< the caller's, of this rank's n columns; or null
   std::byte* gathered = nullptr;  ///< where the caller wants the whole A, m rows packed; or null
   bool in_place = false;          ///< `shard` is what AgGemmPlan::in_place says
   Arrival arrival = Arrival::kSideBySide;  ///< of the node's rows, and the order of their tiles

@@ -40,8 +40,8 @@ class AgGemmSchedule {
   MK_HOST_DEVICE AgGemmSchedule(const AgGemmGeometry& plan, const World& world, std::uint32_t m)
       : m_(m),
         shards_(m, world.size()),
-        small_(shards_.least(), plan.max.n, plan.tile_m, plan.tile_n),
-        large_(shards_.most(), plan.max.n, plan.tile_m, plan.tile_n),
+        small_(shards_.least(), plan.max.n, plan.tile_m, plan.tile_n, plan.epilogue.column_step()),
+        large_(shards_.most(), plan.max.n, plan.tile_m, plan.tile_n, plan.epilogue.column_step()),
         gather_(plan.gather, world) {}
 
   MK_HOST_DEVICE std::uint32_t m() const { return m_; }

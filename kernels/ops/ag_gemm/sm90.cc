@@ -157,9 +157,10 @@ Result<bool> AgGemmCuda::create_dma(const CudaOptions& options) {
 
 Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_t lda,
                           const void* b, std::uint64_t ldb, void* c, std::uint64_t ldc,
-                          std::uint32_t m, Mode mode, void* gathered) {
+                          std::uint32_t m, Mode mode, void* gathered, const void* bias) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
-  MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
+  MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.result_columns()));
+  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, bias));
   if (reinterpret_cast<std::uintptr_t>(gathered) % 16 != 0)
     return fail(ErrorCode::kInvalidArgument, "{}: gathered must lie at a multiple of 16 bytes",
                 kOp);
@@ -174,6 +175,7 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
       std::max(schedule.small_grid().tile_rows(), schedule.large_grid().tile_rows());
   MK_RETURN_IF_ERROR(set_product(a_shard, lda, shard_rows, tile_rows, b, ldb));
   MK_RETURN_IF_ERROR(make_maps(c, ldc, m));
+  set_epilogue(bias);
   if (shard_rows == 0) arguments_.product.a = arguments_.gathered;  // nothing is loaded by it
   arguments_.launch.shard =
       GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
@@ -257,10 +259,12 @@ Status AgGemmCuda::make_maps(void* c, std::uint64_t ldc, std::uint32_t m) {
   const auto type = cuda::cuda_type(plan_.dtype);
   const auto stride = static_cast<std::int64_t>(ldc);
   const GatherGeometry& gather = plan_.gather;
-  MK_ASSIGN_OR_RETURN(arguments_.c_tile,
-                      cuda::make_tensor_map("C", type, c, m, plan_.max.n, stride, 64, 64));
-  MK_ASSIGN_OR_RETURN(arguments_.c_eight,
-                      cuda::make_tensor_map("C", type, c, m, plan_.max.n, stride, 8, 64));
+  MK_ASSIGN_OR_RETURN(
+      arguments_.c_tile,
+      cuda::make_tensor_map("C", type, c, m, plan_.result_columns(), stride, 64, 64));
+  MK_ASSIGN_OR_RETURN(
+      arguments_.c_eight,
+      cuda::make_tensor_map("C", type, c, m, plan_.result_columns(), stride, 8, 64));
   if (world().size() == 1) {
     arguments_.gathered = arguments_.product.a;
     return {};

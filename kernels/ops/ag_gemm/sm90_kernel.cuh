@@ -3,6 +3,7 @@
 /// one .cu file per element type.
 #pragma once
 
+#include "kernels/cuda/finishing_epilogue.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
 #include "kernels/cuda/tile_limits.h"
 #include "kernels/ops/ag_gemm/roles.h"
@@ -16,6 +17,7 @@ struct AgGemmOp {
   using Order = AgGemmTakenTiles;
   using Gate = AgGemmGate;
   using Store = AgGemmStore<Config>;
+  using Epilogue = FinishingEpilogue<Config, TileColumns, false>;
   using Launch = AgGemmLaunch;
   using Arguments = AgGemmArguments;
   template <class AnyExecutor>
@@ -66,7 +68,7 @@ struct AgGemmOp {
     AgGemmOrder order = AgGemmOrder::of(launch);
     order.in_bands = waits_for_bands(schedule, launch.arrival);
     std::uint32_t* const taken = &arguments.frame.state->tiles_taken;
-    return make_params<AgGemmOp>(
+    OperatorParams<AgGemmOp> params = make_params<AgGemmOp>(
         arguments, order.tiles.tiles, {order, launch.blocks.compute, taken},
         {{order, launch.mode == Mode::kUnfused},
          world,
@@ -74,7 +76,9 @@ struct AgGemmOp {
          waits_done<AgGemmOp>(arguments),
          taken},
         {order.tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
-         arguments.ldc * kElementBytes, launch.plan.max.n});
+         arguments.ldc * kElementBytes, launch.plan.epilogue, launch.plan.result_columns()});
+    params.gemm.epilogue.tiles = {schedule.large_grid().tile_cols()};
+    return params;
   }
 };
 

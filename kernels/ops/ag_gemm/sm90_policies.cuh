@@ -113,14 +113,17 @@ class AgGemmStore {
     CUtensorMap c_eight;
     std::byte* c;
     std::uint64_t ldc_bytes;
-    std::uint32_t n;
+    Epilogue epilogue;
+    std::uint32_t columns;  ///< of C
   };
   static constexpr int kSharedWords = 0;
 
   __device__ AgGemmStore(const Params& params, std::uint32_t* /*words*/) : params_(params) {}
 
   __device__ void put(const Piece& piece) {
-    if (piece.column == 0) rect_ = params_.tiles.find({piece.m, piece.n}).rect;
+    if (piece.column == 0) {
+      rect_ = params_.epilogue.result_of(params_.tiles.find({piece.m, piece.n}).rect);
+    }
     const int rows = static_cast<int>(rect_.rows) - piece.row;
     if (rows <= 0 || piece.column >= static_cast<int>(rect_.columns)) return;
     const int row = static_cast<int>(rect_.row) + piece.row;
@@ -134,7 +137,7 @@ class AgGemmStore {
     for (; done + 8 <= rows; done += 8) {
       cute::SM90_TMA_STORE_2D::copy(&params_.c_eight, bytes + done * kRowBytes, column, row + done);
     }
-    const int vectors = min(kRowBytes / 16, (static_cast<int>(params_.n) - column) / 8);
+    const int vectors = min(kRowBytes / 16, (static_cast<int>(params_.columns) - column) / 8);
     for (; done < rows; ++done) {
       std::byte* to = params_.c + static_cast<std::uint64_t>(row + done) * params_.ldc_bytes +
                       static_cast<std::uint64_t>(column) * kElementBytes;

@@ -19,22 +19,24 @@ std::uint64_t tile_count(const AgGemmPlan& plan, const TileSides& tile) {
 }  // namespace
 
 Result<AgGemmPlan> AgGemmPlan::make(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                                    DType dtype, const Tiling& tiling) {
+                                    DType dtype, const Tiling& tiling, const Epilogue& epilogue) {
   MK_RETURN_IF_ERROR(check_world("ag_gemm", nodes, locals));
   MK_RETURN_IF_ERROR(check_side("ag_gemm", "m", max.m));
   MK_RETURN_IF_ERROR(check_side("ag_gemm", "n", max.n));
   MK_RETURN_IF_ERROR(check_side("ag_gemm", "k", max.k));
   MK_RETURN_IF_ERROR(check_dtype("ag_gemm", dtype));
   MK_RETURN_IF_ERROR(check_tiling("ag_gemm", tiling));
+  MK_RETURN_IF_ERROR(check_result("ag_gemm", {epilogue}, max.n));
   AgGemmPlan plan;
   plan.nodes = nodes;
   plan.locals = locals;
   plan.max = max;
   plan.dtype = dtype;
+  plan.epilogue = epilogue;
   const TileSides sides = choose_tile_sides(
       tiling, kTilesWanted, [&](const TileSides& tile) { return tile_count(plan, tile); });
   plan.tile_m = sides.rows;
-  plan.tile_n = sides.columns;
+  plan.tile_n = static_cast<std::uint32_t>(round_up_to(sides.columns, epilogue.column_step()));
   const GatherShape shape{shard_rows_max(max.m, nodes * locals), max.k * kElementBytes};
   MK_ASSIGN_OR_RETURN(auto gather,
                       GatherPlan::make("ag_gemm", nodes, locals, shape, GatherKind::kBroadcast,

@@ -19,10 +19,11 @@ struct AgGemmPlan : AgGemmGeometry {
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank has fewer
   ///    than 16;
   ///  - chunks: see GatherPlan::make; by default 128 rows.
-  /// `max`: m and k as on all ranks, n this rank's own. Of the tiling, chunk_bytes and
-  /// both numbers of banks must be the same on all ranks. Errors: kInvalidArgument, kLimitExceeded.
+  /// `max`: m and k as on all ranks, n this rank's own, as is the epilogue. Of the tiling,
+  /// chunk_bytes and both numbers of banks must be the same on all ranks. Errors: kInvalidArgument,
+  /// kLimitExceeded.
   static Result<AgGemmPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
-                                 const Tiling& tiling);
+                                 const Tiling& tiling, const Epilogue& epilogue = {});
 
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.

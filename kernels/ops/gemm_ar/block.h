@@ -50,6 +50,7 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
     const TileRect rect = schedule.rect(schedule.tile_of(world.local, owned));
     SumJob job;
     job.source_stride = schedule.tile_cols();
+    job.source_type = this->launch.plan.partials;
     job.rows = rect.rows;
     job.columns = rect.columns;
     return job;
@@ -57,13 +58,16 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
   MK_HOST_DEVICE void aim_at_staging(SumJob& job, std::uint32_t owned) const {
     job.target_count = 1;
     job.targets[0] = staging_slot(owned);
+    job.target_type = this->launch.plan.partials;
     job.target_stride = schedule.tile_cols();
   }
   /// The tile's place in C of every local rank; own first, so that each owner starts elsewhere.
   MK_HOST_DEVICE void aim_at_every_c(SumJob& job, std::uint32_t owned) const {
-    const std::uint64_t out = schedule.out(schedule.rect(schedule.tile_of(world.local, owned)));
+    const TileRect rect = schedule.rect(schedule.tile_of(world.local, owned));
+    const std::uint64_t out = schedule.out(rect);
+    this->finish(job, rect);
     job.target_count = world.locals;
-    job.target_stride = this->launch.plan.max.n;
+    job.target_stride = this->launch.plan.result_columns();
     for (std::uint32_t i = 0; i < world.locals; ++i)
       job.targets[i] = at((world.local + i) % world.locals, out);
   }
@@ -77,7 +81,7 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
       case Region::kStaging:
         return staging_slot(place.tile);
       default:
-        *stride = this->launch.plan.max.n;
+        *stride = this->launch.plan.result_columns();
         return at(place.local, schedule.out(place.rect));
     }
   }

@@ -37,7 +37,7 @@ struct AllReduce {
     return {std::min(plan.tile_m, plan.max.m), GemmArSchedule(plan, plan.max.m).tile_cols()};
   }
   static std::array<TileGrid, 1> grids(const Plan& plan, std::uint32_t m) {
-    return {TileGrid(m, plan.max.n, plan.tile_m, plan.tile_n)};
+    return {TileGrid(m, plan.max.n, plan.tile_m, plan.tile_n, plan.epilogue.column_step())};
   }
   static Status check(const World&, const GemmMatrices&, std::uint32_t) { return {}; }
 
@@ -80,8 +80,8 @@ Result<std::unique_ptr<GemmArCpu>> GemmArCpu::create(const GemmArPlan& plan, std
 
 Result<LaunchStats> GemmArCpu::launch(const void* a, std::uint64_t lda, const void* b,
                                       std::uint64_t ldb, void* c, std::uint64_t ldc,
-                                      std::uint32_t m, Mode mode) {
-  return impl_->launch(a, lda, b, ldb, c, ldc, m, mode);
+                                      std::uint32_t m, Mode mode, const void* bias) {
+  return impl_->launch(a, lda, b, ldb, c, ldc, m, mode, bias);
 }
 
 const void* GemmArCpu::output() const { return impl_->workspace() + impl_->plan().layout.out; }

@@ -43,9 +43,10 @@ class GemmArCpu {
   /// any more. All ranks launch equally often and with the same `m` (1 ≤ m ≤ the plan's).
   ///
   /// `a`: m rows of k elements, `lda` ≥ k apart; `b`: per BLayout, `ldb` ≥ its contiguous side;
-  /// `c`: m rows of n elements, `ldc` ≥ n apart, or null when `output()` is enough. Leading
-  /// dimensions are in elements; `a` and `b` may not lie in the workspace. `c` is undefined after
-  /// an error.
+  /// `c`: m rows of the plan's result_columns() elements, `ldc` ≥ that apart, or null when
+  /// `output()` is enough; `bias`: n elements, the same on all ranks, or null, as the plan says.
+  /// Leading dimensions are in elements; `a` and `b` may not lie in the workspace. `c` is undefined
+  /// after an error.
   ///
   /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
   ///
@@ -54,10 +55,11 @@ class GemmArCpu {
   /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks
   /// launched with different `m`.
   Result<LaunchStats> launch(const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb,
-                             void* c, std::uint64_t ldc, std::uint32_t m, Mode mode = Mode::kFused);
+                             void* c, std::uint64_t ldc, std::uint32_t m, Mode mode = Mode::kFused,
+                             const void* bias = nullptr);
 
-  /// C of the last launch, row-major, `plan().max.n` elements a row, in the workspace; overwritten
-  /// by the next launch.
+  /// C of the last launch, row-major, `plan().result_columns()` elements a row, in the workspace;
+  /// overwritten by the next launch.
   const void* output() const;
 
   const GemmArPlan& plan() const;

@@ -14,13 +14,15 @@ struct GemmArLaunch : Launch {
   /// is fused, the world one node of two ranks, and a chunk a tile; nobody reduces then. Ranks may
   /// differ; one that owns no tile shows its chunk without any as ever.
   bool accumulates_own = false;
+  const std::uint16_t* bias = nullptr;  ///< the caller's, of all columns; or null
 
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = GemmArSchedule(plan, m); }
 
   MK_HOST_DEVICE bool accumulates_own_tiles() const {
-    return accumulates_own && mode != Mode::kUnfused && plan.nodes == 1 && plan.locals == 2 &&
-           schedule.tiles_per_chunk() == 1 && schedule.owned(context.world.local) != 0;
+    return accumulates_own && plan.adds_in_place() && mode != Mode::kUnfused && plan.nodes == 1 &&
+           plan.locals == 2 && schedule.tiles_per_chunk() == 1 &&
+           schedule.owned(context.world.local) != 0;
   }
 };
 

@@ -3,8 +3,9 @@
 /// executors; the executor brings the arithmetic and the bulk copies:
 ///
 ///     bool multiply(const TileRect&, void* target, uint64_t target_stride);
-///                                    this rank's partial of the tile, rounded to the element type;
-///                                    false: it cannot, and has noted why
+///                                    this rank's partial of the tile, in the type of partials; of
+///                                    one rank alone the result; false: it cannot, and has noted
+///                                    why
 ///     void sum(const SumJob&);       comm/sum_job.h
 ///     bool wants_c();                whether copy_to_c is to be called
 ///     void copy_to_c(const TileRect&, const void* source, uint64_t source_stride);
@@ -232,7 +233,8 @@ MK_HOST_DEVICE inline bool collect(GemmArBlock<Executor>& block, bool checks = t
     const TileRange tiles = schedule.chunk_tiles(owner, chunk);
     for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
       const TileRect rect = schedule.rect(schedule.tile_of(owner, owned));
-      block.executor.copy_to_c(rect, block.at(schedule.out(rect)), block.launch.plan.max.n);
+      block.executor.copy_to_c(schedule.result(rect), block.at(schedule.out(rect)),
+                               block.launch.plan.result_columns());
     }
   }
   return true;

@@ -11,9 +11,9 @@
 /// owner receives from everybody at once.
 ///
 /// Network payload of the rank of rail l in one launch, in bytes:
-///     (N - 1) * (kBankHeaderBytes + owned(l) * tile_rows * tile_cols * 2)
-/// which over all rails is about (N - 1) * m * n * 2: each node's sum of each element goes once to
-/// each other node.
+///     (N - 1) * (kBankHeaderBytes + owned(l) * tile_rows * tile_cols * p)
+/// with p bytes for a partial sum (2, or 4 in fp32), which over all rails is about (N - 1) * m * n
+/// * p: each node's sum of each element goes once to each other node.
 #pragma once
 
 #include <cstdint>
@@ -35,15 +35,16 @@ class GemmArSchedule {
   MK_HOST_DEVICE GemmArSchedule(const GemmArGeometry& plan, std::uint32_t m)
       : plan_(plan),
         locals_(plan.locals),
-        grid_(m, plan.max.n, plan.tile_m, plan.tile_n),
-        tiles_per_chunk_(PackedTiles::per_chunk(grid_.tile_bytes(), plan.chunk_bytes)) {}
+        grid_(m, plan.max.n, plan.tile_m, plan.tile_n, plan.epilogue.column_step()),
+        tiles_per_chunk_(PackedTiles::per_chunk(plan.tile_bytes(grid_), plan.chunk_bytes)) {}
 
+  MK_HOST_DEVICE const TileGrid& grid() const { return grid_; }
   MK_HOST_DEVICE std::uint32_t m() const { return grid_.rows(); }
   MK_HOST_DEVICE std::uint32_t tiles() const { return grid_.tiles(); }
   /// Size of every packed tile; the last ones of a row or column of tiles use less of it.
   MK_HOST_DEVICE std::uint32_t tile_rows() const { return grid_.tile_rows(); }
   MK_HOST_DEVICE std::uint32_t tile_cols() const { return grid_.tile_cols(); }
-  MK_HOST_DEVICE std::uint64_t slot_bytes() const { return grid_.tile_bytes(); }
+  MK_HOST_DEVICE std::uint64_t slot_bytes() const { return plan_.tile_bytes(grid_); }
   MK_HOST_DEVICE std::uint32_t tiles_per_chunk() const { return tiles_per_chunk_.value(); }
 
   // --- Tiles ---
@@ -109,8 +110,15 @@ class GemmArSchedule {
     return plan_.layout.receive +
            (bank * (plan_.nodes - 1) + peer_index(at, from)) * plan_.layout.bank_bytes;
   }
+  /// Where in C what is made of the product's tile at `rect` goes, and from where in the workspace
+  /// on.
+  MK_HOST_DEVICE TileRect result(const TileRect& rect) const {
+    return plan_.epilogue.result_of(rect);
+  }
   MK_HOST_DEVICE std::uint64_t out(const TileRect& rect) const {
-    return plan_.layout.out + (std::uint64_t{rect.row} * plan_.max.n + rect.column) * kElementBytes;
+    const TileRect to = result(rect);
+    return plan_.layout.out +
+           (std::uint64_t{to.row} * plan_.result_columns() + to.column) * kElementBytes;
   }
   MK_HOST_DEVICE std::uint64_t tile_ready(std::uint32_t source_local,
                                           std::uint32_t owned_index) const {

@@ -37,10 +37,11 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
 }
 
 Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
-                          std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
-                          Mode mode) {
+                          std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m, Mode mode,
+                          const void* bias) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
-  if (c != nullptr) MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
+  if (c != nullptr) MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.result_columns()));
+  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, bias));
   const cuda::OnDevice on_device(device());
   choose_form(m, mode);
   const GemmArSchedule& schedule = arguments_.launch.schedule;
@@ -51,6 +52,8 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
       world().size() == 1 ? std::min(m, cuda::kTileRowsMax) : schedule.tile_rows();
   MK_RETURN_IF_ERROR(set_product(a, lda, m, rows, b, ldb));
   MK_RETURN_IF_ERROR(make_places(schedule));
+  set_epilogue(bias);
+  if (world().size() == 1) arguments_.numbered = schedule.grid();
   return enqueue(stream, c, ldc);
 }
 
@@ -58,10 +61,10 @@ Status GemmArCuda::make_places(const GemmArSchedule& schedule) {
   const auto type = cuda::cuda_type(plan_.dtype);
   const auto tiles_at = [&](const std::byte* base, std::uint32_t tiles) {
     return cuda::make_tile_planes_map("tiles", type, base, 1, kPage, std::max(1u, tiles),
-                                      schedule.tile_rows(), schedule.tile_cols());
+                                      schedule.tile_rows(), schedule.tile_cols(), plan_.partials);
   };
   cuda::GemmArPlaceMaps& places = arguments_.places;
-  const std::uint32_t n = plan_.max.n;
+  const std::uint32_t n = plan_.result_columns();
   const auto out_of = [&](std::uint32_t local) {
     return cuda::make_tensor_map("C", type, workspace(local) + plan_.layout.out, schedule.m(), n, n,
                                  64, 64);

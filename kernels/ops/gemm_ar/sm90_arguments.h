@@ -2,6 +2,7 @@
 /// What a GEMM + AllReduce launch hands to its kernel. Plain data for host and device.
 #pragma once
 
+#include "kernels/comm/tile_grid.h"
 #include "kernels/cuda/operator_arguments.h"
 #include "kernels/ops/gemm_ar/launch.h"
 
@@ -19,6 +20,7 @@ struct GemmArPlaceMaps {
 
 struct GemmArArguments : OperatorArguments<GemmArLaunch> {
   GemmArPlaceMaps places;
+  TileGrid numbered;     ///< of one rank alone
   CUtensorMap partials;  ///< of this rank's own tiles, in its slots, [source][tile]
 };
 using GemmArKernel = OperatorKernel<GemmArArguments>;

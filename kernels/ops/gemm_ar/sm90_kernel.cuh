@@ -3,6 +3,7 @@
 /// done, and then collect. Included by one .cu file per element type.
 #pragma once
 
+#include "kernels/cuda/finishing_epilogue.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
 #include "kernels/ops/gemm_ar/roles.h"
 #include "kernels/ops/gemm_ar/sm90_policies.cuh"
@@ -15,6 +16,7 @@ struct GemmArOp {
   using Order = GemmArTileScheduler;
   using Gate = GemmArGate;
   using Store = PackedStore<Config, GemmArMapped>;
+  using Epilogue = FinishingEpilogue<Config, NumberedColumns, true>;
   using Launch = GemmArLaunch;
   using Arguments = GemmArArguments;
   template <class AnyExecutor>
@@ -72,6 +74,7 @@ struct GemmArOp {
     OperatorParams<GemmArOp> params = make_params<GemmArOp>(
         arguments, schedule.tiles(), Order::Params::of(launch),
         Gate::Params::of(launch, arguments.product.k_blocks), Store::params(schedule, arguments));
+    params.gemm.epilogue.tiles = {arguments.numbered, launch.blocks.compute};
     const std::uint32_t chunks = schedule.chunks(world.local);
     const std::uint32_t per_chunk = schedule.tiles_per_chunk();
     params.frame.steps = {

@@ -28,7 +28,8 @@ struct GemmArMapped : GemmArPlaces {
         return {&params.maps.staging[bank_of(epoch, params.banks)], 0, static_cast<int>(place.tile),
                 0, 0};
       default:
-        return MappedPlace::of_matrix(&params.maps.out[place.local], place.rect);
+        return MappedPlace::of_matrix(&params.maps.out[place.local],
+                                      params.schedule.result(place.rect));
     }
   }
 };

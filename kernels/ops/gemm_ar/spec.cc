@@ -22,15 +22,17 @@ void lay_out(GemmArPlan& plan) {
   layout.staging = workspace.place(plan.nodes > 1 ? plan.banks * layout.bank_bytes : 0, kPage);
   layout.receive =
       workspace.place(std::uint64_t{plan.banks} * (plan.nodes - 1) * layout.bank_bytes, kPage);
-  layout.out = workspace.place(std::uint64_t{plan.max.m} * plan.max.n * kElementBytes, kPage);
+  layout.out =
+      workspace.place(std::uint64_t{plan.max.m} * plan.result_columns() * kElementBytes, kPage);
   layout.bytes = workspace.bytes();
 }
 
 }  // namespace
 
 Result<GemmArPlan> GemmArPlan::make(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                                    DType dtype, const Tiling& tiling) {
-  MK_ASSIGN_OR_RETURN(SumGeometry sums, begin_sums("gemm_ar", nodes, locals, max, dtype, tiling));
+                                    DType dtype, const Tiling& tiling, const GemmResult& result) {
+  MK_ASSIGN_OR_RETURN(SumGeometry sums,
+                      begin_sums("gemm_ar", nodes, locals, max, dtype, tiling, result));
   SumRules rules{"gemm_ar", max.m};
   rules.owners = locals;
   MK_RETURN_IF_ERROR(choose_sums(rules, tiling, sums));
@@ -51,7 +53,7 @@ LaunchWork GemmArPlan::work(const World& world, std::uint32_t m, std::uint32_t k
   // Read from each source, written to each target: sums over the node, then over the nodes.
   if (locals > 1) work.local_bytes += owned * (locals + (nodes > 1 ? 1 : locals));
   if (nodes > 1) work.local_bytes += owned * (nodes + locals);
-  work.local_bytes += 2.0 * m * max.n * kElementBytes;  // copied to the caller
+  work.local_bytes += 2.0 * m * result_columns() * kElementBytes;  // copied to the caller
   work.network_bytes = static_cast<double>(schedule.network_bytes(world.local));
   work.steps = schedule.chunks(world.local);
   work.commands = (nodes - 1) * (work.steps + (flags().has_releases() ? 1 : 0));
@@ -59,7 +61,7 @@ LaunchWork GemmArPlan::work(const World& world, std::uint32_t m, std::uint32_t k
 }
 
 std::uint64_t GemmArPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 3;
+  constexpr std::uint64_t kRules = 4;
   return sum_fingerprint(kRules, *this, layout.bytes);
 }
 

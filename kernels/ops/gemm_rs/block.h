@@ -64,16 +64,25 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
     job.rows = rect.rows;
     job.columns = rect.columns;
     job.source_stride = grid.tile_cols();
+    job.source_type = this->launch.plan.partials;
     job.target_count = 1;
-    job.targets[0] = result ? executor.c_at(rect) : sums_for(node) + grid.tile_bytes() * tile;
-    job.target_stride = result ? executor.c_stride() : grid.tile_cols();
+    if (result) {
+      this->finish(job, rect);
+      job.targets[0] = executor.c_at(schedule.result(rect));
+      job.target_stride = executor.c_stride();
+    } else {
+      job.target_type = this->launch.plan.partials;
+      job.targets[0] = sums_for(node) + this->launch.plan.tile_bytes(grid) * tile;
+      job.target_stride = grid.tile_cols();
+    }
     return job;
   }
 
   /// The first element of a tile's place; `stride`: from row to row, in elements.
   std::byte* address(const TilePlace& place, std::uint64_t* stride) const {
+    const auto& plan = this->launch.plan;
     const std::uint64_t packed =
-        std::uint64_t{place.rows} * place.columns * kElementBytes * place.tile;
+        std::uint64_t{place.rows} * place.columns * bytes_of(plan.partials) * place.tile;
     *stride = place.columns;
     switch (place.region) {
       case Region::kSlots:
@@ -84,7 +93,7 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
         return sums_for(world.node) + packed;
       default:
         *stride = executor.c_stride();
-        return static_cast<std::byte*>(executor.c_at(place.rect));
+        return static_cast<std::byte*>(executor.c_at(schedule.result(place.rect)));
     }
   }
   /// The other local rank's partial of a tile of this rank's shard, whose place is in C.

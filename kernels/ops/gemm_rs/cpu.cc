@@ -80,8 +80,8 @@ Result<std::unique_ptr<GemmRsCpu>> GemmRsCpu::create(const GemmRsPlan& plan, std
 
 Result<LaunchStats> GemmRsCpu::launch(const void* a, std::uint64_t lda, const void* b,
                                       std::uint64_t ldb, void* c, std::uint64_t ldc,
-                                      std::uint32_t m, Mode mode) {
-  return impl_->launch(a, lda, b, ldb, c, ldc, m, mode);
+                                      std::uint32_t m, Mode mode, const void* bias) {
+  return impl_->launch(a, lda, b, ldb, c, ldc, m, mode, bias);
 }
 
 const GemmRsPlan& GemmRsCpu::plan() const { return impl_->plan(); }

@@ -49,7 +49,8 @@ class GemmRsCpu {
   /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks
   /// launched with different `m`.
   Result<LaunchStats> launch(const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb,
-                             void* c, std::uint64_t ldc, std::uint32_t m, Mode mode = Mode::kFused);
+                             void* c, std::uint64_t ldc, std::uint32_t m, Mode mode = Mode::kFused,
+                             const void* bias = nullptr);
 
   const GemmRsPlan& plan() const;
   /// Launches so far: the epoch of the last one.

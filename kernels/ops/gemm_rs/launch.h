@@ -13,6 +13,7 @@ struct GemmRsLaunch : Launch {
   /// This rank's compute blocks add up the tiles of its own shard as they compute them, where a
   /// launch is fused and the world one node of two ranks; nobody reduces then. Ranks may differ.
   bool accumulates_own = false;
+  const std::uint16_t* bias = nullptr;  ///< the caller's, of all columns; or null
   /// Over several nodes of several ranks: what this rank's node has of its shard is not summed by
   /// itself, to be kept (reduce), but together with what has come from the other nodes (receive),
   /// in one pass. For launches whose product takes longer than the network, so that the others'
@@ -22,7 +23,8 @@ struct GemmRsLaunch : Launch {
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = GemmRsSchedule(plan, m); }
   MK_HOST_DEVICE bool accumulates_own_tiles() const {
-    return accumulates_own && mode != Mode::kUnfused && plan.nodes == 1 && plan.locals == 2;
+    return accumulates_own && plan.adds_in_place() && mode != Mode::kUnfused && plan.nodes == 1 &&
+           plan.locals == 2;
   }
   MK_HOST_DEVICE bool sums_shard_once() const {
     const std::uint32_t sources = plan.locals + plan.nodes - 1;

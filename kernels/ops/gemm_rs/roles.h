@@ -4,8 +4,8 @@
 ///
 ///     bool multiply(const TileRect&, void* target, uint64_t target_stride);
 ///                                    this rank's partial of the tile (its place in the whole C),
-///                                    rounded to the element type; false: it cannot, and has noted
-///                                    why
+///                                    in the type of partials; of one rank alone the result;
+///                                    false: it cannot, and has noted why
 ///     void sum(const SumJob&);       comm/sum_job.h
 ///     void* c_at(const TileRect&);   the tile's place in the caller's C; its rows are from the
 ///                                    first row of this rank's shard on
@@ -185,7 +185,7 @@ MK_HOST_DEVICE inline bool receive_chunk(GemmRsBlock<Executor>& block, std::uint
     SumJob job = block.job_for(world.node, tile, true);
     if (once) {
       block.add_partials(job, world.node, packed.offset(tile));
-      job.rounded_sources = world.locals;
+      if (job.source_type == Partials::kElement) job.rounded_sources = world.locals;
     } else {
       job.add_source(block.sums_for(world.node) + packed.offset(tile));
     }

@@ -57,10 +57,12 @@ class GemmRsSchedule {
         world_(plan.nodes * plan.locals),
         locals_(plan.locals),
         shards_(m, world_),
-        small_(shards_.least(), plan.max.n, plan.tile_m, plan.tile_n, band_of(plan.locals)),
-        large_(shards_.most(), plan.max.n, plan.tile_m, plan.tile_n, band_of(plan.locals)),
-        small_per_chunk_(PackedTiles::per_chunk(small_.tile_bytes(), plan.chunk_bytes)),
-        large_per_chunk_(PackedTiles::per_chunk(large_.tile_bytes(), plan.chunk_bytes)) {}
+        small_(shards_.least(), plan.max.n, plan.tile_m, plan.tile_n, plan.epilogue.column_step(),
+               band_of(plan.locals)),
+        large_(shards_.most(), plan.max.n, plan.tile_m, plan.tile_n, plan.epilogue.column_step(),
+               band_of(plan.locals)),
+        small_per_chunk_(PackedTiles::per_chunk(plan.tile_bytes(small_), plan.chunk_bytes)),
+        large_per_chunk_(PackedTiles::per_chunk(plan.tile_bytes(large_), plan.chunk_bytes)) {}
 
   MK_HOST_DEVICE std::uint32_t m() const { return m_; }
 
@@ -72,11 +74,15 @@ class GemmRsSchedule {
   MK_HOST_DEVICE const TileGrid& grid(std::uint32_t rank) const {
     return is_large(rank) ? large_ : small_;
   }
+  /// Where in C what is made of the product's tile at `rect` goes.
+  MK_HOST_DEVICE TileRect result(const TileRect& rect) const {
+    return plan_.epilogue.result_of(rect);
+  }
   MK_HOST_DEVICE const TileGrid& small_grid() const { return small_; }
   MK_HOST_DEVICE const TileGrid& large_grid() const { return large_; }
   MK_HOST_DEVICE PackedTiles packed(std::uint32_t rank) const {
     const TileGrid& tiles = grid(rank);
-    return PackedTiles(tiles.tiles(), tiles.tile_bytes(),
+    return PackedTiles(tiles.tiles(), plan_.tile_bytes(tiles),
                        is_large(rank) ? large_per_chunk_ : small_per_chunk_);
   }
 

@@ -32,11 +32,12 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
 }
 
 Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
-                          std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
-                          Mode mode) {
+                          std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m, Mode mode,
+                          const void* bias) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
   if (shard_of(m, world().size(), world().rank()).count != 0)
-    MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.max.n));
+    MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.result_columns()));
+  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, bias));
   const cuda::OnDevice on_device(device());
   choose_form(m, mode);
   const GemmRsSchedule& schedule = arguments_.launch.schedule;
@@ -47,6 +48,8 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
             : std::max(schedule.large_grid().tile_rows(), schedule.small_grid().tile_rows());
   MK_RETURN_IF_ERROR(set_product(a, lda, m, rows, b, ldb));
   MK_RETURN_IF_ERROR(make_places(schedule, c, ldc));
+  set_epilogue(bias);
+  if (alone) arguments_.numbered = schedule.grid(0);
   return enqueue(stream, c, ldc);
 }
 
@@ -54,8 +57,9 @@ Status GemmRsCuda::make_places(const GemmRsSchedule& schedule, void* c, std::uin
   const auto type = cuda::cuda_type(plan_.dtype);
   cuda::GemmRsPlaceMaps& places = arguments_.places;
   if (world().size() == 1) {
-    MK_ASSIGN_OR_RETURN(places.out, cuda::make_tensor_map("C", type, c, schedule.m(), plan_.max.n,
-                                                          static_cast<std::int64_t>(ldc), 64, 64));
+    MK_ASSIGN_OR_RETURN(places.out,
+                        cuda::make_tensor_map("C", type, c, schedule.m(), plan_.result_columns(),
+                                              static_cast<std::int64_t>(ldc), 64, 64));
     return {};
   }
   const TileGrid& own = schedule.grid(world().rank());
@@ -82,7 +86,7 @@ Status GemmRsCuda::make_places(const GemmRsSchedule& schedule, void* c, std::uin
                                std::uint64_t plane_bytes) {
       return cuda::make_tile_planes_map("tiles", type, base, std::max(1u, planes),
                                         static_cast<std::int64_t>(plane_bytes), grid.tiles(),
-                                        grid.tile_rows(), grid.tile_cols());
+                                        grid.tile_rows(), grid.tile_cols(), plan_.partials);
     };
     if (world().locals > 1) {
       for (std::uint32_t owner = 0; owner < world().locals; ++owner) {

@@ -23,6 +23,7 @@ struct GemmRsPlaceMaps {
 
 struct GemmRsArguments : OperatorArguments<GemmRsLaunch> {
   GemmRsPlaceMaps places;
+  TileGrid numbered;     ///< of one rank alone
   CUtensorMap partials;  ///< of this rank's own tiles, in its slots, [source][tile]
 };
 using GemmRsKernel = OperatorKernel<GemmRsArguments>;

@@ -3,6 +3,7 @@
 /// done. Included by one .cu file per element type.
 #pragma once
 
+#include "kernels/cuda/finishing_epilogue.cuh"
 #include "kernels/cuda/operator_kernel.cuh"
 #include "kernels/ops/gemm_rs/roles.h"
 #include "kernels/ops/gemm_rs/sm90_policies.cuh"
@@ -15,6 +16,7 @@ struct GemmRsOp {
   using Order = GemmRsTileScheduler;
   using Gate = GemmRsGate;
   using Store = PackedStore<Config, GemmRsMapped>;
+  using Epilogue = FinishingEpilogue<Config, NumberedColumns, true>;
   using Launch = GemmRsLaunch;
   using Arguments = GemmRsArguments;
   template <class AnyExecutor>
@@ -74,6 +76,7 @@ struct GemmRsOp {
                               {Gate::Base::Params::of(launch, arguments.product.k_blocks),
                                waits_done<GemmRsOp>(arguments)},
                               Store::params(schedule, arguments));
+    params.gemm.epilogue.tiles = {arguments.numbered, launch.blocks.compute};
     const std::uint32_t onward =
         world.nodes > 1 ? schedule.pieces_sent(world.node, world.local) : 0;
     // Shards' chunks may differ in their tiles; parts are of any number of them.

@@ -49,7 +49,7 @@ struct GemmRsMapped : GemmRsPlaces {
     }
     const std::uint32_t shard_rows = params.schedule.grid(params.world.rank()).rows();
     if (!params.accumulates || place.rect.row + place.rows >= shard_rows)
-      return MappedPlace::of_matrix(&params.maps.out, place.rect);
+      return MappedPlace::of_matrix(&params.maps.out, params.schedule.result(place.rect));
     // Rows below the tile's are not right: the map of C by rows of tiles keeps them out.
     return {&params.maps.out_rows, 0, static_cast<int>(place.rect.row / place.rows), 0,
             static_cast<int>(place.rect.column)};

@@ -32,8 +32,9 @@ void lay_out(GemmRsPlan& plan) {
 }  // namespace
 
 Result<GemmRsPlan> GemmRsPlan::make(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                                    DType dtype, const Tiling& tiling) {
-  MK_ASSIGN_OR_RETURN(SumGeometry sums, begin_sums("gemm_rs", nodes, locals, max, dtype, tiling));
+                                    DType dtype, const Tiling& tiling, const GemmResult& result) {
+  MK_ASSIGN_OR_RETURN(SumGeometry sums,
+                      begin_sums("gemm_rs", nodes, locals, max, dtype, tiling, result));
   SumRules rules{"gemm_rs", shard_rows_max(max.m, nodes * locals)};
   rules.owned_grids = nodes;
   rules.grids = nodes * locals;
@@ -71,7 +72,7 @@ LaunchWork GemmRsPlan::work(const World& world, std::uint32_t m, std::uint32_t k
 }
 
 std::uint64_t GemmRsPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 2;
+  constexpr std::uint64_t kRules = 3;
   return sum_fingerprint(kRules, *this, layout.bytes);
 }
 

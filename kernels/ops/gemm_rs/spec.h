@@ -18,7 +18,7 @@ struct GemmRsPlan : GemmRsGeometry {
   /// Checks the arguments, and chooses what is left open (comm/sum_plan.h: choose_sums). Errors:
   /// kInvalidArgument, kLimitExceeded.
   static Result<GemmRsPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
-                                 const Tiling& tiling);
+                                 const Tiling& tiling, const GemmResult& result = {});
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }

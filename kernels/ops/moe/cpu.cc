@@ -46,8 +46,12 @@ class CpuExecutor : public CpuPacer {
     const std::uint16_t* weights = matrices_.weights + tile.expert * expert;
     const std::uint32_t width = columns.columns;
     if (shape_.epilogue == MoeEpilogue::kNone) {
+      TileOutput output;
+      output.target = y;
+      output.stride = shape_.features;
+      output.rows_kept = tile.rows;
       return gemm_.multiply(block_, {packed_rows, width}, rows, shape_.hidden, weights,
-                            columns.column, y, shape_.features, tile.rows);
+                            columns.column, output);
     }
     if (shape_.epilogue == MoeEpilogue::kGatedSiluInterleaved) {
       float* const product = gemm_.product(block_, {packed_rows, 2 * width}, rows, shape_.hidden,

@@ -72,7 +72,7 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
                 kOp, shape.rows_max, shape.weight_columns(), tiles, kTilesMax);
   }
   MK_RETURN_IF_ERROR(check_context(kOp, plan_.nodes, plan_.locals, plan_.flag_count(),
-                                   std::max(1u, options.send_groups), context));
+                                   std::max(1u, options.send_groups.count()), context));
   cuda::GroupNeeds needs;
   needs.streams = Role::kShare;
   needs.stream = true;

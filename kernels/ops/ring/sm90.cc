@@ -151,7 +151,7 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
                 plan_.batch, plan_.query_heads, plan_.rows_max(), items, kItemsMax);
   }
   MK_RETURN_IF_ERROR(check_context(kOp, plan_.nodes, plan_.locals, plan_.flag_count(),
-                                   std::max(1u, options.send_groups), context));
+                                   std::max(1u, options.send_groups.count()), context));
   cuda::GroupNeeds needs;
   needs.streams = Role::kShare;
   needs.stream = of.size() > 1;

@@ -22,13 +22,12 @@ class AgGemmRank : public GemmRank {
     const RankShare mine = rows_of_rank(rank_);
     a_ = rows_of(matrix_a(0), mine.first, mine.count);
     b_ = rows_of(matrix_b(rank_), 0, options_.k);
-    c_.resize(m_ * options_.n * sizeof(std::uint16_t));
+    c_.resize(m_ * c_columns() * sizeof(std::uint16_t));
     gathered_.resize(options_.gathered ? m_ * row_bytes() : 0);
     upload(gathered());
   }
   Result<LaunchStats> launch(LaunchMode mode) override {
-    return launch_with([&](const void* a, const void* b, void* c,
-                           void* gathered) { return op_.launch(a, b, c, m_, mode, gathered); },
+    return launch_with([&](const GemmArguments& given) { return op_.launch(given, mode); },
                        gathered());
   }
   std::vector<Output*> outputs() override { return {&c_, &gathered_}; }
@@ -36,6 +35,7 @@ class AgGemmRank : public GemmRank {
     const Elements a = rows_of(matrix_a(0), 0, m_);
     tools::GemmReference reference(m_, options_.n, 1, 1, data_type_of(spec_));
     reference.use_threads(tools::share_of_cores(spec_.world()));
+    reference.finish(activation_of(options_), bias_);
     reference.add_rank(a.data(), b_.data(), options_.k, 1, 1);
     tools::Comparison result = reference.compare(c_.as<std::uint16_t>());
     if (options_.gathered) {
@@ -55,6 +55,7 @@ class AgGemmRank : public GemmRank {
   std::vector<TraceSpan> trace() const override { return op_.trace(); }
 
  private:
+  std::uint32_t bias_rank() const override { return rank_; }
   Output* gathered() { return options_.gathered ? &gathered_ : nullptr; }
   std::uint64_t row_bytes() const { return options_.k * sizeof(std::uint16_t); }
 
@@ -75,7 +76,8 @@ class AgGemmCase : public GemmCase {
   std::string describe(const BenchSpec& spec) const override {
     const GemmOptions& o = options_;
     return fmt::format("C[{}, {}] = A[{}, {}] B[{}, {}], 1/{} of A's rows from each, {}", o.m, o.n,
-                       o.m, o.k, o.k, o.n, spec.world(), spec.dtype);
+                       o.m, o.k, o.k, o.n, spec.world(), spec.dtype) +
+           describe_finish();
   }
   bool outputs_are_equal() const override { return false; }
   void make_large() override {
@@ -87,7 +89,7 @@ class AgGemmCase : public GemmCase {
 
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
-    const AllGatherGemm::Shape shape{options_.m, options_.n, options_.k, data_type_of(spec)};
+    const auto shape = shape_of<AllGatherGemm::Shape>(spec);
     MK_ASSIGN_OR_RETURN(auto op, AllGatherGemm::create(session, shape, tuning(spec)));
     return std::make_unique<AgGemmRank>(spec, options_, rank, std::move(op));
   }

@@ -16,27 +16,26 @@ class GemmArRank : public GemmRank {
     begin(launch);
     a_ = rows_of(matrix_a(rank_), 0, m_);
     b_ = rows_of(matrix_b(rank_), 0, options_.k);
-    c_.resize(m_ * options_.n * sizeof(std::uint16_t));
+    c_.resize(m_ * c_columns() * sizeof(std::uint16_t));
     upload();
   }
   Result<LaunchStats> launch(LaunchMode mode) override {
-    return launch_with([&](const void* a, const void* b, void* c, void*) {
-      return op_.launch(a, b, c, m_, mode);
-    });
+    return launch_with([&](const GemmArguments& given) { return op_.launch(given, mode); });
   }
   tools::Comparison verify() const override {
     const RankShare rows = rows_of_rank(rank_);
-    return compare_sum(rows, c_.as<std::uint16_t>() + rows.first * options_.n);
+    return compare_sum(rows, c_.as<std::uint16_t>() + rows.first * c_columns());
   }
   /// Each rank owns 1/L of C: it gets the local peers' partials, sends its sum to its rail peers,
   /// and hands the result to the local peers.
   Work work() const override {
     const double owned = static_cast<double>(c_.bytes()) / spec_.local;
+    const double partial = static_cast<double>(m_ * partial_row_bytes()) / spec_.local;
     Work work;
     work.flops = flops();
-    work.network_bytes = (spec_.nodes - 1) * owned;
-    work.link_bytes = spec_.nodes > 1 ? owned : 0;
-    work.local_bytes = 2 * (spec_.local - 1) * owned;
+    work.network_bytes = (spec_.nodes - 1) * partial;
+    work.link_bytes = spec_.nodes > 1 ? partial : 0;
+    work.local_bytes = (spec_.local - 1) * (partial + owned);
     return work;
   }
   void set_trace(bool on) override { op_.set_trace(on); }
@@ -54,18 +53,20 @@ class GemmArCase : public GemmCase {
   void add_options(CLI::App& command) override {
     add_gemm_options(command,
                      {"rows of A and C", "columns of B and C", "inner dimension of each rank"});
+    add_partials_option(command);
   }
   std::string describe(const BenchSpec& spec) const override {
     const GemmOptions& o = options_;
     return fmt::format("C[{}, {}] = sum of A[{}, {}] B[{}, {}], {}", o.m, o.n, o.m, o.k, o.k, o.n,
-                       spec.dtype);
+                       spec.dtype) +
+           describe_finish();
   }
   bool outputs_are_equal() const override { return true; }
   void keep_work_per_rank(std::uint32_t) override {}
 
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
-    const GemmAllReduce::Shape shape{options_.m, options_.n, options_.k, data_type_of(spec)};
+    const auto shape = shape_of<GemmAllReduce::Shape>(spec);
     MK_ASSIGN_OR_RETURN(auto op, GemmAllReduce::create(session, shape, tuning(spec)));
     return std::make_unique<GemmArRank>(spec, options_, rank, std::move(op));
   }

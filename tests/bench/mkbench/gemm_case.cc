@@ -2,10 +2,19 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <iterator>
+
 #include "client/tools/numeric/gemm_reference.h"
 #include "tests/bench/mkbench/at_least_one.h"
 
 namespace mk::bench {
+namespace {
+
+/// By Activation.
+constexpr const char* kActivations[] = {"none", "relu", "gelu", "silu", "gated-silu"};
+
+}  // namespace
 
 void GemmCase::add_gemm_options(CLI::App& command, const Help& help) {
   const auto size = [&](const char* flag, std::uint64_t& value, const char* text) {
@@ -18,6 +27,31 @@ void GemmCase::add_gemm_options(CLI::App& command, const Help& help) {
   command.add_option("--tile-n", options_.tile_n);
   command.add_option("--chunk-bytes", options_.chunk_bytes, "payload of a network command");
   command.add_option("--compute-blocks", options_.compute_blocks, "compute threads of a rank");
+  command.add_option("--activation", options_.activation, "of each element of the whole sum")
+      ->check(
+          CLI::IsMember(std::vector<std::string>(std::begin(kActivations), std::end(kActivations))))
+      ->capture_default_str();
+  command.add_flag("--bias", options_.bias, "add a bias of n elements before that");
+}
+
+void GemmCase::add_partials_option(CLI::App& command) {
+  command.add_option("--partials", options_.partials, "in which type partial sums travel")
+      ->check(CLI::IsMember(std::vector<std::string>{"element", "f32"}))
+      ->capture_default_str();
+}
+
+std::string GemmCase::describe_finish() const {
+  std::string text;
+  if (options_.activation != kActivations[0]) text += ", " + options_.activation;
+  if (options_.bias) text += ", bias";
+  if (options_.partials == "f32") text += ", partial sums in fp32";
+  return text;
+}
+
+Activation activation_of(const GemmOptions& options) {
+  const auto* const found =
+      std::find(std::begin(kActivations), std::end(kActivations), options.activation);
+  return static_cast<Activation>(found - std::begin(kActivations));
 }
 
 Tuning GemmCase::tuning(const BenchSpec& spec) const {
@@ -25,7 +59,7 @@ Tuning GemmCase::tuning(const BenchSpec& spec) const {
   tuning.tile_m = options_.tile_m;
   tuning.tile_n = options_.tile_n;
   tuning.chunk_bytes = options_.chunk_bytes;
-  tuning.compute_blocks = options_.compute_blocks;
+  tuning.compute_sms = options_.compute_blocks;
   tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
   if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
   return tuning;
@@ -47,6 +81,8 @@ void GemmRank::upload(Output* gathered) {
   };
   keep(there_->put(kA, std::as_bytes(std::span(a_))));
   keep(there_->put(kB, std::as_bytes(std::span(b_))));
+  bias_ = bias_of(bias_rank());
+  keep(there_->put(kBias, std::as_bytes(std::span(bias_))));
   put_output(kC, &c_);
   put_output(kGathered, gathered);
   if (spec_.lead == 0) return;
@@ -58,20 +94,21 @@ void GemmRank::upload(Output* gathered) {
 }
 
 Result<LaunchStats> GemmRank::launch_with(
-    const std::function<Result<LaunchStats>(const void* a, const void* b, void* c, void* gathered)>&
-        launch,
+    const std::function<Result<LaunchStats>(const GemmArguments& arguments)>& launch,
     Output* gathered) {
   MK_RETURN_IF_ERROR(upload_);
   const auto contents = [this](Place place, Output* output) -> void* {
     return output != nullptr ? there_->at(place) + Output::guard_bytes() : nullptr;
   };
-  if (leading_) {
-    return launch(there_->at(kLeadA), there_->at(kB), contents(kLeadC, &c_),
-                  contents(kLeadGathered, gathered));
-  }
-  MK_ASSIGN_OR_RETURN(
-      const LaunchStats stats,
-      launch(there_->at(kA), there_->at(kB), contents(kC, &c_), contents(kGathered, gathered)));
+  GemmArguments arguments;
+  arguments.a = there_->at(leading_ ? kLeadA : kA);
+  arguments.b = there_->at(kB);
+  arguments.c = contents(leading_ ? kLeadC : kC, &c_);
+  arguments.m = m_;
+  arguments.bias = options_.bias ? there_->at(kBias) : nullptr;
+  arguments.gathered = contents(leading_ ? kLeadGathered : kGathered, gathered);
+  if (leading_) return launch(arguments);
+  MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch(arguments));
   MK_RETURN_IF_ERROR(there_->get(kC, c_.whole()));
   if (gathered != nullptr) MK_RETURN_IF_ERROR(there_->get(kGathered, gathered->whole()));
   return stats;
@@ -86,9 +123,16 @@ Status GemmRank::lead(LaunchMode mode, std::uint32_t launches) {
   return status;
 }
 
+Elements GemmRank::bias_of(std::uint32_t rank) const {
+  if (!options_.bias) return {};
+  return rows_of(input_matrix(spec_, launch_, rank, 2, options_.n), 0, 1);
+}
+
 tools::Comparison GemmRank::compare_sum(const RankShare& rows, const std::uint16_t* c) const {
   tools::GemmReference reference(rows.count, options_.n, spec_.nodes, spec_.local,
-                                 data_type_of(spec_));
+                                 data_type_of(spec_),
+                                 options_.partials == "f32" ? Partials::kF32 : Partials::kElement);
+  reference.finish(activation_of(options_), bias_of(0));
   reference.use_threads(tools::share_of_cores(spec_.world()));
   for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) {
     reference.add_rank(rows_of(matrix_a(rank), rows.first, rows.count).data(),

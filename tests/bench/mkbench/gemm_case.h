@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "client/tools/executor_matrices.h"
@@ -19,9 +20,14 @@ struct GemmOptions {
   /// 0: the operator chooses.
   std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
   bool gathered = false;  ///< AllGather+GEMM: hand out the gathered A as well
+  std::string activation = "none";
+  bool bias = false;
+  std::string partials = "element";  ///< of those that sum: or "f32"
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GemmOptions, m, n, k, tile_m, tile_n, chunk_bytes,
-                                   compute_blocks, gathered)
+                                   compute_blocks, gathered, activation, bias, partials)
+
+Activation activation_of(const GemmOptions& options);
 
 class GemmCase : public CaseWithOptions<GemmOptions> {
  public:
@@ -36,7 +42,19 @@ class GemmCase : public CaseWithOptions<GemmOptions> {
     const char *m, *n, *k;
   };
   void add_gemm_options(CLI::App& command, const Help& help);
+  void add_partials_option(CLI::App& command);
   Tuning tuning(const BenchSpec& spec) const;
+  /// The options' part of an operator's shape.
+  template <class Shape>
+  Shape shape_of(const BenchSpec& spec) const {
+    Shape shape{options_.m, options_.n, options_.k, data_type_of(spec)};
+    shape.epilogue = {activation_of(options_), options_.bias};
+    if constexpr (requires { shape.partials; })
+      shape.partials = options_.partials == "f32" ? Partials::kF32 : Partials::kElement;
+    return shape;
+  }
+  /// ", gelu, bias, partial sums f32", for people.
+  std::string describe_finish() const;
 };
 
 /// Rank r's A_r (`a_rows` x k) and B_r (k x n) of a launch with m rows.
@@ -61,14 +79,25 @@ class GemmRank : public RankCase {
   tools::RandomMatrix matrix_b(std::uint32_t rank) const {
     return input_matrix(spec_, launch_, rank, 1, options_.n);
   }
-  /// Compares rows of the sum over all ranks of A_r B_r.
+  /// Of C: half as many as the product's, if it is gated.
+  std::uint64_t c_columns() const {
+    return activation_of(options_) == Activation::kGatedSilu ? options_.n / 2 : options_.n;
+  }
+  /// Of a row of partial sums.
+  std::uint64_t partial_row_bytes() const {
+    return options_.n * (options_.partials == "f32" ? sizeof(float) : sizeof(std::uint16_t));
+  }
+  /// Whose bias this rank adds: operators that sum, all the same.
+  virtual std::uint32_t bias_rank() const { return 0; }
+  /// n elements, those of `rank`; none unless asked for.
+  Elements bias_of(std::uint32_t rank) const;
+  /// Compares rows of the sum over all ranks of A_r B_r, with rank 0's bias.
   tools::Comparison compare_sum(const RankShare& rows, const std::uint16_t* c) const;
   /// After the inputs were made: puts them, and poisoned outputs, where the executor wants them.
   void upload(Output* gathered = nullptr);
   /// Launches with the matrices where the executor wants them, and fetches the outputs.
   Result<LaunchStats> launch_with(
-      const std::function<Result<LaunchStats>(const void* a, const void* b, void* c,
-                                              void* gathered)>& launch,
+      const std::function<Result<LaunchStats>(const GemmArguments& arguments)>& launch,
       Output* gathered = nullptr);
   double flops() const { return 2.0 * static_cast<double>(m_ * options_.n * options_.k); }
 
@@ -77,11 +106,11 @@ class GemmRank : public RankCase {
   const std::uint32_t rank_;
   std::uint32_t launch_ = 0;
   std::uint64_t m_ = 0;
-  Elements a_, b_;
+  Elements a_, b_, bias_;
   Output c_;
 
  private:
-  enum Place : std::size_t { kA, kB, kC, kGathered, kLeadA, kLeadC, kLeadGathered };
+  enum Place : std::size_t { kA, kB, kC, kGathered, kLeadA, kLeadC, kLeadGathered, kBias };
   std::optional<tools::ExecutorMatrices> there_;
   Status upload_;         ///< its first error
   bool leading_ = false;  ///< what is launched leads up to the launch that counts

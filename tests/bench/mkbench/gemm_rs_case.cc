@@ -17,13 +17,11 @@ class GemmRsRank : public GemmRank {
     begin(launch);
     a_ = rows_of(matrix_a(rank_), 0, m_);
     b_ = rows_of(matrix_b(rank_), 0, options_.k);
-    c_.resize(rows_of_rank(rank_).count * row_bytes());
+    c_.resize(rows_of_rank(rank_).count * c_columns() * sizeof(std::uint16_t));
     upload();
   }
   Result<LaunchStats> launch(LaunchMode mode) override {
-    return launch_with([&](const void* a, const void* b, void* c, void*) {
-      return op_.launch(a, b, c, m_, mode);
-    });
+    return launch_with([&](const GemmArguments& given) { return op_.launch(given, mode); });
   }
   tools::Comparison verify() const override {
     return compare_sum(rows_of_rank(rank_), c_.as<std::uint16_t>());
@@ -35,7 +33,7 @@ class GemmRsRank : public GemmRank {
     work.flops = flops();
     for (std::uint32_t node = 0; node < spec_.nodes; ++node) {
       const std::uint32_t owner = node * spec_.local + rank_ % spec_.local;
-      const auto bytes = static_cast<double>(rows_of_rank(owner).count * row_bytes());
+      const auto bytes = static_cast<double>(rows_of_rank(owner).count * partial_row_bytes());
       work.local_bytes += (spec_.local - 1) * bytes;
       if (node == rank_ / spec_.local) continue;
       work.network_bytes += bytes;
@@ -47,8 +45,6 @@ class GemmRsRank : public GemmRank {
   std::vector<TraceSpan> trace() const override { return op_.trace(); }
 
  private:
-  std::uint64_t row_bytes() const { return options_.n * sizeof(std::uint16_t); }
-
   GemmReduceScatter op_;
 };
 
@@ -62,18 +58,20 @@ class GemmRsCase : public GemmCase {
   void add_options(CLI::App& command) override {
     add_gemm_options(command,
                      {"rows of A and C", "columns of B and C", "inner dimension of each rank"});
+    add_partials_option(command);
   }
   std::string describe(const BenchSpec& spec) const override {
     const GemmOptions& o = options_;
     return fmt::format("C[{}, {}] = sum of A[{}, {}] B[{}, {}], 1/{} of the rows each, {}", o.m,
-                       o.n, o.m, o.k, o.k, o.n, spec.world(), spec.dtype);
+                       o.n, o.m, o.k, o.k, o.n, spec.world(), spec.dtype) +
+           describe_finish();
   }
   bool outputs_are_equal() const override { return false; }
   void keep_work_per_rank(std::uint32_t) override {}
 
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
-    const GemmReduceScatter::Shape shape{options_.m, options_.n, options_.k, data_type_of(spec)};
+    const auto shape = shape_of<GemmReduceScatter::Shape>(spec);
     MK_ASSIGN_OR_RETURN(auto op, GemmReduceScatter::create(session, shape, tuning(spec)));
     return std::make_unique<GemmRsRank>(spec, options_, rank, std::move(op));
   }

@@ -260,7 +260,7 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
     tuning.tile_m = o.tile_m;
     tuning.tile_n = o.tile_n;
     tuning.chunk_bytes = o.chunk_bytes;
-    tuning.compute_blocks = o.compute_blocks;
+    tuning.compute_sms = o.compute_blocks;
     tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     MK_ASSIGN_OR_RETURN(auto op, MoeDispatchGemm::create(session, shape, tuning));
     return std::make_unique<MoeRank>(spec, o, rank, std::move(op));

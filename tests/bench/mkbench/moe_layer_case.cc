@@ -270,7 +270,7 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
     tuning.tile_m = o.tile_m;
     tuning.tile_n = o.tile_n;
     tuning.chunk_bytes = o.chunk_bytes;
-    tuning.compute_blocks = o.compute_blocks;
+    tuning.compute_sms = o.compute_blocks;
     tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     std::optional<MoeDispatchGemm> dispatch;
     if (whole_) {

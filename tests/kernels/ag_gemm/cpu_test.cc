@@ -103,6 +103,29 @@ AgGemmJobOptions two_by_two() {
   return options;
 }
 
+TEST(AgGemmCpu, EveryEpilogueIsAppliedToEachTile) {
+  std::uint64_t seed = 0;
+  for (const auto& [nodes, locals] : {std::pair{1u, 1u}, {1u, 3u}, {2u, 2u}}) {
+    for (std::uint32_t i = 1; i < 10; ++i) {
+      AgGemmJobOptions options = two_by_two();
+      options.nodes = nodes;
+      options.locals = locals;
+      options.max = {23, 36, 17};
+      options.dtype = ++seed % 2 == 0 ? DType::kBf16 : DType::kF16;
+      options.epilogue = {static_cast<Activation>(i % 5), i >= 5};
+      options.seed = seed;
+      AgGemmJob job(options);
+      NetworkThread network(job.cluster(), seed);
+      const auto launches = random_launches(2, options.max.m, seed);
+      const auto results = job.run(launches);
+      for (std::size_t launch = 0; launch < launches.size(); ++launch) {
+        ASSERT_EQ(job.check(launches[launch], results[launch]), "")
+            << nodes << " x " << locals << ", " << name_of(options.epilogue.activation);
+      }
+    }
+  }
+}
+
 TEST(AgGemmCpu, RepeatedRunsGiveTheSameBits) {
   AgGemmJobOptions options = two_by_two();
   options.max.k = 700;

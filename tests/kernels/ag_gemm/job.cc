@@ -22,7 +22,7 @@ AgGemmJob::AgGemmJob(const AgGemmJobOptions& options) : options_(options) {
   for (std::uint32_t rank = 0; rank < options.nodes * options.locals; ++rank) {
     auto plan =
         AgGemmPlan::make(options.nodes, options.locals, {options.max.m, n_of(rank), options.max.k},
-                         options.dtype, options.tiling);
+                         options.dtype, options.tiling, options.epilogue);
     if (!plan) throw std::runtime_error(plan.error().message);
     if (!cluster_) {
       cluster_ = std::make_unique<Cluster>(
@@ -56,13 +56,21 @@ std::vector<std::uint16_t> AgGemmJob::b(std::uint32_t rank, const AgGemmLaunchPl
   return random_values(options_.dtype, (kn ? options_.max.k : n_of(rank)) * ldb, random);
 }
 
+std::vector<std::uint16_t> AgGemmJob::bias(std::uint32_t rank,
+                                           const AgGemmLaunchPlan& launch) const {
+  if (!options_.epilogue.bias) return {};
+  std::mt19937_64 random(options_.seed * 7919 + launch.inputs * 1019 + rank);
+  return random_values(options_.dtype, n_of(rank), random);
+}
+
 AgGemmResult AgGemmJob::launch(std::uint32_t rank, const AgGemmLaunchPlan& launch) {
   const std::uint32_t n = n_of(rank);
   const std::uint32_t k = options_.max.k;
   const bool kn = options_.cpu.b_layout == BLayout::kKN;
   const std::uint64_t lda = k + (launch.padded ? 5 : 0);
   const std::uint64_t ldb = (kn ? n : k) + (launch.padded ? 3 : 0);
-  const std::uint64_t ldc = n + (launch.padded ? 7 : 0);
+  const std::uint32_t c_columns = options_.epilogue.columns_of(n);
+  const std::uint64_t ldc = c_columns + (launch.padded ? 7 : 0);
   const auto a_in = a_shard(rank, launch, lda);
   const void* a = a_in.empty() ? nullptr : a_in.data();
   void* const input = ops_[rank]->input();
@@ -75,15 +83,16 @@ AgGemmResult AgGemmJob::launch(std::uint32_t rank, const AgGemmLaunchPlan& launc
   AgGemmResult result;
   if (launch.gathered) result.gathered.assign(std::size_t{launch.m} * k, kPoison);
   result.stats = ops_[rank]->launch(a, lda, b_in.data(), ldb, c.data(), ldc, launch.m, launch.mode,
-                                    launch.gathered ? result.gathered.data() : nullptr);
+                                    launch.gathered ? result.gathered.data() : nullptr,
+                                    options_.epilogue.bias ? bias(rank, launch).data() : nullptr);
   if (!result.stats) return result;
   for (std::uint32_t row = 0; row < launch.m; ++row) {
     const auto begin = c.begin() + static_cast<std::ptrdiff_t>(row * ldc);
-    result.c.insert(result.c.end(), begin, begin + n);
-    if (std::any_of(begin + n, begin + static_cast<std::ptrdiff_t>(ldc),
+    result.c.insert(result.c.end(), begin, begin + c_columns);
+    if (std::any_of(begin + c_columns, begin + static_cast<std::ptrdiff_t>(ldc),
                     [](std::uint16_t value) { return value != kPoison; })) {
-      result.stats =
-          fail(ErrorCode::kInternal, "row {} of c was written beyond its {} columns", row, n);
+      result.stats = fail(ErrorCode::kInternal, "row {} of c was written beyond its {} columns",
+                          row, c_columns);
     }
   }
   return result;
@@ -120,7 +129,9 @@ std::string AgGemmJob::check(const AgGemmLaunchPlan& launch,
     // One rank's product, rounded once.
     Reference reference(options_.dtype, 1, 1, launch.m, n);
     reference.add_rank(a.data(), k, b(rank, launch, ldb).data(), ldb, k, options_.cpu.b_layout);
-    const std::string wrong = reference.check(results[rank].c.data(), n);
+    reference.finish(options_.epilogue, bias(rank, launch));
+    const std::string wrong =
+        reference.check(results[rank].c.data(), options_.epilogue.columns_of(n));
     if (!wrong.empty()) return fmt::format("rank {}: {}", rank, wrong);
     worst_ = std::max(worst_, reference.worst());
   }

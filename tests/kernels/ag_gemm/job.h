@@ -17,8 +17,9 @@ namespace mk::kernels::testing {
 struct AgGemmJobOptions {
   std::uint32_t nodes = 1;
   std::uint32_t locals = 1;
-  Shape max;  ///< n: of rank 0; the other ranks' differ by 5 times their rank modulo 3
+  Shape max;  ///< n: of rank 0; the other ranks' differ by 5 (gated: 6) times their rank modulo 3
   DType dtype = DType::kBf16;
+  Epilogue epilogue;
   Tiling tiling;
   GemmCpuOptions cpu;
   std::uint32_t slot_count_log2 = 5;
@@ -72,7 +73,10 @@ class AgGemmJob {
                                      std::uint64_t lda) const;
   std::vector<std::uint16_t> b(std::uint32_t rank, const AgGemmLaunchPlan& launch,
                                std::uint64_t ldb) const;
-  std::uint32_t n_of(std::uint32_t rank) const { return options_.max.n + rank % 3 * 5; }
+  std::vector<std::uint16_t> bias(std::uint32_t rank, const AgGemmLaunchPlan& launch) const;
+  std::uint32_t n_of(std::uint32_t rank) const {
+    return options_.max.n + rank % 3 * (options_.epilogue.gated() ? 6 : 5);
+  }
 
   AgGemmJobOptions options_;
   std::unique_ptr<Cluster> cluster_;

@@ -75,7 +75,7 @@ TEST(GemmRsSchedule, EveryRankComputesEveryTileOnceAndTheTilesCoverC) {
       const ShardRange rows = schedule.rows(world.rank());
       tiles += grid.tiles();
       ASSERT_LE(grid.tiles(), plan.tiles_max);
-      ASSERT_LE(grid.tile_bytes() * grid.tiles(), plan.layout.region_bytes);
+      ASSERT_LE(plan.tile_bytes(grid) * grid.tiles(), plan.layout.region_bytes);
       for (std::uint32_t tile = 0; tile < grid.tiles(); ++tile) {
         const TileRect rect = grid.rect(tile);
         ASSERT_LE(rect.row + rect.rows, rows.count);
@@ -201,7 +201,7 @@ TEST(GemmRsSchedule, EveryByteCrossesOnceAndTheBytesAreTheFormula) {
         const ByteRange range = schedule.packed(to).chunk_range(piece.chunk);
         ASSERT_GT(range.bytes, 0u);
         ASSERT_LE(range.bytes,
-                  std::max<std::uint64_t>(plan.chunk_bytes, schedule.grid(to).tile_bytes()) +
+                  std::max<std::uint64_t>(plan.chunk_bytes, plan.tile_bytes(schedule.grid(to))) +
                       kBankHeaderBytes);
         auto& there = arrived[{to, world.node}];
         ASSERT_EQ(range.begin, there) << "a gap, or sent twice";

@@ -14,8 +14,8 @@ namespace mk::kernels::testing {
 
 template <class Op>
 GemmSumJob<Op>::GemmSumJob(const JobOptions& options) : options_(options) {
-  auto plan =
-      Op::Plan::make(options.nodes, options.locals, options.max, options.dtype, options.tiling);
+  auto plan = Op::Plan::make(options.nodes, options.locals, options.max, options.dtype,
+                             options.tiling, options.result);
   if (!plan) throw std::runtime_error(plan.error().message);
   plan_ = *plan;
   cluster_ = std::make_unique<Cluster>(
@@ -48,9 +48,17 @@ Inputs GemmSumJob<Op>::inputs(std::uint32_t rank, const LaunchPlan& launch) cons
 }
 
 template <class Op>
+std::vector<std::uint16_t> GemmSumJob<Op>::bias(const LaunchPlan& launch) const {
+  if (!options_.result.epilogue.bias) return {};
+  std::mt19937_64 random(options_.seed * 7919 + launch.inputs);
+  return random_values(options_.dtype, options_.max.n, random);
+}
+
+template <class Op>
 RankResult GemmSumJob<Op>::launch(std::uint32_t rank, const LaunchPlan& launch) {
   const Inputs in = inputs(rank, launch);
-  const std::uint32_t n = options_.max.n;
+  const std::vector<std::uint16_t> bias = this->bias(launch);
+  const std::uint32_t n = plan_.result_columns();
   const std::uint64_t ldc = n + (launch.padded ? 7 : 0);
   RankMemory& memory = cluster_->rank(rank);
   const ShardRange rows = Op::rows(memory.world, launch.m);
@@ -62,7 +70,7 @@ RankResult GemmSumJob<Op>::launch(std::uint32_t rank, const LaunchPlan& launch) 
   RankResult result;
   result.stats =
       ops_[rank]->launch(in.a.data(), in.lda, in.b.data(), in.ldb, c.empty() ? nullptr : c.data(),
-                         ldc, launch.m, launch.mode_of(rank));
+                         ldc, launch.m, launch.mode_of(rank), bias.empty() ? nullptr : bias.data());
   if (!result.stats) return result;
   const auto beyond = [&](std::uint32_t row) {
     const auto begin = c.begin() + static_cast<std::ptrdiff_t>(row * ldc);
@@ -95,19 +103,21 @@ std::vector<std::vector<RankResult>> GemmSumJob<Op>::run(const std::vector<Launc
 template <class Op>
 std::string GemmSumJob<Op>::check(const LaunchPlan& launch,
                                   const std::vector<RankResult>& results) {
-  Reference reference(options_.dtype, options_.nodes, options_.locals, launch.m, options_.max.n);
+  Reference reference(options_.dtype, options_.nodes, options_.locals, launch.m, options_.max.n,
+                      options_.result.partials);
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
     if (!results[rank].stats)
       return fmt::format("rank {}: {}", rank, results[rank].stats.error().message);
     const Inputs in = inputs(rank, launch);
     reference.add_rank(in.a.data(), in.lda, in.b.data(), in.ldb, in.k, options_.cpu.b_layout);
   }
-  std::vector<std::uint16_t> c(std::size_t{launch.m} * options_.max.n);
+  reference.finish(options_.result.epilogue, bias(launch));
+  const std::uint32_t n = plan_.result_columns();
+  std::vector<std::uint16_t> c(std::size_t{launch.m} * n);
   std::vector<bool> known(launch.m, false);
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
     const ShardRange rows = Op::rows(cluster_->rank(rank).world, launch.m);
-    const auto first =
-        c.begin() + static_cast<std::ptrdiff_t>(std::size_t{rows.first} * options_.max.n);
+    const auto first = c.begin() + static_cast<std::ptrdiff_t>(std::size_t{rows.first} * n);
     if (rows.count != 0 && known[rows.first] &&
         !std::equal(results[rank].c.begin(), results[rank].c.end(), first))
       return fmt::format("rank {} has other bits than ranks before it", rank);
@@ -115,7 +125,7 @@ std::string GemmSumJob<Op>::check(const LaunchPlan& launch,
     std::fill_n(known.begin() + rows.first, rows.count, true);
   }
   if (std::find(known.begin(), known.end(), false) != known.end()) return "nobody has some row";
-  std::string wrong = reference.check(c.data(), options_.max.n);
+  std::string wrong = reference.check(c.data(), n);
   worst_ = std::max(worst_, reference.worst());
   return wrong;
 }

@@ -51,6 +51,7 @@ struct JobOptions {
   std::uint32_t locals = 1;
   Shape max;  ///< k: of rank 0; the other ranks' differ by their rank modulo 3
   DType dtype = DType::kBf16;
+  GemmResult result;
   Tiling tiling;
   GemmCpuOptions cpu;
   std::uint32_t slot_count_log2 = 5;
@@ -82,7 +83,7 @@ struct LaunchPlan {
   }
 };
 
-/// What a rank got: its rows of C, n elements each.
+/// What a rank got: its rows of C, result_columns() elements each.
 struct RankResult {
   Result<LaunchStats> stats = LaunchStats{};
   std::vector<std::uint16_t> c;
@@ -110,6 +111,8 @@ class GemmSumJob {
   RankResult launch(std::uint32_t rank, const LaunchPlan& launch);
 
   Inputs inputs(std::uint32_t rank, const LaunchPlan& launch) const;
+  /// Of the launch, on all ranks; empty if the operator has none.
+  std::vector<std::uint16_t> bias(const LaunchPlan& launch) const;
 
   /// Empty, or what is wrong: an element out of its bound, or two ranks with different bits of the
   /// same rows.

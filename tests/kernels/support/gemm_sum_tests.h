@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <utility>
@@ -15,6 +16,8 @@
 
 #include "tests/kernels/support/gemm_sum_job.h"
 #include "tests/kernels/support/network.h"
+#include "tests/kernels/support/reference.h"
+#include "tests/kernels/support/run_ranks.h"
 
 namespace mk::kernels::testing {
 
@@ -122,6 +125,109 @@ TYPED_TEST_P(GemmSum, EveryWorldGetsTheSumForChangingM) {
   }
 }
 
+// Every activation, with and without a bias, and both types of partial sums, in worlds of every
+// kind: one rank, one node, nodes of one rank, nodes of several.
+TYPED_TEST_P(GemmSum, EveryEpilogueIsAppliedOnceToTheWholeSum) {
+  std::uint64_t seed = 0;
+  for (const auto& [nodes, locals] : {std::pair{1u, 1u}, {1u, 2u}, {1u, 3u}, {3u, 1u}, {2u, 2u}}) {
+    for (std::uint32_t i = 0; i < 10; ++i) {
+      JobOptions options;
+      options.nodes = nodes;
+      options.locals = locals;
+      options.max = {21, 42, 17};
+      options.dtype = seed % 2 == 0 ? DType::kBf16 : DType::kF16;
+      options.tiling = {8, 16, 600, 0};
+      options.result.epilogue = {static_cast<Activation>(i % 5), i >= 5};
+      options.result.partials = seed / 2 % 2 == 0 ? Partials::kF32 : Partials::kElement;
+      options.cpu.wait_timeout = std::chrono::seconds(120);
+      options.seed = ++seed;
+      GemmSumJob<TypeParam> job(options);
+      ASSERT_EQ(this->run(job, random_launches(3, options.max.m, seed), {}, {}, seed), "")
+          << nodes << " x " << locals << ", " << name_of(options.result.epilogue.activation) << ", "
+          << name_of(options.result.partials);
+    }
+  }
+}
+
+// 40000 + 40000 on rank 0 and -40000 - 40000 on rank 1: in f16 infinities, whose sum is a NaN.
+TYPED_TEST_P(GemmSum, PartialSumsInFp32DoNotOverflow) {
+  JobOptions options;
+  options.locals = 2;
+  options.max = {8, 8, 2};
+  options.dtype = DType::kF16;
+  options.cpu.count_nonfinite = true;
+  for (const Partials partials : {Partials::kElement, Partials::kF32}) {
+    options.result.partials = partials;
+    GemmSumJob<TypeParam> job(options);
+    std::vector<std::uint64_t> nonfinite(2);
+    std::vector<std::vector<std::uint16_t>> c(2);
+    run_ranks(2, 1, 1, {}, [&](std::uint32_t rank, std::size_t) {
+      const std::uint32_t k = 2 + rank;
+      std::vector<std::uint16_t> a(8 * k, 0);
+      const std::vector<std::uint16_t> b(k * 8, from_float(options.dtype, 200));
+      for (std::uint32_t row = 0; row < 8; ++row) {
+        a[row * k] = a[row * k + 1] = from_float(options.dtype, rank == 0 ? 200 : -200);
+      }
+      c[rank].resize(8 * 8);
+      const auto stats =
+          job.op(rank).launch(a.data(), k, b.data(), 8, c[rank].data(), 8, 8, Mode::kFused);
+      if (stats) nonfinite[rank] = stats->nonfinite_partials;
+      return stats.has_value();
+    });
+    const bool f32 = partials == Partials::kF32;
+    EXPECT_EQ(nonfinite[0] + nonfinite[1], f32 ? 0u : 2u * 8 * 8);
+    EXPECT_EQ(to_double(options.dtype, c[0][0]) == 0, f32);
+  }
+}
+
+// What the ranks must agree on, and what a launch must bring.
+TYPED_TEST_P(GemmSum, AnEpilogueIsPartOfThePlan) {
+  using Plan = typename TypeParam::Plan;
+  const auto plan = [](const GemmResult& result, std::uint32_t n = 48) {
+    return Plan::make(2, 2, {64, n, 0}, DType::kBf16, {}, result);
+  };
+  const GemmResult wanted[] = {{},
+                               {{Activation::kRelu}},
+                               {{Activation::kNone, true}},
+                               {{Activation::kNone}, Partials::kF32}};
+  std::vector<std::uint64_t> fingerprints;
+  for (const GemmResult& result : wanted) fingerprints.push_back(plan(result)->fingerprint());
+  std::sort(fingerprints.begin(), fingerprints.end());
+  EXPECT_EQ(std::unique(fingerprints.begin(), fingerprints.end()), fingerprints.end());
+  EXPECT_EQ(plan({{Activation::kGatedSilu}})->result_columns(), 24u);
+  EXPECT_THAT(plan({{Activation::kGatedSilu}}, 41).error().message,
+              ::testing::HasSubstr("n = 41 is odd"));
+  EXPECT_EQ(plan({{static_cast<Activation>(5)}}).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(plan({{}, static_cast<Partials>(2)}).error().code, ErrorCode::kInvalidArgument);
+  // C's part of a gated tile begins at a multiple of eight columns.
+  const auto gated =
+      Plan::make(1, 2, {64, 976, 0}, DType::kBf16, {16, 248, 0, 0}, {{Activation::kGatedSilu}});
+  EXPECT_EQ(gated->tile_n, 256u);
+  const TileGrid grid(64, 976, gated->tile_m, gated->tile_n, gated->epilogue.column_step());
+  EXPECT_EQ(grid.tile_cols() % 16, 0u);
+  EXPECT_LE(grid.tile_cols(), gated->tile_n);
+  // Twice the bytes.
+  const World world{2, 2, 0, 1};
+  const auto sent = [&](const GemmResult& result) {
+    return plan(result)->work(world, 64, 8).network_bytes - kBankHeaderBytes;
+  };
+  EXPECT_EQ(sent({{}, Partials::kF32}), 2 * sent({}));
+
+  JobOptions options;
+  options.max = {8, 8, 8};
+  for (const bool bias : {false, true}) {
+    options.result.epilogue.bias = bias;
+    GemmSumJob<TypeParam> job(options);
+    const std::vector<std::uint16_t> ones(64, 0x3f80);
+    std::vector<std::uint16_t> c(64);
+    const auto error = job.op(0)
+                           .launch(ones.data(), 8, ones.data(), 8, c.data(), 8, 8, Mode::kFused,
+                                   bias ? nullptr : ones.data())
+                           .error();
+    EXPECT_THAT(error.message, ::testing::HasSubstr(bias ? "bias is null" : "bias is given"));
+  }
+}
+
 TYPED_TEST_P(GemmSum, RepeatedRunsGiveTheSameBits) {
   JobOptions options = two_by_two();
   options.max.k = 700;
@@ -211,7 +317,9 @@ TYPED_TEST_P(GemmSum, TilesThatChangedPlacesAreSeen) {
   EXPECT_THAT(this->run(job, random_launches(2, 40, 9), faulty, {}, 9), kWrongElement);
 }
 
-REGISTER_TYPED_TEST_SUITE_P(GemmSum, EveryWorldGetsTheSumForChangingM, RepeatedRunsGiveTheSameBits,
+REGISTER_TYPED_TEST_SUITE_P(GemmSum, EveryWorldGetsTheSumForChangingM,
+                            EveryEpilogueIsAppliedOnceToTheWholeSum, PartialSumsInFp32DoNotOverflow,
+                            AnEpilogueIsPartOfThePlan, RepeatedRunsGiveTheSameBits,
                             ManyLaunchesBackToBackReadNoStaleFlag, ChosenTilesAndALongerK,
                             OneRankIsAPlainProduct, AutoRunsTheCheaperForm,
                             TilesThatChangedPlacesAreSeen, AChunkThatDidNotMoveIsSeen);

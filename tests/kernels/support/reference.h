@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/comm/epilogue.h"
 #include "kernels/comm/types.h"
 
 namespace mk::kernels::testing {
@@ -26,11 +27,14 @@ void poison_gaps(std::vector<std::uint16_t>& matrix, std::uint64_t stride, std::
 class Reference {
  public:
   Reference(DType dtype, std::uint32_t nodes, std::uint32_t locals, std::uint32_t m,
-            std::uint32_t n);
+            std::uint32_t n, Partials partials = Partials::kElement);
 
   /// The next rank's A (m rows, lda apart) and B ([k][n], or [n][k] for kNK; ldb apart).
   void add_rank(const std::uint16_t* a, std::uint64_t lda, const std::uint16_t* b,
                 std::uint64_t ldb, std::uint32_t k, BLayout b_layout);
+
+  /// After all ranks, where there is an epilogue: `bias` has n elements if it says so.
+  void finish(const Epilogue& epilogue, const std::vector<std::uint16_t>& bias);
 
   /// Empty if every element of `c` (row-major, ldc apart) is within its bound; else the first that
   /// is not.
@@ -46,13 +50,19 @@ class Reference {
     double error = 0;
   };
   void round(Bounded& value) const;
+  void round_partial(Bounded& value) const;
   void close_node();
+  Bounded total(std::size_t index) const;
+  Bounded finished(const Bounded& gate, const Bounded& up) const;
 
   DType dtype_;
   std::uint32_t nodes_;
   std::uint32_t locals_;
   std::uint32_t m_;
   std::uint32_t n_;
+  Partials partials_;
+  Epilogue epilogue_;
+  std::vector<std::uint16_t> bias_;
   std::uint32_t ranks_ = 0;
   struct Sum {
     Bounded value;
