@@ -18,7 +18,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 units=(kernels/cuda/*_kernels_*.cu kernels/cuda/core/*_kernels_*.cu tests/gpu/{gemm,grouped}_seams.cu)
-units+=(kernels/ops/*/sm90_bf16.cu)
+units+=(kernels/ops/*/sm90{,_packed}_bf16.cu)
 is_operator() { [[ $1 == kernels/ops/* ]]; }
 # report <unit> <number>: puts it into $work/<number>.log.
 report() {
