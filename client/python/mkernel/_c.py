@@ -69,12 +69,12 @@ class Tuning(_Sized):
         ("tile_m", c_uint32),
         ("tile_n", c_uint32),
         ("chunk_bytes", c_uint32),
-        ("compute_blocks", c_uint32),
-        ("reduce_blocks", c_uint32),
-        ("send_blocks", c_uint32),
-        ("receive_blocks", c_uint32),
-        ("share_blocks", c_uint32),
-        ("pull_blocks", c_uint32),
+        ("compute_sms", c_uint32),
+        ("reduce_sms", c_uint32),
+        ("send_sms", c_uint32),
+        ("receive_sms", c_uint32),
+        ("share_sms", c_uint32),
+        ("pull_sms", c_uint32),
         ("wait_timeout_ms", c_uint32),
         ("count_nonfinite", c_uint32),
         ("flops_per_s", c_double),
@@ -111,6 +111,9 @@ class GemmShape(_Sized):
         ("k", c_uint64),
         ("dtype", c_uint32),
         ("b_layout", c_uint32),
+        ("activation", c_uint32),
+        ("bias", c_uint32),
+        ("partials", c_uint32),
     ]
 
 
@@ -122,6 +125,10 @@ class GemmArguments(_Sized):
         ("c", c_void_p),
         ("m", c_uint64),
         ("gathered", c_void_p),
+        ("bias", c_void_p),
+        ("lda", c_uint64),
+        ("ldb", c_uint64),
+        ("ldc", c_uint64),
     ]
 
 

@@ -7,7 +7,7 @@ a gradient of b and may lie in memory as b does.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 
 def ag_gemm(ops: Any, dy: Any, a: Any, b: Any, gathered: Optional[Any], group: Any, want_a: bool = True, want_b: bool = True) -> tuple:
@@ -41,11 +41,12 @@ def copy_gemm(ops: Any, dy: Any, a: Any, b: Any, group: Any, want_a: bool = True
 # --- Local parts of composed gradients: everything is float, and `library` is numpy or torch ----------
 
 
-def attention_of_head(library: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, scale: float, hidden: Any) -> tuple:
+def attention_of_head(library: Any, tensors: Sequence[Any], scale: float, hidden: Any) -> tuple:
     """(dq, dk, dv) of this rank's queries with all keys: out = softmax(scale q k^T) v, and lse its log-sum-exp, which the forward pass kept.
 
-    `hidden`, queries by keys, says what a causal mask hides; None: nothing.
+    `tensors` are q, k, v, out, lse, and the gradients of the last two. `hidden`, queries by keys, says what a causal mask hides; None: nothing.
     """
+    q, k, v, out, lse, dout, dlse = tensors
     scores = scale * (q @ k.T) - lse[:, None]
     weights = library.exp(scores if hidden is None else library.where(hidden, -library.inf, scores))
     dscores = scale * weights * (dout @ v.T - ((dout * out).sum(1) - dlse)[:, None])

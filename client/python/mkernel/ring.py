@@ -86,7 +86,7 @@ def ring_attention_backward(
     for head in range(q.shape[1]):
         of = head // (q.shape[1] // key_heads)
         one = (q_[:, head], everyone[:, 0, of], everyone[:, 1, of], out_[:, head], lse[:, head], dout_[:, head], dlse_[:, head])
-        dq[:, head], dk, dv = gradients.attention_of_head(numpy, *one, factor, hidden)
+        dq[:, head], dk, dv = gradients.attention_of_head(numpy, one, factor, hidden)
         parts[:, 0, of] += dk
         parts[:, 1, of] += dv
     spread = numpy.zeros((most * chosen.world, 2 * key_heads * size), k.dtype)

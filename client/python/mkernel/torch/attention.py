@@ -125,7 +125,7 @@ def _backward(
         for head in range(q.shape[1]):
             of = head // each
             one = (q[b, head], everyone[:, b, 0, of], everyone[:, b, 1, of], out[b, head], lse[b, head], dout[b, head], dlse[b, head])
-            of_q, dk, dv = gradients.attention_of_head(torch, *(x.float() for x in one), scale, hidden)
+            of_q, dk, dv = gradients.attention_of_head(torch, [x.float() for x in one], scale, hidden)
             dq[b, head] = of_q.to(q.dtype)
             parts[:, b, 0, of] += dk
             parts[:, b, 1, of] += dv
