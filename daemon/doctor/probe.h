@@ -36,6 +36,9 @@ void probe_write(const daemon::Config& config, Facts& facts);
 
 /// How much a process may lock, in bytes; UINT64_MAX: unlimited.
 Result<std::uint64_t> memlock_of(pid_t pid);
+/// Whether a process may lock memory whatever that limit says, by CAP_IPC_LOCK. Its `status` and
+/// `uid_map` of proc(5).
+bool locks_without_limit(const std::string& status, const std::string& uid_map);
 /// The same of open files.
 Result<std::uint64_t> open_files_of(pid_t pid);
 

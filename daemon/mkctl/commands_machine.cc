@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <memory>
+#include <optional>
 
 #include "daemon/config/config.h"
 #include "daemon/discovery/bystander.h"
 #include "daemon/doctor/checks.h"
 #include "daemon/doctor/probe.h"
+#include "daemon/mkctl/daemon.h"
 #include "daemon/mkctl/targets.h"
 #include "daemon/service/version.h"
 #include "daemon/topology/draw.h"
@@ -52,9 +55,26 @@ int show_topology(const Commands& commands, const std::string& xml) {
   return choices ? kExitOk : complain(choices.error(), kExitUnhealthy);
 }
 
+/// The node that the running daemon is, when one tells. A file that all nodes share (a pod's) does
+/// not say that.
+std::optional<std::uint32_t> running_node(const daemon::Config& config) {
+  const std::string path = admin_socket_path(config);
+  if (path.empty()) return std::nullopt;
+  daemon::Address address;
+  address.unix_socket = true;
+  address.path = path;
+  constexpr std::chrono::seconds kPatience(2);
+  Daemon running({address.text(), address, {}, kPatience});
+  v1::GetStatusResponse status;
+  if (!running.ask(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), status).ok())
+    return std::nullopt;
+  return status.node();
+}
+
 int show_doctor(const Commands& commands) {
-  const auto config = configuration(commands);
+  auto config = configuration(commands);
   if (!config) return complain(config.error(), kExitUsage);
+  if (const auto node = running_node(*config)) config->node_id = *node;
   const auto findings =
       doctor::examine(doctor::gather(*config, daemon::version_text(), daemon::find_nodes));
   print(commands, "doctor", doctor::to_text(findings), doctor::to_json(findings));

@@ -18,6 +18,27 @@ std::unique_ptr<Daemon> Daemon::beside(daemon::Address address) const {
   return std::make_unique<Daemon>(std::move(other));
 }
 
+namespace {
+
+/// What to do about a connection that somebody took and then ended: it is most likely TLS on one
+/// side alone. Else nothing.
+std::string about_tls(const Target& target, const std::string& why) {
+  if (target.address.unix_socket) return "";
+  const bool ended = why.find("Socket closed") != why.npos ||
+                     why.find("Connection reset") != why.npos || why.find("GOAWAY") != why.npos;
+  if (!target.channel.tls.enabled() && ended) {
+    return "a daemon is there and wants TLS, most likely: name the files of its [tls] by --config, "
+           "or by --tls-cert, --tls-key and --tls-ca";
+  }
+  if (target.channel.tls.enabled() && why.find("WRONG_VERSION_NUMBER") != why.npos) {
+    return "the daemon there has no [tls], most likely: leave out --tls-cert, --tls-key and "
+           "--tls-ca";
+  }
+  return "";
+}
+
+}  // namespace
+
 Answer Daemon::explain(const grpc::Status& status) const {
   const std::string where = target_.address.text();
   switch (status.error_code()) {
@@ -25,11 +46,14 @@ Answer Daemon::explain(const grpc::Status& status) const {
     case grpc::StatusCode::DEADLINE_EXCEEDED: {
       const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
       const auto patience = static_cast<std::uint64_t>(target_.timeout.count());
+      const std::string why = late
+                                  ? fmt::format("none within {}", daemon::format_duration(patience))
+                                  : status.error_message();
+      const std::string tls = about_tls(target_, status.error_message());
       return error_answer(
           kExitUnreachable,
-          fmt::format("no answer from {}: {}; is mkerneld running there? (--address)", where,
-                      late ? fmt::format("none within {}", daemon::format_duration(patience))
-                           : status.error_message()));
+          fmt::format("no answer from {}: {}; {}", where, why,
+                      tls.empty() ? "is mkerneld running there? (--address)" : tls));
     }
     case grpc::StatusCode::UNIMPLEMENTED:
       return error_answer(

@@ -132,6 +132,12 @@ assert "ClusterRole" not in kinds and 'listen = ""' in data["mkerneld.toml"]
 kinds, pod, data = check(render("insecure=true", "registeredGiB=500", "resources.limits.cpu=8"))
 assert pod["containers"][0]["resources"]["limits"] == {"memory": "502Gi", "cpu": 8}
 
+# A [limits] of the administrator's own beside the chart's.
+kinds, pod, data = check(render("insecure=true", "config=[limits]\nsessions = 7\n[fabric]\nname = \"null\"\n"))
+limits = tomllib.loads(data["mkerneld.toml"])["limits"]
+assert limits["sessions"] == 7 and limits["drain"] == "60s" and limits["all_registered"] == "64GiB", limits
+render("insecure=true", "config=[limits]\ndrain = \"5s\"\n", fails="follow from drainSeconds and registeredGiB")
+
 render("insecure=true", "registeredGiB=0", fails="a whole number from 1")
 render(fails="set tls.hostFolder or tls.secret, or insecure=true")
 render("insecure=true", "nodeIds.a=200", fails="0 to 127 is allowed")

@@ -12,6 +12,14 @@
 
 namespace mk::kernels {
 
+/// Some of the tokens that this rank sums for the rank of its rail on `node`, which may be its own:
+/// [begin, end) of the list of those that have rows here, or of its own tokens.
+struct CombineRun {
+  std::uint32_t node = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+
 /// One token's sum, as a role asks its executor for it. What is added up comes with it.
 struct CombineSum {
   std::byte* target = nullptr;  ///< in staging; null: the caller's output
@@ -27,12 +35,15 @@ class CombineBlock : public OperatorBlock<Executor> {
   using Base::await;
   using Base::await_blocks;
   using Base::bank;
+  using Base::control;
   using Base::epoch;
+  using Base::executor;
   using Base::index;
   using Base::publish;
   using Base::publish_within_rank;
   using Base::rank_of;
   using Base::site;
+  using Base::totals;
   using Base::word;
   using Base::world;
 
@@ -41,7 +52,8 @@ class CombineBlock : public OperatorBlock<Executor> {
       : Base(executor_in, launch_in, role_in, index_in, totals_in),
         launch(launch_in),
         schedule(launch_in.plan, launch_in.context.world),
-        rows(launch_in.plan, launch_in.context.world, launch_in.rows, launch_in.offsets),
+        rows(launch_in.plan, launch_in.context.world, launch_in.rows, launch_in.offsets,
+             launch_in.room),
         words(reinterpret_cast<CombineWords*>(at(launch_in.plan.layout.words))) {}
 
   const CombineLaunch& launch;
@@ -77,8 +89,15 @@ class CombineBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE std::uint32_t* places(std::uint32_t node) const {
     return word(at(schedule.place(node)));
   }
-  MK_HOST_DEVICE std::uint64_t* expected() const {
-    return reinterpret_cast<std::uint64_t*>(at(launch.plan.layout.expected));
+  /// By rank, as far as plan block `block` has looked; kBlocksMax: of all ids.
+  MK_HOST_DEVICE std::uint64_t* expected(std::uint32_t block = kBlocksMax) const {
+    return reinterpret_cast<std::uint64_t*>(at(schedule.expected(block)));
+  }
+  MK_HOST_DEVICE CombineCounts* counts(std::uint32_t node, std::uint32_t part) const {
+    return reinterpret_cast<CombineCounts*>(at(schedule.counts(node, part)));
+  }
+  MK_HOST_DEVICE std::uint32_t* order_counts() const {
+    return word(at(launch.plan.layout.order_counts));
   }
   /// Where a product row of this rank goes: its slot at its token's owner on this node.
   MK_HOST_DEVICE std::byte* slot_of(const MoeRow& row) const {
@@ -89,6 +108,51 @@ class CombineBlock : public OperatorBlock<Executor> {
   }
   MK_HOST_DEVICE const std::byte* received(std::uint32_t node) const {
     return at(schedule.receive_bank(bank, world.node, node));
+  }
+
+  /// The handle is that of a Dispatch + GEMM that has made rows, and not of one that had no room
+  /// for them, or was refused.
+  MK_HOST_DEVICE bool complete() const {
+    return launch.complete && launch.offsets[rows.experts().count] <= launch.room;
+  }
+
+  // --- Runs of tokens ---
+
+  /// Those whose sums come here.
+  MK_HOST_DEVICE bool is_own(const CombineRun& run) const { return run.node == world.node; }
+  MK_HOST_DEVICE std::uint32_t token_of(const CombineRun& run, std::uint32_t i) const {
+    return is_own(run) ? i : list(run.node)[i];
+  }
+  MK_HOST_DEVICE CombineSum sum_of(const CombineRun& run, std::uint32_t i) const {
+    return {is_own(run) ? nullptr : staging(run.node) + schedule.sum_in_bank(i), token_of(run, i)};
+  }
+  /// What each token of the run may wait for: a row in each of its slots, and, if it is this
+  /// rank's, a sum from each other node.
+  MK_HOST_DEVICE std::uint32_t awaited_each(const CombineRun& run) const {
+    return launch.plan.shape.top_k + (is_own(run) ? world.nodes - 1 : 0);
+  }
+  MK_HOST_DEVICE std::uint32_t awaited(const CombineRun& run) const {
+    return (run.end - run.begin) * awaited_each(run);
+  }
+  /// The flag of the `which`-th of these, or null: it waits for none. And, for a message, the wait.
+  MK_HOST_DEVICE const std::uint32_t* awaited_flag(const CombineRun& run,
+                                                   std::uint32_t which) const {
+    const Awaited what = awaited_at(run, which);
+    if (what.slot < launch.plan.shape.top_k) {
+      const CombineEntry& found = *entry(world.local, run.node, what.token, what.slot);
+      return found.epoch == epoch ? word(at(schedule.tile_ready(found.flag))) : nullptr;
+    }
+    const std::uint32_t place = places(what.node)[what.token];
+    if (place == 0) return nullptr;
+    return this->common.context.arrival_flags +
+           schedule.flags().arrival(bank, world.node, what.node, schedule.chunk_of(place - 1));
+  }
+  MK_HOST_DEVICE WaitSite awaited_site(const CombineRun& run, std::uint32_t which) const {
+    const Awaited what = awaited_at(run, which);
+    if (what.slot < launch.plan.shape.top_k)
+      return tile_site(entry(world.local, run.node, what.token, what.slot)->flag);
+    const std::uint32_t place = places(what.node)[what.token];
+    return this->arrival_site(what.node, schedule.chunk_of(place - 1));
   }
 
   // --- Headers ---
@@ -116,9 +180,29 @@ class CombineBlock : public OperatorBlock<Executor> {
     return reinterpret_cast<const std::uint64_t*>(header + 1)[local];
   }
 
+  /// By one block.
+  MK_HOST_DEVICE void note_verdict(const CombineVerdict& verdict) const {
+    words->verdict = verdict;
+    if (verdict.bad_rank == 0 || launch.refusals == nullptr) return;
+    CombineRefusals& refusals = *launch.refusals;
+    const CombineFault& fault = words->fault;
+    refusals.epoch = epoch;
+    refusals.verdict = verdict;
+    refusals.fault = fault;
+    refusals.rows = launch.offsets[rows.experts().count];
+    if (fault.row != CombineFault::kNone) refusals.row = rows.row(fault.row);
+    if (fault.in_ids()) {
+      const std::uint32_t token = fault.slot / launch.plan.shape.top_k;
+      const std::uint32_t slot = fault.slot - token * launch.plan.shape.top_k;
+      refusals.id = launch.routing.ids[std::uint64_t{token} * launch.routing.stride + slot];
+    }
+    shm::store_release(&refusals.count, shm::load_relaxed(&refusals.count) + 1);
+  }
+
   // --- Shown by this block ---
 
   MK_HOST_DEVICE void publish_counted() { publish_within_rank(&words->counted[index]); }
+  MK_HOST_DEVICE void publish_listed() { publish_within_rank(&words->listed[index]); }
   /// This rank's entries and notes are with the local ranks, and its tiles are in order.
   MK_HOST_DEVICE void publish_indexed() {
     this->publish_at_every_local(schedule.indexed(world.local));
@@ -137,15 +221,8 @@ class CombineBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE bool await_turn() {
     return launch.mode != Mode::kUnfused || await_blocks(Role::kCompute, launch.blocks.compute, 0);
   }
-  MK_HOST_DEVICE bool await_counted() {
-    const auto plan_role = static_cast<std::uint32_t>(Role::kPlan);
-    for (std::uint32_t block = 0; block < launch.blocks.plan; ++block) {
-      if (!await(site(FlagKind::kBlockDone, world.rank(), plan_role, block, 1),
-                 &words->counted[block], epoch))
-        return false;
-    }
-    return true;
-  }
+  MK_HOST_DEVICE bool await_counted() { return await_planners(words->counted); }
+  MK_HOST_DEVICE bool await_listed() { return await_planners(words->listed); }
   MK_HOST_DEVICE bool await_indexed(std::uint32_t local) {
     return await([&] { return site(FlagKind::kRowsIndexed, rank_of(local), local, 0, 0); },
                  word(at(schedule.indexed(local))), epoch);
@@ -160,18 +237,35 @@ class CombineBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE bool await_plan() { return await_blocks(Role::kPlan, launch.blocks.plan, 1); }
   /// The tile of that flag (CombineSchedule::tile_flag) is in its slots.
   MK_HOST_DEVICE bool await_tile(std::uint32_t flag) {
-    return await(
-        [&] {
-          const std::uint32_t local = flag / launch.plan.tiles_max;
-          return site(FlagKind::kTileReady, rank_of(local), local, flag % launch.plan.tiles_max, 0);
-        },
-        word(at(schedule.tile_ready(flag))), epoch);
+    return await([&] { return tile_site(flag); }, word(at(schedule.tile_ready(flag))), epoch);
   }
-  /// All rows that this node has of the token of the rail peer on `node` are in their slots.
-  MK_HOST_DEVICE bool await_rows(std::uint32_t node, std::uint32_t token) {
-    for (std::uint32_t slot = 0; slot < launch.plan.shape.top_k; ++slot) {
-      const CombineEntry& found = *entry(world.local, node, token, slot);
-      if (found.epoch == epoch && !await_tile(found.flag)) return false;
+  /// All that the run's tokens wait for. An executor that looks at many flags at once supplies
+  ///     uint32_t first_missing(const CombineBlock&, const CombineRun&, uint32_t begin,
+  ///                            uint64_t* seen);
+  ///                          the first of those awaited from `begin` on, one at least, that is not
+  ///                          there, or of those it looked at the end; and what that one showed
+  MK_HOST_DEVICE bool await_run_of(const CombineRun& run) {
+    const std::uint32_t count = awaited(run);
+    if constexpr (requires(std::uint64_t * seen) {
+                    executor.first_missing(*this, run, 0u, seen);
+                  }) {
+      for (std::uint32_t missing = 0; missing < count;) {
+        const std::uint32_t first = missing;
+        const bool reached = wait_until(
+            executor, control, [&] { return awaited_site(run, first); }, totals.waits, epoch,
+            [&](std::uint64_t* seen) {
+              missing = executor.first_missing(*this, run, first, seen);
+              return missing != first;
+            });
+        if (!reached) return false;
+      }
+      executor.loads_begin();
+    } else {
+      for (std::uint32_t i = 0; i < count; ++i) {
+        const std::uint32_t* const flag = awaited_flag(run, i);
+        if (flag != nullptr && !await([&] { return awaited_site(run, i); }, flag, epoch))
+          return false;
+      }
     }
     return true;
   }
@@ -202,6 +296,32 @@ class CombineBlock : public OperatorBlock<Executor> {
       const std::uint32_t place = places(node)[token];
       if (place != 0) visit(received(node) + schedule.sum_in_bank(place - 1));
     }
+  }
+
+ private:
+  /// Of one token: a row in that slot, or, behind the last slot, the sum of that node.
+  struct Awaited {
+    std::uint32_t token;
+    std::uint32_t slot;
+    std::uint32_t node;
+  };
+  MK_HOST_DEVICE Awaited awaited_at(const CombineRun& run, std::uint32_t which) const {
+    const std::uint32_t each = awaited_each(run);
+    const std::uint32_t i = which / each;
+    const std::uint32_t slot = which - i * each;
+    const std::uint32_t other = slot - launch.plan.shape.top_k;  // of the other nodes
+    return {token_of(run, run.begin + i), slot, other < world.node ? other : other + 1};
+  }
+  MK_HOST_DEVICE WaitSite tile_site(std::uint32_t flag) const {
+    const std::uint32_t local = flag / launch.plan.tiles_max;
+    return site(FlagKind::kTileReady, rank_of(local), local, flag % launch.plan.tiles_max, 0);
+  }
+  /// Every plan block of this rank has shown the epoch in its one of `flags`.
+  MK_HOST_DEVICE bool await_planners(const std::uint32_t* flags) {
+    return this->await_each(launch.blocks.plan, epoch, FlagRow{flags}, [&](std::uint32_t block) {
+      const auto plan_role = static_cast<std::uint32_t>(Role::kPlan);
+      return site(FlagKind::kBlockDone, world.rank(), plan_role, block, 1);
+    });
   }
 };
 

@@ -61,7 +61,8 @@ class CpuExecutor : public CpuPacer {
       float* const row = product + std::size_t{i} * columns.columns;
       const float weight = launch_.rows[tile.row + i].weight;
       for (std::uint32_t c = 0; c < columns.columns; ++c) row[c] *= weight;
-      sums_.store(row, place_of(i), columns.columns);
+      std::byte* const place = place_of(i);
+      if (place != nullptr) sums_.store(row, place, columns.columns);
     }
     return true;
   }
@@ -181,6 +182,7 @@ class CombineCpu::Impl : private RoleBody {
     MK_RETURN_IF_ERROR(check_tokens(input, out));
     launch_.rows = input.rows.data();
     launch_.offsets = input.offsets.data();
+    launch_.room = static_cast<std::uint32_t>(input.rows.size());
     launch_.complete = input.offsets.back() == input.rows.size();
     launch_.routing = {input.count, plan_.shape.top_k, input.ids, nullptr};
     matrices_ = {
@@ -233,7 +235,8 @@ class CombineCpu::Impl : private RoleBody {
                   "{}: {} rows; {} ranks of at most {} tokens with {} slots can give {}", kOp, rows,
                   world().size(), plan_.shape.tokens_max, plan_.shape.top_k, plan_.rows_max);
     }
-    const RowIndex index(plan_, world(), input.rows.data(), input.offsets.data());
+    const RowIndex index(plan_, world(), input.rows.data(), input.offsets.data(),
+                         static_cast<std::uint32_t>(rows));
     const std::uint32_t wrong = index.first_impossible_row(static_cast<std::uint32_t>(rows));
     if (wrong != rows) {
       const MoeRow& row = input.rows[wrong];
@@ -276,23 +279,11 @@ class CombineCpu::Impl : private RoleBody {
         launch_.context.workspaces[world().local] + plan_.layout.words);
     const CombineVerdict& verdict = words->verdict;
     if (verdict.bad_rank == 0) return {};
-    const std::uint32_t rank = verdict.bad_rank - 1;
-    if (verdict.incomplete != 0 && rank == world().rank()) {
-      return fail(ErrorCode::kLimitExceeded,
-                  "{} launch {} on rank {}: this rank's dispatch had no room for its {} rows, so "
-                  "there is nothing to combine; dispatch again with more room on this rank",
-                  kOp, launch_.epoch, rank, input.offsets.back());
-    }
-    if (verdict.incomplete != 0) {
-      return fail(ErrorCode::kLimitExceeded,
-                  "{} launch {} on rank {}: rank {} has no rows to combine, because its dispatch "
-                  "had no room for them; dispatch again with more room there",
-                  kOp, launch_.epoch, world().rank(), rank);
-    }
-    return fail(ErrorCode::kInvalidArgument,
-                "{} launch {} on rank {}: the rows that rank {} combines are not those of this "
-                "rank's {} tokens; give every rank the rows, offsets and ids of the same dispatch",
-                kOp, launch_.epoch, world().rank(), rank, input.count);
+    CombineRefusals refusals;
+    refusals.epoch = launch_.epoch;
+    refusals.verdict = verdict;
+    refusals.rows = input.offsets.back();
+    return tl::unexpected<Error>(plan_.refusal(world(), input.count, refusals));
   }
 
   const CombinePlan plan_;

@@ -33,12 +33,17 @@ struct CombineShape {
 /// Byte offsets in every rank's workspace, the same on all ranks. "Written by" names other ranks
 /// than this one that write there.
 struct CombineLayout {
-  std::uint64_t words = 0;          ///< CombineWords
-  std::uint64_t tiles = 0;          ///< CombineTile[tiles_max], by expert and row
-  std::uint64_t order = 0;          ///< uint32[tiles_max]: row tiles in the order of computation
-  std::uint64_t block_notes = 0;    ///< CombineNote[kBlocksMax][ranks]: what each plan block found
-  std::uint64_t peers = 0;          ///< CombinePeer[nodes]
-  std::uint64_t expected = 0;       ///< uint64[ranks]: the checks that this rank's own ids ask for
+  std::uint64_t words = 0;         ///< CombineWords
+  std::uint64_t tiles = 0;         ///< CombineTile[tiles_max], by expert and row
+  std::uint64_t order = 0;         ///< uint32[tiles_max]: row tiles in the order of computation
+  std::uint64_t order_counts = 0;  ///< RowIndex::arrange's scratch
+  std::uint64_t tile_parts = 0;    ///< uint32[tiles_max]: a GPU counts parts of row tiles there
+  std::uint64_t block_notes = 0;   ///< CombineNote[kBlocksMax][ranks]: what each plan block found
+  std::uint64_t peers = 0;         ///< CombinePeer[nodes]
+  /// uint64[kBlocksMax + 1][ranks]: the checks that this rank's own ids ask for, as far as each
+  /// plan block has looked at them; then of all
+  std::uint64_t expected = 0;
+  std::uint64_t counts = 0;         ///< CombineCounts[nodes][parts of the tokens]
   std::uint64_t lists = 0;          ///< uint32[nodes][tokens_max]: tokens that get a sum from here
   std::uint64_t places = 0;         ///< uint32[nodes][tokens_max]: 1 + where a node's sum arrives
   std::uint64_t chunk_reduced = 0;  ///< uint32[nodes][chunks_max]
@@ -61,6 +66,9 @@ struct CombineGeometry {
   std::uint32_t tile_m = 0;
   std::uint32_t tile_n = 0;
   std::uint32_t row_pad = 0;  ///< a row tile is computed with a multiple of this many rows
+  /// Tiles with tokens of one node go by so many steps of these tokens: the more, the sooner there
+  /// is something to sum, but tiles of an expert, which share its weights, are the farther apart.
+  std::uint32_t steps = 0;
   std::uint32_t banks = kBanksMax;
   std::uint32_t rows_max = 0;      ///< product rows of one rank: any routing's
   std::uint32_t tiles_max = 0;     ///< row tiles of one rank

@@ -5,23 +5,34 @@
 ///     bool multiply(const CombineTile&, uint32_t padded_rows, const TileRect& columns,
 ///                   std::byte* place_of(uint32_t i));
 ///                          the tile's rows times the columns of the expert's weights, row i of
-///                          them times its weight, as a partial at place_of(i); false: it cannot,
-///                          and has noted why
+///                          them times its weight, as a partial at place_of(i), unless that is
+///                          null; false: it cannot, and has noted why
 ///     void sum(const CombineSum&, before, rows, after);
 ///                          adds up what before(visit), rows(visit) and after(visit) name; the rows
-///                          first for themselves
+///                          first for themselves. Or, where several threads do that,
+///     void sum_run(const CombineBlock&, const CombineRun&);
+///                          the same for each token of the run
 ///     bool last_part(Role, uint32_t chunk, uint32_t parts);      comm/block.h
 ///     and what else comm/block.h asks for
+///
+/// One whose blocks have several lanes (routing_plan.h: OneLane) does the pieces of the index by
+/// them, and one may have its blocks take steps as they are free:
+///
+///     void do_piece(const CombineBlock&, CombinePiece);          calls gemm_combine::do_piece
+///     uint32_t take_step(Role);                                  gather/steps.h
 ///
 /// The way of a product row, with the flag that hands each step to the next. All flags hold the
 /// epoch, and each has one writer. The **owner** of a row is the local rank, on the node where the
 /// row is made, that has the rail of the token's rank:
 ///
 ///     role     on            does                                     then shows
-///     plan     every rank    its rows -> entries and notes at their
-///                            owners; the order of its tiles           indexed[source] at each
-///                            owner
-///              owner         entries -> which tokens it has rows of   done[plan]
+///     plan     every rank    its rows -> entries at their owners;
+///                            its ids -> checks, sums that will come   counted[plan]
+///              (block 0)     notes to the owners; order of its tiles  indexed[source] at each
+///                                                                     owner
+///              owner         entries -> how many tokens of each part
+///                            it has rows of                           listed[plan]
+///                            which these are                          done[plan]
 ///     compute  every rank    rows x weights -> slots at the owners    tile_ready[source][row tile]
 ///     reduce   owner         slots -> a token's sum -> staging        chunk_reduced[node][chunk]
 ///     send     owner         staging -> receive bank of the rail peer arrival[bank][from][chunk]
@@ -46,6 +57,10 @@
 ///    every chunk has arrived.
 ///  - All else is this rank's own and lasts for one launch.
 ///
+/// Handles and ids that make no sense (CombineFault): a row that is nobody's is computed and goes
+/// nowhere, an id that is no expert's counts as none. The rank says so in its notes, or to itself,
+/// and all goes on as below.
+///
 /// Handles that do not fit: every rank sees from notes and headers whether each rank's rows are
 /// those of its tokens (row_index.h), before it stores anything. If not, it says whose rows do not
 /// fit, stores nothing, and does its part to the end: all ranks can launch again.
@@ -54,143 +69,12 @@
 #include <cstdint>
 
 #include "kernels/comm/exchange.h"
-#include "kernels/ops/combine/block.h"
+#include "kernels/ops/combine/index.h"
 
 namespace mk::kernels::gemm_combine {
 
 // Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
 // `launch.local->failure` or with the executor.
-
-/// This block's row tiles: entries for their rows at the owners, and what it found in them.
-template <class Executor>
-MK_HOST_DEVICE inline void index_rows(CombineBlock<Executor>& block) {
-  const World& world = block.world;
-  for (std::uint32_t rank = 0; rank < world.size(); ++rank)
-    *block.block_note(block.index, rank) = {};
-  const auto index_tile = [&](std::uint32_t number, CombineTile tile) {
-    if (number % block.launch.blocks.plan != block.index) return;
-    tile.urgency = ~0u;
-    for (std::uint32_t i = tile.row; i < tile.row + tile.rows; ++i) {
-      const MoeRow row = block.rows.row(i);
-      const std::uint32_t urgency = block.rows.urgency_of(row);
-      if (urgency < tile.urgency) tile.urgency = urgency;
-      block.rows.add(*block.block_note(block.index, row.rank), row, tile.expert);
-      *block.entry(row.rank % world.locals, row.rank / world.locals, row.token, row.slot) = {
-          block.epoch, block.schedule.tile_flag(world.local, number)};
-    }
-    block.tiles()[number] = tile;
-  };
-  const std::uint32_t tiles = block.launch.complete ? block.rows.for_each_tile(index_tile) : 0;
-  if (block.index == 0) block.words->tiles = tiles;
-}
-
-/// What all plan blocks of this rank found, to the owners.
-template <class Executor>
-MK_HOST_DEVICE inline void hand_out_notes(CombineBlock<Executor>& block) {
-  const World& world = block.world;
-  for (std::uint32_t rank = 0; rank < world.size(); ++rank) {
-    CombineNote sum;
-    for (std::uint32_t i = 0; i < block.launch.blocks.plan; ++i) {
-      const CombineNote& found = *block.block_note(i, rank);
-      sum.check += found.check;
-      sum.rows += found.rows;
-      sum.end = found.end > sum.end ? found.end : sum.end;
-    }
-    sum.check = block.launch.complete ? sum.check & ~kCombineIncomplete : kCombineIncomplete;
-    *block.note(rank % world.locals, world.local, rank / world.locals) = sum;
-  }
-}
-
-/// The checks that this rank's own ids ask for.
-template <class Executor>
-MK_HOST_DEVICE inline void expect_checks(CombineBlock<Executor>& block) {
-  const CombineShape& shape = block.launch.plan.shape;
-  const RoutingTable& routing = block.launch.routing;
-  const std::uint32_t ranks = block.world.size();
-  std::uint64_t* const expected = block.expected();
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) expected[rank] = 0;
-  for (std::uint32_t token = 0; token < routing.tokens; ++token) {
-    const std::int32_t* ids = routing.ids + std::uint64_t{token} * routing.stride;
-    for (std::uint32_t slot = 0; slot < shape.top_k; ++slot) {
-      if (ids[slot] < 0) continue;
-      const auto expert = static_cast<std::uint32_t>(ids[slot]);
-      expected[rank_of_expert(expert, shape.experts, ranks)] +=
-          block.rows.hash_of(token, slot, expert);
-    }
-  }
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) expected[rank] &= ~kCombineIncomplete;
-}
-
-/// Where the sums of this rank's tokens stand in what comes from that node.
-template <class Executor>
-MK_HOST_DEVICE inline void find_places(CombineBlock<Executor>& block, std::uint32_t node) {
-  const CombineShape& shape = block.launch.plan.shape;
-  const RoutingTable& routing = block.launch.routing;
-  const std::uint32_t locals = block.world.locals;
-  std::uint32_t* const places = block.places(node);
-  std::uint32_t count = 0;
-  for (std::uint32_t token = 0; token < routing.tokens; ++token) {
-    const std::int32_t* ids = routing.ids + std::uint64_t{token} * routing.stride;
-    bool there = false;
-    for (std::uint32_t slot = 0; slot < shape.top_k && !there; ++slot) {
-      there = ids[slot] >= 0 && rank_of_expert(static_cast<std::uint32_t>(ids[slot]), shape.experts,
-                                               block.world.size()) /
-                                        locals ==
-                                    node;
-    }
-    places[token] = there ? ++count : 0;
-  }
-}
-
-/// The tokens of the rail peer on `node` that have rows on this one, from the node's entries.
-template <class Executor>
-MK_HOST_DEVICE inline void list_tokens(CombineBlock<Executor>& block, std::uint32_t node) {
-  const World& world = block.world;
-  std::uint32_t end = 0;
-  std::uint64_t rows = 0;
-  for (std::uint32_t local = 0; local < world.locals; ++local) {
-    const CombineNote& note = *block.note(world.local, local, node);
-    rows += note.rows;
-    end = note.end > end ? note.end : end;
-  }
-  CombinePeer peer;
-  std::uint64_t entries = 0;
-  for (std::uint32_t token = 0; token < end; ++token) {
-    const std::uint64_t before = entries;
-    for (std::uint32_t slot = 0; slot < block.launch.plan.shape.top_k; ++slot)
-      entries += block.entry(world.local, node, token, slot)->epoch == block.epoch ? 1 : 0;
-    if (entries != before) block.list(node)[peer.tokens++] = token;
-  }
-  peer.clash = entries != rows ? 1 : 0;
-  *block.peer(node) = peer;
-}
-
-/// Which product rows there are: this rank's rows to their owners, then as an owner what the node
-/// has for each of its rail's ranks.
-template <class Executor>
-MK_HOST_DEVICE inline bool plan(CombineBlock<Executor>& block) {
-  const World& world = block.world;
-  if (!block.await_all_finished(block.epoch - 1)) return false;
-  index_rows(block);
-  block.publish_counted();
-  if (block.index == 0) {
-    if (!block.await_counted()) return false;
-    block.rows.arrange(block.tiles(), block.words->tiles, block.order());
-    hand_out_notes(block);
-    block.publish_indexed();
-  }
-  if (!block.await_all_indexed()) return false;
-  for (std::uint32_t node = block.index; node < world.nodes; node += block.launch.blocks.plan) {
-    list_tokens(block, node);
-    if (node == world.node) {
-      expect_checks(block);
-    } else {
-      find_places(block, node);
-    }
-  }
-  block.publish_done(block.launch.blocks.plan);
-  return true;
-}
 
 /// Column tiles `index`, `index` + compute blocks, ... of this rank's row tiles in their order.
 template <class Executor>
@@ -206,8 +90,9 @@ MK_HOST_DEVICE inline bool compute(CombineBlock<Executor>& block) {
                       const TileRect rect = block.schedule.columns_at(part.index);
                       const std::uint64_t offset =
                           std::uint64_t{rect.column} * block.launch.plan.partial_bytes();
-                      const auto place_of = [&](std::uint32_t i) {
-                        return block.slot_of(block.rows.row(tile.row + i)) + offset;
+                      const auto place_of = [&](std::uint32_t i) -> std::byte* {
+                        const MoeRow& row = block.rows.row(tile.row + i);
+                        return block.rows.is_possible(row) ? block.slot_of(row) + offset : nullptr;
                       };
                       if (!block.executor.multiply(tile, block.schedule.padded_rows(tile), rect,
                                                    place_of)) {
@@ -222,36 +107,82 @@ MK_HOST_DEVICE inline bool compute(CombineBlock<Executor>& block) {
          (block.publish_done(block.launch.blocks.compute), true);
 }
 
+/// Tokens that are summed at a time.
+inline constexpr std::uint32_t kTokensAtOnce = 8;
+
+/// The sums of the run's tokens, when all that belongs to them is here.
+template <class Executor>
+MK_HOST_DEVICE inline bool sum_run(CombineBlock<Executor>& block, const CombineRun& run) {
+  if (!block.await_run_of(run)) return false;
+  if constexpr (requires { block.executor.sum_run(block, run); }) {
+    block.executor.sum_run(block, run);
+  } else {
+    const World& world = block.world;
+    const bool own = block.is_own(run);
+    for (std::uint32_t i = run.begin; i < run.end; ++i) {
+      const CombineSum job = block.sum_of(run, i);
+      const auto sums_of = [&](std::uint32_t begin, std::uint32_t end) {
+        return [&block, own, begin, end, token = job.token](auto&& visit) {
+          if (own) block.each_sum(begin, end, token, visit);
+        };
+      };
+      block.executor.sum(
+          job, sums_of(0, world.node),
+          [&](auto&& visit) { block.each_row(run.node, job.token, visit); },
+          sums_of(world.node + 1, world.nodes));
+    }
+  }
+  return true;
+}
+
+/// The steps of a role that `workers` blocks share: `index`, `index` + workers, ...; or, where the
+/// executor has them taken, the next that nobody has.
+template <class Executor>
+MK_HOST_DEVICE inline std::uint32_t first_step(CombineBlock<Executor>& block) {
+  if constexpr (requires { block.executor.take_step(block.role); }) {
+    return block.executor.take_step(block.role);
+  } else {
+    return block.index;
+  }
+}
+template <class Executor>
+MK_HOST_DEVICE inline std::uint32_t next_step(CombineBlock<Executor>& block, std::uint32_t step,
+                                              std::uint32_t workers) {
+  if constexpr (requires { block.executor.take_step(block.role); }) {
+    return block.executor.take_step(block.role);
+  } else {
+    return step + workers;
+  }
+}
+
 /// The owner's sums of one chunk for the rail peer on `node`.
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce_chunk(CombineBlock<Executor>& block, std::uint32_t node,
                                         std::uint32_t chunk) {
   const TileRange range = block.schedule.chunk_tokens(block.peer(node)->tokens, chunk);
-  const auto none = [](auto&&) {};
-  for (std::uint32_t i = range.begin; i < range.end; ++i) {
-    const std::uint32_t token = block.list(node)[i];
-    if (!block.await_rows(node, token)) return false;
-    block.executor.sum(
-        {block.staging(node) + block.schedule.sum_in_bank(i), token}, none,
-        [&](auto&& visit) { block.each_row(node, token, visit); }, none);
+  for (std::uint32_t begin = range.begin; begin < range.end; begin += kTokensAtOnce) {
+    const std::uint32_t left = range.end - begin;
+    if (!sum_run(block, {node, begin, left < kTokensAtOnce ? range.end : begin + kTokensAtOnce}))
+      return false;
   }
   block.publish_chunk(node, chunk);
   return true;
 }
 
-/// The owner's sums for the ranks of its rail, chunks `index`, `index` + reduce blocks, ... of
-/// those that carry sums. Only with several nodes.
+/// The owner's sums for the ranks of its rail: those chunks that carry sums. Only with several
+/// nodes.
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce(CombineBlock<Executor>& block) {
   if (!block.await_turn() || !block.await_plan() || !block.await_staging_free()) return false;
-  std::uint32_t turn = block.index;
+  std::uint32_t step = first_step(block);
+  std::uint32_t before = 0;  // chunks for the nodes before
   for (std::uint32_t position = 0; position + 1 < block.world.nodes; ++position) {
     const std::uint32_t node = block.schedule.node_after(position);
     const std::uint32_t chunks = block.schedule.chunks(block.peer(node)->tokens) - 1;
-    for (; turn < chunks; turn += block.launch.blocks.reduce) {
-      if (!reduce_chunk(block, node, turn + 1)) return false;
+    for (; step - before < chunks; step = next_step(block, step, block.launch.blocks.reduce)) {
+      if (!reduce_chunk(block, node, step - before + 1)) return false;
     }
-    turn -= chunks;
+    before += chunks;
   }
   return true;
 }
@@ -319,6 +250,7 @@ template <class Executor>
 MK_HOST_DEVICE inline CombineVerdict verdict_of(const CombineBlock<Executor>& block) {
   const World& world = block.world;
   CombineVerdict verdict;
+  if (block.words->fault.in_ids()) return {world.rank() + 1, 0};
   for (std::uint32_t rank = 0; rank < world.size(); ++rank) {
     const std::uint64_t check = block.check_of(rank / world.locals, rank % world.locals);
     if (check == kCombineIncomplete) return {rank + 1, 1};
@@ -327,32 +259,16 @@ MK_HOST_DEVICE inline CombineVerdict verdict_of(const CombineBlock<Executor>& bl
   return verdict;
 }
 
-/// The output of one of this rank's tokens, from its rows here and the sums that have come.
-template <class Executor>
-MK_HOST_DEVICE inline bool receive_token(CombineBlock<Executor>& block, std::uint32_t token) {
-  const World& world = block.world;
-  for (std::uint32_t node = 0; node < world.nodes; ++node) {
-    if (node == world.node) continue;
-    const std::uint32_t place = block.places(node)[token];
-    if (place != 0 && !block.await_arrival(node, block.schedule.chunk_of(place - 1))) return false;
-  }
-  if (!block.await_rows(world.node, token)) return false;
-  block.executor.sum(
-      {nullptr, token}, [&](auto&& visit) { block.each_sum(0, world.node, token, visit); },
-      [&](auto&& visit) { block.each_row(world.node, token, visit); },
-      [&](auto&& visit) { block.each_sum(world.node + 1, world.nodes, token, visit); });
-  return true;
-}
-
 /// Everything that others store here in this launch is here, also what is of no use: so that none
 /// of it can come while the next launch is under way.
 template <class Executor>
-MK_HOST_DEVICE inline bool await_all(CombineBlock<Executor>& block, bool all_tiles) {
+MK_HOST_DEVICE inline bool await_all(CombineBlock<Executor>& block, bool all_tiles,
+                                     std::uint32_t workers) {
   const World& world = block.world;
   for (std::uint32_t node = 0; node < world.nodes; ++node) {
     if (node == world.node) continue;
     const std::uint32_t chunks = block.schedule.chunks(block.tokens_from(node));
-    for (std::uint32_t chunk = block.index; chunk < chunks; chunk += block.launch.blocks.receive) {
+    for (std::uint32_t chunk = block.index; chunk < chunks; chunk += workers) {
       if (!block.await_arrival(node, chunk)) return false;
     }
   }
@@ -367,32 +283,33 @@ MK_HOST_DEVICE inline bool await_all(CombineBlock<Executor>& block, bool all_til
   return true;
 }
 
-/// Tokens that a receive block takes at a time.
-inline constexpr std::uint32_t kTokensAtOnce = 8;
-
-/// This rank's output, tokens by eights: those of `index`, `index` + receive blocks, .... In every
-/// world.
+/// This rank's output, tokens by eights, of which this is one of `workers` blocks. In every world.
 template <class Executor>
-MK_HOST_DEVICE inline bool receive(CombineBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool receive(CombineBlock<Executor>& block, std::uint32_t workers) {
   if (!block.await_turn() || !block.await_plan() || !await_headers(block)) return false;
   const CombineVerdict verdict = verdict_of(block);
-  if (block.index == 0) block.words->verdict = verdict;
+  if (block.index == 0) block.note_verdict(verdict);
   bool all_tiles = verdict.bad_rank != 0;
   for (std::uint32_t node = 0; node < block.world.nodes; ++node)
     all_tiles |= block.peer(node)->clash != 0;
   const std::uint32_t tokens = verdict.bad_rank != 0 ? 0 : block.launch.routing.tokens;
-  const std::uint32_t step = kTokensAtOnce * block.launch.blocks.receive;
-  for (std::uint32_t begin = kTokensAtOnce * block.index; begin < tokens; begin += step) {
+  const std::uint32_t steps = div_up(tokens, kTokensAtOnce);
+  for (std::uint32_t step = first_step(block); step < steps;
+       step = next_step(block, step, workers)) {
+    if (block.stopped()) return false;
     const std::uint64_t begin_ns = block.span_begin();
+    const std::uint32_t begin = step * kTokensAtOnce;
     const std::uint32_t end = tokens - begin < kTokensAtOnce ? tokens : begin + kTokensAtOnce;
-    for (std::uint32_t token = begin; token < end; ++token) {
-      if (!receive_token(block, token)) return false;
-    }
+    if (!sum_run(block, {block.world.node, begin, end})) return false;
     block.span_end(begin_ns, SpanKind::kSum, begin, block.world.node, block.world.rank());
   }
-  if (!await_all(block, all_tiles)) return false;
-  block.publish_done(block.launch.blocks.receive);
+  if (!await_all(block, all_tiles, workers)) return false;
+  block.publish_done(workers);
   return true;
+}
+template <class Executor>
+MK_HOST_DEVICE inline bool receive(CombineBlock<Executor>& block) {
+  return receive(block, block.launch.blocks.receive);
 }
 
 }  // namespace mk::kernels::gemm_combine

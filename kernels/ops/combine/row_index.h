@@ -33,6 +33,18 @@ struct CombineTile {
   std::uint32_t urgency = 0;  ///< of its most urgent row: RowIndex::urgency_of
 };
 
+/// The first of each thing that a handle or a routing table may not say: what the memory holds is
+/// checked where it is read. kNone: there is none.
+struct CombineFault {
+  static constexpr std::uint32_t kNone = 0xffffffff;
+  std::uint32_t expert =
+      kNone;                   ///< whose rows do not begin where those before end, or reach too far
+  std::uint32_t row = kNone;   ///< of a rank, token or slot that does not exist
+  std::uint32_t slot = kNone;  ///< token * top_k + slot: its id is no expert's
+  MK_HOST_DEVICE bool in_handle() const { return expert != kNone || row != kNone; }
+  MK_HOST_DEVICE bool in_ids() const { return slot != kNone; }
+};
+
 /// Of one slot of a token: its product row comes from a rank of this node.
 struct CombineEntry {
   std::uint32_t epoch = 0;  ///< it counts in this launch only
@@ -46,13 +58,15 @@ struct CombineNote {
   std::uint32_t end = 0;  ///< 1 + the last token among them
 };
 
-/// The check of a rank that has no rows because its Dispatch + GEMM failed. No sum of hashes has
-/// this bit.
+/// The check of a rank that has no rows because its Dispatch + GEMM failed, or whose handle makes
+/// no sense. No sum of hashes has this bit.
 inline constexpr std::uint64_t kCombineIncomplete = 1ull << 63;
 
 /// The rank that has the expert: experts_of() the other way round.
 MK_HOST_DEVICE constexpr std::uint32_t rank_of_expert(std::uint32_t expert, std::uint32_t experts,
                                                       std::uint32_t ranks) {
+  // A GPU divides 32 bits several times as fast.
+  if ((experts | ranks) <= 0xffff) return ((expert + 1) * ranks - 1) / experts;
   return static_cast<std::uint32_t>(((std::uint64_t{expert} + 1) * ranks - 1) / experts);
 }
 
@@ -64,19 +78,25 @@ MK_HOST_DEVICE constexpr std::uint64_t combine_hash(std::uint64_t number) {
   return (hash ^ hash >> 31) & ~kCombineIncomplete;
 }
 
+/// Lanes that make a piece of the index together, at most.
+inline constexpr std::uint32_t kCombineLanesMax = 128;
+/// Words of RowIndex::arrange's scratch, of `keys` urgencies.
+MK_HOST_DEVICE constexpr std::uint64_t order_count_words(std::uint32_t keys) {
+  return std::uint64_t{keys} * (kCombineLanesMax + 1);
+}
+
 /// Of one rank, over what its caller gave it.
 class RowIndex {
  public:
-  /// The tokens of a class are computed in so many steps.
-  static constexpr std::uint32_t kSteps = 16;
-
-  /// `rows` are grouped by expert as `offsets` says. The caller has checked them.
+  /// `rows` are grouped by expert as `offsets` says; there are `room` of them at most. No row
+  /// behind that is looked at, whatever the offsets are.
   MK_HOST_DEVICE RowIndex(const CombineGeometry& plan, const World& world, const MoeRow* rows,
-                          const std::uint32_t* offsets)
+                          const std::uint32_t* offsets, std::uint32_t room)
       : plan_(plan),
         world_(world),
         rows_(rows),
         offsets_(offsets),
+        room_(room < plan.rows_max ? room : plan.rows_max),
         experts_(experts_of(plan.shape.experts, world)) {}
 
   MK_HOST_DEVICE const MoeRow& row(std::uint32_t index) const { return rows_[index]; }
@@ -89,9 +109,12 @@ class RowIndex {
   template <class Visit>
   MK_HOST_DEVICE std::uint32_t for_each_tile(Visit&& visit) const {
     std::uint32_t number = 0;
+    std::uint32_t end = 0;
     for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
-      const std::uint32_t end = offsets_[expert + 1];
-      for (std::uint32_t row = offsets_[expert]; row < end; row += plan_.tile_m) {
+      // Never before the last expert's end: so the tiles are as few as there is room for.
+      const std::uint32_t begin = clamped(offsets_[expert], end);
+      end = clamped(offsets_[expert + 1], begin);
+      for (std::uint32_t row = begin; row < end; row += plan_.tile_m) {
         CombineTile tile;
         tile.expert = expert;
         tile.row = row;
@@ -108,10 +131,15 @@ class RowIndex {
     const std::uint32_t node = row.rank / plan_.locals;
     const std::uint32_t after = node + plan_.nodes - world_.node - 1;
     const std::uint32_t position = after < plan_.nodes ? after : after - plan_.nodes;
-    const auto step =
-        static_cast<std::uint32_t>(std::uint64_t{row.token} * kSteps / plan_.shape.tokens_max);
-    return position * kSteps + step;
+    const std::uint64_t place = std::uint64_t{row.token} * plan_.steps;
+    const std::uint32_t tokens = plan_.shape.tokens_max;
+    const std::uint32_t step = place <= 0xffffffff ? static_cast<std::uint32_t>(place) / tokens
+                                                   : static_cast<std::uint32_t>(place / tokens);
+    return position * plan_.steps + step;
   }
+
+  /// Of a tile without a row that can be a token's, too.
+  MK_HOST_DEVICE std::uint32_t least_urgent() const { return plan_.nodes * plan_.steps - 1; }
 
   /// What a row of that expert adds to its check. `expert`: of all ranks.
   MK_HOST_DEVICE std::uint64_t hash_of(std::uint32_t token, std::uint32_t slot,
@@ -126,33 +154,77 @@ class RowIndex {
     if (note.end <= row.token) note.end = row.token + 1;
   }
 
-  /// `order`: the tiles by urgency, then by number.
-  MK_HOST_DEVICE void arrange(const CombineTile* tiles, std::uint32_t count,
-                              std::uint32_t* order) const {
-    std::uint32_t next[shm::kNodesMax * kSteps + 1] = {};
-    for (std::uint32_t i = 0; i < count; ++i) ++next[tiles[i].urgency + 1];
-    const std::uint32_t keys = plan_.nodes * kSteps;
-    for (std::uint32_t i = 0; i < keys; ++i) next[i + 1] += next[i];
-    for (std::uint32_t i = 0; i < count; ++i) order[next[tiles[i].urgency]++] = i;
+  /// `order`: the tiles by urgency, then by number. `counts`: order_count_words() of scratch. By
+  /// all lanes together.
+  template <class Lanes = OneLane>
+  MK_HOST_DEVICE void arrange(const CombineTile* tiles, std::uint32_t count, std::uint32_t* order,
+                              std::uint32_t* counts, const Lanes& lanes = {}) const {
+    // Each lane has a run of the tiles. Of each urgency, first how many are in each run.
+    const std::uint32_t keys = plan_.nodes * plan_.steps;
+    const std::uint32_t each = div_up(count, lanes.count);
+    const std::uint32_t first = each * lanes.index < count ? each * lanes.index : count;
+    const std::uint32_t end = count - first < each ? count : first + each;
+    const auto of = [&](std::uint32_t key, std::uint32_t lane) {
+      return counts + std::uint64_t{key} * (kCombineLanesMax + 1) + lane;
+    };
+    for (std::uint32_t key = 0; key < keys; ++key) *of(key, lanes.index) = 0;
+    for (std::uint32_t i = first; i < end; ++i) ++*of(tiles[i].urgency, lanes.index);
+    lanes.sync();
+    for (std::uint32_t key = lanes.index; key < keys; key += lanes.count) {
+      std::uint32_t sum = 0;
+      for (std::uint32_t lane = 0; lane < lanes.count; ++lane) {
+        const std::uint32_t its = *of(key, lane);
+        *of(key, lane) = sum;
+        sum += its;
+      }
+      *of(key, kCombineLanesMax) = sum;
+    }
+    lanes.sync();
+    if (lanes.index == 0) {
+      std::uint32_t start = 0;
+      for (std::uint32_t key = 0; key < keys; ++key) {
+        const std::uint32_t its = *of(key, kCombineLanesMax);
+        *of(key, kCombineLanesMax) = start;
+        start += its;
+      }
+    }
+    lanes.sync();
+    for (std::uint32_t i = first; i < end; ++i) {
+      const std::uint32_t key = tiles[i].urgency;
+      order[*of(key, kCombineLanesMax) + (*of(key, lanes.index))++] = i;
+    }
   }
 
+  /// Whether the row can be a token's: of a rank, token and slot that exist.
+  MK_HOST_DEVICE bool is_possible(const MoeRow& row) const {
+    return row.rank < plan_.nodes * plan_.locals && row.token < plan_.shape.tokens_max &&
+           row.slot < plan_.shape.top_k;
+  }
+  /// Whether the expert's rows begin where those before end, and all can be there.
+  MK_HOST_DEVICE bool is_in_order(std::uint32_t expert) const {
+    return offsets_[expert] <= offsets_[expert + 1] && offsets_[expert + 1] <= room_ &&
+           (expert != 0 || offsets_[0] == 0);
+  }
   /// The first row that no token can have: of no rank, beyond tokens_max, or of no slot. `count`:
   /// none.
   MK_HOST_DEVICE std::uint32_t first_impossible_row(std::uint32_t count) const {
-    const std::uint32_t ranks = plan_.nodes * plan_.locals;
     for (std::uint32_t i = 0; i < count; ++i) {
-      const MoeRow& row = rows_[i];
-      if (row.rank >= ranks || row.token >= plan_.shape.tokens_max || row.slot >= plan_.shape.top_k)
-        return i;
+      if (!is_possible(rows_[i])) return i;
     }
     return count;
   }
 
  private:
+  MK_HOST_DEVICE std::uint32_t clamped(std::uint32_t row, std::uint32_t least) const {
+    const std::uint32_t most = row < room_ ? row : room_;
+    return most > least ? most : least;
+  }
+
   CombineGeometry plan_;
   World world_;
   const MoeRow* rows_;
   const std::uint32_t* offsets_;
+  std::uint32_t room_;
   ShardRange experts_;
 };
 

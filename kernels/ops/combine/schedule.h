@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/divisor.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/world.h"
@@ -35,8 +36,18 @@ struct CombineVerdict {
 /// Words between the blocks of one rank.
 struct CombineWords {
   std::uint32_t counted[kBlocksMax] = {};  ///< by plan block: epoch in which its tiles were indexed
-  std::uint32_t tiles = 0;                 ///< row tiles of this rank
+  std::uint32_t listed[kBlocksMax] = {};  ///< likewise: its parts of the node's entries are counted
+  std::uint32_t tiles = 0;                ///< row tiles of this rank
+  CombineFault faults[kBlocksMax];        ///< what each plan block found
+  CombineFault fault;                     ///< the first of them
   CombineVerdict verdict;
+};
+
+/// Of a part of the tokens, and of one node.
+struct CombineCounts {
+  std::uint32_t there = 0;    ///< this rank's tokens that have an expert on that node
+  std::uint32_t tokens = 0;   ///< its rail peer's that have rows on this node
+  std::uint32_t entries = 0;  ///< and their rows
 };
 
 /// Of a node: what this rank sends to its rail peer there. Of its own node: only `clash`.
@@ -69,9 +80,37 @@ class CombineSchedule {
   MK_HOST_DEVICE TileRect columns_at(std::uint32_t column_tile) const {
     return columns_.rect(column_tile);
   }
+  /// Where row tiles go by bands, of each its columns, so that those of an expert read its weights
+  /// together: the `step`-th tile, which is a place in the order of the row tiles, and a column.
+  /// `band_tiles`: kBand * column_tiles().
+  static constexpr std::uint32_t kBand = 16;
+  struct BandedTile {
+    std::uint32_t turn;
+    std::uint32_t column;
+  };
+  MK_HOST_DEVICE static BandedTile banded_tile(std::uint32_t step, std::uint32_t row_tiles,
+                                               const Divisor& band_tiles) {
+    const std::uint32_t band = step / band_tiles;
+    const std::uint32_t within = step - band * band_tiles.value();
+    const std::uint32_t left = row_tiles - band * kBand;
+    const std::uint32_t height = left < kBand ? left : kBand;
+    const std::uint32_t column = within / height;
+    return {band * kBand + (within - column * height), column};
+  }
   /// With how many rows the tile is computed; those beyond its own mean nothing.
   MK_HOST_DEVICE std::uint32_t padded_rows(const CombineTile& tile) const {
     return static_cast<std::uint32_t>(round_up_to(tile.rows, plan_.row_pad));
+  }
+
+  // --- Parts of the tokens, which plan blocks and their lanes share out ---
+
+  static constexpr std::uint32_t kPartTokens = 16;
+  MK_HOST_DEVICE static constexpr std::uint32_t parts_of(std::uint32_t tokens) {
+    return div_up(tokens, kPartTokens);
+  }
+  MK_HOST_DEVICE static constexpr TileRange tokens_of(std::uint32_t part, std::uint32_t tokens) {
+    const std::uint32_t begin = part * kPartTokens;
+    return {begin, tokens - begin < kPartTokens ? tokens : begin + kPartTokens};
   }
 
   // --- Nodes and chunks ---
@@ -132,6 +171,17 @@ class CombineSchedule {
   MK_HOST_DEVICE std::uint64_t block_note(std::uint32_t block, std::uint32_t rank) const {
     return plan_.layout.block_notes +
            (std::uint64_t{block} * world_.size() + rank) * sizeof(CombineNote);
+  }
+  /// The checks that plan block `block` has made of this rank's ids; kBlocksMax: those of all.
+  MK_HOST_DEVICE std::uint64_t expected(std::uint32_t block) const {
+    return plan_.layout.expected + std::uint64_t{block} * world_.size() * 8;
+  }
+  MK_HOST_DEVICE std::uint64_t counts(std::uint32_t node, std::uint32_t part) const {
+    const std::uint64_t parts = parts_of(plan_.shape.tokens_max);
+    return plan_.layout.counts + (node * parts + part) * sizeof(CombineCounts);
+  }
+  MK_HOST_DEVICE std::uint64_t tile_parts(std::uint32_t tile) const {
+    return plan_.layout.tile_parts + std::uint64_t{tile} * 4;
   }
   MK_HOST_DEVICE std::uint64_t indexed(std::uint32_t local) const {
     return plan_.layout.indexed + std::uint64_t{local} * 64;

@@ -1,8 +1,11 @@
 #include "kernels/ops/combine/spec.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "kernels/comm/shard.h"
 #include "kernels/ops/combine/schedule.h"
@@ -101,9 +104,13 @@ void lay_out(CombinePlan& plan) {
   layout.words = workspace.place(sizeof(CombineWords), kLine);
   layout.tiles = workspace.place(plan.tiles_max * sizeof(CombineTile), kLine);
   layout.order = workspace.place(std::uint64_t{plan.tiles_max} * 4, kLine);
+  layout.order_counts = workspace.place(order_count_words(plan.nodes * plan.steps) * 4, kLine);
+  layout.tile_parts = workspace.place(std::uint64_t{plan.tiles_max} * 4, kLine);
   layout.block_notes = workspace.place(kBlocksMax * ranks * sizeof(CombineNote), kLine);
   layout.peers = workspace.place(nodes * sizeof(CombinePeer), kLine);
-  layout.expected = workspace.place(ranks * 8, kLine);
+  layout.expected = workspace.place((kBlocksMax + 1) * ranks * 8, kLine);
+  layout.counts = workspace.place(
+      nodes * CombineSchedule::parts_of(plan.shape.tokens_max) * sizeof(CombineCounts), kLine);
   layout.lists = workspace.place(nodes * tokens * 4, kLine);
   layout.places = workspace.place(nodes * tokens * 4, kLine);
   layout.chunk_reduced = workspace.place(nodes > 1 ? nodes * plan.chunks_max * 4 : 0, kLine);
@@ -121,8 +128,8 @@ void lay_out(CombinePlan& plan) {
 }  // namespace
 
 Result<CombinePlan> CombinePlan::make(std::uint32_t nodes, std::uint32_t locals,
-                                      const CombineShape& shape, DType dtype,
-                                      const Tiling& tiling) {
+                                      const CombineShape& shape, DType dtype, const Tiling& tiling,
+                                      std::uint32_t steps) {
   MK_RETURN_IF_ERROR(check_world(kOp, nodes, locals));
   MK_RETURN_IF_ERROR(check_dtype(kOp, dtype));
   MK_RETURN_IF_ERROR(check_tiling(kOp, tiling));
@@ -135,6 +142,7 @@ Result<CombinePlan> CombinePlan::make(std::uint32_t nodes, std::uint32_t locals,
   plan.shape = shape;
   plan.dtype = dtype;
   plan.banks = tiling.banks != 0 ? tiling.banks : kBanksMax;
+  plan.steps = steps;
   choose_tiles(plan, tiling, world);
   if (std::uint64_t{locals} * plan.tiles_max > std::numeric_limits<std::uint32_t>::max()) {
     return fail(ErrorCode::kLimitExceeded, "{}: {} row tiles on each of {} ranks are too many", kOp,
@@ -169,12 +177,64 @@ LaunchWork CombinePlan::work(std::uint32_t rows, std::uint32_t tokens) const {
   return work;
 }
 
+Error CombinePlan::refusal(const World& world, std::uint32_t tokens,
+                           const CombineRefusals& refusals) const {
+  const std::string launch =
+      fmt::format("{} launch {} on rank {}", kOp, refusals.epoch, world.rank());
+  const auto wrong = [&](const std::string& words) {
+    return Error{ErrorCode::kInvalidArgument, fmt::format("{}: {}", launch, words)};
+  };
+  const CombineFault& fault = refusals.fault;
+  const std::uint32_t rank = refusals.verdict.bad_rank - 1;
+  if (fault.in_ids()) {
+    return wrong(fmt::format(
+        "token {}, slot {} goes to expert {}; allowed are 0 to {}, and -1 for none",
+        fault.slot / shape.top_k, fault.slot % shape.top_k, refusals.id, shape.experts - 1));
+  }
+  if (rank == world.rank() && fault.expert != CombineFault::kNone) {
+    return wrong(fmt::format(
+        "the rows of expert {} (of this rank's) do not begin where those before it end, or reach "
+        "behind the last row; expert offsets begin at 0 and never fall: give those of the dispatch",
+        fault.expert));
+  }
+  if (rank == world.rank() && fault.row != CombineFault::kNone) {
+    const MoeRow& row = refusals.row;
+    return wrong(fmt::format(
+        "row {} is of rank {}, token {}, slot {}; there are {} ranks of at most {} tokens with {} "
+        "slots: give the rows of the dispatch",
+        fault.row, row.rank, row.token, row.slot, world.size(), shape.tokens_max, shape.top_k));
+  }
+  if (refusals.verdict.incomplete != 0 && rank == world.rank()) {
+    if (refusals.rows == RoutingPlan::kNoRows) {
+      return {ErrorCode::kLimitExceeded,
+              fmt::format("{}: this rank's dispatch was refused, so there is nothing to combine; "
+                          "its own error says why",
+                          launch)};
+    }
+    return {ErrorCode::kLimitExceeded,
+            fmt::format("{}: this rank's dispatch had no room for its {} rows, so there is nothing "
+                        "to combine; dispatch again with more room on this rank",
+                        launch, refusals.rows)};
+  }
+  if (refusals.verdict.incomplete != 0) {
+    return {ErrorCode::kLimitExceeded,
+            fmt::format("{}: rank {} has no rows to combine, because its dispatch had no room for "
+                        "them or was refused, or because its handle makes no sense; its own error "
+                        "says which. Dispatch again, with more room there",
+                        launch, rank)};
+  }
+  return wrong(fmt::format(
+      "the rows that rank {} combines are not those of this rank's {} tokens; give every rank the "
+      "rows, offsets and ids of the same dispatch",
+      rank, tokens));
+}
+
 std::uint64_t CombinePlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 1;
+  constexpr std::uint64_t kRules = 2;
   return fingerprint_of({kRules, nodes, locals, shape.tokens_max, shape.hidden, shape.features,
                          shape.experts, shape.top_k, static_cast<std::uint64_t>(shape.partials),
-                         static_cast<std::uint64_t>(dtype), tile_m, tile_n, chunk_tokens, banks,
-                         layout.bytes});
+                         static_cast<std::uint64_t>(dtype), tile_m, tile_n, steps, chunk_tokens,
+                         banks, layout.bytes});
 }
 
 }  // namespace mk::kernels

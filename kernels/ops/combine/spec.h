@@ -9,6 +9,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/world.h"
 #include "kernels/ops/combine/geometry.h"
+#include "kernels/ops/combine/launch.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -21,9 +22,11 @@ struct CombinePlan : CombineGeometry {
   ///    whole tokens, one at least; larger than asked for where their flags would exceed
   ///    kOperatorFlagsMax.
   /// hidden and features are multiples of 8, so that rows begin at multiples of 16 bytes; top_k is
-  /// 1 to experts. Errors: kInvalidArgument, kLimitExceeded.
+  /// 1 to experts. `steps`: what suits the executor, 1 at least. Errors: kInvalidArgument,
+  /// kLimitExceeded.
   static Result<CombinePlan> make(std::uint32_t nodes, std::uint32_t locals,
-                                  const CombineShape& shape, DType dtype, const Tiling& tiling);
+                                  const CombineShape& shape, DType dtype, const Tiling& tiling,
+                                  std::uint32_t steps = 16);
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }
@@ -33,6 +36,9 @@ struct CombinePlan : CombineGeometry {
   /// Of a rank with `rows` product rows and `tokens` tokens, as if the others had as many and all
   /// experts were alike.
   LaunchWork work(std::uint32_t rows, std::uint32_t tokens) const;
+  /// Why a launch of the rank, with `tokens` tokens, stored nothing: kInvalidArgument or
+  /// kLimitExceeded.
+  Error refusal(const World& world, std::uint32_t tokens, const CombineRefusals& refusals) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const;
 };

@@ -37,8 +37,8 @@ MK_HOST_DEVICE constexpr ShardRange experts_of(std::uint32_t experts, const Worl
 }
 
 /// Who makes a piece of the plan: lane `index` of `count`, which all call it. `sync` is a barrier
-/// between them; `least(word, value)` makes the word the lesser of both, whoever else does so. Here
-/// one does it alone.
+/// between them; `least(word, value)` makes the word the lesser of both, `most` the greater, and
+/// `add` their sum, whoever else does so. Here one does it alone.
 struct OneLane {
   static constexpr bool kAlone = true;
   static constexpr std::uint32_t index = 0;
@@ -46,6 +46,13 @@ struct OneLane {
   MK_HOST_DEVICE void sync() const {}
   MK_HOST_DEVICE void least(std::uint32_t* word, std::uint32_t value) const {
     if (value < *word) *word = value;
+  }
+  MK_HOST_DEVICE void most(std::uint32_t* word, std::uint32_t value) const {
+    if (value > *word) *word = value;
+  }
+  template <class Word>
+  MK_HOST_DEVICE void add(Word* word, Word value) const {
+    *word += value;
   }
 };
 
@@ -171,7 +178,7 @@ class RoutingPlan {
 
   /// Makes offsets and tiles from the counts, and the counts into what fill() needs. With more than
   /// `capacity` (at most rows_max) rows, or with a fault in a table, it only says so: then nothing
-  /// else may be done.
+  /// else may be done. Either way the last offset is beyond the capacity, as it never is else.
   template <class Lanes = OneLane>
   MK_HOST_DEVICE void arrange(std::uint32_t capacity, const Lanes& lanes = {}) const {
     PlanSummary& summary = *arrays_.summary;
@@ -183,7 +190,11 @@ class RoutingPlan {
       summary.fits = summary.rows <= capacity && !summary.fault.any() ? 1u : 0u;
     }
     lanes.sync();
-    if (summary.fits != 0) arrange_tiles(lanes);
+    if (summary.fits != 0) {
+      arrange_tiles(lanes);
+    } else if (lanes.index == 0 && summary.fault.any()) {
+      arrays_.offsets[experts_.count] = kNoRows;
+    }
   }
 
   /// After arrange() has found a fault: what the table of its rank says there.
@@ -232,6 +243,7 @@ class RoutingPlan {
   // --- The result ---
 
   MK_HOST_DEVICE const PlanSummary& summary() const { return *arrays_.summary; }
+  static constexpr std::uint32_t kNoRows = 0xffffffff;  ///< in its place, after a fault
   /// offsets()[e] is the first row of this rank's expert e, offsets()[experts().count] the number
   /// of rows.
   MK_HOST_DEVICE const std::uint32_t* offsets() const { return arrays_.offsets; }

@@ -373,7 +373,7 @@ class RingCase : public CaseWithOptions<RingOptions> {
     tuning.tile_n = o.tile_k;
     tuning.remote_passes = o.remote_passes;
     tuning.chunk_bytes = o.chunk_bytes;
-    tuning.compute_blocks = o.compute_blocks;
+    tuning.compute_sms = o.compute_blocks;
     tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     MK_ASSIGN_OR_RETURN(auto op, RingAttention::create(session, shape, tuning));
     return std::make_unique<RingRank>(spec, o, rank, std::move(op));

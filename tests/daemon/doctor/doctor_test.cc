@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -366,7 +368,13 @@ TEST(DoctorTest, ALimitIsReadOfAnyProcess) {
   Facts facts;
   facts.daemon.trouble = "nobody listens";
   probe_memlock({}, facts);
-  EXPECT_EQ(facts.memlock.bytes, small.rlim_cur);
+  const auto text_of = [](const char* path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const bool free =
+      locks_without_limit(text_of("/proc/self/status"), text_of("/proc/self/uid_map"));
+  EXPECT_EQ(facts.memlock.bytes, free ? UINT64_MAX : small.rlim_cur);
   EXPECT_EQ(facts.memlock.daemon, 0u);
   ASSERT_EQ(0, ::setrlimit(RLIMIT_MEMLOCK, &before));
   if (before.rlim_cur == RLIM_INFINITY) {
@@ -375,6 +383,18 @@ TEST(DoctorTest, ALimitIsReadOfAnyProcess) {
   const auto nobody = memlock_of(-1);
   ASSERT_FALSE(nobody);
   EXPECT_THAT(nobody.error().message, HasSubstr("/proc/-1/limits"));
+}
+
+TEST(Memlock, IsOfNoEffectWithTheCapabilityOfTheFirstUserNamespace) {
+  const std::string all = "         0          0 4294967295\n";
+  const auto status = [](const std::string& effective) {
+    return "Name:\tmkerneld\nCapPrm:\t000001ffffffffff\nCapEff:\t" + effective + "\nSeccomp:\t0\n";
+  };
+  EXPECT_TRUE(locks_without_limit(status("000001ffffffffff"), all));
+  EXPECT_TRUE(locks_without_limit(status("0000000000004000"), all));
+  EXPECT_FALSE(locks_without_limit(status("000001ffffffbfff"), all));
+  EXPECT_FALSE(locks_without_limit(status("000001ffffffffff"), "0 100000 65536\n"));
+  EXPECT_FALSE(locks_without_limit("", ""));
 }
 
 TEST(DoctorTest, WhoDiscoveryFindsIsCalledAsThoseOfTheListAre) {

@@ -11,112 +11,24 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/combine/protocol.h"
 #include "kernels/ops/combine/spec.h"
-#include "tests/kernels/combine/handles.h"
+#include "tests/kernels/combine/sim_executors.h"
 #include "tests/kernels/support/reference.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {
 namespace {
 
-/// What a rank's handle lacks in a launch.
-enum class Fault { kNone, kIncomplete, kRowMissing };
-
 struct CombineSimOptions : SimOptions {
   CombineShape shape = {6, 16, 8, 5, 3, CombinePartials::kElement};
   Tiling tiling = {8, 8, 64, 2};
   bool faults = false;          ///< in every third launch some rank's handle does not fit
+  bool groups = false;          ///< as a GPU's groups do it
+  bool nonsense = false;        ///< likewise, but it makes no sense
   bool forge_releases = false;  ///< the one bank looks released for ever
   bool forge_tiles = false;     ///< all product rows look complete
   /// Ranks have one token each but in the first two launches and the last two, which have all.
   bool few_tokens_between = false;
-};
-
-/// An element of the product row of that token and slot, times its weight: exact in bf16, and so is
-/// the sum of a few.
-int product(std::uint32_t epoch, const MoeRow& row, std::uint32_t column) {
-  std::uint32_t hash = row.rank * 0x9e3779b1u ^ epoch * 0x85ebca6bu ^ row.token * 0xc2b2ae35u ^
-                       row.slot * 0x27d4eb2fu ^ column * 0x165667b1u;
-  hash ^= hash >> 15;
-  hash *= 0x2c1b3c6du;
-  return static_cast<int>(hash >> 27);
-}
-
-/// Exact for the few bits of these.
-std::uint16_t bf16_of(int value) {
-  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16);
-}
-
-struct CombineRank {
-  CombineLaunch launch;
-  RankRouting routing;
-  Handle handle;
-  Fault fault = Fault::kNone;
-  std::vector<std::uint16_t> out;
-  std::uint32_t sums_before_products = 0;  ///< made while compute blocks were at work
-};
-
-class Executor : public SimExecutor {
- public:
-  Executor(const SimExecutor& frame, CombineRank& rank) : SimExecutor(frame), rank_(rank) {}
-
-  template <class PlaceOf>
-  bool multiply(const CombineTile& tile, std::uint32_t padded_rows, const TileRect& columns,
-                PlaceOf&& place_of) {
-    if (padded_rows < tile.rows || padded_rows % rank_.launch.plan.row_pad != 0) return false;
-    for (std::uint32_t i = 0; i < tile.rows; ++i) {
-      const MoeRow& row = rank_.handle.rows[tile.row + i];
-      for (std::uint32_t c = 0; c < columns.columns; ++c)
-        store(place_of(i), c, product(rank_.launch.epoch, row, columns.column + c));
-      maybe_yield();
-    }
-    return true;
-  }
-
-  template <class Before, class Rows, class After>
-  void sum(const CombineSum& job, Before&& before, Rows&& rows, After&& after) {
-    const std::uint32_t hidden = rank_.launch.plan.shape.hidden;
-    rank_.sums_before_products += computing() ? 1 : 0;
-    std::vector<int> sums(hidden, 0);
-    const auto add = [&](const std::byte* row) {
-      for (std::uint32_t c = 0; c < hidden; ++c) sums[c] += load(row, c);
-      maybe_yield();
-    };
-    before(add);
-    rows(add);
-    after(add);
-    for (std::uint32_t c = 0; c < hidden; ++c) {
-      if (job.target != nullptr) {
-        store(job.target, c, sums[c]);
-      } else {
-        rank_.out[std::size_t{job.token} * hidden + c] = bf16_of(sums[c]);
-      }
-    }
-    maybe_yield();
-  }
-
- private:
-  bool f32() const { return rank_.launch.plan.shape.partials == CombinePartials::kF32; }
-  bool computing() const {
-    const std::uint32_t* done = rank_.launch.local->done_by(Role::kCompute);
-    return std::any_of(done, done + rank_.launch.blocks.compute,
-                       [&](std::uint32_t epoch) { return epoch != rank_.launch.epoch; });
-  }
-  void store(std::byte* row, std::uint32_t column, int value) const {
-    if (f32()) {
-      reinterpret_cast<float*>(row)[column] = static_cast<float>(value);
-    } else {
-      reinterpret_cast<std::uint16_t*>(row)[column] = bf16_of(value);
-    }
-  }
-  int load(const std::byte* row, std::uint32_t column) const {
-    if (f32()) return static_cast<int>(reinterpret_cast<const float*>(row)[column]);
-    return static_cast<int>(
-        to_double(DType::kBf16, reinterpret_cast<const std::uint16_t*>(row)[column]));
-  }
-
-  CombineRank& rank_;
 };
 
 class CombineSimulation : private SimOperator {
@@ -173,6 +85,10 @@ class CombineSimulation : private SimOperator {
   Fault fault_of(std::uint32_t epoch, std::uint32_t* rank) const {
     *rank = static_cast<std::uint32_t>((options_.seed + epoch) % ranks_.size());
     if (!options_.faults || epoch % 3 != 2) return Fault::kNone;
+    if (options_.nonsense) {
+      constexpr Fault kAll[] = {Fault::kOffset, Fault::kRow, Fault::kId};
+      return kAll[(options_.seed + epoch / 3) % std::size(kAll)];
+    }
     return (options_.seed + epoch / 3) % 2 == 0 ? Fault::kIncomplete : Fault::kRowMissing;
   }
 
@@ -192,16 +108,37 @@ class CombineSimulation : private SimOperator {
       const auto rows = static_cast<std::uint32_t>(rank.handle.rows.size());
       for (std::uint32_t& offset : rank.handle.offsets) offset = std::min(offset, rows - 1);
     }
+    spoil(rank, random);
     launch.rows = rank.handle.rows.data();
+    launch.room = static_cast<std::uint32_t>(rank.handle.rows.size());
     launch.offsets = rank.handle.offsets.data();
     launch.routing = rank.routing.table(plan_.shape.top_k);
     rank.out.assign(std::size_t{rank.routing.tokens} * plan_.shape.hidden, kPoison);
     if (options_.forge_tiles) forge_tiles(launch);
   }
+  /// Only where there is something.
+  static void spoil(CombineRank& rank, std::mt19937_64& random) {
+    const auto below = [&](std::size_t end) { return static_cast<std::size_t>(random() % end); };
+    Handle& handle = rank.handle;
+    if (rank.fault == Fault::kOffset && !handle.rows.empty())
+      handle.offsets[below(handle.offsets.size() - 1)] = 0xfffffff0;
+    if (rank.fault == Fault::kRow && !handle.rows.empty()) {
+      MoeRow& row = handle.rows[below(handle.rows.size())];
+      (below(3) == 0 ? row.rank : below(2) == 0 ? row.token : row.slot) = 0xfffffff0;
+    }
+    if (rank.fault == Fault::kId && !rank.routing.ids.empty())
+      rank.routing.ids[below(rank.routing.ids.size())] = below(2) == 0 ? -2 : 0x7fffffff;
+  }
   bool run_role(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
                 const SimExecutor& frame) override {
-    Executor executor(frame, ranks_[index]);
-    CombineBlock<Executor> block(executor, ranks_[index].launch, role, block_index, totals);
+    if (options_.groups) return run_as<GroupExecutor>(index, role, block_index, totals, frame);
+    return run_as<Executor>(index, role, block_index, totals, frame);
+  }
+  template <class AnyExecutor>
+  bool run_as(std::uint32_t index, Role role, std::uint32_t block_index, BlockTotals& totals,
+              const SimExecutor& frame) {
+    AnyExecutor executor(frame, ranks_[index]);
+    CombineBlock<AnyExecutor> block(executor, ranks_[index].launch, role, block_index, totals);
     switch (role) {
       case Role::kPlan:
         return gemm_combine::plan(block);
@@ -242,19 +179,23 @@ class CombineSimulation : private SimOperator {
     }
     return {};
   }
-  /// An incomplete rank is named by all; one that lacks a row by that row's rank.
+  /// A rank without rows, or whose handle makes no sense, is named by all; one that lacks a row by
+  /// that row's rank; one whose id is no expert's by itself.
   std::string check_verdict(std::uint32_t index, const CombineVerdict& verdict) const {
     std::uint32_t faulty = 0;
     const Fault fault = fault_of(ranks_[index].launch.epoch, &faulty);
-    std::uint32_t expected = 0;
-    if (fault == Fault::kIncomplete) expected = faulty + 1;
-    if (fault == Fault::kRowMissing) {
-      std::mt19937_64 random(options_.seed + ranks_[index].launch.epoch * 64 + faulty);
-      const Handle whole = draw_handle(routing(ranks_[index].launch.epoch), plan_.shape.experts,
-                                       plan_.shape.top_k, faulty, random);
-      if (!whole.rows.empty() && whole.rows.back().rank == index) expected = faulty + 1;
-    }
-    if (verdict.bad_rank != expected || (verdict.incomplete != 0) != (fault == Fault::kIncomplete))
+    const std::uint32_t epoch = ranks_[index].launch.epoch;
+    const auto all = routing(epoch);
+    std::mt19937_64 random(options_.seed + epoch * 64 + faulty);
+    const Handle whole = draw_handle(all, plan_.shape.experts, plan_.shape.top_k, faulty, random);
+    const bool some = !whole.rows.empty();
+    const bool incomplete =
+        fault == Fault::kIncomplete || ((fault == Fault::kOffset || fault == Fault::kRow) && some);
+    const bool named = incomplete ||
+                       (fault == Fault::kRowMissing && some && whole.rows.back().rank == index) ||
+                       (fault == Fault::kId && index == faulty && !all[faulty].ids.empty());
+    const std::uint32_t expected = named ? faulty + 1 : 0;
+    if (verdict.bad_rank != expected || (verdict.incomplete != 0) != incomplete)
       return fmt::format("the verdict is rank {} - 1, incomplete {}; expected rank {} - 1",
                          verdict.bad_rank, verdict.incomplete, expected);
     return {};
@@ -346,8 +287,26 @@ TEST(CombineInterleaving, ManySeeds) {
                                       static_cast<std::uint32_t>(1 + seed / 3 % 3), seed);
     options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
     draw(options);
+    options.groups = seed % 12 == 3;
     ASSERT_EQ(CombineSimulation(options).run(), "") << "seed " << seed;
   }
+}
+
+// A handle whose offsets or rows make no sense, and ids that are no experts', where nobody looked
+// at them before: named, and nothing is read or stored outside; the launches after them are right.
+TEST(CombineInterleaving, WhatMakesNoSenseIsNamedAndDisturbsNoLaterLaunch) {
+  std::uint32_t named = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    CombineSimOptions options = small(static_cast<std::uint32_t>(1 + seed % 3),
+                                      static_cast<std::uint32_t>(1 + seed / 3 % 3), seed);
+    options.shape.tokens_max = 20;
+    options.groups = seed % 6 == 0;
+    options.faults = options.nonsense = true;
+    CombineSimulation simulation(options);
+    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
+    named += simulation.faults_named();
+  }
+  EXPECT_GT(named, 150u);
 }
 
 // All ranks hear of a rank that has no rows, and its rank of a row that is missing; nothing is

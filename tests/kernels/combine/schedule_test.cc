@@ -68,7 +68,8 @@ TEST(CombineSchedule, EveryRowIsInOneTileAndTheMostUrgentTilesComeFirst) {
     const auto rank = static_cast<std::uint32_t>(random() % ranks);
     const Handle handle = draw_handle(routing, shape.experts, shape.top_k, rank, random);
     const World world{plan.nodes, plan.locals, rank / plan.locals, rank % plan.locals};
-    const RowIndex index(plan, world, handle.rows.data(), handle.offsets.data());
+    const RowIndex index(plan, world, handle.rows.data(), handle.offsets.data(),
+                         static_cast<std::uint32_t>(handle.rows.size()));
     ASSERT_EQ(index.first_impossible_row(static_cast<std::uint32_t>(handle.rows.size())),
               handle.rows.size());
     std::vector<CombineTile> tiles;
@@ -90,7 +91,8 @@ TEST(CombineSchedule, EveryRowIsInOneTileAndTheMostUrgentTilesComeFirst) {
     ASSERT_LE(count, plan.tiles_max);
     for (int times : covered) ASSERT_EQ(times, 1);
     std::vector<std::uint32_t> order(count);
-    index.arrange(tiles.data(), count, order.data());
+    std::vector<std::uint32_t> counts(order_count_words(plan.nodes * plan.steps));
+    index.arrange(tiles.data(), count, order.data(), counts.data());
     for (std::uint32_t i = 1; i < count; ++i) {
       const std::uint32_t before = tiles[order[i - 1]].urgency;
       const std::uint32_t now = tiles[order[i]].urgency;
@@ -98,11 +100,29 @@ TEST(CombineSchedule, EveryRowIsInOneTileAndTheMostUrgentTilesComeFirst) {
     }
     // The next node's tokens first, this node's last.
     const auto urgency = [&](std::uint32_t node) {
-      return index.urgency_of({node * plan.locals, 0, 0, 0}) / RowIndex::kSteps;
+      return index.urgency_of({node * plan.locals, 0, 0, 0}) / plan.steps;
     };
     for (std::uint32_t after = 1; after <= plan.nodes; ++after)
       ASSERT_EQ(urgency((world.node + after) % plan.nodes), after - 1);
   });
+}
+
+TEST(CombineSchedule, BandsAreEveryTileOnce) {
+  for (std::uint32_t columns = 1; columns <= 9; ++columns) {
+    for (std::uint32_t row_tiles = 0; row_tiles <= 70; ++row_tiles) {
+      const Divisor band_tiles(columns * CombineSchedule::kBand);
+      std::set<std::pair<std::uint32_t, std::uint32_t>> seen;
+      std::uint32_t last_band = 0;
+      for (std::uint32_t step = 0; step < row_tiles * columns; ++step) {
+        const auto tile = CombineSchedule::banded_tile(step, row_tiles, band_tiles);
+        ASSERT_LT(tile.turn, row_tiles);
+        ASSERT_LT(tile.column, columns);
+        ASSERT_GE(tile.turn / CombineSchedule::kBand, last_band);
+        last_band = tile.turn / CombineSchedule::kBand;
+        ASSERT_TRUE(seen.emplace(tile.turn, tile.column).second);
+      }
+    }
+  }
 }
 
 TEST(CombineSchedule, TheRankOfAnExpertIsTheOneThatHasIt) {
@@ -121,7 +141,7 @@ TEST(CombineSchedule, TheRankOfAnExpertIsTheOneThatHasIt) {
 TEST(CombineSchedule, ChecksTellRowsApart) {
   const CombinePlan plan =
       *CombinePlan::make(1, 1, {40, 8, 8, 6, 3, CombinePartials::kElement}, DType::kBf16, {});
-  const RowIndex index(plan, {}, nullptr, nullptr);
+  const RowIndex index(plan, {}, nullptr, nullptr, 0);
   std::set<std::uint64_t> hashes;
   for (std::uint32_t token = 0; token < 40; ++token) {
     for (std::uint32_t slot = 0; slot < 3; ++slot) {
@@ -179,11 +199,18 @@ TEST(CombineSchedule, PlacesInTheWorkspaceAreDisjointAndInside) {
     claims.claim(plan.layout.words, sizeof(CombineWords), "words");
     claims.claim(plan.layout.tiles, plan.tiles_max * sizeof(CombineTile), "tiles");
     claims.claim(plan.layout.order, plan.tiles_max * 4u, "order");
-    claims.claim(plan.layout.expected, ranks * 8u, "expected");
-    for (std::uint32_t block = 0; block < kBlocksMax; ++block)
+    claims.claim(plan.layout.order_counts, order_count_words(plan.nodes * plan.steps) * 4,
+                 "order counts");
+    claims.claim(schedule.tile_parts(0), plan.tiles_max * 4u, "parts of tiles");
+    for (std::uint32_t block = 0; block < kBlocksMax; ++block) {
       claims.claim(schedule.block_note(block, 0), ranks * sizeof(CombineNote), "block note");
+      claims.claim(schedule.expected(block), ranks * 8u, "expected of a block");
+    }
+    claims.claim(schedule.expected(kBlocksMax), ranks * 8u, "expected");
     for (std::uint32_t node = 0; node < plan.nodes; ++node) {
       claims.claim(schedule.peer(node), sizeof(CombinePeer), "peer");
+      claims.claim(schedule.counts(node, 0),
+                   CombineSchedule::parts_of(shape.tokens_max) * sizeof(CombineCounts), "counts");
       claims.claim(schedule.list(node), tokens * 4, "list");
       claims.claim(schedule.place(node), tokens * 4, "places");
       if (plan.nodes > 1)

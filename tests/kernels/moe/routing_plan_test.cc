@@ -385,6 +385,8 @@ TEST(RoutingPlan, AFaultIsNamedByEveryRank) {
       EXPECT_EQ(heap.summary.fault, (RoutingFault{rank, token, slot, id}));
       EXPECT_EQ(heap.summary.fits, 0u);
       EXPECT_EQ(heap.summary.tiles, 0u);
+      // A combine behind it sees that there are no rows.
+      EXPECT_EQ(heap.plan.offsets()[heap.plan.experts().count], RoutingPlan::kNoRows);
       for (const MoeRow& row : heap.rows) ASSERT_EQ(row.weight, -1);
     }
   }
