@@ -13,11 +13,13 @@ namespace mk::kernels {
 template <class Unit>
 class Count {
  public:
+  // NOLINTNEXTLINE(google-explicit-constructor): a plain number is in the unit it is given to
   MK_HOST_DEVICE constexpr Count(std::uint32_t count = 0) : count_(count) {}
   template <class Other>
   Count(const Count<Other>&) = delete;  // convert it
 
   MK_HOST_DEVICE constexpr std::uint32_t count() const { return count_; }
+  // NOLINTNEXTLINE(google-explicit-constructor): a count is a number wherever no unit is asked for
   MK_HOST_DEVICE constexpr operator std::uint32_t() const { return count_; }
 
  private:

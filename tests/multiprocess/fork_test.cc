@@ -9,6 +9,9 @@
 #if __has_feature(thread_sanitizer)
 #define MK_TEST_THREAD_SANITIZER 1
 #endif
+#if __has_feature(address_sanitizer) && __clang_major__ < 17
+#define MK_TEST_ADDRESS_SANITIZER_FORKS_LOCKED 1
+#endif
 #endif
 
 namespace mk::test {
@@ -37,6 +40,11 @@ void expect_all_end_well(const tools::DaemonSet& daemons, const std::string& job
 class ForkedChildren : public testing::TestWithParam<const char*> {};
 
 TEST_P(ForkedChildren, LeaveTheParentsSessionAlone) {
+#ifdef MK_TEST_ADDRESS_SANITIZER_FORKS_LOCKED
+  if (GetParam() == std::string("crowd"))
+    GTEST_SKIP() << "before LLVM 17 fork() does not wait for AddressSanitizer's allocator: a child "
+                    "of a busy process may find it locked for good";
+#endif
   auto daemons = start_daemons(2);
   ASSERT_NE(nullptr, daemons);
   expect_all_end_well(*daemons, "parent", GetParam());

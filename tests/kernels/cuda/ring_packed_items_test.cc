@@ -17,7 +17,7 @@
 namespace mk::kernels::cuda {
 namespace {
 
-constexpr std::uint32_t kTile = 8;
+constexpr std::uint32_t kTileRows = 8;
 constexpr std::uint32_t kHeads = 6;
 constexpr std::uint32_t kKeyHeads = 3;
 
@@ -51,8 +51,8 @@ struct Tables {
     for (std::uint32_t s = 0; s < lengths.size(); ++s) {
       const PackedParts cut(lengths[s], parts, plan.causal);
       const std::uint32_t first = sequences.first_rows[world.rank() * sequences.count + s];
-      for (std::uint32_t t = 0; t < cut.tiles(world.rank(), kTile); ++t) {
-        tiles.push_back(cut.tile(world.rank(), kTile, t, first));
+      for (std::uint32_t t = 0; t < cut.tiles(world.rank(), kTileRows); ++t) {
+        tiles.push_back(cut.tile(world.rank(), kTileRows, t, first));
         tiles.back().sequence = s;
       }
     }
@@ -108,7 +108,7 @@ TEST(PackedItems, EveryRowOfEveryHeadIsInOneItemAndHeadsComeInTheirOrder) {
       ASSERT_EQ(item.q_row, item.first_row);
       ASSERT_LT(item.first_row, item.rows_end);
       ASSERT_LE(item.rows_end, static_cast<int>(own.size()));
-      const int end = std::min(item.first_row + static_cast<int>(kTile), item.rows_end);
+      const int end = std::min(item.first_row + static_cast<int>(kTileRows), item.rows_end);
       for (int row = item.first_row; row < end; ++row)
         ASSERT_TRUE(rows.insert({item.head, row}).second);
       ASSERT_GE(item.head / tables.items.section, last_section);
