@@ -93,12 +93,12 @@ TEST_F(MachineCommands, TheDaemonOpensTheRailsOfItsMachine) {
               HasSubstr("proxy.cpus: 1 entries for 8 rails"));
 }
 
-// As from a shell with other limits than the service's.
 /// Begins a command that runs with a limit: CAP_IPC_LOCK, which root has, would lift it.
 std::string without_ipc_lock() {
   return ::geteuid() == 0 ? "exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock" : "exec";
 }
 
+// As from a shell with other limits than the service's.
 TEST_F(MachineCommands, TheDoctorJudgesTheLimitOfTheDaemonThatRuns) {
   const std::string config = configuration("fabric = { name = \"ofi\" }");
   const std::string doctor = fmt::format("ulimit -S -l 64; {} {} --config {} doctor --json",
