@@ -120,7 +120,8 @@ class FinishingEpilogue {
       const int at = 2 * column + eight * 16;
       add_bias<Element>(sums, at);
       add_bias<Element>(sums, at + 8);
-      pack_silu_pairs<Element>(sums + at / 8 * 4, 1.0f, 1.0f, packed + eight * 2);
+      constexpr float kAsTheyAre[2] = {1.0f, 1.0f};
+      pack_silu_pairs<Element>(sums + at / 8 * 4, kAsTheyAre, packed + eight * 2);
     }
   }
   /// Stores this thread's sums of the kPieceColumnsF32 columns from `column` on into a piece at

@@ -88,14 +88,17 @@ __device__ __forceinline__ std::uint32_t pairs_from_quad(std::uint32_t mine) {
 }
 
 /// Of a thread's sums of 16 columns, gates and their ups, what it stores of C's 8 columns:
-/// packed[0] is its first row's two, packed[1] those of 8 below, each multiplied by its scale.
+/// packed[0] is its first row's two, packed[1] those of 8 below, each multiplied by its row's
+/// scale.
 template <class Element>
-__device__ __forceinline__ void pack_silu_pairs(float* v, float scale0, float scale1,
+__device__ __forceinline__ void pack_silu_pairs(float* v, const float (&scale)[2],
                                                 std::uint32_t* packed) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[2 * i] = silu(v[2 * i]) * v[2 * i + 1];
-  packed[0] = pairs_from_quad(pack_two<Element>(v[0] * scale0, v[4] * scale0));
-  packed[1] = pairs_from_quad(pack_two<Element>(v[2] * scale1, v[6] * scale1));
+#pragma unroll
+  for (int row = 0; row < 2; ++row)
+    packed[row] =
+        pairs_from_quad(pack_two<Element>(v[2 * row] * scale[row], v[2 * row + 4] * scale[row]));
 }
 
 }  // namespace mk::kernels::cuda

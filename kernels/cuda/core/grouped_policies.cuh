@@ -248,7 +248,7 @@ class GroupedEpilogue {
       float* const v = sums + at / 8 * 4;
       add_bias<Element>(v, bias_, at);
       add_bias<Element>(v + 4, bias_, at + 8);
-      pack_silu_pairs<Element>(v, scale_[0], scale_[1], packed + eight * 2);
+      pack_silu_pairs<Element>(v, scale_, packed + eight * 2);
     }
   }
 
