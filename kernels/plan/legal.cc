@@ -15,7 +15,7 @@
 namespace mk::kernels::plan {
 namespace {
 
-// The tiles of a GPU's compiled configurations, at most (kernels/cuda/operator_inputs.cc).
+// The tiles of a GPU's compiled configurations, at most (kernels/cuda/host/operator_inputs.cc).
 constexpr std::uint32_t kGpuTileRowsMax = 128;
 constexpr std::uint32_t kGpuTileColumnsMax = 256;
 constexpr std::uint32_t kPieceColumns = 64;  ///< of C that math stores at a time

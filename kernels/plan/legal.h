@@ -1,6 +1,6 @@
 /// \file
 /// Which candidates an operator can run. The rules are the operators' own: their plans are made,
-/// and kernels/cuda/role_blocks.h places warpgroups on SMs by the same rule. Host only.
+/// and kernels/cuda/host/role_blocks.h places warpgroups on SMs by the same rule. Host only.
 #pragma once
 
 #include <cstdint>

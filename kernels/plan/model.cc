@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "kernels/comm/shard.h"
-#include "kernels/cuda/chunk_steps.h"
+#include "kernels/cuda/skeleton/chunk_steps.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cuda/cuda_options.h"
+#include "kernels/cuda/host/cuda_options.h"
 #include "tests/gpu/products.h"
 #include "tests/gpu/rank_operator.h"
 

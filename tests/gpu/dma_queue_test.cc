@@ -1,5 +1,5 @@
 // Copies that wait for a word in the GPU's memory, beside whatever runs there.
-#include "kernels/cuda/dma_queue.h"
+#include "kernels/cuda/transport/dma_queue.h"
 
 #include <gtest/gtest.h>
 

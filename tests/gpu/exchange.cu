@@ -1,6 +1,6 @@
 #include <cuda_bf16.h>
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/core/ptx.cuh"
 #include "shm/atomic.h"
 #include "shm/flag.h"
 #include "shm/ring.h"

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/gemm_types.h"
+#include "kernels/cuda/core/gemm_types.h"
 
 namespace mk::test {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/gemm_launch.cuh"
+#include "kernels/cuda/core/gemm_launch.cuh"
 #include "tests/gpu/seam_examples.cuh"
 
 namespace mk::test {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/core/tensor_map.h"
 #include "tests/gpu/devices.h"
 #include "tests/gpu/gemm_reference.h"
 #include "tests/gpu/gemm_seams.h"

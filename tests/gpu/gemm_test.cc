@@ -1,6 +1,6 @@
 // The plain product's host side: what it refuses and how it says so, which variant it takes,
 // capture into a graph.
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/core/gemm.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cuda/gemm_choice.h"
+#include "kernels/cuda/core/gemm_choice.h"
 
 #include "tests/gpu/gemm_reference.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/gemm_launch.cuh"
+#include "kernels/cuda/core/gemm_launch.cuh"
 #include "shm/flag.h"
 #include "tests/gpu/grouped_seam_examples.cuh"
 

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/core/tensor_map.h"
 #include "tests/gpu/devices.h"
 #include "tests/gpu/grouped_case.h"
 #include "tests/gpu/products.h"

@@ -5,8 +5,8 @@
 #include <cstdlib>
 
 #include "kernels/comm/part.h"
-#include "kernels/cuda/on_device.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/core/ptx.cuh"
+#include "kernels/cuda/host/on_device.h"
 #include "shm/atomic.h"
 #include "shm/flag.h"
 #include "tests/gpu/mirror.h"

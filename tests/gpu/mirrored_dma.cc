@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/on_device.h"
+#include "kernels/cuda/host/on_device.h"
 #include "tests/gpu/devices.h"
 #include "tests/gpu/mirror.h"
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/cuda/dma_queue.h"
+#include "kernels/cuda/transport/dma_queue.h"
 #include "kernels/gather/schedule.h"
 #include "kernels/gather/sharing.h"
 #include "tests/gpu/gemm_reference.h"

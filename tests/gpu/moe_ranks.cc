@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "kernels/cuda/operator_inputs.h"
+#include "kernels/cuda/host/operator_inputs.h"
 #include "tests/gpu/devices.h"
 #include "tests/gpu/summed_reference.h"
 

@@ -1,6 +1,6 @@
 // Tiles that a rank adds up itself as it computes them, one of them late
-// (kernels/cuda/late_adds.cuh): in many turns, one launch after the other; beside a rank that sums
-// by groups; and after a wait in vain. Of two ranks of a node; others' sums are made by groups
+// (kernels/cuda/core/late_adds.cuh): in many turns, one launch after the other; beside a rank that
+// sums by groups; and after a wait in vain. Of two ranks of a node; others' sums are made by groups
 // here, too. And a shard that is summed once, with what has come from other nodes.
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/gemm.h"
-#include "kernels/cuda/gemm_choice.h"
+#include "kernels/cuda/core/gemm.h"
+#include "kernels/cuda/core/gemm_choice.h"
 #include "tests/gpu/gemm_reference.h"
 
 namespace mk::test {

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <utility>
 
-#include "kernels/cuda/operator_frame.h"
-#include "kernels/cuda/planned.h"
+#include "kernels/cuda/host/operator_frame.h"
+#include "kernels/cuda/host/planned.h"
 
 namespace mk::test {
 namespace {

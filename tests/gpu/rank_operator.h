@@ -13,7 +13,7 @@
 
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/plan_tools.h"
-#include "kernels/cuda/cuda_options.h"
+#include "kernels/cuda/host/cuda_options.h"
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/gemm_ar/sm90.h"
 #include "kernels/ops/gemm_rs/sm90.h"

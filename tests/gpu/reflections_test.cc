@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/comm/launch_record.h"
-#include "kernels/cuda/planned.h"
+#include "kernels/cuda/host/planned.h"
 #include "kernels/gather/geometry.h"
 
 namespace mk::test {

@@ -6,7 +6,7 @@
 
 #include <cuda/atomic>
 
-#include "kernels/cuda/gemm_core.cuh"
+#include "kernels/cuda/core/gemm_core.cuh"
 #include "shm/atomic.h"
 #include "shm/flag.h"
 #include "tests/gpu/gemm_seams.h"

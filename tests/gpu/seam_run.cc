@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/core/tensor_map.h"
 
 namespace mk::test {
 namespace {

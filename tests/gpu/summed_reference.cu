@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/core/ptx.cuh"
 
 namespace mk::test {
 namespace {

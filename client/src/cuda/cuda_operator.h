@@ -14,8 +14,8 @@
 #include "client/src/device_operator.h"
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
-#include "kernels/cuda/cuda_options.h"
-#include "kernels/cuda/launch_state.h"
+#include "kernels/cuda/host/cuda_options.h"
+#include "kernels/cuda/skeleton/launch_state.h"
 
 namespace mk {
 

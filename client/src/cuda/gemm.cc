@@ -3,7 +3,7 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/cuda/planned.h"
+#include "kernels/cuda/host/planned.h"
 
 namespace mk {
 namespace {

@@ -31,9 +31,9 @@
 #include "kernels/cuda/core/attention_shared.cuh"
 #include "kernels/cuda/core/attention_softmax.cuh"
 #include "kernels/cuda/core/block_sync.cuh"
+#include "kernels/cuda/core/gemm_policies.cuh"
 #include "kernels/cuda/core/non_finite.cuh"
-#include "kernels/cuda/gemm_policies.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/core/ptx.cuh"
 
 namespace mk::kernels::cuda {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/core/attention_items.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/core/ptx.cuh"
 
 namespace mk::kernels::cuda {
 

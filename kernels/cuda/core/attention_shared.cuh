@@ -11,7 +11,7 @@
 #include "kernels/cuda/core/attention_policies.cuh"
 #include "kernels/cuda/core/block_sync.cuh"
 #include "kernels/cuda/core/non_finite.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/core/ptx.cuh"
 
 namespace mk::kernels::cuda {
 

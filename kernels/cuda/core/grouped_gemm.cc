@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/core/grouped_kernels.h"
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/core/tensor_map.h"
 
 namespace mk::kernels::cuda {
 namespace {

@@ -2,9 +2,9 @@
 /// Instantiates the grouped products of one element type; included by one .cu file per type.
 #pragma once
 
+#include "kernels/cuda/core/gemm_launch.cuh"
 #include "kernels/cuda/core/grouped_kernels.h"
 #include "kernels/cuda/core/grouped_policies.cuh"
-#include "kernels/cuda/gemm_launch.cuh"
 
 namespace mk::kernels::cuda {
 

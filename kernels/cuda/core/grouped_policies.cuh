@@ -10,12 +10,12 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "kernels/cuda/core/activation.cuh"
+#include "kernels/cuda/core/gemm_config.cuh"
+#include "kernels/cuda/core/gemm_policies.cuh"
 #include "kernels/cuda/core/grouped_tiles.h"
 #include "kernels/cuda/core/grouped_types.h"
-#include "kernels/cuda/gemm_config.cuh"
-#include "kernels/cuda/gemm_policies.cuh"
-#include "kernels/cuda/ptx.cuh"
-#include "kernels/cuda/tile_feed.cuh"
+#include "kernels/cuda/core/ptx.cuh"
+#include "kernels/cuda/core/tile_feed.cuh"
 
 namespace mk::kernels::cuda {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/gemm_types.h"
+#include "kernels/cuda/core/gemm_types.h"
 
 namespace mk::kernels::cuda {
 

@@ -15,7 +15,7 @@
 
 #include "kernels/cuda/core/attention_config.cuh"
 #include "kernels/cuda/core/block_sync.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/core/ptx.cuh"
 
 namespace mk::kernels::cuda {
 

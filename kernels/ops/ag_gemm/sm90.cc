@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/core/tensor_map.h"
 #include "kernels/ops/ag_gemm/schedule.h"
 
 namespace mk::kernels {

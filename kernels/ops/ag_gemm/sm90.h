@@ -10,8 +10,8 @@
 
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
-#include "kernels/cuda/dma_queue.h"
-#include "kernels/cuda/operator_base.h"
+#include "kernels/cuda/host/operator_base.h"
+#include "kernels/cuda/transport/dma_queue.h"
 #include "kernels/ops/ag_gemm/sm90_arguments.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "shm/host/result.h"

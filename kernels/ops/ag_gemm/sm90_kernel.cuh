@@ -3,9 +3,9 @@
 /// one .cu file per element type.
 #pragma once
 
-#include "kernels/cuda/finishing_epilogue.cuh"
-#include "kernels/cuda/operator_kernel.cuh"
-#include "kernels/cuda/tile_limits.h"
+#include "kernels/cuda/core/finishing_epilogue.cuh"
+#include "kernels/cuda/core/tile_limits.h"
+#include "kernels/cuda/skeleton/operator_kernel.cuh"
 #include "kernels/ops/ag_gemm/roles.h"
 #include "kernels/ops/ag_gemm/sm90_policies.cuh"
 

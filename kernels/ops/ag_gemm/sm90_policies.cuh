@@ -3,9 +3,9 @@
 /// stored into the caller's C.
 #pragma once
 
-#include "kernels/cuda/block_gate.cuh"
-#include "kernels/cuda/gemm_core.cuh"
-#include "kernels/cuda/tile_feed.cuh"
+#include "kernels/cuda/core/gemm_core.cuh"
+#include "kernels/cuda/core/tile_feed.cuh"
+#include "kernels/cuda/skeleton/block_gate.cuh"
 #include "kernels/ops/ag_gemm/protocol.h"
 #include "kernels/ops/ag_gemm/sm90_arguments.h"
 

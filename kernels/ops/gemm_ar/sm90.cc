@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/core/tensor_map.h"
 
 namespace mk::kernels {
 namespace {

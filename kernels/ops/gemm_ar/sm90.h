@@ -10,7 +10,7 @@
 
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
-#include "kernels/cuda/operator_base.h"
+#include "kernels/cuda/host/operator_base.h"
 #include "kernels/ops/gemm_ar/schedule.h"
 #include "kernels/ops/gemm_ar/sm90_arguments.h"
 #include "kernels/ops/gemm_ar/spec.h"

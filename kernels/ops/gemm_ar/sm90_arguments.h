@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/comm/tile_grid.h"
-#include "kernels/cuda/operator_arguments.h"
+#include "kernels/cuda/host/operator_arguments.h"
 #include "kernels/ops/gemm_ar/launch.h"
 
 namespace mk::kernels::cuda {

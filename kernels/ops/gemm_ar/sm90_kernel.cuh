@@ -3,8 +3,8 @@
 /// done, and then collect. Included by one .cu file per element type.
 #pragma once
 
-#include "kernels/cuda/finishing_epilogue.cuh"
-#include "kernels/cuda/operator_kernel.cuh"
+#include "kernels/cuda/core/finishing_epilogue.cuh"
+#include "kernels/cuda/skeleton/operator_kernel.cuh"
 #include "kernels/ops/gemm_ar/roles.h"
 #include "kernels/ops/gemm_ar/sm90_policies.cuh"
 

@@ -3,8 +3,8 @@
 /// done. Included by one .cu file per element type.
 #pragma once
 
-#include "kernels/cuda/finishing_epilogue.cuh"
-#include "kernels/cuda/operator_kernel.cuh"
+#include "kernels/cuda/core/finishing_epilogue.cuh"
+#include "kernels/cuda/skeleton/operator_kernel.cuh"
 #include "kernels/ops/gemm_rs/roles.h"
 #include "kernels/ops/gemm_rs/sm90_policies.cuh"
 

@@ -2,8 +2,8 @@
 /// The policies of gemm_rs/protocol.h for the GEMM core.
 #pragma once
 
-#include "kernels/cuda/block_gate.cuh"
-#include "kernels/cuda/packed_store.cuh"
+#include "kernels/cuda/skeleton/block_gate.cuh"
+#include "kernels/cuda/transport/packed_store.cuh"
 #include "kernels/ops/gemm_rs/protocol.h"
 #include "kernels/ops/gemm_rs/sm90_arguments.h"
 

@@ -4,10 +4,10 @@
 #include <new>
 
 #include "kernels/comm/plan_tools.h"
-#include "kernels/cuda/on_device.h"
-#include "kernels/cuda/operator_inputs.h"
-#include "kernels/cuda/planned.h"
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/core/tensor_map.h"
+#include "kernels/cuda/host/on_device.h"
+#include "kernels/cuda/host/operator_inputs.h"
+#include "kernels/cuda/host/planned.h"
 #include "kernels/ops/moe/block.h"
 
 namespace mk::kernels {

@@ -11,8 +11,8 @@
 
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
-#include "kernels/cuda/cuda_options.h"
-#include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/host/cuda_options.h"
+#include "kernels/cuda/host/operator_frame.h"
 #include "kernels/ops/moe/sm90_arguments.h"
 #include "kernels/ops/moe/spec.h"
 #include "shm/host/result.h"

@@ -2,7 +2,7 @@
 /// What a MoE Dispatch + GEMM launch hands to its kernel. Plain data for host and device.
 #pragma once
 
-#include "kernels/cuda/operator_arguments.h"
+#include "kernels/cuda/host/operator_arguments.h"
 #include "kernels/ops/moe/launch.h"
 
 namespace mk::kernels::cuda {

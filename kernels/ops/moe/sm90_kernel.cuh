@@ -3,7 +3,7 @@
 /// grouped product. Included by one .cu file per element type.
 #pragma once
 
-#include "kernels/cuda/operator_kernel.cuh"
+#include "kernels/cuda/skeleton/operator_kernel.cuh"
 #include "kernels/ops/moe/roles.h"
 #include "kernels/ops/moe/sm90_leader.cuh"
 #include "kernels/ops/moe/sm90_policies.cuh"

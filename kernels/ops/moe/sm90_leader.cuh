@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/executor.cuh"
+#include "kernels/cuda/skeleton/executor.cuh"
 #include "kernels/ops/moe/routing_plan.h"
 
 namespace mk::kernels::cuda {

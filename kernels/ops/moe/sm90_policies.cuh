@@ -8,10 +8,10 @@
 #include <cstdint>
 
 #include "kernels/comm/divisor.h"
-#include "kernels/cuda/block_gate.cuh"
+#include "kernels/cuda/core/gemm_core.cuh"
 #include "kernels/cuda/core/grouped_policies.cuh"
-#include "kernels/cuda/gemm_core.cuh"
-#include "kernels/cuda/tile_feed.cuh"
+#include "kernels/cuda/core/tile_feed.cuh"
+#include "kernels/cuda/skeleton/block_gate.cuh"
 #include "kernels/ops/moe/roles.h"
 #include "kernels/ops/moe/sm90_arguments.h"
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/core/attention_types.h"
-#include "kernels/cuda/launch_state.h"
+#include "kernels/cuda/skeleton/launch_state.h"
 #include "kernels/ops/ring/items.h"
 #include "kernels/ops/ring/launch.h"
 #include "kernels/ops/ring/packed_items.h"

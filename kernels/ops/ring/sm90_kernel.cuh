@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include "kernels/cuda/core/attention_core.cuh"
-#include "kernels/cuda/operator_kernel.cuh"
+#include "kernels/cuda/skeleton/operator_kernel.cuh"
 #include "kernels/ops/ring/packed_tables.cuh"
 #include "kernels/ops/ring/roles.h"
 #include "kernels/ops/ring/sm90_arguments.h"

@@ -13,7 +13,7 @@
 
 #include "kernels/comm/banks.h"
 #include "kernels/cuda/core/attention_items.h"
-#include "kernels/cuda/executor.cuh"
+#include "kernels/cuda/skeleton/executor.cuh"
 #include "kernels/ops/ring/items.h"
 #include "kernels/ops/ring/packed_items.h"
 #include "kernels/ops/ring/sm90_arguments.h"

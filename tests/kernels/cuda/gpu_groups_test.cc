@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kernels/comm/sum_job.h"
-#include "kernels/cuda/chunk_steps.h"
-#include "kernels/cuda/launch_state.h"
+#include "kernels/cuda/skeleton/chunk_steps.h"
+#include "kernels/cuda/skeleton/launch_state.h"
 
 namespace mk::kernels {
 namespace {

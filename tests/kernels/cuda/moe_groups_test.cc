@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/comm/banks.h"
-#include "kernels/cuda/operator_frame.h"
+#include "kernels/cuda/host/operator_frame.h"
 #include "kernels/ops/moe/schedule.h"
 #include "kernels/ops/moe/sm90.h"
 

@@ -1,7 +1,7 @@
 // From the planner's choice to the groups of an operator on a GPU: whatever is chosen, the
 // operator's own plan is made, its groups fit the rank's SMs, and what the caller named stays. Host
 // arithmetic: it needs no GPU.
-#include "kernels/cuda/planned.h"
+#include "kernels/cuda/host/planned.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <string>
 
-#include "kernels/cuda/launch_state.h"
+#include "kernels/cuda/skeleton/launch_state.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"

@@ -1,5 +1,5 @@
 // How a rank's share of a GPU is dealt out to its roles. Host arithmetic: it needs no GPU.
-#include "kernels/cuda/role_blocks.h"
+#include "kernels/cuda/host/role_blocks.h"
 
 #include <gtest/gtest.h>
 

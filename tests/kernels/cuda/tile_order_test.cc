@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/tile.h"
+#include "kernels/cuda/core/tile.h"
 
 namespace mk::kernels::cuda {
 namespace {

@@ -102,7 +102,7 @@ class Runs:
         return np.where(self.chunk_bytes > 0, self.chunk_bytes, chosen)
 
     def parts(self, chunks, warpgroups):
-        """copy_parts() of kernels/cuda/chunk_steps.h."""
+        """copy_parts() of kernels/cuda/skeleton/chunk_steps.h."""
         chunks = np.ceil(chunks)
         least = np.where(self.multi, 8, np.where(self.locals == 2, 48, 24)) * 1024
         most = np.floor(self.chunk / least)

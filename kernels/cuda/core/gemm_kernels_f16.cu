@@ -1,0 +1,9 @@
+#include "kernels/cuda/core/gemm_kernels.cuh"
+
+namespace mk::kernels::cuda {
+
+const PlainGemmKernel& plain_gemm_f16(BLayout b_layout, GemmVariant variant) {
+  return plain_gemm<__half>(b_layout, variant);
+}
+
+}  // namespace mk::kernels::cuda

@@ -1,9 +1,0 @@
-#include "kernels/cuda/gemm_kernels.cuh"
-
-namespace mk::kernels::cuda {
-
-const PlainGemmKernel& plain_gemm_f16(BLayout b_layout, GemmVariant variant) {
-  return plain_gemm<__half>(b_layout, variant);
-}
-
-}  // namespace mk::kernels::cuda

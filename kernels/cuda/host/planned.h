@@ -1,0 +1,41 @@
+/// \file
+/// From the planner's choice (kernels/plan) to what an operator on a GPU takes, and from what its
+/// caller named to the planner's question.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/comm/world.h"
+#include "kernels/cuda/host/cuda_options.h"
+#include "kernels/cuda/host/role_blocks.h"
+#include "kernels/plan/operator_plan.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels::cuda {
+
+/// The machine file for a GPU of that name and so many SMs; says on stderr, once in a process, if
+/// none is shipped for it.
+plan::Machine machine_of(const char* device_name, std::uint32_t sms);
+/// By the shipped files, for a GPU of that name and so many SMs.
+std::shared_ptr<const plan::JobPlan> job_plan_for(const char* device_name, std::uint32_t sms);
+
+/// What a plan has to be made with: of `options` what is named counts, of the caller's tiles and
+/// chunks what is not 0. `blocks`: SMs of a rank, the same on all, as are the shape, and what all
+/// name. The operator's own plan is then made of the answer.
+Result<Tiling> planned_tiling(plan::Op op, std::uint32_t nodes, std::uint32_t locals,
+                              const Shape& shape, kernels::DType dtype, std::uint32_t blocks,
+                              const plan::JobPlan& job, const CudaOptions& options,
+                              const Tiling& named);
+
+/// How an operator runs whose plan has `tiling`. `blocks`, `lanes`: this rank's.
+Result<plan::OperatorPlan> plan_launches(plan::Op op, const World& world, const Shape& shape,
+                                         kernels::DType dtype, const Tiling& tiling,
+                                         std::uint32_t blocks, std::uint32_t lanes,
+                                         const CudaOptions& options,
+                                         std::shared_ptr<const plan::JobPlan> job);
+
+/// The groups that the plan's warpgroups are.
+GroupNeeds planned_needs(const plan::OperatorPlan& planned);
+
+}  // namespace mk::kernels::cuda

@@ -1,0 +1,79 @@
+#include "kernels/cuda/host/role_blocks.h"
+
+#include <algorithm>
+
+#include "kernels/plan/legal.h"
+
+namespace mk::kernels::cuda {
+namespace {
+
+/// Takes what is more than `most` from both numbers, in proportion, as far as they are not `named`;
+/// one stays of each.
+void limit(std::uint32_t most, std::uint32_t& one, bool one_named, std::uint32_t& other,
+           bool other_named) {
+  const std::uint32_t both = one + other;
+  if (both <= most) return;
+  const auto without = [most](std::uint32_t rest) {
+    return std::max(1u, most - std::min(most, rest));
+  };
+  if (!one_named && one != 0)
+    one = std::min(one, other_named ? without(other) : std::max(1u, one * most / both));
+  if (!other_named && other != 0) other = std::min(other, without(one));
+}
+
+}  // namespace
+
+Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
+                     std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
+                     FrameArguments& frame) {
+  const std::uint32_t share = plan::blocks_of_share(device_blocks, options.ranks_per_device);
+  const bool planned = needs.planned_blocks != 0;
+  const auto count = [&](bool wanted, std::uint32_t asked, std::uint32_t of_whole,
+                         std::uint32_t least = 0) {
+    // (Half as many as the share has blocks, if that is less: the product needs some.)
+    const std::uint32_t chosen =
+        planned ? of_whole
+                : std::max(div_up(of_whole, options.ranks_per_device), std::min(least, share / 2));
+    return !wanted ? 0 : asked != 0 ? asked : chosen;
+  };
+  blocks = RoleBlocks{};
+  blocks.send = count(needs.send, options.send_groups, 1);
+  blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups,
+                         needs.receivers_stream ? needs.stream_least : 0);
+  std::uint32_t streams =
+      count(needs.stream, options.stream_groups, needs.stream_groups, needs.stream_least);
+  const std::uint32_t besides = frame.pollers + blocks.send;
+  if (!planned) {
+    const std::uint32_t product =
+        options.compute_blocks != 0 ? options.compute_blocks.count() : share / 2;
+    const std::uint32_t most = (share - std::min(share, product)) * kGroupsOfBlock;
+    limit(most - std::min(most, besides), blocks.receive, options.receive_groups != 0, streams,
+          options.stream_groups != 0);
+  }
+  const bool fills = needs.stream && options.stream_groups == 0;
+  const std::uint32_t least = planned && fills ? std::min(streams, 1u) : streams;
+  frame.comm_blocks =
+      std::max(needs.planned_blocks, div_up(besides + blocks.receive + least, kGroupsOfBlock));
+  if (fills) streams = frame.comm_blocks * kGroupsOfBlock - besides - blocks.receive;
+  frame.sharing_receivers = needs.stream && needs.receivers_stream ? blocks.receive : 0;
+  const std::uint32_t rest = share > frame.comm_blocks ? share - frame.comm_blocks : 0;
+  blocks.compute =
+      options.compute_blocks != 0 ? options.compute_blocks.count() : std::min(rest, kBlocksMax);
+  blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
+  blocks.share = needs.streams == Role::kShare ? streams + frame.sharing_receivers : 0;
+  if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||
+      blocks.receive > kBlocksMax || blocks.compute + frame.comm_blocks > share) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: {} compute blocks and {} for communication do not fit: this device holds {} "
+                "at a time, {} ranks share it, so at most {} each (and {} of one role)",
+                op, blocks.compute, frame.comm_blocks, device_blocks, options.ranks_per_device,
+                share, kBlocksMax);
+  }
+  if (blocks.send > lane_count || blocks.send > shm::kLanesMax) {
+    return fail(ErrorCode::kInvalidArgument, "{}: {} send groups, but the session has {} lanes", op,
+                blocks.send, lane_count);
+  }
+  return {};
+}
+
+}  // namespace mk::kernels::cuda
