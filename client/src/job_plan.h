@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/comm/estimate.h"
+#include "kernels/comm/launch_work.h"
 #include "kernels/comm/types.h"
 #include "kernels/plan/job_plan.h"
 #include "mkernel/types.h"

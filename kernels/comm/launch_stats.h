@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/comm/estimate.h"
+#include "kernels/comm/launch_work.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/wait.h"
 

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "kernels/comm/plan_tools.h"
-#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/gemm_sum.h"
+#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 
@@ -69,7 +69,7 @@ class GemmSumRunner : private RoleBody {
     if (!prepared) return runner_.broken_by(prepared.error());
     nonfinite_.store(0, std::memory_order_relaxed);
     MK_ASSIGN_OR_RETURN(LaunchStats stats,
-                        runner_.run(m, mode, estimate(plan_.work(world(), m, k_), rates_)));
+                        runner_.run(m, mode, plan::expected(plan_.work(world(), m, k_), rates_)));
     stats.nonfinite_partials = nonfinite_.load(std::memory_order_relaxed);
     return stats;
   }
@@ -86,7 +86,7 @@ class GemmSumRunner : private RoleBody {
   Status start() {
     MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, Op::largest_tile(plan_),
                                                  plan_.max.n, k_, plan_.dtype, options_.b_layout));
-    rates_ = cpu_rates(options_.rates, world(), launch_.blocks, block_flops_per_s(tiles_->path()));
+    rates_ = rank_rates(options_, world(), tiles_->path());
     return runner_.start(gemm_sum_threads(launch_.blocks, world(), Op::kAfterCompute));
   }
 

@@ -7,8 +7,8 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/wait_text.h"
 #include "kernels/comm/workspace_head.h"
-#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
+#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 namespace {
@@ -19,7 +19,23 @@ struct WaitingExecutor : CpuPacer {
   void loads_begin() {}
 };
 
+const plan::Machine& machine_of(const CpuOptions& options) {
+  return options.machine != nullptr ? *options.machine : plan::cpu_here();
+}
+
 }  // namespace
+
+MachineRates rank_rates(const CpuOptions& options, const World& world, double block_flops_per_s) {
+  return plan::rank_rates(machine_of(options), options.rates,
+                          {world.locals, options.blocks.compute, block_flops_per_s});
+}
+
+MachineRates rank_rates(const CpuOptions& options, const World& world, GemmPath path) {
+  const plan::Machine& machine = machine_of(options);
+  return rank_rates(
+      options, world,
+      1e9 * (path == GemmPath::kNative ? machine.cpu_gflops : machine.cpu_f32_gflops));
+}
 
 Status check_options(const std::string& op, const CpuOptions& options) {
   const RoleBlocks& blocks = options.blocks;
@@ -34,7 +50,7 @@ Status check_options(const std::string& op, const CpuOptions& options) {
                 "{}: {} send blocks are too many; a session has at most {} lanes", op, blocks.send,
                 shm::kLanesMax);
   }
-  MK_RETURN_IF_ERROR(check_rates(op.c_str(), options.rates));
+  MK_RETURN_IF_ERROR(plan::check_rates(op, options.rates));
   if (options.wait_timeout <= std::chrono::nanoseconds::zero())
     return fail(ErrorCode::kInvalidArgument, "{}: the wait timeout must be more than zero", op);
   return {};

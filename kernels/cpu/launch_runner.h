@@ -11,15 +11,21 @@
 #include <vector>
 
 #include "kernels/comm/block.h"
-#include "kernels/comm/estimate.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
+#include "kernels/comm/launch_work.h"
 #include "kernels/comm/trace.h"
 #include "kernels/comm/types.h"
+#include "kernels/comm/world.h"
 #include "kernels/cpu/block_pool.h"
+#include "kernels/cpu/cpu_gemm.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
+
+namespace plan {
+struct Machine;
+}
 
 /// What a rank chooses for itself, of any operator; ranks may differ. (What they must agree on is
 /// the operator's plan.)
@@ -28,8 +34,10 @@ struct CpuOptions {
   /// How long one wait may take. Waits for what others derive from third ranks get up to half as
   /// much again, so that the rank next to the cause reports first.
   std::chrono::nanoseconds wait_timeout = std::chrono::seconds(30);
-  /// For Mode::kAuto; 0: see cpu_rates.h.
+  /// What the planner goes by in the machine's place; 0: as the machine file says.
   MachineRates rates;
+  /// Null: plan::cpu_here().
+  std::shared_ptr<const plan::Machine> machine;
 };
 
 /// Of an operator with one B of the caller's.
@@ -39,6 +47,11 @@ struct GemmCpuOptions : CpuOptions {
   /// they add.
   bool count_nonfinite = false;
 };
+
+/// What the planner takes of this rank: the options' rates and machine, for its compute threads.
+/// Each multiplies by `path`, or has so many `block_flops_per_s`.
+MachineRates rank_rates(const CpuOptions& options, const World& world, GemmPath path);
+MachineRates rank_rates(const CpuOptions& options, const World& world, double block_flops_per_s);
 
 /// `op` names the operator. kInvalidArgument.
 Status check_options(const std::string& op, const CpuOptions& options);

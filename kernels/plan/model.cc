@@ -8,6 +8,7 @@
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/plan/account.h"
 #include "kernels/plan/legal.h"
 
 namespace mk::kernels::plan {
@@ -244,7 +245,7 @@ Timeline predict_unfused(const Problem& problem, const Machine& machine, const C
   return time;
 }
 
-/// The plan's own account of what a rank does, as comm/estimate.h has it.
+/// The plan's own account of what a rank does.
 Result<LaunchWork> launch_work(const Problem& problem, const Candidate& candidate) {
   const World world{problem.nodes, problem.locals, 0, 0};
   const Shape& shape = problem.shape;
@@ -270,56 +271,19 @@ Result<LaunchWork> launch_work(const Problem& problem, const Candidate& candidat
   return plan->work(world, shape.m, shape.k);
 }
 
-/// Threads of a CPU: the longest part hides the others but for a step of each, and steps cost what
-/// they cost; unfused, the sum (comm/estimate.h).
+/// Threads of a CPU, by the plan's account (account.h).
 Timeline predict_cpu(const Problem& problem, const Machine& machine, const Candidate& candidate) {
-  Timeline time;
   const auto work = launch_work(problem, candidate);
   if (!work) {
-    time.total = HUGE_VAL;
-    return time;
+    Timeline never;
+    never.total = HUGE_VAL;
+    return never;
   }
-  const MachineRates rates =
-      cpu_rates(machine, {}, problem.locals, std::max(1u, candidate.compute_blocks),
-                machine.cpu_gflops * 1e9);
-  const auto us_of = [](double amount, double per_s) { return amount / per_s * 1e6; };
-  time.compute = us_of(work->flops, rates.flops_per_s);
-  time.local = us_of(work->local_bytes, rates.local_bytes_per_s);
-  time.network = us_of(work->network_bytes, rates.network_bytes_per_s) +
-                 work->commands * rates.command_ns / 1e3;
-  const double sum = time.compute + time.local + time.network;
-  if (candidate.form == Mode::kUnfused) {
-    time.total = sum;
-    return time;
-  }
-  const double steps = std::max(1u, work->steps);
-  const double longest = std::max({time.compute, time.local, time.network});
-  time.last = (sum - longest) / steps;
-  time.launch = steps * rates.step_ns / 1e3;
-  time.total = longest + time.last + time.launch;
-  return time;
+  return predict(*work, rank_rates(machine, {}, {problem.locals, candidate.compute_blocks, 0}),
+                 candidate.form);
 }
 
 }  // namespace
-
-MachineRates cpu_rates(const Machine& machine, const MachineRates& rates, std::uint32_t locals,
-                       std::uint32_t compute_blocks, double block_flops_per_s) {
-  const double cores = std::max(1u, machine.sms);
-  const double share = std::min(1.0, cores / (locals * compute_blocks));
-  // A compute block, and one more core a rank for what goes on beside it.
-  const bool in_turns = locals * (compute_blocks + 1) > cores;
-  const auto or_own = [](double told, double own) { return told > 0 ? told : own; };
-  MachineRates all;
-  all.flops_per_s = or_own(rates.flops_per_s, block_flops_per_s * compute_blocks * share);
-  all.local_bytes_per_s = or_own(rates.local_bytes_per_s, machine.cpu_memory_gb_s * 1e9 * share);
-  all.network_bytes_per_s =
-      or_own(rates.network_bytes_per_s,
-             1e9 * (in_turns ? machine.cpu_network_in_turns_gb_s : machine.network_gb_s));
-  all.command_ns = or_own(rates.command_ns, machine.cpu_command_us * 1e3);
-  all.step_ns =
-      or_own(rates.step_ns, 1e3 * (in_turns ? machine.cpu_step_in_turns_us : machine.cpu_step_us));
-  return all;
-}
 
 double tile_us(const Machine& machine, const Tiling& tiling, double steps, double b_bytes) {
   // Tiles of 64 rows are the first math warpgroup's alone: a step takes as long as one of 128 x 64

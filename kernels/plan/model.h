@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "kernels/comm/estimate.h"
 #include "kernels/plan/candidate.h"
 #include "kernels/plan/machine.h"
+#include "kernels/plan/timeline.h"
 
 namespace mk::kernels::plan {
 
@@ -25,30 +25,9 @@ struct Work {
 };
 Work work_of(const Problem& problem, const Candidate& candidate);
 
-/// A launch's time, in us: `total` and what it is made of. Terms overlap; they don't add up.
-struct Timeline {
-  double launch = 0;   ///< begin, end, flags; the network's latency, too
-  double tile = 0;     ///< one tile
-  double compute = 0;  ///< all tiles, on the SMs that have them
-  double local = 0;    ///< NVLink: rows, or partial tiles and results
-  double passed = 0;   ///< rows from other nodes to the node's others
-  double network = 0;  ///< the rail, and copies for it
-  double wait = 0;     ///< of the rail, for sums that are not there yet
-  double sums = 0;     ///< what is left to sum when all tiles are computed
-  double last = 0;     ///< tiles left when the last rows have come
-  double total = 0;
-};
-
 /// `candidate` is legal for the problem (legal.h); its tile and chunk are named. The formulas and
 /// what they stem from stand beside each term in model.cc. `machine` has the problem's kind.
 Timeline predict(const Problem& problem, const Machine& machine, const Candidate& candidate);
-
-/// What comm/estimate.h takes of a CPU: the caller's `rates`, or the machine's, for a rank of
-/// `locals` on its cores with so many compute blocks of `block_flops_per_s` each. Where the node's
-/// ranks have more compute blocks than there are cores, they share them; ranks of other nodes on
-/// the same machine are not seen.
-MachineRates cpu_rates(const Machine& machine, const MachineRates& rates, std::uint32_t locals,
-                       std::uint32_t compute_blocks, double block_flops_per_s);
 
 /// Terms of predict(), by themselves.
 /// `b_bytes`: of the weights, which tiles of 128 columns read twice as often as those of 256.

@@ -19,12 +19,6 @@ double block_flops_per_s(const Machine& machine) {
   return kFlopsOfStep / machine.step_us_256 * 1e6;
 }
 
-std::uint64_t ns_of(double us) {
-  // More than this (584 years) says nothing anyway, and would not fit the type.
-  constexpr double kMost = 1.8e19;
-  return static_cast<std::uint64_t>(std::min(us * kNsOfUs, kMost));
-}
-
 }  // namespace
 
 Machine with_rates(const Machine& machine, const MachineRates& rates) {
@@ -58,29 +52,14 @@ Machine with_rates(const Machine& machine, const MachineRates& rates) {
   return told;
 }
 
-MachineRates gpu_rates(const Machine& machine, const MachineRates& rates,
-                       std::uint32_t compute_blocks) {
-  const auto or_own = [](double told, double own) { return told > 0 ? told : own; };
-  MachineRates all;
-  all.flops_per_s = or_own(rates.flops_per_s, compute_blocks * block_flops_per_s(machine) /
-                                                  (1 + machine.power_slowdown));
-  all.local_bytes_per_s = or_own(rates.local_bytes_per_s, machine.rows_link_gb_s * kBytesOfGb);
-  all.network_bytes_per_s = or_own(rates.network_bytes_per_s, machine.network_gb_s * kBytesOfGb);
-  all.command_ns = or_own(rates.command_ns, machine.network_command_us * kNsOfUs);
-  all.step_ns = or_own(rates.step_ns, machine.chunk_flag_us * kNsOfUs);
-  return all;
-}
-
 Estimate OperatorPlan::expected(std::uint32_t m) const {
   Problem launch = problem;
   launch.shape.m = m;
   Candidate as = candidate;
   as.form = Mode::kFused;
-  Estimate estimate;
-  estimate.fused_ns = ns_of(predict(launch, machine, as).total);
+  const Timeline fused = predict(launch, machine, as);
   as.form = Mode::kUnfused;
-  estimate.unfused_ns = ns_of(predict(launch, machine, as).total);
-  return estimate;
+  return estimate_of(fused, predict(launch, machine, as));
 }
 
 Mode OperatorPlan::form(std::uint32_t m, const Estimate& expected) const {

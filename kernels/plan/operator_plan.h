@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/comm/estimate.h"
+#include "kernels/comm/launch_work.h"
 #include "kernels/plan/choose.h"
 #include "kernels/plan/job_plan.h"
 
@@ -14,11 +14,6 @@ namespace mk::kernels::plan {
 
 /// `machine`, but for what a caller says of it: rates that are not 0.
 Machine with_rates(const Machine& machine, const MachineRates& rates);
-
-/// What comm/estimate.h takes of a GPU, for operators that the model has no terms for: the caller's
-/// rates, or those of the machine's numbers, for so many compute blocks.
-MachineRates gpu_rates(const Machine& machine, const MachineRates& rates,
-                       std::uint32_t compute_blocks);
 
 /// One rank's.
 struct OperatorPlan {

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "kernels/comm/epilogue.h"
-#include "kernels/comm/estimate.h"
+#include "kernels/comm/launch_work.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/units.h"
 

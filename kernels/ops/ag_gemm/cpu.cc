@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "kernels/cpu/copy_rows.h"
-#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
 #include "kernels/ops/ag_gemm/roles.h"
+#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 namespace {
@@ -82,7 +82,7 @@ class AgGemmCpu::Impl : private RoleBody {
                                   columns.tile_cols()};
     MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, tile, plan_.max.n,
                                                  plan_.max.k, plan_.dtype, options_.b_layout));
-    rates_ = cpu_rates(options_.rates, world, launch_.blocks, block_flops_per_s(tiles_->path()));
+    rates_ = rank_rates(options_, world, tiles_->path());
     return runner_.start(threads_of(launch_.blocks, world));
   }
 
@@ -101,7 +101,7 @@ class AgGemmCpu::Impl : private RoleBody {
     launch_.gathered = reinterpret_cast<std::byte*>(matrices.gathered);
     if (const Status prepared = prepare_tiles(m); !prepared)
       return runner_.broken_by(prepared.error());
-    return runner_.run(m, mode, estimate(plan_.work(world, m), rates_));
+    return runner_.run(m, mode, plan::expected(plan_.work(world, m), rates_));
   }
 
   void* input() const { return plan_.input(launch_.context); }

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "kernels/cpu/combine_rows.h"
-#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
 #include "kernels/ops/combine/protocol.h"
+#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 namespace {
@@ -171,8 +171,7 @@ class CombineCpu::Impl : private RoleBody {
     shared_.padded.assign(launch_.blocks.compute,
                           std::vector<std::uint16_t>(std::size_t{plan_.tile_m} * shape.features));
     shared_.parts_done = std::vector<std::atomic<std::uint32_t>>(plan_.tiles_max);
-    rates_ =
-        cpu_rates(options_.rates, world(), launch_.blocks, block_flops_per_s(shared_.gemm->path()));
+    rates_ = rank_rates(options_, world(), shared_.gemm->path());
     return runner_.start(threads_of(launch_.blocks, world()));
   }
 
@@ -191,7 +190,8 @@ class CombineCpu::Impl : private RoleBody {
         static_cast<const std::uint16_t*>(input.residual), static_cast<std::uint16_t*>(out)};
     const LaunchWork work = plan_.work(matrices_.rows, input.count);
     nonfinite_.store(0, std::memory_order_relaxed);
-    MK_ASSIGN_OR_RETURN(LaunchStats stats, runner_.run(kCombineM, mode, estimate(work, rates_)));
+    MK_ASSIGN_OR_RETURN(LaunchStats stats,
+                        runner_.run(kCombineM, mode, plan::expected(work, rates_)));
     stats.nonfinite_partials = nonfinite_.load(std::memory_order_relaxed);
     MK_RETURN_IF_ERROR(check_verdict(input));
     stats.m = input.count;

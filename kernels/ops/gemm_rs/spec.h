@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/comm/estimate.h"
+#include "kernels/comm/launch_work.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "kernels/cpu/copy_rows.h"
-#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/gated_silu.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/row_math.h"
 #include "kernels/cpu/tile_gemm.h"
 #include "kernels/ops/moe/roles.h"
+#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 namespace {
@@ -158,7 +158,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
     if (plan_.shape.epilogue == MoeEpilogue::kGatedSilu)
       gates_.assign(launch_.blocks.compute,
                     std::vector<float>(std::size_t{plan_.tile_m} * widths[0]));
-    rates_ = cpu_rates(options_.rates, world(), launch_.blocks, block_flops_per_s(gemm_->path()));
+    rates_ = rank_rates(options_, world(), gemm_->path());
     return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
 
@@ -174,7 +174,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
                  static_cast<std::uint16_t*>(y)};
     MK_ASSIGN_OR_RETURN(
         LaunchStats stats,
-        runner_.run(kMoeDispatchM, mode, estimate(plan_.work(world(), input.count), rates_)));
+        runner_.run(kMoeDispatchM, mode, plan::expected(plan_.work(world(), input.count), rates_)));
     const PlanSummary& summary = routing_plan().summary();
     if (summary.fits == 0) {
       return tl::unexpected<Error>(plan_.refusal(world(), launch_.epoch, capacity, summary));

@@ -9,6 +9,7 @@
 #include "kernels/cuda/host/operator_inputs.h"
 #include "kernels/cuda/host/planned.h"
 #include "kernels/ops/moe/block.h"
+#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 namespace {
@@ -89,7 +90,7 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
   launch.blocks.plan = moe_dispatch_plan_groups(streams, of.size());
   launch.m = kMoeDispatchM;
   MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
-  rates_ = plan::gpu_rates(job->machine, options.rates, blocks().compute);
+  rates_ = plan::rank_rates(job->machine, options.rates, {world().locals, blocks().compute, 0});
 
   void* memory = nullptr;
   MK_RETURN_IF_ERROR(frame_.check(
@@ -189,7 +190,7 @@ Status MoeDispatchCuda::launch(cudaStream_t stream, const MoeDispatchInput& inpu
   MK_RETURN_IF_ERROR(status());
   const cuda::OnDevice on_device(frame_.device());
   MK_RETURN_IF_ERROR(make_maps(input, y, capacity));
-  const Estimate expected = estimate(plan_.work(world(), input.count), rates_);
+  const Estimate expected = plan::expected(plan_.work(world(), input.count), rates_);
   MoeDispatchLaunch& launch = arguments_.launch;
   launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
   launch.routing = {input.count, plan_.shape.top_k, input.ids, input.weights};

@@ -8,11 +8,11 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cpu/copy_rows.h"
 #include "kernels/cpu/cpu_attention.h"
-#include "kernels/cpu/cpu_rates.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/ops/ring/packed.h"
 #include "kernels/ops/ring/roles.h"
 #include "kernels/ops/ring/windows.h"
+#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 namespace {
@@ -99,8 +99,7 @@ class RingAttentionCpu::Impl : private RoleBody {
   Impl(const RingAttentionPlan& plan, const RankContext& context, const CpuOptions& options)
       : plan_(plan),
         launch_(make_launch<RingAttentionLaunch>(plan, context, options.blocks, plan.banks)),
-        rates_(
-            cpu_rates(options.rates, context.world, options.blocks, attention_math().flops_per_s)),
+        rates_(rank_rates(options, context.world, attention_math().flops_per_s)),
         runner_(kOp, launch_, *this, options.wait_timeout) {}
   virtual ~Impl() = default;
 
@@ -136,7 +135,8 @@ class RingAttentionCpu::Impl : private RoleBody {
     MK_RETURN_IF_ERROR(runner_.ready());
     const auto length = static_cast<std::uint32_t>(seq);
     const std::uint32_t m = packed ? packed_.digest() : length;
-    const Estimate expected = estimate(packed ? packed_.work() : plan_.work(world, length), rates_);
+    const Estimate expected =
+        plan::expected(packed ? packed_.work() : plan_.work(world, length), rates_);
     LaunchStats stats;
     for (std::uint32_t i = 0; i < plan_.windows(); ++i) {
       set_window(plan_.window(i), all, own);

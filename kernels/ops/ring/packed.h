@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/comm/estimate.h"
+#include "kernels/comm/launch_work.h"
 #include "kernels/comm/world.h"
 #include "kernels/ops/ring/packed_sequences.h"
 #include "kernels/ops/ring/spec.h"

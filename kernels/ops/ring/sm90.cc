@@ -18,6 +18,7 @@
 #include "kernels/cuda/host/planned.h"
 #include "kernels/gather/plan.h"
 #include "kernels/ops/ring/windows.h"
+#include "kernels/plan/account.h"
 #include "shm/atomic.h"
 
 namespace mk::kernels {
@@ -175,7 +176,7 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   }
   arguments_.watchers = watchers;
   MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
-  rates_ = plan::gpu_rates(job->machine, options.rates, blocks().compute);
+  rates_ = plan::rank_rates(job->machine, options.rates, {world().locals, blocks().compute, 0});
 
   void* words = nullptr;
   const std::size_t bytes = (1 + of.size()) * sizeof(std::uint64_t);
@@ -362,7 +363,7 @@ Status RingAttentionCuda::launch(cudaStream_t stream, const RingAttentionDeviceT
   MK_RETURN_IF_ERROR(status());
   const cuda::OnDevice on_device(frame_.device());
 
-  const Estimate expected = estimate(work(tensors, m), rates_);
+  const Estimate expected = plan::expected(work(tensors, m), rates_);
   RingAttentionLaunch& launch = arguments_.launch;
   launch.m = m;
   launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;

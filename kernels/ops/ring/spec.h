@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/comm/estimate.h"
+#include "kernels/comm/launch_work.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
 #include "kernels/ops/ring/geometry.h"

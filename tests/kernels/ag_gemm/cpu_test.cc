@@ -15,6 +15,7 @@
 
 #include "kernels/cpu/pacer.h"
 #include "kernels/ops/ag_gemm/schedule.h"
+#include "kernels/plan/account.h"
 #include "tests/kernels/ag_gemm/job.h"
 #include "tests/kernels/support/network.h"
 
@@ -269,8 +270,8 @@ TEST(AgGemmCpu, AutoRunsTheCheaperForm) {
       for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
         const LaunchStats& stats = *results[i][rank].stats;
         const Estimate expected =
-            estimate(job.op(rank).plan().work(job.cluster().rank(rank).world, launches[i].m),
-                     options.cpu.rates);
+            plan::expected(job.op(rank).plan().work(job.cluster().rank(rank).world, launches[i].m),
+                           options.cpu.rates);
         EXPECT_EQ(stats.estimate.fused_ns, expected.fused_ns);
         EXPECT_EQ(stats.estimate.unfused_ns, expected.unfused_ns);
         EXPECT_EQ(stats.mode, expected.cheaper());

@@ -9,6 +9,7 @@
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/plan/account.h"
 #include "kernels/plan/legal.h"
 #include "tests/kernels/plan/problems.h"
 
@@ -254,8 +255,8 @@ TEST(PlanModel, UnfusedIsOnePhaseAfterTheOther) {
   }
 }
 
-// A CPU's estimate is that of comm/estimate.h, by the plan's own account of the work.
-TEST(PlanModel, ACpusTimesAreThoseOfTheEstimate) {
+// A CPU's times are those of the plan's own account of the work.
+TEST(PlanModel, ACpusTimesAreThoseOfTheAccount) {
   const Machine machine = shipped_machine("CPU").value();
   const Problem problem = problem_of(Op::kGemmAr, 2, 2, {2048, 2048, 1024});
   Candidate candidate;
@@ -271,12 +272,12 @@ TEST(PlanModel, ACpusTimesAreThoseOfTheEstimate) {
       (in_turns ? machine.cpu_network_in_turns_gb_s : machine.network_gb_s) * 1e9;
   rates.command_ns = machine.cpu_command_us * 1e3;
   rates.step_ns = (in_turns ? machine.cpu_step_in_turns_us : machine.cpu_step_us) * 1e3;
-  const Estimate expected = estimate(work, rates);
-  EXPECT_NEAR(predict(problem, machine, candidate).total,
-              static_cast<double>(expected.fused_ns) / 1e3, 0.01);
+  const Estimate both = expected(work, rates);
+  EXPECT_NEAR(predict(problem, machine, candidate).total, static_cast<double>(both.fused_ns) / 1e3,
+              0.01);
   candidate.form = Mode::kUnfused;
   EXPECT_NEAR(predict(problem, machine, candidate).total,
-              static_cast<double>(expected.unfused_ns) / 1e3, 0.01);
+              static_cast<double>(both.unfused_ns) / 1e3, 0.01);
 }
 
 // More of anything takes no less: rows, columns, K, and a slower part of the machine.

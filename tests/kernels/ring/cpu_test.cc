@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/ops/ring/schedule.h"
+#include "kernels/plan/account.h"
 #include "tests/kernels/ring/job.h"
 #include "tests/kernels/support/network.h"
 
@@ -203,7 +204,7 @@ TEST(RingAttentionCpu, AutoRunsTheCheaperForm) {
       ASSERT_EQ(job.check(launches[i], results[i]), "");
       for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
         const LaunchStats& stats = *results[i][rank].stats;
-        const Estimate expected = estimate(
+        const Estimate expected = plan::expected(
             job.plan().work(job.cluster().rank(rank).world, launches[i].seq), options.cpu.rates);
         EXPECT_EQ(stats.estimate.fused_ns, expected.fused_ns);
         EXPECT_EQ(stats.estimate.unfused_ns, expected.unfused_ns);

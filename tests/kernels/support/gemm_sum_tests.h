@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/plan/account.h"
 #include "tests/kernels/support/gemm_sum_job.h"
 #include "tests/kernels/support/network.h"
 #include "tests/kernels/support/reference.h"
@@ -74,7 +75,7 @@ class GemmSum : public ::testing::Test {
         const Mode mode = launch.mode_of(rank);
         const Mode expected = mode == Mode::kAuto ? stats.estimate.cheaper() : mode;
         const bool known = job.options().cpu.rates.flops_per_s != 0;  // all of them, then
-        if (known && stats.estimate != estimate(work, job.options().cpu.rates))
+        if (known && stats.estimate != plan::expected(work, job.options().cpu.rates))
           return wrong("the estimate is of another launch");
         if (stats.epoch != i + 1 || stats.m != launch.m || stats.mode != expected)
           return wrong("the statistics are of another launch");
@@ -291,7 +292,7 @@ TYPED_TEST_P(GemmSum, AutoRunsTheCheaperForm) {
     GemmSumJob<TypeParam> job(options);
     const World& world = job.cluster().rank(3).world;
     const Estimate largest =
-        estimate(job.plan().work(world, options.max.m, options.max.k), options.cpu.rates);
+        plan::expected(job.plan().work(world, options.max.m, options.max.k), options.cpu.rates);
     EXPECT_EQ(largest.cheaper(), cheaper);
     std::vector<LaunchPlan> launches = random_launches(12, options.max.m, 10);
     for (LaunchPlan& launch : launches) launch.mode = Mode::kAuto;
