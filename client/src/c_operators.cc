@@ -203,6 +203,20 @@ struct CombineKind {
             static_cast<Partials>(shape.partials)};
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
+    MK_ASSIGN_OR_RETURN(const Op::Input input, input_of(given));
+    return op.launch(input, given.out, mode);
+  }
+  static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
+    MK_ASSIGN_OR_RETURN(const Op::Input input, input_of(given));
+    return op.launch_on(stream, input, given.out, mode);
+  }
+  static Result<Found> query(const Op& op, const Shape&, const AttachOptions&, std::uint32_t what) {
+    if (what != MK_FIRST_EXPERT) return nothing_of(kName, what);
+    return Found{nullptr, op.first_expert()};
+  }
+
+ private:
+  static Result<Op::Input> input_of(const Arguments& given) {
     if (given.row_count != 0) MK_RETURN_IF_ERROR(check_present(given.rows, "rows"));
     MK_RETURN_IF_ERROR(check_present(given.expert_offsets, "expert_offsets"));
     Op::Input input;
@@ -213,11 +227,7 @@ struct CombineKind {
     input.ids = given.ids;
     input.count = given.count;
     input.residual = given.residual;
-    return op.launch(input, given.out, mode);
-  }
-  static Result<Found> query(const Op& op, const Shape&, const AttachOptions&, std::uint32_t what) {
-    if (what != MK_FIRST_EXPERT) return nothing_of(kName, what);
-    return Found{nullptr, op.first_expert()};
+    return input;
   }
 };
 

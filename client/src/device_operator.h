@@ -10,6 +10,8 @@
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/types.h"
+#include "kernels/ops/combine/device_input.h"
+#include "kernels/ops/combine/geometry.h"
 #include "kernels/ops/moe/launch.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/ops/ring/tensors.h"
@@ -125,5 +127,28 @@ Result<std::uint64_t> device_workspace_moe(Session::Impl& session, const DeviceM
 Result<std::unique_ptr<DeviceMoe>> make_device_moe(Session::Impl& session,
                                                    const DeviceMoeShape& shape,
                                                    const Tuning& tuning);
+
+// --- GEMM + Combine ---
+
+class DeviceCombine : public DeviceOperator {
+ public:
+  /// On the stream, without waiting.
+  virtual Status launch(CudaStream stream, const kernels::CombineDeviceInput& input, void* out,
+                        kernels::Mode mode) = 0;
+  virtual kernels::ShardRange experts() const = 0;
+};
+
+/// As of the products.
+struct DeviceCombineShape {
+  kernels::CombineShape shape;
+  kernels::DType dtype;
+  kernels::BLayout b_layout;
+};
+Result<std::uint64_t> device_workspace_combine(Session::Impl& session,
+                                               const DeviceCombineShape& shape,
+                                               const Tuning& tuning);
+Result<std::unique_ptr<DeviceCombine>> make_device_combine(Session::Impl& session,
+                                                           const DeviceCombineShape& shape,
+                                                           const Tuning& tuning);
 
 }  // namespace mk

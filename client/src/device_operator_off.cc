@@ -56,4 +56,14 @@ Result<std::unique_ptr<DeviceMoe>> make_device_moe(Session::Impl&, const DeviceM
   return refuse("moe-dispatch");
 }
 
+Result<std::uint64_t> device_workspace_combine(Session::Impl&, const DeviceCombineShape&,
+                                               const Tuning&) {
+  return refuse("combine");
+}
+Result<std::unique_ptr<DeviceCombine>> make_device_combine(Session::Impl&,
+                                                           const DeviceCombineShape&,
+                                                           const Tuning&) {
+  return refuse("combine");
+}
+
 }  // namespace mk

@@ -4,8 +4,12 @@
 
 #include "mkernel/gemm_combine.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
@@ -43,24 +47,17 @@ Result<kernels::CombineShape> checked(const GemmCombine::Shape& shape) {
                                    : kernels::CombinePartials::kElement};
 }
 
-/// What must be equal on all ranks, for people to compare.
-std::string describe(const kernels::CombinePlan& plan) {
-  const kernels::CombineShape& shape = plan.shape;
-  return fmt::format(
-      "tokens_max={} hidden={} features={} experts={} top_k={} partials={} dtype={} tiles={}x{} "
-      "chunk_tokens={} banks={} plan={:016x}",
-      shape.tokens_max, shape.hidden, shape.features, shape.experts, shape.top_k,
-      kernels::name_of(shape.partials), kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
-      plan.chunk_tokens, plan.banks, plan.fingerprint());
+Result<DeviceCombineShape> checked_all(const GemmCombine::Shape& shape) {
+  DeviceCombineShape all;
+  MK_ASSIGN_OR_RETURN(all.shape, checked(shape));
+  MK_ASSIGN_OR_RETURN(all.dtype, checked_dtype(kOp, shape.dtype));
+  MK_ASSIGN_OR_RETURN(all.b_layout, checked_layout(kOp, shape.b_layout));
+  return all;
 }
 
-Result<kernels::CombinePlan> plan_of(const Session& session, const GemmCombine::Shape& shape,
-                                     const Tuning& tuning) {
-  MK_RETURN_IF_ERROR(check_cpu_only(kOp, tuning.executor));
-  MK_ASSIGN_OR_RETURN(const kernels::CombineShape kernel_shape, checked(shape));
-  MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
-  const AttachOptions& options = session.options();
-  return kernels::CombinePlan::make(options.nodes, options.local_size, kernel_shape, dtype,
+Result<kernels::CombinePlan> cpu_plan(const AttachOptions& options, const DeviceCombineShape& shape,
+                                      const Tuning& tuning) {
+  return kernels::CombinePlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
                                     kernel_tiling(tuning));
 }
 
@@ -68,20 +65,42 @@ Result<kernels::CombinePlan> plan_of(const Session& session, const GemmCombine::
 
 class __attribute__((visibility("hidden"))) GemmCombine::Impl {
  public:
-  Impl(std::shared_ptr<Session::Impl> session, OperatorMemory memory,
-       std::unique_ptr<kernels::CombineCpu> cpu)
-      : session_(std::move(session)), memory_(std::move(memory)), cpu_(std::move(cpu)) {}
+  static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
+                                              const Tuning& tuning) {
+    MK_RETURN_IF_ERROR(refuse_batch_invariance(kOp, tuning));
+    MK_ASSIGN_OR_RETURN(const DeviceCombineShape all, checked_all(shape));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
+    std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
+    if (on_device) {
+      MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
+      MK_ASSIGN_OR_RETURN(made->device_, make_device_combine(*session.impl(), all, tuning));
+      return made;
+    }
+    const AttachOptions& options = session.options();
+    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, all, tuning));
+    MK_ASSIGN_OR_RETURN(auto memory,
+                        OperatorMemory::create(*session.impl(), kOp, describe_plan(plan),
+                                               plan.workspace_bytes(), plan.flag_count()));
+    made->memory_.emplace(std::move(memory));
+    kernels::CombineCpuOptions cpu_options{kernel_options(tuning, options.lanes)};
+    cpu_options.b_layout = all.b_layout;
+    cpu_options.count_nonfinite = tuning.count_nonfinite;
+    MK_ASSIGN_OR_RETURN(made->cpu_,
+                        kernels::CombineCpu::create(plan, made->memory_->context(), cpu_options));
+    return made;
+  }
 
   Result<LaunchStats> launch(const Input& input, void* out, LaunchMode mode) {
-    const kernels::CombineShape& shape = cpu_->plan().shape;
-    if (input.count > shape.tokens_max) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{} was created for 0 to {} tokens; launched with {}", kOp, shape.tokens_max,
-                  input.count);
+    MK_RETURN_IF_ERROR(check_count(input));
+    if (device_ != nullptr) {
+      MK_RETURN_IF_ERROR(check_handle(input));
+      return run_on_device(kOp, *session_, *device_, [&](CudaStream stream) {
+        return device_->launch(stream, device_input(input), out, kernel_mode(mode));
+      });
     }
     kernels::CombineInput of_cpu;
     of_cpu.y = input.y;
-    of_cpu.rows = {reinterpret_cast<const kernels::MoeRow*>(input.rows.data()), input.rows.size()};
+    of_cpu.rows = {rows_of(input), input.rows.size()};
     of_cpu.offsets = input.expert_offsets;
     of_cpu.expert_weights = input.expert_weights;
     of_cpu.ids = input.ids;
@@ -89,14 +108,69 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl {
     of_cpu.residual = input.residual;
     return run_launch(*session_, [&] { return cpu_->launch(of_cpu, out, kernel_mode(mode)); });
   }
+  Status launch_on(CudaStream stream, const Input& input, void* out, LaunchMode mode) {
+    MK_RETURN_IF_ERROR(check_count(input));
+    return launch_on_device(kOp, *session_, device_.get(), [&]() -> Status {
+      MK_RETURN_IF_ERROR(check_handle(input));
+      return device_->launch(stream, device_input(input), out, kernel_mode(mode));
+    });
+  }
+  Status status() const { return device_status(*session_, device_.get()); }
+  Result<LaunchStats> finish(CudaStream stream) {
+    return finish_on_device(kOp, *session_, device_.get(), stream);
+  }
 
-  kernels::CombineCpu& cpu() { return *cpu_; }
+  kernels::ShardRange experts() const {
+    return device_ != nullptr ? device_->experts() : cpu_->experts();
+  }
+  void set_trace(bool on) {
+    if (cpu_ != nullptr) mk::set_trace(cpu_->runner(), on);
+  }
+  std::vector<TraceSpan> trace() const {
+    return cpu_ != nullptr ? trace_of(cpu_->runner()) : std::vector<TraceSpan>{};
+  }
 
  private:
+  Impl(std::shared_ptr<Session::Impl> session, const kernels::CombineShape& shape)
+      : session_(std::move(session)), shape_(shape) {}
+
+  static const kernels::MoeRow* rows_of(const Input& input) {
+    return reinterpret_cast<const kernels::MoeRow*>(input.rows.data());
+  }
+  Status check_count(const Input& input) const {
+    if (input.count <= shape_.tokens_max) return {};
+    return fail(ErrorCode::kInvalidArgument, "{} was created for 0 to {} tokens; launched with {}",
+                kOp, shape_.tokens_max, input.count);
+  }
+  /// What of a handle in the GPU's memory the host can see.
+  Status check_handle(const Input& input) const {
+    const std::size_t offsets = experts().count + std::size_t{1};
+    if (input.expert_offsets.size() == offsets) return {};
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} expert offsets; this rank has {} experts, so it takes {}", kOp,
+                input.expert_offsets.size(), offsets - 1, offsets);
+  }
+  kernels::CombineDeviceInput device_input(const Input& input) const {
+    // More room than there can be rows is of no harm.
+    const AttachOptions& options = session_->options();
+    const std::uint64_t most =
+        std::uint64_t{options.nodes} * options.local_size * shape_.tokens_max * shape_.top_k;
+    return {input.y,
+            rows_of(input),
+            input.expert_offsets.data(),
+            static_cast<std::uint32_t>(std::min<std::uint64_t>(input.rows.size(), most)),
+            input.expert_weights,
+            input.ids,
+            static_cast<std::uint32_t>(input.count),
+            input.residual};
+  }
+
   std::shared_ptr<Session::Impl>
       session_;  ///< keeps the segment mapped while blocks may look at it
-  OperatorMemory memory_;
+  const kernels::CombineShape shape_;
+  std::optional<OperatorMemory> memory_;
   client::AtHome<kernels::CombineCpu> cpu_;  ///< goes first: its blocks use the memory above
+  client::AtHome<DeviceCombine> device_;     ///< one of the two
 };
 
 Result<GemmCombine> GemmCombine::create(Session& session, const Shape& shape) {
@@ -105,21 +179,19 @@ Result<GemmCombine> GemmCombine::create(Session& session, const Shape& shape) {
 
 Result<GemmCombine> GemmCombine::create(Session& session, const Shape& shape,
                                         const Tuning& tuning) {
-  MK_RETURN_IF_ERROR(refuse_batch_invariance(kOp, tuning));
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
-  kernels::CombineCpuOptions cpu_options{kernel_options(tuning, session.options().lanes)};
-  MK_ASSIGN_OR_RETURN(cpu_options.b_layout, checked_layout(kOp, shape.b_layout));
-  cpu_options.count_nonfinite = tuning.count_nonfinite;
-  MK_ASSIGN_OR_RETURN(auto memory,
-                      OperatorMemory::create(*session.impl(), kOp, describe(plan),
-                                             plan.workspace_bytes(), plan.flag_count()));
-  MK_ASSIGN_OR_RETURN(auto cpu, kernels::CombineCpu::create(plan, memory.context(), cpu_options));
-  return GemmCombine(std::make_unique<Impl>(session.impl(), std::move(memory), std::move(cpu)));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::create(session, shape, tuning));
+  return GemmCombine(std::move(made));
 }
 
 Result<std::uint64_t> GemmCombine::workspace_bytes(const Session& session, const Shape& shape,
                                                    const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const DeviceCombineShape all, checked_all(shape));
+  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
+  if (on_device) {
+    MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
+    return device_workspace_combine(*session.impl(), all, tuning);
+  }
+  MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), all, tuning));
   return plan.workspace_bytes();
 }
 Result<std::uint64_t> GemmCombine::workspace_bytes(const Session& session, const Shape& shape) {
@@ -134,9 +206,14 @@ GemmCombine::~GemmCombine() = default;
 Result<LaunchStats> GemmCombine::launch(const Input& input, void* out, LaunchMode mode) {
   return impl_->launch(input, out, mode);
 }
-std::uint32_t GemmCombine::first_expert() const { return impl_->cpu().experts().first; }
-std::uint32_t GemmCombine::expert_count() const { return impl_->cpu().experts().count; }
-void GemmCombine::set_trace(bool on) { mk::set_trace(impl_->cpu().runner(), on); }
-std::vector<TraceSpan> GemmCombine::trace() const { return trace_of(impl_->cpu().runner()); }
+Status GemmCombine::launch_on(CudaStream stream, const Input& input, void* out, LaunchMode mode) {
+  return impl_->launch_on(stream, input, out, mode);
+}
+Status GemmCombine::status() const { return impl_->status(); }
+Result<LaunchStats> GemmCombine::finish(CudaStream stream) { return impl_->finish(stream); }
+std::uint32_t GemmCombine::first_expert() const { return impl_->experts().first; }
+std::uint32_t GemmCombine::expert_count() const { return impl_->experts().count; }
+void GemmCombine::set_trace(bool on) { impl_->set_trace(on); }
+std::vector<TraceSpan> GemmCombine::trace() const { return impl_->trace(); }
 
 }  // namespace mk

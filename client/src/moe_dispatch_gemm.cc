@@ -61,16 +61,6 @@ Result<kernels::MoeDispatchPlan> cpu_plan(const AttachOptions& options, const De
                                         kernel_tiling(tuning));
 }
 
-/// A kernel has its own tiles.
-Status check_device_tuning(const Tuning& tuning) {
-  if (tuning.tile_m == 0 && tuning.tile_n == 0) return {};
-  return fail(
-      ErrorCode::kUnsupported,
-      "{}: tiles of {} rows and {} columns were asked for; on a GPU the kernel has its own: "
-      "leave tile_m and tile_n 0",
-      kOp, tuning.tile_m, tuning.tile_n);
-}
-
 }  // namespace
 
 class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl {
@@ -82,7 +72,7 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl {
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
     std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
     if (on_device) {
-      MK_RETURN_IF_ERROR(check_device_tuning(tuning));
+      MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
       MK_ASSIGN_OR_RETURN(made->device_, make_device_moe(*session.impl(), all, tuning));
       return made;
     }
@@ -180,7 +170,7 @@ Result<std::uint64_t> MoeDispatchGemm::workspace_bytes(const Session& session, c
   MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
   MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
   if (on_device) {
-    MK_RETURN_IF_ERROR(check_device_tuning(tuning));
+    MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
     return device_workspace_moe(*session.impl(), all, tuning);
   }
   MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), all, tuning));

@@ -139,6 +139,16 @@ std::string describe_plan(const kernels::MoeDispatchPlan& plan) {
       plan.tokens.chunk_bytes, plan.banks, plan.fingerprint());
 }
 
+std::string describe_plan(const kernels::CombinePlan& plan) {
+  const kernels::CombineShape& shape = plan.shape;
+  return fmt::format(
+      "tokens_max={} hidden={} features={} experts={} top_k={} partials={} dtype={} tiles={}x{} "
+      "chunk_tokens={} banks={} plan={:016x}",
+      shape.tokens_max, shape.hidden, shape.features, shape.experts, shape.top_k,
+      kernels::name_of(shape.partials), kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
+      plan.chunk_tokens, plan.banks, plan.fingerprint());
+}
+
 std::string describe_plan(const kernels::RingAttentionPlan& plan) {
   return fmt::format(
       "seq_max={} batch={} sequences_max={} query_heads={} key_heads={} head_dim={} causal={} "
@@ -170,15 +180,6 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
   return fail(failure.error().code, "{} ({})", failure.error().message, stats.error().message);
 }
 
-Status check_cpu_only(std::string_view op, Executor executor) {
-  if (executor == Executor::kCpu) return one_dnn_available();
-  return fail(
-      ErrorCode::kUnsupported,
-      "{} runs on the CPU only (Executor::kCpu); ag-gemm, gemm-rs, gemm-ar, moe and ring also "
-      "run on GPUs",
-      op);
-}
-
 Result<bool> wants_device(std::string_view op, Executor executor) {
   switch (executor) {
     case Executor::kCpu:
@@ -189,6 +190,15 @@ Result<bool> wants_device(std::string_view op, Executor executor) {
   }
   return fail(ErrorCode::kInvalidArgument, "{}: executor {} is neither the CPU nor CUDA", op,
               static_cast<std::uint32_t>(executor));
+}
+
+Status check_own_tiles(std::string_view op, const Tuning& tuning) {
+  if (tuning.tile_m == 0 && tuning.tile_n == 0) return {};
+  return fail(
+      ErrorCode::kUnsupported,
+      "{}: tiles of {} rows and {} columns were asked for; on a GPU the kernel has its own: "
+      "leave tile_m and tile_n 0",
+      op, tuning.tile_m, tuning.tile_n);
 }
 
 Status check_device(std::string_view op, const DeviceOperator* device) {

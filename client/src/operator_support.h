@@ -17,6 +17,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/ops/ag_gemm/spec.h"
+#include "kernels/ops/combine/spec.h"
 #include "kernels/ops/moe/spec.h"
 #include "kernels/ops/ring/spec.h"
 #include "mkernel/types.h"
@@ -61,6 +62,7 @@ std::string describe_plan(const Plan& plan) {
 std::string describe_plan(const kernels::AgGemmPlan& plan);
 std::string describe_plan(const kernels::RingAttentionPlan& plan);
 std::string describe_plan(const kernels::MoeDispatchPlan& plan);
+std::string describe_plan(const kernels::CombinePlan& plan);
 
 /// A launch's answer for the caller. The wait that was cut short says less than what the daemon
 /// knows (a rank died, a link broke): then the session's failure comes first.
@@ -75,12 +77,13 @@ Result<LaunchStats> run_launch(const Session::Impl& session, Launch&& launch) {
   return finish_launch(session, launch());
 }
 
-/// GEMM + Combine: kUnsupported unless for the CPU.
-Status check_cpu_only(std::string_view op, Executor executor);
 /// kInvalidArgument for an operator of the CPU.
 Status check_device(std::string_view op, const DeviceOperator* device);
 /// Which of `cpu` and `device` an operator has; kInvalidArgument for no executor at all.
 Result<bool> wants_device(std::string_view op, Executor executor);
+
+/// Of an operator whose kernel on a GPU has its own tiles: kUnsupported if others are asked for.
+Status check_own_tiles(std::string_view op, const Tuning& tuning);
 
 // What the classes of operators on GPUs do with it. `device` null: the operator runs on the CPU.
 /// Puts a launch on a stream (`launch()` does), unless the session has failed.

@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <utility>
 
 #include "kernels/cuda/host/operator_inputs.h"
 #include "tests/gpu/devices.h"
 #include "tests/gpu/summed_reference.h"
+#include "tests/gpu/transfers.h"
 
 namespace mk::test {
 
@@ -19,13 +17,6 @@ using kernels::cuda::GroupedGemmProblem;
 namespace {
 
 constexpr std::uint16_t kNan = 0x7fc0;  // of bf16; of f16 a NaN, too
-
-template <class T>
-T or_exit(Result<T> result) {
-  if (result) return std::move(*result);
-  fmt::print(stderr, "{}\n", result.error().message);
-  std::exit(1);
-}
 
 GroupedActivation activation_of(kernels::MoeEpilogue epilogue) {
   switch (epilogue) {
@@ -37,20 +28,6 @@ GroupedActivation activation_of(kernels::MoeEpilogue epilogue) {
       return GroupedActivation::kGatedSiluPairs;
   }
   return GroupedActivation::kNone;
-}
-
-template <class T>
-std::vector<T> from_device(const void* from, std::size_t count) {
-  std::vector<T> host(count);
-  if (count > 0)
-    require(cudaMemcpy(host.data(), from, count * sizeof(T), cudaMemcpyDefault), "from device");
-  return host;
-}
-template <class T>
-void to_device(const DeviceMemory& to, const std::vector<T>& host) {
-  if (!host.empty())
-    require(cudaMemcpy(to.data(), host.data(), host.size() * sizeof(T), cudaMemcpyDefault),
-            "to device");
 }
 
 }  // namespace

@@ -76,6 +76,8 @@ class MoeRanks {
   bool untouched(std::uint32_t rank);
   /// The rank's output, all there is room for.
   std::vector<std::uint16_t> output(std::uint32_t rank) const;
+  /// That output on the device.
+  const void* y(std::uint32_t rank) const { return ranks_[rank].y->data(); }
   /// The largest error over its bound so far.
   double worst() const { return worst_; }
 

@@ -46,7 +46,8 @@ class MK_EXPORT GemmCombine {
     BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: I x H, or H x I
     Partials partials = Partials::kElement;
   };
-  /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8.
+  /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8. On a GPU both
+  /// are the kernel's own: leave them 0.
   using Tuning = mk::Tuning;
 
   /// Collective: all ranks of the job, same shape, tiles and chunks (kShapeMismatch names the ranks
@@ -55,7 +56,8 @@ class MK_EXPORT GemmCombine {
   static Result<GemmCombine> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<GemmCombine> create(Session& session, const Shape& shape);
 
-  /// Bytes of host memory that `create` takes on this rank. Not collective.
+  /// Bytes that `create` takes on this rank: of the host, or with Executor::kCuda of the calling
+  /// thread's GPU. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -64,11 +66,14 @@ class MK_EXPORT GemmCombine {
   GemmCombine& operator=(GemmCombine&&) noexcept;
   ~GemmCombine();
 
-  /// One rank's input; all dense.
+  /// One rank's input; all dense. Executor::kCuda: in the GPU's memory, y, expert_weights, residual
+  /// and `out` at multiples of 16 bytes.
   struct Input {
     /// rows.size() x I, of MoeDispatchGemm's output, or what the caller made of it.
     const void* y = nullptr;
-    /// Whose rows they are, and with which weights: MoeDispatchGemm::rows().
+    /// Whose rows they are, and with which weights: MoeDispatchGemm::rows(). kCuda: from there on
+    /// as many as y has room for (Output::capacity). The offsets tell the kernel how many there
+    /// are.
     std::span<const MoeRow> rows;
     /// MoeDispatchGemm::expert_offsets(). After a dispatch that had no room (kLimitExceeded), give
     /// these and no rows.
@@ -90,13 +95,28 @@ class MK_EXPORT GemmCombine {
   ///
   /// After the last two nothing of `out` is written, the other ranks have what they could get, and
   /// all may launch again. After any other error the operator is broken and says so at every call.
+  ///
+  /// On a GPU the kernel looks at rows, offsets and ids. What makes no sense in them is then
+  /// kInvalidArgument after the launch, in which nothing of `out` is written; all may launch again.
   Result<LaunchStats> launch(const Input& input, void* out, LaunchMode mode = LaunchMode::kAuto);
+
+  /// Executor::kCuda: puts a launch on the stream and returns at once, behind the dispatch's on the
+  /// same stream. May be captured into a CUDA graph, as MoeDispatchGemm::launch_on. Launches that
+  /// wrote nothing, as `launch` has it, only `finish` tells.
+  Status launch_on(CudaStream stream, const Input& input, void* out,
+                   LaunchMode mode = LaunchMode::kAuto);
+  /// The first failure among the launches that have ended, or of the session. Does not wait.
+  Status status() const;
+  /// kCuda: waits for the stream, then answers what the last launch did, or the first failure. If
+  /// launches since the last `finish` wrote nothing, it answers why the last of these did so.
+  Result<LaunchStats> finish(CudaStream stream);
 
   /// This rank's experts.
   std::uint32_t first_expert() const;
   std::uint32_t expert_count() const;
 
-  /// Whether later launches keep what their threads did when; costs a little time.
+  /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
+  /// effect.
   void set_trace(bool on);
   /// Of the last launch; empty unless traced.
   std::vector<TraceSpan> trace() const;

@@ -299,7 +299,7 @@ typedef struct mk_combine_arguments {
   size_t struct_bytes;            /* sizeof(mk_combine_arguments) */
   const void* y;                  /* row_count x features */
   const mk_moe_row* rows;         /* moe's MK_ROWS */
-  uint64_t row_count;             /* 0 after a moe launch that had no room */
+  uint64_t row_count;             /* 0 after a moe launch without room; MK_CUDA: room in y */
   const uint32_t* expert_offsets; /* moe's MK_EXPERT_OFFSETS */
   uint64_t expert_offset_count;   /* one more than this rank has experts */
   const void* expert_weights;

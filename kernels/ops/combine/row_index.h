@@ -196,9 +196,10 @@ class RowIndex {
   }
 
   /// Whether the row can be a token's: of a rank, token and slot that exist.
-  MK_HOST_DEVICE bool is_possible(const MoeRow& row) const {
-    return row.rank < plan_.nodes * plan_.locals && row.token < plan_.shape.tokens_max &&
-           row.slot < plan_.shape.top_k;
+  MK_HOST_DEVICE bool is_possible(const MoeRow& row) const { return is_possible(plan_, row); }
+  MK_HOST_DEVICE static bool is_possible(const CombineGeometry& plan, const MoeRow& row) {
+    return row.rank < plan.nodes * plan.locals && row.token < plan.shape.tokens_max &&
+           row.slot < plan.shape.top_k;
   }
   /// Whether the expert's rows begin where those before end, and all can be there.
   MK_HOST_DEVICE bool is_in_order(std::uint32_t expert) const {

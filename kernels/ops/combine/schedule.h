@@ -157,6 +157,12 @@ class CombineSchedule {
   MK_HOST_DEVICE std::uint64_t sum_in_bank(std::uint32_t index) const {
     return header_bytes() + index * row_bytes();
   }
+  /// Which of a rank's slots (and entries).
+  MK_HOST_DEVICE static constexpr std::uint64_t slot_index(const CombineShape& shape,
+                                                           std::uint32_t node, std::uint32_t token,
+                                                           std::uint32_t slot) {
+    return (std::uint64_t{node} * shape.tokens_max + token) * shape.top_k + slot;
+  }
   MK_HOST_DEVICE std::uint64_t slot(std::uint32_t node, std::uint32_t token,
                                     std::uint32_t slot) const {
     return plan_.layout.slots + entry_index(node, token, slot) * row_bytes();
@@ -220,7 +226,7 @@ class CombineSchedule {
  private:
   MK_HOST_DEVICE std::uint64_t entry_index(std::uint32_t node, std::uint32_t token,
                                            std::uint32_t slot) const {
-    return (std::uint64_t{node} * plan_.shape.tokens_max + token) * plan_.shape.top_k + slot;
+    return slot_index(plan_.shape, node, token, slot);
   }
 
   CombineGeometry plan_;

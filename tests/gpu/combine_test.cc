@@ -1,0 +1,451 @@
+// GEMM + Combine on GPUs, one kernel per rank: every element against float64; any skew; the same
+// bits in every run; launches without a pause and graphs; handles that do not fit, or that a
+// Dispatch + GEMM without room has left; ranks that are missing; and the whole layer, both kernels
+// one after the other.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shm/atomic.h"
+#include "tests/gpu/combine_ranks.h"
+#include "tests/gpu/devices.h"
+#include "tests/gpu/products.h"
+#include "tests/gpu/summed_reference.h"
+
+namespace mk::test {
+namespace {
+
+using kernels::BLayout;
+using kernels::CombinePartials;
+using kernels::CombineShape;
+using kernels::DType;
+using kernels::Mode;
+using kernels::MoeEpilogue;
+using kernels::testing::draw_routing;
+using kernels::testing::kSkews;
+using kernels::testing::Skew;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+/// See moe_test.cc.
+[[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+
+constexpr CombinePartials kElement = CombinePartials::kElement;
+constexpr CombinePartials kF32 = CombinePartials::kF32;
+
+struct CombineWorld {
+  std::uint32_t nodes;
+  std::uint32_t locals;
+  int devices;
+};
+
+class CombineOnGpus : public testing::TestWithParam<CombineWorld> {
+ protected:
+  void SetUp() override {
+    if (device_count() < GetParam().devices)
+      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
+  }
+  void TearDown() override {
+    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
+  }
+  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
+  static CombineSetup setup(const CombineShape& shape) {
+    CombineSetup setup;
+    setup.nodes = GetParam().nodes;
+    setup.locals = GetParam().locals;
+    setup.devices = GetParam().devices;
+    setup.shape = shape;
+    setup.options.wait_timeout = 10s;
+    return setup;
+  }
+
+  JobRouting draw(const CombineRanks& ranks, Skew skew, bool uneven) {
+    const CombineShape& shape = ranks.plan().shape;
+    return draw_routing(world(), shape.experts, shape.top_k, shape.tokens_max, skew, uneven,
+                        random_);
+  }
+  void launch_all(CombineRanks& ranks, Mode mode, bool late, std::uint32_t set = 0) {
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+      if (late && random_() % 3 == 0) {
+        ranks.make_current(r);
+        delay(random_() % 200'000, ranks.stream(r));
+      }
+      const Status launched = ranks.launch(r, mode, set);
+      ASSERT_TRUE(launched) << launched.error().message;
+    }
+  }
+  void finish_all(CombineRanks& ranks) {
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+      const Status finished = ranks.finish(r);
+      ASSERT_TRUE(finished) << finished.error().message << "\n" << ranks.op(r).progress();
+    }
+  }
+  void judge_all(CombineRanks& ranks, std::uint32_t set = 0, bool behind = false) {
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) ASSERT_EQ(ranks.judge(r, set, behind), "");
+    worst_ = std::max(worst_, ranks.worst());
+  }
+  void check(CombineRanks& ranks, Mode mode = Mode::kFused) {
+    launch_all(ranks, mode, true);
+    if (HasFatalFailure()) return;
+    finish_all(ranks);
+    if (!HasFatalFailure()) judge_all(ranks);
+  }
+  /// Each rank's error; all outputs are as they were.
+  std::vector<std::string> refused(CombineRanks& ranks, ErrorCode code) {
+    std::vector<std::string> texts;
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+      const Status finished = ranks.finish(r);
+      EXPECT_FALSE(finished) << "rank " << r;
+      texts.push_back(finished ? "" : finished.error().message);
+      if (!finished) {
+        EXPECT_EQ(finished.error().code, code) << texts.back();
+      }
+      EXPECT_TRUE(ranks.untouched(r)) << "rank " << r;
+    }
+    return texts;
+  }
+
+  std::mt19937_64 random_{std::random_device{}()};
+  double worst_ = 0;
+};
+
+/// E a multiple of W and not, fewer experts than ranks, every expert of each token; sides that are
+/// multiples of 8 and of no tile; every skew, with different numbers of tokens, and with none.
+TEST_P(CombineOnGpus, EveryElementOfManyRoutings) {
+  struct Case {
+    CombineShape shape;  // T, H, I, E, k
+    DType dtype = DType::kBf16;
+    BLayout layout = BLayout::kNK;
+  };
+  for (const Case& one :
+       {Case{{300, 264, 136, 5, 2, kElement}}, Case{{130, 520, 512, 16, 4, kF32}},
+        Case{{64, 24, 72, 3, 3, kElement}, DType::kBf16, BLayout::kKN},
+        Case{{600, 264, 1032, 32, 8, kElement}}, Case{{200, 640, 96, 40, 40, kElement}},
+        Case{{200, 328, 200, 12, 6, kElement}, DType::kF16}}) {
+    CombineSetup with = setup(one.shape);
+    with.dtype = one.dtype;
+    with.options.b_layout = one.layout;
+    if (!with.has_kernel()) continue;
+    CombineRanks ranks(with);
+    int turn = 0;
+    for (const Skew skew : kSkews) {
+      SCOPED_TRACE("E " + std::to_string(one.shape.experts) + ", skew " +
+                   std::to_string(static_cast<int>(skew)));
+      ranks.fill(draw(ranks, skew, turn % 3 != 0), fresh_seed(), turn % 2 != 0);
+      check(ranks, turn % 4 == 3 ? Mode::kUnfused : Mode::kFused);
+      if (HasFatalFailure()) return;
+      ++turn;
+    }
+    ranks.fill(JobRouting(world()), fresh_seed());
+    check(ranks);
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// Few tiles and all roles: what compute-sanitizer can run.
+TEST_P(CombineOnGpus, SmallShapes) {
+  for (const CombinePartials partials : {kElement, kF32}) {
+    CombineSetup with = setup({40, 48, 64, 4, 2, partials});
+    with.options.wait_timeout = 20s;
+    CombineRanks ranks(with);
+    for (const Skew skew : {Skew::kUniform, Skew::kSparse}) {
+      ranks.fill(draw(ranks, skew, true), fresh_seed(), skew == Skew::kSparse);
+      check(ranks);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(CombineOnGpus, SmallChunks) {
+  CombineSetup with = setup({500, 72, 136, 9, 3, kElement});
+  with.chunk_bytes = 1024;
+  CombineRanks ranks(with);
+  if (ranks.proxy() != nullptr) ranks.proxy()->dawdle(true);
+  for (int i = 0; i < 4; ++i) {
+    ranks.fill(draw(ranks, Skew::kUniform, true), fresh_seed());
+    check(ranks);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CombineOnGpus, ANanStaysInItsToken) {
+  for (const CombinePartials partials : {kElement, kF32}) {
+    CombineRanks ranks(setup({260, 96, 192, 6, 2, partials}));
+    for (int turn = 0; turn < 3; ++turn) {
+      ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
+      ASSERT_NE(ranks.spoil_row(static_cast<std::uint32_t>(random_() % world())), ~0u);
+      check(ranks);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(CombineOnGpus, SameBitsInEveryRun) {
+  CombineRanks ranks(setup({500, 520, 264, 11, 4, kElement}));
+  const JobRouting routing = draw(ranks, Skew::kUniform, true);
+  const std::uint64_t seed = fresh_seed();
+  std::vector<std::vector<std::uint16_t>> first;
+  for (int run = 0; run < 10; ++run) {
+    SCOPED_TRACE("run " + std::to_string(run));
+    ranks.fill(routing, seed, true);
+    launch_all(ranks, run % 4 == 3 ? Mode::kUnfused : Mode::kFused, true);
+    finish_all(ranks);
+    if (HasFatalFailure()) return;
+    if (run == 0) judge_all(ranks);
+    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+      if (run == 0) {
+        first.push_back(ranks.output(r));
+      } else {
+        ASSERT_EQ(ranks.output(r), first[r]) << "rank " << r;
+      }
+    }
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// On the streams, one after the other, each with another routing than the one before: the last
+/// one's results are judged.
+TEST_P(CombineOnGpus, AThousandLaunchesWithoutAPause) {
+  constexpr std::uint32_t kSets = 4;
+  CombineSetup with = setup({300, 64, 128, 10, 3, kElement});
+  with.sets = kSets;
+  CombineRanks ranks(with);
+  for (std::uint32_t set = 0; set < kSets; ++set)
+    ranks.fill(draw(ranks, kSkews[random_() % std::size(kSkews)], true), 5, false, set);
+  for (std::uint32_t last = 0; last < kSets; ++last) {
+    for (std::uint32_t i = 0; i < 250; ++i)
+      launch_all(ranks, Mode::kFused, false, (last + i + 1) % kSets);
+    finish_all(ranks);
+    if (HasFatalFailure()) return;
+    judge_all(ranks, (last + 250) % kSets, true);
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// Both kernels of each rank in one graph, which is replayed with fresh routing.
+TEST_P(CombineOnGpus, TheWholeLayerAsAGraph) {
+  MoeSetup dispatch;
+  dispatch.nodes = GetParam().nodes;
+  dispatch.locals = GetParam().locals;
+  dispatch.devices = GetParam().devices;
+  dispatch.shape = {200, 256, 136, 8, 2, 0, MoeEpilogue::kGatedSilu};
+  dispatch.options.wait_timeout = 10s;
+  MoeRanks moe(dispatch);
+  CombineRanks ranks(setup({200, 256, 136, 8, 2, kElement}));
+  JobRouting routing = draw(ranks, Skew::kUniform, false);
+  moe.fill(routing, fresh_seed());
+  ranks.take(moe, routing);
+  // The ids that combine looks at are those that were dispatched.
+  std::vector<cudaGraphExec_t> graphs(world());
+  for (std::uint32_t r = 0; r < world(); ++r) {
+    ranks.make_current(r);
+    cudaGraph_t graph = nullptr;
+    const cudaStream_t stream = moe.stream(r);
+    require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    const Status dispatched = moe.launch(r);
+    const Status combined = ranks.launch(r, Mode::kFused, 0, stream);
+    require(cudaStreamEndCapture(stream, &graph), "capture");
+    ASSERT_TRUE(dispatched) << dispatched.error().message;
+    ASSERT_TRUE(combined) << combined.error().message;
+    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
+    require(cudaGraphUpload(graphs[r], stream), "upload");
+    require(cudaStreamSynchronize(stream), "upload");
+    require(cudaGraphDestroy(graph), "graph");
+  }
+  for (std::uint32_t replay = 0; replay < 6; ++replay) {
+    SCOPED_TRACE("replay " + std::to_string(replay));
+    routing = draw(ranks, kSkews[replay % std::size(kSkews)], false);
+    moe.fill(routing, fresh_seed());
+    ranks.renew_ids(routing);
+    for (std::uint32_t r = 0; r < world(); ++r) {
+      ranks.make_current(r);
+      require(cudaGraphLaunch(graphs[r], moe.stream(r)), "replay");
+    }
+    for (std::uint32_t r = 0; r < world(); ++r) {
+      auto dispatched = moe.op(r).finish(moe.stream(r));
+      ASSERT_TRUE(dispatched) << dispatched.error().message;
+      auto combined = ranks.op(r).finish(moe.stream(r));
+      ASSERT_TRUE(combined) << combined.error().message;
+      ASSERT_EQ(combined->epoch, replay + 1);
+    }
+    for (std::uint32_t r = 0; r < world(); ++r) ASSERT_EQ(moe.judge(r), "");
+    judge_all(ranks);
+    if (HasFatalFailure()) return;
+  }
+  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+}
+
+/// A rank whose Dispatch + GEMM had no room: every rank's combine fails and names it; the next
+/// launch is right.
+TEST_P(CombineOnGpus, ADispatchWithoutRoomFailsEveryRanksCombine) {
+  CombineRanks ranks(setup({300, 64, 128, 10, 3, kElement}));
+  for (int turn = 0; turn < 3; ++turn) {
+    ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
+    const auto full = static_cast<std::uint32_t>(random_() % world());
+    const kernels::CombineDeviceInput right = ranks.input(full);
+    ASSERT_GT(right.room, 0u);
+    --ranks.input(full).room;
+    launch_all(ranks, Mode::kFused, true);
+    const std::vector<std::string> texts = refused(ranks, ErrorCode::kLimitExceeded);
+    for (std::uint32_t r = 0; r < world(); ++r) {
+      const std::string named = r == full
+                                    ? "no room for its " + std::to_string(right.room) + " rows"
+                                    : "rank " + std::to_string(full) + " has no rows to combine";
+      EXPECT_THAT(texts[r], HasSubstr(named));
+    }
+    ranks.input(full) = right;
+    check(ranks);
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// Rows of another routing than the ids: whose tokens they are not says so.
+TEST_P(CombineOnGpus, HandlesThatDoNotFitAreRefused) {
+  CombineSetup with = setup({200, 64, 128, 10, 3, kElement});
+  with.sets = 2;
+  CombineRanks ranks(with);
+  for (int turn = 0; turn < 2; ++turn) {
+    ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed(), false, 0);
+    ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed(), false, 1);
+    const kernels::CombineDeviceInput right = ranks.input(0);
+    ranks.input(0).ids = ranks.input(0, 1).ids;
+    launch_all(ranks, Mode::kFused, true);
+    const Status finished = ranks.finish(0);
+    ASSERT_FALSE(finished);
+    EXPECT_EQ(finished.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(finished.error().message, HasSubstr("are not those of this rank's 200 tokens"));
+    EXPECT_TRUE(ranks.untouched(0));
+    for (std::uint32_t r = 1; r < world(); ++r) (void)ranks.finish(r);
+    ranks.input(0) = right;
+    check(ranks);
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// An id that is no expert's, and a row that is nobody's: refused by name, on the GPU.
+TEST_P(CombineOnGpus, WhatMakesNoSenseIsNamed) {
+  CombineRanks ranks(setup({200, 64, 128, 10, 3, kElement}));
+  JobRouting routing = draw(ranks, Skew::kUniform, false);
+  const std::int32_t id = routing[0].ids[100];
+  routing[0].ids[100] = 77;
+  ranks.fill(routing, fresh_seed());
+  launch_all(ranks, Mode::kFused, true);
+  Status finished = ranks.finish(0);
+  ASSERT_FALSE(finished);
+  EXPECT_THAT(finished.error().message, HasSubstr("token 33, slot 1 goes to expert 77"));
+  for (std::uint32_t r = 1; r < world(); ++r) (void)ranks.finish(r);
+  routing[0].ids[100] = id;
+  ranks.fill(routing, fresh_seed());
+  const kernels::MoeRow wrong{9999, 1, 1, 1.0f};
+  auto* const rows = const_cast<kernels::MoeRow*>(ranks.input(0).rows);
+  kernels::MoeRow was;
+  require(cudaMemcpy(&was, rows + 5, sizeof was, cudaMemcpyDefault), "row");
+  require(cudaMemcpy(rows + 5, &wrong, sizeof wrong, cudaMemcpyDefault), "row");
+  launch_all(ranks, Mode::kFused, true);
+  finished = ranks.finish(0);
+  ASSERT_FALSE(finished);
+  EXPECT_THAT(finished.error().message, HasSubstr("row 5 is of rank 9999"));
+  for (std::uint32_t r = 1; r < world(); ++r) (void)ranks.finish(r);
+  require(cudaMemcpy(rows + 5, &was, sizeof was, cudaMemcpyDefault), "row");
+  for (std::uint32_t r = 0; r < world(); ++r) ranks.poison_output(r);
+  check(ranks);
+}
+
+TEST_P(CombineOnGpus, AMissingRankEndsTheLaunchWithinTheDeadline) {
+  if (world() == 1) GTEST_SKIP() << "needs several ranks";
+  CombineSetup with = setup({200, 64, 128, 8, 2, kElement});
+  with.options.wait_timeout = 200ms;
+  CombineRanks ranks(with);
+  ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
+  check(ranks);
+  const std::uint32_t missing = world() - 1;
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(ranks.launch(r));
+  bool named = false;
+  std::string texts;
+  for (std::uint32_t r = 0; r < missing; ++r) {
+    const Status finished = ranks.finish(r);
+    ASSERT_FALSE(finished);
+    const std::string& text = finished.error().message;
+    texts += text + "\n";
+    named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
+    EXPECT_THAT(text, HasSubstr("gemm_combine launch 2 on rank " + std::to_string(r)));
+    const Status again = ranks.launch(r);
+    ASSERT_FALSE(again);
+    EXPECT_EQ(again.error().message, text);
+  }
+  EXPECT_TRUE(named) << texts;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  ASSERT_TRUE(ranks.launch(missing));
+  (void)ranks.finish(missing);
+  CombineRanks fresh(setup({200, 64, 128, 8, 2, kElement}));
+  fresh.fill(draw(fresh, Skew::kUniform, false), fresh_seed());
+  check(fresh);
+}
+
+TEST_P(CombineOnGpus, AnAbortWordInHostMemoryEndsTheLaunch) {
+  if (world() == 1) GTEST_SKIP() << "needs several ranks";
+  void* word = nullptr;
+  require(cudaHostAlloc(&word, 64, cudaHostAllocMapped | cudaHostAllocPortable), "abort word");
+  auto* abort = static_cast<std::uint32_t*>(word);
+  *abort = 0;
+  {
+    CombineSetup with = setup({200, 64, 128, 8, 2, kElement});
+    with.abort = abort;
+    CombineRanks ranks(with);
+    ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
+    check(ranks);
+    for (std::uint32_t r = 1; r < world(); ++r) ASSERT_TRUE(ranks.launch(r));
+    std::this_thread::sleep_for(50ms);
+    shm::store_release(abort, 1u);
+    for (std::uint32_t r = 1; r < world(); ++r) {
+      const Status finished = ranks.finish(r);
+      ASSERT_FALSE(finished);
+      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << finished.error().message;
+    }
+  }
+  require(cudaFreeHost(word), "abort word");
+}
+
+TEST_P(CombineOnGpus, WrongArgumentsAreRefusedAndChangeNothing) {
+  CombineRanks ranks(setup({100, 64, 64, 4, 2, kElement}));
+  ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
+  const kernels::CombineDeviceInput right = ranks.input(0);
+  const auto refused_as = [&](const char* text) {
+    const Status refused = ranks.launch(0);
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().message, HasSubstr(text));
+    ranks.input(0) = right;
+  };
+  ranks.input(0).count = 101;
+  refused_as("101 tokens");
+  ranks.input(0).offsets = nullptr;
+  refused_as("offsets is null");
+  ranks.input(0).residual = reinterpret_cast<const void*>(0x1008);
+  refused_as("multiple of 16");
+  ranks.input(0).room = ranks.plan().rows_max + 1;
+  refused_as("room for");
+  check(ranks);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CombineOnGpus,
+                         testing::Values(CombineWorld{1, 1, 1}, CombineWorld{1, 2, 1},
+                                         CombineWorld{1, 4, 1}, CombineWorld{2, 1, 1},
+                                         CombineWorld{2, 2, 1}, CombineWorld{4, 1, 1},
+                                         CombineWorld{1, 2, 2}, CombineWorld{1, 4, 4},
+                                         CombineWorld{2, 1, 2}, CombineWorld{2, 2, 4}),
+                         [](const auto& world) {
+                           return std::to_string(world.param.nodes) + "x" +
+                                  std::to_string(world.param.locals) + "_on_" +
+                                  std::to_string(world.param.devices);
+                         });
+
+}  // namespace
+}  // namespace mk::test
