@@ -1,13 +1,16 @@
 #include "kernels/plan/candidate.h"
 
 #include <tuple>
+#include <utility>
 
 #include "shm/host/result.h"
 
 namespace mk::kernels::plan {
 namespace {
 
-constexpr Op kOps[] = {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr};
+constexpr std::pair<Op, std::string_view> kOps[] = {
+    {Op::kAgGemm, "ag_gemm"}, {Op::kGemmRs, "gemm_rs"}, {Op::kGemmAr, "gemm_ar"},
+    {Op::kRing, "ring"},      {Op::kMoe, "moe"},        {Op::kCombine, "combine"}};
 
 auto fields(const Candidate& c) {
   return std::tuple(c.form, c.sums, c.engines, c.tiling.tile_m, c.tiling.tile_n,
@@ -21,16 +24,15 @@ std::string bytes_text(std::uint32_t bytes) {
 
 }  // namespace
 
-std::string_view name_of(Op op) {
-  return op == Op::kAgGemm ? "ag_gemm" : op == Op::kGemmRs ? "gemm_rs" : "gemm_ar";
-}
+std::string_view name_of(Op op) { return kOps[static_cast<std::size_t>(op)].second; }
 
 Result<Op> op_named(std::string_view name) {
-  for (Op op : kOps) {
-    if (name == name_of(op)) return op;
+  std::string names;
+  for (const auto& [op, its_name] : kOps) {
+    if (name == its_name) return op;
+    names += names.empty() ? its_name : fmt::format(", {}", its_name);
   }
-  return fail(ErrorCode::kInvalidArgument, "no operator is called '{}'; ag_gemm, gemm_rs, gemm_ar",
-              name);
+  return fail(ErrorCode::kInvalidArgument, "no operator is called '{}'; there are {}", name, names);
 }
 
 bool operator==(const Candidate& one, const Candidate& other) {
@@ -38,17 +40,21 @@ bool operator==(const Candidate& one, const Candidate& other) {
 }
 
 std::string describe(const Problem& problem, const Candidate& candidate) {
-  std::string text =
-      fmt::format("{}, tiles {}x{}, chunks of {}, {} SMs multiply", name_of(candidate.form),
-                  candidate.tiling.tile_m, candidate.tiling.tile_n,
-                  bytes_text(candidate.tiling.chunk_bytes), candidate.compute_blocks);
-  const bool gather = problem.op == Op::kAgGemm;
+  const Tiling& tiling = candidate.tiling;
+  std::string text = fmt::format("{}, ", name_of(candidate.form));
+  text += tiling.tile_m == 0 ? "the plan's tiles"
+                             : fmt::format("tiles {}x{}", tiling.tile_m, tiling.tile_n);
+  text += tiling.chunk_bytes == 0 ? " and chunks"
+                                  : fmt::format(", chunks of {}", bytes_text(tiling.chunk_bytes));
+  text += fmt::format(", {} SMs multiply", candidate.compute_blocks);
+  const bool sums =
+      problem.op == Op::kGemmRs || problem.op == Op::kGemmAr || problem.op == Op::kCombine;
   if (candidate.engines) text += ", copy engines share";
   if (candidate.sums == Sums::kOwn) text += ", math sums own tiles";
   if (candidate.sums == Sums::kOnce) text += ", own shard summed once";
   if (candidate.stream_warpgroups > 0)
     text +=
-        fmt::format(", {} warpgroups {}", candidate.stream_warpgroups, gather ? "share" : "reduce");
+        fmt::format(", {} warpgroups {}", candidate.stream_warpgroups, sums ? "reduce" : "share");
   if (candidate.receive_warpgroups > 0)
     text += fmt::format(", {} receive", candidate.receive_warpgroups);
   return text;

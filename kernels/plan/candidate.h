@@ -14,8 +14,11 @@
 
 namespace mk::kernels::plan {
 
-enum class Op : std::uint8_t { kAgGemm, kGemmRs, kGemmAr };
-std::string_view name_of(Op op);  ///< "ag_gemm", "gemm_rs", "gemm_ar"
+enum class Op : std::uint8_t { kAgGemm, kGemmRs, kGemmAr, kRing, kMoe, kCombine };
+std::string_view name_of(Op op);  ///< "ag_gemm", "gemm_rs", "gemm_ar", "ring", "moe", "combine"
+/// Of one B over all ranks. The model has terms for those on GPUs; else it goes by the plan's
+/// account of the work (account.h).
+constexpr bool is_product(Op op) { return op <= Op::kGemmAr; }
 Result<Op> op_named(std::string_view name);
 
 /// What a caller has settled of a launch; 0, or not set: to be chosen.
@@ -30,12 +33,28 @@ struct Named {
   std::optional<Mode> form;       ///< kFused or kUnfused
 };
 
+/// Ring Attention's.
+struct Heads {
+  std::uint32_t key_heads = 0;  ///< 0: as many as query heads
+  std::uint32_t batch = 1;
+  bool causal = false;
+};
+/// MoE Dispatch's and GEMM + Combine's.
+struct Experts {
+  std::uint32_t count = 0;  ///< of all ranks
+  std::uint32_t top_k = 0;
+};
+
 /// One launch of one rank.
 struct Problem {
   Op op = Op::kAgGemm;
   std::uint32_t nodes = 1;
   std::uint32_t locals = 1;
-  Shape shape;  ///< m of all ranks; n and k as a rank multiplies them
+  /// m: rows of all ranks. n and k: as a rank multiplies them, of an expert's weights. Ring
+  /// Attention: n query heads of k elements.
+  Shape shape;
+  Heads heads;
+  Experts experts;
   DType dtype = DType::kBf16;
   GemmResult result;
   bool in_place = false;         ///< AllGather + GEMM: rows lie where the network reads them

@@ -5,10 +5,9 @@
 #include "kernels/comm/launch.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/units.h"
-#include "kernels/ops/ag_gemm/spec.h"
-#include "kernels/ops/gemm_ar/spec.h"
-#include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/plan/accounted.h"
 #include "kernels/plan/model.h"
+#include "kernels/plan/operator_work.h"
 #include "shm/host/result.h"
 #include "shm/limits.h"
 
@@ -27,23 +26,6 @@ std::uint32_t pollers(const Problem& problem) { return problem.nodes > 1 ? 1 : 0
 /// What is named, or `chosen`.
 std::uint32_t or_chosen(std::uint32_t named, std::uint32_t chosen) {
   return named != 0 ? named : chosen;
-}
-
-/// The plan refuses what every executor would.
-Status check_plan(const Problem& problem, const Tiling& tiling) {
-  const auto refused = [](const auto& plan) { return plan ? Status{} : Status(propagate(plan)); };
-  switch (problem.op) {
-    case Op::kAgGemm:
-      return refused(
-          AgGemmPlan::make(problem.nodes, problem.locals, problem.shape, problem.dtype, tiling));
-    case Op::kGemmRs:
-      return refused(GemmRsPlan::make(problem.nodes, problem.locals, problem.shape, problem.dtype,
-                                      tiling, problem.result));
-    case Op::kGemmAr:
-      break;
-  }
-  return refused(GemmArPlan::make(problem.nodes, problem.locals, problem.shape, problem.dtype,
-                                  tiling, problem.result));
 }
 
 Status check_sums(const Problem& problem, const Candidate& candidate) {
@@ -273,8 +255,12 @@ std::vector<Mode> forms_of(const Problem& problem) {
 /// however it is made. So the order of the nodes is left: GEMM + AllReduce has the same for all
 /// rows, but GEMM + ReduceScatter begins with the owner's node, and a row's owner depends on m. (Of
 /// two nodes either order gives the same.)
-Status check_batch_invariance(const Problem& problem) {
+Status check_batch_invariance(const Problem& problem, MachineKind kind) {
   constexpr std::uint32_t kNodesMax = 2;
+  if (problem.batch_invariant && (kind == MachineKind::kCpu || !is_product(problem.op)))
+    return fail(ErrorCode::kUnsupported,
+                "{}: batch_invariant is for ag_gemm, gemm_rs and gemm_ar on GPUs; leave that out",
+                name_of(problem.op));
   if (!problem.batch_invariant || problem.op != Op::kGemmRs || problem.nodes <= kNodesMax)
     return {};
   return fail(ErrorCode::kUnsupported,
@@ -283,43 +269,35 @@ Status check_batch_invariance(const Problem& problem) {
               name_of(problem.op), problem.nodes, kNodesMax);
 }
 
+Status check_senders(const Problem& problem, const Candidate& candidate) {
+  const auto op = name_of(problem.op);
+  if (candidate.send_warpgroups > std::min(problem.lanes, shm::kLanesMax))
+    return fail(ErrorCode::kInvalidArgument, "{}: {} send warpgroups, but the session has {} rings",
+                op, candidate.send_warpgroups, problem.lanes);
+  if ((problem.nodes > 1) == (candidate.send_warpgroups > 0)) return {};
+  return fail(ErrorCode::kInvalidArgument, "{}: {} send warpgroups for {} nodes", op,
+              candidate.send_warpgroups, problem.nodes);
+}
+
 /// All of check_candidate() but the SMs.
 Status check_way(const Problem& problem, const Machine& machine, const Candidate& candidate) {
   const auto op = name_of(problem.op);
-  MK_RETURN_IF_ERROR(check_plan(problem, candidate.tiling));
-  MK_RETURN_IF_ERROR(check_batch_invariance(problem));
-  if (machine.kind == MachineKind::kCpu) {
-    if (!candidate.engines && candidate.sums == Sums::kWarpgroups) return {};
-    return fail(ErrorCode::kInvalidArgument, "{}: a CPU has no copy engines and one way to sum",
-                op);
+  MK_RETURN_IF_ERROR(check_plan(problem, machine.kind, candidate.tiling));
+  MK_RETURN_IF_ERROR(check_batch_invariance(problem, machine.kind));
+  if (machine.kind == MachineKind::kCpu || !is_product(problem.op)) {
+    if (candidate.engines || candidate.sums != Sums::kWarpgroups)
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: there are no copy engines, and one way to sum; leave both out", op);
+    if (machine.kind == MachineKind::kCpu) return {};
+    return check_senders(problem, candidate);
   }
   if (candidate.tiling.tile_m > kGpuTileRowsMax || candidate.tiling.tile_n > kGpuTileColumnsMax)
     return fail(ErrorCode::kInvalidArgument, "{}: tiles of {} x {}; a GPU's are at most {} x {}",
                 op, candidate.tiling.tile_m, candidate.tiling.tile_n, kGpuTileRowsMax,
                 kGpuTileColumnsMax);
-  if (candidate.send_warpgroups > std::min(problem.lanes, shm::kLanesMax))
-    return fail(ErrorCode::kInvalidArgument, "{}: {} send warpgroups, but the session has {} rings",
-                op, candidate.send_warpgroups, problem.lanes);
-  if ((problem.nodes > 1) != (candidate.send_warpgroups > 0))
-    return fail(ErrorCode::kInvalidArgument, "{}: {} send warpgroups for {} nodes", op,
-                candidate.send_warpgroups, problem.nodes);
+  MK_RETURN_IF_ERROR(check_senders(problem, candidate));
   MK_RETURN_IF_ERROR(check_sums(problem, candidate));
   return check_engines(problem, candidate);
-}
-
-/// A CPU's: the plan's default tiles and three sizes of chunks, in both forms.
-std::vector<Candidate> cpu_candidates(const Problem& problem, const Machine& machine) {
-  std::vector<Candidate> legal;
-  for (Mode form : forms_of(problem)) {
-    for (std::uint32_t chunk : {0u, 64 * kKib, 256 * kKib, 1024 * kKib}) {
-      Candidate candidate;
-      candidate.form = form;
-      candidate.tiling.chunk_bytes = chunk;
-      candidate.compute_blocks = 1;
-      if (check_candidate(problem, machine, candidate)) legal.push_back(candidate);
-    }
-  }
-  return legal;
 }
 
 }  // namespace
@@ -362,7 +340,8 @@ Status check_candidate(const Problem& problem, const Machine& machine, const Can
 }
 
 std::vector<Candidate> legal_candidates(const Problem& problem, const Machine& machine) {
-  if (machine.kind == MachineKind::kCpu) return cpu_candidates(problem, machine);
+  if (machine.kind == MachineKind::kCpu || !is_product(problem.op))
+    return accounted_candidates(problem, machine);
   const Named& named = problem.named;
   const std::uint32_t share = blocks_of_rank(problem, machine);
   // Who names warpgroups or compute blocks decides what is left of the rank's SMs.

@@ -27,6 +27,7 @@ constexpr Number kGpuNumbers[] = {
     {"weights_gb_s", &Machine::weights_gb_s},
     {"tile_us_256", &Machine::tile_us_256},
     {"tile_us_128", &Machine::tile_us_128},
+    {"attention_share", &Machine::attention_share},
     {"power_slowdown", &Machine::power_slowdown},
     {"power_after_us", &Machine::power_after_us},
     {"whole_waves_share", &Machine::whole_waves_share},
@@ -97,10 +98,10 @@ std::span<const Number> numbers_of(MachineKind kind) {
 
 // What something is divided by.
 constexpr const char* kGpuDivisors[] = {
-    "link_gb_s",      "rows_link_gb_s", "hbm_gb_s",     "network_gb_s",
-    "engine_gb_s",    "sums_link_gb_s", "step_us_256",  "step_us_128",
-    "step_us_64",     "overlap_ag",     "overlap_rs",   "overlap_ar",
-    "link_sharpness", "power_after_us", "weights_gb_s", "sockets_gb_s"};
+    "link_gb_s",      "rows_link_gb_s", "hbm_gb_s",       "network_gb_s",   "engine_gb_s",
+    "sums_link_gb_s", "step_us_256",    "step_us_128",    "step_us_64",     "overlap_ag",
+    "overlap_rs",     "overlap_ar",     "link_sharpness", "power_after_us", "weights_gb_s",
+    "sockets_gb_s",   "attention_share"};
 constexpr const char* kCpuDivisors[] = {"cpu_gflops", "cpu_f32_gflops", "network_gb_s",
                                         "cpu_memory_gb_s", "cpu_network_in_turns_gb_s"};
 

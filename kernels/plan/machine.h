@@ -32,6 +32,7 @@ struct Machine {
   double weights_gb_s = 0;  ///< at which a product reads its weights from memory, once at least
   double tile_us_256 = 0;
   double tile_us_128 = 0;
+  double attention_share = 0;    ///< of a product's rate that attention has
   double power_slowdown = 0;     ///< of a long product at the power limit, as a share of its time
   double power_after_us = 0;     ///< a product so long has half of that
   double whole_waves_share = 0;  ///< 1: a part of a wave takes a wave; 0: its part of one

@@ -5,11 +5,9 @@
 
 #include "kernels/comm/shard.h"
 #include "kernels/cuda/skeleton/chunk_steps.h"
-#include "kernels/ops/ag_gemm/spec.h"
-#include "kernels/ops/gemm_ar/spec.h"
-#include "kernels/ops/gemm_rs/spec.h"
-#include "kernels/plan/account.h"
+#include "kernels/plan/accounted.h"
 #include "kernels/plan/legal.h"
+#include "kernels/plan/operator_work.h"
 
 namespace mk::kernels::plan {
 namespace {
@@ -55,7 +53,7 @@ ByOp by_op(const Machine& m, Op op) {
     case Op::kGemmRs:
       return {m.launch_us_rs, m.overlap_rs, m.unfused_us_rs, m.unfused_link_rs,
               m.unfused_network_rs};
-    case Op::kGemmAr:
+    default:
       break;
   }
   return {m.launch_us_ar, m.overlap_ar, m.unfused_us_ar, m.unfused_link_ar, m.unfused_network_ar};
@@ -245,42 +243,16 @@ Timeline predict_unfused(const Problem& problem, const Machine& machine, const C
   return time;
 }
 
-/// The plan's own account of what a rank does.
-Result<LaunchWork> launch_work(const Problem& problem, const Candidate& candidate) {
-  const World world{problem.nodes, problem.locals, 0, 0};
-  const Shape& shape = problem.shape;
-  switch (problem.op) {
-    case Op::kAgGemm: {
-      auto plan =
-          AgGemmPlan::make(problem.nodes, problem.locals, shape, problem.dtype, candidate.tiling);
-      if (!plan) return propagate(plan);
-      return plan->work(world, shape.m);
-    }
-    case Op::kGemmRs: {
-      auto plan = GemmRsPlan::make(problem.nodes, problem.locals, shape, problem.dtype,
-                                   candidate.tiling, problem.result);
-      if (!plan) return propagate(plan);
-      return plan->work(world, shape.m, shape.k, candidate.sums == Sums::kOnce);
-    }
-    case Op::kGemmAr:
-      break;
-  }
-  auto plan = GemmArPlan::make(problem.nodes, problem.locals, shape, problem.dtype,
-                               candidate.tiling, problem.result);
-  if (!plan) return propagate(plan);
-  return plan->work(world, shape.m, shape.k);
-}
-
-/// Threads of a CPU, by the plan's account (account.h).
-Timeline predict_cpu(const Problem& problem, const Machine& machine, const Candidate& candidate) {
-  const auto work = launch_work(problem, candidate);
+/// By the plan's account of the work (account.h): on CPUs, and where there is no other model.
+Timeline predict_accounted(const Problem& problem, const Machine& machine,
+                           const Candidate& candidate) {
+  const auto work = work_by_plan(problem, machine.kind, candidate);
   if (!work) {
     Timeline never;
     never.total = HUGE_VAL;
     return never;
   }
-  return predict(*work, rank_rates(machine, {}, {problem.locals, candidate.compute_blocks, 0}),
-                 candidate.form);
+  return account_of(problem, machine, candidate).predict(*work, candidate.form);
 }
 
 }  // namespace
@@ -366,12 +338,15 @@ Work work_of(const Problem& problem, const Candidate& candidate) {
       if (locals > 1) work.sent_sum_bytes = work.network_bytes * locals;
       work.come_sum_bytes = c / locals * std::max(1.0, locals - 1);
       break;
+    default:  // by the plan's account
+      break;
   }
   return work;
 }
 
 Timeline predict(const Problem& problem, const Machine& machine, const Candidate& candidate) {
-  if (machine.kind == MachineKind::kCpu) return predict_cpu(problem, machine, candidate);
+  if (machine.kind == MachineKind::kCpu || !is_product(problem.op))
+    return predict_accounted(problem, machine, candidate);
   const Work work = work_of(problem, candidate);
   if (candidate.form == Mode::kUnfused) return predict_unfused(problem, machine, candidate, work);
   return problem.op == Op::kAgGemm ? predict_gather(problem, machine, candidate, work)

@@ -132,6 +132,9 @@ Result<TunedEntry> entry_of(const Json& json, const std::string& where) {
   candidate.send_warpgroups = reader.number("send_warpgroups", 0, kWarpgroupsMax);
   MK_RETURN_IF_ERROR(reader.done());
   MK_ASSIGN_OR_RETURN(entry.op, op_named(op));
+  if (!is_product(entry.op))
+    return fail(ErrorCode::kInvalidArgument, "{}: {} has no tuned choices; remove the entry", where,
+                op);
   if (form != "fused" && form != "unfused")
     return fail(ErrorCode::kInvalidArgument, "{}: 'form' is \"{}\"; it must be fused or unfused",
                 where, form);

@@ -9,7 +9,6 @@
 #include "kernels/cuda/host/operator_inputs.h"
 #include "kernels/cuda/host/planned.h"
 #include "kernels/ops/combine/schedule.h"
-#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 namespace {
@@ -17,7 +16,6 @@ namespace {
 constexpr char kOp[] = "gemm_combine";
 constexpr std::uint64_t kTilesMax = 1u << 30;        // their numbers are ints
 constexpr std::uint64_t kSlotsMax = (1u << 28) - 1;  // SlotRows::kSlotBits
-constexpr std::uint32_t kStreamGroups = 36;          // of a whole GPU; a guess
 
 }  // namespace
 
@@ -77,7 +75,7 @@ Status CombineCuda::start(const RankContext& context, const CudaOptions& options
   needs.streams = Role::kReduce;
   needs.stream = true;
   needs.send = of.nodes > 1;
-  needs.stream_groups = kStreamGroups;
+  needs.stream_groups = plan::accounted_groups(plan::Op::kCombine, of.nodes, of.locals).stream;
   needs.stream_least = 2;
   CombineLaunch& launch = arguments_.launch;
   MK_RETURN_IF_ERROR(
@@ -85,7 +83,16 @@ Status CombineCuda::start(const RankContext& context, const CudaOptions& options
   launch.blocks.plan = std::min(launch.blocks.reduce, kBlocksMax);
   launch.m = kCombineM;
   MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
-  rates_ = plan::rank_rates(job->machine, options.rates, {of.locals, blocks().compute, 0});
+  plan::Problem problem;
+  problem.op = plan::Op::kCombine;
+  problem.nodes = of.nodes;
+  problem.locals = of.locals;
+  problem.shape = {plan_.shape.tokens_max * of.size(), plan_.shape.hidden, plan_.shape.features};
+  problem.experts = {plan_.shape.experts, plan_.shape.top_k};
+  plan::Candidate candidate;
+  candidate.compute_blocks = blocks().compute;
+  candidate.stream_warpgroups = blocks().reduce;
+  account_ = plan::account_of(problem, job->machine, candidate, options.rates);
 
   void* memory = nullptr;
   MK_RETURN_IF_ERROR(frame_.check(
@@ -194,7 +201,7 @@ Status CombineCuda::launch(cudaStream_t stream, const CombineDeviceInput& input,
   MK_RETURN_IF_ERROR(make_maps(input));
   // How many rows there are only the device knows: as many as at even routing.
   const std::uint32_t rows = std::min(input.room, input.count * plan_.shape.top_k);
-  const Estimate expected = plan::expected(plan_.work(rows, input.count), rates_);
+  const Estimate expected = account_.expected(plan_.work(rows, input.count));
   CombineLaunch& launch = arguments_.launch;
   launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
   launch.rows = input.rows;

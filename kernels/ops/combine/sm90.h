@@ -17,6 +17,7 @@
 #include "kernels/ops/combine/device_input.h"
 #include "kernels/ops/combine/sm90_arguments.h"
 #include "kernels/ops/combine/spec.h"
+#include "kernels/plan/accounted.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
@@ -80,7 +81,7 @@ class CombineCuda {
   const CombinePlan plan_;
   cuda::CombineArguments arguments_;
   cuda::OperatorFrame frame_;
-  MachineRates rates_;
+  plan::Account account_;  ///< what its launches are predicted by
   BLayout b_layout_ = BLayout::kNK;
   Form queued_;  ///< of the last launch on a stream
   const cuda::CombineKernel* kernel_ = nullptr;

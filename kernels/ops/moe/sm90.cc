@@ -9,14 +9,12 @@
 #include "kernels/cuda/host/operator_inputs.h"
 #include "kernels/cuda/host/planned.h"
 #include "kernels/ops/moe/block.h"
-#include "kernels/plan/account.h"
 
 namespace mk::kernels {
 namespace {
 
 constexpr char kOp[] = "moe_dispatch";
 constexpr std::uint64_t kTilesMax = 1u << 30;  // their numbers are ints
-constexpr std::uint32_t kStreamGroups = 36;    // of a whole GPU; a guess
 
 }  // namespace
 
@@ -25,12 +23,6 @@ Tiling moe_dispatch_cuda_tiling() {
   tiling.tile_m = cuda::kMoeTileRows;
   tiling.tile_n = cuda::kMoeTileColumns;
   return tiling;
-}
-
-MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes) {
-  // Over nodes tokens come for long: a guess.
-  constexpr std::uint32_t kStepsOverNodes = 2;
-  return {GatherKind::kBroadcast, nodes > 1 ? kStepsOverNodes : 1};
 }
 
 std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks) {
@@ -79,7 +71,9 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
   needs.stream = true;
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
-  needs.stream_groups = kStreamGroups;
+  const auto groups = plan::accounted_groups(plan::Op::kMoe, of.nodes, of.locals);
+  needs.stream_groups = groups.stream;
+  needs.receive_groups = groups.receive;
   needs.stream_least = 2;
   MoeDispatchLaunch& launch = arguments_.launch;
   MK_RETURN_IF_ERROR(frame_.start(context, options, needs, {plan_.flag_count(), plan_.banks},
@@ -90,7 +84,16 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
   launch.blocks.plan = moe_dispatch_plan_groups(streams, of.size());
   launch.m = kMoeDispatchM;
   MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
-  rates_ = plan::rank_rates(job->machine, options.rates, {world().locals, blocks().compute, 0});
+  plan::Problem problem;
+  problem.op = plan::Op::kMoe;
+  problem.nodes = of.nodes;
+  problem.locals = of.locals;
+  problem.shape = {shape.tokens_max * of.size(), shape.weight_columns(), shape.hidden};
+  problem.experts = {shape.experts, shape.top_k};
+  plan::Candidate candidate;
+  candidate.compute_blocks = blocks().compute;
+  candidate.stream_warpgroups = streams;
+  account_ = plan::account_of(problem, job->machine, candidate, options.rates);
 
   void* memory = nullptr;
   MK_RETURN_IF_ERROR(frame_.check(
@@ -190,7 +193,7 @@ Status MoeDispatchCuda::launch(cudaStream_t stream, const MoeDispatchInput& inpu
   MK_RETURN_IF_ERROR(status());
   const cuda::OnDevice on_device(frame_.device());
   MK_RETURN_IF_ERROR(make_maps(input, y, capacity));
-  const Estimate expected = plan::expected(plan_.work(world(), input.count), rates_);
+  const Estimate expected = account_.expected(plan_.work(world(), input.count));
   MoeDispatchLaunch& launch = arguments_.launch;
   launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
   launch.routing = {input.count, plan_.shape.top_k, input.ids, input.weights};

@@ -15,15 +15,13 @@
 #include "kernels/cuda/host/operator_frame.h"
 #include "kernels/ops/moe/sm90_arguments.h"
 #include "kernels/ops/moe/spec.h"
+#include "kernels/plan/accounted.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
 
 /// What suits the GPU, for MoeDispatchPlan::make; the same on all ranks.
 Tiling moe_dispatch_cuda_tiling();
-/// Likewise: each rank gets every token once, as nearly every token has an expert on each rank of a
-/// small node; and tiles of one expert stand together, as its weights stay in L2 then.
-MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes);
 
 /// How a rank's `streams` groups that stream are dealt out: those that plan come first.
 std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks);
@@ -92,7 +90,7 @@ class MoeDispatchCuda {
   const MoeDispatchPlan plan_;
   cuda::MoeDispatchArguments arguments_;
   cuda::OperatorFrame frame_;
-  MachineRates rates_;
+  plan::Account account_;  ///< what its launches are predicted by
   BLayout b_layout_ = BLayout::kNK;
   Form queued_;  ///< of the last launch on a stream
   const cuda::MoeDispatchKernel* kernel_ = nullptr;

@@ -106,6 +106,12 @@ Error MoeDispatchPlan::refusal(const World& world, std::uint32_t epoch, std::uin
                       launch, slot, fault.id, shape.experts - 1)};
 }
 
+MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes) {
+  // Over nodes tokens come for long: a guess.
+  constexpr std::uint32_t kStepsOverNodes = 2;
+  return {GatherKind::kBroadcast, nodes > 1 ? kStepsOverNodes : 1};
+}
+
 LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const {
   const MoeDispatchSchedule schedule(*this, world);
   const auto everywhere = [count](std::uint32_t) { return count; };

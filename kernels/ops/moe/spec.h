@@ -23,6 +23,10 @@ struct MoeDispatchWay {
   std::uint32_t steps = 16;  ///< RoutingShape's, 1 at least
 };
 
+/// What suits GPUs: each rank gets every token once, as nearly every token has an expert on each
+/// rank of a small node; and tiles of one expert stand together, as its weights stay in L2 then.
+MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes);
+
 struct MoeDispatchPlan : MoeDispatchGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have

@@ -18,7 +18,6 @@
 #include "kernels/cuda/host/planned.h"
 #include "kernels/gather/plan.h"
 #include "kernels/ops/ring/windows.h"
-#include "kernels/plan/account.h"
 #include "shm/atomic.h"
 
 namespace mk::kernels {
@@ -29,13 +28,9 @@ constexpr std::uint64_t kItemsMax = 1u << 29;  // their numbers are ints
 constexpr std::int64_t kL2Bytes = 32 << 20;    // of keys and values worked on at one time
 constexpr float kLog2E = 1.44269504088896340736f;
 
-// The kernels' tiles, as the CPU's statements about a plan know them.
-constexpr std::uint32_t tile_queries(std::uint32_t head_dim) { return head_dim == 64 ? 192 : 128; }
-constexpr std::uint32_t tile_keys(std::uint32_t head_dim) { return head_dim == 64 ? 128 : 176; }
-
 /// Tiles of queries of a rank, at most: each part of each sequence may end with a smaller one.
 std::uint64_t tiles_max(const RingAttentionPlan& plan) {
-  return div_up(plan.rows_max(), tile_queries(plan.head_dim)) +
+  return div_up(plan.rows_max(), ring_tile_queries(plan.head_dim)) +
          std::uint64_t{std::max(1u, plan.sequences_max)} * plan.parts_per_rank();
 }
 
@@ -102,15 +97,6 @@ const cuda::RingAttentionKernel* kernel_of(const RingAttentionPlan& plan) {
 
 }  // namespace
 
-RingAttentionTiling ring_attention_cuda_tiling(const RingAttentionShape& shape) {
-  RingAttentionTiling tiling;
-  tiling.packing = KeyPacking::kHeads;
-  tiling.tile_q = tile_queries(shape.head_dim);
-  tiling.tile_k = tile_keys(shape.head_dim);
-  tiling.remote_passes = 1;
-  return tiling;
-}
-
 RingAttentionCuda::RingAttentionCuda(const RingAttentionPlan& plan) : plan_(plan), frame_(kOp) {
   arguments_.launch.plan = plan;
 }
@@ -159,10 +145,10 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
   needs.receivers_stream = true;
-  constexpr std::uint32_t kGroups = 24;
+  const auto groups = plan::accounted_groups(plan::Op::kRing, of.nodes, of.locals);
   const std::uint32_t watchers = of.size() > 1 ? of.nodes : 0;
-  needs.receive_groups = kGroups / 2;
-  needs.stream_groups = watchers + (needs.receive ? kGroups - needs.receive_groups : kGroups);
+  needs.receive_groups = groups.receive;
+  needs.stream_groups = watchers + groups.stream;
   needs.stream_least = watchers + 1;
   const FlagMap flags{of.nodes, plan_.gather.banks, plan_.gather.chunks_max};
   MK_RETURN_IF_ERROR(
@@ -176,7 +162,14 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   }
   arguments_.watchers = watchers;
   MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
-  rates_ = plan::rank_rates(job->machine, options.rates, {world().locals, blocks().compute, 0});
+  plan::Problem problem;
+  problem.op = plan::Op::kRing;
+  problem.nodes = of.nodes;
+  problem.locals = of.locals;
+  plan::Candidate candidate;
+  candidate.compute_blocks = blocks().compute;
+  candidate.stream_warpgroups = blocks().share;
+  account_ = plan::account_of(problem, job->machine, candidate, options.rates);
 
   void* words = nullptr;
   const std::size_t bytes = (1 + of.size()) * sizeof(std::uint64_t);
@@ -363,7 +356,7 @@ Status RingAttentionCuda::launch(cudaStream_t stream, const RingAttentionDeviceT
   MK_RETURN_IF_ERROR(status());
   const cuda::OnDevice on_device(frame_.device());
 
-  const Estimate expected = plan::expected(work(tensors, m), rates_);
+  const Estimate expected = account_.expected(work(tensors, m));
   RingAttentionLaunch& launch = arguments_.launch;
   launch.m = m;
   launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;

@@ -20,12 +20,10 @@
 #include "kernels/ops/ring/sm90_arguments.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/ops/ring/tensors.h"
+#include "kernels/plan/accounted.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels {
-
-/// What suits the GPU, for RingAttentionPlan::make; the same on all ranks.
-RingAttentionTiling ring_attention_cuda_tiling(const RingAttentionShape& shape);
 
 /// One launch's tensors, of one rank, in device memory: its rows of each sequence
 /// (RingAttentionSchedule: without a mask one part; causal two parts, one after the other). Strides
@@ -112,8 +110,8 @@ class RingAttentionCuda {
   const RingAttentionPlan plan_;
   cuda::RingAttentionArguments arguments_;
   cuda::OperatorFrame frame_;
-  MachineRates rates_;
-  Form queued_;  ///< of the last launch on a stream
+  plan::Account account_;  ///< what its launches are predicted by
+  Form queued_;            ///< of the last launch on a stream
   const cuda::RingAttentionKernel* kernel_ = nullptr;
   void* words_ = nullptr;   ///< in device memory: the dealer's, then what has arrived of each rank
   void* tables_ = nullptr;  ///< likewise, of packed sequences

@@ -165,6 +165,15 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   return plan;
 }
 
+RingAttentionTiling ring_attention_cuda_tiling(const RingAttentionShape& shape) {
+  RingAttentionTiling tiling;
+  tiling.packing = KeyPacking::kHeads;
+  tiling.tile_q = ring_tile_queries(shape.head_dim);
+  tiling.tile_k = ring_tile_keys(shape.head_dim);
+  tiling.remote_passes = 1;
+  return tiling;
+}
+
 Status RingAttentionPlan::check_seq(std::uint64_t seq) const {
   if (seq >= parts() && seq <= seq_max) return {};
   return fail(ErrorCode::kInvalidArgument,

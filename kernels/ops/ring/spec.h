@@ -40,6 +40,16 @@ struct RingAttentionTiling {
   std::uint32_t window_pairs = 0;
 };
 
+/// What suits the GPU, for RingAttentionPlan::make; the same on all ranks.
+RingAttentionTiling ring_attention_cuda_tiling(const RingAttentionShape& shape);
+/// Their rows of queries and keys in a tile, as the plan counts them.
+constexpr std::uint32_t ring_tile_queries(std::uint32_t head_dim) {
+  return head_dim == 64 ? 192 : 128;
+}
+constexpr std::uint32_t ring_tile_keys(std::uint32_t head_dim) {
+  return head_dim == 64 ? 128 : 176;
+}
+
 struct RingAttentionPlan : RingAttentionGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tile_q: as many sequence rows as make 128 queries of one key head (at least 1), halved (to

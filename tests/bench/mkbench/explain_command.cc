@@ -2,6 +2,7 @@
 
 #include "kernels/plan/choose.h"
 #include "shm/files/standard_output.h"
+#include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/command.h"
 #include "tests/bench/mkbench/planned_shapes.h"
 #include "tests/bench/mkbench/report_files.h"
@@ -17,11 +18,14 @@ class ExplainCommand : public Command {
   explicit ExplainCommand(CLI::App& app)
       : command_(*app.add_subcommand(
             "explain", "why a launch runs as it does, and what the next best would cost")) {
-    command_.add_option("operator", operator_, "ag-gemm, gemm-rs or gemm-ar")
+    command_.add_option("operator", operator_, "ag-gemm, gemm-rs, gemm-ar, ring, moe or combine")
         ->required()
-        ->check(CLI::IsMember({"ag-gemm", "gemm-rs", "gemm-ar"}));
+        ->check(CLI::IsMember({"ag-gemm", "gemm-rs", "gemm-ar", "ring", "moe", "combine"}));
     command_
-        .add_option("shape", shape_, "MxNxK: m of all ranks, n and k as a rank multiplies them")
+        .add_option(
+            "shape", shape_,
+            "MxNxK: m rows (or tokens) of all ranks, n and k as a rank multiplies them, of an "
+            "expert's weights; of ring: sequence x query heads x head_dim")
         ->required();
     command_.add_option("--nodes", problem_.nodes, "nodes")->capture_default_str();
     command_.add_option("--local", problem_.locals, "ranks of a node, a GPU each")
@@ -34,6 +38,14 @@ class ExplainCommand : public Command {
                         "a rail's rate; the machine's without (1 GB/s: 8 Gb/s)");
     command_.add_flag("--in-place", problem_.in_place,
                       "AllGather+GEMM: rows lie where the network reads them");
+    command_.add_option("--key-heads", problem_.heads.key_heads, "ring: without, as query heads");
+    command_.add_option("--batch", problem_.heads.batch, "ring: sequences")->check(at_least_one());
+    command_.add_flag("--causal", problem_.heads.causal, "ring: a row sees what is before it");
+    command_.add_option("--experts", problem_.experts.count, "moe, combine: of all ranks")
+        ->capture_default_str();
+    command_.add_option("--top-k", problem_.experts.top_k, "moe, combine: experts of a token")
+        ->capture_default_str();
+    problem_.experts = {256, 8};
     problem_.locals = 4;
   }
 

@@ -16,6 +16,16 @@ $text"
     done
   done
 done
+for op in "ring 16384x16x128 --key-heads 4 --causal" "moe 8192x2048x7168 --experts 64 --top-k 6" "combine 8192x7168x2048"; do
+  for machine in H100 CPU; do
+    # shellcheck disable=SC2086
+    text=$("$mkbench" explain $op --nodes 2 --local 2 --machine "$machine")
+    for word in "$machine" compute network candidates unfused; do
+      grep -q "$word" <<<"$text" || fail "$op on $machine: no '$word' in
+$text"
+    done
+  done
+done
 predicted() { "$mkbench" explain gemm-rs 4096x4096x4096 --nodes 2 --local 1 "$@" | grep -oP '[0-9]+(?=\.[0-9] us predicted)'; }
 [ "$(predicted --network-gb-s 0.5)" -gt $((10 * $(predicted))) ] || fail "a slow network is not seen"
 code=0
@@ -28,5 +38,5 @@ code=0
 error=$("$mkbench" tune gemm-ar 64x64x64 --tuned /dev/null 2>&1) || code=$?
 [ "$code" -eq 2 ] && grep -q "executor cuda" <<<"$error" || fail "a search without GPUs ends with $code: $error"
 code=0
-"$mkbench" explain moe 1x8x8 >/dev/null 2>&1 || code=$?
+"$mkbench" explain attention 1x8x8 >/dev/null 2>&1 || code=$?
 [ "$code" -eq 2 ] || fail "an operator that is not planned ends with $code"

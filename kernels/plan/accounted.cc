@@ -1,0 +1,125 @@
+#include "kernels/plan/accounted.h"
+
+#include <algorithm>
+
+#include "kernels/plan/legal.h"
+#include "kernels/plan/model.h"
+#include "kernels/plan/operator_work.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+constexpr std::uint32_t kKib = 1024;
+
+std::vector<Mode> forms_of(const Problem& problem) {
+  if (problem.named.form) return {*problem.named.form};
+  return {Mode::kFused, Mode::kUnfused};
+}
+
+/// 0: the plan's own. Of smaller ones each costs a command, of larger ones the first comes late.
+std::vector<std::uint32_t> chunks_of(const Problem& problem) {
+  if (problem.named.tiling.chunk_bytes != 0) return {problem.named.tiling.chunk_bytes};
+  if (problem.ranks() == 1) return {0};
+  return {0, 64 * kKib, 256 * kKib, 1024 * kKib};
+}
+
+void add_if_legal(const Problem& problem, const Machine& machine, Candidate candidate,
+                  std::vector<Candidate>& legal) {
+  if (!place_warpgroups(problem, machine, candidate) ||
+      !check_candidate(problem, machine, candidate))
+    return;
+  for (Mode form : forms_of(problem)) {
+    candidate.form = form;
+    legal.push_back(candidate);
+  }
+}
+
+}  // namespace
+
+Timeline Account::predict(const LaunchWork& work, Mode form) const {
+  LaunchWork whole = work;
+  whole.flops = std::max(whole.flops, least_compute_us * rates.flops_per_s / 1e6);
+  Timeline time = plan::predict(whole, rates, form);
+  if (overlap > 0 && form == Mode::kFused) {
+    const double longest = std::max({time.compute, time.local, time.network});
+    const double legs =
+        overlapped_us(overlap, time.compute, overlapped_us(overlap, time.local, time.network));
+    // What the soft edge adds: the first and last tiles beside nothing.
+    time.last = legs - longest;
+    time.total = legs + time.launch;
+  }
+  const double begun = form == Mode::kUnfused ? unfused_us : fused_us;
+  time.launch += begun;
+  time.total += begun;
+  return time;
+}
+
+Estimate Account::expected(const LaunchWork& work) const {
+  return estimate_of(predict(work, Mode::kFused), predict(work, Mode::kUnfused));
+}
+
+Account account_of(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                   const MachineRates& told) {
+  constexpr double kBytesOfGb = 1e9;
+  RankShare share{problem.locals, std::max(1u, candidate.compute_blocks), 0};
+  Account account;
+  if (machine.kind == MachineKind::kCpu) {
+    account.rates = rank_rates(machine, told, share);
+    return account;
+  }
+  MachineRates known = told;
+  const double warpgroups = candidate.stream_warpgroups + candidate.receive_warpgroups;
+  // Half of what is read and written crosses the link.
+  if (known.local_bytes_per_s <= 0)
+    known.local_bytes_per_s =
+        2 * kBytesOfGb * copy_rate_gb_s(machine, warpgroups, problem.locals - 1);
+  account.rates = rank_rates(machine, known, share);
+  if (problem.op == Op::kRing && told.flops_per_s <= 0)
+    account.rates.flops_per_s *= machine.attention_share;
+  // Each begins and ends like a gather.
+  account.overlap = machine.overlap_ag;
+  account.fused_us = machine.launch_us_ag;
+  account.unfused_us = machine.unfused_us_ag;
+  if (problem.nodes > 1) {
+    account.fused_us += machine.network_latency_us;
+    account.unfused_us += machine.network_latency_us;
+  }
+  account.least_compute_us = expert_bytes(problem) / (machine.weights_gb_s * 1e3);
+  return account;
+}
+
+AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals) {
+  // Those that have run. That of experts is a guess that no sweep has judged.
+  constexpr std::uint32_t kRing = 24;
+  constexpr std::uint32_t kExperts = 36;
+  constexpr std::uint32_t kExpertsReceive = 6;
+  const bool receivers = nodes > 1 && locals > 1;
+  if (op != Op::kRing) return {kExperts, receivers && op == Op::kMoe ? kExpertsReceive : 0};
+  if (nodes * locals == 1) return {0, 0};
+  return {receivers ? kRing / 2 : kRing, receivers ? kRing / 2 : 0};
+}
+
+std::vector<Candidate> accounted_candidates(const Problem& problem, const Machine& machine) {
+  std::vector<Candidate> legal;
+  const Named& named = problem.named;
+  Candidate candidate;
+  candidate.tiling = named.tiling;
+  candidate.compute_blocks = std::max(1u, named.compute_blocks);
+  if (machine.kind == MachineKind::kGpu) {
+    const AccountedGroups groups = accounted_groups(problem.op, problem.nodes, problem.locals);
+    const auto number = [&](std::uint32_t own, std::uint32_t of_whole) {
+      if (of_whole == 0) return 0u;
+      return own != 0 ? own : div_up(of_whole, std::max(1u, problem.ranks_per_device));
+    };
+    candidate.stream_warpgroups = number(named.stream_warpgroups, groups.stream);
+    candidate.receive_warpgroups = number(named.receive_warpgroups, groups.receive);
+    if (problem.nodes > 1) candidate.send_warpgroups = std::max(1u, named.send_warpgroups);
+  }
+  for (std::uint32_t chunk : chunks_of(problem)) {
+    candidate.tiling.chunk_bytes = chunk;
+    add_if_legal(problem, machine, candidate, legal);
+  }
+  return legal;
+}
+
+}  // namespace mk::kernels::plan

@@ -1,0 +1,42 @@
+/// \file
+/// Problems whose launches are predicted by their plan's account of the work (account.h): all on
+/// CPUs; Ring Attention, MoE Dispatch and GEMM + Combine on GPUs. Host only.
+#pragma once
+
+#include <vector>
+
+#include "kernels/plan/account.h"
+#include "kernels/plan/candidate.h"
+#include "kernels/plan/machine.h"
+
+namespace mk::kernels::plan {
+
+/// What one rank's launches of a candidate are predicted by, whatever their work is.
+struct Account {
+  MachineRates rates;
+  double fused_us = 0;  ///< begin, end, flags
+  double unfused_us = 0;
+  /// Of a GPU: how sharply the longest leg hides the others (overlapped_us), in place of steps.
+  double overlap = 0;
+  double least_compute_us = 0;  ///< experts' weights come from memory once
+
+  Timeline predict(const LaunchWork& work, Mode form) const;
+  Estimate expected(const LaunchWork& work) const;
+};
+/// `told`: by the caller, in the machine's place.
+Account account_of(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                   const MachineRates& told = {});
+
+/// Warpgroups of a whole GPU outside the compute blocks, for an operator that is no product: those
+/// that share or pull, and those that receive. Ring Attention's receivers share first.
+struct AccountedGroups {
+  std::uint32_t stream = 0;
+  std::uint32_t receive = 0;
+};
+AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals);
+
+/// legal_candidates() of such a problem. On CPUs the plan's tiles, and chunks of several sizes. On
+/// GPUs with the warpgroups of accounted_groups().
+std::vector<Candidate> accounted_candidates(const Problem& problem, const Machine& machine);
+
+}  // namespace mk::kernels::plan

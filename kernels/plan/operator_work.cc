@@ -1,0 +1,129 @@
+#include "kernels/plan/operator_work.h"
+
+#include <algorithm>
+
+#include "kernels/ops/ag_gemm/spec.h"
+#include "kernels/ops/combine/spec.h"
+#include "kernels/ops/gemm_ar/spec.h"
+#include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/ops/moe/spec.h"
+#include "kernels/ops/ring/spec.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+std::uint32_t tokens_of_rank(const Problem& problem) {
+  return div_up(problem.shape.m, problem.ranks());
+}
+/// Rows of a rank's experts, as if all were alike.
+std::uint32_t expert_rows(const Problem& problem) {
+  return tokens_of_rank(problem) * problem.experts.top_k;
+}
+
+Result<RingAttentionPlan> ring_plan(const Problem& problem, MachineKind kind,
+                                    const Tiling& tiling) {
+  RingAttentionShape shape;
+  shape.seq_max = problem.shape.m;
+  shape.query_heads = problem.shape.n;
+  shape.key_heads = problem.heads.key_heads != 0 ? problem.heads.key_heads : problem.shape.n;
+  shape.head_dim = problem.shape.k;
+  shape.causal = problem.heads.causal;
+  shape.batch = std::max(1u, problem.heads.batch);
+  shape.dtype = problem.dtype;
+  RingAttentionTiling tiles;
+  if (kind == MachineKind::kGpu) {
+    tiles = ring_attention_cuda_tiling(shape);
+  } else {
+    tiles.tile_q = tiling.tile_m;
+    tiles.tile_k = tiling.tile_n;
+  }
+  tiles.chunk_bytes = tiling.chunk_bytes;
+  tiles.banks = tiling.banks;
+  return RingAttentionPlan::make(problem.nodes, problem.locals, shape, tiles);
+}
+
+Result<MoeDispatchPlan> moe_plan(const Problem& problem, MachineKind kind, const Tiling& tiling) {
+  MoeDispatchShape shape;
+  shape.tokens_max = tokens_of_rank(problem);
+  shape.hidden = problem.shape.k;
+  shape.features = problem.shape.n;
+  shape.experts = problem.experts.count;
+  shape.top_k = problem.experts.top_k;
+  const MoeDispatchWay way =
+      kind == MachineKind::kGpu ? moe_dispatch_cuda_way(problem.nodes) : MoeDispatchWay{};
+  return MoeDispatchPlan::make(problem.nodes, problem.locals, shape, problem.dtype, tiling, way);
+}
+
+Result<CombinePlan> combine_plan(const Problem& problem, const Tiling& tiling) {
+  CombineShape shape;
+  shape.tokens_max = tokens_of_rank(problem);
+  shape.hidden = problem.shape.n;
+  shape.features = problem.shape.k;
+  shape.experts = problem.experts.count;
+  shape.top_k = problem.experts.top_k;
+  return CombinePlan::make(problem.nodes, problem.locals, shape, problem.dtype, tiling);
+}
+
+/// `use(plan, ask)`: with the operator's plan, or why there is none, and with what its account is
+/// asked by.
+template <class Use>
+auto with_plan(const Problem& problem, MachineKind kind, const Candidate& candidate, Use&& use) {
+  const World world{problem.nodes, problem.locals, 0, 0};
+  const Shape& shape = problem.shape;
+  const Tiling& tiling = candidate.tiling;
+  switch (problem.op) {
+    case Op::kAgGemm:
+      return use(AgGemmPlan::make(problem.nodes, problem.locals, shape, problem.dtype, tiling),
+                 [&](const AgGemmPlan& plan) { return plan.work(world, shape.m); });
+    case Op::kGemmRs:
+      return use(GemmRsPlan::make(problem.nodes, problem.locals, shape, problem.dtype, tiling,
+                                  problem.result),
+                 [&](const GemmRsPlan& plan) {
+                   return plan.work(world, shape.m, shape.k, candidate.sums == Sums::kOnce);
+                 });
+    case Op::kGemmAr:
+      return use(GemmArPlan::make(problem.nodes, problem.locals, shape, problem.dtype, tiling,
+                                  problem.result),
+                 [&](const GemmArPlan& plan) { return plan.work(world, shape.m, shape.k); });
+    case Op::kRing:
+      return use(ring_plan(problem, kind, tiling),
+                 [&](const RingAttentionPlan& plan) { return plan.work(world, shape.m); });
+    case Op::kMoe:
+      return use(moe_plan(problem, kind, tiling), [&](const MoeDispatchPlan& plan) {
+        return plan.work(world, tokens_of_rank(problem));
+      });
+    case Op::kCombine:
+      break;
+  }
+  return use(combine_plan(problem, tiling), [&](const CombinePlan& plan) {
+    return plan.work(expert_rows(problem), tokens_of_rank(problem));
+  });
+}
+
+}  // namespace
+
+Status check_plan(const Problem& problem, MachineKind kind, const Tiling& tiling) {
+  Candidate candidate;
+  candidate.tiling = tiling;
+  return with_plan(problem, kind, candidate, [](const auto& plan, const auto&) {
+    return plan ? Status{} : Status(propagate(plan));
+  });
+}
+
+Result<LaunchWork> work_by_plan(const Problem& problem, MachineKind kind,
+                                const Candidate& candidate) {
+  return with_plan(problem, kind, candidate,
+                   [](const auto& plan, const auto& ask) -> Result<LaunchWork> {
+                     if (!plan) return propagate(plan);
+                     return ask(*plan);
+                   });
+}
+
+double expert_bytes(const Problem& problem) {
+  if (problem.op != Op::kMoe && problem.op != Op::kCombine) return 0;
+  const double here = div_up(problem.experts.count, problem.ranks());
+  return std::min<double>(here, expert_rows(problem)) * problem.shape.n * problem.shape.k *
+         kElementBytes;
+}
+
+}  // namespace mk::kernels::plan

@@ -1,0 +1,22 @@
+/// \file
+/// What the operators' own plans say of a problem: whether they take it, and what a rank has to do.
+/// Host only.
+#pragma once
+
+#include "kernels/comm/launch_work.h"
+#include "kernels/plan/candidate.h"
+#include "kernels/plan/machine.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels::plan {
+
+/// Why the plan, which is made alike for all executors of the kind, refuses the tiles and chunks.
+Status check_plan(const Problem& problem, MachineKind kind, const Tiling& tiling);
+/// The plan's account of what the first rank does in a launch of the problem's m.
+Result<LaunchWork> work_by_plan(const Problem& problem, MachineKind kind,
+                                const Candidate& candidate);
+
+/// Experts' weights that a rank reads from memory, in bytes, once at least. 0 of other operators.
+double expert_bytes(const Problem& problem);
+
+}  // namespace mk::kernels::plan

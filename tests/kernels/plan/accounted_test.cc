@@ -1,0 +1,182 @@
+// Operators that are predicted by their plan's account: times near the recorded ones, choices that
+// the operator takes, steady with the shape, and sensible on another machine.
+#include "kernels/plan/accounted.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "kernels/plan/choose.h"
+#include "kernels/plan/legal.h"
+#include "kernels/plan/operator_work.h"
+#include "tests/kernels/plan/problems.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+constexpr Op kAccounted[] = {Op::kRing, Op::kMoe, Op::kCombine};
+constexpr Op kAll[] = {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr, Op::kRing, Op::kMoe, Op::kCombine};
+
+/// Of any operator, with sides that it takes.
+class Problems {
+ public:
+  explicit Problems(std::uint32_t seed) : random_(seed) {}
+  Problem next(Op op) {
+    Problem problem = problem_of(op, pick(1, 3), pick(1, 4), {});
+    switch (op) {
+      case Op::kRing: {
+        const std::uint32_t group = pick(1, 4);
+        problem.heads = {pick(1, 8), pick(1, 3), pick(0, 1) == 1};
+        problem.shape = {pick(64, 20000), group * problem.heads.key_heads, 64 * pick(1, 2)};
+        break;
+      }
+      case Op::kMoe:
+      case Op::kCombine:
+        problem.experts.count = pick(1, 256);
+        problem.experts.top_k = pick(1, std::min(8u, problem.experts.count));
+        problem.shape = {pick(1, 20000), 8 * pick(8, 512), 8 * pick(8, 512)};
+        break;
+      default:
+        problem.shape = {pick(1, 20000), 8 * pick(8, 512), 8 * pick(8, 512)};
+    }
+    return problem;
+  }
+  std::uint32_t pick(std::uint32_t least, std::uint32_t most) {
+    return std::uniform_int_distribution<std::uint32_t>(least, most)(random_);
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+std::string text_of(const Problem& problem) {
+  return fmt::format("{} {} x {} x {} on {} x {}", name_of(problem.op), problem.shape.m,
+                     problem.shape.n, problem.shape.k, problem.nodes, problem.locals);
+}
+
+// What is chosen the operator's own plan takes, on either kind of machine.
+TEST(PlanAccounted, EveryChoiceIsAcceptedByTheOperator) {
+  Problems problems(4);
+  for (const char* name : {"H100", "CPU"}) {
+    const Machine machine = shipped_machine(name).value();
+    for (int round = 0; round < 120; ++round) {
+      const Op op = name[0] == 'H' ? kAccounted[round % 3] : kAll[round % 6];
+      const Problem problem = problems.next(op);
+      const auto choice = choose(problem, machine, &shipped_tuned());
+      ASSERT_TRUE(choice) << text_of(problem) << ": " << choice.error().message;
+      EXPECT_TRUE(check_plan(problem, machine.kind, choice->candidate.tiling)) << text_of(problem);
+      EXPECT_TRUE(check_candidate(problem, machine, choice->candidate)) << text_of(problem);
+      EXPECT_GT(choice->time.total, 0);
+      const auto again = choose(problem, machine, &shipped_tuned());
+      EXPECT_EQ(again->candidate, choice->candidate);
+    }
+  }
+}
+
+// Where a shape is one larger and the choice another, the old one costs nearly as little.
+TEST(PlanAccounted, ChoicesVarySteadilyWithTheShape) {
+  Problems problems(5);
+  for (const char* name : {"H100", "CPU"}) {
+    const Machine machine = shipped_machine(name).value();
+    for (int round = 0; round < 36; ++round) {
+      const Op op = kAccounted[round % 3];
+      Problem problem = problems.next(op);
+      auto old = choose(problem, machine);
+      ASSERT_TRUE(old) << old.error().message;
+      for (int step = 0; step < 25; ++step) {
+        // Heads come by groups, and widths by eights.
+        const std::uint32_t side = round / 3 % (op == Op::kRing ? 2 : 3);
+        if (side == 0) ++problem.shape.m;
+        if (side == 1) problem.shape.n += op == Op::kRing ? problem.heads.key_heads : 8;
+        if (side == 2) problem.shape.k += 8;
+        auto chosen = choose(problem, machine);
+        ASSERT_TRUE(chosen) << chosen.error().message;
+        if (check_candidate(problem, machine, old->candidate)) {
+          EXPECT_LE(predict(problem, machine, old->candidate).total, 1.03 * chosen->time.total)
+              << text_of(problem) << ": " << describe(problem, old->candidate) << " -> "
+              << describe(problem, chosen->candidate);
+        }
+        old = std::move(chosen);
+      }
+    }
+  }
+}
+
+// One rank alone computes, as tests/bench/results/attention_h100.json and grouped_gemm_h100.json
+// have it: large ones at the rate of the core, few rows at that of the experts' weights.
+TEST(PlanAccounted, ComputationTakesWhatWasRecorded) {
+  const Machine machine = shipped_machine("H100").value();
+  const auto compute = [&](const Problem& problem) {
+    Candidate candidate;
+    candidate.compute_blocks = 128;
+    return predict(problem, machine, candidate).compute;
+  };
+  Problem ring = problem_of(Op::kRing, 1, 1, {8192, 32, 128});
+  EXPECT_NEAR(compute(ring), 1681, 0.1 * 1681);
+  ring.shape.m = 32768;
+  EXPECT_NEAR(compute(ring), 27320, 0.1 * 27320);
+  ring.heads.causal = true;
+  EXPECT_NEAR(compute(ring), 13067, 0.1 * 13067);
+  Problem moe = problem_of(Op::kMoe, 1, 1, {1024, 2048, 7168});
+  moe.experts = {64, 8};
+  EXPECT_NEAR(compute(moe), 679, 0.1 * 679);
+  moe.shape.m = 8192;
+  EXPECT_NEAR(compute(moe), 2573, 0.1 * 2573);
+}
+
+// A slower network, attention or memory is felt by what waits for it, and by nothing else.
+TEST(PlanAccounted, SlowerPartsAreFeltByWhatUsesThem) {
+  const Machine machine = shipped_machine("H100").value();
+  Machine slow = machine;
+  slow.network_gb_s /= 20;
+  slow.attention_share /= 2;
+  const Problem ring = problem_of(Op::kRing, 2, 2, {32768, 16, 128});
+  const auto fast = choose(ring, machine);
+  const auto slowed = choose(ring, slow);
+  ASSERT_TRUE(fast && slowed);
+  EXPECT_GT(slowed->time.network, 15 * fast->time.network);
+  EXPECT_NEAR(slowed->time.compute, 2 * fast->time.compute, 0.01 * slowed->time.compute);
+  EXPECT_LE(slowed->time.total, predict(ring, slow, fast->candidate).total * (1 + 1e-9));
+  Problem moe = problem_of(Op::kMoe, 1, 4, {8192, 2048, 7168});
+  moe.experts = {64, 8};
+  slow = machine;
+  slow.attention_share /= 2;
+  EXPECT_EQ(choose(moe, slow)->time.total, choose(moe, machine)->time.total);
+}
+
+// Chunks as small as they are cost their commands: where a command is dear, there are fewer.
+TEST(PlanAccounted, DearCommandsMakeLargerChunksOnCpus) {
+  Machine machine = shipped_machine("CPU").value();
+  for (Op op : kAll) {
+    if (op == Op::kRing) continue;  // its steps are passes, whatever chunks it has
+    Problem problem = problem_of(op, 2, 2, {8192, 2048, 1024});
+    problem.experts = {16, 4};
+    problem.named.form = Mode::kFused;
+    const auto commands = [&](double command_us, double step_us) {
+      machine.cpu_command_us = command_us;
+      machine.cpu_step_us = machine.cpu_step_in_turns_us = step_us;
+      const auto choice = choose(problem, machine);
+      EXPECT_TRUE(choice) << choice.error().message;
+      return work_by_plan(problem, machine.kind, choice->candidate)->commands;
+    };
+    EXPECT_LT(commands(1e5, 1e5), commands(0.001, 0.001)) << name_of(op);
+  }
+}
+
+TEST(PlanAccounted, BatchInvarianceAndSumsOfProductsAreRefused) {
+  const Machine machine = shipped_machine("H100").value();
+  Problem problem = problem_of(Op::kRing, 1, 2, {4096, 16, 128});
+  problem.batch_invariant = true;
+  EXPECT_EQ(choose(problem, machine).error().code, ErrorCode::kUnsupported);
+  problem.batch_invariant = false;
+  auto choice = choose(problem, machine);
+  ASSERT_TRUE(choice);
+  choice->candidate.engines = true;
+  EXPECT_EQ(check_candidate(problem, machine, choice->candidate).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(choose(problem_of(Op::kRing, 1, 2, {4096, 16, 96}), machine).error().code,
+            ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace mk::kernels::plan
