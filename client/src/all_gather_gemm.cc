@@ -16,6 +16,7 @@ namespace {
 struct AllGatherGemmKind {
   static constexpr std::string_view kName = "ag-gemm";
   static constexpr bool kAddsPartials = false;
+  static constexpr bool kKeepsOutput = false;
   using Plan = kernels::AgGemmPlan;
   using Cpu = kernels::AgGemmCpu;
   static constexpr auto make_device = &make_device_ag_gemm;

@@ -25,7 +25,12 @@ Result<Found> nothing_of(const char* name, std::uint32_t what) {
 Result<Tuning> tuning_of(const mk_tuning* given) {
   Tuning tuning;
   if (given == nullptr) return tuning;
-  MK_RETURN_IF_ERROR(check_struct(given, "mk_tuning"));
+  // A caller of the first release knows no more.
+  MK_RETURN_IF_ERROR(check_grown_struct(given, offsetof(mk_tuning, batch_invariant),
+                                        sizeof(mk_tuning), "mk_tuning"));
+  mk_tuning whole{};
+  std::memcpy(&whole, given, std::min(given->struct_bytes, sizeof whole));
+  given = &whole;
   tuning.executor = static_cast<Executor>(given->executor);
   tuning.tile_m = given->tile_m;
   tuning.tile_n = given->tile_n;
@@ -40,6 +45,7 @@ Result<Tuning> tuning_of(const mk_tuning* given) {
     tuning.wait_timeout = std::chrono::milliseconds{given->wait_timeout_ms};
   tuning.count_nonfinite = given->count_nonfinite != 0;
   tuning.batch_invariant = given->batch_invariant != 0;
+  tuning.own_workspace = given->own_workspace != 0;
   tuning.rates = {given->flops_per_s, given->local_bytes_per_s, given->network_bytes_per_s,
                   given->command_ns, given->step_ns};
   return tuning;

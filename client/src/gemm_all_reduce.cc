@@ -16,6 +16,7 @@ namespace {
 struct GemmAllReduceKind {
   static constexpr std::string_view kName = "gemm-ar";
   static constexpr bool kAddsPartials = true;
+  static constexpr bool kKeepsOutput = true;
   using Plan = kernels::GemmArPlan;
   using Cpu = kernels::GemmArCpu;
   static constexpr auto make_device = &make_device_gemm_ar;

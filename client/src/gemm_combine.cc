@@ -11,15 +11,17 @@
 #include <utility>
 #include <vector>
 
-#include "client/src/operator_memory.h"
-#include "client/src/operator_support.h"
+#include "client/src/executor_operator.h"
 #include "kernels/ops/combine/cpu.h"
 #include "kernels/ops/combine/spec.h"
 
 namespace mk {
 namespace {
 
-constexpr std::string_view kOp = "combine";
+struct CombineKind {
+  static constexpr std::string_view kName = "combine";
+};
+constexpr std::string_view kOp = CombineKind::kName;
 
 // The executor reads the caller's rows where they are.
 static_assert(sizeof(MoeRow) == sizeof(kernels::MoeRow) &&
@@ -63,39 +65,39 @@ Result<kernels::CombinePlan> cpu_plan(const AttachOptions& options, const Device
 
 }  // namespace
 
-class __attribute__((visibility("hidden"))) GemmCombine::Impl {
+class __attribute__((visibility("hidden"))) GemmCombine::Impl
+    : public ExecutorOperator<CombineKind, kernels::CombineCpu, DeviceCombine> {
  public:
   static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
                                               const Tuning& tuning) {
     MK_RETURN_IF_ERROR(refuse_batch_invariance(kOp, tuning));
     MK_ASSIGN_OR_RETURN(const DeviceCombineShape all, checked_all(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-    std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
+    std::optional<kernels::CombinePlan> plan;
     if (on_device) {
       MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
-      MK_ASSIGN_OR_RETURN(made->device_, make_device_combine(*session.impl(), all, tuning));
-      return made;
+    } else {
+      MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), all, tuning));
     }
-    const AttachOptions& options = session.options();
-    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, all, tuning));
-    MK_ASSIGN_OR_RETURN(auto memory,
-                        OperatorMemory::create(*session.impl(), kOp, describe_plan(plan),
-                                               plan.workspace_bytes(), plan.flag_count()));
-    made->memory_.emplace(std::move(memory));
-    kernels::CombineCpuOptions cpu_options{kernel_options(tuning, options.lanes)};
-    cpu_options.b_layout = all.b_layout;
-    cpu_options.count_nonfinite = tuning.count_nonfinite;
-    MK_ASSIGN_OR_RETURN(made->cpu_,
-                        kernels::CombineCpu::create(plan, made->memory_->context(), cpu_options));
+    std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
+    MK_RETURN_IF_ERROR(made->find_or_make_core(
+        plan, plan ? plan->workspace_bytes() : 0,
+        [&](const kernels::RankContext& context) {
+          kernels::CombineCpuOptions options{kernel_options(tuning, session.options().lanes)};
+          options.b_layout = all.b_layout;
+          options.count_nonfinite = tuning.count_nonfinite;
+          return kernels::CombineCpu::create(*plan, context, options);
+        },
+        [&] { return make_device_combine(*session.impl(), all, tuning); }, tuning, shape));
     return made;
   }
 
   Result<LaunchStats> launch(const Input& input, void* out, LaunchMode mode) {
     MK_RETURN_IF_ERROR(check_count(input));
-    if (device_ != nullptr) {
+    if (device() != nullptr) {
       MK_RETURN_IF_ERROR(check_handle(input));
-      return run_on_device(kOp, *session_, *device_, [&](CudaStream stream) {
-        return device_->launch(stream, device_input(input), out, kernel_mode(mode));
+      return run_on_device(kOp, *session_, *device(), [&](CudaStream stream) {
+        return device()->launch(stream, device_input(input), out, kernel_mode(mode));
       });
     }
     kernels::CombineInput of_cpu;
@@ -106,33 +108,24 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl {
     of_cpu.ids = input.ids;
     of_cpu.count = static_cast<std::uint32_t>(input.count);
     of_cpu.residual = input.residual;
-    return run_launch(*session_, [&] { return cpu_->launch(of_cpu, out, kernel_mode(mode)); });
+    return core().note(
+        run_launch(*session_, [&] { return cpu().launch(of_cpu, out, kernel_mode(mode)); }));
   }
   Status launch_on(CudaStream stream, const Input& input, void* out, LaunchMode mode) {
     MK_RETURN_IF_ERROR(check_count(input));
-    return launch_on_device(kOp, *session_, device_.get(), [&]() -> Status {
+    return launch_on_device(kOp, *session_, device(), [&]() -> Status {
       MK_RETURN_IF_ERROR(check_handle(input));
-      return device_->launch(stream, device_input(input), out, kernel_mode(mode));
+      return device()->launch(stream, device_input(input), out, kernel_mode(mode));
     });
-  }
-  Status status() const { return device_status(*session_, device_.get()); }
-  Result<LaunchStats> finish(CudaStream stream) {
-    return finish_on_device(kOp, *session_, device_.get(), stream);
   }
 
   kernels::ShardRange experts() const {
-    return device_ != nullptr ? device_->experts() : cpu_->experts();
-  }
-  void set_trace(bool on) {
-    if (cpu_ != nullptr) mk::set_trace(cpu_->runner(), on);
-  }
-  std::vector<TraceSpan> trace() const {
-    return cpu_ != nullptr ? trace_of(cpu_->runner()) : std::vector<TraceSpan>{};
+    return device() != nullptr ? device()->experts() : cpu().experts();
   }
 
  private:
   Impl(std::shared_ptr<Session::Impl> session, const kernels::CombineShape& shape)
-      : session_(std::move(session)), shape_(shape) {}
+      : ExecutorOperator(std::move(session)), shape_(shape) {}
 
   static const kernels::MoeRow* rows_of(const Input& input) {
     return reinterpret_cast<const kernels::MoeRow*>(input.rows.data());
@@ -165,12 +158,7 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl {
             input.residual};
   }
 
-  std::shared_ptr<Session::Impl>
-      session_;  ///< keeps the segment mapped while blocks may look at it
   const kernels::CombineShape shape_;
-  std::optional<OperatorMemory> memory_;
-  client::AtHome<kernels::CombineCpu> cpu_;  ///< goes first: its blocks use the memory above
-  client::AtHome<DeviceCombine> device_;     ///< one of the two
 };
 
 Result<GemmCombine> GemmCombine::create(Session& session, const Shape& shape) {

@@ -5,6 +5,7 @@
 ///
 ///     static constexpr std::string_view kName;      // in messages: "gemm-rs"
 ///     static constexpr bool kAddsPartials;           // of several ranks
+///     static constexpr bool kKeepsOutput;            // in its workspace, where C is null
 ///     using Plan, Cpu;                               // of kernels/
 ///     static Result<Plan> make_plan(const AttachOptions&, const DeviceShape&,
 ///                                   const kernels::Tiling&);
@@ -25,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/src/executor_operator.h"
 #include "client/src/gemm_matrices.h"
 #include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
@@ -34,7 +36,14 @@
 namespace mk {
 
 template <class Kind>
-class __attribute__((visibility("hidden"))) GemmOperator {
+class __attribute__((visibility("hidden"))) GemmOperator
+    : public ExecutorOperator<Kind, typename Kind::Cpu, DeviceGemm> {
+  using Base = ExecutorOperator<Kind, typename Kind::Cpu, DeviceGemm>;
+  using Base::core;
+  using Base::cpu;
+  using Base::device;
+  using Base::session_;
+
  public:
   /// Collective. `Shape`: the operator's public one.
   template <class Shape>
@@ -42,29 +51,27 @@ class __attribute__((visibility("hidden"))) GemmOperator {
     const auto name = Kind::kName;
     MK_ASSIGN_OR_RETURN(const DeviceShape checked, checked_of(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(name, tuning.executor));
-    GemmOperator made(session.impl(), checked);
     if (on_device && tuning.count_nonfinite && Kind::kAddsPartials) {
       return fail(ErrorCode::kUnsupported,
                   "{} counts partial sums that are not finite (Tuning::count_nonfinite) on CPUs "
                   "only; leave that out, or choose Executor::kCpu",
                   name);
     }
-    if (on_device) {
-      MK_ASSIGN_OR_RETURN(made.device_, Kind::make_device(*session.impl(), made.shape_, tuning));
-      return made;
+    std::optional<typename Kind::Plan> plan;
+    if (!on_device) {
+      MK_RETURN_IF_ERROR(refuse_batch_invariance(name, tuning));
+      MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), checked, tuning));
     }
-    MK_RETURN_IF_ERROR(refuse_batch_invariance(name, tuning));
-    const AttachOptions& options = session.options();
-    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, checked, tuning));
-    MK_ASSIGN_OR_RETURN(auto memory,
-                        OperatorMemory::create(*session.impl(), name, describe_plan(plan),
-                                               Kind::workspace_bytes(plan), plan.flag_count()));
-    made.memory_.emplace(std::move(memory));
-    kernels::GemmCpuOptions cpu_options{kernel_options(tuning, options.lanes)};
-    cpu_options.count_nonfinite = tuning.count_nonfinite;
-    cpu_options.b_layout = checked.b_layout;
-    MK_ASSIGN_OR_RETURN(
-        made.cpu_, Kind::make_cpu(plan, checked.shape.k, made.memory_->context(), cpu_options));
+    GemmOperator made(session.impl(), checked);
+    MK_RETURN_IF_ERROR(made.find_or_make_core(
+        plan, plan ? Kind::workspace_bytes(*plan) : 0,
+        [&](const kernels::RankContext& context) {
+          kernels::GemmCpuOptions options{kernel_options(tuning, session.options().lanes)};
+          options.count_nonfinite = tuning.count_nonfinite;
+          options.b_layout = checked.b_layout;
+          return Kind::make_cpu(*plan, checked.shape.k, context, options);
+        },
+        [&] { return Kind::make_device(*session.impl(), checked, tuning); }, tuning, shape));
     return made;
   }
 
@@ -81,37 +88,32 @@ class __attribute__((visibility("hidden"))) GemmOperator {
 
   Result<LaunchStats> launch(const DeviceArguments& given, std::uint64_t m, LaunchMode mode) {
     MK_ASSIGN_OR_RETURN(const DeviceArguments arguments, checked(given, m));
-    if (device_ != nullptr) {
-      return run_on_device(Kind::kName, *session_, *device_,
+    if (device() != nullptr) {
+      return run_on_device(Kind::kName, *session_, *device(),
                            [&](CudaStream stream) { return put_on(stream, arguments, m, mode); });
     }
-    return run_launch(*session_, [&] {
-      return Kind::launch(*cpu_, arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
-    });
+    return core().note(run_launch(*session_, [&] {
+      return Kind::launch(cpu(), arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
+    }));
   }
 
   Status launch_on(CudaStream stream, const DeviceArguments& given, std::uint64_t m,
                    LaunchMode mode) {
-    return launch_on_device(Kind::kName, *session_, device_.get(), [&]() -> Status {
+    return launch_on_device(Kind::kName, *session_, device(), [&]() -> Status {
       MK_ASSIGN_OR_RETURN(const DeviceArguments arguments, checked(given, m));
       return put_on(stream, arguments, m, mode);
     });
   }
-  Status status() const { return device_status(*session_, device_.get()); }
-  Result<LaunchStats> finish(CudaStream stream) {
-    return finish_on_device(Kind::kName, *session_, device_.get(), stream);
+  /// Where A may lie that the operator then need not copy, if there is such a place and no other
+  /// operator has it, too.
+  void* input() const {
+    if (!core().claim()) return nullptr;
+    return device() != nullptr ? device()->input() : cpu().input();
   }
-
-  /// Where A may lie that the operator then need not copy, if there is such a place.
-  void* input() const { return device_ != nullptr ? device_->input() : cpu_->input(); }
-  /// Where the operator itself keeps C, if it does.
-  const void* output() const { return device_ != nullptr ? device_->output() : cpu_->output(); }
-
-  void set_trace(bool on) {
-    if (cpu_ != nullptr) mk::set_trace(cpu_->runner(), on);
-  }
-  std::vector<TraceSpan> trace() const {
-    return cpu_ != nullptr ? trace_of(cpu_->runner()) : std::vector<TraceSpan>{};
+  /// Where the operator itself keeps C, if it does and no other operator does so there.
+  const void* output() const {
+    if (!core().claim()) return nullptr;
+    return device() != nullptr ? device()->output() : cpu().output();
   }
 
  private:
@@ -135,8 +137,14 @@ class __attribute__((visibility("hidden"))) GemmOperator {
   Result<DeviceArguments> checked(const DeviceArguments& given, std::uint64_t m) const {
     MK_RETURN_IF_ERROR(Kind::check(given));
     MK_RETURN_IF_ERROR(check_m(m));
+    if (given.c == nullptr && Kind::kKeepsOutput && !core().claim()) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} was launched without C, to keep it in its workspace, which equal operators "
+                  "share; bring C, or create the operator with Tuning::own_workspace",
+                  Kind::kName);
+    }
     return checked_matrices(Kind::kName, shape_, Kind::rows(session_->options(), m), given,
-                            device_ != nullptr);
+                            device() != nullptr);
   }
 
   Status check_m(std::uint64_t m) const {
@@ -146,18 +154,13 @@ class __attribute__((visibility("hidden"))) GemmOperator {
   }
   Status put_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
                 LaunchMode mode) {
-    return device_->launch(stream, arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
+    return device()->launch(stream, arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
   }
 
   GemmOperator(std::shared_ptr<Session::Impl> session, const DeviceShape& shape)
-      : session_(std::move(session)), shape_(shape) {}
+      : Base(std::move(session)), shape_(shape) {}
 
-  std::shared_ptr<Session::Impl>
-      session_;  ///< keeps the segment mapped while blocks may look at it
   DeviceShape shape_;
-  std::optional<OperatorMemory> memory_;
-  client::AtHome<typename Kind::Cpu> cpu_;  ///< goes first: its blocks use the memory above
-  client::AtHome<DeviceGemm> device_;       ///< one of the two
 };
 
 }  // namespace mk

@@ -16,6 +16,7 @@ namespace {
 struct GemmReduceScatterKind {
   static constexpr std::string_view kName = "gemm-rs";
   static constexpr bool kAddsPartials = true;
+  static constexpr bool kKeepsOutput = false;
   using Plan = kernels::GemmRsPlan;
   using Cpu = kernels::GemmRsCpu;
   static constexpr auto make_device = &make_device_gemm_rs;

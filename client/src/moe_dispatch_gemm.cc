@@ -11,15 +11,17 @@
 #include <utility>
 #include <vector>
 
-#include "client/src/operator_memory.h"
-#include "client/src/operator_support.h"
+#include "client/src/executor_operator.h"
 #include "kernels/ops/moe/cpu.h"
 #include "kernels/ops/moe/spec.h"
 
 namespace mk {
 namespace {
 
-constexpr std::string_view kOp = "moe-dispatch";
+struct MoeKind {
+  static constexpr std::string_view kName = "moe-dispatch";
+};
+constexpr std::string_view kOp = MoeKind::kName;
 
 // A caller reads the plan's rows where they are.
 static_assert(sizeof(MoeRow) == sizeof(kernels::MoeRow) &&
@@ -63,79 +65,72 @@ Result<kernels::MoeDispatchPlan> cpu_plan(const AttachOptions& options, const De
 
 }  // namespace
 
-class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl {
+class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
+    : public ExecutorOperator<MoeKind, kernels::MoeDispatchCpu, DeviceMoe> {
  public:
   static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
                                               const Tuning& tuning) {
     MK_RETURN_IF_ERROR(refuse_batch_invariance(kOp, tuning));
     MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-    std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
+    std::optional<kernels::MoeDispatchPlan> plan;
     if (on_device) {
       MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
-      MK_ASSIGN_OR_RETURN(made->device_, make_device_moe(*session.impl(), all, tuning));
-      return made;
+    } else {
+      MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), all, tuning));
     }
-    const AttachOptions& options = session.options();
-    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, all, tuning));
-    MK_ASSIGN_OR_RETURN(auto memory,
-                        OperatorMemory::create(*session.impl(), kOp, describe_plan(plan),
-                                               plan.workspace_bytes(), plan.flag_count()));
-    made->memory_.emplace(std::move(memory));
-    kernels::MoeDispatchCpuOptions cpu_options{kernel_options(tuning, options.lanes)};
-    cpu_options.b_layout = all.b_layout;
-    MK_ASSIGN_OR_RETURN(
-        made->cpu_, kernels::MoeDispatchCpu::create(plan, made->memory_->context(), cpu_options));
-    made->shape_ = plan.shape;
+    std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
+    // Its rows stay in the workspace for who combines them.
+    Tuning alone = tuning;
+    alone.own_workspace = true;
+    MK_RETURN_IF_ERROR(made->find_or_make_core(
+        plan, plan ? plan->workspace_bytes() : 0,
+        [&](const kernels::RankContext& context) {
+          kernels::MoeDispatchCpuOptions options{kernel_options(tuning, session.options().lanes)};
+          options.b_layout = all.b_layout;
+          return kernels::MoeDispatchCpu::create(*plan, context, options);
+        },
+        [&] { return make_device_moe(*session.impl(), all, tuning); }, alone, shape));
+    if (plan) made->shape_ = plan->shape;
     return made;
   }
 
   Result<LaunchStats> launch(const Input& input, const Output& output, LaunchMode mode) {
     MK_RETURN_IF_ERROR(check_count(input));
-    if (device_ != nullptr) {
-      return run_on_device(kOp, *session_, *device_, [&](CudaStream stream) {
-        return device_->launch(stream, kernel_input(input), output.y, output.capacity,
-                               kernel_mode(mode));
+    if (device() != nullptr) {
+      return run_on_device(kOp, *session_, *device(), [&](CudaStream stream) {
+        return device()->launch(stream, kernel_input(input), output.y, output.capacity,
+                                kernel_mode(mode));
       });
     }
     // More room than the operator can fill is of no harm.
     const std::uint64_t capacity = std::min<std::uint64_t>(output.capacity, shape_.rows_max);
-    return run_launch(*session_, [&] {
-      return cpu_->launch(kernel_input(input), output.y, static_cast<std::uint32_t>(capacity),
+    return core().note(run_launch(*session_, [&] {
+      return cpu().launch(kernel_input(input), output.y, static_cast<std::uint32_t>(capacity),
                           kernel_mode(mode));
-    });
+    }));
   }
   Status launch_on(CudaStream stream, const Input& input, const Output& output, LaunchMode mode) {
     MK_RETURN_IF_ERROR(check_count(input));
-    return launch_on_device(kOp, *session_, device_.get(), [&] {
-      return device_->launch(stream, kernel_input(input), output.y, output.capacity,
-                             kernel_mode(mode));
+    return launch_on_device(kOp, *session_, device(), [&] {
+      return device()->launch(stream, kernel_input(input), output.y, output.capacity,
+                              kernel_mode(mode));
     });
-  }
-  Status status() const { return device_status(*session_, device_.get()); }
-  Result<LaunchStats> finish(CudaStream stream) {
-    return finish_on_device(kOp, *session_, device_.get(), stream);
   }
 
   kernels::ShardRange experts() const {
-    return device_ != nullptr ? device_->experts() : cpu_->experts();
+    return device() != nullptr ? device()->experts() : cpu().experts();
   }
   std::span<const std::uint32_t> expert_offsets() const {
-    return device_ != nullptr ? device_->expert_offsets() : cpu_->expert_offsets();
+    return device() != nullptr ? device()->expert_offsets() : cpu().expert_offsets();
   }
   std::span<const kernels::MoeRow> rows() const {
-    return device_ != nullptr ? device_->rows() : cpu_->rows();
-  }
-  void set_trace(bool on) {
-    if (cpu_ != nullptr) mk::set_trace(cpu_->runner(), on);
-  }
-  std::vector<TraceSpan> trace() const {
-    return cpu_ != nullptr ? trace_of(cpu_->runner()) : std::vector<TraceSpan>{};
+    return device() != nullptr ? device()->rows() : cpu().rows();
   }
 
  private:
   Impl(std::shared_ptr<Session::Impl> session, const kernels::MoeDispatchShape& shape)
-      : session_(std::move(session)), shape_(shape) {}
+      : ExecutorOperator(std::move(session)), shape_(shape) {}
 
   Status check_count(const Input& input) const {
     if (input.count <= shape_.tokens_max) return {};
@@ -147,12 +142,7 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl {
             input.expert_weights};
   }
 
-  std::shared_ptr<Session::Impl>
-      session_;                      ///< keeps the segment mapped while blocks may look at it
   kernels::MoeDispatchShape shape_;  ///< on a CPU with rows_max as chosen
-  std::optional<OperatorMemory> memory_;
-  client::AtHome<kernels::MoeDispatchCpu> cpu_;  ///< goes first: its blocks use the memory above
-  client::AtHome<DeviceMoe> device_;             ///< one of the two
 };
 
 Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& shape) {

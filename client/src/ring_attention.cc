@@ -9,15 +9,17 @@
 #include <utility>
 #include <vector>
 
-#include "client/src/operator_memory.h"
-#include "client/src/operator_support.h"
+#include "client/src/executor_operator.h"
 #include "kernels/ops/ring/cpu.h"
 #include "kernels/ops/ring/spec.h"
 
 namespace mk {
 namespace {
 
-constexpr std::string_view kOp = "ring";
+struct RingKind {
+  static constexpr std::string_view kName = "ring";
+};
+constexpr std::string_view kOp = RingKind::kName;
 
 Result<kernels::RingAttentionShape> checked_shape(const RingAttention::Shape& shape) {
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
@@ -68,67 +70,51 @@ kernels::RingAttentionTensors tensors_of(const RingAttention::Input& in,
 
 }  // namespace
 
-class __attribute__((visibility("hidden"))) RingAttention::Impl {
+class __attribute__((visibility("hidden"))) RingAttention::Impl
+    : public ExecutorOperator<RingKind, kernels::RingAttentionCpu, DeviceRing> {
  public:
   static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
                                               const Tuning& tuning) {
     MK_RETURN_IF_ERROR(refuse_batch_invariance(kOp, tuning));
     MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-    std::unique_ptr<Impl> made(new Impl(session.impl()));
+    std::optional<kernels::RingAttentionPlan> plan;
     if (on_device) {
       MK_RETURN_IF_ERROR(check_for_device(tuning));
-      MK_ASSIGN_OR_RETURN(made->device_, make_device_ring(*session.impl(), checked, tuning));
-      return made;
+    } else {
+      MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), checked, tuning));
     }
-    const AttachOptions& options = session.options();
-    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(options, checked, tuning));
-    MK_ASSIGN_OR_RETURN(auto memory,
-                        OperatorMemory::create(*session.impl(), kOp, describe_plan(plan),
-                                               plan.workspace_bytes, plan.flag_count()));
-    made->memory_.emplace(std::move(memory));
-    MK_ASSIGN_OR_RETURN(made->cpu_,
-                        kernels::RingAttentionCpu::create(plan, made->memory_->context(),
-                                                          kernel_options(tuning, options.lanes)));
+    std::unique_ptr<Impl> made(new Impl(session.impl()));
+    MK_RETURN_IF_ERROR(made->find_or_make_core(
+        plan, plan ? plan->workspace_bytes : 0,
+        [&](const kernels::RankContext& context) {
+          return kernels::RingAttentionCpu::create(*plan, context,
+                                                   kernel_options(tuning, session.options().lanes));
+        },
+        [&] { return make_device_ring(*session.impl(), checked, tuning); }, tuning, shape));
     return made;
   }
 
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
                              LaunchMode mode) {
     const auto tensors = tensors_of(input, output);
-    if (device_ != nullptr) {
-      return run_on_device(kOp, *session_, *device_, [&](CudaStream stream) {
-        return device_->launch(stream, tensors, seq, kernel_mode(mode));
+    if (device() != nullptr) {
+      return run_on_device(kOp, *session_, *device(), [&](CudaStream stream) {
+        return device()->launch(stream, tensors, seq, kernel_mode(mode));
       });
     }
-    return run_launch(*session_, [&] { return cpu_->launch(tensors, seq, kernel_mode(mode)); });
+    return core().note(
+        run_launch(*session_, [&] { return cpu().launch(tensors, seq, kernel_mode(mode)); }));
   }
   Status launch_on(CudaStream stream, const Input& input, const Output& output, std::uint64_t seq,
                    LaunchMode mode) {
-    return launch_on_device(kOp, *session_, device_.get(), [&] {
-      return device_->launch(stream, tensors_of(input, output), seq, kernel_mode(mode));
+    return launch_on_device(kOp, *session_, device(), [&] {
+      return device()->launch(stream, tensors_of(input, output), seq, kernel_mode(mode));
     });
-  }
-  Status status() const { return device_status(*session_, device_.get()); }
-  Result<LaunchStats> finish(CudaStream stream) {
-    return finish_on_device(kOp, *session_, device_.get(), stream);
-  }
-
-  void set_trace(bool on) {
-    if (cpu_ != nullptr) mk::set_trace(cpu_->runner(), on);
-  }
-  std::vector<TraceSpan> trace() const {
-    return cpu_ != nullptr ? trace_of(cpu_->runner()) : std::vector<TraceSpan>{};
   }
 
  private:
-  explicit Impl(std::shared_ptr<Session::Impl> session) : session_(std::move(session)) {}
-
-  std::shared_ptr<Session::Impl>
-      session_;  ///< keeps the segment mapped while blocks may look at it
-  std::optional<OperatorMemory> memory_;
-  client::AtHome<kernels::RingAttentionCpu> cpu_;  ///< goes first: its blocks use the memory above
-  client::AtHome<DeviceRing> device_;              ///< one of the two
+  using ExecutorOperator::ExecutorOperator;
 };
 
 Result<RingAttention> RingAttention::create(Session& session, const Shape& shape) {

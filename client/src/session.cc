@@ -9,6 +9,7 @@
 #include "client/src/gpu_place.h"
 #include "client/src/session_checks.h"
 #include "client/src/session_impl.h"
+#include "client/src/shared_core.h"
 #include "shm/host/memory_room.h"
 #include "shm/host/process_fd.h"
 #include "shm/host/text.h"
@@ -135,6 +136,9 @@ Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions optio
   impl->attached_ = true;
   return impl;
 }
+
+Session::Impl::Impl(AttachOptions options)
+    : options_(std::move(options)), shared_cores_(std::make_shared<SharedCores>()) {}
 
 Session::Impl::~Impl() {
   // Nobody is told about a failed session but by the closed connection.

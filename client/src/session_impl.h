@@ -26,6 +26,8 @@
 
 namespace mk {
 
+class SharedCores;
+
 /// Requests that the daemon answers by itself, without waiting for other ranks.
 inline constexpr std::chrono::milliseconds kRequestTimeout{30'000};
 /// A slow network may have much left of what was committed; a daemon that hangs is noticed by its
@@ -112,6 +114,9 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   /// Of the last operator on a GPU.
   JobPlanSeen& job_plan_seen() { return job_plan_seen_; }
 
+  /// The cores that its operators may share.
+  SharedCores& shared_cores() { return *shared_cores_; }
+
   const AttachOptions& options() const { return options_; }
   const std::string& fabric() const { return fabric_; }
   const shm::Segment& segment() const { return *segment_; }
@@ -119,7 +124,7 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   const client::Connection& connection() const { return *connection_; }
 
  private:
-  explicit Impl(AttachOptions options) : options_(std::move(options)) {}
+  explicit Impl(AttachOptions options);
 
   const client::ProcessMark home_;
   AttachOptions options_;
@@ -152,6 +157,7 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   std::optional<Executor> lanes_claimed_;
   std::map<std::uint16_t, OwnBuffer> buffers_;
   JobPlanSeen job_plan_seen_;
+  std::shared_ptr<SharedCores> shared_cores_;
   std::uint64_t operators_ = 0;
   std::uint64_t barriers_ = 0;
   bool attached_ = false;

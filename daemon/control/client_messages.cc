@@ -394,7 +394,9 @@ void ControlPlane::Impl::open_peer_buffer(Client& client, std::uint64_t request,
     return;
   }
   const auto buffer = owner->buffers.find(message.handle);
-  if (buffer == owner->buffers.end() || buffer->second.withdrawal) {
+  // Its owner may have created the operator and given it up again before this rank has mapped it.
+  if (buffer == owner->buffers.end() ||
+      (buffer->second.withdrawal && !may_hold(*client.session, buffer->second))) {
     refuse_with(fmt::format("local rank {} of job '{}' has no buffer with handle {}",
                             message.local_rank, job.name, message.handle));
     return;

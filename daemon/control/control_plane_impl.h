@@ -258,6 +258,8 @@ class ControlPlane::Impl {
   /// The handle's withdrawal has come a step further: finishes it when nobody is left.
   void advance_withdrawal(Session& session, std::uint16_t handle);
   void advance_withdrawals(Job& job);
+  /// Whether this rank of the job may still name the buffer, which is being withdrawn.
+  static bool may_hold(const Session& session, const Buffer& buffer);
   /// Whether another local rank may still name the buffer, which is being withdrawn.
   bool held_here(const Session& owner, const Buffer& buffer) const;
   /// The session will not name this buffer of another rank any more.

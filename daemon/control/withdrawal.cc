@@ -110,11 +110,15 @@ void ControlPlane::Impl::withdraw(Session& session, std::uint16_t handle,
   }
 }
 
+bool ControlPlane::Impl::may_hold(const Session& session, const Buffer& buffer) {
+  const std::uint32_t rank = session.attach.rank;
+  return session.state == SessionState::kUp && session.retires &&
+         buffer.withdrawal->holders.contains(rank) && !buffer.retired_by.contains(rank);
+}
+
 bool ControlPlane::Impl::held_here(const Session& owner, const Buffer& buffer) const {
   return std::ranges::any_of(owner.job->sessions(), [&](const Session* other) {
-    const std::uint32_t rank = other->attach.rank;
-    return other != &owner && other->state == SessionState::kUp && other->retires &&
-           buffer.withdrawal->holders.contains(rank) && !buffer.retired_by.contains(rank);
+    return other != &owner && may_hold(*other, buffer);
   });
 }
 

@@ -177,6 +177,12 @@ TEST(CApiTuning, ReachesTheOperator) {
   tuning.batch_invariant = 1;
   expect_refused(mk_op_create(on.session, "gemm-ar", &shape, &op), ErrorCode::kUnsupported,
                  {"batch_invariant"});
+  // Who was built against the first release has no such field, whatever lies behind its struct.
+  tuning.struct_bytes = offsetof(mk_tuning, batch_invariant);
+  op = create(on.session, "gemm-ar", &shape);
+  ASSERT_NE(nullptr, op);
+  mk_op_destroy(op);
+  tuning.struct_bytes = sizeof tuning;
   tuning.batch_invariant = 0;
   tuning.count_nonfinite = 1;
   tuning.wait_timeout_ms = 5000;
@@ -190,6 +196,27 @@ TEST(CApiTuning, ReachesTheOperator) {
   EXPECT_NE(0u, stats.estimated_fused_ns);
   EXPECT_EQ(0u, stats.nonfinite_partials);
   mk_op_destroy(op);
+}
+
+TEST(CApiTuning, SharesNoWorkspaceIfToldSo) {
+  OneRank on("gemm-ar");
+  mk_gemm_shape shape = square_shape(16);
+  mk_op* const other = create(on.session, "gemm-ar", &shape);
+  auto tuning = sized<mk_tuning>();
+  tuning.own_workspace = 1;
+  shape.tuning = &tuning;
+  mk_op* const own = create(on.session, "gemm-ar", &shape);
+  const auto output_of = [](mk_op* op) {
+    void* data = nullptr;
+    std::uint64_t bytes = 0;
+    EXPECT_EQ(0, mk_op_query(op, MK_OUTPUT, &data, &bytes)) << mk_last_error();
+    return data;
+  };
+  EXPECT_EQ(nullptr, output_of(other)) << "the workspace is that of on.op, too";
+  EXPECT_NE(nullptr, output_of(own));
+  mk_op_destroy(other);
+  EXPECT_NE(nullptr, output_of(on.op)) << "the last one left";
+  mk_op_destroy(own);
 }
 
 TEST(CApiTuning, CountsPartialsThatAreNotFinite) {
@@ -384,7 +411,7 @@ TEST(CApiCombine, SumsTheRowsOfEveryToken) {
   ASSERT_EQ(0, mk_op_query(op, MK_FIRST_EXPERT, nullptr, &count)) << mk_last_error();
   EXPECT_EQ(0u, count);
   expect_refused(mk_op_query(op, MK_ROWS, nullptr, &count), ErrorCode::kUnsupported, {"combine"});
-  expect_refused(mk_op_launch_on(op, nullptr, &arguments, MK_FUSED), ErrorCode::kUnsupported,
+  expect_refused(mk_op_launch_on(op, nullptr, &arguments, MK_FUSED), ErrorCode::kInvalidArgument,
                  {"combine"});
   arguments.rows = nullptr;
   expect_refused(mk_op_launch(op, &arguments, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,

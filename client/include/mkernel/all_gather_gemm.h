@@ -24,6 +24,8 @@ class MK_EXPORT AllGatherGemm {
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;  ///< ranks may differ
     Epilogue epilogue;                ///< of each tile as it is stored; ranks may differ
+
+    bool operator==(const Shape&) const = default;
   };
   /// The default chunk is 128 rows of A. Ranks may differ in all but chunk_bytes.
   using Tuning = mk::Tuning;
@@ -63,7 +65,8 @@ class MK_EXPORT AllGatherGemm {
   /// Where `a_shard` may lie so that the network reads it there: over several nodes that spares its
   /// copy, and the first rows leave sooner. Room for rows_of(m_max, ...) rows, dense; the caller's
   /// to write between launches (kCuda: in stream order). A launch with a shard elsewhere may
-  /// overwrite it. Null in a job of one rank.
+  /// overwrite it. Null in a job of one rank, and while an equal operator shares the workspace;
+  /// once asked for, it is this operator's alone (Tuning::own_workspace).
   void* input() const;
 
   /// Executor::kCuda: puts a launch on the stream and returns at once. The arguments are in the

@@ -30,6 +30,8 @@ class MK_EXPORT GemmAllReduce {
     BLayout b_layout = BLayout::kKN;
     Epilogue epilogue;  ///< of the sum over all ranks, applied once
     Partials partials = Partials::kElement;
+
+    bool operator==(const Shape&) const = default;
   };
   using Tuning = mk::Tuning;
 
@@ -52,13 +54,15 @@ class MK_EXPORT GemmAllReduce {
 
   /// Collective, same `m` on all ranks. A: m x k, row-major. B: by Shape::b_layout. C: m x n,
   /// row-major. All are without gaps. Blocks until C is complete. `c` may be null: then read
-  /// `output()`. After an error the operator is broken and says so at every call.
+  /// `output()` (kInvalidArgument while an equal operator shares the workspace, see
+  /// Tuning::own_workspace). After an error the operator is broken and says so at every call.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
                              LaunchMode mode = LaunchMode::kAuto);
   /// The same with pitches, and with the bias that the shape asks for.
   Result<LaunchStats> launch(const GemmArguments& arguments, LaunchMode mode = LaunchMode::kAuto);
   /// The last launch's result, m x n row-major, in memory of the operator; valid until the next
-  /// launch. Peers write here during a launch only.
+  /// launch. Peers write here during a launch only. Null while an equal operator shares the
+  /// workspace.
   const void* output() const;
 
   /// Executor::kCuda: puts a launch on the stream and returns at once. The arguments are in the

@@ -45,6 +45,8 @@ class MK_EXPORT GemmCombine {
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: I x H, or H x I
     Partials partials = Partials::kElement;
+
+    bool operator==(const Shape&) const = default;
   };
   /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8. On a GPU both
   /// are the kernel's own: leave them 0.

@@ -30,6 +30,8 @@ class MK_EXPORT GemmReduceScatter {
     BLayout b_layout = BLayout::kKN;
     Epilogue epilogue;  ///< of the sum over all ranks, applied once
     Partials partials = Partials::kElement;
+
+    bool operator==(const Shape&) const = default;
   };
   using Tuning = mk::Tuning;
 

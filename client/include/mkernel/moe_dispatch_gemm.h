@@ -56,6 +56,8 @@ class MK_EXPORT MoeDispatchGemm {
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: H x F, or F x H; gated 2 F
     MoeEpilogue epilogue = MoeEpilogue::kNone;
+
+    bool operator==(const Shape&) const = default;
   };
   /// Tuning::tile_m: a power of two from 8 to 256; Tuning::tile_n: a multiple of 8. On a GPU both
   /// are the kernel's own: leave them 0.

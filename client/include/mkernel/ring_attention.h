@@ -61,6 +61,8 @@ class MK_EXPORT RingAttention {
     /// Sequences of different lengths in one launch, at most; then seq_max is the number of their
     /// rows in all, and batch 1. 0: all of a launch have one length.
     std::uint32_t sequences_max = 0;
+
+    bool operator==(const Shape&) const = default;
   };
   /// Tuning::tile_m: sequence rows of a tile of queries; Tuning::tile_n: keys of a tile. On a GPU
   /// both are the kernel's own, and so are its passes: leave them 0.
@@ -68,6 +70,8 @@ class MK_EXPORT RingAttention {
     /// In how many stretches queries meet the keys of other nodes, 1 to 8. More of them wait less
     /// for the network, and touch the fp32 state of the output more often.
     std::uint32_t remote_passes = 0;
+
+    bool operator==(const Tuning&) const = default;
   };
 
   /// Collective: all ranks of the job, same shape, tiles, chunks and passes (kShapeMismatch names

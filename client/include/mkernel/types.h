@@ -43,6 +43,8 @@ enum class Activation : std::uint32_t {
 struct Epilogue {
   Activation activation = Activation::kNone;
   bool bias = false;  ///< launches bring one element for each of B's columns
+
+  bool operator==(const Epilogue&) const = default;
 };
 
 /// The type in which partial sums travel: of a rank's product, of a node's sum.
@@ -107,6 +109,8 @@ struct MachineRates {
   double network_bytes_per_s = 0;  ///< to other nodes
   double command_ns = 0;           ///< time of a network transfer besides its bytes
   double step_ns = 0;              ///< time that the hand-off of a chunk costs the fused form
+
+  bool operator==(const MachineRates&) const = default;
 };
 
 /// What a rank may choose of any operator. 0 means the default, from the shape and the machine.
@@ -146,6 +150,12 @@ struct Tuning {
   /// LaunchStats::nonfinite_partials, which takes another look at all that is added. On a GPU:
   /// kUnsupported. Of no effect on operators that add no partial sums. Ranks may differ.
   bool count_nonfinite = false;
+  /// Operators of a session that are created alike share one workspace, and with it their epochs
+  /// and traces. (Not MoE Dispatch, whose rows stay in it.) True: this one shares with none, so a
+  /// shard or a result may stay in it. If one rank sets it, no rank's operator shares.
+  bool own_workspace = false;
+
+  bool operator==(const Tuning&) const = default;
 };
 
 /// What one launch did, on this rank.

@@ -83,6 +83,7 @@ class Tuning(_Sized):
         ("command_ns", c_double),
         ("step_ns", c_double),
         ("batch_invariant", c_uint32),
+        ("own_workspace", c_uint32),
     ]
 
 

@@ -90,6 +90,24 @@ TEST(Retiring, WhatWasCommittedBeforeIsSent) {
   }
 }
 
+// A rank may have created an operator and given it up again before its neighbour has mapped it.
+TEST(Retiring, ALocalRankThatHasNotRetiredMayStillMapTheBuffer) {
+  JobOfParts run(1, 3);
+  run.retire(0, {1});
+  run.cluster.settle();
+  run.job.send(1, shm::OpenPeerBuffer{0, run.parts[0].handle});
+  EXPECT_TRUE(run.job.take<shm::OpenPeerBufferReply>(1));
+  // Whom the owner does not know as a holder, and who has retired, may not.
+  run.job.send(2, shm::OpenPeerBuffer{0, run.parts[0].handle});
+  EXPECT_FALSE(run.job.take<shm::OpenPeerBufferReply>(2));
+  run.retire(1, {0});
+  run.cluster.settle();
+  EXPECT_TRUE(run.job.take<shm::Done>(0));
+  run.job.send(1, shm::OpenPeerBuffer{0, run.parts[0].handle});
+  EXPECT_FALSE(run.job.take<shm::OpenPeerBufferReply>(1));
+  run.expect_well();
+}
+
 // The other rank is still amid its launch: what it sends arrives, and its launch does not fail.
 TEST(Retiring, APeersLaterWritesArriveAndTheBufferStaysUntilThePeerHasRetired) {
   JobOfParts run(2, 1);
