@@ -45,23 +45,34 @@ def attention_and_gradients_are_right(causal, device="cpu"):
 
 
 def packed_attention_is_right(device="cpu"):
-    """Sequences of different lengths: as PyTorch's attention of each by itself, in float64; then without a row on some rank."""
+    """Sequences of different lengths and their gradients: as PyTorch's of each by itself, in float64; then without a row on some rank."""
     group = init_on(device)
     for causal, lengths in ((True, [50, 0, 1, 13]), (False, [7, 64]), (True, [1, 0])):
         rows = torch.from_numpy(mkernel.packed_rows(lengths, causal=causal))
-        q, k, v = (random_tensor(i, sum(lengths), h, 64) * 4 for i, h in ((1, 4), (2, 2), (3, 2)))
-        exact = [
-            nn.functional.scaled_dot_product_attention(*(x.double().transpose(0, 1) for x in part), is_causal=causal, enable_gqa=True).transpose(0, 1)
-            for part in zip(*(x.bfloat16().split(lengths) for x in (q, k, v)))
-        ]
-        mine = [x[rows].bfloat16().to(device) for x in (q, k, v)]
+        whole = [(random_tensor(i, sum(lengths), h, 64) * 4).bfloat16().double().requires_grad_() for i, h in ((1, 4), (2, 2), (3, 2))]
+        exact = torch.cat([
+            nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in part), is_causal=causal, enable_gqa=True).transpose(0, 1)
+            for part in zip(*(x.split(lengths) for x in whole))
+        ])
+        dy = random_tensor(4, sum(lengths), 4, 64).bfloat16()
+        exact.backward(dy.double())
+        mine = [x.detach()[rows].bfloat16().to(device).requires_grad_() for x in whole]
         starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
         y = mt.attention_varlen(*mine, starts, causal, rows_max=sum(lengths))
         assert y.shape == mine[0].shape
         if len(rows):
-            assert error_of(y.cpu(), torch.cat(exact)[rows]) < 0.004, f"{lengths} on rank {group.rank}"
+            assert error_of(y.detach().cpu(), exact.detach()[rows]) < 0.004, f"{lengths} on rank {group.rank}"
         if device == "cpu":
             assert torch.equal(y, mt.attention_varlen(*mine, starts, causal))
+        # Every rank takes part, also one without a row.
+        y.backward(dy[rows].to(device))
+        for name, x, of_whole in zip("qkv", mine, whole):
+            assert x.grad.shape == x.shape
+            if len(rows):
+                theirs = of_whole.grad[rows]  # of a query that sees one key 0
+                wrong = (x.grad.cpu().double() - theirs).norm()
+                assert wrong < 0.01 * theirs.norm() + 1e-4, f"d{name} of {lengths} on rank {group.rank}"
+    mine = [x.detach() for x in mine]
     outcomes = torch.library.opcheck(torch.ops.mkernel.ring_attention_packed, (*mine, starts, 1, True, 0.125, ""))
     assert set(outcomes.values()) == {"SUCCESS"}
     try:

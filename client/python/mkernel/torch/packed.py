@@ -1,17 +1,19 @@
-"""Ring Attention over packed sequences of different lengths: `mkernel::ring_attention_packed`. It has no gradient."""
+"""Ring Attention over packed sequences of different lengths: `mkernel::ring_attention_packed`. Its gradient is composed, as `attention.py` says."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
+from .. import gradients
 from .. import packed as base
 from ..errors import Error, ErrorCode, invalid
 from ..group import GroupLike, get_group
 from ..ring import check_shapes
-from .operators import _DTYPES, _name
+from .composed import reduce_scatter, warn_once
+from .operators import _DTYPES, _name, all_gather
 
 
 def attention_varlen(
@@ -29,7 +31,8 @@ def attention_varlen(
 
     Tensors are [rows, heads, dimension], with this rank's `mkernel.packed_rows`. `cu_seqlens` (int32, on the same device) has where each sequence begins
     among the rows of all ranks, and where the last one ends. `rows_max` is at least that end, the same on all ranks. On a GPU it must be given: the
-    host does not read `cu_seqlens`, so a captured graph may be replayed with others. Only the forward pass is there.
+    host does not read `cu_seqlens`, so a captured graph may be replayed with others. The gradient is composed, like that of `attention`, and its host
+    does read `cu_seqlens`: it cannot be captured.
     """
     if rows_max is None:
         if cu_seqlens.is_cuda:
@@ -76,3 +79,74 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, rows_max: int, 
 @_packed.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, rows_max: int, causal: bool, scale: float, group: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "mkernel::ring_attention_packed_backward",
+    mutates_args=(),
+    schema="(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor out, Tensor lse, bool causal, float scale, str group) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+def _backward(
+    dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float, group: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    warn_once("ring_attention_packed")
+    chosen = get_group(group)
+    starts = cu_seqlens.tolist()
+    lengths = [end - begin for begin, end in zip(starts, starts[1:])]
+    of_ranks = [torch.from_numpy(base.packed_rows(lengths, causal=causal, group=chosen, rank=r)).to(q.device) for r in range(chosen.world)]
+    most = max(len(rows) for rows in of_ranks)
+    if most == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    rows, key_heads, size = k.shape
+    # Ranks have different numbers of rows; gathers want the same.
+    padded = k.new_zeros((most, 2, key_heads, size))
+    padded[:rows] = torch.stack([k, v], 1)
+    everyone = all_gather(padded.reshape(most, -1), group=group).view(chosen.world * most, 2, key_heads, size)
+    places = torch.empty(starts[-1], dtype=torch.int64, device=q.device)  # of each position, among everyone's rows
+    for r, positions in enumerate(of_ranks):
+        places[positions] = r * most + torch.arange(len(positions), device=q.device)
+    whole = everyone[places]
+    parts = torch.zeros(whole.shape, dtype=torch.float32, device=q.device)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    each = q.shape[1] // key_heads
+    first = 0
+    for begin, end in zip(starts, starts[1:]):
+        positions = of_ranks[chosen.rank][first:] - begin
+        mine = slice(first, first + int((positions < end - begin).sum()))
+        if mine.start == mine.stop:
+            continue
+        seen = torch.arange(end - begin, device=q.device)
+        hidden = positions[: mine.stop - mine.start, None] < seen[None, :] if causal else None
+        for head in range(q.shape[1]):
+            of = head // each
+            one = (q[mine, head], whole[begin:end, 0, of], whole[begin:end, 1, of], out[mine, head], lse[mine, head], dout[mine, head], dlse[mine, head])
+            of_q, dk, dv = gradients.attention_of_head(torch, [x.float() for x in one], scale, hidden)
+            dq[mine, head] = of_q.to(q.dtype)
+            parts[begin:end, 0, of] += dk
+            parts[begin:end, 1, of] += dv
+        first = mine.stop
+    of_all = torch.zeros(everyone.shape, dtype=torch.float32, device=q.device)
+    of_all[places] = parts
+    mine_of_all = reduce_scatter(of_all.reshape(chosen.world * most, -1).to(k.dtype), group).view(most, 2, key_heads, size)
+    # Copies: an operator's results must not share memory.
+    of_k, of_v = (x[:rows].clone(memory_format=torch.contiguous_format) for x in mine_of_all.unbind(1))
+    return dq, of_k, of_v
+
+
+@_backward.register_fake
+def _(dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    q, k, v, cu_seqlens, _, ctx.causal, ctx.scale, ctx.group = inputs
+    ctx.save_for_backward(q, k, v, cu_seqlens, *output)
+
+
+def _gradients(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple:
+    found = torch.ops.mkernel.ring_attention_packed_backward(dout, dlse, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.group)
+    return (*found, None, None, None, None, None)
+
+
+_packed.register_autograd(_gradients, setup_context=_save)
