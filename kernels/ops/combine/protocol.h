@@ -107,8 +107,15 @@ MK_HOST_DEVICE inline bool compute(CombineBlock<Executor>& block) {
          (block.publish_done(block.launch.blocks.compute), true);
 }
 
-/// Tokens that are summed at a time.
-inline constexpr std::uint32_t kTokensAtOnce = 8;
+/// Tokens that are summed at a time: 8, or Executor::kTokensAtOnce.
+template <class Executor>
+MK_HOST_DEVICE constexpr std::uint32_t tokens_at_once() {
+  if constexpr (requires { Executor::kTokensAtOnce; }) {
+    return Executor::kTokensAtOnce;
+  } else {
+    return 8;
+  }
+}
 
 /// The sums of the run's tokens, when all that belongs to them is here.
 template <class Executor>
@@ -159,11 +166,11 @@ MK_HOST_DEVICE inline std::uint32_t next_step(CombineBlock<Executor>& block, std
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce_chunk(CombineBlock<Executor>& block, std::uint32_t node,
                                         std::uint32_t chunk) {
+  constexpr std::uint32_t kAtOnce = tokens_at_once<Executor>();
   const TileRange range = block.schedule.chunk_tokens(block.peer(node)->tokens, chunk);
-  for (std::uint32_t begin = range.begin; begin < range.end; begin += kTokensAtOnce) {
+  for (std::uint32_t begin = range.begin; begin < range.end; begin += kAtOnce) {
     const std::uint32_t left = range.end - begin;
-    if (!sum_run(block, {node, begin, left < kTokensAtOnce ? range.end : begin + kTokensAtOnce}))
-      return false;
+    if (!sum_run(block, {node, begin, left < kAtOnce ? range.end : begin + kAtOnce})) return false;
   }
   block.publish_chunk(node, chunk);
   return true;
@@ -283,7 +290,8 @@ MK_HOST_DEVICE inline bool await_all(CombineBlock<Executor>& block, bool all_til
   return true;
 }
 
-/// This rank's output, tokens by eights, of which this is one of `workers` blocks. In every world.
+/// This rank's output, some tokens at a time, of which this is one of `workers` blocks. In every
+/// world.
 template <class Executor>
 MK_HOST_DEVICE inline bool receive(CombineBlock<Executor>& block, std::uint32_t workers) {
   if (!block.await_turn() || !block.await_plan() || !await_headers(block)) return false;
@@ -293,13 +301,14 @@ MK_HOST_DEVICE inline bool receive(CombineBlock<Executor>& block, std::uint32_t 
   for (std::uint32_t node = 0; node < block.world.nodes; ++node)
     all_tiles |= block.peer(node)->clash != 0;
   const std::uint32_t tokens = verdict.bad_rank != 0 ? 0 : block.launch.routing.tokens;
-  const std::uint32_t steps = div_up(tokens, kTokensAtOnce);
+  constexpr std::uint32_t kAtOnce = tokens_at_once<Executor>();
+  const std::uint32_t steps = div_up(tokens, kAtOnce);
   for (std::uint32_t step = first_step(block); step < steps;
        step = next_step(block, step, workers)) {
     if (block.stopped()) return false;
     const std::uint64_t begin_ns = block.span_begin();
-    const std::uint32_t begin = step * kTokensAtOnce;
-    const std::uint32_t end = tokens - begin < kTokensAtOnce ? tokens : begin + kTokensAtOnce;
+    const std::uint32_t begin = step * kAtOnce;
+    const std::uint32_t end = tokens - begin < kAtOnce ? tokens : begin + kAtOnce;
     if (!sum_run(block, {block.world.node, begin, end})) return false;
     block.span_end(begin_ns, SpanKind::kSum, begin, block.world.node, block.world.rank());
   }

@@ -92,7 +92,9 @@ struct CombineOp {
 template <class Element>
 const CombineKernel* combine_kernel(BLayout b_layout, CombinePartials partials) {
   const auto of_layout = [&]<BLayout kB>() -> const CombineKernel* {
-    using Config = GemmConfig<Element, kB, kCombineTileRows, kCombineTileColumns, 4, 1>;
+    // A whole tile fits into the staging, for the price of a stage: rows leave one by one, which
+    // takes long.
+    using Config = GemmConfig<Element, kB, kCombineTileRows, kCombineTileColumns, 3, 1, 4>;
     constexpr bool kIsBf16 = std::is_same_v<Element, __nv_bfloat16>;
 #if defined(MK_COMBINE_FEW_KERNELS)
     constexpr bool kElements = kB == BLayout::kNK || kIsBf16;

@@ -56,6 +56,9 @@ class CombineLeader : public LeaderBase {
   using Shared = CombineGroupShared;
   using Block = CombineBlock<CombineLeader>;
   static constexpr bool kHasWorkers = true;
+  /// The fewer, the more groups share in the last ones; a look at their flags costs two
+  /// microseconds.
+  static constexpr std::uint32_t kTokensAtOnce = 2;
 
   /// `c`: the caller's output.
   __device__ CombineLeader(LeaderWarp& warp, DeviceState& state, Shared& shared, void* c,

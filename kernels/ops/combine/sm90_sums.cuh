@@ -14,7 +14,7 @@ namespace mk::kernels::cuda {
 template <class Element, bool kF32>
 struct ColumnSums {
   /// Rows whose loads are on their way together.
-  static constexpr int kRows = kF32 ? 4 : 6;
+  static constexpr int kRows = kF32 ? 4 : 8;
   static constexpr int kVectors = kF32 ? 2 : 1;  ///< of a row's eight columns
 
   float sum[8];
