@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <optional>
@@ -20,7 +21,7 @@
 namespace mk {
 namespace {
 
-const std::string kAll = "ag-gemm,gemm-rs,gemm-ar,moe,ring,ring-open,ring-f16,ring-packed";
+const std::string kAll = "ag-gemm,gemm-rs,gemm-ar,moe,combine,ring,ring-open,ring-f16,ring-packed";
 
 int devices_here() {
   int count = 0;
@@ -342,32 +343,29 @@ TEST_F(ClientGpu, AThousandLaunchesInARow) {
   }
 }
 
-/// What the lost ranks were at.
-enum class Task : std::uint8_t { kProduct, kManyRows, kRing };
 struct Loss {
   std::uint32_t nodes, locals;
   Pace pace;
-  Task task = Task::kProduct;
+  std::string op;  ///< that the lost ranks were at; "by_dma": AllGather+GEMM of many rows
 };
-constexpr Loss kLosses[] = {
-    {2, 1, Pace::kHeldUp},
-    {1, 2, Pace::kHeldUp},
-    {2, 1, Pace::kInARow},
-    {1, 2, Pace::kInARow},
-    {1, 2, Pace::kHeldUp, Task::kManyRows},
-    {1, 2, Pace::kInARow, Task::kManyRows},
-    {2, 1, Pace::kHeldUp, Task::kRing},
-    {1, 2, Pace::kHeldUp, Task::kRing},
-    {2, 1, Pace::kInARow, Task::kRing},
-    {1, 2, Pace::kInARow, Task::kRing},
-};
+std::vector<Loss> losses() {
+  std::vector<Loss> all = {{1, 2, Pace::kHeldUp, "by_dma"}, {1, 2, Pace::kInARow, "by_dma"}};
+  for (const char* op : {"gemm-ar", "moe", "combine", "ring"}) {
+    for (const Pace pace : {Pace::kHeldUp, Pace::kInARow}) {
+      all.push_back({2, 1, pace, op});
+      all.push_back({1, 2, pace, op});
+    }
+  }
+  return all;
+}
 constexpr double kSecondsToHear = 2.0;
 
 class Lost : public ClientGpu, public testing::WithParamInterface<Loss> {
  protected:
   static Work work() {
-    Work work = GetParam().task == Task::kManyRows ? many_rows() : Work{};
-    if (GetParam().task == Task::kRing) work.op = "ring";
+    const bool by_dma = GetParam().op == "by_dma";
+    Work work = by_dma ? many_rows() : Work{};
+    if (!by_dma) work.op = GetParam().op;
     work.launches = 1'000'000;
     work.pace = GetParam().pace;
     return work;
@@ -437,12 +435,12 @@ TEST_P(Lost, AKilledDaemonEndsThreadsWhoseProcessThenJoinsAnotherJob) {
   for (const std::string& answer : answers) EXPECT_EQ(answer, "");
 }
 
-INSTANTIATE_TEST_SUITE_P(InMidLaunch, Lost, testing::ValuesIn(kLosses), [](const auto& test) {
-  return fmt::format("{}x{}{}{}", test.param.nodes, test.param.locals,
-                     test.param.pace == Pace::kHeldUp ? "waiting" : "in_a_row",
-                     test.param.task == Task::kManyRows ? "_by_dma"
-                     : test.param.task == Task::kRing   ? "_ring"
-                                                        : "");
+INSTANTIATE_TEST_SUITE_P(InMidLaunch, Lost, testing::ValuesIn(losses()), [](const auto& test) {
+  const Loss& loss = test.param;
+  std::string name = fmt::format("{}x{}{}_{}", loss.nodes, loss.locals,
+                                 loss.pace == Pace::kHeldUp ? "waiting" : "in_a_row", loss.op);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
 });
 
 int run_daemon(std::uint32_t nodes, const std::string& fabric) {

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/gpu/client_combine.h"
 #include "tests/gpu/client_moe.h"
 #include "tests/gpu/client_ring.h"
 #include "tests/gpu/summed_reference.h"
@@ -250,6 +251,10 @@ std::string dispatch(Session& session, const Work& work) {
   return create_and_launch<RankTokens>(
       session, work, [&](const auto& lane) { return create_moe(session, lane.tensors()); });
 }
+std::string combine(Session& session, const Work& work) {
+  return create_and_launch<RankRows>(
+      session, work, [&](const auto& lane) { return create_combine(session, lane.tensors()); });
+}
 
 }  // namespace
 
@@ -265,6 +270,7 @@ std::string run_rank(const AttachOptions& at, const Work& work) {
     const std::string wrong = op == "ag-gemm"          ? multiply<AllGatherGemm>(*session, one)
                               : op == "gemm-rs"        ? multiply<GemmReduceScatter>(*session, one)
                               : op == "moe"            ? dispatch(*session, one)
+                              : op == "combine"        ? combine(*session, one)
                               : op.starts_with("ring") ? attend(*session, one)
                                                        : multiply<GemmAllReduce>(*session, one);
     if (!wrong.empty()) return fmt::format("{}: {}", op, wrong);

@@ -108,9 +108,7 @@ void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
       ->add_option("--dtype", options.dtype,
                    "compute and write in; default: f16 if all inputs are, else bf16")
       ->check(CLI::IsMember({"bf16", "f16"}));
-  command
-      ->add_option("--executor", options.executor,
-                   "cuda: on the GPUs of this machine; not moe-layer")
+  command->add_option("--executor", options.executor, "cuda: on the GPUs of this machine")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command->add_flag("--check", options.check, "compare every element with float64");

@@ -27,7 +27,8 @@ class MoeLayerWork : public RankWork {
         top_k_(ids_.shape()[1]),
         inner_(down_.shape()[job.transposed ? 2 : 1]),
         dispatch_(std::move(dispatch)),
-        combine_(std::move(combine)) {
+        combine_(std::move(combine)),
+        there_(job) {
     own_gate_up_ = gate_up_.rows(dispatch_.first_expert(), dispatch_.expert_count(), type_);
     own_down_ = down_.rows(dispatch_.first_expert(), dispatch_.expert_count(), type_);
   }
@@ -45,14 +46,23 @@ class MoeLayerWork : public RankWork {
     const std::uint64_t capacity = rows * top_k_;
     y_.assign(capacity * inner_, 0xffff);
     out_.assign(count_ * hidden_, 0xffff);
-    MK_ASSIGN_OR_RETURN(const LaunchStats before,
-                        dispatch_.launch({values_.data(), own_ids_.data(), own_weights_.data(),
-                                          count_, own_gate_up_.data()},
-                                         {y_.data(), capacity}));
-    MK_ASSIGN_OR_RETURN(LaunchStats stats,
-                        combine_.launch({y_.data(), dispatch_.rows(), dispatch_.expert_offsets(),
-                                         own_down_.data(), own_ids_.data(), count_},
-                                        out_.data()));
+    MK_ASSIGN_OR_RETURN(void* const values, there_.put(0, values_));
+    MK_ASSIGN_OR_RETURN(void* const ids, there_.put(1, own_ids_));
+    MK_ASSIGN_OR_RETURN(void* const weights, there_.put(2, own_weights_));
+    MK_ASSIGN_OR_RETURN(void* const gate_up, there_.put(3, own_gate_up_));
+    MK_ASSIGN_OR_RETURN(void* const down, there_.put(4, own_down_));
+    MK_ASSIGN_OR_RETURN(void* const y, there_.put(5, y_));
+    MK_ASSIGN_OR_RETURN(void* const out, there_.put(6, out_));
+    const auto* const its_ids = static_cast<const std::int32_t*>(ids);
+    MK_ASSIGN_OR_RETURN(
+        const LaunchStats before,
+        dispatch_.launch({values, its_ids, static_cast<const float*>(weights), count_, gate_up},
+                         {y, capacity}));
+    MK_ASSIGN_OR_RETURN(
+        LaunchStats stats,
+        combine_.launch({y, dispatch_.rows(), dispatch_.expert_offsets(), down, its_ids, count_},
+                        out));
+    MK_RETURN_IF_ERROR(there_.get(6, out_));
     stats.total_ns += before.total_ns;
     stats.network_bytes += before.network_bytes;
     return stats;
@@ -121,6 +131,7 @@ class MoeLayerWork : public RankWork {
   const std::uint64_t hidden_, top_k_, inner_;
   MoeDispatchGemm dispatch_;
   GemmCombine combine_;
+  WorkTensors there_;
   Elements own_gate_up_, own_down_;
   std::map<std::uint64_t, Expert> experts_;  ///< those that a check has needed
   // Of the last launch; this rank's tokens.

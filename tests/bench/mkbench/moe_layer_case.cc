@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 
+#include "client/tools/executor_matrices.h"
 #include "client/tools/numeric/combine_reference.h"
 #include "client/tools/numeric/moe_reference.h"
 #include "mkernel/gemm_combine.h"
@@ -71,32 +73,20 @@ class MoeLayerRank : public RankCase {
       }
     }
     out_.resize(mine().tokens * options_.hidden * 2);
+    put_ = put_tensors();
   }
 
   Result<LaunchStats> launch(LaunchMode mode) override {
-    const tools::MoeSource& own = mine();
-    LaunchStats before;
-    if (dispatch_) {
-      MK_ASSIGN_OR_RETURN(before,
-                          dispatch_->launch({own.values.data(), own.ids.data(), own.weights.data(),
-                                             own.tokens, gate_up_.data()},
-                                            {y_.data(), rows_.size()}, mode));
-    }
-    MK_ASSIGN_OR_RETURN(
-        LaunchStats stats,
-        combine_.launch(
-            {y_.data(), dispatch_ ? dispatch_->rows() : std::span<const MoeRow>(rows_),
-             dispatch_ ? dispatch_->expert_offsets() : std::span<const std::uint32_t>(offsets_),
-             down_.data(), own.ids.data(), own.tokens},
-            out_.as<void>(), mode));
-    stats.total_ns += before.total_ns;
-    stats.compute_ns += before.compute_ns;
-    stats.compute_wait_ns += before.compute_wait_ns;
-    stats.network_bytes += before.network_bytes;
-    stats.network_commands += before.network_commands;
-    stats.estimated_fused_ns += before.estimated_fused_ns;
-    stats.estimated_unfused_ns += before.estimated_unfused_ns;
+    MK_RETURN_IF_ERROR(put_);
+    MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch_with(false, mode));
+    MK_RETURN_IF_ERROR(there_->get(kOut, out_.whole()));
     return stats;
+  }
+  Status lead(LaunchMode mode, std::uint32_t launches) override {
+    MK_RETURN_IF_ERROR(put_);
+    for (std::uint32_t done = 0; done < launches; ++done)
+      MK_RETURN_IF_ERROR(launch_with(true, mode));
+    return {};
   }
 
   std::vector<Output*> outputs() override { return {&out_}; }
@@ -168,7 +158,79 @@ class MoeLayerRank : public RankCase {
   std::vector<TraceSpan> trace() const override { return combine_.trace(); }
 
  private:
+  /// kLead: tokens, or y where nobody dispatches, of launches that lead up to the one that counts.
+  enum Tensor : std::uint32_t {
+    kTokens,
+    kIds,
+    kWeights,
+    kGateUp,
+    kDown,
+    kY,
+    kRows,
+    kOffsets,
+    kOut,
+    kLead,
+    kLeadOut
+  };
+
   tools::MoeSource& mine() { return sources_[rank_]; }
+  /// Inputs, and a poisoned output, where the executor wants them.
+  Status put_tensors() {
+    if (!there_) {
+      MK_ASSIGN_OR_RETURN(there_, tools::ExecutorMatrices::create(spec_.executor == "cuda"));
+    }
+    const auto put = [this](Tensor tensor, const auto& elements) {
+      return there_->put(tensor, std::as_bytes(std::span(elements)));
+    };
+    MK_RETURN_IF_ERROR(put(kTokens, mine().values));
+    MK_RETURN_IF_ERROR(put(kIds, mine().ids));
+    MK_RETURN_IF_ERROR(put(kWeights, mine().weights));
+    MK_RETURN_IF_ERROR(put(kGateUp, gate_up_));
+    MK_RETURN_IF_ERROR(put(kDown, down_));
+    MK_RETURN_IF_ERROR(put(kY, y_));
+    MK_RETURN_IF_ERROR(put(kRows, rows_));
+    MK_RETURN_IF_ERROR(put(kOffsets, offsets_));
+    out_.poison();
+    MK_RETURN_IF_ERROR(there_->put(kOut, out_.whole()));
+    if (spec_.lead == 0) return {};
+    // Other values: what those launches leave behind must not pass for this launch's.
+    const Elements& own = dispatch_ ? mine().values : y_;
+    MK_RETURN_IF_ERROR(put(kLead, Elements(own.rbegin(), own.rend())));
+    return there_->put(kLeadOut, out_.whole());
+  }
+  Result<LaunchStats> launch_with(bool leading, LaunchMode mode) {
+    const std::uint64_t tokens = mine().tokens;
+    const auto* const ids = reinterpret_cast<const std::int32_t*>(there_->at(kIds));
+    GemmCombine::Input input;
+    LaunchStats before;
+    if (dispatch_) {
+      const auto* const weights = reinterpret_cast<const float*>(there_->at(kWeights));
+      MK_ASSIGN_OR_RETURN(before, dispatch_->launch({there_->at(leading ? kLead : kTokens), ids,
+                                                     weights, tokens, there_->at(kGateUp)},
+                                                    {there_->at(kY), rows_.size()}, mode));
+      input.y = there_->at(kY);
+      input.rows = dispatch_->rows();
+      input.expert_offsets = dispatch_->expert_offsets();
+    } else {
+      input.y = there_->at(leading ? kLead : kY);
+      input.rows = {reinterpret_cast<const MoeRow*>(there_->at(kRows)), rows_.size()};
+      input.expert_offsets = {reinterpret_cast<const std::uint32_t*>(there_->at(kOffsets)),
+                              offsets_.size()};
+    }
+    input.expert_weights = there_->at(kDown);
+    input.ids = ids;
+    input.count = tokens;
+    std::byte* const out = there_->at(leading ? kLeadOut : kOut) + Output::guard_bytes();
+    MK_ASSIGN_OR_RETURN(LaunchStats stats, combine_.launch(input, out, mode));
+    stats.total_ns += before.total_ns;
+    stats.compute_ns += before.compute_ns;
+    stats.compute_wait_ns += before.compute_wait_ns;
+    stats.network_bytes += before.network_bytes;
+    stats.network_commands += before.network_commands;
+    stats.estimated_fused_ns += before.estimated_fused_ns;
+    stats.estimated_unfused_ns += before.estimated_unfused_ns;
+    return stats;
+  }
   tools::MoeJobShape shape() const {
     return {spec_.nodes,     spec_.local,       options_.experts,    options_.top_k,
             options_.hidden, options_.features, data_type_of(spec_), MoeEpilogue::kGatedSilu};
@@ -211,6 +273,8 @@ class MoeLayerRank : public RankCase {
   std::vector<std::uint32_t> offsets_;
   Elements y_, gate_up_, down_;
   Output out_;
+  std::optional<tools::ExecutorMatrices> there_;
+  Status put_;
 };
 
 class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
@@ -249,7 +313,6 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
         "{} tokens[{}] per rank, top {} of {} experts with {} features, {} routing, {}", o.tokens,
         o.hidden, o.top_k, o.experts, o.features, o.routing, spec.dtype);
   }
-  bool runs_on_gpus() const override { return false; }
   bool outputs_are_equal() const override { return false; }
   void make_large() override {
     options_.tokens = 2048;

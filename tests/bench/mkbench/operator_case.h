@@ -61,8 +61,6 @@ class OperatorCase {
   virtual std::string describe(const BenchSpec& spec) const = 0;
   /// Whether all ranks put out the same bytes.
   virtual bool outputs_are_equal() const = 0;
-  /// Whether there is a form for GPUs.
-  virtual bool runs_on_gpus() const { return true; }
   /// Sizes at which figures mean something: launches of some hundred milliseconds on two cores.
   virtual void make_large() = 0;
   /// Changes the sizes, meant for one node, so that a rank computes as much with `nodes`.

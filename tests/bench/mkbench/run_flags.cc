@@ -30,8 +30,7 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   number("--nodes", spec.nodes, 1, 16, "nodes, each with a daemon of its own");
   number("--local", spec.local, 1, 16, "ranks per node");
   choice("--dtype", spec.dtype, {"bf16", "f16"}, "");
-  choice("--executor", spec.executor, {"cpu", "cuda"},
-         "cuda: ag-gemm, gemm-rs, gemm-ar, moe and ring on the GPUs of this machine");
+  choice("--executor", spec.executor, {"cpu", "cuda"}, "cuda: on the GPUs of this machine");
   choice("--fabric", options.fabric, {"loopback", "ofi", "verbs"}, "");
   number("--rails", options.rails, 1, 16, "NICs per node; with GPUs, one for each by default");
   command.parse_complete_callback([this] {

@@ -83,10 +83,6 @@ class AllCommand : public SeriesCommand {
     const BenchSpec& spec = flags_.options.spec;
     for (const std::string& name : case_names()) {
       const auto operation = make_case(name);
-      if (spec.executor == "cuda" && !operation->runs_on_gpus()) {
-        print_out("{}: on CPUs only, left out\n", operation->title());
-        continue;
-      }
       if (large_) operation->make_large();
       print_out("{}: {}\n", operation->title(), operation->describe(spec));
       if (const Status done = measure(operation->title(), *operation, flags_.options); !done)

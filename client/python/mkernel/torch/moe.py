@@ -1,7 +1,7 @@
 """Mixture of experts: `mkernel::moe_dispatch_gemm` and `mkernel::gemm_combine`.
 
-Their gradients are composed: the ranks gather the tokens, or their gradients, and multiply locally. On CPUs, gradients of tokens then
-return by GEMM + Combine. GEMM + Combine has no kernel for GPUs: there it is composed, too. Every rank has as many tokens.
+Their gradients are composed: the ranks gather the tokens, or their gradients, and multiply locally. Gradients of tokens then return by
+GEMM + Combine. Where the library has no kernel of it for GPUs, it is composed, too. Every rank has as many tokens.
 """
 
 from __future__ import annotations
