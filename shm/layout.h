@@ -9,13 +9,14 @@
 
 #include "shm/command.h"
 #include "shm/limits.h"
+#include "shm/progress.h"
 
 namespace mk::shm {
 
 /// The bytes 1a 'M' 'K' 'E' 'R' 'N' 'L' '1'.
 inline constexpr std::uint64_t kSegmentMagic = 0x314c4e52454b4d1aull;
 inline constexpr std::uint16_t kAbiMajor = 1;  ///< differs: incompatible
-inline constexpr std::uint16_t kAbiMinor = 4;  ///< grows with compatible additions
+inline constexpr std::uint16_t kAbiMinor = 5;  ///< grows with compatible additions
 /// Since when clients retire their parts of operators.
 inline constexpr std::uint16_t kRetireAbiMinor = 3;
 /// Since when an Attach may say which GPU the rank has, and which rail it wants.
@@ -25,6 +26,9 @@ inline constexpr std::uint16_t kPlaceAbiMinor = 4;
 enum Feature : std::uint64_t {
   /// The daemon measures commit-to-post latency from word 4 of a command.
   kFeatureCommitTime = 1u << 0,
+  /// The daemon reads SegmentHeader::progress. (A client may write there whatever the daemon: it is
+  /// within every version's header.)
+  kFeatureProgress = 1u << 1,
 };
 
 inline constexpr std::size_t kCacheLine = 64;
@@ -65,13 +69,16 @@ struct SegmentHeader {
   std::uint64_t reserved4[5];
   // lines 4..11, d: the sentence behind error_word, zero-terminated UTF-8
   char reason[kReasonBytesMax];
+  // lines 12..14, c: the launch that it is in
+  Progress progress;
 };
-static_assert(sizeof(SegmentHeader) == 4 * kCacheLine + kReasonBytesMax);
+static_assert(sizeof(SegmentHeader) == 4 * kCacheLine + kReasonBytesMax + sizeof(Progress));
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
 static_assert(offsetof(SegmentHeader, lanes_offset) == kCacheLine);
 static_assert(offsetof(SegmentHeader, heartbeat_ns) == 2 * kCacheLine);
 static_assert(offsetof(SegmentHeader, client_pid) == 3 * kCacheLine);
 static_assert(offsetof(SegmentHeader, reason) == 4 * kCacheLine);
+static_assert(offsetof(SegmentHeader, progress) == 12 * kCacheLine);
 
 /// One lane's counters, all monotone since the ring was made, each on a line of its own. The
 /// producer keeps its own index on its own side (registers, device memory) and saves it in

@@ -83,7 +83,7 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl
     MK_RETURN_IF_ERROR(made->find_or_make_core(
         plan, plan ? plan->workspace_bytes() : 0,
         [&](const kernels::RankContext& context) {
-          kernels::CombineCpuOptions options{kernel_options(tuning, session.options().lanes)};
+          kernels::CombineCpuOptions options{kernel_options(tuning, *session.impl())};
           options.b_layout = all.b_layout;
           options.count_nonfinite = tuning.count_nonfinite;
           return kernels::CombineCpu::create(*plan, context, options);

@@ -66,7 +66,7 @@ class __attribute__((visibility("hidden"))) GemmOperator
     MK_RETURN_IF_ERROR(made.find_or_make_core(
         plan, plan ? Kind::workspace_bytes(*plan) : 0,
         [&](const kernels::RankContext& context) {
-          kernels::GemmCpuOptions options{kernel_options(tuning, session.options().lanes)};
+          kernels::GemmCpuOptions options{kernel_options(tuning, *session.impl())};
           options.count_nonfinite = tuning.count_nonfinite;
           options.b_layout = checked.b_layout;
           return Kind::make_cpu(*plan, checked.shape.k, context, options);

@@ -26,6 +26,8 @@ Result<std::unique_ptr<GpuSession>> GpuSession::create(std::shared_ptr<gpu::Driv
   made->flags_ = made->segment_.on_device(segment.flags());
   made->session_abort_ = made->segment_.on_device(&header.abort_flag);
   made->launches_ = made->segment_.on_device(&header.launches);
+  if ((header.features & shm::kFeatureProgress) != 0)
+    made->progress_ = made->segment_.on_device(&header.progress);
   made->process_abort_ = made->abort_page_.on_device(words);
 
   static_assert(std::is_trivially_copyable_v<shm::RingProducer>);

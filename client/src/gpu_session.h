@@ -31,6 +31,7 @@ class __attribute__((visibility("hidden"))) GpuSession {
   const std::uint32_t* session_abort() const { return session_abort_; }
   const std::uint32_t* process_abort() const { return process_abort_; }
   std::uint64_t* launches() const { return launches_; }
+  shm::Progress* progress() const { return progress_; }  ///< null: the daemon does not read it
 
   /// Multiprocessors that operators of this session go by, once its ranks have agreed on them
   /// (cuda/share_device.cc); 0: not yet.
@@ -50,6 +51,7 @@ class __attribute__((visibility("hidden"))) GpuSession {
   const std::uint32_t* session_abort_ = nullptr;
   const std::uint32_t* process_abort_ = nullptr;
   std::uint64_t* launches_ = nullptr;
+  shm::Progress* progress_ = nullptr;
 };
 
 }  // namespace mk

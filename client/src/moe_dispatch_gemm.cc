@@ -86,7 +86,7 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
     MK_RETURN_IF_ERROR(made->find_or_make_core(
         plan, plan ? plan->workspace_bytes() : 0,
         [&](const kernels::RankContext& context) {
-          kernels::MoeDispatchCpuOptions options{kernel_options(tuning, session.options().lanes)};
+          kernels::MoeDispatchCpuOptions options{kernel_options(tuning, *session.impl())};
           options.b_layout = all.b_layout;
           return kernels::MoeDispatchCpu::create(*plan, context, options);
         },

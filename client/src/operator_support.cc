@@ -106,12 +106,12 @@ kernels::MachineRates kernel_rates(const MachineRates& rates) {
           rates.step_ns};
 }
 
-kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
+kernels::CpuOptions kernel_options(const Tuning& tuning, const Session::Impl& session) {
   kernels::CpuOptions options;
   const auto take = [](std::uint32_t wanted, std::uint32_t& value) {
     if (wanted != 0) value = wanted;
   };
-  options.blocks.send = std::min(options.blocks.send, lanes);
+  options.blocks.send = std::min(options.blocks.send, session.options().lanes);
   take(tuning.compute_sms, options.blocks.compute);
   take(tuning.reduce_sms, options.blocks.reduce);
   take(tuning.send_sms, options.blocks.send);
@@ -120,6 +120,7 @@ kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes) {
   take(tuning.pull_sms, options.blocks.pull);
   options.wait_timeout = std::min(tuning.wait_timeout, kWaitTimeoutMax);
   options.rates = kernel_rates(tuning.rates);
+  options.progress = session.progress();
   return options;
 }
 

@@ -40,8 +40,7 @@ Status refuse_batch_invariance(std::string_view op, const Tuning& tuning);
 
 kernels::Mode kernel_mode(LaunchMode mode);
 kernels::Tiling kernel_tiling(const Tuning& tuning);
-/// `lanes`: of the session.
-kernels::CpuOptions kernel_options(const Tuning& tuning, std::uint32_t lanes);
+kernels::CpuOptions kernel_options(const Tuning& tuning, const Session::Impl& session);
 kernels::MachineRates kernel_rates(const MachineRates& rates);
 
 /// What must be equal on all ranks of a product summed over them, for people to compare. Each

@@ -89,7 +89,7 @@ class __attribute__((visibility("hidden"))) RingAttention::Impl
         plan, plan ? plan->workspace_bytes : 0,
         [&](const kernels::RankContext& context) {
           return kernels::RingAttentionCpu::create(*plan, context,
-                                                   kernel_options(tuning, session.options().lanes));
+                                                   kernel_options(tuning, *session.impl()));
         },
         [&] { return make_device_ring(*session.impl(), checked, tuning); }, tuning, shape));
     return made;

@@ -120,6 +120,11 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   const AttachOptions& options() const { return options_; }
   const std::string& fabric() const { return fabric_; }
   const shm::Segment& segment() const { return *segment_; }
+  /// Where this rank says how far its launch is; null: the daemon does not read it.
+  shm::Progress* progress() const {
+    shm::SegmentHeader& header = segment_->header();
+    return (header.features & shm::kFeatureProgress) != 0 ? &header.progress : nullptr;
+  }
   std::vector<shm::RingProducer>& lanes() { return lanes_; }
   const client::Connection& connection() const { return *connection_; }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "daemon/control/ended_jobs.h"
+#include "daemon/control/progress_watch.h"
 #include "daemon/control/log.h"
 #include "daemon/control/peer_transport.h"
 #include "daemon/proxy/proxy.h"
@@ -96,6 +97,8 @@ struct SessionInfo {
   std::uint64_t launches = 0, launches_for_ns = 0;
   std::uint32_t rail = 0;
   std::string gpu;  ///< PCI address, as far as the client said
+  RankProgress progress;
+  std::uint64_t failed_for_ns = 0;  ///< of `recent_failures`: how long ago
 };
 /// A run of a job with ranks here.
 struct JobInfo {
@@ -108,6 +111,7 @@ struct JobInfo {
   std::uint32_t weight = 1;
   RateLimit limit;
   std::vector<std::uint32_t> session_ids;  ///< of its ranks here
+  std::string held_up;                     ///< held_up_text of these
 };
 struct LinkInfo {
   std::uint32_t rail = 0;

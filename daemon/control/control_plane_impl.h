@@ -349,7 +349,11 @@ class ControlPlane::Impl {
   std::map<std::uint32_t, std::unique_ptr<Session>> sessions_;  ///< by id, until released
   std::vector<Session*> by_slot_;
   std::deque<std::uint32_t> free_slots_;  ///< the longest free first
-  std::deque<SessionInfo> recent_failures_;
+  struct RecentFailure {
+    std::uint64_t ended_ns;
+    SessionInfo session;
+  };
+  std::deque<RecentFailure> recent_failures_;
   std::uint64_t sessions_failed_ = 0;
   LaneTotals released_;  ///< of the lanes of released sessions
   control::EndedJobs ended_jobs_{options_.ended_jobs_keep_ns};

@@ -24,7 +24,10 @@ void EndedJobs::add(EndedJob job) {
 std::vector<EndedJob> EndedJobs::list(std::uint64_t now_ns) const {
   std::vector<EndedJob> kept;
   for (const EndedJob& job : jobs_) {
-    if (now_ns <= job.ended_ns || now_ns - job.ended_ns <= keep_ns_) kept.push_back(job);
+    const std::uint64_t ago_ns = now_ns - std::min(now_ns, job.ended_ns);
+    if (ago_ns > keep_ns_) continue;
+    kept.push_back(job);
+    kept.back().ended_for_ns = ago_ns;
   }
   return kept;
 }

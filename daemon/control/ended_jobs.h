@@ -15,9 +15,10 @@ namespace mk::daemon {
 struct EndedJob {
   std::string name;
   std::uint32_t uid = 0;
-  std::uint32_t ranks = 0;     ///< that were here
-  std::uint64_t ran_ns = 0;    ///< from its first attach here until it began to end
-  std::uint64_t ended_ns = 0;  ///< when; of the control plane's clock
+  std::uint32_t ranks = 0;         ///< that were here
+  std::uint64_t ran_ns = 0;        ///< from its first attach here until it began to end
+  std::uint64_t ended_ns = 0;      ///< when; of the control plane's clock
+  std::uint64_t ended_for_ns = 0;  ///< how long ago, as `list` answers it
   bool failed = false;
   std::uint64_t launches = 0;  ///< the clients' word
   LaneTotals totals;

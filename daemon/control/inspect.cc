@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/control/control_plane_impl.h"
+#include "daemon/control/held_up.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
 
@@ -47,6 +48,7 @@ SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
   info.launches = session.launches_watched;
   info.rail = session.rail;
   info.gpu = session.attach.gpu;
+  info.progress = session.progress.seen(now_());
   if (session.launches_since_ns != 0) info.launches_for_ns = now_() - session.launches_since_ns;
   return info;
 }
@@ -68,6 +70,13 @@ JobInfo ControlPlane::Impl::info_of(const Job& job) const {
     info.limit = share.limit;
   }
   for (const Session* session : job.sessions()) info.session_ids.push_back(session->id);
+  std::vector<control::RankDoing> doing;
+  for (const Session* session : job.sessions()) {
+    if (session->state != SessionState::kUp) continue;
+    doing.push_back({session->attach.rank, session->launches_watched % 2 == 1,
+                     session->progress.seen(now_())});
+  }
+  info.held_up = control::held_up_text(doing);
   if (job.ending || job.state == JobState::kUp) {
     info.state = job.ending ? "ending" : "up";
     return info;
@@ -102,7 +111,10 @@ ControlSnapshot ControlPlane::Impl::snapshot() const {
       queue.stats = session->stats;
     }
   }
-  snapshot.recent_failures.assign(recent_failures_.begin(), recent_failures_.end());
+  for (const RecentFailure& one : recent_failures_) {
+    snapshot.recent_failures.push_back(one.session);
+    snapshot.recent_failures.back().failed_for_ns = now_() - one.ended_ns;
+  }
   snapshot.links = links_.snapshot([this](NodeId node) { return describe_node(node); });
   for (const Job* job : jobs()) snapshot.jobs.push_back(info_of(*job));
   return snapshot;

@@ -49,6 +49,7 @@ void Session::watch_client(std::uint64_t now_ns) {
   };
   watch(&segment.header().launches, launches_watched, launches_since_ns);
   watch(&segment.header().beats, beats_watched, beats_since_ns);
+  progress.look(segment.header().progress, launches_watched % 2 == 1, now_ns);
 }
 
 std::uint64_t Session::silent_ns(std::uint64_t now_ns) const {

@@ -14,6 +14,7 @@
 #include "daemon/control/heartbeat.h"
 #include "daemon/control/link_table.h"
 #include "daemon/control/peer_transport.h"
+#include "daemon/control/progress_watch.h"
 #include "daemon/fabric/fabric.h"
 #include "daemon/proxy/stats.h"
 #include "shm/host/buffer_file.h"
@@ -85,7 +86,7 @@ enum class SessionState {
 
 struct Session {
   Session(const shm::Attach& asked, shm::Segment memory)
-      : attach(asked), segment(std::move(memory)) {}
+      : attach(asked), progress(asked.rank), segment(std::move(memory)) {}
 
   /// Whether it takes part in its job.
   bool active() const { return state == SessionState::kWaiting || state == SessionState::kUp; }
@@ -140,6 +141,7 @@ struct Session {
   std::uint64_t launches_since_ns = 0;
   std::uint64_t beats_watched = 0;  ///< SegmentHeader::beats, since `beats_since_ns`
   std::uint64_t beats_since_ns = 0;
+  ProgressWatch progress;
 
   // What it holds; destroyed in reverse order.
   shm::Segment segment;

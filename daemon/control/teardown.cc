@@ -207,7 +207,7 @@ void ControlPlane::Impl::reap() {
 
 void ControlPlane::Impl::record_failure(const Session& session) {
   ++sessions_failed_;
-  recent_failures_.push_back(info_of(session));
+  recent_failures_.push_back({now_(), info_of(session)});
   if (recent_failures_.size() > kRecentFailuresMax) recent_failures_.pop_front();
 }
 

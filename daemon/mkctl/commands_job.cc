@@ -23,6 +23,9 @@ Answer show(Daemon& daemon, const std::string& name) {
   for (const v1::Job& job : jobs.jobs()) {
     if (job.job() == name) *found.add_jobs() = job;
   }
+  for (const v1::EndedJob& job : jobs.ended()) {
+    if (job.job() == name) *found.add_ended() = job;
+  }
   v1::ListSessionsResponse ranks;
   for (const v1::Session& one : sessions.sessions()) {
     if (one.job() == name) *ranks.add_sessions() = one;
@@ -34,7 +37,7 @@ Answer show(Daemon& daemon, const std::string& name) {
   for (const v1::Queue& one : queues.queues()) {
     if (one.job() == name) *rings.add_queues() = one;
   }
-  if (found.jobs_size() == 0 && ranks.recent_failures_size() == 0) {
+  if (found.jobs_size() == 0 && found.ended_size() == 0 && ranks.recent_failures_size() == 0) {
     return error_answer(kExitUnhealthy, fmt::format("no job '{}' at {}", name, daemon.name()));
   }
   Json json = json_of(found);

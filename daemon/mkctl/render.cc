@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <ctime>
 
+#include "daemon/control/held_up.h"
 #include "daemon/mkctl/table.h"
 
 namespace mk::mkctl {
@@ -47,7 +48,41 @@ std::string_view name_of(v1::PeerStatus::State state) {
   }
 }
 
+/// What is wrong with a rank, or else what it does in its launch.
+std::string doing(const v1::Session& rank) {
+  if (rank.state() == "failed" || rank.failed_for_ns() != 0)
+    return fmt::format("failed {} ago: {}", human_age(rank.failed_for_ns()), rank.reason());
+  if (!rank.reason().empty()) return rank.reason();
+  const bool in_launch = rank.launches() % 2 == 1;
+  if (rank.state() != "up" || !rank.has_progress()) return in_launch ? "in a launch" : "";
+  const v1::Progress& its = rank.progress();
+  if (!in_launch) return fmt::format("in no launch since {} {}", its.op(), its.epoch());
+  return fmt::format("{}; for {}", daemon::control::describe(progress_of(its)),
+                     human_duration(its.phase_for_ns()));
+}
+
 }  // namespace
+
+daemon::RankProgress progress_of(const v1::Progress& from) {
+  daemon::RankProgress to;
+  to.op = from.op();
+  to.epoch = from.epoch();
+  to.tag = from.tag();
+  to.m = from.m();
+  to.tiles = from.tiles();
+  to.tiles_done = from.tiles_done();
+  to.chunks = from.chunks();
+  to.chunks_done = from.chunks_done();
+  to.phase = from.phase();
+  to.waits_for = from.waits_for();
+  to.waits_for_rank = from.waits_for_rank();
+  to.phase_for_ns = from.phase_for_ns();
+  to.still_for_ns = from.still_for_ns();
+  to.looks = from.looks();
+  to.looks_in_launch = from.looks_in_launch();
+  to.looks_waiting = from.looks_waiting();
+  return to;
+}
 
 std::string render(const v1::GetVersionResponse& version, const std::string& own_version) {
   return fmt::format("mkerneld {} (ABI {}.{}; {}; fabrics: {})\nmkctl {}\n",
@@ -91,7 +126,7 @@ std::string render(const v1::DrainResponse& left) {
 
 std::string sessions_table(const google::protobuf::RepeatedPtrField<v1::Session>& sessions) {
   Table table({"SESSION", "JOB", "RANK", "NODE", "LOCAL", "PID", "UID", "RAIL", "GPU", "STATE",
-               "BUFFERS", "REGISTERED", "ATTACHED", "REASON"});
+               "BUFFERS", "REGISTERED", "ATTACHED", "DOES"});
   for (const v1::Session& one : sessions) {
     table.add({number(one.session_id()), one.job(), fmt::format("{}/{}", one.rank(), one.world()),
                fmt::format("{}/{}", one.node_rank(), one.nodes()),
@@ -99,7 +134,7 @@ std::string sessions_table(const google::protobuf::RepeatedPtrField<v1::Session>
                number(one.uid()), number(one.rail()), one.gpu().empty() ? "-" : one.gpu(),
                one.state(), number(one.buffers()),
                human_bytes(static_cast<double>(one.registered_bytes())),
-               human_age(one.attached_for_ns()), one.reason()});
+               human_age(one.attached_for_ns()), doing(one)});
   }
   return table.text();
 }

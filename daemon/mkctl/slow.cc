@@ -7,14 +7,23 @@
 #include <map>
 #include <string_view>
 
+#include "daemon/control/held_up.h"
+#include "daemon/mkctl/render.h"
 #include "daemon/mkctl/table.h"
 
 namespace mk::mkctl {
 namespace {
 
-constexpr std::array<std::string_view, 8> kKinds{"peer-down",    "link-down",   "link-stalled",
-                                                 "rank-stopped", "rank-behind", "rank-missing",
-                                                 "ring-stuck",   "launch-long"};
+constexpr std::array<std::string_view, 9> kKinds{"peer-down",    "link-down",  "link-stalled",
+                                                 "rank-stopped", "rank-holds", "rank-behind",
+                                                 "rank-missing", "ring-stuck", "launch-long"};
+
+// Of a rank's time between the looks: one that waits for more than the first is held up, one that
+// waits for less than the second holds others up if anybody does.
+constexpr double kHeldUp = 0.6;
+constexpr double kHolds = 0.3;
+/// Times that a daemon has looked at a rank meanwhile, so that these say something.
+constexpr std::uint64_t kLooksMin = 3;
 
 std::size_t weight_of(const Finding& finding) {
   return static_cast<std::size_t>(std::find(kKinds.begin(), kKinds.end(), finding.kind) -
@@ -26,20 +35,37 @@ struct Rank {
   const v1::Session* before = nullptr;  ///< null: attached between the looks
   const v1::Session* after = nullptr;
   double commands_per_second = 0;
+
+  /// Times that its daemon has looked at it between the looks; 0: it does not tell.
+  std::uint64_t looks() const {
+    if (before == nullptr || !after->has_progress()) return 0;
+    return after->progress().looks() - before->progress().looks();
+  }
+  /// The share of them in which it waited; of which it was in a launch.
+  double waited() const {
+    return part(after->progress().looks_waiting() - before->progress().looks_waiting());
+  }
+  double in_launch() const {
+    return part(after->progress().looks_in_launch() - before->progress().looks_in_launch());
+  }
+  /// At both looks, for the same rank.
+  bool waits() const {
+    return looks() != 0 && !after->progress().waits_for().empty() &&
+           !before->progress().waits_for().empty() &&
+           after->progress().waits_for_rank() == before->progress().waits_for_rank();
+  }
+
+ private:
+  double part(std::uint64_t of) const {
+    return static_cast<double>(of) / static_cast<double>(looks());
+  }
 };
 
 /// By name, all ranks of all nodes.
 using Ranks = std::map<std::uint32_t, Rank>;
 
-/// "0, 1, 5"; long ones are cut.
 std::string numbers(const std::vector<std::uint32_t>& all) {
-  constexpr std::size_t kShown = 8;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(all.size(), kShown); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", all[i]);
-  }
-  if (all.size() > kShown) text += fmt::format(" and {} more", all.size() - kShown);
-  return (all.size() == 1 ? "rank " : "ranks ") + text;
+  return (all.size() == 1 ? "rank " : "ranks ") + daemon::control::list_of(all);
 }
 
 std::uint64_t launch_of(std::uint64_t launches) { return launches / 2 + launches % 2; }
@@ -162,6 +188,7 @@ class Search {
       add({"rank-stopped", job, person(number, rank), now.reason(), number, rank.node,
            now.launches_for_ns()});
     }
+    const bool held = holders(job, all);
     std::vector<std::uint32_t> standing;
     for (const auto& [number, rank] : all) {
       // One that still moves may be behind only because it was looked at earlier.
@@ -170,12 +197,12 @@ class Search {
       if (now.launches() == rank.before->launches()) standing.push_back(number);
     }
     for (const std::uint32_t number : standing) {
-      if (may_wait(number, all, standing)) continue;
+      if (held || all.at(number).waits() || may_wait(number, all, standing)) continue;
       const bool in_launch = all.at(number).after->launches() % 2 == 1;
       behind(job, number, all.at(number), most, ahead,
              in_launch && motion.ranks_seen < motion.world);
     }
-    if (stopped || moved || most % 2 == 0 || ahead.size() != all.size()) return;
+    if (stopped || held || moved || most % 2 == 0 || ahead.size() != all.size()) return;
     // All are in one launch, and have been for as long as we looked.
     const auto [youngest, entered] = last_to_enter(all);
     if (const std::uint32_t unseen = motion.world - motion.ranks_seen; unseen > 0) {
@@ -193,6 +220,60 @@ class Search {
          fmt::format("all {} ranks seen are in launch {}; this one came last", all.size(),
                      launch_of(most)),
          youngest, all.at(youngest).node, entered});
+  }
+
+  /// Names ranks that work while others wait for most of the time; false: there are none.
+  bool holders(const std::string& job, const Ranks& all) {
+    std::vector<std::uint32_t> waiting, working;
+    std::vector<daemon::control::RankDoing> doing;
+    std::uint64_t longest_ns = 0;
+    for (const auto& [number, rank] : all) {
+      doing.push_back({number, rank.after->launches() % 2 == 1, {}});
+      if (rank.after->has_progress()) doing.back().progress = progress_of(rank.after->progress());
+      if (rank.looks() < kLooksMin || !rank.after->reason().empty()) continue;
+      if (rank.waited() >= kHeldUp) {
+        waiting.push_back(number);
+        longest_ns = std::max(longest_ns, rank.after->progress().phase_for_ns());
+      } else if (rank.waited() <= kHolds) {
+        working.push_back(number);
+      }
+    }
+    if (waiting.empty() || working.empty()) return false;
+    // Of several that work, those to which the waits lead just now, if they lead to any.
+    std::vector<std::uint32_t> named;
+    for (const auto& held : daemon::control::who_holds_up(doing)) {
+      if (std::ranges::find(working, held.by) != working.end()) named.push_back(held.by);
+    }
+    for (const std::uint32_t number : named.empty() ? working : named) {
+      const Rank& rank = all.at(number);
+      std::string does = "in no launch";
+      if (rank.in_launch() >= 0.5) {
+        does = "works: " + daemon::control::describe(progress_of(rank.after->progress()));
+      }
+      add({"rank-holds", job, person(number, rank),
+           fmt::format("{}; meanwhile {}", does, waits_of(waiting, all)), number, rank.node,
+           longest_ns});
+    }
+    return true;
+  }
+
+  /// "ranks 0, 1 wait at least 97% of the time, rank 0 now: gemm_ar launch 3, reduce waits for a
+  /// tile of rank 3"
+  static std::string waits_of(const std::vector<std::uint32_t>& waiting, const Ranks& all) {
+    double least = 1;
+    for (const std::uint32_t number : waiting) least = std::min(least, all.at(number).waited());
+    std::string text = fmt::format("{} {} at least {:.0f}% of the time", numbers(waiting),
+                                   waiting.size() == 1 ? "waits" : "wait", 100 * least);
+    for (const std::uint32_t number : waiting) {
+      const v1::Progress& its = all.at(number).after->progress();
+      if (its.waits_for().empty()) continue;
+      text += fmt::format(", rank {} in {} of {} launch {} for {}", number, its.phase(), its.op(),
+                          its.epoch(), its.waits_for());
+      if (its.waits_for_rank() >= 0 && its.waits_for_rank() != static_cast<std::int32_t>(number))
+        text += fmt::format(" of rank {}", its.waits_for_rank());
+      break;
+    }
+    return text;
   }
 
   /// Whether rank `number` is in a launch that another who does not move has yet to come to, or

@@ -1,10 +1,11 @@
 /// \file
 /// Whom do others wait for? Judged from two looks at the daemons, a while apart.
 ///
-/// What daemons see: which launch each rank is in and since when (the client's own count), whether
-/// its process runs, what its rings hold, and what the links have outstanding. What they do not
-/// see: which tile or chunk a kernel waits for, and whether a rank computes or waits. So a rank is
-/// only named when others are ahead of it, and a link only when nothing completes on it.
+/// What daemons see: which launch each rank is in and since when, and whether it works or waits
+/// there (the client's own words), whether its process runs, what its rings hold, and what the
+/// links have outstanding. A rank that works is named when others spend their time waiting, one
+/// that says nothing of itself when others are ahead of it, and a link when nothing completes on
+/// it.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ struct Look {
 };
 
 struct Finding {
-  /// "peer-down", "link-down", "link-stalled", "rank-stopped", "rank-behind", "rank-missing",
-  /// "ring-stuck", "launch-long"; in this order of weight.
+  /// "peer-down", "link-down", "link-stalled", "rank-stopped", "rank-holds", "rank-behind",
+  /// "rank-missing", "ring-stuck", "launch-long"; in this order of weight.
   std::string kind;
   std::string job;  ///< empty: all of the node
   std::string who;

@@ -56,7 +56,7 @@ const std::vector<std::string>& columns_of(TopView view) {
                                                 "POST p99", "DONE p99"};
   static const std::vector<std::string> kJobs{"NODE",    "JOB",        "STATE",   "AGE",
                                               "RANKS",   "COMMANDS/s", "BYTES/s", "DEPTH",
-                                              "PENDING", "STALLS/s"};
+                                              "PENDING", "STALLS/s",   "HELD UP"};
   return view == TopView::kLinks ? kLinks : view == TopView::kQueues ? kQueues : kJobs;
 }
 
@@ -173,7 +173,8 @@ void TopModel::job_rows(const Host& host, std::vector<TopRow>& rows) const {
                      bytes(series.rates.bytes),
                      count(job.depth()),
                      count(job.commands() - std::min(job.commands(), job.completed())),
-                     rate(series.rates.stalls)},
+                     rate(series.rates.stalls),
+                     text(job.held_up())},
                     &series.history});
   }
 }

@@ -45,6 +45,37 @@ void to_proto(const LatencyHistogram& from, bool buckets, v1::LatencyHistogram& 
   to.set_p99_ns(percentile_ns(counts, total, 99));
 }
 
+void to_proto(const RankProgress& from, v1::Progress& to) {
+  to.set_op(from.op);
+  to.set_epoch(from.epoch);
+  to.set_tag(from.tag);
+  to.set_m(from.m);
+  to.set_tiles(from.tiles);
+  to.set_tiles_done(from.tiles_done);
+  to.set_chunks(from.chunks);
+  to.set_chunks_done(from.chunks_done);
+  to.set_phase(from.phase);
+  to.set_waits_for(from.waits_for);
+  to.set_waits_for_rank(from.waits_for_rank);
+  to.set_phase_for_ns(from.phase_for_ns);
+  to.set_still_for_ns(from.still_for_ns);
+  to.set_looks(from.looks);
+  to.set_looks_in_launch(from.looks_in_launch);
+  to.set_looks_waiting(from.looks_waiting);
+}
+
+void to_proto(const EndedJob& from, v1::EndedJob& to) {
+  to.set_job(from.name);
+  to.set_uid(from.uid);
+  to.set_ranks(from.ranks);
+  to.set_ran_for_ns(from.ran_ns);
+  to.set_ended_for_ns(from.ended_for_ns);
+  to.set_failed(from.failed);
+  to.set_launches(from.launches);
+  to.set_commands(from.totals.commands);
+  to.set_bytes(from.totals.bytes);
+}
+
 void to_proto(const SessionInfo& from, v1::Session& to) {
   to.set_session_id(from.session_id);
   to.set_slot(from.slot);
@@ -66,6 +97,8 @@ void to_proto(const SessionInfo& from, v1::Session& to) {
   to.set_launches_for_ns(from.launches_for_ns);
   to.set_rail(from.rail);
   to.set_gpu(from.gpu);
+  to.set_failed_for_ns(from.failed_for_ns);
+  if (!from.progress.op.empty()) to_proto(from.progress, *to.mutable_progress());
 }
 
 void to_proto(const QueueInfo& from, bool buckets, v1::Queue& to) {
@@ -114,6 +147,7 @@ void to_proto(const JobInfo& from, const ControlSnapshot& all, v1::Job& to) {
   to.set_job(from.name);
   to.set_state(from.state);
   to.set_waits_for(from.waits_for);
+  to.set_held_up(from.held_up);
   to.set_age_ns(from.age_ns);
   to.set_world(from.nodes * from.local_size);
   to.set_nodes(from.nodes);

@@ -17,6 +17,8 @@ namespace mk::daemon {
 namespace v1 = ::mkernel::v1;
 
 void to_proto(const SessionInfo& from, v1::Session& to);
+void to_proto(const RankProgress& from, v1::Progress& to);
+void to_proto(const EndedJob& from, v1::EndedJob& to);
 /// `buckets`: whether the histograms carry theirs.
 void to_proto(const QueueInfo& from, bool buckets, v1::Queue& to);
 void to_proto(const LinkInfo& from, v1::Link& to);

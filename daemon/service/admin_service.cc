@@ -159,6 +159,7 @@ class AdminService::Impl final : public v1::Admin::Service {
     const auto snapshot = node_.snapshot();
     if (!snapshot) return refuse(snapshot.error());
     for (const JobInfo& one : snapshot->jobs) to_proto(one, *snapshot, *response->add_jobs());
+    for (const EndedJob& one : snapshot->ended_jobs) to_proto(one, *response->add_ended());
     return grpc::Status::OK;
   }
 

@@ -167,6 +167,10 @@ class Block {
   }
   MK_HOST_DEVICE void span_end(std::uint64_t begin_ns, SpanKind kind, std::uint32_t index0,
                                std::uint32_t index1, std::uint32_t rank) {
+    if (shm::BlockProgress* const shown = totals.waits.progress()) {
+      if (kind == SpanKind::kTile) shown->tile_done();
+      if (kind == SpanKind::kSend) shown->chunk_done();
+    }
     TraceLog* const log = totals.waits.log();
     if (log == nullptr) return;
     log->add({begin_ns, executor.now_ns(), {index0, index1}, rank, kind});

@@ -10,6 +10,7 @@
 #include "shm/atomic.h"
 #include "shm/flag.h"
 #include "shm/platform.h"
+#include "shm/progress.h"
 
 namespace mk::kernels {
 
@@ -25,6 +26,7 @@ enum class Role : std::uint8_t {
   kPull = 7,     ///< packs the rows that this rank needs
 };
 inline constexpr std::uint32_t kRoles = 8;
+static_assert(kRoles == shm::kProgressRoles, "people read of roles by these numbers");
 
 /// What was waited for. The comment says what a record's two indices mean.
 enum class FlagKind : std::uint8_t {
@@ -45,6 +47,8 @@ enum class FlagKind : std::uint8_t {
   kPassedOn = 14,     ///< -, -: by DMA engines, to the node's others
   kRowsIndexed = 15,  ///< local rank, -
 };
+static_assert(static_cast<std::uint32_t>(FlagKind::kRowsIndexed) + 1 == shm::kProgressWaits,
+              "and of waits");
 
 /// Why a wait ended.
 enum class WaitEnd : std::uint8_t {
@@ -59,9 +63,7 @@ enum class WaitEnd : std::uint8_t {
 };
 
 constexpr const char* name_of(Role role) {
-  constexpr const char* kNames[kRoles] = {"compute", "reduce", "send", "receive",
-                                          "collect", "share",  "plan", "pull"};
-  return kNames[static_cast<std::uint32_t>(role)];
+  return shm::kProgressRoleNames[static_cast<std::uint32_t>(role)].data();
 }
 
 /// Who waits for what. `rank` is the one that is behind when the wait takes long, as far as the
@@ -116,11 +118,12 @@ struct WaitControl {
   }
 };
 
-/// Waits of one block, counted; and, when there is a log, what the block did when.
+/// Waits of one block, counted; and, where others look, what the block did when and what it does.
 struct WaitTotals {
   std::uint64_t count = 0;
   std::uint64_t ns = 0;
-  TraceLog* trace = nullptr;  ///< of a thread of the host, if anybody asked for it
+  TraceLog* trace = nullptr;            ///< of a thread of the host, if anybody asked for it
+  shm::BlockProgress* shown = nullptr;  ///< likewise, if there is a daemon
 
   /// A kernel keeps none, and has no code for it.
   MK_HOST_DEVICE TraceLog* log() const {
@@ -128,6 +131,13 @@ struct WaitTotals {
     return nullptr;
 #else
     return trace;
+#endif
+  }
+  MK_HOST_DEVICE shm::BlockProgress* progress() const {
+#if defined(__CUDA_ARCH__)
+    return nullptr;
+#else
+    return shown;
 #endif
   }
 };
@@ -160,6 +170,10 @@ MK_HOST_DEVICE inline WaitSite made_site(const Site& site) {
   }
 }
 
+/// A wait that has looked so often, or at the clock, is told to people. (Where CPUs are few, a
+/// pause that yields is a time slice.)
+inline constexpr std::uint32_t kToldAfter = 64;
+
 /// Waits until `probe(&seen)` answers true. `expected` and `seen` are for the record only; `site`:
 /// see made_site. The pacer supplies
 ///     std::uint64_t now_ns();               any monotonic clock
@@ -181,6 +195,7 @@ MK_HOST_DEVICE inline bool wait_until(Pacer& pacer, const WaitControl& control, 
       if (attempt == 0) return true;
       const std::uint64_t end_ns = pacer.now_ns();
       totals.ns += end_ns - start_ns;
+      if (shm::BlockProgress* const shown = totals.progress()) shown->go_on();
       if (TraceLog* const log = totals.log()) {
         const WaitSite made = made_site(site);
         const auto kind = static_cast<std::uint32_t>(made.kind);
@@ -202,6 +217,11 @@ MK_HOST_DEVICE inline bool wait_until(Pacer& pacer, const WaitControl& control, 
       fail_wait(control, made_site(site), end != WaitEnd::kReached ? end : WaitEnd::kTimeout,
                 expected, seen, waited_ns);
       return false;
+    }
+    const bool lasts = look_at_clock || attempt == kToldAfter;
+    if (shm::BlockProgress* const shown = lasts ? totals.progress() : nullptr) {
+      const WaitSite made = made_site(site);
+      shown->wait_for(made.rank, static_cast<std::uint32_t>(made.kind), made.hops);
     }
   }
 }

@@ -21,6 +21,7 @@ namespace mk::kernels {
 ///     static CpuGemm::TileShape largest_tile(const Plan&);           // of any launch
 ///     static auto grids(const Plan&, std::uint32_t m);               // an array of TileGrid
 ///     static Status check(const World&, const GemmMatrices&, std::uint32_t m);
+///     static std::uint32_t chunks_sent(const decltype(Launch::schedule)&, const World&);
 ///     static bool run_role(Executor&, const Launch&, Role, std::uint32_t index, BlockTotals&);
 template <class Op>
 class GemmSumRunner : private RoleBody {
@@ -50,7 +51,7 @@ class GemmSumRunner : private RoleBody {
         options_(options),
         math_(row_math(plan.dtype)),
         launch_(make_launch<typename Op::Launch>(plan, context, options.blocks, plan.banks)),
-        runner_(Op::kName, launch_, *this, options.wait_timeout) {}
+        runner_(Op::kName, launch_, *this, options) {}
   virtual ~GemmSumRunner() = default;
 
   Result<LaunchStats> launch(const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb,
@@ -91,6 +92,9 @@ class GemmSumRunner : private RoleBody {
   }
 
   void begin_launch() override { launch_.make_schedule(); }
+  LaunchTasks tasks() const override {
+    return {launch_.schedule.tiles(), Op::chunks_sent(launch_.schedule, world())};
+  }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     typename Op::Executor executor(*tiles_, math_, plan_, matrices_,
                                    role == Role::kCompute ? index : 0,

@@ -62,8 +62,8 @@ void add_role(std::vector<RoleThread>& threads, Role role, std::uint32_t count,
 }
 
 LaunchRunner::LaunchRunner(std::string op, Launch& launch, RoleBody& body,
-                           std::chrono::nanoseconds timeout)
-    : op_(std::move(op)), launch_(launch), body_(body) {
+                           const CpuOptions& options)
+    : op_(std::move(op)), launch_(launch), body_(body), progress_(options.progress) {
   const RankContext& context = launch.context;
   launch.local = &local_;
   WaitControl& control = launch.control;
@@ -73,7 +73,7 @@ LaunchRunner::LaunchRunner(std::string op, Launch& launch, RoleBody& body,
                                                          WorkspaceHead::failed());
   control.stop = &local_.stop;
   control.record = &local_.failure;
-  control.timeout_ns = static_cast<std::uint64_t>(timeout.count());
+  control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
 }
 
 Status LaunchRunner::start(std::vector<RoleThread> threads) {
@@ -106,8 +106,10 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate
       report.logs[part] = {report.spans[part].data(),
                            static_cast<std::uint32_t>(report.spans[part].size()), 0};
       if (!report.spans[part].empty()) report.totals[part].waits.trace = &report.logs[part];
+      report.totals[part].waits.shown = progress_ != nullptr ? &report.shown[part] : nullptr;
     }
   }
+  if (progress_ != nullptr) show_launch();
   if (!await_records_free()) return broken_by(cause());
   announce_launch(launch_);
   pool_->run(*this);
@@ -121,21 +123,45 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate
 void LaunchRunner::run_block(std::uint32_t index) {
   const RoleThread& thread = threads_[index];
   Report& report = reports_[index];
-  report.completed = body_.run_role(thread.role, thread.index, report.totals[0]);
-  report.end_ns[0] = CpuPacer::now_ns();
+  report.completed = run_part(thread.role, thread.index, report, 0);
   if (!thread.then || !report.completed) return;
-  report.completed = body_.run_role(*thread.then, thread.index, report.totals[1]);
-  report.end_ns[1] = CpuPacer::now_ns();
+  report.completed = run_part(*thread.then, thread.index, report, 1);
+}
+
+bool LaunchRunner::run_part(Role role, std::uint32_t index, Report& report, int part) {
+  shm::BlockProgress& shown = report.shown[part];
+  shown = {progress_, static_cast<std::uint32_t>(role)};
+  shown.begin();
+  const bool completed = body_.run_role(role, index, report.totals[part]);
+  shown.end();
+  report.end_ns[part] = CpuPacer::now_ns();
+  return completed;
+}
+
+void LaunchRunner::show_launch() {
+  const LaunchTasks tasks = body_.tasks();
+  shm::store_relaxed(&progress_->op, shm::progress_operator(op_));
+  shm::store_relaxed(&progress_->epoch, launch_.epoch);
+  shm::store_relaxed(&progress_->tag, tag_);
+  shm::store_relaxed(&progress_->m, launch_.m);
+  shm::store_relaxed(&progress_->tiles, tasks.tiles);
+  shm::store_relaxed(&progress_->chunks, tasks.chunks);
+  shm::store_relaxed(&progress_->tiles_done, 0u);
+  shm::store_relaxed(&progress_->chunks_done, 0u);
 }
 
 bool LaunchRunner::await_records_free() {
   WaitingExecutor executor;
   BlockTotals totals;
+  shm::BlockProgress shown{progress_, static_cast<std::uint32_t>(Role::kCollect)};
+  totals.waits.shown = &shown;
+  shown.begin();
   OperatorBlock<WaitingExecutor> block(executor, launch_, Role::kCompute, 0, totals);
-  for (std::uint32_t local = 0; local < launch_.context.world.locals; ++local) {
-    if (!block.await_finished(local, launch_.epoch - kLaunchRecordBanks)) return false;
-  }
-  return true;
+  bool free = true;
+  for (std::uint32_t local = 0; free && local < launch_.context.world.locals; ++local)
+    free = block.await_finished(local, launch_.epoch - kLaunchRecordBanks);
+  shown.end();
+  return free;
 }
 
 Error LaunchRunner::cause() const {

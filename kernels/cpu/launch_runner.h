@@ -20,6 +20,7 @@
 #include "kernels/cpu/block_pool.h"
 #include "kernels/cpu/cpu_gemm.h"
 #include "shm/host/result.h"
+#include "shm/progress.h"
 
 namespace mk::kernels {
 
@@ -38,6 +39,8 @@ struct CpuOptions {
   MachineRates rates;
   /// Null: plan::cpu_here().
   std::shared_ptr<const plan::Machine> machine;
+  /// Where people read how far a launch is: SegmentHeader::progress. Null: nowhere.
+  shm::Progress* progress = nullptr;
 };
 
 /// Of an operator with one B of the caller's.
@@ -56,6 +59,12 @@ MachineRates rank_rates(const CpuOptions& options, const World& world, double bl
 /// `op` names the operator. kInvalidArgument.
 Status check_options(const std::string& op, const CpuOptions& options);
 
+/// Of one rank and launch; 0: not known before its blocks run.
+struct LaunchTasks {
+  std::uint32_t tiles = 0;   ///< to compute
+  std::uint32_t chunks = 0;  ///< to send to other nodes
+};
+
 /// What the blocks run.
 class RoleBody {
  public:
@@ -64,6 +73,8 @@ class RoleBody {
   virtual bool run_role(Role role, std::uint32_t index, BlockTotals& totals) = 0;
   /// Before a launch's blocks, when its m and its form are settled. Must not throw.
   virtual void begin_launch() {}
+  /// What this rank has to do in the launch that has been begun, as far as it is known by then.
+  virtual LaunchTasks tasks() const { return {}; }
   /// A failure of the arithmetic, which no wait has recorded.
   virtual Status role_error() const { return {}; }
 
@@ -105,7 +116,7 @@ class LaunchRunner : private BlockWork {
  public:
   /// `launch` (with its context and blocks set) and `body` outlive the runner, which fills in
   /// `launch`'s other common fields.
-  LaunchRunner(std::string op, Launch& launch, RoleBody& body, std::chrono::nanoseconds timeout);
+  LaunchRunner(std::string op, Launch& launch, RoleBody& body, const CpuOptions& options);
   virtual ~LaunchRunner() = default;
 
   /// Starts the threads. Once, before the first launch.
@@ -123,6 +134,8 @@ class LaunchRunner : private BlockWork {
   void set_trace(std::uint32_t capacity);
   /// Of the last launch.
   std::vector<TraceEvent> trace() const;
+  /// The caller's mark of the next launches; 0: none.
+  void set_tag(std::uint64_t tag) { tag_ = tag; }
 
  private:
   /// One thread's account of one launch; read after the launch. On lines of its own.
@@ -131,10 +144,13 @@ class LaunchRunner : private BlockWork {
     std::uint64_t end_ns[2] = {};
     std::vector<TraceSpan> spans[2];
     TraceLog logs[2];
+    shm::BlockProgress shown[2];
     bool completed = false;
   };
 
   void run_block(std::uint32_t index) override;
+  bool run_part(Role role, std::uint32_t index, Report& report, int part);
+  void show_launch();
   bool await_records_free();
   Error cause() const;
   LaunchStats make_stats(std::uint64_t start_ns, const Estimate& estimate) const;
@@ -142,6 +158,8 @@ class LaunchRunner : private BlockWork {
   const std::string op_;
   Launch& launch_;
   RoleBody& body_;
+  shm::Progress* const progress_;
+  std::uint64_t tag_ = 0;
   LocalWords local_;
   std::vector<RoleThread> threads_;
   std::vector<Report> reports_;

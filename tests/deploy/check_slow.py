@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""check_slow.py <mkerneld> <mkctl> <gemm_all_reduce>: `mkctl who-is-slow` on real processes. A rank that is stopped is named, by all
-nodes together and by its own daemon, and no other as stopped; when it goes on, nobody is. A link on which nothing moves is named, and only
+"""check_slow.py <mkerneld> <mkctl> <gemm_all_reduce> <uneven_ranks>: `mkctl who-is-slow` on real processes. A rank that is stopped is
+named, by all nodes together and by its own daemon, and no other as stopped; when it goes on, nobody is. A rank that computes longer than the
+others inside each launch is named with operator and phase, and who waits for it is not blamed. A link on which nothing moves is named, and only
 in the direction that is slow."""
 import json
 import re
@@ -12,11 +13,11 @@ import time
 from cluster import Cluster, wait_for
 
 NAMED_MAX_S = 20  # two looks, and a second of silence; the rest is for busy machines
-mkerneld, mkctl, program = sys.argv[1:4]
+mkerneld, mkctl, program, uneven = sys.argv[1:5]
 
 
-def who_is_slow(cluster, *arguments, hosts=None):
-    return subprocess.run([mkctl, "--hosts", hosts or f"@{cluster.folder}/nodes", "--timeout", "30s", *arguments, "who-is-slow", "--interval", "300ms"],
+def who_is_slow(cluster, *arguments, hosts=None, interval="300ms"):
+    return subprocess.run([mkctl, "--hosts", hosts or f"@{cluster.folder}/nodes", "--timeout", "30s", *arguments, "who-is-slow", "--interval", interval],
                           text=True, capture_output=True, check=True).stdout
 
 
@@ -67,6 +68,31 @@ with Cluster(mkerneld) as nodes:
         wait_for(lambda: not findings(nodes, "rank-stopped"), "nobody is named any more", NAMED_MAX_S)
         await_motion(nodes, 4)
     assert all(process.poll() is None for process in ranks)
+
+with Cluster(mkerneld) as nodes:
+    ranks = [nodes.rank([uneven, "512", "512", "256", "3", "128"], "train", rank) for rank in range(4)]
+    await_motion(nodes, 4)
+
+    def only_the_one_that_computes():
+        found = json.loads(who_is_slow(nodes, "--json", interval="1s"))["findings"]
+        return found if [(one["kind"], one["rank"]) for one in found] == [("rank-holds", 3)] else None
+
+    found = wait_for(only_the_one_that_computes, "rank 3 is named, and nobody else", NAMED_MAX_S)
+    print(f"rank 3, which computes for long, is named: {found[0]['who']}: {found[0]['why']}")
+    assert re.match(r"works: gemm_ar launch \d+, compute, \d+ of \d+ tiles", found[0]["why"]), found
+    assert "ranks 0, 1, 2 wait at least" in found[0]["why"], found
+
+    def said_by(*command):
+        return subprocess.run([mkctl, "--hosts", nodes.address(1), *command], text=True, capture_output=True, check=True).stdout
+
+    wait_for(lambda: re.search(r"^train: rank 3 \(gemm_ar launch .*, compute.*\) holds up rank 2 for", said_by("job", "list"), re.M),
+             "`job list` says who holds up whom", NAMED_MAX_S)
+    wait_for(lambda: re.search(r" 2/4 .* gemm_ar launch \d+, \w+ waits for .* of rank \d.*; for ", said_by("session", "list")),
+             "`session list` says what a rank waits for", NAMED_MAX_S)
+    for process in ranks:
+        process.kill()
+    wait_for(lambda: re.search(r"^ended:\n.*\ntrain +\d+ +2 +with an error ", said_by("job", "list"), re.M), "`job list` shows the job that ended")
+    wait_for(lambda: "with an error" in said_by("job", "show", "train"), "`job show`, too")
 
 slow = '[fabric.loopback]\nbandwidth = "50KB/s"\n'
 with Cluster(mkerneld, more=lambda node: slow if node == 0 else "") as nodes:

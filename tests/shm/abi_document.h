@@ -48,11 +48,14 @@ class AbiDocument {
           row[columns[i]] = cells[i];
         tables_[heading].push_back(row);
       } else {
+        text_ += line + "\n";
         columns.clear();
       }
     }
   }
 
+  /// All of it but its tables and code blocks.
+  const std::string& text() const { return text_; }
   const Table& table(const std::string& heading) const {
     static const Table kNone;
     const auto found = tables_.find(heading);
@@ -79,6 +82,7 @@ class AbiDocument {
     return cells;
   }
 
+  std::string text_;
   std::map<std::string, Table> tables_;
   std::map<std::string, std::string> blocks_;
 };

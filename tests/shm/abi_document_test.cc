@@ -74,12 +74,41 @@ TEST(AbiDocument, SegmentHeader) {
                  MK_FIELD(SegmentHeader, abort_flag),      MK_FIELD(SegmentHeader, reserved3),
                  MK_FIELD(SegmentHeader, client_pid),      MK_FIELD(SegmentHeader, launches),
                  MK_FIELD(SegmentHeader, beats),           MK_FIELD(SegmentHeader, reserved4),
-                 MK_FIELD(SegmentHeader, reason)},
+                 MK_FIELD(SegmentHeader, reason),          MK_FIELD(SegmentHeader, progress)},
                 sizeof(SegmentHeader));
   std::map<std::uint64_t, std::set<std::string>> writers;
   for (const Row& row : table) writers[number(row, "offset") / kCacheLine].insert(row.at("writer"));
   for (const auto& [line, of_line] : writers)
     EXPECT_EQ(of_line.size(), 1u) << "line " << line << " has two writers";
+}
+
+TEST(AbiDocument, Progress) {
+  const AbiDocument document;
+  expect_fields(document.table("Progress"),
+                {MK_FIELD(Progress, op), MK_FIELD(Progress, epoch), MK_FIELD(Progress, tag),
+                 MK_FIELD(Progress, m), MK_FIELD(Progress, tiles), MK_FIELD(Progress, chunks),
+                 MK_FIELD(Progress, tiles_done), MK_FIELD(Progress, chunks_done),
+                 MK_FIELD(Progress, roles)},
+                0);
+  // Numbers that other versions know.
+  EXPECT_EQ(progress_operator("ag_gemm"), 1u);
+  EXPECT_EQ(progress_operator("ring_attention"), 6u);
+  EXPECT_EQ(kProgressRoleNames[7], "pull");
+  EXPECT_EQ(kProgressWaitNames[15], "indexed rows");
+}
+
+TEST(AbiDocument, RoleWord) {
+  const std::string text = "running (16 bits), waiting (16), rank (16), wait (8), hops (8)";
+  EXPECT_NE(AbiDocument().text().find(text), std::string::npos);
+  const std::pair<RoleWord, std::uint64_t> all[] = {{{.running = 0xffff}, 0xffffull},
+                                                    {{.waiting = 0xffff}, 0xffffull << 16},
+                                                    {{.rank = 0xffff}, 0xffffull << 32},
+                                                    {{.wait = 0xff}, 0xffull << 48},
+                                                    {{.hops = 0xff}, 0xffull << 56}};
+  for (const auto& [word, bits] : all) {
+    EXPECT_EQ(encode(word), bits);
+    EXPECT_EQ(decode_role(bits), word);
+  }
 }
 
 TEST(AbiDocument, MagicBytes) {

@@ -26,6 +26,7 @@ struct DeviceShare {
   std::uint32_t most_ranks = 1;        ///< of any
   std::uint32_t lanes = 1;             ///< of this rank's session
   std::uint64_t* launches = nullptr;   ///< GpuSession::launches
+  shm::Progress* progress = nullptr;   ///< GpuSession::progress
 };
 /// Collective.
 Result<DeviceShare> share_device(Session::Impl& session);
@@ -47,6 +48,7 @@ inline kernels::CudaOptions cuda_options(const DeviceShare& share, const Tuning&
   options.batch_invariant = tuning.batch_invariant;
   options.rates = kernel_rates(tuning.rates);
   options.launches = share.launches;
+  options.progress = share.progress;
   return options;
 }
 

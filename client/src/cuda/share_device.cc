@@ -47,6 +47,7 @@ Result<DeviceShare> share_device(Session::Impl& session) {
   };
   DeviceShare share;
   share.launches = gpu->launches();
+  share.progress = gpu->progress();
   share.lanes = session.options().lanes;
   share.ranks_per_device = sharing(own);
   share.blocks = ~0u;

@@ -11,6 +11,7 @@
 #include "kernels/comm/launch_work.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/units.h"
+#include "shm/progress.h"
 
 namespace mk::kernels {
 
@@ -53,6 +54,8 @@ struct CudaOptions {
   /// Null, or at an address of the device the word SegmentHeader::launches: the kernel adds one
   /// when a launch of several ranks begins, and one when it ends.
   std::uint64_t* launches = nullptr;
+  /// Likewise SegmentHeader::progress.
+  shm::Progress* progress = nullptr;
 };
 
 }  // namespace mk::kernels

@@ -125,6 +125,8 @@ class OperatorBase {
     arguments_.launch.m = m;
     arguments_.launch.mode = mode == Mode::kAuto ? planned_.form(m, estimate_) : mode;
     arguments_.launch.make_schedule();
+    if constexpr (requires { arguments_.launch.schedule.tiles(); })
+      arguments_.frame.host.tiles = arguments_.launch.schedule.tiles();
   }
   /// Puts the launch on the stream, with what is in the arguments besides these.
   Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc) {

@@ -98,6 +98,11 @@ struct HostWords {
   std::uint32_t releases_begin = 0;  ///< behind all banks' arrivals; 0, as bank_flags: all flags
   const std::uint32_t* aborts[2] = {};
   std::uint64_t* launches = nullptr;  ///< CudaOptions::launches
+  // What people are told of the launch.
+  shm::Progress* progress = nullptr;  ///< CudaOptions::progress
+  std::uint32_t op = 0;               ///< Progress::op
+  std::uint32_t tiles = 0;            ///< of this launch; 0: not known
+  std::uint64_t tag = 0;              ///< of this launch
   shm::LaneControl* controls[shm::kLanesMax] = {};
   shm::RingProducer* session_lanes = nullptr;  ///< in device memory: where `produced` lives
   std::uint32_t lane_count = 0;                ///< those that this operator uses

@@ -219,8 +219,7 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
       kOf != Blocks::kCompute && group == 0 && has_poller(params.frame, params.launch.blocks);
   if (polls) {
     if (thread < 32) {
-      const std::uint32_t bank = bank_of(epoch, params.launch.banks);
-      Poller poller(params.frame.host, *params.frame.state, bank,
+      Poller poller(params.frame.host, *params.frame.state, params.launch, epoch,
                     reinterpret_cast<std::uint32_t*>(groups + kGroupsOfBlock));
       poller.run(working_groups(params.frame, params.launch.blocks));
     }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/banks.h"
 #include "kernels/cuda/core/ptx.cuh"
 #include "kernels/cuda/skeleton/launch_state.h"
 #include "shm/atomic.h"
@@ -15,13 +16,15 @@ namespace mk::kernels::cuda {
 class Poller {
  public:
   /// `seen`: shared memory for `host.flag_count` words. All threads of one warp.
-  __device__ Poller(const HostWords& host, DeviceState& state, std::uint32_t bank,
-                    std::uint32_t* seen)
+  __device__ Poller(const HostWords& host, DeviceState& state, const Launch& launch,
+                    std::uint32_t epoch, std::uint32_t* seen)
       : host_(host),
         state_(state),
+        launch_(launch),
+        epoch_(epoch),
         seen_(reinterpret_cast<uint4*>(seen)),
         lane_(threadIdx.x % kLanes),
-        arrivals_begin_(bank * (host.bank_flags / 4)),
+        arrivals_begin_(bank_of(epoch, launch.banks) * (host.bank_flags / 4)),
         arrivals_(host.bank_flags / 4),
         polled_(arrivals_ + host.flag_count / 4 - host.releases_begin / 4) {
     const auto* here = reinterpret_cast<const uint4*>(host.flags_here);
@@ -40,11 +43,14 @@ class Poller {
     if (counts()) {
       launches_ = shm::load_relaxed(host_.launches);
       shm::store_relaxed(host_.launches, ++launches_);
+      if (host_.progress != nullptr) show_launch();
     }
     const bool few = polled_ <= kLanes;
     for (;;) {
       // All on their way together.
       const std::uint32_t done = shm::load_relaxed(&state_.groups_done);
+      const std::uint32_t taken = shm::load_relaxed(&state_.tiles_taken);
+      const auto computed = static_cast<std::uint32_t>(shm::load_relaxed(&account().groups));
       const Counters counters = load_counters();
       uint4 flags{};
       if (few && lane_ < polled_) flags = load_flags<kAcquire>(host_.flags + 4 * vector_of(lane_));
@@ -57,10 +63,13 @@ class Poller {
       }
       mirror_counters(counters);
       bring_produced();
+      if (counts() && host_.progress != nullptr) show_tiles(taken, computed);
     }
     __threadfence();  // sees what groups have committed before they ended
     bring_produced();
-    if (counts()) shm::store_relaxed(host_.launches, ++launches_);
+    if (!counts()) return;
+    if (host_.progress != nullptr) show_roles(0, 0);
+    shm::store_relaxed(host_.launches, ++launches_);
   }
 
  private:
@@ -71,6 +80,43 @@ class Poller {
 
   /// Whether this thread counts the launch when it begins and when it ends.
   __device__ bool counts() const { return lane_ == 0 && host_.launches != nullptr; }
+
+  // What people read, by that thread; only what has changed, since each word crosses the bus.
+
+  __device__ const RoleAccount& account() const {
+    return state_.accounts[epoch_ % 2].roles[static_cast<std::uint32_t>(Role::kCompute)];
+  }
+  __device__ void show_roles(std::uint64_t compute, std::uint64_t collect) const {
+    std::uint64_t* const roles = host_.progress->roles;
+    shm::store_relaxed(&roles[static_cast<std::uint32_t>(Role::kCompute)], compute);
+    shm::store_relaxed(&roles[static_cast<std::uint32_t>(Role::kCollect)], collect);
+  }
+  __device__ void show_launch() const {
+    shm::Progress& to = *host_.progress;
+    shm::store_relaxed(&to.op, host_.op);
+    shm::store_relaxed(&to.epoch, epoch_);
+    shm::store_relaxed(&to.tag, host_.tag);
+    shm::store_relaxed(&to.m, launch_.m);
+    shm::store_relaxed(&to.tiles, host_.tiles);
+    shm::store_relaxed(&to.tiles_done, 0u);
+    show_roles(shm::encode({.running = 1}), 0);
+  }
+  /// `taken`: at run time, as operators do; `computed`: blocks that have computed all of theirs.
+  __device__ void show_tiles(std::uint32_t taken, std::uint32_t computed) {
+    if (taken + computed == shown_) return;
+    shown_ = taken + computed;
+    const std::uint32_t blocks = launch_.blocks.compute;
+    const bool all = computed >= blocks;
+    const std::uint32_t of_blocks = host_.tiles / blocks * computed;
+    const std::uint32_t some = taken > of_blocks ? taken : of_blocks;
+    shm::store_relaxed(&host_.progress->tiles_done, all ? host_.tiles : some);
+    if (!all) return;
+    // What is left is sums, copies and what others bring: whose, the waiting groups know.
+    const auto result = static_cast<std::uint32_t>(FlagKind::kOutReady);
+    const std::uint32_t own = launch_.context.world.rank();
+    show_roles(0, shm::encode({.running = 1, .waiting = 1, .rank = own, .wait = result}));
+  }
+
   __device__ void bring_produced() {
     if (lane_ >= host_.lane_count) return;
     const std::uint64_t produced = shm::load_relaxed(&state_.controls[lane_].produced);
@@ -161,6 +207,8 @@ class Poller {
 
   const HostWords& host_;
   DeviceState& state_;
+  const Launch& launch_;
+  const std::uint32_t epoch_;
   uint4* seen_;  ///< of the vectors that are looked at
   std::uint32_t lane_;
   std::uint32_t arrivals_begin_;  ///< in vectors
@@ -170,6 +218,7 @@ class Poller {
   std::uint64_t completed_ = 0;
   std::uint64_t produced_ = 0;
   std::uint64_t launches_ = 0;
+  std::uint32_t shown_ = 0;
 };
 
 }  // namespace mk::kernels::cuda

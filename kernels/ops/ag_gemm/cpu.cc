@@ -70,7 +70,7 @@ class AgGemmCpu::Impl : private RoleBody {
       : plan_(plan),
         options_(options),
         launch_(make_launch<AgGemmLaunch>(plan, context, options.blocks, plan.gather.banks)),
-        runner_("ag_gemm", launch_, *this, options.wait_timeout) {}
+        runner_("ag_gemm", launch_, *this, options) {}
   virtual ~Impl() = default;
 
   Status start() {
@@ -111,6 +111,7 @@ class AgGemmCpu::Impl : private RoleBody {
 
  private:
   void begin_launch() override { launch_.make_schedule(); }
+  LaunchTasks tasks() const override { return {launch_.schedule.tiles(), 0}; }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     CpuExecutor executor(*tiles_, matrices_, plan_.epilogue, role == Role::kCompute ? index : 0);
     AgGemmBlock<CpuExecutor> block(executor, launch_, role, index, totals);

@@ -153,7 +153,7 @@ class CombineCpu::Impl : private RoleBody {
       : plan_(plan),
         options_(options),
         launch_(make_launch<CombineLaunch>(plan, context, options.blocks, plan.banks)),
-        runner_(kOp, launch_, *this, options.wait_timeout) {}
+        runner_(kOp, launch_, *this, options) {}
   virtual ~Impl() = default;
 
   Status start() {

@@ -145,7 +145,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
       : plan_(plan),
         options_(options),
         launch_(make_launch<MoeDispatchLaunch>(plan, context, options.blocks, plan.banks)),
-        runner_(kOp, launch_, *this, options.wait_timeout) {}
+        runner_(kOp, launch_, *this, options) {}
   virtual ~Impl() = default;
 
   Status start() {

@@ -100,7 +100,7 @@ class RingAttentionCpu::Impl : private RoleBody {
       : plan_(plan),
         launch_(make_launch<RingAttentionLaunch>(plan, context, options.blocks, plan.banks)),
         rates_(rank_rates(options, context.world, attention_math().flops_per_s)),
-        runner_(kOp, launch_, *this, options.wait_timeout) {}
+        runner_(kOp, launch_, *this, options) {}
   virtual ~Impl() = default;
 
   Status start() {

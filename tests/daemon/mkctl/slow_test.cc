@@ -33,6 +33,27 @@ class Node {
     }
     return *this;
   }
+  /// What the rank that was added last says of itself: ten looks in a launch between the two, in
+  /// `waiting` of which it waited for `whom`; in the last one, too, if in any.
+  Node& says(std::uint64_t waiting, std::int32_t whom = -1) {
+    for (v1::StatsSample* sample : {&look_.before, &look_.after}) {
+      const bool first = sample == &look_.before;
+      v1::Session& session = *sample->mutable_ranks(sample->ranks_size() - 1);
+      v1::Progress& progress = *session.mutable_progress();
+      progress.set_op("gemm_ar");
+      progress.set_epoch(21);
+      progress.set_tiles(128);
+      progress.set_tiles_done(waiting == 0 ? 3 : 128);
+      progress.set_phase(waiting == 0 ? "compute" : "reduce");
+      if (waiting != 0) progress.set_waits_for("a tile");
+      progress.set_waits_for_rank(whom);
+      progress.set_phase_for_ns(4 * kSecond);
+      progress.set_looks(first ? 100 : 110);
+      progress.set_looks_in_launch(first ? 100 : 110);
+      progress.set_looks_waiting(first ? 50 : 50 + waiting);
+    }
+    return *this;
+  }
   v1::Link& link(std::uint64_t outstanding, std::uint64_t stalled_ns) {
     v1::Link& link = *look_.after.add_links();
     link.set_peer(9);
@@ -116,6 +137,45 @@ TEST(WhoIsSlow, TheRankWhoseProcessDoesNotRun) {
     // Who is named is named once; rank 0 only where it is behind.
     EXPECT_EQ(found.findings.size(), launches == 43 ? 2u : 1u);
   }
+}
+
+TEST(WhoIsSlow, TheRankThatComputesWhileOthersWait) {
+  // In one launch that lasts; and where all move on, so that none is behind.
+  for (const std::uint64_t after : {41u, 61u}) {
+    const auto found = find({Node(0).rank(0, 41, after).says(10, 3).rank(1, 41, after).says(9, 0),
+                             Node(1).rank(2, 41, after).says(10, 3).rank(3, 41, after).says(0)});
+    ASSERT_EQ(found.findings.size(), 1u);
+    const Finding& one = found.findings[0];
+    EXPECT_EQ(one.kind, "rank-holds");
+    EXPECT_EQ(one.rank, 3);
+    EXPECT_EQ(one.node, 1u);
+    EXPECT_EQ(one.for_ns, 4 * kSecond);
+    EXPECT_EQ(one.why,
+              "works: gemm_ar launch 21, compute, 3 of 128 tiles; meanwhile ranks 0, 1, 2 wait at "
+              "least 90% of the time, rank 0 in reduce of gemm_ar launch 21 for a tile of rank 3");
+  }
+}
+
+TEST(WhoIsSlow, OfSeveralThatWorkTheOneThatTheWaitsLeadTo) {
+  const auto found = find({Node(0).rank(0, 41, 61).says(10, 1).rank(1, 41, 61).says(0),
+                           Node(1).rank(2, 41, 61).says(0).rank(3, 41, 61).says(9, 0)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].rank, 1);
+}
+
+TEST(WhoIsSlow, NobodyWhereAllWaitForEachOtherALittle) {
+  const auto found = find({Node(0).rank(0, 41, 61).says(4, 1).rank(1, 41, 61).says(4, 0),
+                           Node(1).rank(2, 41, 61).says(5, 3).rank(3, 41, 61).says(2, 2)});
+  EXPECT_TRUE(found.findings.empty());
+}
+
+TEST(WhoIsSlow, ARankThatWaitsIsNotBehind) {
+  // Rank 1 is a launch behind rank 0, and waits there for rank 2, which has not come.
+  const auto found = find({Node(0).rank(0, 43, 43).says(10, 1).rank(1, 41, 41).says(10, 2),
+                           Node(1).rank(2, 40, 40).rank(3, 41, 41).says(10, 2)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].kind, "rank-behind");
+  EXPECT_EQ(found.findings[0].rank, 2);
 }
 
 TEST(WhoIsSlow, NotTheRanksThatWaitForTheOneNamed) {
