@@ -228,10 +228,9 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   MK_ASSIGN_OR_RETURN(const control::RailChoice rail,
                       choose_rail(attach, existing != by_name_.end() ? existing->second : nullptr));
   const std::uint32_t slot = free_slots_.front();
-  auto segment =
-      shm::Segment::create({attach.lane_count, attach.slot_count_log2, attach.flag_count},
-                           hello_.generation, next_session_id_, slot,
-                           shm::kFeatureCommitTime | shm::kFeatureProgress);
+  auto segment = shm::Segment::create(
+      {attach.lane_count, attach.slot_count_log2, attach.flag_count}, hello_.generation,
+      next_session_id_, slot, shm::kFeatureCommitTime | shm::kFeatureProgress);
   if (!segment) return propagate(segment);
   shm::Attach kept = attach;
   kept.secret.clear();  // the job has its digest, and nobody needs more

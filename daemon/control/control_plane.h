@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "daemon/control/ended_jobs.h"
-#include "daemon/control/progress_watch.h"
 #include "daemon/control/log.h"
 #include "daemon/control/peer_transport.h"
+#include "daemon/control/progress_watch.h"
 #include "daemon/proxy/proxy.h"
 #include "shm/host/protocol.h"
 #include "shm/host/unix_socket.h"

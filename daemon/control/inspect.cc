@@ -73,8 +73,8 @@ JobInfo ControlPlane::Impl::info_of(const Job& job) const {
   std::vector<control::RankDoing> doing;
   for (const Session* session : job.sessions()) {
     if (session->state != SessionState::kUp) continue;
-    doing.push_back({session->attach.rank, session->launches_watched % 2 == 1,
-                     session->progress.seen(now_())});
+    doing.push_back(
+        {session->attach.rank, session->launches_watched % 2 == 1, session->progress.seen(now_())});
   }
   info.held_up = control::held_up_text(doing);
   if (job.ending || job.state == JobState::kUp) {

@@ -84,12 +84,12 @@ TEST(AbiDocument, SegmentHeader) {
 
 TEST(AbiDocument, Progress) {
   const AbiDocument document;
-  expect_fields(document.table("Progress"),
-                {MK_FIELD(Progress, op), MK_FIELD(Progress, epoch), MK_FIELD(Progress, tag),
-                 MK_FIELD(Progress, m), MK_FIELD(Progress, tiles), MK_FIELD(Progress, chunks),
-                 MK_FIELD(Progress, tiles_done), MK_FIELD(Progress, chunks_done),
-                 MK_FIELD(Progress, roles)},
-                0);
+  expect_fields(
+      document.table("Progress"),
+      {MK_FIELD(Progress, op), MK_FIELD(Progress, epoch), MK_FIELD(Progress, tag),
+       MK_FIELD(Progress, m), MK_FIELD(Progress, tiles), MK_FIELD(Progress, chunks),
+       MK_FIELD(Progress, tiles_done), MK_FIELD(Progress, chunks_done), MK_FIELD(Progress, roles)},
+      0);
   // Numbers that other versions know.
   EXPECT_EQ(progress_operator("ag_gemm"), 1u);
   EXPECT_EQ(progress_operator("ring_attention"), 6u);

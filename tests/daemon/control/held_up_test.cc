@@ -40,7 +40,8 @@ TEST(ProgressWatch, WhatWorksIsThePhaseWhateverWaits) {
 
 TEST(ProgressWatch, OfWaitsTheOneNearestToItsCause) {
   shm::Progress words = launch(12);
-  words.roles[kReceive] = shm::encode({.running = 1, .waiting = 1, .rank = 2, .wait = 4, .hops = 1});
+  words.roles[kReceive] =
+      shm::encode({.running = 1, .waiting = 1, .rank = 2, .wait = 4, .hops = 1});
   words.roles[kReduce] = shm::encode({.running = 1, .waiting = 1, .rank = 3, .wait = 1});
   words.roles[4] = shm::encode({.running = 1, .waiting = 1, .rank = 0, .wait = 8});
   ProgressWatch watch(0);
