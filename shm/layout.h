@@ -61,7 +61,8 @@ struct SegmentHeader {
   std::uint64_t heartbeat_ns;  ///< CLOCK_MONOTONIC of the daemon's last beat
   std::uint32_t error_word;    ///< ErrorCode of the first failure, 0 while well; after `reason`
   std::uint32_t abort_flag;    ///< non-zero: every wait of this session leaves
-  std::uint64_t reserved3[6];
+  std::uint64_t network_bytes_per_s;  ///< that the session's links are known to carry; 0: not told
+  std::uint64_t reserved3[5];
   // line 3, c: what the client says of itself
   std::uint64_t client_pid;
   std::uint64_t launches;  ///< launches begun plus launches ended: odd while one is under way

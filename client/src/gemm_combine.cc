@@ -74,16 +74,18 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl
     MK_ASSIGN_OR_RETURN(const DeviceCombineShape all, checked_all(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
     std::optional<kernels::CombinePlan> plan;
+    kernels::CpuOptions own;
     if (on_device) {
       MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
     } else {
       MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), all, tuning));
+      MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
     }
     std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
     MK_RETURN_IF_ERROR(made->find_or_make_core(
         plan, plan ? plan->workspace_bytes() : 0,
         [&](const kernels::RankContext& context) {
-          kernels::CombineCpuOptions options{kernel_options(tuning, *session.impl())};
+          kernels::CombineCpuOptions options{own};
           options.b_layout = all.b_layout;
           options.count_nonfinite = tuning.count_nonfinite;
           return kernels::CombineCpu::create(*plan, context, options);

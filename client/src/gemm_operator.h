@@ -58,15 +58,17 @@ class __attribute__((visibility("hidden"))) GemmOperator
                   name);
     }
     std::optional<typename Kind::Plan> plan;
+    kernels::CpuOptions own;
     if (!on_device) {
       MK_RETURN_IF_ERROR(refuse_batch_invariance(name, tuning));
       MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), checked, tuning));
+      MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
     }
     GemmOperator made(session.impl(), checked);
     MK_RETURN_IF_ERROR(made.find_or_make_core(
         plan, plan ? Kind::workspace_bytes(*plan) : 0,
         [&](const kernels::RankContext& context) {
-          kernels::GemmCpuOptions options{kernel_options(tuning, *session.impl())};
+          kernels::GemmCpuOptions options{own};
           options.count_nonfinite = tuning.count_nonfinite;
           options.b_layout = checked.b_layout;
           return Kind::make_cpu(*plan, checked.shape.k, context, options);

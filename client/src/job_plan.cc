@@ -57,6 +57,13 @@ Result<std::vector<Announcement>> unpack_all(const std::vector<std::vector<std::
   return all;
 }
 
+/// What the caller named, or the environment's.
+std::string named(const std::string& by_tuning, const char* variable) {
+  if (!by_tuning.empty()) return by_tuning;
+  const char* const text = std::getenv(variable);
+  return text != nullptr ? text : "";
+}
+
 /// All ranks' texts, in as many exchanges as the longest takes.
 Result<std::vector<std::string>> exchange_texts(const PlanExchange& ranks,
                                                 const std::vector<Announcement>& all,
@@ -103,28 +110,34 @@ Result<plan::JobPlan> plan_of(const std::vector<std::string>& texts, bool tell) 
 
 }  // namespace
 
-Result<plan::JobPlan> own_plan(std::uint32_t nodes, std::uint32_t locals, std::string_view fabric,
-                               const Tuning& tuning, const kernels::MachineRates& rates,
-                               const plan::Machine& machine) {
-  const auto named = [](const std::string& by_tuning, const char* variable) {
-    if (!by_tuning.empty()) return by_tuning;
-    const char* const text = std::getenv(variable);
-    return std::string(text != nullptr ? text : "");
-  };
-  plan::JobPlan own;
-  own.machine = machine;
-  if (const std::string name = named(tuning.machine_file, "MKERNEL_MACHINE"); !name.empty()) {
+Result<plan::Machine> own_machine(const NetworkSeen& network, const Tuning& tuning,
+                                  const plan::Machine& here) {
+  plan::Machine own = here;
+  const std::string name = named(tuning.machine_file, "MKERNEL_MACHINE");
+  if (!name.empty()) {
     const auto shipped = plan::shipped_machine(name);
-    MK_ASSIGN_OR_RETURN(own.machine, shipped ? shipped : plan::load_machine(name));
-    if (own.machine.kind != machine.kind)
+    MK_ASSIGN_OR_RETURN(own, shipped ? shipped : plan::load_machine(name));
+  }
+  const bool on_cpu = here.kind == plan::MachineKind::kCpu;
+  if (own.kind != here.kind) {
+    if (!on_cpu || !tuning.machine_file.empty())
       return fail(ErrorCode::kInvalidArgument,
                   "machine '{}' is not of the kind that computes here ('{}'); name another, or "
                   "leave it out",
-                  name, machine.name);
-    // What a rank has is not more than its GPU has.
-    own.machine.sms = std::min(own.machine.sms, machine.sms);
+                  name, here.name);
+    own = here;
   }
-  own.machine = plan::with_rates(plan::machine_on_fabric(own.machine, fabric), rates);
+  // What a rank has is not more than its GPU has; a CPU's numbers are those of a core.
+  own.sms = on_cpu ? here.sms : std::min(own.sms, here.sms);
+  return plan::machine_on_fabric(own, network.fabric, network.bytes_per_s);
+}
+
+Result<plan::JobPlan> own_plan(std::uint32_t nodes, std::uint32_t locals,
+                               const NetworkSeen& network, const Tuning& tuning,
+                               const kernels::MachineRates& rates, const plan::Machine& machine) {
+  plan::JobPlan own;
+  MK_ASSIGN_OR_RETURN(const plan::Machine its, own_machine(network, tuning, machine));
+  own.machine = plan::with_rates(its, rates);
   plan::Tuned all = plan::shipped_tuned();
   if (const std::string path = named(tuning.tuned_file, "MKERNEL_TUNED"); !path.empty()) {
     MK_ASSIGN_OR_RETURN(all, plan::load_tuned(path));

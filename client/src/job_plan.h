@@ -18,12 +18,23 @@
 
 namespace mk {
 
-/// What this rank would plan by: the files that `tuning` names, else $MKERNEL_MACHINE (a file or
-/// the name of a shipped machine) and $MKERNEL_TUNED, else `machine` and the shipped choices; with
-/// the caller's rates. Of choices those for the world. `fabric`: the session's. kNotFound,
-/// kInvalidArgument.
+/// What a session knows of its network.
+struct NetworkSeen {
+  std::string_view fabric;
+  double bytes_per_s = 0;  ///< of its links, as the daemon has it; 0: nothing is known
+};
+
+/// This rank's machine: what `tuning` names, else $MKERNEL_MACHINE (a file or the name of a shipped
+/// machine), else `here`; with the network's own rate. On CPUs the variable may name a GPU, which
+/// is of no effect. kNotFound, kInvalidArgument.
+Result<kernels::plan::Machine> own_machine(const NetworkSeen& network, const Tuning& tuning,
+                                           const kernels::plan::Machine& here);
+
+/// What this rank would plan by: own_machine(), with the caller's rates, and the file of choices
+/// that `tuning` names, else $MKERNEL_TUNED, else the shipped ones. Of choices those for the world.
+/// kNotFound, kInvalidArgument.
 Result<kernels::plan::JobPlan> own_plan(std::uint32_t nodes, std::uint32_t locals,
-                                        std::string_view fabric, const Tuning& tuning,
+                                        const NetworkSeen& network, const Tuning& tuning,
                                         const kernels::MachineRates& rates,
                                         const kernels::plan::Machine& machine);
 

@@ -74,10 +74,12 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
     MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
     std::optional<kernels::MoeDispatchPlan> plan;
+    kernels::CpuOptions own;
     if (on_device) {
       MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
     } else {
       MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), all, tuning));
+      MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
     }
     std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
     // Its rows stay in the workspace for who combines them.
@@ -86,7 +88,7 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
     MK_RETURN_IF_ERROR(made->find_or_make_core(
         plan, plan ? plan->workspace_bytes() : 0,
         [&](const kernels::RankContext& context) {
-          kernels::MoeDispatchCpuOptions options{kernel_options(tuning, *session.impl())};
+          kernels::MoeDispatchCpuOptions options{own};
           options.b_layout = all.b_layout;
           return kernels::MoeDispatchCpu::create(*plan, context, options);
         },

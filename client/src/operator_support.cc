@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <utility>
 
+#include "client/src/job_plan.h"
 #include "client/src/portable/one_dnn.h"
+#include "kernels/plan/account.h"
 
 namespace mk {
 namespace {
@@ -106,7 +110,7 @@ kernels::MachineRates kernel_rates(const MachineRates& rates) {
           rates.step_ns};
 }
 
-kernels::CpuOptions kernel_options(const Tuning& tuning, const Session::Impl& session) {
+Result<kernels::CpuOptions> kernel_options(const Tuning& tuning, const Session::Impl& session) {
   kernels::CpuOptions options;
   const auto take = [](std::uint32_t wanted, std::uint32_t& value) {
     if (wanted != 0) value = wanted;
@@ -121,6 +125,10 @@ kernels::CpuOptions kernel_options(const Tuning& tuning, const Session::Impl& se
   options.wait_timeout = std::min(tuning.wait_timeout, kWaitTimeoutMax);
   options.rates = kernel_rates(tuning.rates);
   options.progress = session.progress();
+  MK_ASSIGN_OR_RETURN(kernels::plan::Machine machine,
+                      own_machine({session.fabric(), session.network_bytes_per_s()}, tuning,
+                                  kernels::plan::cpu_here()));
+  options.machine = std::make_shared<const kernels::plan::Machine>(std::move(machine));
   return options;
 }
 

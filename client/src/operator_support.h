@@ -40,7 +40,8 @@ Status refuse_batch_invariance(std::string_view op, const Tuning& tuning);
 
 kernels::Mode kernel_mode(LaunchMode mode);
 kernels::Tiling kernel_tiling(const Tuning& tuning);
-kernels::CpuOptions kernel_options(const Tuning& tuning, const Session::Impl& session);
+/// With what the session knows of its network, and the machine file. kNotFound, kInvalidArgument.
+Result<kernels::CpuOptions> kernel_options(const Tuning& tuning, const Session::Impl& session);
 kernels::MachineRates kernel_rates(const MachineRates& rates);
 
 /// What must be equal on all ranks of a product summed over them, for people to compare. Each

@@ -79,17 +79,18 @@ class __attribute__((visibility("hidden"))) RingAttention::Impl
     MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
     std::optional<kernels::RingAttentionPlan> plan;
+    kernels::CpuOptions own;
     if (on_device) {
       MK_RETURN_IF_ERROR(check_for_device(tuning));
     } else {
       MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), checked, tuning));
+      MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
     }
     std::unique_ptr<Impl> made(new Impl(session.impl()));
     MK_RETURN_IF_ERROR(made->find_or_make_core(
         plan, plan ? plan->workspace_bytes : 0,
         [&](const kernels::RankContext& context) {
-          return kernels::RingAttentionCpu::create(*plan, context,
-                                                   kernel_options(tuning, *session.impl()));
+          return kernels::RingAttentionCpu::create(*plan, context, own);
         },
         [&] { return make_device_ring(*session.impl(), checked, tuning); }, tuning, shape));
     return made;

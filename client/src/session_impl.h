@@ -20,6 +20,7 @@
 #include "client/src/process_mark.h"
 #include "client/src/retired_memory.h"
 #include "mkernel/mkernel.h"
+#include "shm/atomic.h"
 #include "shm/host/buffer_file.h"
 #include "shm/host/segment.h"
 #include "shm/ring.h"
@@ -119,6 +120,10 @@ class __attribute__((visibility("hidden"))) Session::Impl {
 
   const AttachOptions& options() const { return options_; }
   const std::string& fabric() const { return fabric_; }
+  /// What the daemon knows of this rank's links, now; 0: nothing yet.
+  double network_bytes_per_s() const {
+    return static_cast<double>(shm::load_relaxed(&segment_->header().network_bytes_per_s));
+  }
   const shm::Segment& segment() const { return *segment_; }
   /// Where this rank says how far its launch is; null: the daemon does not read it.
   shm::Progress* progress() const {

@@ -164,8 +164,14 @@ void ControlPlane::Impl::tick() {
   }
 }
 
+void ControlPlane::Impl::tell_network_rate(Session& session) {
+  session.tell_network_rate({proxy_of(session).endpoint().capabilities().link_bytes_per_second,
+                             session_share(*session.job).limit.bytes_per_second});
+}
+
 void ControlPlane::Impl::tick_session(Session& session) {
   session.watch_client(now_());
+  if (session.state == SessionState::kUp) tell_network_rate(session);
   if (session.state == SessionState::kLeaving && session.progresses()) {
     session.leave_deadline_ns = now_() + kLeavingStallNs;
   }

@@ -307,6 +307,7 @@ class ControlPlane::Impl {
 
   // control_plane.cc
   void tick_job(Job& job);
+  void tell_network_rate(Session& session);
   void tick_session(Session& session);
   void on_session_fault(Session& session, const SessionFault& fault);
   void on_link_down(std::uint32_t rail, const LinkDown& event);

@@ -146,6 +146,7 @@ void ControlPlane::Impl::job_up(Job& job) {
   for (Session* session : job.sessions()) {
     session->state = SessionState::kUp;
     open_peers(*session);
+    tell_network_rate(*session);
     reply(*session->client, 0, shm::JobUp{});
   }
   bind_waiting_regions(job);

@@ -58,6 +58,17 @@ std::uint64_t Session::silent_ns(std::uint64_t now_ns) const {
   return silent > kSilenceMaxNs ? silent : 0;
 }
 
+void Session::tell_network_rate(std::initializer_list<double> limits) {
+  double slowest = 0;
+  const auto at_most = [&slowest](double rate) {
+    if (rate > 0 && (slowest == 0 || rate < slowest)) slowest = rate;
+  };
+  for (const double limit : limits) at_most(limit);
+  for (const auto& [rank, peer] : peers)
+    at_most(static_cast<double>(peer.link->stats->bytes_per_s.value()));
+  shm::store_relaxed(&segment.header().network_bytes_per_s, static_cast<std::uint64_t>(slowest));
+}
+
 Result<std::uint32_t> Session::allocate_flags(std::uint32_t count) {
   const std::uint32_t total = segment.shape().flag_count;
   if (count == 0) {

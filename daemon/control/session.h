@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -102,6 +103,9 @@ struct Session {
   /// For how long the client's process has not run, as far as seen, when that is longer than a
   /// process that runs would stay silent; else 0.
   std::uint64_t silent_ns(std::uint64_t now_ns) const;
+  /// Tells the client what its links carry: the slowest that is known to the session, those that
+  /// were measured and `limits`, where they are not 0.
+  void tell_network_rate(std::initializer_list<double> limits);
   /// A range of arrival flags that nobody has, rounded up to granules, looked for behind the last
   /// one so that a range comes back late; kLimitExceeded when none is long enough.
   Result<std::uint32_t> allocate_flags(std::uint32_t count);

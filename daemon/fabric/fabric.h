@@ -59,6 +59,8 @@ struct Capabilities {
   /// The unordered contract: kArrival says which peer wrote, and no other peer could make it say
   /// so.
   bool arrivals_named = false;
+  /// That every link is paced to; 0: as fast as it can. Links are measured besides.
+  double link_bytes_per_second = 0;
 };
 
 /// A window through which a NIC reaches memory of a GPU by itself.

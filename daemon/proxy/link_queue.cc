@@ -51,6 +51,7 @@ std::uint32_t LinkQueue::post(fabric::Endpoint& endpoint, std::uint64_t batch_nu
                      TraceRecord::Kind::kPosted});
     }
   }
+  rate_.posted(now_ns, bytes, in_flight_ == 0);
   if (in_flight_ == 0 && stats_ != nullptr) stats_->progress_ns.set(now_ns);
   in_flight_ += taken;
   if (stats_ != nullptr) {
@@ -105,7 +106,9 @@ void LinkQueue::drop(const Session& session) {
 
 void LinkQueue::publish_stats(std::uint64_t now_ns) {
   if (newly_completed_ == 0) return;
+  const bool measured = in_flight_ == 0 && rate_.ended(now_ns, newly_failed_ != 0);
   if (stats_ != nullptr) {
+    if (measured) stats_->bytes_per_s.set(rate_.bytes_per_s());
     stats_->completed.add(newly_completed_ - newly_failed_);
     if (newly_failed_ != 0) stats_->errors.add(newly_failed_);
     stats_->outstanding.set(in_flight_);

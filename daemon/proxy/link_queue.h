@@ -18,6 +18,7 @@
 #include "daemon/fabric/fabric.h"
 #include "daemon/plant.h"
 #include "daemon/proxy/bindings.h"
+#include "daemon/proxy/link_rate.h"
 #include "daemon/proxy/session_table.h"
 #include "daemon/proxy/stats.h"
 #include "daemon/proxy/trace.h"
@@ -146,6 +147,7 @@ class LinkQueue {
   std::uint64_t oldest_queued_ns_ = 0;
   std::uint32_t newly_completed_ = 0;
   std::uint32_t newly_failed_ = 0;
+  LinkRate rate_;
   LinkStats* stats_ = nullptr;
   std::array<fabric::Write, shm::kBatchMax> writes_;
   std::array<Origin, shm::kBatchMax> origins_;

@@ -96,6 +96,7 @@ struct LinkStats {
   /// When a write last completed, or was posted while none was outstanding: a gauge, in the proxy's
   /// clock.
   Counter progress_ns;
+  Counter bytes_per_s;       ///< LinkRate: a gauge, 0 until it is known
   Counter connects;          ///< times that it came up
   Counter connect_failures;  ///< tries that failed
 };

@@ -200,13 +200,19 @@ Result<Machine> shipped_machine(std::string_view name) {
               names);
 }
 
-Machine machine_on_fabric(const Machine& machine, std::string_view fabric) {
+Machine machine_on_fabric(const Machine& machine, std::string_view fabric, double bytes_per_s) {
+  // So that a rate that is measured anew is mostly the same, and choices are.
+  constexpr double kStepsOfDouble = 8;
   const bool sockets = fabric.starts_with("ofi:") && fabric.find("efa") == std::string_view::npos &&
                        fabric.find("verbs") == std::string_view::npos;
   Machine on = machine;
-  if (!sockets || machine.kind != MachineKind::kGpu) return on;
-  on.network_gb_s = machine.sockets_gb_s;
-  on.network_latency_us = machine.sockets_latency_us;
+  if (sockets && machine.kind == MachineKind::kGpu) {
+    on.network_gb_s = machine.sockets_gb_s;
+    on.network_latency_us = machine.sockets_latency_us;
+  }
+  if (bytes_per_s > 0)
+    on.network_gb_s =
+        std::exp2(std::round(std::log2(bytes_per_s / 1e9) * kStepsOfDouble) / kStepsOfDouble);
   return on;
 }
 

@@ -122,8 +122,9 @@ std::string machine_text(const Machine& machine);
 Result<Machine> shipped_machine(std::string_view name);
 
 /// The machine with the network's numbers for the kind of fabric of that name (as a daemon says it:
-/// "loopback", "verbs", "ofi:efa", "ofi:tcp;ofi_rxm"): those of sockets, or its own.
-Machine machine_on_fabric(const Machine& machine, std::string_view fabric);
+/// "loopback", "verbs", "ofi:efa", "ofi:tcp;ofi_rxm"): those of sockets, or its own. `bytes_per_s`:
+/// what the daemon knows of its links, which counts more, within a tenth; 0: nothing.
+Machine machine_on_fabric(const Machine& machine, std::string_view fabric, double bytes_per_s = 0);
 
 /// For a GPU whose name no shipped file has: the file of the nearest kind, with its SMs, and a
 /// `warning` that says so and how to measure.

@@ -184,6 +184,14 @@ TEST(CApiTuning, ReachesTheOperator) {
   mk_op_destroy(op);
   tuning.struct_bytes = sizeof tuning;
   tuning.batch_invariant = 0;
+  tuning.machine_file = "/nowhere/machine.json";
+  expect_refused(mk_op_create(on.session, "gemm-ar", &shape, &op), ErrorCode::kNotFound,
+                 {"/nowhere/machine.json"});
+  // A caller from before the files does not look at them.
+  tuning.struct_bytes = offsetof(mk_tuning, machine_file);
+  mk_op_destroy(create(on.session, "gemm-ar", &shape));
+  tuning.struct_bytes = sizeof(tuning);
+  tuning.machine_file = "CPU";
   tuning.count_nonfinite = 1;
   tuning.wait_timeout_ms = 5000;
   tuning.tile_m = tuning.tile_n = 8;

@@ -103,7 +103,7 @@ std::vector<kernels::Shape> same_shapes(std::size_t ranks) {
 
 TEST_F(JobPlan, ARanksOwnFilesAreThoseItNamesThenTheEnvironmentsThenTheShippedOnes) {
   const plan::Machine here = machine("H200");
-  const auto shipped = own_plan(1, 4, "loopback", {}, {}, here);
+  const auto shipped = own_plan(1, 4, {"loopback"}, {}, {}, here);
   ASSERT_TRUE(shipped) << shipped.error().message;
   EXPECT_EQ(shipped->machine, here);
   EXPECT_FALSE(shipped->tuned.entries.empty());
@@ -116,7 +116,7 @@ TEST_F(JobPlan, ARanksOwnFilesAreThoseItNamesThenTheEnvironmentsThenTheShippedOn
   tuned.put(entry_of(2, 4));
   setenv("MKERNEL_MACHINE", "H100", 1);
   setenv("MKERNEL_TUNED", file("tuned.json", plan::tuned_text(tuned)).c_str(), 1);
-  const auto by_environment = own_plan(1, 4, "loopback", {}, {}, here);
+  const auto by_environment = own_plan(1, 4, {"loopback"}, {}, {}, here);
   ASSERT_TRUE(by_environment) << by_environment.error().message;
   EXPECT_EQ(by_environment->machine, machine("H100"));
   EXPECT_EQ(by_environment->tuned.entries.size(), 1u);
@@ -128,21 +128,23 @@ TEST_F(JobPlan, ARanksOwnFilesAreThoseItNamesThenTheEnvironmentsThenTheShippedOn
   tuning.tuned_file = file("none.json", plan::tuned_text({}));
   kernels::MachineRates rates;
   rates.network_bytes_per_s = 3e9;
-  const auto named = own_plan(1, 4, "loopback", tuning, rates, here);
+  const auto named = own_plan(1, 4, {"loopback"}, tuning, rates, here);
   ASSERT_TRUE(named) << named.error().message;
   EXPECT_EQ(named->machine.name, "mine");
   EXPECT_DOUBLE_EQ(named->machine.network_gb_s, 3) << "a caller's rates count more";
   EXPECT_TRUE(named->tuned.entries.empty());
 
   // Over sockets the network is another one.
-  EXPECT_DOUBLE_EQ(own_plan(1, 4, "ofi:tcp;ofi_rxm", {}, {}, here)->machine.network_gb_s,
+  EXPECT_DOUBLE_EQ(own_plan(1, 4, {"ofi:tcp;ofi_rxm"}, {}, {}, here)->machine.network_gb_s,
                    machine("H100").sockets_gb_s);
-  EXPECT_DOUBLE_EQ(own_plan(1, 4, "ofi:tcp;ofi_rxm", tuning, rates, here)->machine.network_gb_s, 3);
+  EXPECT_DOUBLE_EQ(own_plan(1, 4, {"ofi:tcp;ofi_rxm"}, tuning, rates, here)->machine.network_gb_s,
+                   3);
 
   tuning.machine_file = folder_ / "nowhere.json";
-  EXPECT_EQ(own_plan(1, 4, "loopback", tuning, {}, here).error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(own_plan(1, 4, {"loopback"}, tuning, {}, here).error().code, ErrorCode::kNotFound);
   tuning.machine_file = "CPU";
-  EXPECT_EQ(own_plan(1, 4, "loopback", tuning, {}, here).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(own_plan(1, 4, {"loopback"}, tuning, {}, here).error().code,
+            ErrorCode::kInvalidArgument);
 }
 
 TEST_F(JobPlan, AllRanksPlanByRankZerosFilesAndTheLargestShape) {

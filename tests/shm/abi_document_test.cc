@@ -60,22 +60,24 @@ void expect_fields(const Table& table, Fields fields, std::size_t packed_bytes) 
 TEST(AbiDocument, SegmentHeader) {
   const AbiDocument document;
   const Table& table = document.table("SegmentHeader");
-  expect_fields(table,
-                {MK_FIELD(SegmentHeader, magic),           MK_FIELD(SegmentHeader, abi_major),
-                 MK_FIELD(SegmentHeader, abi_minor),       MK_FIELD(SegmentHeader, header_bytes),
-                 MK_FIELD(SegmentHeader, features),        MK_FIELD(SegmentHeader, segment_bytes),
-                 MK_FIELD(SegmentHeader, generation),      MK_FIELD(SegmentHeader, session_id),
-                 MK_FIELD(SegmentHeader, session_slot),    MK_FIELD(SegmentHeader, reserved0),
-                 MK_FIELD(SegmentHeader, lanes_offset),    MK_FIELD(SegmentHeader, slots_offset),
-                 MK_FIELD(SegmentHeader, flags_offset),    MK_FIELD(SegmentHeader, lane_count),
-                 MK_FIELD(SegmentHeader, slot_count_log2), MK_FIELD(SegmentHeader, flag_count),
-                 MK_FIELD(SegmentHeader, reserved1),       MK_FIELD(SegmentHeader, reserved2),
-                 MK_FIELD(SegmentHeader, heartbeat_ns),    MK_FIELD(SegmentHeader, error_word),
-                 MK_FIELD(SegmentHeader, abort_flag),      MK_FIELD(SegmentHeader, reserved3),
-                 MK_FIELD(SegmentHeader, client_pid),      MK_FIELD(SegmentHeader, launches),
-                 MK_FIELD(SegmentHeader, beats),           MK_FIELD(SegmentHeader, reserved4),
-                 MK_FIELD(SegmentHeader, reason),          MK_FIELD(SegmentHeader, progress)},
-                sizeof(SegmentHeader));
+  expect_fields(
+      table,
+      {MK_FIELD(SegmentHeader, magic),           MK_FIELD(SegmentHeader, abi_major),
+       MK_FIELD(SegmentHeader, abi_minor),       MK_FIELD(SegmentHeader, header_bytes),
+       MK_FIELD(SegmentHeader, features),        MK_FIELD(SegmentHeader, segment_bytes),
+       MK_FIELD(SegmentHeader, generation),      MK_FIELD(SegmentHeader, session_id),
+       MK_FIELD(SegmentHeader, session_slot),    MK_FIELD(SegmentHeader, reserved0),
+       MK_FIELD(SegmentHeader, lanes_offset),    MK_FIELD(SegmentHeader, slots_offset),
+       MK_FIELD(SegmentHeader, flags_offset),    MK_FIELD(SegmentHeader, lane_count),
+       MK_FIELD(SegmentHeader, slot_count_log2), MK_FIELD(SegmentHeader, flag_count),
+       MK_FIELD(SegmentHeader, reserved1),       MK_FIELD(SegmentHeader, reserved2),
+       MK_FIELD(SegmentHeader, heartbeat_ns),    MK_FIELD(SegmentHeader, error_word),
+       MK_FIELD(SegmentHeader, abort_flag),      MK_FIELD(SegmentHeader, network_bytes_per_s),
+       MK_FIELD(SegmentHeader, reserved3),       MK_FIELD(SegmentHeader, client_pid),
+       MK_FIELD(SegmentHeader, launches),        MK_FIELD(SegmentHeader, beats),
+       MK_FIELD(SegmentHeader, reserved4),       MK_FIELD(SegmentHeader, reason),
+       MK_FIELD(SegmentHeader, progress)},
+      sizeof(SegmentHeader));
   std::map<std::uint64_t, std::set<std::string>> writers;
   for (const Row& row : table) writers[number(row, "offset") / kCacheLine].insert(row.at("writer"));
   for (const auto& [line, of_line] : writers)

@@ -139,6 +139,9 @@ typedef struct mk_tuning {
   uint32_t batch_invariant; /* 1: a row's bits do not depend on m */
   uint32_t
       own_workspace; /* 1: shares it with no equal operator, so MK_INPUT and MK_OUTPUT are there */
+  /* Files that launches are planned by; NULL: the environment's. See mk::Tuning. */
+  const char* machine_file;
+  const char* tuned_file;
 } mk_tuning;
 
 typedef struct mk_launch_stats {

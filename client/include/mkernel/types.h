@@ -136,9 +136,9 @@ struct Tuning {
   /// the rank that is behind.
   std::chrono::milliseconds wait_timeout{30'000};
   MachineRates rates;
-  /// On a GPU, what its launches are planned by: a machine file, or the name of a shipped one
-  /// ("H100", "H200"), and a tuned.json. Empty: $MKERNEL_MACHINE and $MKERNEL_TUNED, else what is
-  /// shipped for the GPU. Rank 0's count for all ranks.
+  /// What launches are planned by: a machine file (`mkbench calibrate` writes one), or the name of
+  /// a shipped one ("H100", "H200", "CPU"); and on GPUs a tuned.json. Empty: $MKERNEL_MACHINE and
+  /// $MKERNEL_TUNED, else what is shipped. On GPUs rank 0's count for all ranks.
   std::string machine_file;
   std::string tuned_file;
   /// AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce on a GPU: the bits of a row of C depend

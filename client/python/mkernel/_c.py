@@ -84,6 +84,8 @@ class Tuning(_Sized):
         ("step_ns", c_double),
         ("batch_invariant", c_uint32),
         ("own_workspace", c_uint32),
+        ("machine_file", c_char_p),
+        ("tuned_file", c_char_p),
     ]
 
 

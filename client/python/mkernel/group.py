@@ -62,6 +62,7 @@ class _Operator:
     def __init__(self, group: Group, name: str, shape: dict[str, int], room: int, executor: int) -> None:
         struct, room_field = _c.SHAPES[name]
         tuning = _c.Tuning(executor=executor, wait_timeout_ms=group.wait_timeout_ms)
+        tuning.machine_file, tuning.tuned_file = group.planned_by
         filled = struct(tuning=ctypes.pointer(tuning), **{room_field: room}, **shape)
         self.room = room
         self.launched = False
@@ -80,8 +81,16 @@ class _Operator:
 class Group:
     """The ranks of one job, as this rank sees them. Made by `init`; usable until `shutdown`."""
 
-    def __init__(self, name: str, handle: ctypes.c_void_p, wait_timeout: float, process_group: Any = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        handle: ctypes.c_void_p,
+        wait_timeout: float,
+        process_group: Any = None,
+        planned_by: tuple[Optional[bytes], Optional[bytes]] = (None, None),
+    ) -> None:
         self.name = name
+        self.planned_by = planned_by
         self.process_group = process_group
         self.wait_timeout_ms = _milliseconds(wait_timeout)
         self._handle: Optional[ctypes.c_void_p] = handle
@@ -310,6 +319,8 @@ def init(
     secret: Optional[bytes] = None,
     timeout: float = 60.0,
     wait_timeout: float = 30.0,
+    machine_file: Optional[str] = None,
+    tuned_file: Optional[str] = None,
 ) -> Group:
     """Attaches this process to its node's daemon, and returns when all ranks of the group have.
 
@@ -322,6 +333,9 @@ def init(
 
     `timeout` is for the whole group to come up, in seconds; `wait_timeout` is for each wait inside a
     launch. A daemon or a rank that is missing is an `Error` that names it.
+
+    Operators are planned by `machine_file`, which `mkbench calibrate` writes, and `tuned_file`, which
+    `mkbench tune` does; without them by what MKERNEL_MACHINE and MKERNEL_TUNED name, else by what is shipped.
     """
     with _registry_lock:
         if name in _groups:
@@ -349,7 +363,8 @@ def init(
             _c.call("mk_session_attach_from_environment", ctypes.byref(options), ctypes.byref(handle), rank=rank)
         else:
             _c.call("mk_session_attach", ctypes.byref(options), ctypes.byref(handle), rank=rank)
-    made = Group(name, handle, wait_timeout, process_group)
+    files = [os.fsencode(file) if file else None for file in (machine_file, tuned_file)]
+    made = Group(name, handle, wait_timeout, process_group, (files[0], files[1]))
     with _registry_lock:
         _groups[name] = made
     return made

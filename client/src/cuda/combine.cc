@@ -1,4 +1,4 @@
-#include "client/src/cuda/cuda_operator.h"
+#include "client/src/cuda/gemm.h"
 #include "kernels/ops/combine/sm90.h"
 #include "kernels/ops/combine/spec.h"
 
@@ -49,10 +49,10 @@ Result<std::unique_ptr<DeviceCombine>> make_device_combine(Session::Impl& sessio
                                                            const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(auto options, own_options(session, share, tuning));
+  options.b_layout = shape.b_layout;
   return make_device_operator<Combine>(session, kOp, describe_plan(plan), plan.workspace_bytes(),
                                        plan.flag_count(), [&](const OperatorMemory& memory) {
-                                         kernels::CudaOptions options = cuda_options(share, tuning);
-                                         options.b_layout = shape.b_layout;
                                          return kernels::CombineCuda::create(plan, memory.context(),
                                                                              options);
                                        });

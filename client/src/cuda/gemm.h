@@ -11,6 +11,9 @@
 
 namespace mk {
 
+/// What this rank's operators that are no products are planned by, which need not agree.
+Result<kernels::CudaOptions> own_options(Session::Impl& session, const DeviceShare& share,
+                                         const Tuning& tuning);
 /// What all ranks plan a product by: collective.
 Result<AgreedPlan> agree_device_plan(Session::Impl& session, const DeviceShape& shape,
                                      const Tuning& tuning);

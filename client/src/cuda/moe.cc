@@ -1,4 +1,4 @@
-#include "client/src/cuda/cuda_operator.h"
+#include "client/src/cuda/gemm.h"
 #include "kernels/ops/moe/sm90.h"
 #include "kernels/ops/moe/spec.h"
 
@@ -54,10 +54,10 @@ Result<std::unique_ptr<DeviceMoe>> make_device_moe(Session::Impl& session,
                                                    const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(auto options, own_options(session, share, tuning));
+  options.b_layout = shape.b_layout;
   return make_device_operator<Moe>(session, kOp, describe_plan(plan), plan.workspace_bytes(),
                                    plan.flag_count(), [&](const OperatorMemory& memory) {
-                                     kernels::CudaOptions options = cuda_options(share, tuning);
-                                     options.b_layout = shape.b_layout;
                                      return kernels::MoeDispatchCuda::create(plan, memory.context(),
                                                                              options);
                                    });

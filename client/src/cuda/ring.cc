@@ -1,4 +1,4 @@
-#include "client/src/cuda/cuda_operator.h"
+#include "client/src/cuda/gemm.h"
 #include "kernels/ops/ring/sm90.h"
 #include "kernels/ops/ring/spec.h"
 
@@ -68,10 +68,11 @@ Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl& session,
                                                      const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const auto options, own_options(session, share, tuning));
   return make_device_operator<Ring>(session, kOp, describe_plan(plan), plan.workspace_bytes,
                                     plan.flag_count(), [&](const OperatorMemory& memory) {
                                       return kernels::RingAttentionCuda::create(
-                                          plan, memory.context(), cuda_options(share, tuning));
+                                          plan, memory.context(), options);
                                     });
 }
 

@@ -15,6 +15,12 @@ namespace mk::fabric {
 namespace loopback {
 namespace {
 
+Capabilities capabilities_of(const EndpointConfig& config, const LoopbackOptions& options) {
+  Capabilities own{"loopback", DeliveryContract::kOrdered, options.link_depth, true};
+  own.link_bytes_per_second = config.link_model.bytes_per_second;
+  return own;
+}
+
 class LoopbackEndpoint final : public Endpoint {
  public:
   LoopbackEndpoint(const EndpointConfig& config, LoopbackOptions options, const Token& id,
@@ -24,7 +30,7 @@ class LoopbackEndpoint final : public Endpoint {
         id_(id),
         regions_(std::move(regions)),
         service_(std::move(service)),
-        capabilities_{"loopback", DeliveryContract::kOrdered, options_.link_depth, true},
+        capabilities_(capabilities_of(config, options_)),
         gpu_(options_.load_gpu_driver) {
     ProcessRegistry::instance().add(id_, regions_);
   }

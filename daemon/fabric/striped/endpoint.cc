@@ -124,6 +124,7 @@ Status StripedEndpoint::open() {
     capabilities_.explanation += "; and " + each.explanation;
   }
   capabilities_.link_depth *= count();
+  capabilities_.link_bytes_per_second *= count();
   if (address().size() > kAddressBytesMax) {
     return fail(ErrorCode::kLimitExceeded,
                 "{} NICs have addresses of {} bytes together: {} at most", count(),
