@@ -74,20 +74,20 @@ AllGatherGemm& AllGatherGemm::operator=(AllGatherGemm&&) noexcept = default;
 AllGatherGemm::~AllGatherGemm() = default;
 
 Result<LaunchStats> AllGatherGemm::launch(const void* a_shard, const void* b, void* c,
-                                          std::uint64_t m, LaunchMode mode, void* gathered) {
-  return impl_->launch({a_shard, b, c, gathered}, m, mode);
+                                          std::uint64_t m, LaunchOptions options, void* gathered) {
+  return impl_->launch({a_shard, b, c, gathered}, m, options);
 }
 void* AllGatherGemm::input() const { return impl_->input(); }
 Status AllGatherGemm::launch_on(CudaStream stream, const void* a_shard, const void* b, void* c,
-                                std::uint64_t m, LaunchMode mode, void* gathered) {
-  return impl_->launch_on(stream, {a_shard, b, c, gathered}, m, mode);
+                                std::uint64_t m, LaunchOptions options, void* gathered) {
+  return impl_->launch_on(stream, {a_shard, b, c, gathered}, m, options);
 }
-Result<LaunchStats> AllGatherGemm::launch(const GemmArguments& arguments, LaunchMode mode) {
-  return impl_->launch(DeviceArguments::of(arguments), arguments.m, mode);
+Result<LaunchStats> AllGatherGemm::launch(const GemmArguments& arguments, LaunchOptions options) {
+  return impl_->launch(DeviceArguments::of(arguments), arguments.m, options);
 }
 Status AllGatherGemm::launch_on(CudaStream stream, const GemmArguments& arguments,
-                                LaunchMode mode) {
-  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, mode);
+                                LaunchOptions options) {
+  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, options);
 }
 Status AllGatherGemm::status() const { return impl_->status(); }
 Result<LaunchStats> AllGatherGemm::finish(CudaStream stream) { return impl_->finish(stream); }

@@ -87,12 +87,12 @@ template <class Class>
 struct GemmSumKind : GemmKind<Class> {
   static Result<LaunchStats> launch(Class& op, const mk_gemm_arguments& given, LaunchMode mode) {
     MK_RETURN_IF_ERROR(check(given));
-    return op.launch(GemmKind<Class>::arguments_of(given), mode);
+    return op.launch(GemmKind<Class>::arguments_of(given), {mode, given.tag});
   }
   static Status launch_on(Class& op, CudaStream stream, const mk_gemm_arguments& given,
                           LaunchMode mode) {
     MK_RETURN_IF_ERROR(check(given));
-    return op.launch_on(stream, GemmKind<Class>::arguments_of(given), mode);
+    return op.launch_on(stream, GemmKind<Class>::arguments_of(given), {mode, given.tag});
   }
 
  private:
@@ -107,10 +107,10 @@ struct AgGemmKind : GemmKind<AllGatherGemm> {
   static constexpr const char* kName = "ag-gemm";
 
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
-    return op.launch(arguments_of(given), mode);
+    return op.launch(arguments_of(given), {mode, given.tag});
   }
   static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
-    return op.launch_on(stream, arguments_of(given), mode);
+    return op.launch_on(stream, arguments_of(given), {mode, given.tag});
   }
   static Result<Found> query(const Op& op, const Shape& shape, const AttachOptions& place,
                              std::uint32_t what) {
@@ -148,6 +148,8 @@ struct MoeKind {
   using Op = MoeDispatchGemm;
   using Shape = mk_moe_shape;
   using Arguments = mk_moe_arguments;
+  // As before launches had tags.
+  static constexpr std::size_t least_bytes(const Arguments*) { return offsetof(Arguments, tag); }
   static constexpr const char* kName = "moe";
   static constexpr const char* kShapeName = "mk_moe_shape";
   static constexpr const char* kArgumentsName = "mk_moe_arguments";
@@ -166,10 +168,10 @@ struct MoeKind {
     return wanted;
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
-    return op.launch(input_of(given), {given.y, given.capacity}, mode);
+    return op.launch(input_of(given), {given.y, given.capacity}, {mode, given.tag});
   }
   static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
-    return op.launch_on(stream, input_of(given), {given.y, given.capacity}, mode);
+    return op.launch_on(stream, input_of(given), {given.y, given.capacity}, {mode, given.tag});
   }
   static Result<Found> query(const Op& op, const Shape&, const AttachOptions&, std::uint32_t what) {
     // A caller reads the rows where they are.
@@ -196,6 +198,8 @@ struct CombineKind {
   using Op = GemmCombine;
   using Shape = mk_combine_shape;
   using Arguments = mk_combine_arguments;
+  // As before launches had tags.
+  static constexpr std::size_t least_bytes(const Arguments*) { return offsetof(Arguments, tag); }
   static constexpr const char* kName = "combine";
   static constexpr const char* kShapeName = "mk_combine_shape";
   static constexpr const char* kArgumentsName = "mk_combine_arguments";
@@ -212,11 +216,11 @@ struct CombineKind {
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
     MK_ASSIGN_OR_RETURN(const Op::Input input, input_of(given));
-    return op.launch(input, given.out, mode);
+    return op.launch(input, given.out, {mode, given.tag});
   }
   static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
     MK_ASSIGN_OR_RETURN(const Op::Input input, input_of(given));
-    return op.launch_on(stream, input, given.out, mode);
+    return op.launch_on(stream, input, given.out, {mode, given.tag});
   }
   static Result<Found> query(const Op& op, const Shape&, const AttachOptions&, std::uint32_t what) {
     if (what != MK_FIRST_EXPERT) return nothing_of(kName, what);
@@ -243,6 +247,8 @@ struct RingKind {
   using Op = RingAttention;
   using Shape = mk_ring_shape;
   using Arguments = mk_ring_arguments;
+  // As before launches had tags.
+  static constexpr std::size_t least_bytes(const Arguments*) { return offsetof(Arguments, tag); }
   static constexpr const char* kName = "ring";
   static constexpr const char* kShapeName = "mk_ring_shape";
   static constexpr const char* kArgumentsName = "mk_ring_arguments";
@@ -261,10 +267,10 @@ struct RingKind {
     tuning.remote_passes = shape.remote_passes;
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
-    return op.launch(input_of(given), output_of(given), given.seq, mode);
+    return op.launch(input_of(given), output_of(given), given.seq, {mode, given.tag});
   }
   static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
-    return op.launch_on(stream, input_of(given), output_of(given), given.seq, mode);
+    return op.launch_on(stream, input_of(given), output_of(given), given.seq, {mode, given.tag});
   }
   static Result<Found> query(const Op&, const Shape&, const AttachOptions&, std::uint32_t what) {
     return nothing_of(kName, what);

@@ -30,6 +30,8 @@ class DeviceOperator {
   /// Of this operator alone, for launches without a stream: ranks that share a GPU must not share
   /// one.
   virtual CudaStream own_stream() = 0;
+  /// LaunchOptions::tag of the next launches.
+  virtual void set_tag(std::uint64_t tag) = 0;
 };
 
 // --- The products over all ranks ---

@@ -74,20 +74,20 @@ GemmAllReduce& GemmAllReduce::operator=(GemmAllReduce&&) noexcept = default;
 GemmAllReduce::~GemmAllReduce() = default;
 
 Result<LaunchStats> GemmAllReduce::launch(const void* a, const void* b, void* c, std::uint64_t m,
-                                          LaunchMode mode) {
-  return impl_->launch({a, b, c}, m, mode);
+                                          LaunchOptions options) {
+  return impl_->launch({a, b, c}, m, options);
 }
 const void* GemmAllReduce::output() const { return impl_->output(); }
 Status GemmAllReduce::launch_on(CudaStream stream, const void* a, const void* b, void* c,
-                                std::uint64_t m, LaunchMode mode) {
-  return impl_->launch_on(stream, {a, b, c}, m, mode);
+                                std::uint64_t m, LaunchOptions options) {
+  return impl_->launch_on(stream, {a, b, c}, m, options);
 }
-Result<LaunchStats> GemmAllReduce::launch(const GemmArguments& arguments, LaunchMode mode) {
-  return impl_->launch(DeviceArguments::of(arguments), arguments.m, mode);
+Result<LaunchStats> GemmAllReduce::launch(const GemmArguments& arguments, LaunchOptions options) {
+  return impl_->launch(DeviceArguments::of(arguments), arguments.m, options);
 }
 Status GemmAllReduce::launch_on(CudaStream stream, const GemmArguments& arguments,
-                                LaunchMode mode) {
-  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, mode);
+                                LaunchOptions options) {
+  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, options);
 }
 Status GemmAllReduce::status() const { return impl_->status(); }
 Result<LaunchStats> GemmAllReduce::finish(CudaStream stream) { return impl_->finish(stream); }

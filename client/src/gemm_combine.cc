@@ -94,12 +94,13 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl
     return made;
   }
 
-  Result<LaunchStats> launch(const Input& input, void* out, LaunchMode mode) {
+  Result<LaunchStats> launch(const Input& input, void* out, LaunchOptions options) {
     MK_RETURN_IF_ERROR(check_count(input));
     if (device() != nullptr) {
       MK_RETURN_IF_ERROR(check_handle(input));
       return run_on_device(kOp, *session_, *device(), [&](CudaStream stream) {
-        return device()->launch(stream, device_input(input), out, kernel_mode(mode));
+        device()->set_tag(options.tag);
+        return device()->launch(stream, device_input(input), out, kernel_mode(options.mode));
       });
     }
     kernels::CombineInput of_cpu;
@@ -110,14 +111,17 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl
     of_cpu.ids = input.ids;
     of_cpu.count = static_cast<std::uint32_t>(input.count);
     of_cpu.residual = input.residual;
-    return core().note(
-        run_launch(*session_, [&] { return cpu().launch(of_cpu, out, kernel_mode(mode)); }));
+    return core().note(run_launch(*session_, [&] {
+      cpu().runner().set_tag(options.tag);
+      return cpu().launch(of_cpu, out, kernel_mode(options.mode));
+    }));
   }
-  Status launch_on(CudaStream stream, const Input& input, void* out, LaunchMode mode) {
+  Status launch_on(CudaStream stream, const Input& input, void* out, LaunchOptions options) {
     MK_RETURN_IF_ERROR(check_count(input));
     return launch_on_device(kOp, *session_, device(), [&]() -> Status {
       MK_RETURN_IF_ERROR(check_handle(input));
-      return device()->launch(stream, device_input(input), out, kernel_mode(mode));
+      device()->set_tag(options.tag);
+      return device()->launch(stream, device_input(input), out, kernel_mode(options.mode));
     });
   }
 
@@ -193,11 +197,12 @@ GemmCombine::GemmCombine(GemmCombine&&) noexcept = default;
 GemmCombine& GemmCombine::operator=(GemmCombine&&) noexcept = default;
 GemmCombine::~GemmCombine() = default;
 
-Result<LaunchStats> GemmCombine::launch(const Input& input, void* out, LaunchMode mode) {
-  return impl_->launch(input, out, mode);
+Result<LaunchStats> GemmCombine::launch(const Input& input, void* out, LaunchOptions options) {
+  return impl_->launch(input, out, options);
 }
-Status GemmCombine::launch_on(CudaStream stream, const Input& input, void* out, LaunchMode mode) {
-  return impl_->launch_on(stream, input, out, mode);
+Status GemmCombine::launch_on(CudaStream stream, const Input& input, void* out,
+                              LaunchOptions options) {
+  return impl_->launch_on(stream, input, out, options);
 }
 Status GemmCombine::status() const { return impl_->status(); }
 Result<LaunchStats> GemmCombine::finish(CudaStream stream) { return impl_->finish(stream); }

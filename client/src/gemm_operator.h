@@ -88,22 +88,25 @@ class __attribute__((visibility("hidden"))) GemmOperator
     return Kind::workspace_bytes(plan);
   }
 
-  Result<LaunchStats> launch(const DeviceArguments& given, std::uint64_t m, LaunchMode mode) {
+  Result<LaunchStats> launch(const DeviceArguments& given, std::uint64_t m, LaunchOptions options) {
     MK_ASSIGN_OR_RETURN(const DeviceArguments arguments, checked(given, m));
     if (device() != nullptr) {
-      return run_on_device(Kind::kName, *session_, *device(),
-                           [&](CudaStream stream) { return put_on(stream, arguments, m, mode); });
+      return run_on_device(Kind::kName, *session_, *device(), [&](CudaStream stream) {
+        return put_on(stream, arguments, m, options);
+      });
     }
     return core().note(run_launch(*session_, [&] {
-      return Kind::launch(cpu(), arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
+      cpu().runner().set_tag(options.tag);
+      return Kind::launch(cpu(), arguments, static_cast<std::uint32_t>(m),
+                          kernel_mode(options.mode));
     }));
   }
 
   Status launch_on(CudaStream stream, const DeviceArguments& given, std::uint64_t m,
-                   LaunchMode mode) {
+                   LaunchOptions options) {
     return launch_on_device(Kind::kName, *session_, device(), [&]() -> Status {
       MK_ASSIGN_OR_RETURN(const DeviceArguments arguments, checked(given, m));
-      return put_on(stream, arguments, m, mode);
+      return put_on(stream, arguments, m, options);
     });
   }
   /// Where A may lie that the operator then need not copy, if there is such a place and no other
@@ -155,8 +158,10 @@ class __attribute__((visibility("hidden"))) GemmOperator
                 Kind::kName, shape_.shape.m, m);
   }
   Status put_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
-                LaunchMode mode) {
-    return device()->launch(stream, arguments, static_cast<std::uint32_t>(m), kernel_mode(mode));
+                LaunchOptions options) {
+    device()->set_tag(options.tag);
+    return device()->launch(stream, arguments, static_cast<std::uint32_t>(m),
+                            kernel_mode(options.mode));
   }
 
   GemmOperator(std::shared_ptr<Session::Impl> session, const DeviceShape& shape)

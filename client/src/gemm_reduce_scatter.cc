@@ -74,19 +74,20 @@ GemmReduceScatter& GemmReduceScatter::operator=(GemmReduceScatter&&) noexcept = 
 GemmReduceScatter::~GemmReduceScatter() = default;
 
 Result<LaunchStats> GemmReduceScatter::launch(const void* a, const void* b, void* c,
-                                              std::uint64_t m, LaunchMode mode) {
-  return impl_->launch({a, b, c}, m, mode);
+                                              std::uint64_t m, LaunchOptions options) {
+  return impl_->launch({a, b, c}, m, options);
 }
 Status GemmReduceScatter::launch_on(CudaStream stream, const void* a, const void* b, void* c,
-                                    std::uint64_t m, LaunchMode mode) {
-  return impl_->launch_on(stream, {a, b, c}, m, mode);
+                                    std::uint64_t m, LaunchOptions options) {
+  return impl_->launch_on(stream, {a, b, c}, m, options);
 }
-Result<LaunchStats> GemmReduceScatter::launch(const GemmArguments& arguments, LaunchMode mode) {
-  return impl_->launch(DeviceArguments::of(arguments), arguments.m, mode);
+Result<LaunchStats> GemmReduceScatter::launch(const GemmArguments& arguments,
+                                              LaunchOptions options) {
+  return impl_->launch(DeviceArguments::of(arguments), arguments.m, options);
 }
 Status GemmReduceScatter::launch_on(CudaStream stream, const GemmArguments& arguments,
-                                    LaunchMode mode) {
-  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, mode);
+                                    LaunchOptions options) {
+  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, options);
 }
 Status GemmReduceScatter::status() const { return impl_->status(); }
 Result<LaunchStats> GemmReduceScatter::finish(CudaStream stream) { return impl_->finish(stream); }

@@ -97,26 +97,30 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
     return made;
   }
 
-  Result<LaunchStats> launch(const Input& input, const Output& output, LaunchMode mode) {
+  Result<LaunchStats> launch(const Input& input, const Output& output, LaunchOptions options) {
     MK_RETURN_IF_ERROR(check_count(input));
     if (device() != nullptr) {
       return run_on_device(kOp, *session_, *device(), [&](CudaStream stream) {
+        device()->set_tag(options.tag);
         return device()->launch(stream, kernel_input(input), output.y, output.capacity,
-                                kernel_mode(mode));
+                                kernel_mode(options.mode));
       });
     }
     // More room than the operator can fill is of no harm.
     const std::uint64_t capacity = std::min<std::uint64_t>(output.capacity, shape_.rows_max);
     return core().note(run_launch(*session_, [&] {
+      cpu().runner().set_tag(options.tag);
       return cpu().launch(kernel_input(input), output.y, static_cast<std::uint32_t>(capacity),
-                          kernel_mode(mode));
+                          kernel_mode(options.mode));
     }));
   }
-  Status launch_on(CudaStream stream, const Input& input, const Output& output, LaunchMode mode) {
+  Status launch_on(CudaStream stream, const Input& input, const Output& output,
+                   LaunchOptions options) {
     MK_RETURN_IF_ERROR(check_count(input));
     return launch_on_device(kOp, *session_, device(), [&] {
+      device()->set_tag(options.tag);
       return device()->launch(stream, kernel_input(input), output.y, output.capacity,
-                              kernel_mode(mode));
+                              kernel_mode(options.mode));
     });
   }
 
@@ -178,12 +182,12 @@ MoeDispatchGemm& MoeDispatchGemm::operator=(MoeDispatchGemm&&) noexcept = defaul
 MoeDispatchGemm::~MoeDispatchGemm() = default;
 
 Result<LaunchStats> MoeDispatchGemm::launch(const Input& input, const Output& output,
-                                            LaunchMode mode) {
-  return impl_->launch(input, output, mode);
+                                            LaunchOptions options) {
+  return impl_->launch(input, output, options);
 }
 Status MoeDispatchGemm::launch_on(CudaStream stream, const Input& input, const Output& output,
-                                  LaunchMode mode) {
-  return impl_->launch_on(stream, input, output, mode);
+                                  LaunchOptions options) {
+  return impl_->launch_on(stream, input, output, options);
 }
 Status MoeDispatchGemm::status() const { return impl_->status(); }
 Result<LaunchStats> MoeDispatchGemm::finish(CudaStream stream) { return impl_->finish(stream); }

@@ -97,20 +97,24 @@ class __attribute__((visibility("hidden"))) RingAttention::Impl
   }
 
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
-                             LaunchMode mode) {
+                             LaunchOptions options) {
     const auto tensors = tensors_of(input, output);
     if (device() != nullptr) {
       return run_on_device(kOp, *session_, *device(), [&](CudaStream stream) {
-        return device()->launch(stream, tensors, seq, kernel_mode(mode));
+        device()->set_tag(options.tag);
+        return device()->launch(stream, tensors, seq, kernel_mode(options.mode));
       });
     }
-    return core().note(
-        run_launch(*session_, [&] { return cpu().launch(tensors, seq, kernel_mode(mode)); }));
+    return core().note(run_launch(*session_, [&] {
+      cpu().runner().set_tag(options.tag);
+      return cpu().launch(tensors, seq, kernel_mode(options.mode));
+    }));
   }
   Status launch_on(CudaStream stream, const Input& input, const Output& output, std::uint64_t seq,
-                   LaunchMode mode) {
+                   LaunchOptions options) {
     return launch_on_device(kOp, *session_, device(), [&] {
-      return device()->launch(stream, tensors_of(input, output), seq, kernel_mode(mode));
+      device()->set_tag(options.tag);
+      return device()->launch(stream, tensors_of(input, output), seq, kernel_mode(options.mode));
     });
   }
 
@@ -149,12 +153,12 @@ RingAttention& RingAttention::operator=(RingAttention&&) noexcept = default;
 RingAttention::~RingAttention() = default;
 
 Result<LaunchStats> RingAttention::launch(const Input& input, const Output& output,
-                                          std::uint64_t seq, LaunchMode mode) {
-  return impl_->launch(input, output, seq, mode);
+                                          std::uint64_t seq, LaunchOptions options) {
+  return impl_->launch(input, output, seq, options);
 }
 Status RingAttention::launch_on(CudaStream stream, const Input& input, const Output& output,
-                                std::uint64_t seq, LaunchMode mode) {
-  return impl_->launch_on(stream, input, output, seq, mode);
+                                std::uint64_t seq, LaunchOptions options) {
+  return impl_->launch_on(stream, input, output, seq, options);
 }
 Status RingAttention::status() const { return impl_->status(); }
 Result<LaunchStats> RingAttention::finish(CudaStream stream) { return impl_->finish(stream); }

@@ -79,7 +79,7 @@ with Cluster(mkerneld) as nodes:
 
     found = wait_for(only_the_one_that_computes, "rank 3 is named, and nobody else", NAMED_MAX_S)
     print(f"rank 3, which computes for long, is named: {found[0]['who']}: {found[0]['why']}")
-    assert re.match(r"works: gemm_ar launch \d+, compute, \d+ of \d+ tiles", found[0]["why"]), found
+    assert re.match(r"works: gemm_ar launch \d+ \(tag 7\), compute, \d+ of \d+ tiles", found[0]["why"]), found
     assert "ranks 0, 1, 2 wait at least" in found[0]["why"], found
 
     def said_by(*command):
@@ -87,7 +87,7 @@ with Cluster(mkerneld) as nodes:
 
     wait_for(lambda: re.search(r"^train: rank 3 \(gemm_ar launch .*, compute.*\) holds up rank 2 for", said_by("job", "list"), re.M),
              "`job list` says who holds up whom", NAMED_MAX_S)
-    wait_for(lambda: re.search(r" 2/4 .* gemm_ar launch \d+, \w+ waits for .* of rank \d.*; for ", said_by("session", "list")),
+    wait_for(lambda: re.search(r" 2/4 .* gemm_ar launch \d+ \(tag 7\), \w+ waits for .* of rank \d.*; for ", said_by("session", "list")),
              "`session list` says what a rank waits for", NAMED_MAX_S)
     for process in ranks:
         process.kill()

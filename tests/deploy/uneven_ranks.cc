@@ -23,7 +23,9 @@ int main(int argc, char** argv) {
   const std::vector<std::uint16_t> a(m * k), b(k * n);
   std::vector<std::uint16_t> c(m * n);
   for (;;) {
-    const auto stats = op->launch(a.data(), b.data(), c.data(), m);
+    mk::LaunchOptions how;
+    how.tag = 7;
+    const auto stats = op->launch({.a = a.data(), .b = b.data(), .c = c.data(), .m = m}, how);
     if (!stats) return std::puts(stats.error().message.c_str()), 1;
   }
 }

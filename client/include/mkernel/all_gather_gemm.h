@@ -58,9 +58,9 @@ class MK_EXPORT AllGatherGemm {
   /// C (and A) are complete and this rank's part for the others is done. After an error the
   /// operator is broken and says so at every call; a wrong argument changes nothing.
   Result<LaunchStats> launch(const void* a_shard, const void* b, void* c, std::uint64_t m,
-                             LaunchMode mode = LaunchMode::kAuto, void* gathered = nullptr);
+                             LaunchOptions options = {}, void* gathered = nullptr);
   /// The same with pitches, and with the bias that the shape asks for.
-  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchMode mode = LaunchMode::kAuto);
+  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchOptions options = {});
 
   /// Where `a_shard` may lie so that the network reads it there: over several nodes that spares its
   /// copy, and the first rows leave sooner. Room for rows_of(m_max, ...) rows, dense; the caller's
@@ -76,9 +76,8 @@ class MK_EXPORT AllGatherGemm {
   /// say why. Launches of one operator follow each other. Ranks that share a GPU launch on streams
   /// of their own. (`launch` without a stream waits for its end.)
   Status launch_on(CudaStream stream, const void* a_shard, const void* b, void* c, std::uint64_t m,
-                   LaunchMode mode = LaunchMode::kAuto, void* gathered = nullptr);
-  Status launch_on(CudaStream stream, const GemmArguments& arguments,
-                   LaunchMode mode = LaunchMode::kAuto);
+                   LaunchOptions options = {}, void* gathered = nullptr);
+  Status launch_on(CudaStream stream, const GemmArguments& arguments, LaunchOptions options = {});
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
   /// Executor::kCuda: waits for the stream, then returns what the last launch did, or the first

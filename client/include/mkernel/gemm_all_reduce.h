@@ -57,9 +57,9 @@ class MK_EXPORT GemmAllReduce {
   /// `output()` (kInvalidArgument while an equal operator shares the workspace, see
   /// Tuning::own_workspace). After an error the operator is broken and says so at every call.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
-                             LaunchMode mode = LaunchMode::kAuto);
+                             LaunchOptions options = {});
   /// The same with pitches, and with the bias that the shape asks for.
-  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchMode mode = LaunchMode::kAuto);
+  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchOptions options = {});
   /// The last launch's result, m x n row-major, in memory of the operator; valid until the next
   /// launch. Peers write here during a launch only. Null while an equal operator shares the
   /// workspace.
@@ -72,9 +72,8 @@ class MK_EXPORT GemmAllReduce {
   /// say why. Launches of one operator follow each other. Ranks that share a GPU launch on streams
   /// of their own. (`launch` without a stream waits for its end.)
   Status launch_on(CudaStream stream, const void* a, const void* b, void* c, std::uint64_t m,
-                   LaunchMode mode = LaunchMode::kAuto);
-  Status launch_on(CudaStream stream, const GemmArguments& arguments,
-                   LaunchMode mode = LaunchMode::kAuto);
+                   LaunchOptions options = {});
+  Status launch_on(CudaStream stream, const GemmArguments& arguments, LaunchOptions options = {});
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
   /// Executor::kCuda: waits for the stream, then returns what the last launch did, or the first

@@ -100,13 +100,12 @@ class MK_EXPORT GemmCombine {
   ///
   /// On a GPU the kernel looks at rows, offsets and ids. What makes no sense in them is then
   /// kInvalidArgument after the launch, in which nothing of `out` is written; all may launch again.
-  Result<LaunchStats> launch(const Input& input, void* out, LaunchMode mode = LaunchMode::kAuto);
+  Result<LaunchStats> launch(const Input& input, void* out, LaunchOptions options = {});
 
   /// Executor::kCuda: puts a launch on the stream and returns at once, behind the dispatch's on the
   /// same stream. May be captured into a CUDA graph, as MoeDispatchGemm::launch_on. Launches that
   /// wrote nothing, as `launch` has it, only `finish` tells.
-  Status launch_on(CudaStream stream, const Input& input, void* out,
-                   LaunchMode mode = LaunchMode::kAuto);
+  Status launch_on(CudaStream stream, const Input& input, void* out, LaunchOptions options = {});
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
   /// kCuda: waits for the stream, then answers what the last launch did, or the first failure. If

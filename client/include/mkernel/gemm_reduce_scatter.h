@@ -63,9 +63,9 @@ class MK_EXPORT GemmReduceScatter {
   /// Blocks until this rank's rows are complete and its part for the others is done. After an error
   /// the operator is broken and says so at every call; a wrong argument changes nothing.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
-                             LaunchMode mode = LaunchMode::kAuto);
+                             LaunchOptions options = {});
   /// The same with pitches, and with the bias that the shape asks for.
-  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchMode mode = LaunchMode::kAuto);
+  Result<LaunchStats> launch(const GemmArguments& arguments, LaunchOptions options = {});
 
   /// Executor::kCuda: puts a launch on the stream and returns at once. The arguments are in the
   /// GPU's memory, at multiples of 16 bytes; n and k are multiples of 8. It may be captured into a
@@ -74,9 +74,8 @@ class MK_EXPORT GemmReduceScatter {
   /// say why. Launches of one operator follow each other. Ranks that share a GPU launch on streams
   /// of their own. (`launch` without a stream waits for its end.)
   Status launch_on(CudaStream stream, const void* a, const void* b, void* c, std::uint64_t m,
-                   LaunchMode mode = LaunchMode::kAuto);
-  Status launch_on(CudaStream stream, const GemmArguments& arguments,
-                   LaunchMode mode = LaunchMode::kAuto);
+                   LaunchOptions options = {});
+  Status launch_on(CudaStream stream, const GemmArguments& arguments, LaunchOptions options = {});
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
   /// Executor::kCuda: waits for the stream, then returns what the last launch did, or the first

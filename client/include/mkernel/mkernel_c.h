@@ -252,6 +252,7 @@ typedef struct mk_gemm_arguments {
   const void* bias;  /* n elements, if the shape has a bias; else null */
   uint64_t lda, ldb; /* elements from row to row; 0: without gaps. See mk::GemmArguments */
   uint64_t ldc;
+  uint64_t tag; /* see mk::LaunchOptions; 0: none */
 } mk_gemm_arguments;
 
 /* --- moe: mk::MoeDispatchGemm --- */
@@ -280,6 +281,7 @@ typedef struct mk_moe_arguments {
   const void* expert_weights;
   void* y;           /* capacity x features */
   uint64_t capacity; /* rows that y has room for */
+  uint64_t tag;      /* see mk::LaunchOptions; 0: none */
 } mk_moe_arguments;
 
 /* Where a row of y comes from. */
@@ -312,6 +314,7 @@ typedef struct mk_combine_arguments {
   uint64_t count;       /* of this rank's tokens, 0 to tokens_max */
   const void* residual; /* count x hidden; may be null */
   void* out;            /* count x hidden */
+  uint64_t tag;         /* see mk::LaunchOptions; 0: none */
 } mk_combine_arguments;
 
 /* --- ring: mk::RingAttention --- */
@@ -348,6 +351,7 @@ typedef struct mk_ring_arguments {
   uint64_t sequences;
   uint64_t rows; /* with sequence_starts: that the tensors have room for; 0: enough, on a GPU for
                   * any lengths (mk::packed_rows_max) */
+  uint64_t tag;  /* see mk::LaunchOptions; 0: none */
 } mk_ring_arguments;
 
 /* The rows of the sequence that a rank has, one after the other in its tensors: [first[0], first[0]

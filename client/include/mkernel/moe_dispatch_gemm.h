@@ -109,8 +109,7 @@ class MK_EXPORT MoeDispatchGemm {
   /// On a GPU the kernel looks at the routing. An id out of range, or a weight that is not a
   /// number, is then kInvalidArgument on all ranks, with that token. No rank computes anything. All
   /// may launch again.
-  Result<LaunchStats> launch(const Input& input, const Output& output,
-                             LaunchMode mode = LaunchMode::kAuto);
+  Result<LaunchStats> launch(const Input& input, const Output& output, LaunchOptions options = {});
 
   /// Executor::kCuda: puts a launch on the stream and returns at once. May be captured into a CUDA
   /// graph. A replay has the same addresses and count, and takes what routing, tokens and weights
@@ -119,7 +118,7 @@ class MK_EXPORT MoeDispatchGemm {
   /// tells. Launches of one operator follow each other; those of ranks that share a GPU go to
   /// streams of their own. (`launch` waits for its end.)
   Status launch_on(CudaStream stream, const Input& input, const Output& output,
-                   LaunchMode mode = LaunchMode::kAuto);
+                   LaunchOptions options = {});
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
   /// kCuda: waits for the stream, then answers what the last launch did, or the first failure. If

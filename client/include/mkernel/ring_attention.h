@@ -140,7 +140,7 @@ class MK_EXPORT RingAttention {
   /// argument (kInvalidArgument) changes nothing. After any other error the operator is broken and
   /// says so at every call.
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
-                             LaunchMode mode = LaunchMode::kAuto);
+                             LaunchOptions options = {});
 
   /// Executor::kCuda: puts a launch on the stream and returns at once; all tensors are in the GPU's
   /// memory. May be captured into a CUDA graph, which then replays it with the same addresses and
@@ -149,7 +149,7 @@ class MK_EXPORT RingAttention {
   /// of ranks that share a GPU go to streams of their own. (`launch` without a stream waits for its
   /// end.)
   Status launch_on(CudaStream stream, const Input& input, const Output& output, std::uint64_t seq,
-                   LaunchMode mode = LaunchMode::kAuto);
+                   LaunchOptions options = {});
   /// The first failure among the launches that have ended, or of the session. Does not wait.
   Status status() const;
   /// kCuda: waits for the stream, then answers what the last launch did, or the first failure.

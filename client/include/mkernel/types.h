@@ -88,6 +88,19 @@ enum class LaunchMode : std::uint32_t {
   kAuto = 2,     ///< the form that the estimate for this rank, shape and machine expects faster
 };
 
+/// How a launch is executed, and what it is for. Each rank's own.
+struct LaunchOptions {
+  LaunchOptions() = default;
+  /// With the form alone, as a LaunchMode.
+  LaunchOptions(LaunchMode form, std::uint64_t mark = 0)  // NOLINT(google-explicit-constructor)
+      : mode(form), tag(mark) {}
+
+  LaunchMode mode = LaunchMode::kAuto;
+  /// The caller's number for the launch (a layer, a step), which tools show with it: traces,
+  /// `mkctl session list`, `who-is-slow`, NVTX. 0: none. A captured graph replays it.
+  std::uint64_t tag = 0;
+};
+
 /// What computes an operator. All ranks must choose the same.
 enum class Executor : std::uint32_t {
   /// Threads of this process; matrices in host memory.

@@ -132,6 +132,7 @@ class GemmArguments(_Sized):
         ("lda", c_uint64),
         ("ldb", c_uint64),
         ("ldc", c_uint64),
+        ("tag", c_uint64),
     ]
 
 
@@ -161,6 +162,7 @@ class MoeArguments(_Sized):
         ("expert_weights", c_void_p),
         ("y", c_void_p),
         ("capacity", c_uint64),
+        ("tag", c_uint64),
     ]
 
 
@@ -196,6 +198,7 @@ class CombineArguments(_Sized):
         ("count", c_uint64),
         ("residual", c_void_p),
         ("out", c_void_p),
+        ("tag", c_uint64),
     ]
 
 
@@ -243,6 +246,7 @@ class RingArguments(_Sized):
         ("sequence_starts", c_void_p),
         ("sequences", c_uint64),
         ("rows", c_uint64),
+        ("tag", c_uint64),
     ]
 
 

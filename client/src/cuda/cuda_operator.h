@@ -78,6 +78,7 @@ class CudaOperator : public Interface {
   Status status() const override { return cuda_->status(); }
   Result<kernels::LaunchStats> finish(CudaStream stream) override { return cuda_->finish(stream); }
   CudaStream own_stream() override { return stream_; }
+  void set_tag(std::uint64_t tag) override { cuda_->set_tag(tag); }
 
  protected:
   Cuda& cuda() const { return *cuda_; }

@@ -41,6 +41,8 @@ class OperatorBase {
     return stats;
   }
   const PlanType& plan() const { return plan_; }
+  /// What the next launches show with them: Progress::tag.
+  void set_tag(std::uint64_t tag) { arguments_.frame.host.tag = tag; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
   /// Whether DMA engines bring this rank's rows to the node's others.
   bool shares_by_dma() const { return arguments_.frame.by_dma; }
@@ -132,7 +134,7 @@ class OperatorBase {
   Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc) {
     arguments_.c = c;
     arguments_.ldc = ldc;
-    MK_RETURN_IF_ERROR(frame_.check(kernel_->launch(arguments_, stream), "the launch was refused"));
+    MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
     queued_ = {arguments_.launch.m, arguments_.launch.mode, estimate_};
     return {};
   }

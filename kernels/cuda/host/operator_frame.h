@@ -14,6 +14,7 @@
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/cuda/host/cuda_options.h"
+#include "kernels/cuda/host/launch_range.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/role_blocks.h"
 #include "kernels/cuda/skeleton/launch_state.h"
@@ -61,6 +62,12 @@ class OperatorFrame {
 
   /// kSystem with CUDA's reason.
   Status check(cudaError_t error, const char* what) const;
+  /// Puts a launch on the stream.
+  template <class Kernel, class Arguments>
+  Status put_on(cudaStream_t stream, const Kernel& kernel, const Arguments& arguments) const {
+    const LaunchRange range(op_, arguments.launch.m, arguments.frame.host.tag);
+    return check(kernel.launch(arguments, stream), "the launch was refused");
+  }
   /// What the host has been told; does not wait.
   Status status() const;
   /// Waits for the stream, then answers what the last launch did, or the first failure: all but its

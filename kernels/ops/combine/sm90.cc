@@ -210,7 +210,7 @@ Status CombineCuda::launch(cudaStream_t stream, const CombineDeviceInput& input,
   launch.routing = {input.count, plan_.shape.top_k, input.ids, nullptr};
   launch.residual = static_cast<const std::byte*>(input.residual);
   arguments_.c = out;
-  MK_RETURN_IF_ERROR(frame_.check(kernel_->launch(arguments_, stream), "the launch was refused"));
+  MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
   queued_ = {input.count, launch.mode, expected};
   return {};
 }

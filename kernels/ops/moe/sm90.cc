@@ -199,7 +199,7 @@ Status MoeDispatchCuda::launch(cudaStream_t stream, const MoeDispatchInput& inpu
   launch.routing = {input.count, plan_.shape.top_k, input.ids, input.weights};
   launch.tokens = static_cast<const std::byte*>(input.tokens);
   launch.capacity = capacity;
-  MK_RETURN_IF_ERROR(frame_.check(kernel_->launch(arguments_, stream), "the launch was refused"));
+  MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
   queued_ = {input.count, launch.mode, expected};
   return {};
 }

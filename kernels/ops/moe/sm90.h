@@ -58,6 +58,8 @@ class MoeDispatchCuda {
   /// The first failure that has broken the operator: kTimeout, kAborted, kLimitExceeded (launches).
   /// Does not wait.
   Status status() const { return frame_.status(); }
+  /// What the next launches show with them: Progress::tag.
+  void set_tag(std::uint64_t tag) { arguments_.frame.host.tag = tag; }
   /// Waits for the stream, then answers what the last launch did, or the first failure. If any
   /// launch since the last `finish` computed nothing, the last one of these says why:
   /// kInvalidArgument, a rank's routing names an expert that does not exist, or a weight is no

@@ -365,7 +365,7 @@ Status RingAttentionCuda::launch(cudaStream_t stream, const RingAttentionDeviceT
   arguments_.scale_log2 = scale * kLog2E;
   for (std::uint32_t i = 0; i < plan_.windows(); ++i) {
     MK_RETURN_IF_ERROR(set_window(tensors, i, m, own));
-    MK_RETURN_IF_ERROR(frame_.check(kernel_->launch(arguments_, stream), "the launch was refused"));
+    MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
     if (plan_.windows() == 1) break;
     MK_RETURN_IF_ERROR(
         frame_.check(cudaMemcpyAsync(accounts_ + i, &arguments_.frame.state->accounts,

@@ -71,6 +71,8 @@ class RingAttentionCuda {
   /// The first failure among the launches that have ended: kTimeout, kAborted, kShapeMismatch,
   /// kLimitExceeded; kInvalidArgument for lengths that are not possible. Does not wait.
   Status status() const;
+  /// What the next launches show with them: Progress::tag.
+  void set_tag(std::uint64_t tag) { arguments_.frame.host.tag = tag; }
   /// Waits for the stream, then answers what the last launch did, or the first failure.
   Result<LaunchStats> finish(cudaStream_t stream);
 

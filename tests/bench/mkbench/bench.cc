@@ -133,6 +133,9 @@ std::vector<LaunchTrace> take_traces(const BenchSpec& spec, Reports& reports) {
       if (launch.front().trace.is_null() || launch.front().fused != fused) continue;
       std::uint64_t total_ns = 0;
       LaunchTrace trace{fused ? "fused" : "unfused", spec.nodes, spec.local, {}};
+      trace.about = {{"operator", spec.op},
+                     {"shape", spec.operation},
+                     {"launch", &launch - reports.data() + 1}};
       for (std::uint32_t rank = 0; rank < launch.size(); ++rank) {
         total_ns = std::max(total_ns, launch[rank].total_ns);
         add_spans(rank, launch[rank].trace, trace);

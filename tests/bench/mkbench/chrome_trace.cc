@@ -70,12 +70,13 @@ void ChromeTrace::add(const LaunchTrace& launch) {
   const std::uint64_t length_ns = launch.end_ns() - launch_begin_ns_;
   const std::uint32_t ranks = launch.nodes * launch.local;
   slice(track(ranks + 1, "launches", "launches"), launch.title, launch_begin_ns_,
-        launch_begin_ns_ + length_ns, nlohmann::json::object());
+        launch_begin_ns_ + length_ns, launch.about);
   for (const Span& span : launch.spans) {
+    nlohmann::json what = launch.about;
+    what.update({{"index", {span.index[0], span.index[1]}}, {"rank", span.other}});
     slice(track(span.rank, fmt::format("rank {} (node {})", span.rank, span.rank / launch.local),
                 fmt::format("{} {}", span.role, span.block)),
-          span.kind, span.begin_ns, span.end_ns,
-          {{"index", {span.index[0], span.index[1]}}, {"rank", span.other}});
+          span.kind, span.begin_ns, span.end_ns, std::move(what));
   }
   add_links(launch);
   at_ns_ += length_ns + length_ns / kGapShare;

@@ -115,6 +115,17 @@ TEST(ChromeTrace, HasAProcessPerRankAThreadPerBlockAndALinkPerPair) {
   EXPECT_EQ(5.0, second.at("dur").get<double>());
 }
 
+TEST(ChromeTrace, EachSpanSaysOfWhichOperatorAndLaunch) {
+  std::vector<LaunchTrace> launches = {two_ranks()};
+  launches[0].about = {{"operator", "gemm-ar"}, {"launch", 3}};
+  const auto events = by_track(chrome_trace(launches));
+  for (const char* const span : {"rank 0 (node 0)/compute 0: tile", "launches/launches: fused"}) {
+    const auto& what = events.at(span).at(0).at("args");
+    EXPECT_EQ("gemm-ar", what.at("operator")) << span;
+    EXPECT_EQ(3, what.at("launch")) << span;
+  }
+}
+
 TEST(ChromeTrace, LaunchesFollowEachOther) {
   LaunchTrace later = two_ranks();
   later.title = "unfused";
