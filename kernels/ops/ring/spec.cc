@@ -187,7 +187,7 @@ std::uint32_t RingAttentionPlan::flag_count() const { return GatherPlan{gather}.
 LaunchWork RingAttentionPlan::work(const World& world, std::uint32_t seq) const {
   const RingAttentionSchedule schedule(*this, world, seq, Mode::kFused);
   LaunchWork work;
-  work.flops = 4.0 * head_dim * query_heads * static_cast<double>(schedule.pairs());
+  work.flops = 4.0 * head_dim * query_heads * batch * static_cast<double>(schedule.pairs());
   work.local_bytes = static_cast<double>(schedule.local_bytes());
   work.network_bytes = static_cast<double>(schedule.network_bytes());
   work.commands = schedule.commands();

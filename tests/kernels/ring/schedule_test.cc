@@ -276,6 +276,30 @@ TEST(RingAttentionSchedule, NetworkBytesAreTheFormula) {
   });
 }
 
+TEST(RingAttentionPlan, ABatchIsAsManyTimesTheWork) {
+  for (const bool causal : {false, true}) {
+    for (const bool on_gpu : {false, true}) {
+      RingAttentionShape shape{192, 4, 2, 64, causal};
+      const auto work_of = [&](std::uint32_t batch) {
+        shape.batch = batch;
+        const auto plan = RingAttentionPlan::make(
+            2, 2, shape, on_gpu ? ring_attention_cuda_tiling(shape) : RingAttentionTiling{});
+        EXPECT_TRUE(plan);
+        return plan->work(world_of(*plan, 1), 192);
+      };
+      const LaunchWork one = work_of(1);
+      const LaunchWork seven = work_of(7);
+      // Two products for each pair of rows, of all ranks a quarter: zigzag deals them out alike.
+      const double pairs = causal ? 192.0 * 193 / 2 / 4 : 192.0 * 192 / 4;
+      EXPECT_NEAR(one.flops, 4.0 * 64 * 4 * pairs, causal ? 4.0 * 64 * 4 * 96 : 0);
+      EXPECT_EQ(7 * one.flops, seven.flops);
+      // All but the shards' headers.
+      EXPECT_NEAR(7 * one.local_bytes, seven.local_bytes, 7 * 64 * 64);
+      EXPECT_NEAR(7 * one.network_bytes, seven.network_bytes, 7 * 64 * 4);
+    }
+  }
+}
+
 TEST(RingAttentionPlan, SaysWhatItCannotDo) {
   const RingAttentionShape good{64, 4, 2, 64, true};
   const auto error = [&](RingAttentionShape shape, RingAttentionTiling tiling = {}) {
