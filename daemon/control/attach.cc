@@ -189,8 +189,8 @@ std::uint32_t ControlPlane::Impl::refresh_shares(const std::string& job) {
   return here;
 }
 
-Result<control::RailChoice> ControlPlane::Impl::choose_rail(const shm::Attach& attach,
-                                                            const Job* job) const {
+Result<control::RailChoice> ControlPlane::Impl::choose_rail(
+    const shm::Attach& attach, const Job* job, std::span<const std::uint32_t> near) const {
   const auto rails = static_cast<std::uint32_t>(proxies_.size());
   if (attach.rail != shm::kAnyRail) {
     if (attach.rail < rails) return control::RailChoice{attach.rail, std::nullopt};
@@ -202,9 +202,6 @@ Result<control::RailChoice> ControlPlane::Impl::choose_rail(const shm::Attach& a
   std::vector<std::uint32_t> load(rails, 0);
   for (const auto& [id, session] : sessions_)
     if (!session->fenced) ++load[session->rail];
-  const std::vector<std::uint32_t> near = options_.rails_near && !attach.gpu.empty()
-                                              ? options_.rails_near(attach.gpu)
-                                              : std::vector<std::uint32_t>{};
   return control::choose_rail({.local_rank = attach.local_rank,
                                .local_size = attach.local_size,
                                .load = load,
@@ -225,8 +222,15 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
                 "nothing of them is in flight); `mkctl session list` shows them",
                 by_slot_.size());
   }
-  MK_ASSIGN_OR_RETURN(const control::RailChoice rail,
-                      choose_rail(attach, existing != by_name_.end() ? existing->second : nullptr));
+  ControlOptions::ProcessPlace place;
+  if (!attach.gpu.empty()) {
+    if (options_.rails_near) place.rails = options_.rails_near(attach.gpu);
+  } else if (options_.place_of && client.credentials.pid > 0) {
+    place = options_.place_of(client.credentials.pid);
+  }
+  MK_ASSIGN_OR_RETURN(
+      const control::RailChoice rail,
+      choose_rail(attach, existing != by_name_.end() ? existing->second : nullptr, place.rails));
   const std::uint32_t slot = free_slots_.front();
   auto segment = shm::Segment::create(
       {attach.lane_count, attach.slot_count_log2, attach.flag_count}, hello_.generation,
@@ -238,6 +242,7 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   session->id = next_session_id_;
   session->slot = slot;
   session->rail = rail.rail;
+  session->cpus = std::move(place.cpus);
   session->credentials = client.credentials;
   session->attached_ns = now_();
   session->client = client.id;

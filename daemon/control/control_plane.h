@@ -69,6 +69,13 @@ struct ControlOptions {
   std::function<JobShare(const std::string& job)> job_share;
   /// The rails nearest to a GPU, by its PCI address; none: not known. Empty: for all.
   std::function<std::vector<std::uint32_t>(const std::string& gpu)> rails_near;
+  /// Where a process may run: its CPUs ("0-15,32") and the rails nearest to them; none: no rail is
+  /// nearer than others, or not known. Empty: for all. Asked where a rank has no GPU.
+  struct ProcessPlace {
+    std::string cpus;
+    std::vector<std::uint32_t> rails;
+  };
+  std::function<ProcessPlace(std::int32_t pid)> place_of;
   /// How long the totals of an ended job are kept; 0: not at all.
   std::uint64_t ended_jobs_keep_ns = 3'600'000'000'000;
   LogSink log;  ///< may be empty
@@ -96,7 +103,8 @@ struct SessionInfo {
   /// SegmentHeader::launches (the client's word), and how long it has been standing as far as seen.
   std::uint64_t launches = 0, launches_for_ns = 0;
   std::uint32_t rail = 0;
-  std::string gpu;  ///< PCI address, as far as the client said
+  std::string gpu;   ///< PCI address, as far as the client said
+  std::string cpus;  ///< ControlOptions::place_of, at attach
   RankProgress progress;
   std::uint64_t failed_for_ns = 0;  ///< of `recent_failures`: how long ago
 };

@@ -189,7 +189,9 @@ class ControlPlane::Impl {
   /// The link, connected if it is not; null when that fails. Only to a node that is up.
   std::shared_ptr<Link> link_to(const LinkKey& key);
   /// Of a session that is to be; `job` is null where it is the job's first here.
-  Result<control::RailChoice> choose_rail(const shm::Attach& attach, const Job* job) const;
+  /// `near`: to the rank's GPU or CPUs; none: not known.
+  Result<control::RailChoice> choose_rail(const shm::Attach& attach, const Job* job,
+                                          std::span<const std::uint32_t> near) const;
   /// "rail 0 to node 1 (b:7000)", with the rail there where it is another.
   std::string describe_link(const LinkKey& key) const;
   /// By which the session writes to its rail peer there.

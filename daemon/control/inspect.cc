@@ -48,6 +48,7 @@ SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
   info.launches = session.launches_watched;
   info.rail = session.rail;
   info.gpu = session.attach.gpu;
+  info.cpus = session.cpus;
   info.progress = session.progress.seen(now_());
   if (session.launches_since_ns != 0) info.launches_for_ns = now_() - session.launches_since_ns;
   return info;

@@ -48,6 +48,12 @@ std::string_view name_of(v1::PeerStatus::State state) {
   }
 }
 
+/// Its GPU, or else its CPUs.
+std::string place_of(const v1::Session& rank) {
+  if (!rank.gpu().empty()) return rank.gpu();
+  return rank.cpus().empty() ? "-" : "cpus " + rank.cpus();
+}
+
 /// What is wrong with a rank, or else what it does in its launch.
 std::string doing(const v1::Session& rank) {
   if (rank.state() == "failed" || rank.failed_for_ns() != 0)
@@ -125,15 +131,14 @@ std::string render(const v1::DrainResponse& left) {
 }
 
 std::string sessions_table(const google::protobuf::RepeatedPtrField<v1::Session>& sessions) {
-  Table table({"SESSION", "JOB", "RANK", "NODE", "LOCAL", "PID", "UID", "RAIL", "GPU", "STATE",
+  Table table({"SESSION", "JOB", "RANK", "NODE", "LOCAL", "PID", "UID", "RAIL", "PLACE", "STATE",
                "BUFFERS", "REGISTERED", "ATTACHED", "DOES"});
   for (const v1::Session& one : sessions) {
     table.add({number(one.session_id()), one.job(), fmt::format("{}/{}", one.rank(), one.world()),
                fmt::format("{}/{}", one.node_rank(), one.nodes()),
                fmt::format("{}/{}", one.local_rank(), one.local_size()), std::to_string(one.pid()),
-               number(one.uid()), number(one.rail()), one.gpu().empty() ? "-" : one.gpu(),
-               one.state(), number(one.buffers()),
-               human_bytes(static_cast<double>(one.registered_bytes())),
+               number(one.uid()), number(one.rail()), place_of(one), one.state(),
+               number(one.buffers()), human_bytes(static_cast<double>(one.registered_bytes())),
                human_age(one.attached_for_ns()), doing(one)});
   }
   return table.text();

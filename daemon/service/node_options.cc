@@ -55,6 +55,8 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
                       topology::plan_rails(resolved.config, read_once));
   if (!plan.why.empty()) say(LogLevel::kInfo, plan.why);
   if (!plan.unused.empty()) say(LogLevel::kWarning, plan.unused);
+  std::map<std::uint32_t, std::vector<std::uint32_t>> rails_by_numa;
+  std::map<std::uint32_t, std::uint32_t> numa_of_cpu;
   if (plan.endpoints.size() > 1) {
     if (const auto here = read_once()) {
       options.control.rails_near =
@@ -62,8 +64,16 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
             const auto found = near.find(gpu);
             return found != near.end() ? found->second : std::vector<std::uint32_t>{};
           };
+      rails_by_numa = topology::rails_by_numa(*here, resolved.config);
+      numa_of_cpu = here->numa_of_cpu;
     }
   }
+  options.control.place_of = [rails = std::move(rails_by_numa),
+                              numa = std::move(numa_of_cpu)](std::int32_t pid) {
+    const std::vector<std::uint32_t> cpus = topology::affinity_of(pid);
+    return ControlOptions::ProcessPlace{topology::cpu_list(cpus),
+                                        topology::rails_near_cpus(numa, rails, cpus)};
+  };
   options.rails.clear();
   const topology::Spin spin =
       topology::choose_spin(resolved.config, plan.endpoints.size(), topology::usable_cpus());

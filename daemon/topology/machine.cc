@@ -87,6 +87,7 @@ class Reader {
       const int order = ::strverscmp(a.name().c_str(), b.name().c_str());
       return order != 0 ? order < 0 : a.bus_id < b.bus_id;
     });
+    read_cpus();
     return std::move(machine_);
   }
 
@@ -194,6 +195,15 @@ class Reader {
     // one.
     if (::hwloc_bitmap_weight(above->nodeset) != 1) return std::nullopt;
     return static_cast<std::uint32_t>(::hwloc_bitmap_first(above->nodeset));
+  }
+
+  void read_cpus() {
+    for (hwloc_obj_t cpu = nullptr;
+         (cpu = ::hwloc_get_next_obj_by_type(topology_, HWLOC_OBJ_PU, cpu)) != nullptr;) {
+      if (cpu->nodeset == nullptr || ::hwloc_bitmap_weight(cpu->nodeset) != 1) continue;
+      machine_.numa_of_cpu[cpu->os_index] =
+          static_cast<std::uint32_t>(::hwloc_bitmap_first(cpu->nodeset));
+    }
   }
 
   hwloc_topology_t const topology_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,6 +48,7 @@ struct Machine {
   std::vector<Gpu> gpus;       ///< by bus id: the order in which CUDA numbers them
   std::vector<Nic> nics;       ///< by name, numbers in it by value
   std::vector<TreeNode> tree;  ///< 0: the root; only what leads to a GPU or a NIC
+  std::map<std::uint32_t, std::uint32_t> numa_of_cpu;  ///< by the system's numbers
 };
 
 /// This machine; kUnavailable when hwloc can't read it.

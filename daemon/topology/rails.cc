@@ -191,4 +191,33 @@ std::map<std::string, std::vector<std::uint32_t>> rails_by_gpu(const Machine& ma
   return near;
 }
 
+std::map<std::uint32_t, std::vector<std::uint32_t>> rails_by_numa(const Machine& machine,
+                                                                  const daemon::Config& config) {
+  std::map<std::uint32_t, std::vector<std::uint32_t>> rails;
+  if (!kind_of(resolve_fabric(config).config)) return rails;
+  const auto choices = choose_nics(machine, config);
+  if (!choices) return rails;
+  for (std::uint32_t rail = 0; rail < choices->size(); ++rail) {
+    const RailChoice& choice = (*choices)[rail];
+    if (choice.nics.empty()) continue;
+    if (const auto numa = machine.nics[choice.nics.front()].numa) rails[*numa].push_back(rail);
+  }
+  return rails;
+}
+
+std::vector<std::uint32_t> rails_near_cpus(
+    const std::map<std::uint32_t, std::uint32_t>& numa_of_cpu,
+    const std::map<std::uint32_t, std::vector<std::uint32_t>>& rails,
+    const std::vector<std::uint32_t>& cpus) {
+  std::map<std::uint32_t, std::size_t> cpus_of_numa;
+  for (const std::uint32_t cpu : cpus) {
+    const auto found = numa_of_cpu.find(cpu);
+    if (found == numa_of_cpu.end()) continue;
+    if (++cpus_of_numa[found->second] * 2 <= cpus.size()) continue;
+    const auto of_numa = rails.find(found->second);
+    return of_numa != rails.end() ? of_numa->second : std::vector<std::uint32_t>{};
+  }
+  return {};
+}
+
 }  // namespace mk::topology

@@ -56,4 +56,14 @@ Result<RailPlan> plan_rails(
 std::map<std::string, std::vector<std::uint32_t>> rails_by_gpu(const Machine& machine,
                                                                const daemon::Config& config);
 
+/// By NUMA domain, the rails whose first NIC is there; else as above.
+std::map<std::uint32_t, std::vector<std::uint32_t>> rails_by_numa(const Machine& machine,
+                                                                  const daemon::Config& config);
+/// The rails of the domain in which most of `cpus` are; none where that is not more than half of
+/// them, or the machine says nothing.
+std::vector<std::uint32_t> rails_near_cpus(
+    const std::map<std::uint32_t, std::uint32_t>& numa_of_cpu,
+    const std::map<std::uint32_t, std::vector<std::uint32_t>>& rails,
+    const std::vector<std::uint32_t>& cpus);
+
 }  // namespace mk::topology

@@ -25,6 +25,30 @@ Cpus affinity_cpus(pid_t pid) {
 
 }  // namespace
 
+std::vector<std::uint32_t> affinity_of(pid_t pid) {
+  std::array<cpu_set_t, 16> set{};  // of 1024 each
+  std::vector<std::uint32_t> cpus;
+  if (::sched_getaffinity(pid, sizeof set, set.data()) != 0) return cpus;
+  for (std::uint32_t cpu = 0; cpu < set.size() * CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET_S(cpu, sizeof set, set.data())) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+std::string cpu_list(const std::vector<std::uint32_t>& cpus) {
+  constexpr std::size_t kLongest = 60;
+  std::string text;
+  for (std::size_t i = 0; i < cpus.size();) {
+    std::size_t end = i + 1;
+    while (end < cpus.size() && cpus[end] == cpus[end - 1] + 1) ++end;
+    if (text.size() > kLongest) return text + ",...";
+    text += (text.empty() ? "" : ",") + std::to_string(cpus[i]);
+    if (end - i > 1) text += "-" + std::to_string(cpus[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
 std::string first_line(const std::filesystem::path& file) {
   std::ifstream in(file);
   std::string line;

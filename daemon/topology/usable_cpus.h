@@ -1,5 +1,5 @@
 /// \file
-/// How many CPUs a process may keep busy.
+/// Which CPUs a process may use, and how many it may keep busy.
 #pragma once
 
 #include <sys/types.h>
@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mk::topology {
 
@@ -23,6 +24,11 @@ std::optional<std::uint32_t> group_cpus(const std::filesystem::path& mount, std:
 /// The group of version 2 that a process (0: this one) is in, "/GROUP"; "/" where there are none.
 /// It begins with "/.." when it lies outside those that are seen from here.
 std::string control_group_of(pid_t pid);
+
+/// A process's affinity (0: this one's), ascending; empty: there is no such process.
+std::vector<std::uint32_t> affinity_of(pid_t pid);
+/// "0-15,32": ascending numbers as Linux writes them; past 60 characters "...".
+std::string cpu_list(const std::vector<std::uint32_t>& cpus);
 
 /// The first line of a file; empty when there is none.
 std::string first_line(const std::filesystem::path& file);

@@ -187,6 +187,20 @@ TEST(Segment, MapAcceptsAnotherMinor) {
   EXPECT_TRUE(map_again(segment));
 }
 
+// As a daemon of ABI 1.4 wrote it, at the offsets of that release. It reads no progress, so a
+// client says none there.
+TEST(Segment, MapTakesThatOfTheMinorVersionBefore) {
+  const Segment segment = make();
+  auto* const bytes = reinterpret_cast<unsigned char*>(&segment.header());
+  const unsigned char head[] = {0x1a, 'M',  'K', 'E', 'R', 'N', 'L', '1', 1, 0, 4, 0,
+                                0x00, 0x10, 0,   0,   1,   0,   0,   0,   0, 0, 0, 0};
+  std::copy(std::begin(head), std::end(head), bytes);
+  const auto mapped = map_again(segment);
+  ASSERT_TRUE(mapped);
+  EXPECT_EQ(mapped->header().abi_minor, 4);
+  EXPECT_EQ(mapped->header().features & kFeatureProgress, 0u);
+}
+
 TEST(Segment, MapRefusesEveryOffsetOutOfRange) {
   struct Offset {
     const char* name;

@@ -70,6 +70,22 @@ TEST(RailsOfSessions, AreTheLeastLoadedNearTheirGpus) {
   EXPECT_EQ("0000:1b:00.0", node.plane->snapshot().sessions[0].gpu);
 }
 
+TEST(RailsOfSessions, WithoutGpusAreTheLeastLoadedNearTheirCpus) {
+  TestNode node = node_with_rails(
+      {.rails_near = [](const std::string&) { return std::vector<std::uint32_t>{0}; },
+       .place_of =
+           [](std::int32_t pid) {
+             EXPECT_GT(pid, 0);
+             return ControlOptions::ProcessPlace{"8-15", {2, 3}};
+           }});
+  node.attach(rank_of("a", 1, 1, 0), 77);
+  node.attach(rank_of("b", 1, 1, 0), 77);
+  node.attach(rank_of("c", 1, 1, 0), 77);
+  node.attach(with_gpu(rank_of("d", 1, 1, 0), "0000:9d:00.0"));
+  EXPECT_THAT(rails_of(node), ElementsAre(2, 3, 2, 0)) << "a GPU says more than CPUs";
+  EXPECT_EQ("8-15", node.plane->snapshot().sessions[0].cpus);
+}
+
 TEST(RailsOfSessions, NeedAGpuThatIsAPciAddress) {
   TestNode node = node_with_rails();
   const auto error =

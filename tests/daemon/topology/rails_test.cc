@@ -124,6 +124,25 @@ TEST(RailsByGpu, AreThoseOnTheNearestNics) {
   EXPECT_THAT(rails_by_gpu(shared, kVerbs).at(shared.gpus[1].bus_id), ElementsAre(1));
 }
 
+TEST(RailsNearCpus, AreThoseOfTheDomainThatMostAreIn) {
+  const Machine h200 = machine_of(dgx_h200(true));
+  const auto rails = rails_by_numa(h200, kVerbs);
+  ASSERT_EQ(rails.size(), 2u);
+  EXPECT_EQ(rails.at(0).size() + rails.at(1).size(), 8u);
+  for (const auto& [numa, of_numa] : rails) {
+    for (const std::uint32_t rail : of_numa) EXPECT_EQ(h200.nics[rail].numa, numa);
+  }
+  const std::map<std::uint32_t, std::uint32_t> numa{{0, 0}, {1, 0}, {2, 1}, {3, 1}};
+  const auto near = [&](const std::vector<std::uint32_t>& cpus) {
+    return rails_near_cpus(numa, {{0, {0, 1}}, {1, {2, 3}}}, cpus);
+  };
+  EXPECT_THAT(near({0, 1}), ElementsAre(0, 1));
+  EXPECT_THAT(near({1, 2, 3}), ElementsAre(2, 3));
+  EXPECT_TRUE(near({0, 1, 2, 3}).empty()) << "as near to all";
+  EXPECT_TRUE(near({7, 8}).empty()) << "not of this machine";
+  EXPECT_TRUE(near({}).empty());
+}
+
 TEST(RailsByGpu, AreNothingWhereRailsAreNoNics) {
   const Machine h200 = machine_of(dgx_h200(true));
   EXPECT_TRUE(

@@ -86,5 +86,16 @@ TEST(UsableCpus, AreThoseOfTheAffinityAtMostAndOneAtLeast) {
 
 TEST(UsableCpus, OfNoProcessAreUnknown) { EXPECT_EQ(usable_cpus(1 << 30), kNoLimit); }
 
+TEST(CpuList, IsAsLinuxWritesIt) {
+  EXPECT_EQ(cpu_list({}), "");
+  EXPECT_EQ(cpu_list({3}), "3");
+  EXPECT_EQ(cpu_list({0, 1, 2, 5, 7, 8}), "0-2,5,7-8");
+  std::vector<std::uint32_t> even;
+  for (std::uint32_t cpu = 0; cpu < 512; cpu += 2) even.push_back(cpu);
+  EXPECT_TRUE(cpu_list(even).ends_with(",..."));
+  EXPECT_LT(cpu_list(even).size(), 80u);
+  EXPECT_FALSE(affinity_of(0).empty());
+}
+
 }  // namespace
 }  // namespace mk::topology
