@@ -7,10 +7,10 @@ import sys
 import time
 
 import numpy
-from reference import assert_close, product, random_matrix, sum_of_products
+from reference import assert_close, behind_the_sum, product, random_matrix, sum_of_products
 
 import mkernel
-from mkernel import _c, _progress, gradients
+from mkernel import _c, _progress, gradients, products
 
 #: m, n, k of this rank: even and odd, fewer rows than ranks, larger than a tile.
 SHAPES = [(64, 48, 32), (37, 24, 40), (3, 16, 8), (300, 272, 64)]
@@ -63,6 +63,86 @@ def operators_are_right(dtype, shapes=SHAPES):
         assert_close(db, product(exact_a.T, exact_dy, dtype), f"dB of copy_gemm {at}")
     mkernel.shutdown()
     return len(shapes)
+
+
+def _with_gaps(matrix, gap):
+    """The same numbers in rows that lie `gap` elements apart, and what lies between them is poisoned."""
+    wide = numpy.full((matrix.shape[0], matrix.shape[1] + gap), 0x7FFF, numpy.uint16).view(matrix.dtype)
+    wide[:, : matrix.shape[1]] = matrix
+    return wide[:, : matrix.shape[1]]
+
+
+def epilogues_are_right(dtype):
+    """Bias, activation, partial sums in float32, and matrices whose rows have gaps: each operator, every element."""
+    group = mkernel.init()
+    rank, world, local = group.rank, group.world, group.place.local_size
+    m, n, k = 37, 24, 40
+    first, count = group.rows(m)
+    mine = slice(first, first + count)
+    whole, exact_whole = random_matrix([1, m], m, k, dtype)
+    pairs = [(random_matrix([4, r], m, k, dtype), random_matrix([2, r], k, n, dtype)) for r in range(world)]
+    (part, _), (b, exact_b) = pairs[rank]
+    exact, allowed = sum_of_products([(a[1], b_[1]) for a, b_ in pairs], local, dtype)
+    sums = {"ag_gemm": product(exact_whole, exact_b, dtype), "gemm_rs": (exact[mine], allowed[mine]), "gemm_ar": (exact, allowed)}
+    bias, exact_bias = (x[0] for x in random_matrix([7], 1, n, dtype))
+    checked = 0
+    for activation in (None, "relu", "gelu", "silu", "gated_silu"):
+        for with_bias, partials, gap in ((True, None, 0), (False, "f32", 8), (True, "f32", 3)):
+            for name, sum_ in sums.items():
+                left = whole[mine] if name == "ag_gemm" else part
+                left, right = _with_gaps(left, gap), _with_gaps(numpy.ascontiguousarray(b.T), gap).T if gap == 3 else _with_gaps(b, gap)
+                want = behind_the_sum(*sum_, exact_bias if with_bias else 0 * exact_bias, activation, dtype)
+                out = _with_gaps(numpy.full(want[0].shape, 0x7FFF, numpy.uint16).view(left.dtype), gap)
+                between = out.base[:, want[0].shape[1] :].copy() if gap else None
+                more = {"m": m} if name == "ag_gemm" else {"partials": partials}
+                y = getattr(mkernel, name)(left, right, bias=bias if with_bias else None, activation=activation, out=out, **more)
+                assert y is out
+                assert_close(y, want, f"{name} {dtype} {activation} bias={with_bias} {partials} gap {gap} on rank {rank}")
+                assert gap == 0 or (out.base[:, want[0].shape[1] :].view(numpy.uint16) == between.view(numpy.uint16)).all()
+                checked += 1
+    mkernel.shutdown()
+    return checked
+
+
+def wrong_epilogue_is_seen():
+    """The same with one activation taken for another."""
+    products.ACTIVATIONS["gelu"] = products.ACTIVATIONS["silu"]
+    try:
+        epilogues_are_right("f16")
+    except AssertionError as error:
+        return str(error)
+    return "nothing"
+
+
+def epilogue_errors():
+    """What wrong epilogues are told; the group stays usable."""
+    group = mkernel.init()
+    a, b = numpy.ones((4, 8), numpy.float16), numpy.ones((8, 9), numpy.float16)
+    errors = []
+    for more in (dict(bias=a), dict(activation="tanh"), dict(activation="gated_silu"), dict(partials="f64")):
+        try:
+            mkernel.gemm_ar(a, b, **more)
+            errors.append(None)
+        except mkernel.Error as error:
+            errors.append(error.sentence)
+    group.mode = "quick"
+    try:
+        mkernel.gemm_ar(a, b)
+    except mkernel.Error as error:
+        errors.append(error.sentence)
+    return errors
+
+
+def tuning_and_mode_are_followed():
+    """Tiles that the tuning chooses; how the launch ran; partial sums beyond f16 that were counted."""
+    group = mkernel.init(tuning=mkernel.Tuning(tile_m=32, tile_n=32, count_nonfinite=True))
+    a, b = numpy.full((64, 8), 300, numpy.float16), numpy.full((8, 32), 300, numpy.float16)
+    ran = []
+    for mode in ("fused", "unfused"):
+        group.mode = mode
+        infinite = mkernel.gemm_ar(a, b)
+        ran.append((group.last_launch.fused, group.last_launch.nonfinite_partials > 0, bool(numpy.isinf(infinite).all())))
+    return ran, repr(group.tuning)
 
 
 def wrong_db_is_seen(which):

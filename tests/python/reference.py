@@ -2,6 +2,8 @@
 
 The bound is the one of kernels/ops/gemm_ar/README.md; there is no constant to tune.
 """
+import math
+
 import numpy
 
 from mkernel import from_bf16, to_bf16
@@ -59,6 +61,32 @@ def sum_of_products(pairs, local, dtype):
     exact = sum(p for p, _ in nodes)
     error = sum(e for _, e in nodes) + _sum_error(len(nodes) - 1) * sum(abs(p) + e for p, e in nodes)
     return exact, error if len(nodes) == 1 else rounded(exact, error)
+
+
+_erf = numpy.vectorize(math.erf)
+#: By name, on float64; "gated_silu" of columns that alternate is apart.
+ACTIVATIONS = {
+    "relu": lambda s: numpy.maximum(s, 0),
+    "gelu": lambda s: s * (1 + _erf(s / math.sqrt(2))) / 2,
+    "silu": lambda s: s / (1 + numpy.exp(-s)),
+}
+#: No activation's slope is larger, and float32 computes each to a few units in the last place.
+_SLOPE, _STEPS = 1.13, 2.0**-20
+
+
+def behind_the_sum(exact, allowed, bias, activation, dtype):
+    """(exact, allowed error) of a sum, which is known up to `allowed`, behind its bias and its activation."""
+    half, tiny = ROUNDING[dtype]
+    exact, allowed = exact + bias, allowed + 2.0**-23 * (abs(exact) + abs(bias) + allowed)
+    if activation == "gated_silu":
+        gate, up = exact[:, 0::2], exact[:, 1::2]
+        of_gate, of_up = _SLOPE * allowed[:, 0::2] + _STEPS * (1 + abs(gate)), allowed[:, 1::2]
+        allowed = of_gate * (abs(up) + of_up) + abs(gate) * of_up
+        exact = ACTIVATIONS["silu"](gate) * up
+    elif activation is not None:
+        allowed = _SLOPE * allowed + _STEPS * (1 + abs(exact))
+        exact = ACTIVATIONS[activation](exact)
+    return exact, allowed + half * (abs(exact) + allowed) + tiny
 
 
 def combined(rows, residual, features, top_k, nodes, dtype):

@@ -11,6 +11,27 @@ def test_every_element_and_gradient_is_within_the_rounding_error(cluster, dtype)
     assert cluster.run(on_ranks.operators_are_right, dtype) == [len(on_ranks.SHAPES)] * 4
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_bias_activation_partials_in_float32_and_gaps_between_rows(cluster, dtype):
+    assert cluster.run(on_ranks.epilogues_are_right, dtype) == [45] * 4
+
+
+def test_a_wrong_activation_turns_the_check_red(cluster):
+    for said in cluster.run(on_ranks.wrong_epilogue_is_seen):
+        assert "gelu" in said
+
+
+def test_wrong_epilogues_are_refused_in_words(cluster):
+    for said in cluster.run(on_ranks.epilogue_errors):
+        for sentence, telling in zip(said, ["(4, 8)", "relu, gelu", "9 columns", "'f32'", "'quick'"], strict=True):
+            assert sentence is not None and telling in sentence
+
+
+def test_tuning_and_mode_are_followed(cluster):
+    for ran, said in cluster.run(on_ranks.tuning_and_mode_are_followed):
+        assert ran == [(True, True, True), (False, True, True)] and "tile_m=32" in said
+
+
 def test_other_layouts_of_nodes_and_ranks_are_right_too(other_cluster):
     other_cluster.run(on_ranks.operators_are_right, "f16", on_ranks.SHAPES[:3])
 

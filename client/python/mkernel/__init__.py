@@ -40,6 +40,7 @@ from .operators import (
 )
 from .packed import packed_rows, ring_attention_packed
 from .ring import ring_attention, ring_attention_backward, sequence_rows
+from .tuning import Tuning
 
 #: What needs PyTorch, which is imported when one of these is asked for.
 _OF_TORCH = ("ColumnParallelLinear", "ColwiseParallel", "MoELayer", "RowParallelLinear", "RowwiseParallel", "attention")
@@ -62,6 +63,7 @@ __all__ = [
     "Place",
     "RankFailed",
     "Routed",
+    "Tuning",
     "__version__",
     "ag_gemm",
     "ag_gemm_backward",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import sys
-from typing import Any
+from typing import Any, Optional
 
 import numpy
 
@@ -19,9 +19,10 @@ from .errors import Error, ErrorCode, invalid
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """A matrix in memory. `transposed`: by columns, so that it is the transpose of a dense one."""
+    """A matrix in memory. `transposed`: by columns, so that it is the transpose of one by rows. `pitch`: elements from row to row of that one."""
 
     address: int
+    pitch: int
     rows: int
     columns: int
     dtype: int
@@ -78,22 +79,33 @@ def dtype_of(dtype: Any) -> int:
     )
 
 
-def dense(x: Any, what: str) -> Matrix:
-    """`x` row after row without gaps; a NumPy array that is not so is copied."""
+def by_rows(x: Any, what: str) -> Matrix:
+    """`x` row after row, perhaps with gaps between them; an array that is not so is copied."""
     array = _array(x, what)
-    if not array.flags.c_contiguous:
+    if pitch_of(array) is None:
         array = numpy.ascontiguousarray(array)
     return _matrix(array, transposed=False)
 
 
 def either(x: Any, what: str) -> Matrix:
-    """`x` dense by rows or by columns; a NumPy array that is neither is copied."""
+    """`x` by rows or by columns, perhaps with gaps between them; an array that is neither is copied."""
     array = _array(x, what)
-    if array.flags.c_contiguous:
+    if pitch_of(array) is not None:
         return _matrix(array, transposed=False)
-    if array.flags.f_contiguous:
+    if pitch_of(array.T) is not None:
         return _matrix(array, transposed=True)
     return _matrix(numpy.ascontiguousarray(array), transposed=False)
+
+
+def pitch_of(array: numpy.ndarray) -> Optional[int]:
+    """Elements from row to row of a matrix whose rows have no gaps; None where they have, or overlap."""
+    rows, columns = array.shape
+    step, within = (stride // array.itemsize for stride in array.strides)
+    if columns > 1 and within != 1:
+        return None
+    if rows <= 1:
+        return columns
+    return step if step >= columns and array.strides[0] % array.itemsize == 0 else None
 
 
 def output(x: Any, what: str, rows: int, columns: int, like: Any) -> tuple[Any, numpy.ndarray]:
@@ -104,14 +116,16 @@ def output(x: Any, what: str, rows: int, columns: int, like: Any) -> tuple[Any, 
     array = _array(x, what)
     if array.shape != (rows, columns) or dtype_of(array.dtype) != dtype_of(numpy.dtype(like)):
         raise invalid(f"{what} is {array.shape} of {array.dtype}, and the result is {(rows, columns)} of {numpy.dtype(like)}")
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        raise invalid(f"{what} must be writable, and dense by rows")
+    if pitch_of(array) is None or not array.flags.writeable:
+        raise invalid(f"{what} must be writable, and its rows without gaps")
     return x, array
 
 
 def _matrix(array: numpy.ndarray, transposed: bool) -> Matrix:
     rows, columns = array.shape
-    return Matrix(array.ctypes.data, rows, columns, dtype_of(array.dtype), transposed, array.dtype, array)
+    pitch = pitch_of(array.T if transposed else array)
+    assert pitch is not None
+    return Matrix(array.ctypes.data, pitch, rows, columns, dtype_of(array.dtype), transposed, array.dtype, array)
 
 
 def is_torch(x: Any) -> bool:

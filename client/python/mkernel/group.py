@@ -19,11 +19,13 @@ from typing import Any, Callable, Optional, Sequence, Union
 from . import _c
 from ._progress import Progress
 from .errors import Error, ErrorCode, invalid
+from .tuning import Tuning
 
 #: Operators that a group keeps; the one longest unused goes when there are more.
 OPERATORS_MAX = 128
 #: Of one message of `Group.exchange`: the library's limit for jobs of any size up to 63 ranks.
 _BLOB_BYTES = 60 * 1024
+_MODES = {"auto": _c.AUTO, "fused": _c.FUSED, "unfused": _c.UNFUSED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,7 @@ class LaunchStats:
     compute_wait_ns: int
     network_bytes: int
     network_commands: int
+    nonfinite_partials: int = 0
 
 
 class _Operator:
@@ -61,8 +64,7 @@ class _Operator:
 
     def __init__(self, group: Group, name: str, shape: dict[str, int], room: int, executor: int) -> None:
         struct, room_field = _c.SHAPES[name]
-        tuning = _c.Tuning(executor=executor, wait_timeout_ms=group.wait_timeout_ms)
-        tuning.machine_file, tuning.tuned_file = group.planned_by
+        tuning = group.tuning.as_c(executor, group.wait_timeout_ms)
         filled = struct(tuning=ctypes.pointer(tuning), **{room_field: room}, **shape)
         self.room = room
         self.launched = False
@@ -79,18 +81,17 @@ class _Operator:
 
 
 class Group:
-    """The ranks of one job, as this rank sees them. Made by `init`; usable until `shutdown`."""
+    """The ranks of one job, as this rank sees them. Made by `init`; usable until `shutdown`.
+
+    `mode` is how launches run: "auto", "fused" or "unfused". It may be set between launches, on all ranks alike.
+    """
 
     def __init__(
-        self,
-        name: str,
-        handle: ctypes.c_void_p,
-        wait_timeout: float,
-        process_group: Any = None,
-        planned_by: tuple[Optional[bytes], Optional[bytes]] = (None, None),
+        self, name: str, handle: ctypes.c_void_p, wait_timeout: float, process_group: Any = None, tuning: Tuning = Tuning()
     ) -> None:
         self.name = name
-        self.planned_by = planned_by
+        self.mode = "auto"
+        self.tuning = tuning
         self.process_group = process_group
         self.wait_timeout_ms = _milliseconds(wait_timeout)
         self._handle: Optional[ctypes.c_void_p] = handle
@@ -187,13 +188,15 @@ class Group:
         *,
         device: int = -1,
         stream: int = 0,
-        mode: int = _c.AUTO,
         after: Optional[Callable[[Any], None]] = None,
     ) -> None:
         """Launches an operator. `shape` is its C struct without room; `arguments` is its C struct.
 
         `device` -1: on CPUs, and waits; else on that GPU's stream. `after` may then ask the operator about the launch.
         """
+        if self.mode not in _MODES:
+            raise invalid(f"the mode of group '{self.name}' is {self.mode!r}: there are {', '.join(_MODES)}", self.rank)
+        mode = _MODES[self.mode]
         with self._lock:
             operator = self._operator(name, shape, room, device)
             stats = _c.LaunchStats()
@@ -215,6 +218,7 @@ class Group:
                 stats.compute_wait_ns,
                 stats.network_bytes,
                 stats.network_commands,
+                stats.nonfinite_partials,
             )
             if after is not None:
                 after(operator.handle)
@@ -224,26 +228,6 @@ class Group:
             _c.call("mk_op_launch_on", operator.handle, stream, ctypes.byref(arguments), mode, rank=self.rank)
         else:
             _c.call("mk_op_launch", operator.handle, ctypes.byref(arguments), mode, ctypes.byref(stats), rank=self.rank)
-
-    def launch_gemm(
-        self,
-        name: str,
-        *,
-        a: int,
-        b: int,
-        c: int,
-        m: int,
-        n: int,
-        k: int,
-        dtype: int,
-        layout: int,
-        gathered: int = 0,
-        device: int = -1,
-        stream: int = 0,
-    ) -> None:
-        """Launches one of the three tensor-parallel operators on addresses."""
-        arguments = _c.GemmArguments(a=a or None, b=b or None, c=c or None, m=m, gathered=gathered or None)
-        self.launch(name, dict(n=n, k=k, dtype=dtype, b_layout=layout), m, arguments, device=device, stream=stream)
 
     def _operator(self, name: str, shape: dict[str, int], room: int, device: int) -> _Operator:
         key = (name, tuple(shape.items()), device)
@@ -319,8 +303,7 @@ def init(
     secret: Optional[bytes] = None,
     timeout: float = 60.0,
     wait_timeout: float = 30.0,
-    machine_file: Optional[str] = None,
-    tuned_file: Optional[str] = None,
+    tuning: Tuning = Tuning(),
 ) -> Group:
     """Attaches this process to its node's daemon, and returns when all ranks of the group have.
 
@@ -332,10 +315,7 @@ def init(
     tensor, context and expert parallelism side by side, each under its own `name`.
 
     `timeout` is for the whole group to come up, in seconds; `wait_timeout` is for each wait inside a
-    launch. A daemon or a rank that is missing is an `Error` that names it.
-
-    Operators are planned by `machine_file`, which `mkbench calibrate` writes, and `tuned_file`, which
-    `mkbench tune` does; without them by what MKERNEL_MACHINE and MKERNEL_TUNED name, else by what is shipped.
+    launch. A daemon or a rank that is missing is an `Error` that names it. `tuning` is for all operators of the group.
     """
     with _registry_lock:
         if name in _groups:
@@ -363,8 +343,7 @@ def init(
             _c.call("mk_session_attach_from_environment", ctypes.byref(options), ctypes.byref(handle), rank=rank)
         else:
             _c.call("mk_session_attach", ctypes.byref(options), ctypes.byref(handle), rank=rank)
-    files = [os.fsencode(file) if file else None for file in (machine_file, tuned_file)]
-    made = Group(name, handle, wait_timeout, process_group, (files[0], files[1]))
+    made = Group(name, handle, wait_timeout, process_group, tuning)
     with _registry_lock:
         _groups[name] = made
     return made
@@ -440,7 +419,12 @@ def explain(group: GroupLike = None) -> str:
 
 def _said(field: str, value: int) -> Any:
     """A shape's number, in words where it stands for one."""
-    words = {"dtype": {_c.BF16: "bf16", _c.F16: "f16"}, "b_layout": {_c.KN: "k x n", _c.NK: "n x k"}}
+    words = {
+        "dtype": {_c.BF16: "bf16", _c.F16: "f16"},
+        "b_layout": {_c.KN: "k x n", _c.NK: "n x k"},
+        "activation": {1: "relu", 2: "gelu", 3: "silu", 4: "gated silu"},
+        "partials": {_c.PARTIALS_F32: "f32"},
+    }
     return words.get(field, {}).get(value, value)
 
 

@@ -1,7 +1,14 @@
 """The tensor-parallel operators on NumPy arrays and DLPack tensors; PyTorch's go to mkernel.torch.
 
-Shapes: A is dense by rows; B may lie by rows (k x n) or by columns (the transpose of an n x k array,
-which is how a linear layer keeps its weight). Everything is collective: all ranks of the group make the same calls.
+Shapes: A lies by rows; B may lie by rows (k x n) or by columns (the transpose of an n x k array,
+which is how a linear layer keeps its weight). Gaps between the rows are no reason to copy. Everything is collective: all ranks of the
+group make the same calls.
+
+`bias` has an element for each column of B, and is added to the whole sum; then comes `activation`: "relu", "gelu", "silu" or "gated_silu", of
+whose alternating columns, gate and up projection, one of two remains. All is in float32, before the only rounding. `partials="f32"` lets
+partial sums travel in float32: twice the bytes, and no rounding.
+
+The `_backward` functions are of the product alone: give them the gradient behind the activation. A bias's gradient is the sum of its rows.
 """
 
 from __future__ import annotations
@@ -10,13 +17,21 @@ from typing import Any, Optional
 
 import numpy
 
-from . import _c, arrays, gradients
+from . import _c, arrays, gradients, products
 from .errors import invalid
 from .group import Group, GroupLike, get_group
 
 
 def ag_gemm(
-    a: Any, b: Any, *, group: GroupLike = None, m: Optional[int] = None, out: Any = None, return_gathered: bool = False
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: Optional[str] = None,
+    group: GroupLike = None,
+    m: Optional[int] = None,
+    out: Any = None,
+    return_gathered: bool = False,
 ) -> Any:
     """AllGather + GEMM: (all ranks' rows of A) B.
 
@@ -27,19 +42,28 @@ def ag_gemm(
         _refuse_for_torch("ag_gemm", out=out, m=m)
         from .torch import operators as torch_operators
 
-        return torch_operators.ag_gemm(a, b, group=group, return_gathered=return_gathered)
+        return torch_operators.ag_gemm(a, b, bias=bias, activation=activation, group=group, return_gathered=return_gathered)
     chosen = get_group(group)
     a_, b_ = _operands(chosen, "ag_gemm", a, b)
     m = a_.rows * chosen.world if m is None else m
     if a_.rows != chosen.rows(m)[1]:
         raise invalid(f"ag_gemm: a has {a_.rows} rows, and of m = {m} this rank has {chosen.rows(m)[1]} (Group.rows)", chosen.rank)
-    result, c = arrays.output(out, "out", m, b_.columns, a_.like)
+    result, c = arrays.output(out, "out", m, products.columns_of_result(chosen, "ag_gemm", b_.columns, activation), a_.like)
     gathered = numpy.empty((m, a_.columns), dtype=a_.like) if return_gathered else None
-    _launch(chosen, "ag-gemm", a_, b_, c, m, gathered)
+    _launch(chosen, "ag-gemm", a_, b_, c, m, bias, gathered, activation=activation)
     return (result, gathered) if return_gathered else result
 
 
-def gemm_rs(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
+def gemm_rs(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: Optional[str] = None,
+    partials: Optional[str] = None,
+    group: GroupLike = None,
+    out: Any = None,
+) -> Any:
     """GEMM + ReduceScatter: this rank's rows of the sum over all ranks of A B.
 
     `a` is m x k and `b` k x n, of this rank's share of the inner dimension; `Group.rows(m)` says which rows the rank gets.
@@ -48,15 +72,25 @@ def gemm_rs(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
         _refuse_for_torch("gemm_rs", out=out)
         from .torch import operators as torch_operators
 
-        return torch_operators.gemm_rs(a, b, group=group)
+        return torch_operators.gemm_rs(a, b, bias=bias, activation=activation, partials=partials, group=group)
     chosen = get_group(group)
     a_, b_ = _operands(chosen, "gemm_rs", a, b)
-    result, c = arrays.output(out, "out", chosen.rows(a_.rows)[1], b_.columns, a_.like)
-    _launch(chosen, "gemm-rs", a_, b_, c, a_.rows, None)
+    columns = products.columns_of_result(chosen, "gemm_rs", b_.columns, activation)
+    result, c = arrays.output(out, "out", chosen.rows(a_.rows)[1], columns, a_.like)
+    _launch(chosen, "gemm-rs", a_, b_, c, a_.rows, bias, activation=activation, partials=partials)
     return result
 
 
-def gemm_ar(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
+def gemm_ar(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: Optional[str] = None,
+    partials: Optional[str] = None,
+    group: GroupLike = None,
+    out: Any = None,
+) -> Any:
     """GEMM + AllReduce: the sum over all ranks of A B, the same bits on every rank.
 
     `a` is m x k and `b` k x n, of this rank's share of the inner dimension.
@@ -65,18 +99,18 @@ def gemm_ar(a: Any, b: Any, *, group: GroupLike = None, out: Any = None) -> Any:
         _refuse_for_torch("gemm_ar", out=out)
         from .torch import operators as torch_operators
 
-        return torch_operators.gemm_ar(a, b, group=group)
+        return torch_operators.gemm_ar(a, b, bias=bias, activation=activation, partials=partials, group=group)
     chosen = get_group(group)
     a_, b_ = _operands(chosen, "gemm_ar", a, b)
-    result, c = arrays.output(out, "out", a_.rows, b_.columns, a_.like)
-    _launch(chosen, "gemm-ar", a_, b_, c, a_.rows, None)
+    result, c = arrays.output(out, "out", a_.rows, products.columns_of_result(chosen, "gemm_ar", b_.columns, activation), a_.like)
+    _launch(chosen, "gemm-ar", a_, b_, c, a_.rows, bias, activation=activation, partials=partials)
     return result
 
 
 def all_gather(a: Any, *, group: GroupLike = None, m: Optional[int] = None) -> numpy.ndarray:
     """All ranks' rows of A: an AllGather+GEMM of eight columns, which is what brings the rows."""
     chosen = get_group(group)
-    array = arrays.dense(a, "a")
+    array = arrays.by_rows(a, "a")
     columns = numpy.zeros((array.columns, 8), dtype=array.like)
     return ag_gemm(array.owner, columns, group=chosen, m=m, return_gathered=True)[1]
 
@@ -141,7 +175,7 @@ def _refuse_for_torch(what: str, **given: Any) -> None:
 
 
 def _operands(group: Group, what: str, a: Any, b: Any) -> tuple[arrays.Matrix, arrays.Matrix]:
-    a_, b_ = arrays.dense(a, f"{what}: a"), arrays.either(b, f"{what}: b")
+    a_, b_ = arrays.by_rows(a, f"{what}: a"), arrays.either(b, f"{what}: b")
     if a_.columns != b_.rows:
         raise invalid(f"{what}: a is {a_.rows} x {a_.columns} and b {b_.rows} x {b_.columns}: the inner dimensions differ", group.rank)
     if a_.dtype != b_.dtype:
@@ -149,16 +183,35 @@ def _operands(group: Group, what: str, a: Any, b: Any) -> tuple[arrays.Matrix, a
     return a_, b_
 
 
-def _launch(group: Group, name: str, a: arrays.Matrix, b: arrays.Matrix, c: numpy.ndarray, m: int, gathered: Optional[numpy.ndarray]) -> None:
-    group.launch_gemm(
+def _launch(
+    group: Group,
+    name: str,
+    a: arrays.Matrix,
+    b: arrays.Matrix,
+    c: numpy.ndarray,
+    m: int,
+    bias: Any,
+    gathered: Optional[numpy.ndarray] = None,
+    activation: Optional[str] = None,
+    partials: Optional[str] = None,
+) -> None:
+    if bias is not None:
+        bias = arrays.tensor(bias, f"{name}: bias")
+        if bias.shape != (b.columns,) or bias.dtype != a.like:
+            raise invalid(f"{name}: bias is {bias.shape} of {bias.dtype}: it must be {(b.columns,)} of {a.like}", group.rank)
+    products.launch(
+        group,
         name,
-        a=a.address,
-        b=b.address,
-        c=c.ctypes.data,
+        products.Operand(a.address, a.pitch),
+        products.Operand(b.address, b.pitch),
+        products.Operand(c.ctypes.data, arrays.pitch_of(c) or 0),
         m=m,
         n=b.columns,
         k=a.columns,
         dtype=a.dtype,
         layout=_c.NK if b.transposed else _c.KN,
         gathered=0 if gathered is None else gathered.ctypes.data,
+        bias=0 if bias is None else bias.ctypes.data,
+        activation=activation,
+        partials=partials,
     )

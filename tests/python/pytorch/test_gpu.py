@@ -20,6 +20,11 @@ def test_results_and_gradients_are_within_the_rounding_error_of_float64(pair, dt
     assert pair.run(torch_ranks.gradients_are_right, dtype, "cuda", 256, 192, 128) == [True] * 2
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_bias_and_activation_and_their_gradients_are_right(pair, dtype):
+    assert pair.run(torch_ranks.epilogues_are_right, dtype, "cuda", 256, 192, 128) == [True] * 2
+
+
 @pytest.mark.parametrize("sequence_parallel, compiled", [(True, ""), (False, "aot_eager"), (True, "inductor")])
 def test_modules_are_like_one_process(pair, sequence_parallel, compiled):
     assert pair.run(torch_ranks.modules_are_like_one_process, sequence_parallel, compiled, "cuda") == [True] * 2

@@ -11,6 +11,21 @@ def test_results_and_gradients_are_within_the_rounding_error_of_float64(cluster,
     assert cluster.run(torch_ranks.gradients_are_right, dtype) == [True] * 4
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_bias_and_activation_and_their_gradients_are_right(cluster, dtype):
+    assert cluster.run(torch_ranks.epilogues_are_right, dtype) == [True] * 4
+
+
+def test_a_wrong_gradient_of_the_bias_turns_the_check_red(cluster):
+    for said in cluster.run(torch_ranks.wrong_bias_gradient_is_seen):
+        assert said.startswith("dbias of ag_gemm")
+
+
+def test_a_fused_activation_gives_no_silent_gradient(cluster):
+    for said in cluster.run(torch_ranks.fused_activation_refuses_a_gradient):
+        assert "gemm_ar with activation='gelu'" in said
+
+
 def test_what_uses_the_gathered_input_has_a_gradient(cluster):
     assert cluster.run(torch_ranks.gradient_of_the_gathered_input) == [True] * 4
 
@@ -23,7 +38,7 @@ def test_a_wrong_gradient_of_b_turns_the_check_red(cluster, which):
 
 def test_opcheck_finds_nothing(cluster):
     for outcomes in cluster.run(torch_ranks.operators_pass_opcheck):
-        assert len(outcomes) == 20 and set(outcomes.values()) == {"SUCCESS"}
+        assert len(outcomes) == 44 and set(outcomes.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,9 @@ def column_parallel(
     x, weight, bias = _cast_for_autocast(x, weight, bias)
     flat = x.reshape(-1, x.shape[-1])
     if sequence_parallel:
-        y = operators.ag_gemm(flat, weight.t(), group=group, keep_gathered=keep_gathered)
-        y = y.view(-1, *x.shape[1:-1], weight.shape[0])
-    else:
-        y = operators.copy_gemm(flat, weight.t(), group=group).view(*x.shape[:-1], weight.shape[0])
+        y = operators.ag_gemm(flat, weight.t(), bias=bias, group=group, keep_gathered=keep_gathered)
+        return y.view(-1, *x.shape[1:-1], weight.shape[0])
+    y = operators.copy_gemm(flat, weight.t(), group=group).view(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
 
 
@@ -37,10 +36,8 @@ def row_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], group: str, 
     x, weight, bias = _cast_for_autocast(x, weight, bias)
     flat = x.reshape(-1, x.shape[-1])
     if sequence_parallel:
-        y = operators.gemm_rs(flat, weight.t(), group=group).view(-1, *x.shape[1:-1], weight.shape[0])
-    else:
-        y = operators.gemm_ar(flat, weight.t(), group=group).view(*x.shape[:-1], weight.shape[0])
-    return y if bias is None else y + bias
+        return operators.gemm_rs(flat, weight.t(), bias=bias, group=group).view(-1, *x.shape[1:-1], weight.shape[0])
+    return operators.gemm_ar(flat, weight.t(), bias=bias, group=group).view(*x.shape[:-1], weight.shape[0])
 
 
 class _ParallelLinear(nn.Module):

@@ -309,15 +309,16 @@ def _combine(
     return out
 
 
-#: Kinds of GEMM + Combine that the library said it cannot do on GPUs; it says so on all ranks.
-_without_kernel: set[int] = set()
+#: Kinds of GEMM + Combine that the library said it cannot do on GPUs, by group; it says so on all ranks.
+_without_kernel: set[tuple] = set()
 
 
 def _combine_on_device(
     group: Group, addresses: dict[str, int], out: Tensor, weight: Tensor, rows: Tensor, offsets: Tensor, ids: Tensor, shape: dict[str, int]
 ) -> Optional[Tensor]:
     """GEMM + Combine on the current stream; None where the library has no kernel. A launch that refuses its rows leaves not-a-number."""
-    if shape["partials"] in _without_kernel:
+    kind = (group.name, shape["dtype"], shape["b_layout"], shape["partials"])
+    if kind in _without_kernel:
         return None
     words = torch.cat([rows, weight.detach().contiguous().view(torch.int32)[:, None]], 1)
     arguments = _c.CombineArguments(
@@ -336,7 +337,7 @@ def _combine_on_device(
     except Error as error:
         if error.code != ErrorCode.UNSUPPORTED:
             raise
-        _without_kernel.add(shape["partials"])
+        _without_kernel.add(kind)
         return None
     return out
 

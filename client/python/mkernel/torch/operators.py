@@ -2,6 +2,9 @@
 
 Tensors on CPUs are computed when the call returns. Tensors on GPUs are launched on the current stream: the call returns at once,
 and a failure shows at a later call or at `Group.check`.
+
+Rows may have gaps between them. `bias`, `activation` and `partials` are as in mkernel.operators. A bias has a gradient: of `gemm_rs`, that of this
+rank's rows. Where a gradient is wanted, the sum behind the bias is kept, and the activation is PyTorch's; else it is fused.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .. import _c, gradients
+from .. import _c, gradients, products
 from ..errors import invalid
 from ..group import Group, GroupLike, get_group
 
@@ -22,7 +25,14 @@ _DTYPES = {torch.bfloat16: _c.BF16, torch.float16: _c.F16}
 
 
 def ag_gemm(
-    a: Tensor, b: Tensor, *, group: GroupLike = None, keep_gathered: bool = True, return_gathered: bool = False
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Optional[Tensor] = None,
+    activation: Optional[str] = None,
+    group: GroupLike = None,
+    keep_gathered: bool = True,
+    return_gathered: bool = False,
 ) -> Any:
     """AllGather + GEMM: (all ranks' rows of A) B. Every rank has as many rows.
 
@@ -30,21 +40,41 @@ def ag_gemm(
     takes time instead of memory. `return_gathered`: (C, A gathered).
     """
     keep = return_gathered or (keep_gathered and b.requires_grad)
-    out, gathered = torch.ops.mkernel.ag_gemm(a, b, _name(group), keep)
+    fused, behind = _divided(activation, a, b, bias)
+    out, gathered = torch.ops.mkernel.ag_gemm(a, b, _name(group), keep, bias, fused)
+    out = activated(out, behind)
     return (out, gathered) if return_gathered else out
 
 
-def gemm_rs(a: Tensor, b: Tensor, *, group: GroupLike = None) -> Tensor:
+def gemm_rs(
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Optional[Tensor] = None,
+    activation: Optional[str] = None,
+    partials: Optional[str] = None,
+    group: GroupLike = None,
+) -> Tensor:
     """GEMM + ReduceScatter: this rank's rows of the sum over all ranks of A B; the ranks divide the rows."""
-    return torch.ops.mkernel.gemm_rs(a, b, _name(group))
+    fused, behind = _divided(activation, a, b, bias)
+    return activated(torch.ops.mkernel.gemm_rs(a, b, _name(group), bias, fused, partials), behind)
 
 
-def gemm_ar(a: Tensor, b: Tensor, *, group: GroupLike = None) -> Tensor:
-    """GEMM + AllReduce: the sum over all ranks of A B, the same bits on every rank.
+def gemm_ar(
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Optional[Tensor] = None,
+    activation: Optional[str] = None,
+    partials: Optional[str] = None,
+    group: GroupLike = None,
+) -> Tensor:
+    """GEMM + AllReduce: the sum over all ranks of A B, the same bits on every rank; the bias is the same on all.
 
     The gradient takes dY to be the same on all ranks, as it is where what follows is the same on all.
     """
-    return torch.ops.mkernel.gemm_ar(a, b, _name(group))
+    fused, behind = _divided(activation, a, b, bias)
+    return activated(torch.ops.mkernel.gemm_ar(a, b, _name(group), bias, fused, partials), behind)
 
 
 def copy_gemm(a: Tensor, b: Tensor, *, group: GroupLike = None) -> Tensor:
@@ -63,33 +93,62 @@ def _name(group: GroupLike) -> str:
     return group if isinstance(group, str) else group.name
 
 
+def activated(z: Tensor, activation: Optional[str]) -> Tensor:
+    """An activation of products.ACTIVATIONS, by PyTorch, in float32; None: z itself."""
+    if activation is None:
+        return z
+    one = z.float()
+    if activation == "gated_silu":
+        gate, up = one.unflatten(-1, (-1, 2)).unbind(-1)
+        return (torch.nn.functional.silu(gate) * up).to(z.dtype)
+    return {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}[activation](one).to(z.dtype)
+
+
+def _divided(activation: Optional[str], *inputs: Optional[Tensor]) -> tuple[Optional[str], Optional[str]]:
+    """(the activation that the launch has, the one that follows it): where a gradient is wanted, its input must be kept."""
+    if activation in products.ACTIVATIONS and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return None, activation
+    return activation, None
+
+
 # --- The operators ----------------------------------------------------------------------------------
 
+_EPILOGUE = "Tensor? bias=None, str? activation=None"
+_OF_SUMS = f"(Tensor a, Tensor b, str group, {_EPILOGUE}, str? partials=None) -> Tensor"
 
-@torch.library.custom_op("mkernel::ag_gemm", mutates_args=(), schema="(Tensor a, Tensor b, str group, bool keep) -> (Tensor, Tensor)")
-def _ag_gemm(a: Tensor, b: Tensor, group: str, keep: bool) -> tuple[Tensor, Tensor]:
+
+@torch.library.custom_op(
+    "mkernel::ag_gemm", mutates_args=(), schema=f"(Tensor a, Tensor b, str group, bool keep, {_EPILOGUE}) -> (Tensor, Tensor)"
+)
+def _ag_gemm(
+    a: Tensor, b: Tensor, group: str, keep: bool, bias: Optional[Tensor] = None, activation: Optional[str] = None
+) -> tuple[Tensor, Tensor]:
     chosen = _checked("ag_gemm", a, b, group)
     m = a.shape[0] * chosen.world
-    c = a.new_empty((m, b.shape[1]))
+    c = a.new_empty((m, products.columns_of_result(chosen, "ag_gemm", b.shape[1], activation)))
     gathered = a.new_empty((m if keep else 0, a.shape[1]))
-    _launch(chosen, "ag-gemm", a, b, c, m, gathered if keep else None)
+    _launch(chosen, "ag-gemm", a, b, c, m, gathered if keep else None, bias, activation=activation)
     return c, gathered
 
 
-@torch.library.custom_op("mkernel::gemm_rs", mutates_args=(), schema="(Tensor a, Tensor b, str group) -> Tensor")
-def _gemm_rs(a: Tensor, b: Tensor, group: str) -> Tensor:
+@torch.library.custom_op("mkernel::gemm_rs", mutates_args=(), schema=_OF_SUMS)
+def _gemm_rs(
+    a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None
+) -> Tensor:
     chosen = _checked("gemm_rs", a, b, group)
     _check_divides(a.shape[0], chosen)
-    c = a.new_empty((a.shape[0] // chosen.world, b.shape[1]))
-    _launch(chosen, "gemm-rs", a, b, c, a.shape[0], None)
+    c = a.new_empty((a.shape[0] // chosen.world, products.columns_of_result(chosen, "gemm_rs", b.shape[1], activation)))
+    _launch(chosen, "gemm-rs", a, b, c, a.shape[0], None, bias, activation=activation, partials=partials)
     return c
 
 
-@torch.library.custom_op("mkernel::gemm_ar", mutates_args=(), schema="(Tensor a, Tensor b, str group) -> Tensor")
-def _gemm_ar(a: Tensor, b: Tensor, group: str) -> Tensor:
+@torch.library.custom_op("mkernel::gemm_ar", mutates_args=(), schema=_OF_SUMS)
+def _gemm_ar(
+    a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None
+) -> Tensor:
     chosen = _checked("gemm_ar", a, b, group)
-    c = a.new_empty((a.shape[0], b.shape[1]))
-    _launch(chosen, "gemm-ar", a, b, c, a.shape[0], None)
+    c = a.new_empty((a.shape[0], products.columns_of_result(chosen, "gemm_ar", b.shape[1], activation)))
+    _launch(chosen, "gemm-ar", a, b, c, a.shape[0], None, bias, activation=activation, partials=partials)
     return c
 
 
@@ -100,21 +159,22 @@ def _copy_gemm(a: Tensor, b: Tensor, group: str) -> Tensor:
 
 
 @_ag_gemm.register_fake
-def _(a: Tensor, b: Tensor, group: str, keep: bool) -> tuple[Tensor, Tensor]:
-    m = a.shape[0] * get_group(group).world
-    return a.new_empty((m, b.shape[1])), a.new_empty((m if keep else 0, a.shape[1]))
+def _(a: Tensor, b: Tensor, group: str, keep: bool, bias: Optional[Tensor] = None, activation: Optional[str] = None) -> tuple[Tensor, Tensor]:
+    chosen = get_group(group)
+    m = a.shape[0] * chosen.world
+    return a.new_empty((m, products.columns_of_result(chosen, "ag_gemm", b.shape[1], activation))), a.new_empty((m if keep else 0, a.shape[1]))
 
 
 @_gemm_rs.register_fake
-def _(a: Tensor, b: Tensor, group: str) -> Tensor:
+def _(a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None) -> Tensor:
     chosen = get_group(group)
     _check_divides(a.shape[0], chosen)
-    return a.new_empty((a.shape[0] // chosen.world, b.shape[1]))
+    return a.new_empty((a.shape[0] // chosen.world, products.columns_of_result(chosen, "gemm_rs", b.shape[1], activation)))
 
 
 @_gemm_ar.register_fake
-def _(a: Tensor, b: Tensor, group: str) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]))
+def _(a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None) -> Tensor:
+    return a.new_empty((a.shape[0], products.columns_of_result(get_group(group), "gemm_ar", b.shape[1], activation)))
 
 
 @_copy_gemm.register_fake
@@ -154,8 +214,23 @@ class _TorchOps:
         return torch.mm(x.t(), y) if b.is_contiguous() else torch.mm(y.t(), x).t()
 
 
+def _save_epilogue(ctx: Any, what: str, activation: Optional[str], bias: Optional[Tensor]) -> None:
+    ctx.refused = f"{what} with activation={activation!r}" if activation else None
+    ctx.bias = None if bias is None else bias.dtype
+
+
+def _bias_gradient(ctx: Any, dy: Optional[Tensor], place: int) -> Optional[Tensor]:
+    """Of a bias, the sum of dY's rows. A gradient through a fused activation is refused, as what it needs was not kept."""
+    if ctx.refused:
+        raise invalid(f"the gradient of torch.ops.mkernel.{ctx.refused} needs what was not kept: call the function of mkernel.torch")
+    if dy is None or ctx.bias is None or not ctx.needs_input_grad[place]:
+        return None
+    return dy.sum(0, dtype=torch.float32).to(ctx.bias)
+
+
 def _save_ag_gemm(ctx: Any, inputs: tuple, output: tuple) -> None:
-    a, b, ctx.group, ctx.keep = inputs
+    a, b, ctx.group, ctx.keep, bias, activation = inputs
+    _save_epilogue(ctx, "ag_gemm", activation, bias)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1] if ctx.keep else a, b)
 
@@ -164,6 +239,7 @@ def _ag_gemm_backward(ctx: Any, dy: Optional[Tensor], dgathered: Optional[Tensor
     kept, b = ctx.saved_tensors
     want_a, want_b = ctx.needs_input_grad[:2]
     gathered, a = (kept, None) if ctx.keep else (None, kept)
+    dbias = _bias_gradient(ctx, dy, 4)
     da = db = None
     if dy is not None:
         # What flows back into the gathered A is one more product, by the identity, of the same reduce-scatter.
@@ -174,26 +250,37 @@ def _ag_gemm_backward(ctx: Any, dy: Optional[Tensor], dgathered: Optional[Tensor
             da = torch.ops.mkernel.gemm_rs(torch.cat([dy, dgathered], 1), torch.cat([b.t(), one], 0), ctx.group)
     elif dgathered is not None and ctx.keep and want_a:
         da = torch.ops.mkernel.gemm_rs(dgathered, torch.eye(b.shape[0], dtype=b.dtype, device=b.device), ctx.group)
-    return da, db, None, None
+    return da, db, None, None, dbias, None
 
 
-def _save_operands(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    a, b, ctx.group = inputs
-    ctx.save_for_backward(a, b)
+def _save_sum(what: str) -> Any:
+    def save(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        a, b, ctx.group, bias, activation, _ = inputs
+        _save_epilogue(ctx, what, activation, bias)
+        ctx.save_for_backward(a, b)
+
+    return save
 
 
 def _gemm_rs_backward(ctx: Any, dy: Tensor) -> tuple:
     a, b = ctx.saved_tensors
     want_a, want_b = ctx.needs_input_grad[:2]
-    if not want_a and not want_b:
-        return None, None, None
-    da, db = gradients.gemm_rs(_TorchOps, dy, a, b, ctx.group, want_b)
-    return da if want_a else None, db, None
+    dbias = _bias_gradient(ctx, dy, 3)
+    da = db = None
+    if want_a or want_b:
+        da, db = gradients.gemm_rs(_TorchOps, dy, a, b, ctx.group, want_b)
+    return da if want_a else None, db, None, dbias, None, None
 
 
 def _gemm_ar_backward(ctx: Any, dy: Tensor) -> tuple:
     a, b = ctx.saved_tensors
-    return (*gradients.gemm_ar(_TorchOps, dy, a, b, *ctx.needs_input_grad[:2]), None)
+    dbias = _bias_gradient(ctx, dy, 3)
+    return (*gradients.gemm_ar(_TorchOps, dy, a, b, *ctx.needs_input_grad[:2]), None, dbias, None, None)
+
+
+def _save_operands(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    a, b, ctx.group = inputs
+    ctx.save_for_backward(a, b)
 
 
 def _copy_gemm_backward(ctx: Any, dy: Tensor) -> tuple:
@@ -202,8 +289,8 @@ def _copy_gemm_backward(ctx: Any, dy: Tensor) -> tuple:
 
 
 _ag_gemm.register_autograd(_ag_gemm_backward, setup_context=_save_ag_gemm)
-_gemm_rs.register_autograd(_gemm_rs_backward, setup_context=_save_operands)
-_gemm_ar.register_autograd(_gemm_ar_backward, setup_context=_save_operands)
+_gemm_rs.register_autograd(_gemm_rs_backward, setup_context=_save_sum("gemm_rs"))
+_gemm_ar.register_autograd(_gemm_ar_backward, setup_context=_save_sum("gemm_ar"))
 _copy_gemm.register_autograd(_copy_gemm_backward, setup_context=_save_operands)
 
 
@@ -228,24 +315,52 @@ def _check_divides(rows: int, group: Group) -> None:
         raise invalid(f"gemm_rs: {rows} rows do not divide over {group.world} ranks: pad them", group.rank)
 
 
-def _launch(group: Group, name: str, a: Tensor, b: Tensor, c: Tensor, m: int, gathered: Optional[Tensor]) -> None:
-    a = a.contiguous()
-    if not b.is_contiguous() and not b.t().is_contiguous():
+def _launch(
+    group: Group, name: str, a: Tensor, b: Tensor, c: Tensor, m: int, gathered: Optional[Tensor], bias: Optional[Tensor], **more: Optional[str]
+) -> None:
+    a_ = _by_rows(a)
+    if a_ is None:
+        a = a.contiguous()
+        a_ = products.Operand(a.data_ptr(), a.shape[1])
+    by_columns = False
+    b_ = _by_rows(b)
+    if b_ is None:
+        b_ = _by_rows(b.t())
+        by_columns = b_ is not None
+    if b_ is None:
         b = b.contiguous()
+        b_ = products.Operand(b.data_ptr(), b.shape[1])
+    if bias is not None:
+        if tuple(bias.shape) != (b.shape[1],) or bias.dtype != a.dtype or bias.device != a.device:
+            raise invalid(
+                f"{name}: bias is {tuple(bias.shape)} of {bias.dtype} on {bias.device}: it must be {(b.shape[1],)} of {a.dtype} on {a.device}", group.rank
+            )
+        bias = bias.contiguous()
     arguments: dict[str, Any] = dict(
-        a=a.data_ptr(),
-        b=b.data_ptr(),
-        c=c.data_ptr(),
         m=m,
         n=b.shape[1],
         k=a.shape[1],
         dtype=_DTYPES[a.dtype],
-        layout=_c.KN if b.is_contiguous() else _c.NK,
+        layout=_c.NK if by_columns else _c.KN,
         gathered=0 if gathered is None else gathered.data_ptr(),
+        bias=0 if bias is None else bias.data_ptr(),
+        **more,
     )
+    operands = (a_, b_, products.Operand(c.data_ptr(), c.shape[1]))
     if a.device.type == "cpu":
-        group.launch_gemm(name, **arguments)
+        products.launch(group, name, *operands, **arguments)
         return
     with torch.cuda.device(a.device):
         # Copies made here are freed in the order of the same stream.
-        group.launch_gemm(name, device=a.device.index, stream=torch.cuda.current_stream().cuda_stream, **arguments)
+        products.launch(group, name, *operands, device=a.device.index, stream=torch.cuda.current_stream().cuda_stream, **arguments)
+
+
+def _by_rows(x: Tensor) -> Optional[products.Operand]:
+    """x as it lies, if its rows have no gaps and the GPU can take it; else None."""
+    rows, columns = x.shape
+    pitch = columns if rows <= 1 else x.stride(0)
+    if (columns > 1 and x.stride(1) != 1) or pitch < columns:
+        return None
+    if x.is_cuda and pitch != columns and (pitch % 8 != 0 or x.data_ptr() % 16 != 0):
+        return None
+    return products.Operand(x.data_ptr(), pitch)
