@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""record.py <results.xml> <python>: what a run of the stage `python` said, as Markdown for RESULT.md."""
+"""record.py <results.xml> <python>: what a run of the stage `python` said, as text for RESULT.txt."""
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -18,9 +18,8 @@ def outcome(case):
 
 
 counts = {kind: sum(outcome(case) == kind for case in cases) for kind in ("passed", "failed", "skipped")}
-print("# The last run of the stage `python`\n")
+print("The last run of the stage `python`\n")
 print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped. {versions}.\n")
-print("| test | outcome | s |\n|---|---|---|")
+print("    s  outcome  test")
 for case in cases:
-    name = case.get("name", "").replace("|", "\\|")
-    print(f"| `{case.get('classname', '').split('.')[-1]}`: `{name}` | {outcome(case)} | {float(case.get('time', 0)):.0f} |")
+    print(f"{float(case.get('time', 0)):5.0f}  {outcome(case):8} {case.get('classname', '').split('.')[-1]}: {case.get('name', '')}")
