@@ -83,7 +83,8 @@ class _Operator:
 class Group:
     """The ranks of one job, as this rank sees them. Made by `init`; usable until `shutdown`.
 
-    `mode` is how launches run: "auto", "fused" or "unfused". It may be set between launches, on all ranks alike.
+    `mode` is how launches run: "auto", "fused" or "unfused". It may be set between launches, on all ranks alike. So may `tag`, a number that traces
+    name launches by.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Group:
     ) -> None:
         self.name = name
         self.mode = "auto"
+        self.tag = 0
         self.tuning = tuning
         self.process_group = process_group
         self.wait_timeout_ms = _milliseconds(wait_timeout)
@@ -196,7 +198,7 @@ class Group:
         """
         if self.mode not in _MODES:
             raise invalid(f"the mode of group '{self.name}' is {self.mode!r}: there are {', '.join(_MODES)}", self.rank)
-        mode = _MODES[self.mode]
+        mode, arguments.tag = _MODES[self.mode], self.tag
         with self._lock:
             operator = self._operator(name, shape, room, device)
             stats = _c.LaunchStats()
