@@ -227,7 +227,8 @@ DerivedMachine machine_for_gpu(std::string_view device_name, std::uint32_t sms) 
   derived.machine.sms = sms;
   derived.warning = fmt::format(
       "no machine file is shipped for '{}' with {} SMs; its choices go by the {}'s figures, which "
-      "may be far off. Measure the machine, write a file like the shipped ones, and name it",
+      "may be far off. `mkbench calibrate --executor cuda --out FILE` measures it; then set "
+      "MKERNEL_MACHINE=FILE",
       device_name, sms, h200 ? "H200" : "H100");
   return derived;
 }

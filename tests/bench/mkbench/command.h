@@ -1,7 +1,6 @@
 /// \file
 /// mkbench's commands: `mkbench OPERATOR`, one per case; `mkbench all`; `mkbench scaling OPERATOR`;
-/// `mkbench explain OPERATOR`;
-/// `mkbench tune OPERATOR`.
+/// `mkbench explain OPERATOR`; `mkbench tune OPERATOR`; `mkbench calibrate`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -34,6 +33,9 @@ std::unique_ptr<Command> make_explain_command(CLI::App& app);
 
 /// `mkbench tune OPERATOR SHAPE...`: measures around the planner's choice, and writes tuned.json.
 std::unique_ptr<Command> make_tune_command(CLI::App& app);
+
+/// `mkbench calibrate`: measures this machine, and writes a machine file.
+std::unique_ptr<Command> make_calibrate_command(CLI::App& app);
 
 class Commands {
  public:

@@ -27,7 +27,7 @@ TEST(PlannedShapes, AShapeIsThreeSides) {
     EXPECT_EQ(parse_shape(wrong).error().code, ErrorCode::kInvalidArgument) << wrong;
   }
   EXPECT_EQ(*planned_op("gemm-rs"), plan::Op::kGemmRs);
-  EXPECT_FALSE(planned_op("moe"));
+  EXPECT_FALSE(planned_op("attention"));
 }
 
 TEST(PlannedShapes, CandidatesAreTriedFromTheModelsChoiceOn) {
