@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
+#include "kernels/comm/trace_event.h"
 #include "kernels/comm/types.h"
 #include "kernels/ops/combine/device_input.h"
 #include "kernels/ops/combine/geometry.h"
@@ -32,6 +34,10 @@ class DeviceOperator {
   virtual CudaStream own_stream() = 0;
   /// LaunchOptions::tag of the next launches.
   virtual void set_tag(std::uint64_t tag) = 0;
+  /// Whether the launches that follow note what their blocks do when; not every operator does.
+  virtual void set_trace(bool /*on*/) {}
+  /// Of the last launch, which has ended.
+  virtual std::vector<kernels::TraceEvent> trace() const { return {}; }
 };
 
 // --- The products over all ranks ---

@@ -37,10 +37,11 @@ struct ExecutorCore final : OperatorCore {
     return launched;
   }
   void set_trace(bool on) {
-    if (cpu != nullptr) mk::set_trace(cpu->runner(), on);
+    if (cpu != nullptr) return mk::set_trace(cpu->runner(), on);
+    device->set_trace(on);
   }
   std::vector<TraceSpan> trace() const {
-    return cpu != nullptr ? trace_of(cpu->runner()) : std::vector<TraceSpan>{};
+    return cpu != nullptr ? trace_of(cpu->runner()) : spans_of(device->trace());
   }
 
  private:

@@ -235,8 +235,12 @@ Result<LaunchStats> finish_on_device(std::string_view op, const Session::Impl& s
 void set_trace(kernels::LaunchRunner& runner, bool on) { runner.set_trace(on ? kTraceSpans : 0); }
 
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner) {
+  return spans_of(runner.trace());
+}
+
+std::vector<TraceSpan> spans_of(const std::vector<kernels::TraceEvent>& events) {
   std::vector<TraceSpan> spans;
-  for (const kernels::TraceEvent& event : runner.trace()) {
+  for (const kernels::TraceEvent& event : events) {
     const kernels::TraceSpan& span = event.span;
     spans.push_back({kernels::name_of(event.role),
                      event.block,

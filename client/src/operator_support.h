@@ -108,5 +108,6 @@ Result<LaunchStats> run_on_device(std::string_view op, const Session::Impl& sess
 
 void set_trace(kernels::LaunchRunner& runner, bool on);
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner);
+std::vector<TraceSpan> spans_of(const std::vector<kernels::TraceEvent>& events);
 
 }  // namespace mk

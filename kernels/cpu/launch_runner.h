@@ -14,7 +14,7 @@
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/launch_work.h"
-#include "kernels/comm/trace.h"
+#include "kernels/comm/trace_event.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
 #include "kernels/cpu/block_pool.h"
@@ -103,13 +103,6 @@ struct RoleThread {
 /// Adds threads 0 .. count - 1 of a role.
 void add_role(std::vector<RoleThread>& threads, Role role, std::uint32_t count,
               std::optional<Role> then = std::nullopt);
-
-/// A span and the block it is of.
-struct TraceEvent {
-  Role role = Role::kCompute;
-  std::uint32_t block = 0;
-  TraceSpan span;
-};
 
 /// Owned by an operator; not thread-safe.
 class LaunchRunner : private BlockWork {

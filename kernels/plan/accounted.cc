@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/comm/units.h"
 #include "kernels/plan/legal.h"
 #include "kernels/plan/model.h"
 #include "kernels/plan/operator_work.h"
@@ -89,14 +90,18 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
 }
 
 AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals) {
-  // Those that have run. That of experts is a guess that no sweep has judged.
-  constexpr std::uint32_t kRing = 24;
+  // Ring Attention: those of the four SMs that compute nothing, as a role has kBlocksMax blocks;
+  // more take SMs away from attention and won only where that takes less time than the gather
+  // (tests/bench/results/ring_h200_1x2.json). That of experts is a guess that no sweep has judged.
+  constexpr std::uint32_t kRingAll = 4 * kWarpgroupsOfBlock;
   constexpr std::uint32_t kExperts = 36;
   constexpr std::uint32_t kExpertsReceive = 6;
   const bool receivers = nodes > 1 && locals > 1;
   if (op != Op::kRing) return {kExperts, receivers && op == Op::kMoe ? kExpertsReceive : 0};
   if (nodes * locals == 1) return {0, 0};
-  return {receivers ? kRing / 2 : kRing, receivers ? kRing / 2 : 0};
+  // Without those that watch, one for each node, that which sends, and the poller's place.
+  const std::uint32_t ring = kRingAll - std::min(kRingAll / 2, nodes + (nodes > 1 ? 2 : 0));
+  return {receivers ? ring / 2 : ring, receivers ? ring / 2 : 0};
 }
 
 std::vector<Candidate> accounted_candidates(const Problem& problem, const Machine& machine) {

@@ -155,8 +155,8 @@ class MK_EXPORT RingAttention {
   /// kCuda: waits for the stream, then answers what the last launch did, or the first failure.
   Result<LaunchStats> finish(CudaStream stream);
 
-  /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
-  /// effect.
+  /// Whether later launches keep what their threads or, on a GPU, their blocks did when; costs a
+  /// little time.
   void set_trace(bool on);
   /// Of the last launch; empty unless traced.
   std::vector<TraceSpan> trace() const;

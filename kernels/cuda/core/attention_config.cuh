@@ -36,13 +36,8 @@ struct AttentionConfig {
 
   /// Registers per thread by role: together no more than the block is given at its start (3 x 168
   /// or 4 x 128).
-#ifdef LOADREG
-  static constexpr int kLoadRegisters = LOADREG;
-  static constexpr int kMathRegisters = MATHREG;
-#else
   static constexpr int kLoadRegisters = kMathWarpgroups == 2 ? 24 : 32;
   static constexpr int kMathRegisters = kMathWarpgroups == 2 ? 240 : 160;
-#endif
 
   /// A tensor's tile lies in shared memory as columns of 64 elements: rows of 128 bytes, swizzled.
   static constexpr int kColumns = kHeadDim / 64;

@@ -28,7 +28,8 @@ template <int kRank>
 Result<CUtensorMap> encode_as(const char* name, CUtensorMapDataType type, const void* base,
                               const cuuint64_t (&sizes)[kRank],
                               const cuuint64_t (&strides)[kRank - 1],
-                              const cuuint32_t (&box)[kRank]) {
+                              const cuuint32_t (&box)[kRank],
+                              CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   if (reinterpret_cast<std::uintptr_t>(base) % kAlignBytes != 0 || base == nullptr) {
     return fail(ErrorCode::kInvalidArgument,
                 "matrix {}: its address {} must be a multiple of {} bytes", name, fmt::ptr(base),
@@ -51,8 +52,8 @@ Result<CUtensorMap> encode_as(const char* name, CUtensorMapDataType type, const 
   CUtensorMap map{};
   const CUresult result =
       encode_tiled(&map, type, kRank, const_cast<void*>(base), sizes, strides, box, element_strides,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return fail(ErrorCode::kInvalidArgument,
                 "matrix {}: the driver refuses a map of [.., {}, {}], box {} x {} (CUresult {})",
@@ -65,11 +66,12 @@ Result<CUtensorMap> encode_as(const char* name, CUtensorMapDataType type, const 
 template <int kRank>
 Result<CUtensorMap> encode(const char* name, DType dtype, const void* base,
                            const cuuint64_t (&sizes)[kRank], const cuuint64_t (&strides)[kRank - 1],
-                           const cuuint32_t (&box)[kRank]) {
+                           const cuuint32_t (&box)[kRank],
+                           CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   return encode_as<kRank>(
       name,
       dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      base, sizes, strides, box);
+      base, sizes, strides, box, swizzle);
 }
 
 cuuint64_t u64(std::int64_t value) { return static_cast<cuuint64_t>(value); }
@@ -146,18 +148,33 @@ Result<CUtensorMap> make_expert_weights_map(const char* name, DType dtype, BLayo
                    {64, 1, 64, 1});
 }
 
+namespace {
+
+/// Where there is only one, its stride means nothing, but the driver looks at it.
+cuuint64_t stride(std::int64_t count, std::int64_t elements) {
+  return u64((count > 1 ? elements : 64) * kElementBytes);
+}
+
+}  // namespace
+
 Result<CUtensorMap> make_heads_map(const char* name, DType dtype, const void* base,
                                    const HeadsTensor& tensor, int box_rows) {
   const std::int64_t columns = tensor.head_dim / 64;
-  // Where there is only one, its stride means nothing, but the driver looks at it.
-  const auto stride = [&](std::int64_t count, std::int64_t elements) {
-    return u64((count > 1 ? elements : 64) * kElementBytes);
-  };
   return encode<5>(
       name, dtype, base, {64, u64(tensor.rows), u64(columns), u64(tensor.heads), u64(tensor.batch)},
       {stride(tensor.rows, tensor.row_stride), 64 * kElementBytes,
        stride(tensor.heads, tensor.head_stride), stride(tensor.batch, tensor.batch_stride)},
       {64, u32(box_rows), u32(static_cast<int>(columns)), 1, 1});
+}
+
+Result<CUtensorMap> make_head_rows_map(const char* name, DType dtype, const void* base,
+                                       const HeadsTensor& tensor, int box_rows) {
+  return encode<4>(
+      name, dtype, base,
+      {u64(tensor.head_dim), u64(tensor.rows), u64(tensor.heads), u64(tensor.batch)},
+      {stride(tensor.rows, tensor.row_stride), stride(tensor.heads, tensor.head_stride),
+       stride(tensor.batch, tensor.batch_stride)},
+      {u32(static_cast<int>(tensor.head_dim)), u32(box_rows), 1, 1}, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 }  // namespace mk::kernels::cuda

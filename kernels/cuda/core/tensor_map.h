@@ -79,4 +79,10 @@ struct HeadsTensor {
 Result<CUtensorMap> make_heads_map(const char* name, DType dtype, const void* base,
                                    const HeadsTensor& tensor, int box_rows);
 
+/// A map of such a tensor as [batch, head, row, head_dim], loaded in boxes of `box_rows` rows of
+/// one head, which then lie one after the other, not swizzled. Reads outside the rows give zeros.
+/// Errors as above.
+Result<CUtensorMap> make_head_rows_map(const char* name, DType dtype, const void* base,
+                                       const HeadsTensor& tensor, int box_rows);
+
 }  // namespace mk::kernels::cuda

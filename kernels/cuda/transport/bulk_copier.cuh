@@ -73,6 +73,19 @@ class BulkCopier {
       put_into(job, std::uint64_t{row} * job.row_bytes, rows * job.row_bytes);
     }
   }
+  /// The same of `rows` packed rows that `load(to, barrier, row)` brings, always a buffer full:
+  /// those from `row` on, and whatever follows the last one.
+  template <class Load>
+  __device__ void copy_full_buffers(const CopyJob& job, std::uint32_t rows, std::uint32_t row_bytes,
+                                    Load&& load) {
+    const std::uint32_t most = BulkCopierShared::kBufferBytes / row_bytes;
+    for (std::uint32_t row = 0; row < rows; row += most) {
+      const std::uint32_t buffer = next_buffer(BulkCopierShared::kBufferBytes);
+      load(shared_.buffers[buffer], &shared_.loaded[buffer], row);
+      const std::uint32_t stored = rows - row < most ? rows - row : most;
+      put_into(job, std::uint64_t{row} * row_bytes, stored * row_bytes);
+    }
+  }
   /// Until all that was begun is where it belongs, and may be shown to others.
   __device__ void finish() {
     while (stores_ != loads_) store();

@@ -105,9 +105,14 @@ MK_HOST_DEVICE inline bool watch(RingAttentionBlock<Executor>& block) {
   return true;
 }
 
+/// `source`: the launch's KeySource, or what else has its copy_packed of the same rows.
+template <class Executor, class Source>
+MK_HOST_DEVICE inline bool share(RingAttentionBlock<Executor>& block, const Source& source) {
+  return gather::share(block.gather, source);
+}
 template <class Executor>
 MK_HOST_DEVICE inline bool share(RingAttentionBlock<Executor>& block) {
-  return gather::share(block.gather, block.launch.keys_values);
+  return share(block, block.launch.keys_values);
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool send(RingAttentionBlock<Executor>& block) {

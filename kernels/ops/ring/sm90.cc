@@ -12,7 +12,6 @@
 #include "kernels/comm/banks.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cuda/core/attention.h"
-#include "kernels/cuda/core/tensor_map.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/operator_inputs.h"
 #include "kernels/cuda/host/planned.h"
@@ -267,6 +266,17 @@ Result<std::uint32_t> RingAttentionCuda::rows_of_tensors(const RingAttentionTens
   return rows(seq);
 }
 
+void RingAttentionCuda::set_trace(bool on) {
+  const cuda::OnDevice on_device(frame_.device());
+  trace_.set(on, blocks().compute, arguments_.watchers);
+  arguments_.trace = trace_.buffer();
+}
+
+std::vector<TraceEvent> RingAttentionCuda::trace() const {
+  const cuda::OnDevice on_device(frame_.device());
+  return trace_.read();
+}
+
 Status RingAttentionCuda::status() const {
   const cuda::LengthsReport none;
   const cuda::LengthsReport& lengths = report_ != nullptr ? *report_ : none;
@@ -365,6 +375,7 @@ Status RingAttentionCuda::launch(cudaStream_t stream, const RingAttentionDeviceT
   arguments_.scale_log2 = scale * kLog2E;
   for (std::uint32_t i = 0; i < plan_.windows(); ++i) {
     MK_RETURN_IF_ERROR(set_window(tensors, i, m, own));
+    MK_RETURN_IF_ERROR(frame_.check(trace_.begin_launch(stream), "the trace"));
     MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
     if (plan_.windows() == 1) break;
     MK_RETURN_IF_ERROR(
@@ -399,43 +410,6 @@ Result<LaunchStats> RingAttentionCuda::finish(cudaStream_t stream) {
   stats.mode = queued_.mode;
   stats.estimate = queued_.estimate;
   return stats;
-}
-
-Status RingAttentionCuda::make_maps(const RingAttentionGeometry& plan,
-                                    const RingAttentionDeviceTensors& tensors, std::uint32_t rows) {
-  const auto type = cuda::cuda_type(plan_.dtype);
-  const auto map_of = [&](const char* name, const cuda::AttentionTensor& tensor,
-                          std::uint32_t heads, int box_rows) {
-    cuda::HeadsTensor shape;
-    shape.batch = plan.batch;
-    shape.rows = rows;
-    shape.heads = heads;
-    shape.head_dim = plan_.head_dim;
-    shape.batch_stride = tensor.batch_stride;
-    shape.row_stride = tensor.row_stride;
-    shape.head_stride = tensor.head_stride;
-    return cuda::make_heads_map(name, type, tensor.data, shape, box_rows);
-  };
-  MK_ASSIGN_OR_RETURN(arguments_.q,
-                      map_of("Q", tensors.q, plan.query_heads, kernel_->query_box_rows));
-  MK_ASSIGN_OR_RETURN(arguments_.k, map_of("K", tensors.k, plan.key_heads, kernel_->tile_keys));
-  MK_ASSIGN_OR_RETURN(arguments_.v, map_of("V", tensors.v, plan.key_heads, kernel_->tile_keys));
-  if (world().size() == 1) {
-    arguments_.gathered = arguments_.k;  // nothing is loaded by it
-    return {};
-  }
-  const GatherGeometry& gather = plan_.gather;
-  cuda::HeadsTensor slots;
-  slots.rows = gather.rows_max;
-  slots.heads = std::int64_t{gather.banks} * world().size();
-  slots.head_dim = plan_.head_dim;
-  slots.row_stride = plan_.head_dim;
-  slots.head_stride = static_cast<std::int64_t>(gather.layout.slot_bytes / kElementBytes);
-  const std::byte* const first = arguments_.launch.context.workspaces[world().local] +
-                                 gather.layout.slots + kGatherHeaderBytes;
-  MK_ASSIGN_OR_RETURN(arguments_.gathered, cuda::make_heads_map("gathered keys", type, first, slots,
-                                                                kernel_->tile_keys));
-  return {};
 }
 
 }  // namespace mk::kernels

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/rank_context.h"
@@ -18,6 +19,7 @@
 #include "kernels/cuda/host/operator_frame.h"
 #include "kernels/cuda/skeleton/launch_accounts.h"
 #include "kernels/ops/ring/sm90_arguments.h"
+#include "kernels/ops/ring/sm90_trace.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/ops/ring/tensors.h"
 #include "kernels/plan/accounted.h"
@@ -86,6 +88,13 @@ class RingAttentionCuda {
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
   /// Keys of a tile: for what is derived of its rounding.
   int tile_keys() const { return kernel_->tile_keys; }
+  /// Whether the launches that follow note what their blocks do when, which they take a little
+  /// longer for. Not while a launch runs.
+  void set_trace(bool on);
+  /// Of the last launch, after `finish`; of several windows of heads, the last one's. Of a compute
+  /// block: its tiles of queries with each rank's keys (kTile: the first row, -; whose keys), and
+  /// its waits for keys. Of a watching group (collect): kArrival. Empty: it was not traced.
+  std::vector<TraceEvent> trace() const;
   /// How far a launch has come that does not end: for people.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 
@@ -97,6 +106,8 @@ class RingAttentionCuda {
                                        std::uint64_t room, std::uint64_t seq) const;
   Status make_maps(const RingAttentionGeometry& plan, const RingAttentionDeviceTensors& tensors,
                    std::uint32_t rows);
+  Status make_row_maps(const RingAttentionGeometry& plan, const RingAttentionDeviceTensors& tensors,
+                       std::uint32_t rows);
   Status set_window(const RingAttentionDeviceTensors& all, std::uint32_t index, std::uint32_t seq,
                     std::uint32_t rows);
   LaunchWork work(const RingAttentionDeviceTensors& tensors, std::uint32_t seq) const;
@@ -119,6 +130,7 @@ class RingAttentionCuda {
   void* tables_ = nullptr;  ///< likewise, of packed sequences
   cuda::LaunchAccounts* accounts_ = nullptr;  ///< likewise, of a launch's windows, if several
   cuda::LengthsReport* report_ = nullptr;     ///< of packed sequences, in memory of the host
+  cuda::RingTrace trace_;
 };
 
 }  // namespace mk::kernels

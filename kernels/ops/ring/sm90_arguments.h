@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/trace.h"
 #include "kernels/cuda/core/attention_types.h"
 #include "kernels/cuda/skeleton/launch_state.h"
 #include "kernels/ops/ring/items.h"
@@ -24,11 +25,29 @@ struct PackedLaunchTables {
   PackedRanges::Params ranges;
 };
 
+/// This rank's keys and values as packed rows, where their rows lie apart: loaded
+/// kPackedBoxBytes at a time.
+struct PackedRowMaps {
+  CUtensorMap k;
+  CUtensorMap v;
+  bool there = false;
+};
+inline constexpr int kPackedBoxBytes = 16 * 1024;
+
+/// What blocks note of a launch that is traced. Block b, and behind the compute blocks watcher w,
+/// has `capacity` spans, and says at its end how many it would have noted.
+struct RingTraceBuffer {
+  TraceSpan* spans = nullptr;  ///< null: it is not traced
+  std::uint32_t* counts = nullptr;
+  std::uint32_t capacity = 0;
+};
+
 struct RingAttentionArguments {
   CUtensorMap q;          ///< this rank's queries, box kAttentionRows rows
   CUtensorMap k;          ///< this rank's keys
   CUtensorMap v;          ///< and values
   CUtensorMap gathered;   ///< rows of the gather, [slot of any bank][row]; as K and V of all ranks
+  PackedRowMaps rows;     ///< K and V as the gather takes them
   float scale_log2 = 0;   ///< scale * log2(e)
   RingLaunchItems items;  ///< of sequences of one length
   PackedLaunchTables packed;              ///< of packed ones
@@ -36,6 +55,7 @@ struct RingAttentionArguments {
   std::uint64_t* shown = nullptr;         ///< by rank: ShownRows; zero before the first launch
   std::uint32_t watchers = 0;  ///< groups that look at flags for the compute blocks: the first of
                                ///< those that share
+  RingTraceBuffer trace;
   AttentionTensor o;
   float* lse = nullptr;
   std::int64_t lse_batch_stride = 0;

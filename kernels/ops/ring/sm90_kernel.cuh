@@ -41,6 +41,7 @@ struct OperatorParams<RingAttentionOp<Config, kOf>> {
   RingAttentionLaunch launch;  ///< without the epoch
   FrameArguments frame;
   std::uint64_t* shown = nullptr;  ///< RingAttentionArguments
+  PackedRowMaps rows;
   std::uint32_t watchers = 0;
   void* c = nullptr;  ///< no role asks for it
   std::uint64_t ldc = 0;
@@ -66,15 +67,20 @@ struct RingAttentionOp {
                                 bool goes_on = false) {
     const std::uint32_t watchers = group.params().watchers;
     if (index < watchers) {
-      return group.run(Role::kCollect, index, [&group](Block<Executor>& block) {
-        block.executor.begin(group.params().shown, block.epoch);
+      return group.run(Role::kCollect, index, [&group, index](Block<Executor>& block) {
+        block.executor.begin(group.params().shown, block.epoch, group.params().attention.gate.trace,
+                             group.launch.blocks.compute + index);
         return ring_attention::watch(block);
       });
     }
     group.launch.blocks.share -= watchers;
     return group.run(
         Role::kShare, index - watchers,
-        [](Block<Executor>& block) { return ring_attention::share(block); }, goes_on);
+        [&group](Block<Executor>& block) {
+          return ring_attention::share(
+              block, MappedKeys{block.launch.keys_values, group.params().rows, block.executor});
+        },
+        goes_on);
   }
   static __device__ bool send(Block<Executor>& block) { return ring_attention::send(block); }
   static __device__ bool receive(Group<RingAttentionOp>&, Block<Executor>& block) {
@@ -186,6 +192,7 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   __syncthreads();
   if (threadIdx.x == 0) {
     tiles_done(state, shared.gate.epoch, shared.gate.totals);
+    RingGate::end_trace(params.attention.gate.trace, shared.gate);
     // The poller need not stay for this block.
     if (params.frame.pollers != 0) ptx::add_release_gpu(&state.groups_done, kGroupsOfBlock);
     end_launch(params.launch, params.frame);
@@ -237,7 +244,9 @@ cudaError_t launch_ring_attention(const RingAttentionArguments& arguments, cudaS
   attention.gate.tile_queries = Config::kTileQueries;
   attention.gate.pairs = static_cast<int>(arguments.launch.plan.head_pairs());
   attention.gate.all_first = arguments.launch.mode == Mode::kUnfused;
+  attention.gate.trace = arguments.trace;
   params.shown = arguments.shown;
+  params.rows = arguments.rows;
   params.watchers = arguments.watchers;
   attention.store.o = static_cast<Element*>(arguments.o.data);
   attention.store.batch_stride = arguments.o.batch_stride;

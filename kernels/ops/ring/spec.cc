@@ -20,10 +20,9 @@ constexpr std::uint32_t kItemsWanted = 8;  ///< of a rank
 constexpr std::uint32_t kTileKeys = 128;
 constexpr std::uint32_t kBatchMax = 1u << 16;
 constexpr std::uint32_t kSequencesMax = 1u << 16;
-// A chunk is a key head's K and V; or less, so that the first one comes early, or so much that it
-// costs little to send.
+// A chunk is a key head's K and V; or less, so that several groups bring the first head together.
 constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
-constexpr std::uint64_t kChunkBytesMax = 4 * 1024 * 1024;
+constexpr std::uint64_t kChunkBytesMax = 256 * 1024;
 constexpr std::uint64_t kChunksWanted = 4;  ///< of one rank
 constexpr std::uint32_t kRemotePasses = 4;
 // A window of heads begins with a wait for its first one, and ends with a last, half empty wave of
@@ -94,8 +93,9 @@ std::uint32_t choose_tile_q(const RingAttentionPlan& plan) {
 std::uint32_t choose_chunk_bytes(const RingAttentionPlan& plan) {
   const std::uint64_t pair = std::uint64_t{2} * plan.rows_max() * plan.head_bytes();
   const std::uint64_t all = pair * plan.window_pairs;
-  const std::uint64_t wanted = std::min(pair, all / kChunksWanted);
-  return static_cast<std::uint32_t>(std::clamp(wanted, kChunkBytesMin, kChunkBytesMax));
+  const std::uint64_t wanted =
+      std::clamp(std::min(pair, all / kChunksWanted), kChunkBytesMin, kChunkBytesMax);
+  return static_cast<std::uint32_t>(wanted / plan.head_bytes() * plan.head_bytes());
 }
 
 /// As many as are wanted, or fewer, so that the windows are alike.

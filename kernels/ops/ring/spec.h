@@ -55,9 +55,9 @@ struct RingAttentionPlan : RingAttentionGeometry {
   ///  - tile_q: as many sequence rows as make 128 queries of one key head (at least 1), halved (to
   ///    32 queries at the least) while a rank has fewer than 8 items; tile_k: 128;
   ///  - remote_passes: 4;
-  ///  - chunk_bytes: by rows as GatherPlan::make; by heads those of a head's K and V, but 32 KiB to
-  ///  4
-  ///    MiB, and fewer while a rank would have less than 4 chunks;
+  ///  - chunk_bytes: by rows as GatherPlan::make; by heads those of a head's K and V, but 32 to 256
+  ///    KiB, and fewer while a rank would have less than 4 chunks: several groups bring the first
+  ///    head then;
   ///  - window_pairs: by rows all; by heads as many as a workspace of 4 GiB has room for.
   /// Errors: kInvalidArgument, kLimitExceeded.
   static Result<RingAttentionPlan> make(std::uint32_t nodes, std::uint32_t locals,

@@ -144,6 +144,19 @@ TEST(PlanAccounted, SlowerPartsAreFeltByWhatUsesThem) {
   EXPECT_EQ(choose(moe, slow)->time.total, choose(moe, machine)->time.total);
 }
 
+// Attention has as many SMs as a role can have blocks: the groups have the four others, with one
+// that watches for each node, one that sends, and the poller's place.
+TEST(PlanAccounted, GroupsOfRingAttentionTakeNoSmThatCouldCompute) {
+  constexpr std::uint32_t kGroups = 4 * 3;
+  for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {1u, 8u}, {2u, 1u}, {2u, 4u}, {4u, 1u}}) {
+    const AccountedGroups groups = accounted_groups(Op::kRing, nodes, locals);
+    const std::uint32_t besides = nodes + (nodes > 1 ? 2 : 0);
+    EXPECT_LE(groups.stream + groups.receive + besides, kGroups) << nodes << " x " << locals;
+    EXPECT_GE(groups.stream, 2u) << nodes << " x " << locals;
+    EXPECT_EQ(groups.receive != 0, nodes > 1 && locals > 1) << nodes << " x " << locals;
+  }
+}
+
 // Chunks as small as they are cost their commands: where a command is dear, there are fewer.
 TEST(PlanAccounted, DearCommandsMakeLargerChunksOnCpus) {
   Machine machine = shipped_machine("CPU").value();

@@ -390,6 +390,20 @@ TEST(RingAttentionPlan, AWorkspaceHasRoomForAWindowOfHeads) {
   EXPECT_EQ(RingAttentionPlan::make(1, 4, shape, tiling)->windows(), 1u);
 }
 
+// By heads: several groups bring the first head together, each whole rows of it.
+TEST(RingAttentionPlan, ChunksByHeadsAreSmallAndOfWholeRows) {
+  RingAttentionTiling tiling;
+  tiling.packing = KeyPacking::kHeads;
+  for (const std::uint32_t dim : {64u, 128u}) {
+    for (const std::uint64_t seq : {7u, 1001u, 12289u, 49152u}) {
+      const auto plan = RingAttentionPlan::make(1, 2, {seq, 3, 3, dim, true}, tiling);
+      ASSERT_TRUE(plan) << plan.error().message;
+      EXPECT_EQ(plan->gather.chunk_bytes % plan->head_bytes(), 0u) << seq << " rows, dim " << dim;
+      EXPECT_LE(plan->gather.chunk_bytes, 256u * 1024) << seq << " rows, dim " << dim;
+    }
+  }
+}
+
 TEST(RingAttentionPlan, PlansThatDifferHaveDifferentFingerprints) {
   const RingAttentionShape base{64, 4, 2, 64, true};
   std::vector<RingAttentionShape> shapes(8, base);

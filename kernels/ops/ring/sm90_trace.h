@@ -1,0 +1,41 @@
+/// \file
+/// What the blocks of a Ring Attention on a GPU note of a launch, and how the host reads it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/comm/trace_event.h"
+#include "kernels/ops/ring/sm90_arguments.h"
+
+namespace mk::kernels::cuda {
+
+/// Owns the memory. All calls are made with the operator's device current.
+class RingTrace {
+ public:
+  RingTrace() = default;
+  ~RingTrace() { set(false, 0, 0); }
+  RingTrace(const RingTrace&) = delete;
+  RingTrace& operator=(const RingTrace&) = delete;
+
+  /// On: room for the spans of so many blocks and groups. Where there is no memory for that,
+  /// launches stay untraced.
+  void set(bool on, std::uint32_t compute_blocks, std::uint32_t watchers);
+  /// Before a launch, on its stream: nothing is noted yet.
+  cudaError_t begin_launch(cudaStream_t stream) const;
+  /// For the kernel.
+  RingTraceBuffer buffer() const { return buffer_; }
+  /// Of the last launch, which has ended. What did not fit is left out.
+  std::vector<TraceEvent> read() const;
+
+ private:
+  std::uint32_t places() const { return compute_blocks_ + watchers_; }
+
+  RingTraceBuffer buffer_;
+  std::uint32_t compute_blocks_ = 0;
+  std::uint32_t watchers_ = 0;
+};
+
+}  // namespace mk::kernels::cuda
