@@ -5,6 +5,7 @@
 #include <cstdint>
 
 extern "C" {
+#pragma GCC visibility push(default)
 
 /// As AttentionProblem and AttentionTuning have it, the type as its number. Strides of batch, row
 /// and head of Q, K, V, O and LSE, in elements.
@@ -27,4 +28,5 @@ int mk_attention_tile_keys(void* plan);
 const char* mk_attention_error();
 void mk_attention_destroy(void* plan);
 
+#pragma GCC visibility pop
 }  // extern "C"
