@@ -87,7 +87,6 @@ plan::Machine calibrated(const plan::Machine& like, const CpuMeasured& measured)
 
 plan::Machine calibrated(const plan::Machine& like, const GpuMeasured& measured) {
   plan::Machine machine = like;
-  if (!measured.name.empty()) machine.name = measured.name;
   if (measured.sms > 0) machine.sms = measured.sms;
   constexpr double kM = 8192, kN = 8192, kK = 4096;
   const auto factor = [&](double us, std::uint32_t columns) {

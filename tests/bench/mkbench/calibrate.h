@@ -31,7 +31,8 @@ struct GpuMeasured {
 };
 /// Of the calling thread's GPU. kUnsupported without one, or in builds without the kernels.
 Result<GpuMeasured> measure_gpu();
-/// What the machine's numbers are scaled by is what they predict of the same measurements.
+/// The machine keeps its name, by which tuned.json knows it. What its numbers are scaled by is what
+/// they predict of the same measurements.
 kernels::plan::Machine calibrated(const kernels::plan::Machine& like, const GpuMeasured& measured);
 
 }  // namespace mk::bench

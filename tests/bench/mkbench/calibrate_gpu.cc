@@ -1,7 +1,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
+#include <random>
+#include <vector>
 
 #include "kernels/cuda/core/gemm.h"
 #include "tests/bench/mkbench/attention_core.h"
@@ -25,8 +28,17 @@ Result<Memory> allocate(std::size_t bytes) {
   void* memory = nullptr;
   MK_RETURN_IF_ERROR(check(cudaMalloc(&memory, bytes), "memory"));
   Memory made(memory);
-  // Every element 0.0143 as bf16: values decide what a GPU's clock does.
-  MK_RETURN_IF_ERROR(check(cudaMemset(memory, 0x3c, bytes), "memory"));
+  // Values decide what a GPU's clock does: sign and low bits at random, exponents of 1/4 to 1.
+  constexpr std::size_t kDrawn = 1 << 20;
+  std::mt19937 random(1);
+  std::vector<std::uint16_t> drawn(kDrawn);
+  for (std::uint16_t& element : drawn)
+    element = static_cast<std::uint16_t>(0x3e80 + (random() & 0x80ff));
+  for (std::size_t at = 0; at < bytes; at += 2 * kDrawn) {
+    MK_RETURN_IF_ERROR(check(cudaMemcpy(static_cast<std::byte*>(memory) + at, drawn.data(),
+                                        std::min(2 * kDrawn, bytes - at), cudaMemcpyHostToDevice),
+                             "memory"));
+  }
   return made;
 }
 
