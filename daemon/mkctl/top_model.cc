@@ -168,7 +168,7 @@ void TopModel::job_rows(const Host& host, std::vector<TopRow>& rows) const {
                      text(job.state()),
                      age(job.age_ns()),
                      {fmt::format("{}/{}", job.sessions(), job.local_size()),
-                      static_cast<double>(job.sessions()), true},
+                      static_cast<double>(job.sessions()), true, true},
                      rate(series.rates.commands),
                      bytes(series.rates.bytes),
                      count(job.depth()),
