@@ -1,6 +1,7 @@
 #include "kernels/plan/accounted.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "kernels/comm/units.h"
 #include "kernels/plan/legal.h"
@@ -70,10 +71,13 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
   }
   MachineRates known = told;
   const double warpgroups = candidate.stream_warpgroups + candidate.receive_warpgroups;
-  // Half of what is read and written crosses the link.
+  // Half of what is read and written crosses the link. Ring Attention reads its keys once for all
+  // of the node's other ranks.
+  const double others = std::max(1u, problem.locals - 1);
+  const double of_link = problem.op == Op::kRing ? (others + 1) / others : 2;
   if (known.local_bytes_per_s <= 0)
     known.local_bytes_per_s =
-        2 * kBytesOfGb * copy_rate_gb_s(machine, warpgroups, problem.locals - 1);
+        of_link * kBytesOfGb * copy_rate_gb_s(machine, warpgroups, problem.locals - 1);
   account.rates = rank_rates(machine, known, share);
   if (problem.op == Op::kRing && told.flops_per_s <= 0)
     account.rates.flops_per_s *= machine.attention_share;
@@ -89,19 +93,52 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
   return account;
 }
 
-AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals) {
-  // Ring Attention: those of the four SMs that compute nothing, as a role has kBlocksMax blocks;
-  // more take SMs away from attention and won only where that takes less time than the gather
-  // (tests/bench/results/ring_h200_1x2.json). That of experts is a guess that no sweep has judged.
-  constexpr std::uint32_t kRingAll = 4 * kWarpgroupsOfBlock;
+AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals,
+                                 std::uint32_t sms) {
+  // Ring Attention: four SMs compute nothing, as a role has kBlocksMax blocks. That of experts is a
+  // guess that no sweep has judged.
+  const std::uint32_t ring_all = sms * kWarpgroupsOfBlock;
   constexpr std::uint32_t kExperts = 36;
   constexpr std::uint32_t kExpertsReceive = 6;
   const bool receivers = nodes > 1 && locals > 1;
   if (op != Op::kRing) return {kExperts, receivers && op == Op::kMoe ? kExpertsReceive : 0};
   if (nodes * locals == 1) return {0, 0};
   // Without those that watch, one for each node, that which sends, and the poller's place.
-  const std::uint32_t ring = kRingAll - std::min(kRingAll / 2, nodes + (nodes > 1 ? 2 : 0));
+  const std::uint32_t ring = ring_all - std::min(ring_all / 2, nodes + (nodes > 1 ? 2 : 0));
   return {receivers ? ring / 2 : ring, receivers ? ring / 2 : 0};
+}
+
+namespace {
+
+/// Where Ring Attention's SMs may be taken from attention: several numbers of them.
+std::vector<AccountedGroups> groups_to_try(const Problem& problem) {
+  std::vector<AccountedGroups> groups{accounted_groups(problem.op, problem.nodes, problem.locals)};
+  if (problem.op != Op::kRing || problem.ranks() == 1 || problem.ranks_per_device > 1)
+    return groups;
+  for (const std::uint32_t sms : {6u, 8u, 10u, 12u, 16u})
+    groups.push_back(accounted_groups(problem.op, problem.nodes, problem.locals, sms));
+  return groups;
+}
+
+}  // namespace
+
+AccountedGroups chosen_groups(const Problem& problem, const Machine& machine,
+                              const LaunchWork& work, const MachineRates& told) {
+  AccountedGroups best;
+  double least = std::numeric_limits<double>::infinity();
+  for (const AccountedGroups& groups : groups_to_try(problem)) {
+    Candidate candidate;
+    candidate.stream_warpgroups = groups.stream;
+    candidate.receive_warpgroups = groups.receive;
+    if (problem.nodes > 1) candidate.send_warpgroups = 1;
+    if (!place_warpgroups(problem, machine, candidate)) continue;
+    const double us =
+        account_of(problem, machine, candidate, told).predict(work, Mode::kFused).total;
+    if (us >= least) continue;
+    least = us;
+    best = groups;
+  }
+  return best.stream != 0 ? best : accounted_groups(problem.op, problem.nodes, problem.locals);
 }
 
 std::vector<Candidate> accounted_candidates(const Problem& problem, const Machine& machine) {
@@ -110,19 +147,23 @@ std::vector<Candidate> accounted_candidates(const Problem& problem, const Machin
   Candidate candidate;
   candidate.tiling = named.tiling;
   candidate.compute_blocks = std::max(1u, named.compute_blocks);
+  std::vector<AccountedGroups> tried{AccountedGroups{}};
   if (machine.kind == MachineKind::kGpu) {
-    const AccountedGroups groups = accounted_groups(problem.op, problem.nodes, problem.locals);
+    tried = groups_to_try(problem);
+    if (named.stream_warpgroups != 0) tried.resize(1);
+    if (problem.nodes > 1) candidate.send_warpgroups = std::max(1u, named.send_warpgroups);
+  }
+  for (const AccountedGroups& groups : tried) {
     const auto number = [&](std::uint32_t own, std::uint32_t of_whole) {
       if (of_whole == 0) return 0u;
       return own != 0 ? own : div_up(of_whole, std::max(1u, problem.ranks_per_device));
     };
     candidate.stream_warpgroups = number(named.stream_warpgroups, groups.stream);
     candidate.receive_warpgroups = number(named.receive_warpgroups, groups.receive);
-    if (problem.nodes > 1) candidate.send_warpgroups = std::max(1u, named.send_warpgroups);
-  }
-  for (std::uint32_t chunk : chunks_of(problem)) {
-    candidate.tiling.chunk_bytes = chunk;
-    add_if_legal(problem, machine, candidate, legal);
+    for (std::uint32_t chunk : chunks_of(problem)) {
+      candidate.tiling.chunk_bytes = chunk;
+      add_if_legal(problem, machine, candidate, legal);
+    }
   }
   return legal;
 }

@@ -33,10 +33,17 @@ struct AccountedGroups {
   std::uint32_t stream = 0;
   std::uint32_t receive = 0;
 };
-AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals);
+/// `sms`: those that Ring Attention's take in all.
+AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals,
+                                 std::uint32_t sms = 4);
+/// Of Ring Attention on a GPU of its own: with as many SMs as make a launch of `work` quickest.
+/// Each brings a rank's keys at a rate of its own, and is taken from attention. Others, and ranks
+/// that share a GPU, have those of accounted_groups().
+AccountedGroups chosen_groups(const Problem& problem, const Machine& machine,
+                              const LaunchWork& work, const MachineRates& told = {});
 
 /// legal_candidates() of such a problem. On CPUs the plan's tiles, and chunks of several sizes. On
-/// GPUs with the warpgroups of accounted_groups().
+/// GPUs with the warpgroups of accounted_groups(), of Ring Attention of several numbers of SMs.
 std::vector<Candidate> accounted_candidates(const Problem& problem, const Machine& machine);
 
 }  // namespace mk::kernels::plan

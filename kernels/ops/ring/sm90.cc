@@ -144,7 +144,14 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   needs.send = of.nodes > 1;
   needs.receive = of.nodes > 1 && of.locals > 1;
   needs.receivers_stream = true;
-  const auto groups = plan::accounted_groups(plan::Op::kRing, of.nodes, of.locals);
+  MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
+  plan::Problem problem;
+  problem.op = plan::Op::kRing;
+  problem.nodes = of.nodes;
+  problem.locals = of.locals;
+  problem.ranks_per_device = options.ranks_per_device;
+  const auto groups =
+      plan::chosen_groups(problem, job->machine, plan_.work(of, plan_.seq_max), options.rates);
   const std::uint32_t watchers = of.size() > 1 ? of.nodes : 0;
   needs.receive_groups = groups.receive;
   needs.stream_groups = watchers + groups.stream;
@@ -160,11 +167,6 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
                 kOp, cuda::groups_that_only_share(arguments_.frame, blocks()), watchers);
   }
   arguments_.watchers = watchers;
-  MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
-  plan::Problem problem;
-  problem.op = plan::Op::kRing;
-  problem.nodes = of.nodes;
-  problem.locals = of.locals;
   plan::Candidate candidate;
   candidate.compute_blocks = blocks().compute;
   candidate.stream_warpgroups = blocks().share;

@@ -8,8 +8,12 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -44,7 +48,25 @@ nlohmann::json describe_machine() {
           {"kernel", std::string(system.sysname) + " " + system.release},
           {"compiler", __VERSION__},
           {"build_type", MK_BUILD_TYPE},
-          {"gpu", "none used"}};
+          {"gpu", describe_gpus("/proc/driver/nvidia/gpus")}};
+}
+
+std::string describe_gpus(const std::filesystem::path& folder) {
+  constexpr std::string_view kModel = "Model:";
+  std::map<std::string, int> models;
+  std::error_code none;
+  for (const auto& gpu : std::filesystem::directory_iterator(folder, none)) {
+    std::ifstream file(gpu.path() / "information");
+    for (std::string line; std::getline(file, line);) {
+      if (!line.starts_with(kModel)) continue;
+      const std::size_t begin = line.find_first_not_of(" \t", kModel.size());
+      if (begin != std::string::npos) ++models[line.substr(begin)];
+    }
+  }
+  std::string text;
+  for (const auto& [model, count] : models)
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " x " + model;
+  return text.empty() ? "none" : text;
 }
 
 double nvlink_bytes_per_second() {
