@@ -26,7 +26,7 @@ using cuda::planned_tiling;
 constexpr std::uint32_t kDevice = 132;
 constexpr plan::Op kOps[] = {plan::Op::kAgGemm, plan::Op::kGemmRs, plan::Op::kGemmAr};
 
-/// What an operator's plan makes of a tiling.
+/// What the plan of a product over all ranks makes of a tiling.
 struct Made {
   Tiling tiling;
   std::uint32_t flags = 0;
@@ -48,7 +48,7 @@ Result<Made> make_plan(plan::Op op, const World& of, const Shape& shape, const T
                           GemmRsPlan::make(of.nodes, of.locals, shape, DType::kBf16, tiling));
       return sums(plan);
     }
-    case plan::Op::kGemmAr:
+    default:  // the third of the products
       break;
   }
   MK_ASSIGN_OR_RETURN(const auto plan,
