@@ -1,7 +1,6 @@
 #include "client/src/shared_core.h"
 
 #include <algorithm>
-#include <ranges>
 
 namespace mk {
 
@@ -28,10 +27,10 @@ bool SharedCores::is_another(std::string_view kind) {
 std::pair<std::shared_ptr<OperatorCore>, std::string> SharedCores::joined(const Request& request) {
   std::lock_guard lock(mutex_);
   std::erase_if(entries_, [](const Entry& entry) { return entry.core.expired(); });
-  for (const Entry& entry : entries_ | std::views::reverse) {
-    if (!entry.request->equals(request)) continue;
-    std::shared_ptr<OperatorCore> core = entry.core.lock();
-    if (core != nullptr && core->usable() && core->join()) return {std::move(core), entry.tag};
+  for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+    if (!entry->request->equals(request)) continue;
+    std::shared_ptr<OperatorCore> core = entry->core.lock();
+    if (core != nullptr && core->usable() && core->join()) return {std::move(core), entry->tag};
   }
   return {};
 }
@@ -39,15 +38,16 @@ std::pair<std::shared_ptr<OperatorCore>, std::string> SharedCores::joined(const 
 Result<std::shared_ptr<OperatorCore>> SharedCores::agree(Session::Impl& session,
                                                          const std::string& tag,
                                                          const Request* request) {
-  auto [core, found] = request != nullptr ? joined(*request)
-                                          : std::pair<std::shared_ptr<OperatorCore>, std::string>();
-  if (session.options().world == 1) return std::move(core);
+  std::shared_ptr<OperatorCore> core;
+  std::string found;  // not a structured binding: clang 14 captures none in a lambda
+  if (request != nullptr) std::tie(core, found) = joined(*request);
+  if (session.options().world == 1) return core;
   const auto blobs =
       session.exchange(tag, std::as_bytes(std::span(found)), session.options().timeout);
   const bool all = blobs && core != nullptr && std::ranges::all_of(*blobs, [&](const auto& blob) {
                      return std::ranges::equal(blob, std::as_bytes(std::span(found)));
                    });
-  if (all) return std::move(core);
+  if (all) return core;
   if (core != nullptr) core->leave();
   MK_RETURN_IF_ERROR(blobs);
   return std::shared_ptr<OperatorCore>();

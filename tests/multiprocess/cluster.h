@@ -94,7 +94,7 @@ inline Output run_program(const std::vector<std::string>& arguments) {
   Output output;
   const Status end = process->wait(patience());
   output.status = process->exit_status();
-  output.text = tools::tail_of(options.output_path, 1000);
+  output.text = tools::tail_of(options.output_path, 100'000);  // a list of sessions in JSON is long
   EXPECT_TRUE(end || end.error().code != ErrorCode::kTimeout) << output.text;
   return output;
 }
