@@ -49,7 +49,7 @@ Result<std::shared_ptr<OperatorCore>> SharedCores::agree(Session::Impl& session,
                    });
   if (all) return core;
   if (core != nullptr) core->leave();
-  MK_RETURN_IF_ERROR(blobs);
+  if (!blobs) return propagate(blobs);
   return std::shared_ptr<OperatorCore>();
 }
 
