@@ -54,7 +54,7 @@ Result<std::vector<nlohmann::json>> links_before(const std::vector<std::string>&
   }
   std::error_code left_behind;
   std::filesystem::remove_all(folder, left_behind);
-  MK_RETURN_IF_ERROR(status);
+  if (!status) return propagate(status);
   return all;
 }
 
