@@ -17,8 +17,8 @@
 
 namespace mk {
 
-/// The memory of one operator on one rank. Owns the peers' mappings; the workspace belongs to the
-/// session until `release`.
+/// The memory of one operator on one rank. Owns the peers' mappings; the workspace is the
+/// session's, which gets it back with the destructor.
 class OperatorMemory {
  public:
   /// Collective. `kind` names the operator ("gemm-ar"); `parameters` is what must be equal on all

@@ -106,7 +106,7 @@ enum class Executor : std::uint32_t {
   /// Threads of this process; matrices in host memory.
   kCpu = 0,
   /// A kernel on the GPU (H100, H200) that is the calling thread's when the operator is created;
-  /// matrices in its memory. In builds with CUDA: all operators but GEMM + Combine.
+  /// matrices in its memory. In builds with CUDA.
   kCuda = 1,
 };
 
