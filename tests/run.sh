@@ -57,11 +57,16 @@ if [ "$stages" != deps ]; then
   rm -rf build/stages
   log=$logs/stages.log
   if cmake -S tests/stages -B build/stages -DMK_JOBS="$jobs" >"$log" 2>&1; then
-    # All of a step's group end with this script.
+    # Every process of a step has ended before this script ends: killed if a second of SIGTERM was not enough.
+    end_group() {
+      kill -- -"$1" 2>/dev/null
+      for _ in {1..20}; do kill -0 -- -"$1" 2>/dev/null || return; sleep 0.05; done
+      kill -KILL -- -"$1" 2>/dev/null
+    }
     set -m
     ctest --test-dir build/stages -L "^(${stages//,/|})\$" ${MK_LABEL:+-E '^coverage$'} -j $((jobs + 1)) --output-on-failure --no-label-summary \
       --output-junit "$logs/steps.xml" </dev/null &
-    trap 'kill -- -$! 2>/dev/null' EXIT
+    trap "end_group $!" EXIT
     wait $!
     trap - EXIT
   else

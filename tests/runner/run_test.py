@@ -171,12 +171,12 @@ class Run(unittest.TestCase):
         self.assertIn("install dependencies", summary)
 
     def test_without_time_tsan_and_tidy_are_left_out(self):
-        status, last, summary = self.run_it(MK_BUDGET_S="0")
+        status, last, summary = self.run_it(MK_BUDGET_S="-60")
         self.assertEqual((status, last), (0, "16 passed, 0 failed"))
         self.assertRegex(summary, r"  build-tsan: it would end too late; by itself: bash tests/run.sh --stage tsan\n"
                                   r"(.*\n)?  tidy: it would end too late")
         self.assertFalse({"build-tsan", "unit-of-tsan", "tidy"} & self.ran())
-        self.assertEqual(self.run_it("--stage", "tidy", MK_BUDGET_S="0")[:2], (0, "1 passed, 0 failed"))
+        self.assertEqual(self.run_it("--stage", "tidy", MK_BUDGET_S="-60")[:2], (0, "1 passed, 0 failed"))
 
     def test_a_label_selects_tests_and_leaves_coverage_out(self):
         self.does("coverage", "exit 1")
@@ -188,14 +188,26 @@ class Run(unittest.TestCase):
             self.assertEqual(self.run_it(*arguments)[0], 2)
         self.assertEqual(self.ran(), set())
 
-    def test_steps_end_with_the_script(self):
-        self.does("layout", "sleep 60")
+    def ends_within_the_script(self, step):
+        self.does("layout", step)
         running = subprocess.Popen(["bash", str(self.root / "tests/run.sh"), "--stage", "style"], stdout=subprocess.DEVNULL)
-        while "layout" not in self.ran():
+        while "layout" not in self.ran() or not (self.root / "ready").exists():
             self.assertIsNone(running.poll())
         running.terminate()
         running.wait()
-        self.assertEqual(subprocess.run(["pgrep", "-f", f"{self.root}/stub.sh"], capture_output=True, check=False).stdout, b"")
+        process = int((self.root / "ready").read_text(encoding="utf-8"))
+        # What has ended may be a zombie until its parent looks.
+        alive = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, check=False, text=True).stdout
+        self.assertRegex(alive, "^Z|^$")
+
+    def test_steps_end_with_the_script(self):
+        self.ends_within_the_script("echo $$ >ready.new; mv ready.new ready; sleep 60")
+
+    def test_a_step_that_takes_its_time_to_end_ends_with_the_script(self):
+        self.ends_within_the_script("trap 'sleep 0.4; exit 1' TERM; echo $$ >ready.new; mv ready.new ready; sleep 60 & wait")
+
+    def test_a_step_that_does_not_end_is_killed(self):
+        self.ends_within_the_script("trap '' TERM; echo $$ >ready.new; mv ready.new ready; while :; do sleep 0.1; done")
 
 
 if __name__ == "__main__":
