@@ -1,6 +1,7 @@
 """Nodes of this machine: they start and end as they should, and tell which rank failed."""
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,16 +45,45 @@ def test_the_daemons_and_their_folder_go_with_the_block():
     assert not folder.exists() and repr(cluster).endswith("stopped>")
 
 
-def test_the_daemons_end_when_their_process_is_killed():
-    program = "import mkernel, time\nc = mkernel.local_cluster(1, 1)\nprint(c.folder, *c.daemons, flush=True)\ntime.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(PACKAGE)}) as owner:
-        folder, daemon = owner.stdout.readline().split()
-        owner.send_signal(signal.SIGKILL)
-    await_end([int(daemon)])
+OWNER = """
+import mkernel, os, time
+cluster = mkernel.local_cluster(2, 1)
+print(cluster.folder, cluster._supervisor.pid, *cluster.daemons, flush=True)
+if {forks} and os.fork() == 0:  # as loaders of data do; it holds every pipe of its parent
+    print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("killed", ["owner", "group", "supervisor", "owner of a fork"])
+def test_the_daemons_end_when_their_process_is_killed(killed):
+    program = OWNER.format(forks=killed == "owner of a fork")
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        start_new_session=True,
+    ) as owner:
+        folder, supervisor, *daemons = owner.stdout.readline().split()
+        child = int(owner.stdout.readline()) if killed == "owner of a fork" else None
+        try:
+            if killed == "supervisor":
+                os.kill(int(supervisor), signal.SIGKILL)
+            elif killed == "group":
+                os.killpg(owner.pid, signal.SIGKILL)
+            else:
+                owner.send_signal(signal.SIGKILL)
+            await_end([int(daemon) for daemon in daemons])
+        finally:
+            if child is not None:
+                os.kill(child, signal.SIGKILL)
+            owner.kill()
     until = time.monotonic() + PATIENCE_S
-    while pathlib.Path(folder).exists():
+    while killed != "supervisor" and pathlib.Path(folder).exists():
         assert time.monotonic() < until, f"{folder} stays"
         time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_daemon_that_cannot_start_is_quoted():

@@ -1,14 +1,17 @@
-"""Keeps the daemons of a local cluster: starts them, and ends them when its input ends.
+"""Keeps the daemons of a local cluster: starts them, and ends them when its input or the cluster's process ends.
 
-    python -I _supervisor.py FOLDER COMMAND...     each COMMAND a JSON list
+    python -I _supervisor.py OWNER FOLDER COMMAND...     OWNER: the cluster's process; each COMMAND a JSON list
 
-The input is a pipe whose other end the cluster's process holds, so the daemons also end when that process is
-killed. What it prints: "ready", or "failed" and the reason, as one line of JSON.
+The other end of the input is the cluster's process's; children that it forked may hold it longer, so that the process
+itself is watched, too. When this supervisor is killed, the kernel kills the daemons. What it prints: "ready", or
+"failed" and the reason, as one line of JSON.
 """
 
+import ctypes
 import json
 import os
 import pathlib
+import select
 import shutil
 import signal
 import subprocess
@@ -16,16 +19,20 @@ import sys
 import time
 
 
-def main(folder, commands):
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def main(owner, folder, commands):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the cluster's process's affair
     folder = pathlib.Path(folder)
     daemons = []
     try:
         for node, command in enumerate(commands):
             with open(folder / f"{node}.log", "wb") as log:
-                daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
+                daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent))
         print(json.dumps(await_ready(folder, daemons)), flush=True)
-        sys.stdin.buffer.read()
+        await_end(owner)
     except FileNotFoundError as error:
         print(json.dumps({"failed": str(error)}), flush=True)
     finally:
@@ -38,6 +45,27 @@ def main(folder, commands):
                 daemon.kill()
                 daemon.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_with_parent():
+    """In a daemon's process, before it is a daemon."""
+    parent = os.getppid()
+    os.setsid()
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before the line above
+        os._exit(1)
+
+
+def await_end(owner):
+    watched = [sys.stdin.fileno()]
+    try:
+        watched.append(os.pidfd_open(owner))
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # an old Python or kernel: the input alone
+        pass
+    if os.getppid() == owner:
+        select.select(watched, [], [])
 
 
 def await_ready(folder, daemons, patience_s=60):
@@ -55,4 +83,4 @@ def await_ready(folder, daemons, patience_s=60):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], [json.loads(command) for command in sys.argv[2:]])
+    main(int(sys.argv[1]), sys.argv[2], [json.loads(command) for command in sys.argv[3:]])

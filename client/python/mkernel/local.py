@@ -80,11 +80,14 @@ class LocalCluster:
                 command += ["--peer", f"{other}={self._peer(other)}"] if other != node else []
             commands.append(command)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("MKERNELD_")}
+        supervisor = str(pathlib.Path(__file__).with_name("_supervisor.py"))
+        # In a session of its own: what kills this process's group leaves it, to end the daemons.
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-I", str(pathlib.Path(__file__).with_name("_supervisor.py")), str(self.folder), *map(json.dumps, commands)],
+            [sys.executable, "-I", supervisor, str(self._owner), str(self.folder), *map(json.dumps, commands)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
+            start_new_session=True,
         )
         assert self._supervisor.stdout is not None
         said = self._supervisor.stdout.readline()
