@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
 # All that wants GPUs, in one go, on a machine that need not be able to build it.
 #
-#   bash tests/gpu/acceptance.sh pack BUILD FOLDER     where there is a build: its programs, and the libraries they need
+#   bash tests/gpu/acceptance.sh pack BUILD FOLDER     where there is a build: its programs, and the libraries they need.
+#                                                      MK_WHEELS: a folder of wheels to take along
+#   bash tests/gpu/acceptance.sh archive FOLDER        FOLDER, stripped, as FOLDER.tar.xz
 #   bash FOLDER/acceptance.sh run OUT STEP[=SECONDS]...     where there are GPUs; OUT: a folder for logs and JSON
+#   bash FOLDER/acceptance.sh each OUT STEP[=SECONDS]...    the same, every step on one GPU, as many at once as there are GPUs
 #
-# Steps, each for as many GPUs as there are (MK_DEVICES: fewer), cut off after so many seconds if given:
+# Steps, each for as many GPUs as there are (MK_DEVICES: fewer), cut off after so many seconds if given. Those with PyTorch run
+# MK_PYTHON (default python3), and want the wheels fa3-fwd and sgl-deep-gemm where they compare with them:
 #
 #   cases      dma_queue_test; operators_gpu_test: the worlds on that many GPUs, and what needs no world
 #   cases_all  the worlds on fewer GPUs, too
 #   ring       ring_attention_gpu_test: Ring Attention, in the worlds on so many GPUs and fewer
+#   moe, combine   moe_gpu_test, combine_gpu_test: the worlds on that many GPUs, and what needs no world
 #   delays     operators_gpu_delays_test (where it was built): ranks held up at random inside launches
 #   client     client_gpu_test: through libmkclient, kills of ranks and daemons among them
 #   lifetime   lifetime_gpu_test in full: operators destroyed right after a launch
 #   fabric     gpu_fabric_test: bytes, flags and pace of the loopback fabric
 #   gemm       gemm_test, gemm_seams_test
+#   attention, grouped   attention_test; grouped_gemm_test, grouped_seams_test
 #   memcheck   compute-sanitizer over small cases, racecheck over fewer
+#   memcheck_moe   the same over MoE Dispatch+GEMM, GEMM+Combine and Ring Attention
 #   one_node   operators_bench: fused against cuBLAS and NCCL, every element judged
 #   alone      as one_node, each side also in a loop of its own, at its own clock
 #   two_nodes  as one_node, the GPUs as two nodes joined by two mkerneld at 50 GB/s a rail
@@ -23,6 +30,9 @@
 #   core       gemm_bench: the product by itself against cuBLAS
 #   rails      rails_bench: what the paced fabric carries, and unpaced
 #   torch      PyTorch's async-TP, where PyTorch is
+#   ring_figures, ring_two_nodes   ring_bench.py: Ring Attention, FlashAttention-3 and NCCL, as one node and as two
+#   layer, layer_two_nodes         mkbench moe, combine and moe-layer: small shapes checked, then large ones timed
+#   attention_figures, grouped_figures   the products alone, beside FlashAttention-3, cuDNN and DeepGEMM
 #   sweep_one, sweep_two   by numbers of communication groups and sizes of chunks
 #   sweep_mirror           the same of a mirrored rank of eight
 #
@@ -30,16 +40,19 @@
 # when nothing was run. NVLink multicast stays off.
 set -u
 
-steps=(cases cases_all ring delays client lifetime fabric gemm memcheck one_node alone two_nodes across mirror core rails torch sweep_one
-  sweep_two sweep_mirror)
-programs=(dma_queue_test operators_gpu_test ring_attention_gpu_test operators_gpu_delays_test client_gpu_test lifetime_gpu_test gpu_fabric_test gemm_test
-  gemm_seams_test operators_bench mirror_bench gemm_bench rails_bench)
+steps=(cases cases_all ring moe combine delays client lifetime fabric gemm attention grouped memcheck memcheck_moe one_node alone
+  two_nodes across mirror core rails torch ring_figures ring_two_nodes layer layer_two_nodes attention_figures grouped_figures
+  sweep_one sweep_two sweep_mirror)
+programs=(dma_queue_test operators_gpu_test ring_attention_gpu_test moe_gpu_test combine_gpu_test operators_gpu_delays_test client_gpu_test
+  lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench mirror_bench
+  gemm_bench rails_bench libring_abi.so libattention_abi.so libgrouped_gemm_abi.so)
+scripts=({attention_bench,attention_judge,grouped_gemm_bench,ring_bench,ring_shards,ring_world,../bench/torch_async_tp}.py)
 
 pack() {
-  local build=$1 folder=$2 program library any=
+  local build=$1 folder=$2 program library wheel any=
   mkdir -p "$folder/lib"
-  cp "$0" "$(dirname "$0")/../bench/torch_async_tp.py" "$folder/"
-  for program in "${programs[@]/#/tests/gpu/}" daemon/mkerneld; do
+  cp "$0" "${scripts[@]/#/$(dirname "$0")/}" "$folder/"
+  for program in "${programs[@]/#/tests/gpu/}" daemon/mkerneld tests/bench/mkbench/mkbench; do
     if [ -x "$build/$program" ]; then
       cp "$build/$program" "$folder/"
       any=1
@@ -59,7 +72,20 @@ pack() {
       *) cp -L "$library" "$folder/lib/" ;;
     esac
   done
+  # libmkclient loads oneDNN by itself.
+  if grep -qs libdnnl "$folder/client_gpu_test" "$folder/mkbench"; then
+    cp -L "$(ldconfig -p | awk '$1 ~ /^libdnnl/ {print $NF; exit}')" "$folder/lib/"
+  fi
+  for wheel in "${MK_WHEELS:+$MK_WHEELS/}"*.whl; do
+    [ ! -f "$wheel" ] || python3 -m zipfile -e "$wheel" "$folder/wheels"
+  done
   return 0
+}
+
+archive() {
+  strip --strip-unneeded "$1"/{*_test,*_bench,*.so,mkerneld,mkbench} "$1"/lib/* 2>/dev/null
+  # Programs hold the same kernels: one dictionary over all of them.
+  tar -C "$(dirname "$1")" -cf - "$(basename "$1")" | xz -T1 --lzma2=preset=1,dict=256MiB >"$1.tar.xz"
 }
 
 # What a log says that was looked at: "N passed, N failed", "N rows, N wrong elements", or "nothing".
@@ -76,24 +102,46 @@ print(f"{rows} rows, {wrong} wrong elements" if rows else
 PYTHON
 }
 
+# TOOL of compute-sanitizer over a program's small case on one GPU.
+sanitize() {
+  compute-sanitizer --error-exitcode 9 --tool "$1" "./$2" --gtest_filter="*SmallShapes/$3_on_1"
+}
+
+# layer OUT NODES LOCALS: the two halves of a MoE layer and the whole, checked where float64 on the CPU is quick.
+layer() {
+  local name rank=(--nodes "$2" --local "$3" --executor cuda) world=$2x$3
+  local rails=() experts=$((64 / ($2 * $3) * $2 * $3))
+  [ "$2" = 1 ] || rails=(--link-bandwidth 50GB/s)
+  for name in moe combine moe-layer; do
+    ./mkbench $name "${rank[@]}" "${rails[@]}" --tokens 512 --hidden 1024 --features 512 --experts "$experts" --top-k 4 --iters 5 &&
+      ./mkbench $name "${rank[@]}" "${rails[@]}" --tokens 4096 --hidden 7168 --features 2048 --experts "$experts" --top-k 8 --iters 9 \
+        --lead 20 --verify none --json "$1/${name//-/_}_$world.json" || return
+  done
+}
+
 step() {
-  local devices=$1 out=$2 name=$3
+  local devices=$1 out=$2 name=$3 case tool
   local worlds="*_on_$devices:OperatorBlocks*:OperatorLimits*" bench=(./operators_bench --devices "$devices")
-  local nodes=(--nodes 2 --mkerneld ./mkerneld)
+  local nodes=(--nodes 2 --mkerneld ./mkerneld) ring=("$MK_PYTHON" ring_bench.py --library ./libring_abi.so)
   case $name in
     cases) ./dma_queue_test && ./operators_gpu_test --gtest_filter="$worlds" ;;
     cases_all) ./dma_queue_test && ./operators_gpu_test ;;
     ring) ./ring_attention_gpu_test ;;
+    moe) ./moe_gpu_test --gtest_filter="$worlds" ;;
+    combine) ./combine_gpu_test --gtest_filter="$worlds" ;;
     delays) ./operators_gpu_delays_test --gtest_filter="$worlds" ;;
     client) ./client_gpu_test ;;
     lifetime) MK_TEST_LIFETIME=full ./lifetime_gpu_test ;;
     fabric) ./gpu_fabric_test ;;
     gemm) ./gemm_test && ./gemm_seams_test ;;
+    attention) ./attention_test ;;
+    grouped) ./grouped_gemm_test && ./grouped_seams_test ;;
     memcheck)
-      local case
-      for case in memcheck:{ag_gemm,gemm_rs,gemm_ar}_{1x2,2x1} racecheck:{ag_gemm_1x2,ag_gemm_2x1,gemm_rs_1x2,gemm_ar_2x1}; do
-        compute-sanitizer --error-exitcode 9 --tool "${case%%:*}" ./operators_gpu_test \
-          --gtest_filter="*SmallShapes/${case#*:}_on_1" || return
+      for case in {ag_gemm,gemm_rs,gemm_ar}_{1x2,2x1}; do sanitize memcheck operators_gpu_test "$case" || return; done
+      for case in ag_gemm_1x2 ag_gemm_2x1 gemm_rs_1x2 gemm_ar_2x1; do sanitize racecheck operators_gpu_test "$case" || return; done ;;
+    memcheck_moe)
+      for tool in memcheck racecheck; do
+        for case in {moe,combine,ring_attention}_gpu_test:{1x2,2x1}; do sanitize $tool "${case%:*}" "*${case#*:}" || return; done
       done ;;
     one_node) "${bench[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_x$devices.json" ;;
     alone)
@@ -122,7 +170,20 @@ step() {
     rails)
       local rails=(./rails_bench ./mkerneld --locals $((devices > 1 ? devices / 2 : 1)))
       "${rails[@]}" --bandwidth 50GB/s && "${rails[@]}" ;;
-    torch) env -u LD_LIBRARY_PATH python3 torch_async_tp.py | tee "$out/torch_async_tp_x$devices.json" ;;
+    torch) env -u LD_LIBRARY_PATH "$MK_PYTHON" torch_async_tp.py | tee "$out/torch_async_tp_x$devices.json" ;;
+    ring_figures)
+      "${ring[@]}" --nodes 1 --locals "$devices" --set paper --set causal --set heads --set d64 --set batch --trace \
+        --json "$out/ring_1x$devices.json" ;;
+    ring_two_nodes)
+      "${ring[@]}" --nodes 2 --locals $((devices / 2)) --set heads --set paper --set causal --set d64 --set batch --trace \
+        --json "$out/ring_2x$((devices / 2)).json" ;;
+    layer) layer "$out" 1 "$devices" ;;
+    layer_two_nodes) layer "$out" 2 $((devices / 2)) ;;
+    attention_figures)
+      "$MK_PYTHON" attention_bench.py --library ./libattention_abi.so --set goals --set f16 --set batch --json "$out/attention.json" ;;
+    grouped_figures)
+      "$MK_PYTHON" grouped_gemm_bench.py --library ./libgrouped_gemm_abi.so --set goals --set models --set small \
+        --json "$out/grouped_gemm.json" ;;
     sweep_one | sweep_two)
       local groups=() all=() count op
       for count in 0 3 6 12 24 48 96 192; do groups+=(--streams "$count"); done
@@ -136,13 +197,33 @@ step() {
   esac
 }
 
+# measured NAME[=SECONDS] DEVICES OUT: runs a step, with its output in OUT/NAME.log, and its line of the table in OUT/NAME.line.
+measured() {
+  local name=${1%%=*} seconds=${1#"${1%%=*}"} log=$3/${1%%=*}.log began=$SECONDS status seen word
+  seconds=${seconds#=}
+  # By SIGKILL: programs that load libfabric catch SIGTERM.
+  timeout -s KILL "${seconds:-0}" bash -o pipefail -c 'step "$@"' step "$2" "$3" "$name" >"$log" 2>&1
+  status=$?
+  seen=$(counts "$log")
+  case $status:$name:$seen in
+    0:core:* | 0:rails:* | 0:torch:* | 0:sweep_* | 0:ring_*:* | 0:layer*:* | 0:*_figures:*) word=ok ;;
+    0:*:nothing) word="LOOKED AT NOTHING" ;;
+    0:*) word=ok ;;
+    124:* | 137:*) word="cut off after ${seconds:-0} s" ;;
+    *) word="FAILED ($status)" ;;
+  esac
+  printf '%-17s %-22s %5d s  %s\n' "$name" "$word" $((SECONDS - began)) "$seen" >"$3/$name.line"
+  grep -E '^\[  FAILED  \]|: error|Failure$|hazard|ERROR SUMMARY: [^0]' "$log" | head -n 12
+  [ "$word" = ok ]
+}
+
 run() {
-  local out devices word name seconds log status began seen failed=0 table=()
-  mkdir -p "$1" && out=$(realpath "$1") || return 2
-  shift
+  local how=$1 out devices word failed=0 gpu free=() names=()
+  mkdir -p "$2" && out=$(realpath "$2") || return 2
+  shift 2
   for word in "$@"; do
     case " ${steps[*]} " in
-      *" ${word%%=*} "*) ;;
+      *" ${word%%=*} "*) names+=("${word%%=*}") ;;
       *) echo "acceptance: no step '${word%%=*}'; there are: ${steps[*]}" >&2; return 2 ;;
     esac
   done
@@ -153,37 +234,32 @@ run() {
   fi
   cd "$(dirname "$0")" || return 2
   export LD_LIBRARY_PATH=$PWD/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export PYTHONPATH=$PWD/wheels${PYTHONPATH:+:$PYTHONPATH} MK_PYTHON=${MK_PYTHON:-python3}
   export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-  export -f step
-  for word in "$@"; do
-    name=${word%%=*}
-    seconds=${word#"$name"}
-    seconds=${seconds#=}
-    log=$out/$name.log
-    began=$SECONDS
-    # By SIGKILL: programs that load libfabric catch SIGTERM.
-    timeout -s KILL "${seconds:-0}" bash -o pipefail -c 'step "$@"' step "$devices" "$out" "$name" >"$log" 2>&1
-    status=$?
-    seen=$(counts "$log")
-    case $status:$name:$seen in
-      0:core:* | 0:rails:* | 0:torch:* | 0:sweep_*) word=ok ;;
-      0:*:nothing) word="LOOKED AT NOTHING" ;;
-      0:*) word=ok ;;
-      124:* | 137:*) word="cut off after ${seconds:-0} s" ;;
-      *) word="FAILED ($status)" ;;
-    esac
-    [ "$word" = ok ] || failed=1
-    table+=("$(printf '%-12s %-22s %5d s  %s' "$name" "$word" $((SECONDS - began)) "$seen")")
-    grep -E '^\[  FAILED  \]|: error|Failure$|hazard|ERROR SUMMARY: [^0]' "$log" | head -n 12
-  done
+  export -f step sanitize layer
+  if [ "$how" = run ]; then
+    for word in "$@"; do measured "$word" "$devices" "$out" || failed=1; done
+  else
+    # The numbers of free GPUs go round in a pipe.
+    exec {free}<> <(:)
+    for ((gpu = 0; gpu < devices; ++gpu)); do echo "$gpu" >&"$free"; done
+    for word in "$@"; do
+      read -r gpu <&"$free"
+      { CUDA_VISIBLE_DEVICES=$gpu measured "$word" 1 "$out"; echo "$gpu" >&"$free"; } &
+    done
+    wait
+    exec {free}>&-
+    for word in "${names[@]}"; do grep -q "^$word *ok " "$out/$word.line" || failed=1; done
+  fi
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
-  printf '%s\n' "${table[@]}"
+  for word in "${names[@]}"; do cat "$out/$word.line"; done
   return $failed
 }
 
 case ${1:-} in
   pack) [ $# -eq 3 ] && pack "$2" "$3" && exit ;;
-  run) [ $# -ge 3 ] && shift && run "$@"; exit ;;
+  archive) [ $# -eq 2 ] && archive "$2" && exit ;;
+  run | each) [ $# -ge 3 ] && run "$@"; exit ;;
 esac
 sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
 exit 2

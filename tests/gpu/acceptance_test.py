@@ -3,6 +3,7 @@
 import os
 import pathlib
 import subprocess
+import tarfile
 import tempfile
 import unittest
 
@@ -26,9 +27,9 @@ class Acceptance(unittest.TestCase):
                                capture_output=True, text=True, check=False)
         return ended.returncode, ended.stdout + ended.stderr
 
-    def run_steps(self, *steps, devices="2"):
+    def run_steps(self, *steps, devices="2", how="run"):
         self.assertEqual(self.call(SCRIPT, "pack", self.folder / "build", self.folder / "packed")[0], 0)
-        return self.call(self.folder / "packed/acceptance.sh", "run", self.folder / "out", *steps, devices=devices)
+        return self.call(self.folder / "packed/acceptance.sh", how, self.folder / "out", *steps, devices=devices)
 
     def test_a_step_passes_and_counts_its_cases(self):
         self.program("dma_queue_test", 'echo "[       OK ] DmaQueues.E (1 ms)"')
@@ -66,6 +67,28 @@ class Acceptance(unittest.TestCase):
         status, text = self.call(self.folder / "packed/acceptance.sh", "run", self.folder / "out", "torch")
         self.assertEqual(status, 1)
         self.assertRegex(text, r"torch +FAILED \(3\)")
+
+    def test_each_step_has_a_gpu_of_its_own(self):
+        # Ends only when as many steps as there are GPUs have begun.
+        together = (f'touch {self.folder}/$CUDA_VISIBLE_DEVICES.$$; while [ "$(ls {self.folder}/*.* | wc -l)" -lt 2 ]; do sleep 0.05; done; '
+                    'echo "gpu $CUDA_VISIBLE_DEVICES asked $*"; echo "[       OK ] A.B (1 ms)"')
+        for program in ("moe_gpu_test", "combine_gpu_test", "ring_attention_gpu_test"):
+            self.program(program, together)
+        self.program("attention_test", 'echo "[  FAILED  ] A.B (5 ms)"; exit 1')
+        status, text = self.run_steps("moe=20", "combine=20", "ring=20", how="each")
+        self.assertEqual(status, 0, text)
+        logs = [(self.folder / f"out/{name}.log").read_text(encoding="utf-8") for name in ("moe", "combine")]
+        self.assertEqual({log.split()[1] for log in logs}, {"0", "1"})
+        self.assertIn("*_on_1:", logs[0])
+        self.assertEqual([line.split()[0] for line in text.splitlines()], ["moe", "combine", "ring"])
+        self.assertEqual(self.run_steps("moe=20", "attention", "combine=20", how="each")[0], 1)
+
+    def test_an_archive_holds_what_was_packed(self):
+        self.program("moe_gpu_test", "true")
+        self.assertEqual(self.call(SCRIPT, "pack", self.folder / "build", self.folder / "packed")[0], 0)
+        self.assertEqual(self.call(SCRIPT, "archive", self.folder / "packed")[0], 0)
+        with tarfile.open(self.folder / "packed.tar.xz") as archive:
+            self.assertLessEqual({"packed/moe_gpu_test", "packed/acceptance.sh", "packed/ring_bench.py"}, set(archive.getnames()))
 
     def test_wrong_elements_are_counted(self):
         self.program("operators_bench", 'echo "ag_gemm | 0 wrong, 0.9 of bound"; echo "gemm_rs | 7 wrong, 2.0 of bound"; exit 1')

@@ -55,7 +55,7 @@ class World {
       timed.push_back({devices[r], stream});
     }
     stopwatch = std::make_unique<Stopwatch>(std::move(timed), [] {});
-    if (nodes == 1 && size() > 1) nccl = Nccl::load(devices);
+    if (locals > 1) nccl = Nccl::load(devices);
     current(0);
   }
   ~World() {
@@ -305,7 +305,7 @@ void mk_ring_rail_send(void* ring, std::uint32_t rank, const MkRingParcel* parce
     parcel.bytes = parcels[i].bytes;
     parcel.first_flag = flag;
     parcel.chunk_bytes = kChunkBytes;
-    post(it.rails[rank], 1 - rank, parcel, it.epoch, stream_of(stream));
+    post(it.rails[rank], 1 - rank / it.world.locals, parcel, it.epoch, stream_of(stream));
     flag += chunks_of(parcels[i].bytes, kChunkBytes);
   }
   current(0);

@@ -14,7 +14,7 @@ struct MkRingSetup {
   const char* link_bandwidth;  ///< of a rail and direction, "50GB/s"
 };
 
-/// All ranks' streams, with NCCL within one node, or the daemons' rails over several. To be made
+/// All ranks' streams, with NCCL within each node and the daemons' rails between two. To be made
 /// before anybody asks CUDA for anything. One of a process.
 void* mk_ring_world(const MkRingSetup* setup);
 void mk_ring_end(void* world);
@@ -80,16 +80,16 @@ void mk_ring_exchange(void* world, const MkRingMove* moves, std::uint32_t count,
 void mk_ring_all_gather(void* world, const void* const* sources, void* const* targets,
                         std::uint32_t count, std::uint64_t bytes, void* const* streams);
 
-/// Of two nodes with a rank each: `bytes` of each rank's memory that the daemons know, until
-/// mk_ring_destroy of the ring.
+/// Of two nodes: `bytes` of each rank's memory that the daemons know, until mk_ring_destroy of the
+/// ring.
 void mk_ring_rail_memory(void* ring, std::uint64_t bytes, void** by_rank);
-/// Bytes of a rank's such memory to the same place of the other's, on the stream.
+/// Bytes of a rank's such memory to the same place of its rail peer's, on the stream.
 struct MkRingParcel {
   std::uint64_t offset, bytes;
 };
 void mk_ring_rail_send(void* ring, std::uint32_t rank, const MkRingParcel* parcels,
                        std::uint32_t count, void* stream);
-/// Keeps the stream until as many parcels of the same sizes have come from the other rank.
+/// Keeps the stream until as many parcels of the same sizes have come from the rail peer.
 void mk_ring_rail_await(void* ring, std::uint32_t rank, const MkRingParcel* parcels,
                         std::uint32_t count, void* stream);
 /// Once before the sends of all ranks.

@@ -11,7 +11,7 @@ all of it is queued, and a launch takes as long as its slowest rank. The sides:
   unfused        its own unfused form
   core_*         a rank's queries over all keys, which are there: ours, fa3, cudnn (without a mask)
   gather         K and V of all ranks to every rank: NCCL's all-gather; under a mask its sends and receives, so that rows
-                 lie in order; between two nodes the daemons' paced rails
+                 lie in order; between two nodes the daemons' paced rails, each shard once, and NCCL within a node
   gather_fa3, gather_cudnn   the one after the other
   ring_fa3_mN    FlashAttention-3 over each shard beside NCCL's sends and receives (or the rails), then one merge in
                  fp32; with N SMs left to the communication
@@ -39,7 +39,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attention_bench
 from attention_judge import worst_over_bound
-from ring_world import Move, Parcel, Partial, Shape, Span, Stats, Tensors, World, handles
+from ring_shards import Shards
+from ring_world import Partial, Shape, Span, Stats, Tensors, World
 
 NVLINK_BYTES_PER_US = 450e3
 MARGINS = (8, 16, 32)
@@ -80,23 +81,14 @@ def cases_of(which):
     return [Case(16, 16, 16, 128, 96 * k, False)]
 
 
-class Memory:
-    """Device memory that is not PyTorch's, for torch.as_tensor."""
-
-    def __init__(self, address, elements):
-        self.__cuda_array_interface__ = dict(shape=(elements,), typestr="<i2", data=(address, False), version=3)
-
-
 class Ranks:
     """The tensors of all ranks, and the sides that compute them."""
 
     def __init__(self, world, case, streams):
         self.world, self.case = world, case
         size = world.size
-        self.parts_each = 2 if case.causal and size > 1 else 1
-        self.part = case.seq // (size * self.parts_each)
-        self.rows = self.part * self.parts_each
-        if self.rows * size != case.seq:
+        self.rows = case.seq // size
+        if case.seq % (size * (2 if case.causal else 1)):
             raise RuntimeError("sequences divide evenly here")
         normal = lambda r, heads: torch.randn(case.batch, self.rows, heads, case.dim, device=f"cuda:{r}", dtype=torch.bfloat16)
         ranks = range(size)
@@ -107,22 +99,18 @@ class Ranks:
         self.other_o = [torch.empty_like(q) for q in self.q]
         self.rings = {f"fused_g{g}" if g else "fused": self.make_ring(g) for g in streams}
         self.ring = next(iter(self.rings.values()))
-        self.make_gathered()
+        self.shards = Shards(world, case, self.ring, self.k, self.v)
+        self.part, self.parts_each, self.positions = self.shards.part, self.shards.parts_each, self.shards.positions
+        self.all_k, self.all_v = self.shards.all_k, self.shards.all_v
         for r in ranks:
             torch.cuda.synchronize(r)
         pairs = self.rows * case.seq * (0.5 if case.causal else 1)
         self.flops = 4.0 * case.batch * pairs * case.dim * case.query_heads  # of a rank
-        self.kv_bytes = 2 * 2 * case.batch * self.rows * case.key_heads * case.dim  # likewise
         self.plans = self.make_plans()
         self.sides = {}
         self.add_sides()
 
     # What each rank has.
-
-    def positions(self, rank):
-        """(first row in the sequence, first row in the rank's tensors) of its parts."""
-        parts = [rank] if self.parts_each == 1 else [rank, 2 * self.world.size - 1 - rank]
-        return [(part * self.part, half * self.part) for half, part in enumerate(parts)]
 
     def make_ring(self, groups):
         case = self.case
@@ -130,32 +118,6 @@ class Ranks:
         ring = self.world.c.mk_ring_create(self.world.handle, ctypes.byref(shape))
         self.world.require(not ring)
         return ring
-
-    def make_gathered(self):
-        case, size = self.case, self.world.size
-        shape = (case.batch, case.seq, case.key_heads, case.dim)
-        elements = case.batch * case.seq * case.key_heads * case.dim
-        if self.world.nodes == 1:
-            self.all_k, self.all_v = ([torch.empty(shape, device=f"cuda:{r}", dtype=torch.bfloat16) for r in range(size)]
-                                      for _ in range(2))
-            return
-        addresses = (ctypes.c_void_p * size)()
-        self.world.c.mk_ring_rail_memory(self.ring, 2 * elements * 2, addresses)
-        self.all_k, self.all_v = [], []
-        for r in range(size):
-            with torch.cuda.device(r):
-                whole = torch.as_tensor(Memory(addresses[r], 2 * elements), device=f"cuda:{r}").view(torch.bfloat16)
-            self.all_k.append(whole[:elements].view(shape))
-            self.all_v.append(whole[elements:].view(shape))
-            for first, row in self.positions(r):  # a shard lies there from the start
-                for whole_one, own in ((self.all_k[r], self.k[r]), (self.all_v[r], self.v[r])):
-                    whole_one[:, first:first + self.part] = own[:, row:row + self.part]
-        row_bytes = case.key_heads * case.dim * 2
-        self.parcels = []
-        for r in range(size):
-            found = [Parcel((tensor * case.batch * case.seq + b * case.seq + first) * row_bytes, self.part * row_bytes)
-                     for tensor in range(2) for b in range(case.batch) for first, _ in self.positions(r)]
-            self.parcels.append((Parcel * len(found))(*found))
 
     def make_plans(self):
         """Our core alone: each rank's parts over the keys that they see."""
@@ -214,73 +176,16 @@ class Ranks:
                 F.scaled_dot_product_attention(q, k, v, is_causal=self.case.causal,
                                                enable_gqa=self.case.query_heads != self.case.key_heads)
 
-    def gather(self):
-        if self.world.nodes > 1:
-            self.world.c.mk_ring_rail_begin(self.ring)
-            for r in range(self.world.size):
-                self.send(r, self.world.streams[r])
-            for r in range(self.world.size):
-                self.receive(r, self.world.streams[r])
-            return
-        if self.parts_each == 1:
-            self.all_gather()
-            return
-        moves = []
-        for own, whole in ((self.k, self.all_k), (self.v, self.all_v)):
-            for source in range(self.world.size):
-                for first, row in self.positions(source):
-                    for target in range(self.world.size):
-                        for b in range(self.case.batch):
-                            moves.append((source, target, own[source][b, row:row + self.part],
-                                          whole[target][b, first:first + self.part]))
-        self.exchange(moves, self.world.streams)
-
-    def all_gather(self):
-        sources, targets = [], []
-        for own, whole in ((self.k, self.all_k), (self.v, self.all_v)):
-            for b in range(self.case.batch):
-                sources += [own[r][b].data_ptr() for r in range(self.world.size)]
-                targets += [whole[r][b].data_ptr() for r in range(self.world.size)]
-        array = ctypes.c_void_p * len(sources)
-        self.world.c.mk_ring_all_gather(self.world.handle, array(*sources), array(*targets), 2 * self.case.batch,
-                                        self.kv_bytes // 2 // self.case.batch, handles(self.world.streams))
-
-    def exchange(self, moves, streams):
-        array = (Move * len(moves))(*(Move(source, target, one.data_ptr(), other.data_ptr(), one.numel() * 2)
-                                      for source, target, one, other in moves))
-        self.world.c.mk_ring_exchange(self.world.handle, array, len(moves), handles(streams))
-
-    def send(self, r, stream):
-        self.world.c.mk_ring_rail_send(self.ring, r, self.parcels[r], len(self.parcels[r]), stream.cuda_stream)
-
-    def receive(self, r, stream):
-        self.world.c.mk_ring_rail_await(self.ring, r, self.parcels[1 - r], len(self.parcels[1 - r]), stream.cuda_stream)
-
     def both(self, second):
-        self.gather()
+        self.shards.gather()
         second()
 
-    def shards(self):
-        """Of each rank: of each step the K and V that come."""
-        size = self.world.size
-        if self.world.nodes == 1:
-            return [[(torch.empty_like(self.k[r]), torch.empty_like(self.v[r])) for _ in range(size - 1)] for r in range(size)]
-        shards = []
-        for r in range(size):
-            places = sorted(first for first, _ in self.positions(1 - r))
-            rows = slice(places[0], places[-1] + self.part)  # of two ranks they are neighbours
-            if not (self.parts_each == 2 and r == 1):
-                shards.append([(self.all_k[r][:, rows], self.all_v[r][:, rows])])
-            else:  # rank 0's first half is all that is seen of it
-                shards.append([(self.all_k[r][:, :self.part], self.all_v[r][:, :self.part])])
-        return shards
-
-    def load_kernels(self, shards, outputs):
+    def load_kernels(self, outputs):
         """CUDA loads a kernel at its first launch, and may wait for an idle GPU to do so: not beside one that waits for
         a daemon."""
         for r in range(self.world.size):
             with torch.cuda.stream(self.world.streams[r]):
-                self.merge(r, [(0, outputs[r][0], flash_attention(self.q[r], *shards[r][0], outputs[r][0], False, 8))])
+                self.merge(r, [(0, outputs[r][0], flash_attention(self.q[r], *self.shards.came[r][0], outputs[r][0], False, 8))])
             torch.cuda.synchronize(r)
 
     def merge(self, r, partials):
@@ -290,35 +195,15 @@ class Ranks:
                                    self.case.query_heads, self.case.dim, array, len(partials),
                                    self.world.streams[r].cuda_stream)
 
-    def ring_fa3(self, shards, outputs, margin):
-        size = self.world.size
-        came = [[torch.cuda.Event() for _ in range(size)] for _ in range(size - 1)]
-        for r in range(size):
-            self.world.side_streams[r].wait_stream(self.world.streams[r])
-        if self.world.nodes > 1:
-            self.world.c.mk_ring_rail_begin(self.ring)
-            for r in range(size):
-                self.send(r, self.world.side_streams[r])
-                self.receive(r, self.world.side_streams[r])
-                came[0][r].record(self.world.side_streams[r])
-        else:
-            for step in range(size - 1):
-                moves = []
-                for r in range(size):
-                    source = (self.k[r], self.v[r]) if step == 0 else shards[r][step - 1]
-                    after = (r + 1) % size
-                    moves += [(r, after, one, other) for one, other in zip(source, shards[after][step])]
-                self.exchange(moves, self.world.side_streams)
-                for r in range(size):
-                    came[step][r].record(self.world.side_streams[r])
-        for r in range(size):
+    def ring_fa3(self, outputs, margin):
+        arrived = self.shards.pass_round()
+        for r in range(self.world.size):
             with torch.cuda.stream(self.world.streams[r]):
                 partials = [(0, outputs[r][0], flash_attention(self.q[r], self.k[r], self.v[r], outputs[r][0],
                                                                self.case.causal, margin))]
-                for step in range(size - 1):
-                    self.world.streams[r].wait_event(came[step][r])
-                    origin = (r - step - 1) % size
-                    k, v = shards[r][step]
+                for step, origin in enumerate(self.shards.origins(r)):
+                    self.world.streams[r].wait_event(arrived[step][r])
+                    k, v = self.shards.came[r][step]
                     first = 0
                     if self.parts_each == 2 and origin < r:
                         k, v = k[:, :self.part], v[:, :self.part]
@@ -341,17 +226,16 @@ class Ranks:
         if self.world.size == 1:
             return
         self.sides["unfused"] = lambda: self.launch(self.ring, True)
-        self.sides["gather"] = self.gather
+        self.sides["gather"] = self.shards.gather
         for name in ("fa3", "cudnn"):
             if f"core_{name}" in self.sides:
                 core = self.sides[f"core_{name}"]
                 self.sides[f"gather_{name}"] = lambda core=core: self.both(core)
         if "core_fa3" in self.sides:
-            shards = self.shards()
             outputs = [[torch.empty_like(self.q[r]) for _ in range(self.world.size)] for r in range(self.world.size)]
-            self.load_kernels(shards, outputs)
+            self.load_kernels(outputs)
             for margin in MARGINS:
-                self.try_side(f"ring_fa3_m{margin}", lambda margin=margin: self.ring_fa3(shards, outputs, margin))
+                self.try_side(f"ring_fa3_m{margin}", lambda margin=margin: self.ring_fa3(outputs, margin))
 
     def try_side(self, name, side):
         try:
@@ -487,8 +371,8 @@ def row_of(world, ranks, times, link_bytes_per_us):
     case = ranks.case
     us = {name: statistics.median(all_times) for name, all_times in times.items()}
     core = min(value for name, value in us.items() if name.startswith("core_"))
-    network = ranks.kv_bytes / link_bytes_per_us if world.nodes > 1 else 0
-    nvlink = ranks.kv_bytes * (world.locals - 1) * world.nodes / NVLINK_BYTES_PER_US
+    network = ranks.shards.kv_bytes / link_bytes_per_us if world.nodes > 1 else 0
+    nvlink = ranks.shards.kv_bytes * (world.locals - 1) * world.nodes / NVLINK_BYTES_PER_US
     bound = max(core, network, nvlink)
     baselines = {name: value for name, value in us.items() if name.startswith(("gather_", "ring_"))}
     row = dict(case=str(case), **dataclasses.asdict(case), turns=len(times["fused"]),
@@ -550,8 +434,8 @@ def main():
     parser.add_argument("--trace", action="store_true", help="into the JSON: when SMs compute and wait")
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    if arguments.nodes > 1 and (arguments.nodes != 2 or arguments.locals != 1):
-        parser.error("several nodes: two of one rank")
+    if arguments.nodes not in (1, 2):
+        parser.error("one node, or two")
     streams = [int(one) for one in arguments.streams.split(",")]
     world = World(arguments.library, arguments.nodes, arguments.locals, arguments.link_bandwidth)
     link = float(arguments.link_bandwidth.removesuffix("GB/s")) * 1e3
