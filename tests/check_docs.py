@@ -1,25 +1,115 @@
 #!/usr/bin/env python3
-"""check_docs.py: the documents miss nothing that a user may look up.
+"""check_docs.py [REPOSITORY]: the documents miss nothing that a user may look up, and name nothing that is not there.
 
-deploy/docs/troubleshooting.md has a section for every error code and a row for every check of the doctor."""
+- deploy/docs/troubleshooting.md has a section for every error code, a row for every check of the doctor, and a row for every flag
+  that a wait may name. deploy/docs/operations.md has a row for every alert.
+- deploy/docs/api/cpp.md has every public declaration of the headers, and every operator's class promises which bits are equal.
+- A document, a program or the planner's tests use each file of tests/bench/results.
+- A decision record has at most 40 lines, README.md at most 150. A chart of one claim names the program that draws it.
+
+check_docs_test.py shows that each of these is found.
+"""
+import functools
 import pathlib
 import re
+import subprocess
 import sys
 
-root = pathlib.Path(__file__).resolve().parents[1]
-breaches = []
+# What the planner's tests read, by the pattern of tests/kernels/plan/CMakeLists.txt.
+PLANNER = r"operators_h[12]00_.*\.json"
+RECORD_LINES, README_LINES = 40, 150
 
-page = (root / "deploy/docs/troubleshooting.md").read_text(encoding="utf-8")
-codes = re.findall(r'return "([a-z-]+)";', (root / "shm/error_code.h").read_text(encoding="utf-8"))
-checks = set(re.findall(r'(?:Finding finding\{|about_ports\(|return \{)\s*"([a-z]+\.[a-z_]+)"',
-                        (root / "daemon/doctor/checks.cc").read_text(encoding="utf-8")))
-if len(codes) < 20 or len(checks) < 15:
-    breaches.append(f"found only {len(codes)} error codes and {len(checks)} doctor checks: has their source moved?")
-sections = set(re.findall(r"^### (\S+)$", page, re.M))
-rows = set(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", page, re.M))
-for kind, known, there in (("section of an error code", set(codes) - {"unknown"}, sections), ("row of a doctor check", checks, rows)):
-    breaches += [f"deploy/docs/troubleshooting.md: no {kind}: {name}" for name in sorted(known - there)]
-    breaches += [f"deploy/docs/troubleshooting.md: {kind} that does not exist: {name}" for name in sorted(there - known)]
 
-print("\n".join(breaches), end="\n" if breaches else "")
-sys.exit(1 if breaches else 0)
+@functools.cache
+def names_in(path):
+    """The words of a file that may name a file of results, with their suffixes and without."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return {word for name in re.findall(r"\b[a-z]\w*(?:\.json|\.svg)|\b[a-z]\w*_\w*", text) for word in (name, name.partition(".")[0])}
+
+
+class Repository:
+    def __init__(self, root):
+        self.root, self.breaches = root, []
+        listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True, text=True)
+        self.files = [name for name in listed.stdout.split("\n") if name and (root / name).exists()]
+
+    def text(self, name):
+        return (self.root / name).read_text(encoding="utf-8", errors="replace")
+
+    def compare(self, page, kind, known, there):
+        """Both lists must be the same."""
+        self.breaches += [f"{page}: no {kind}: {name}" for name in sorted(known - there)]
+        self.breaches += [f"{page}: {kind} that does not exist: {name}" for name in sorted(there - known)]
+
+    def found(self, what, names, least):
+        """Names taken from sources. Few of them mean that this check no longer finds them."""
+        if len(names) < least:
+            self.breaches.append(f"found only {len(names)} of {what}: has their source moved?")
+        return set(names)
+
+    def troubleshooting(self):
+        name = "deploy/docs/troubleshooting.md"
+        page = self.text(name)
+        codes = self.found("the error codes", re.findall(r'return "([a-z-]+)";', self.text("shm/error_code.h")), 20) - {"unknown"}
+        checks = self.found("the doctor's checks", re.findall(r'(?:Finding finding\{|about_ports\(|return \{)\s*"([a-z]+\.[a-z_]+)"',
+                                                              self.text("daemon/doctor/checks.cc")), 15)
+        waits = re.findall(r'"(?:flag ([a-z-]+)|(commands [a-z]+))', self.text("kernels/comm/wait_text.cc"))
+        flags = self.found("the flags of waits", ["".join(one) for one in waits], 16)
+        self.compare(name, "section of an error code", codes, set(re.findall(r"^### (\S+)$", page, re.M)))
+        self.compare(name, "row of a doctor check", checks, set(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", page, re.M)))
+        table = page.partition("| flag | what is missing |")[2].partition("\n\n")[0]
+        self.compare(name, "flag of a wait", flags, {one for row in table.splitlines()[2:] for one in re.findall(r"`([^`]+)`", row.split("|")[1])})
+
+    def operations(self):
+        name = "deploy/docs/operations.md"
+        alerts = self.found("the alerts", re.findall(r"- alert: (\w+)", self.text("deploy/prometheus/mkernel.rules.yml")), 10)
+        self.compare(name, "row of an alert", alerts, set(re.findall(r"^\| `(Mkernel\w+)` \|", self.text(name), re.M)))
+
+    def headers(self):
+        name = "deploy/docs/api/cpp.md"
+        declared = []
+        for header in self.files:
+            if header.startswith("client/include/mkernel/") and not header.endswith("_c.h"):
+                text = self.text(header)
+                declared += re.findall(r"^(?:struct|class|enum class) (?:MK_EXPORT )?(\w+)[ :]", text, re.M)
+                declared += re.findall(r"^using (\w+) =", text, re.M)
+                declared += re.findall(r"^(?:constexpr|MK_EXPORT) [^(=]*?(\w+)\(", text, re.M)
+                promise = re.search(r"^class MK_EXPORT \w+", text, re.M)
+                if promise and "create(Session&" in text and not re.search(r"bitwise|batch_invariant", text):
+                    self.breaches.append(f"{header}: it does not say which results are bitwise equal")
+        declared = self.found("the public declarations", declared, 30)
+        self.compare(name, "directive for", declared, set(re.findall(r"^\.\. doxygen\w+:: mk::(\w+)$", self.text(name), re.M)))
+
+    def results(self):
+        # The folder's own page says how files were made, which is no use.
+        users = [name for name in self.files if name.endswith((".md", ".py", ".sh", ".txt", ".cc", ".h")) and
+                 name != "tests/bench/results/README.md"]
+        said = set().union(*(names_in(self.root / name) for name in users))
+        patterns = [re.compile(one.replace("*", r"\w*")) for name in users if name.endswith(".md")
+                    for one in re.findall(r"`([\w*]*\*[\w*]*)\.json`", self.text(name))]
+        for name in self.files:
+            file = pathlib.PurePosixPath(name)
+            if name.startswith("tests/bench/results/") and file.suffix in (".json", ".svg") and not re.fullmatch(PLANNER, file.name):
+                # A stem of one word, such as "proxy", says nothing without its suffix.
+                sought = file.stem if "_" in file.stem else file.name
+                if sought not in said and not any(pattern.fullmatch(file.stem) for pattern in patterns):
+                    self.breaches.append(f"{name}: no document and no program uses it: leave it out")
+
+    def lengths(self):
+        bounds = {name: RECORD_LINES for name in self.files if re.fullmatch(r"kernels/cuda/decisions/.*\.md", name)}
+        self.found("the decision records", bounds, 15)
+        for name, most in {**bounds, "README.md": README_LINES}.items():
+            if (lines := self.text(name).count("\n")) > most:
+                self.breaches.append(f"{name}: {lines} lines, at most {most}")
+
+    def check(self):
+        for check in (self.troubleshooting, self.operations, self.headers, self.results, self.lengths):
+            check()
+        return self.breaches
+
+
+if __name__ == "__main__":
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[1]
+    breaches = Repository(root).check()
+    print("\n".join(breaches), end="\n" if breaches else "")
+    sys.exit(1 if breaches else 0)

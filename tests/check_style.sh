@@ -55,13 +55,15 @@ if command -v scdoc >/dev/null; then
   done
 fi
 
-# What is promised is shown by tests that are there.
+# The documents promise what tests show, and miss nothing that a user may look up.
 python3 tests/check_security.py || breaches=$((breaches + 1))
 python3 tests/check_docs.py || breaches=$((breaches + 1))
 
-# Documents are plain, and what they name exists. The check itself is checked first.
-python3 tests/check_prose_test.py 2>&1 | grep -vE '^(\.+|-+|Ran .*|OK|)$'
-[ "${PIPESTATUS[0]}" = 0 ] || breach "tests/check_prose_test.py: the lines above"
+# Documents are plain, and what they name exists. The checks themselves are checked first.
+for test in tests/check_docs_test.py tests/check_prose_test.py; do
+  python3 "$test" 2>&1 | grep -vE '^(\.+|-+|Ran .*|OK|)$'
+  [ "${PIPESTATUS[0]}" = 0 ] || breach "$test: the lines above"
+done
 python3 tests/check_prose.py || breaches=$((breaches + 1))
 
 [ $breaches = 0 ] || { echo "$breaches breaches"; exit 1; }

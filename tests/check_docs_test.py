@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""check_docs.py finds what is missing: each test takes one thing out of the documents, or puts one in, and sees the check red."""
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import check_docs  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = "deploy/docs/troubleshooting.md"
+
+
+class Changed(check_docs.Repository):
+    """The repository with other texts of some files, and with further files."""
+
+    def __init__(self, texts=None, more=()):
+        super().__init__(ROOT)
+        self.texts = texts or {}
+        self.files += more
+
+    def text(self, name):
+        return self.texts.get(name) or super().text(name)
+
+
+def without(name, taken):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert taken in text, f"{name} has no {taken}"
+    return Changed({name: text.replace(taken, "")}).check()
+
+
+class CheckDocs(unittest.TestCase):
+    def test_the_repository_misses_nothing(self):
+        self.assertEqual(check_docs.Repository(ROOT).check(), [])
+
+    def test_an_error_code_without_its_section(self):
+        self.assertEqual(without(PAGE, "### peer-lost\n"), [f"{PAGE}: no section of an error code: peer-lost"])
+
+    def test_a_section_of_no_error_code(self):
+        text = (ROOT / PAGE).read_text(encoding="utf-8") + "\n### out-of-luck\n"
+        self.assertEqual(Changed({PAGE: text}).check(), [f"{PAGE}: section of an error code that does not exist: out-of-luck"])
+
+    def test_a_doctor_check_without_its_row(self):
+        self.assertEqual(without(PAGE, "| `limits.memlock` |"), [f"{PAGE}: no row of a doctor check: limits.memlock"])
+
+    def test_a_flag_that_a_wait_names_without_its_row(self):
+        self.assertEqual(without(PAGE, "| `launch-record` |"), [f"{PAGE}: no flag of a wait: launch-record"])
+
+    def test_an_alert_without_its_row(self):
+        self.assertEqual(without("deploy/docs/operations.md", "| `MkernelPeerDown` |"),
+                         ["deploy/docs/operations.md: no row of an alert: MkernelPeerDown"])
+
+    def test_a_public_declaration_without_its_place_in_the_reference(self):
+        self.assertEqual(without("deploy/docs/api/cpp.md", ".. doxygenenum:: mk::Activation\n"),
+                         ["deploy/docs/api/cpp.md: no directive for: Activation"])
+
+    def test_a_header_that_promises_no_bits(self):
+        header = "client/include/mkernel/gemm_reduce_scatter.h"
+        text = (ROOT / header).read_text(encoding="utf-8").replace("bitwise", "nearly").replace("batch_invariant", "tuning")
+        self.assertEqual(Changed({header: text}).check(), [f"{header}: it does not say which results are bitwise equal"])
+
+    def test_a_result_that_nothing_uses(self):
+        name = "tests/bench/results/" + "_".join(["a", "run", "of", "last", "year"]) + ".json"
+        self.assertEqual(Changed(more=[name]).check(), [f"{name}: no document and no program uses it: leave it out"])
+
+    def test_a_decision_record_and_a_readme_that_are_too_long(self):
+        record = "kernels/cuda/decisions/measuring.md"
+        self.assertEqual(Changed({record: "x\n" * 41, "README.md": "x\n" * 151}).check(),
+                         [f"{record}: 41 lines, at most 40", "README.md: 151 lines, at most 150"])
+
+    def test_a_source_that_has_moved(self):
+        self.assertTrue(any("has their source moved?" in one for one in Changed({"shm/error_code.h": "\n"}).check()))
+
+
+if __name__ == "__main__":
+    unittest.main()
