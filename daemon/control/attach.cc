@@ -10,6 +10,15 @@ namespace mk::daemon {
 
 namespace {
 
+/// What decided a session's rail, for people.
+std::string rail_reason(const shm::Attach& attach, const ControlOptions::ProcessPlace& place,
+                        std::size_t rails) {
+  if (attach.rail != shm::kAnyRail) return "asked for";
+  if (rails == 1) return "the only one";
+  if (place.rails.empty()) return "in turn";
+  return attach.gpu.empty() ? "nearest to CPUs " + place.cpus : "nearest to GPU " + attach.gpu;
+}
+
 constexpr std::uint64_t kSessionDescriptors = 2;  ///< its segment, and one on its way to the client
 constexpr std::uint32_t kTimeoutMsMax = 24 * 3600 * 1000;
 
@@ -242,6 +251,7 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   session->id = next_session_id_;
   session->slot = slot;
   session->rail = rail.rail;
+  session->rail_why = rail_reason(attach, place, proxies_.size());
   session->cpus = std::move(place.cpus);
   session->credentials = client.credentials;
   session->attached_ns = now_();

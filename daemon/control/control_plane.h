@@ -103,8 +103,9 @@ struct SessionInfo {
   /// SegmentHeader::launches (the client's word), and how long it has been standing as far as seen.
   std::uint64_t launches = 0, launches_for_ns = 0;
   std::uint32_t rail = 0;
-  std::string gpu;   ///< PCI address, as far as the client said
-  std::string cpus;  ///< ControlOptions::place_of, at attach
+  std::string gpu;       ///< PCI address, as far as the client said
+  std::string cpus;      ///< ControlOptions::place_of, at attach
+  std::string rail_why;  ///< what decided: "nearest to GPU 0000:1b:00.0"
   RankProgress progress;
   std::uint64_t failed_for_ns = 0;  ///< of `recent_failures`: how long ago
 };

@@ -49,6 +49,7 @@ SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
   info.rail = session.rail;
   info.gpu = session.attach.gpu;
   info.cpus = session.cpus;
+  info.rail_why = session.rail_why;
   info.progress = session.progress.seen(now_());
   if (session.launches_since_ns != 0) info.launches_for_ns = now_() - session.launches_since_ns;
   return info;

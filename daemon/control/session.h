@@ -126,7 +126,8 @@ struct Session {
   std::uint32_t id = 0;
   std::uint32_t slot = 0;
   std::uint32_t rail = 0;
-  std::string cpus;  ///< that its process might run on when it attached
+  std::string cpus;      ///< that its process might run on when it attached
+  std::string rail_why;  ///< SessionInfo::rail_why
   shm::PeerCredentials credentials;
   std::uint64_t attached_ns = 0;
   bool retires = true;  ///< its client says what it will not name any more (ABI 1.3)

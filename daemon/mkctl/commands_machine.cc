@@ -13,6 +13,7 @@
 #include "daemon/doctor/checks.h"
 #include "daemon/doctor/probe.h"
 #include "daemon/mkctl/daemon.h"
+#include "daemon/mkctl/table.h"
 #include "daemon/mkctl/targets.h"
 #include "daemon/service/version.h"
 #include "daemon/topology/draw.h"
@@ -44,6 +45,29 @@ void print(const Commands& commands, const std::string& command, const std::stri
   }
 }
 
+/// The ranks of the daemon that the flags or the configuration name; none when it does not answer.
+std::vector<topology::PlacedRank> placed_ranks(const Commands& commands) {
+  TargetFlags flags{.address = commands.given("--address"),
+                    .config = commands.given("--config"),
+                    .timeout = "2s",
+                    .host = {},
+                    .hosts = {},
+                    .tls_cert = commands.given("--tls-cert"),
+                    .tls_key = commands.given("--tls-key"),
+                    .tls_ca = commands.given("--tls-ca")};
+  auto targets = find_targets(flags);
+  if (!targets) return {};
+  Daemon running(std::move(targets->front()));
+  v1::ListSessionsResponse list;
+  if (!running.ask(&v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), list).ok()) return {};
+  std::vector<topology::PlacedRank> ranks;
+  for (const v1::Session& one : list.sessions()) {
+    ranks.push_back({printable(one.job()), one.rank(), one.rail(), printable(one.gpu()),
+                     printable(one.cpus()), printable(one.rail_why())});
+  }
+  return ranks;
+}
+
 int show_topology(const Commands& commands, const std::string& xml) {
   const auto config = configuration(commands);
   if (!config) return complain(config.error(), kExitUsage);
@@ -51,7 +75,10 @@ int show_topology(const Commands& commands, const std::string& xml) {
   if (!machine) return complain(machine.error(), kExitUnhealthy);
   const auto choices = topology::choose_nics(*machine, *config);
   const auto shown = choices.value_or(std::vector<topology::RailChoice>());
-  print(commands, "topology", topology::draw(*machine, shown), topology::to_json(*machine, shown));
+  std::vector<topology::PlacedRank> ranks;
+  if (xml.empty()) ranks = placed_ranks(commands);
+  print(commands, "topology", topology::draw(*machine, shown, ranks),
+        topology::to_json(*machine, shown, ranks));
   return choices ? kExitOk : complain(choices.error(), kExitUnhealthy);
 }
 
@@ -97,7 +124,7 @@ void declare_machine_commands(Commands& commands) {
   };
   commands
       .add_offline(
-          "topology", "Draw this machine's GPUs and NICs, and which serves which rail",
+          "topology", "Draw this machine's GPUs and NICs, and which serves which rail and rank",
           [&commands, xml, here] { return here([&] { return show_topology(commands, *xml); }); })
       .option("--xml", *xml, "Another machine, as `lstopo FILE.xml` wrote it");
   commands.add_offline("doctor", "Check this machine, and say what to mend",

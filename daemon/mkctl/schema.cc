@@ -102,7 +102,13 @@ Json topology() {
                                    {"efa", "boolean"},
                                    {"active", "boolean"}}))},
        {"rails",
-        list_of(object_of({{"nics", list_of(text)}, {"why", "string"}, {"gpu", "string?"}}))}});
+        list_of(object_of({{"nics", list_of(text)}, {"why", "string"}, {"gpu", "string?"}}))},
+       {"ranks", list_of(object_of({{"job", "string"},
+                                    {"rank", "integer"},
+                                    {"rail", "integer"},
+                                    {"gpu", "string"},
+                                    {"cpus", "string"},
+                                    {"why", "string"}}))}});
 }
 
 Json doctor() {

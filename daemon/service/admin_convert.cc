@@ -98,6 +98,7 @@ void to_proto(const SessionInfo& from, v1::Session& to) {
   to.set_rail(from.rail);
   to.set_gpu(from.gpu);
   to.set_cpus(from.cpus);
+  to.set_rail_why(from.rail_why);
   to.set_failed_for_ns(from.failed_for_ns);
   if (!from.progress.op.empty()) to_proto(from.progress, *to.mutable_progress());
 }

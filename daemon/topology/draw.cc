@@ -53,7 +53,8 @@ void draw_below(const Machine& machine, const std::map<std::uint32_t, std::strin
 
 }  // namespace
 
-std::string draw(const Machine& machine, const std::vector<RailChoice>& choices) {
+std::string draw(const Machine& machine, const std::vector<RailChoice>& choices,
+                 const std::vector<PlacedRank>& ranks) {
   std::string out = machine.tree.front().label + "\n";
   draw_below(machine, leaves(machine, choices), 0, "", out);
   if (machine.gpus.empty()) out += "no GPU\n";
@@ -63,10 +64,15 @@ std::string draw(const Machine& machine, const std::vector<RailChoice>& choices)
     out += fmt::format("rail {}: {} ({})\n", rail, nic_names(machine, choices[rail]),
                        choices[rail].why);
   }
+  if (!ranks.empty()) out += "\n";
+  for (const PlacedRank& one : ranks) {
+    out += fmt::format("rank {} of {}: rail {} ({})\n", one.rank, one.job, one.rail, one.why);
+  }
   return out;
 }
 
-std::string to_json(const Machine& machine, const std::vector<RailChoice>& choices) {
+std::string to_json(const Machine& machine, const std::vector<RailChoice>& choices,
+                    const std::vector<PlacedRank>& ranks) {
   using nlohmann::ordered_json;
   const auto device = [](const PciDevice& of) {
     ordered_json json{{"bus_id", of.bus_id}, {"model", of.model}};
@@ -93,6 +99,15 @@ std::string to_json(const Machine& machine, const std::vector<RailChoice>& choic
     one["gpu"] =
         choice.gpu ? ordered_json(machine.gpus[*choice.gpu].bus_id) : ordered_json(nullptr);
     json["rails"].push_back(std::move(one));
+  }
+  json["ranks"] = ordered_json::array();
+  for (const PlacedRank& one : ranks) {
+    json["ranks"].push_back({{"job", one.job},
+                             {"rank", one.rank},
+                             {"rail", one.rail},
+                             {"gpu", one.gpu},
+                             {"cpus", one.cpus},
+                             {"why", one.why}});
   }
   return json.dump(2, ' ', false, ordered_json::error_handler_t::replace);
 }

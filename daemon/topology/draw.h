@@ -9,8 +9,18 @@
 
 namespace mk::topology {
 
-/// The tree, then a line per rail: its NICs and why. `choices` may be empty.
-std::string draw(const Machine& machine, const std::vector<RailChoice>& choices);
-std::string to_json(const Machine& machine, const std::vector<RailChoice>& choices);
+/// A rank of the running daemon.
+struct PlacedRank {
+  std::string job;
+  std::uint32_t rank = 0, rail = 0;
+  std::string gpu, cpus, why;  ///< SessionInfo's
+};
+
+/// The tree, then a line per rail (its NICs and why), then one per rank: its rail, and what decided
+/// that. `choices` and `ranks` may be empty.
+std::string draw(const Machine& machine, const std::vector<RailChoice>& choices,
+                 const std::vector<PlacedRank>& ranks = {});
+std::string to_json(const Machine& machine, const std::vector<RailChoice>& choices,
+                    const std::vector<PlacedRank>& ranks = {});
 
 }  // namespace mk::topology

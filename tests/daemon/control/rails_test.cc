@@ -48,6 +48,7 @@ TEST(RailsOfSessions, AreThoseTheyAskFor) {
   attach.rail = 3;
   node.attach(attach);
   EXPECT_THAT(rails_of(node), ElementsAre(3));
+  EXPECT_EQ("asked for", node.plane->snapshot().sessions[0].rail_why);
   attach.job = "other";
   attach.rail = 4;
   const auto error = node.take<shm::ErrorReply>(node.attach(attach));
@@ -67,7 +68,10 @@ TEST(RailsOfSessions, AreTheLeastLoadedNearTheirGpus) {
   node.attach(with_gpu(rank_of("c", 1, 1, 0), "0000:43:00.0"));
   node.attach(with_gpu(rank_of("d", 1, 1, 0), "0000:9d:00.0"));
   EXPECT_THAT(rails_of(node), ElementsAre(2, 1, 1, 0)) << "the last one's GPU is near no rail";
-  EXPECT_EQ("0000:1b:00.0", node.plane->snapshot().sessions[0].gpu);
+  const auto sessions = node.plane->snapshot().sessions;
+  EXPECT_EQ("0000:1b:00.0", sessions[0].gpu);
+  EXPECT_EQ("nearest to GPU 0000:1b:00.0", sessions[0].rail_why);
+  EXPECT_EQ("in turn", sessions[3].rail_why);
 }
 
 TEST(RailsOfSessions, WithoutGpusAreTheLeastLoadedNearTheirCpus) {
@@ -84,6 +88,7 @@ TEST(RailsOfSessions, WithoutGpusAreTheLeastLoadedNearTheirCpus) {
   node.attach(with_gpu(rank_of("d", 1, 1, 0), "0000:9d:00.0"));
   EXPECT_THAT(rails_of(node), ElementsAre(2, 3, 2, 0)) << "a GPU says more than CPUs";
   EXPECT_EQ("8-15", node.plane->snapshot().sessions[0].cpus);
+  EXPECT_EQ("nearest to CPUs 8-15", node.plane->snapshot().sessions[0].rail_why);
 }
 
 TEST(RailsOfSessions, NeedAGpuThatIsAPciAddress) {

@@ -84,6 +84,14 @@ TEST_F(WithJob, NamesTheDaemonThatIsNotThere) {
   EXPECT_EQ(json["findings"][0]["kind"], "peer-down");
 }
 
+TEST_F(WithJob, DrawsTheMachineWithItsRanksAndWhatDecidedTheirRails) {
+  const Answer answer = ask({"topology"});
+  EXPECT_THAT(answer.out, HasSubstr("\nrank 0 of train: rail 0 (the only one)\n"));
+  const auto json = nlohmann::json::parse(ask({"topology", "--json"}).out, nullptr, false);
+  EXPECT_EQ(json["ranks"][0]["why"], "the only one");
+  EXPECT_NE(json["ranks"][0]["cpus"], "");
+}
+
 TEST_F(WithJob, PrintsMetricsAsPrometheusWouldSeeThem) {
   const Answer answer = ask({"metrics"});
   EXPECT_EQ(answer.code, 0) << answer.err;
