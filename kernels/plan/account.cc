@@ -33,8 +33,8 @@ MachineRates cpu_rates(const Machine& machine, const RankShare& of) {
 
 MachineRates gpu_rates(const Machine& machine, const RankShare& of) {
   MachineRates own;
-  own.flops_per_s = or_own(of.block_flops_per_s, kFlopsOfStep / machine.step_us_256 * 1e6) *
-                    of.compute_blocks / (1 + machine.power_slowdown);
+  own.flops_per_s = or_own(of.block_flops_per_s, sm_flops_per_s(machine)) * of.compute_blocks /
+                    (1 + machine.power_slowdown);
   own.local_bytes_per_s = machine.rows_link_gb_s * kBytesOfGb;
   own.network_bytes_per_s = machine.network_gb_s * kBytesOfGb;
   own.command_ns = machine.network_command_us * kNsOfUs;
@@ -53,6 +53,8 @@ std::uint64_t ns_of(double us) {
 Estimate estimate_of(const Timeline& fused, const Timeline& unfused) {
   return {ns_of(fused.total), ns_of(unfused.total)};
 }
+
+double sm_flops_per_s(const Machine& machine) { return kFlopsOfStep / machine.step_us_256 * 1e6; }
 
 MachineRates rank_rates(const Machine& machine, const MachineRates& told, const RankShare& share) {
   const MachineRates own =

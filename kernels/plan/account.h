@@ -22,6 +22,9 @@ struct RankShare {
   double block_flops_per_s = 0;
 };
 
+/// One SM's of a GPU, in a product that is not at the power limit.
+double sm_flops_per_s(const Machine& machine);
+
 /// All that is not `told`, from the machine's numbers; nothing is 0. Where a node's ranks have more
 /// compute threads than the CPU has cores, they share those; ranks of other nodes on the same CPU
 /// are not seen.

@@ -60,6 +60,22 @@ Estimate Account::expected(const LaunchWork& work) const {
   return estimate_of(predict(work, Mode::kFused), predict(work, Mode::kUnfused));
 }
 
+double link_bytes(const Problem& problem, const LaunchWork& work) {
+  const double others = problem.locals - 1.0;
+  const double tokens = tokens_of_rank(problem);
+  switch (problem.op) {
+    case Op::kRing:  // keys are read once for all of the others
+      return work.local_bytes * others / (others + 1);
+    case Op::kMoe:  // each token of the rank's rail, to every other
+      return tokens * problem.nodes * others * problem.shape.k * kElementBytes;
+    case Op::kCombine:  // a product row, to its token's rail
+      return tokens * problem.experts.top_k * problem.shape.n * bytes_of(problem.result.partials) *
+             others / problem.locals;
+    default:
+      return 0;
+  }
+}
+
 Account account_of(const Problem& problem, const Machine& machine, const Candidate& candidate,
                    const MachineRates& told) {
   constexpr double kBytesOfGb = 1e9;
@@ -70,11 +86,11 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
     return account;
   }
   MachineRates known = told;
-  const double warpgroups = candidate.stream_warpgroups + candidate.receive_warpgroups;
   // Half of what is read and written crosses the link. Ring Attention reads its keys once for all
   // of the node's other ranks.
   const double others = std::max(1u, problem.locals - 1);
   const double of_link = problem.op == Op::kRing ? (others + 1) / others : 2;
+  const double warpgroups = candidate.stream_warpgroups + candidate.receive_warpgroups;
   if (known.local_bytes_per_s <= 0)
     known.local_bytes_per_s =
         of_link * kBytesOfGb * copy_rate_gb_s(machine, warpgroups, problem.locals - 1);

@@ -26,6 +26,8 @@ struct Account {
 /// `told`: by the caller, in the machine's place.
 Account account_of(const Problem& problem, const Machine& machine, const Candidate& candidate,
                    const MachineRates& told = {});
+/// Bytes that a GPU's rank stores to, or loads from, the node's others in a launch of that work.
+double link_bytes(const Problem& problem, const LaunchWork& work);
 
 /// Warpgroups of a whole GPU outside the compute blocks, for an operator that is no product: those
 /// that share or pull, and those that receive. Ring Attention's receivers share first.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/plan/account.h"
 #include "kernels/plan/legal.h"
 #include "shm/host/result.h"
 
@@ -12,12 +13,6 @@ namespace {
 
 constexpr double kBytesOfGb = 1e9;
 constexpr double kNsOfUs = 1e3;
-constexpr double kFlopsOfStep = 2.0 * 128 * 256 * 64;  ///< Machine::step_us_256
-
-/// Of one SM, in a product that is not at the power limit.
-double block_flops_per_s(const Machine& machine) {
-  return kFlopsOfStep / machine.step_us_256 * 1e6;
-}
 
 }  // namespace
 
@@ -42,7 +37,7 @@ Machine with_rates(const Machine& machine, const MachineRates& rates) {
     }
   }
   if (rates.flops_per_s > 0) {
-    const double whole = machine.sms * block_flops_per_s(machine);
+    const double whole = machine.sms * sm_flops_per_s(machine);
     for (double Machine::*time :
          {&Machine::step_us_256, &Machine::step_us_128, &Machine::step_us_64, &Machine::tile_us_256,
           &Machine::tile_us_128}) {

@@ -12,9 +12,6 @@
 namespace mk::kernels::plan {
 namespace {
 
-std::uint32_t tokens_of_rank(const Problem& problem) {
-  return div_up(problem.shape.m, problem.ranks());
-}
 /// Rows of a rank's experts, as if all were alike.
 std::uint32_t expert_rows(const Problem& problem) {
   return tokens_of_rank(problem) * problem.experts.top_k;
@@ -61,6 +58,7 @@ Result<CombinePlan> combine_plan(const Problem& problem, const Tiling& tiling) {
   shape.features = problem.shape.k;
   shape.experts = problem.experts.count;
   shape.top_k = problem.experts.top_k;
+  if (problem.result.partials == Partials::kF32) shape.partials = CombinePartials::kF32;
   return CombinePlan::make(problem.nodes, problem.locals, shape, problem.dtype, tiling);
 }
 
@@ -101,6 +99,10 @@ auto with_plan(const Problem& problem, MachineKind kind, const Candidate& candid
 }
 
 }  // namespace
+
+std::uint32_t tokens_of_rank(const Problem& problem) {
+  return div_up(problem.shape.m, problem.ranks());
+}
 
 Status check_plan(const Problem& problem, MachineKind kind, const Tiling& tiling) {
   Candidate candidate;

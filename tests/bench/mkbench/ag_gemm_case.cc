@@ -45,7 +45,7 @@ class AgGemmRank : public GemmRank {
     return result;
   }
   Work work() const override {
-    Work work = gather_work(spec_, rank_, [this](std::uint32_t rank) {
+    Work work = ring_work(spec_, rank_, [this](std::uint32_t rank) {
       return static_cast<double>(rows_of_rank(rank).count * row_bytes());
     });
     work.flops = flops();
@@ -78,6 +78,9 @@ class AgGemmCase : public GemmCase {
     return fmt::format("C[{}, {}] = A[{}, {}] B[{}, {}], 1/{} of A's rows from each, {}", o.m, o.n,
                        o.m, o.k, o.k, o.n, spec.world(), spec.dtype) +
            describe_finish();
+  }
+  std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
+    return {problem(kernels::plan::Op::kAgGemm, spec)};
   }
   bool outputs_are_equal() const override { return false; }
   void make_large() override {

@@ -174,10 +174,13 @@ Result<BenchResult> run_bench(const BenchOptions& options, const Progress& progr
   }
   result.work = work_of(run.reports);
   result.estimates = estimates_of(run.reports);
-  const bool on_gpus = options.spec.executor == "cuda";
-  result.bound =
-      bound_of(options.spec, options.rails, result.work, result.fused, result.unfused,
-               link_bytes_per_s, on_gpus ? nvlink_bytes_per_second() : copy_bytes_per_second());
+  RunRates rates{link_bytes_per_s, 0};
+  // Read and written, by all ranks at once.
+  if (options.spec.executor != "cuda")
+    rates.local_bytes_per_s = 2 * copy_bytes_per_second() / options.spec.world();
+  result.bound = bound_of(options.spec, options.rails, operation->problems(options.spec),
+                          planned_machine(options.spec.executor), result.work, result.fused,
+                          result.unfused, rates);
   result.verification = verification_of(run.reports, operation->outputs_are_equal());
   result.traces = take_traces(options.spec, run.reports);
   result.links = std::move(run.links);

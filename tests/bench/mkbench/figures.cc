@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include "kernels/plan/bound.h"
+
 namespace mk::bench {
 namespace {
 
@@ -64,7 +66,6 @@ WorkFigures work_of(const Reports& reports) {
     most.flops = std::max(most.flops, work.flops);
     most.network_bytes = std::max(most.network_bytes, work.network_bytes);
     most.link_bytes = std::max(most.link_bytes, work.link_bytes);
-    most.local_bytes = std::max(most.local_bytes, work.local_bytes);
   };
   for (const auto& launch : reports) {
     Work all;
@@ -73,19 +74,22 @@ WorkFigures work_of(const Reports& reports) {
       all.flops += rank.work.flops;
       all.network_bytes += rank.work.network_bytes;
       all.link_bytes += rank.work.link_bytes;
-      all.local_bytes += rank.work.local_bytes;
     }
     raise(figures.all_ranks, all);
   }
   return figures;
 }
 
+double links_at_once(const WorkFigures& work, const BenchSpec& spec, std::uint32_t rails) {
+  if (!(work.per_rank.link_bytes > 0)) return 1;
+  const std::uint32_t ranks_per_rail = (spec.local + rails - 1) / rails;
+  return work.per_rank.network_bytes / work.per_rank.link_bytes / ranks_per_rail;
+}
+
 double link_bytes(const ModeFigures& figures, const WorkFigures& work, const BenchSpec& spec,
                   std::uint32_t rails) {
   if (!(work.per_rank.network_bytes > 0)) return 0;
-  const std::uint32_t ranks_per_rail = (spec.local + rails - 1) / rails;
-  const double share_of_busiest = work.per_rank.link_bytes / work.per_rank.network_bytes;
-  return static_cast<double>(figures.network_bytes_per_rank) * share_of_busiest * ranks_per_rail;
+  return static_cast<double>(figures.network_bytes_per_rank) / links_at_once(work, spec, rails);
 }
 
 Estimates estimates_of(const Reports& reports) {
@@ -153,24 +157,33 @@ nlohmann::json links_since(const nlohmann::json& before, nlohmann::json after) {
   return after;
 }
 
-std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails, const WorkFigures& work,
+std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails,
+                              const std::vector<kernels::plan::Problem>& problems,
+                              const kernels::plan::Machine& machine, const WorkFigures& work,
                               const ModeFigures& fused, const ModeFigures& unfused,
-                              double link_bytes_per_s, double copy_bytes_per_s) {
-  if (fused.total_ms.count == 0 || unfused.total_ms.count == 0) return std::nullopt;
-  if (spec.nodes > 1 && !(link_bytes_per_s > 0)) return std::nullopt;
+                              const RunRates& rates) {
+  namespace plan = kernels::plan;
+  if (fused.total_ms.count == 0 || unfused.total_ms.count == 0 || spec.sizes != "fixed")
+    return std::nullopt;
+  if (spec.nodes > 1 && !(rates.link_bytes_per_s > 0)) return std::nullopt;
+  plan::Measured measured;
+  measured.local_gb_s = rates.local_bytes_per_s * 1e-9;
+  measured.network_gb_s = rates.link_bytes_per_s * links_at_once(work, spec, rails) * 1e-9;
+  plan::Bound legs;
+  for (const plan::Problem& problem : problems) {
+    const auto one = plan::bound_of(problem, machine, measured);
+    if (!one) return std::nullopt;
+    legs += *one;
+  }
+  double compute_ms = unfused.compute_ms.min;
+  if (fused.core_ms > 0) compute_ms = std::min(compute_ms, fused.core_ms);
+  if (compute_ms > 0) legs.compute_us = compute_ms * 1e3;
   Bound bound;
-  bound.compute_ms = unfused.compute_ms.min;
-  if (fused.core_ms > 0) bound.compute_ms = std::min(bound.compute_ms, fused.core_ms);
-  if (spec.nodes > 1)
-    bound.network_ms = link_bytes(fused, work, spec, rails) / link_bytes_per_s * 1e3;
-  // Host memory is everybody's; a GPU has links of its own.
-  const bool own_links = spec.executor == "cuda";
-  const double local_bytes = own_links ? work.per_rank.local_bytes : work.all_ranks.local_bytes;
-  bound.local_ms = local_bytes / copy_bytes_per_s * 1e3;
-  bound.ms = std::max({bound.compute_ms, bound.network_ms, bound.local_ms});
-  bound.limit = bound.ms == bound.compute_ms   ? "compute"
-                : bound.ms == bound.network_ms ? "network"
-                                               : "local";
+  bound.compute_ms = legs.compute_us * 1e-3;
+  bound.network_ms = legs.network_us * 1e-3;
+  bound.local_ms = legs.local_us * 1e-3;
+  bound.ms = legs.longest_us() * 1e-3;
+  bound.limit = legs.limit();
   bound.fused_share = bound.ms / fused.total_ms.median;
   return bound;
 }

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/plan/candidate.h"
+#include "kernels/plan/machine.h"
 #include "tests/bench/mkbench/spec.h"
 #include "tests/bench/mkbench/statistics.h"
 
@@ -51,6 +53,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkFigures, per_rank, all_ranks)
 
 WorkFigures work_of(const Reports& reports);
 
+/// Over how many links a rank's bytes leave at once; less than one where ranks share a rail's.
+double links_at_once(const WorkFigures& work, const BenchSpec& spec, std::uint32_t rails);
 /// Bytes that a launch put on the busiest link, headers included. Ranks of a node share a rail's
 /// links when there are fewer rails than ranks.
 double link_bytes(const ModeFigures& figures, const WorkFigures& work, const BenchSpec& spec,
@@ -72,23 +76,31 @@ std::string doubt_of(const Estimates& estimates, const ModeFigures& fused,
 /// the counters' differences. A link that was not there before counts from nothing.
 nlohmann::json links_since(const nlohmann::json& before, nlohmann::json after);
 
-/// What no execution on this machine and these links can beat: each part as if alone. All ranks of
-/// a run share the machine's cores and memory, so computing and copying count for all of them.
+/// What no execution on this machine and these links can beat, as the planner has it
+/// (plan/bound.h): each leg as if alone. All ranks of a run on CPUs share the machine's cores and
+/// memory.
 struct Bound {
   double compute_ms = 0;   ///< the ranks' computation, measured: all at once, no communication
                            ///< (the unfused form's; or the core's alone, where it is quicker)
   double network_ms = 0;   ///< the busiest link's bytes at the rate it is paced to
-  double local_ms = 0;     ///< the local peers' bytes at the machine's measured copy rate
+  double local_ms = 0;     ///< a CPU's copies and sums, or a GPU's bytes over NVLink
   double ms = 0;           ///< the largest
   std::string limit;       ///< which that is
   double fused_share = 0;  ///< `ms` / the fused median
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Bound, compute_ms, network_ms, local_ms, ms, limit, fused_share)
 
-/// None without launches of both modes, or with several nodes whose links have no known rate.
-/// `link_bytes_per_s`: 0 when not paced.
-std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails, const WorkFigures& work,
+struct RunRates {
+  double link_bytes_per_s = 0;   ///< 0: not paced
+  double local_bytes_per_s = 0;  ///< one rank's, read and written; 0: the machine's
+};
+
+/// None without launches of both modes of one size, or with several nodes whose links have no known
+/// rate. `problems`: what a launch asks of the planner, of `machine`.
+std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails,
+                              const std::vector<kernels::plan::Problem>& problems,
+                              const kernels::plan::Machine& machine, const WorkFigures& work,
                               const ModeFigures& fused, const ModeFigures& unfused,
-                              double link_bytes_per_s, double copy_bytes_per_s);
+                              const RunRates& rates);
 
 }  // namespace mk::bench

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tests/bench/mkbench/inputs.h"
+#include "tests/bench/mkbench/machine.h"
 #include "tests/bench/mkbench/operator_case.h"
 #include "tests/bench/mkbench/output.h"
 
@@ -64,45 +65,67 @@ TEST(Verification, ALaunchCountsAsCheckedWhenAllItsRanksChecked) {
   EXPECT_FALSE(verification_of(reports, false).passed());
 }
 
-TEST(Bound, IsTheLargestOfItsThreeParts) {
+// GEMM+ReduceScatter of 1000 x 1024 elements over two nodes of two: each rank sends a quarter of
+// its node's sums, and a link carries what the rails' ranks send.
+TEST(Bound, IsTheLargestOfThePlannersLegs) {
   BenchSpec spec;
+  spec.op = "gemm-rs";
+  const auto made = make_case(spec.op);
+  auto shape = made->options();
+  shape["m"] = 1000;
+  shape["n"] = 1024;
+  made->set_options(shape);
+  const auto problems = made->problems(spec);
+  const auto machine = planned_machine("cpu");
   WorkFigures work;
-  work.per_rank = {0, 4e6, 4e6, 0};
-  work.all_ranks.local_bytes = 8e6;
+  work.per_rank = {0, 4e6, 4e6};
   const Reports reports = {{report(true, 20'000'000)}, {report(false, 30'000'000, 9'000'000)}};
-  ModeFigures fused = figures_of(reports, true);
+  const ModeFigures fused = figures_of(reports, true);
   const ModeFigures unfused = figures_of(reports, false);
-  fused.network_bytes_per_rank = 5'000'000;  // headers and padding included
-  // Two ranks on one rail: 10 MB at 1 GB/s.
-  auto bound = bound_of(spec, 1, work, fused, unfused, 1e9, 2e9);
+  const auto bound_at = [&](std::uint32_t rails, const RunRates& rates) {
+    return bound_of(spec, rails, problems, machine, work, fused, unfused, rates);
+  };
+  const double sent_ms = 250 * 1024 * 2 / 50e6 * 1e3;
+  auto bound = bound_at(2, {50e6, 1e12});
   ASSERT_TRUE(bound);
   EXPECT_DOUBLE_EQ(9.0, bound->compute_ms);
-  EXPECT_DOUBLE_EQ(10.0, bound->network_ms);
-  EXPECT_DOUBLE_EQ(4.0, bound->local_ms);
+  EXPECT_NEAR(sent_ms, bound->network_ms, 0.02 * sent_ms);
   EXPECT_EQ("network", bound->limit);
-  EXPECT_DOUBLE_EQ(0.5, bound->fused_share);
-  // A rail each: half of it.
-  bound = bound_of(spec, 2, work, fused, unfused, 1e9, 2e9);
-  EXPECT_DOUBLE_EQ(5.0, bound->network_ms);
-  EXPECT_EQ("compute", bound->limit);
-  EXPECT_FALSE(bound_of(spec, 1, work, fused, unfused, 0, 2e9)) << "a link of unknown rate";
-  spec.nodes = 1;
-  EXPECT_TRUE(bound_of(spec, 1, work, fused, unfused, 0, 2e9)) << "no link at all";
+  EXPECT_DOUBLE_EQ(bound->network_ms, bound->ms);
+  EXPECT_DOUBLE_EQ(bound->ms / 20, bound->fused_share);
+  // Two ranks on one rail: twice as long.
+  EXPECT_DOUBLE_EQ(2 * bound->network_ms, bound_at(1, {50e6, 1e12})->network_ms);
+  // Over several links at once: that much less.
+  work.per_rank.network_bytes = 12e6;
+  EXPECT_DOUBLE_EQ(bound->network_ms / 3, bound_at(2, {50e6, 1e12})->network_ms);
+  EXPECT_EQ("compute", bound_at(2, {50e9, 1e12})->limit);
+  EXPECT_EQ("local", bound_at(2, {50e9, 1e7})->limit);
+  EXPECT_FALSE(bound_at(2, {0, 1e12})) << "a link of unknown rate";
+  spec.sizes = "vary";
+  EXPECT_FALSE(bound_at(2, {50e6, 1e12})) << "launches of several sizes";
 }
 
-TEST(Bound, OfGpusCountsEachRanksOwnLinks) {
-  BenchSpec spec;
-  spec.nodes = 1;
-  spec.executor = "cuda";
-  WorkFigures work;
-  work.per_rank.local_bytes = 4e6;
-  work.all_ranks.local_bytes = 8e6;
-  const Reports reports = {{report(true, 20'000'000)}, {report(false, 30'000'000, 1'000'000)}};
-  const auto bound =
-      bound_of(spec, 1, work, figures_of(reports, true), figures_of(reports, false), 0, 2e9);
-  ASSERT_TRUE(bound);
-  EXPECT_DOUBLE_EQ(2.0, bound->local_ms);
-  EXPECT_EQ("local", bound->limit);
+// Every operator has a bound on both executors; only what runs over several nodes has a network.
+TEST(Bound, EveryOperatorHasOneOnBothExecutors) {
+  const Reports reports = {{report(true, 20'000'000)}, {report(false, 30'000'000, 0)}};
+  const ModeFigures fused = figures_of(reports, true);
+  const ModeFigures unfused = figures_of(reports, false);
+  for (const char* executor : {"cpu", "cuda"}) {
+    for (const std::string& name : case_names()) {
+      for (const std::uint32_t nodes : {1u, 2u}) {
+        BenchSpec spec;
+        spec.op = name;
+        spec.nodes = nodes;
+        spec.executor = executor;
+        const auto bound = bound_of(spec, 2, make_case(name)->problems(spec),
+                                    planned_machine(executor), {}, fused, unfused, {1e9, 0});
+        ASSERT_TRUE(bound) << name << " on " << executor;
+        EXPECT_GT(bound->compute_ms, 0) << name;
+        EXPECT_GT(bound->local_ms, 0) << name;
+        EXPECT_EQ(bound->network_ms > 0, nodes > 1) << name;
+      }
+    }
+  }
 }
 
 TEST(Extents, GoThroughTheEdges) {
@@ -130,7 +153,6 @@ TEST(Work, OfARingIsAllButWhatTheNextNodeHadFirst) {
   const auto bytes_of = [](std::uint32_t rank) { return static_cast<double>(1 << rank); };
   // Rank 3 is rail 1 of node 1: of ranks 1, 3 and 5 it hands on all but 5's.
   EXPECT_EQ(2.0 + 8.0, ring_work(spec, 3, bytes_of).network_bytes);
-  EXPECT_EQ(2.0 + 8.0 + 32.0, gather_work(spec, 3, bytes_of).local_bytes);
   // The last node hands on to the first.
   EXPECT_EQ(4.0 + 16.0, ring_work(spec, 4, bytes_of).network_bytes);
   spec.nodes = 1;

@@ -26,16 +26,13 @@ class GemmArRank : public GemmRank {
     const RankShare rows = rows_of_rank(rank_);
     return compare_sum(rows, c_.as<std::uint16_t>() + rows.first * c_columns());
   }
-  /// Each rank owns 1/L of C: it gets the local peers' partials, sends its sum to its rail peers,
-  /// and hands the result to the local peers.
+  /// Each rank owns 1/L of C, and sends its node's sum of that to its rail peers.
   Work work() const override {
-    const double owned = static_cast<double>(c_.bytes()) / spec_.local;
     const double partial = static_cast<double>(m_ * partial_row_bytes()) / spec_.local;
     Work work;
     work.flops = flops();
     work.network_bytes = (spec_.nodes - 1) * partial;
     work.link_bytes = spec_.nodes > 1 ? partial : 0;
-    work.local_bytes = (spec_.local - 1) * (partial + owned);
     return work;
   }
   void set_trace(bool on) override { op_.set_trace(on); }
@@ -60,6 +57,9 @@ class GemmArCase : public GemmCase {
     return fmt::format("C[{}, {}] = sum of A[{}, {}] B[{}, {}], {}", o.m, o.n, o.m, o.k, o.k, o.n,
                        spec.dtype) +
            describe_finish();
+  }
+  std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
+    return {problem(kernels::plan::Op::kGemmAr, spec)};
   }
   bool outputs_are_equal() const override { return true; }
   void keep_work_per_rank(std::uint32_t) override {}

@@ -54,6 +54,18 @@ Activation activation_of(const GemmOptions& options) {
   return static_cast<Activation>(found - std::begin(kActivations));
 }
 
+kernels::plan::Problem GemmCase::problem(kernels::plan::Op op, const BenchSpec& spec) const {
+  const GemmOptions& o = options_;
+  kernels::plan::Problem problem = planned_problem(op, spec);
+  problem.shape = {static_cast<std::uint32_t>(o.m), static_cast<std::uint32_t>(o.n),
+                   static_cast<std::uint32_t>(o.k)};
+  problem.result.epilogue = {static_cast<kernels::Activation>(activation_of(o)), o.bias};
+  if (o.partials == "f32") problem.result.partials = kernels::Partials::kF32;
+  problem.named.tiling = {o.tile_m, o.tile_n, o.chunk_bytes};
+  problem.named.compute_blocks = o.compute_blocks;
+  return problem;
+}
+
 Tuning GemmCase::tuning(const BenchSpec& spec) const {
   Tuning tuning;
   tuning.tile_m = options_.tile_m;

@@ -44,6 +44,7 @@ class GemmCase : public CaseWithOptions<GemmOptions> {
   void add_gemm_options(CLI::App& command, const Help& help);
   void add_partials_option(CLI::App& command);
   Tuning tuning(const BenchSpec& spec) const;
+  kernels::plan::Problem problem(kernels::plan::Op op, const BenchSpec& spec) const;
   /// The options' part of an operator's shape.
   template <class Shape>
   Shape shape_of(const BenchSpec& spec) const {

@@ -26,16 +26,14 @@ class GemmRsRank : public GemmRank {
   tools::Comparison verify() const override {
     return compare_sum(rows_of_rank(rank_), c_.as<std::uint16_t>());
   }
-  /// Of every node's rows of its rail, a rank gets the local peers' partials; it sends the sums to
-  /// the nodes they are for.
+  /// A rank sends the sums of every other node's rows of its rail.
   Work work() const override {
     Work work;
     work.flops = flops();
     for (std::uint32_t node = 0; node < spec_.nodes; ++node) {
+      if (node == rank_ / spec_.local) continue;
       const std::uint32_t owner = node * spec_.local + rank_ % spec_.local;
       const auto bytes = static_cast<double>(rows_of_rank(owner).count * partial_row_bytes());
-      work.local_bytes += (spec_.local - 1) * bytes;
-      if (node == rank_ / spec_.local) continue;
       work.network_bytes += bytes;
       work.link_bytes = std::max(work.link_bytes, bytes);
     }
@@ -65,6 +63,9 @@ class GemmRsCase : public GemmCase {
     return fmt::format("C[{}, {}] = sum of A[{}, {}] B[{}, {}], 1/{} of the rows each, {}", o.m,
                        o.n, o.m, o.k, o.k, o.n, spec.world(), spec.dtype) +
            describe_finish();
+  }
+  std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
+    return {problem(kernels::plan::Op::kGemmRs, spec)};
   }
   bool outputs_are_equal() const override { return false; }
   void keep_work_per_rank(std::uint32_t) override {}

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/tools/numeric/random_matrix.h"
+#include "kernels/plan/candidate.h"
 #include "mkernel/mkernel.h"
 #include "tests/bench/mkbench/spec.h"
 
@@ -17,6 +18,16 @@ using Elements = std::vector<std::uint16_t>;
 
 inline DataType data_type_of(const BenchSpec& spec) {
   return spec.dtype == "f16" ? DataType::kF16 : DataType::kBf16;
+}
+
+/// A problem of the run's world and type, without a shape.
+inline kernels::plan::Problem planned_problem(kernels::plan::Op op, const BenchSpec& spec) {
+  kernels::plan::Problem problem;
+  problem.op = op;
+  problem.nodes = spec.nodes;
+  problem.locals = spec.local;
+  if (spec.dtype == "f16") problem.dtype = kernels::DType::kF16;
+  return problem;
 }
 
 /// Input `which` of `rank` in launch `launch`, all elements within +-1.
@@ -54,15 +65,6 @@ Work ring_work(const BenchSpec& spec, std::uint32_t rank, const BytesOf& bytes_o
     if (node != next) work.network_bytes += bytes_of(node * spec.local + rank % spec.local);
   }
   work.link_bytes = work.network_bytes;
-  return work;
-}
-
-/// As above, and every rank hands what is of its rail to its local peers.
-template <class BytesOf>
-Work gather_work(const BenchSpec& spec, std::uint32_t rank, const BytesOf& bytes_of) {
-  Work work = ring_work(spec, rank, bytes_of);
-  for (std::uint32_t node = 0; node < spec.nodes; ++node)
-    work.local_bytes += bytes_of(node * spec.local + rank % spec.local) * (spec.local - 1);
   return work;
 }
 

@@ -17,10 +17,12 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/plan/machine.h"
+#include "kernels/plan/account.h"
 
 namespace mk::bench {
 namespace {
+
+constexpr const char* kGpuFolder = "/proc/driver/nvidia/gpus";
 
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
@@ -48,7 +50,7 @@ nlohmann::json describe_machine() {
           {"kernel", std::string(system.sysname) + " " + system.release},
           {"compiler", __VERSION__},
           {"build_type", MK_BUILD_TYPE},
-          {"gpu", describe_gpus("/proc/driver/nvidia/gpus")}};
+          {"gpu", describe_gpus(kGpuFolder)}};
 }
 
 std::string describe_gpus(const std::filesystem::path& folder) {
@@ -69,8 +71,10 @@ std::string describe_gpus(const std::filesystem::path& folder) {
   return text.empty() ? "none" : text;
 }
 
-double nvlink_bytes_per_second() {
-  return kernels::plan::shipped_machine("H100").value().link_gb_s * 1e9;
+kernels::plan::Machine planned_machine(const std::string& executor) {
+  if (executor != "cuda") return kernels::plan::cpu_here();
+  constexpr std::uint32_t kSms = 132;
+  return kernels::plan::machine_for_gpu(describe_gpus(kGpuFolder), kSms).machine;
 }
 
 double copy_bytes_per_second() {

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "kernels/plan/machine.h"
+
 namespace mk::bench {
 
 /// CPU model, cores this process may use, memory, GPUs, kernel, compiler and build type of this
@@ -20,8 +22,8 @@ std::string describe_gpus(const std::filesystem::path& folder);
 /// process may use, measured for about a tenth of a second.
 double copy_bytes_per_second();
 
-/// What stores of one GPU's SMs reach over NVLink: the planner's figure.
-double nvlink_bytes_per_second();
+/// What the planner knows of what a run is on: this CPU, or the shipped file nearest to the GPUs.
+kernels::plan::Machine planned_machine(const std::string& executor);
 
 /// UTC now, "2026-01-31T12:34:56Z".
 std::string utc_now();

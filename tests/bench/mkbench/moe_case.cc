@@ -94,26 +94,16 @@ class MoeRank : public RankCase {
     return result;
   }
 
-  /// Each token goes to every node once, and from its rail to the local ranks that need it.
+  /// Each token goes to every node once.
   Work work() const override {
     Work work = ring_work(spec_, rank_, [this](std::uint32_t rank) {
       return static_cast<double>(sources_[rank].tokens * options_.hidden * 2);
     });
     std::uint64_t rows = 0;
-    std::uint64_t pulled = 0;
-    for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) {
-      const std::vector<std::int32_t>& ids = sources_[rank].ids;
-      for (std::size_t token = 0; token < ids.size(); token += options_.top_k) {
-        const auto mine = static_cast<std::uint64_t>(
-            std::count_if(ids.begin() + static_cast<std::ptrdiff_t>(token),
-                          ids.begin() + static_cast<std::ptrdiff_t>(token + options_.top_k),
-                          [this](std::int32_t id) { return is_mine(id); }));
-        rows += mine;
-        if (mine != 0 && rank % spec_.local != rank_ % spec_.local) ++pulled;
-      }
-    }
+    for (const tools::MoeSource& source : sources_)
+      rows += static_cast<std::uint64_t>(std::count_if(
+          source.ids.begin(), source.ids.end(), [this](std::int32_t id) { return is_mine(id); }));
     work.flops = 2.0 * static_cast<double>(rows * options_.hidden * options_.features);
-    work.local_bytes = static_cast<double>(pulled * options_.hidden * 2);
     return work;
   }
   void set_trace(bool on) override { op_.set_trace(on); }
@@ -232,6 +222,16 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
     return fmt::format(
         "{} tokens[{}] per rank, top {} of {} experts, W[{}, {}] each, {} routing, {}", o.tokens,
         o.hidden, o.top_k, o.experts, o.hidden, o.features, o.routing, spec.dtype);
+  }
+  std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
+    const MoeOptions& o = options_;
+    kernels::plan::Problem problem = planned_problem(kernels::plan::Op::kMoe, spec);
+    problem.shape = {static_cast<std::uint32_t>(o.tokens * spec.world()),
+                     static_cast<std::uint32_t>(o.features), static_cast<std::uint32_t>(o.hidden)};
+    problem.experts = {o.experts, o.top_k};
+    problem.named.tiling = {o.tile_m, o.tile_n, o.chunk_bytes};
+    problem.named.compute_blocks = o.compute_blocks;
+    return {problem};
   }
   bool outputs_are_equal() const override { return false; }
   void make_large() override {

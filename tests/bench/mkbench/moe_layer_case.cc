@@ -151,7 +151,6 @@ class MoeLayerRank : public RankCase {
     const auto rows = static_cast<double>(rows_.size());
     const auto product = static_cast<double>(options_.hidden * options_.features);
     work.flops = 2 * rows * product * (dispatch_ ? 3 : 1);
-    work.local_bytes += rows * sum_bytes;
     return work;
   }
   void set_trace(bool on) override { combine_.set_trace(on); }
@@ -312,6 +311,22 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
     return fmt::format(
         "{} tokens[{}] per rank, top {} of {} experts with {} features, {} routing, {}", o.tokens,
         o.hidden, o.top_k, o.experts, o.features, o.routing, spec.dtype);
+  }
+  std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
+    const MoeLayerOptions& o = options_;
+    kernels::plan::Problem problem = planned_problem(kernels::plan::Op::kCombine, spec);
+    const auto hidden = static_cast<std::uint32_t>(o.hidden);
+    const auto features = static_cast<std::uint32_t>(o.features);
+    problem.shape = {static_cast<std::uint32_t>(o.tokens * spec.world()), hidden, features};
+    problem.experts = {o.experts, o.top_k};
+    problem.named.tiling = {o.tile_m, o.tile_n, o.chunk_bytes};
+    problem.named.compute_blocks = o.compute_blocks;
+    kernels::plan::Problem dispatch = problem;
+    dispatch.op = kernels::plan::Op::kMoe;
+    dispatch.shape = {problem.shape.m, 2 * features, hidden};
+    if (o.partials == "f32") problem.result.partials = kernels::Partials::kF32;
+    if (!whole_) return {problem};
+    return {dispatch, problem};
   }
   bool outputs_are_equal() const override { return false; }
   void make_large() override {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/tools/numeric/comparison.h"
+#include "kernels/plan/candidate.h"
 #include "mkernel/mkernel.h"
 #include "shm/host/result.h"
 #include "tests/bench/mkbench/output.h"
@@ -59,6 +60,9 @@ class OperatorCase {
   virtual void set_options(const nlohmann::json& options) = 0;
   /// "C[1024, 1024] = sum of ...", for people.
   virtual std::string describe(const BenchSpec& spec) const = 0;
+  /// What a launch asks of the planner, one problem for each operator that it launches; of sizes
+  /// that vary the largest.
+  virtual std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const = 0;
   /// Whether all ranks put out the same bytes.
   virtual bool outputs_are_equal() const = 0;
   /// Sizes at which figures mean something: launches of some hundred milliseconds on two cores.

@@ -89,9 +89,9 @@ class RingRank : public RankCase {
   }
 
   /// Two products of head_dim per query head and key seen; each rank's keys and values go to every
-  /// rank.
+  /// node.
   Work work() const override {
-    Work work = gather_work(spec_, rank_, [this](std::uint32_t rank) {
+    Work work = ring_work(spec_, rank_, [this](std::uint32_t rank) {
       std::uint64_t rows = 0;
       for (const Part& part : parts_of(rank)) rows += part.count;
       return 2.0 *
@@ -351,6 +351,15 @@ class RingCase : public CaseWithOptions<RingOptions> {
                        o.lengths.empty() ? "" : fmt::format(" in {} sequences", o.lengths.size()),
                        o.batch > 1 ? fmt::format("batch {}, ", o.batch) : "", o.query_heads,
                        o.key_heads, o.head_dim, o.causal ? ", causal" : "", spec.dtype);
+  }
+  std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
+    const RingOptions& o = options_;
+    kernels::plan::Problem problem = planned_problem(kernels::plan::Op::kRing, spec);
+    problem.shape = {static_cast<std::uint32_t>(o.rows()), o.query_heads, o.head_dim};
+    problem.heads = {o.key_heads, o.batch, o.causal};
+    problem.named.tiling = {o.tile_q, o.tile_k, o.chunk_bytes};
+    problem.named.compute_blocks = o.compute_blocks;
+    return {problem};
   }
   bool outputs_are_equal() const override { return false; }
   void make_large() override { options_.seq = 4096; }

@@ -49,9 +49,8 @@ struct Work {
   double flops = 0;
   double network_bytes = 0;  ///< this rank must send to other nodes
   double link_bytes = 0;     ///< of these, over the link that gets most
-  double local_bytes = 0;    ///< this rank must store to, or load from, its local peers
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Work, flops, network_bytes, link_bytes, local_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Work, flops, network_bytes, link_bytes)
 
 /// One launch on one rank. Every launch of a run has its own number, so that its inputs are its
 /// own.
