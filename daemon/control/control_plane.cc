@@ -169,8 +169,17 @@ void ControlPlane::Impl::tell_network_rate(Session& session) {
                              session_share(*session.job).limit.bytes_per_second});
 }
 
+void ControlPlane::Impl::watch_client(Session& session) {
+  const OperatorCounts counts = session.watch_client(now_());
+  const RankProgress progress = session.progress.seen(now_());
+  if (progress.op.empty() || (counts.launches == 0 && counts.launch_ns == 0)) return;
+  operator_totals_.add({session.attach.job, std::to_string(session.credentials.uid), progress.op,
+                        std::to_string(progress.tag)},
+                       counts, now_());
+}
+
 void ControlPlane::Impl::tick_session(Session& session) {
-  session.watch_client(now_());
+  watch_client(session);
   if (session.state == SessionState::kUp) tell_network_rate(session);
   if (session.state == SessionState::kLeaving && session.progresses()) {
     session.leave_deadline_ns = now_() + kLeavingStallNs;

@@ -15,6 +15,7 @@
 
 #include "daemon/control/ended_jobs.h"
 #include "daemon/control/log.h"
+#include "daemon/control/operator_totals.h"
 #include "daemon/control/peer_transport.h"
 #include "daemon/control/progress_watch.h"
 #include "daemon/proxy/proxy.h"
@@ -147,6 +148,7 @@ struct ControlSnapshot {
   /// What the lanes of released sessions have counted, added up.
   LaneTotals released;
   std::vector<EndedJob> ended_jobs;  ///< the oldest first
+  std::vector<OperatorTotal> operators;
 };
 
 /// How much the control plane holds: all but `links_up` is zero when nobody is there.

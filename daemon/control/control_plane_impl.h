@@ -311,6 +311,8 @@ class ControlPlane::Impl {
   void tick_job(Job& job);
   void tell_network_rate(Session& session);
   void tick_session(Session& session);
+  /// Looks at what the session's client says of itself.
+  void watch_client(Session& session);
   void on_session_fault(Session& session, const SessionFault& fault);
   void on_link_down(std::uint32_t rail, const LinkDown& event);
   /// Why it went down, by its endpoint; empty: that does not say.
@@ -360,6 +362,7 @@ class ControlPlane::Impl {
   std::uint64_t sessions_failed_ = 0;
   LaneTotals released_;  ///< of the lanes of released sessions
   control::EndedJobs ended_jobs_{options_.ended_jobs_keep_ns};
+  control::OperatorTotals operator_totals_{options_.ended_jobs_keep_ns};
 };
 
 }  // namespace mk::daemon

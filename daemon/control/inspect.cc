@@ -96,6 +96,7 @@ ControlSnapshot ControlPlane::Impl::snapshot() const {
   snapshot.sessions_failed = sessions_failed_;
   snapshot.released = released_;
   snapshot.ended_jobs = ended_jobs_.list(now_());
+  snapshot.operators = operator_totals_.list(now_());
   for (const auto& [id, session] : sessions_) {
     snapshot.sessions.push_back(info_of(*session));
     for (std::uint32_t lane = 0; lane < session->segment.shape().lane_count; ++lane) {

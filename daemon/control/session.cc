@@ -40,7 +40,8 @@ std::uint64_t Session::launch_age(std::uint64_t now_ns) {
   return now_ns - launches_seen_ns;
 }
 
-void Session::watch_client(std::uint64_t now_ns) {
+OperatorCounts Session::watch_client(std::uint64_t now_ns) {
+  const std::uint64_t launches_before = launches_watched;
   const auto watch = [now_ns](std::uint64_t* word, std::uint64_t& last, std::uint64_t& since_ns) {
     const std::uint64_t now = shm::load_relaxed(word);
     if (now == last && since_ns != 0) return;
@@ -49,7 +50,19 @@ void Session::watch_client(std::uint64_t now_ns) {
   };
   watch(&segment.header().launches, launches_watched, launches_since_ns);
   watch(&segment.header().beats, beats_watched, beats_since_ns);
-  progress.look(segment.header().progress, launches_watched % 2 == 1, now_ns);
+  const bool in_launch = launches_watched % 2 == 1;
+  progress.look(segment.header().progress, in_launch, now_ns);
+  const std::uint64_t passed_ns = watched_ns != 0 ? now_ns - watched_ns : 0;
+  watched_ns = now_ns;
+  OperatorCounts counts;
+  // Odd while one is under way, so that halves rounded up are those begun.
+  if (launches_watched > launches_before)
+    counts.launches = (launches_watched + 1) / 2 - (launches_before + 1) / 2;
+  if (in_launch) {
+    counts.launch_ns = passed_ns;
+    if (!progress.seen(now_ns).waits_for.empty()) counts.wait_ns = passed_ns;
+  }
+  return counts;
 }
 
 std::uint64_t Session::silent_ns(std::uint64_t now_ns) const {

@@ -14,6 +14,7 @@
 #include "daemon/control/control_plane.h"
 #include "daemon/control/heartbeat.h"
 #include "daemon/control/link_table.h"
+#include "daemon/control/operator_totals.h"
 #include "daemon/control/peer_transport.h"
 #include "daemon/control/progress_watch.h"
 #include "daemon/fabric/fabric.h"
@@ -98,8 +99,9 @@ struct Session {
   /// How long the launch that is under way has been seen to be, in nanoseconds; 0: there is none.
   /// It begins with the first call, so that a launch is not older than the question.
   std::uint64_t launch_age(std::uint64_t now_ns);
-  /// Notes since when the client's counts have been what they are, for people.
-  void watch_client(std::uint64_t now_ns);
+  /// Notes since when the client's counts have been what they are, for people. Answers what has
+  /// passed since the last look.
+  OperatorCounts watch_client(std::uint64_t now_ns);
   /// For how long the client's process has not run, as far as seen, when that is longer than a
   /// process that runs would stay silent; else 0.
   std::uint64_t silent_ns(std::uint64_t now_ns) const;
@@ -147,6 +149,7 @@ struct Session {
   std::uint64_t launches_since_ns = 0;
   std::uint64_t beats_watched = 0;  ///< SegmentHeader::beats, since `beats_since_ns`
   std::uint64_t beats_since_ns = 0;
+  std::uint64_t watched_ns = 0;  ///< when both were looked at; 0: not yet
   ProgressWatch progress;
 
   // What it holds; destroyed in reverse order.

@@ -183,6 +183,7 @@ void ControlPlane::Impl::release(Session& session) {
     released_.add(lane);
     job.record.totals.add(lane);
   }
+  watch_client(session);
   ++job.record.ranks;
   job.record.launches += shm::load_relaxed(&session.segment.header().launches) / 2;
   sessions_.erase(session.id);

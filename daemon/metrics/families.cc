@@ -262,6 +262,27 @@ void add_ended_jobs(Families& out, const ControlSnapshot& control) {
   }
 }
 
+void add_operators(Families& out, const ControlSnapshot& control) {
+  for (const OperatorTotal& total : control.operators) {
+    const Labels labels{{"job", label_text(total.labels.job)},
+                        {"uid", total.labels.uid},
+                        {"operator", total.labels.op},
+                        {"tag", total.labels.tag}};
+    const auto counter = [&](const char* name, const char* help, double value) {
+      out.counter(name, help, value, labels);
+    };
+    counter("mkernel_operator_launches_total",
+            "Launches of a job's ranks on this node, by operator and the caller's tag, as looks at "
+            "the ranks ten times a second tell; what is too much is \"other\".",
+            static_cast<double>(total.counts.launches));
+    counter("mkernel_operator_launch_seconds_total", "How long these took, over all ranks.",
+            kSecondsPerNs * static_cast<double>(total.counts.launch_ns));
+    counter("mkernel_operator_wait_seconds_total",
+            "How long of that a rank had nothing at work but waits.",
+            kSecondsPerNs * static_cast<double>(total.counts.wait_ns));
+  }
+}
+
 /// The newest session first: of a job that was restarted under its name, the old one may still be
 /// there for a moment.
 void add_queues(Families& out, const ControlSnapshot& control) {
@@ -345,6 +366,7 @@ std::vector<MetricFamily> to_families(const MetricsSample& sample) {
   if (sample.control) {
     add_sessions(out, sample);
     add_ended_jobs(out, *sample.control);
+    add_operators(out, *sample.control);
     add_queues(out, *sample.control);
     add_links(out, *sample.control);
   }

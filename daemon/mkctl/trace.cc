@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <map>
 #include <set>
@@ -13,6 +14,8 @@ namespace {
 
 /// Tracks of a daemon: even numbers of a link's submissions, the next of its writes.
 constexpr int kTracksPerLink = 2;
+/// Launches of a rank among which a write's is looked for.
+constexpr std::size_t kLaunchesKept = 64;
 
 class Writer {
  public:
@@ -59,6 +62,9 @@ class Writer {
       case v1::TraceEvent::KIND_ARRIVED:
         arrived(event);
         break;
+      case v1::TraceEvent::KIND_LAUNCH:
+        launched(event);
+        break;
       default:
         break;
     }
@@ -72,8 +78,23 @@ class Writer {
     batch.time_ns = event.time_ns();
     batch.bytes += event.bytes();
     ++batch.writes;
-    writes_[{event.rail(), event.write()}] = event;
+    writes_[{event.rail(), event.write()}] = {event, launch_of(event)};
     count(link, event.time_ns(), 1);
+  }
+
+  void launched(const v1::TraceEvent& event) {
+    if (event.op().empty()) return;
+    auto& recent = launches_[event.slot()];
+    recent.push_front(&event);
+    if (recent.size() > kLaunchesKept) recent.pop_back();
+  }
+  /// The newest of its rank's launches that has the write's epoch; null: not known.
+  const v1::TraceEvent* launch_of(const v1::TraceEvent& post) const {
+    const auto found = launches_.find(post.slot());
+    if (found == launches_.end()) return nullptr;
+    const auto launch = std::ranges::find_if(
+        found->second, [&](const v1::TraceEvent* one) { return one->epoch() == post.epoch(); });
+    return launch == found->second.end() ? nullptr : *launch;
   }
 
   /// A submission is complete when the next one of its rail begins.
@@ -92,14 +113,17 @@ class Writer {
     const bool failed = event.kind() == v1::TraceEvent::KIND_FAILED;
     const auto found = writes_.find({event.rail(), event.write()});
     if (found == writes_.end()) return;  // posted before the recording began
-    const v1::TraceEvent post = found->second;
+    const auto [post, known] = found->second;
+    // Where the write was quicker than the words of its launch, they have come by now.
+    const v1::TraceEvent* const launch = known != nullptr ? known : launch_of(post);
     writes_.erase(found);
     ++summary_.writes;
     summary_.failed += failed ? 1 : 0;
     const LinkKey link{post.rail(), post.link()};
     // Asynchronous slices: writes of one link overlap. The id is unique in the file.
     const std::string id = fmt::format("{}.{}", process_, next_id_++);
-    const std::string title = rank_text(post.slot());
+    const std::string title =
+        rank_text(post.slot()) + (launch != nullptr ? ": " + launch->op() : "");
     for (const bool begin : {true, false}) {
       Json slice = start(begin ? "b" : "e", title, begin ? post.time_ns() : event.time_ns());
       slice["tid"] = track(link) + 1;
@@ -108,7 +132,13 @@ class Writer {
       if (begin) {
         slice["args"] = {{"bytes", post.bytes()},         {"lane", post.lane()},
                          {"command", post.sequence()},    {"batch", post.batch()},
-                         {"waited_ns", post.waited_ns()}, {"failed", failed}};
+                         {"waited_ns", post.waited_ns()}, {"failed", failed},
+                         {"epoch", post.epoch()}};
+        if (launch != nullptr) {
+          slice["args"]["operator"] = launch->op();
+          slice["args"]["m"] = launch->m();
+          slice["args"]["tag"] = launch->tag();
+        }
       }
       events_.push_back(std::move(slice));
     }
@@ -181,7 +211,13 @@ class Writer {
   std::map<LinkKey, int> tracks_, outstanding_;
   std::set<int> named_;
   std::map<std::uint32_t, Batch> batches_;  ///< by rail: the one that is being collected
-  std::map<std::pair<std::uint32_t, std::uint64_t>, v1::TraceEvent> writes_;  ///< not ended
+  struct Posted {
+    v1::TraceEvent event;
+    const v1::TraceEvent* launch = nullptr;  ///< null: not known then
+  };
+  std::map<std::pair<std::uint32_t, std::uint64_t>, Posted> writes_;  ///< not ended
+  /// By slot, the newest first; of the recording.
+  std::map<std::uint32_t, std::deque<const v1::TraceEvent*>> launches_;
   int next_track_ = 1;
   std::uint64_t next_id_ = 0;
 };

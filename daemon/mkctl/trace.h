@@ -29,8 +29,9 @@ inline constexpr const char* kTraceTool = "mkctl trace record";
 
 /// In the Trace Event Format: a process per daemon; per link a track of its submissions and one of
 /// writes, each from its posting to its completion, and a counter of outstanding writes; per rail a
-/// track of arrivals. Times are microseconds since the first event, over all daemons by their wall
-/// clocks.
+/// track of arrivals. A write's slice says of which
+/// launch it is: operator, m, epoch and the caller's tag. Times are microseconds since the first
+/// event, over all daemons by their wall clocks.
 Json perfetto(const std::vector<Recording>& recordings, TraceSummary& summary);
 
 }  // namespace mk::mkctl

@@ -108,8 +108,14 @@ void Engine::on_finished(const fabric::Event& event, bool failed) {
   }
   entry->peer->link->on_completion(failed);
   if (trace_.on()) {
-    trace_.record({now_ns_, event.cookie, 0, entry->peer->link->id(), 0, 0,
-                   failed ? TraceRecord::Kind::kFailed : TraceRecord::Kind::kCompleted});
+    trace_.record({now_ns_,
+                   event.cookie,
+                   0,
+                   entry->peer->link->id(),
+                   0,
+                   0,
+                   failed ? TraceRecord::Kind::kFailed : TraceRecord::Kind::kCompleted,
+                   {}});
   }
   --posted_;
   --session->posted;
@@ -161,7 +167,7 @@ void Engine::on_arrival(const fabric::Event& event) {
   if (session != nullptr && session->arrivals.publish(immediate)) {
     stats_.arrivals.add(1);
     if (trace_.on()) {
-      trace_.record({read_clock(), immediate, 0, 0, 0, 0, TraceRecord::Kind::kArrived});
+      trace_.record({read_clock(), immediate, 0, 0, 0, 0, TraceRecord::Kind::kArrived, {}});
     }
   } else {
     stats_.bad_arrivals.add(1);
@@ -313,9 +319,20 @@ bool Engine::take_next(Session& session, Lane& lane, std::uint64_t& bytes) {
   lane.held_entry = &entry;
   lane.held_cookie = lane.cookie_base | static_cast<std::uint32_t>(sequence);
   lane.holds = true;
+  if (trace_.on()) trace_launch(session, lane);
   ++session.outstanding;
   bytes += command.bytes;
   return true;
+}
+
+void Engine::trace_launch(Session& session, const Lane& lane) {
+  const shm::Progress& words = *session.progress;
+  const TracedLaunch launch{shm::load_relaxed(&words.tag), shm::load_relaxed(&words.op),
+                            shm::load_relaxed(&words.epoch), shm::load_relaxed(&words.m)};
+  if (session.traced_recording == trace_.recording() && session.traced == launch) return;
+  session.traced_recording = trace_.recording();
+  session.traced = launch;
+  trace_.record({now_ns_, lane.held_cookie, 0, 0, 0, 0, TraceRecord::Kind::kLaunch, launch});
 }
 
 // -- links

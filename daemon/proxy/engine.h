@@ -86,6 +86,8 @@ class Engine {
   std::uint32_t take_from(Session& session);
   std::uint32_t take_turn(Session& session, Lane& lane);
   bool take_next(Session& session, Lane& lane, std::uint64_t& bytes);
+  /// Tells the trace which launch the lane's held command is of, unless it knows.
+  void trace_launch(Session& session, const Lane& lane);
   /// Puts the lane's held command into its link's submission; false when there is no room now.
   bool hand_over(Session& session, Lane& lane);
   /// Completes the lane's held command without sending it.

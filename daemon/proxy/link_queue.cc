@@ -47,8 +47,14 @@ std::uint32_t LinkQueue::post(fabric::Endpoint& endpoint, std::uint64_t batch_nu
     bytes += writes_[i].bytes;
     const std::uint32_t waited_ns = record_posted(origins_[i], batch_number, now_ns);
     if (trace != nullptr) {
-      trace->record({now_ns, writes_[i].cookie, batch_number, id_, writes_[i].bytes, waited_ns,
-                     TraceRecord::Kind::kPosted});
+      trace->record({now_ns,
+                     writes_[i].cookie,
+                     batch_number,
+                     id_,
+                     writes_[i].bytes,
+                     waited_ns,
+                     TraceRecord::Kind::kPosted,
+                     {.epoch = writes_[i].epoch}});
     }
   }
   rate_.posted(now_ns, bytes, in_flight_ == 0);

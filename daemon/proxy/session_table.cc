@@ -30,6 +30,7 @@ Session::Session(const AddSession& added)
     : slot(added.slot),
       outstanding_max(std::clamp(added.outstanding_max, 1u, shm::kRingSlotsMax)),
       arrivals(added.segment->flags(), added.segment->shape().flag_count),
+      progress(&added.segment->header().progress),
       own_stats_(added.stats == nullptr ? std::make_unique<SessionStats>() : nullptr) {
   set_weight(added.weight);
   pacer.set(added.limit);

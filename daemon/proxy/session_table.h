@@ -19,6 +19,8 @@
 #include "daemon/proxy/proxy.h"
 #include "daemon/proxy/share.h"
 #include "daemon/proxy/stats.h"
+#include "daemon/proxy/trace.h"
+#include "shm/progress.h"
 #include "shm/ring.h"
 
 namespace mk::daemon {
@@ -108,6 +110,9 @@ struct Session {
   std::vector<Lane> lanes;
   Bindings bindings;
   ArrivalBoard arrivals;
+  const shm::Progress* progress;         ///< the client's words
+  TracedLaunch traced;                   ///< as the trace has been told last,
+  std::uint32_t traced_recording = 0;    ///< in this recording
   std::bitset<shm::kNodesMax> admitted;  ///< nodes that may raise its flags
   // Not yet answered.
   std::vector<Unbinding> unbinding;

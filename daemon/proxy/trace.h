@@ -13,16 +13,26 @@
 
 namespace mk::daemon {
 
+/// What a rank says of its launch (shm/progress.h).
+struct TracedLaunch {
+  std::uint64_t tag = 0;
+  std::uint32_t op = 0, epoch = 0, m = 0;
+
+  friend bool operator==(const TracedLaunch&, const TracedLaunch&) = default;
+};
+
 struct TraceRecord {
-  enum class Kind : std::uint8_t { kPosted, kCompleted, kFailed, kArrived };
+  /// kLaunch: with a session's first command that was taken after its words had changed.
+  enum class Kind : std::uint8_t { kPosted, kCompleted, kFailed, kArrived, kLaunch };
 
   std::uint64_t time_ns = 0;    ///< the proxy's clock
   std::uint64_t cookie = 0;     ///< of the write (Cookie); kArrived: the immediate
   std::uint64_t batch = 0;      ///< kPosted: the submission's number
-  fabric::LinkId link = 0;      ///< but for kArrived
+  fabric::LinkId link = 0;      ///< but for kArrived and kLaunch
   std::uint32_t bytes = 0;      ///< kPosted
   std::uint32_t waited_ns = 0;  ///< kPosted: since the commit; 0: unknown
   Kind kind = Kind::kPosted;
+  TracedLaunch launch;  ///< kLaunch; kPosted: the epoch alone
 };
 
 class TraceBuffer {
@@ -31,6 +41,8 @@ class TraceBuffer {
 
   // -- proxy thread --
   bool on() const { return on_.load(std::memory_order_acquire); }
+  /// Which recording it is; while `on`.
+  std::uint32_t recording() const { return recording_.load(std::memory_order_relaxed); }
   /// Only when `on`.
   void record(const TraceRecord& record) {
     const std::uint64_t head = head_.load(std::memory_order_relaxed);
@@ -49,6 +61,7 @@ class TraceBuffer {
     if (!records_) records_ = std::make_unique<TraceRecord[]>(kRecords);
     tail_.store(head_.load(std::memory_order_acquire), std::memory_order_release);
     dropped_before_ = dropped_.load(std::memory_order_relaxed);
+    recording_.fetch_add(1, std::memory_order_relaxed);
     on_.store(true, std::memory_order_release);
   }
   void stop() { on_.store(false, std::memory_order_release); }
@@ -66,6 +79,7 @@ class TraceBuffer {
 
  private:
   std::atomic<bool> on_{false};
+  std::atomic<std::uint32_t> recording_{0};
   alignas(64) std::atomic<std::uint64_t> head_{0};
   std::atomic<std::uint64_t> dropped_{0};
   alignas(64) std::atomic<std::uint64_t> tail_{0};

@@ -5,6 +5,7 @@
 #include "daemon/proxy/completion_tracker.h"
 #include "daemon/service/admin_convert.h"
 #include "shm/flag.h"
+#include "shm/progress.h"
 
 namespace mk::daemon {
 namespace {
@@ -28,6 +29,8 @@ v1::TraceEvent::Kind kind_of(TraceRecord::Kind kind) {
       return v1::TraceEvent::KIND_FAILED;
     case TraceRecord::Kind::kArrived:
       return v1::TraceEvent::KIND_ARRIVED;
+    case TraceRecord::Kind::kLaunch:
+      return v1::TraceEvent::KIND_LAUNCH;
   }
   return v1::TraceEvent::KIND_UNSPECIFIED;
 }
@@ -43,6 +46,15 @@ void to_proto(const TraceRecord& from, std::uint32_t rail, v1::TraceEvent& to) {
     return;
   }
   const Cookie cookie = Cookie::unpack(from.cookie);
+  to.set_epoch(from.launch.epoch);
+  if (from.kind == TraceRecord::Kind::kLaunch) {
+    to.set_slot(cookie.slot);
+    if (from.launch.op < shm::kProgressOperatorCount)
+      to.set_op(std::string(shm::kProgressOperators[from.launch.op]));
+    to.set_tag(from.launch.tag);
+    to.set_m(from.launch.m);
+    return;
+  }
   to.set_link(from.link);
   to.set_write(from.cookie);
   to.set_slot(cookie.slot);

@@ -78,7 +78,7 @@ TEST(Metrics, NamesFollowPrometheusRules) {
   const ProxyStats proxy;
   const std::regex name_rule("mkernel_[a-z]+(_[a-z]+)*");
   const std::regex label_rule(
-      "node|rail|peer|peer_rail|job|uid|rank|lane|state|result|version|build|fabric");
+      "node|rail|peer|peer_rail|job|uid|operator|tag|rank|lane|state|result|version|build|fabric");
   for (const auto& [name, family] : families_of(busy_sample(proxy))) {
     EXPECT_TRUE(std::regex_match(name, name_rule)) << name;
     EXPECT_EQ(name.ends_with("_total"), family.type == MetricType::Counter) << name;
@@ -128,6 +128,20 @@ TEST(Metrics, EndedJobsAreAddedUpByNameAndUser) {
   EXPECT_EQ(families["mkernel_ended_job_launches"].metric[0].gauge.value, 10);
   EXPECT_EQ(families["mkernel_ended_job_bytes"].metric[0].gauge.value, 20);
   EXPECT_EQ(families["mkernel_ended_job_run_seconds"].metric[1].gauge.value, 2);
+}
+
+TEST(Metrics, LaunchesAreOfOperatorsAndTags) {
+  const ProxyStats proxy;
+  MetricsSample sample = busy_sample(proxy);
+  sample.control->operators = {
+      {{"train", "1000", "gemm_ar", "7"}, {5, 3'000'000'000, 1'000'000'000}}};
+  auto families = families_of(sample);
+  const auto& launches = families["mkernel_operator_launches_total"].metric;
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_EQ(key_of(launches[0]), "job=train;uid=1000;operator=gemm_ar;tag=7;node=3;");
+  EXPECT_EQ(launches[0].counter.value, 5);
+  EXPECT_EQ(families["mkernel_operator_launch_seconds_total"].metric[0].counter.value, 3);
+  EXPECT_EQ(families["mkernel_operator_wait_seconds_total"].metric[0].counter.value, 1);
 }
 
 TEST(Metrics, TotalsKeepWhatEndedSessionsHadDone) {

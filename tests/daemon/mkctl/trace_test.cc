@@ -1,6 +1,7 @@
 // What `mkctl trace record` makes of a recording.
 #include "daemon/mkctl/trace.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -74,6 +75,47 @@ TEST(Trace, PairsWritesAndCountsTheRest) {
   EXPECT_EQ(least, 0);
   EXPECT_EQ(tracks,
             "node 0;rail 0 to node 2: submissions;rail 0 to node 2: writes;rail 0: arrivals;");
+}
+
+// Two operators in turn, whose epochs are the same: a write is of the newer one, also where the
+// words of its launch came after it.
+TEST(Trace, NamesOperatorEpochAndTagOfEachWrite) {
+  Recording all = recording();
+  v1::TraceChunk& chunk = all.chunks.back();
+  std::uint64_t write = 10;
+  const auto launch = [&](const char* op, std::uint64_t tag, std::uint32_t epoch) {
+    v1::TraceEvent told = event(v1::TraceEvent::KIND_LAUNCH, 8000, 0);
+    told.set_op(op);
+    told.set_tag(tag);
+    told.set_epoch(epoch);
+    told.set_m(4096);
+    *chunk.add_events() = told;
+  };
+  const auto begin = [&](std::uint32_t epoch) {
+    v1::TraceEvent posted = event(v1::TraceEvent::KIND_POSTED, 8000, ++write);
+    posted.set_epoch(epoch);
+    *chunk.add_events() = posted;
+  };
+  const auto end = [&] {
+    *chunk.add_events() = event(v1::TraceEvent::KIND_COMPLETED, 9000, write);
+  };
+  launch("ag_gemm", 7, 3), begin(3), end();
+  launch("gemm_rs", 8, 3), begin(3), end();
+  begin(4), launch("ag_gemm", 9, 4), end();
+  begin(5), end();
+  TraceSummary summary;
+  std::vector<std::string> said;
+  const Json json = perfetto({all}, summary);
+  for (const Json& one : json["traceEvents"]) {
+    if (one["ph"] != "b" || one["args"]["epoch"] == 0) continue;
+    const Json& args = one["args"];
+    said.push_back(one["name"].get<std::string>());
+    if (args.contains("tag"))
+      said.back() += fmt::format(" {} {}", args["tag"].dump(), args["m"].dump());
+  }
+  EXPECT_EQ(said, (std::vector<std::string>{"train rank 6: ag_gemm 7 4096",
+                                            "train rank 6: gemm_rs 8 4096",
+                                            "train rank 6: ag_gemm 9 4096", "train rank 6"}));
 }
 
 TEST(Trace, SeveralDaemonsShareOneClock) {

@@ -80,6 +80,47 @@ TEST(Observing, EveryArrivalIsTimedWhereTheDaemonPublishesFlags) {
   }
 }
 
+TEST(Observing, ATraceTellsWhichLaunchesWritesAreOf) {
+  ProxyRig rig;
+  auto& session = rig.add_session(5);
+  rig.bind_peer(session, 1, 2);
+  shm::Progress& words = session.segment.header().progress;
+  const auto launch = [&](std::uint32_t op, std::uint64_t tag) {
+    shm::store_relaxed(&words.op, op);
+    shm::store_relaxed(&words.epoch, words.epoch + 1);
+    shm::store_relaxed(&words.m, 4096u);
+    shm::store_relaxed(&words.tag, tag);
+    session.push(1, 2);
+    rig.settle();
+  };
+  TraceBuffer& trace = rig.proxy->trace();
+  launch(3, 7);
+  for (int recording = 0; recording < 2; ++recording) {
+    trace.start();
+    session.push(1);
+    rig.settle();
+    launch(3, 8);
+    trace.stop();
+    std::vector<TraceRecord> records;
+    trace.take(records);
+    std::vector<TracedLaunch> launches;
+    std::size_t writes = 0;
+    for (const TraceRecord& record : records) {
+      if (record.kind == Kind::kPosted) ++writes;
+      if (record.kind != Kind::kLaunch) continue;
+      EXPECT_EQ(Cookie::unpack(record.cookie).slot, 5u);
+      EXPECT_EQ(writes, launches.size()) << "before its writes";
+      launches.push_back(record.launch);
+    }
+    const std::uint32_t epoch = words.epoch;
+    const std::vector<TracedLaunch> told{
+        {.tag = recording == 0 ? 7u : 8u, .op = 3, .epoch = epoch - 1, .m = 4096},
+        {.tag = 8, .op = 3, .epoch = epoch, .m = 4096}};
+    EXPECT_EQ(launches, told) << "recording " << recording;
+    EXPECT_EQ(writes, 3u);
+  }
+}
+
 TEST(Observing, ATraceHasEveryWriteAndItsEnd) {
   ProxyRig rig(
       {},
@@ -104,7 +145,9 @@ TEST(Observing, ATraceHasEveryWriteAndItsEnd) {
   rig.endpoint->arrive(shm::make_immediate(5, 9, 2));
   rig.run();
   trace.take(records);
-  ASSERT_EQ(records.size(), 5u);
+  ASSERT_EQ(records.size(), 6u);
+  EXPECT_EQ(records[0].kind, Kind::kLaunch);
+  records.erase(records.begin());
   EXPECT_EQ(records[0].kind, Kind::kPosted);
   EXPECT_EQ(records[0].link, 2u);
   EXPECT_EQ(records[0].bytes, 256u);
