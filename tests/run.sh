@@ -14,6 +14,7 @@
 # sim    whole clusters under simulation, fresh seeds for MK_SIM_SECONDS (default 120); the fixed seeds are in unit
 # ops    units, metrics, alerts and dashboards, discovery, restarts, Slurm, launchers, Kubernetes, README's commands
 # python   the Python package with PyTorch; only when named (5 minutes, and once 10 for 7 GB of packages from PyPI)
+# versions this build beside the previous release's daemons, clients and tools; only when named (once 15 minutes to build that)
 # package  builds the Debian packages and lives with them in a Debian of their own; only when named (10 minutes)
 #
 # The stages' steps are CTest's (tests/stages says what needs what): it runs side by side what may be. --label runs only the tests with a
@@ -33,14 +34,14 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || { echo "run.sh: $1 needs a value" >&2; exit 2; }
       case $1 in --jobs) jobs=$2 ;; --label) export MK_LABEL=$2 ;; *) stages=$2 ;; esac
       shift 2 ;;
-    -h | --help) sed -n '2,25s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,26s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
 done
 for stage in ${stages//,/ }; do
-  case ,$default_stages,python,package, in
+  case ,$default_stages,python,versions,package, in
     *,"$stage",*) ;;
-    *) echo "run.sh: no stage '$stage'; there are: ${default_stages//,/ } python package" >&2; exit 2 ;;
+    *) echo "run.sh: no stage '$stage'; there are: ${default_stages//,/ } python versions package" >&2; exit 2 ;;
   esac
 done
 [ "$stages" != $default_stages ] || export MK_ALL_STAGES=1

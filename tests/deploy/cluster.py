@@ -20,7 +20,7 @@ def wait_for(done, what, patience=PATIENCE_S, pause=0.02):
 
 
 class Cluster:
-    """Nodes 0 and up, each with a configuration file; all processes end with the `with` block."""
+    """Nodes 0 and up, each with a configuration file; all processes end with the `with` block. `mkerneld`: the program, or one per node."""
 
     def __init__(self, mkerneld="mkerneld", nodes=2, more=lambda node: "", environment=None):
         self.mkerneld, self.nodes, self.environment = mkerneld, nodes, environment or dict(os.environ)
@@ -65,7 +65,7 @@ class Cluster:
         (self.folder / f"{node}/ready").unlink(missing_ok=True)
         with open(self.folder / f"{node}/log", "a") as log:
             self.daemons[node] = subprocess.Popen(
-                [self.mkerneld, "--config", self.folder / f"{node}/mkerneld.toml", "--ready-file", self.folder / f"{node}/ready"],
+                [self.mkerneld if isinstance(self.mkerneld, str) else self.mkerneld[node], "--config", self.folder / f"{node}/mkerneld.toml", "--ready-file", self.folder / f"{node}/ready"],
                 env=self.environment, stderr=log)
 
     def await_ready(self, node):
