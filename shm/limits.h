@@ -48,7 +48,7 @@ inline constexpr std::uint32_t kLocalRanksMax = 16;
 inline constexpr std::uint32_t kBatchMax = 8;
 
 /// Strings of the socket protocol and of the header. Names are versions, buffer names, fabrics and
-/// exchange tags; texts are sentences for people, and longer ones are cut.
+/// exchange tags; texts are sentences for users, and longer ones are cut.
 inline constexpr std::size_t kJobNameBytesMax = 128;
 inline constexpr std::size_t kJobSecretBytesMax = 128;
 /// "0000:1b:00.0"

@@ -1,5 +1,5 @@
 /// \file
-/// What a rank says of the launch that it is in, for people: words of its segment that the daemon
+/// What a rank says of the launch that it is in, for users: words of its segment that the daemon
 /// reads without asking the client. Nothing else goes by them, so a wrong word harms nobody.
 #pragma once
 

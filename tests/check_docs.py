@@ -75,8 +75,10 @@ class Repository:
                 declared += re.findall(r"^using (\w+) =", text, re.M)
                 declared += re.findall(r"^(?:constexpr|MK_EXPORT) [^(=]*?(\w+)\(", text, re.M)
                 promise = re.search(r"^class MK_EXPORT \w+", text, re.M)
-                if promise and "create(Session&" in text and not re.search(r"bitwise|batch_invariant", text):
+                if promise and "create(Session&" in text and "bitwise" not in text:
                     self.breaches.append(f"{header}: it does not say which results are bitwise equal")
+                elif promise and "GemmArguments" in text and "batch_invariant" not in text:
+                    self.breaches.append(f"{header}: it does not promise batch invariance")
         declared = self.found("the public declarations", declared, 30)
         self.compare(name, "directive for", declared, set(re.findall(r"^\.\. doxygen\w+:: mk::(\w+)$", self.text(name), re.M)))
 

@@ -8,12 +8,15 @@ Each Markdown file and man page of the repository keeps these limits:
 - It has none of the words and spellings of WORDS, and no sentence that begins with "Who", "What" or "Of" as its subject.
 - Relative links lead to files and headings that exist. A file that is named in backticks exists.
 
-Comments in C++ and CUDA sources keep the first limit by folder (COMMENTS), and messages and help texts in one number (MESSAGES).
+Comments in C++, CUDA, Python and proto sources keep the first limit by folder (COMMENTS), and messages and help texts in one
+number (MESSAGES). Neither has any of WORDS. Comments name files that exist. How many of their sentences begin with "What" and the like, or have
+a bracket inside a bracket, is bounded by folder, too.
 All Markdown outside deploy/docs has at most ALL_WORDS words, those of tables included: READMEs say a thing once, and link to it.
 
 Files that are not there yet have a line in tests/prose_budget.txt: what they may have at most. A line may only go down: the
 check fails if it allows more than is needed. --lower writes the lines anew, never higher; --show prints what counts.
 """
+import ast
 import pathlib
 import posixpath
 import re
@@ -48,8 +51,10 @@ WORDS = [  # what is found; what to write
     (r"\bMkernel[d]?\b|\bMKernel[d]?\b", "mkernel, mkerneld"),
     (r"\b[Pp]roxies' threads\b", "proxy threads"),
 ]
-# Of the sentences in a folder's comments, how many per cent may be that long. Lower a number when the folder is better.
-COMMENTS = {"client": 9, "daemon": 9, "deploy": 15, "kernels": 16, "shm": 8, "systemd": 0, "tests": 10}
+# In a folder's comments: how many per cent of the sentences may be that long, how many may begin with "What" and the like, how many may
+# have a bracket inside a bracket (formulas do). Lower a number when the folder is better.
+COMMENTS = {"client": (7, 100, 12), "daemon": (7, 205, 4), "deploy": (7, 0, 0), "kernels": (13, 330, 16), "proto": (7, 9, 0),
+            "shm": (7, 25, 2), "systemd": (0, 0, 0), "tests": (9, 390, 12)}
 # The same for messages and help texts of programs, over all of them.
 MESSAGES = 1
 # Of all Markdown outside deploy/docs, as `wc -w` counts them. Lower it when there are fewer.
@@ -127,6 +132,30 @@ def comment_paragraphs(text):
     return paragraphs
 
 
+def python_paragraphs(text):
+    """The same of a Python source: docstrings, and comments of a line of their own."""
+    paragraphs, current = [], []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.AsyncFunctionDef, ast.ClassDef, ast.FunctionDef, ast.Module)):
+            said = re.sub(r"^ *(>>>|\.\.\.).*$|^    .*$", "", ast.get_docstring(node) or "", flags=re.M)
+            paragraphs += re.split(r"\n\s*\n|\n\s*- ", said)
+    for line in [*text.split("\n"), ""]:
+        comment = re.match(r"\s*#(?!!)\s?(.*)", line)
+        if comment and comment[1].strip():
+            current.append(comment[1].strip())
+        elif current:
+            paragraphs.append(" ".join(current))
+            current = []
+    return [re.sub(r"``.*?``|`[^`]*`", "x", " ".join(one.split())) for one in paragraphs if one.strip()]
+
+
+def paths_in_comments(text):
+    """Files with a folder, and headers and documents without one, that `//` comments name."""
+    for comment in re.findall(r"//+<?\s(.*)", text):
+        yield from re.findall(rf"(?<![\w/.<$}}{{*\"-])((?:\.\./)*(?:[\w-]+/)+[\w.-]+\.(?:{SUFFIXES}))(?![\w.]*\w)", comment)
+        yield from re.findall(r"(?<![\w/.<$}{*\"-])([a-z]\w+\.(?:h|cuh|cc|cu|md))(?![\w.]*\w)", comment)
+
+
 def messages(checker):
     """(file, text) of the string literals of programs and libraries that are sentences: messages, help, log lines."""
     for name in checker.files:
@@ -152,16 +181,47 @@ def bad_messages(checker):
     return wrong, long, count
 
 
-def long_comments(checker):
-    """{folder: (long sentences, all sentences)}."""
-    found = {folder: ([], 0) for folder in COMMENTS}
+class Comments:
+    """What is wrong with a folder's comments."""
+
+    def __init__(self):
+        self.count, self.long, self.subjects, self.nested, self.wrong = 0, [], [], [], []
+
+    def add(self, checker, name, text):
+        python = name.endswith(".py")
+        paragraphs = python_paragraphs(text) if python else comment_paragraphs(text)
+        for paragraph in paragraphs:
+            self.wrong += [f"{name}: comment with '{match[0]}', better: {better}" for pattern, better in WORDS
+                           if "pytorch" not in pattern and not name.startswith("tests/check_prose") for match in re.finditer(pattern, paragraph)]
+            said = sentences(paragraph)
+            self.count += len(said)
+            self.long += [f"{name}: {one}" for one in said if len(one.split()) > MOST_WORDS]
+            self.subjects += [f"{name}: {one}" for one in said if SUBJECT.match(one) and not one.rstrip().endswith("?")]
+            self.nested += [f"{name}: {one}" for one in said if re.search(r"\([^()]*\([^()]*\)[^()]*\)", one)]
+        if not python:
+            self.wrong += [f"{name}: a comment names {path}, which is not there" for path in paths_in_comments(text)
+                           if not checker.exists(name, path) and not path.endswith((".pb.h", ".pb.cc"))]
+
+    def breaches(self, folder):
+        per_cent, subjects, nested = COMMENTS[folder]
+        show = f"python3 tests/check_prose.py --show {folder}"
+        if 100 * len(self.long) > per_cent * self.count:
+            yield (f"{folder}: {len(self.long)} of {self.count} sentences in comments have more than {MOST_WORDS} words, at most "
+                   f"{per_cent}% may: {show}")
+        for kind, have, most in (("begin with 'What' and the like", self.subjects, subjects), ("have a bracket inside a bracket", self.nested, nested)):
+            if len(have) > most:
+                yield f"{folder}: {len(have)} sentences in comments {kind}, at most {most} may: {show}"
+        yield from self.wrong
+
+
+def read_comments(checker):
+    """{folder: Comments}."""
+    found = {folder: Comments() for folder in COMMENTS}
     for name in checker.files:
         folder = name.split("/")[0]
-        if folder in found and name.endswith((".h", ".c", ".cc", ".cu", ".cuh")):
-            text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
-            said = [one for paragraph in comment_paragraphs(text) for one in sentences(paragraph)]
-            long, count = found[folder]
-            found[folder] = (long + [f"{name}: {one}" for one in said if len(one.split()) > MOST_WORDS], count + len(said))
+        # Not ours: etcd's own interface.
+        if folder in found and name.endswith((".h", ".c", ".cc", ".cu", ".cuh", ".py", ".proto")) and not name.startswith("proto/etcd/"):
+            found[folder].add(checker, name, (ROOT / name).read_text(encoding="utf-8", errors="replace"))
     return found
 
 
@@ -274,7 +334,8 @@ def main(arguments):
     if arguments[:1] == ["--show"]:
         for document in arguments[1:]:
             if document in COMMENTS:
-                print("\n".join(long_comments(checker)[document][0]))
+                comments = read_comments(checker)[document]
+                print("\n".join([*comments.subjects, *comments.nested, *comments.long, *comments.wrong]))
                 continue
             found, count, links = checker.check(document)
             for kind in KINDS:
@@ -304,10 +365,9 @@ def main(arguments):
     if arguments == ["--lower"]:
         write_budget(lower)
         return 0
-    for folder, (long, count) in long_comments(checker).items():
-        if 100 * len(long) > COMMENTS[folder] * count:
-            breaches.append(f"{folder}: {len(long)} of {count} sentences in comments have more than {MOST_WORDS} words, at most "
-                            f"{COMMENTS[folder]}% may: python3 tests/check_prose.py --show {folder}")
+    comments = read_comments(checker)
+    for folder, found in comments.items():
+        breaches += found.breaches(folder)
     wrong, long, count = bad_messages(checker)
     breaches += wrong
     if 100 * len(long) > MESSAGES * count:
@@ -320,7 +380,9 @@ def main(arguments):
         if name not in checker.places:
             print(f"tests/prose_budget.txt: {name} is gone: python3 tests/check_prose.py --lower")
     print("\n".join(breaches), end="\n" if breaches else "")
-    print(f"{total[0]} sentences, {total[1]} ({100 * total[1] / max(1, total[0]):.1f}%) of more than {MOST_WORDS} words; "
+    in_comments = sum(len(found.long) for found in comments.values()), sum(found.count for found in comments.values())
+    print(f"Sentences of more than {MOST_WORDS} words: {total[1]} of {total[0]} ({100 * total[1] / max(1, total[0]):.1f}%) in documents, "
+          f"{in_comments[0]} of {in_comments[1]} ({100 * in_comments[0] / in_comments[1]:.1f}%) in comments, {len(long)} of {count} in messages. "
           f"{words} words outside deploy/docs")
     return 1 if breaches else 0
 

@@ -42,6 +42,26 @@ class CheckProse(unittest.TestCase):
         text = "/// One `two three` four\n/// five.\nint x;  // no\n// - item one two\n// - item three four\n"
         self.assertEqual(check_prose.comment_paragraphs(text), ["One x four five.", "item one two", "item three four"])
 
+    def test_docstrings_and_comments_of_python_are_read_and_examples_are_not(self):
+        text = '"""One `two` three.\n\n>>> f(1)\n"""\n\n# Four five\n# six.\ndef f():\n    """Seven eight."""\n'
+        self.assertEqual(check_prose.python_paragraphs(text), ["One x three.", "Seven eight.", "Four five six."])
+
+    def test_comments_have_none_of_the_words_and_name_files_that_exist(self):
+        found = check_prose.Comments()
+        found.add(self.checker, "shm/x.h", "/// Whoever reads `whoever` reads shm/ring.h, ring.h and shm/gone.h.\n/// What a thing is. A (b (c) d) e.\n")
+        self.assertEqual(found.wrong, ["shm/x.h: comment with 'Whoever', better: the noun: the caller, the rank",
+                                       "shm/x.h: a comment names shm/gone.h, which is not there"])
+        self.assertEqual(([one.partition(": ")[2] for one in found.subjects], [one.partition(": ")[2] for one in found.nested]),
+                         (["Whoever reads x reads shm/ring.h, ring.h and shm/gone.h.", "What a thing is."], ["A (b (c) d) e."]))
+
+    def test_a_folder_whose_comments_are_over_their_limits_is_named(self):
+        found = check_prose.Comments()
+        found.add(self.checker, "systemd/x.h", f"/// {LONG}\n/// What a thing is.\n/// A (b (c) d) e.\n")
+        self.assertEqual([one.split(": python3")[0] for one in found.breaches("systemd")], [
+            "systemd: 1 of 3 sentences in comments have more than 25 words, at most 0% may",
+            "systemd: 1 sentences in comments begin with 'What' and the like, at most 0 may",
+            "systemd: 1 sentences in comments have a bracket inside a bracket, at most 0 may"])
+
     def test_paths_and_links_that_do_not_exist_are_found(self):
         text = "`tests/run.sh` `run.sh` `../tests/run.sh` `no/such.h` `/etc/x.toml` [a](run.sh) [b](gone.md) [c](README.md#no-heading)"
         self.assertEqual(list(self.checker.dead_paths("tests/README.md", text)), ["no/such.h"])

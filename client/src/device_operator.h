@@ -47,7 +47,7 @@ struct DeviceArguments {
   const void* a = nullptr;
   const void* b = nullptr;
   void* c = nullptr;
-  void* gathered = nullptr;  ///< AllGather + GEMM
+  void* gathered = nullptr;  ///< AllGather+GEMM
   const void* bias = nullptr;
   std::uint64_t lda = 0;  ///< 0: without gaps, until checked_matrices() has filled it in
   std::uint64_t ldb = 0;

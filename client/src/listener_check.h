@@ -1,6 +1,6 @@
 /// \file
-/// Who listens at the socket that this process connects to. Whoever gets a rank's Attach learns its
-/// job's secret and can map its buffers, so it must be the daemon.
+/// Who listens at the socket that this process connects to. A process that gets an Attach learns
+/// the job's secret and can map its buffers, so it must be the daemon.
 #pragma once
 
 #include <string>

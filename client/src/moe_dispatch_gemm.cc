@@ -82,7 +82,7 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
       MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
     }
     std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
-    // Its rows stay in the workspace for who combines them.
+    // Its rows stay in the workspace, where a combine reads them.
     Tuning alone = tuning;
     alone.own_workspace = true;
     MK_RETURN_IF_ERROR(made->find_or_make_core(

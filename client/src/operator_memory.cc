@@ -154,7 +154,7 @@ Status OperatorMemory::take_parts(std::span<const std::vector<std::byte>> blobs,
   const auto local_of = [&](std::uint32_t rank) { return rank % options.local_size; };
   std::vector<Announced> parts(options.world);
   std::vector<std::string> texts(options.world);
-  // All of them first: whoever has heard of our part has to be waited for when it goes.
+  // All of them first: a rank that has heard of our part has to be waited for when it goes.
   for (std::uint32_t rank = 0; rank < options.world; ++rank) {
     MK_ASSIGN_OR_RETURN(parts[rank], Announced::unpack(blobs[rank], rank, kind, texts[rank]));
     const bool near = node_of(rank) == options.node_rank || local_of(rank) == options.local_rank;

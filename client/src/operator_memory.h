@@ -22,7 +22,7 @@ namespace mk {
 class OperatorMemory {
  public:
   /// Collective. `kind` names the operator ("gemm-ar"); `parameters` is what must be equal on all
-  /// ranks, spelled for people ("m_max=4096 n=4096 ..."): kShapeMismatch quotes both sides.
+  /// ranks, spelled for users ("m_max=4096 n=4096 ..."): kShapeMismatch quotes both sides.
   static Result<OperatorMemory> create(Session::Impl& session, std::string_view kind,
                                        const std::string& parameters, std::uint64_t workspace_bytes,
                                        std::uint32_t flag_count,

@@ -44,7 +44,7 @@ kernels::Tiling kernel_tiling(const Tuning& tuning);
 Result<kernels::CpuOptions> kernel_options(const Tuning& tuning, const Session::Impl& session);
 kernels::MachineRates kernel_rates(const MachineRates& rates);
 
-/// What must be equal on all ranks of a product summed over them, for people to compare. Each
+/// What must be equal on all ranks of a product summed over them, for users to compare. Each
 /// rank's own k is not among it.
 template <class Plan>
 std::string describe_plan(const Plan& plan) {
@@ -58,7 +58,7 @@ std::string describe_plan(const Plan& plan) {
       plan.fingerprint());
 }
 
-/// The same of AllGather + GEMM, where n and the tiles are each rank's own.
+/// The same of AllGather+GEMM, where n and the tiles are each rank's own.
 std::string describe_plan(const kernels::AgGemmPlan& plan);
 std::string describe_plan(const kernels::RingAttentionPlan& plan);
 std::string describe_plan(const kernels::MoeDispatchPlan& plan);

@@ -1,7 +1,7 @@
 /// \file
 /// What a child of fork() may do with its parent's sessions: nothing. It has a copy of their
 /// memory, but none of their threads, and its messages would be taken for the parent's. So what
-/// belongs to a session knows which process made it; a child closes the parent's sockets at once,
+/// belongs to a session knows which process made it. A child closes the parent's sockets at once,
 /// answers calls with an error, and leaves what it would have to wait for as it is.
 #pragma once
 

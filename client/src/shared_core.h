@@ -113,7 +113,7 @@ class SharedCores {
     std::weak_ptr<OperatorCore> core;
   };
 
-  /// Whether there has been an operator of that kind: creations are collective, so all ranks know
+  /// Whether there has been an operator of that kind: creations are collective. So all ranks know
   /// alike that before the first one there is nothing to agree on.
   bool is_another(std::string_view kind);
   /// The joined core that all ranks found, or null.

@@ -341,9 +341,8 @@ void check_security(const Config& config, Diagnostics& diagnostics) {
   if (tls_files == 3 || config.insecure) return;
   const auto refuse = [&](const std::string& what) {
     diagnostics.plain(what +
-                      " is reached over the network: give [tls] cert, key and ca, or "
-                      "insecure = true to go without (anybody on that network can then speak to "
-                      "the daemon)");
+                      " is reached over the network: give [tls] cert, key and ca; with "
+                      "insecure = true instead, anybody on that network can speak to the daemon");
   };
   if (!config.listen.local()) refuse("listen " + config.listen.text());
   for (const PeerConfig& peer : config.peers) {

@@ -102,7 +102,7 @@ struct Config {
     std::uint64_t ended_jobs_ns = 3'600'000'000'000;  ///< how long their totals are kept
   } limits;
 
-  /// The Admin service's own socket, for people and tools of this machine.
+  /// The Admin service's own socket, for users and tools of this machine.
   struct {
     std::string socket = "auto";  ///< "": none. See admin_socket_path
     std::uint32_t mode = 0660;

@@ -68,8 +68,8 @@ inline bool is_line(std::string_view text) {
 }
 
 /// Refuses the first byte of `text` that is not ASCII. toml++ (3.1 to 3.4) reaches undefined
-/// behaviour where it skips white space and meets a character such as U+00E9, so no such text may
-/// come to it; no value of ours needs one.
+/// behaviour where it skips white space and meets a character such as U+00E9. So no such text may
+/// come to it. No value of ours needs one.
 inline void refuse_beyond_ascii(std::string_view text, Diagnostics& diagnostics) {
   toml::source_position place{1, 1};
   for (const char c : text) {

@@ -10,7 +10,7 @@ namespace mk::daemon {
 
 namespace {
 
-/// What decided a session's rail, for people.
+/// What decided a session's rail, for users.
 std::string rail_reason(const shm::Attach& attach, const ControlOptions::ProcessPlace& place,
                         std::size_t rails) {
   if (attach.rail != shm::kAnyRail) return "asked for";

@@ -228,7 +228,7 @@ void Connections::serve(ClientId id, std::uint32_t events) {
     return;
   }
   if (hung_up && connection.socket.has_queued()) {
-    break_connection(id, "it hung up before it had read what was sent");
+    break_connection(id, "it closed the connection before it read its answers");
     return;
   }
   try {
@@ -268,7 +268,7 @@ void Connections::give_up(ClientId id, const char* what) noexcept {
           fmt::format("the daemon could not serve a request ({}); it has little memory left",
                       what));
     }
-    log(LogLevel::kError, fmt::format("gave a client up: {}", what), connection.user);
+    log(LogLevel::kError, fmt::format("ended a client's connection: {}", what), connection.user);
     connection.closing = false;  // the control plane may know of it, and then has to hear
     break_connection(id, fmt::format("the daemon could not serve it: {}", what));
   } catch (const std::exception&) {
@@ -351,7 +351,7 @@ void Connections::tick(std::uint64_t now_ns) {
     }
     if (now_ns < connection.deadline_ns) continue;
     if (connection.closing) {
-      break_connection(id, "it did not read what was sent");
+      break_connection(id, "it did not read its answers");
     } else if (connection.ended) {
       break_connection(id, "its session has ended");
     } else if (!connection.attached) {

@@ -109,7 +109,7 @@ class ControlLoop::Impl {
         abandoned = std::move(task.abandoned);
       }
     }
-    if (first) wake();  // whoever put an earlier one has woken the loop
+    if (first) wake();  // an earlier one has woken the loop
     if (abandoned) abandoned();
   }
 

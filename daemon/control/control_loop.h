@@ -64,7 +64,7 @@ class ControlLoop final : public PeerSink {
   /// Starts the thread. `peers` is used until `stop` has returned.
   Status start(PeerTransport& peers);
 
-  /// Stops accepting attaches, waits until no session is left, at most until `deadline`; then fails
+  /// Stops accepting attaches, waits until no session is left, at most until `deadline`. Then fails
   /// those that are left (kDraining), gives them a moment to drain, and ends the thread. The
   /// sockets are closed afterwards.
   void stop(std::chrono::steady_clock::time_point deadline);

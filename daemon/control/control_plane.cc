@@ -73,8 +73,8 @@ void ControlPlane::Impl::client_closed(ClientId id, const std::string& reason) {
   if (found == clients_.end()) return;
   if (Session* session = found->second.session) {
     session->client.reset();
-    fail_session(*session, {ErrorCode::kPeerLost,
-                            fmt::format("{} has gone: {}", session->describe(), reason)});
+    fail_session(*session,
+                 {ErrorCode::kPeerLost, fmt::format("{} ended: {}", session->describe(), reason)});
     fence(*session);  // one that was leaving has nobody left to send for
   }
   clients_.erase(id);  // last: when there is no memory for the rest, this is called again

@@ -35,7 +35,7 @@ class ClientPort {
                     std::span<const std::byte> payload, std::span<const int> fds) = 0;
   /// Closes the connection after what was sent; no on_client_closed follows.
   virtual void close(ClientId client) = 0;
-  /// From now on the end of the client's process counts as a hang-up, whoever else holds its
+  /// From now on the end of the client's process counts as a hang-up, even if others hold its
   /// socket. `told`: the pidfd by which it says who it is; invalid when it sent none. The error
   /// says why it is not believed.
   virtual Status watch_process(ClientId client, UniqueFd told) = 0;
@@ -82,7 +82,7 @@ struct ControlOptions {
   LogSink log;  ///< may be empty
 };
 
-/// A copy of the state for people and tools (Admin service). Counters are read as they stand.
+/// A copy of the state for users and tools (Admin service). Counters are read as they stand.
 struct QueueInfo {
   std::uint32_t session_id = 0, lane = 0;
   std::string job;
@@ -114,7 +114,7 @@ struct SessionInfo {
 struct JobInfo {
   std::string name;
   std::string state;      ///< "gathering", "connecting", "up", "ending"
-  std::string waits_for;  ///< for people; empty when up or ending
+  std::string waits_for;  ///< for users; empty when up or ending
   std::uint64_t age_ns = 0;
   std::uint32_t nodes = 1, local_size = 1, node_rank = 0;
   std::vector<std::uint32_t> missing_ranks;
@@ -211,7 +211,7 @@ class ControlPlane {
   bool idle() const;
   /// Fails every session (kDraining or kDaemonLost) before the daemon goes.
   void fail_all(ErrorCode code, const std::string& reason);
-  /// Fails a job (kAborted) on all its nodes, as people may ask; returns how many of its ranks were
+  /// Fails a job (kAborted) on all its nodes, as people may ask. Returns how many of its ranks were
   /// here, kNotFound when none was. `reason` may be empty.
   Result<std::uint32_t> terminate_job(const std::string& name, const std::string& reason);
 

@@ -53,8 +53,8 @@ Result<std::uint64_t> ExchangeTable::put_local(std::uint32_t rank, const std::st
 Status ExchangeTable::check_remote(std::uint32_t rank, std::uint64_t round, std::uint64_t due,
                                    std::size_t bytes) const {
   if (round != due) {
-    return fail(ErrorCode::kProtocol, "exchange {} of rank {} came where {} was due", round, rank,
-                due);
+    return fail(ErrorCode::kProtocol, "rank {} sent exchange {}, but its next one is {}", rank,
+                round, due);
   }
   if (bytes > blob_bytes_max(world_)) {
     return fail(ErrorCode::kProtocol, "rank {} put {} bytes into an exchange; at most {}", rank,

@@ -37,7 +37,7 @@ struct RemotePart {
 struct Meeting {
   std::uint64_t part_id = 0;  ///< of its offer, which we have answered with our proof
   bool proved = false;        ///< its proof was right: it has our part
-  std::string refused;        ///< why it was not; for people
+  std::string refused;        ///< why it was not; for users
 };
 
 enum class JobState {
@@ -97,7 +97,7 @@ struct Job {
 
   // The end, in the order in which it happens.
   bool ending = false;                           ///< the name is free; no rank can join
-  std::map<std::uint32_t, std::string> leavers;  ///< ranks that left in order, for people
+  std::map<std::uint32_t, std::string> leavers;  ///< ranks that left in order, for users
   std::uint32_t first_leaver = 0;                ///< when there are any
   bool failed = false;
   EndedJob record;                        ///< filled while its sessions go

@@ -34,7 +34,7 @@ struct ProofParty {
   std::span<const std::byte> nonce;
 };
 
-/// What `from` shows `to`: only one that knows `digest` can make it, and it is worth nothing to, or
+/// What `from` shows `to`: only one that knows `digest` can make it. It is worth nothing to, or
 /// from, any other node, part or run. Without a secret (an empty digest) it proves nothing, and is
 /// made all the same.
 Bytes job_proof(std::span<const std::byte> digest, std::string_view job, const ProofParty& from,

@@ -1,6 +1,6 @@
 /// \file
 /// What the engine tells people while it runs. The engine formats no logs and picks no backend: it
-/// hands records to whoever hosts it (mkerneld's logger, a test, nobody).
+/// hands records to its host (mkerneld's logger, a test, nobody).
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ struct NodeOptions {
   std::vector<RailOptions> rails = {RailOptions{}};  ///< index = rail; at least one
 };
 
-/// What a shutdown is at, for whoever wonders why it takes long: "the control thread".
+/// The step that a shutdown is at, to explain why it takes long: "the control thread".
 using StopPhase = std::atomic<const char*>;
 
 class Node {

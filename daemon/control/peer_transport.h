@@ -28,7 +28,7 @@ struct PeerHello {
   std::string version;
   std::string fabric;  ///< Capabilities::name; both sides must agree
   std::vector<Bytes> rail_addresses;
-  std::vector<std::string> rail_devices;  ///< NICs' names, for people
+  std::vector<std::string> rail_devices;  ///< NICs' names, for users
   std::uint32_t protocol = 0;             ///< kPeerProtocol; 0: a daemon of before there were any
 };
 
@@ -54,8 +54,8 @@ struct PeerSession {
 
 /// That a node has a part of a job: sent to all nodes when all its local ranks have attached, since
 /// nobody knows yet which nodes the job is on. It holds nothing that helps one that has no part of
-/// the job. `part_id` is random per part, and every later message about the job carries it, so that
-/// a job restarted under the same name never mixes with its predecessor.
+/// the job. `part_id` is random per part. Every later message about the job carries it, so that a
+/// job restarted under the same name never mixes with its predecessor.
 struct JobOffer {
   std::string job;
   std::uint64_t part_id = 0;
@@ -134,7 +134,7 @@ struct ExchangePart {
 
 /// With `code` not kOk: the job has come to an end at the sender, because of `rank` (any rank of
 /// the job). With kOk: the part is gone, all its ranks have left and nothing of theirs is in
-/// flight, so memory that they could write to may be deregistered. A part sends each at most once,
+/// flight. So memory that they could write to may be deregistered. A part sends each at most once,
 /// in this order. `peer_part_id` is the receiver's part that the sender held: a part that ended
 /// without the receiver's belonged to a run of the job before the receiver's, and says nothing
 /// about that.

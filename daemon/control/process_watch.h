@@ -1,5 +1,5 @@
 /// \file
-/// Notices in an epoll instance that a client's process has ended, whoever still holds its socket.
+/// Notices in an epoll instance that a client's process has ended, even if others hold its socket.
 #pragma once
 
 #include <cstdint>

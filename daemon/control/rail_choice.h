@@ -26,7 +26,7 @@ struct RailChoice {
 };
 
 /// A rank whose GPU is near some rails gets the one of them with the least load. Without a GPU a
-/// job's ranks take rails in turn, from one where they meet the fewest sessions of others; nodes
+/// job's ranks take rails in turn, from one where they meet the fewest sessions of others. Nodes
 /// with the same load choose alike, whatever the order in which ranks come.
 RailChoice choose_rail(const RailQuestion& question);
 

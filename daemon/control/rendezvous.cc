@@ -69,8 +69,8 @@ void ControlPlane::Impl::retry_links() {
 
 bool ControlPlane::Impl::bind(Job& job) {
   // All links first: nothing is bound before everything can be. One that does not come up ends this
-  // try: a connect may block for as long as the endpoint waits, and one such wait per tick is what
-  // the other jobs' requests bear.
+  // try: a connect may block for as long as the endpoint waits. One such wait per tick is what the
+  // other jobs' requests bear.
   std::map<LinkKey, std::shared_ptr<Link>> links;
   for (const Session* session : job.sessions()) {
     for (const auto& [rank, part] : job.parts) {

@@ -99,7 +99,7 @@ struct Session {
   /// How long the launch that is under way has been seen to be, in nanoseconds; 0: there is none.
   /// It begins with the first call, so that a launch is not older than the question.
   std::uint64_t launch_age(std::uint64_t now_ns);
-  /// Notes since when the client's counts have been what they are, for people. Answers what has
+  /// Notes since when the client's counts have been what they are, for users. Answers what has
   /// passed since the last look.
   OperatorCounts watch_client(std::uint64_t now_ns);
   /// For how long the client's process has not run, as far as seen, when that is longer than a
@@ -159,7 +159,7 @@ struct Session {
   std::unique_ptr<fabric::LocalRegion> flags_region;
   std::map<std::uint16_t, Buffer> buffers;     ///< by handle
   std::map<std::uint32_t, PeerBinding> peers;  ///< by rank
-  std::uint64_t registered_bytes = 0;          ///< of the host and of GPUs, for people
+  std::uint64_t registered_bytes = 0;          ///< of the host and of GPUs, for users
   std::uint64_t buffers_host_bytes = 0;        ///< see Buffer::host_bytes
   std::uint16_t last_handle = 0;               ///< given out most recently
   struct FlagRange {

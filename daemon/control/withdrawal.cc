@@ -9,8 +9,8 @@ namespace mk::daemon {
 
 // A buffer, its handle and its flags come back when no command, kernel or network write can name
 // them any more. A deregistration speaks for the owner: what is committed on any rank by then is
-// the last. A retirement is one rank's word: the operator's other ranks may be amid their launches,
-// and each says by its own when it has done with the buffer.
+// the last. A retirement is one rank's word: the operator's other ranks may be amid their launches.
+// Each says by its own when it has done with the buffer.
 
 namespace {
 

@@ -1,6 +1,6 @@
 /// \file
 /// Who the other daemons of the cluster are, while that changes: a source is looked at again and
-/// again, and whoever needs the list gets it whenever it differs. A static list needs none of this.
+/// again. Its users get the list whenever it differs. A static list needs none of this.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ struct DiscoverySelf {
   std::uint32_t node = 0;
   std::uint64_t generation = 0;
   Address advertise;
-  std::string version{};  ///< for people who look at etcd
+  std::string version{};  ///< for users who look at etcd
 };
 
 /// Where the list comes from. Used by one thread; looking may take some seconds.

@@ -3,7 +3,7 @@
 /// Peer service which node it is. DNS holds no node ids, and pods come and go under any address.
 ///
 /// With TLS, a daemon is asked that shows a certificate for the name it was found under, which all
-/// may share; what it then says counts only for a node whose own name its certificate holds, too
+/// may share. What it then says counts only for a node whose own name its certificate holds, too
 /// (PeerConfig::name, by node_name_of).
 #pragma once
 

@@ -140,7 +140,7 @@ EtcdSource::Nodes EtcdSource::read_list(Endpoint& endpoint) {
   }
   std::vector<PeerConfig> peers;
   for (auto& [node, peer] : nodes) {
-    // Whoever may write to etcd may write another node's name there.
+    // A client that may write to etcd may write another node's name there.
     if (std::string own = node_name_of(config_, node); !own.empty()) peer.name = std::move(own);
     peers.push_back(peer);
   }

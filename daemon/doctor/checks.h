@@ -23,7 +23,7 @@ struct Finding {
 /// One finding per check, in the order in which troubles explain each other.
 std::vector<Finding> examine(const Facts& facts);
 
-/// Lines for people, and the counts.
+/// Lines for users, and the counts.
 std::string to_text(const std::vector<Finding>& findings);
 std::string to_json(const std::vector<Finding>& findings);
 /// 0; 1 when anything failed.

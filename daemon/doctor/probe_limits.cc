@@ -93,7 +93,7 @@ void probe_memlock(const daemon::Config& config, Facts& facts) {
   if (!pid) pid = daemon_at(config.socket.path);
   if (!pid && config.listen.unix_socket) pid = daemon_at(config.listen.path);
   if (!pid) {
-    facts.memlock.trouble = "its sockets do not tell its process to who runs this";
+    facts.memlock.trouble = "its sockets do not tell this user its process";
     return;
   }
   const auto bytes = memlock_of(*pid);

@@ -59,7 +59,7 @@ FabricChoice choose_fabric(const Inventory& inventory) {
   if (has(inventory, "efa")) {
     if (inventory.ofi_version >= ofi::kEfaFloor)
       return {"ofi", "efa", fmt::format("ofi over efa: {}, and there is an EFA device", why)};
-    why += ", an EFA device is there but needs libfabric 1.20";
+    why += ", and the EFA device needs libfabric 1.20 or later";
   }
   if (inventory.ofi_version != 0 && inventory.ofi_version < kNetIsTcp && has(inventory, "net")) {
     return {"ofi", "net",

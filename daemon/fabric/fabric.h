@@ -3,8 +3,8 @@
 /// memory, connects links to rail peers' endpoints, takes batches of writes and reports completions
 /// and arrivals.
 ///
-/// Threads: everything under "control" is called by the control thread and may block briefly;
-/// everything under "data path" is called by the one proxy thread that owns the endpoint, never
+/// Threads: everything under "control" is called by the control thread and may block briefly.
+/// Everything under "data path" is called by the one proxy thread that owns the endpoint, never
 /// blocks, never allocates after warm-up and never throws. The two may run at the same time.
 #pragma once
 
@@ -46,14 +46,14 @@ enum class DeliveryContract {
 };
 
 struct Capabilities {
-  std::string name;  ///< for people, e.g. "loopback", "ofi:tcp;ofi_rxm"; the same on all nodes
+  std::string name;  ///< for users, e.g. "loopback", "ofi:tcp;ofi_rxm"; the same on all nodes
   DeliveryContract contract = DeliveryContract::kOrdered;
   std::uint32_t link_depth = 256;  ///< writes in flight on one link before `post` takes no more
   bool device_memory = false;
   /// The NIC itself reaches memory of GPUs: `register_memory` takes `MemoryDescriptor::direct`, and
   /// there is `flush`.
   bool gpu_direct = false;
-  std::string gpu_direct_why = {};  ///< why not, where one may ask; for people
+  std::string gpu_direct_why = {};  ///< why not, where one may ask; for users
   std::string explanation = {};     ///< for the log: which device was chosen and why; may be empty
   std::string device = {};          ///< its name, e.g. "mlx5_0:1"; empty: there is none to name
   /// The unordered contract: kArrival says which peer wrote, and no other peer could make it say
@@ -107,7 +107,7 @@ class LocalRegion {
 
   bool of_gpu = false;            ///< staged/ takes it, directly or by way of host memory
   std::uint64_t image_bytes = 0;  ///< of host memory that stands for a GPU's
-  std::string gpu_path = {};      ///< of a GPU: how it goes, for people ("by dmabuf")
+  std::string gpu_path = {};      ///< of a GPU: how it goes, for users ("by dmabuf")
   std::string gpu_path_why = {};  ///< why not directly; empty when it does
 };
 
@@ -189,7 +189,7 @@ class Endpoint {
                                                               std::span<const std::byte> key) = 0;
   /// Why a link went down, for logs and status; empty while it is up. Valid until `disconnect`.
   virtual std::string link_reason(LinkId /*link*/) const { return {}; }
-  /// How the GPU memory that is registered goes, for people ("by dmabuf"); empty: there is none.
+  /// How the GPU memory that is registered goes, for users ("by dmabuf"); empty: there is none.
   virtual std::string gpu_path() const { return {}; }
 
   // -- data path --

@@ -4,7 +4,7 @@
 ///
 /// The control thread owns the objects; the proxy sees them through atomic slots. A link is given
 /// up in two steps: control asks (`closing`), the proxy reports what is outstanding, empties the
-/// slot and says so (`closed`); only then may control free the object and use its slot again. A
+/// slot and says so (`closed`). Only then may control free the object and use its slot again. A
 /// link's number is never used again.
 #pragma once
 

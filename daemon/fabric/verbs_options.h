@@ -17,7 +17,7 @@ struct VerbsOptions {
   std::uint32_t pkey = 0;           ///< the partition's key; 0: the table's first entry
   std::uint32_t mtu_bytes = 0;      ///< 256, 512, 1024, 2048 or 4096; 0: the port's
   std::uint32_t queues = 1;         ///< queue pairs per link, 1 to 8
-  std::uint32_t timeout = 14;       ///< 0 to 31: an acknowledgement is late after 4.096 us * 2^it
+  std::uint32_t timeout = 14;       ///< 0 to 31: an acknowledgement is late after 4.096 µs * 2^it
   std::uint32_t retries = 7;        ///< 0 to 7, of what is not acknowledged
   std::uint32_t rnr_retries = 7;    ///< 0 to 7, while the peer has no receive posted; 7: for ever
   std::uint32_t service_level = 0;  ///< 0 to 15

@@ -54,7 +54,7 @@ struct MetricsSample {
   std::optional<CertificateMetrics> certificates;  ///< nothing without TLS
 };
 
-/// The sample as Prometheus wants it: names and base units by its rules; every series carries the
+/// The sample as Prometheus wants it: names and base units by its rules. Every series carries the
 /// label `node`, and others only with bounded values (rail, peer, job, rank, lane, state, result).
 std::vector<prometheus::MetricFamily> to_families(const MetricsSample& sample);
 
@@ -62,7 +62,7 @@ std::vector<prometheus::MetricFamily> to_families(const MetricsSample& sample);
 class MetricsEndpoint {
  public:
   /// `sample` is called on the endpoint's thread, once per scrape, until this is destroyed.
-  /// `address` is HOST:PORT on a loopback interface; port 0: any free one.
+  /// `address` is HOST:PORT on a loopback interface. Port 0: any free one.
   static Result<std::unique_ptr<MetricsEndpoint>> listen(const Address& address,
                                                          std::function<MetricsSample()> sample);
   ~MetricsEndpoint();

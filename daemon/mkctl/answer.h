@@ -1,5 +1,5 @@
 /// \file
-/// What a daemon answered to a command, for people and for scripts.
+/// What a daemon answered to a command, for users and for scripts.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -21,7 +21,7 @@ inline constexpr int kSchemaVersion = 1;
 
 struct Answer {
   int code = kExitOk;
-  std::string text;   ///< for people; lines end with a newline
+  std::string text;   ///< for users; lines end with a newline
   Json json;          ///< an object; null when there is only an error
   std::string error;  ///< one sentence; empty: none
 };

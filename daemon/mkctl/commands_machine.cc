@@ -112,7 +112,7 @@ int show_doctor(const Commands& commands) {
 
 void declare_machine_commands(Commands& commands) {
   const auto xml = std::make_shared<std::string>();
-  // Whoever names another machine is not to read the answer as that one's.
+  // A caller that names another machine must not take the answer for that one's.
   const auto here = [&commands](const auto& run) {
     for (const char* flag : {"--host", "--hosts"}) {
       if (commands.given(flag).empty()) continue;

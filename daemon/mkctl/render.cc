@@ -14,7 +14,7 @@ namespace {
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
-/// Percentiles as "1.2 us / 5.0 us", "-" when nothing was recorded.
+/// Percentiles as `1.2 us / 5.0 us`, "-" when nothing was recorded.
 std::string percentiles(const v1::LatencyHistogram& histogram) {
   if (histogram.count() == 0) return "-";
   return human_duration(histogram.p50_ns()) + " / " + human_duration(histogram.p99_ns());

@@ -1,5 +1,5 @@
 /// \file
-/// The daemon's answers as text for people. Lines end with a newline.
+/// The daemon's answers as text for users. Lines end with a newline.
 #pragma once
 
 #include <string>

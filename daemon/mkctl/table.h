@@ -1,5 +1,5 @@
 /// \file
-/// Text for people: tables with aligned columns, and quantities with units.
+/// Text for users: tables with aligned columns, and quantities with units.
 #pragma once
 
 #include <cstdint>

@@ -77,7 +77,7 @@ class Engine {
   bool poll_endpoint();
   void on_finished(const fabric::Event& event, bool failed);
   void on_arrival(const fabric::Event& event);
-  /// The session whose flag the arrival names, if whoever wrote may raise it; or null.
+  /// The session whose flag the arrival names, if its writer may raise it; or null.
   Session* arrival_at(const fabric::Event& event) const;
   void on_link_down(const fabric::Event& event);
   void publish_completed();

@@ -8,10 +8,10 @@
 
 namespace mk::daemon {
 
-/// Hot polling for `spin_ns` after the last work; then sleeps of an eighth of the time that was
+/// Hot polling for `spin_ns` after the last work. Then sleeps of an eighth of the time that was
 /// idle so far, up to `sleep_ns_max`; after seconds of idleness longer ones, up to kLongSleeps
 /// times that. So a sleep never delays new work by more than an eighth of the pause before it (a
-/// thousandth, once beyond `sleep_ns_max`), and a thread that stays idle ends with a few hundred
+/// thousandth, once beyond `sleep_ns_max`). A thread that stays idle ends with a few hundred
 /// wake-ups a second.
 class IdleBackoff {
  public:

@@ -3,7 +3,7 @@
 /// and whose turn it is when there are more of them than the link can carry.
 ///
 /// Fairness is per link, deficit round robin over sessions: a round credits each session with its
-/// weight times kRoundBytes; a command costs its bytes plus kCommandCostBytes; a session without
+/// weight times kRoundBytes. A command costs its bytes plus kCommandCostBytes; a session without
 /// credit waits for the next round, which begins when nobody with credit is left waiting. The queue
 /// holds one submission and no more: what does not fit stays with its lane, so that the order of
 /// service is decided when the link has room and not long before.

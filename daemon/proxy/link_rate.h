@@ -1,6 +1,6 @@
 /// \file
 /// What a link has been seen to carry. Bytes over time say little, since a launch computes between
-/// its writes; so the best of the last busy periods counts, those with something in flight all the
+/// its writes. So the best of the last busy periods counts, those with something in flight all the
 /// time and long enough that the first write's way is a small part.
 #pragma once
 

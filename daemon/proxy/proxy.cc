@@ -17,7 +17,7 @@ namespace mk::daemon {
 
 namespace {
 
-/// A yield costs more than ten polls even when nobody takes it up; a thread with a CPU of its own
+/// A yield costs more than ten polls even when nobody takes it up. A thread with a CPU of its own
 /// would lose its latency to them.
 constexpr std::uint64_t kYieldIntervalNs = 2'000;
 
@@ -90,7 +90,7 @@ class Proxy::Core {
   void run() noexcept {
     ::pthread_setname_np(::pthread_self(),
                          fmt::format("mk-proxy/{}", options_.rail).substr(0, 15).c_str());
-    // The default slack of 50 us would more than double a short sleep.
+    // The default slack of 50 µs would more than double a short sleep.
     ::prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     IdleBackoff backoff(options_.spin_ns, options_.sleep_ns_max);
     std::uint64_t yielded_ns = 0;
@@ -106,7 +106,7 @@ class Proxy::Core {
       } else if (options_.cpu >= 0 || engine_.now_ns() - yielded_ns < kYieldIntervalNs) {
         relax();
       } else {
-        // Not pinned, so not alone on this CPU for all we know: whoever else can run goes first.
+        // Not pinned, so not alone on this CPU for all we know: other threads go first.
         ::sched_yield();
         yielded_ns = engine_.now_ns();
       }

@@ -54,7 +54,7 @@ struct BindBuffer {
   const fabric::LocalRegion* region = nullptr;
   std::uint64_t bytes = 0;
 };
-/// The handle is valid for what the session has committed until now; answered by BufferReleased
+/// The handle is valid for what the session has committed until now. Answered by BufferReleased
 /// when all of that is taken and no write in flight names it.
 struct UnbindBuffer {
   SessionSlot slot = 0;
@@ -80,8 +80,8 @@ struct AdmitPeer {
   fabric::PeerNumber node = 0;
   bool admitted = true;
 };
-/// The rail peer has left in order, and its memory may go at any time: what the session still sends
-/// to it goes nowhere, and counts as completed.
+/// The rail peer has left in order. Its memory may go at any time: what the session still sends to
+/// it goes nowhere, and counts as completed.
 struct RetirePeer {
   SessionSlot slot = 0;
   std::uint16_t peer_rank = 0;
@@ -94,7 +94,7 @@ struct BindPeerBuffer {
   const fabric::RemoteRegion* region = nullptr;
   std::uint64_t bytes = 0;
 };
-/// The peer's handle is valid for what the session has committed until now; answered by
+/// The peer's handle is valid for what the session has committed until now. Answered by
 /// PeerBufferReleased when all of that, to any flag of the peer, is completed and shows.
 struct UnbindPeerBuffer {
   SessionSlot slot = 0;

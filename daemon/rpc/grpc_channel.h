@@ -51,9 +51,9 @@ bool names_match(const std::vector<std::string>& names, const std::string& wante
 
 /// A message may be as large as this, both ways.
 inline constexpr int kGrpcMessageBytesMax = 8 << 20;
-/// What one stream may send before it is read, fixed: gRPC 1.51 measures it otherwise, and a
-/// message that is longer than the window of a stream that was not read for a while then waits for
-/// up to 10 s.
+/// What one stream may send before it is read, fixed: gRPC 1.51 measures it otherwise. A message
+/// that is longer than the window of a stream that was not read for a while then waits for up to 10
+/// s.
 inline constexpr int kGrpcStreamWindowBytes = 1 << 20;
 
 }  // namespace mk::daemon

@@ -1,6 +1,6 @@
 /// \file
 /// Rights before the Admin service, and the record of who changed what. Every call passes here
-/// first; those that change the daemon need the right to, and leave one line in the log, whether
+/// first. Those that change the daemon need the right to, and leave one line in the log, whether
 /// they were let through or not. A call that this file does not list does not exist.
 #pragma once
 
@@ -24,7 +24,7 @@ struct AdminRights {
     kCertificate,  ///< who shows a certificate with one of the names in `writers`
   } change = Change::kNobody;
   std::vector<std::string> writers;
-  std::string instead;  ///< for people who lack the right: where they would have it
+  std::string instead;  ///< for users who lack the right: where they would have it
 };
 
 class AdminGuard {

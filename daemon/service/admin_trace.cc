@@ -83,7 +83,8 @@ grpc::Status TraceRecorder::record(grpc::ServerContext& context,
                         kDurationMax.count())};
   }
   if (busy_.exchange(true)) {
-    return {grpc::StatusCode::RESOURCE_EXHAUSTED, "somebody else records a trace now"};
+    return {grpc::StatusCode::RESOURCE_EXHAUSTED,
+            "another caller records a trace now: try again when it has ended"};
   }
   for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) node_.trace(rail).start();
   const grpc::Status status = send(context, nanoseconds(static_cast<std::int64_t>(asked)), writer);

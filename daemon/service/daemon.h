@@ -17,7 +17,7 @@
 
 namespace mk::daemon {
 
-/// What became of a reload, as a sentence for people.
+/// What became of a reload, as a sentence for users.
 struct ReloadReport {
   bool refused = false;
   std::string text;
@@ -50,11 +50,11 @@ class Daemon {
   ReloadReport reload(const Result<Config>& loaded);
   /// What is in effect.
   Config config() const;
-  /// Where it came from, for people who ask what the file would change. `load` is called on the
+  /// Where it came from, for users who ask what the file would change. `load` is called on the
   /// server's threads.
   void set_config_source(const std::string& file, std::function<Result<Config>()> load);
 
-  /// Who must make progress in an idle daemon, too: the proxies' threads and the control thread.
+  /// Threads that make progress in an idle daemon, too: the proxy threads and the control thread.
   std::vector<Progress> progress();
   /// One line for `systemctl status`.
   std::string status_text();

@@ -72,7 +72,7 @@ class GrpcServer::Impl {
     builder.SetMaxSendMessageSize(kGrpcMessageBytesMax);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kGrpcStreamWindowBytes);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    // Whoever connects and says nothing goes: without TLS, and at a Unix socket, when it has been
+    // A silent connection is closed: without TLS, and at a Unix socket, when it has been
     // idle for long.
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                                static_cast<int>(options.tcp.handshake.count()));

@@ -1,6 +1,6 @@
 /// \file
 /// The connections that a listener has handed to gRPC and that are still there. gRPC closes them
-/// when it likes and tells nobody; so a descriptor counts as long as it is the same socket.
+/// when it likes and tells nobody. So a descriptor counts as long as it is the same socket.
 #pragma once
 
 #include <sys/types.h>
@@ -23,7 +23,7 @@ class LiveConnections {
   struct Counts {
     std::size_t all = 0, of_owner = 0, young = 0, young_of_owner = 0;
   };
-  /// Looks at all of them anew. `owner`: whoever connected, a user or an address.
+  /// Looks at all of them anew. `owner`: the caller, a user or an address.
   Counts count(const std::string& owner);
   void add(int fd, const std::string& owner);
   /// Hangs up on the oldest of those that are young still: of `owner`, or of all when that is

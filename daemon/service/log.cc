@@ -174,7 +174,7 @@ std::string format_text_line(std::uint64_t unix_time_ns, const LoggerOptions& op
   std::string line = fmt::format("{} {:<7} {}[{}] {}", time_text(unix_time_ns), name_of(level),
                                  options.name, options.node, printable(message));
   for (const auto& [key, value] : fields) {
-    // What the sentence says already is not repeated for people.
+    // What the sentence says already is not repeated for users.
     if (message.find(value) != std::string_view::npos) continue;
     line += fmt::format(" {}={}", key, printable(value));
   }

@@ -1,5 +1,5 @@
 /// \file
-/// Structured logs: one event is a sentence and fields. Written as text for people, as JSON lines,
+/// Structured logs: one event is a sentence and fields. Written as text for users, as JSON lines,
 /// or to journald by its native protocol. Thread-safe; a writer waits at most for another's line.
 #pragma once
 
@@ -70,7 +70,7 @@ class Logger {
   }
   /// Who tried to change what, and may not: whatever the level, too. Each `caller` has a budget of
   /// lines that nothing else uses. No attempt goes unsaid: those beyond the budget are counted by
-  /// caller and `method`, and one line says how many there were, whose, and from when to when.
+  /// caller and `method`. One line says how many there were, whose, and from when to when.
   void audit_refused(const std::string& caller, std::string_view method, std::string_view message,
                      const std::vector<std::pair<std::string, std::string>>& fields);
   /// For the engine: each line of code that logs is a kind, and each user has a budget.

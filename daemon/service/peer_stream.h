@@ -2,7 +2,7 @@
 /// One gRPC stream to a peer, seen from either end, without any of its meaning: reads and writes
 /// one message at a time and reports to its owner. Private to the transport.
 ///
-/// gRPC runs the reports on its own threads, never within a call made here, so the owner may call
+/// gRPC runs the reports on its own threads, never within a call made here. So the owner may call
 /// with its mutex held and take the same mutex in the reports.
 #pragma once
 

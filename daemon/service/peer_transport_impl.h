@@ -69,6 +69,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
     /// What TLS has against the two of us; says more than gRPC's reason.
     std::string certificate_trouble;
     bool said = false;                    ///< that it can't be reached is in the log already
+    std::string refused;                  ///< why it was refused last, as the log has it
     bool leaves = false;                  ///< goes when its stream has gone
     std::optional<PeerConfig> elsewhere;  ///< is called there when its stream has gone
     /// Handed to the sink and not taken by it yet, of all its streams.
@@ -112,6 +113,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   void call(Peer& peer);
   void enqueue(PeerStream& stream, v1::PeerMessage message);
   void greet(PeerStream& stream, PeerHello hello, std::size_t bytes);
+  void log_refusal(const PeerStream& stream, NodeId node, const std::string& reason);
   /// Why the caller of `stream` may not speak for hello.node; OK when it may.
   grpc::Status judge_caller(const PeerStream& stream, const PeerHello& hello);
   /// The stream is its peer's no longer: the sink is told when it had been greeted.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto kSteadyTime = std::chrono::seconds(2);  ///< up so long: the next break is a new one
 constexpr std::size_t kUngreetedMax = 64;
-/// A peer that sends no more says why in a moment; one that has sent what is no message, or a
+/// A peer that sends no more says why in a moment. One that has sent what is no message, or a
 /// network that lost a piece of it, never does.
 constexpr auto kLastWordTime = std::chrono::seconds(1);
 /// Of the reason that a stream ends with: HTTP/2 carries it in a header, and long ones not at all.
@@ -67,9 +67,10 @@ grpc::Status GrpcPeerTransport::Impl::judge_caller(const PeerStream& stream,
                         hello.node, options_.node)};
   }
   if (!peer.stream && too_much_unread(peer)) {
-    return {grpc::StatusCode::RESOURCE_EXHAUSTED,
-            fmt::format("node {} still has to do with what the last stream of node {} brought",
-                        options_.node, hello.node)};
+    return {
+        grpc::StatusCode::RESOURCE_EXHAUSTED,
+        fmt::format("node {} has not yet handled all that the last connection of node {} brought",
+                    options_.node, hello.node)};
   }
   if (!peer.stream) return grpc::Status::OK;
   if (peer.stream->generation != hello.generation) {
@@ -95,10 +96,7 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello, std::si
   } else {
     const grpc::Status judged = judge_caller(stream, hello);
     if (!judged.ok()) {
-      logger_.write_limited(
-          "peer refused", LogLevel::kWarning,
-          fmt::format("refused a peer at {}: {}", stream.remote(), judged.error_message()),
-          {{"peer", std::to_string(hello.node)}, {"remote", stream.remote()}});
+      log_refusal(stream, hello.node, judged.error_message());
       return end(stream, judged.error_code(), judged.error_message());
     }
     stream.node = hello.node;
@@ -113,7 +111,22 @@ void GrpcPeerTransport::Impl::greet(PeerStream& stream, PeerHello hello, std::si
   peer.info.reason.clear();
   peer.certificate_trouble.clear();
   peer.said = false;
+  peer.refused.clear();
   hand_over(peer, std::move(hello), bytes);
+}
+
+void GrpcPeerTransport::Impl::log_refusal(const PeerStream& stream, NodeId node,
+                                          const std::string& reason) {
+  // A refused peer calls again and again. Its reason is logged once, until it changes.
+  if (const auto known = peers_.find(node); known != peers_.end()) {
+    if (known->second.refused == reason) return;
+    known->second.refused = reason;
+  }
+  const std::string remote = stream.remote();  // gRPC names a Unix socket by a number: "fd:12"
+  logger_.write_limited("peer refused", LogLevel::kWarning,
+                        fmt::format("refused a peer at {}: {}",
+                                    remote.starts_with("fd:") ? "a Unix socket" : remote, reason),
+                        {{"peer", std::to_string(node)}, {"remote", remote}});
 }
 
 void GrpcPeerTransport::Impl::hand_over(Peer& peer, PeerMessage message, std::size_t bytes) {
@@ -273,7 +286,7 @@ void GrpcPeerTransport::Impl::on_read(PeerStream& stream, bool ok) {
     if (stream.calling) return stream.end_of_reads();  // on_done follows, with the peer's reason
     return end(stream, grpc::StatusCode::OK,
                stream.broken() ? "the connection broke, or nothing answers there any more"
-                               : "it has closed the connection, or sent what is no message");
+                               : "it closed the connection or sent a malformed message");
   }
   auto message = from_proto(stream.incoming);
   if (!message) {

@@ -105,7 +105,7 @@ Result<UniqueFd> take_activated_socket(const std::string& path) {
   if (count == 0) return UniqueFd();
   if (count < 0) return fail_errno(-count, "cannot take the socket that systemd holds");
   UniqueFd socket(SD_LISTEN_FDS_START);
-  // An abstract name begins with a zero byte for the kernel, with '@' for people.
+  // An abstract name begins with a zero byte for the kernel, with '@' for users.
   std::string name = path;
   if (name.front() == '@') name.front() = '\0';
   const std::size_t bytes = path.front() == '@' ? name.size() : 0;

@@ -1,5 +1,5 @@
 /// \file
-/// What a process owes its surroundings: resource limits, signals, systemd, and whoever started it.
+/// What a process owes its surroundings: resource limits, signals, systemd, and its parent.
 #pragma once
 
 #include <chrono>
@@ -45,7 +45,7 @@ std::chrono::nanoseconds watchdog_interval();
 /// when it holds none. An error when what it handed over is no stream socket at `path`.
 Result<UniqueFd> take_activated_socket(const std::string& path);
 
-/// One line of JSON for whoever started us: node, pid, listen (with the real port), socket, and
+/// One line of JSON for the parent process: node, pid, listen (with the real port), socket, and
 /// metrics if they are served.
 std::string ready_line(unsigned node, const std::string& listen, const std::string& socket,
                        const std::string& metrics);

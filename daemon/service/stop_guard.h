@@ -13,7 +13,7 @@
 
 namespace mk::daemon {
 
-/// Every step of a shutdown has a deadline of its own; a step that misses it all the same (a driver
+/// Every step of a shutdown has a deadline of its own. A step that misses it all the same (a driver
 /// or a library that does not return) must not keep a node's restart waiting. While it lives, it
 /// watches: after `limit` it calls `end` with a sentence that names the step, on a thread of its
 /// own.

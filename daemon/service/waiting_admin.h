@@ -18,7 +18,7 @@ class WaitingAdmin {
   ~WaitingAdmin();
   /// At the Admin service's own socket, until this goes.
   Status listen(GrpcListenOptions options);
-  /// A sentence for people. Any thread.
+  /// A sentence for users. Any thread.
   void set_what(const std::string& what);
 
  private:

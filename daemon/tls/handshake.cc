@@ -44,7 +44,7 @@ Result<UniqueFd> connect_socket(const sockaddr* address, socklen_t bytes, millis
   return fd;
 }
 
-/// What the check of the other side's certificate has against its chain; the handshake goes on, so
+/// What the check of the other side's certificate has against its chain. The handshake goes on, so
 /// that the other side says what it thinks of ours.
 struct PeerChain {
   std::string trouble;

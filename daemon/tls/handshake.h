@@ -15,7 +15,7 @@ namespace mk::daemon {
 /// not block. Looking the name up takes what the system's resolver takes.
 Result<UniqueFd> connect_to(const Address& address, std::chrono::milliseconds patience);
 
-/// What TLS has against a pair of daemons. Shows the certificate of `own` to whoever is at the
+/// What TLS has against a pair of daemons. Shows the certificate of `own` to the program at the
 /// other end of `connected` (see connect_to), who must be `name`. kPermission with a clause for
 /// each fault of either side ("its certificate expired on ...; it refuses tls.cert ..."); OK when
 /// both accept each other. Ends early when somebody shuts the socket down.

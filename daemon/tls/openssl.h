@@ -28,7 +28,7 @@ using OwnedStoreContext = std::unique_ptr<X509_STORE_CTX, Freed<X509_STORE_CTX_f
 using OwnedContext = std::unique_ptr<SSL_CTX, Freed<SSL_CTX_free>>;
 using OwnedSsl = std::unique_ptr<SSL, Freed<SSL_free>>;
 
-/// The newest error of this thread, for people; empties OpenSSL's queue.
+/// The newest error of this thread, for users; empties OpenSSL's queue.
 inline std::string openssl_error() {
   const unsigned long code = ERR_peek_last_error();
   ERR_clear_error();

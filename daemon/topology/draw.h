@@ -1,5 +1,5 @@
 /// \file
-/// A machine's GPUs and NICs as a tree, for people, and as JSON, for scripts.
+/// A machine's GPUs and NICs as a tree, for users, and as JSON, for scripts.
 #pragma once
 
 #include <string>

@@ -38,7 +38,7 @@ struct Nic : PciDevice {
 struct TreeNode {
   enum class Kind { kMachine, kHostBridge, kBridge, kDevice, kOther };
   Kind kind = Kind::kOther;
-  std::string label;         ///< for people: "machine", "package 0", "PCIe bridge 0000:17:00.0"
+  std::string label;         ///< for users: "machine", "package 0", "PCIe bridge 0000:17:00.0"
   std::uint32_t parent = 0;  ///< its own index at the root
   std::vector<std::uint32_t> children;
 };

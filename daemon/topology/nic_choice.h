@@ -1,6 +1,6 @@
 /// \file
 /// Which NICs serve which rail. Rail r is the r-th GPU in PCI order, on every node: local rank r
-/// uses GPU r, so rails are aligned across nodes that are built alike. Pure.
+/// uses GPU r. So rails are aligned across nodes that are built alike. Pure.
 #pragma once
 
 #include <string>

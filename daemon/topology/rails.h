@@ -33,12 +33,12 @@ ResolvedConfig resolve_fabric(
 std::uint32_t rail_count(const Machine& machine, const daemon::Config& config);
 
 /// The NICs of every rail of `config`. Of a fabric that uses none in particular (loopback, tcp) the
-/// nearest network interfaces, which are for people only.
+/// nearest network interfaces, which are for users only.
 Result<std::vector<RailChoice>> choose_nics(const Machine& machine, const daemon::Config& config);
 
 /// What a daemon opens.
 struct RailPlan {
-  /// By rail. NICs that the configuration does not name are named here, several as "a+b"; over
+  /// By rail. NICs that the configuration does not name are named here, several as "a+b". Over
   /// verbs without GPUs, and where hwloc sees no NIC, the fabric's own rule decides when an
   /// endpoint is opened.
   std::vector<fabric::EndpointConfig> endpoints;
@@ -59,7 +59,7 @@ std::map<std::string, std::vector<std::uint32_t>> rails_by_gpu(const Machine& ma
 /// By NUMA domain, the rails whose first NIC is there; else as above.
 std::map<std::uint32_t, std::vector<std::uint32_t>> rails_by_numa(const Machine& machine,
                                                                   const daemon::Config& config);
-/// The rails of the domain in which most of `cpus` are; none where that is not more than half of
+/// The rails of the domain in which most of `cpus` are. None where that is not more than half of
 /// them, or the machine says nothing.
 std::vector<std::uint32_t> rails_near_cpus(
     const std::map<std::uint32_t, std::uint32_t>& numa_of_cpu,

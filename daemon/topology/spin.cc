@@ -27,7 +27,7 @@ Spin choose_spin(const daemon::Config& config, std::size_t rails,
       config.peers, [](const daemon::PeerConfig& peer) { return peer.address.local(); }));
   std::string why = fmt::format("{} CPUs for {} rail{}", *cpus, rails, rails == 1 ? "" : "s");
   if (others != 0)
-    why += fmt::format(" and those of {} other daemon{} of this machine", others,
+    why += fmt::format(" here and the rails of {} other daemon{} on this machine", others,
                        others == 1 ? "" : "s");
   const bool enough = *cpus >= kCpusOfRail * rails * (1 + others);
   return {enough ? kSpinOverPausesNs : kSpinAmongOthersNs, std::move(why)};

@@ -25,9 +25,9 @@ struct Spin {
 /// What `proxy.spin` says; "auto" is by who misses the CPU. A thread that sleeps when a launch
 /// begins makes it later, by up to an eighth of the pause before it, within the limits of
 /// proxy/idle_backoff.h. So it stays awake over pauses where the process has `cpus` enough, one for
-/// each of its `rails`, and each rail's thread has one of its own (`proxy.cpus`), or there are four
-/// for each rail: of this daemon, and of those that `config` says are on this machine, too.
-/// `cpus`: usable_cpus().
+/// each of its `rails`. Each rail's thread has one of its own (`proxy.cpus`), or there are four for
+/// each rail: of this daemon, and of those that `config` says are on this machine, too. `cpus`:
+/// usable_cpus().
 Spin choose_spin(const daemon::Config& config, std::size_t rails,
                  std::optional<std::uint32_t> cpus);
 

@@ -1,6 +1,6 @@
 /// \file
 /// Banks, and the arrival flags that go with them. A launch uses one of two banks of everything
-/// that crosses the network, in turn; it may fill a bank only after its reader is done with the
+/// that crosses the network, in turn. It may fill a bank only after its reader is done with the
 /// bank's last launch.
 ///
 /// With two banks nobody has to say so. Each rank hears, in every launch, of every rank that it

@@ -14,7 +14,7 @@
 namespace mk::kernels {
 
 /// Commands that a send role writes before it looks whether what they name is there: on a GPU one
-/// thread does that, and a commit takes 2 us whatever it commits.
+/// thread does that. A commit takes 2 µs whatever it commits.
 inline constexpr std::uint32_t kCommandsAtOnce = 8;
 static_assert(2 * kCommandsAtOnce <= shm::kRingSlotsMin, "there may be credits for them");
 

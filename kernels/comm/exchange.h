@@ -1,6 +1,6 @@
 /// \file
-/// The end of a send role's work where every node sends to every other (GEMM + AllReduce, GEMM +
-/// ReduceScatter): the bank's releases, if it has any, and the refresh of idle flags.
+/// The end of a send role's work where every node sends to every other (GEMM+AllReduce,
+/// GEMM+ReduceScatter): the bank's releases, if it has any, and the refresh of idle flags.
 #pragma once
 
 #include <cstdint>

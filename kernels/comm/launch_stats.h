@@ -1,5 +1,5 @@
 /// \file
-/// What one launch of one rank did, for people, benchmarks and metrics.
+/// What one launch of one rank did, for users, benchmarks and metrics.
 #pragma once
 
 #include <cstdint>

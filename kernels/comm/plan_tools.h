@@ -31,7 +31,7 @@ struct Tiling {
   std::uint32_t tile_n = 0;       ///< columns of a tile, at most; a multiple of 8, 8 .. 1024
   std::uint32_t chunk_bytes = 0;  ///< payload of a network command, at most (or one tile, one row)
   std::uint32_t banks = 0;        ///< 1 or 2; comm/banks.h
-  /// AllGather + GEMM: GatherGeometry::local_banks, 1 or 2; 0: `banks`.
+  /// AllGather+GEMM: GatherGeometry::local_banks, 1 or 2; 0: `banks`.
   std::uint32_t local_banks = 0;
 };
 

@@ -1,5 +1,5 @@
 /// \file
-/// What GEMM + AllReduce and GEMM + ReduceScatter, whose tiles are packed at an owner and summed
+/// What GEMM+AllReduce and GEMM+ReduceScatter, whose tiles are packed at an owner and summed
 /// there, fix for the operator's lifetime. sum_plan.h chooses it. Compiles for host and device.
 #pragma once
 

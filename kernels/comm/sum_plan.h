@@ -11,7 +11,7 @@
 
 namespace mk::kernels {
 
-/// How an operator deals its tiles out. A grid covers `rows` rows of C; the tiles of one grid that
+/// How an operator deals its tiles out. A grid covers `rows` rows of C. The tiles of one grid that
 /// have one owner are packed together, and cut into chunks, which go to the same ranks.
 struct SumRules {
   std::string_view op;            ///< in messages
@@ -38,7 +38,7 @@ Status choose_sums(const SumRules& rules, const Tiling& tiling, SumGeometry& geo
 
 /// Bytes of `tiles_max` of the largest packed tiles of any launch with up to `rows` rows. Launches
 /// with fewer rows may have larger tiles than the largest launch (129 rows give two tiles of 65,
-/// 128 one of 128), so this is by the tile's limit.
+/// 128 one of 128). So this is by the tile's limit.
 std::uint64_t packed_bytes_max(const SumGeometry& geometry, std::uint32_t rows);
 
 /// Which numbers the ranks compare. `rules`: the version of what follows from them; `bytes`: of the

@@ -21,7 +21,7 @@
 ///     void await_partial(int m, int n);
 ///
 /// `wait` returns when the inputs of tile (m, n) are ready from block `k_block` of K on, and
-/// answers up to which block (exclusive); the worker asks again when it gets there. `await_partial`
+/// answers up to which block (exclusive). The worker asks again when it gets there. `await_partial`
 /// returns when the other rank's partial of the tile is complete.
 ///
 /// A wait that fails sets `wait_failed` and ends the launch; the worker stores and publishes

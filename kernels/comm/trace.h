@@ -1,5 +1,5 @@
 /// \file
-/// What a block did when, for people: spans of one launch, kept only when asked for. Times are of
+/// What a block did when, for users: spans of one launch, kept only when asked for. Times are of
 /// the executor's clock; on one machine the CPU executor's are comparable between ranks.
 #pragma once
 

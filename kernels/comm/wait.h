@@ -1,6 +1,6 @@
 /// \file
 /// The one wait of all roles. It ends when its flag shows what was expected, when a stop word is
-/// set, or at its deadline; in the last two cases it records who waited for what and returns false,
+/// set, or at its deadline. In the last two cases it records who waited for what and returns false,
 /// and the role leaves.
 #pragma once
 
@@ -154,7 +154,7 @@ MK_HOST_DEVICE inline void fail_wait(const WaitControl& control, const WaitSite&
     record.seen = seen;
     record.waited_ns = waited_ns;
   }
-  // Release: whoever sees the stop word sees the record. (The launching thread reads it after all
+  // Release: a reader of the stop word sees the record. (The launching thread reads it after all
   // blocks have ended.)
   shm::store_release(control.stop, 1u);
 }

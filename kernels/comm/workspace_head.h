@@ -48,7 +48,7 @@ MK_HOST_DEVICE inline void announce_launch(const Launch& launch) {
   };
   for (std::uint32_t local = 0; local < world.locals; ++local)
     shm::store_relaxed(&record(local)->m, launch.m);
-  // Release: whoever sees the epoch sees `m`.
+  // Release: a reader of the epoch sees `m`.
   shm::store_release_all(
       world.locals, [&](std::uint32_t local) { return &record(local)->epoch; }, launch.epoch);
 }

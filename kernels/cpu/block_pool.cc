@@ -42,7 +42,7 @@ void BlockPool::run(BlockWork& work) {
 
 void BlockPool::serve(std::uint32_t block) {
   pthread_setname_np(pthread_self(), "mk-block");
-  // Sleeps of 20 us shall take 20 us, not the default slack of 50 more. Best effort.
+  // Sleeps of 20 µs shall take 20 µs, not the default slack of 50 more. Best effort.
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
   use_one_thread();
   std::uint64_t seen = 0;

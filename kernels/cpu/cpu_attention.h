@@ -7,7 +7,7 @@
 /// tensors ([row][head][head_dim]) a row's queries are then contiguous in memory.
 ///
 /// Scores are computed transposed, keys by queries: the softmax works down the columns, whole
-/// vectors of queries at a time, and neither keys nor values are ever transposed.
+/// vectors of queries at a time. Neither keys nor values are ever transposed.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 /// \file
-/// What the CPU forms of GEMM + AllReduce and GEMM + ReduceScatter have in common: both sum
+/// What the CPU forms of GEMM+AllReduce and GEMM+ReduceScatter have in common: both sum
 /// products over ranks, and differ in what becomes of the sums. `op` names the operator in
 /// messages.
 #pragma once

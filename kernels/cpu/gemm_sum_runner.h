@@ -1,6 +1,6 @@
 /// \file
 /// The frame of an operator that sums products over ranks, on the CPU: who owns what, and the steps
-/// of a launch. What GEMM + AllReduce and GEMM + ReduceScatter do differently is their `Op`.
+/// of a launch. What GEMM+AllReduce and GEMM+ReduceScatter do differently is their `Op`.
 #pragma once
 
 #include <memory>

@@ -10,7 +10,7 @@
 
 namespace mk::kernels {
 
-/// Spins for about a microsecond, then yields, then sleeps 20 to 100 us at a time: ranks
+/// Spins for about a microsecond, then yields, then sleeps 20 to 100 µs at a time: ranks
 /// oversubscribe CPUs, and the one that is waited for may need this very core.
 struct CpuPacer {
   static constexpr std::uint32_t kSpins = 64;

@@ -22,7 +22,7 @@ namespace mk::kernels {
 
 /// WaitSite::hops of any wait for rows, at most: waits of ranks far down the ring last a little
 /// longer, so that those next to the cause speak first; but not much longer, however long the ring.
-/// A wait for whoever waits for rows is to have one more.
+/// A wait for a role that waits for rows has one more.
 inline constexpr std::uint32_t kGatherHopsMax = 4;
 
 /// How many rows of an origin a block has seen arrive, one after the other from the first on. All

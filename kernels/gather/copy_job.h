@@ -60,7 +60,7 @@ struct GatherSource {
   MK_HOST_DEVICE void copy_packed(std::uint64_t begin, std::uint64_t end, CopyJob& job,
                                   Copy&& copy) const {
     // Rows that follow each other are one run. (The arithmetic below takes a GPU's thread, which
-    // comes to it for the first time in each launch, up to 9 us.)
+    // comes to it for the first time in each launch, up to 9 µs.)
     if (count == 1 && pieces[0].stride == pieces[0].bytes) {
       job.source = pieces[0].base + begin;
       job.rows = 1;

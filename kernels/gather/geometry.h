@@ -1,7 +1,7 @@
 /// \file
 /// The numbers that all ranks agree on about one gather, for the operator's lifetime: how many rows
-/// of what size, in what chunks, and where they lie in the operator's workspace. plan.h makes them;
-/// the arithmetic over them is schedule.h. Compiles for host and device.
+/// of what size, in what chunks, and where they lie in the operator's workspace. plan.h makes them.
+/// The arithmetic over them is schedule.h. Compiles for host and device.
 #pragma once
 
 #include <cstdint>

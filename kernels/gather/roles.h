@@ -27,7 +27,7 @@
 /// nothing.
 ///
 /// Why nothing waits in a circle: within a launch, a rank's own chunks wait for nobody's of this
-/// launch; a chunk at hop h waits for the same chunk at hop h - 1, and for those that its send and
+/// launch. A chunk at hop h waits for the same chunk at hop h - 1, and for those that its send and
 /// receive blocks take before it, which are of the same or of fewer hops, in the same order on all
 /// ranks. (A block may have two roles, share and then receive.) Engines that bring rows wait for
 /// the node's ranks to end e - b, then for arrivals in the order of their hops; for them only who
@@ -60,7 +60,7 @@ namespace mk::kernels::gather {
 // Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
 // LocalWords::failure.
 
-/// In front of this rank's own rows, in whoever's slot.
+/// In front of this rank's own rows, in any rank's slot.
 template <class Executor>
 MK_HOST_DEVICE inline void write_header(const GatherBlock<Executor>& gather, std::byte* slot) {
   auto* header = reinterpret_cast<GatherHeader*>(slot);
@@ -115,9 +115,9 @@ MK_HOST_DEVICE inline bool share_in_turn(GatherBlock<Executor>& gather, const So
 }
 
 /// Has the executor bring this rank's own rows to the node's other ranks, and show their chunks
-/// there, all but the header's, by engines that no block waits for; they may write from now on.
+/// there, all but the header's, by engines that no block waits for. They may write from now on.
 /// (Told with it: how many chunks a rank has at most.) Where a launch fails the executor starts
-/// them, too, so that they end; what they write then must not make a launch of another rank look
+/// them, too, so that they end. What they write then must not make a launch of another rank look
 /// right.
 template <class Executor>
 MK_HOST_DEVICE inline bool start_dma(GatherBlock<Executor>& gather) {

@@ -57,7 +57,7 @@ struct Problem {
   Experts experts;
   DType dtype = DType::kBf16;
   GemmResult result;
-  bool in_place = false;         ///< AllGather + GEMM: rows lie where the network reads them
+  bool in_place = false;         ///< AllGather+GEMM: rows lie where the network reads them
   bool batch_invariant = false;  ///< an element's bits must not depend on m
   std::uint32_t ranks_per_device = 1;
   std::uint32_t blocks = 0;  ///< SMs of the rank; 0: its share of the machine's
@@ -78,10 +78,10 @@ enum class Sums : std::uint8_t {
 struct Candidate {
   Mode form = Mode::kFused;  ///< kFused or kUnfused
   Sums sums = Sums::kWarpgroups;
-  bool engines = false;  ///< AllGather + GEMM: copy engines bring a rank's rows to its peers
+  bool engines = false;  ///< AllGather+GEMM: copy engines bring a rank's rows to its peers
   Tiling tiling;         ///< tile_m, tile_n and chunk_bytes are named; banks: 0 for the default
   /// Warpgroups outside the compute blocks. Those that only share or reduce; those that receive
-  /// (AllGather + GEMM's share first); those that send.
+  /// (AllGather+GEMM's share first); those that send.
   std::uint32_t stream_warpgroups = 0;
   std::uint32_t receive_warpgroups = 0;
   std::uint32_t send_warpgroups = 0;

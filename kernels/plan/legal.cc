@@ -252,8 +252,8 @@ std::vector<Mode> forms_of(const Problem& problem) {
 
 /// Whether an element's bits are the same whatever m is. No way to run shares the K of a tile, a
 /// node's partials are added in rank order, and each node's sum is rounded to the partials' type,
-/// however it is made. So the order of the nodes is left: GEMM + AllReduce has the same for all
-/// rows, but GEMM + ReduceScatter begins with the owner's node, and a row's owner depends on m. (Of
+/// however it is made. So the order of the nodes is left: GEMM+AllReduce has the same for all
+/// rows, but GEMM+ReduceScatter begins with the owner's node, and a row's owner depends on m. (Of
 /// two nodes either order gives the same.)
 Status check_batch_invariance(const Problem& problem, MachineKind kind) {
   constexpr std::uint32_t kNodesMax = 2;

@@ -59,7 +59,7 @@ ByOp by_op(const Machine& m, Op op) {
   return {m.launch_us_ar, m.overlap_ar, m.unfused_us_ar, m.unfused_link_ar, m.unfused_network_ar};
 }
 
-/// AllGather + GEMM: SMs that share rows take tiles when they have done so; so the product has
+/// AllGather+GEMM: SMs that share rows take tiles when they have done so; so the product has
 /// `blocks` SMs until the rows are out, and all of the GPU's after that.
 double gather_product_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
                          const Work& work, double tile, double rows_out) {

@@ -220,7 +220,7 @@ Result<Tuned> load_tuned(const std::string& path) {
 }
 
 std::string tuned_text(const Tuned& tuned) {
-  // An entry a line, for people who compare two files.
+  // An entry a line, for users who compare two files.
   std::string text = fmt::format("{{\n  \"version\": {},\n  \"entries\": [", kVersion);
   for (const TunedEntry& entry : tuned.entries) {
     const Candidate& candidate = entry.candidate;

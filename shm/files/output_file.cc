@@ -116,7 +116,7 @@ Status OutputFile::check_replaceable(const struct stat& info) const {
     }
   }
   const bool writable = ::faccessat(folder_.get(), name_.c_str(), W_OK, AT_EACCESS) == 0;
-  if (!writable) return refuse("is there and write-protected; name another file");
+  if (!writable) return refuse("exists and is write-protected; name another file");
   if (rules_.overwrite) return {};
   if (rules_.is_earlier_output) {
     const UniqueFd fd(
@@ -128,7 +128,7 @@ Status OutputFile::check_replaceable(const struct stat& info) const {
     }
   }
   return refuse(
-      "is there already, and no earlier output of this command: name a new file, or say "
+      "exists and is not an earlier output of this command: name a new file, or give "
       "--overwrite");
 }
 
@@ -169,7 +169,8 @@ Status OutputFile::publish() {
   if (standing_) ::fchmod(draft_.get(), standing_->info.st_mode & 0777);
   if (!standing_) {
     if (link_draft(name_)) return {};
-    if (errno == EEXIST) return refuse("has come meanwhile; it is kept, and nothing was written");
+    if (errno == EEXIST)
+      return refuse("was created meanwhile; it is kept, and nothing was written");
   }
   MK_ASSIGN_OR_RETURN(const std::string named, name_draft());
   Status placed = standing_ ? replace(named) : place_new(named);
@@ -222,7 +223,7 @@ Status OutputFile::place_new(const std::string& named) const {
     ::unlinkat(folder, named.c_str(), 0);
     return {};
   }
-  if (errno == EEXIST) return refuse("has come meanwhile; it is kept, and nothing was written");
+  if (errno == EEXIST) return refuse("was created meanwhile; it is kept, and nothing was written");
   return fail_errno(errno, "{} {}: cannot put it in place", rules_.option, path_);
 }
 

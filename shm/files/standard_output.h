@@ -1,5 +1,5 @@
 /// \file
-/// Standard output of a program for people. Printing never throws and never stops a program; that
+/// Standard output of a program for users. Printing never throws and never stops a program; that
 /// something could not be written is told at the end, by the exit status.
 #pragma once
 

@@ -354,9 +354,9 @@ Result<std::byte*> CudaDriver::open(int device, const IpcHandle& handle) {
   const Current current(f_, used.context);
   CuAddress memory = 0;
   MK_RETURN_IF_ERROR(check(f_.IpcOpenMemHandle_v2(&memory, handle, kIpcLazyPeerAccess),
-                           "cannot open another process's memory (CUDA IPC: both must run on this "
-                           "host, in containers that share their IPC namespace, and the owner must "
-                           "be alive)",
+                           "cannot open another process's memory by CUDA IPC; both must run on "
+                           "this host, their containers must share the IPC namespace, and the "
+                           "owner must be alive",
                            device));
   return pointer(memory);
 }

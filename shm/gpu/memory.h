@@ -21,7 +21,7 @@ struct ProcessId {
 };
 ProcessId this_process();
 
-/// An allocation, for whoever wants to use it too. Plain bytes, as sent.
+/// An allocation, for another process to use it too. Plain bytes, as sent.
 struct MemoryKey {
   IpcHandle handle;
   DeviceUuid device;

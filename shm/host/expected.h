@@ -1,6 +1,6 @@
 /// \file
-/// How every fallible call of mkernel answers: a value, or an Error with a stable code and one
-/// sentence that says what failed, with the ids involved, and what to do. This header is part of
+/// The answer of every fallible call of mkernel: a value or an Error. An Error has a stable code
+/// and one sentence: what failed, with the ids involved, and what to do. This header is part of
 /// libmkclient's public interface; result.h adds what our own code uses to make errors.
 #pragma once
 

@@ -21,12 +21,12 @@ Result<UniqueFd> make_memfd(std::string_view name, std::uint64_t bytes);
 /// Adds `seals` (F_SEAL_*) for good.
 Status add_seals(int fd, int seals);
 
-/// Refuses a descriptor that lacks one of `seals`: a file that can shrink kills whoever maps it,
+/// Refuses a descriptor that lacks one of `seals`: a file that can shrink kills its readers,
 /// with SIGBUS. `what` names it in the error.
 Status require_seals(int fd, int seals, std::string_view what);
 
 /// Refuses hugetlbfs (kUnsupported): a huge page that somebody punches out of the file is taken
-/// from a pool at the next access, and an empty pool is SIGBUS. `what` names the file in the error.
+/// from a pool at the next access. An empty pool is SIGBUS. `what` names the file in the error.
 Status refuse_huge_pages(int fd, std::string_view what);
 
 /// The file's size in bytes.

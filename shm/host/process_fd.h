@@ -1,6 +1,6 @@
 /// \file
 /// Descriptors of processes (pidfds): poll finds one readable once its process has ended with all
-/// of its threads, whoever still holds the process's sockets, and whatever pid namespace the looker
+/// of its threads, even if others hold the process's sockets, and whatever pid namespace the looker
 /// is in.
 #pragma once
 

@@ -13,7 +13,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "messages are written as memory lies");
 
-/// Appends fields. Text for people is cut to its limit; any other excess is the caller's to check,
+/// Appends fields. Text for users is cut to its limit; any other excess is the caller's to check,
 /// and refused by the receiver.
 class Writer {
  public:

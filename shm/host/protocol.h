@@ -104,7 +104,7 @@ struct JobUp {
 struct RegisterBuffer {
   static constexpr MessageType kType = MessageType::kRegisterBuffer;
   std::uint64_t bytes = 0;
-  std::string name;  ///< for people: shown by the Admin service
+  std::string name;  ///< for users: shown by the Admin service
 };
 
 struct RegisterBufferReply {
@@ -203,7 +203,7 @@ struct SessionFailed {
 };
 
 /// The payload of a frame of type `Message::kType`. Defined for every struct above. The sentence of
-/// ErrorReply and SessionFailed is cut to kMessageTextBytesMax; all other strings and blobs are the
+/// ErrorReply and SessionFailed is cut to kMessageTextBytesMax. All other strings and blobs are the
 /// caller's to keep within kJobNameBytesMax (job), kNameBytesMax and kExchangeBlobBytesMax: the
 /// receiver refuses longer ones.
 template <class Message>

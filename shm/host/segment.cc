@@ -137,7 +137,7 @@ Result<Segment> Segment::create(const SegmentShape& shape, std::uint64_t generat
 Result<Segment> Segment::map(UniqueFd fd) {
   MK_RETURN_IF_ERROR(require_seals(fd.get(), kSegmentSeals, kReceived));
   MK_ASSIGN_OR_RETURN(const std::uint64_t bytes, file_bytes(fd.get(), kReceived));
-  // Checked on a private copy: whoever else has this memory mapped cannot change it between check
+  // Checked on a private copy: another process that maps this memory cannot change it between check
   // and use.
   SegmentHeader header;
   const ssize_t got = ::pread(fd.get(), &header, sizeof header, 0);

@@ -61,7 +61,7 @@ class FrameSocket {
   static Result<std::pair<FrameSocket, FrameSocket>> pair();
 
   /// Sends one frame, blocking until `deadline`. `fds` are duplicated by the kernel and stay the
-  /// caller's. kTimeout before the first byte went leaves the connection usable; later, it is shut
+  /// caller's. kTimeout before the first byte went leaves the connection usable. Later, it is shut
   /// down, for the peer holds half a frame. Refuses what the peer would refuse: payloads above
   /// kMessageBytesMax, more than kFrameFdsMax descriptors.
   Status send(std::uint16_t type, std::uint64_t request, std::span<const std::byte> payload,

@@ -1,4 +1,4 @@
-"""Tables for people from JSON of tests/gpu/operators_bench and mirror_bench.
+"""Tables for users from JSON of tests/gpu/operators_bench and mirror_bench.
 
     python3 operator_tables.py FILE...            gain over the unfused form, share of the bound: an operator a row, M a column
     python3 operator_tables.py --times FILE...    a row for each shape, times in microseconds

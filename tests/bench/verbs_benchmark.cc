@@ -1,6 +1,6 @@
 // Bandwidth of the verbs fabric's endpoint: one process, two endpoints on one RDMA port, writes
 // with a bounded number outstanding, in MiB/s as perftest counts them. tests/rdma/figures.sh runs
-// it in turns with ib_write_bw.
+// it interleaved with ib_write_bw.
 //
 //   verbs_benchmark [--bytes 65536] [--count 500] [--window 16] [--arrival flag]
 #include <array>

@@ -29,7 +29,7 @@ AttentionProblem problem_of(std::uint64_t sequence, bool causal, DataType type) 
   return problem;
 }
 
-/// Attention in the most direct way, every query by itself, rounded once at the end; on a GPU the
+/// Attention in the most direct way, every query by itself, rounded once at the end. On a GPU the
 /// weights of the values are rounded as well.
 struct Direct {
   Elements q, k, v, out;

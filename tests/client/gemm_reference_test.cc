@@ -209,7 +209,7 @@ TEST(Outcome, AddsUpLikeNumbers) {
 }
 
 // Inputs of every kind, partial sums beyond the type's range, and results that only just fit: the
-// operator's own roundings are right, and a result of another kind is not.
+// operator's own roundings are right. A result of another kind is not.
 TEST(GemmReference, FollowsInfinitiesAndNaNsThroughTheRoundings) {
   constexpr std::uint64_t kM = 6, kN = 9, kK = 5;
   std::mt19937_64 random(3);
@@ -266,7 +266,7 @@ TEST(GemmReference, FollowsInfinitiesAndNaNsThroughTheRoundings) {
 }
 
 // What the public headers say of f16: 40000 and -40000 of two ranks each on two nodes are 80000 and
-// -80000, infinite as f16, and their sum is a NaN; on one node it is 0.
+// -80000, infinite as f16, and their sum is a NaN. On one node it is 0.
 TEST(GemmReference, PartialSumsBeyondF16AreInfinite) {
   const std::uint16_t one = from_float(DataType::kF16, 1);
   const std::uint16_t plus = from_float(DataType::kF16, 40000);

@@ -20,7 +20,7 @@ const char* const kTorchrunNames[] = {
     "RANK",       "WORLD_SIZE",       "LOCAL_RANK", "LOCAL_WORLD_SIZE",
     "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_PORT"};
 
-/// Leaves none of the launchers' variables, those of whoever runs this test included.
+/// Leaves none of the launchers' variables, those of this test's caller included.
 void clear_environment() {
   std::vector<std::string> names(std::begin(kTorchrunNames), std::end(kTorchrunNames));
   for (char** entry = environ; *entry != nullptr; ++entry) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""check_readme.py <repository> <folder with mkerneld, mkctl, mkbench and mkrun>: what README.md tells people to type.
+"""check_readme.py <repository> <folder with mkerneld, mkctl, mkbench and mkrun> <libmkclient.so>: what README.md tells users to type.
 
-Every line of a fenced block is run as it stands and what it prints is compared, or names the test that runs it; a line that
-nobody has thought of fails. Commands within the text must exist, with their flags."""
+Every line of a fenced block is run as it stands and what it prints is compared, or names the test that runs it. A line that
+is not known here fails. Commands within the text must exist, with their flags. The programs in C++ and Python run, too."""
 import json
 import os
 import pathlib
@@ -16,7 +16,7 @@ import time
 
 from commands import trouble
 
-repository, programs = pathlib.Path(sys.argv[1]), sys.argv[2]
+repository, programs, library = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], pathlib.Path(sys.argv[3]).resolve()
 readme = (repository / "README.md").read_text()
 folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-readme-"))
 os.environ["PATH"] = programs + ":" + os.environ["PATH"]
@@ -126,6 +126,30 @@ def fenced():
     return len(lines)
 
 
+# -- programs ----------------------------------------------------------------------------------------
+
+
+def program(language):
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```", readme, re.M | re.S)
+    return block
+
+
+def run_cpp():
+    """Compiled as it stands, then two ranks on the two nodes that the README's own commands started."""
+    (folder / "readme.cc").write_text(program("cpp"))
+    expect(f"c++ -std=c++20 -I {repository}/client/include -I {repository} readme.cc {library} -Wl,-rpath,{library.parent} -o readme")
+    place = "MKERNEL_JOB=readme MKERNEL_WORLD_SIZE=2 MKERNEL_LOCAL_RANK=0 MKERNEL_LOCAL_SIZE=1"
+    rank = [f"MKERNEL_SOCKET={folder}/c{number} MKERNEL_RANK={number} {place} ./readme" for number in (0, 1)]
+    expect(f"{rank[1]} & {rank[0]}; first=$?; wait $!; second=$?; echo $first $second", r"^0 0$")
+    expect("./readme", status=1)  # no launcher: from_environment() says so
+
+
+def run_python():
+    (folder / "readme.py").write_text(program("python"))
+    environment = f"PYTHONPATH={repository}/client/python MKERNEL_LIBRARY={library} MKERNEL_BIN={programs}"
+    expect(f"{environment} /usr/bin/python3 -m mkernel --nodes 2 --local 1 readme.py", r"\b0 \(64, 256\) 16384\.0", r"\b1 \(64, 256\) 16384\.0")
+
+
 # -- commands within the text ----------------------------------------------------------------------
 
 
@@ -139,6 +163,8 @@ def within_text():
 
 try:
     print(f"{fenced()} lines, {within_text()} commands within the text")
+    run_cpp()
+    run_python()
 finally:
     for daemon in started:
         daemon.terminate()

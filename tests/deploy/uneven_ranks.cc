@@ -1,5 +1,5 @@
 // A job in which one rank computes longer than the others inside every launch: its K is `times`
-// theirs, which GEMM + AllReduce allows. What it computes is not looked at here.
+// theirs, which GEMM+AllReduce allows. What it computes is not looked at here.
 //
 //   uneven_ranks M N K rank times: until it is killed
 #include <mkernel/mkernel.h>

@@ -1,5 +1,5 @@
 // A ring whose memory a hostile client wrote: whatever the consumer takes and the checks accept
-// lies within what the session may name; whatever they refuse can be described.
+// lies within what the session may name. Whatever they refuse can be described.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention against FlashAttention-3 and cuDNN on one GPU, by turns in one run.
+"""Attention against FlashAttention-3 and cuDNN on one GPU, interleaved in one run.
 
     attention_bench.py --library libattention_abi.so [--set goals|f16|batch]... [--only TEXT]
                        [--turns N] [--json FILE]

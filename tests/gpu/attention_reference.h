@@ -14,7 +14,7 @@
 ///  3. what later tiles multiply it by: T factors within 2^-21 and as many roundings.
 ///
 /// So x_j = d_j + max d + 2^-22 (max t - t_j) + (T + 2) 2^-20. The sum of weights adds (B/4 + T +
-/// 4) 2^-23; the second product rounds weights to 16 bits, u each (2^-8 for bf16, 2^-11 for f16,
+/// 4) 2^-23. The second product rounds weights to 16 bits, u each (2^-8 for bf16, 2^-11 for f16,
 /// there 2^-25 at least), and adds as in 1.: 1.01 2^-22 (n/16 + 2 + T). With G the sum of these
 /// two,
 ///

@@ -68,7 +68,7 @@ nlohmann::ordered_json row_of(const BenchOptions& options, const BenchRun& run, 
 
 /// Microseconds of some launches: median, least and most.
 nlohmann::ordered_json summary_of(const std::vector<double>& us);
-/// When a launch's roles besides compute were done, in microseconds, for people.
+/// When a launch's roles besides compute were done, in microseconds, for users.
 std::string role_ends(const kernels::LaunchStats& stats);
 
 /// What a document begins with: program, command, GPU and what was checked.

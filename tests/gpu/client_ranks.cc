@@ -107,7 +107,7 @@ class Lane {
   Status launch(Operator& op, std::uint32_t m) const {
     return tensors_.launch(op, stream_, m);
   }
-  /// New inputs for launch `number`, of all ranks: whoever returns may launch.
+  /// New inputs for launch `number`, of all ranks: a rank that returns may launch.
   Status draw(std::uint32_t number) {
     tensors_.draw(number, stream_);
     test::require(cudaStreamSynchronize(stream_), "inputs");

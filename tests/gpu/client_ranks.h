@@ -1,6 +1,6 @@
 /// \file
 /// A rank of a job on a GPU through libmkclient: launches, or replays of a captured one, whose
-/// every element is judged in float64; inputs are drawn anew for each launch and outputs poisoned.
+/// every element is judged in float64. Inputs are drawn anew for each launch and outputs poisoned.
 #pragma once
 
 #include <cuda_runtime_api.h>

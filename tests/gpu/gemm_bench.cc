@@ -1,14 +1,15 @@
 /// \file
 /// gemm_bench: our matrix product against cuBLAS, same run, same inputs, every element checked.
 ///
-///     gemm_bench [--check] [--speed] [--sweep] [--few-rows] [--seams] [--seconds S] [--json FILE]
+///     gemm_bench [--check] [--speed] [--sweep] [--few-rows] [--policies] [--seconds S] [--json
+///     FILE]
 ///
 /// --check: odd shapes, both layouts of B, both types, every variant. --speed: the shapes of the
-/// table, ours and cuBLAS by turns, medians. --sweep: speed of each variant and band, to set the
+/// table, ours and cuBLAS interleaved, medians. --sweep: speed of each variant and band, to set the
 /// defaults.
 /// --few-rows: the same of products of 64 to 1024 rows, with K shared by several blocks, too.
-/// --seams: what a gate and a store of an operator's kind cost. Exit status 1 if any element of any
-/// product is wrong.
+/// --policies: what a gate and a store of an operator's kind cost. Exit status 1 if any element of
+/// any product is wrong.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
@@ -65,7 +66,7 @@ struct Options {
   bool check = false;
   bool speed = false;
   bool sweep = false;
-  bool seams = false;
+  bool policies = false;
   double seconds = 0.25;  // measured per shape and side
   std::string json;
 };
@@ -116,7 +117,7 @@ struct Row {
   DType dtype;
   BLayout layout;
   std::string variant;
-  RaceTiming ours, theirs;              // by turns
+  RaceTiming ours, theirs;              // interleaved
   RaceTiming ours_alone, theirs_alone;  // each long enough to settle at its own clock; may be empty
   mk::test::Verdict verdict;
   double flops() const { return 2.0 * shape.m * shape.n * shape.k; }
@@ -224,7 +225,7 @@ void write_json(const std::string& path, const std::string& command, const std::
   }
 }
 
-/// What the seams cost: plain, with slots here, and with slots on a second GPU if there is one.
+/// What the policies cost: plain, with slots here, and with slots on a second GPU if there is one.
 void race_seams(const Cublas& cublas, double seconds, bool peer) {
   if (peer) require(cudaDeviceEnablePeerAccess(1, 0), "peer access");
   for (const Shape& shape : {kSpeedShapes[2], kSpeedShapes[3], kSpeedShapes[6]}) {
@@ -379,8 +380,8 @@ int run(int argc, char** argv) {
       options.sweep = true;
     } else if (argument == "--few-rows") {
       options.few_rows = true;
-    } else if (argument == "--seams") {
-      options.seams = true;
+    } else if (argument == "--policies") {
+      options.policies = true;
     } else if (argument == "--seconds" && i + 1 < argc) {
       options.seconds = std::atof(argv[++i]);
       command += std::string(" ") + argv[i];
@@ -389,7 +390,7 @@ int run(int argc, char** argv) {
     } else {
       fmt::print(
           stderr,
-          "usage: gemm_bench [--check] [--speed] [--sweep] [--few-rows] [--seams] [--seconds S] "
+          "usage: gemm_bench [--check] [--speed] [--sweep] [--few-rows] [--policies] [--seconds S] "
           "[--json FILE]\n");
       return 2;
     }
@@ -406,7 +407,7 @@ int run(int argc, char** argv) {
   Cublas cublas;
   if (options.sweep) sweep(cublas, options.seconds);
   if (options.few_rows) sweep_few_rows(cublas, options.seconds);
-  if (options.seams) race_seams(cublas, options.seconds, devices > 1);
+  if (options.policies) race_seams(cublas, options.seconds, devices > 1);
   std::vector<Row> rows;
   if (options.speed) {
     for (const Shape& shape : kSpeedShapes) {

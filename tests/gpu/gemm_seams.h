@@ -1,6 +1,6 @@
 /// \file
-/// The host side of the seam examples: a product whose A arrives in chunks while it runs, and whose
-/// tiles leave one by one.
+/// The host side of the policy examples: a product whose A arrives in chunks while it runs, and
+/// whose tiles leave one by one.
 #pragma once
 
 #include <cuda.h>
@@ -10,7 +10,7 @@
 
 namespace mk::test {
 
-/// Who waited in vain; the first one in a launch. Device memory, all zero when nothing happened.
+/// Whose wait failed; the first one in a launch. Device memory, all zero when nothing happened.
 struct Incident {
   static constexpr std::uint32_t kWriting = 1;
   static constexpr std::uint32_t kTimeout = 9;  // ErrorCode::kTimeout

@@ -1,5 +1,5 @@
-// The three seams of the GEMM core at work in one launch: A arrives chunk by chunk from a kernel
-// running beside the product, finished tiles leave slot by slot to another, and a chunk that never
+// The three policies of the GEMM core at work in one launch: A arrives chunk by chunk from a kernel
+// running beside the product, finished tiles leave slot by slot to another. A chunk that never
 // comes ends in an incident, not in a hang.
 #include <gtest/gtest.h>
 

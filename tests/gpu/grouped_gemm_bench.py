@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The grouped product against DeepGEMM and torch._grouped_mm on one GPU, by turns in one run.
+"""The grouped product against DeepGEMM and torch._grouped_mm on one GPU, interleaved in one run.
 
     grouped_gemm_bench.py --library libgrouped_gemm_abi.so [--set goals|models|small|epilogues]...
                           [--launches N] [--seconds S] [--json FILE] [--variant V --band ROWS]

@@ -20,7 +20,7 @@ namespace mk {
 namespace {
 
 // What ranks that share a GPU as threads need (client/embedded/README.md): no copy gets in line
-// behind a launch that waits for it, and no kernel is loaded while another one waits.
+// behind a launch that waits for it. No kernel is loaded while another one waits.
 [[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 [[maybe_unused]] const int kLoading = ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 

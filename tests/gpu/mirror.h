@@ -3,7 +3,7 @@
 /// its own.
 ///
 /// Ranks of a node do the same with turned numbers: when rank 0 of L shows rank L - p something,
-/// rank p shows rank 0 the like, about then. So whoever answers each flag that rank 0 sets in
+/// rank p shows rank 0 the like, about then. So a program that answers each flag of rank 0 in
 /// another rank's memory with the flag of the mirrored rank, and has brought the bytes meanwhile,
 /// gives it the traffic of a node of L: as many bytes each way, at its own pace. What arrives at
 /// rank 0's rail peer says so when the like arrives at rank 0.
@@ -40,8 +40,8 @@ struct Reflection {
   bool has_word = false;  ///< shown with the flag, at once: the word behind it; both in 8 bytes
   std::uint32_t word = 0;
   /// Counted up, in the mirror's memory, when the flag has been shown; and what others' `told` must
-  /// have been counted up to, so many in each launch, before bytes are brought: whoever sums, or
-  /// passes on, has nothing to bring before.
+  /// have been counted up to, so many in each launch, before bytes are brought: a role that sums,
+  /// or passes on, has nothing to bring before.
   std::uint32_t* told = nullptr;
   const std::uint32_t* awaits = nullptr;
   std::uint32_t awaits_count = 0;

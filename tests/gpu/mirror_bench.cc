@@ -9,9 +9,9 @@
 ///                  [--check-up-to M]
 ///                  [--json FILE]
 ///
-/// R: of all nodes. Shapes are those of operators_bench. By turns: the rank's launch (of a gather
-/// over nodes also with its rows in place), and its product by cuBLAS. A collective of R ranks
-/// there is none. What rank 0 sends to the other node goes through daemons of PROGRAM, paced.
+/// R: of all nodes. Shapes are those of operators_bench. Interleaved: the rank's launch (of a
+/// gather over nodes also with its rows in place), and its product by cuBLAS. A collective of R
+/// ranks there is none. What rank 0 sends to the other node goes through daemons of PROGRAM, paced.
 /// Results are checked, every element, up to M rows (8192).
 #include <cuda_runtime.h>
 #include <fmt/format.h>

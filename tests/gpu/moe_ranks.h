@@ -68,7 +68,7 @@ class MoeRanks {
 
   /// Rows that a rank gets of the set's routing.
   std::uint32_t rows(std::uint32_t rank, std::uint32_t set = 0) const;
-  /// Offsets, rows and every element of y after a launch with that set; what is behind the rows
+  /// Offsets, rows and every element of y after a launch with that set. What is behind the rows
   /// must be poisoned still, unless launches before have been `behind` them. Empty, or what is
   /// wrong.
   std::string judge(std::uint32_t rank, std::uint32_t set = 0, bool behind = false);

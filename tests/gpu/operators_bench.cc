@@ -11,20 +11,20 @@
 ///                     [--json FILE]
 ///
 /// N and K are each rank's: AG+GEMM: B_r is [K, N]; the other two: A_r is [M, K]. All ranks' work
-/// of one launch is held until all of it is queued, so that it begins together; a launch's time is
-/// its slowest rank's. Variants run interleaved in random order, so all
-/// see the same GPU clock: `fused`; `products`: cuBLAS alone; `collective`: that
-/// alone; `baseline`: the two one after the other. On one node the collective is NCCL's, without
-/// NVLS; on two, joined by daemons of PROGRAM (without it, by daemons in this process: for ranks
-/// that share a GPU) over the paced loopback fabric, it is unfused.h's, in pieces of each --piece
-/// (the fastest counts; several ranks of a node that share GPUs have none). `unfused` is the
-/// operator's own unfused form. By turns all sides run at one clock, so a side that needs less
-/// power is no faster; --alone: on one node, fused, cuBLAS and the baseline also each for so long
-/// (5 s at most) without a pause, at their own. Several --streams, --chunk or --receive: fused with
-/// each, the other sides with the first. --dma: whether the rows of AG+GEMM are shared by
-/// DMA engines (CudaOptions::dma), --sums-once: whether a shard of GEMM+RS
-/// is summed once (CudaOptions::sums_once), where the operator does not choose.
-/// Results are checked, every element, up to M rows (8192).
+/// of one launch is held until all of it is queued, so that it begins together. A launch's time
+/// is its slowest rank's. Variants run interleaved in random order. So all see the same GPU
+/// clock: `fused`; `products`: cuBLAS alone; `collective`: that alone; `baseline`: the two one
+/// after the other. On one node the collective is NCCL's, without NVLS. On two, joined by daemons
+/// of PROGRAM (without it, by daemons in this process: for ranks that share a GPU) over the paced
+/// loopback fabric, it is unfused.h's, in pieces of each --piece (the fastest counts; several
+/// ranks of a node that share GPUs have none). `unfused` is the operator's own unfused form.
+/// Interleaved all sides run at one clock. So a side that needs less power is no faster; --alone:
+/// on one node, fused, cuBLAS and the baseline also each for so long (5 s at most) without a
+/// pause, at their own. Several --streams, --chunk or --receive: fused with each, the other sides
+/// with the first. --dma: whether the rows of AG+GEMM are shared by DMA engines
+/// (CudaOptions::dma), --sums-once: whether a shard of GEMM+RS is summed once
+/// (CudaOptions::sums_once), where the operator does not choose. Results are checked, every
+/// element, up to M rows (8192).
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -71,7 +71,7 @@ using Json = nlohmann::ordered_json;
 struct Options : mk::test::BenchOptions {
   int devices = 1;
   std::vector<std::uint32_t> pieces;
-  double alone_seconds = 0;  ///< of each side; 0: only by turns
+  double alone_seconds = 0;  ///< of each side; 0: only interleaved
 };
 
 /// What the runs of this process have in common.

@@ -226,7 +226,7 @@ TEST_P(Operators, ThousandsOfLaunchesWithBlocksThatHaveNoTile) {
   launch_without_a_pause(setup(160, 264, 72), 20, 150);
 }
 
-/// AllGather + GEMM: nearly all tiles are taken by blocks that have shared rows before.
+/// AllGather+GEMM: nearly all tiles are taken by blocks that have shared rows before.
 TEST_P(Operators, TwoBlocksWithTilesFromTheStart) {
   for (const bool gathers : {false, true}) {
     JobSetup with = setup(600, 1032, 520);
@@ -249,7 +249,7 @@ TEST_P(Operators, ManyStreamGroups) {
 }
 
 /// More chunks than groups share in: those between the ends of a launch are summed by one group
-/// each (cuda/chunk_steps.h), of one tile and of several.
+/// each (skeleton/chunk_steps.h), of one tile and of several.
 TEST_P(Operators, ManyChunks) {
   if (!sums()) GTEST_SKIP() << "sums only";
   for (const std::uint32_t tiles : {1u, 3u}) {
@@ -336,7 +336,7 @@ TEST_P(Operators, AMissingRankEndsTheLaunchWithinTheDeadline) {
     }
     EXPECT_TRUE(named);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
-    // The late one comes to a broken job, where it may find all that it needs; it ends in any case,
+    // The late one comes to a broken job, where it may find all that it needs. It ends in any case,
     // and the GPU is as usable as before.
     ASSERT_TRUE(job.launch(missing, 512));
     const Status late = job.finish(missing);

@@ -1,6 +1,6 @@
 // Tiles that a rank adds up itself as it computes them, one of them late
 // (kernels/cuda/core/late_adds.cuh): in many turns, one launch after the other; beside a rank that
-// sums by groups; and after a wait in vain. Of two ranks of a node; others' sums are made by groups
+// sums by groups; and after a failed wait. Of two ranks of a node; others' sums are made by groups
 // here, too. And a shard that is summed once, with what has come from other nodes.
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using kernels::Mode;
 using namespace std::chrono_literals;
 
 /// Whole tiles of 128 x 256, so that GEMM+AR adds up its own, too. An even number of blocks: each
-/// has only own tiles, or only others'; an odd one: by turns.
+/// has only own tiles, or only others'; an odd one: interleaved.
 TEST_P(Operators, OwnTilesInManyTurns) {
   if (!sums()) GTEST_SKIP() << "sums only";
   for (const std::uint32_t blocks : {2u, 3u, 5u}) {

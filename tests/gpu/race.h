@@ -1,5 +1,5 @@
 /// \file
-/// Timing several ways to do the same work by turns, so that all meet the same clocks and
+/// Timing several ways to do the same work interleaved, so that all meet the same clocks and
 /// temperature.
 #pragma once
 
@@ -18,7 +18,7 @@ struct RaceTiming {
   double max() const;
 };
 
-/// Times the sides by turns: a sample is a few milliseconds of back-to-back launches on the null
+/// Times the sides interleaved: a sample is a few milliseconds of back-to-back launches on the null
 /// stream over the rotating sets. `flops` of one launch sizes the samples; `seconds` of samples per
 /// side.
 std::vector<RaceTiming> race(const std::vector<Launch>& sides, int sets, double flops,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ring Attention on GPUs against what PyTorch, NCCL and FlashAttention-3 make of it, by turns in one run.
+"""Ring Attention on GPUs against what PyTorch, NCCL and FlashAttention-3 make of it, interleaved in one run.
 
     ring_bench.py --library libring_abi.so --nodes 1 --locals 2 [--set paper|causal|heads|d64|batch|long]...
                   [--only TEXT] [--up-to ROWS] [--trace] [--streams G,G,...] [--link-bandwidth 50GB/s] [--seconds S] [--json FILE]

@@ -1,6 +1,6 @@
 /// \file
-/// One non-trivial example of each seam of the GEMM core, as the operators will use them: tiles in
-/// the order in which ranks' shards arrive, a gate on epoch flags with a deadline, a store into
+/// One non-trivial example of each policy of the GEMM core, as the operators will use them: tiles
+/// in the order in which ranks' shards arrive, a gate on epoch flags with a deadline, a store into
 /// tile-packed slots that releases a flag per tile.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// A product through the seam examples, for timing.
+/// A product through the policy examples, for timing.
 #pragma once
 
 #include "tests/gpu/gemm_reference.h"

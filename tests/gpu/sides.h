@@ -1,5 +1,5 @@
 /// \file
-/// The ways to do an operator's work that operators_bench times, by turns and each alone.
+/// The ways to do an operator's work that operators_bench times, interleaved and each alone.
 #pragma once
 
 #include <functional>
@@ -35,7 +35,7 @@ class Sides {
   /// to settle at its own clock. After take_turns, which says how many launches that is.
   void endure(Stopwatch& stopwatch, double seconds);
 
-  /// The fastest of that name by turns; null: there is none.
+  /// The fastest of that name interleaved; null: there is none.
   const Side* find(const std::string& name) const;
   /// Its median; 0: there is none.
   double us(const std::string& name) const;

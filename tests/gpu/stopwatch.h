@@ -26,7 +26,7 @@ struct Timing {
   double us() const { return median(slowest); }
 };
 
-/// One of several things that are timed by turns.
+/// One of several things that are timed interleaved.
 struct Turn {
   std::function<void()> run;  ///< queues a launch on the ranks' streams
   Timing* timing = nullptr;

@@ -68,7 +68,7 @@ class HostilePair {
         [&] { return guilty.producer.completed() == guilty.producer.produced; });
   }
 
-  /// The guilty session has ended with `code` and a sentence containing `text`; its segment says so
+  /// The guilty session has ended with `code` and a sentence containing `text`. Its segment says so
   /// too; the other rank of its job was told that it is lost.
   void expect_ended(ErrorCode code, const std::string& text) {
     const auto failed = guilty.await<shm::SessionFailed>();

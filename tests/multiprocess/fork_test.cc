@@ -1,5 +1,5 @@
-// Ranks that fork: what their children do disturbs nobody, and a rank's death is its own, whoever
-// still holds what it held.
+// Ranks that fork: what their children do disturbs nobody, and a rank's death is its own, even if
+// others hold what it held.
 
 #include <signal.h>
 

@@ -169,8 +169,8 @@ TEST_F(Mkrun, BringsTokensThroughTheirExpertsAndHome) {
     ids.push_back(i * 3 % 6 - 1);
     weights.push_back(static_cast<float>(i % 4) / 4);
   }
-  // Expert e: the gate is 32 where the token's first element is 1, the up projection copies
-  // element e to inner element e, and the down projection brings that to element 7.
+  // Expert e: the gate is 32 where the token's first element is 1, the up projection copies element
+  // e to inner element e. The down projection brings that to element 7.
   std::vector<float> tokens(x.begin(), x.end());
   for (std::uint64_t t = 0; t < kTokens; ++t) tokens[t * kModel] = 1;
   for (const bool interleaved : {false, true}) {

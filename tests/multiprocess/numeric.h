@@ -49,7 +49,7 @@ inline std::vector<std::string> numeric_cases(bool with_layer) {
 const tools::DaemonSet* daemons_for(const std::string& fabric, std::uint32_t nodes);
 void stop_daemons();
 
-/// A job of fused and unfused launches by turns.
+/// A job of fused and unfused launches interleaved.
 bench::BenchOptions numeric_job(const NumericWorld& world, const std::string& op,
                                 const NumericSizes& sizes);
 

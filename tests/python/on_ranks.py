@@ -28,7 +28,7 @@ def operators_are_right(dtype, shapes=SHAPES):
         dy, exact_dy = random_matrix([3, m, rank], m, n, dtype)
         at = f"{dtype} {m} x {n} x {k} on rank {rank} of {world}"
 
-        # AllGather + GEMM, with B by rows and by columns.
+        # AllGather+GEMM, with B by rows and by columns.
         y, gathered = mkernel.ag_gemm(a[mine], b, m=m, return_gathered=True)
         assert_close(y, product(exact_a, exact_b, dtype), f"ag_gemm {at}")
         assert (gathered == a).all()
@@ -41,7 +41,7 @@ def operators_are_right(dtype, shapes=SHAPES):
             assert_close(da, (exact[mine], allowed[mine]), f"dA of ag_gemm {at}")
             assert_close(db, product(exact_a.T, exact_dy, dtype), f"dB of ag_gemm {at}")
 
-        # GEMM + ReduceScatter and GEMM + AllReduce: each rank has a share of the inner dimension.
+        # GEMM+ReduceScatter and GEMM+AllReduce: each rank has a share of the inner dimension.
         pairs = [(random_matrix([4, m, r], m, k, dtype)[1], random_matrix([2, m, r], k, n, dtype)[1]) for r in range(world)]
         a, exact_a = random_matrix([4, m, rank], m, k, dtype)
         exact, allowed = sum_of_products(pairs, local, dtype)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """free_ports.py [<count>]: TCP ports on this host that nothing listens at, for programs that take a number and no socket. They lie
-below those that the kernel gives to whoever asks for any: of tests that run beside each other none gets one by chance."""
+below those that the kernel gives to a program that asks for any: of tests that run beside each other none gets one by chance."""
 import random
 import socket
 import sys

@@ -156,8 +156,8 @@ TEST(Ring, WhatIsWrittenIsTakenAsFarAsItIsCommitted) {
   }
 }
 
-// The first of several commands is shown last: whoever finds it finds all, and neighbouring ones go
-// as one copy.
+// The first of several commands is shown last: a reader that finds it finds all, and neighbouring
+// ones go as one copy.
 TEST(Ring, TheFirstOfACommitIsStoredLast) {
   for (std::uint64_t count = 0; count <= 16; ++count) {
     std::vector<std::uint64_t> words(16, 0);

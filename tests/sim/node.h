@@ -28,7 +28,7 @@ struct NodePlan {
   std::uint32_t outstanding_max = 256;
   std::uint64_t heartbeat_interval_ns = 100 * kMillisecond;
   std::uint64_t batch_window_ns = 2 * kMicrosecond;
-  /// The slowest hand-over inside the daemon: to the proxies, from them, between two passes.
+  /// The slowest hand-off inside the daemon: to the proxies, from them, between two passes.
   std::uint64_t delay_ns_max = 20 * kMicrosecond;
 };
 

@@ -111,7 +111,7 @@ bool Rank::lately() const { return !over() || world_.now() < over_at_ns_ + kLeav
 
 /// In every operator the ranks of one node wait for each other, so that one that leaves early holds
 /// its neighbours up, and its daemon sees that. Here they are independent: as long as they go on,
-/// nobody but a client on another node can know that it waits in vain.
+/// nobody but a client on another node can know that it waits for nothing.
 bool Rank::waits_for_a_leaver() const {
   if (!run_.leaver || *run_.leaver / job_.local_size == node_rank_) return false;
   const std::uint32_t first = *run_.leaver / job_.local_size * job_.local_size;

@@ -14,7 +14,7 @@ namespace mk {
 /// C_r[M, N_r] = A[M, K] * B_r[K, N_r] on every rank r, where each rank brings its rows of A
 /// (`rows_of`) and its own B. Inputs and output are bf16 or f16. Sums are fp32, and each element of
 /// C is rounded once; kernels/ops/ag_gemm/README.md has the error bound. Results are bitwise the
-/// same from run to run.
+/// same from run to run. With Tuning::batch_invariant the bits of a row do not depend on m either.
 class MK_EXPORT AllGatherGemm {
  public:
   struct Shape {
@@ -42,8 +42,9 @@ class MK_EXPORT AllGatherGemm {
   static Result<AllGatherGemm> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of host memory, or with Executor::kCuda of the calling
-  /// thread's GPU. Not collective. Before the session's first operator on a GPU that ranks share,
-  /// it is the size for a rank that has the GPU to itself.
+  /// thread's GPU. An operator that shares an equal one's workspace (Tuning::own_workspace) takes
+  /// none. Not collective. Before the session's first operator on a GPU that ranks share, it is the
+  /// size for a rank that has the GPU to itself.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -87,7 +88,7 @@ class MK_EXPORT AllGatherGemm {
   /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
   /// effect.
   void set_trace(bool on);
-  /// Of the last launch; empty unless traced.
+  /// The last launch's spans; empty unless traced.
   std::vector<TraceSpan> trace() const;
 
  private:

@@ -12,14 +12,15 @@
 namespace mk {
 
 /// C[M, N] = sum over all ranks r of A_r[M, K] * B_r[K, N]. Every rank gets the whole C, bitwise
-/// the same on all ranks and from run to run. Inputs and output are bf16 or f16, sums are fp32;
-/// kernels/ops/gemm_ar/README.md has the error bound.
+/// the same on all ranks and from run to run; with Tuning::batch_invariant a row's bits do not
+/// depend on M. Inputs and output are bf16 or f16, sums are fp32; kernels/ops/gemm_ar/README.md has
+/// the error bound.
 ///
 /// With Partials::kElement, partial sums are rounded to the element type: each rank's product and,
 /// with several nodes of several ranks, each node's sum. One whose magnitude reaches 65520 in f16
 /// (about 3.4e38 in bf16) becomes an infinity. Infinities of unlike sign add up to a NaN, although
 /// the whole sum may be small. In f16, keep the sum of |a| |b| over a node's ranks and their k at
-/// 65000 at most, use bf16 or Partials::kF32, or watch LaunchStats::nonfinite_partials.
+/// 65000 at most. Otherwise use bf16 or Partials::kF32, or watch LaunchStats::nonfinite_partials.
 class MK_EXPORT GemmAllReduce {
  public:
   struct Shape {
@@ -42,8 +43,9 @@ class MK_EXPORT GemmAllReduce {
   static Result<GemmAllReduce> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of host memory, or with Executor::kCuda of the calling
-  /// thread's GPU. Not collective. Before the session's first operator on a GPU that ranks share,
-  /// it is the size for a rank that has the GPU to itself.
+  /// thread's GPU. An operator that shares an equal one's workspace (Tuning::own_workspace) takes
+  /// none. Not collective. Before the session's first operator on a GPU that ranks share, it is the
+  /// size for a rank that has the GPU to itself.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -83,7 +85,7 @@ class MK_EXPORT GemmAllReduce {
   /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
   /// effect.
   void set_trace(bool on);
-  /// Of the last launch; empty unless traced.
+  /// The last launch's spans; empty unless traced.
   std::vector<TraceSpan> trace() const;
 
  private:

@@ -30,8 +30,8 @@ namespace mk {
 /// token.
 ///
 /// With Partials::kElement, each weighted product row and each node's sum of a token is rounded to
-/// the element type. One whose magnitude reaches 65520 in f16 becomes an infinity, and infinities
-/// of unlike sign add up to a NaN, although the whole sum may be small. In f16, keep the sum of
+/// the element type. One whose magnitude reaches 65520 in f16 becomes an infinity. Infinities of
+/// unlike sign add up to a NaN, although the whole sum may be small. In f16, keep the sum of
 /// |weight| |row| |expert's weights| over a token's slots at 65000 at most, use Partials::kF32, or
 /// watch LaunchStats::nonfinite_partials.
 class MK_EXPORT GemmCombine {
@@ -59,7 +59,8 @@ class MK_EXPORT GemmCombine {
   static Result<GemmCombine> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of the host, or with Executor::kCuda of the calling
-  /// thread's GPU. Not collective.
+  /// thread's GPU. An operator that shares an equal one's workspace (Tuning::own_workspace) takes
+  /// none. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -98,8 +99,8 @@ class MK_EXPORT GemmCombine {
   /// After the last two nothing of `out` is written, the other ranks have what they could get, and
   /// all may launch again. After any other error the operator is broken and says so at every call.
   ///
-  /// On a GPU the kernel looks at rows, offsets and ids. What makes no sense in them is then
-  /// kInvalidArgument after the launch, in which nothing of `out` is written; all may launch again.
+  /// On a GPU the kernel looks at rows, offsets and ids. Values that make no sense are then
+  /// kInvalidArgument after the launch. Nothing of `out` is written, and all may launch again.
   Result<LaunchStats> launch(const Input& input, void* out, LaunchOptions options = {});
 
   /// Executor::kCuda: puts a launch on the stream and returns at once, behind the dispatch's on the
@@ -119,7 +120,7 @@ class MK_EXPORT GemmCombine {
   /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
   /// effect.
   void set_trace(bool on);
-  /// Of the last launch; empty unless traced.
+  /// The last launch's spans; empty unless traced.
   std::vector<TraceSpan> trace() const;
 
  private:

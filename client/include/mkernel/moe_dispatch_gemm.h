@@ -29,7 +29,7 @@ struct MoeRow {
   float weight = 0;         ///< the routing weight, as that rank gave it
 };
 
-/// What happens to a product row before it is rounded. With a gated epilogue an expert's weights
+/// The operation on a product row before it is rounded. With a gated epilogue an expert's weights
 /// have 2 F columns: for each of the output's a gate and an up projection. The output is silu(x
 /// gate) * (x up), in fp32.
 enum class MoeEpilogue : std::uint32_t {
@@ -38,10 +38,10 @@ enum class MoeEpilogue : std::uint32_t {
   kGatedSiluInterleaved = 2,  ///< a gate, its up projection, the next gate, ...
 };
 
-/// Of W ranks, rank r has the experts e with floor(r E / W) <= e < floor((r + 1) E / W). With E < W
-/// some ranks have none. Inputs and output are bf16 or f16. Sums are fp32, and each output element
-/// is rounded once. Results are bitwise the same from run to run. A token that goes nowhere, or to
-/// other ranks only, changes no bit of a rank's output, NaN and infinities included.
+/// Among W ranks, rank r has the experts e with floor(r E / W) <= e < floor((r + 1) E / W). With E
+/// < W some ranks have none. Inputs and output are bf16 or f16. Sums are fp32, and each output
+/// element is rounded once. Results are bitwise the same from run to run. A token that goes
+/// nowhere, or to other ranks only, changes no bit of a rank's output, NaN and infinities included.
 class MK_EXPORT MoeDispatchGemm {
  public:
   struct Shape {
@@ -70,7 +70,7 @@ class MK_EXPORT MoeDispatchGemm {
   static Result<MoeDispatchGemm> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of the host, or with Executor::kCuda of the calling
-  /// thread's GPU. Not collective.
+  /// thread's GPU. It never shares its workspace. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -129,13 +129,13 @@ class MK_EXPORT MoeDispatchGemm {
   std::uint32_t first_expert() const;
   std::uint32_t expert_count() const;
 
-  /// Of the last launch, valid until the next: expert first_expert() + i has the rows
-  /// [expert_offsets()[i], expert_offsets()[i + 1]) of y; expert_count() + 1 numbers.
+  /// expert_count() + 1 numbers of the last launch, valid until the next one. Expert first_expert()
+  /// + i has the rows [expert_offsets()[i], expert_offsets()[i + 1]) of y.
   ///
   /// kCuda: in the GPU's memory, always at the same address. Kernels behind the launch can use
   /// them.
   std::span<const std::uint32_t> expert_offsets() const;
-  /// Of the last launch, valid until the next: one for each row of y.
+  /// One for each row of y of the last launch, valid until the next one.
   ///
   /// kCuda: likewise in the GPU's memory. The host knows their number after `launch` or `finish`.
   std::span<const MoeRow> rows() const;
@@ -143,7 +143,7 @@ class MK_EXPORT MoeDispatchGemm {
   /// Whether later launches keep what their threads did when; costs a little time. On a GPU: no
   /// effect.
   void set_trace(bool on);
-  /// Of the last launch; empty unless traced.
+  /// The last launch's spans; empty unless traced.
   std::vector<TraceSpan> trace() const;
 
  private:

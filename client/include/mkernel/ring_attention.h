@@ -34,7 +34,7 @@ constexpr SequenceRows sequence_rows_of_rank(std::uint64_t seq, bool causal, std
 }
 
 /// The most rows that any rank has of `sequences` sequences with `seq` rows in all, whatever their
-/// lengths: what a graph whose replays have other lengths takes room for.
+/// lengths. A graph whose replays have other lengths needs room for so many.
 constexpr std::uint64_t packed_rows_max(std::uint64_t seq, std::uint64_t sequences, bool causal,
                                         std::uint32_t world) {
   const std::uint64_t most = seq / world + sequences * (causal ? 2 : 1);
@@ -58,8 +58,8 @@ class MK_EXPORT RingAttention {
     bool causal = false;            ///< a row sees itself and what is before it in the sequence
     DataType dtype = DataType::kBf16;
     std::uint32_t batch = 1;  ///< sequences of one length; each is spread over all ranks
-    /// Sequences of different lengths in one launch, at most; then seq_max is the number of their
-    /// rows in all, and batch 1. 0: all of a launch have one length.
+    /// The most sequences of different lengths in one launch. Then seq_max counts their rows in
+    /// all, and batch is 1. 0: all sequences of a launch have one length.
     std::uint32_t sequences_max = 0;
 
     bool operator==(const Shape&) const = default;
@@ -80,8 +80,9 @@ class MK_EXPORT RingAttention {
   static Result<RingAttention> create(Session& session, const Shape& shape, const Tuning& tuning);
   static Result<RingAttention> create(Session& session, const Shape& shape);
 
-  /// The memory that `create` takes on this rank: of the host, or with Executor::kCuda of the
-  /// calling thread's GPU. Not collective.
+  /// Bytes that `create` takes on this rank: of the host, or with Executor::kCuda of the calling
+  /// thread's GPU. An operator that shares an equal one's workspace (Tuning::own_workspace) takes
+  /// none. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
@@ -112,14 +113,15 @@ class MK_EXPORT RingAttention {
     /// With Shape::sequences_max: where each of the `sequences` sequences begins among the rows of
     /// all ranks, and where the last one ends (FlashAttention's cu_seqlens). Each is dealt out by
     /// itself: a rank's rows are its sequence_rows_of_rank of the first, then those of the second,
-    /// and so on; of a short one some ranks have none, and one may be empty. The same on all ranks
-    /// (kShapeMismatch, whose m stands for the lengths). Executor::kCuda: in the GPU's memory. They
-    /// are read when the launch runs, so another launch or the next replay of a graph may have
-    /// others.
+    /// and so on. Some ranks have no rows of a short one, and one may be empty. The same on all
+    /// ranks (kShapeMismatch, whose m stands for the lengths). Executor::kCuda: in the GPU's
+    /// memory. They are read when the launch runs, so another launch or the next replay of a graph
+    /// may have others.
     const std::uint32_t* sequence_starts = nullptr;
     std::uint32_t sequences = 0;
     /// With sequence_starts: rows that this rank's tensors have room for, which no lengths may
-    /// exceed. 0: enough; on a GPU as many as any lengths may give it, packed_rows_max.
+    /// exceed. 0 means enough. On a GPU that is as many as any lengths may give it,
+    /// packed_rows_max.
     std::uint64_t rows = 0;
   };
   /// Where the output goes; must not overlap the input.
@@ -158,7 +160,7 @@ class MK_EXPORT RingAttention {
   /// Whether later launches keep what their threads or, on a GPU, their blocks did when; costs a
   /// little time.
   void set_trace(bool on);
-  /// Of the last launch; empty unless traced.
+  /// The last launch's spans; empty unless traced.
   std::vector<TraceSpan> trace() const;
 
  private:

@@ -121,8 +121,8 @@ class MK_EXPORT Session {
   /// The network between the nodes, e.g. "loopback" or "ofi:tcp;ofi_rxm".
   const std::string& fabric() const;
 
-  /// Zeroed memory, registered with the daemon; not collective. `name` shows in the daemon's
-  /// listings: at most 256 bytes of UTF-8 without control characters, else kInvalidArgument.
+  /// Zeroed memory, registered with the daemon. Not collective. The daemon's listings show `name`:
+  /// at most 256 bytes of UTF-8 without control characters, else kInvalidArgument. The error
   /// kLimitExceeded names the daemon's limit. With kDevice, a machine without a GPU returns
   /// kUnavailable. A job of several nodes whose fabric does not reach GPU memory, or a daemon that
   /// is too old, returns kUnsupported.
@@ -131,10 +131,10 @@ class MK_EXPORT Session {
   /// The caller must not use the memory any more. kNotFound: no buffer of this session.
   Status free_buffer(const Buffer& buffer);
 
-  /// Collective: an all-gather of small blobs over the job, by rank. `tag` must be the same on all
-  /// ranks, and has at most 256 bytes of UTF-8 without control characters. A blob has at most 64
-  /// KiB. In a job of more than 63 ranks it has at most (4 MiB - 4) / ranks - 4 bytes, because all
-  /// go into one message. What does not fit returns kInvalidArgument, and nothing is sent.
+  /// Collective: an all-gather of small blobs over the job, by rank. The `tag` must be the same on
+  /// all ranks. It has at most 256 bytes of UTF-8 without control characters. A blob has at most 64
+  /// KiB. In a job of more than 63 ranks it has at most (4 MiB - 4) / ranks - 4 bytes: all go into
+  /// one message. A blob that does not fit returns kInvalidArgument, and nothing is sent.
   Result<std::vector<std::vector<std::byte>>> exchange(
       std::string_view tag, std::span<const std::byte> blob,
       std::chrono::milliseconds timeout = std::chrono::milliseconds{60'000});

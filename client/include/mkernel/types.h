@@ -27,7 +27,7 @@ enum class BLayout : std::uint32_t {
   kNK = 1,  ///< row-major N x K: the usual layout of a linear layer's weight
 };
 
-/// What is made of each element of a product, s, in fp32.
+/// The function of each element s of a product, in fp32.
 enum class Activation : std::uint32_t {
   kNone = 0,
   kRelu = 1,  ///< max(s, 0)
@@ -38,7 +38,7 @@ enum class Activation : std::uint32_t {
   kGatedSilu = 4,
 };
 
-/// What becomes of the whole sum before its only rounding to C's type: the bias is added, then
+/// The last step on the whole sum before its only rounding to C's type. The bias is added, then
 /// comes the activation. Sums over ranks are complete by then.
 struct Epilogue {
   Activation activation = Activation::kNone;
@@ -53,10 +53,10 @@ enum class Partials : std::uint32_t {
   kF32 = 1,      ///< in fp32: twice the bytes, and no rounding
 };
 
-/// What a launch of a product over all ranks is given: pointers as the operator's class says.
-/// Pitches are in elements from row to row; 0 is a matrix without gaps. C may lie beside the other
-/// matrices in rows of one buffer, but shares no element with them. On a GPU all pointers are
-/// multiples of 16 bytes, and pitches of 8 elements.
+/// The arguments of a launch of a product over all ranks. The operator's class says where the
+/// pointers lead. Pitches are in elements from row to row; 0 is a matrix without gaps. C may lie
+/// beside the other matrices in rows of one buffer, but shares no element with them. On a GPU all
+/// pointers are multiples of 16 bytes, and pitches of 8 elements.
 struct GemmArguments {
   const void* a = nullptr;
   const void* b = nullptr;
@@ -101,7 +101,7 @@ struct LaunchOptions {
   std::uint64_t tag = 0;
 };
 
-/// What computes an operator. All ranks must choose the same.
+/// The hardware that computes an operator. All ranks must choose the same.
 enum class Executor : std::uint32_t {
   /// Threads of this process; matrices in host memory.
   kCpu = 0,
@@ -113,9 +113,9 @@ enum class Executor : std::uint32_t {
 /// cudaStream_t.
 using CudaStream = CUstream_st*;
 
-/// What one rank has of its machine, in the place of the machine file's numbers
-/// (kernels/plan/machines); 0: those. On a GPU rank 0's count for all ranks, and what is chosen for
-/// a launch goes by them; on a CPU LaunchMode::kAuto's estimate does.
+/// Numbers of one rank's machine, in place of the machine file's (kernels/plan/machines). 0: the
+/// file's. On a GPU rank 0's count for all ranks, and what is chosen for a launch goes by them; on
+/// a CPU LaunchMode::kAuto's estimate does.
 struct MachineRates {
   double flops_per_s = 0;          ///< of all its compute threads
   double local_bytes_per_s = 0;    ///< read plus written, of its sums and copies
@@ -126,15 +126,15 @@ struct MachineRates {
   bool operator==(const MachineRates&) const = default;
 };
 
-/// What a rank may choose of any operator. 0 means the default, from the shape and the machine.
-/// Ranks must agree on executor, tiles and chunks. All else is each rank's own.
+/// Choices of a rank for any operator. 0 means the default, from the shape and the machine. Ranks
+/// must agree on executor, tiles and chunks. All else is each rank's own.
 struct Tuning {
   Executor executor = Executor::kCpu;
   std::uint32_t tile_m = 0;       ///< rows of a tile
   std::uint32_t tile_n = 0;       ///< columns of a tile
   std::uint32_t chunk_bytes = 0;  ///< payload of one network transfer
-  // What each role gets: on a GPU so many SMs, on CPUs so many threads. A role that an operator
-  // does not have ignores its number.
+  // Resources of each role: SMs on a GPU, threads on CPUs. A role that an operator does not have
+  // ignores its number.
   std::uint32_t compute_sms = 0;
   std::uint32_t reduce_sms = 0;
   /// Each thread that sends has a command ring: on CPUs at most AttachOptions::lanes. An SM has
@@ -149,31 +149,33 @@ struct Tuning {
   /// the rank that is behind.
   std::chrono::milliseconds wait_timeout{30'000};
   MachineRates rates;
-  /// What launches are planned by: a machine file (`mkbench calibrate` writes one), or the name of
-  /// a shipped one ("H100", "H200", "CPU"); and on GPUs a tuned.json. Empty: $MKERNEL_MACHINE and
-  /// $MKERNEL_TUNED, else what is shipped. On GPUs rank 0's count for all ranks.
+  /// The planner's files. The first is a machine file (`mkbench calibrate` writes one), or the name
+  /// of a shipped one: "H100", "H200", "CPU". The second, for GPUs, is a tuned.json. Empty:
+  /// $MKERNEL_MACHINE and $MKERNEL_TUNED, else what is shipped. On GPUs rank 0's count for all
+  /// ranks.
   std::string machine_file;
   std::string tuned_file;
-  /// AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce on a GPU: the bits of a row of C depend
-  /// on that row of A, on B, on the ranks and on nothing else: not on m or m_max, nor on tiles or
-  /// what else is chosen. To be set on all ranks. kUnsupported: on CPUs, of other operators, and of
-  /// GEMM+ReduceScatter over more than two nodes.
+  /// For AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce on a GPU. The bits of a row of C
+  /// then depend on that row of A, on B and on the ranks alone. They do not depend on m, m_max,
+  /// tiles or any other choice. To be set on all ranks. kUnsupported: on CPUs, of other operators,
+  /// and of GEMM+ReduceScatter over more than two nodes.
   bool batch_invariant = false;
   /// GEMM+AllReduce, GEMM+ReduceScatter and GEMM+Combine on CPUs: fill in
   /// LaunchStats::nonfinite_partials, which takes another look at all that is added. On a GPU:
-  /// kUnsupported. Of no effect on operators that add no partial sums. Ranks may differ.
+  /// kUnsupported. It has no effect on operators that add no partial sums. Ranks may differ.
   bool count_nonfinite = false;
   /// Operators of a session that are created alike share one workspace, and with it their epochs
-  /// and traces. (Not MoE Dispatch, whose rows stay in it.) True: this one shares with none, so a
-  /// shard or a result may stay in it. If one rank sets it, no rank's operator shares.
+  /// and traces. A failed launch breaks all that share. (MoE Dispatch never shares: its rows stay
+  /// in its workspace.) True: this one shares with none. So a shard or a result may stay in it. If
+  /// one rank sets it, no rank's operator shares.
   bool own_workspace = false;
 
   bool operator==(const Tuning&) const = default;
 };
 
-/// What one launch did, on this rank.
+/// Figures of one launch, on this rank.
 struct LaunchStats {
-  std::uint32_t epoch = 0;               ///< the operator's launches so far: 1, 2, 3, ...
+  std::uint32_t epoch = 0;               ///< launches of its workspace so far: 1, 2, 3, ...
   LaunchMode mode = LaunchMode::kFused;  ///< as run: kFused or kUnfused
   std::uint64_t total_ns = 0;            ///< from its begin to its end on this rank
   std::uint64_t compute_ns = 0;          ///< until this rank's last tile was computed
@@ -183,9 +185,9 @@ struct LaunchStats {
   // The estimates of kAuto, whatever was run.
   std::uint64_t estimated_fused_ns = 0;
   std::uint64_t estimated_unfused_ns = 0;
-  /// If Tuning::count_nonfinite: elements of the partial sums that this rank added up (products of
-  /// one rank or expert, sums of one node) that were NaN or infinite. Where inputs are finite,
-  /// these have overflowed the element type.
+  /// With Tuning::count_nonfinite: how many elements of the partial sums that this rank added were
+  /// NaN or infinite. Partial sums are products of one rank or expert, and sums of one node. Where
+  /// inputs are finite, these have overflowed the element type.
   std::uint64_t nonfinite_partials = 0;
 };
 

@@ -257,7 +257,7 @@ class Group:
                 self.barrier()  # what an operator had is free again when all ranks have destroyed it
 
     def explain(self) -> str:
-        """What this group is and keeps, for people."""
+        """A description of the group and of what it keeps, to print."""
         place = self.place
         lines = [
             f"{self!r}",
@@ -322,7 +322,7 @@ def init(
     with _registry_lock:
         if name in _groups:
             raise Error(
-                ErrorCode.ALREADY_EXISTS, f"group '{name}' is there already: {_groups[name]!r}; call mkernel.shutdown() first, or give a name"
+                ErrorCode.ALREADY_EXISTS, f"group '{name}' exists already: {_groups[name]!r}; call mkernel.shutdown() first, or give a name"
             )
     rank = place.rank if place else _rank_of_launcher()
     if place is not None and not job:

@@ -33,7 +33,7 @@ def ag_gemm(
     out: Any = None,
     return_gathered: bool = False,
 ) -> Any:
-    """AllGather + GEMM: (all ranks' rows of A) B.
+    """AllGather+GEMM: (all ranks' rows of A) B.
 
     `a` is this rank's rows of A, `b` this rank's k x n. Without `m`, the rows of the whole A, every rank has
     as many rows as this one. `return_gathered`: (C, A gathered), which the gradient of B needs.
@@ -64,7 +64,7 @@ def gemm_rs(
     group: GroupLike = None,
     out: Any = None,
 ) -> Any:
-    """GEMM + ReduceScatter: this rank's rows of the sum over all ranks of A B.
+    """GEMM+ReduceScatter: this rank's rows of the sum over all ranks of A B.
 
     `a` is m x k and `b` k x n, of this rank's share of the inner dimension; `Group.rows(m)` says which rows the rank gets.
     """
@@ -91,7 +91,7 @@ def gemm_ar(
     group: GroupLike = None,
     out: Any = None,
 ) -> Any:
-    """GEMM + AllReduce: the sum over all ranks of A B, the same bits on every rank.
+    """GEMM+AllReduce: the sum over all ranks of A B, the same bits on every rank.
 
     `a` is m x k and `b` k x n, of this rank's share of the inner dimension.
     """

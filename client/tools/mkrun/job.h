@@ -83,7 +83,7 @@ struct JobResult {
   double worst_ratio = 0;
 };
 
-/// Starts daemons (unless joined) and ranks, and waits; the output file appears when all of it is
+/// Starts daemons (unless joined) and ranks, and waits. The output file appears when all of it is
 /// there and no check failed. `progress(rows_done)` is called as it goes.
 Result<JobResult> run_job(const JobOptions& options, const Job& job, SafetensorsWriter& writer,
                           const std::function<void(std::uint64_t)>& progress);

@@ -266,8 +266,8 @@ Result<std::shared_ptr<Target>> LoopbackEndpoint::ask_for_region(Link& link, con
 }
 
 void LoopbackEndpoint::give_up(Link& link, const Error& error) {
-  // An answer that comes late or is wrong must never meet another question, and a peer that hangs
-  // may cost the control thread one time-out, not one for every region.
+  // An answer that comes late or is wrong must never meet another question. A peer that hangs may
+  // cost the control thread one time-out, not one for every region.
   service_->unwatch(link.watch);  // it would take our own hanging up for the peer's
   link.connection.close();
   if (error.code == ErrorCode::kUnavailable) {

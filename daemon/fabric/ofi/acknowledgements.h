@@ -1,7 +1,7 @@
 /// \file
 /// Which writes of a link the peer has, where libfabric completes them before that
-/// (Domain::completes_early): some writes ask the peer, and its answer stands for all that were
-/// sent before.
+/// (Domain::completes_early): some writes ask the peer. Its answer stands for all that were sent
+/// before.
 #pragma once
 
 #include <algorithm>

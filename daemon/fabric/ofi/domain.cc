@@ -141,10 +141,8 @@ Status check_versions(const std::string& provider, std::uint32_t installed) {
   }
   if (is_efa(provider) && FI_VERSION_LT(installed, kEfaFloor)) {
     return fail(ErrorCode::kUnsupported,
-                "provider efa needs libfabric 1.20 or later, and {} is installed: earlier versions "
-                "emulate writes with "
-                "messages, which costs a copy and needs the peer's receives; install AWS's "
-                "efa_installer or a newer "
+                "provider efa needs libfabric 1.20 or later, and {} is installed; earlier versions "
+                "emulate writes with messages and a copy; install AWS's efa_installer or a newer "
                 "libfabric",
                 version_text(installed));
   }
@@ -163,12 +161,13 @@ Status check_gpu_memory(const std::string& provider, std::uint32_t installed) {
   }
   if (!MK_OFI_DMABUF) {
     return fail(ErrorCode::kUnsupported,
-                "this was built with libfabric {}, and dmabufs came with 1.20: build it with that "
-                "or later",
+                "this build has libfabric {}, and GPU memory by dmabuf needs 1.20 or later: build "
+                "it with that",
                 version_text(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)));
   }
   if (FI_VERSION_LT(installed, kEfaFloor)) {
-    return fail(ErrorCode::kUnsupported, "libfabric {} is installed, and dmabufs came with 1.20",
+    return fail(ErrorCode::kUnsupported,
+                "libfabric {} is installed, and GPU memory by dmabuf needs 1.20 or later",
                 version_text(installed));
   }
   return {};
@@ -325,9 +324,8 @@ Status Domain::check_writes(fid_ep* endpoint) const {
   return fail(
       ErrorCode::kUnsupported,
       "EFA device {} has no remote writes of its own, and libfabric would emulate them with "
-      "messages, which costs a copy and needs the peer's CPU: use an instance whose EFA "
-      "writes (P5 and later, many of the fourth generation of Nitro), or fabric.ofi.provider "
-      "= \"tcp\"",
+      "messages; use an instance whose EFA writes (P5 and later, many of the fourth generation "
+      "of Nitro), or set fabric.ofi.provider = \"tcp\"",
       device());
 }
 

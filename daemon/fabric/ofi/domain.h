@@ -14,7 +14,7 @@ namespace mk::fabric::ofi {
 
 inline constexpr std::uint32_t kApiVersion = FI_VERSION(1, 17);
 /// The version of the interface that providers are asked for: with 1.20 it has dmabufs, and what
-/// providers fill in is larger, so it is the headers' at most.
+/// providers fill in is larger. So it is the headers' at most.
 std::uint32_t api_version();
 /// "1.17"
 std::string version_text(std::uint32_t version);
@@ -107,7 +107,7 @@ class Domain {
   bool completes_early() const;
   /// Whether memory of GPUs was asked for, and is to be had (FI_HMEM).
   bool reaches_gpus() const;
-  /// Whether an endpoint must know those that write to it; see introduction.h.
+  /// Whether an endpoint must know those that write to it; see `introduction.h`.
   bool introduces() const;
   /// Whether what comes with a write has room for a tag above the immediate; see sender_tags.h.
   bool tags_writes() const;

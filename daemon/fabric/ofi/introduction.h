@@ -1,7 +1,7 @@
 /// \file
 /// How a receiving endpoint gets to know each endpoint that will write to it before it does: the
 /// sending endpoint tells its address in a message (`Introduction`), the receiving one puts it into
-/// its address table and answers (`Reception`), and no write goes out before that answer.
+/// its address table and answers (`Reception`). No write goes out before that answer.
 ///
 /// For providers whose devices take remote writes from known endpoints only; see README.md, "EFA".
 #pragma once

@@ -121,7 +121,7 @@ class Link : public LinkBase {
                     std::uint64_t key, const Operation& operation, Context& context,
                     std::uint64_t flags);
   bool introduced() const { return introduction_ == nullptr || introduction_->done(); }
-  /// Moves the introduction on; whether writes may go.
+  /// Moves the handshake on; whether writes may go.
   bool introduce(std::uint64_t now_ns);
   void retry_waiting();
   void take_completions(std::uint64_t now_ns);

@@ -1,5 +1,5 @@
 /// \file
-/// What libfabric offers on this machine, for people, and which versions of it will do. Needs no
+/// What libfabric offers on this machine, for users, and which versions of it will do. Needs no
 /// libfabric itself.
 #pragma once
 

@@ -6,7 +6,7 @@
 namespace mk::fabric::staged {
 namespace {
 
-/// Whoever did not answer is not waited for again so long.
+/// A peer that did not answer is not waited for again so long.
 constexpr std::chrono::seconds kConnectAgain{5};
 
 }  // namespace

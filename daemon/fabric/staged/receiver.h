@@ -1,6 +1,6 @@
 /// \file
 /// Receiving GPU memory: halves of writes become whole, their bytes are copied from the image to
-/// the GPU, or, where the NIC has put them there, flushed; only then is the arrival shown. Proxy
+/// the GPU, or, where the NIC has put them there, flushed. Only then is the arrival shown. Proxy
 /// thread.
 #pragma once
 

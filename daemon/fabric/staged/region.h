@@ -32,7 +32,7 @@ struct Region {
   std::unique_ptr<LocalRegion> host;  ///< `memory` at the second endpoint
   /// The buffer itself, which the NIC reaches; null: by its image.
   std::unique_ptr<LocalRegion> direct;
-  std::string path;              ///< how it goes, for people
+  std::string path;              ///< how it goes, for users
   std::vector<Bytes> key_parts;  ///< of its key; the second is the second endpoint's address
   std::function<Bytes(Bytes address, PeerNumber peer)> personal;  ///< of that endpoint
 
@@ -81,7 +81,7 @@ class RegionTable {
   mutable std::mutex mutex_;
   std::array<std::shared_ptr<Region>, kRegionsMax> regions_;
   std::uint32_t next_ = 0;
-  std::chrono::steady_clock::time_point waited_until_{};  ///< in vain
+  std::chrono::steady_clock::time_point waited_until_{};  ///< without an answer
 };
 
 /// Where arrival flags lie, by the digest of their memory's key.

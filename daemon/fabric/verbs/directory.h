@@ -1,6 +1,6 @@
 /// \file
 /// Where peers' endpoints are, as far as they have said. An endpoint keeps its token when its port
-/// gets another GID or LID, and tells; what the Peer service once handed out is then out of date.
+/// gets another GID or LID, and tells. What the Peer service once handed out is then out of date.
 #pragma once
 
 #include <map>

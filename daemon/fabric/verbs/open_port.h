@@ -54,7 +54,7 @@ class OpenPort {
   std::atomic<Flusher*> shared_flusher_{nullptr};
 };
 
-/// Where the present opening is found. One thread replaces it; whoever else has hold of a lost one
+/// Where the present opening is found. One thread replaces it; others that hold a lost one
 /// may go on with it until the next call, to no avail, and only then is it closed: the control
 /// thread by a shared pointer, and the proxy, which is to count no references, by saying which one
 /// it holds.

@@ -34,7 +34,7 @@ class Sender {
   Sender(ibv_cq* completions, std::vector<QueueRef> queues, Options options);
 
   /// Takes as many writes from the front as there is room for. Each queue that gets any is rung
-  /// once, and its last request is signalled; since nothing else is, at most one batch per queue is
+  /// once, and its last request is signalled. Since nothing else is, at most one batch per queue is
   /// ever unsignalled.
   std::size_t post(std::span<const Write> writes);
   /// Takes completions, watches the time-out.

@@ -1,5 +1,5 @@
 /// \file
-/// The endpoint's own thread: answers peers' datagrams, brings answers to whoever asked, turns the
+/// The endpoint's own thread: answers peers' datagrams, brings answers to the callers, turns the
 /// device's events into trouble for links, and opens a port that was lost again.
 #pragma once
 

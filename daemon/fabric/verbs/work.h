@@ -59,7 +59,7 @@ std::uint32_t opening_of(const Write& write);
 
 /// What a write becomes: ordered, its data, then its flag; unordered, its data, with an immediate.
 /// The data is one request, or several where it crosses from one registration into another, at
-/// either end, or is longer than `message_bytes_max`; an immediate then goes with the last.
+/// either end, or is longer than `message_bytes_max`. An immediate then goes with the last.
 class WorkMaker {
  public:
   WorkMaker(const Write& write, DeliveryContract contract, std::uint64_t message_bytes_max)

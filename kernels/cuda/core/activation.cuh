@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_two_biases(float* v, const std::uint16_t* bi
 
 /// Where gates and ups lie side by side, a thread has of eight columns of sums one of C, where it
 /// should have two that follow each other. It gets them from its quad: lane t has columns t (low)
-/// and 4 + t of eight; answers columns 2 t and 2 t + 1.
+/// and 4 + t of eight. Answers columns 2 t and 2 t + 1.
 __device__ __forceinline__ std::uint32_t pairs_from_quad(std::uint32_t mine) {
   const int t = threadIdx.x % 4;
   const std::uint32_t first = __shfl_sync(0xffffffffu, mine, 2 * t % 4, 4);

@@ -23,8 +23,8 @@ struct AttentionTuning {
 Status check_attention(const AttentionProblem& problem);
 
 /// Attention ready to launch any number of times on the device that was current at creation. It
-/// keeps the addresses, not the memory. Launches are asynchronous and may be captured into a graph;
-/// launches of one plan must follow each other (one stream, or events between streams), as they
+/// keeps the addresses, not the memory. Launches are asynchronous and may be captured into a graph.
+/// Launches of one plan must follow each other (one stream, or events between streams), as they
 /// share the counter by which blocks take their items.
 class AttentionPlan {
  public:

@@ -122,7 +122,7 @@ struct AttentionProducts {
   }
 
   /// A matrix descriptor with the 128-byte swizzle; bytes. Rows of the summed dimension (Q, K)
-  /// repeat their 8-row atom every 1024; V, whose columns are the product's, repeats its 64-column
+  /// repeat their 8-row atom every 1024. V, whose columns are the product's, repeats its 64-column
   /// atom every kLeading as well.
   template <int kLeading>
   static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t tile, int offset) {

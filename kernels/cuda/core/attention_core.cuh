@@ -16,7 +16,7 @@
 ///     the rest          weights(0)  weights(1)  ...
 ///
 /// So a weight product may belong to the item before, whose rows are stored when it is complete.
-/// The warpgroups issue by turns, so that each weighs while another one's products run.
+/// The warpgroups issue in turn, so that each weighs while another one's products run.
 #pragma once
 
 #include <cuda.h>

@@ -59,12 +59,12 @@ class HeadKeys {
 ///     void wait(const AttentionItem&, const KeyRange&, const Keys&);
 ///
 /// It may have `Shared`, `end()` and helpers in the other lanes of its warp, as the product's gates
-/// (gemm_policies.cuh); its Shared lies behind the core's shared memory (gate_shared).
+/// (gemm_policies.cuh). Its Shared lies behind the core's shared memory (gate_shared).
 ///
-/// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs; when it passes, the
-/// gate records who waited for what and returns at once from then on, so that the block runs to
-/// its end on whatever the memory holds (the store must then not announce the result). What it
-/// acquired it passes on to the copy engine with ptx::fence_acquired_to_async().
+/// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs. When it passes, the
+/// gate records who waited for what and returns at once from then on, so that the block runs to its
+/// end on whatever the memory holds (the store must then not announce the result). What it acquired
+/// it passes on to the copy engine with ptx::fence_acquired_to_async().
 struct KeysAreHere {
   struct Params {};
   __device__ explicit KeysAreHere(const Params&) {}
@@ -112,7 +112,7 @@ class StoreRows {
 };
 
 /// How items are dealt out to the blocks. With `words`, a block takes the next item when it is free
-/// for one: words[0] counts the items taken, words[1] the blocks that are through, and the last of
+/// for one: words[0] counts the items taken, words[1] the blocks that are through. The last of
 /// these sets both to zero again. Without, it takes every `workers`-th.
 class ItemDealer {
  public:

@@ -17,7 +17,7 @@ struct Candidate {
 };
 
 // As measured on an H100 with all SMs at it (gemm_bench --few-rows); a step of narrow tiles feels
-// L2. A pair loads B once for two tiles; that leaves the GPU, which is at its power limit in long
+// L2. A pair loads B once for two tiles. That leaves the GPU, which is at its power limit in long
 // products, a higher clock, but starts a little later.
 constexpr Candidate kCandidates[] = {{GemmVariant::k128x256, 128, 256, 1, 0.66, 0},
                                      {GemmVariant::k128x256Pair, 256, 256, 2, 0.64, 3},

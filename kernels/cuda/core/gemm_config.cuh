@@ -46,7 +46,7 @@ struct GemmConfig {
   static constexpr int kThreads = 128 * (kMathWarpgroups + 1);
   static constexpr int kAccumulators = kBlockN / 2;  ///< fp32 registers of one thread
   static constexpr int kPieces = (kBlockN + kPieceColumns - 1) / kPieceColumns;
-  /// Of one piece each, per math warpgroup; used by turns.
+  /// Of one piece each, per math warpgroup; used in turn.
   static constexpr int kStagingBuffers = kStaging;
 
   /// Registers per thread by role: together no more than a block of 384 threads is given (3 x 168).
@@ -68,7 +68,7 @@ struct GemmConfig {
 };
 
 /// First column of a piece among `columns`: the last piece begins earlier where they are no whole
-/// pieces, so it has the second half of the piece before it, too. Both store the same there.
+/// pieces. So it has the second half of the piece before it, too. Both store the same there.
 __device__ __forceinline__ constexpr int piece_column(int piece, int columns) {
   return piece * kPieceColumns <= columns - kPieceColumns ? piece * kPieceColumns
                                                           : columns - kPieceColumns;

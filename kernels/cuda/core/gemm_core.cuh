@@ -11,10 +11,10 @@
 /// and four sets of barriers between them (GemmShared): stage_full, stage_empty, piece_full,
 /// piece_empty; where another rank's partials are added to tiles (late_adds.cuh), which the storing
 /// warps see to as well, a fifth. (The fourth io warp has nothing to do.) The math warpgroups wait
-/// for each other nowhere: while one writes its half of C the other keeps the tensor cores busy,
-/// and the loads of the next tile run through all of it.
+/// for each other nowhere: while one writes its half of C the other keeps the tensor cores busy.
+/// The loads of the next tile run through all of it.
 ///
-/// In a cluster of two, the blocks work on tiles one above the other, so they need the same tile of
+/// In a cluster of two, the blocks work on tiles one above the other. So they need the same tile of
 /// B: each loads half of it and multicasts that to both. A stage is then free when the math warps
 /// of both blocks have read it.
 ///

@@ -41,7 +41,7 @@ cudaError_t clusters_of_gemm(int blocks, int* count) {
 /// them must fit on the device at once if a gate or a store of theirs waits for another. Single
 /// blocks are launched without attributes: those whose numbers follow each other then fill one GPC
 /// after the other, and what neighbouring tiles read is read near by. With a cluster's size, be it
-/// one, they are dealt out otherwise: GEMM + ReduceScatter takes 10% longer so
+/// one, they are dealt out otherwise: GEMM+ReduceScatter takes 10% longer so
 /// (decisions/block_placement.md).
 template <class Config, class Order, class Gate, class Store, class Epilogue>
 cudaError_t launch_gemm(const GemmParams<Order, Gate, Store, Epilogue>& params, int workers,

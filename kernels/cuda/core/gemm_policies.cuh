@@ -1,6 +1,6 @@
 /// \file
-/// The two other seams of the GEMM core beside the tile order (tile.h): when a tile's inputs may be
-/// loaded, and where its output goes. The types here are the plain matrix product's; an operator
+/// The two other policies of the GEMM core beside the tile order (tile.h): when a tile's inputs may
+/// be loaded, and where its output goes. The types here are the plain matrix product's; an operator
 /// supplies its own.
 #pragma once
 
@@ -45,7 +45,7 @@ namespace mk::kernels::cuda {
 /// other lanes stand in the one from the beginning of the tiles until the thread that loads calls
 /// the other.
 ///
-/// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs; when it passes, the
+/// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs. When it passes, the
 /// gate records who waited for what and answers kAllReady from then on, so that the block runs to
 /// its end on whatever the memory holds and nothing hangs (the store must then not announce the
 /// result: see there). What was acquired must be passed on to the copy engine with
@@ -126,7 +126,7 @@ struct Piece {
 ///     static constexpr int kSharedWords;            32-bit words of shared memory it wants
 ///     Store(const Params&, std::uint32_t* words);   the words are zero at the start of the kernel;
 ///                                                   or, third, const Gate::Shared&: to see whether
-///                                                   the gate has waited in vain
+///                                                   a wait of the gate has failed
 ///     void put(const Piece&);                       issues bulk stores; the core commits the group
 ///     void tile_done(int m, int n, int warpgroup);  after this warp's last put of the tile
 ///     void finish();                                after the last tile; the core then waits
@@ -187,7 +187,7 @@ struct StoreToC {
 /// packed[2] and [3] the same 8 columns on. sums[column / 8 * 4 + i] is, in the order of i, (row,
 /// column + 2 t), (row, the next), (row + 8, ...), (row + 8, the next). The whole warp calls it. It
 /// works in `sums` itself rather than in a copy: to the compiler they are alive until the next
-/// tile, and there are no registers for both.
+/// tile. There are no registers for both.
 ///
 /// An epilogue that has kForms chooses at launch among several ways to stage a tile: see
 /// finishing_epilogue.cuh.

@@ -47,7 +47,7 @@ Status check_sizes(const GroupedGemmProblem& problem) {
 Status check_addresses(const GroupedGemmProblem& problem) {
   if (problem.offsets == nullptr) {
     return fail(ErrorCode::kInvalidArgument,
-                "grouped gemm: no offsets: they say which rows are whose");
+                "grouped gemm: give offsets: the first row of each expert");
   }
   const auto aligned = [](const void* address, std::uintptr_t bytes) {
     return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;

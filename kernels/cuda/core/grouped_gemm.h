@@ -23,7 +23,7 @@ struct GroupedGemmTuning {
 
 /// A grouped product ready to launch any number of times on the device that was current at
 /// creation. It keeps the addresses, not the memory. Launches are asynchronous, never wait for the
-/// host, and may be captured into a graph; those of one plan (copies of it included) must follow
+/// host, and may be captured into a graph. Those of one plan (copies of it included) must follow
 /// each other: they share two words of device memory.
 class GroupedGemmPlan {
  public:

@@ -58,8 +58,8 @@ MK_HOST_DEVICE constexpr std::uint32_t row_tiles_of(const RowRange& rows) {
 }
 
 /// Expert by expert; within an expert in bands of `band` row tiles, each walked column by column:
-/// row tiles that follow each other share the expert's weights, and the tiles in work at one time
-/// form a near-square patch.
+/// row tiles that follow each other share the expert's weights. The tiles in work at one time form
+/// a near-square patch.
 class GroupedTileList {
  public:
   /// `starts[e]`: row tiles of the experts before e; starts[experts]: of all.

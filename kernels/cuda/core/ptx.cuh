@@ -64,8 +64,8 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
 }
 
 /// Arrives at the same barrier in block `rank` of the cluster (which may be this one). Orders no
-/// memory beyond the block: it announces finished reads, and a release at cluster scope would cost
-/// a fence of the whole GPU (a third of the kernel's speed).
+/// memory beyond the block: it announces finished reads. A release at cluster scope would cost a
+/// fence of the whole GPU (a third of the kernel's speed).
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, std::uint32_t rank) {
   asm volatile(
       "{\n"
@@ -245,8 +245,8 @@ __device__ __forceinline__ void store_two(std::uint32_t address, float first, fl
                : "memory");
 }
 
-/// stmatrix.x4: stores four 8x8 matrices of two-byte elements, two elements of each in a register;
-/// lane l gives the address of row l % 8 of matrix l / 8.
+/// stmatrix.x4: stores four 8x8 matrices of two-byte elements, two elements of each in a register.
+/// Lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(std::uint32_t row_address, std::uint32_t m0,
                                                std::uint32_t m1, std::uint32_t m2,
                                                std::uint32_t m3) {

@@ -1,8 +1,8 @@
 /// \file
 /// A tile whose K is shared by the blocks of a cluster: few tiles then still fill the GPU. Each
 /// block multiplies its share of K. Then the block of rank w sums the rows of math warpgroup w: the
-/// others send it their fp32 sums, to where its stages were, and it adds them in the order of K.
-/// So the bits depend on the number of shares, and on nothing else.
+/// others send it their fp32 sums, to where its stages were. It adds them in the order of K. So the
+/// bits depend on the number of shares, and on nothing else.
 ///
 /// A cluster has one tile at most: nothing is loaded into the stages after that.
 #pragma once

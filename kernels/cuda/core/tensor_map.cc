@@ -124,7 +124,7 @@ Result<CUtensorMap> make_row_window_map(const char* name, DType dtype, const voi
                                         std::int64_t rows, std::int64_t columns, int window,
                                         int box_columns) {
   const std::int64_t row_bytes = columns * kElementBytes;
-  // Window e begins `window` rows before row e; e is 1 at least, and the rows before the matrix are
+  // Window e begins `window` rows before row e; e is 1 at least. The rows before the matrix are
   // outside of every box that a caller asks for.
   const auto* const before = reinterpret_cast<const void*>(
       reinterpret_cast<std::uintptr_t>(base) - static_cast<std::uintptr_t>(window * row_bytes));

@@ -13,7 +13,7 @@ using mk::kernels::Tile;
 
 /// An order's tiles, if they are more than a place in a grid: `using TileType = ...;`, with `m` and
 /// `n` as in Tile (m is never negative) and what else its gate and store go by. Where such a tile
-/// has `rows`, the first so many rows of it are computed and the others not stored, and one with at
+/// has `rows`, the first so many rows of it are computed and the others not stored. One with at
 /// most 64 is the first math warpgroup's alone.
 template <class Order>
 struct TileTypeOf {
@@ -49,7 +49,7 @@ using OrderSharedOf = typename OrderSharedTypeOf<Order>::Type;
 
 /// A **tile order** tells each worker (a block, or a cluster that works on vertically adjacent
 /// tiles) which tile comes next. The loading warp, the math warpgroups and the storing warps of a
-/// worker each walk their own copy, so the sequence must be a pure function of the parameters and
+/// worker each walk their own copy. So the sequence must be a pure function of the parameters and
 /// the worker's index.
 ///
 ///     struct Params;                                    plain data, among the kernel's arguments

@@ -47,7 +47,7 @@ struct TileFeed {
 };
 
 /// Takes a worker's next step of `steps`; false: none is left. The first `workers` steps are the
-/// workers' first; the rest goes to whoever is free first, late workers (from `workers` on) among
+/// workers' first. The rest goes to the first free one, late workers (from `workers` on) among
 /// them. `taken`: in device memory, zero at the launch's start.
 __device__ __forceinline__ bool take_step(bool first, std::uint32_t worker, std::uint32_t workers,
                                           std::uint32_t* taken, std::uint32_t steps,
@@ -55,7 +55,7 @@ __device__ __forceinline__ bool take_step(bool first, std::uint32_t worker, std:
   *step = first && worker < workers ? worker : workers + atomicAdd(taken, 1u);
   return *step < steps;
 }
-/// Whether all have been taken: whoever has one has its last.
+/// Whether all have been taken: a worker that has one has its last.
 __device__ __forceinline__ bool all_taken(std::uint32_t workers, const std::uint32_t* taken,
                                           std::uint32_t steps) {
   return workers + shm::load_relaxed(taken) >= steps;

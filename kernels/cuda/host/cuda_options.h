@@ -21,7 +21,7 @@ struct JobPlan;
 
 /// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`. 0: chosen.
 struct CudaOptions {
-  /// Ranks of this process that share the device; each uses at most its share of the SMs, one block
+  /// Ranks of this process that share the device. Each uses at most its share of the SMs, one block
   /// on each, because all blocks of all ranks must be resident at the same time, and copies that
   /// they wait for (plan/legal.h).
   std::uint32_t ranks_per_device = 1;
@@ -29,13 +29,13 @@ struct CudaOptions {
   Warpgroups stream_groups;     ///< sums within the node, or hands out this rank's rows
   Warpgroups send_groups;       ///< a lane each
   Warpgroups receive_groups;
-  /// AllGather + GEMM, several ranks of a node: whether the GPU's DMA engines (what cudaMemcpyAsync
+  /// AllGather+GEMM, several ranks of a node: whether the GPU's DMA engines (what cudaMemcpyAsync
   /// uses) bring this rank's rows to the others, or groups do. For it the plan's local_banks have
   /// to be 1, and a node's ranks have a GPU each. With its banks 1, too, they also pass on what
   /// comes over the network. Not set: chosen.
   std::optional<bool> dma;
   std::uint32_t dma_bytes = 0;  ///< that they bring at a time; 0: chosen
-  /// GEMM + ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:
+  /// GEMM+ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:
   /// chosen.
   std::optional<bool> sums_once;
   /// Of operators that sum, several ranks of a node: FrameArguments::piece_ns. Not set: chosen.

@@ -51,7 +51,7 @@ class OperatorBase {
     return blocks().reduce != 0 ? blocks().reduce
                                 : cuda::groups_that_only_share(arguments_.frame, blocks());
   }
-  /// How far a launch has come that does not end: for people.
+  /// How far a launch has come that does not end: for users.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 
  protected:

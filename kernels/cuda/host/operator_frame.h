@@ -73,7 +73,7 @@ class OperatorFrame {
   /// Waits for the stream, then answers what the last launch did, or the first failure: all but its
   /// m, form and estimate.
   Result<LaunchStats> finish(cudaStream_t stream) const;
-  /// How far a launch has come that does not end: for people.
+  /// How far a launch has come that does not end: for users.
   std::string progress(const Launch& launch) const;
 
  private:

@@ -14,7 +14,7 @@
 
 namespace mk::kernels::cuda {
 
-/// The machine file for a GPU of that name and so many SMs; says on stderr, once in a process, if
+/// The machine file for a GPU of that name and so many SMs. Says on stderr, once in a process, if
 /// none is shipped for it.
 plan::Machine machine_of(const char* device_name, std::uint32_t sms);
 /// By the shipped files, for a GPU of that name and so many SMs.

@@ -74,8 +74,8 @@ MK_HOST_DEVICE constexpr std::uint32_t end_tiles_chunks(std::uint32_t per_chunk)
   return end == 0 ? 1 : end < kFewChunks / 2 ? end : kFewChunks / 2;
 }
 
-/// Chunks that groups share in at the end of the launch: all, if they are few. Whoever waits for
-/// the last one would else wait until one group has summed all its tiles.
+/// Chunks that groups share in at the end of the launch: all, if they are few. A role that waits
+/// for the last one would else wait until one group has summed all its tiles.
 MK_HOST_DEVICE constexpr std::uint32_t end_chunks(std::uint32_t chunks, std::uint32_t per_chunk) {
   return chunks <= kFewChunks ? chunks : end_tiles_chunks(per_chunk);
 }
@@ -97,7 +97,7 @@ MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
 /// `onward` of them go to the network, which waits for the first one, and then for each after that:
 /// the very first is summed in as many parts as there are groups, those after it, of many, tile by
 /// tile, then half by half. (Two dozen groups that all sum a whole chunk of half a megabyte, which
-/// takes them 140 us, have twenty-four at the end of that, and none before: the network takes 10 us
+/// takes them 140 µs, have twenty-four at the end of that, and none before: the network takes 10 µs
 /// for one.)
 MK_HOST_DEVICE constexpr ChunkSteps sum_steps(std::uint32_t chunks, std::uint32_t per_chunk,
                                               std::uint32_t onward, std::uint32_t groups) {

@@ -61,7 +61,7 @@ __device__ __forceinline__ void account_for(DeviceState& state, std::uint32_t ep
 __device__ __forceinline__ void tiles_done(DeviceState& state, std::uint32_t epoch,
                                            const BlockTotals& totals) {
   account_for(state, epoch, Role::kCompute, totals);
-  // Orders nothing: whoever reads a tile looks at its own flag.
+  // Orders nothing: a reader of a tile looks at its own flag.
   shm::store_relaxed(&state.local.done_by(Role::kCompute)[blockIdx.x], epoch);
 }
 

@@ -117,7 +117,7 @@ struct SumSteps {
 };
 
 /// Groups that sum what comes over the nodes: those that do nothing else, and, when they have no
-/// tiles left, those of the compute blocks. (Of GEMM + ReduceScatter perhaps more.)
+/// tiles left, those of the compute blocks. (Of GEMM+ReduceScatter perhaps more.)
 MK_HOST_DEVICE constexpr std::uint32_t receiving_groups(const RoleBlocks& blocks) {
   return blocks.receive + blocks.compute * kGroupsOfBlock;
 }

@@ -2,10 +2,10 @@
 /// What the other lanes of a leader's warp do for it: look at many flags at once. They stand at the
 /// warp's barrier, where they cost nothing, until the leader has something for them or ends; then
 /// the leader stands there. (Lanes that do the same in another place of the code do it one after
-/// the other: two looks.) The barrier orders memory between leader and lanes, so what a lane has
+/// the other: two looks.) The barrier orders memory between leader and lanes. So what a lane has
 /// acquired the leader has.
 ///
-/// As measured on an H200: a fence of the GPU takes 0.3 to 0.8 us, an acquiring load 0.2 more than
+/// As measured on an H200: a fence of the GPU takes 0.3 to 0.8 µs, an acquiring load 0.2 more than
 /// a relaxed one. So flags are acquired by loads, a lane each, not by one thread's relaxed loads
 /// and a fence.
 #pragma once

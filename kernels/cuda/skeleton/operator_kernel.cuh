@@ -1,7 +1,7 @@
 /// \file
 /// The frame of every operator's kernel: who is what, and what all launches begin and end with.
 ///
-/// Blocks 0 .. compute - 1 run the GEMM core; when their tiles are done, each of their groups does
+/// Blocks 0 .. compute - 1 run the GEMM core. When their tiles are done, each of their groups does
 /// what the operator has for it then. The groups of the other blocks are, in this order: the poller
 /// (if the host has words to look at), the send role, the receive role, and the role that streams
 /// within the node (reduce or share). All blocks of all ranks are resident at the same time, or the
@@ -10,7 +10,7 @@
 /// An operator is a type:
 ///
 ///     struct Op {
-///       using Config, Order, Gate, Store;              the seams of the core
+///       using Config, Order, Gate, Store;              the policies of the core
 ///       using Epilogue;                                likewise, if not RoundedSums
 ///       using Launch;                                  kernels/<operator>/launch.h
 ///       using Arguments;                               OperatorArguments<Launch> or derived
@@ -44,7 +44,7 @@
 
 namespace mk::kernels::cuda {
 
-/// A launch's parameters: what is in its arguments, `tiles` of them in all, and what the seams
+/// A launch's parameters: what is in its arguments, `tiles` of them in all, and what the policies
 /// need.
 template <class Op>
 OperatorParams<Op> make_params(const typename Op::Arguments& arguments, std::uint32_t tiles,
@@ -239,7 +239,7 @@ __device__ __forceinline__ void run_groups(const OperatorParams<Op>& params,
 
 /// Whether a block outside the compute blocks may take tiles when its groups have ended. Over nodes
 /// only where compute blocks end with theirs: no release tells then that these alone have read a
-/// bank, and the poller stays until this block, too, has its last rows (WaitsDone).
+/// bank. The poller stays until this block, too, has its last rows (WaitsDone).
 template <class Op>
 __device__ __forceinline__ bool may_help(const OperatorParams<Op>& params) {
   return (params.launch.context.world.nodes == 1 || Op::ends_with_tiles(params.launch)) &&
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
     __syncthreads();
     gemm_core<Config>(params.gemm, shared, static_cast<int>(blockIdx.x), static_cast<int>(compute));
     // Only when every math warp has the core's registers: an io warp that has nothing to do there
-    // would take back what they still wait for, and the block would stand still for ever.
+    // would take back what they still wait for. The block would stand still for ever.
     __syncthreads();
     if (threadIdx.x / 128 == Config::kMathWarpgroups) {
       ptx::registers_grow<kRoleRegisters>();

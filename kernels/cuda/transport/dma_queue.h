@@ -48,7 +48,7 @@ class DmaQueue {
   Status write(std::uint32_t* word, std::uint32_t value);
   /// Lets others have the engine that copies to peers, also of other processes: it serves a queue
   /// until that has nothing to do, or for a millisecond. Here this one waits for a word to go to
-  /// the host, which another engine brings there, some 14 us.
+  /// the host, which another engine brings there, some 14 µs.
   Status yield();
   /// Rows to its one target.
   Status copy(const CopyJob& job);

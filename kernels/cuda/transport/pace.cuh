@@ -12,8 +12,8 @@ namespace mk::kernels::cuda {
 /// Turns that follow each other at their time at the earliest.
 class Pace {
  public:
-  /// `behind_ns`: whoever was held up (by a wait, by full links) makes up for so much at most: it
-  /// would do so together with all others.
+  /// `behind_ns`: a worker that was held up (by a wait, by full links) makes up for so much at
+  /// most: it would do so together with all others.
   __device__ explicit Pace(std::uint32_t behind_ns) : behind_ns_(behind_ns), due_ns_(clock_ns()) {}
 
   /// Waits for this turn's time; the next one is `ns` later.

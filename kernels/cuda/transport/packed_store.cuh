@@ -52,7 +52,7 @@ struct PlaceParams {
 struct StorePace {
   std::uint32_t piece_ns;
   std::uint32_t tiles;    ///< of the launch
-  std::uint32_t workers;  ///< compute blocks, which take them by turns
+  std::uint32_t workers;  ///< compute blocks, which take them in turn
 };
 
 /// `Places`: the operator's TilePlaces (comm/tile_worker.h), and
@@ -165,8 +165,8 @@ class PackedStore {
   static constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
   __device__ static void* to(const Piece& piece) { return const_cast<void*>(piece.bytes); }
-  /// Another rank that this one waited for in vain may still be in its last launch, and read its
-  /// slots; nor is its C to be touched. The gate told before it had the tile's last stage, or the
+  /// Another rank that a wait of this one has missed may still be in its last launch, and read its
+  /// slots. Nor is its C to be touched. The gate told before it had the tile's last stage, or the
   /// partial, loaded.
   __device__ void find_place(const Tile& tile) {
     at_ = tile;

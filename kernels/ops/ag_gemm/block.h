@@ -1,5 +1,5 @@
 /// \file
-/// A block of AllGather + GEMM: a gather, and which tiles it makes possible. The roles are in
+/// A block of AllGather+GEMM: a gather, and which tiles it makes possible. The roles are in
 /// roles.h.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// AllGather + GEMM on the CPU: C_r[m,n_r] = A[m,k] B_r[k,n_r], where each rank brings its share of
+/// AllGather+GEMM on the CPU: C_r[m,n_r] = A[m,k] B_r[k,n_r], where each rank brings its share of
 /// A's rows and every rank r gets its whole C_r. Blocks are threads; what they do is
 /// kernels/ops/ag_gemm/roles.h.
 #pragma once

@@ -1,5 +1,5 @@
 /// \file
-/// The numbers of an AllGather + GEMM on one rank, for the operator's lifetime. spec.h makes them;
+/// The numbers of an AllGather+GEMM on one rank, for the operator's lifetime. spec.h makes them;
 /// per launch: schedule.h. Compiles for host and device.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of one AllGather + GEMM launch share.
+/// What the blocks of one AllGather+GEMM launch share.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 /// \file
-/// What a compute worker of AllGather + GEMM does with its tiles: their order, and what they wait
+/// What a compute worker of AllGather+GEMM does with its tiles: their order, and what they wait
 /// for (comm/tile_worker.h says who calls this). A tile goes to the caller's C, and nobody waits
 /// for it. The other roles are in roles.h.
 #pragma once
@@ -30,7 +30,7 @@ struct AgGemmTiles {
   }
 };
 
-/// How an AllGather + GEMM deals out its tiles.
+/// How an AllGather+GEMM deals out its tiles.
 struct AgGemmOrder {
   AgGemmTiles tiles;
   AgGemmBands bands;

@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of AllGather + GEMM do, besides those of the gather (gather/roles.h). The
+/// What the blocks of AllGather+GEMM do, besides those of the gather (gather/roles.h). The
 /// executor brings the arithmetic and the bulk copies:
 ///
 ///     bool multiply(const AgGemmTile&, const std::byte* rows, uint64_t stride_bytes);

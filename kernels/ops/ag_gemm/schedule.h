@@ -1,5 +1,5 @@
 /// \file
-/// One launch of AllGather + GEMM as index arithmetic: whose rows are where in A, which tile of C a
+/// One launch of AllGather+GEMM as index arithmetic: whose rows are where in A, which tile of C a
 /// rank computes when, and what it needs for it. Compiles for host and device.
 ///
 /// A's m rows are dealt out over all ranks in rank order (shard_of). Each shard is cut into tiles
@@ -11,9 +11,9 @@
 ///     as its own;
 ///  3. for each hop of the ring, the L shards that it brings over L rails, side by side, this
 ///     rank's rail first, in the same way.
-/// Within such a band of rows of tiles: column by column, in each the band's rows as they arrive.
-/// Whoever waits for a chunk has first computed nearly all that the chunks before it allow, and
-/// tiles in work at one time share rows of A and columns of B.
+/// Within such a band of rows of tiles: column by column, in each the band's rows as they arrive. A
+/// block waits for a chunk only after it has computed nearly every tile that earlier chunks allow.
+/// Tiles in work at one time share rows of A and columns of B.
 #pragma once
 
 #include <cstdint>

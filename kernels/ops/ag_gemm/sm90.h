@@ -1,5 +1,5 @@
 /// \file
-/// AllGather + GEMM on Hopper GPUs: C_r[m,n_r] = A[m,k] B_r[k,n_r], where each rank brings its
+/// AllGather+GEMM on Hopper GPUs: C_r[m,n_r] = A[m,k] B_r[k,n_r], where each rank brings its
 /// share of A's rows. One launch is one persistent kernel per rank.
 #pragma once
 

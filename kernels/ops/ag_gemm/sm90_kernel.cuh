@@ -1,5 +1,5 @@
 /// \file
-/// AllGather + GEMM as one persistent kernel: the gather's roles beside the product. Included by
+/// AllGather+GEMM as one persistent kernel: the gather's roles beside the product. Included by
 /// one .cu file per element type.
 #pragma once
 

@@ -103,7 +103,7 @@ static_assert(kGateLooksByWarp<AgGemmGate>);
 
 /// Into the caller's C. What lies below a tile's rows is another tile's: whole groups of eight rows
 /// go by the copy engine, the rest row by row. What lies right of its columns is right, too:
-/// whoever computes it stores the same.
+/// any block that computes it stores the same.
 template <class Config>
 class AgGemmStore {
  public:

@@ -1,5 +1,5 @@
 /// \file
-/// Makes what the ranks of an AllGather + GEMM agree on, and what this rank chooses for itself, and
+/// Makes what the ranks of an AllGather+GEMM agree on, and what this rank chooses for itself, and
 /// says what an operator needs before it exists: workspace and arrival flags. Host only.
 #pragma once
 

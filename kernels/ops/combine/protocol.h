@@ -16,7 +16,7 @@
 ///     and what else comm/block.h asks for
 ///
 /// One whose blocks have several lanes (routing_plan.h: OneLane) does the pieces of the index by
-/// them, and one may have its blocks take steps as they are free:
+/// them. One may have its blocks take steps as they are free:
 ///
 ///     void do_piece(const CombineBlock&, CombinePiece);          calls gemm_combine::do_piece
 ///     uint32_t take_step(Role);                                  gather/steps.h
@@ -38,8 +38,8 @@
 ///     send     owner         staging -> receive bank of the rail peer arrival[bank][from][chunk]
 ///     receive  token's rank  slots and receive banks -> its output
 ///
-/// There is no reduce and no send with one node. A token's sum goes in slot order within a node;
-/// the nodes' sums go in node order, this node's own in its place; then comes the residual. So
+/// There is no reduce and no send with one node. A token's sum goes in slot order within a node.
+/// The nodes' sums go in node order, this node's own in its place; then comes the residual. So
 /// every run gives the same bits.
 ///
 /// Why nothing waits in a circle: entries wait for the last launch only. Compute waits for its own
@@ -53,7 +53,7 @@
 ///  - Staging bank: written after the daemon has read what e - b sent from it
 ///  (LocalWords::sent_in).
 ///  - Receive bank: written after its reader has ended e - b, or released it (comm/banks.h): every
-///    rank hears, in every launch, of every rail peer, if only by a header, and a launch ends after
+///    rank hears, in every launch, of every rail peer, if only by a header. A launch ends after
 ///    every chunk has arrived.
 ///  - All else is this rank's own and lasts for one launch.
 ///

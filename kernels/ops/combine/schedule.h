@@ -3,8 +3,8 @@
 /// bank crosses the network, and where everything lies. What depends on the rows is in row_index.h.
 /// Compiles for host and device.
 ///
-/// **Order.** What travels far goes first: the sums for tokens of node d + 1, then of d + 2, ...;
-/// this node's own tokens come last.
+/// **Order.** What travels far goes first: the sums for tokens of node d + 1, then of d + 2, ....
+/// This node's own tokens come last.
 ///
 /// **Chunks** of what a rank sends to a rail peer: chunk 0 is the header alone; chunk c, from 1 on,
 /// holds the sums of tokens [(c - 1) P, c P) of those that have any row on this node, in the order

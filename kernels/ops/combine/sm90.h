@@ -62,7 +62,7 @@ class CombineCuda {
   ShardRange experts() const { return experts_of(plan_.shape.experts, world()); }
   const CombinePlan& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
-  /// How far a launch has come that does not end: for people.
+  /// How far a launch has come that does not end: for users.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 
  private:

@@ -17,7 +17,7 @@ namespace mk::kernels {
 struct CombinePlan : CombineGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have
-  ///    fewer than 16 at even routing; if asked for, tile_m is a power of two from 8 to 256;
+  ///    fewer than 16 at even routing. If asked for, tile_m is a power of two from 8 to 256;
   ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while a full bank would have fewer than 8;
   ///    whole tokens, one at least; larger than asked for where their flags would exceed
   ///    kOperatorFlagsMax.

@@ -1,5 +1,5 @@
 /// \file
-/// A block of GEMM + AllReduce: where its tiles lie, and what its flags mean. The roles themselves
+/// A block of GEMM+AllReduce: where its tiles lie, and what its flags mean. The roles themselves
 /// are in roles.h.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + AllReduce on the CPU: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and every
+/// GEMM+AllReduce on the CPU: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and every
 /// rank gets C. Blocks are threads; what they do is kernels/ops/gemm_ar/roles.h.
 #pragma once
 

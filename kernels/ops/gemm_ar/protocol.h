@@ -1,5 +1,5 @@
 /// \file
-/// What a compute worker of GEMM + AllReduce does with its tiles: their order, what they wait for,
+/// What a compute worker of GEMM+AllReduce does with its tiles: their order, what they wait for,
 /// where they go (comm/tile_worker.h says who calls this). The other roles are in roles.h, whose
 /// head has the way of a tile.
 #pragma once

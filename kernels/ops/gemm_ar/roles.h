@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of GEMM + AllReduce do. Flags, counters and commands are here, once for all
+/// What the blocks of GEMM+AllReduce do. Flags, counters and commands are here, once for all
 /// executors; the executor brings the arithmetic and the bulk copies:
 ///
 ///     bool multiply(const TileRect&, void* target, uint64_t target_stride);
@@ -22,21 +22,21 @@
 ///                           nodes -> C of every local rank             out_ready[owner][chunk]
 ///     collect  every rank   C, as it arrives -> the caller's C
 ///
-/// Sums go in rank order and in node order, so every run gives the same bits, on every rank.
-/// With one node, reduce stores into C itself; there is no send and no receive (where a rank sums
-/// its own tiles as it computes them, GemmArLaunch::accumulates_own, compute does that, and nobody
+/// Sums go in rank order and in node order, so every run gives the same bits, on every rank. With
+/// one node, reduce stores into C itself. There is no send and no receive (where a rank sums its
+/// own tiles as it computes them, GemmArLaunch::accumulates_own, compute does that, and nobody
 /// reduces). With one local rank, compute stores into staging itself; there is no reduce. With
 /// both, compute stores into C.
 ///
 /// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
 ///  - Slots and C: launch e ends on a rank when all of C is there, so after every owner has read
-///    all its slots. Slots are written in e + 1, by ranks that have ended e; a rank's C is written
+///    all its slots. Slots are written in e + 1, by ranks that have ended e. A rank's C is written
 ///    by others in e + 1 only after this rank's own tiles of e + 1 went in (and not at all when a
 ///    wait for those has failed).
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
 ///    (LocalWords::sent_in).
 ///  - Receive bank: written in e after its reader has ended e - b, or released it (comm/banks.h).
-///  - Launch records: a rank in launch e + 2 has seen this rank's tiles of e + 1, so this rank is
+///  - Launch records: a rank in launch e + 2 has seen this rank's tiles of e + 1. So this rank is
 ///    done with the records of e, whose place those of e + 2 take.
 #pragma once
 
@@ -133,7 +133,7 @@ MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block, Channel<Exe
   const FlagMap flags = schedule.flags();
   const std::uint32_t step = block.launch.blocks.send;
   const ChunkRun run = ChunkRun::below(packed.chunks(), block.index, step);
-  // Else whoever stored a tile there has seen the bank free.
+  // Else the worker that stored a tile there has seen the bank free.
   if (run.count != 0 && packed.tiles() == 0 && !block.await_staging_free()) return false;
   // Each chunk goes to the next node first, so that no link is everybody's first.
   const auto route_to = [&](std::uint32_t peer) {

@@ -1,13 +1,13 @@
 /// \file
-/// One launch of GEMM + AllReduce as index arithmetic: which tile when, who owns it, where its
+/// One launch of GEMM+AllReduce as index arithmetic: which tile when, who owns it, where its
 /// bytes lie, which chunk it belongs to. Compiles for host and device; all ranks of a launch
 /// compute the same.
 ///
 /// C is cut into tiles, numbered in bands (comm/tile_grid.h). Tile t belongs to local rank t mod L
 /// of every node, as its owned tile number t div L: its **owner** sums it and exchanges it with its
 /// rail peers. An owner's chunk c is its owned tiles [c*P, (c+1)*P), P = tiles_per_chunk. Ranks
-/// compute tiles in the order of their numbers, so all owners' first chunks are complete first;
-/// each group of L tiles (one per owner) is walked from another start on each rank, so that no
+/// compute tiles in the order of their numbers, so all owners' first chunks are complete first.
+/// Each group of L tiles (one per owner) is walked from another start on each rank, so that no
 /// owner receives from everybody at once.
 ///
 /// Network payload of the rank of rail l in one launch, in bytes:

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + AllReduce on Hopper GPUs: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and
+/// GEMM+AllReduce on Hopper GPUs: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and
 /// every rank gets C. One launch is one persistent kernel per rank.
 #pragma once
 
@@ -32,7 +32,7 @@ class GemmArCuda : public cuda::OperatorBase<GemmArPlan, cuda::GemmArArguments> 
                                                     const RankContext& context,
                                                     const CudaOptions& options);
 
-  /// Puts one launch on the stream and returns at once; may be captured into a graph, which then
+  /// Puts one launch on the stream and returns at once. May be captured into a graph, which then
   /// replays it with the same addresses and `m`, each time as a launch of its own. Launches of one
   /// operator do not overlap. All ranks launch equally often and with the same `m`. Ranks that
   /// share a device launch on streams of their own.

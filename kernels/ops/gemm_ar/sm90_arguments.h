@@ -1,5 +1,5 @@
 /// \file
-/// What a GEMM + AllReduce launch hands to its kernel. Plain data for host and device.
+/// What a GEMM+AllReduce launch hands to its kernel. Plain data for host and device.
 #pragma once
 
 #include "kernels/comm/tile_grid.h"

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + AllReduce as one persistent kernel. Compute blocks reduce, too, when their tiles are
+/// GEMM+AllReduce as one persistent kernel. Compute blocks reduce, too, when their tiles are
 /// done, and then collect. Included by one .cu file per element type.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// Makes what all ranks of a GEMM + AllReduce agree on, and says what an operator needs before it
+/// Makes what all ranks of a GEMM+AllReduce agree on, and says what an operator needs before it
 /// exists: workspace and arrival flags. Host only.
 #pragma once
 

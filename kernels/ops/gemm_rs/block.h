@@ -1,5 +1,5 @@
 /// \file
-/// A block of GEMM + ReduceScatter: where its tiles lie, and what its flags mean. The roles
+/// A block of GEMM+ReduceScatter: where its tiles lie, and what its flags mean. The roles
 /// themselves are in roles.h. An owner's shards are named by their nodes.
 #pragma once
 

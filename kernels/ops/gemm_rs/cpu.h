@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + ReduceScatter on the CPU: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and
+/// GEMM+ReduceScatter on the CPU: C[m,n] = sum over all ranks r of A_r[m,k_r] B_r[k_r,n], and
 /// rank r gets its shard of C's rows. Blocks are threads; what they do is
 /// kernels/ops/gemm_rs/roles.h.
 #pragma once

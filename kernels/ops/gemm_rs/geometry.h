@@ -1,5 +1,5 @@
 /// \file
-/// The numbers that all ranks of a GEMM + ReduceScatter agree on for the operator's lifetime:
+/// The numbers that all ranks of a GEMM+ReduceScatter agree on for the operator's lifetime:
 /// shape, tiles, chunks, and where everything lies in the workspace. spec.h makes them; per launch:
 /// schedule.h. Compiles for host and device.
 #pragma once

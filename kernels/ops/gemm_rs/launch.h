@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of one GEMM + ReduceScatter launch share.
+/// What the blocks of one GEMM+ReduceScatter launch share.
 #pragma once
 
 #include "kernels/comm/launch.h"

@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of GEMM + ReduceScatter do. Flags, counters and commands are here, once for all
+/// What the blocks of GEMM+ReduceScatter do. Flags, counters and commands are here, once for all
 /// executors; the executor brings the arithmetic and knows the caller's C:
 ///
 ///     bool multiply(const TileRect&, void* target, uint64_t target_stride);
@@ -24,16 +24,16 @@
 ///                           and receive banks -> sum over nodes
 ///                           -> the caller's C
 ///
-/// Sums go in rank order within a node; over nodes the owner's own comes first, then the others' in
-/// node order: so every run gives the same bits. With one node, reduce stores into C itself; there
+/// Sums go in rank order within a node. Over nodes the owner's own comes first, then the others' in
+/// node order: so every run gives the same bits. With one node, reduce stores into C itself. There
 /// is no send and no receive (where one of two ranks sums its own tiles as it computes them,
 /// GemmRsLaunch::accumulates_own, compute does that, and nobody reduces). With one local rank,
 /// compute stores into staging, or keeps, itself; there is no reduce. With both, compute stores
 /// into C.
 ///
 /// Why nobody waits in a circle where a shard is summed once: a rank's tiles and its sums for other
-/// nodes wait for nothing that comes over the network, and whoever takes part in several roles does
-/// those first.
+/// nodes wait for nothing that comes over the network. A worker with several roles does those
+/// first.
 ///
 /// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
 ///  - Slots: a rank writes the first tile of e at an owner after that owner has ended e - 1, in
@@ -133,7 +133,7 @@ MK_HOST_DEVICE inline bool send_pieces(GemmRsBlock<Executor>& block, Channel<Exe
     const Route route{node, schedule.staging_bank(block.bank, world.node, node),
                       schedule.receive_bank(block.bank, node, world.node),
                       flags.arrival(block.bank, node, world.node, 0)};
-    // Else whoever stored a tile there has seen the bank free.
+    // Else the worker that stored a tile there has seen the bank free.
     if (packed.tiles() == 0 && !block.await_staging_free()) return false;
     const bool sent = channel.send_when_ready(
         {run, 1, packed.chunk_bytes(), world.node, &flags},

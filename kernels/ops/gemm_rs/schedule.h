@@ -1,5 +1,5 @@
 /// \file
-/// One launch of GEMM + ReduceScatter as index arithmetic: which tile when, whose it is, where its
+/// One launch of GEMM+ReduceScatter as index arithmetic: which tile when, whose it is, where its
 /// bytes lie, which chunk it belongs to. Compiles for host and device; all ranks of a launch
 /// compute the same.
 ///
@@ -9,11 +9,11 @@
 ///
 /// **Order.** Whatever goes out far goes first: a rank of node d computes the shards of node d + 1,
 /// then those of d + 2, ..., and those of its own node last. Within a node it takes the first tile
-/// of each of the L shards, then the second of each, ...; each such group is walked from another
+/// of each of the L shards, then the second of each, .... Each such group is walked from another
 /// start on each local rank, so that no owner receives from everybody at once. (Shards differ by
 /// one row of tiles at most: the last groups are of the larger shards only.)
 ///
-/// **Pieces.** What an owner sums at a time is a chunk of a shard; its pieces are in the order of
+/// **Pieces.** What an owner sums at a time is a chunk of a shard. Its pieces are in the order of
 /// the nodes above, of each the chunks by their numbers. All but those of its own shard, which come
 /// last, go out.
 ///

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + ReduceScatter on Hopper GPUs: rank r gets the rows shard_of(m, W, r) of C[m,n] = sum over
+/// GEMM+ReduceScatter on Hopper GPUs: rank r gets the rows shard_of(m, W, r) of C[m,n] = sum over
 /// all ranks of A_r[m,k_r] B_r[k_r,n]. One launch is one persistent kernel per rank.
 #pragma once
 

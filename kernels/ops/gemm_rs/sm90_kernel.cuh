@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + ReduceScatter as one persistent kernel. Compute blocks reduce, too, when their tiles are
+/// GEMM+ReduceScatter as one persistent kernel. Compute blocks reduce, too, when their tiles are
 /// done. Included by one .cu file per element type.
 #pragma once
 

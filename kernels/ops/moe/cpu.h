@@ -1,6 +1,6 @@
 /// \file
-/// MoE Dispatch + GEMM on the CPU: every rank's tokens go to the ranks that have their experts, and
-/// each rank multiplies what reaches it with its experts' weights. Blocks are threads; what they do
+/// MoE Dispatch + GEMM on the CPU: every rank's tokens go to the ranks that have their experts.
+/// Each rank multiplies what reaches it with its experts' weights. Blocks are threads; what they do
 /// is kernels/ops/moe/roles.h.
 #pragma once
 

@@ -12,7 +12,7 @@
 namespace mk::kernels {
 
 /// What becomes of a product row before it is rounded. Gated: the experts' weights have two columns
-/// for each of the output's, a gate and an up projection; the output is silu(x gate) * (x up), in
+/// for each of the output's, a gate and an up projection. The output is silu(x gate) * (x up), in
 /// fp32.
 enum class MoeEpilogue : std::uint8_t {
   kNone = 0,

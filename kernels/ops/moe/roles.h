@@ -25,15 +25,15 @@
 ///               node -> its packed rows                           rows_packed[row tile]
 ///     compute   packed rows x the expert's weights -> output
 ///
-/// Every rank plans for itself from all routing tables: these are small and come first, and nobody
+/// Every rank plans for itself from all routing tables: these are small and come first. Nobody
 /// waits for the host or for another rank's plan. Tokens come as they are, once to each node, and
 /// each rank takes those that its experts need.
 ///
 /// A rank whose rows do not fit its output says so in its plan's summary, and computes and pulls
-/// nothing; it shares, sends and receives as ever, so that no other rank notices. The same where a
+/// nothing. It shares, sends and receives as ever, so that no other rank notices. The same where a
 /// table has a fault, which all ranks see. (The CPU's executor looks at its own table before.)
 ///
-/// Why nothing is overwritten too early: the gathers' slots by gather/roles.h; what they are read
+/// Why nothing is overwritten too early: the gathers' slots by gather/roles.h. What they are read
 /// for, here, ends with the last pull block, which began after the last plan block. All else is
 /// this rank's own and read within the launch.
 #pragma once

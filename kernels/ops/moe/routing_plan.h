@@ -10,7 +10,7 @@
 /// Each piece may be done by several **lanes** together (a GPU's threads), each of which has
 /// experts of its own. What they make does not depend on how many they are.
 ///
-/// The output's rows are grouped by expert; within an expert they stand in the order of their
+/// The output's rows are grouped by expert. Within an expert they stand in the order of their
 /// expected arrival: by the nodes that their source's rows cross, then, because the sources of one
 /// node arrive side by side, by part (kPartTokens tokens) of the source, then by source
 /// (GatherSchedule::origin_at), token and slot. So the result does not depend on who does which
@@ -38,7 +38,7 @@ MK_HOST_DEVICE constexpr ShardRange experts_of(std::uint32_t experts, const Worl
 
 /// Who makes a piece of the plan: lane `index` of `count`, which all call it. `sync` is a barrier
 /// between them; `least(word, value)` makes the word the lesser of both, `most` the greater, and
-/// `add` their sum, whoever else does so. Here one does it alone.
+/// `add` their sum, beside others. Here one does it alone.
 struct OneLane {
   static constexpr bool kAlone = true;
   static constexpr std::uint32_t index = 0;

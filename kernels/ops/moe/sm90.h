@@ -35,7 +35,7 @@ struct MoeDispatchDeviceOutput {
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. Launches follow each other: one stream, or events
-/// between streams; they may be captured into a graph, and a replay takes what routing and tokens
+/// between streams. They may be captured into a graph, and a replay takes what routing and tokens
 /// are there then.
 class MoeDispatchCuda {
  public:
@@ -73,7 +73,7 @@ class MoeDispatchCuda {
   std::uint32_t rows() const { return rows_; }
   const MoeDispatchPlan& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
-  /// How far a launch has come that does not end: for people.
+  /// How far a launch has come that does not end: for users.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 
  private:

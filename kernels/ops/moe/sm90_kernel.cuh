@@ -49,7 +49,7 @@ struct MoeDispatchOp {
   static __device__ bool receive(Group<MoeDispatchOp>&, Block<Executor>& block) {
     return moe_dispatch::receive(block);
   }
-  /// Whoever reads tokens pulls.
+  /// A worker that reads tokens pulls.
   static MK_HOST_DEVICE bool ends_with_tiles(const Launch&) { return true; }
   static __device__ bool after_tiles(Group<MoeDispatchOp>&) { return true; }
 

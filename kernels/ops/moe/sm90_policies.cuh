@@ -116,7 +116,7 @@ class MoeGate : public GroupedInputs<Config> {
   int seen_ = -1;  ///< the row tile that was awaited last
 };
 
-/// The grouped product's, as long as the gate has not waited in vain.
+/// The grouped product's, as long as no wait of the gate has failed.
 template <class Config, int kSumsPerOutput>
 class MoeStore : public GroupedStore<Config, kSumsPerOutput> {
   using Base = GroupedStore<Config, kSumsPerOutput>;

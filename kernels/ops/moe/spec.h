@@ -30,7 +30,7 @@ MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes);
 struct MoeDispatchPlan : MoeDispatchGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have
-  ///    fewer than 16 at even routing; if asked for, tile_m is a power of two from 8 to 256;
+  ///    fewer than 16 at even routing. If asked for, tile_m is a power of two from 8 to 256;
   ///  - chunks: see GatherPlan::make; `tiling.chunk_bytes` goes for tokens and for routing;
   ///  - rows_max: enough for any routing, also where a token names one expert several times.
   /// hidden and features are multiples of 8, so that rows begin at multiples of 16 bytes; top_k is

@@ -1,6 +1,6 @@
 /// \file
 /// Ring Attention on the CPU: O = softmax(scale Q K^T) V over a sequence that is spread over all
-/// ranks; each rank brings its rows of Q, K and V and gets its rows of O. Blocks are threads; what
+/// ranks. Each rank brings its rows of Q, K and V and gets its rows of O. Blocks are threads; what
 /// they do is kernels/ops/ring/roles.h.
 #pragma once
 

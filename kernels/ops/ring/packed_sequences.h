@@ -1,6 +1,6 @@
 /// \file
 /// Sequences of different lengths that follow each other in the ranks' tensors. Each is cut into
-/// parts by itself, as RingAttentionSchedule cuts one; a rank's rows are its parts of the first
+/// parts by itself, as RingAttentionSchedule cuts one. A rank's rows are its parts of the first
 /// sequence, then those of the second, and so on. A sequence may be empty.
 #pragma once
 

@@ -26,10 +26,10 @@
 ///     collect  sees K and V arrive, for compute                 each head of each origin
 ///     compute  items, pass after pass                           each tile of keys that it sees
 ///
-/// Slots are read until compute is done. Nothing else of a launch outlives it: the output is the
-/// caller's. An item belongs to one compute block, and its
-/// tiles of keys come in one order whoever computes it: every run gives the same bits, fused or
-/// not, with any number of blocks and passes.
+/// Slots are read until compute is done. Nothing else of a launch outlives it: the output is
+/// the caller's. An item belongs to one compute block. Its tiles of keys come in one order in
+/// any block: every run gives the same bits, fused or not, with any number of blocks and
+/// passes.
 ///
 /// Each rank sees keys of every other one (causal: its first part those of the ranks before it, its
 /// second part those of the ranks after it), so a rank that launched with another m is found out.

@@ -1,7 +1,7 @@
 /// \file
 /// Ring Attention on GPUs: O = softmax(scale Q K^T) V over sequences that are spread over all
 /// ranks, as one persistent kernel per rank. Each rank brings its rows of Q, K and V and gets its
-/// rows of O; K and V of the others arrive head by head while it computes.
+/// rows of O. K and V of the others arrive head by head while it computes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -95,7 +95,7 @@ class RingAttentionCuda {
   /// block: its tiles of queries with each rank's keys (kTile: the first row, -; whose keys), and
   /// its waits for keys. Of a watching group (collect): kArrival. Empty: it was not traced.
   std::vector<TraceEvent> trace() const;
-  /// How far a launch has come that does not end: for people.
+  /// How far a launch has come that does not end: for users.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 
  private:

@@ -48,7 +48,7 @@ struct BenchResult {
 
 using Progress = std::function<void(const std::string&)>;
 
-/// Runs it. `progress` gets short lines for people. An error names the daemon or rank that failed
+/// Runs it. `progress` gets short lines for users. An error names the daemon or rank that failed
 /// and why; what was started is stopped in every case.
 Result<BenchResult> run_bench(const BenchOptions& options, const Progress& progress);
 

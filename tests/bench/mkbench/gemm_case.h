@@ -54,7 +54,7 @@ class GemmCase : public CaseWithOptions<GemmOptions> {
       shape.partials = options_.partials == "f32" ? Partials::kF32 : Partials::kElement;
     return shape;
   }
-  /// ", gelu, bias, partial sums f32", for people.
+  /// ", gelu, bias, partial sums f32", for users.
   std::string describe_finish() const;
 };
 

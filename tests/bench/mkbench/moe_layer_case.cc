@@ -123,7 +123,7 @@ class MoeLayerRank : public RankCase {
     return result;
   }
 
-  /// A token's sum crosses once from each other node that has any of its experts; in a whole layer
+  /// A token's sum crosses once from each other node that has any of its experts. In a whole layer
   /// the tokens go round the ring before.
   Work work() const override {
     Work work;

@@ -1,6 +1,6 @@
 /// \file
 /// What mkbench has to know of an operator. A case is two halves: OperatorCase says what there is
-/// to choose and is used by the parent and by the ranks; RankCase is one rank's operator with its
+/// to choose and is used by the parent and by the ranks. RankCase is one rank's operator with its
 /// inputs and outputs. Everything else is the same for all operators: rank_loop.h, bench.h,
 /// report.h.
 #pragma once
@@ -58,7 +58,7 @@ class OperatorCase {
   virtual void add_options(CLI::App& command) = 0;
   virtual nlohmann::json options() const = 0;
   virtual void set_options(const nlohmann::json& options) = 0;
-  /// "C[1024, 1024] = sum of ...", for people.
+  /// "C[1024, 1024] = sum of ...", for users.
   virtual std::string describe(const BenchSpec& spec) const = 0;
   /// What a launch asks of the planner, one problem for each operator that it launches; of sizes
   /// that vary the largest.
@@ -74,7 +74,7 @@ class OperatorCase {
                                                   std::uint32_t rank) const = 0;
 };
 
-/// The cases there are, in the order of design.md's table.
+/// All cases, in the order of the README's table of operators.
 std::vector<std::string> case_names();
 /// A new case with its default options; null for a name there is not.
 std::unique_ptr<OperatorCase> make_case(const std::string& name);

@@ -1,5 +1,5 @@
 /// \file
-/// A measurement for people and as JSON.
+/// A measurement for users and as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>

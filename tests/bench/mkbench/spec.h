@@ -39,12 +39,12 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchSpec, op, nodes, local, dtype, executor,
                                    seed, timeout_ms, operation)
 
 /// The size of launch `launch` where the case's largest is `max`: `max` itself with fixed sizes;
-/// else by turns the edges (max, least, max - 1, least + 1) and sizes drawn in between, the same on
+/// else in turn the edges (max, least, max - 1, least + 1) and sizes drawn in between, the same on
 /// every rank.
 std::uint64_t extent_of(const BenchSpec& spec, std::uint32_t launch, std::uint64_t least,
                         std::uint64_t max);
 
-/// What a launch has to do on one rank, whoever does it: no padding, no headers, no second copies.
+/// What a launch has to do on one rank, in any order: no padding, no headers, no second copies.
 struct Work {
   double flops = 0;
   double network_bytes = 0;  ///< this rank must send to other nodes

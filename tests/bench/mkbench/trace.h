@@ -34,7 +34,7 @@ struct LaunchTrace {
   std::string title;  ///< "fused", "unfused"
   std::uint32_t nodes = 1, local = 1;
   std::vector<Span> spans;
-  /// What the launch is, for who reads the trace: "operator", "shape", "launch".
+  /// What the launch is, for readers of the trace: "operator", "shape", "launch".
   nlohmann::json about = nlohmann::json::object();
 
   std::uint64_t begin_ns() const;  ///< the earliest span's

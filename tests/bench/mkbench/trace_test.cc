@@ -18,7 +18,7 @@ Span span(std::uint32_t rank, const char* role, const char* kind, std::uint64_t 
   return {rank, role, 0, kind, {index0, index1}, other, begin_ns, end_ns};
 }
 
-/// Two nodes of one rank: rank 0 computes for 10 us and sends two chunks to rank 1 meanwhile.
+/// Two nodes of one rank: rank 0 computes for 10 µs and sends two chunks to rank 1 meanwhile.
 LaunchTrace two_ranks() {
   return {"fused",
           2,
@@ -106,7 +106,7 @@ TEST(ChromeTrace, HasAProcessPerRankAThreadPerBlockAndALinkPerPair) {
   EXPECT_EQ(10.0, tile.at("dur").get<double>());
   EXPECT_EQ("i", events.at("rank 0 (node 0)/send 0: send").at(0).at("ph"));
   EXPECT_EQ(2u, events.at("rank 1 (node 1)/receive 0: arrival").size());
-  // Both chunks are on their way at once from 4 to 6 us: two lines.
+  // Both chunks are on their way at once from 4 to 6 µs: two lines.
   const auto& first = events.at("links/rank 0 -> rank 1, line 00: chunk 0").at(0);
   EXPECT_EQ(2.0, first.at("ts").get<double>());
   EXPECT_EQ(3.0, first.at("dur").get<double>());
@@ -166,10 +166,10 @@ TEST(TracePicture, HasLanesForComputeNodeAndNetwork) {
   for (const char* lane : {"rank 0 compute", "rank 0 network", "rank 1 compute", "rank 1 node"})
     EXPECT_EQ(2u, count(picture, std::string(">") + lane + "<")) << lane;
   // One scale: the same tile is twice as wide in the slower launch, which fills the plot: 20 of
-  // 22 us of 780.
+  // 22 µs of 780.
   EXPECT_EQ(1u, count(picture, R"(width="709.1")"));
   EXPECT_EQ(1u, count(picture, R"(width="354.5")"));
-  // The first chunk is on the link for 3 us of 22, then the second one.
+  // The first chunk is on the link for 3 µs of 22, then the second one.
   EXPECT_EQ(1u, count(picture, R"(width="106.4" height="10" fill="#d9822b")"));
   EXPECT_EQ(1u, count(picture, R"(width="106.4" height="10" fill="#eeb069")"));
 }

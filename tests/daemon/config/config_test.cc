@@ -279,7 +279,7 @@ TEST(Config, SyntaxErrorsHaveTheirPlace) {
 TEST(Config, BeyondThisMachineNeedsTlsOrConsent) {
   EXPECT_THAT(error_of("listen = '0.0.0.0:7171'"),
               HasSubstr("listen 0.0.0.0:7171 is reached over the network: give [tls] cert, key and "
-                        "ca, or insecure = true"));
+                        "ca; with insecure = true instead, anybody"));
   EXPECT_THAT(error_of("[[peer]]\nid = 1\naddress = '10.0.0.2:7171'"),
               HasSubstr("peer 1 10.0.0.2:7171 is reached over the network"));
   EXPECT_TRUE(config_of("listen = '0.0.0.0:1'\ninsecure = true").insecure);

@@ -231,7 +231,7 @@ TEST_F(Attach, ADrainingDaemonTakesNoRanks) {
   const ClientId waiting = node.attach(rank_of("waiting", 1, 2, 0));
   node.plane->drain();
   EXPECT_EQ(refusal(node, rank_of("new", 1, 1, 0)).code, ErrorCode::kDraining);
-  // Whoever waits for local ranks would wait in vain; whoever runs goes on.
+  // A rank that waits for local ranks would wait forever; one that runs goes on.
   const auto failed = node.take<shm::SessionFailed>(waiting);
   ASSERT_TRUE(failed);
   EXPECT_EQ(failed->code, ErrorCode::kDraining);

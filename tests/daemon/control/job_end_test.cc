@@ -219,7 +219,7 @@ TEST(JobEnd, DetachBeforeTheJobIsUpFailsTheOthersAtOnce) {
   const auto failed = job.take<shm::SessionFailed>(1);
   ASSERT_TRUE(failed);
   EXPECT_THAT(failed->message, HasSubstr("detached before"));
-  // Node 1 had not said anything yet: it waits for whoever comes.
+  // Node 1 had not said anything yet: it waits for any rank.
   EXPECT_FALSE(job.take<shm::SessionFailed>(2));
   job.hang_up_all();
   cluster.expect_nothing_left();

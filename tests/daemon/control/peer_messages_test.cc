@@ -128,8 +128,8 @@ TEST_F(PeerMessages, ThePauseAfterAConnectThatBlockedBeginsWhenItEnds) {
   EXPECT_EQ(node.nic->connects, 3);
 }
 
-// The sentence that ends a job names nodes, and there may be many: it still fits what any daemon
-// takes, and so costs no other job the stream.
+// The sentence that ends a job names nodes. There may be many: it still fits what any daemon takes,
+// and so costs no other job the stream.
 TEST_F(PeerMessages, TheReasonOfAJobThatEndsFitsAMessage) {
   TestNode many{{.nodes = shm::kNodesMax},
                 std::make_shared<FakeMemory>(),
@@ -187,7 +187,7 @@ TEST_F(PeerMessages, WhatConcernsAJobIsChecked) {
   expect_refused(RegionWithdraw{"job", 11, 0, 5}, "a withdrawal for rank 0");
   expect_refused(ExchangePart{"job", 11, 0, 0, "t", {}}, "an exchange for rank 0");
   expect_refused(ExchangePart{"job", 11, 1, 0, std::string(257, 't'), {}}, "257 bytes");
-  expect_refused(ExchangePart{"job", 11, 1, 1, "t", {}}, "exchange 1 of rank 1");
+  expect_refused(ExchangePart{"job", 11, 1, 1, "t", {}}, "rank 1 sent exchange 1");
   expect_refused(ExchangePart{"job", 11, 1, 0, "t", Bytes(65'537)}, "65537 bytes");
   expect_refused(JobLeft{"job", 11, 2, ErrorCode::kPeerLost, "x"}, "rank 2 left");
 }
@@ -307,7 +307,7 @@ TEST_F(PeerMessages, CommandsBeforeTheJobIsUpReachNobody) {
 
 TEST_F(PeerMessages, APartAnnouncedAgainMayBeTheNextJobsToo) {
   // Our rank ends when both parts are known. The peer's daemon, which had bound nothing yet
-  // (another node was missing), announces its part again; our next rank takes it while the last
+  // (another node was missing), announces its part again. Our next rank takes it while the last
   // one's memory still waits for it. What the peer says then concerns both.
   say(hello());
   const ClientId first = node.attach(rank_of("job", 2, 1, 0));

@@ -1,4 +1,4 @@
-// A rank lives as long as its process, whoever holds its socket: pidfds over real sockets, right
+// A rank lives as long as its process, not its socket: pidfds over real sockets, right
 // and wrong ones.
 #include "daemon/control/process_watch.h"
 

@@ -223,8 +223,8 @@ TEST(Teardown, ItsEndIsToldOverAStreamThatCameBackUnseen) {
 }
 
 TEST(Teardown, WhatAnEarlierRunPutIntoAnExchangeGoesWithItsPart) {
-  // The other node's job is up with our part of a run that has ended here, and its ranks exchange;
-  // our next run has taken that part, and hears late that it was not meant.
+  // The other node's job is up with our part of a run that has ended here, and its ranks exchange.
+  // Our next run has taken that part, and hears late that it was not meant.
   TestNode node{{}, std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1)};
   node.reachable = {1};
   const auto say = [&](PeerMessage message) {

@@ -1,7 +1,7 @@
 /// \file
 /// A NIC that reaches memory of GPUs by itself, over one that reaches the host's: the fake driver's
 /// GPU memory is the host's. What it writes there is seen by the GPU only when it was flushed, if
-/// `shadowed`; registrations are counted, and refused when the test says so.
+/// `shadowed`. Registrations are counted, and refused when the test says so.
 #pragma once
 
 #include <atomic>

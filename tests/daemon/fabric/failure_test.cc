@@ -28,7 +28,7 @@ std::size_t entries_of(const char* path) {
 }
 
 /// The number of entries once there are no more than `expected`, or two seconds have passed. A
-/// joined thread stays in /proc for a moment: the kernel wakes whoever joins it before it takes the
+/// joined thread stays in /proc for a moment: the kernel wakes its joiner before it takes the
 /// thread away.
 std::size_t entries_by_now(const char* path, std::size_t expected) {
   std::size_t count = entries_of(path);

@@ -1,6 +1,6 @@
 // The loopback fabric between memories of GPUs, over a driver whose streams do their work when the
 // test says so: nothing is completed or shown before its copy is over, whatever the link's model
-// says, and nothing that a GPU still reads or writes is let go.
+// says. Nothing that a GPU still reads or writes is let go.
 #include "shm/gpu/memory.h"
 #include "tests/daemon/fabric/fabric_fixture.h"
 #include "tests/shm/gpu/fake_driver.h"
@@ -227,7 +227,7 @@ TEST_F(GpuLoopback, ALongTransferKeepsTheLinksRate) {
       if (pair.post({&one, 1}) == 0) break;
       ++posted;
     }
-    now_ += random() % 8'000;  // a chunk takes 5.2 us
+    now_ += random() % 8'000;  // a chunk takes 5.2 µs
     pair.a.poll(256);
     driver_->run();  // the copy engine is done by the next poll
   }

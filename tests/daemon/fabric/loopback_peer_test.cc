@@ -1,5 +1,5 @@
 // A loopback link whose peer answers late, twice, wrongly or not at all: a region is never taken
-// for another, and a peer that hangs costs one time-out.
+// for another. A peer that hangs costs one time-out.
 #include <dirent.h>
 #include <unistd.h>
 

@@ -142,7 +142,7 @@ TEST_P(LossTest, APeerThatEndsIsReportedAndWhenItIsBackEveryByteArrives) {
     post_rest(a, traffic, kBefore, Traffic::kWrites);
     traffic.target.region.reset();
     b.reset();
-    // Whoever notices does so with the next writes at the latest; no write is lost, before or
+    // An end notices with the next writes at the latest; no write is lost, before or
     // after.
     std::uint64_t posted = Traffic::kWrites;
     ASSERT_TRUE(pump({&a},

@@ -1,13 +1,17 @@
 // Two transports and their streams: order, size, breaks, absent and wrong peers.
 #include "daemon/service/grpc_peer_transport.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <fstream>
+#include <thread>
 
 #include "proto/mkernel/v1/peer.grpc.pb.h"
+#include "shm/host/unique_fd.h"
 #include "shm/limits.h"
 #include "tests/daemon/service/peer_rig.h"
 #include "tests/daemon/service/process_rig.h"
@@ -204,6 +208,35 @@ TEST(GrpcPeerTransport, RefusesASecondDaemonWithTheSameId) {
   EXPECT_THAT(twin.transport->peers().at(0).reason, HasSubstr("node id 1 is already in use"));
   EXPECT_EQ(zero.transport->peers().at(0).state, PeerState::kUp);
   EXPECT_EQ(zero.transport->peers().at(0).breaks, 0u);
+}
+
+// A refused daemon calls again and again: the log has the reason once.
+TEST(GrpcPeerTransport, LogsTheReasonOfARefusalOnce) {
+  TempFolder folder;
+  const std::string path = folder / "log";
+  const UniqueFd file(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+  Logger log(LoggerOptions{.level = LogLevel::kInfo, .fd = file.get()});
+  PeerRig zero(folder, 0, {1}, 1, {}, log);
+  PeerRig one(folder, 1, {0}, 11);
+  zero.start();
+  one.start();
+  ASSERT_TRUE(zero.sink.until_hello(1));
+  TempFolder elsewhere;
+  std::filesystem::create_symlink(folder / "0.sock", elsewhere / "0.sock");
+  PeerRig twin(elsewhere, 1, {0}, 12);
+  twin.start();
+  const auto lines = [&] {
+    std::ifstream text(path);
+    int found = 0;
+    for (std::string line; std::getline(text, line);) {
+      found += line.find("refused a peer at a Unix socket: node id 1 is already in use") !=
+               std::string::npos;
+    }
+    return found;
+  };
+  EXPECT_TRUE(eventually([&] { return lines() > 0; }));
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // it calls every 200 ms
+  EXPECT_EQ(lines(), 1);
 }
 
 TEST(GrpcPeerTransport, RefusesAPeerThatIsNotWhoItShouldBe) {

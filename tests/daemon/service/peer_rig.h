@@ -85,7 +85,7 @@ class RecordingSink final : public PeerSink {
 class PeerRig {
  public:
   PeerRig(const TempFolder& folder, NodeId node, const std::vector<NodeId>& peers,
-          std::uint64_t generation = 1, PeerTransportOptions options = {})
+          std::uint64_t generation = 1, PeerTransportOptions options = {}, Logger& log = logger())
       : sink({.node = node,
               .generation = generation,
               .abi_major = 1,
@@ -95,7 +95,7 @@ class PeerRig {
     options.node = node;
     for (const NodeId peer : peers) options.peers.push_back({peer, address(folder, peer)});
     options.backoff_max = std::chrono::milliseconds(200);
-    transport = std::make_unique<GrpcPeerTransport>(options, sink, logger());
+    transport = std::make_unique<GrpcPeerTransport>(options, sink, log);
     auto listening = GrpcServer::listen(address(folder, node), {}, {&transport->service()});
     if (listening) server = std::move(*listening);
   }

@@ -48,7 +48,7 @@ TEST(Spin, ByItselfCountsTheOtherDaemonsOfThisMachine) {
   EXPECT_EQ(choose_spin(config_of(local), 2, 16).ns, kSpinOverPausesNs);
   const Spin few = choose_spin(config_of(local), 2, 15);
   EXPECT_EQ(few.ns, kSpinAmongOthersNs);
-  EXPECT_EQ(few.why, "15 CPUs for 2 rails and those of 1 other daemon of this machine");
+  EXPECT_EQ(few.why, "15 CPUs for 2 rails here and the rails of 1 other daemon on this machine");
   EXPECT_EQ(choose_spin(config_of("insecure = true\n" + remote), 2, 8).ns, kSpinOverPausesNs);
 }
 

@@ -1,5 +1,5 @@
 // The roles of AllGather+GEMM as a discrete-event simulation (support/simulation.h): every launch
-// ends, and every tile is made of the right rows of A, each as its rank has it in this launch.
+// ends. Every tile is made of the right rows of A, each as its rank has it in this launch.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -35,7 +35,7 @@ AgGemmJob::AgGemmJob(const AgGemmJobOptions& options) : options_(options) {
   }
 }
 
-/// Drawn from the job's seed, the launch's number and the rank, so that whoever needs them draws
+/// Drawn from the job's seed, the launch's number and the rank, so that each user of them draws
 /// them again. Gaps between rows hold NaNs.
 std::vector<std::uint16_t> AgGemmJob::a_shard(std::uint32_t rank, const AgGemmLaunchPlan& launch,
                                               std::uint64_t lda) const {

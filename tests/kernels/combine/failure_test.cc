@@ -1,5 +1,5 @@
 // What can go wrong with GEMM + Combine on the CPU: wrong arguments are refused before anything
-// happens, handles that do not fit are named, and what a launch waits for in vain is named.
+// happens, handles that do not fit are named, and what a failed wait was for is named.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ TEST(CombineFailure, ARankWhoseDispatchFailedIsNamedByEveryRankAndAllCanLaunchAg
   EXPECT_EQ(network.stop().complaint(), "");
 }
 
-// Rank 3 has the rows of another dispatch: its tokens' ranks see it, whoever they are.
+// Rank 3 has the rows of another dispatch: all its tokens' ranks see it.
 TEST(CombineFailure, RowsOfAnotherDispatchAreRefusedByName) {
   CombineJob job(job_options(2, 2, std::chrono::seconds(120)));
   NetworkThread network(job.cluster(), 2);

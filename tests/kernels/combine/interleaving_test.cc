@@ -293,7 +293,7 @@ TEST(CombineInterleaving, ManySeeds) {
 }
 
 // A handle whose offsets or rows make no sense, and ids that are no experts', where nobody looked
-// at them before: named, and nothing is read or stored outside; the launches after them are right.
+// at them before: named, and nothing is read or stored outside. The launches after them are right.
 TEST(CombineInterleaving, WhatMakesNoSenseIsNamedAndDisturbsNoLaterLaunch) {
   std::uint32_t named = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
@@ -309,7 +309,7 @@ TEST(CombineInterleaving, WhatMakesNoSenseIsNamedAndDisturbsNoLaterLaunch) {
   EXPECT_GT(named, 150u);
 }
 
-// All ranks hear of a rank that has no rows, and its rank of a row that is missing; nothing is
+// All ranks hear of a rank that has no rows, and its rank of a row that is missing. Nothing is
 // stored there, and the launches after it are right.
 TEST(CombineInterleaving, HandlesThatDoNotFitAreNamedAndDisturbNoLaterLaunch) {
   std::uint32_t named = 0;

@@ -249,8 +249,8 @@ TEST(CpuAttention, TilesOfQueriesChangeNoBit) {
   }
 }
 
-// What the mask hides from a query changes no bit of its output or log-sum-exp, whatever it is;
-// what it does not hide has its effect.
+// What the mask hides from a query changes no bit of its output or log-sum-exp, whatever it is.
+// What it does not hide has its effect.
 TEST(CpuAttention, HiddenKeysChangeNoBitWhateverTheyAre) {
   std::mt19937_64 random(11);
   const auto pick = [&](std::uint32_t low, std::uint32_t high) {

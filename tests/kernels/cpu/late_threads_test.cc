@@ -1,6 +1,6 @@
 // Every operator on the CPU executor while threads fall behind at any point of a launch, for up to
 // a second: blocks, ranks before a launch, the network. Hundreds of launches with changing sizes
-// and inputs follow each other without a barrier; a stale flag or a bank used again too early gives
+// and inputs follow each other without a barrier. A stale flag or a bank used again too early gives
 // a wrong element, a wait without an end a time-out.
 #include <gtest/gtest.h>
 

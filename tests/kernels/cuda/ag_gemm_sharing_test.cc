@@ -1,4 +1,4 @@
-// How AllGather + GEMM on a GPU hands its rows out: in which order, and how much at a time. Host
+// How AllGather+GEMM on a GPU hands its rows out: in which order, and how much at a time. Host
 // arithmetic: it needs no GPU.
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ Tiling engines_tiling(std::uint32_t nodes, const Shape& max) {
   return {128, 256, nodes > 1 ? 1u << 19 : std::clamp(row, 1u << 17, 8u << 20), 1, 1};
 }
 
-// In so many pieces p of a rank's rows that the pieces' own 6.6 us each, (L - 1) p of them, and an
+// In so many pieces p of a rank's rows that the pieces' own 6.6 µs each, (L - 1) p of them, and an
 // L p-th of the product, after the last one, are least together; of whole chunks.
 TEST(Tilings, DmaEnginesBringAsMuchAtATimeAsTheProductLeavesTimeFor) {
   struct Piece {

@@ -90,7 +90,7 @@ std::uint32_t parts_of_last(const ChunkSteps& steps) {
   return parts;
 }
 
-// Each part of each chunk is one step, chunk after chunk: whoever takes steps in their order finds
+// Each part of each chunk is one step, chunk after chunk: a taker of steps in their order finds
 // the parts of a chunk next to each other.
 void expect_each_part_once(const ChunkSteps& steps) {
   std::uint32_t step = 0;
@@ -213,7 +213,7 @@ TEST(GpuGroups, TheEndOfManyChunksIsSummedInParts) {
 
 // The network takes chunk by chunk, and waits for none of them as long as a group takes for a whole
 // one: the first comes in as many parts as there are groups for at a time, the next 96 tiles one by
-// one, the others by halves of chunks; what stays here comes in whole ones.
+// one, the others by halves of chunks. What stays here comes in whole ones.
 TEST(GpuGroups, WhatGoesToTheNetworkComesSoonAndSteadily) {
   using cuda::sum_steps;
   expect_runs(sum_steps(257, 8, 257, 32), {{1, 32}, {12, 8}, {232, 2}, {12, 32}});

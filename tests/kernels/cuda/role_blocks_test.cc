@@ -148,7 +148,7 @@ TEST(RoleBlocks, ReceiversShareFirst) {
 }
 
 // However many groups are wanted, the product has half of a share, or the blocks that the caller
-// named; every role that is needed has a group.
+// named. Every role that is needed has a group.
 TEST(RoleBlocks, GroupsByDefaultLeaveTheProductItsBlocks) {
   for (const std::uint32_t device : {20u, 60u, 78u, 114u, 132u, 148u}) {
     for (const std::uint32_t compute : {0u, 5u, 16u}) {

@@ -1,5 +1,5 @@
 // The roles of a gather as a discrete-event simulation (support/simulation.h): every rank gets
-// every rank's rows, whatever their numbers, in every world, in adversarial orders; nobody waits in
+// every rank's rows, whatever their numbers, in every world, in adversarial orders. Nobody waits in
 // a circle.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

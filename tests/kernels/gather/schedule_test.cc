@@ -79,7 +79,7 @@ void for_every_rank(const GatherGeometry& plan, Look&& look) {
   }
 }
 
-// Every shard crosses to every other node exactly once, in whole, and nobody sends what it does not
+// Every shard crosses to every other node exactly once, in whole. Nobody sends what it does not
 // have: what a rank sends at hop h it has itself, or has from its predecessor.
 TEST(GatherSchedule, EveryByteCrossesToEachNodeOnceAndTheBytesAreTheFormula) {
   for_every_plan([](const GatherPlan& plan, std::uint64_t) {

@@ -64,8 +64,8 @@ TEST(GemmRsSchedule, ShardsAreTheRowsInRankOrder) {
   });
 }
 
-// Every rank computes every tile of every shard once, and the tiles cover C once: so every element
-// is computed once by each rank, and no tile straddles shards.
+// Every rank computes every tile of every shard once. The tiles cover C once: so every element is
+// computed once by each rank, and no tile straddles shards.
 TEST(GemmRsSchedule, EveryRankComputesEveryTileOnceAndTheTilesCoverC) {
   for_every_launch([](const GemmRsPlan& plan, const GemmRsSchedule& schedule) {
     std::vector<int> covered(std::size_t{schedule.m()} * plan.max.n, 0);
@@ -187,7 +187,7 @@ TEST(GemmRsSchedule, PiecesAreTheChunksInTheOrderOfTheNodes) {
 }
 
 // Counted at the receivers: every byte of every bank comes once from each other node, and nothing
-// else is sent; the sum is the formula of schedule.h, counted here from the shapes alone.
+// else is sent. The sum is the formula of schedule.h, counted here from the shapes alone.
 TEST(GemmRsSchedule, EveryByteCrossesOnceAndTheBytesAreTheFormula) {
   for_every_launch([](const GemmRsPlan& plan, const GemmRsSchedule& schedule) {
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> arrived;  // at rank, from node

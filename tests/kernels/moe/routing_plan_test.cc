@@ -1,5 +1,5 @@
 // The routing plan against its definition: every (token, slot) whose expert lives here stands in
-// the output once, where the stated order puts it; tiles cover the rows and come in the stated
+// the output once, where the stated order puts it. Tiles cover the rows and come in the stated
 // order.
 #include "kernels/ops/moe/routing_plan.h"
 

@@ -180,7 +180,7 @@ TEST(MoeDispatchSchedule, ArrivalFlagsOfTheTwoGathersAreDisjointAndInside) {
   });
 }
 
-// Each rank's routing and tokens cross to each other node once, whoever needs them there.
+// Each rank's routing and tokens cross to each other node once, for all its ranks.
 TEST(MoeDispatchSchedule, BytesAreTheFormula) {
   std::mt19937_64 random(2);
   for_every_plan([&](const MoeDispatchPlan& plan) {

@@ -79,7 +79,7 @@ TEST(PlanChoice, WaysThatWereMeasuredToBeSlowerAreNotTried) {
   EXPECT_TRUE(any(problem_of(Op::kAgGemm, 2, 2, {64, 4096, 4096}), low));
 }
 
-// A row's owner depends on m; GEMM + ReduceScatter adds the owner's node first, the others in their
+// A row's owner depends on m; GEMM+ReduceScatter adds the owner's node first, the others in their
 // order. So of three nodes the order of a row's sum does, too. All else has one order.
 TEST(PlanChoice, BatchInvarianceIsRefusedWhereTheOrderOfSumsDependsOnM) {
   const Machine machine = shipped_machine("H100").value();

@@ -15,7 +15,7 @@ from pathlib import Path
 SMS = 132
 ELEMENT = 2
 
-# Files whose ranks share one GPU, or whose sides did not run by turns.
+# Files whose ranks share one GPU, or whose sides did not run interleaved.
 LEFT_OUT = {"operators_h100_2x2_on_2.json", "operators_h100_x2_alone.json"}
 # Runs of the kernels that exist (the results' README); the others are of earlier ones: they still say which of two
 # candidates is quicker, but not how long a launch takes today.

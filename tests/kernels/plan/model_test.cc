@@ -16,7 +16,7 @@
 namespace mk::kernels::plan {
 namespace {
 
-/// 100 SMs; a tile of 128 x 256 takes 1 us for each 64 of K; no second terms.
+/// 100 SMs; a tile of 128 x 256 takes 1 µs for each 64 of K; no second terms.
 Machine plain_machine() {
   Machine machine = shipped_machine("H100").value();
   machine.sms = 100;
@@ -204,7 +204,7 @@ TEST(PlanModel, EnginesCostNoSmAndEachCopy) {
               8192.0 / 4 * 8192 * 2 * 3 / 1e3 / machine.engine_gb_s, 1e-6);
 }
 
-// GEMM + ReduceScatter: the sums that 0 warpgroups' rates leave come at the end, at memory's rate.
+// GEMM+ReduceScatter: the sums that 0 warpgroups' rates leave come at the end, at memory's rate.
 TEST(PlanModel, SumsThatNobodyDoesBesideTheProductComeAtItsEnd) {
   Machine machine = plain_machine();
   machine.sum_gb_s = 0;

@@ -232,7 +232,7 @@ TEST(OperatorPlan, ACallersRatesReplaceTheMachines) {
   rates.flops_per_s = 2.0 * 128 * 256 * 64 * machine.sms / machine.step_us_256 * 1e6 / 2;
   EXPECT_NEAR(with_rates(machine, rates).step_us_128, 2 * machine.step_us_128, 1e-9);
 
-  // Over a network of 0.5 GB/s AllGather + GEMM takes its time, whatever else is chosen.
+  // Over a network of 0.5 GB/s AllGather+GEMM takes its time, whatever else is chosen.
   rates = {};
   rates.network_bytes_per_s = 0.5e9;
   const Problem problem = problem_of(Op::kAgGemm, 2, 1, {4096, 4096, 4096});

@@ -236,7 +236,7 @@ TEST(RecordedRuns, TheFormThatIsChosenIsTheQuickerOne) {
   std::cout << ratios.size() << " pairs, geometric mean " << geometric_mean(ratios) << ", worst "
             << quantile(ratios, 1) << "\n";
   EXPECT_LE(geometric_mean(ratios), 1.01);
-  // The goal is 1.10; GEMM + ReduceScatter of 2048 rows over two nodes of one rank has 1.102.
+  // The goal is 1.10; GEMM+ReduceScatter of 2048 rows over two nodes of one rank has 1.102.
   EXPECT_LE(quantile(ratios, 1), 1.11);
 }
 

@@ -37,7 +37,7 @@ class Fibers {
   void starve(std::uint32_t group) { starved_ = group; }
 
   /// Runs all fibers to their ends. `outside_can` says whether the outside has something to do,
-  /// `outside` does some of it. `stuck` is called when nobody can go on; it must change that (by
+  /// `outside` does some of it. `stuck` is called when nobody can go on. It must change that (by
   /// making waits fail).
   void run(const std::function<bool()>& outside_can, const std::function<void()>& outside,
            const std::function<void()>& stuck);
@@ -56,7 +56,7 @@ class Fibers {
     std::function<void()> body;
     std::unique_ptr<char[]> stack;
     ucontext_t context;
-    std::uint64_t polled_at = 0;  ///< changes_ when it last looked in vain
+    std::uint64_t polled_at = 0;  ///< changes_ when it last found nothing
     bool done = false;
   };
 

@@ -1,7 +1,7 @@
 /// \file
-/// The simulation of a product summed over all ranks, of any operator that does it (GEMM +
-/// AllReduce, GEMM + ReduceScatter), and the tests that all of them must pass. Partials are small
-/// integers, so sums are exact.
+/// The simulation of a product summed over all ranks, of any operator that does it (GEMM+AllReduce,
+/// GEMM+ReduceScatter), and the tests that all of them must pass. Partials are small integers, so
+/// sums are exact.
 ///
 /// An operator is a struct
 ///     using Plan, Launch, Schedule, Compute;         // Compute: of its protocol.h
@@ -400,7 +400,7 @@ TYPED_TEST_P(GemmInterleaving, AStagingBankReusedTooEarlyIsSeen) {
   }
 }
 
-// Whoever sums must wait for every partial: a reduce worker, or, of two ranks, the compute worker
+// The role that sums waits for every partial: a reduce worker, or, of two ranks, the compute worker
 // that accumulates its own tiles.
 TYPED_TEST_P(GemmInterleaving, APartialSummedBeforeItIsHereIsSeen) {
   GemmSimOptions faults;

@@ -59,7 +59,7 @@ struct JobOptions {
 };
 
 /// One launch of one rank: inputs are drawn from the job's seed, the launch's number and the rank,
-/// so that whoever needs them draws them again.
+/// so that each user draws them again.
 struct Inputs {
   std::uint32_t k = 0;
   std::uint64_t lda = 0;

@@ -9,7 +9,7 @@
 
 namespace mk::kernels::testing {
 
-/// A stop is a signal whose handler sleeps; so what runs needs no seam for it, and system calls may
+/// A stop is a signal whose handler sleeps; so what runs needs no hook for it, and system calls may
 /// be interrupted. (ThreadSanitizer lets signals in at calls into libraries only: coarser.)
 class RandomStops {
  public:

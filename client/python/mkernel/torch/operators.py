@@ -34,7 +34,7 @@ def ag_gemm(
     keep_gathered: bool = True,
     return_gathered: bool = False,
 ) -> Any:
-    """AllGather + GEMM: (all ranks' rows of A) B. Every rank has as many rows.
+    """AllGather+GEMM: (all ranks' rows of A) B. Every rank has as many rows.
 
     `keep_gathered` keeps the gathered A for the gradient of B; without it the backward pass gathers again, which
     takes time instead of memory. `return_gathered`: (C, A gathered).
@@ -55,7 +55,7 @@ def gemm_rs(
     partials: Optional[str] = None,
     group: GroupLike = None,
 ) -> Tensor:
-    """GEMM + ReduceScatter: this rank's rows of the sum over all ranks of A B; the ranks divide the rows."""
+    """GEMM+ReduceScatter: this rank's rows of the sum over all ranks of A B; the ranks divide the rows."""
     fused, behind = _divided(activation, a, b, bias)
     return activated(torch.ops.mkernel.gemm_rs(a, b, _name(group), bias, fused, partials), behind)
 
@@ -69,7 +69,7 @@ def gemm_ar(
     partials: Optional[str] = None,
     group: GroupLike = None,
 ) -> Tensor:
-    """GEMM + AllReduce: the sum over all ranks of A B, the same bits on every rank; the bias is the same on all.
+    """GEMM+AllReduce: the sum over all ranks of A B, the same bits on every rank; the bias is the same on all.
 
     The gradient takes dY to be the same on all ranks, as it is where what follows is the same on all.
     """
@@ -78,12 +78,12 @@ def gemm_ar(
 
 
 def copy_gemm(a: Tensor, b: Tensor, *, group: GroupLike = None) -> Tensor:
-    """A B with the same A on all ranks and the columns of B of each: local, and dA is GEMM + AllReduce."""
+    """A B with the same A on all ranks and the columns of B of each: local, and dA is GEMM+AllReduce."""
     return torch.ops.mkernel.copy_gemm(a, b, _name(group))
 
 
 def all_gather(a: Tensor, *, group: GroupLike = None) -> Tensor:
-    """All ranks' rows of A. It is an AllGather + GEMM of eight columns, which brings the rows."""
+    """All ranks' rows of A. It is an AllGather+GEMM of eight columns, which brings the rows."""
     return torch.ops.mkernel.ag_gemm(a, a.new_zeros((a.shape[1], 8)), _name(group), True)[1]
 
 

@@ -35,7 +35,7 @@ TEST(OfiVersionsTest, GpuMemoryIsAskedOfEfaAloneAndOfVersionsThatKnowDmabufs) {
   EXPECT_THAT(check_gpu_memory("tcp", FI_VERSION(1, 22)).error().message, HasSubstr("only efa"));
   const Status old = check_gpu_memory("efa", FI_VERSION(1, 19));
   ASSERT_FALSE(old);
-  EXPECT_THAT(old.error().message, HasSubstr("dmabufs came with 1.20"));
+  EXPECT_THAT(old.error().message, HasSubstr("dmabuf needs 1.20 or later"));
   EXPECT_EQ(static_cast<bool>(check_gpu_memory("efa", FI_VERSION(1, 20))), MK_OFI_DMABUF == 1);
   EndpointConfig config;
   config.provider = "efa";

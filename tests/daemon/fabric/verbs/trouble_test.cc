@@ -135,7 +135,7 @@ TEST_F(VerbsTrouble, AQueuePairThatTheNicGivesUpEndsItsLinkOnly) {
 }
 
 // Every question is repeated until it is answered. A link whose answer was lost for so long that
-// the peer has asked whether anybody is there, in vain, is given up and made again, as daemons do.
+// the peer has asked for without an answer is given up and made again, as daemons do.
 TEST_F(VerbsTrouble, LinksAreMadeThoughManyDatagramsAreLost) {
   soft_nic::lose_datagrams(30);
   FabricSetup patient = on("soft0");

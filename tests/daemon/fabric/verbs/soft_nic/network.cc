@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kRouteBytes = 40;  ///< before a received datagram
 constexpr std::size_t kStepsAtOnce = 64;
 constexpr std::uint32_t kNotReadyForEver = 7;
-/// The specification's unit of acknowledge time-outs: 4.096 us times a power of two.
+/// The specification's unit of acknowledge time-outs: 4.096 µs times a power of two.
 Clock::duration ack_time(std::uint8_t code) {
   return std::chrono::nanoseconds(std::uint64_t{4096} << code);
 }
@@ -67,7 +67,7 @@ void give_ip(Device& device, std::uint32_t slot, std::uint32_t ip) {
 
 void misuse(const char* what) {
   std::fprintf(stderr, "soft NIC: %s\n", what);
-  std::_Exit(3);  // no destructors: whoever is here may hold the lock
+  std::_Exit(3);  // no destructors: this thread may hold the lock
 }
 
 bool is_of_queue(ibv_event_type type) {
