@@ -31,6 +31,7 @@
 #   rails      rails_bench: what the paced fabric carries, and unpaced
 #   torch      PyTorch's async-TP, where PyTorch is
 #   ring_figures, ring_two_nodes   ring_bench.py: Ring Attention, FlashAttention-3 and NCCL, as one node and as two
+#   moe_figures, moe_two_nodes     moe_bench.py: the MoE layer, and NCCL with torch._grouped_mm or DeepGEMM
 #   layer, layer_two_nodes         mkbench moe, combine and moe-layer: small shapes checked, then large ones timed
 #   attention_figures, grouped_figures   the products alone, beside FlashAttention-3, cuDNN and DeepGEMM
 #   sweep_one, sweep_two   by numbers of communication groups and sizes of chunks
@@ -41,12 +42,13 @@
 set -u
 
 steps=(cases cases_all ring moe combine delays client lifetime fabric gemm attention grouped memcheck memcheck_moe one_node alone
-  two_nodes across mirror core rails torch ring_figures ring_two_nodes layer layer_two_nodes attention_figures grouped_figures
+  two_nodes across mirror core rails torch ring_figures ring_two_nodes moe_figures moe_two_nodes layer layer_two_nodes attention_figures grouped_figures
   sweep_one sweep_two sweep_mirror)
 programs=(dma_queue_test operators_gpu_test ring_attention_gpu_test moe_gpu_test combine_gpu_test operators_gpu_delays_test client_gpu_test
   lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench mirror_bench
-  gemm_bench rails_bench libring_abi.so libattention_abi.so libgrouped_gemm_abi.so)
-scripts=({attention_bench,attention_judge,grouped_gemm_bench,ring_bench,ring_shards,ring_world,../bench/torch_async_tp}.py)
+  gemm_bench rails_bench libring_abi.so libmoe_abi.so libattention_abi.so libgrouped_gemm_abi.so)
+scripts=({attention_bench,attention_judge,gpu_world,grouped_gemm_bench,grouped_judge,moe_baseline,moe_bench,moe_judge,moe_world}.py
+  {ring_bench,ring_shards,ring_world,../bench/torch_async_tp}.py)
 
 pack() {
   local build=$1 folder=$2 program library wheel any=
@@ -123,6 +125,7 @@ step() {
   local devices=$1 out=$2 name=$3 case tool
   local worlds="*_on_$devices:OperatorBlocks*:OperatorLimits*" bench=(./operators_bench --devices "$devices")
   local nodes=(--nodes 2 --mkerneld ./mkerneld) ring=("$MK_PYTHON" ring_bench.py --library ./libring_abi.so)
+  local moe=("$MK_PYTHON" moe_bench.py --library ./libmoe_abi.so)
   case $name in
     cases) ./dma_queue_test && ./operators_gpu_test --gtest_filter="$worlds" ;;
     cases_all) ./dma_queue_test && ./operators_gpu_test ;;
@@ -177,6 +180,12 @@ step() {
     ring_two_nodes)
       "${ring[@]}" --nodes 2 --locals $((devices / 2)) --set heads --set paper --set causal --set d64 --set batch --trace \
         --json "$out/ring_2x$((devices / 2)).json" ;;
+    moe_figures)
+      "${moe[@]}" --nodes 1 --locals "$devices" --set deepseek --set skew --set models --set decode --set one \
+        --json "$out/moe_1x$devices.json" ;;
+    moe_two_nodes)
+      "${moe[@]}" --nodes 2 --locals $((devices / 2)) --set deepseek --set skew --set models --set decode \
+        --json "$out/moe_2x$((devices / 2)).json" ;;
     layer) layer "$out" 1 "$devices" ;;
     layer_two_nodes) layer "$out" 2 $((devices / 2)) ;;
     attention_figures)
@@ -206,7 +215,7 @@ measured() {
   status=$?
   seen=$(counts "$log")
   case $status:$name:$seen in
-    0:core:* | 0:rails:* | 0:torch:* | 0:sweep_* | 0:ring_*:* | 0:layer*:* | 0:*_figures:*) word=ok ;;
+    0:core:* | 0:rails:* | 0:torch:* | 0:sweep_* | 0:ring_*:* | 0:moe_*:* | 0:layer*:* | 0:*_figures:*) word=ok ;;
     0:*:nothing) word="LOOKED AT NOTHING" ;;
     0:*) word=ok ;;
     124:* | 137:*) word="cut off after ${seconds:-0} s" ;;

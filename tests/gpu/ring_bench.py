@@ -39,8 +39,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attention_bench
 from attention_judge import worst_over_bound
+from gpu_world import World
 from ring_shards import Shards
-from ring_world import Partial, Shape, Span, Stats, Tensors, World
+from ring_world import FUNCTIONS, Partial, Shape, Span, Stats, Tensors
 
 NVLINK_BYTES_PER_US = 450e3
 MARGINS = (8, 16, 32)
@@ -99,7 +100,7 @@ class Ranks:
         self.other_o = [torch.empty_like(q) for q in self.q]
         self.rings = {f"fused_g{g}" if g else "fused": self.make_ring(g) for g in streams}
         self.ring = next(iter(self.rings.values()))
-        self.shards = Shards(world, case, self.ring, self.k, self.v)
+        self.shards = Shards(world, case, self.k, self.v)
         self.part, self.parts_each, self.positions = self.shards.part, self.shards.parts_each, self.shards.positions
         self.all_k, self.all_v = self.shards.all_k, self.shards.all_v
         for r in ranks:
@@ -139,6 +140,7 @@ class Ranks:
     def close(self):
         for _, core, plan in self.plans:
             core.c.mk_attention_destroy(plan)
+        self.shards.close()
         for ring in self.rings.values():
             self.world.c.mk_ring_destroy(ring)
 
@@ -251,7 +253,7 @@ class Ranks:
             self.world.time(side, False)
             first[name] = self.world.time(side)
         if self.world.nodes > 1:
-            self.world.c.mk_ring_rail_right(self.ring)  # what was missed while kernels were loaded
+            self.shards.rails.right()  # what was missed while kernels were loaded
         slower = sorted((name for name in first if name.startswith("ring_fa3")), key=first.get)[1:]
         for name in slower:
             del self.sides[name]
@@ -403,7 +405,7 @@ def measure(world, case, streams, seconds, link_bytes_per_us, traced):
             row["trace"] = ranks.trace()
         if world.size > 1:
             row["baselines_differ_by"] = ranks.baseline_difference()
-            if world.nodes > 1 and not world.c.mk_ring_rail_right(ranks.ring):
+            if world.nodes > 1 and not ranks.shards.rails.right():
                 raise RuntimeError("the baseline missed flags")
         return row
     finally:
@@ -437,7 +439,7 @@ def main():
     if arguments.nodes not in (1, 2):
         parser.error("one node, or two")
     streams = [int(one) for one in arguments.streams.split(",")]
-    world = World(arguments.library, arguments.nodes, arguments.locals, arguments.link_bandwidth)
+    world = World(arguments.library, arguments.nodes, arguments.locals, arguments.link_bandwidth, FUNCTIONS)
     link = float(arguments.link_bandwidth.removesuffix("GB/s")) * 1e3
     import fa3_fwd._C  # noqa: F401, PLC0415 - it wants CUDA, which the world must see first
 

@@ -1,24 +1,13 @@
 """What the baselines of ring_bench.py move: K and V of all ranks to every rank, at once or shard by shard."""
-import ctypes
-
 import torch
-
-from ring_world import Move, Parcel, handles
-
-
-class Memory:
-    """Device memory that is not PyTorch's, for torch.as_tensor."""
-
-    def __init__(self, address, elements):
-        self.__cuda_array_interface__ = dict(shape=(elements,), typestr="<i2", data=(address, False), version=3)
 
 
 class Shards:
     """K and V of all ranks (`own` of each), and where they come on every rank: whole, for a core over all keys (`all_k`,
-    `all_v`), and shard by shard (`came`), for a ring. Between two nodes they take the rails of `ring`."""
+    `all_v`), and shard by shard (`came`), for a ring."""
 
-    def __init__(self, world, case, ring, keys, values):
-        self.world, self.case, self.ring, self.k, self.v = world, case, ring, keys, values
+    def __init__(self, world, case, keys, values):
+        self.world, self.case, self.k, self.v, self.rails = world, case, keys, values, None
         self.rows = keys[0].shape[1]
         self.parts_each = 2 if case.causal and world.size > 1 else 1
         self.part = self.rows // self.parts_each
@@ -45,12 +34,10 @@ class Shards:
             return
         # Memory that the rails know has the same places on all ranks: K and V whole, then those of each node's shard.
         of_whole, of_shard = (case.batch * rows * case.key_heads * case.dim for rows in (case.seq, self.rows))
-        addresses = (ctypes.c_void_p * size)()
-        self.world.c.mk_ring_rail_memory(self.ring, 2 * (2 * of_whole + 4 * of_shard), addresses)
+        self.rails = self.world.make_rails(2 * of_whole + 4 * of_shard)
         self.all_k, self.all_v, self.own, self.came, self.parcels, self.shard_parcels = ([] for _ in range(6))
         for r in range(size):
-            with torch.cuda.device(r):
-                memory = torch.as_tensor(Memory(addresses[r], 2 * of_whole + 4 * of_shard), device=f"cuda:{r}").view(torch.bfloat16)
+            memory = self.rails.memory[r]
             self.all_k.append(memory[:of_whole].view(whole))
             self.all_v.append(memory[of_whole:2 * of_whole].view(whole))
             first_of = lambda node, tensor: 2 * of_whole + (2 * node + tensor) * of_shard
@@ -64,38 +51,34 @@ class Shards:
             for first, row in self.positions(r):  # a shard lies there from the start
                 for whole_one, shard in ((self.all_k[r], self.k[r]), (self.all_v[r], self.v[r])):
                     whole_one[:, first:first + self.part] = shard[:, row:row + self.part]
-            row_bytes = case.key_heads * case.dim * 2
-            found = [Parcel((tensor * case.batch * case.seq + b * case.seq + first) * row_bytes, self.part * row_bytes)
-                     for tensor in range(2) for b in range(case.batch) for first, _ in self.positions(r)]
-            self.parcels.append((Parcel * len(found))(*found))
-            self.shard_parcels.append((Parcel * 2)(*(Parcel(first_of(node, t) * 2, of_shard * 2) for t in range(2))))
+            row = case.key_heads * case.dim
+            places = [((tensor * case.batch * case.seq + b * case.seq + first) * row, self.part * row)
+                      for tensor in range(2) for b in range(case.batch) for first, _ in self.positions(r)]
+            self.parcels.append([(at, at, count) for at, count in places])
+            self.shard_parcels.append([(at, at, of_shard) for at in (first_of(node, 0), first_of(node, 1))])
 
-    def peer(self, r):
-        return (r + self.world.locals) % self.world.size
-
-    def mate(self, r, steps):
-        """The rank of r's node that many steps on."""
-        count = self.world.locals
-        return r // count * count + (r + steps) % count
+    def close(self):
+        if self.rails is not None:
+            self.rails.close()
 
     def origins(self, r):
         """Whose shards come to a rank, in the order of a ring: its node's, its rail peer's, those of the peer's node."""
         count, found = self.world.locals, []
-        for one in (r, self.peer(r))[:self.world.nodes]:
+        for one in (r, self.world.peer(r))[:self.world.nodes]:
             found += [one] if one != r else []
-            found += [self.mate(one, -step) for step in range(1, count)]
+            found += [self.world.mate(one, -step) for step in range(1, count)]
         return found
 
     def gather(self):
         ranks, streams = range(self.world.size), self.world.streams
         if self.world.nodes > 1:
-            self.world.c.mk_ring_rail_begin(self.ring)
+            self.rails.begin()
             for r in ranks:
-                self.send(r, self.parcels, streams[r])
+                self.rails.send(r, self.parcels, streams[r])
             self.spread(ranks)
             for r in ranks:
-                self.receive(r, self.parcels, streams[r])
-            self.spread([self.peer(r) for r in ranks])
+                self.rails.receive(r, self.parcels, streams[r])
+            self.spread([self.world.peer(r) for r in ranks])
         elif self.parts_each == 1:
             self.all_gather()
         else:
@@ -108,14 +91,13 @@ class Shards:
             for source, origin in enumerate(origins):
                 for first, row in self.positions(origin):
                     for step in range(self.world.locals):
-                        target = self.mate(source, step)
+                        target = self.world.mate(source, step)
                         if self.world.nodes > 1 and target == source:
                             continue
                         for b in range(self.case.batch):
                             rows = own[source][b, row:row + self.part] if origin == source else whole[source][b, first:first + self.part]
                             moves.append((source, target, rows, whole[target][b, first:first + self.part]))
-        if moves:
-            self.exchange(moves, self.world.streams)
+        self.world.exchange(moves, self.world.streams)
 
     def all_gather(self):
         sources, targets = [], []
@@ -123,30 +105,16 @@ class Shards:
             for b in range(self.case.batch):
                 sources += [own[r][b].data_ptr() for r in range(self.world.size)]
                 targets += [whole[r][b].data_ptr() for r in range(self.world.size)]
-        array = ctypes.c_void_p * len(sources)
-        self.world.c.mk_ring_all_gather(self.world.handle, array(*sources), array(*targets), 2 * self.case.batch,
-                                        self.kv_bytes // 2 // self.case.batch, handles(self.world.streams))
-
-    def exchange(self, moves, streams):
-        array = (Move * len(moves))(*(Move(source, target, one.data_ptr(), other.data_ptr(), one.numel() * 2)
-                                      for source, target, one, other in moves))
-        self.world.c.mk_ring_exchange(self.world.handle, array, len(moves), handles(streams))
-
-    def send(self, r, parcels, stream):
-        self.world.c.mk_ring_rail_send(self.ring, r, parcels[r], len(parcels[r]), stream.cuda_stream)
-
-    def receive(self, r, parcels, stream):
-        came = parcels[self.peer(r)]
-        self.world.c.mk_ring_rail_await(self.ring, r, came, len(came), stream.cuda_stream)
+        self.world.all_gather(sources, targets, 2 * self.case.batch, self.kv_bytes // 2 // self.case.batch)
 
     def ring_step(self, step, arrived):
         """The shard that came at the step before, or the rank's own, goes on to the next rank of the node."""
         moves = []
         for r in range(self.world.size):
             source = self.own[r] if step == 0 else self.came[r][step - 1]
-            after = self.mate(r, 1)
+            after = self.world.mate(r, 1)
             moves += [(r, after, one, other) for one, other in zip(source, self.came[after][step])]
-        self.exchange(moves, self.world.side_streams)
+        self.world.exchange(moves, self.world.side_streams)
         self.record(arrived[step])
 
     def record(self, events):
@@ -160,14 +128,14 @@ class Shards:
         for r in range(size):
             side_streams[r].wait_stream(self.world.streams[r])
         if self.world.nodes > 1:
-            self.world.c.mk_ring_rail_begin(self.ring)
+            self.rails.begin()
             for r in range(size):
-                self.send(r, self.shard_parcels, side_streams[r])
+                self.rails.send(r, self.shard_parcels, side_streams[r])
         for step in range(count - 1):
             self.ring_step(step, arrived)
         if self.world.nodes > 1:
             for r in range(size):
-                self.receive(r, self.shard_parcels, side_streams[r])
+                self.rails.receive(r, self.shard_parcels, side_streams[r])
             self.record(arrived[count - 1])
             for step in range(count, size - 1):
                 self.ring_step(step, arrived)

@@ -9,6 +9,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(Event=object))
 
+from gpu_world import World  # pylint: disable=wrong-import-position
 from ring_shards import Shards  # pylint: disable=wrong-import-position
 
 
@@ -22,35 +23,51 @@ class Stream:
         pass
 
 
-class Whole(Shards):
-    """Its tensors are Places, and what NCCL and the rails are asked for is done at once."""
+class HostWorld(World):
+    """What NCCL is asked for is done at once."""
 
     def __init__(self, nodes, local_ranks):  # pylint: disable=super-init-not-called
-        size = nodes * local_ranks
-        streams = [Stream() for _ in range(size)]
-        library = types.SimpleNamespace(mk_ring_rail_begin=lambda ring: None)
-        self.world = types.SimpleNamespace(nodes=nodes, locals=local_ranks, size=size, streams=streams, side_streams=streams, c=library)
-        self.ring = None
-        self.own = [(Place(("k", r)), Place(("v", r))) for r in range(size)]
-        self.came = [[(Place(), Place()) for _ in range(size - 1)] for _ in range(size)]
-        self.shard_parcels, self.sent = "shards", set()
+        self.nodes, self.locals, self.size = nodes, local_ranks, nodes * local_ranks
+        self.streams = self.side_streams = [Stream() for _ in range(self.size)]
 
     def exchange(self, moves, streams):
         for source, target, one, other in moves:
-            assert source != target and source // self.world.locals == target // self.world.locals
+            assert source != target and source // self.locals == target // self.locals
             assert one.content is not None and other.content is None
             other.content = one.content
 
-    def record(self, events):
-        pass
+
+class HostRails:
+    """A parcel names its shard, and arrives at once."""
+
+    def __init__(self, shards):
+        self.shards, self.sent = shards, set()
+
+    def begin(self):
+        self.sent.clear()
 
     def send(self, r, parcels, stream):
         self.sent.add(r)
 
     def receive(self, r, parcels, stream):
-        assert self.peer(r) in self.sent and self.peer(self.peer(r)) == r
-        for one, other in zip(self.own[self.peer(r)], self.came[r][self.world.locals - 1]):
+        peer = self.shards.world.peer(r)
+        assert peer in self.sent and self.shards.world.peer(peer) == r
+        for one, other in zip(self.shards.own[peer], self.shards.came[r][self.shards.world.locals - 1]):
             other.content = one.content
+
+
+class Whole(Shards):
+    """Its tensors are Places."""
+
+    def __init__(self, nodes, local_ranks):  # pylint: disable=super-init-not-called
+        self.world = HostWorld(nodes, local_ranks)
+        size = self.world.size
+        self.own = [(Place(("k", r)), Place(("v", r))) for r in range(size)]
+        self.came = [[(Place(), Place()) for _ in range(size - 1)] for _ in range(size)]
+        self.shard_parcels, self.rails = None, HostRails(self)
+
+    def record(self, events):
+        pass
 
 
 class RingShards(unittest.TestCase):
