@@ -4,11 +4,13 @@
 - deploy/docs/troubleshooting.md has a section for every error code, a row for every check of the doctor, and a row for every flag
   that a wait may name. deploy/docs/operations.md has a row for every alert.
 - deploy/docs/api/cpp.md has every public declaration of the headers, and every operator's class promises which bits are equal.
+  deploy/docs/api/python.md has every public name of the Python packages.
 - A document, a program or the planner's tests use each file of tests/bench/results.
 - A decision record has at most 40 lines, README.md at most 150. A chart of one claim names the program that draws it.
 
 check_docs_test.py shows that each of these is found.
 """
+import ast
 import functools
 import pathlib
 import re
@@ -82,6 +84,16 @@ class Repository:
         declared = self.found("the public declarations", declared, 30)
         self.compare(name, "directive for", declared, set(re.findall(r"^\.\. doxygen\w+:: mk::(\w+)$", self.text(name), re.M)))
 
+    def python(self):
+        name = "deploy/docs/api/python.md"
+        page = re.sub(r"^```.*?^```", "", self.text(name), flags=re.M | re.S)
+        said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", page))))
+        for package in ("client/python/mkernel/__init__.py", "client/python/mkernel/torch/__init__.py"):
+            for node in ast.walk(ast.parse(self.text(package))):
+                if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "__all__" for target in node.targets):
+                    public = self.found(f"the names of {package}", ast.literal_eval(node.value), 15)
+                    self.breaches += [f"{name}: no mention of {one}" for one in sorted(public - said) if not one.startswith("__")]
+
     def results(self):
         # The folder's own page says how files were made, which is no use.
         users = [name for name in self.files if name.endswith((".md", ".py", ".sh", ".txt", ".cc", ".h")) and
@@ -105,7 +117,7 @@ class Repository:
                 self.breaches.append(f"{name}: {lines} lines, at most {most}")
 
     def check(self):
-        for check in (self.troubleshooting, self.operations, self.headers, self.results, self.lengths):
+        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.results, self.lengths):
             check()
         return self.breaches
 

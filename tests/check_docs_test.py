@@ -54,6 +54,9 @@ class CheckDocs(unittest.TestCase):
         self.assertEqual(without("deploy/docs/api/cpp.md", ".. doxygenenum:: mk::Activation\n"),
                          ["deploy/docs/api/cpp.md: no directive for: Activation"])
 
+    def test_a_public_name_of_python_without_its_place_on_the_page(self):
+        self.assertEqual(without("deploy/docs/api/python.md", "`RankFailed`"), ["deploy/docs/api/python.md: no mention of RankFailed"])
+
     def test_a_header_that_promises_no_bits(self):
         header = "client/include/mkernel/gemm_reduce_scatter.h"
         text = (ROOT / header).read_text(encoding="utf-8")
