@@ -57,6 +57,18 @@ else
   echo "no user namespace is to be had here: not tried in a bare root"
 fi
 
+# -- beside other libraries ---------------------------------------------------------------------------------------------------------
+# Whatever a process has loaded: all that the library takes from others is libc's.
+if nm -D --undefined-only "$library" | awk '$1 == "U" && $2 !~ /@GLIBC_/ { print $2; found = 1 } END { exit !found }'; then
+  echo "$library takes the symbols above from whoever has them" >&2
+  bad=1
+fi
+others=$(ldconfig -p | awk '/lib(protobuf|fmt|grpc\+\+|absl_strings|stdc\+\+)\.so\.[0-9]/ && $NF !~ /lib32/ { print $NF }' | tr '\n' ' ')
+cc -I "$include" "$bare_client" "$library" -Wl,-rpath,"$(dirname "$library")" -o "$root/beside"
+said=$(LD_PRELOAD=$others "$root/beside" 2>&1) || true
+echo "beside ${others:-nothing}: $said"
+grep -q "^[1-9][0-9]*: .*/nobody/listens.sock" <<<"$said" || bad=1
+
 # -- without oneDNN -----------------------------------------------------------------------------------------------------------------
 if readelf -d "$executor_test" | grep -q 'NEEDED.*dnnl'; then
   echo "$executor_test brings oneDNN itself" >&2

@@ -73,6 +73,7 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
 template <class Launch>
 Result<LaunchStats> run_launch(const Session::Impl& session, Launch&& launch) {
   MK_RETURN_IF_ERROR(session.status());
+  session.announce_launch();
   const Session::Impl::LaunchMark mark(session);
   return finish_launch(session, launch());
 }
@@ -92,6 +93,7 @@ Status launch_on_device(std::string_view op, const Session::Impl& session,
                         const DeviceOperator* device, Launch&& launch) {
   MK_RETURN_IF_ERROR(check_device(op, device));
   MK_RETURN_IF_ERROR(session.status());
+  session.announce_launch();
   return launch();
 }
 Status device_status(const Session::Impl& session, const DeviceOperator* device);

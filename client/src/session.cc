@@ -434,6 +434,12 @@ Result<shm::BufferFile> Session::Impl::open_peer_buffer(std::uint32_t local_rank
   return shm::BufferFile::map(std::move(fds[0]), reply.bytes);
 }
 
+void Session::Impl::announce_launch() const {
+  const bool taken = (segment_->header().features & shm::kFeatureLaunchBegins) != 0;
+  if (options_.nodes == 1 || !taken || !launch_pauses_.begins(shm::monotonic_ns())) return;
+  connection_->post(shm::LaunchBegins{}, kRequestTimeout, [](const Status&) {});
+}
+
 std::string Session::Impl::next_operator_tag(std::string_view kind) {
   std::lock_guard lock(mutex_);
   return fmt::format("{} {}", kind, operators_++);

@@ -17,6 +17,7 @@
 #include "client/src/gpu_launches.h"
 #include "client/src/gpu_session.h"
 #include "client/src/job_plan.h"
+#include "client/src/launch_pauses.h"
 #include "client/src/process_mark.h"
 #include "client/src/retired_memory.h"
 #include "mkernel/mkernel.h"
@@ -93,6 +94,8 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   /// The lanes' counters live either here or on the GPU: the first operator on several nodes
   /// decides, and kUnsupported is the answer to the other kind.
   Status claim_lanes(Executor executor);
+  /// Before a launch: after a pause, tells the daemon that commands will come.
+  void announce_launch() const;
   /// Tells the daemon, while it lives, that a launch is under way on the CPU. (On a GPU the kernel
   /// does that itself: CudaOptions::launches.) An operator's launch begins by it and goes on with
   /// it alive.
@@ -169,6 +172,7 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   JobPlanSeen job_plan_seen_;
   std::shared_ptr<SharedCores> shared_cores_;
   std::uint64_t operators_ = 0;
+  mutable client::LaunchPauses launch_pauses_;
   std::uint64_t barriers_ = 0;
   bool attached_ = false;
 };

@@ -243,7 +243,8 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   const std::uint32_t slot = free_slots_.front();
   auto segment = shm::Segment::create(
       {attach.lane_count, attach.slot_count_log2, attach.flag_count}, hello_.generation,
-      next_session_id_, slot, shm::kFeatureCommitTime | shm::kFeatureProgress);
+      next_session_id_, slot,
+      shm::kFeatureCommitTime | shm::kFeatureProgress | shm::kFeatureLaunchBegins);
   if (!segment) return propagate(segment);
   shm::Attach kept = attach;
   kept.secret.clear();  // the job has its digest, and nobody needs more

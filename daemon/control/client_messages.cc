@@ -83,6 +83,7 @@ std::span<const ControlPlane::Impl::Handler> ControlPlane::Impl::handlers() {
       {T::kExchange, kAttached, false, 0, &Impl::run<shm::Exchange, &Impl::exchange>},
       {T::kOpenPeerBuffer, kAttached, false, 0,
        &Impl::run<shm::OpenPeerBuffer, &Impl::open_peer_buffer>},
+      {T::kLaunchBegins, kAttached, false, 0, &Impl::run<shm::LaunchBegins, &Impl::launch_begins>},
       {T::kDetach, kAttached, true, 0, &Impl::run<shm::Detach, &Impl::detach>},
   };
   return kHandlers;
@@ -173,6 +174,12 @@ void ControlPlane::Impl::hello_from(Client& client, std::uint64_t request, shm::
   client.abi_minor = hello.abi_minor;
   reply(client.id, request,
         shm::HelloReply{shm::kAbiMajor, shm::kAbiMinor, hello_.generation, options_.version});
+}
+
+void ControlPlane::Impl::launch_begins(Client& client, std::uint64_t request, shm::LaunchBegins&,
+                                       shm::Frame&) {
+  proxy_of(*client.session).apply(ExpectCommands{client.session->slot});
+  reply(client.id, request, shm::Done{});
 }
 
 void ControlPlane::Impl::register_buffer(Client& client, std::uint64_t request,

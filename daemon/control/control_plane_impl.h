@@ -255,6 +255,7 @@ class ControlPlane::Impl {
   void deregister_buffer(Client& client, std::uint64_t request, shm::DeregisterBuffer& message,
                          shm::Frame&);
   void retire(Client& client, std::uint64_t request, shm::Retire& message, shm::Frame&);
+  void launch_begins(Client& client, std::uint64_t request, shm::LaunchBegins&, shm::Frame&);
   /// One of the session's own buffers goes.
   void withdraw(Session& session, std::uint16_t handle, BufferWithdrawal withdrawal);
   /// The handle's withdrawal has come a step further: finishes it when nobody is left.

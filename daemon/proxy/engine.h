@@ -73,6 +73,7 @@ class Engine {
   void on_mail(Parcel& parcel, const ResetFlags& reset);
   void on_mail(Parcel& parcel, const FenceSession& asked);
   void on_mail(Parcel& parcel, const SetShare& share);
+  static void on_mail(Parcel&, const ExpectCommands&) {}
 
   bool poll_endpoint();
   void on_finished(const fabric::Event& event, bool failed);

@@ -47,6 +47,10 @@ struct SetShare {
   std::uint32_t weight = 1;
   RateLimit limit;
 };
+/// The session is about to have commands. A thread that slept polls then, as after any message.
+struct ExpectCommands {
+  SessionSlot slot = 0;
+};
 /// One of the session's own buffers may be a source from now on.
 struct BindBuffer {
   SessionSlot slot = 0;
@@ -115,7 +119,7 @@ struct FenceSession {
 };
 using ProxyCommand =
     std::variant<AddSession, BindBuffer, UnbindBuffer, BindPeer, BindPeerBuffer, UnbindPeerBuffer,
-                 RetirePeer, ResetFlags, FenceSession, SetShare, AdmitPeer>;
+                 RetirePeer, ResetFlags, FenceSession, SetShare, AdmitPeer, ExpectCommands>;
 
 // -- proxy -> control
 // -----------------------------------------------------------------------------------------------

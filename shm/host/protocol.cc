@@ -253,7 +253,7 @@ void visit(V& v, M& m) {
 }
 
 template <class V, class M>
-requires Is<M, JobUp> || Is<M, Detach> || Is<M, Done>
+requires Is<M, JobUp> || Is<M, LaunchBegins> || Is<M, Detach> || Is<M, Done>
 void visit(V&, M&) {}
 
 }  // namespace
@@ -300,6 +300,7 @@ MK_MESSAGE(Exchange)
 MK_MESSAGE(ExchangeReply)
 MK_MESSAGE(OpenPeerBuffer)
 MK_MESSAGE(OpenPeerBufferReply)
+MK_MESSAGE(LaunchBegins)
 MK_MESSAGE(Detach)
 MK_MESSAGE(Done)
 MK_MESSAGE(SessionFailed)
@@ -349,6 +350,8 @@ std::string message_type_name(std::uint16_t type) {
       return "register-dmabuf";
     case MessageType::kRetire:
       return "retire";
+    case MessageType::kLaunchBegins:
+      return "launch-begins";
   }
   return fmt::format("unknown({})", type);
 }

@@ -40,6 +40,7 @@ enum class MessageType : std::uint16_t {
   kRegisterDeviceBuffer = 19,  ///< request; reply kRegisterBufferReply
   kRegisterDmabuf = 20,        ///< request, + dmabuf; reply kRegisterBufferReply
   kRetire = 21,                ///< request; reply kDone, when nobody names the buffer any more
+  kLaunchBegins = 22,          ///< request; reply kDone
 };
 
 struct ErrorReply {
@@ -186,6 +187,14 @@ struct OpenPeerBuffer {
 struct OpenPeerBufferReply {
   static constexpr MessageType kType = MessageType::kOpenPeerBufferReply;
   std::uint64_t bytes = 0;
+};
+
+/// A bit of SegmentHeader::features, beside those of shm/layout.h: the daemon takes LaunchBegins.
+inline constexpr std::uint64_t kFeatureLaunchBegins = 1u << 2;
+
+/// After a pause: commands will come. The daemon wakes the thread that takes them.
+struct LaunchBegins {
+  static constexpr MessageType kType = MessageType::kLaunchBegins;
 };
 
 struct Detach {

@@ -39,6 +39,7 @@ void take_any(const Frame& frame) {
   take<RegisterDeviceBuffer>(frame);
   take<RegisterDmabuf>(frame);
   take<Retire>(frame);
+  take<LaunchBegins>(frame);
   (void)message_type_name(frame.type);
 }
 

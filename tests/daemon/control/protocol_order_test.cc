@@ -49,11 +49,11 @@ constexpr Answer kLater{};  ///< neither a reply nor an error yet
 
 /// The rules, as the protocol states them.
 Answer expected(At state, T type) {
-  const bool is_request = type == T::kHello || type == T::kAttach || type == T::kRegisterBuffer ||
-                          type == T::kDeregisterBuffer || type == T::kAllocFlags ||
-                          type == T::kRetire || type == T::kRegisterDeviceBuffer ||
-                          type == T::kRegisterDmabuf || type == T::kExchange ||
-                          type == T::kOpenPeerBuffer || type == T::kDetach;
+  const bool is_request =
+      type == T::kHello || type == T::kAttach || type == T::kRegisterBuffer ||
+      type == T::kDeregisterBuffer || type == T::kAllocFlags || type == T::kRetire ||
+      type == T::kRegisterDeviceBuffer || type == T::kRegisterDmabuf || type == T::kExchange ||
+      type == T::kOpenPeerBuffer || type == T::kLaunchBegins || type == T::kDetach;
   if (!is_request) return kBreaks;
   const bool needs_session = type != T::kHello && type != T::kAttach;
   switch (state) {
@@ -77,6 +77,8 @@ Answer expected(At state, T type) {
           return state == At::kUp ? ok(T::kExchangeReply) : kLater;
         case T::kOpenPeerBuffer:
           return refused(ErrorCode::kNotFound);
+        case T::kLaunchBegins:
+          return ok(T::kDone);
         case T::kDetach:
           return kLater;  // when nothing is in flight any more
         default:
@@ -149,6 +151,8 @@ class ProtocolOrder : public testing::Test {
         return node.send(client, shm::Exchange{"tag", {}, 1000});
       case T::kOpenPeerBuffer:
         return node.send(client, shm::OpenPeerBuffer{0, 7});
+      case T::kLaunchBegins:
+        return node.send(client, shm::LaunchBegins{});
       case T::kDetach:
         return node.send(client, shm::Detach{});
       default:

@@ -187,6 +187,17 @@ TEST_F(ProxyThread, CarriesItsNameAndSleepsWhenIdle) {
 }
 
 /// Were it not woken, each answer would take an hour.
+// A thread that has slept for long would take the first command of a launch milliseconds late.
+TEST_F(ProxyThread, PollsWhereCommandsAreExpected) {
+  ProxyRig rig;
+  rig.add_session(0);
+  rig.settle();
+  EXPECT_FALSE(rig.proxy->step());
+  rig.proxy->apply(ExpectCommands{0});
+  EXPECT_TRUE(rig.proxy->step()) << "as if there had been work";
+  EXPECT_FALSE(rig.proxy->step());
+}
+
 TEST_F(ProxyThread, MessagesAndStopWakeASleeper) {
   ProxyOptions options;
   options.spin_ns = 0;
