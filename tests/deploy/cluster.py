@@ -1,13 +1,22 @@
 """Daemons and ranks of this machine, for the tests that are scripts. Everything lies in one folder; nothing has a fixed port."""
+import ctypes
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 
 PATIENCE_S = 60
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def end_with_parent():
+    """In a process that is about to be a daemon or a rank: a test that is killed leaves none of them."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def wait_for(done, what, patience=PATIENCE_S, pause=0.02):
@@ -66,7 +75,7 @@ class Cluster:
         with open(self.folder / f"{node}/log", "a") as log:
             self.daemons[node] = subprocess.Popen(
                 [self.mkerneld if isinstance(self.mkerneld, str) else self.mkerneld[node], "--config", self.folder / f"{node}/mkerneld.toml", "--ready-file", self.folder / f"{node}/ready"],
-                env=self.environment, stderr=log)
+                env=self.environment, stderr=log, preexec_fn=end_with_parent)
 
     def await_ready(self, node):
         def ready():
@@ -81,7 +90,8 @@ class Cluster:
         environment = {**self.environment, "MKERNEL_SOCKET": self.socket(node), "MKERNEL_JOB": job, "MKERNEL_RANK": str(rank),
                        "MKERNEL_WORLD_SIZE": str(nodes * local), "MKERNEL_LOCAL_RANK": str(rank % local),
                        "MKERNEL_LOCAL_SIZE": str(local)}
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   preexec_fn=end_with_parent)
         self.processes.append(process)
         return process
 
