@@ -30,7 +30,13 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MoeOptions, tokens, hidden, features, rows_ma
 class MoeRank : public RankCase {
  public:
   MoeRank(const BenchSpec& spec, const MoeOptions& options, std::uint32_t rank, MoeDispatchGemm op)
-      : spec_(spec), options_(options), rank_(rank), op_(std::move(op)), sources_(spec.world()) {
+      : spec_(spec),
+        options_(options),
+        routing_(options.routing, options.tokens, options.experts, options.top_k, spec.world(),
+                 spec.seed),
+        rank_(rank),
+        op_(std::move(op)),
+        sources_(spec.world()) {
     const RankShare mine = share_of(options.experts, spec.world(), rank);
     const std::uint64_t any_routing =
         spec.world() * options.tokens * std::min<std::uint64_t>(options.top_k, mine.count);
@@ -39,10 +45,8 @@ class MoeRank : public RankCase {
 
   void make_inputs(std::uint32_t launch) override {
     launch_ = launch;
-    const MoeRouting routing{options_.tokens, options_.experts, options_.top_k,
-                             options_.routing == "hot"};
     for (std::uint32_t rank = 0; rank < spec_.world(); ++rank)
-      draw_routing(spec_, routing, launch, rank, &sources_[rank]);
+      routing_.draw(spec_, launch, rank, &sources_[rank]);
     sources_[rank_].values = rows_of(token_matrix(rank_), 0, sources_[rank_].tokens);
     experts_.clear();
     for (std::uint32_t expert = 0; expert < op_.expert_count(); ++expert) {
@@ -178,6 +182,7 @@ class MoeRank : public RankCase {
 
   const BenchSpec& spec_;
   const MoeOptions options_;
+  const MoeRouting routing_;
   const std::uint32_t rank_;
   MoeDispatchGemm op_;
   std::uint32_t launch_ = 0;
@@ -207,8 +212,8 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
     positive("--features", o.features, "columns of an expert's weights");
     positive("--experts", o.experts, "over all ranks");
     positive("--top-k", o.top_k, "experts of a token");
-    command.add_option("--routing", o.routing, "hot: every token to expert 0 as well")
-        ->check(CLI::IsMember({"uniform", "hot"}))
+    command.add_option("--routing", o.routing, MoeRouting::kHelp)
+        ->check(CLI::IsMember(MoeRouting::names()))
         ->capture_default_str();
     command.add_option("--rows-max", o.rows_max,
                        "output rows of a rank; default: enough for any routing");

@@ -36,7 +36,8 @@ class MoeLayerRank : public RankCase {
                std::optional<MoeDispatchGemm> dispatch, GemmCombine combine)
       : spec_(spec),
         options_(options),
-        routing_{options.tokens, options.experts, options.top_k, options.routing == "hot"},
+        routing_(options.routing, options.tokens, options.experts, options.top_k, spec.world(),
+                 spec.seed),
         rank_(rank),
         dispatch_(std::move(dispatch)),
         combine_(std::move(combine)),
@@ -45,7 +46,7 @@ class MoeLayerRank : public RankCase {
   void make_inputs(std::uint32_t launch) override {
     launch_ = launch;
     for (std::uint32_t rank = 0; rank < spec_.world(); ++rank)
-      draw_routing(spec_, routing_, launch, rank, &sources_[rank]);
+      routing_.draw(spec_, launch, rank, &sources_[rank]);
     const tools::MoeReference reference(shape(), rank_, sources_);
     rows_.clear();
     for (const tools::MoeReference::Row& row : reference.rows())
@@ -295,8 +296,8 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
     positive("--features", o.features, "elements of an expert's inner rows");
     positive("--experts", o.experts, "over all ranks");
     positive("--top-k", o.top_k, "experts of a token");
-    command.add_option("--routing", o.routing, "hot: every token to expert 0 as well")
-        ->check(CLI::IsMember({"uniform", "hot"}))
+    command.add_option("--routing", o.routing, MoeRouting::kHelp)
+        ->check(CLI::IsMember(MoeRouting::names()))
         ->capture_default_str();
     command.add_option("--partials", o.partials, "as what rows and sums travel")
         ->check(CLI::IsMember({"element", "f32"}))
